@@ -1,0 +1,16 @@
+//! The words every room uses: errors, identities, sizes, time and random numbers.
+//!
+//! Nothing here knows about files, blocks or processes; nothing here does I/O except reading the
+//! clock. Every other crate may use this one and it uses none of them.
+#![forbid(unsafe_code)]
+
+pub mod clock;
+pub mod errno;
+pub mod id;
+pub mod rng;
+pub mod size;
+pub mod sync;
+
+pub use clock::{Clock, SystemClock, TestClock, Time};
+pub use errno::{Errno, Result};
+pub use id::{Gid, Ino, Uid};

@@ -1,0 +1,319 @@
+//! What client and service say to each other through a mailbox.
+//!
+//! A [`Message`] is sixteen little-endian 64-bit words, copied whole out of shared memory before
+//! anything in it is looked at. A [`Reply`] is the same size plus room for one inode's state. Paths,
+//! names and file data travel in the mailbox's request buffer. Nothing in a message names its sender:
+//! identity comes from the socket (`SO_PEERCRED`, `SO_PEERGROUPS`) when the channel is made.
+//!
+//! The table of fields per operation is `docs/design/wire.md`; it changes in the same commit.
+
+/// Version of the whole wire format. Client and service must agree exactly.
+pub const VERSION: u32 = 1;
+
+/// 64-bit words in a message and in a reply.
+pub const WORDS: usize = 24;
+
+/// Longest path accepted, terminating NUL not counted (`PATH_MAX` - 1).
+pub const PATH_BYTES_MAX: usize = 4095;
+
+macro_rules! ops {
+    ($($(#[$doc:meta])* $name:ident = $value:literal),* $(,)?) => {
+        /// What a request asks for.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        #[repr(u16)]
+        pub enum Op { $($(#[$doc])* $name = $value),* }
+
+        impl Op {
+            /// Every operation, in the order of their numbers.
+            pub const ALL: &'static [Op] = &[$(Op::$name),*];
+
+            /// The operation of that number, if there is one.
+            pub fn from_number(number: u16) -> Option<Op> {
+                match number { $($value => Some(Op::$name),)* _ => None }
+            }
+        }
+    };
+}
+
+ops! {
+    /// Nothing: measures the way there and back.
+    Ping = 0,
+    /// Opens `path` below `dir`. `flags`: open(2) flags; `mode`, `umask`; `arg[0]`: number of the FUSE
+    /// slot to bind, `NO_SLOT` for none. Reply: handle, attr. A result that is not a regular file is
+    /// answered [`Status::UseKernel`], and nothing stays open.
+    Open = 1,
+    /// Drops `handle`, and unbinds its slot unless it escaped. Sent without waiting for the reply.
+    Close = 2,
+    /// Reads `length` bytes at `offset`. Reply: count; data in the buffer.
+    Read = 3,
+    /// Writes `length` bytes from the buffer at `offset`; at the end of the file when the handle was
+    /// opened `O_APPEND`. Reply: count; `value[0]`: offset after the last byte.
+    Write = 4,
+    /// State of `path` below `dir`; `flags`: `AT_SYMLINK_NOFOLLOW` | `AT_EMPTY_PATH`. Reply: attr.
+    Stat = 5,
+    /// State of `handle`. Reply: attr.
+    Fstat = 6,
+    /// `faccessat2`: `mode` is the access mask, `flags` as faccessat2(2).
+    Access = 7,
+    /// `mkdirat`: `mode`, `umask`.
+    Mkdir = 8,
+    /// `mknodat`: `mode` with its kind bits, `umask`, `arg[0]`: device number.
+    Mknod = 9,
+    /// `symlinkat`: first path: target; second path: the new name.
+    Symlink = 10,
+    /// `linkat`: first path below `dir`, second below `dir2`; `flags`: `AT_SYMLINK_FOLLOW`.
+    Link = 11,
+    /// `unlinkat`; `flags`: `AT_REMOVEDIR`.
+    Unlink = 12,
+    /// `renameat2`: first path below `dir`, second below `dir2`; `flags`: `RENAME_*`.
+    Rename = 13,
+    /// `readlinkat`. Reply: count; target in the buffer.
+    Readlink = 14,
+    /// chmod, chown, utimensat and truncate by path: `mask` of `SET_*` in `arg[0]`; see
+    /// [`SetFields`]. `flags`: `AT_SYMLINK_NOFOLLOW`.
+    SetattrPath = 15,
+    /// The same on `handle`.
+    SetattrHandle = 16,
+    /// `fsync` of `handle`; `flags` 1: data only.
+    Fsync = 17,
+    /// `syncfs` of the lane.
+    Sync = 18,
+    /// `fallocate` of `handle`: `flags`: `FALLOC_FL_*`; `offset`, `length`.
+    Fallocate = 19,
+    /// `lseek` SEEK_DATA (`flags` 3) or SEEK_HOLE (`flags` 4) from `offset`. Reply: `value[0]`.
+    Seek = 20,
+    /// `statfs` of the lane. Reply: `value[0..8]` = bsize, blocks, bfree, bavail, files, ffree,
+    /// namelen, magic.
+    Statfs = 21,
+    /// `getxattr`: first path below `dir`, or `handle` when the path is empty; second path: the name;
+    /// `length`: size of the caller's buffer (0 asks for the size). `flags`: `AT_SYMLINK_NOFOLLOW`.
+    Getxattr = 22,
+    /// `setxattr`: as above, value after the two paths, `length` its size, `arg[0]`: `XATTR_*`.
+    Setxattr = 23,
+    /// `listxattr`: NUL-terminated names in the buffer.
+    Listxattr = 24,
+    /// `removexattr`.
+    Removexattr = 25,
+    /// POSIX or OFD lock or unlock (`F_SETLK`) on `handle`: `flags`: `LOCK_*` bits; `mode`: `F_RDLCK`,
+    /// `F_WRLCK` or `F_UNLCK`; `offset`, `length` (0: to the end).
+    Lock = 26,
+    /// `F_GETLK`: as `Lock`. Reply: `value[0..4]` = type, start, length (0: to the end), pid.
+    GetLock = 27,
+    /// Takes back a waiting `Lock` of the mailbox number in `arg[0]`: its reply is `EINTR`.
+    Cancel = 28,
+    /// A handle on the directory `path` below `dir`, good as `dir` only (for the working directory).
+    OpenDir = 29,
+    /// A handle for an inherited descriptor: `arg[0..2]` is the ticket that `ioctl(fd, IDENTIFY)` gave.
+    /// Reply: handle, attr, `value[0]` = open flags, `value[1]` = slot number or `NO_SLOT`.
+    Redeem = 30,
+    /// The slots of all handles of this client are about to be shared with other processes: from now
+    /// on they belong to their kernel descriptors and live until the kernel releases them.
+    ShareAll = 31,
+    /// `copy_file_range` from `handle` at `offset` to handle `dir` at `arg[0]`, `length` bytes.
+    CopyRange = 32,
+    /// Prepares `handle` for mmap through the kernel. Reply: `value[0..2]`: the name, under
+    /// `RESERVED_DIR`, by which the file's true node can be opened once.
+    Expose = 33,
+    /// `O_APPEND` and `O_DIRECT` of `handle` become those in `flags` (`F_SETFL`).
+    SetFlags = 34,
+    /// Up to `length` bytes of packed directory entries of the directory handle from position
+    /// `offset`, in `linux_dirent64` form.
+    Readdir = 35,
+}
+
+/// `arg[0]` of [`Op::Open`]: no slot, the file is to be used through this channel only.
+pub const NO_SLOT: u64 = u64::MAX;
+
+/// `dir` of a message: the root of the lane.
+pub const DIR_ROOT: u64 = u64::MAX;
+
+/// `flags` of [`Op::Lock`]: wait for the lock (`F_SETLKW`).
+pub const LOCK_WAIT: u32 = 1;
+/// `flags` of [`Op::Lock`]: an open-file-description lock (`F_OFD_*`).
+pub const LOCK_OFD: u32 = 2;
+/// `flags` of [`Op::Lock`]: flock(2); the range is ignored.
+pub const LOCK_FLOCK: u32 = 4;
+
+/// `arg[0]` bits of [`Op::SetattrPath`]: which of [`SetFields`] are meant.
+pub mod set {
+    /// `mode` holds new permission bits.
+    pub const PERM: u64 = 1;
+    /// `arg[1]` holds a new owner.
+    pub const UID: u64 = 2;
+    /// `arg[2]` holds a new group.
+    pub const GID: u64 = 4;
+    /// `length` holds a new size.
+    pub const SIZE: u64 = 8;
+    /// `time[0..2]` hold a new access time (seconds, nanoseconds).
+    pub const ATIME: u64 = 16;
+    /// The access time is to be now.
+    pub const ATIME_NOW: u64 = 32;
+    /// `time[2..4]` hold a new modification time.
+    pub const MTIME: u64 = 64;
+    /// The modification time is to be now.
+    pub const MTIME_NOW: u64 = 128;
+}
+
+/// A request as it lies in a mailbox. Every field is a claim of the client until it was checked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Message {
+    /// What is asked for.
+    pub op: Op,
+    /// Flags of the operation.
+    pub flags: u32,
+    /// Permission bits, access mask or lock type.
+    pub mode: u32,
+    /// The caller's umask, for operations that create.
+    pub umask: u32,
+    /// Bytes of the first path, at the start of the buffer.
+    pub path_len: u32,
+    /// Bytes of the second path, right after the first.
+    pub path2_len: u32,
+    /// The open file meant.
+    pub handle: u64,
+    /// Where the first path starts: a directory handle or [`DIR_ROOT`].
+    pub dir: u64,
+    /// Where the second path starts.
+    pub dir2: u64,
+    /// Byte offset.
+    pub offset: u64,
+    /// Byte count.
+    pub length: u64,
+    /// More arguments, by operation.
+    pub arg: [u64; 4],
+    /// Times of [`Op::SetattrPath`].
+    pub time: [u64; 4],
+}
+
+impl Message {
+    /// A message with every argument zero and both directories the root.
+    pub const fn new(op: Op) -> Self {
+        Message {
+            op,
+            flags: 0,
+            mode: 0,
+            umask: 0,
+            path_len: 0,
+            path2_len: 0,
+            handle: 0,
+            dir: DIR_ROOT,
+            dir2: DIR_ROOT,
+            offset: 0,
+            length: 0,
+            arg: [0; 4],
+            time: [0; 4],
+        }
+    }
+
+    /// The message as words.
+    pub fn to_words(&self) -> [u64; WORDS] {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let mut words = [0; WORDS];
+        words[0] = pair(self.op as u32, self.flags);
+        words[1] = pair(self.mode, self.umask);
+        words[2] = pair(self.path_len, self.path2_len);
+        words[3..8].copy_from_slice(&[
+            self.handle,
+            self.dir,
+            self.dir2,
+            self.offset,
+            self.length,
+        ]);
+        words[8..12].copy_from_slice(&self.arg);
+        words[12..16].copy_from_slice(&self.time);
+        words
+    }
+
+    /// Words as a message; `None` when the operation does not exist.
+    pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
+        let low = |word: u64| word as u32;
+        let high = |word: u64| (word >> 32) as u32;
+        let number = u16::try_from(low(words[0])).ok()?;
+        Some(Message {
+            op: Op::from_number(number)?,
+            flags: high(words[0]),
+            mode: low(words[1]),
+            umask: high(words[1]),
+            path_len: low(words[2]),
+            path2_len: high(words[2]),
+            handle: words[3],
+            dir: words[4],
+            dir2: words[5],
+            offset: words[6],
+            length: words[7],
+            arg: [words[8], words[9], words[10], words[11]],
+            time: [words[12], words[13], words[14], words[15]],
+        })
+    }
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// Done; a count where the operation has one, else 0.
+    Done(u64),
+    /// Failed with this errno.
+    Failed(i32),
+    /// The path leaves the lane (an absolute link, `..` above the root, another mount), or the object
+    /// is of a kind that the kernel must open: repeat the call through the kernel.
+    UseKernel,
+}
+
+/// An inode's state in a reply: `statx` fields without what the client knows already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct WireAttr {
+    /// Inode number.
+    pub ino: u64,
+    /// `st_mode`.
+    pub mode: u32,
+    /// Links.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device.
+    pub rdev: u64,
+    /// Bytes.
+    pub size: u64,
+    /// 512-byte units.
+    pub blocks: u64,
+    /// Preferred I/O size.
+    pub blksize: u32,
+    /// Nanosecond parts of atime, mtime, ctime, btime.
+    pub nsec: [u32; 4],
+    /// Second parts of atime, mtime, ctime, btime.
+    pub sec: [i64; 4],
+}
+
+/// A reply as it lies in a mailbox.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reply {
+    /// How it ended.
+    pub status: Status,
+    /// A new handle, for operations that give one.
+    pub handle: u64,
+    /// More results, by operation. Operations that return `attr` use the first two only.
+    pub value: [u64; 8],
+    /// The state of the inode, for operations that return one.
+    pub attr: Option<WireAttr>,
+}
+
+impl Reply {
+    /// A reply with a status and nothing else.
+    pub const fn new(status: Status) -> Self {
+        Reply { status, handle: 0, value: [0; 8], attr: None }
+    }
+}
+
+/// A directory name in the root of every lane that no libservice sees. The supervisor mounts the
+/// pool's run directory (socket, preload library) on it; `readdir` does not show it.
+pub const RESERVED_DIR: &str = ".polylane";
+
+/// Name of the hidden directory in the root of a lane under which a client opens its slots:
+/// `SLOT_DIR/<32 hex digits of its token>-<number>`, with `O_CREAT`.
+pub const SLOT_DIR: &str = ".polylane-slots";
+
+/// `ioctl(2)` request on any descriptor of the lane's FUSE mount: writes a 16-byte one-use ticket for
+/// [`Op::Redeem`]. `_IOR('P', 1, [u8; 16])`.
+pub const IOCTL_IDENTIFY: u32 = 0x8010_5001;

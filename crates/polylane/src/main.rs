@@ -1,0 +1,3 @@
+//! The polylane command.
+#![forbid(unsafe_code)]
+fn main() {}

@@ -1,0 +1,426 @@
+//! The libservice seam: what a file system offers and what it may rely on.
+//!
+//! A *libservice* (memfs, hostdir, ext4, union, ceph) is a thread-safe object behind [`FileSystem`].
+//! Above it stands the [`Vfs`](crate::Vfs), which owns the dentry, inode and page caches, permission
+//! checks, open files and locks. A libservice knows inodes and names, nothing of processes,
+//! descriptors, paths or credentials.
+//!
+//! # What a libservice may rely on
+//!
+//! - Names are 1..=255 bytes, hold neither `/` nor NUL and are never `.` or `..`.
+//! - Permissions were checked. `NewNode` carries the final owner, group and mode.
+//! - Operations that change one directory are never called concurrently for that directory; a rename
+//!   has both directories to itself, and no two cross-directory renames run at once in one instance.
+//!   Everything else may be called from any number of threads at once.
+//! - Data calls on one inode: any number of reads together; a write, truncate or fallocate is alone.
+//! - [`FileSystem::forget`] is the last call for an inode until a lookup returns it again.
+//!
+//! # What the VFS may rely on
+//!
+//! - An inode returned by `lookup`, `create`, `create_unlinked` or `link` stays valid, with the same
+//!   number and generation, until `forget`, also after its last link is gone.
+//! - A returned [`Attr`] is the state after the operation. An error means that nothing changed, except
+//!   for a short write, which reports how far it came.
+//! - Hostile or corrupt media are an error, never a panic. After a failed metadata write the file
+//!   system answers `EROFS` or `EIO` to changes until it is opened again.
+
+use polylane_base::{Gid, Ino, Result, Time, Uid};
+
+/// What a directory entry or inode is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A named pipe.
+    Fifo = 1,
+    /// A character device.
+    Char = 2,
+    /// A directory.
+    Dir = 4,
+    /// A block device.
+    Block = 6,
+    /// A regular file.
+    File = 8,
+    /// A symbolic link.
+    Symlink = 10,
+    /// A UNIX-domain socket.
+    Socket = 12,
+}
+
+impl Kind {
+    /// The `S_IFMT` bits of `st_mode`.
+    pub const fn mode_bits(self) -> u32 {
+        (self as u32) << 12
+    }
+
+    /// The kind named by the `S_IFMT` bits, if they name one.
+    pub const fn from_mode(mode: u32) -> Option<Kind> {
+        Self::from_dtype(((mode >> 12) & 0xf) as u8)
+    }
+
+    /// The kind for a `d_type` of readdir(3), if it is one.
+    pub const fn from_dtype(dtype: u8) -> Option<Kind> {
+        Some(match dtype {
+            1 => Kind::Fifo,
+            2 => Kind::Char,
+            4 => Kind::Dir,
+            6 => Kind::Block,
+            8 => Kind::File,
+            10 => Kind::Symlink,
+            12 => Kind::Socket,
+            _ => return None,
+        })
+    }
+}
+
+/// The state of an inode, as in inode(7).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: Ino,
+    /// Tells a reused inode number from its former owner.
+    pub generation: u64,
+    /// What it is.
+    pub kind: Kind,
+    /// Permission, set-id and sticky bits: the low 12 bits of `st_mode`.
+    pub perm: u32,
+    /// Hard links; 0 once the last name is gone.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: Uid,
+    /// Group.
+    pub gid: Gid,
+    /// Device number (`makedev`) for devices, else 0.
+    pub rdev: u64,
+    /// Bytes; the length of the target for a symbolic link.
+    pub size: u64,
+    /// Allocated 512-byte units.
+    pub blocks: u64,
+    /// Preferred I/O size in bytes.
+    pub blksize: u32,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of the data.
+    pub mtime: Time,
+    /// Last change of the inode.
+    pub ctime: Time,
+    /// Creation.
+    pub btime: Time,
+}
+
+impl Attr {
+    /// `st_mode`: kind and permission bits.
+    pub fn mode(&self) -> u32 {
+        self.kind.mode_bits() | self.perm
+    }
+}
+
+/// A change of time stamp: to a given time or to now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetTime {
+    /// The file system's clock.
+    Now,
+    /// This time.
+    At(Time),
+}
+
+/// Changes to an inode; `None` leaves a field as it is. `ctime` moves with any change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetAttr {
+    /// New permission bits (12 bits).
+    pub perm: Option<u32>,
+    /// New owner.
+    pub uid: Option<Uid>,
+    /// New group.
+    pub gid: Option<Gid>,
+    /// New size; growing leaves a hole. Moves `mtime` too, also when the size stays.
+    pub size: Option<u64>,
+    /// New access time.
+    pub atime: Option<SetTime>,
+    /// New modification time.
+    pub mtime: Option<SetTime>,
+}
+
+/// What to create.
+#[derive(Clone, Debug)]
+pub struct NewNode<'a> {
+    /// Kind of the new inode.
+    pub kind: Kind,
+    /// Final permission bits: umask and set-gid inheritance are already applied.
+    pub perm: u32,
+    /// Owner.
+    pub uid: Uid,
+    /// Group.
+    pub gid: Gid,
+    /// Device number, for `Char` and `Block`.
+    pub rdev: u64,
+    /// Target, for `Symlink`; empty otherwise.
+    pub target: &'a [u8],
+}
+
+/// The states after a change of one directory entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Changed {
+    /// The directory.
+    pub dir: Attr,
+    /// The inode that the entry names or named.
+    pub node: Attr,
+}
+
+/// The states after a rename.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Renamed {
+    /// The directory that lost the name.
+    pub from_dir: Attr,
+    /// The directory that gained it; the same state when both are one.
+    pub to_dir: Attr,
+    /// The moved inode.
+    pub node: Attr,
+    /// The inode that was replaced (its `nlink` after that), or the other one of an exchange.
+    pub other: Option<Attr>,
+}
+
+/// `renameat2` flags that a libservice sees.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum RenameMode {
+    /// Replace the target if there is one.
+    #[default]
+    Replace,
+    /// `RENAME_NOREPLACE`: fail with `EEXIST` instead.
+    NoReplace,
+    /// `RENAME_EXCHANGE`: swap the two atomically.
+    Exchange,
+    /// `RENAME_WHITEOUT`: leave a character device 0/0 under the old name.
+    Whiteout,
+}
+
+/// One entry of a directory stream.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirEntry<'a> {
+    /// The inode.
+    pub ino: Ino,
+    /// Position *after* this entry: give it to `readdir` to go on from here. Never 0.
+    pub next: u64,
+    /// What it is.
+    pub kind: Kind,
+    /// Its name.
+    pub name: &'a [u8],
+}
+
+/// What `fallocate(2)` is to do with a byte range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fallocate {
+    /// Reserve space; extend the size unless `keep_size`.
+    Allocate {
+        /// `FALLOC_FL_KEEP_SIZE`
+        keep_size: bool,
+    },
+    /// `FALLOC_FL_PUNCH_HOLE`, always with keep-size.
+    PunchHole,
+    /// `FALLOC_FL_ZERO_RANGE`.
+    ZeroRange {
+        /// `FALLOC_FL_KEEP_SIZE`
+        keep_size: bool,
+    },
+    /// `FALLOC_FL_COLLAPSE_RANGE`.
+    CollapseRange,
+    /// `FALLOC_FL_INSERT_RANGE`.
+    InsertRange,
+}
+
+/// What `lseek(2)` looks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SeekFor {
+    /// `SEEK_DATA`
+    Data,
+    /// `SEEK_HOLE`
+    Hole,
+}
+
+/// How `setxattr(2)` treats an existing attribute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum XattrMode {
+    /// Create or replace.
+    Any,
+    /// `XATTR_CREATE`: fail with `EEXIST`.
+    Create,
+    /// `XATTR_REPLACE`: fail with `ENODATA`.
+    Replace,
+}
+
+/// Totals, as in statvfs(3).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StatFs {
+    /// Block size in bytes.
+    pub bsize: u32,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Free blocks.
+    pub bfree: u64,
+    /// Free blocks for ordinary users.
+    pub bavail: u64,
+    /// Inodes in all.
+    pub files: u64,
+    /// Free inodes.
+    pub ffree: u64,
+    /// Longest name in bytes.
+    pub namelen: u32,
+    /// `f_type`, for example `TMPFS_MAGIC`.
+    pub magic: u32,
+}
+
+/// Where read bytes go. Implemented over plain memory and over a client's request buffer.
+pub trait Sink {
+    /// Stores `bytes` at `at` bytes from the start of the request. In range by contract: the reader
+    /// never yields more than it was asked for.
+    fn put(&mut self, at: usize, bytes: &[u8]);
+
+    /// Stores `len` zeros at `at`.
+    fn zero(&mut self, at: usize, len: usize);
+}
+
+/// Where written bytes come from. `get` may be called once per byte range only: the bytes may lie in
+/// memory that a hostile peer changes between two looks.
+pub trait Source {
+    /// Bytes offered.
+    fn len(&self) -> usize;
+
+    /// Whether nothing is offered.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the `into.len()` bytes at `at` out. In range by contract.
+    fn get(&mut self, at: usize, into: &mut [u8]);
+}
+
+impl Sink for &mut [u8] {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn zero(&mut self, at: usize, len: usize) {
+        self[at..at + len].fill(0);
+    }
+}
+
+impl Source for &[u8] {
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    fn get(&mut self, at: usize, into: &mut [u8]) {
+        into.copy_from_slice(&self[at..at + into.len()]);
+    }
+}
+
+/// How the VFS is to treat a libservice's data and names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Character {
+    /// File data passes through the VFS page cache. False for file systems that hold their data in
+    /// memory anyway (memfs): their `read` and `write` are called straight away.
+    pub cache_data: bool,
+    /// Names and attributes can change behind our back (hostdir): cached ones are checked against
+    /// `lookup` and `getattr` before they are used.
+    pub volatile: bool,
+    /// Changes are refused with `EROFS` before they reach the libservice.
+    pub read_only: bool,
+    /// Largest file in bytes; writes past it fail with `EFBIG`.
+    pub max_file_size: u64,
+    /// Largest link count; one more fails with `EMLINK`.
+    pub max_links: u32,
+}
+
+/// A file system as a stackable part. See the module header for the contract of both sides.
+pub trait FileSystem: Send + Sync {
+    /// How it wants to be treated. Constant while open.
+    fn character(&self) -> Character;
+
+    /// The root directory's state.
+    fn root(&self) -> Result<Attr>;
+
+    /// Finds `name` in `dir`. `ENOENT` when there is none.
+    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr>;
+
+    /// The state of an inode.
+    fn getattr(&self, ino: Ino) -> Result<Attr>;
+
+    /// Changes the state of an inode; returns the new one.
+    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr>;
+
+    /// Creates `name` in `dir`. `EEXIST` when it exists.
+    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed>;
+
+    /// Creates a regular file without a name (`O_TMPFILE`), on the file system of `dir`. `nlink` is 0;
+    /// `link` may give it a name later.
+    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr>;
+
+    /// Gives `ino` one more name.
+    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed>;
+
+    /// Removes the name of something that is not a directory. The inode lives on until `forget`.
+    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed>;
+
+    /// Removes an empty directory. `ENOTEMPTY` when it is not.
+    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed>;
+
+    /// Moves a name. The VFS has already refused moving a directory into itself, kind mismatches and
+    /// names of one inode (a no-op); `ENOTEMPTY` for a full target directory is the libservice's.
+    fn rename(
+        &self,
+        from_dir: Ino,
+        from: &[u8],
+        to_dir: Ino,
+        to: &[u8],
+        mode: RenameMode,
+    ) -> Result<Renamed>;
+
+    /// The target of a symbolic link.
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
+
+    /// Lists `dir` from position `from` (0: the start, or a former `DirEntry::next`), without `.` and
+    /// `..`, until `each` returns false. Stable under change: an entry that is neither added nor
+    /// removed during the stream is seen exactly once.
+    fn readdir(
+        &self,
+        dir: Ino,
+        from: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()>;
+
+    /// Reads at most `len` bytes at `offset`; fewer only at the end of the file. Holes are zeros.
+    fn read(&self, ino: Ino, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize>;
+
+    /// Writes all of `source` at `offset`, growing the file; returns bytes written, fewer only when
+    /// space ran out after the first ones. Moves `mtime` and `ctime`.
+    fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize>;
+
+    /// `fallocate(2)`; `EOPNOTSUPP` for modes it cannot do. `len` > 0, `offset + len` in range.
+    fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr>;
+
+    /// `lseek` SEEK_DATA and SEEK_HOLE; `ENXIO` past the end or when no data follows.
+    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64>;
+
+    /// Reads an extended attribute whole. `ENODATA` when there is none.
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;
+
+    /// Writes an extended attribute; returns the inode's new state.
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr>;
+
+    /// The names of all extended attributes.
+    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>>;
+
+    /// Removes an extended attribute; returns the inode's new state.
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr>;
+
+    /// Makes the file's data, and its state unless `data_only`, durable.
+    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()>;
+
+    /// Makes everything durable.
+    fn sync(&self) -> Result<()>;
+
+    /// Totals.
+    fn statfs(&self) -> Result<StatFs>;
+
+    /// The VFS holds the inode no longer; an inode without links is freed now.
+    fn forget(&self, ino: Ino);
+}

@@ -1,0 +1,2 @@
+//! Whole-system tests of polylane: the binary, the preload library and real programs.
+#![forbid(unsafe_code)]

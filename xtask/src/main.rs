@@ -1,0 +1,3 @@
+//! Contributor tasks.
+#![forbid(unsafe_code)]
+fn main() {}
