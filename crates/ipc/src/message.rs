@@ -212,13 +212,7 @@ impl Message {
         words[0] = pair(self.op as u32, self.flags);
         words[1] = pair(self.mode, self.umask);
         words[2] = pair(self.path_len, self.path2_len);
-        words[3..8].copy_from_slice(&[
-            self.handle,
-            self.dir,
-            self.dir2,
-            self.offset,
-            self.length,
-        ]);
+        words[3..8].copy_from_slice(&[self.handle, self.dir, self.dir2, self.offset, self.length]);
         words[8..12].copy_from_slice(&self.arg);
         words[12..16].copy_from_slice(&self.time);
         words
