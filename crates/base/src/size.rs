@@ -53,7 +53,7 @@ impl fmt::Display for ByteSize {
         let unit = (63 - self.0.max(1).leading_zeros() as usize) / 10;
         match unit {
             0 => write!(f, "{} B", self.0),
-            _ if self.0 % (1 << (10 * unit)) == 0 => {
+            _ if self.0.is_multiple_of(1 << (10 * unit)) => {
                 write!(f, "{} {}", self.0 >> (10 * unit), units[unit])
             }
             _ => write!(f, "{:.1} {}", self.0 as f64 / (1u64 << (10 * unit)) as f64, units[unit]),

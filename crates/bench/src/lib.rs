@@ -1,1 +1,66 @@
+//! Benchmarks: one file per figure under `figures/`, each measuring the lane and its peers in the
+//! same run, interleaved, and printing ratios with their spread. A benchmark never decides whether
+//! a test passes.
 #![forbid(unsafe_code)]
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+
+mod figures;
+pub mod histogram;
+mod place;
+mod plot;
+mod report;
+pub mod worker;
+
+/// How to run figures.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Fewer points and shorter runs, for a look.
+    pub quick: bool,
+    /// Repeats of every measurement; `None`: 5, or 3 when quick.
+    pub repeat: Option<usize>,
+    /// Where JSON, table and plot go.
+    pub out: PathBuf,
+}
+
+impl Options {
+    /// Repeats of every measurement, at least one.
+    pub fn repeats(&self) -> usize {
+        self.repeat.unwrap_or(if self.quick { 3 } else { 5 }).max(1)
+    }
+}
+
+/// Names and descriptions of all figures, in order.
+pub fn list() -> Vec<(&'static str, &'static str)> {
+    figures::FIGURES.iter().map(|figure| (figure.name, figure.about)).collect()
+}
+
+/// Runs the named figures one after the other, prints their tables and saves them.
+///
+/// # Errors
+/// An unknown name (before anything is run), a host that lacks what a figure needs, a failed load.
+pub fn run(names: &[String], options: &Options) -> Result<()> {
+    let known = |name: &String| figures::FIGURES.iter().find(|figure| figure.name == name);
+    if let Some(name) = names.iter().find(|name| known(name).is_none()) {
+        bail!("figure '{name}' does not exist; 'polylane bench list' names them all");
+    }
+    place::enter_namespace()?;
+    for figure in names.iter().filter_map(known) {
+        let report = (figure.run)(options).with_context(|| format!("figure {}", figure.name))?;
+        progress("");
+        let plot = report.save(&options.out)?;
+        println!("{}\n  plot: {}\n", report.table(), plot.display());
+    }
+    Ok(())
+}
+
+/// Shows what is going on, on a terminal only; an empty text clears the line.
+fn progress(text: &str) {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{text}");
+        let _ = std::io::stderr().flush();
+    }
+}

@@ -1,0 +1,145 @@
+//! `demo`: what `make demo` shows in about a minute.
+//!
+//! First real programs (git, sqlite3) work in a lane and the lane's own statistics are printed. Then
+//! two tenants side by side: one floods with creates, renames and deletes, the other does small
+//! transactions (write 4 KiB, fsync, rename), each on a processor of its own where there are two,
+//! in one shared directory of the disk, in one shared tmpfs, and in a lane each.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::ocrd::available;
+use crate::place::{Ground, Place, Tenant, together};
+use crate::report::{Better, Report, align, number};
+use crate::worker::Outcome;
+use crate::{Options, progress};
+
+const PLACES: [Place; 3] = [Place::Disk, Place::Tmpfs, Place::Lane];
+
+/// What runs in the lane of the first part. It ends by waiting for a line, so that the statistics
+/// can be asked for while the lane still exists.
+const SCRIPT: &str = r#"
+set -e
+cd /lane
+git init -q project && cd project
+git config user.name demo && git config user.email demo@example.org
+for n in $(seq 200); do echo "file $n" > "file$n.txt"; done
+git add . && git commit -qm 'two hundred files' && git gc -q
+echo "git: $(git log --oneline | wc -l) commit, $(git ls-files | wc -l) files, fsck: $(git fsck 2>&1 | wc -l) complaints"
+cd /lane
+sqlite3 shop.db 'PRAGMA journal_mode=WAL; CREATE TABLE sale(id INTEGER PRIMARY KEY, cents INT);' > /dev/null
+sqlite3 shop.db 'WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<20000)
+                 INSERT INTO sale(cents) SELECT i*7%1000 FROM n;'
+echo "sqlite3: $(sqlite3 shop.db 'SELECT count(*), sum(cents) FROM sale;') rows|cents, integrity: $(sqlite3 shop.db 'PRAGMA integrity_check;')"
+df -h /lane | tail -1 | awk '{print "df: " $2 " in all, " $3 " used, mounted on " $6}'
+echo done
+read answer
+"#;
+
+/// Runs both parts.
+///
+/// # Errors
+/// A program failed in the lane, or a tenant could not be started.
+pub fn run(options: &Options) -> Result<Report> {
+    programs()?;
+    neighbours(options)
+}
+
+fn programs() -> Result<()> {
+    println!(
+        "1. Real programs in a lane (in memory; own service process, preload library + FUSE)\n"
+    );
+    let me = std::env::current_exe().context("own path")?;
+    let pool = format!("demo-{}", std::process::id());
+    let mut lane = Command::new(&me)
+        .args(["run", "--mem", "--pool", &pool, "--", "sh", "-c", SCRIPT])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("start polylane run")?;
+    let said = BufReader::new(lane.stdout.take().context("the lane's output")?);
+    let mut finished = false;
+    for line in said.lines() {
+        let line = line?;
+        if line == "done" {
+            finished = true;
+            break;
+        }
+        println!("   {line}");
+    }
+    if finished {
+        let stats = Command::new(&me).args(["stats", &pool]).output().context("polylane stats")?;
+        println!("\n   The lane's statistics:\n");
+        String::from_utf8_lossy(&stats.stdout).lines().for_each(|line| println!("   {line}"));
+    }
+    if let Some(mut answer) = lane.stdin.take() {
+        let _ = answer.write_all(b"go\n");
+    }
+    let status = lane.wait().context("wait for the lane")?;
+    ensure!(finished && status.success(), "the programs in the lane failed ({status})");
+    println!();
+    Ok(())
+}
+
+/// The quiet tenant's latency alone and beside the flood, in each place.
+fn neighbours(options: &Options) -> Result<Report> {
+    println!("2. A quiet tenant beside a flooding one\n");
+    let ground = Ground::new()?;
+    let title = "A quiet tenant's p99 (write 4 KiB, fsync, rename), alone and beside a flood";
+    let mut report = Report::new("demo", title, "quiet tenant is", "p99 µs", Better::Lower);
+    report.baseline = "disk".into();
+    let seconds = if options.quick { 0.5 } else { 1.5 };
+    let ready = available(&ground, &PLACES, &mut report);
+    for repeat in 0..options.repeats() {
+        for (place, shared) in &ready {
+            progress(&format!("{}, repeat {}", place.name(), repeat + 1));
+            let quiet = || Tenant::start(*place, shared, "transact", 0, seconds);
+            let alone = together(vec![quiet()?.on_processor(0)?])?;
+            record(&mut report, *place, "alone", &alone[0]);
+            let flood = Tenant::start(*place, shared, "ocrd", 1, seconds)?.on_processor(1)?;
+            let both = together(vec![quiet()?.on_processor(0)?, flood])?;
+            record(&mut report, *place, "beside a flood", &both[0]);
+        }
+    }
+    progress("");
+    report.notes = notes(report.notes);
+    println!("{}", harm(&report));
+    Ok(report)
+}
+
+fn record(report: &mut Report, place: Place, point: &str, outcome: &Outcome) {
+    let extra = [("p50_us", outcome.latency.p50_ns / 1000.0), ("tx_per_s", outcome.rate())];
+    report.add(place.name(), point, outcome.latency.p99_ns / 1000.0, &extra);
+}
+
+fn notes(mut left_out: Vec<String>) -> Vec<String> {
+    left_out.extend(
+        [
+            "disk: both tenants in one directory of the host's own file system; fsync reaches the disk",
+            "tmpfs: both in one tmpfs, in memory; fsync does nothing",
+            "lane: a lane each on memfs, in memory; fsync does nothing: compare it with tmpfs",
+            "lanes on the disk, with a journal each, come with the ext4 libservice",
+        ]
+        .map(String::from),
+    );
+    left_out
+}
+
+/// How much slower the flood makes the quiet tenant, per place: the point of the demo in one table.
+fn harm(report: &Report) -> String {
+    let mut rows = vec![["place", "p50", "p99", "transactions/s"].map(String::from).to_vec()];
+    for system in report.systems() {
+        let cells = (report.cell(system, "alone"), report.cell(system, "beside a flood"));
+        let (Some(alone), Some(beside)) = cells else { continue };
+        let change = |name: &str| format!("× {}", number(beside.extra[name] / alone.extra[name]));
+        rows.push(vec![
+            system.to_string(),
+            change("p50_us"),
+            format!("× {}", number(beside.median() / alone.median())),
+            change("tx_per_s"),
+        ]);
+    }
+    format!("  What the flood does to the quiet tenant:\n{}", align(&rows))
+}

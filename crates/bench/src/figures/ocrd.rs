@@ -1,0 +1,71 @@
+//! `ocrd`: MultiLanes' metadata benchmark (FAST'14 §5.2), every tenant creating, renaming and
+//! unlinking files as fast as it can; tenants share a kernel file system or have a lane each.
+
+use anyhow::Result;
+
+use crate::place::{Ground, Place, Tenant, together};
+use crate::report::{Better, Report};
+use crate::{Options, progress};
+
+const PLACES: [Place; 7] = [
+    Place::Kernel("ext4"),
+    Place::Lane,
+    Place::LaneFuse,
+    Place::Tmpfs,
+    Place::Kernel("xfs"),
+    Place::Kernel("btrfs"),
+    Place::Kernel("ext3"),
+];
+
+/// Measures total transactions per second over places and tenant counts.
+///
+/// # Errors
+/// Not root, or a tenant failed.
+pub fn run(options: &Options) -> Result<Report> {
+    let ground = Ground::new()?;
+    let title = "ocrd: create + rename + unlink, all tenants in total";
+    let mut report = Report::new("ocrd", title, "tenants", "tx/s", Better::Higher);
+    report.baseline = "ext4".into();
+    let tenants: &[usize] = if options.quick { &[1, 16] } else { &[1, 2, 4, 8, 16] };
+    let seconds = if options.quick { 0.5 } else { 1.5 };
+    let ready = available(&ground, &PLACES, &mut report);
+    for repeat in 0..options.repeats() {
+        for count in tenants {
+            for (place, shared) in &ready {
+                progress(&format!("ocrd {} × {count}, repeat {}", place.name(), repeat + 1));
+                let start = |index| Tenant::start(*place, shared, "ocrd", index, seconds);
+                let outcomes = together((0..*count).map(start).collect::<Result<_>>()?)?;
+                let total = outcomes.iter().map(|o| o.rate()).sum();
+                let count_of = outcomes.len() as f64;
+                let mean = |ns: fn(&crate::worker::Outcome) -> f64| {
+                    outcomes.iter().map(ns).sum::<f64>() / count_of / 1000.0
+                };
+                let p50 = mean(|outcome| outcome.latency.p50_ns);
+                let p99 = mean(|outcome| outcome.latency.p99_ns);
+                let point = count.to_string();
+                report.add(place.name(), &point, total, &[("p50_us", p50), ("p99_us", p99)]);
+            }
+        }
+    }
+    report
+        .notes
+        .push("lane: a lane on memfs per tenant, preload library; all others share one".into());
+    report.notes.push("ext4, xfs, btrfs, ext3: one RAM-backed loop device for all tenants".into());
+    Ok(report)
+}
+
+/// The places that this host can provide, with their shared directories; the others become notes.
+pub fn available(
+    ground: &Ground,
+    places: &[Place],
+    report: &mut Report,
+) -> Vec<(Place, std::path::PathBuf)> {
+    let mut ready = Vec::new();
+    for place in places {
+        match ground.prepare(*place) {
+            Ok(shared) => ready.push((*place, shared)),
+            Err(error) => report.notes.push(format!("{} left out: {error:#}", place.name())),
+        }
+    }
+    ready
+}

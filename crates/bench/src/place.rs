@@ -1,0 +1,259 @@
+//! Where a load runs: a lane, the same without the preload library, or a kernel file system.
+//!
+//! Kernel file systems live on one RAM-backed loop device per file system, mounted in a mount
+//! namespace that only this process and its workers are in: when the bench ends, however it ends,
+//! mounts and loop devices are gone.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::worker::Outcome;
+
+/// One way to store files.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// Every tenant in a lane of its own on memfs, through the preload library.
+    Lane,
+    /// The same through FUSE alone.
+    LaneFuse,
+    /// Every tenant in a directory of one tmpfs.
+    Tmpfs,
+    /// Every tenant in a directory of one kernel file system on a RAM-backed loop device.
+    Kernel(&'static str),
+    /// Every tenant in a directory of one host directory on the disk (the current directory's).
+    Disk,
+}
+
+impl Place {
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Place::Lane => "lane",
+            Place::LaneFuse => "lane (FUSE)",
+            Place::Tmpfs => "tmpfs",
+            Place::Kernel(kind) => kind,
+            Place::Disk => "disk",
+        }
+    }
+}
+
+/// Size of the RAM-backed image under each kernel file system.
+const IMAGE_BYTES: u64 = 2 << 30;
+
+/// Marks a process that already has a mount namespace of its own.
+const NAMESPACE_MARK: &str = "POLYLANE_BENCH_NAMESPACE";
+
+/// Goes on in a mount namespace of this run's own, by executing the program again in one. Without
+/// root it does nothing: kernel file systems are then left out.
+///
+/// # Errors
+/// `unshare` of util-linux is missing or refused.
+pub fn enter_namespace() -> Result<()> {
+    if !rustix::process::geteuid().is_root() || std::env::var_os(NAMESPACE_MARK).is_some() {
+        return Ok(());
+    }
+    let failure = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--"])
+        .arg(std::env::current_exe().context("own path")?)
+        .args(std::env::args_os().skip(1))
+        .env(NAMESPACE_MARK, "1")
+        .exec();
+    Err(failure).context("run unshare")
+}
+
+/// Where kernel file systems and shared directories are made; everything goes when it is dropped.
+pub struct Ground {
+    memory: tempfile::TempDir,
+    disk: tempfile::TempDir,
+    root: bool,
+}
+
+impl Ground {
+    /// A tmpfs (root: one of its own; otherwise the host's `/dev/shm`) and a directory on the disk,
+    /// below the current one.
+    ///
+    /// # Errors
+    /// A directory cannot be made or the tmpfs not be mounted.
+    pub fn new() -> Result<Self> {
+        let root = rustix::process::geteuid().is_root();
+        let disk = tempfile::tempdir_in(".").context("directory in the current one")?;
+        let memory = match root {
+            true => tempfile::tempdir(),
+            false => tempfile::tempdir_in("/dev/shm"),
+        };
+        let memory = memory.context("temporary directory")?;
+        if root {
+            command("mount", &["-t", "tmpfs", "-o", "size=80%", "tmpfs", path(memory.path())?])?;
+        }
+        Ok(Ground { memory, disk, root })
+    }
+
+    /// Makes `place` ready and returns the directory its tenants share; lanes need none.
+    ///
+    /// # Errors
+    /// A file system that this host cannot make or mount; the caller reports it as left out.
+    pub fn prepare(&self, place: Place) -> Result<PathBuf> {
+        match place {
+            Place::Lane | Place::LaneFuse => Ok(PathBuf::new()),
+            Place::Disk => Ok(self.disk.path().to_path_buf()),
+            Place::Tmpfs => self.directory("tmpfs"),
+            Place::Kernel(kind) => self.kernel(kind),
+        }
+    }
+
+    fn directory(&self, name: &str) -> Result<PathBuf> {
+        let dir = self.memory.path().join(name);
+        fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+        Ok(dir)
+    }
+
+    fn kernel(&self, kind: &str) -> Result<PathBuf> {
+        ensure!(self.root, "mounting it needs root");
+        let dir = self.directory(kind)?;
+        let image = self.memory.path().join(format!("{kind}.img"));
+        if image.exists() {
+            return Ok(dir);
+        }
+        fs::File::create(&image)?.set_len(IMAGE_BYTES)?;
+        let force = if kind.starts_with("ext") { "-Fq" } else { "-f" };
+        command(&format!("mkfs.{kind}"), &[force, path(&image)?])?;
+        command("mount", &["-o", "loop", "-t", kind, path(&image)?, path(&dir)?])?;
+        Ok(dir)
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if let (true, Ok(memory)) = (self.root, path(self.memory.path())) {
+            // Below the tmpfs lie the loop mounts: take the whole tree.
+            if let Err(error) = command("umount", &["--recursive", memory]) {
+                eprintln!("polylane bench: {error:#}; the mounts end with this process");
+            }
+        }
+    }
+}
+
+fn path(path: &Path) -> Result<&str> {
+    path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
+}
+
+/// Runs a tool quietly.
+///
+/// # Errors
+/// It is missing or failed; its own words are in the error.
+pub fn command(tool: &str, args: &[&str]) -> Result<()> {
+    let done = Command::new(tool).args(args).stdin(Stdio::null()).output();
+    let done = done.with_context(|| format!("run {tool}"))?;
+    if !done.status.success() {
+        let said = String::from_utf8_lossy(&done.stderr);
+        bail!("{tool} failed: {}", said.lines().next().unwrap_or("no message").trim());
+    }
+    Ok(())
+}
+
+/// One tenant at work.
+pub struct Tenant {
+    child: Child,
+    go: ChildStdin,
+    told: std::io::BufReader<ChildStdout>,
+}
+
+impl Tenant {
+    /// Starts load `load` for `seconds` in `place` as tenant number `index`; `shared` is the directory
+    /// that [`Ground::prepare`] gave.
+    ///
+    /// # Errors
+    /// The process cannot be started or ends before it is ready.
+    pub fn start(
+        place: Place,
+        shared: &Path,
+        load: &str,
+        index: usize,
+        seconds: f64,
+    ) -> Result<Self> {
+        let me = std::env::current_exe().context("own path")?;
+        let lane = matches!(place, Place::Lane | Place::LaneFuse);
+        let dir = match lane {
+            true => PathBuf::from(format!("/lane/{load}")),
+            false => shared.join(format!("tenant-{index}-{load}")),
+        };
+        let mut args: Vec<OsString> = Vec::new();
+        if lane {
+            args.extend(["run", "--mem"].map(OsString::from));
+            args.extend((place == Place::LaneFuse).then(|| OsString::from("--no-preload")));
+            args.extend([OsString::from("--"), me.clone().into()]);
+        }
+        args.extend(["bench", "worker", load].map(OsString::from));
+        args.extend([dir.into_os_string(), seconds.to_string().into()]);
+        let mut child = Command::new(&me)
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("start a tenant")?;
+        let go = child.stdin.take().context("tenant's standard input")?;
+        let told = std::io::BufReader::new(child.stdout.take().context("tenant's output")?);
+        let mut tenant = Tenant { child, go, told };
+        match tenant.line()?.trim() {
+            "ready" => Ok(tenant),
+            other => bail!("tenant {index} ({}, {load}) said '{other}', not ready", place.name()),
+        }
+    }
+
+    /// Keeps the tenant, with everything it started, on one processor, where there are two or more.
+    ///
+    /// # Errors
+    /// The tenant has ended.
+    pub fn on_processor(self, index: usize) -> Result<Self> {
+        let mut pids = vec![self.child.id() as i32];
+        while let Some(pid) = pids.pop() {
+            pin(pid, index)?;
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            let children = children.unwrap_or_default();
+            pids.extend(children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()));
+        }
+        Ok(self)
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut self.told, &mut line).context("tenant's output")?;
+        Ok(line)
+    }
+
+    fn release(&mut self) -> Result<()> {
+        std::io::Write::write_all(&mut self.go, b"go\n").context("tenant went away")
+    }
+
+    fn finish(mut self) -> Result<Outcome> {
+        let line = self.line()?;
+        self.child.wait().context("wait for a tenant")?;
+        serde_json::from_str(&line).with_context(|| format!("a tenant said '{}'", line.trim()))
+    }
+}
+
+/// Starts all tenants, lets them go at once and collects what they did.
+///
+/// # Errors
+/// Any tenant failed.
+pub fn together(mut tenants: Vec<Tenant>) -> Result<Vec<Outcome>> {
+    tenants.iter_mut().try_for_each(Tenant::release)?;
+    tenants.into_iter().map(Tenant::finish).collect()
+}
+
+fn pin(pid: i32, index: usize) -> Result<()> {
+    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(index % cpus);
+    for task in fs::read_dir(format!("/proc/{pid}/task")).context("tenant has ended")?.flatten() {
+        let tid = task.file_name().to_str().and_then(|name| name.parse().ok());
+        let tid = tid.and_then(rustix::process::Pid::from_raw);
+        rustix::thread::sched_setaffinity(tid, &set).context("pin a tenant")?;
+    }
+    Ok(())
+}
