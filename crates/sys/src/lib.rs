@@ -1,1 +1,14 @@
-//! The basement.
+//! The basement: shared memory, futexes, descriptor passing, fast copies and raw system calls.
+//!
+//! All unsafe code of the service lives here, each module saying what for and what it promises above.
+//! Functions on the client's hot path ([`region`], [`futex`], [`copy`], [`cpu`]) do not allocate, take
+//! no lock and do not touch `errno`'s meaning for the caller: they may run in a signal handler.
+
+pub mod copy;
+pub mod cpu;
+pub mod event;
+pub mod futex;
+pub mod region;
+pub mod scm;
+
+pub use region::Region;

@@ -1,0 +1,258 @@
+//! Sequenced-packet UNIX sockets: messages with descriptors, and who the peer is.
+//!
+//! Identity is the kernel's word (`SO_PEERCRED`, `SO_PEERGROUPS`, a pidfd), taken when the peer
+//! connected; nothing that the peer says about itself counts.
+#![expect(unsafe_code, reason = "UNSAFETY: getsockopt calls that rustix lacks")]
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use polylane_base::{Errno, Result};
+use rustix::fs::{Mode, OFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::region::errno;
+
+/// Most descriptors in one message (`SCM_MAX_FD`).
+pub const FDS_MAX: usize = 253;
+
+/// Bytes of `sockaddr_un::sun_path` that a name may take.
+const SUN_PATH_BYTES: usize = 107;
+
+/// Who is at the other end of a connection.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its process id, as this process sees it; 0 when it lies in a foreign pid namespace.
+    pub pid: u32,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Becomes readable when the process is gone; `None` when it already was, or cannot be had.
+    pub pidfd: Option<OwnedFd>,
+}
+
+/// A socket that listens at `path`. Anything that lies there already is an error (`EADDRINUSE`).
+pub fn listen(path: &Path, backlog: i32) -> Result<OwnedFd> {
+    let socket = seqpacket(SocketFlags::CLOEXEC)?;
+    with_address(path, |address| rustix::net::bind(&socket, address).map_err(errno))?;
+    rustix::net::listen(&socket, backlog).map_err(errno)?;
+    Ok(socket)
+}
+
+/// The next connection. `EAGAIN` on a non-blocking listener without one.
+pub fn accept(listener: impl AsFd) -> Result<OwnedFd> {
+    rustix::net::accept_with(listener, SocketFlags::CLOEXEC).map_err(errno)
+}
+
+/// Connects to the socket at `path`, however long the path.
+pub fn connect(path: &Path) -> Result<OwnedFd> {
+    let socket = seqpacket(SocketFlags::CLOEXEC)?;
+    with_address(path, |address| rustix::net::connect(&socket, address).map_err(errno))?;
+    Ok(socket)
+}
+
+/// Two connected sockets.
+pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(errno)
+}
+
+fn seqpacket(flags: SocketFlags) -> Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(errno)
+}
+
+/// Calls `with` with the address of `path`. A path too long for a socket address is reached through an
+/// open directory.
+fn with_address(path: &Path, with: impl FnOnce(&SocketAddrUnix) -> Result<()>) -> Result<()> {
+    if path.as_os_str().len() <= SUN_PATH_BYTES {
+        return with(&SocketAddrUnix::new(path).map_err(errno)?);
+    }
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Errno::EINVAL);
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(dir, flags, Mode::empty()).map_err(errno)?;
+    let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name);
+    with(&SocketAddrUnix::new(&short).map_err(errno)?)
+}
+
+/// Sends one message with descriptors. Never raises `SIGPIPE`.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
+    if fds.len() > FDS_MAX {
+        return Err(Errno::EINVAL);
+    }
+    let mut space = vec![MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::EINVAL);
+    }
+    let parts = [IoSlice::new(bytes)];
+    rustix::net::sendmsg(socket, &parts, &mut control, SendFlags::NOSIGNAL).map_err(errno)?;
+    Ok(())
+}
+
+/// One received message.
+#[derive(Debug)]
+pub struct Received {
+    /// Bytes of the message, at the start of the buffer; 0 when the peer closed.
+    pub count: usize,
+    /// Whether the message was longer than the buffer, or carried descriptors that were dropped.
+    pub truncated: bool,
+    /// Descriptors that came along, close-on-exec.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Receives one message. `EAGAIN` on a non-blocking socket without one.
+pub fn receive(socket: impl AsFd, into: &mut [u8]) -> Result<Received> {
+    receive_with(socket, into, RecvFlags::CMSG_CLOEXEC)
+}
+
+/// Receives one message if there is one now, else `EAGAIN`.
+pub fn try_receive(socket: impl AsFd, into: &mut [u8]) -> Result<Received> {
+    receive_with(socket, into, RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
+}
+
+fn receive_with(socket: impl AsFd, into: &mut [u8], flags: RecvFlags) -> Result<Received> {
+    let mut space = vec![MaybeUninit::<u8>::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(into)];
+    let got = rustix::net::recvmsg(socket, &mut parts, &mut control, flags).map_err(errno)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    let cut = rustix::net::ReturnFlags::TRUNC | rustix::net::ReturnFlags::CTRUNC;
+    Ok(Received { count: got.bytes, truncated: got.flags.intersects(cut), fds })
+}
+
+/// Who is connected to `socket`.
+pub fn peer(socket: impl AsFd) -> Result<Peer> {
+    let socket = socket.as_fd();
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    // SAFETY: a ucred is plain old data and exactly what SO_PEERCRED fills.
+    unsafe { getsockopt(socket, libc::SO_PEERCRED, std::slice::from_mut(&mut cred))? };
+    let pid = u32::try_from(cred.pid).unwrap_or(0);
+    Ok(Peer {
+        pid,
+        uid: cred.uid,
+        gid: cred.gid,
+        groups: peer_groups(socket)?,
+        pidfd: peer_pidfd(socket, cred.pid),
+    })
+}
+
+fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
+    let mut groups = vec![0u32; 64];
+    loop {
+        // SAFETY: SO_PEERGROUPS fills an array of gid_t.
+        match unsafe { getsockopt(socket, libc::SO_PEERGROUPS, &mut groups) } {
+            Ok(count) => {
+                groups.truncate(count);
+                return Ok(groups);
+            }
+            // NGROUPS_MAX is 65536.
+            Err(Errno::ERANGE) if groups.len() < 65536 => groups.resize(65536, 0),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// `SO_PEERPIDFD` (Linux 6.5), which is not in every libc crate's tables.
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// Before Linux 6.5 the pidfd is opened by number, which races with the reuse of the number; callers
+/// that need certainty compare the start time.
+fn peer_pidfd(socket: BorrowedFd<'_>, pid: libc::pid_t) -> Option<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    // SAFETY: SO_PEERPIDFD fills one int with a new descriptor, close-on-exec.
+    let asked = unsafe { getsockopt(socket, SO_PEERPIDFD, std::slice::from_mut(&mut fd)) };
+    if asked.is_ok() && fd >= 0 {
+        // SAFETY: the kernel just gave us this descriptor.
+        return Some(unsafe { OwnedFd::from_raw_fd(fd) });
+    }
+    let pid = rustix::process::Pid::from_raw(pid)?;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+}
+
+/// Fills `into` with a `SOL_SOCKET` option; returns how many whole elements came.
+///
+/// # Safety
+///
+/// `T` is plain old data, valid for any bytes the kernel stores for this option.
+unsafe fn getsockopt<T>(
+    socket: BorrowedFd<'_>,
+    option: libc::c_int,
+    into: &mut [T],
+) -> Result<usize> {
+    let mut len = size_of_val(into) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes into the slice; the caller vouches for `T`.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            into.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    match rc {
+        0 => Ok(len as usize / size_of::<T>()),
+        _ => Err(Errno::from(std::io::Error::last_os_error())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_carry_descriptors_and_keep_their_bounds() {
+        let (left, right) = pair().unwrap();
+        let event = crate::event::eventfd().unwrap();
+        send(&left, b"one", &[event.as_fd(), event.as_fd()]).unwrap();
+        send(&left, b"second message", &[]).unwrap();
+        let mut buffer = [0; 6];
+        let first = receive(&right, &mut buffer).unwrap();
+        assert_eq!((first.count, first.truncated, first.fds.len()), (3, false, 2));
+        crate::event::notify(&first.fds[1]);
+        assert_eq!(crate::event::drain(&event), 1);
+        let second = receive(&right, &mut buffer).unwrap();
+        assert_eq!((second.count, second.truncated), (6, true));
+        assert_eq!(try_receive(&right, &mut buffer).unwrap_err(), Errno::EAGAIN);
+        drop(left);
+        assert_eq!(receive(&right, &mut buffer).unwrap().count, 0);
+        assert_eq!(send(&right, b"x", &[]).unwrap_err(), Errno::EPIPE);
+    }
+
+    #[test]
+    fn long_paths_connect_and_the_peer_is_known() {
+        let deep = "d".repeat(120);
+        let dir = std::env::temp_dir().join(format!("polylane-scm-{}", std::process::id()));
+        let path = dir.join(deep);
+        std::fs::create_dir_all(&path).unwrap();
+        let path = path.join("socket");
+        let listener = listen(&path, 4).unwrap();
+        let _client = connect(&path).unwrap();
+        let peer = peer(accept(&listener).unwrap()).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+        assert!(peer.pidfd.is_some());
+        let mut own: Vec<u32> =
+            rustix::process::getgroups().unwrap().iter().map(|gid| gid.as_raw()).collect();
+        let mut seen = peer.groups;
+        own.sort_unstable();
+        seen.sort_unstable();
+        assert_eq!(seen, own);
+    }
+}
