@@ -8,6 +8,7 @@ pub mod copy;
 pub mod cpu;
 pub mod event;
 pub mod futex;
+pub mod ns;
 pub mod region;
 pub mod scm;
 

@@ -1,0 +1,242 @@
+//! Processes and namespaces: fork by clone3, signals as a descriptor, descriptors by number.
+//!
+//! What this module promises above: a forked child runs ordinary Rust, because [`fork`] refuses to run
+//! in a process with more than one thread; a descriptor number becomes an [`OwnedFd`] at most once.
+#![expect(unsafe_code, reason = "UNSAFETY: clone3, sigprocmask, signalfd and fds given by number")]
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use polylane_base::sync::Mutex;
+
+/// Namespaces that a forked child gets for itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Namespaces {
+    /// A user namespace. The child has no mapping yet: it writes `/proc/self/uid_map` itself.
+    pub user: bool,
+    /// A copy of the mount table.
+    pub mount: bool,
+    /// A pid namespace with the child as its pid 1: when it dies, the kernel kills the rest.
+    pub pid: bool,
+}
+
+impl Namespaces {
+    fn flags(self) -> u64 {
+        let bit = |on: bool, flag: i32| if on { flag as u64 } else { 0 };
+        bit(self.user, libc::CLONE_NEWUSER)
+            | bit(self.mount, libc::CLONE_NEWNS)
+            | bit(self.pid, libc::CLONE_NEWPID)
+    }
+}
+
+/// Which side of a fork this is.
+#[derive(Debug)]
+pub enum Fork {
+    /// The child.
+    Child,
+    /// The parent, with the child.
+    Parent(Child),
+}
+
+/// A child process. Dropping it neither kills nor reaps.
+#[derive(Debug)]
+pub struct Child {
+    /// Its number in the caller's pid namespace.
+    pub pid: u32,
+    /// A descriptor of it, readable (poll) once it has ended. Close-on-exec.
+    pub pidfd: OwnedFd,
+}
+
+/// Forks with the given new namespaces. The parent gets SIGCHLD at the child's end.
+///
+/// # Errors
+/// `EBUSY` when this process has more than one thread (a lock held by another thread would stay
+/// locked for ever in the child), else what clone3(2) says: `EPERM`, `ENOSPC` (namespace limit), ….
+pub fn fork(namespaces: Namespaces) -> io::Result<Fork> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    }
+    let mut pidfd: RawFd = -1;
+    // SAFETY: `clone_args` is plain numbers; all zeros is its documented default.
+    let mut args: libc::clone_args = unsafe { MaybeUninit::zeroed().assume_init() };
+    args.flags = namespaces.flags() | libc::CLONE_PIDFD as u64;
+    args.pidfd = (&raw mut pidfd) as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    // SAFETY: without CLONE_VM and with no stack given this is fork(2): the child gets a copy of the
+    // address space and returns here on a copy of this stack. There is one thread, so no lock of the
+    // allocator or of libc can be held by a thread that the child lacks.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(Fork::Child),
+        pid => {
+            // SAFETY: the kernel stored a new descriptor here, and nobody else knows its number.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            Ok(Fork::Parent(Child { pid: pid as u32, pidfd }))
+        }
+    }
+}
+
+/// Ends this process now: no destructors, no exit handlers, no flush of copied buffers. For forked
+/// children.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: `_exit` has no preconditions.
+    unsafe { libc::_exit(status) }
+}
+
+/// Kills every process that this one may signal, except itself (and pid 1). Meant for the pid 1 of a
+/// pid namespace.
+///
+/// # Errors
+/// `ESRCH` when there is none left. `EPERM` when the caller is not pid 1: anywhere else this call
+/// would reach far beyond the tenant.
+pub fn kill_namespace() -> io::Result<()> {
+    if std::process::id() != 1 {
+        return Err(io::Error::from_raw_os_error(libc::EPERM));
+    }
+    // SAFETY: `kill` has no memory preconditions.
+    match unsafe { libc::kill(-1, libc::SIGKILL) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The descriptor with this number, handed down by the parent process. Close-on-exec from now on.
+///
+/// # Errors
+/// `EBADF` when it is not open, is one of the standard three, or was taken before.
+pub fn inherited_fd(number: RawFd) -> io::Result<OwnedFd> {
+    static TAKEN: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+    let bad = || io::Error::from_raw_os_error(libc::EBADF);
+    let mut taken = TAKEN.lock();
+    if number < 3 || taken.contains(&number) {
+        return Err(bad());
+    }
+    // SAFETY: `fcntl(F_SETFD)` is harmless for any number; it fails for one that is not open.
+    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+        return Err(bad());
+    }
+    taken.push(number);
+    // SAFETY: the number is open, and the list above hands each number out once. The contract of the
+    // caller's command line is that nobody else in this process owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Whether this process ignores the signal, as a program under nohup(1) ignores SIGHUP.
+pub fn is_ignored(signal: i32) -> bool {
+    // SAFETY: all-zero is a valid `sigaction`; with no new action the call only fills `old`.
+    unsafe {
+        let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        libc::sigaction(signal, std::ptr::null(), &raw mut old) == 0
+            && old.sa_sigaction == libc::SIG_IGN
+    }
+}
+
+/// Signals of this process, read as data. They are blocked for the calling thread and the threads and
+/// children it makes, until [`unblock_signals`].
+#[derive(Debug)]
+pub struct SignalFd(OwnedFd);
+
+/// One signal that arrived.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Received {
+    /// Its number.
+    pub signal: i32,
+    /// The kernel itself sent it: Ctrl-C, Ctrl-\ or a hang-up of the terminal, which the whole
+    /// foreground process group gets.
+    pub from_kernel: bool,
+}
+
+fn signal_set(signals: &[i32]) -> libc::sigset_t {
+    // SAFETY: `sigemptyset` initialises the whole set; a bad signal number is refused, not stored.
+    unsafe {
+        let mut set = MaybeUninit::uninit();
+        libc::sigemptyset(set.as_mut_ptr());
+        for &signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
+        set.assume_init()
+    }
+}
+
+impl SignalFd {
+    /// Blocks `signals` and opens a non-blocking, close-on-exec descriptor for them.
+    ///
+    /// # Errors
+    /// What signalfd(2) says.
+    pub fn new(signals: &[i32]) -> io::Result<Self> {
+        let set = signal_set(signals);
+        let flags = libc::SFD_CLOEXEC | libc::SFD_NONBLOCK;
+        // SAFETY: `set` is initialised and outlives both calls; the old mask is not asked for.
+        let fd = unsafe {
+            libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            libc::signalfd(-1, &raw const set, flags)
+        };
+        match fd {
+            -1 => Err(io::Error::last_os_error()),
+            // SAFETY: a new descriptor that nobody else knows.
+            fd => Ok(SignalFd(unsafe { OwnedFd::from_raw_fd(fd) })),
+        }
+    }
+
+    /// The next pending signal; `None` when there is none.
+    ///
+    /// # Errors
+    /// What read(2) says, except `EAGAIN`.
+    pub fn next(&self) -> io::Result<Option<Received>> {
+        const SIZE: usize = size_of::<libc::signalfd_siginfo>();
+        // SAFETY: all-zero is a valid value of this plain structure.
+        let mut info: libc::signalfd_siginfo = unsafe { MaybeUninit::zeroed().assume_init() };
+        // SAFETY: the buffer is a whole `signalfd_siginfo`, which is what the kernel writes.
+        let got = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut info).cast(), SIZE) };
+        if got == SIZE as isize {
+            let from_kernel = info.ssi_code == libc::SI_KERNEL;
+            return Ok(Some(Received { signal: info.ssi_signo as i32, from_kernel }));
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            error => Err(error),
+        }
+    }
+}
+
+impl AsFd for SignalFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Unblocks all signals of the calling thread, as a fresh program expects them.
+pub fn unblock_signals() {
+    let empty = signal_set(&[]);
+    // SAFETY: `empty` is initialised; the old mask is not asked for. Cannot fail with SIG_SETMASK.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const empty, std::ptr::null_mut()) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_threads_does_not_fork() {
+        // The test harness runs this on a thread of its own, beside the main one.
+        let error = fork(Namespaces::default()).map(|_| ()).expect_err("two threads at least");
+        assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
+    }
+
+    #[test]
+    fn a_descriptor_number_is_taken_once() {
+        use std::os::fd::IntoRawFd;
+        let number = std::fs::File::open("/dev/null").expect("/dev/null").into_raw_fd();
+        let taken = inherited_fd(number).expect("first time");
+        assert!(inherited_fd(number).is_err());
+        assert!(inherited_fd(0).is_err());
+        assert_eq!(taken.as_raw_fd(), number);
+    }
+
+    #[test]
+    fn only_a_pid_1_may_kill_its_namespace() {
+        assert_eq!(kill_namespace().expect_err("not pid 1").raw_os_error(), Some(libc::EPERM));
+    }
+}
