@@ -1,0 +1,229 @@
+//! Node ids: what the kernel calls our inodes, and how often it was told.
+//!
+//! An id is `incarnation << 48 | counter`. The counter of an inode stands in the inode's own tag, so
+//! one inode has one id however many names it has. An id of a former incarnation is unknown here and
+//! answered `ESTALE`; path walks recover, because the kernel looks every name up anew.
+//!
+//! # Invariants
+//!
+//! - An entry exists as long as the kernel holds lookups on it, to the exact count. The root and the
+//!   virtual directories always exist, under the same ids in every incarnation: there are mounts on
+//!   them that the kernel would detach if their ids changed.
+//! - The tag's counter is set exactly while the entry exists; both change under the shard's lock.
+//! - [`TAG_PAGES`](crate::lane::TAG_PAGES) is set exactly while `opens` is not 0.
+//!
+//! # Locking
+//!
+//! One lock per shard; a leaf. Inodes are dropped after it is free.
+
+use std::collections::HashMap;
+
+use polylane_base::sync::atomic::{AtomicU64, Ordering};
+use polylane_base::sync::{Arc, Mutex};
+use polylane_base::{Errno, Result};
+use polylane_vfs::Node;
+
+use crate::lane::{TAG_ID_SHIFT, TAG_PAGES, clear_tag, set_tag, tag};
+use crate::slots::Slot;
+
+/// The root's id, fixed by the protocol.
+pub const ROOT_ID: u64 = 1;
+const RESERVED_DIR_ID: u64 = 2;
+const SLOT_DIR_ID: u64 = 3;
+/// Counters below are for fixed ids.
+const FIRST_COUNTER: u64 = 16;
+const COUNTER_BITS: u32 = 48;
+/// Enough that session threads rarely meet.
+const SHARDS: usize = 16;
+
+/// A directory that only the front end knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum VirtualDir {
+    /// `.polylane`: the mount point of the run directory.
+    Reserved,
+    /// `.polylane-slots`: where slots are made.
+    Slots,
+}
+
+impl VirtualDir {
+    /// Its node id, the same in every incarnation.
+    pub fn id(self) -> u64 {
+        match self {
+            VirtualDir::Reserved => RESERVED_DIR_ID,
+            VirtualDir::Slots => SLOT_DIR_ID,
+        }
+    }
+}
+
+/// What a node id stands for.
+#[derive(Clone)]
+pub enum Target {
+    /// An inode of the lane.
+    Node(Node),
+    /// A slot: its operations act on the bound file.
+    Slot(Arc<Slot>),
+    /// A directory of the front end's own.
+    Virtual(VirtualDir),
+}
+
+struct Entry {
+    target: Target,
+    lookups: u64,
+    /// Kernel handles open on a file's own node.
+    opens: u32,
+}
+
+/// Node ids of one incarnation. Thread-safe.
+pub struct NodeTable {
+    shards: [Mutex<HashMap<u64, Entry>>; SHARDS],
+    next: AtomicU64,
+    incarnation: u64,
+    root: Node,
+}
+
+impl NodeTable {
+    /// A table that knows the root only.
+    pub fn new(root: Node, incarnation: u16) -> Self {
+        set_counter(&root, ROOT_ID);
+        NodeTable {
+            shards: Default::default(),
+            next: AtomicU64::new(FIRST_COUNTER),
+            incarnation: u64::from(incarnation) << COUNTER_BITS,
+            root,
+        }
+    }
+
+    /// What `id` stands for. `ESTALE` when the kernel was not told of it by this incarnation.
+    pub fn get(&self, id: u64) -> Result<Target> {
+        match id {
+            ROOT_ID => Ok(Target::Node(self.root.clone())),
+            RESERVED_DIR_ID => Ok(Target::Virtual(VirtualDir::Reserved)),
+            SLOT_DIR_ID => Ok(Target::Virtual(VirtualDir::Slots)),
+            _ => self.shard(id).lock().get(&id).map(|e| e.target.clone()).ok_or(Errno::ESTALE),
+        }
+    }
+
+    /// The id that the kernel knows an inode by.
+    pub fn id_of(&self, node: &Node) -> Option<u64> {
+        match tag(node) >> TAG_ID_SHIFT {
+            0 => None,
+            ROOT_ID => Some(ROOT_ID),
+            counter => Some(self.incarnation | counter),
+        }
+    }
+
+    /// The kernel is about to be told of an inode once more: its id.
+    pub fn remember(&self, node: &Node) -> u64 {
+        loop {
+            let id = match self.id_of(node) {
+                Some(ROOT_ID) => return ROOT_ID,
+                Some(id) => id,
+                None => match self.insert(node) {
+                    Some(id) => return id,
+                    None => continue,
+                },
+            };
+            let mut shard = self.shard(id).lock();
+            if let Some(entry) = shard.get_mut(&id) {
+                entry.lookups += 1;
+                return id;
+            }
+            // `forget` clears the tag before it frees the shard: a counter that still stands there
+            // without an entry is a leftover of a table that is gone.
+            if self.id_of(node) == Some(id) {
+                set_counter(node, 0);
+            }
+        }
+    }
+
+    /// The kernel is about to be told of a new slot: its id.
+    pub fn remember_slot(&self, slot: Arc<Slot>) -> u64 {
+        let id = self.incarnation | self.next.fetch_add(1, Ordering::Relaxed);
+        let entry = Entry { target: Target::Slot(slot), lookups: 1, opens: 0 };
+        self.shard(id).lock().insert(id, entry);
+        id
+    }
+
+    /// The kernel gave `count` lookups back. Unknown ids are of a former incarnation.
+    pub fn forget(&self, id: u64, count: u64) {
+        let mut shard = self.shard(id).lock();
+        let Some(entry) = shard.get_mut(&id) else { return };
+        entry.lookups = entry.lookups.saturating_sub(count);
+        if entry.lookups > 0 {
+            return;
+        }
+        let gone = shard.remove(&id);
+        if let Some(Entry { target: Target::Node(node), .. }) = &gone {
+            set_counter(node, 0);
+            clear_tag(node, TAG_PAGES);
+        }
+        drop(shard);
+        drop(gone);
+    }
+
+    /// A kernel handle was opened on a file's own node: from now on it may have pages.
+    pub fn opened(&self, id: u64) {
+        if let Some(entry) = self.shard(id).lock().get_mut(&id) {
+            entry.opens += 1;
+            if let Target::Node(node) = &entry.target {
+                set_tag(node, TAG_PAGES);
+            }
+        }
+    }
+
+    /// A kernel handle on a file's own node is gone.
+    pub fn released(&self, id: u64) {
+        if let Some(entry) = self.shard(id).lock().get_mut(&id) {
+            entry.opens = entry.opens.saturating_sub(1);
+            if let (Target::Node(node), 0) = (&entry.target, entry.opens) {
+                clear_tag(node, TAG_PAGES);
+            }
+        }
+    }
+
+    /// Entries that the kernel holds lookups on.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    /// Whether the kernel knows nothing but the root.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Gives a node its id. `None`: another thread was faster.
+    fn insert(&self, node: &Node) -> Option<u64> {
+        let counter = self.next.fetch_add(1, Ordering::Relaxed);
+        let id = self.incarnation | counter;
+        let mut shard = self.shard(id).lock();
+        let claim = |tag| (tag >> TAG_ID_SHIFT == 0).then_some(tag | counter << TAG_ID_SHIFT);
+        node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim).ok()?;
+        shard.insert(id, Entry { target: Target::Node(node.clone()), lookups: 1, opens: 0 });
+        Some(id)
+    }
+
+    fn shard(&self, id: u64) -> &Mutex<HashMap<u64, Entry>> {
+        &self.shards[id as usize % SHARDS]
+    }
+}
+
+impl Drop for NodeTable {
+    /// The tags belong to the next table now.
+    fn drop(&mut self) {
+        set_counter(&self.root, 0);
+        for shard in &mut self.shards {
+            for entry in shard.get_mut().values() {
+                if let Target::Node(node) = &entry.target {
+                    set_counter(node, 0);
+                    clear_tag(node, TAG_PAGES);
+                }
+            }
+        }
+    }
+}
+
+fn set_counter(node: &Node, counter: u64) {
+    let low = (1 << TAG_ID_SHIFT) - 1;
+    node.tag().fetch_and(low, Ordering::SeqCst);
+    node.tag().fetch_or(counter << TAG_ID_SHIFT, Ordering::SeqCst);
+}

@@ -1,0 +1,122 @@
+//! A lane's tables, shared by its front ends.
+//!
+//! One [`Lane`] exists per mounted instance. `fuse/` and `shm/` both serve it: what they must know of
+//! each other (which files the kernel may have pages of, slots, tickets) is here and nowhere else.
+//!
+//! # Coherence
+//!
+//! The kernel caches no names and no attributes of a lane (timeouts 0), and reads and writes bypass its
+//! page cache. What is left are the pages of mapped files. [`Inode::tag`] says whether there can be any:
+//!
+//! | bits  | meaning                                                                       |
+//! |-------|-------------------------------------------------------------------------------|
+//! | 0     | [`TAG_PAGES`]: a kernel handle is open on the file's own node                 |
+//! | 1     | [`TAG_SLOT_PAGES`]: a kernel handle is open on an escaped slot bound to it    |
+//! | 16–63 | counter of the FUSE node id; 0 when the kernel does not know the inode        |
+//!
+//! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`] after a
+//! change and before the reply, holding no lock. Both cost one atomic load when no bit is set.
+//!
+//! [`Inode::tag`]: polylane_vfs::Inode::tag
+
+use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::Ordering;
+use polylane_vfs::{Node, Vfs};
+
+use crate::fuse::nodes::NodeTable;
+use crate::notifier::{Notifier, Range};
+use crate::slots::SlotTable;
+use crate::tickets::TicketTable;
+
+/// Bit of the inode's tag: the kernel may have pages of it under its own node.
+pub const TAG_PAGES: u64 = 1;
+/// Bit of the inode's tag: the kernel may have pages of it under the node of an escaped slot.
+pub const TAG_SLOT_PAGES: u64 = 2;
+/// Where the node-id counter starts in the tag.
+pub(crate) const TAG_ID_SHIFT: u32 = 16;
+
+/// Everything the front ends of one mounted instance share. Thread-safe.
+pub struct Lane {
+    /// The file door.
+    pub vfs: Arc<Vfs>,
+    /// What the kernel knows under which node id.
+    pub nodes: NodeTable,
+    /// Kernel descriptors opened ahead by clients.
+    pub slots: SlotTable,
+    /// Open files on their way from a kernel descriptor to a channel.
+    pub tickets: TicketTable,
+    /// The road for invalidations.
+    pub notifier: Notifier,
+}
+
+impl Lane {
+    /// A lane on `vfs`. `incarnation` counts the service processes of this mount from 0.
+    pub fn new(vfs: Arc<Vfs>, incarnation: u16) -> Arc<Lane> {
+        Arc::new(Lane {
+            nodes: NodeTable::new(vfs.root(), incarnation),
+            vfs,
+            slots: SlotTable::default(),
+            tickets: TicketTable::default(),
+            notifier: Notifier::default(),
+        })
+    }
+
+    /// To be called by the shared-memory front end before it reads, writes, truncates or syncs
+    /// `range` of a file: what was stored through mappings is written back to the VFS. May wait for
+    /// the kernel; no lock may be held.
+    pub fn before_io(&self, node: &Node, range: Range) {
+        if tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0 {
+            self.invalidate(node, None, range);
+        }
+    }
+
+    /// To be called by the shared-memory front end after a change of data and before its reply: pages
+    /// that the kernel read before the change are dropped. As [`Lane::before_io`].
+    pub fn changed(&self, node: &Node, range: Range) {
+        self.before_io(node, range);
+    }
+
+    /// Whether I/O that the kernel itself brings through node `door` must not be answered before pages
+    /// under *other* nodes are dropped.
+    pub(crate) fn others_have_pages(&self, node: &Node, door: u64) -> bool {
+        let tag = tag(node);
+        match tag & TAG_SLOT_PAGES {
+            0 => tag & TAG_PAGES != 0 && self.nodes.id_of(node) != Some(door),
+            _ => self.kernel_nodes(node).iter().any(|id| *id != door),
+        }
+    }
+
+    /// Drops the pages of `range` under every node but `except`.
+    pub(crate) fn invalidate(&self, node: &Node, except: Option<u64>, range: Range) {
+        let mut ids = self.kernel_nodes(node);
+        ids.retain(|id| Some(*id) != except);
+        self.notifier.invalidate(&ids, range);
+    }
+
+    fn kernel_nodes(&self, node: &Node) -> Vec<u64> {
+        let mut ids = self.slots.escaped.node_ids(node);
+        if tag(node) & TAG_PAGES != 0 {
+            ids.extend(self.nodes.id_of(node));
+        }
+        ids
+    }
+}
+
+/// The inode's tag, ordered after every earlier change of its data by this thread.
+pub(crate) fn tag(node: &Node) -> u64 {
+    node.tag().load(Ordering::SeqCst)
+}
+
+pub(crate) fn set_tag(node: &Node, bit: u64) {
+    node.tag().fetch_or(bit, Ordering::SeqCst);
+}
+
+pub(crate) fn clear_tag(node: &Node, bit: u64) {
+    node.tag().fetch_and(!bit, Ordering::SeqCst);
+}
+
+/// Whether a name in the root of a lane is none of the tenant's.
+pub fn is_reserved(name: &[u8]) -> bool {
+    name == polylane_ipc::message::RESERVED_DIR.as_bytes()
+        || name == polylane_ipc::message::SLOT_DIR.as_bytes()
+}

@@ -1,0 +1,330 @@
+//! Slots: kernel descriptors opened ahead, bound to files later.
+//!
+//! A slot is a FUSE node of its own that a client opens before it needs it. `open` through the fast
+//! lane then costs a `dup` of a free slot in the client and a *binding* here: until it is unbound,
+//! every operation that the kernel brings on the slot's node acts on the bound file.
+//!
+//! ```text
+//!   FUSE_CREATE .polylane-slots/<token>-<n>     Op::Open arg[0]=n        Op::Close
+//!        (none) ───────────────► free ───────────────► bound ───────────────► free
+//!                                                        │ share_all, a second OPEN
+//!                                                        ▼
+//!                                                     escaped ── last FUSE RELEASE ──► (none)
+//! ```
+//!
+//! # Invariants
+//!
+//! - Only who knows a session's token can make its slots, each number once at a time.
+//! - A slot's access mode is that of its kernel descriptor, and only opens of the same mode are bound
+//!   to it: the kernel's own mode checks stay right.
+//! - An escaped slot is never bound again. Its binding ends with its last kernel handle.
+//! - A slot whose kernel handles are all gone is out of its session's table.
+//!
+//! # Locking
+//!
+//! `SlotTable::sessions → SessionSlots::slots → Slot::state → SlotTable::escaped`. No VFS call is made
+//! under any of them, and files are dropped (closed) after all are free.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_base::{Errno, Result};
+use polylane_vfs::{Inode, Node, OpenFile};
+
+/// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
+/// what a hostile client can make us hold.
+pub const SLOTS_MAX: u32 = 65_536;
+
+/// A session's secret name: whoever knows it may make slots for the session.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token(pub [u8; 16]);
+
+impl Token {
+    /// A token nobody can guess.
+    pub fn random() -> Result<Token> {
+        crate::tickets::random_bytes().map(Token)
+    }
+
+    /// Reads 32 hexadecimal digits.
+    pub fn from_hex(text: &[u8]) -> Option<Token> {
+        let digit = |byte: u8| char::from(byte).to_digit(16).map(|value| value as u8);
+        let mut bytes = [0; 16];
+        if text.len() != 32 {
+            return None;
+        }
+        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        Some(Token(bytes))
+    }
+}
+
+impl fmt::Display for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A secret stays out of logs.
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// Access mode of a descriptor: the `O_ACCMODE` bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// `O_RDONLY`
+    Read,
+    /// `O_WRONLY`
+    Write,
+    /// `O_RDWR`
+    ReadWrite,
+}
+
+impl Access {
+    /// The mode in open(2) flags; `None` for the value 3, which means neither.
+    pub fn from_flags(flags: i32) -> Option<Access> {
+        match flags & libc::O_ACCMODE {
+            libc::O_RDONLY => Some(Access::Read),
+            libc::O_WRONLY => Some(Access::Write),
+            libc::O_RDWR => Some(Access::ReadWrite),
+            _ => None,
+        }
+    }
+}
+
+/// What became of a slot when its client closed the file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unbound {
+    /// It is free again and may be bound to another file.
+    Free,
+    /// Other descriptors mean it: it keeps its file and must not be used again.
+    Escaped,
+}
+
+/// One slot. Thread-safe.
+pub struct Slot {
+    /// The session that made it.
+    pub session: Token,
+    /// Its number there.
+    pub number: u32,
+    /// Mode of its kernel descriptor.
+    pub access: Access,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    file: Option<Arc<OpenFile>>,
+    escaped: bool,
+    /// FUSE handles open on the node: the slot's own and those of second opens.
+    handles: u32,
+    /// FUSE node id, once the front end gave it one.
+    node_id: u64,
+}
+
+impl Slot {
+    /// The bound file. `EBADF` when there is none.
+    pub fn file(&self) -> Result<Arc<OpenFile>> {
+        self.state.lock().file.clone().ok_or(Errno::EBADF)
+    }
+
+    /// Whether other descriptors than the client's own may mean this slot.
+    pub fn escaped(&self) -> bool {
+        self.state.lock().escaped
+    }
+}
+
+/// The slots of one session; what the shared-memory front end works with. Thread-safe.
+pub struct SessionSlots {
+    token: Token,
+    slots: Mutex<Slots>,
+    escaped: Arc<EscapedIndex>,
+}
+
+#[derive(Default)]
+struct Slots {
+    by_number: HashMap<u32, Arc<Slot>>,
+    /// The session ended: nothing may be made or bound any more.
+    closed: bool,
+}
+
+impl SessionSlots {
+    /// The session's secret name.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Binds a free slot to a file. `EBADF`: no such slot; `EBUSY`: bound or escaped; `EINVAL`: the
+    /// file's access mode is not the slot's.
+    pub fn bind(&self, number: u32, file: Arc<OpenFile>) -> Result<()> {
+        let slot = self.find(number)?;
+        if Access::from_flags(file.flags()) != Some(slot.access) {
+            return Err(Errno::EINVAL);
+        }
+        let mut state = slot.state.lock();
+        if state.file.is_some() || state.escaped {
+            return Err(Errno::EBUSY);
+        }
+        state.file = Some(file);
+        Ok(())
+    }
+
+    /// Ends a binding, unless the slot escaped. `EBADF`: no such slot.
+    pub fn unbind(&self, number: u32) -> Result<Unbound> {
+        let slot = self.find(number)?;
+        let mut state = slot.state.lock();
+        if state.escaped {
+            return Ok(Unbound::Escaped);
+        }
+        let file = state.file.take();
+        drop(state);
+        drop(file);
+        Ok(Unbound::Free)
+    }
+
+    /// The file a slot is bound to. `EBADF` when it is free or does not exist.
+    pub fn bound(&self, number: u32) -> Result<Arc<OpenFile>> {
+        self.find(number)?.file()
+    }
+
+    /// Marks every bound slot escaped: other processes are about to hold its descriptor.
+    pub fn share_all(&self) {
+        for slot in self.slots.lock().by_number.values() {
+            slot.escape(&self.escaped);
+        }
+    }
+
+    fn find(&self, number: u32) -> Result<Arc<Slot>> {
+        self.slots.lock().by_number.get(&number).cloned().ok_or(Errno::EBADF)
+    }
+}
+
+impl Slot {
+    /// Marks a bound slot escaped, and its node as one under which the kernel may keep pages.
+    fn escape(&self, index: &EscapedIndex) {
+        let mut state = self.state.lock();
+        let Some(file) = state.file.as_ref().filter(|_| !state.escaped) else { return };
+        index.insert(file.node(), state.node_id);
+        state.escaped = true;
+    }
+}
+
+/// Which slot nodes may have kernel pages of which inode, by the inode's address: an entry's slot
+/// holds the inode open, so the address cannot mean another one.
+#[derive(Default)]
+pub(crate) struct EscapedIndex(Mutex<HashMap<usize, Vec<u64>>>);
+
+fn address(node: &Node) -> usize {
+    Arc::as_ptr(node).cast::<Inode>() as usize
+}
+
+impl EscapedIndex {
+    fn insert(&self, node: &Node, node_id: u64) {
+        self.0.lock().entry(address(node)).or_default().push(node_id);
+        crate::lane::set_tag(node, crate::lane::TAG_SLOT_PAGES);
+    }
+
+    fn remove(&self, node: &Node, node_id: u64) {
+        let mut index = self.0.lock();
+        let Some(ids) = index.get_mut(&address(node)) else { return };
+        ids.retain(|id| *id != node_id);
+        if ids.is_empty() {
+            index.remove(&address(node));
+            crate::lane::clear_tag(node, crate::lane::TAG_SLOT_PAGES);
+        }
+    }
+
+    /// The slot nodes of an inode.
+    pub(crate) fn node_ids(&self, node: &Node) -> Vec<u64> {
+        self.0.lock().get(&address(node)).cloned().unwrap_or_default()
+    }
+}
+
+/// All slots of a lane, by session. Thread-safe.
+#[derive(Default)]
+pub struct SlotTable {
+    sessions: Mutex<HashMap<Token, Weak<SessionSlots>>>,
+    pub(crate) escaped: Arc<EscapedIndex>,
+}
+
+impl SlotTable {
+    /// Starts a session: from now on its token makes slots.
+    pub fn open_session(&self, token: Token) -> Arc<SessionSlots> {
+        let slots = Mutex::default();
+        let session = Arc::new(SessionSlots { token, slots, escaped: self.escaped.clone() });
+        self.sessions.lock().insert(token, Arc::downgrade(&session));
+        session
+    }
+
+    /// Ends a session: its process is gone or will come back under a new token. Free slots vanish
+    /// with their descriptors; bound ones now belong to whoever holds a descriptor.
+    pub fn drop_session(&self, session: &SessionSlots) {
+        self.sessions.lock().remove(&session.token);
+        session.slots.lock().closed = true;
+        session.share_all();
+    }
+
+    /// Makes a slot, on behalf of the kernel's CREATE. `EACCES`: no such session; `EEXIST`: the number is
+    /// in use; `EMFILE`: number out of range.
+    pub fn create(&self, token: Token, number: u32, access: Access) -> Result<Arc<Slot>> {
+        if number >= SLOTS_MAX {
+            return Err(Errno::EMFILE);
+        }
+        let session = self.session(token)?;
+        let mut slots = session.slots.lock();
+        if slots.closed {
+            return Err(Errno::EACCES);
+        }
+        if slots.by_number.contains_key(&number) {
+            return Err(Errno::EEXIST);
+        }
+        let slot = Slot { session: token, number, access, state: Mutex::default() };
+        let slot = Arc::new(slot);
+        slots.by_number.insert(number, slot.clone());
+        Ok(slot)
+    }
+
+    /// Gives a new slot its FUSE node id.
+    pub(crate) fn name(&self, slot: &Slot, node_id: u64) {
+        slot.state.lock().node_id = node_id;
+    }
+
+    /// Counts one kernel handle more on the slot's node. Any but the first is a second open, through
+    /// /proc/self/fd, and makes the slot escape.
+    pub(crate) fn opened(&self, slot: &Slot) {
+        let mut state = slot.state.lock();
+        state.handles += 1;
+        let second = state.handles > 1;
+        drop(state);
+        if second {
+            slot.escape(&self.escaped);
+        }
+    }
+
+    /// Counts one kernel handle less; the last one ends the binding and the slot.
+    pub(crate) fn released(&self, slot: &Slot) {
+        let mut state = slot.state.lock();
+        state.handles = state.handles.saturating_sub(1);
+        if state.handles > 0 {
+            return;
+        }
+        let file = state.file.take();
+        if let Some(file) = file.as_ref().filter(|_| state.escaped) {
+            self.escaped.remove(file.node(), state.node_id);
+        }
+        state.escaped = true;
+        drop(state);
+        if let Ok(session) = self.session(slot.session) {
+            session.slots.lock().by_number.remove(&slot.number);
+        }
+        drop(file);
+    }
+
+    fn session(&self, token: Token) -> Result<Arc<SessionSlots>> {
+        self.sessions.lock().get(&token).and_then(Weak::upgrade).ok_or(Errno::EACCES)
+    }
+}
