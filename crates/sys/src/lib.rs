@@ -4,6 +4,7 @@
 //! Functions on the client's hot path ([`region`], [`futex`], [`copy`], [`cpu`]) do not allocate, take
 //! no lock and do not touch `errno`'s meaning for the caller: they may run in a signal handler.
 
+pub mod buffer;
 pub mod copy;
 pub mod cpu;
 pub mod event;

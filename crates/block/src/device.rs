@@ -1,0 +1,249 @@
+//! Requests, completions and the seam between whoever wants blocks and whoever has them.
+//!
+//! # The contract
+//!
+//! *Durability.* A write is durable once a flush submitted **after its completion** has completed, or
+//! when it carried `fua` and has completed. After a power cut every sector holds the content of its
+//! last durable write or of any later one that was submitted, whole: sectors never tear, requests
+//! larger than a sector may.
+//!
+//! *Order.* Requests in flight together are unordered, also when they overlap. Whoever needs order
+//! waits for a completion. A read that starts after a write completed sees it or a later one.
+//!
+//! *Errors.* A request completes exactly once. After a failed write the sectors hold old or new
+//! content. After a failed flush nothing that was not durable before may be taken for durable, however
+//! often the flush is repeated: the device answers [`Error::Stopped`] until it is opened again.
+//!
+//! *Discard* leaves the sectors reading as zeros and may give their space back. *Write-zeroes* reads
+//! back as zeros; with `unmap` it may give space back too.
+//!
+//! *Threads.* A device is shared and immutable while open; a channel belongs to one thread at a time.
+//! Two channels share no lock on the data path.
+
+use std::fmt;
+use std::sync::Arc;
+
+use polylane_base::Errno;
+use polylane_sys::buffer::Buffer;
+
+/// Bytes in a sector, the unit of addresses and sizes at this seam.
+pub const SECTOR_BYTES: usize = 512;
+
+/// A position on a device, in units of [`SECTOR_BYTES`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Sector(pub u64);
+
+impl Sector {
+    /// The sector that begins at `offset` bytes; `None` when none does.
+    pub const fn at_byte(offset: u64) -> Option<Sector> {
+        match offset.is_multiple_of(SECTOR_BYTES as u64) {
+            true => Some(Sector(offset / SECTOR_BYTES as u64)),
+            false => None,
+        }
+    }
+
+    /// Its first byte. `None` past 2^64.
+    pub const fn byte(self) -> Option<u64> {
+        self.0.checked_mul(SECTOR_BYTES as u64)
+    }
+}
+
+/// What to do with a range of sectors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Op {
+    /// Fill the buffers from the device.
+    Read,
+    /// Store the buffers; durable at completion with `fua`.
+    Write {
+        /// Force unit access.
+        fua: bool,
+    },
+    /// Make the range read as zeros, without buffers.
+    WriteZeroes {
+        /// The space may be given back.
+        unmap: bool,
+        /// Durable at completion.
+        fua: bool,
+    },
+    /// The range is not needed any more: it reads as zeros and its space may be given back.
+    Discard,
+    /// Make all completed writes durable. Has no range.
+    Flush,
+}
+
+/// Why a request, or opening a device, failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Error {
+    /// The range reaches past the end, or its length disagrees with the buffers.
+    OutOfRange,
+    /// A change of a read-only device.
+    ReadOnly,
+    /// The operation does not exist here (`EOPNOTSUPP`).
+    Unsupported,
+    /// No space is left under the image (`ENOSPC`); what was acknowledged before is safe.
+    NoSpace,
+    /// The medium failed.
+    Medium(Errno),
+    /// An earlier failure stopped the device; open it again.
+    Stopped,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::OutOfRange => f.write_str("range outside the device"),
+            Error::ReadOnly => f.write_str("device is read-only"),
+            Error::Unsupported => f.write_str("operation not supported by the device"),
+            Error::NoSpace => f.write_str("no space left under the volume"),
+            Error::Medium(errno) => write!(f, "medium failed: {errno}"),
+            Error::Stopped => f.write_str("device stopped after an earlier failure; open it again"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<Error> for Errno {
+    fn from(error: Error) -> Errno {
+        match error {
+            Error::OutOfRange => Errno::EINVAL,
+            Error::ReadOnly => Errno::EROFS,
+            Error::Unsupported => Errno::EOPNOTSUPP,
+            Error::NoSpace => Errno::ENOSPC,
+            Error::Medium(_) | Error::Stopped => Errno::EIO,
+        }
+    }
+}
+
+/// Proof that a request was made and not yet answered. Dropping it unanswered is a bug of ours, so it
+/// panics in tests and counts for nothing else.
+#[derive(Debug)]
+struct Ticket {
+    answered: bool,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        debug_assert!(
+            self.answered || std::thread::panicking(),
+            "a block request was dropped without completion"
+        );
+    }
+}
+
+/// A request: a value that only moves forward, from its maker to the completion.
+///
+/// It owns its buffers until then. `data` holds whole sectors, `count` of them in total for reads and
+/// writes; it is empty for every other operation.
+#[derive(Debug)]
+pub struct Request {
+    /// What to do.
+    pub op: Op,
+    /// First sector.
+    pub sector: Sector,
+    /// Number of sectors; 0 for a flush.
+    pub count: u64,
+    /// The memory to fill or store, in order.
+    pub data: Vec<Buffer>,
+    /// The maker's own number for it, given back in the completion.
+    pub tag: u64,
+    ticket: Ticket,
+}
+
+impl Request {
+    /// A request whose `count` is what the buffers hold.
+    pub fn with_data(op: Op, sector: Sector, data: Vec<Buffer>, tag: u64) -> Self {
+        let bytes: usize = data.iter().map(|buffer| buffer.len()).sum();
+        Request {
+            op,
+            sector,
+            count: (bytes / SECTOR_BYTES) as u64,
+            data,
+            tag,
+            ticket: Ticket { answered: false },
+        }
+    }
+
+    /// A request about a range, without buffers.
+    pub fn without_data(op: Op, sector: Sector, count: u64, tag: u64) -> Self {
+        Request { op, sector, count, data: Vec::new(), tag, ticket: Ticket { answered: false } }
+    }
+
+    /// Whether the request changes the device.
+    pub fn is_change(&self) -> bool {
+        !matches!(self.op, Op::Read | Op::Flush)
+    }
+
+    /// Checks the request against a device of `sectors` sectors: range, buffer sizes, shape.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn validate(&self, sectors: u64) -> Result<(), Error> {
+        let end = self.sector.0.checked_add(self.count).ok_or(Error::OutOfRange)?;
+        let bytes: usize = self.data.iter().map(|buffer| buffer.len()).sum();
+        let whole = self.data.iter().all(|buffer| buffer.len().is_multiple_of(SECTOR_BYTES));
+        let shape = match self.op {
+            Op::Read | Op::Write { .. } => whole && bytes as u64 / 512 == self.count && bytes > 0,
+            Op::WriteZeroes { .. } | Op::Discard => bytes == 0 && self.count > 0,
+            Op::Flush => bytes == 0 && self.count == 0,
+        };
+        if shape && end <= sectors { Ok(()) } else { Err(Error::OutOfRange) }
+    }
+
+    /// Ends the request.
+    pub fn complete(self, result: Result<(), Error>) -> Completion {
+        let Request { op, data, tag, mut ticket, .. } = self;
+        ticket.answered = true;
+        Completion { op, data, tag, result }
+    }
+}
+
+/// An answered request, with its buffers.
+#[derive(Debug)]
+pub struct Completion {
+    /// What was asked for.
+    pub op: Op,
+    /// The buffers of the request; filled after a successful read.
+    pub data: Vec<Buffer>,
+    /// The maker's number.
+    pub tag: u64,
+    /// How it ended.
+    pub result: Result<(), Error>,
+}
+
+/// What became of a submission.
+#[derive(Debug)]
+pub enum Submitted {
+    /// Answered at once.
+    Done(Completion),
+    /// Under way; `poll` will yield it.
+    Pending,
+    /// The channel is full; the same request comes back untouched. Poll, then try again.
+    Busy(Request),
+}
+
+/// A device of sectors. Shared by all threads, immutable while open.
+pub trait BlockDevice: Send + Sync {
+    /// Its size. May grow while open (online resize), never shrinks.
+    fn sector_count(&self) -> u64;
+
+    /// Whether changes are refused.
+    fn read_only(&self) -> bool {
+        false
+    }
+
+    /// One more private road to it. The road keeps the device open.
+    fn channel(self: Arc<Self>) -> Box<dyn Channel>;
+}
+
+/// One thread's road to a device. Nothing here blocks but [`Channel::park`].
+pub trait Channel: Send {
+    /// Starts a request. Invalid requests complete at once with an error.
+    fn submit(&mut self, request: Request) -> Submitted;
+
+    /// Moves finished requests to `done`.
+    fn poll(&mut self, done: &mut Vec<Completion>);
+
+    /// Sleeps until `poll` will yield something, or nothing is in flight.
+    fn park(&mut self);
+}

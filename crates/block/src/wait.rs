@@ -1,0 +1,121 @@
+//! The one place that turns submit and poll into waiting, for the blocking code above the seam.
+//!
+//! Channels are kept and used again: a caller takes a free one, or makes one, and puts it back. The
+//! lock is held for that push or pop only.
+
+use std::sync::Arc;
+
+use polylane_base::sync::Mutex;
+use polylane_sys::buffer::Buffer;
+
+use crate::device::{BlockDevice, Channel, Completion, Error, Op, Request, Sector, Submitted};
+
+/// Blocking access to a device, for any number of threads.
+pub struct Waiter {
+    device: Arc<dyn BlockDevice>,
+    idle: Mutex<Vec<Box<dyn Channel>>>,
+}
+
+impl Waiter {
+    /// Access to `device`.
+    pub fn new(device: Arc<dyn BlockDevice>) -> Self {
+        Waiter { device, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// The device itself.
+    pub fn device(&self) -> &dyn BlockDevice {
+        &*self.device
+    }
+
+    /// Reads `bytes` bytes, a multiple of the sector size, from `sector` on.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn read(&self, sector: Sector, bytes: usize) -> Result<Buffer, Error> {
+        self.read_into(sector, Buffer::zeroed(bytes))
+    }
+
+    /// Fills `buffer` from `sector` on and gives it back.
+    ///
+    /// # Errors
+    /// See [`Error`]; the buffer is lost.
+    pub fn read_into(&self, sector: Sector, buffer: Buffer) -> Result<Buffer, Error> {
+        let mut done = self.one(Request::with_data(Op::Read, sector, vec![buffer], 0));
+        done.result?;
+        done.data.pop().ok_or(Error::OutOfRange)
+    }
+
+    /// Writes `buffer` at `sector` and gives it back; durable on return with `fua`.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn write(&self, sector: Sector, buffer: Buffer, fua: bool) -> Result<Buffer, Error> {
+        let mut done = self.one(Request::with_data(Op::Write { fua }, sector, vec![buffer], 0));
+        done.result?;
+        done.data.pop().ok_or(Error::OutOfRange)
+    }
+
+    /// Makes `count` sectors read as zeros.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn write_zeroes(&self, sector: Sector, count: u64, unmap: bool) -> Result<(), Error> {
+        let op = Op::WriteZeroes { unmap, fua: false };
+        self.one(Request::without_data(op, sector, count, 0)).result
+    }
+
+    /// Gives `count` sectors up.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn discard(&self, sector: Sector, count: u64) -> Result<(), Error> {
+        self.one(Request::without_data(Op::Discard, sector, count, 0)).result
+    }
+
+    /// Makes every write that completed before this call durable.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn flush(&self) -> Result<(), Error> {
+        self.one(Request::without_data(Op::Flush, Sector(0), 0, 0)).result
+    }
+
+    /// Runs requests together and waits for all; completions come in no particular order, told apart
+    /// by their tags.
+    pub fn all(&self, requests: impl IntoIterator<Item = Request>) -> Vec<Completion> {
+        let mut channel = self.take();
+        let (mut done, mut sent) = (Vec::new(), 0);
+        for request in requests {
+            push(&mut *channel, request, &mut done);
+            sent += 1;
+        }
+        while done.len() < sent {
+            channel.park();
+            channel.poll(&mut done);
+        }
+        self.idle.lock().push(channel);
+        done
+    }
+
+    fn one(&self, request: Request) -> Completion {
+        self.all([request]).pop().expect("a channel answers every request once")
+    }
+
+    fn take(&self) -> Box<dyn Channel> {
+        let idle = self.idle.lock().pop();
+        idle.unwrap_or_else(|| self.device.clone().channel())
+    }
+}
+
+/// Submits, making room by collecting completions as long as the channel is full.
+fn push(channel: &mut dyn Channel, mut request: Request, done: &mut Vec<Completion>) {
+    loop {
+        match channel.submit(request) {
+            Submitted::Done(completion) => return done.push(completion),
+            Submitted::Pending => return,
+            Submitted::Busy(same) => request = same,
+        }
+        channel.park();
+        channel.poll(done);
+    }
+}
