@@ -123,7 +123,9 @@ pub enum SetTime {
     At(Time),
 }
 
-/// Changes to an inode; `None` leaves a field as it is. `ctime` moves with any change.
+/// Changes to an inode; `None` leaves a field as it is. `ctime` moves with any change, unless it is
+/// given: the VFS gives it when it hands on times that it kept (access times, delayed writes). Front
+/// ends leave it `None`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SetAttr {
     /// New permission bits (12 bits).
@@ -138,6 +140,8 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// New modification time.
     pub mtime: Option<SetTime>,
+    /// Exactly this change time.
+    pub ctime: Option<Time>,
 }
 
 /// What to create.
@@ -198,7 +202,8 @@ pub enum RenameMode {
 pub struct DirEntry<'a> {
     /// The inode.
     pub ino: Ino,
-    /// Position *after* this entry: give it to `readdir` to go on from here. Never 0.
+    /// Position *after* this entry: give it to `readdir` to go on from here. 1..=`i64::MAX - 2` from
+    /// a libservice: the VFS adds 2 for `.` and `..`, and programs take positions as `off_t`.
     pub next: u64,
     /// What it is.
     pub kind: Kind,
