@@ -1,0 +1,61 @@
+# make demo: the main job. make test: everything. Both set a fresh Debian 12 up by themselves.
+SHELL := /bin/sh
+CARGO_BIN := $(if $(CARGO_HOME),$(CARGO_HOME),$(HOME)/.cargo)/bin
+export PATH := $(CARGO_BIN):$(PATH)
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
+PREFIX ?= /usr/local
+BIN := $(CARGO_TARGET_DIR)/release/polylane
+TOOLS := $(CARGO_TARGET_DIR)/tools
+FIGURES ?= ipc queue copy seqread fileio-ram cached-read cached-write stat open-close ocrd
+
+.PHONY: demo test test-apps bench campaign build check tools install clean
+
+# Real programs in a lane, then two tenants side by side: about a minute after the build.
+demo:
+	@scripts/setup.sh build demo
+	@$(MAKE) --no-print-directory build
+	@$(BIN) bench run demo
+
+# Every check there is that needs no particular machine; ends with "N passed, N failed, N skipped".
+test:
+	@scripts/setup.sh build test
+	@$(MAKE) --no-print-directory build tools
+	@cargo xtask test
+
+# The whole-system tests alone: real programs in lanes, compared with tmpfs.
+test-apps:
+	@scripts/setup.sh build test
+	@$(MAKE) --no-print-directory build tools
+	@cargo xtask apps
+
+build:
+	@cargo build --release --quiet --package polylane --package polylane-client
+
+check:
+	@cargo xtask check
+
+# Test suites from the crate registry, built once.
+tools: $(TOOLS)/bin/pjdfstest $(TOOLS)/bin/fsx
+$(TOOLS)/bin/pjdfstest:
+	@cargo install --quiet --locked pjdfstest --version 0.2.2 --root $(TOOLS)
+$(TOOLS)/bin/fsx:
+	@cargo install --quiet --locked fsx --version 0.3.2 --root $(TOOLS)
+
+# A quick look at every figure; `make campaign` runs them in full and takes hours.
+bench:
+	@scripts/setup.sh build demo
+	@$(MAKE) --no-print-directory build
+	@$(BIN) bench run $(FIGURES) --quick
+
+campaign:
+	@scripts/setup.sh build demo
+	@$(MAKE) --no-print-directory build
+	@$(BIN) bench run $(FIGURES)
+
+install: build
+	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/polylane
+	install -D -m 755 $(CARGO_TARGET_DIR)/release/libpolylane.so \
+		$(DESTDIR)$(PREFIX)/lib/libpolylane.so
+
+clean:
+	@cargo clean

@@ -1,0 +1,105 @@
+#!/bin/sh
+# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test …
+# Asks for what is missing only; a tool that is already there, from wherever, is left alone.
+set -eu
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+
+missing=
+# need PACKAGE COMMAND…: the package goes on the list when the command fails.
+need() {
+    package=$1
+    shift
+    "$@" >/dev/null 2>&1 || missing="$missing $package"
+}
+tool() { command -v "$1" || [ -x "/sbin/$1" ] || [ -x "/usr/sbin/$1" ]; }
+
+need_build() {
+    need gcc tool cc
+    need libc6-dev test -e /usr/include/stdio.h
+    need make tool make
+    # rustup is fetched with curl.
+    rust_is_good || need curl tool curl
+    rust_is_good || need ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
+}
+
+need_demo() {
+    need git tool git
+    need sqlite3 tool sqlite3
+    need e2fsprogs tool mkfs.ext4
+    need xfsprogs tool mkfs.xfs
+    need btrfs-progs tool mkfs.btrfs
+}
+
+need_test() {
+    for name in acl:getfacl attr:setfattr busybox-static:busybox bzip2:bzip2 gawk:awk git:git \
+        golang-go:go procps:pgrep redis-tools:redis-benchmark rsync:rsync sqlite3:sqlite3 \
+        strace:strace util-linux:unshare; do
+        need "${name%%:*}" tool "${name##*:}"
+    done
+    need python3 test -x /usr/bin/python3
+    version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' || echo 3.11)
+    need "libpython$version-testsuite" /usr/bin/python3 -c 'import test.test_os'
+}
+
+install_missing() {
+    [ -n "$missing" ] || return 0
+    root=
+    if ! command -v apt-get >/dev/null; then
+        echo "setup: no apt-get here; please install what these packages hold:$missing" >&2
+        return 1
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        if ! command -v sudo >/dev/null; then
+            echo "setup: not root and no sudo; please run: apt-get install$missing" >&2
+            return 1
+        fi
+        root=sudo
+    fi
+    echo "setup: installing$missing" >&2
+    $root apt-get update -qq
+    # shellcheck disable=SC2086 # a list of words
+    $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        $missing >/dev/null
+}
+
+wanted_rust() { sed -n 's/^rust-version = "\(.*\)"/\1/p' "$here/Cargo.toml"; }
+
+# Whether cargo, clippy and rustfmt are there and rustc is new enough.
+rust_is_good() {
+    have=$(cd "$here" && rustc --version 2>/dev/null | cut -d' ' -f2)
+    [ -n "$have" ] || return 1
+    oldest=$(printf '%s\n%s\n' "$(wanted_rust)" "$have" | sort -V | head -n 1)
+    [ "$oldest" = "$(wanted_rust)" ] || return 1
+    cargo clippy --version >/dev/null 2>&1 && cargo fmt --version >/dev/null 2>&1
+}
+
+install_rust() {
+    rust_is_good && return 0
+    echo "setup: installing the stable Rust toolchain with rustup" >&2
+    if command -v rustup >/dev/null; then
+        rustup toolchain install stable --profile minimal -c clippy -c rustfmt >&2 &&
+            rustup default stable >&2
+    else
+        curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs |
+            sh -s -- -y --profile minimal -c clippy -c rustfmt >&2
+    fi || true
+    rust_is_good && return 0
+    echo "setup: Rust $(wanted_rust) or newer with clippy and rustfmt is needed, and rustup could" \
+        "not install it; please install it and run make again" >&2
+    return 1
+}
+
+[ $# -gt 0 ] || set -- build
+for what in "$@"; do
+    case $what in
+    build | demo | test) "need_$what" ;;
+    *)
+        echo "usage: scripts/setup.sh build|demo|test …" >&2
+        exit 2
+        ;;
+    esac
+done
+install_missing
+install_rust
