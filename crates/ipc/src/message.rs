@@ -1,7 +1,7 @@
 //! What client and service say to each other through a mailbox.
 //!
 //! A [`Message`] is sixteen little-endian 64-bit words, copied whole out of shared memory before
-//! anything in it is looked at. A [`Reply`] is the same size plus room for one inode's state. Paths,
+//! anything in it is looked at. A [`Reply`] has room for one inode's state beside. Paths,
 //! names and file data travel in the mailbox's request buffer. Nothing in a message names its sender:
 //! identity comes from the socket (`SO_PEERCRED`, `SO_PEERGROUPS`) when the channel is made.
 //!
@@ -10,8 +10,14 @@
 /// Version of the whole wire format. Client and service must agree exactly.
 pub const VERSION: u32 = 1;
 
-/// 64-bit words in a message and in a reply.
+/// 64-bit words that a mailbox has for a message or a reply.
 pub const WORDS: usize = 24;
+
+/// Words of a message; the rest are zero.
+pub const MESSAGE_WORDS: usize = 16;
+
+/// Words of a reply that carries a status and a handle only.
+pub const REPLY_HEAD_WORDS: usize = 3;
 
 /// Longest path accepted, terminating NUL not counted (`PATH_MAX` - 1).
 pub const PATH_BYTES_MAX: usize = 4095;
@@ -207,7 +213,6 @@ impl Message {
 
     /// The message as words.
     pub fn to_words(&self) -> [u64; WORDS] {
-        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let mut words = [0; WORDS];
         words[0] = pair(self.op as u32, self.flags);
         words[1] = pair(self.mode, self.umask);
@@ -220,8 +225,6 @@ impl Message {
 
     /// Words as a message; `None` when the operation does not exist.
     pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
-        let low = |word: u64| word as u32;
-        let high = |word: u64| (word >> 32) as u32;
         let number = u16::try_from(low(words[0])).ok()?;
         Some(Message {
             op: Op::from_number(number)?,
@@ -298,6 +301,135 @@ impl Reply {
     pub const fn new(status: Status) -> Self {
         Reply { status, handle: 0, value: [0; 8], attr: None }
     }
+
+    /// The reply as words. A reply with `attr` keeps `value[0..2]` only.
+    pub fn to_words(&self) -> [u64; WORDS] {
+        let mut words = [0; WORDS];
+        let (tag, errno, count) = match self.status {
+            Status::Done(count) => (TAG_DONE, 0, count),
+            Status::Failed(errno) => (TAG_FAILED, errno, 0),
+            Status::UseKernel => (TAG_USE_KERNEL, 0, 0),
+        };
+        let tail = match self.attr {
+            Some(_) => HAS_ATTR,
+            None if self.value != [0; 8] => HAS_VALUES,
+            None => 0,
+        };
+        words[0] = pair(tag | tail, errno as u32);
+        words[1] = count;
+        words[2] = self.handle;
+        words[VALUES..VALUES + 8].copy_from_slice(&self.value);
+        if let Some(attr) = &self.attr {
+            words[ATTR..].copy_from_slice(&[0; WORDS - ATTR]);
+            words[ATTR..ATTR + WireAttr::WORDS].copy_from_slice(&attr.to_words());
+        }
+        words
+    }
+
+    /// Words as a reply; `None` when they are none.
+    pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
+        let status = match low(words[0]) & TAG_MASK {
+            TAG_DONE => Status::Done(words[1]),
+            TAG_FAILED => Status::Failed(high(words[0]) as i32),
+            TAG_USE_KERNEL => Status::UseKernel,
+            _ => return None,
+        };
+        let mut reply = Reply { handle: words[2], ..Reply::new(status) };
+        match low(words[0]) & !TAG_MASK {
+            0 => {}
+            HAS_VALUES => reply.value.copy_from_slice(&words[VALUES..VALUES + 8]),
+            HAS_ATTR => {
+                reply.value[..2].copy_from_slice(&words[VALUES..ATTR]);
+                reply.attr = Some(WireAttr::from_words(&words[ATTR..]));
+            }
+            _ => return None,
+        }
+        Some(reply)
+    }
+
+    /// Whether more words than the head mean something.
+    pub fn has_tail(words: &[u64; WORDS]) -> bool {
+        low(words[0]) & !TAG_MASK != 0
+    }
+
+    /// How many words mean something.
+    pub fn words_used(words: &[u64; WORDS]) -> usize {
+        match low(words[0]) & !TAG_MASK {
+            HAS_ATTR => ATTR + WireAttr::WORDS,
+            HAS_VALUES => VALUES + 8,
+            _ => REPLY_HEAD_WORDS,
+        }
+    }
+}
+
+const TAG_DONE: u32 = 0;
+const TAG_FAILED: u32 = 1;
+const TAG_USE_KERNEL: u32 = 2;
+const TAG_MASK: u32 = 0xff;
+/// Beside a tag: `value` is not all zero.
+const HAS_VALUES: u32 = 0x100;
+/// Beside a tag: `attr` is there, and the first two of `value`.
+const HAS_ATTR: u32 = 0x200;
+
+/// First word of `value`.
+const VALUES: usize = REPLY_HEAD_WORDS;
+/// First word of `attr`, which lies over `value[2..]`.
+const ATTR: usize = VALUES + 2;
+
+const _: () = assert!(ATTR + WireAttr::WORDS <= WORDS);
+
+impl WireAttr {
+    /// Words of an attr.
+    const WORDS: usize = 13;
+
+    fn to_words(self) -> [u64; Self::WORDS] {
+        let [anow, mnow, cnow, bnow] = self.nsec;
+        let [asec, msec, csec, bsec] = self.sec.map(|sec| sec as u64);
+        [
+            self.ino,
+            pair(self.mode, self.nlink),
+            pair(self.uid, self.gid),
+            self.rdev,
+            self.size,
+            self.blocks,
+            u64::from(self.blksize),
+            pair(anow, mnow),
+            pair(cnow, bnow),
+            asec,
+            msec,
+            csec,
+            bsec,
+        ]
+    }
+
+    /// From the first [`WireAttr::WORDS`] of `words`, of which there are that many.
+    fn from_words(words: &[u64]) -> Self {
+        WireAttr {
+            ino: words[0],
+            mode: low(words[1]),
+            nlink: high(words[1]),
+            uid: low(words[2]),
+            gid: high(words[2]),
+            rdev: words[3],
+            size: words[4],
+            blocks: words[5],
+            blksize: low(words[6]),
+            nsec: [low(words[7]), high(words[7]), low(words[8]), high(words[8])],
+            sec: [words[9], words[10], words[11], words[12]].map(|sec| sec as i64),
+        }
+    }
+}
+
+const fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+const fn low(word: u64) -> u32 {
+    word as u32
+}
+
+const fn high(word: u64) -> u32 {
+    (word >> 32) as u32
 }
 
 /// A directory name in the root of every lane that no libservice sees. The supervisor mounts the
@@ -311,3 +443,77 @@ pub const SLOT_DIR: &str = ".polylane-slots";
 /// `ioctl(2)` request on any descriptor of the lane's FUSE mount: writes a 16-byte one-use ticket for
 /// [`Op::Redeem`]. `_IOR('P', 1, [u8; 16])`.
 pub const IOCTL_IDENTIFY: u32 = 0x8010_5001;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polylane_base::rng::Rng;
+
+    fn attr(rng: &mut Rng) -> WireAttr {
+        let mut next = || rng.next_u64();
+        WireAttr {
+            ino: next(),
+            mode: next() as u32,
+            nlink: next() as u32,
+            uid: next() as u32,
+            gid: next() as u32,
+            rdev: next(),
+            size: next(),
+            blocks: next(),
+            blksize: next() as u32,
+            nsec: [next() as u32, next() as u32, next() as u32, next() as u32],
+            sec: [next() as i64, next() as i64, next() as i64, next() as i64],
+        }
+    }
+
+    #[test]
+    fn messages_survive_the_wire() {
+        let mut rng = Rng::new(1);
+        for &op in Op::ALL {
+            let mut words = Message::new(op).to_words();
+            for (n, word) in words[..MESSAGE_WORDS].iter_mut().enumerate() {
+                let random = rng.next_u64();
+                *word = if n == 0 { *word & 0xffff_ffff | random << 32 } else { random };
+            }
+            let message = Message::from_words(&words).unwrap();
+            assert_eq!((message.op, message.to_words()), (op, words));
+        }
+    }
+
+    #[test]
+    fn replies_survive_the_wire_in_the_words_they_use() {
+        let mut rng = Rng::new(2);
+        let statuses = [Status::Done(7), Status::Failed(-3), Status::UseKernel];
+        for round in 0..300 {
+            let mut reply = Reply::new(statuses[round % 3]);
+            reply.handle = rng.next_u64();
+            match round / 3 % 3 {
+                0 => {}
+                1 => reply.value = std::array::from_fn(|_| rng.next_u64()),
+                _ => {
+                    (reply.value[0], reply.value[1]) = (rng.next_u64(), rng.next_u64());
+                    reply.attr = Some(attr(&mut rng));
+                }
+            }
+            let words = reply.to_words();
+            let used = Reply::words_used(&words);
+            assert_eq!(Reply::has_tail(&words), used > REPLY_HEAD_WORDS);
+            let mut seen = [0; WORDS];
+            seen[..used].copy_from_slice(&words[..used]);
+            assert_eq!(Reply::from_words(&seen), Some(reply));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_no_message_and_no_reply() {
+        let mut words = [0; WORDS];
+        for number in [Op::ALL.len() as u64, 0xffff, 0x1_0000, 0xffff_ffff] {
+            words[0] = number;
+            assert_eq!(Message::from_words(&words), None, "{number:#x}");
+        }
+        for tag in [3, 0xff, 0x300, 0x400, 0x8000_0000] {
+            words[0] = tag;
+            assert_eq!(Reply::from_words(&words), None, "{tag:#x}");
+        }
+    }
+}

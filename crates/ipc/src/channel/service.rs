@@ -1,0 +1,304 @@
+//! The service's end of a channel: take requests, read them once, reply.
+//!
+//! # Invariants
+//!
+//! - Everything in the region may be rewritten by the client at any moment. What is read from it is
+//!   copied to private memory and checked there; offsets are computed from private numbers only.
+//! - `serving` is private and says which mailboxes are out to workers. A mailbox is taken at most once
+//!   until it is replied to, whatever the client pushes.
+//! - Nothing here waits for the client: the one wait, for the next piece of an overlapped write, is a
+//!   bounded spin.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use polylane_base::Result;
+use polylane_base::sync::Mutex;
+use polylane_sys::{Region, event};
+
+use super::mailbox::Mailbox;
+use super::{CopyPlan, MailboxIndex, with_queue};
+use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, header};
+use crate::message::{MESSAGE_WORDS, Message, Reply, VERSION, WORDS};
+use crate::queue::bell::{Bell, NO_CPU};
+use crate::queue::{Mapped, Ticket};
+
+/// Looks at an overlapped write's progress before it is served as short: some 20 to 50 µs.
+const WRITE_SPINS: u32 = 1000;
+
+/// Values that one `take` throws away because no request is behind them.
+const SPURIOUS_MAX: usize = 16;
+
+/// The service's end. Thread-safe: any worker may take, any thread may reply.
+#[derive(Debug)]
+pub struct ServiceChannel {
+    region: Region,
+    memfd: OwnedFd,
+    doorbells: Vec<OwnedFd>,
+    layout: Layout,
+    geometry: Geometry,
+    plan: CopyPlan,
+    tickets: Vec<Mutex<Ticket>>,
+    serving: Box<[AtomicBool]>,
+}
+
+impl ServiceChannel {
+    /// Makes a channel with its memory and one eventfd per core group. `EINVAL` for numbers out of
+    /// bounds, else what the kernel says.
+    pub fn create(geometry: Geometry, plan: CopyPlan) -> Result<ServiceChannel> {
+        let layout = geometry.layout()?;
+        let (region, memfd) = Region::create("polylane-channel", layout.total_bytes())?;
+        let store = |offset, value| region.word32(offset).store(value, Ordering::Relaxed);
+        store(header::VERSION, VERSION);
+        store(header::MAILBOXES, geometry.mailbox_count);
+        store(header::BUFFER, geometry.buffer_bytes);
+        store(header::QUEUE, geometry.queue as u32);
+        store(header::GROUPS, geometry.groups);
+        region.word64(header::MAGIC).store(MAGIC, Ordering::Release);
+        let groups = 0..geometry.groups as usize;
+        for group in groups.clone() {
+            Bell(Mapped::new(&region, layout.control(group))).set_cpu(NO_CPU);
+        }
+        let doorbells = groups.clone().map(|_| event::eventfd()).collect::<Result<_>>()?;
+        let tickets = groups.map(|_| Mutex::new(Ticket::default())).collect();
+        let serving = (0..geometry.mailbox_count).map(|_| AtomicBool::new(false)).collect();
+        Ok(ServiceChannel { region, memfd, doorbells, layout, geometry, plan, tickets, serving })
+    }
+
+    /// The memory, for the client.
+    pub fn memfd(&self) -> BorrowedFd<'_> {
+        self.memfd.as_fd()
+    }
+
+    /// The eventfd of a core group, for the client and for the worker's epoll set: edge-triggered, and
+    /// never read, since the client holds it too.
+    pub fn doorbell(&self, group: usize) -> BorrowedFd<'_> {
+        self.doorbells[group].as_fd()
+    }
+
+    /// What goes along with the welcome: the memory, then the doorbells in order.
+    pub fn client_fds(&self) -> Vec<BorrowedFd<'_>> {
+        std::iter::once(self.memfd()).chain(self.doorbells.iter().map(|fd| fd.as_fd())).collect()
+    }
+
+    /// Its shape.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// How it moves large payloads.
+    pub fn plan(&self) -> CopyPlan {
+        self.plan
+    }
+
+    /// Payload bytes of a mailbox.
+    pub fn buffer_bytes(&self) -> usize {
+        self.geometry.buffer_bytes as usize
+    }
+
+    /// The next request of a core group; the mailbox is the caller's until [`ServiceChannel::reply`].
+    /// `None` when there is none, or when another thread is just taking from this group.
+    pub fn take(&self, group: usize) -> Option<MailboxIndex> {
+        let mut ticket = self.tickets[group].try_lock()?;
+        for _ in 0..SPURIOUS_MAX {
+            let value = self.queue(group, |queue| queue.pop(&mut ticket))?;
+            if self.accept(value) {
+                return Some(MailboxIndex(value));
+            }
+        }
+        None
+    }
+
+    /// The next request of any core group, `group` first.
+    pub fn take_any(&self, group: usize) -> Option<MailboxIndex> {
+        let groups = self.tickets.len();
+        (0..groups).find_map(|step| self.take((group + step) % groups))
+    }
+
+    /// Whether [`ServiceChannel::take`] would find something. A hint that a hostile client can keep up for
+    /// ever: bound what you do upon it.
+    pub fn has_requests(&self, group: usize) -> bool {
+        match self.tickets[group].try_lock() {
+            Some(ticket) => self.queue(group, |queue| queue.ready(&ticket)),
+            None => true,
+        }
+    }
+
+    /// Tells the clients that the worker of `group` is about to sleep, or is back. After `true`, look at
+    /// [`ServiceChannel::has_requests`] once more before sleeping.
+    pub fn set_asleep(&self, group: usize, asleep: bool) {
+        self.bell(group).set_asleep(asleep);
+    }
+
+    /// Tells the clients where the worker of `group` runs.
+    pub fn set_cpu(&self, group: usize, cpu: u32) {
+        self.bell(group).set_cpu(cpu);
+    }
+
+    /// The request in a taken mailbox, copied out; `None` when it is none that exists. Call once.
+    pub fn message(&self, index: MailboxIndex) -> Option<Message> {
+        let mut words = [0; WORDS];
+        self.mailbox(index).get_words(&mut words[..MESSAGE_WORDS]);
+        Message::from_words(&words)
+    }
+
+    /// Answers a taken mailbox; from now on it is the client's. Any thread, once per take.
+    pub fn reply(&self, index: MailboxIndex, reply: &Reply) {
+        let mailbox = self.mailbox(index);
+        let words = reply.to_words();
+        mailbox.put_words(&words[..Reply::words_used(&words)]);
+        self.serving[index.0 as usize].store(false, Ordering::Release);
+        mailbox.reply();
+    }
+
+    /// Copies payload bytes of a taken mailbox out. In range, or it panics: check lengths from the
+    /// message against [`ServiceChannel::buffer_bytes`].
+    pub fn payload_get(&self, index: MailboxIndex, at: usize, into: &mut [u8]) {
+        let offset = self.payload(index, at, into.len());
+        self.region.copy_out_with(self.plan.method_for(into.len()), offset, into);
+    }
+
+    /// Copies bytes into the payload of a taken mailbox. In range, or it panics.
+    pub fn payload_put(&self, index: MailboxIndex, at: usize, from: &[u8]) {
+        let offset = self.payload(index, at, from.len());
+        self.region.copy_in_with(self.plan.method_for(from.len()), offset, from);
+    }
+
+    /// The payload of a taken mailbox as the place where read data goes. `total` is what was asked for.
+    pub fn read_pipe(&self, index: MailboxIndex, total: usize) -> ReadPipe<'_> {
+        let method = self.plan.method_for(total);
+        ReadPipe { channel: self, index, method, ready: 0, published: 0 }
+    }
+
+    /// The payload of a taken mailbox from `start` on as the place where `len` bytes to write come from.
+    /// The range must lie in the buffer. Waits, boundedly, for the bytes that are still being copied in.
+    pub fn write_pipe(&self, index: MailboxIndex, start: usize, len: usize) -> WritePipe<'_> {
+        let mailbox = self.mailbox(index);
+        let (end, mut ready) = (start + len, 0);
+        let mut left = WRITE_SPINS;
+        loop {
+            let now = mailbox.progress() as usize;
+            if now >= end || left == 0 {
+                break;
+            }
+            // Progress buys time, but only while it is real: at most a page's worth of turns each.
+            left = if now >= ready + 4096 { WRITE_SPINS } else { left - 1 };
+            ready = ready.max(now);
+            std::hint::spin_loop();
+        }
+        let len = (mailbox.progress() as usize).clamp(start, end) - start;
+        WritePipe { channel: self, index, method: self.plan.method_for(len), start, len }
+    }
+
+    /// A request was popped: whether there is one, and nobody else serves it.
+    fn accept(&self, value: u32) -> bool {
+        let Some(serving) = self.serving.get(value as usize) else {
+            return false;
+        };
+        if serving.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let posted = self.mailbox(MailboxIndex(value)).is_posted();
+        if !posted {
+            serving.store(false, Ordering::Release);
+        }
+        posted
+    }
+
+    #[inline]
+    fn queue<R>(&self, group: usize, with: impl FnOnce(&dyn crate::queue::RequestQueue) -> R) -> R {
+        with_queue(&self.region, &self.layout, &self.geometry, group, with)
+    }
+
+    #[inline]
+    fn mailbox(&self, index: MailboxIndex) -> Mailbox<Mapped<'_>> {
+        Mailbox(Mapped::new(&self.region, self.layout.mailbox(index.0 as usize)))
+    }
+
+    #[inline]
+    fn bell(&self, group: usize) -> Bell<Mapped<'_>> {
+        Bell(Mapped::new(&self.region, self.layout.control(group)))
+    }
+
+    #[inline]
+    fn payload(&self, index: MailboxIndex, at: usize, len: usize) -> usize {
+        let fits = at <= self.buffer_bytes() && len <= self.buffer_bytes() - at;
+        assert!(fits, "outside the payload buffer");
+        self.layout.mailbox(index.0 as usize) + MAILBOX_HEAD + at
+    }
+}
+
+/// Where the data of a read goes: bytes become visible to the client, in steps of the plan's chunk, while
+/// later ones are still being copied. Bytes may come in any order; only what is contiguous from the start
+/// is shown early.
+#[derive(Debug)]
+pub struct ReadPipe<'a> {
+    channel: &'a ServiceChannel,
+    index: MailboxIndex,
+    method: polylane_sys::copy::Method,
+    ready: usize,
+    published: usize,
+}
+
+impl ReadPipe<'_> {
+    /// Stores `bytes` at `at`. In range of the buffer, or it panics.
+    pub fn put(&mut self, mut at: usize, bytes: &[u8]) {
+        for piece in bytes.chunks(self.chunk_bytes()) {
+            let offset = self.channel.payload(self.index, at, piece.len());
+            self.channel.region.copy_in_with(self.method, offset, piece);
+            self.stored(at, piece.len());
+            at += piece.len();
+        }
+    }
+
+    /// Stores `len` zeros at `at`. In range of the buffer, or it panics.
+    pub fn zero(&mut self, at: usize, len: usize) {
+        let offset = self.channel.payload(self.index, at, len);
+        self.channel.region.zero(offset, len);
+        self.stored(at, len);
+    }
+
+    fn chunk_bytes(&self) -> usize {
+        self.channel.plan.chunk_bytes.max(1) as usize
+    }
+
+    fn stored(&mut self, at: usize, len: usize) {
+        if at > self.ready {
+            return;
+        }
+        self.ready = self.ready.max(at + len);
+        if self.ready - self.published >= self.chunk_bytes() {
+            self.published = self.ready;
+            self.channel.mailbox(self.index).set_progress(self.ready as u32);
+        }
+    }
+}
+
+/// Where the data of a write comes from.
+#[derive(Debug)]
+pub struct WritePipe<'a> {
+    channel: &'a ServiceChannel,
+    index: MailboxIndex,
+    method: polylane_sys::copy::Method,
+    start: usize,
+    len: usize,
+}
+
+impl WritePipe<'_> {
+    /// Bytes that are there: all, unless the client stopped in the middle of copying them in.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies the `into.len()` bytes at `at` out. Within [`WritePipe::len`], or it panics.
+    pub fn get(&self, at: usize, into: &mut [u8]) {
+        assert!(at + into.len() <= self.len, "outside the bytes to write");
+        let offset = self.channel.payload(self.index, self.start + at, into.len());
+        self.channel.region.copy_out_with(self.method, offset, into);
+    }
+}

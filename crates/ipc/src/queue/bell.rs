@@ -1,0 +1,63 @@
+//! The bell: whether a worker sleeps, and who has to wake it.
+//!
+//! ```text
+//!  producer                                worker
+//!  push to the queue          (SeqCst)     asleep ← ASLEEP        (SeqCst)
+//!  asleep?  → claim it, wake  (SeqCst)     look at the queue again (SeqCst); something → awake
+//! ```
+//!
+//! Either the producer sees ASLEEP or the worker sees the request: both read after they wrote, in one
+//! total order. The first producer that sees ASLEEP turns it into RUNG, so one of many wakes.
+
+use std::sync::atomic::Ordering;
+
+use super::memory::{Memory, Word32};
+use crate::layout::control;
+
+const AWAKE: u32 = 0;
+const ASLEEP: u32 = 1;
+const RUNG: u32 = 2;
+
+/// `control::CPU` when nobody knows.
+pub const NO_CPU: u32 = u32::MAX;
+
+/// A view of a core group's control line.
+#[derive(Clone, Copy, Debug)]
+pub struct Bell<M>(pub M);
+
+impl<M: Memory> Bell<M> {
+    /// Producer, after its push: whether it is the one that must wake the worker.
+    #[inline]
+    pub fn must_ring(&self) -> bool {
+        let asleep = self.0.word32(control::ASLEEP);
+        self.0.total_order();
+        asleep.load(Ordering::SeqCst) == ASLEEP
+            && asleep.compare_exchange(ASLEEP, RUNG, Ordering::SeqCst, Ordering::Relaxed).is_ok()
+    }
+
+    /// Producer, before its push: whether the worker sleeps just now. A hint.
+    #[inline]
+    pub fn is_asleep(&self) -> bool {
+        self.0.word32(control::ASLEEP).load(Ordering::Relaxed) != AWAKE
+    }
+
+    /// The CPU that the worker published; a hint.
+    #[inline]
+    pub fn cpu(&self) -> u32 {
+        self.0.word32(control::CPU).load(Ordering::Relaxed)
+    }
+
+    /// Worker: will sleep, or is back. After `true` it must look at the queue once more before it
+    /// really sleeps.
+    #[inline]
+    pub fn set_asleep(&self, asleep: bool) {
+        let state = if asleep { ASLEEP } else { AWAKE };
+        self.0.word32(control::ASLEEP).store(state, Ordering::SeqCst);
+        self.0.total_order();
+    }
+
+    /// Worker: where it runs.
+    pub fn set_cpu(&self, cpu: u32) {
+        self.0.word32(control::CPU).store(cpu, Ordering::Relaxed);
+    }
+}
