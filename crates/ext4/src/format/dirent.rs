@@ -1,0 +1,258 @@
+//! Directory blocks: linear entries, and the nodes of a hash tree dressed up as entries.
+//!
+//! ```text
+//! entry: inode u32, record length u16, name length u8, type u8, name, padding to 4
+//! tail (with checksums): an entry of inode 0, length 12, name length 0, type 0xde, then the checksum
+//! ```
+//! Record lengths cover a block exactly. An entry of inode 0 is free space.
+
+use super::checksum::crc;
+use super::{le16, le32, put16, put32};
+
+/// Bytes before the name.
+const HEADER_BYTES: usize = 8;
+/// Bytes of the checksum tail.
+pub const TAIL_BYTES: usize = 12;
+/// Type of the tail's pretended entry.
+const TAIL_TYPE: u8 = 0xde;
+
+/// An entry in use, or free space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry<'a> {
+    /// Where it begins in the block.
+    pub offset: usize,
+    /// Inode number; 0: free space.
+    pub ino: u32,
+    /// Bytes up to the next entry.
+    pub record_bytes: usize,
+    /// File type code of `filetype`; 0: unknown.
+    pub file_type: u8,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+impl Entry<'_> {
+    /// Bytes that the entry itself needs; what lies behind is free.
+    pub fn used_bytes(&self) -> usize {
+        if self.ino == 0 { 0 } else { record_bytes(self.name.len()) }
+    }
+}
+
+/// Bytes that an entry with a name of `name_bytes` needs.
+pub fn record_bytes(name_bytes: usize) -> usize {
+    (HEADER_BYTES + name_bytes).next_multiple_of(4)
+}
+
+/// A record length as stored: 65535 and 0 stand for 65536 in 64 KiB blocks, which are not supported.
+fn stored_record(bytes: &[u8], at: usize) -> usize {
+    usize::from(le16(bytes, at + 4))
+}
+
+/// Walks the entries of a block, its tail left out.
+pub struct Entries<'a> {
+    block: &'a [u8],
+    at: usize,
+    end: usize,
+}
+
+impl<'a> Entries<'a> {
+    /// All entries of `block`; `has_tail`: the last 12 bytes are a checksum tail.
+    pub fn new(block: &'a [u8], has_tail: bool) -> Self {
+        let end = block.len() - if has_tail { TAIL_BYTES } else { 0 };
+        Entries { block, at: 0, end }
+    }
+
+    fn parse(&self) -> Result<Entry<'a>, &'static str> {
+        let (block, at) = (self.block, self.at);
+        if at + HEADER_BYTES > self.end {
+            return Err("rec_len: no room for an entry");
+        }
+        let record = stored_record(block, at);
+        let name_bytes = usize::from(block[at + 6]);
+        match () {
+            () if record < HEADER_BYTES || !record.is_multiple_of(4) => Err("rec_len"),
+            () if at + record > self.end => Err("rec_len: past the block"),
+            () if HEADER_BYTES + name_bytes > record => Err("name_len"),
+            () => Ok(Entry {
+                offset: at,
+                ino: le32(block, at),
+                record_bytes: record,
+                file_type: block[at + 7],
+                name: &block[at + HEADER_BYTES..][..name_bytes],
+            }),
+        }
+    }
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<Entry<'a>, &'static str>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.at >= self.end {
+            return None;
+        }
+        let entry = self.parse();
+        // A broken record ends the walk: where the next one begins is unknown.
+        self.at = entry.as_ref().map_or(self.end, |entry| self.at + entry.record_bytes);
+        Some(entry)
+    }
+}
+
+/// Writes an entry at `offset`.
+pub fn put_entry(
+    block: &mut [u8],
+    offset: usize,
+    record: usize,
+    ino: u32,
+    file_type: u8,
+    name: &[u8],
+) {
+    put32(block, offset, ino);
+    put16(block, offset + 4, record as u16);
+    block[offset + 6] = name.len() as u8;
+    block[offset + 7] = file_type;
+    block[offset + HEADER_BYTES..][..name.len()].copy_from_slice(name);
+}
+
+/// Makes `block` an empty directory block: one free record, and a tail if it has one.
+pub fn put_empty(block: &mut [u8], has_tail: bool) {
+    block.fill(0);
+    let end = block.len() - if has_tail { TAIL_BYTES } else { 0 };
+    put_entry(block, 0, end, 0, 0, b"");
+    if has_tail {
+        put_entry(block, end, TAIL_BYTES, 0, TAIL_TYPE, b"");
+    }
+}
+
+/// Puts a name into free space of the block. Returns where, or `None` when there is no room.
+///
+/// # Errors
+/// The block is broken.
+pub fn insert(
+    block: &mut [u8],
+    has_tail: bool,
+    ino: u32,
+    file_type: u8,
+    name: &[u8],
+) -> Result<Option<usize>, &'static str> {
+    let needed = record_bytes(name.len());
+    let mut place = None;
+    for entry in Entries::new(block, has_tail) {
+        let entry = entry?;
+        if entry.record_bytes - entry.used_bytes() >= needed {
+            place = Some((entry.offset, entry.used_bytes(), entry.record_bytes));
+            break;
+        }
+    }
+    let Some((offset, used, record)) = place else { return Ok(None) };
+    if used > 0 {
+        put16(block, offset + 4, used as u16);
+    }
+    put_entry(block, offset + used, record - used, ino, file_type, name);
+    Ok(Some(offset + used))
+}
+
+/// Removes the entry at `offset`: its space joins the entry before it, or becomes free.
+///
+/// # Errors
+/// The block is broken or no entry begins there.
+pub fn remove(block: &mut [u8], has_tail: bool, offset: usize) -> Result<(), &'static str> {
+    let mut before: Option<(usize, usize)> = None;
+    let mut record = None;
+    for entry in Entries::new(block, has_tail) {
+        let entry = entry?;
+        if entry.offset == offset {
+            record = Some(entry.record_bytes);
+            break;
+        }
+        before = Some((entry.offset, entry.record_bytes));
+    }
+    let record = record.ok_or("no entry at this offset")?;
+    match before {
+        Some((offset, length)) => put16(block, offset + 4, (length + record) as u16),
+        None => put32(block, offset, 0),
+    }
+    Ok(())
+}
+
+/// Whether the block ends in a checksum tail and its sum is right for the directory's seed.
+pub fn checksum_ok(block: &[u8], inode_seed: u32) -> bool {
+    let at = block.len() - TAIL_BYTES;
+    let shape = le32(block, at) == 0
+        && stored_record(block, at) == TAIL_BYTES
+        && block[at + 6] == 0
+        && block[at + 7] == TAIL_TYPE;
+    shape && le32(block, at + 8) == crc(inode_seed, &block[..at])
+}
+
+/// Stores the checksum in the tail.
+pub fn put_checksum(block: &mut [u8], inode_seed: u32) {
+    let at = block.len() - TAIL_BYTES;
+    let sum = crc(inode_seed, &block[..at]);
+    put32(block, at + 8, sum);
+}
+
+/// The type code of a directory entry for the `S_IFMT` bits of a mode.
+pub fn file_type(mode: u16) -> u8 {
+    match mode >> 12 {
+        0x8 => 1,
+        0x4 => 2,
+        0x2 => 3,
+        0x6 => 4,
+        0x1 => 5,
+        0xc => 6,
+        0xa => 7,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polylane_base::rng::Rng;
+    use std::collections::BTreeMap;
+
+    fn names(block: &[u8]) -> BTreeMap<Vec<u8>, u32> {
+        let entries = Entries::new(block, true).map(|entry| entry.expect("whole"));
+        entries.filter(|entry| entry.ino != 0).map(|e| (e.name.to_vec(), e.ino)).collect()
+    }
+
+    #[test]
+    fn a_block_holds_what_was_put_and_not_removed() {
+        let mut rng = Rng::new(3);
+        let mut block = vec![0; 4096];
+        put_empty(&mut block, true);
+        let mut model = BTreeMap::new();
+        for step in 1..4000u32 {
+            if rng.percent(60) {
+                let length = 1 + rng.below(40) as usize;
+                let mut name = format!("{step:x}-").into_bytes();
+                name.resize(name.len() + length, b'n');
+                if insert(&mut block, true, step, 1, &name).expect("whole").is_some() {
+                    model.insert(name, step);
+                }
+            } else if let Some(name) = model.keys().next().cloned() {
+                let found = Entries::new(&block, true).map(|entry| entry.expect("whole"));
+                let offset = found.filter(|e| e.ino != 0 && e.name == name).map(|e| e.offset);
+                let offset = offset.last().expect("present");
+                remove(&mut block, true, offset).expect("whole");
+                model.remove(&name);
+            }
+            assert_eq!(names(&block), model);
+        }
+        put_checksum(&mut block, 5);
+        assert!(checksum_ok(&block, 5) && !checksum_ok(&block, 6));
+    }
+
+    #[test]
+    fn broken_records_end_the_walk_with_an_error() {
+        for (at, value) in [(4, 3), (4, 0), (4, 5000), (4, 10)] {
+            let mut block = vec![0; 4096];
+            put_empty(&mut block, false);
+            insert(&mut block, false, 9, 1, b"name").expect("whole");
+            put16(&mut block, at, value);
+            let walk: Vec<_> = Entries::new(&block, false).collect();
+            assert!(walk.last().expect("one").is_err(), "{value}");
+        }
+    }
+}

@@ -1,0 +1,456 @@
+//! The superblock: geometry, features, counters.
+
+use polylane_base::Errno;
+
+use super::checksum::crc;
+use super::{GroupIndex, le16, le32, le32_pair, put16, put32};
+use crate::error::{Corrupt, Error, Result, Structure};
+
+/// Where it lies on the device, in bytes, and how long it is.
+pub const OFFSET: u64 = 1024;
+/// Bytes of a superblock.
+pub const BYTES: usize = 1024;
+
+const MAGIC: u16 = 0xef53;
+/// `s_state`: unmounted cleanly.
+pub const STATE_VALID: u16 = 1;
+/// `s_state`: errors were found.
+pub const STATE_ERROR: u16 = 2;
+
+macro_rules! features {
+    ($(#[$doc:meta])* $set:ident { $($name:ident = $bit:literal),* $(,)? }) => {
+        $(#[$doc])*
+        pub mod $set {
+            $(#[doc = concat!("Feature `", stringify!($name), "`.")] pub const $name: u32 = $bit;)*
+
+            /// The names of the bits in `set`, unknown ones by number.
+            pub(crate) fn names(set: u32) -> Vec<String> {
+                let known = [$((stringify!($name), $bit)),*];
+                let name = |bit: u32| {
+                    let found = known.iter().find(|(_, value)| *value == bit);
+                    let unknown = || format!("{} bit {:#x}", stringify!($set), bit);
+                    found.map_or_else(unknown, |(name, _)| name.to_ascii_lowercase())
+                };
+                (0..32).map(|n| 1 << n).filter(|bit| set & bit != 0).map(name).collect()
+            }
+        }
+    };
+}
+
+features! {
+    /// Features that a writer may ignore.
+    compat {
+        HAS_JOURNAL = 0x4, EXT_ATTR = 0x8, RESIZE_INODE = 0x10, DIR_INDEX = 0x20,
+        SPARSE_SUPER2 = 0x200, FAST_COMMIT = 0x400, ORPHAN_FILE = 0x1000,
+    }
+}
+features! {
+    /// Features without which an image must not be read.
+    incompat {
+        COMPRESSION = 0x1, FILETYPE = 0x2, RECOVER = 0x4, JOURNAL_DEV = 0x8, META_BG = 0x10,
+        EXTENTS = 0x40, SIXTY_FOUR_BIT = 0x80, MMP = 0x100, FLEX_BG = 0x200, EA_INODE = 0x400,
+        DIRDATA = 0x1000, CSUM_SEED = 0x2000, LARGE_DIR = 0x4000, INLINE_DATA = 0x8000,
+        ENCRYPT = 0x10000, CASEFOLD = 0x20000,
+    }
+}
+features! {
+    /// Features without which an image must not be written.
+    ro_compat {
+        SPARSE_SUPER = 0x1, LARGE_FILE = 0x2, BTREE_DIR = 0x4, HUGE_FILE = 0x8, GDT_CSUM = 0x10,
+        DIR_NLINK = 0x20, EXTRA_ISIZE = 0x40, QUOTA = 0x100, BIGALLOC = 0x200,
+        METADATA_CSUM = 0x400, READONLY = 0x1000, PROJECT = 0x2000, VERITY = 0x8000,
+        ORPHAN_PRESENT = 0x10000,
+    }
+}
+
+const INCOMPAT_KNOWN: u32 = incompat::FILETYPE
+    | incompat::RECOVER
+    | incompat::EXTENTS
+    | incompat::SIXTY_FOUR_BIT
+    | incompat::FLEX_BG
+    | incompat::CSUM_SEED;
+
+const RO_COMPAT_KNOWN: u32 = ro_compat::SPARSE_SUPER
+    | ro_compat::LARGE_FILE
+    | ro_compat::HUGE_FILE
+    | ro_compat::DIR_NLINK
+    | ro_compat::EXTRA_ISIZE
+    | ro_compat::METADATA_CSUM
+    | ro_compat::ORPHAN_PRESENT;
+
+/// The superblock as it lies on disk, with its geometry decoded and validated once.
+#[derive(Clone)]
+pub struct Superblock {
+    raw: Box<[u8; BYTES]>,
+    /// Geometry; never changes while open.
+    pub geometry: Geometry,
+}
+
+/// Where things are. All values are in range of each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Bytes in a block: 1024, 2048 or 4096.
+    pub block_bytes: u32,
+    /// Blocks on the device.
+    pub block_count: u64,
+    /// The block that holds the superblock's group 0 start: 1 with 1 KiB blocks, else 0.
+    pub first_data_block: u32,
+    /// Blocks in a group; the last group may be shorter.
+    pub blocks_per_group: u32,
+    /// Inodes in a group.
+    pub inodes_per_group: u32,
+    /// Inodes in all.
+    pub inode_count: u32,
+    /// Bytes in an inode on disk: a power of two from 128.
+    pub inode_bytes: u16,
+    /// Bytes in a group descriptor: 32 or 64.
+    pub descriptor_bytes: u16,
+    /// Groups.
+    pub group_count: u32,
+    /// Groups in a flex group; 1 without flex_bg.
+    pub flex_group_size: u32,
+}
+
+impl Geometry {
+    /// Blocks of `group`; the last one may be shorter than the others.
+    pub fn blocks_in(&self, group: GroupIndex) -> u32 {
+        let start = u64::from(group.0) * u64::from(self.blocks_per_group);
+        let rest = self.block_count - u64::from(self.first_data_block) - start;
+        rest.min(u64::from(self.blocks_per_group)) as u32
+    }
+
+    /// First block of `group`.
+    pub fn first_block(&self, group: GroupIndex) -> u64 {
+        u64::from(self.first_data_block) + u64::from(group.0) * u64::from(self.blocks_per_group)
+    }
+
+    /// Blocks that the inode table of each group takes.
+    pub fn inode_table_blocks(&self) -> u32 {
+        let bytes = u64::from(self.inodes_per_group) * u64::from(self.inode_bytes);
+        bytes.div_ceil(u64::from(self.block_bytes)) as u32
+    }
+
+    /// Group descriptors in a block.
+    pub fn descriptors_per_block(&self) -> u32 {
+        self.block_bytes / u32::from(self.descriptor_bytes)
+    }
+}
+
+fn corrupt(field: &'static str) -> Error {
+    Corrupt::new(Structure::Superblock, 0, field).into()
+}
+
+impl Superblock {
+    /// Reads and checks a superblock.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] names the field. Features are checked by [`Superblock::check_features`].
+    pub fn decode(bytes: &[u8; BYTES]) -> Result<Self> {
+        if le16(bytes, 0x38) != MAGIC {
+            return Err(corrupt("magic number"));
+        }
+        let has_sums = le32(bytes, 0x64) & ro_compat::METADATA_CSUM != 0;
+        if has_sums && le32(bytes, 0x3fc) != crc(!0, &bytes[..0x3fc]) {
+            return Err(corrupt("checksum"));
+        }
+        Ok(Superblock { geometry: decode_geometry(bytes)?, raw: Box::new(*bytes) })
+    }
+
+    /// The bytes for the disk, with a fresh checksum.
+    pub fn encode(&self) -> [u8; BYTES] {
+        let mut bytes = *self.raw;
+        if self.has_checksums() {
+            let sum = crc(!0, &bytes[..0x3fc]);
+            put32(&mut bytes, 0x3fc, sum);
+        }
+        bytes
+    }
+
+    /// Refuses features that we lack. Returns whether the image may be written.
+    ///
+    /// # Errors
+    /// [`Error::Incompatible`] with the names of what cannot even be read.
+    pub fn check_features(&self) -> Result<bool> {
+        let unknown = self.incompat() & !INCOMPAT_KNOWN;
+        if unknown != 0 {
+            return Err(Error::Incompatible(incompat::names(unknown)));
+        }
+        let writable = self.ro_compat() & !RO_COMPAT_KNOWN == 0
+            && self.has_incompat(incompat::EXTENTS)
+            && self.geometry.block_bytes == 4096
+            && self.geometry.inode_bytes >= 256;
+        Ok(writable)
+    }
+
+    /// Names of the features that keep the image from being written, for the message.
+    pub fn read_only_reasons(&self) -> Vec<String> {
+        let mut names = ro_compat::names(self.ro_compat() & !RO_COMPAT_KNOWN);
+        if !self.has_incompat(incompat::EXTENTS) {
+            names.push("no extents (ext2 or ext3)".into());
+        }
+        if self.geometry.block_bytes != 4096 {
+            names.push(format!("{}-byte blocks", self.geometry.block_bytes));
+        }
+        if self.geometry.inode_bytes < 256 {
+            names.push(format!("{}-byte inodes", self.geometry.inode_bytes));
+        }
+        names
+    }
+
+    /// `s_feature_compat`.
+    pub fn compat(&self) -> u32 {
+        le32(&*self.raw, 0x5c)
+    }
+
+    /// `s_feature_incompat`.
+    pub fn incompat(&self) -> u32 {
+        le32(&*self.raw, 0x60)
+    }
+
+    /// `s_feature_ro_compat`.
+    pub fn ro_compat(&self) -> u32 {
+        le32(&*self.raw, 0x64)
+    }
+
+    /// Whether all bits of `feature` are set.
+    pub fn has_compat(&self, feature: u32) -> bool {
+        self.compat() & feature == feature
+    }
+
+    /// Whether all bits of `feature` are set.
+    pub fn has_incompat(&self, feature: u32) -> bool {
+        self.incompat() & feature == feature
+    }
+
+    /// Whether all bits of `feature` are set.
+    pub fn has_ro_compat(&self, feature: u32) -> bool {
+        self.ro_compat() & feature == feature
+    }
+
+    /// Whether metadata carries checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.has_ro_compat(ro_compat::METADATA_CSUM)
+    }
+
+    /// Sets or clears [`incompat::RECOVER`]: the journal holds something to replay.
+    pub fn set_recover(&mut self, needed: bool) {
+        self.set_bits(0x60, incompat::RECOVER, needed);
+    }
+
+    /// Sets or clears [`ro_compat::ORPHAN_PRESENT`]: the orphan file may hold entries.
+    pub fn set_orphan_present(&mut self, present: bool) {
+        self.set_bits(0x64, ro_compat::ORPHAN_PRESENT, present);
+    }
+
+    fn set_bits(&mut self, at: usize, bits: u32, on: bool) {
+        let old = le32(&*self.raw, at);
+        put32(&mut *self.raw, at, if on { old | bits } else { old & !bits });
+    }
+
+    /// Seed of all checksums but this structure's own.
+    pub fn checksum_seed(&self) -> u32 {
+        match self.has_incompat(incompat::CSUM_SEED) {
+            true => le32(&*self.raw, 0x270),
+            false => crc(!0, &self.raw[0x68..0x78]),
+        }
+    }
+
+    /// Free blocks, as last written: a hint after an unclean stop.
+    pub fn free_blocks(&self) -> u64 {
+        let high = if self.has_incompat(incompat::SIXTY_FOUR_BIT) { 0x158 } else { 0x0c };
+        match high {
+            0x158 => le32_pair(&*self.raw, 0x0c, high),
+            _ => u64::from(le32(&*self.raw, 0x0c)),
+        }
+    }
+
+    /// Stores the number of free blocks.
+    pub fn set_free_blocks(&mut self, count: u64) {
+        put32(&mut *self.raw, 0x0c, count as u32);
+        if self.has_incompat(incompat::SIXTY_FOUR_BIT) {
+            put32(&mut *self.raw, 0x158, (count >> 32) as u32);
+        }
+    }
+
+    /// Blocks that only the superuser may take.
+    pub fn reserved_blocks(&self) -> u64 {
+        match self.has_incompat(incompat::SIXTY_FOUR_BIT) {
+            true => le32_pair(&*self.raw, 0x08, 0x154),
+            false => u64::from(le32(&*self.raw, 0x08)),
+        }
+    }
+
+    /// Free inodes, as last written.
+    pub fn free_inodes(&self) -> u32 {
+        le32(&*self.raw, 0x10)
+    }
+
+    /// Stores the number of free inodes.
+    pub fn set_free_inodes(&mut self, count: u32) {
+        put32(&mut *self.raw, 0x10, count);
+    }
+
+    /// `s_state`.
+    pub fn state(&self) -> u16 {
+        le16(&*self.raw, 0x3a)
+    }
+
+    /// Stores `s_state`.
+    pub fn set_state(&mut self, state: u16) {
+        put16(&mut *self.raw, 0x3a, state);
+    }
+
+    /// Notes a mount at `now` (seconds): mount time and count.
+    pub fn note_mount(&mut self, now: u32) {
+        put32(&mut *self.raw, 0x2c, now);
+        let count = le16(&*self.raw, 0x34).saturating_add(1);
+        put16(&mut *self.raw, 0x34, count);
+    }
+
+    /// Notes a write at `now` (seconds).
+    pub fn note_write(&mut self, now: u32) {
+        put32(&mut *self.raw, 0x30, now);
+    }
+
+    /// Adds to the lifetime count of written KiB.
+    pub fn add_kib_written(&mut self, kib: u64) {
+        let total = le32_pair(&*self.raw, 0x178, 0x17c).saturating_add(kib);
+        put32(&mut *self.raw, 0x178, total as u32);
+        put32(&mut *self.raw, 0x17c, (total >> 32) as u32);
+    }
+
+    /// The first inode that is not reserved.
+    pub fn first_inode(&self) -> u32 {
+        if le32(&*self.raw, 0x4c) == 0 { 11 } else { le32(&*self.raw, 0x54) }
+    }
+
+    /// The journal's inode, 0 for none.
+    pub fn journal_inode(&self) -> u32 {
+        le32(&*self.raw, 0xe0)
+    }
+
+    /// Head of the list of orphans, 0 when empty.
+    pub fn last_orphan(&self) -> u32 {
+        le32(&*self.raw, 0xe8)
+    }
+
+    /// Stores the head of the list of orphans.
+    pub fn set_last_orphan(&mut self, ino: u32) {
+        put32(&mut *self.raw, 0xe8, ino);
+    }
+
+    /// The orphan file's inode, 0 for none.
+    pub fn orphan_file_inode(&self) -> u32 {
+        le32(&*self.raw, 0x280)
+    }
+
+    /// Key of the directory hash.
+    pub fn hash_seed(&self) -> [u32; 4] {
+        std::array::from_fn(|word| le32(&*self.raw, 0xec + 4 * word))
+    }
+
+    /// `s_def_hash_version`.
+    pub fn default_hash_version(&self) -> u8 {
+        self.raw[0xfc]
+    }
+
+    /// Whether names are hashed as unsigned characters (`EXT2_FLAGS_UNSIGNED_HASH`).
+    pub fn unsigned_hash(&self) -> bool {
+        le32(&*self.raw, 0x160) & 2 != 0
+    }
+
+    /// Extra inode bytes that every new inode has room for (`s_want_extra_isize`).
+    pub fn want_extra_isize(&self) -> u16 {
+        le16(&*self.raw, 0x15e)
+    }
+
+    /// Blocks kept after the descriptor table for growth, in groups with a superblock copy.
+    pub fn reserved_descriptor_blocks(&self) -> u16 {
+        le16(&*self.raw, 0xce)
+    }
+
+    /// The volume's UUID.
+    pub fn uuid(&self) -> [u8; 16] {
+        std::array::from_fn(|index| self.raw[0x68 + index])
+    }
+
+    /// Whether `group` holds a copy of the superblock and the descriptors.
+    pub fn has_copy(&self, group: GroupIndex) -> bool {
+        if !self.has_ro_compat(ro_compat::SPARSE_SUPER) || group.0 <= 1 {
+            return true;
+        }
+        let power_of = |base: u32| {
+            let mut value = base;
+            while value < group.0 && value <= u32::MAX / base {
+                value *= base;
+            }
+            value == group.0
+        };
+        power_of(3) || power_of(5) || power_of(7)
+    }
+}
+
+fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
+    let features = (le32(bytes, 0x60), le32(bytes, 0x64));
+    let wide = features.0 & incompat::SIXTY_FOUR_BIT != 0;
+    let block_bytes = match le32(bytes, 0x18) {
+        log @ 0..=2 => 1024 << log,
+        _ => return Err(corrupt("s_log_block_size")),
+    };
+    let block_count =
+        if wide { le32_pair(bytes, 0x04, 0x150) } else { u64::from(le32(bytes, 0x04)) };
+    let first_data_block = le32(bytes, 0x14);
+    if first_data_block != u32::from(block_bytes == 1024) {
+        return Err(corrupt("s_first_data_block"));
+    }
+    let blocks_per_group = le32(bytes, 0x20);
+    if blocks_per_group == 0 || blocks_per_group > block_bytes * 8 || blocks_per_group % 8 != 0 {
+        return Err(corrupt("s_blocks_per_group"));
+    }
+    let inode_bytes = if le32(bytes, 0x4c) == 0 { 128 } else { le16(bytes, 0x58) };
+    if !inode_bytes.is_power_of_two() || !(128..=block_bytes).contains(&u32::from(inode_bytes)) {
+        return Err(corrupt("s_inode_size"));
+    }
+    let inodes_per_group = le32(bytes, 0x28);
+    let per_block = block_bytes / u32::from(inode_bytes);
+    if inodes_per_group == 0
+        || inodes_per_group > block_bytes * 8
+        || !inodes_per_group.is_multiple_of(per_block.min(8))
+    {
+        return Err(corrupt("s_inodes_per_group"));
+    }
+    let descriptor_bytes = match (wide, le16(bytes, 0xfe)) {
+        (false, _) => 32,
+        (true, 64) => 64,
+        (true, _) => return Err(corrupt("s_desc_size")),
+    };
+    let data = block_count.checked_sub(u64::from(first_data_block)).filter(|count| *count > 0);
+    let groups = data.ok_or(corrupt("s_blocks_count"))?.div_ceil(u64::from(blocks_per_group));
+    let group_count = u32::try_from(groups).map_err(|_| corrupt("s_blocks_count"))?;
+    let inode_count = le32(bytes, 0x00);
+    if u64::from(group_count) * u64::from(inodes_per_group) != u64::from(inode_count) {
+        return Err(corrupt("s_inodes_count"));
+    }
+    let flex_group_size = match (features.0 & incompat::FLEX_BG != 0, bytes[0x174]) {
+        (true, log @ 0..=31) => 1 << log,
+        (true, _) => return Err(corrupt("s_log_groups_per_flex")),
+        (false, _) => 1,
+    };
+    Ok(Geometry {
+        block_bytes,
+        block_count,
+        first_data_block,
+        blocks_per_group,
+        inodes_per_group,
+        inode_count,
+        inode_bytes,
+        descriptor_bytes,
+        group_count,
+        flex_group_size,
+    })
+}
+
+/// `EFBIG` for offsets past the largest file that extents can map.
+pub fn max_file_bytes(block_bytes: u32) -> Result<u64, Errno> {
+    u64::from(u32::MAX).checked_mul(u64::from(block_bytes)).ok_or(Errno::EFBIG)
+}
