@@ -10,7 +10,9 @@ pub mod dirent;
 pub mod extent;
 pub mod group;
 pub mod hash;
+pub mod htree;
 pub mod inode;
+pub mod journal;
 pub mod superblock;
 
 /// A block of the device, counted from its start, in file-system blocks.

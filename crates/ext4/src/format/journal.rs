@@ -1,0 +1,515 @@
+//! jbd2 on disk: the journal's superblock, descriptors with their tags, revokes and commits.
+//!
+//! Everything is big-endian. With checksum v3 a tag is 16 bytes:
+//!
+//! | offset | field |
+//! |---|---|
+//! | 0 | block number, low |
+//! | 4 | flags: ESCAPE 1, SAME_UUID 2, DELETED 4, LAST 8 |
+//! | 8 | block number, high |
+//! | 12 | crc32c(journal seed, sequence, block as logged) |
+//!
+//! The first tag of a descriptor is followed by the journal's UUID. A logged block that begins with the
+//! journal's magic number has it zeroed (ESCAPE). Descriptor and revoke blocks end in a checksum over
+//! the block with that field zero.
+
+use super::DeviceBlock;
+use super::checksum::crc;
+use crate::error::{Corrupt, Error, Result, Structure};
+
+/// First word of every journal block that is not a logged one.
+pub const MAGIC: u32 = 0xc03b_3998;
+
+/// What a journal block is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum BlockType {
+    /// Tags for the logged blocks that follow.
+    Descriptor = 1,
+    /// The end of a transaction.
+    Commit = 2,
+    /// Superblock, first version.
+    SuperV1 = 3,
+    /// Superblock.
+    SuperV2 = 4,
+    /// Blocks that older transactions must not be replayed to.
+    Revoke = 5,
+}
+
+/// Incompatible feature: revoke records.
+pub const REVOKE: u32 = 1;
+/// Incompatible feature: 64-bit block numbers.
+pub const SIXTY_FOUR_BIT: u32 = 2;
+/// Incompatible feature: commit without waiting for the log body.
+pub const ASYNC_COMMIT: u32 = 4;
+/// Incompatible feature: 16-bit checksum per tag.
+pub const CSUM_V2: u32 = 8;
+/// Incompatible feature: 32-bit checksum per tag.
+pub const CSUM_V3: u32 = 0x10;
+/// Incompatible feature: an area for fast commits at the end.
+pub const FAST_COMMIT: u32 = 0x20;
+/// Compatible feature: a checksum over the whole transaction (v1).
+pub const COMPAT_CHECKSUM: u32 = 1;
+
+const INCOMPAT_KNOWN: u32 = REVOKE | SIXTY_FOUR_BIT | ASYNC_COMMIT | CSUM_V2 | CSUM_V3;
+
+/// Bytes of a block header.
+pub const HEADER_BYTES: usize = 12;
+const TAIL_BYTES: usize = 4;
+const UUID_BYTES: usize = 16;
+
+const TAG_ESCAPE: u32 = 1;
+const TAG_SAME_UUID: u32 = 2;
+const TAG_LAST: u32 = 8;
+
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+pub(crate) fn put_be32(bytes: &mut [u8], at: usize, value: u32) {
+    bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
+}
+
+fn put_be64(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
+}
+
+fn corrupt(field: &'static str) -> Error {
+    Corrupt::new(Structure::JournalSuperblock, 0, field).into()
+}
+
+/// The journal's superblock: its bytes, checked, with accessors.
+#[derive(Clone)]
+pub struct JournalSuperblock {
+    raw: Box<[u8; 1024]>,
+}
+
+impl JournalSuperblock {
+    /// Reads and checks the first block of a journal of `blocks` blocks of `block_bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] or [`Error::Incompatible`].
+    pub fn decode(block: &[u8], block_bytes: u32, blocks: u32) -> Result<Self> {
+        let raw: [u8; 1024] =
+            block.get(..1024).and_then(|b| b.try_into().ok()).ok_or(corrupt("size"))?;
+        let superblock = JournalSuperblock { raw: Box::new(raw) };
+        match (be32(&raw, 0), be32(&raw, 4)) {
+            (MAGIC, 3 | 4) => {}
+            _ => return Err(corrupt("magic number or type")),
+        }
+        if be32(&raw, 0x0c) != block_bytes {
+            return Err(corrupt("s_blocksize"));
+        }
+        if superblock.incompat() & !INCOMPAT_KNOWN != 0 {
+            let unknown = superblock.incompat() & !INCOMPAT_KNOWN;
+            let name = if unknown == FAST_COMMIT { "fast_commit" } else { "unknown" };
+            return Err(Error::Incompatible(vec![format!("journal {name} ({unknown:#x})")]));
+        }
+        if superblock.has_checksums() && be32(&raw, 0xfc) != superblock.checksum() {
+            return Err(corrupt("checksum"));
+        }
+        let (first, end) = (superblock.first(), superblock.end());
+        match () {
+            () if end > blocks || end < 4 => Err(corrupt("s_maxlen")),
+            () if first == 0 || first >= end => Err(corrupt("s_first")),
+            () if superblock.start() >= end => Err(corrupt("s_start")),
+            () if superblock.start() != 0 && superblock.start() < first => Err(corrupt("s_start")),
+            () => Ok(superblock),
+        }
+    }
+
+    /// The bytes for the disk, with a fresh checksum.
+    pub fn encode(&self) -> [u8; 1024] {
+        let mut bytes = *self.raw;
+        if self.has_checksums() {
+            put_be32(&mut bytes, 0xfc, self.checksum());
+        }
+        bytes
+    }
+
+    fn checksum(&self) -> u32 {
+        let mut bytes = *self.raw;
+        put_be32(&mut bytes, 0xfc, 0);
+        crc(!0, &bytes)
+    }
+
+    /// Incompatible features in use; a version 1 superblock has none.
+    pub fn incompat(&self) -> u32 {
+        if be32(&*self.raw, 4) == 4 { be32(&*self.raw, 0x28) } else { 0 }
+    }
+
+    /// Whether per-block checksums are in use.
+    pub fn has_checksums(&self) -> bool {
+        self.incompat() & (CSUM_V2 | CSUM_V3) != 0
+    }
+
+    /// Turns features on.
+    pub fn add_incompat(&mut self, features: u32) {
+        let all = self.incompat() | features;
+        put_be32(&mut *self.raw, 0x28, all);
+        if features & CSUM_V3 != 0 {
+            self.raw[0x50] = 4;
+        }
+    }
+
+    /// First block of the log area, counted from the journal's start.
+    pub fn first(&self) -> u32 {
+        be32(&*self.raw, 0x14)
+    }
+
+    /// One past the last block of the log area.
+    pub fn end(&self) -> u32 {
+        be32(&*self.raw, 0x10)
+    }
+
+    /// Sequence of the first transaction in the log, or of the next one when the log is empty.
+    pub fn sequence(&self) -> u32 {
+        be32(&*self.raw, 0x18)
+    }
+
+    /// Where the first transaction begins; 0: the log is empty.
+    pub fn start(&self) -> u32 {
+        be32(&*self.raw, 0x1c)
+    }
+
+    /// Stores where the log begins, and its sequence.
+    pub fn set_tail(&mut self, sequence: u32, start: u32) {
+        put_be32(&mut *self.raw, 0x18, sequence);
+        put_be32(&mut *self.raw, 0x1c, start);
+    }
+
+    /// An error that stopped the journal, 0 for none.
+    pub fn errno(&self) -> i32 {
+        be32(&*self.raw, 0x20) as i32
+    }
+
+    /// Stores the error.
+    pub fn set_errno(&mut self, errno: i32) {
+        put_be32(&mut *self.raw, 0x20, errno as u32);
+    }
+
+    /// The journal's UUID.
+    pub fn uuid(&self) -> [u8; UUID_BYTES] {
+        std::array::from_fn(|index| self.raw[0x30 + index])
+    }
+
+    /// Shape of this journal's blocks.
+    pub fn codec(&self) -> Codec {
+        let incompat = self.incompat();
+        Codec {
+            seed: crc(!0, &self.uuid()),
+            uuid: self.uuid(),
+            wide: incompat & SIXTY_FOUR_BIT != 0,
+            sums: match () {
+                () if incompat & CSUM_V3 != 0 => Sums::V3,
+                () if incompat & CSUM_V2 != 0 => Sums::V2,
+                () => Sums::None,
+            },
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sums {
+    None,
+    V2,
+    V3,
+}
+
+/// How one journal shapes its blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Codec {
+    seed: u32,
+    uuid: [u8; UUID_BYTES],
+    wide: bool,
+    sums: Sums,
+}
+
+/// A tag: where a logged block belongs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tag {
+    /// Home of the block.
+    pub home: DeviceBlock,
+    /// Its first word was the magic number and is stored as zero.
+    pub escaped: bool,
+    checksum: u32,
+}
+
+impl Codec {
+    fn tag_bytes(&self) -> usize {
+        match (self.sums, self.wide) {
+            (Sums::V3, _) => 16,
+            (_, true) => 12,
+            (_, false) => 8,
+        }
+    }
+
+    fn tail(&self) -> usize {
+        if self.sums == Sums::None { 0 } else { TAIL_BYTES }
+    }
+
+    /// Most tags in a descriptor block.
+    pub fn tags_per_block(&self, block_bytes: usize) -> usize {
+        (block_bytes - HEADER_BYTES - UUID_BYTES - self.tail()) / self.tag_bytes()
+    }
+
+    /// Most revoked blocks in a revoke block.
+    pub fn revokes_per_block(&self, block_bytes: usize) -> usize {
+        (block_bytes - 16 - self.tail()) / self.revoke_bytes()
+    }
+
+    fn revoke_bytes(&self) -> usize {
+        if self.wide { 8 } else { 4 }
+    }
+
+    /// The type and sequence of a block, if it has the magic number.
+    pub fn header(block: &[u8]) -> Option<(u32, u32)> {
+        (be32(block, 0) == MAGIC).then(|| (be32(block, 4), be32(block, 8)))
+    }
+
+    fn put_header(block: &mut [u8], kind: BlockType, sequence: u32) {
+        put_be32(block, 0, MAGIC);
+        put_be32(block, 4, kind as u32);
+        put_be32(block, 8, sequence);
+    }
+
+    fn tail_sum(&self, block: &[u8]) -> u32 {
+        let at = block.len() - TAIL_BYTES;
+        crc(crc(self.seed, &block[..at]), &[0; TAIL_BYTES])
+    }
+
+    fn put_tail(&self, block: &mut [u8]) {
+        if self.sums != Sums::None {
+            let sum = self.tail_sum(block);
+            let at = block.len() - TAIL_BYTES;
+            put_be32(block, at, sum);
+        }
+    }
+
+    /// Whether the checksum at the end of a descriptor or revoke block is right.
+    pub fn tail_ok(&self, block: &[u8]) -> bool {
+        self.sums == Sums::None || be32(block, block.len() - TAIL_BYTES) == self.tail_sum(block)
+    }
+
+    fn data_sum(&self, sequence: u32, logged: &[u8]) -> u32 {
+        crc(crc(self.seed, &sequence.to_be_bytes()), logged)
+    }
+
+    /// Prepares a block for the log (escaping it where needed) and makes its tag.
+    pub fn log(&self, home: DeviceBlock, sequence: u32, block: &mut [u8]) -> Tag {
+        let escaped = be32(block, 0) == MAGIC;
+        if escaped {
+            put_be32(block, 0, 0);
+        }
+        let checksum = match self.sums {
+            Sums::None => 0,
+            Sums::V2 | Sums::V3 => self.data_sum(sequence, block),
+        };
+        Tag { home, escaped, checksum }
+    }
+
+    /// Whether a block read from the log is the one that was tagged.
+    pub fn logged_ok(&self, tag: &Tag, sequence: u32, logged: &[u8]) -> bool {
+        match self.sums {
+            Sums::None => true,
+            Sums::V2 => self.data_sum(sequence, logged) & 0xffff == tag.checksum,
+            Sums::V3 => self.data_sum(sequence, logged) == tag.checksum,
+        }
+    }
+
+    /// Undoes the escaping of a block read from the log.
+    pub fn restore(&self, tag: &Tag, logged: &mut [u8]) {
+        if tag.escaped {
+            put_be32(logged, 0, MAGIC);
+        }
+    }
+
+    /// Writes a descriptor block for `tags`, at most [`Codec::tags_per_block`] of them, at least one.
+    pub fn put_descriptor(&self, block: &mut [u8], sequence: u32, tags: &[Tag]) {
+        block.fill(0);
+        Self::put_header(block, BlockType::Descriptor, sequence);
+        let mut at = HEADER_BYTES;
+        for (index, tag) in tags.iter().enumerate() {
+            let mut flags = if index > 0 { TAG_SAME_UUID } else { 0 };
+            flags |= if tag.escaped { TAG_ESCAPE } else { 0 };
+            flags |= if index + 1 == tags.len() { TAG_LAST } else { 0 };
+            self.put_tag(&mut block[at..], tag, flags);
+            at += self.tag_bytes();
+            if index == 0 {
+                block[at..at + UUID_BYTES].copy_from_slice(&self.uuid);
+                at += UUID_BYTES;
+            }
+        }
+        self.put_tail(block);
+    }
+
+    fn put_tag(&self, at: &mut [u8], tag: &Tag, flags: u32) {
+        put_be32(at, 0, tag.home.0 as u32);
+        let high = (tag.home.0 >> 32) as u32;
+        match self.sums {
+            Sums::V3 => {
+                put_be32(at, 4, flags);
+                put_be32(at, 8, high);
+                put_be32(at, 12, tag.checksum);
+            }
+            _ => {
+                put_be32(at, 4, (tag.checksum & 0xffff) << 16 | flags);
+                if self.wide {
+                    put_be32(at, 8, high);
+                }
+            }
+        }
+    }
+
+    /// Reads the tags of a descriptor block.
+    ///
+    /// # Errors
+    /// The tags run past the block.
+    pub fn tags(&self, block: &[u8]) -> Result<Vec<Tag>, &'static str> {
+        let end = block.len() - self.tail();
+        let (mut at, mut tags) = (HEADER_BYTES, Vec::new());
+        loop {
+            if at + self.tag_bytes() > end {
+                return Err("descriptor without a last tag");
+            }
+            let (tag, flags) = self.tag(&block[at..]);
+            tags.push(tag);
+            at += self.tag_bytes();
+            if flags & TAG_SAME_UUID == 0 {
+                at += UUID_BYTES;
+            }
+            if flags & TAG_LAST != 0 {
+                return Ok(tags);
+            }
+        }
+    }
+
+    fn tag(&self, at: &[u8]) -> (Tag, u32) {
+        let low = u64::from(be32(at, 0));
+        let (flags, checksum) = match self.sums {
+            Sums::V3 => (be32(at, 4), be32(at, 12)),
+            _ => (be32(at, 4) & 0xffff, be32(at, 4) >> 16),
+        };
+        let has_high = self.sums == Sums::V3 || self.wide;
+        let high = if has_high && self.wide { u64::from(be32(at, 8)) } else { 0 };
+        let home = DeviceBlock(low | high << 32);
+        (Tag { home, escaped: flags & TAG_ESCAPE != 0, checksum }, flags)
+    }
+
+    /// Writes a revoke block, at most [`Codec::revokes_per_block`] entries.
+    pub fn put_revoke(&self, block: &mut [u8], sequence: u32, revoked: &[DeviceBlock]) {
+        block.fill(0);
+        Self::put_header(block, BlockType::Revoke, sequence);
+        put_be32(block, 12, (16 + revoked.len() * self.revoke_bytes()) as u32);
+        for (index, home) in revoked.iter().enumerate() {
+            match self.wide {
+                true => put_be64(block, 16 + index * 8, home.0),
+                false => put_be32(block, 16 + index * 4, home.0 as u32),
+            }
+        }
+        self.put_tail(block);
+    }
+
+    /// Reads a revoke block.
+    ///
+    /// # Errors
+    /// Its length is impossible.
+    pub fn revoked(&self, block: &[u8]) -> Result<Vec<DeviceBlock>, &'static str> {
+        let used = be32(block, 12) as usize;
+        if used < 16 || used > block.len() - self.tail() {
+            return Err("r_count");
+        }
+        let entries = block[16..used].chunks_exact(self.revoke_bytes());
+        let number = |entry: &[u8]| entry.iter().fold(0, |n, byte| n << 8 | u64::from(*byte));
+        Ok(entries.map(|entry| DeviceBlock(number(entry))).collect())
+    }
+
+    /// Writes a commit block.
+    pub fn put_commit(&self, block: &mut [u8], sequence: u32, sec: u64, nsec: u32) {
+        block.fill(0);
+        Self::put_header(block, BlockType::Commit, sequence);
+        put_be64(block, 0x30, sec);
+        put_be32(block, 0x38, nsec);
+        if self.sums != Sums::None {
+            let sum = crc(self.seed, block);
+            put_be32(block, 0x10, sum);
+        }
+    }
+
+    /// Whether a commit block's checksum is right.
+    pub fn commit_ok(&self, block: &[u8]) -> bool {
+        let sum = || {
+            let sum = crc(crc(self.seed, &block[..0x10]), &[0; 4]);
+            crc(sum, &block[0x14..])
+        };
+        self.sums == Sums::None || be32(block, 0x10) == sum()
+    }
+
+    /// When a transaction was committed, in seconds.
+    pub fn commit_seconds(block: &[u8]) -> u64 {
+        u64::from(be32(block, 0x30)) << 32 | u64::from(be32(block, 0x34))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn codecs() -> Vec<Codec> {
+        let sums = [Sums::None, Sums::V2, Sums::V3];
+        let codec = |sums, wide| Codec { seed: 77, uuid: [9; 16], wide, sums };
+        sums.into_iter().flat_map(|sums| [codec(sums, false), codec(sums, true)]).collect()
+    }
+
+    #[test]
+    fn descriptors_come_back_full() {
+        for codec in codecs() {
+            let count = codec.tags_per_block(4096);
+            let mut logged = vec![0xabu8; 4096];
+            let tag = |n| codec.log(DeviceBlock(5 + n as u64), 3, &mut logged);
+            let tags: Vec<Tag> = (0..count).map(tag).collect();
+            let mut block = vec![0; 4096];
+            codec.put_descriptor(&mut block, 3, &tags);
+            assert!(codec.tail_ok(&block), "{codec:?}");
+            let back = codec.tags(&block).expect("whole");
+            assert_eq!(back.len(), tags.len());
+            assert!(back.iter().zip(&tags).all(|(a, b)| a.home == b.home), "{codec:?}");
+            assert!(back.iter().all(|tag| codec.logged_ok(tag, 3, &logged)), "{codec:?}");
+        }
+        let v3 = Codec { seed: 1, uuid: [0; 16], wide: true, sums: Sums::V3 };
+        assert_eq!((v3.tags_per_block(4096), v3.revokes_per_block(4096)), (254, 509));
+    }
+
+    #[test]
+    fn blocks_that_look_like_ours_are_escaped() {
+        for codec in codecs() {
+            let mut block = vec![1u8; 4096];
+            put_be32(&mut block, 0, MAGIC);
+            let original = block.clone();
+            let tag = codec.log(DeviceBlock(1), 9, &mut block);
+            assert!(tag.escaped && be32(&block, 0) == 0 && codec.logged_ok(&tag, 9, &block));
+            codec.restore(&tag, &mut block);
+            assert_eq!(block, original);
+        }
+    }
+
+    #[test]
+    fn revokes_and_commits_come_back() {
+        for codec in codecs() {
+            let mut block = vec![0; 4096];
+            let homes: Vec<_> =
+                (1..=codec.revokes_per_block(4096) as u64).map(DeviceBlock).collect();
+            codec.put_revoke(&mut block, 4, &homes);
+            assert!(codec.tail_ok(&block));
+            assert_eq!(codec.revoked(&block).expect("whole"), homes);
+            codec.put_commit(&mut block, 4, 1 << 33, 5);
+            assert!(codec.commit_ok(&block));
+            assert_eq!(
+                (Codec::header(&block), Codec::commit_seconds(&block)),
+                (Some((2, 4)), 1 << 33)
+            );
+            block[0x34] ^= 1;
+            assert!(codec.sums == Sums::None || !codec.commit_ok(&block));
+        }
+    }
+}
