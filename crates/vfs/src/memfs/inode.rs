@@ -210,7 +210,7 @@ impl Inode {
         attr.gid = set.gid.unwrap_or(attr.gid);
         attr.atime = chosen(set.atime, attr.atime, now);
         attr.mtime = chosen(set.mtime, attr.mtime, now);
-        attr.ctime = now;
+        attr.ctime = set.ctime.unwrap_or(now);
         Ok(freed)
     }
 
