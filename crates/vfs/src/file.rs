@@ -1,11 +1,14 @@
-//! Open files.
-#![expect(unused_variables, reason = "signatures first")]
+//! Open files: reading, writing, space, directory streams.
 
+use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use polylane_base::{Errno, Result};
+use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::cred::Cred;
-use crate::fs::{DirEntry, SeekFor, Sink, Source};
-use crate::inode::Node;
+use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
+use crate::inode::{ATIME_DUE, Node, STALE};
+use crate::stats::Count;
 
 /// How far a write came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -16,49 +19,282 @@ pub struct Written {
     pub end: u64,
 }
 
+/// Flags that act when a file is opened and are not kept.
+const CREATION: OFlags = OFlags::CREATE
+    .union(OFlags::EXCL)
+    .union(OFlags::NOCTTY)
+    .union(OFlags::TRUNC)
+    .union(OFlags::CLOEXEC);
+
+/// Flags that `F_SETFL` changes.
+const SETTABLE: OFlags =
+    OFlags::APPEND.union(OFlags::DIRECT).union(OFlags::NOATIME).union(OFlags::NONBLOCK);
+
+/// Positions of `.` and `..` in a directory stream; those of the libservice follow.
+const AFTER_DOT: u64 = 1;
+const AFTER_DOT_DOT: u64 = 2;
+
+/// Bytes that one step of `copy_range` moves.
+const COPY_BYTES: usize = 64 * 1024;
+
 /// An open file description. Dropping the last `Arc` closes it. Thread-safe.
+#[derive(Debug)]
 pub struct OpenFile {
     node: Node,
-    flags: i32,
+    flags: AtomicI32,
 }
 
 impl OpenFile {
+    pub(crate) fn new(node: Node, flags: i32) -> Arc<OpenFile> {
+        let flags = AtomicI32::new(flags & !CREATION.bits().cast_signed());
+        Arc::new(OpenFile { node, flags })
+    }
+
     /// The inode that is open.
     pub fn node(&self) -> &Node {
         &self.node
     }
-    /// open(2) flags, without creation flags.
+
+    /// open(2) flags, those that only matter at the opening taken away.
     pub fn flags(&self) -> i32 {
-        self.flags
+        self.flags.load(Relaxed)
     }
-    /// F_SETFL.
-    pub fn set_flags(&self, flags: i32) {}
-    /// Reads at most `len` bytes at `offset`; fewer only at the end of the file.
+
+    /// `F_SETFL`: `O_APPEND`, `O_DIRECT`, `O_NOATIME` and `O_NONBLOCK` become those in `flags`.
+    pub fn set_flags(&self, flags: i32) {
+        let mask = SETTABLE.bits().cast_signed();
+        let kept = self.flags() & !mask;
+        self.flags.store(kept | flags & mask, Relaxed);
+    }
+
+    fn wish(&self) -> OFlags {
+        OFlags::from_bits_retain(self.flags().cast_unsigned())
+    }
+
+    /// The inode, if this opening may read it.
+    fn readable(&self) -> Result<&Node> {
+        self.usable(OFlags::WRONLY)
+    }
+
+    /// The inode, if this opening may change it.
+    fn writable(&self) -> Result<&Node> {
+        let node = self.usable(OFlags::RDONLY)?;
+        node.core.writable()?;
+        Ok(node)
+    }
+
+    fn usable(&self, forbidden: OFlags) -> Result<&Node> {
+        let wish = self.wish();
+        let mode = wish & OFlags::ACCMODE;
+        if wish.contains(OFlags::PATH) || mode == forbidden || mode == OFlags::ACCMODE {
+            return Err(Errno::EBADF);
+        }
+        match self.node.kind() {
+            Kind::File => Ok(&self.node),
+            Kind::Dir => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Reads at most `len` bytes at `offset`; fewer only at the end of the file. `EBADF` when not open
+    /// for reading, `EISDIR`.
     pub fn read(&self, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
-        Err(Errno::ENOSYS)
+        let node = self.readable()?;
+        let core = &node.core;
+        core.count(Count::Ops);
+        let data = node.lock.read();
+        let count = core.fs.read(node.ino(), offset, len, sink)?;
+        drop(data);
+        if node.has(ATIME_DUE) && !self.wish().contains(OFlags::NOATIME) {
+            core.touch(node);
+        }
+        Ok(count)
     }
-    /// Writes at `at`, or at the end with `None` or `O_APPEND`.
-    pub fn write(&self, cred: &Cred, at: Option<u64>, from: &mut dyn Source) -> Result<Written> {
-        Err(Errno::ENOSYS)
+
+    /// Writes at `at`, or at the end of the file with `None` or `O_APPEND`. Set-id bits go unless
+    /// `cred` is root. Short only when space or the largest file size ran out after the first bytes.
+    /// `EBADF`, `EFBIG`, `ENOSPC`.
+    pub fn write(&self, cred: &Cred, at: Option<u64>, source: &mut dyn Source) -> Result<Written> {
+        let node = self.writable()?;
+        let core = &node.core;
+        core.count(Count::Ops);
+        let _data = node.lock.write();
+        let at = at.filter(|_| !self.wish().contains(OFlags::APPEND));
+        let at = match at {
+            Some(at) => at,
+            None => node.end()?,
+        };
+        if source.is_empty() {
+            return Ok(Written { count: 0, end: at });
+        }
+        let len = room(core.character.max_file_size, at, source.len())?;
+        core.kill_set_id(Some(cred), node)?;
+        let count = core.fs.write(node.ino(), at, &mut Front { source, len })?;
+        let end = at + count as u64;
+        node.grew(end);
+        Ok(Written { count, end })
     }
-    /// fsync(2), fdatasync(2).
+
+    /// fsync(2); fdatasync(2) with `data_only`. An error of an earlier write-back is reported once to
+    /// each open file.
     pub fn fsync(&self, data_only: bool) -> Result<()> {
-        Err(Errno::ENOSYS)
+        let core = &self.node.core;
+        core.count(Count::Ops);
+        match self.node.kind() {
+            Kind::File | Kind::Dir => core.fs.fsync(self.node.ino(), data_only),
+            _ => Err(Errno::EINVAL),
+        }
     }
-    /// fallocate(2) with `FALLOC_FL_*` flags.
+
+    /// fallocate(2) with `FALLOC_FL_*` flags. `EBADF`, `EINVAL`, `EFBIG`, `ENOSPC`, `EOPNOTSUPP`.
     pub fn fallocate(&self, cred: &Cred, flags: i32, offset: u64, len: u64) -> Result<()> {
-        Err(Errno::ENOSYS)
+        let node = self.writable().map_err(|_| Errno::EBADF)?;
+        let core = &node.core;
+        core.count(Count::Ops);
+        let mode = fallocate_mode(flags)?;
+        if len == 0 {
+            return Err(Errno::EINVAL);
+        }
+        match offset.checked_add(len) {
+            Some(end) if end <= core.character.max_file_size => (),
+            _ => return Err(Errno::EFBIG),
+        }
+        let _data = node.lock.write();
+        core.kill_set_id(Some(cred), node)?;
+        let mut held = node.attr();
+        let new = core.fs.fallocate(node.ino(), mode, offset, len)?;
+        node.keep(&mut held, new);
+        Ok(())
     }
-    /// SEEK_DATA, SEEK_HOLE.
+
+    /// `lseek` SEEK_DATA and SEEK_HOLE. `ENXIO` when there is nothing more.
     pub fn seek(&self, offset: u64, target: SeekFor) -> Result<u64> {
-        Err(Errno::ENOSYS)
+        if self.node.kind() != Kind::File || self.wish().contains(OFlags::PATH) {
+            return Err(Errno::EINVAL);
+        }
+        let _data = self.node.lock.read();
+        self.node.core.fs.seek(self.node.ino(), offset, target)
     }
-    /// Lists the directory from position `from`, with `.` and `..`.
+
+    /// Lists the directory from position `from` (0: the start, or a former [`DirEntry::next`]), `.` and
+    /// `..` included, until `each` returns false. Stable: a name that is neither added nor removed
+    /// meanwhile is seen exactly once. `each` must not call the VFS. `ENOTDIR`, `ENOENT` when the
+    /// directory was removed.
     pub fn readdir(&self, from: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
-        Err(Errno::ENOSYS)
+        let node = &self.node;
+        node.core.count(Count::Ops);
+        if !node.is_dir() {
+            return Err(Errno::ENOTDIR);
+        }
+        if node.nlink() == 0 {
+            return Err(Errno::ENOENT);
+        }
+        let mut dot = |name: &[u8], ino, next| each(DirEntry { ino, next, kind: Kind::Dir, name });
+        if from < AFTER_DOT && !dot(b".", node.ino(), AFTER_DOT) {
+            return Ok(());
+        }
+        if from < AFTER_DOT_DOT && !dot(b"..", node.parent().ino(), AFTER_DOT_DOT) {
+            return Ok(());
+        }
+        let from = from.saturating_sub(AFTER_DOT_DOT);
+        node.core.fs.readdir(node.ino(), from, &mut |mut entry| {
+            entry.next = entry.next.saturating_add(AFTER_DOT_DOT);
+            each(entry)
+        })?;
+        if node.has(ATIME_DUE) && !self.wish().contains(OFlags::NOATIME) {
+            node.core.touch(node);
+        }
+        Ok(())
     }
-    /// copy_file_range(2): `len` bytes at `from` of this file to `at` of `to`.
+
+    /// copy_file_range(2): at most `len` bytes at `from` of this file to `at` of `to`. `EINVAL` when
+    /// the two ranges of one file overlap.
     pub fn copy_range(&self, from: u64, to: &OpenFile, at: u64, len: u64) -> Result<u64> {
-        Err(Errno::ENOSYS)
+        let source = self.readable()?;
+        let target = to.writable()?;
+        if to.wish().contains(OFlags::APPEND) {
+            return Err(Errno::EBADF);
+        }
+        let (from_end, to_end) = (from.saturating_add(len), at.saturating_add(len));
+        if source.id == target.id && from < to_end && at < from_end {
+            return Err(Errno::EINVAL);
+        }
+        let nobody = Cred { uid: polylane_base::Uid(u32::MAX), ..Cred::root() };
+        let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(len).unwrap_or(COPY_BYTES))];
+        let mut done = 0;
+        while done < len {
+            let want = buffer.len().min(usize::try_from(len - done).unwrap_or(usize::MAX));
+            let count = self.read(from + done, want, &mut &mut buffer[..want])?;
+            if count == 0 {
+                break;
+            }
+            let written = match to.write(&nobody, Some(at + done), &mut &buffer[..count]) {
+                Ok(written) => written.count,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            };
+            done += written as u64;
+            if written < count {
+                break;
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// The first bytes of a source.
+struct Front<'s> {
+    source: &'s mut dyn Source,
+    len: usize,
+}
+
+impl Source for Front<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&mut self, at: usize, into: &mut [u8]) {
+        self.source.get(at, into);
+    }
+}
+
+/// How many of `len` bytes at `at` fit into the largest file. `EFBIG` when none does.
+fn room(size_max: u64, at: u64, len: usize) -> Result<usize> {
+    if at >= size_max {
+        return Err(Errno::EFBIG);
+    }
+    Ok(usize::try_from(size_max - at).map_or(len, |room| len.min(room)))
+}
+
+/// The mode of fallocate(2) that `flags` mean.
+fn fallocate_mode(flags: i32) -> Result<Fallocate> {
+    let flags = FallocateFlags::from_bits_retain(flags.cast_unsigned());
+    let keep = FallocateFlags::KEEP_SIZE;
+    let keep_size = flags.contains(keep);
+    match flags.difference(keep) {
+        FallocateFlags::PUNCH_HOLE if keep_size => Ok(Fallocate::PunchHole),
+        FallocateFlags::ZERO_RANGE => Ok(Fallocate::ZeroRange { keep_size }),
+        FallocateFlags::COLLAPSE_RANGE if !keep_size => Ok(Fallocate::CollapseRange),
+        FallocateFlags::INSERT_RANGE if !keep_size => Ok(Fallocate::InsertRange),
+        rest if rest.is_empty() => Ok(Fallocate::Allocate { keep_size }),
+        _ => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+impl crate::inode::Inode {
+    /// The size that appending starts from. Call with the data lock held for change.
+    fn end(&self) -> Result<u64> {
+        if self.core.character.volatile {
+            return self.fresh_attr().map(|attr| attr.size);
+        }
+        Ok(self.size())
+    }
+
+    /// A write through the libservice reached `end`. Call with the data lock held for change.
+    fn grew(&self, end: u64) {
+        let mut attr = self.attr();
+        attr.size = attr.size.max(end);
+        self.mirror(&attr);
+        self.raise(STALE | ATIME_DUE);
     }
 }

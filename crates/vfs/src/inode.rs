@@ -1,21 +1,63 @@
 //! Live inodes.
+//!
+//! # Invariants
+//!
+//! - One `Inode` per live inode number: the inode table holds a weak reference to it, see
+//!   [`inodes`](crate::inodes).
+//! - `perm`, `owner`, `nlink` and `size` repeat fields of `attr`, so that path walks and reads need no
+//!   lock. They are stored while `attr` is locked. A reader may see `perm` of one change and `owner` of
+//!   the next, as in any kernel that reads the two without a lock.
+//! - A live directory other than the root has its parent in `parent`.
 
-use polylane_base::Ino;
-use polylane_base::sync::Arc;
-use polylane_base::sync::atomic::AtomicU64;
+use std::sync::OnceLock;
 
-use crate::fs::Kind;
+use polylane_base::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use polylane_base::sync::atomic::{AtomicU32, AtomicU64};
+use polylane_base::sync::{Arc, Mutex, MutexGuard, RwLock};
+use polylane_base::{Errno, Gid, Ino, Result, Uid};
+
+use crate::cache::FilePages;
+use crate::core::Core;
+use crate::fs::{Attr, Kind};
 
 /// A live inode of one [`Vfs`](crate::Vfs); cheap to clone. While one is held, the inode lives.
 pub type Node = Arc<Inode>;
 
-/// A live inode.
-#[derive(Debug)]
+/// The libservice changed the inode in a way it did not report: ask again before believing `attr`.
+pub(crate) const STALE: u32 = 1;
+/// The next read moves the access time (`relatime`).
+pub(crate) const ATIME_DUE: u32 = 2;
+/// Made by `create_unlinked`; `link` may give it a first name.
+pub(crate) const LINKABLE: u32 = 4;
+/// The lock table knows the inode.
+pub(crate) const LOCKED: u32 = 8;
+
+/// A live inode. Thread-safe.
 pub struct Inode {
+    pub(crate) core: Arc<Core>,
+    /// Unlike `ino` never used twice: the key of the dentry table.
+    pub(crate) id: u64,
     ino: Ino,
     generation: u64,
     kind: Kind,
     tag: AtomicU64,
+    flags: AtomicU32,
+    perm: AtomicU32,
+    nlink: AtomicU32,
+    owner: AtomicU64,
+    size: AtomicU64,
+    attr: Mutex<Attr>,
+    /// Directory: its entries. Regular file: its data (shared to read, exclusive to change).
+    pub(crate) lock: RwLock<()>,
+    parent: Mutex<Option<Node>>,
+    target: OnceLock<Box<[u8]>>,
+    pages: OnceLock<Box<FilePages>>,
+}
+
+impl std::fmt::Debug for Inode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Inode({}.{} {:?})", self.ino, self.generation, self.kind)
+    }
 }
 
 impl Inode {
@@ -23,16 +65,175 @@ impl Inode {
     pub fn ino(&self) -> Ino {
         self.ino
     }
+
     /// Tells a reused inode number from its former owner.
     pub fn generation(&self) -> u64 {
         self.generation
     }
+
     /// What it is.
     pub fn kind(&self) -> Kind {
         self.kind
     }
+
     /// A word that the front ends own. Starts as 0; the VFS never looks at it.
     pub fn tag(&self) -> &AtomicU64 {
         &self.tag
+    }
+
+    pub(crate) fn new(core: Arc<Core>, id: u64, attr: Attr, parent: Option<Node>) -> Inode {
+        let inode = Inode {
+            core,
+            id,
+            ino: attr.ino,
+            generation: attr.generation,
+            kind: attr.kind,
+            tag: AtomicU64::new(0),
+            flags: AtomicU32::new(0),
+            perm: AtomicU32::new(0),
+            nlink: AtomicU32::new(0),
+            owner: AtomicU64::new(0),
+            size: AtomicU64::new(0),
+            attr: Mutex::new(attr),
+            lock: RwLock::new(()),
+            parent: Mutex::new(parent),
+            target: OnceLock::new(),
+            pages: OnceLock::new(),
+        };
+        inode.mirror(&attr);
+        inode
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind == Kind::Dir
+    }
+
+    pub(crate) fn perm(&self) -> u32 {
+        self.perm.load(Relaxed)
+    }
+
+    pub(crate) fn uid(&self) -> Uid {
+        Uid((self.owner.load(Relaxed) >> 32) as u32)
+    }
+
+    pub(crate) fn gid(&self) -> Gid {
+        Gid(self.owner.load(Relaxed) as u32)
+    }
+
+    pub(crate) fn nlink(&self) -> u32 {
+        self.nlink.load(Acquire)
+    }
+
+    /// Bytes. Exact while the data lock is held, for file systems that are not volatile.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Acquire)
+    }
+
+    pub(crate) fn has(&self, flag: u32) -> bool {
+        self.flags.load(Acquire) & flag != 0
+    }
+
+    pub(crate) fn raise(&self, flag: u32) {
+        if !self.has(flag) {
+            self.flags.fetch_or(flag, AcqRel);
+        }
+    }
+
+    /// Takes a flag down; true when it was up.
+    pub(crate) fn lower(&self, flag: u32) -> bool {
+        self.has(flag) && self.flags.fetch_and(!flag, AcqRel) & flag != 0
+    }
+
+    /// The state, locked. Whoever changes the inode through the libservice holds this over the call,
+    /// so that results are kept in the order in which they happened.
+    pub(crate) fn attr(&self) -> MutexGuard<'_, Attr> {
+        self.attr.lock()
+    }
+
+    /// Keeps a state that the libservice returned.
+    pub(crate) fn keep(&self, held: &mut Attr, mut new: Attr) {
+        if let Some(pages) = self.pages.get() {
+            pages.keep_delayed(held, &mut new);
+        }
+        *held = new;
+        self.mirror(&new);
+    }
+
+    /// [`keep`](Self::keep) for results that need no order: the caller holds the directory lock.
+    pub(crate) fn keep_now(&self, new: Attr) {
+        self.keep(&mut self.attr.lock(), new);
+    }
+
+    /// Repeats the fields that are read without a lock. Call with `attr` locked.
+    pub(crate) fn mirror(&self, attr: &Attr) {
+        self.perm.store(attr.perm, Relaxed);
+        self.owner.store(u64::from(attr.uid.0) << 32 | u64::from(attr.gid.0), Relaxed);
+        self.nlink.store(attr.nlink, Release);
+        self.size.store(attr.size, Release);
+        if attr.atime <= attr.mtime || attr.atime <= attr.ctime {
+            self.raise(ATIME_DUE);
+        }
+    }
+
+    /// The state, asked for anew where the kept one may be old.
+    pub(crate) fn fresh_attr(&self) -> Result<MutexGuard<'_, Attr>> {
+        let mut held = self.attr.lock();
+        if self.core.character.volatile || self.lower(STALE) {
+            match self.core.fs.getattr(self.ino) {
+                Ok(new) => self.keep(&mut held, new),
+                Err(errno) => {
+                    self.raise(STALE);
+                    return Err(errno);
+                }
+            }
+        }
+        Ok(held)
+    }
+
+    /// The parent of a directory; the root is its own.
+    pub(crate) fn parent(self: &Arc<Self>) -> Node {
+        self.parent.lock().as_ref().unwrap_or(self).clone()
+    }
+
+    /// Moves a directory below another parent. Returns the former one, to be dropped without locks.
+    pub(crate) fn set_parent(&self, parent: Node) -> Option<Node> {
+        self.parent.lock().replace(parent)
+    }
+
+    /// The target of a symbolic link; it never changes, so it is asked for once.
+    pub(crate) fn target(&self) -> Result<&[u8]> {
+        if let Some(target) = self.target.get() {
+            return Ok(target);
+        }
+        if self.kind != Kind::Symlink {
+            return Err(Errno::EINVAL);
+        }
+        let target = self.core.fs.readlink(self.ino)?;
+        Ok(self.target.get_or_init(|| target.into()))
+    }
+
+    /// The file's part of the page cache; `None` when its data does not pass through it.
+    pub(crate) fn pages(&self) -> Option<&FilePages> {
+        if !self.core.character.cache_data || self.kind != Kind::File {
+            return None;
+        }
+        Some(self.pages.get_or_init(Box::default))
+    }
+
+    /// The file's part of the page cache if it was ever used.
+    pub(crate) fn pages_used(&self) -> Option<&FilePages> {
+        self.pages.get().map(|pages| &**pages)
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        self.core.retire(self);
+        // A chain of directories that only their children kept alive is taken apart in a loop: by
+        // recursion, a deep enough tree would exhaust the stack.
+        let mut next = self.parent.get_mut().take();
+        while let Some(mut parent) = next.and_then(Arc::into_inner) {
+            next = parent.parent.get_mut().take();
+        }
     }
 }

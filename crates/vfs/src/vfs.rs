@@ -1,16 +1,14 @@
 //! The file door: one lane's files, as front ends see them.
-#![expect(unused_variables, reason = "signatures first")]
 
 use std::time::Duration;
 
 use polylane_base::sync::Arc;
 use polylane_base::{Clock, Errno, Result};
 
-use crate::cred::Cred;
-use crate::file::OpenFile;
-use crate::fs::{Attr, FileSystem, Kind, SetAttr, StatFs, XattrMode};
+use crate::core::Core;
+use crate::fs::{FileSystem, Kind, StatFs};
 use crate::inode::Node;
-use crate::lock::{LockOutcome, LockOwner, LockRequest, LockWaiter, Ticket};
+use crate::stats::{Count, Stats};
 
 /// How a [`Vfs`] is to behave. Sizes in bytes; a limit of 0 means "the smallest that works".
 #[derive(Clone)]
@@ -73,154 +71,75 @@ pub struct Create<'a> {
 }
 
 /// The private VFS of one lane. All state hangs off it; two of them share nothing. Thread-safe.
-pub struct Vfs {}
+///
+/// Dropping it writes everything back and lets go of every inode that no front end holds.
+pub struct Vfs {
+    pub(crate) core: Arc<Core>,
+    pub(crate) root: Node,
+}
 
 impl Vfs {
-    /// Opens the file system's root.
+    /// Opens the file system's root. Fails if the libservice cannot give it, or `ENOTDIR`.
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Arc<Vfs>> {
-        Err(Errno::ENOSYS)
+        let core = Core::new(fs, options);
+        let attr = core.fs.root()?;
+        if attr.kind != Kind::Dir {
+            return Err(Errno::ENOTDIR);
+        }
+        let root = core.adopt_new(attr, None);
+        Ok(Arc::new(Vfs { core, root }))
     }
+
     /// The root directory.
     pub fn root(&self) -> Node {
-        unreachable!()
+        self.root.clone()
     }
-    /// Finds `name` in `dir`.
-    pub fn lookup(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Node> {
-        Err(Errno::ENOSYS)
-    }
-    /// Creates `name` in `dir`.
-    pub fn create(&self, cred: &Cred, dir: &Node, name: &[u8], new: &Create<'_>) -> Result<Node> {
-        Err(Errno::ENOSYS)
-    }
-    /// O_TMPFILE.
-    pub fn create_unlinked(&self, cred: &Cred, dir: &Node, perm: u32, umask: u32) -> Result<Node> {
-        Err(Errno::ENOSYS)
-    }
-    /// Gives `node` one more name.
-    pub fn link(&self, cred: &Cred, node: &Node, dir: &Node, name: &[u8]) -> Result<()> {
-        Err(Errno::ENOSYS)
-    }
-    /// Removes a name that is not a directory's.
-    pub fn unlink(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<()> {
-        Err(Errno::ENOSYS)
-    }
-    /// Removes an empty directory.
-    pub fn rmdir(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<()> {
-        Err(Errno::ENOSYS)
-    }
-    /// renameat2(2).
-    pub fn rename(
-        &self,
-        cred: &Cred,
-        from_dir: &Node,
-        from: &[u8],
-        to_dir: &Node,
-        to: &[u8],
-        flags: u32,
-    ) -> Result<()> {
-        Err(Errno::ENOSYS)
-    }
-    /// The target of a symbolic link.
-    pub fn readlink(&self, node: &Node) -> Result<Vec<u8>> {
-        Err(Errno::ENOSYS)
-    }
-    /// The state of an inode.
-    pub fn getattr(&self, node: &Node) -> Result<Attr> {
-        Err(Errno::ENOSYS)
-    }
-    /// Changes the state of an inode.
-    pub fn setattr(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
-        Err(Errno::ENOSYS)
-    }
-    /// access(2): `mask` of R_OK 4, W_OK 2, X_OK 1.
-    pub fn access(&self, cred: &Cred, node: &Node, mask: u32) -> Result<()> {
-        Err(Errno::ENOSYS)
-    }
-    /// Reads an extended attribute.
-    pub fn getxattr(&self, cred: &Cred, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
-        Err(Errno::ENOSYS)
-    }
-    /// Writes an extended attribute.
-    pub fn setxattr(
-        &self,
-        cred: &Cred,
-        node: &Node,
-        name: &[u8],
-        value: &[u8],
-        mode: XattrMode,
-    ) -> Result<()> {
-        Err(Errno::ENOSYS)
-    }
-    /// The names of the extended attributes that `cred` may see.
-    pub fn listxattr(&self, cred: &Cred, node: &Node) -> Result<Vec<Vec<u8>>> {
-        Err(Errno::ENOSYS)
-    }
-    /// Removes an extended attribute.
-    pub fn removexattr(&self, cred: &Cred, node: &Node, name: &[u8]) -> Result<()> {
-        Err(Errno::ENOSYS)
-    }
-    /// Totals.
+
+    /// Totals of the file system.
     pub fn statfs(&self) -> Result<StatFs> {
-        Err(Errno::ENOSYS)
+        self.begin();
+        self.core.fs.statfs()
     }
+
     /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {
-        Err(Errno::ENOSYS)
+        self.begin();
+        let written = self.core.write_back_all();
+        let synced = self.core.fs.sync();
+        written.and(synced)
     }
-    /// The inode that `path` names from `start`.
-    pub fn resolve(
-        &self,
-        cred: &Cred,
-        start: &Node,
-        path: &[u8],
-        follow: bool,
-    ) -> Result<Node, PathError> {
-        Err(PathError::Leaves)
+
+    /// Counters, for `polylane stats` and for tests.
+    pub fn stats(&self) -> Stats {
+        let core = &self.core;
+        let get = |count| core.counters.get(count);
+        Stats {
+            ops: get(Count::Ops),
+            dentry_hits: get(Count::DentryHits),
+            dentry_misses: get(Count::DentryMisses),
+            dentries: core.dentries.len() as u64,
+            inodes: core.inodes.len() as u64,
+            page_hits: get(Count::PageHits),
+            page_misses: get(Count::PageMisses),
+            pages: core.cache.pages(),
+            dirty_bytes: core.cache.dirty_bytes(),
+            written_back_bytes: get(Count::WrittenBack),
+            evictions: get(Count::Evictions),
+            throttled: get(Count::Throttled),
+        }
     }
-    /// The directory and name that `path` ends in; a last symbolic link is not followed.
-    pub fn resolve_parent(
-        &self,
-        cred: &Cred,
-        start: &Node,
-        path: &[u8],
-    ) -> Result<Last, PathError> {
-        Err(PathError::Leaves)
+
+    /// Counts an operation.
+    pub(crate) fn begin(&self) {
+        self.core.count(Count::Ops);
     }
-    /// open(2).
-    pub fn open_path(
-        &self,
-        cred: &Cred,
-        start: &Node,
-        path: &[u8],
-        flags: i32,
-        perm: u32,
-        umask: u32,
-    ) -> Result<Arc<OpenFile>, PathError> {
-        Err(PathError::Leaves)
+}
+
+impl Drop for Vfs {
+    fn drop(&mut self) {
+        // Nobody is left to be told of an error; `sync` reported it to whoever asked.
+        let _ = self.core.write_back_all();
+        // Entries hold inodes and inodes hold the core: this opens the circle.
+        self.core.dentries.clear();
     }
-    /// Opens a known inode.
-    pub fn open(&self, cred: &Cred, node: &Node, flags: i32) -> Result<Arc<OpenFile>> {
-        Err(Errno::ENOSYS)
-    }
-    /// Sets, changes or removes a lock.
-    pub fn set_lock(
-        &self,
-        node: &Node,
-        request: LockRequest,
-        wait: Option<LockWaiter>,
-    ) -> LockOutcome {
-        LockOutcome::Done(Err(Errno::ENOSYS))
-    }
-    /// Takes back a parked request: true when it was still parked; its closure is then never called.
-    pub fn cancel_lock(&self, ticket: Ticket) -> bool {
-        false
-    }
-    /// The first lock that stands in the way of `request`.
-    pub fn get_lock(&self, node: &Node, request: &LockRequest) -> Option<LockRequest> {
-        None
-    }
-    /// Drops all locks of `owner` on `node`.
-    pub fn drop_locks(&self, node: &Node, owner: LockOwner) {}
-    /// Drops all locks and waits of `owner`.
-    pub fn drop_owner(&self, owner: LockOwner) {}
 }

@@ -62,3 +62,58 @@ pub enum LockOutcome {
     /// Waits. The closure may run before this is even returned.
     Parked(Ticket),
 }
+
+mod held;
+mod table;
+
+pub(crate) use table::LockTable;
+
+use crate::inode::{LOCKED, Node};
+use crate::vfs::Vfs;
+
+impl Vfs {
+    /// Sets, changes or removes a lock on `node`. Somebody in the way: with `wait` the request is parked
+    /// and the closure told later, without it fails with `EAGAIN`. `EDEADLK` when a parked POSIX
+    /// request would wait for itself; `EINVAL` for a range that ends before it starts.
+    pub fn set_lock(
+        &self,
+        node: &Node,
+        request: LockRequest,
+        wait: Option<LockWaiter>,
+    ) -> LockOutcome {
+        self.begin();
+        if request.family != LockFamily::Flock && request.start > request.end {
+            return LockOutcome::Done(Err(polylane_base::Errno::EINVAL));
+        }
+        if request.kind == LockKind::Unlock && !node.has(LOCKED) {
+            return LockOutcome::Done(Ok(()));
+        }
+        node.raise(LOCKED);
+        self.core.locks.set(node.id, request, wait)
+    }
+
+    /// Takes back a parked request: true when it was still parked. Its closure is then never called,
+    /// and the caller answers itself.
+    pub fn cancel_lock(&self, ticket: Ticket) -> bool {
+        self.core.locks.cancel(ticket)
+    }
+
+    /// The first lock on `node` that stands in the way of `request` (`F_GETLK`).
+    pub fn get_lock(&self, node: &Node, request: &LockRequest) -> Option<LockRequest> {
+        self.begin();
+        if node.has(LOCKED) { self.core.locks.get(node.id, request) } else { None }
+    }
+
+    /// Drops every lock of `owner` on `node`, as close(2) does; cheap where there are none. Parked OFD
+    /// and flock requests of the owner end with `EINTR`: their open file is gone.
+    pub fn drop_locks(&self, node: &Node, owner: LockOwner) {
+        if node.has(LOCKED) {
+            self.core.locks.drop_on(node.id, owner);
+        }
+    }
+
+    /// Drops every lock of `owner` on all files; its parked requests end with `EINTR`.
+    pub fn drop_owner(&self, owner: LockOwner) {
+        self.core.locks.drop_owner(owner);
+    }
+}

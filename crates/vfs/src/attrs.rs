@@ -1,0 +1,187 @@
+//! Attributes: getattr, setattr and its rules, access(2), access times.
+
+use polylane_base::sync::MutexGuard;
+use polylane_base::{Errno, Result};
+
+use crate::access::{self, GROUP_EXEC, SET_GID, SET_UID, WRITE};
+use crate::core::Core;
+use crate::cred::Cred;
+use crate::fs::{Attr, Kind, SetAttr, SetTime};
+use crate::inode::{ATIME_DUE, Inode, Node};
+use crate::vfs::Vfs;
+
+/// `relatime` moves an access time at least once in this many seconds.
+const ATIME_AGE_MAX_SECONDS: i64 = 24 * 60 * 60;
+
+impl Vfs {
+    /// The state of an inode.
+    pub fn getattr(&self, node: &Node) -> Result<Attr> {
+        self.begin();
+        node.fresh_attr().map(|attr| *attr)
+    }
+
+    /// Changes the state of an inode as chmod(2), chown(2), truncate(2) and utimensat(2) may; returns
+    /// the new state. `EPERM` for other owners' inodes, `EACCES`, `EISDIR` and `EINVAL` for the size of
+    /// what is not a regular file, `EFBIG`.
+    ///
+    /// ftruncate(2) needs no right on the inode, only a file that is open for writing: a front end
+    /// that checked that says `kernel_checked`.
+    pub fn setattr(&self, cred: &Cred, node: &Node, set: &SetAttr) -> Result<Attr> {
+        self.begin();
+        self.core.writable()?;
+        let mut set = *set;
+        check_set(cred, node, &set)?;
+        match set.size {
+            Some(size) => {
+                check_size(&self.core, node, size)?;
+                let _data = node.lock.write();
+                apply_rules(cred, node, &mut set);
+                self.core.resize(node, &set)
+            }
+            None => {
+                let _entries = node.is_dir().then(|| node.lock.write());
+                apply_rules(cred, node, &mut set);
+                self.core.set(node, &set)
+            }
+        }
+    }
+
+    /// access(2) with the rights of `cred`: `mask` of `R_OK` 4, `W_OK` 2, `X_OK` 1. `EACCES`, `EROFS`.
+    pub fn access(&self, cred: &Cred, node: &Node, mask: u32) -> Result<()> {
+        self.begin();
+        let stores = matches!(node.kind(), Kind::File | Kind::Dir | Kind::Symlink);
+        if mask & WRITE != 0 && stores {
+            self.core.writable()?;
+        }
+        access::check(cred, node, mask & 7)
+    }
+}
+
+fn check_size(core: &Core, node: &Inode, size: u64) -> Result<()> {
+    match node.kind() {
+        Kind::File if size > core.character.max_file_size => Err(Errno::EFBIG),
+        Kind::File => Ok(()),
+        Kind::Dir => Err(Errno::EISDIR),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Who may ask for what.
+fn check_set(cred: &Cred, node: &Inode, set: &SetAttr) -> Result<()> {
+    if cred.kernel_checked || cred.is_root() {
+        return Ok(());
+    }
+    if let Some(uid) = set.uid {
+        // Giving away needs CAP_CHOWN; "to myself" is no change.
+        if cred.uid != node.uid() || uid != node.uid() {
+            return Err(Errno::EPERM);
+        }
+    }
+    if let Some(gid) = set.gid {
+        if cred.uid != node.uid() || !(gid == node.gid() || cred.in_group(gid)) {
+            return Err(Errno::EPERM);
+        }
+    }
+    if set.perm.is_some() {
+        access::check_owner(cred, node)?;
+    }
+    if set.size.is_some() {
+        access::check(cred, node, WRITE)?;
+    }
+    check_set_times(cred, node, set)
+}
+
+/// Any time for the owner; "now" for both also for those who may write.
+fn check_set_times(cred: &Cred, node: &Inode, set: &SetAttr) -> Result<()> {
+    if set.atime.is_none() && set.mtime.is_none() || cred.uid == node.uid() {
+        return Ok(());
+    }
+    if set.atime == Some(SetTime::Now) && set.mtime == Some(SetTime::Now) {
+        return access::check(cred, node, WRITE);
+    }
+    Err(Errno::EPERM)
+}
+
+/// What a change brings with it: set-id bits go where ownership or contents change.
+fn apply_rules(cred: &Cred, node: &Inode, set: &mut SetAttr) {
+    if let Some(perm) = set.perm.as_mut() {
+        *perm &= 0o7777;
+        let gid = set.gid.unwrap_or(node.gid());
+        if !cred.kernel_checked && !cred.is_root() && !cred.in_group(gid) {
+            *perm &= !SET_GID;
+        }
+    }
+    let new_owner = (set.uid.is_some() || set.gid.is_some()) && !node.is_dir();
+    let new_data = set.size.is_some() && !cred.is_root();
+    if new_owner || new_data {
+        let perm = set.perm.unwrap_or(node.perm());
+        let less = access::without_set_id(perm);
+        if less != perm {
+            set.perm = Some(less);
+        }
+    }
+}
+
+/// Whether a write by `cred` takes set-id bits away.
+fn loses_set_id(cred: Option<&Cred>, inode: &Inode) -> bool {
+    let perm = inode.perm();
+    perm & (SET_UID | SET_GID) != 0
+        && (perm & SET_UID != 0 || perm & GROUP_EXEC != 0)
+        && !cred.is_some_and(Cred::is_root)
+}
+
+impl Core {
+    /// Applies changes that leave the size alone.
+    pub(crate) fn set(&self, node: &Inode, set: &SetAttr) -> Result<Attr> {
+        let mut held = self.for_set(node)?;
+        let new = self.fs.setattr(node.ino(), set)?;
+        node.keep(&mut held, new);
+        Ok(*held)
+    }
+
+    /// The state, locked for a change. Delayed times must not overwrite what is set explicitly.
+    fn for_set<'i>(&self, node: &'i Inode) -> Result<MutexGuard<'i, Attr>> {
+        Ok(node.attr())
+    }
+
+    /// Before a change of data by `cred` (`None`: by nobody in particular): set-id bits go.
+    pub(crate) fn kill_set_id(&self, cred: Option<&Cred>, node: &Inode) -> Result<()> {
+        if !loses_set_id(cred, node) {
+            return Ok(());
+        }
+        let mut held = node.attr();
+        let perm = Some(access::without_set_id(held.perm));
+        let new = self.fs.setattr(node.ino(), &SetAttr { perm, ..SetAttr::default() })?;
+        node.keep(&mut held, new);
+        Ok(())
+    }
+
+    /// Moves the access time of something that was read (`relatime`). Failure is no failure of the
+    /// read, so there is none.
+    pub(crate) fn touch(&self, node: &Inode) {
+        node.lower(ATIME_DUE);
+        // The host of a volatile file system keeps access times itself.
+        if self.character.read_only || self.character.volatile {
+            return;
+        }
+        let Ok(mut held) = node.fresh_attr() else { return };
+        let atime = Some(SetTime::At(self.now()));
+        let set = SetAttr { atime, ctime: Some(held.ctime), ..SetAttr::default() };
+        if let Ok(new) = self.fs.setattr(node.ino(), &set) {
+            node.keep(&mut held, new);
+        }
+    }
+
+    /// Makes the next read move an access time that is a day old. Called when a file is opened: asking
+    /// the clock at every read would cost more than the read.
+    pub(crate) fn age_atime(&self, node: &Inode) {
+        if !node.has(ATIME_DUE) && self.now().sec - node.attr().atime.sec > ATIME_AGE_MAX_SECONDS {
+            node.raise(ATIME_DUE);
+        }
+    }
+
+    /// Changes the size, and what else `set` says. Call with the data lock held for change.
+    pub(crate) fn resize(&self, node: &Inode, set: &SetAttr) -> Result<Attr> {
+        self.set(node, set)
+    }
+}

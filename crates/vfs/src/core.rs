@@ -1,0 +1,183 @@
+//! What inodes and open files need of their VFS: the libservice and the private tables.
+//!
+//! `Vfs` ─► `Core` ◄─ `Inode`. The dentry table holds inodes, which hold the core: the circle is
+//! broken when the `Vfs` is dropped, which empties the dentry table.
+
+use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use polylane_base::sync::{Arc, Mutex, thread};
+use polylane_base::{Errno, Result, Time};
+
+use crate::cache::PageCache;
+use crate::dentry::{Cached, DentryTable};
+use crate::fs::{Attr, Character, FileSystem};
+use crate::inode::{Inode, LOCKED, Node};
+use crate::inodes::InodeTable;
+use crate::lock::LockTable;
+use crate::stats::{Count, Counters};
+use crate::vfs::Options;
+
+/// The shared state of one VFS.
+pub(crate) struct Core {
+    pub(crate) fs: Arc<dyn FileSystem>,
+    pub(crate) character: Character,
+    pub(crate) options: Options,
+    pub(crate) inodes: InodeTable,
+    pub(crate) dentries: DentryTable,
+    pub(crate) locks: LockTable,
+    pub(crate) cache: PageCache,
+    pub(crate) counters: Counters,
+    /// Held by a rename between two directories: while it is, no directory gets another parent.
+    pub(crate) renaming: Mutex<()>,
+    next_id: AtomicU64,
+}
+
+impl Core {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, options: Options) -> Arc<Core> {
+        Arc::new(Core {
+            character: fs.character(),
+            fs,
+            inodes: InodeTable::default(),
+            dentries: DentryTable::default(),
+            locks: LockTable::default(),
+            cache: PageCache::new(&options),
+            counters: Counters::default(),
+            renaming: Mutex::new(()),
+            next_id: AtomicU64::new(1),
+            options,
+        })
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        self.options.clock.now()
+    }
+
+    pub(crate) fn count(&self, count: Count) {
+        self.counters.add(count, 1);
+    }
+
+    /// `EROFS` when changes are refused.
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.character.read_only { Err(Errno::EROFS) } else { Ok(()) }
+    }
+
+    fn build(self: &Arc<Self>, attr: Attr, parent: Option<&Node>) -> Node {
+        let parent = parent.filter(|_| attr.kind == crate::fs::Kind::Dir).cloned();
+        let id = self.next_id.fetch_add(1, Relaxed);
+        Arc::new(Inode::new(Arc::clone(self), id, attr, parent))
+    }
+
+    /// The inode of something that was just created.
+    pub(crate) fn adopt_new(self: &Arc<Self>, attr: Attr, parent: Option<&Node>) -> Node {
+        let node = self.build(attr, parent);
+        self.inodes.insert(&node);
+        node
+    }
+
+    /// The inode of a lookup's result, where the lookup began at `epoch` of the inode table. `None`:
+    /// the inode was being forgotten meanwhile, look it up again.
+    fn adopt(self: &Arc<Self>, attr: Attr, parent: &Node, epoch: u64) -> Option<Node> {
+        let node = self
+            .inodes
+            .find_or_insert(attr.ino, attr.generation, epoch, || self.build(attr, Some(parent)))?;
+        if self.character.volatile {
+            node.keep_now(attr);
+            self.follow_move(&node, parent);
+        }
+        Some(node)
+    }
+
+    /// A directory of a volatile file system turned up below another parent than before.
+    fn follow_move(&self, node: &Node, parent: &Node) {
+        if !node.is_dir() || node.parent().id == parent.id || is_ancestor(node, parent) {
+            return;
+        }
+        drop(node.set_parent(parent.clone()));
+    }
+
+    /// Finds `name` in `dir` without permission checks.
+    pub(crate) fn child(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Node> {
+        if let Some(known) = self.known_child(dir, name) {
+            return known;
+        }
+        let _entries = dir.lock.read();
+        self.ask_child(dir, name)
+    }
+
+    /// [`child`](Self::child) for callers that hold the lock of `dir`'s entries.
+    pub(crate) fn child_locked(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Node> {
+        self.known_child(dir, name).unwrap_or_else(|| self.ask_child(dir, name))
+    }
+
+    /// What the dentry table knows; nothing, where the file system may have changed behind it.
+    pub(crate) fn known_child(&self, dir: &Node, name: &[u8]) -> Option<Result<Node>> {
+        if self.character.volatile {
+            return None;
+        }
+        let known = match self.dentries.get(dir.id, name) {
+            Cached::Miss => return None,
+            Cached::Negative => Err(Errno::ENOENT),
+            Cached::Positive(node) => Ok(node),
+        };
+        self.count(Count::DentryHits);
+        Some(known)
+    }
+
+    /// Asks the libservice and keeps the answer. The lock of `dir`'s entries keeps the answer true
+    /// until it is in the table.
+    fn ask_child(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Node> {
+        self.count(Count::DentryMisses);
+        loop {
+            let epoch = self.inodes.epoch();
+            match self.fs.lookup(dir.ino(), name) {
+                Ok(attr) => {
+                    if let Some(node) = self.adopt(attr, dir, epoch) {
+                        self.dentries.put(dir.id, name, Some(&node));
+                        return Ok(node);
+                    }
+                    thread::yield_now();
+                }
+                Err(Errno::ENOENT) => {
+                    if self.character.volatile {
+                        self.dentries.remove(dir.id, name);
+                    } else {
+                        self.dentries.put(dir.id, name, None);
+                    }
+                    return Err(Errno::ENOENT);
+                }
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// The end of an inode: nobody holds it any more.
+    pub(crate) fn retire(&self, inode: &Inode) {
+        if inode.has(LOCKED) {
+            self.locks.forget(inode.id);
+        }
+        self.cache.retire(inode);
+        self.fs.forget(inode.ino());
+        self.inodes.remove(inode);
+    }
+}
+
+/// Deepest directory chain that is followed upwards; PATH_MAX allows half as many components, but a
+/// process can build deeper ones step by step.
+const DEPTH_MAX: usize = 1 << 20;
+
+/// Whether directory `above` is `node` or one of its ancestors.
+pub(crate) fn is_ancestor(above: &Node, node: &Node) -> bool {
+    let mut at = node.clone();
+    for _ in 0..DEPTH_MAX {
+        if at.id == above.id {
+            return true;
+        }
+        let parent = at.parent();
+        if parent.id == at.id {
+            return false;
+        }
+        at = parent;
+    }
+    // Only a host that moves directories under a volatile file system can build such a chain. The
+    // careful answer refuses the rename.
+    true
+}

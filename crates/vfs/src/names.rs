@@ -1,0 +1,249 @@
+//! Names: lookup, create, link, unlink, rmdir, readlink. Rename has its own file.
+//!
+//! Every change follows one pattern: check, lock the directory's entries, look at what is there, ask
+//! the libservice, keep the states it returned, bring the dentry table up to date, unlock.
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Result};
+
+use crate::access::{self, EXEC};
+use crate::core::Core;
+use crate::cred::Cred;
+use crate::fs::{Kind, NewNode};
+use crate::inode::{ATIME_DUE, Inode, LINKABLE, Node};
+use crate::vfs::{Create, Vfs};
+use crate::walk::{NAME_MAX, PATH_MAX};
+
+/// Refuses what can never be a name that is made or removed.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    match name {
+        b"" => Err(Errno::ENOENT),
+        b"." | b".." => Err(Errno::EINVAL),
+        _ if name.len() > NAME_MAX => Err(Errno::ENAMETOOLONG),
+        _ if name.iter().any(|&byte| byte == b'/' || byte == 0) => Err(Errno::EINVAL),
+        _ => Ok(()),
+    }
+}
+
+/// `ENOTDIR` unless `dir` is a directory.
+pub(crate) fn check_dir(dir: &Inode) -> Result<()> {
+    if dir.is_dir() { Ok(()) } else { Err(Errno::ENOTDIR) }
+}
+
+/// `ENOENT` when `dir` was removed. Call with its entries locked.
+pub(crate) fn check_alive(dir: &Inode) -> Result<()> {
+    if dir.nlink() == 0 { Err(Errno::ENOENT) } else { Ok(()) }
+}
+
+/// `EEXIST` when `name` exists, else `denied`: an existing name is reported before a missing right.
+fn exists_or(core: &Arc<Core>, dir: &Node, name: &[u8], denied: Errno) -> Errno {
+    match core.child_locked(dir, name) {
+        Ok(_) => Errno::EEXIST,
+        Err(_) => denied,
+    }
+}
+
+/// The permission bits that each way of creating can set, less the umask.
+fn new_perm(new: &Create<'_>) -> u32 {
+    match new.kind {
+        Kind::Symlink => 0o777,
+        Kind::Dir => new.perm & 0o1777 & !new.umask,
+        _ => new.perm & 0o7777 & !new.umask,
+    }
+}
+
+/// Refuses what `cred` must not create, whatever the directory says.
+fn check_create(cred: &Cred, new: &Create<'_>) -> Result<()> {
+    let is_whiteout = new.kind == Kind::Char && new.rdev == 0;
+    match new.kind {
+        // CAP_MKNOD; a whiteout is free for all.
+        Kind::Char | Kind::Block if !is_whiteout && !cred.is_root() && !cred.kernel_checked => {
+            Err(Errno::EPERM)
+        }
+        Kind::Symlink if new.target.is_empty() => Err(Errno::ENOENT),
+        Kind::Symlink if new.target.len() > PATH_MAX => Err(Errno::ENAMETOOLONG),
+        Kind::Symlink if new.target.contains(&0) => Err(Errno::EINVAL),
+        _ => Ok(()),
+    }
+}
+
+impl Vfs {
+    /// Finds `name` in `dir`; `.` and `..` too. `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`.
+    pub fn lookup(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Node> {
+        self.begin();
+        check_dir(dir)?;
+        access::check(cred, dir, EXEC)?;
+        match name {
+            b"." => return Ok(dir.clone()),
+            b".." => return Ok(dir.parent()),
+            _ => check_name(name)?,
+        }
+        self.core.child(dir, name)
+    }
+
+    /// Creates `name` in `dir`. The owner is `cred`, the group `cred`'s or, in a set-gid directory, the
+    /// directory's. `EEXIST` when the name exists.
+    pub fn create(&self, cred: &Cred, dir: &Node, name: &[u8], new: &Create<'_>) -> Result<Node> {
+        self.begin();
+        check_dir(dir)?;
+        match name {
+            b"." | b".." => return Err(Errno::EEXIST),
+            _ => check_name(name)?,
+        }
+        let _entries = dir.lock.write();
+        self.create_locked(cred, dir, name, new)
+    }
+
+    /// [`create`](Self::create) with the entries of `dir` locked for change.
+    pub(crate) fn create_locked(
+        &self,
+        cred: &Cred,
+        dir: &Node,
+        name: &[u8],
+        new: &Create<'_>,
+    ) -> Result<Node> {
+        let core = &self.core;
+        if core.dentries.names(dir.id, name) && !core.character.volatile {
+            return Err(Errno::EEXIST);
+        }
+        let allowed = core
+            .writable()
+            .and_then(|()| access::check_add(cred, dir))
+            .and_then(|()| check_create(cred, new));
+        if let Err(denied) = allowed {
+            return Err(exists_or(core, dir, name, denied));
+        }
+        check_alive(dir)?;
+        if new.kind == Kind::Dir && dir.nlink() >= core.character.max_links {
+            return Err(exists_or(core, dir, name, Errno::EMLINK));
+        }
+        let (gid, perm) = access::inherit(cred, dir, new.kind, new_perm(new));
+        let node = NewNode {
+            kind: new.kind,
+            perm,
+            uid: cred.uid,
+            gid,
+            rdev: if matches!(new.kind, Kind::Char | Kind::Block) { new.rdev } else { 0 },
+            target: if new.kind == Kind::Symlink { new.target } else { b"" },
+        };
+        let changed = core.fs.create(dir.ino(), name, &node)?;
+        dir.keep_now(changed.dir);
+        let node = core.adopt_new(changed.node, Some(dir));
+        core.dentries.put(dir.id, name, Some(&node));
+        Ok(node)
+    }
+
+    /// Creates a regular file without a name (`O_TMPFILE`), on the file system of `dir`. It lives while
+    /// it is held, or until `link` gives it a name.
+    pub fn create_unlinked(&self, cred: &Cred, dir: &Node, perm: u32, umask: u32) -> Result<Node> {
+        self.begin();
+        check_dir(dir)?;
+        self.core.writable()?;
+        access::check_add(cred, dir)?;
+        let (gid, perm) = access::inherit(cred, dir, Kind::File, perm & 0o7777 & !umask);
+        let (uid, rdev) = (cred.uid, 0);
+        let new = NewNode { kind: Kind::File, perm, uid, gid, rdev, target: b"" };
+        let _entries = dir.lock.write();
+        check_alive(dir)?;
+        let attr = self.core.fs.create_unlinked(dir.ino(), &new)?;
+        let node = self.core.adopt_new(attr, None);
+        node.raise(LINKABLE);
+        Ok(node)
+    }
+
+    /// Gives `node` one more name. `EPERM` for directories, `EEXIST`, `EMLINK`, `ENOENT` for an inode
+    /// whose last name is gone.
+    pub fn link(&self, cred: &Cred, node: &Node, dir: &Node, name: &[u8]) -> Result<()> {
+        self.begin();
+        check_dir(dir)?;
+        match name {
+            b"." | b".." => return Err(Errno::EEXIST),
+            _ => check_name(name)?,
+        }
+        let core = &self.core;
+        let _entries = dir.lock.write();
+        let allowed = core
+            .writable()
+            .and_then(|()| access::check_add(cred, dir))
+            .and_then(|()| if node.is_dir() { Err(Errno::EPERM) } else { Ok(()) });
+        if let Err(denied) = allowed {
+            return Err(exists_or(core, dir, name, denied));
+        }
+        check_alive(dir)?;
+        let mut attr = node.attr();
+        if node.nlink() == 0 && !node.has(LINKABLE) {
+            return Err(Errno::ENOENT);
+        }
+        if node.nlink() >= core.character.max_links {
+            return Err(Errno::EMLINK);
+        }
+        let changed = core.fs.link(node.ino(), dir.ino(), name)?;
+        node.lower(LINKABLE);
+        node.keep(&mut attr, changed.node);
+        drop(attr);
+        dir.keep_now(changed.dir);
+        core.cache.linked(node);
+        core.dentries.put(dir.id, name, Some(node));
+        Ok(())
+    }
+
+    /// Removes a name that is not a directory's. The inode lives on while it is held. `EISDIR`.
+    pub fn unlink(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<()> {
+        self.begin();
+        check_dir(dir)?;
+        check_name(name)?;
+        // Declared before the lock, dropped after it: this may be the last reference.
+        let victim;
+        let core = &self.core;
+        let _entries = dir.lock.write();
+        victim = core.child_locked(dir, name)?;
+        core.writable()?;
+        access::check_remove(cred, dir, &victim)?;
+        if victim.is_dir() {
+            return Err(Errno::EISDIR);
+        }
+        let mut attr = victim.attr();
+        let changed = core.fs.unlink(dir.ino(), name)?;
+        victim.keep(&mut attr, changed.node);
+        drop(attr);
+        dir.keep_now(changed.dir);
+        core.cache.unlinked(&victim);
+        core.dentries.remove(dir.id, name);
+        Ok(())
+    }
+
+    /// Removes an empty directory. `ENOTEMPTY`, `ENOTDIR`, `EINVAL` for `.`, `ENOTEMPTY` for `..`.
+    pub fn rmdir(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<()> {
+        self.begin();
+        check_dir(dir)?;
+        match name {
+            b".." => return Err(Errno::ENOTEMPTY),
+            _ => check_name(name)?,
+        }
+        let victim;
+        let core = &self.core;
+        let _entries = dir.lock.write();
+        victim = core.child_locked(dir, name)?;
+        core.writable()?;
+        access::check_remove(cred, dir, &victim)?;
+        check_dir(&victim)?;
+        // Nothing may be created in it between the libservice's look and its end.
+        let _inside = victim.lock.write();
+        let mut changed = core.fs.rmdir(dir.ino(), name)?;
+        changed.node.nlink = 0;
+        victim.keep_now(changed.node);
+        dir.keep_now(changed.dir);
+        core.dentries.remove(dir.id, name);
+        Ok(())
+    }
+
+    /// The target of a symbolic link. `EINVAL` for anything else.
+    pub fn readlink(&self, node: &Node) -> Result<Vec<u8>> {
+        self.begin();
+        let target = node.target()?.to_vec();
+        if node.has(ATIME_DUE) {
+            self.core.touch(node);
+        }
+        Ok(target)
+    }
+}

@@ -1,0 +1,176 @@
+//! open(2): by path, by inode.
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Result};
+use rustix::fs::OFlags;
+
+use crate::access::{self, READ, WRITE};
+use crate::cred::Cred;
+use crate::file::OpenFile;
+use crate::fs::{Kind, SetAttr};
+use crate::inode::{LINKABLE, Node};
+use crate::vfs::{Create, PathError, Vfs};
+use crate::walk::{End, Goal, Walk};
+
+/// The bits of open(2)'s flags.
+fn bits(flags: i32) -> OFlags {
+    OFlags::from_bits_retain(flags.cast_unsigned())
+}
+
+/// `O_TMPFILE` without the `O_DIRECTORY` that is part of it.
+const TMPFILE: OFlags = OFlags::TMPFILE.difference(OFlags::DIRECTORY);
+
+/// How a new file is to be made, if there is none.
+struct Missing {
+    perm: u32,
+    umask: u32,
+}
+
+impl Vfs {
+    /// Opens what `path` names as open(2) does, creation, `O_EXCL`, `O_NOFOLLOW`, `O_DIRECTORY`,
+    /// `O_TRUNC` and `O_TMPFILE` included. Does not look at what kind of file it is: FIFOs, sockets and
+    /// devices are the caller's affair.
+    pub fn open_path(
+        &self,
+        cred: &Cred,
+        start: &Node,
+        path: &[u8],
+        flags: i32,
+        perm: u32,
+        umask: u32,
+    ) -> Result<Arc<OpenFile>, PathError> {
+        self.begin();
+        let wish = bits(flags);
+        let missing = Missing { perm, umask };
+        let mut walk = Walk::new(self, cred, start, path)?;
+        if wish.contains(OFlags::PATH) || !wish.intersects(OFlags::CREATE | TMPFILE) {
+            let nofollow = wish.contains(OFlags::NOFOLLOW);
+            walk.run(if nofollow { Goal::NoFollow } else { Goal::Follow })?;
+            return Ok(self.open(cred, &walk.here(), flags)?);
+        }
+        if wish.intersects(TMPFILE) {
+            walk.run(Goal::Follow)?;
+            return Ok(self.open_unlinked(cred, &walk.here(), flags, &missing)?);
+        }
+        if wish.contains(OFlags::DIRECTORY) {
+            return Err(Errno::EINVAL.into());
+        }
+        self.open_or_create(cred, walk, flags, &missing)
+    }
+
+    fn open_unlinked(
+        &self,
+        cred: &Cred,
+        dir: &Node,
+        flags: i32,
+        missing: &Missing,
+    ) -> Result<Arc<OpenFile>> {
+        let wish = bits(flags);
+        if !wish.contains(OFlags::DIRECTORY) || !wish.intersects(OFlags::WRONLY | OFlags::RDWR) {
+            return Err(Errno::EINVAL);
+        }
+        let node = self.create_unlinked(cred, dir, missing.perm, missing.umask)?;
+        if wish.contains(OFlags::EXCL) {
+            node.lower(LINKABLE);
+        }
+        Ok(OpenFile::new(node, flags))
+    }
+
+    /// `O_CREAT`: the last name is opened, followed or created.
+    fn open_or_create(
+        &self,
+        cred: &Cred,
+        mut walk: Walk<'_>,
+        flags: i32,
+        missing: &Missing,
+    ) -> Result<Arc<OpenFile>, PathError> {
+        let wish = bits(flags);
+        loop {
+            let name = match walk.run(Goal::Parent)? {
+                End::Name { slash: true, .. } | End::Here => return Err(Errno::EISDIR.into()),
+                End::Name { name, .. } => name,
+            };
+            if walk.is_covered(&name) {
+                return Err(PathError::Leaves);
+            }
+            let (node, created) = self.find_or_create(cred, walk.at(), &name, missing)?;
+            if created {
+                return Ok(OpenFile::new(node, flags));
+            }
+            if wish.contains(OFlags::EXCL) {
+                return Err(Errno::EEXIST.into());
+            }
+            match node.kind() {
+                Kind::Symlink if wish.contains(OFlags::NOFOLLOW) => return Err(Errno::ELOOP.into()),
+                Kind::Symlink => walk.enter_link(&node)?,
+                Kind::Dir => return Err(Errno::EISDIR.into()),
+                _ => return Ok(self.open(cred, &node, flags)?),
+            }
+        }
+    }
+
+    /// The inode of `name` in `dir`, and whether it was created. For a name that nobody knows yet,
+    /// creating is the question whether it exists.
+    fn find_or_create(
+        &self,
+        cred: &Cred,
+        dir: &Node,
+        name: &[u8],
+        missing: &Missing,
+    ) -> Result<(Node, bool)> {
+        if let Some(Ok(known)) = self.core.known_child(dir, name) {
+            return Ok((known, false));
+        }
+        let (perm, umask) = (missing.perm, missing.umask);
+        let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
+        let _entries = dir.lock.write();
+        match self.create_locked(cred, dir, name, &new) {
+            Ok(node) => Ok((node, true)),
+            Err(Errno::EEXIST) => Ok((self.core.child_locked(dir, name)?, false)),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Opens a known inode. Checks the rights that the access mode needs, truncates for `O_TRUNC`.
+    /// `EISDIR` for writing a directory, `ENOTDIR`, `ELOOP` for a symbolic link, `EROFS`, `EPERM` for
+    /// another owner's file with `O_NOATIME`.
+    pub fn open(&self, cred: &Cred, node: &Node, flags: i32) -> Result<Arc<OpenFile>> {
+        let wish = bits(flags);
+        if wish.contains(OFlags::DIRECTORY) && !node.is_dir() {
+            return Err(Errno::ENOTDIR);
+        }
+        if wish.contains(OFlags::PATH) {
+            return Ok(OpenFile::new(node.clone(), flags));
+        }
+        let mask = rights(wish);
+        match node.kind() {
+            Kind::Symlink => return Err(Errno::ELOOP),
+            Kind::Dir if mask & WRITE != 0 => return Err(Errno::EISDIR),
+            Kind::Dir | Kind::File if mask & WRITE != 0 => self.core.writable()?,
+            _ => (),
+        }
+        access::check(cred, node, mask)?;
+        if wish.contains(OFlags::NOATIME) {
+            access::check_owner(cred, node)?;
+        }
+        self.core.age_atime(node);
+        let file = OpenFile::new(node.clone(), flags);
+        if wish.contains(OFlags::TRUNC) && node.kind() == Kind::File {
+            // The right to write was checked above.
+            let checked = Cred { kernel_checked: true, ..cred.clone() };
+            self.setattr(&checked, node, &SetAttr { size: Some(0), ..SetAttr::default() })?;
+        }
+        Ok(file)
+    }
+}
+
+/// The rights that an access mode needs.
+fn rights(wish: OFlags) -> u32 {
+    let mode = match wish & OFlags::ACCMODE {
+        OFlags::RDONLY => READ,
+        OFlags::WRONLY => WRITE,
+        // Linux takes 3 as "both rights, but neither read nor write".
+        _ => READ | WRITE,
+    };
+    if wish.contains(OFlags::TRUNC) { mode | WRITE } else { mode }
+}

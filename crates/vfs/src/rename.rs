@@ -1,0 +1,291 @@
+//! renameat2(2).
+//!
+//! # Locking
+//!
+//! `renaming → the upper directory's entries → the lower one's → entries of directories that move or
+//! are replaced → attr`. Two directories of which neither lies above the other are taken in the order
+//! of their ids; this is free of deadlock because only one rename between two directories runs at a
+//! time (`renaming`), and everything else locks from a parent to its child.
+//!
+//! The lock of `renaming` also keeps every directory's parent as it is, so that "lies above" stays true
+//! until the rename is done.
+
+use polylane_base::sync::{Arc, RwLockWriteGuard};
+use polylane_base::{Errno, Result};
+
+use crate::access::{self, WRITE};
+use crate::core::{Core, is_ancestor};
+use crate::cred::Cred;
+use crate::fs::{RenameMode, Renamed};
+use crate::inode::Node;
+use crate::names::{check_alive, check_dir, check_name};
+use crate::vfs::Vfs;
+
+/// `RENAME_NOREPLACE`
+pub const RENAME_NOREPLACE: u32 = 1;
+/// `RENAME_EXCHANGE`
+pub const RENAME_EXCHANGE: u32 = 2;
+/// `RENAME_WHITEOUT`
+pub const RENAME_WHITEOUT: u32 = 4;
+
+/// One side of a rename: a directory and a name in it.
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    dir: &'a Node,
+    name: &'a [u8],
+}
+
+/// What the flags ask for.
+#[derive(Clone, Copy)]
+struct Wish {
+    mode: RenameMode,
+    /// The new name must be free.
+    fresh: bool,
+}
+
+fn wish(flags: u32) -> Result<Wish> {
+    let fresh = flags & RENAME_NOREPLACE != 0;
+    let mode = match flags {
+        0 => RenameMode::Replace,
+        RENAME_NOREPLACE => RenameMode::NoReplace,
+        RENAME_EXCHANGE => RenameMode::Exchange,
+        RENAME_WHITEOUT => RenameMode::Whiteout,
+        _ if flags == RENAME_WHITEOUT | RENAME_NOREPLACE => RenameMode::Whiteout,
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok(Wish { mode, fresh })
+}
+
+impl Vfs {
+    /// Renames `from` in `from_dir` to `to` in `to_dir`; `flags` as in renameat2(2): `RENAME_NOREPLACE`
+    /// 1, `RENAME_EXCHANGE` 2, `RENAME_WHITEOUT` 4. Two names of one inode: nothing happens.
+    pub fn rename(
+        &self,
+        cred: &Cred,
+        from_dir: &Node,
+        from: &[u8],
+        to_dir: &Node,
+        to: &[u8],
+        flags: u32,
+    ) -> Result<()> {
+        self.begin();
+        let wish = wish(flags)?;
+        check_dir(from_dir)?;
+        check_dir(to_dir)?;
+        for name in [from, to] {
+            // renameat2(2): EBUSY for `.` and `..`.
+            check_name(name).map_err(|e| if e == Errno::EINVAL { Errno::EBUSY } else { e })?;
+        }
+        let from = Side { dir: from_dir, name: from };
+        let to = Side { dir: to_dir, name: to };
+        // Dropped after the locks: it may be the end of a large file.
+        let _replaced;
+        if from_dir.id == to_dir.id {
+            let _entries = from_dir.lock.write();
+            _replaced = move_name(&self.core, cred, from, to, wish)?;
+            return Ok(());
+        }
+        let _renaming = self.core.renaming.lock();
+        let (first, second) =
+            if lies_first(from_dir, to_dir) { (from_dir, to_dir) } else { (to_dir, from_dir) };
+        let _first = first.lock.write();
+        let _second = second.lock.write();
+        _replaced = move_name(&self.core, cred, from, to, wish)?;
+        Ok(())
+    }
+}
+
+/// Lock order of two directories.
+fn lies_first(a: &Node, b: &Node) -> bool {
+    is_ancestor(a, b) || (!is_ancestor(b, a) && a.id < b.id)
+}
+
+/// The rename itself, with the entries of both directories locked. Returns what the new name named
+/// before.
+fn move_name(
+    core: &Arc<Core>,
+    cred: &Cred,
+    from: Side<'_>,
+    to: Side<'_>,
+    wish: Wish,
+) -> Result<Option<Node>> {
+    let moved = core.child_locked(from.dir, from.name)?;
+    let target = match core.child_locked(to.dir, to.name) {
+        Ok(target) => Some(target),
+        Err(Errno::ENOENT) => None,
+        Err(errno) => return Err(errno),
+    };
+    check_target(&target, wish)?;
+    check_loops(from, to, &moved, target.as_ref(), wish.mode)?;
+    core.writable()?;
+    check_rights(cred, from, to, &moved, target.as_ref(), wish.mode)?;
+    if target.as_ref().is_some_and(|target| target.id == moved.id) {
+        return Ok(target);
+    }
+    check_alive(to.dir)?;
+    check_links(core, from, to, &moved, target.as_ref(), wish.mode)?;
+    let moving = lock_directories(from, to, &moved, target.as_ref(), wish.mode);
+    let renamed = change(core, from, to, wish.mode, target.as_ref())?;
+    moved.attr().ctime = renamed.node.ctime;
+    from.dir.keep_now(renamed.from_dir);
+    to.dir.keep_now(renamed.to_dir);
+    keep_names(core, from, to, &moved, target.as_ref(), wish.mode);
+    drop(moving);
+    Ok(target)
+}
+
+fn check_target(target: &Option<Node>, wish: Wish) -> Result<()> {
+    match (target, wish.mode) {
+        (Some(_), _) if wish.fresh => Err(Errno::EEXIST),
+        (None, RenameMode::Exchange) => Err(Errno::ENOENT),
+        _ => Ok(()),
+    }
+}
+
+/// Nothing may be moved below itself, and what lies above the source is not empty.
+fn check_loops(
+    from: Side<'_>,
+    to: Side<'_>,
+    moved: &Node,
+    target: Option<&Node>,
+    mode: RenameMode,
+) -> Result<()> {
+    if from.dir.id == to.dir.id {
+        return Ok(());
+    }
+    if moved.is_dir() && is_ancestor(moved, to.dir) {
+        return Err(Errno::EINVAL);
+    }
+    match target {
+        Some(target) if target.is_dir() && is_ancestor(target, from.dir) => match mode {
+            RenameMode::Exchange => Err(Errno::EINVAL),
+            _ => Err(Errno::ENOTEMPTY),
+        },
+        _ => Ok(()),
+    }
+}
+
+fn check_rights(
+    cred: &Cred,
+    from: Side<'_>,
+    to: Side<'_>,
+    moved: &Node,
+    target: Option<&Node>,
+    mode: RenameMode,
+) -> Result<()> {
+    access::check_remove(cred, from.dir, moved)?;
+    let exchange = mode == RenameMode::Exchange;
+    match target {
+        None => access::check_add(cred, to.dir)?,
+        Some(target) => {
+            access::check_remove(cred, to.dir, target)?;
+            match (moved.is_dir(), target.is_dir()) {
+                (true, false) if !exchange => return Err(Errno::ENOTDIR),
+                (false, true) if !exchange => return Err(Errno::EISDIR),
+                _ => (),
+            }
+        }
+    }
+    if from.dir.id == to.dir.id {
+        return Ok(());
+    }
+    // A directory that changes its parent is itself changed: its `..` is.
+    if moved.is_dir() {
+        access::check(cred, moved, WRITE)?;
+    }
+    match target {
+        Some(target) if exchange && target.is_dir() => access::check(cred, target, WRITE),
+        _ => Ok(()),
+    }
+}
+
+/// `EMLINK` when a directory would get too many subdirectories.
+fn check_links(
+    core: &Core,
+    from: Side<'_>,
+    to: Side<'_>,
+    moved: &Node,
+    target: Option<&Node>,
+    mode: RenameMode,
+) -> Result<()> {
+    if from.dir.id == to.dir.id {
+        return Ok(());
+    }
+    let target_is_dir = target.is_some_and(|target| target.is_dir());
+    let max = core.character.max_links;
+    let to_gains = moved.is_dir() && !target_is_dir;
+    let from_gains = mode == RenameMode::Exchange && target_is_dir && !moved.is_dir();
+    let full = (to_gains && to.dir.nlink() >= max) || (from_gains && from.dir.nlink() >= max);
+    if full { Err(Errno::EMLINK) } else { Ok(()) }
+}
+
+/// Locks the entries of a directory that gets another parent, and of one that is replaced.
+fn lock_directories<'a>(
+    from: Side<'_>,
+    to: Side<'_>,
+    moved: &'a Node,
+    target: Option<&'a Node>,
+    mode: RenameMode,
+) -> [Option<RwLockWriteGuard<'a, ()>>; 2] {
+    let across = from.dir.id != to.dir.id;
+    let moves = across && moved.is_dir();
+    let ends = (across || mode != RenameMode::Exchange) && target.is_some_and(|t| t.is_dir());
+    let lock = |node: Option<&'a Node>| node.map(|node| node.lock.write());
+    // Neither lies above the other: `check_loops` made sure.
+    [lock(Some(moved).filter(|_| moves)), lock(target.filter(|_| ends))]
+}
+
+/// Asks the libservice. The state of what is replaced or exchanged is kept in order.
+fn change(
+    core: &Core,
+    from: Side<'_>,
+    to: Side<'_>,
+    mode: RenameMode,
+    target: Option<&Node>,
+) -> Result<Renamed> {
+    let ask = || core.fs.rename(from.dir.ino(), from.name, to.dir.ino(), to.name, mode);
+    let Some(target) = target else { return ask() };
+    let mut attr = target.attr();
+    let renamed = ask()?;
+    if let Some(mut other) = renamed.other {
+        if mode == RenameMode::Exchange {
+            attr.ctime = other.ctime;
+        } else {
+            if target.is_dir() {
+                other.nlink = 0;
+            }
+            target.keep(&mut attr, other);
+        }
+    }
+    Ok(renamed)
+}
+
+/// Brings the dentry table and the parents up to date.
+fn keep_names(
+    core: &Core,
+    from: Side<'_>,
+    to: Side<'_>,
+    moved: &Node,
+    target: Option<&Node>,
+    mode: RenameMode,
+) {
+    let exchanged = target.filter(|_| mode == RenameMode::Exchange);
+    core.dentries.put(to.dir.id, to.name, Some(moved));
+    match exchanged {
+        Some(other) => core.dentries.put(from.dir.id, from.name, Some(other)),
+        // Also for a whiteout: the libservice made an inode there that we have not seen.
+        None => core.dentries.remove(from.dir.id, from.name),
+    }
+    if from.dir.id != to.dir.id {
+        if moved.is_dir() {
+            drop(moved.set_parent(to.dir.clone()));
+        }
+        if let Some(other) = exchanged.filter(|other| other.is_dir()) {
+            drop(other.set_parent(from.dir.clone()));
+        }
+    }
+    match target {
+        Some(target) if exchanged.is_none() => core.cache.unlinked(target),
+        _ => (),
+    }
+}

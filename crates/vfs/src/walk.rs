@@ -1,0 +1,256 @@
+//! Path walk: from a start directory, over names, `..` and symbolic links, to an inode or to a last
+//! name.
+//!
+//! The walk takes no lock over more than one component. Access to every directory is checked before a
+//! name is looked up in it. A path that leads out of the lane ends in [`PathError::Leaves`]: the caller
+//! repeats the call through the kernel, which knows what lies outside.
+
+use std::borrow::Cow;
+
+use polylane_base::Errno;
+use polylane_base::sync::Arc;
+
+use crate::access::{self, EXEC};
+use crate::core::Core;
+use crate::cred::Cred;
+use crate::fs::Kind;
+use crate::inode::Node;
+use crate::vfs::{Last, PathError, Vfs};
+
+/// Symbolic links followed in one walk (`MAXSYMLINKS`).
+const LINKS_MAX: u32 = 40;
+/// Longest name in bytes.
+pub(crate) const NAME_MAX: usize = 255;
+/// Longest path and longest target of a symbolic link, without a final NUL.
+pub(crate) const PATH_MAX: usize = 4095;
+
+/// Where a walk that looks for a last name stopped.
+pub(crate) enum End {
+    /// At a name that was not looked up; `slash` when slashes followed it.
+    Name { name: Vec<u8>, slash: bool },
+    /// At the directory it stands on: the path ended in `.`, `..` or was a slash only.
+    Here,
+}
+
+/// What becomes of the last component.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Goal {
+    /// Look it up; a symbolic link is followed.
+    Follow,
+    /// Look it up; a symbolic link is the result.
+    NoFollow,
+    /// Leave it alone.
+    Parent,
+}
+
+/// A walk under way.
+pub(crate) struct Walk<'a> {
+    core: &'a Arc<Core>,
+    root: &'a Node,
+    cred: &'a Cred,
+    start: &'a Node,
+    /// Where it stands; `start` while `None`, which saves the count of a reference.
+    at: Option<Node>,
+    text: Cow<'a, [u8]>,
+    /// Bytes of `text` behind us.
+    done: usize,
+    links: u32,
+}
+
+impl<'a> Walk<'a> {
+    pub(crate) fn new(
+        vfs: &'a Vfs,
+        cred: &'a Cred,
+        start: &'a Node,
+        path: &'a [u8],
+    ) -> Result<Walk<'a>, PathError> {
+        match path {
+            [] => return Err(Errno::ENOENT.into()),
+            _ if path.len() > PATH_MAX => return Err(Errno::ENAMETOOLONG.into()),
+            _ if path.contains(&0) => return Err(Errno::EINVAL.into()),
+            _ => (),
+        }
+        let start = if path[0] == b'/' { &vfs.root } else { start };
+        let text = Cow::Borrowed(path);
+        let (core, root) = (&vfs.core, &vfs.root);
+        Ok(Walk { core, root, cred, start, at: None, text, done: 0, links: 0 })
+    }
+
+    /// The inode that the walk stands on.
+    pub(crate) fn here(self) -> Node {
+        self.at.unwrap_or_else(|| self.start.clone())
+    }
+
+    pub(crate) fn at(&self) -> &Node {
+        self.at.as_ref().unwrap_or(self.start)
+    }
+
+    /// Whether the kernel has something else mounted on `name` in the directory the walk stands on.
+    pub(crate) fn is_covered(&self, name: &[u8]) -> bool {
+        is_covered(self.core, self.root, self.at(), name)
+    }
+
+    /// Walks on until the path ends. With [`Goal::Parent`] it may stop before the last name.
+    pub(crate) fn run(&mut self, goal: Goal) -> Result<End, PathError> {
+        loop {
+            self.skip_slashes();
+            if self.done == self.text.len() {
+                return Ok(End::Here);
+            }
+            let (from, to) = (self.done, self.component_end());
+            self.done = to;
+            self.skip_slashes();
+            let slash = self.done > to;
+            let last = self.done == self.text.len();
+            self.may_search()?;
+            match &self.text[from..to] {
+                b"." => (),
+                b".." => self.step_up()?,
+                name if name.len() > NAME_MAX => return Err(Errno::ENAMETOOLONG.into()),
+                name if last && goal == Goal::Parent => {
+                    return Ok(End::Name { name: name.to_vec(), slash });
+                }
+                name => {
+                    if self.is_covered(name) {
+                        return Err(PathError::Leaves);
+                    }
+                    let child = self.core.child(self.at(), name)?;
+                    let follow = !last || slash || goal == Goal::Follow;
+                    if child.kind() == Kind::Symlink && follow {
+                        self.enter_link(&child)?;
+                    } else {
+                        self.enter(child, slash)?;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Moves to `child`, which must be a directory if slashes follow its name.
+    fn enter(&mut self, child: Node, slash: bool) -> Result<(), PathError> {
+        if slash && !child.is_dir() {
+            return Err(Errno::ENOTDIR.into());
+        }
+        self.at = Some(child);
+        Ok(())
+    }
+
+    /// Goes on along the target of a symbolic link that lies in the directory the walk stands on.
+    pub(crate) fn enter_link(&mut self, link: &Node) -> Result<(), PathError> {
+        self.links += 1;
+        if self.links > LINKS_MAX {
+            return Err(Errno::ELOOP.into());
+        }
+        let target = link.target()?;
+        let mut inside = target;
+        if target.first() == Some(&b'/') {
+            inside = below_mount(target, &self.core.options.mount_path).ok_or(PathError::Leaves)?;
+            self.at = Some(self.root.clone());
+        } else if target.is_empty() {
+            return Err(Errno::ENOENT.into());
+        }
+        // What follows the link in the text begins where its name ended.
+        let rest = &self.text[self.done..];
+        let slash = self.done > 0 && self.text[self.done - 1] == b'/';
+        let mut text = Vec::with_capacity(inside.len() + 1 + rest.len());
+        text.extend_from_slice(inside);
+        if slash {
+            text.push(b'/');
+        }
+        text.extend_from_slice(rest);
+        self.text = Cow::Owned(text);
+        self.done = 0;
+        Ok(())
+    }
+
+    fn step_up(&mut self) -> Result<(), PathError> {
+        if self.at().id != self.root.id {
+            self.at = Some(self.at().parent());
+            return Ok(());
+        }
+        // `/..` is `/`; above any other mount path lies the host's directory.
+        if self.core.options.mount_path == b"/" { Ok(()) } else { Err(PathError::Leaves) }
+    }
+
+    fn may_search(&self) -> Result<(), Errno> {
+        let at = self.at();
+        if !at.is_dir() {
+            return Err(Errno::ENOTDIR);
+        }
+        access::check(self.cred, at, EXEC)
+    }
+
+    fn skip_slashes(&mut self) {
+        while self.text.get(self.done) == Some(&b'/') {
+            self.done += 1;
+        }
+    }
+
+    fn component_end(&self) -> usize {
+        let rest = &self.text[self.done..];
+        self.done + rest.iter().position(|&byte| byte == b'/').unwrap_or(rest.len())
+    }
+}
+
+/// The part of an absolute path that lies below the mount path.
+fn below_mount<'t>(target: &'t [u8], mount: &[u8]) -> Option<&'t [u8]> {
+    let mount = mount.strip_suffix(b"/").unwrap_or(mount);
+    let inside = target.strip_prefix(mount)?;
+    if inside.is_empty() || inside[0] == b'/' { Some(inside) } else { None }
+}
+
+fn is_covered(core: &Arc<Core>, root: &Node, dir: &Node, name: &[u8]) -> bool {
+    core.options.covered.iter().any(|path| {
+        let mut parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
+        if parts.next_back() != Some(name) {
+            return false;
+        }
+        // Rare: the name fits, so see whether `dir` is the directory meant.
+        let mut at = root.clone();
+        for part in parts {
+            match core.child(&at, part) {
+                Ok(child) if child.is_dir() => at = child,
+                _ => return false,
+            }
+        }
+        at.id == dir.id
+    })
+}
+
+impl Vfs {
+    /// The inode that `path` names, seen from directory `start` (or the lane's root, when it begins
+    /// with a slash). Every directory on the way must grant `cred` the right to search it. `follow`:
+    /// follow a symbolic link in last place.
+    pub fn resolve(
+        &self,
+        cred: &Cred,
+        start: &Node,
+        path: &[u8],
+        follow: bool,
+    ) -> Result<Node, PathError> {
+        self.begin();
+        let mut walk = Walk::new(self, cred, start, path)?;
+        walk.run(if follow { Goal::Follow } else { Goal::NoFollow })?;
+        Ok(walk.here())
+    }
+
+    /// The directory and the name that `path` ends in, for an operation that makes or removes the
+    /// name. A symbolic link in last place is not followed.
+    pub fn resolve_parent(
+        &self,
+        cred: &Cred,
+        start: &Node,
+        path: &[u8],
+    ) -> Result<Last, PathError> {
+        let mut walk = Walk::new(self, cred, start, path)?;
+        match walk.run(Goal::Parent)? {
+            End::Here => Err(PathError::Leaves),
+            End::Name { name, slash } => {
+                if walk.is_covered(&name) {
+                    return Err(PathError::Leaves);
+                }
+                Ok(Last { dir: walk.here(), name, must_be_dir: slash })
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Extended attributes and the rules of their name spaces (xattr(7)).
+
+use polylane_base::{Errno, Result};
+
+use crate::access::{self, READ, STICKY, WRITE};
+use crate::cred::Cred;
+use crate::fs::{Kind, XattrMode};
+use crate::inode::{Inode, Node};
+use crate::names::check_alive;
+use crate::vfs::Vfs;
+
+/// Longest name, `XATTR_NAME_MAX`.
+const NAME_BYTES_MAX: usize = 255;
+/// Longest value, `XATTR_SIZE_MAX`.
+const VALUE_BYTES_MAX: usize = 65536;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Space {
+    User,
+    Trusted,
+    Security,
+}
+
+/// The name space of an attribute. `EOPNOTSUPP` for those we do not have, ACLs (`system.`) among them.
+fn space(name: &[u8]) -> Result<Space> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        return Err(Errno::ERANGE);
+    }
+    let spaces: [(&[u8], Space); 3] =
+        [(b"user.", Space::User), (b"trusted.", Space::Trusted), (b"security.", Space::Security)];
+    for (prefix, space) in spaces {
+        match name.strip_prefix(prefix) {
+            Some(rest) if rest.is_empty() || rest.contains(&0) => return Err(Errno::EINVAL),
+            Some(_) => return Ok(space),
+            None => (),
+        }
+    }
+    Err(Errno::EOPNOTSUPP)
+}
+
+fn check_get(cred: &Cred, node: &Inode, name: &[u8]) -> Result<()> {
+    match space(name)? {
+        Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::ENODATA),
+        Space::User => access::check(cred, node, READ),
+        Space::Trusted if !cred.is_root() => Err(Errno::ENODATA),
+        Space::Trusted | Space::Security => Ok(()),
+    }
+}
+
+fn check_change(cred: &Cred, node: &Inode, name: &[u8]) -> Result<()> {
+    match space(name)? {
+        Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::EPERM),
+        Space::User => {
+            // In a sticky directory everybody could otherwise write attributes of the directory.
+            if node.is_dir() && node.perm() & STICKY != 0 {
+                access::check_owner(cred, node)?;
+            }
+            access::check(cred, node, WRITE)
+        }
+        Space::Trusted if !cred.is_root() => Err(Errno::EPERM),
+        Space::Security if !cred.is_root() && !cred.kernel_checked => Err(Errno::EPERM),
+        Space::Trusted | Space::Security => Ok(()),
+    }
+}
+
+impl Vfs {
+    /// Reads an extended attribute whole. `ENODATA`, `EOPNOTSUPP`.
+    pub fn getxattr(&self, cred: &Cred, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
+        self.begin();
+        check_get(cred, node, name)?;
+        self.core.fs.getxattr(node.ino(), name)
+    }
+
+    /// Writes an extended attribute. `EEXIST`, `ENODATA`, `E2BIG`, `EPERM`, `EOPNOTSUPP`.
+    pub fn setxattr(
+        &self,
+        cred: &Cred,
+        node: &Node,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        self.begin();
+        self.core.writable()?;
+        check_change(cred, node, name)?;
+        if value.len() > VALUE_BYTES_MAX {
+            return Err(Errno::E2BIG);
+        }
+        let _entries = lock_dir(node)?;
+        let mut held = node.attr();
+        let new = self.core.fs.setxattr(node.ino(), name, value, mode)?;
+        node.keep(&mut held, new);
+        Ok(())
+    }
+
+    /// The names of the extended attributes that `cred` may know of.
+    pub fn listxattr(&self, cred: &Cred, node: &Node) -> Result<Vec<Vec<u8>>> {
+        self.begin();
+        let mut names = self.core.fs.listxattr(node.ino())?;
+        if !cred.is_root() {
+            names.retain(|name| !name.starts_with(b"trusted."));
+        }
+        Ok(names)
+    }
+
+    /// Removes an extended attribute. `ENODATA`, `EPERM`, `EOPNOTSUPP`.
+    pub fn removexattr(&self, cred: &Cred, node: &Node, name: &[u8]) -> Result<()> {
+        self.begin();
+        self.core.writable()?;
+        check_change(cred, node, name)?;
+        let _entries = lock_dir(node)?;
+        let mut held = node.attr();
+        let new = self.core.fs.removexattr(node.ino(), name)?;
+        node.keep(&mut held, new);
+        Ok(())
+    }
+}
+
+/// A directory's state is kept under the lock of its entries.
+fn lock_dir(node: &Inode) -> Result<Option<polylane_base::sync::RwLockWriteGuard<'_, ()>>> {
+    if !node.is_dir() {
+        return Ok(None);
+    }
+    let guard = node.lock.write();
+    check_alive(node)?;
+    Ok(Some(guard))
+}
