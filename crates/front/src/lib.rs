@@ -7,6 +7,7 @@
 pub mod fuse;
 pub mod lane;
 pub mod notifier;
+pub mod shm;
 pub mod slots;
 pub mod tickets;
 

@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use polylane_base::sync::{Arc, Mutex, Weak};
-use polylane_base::{Errno, Result};
+use polylane_base::{Errno, Gid, Result};
 use polylane_vfs::{Inode, Node, OpenFile};
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
@@ -141,6 +141,7 @@ impl Slot {
 /// The slots of one session; what the shared-memory front end works with. Thread-safe.
 pub struct SessionSlots {
     token: Token,
+    groups: Arc<[Gid]>,
     slots: Mutex<Slots>,
     escaped: Arc<EscapedIndex>,
 }
@@ -252,10 +253,11 @@ pub struct SlotTable {
 }
 
 impl SlotTable {
-    /// Starts a session: from now on its token makes slots.
-    pub fn open_session(&self, token: Token) -> Arc<SessionSlots> {
-        let slots = Mutex::default();
-        let session = Arc::new(SessionSlots { token, slots, escaped: self.escaped.clone() });
+    /// Starts a session: from now on its token makes slots. `groups` are the supplementary groups of
+    /// its process.
+    pub fn open_session(&self, token: Token, groups: Arc<[Gid]>) -> Arc<SessionSlots> {
+        let (slots, escaped) = (Mutex::default(), self.escaped.clone());
+        let session = Arc::new(SessionSlots { token, groups, slots, escaped });
         self.sessions.lock().insert(token, Arc::downgrade(&session));
         session
     }
@@ -293,16 +295,23 @@ impl SlotTable {
         slot.state.lock().node_id = node_id;
     }
 
-    /// Counts one kernel handle more on the slot's node. Any but the first is a second open, through
-    /// /proc/self/fd, and makes the slot escape.
-    pub(crate) fn opened(&self, slot: &Slot) {
-        let mut state = slot.state.lock();
-        state.handles += 1;
-        let second = state.handles > 1;
-        drop(state);
-        if second {
-            slot.escape(&self.escaped);
+    /// Marks a bound slot escaped. `EBADF` when it is not bound.
+    pub(crate) fn escape(&self, slot: &Slot) -> Result<()> {
+        slot.escape(&self.escaped);
+        slot.file().map(drop)
+    }
+
+    /// The supplementary groups of the process whose slot it is; none once its session ended.
+    pub(crate) fn groups(&self, slot: &Slot) -> Arc<[Gid]> {
+        match self.session(slot.session) {
+            Ok(session) => session.groups.clone(),
+            Err(_) => Arc::new([]),
         }
+    }
+
+    /// Counts one kernel handle more on the slot's node.
+    pub(crate) fn opened(&self, slot: &Slot) {
+        slot.state.lock().handles += 1;
     }
 
     /// Counts one kernel handle less; the last one ends the binding and the slot.

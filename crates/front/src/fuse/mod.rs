@@ -1,7 +1,34 @@
 //! FUSE: the lane for every program, over a transport of our own.
 //!
-//! Protocol 7.31 to 7.45 of `include/uapi/linux/fuse.h`, spoken over a /dev/fuse descriptor that
+//! Protocol 7.36 to 7.45 of `include/uapi/linux/fuse.h`, spoken over a /dev/fuse descriptor that
 //! somebody else (the supervisor) opened, mounted and negotiated. So a session can begin in the middle
 //! of a mount's life: a replaced service goes on serving the same mount.
+//!
+//! | file          | what                                                             |
+//! |---------------|------------------------------------------------------------------|
+//! | `protocol.rs` | numbers of the kernel interface                                  |
+//! | `init.rs`     | FUSE_INIT, mount options                                         |
+//! | `request.rs`  | bytes to values, checked once                                    |
+//! | `reply.rs`    | values to bytes, the way to the kernel                           |
+//! | `session.rs`  | threads: read, serve, defer, notify                              |
+//! | `nodes.rs`    | node ids and lookup counts                                       |
+//! | `handles.rs`  | open files                                                       |
+//! | `ops.rs`      | the table of operations; the rest by subject: `names`, `attrs`,  |
+//! |               | `files`, `dirs`, `locks`                                         |
 
+mod attrs;
+mod dirs;
+mod files;
+mod handles;
+mod init;
+mod locks;
+mod names;
 pub mod nodes;
+mod ops;
+mod protocol;
+mod reply;
+mod request;
+mod session;
+
+pub use init::{Params, mount_options, negotiate};
+pub use session::{Ended, ServeOptions, Stop, serve};

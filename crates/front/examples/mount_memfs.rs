@@ -1,0 +1,44 @@
+//! Mounts a fresh in-memory lane at a path and serves it until it is unmounted:
+//! `mount_memfs PATH [SIZE_MIB]`. For trying things by hand; needs to be root.
+
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use polylane_base::SystemClock;
+use polylane_base::sync::Arc;
+use polylane_front::Lane;
+use polylane_front::fuse::{ServeOptions, Stop, mount_options, negotiate, serve};
+use polylane_vfs::memfs::MemFs;
+use polylane_vfs::{Options, Vfs};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::MountFlags;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().ok_or("usage: mount_memfs PATH [SIZE_MIB]")?;
+    let mib: u64 = arguments.next().map_or(Ok(1024), |text| text.parse())?;
+
+    let clock = Arc::new(SystemClock);
+    let fs = Arc::new(MemFs::new(mib << 20, 1 << 20, clock.clone()));
+    let options = Options {
+        clock,
+        cache_bytes_limit: 64 << 20,
+        dirty_bytes_limit: 16 << 20,
+        flush_interval: Duration::from_secs(5),
+        mount_path: path.clone().into_bytes(),
+        covered: vec![],
+    };
+    let lane = Lane::new(Vfs::new(fs, options)?, 0);
+
+    let device: OwnedFd =
+        rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+    let options = CString::new(mount_options(device.as_raw_fd(), 0, 0, true))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    rustix::mount::mount("polylane", &path, "fuse.polylane", flags, Some(options.as_c_str()))?;
+    let params = negotiate(&device, 5000)?;
+    println!("{path}: protocol 7.{}, flags {:#x}", params.minor, params.flags);
+    let serving = ServeOptions { params: Some(params), incarnation: 0, threads: 2 };
+    println!("{path}: {:?}", serve(device, lane, serving, &Stop::new()?)?);
+    Ok(())
+}

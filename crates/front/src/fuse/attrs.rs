@@ -1,0 +1,187 @@
+//! Operations on an inode's state: attributes, extended attributes, totals.
+
+use polylane_base::{Errno, Gid, Result, Time, Uid};
+use polylane_vfs::fs::{Attr, SetAttr, SetTime, XattrMode};
+use polylane_vfs::{Cred, Node};
+
+use super::nodes::Target;
+use super::ops::{Call, End, Outcome};
+use super::protocol::fattr;
+use super::request::SetattrIn;
+use crate::notifier::Range;
+
+impl Call<'_> {
+    fn attr(&self) -> Result<Attr> {
+        match self.target()? {
+            Target::Virtual(dir) => self.virtual_attr(dir),
+            _ => self.session.lane.vfs.getattr(&self.node()?),
+        }
+    }
+
+    /// Who asks, for a change that the kernel allowed by what it remembers of the inode. Of a slot it
+    /// may remember another file's owner: there the lane decides, with the groups of the session
+    /// whose process must be the caller as long as the slot has not escaped.
+    fn attr_cred(&self) -> Result<Cred> {
+        let mut cred = self.cred()?;
+        if let Target::Slot(slot) = self.target()? {
+            cred.kernel_checked = false;
+            if !slot.escaped() {
+                cred.groups = self.session.lane.slots.groups(&slot);
+            }
+        }
+        Ok(cred)
+    }
+}
+
+pub(super) fn getattr(call: &mut Call<'_>) -> End {
+    let attr = call.attr()?;
+    call.out.attr_out(&attr, 0);
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn statx(call: &mut Call<'_>) -> End {
+    let attr = call.attr()?;
+    call.out.statx(&attr);
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn setattr(call: &mut Call<'_>) -> End {
+    let new = SetattrIn::read(&mut call.args)?;
+    let (node, cred) = setattr_target(call, &new)?;
+    let set = SetAttr {
+        perm: (new.valid & fattr::MODE != 0).then_some(new.mode & 0o7777),
+        uid: (new.valid & fattr::UID != 0).then_some(Uid(new.uid)),
+        gid: (new.valid & fattr::GID != 0).then_some(Gid(new.gid)),
+        size: (new.valid & fattr::SIZE != 0).then_some(new.size),
+        atime: set_time(new.valid, fattr::ATIME, fattr::ATIME_NOW, new.atime)?,
+        mtime: set_time(new.valid, fattr::MTIME, fattr::MTIME_NOW, new.mtime)?,
+        ..SetAttr::default()
+    };
+    if set.size.is_some() {
+        call.settle(&node, Range::ALL)?;
+    }
+    let attr = call.session.lane.vfs.setattr(&cred, &node, &set)?;
+    call.out.attr_out(&attr, 0);
+    match set.size {
+        Some(size) => Ok(call.changed(&node, Range { offset: size, len: 0 })),
+        None => Ok(Outcome::Reply),
+    }
+}
+
+/// The inode to change, and on whose behalf. A truncation through an open file needs no permission
+/// but the file's mode, which the kernel checked.
+fn setattr_target(call: &Call<'_>, new: &SetattrIn) -> Result<(Node, Cred)> {
+    if new.is_ftruncate() {
+        let (_, file) = call.handle(new.fh)?;
+        let kills = new.valid & fattr::KILL_SUIDGID != 0;
+        return Ok((file.node().clone(), call.writer(kills)));
+    }
+    Ok((call.node()?, call.attr_cred()?))
+}
+
+fn set_time(valid: u32, given: u32, now: u32, time: (u64, u32)) -> Result<Option<SetTime>> {
+    if valid & now != 0 {
+        return Ok(Some(SetTime::Now));
+    }
+    if valid & given == 0 {
+        return Ok(None);
+    }
+    match time {
+        (sec, nsec @ 0..1_000_000_000) => Ok(Some(SetTime::At(Time { sec: sec as i64, nsec }))),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+pub(super) fn access(call: &mut Call<'_>) -> End {
+    let mask = call.args.u32()?;
+    // Only sent without `default_permissions`: then nobody has checked.
+    let cred = Cred { kernel_checked: false, ..call.cred()? };
+    if !matches!(call.target()?, Target::Virtual(_)) {
+        call.session.lane.vfs.access(&cred, &call.node()?, mask)?;
+    }
+    Ok(Outcome::Reply)
+}
+
+/// Attributes that are the kernel's own: access lists, which it was not asked to keep here.
+fn supported(name: &[u8]) -> Result<()> {
+    match name.starts_with(b"system.") {
+        true => Err(Errno::EOPNOTSUPP),
+        false => Ok(()),
+    }
+}
+
+pub(super) fn setxattr(call: &mut Call<'_>) -> End {
+    const XATTR_CREATE: u32 = 1;
+    const XATTR_REPLACE: u32 = 2;
+    let (size, flags) = (call.args.u32()?, call.args.u32()?);
+    if call.session.has_setxattr_ext() {
+        call.args.u64()?;
+    }
+    let name = call.args.string()?;
+    let value = call.args.bytes(size as usize)?;
+    supported(name)?;
+    let mode = match flags {
+        0 => XattrMode::Any,
+        XATTR_CREATE => XattrMode::Create,
+        XATTR_REPLACE => XattrMode::Replace,
+        _ => return Err(Errno::EINVAL.into()),
+    };
+    let node = call.node()?;
+    call.session.lane.vfs.setxattr(&call.attr_cred()?, &node, name, value, mode)?;
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn removexattr(call: &mut Call<'_>) -> End {
+    let name = call.args.string()?;
+    supported(name)?;
+    let node = call.node()?;
+    call.session.lane.vfs.removexattr(&call.attr_cred()?, &node, name)?;
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn getxattr(call: &mut Call<'_>) -> End {
+    let size = call.args.u32()?;
+    call.args.u32()?;
+    let name = call.args.string()?;
+    supported(name)?;
+    if let Target::Virtual(_) = call.target()? {
+        return Err(Errno::ENODATA.into());
+    }
+    let value = call.session.lane.vfs.getxattr(&call.attr_cred()?, &call.node()?, name)?;
+    sized_reply(call, size, &value)
+}
+
+pub(super) fn listxattr(call: &mut Call<'_>) -> End {
+    let size = call.args.u32()?;
+    let mut list = Vec::new();
+    if !matches!(call.target()?, Target::Virtual(_)) {
+        for name in call.session.lane.vfs.listxattr(&call.cred()?, &call.node()?)? {
+            list.extend_from_slice(&name);
+            list.push(0);
+        }
+    }
+    sized_reply(call, size, &list)
+}
+
+/// The bytes, or how many there are when the caller's buffer has size 0. `ERANGE`: too small.
+fn sized_reply(call: &mut Call<'_>, size: u32, bytes: &[u8]) -> End {
+    if size == 0 {
+        call.out.count(u32::try_from(bytes.len()).map_err(|_| Errno::E2BIG)?);
+    } else if bytes.len() > size as usize {
+        return Err(Errno::ERANGE.into());
+    } else {
+        call.out.0.extend_from_slice(bytes);
+    }
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn statfs(call: &mut Call<'_>) -> End {
+    let totals = call.session.lane.vfs.statfs()?;
+    call.out.statfs(&totals);
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn syncfs(call: &mut Call<'_>) -> End {
+    call.session.lane.vfs.sync()?;
+    Ok(Outcome::Reply)
+}

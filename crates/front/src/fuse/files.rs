@@ -1,0 +1,220 @@
+//! Operations on open files and their data.
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Result};
+use polylane_ipc::message::IOCTL_IDENTIFY;
+use polylane_vfs::fs::SeekFor;
+use polylane_vfs::{Cred, Node, OpenFile};
+
+use super::handles::Handle;
+use super::init::TRANSFER_BYTES_MAX;
+use super::locks::flock_owner;
+use super::names::open_flags;
+use super::nodes::Target;
+use super::ops::{Call, End, Exit, Outcome};
+use super::protocol::{
+    FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, WRITE_KILL_SUIDGID,
+    fopen, opcode,
+};
+use super::request::TransferIn;
+use crate::notifier::Range;
+use crate::slots::Slot;
+use crate::tickets::Ticket;
+
+pub(super) fn open(call: &mut Call<'_>) -> End {
+    let (flags, how) = (call.args.u32()? as i32, call.args.u32()?);
+    match call.target()? {
+        Target::Node(node) => {
+            let file = open_node(call, &node, flags, how)?;
+            call.session.lane.nodes.opened(call.header.node_id);
+            let done = match flags & libc::O_TRUNC {
+                0 => Outcome::Reply,
+                _ => call.changed(&node, Range::ALL),
+            };
+            reply_open(call, Some(file), None);
+            Ok(done)
+        }
+        Target::Slot(slot) => open_slot(call, slot, flags, how),
+        Target::Virtual(_) => Err(Errno::EISDIR.into()),
+    }
+}
+
+fn open_node(call: &Call<'_>, node: &Node, flags: i32, how: u32) -> Result<Arc<OpenFile>, Exit> {
+    if flags & libc::O_TRUNC == 0 {
+        return Ok(call.session.lane.vfs.open(&call.cred()?, node, open_flags(flags))?);
+    }
+    call.settle(node, Range::ALL)?;
+    let kills = how & OPEN_KILL_SUIDGID != 0;
+    let flags = open_flags(flags) | libc::O_TRUNC;
+    Ok(call.session.lane.vfs.open(&call.writer(kills), node, flags)?)
+}
+
+/// A second open of a slot's node, through /proc/self/fd: opens the bound file anew. The kernel may
+/// have checked the permissions of what was bound a moment ago: so the binding is made final first,
+/// and the first open after that is told to check again.
+fn open_slot(call: &mut Call<'_>, slot: Arc<Slot>, flags: i32, how: u32) -> End {
+    if !slot.escaped() {
+        call.session.lane.slots.escape(&slot)?;
+        return Err(Errno::ESTALE.into());
+    }
+    let bound = slot.file()?;
+    let file = open_node(call, bound.node(), flags, how)?;
+    call.session.lane.slots.opened(&slot);
+    reply_open(call, Some(file), Some(slot));
+    match flags & libc::O_TRUNC {
+        0 => Ok(Outcome::Reply),
+        _ => Ok(call.changed(bound.node(), Range::ALL)),
+    }
+}
+
+fn reply_open(call: &mut Call<'_>, opened: Option<Arc<OpenFile>>, slot: Option<Arc<Slot>>) {
+    let handle = Handle { node_id: call.header.node_id, opened, slot, ..Handle::default() };
+    let fh = call.session.handles.insert(handle);
+    call.out.open(fh, fopen::DIRECT_IO);
+}
+
+pub(super) fn read(call: &mut Call<'_>) -> End {
+    let transfer = TransferIn::read(&mut call.args)?;
+    let (_, file) = call.handle(transfer.fh)?;
+    let size = transfer.size.min(TRANSFER_BYTES_MAX);
+    call.settle(file.node(), Range { offset: transfer.offset, len: u64::from(size) })?;
+    let count = file.read(transfer.offset, size as usize, call.out)?;
+    call.out.0.truncate(count);
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn write(call: &mut Call<'_>) -> End {
+    let transfer = TransferIn::read(&mut call.args)?;
+    let mut data = call.args.bytes(transfer.size as usize)?;
+    let (handle, file) = call.handle(transfer.fh)?;
+    let range = Range { offset: transfer.offset, len: u64::from(transfer.size).max(1) };
+    call.settle(file.node(), range)?;
+    if transfer.transfer_flags & WRITE_CACHE != 0 {
+        write_pages(call, &file, transfer.offset, data)?;
+        call.out.count(transfer.size);
+        return Ok(call.changed(file.node(), range));
+    }
+    let kills = transfer.transfer_flags & WRITE_KILL_SUIDGID != 0;
+    if !handle.is_slot() && (transfer.flags ^ file.flags()) & libc::O_APPEND != 0 {
+        // fcntl(F_SETFL) comes to us with the next write.
+        file.set_flags(file.flags() & !libc::O_APPEND | transfer.flags & libc::O_APPEND);
+    }
+    let written = file.write(&call.writer(kills), Some(transfer.offset), &mut data)?;
+    call.out.count(written.count as u32);
+    let start = written.end.saturating_sub(written.count as u64);
+    Ok(call.changed(file.node(), Range { offset: start, len: range.len }))
+}
+
+/// Pages of a mapping. Stores through a mapping never grow a file, so what lies past the end now (the
+/// file was truncated meanwhile) is dropped, as the page cache of any file system does.
+fn write_pages(call: &Call<'_>, file: &OpenFile, offset: u64, data: &[u8]) -> Result<()> {
+    let size = call.session.lane.vfs.getattr(file.node())?.size;
+    let keep = size.saturating_sub(offset).min(data.len() as u64) as usize;
+    let mut source = &data[..keep];
+    if source.is_empty() {
+        return Ok(());
+    }
+    let written = match file.flags() & libc::O_APPEND {
+        0 => file.write(&call.writer(false), Some(offset), &mut source)?,
+        // The kernel picks any handle that can write; one that appends cannot place pages.
+        _ => reopen(call, file.node())?.write(&call.writer(false), Some(offset), &mut source)?,
+    };
+    if written.count < keep { Err(Errno::ENOSPC) } else { Ok(()) }
+}
+
+fn reopen(call: &Call<'_>, node: &Node) -> Result<Arc<OpenFile>> {
+    let cred = Cred { kernel_checked: true, ..call.writer(false) };
+    call.session.lane.vfs.open(&cred, node, libc::O_WRONLY)
+}
+
+/// close(2) of one of a file's descriptors: the process's POSIX locks on the file go.
+pub(super) fn flush(call: &mut Call<'_>) -> End {
+    let (fh, _unused, owner) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
+    let (_, file) = call.handle(fh)?;
+    let owner = call.posix_owner(owner);
+    call.session.lane.vfs.drop_locks(file.node(), owner);
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn release(call: &mut Call<'_>) -> End {
+    let (fh, _flags) = (call.args.u64()?, call.args.u32()?);
+    let (how, owner) = (call.args.u32()?, call.args.u64()?);
+    // A handle of a former incarnation is as gone as it can be.
+    let Some(handle) = call.session.handles.remove(fh) else { return Ok(Outcome::Reply) };
+    if let (true, Ok(file)) = (how & RELEASE_FLOCK_UNLOCK != 0, handle.file()) {
+        call.session.lane.vfs.drop_locks(file.node(), flock_owner(owner));
+    }
+    call.session.close(&handle);
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn fsync(call: &mut Call<'_>) -> End {
+    let (fh, how) = (call.args.u64()?, call.args.u32()?);
+    let (_, file) = call.handle(fh)?;
+    call.settle(file.node(), Range::ALL)?;
+    file.fsync(how & FSYNC_FDATASYNC != 0)?;
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn fallocate(call: &mut Call<'_>) -> End {
+    let (fh, offset, len) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
+    let mode = call.args.u32()? as i32;
+    let (_, file) = call.handle(fh)?;
+    call.settle(file.node(), Range::ALL)?;
+    file.fallocate(&call.writer(true), mode, offset, len)?;
+    // Collapse and insert move everything behind.
+    Ok(call.changed(file.node(), Range { offset, len: 0 }))
+}
+
+pub(super) fn lseek(call: &mut Call<'_>) -> End {
+    let (fh, offset, whence) = (call.args.u64()?, call.args.u64()?, call.args.u32()? as i32);
+    let (_, file) = call.handle(fh)?;
+    let target = match whence {
+        libc::SEEK_DATA => SeekFor::Data,
+        libc::SEEK_HOLE => SeekFor::Hole,
+        _ => return Err(Errno::EINVAL.into()),
+    };
+    call.settle(file.node(), Range { offset, len: 0 })?;
+    let found = file.seek(offset, target)?;
+    call.out.u64(found);
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn copy_file_range(call: &mut Call<'_>) -> End {
+    let (fh_in, from) = (call.args.u64()?, call.args.u64()?);
+    let (_node_out, fh_out) = (call.args.u64()?, call.args.u64()?);
+    let (at, len, flags) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
+    if flags != 0 {
+        return Err(Errno::EINVAL.into());
+    }
+    let ((_, source), (_, target)) = (call.handle(fh_in)?, call.handle(fh_out)?);
+    call.settle(source.node(), Range { offset: from, len })?;
+    call.settle(target.node(), Range { offset: at, len })?;
+    // The older form has 32 bits to say how far it came.
+    let wide = call.header.opcode == opcode::COPY_FILE_RANGE_64;
+    let len = if wide { len } else { len.min(u64::from(u32::MAX) & !4095) };
+    let copied = source.copy_range(from, &target, at, len)?;
+    match wide {
+        true => call.out.u64(copied),
+        false => call.out.count(copied as u32),
+    };
+    Ok(call.changed(target.node(), Range { offset: at, len: copied.max(1) }))
+}
+
+/// `IDENTIFY` alone: a ticket for the open file. Everything else is not for this device.
+pub(super) fn ioctl(call: &mut Call<'_>) -> End {
+    let (fh, _flags, command) = (call.args.u64()?, call.args.u32()?, call.args.u32()?);
+    let (_arg, _in_size, out_size) = (call.args.u64()?, call.args.u32()?, call.args.u32()?);
+    if command != IOCTL_IDENTIFY {
+        return Err(Errno::ENOTTY.into());
+    }
+    let (handle, file) = call.handle(fh)?;
+    if out_size < 16 {
+        return Err(Errno::EINVAL.into());
+    }
+    let own_slot = handle.slot.as_ref().filter(|_| handle.is_slot());
+    let slot = own_slot.map(|slot| (slot.session, slot.number));
+    let key = call.session.lane.tickets.issue(&Ticket { file, slot })?;
+    call.out.zeros(16).0.extend_from_slice(&key);
+    Ok(Outcome::Reply)
+}

@@ -1,0 +1,138 @@
+//! FUSE_INIT and mount options: what kernel and lane agree on.
+//!
+//! The supervisor negotiates once per mount and keeps the [`Params`]; every service of that mount is
+//! told them. A session that meets an INIT all the same (a mount whose supervisor is the service, as
+//! in tests) answers it in the same way.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use polylane_base::{Errno, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+
+use super::protocol::{MAJOR, MINOR, MINOR_MIN, init, opcode};
+use super::reply::Body;
+use super::request::{Reader, Request};
+
+/// Largest read or write in one request: what 256 pages hold, the kernel's default limit.
+pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
+/// A message is a header and arguments beside the data of a WRITE; the kernel asks for a page of room.
+pub const MESSAGE_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + 8192;
+const PAGE_BYTES: u32 = 4096;
+/// Requests that the kernel may have outstanding without a waiting caller (readahead, writeback).
+const BACKGROUND_MAX: u16 = 64;
+/// Above this many the kernel tells its writeback to slow down: three quarters, as it does itself.
+const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
+
+/// Everything wanted where the kernel offers it. Not wanted: writeback cache, cached symbolic links,
+/// zero-message opens (a fast-lane open must be seen), ACLs, splice, export.
+const WANTED: u64 = init::ASYNC_READ
+    | init::POSIX_LOCKS
+    | init::ATOMIC_O_TRUNC
+    | init::BIG_WRITES
+    | init::DONT_MASK
+    | init::FLOCK_LOCKS
+    | init::HAS_IOCTL_DIR
+    | init::PARALLEL_DIROPS
+    | init::MAX_PAGES
+    | init::EXPLICIT_INVAL_DATA
+    | init::HANDLE_KILLPRIV_V2
+    | init::SETXATTR_EXT
+    | init::INIT_EXT
+    | init::CREATE_SUPP_GROUP
+    | init::DIRECT_IO_ALLOW_MMAP
+    | init::HAS_RESEND;
+
+/// What was agreed on for the life of a mount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Params {
+    /// The kernel's minor version, or ours where that is older.
+    pub minor: u32,
+    /// INIT flags that both sides have.
+    pub flags: u64,
+}
+
+impl Params {
+    /// Whether shared mappings work (Linux 6.6). Without it, mmap(MAP_SHARED) fails with `ENODEV`.
+    pub fn shared_mmap(&self) -> bool {
+        self.flags & init::DIRECT_IO_ALLOW_MMAP != 0
+    }
+
+    /// Whether requests in flight survive a dead service (Linux 6.9).
+    pub fn resend(&self) -> bool {
+        self.flags & init::HAS_RESEND != 0
+    }
+}
+
+/// Answers FUSE_INIT on a freshly mounted /dev/fuse descriptor. Waits at most `timeout_ms` for it.
+/// Fails with `TimedOut` when none comes, with `Unsupported` when the kernel is too old.
+pub fn negotiate(fd: impl AsFd, timeout_ms: u32) -> io::Result<Params> {
+    let mut message = vec![0; MESSAGE_BYTES_MAX];
+    loop {
+        let mut ready = [PollFd::new(&fd, PollFlags::IN)];
+        let timeout = Timespec {
+            tv_sec: i64::from(timeout_ms / 1000),
+            tv_nsec: i64::from(timeout_ms % 1000) * 1_000_000,
+        };
+        if poll(&mut ready, Some(&timeout))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let count = match rustix::io::read(&fd, &mut message) {
+            Ok(count) => count,
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let request = Request::parse(&message[..count]).ok_or(io::ErrorKind::InvalidData)?;
+        if request.header.opcode != opcode::INIT {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let mut body = Body::default();
+        let params = answer(request.args, &mut body).map_err(io::Error::from);
+        let error = if params.is_err() { -Errno::EPROTO.0 } else { 0 };
+        write_reply(&fd, request.header.unique, error, &body.0)?;
+        match params? {
+            Some(params) => return Ok(params),
+            None => continue,
+        }
+    }
+}
+
+fn write_reply(fd: impl AsFd, unique: u64, error: i32, body: &[u8]) -> io::Result<()> {
+    let mut reply = Body::default();
+    reply.u32(16 + body.len() as u32).u32(error as u32).u64(unique);
+    reply.0.extend_from_slice(body);
+    rustix::io::write(fd, &reply.0)?;
+    Ok(())
+}
+
+/// Writes the answer to an INIT. `None` when the kernel has a newer major version: it will send
+/// another INIT for ours. `EPROTO` when it is too old.
+pub fn answer(mut args: Reader<'_>, out: &mut Body) -> Result<Option<Params>> {
+    let (major, minor) = (args.u32()?, args.u32()?);
+    if major > MAJOR {
+        out.u32(MAJOR).u32(MINOR).zeros(56);
+        return Ok(None);
+    }
+    if major < MAJOR || minor < MINOR_MIN {
+        return Err(Errno::EPROTO);
+    }
+    let (readahead, low) = (args.u32()?, args.u32()?);
+    let high = if u64::from(low) & init::INIT_EXT != 0 { args.u32()? } else { 0 };
+    let flags = (u64::from(low) | u64::from(high) << 32) & WANTED;
+    out.u32(MAJOR).u32(MINOR).u32(readahead).u32(flags as u32);
+    out.u32(u32::from(BACKGROUND_MAX) | u32::from(CONGESTION) << 16);
+    out.u32(TRANSFER_BYTES_MAX).u32(1).u32(TRANSFER_BYTES_MAX / PAGE_BYTES);
+    out.u32((flags >> 32) as u32).zeros(28);
+    Ok(Some(Params { minor: minor.min(MINOR), flags }))
+}
+
+/// The data argument of mount(2) for a mount that `fd` serves. `everyone`: users other than the mounter
+/// may use it, which needs privilege in the mount's user namespace.
+pub fn mount_options(fd: i32, uid: u32, gid: u32, everyone: bool) -> String {
+    let allow_other = if everyone { ",allow_other" } else { "" };
+    format!(
+        "fd={fd},rootmode=40000,user_id={uid},group_id={gid},default_permissions,\
+         max_read={TRANSFER_BYTES_MAX}{allow_other}"
+    )
+}

@@ -1,0 +1,250 @@
+//! File locks, and the interruption of those who wait for one.
+//!
+//! A waiting lock holds no thread: the file door parks it, and whoever makes room sends the reply. The
+//! kernel may interrupt a wait at any moment, also before it was parked:
+//!
+//! ```text
+//!   SETLKW read ── enter ──► Entered ── set_lock: parked ──► Parked(ticket) ── granted ──► gone, reply
+//!                               │ INTERRUPT                      │ INTERRUPT
+//!                               ▼                                ▼
+//!                          Interrupted ── parked ──────────► cancel ──► gone, reply EINTR
+//! ```
+//!
+//! # Invariants
+//!
+//! - Whoever takes a wait out of [`Waits`] replies; nobody else does.
+//! - An INTERRUPT that overtakes its request is remembered, in a bounded list.
+//!
+//! # Locking
+//!
+//! `Waits::state` is a leaf; no reply is sent and no lock of the file door taken under it.
+
+use std::collections::{HashMap, VecDeque};
+
+use polylane_base::sync::{Arc, Mutex};
+use polylane_base::{Errno, Result};
+use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, Ticket};
+
+use super::ops::{Call, End, Outcome};
+use super::protocol::LK_FLOCK;
+use super::request::LockIn;
+
+/// The kernel's `OFFSET_MAX`: to the end of the file, however far it grows.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+/// Interrupts remembered that came before their requests. The two are read microseconds apart, by at
+/// most a few threads.
+const EARLY_MAX: usize = 64;
+
+/// A process's locks, as the kernel scrambled the process.
+fn posix_owner(owner: u64) -> LockOwner {
+    LockOwner(0xF05E << 112 | u128::from(owner))
+}
+
+/// An open file's flock(2) locks.
+pub(super) fn flock_owner(owner: u64) -> LockOwner {
+    LockOwner(0xF10C << 112 | u128::from(owner))
+}
+
+enum Wait {
+    Entered,
+    Parked(Ticket),
+    Interrupted,
+}
+
+#[derive(Default)]
+struct WaitState {
+    waits: HashMap<u64, Wait>,
+    early: VecDeque<u64>,
+}
+
+/// The lock requests of one session that wait, by their unique number. Thread-safe.
+#[derive(Default)]
+pub(super) struct Waits {
+    state: Mutex<WaitState>,
+}
+
+impl Waits {
+    /// A request is about to wait.
+    fn enter(&self, unique: u64) {
+        let mut state = self.state.lock();
+        let before = state.early.len();
+        state.early.retain(|early| *early != unique);
+        let interrupted = state.early.len() < before;
+        state.waits.insert(unique, if interrupted { Wait::Interrupted } else { Wait::Entered });
+    }
+
+    /// A request was parked. True when it must be cancelled now.
+    fn park(&self, unique: u64, ticket: Ticket) -> bool {
+        match self.state.lock().waits.get_mut(&unique) {
+            Some(wait @ Wait::Entered) => {
+                *wait = Wait::Parked(ticket);
+                false
+            }
+            Some(Wait::Interrupted) => true,
+            Some(Wait::Parked(_)) | None => false,
+        }
+    }
+
+    /// A request ends. False when it has ended already.
+    fn leave(&self, unique: u64) -> bool {
+        self.state.lock().waits.remove(&unique).is_some()
+    }
+
+    /// The kernel interrupts a request: the ticket to cancel, if there is one yet.
+    fn interrupt(&self, unique: u64) -> Option<Ticket> {
+        let mut state = self.state.lock();
+        match state.waits.get_mut(&unique) {
+            Some(Wait::Parked(ticket)) => return Some(*ticket),
+            Some(wait) => *wait = Wait::Interrupted,
+            None => {
+                if state.early.len() == EARLY_MAX {
+                    state.early.pop_front();
+                }
+                state.early.push_back(unique);
+            }
+        }
+        None
+    }
+}
+
+impl Call<'_> {
+    /// Who a POSIX lock of this request belongs to.
+    pub(super) fn posix_owner(&self, owner: u64) -> LockOwner {
+        posix_owner(owner)
+    }
+
+    fn lock_request(&self, lock: &LockIn) -> Result<LockRequest> {
+        let flock = lock.flags & LK_FLOCK != 0;
+        let kind = match lock.kind as i32 {
+            libc::F_RDLCK => LockKind::Read,
+            libc::F_WRLCK => LockKind::Write,
+            libc::F_UNLCK => LockKind::Unlock,
+            _ => return Err(Errno::EINVAL),
+        };
+        let (owner, family) = match flock {
+            true => (flock_owner(lock.owner), LockFamily::Flock),
+            false => (self.posix_owner(lock.owner), LockFamily::Posix),
+        };
+        let end = if lock.end >= OFFSET_MAX { u64::MAX } else { lock.end };
+        if lock.start > end {
+            return Err(Errno::EINVAL);
+        }
+        Ok(LockRequest { owner, family, kind, start: lock.start, end, pid: lock.pid })
+    }
+}
+
+pub(super) fn getlk(call: &mut Call<'_>) -> End {
+    let lock = LockIn::read(&mut call.args)?;
+    let (_, file) = call.handle(lock.fh)?;
+    let request = call.lock_request(&lock)?;
+    let found = call.session.lane.vfs.get_lock(file.node(), &request);
+    let (start, end, kind, pid) = match found {
+        None => (lock.start, lock.end, libc::F_UNLCK, 0),
+        Some(other) => (other.start, other.end.min(OFFSET_MAX), kind_number(other.kind), other.pid),
+    };
+    call.out.u64(start).u64(end).u32(kind as u32).u32(pid);
+    Ok(Outcome::Reply)
+}
+
+fn kind_number(kind: LockKind) -> i32 {
+    match kind {
+        LockKind::Read => libc::F_RDLCK,
+        LockKind::Write => libc::F_WRLCK,
+        LockKind::Unlock => libc::F_UNLCK,
+    }
+}
+
+pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
+    let lock = LockIn::read(&mut call.args)?;
+    let (handle, file) = call.handle(lock.fh)?;
+    let request = call.lock_request(&lock)?;
+    if request.kind != LockKind::Unlock {
+        let mut owners = handle.owners.lock();
+        if !owners.contains(&request.owner) {
+            owners.push(request.owner);
+        }
+    }
+    if !wait || request.kind == LockKind::Unlock {
+        return match call.session.lane.vfs.set_lock(file.node(), request, None) {
+            LockOutcome::Done(result) => Ok(result.map(|()| Outcome::Reply)?),
+            // Never without a waiter.
+            LockOutcome::Parked(_) => Ok(Outcome::Silent),
+        };
+    }
+    wait_for(call, file.node(), request)
+}
+
+fn wait_for(call: &Call<'_>, node: &polylane_vfs::Node, request: LockRequest) -> End {
+    let (unique, vfs) = (call.header.unique, &call.session.lane.vfs);
+    let (waits, device) = (call.session.waits.clone(), call.session.device.clone());
+    waits.enter(unique);
+    let granted = Box::new(move |result: Result<()>| {
+        if waits.leave(unique) {
+            match result {
+                Ok(()) => device.reply(unique, &[]),
+                Err(errno) => device.fail(unique, errno),
+            }
+        }
+    });
+    let waits = &call.session.waits;
+    match vfs.set_lock(node, request, Some(granted)) {
+        LockOutcome::Done(result) => {
+            waits.leave(unique);
+            Ok(result.map(|()| Outcome::Reply)?)
+        }
+        LockOutcome::Parked(ticket) => {
+            if waits.park(unique, ticket) && vfs.cancel_lock(ticket) && waits.leave(unique) {
+                return Err(Errno::EINTR.into());
+            }
+            Ok(Outcome::Silent)
+        }
+    }
+}
+
+pub(super) fn interrupt(call: &mut Call<'_>) -> End {
+    let unique = call.args.u64()?;
+    let session: &Arc<_> = call.session;
+    if let Some(ticket) = session.waits.interrupt(unique)
+        && session.lane.vfs.cancel_lock(ticket)
+        && session.waits.leave(unique)
+    {
+        session.device.fail(unique, Errno::EINTR);
+    }
+    Ok(Outcome::Silent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupt_finds_its_wait_in_every_state() {
+        let waits = Waits::default();
+        // Parked before the interrupt.
+        waits.enter(2);
+        assert!(!waits.park(2, Ticket(7)));
+        assert_eq!(waits.interrupt(2), Some(Ticket(7)));
+        assert!(waits.leave(2));
+        assert!(!waits.leave(2));
+        // Interrupted between entering and parking.
+        waits.enter(4);
+        assert_eq!(waits.interrupt(4), None);
+        assert!(waits.park(4, Ticket(8)));
+        assert!(waits.leave(4));
+        // Interrupted before anything.
+        assert_eq!(waits.interrupt(6), None);
+        waits.enter(6);
+        assert!(waits.park(6, Ticket(9)));
+        // The early mark is used up.
+        assert!(waits.leave(6));
+        waits.enter(6);
+        assert!(!waits.park(6, Ticket(10)));
+    }
+
+    #[test]
+    fn early_interrupts_are_bounded() {
+        let waits = Waits::default();
+        (0..10_000).for_each(|unique| assert_eq!(waits.interrupt(unique), None));
+        assert_eq!(waits.state.lock().early.len(), EARLY_MAX);
+    }
+}

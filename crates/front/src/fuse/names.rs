@@ -1,0 +1,270 @@
+//! Operations on names: lookup and forget, create, remove, move, link.
+
+use polylane_base::{Errno, Result, Time};
+use polylane_vfs::fs::Attr;
+use polylane_vfs::{Create, Kind, Node};
+
+use super::handles::Handle;
+use super::nodes::{ROOT_ID, Target, VirtualDir};
+use super::ops::{Call, End, Outcome};
+use super::protocol::fopen;
+use super::reply::decode_device;
+use crate::lane::is_reserved;
+use crate::slots::{Access, Slot, Token};
+
+/// How long the kernel may remember the virtual directories, in seconds: they never change.
+const VIRTUAL_SECONDS: u64 = 3600;
+
+impl Call<'_> {
+    /// The directory of a request that looks up or changes a name in it.
+    fn dir(&self) -> Result<Node> {
+        self.inode(self.header.node_id)
+    }
+
+    /// Refuses to change one of the lane's own names in its root.
+    fn not_reserved(&self, dir_id: u64, name: &[u8], errno: Errno) -> Result<()> {
+        match dir_id == ROOT_ID && is_reserved(name) {
+            true => Err(errno),
+            false => Ok(()),
+        }
+    }
+
+    /// Appends `fuse_entry_out` for an inode and counts the lookup.
+    pub(super) fn entry(&mut self, node: &Node) -> Result<u64> {
+        let attr = self.session.lane.vfs.getattr(node)?;
+        let id = self.session.lane.nodes.remember(node);
+        self.out.entry(id, node.generation(), &attr, 0);
+        Ok(id)
+    }
+
+    /// The state of a virtual directory: owned as the root is, so that its ids are mapped wherever the
+    /// root's are.
+    pub(super) fn virtual_attr(&self, dir: VirtualDir) -> Result<Attr> {
+        let root = self.session.lane.vfs.getattr(&self.session.lane.vfs.root())?;
+        let perm = match dir {
+            VirtualDir::Reserved => 0o755,
+            VirtualDir::Slots => 0o1733,
+        };
+        let ino = polylane_base::Ino(u64::MAX - dir.id());
+        Ok(Attr { ino, perm, nlink: 2, size: 0, blocks: 0, ..root })
+    }
+
+    fn virtual_entry(&mut self, dir: VirtualDir) -> End {
+        let attr = self.virtual_attr(dir)?;
+        self.out.entry(dir.id(), 0, &attr, VIRTUAL_SECONDS);
+        Ok(Outcome::Reply)
+    }
+
+    /// Makes one name of any kind and replies with its entry.
+    fn make(&mut self, name: &[u8], new: &Create<'_>) -> End {
+        let dir = self.dir()?;
+        self.not_reserved(self.header.node_id, name, Errno::EEXIST)?;
+        let node = self.session.lane.vfs.create(&self.cred()?, &dir, name, new)?;
+        self.entry(&node)?;
+        Ok(Outcome::Reply)
+    }
+
+    /// Opens a new file, and replies with its entry and its handle.
+    fn open_new(&mut self, node: &Node, flags: i32) -> End {
+        let file = self.session.lane.vfs.open(&self.cred()?, node, flags)?;
+        let id = self.entry(node)?;
+        self.session.lane.nodes.opened(id);
+        let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
+        let fh = self.session.handles.insert(handle);
+        self.out.open(fh, fopen::DIRECT_IO);
+        Ok(Outcome::Reply)
+    }
+}
+
+pub(super) fn lookup(call: &mut Call<'_>) -> End {
+    let name = call.args.name()?;
+    match call.target()? {
+        Target::Virtual(VirtualDir::Slots) => return exposed(call, name),
+        Target::Virtual(VirtualDir::Reserved) => return Err(Errno::ENOENT.into()),
+        Target::Slot(_) => return Err(Errno::ENOTDIR.into()),
+        Target::Node(_) => {}
+    }
+    if call.header.node_id == ROOT_ID && is_reserved(name) {
+        let slots = name == polylane_ipc::message::SLOT_DIR.as_bytes();
+        return call.virtual_entry(if slots { VirtualDir::Slots } else { VirtualDir::Reserved });
+    }
+    let dir = call.dir()?;
+    let node = call.session.lane.vfs.lookup(&call.cred()?, &dir, name)?;
+    call.entry(&node)?;
+    Ok(Outcome::Reply)
+}
+
+/// `x-<ticket>` among the slots: the true node of an open file, for a client that must map it. Slots
+/// themselves are only ever created, so looking one up finds nothing.
+fn exposed(call: &mut Call<'_>, name: &[u8]) -> End {
+    let ticket = name.strip_prefix(b"x-").and_then(Token::from_hex);
+    let redeemed = ticket.and_then(|ticket| call.session.lane.tickets.redeem(&ticket.0));
+    let file = redeemed.ok_or(Errno::ENOENT)?.file;
+    call.entry(file.node())?;
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn forget(call: &mut Call<'_>) -> End {
+    let count = call.args.u64()?;
+    call.session.lane.nodes.forget(call.header.node_id, count);
+    Ok(Outcome::Silent)
+}
+
+pub(super) fn batch_forget(call: &mut Call<'_>) -> End {
+    let count = call.args.u32()?;
+    call.args.u32()?;
+    for _ in 0..count {
+        let (id, lookups) = (call.args.u64()?, call.args.u64()?);
+        call.session.lane.nodes.forget(id, lookups);
+    }
+    Ok(Outcome::Silent)
+}
+
+pub(super) fn symlink(call: &mut Call<'_>) -> End {
+    let name = call.args.name()?;
+    let target = call.args.string()?;
+    call.make(name, &Create { kind: Kind::Symlink, perm: 0o777, umask: 0, rdev: 0, target })
+}
+
+pub(super) fn mknod(call: &mut Call<'_>) -> End {
+    let (mode, rdev, umask) = (call.args.u32()?, call.args.u32()?, call.args.u32()?);
+    call.args.u32()?;
+    let name = call.args.name()?;
+    let kind = Kind::from_mode(mode).ok_or(Errno::EINVAL)?;
+    let rdev = decode_device(rdev);
+    call.make(name, &Create { kind, perm: mode & 0o7777, umask, rdev, target: b"" })
+}
+
+pub(super) fn mkdir(call: &mut Call<'_>) -> End {
+    let (mode, umask) = (call.args.u32()?, call.args.u32()?);
+    let name = call.args.name()?;
+    let perm = mode & 0o7777;
+    call.make(name, &Create { kind: Kind::Dir, perm, umask, rdev: 0, target: b"" })
+}
+
+pub(super) fn unlink(call: &mut Call<'_>) -> End {
+    let name = call.args.name()?;
+    let dir = call.dir()?;
+    call.not_reserved(call.header.node_id, name, Errno::EBUSY)?;
+    call.session.lane.vfs.unlink(&call.cred()?, &dir, name)?;
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn rmdir(call: &mut Call<'_>) -> End {
+    let name = call.args.name()?;
+    let dir = call.dir()?;
+    call.not_reserved(call.header.node_id, name, Errno::EBUSY)?;
+    call.session.lane.vfs.rmdir(&call.cred()?, &dir, name)?;
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn rename(call: &mut Call<'_>) -> End {
+    let to_dir = call.args.u64()?;
+    rename_to(call, to_dir, 0)
+}
+
+pub(super) fn rename2(call: &mut Call<'_>) -> End {
+    let (to_dir, flags) = (call.args.u64()?, call.args.u32()?);
+    call.args.u32()?;
+    rename_to(call, to_dir, flags)
+}
+
+fn rename_to(call: &mut Call<'_>, to_id: u64, flags: u32) -> End {
+    let (from, to) = (call.args.name()?, call.args.name()?);
+    let (from_dir, to_dir) = (call.dir()?, call.inode(to_id)?);
+    call.not_reserved(call.header.node_id, from, Errno::EBUSY)?;
+    call.not_reserved(to_id, to, Errno::EBUSY)?;
+    call.session.lane.vfs.rename(&call.cred()?, &from_dir, from, &to_dir, to, flags)?;
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn link(call: &mut Call<'_>) -> End {
+    let id = call.args.u64()?;
+    let name = call.args.name()?;
+    let (node, dir) = (call.inode(id)?, call.dir()?);
+    call.not_reserved(call.header.node_id, name, Errno::EEXIST)?;
+    call.session.lane.vfs.link(&call.cred()?, &node, &dir, name)?;
+    call.entry(&node)?;
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn readlink(call: &mut Call<'_>) -> End {
+    let target = call.session.lane.vfs.readlink(&call.node()?)?;
+    call.out.0.extend_from_slice(&target);
+    Ok(Outcome::Reply)
+}
+
+pub(super) fn create(call: &mut Call<'_>) -> End {
+    let (flags, mode) = (call.args.u32()? as i32, call.args.u32()?);
+    let (umask, _open_flags) = (call.args.u32()?, call.args.u32()?);
+    let name = call.args.name()?;
+    if let Target::Virtual(dir) = call.target()? {
+        return match dir {
+            VirtualDir::Slots => create_slot(call, name, flags),
+            VirtualDir::Reserved => Err(Errno::EPERM.into()),
+        };
+    }
+    let dir = call.dir()?;
+    call.not_reserved(call.header.node_id, name, Errno::EISDIR)?;
+    let perm = mode & 0o7777;
+    let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
+    match call.session.lane.vfs.create(&call.cred()?, &dir, name, &new) {
+        Ok(node) => call.open_new(&node, open_flags(flags)),
+        // Somebody was faster. The kernel has not checked the permissions of what is there now; a
+        // stale entry makes it look again, which does.
+        Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => Err(Errno::ESTALE.into()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+pub(super) fn tmpfile(call: &mut Call<'_>) -> End {
+    let (flags, mode) = (call.args.u32()? as i32, call.args.u32()?);
+    let umask = call.args.u32()?;
+    let dir = call.dir()?;
+    let vfs = &call.session.lane.vfs;
+    let node = vfs.create_unlinked(&call.cred()?, &dir, mode & 0o7777, umask)?;
+    call.open_new(&node, open_flags(flags))
+}
+
+/// Flags that mean something once the file exists.
+pub(super) fn open_flags(flags: i32) -> i32 {
+    flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_TMPFILE)
+}
+
+/// `<token>-<number>`: makes a slot of that session.
+fn create_slot(call: &mut Call<'_>, name: &[u8], flags: i32) -> End {
+    let (token, number) = slot_name(name).ok_or(Errno::EACCES)?;
+    let access = Access::from_flags(flags).ok_or(Errno::EINVAL)?;
+    let slots = &call.session.lane.slots;
+    let slot = slots.create(token, number, access)?;
+    let id = call.session.lane.nodes.remember_slot(slot.clone());
+    slots.name(&slot, id);
+    slots.opened(&slot);
+    let attr = blank_slot(&slot, call)?;
+    let slot = Some(slot);
+    let fh = call.session.handles.insert(Handle { node_id: id, slot, ..Handle::default() });
+    call.out.entry(id, 0, &attr, 0).open(fh, fopen::DIRECT_IO | fopen::NOFLUSH);
+    Ok(Outcome::Reply)
+}
+
+/// A new slot's state: an empty file of its maker, that the first binding replaces.
+fn blank_slot(slot: &Slot, call: &Call<'_>) -> Result<Attr> {
+    let root = call.virtual_attr(VirtualDir::Slots)?;
+    Ok(Attr {
+        ino: polylane_base::Ino(u64::MAX - 16 - u64::from(slot.number)),
+        kind: Kind::File,
+        perm: 0o600,
+        nlink: 1,
+        uid: polylane_base::Uid(call.header.uid),
+        gid: polylane_base::Gid(call.header.gid),
+        btime: Time::default(),
+        ..root
+    })
+}
+
+fn slot_name(name: &[u8]) -> Option<(Token, u32)> {
+    let (token, number) = name.split_at_checked(32)?;
+    let digits = number.strip_prefix(b"-").filter(|text| text.iter().all(u8::is_ascii_digit))?;
+    let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    Some((Token::from_hex(token)?, number))
+}

@@ -1,0 +1,188 @@
+//! What each operation does: one table, then one short function each.
+//!
+//! An operation reads its arguments, calls the file door once, and writes its reply. The rest of the
+//! table is by subject: names (`names.rs`), attributes (`attrs.rs`), file data (`files.rs`), directory
+//! streams (`dirs.rs`), locks (`locks.rs`).
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Gid, Result, Uid};
+use polylane_vfs::{Cred, Node, OpenFile};
+
+use super::handles::Handle;
+use super::nodes::Target;
+use super::protocol::opcode;
+use super::reply::Body;
+use super::request::{Header, Reader, Request};
+use super::session::Session;
+use super::{attrs, dirs, files, locks, names};
+use crate::notifier::Range;
+
+/// How an operation ended, when it did not fail.
+pub(super) enum Outcome {
+    /// The reply is in the body.
+    Reply,
+    /// There is no reply, or somebody else will send it.
+    Silent,
+    /// The reply may be sent when pages under other nodes are dropped.
+    ReplyAfter(Node, Range),
+}
+
+/// Why an operation did not end.
+pub(super) enum Exit {
+    /// It failed.
+    Failed(Errno),
+    /// It must run on the thread that may wait for the kernel.
+    Defer,
+}
+
+impl From<Errno> for Exit {
+    fn from(errno: Errno) -> Self {
+        Exit::Failed(errno)
+    }
+}
+
+/// The end of an operation.
+pub(super) type End = Result<Outcome, Exit>;
+
+/// One request on its way through an operation.
+pub(super) struct Call<'a> {
+    pub(super) session: &'a Arc<Session>,
+    pub(super) header: Header,
+    pub(super) args: Reader<'a>,
+    pub(super) request: &'a Request<'a>,
+    pub(super) out: &'a mut Body,
+    /// This thread may wait for the kernel.
+    pub(super) deferred: bool,
+}
+
+impl Call<'_> {
+    /// Who asks. The kernel checked permissions (`default_permissions`).
+    pub(super) fn cred(&self) -> Result<Cred> {
+        let groups = self.request.groups()?;
+        Ok(Cred {
+            uid: Uid(self.header.uid),
+            gid: Gid(self.header.gid),
+            groups: match groups.is_empty() {
+                true => self.session.no_groups.clone(),
+                false => groups.into(),
+            },
+            kernel_checked: true,
+            pid: self.header.pid,
+        })
+    }
+
+    /// Who writes. All that counts in a write is whether the writer keeps set-id bits, and that is the
+    /// kernel's word, not the user's number.
+    pub(super) fn writer(&self, kills_suidgid: bool) -> Cred {
+        const NOBODY: u32 = 65534;
+        let uid = match (kills_suidgid, self.header.uid) {
+            (false, _) => 0,
+            (true, 0) => NOBODY,
+            (true, uid) => uid,
+        };
+        let groups = self.session.no_groups.clone();
+        let gid = Gid(self.header.gid);
+        Cred { uid: Uid(uid), gid, groups, kernel_checked: true, pid: self.header.pid }
+    }
+
+    /// What the request's node id stands for.
+    pub(super) fn target(&self) -> Result<Target> {
+        self.session.lane.nodes.get(self.header.node_id)
+    }
+
+    /// The inode behind a node id; a slot stands for the bound file.
+    pub(super) fn inode(&self, id: u64) -> Result<Node> {
+        match self.session.lane.nodes.get(id)? {
+            Target::Node(node) => Ok(node),
+            Target::Slot(slot) => Ok(slot.file()?.node().clone()),
+            Target::Virtual(_) => Err(Errno::EPERM),
+        }
+    }
+
+    /// The inode that the request is about.
+    pub(super) fn node(&self) -> Result<Node> {
+        self.inode(self.header.node_id)
+    }
+
+    /// An open file by number.
+    pub(super) fn handle(&self, fh: u64) -> Result<(Arc<Handle>, Arc<OpenFile>)> {
+        let handle = self.session.handles.get(fh)?;
+        let file = handle.file()?;
+        Ok((handle, file))
+    }
+
+    /// Before data is read or changed: what mappings under other nodes hold comes in first.
+    pub(super) fn settle(&self, node: &Node, range: Range) -> Result<(), Exit> {
+        let door = self.header.node_id;
+        match self.session.lane.others_have_pages(node, door) {
+            false => Ok(()),
+            true if !self.deferred => Err(Exit::Defer),
+            true => {
+                self.session.lane.invalidate(node, Some(door), range);
+                Ok(())
+            }
+        }
+    }
+
+    /// After data was changed: the reply waits until other nodes' pages are dropped.
+    pub(super) fn changed(&self, node: &Node, range: Range) -> Outcome {
+        match self.session.lane.others_have_pages(node, self.header.node_id) {
+            false => Outcome::Reply,
+            true => Outcome::ReplyAfter(node.clone(), range),
+        }
+    }
+}
+
+/// The table of operations. What is not in it is not there: the kernel remembers `ENOSYS` and does
+/// without.
+pub(super) fn dispatch(call: &mut Call<'_>) -> End {
+    match call.header.opcode {
+        opcode::LOOKUP => names::lookup(call),
+        opcode::FORGET => names::forget(call),
+        opcode::BATCH_FORGET => names::batch_forget(call),
+        opcode::SYMLINK => names::symlink(call),
+        opcode::MKNOD => names::mknod(call),
+        opcode::MKDIR => names::mkdir(call),
+        opcode::UNLINK => names::unlink(call),
+        opcode::RMDIR => names::rmdir(call),
+        opcode::RENAME => names::rename(call),
+        opcode::RENAME2 => names::rename2(call),
+        opcode::LINK => names::link(call),
+        opcode::READLINK => names::readlink(call),
+        opcode::CREATE => names::create(call),
+        opcode::TMPFILE => names::tmpfile(call),
+        opcode::GETATTR => attrs::getattr(call),
+        opcode::SETATTR => attrs::setattr(call),
+        opcode::STATX => attrs::statx(call),
+        opcode::ACCESS => attrs::access(call),
+        opcode::SETXATTR => attrs::setxattr(call),
+        opcode::GETXATTR => attrs::getxattr(call),
+        opcode::LISTXATTR => attrs::listxattr(call),
+        opcode::REMOVEXATTR => attrs::removexattr(call),
+        opcode::STATFS => attrs::statfs(call),
+        opcode::SYNCFS => attrs::syncfs(call),
+        opcode::OPEN => files::open(call),
+        opcode::READ => files::read(call),
+        opcode::WRITE => files::write(call),
+        opcode::FLUSH => files::flush(call),
+        opcode::RELEASE => files::release(call),
+        opcode::FSYNC => files::fsync(call),
+        opcode::FALLOCATE => files::fallocate(call),
+        opcode::LSEEK => files::lseek(call),
+        opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => files::copy_file_range(call),
+        opcode::IOCTL => files::ioctl(call),
+        opcode::OPENDIR => dirs::opendir(call),
+        opcode::READDIR => dirs::readdir(call),
+        opcode::READDIRPLUS => dirs::readdirplus(call),
+        opcode::RELEASEDIR => dirs::releasedir(call),
+        opcode::FSYNCDIR => dirs::fsyncdir(call),
+        opcode::GETLK => locks::getlk(call),
+        opcode::SETLK => locks::setlk(call, false),
+        opcode::SETLKW => locks::setlk(call, true),
+        opcode::INTERRUPT => locks::interrupt(call),
+        opcode::INIT => call.session.init(call.args, call.out),
+        opcode::DESTROY => Ok(Outcome::Reply),
+        opcode::NOTIFY_REPLY => Ok(Outcome::Silent),
+        _ => Err(Errno::ENOSYS.into()),
+    }
+}

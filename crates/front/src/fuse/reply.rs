@@ -1,0 +1,195 @@
+//! Replies: values as bytes, each reply one `writev` to /dev/fuse.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Time};
+use polylane_vfs::fs::{Attr, Kind, Sink, StatFs};
+
+use super::protocol::{ENTRY_BYTES, OUT_HEADER_BYTES, STATX_MASK, notify};
+use crate::notifier::Range;
+
+/// A growing reply body.
+#[derive(Default, Debug)]
+pub struct Body(pub Vec<u8>);
+
+impl Body {
+    /// Appends four bytes.
+    pub fn u32(&mut self, value: u32) -> &mut Self {
+        self.0.extend_from_slice(&value.to_ne_bytes());
+        self
+    }
+
+    /// Appends eight bytes.
+    pub fn u64(&mut self, value: u64) -> &mut Self {
+        self.0.extend_from_slice(&value.to_ne_bytes());
+        self
+    }
+
+    /// Appends `count` zero bytes.
+    pub fn zeros(&mut self, count: usize) -> &mut Self {
+        self.0.resize(self.0.len() + count, 0);
+        self
+    }
+
+    /// `struct fuse_attr`.
+    pub fn attr(&mut self, attr: &Attr) -> &mut Self {
+        let times = [attr.atime, attr.mtime, attr.ctime];
+        self.u64(attr.ino.0).u64(attr.size).u64(attr.blocks);
+        times.iter().for_each(|time| {
+            self.u64(time.sec as u64);
+        });
+        times.iter().for_each(|time| {
+            self.u32(time.nsec);
+        });
+        self.u32(attr.mode()).u32(attr.nlink).u32(attr.uid.0).u32(attr.gid.0);
+        self.u32(encode_device(attr.rdev)).u32(attr.blksize).u32(0)
+    }
+
+    /// `struct fuse_attr_out`, good for `seconds`.
+    pub fn attr_out(&mut self, attr: &Attr, seconds: u64) -> &mut Self {
+        self.u64(seconds).u32(0).u32(0).attr(attr)
+    }
+
+    /// `struct fuse_entry_out`, good for `seconds`.
+    pub fn entry(&mut self, node_id: u64, generation: u64, attr: &Attr, seconds: u64) -> &mut Self {
+        self.u64(node_id).u64(generation).u64(seconds).u64(seconds).u32(0).u32(0).attr(attr)
+    }
+
+    /// An entry of READDIRPLUS that makes the kernel know no inode.
+    pub fn no_entry(&mut self) -> &mut Self {
+        self.zeros(ENTRY_BYTES)
+    }
+
+    /// `struct fuse_dirent` with its name, padded to eight bytes.
+    pub fn dirent(&mut self, ino: u64, next: u64, kind: Kind, name: &[u8]) -> &mut Self {
+        self.u64(ino).u64(next).u32(name.len() as u32).u32(kind as u32);
+        self.0.extend_from_slice(name);
+        self.zeros(name.len().next_multiple_of(8) - name.len())
+    }
+
+    /// `struct fuse_open_out`.
+    pub fn open(&mut self, fh: u64, flags: u32) -> &mut Self {
+        self.u64(fh).u32(flags).u32(0)
+    }
+
+    /// `struct fuse_write_out` and everything else that is one 32-bit count.
+    pub fn count(&mut self, count: u32) -> &mut Self {
+        self.u32(count).u32(0)
+    }
+
+    /// `struct fuse_statfs_out`.
+    pub fn statfs(&mut self, st: &StatFs) -> &mut Self {
+        self.u64(st.blocks).u64(st.bfree).u64(st.bavail).u64(st.files).u64(st.ffree);
+        self.u32(st.bsize).u32(st.namelen).u32(st.bsize).zeros(28)
+    }
+
+    /// `struct fuse_statx_out`.
+    pub fn statx(&mut self, attr: &Attr) -> &mut Self {
+        self.zeros(32).u32(STATX_MASK).u32(attr.blksize).u64(0);
+        self.u32(attr.nlink).u32(attr.uid.0).u32(attr.gid.0).u32(attr.mode());
+        self.u64(attr.ino.0).u64(attr.size).u64(attr.blocks).u64(0);
+        self.statx_time(attr.atime).statx_time(attr.btime);
+        self.statx_time(attr.ctime).statx_time(attr.mtime);
+        self.u32(major(attr.rdev)).u32(minor(attr.rdev)).zeros(8 + 14 * 8)
+    }
+
+    fn statx_time(&mut self, time: Time) -> &mut Self {
+        self.u64(time.sec as u64).u32(time.nsec).u32(0)
+    }
+}
+
+/// A body takes what is read in the order it comes, without filling itself with zeros first.
+impl Sink for Body {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        if at == self.0.len() {
+            return self.0.extend_from_slice(bytes);
+        }
+        let end = at + bytes.len();
+        if self.0.len() < end {
+            self.0.resize(end, 0);
+        }
+        self.0[at..end].copy_from_slice(bytes);
+    }
+
+    fn zero(&mut self, at: usize, len: usize) {
+        if at <= self.0.len() {
+            self.0.truncate(self.0.len().max(at));
+        }
+        let end = at + len;
+        let filled = self.0.len().clamp(at, end);
+        self.0.resize(self.0.len().max(end), 0);
+        self.0[at..filled].fill(0);
+    }
+}
+
+fn major(device: u64) -> u32 {
+    libc::major(device)
+}
+
+fn minor(device: u64) -> u32 {
+    libc::minor(device)
+}
+
+/// The kernel's `new_encode_dev`.
+pub fn encode_device(device: u64) -> u32 {
+    let minor = minor(device);
+    minor & 0xff | major(device) << 8 | (minor & !0xff) << 12
+}
+
+/// The kernel's `new_decode_dev`.
+pub fn decode_device(device: u32) -> u64 {
+    libc::makedev((device & 0xf_ff00) >> 8, device & 0xff | device >> 12 & 0xf_ff00)
+}
+
+/// The way to the kernel. Cheap to clone; thread-safe: the kernel takes each write as a whole.
+#[derive(Clone, Debug)]
+pub struct Device(Arc<OwnedFd>);
+
+impl Device {
+    /// A device on a /dev/fuse descriptor.
+    pub fn new(fd: OwnedFd) -> Self {
+        Device(Arc::new(fd))
+    }
+
+    /// Answers a request. A failure means that the request is gone: aborted, or the mount is.
+    pub fn reply(&self, unique: u64, body: &[u8]) {
+        let _gone = self.send(0, unique, &[body]);
+    }
+
+    /// Answers a request with an error.
+    pub fn fail(&self, unique: u64, errno: Errno) {
+        let _gone = self.send(-errno.0, unique, &[]);
+    }
+
+    /// Tells the kernel to write back and drop pages. Blocks until it did.
+    pub(crate) fn invalidate(&self, node_id: u64, range: Range) {
+        let mut body = Body::default();
+        // A length of 0 means to the end; an offset below 0 would mean attributes only.
+        let offset = range.offset.min(i64::MAX as u64);
+        body.u64(node_id).u64(offset).u64(range.len.min(i64::MAX as u64 - offset));
+        let _unknown_to_kernel = self.send(notify::INVAL_INODE, 0, &[&body.0]);
+    }
+
+    /// Asks for the requests that a former service had read and not answered.
+    pub(crate) fn resend(&self) {
+        let _none = self.send(notify::RESEND, 0, &[]);
+    }
+
+    fn send(&self, error: i32, unique: u64, parts: &[&[u8]]) -> rustix::io::Result<()> {
+        let length = OUT_HEADER_BYTES + parts.iter().map(|part| part.len()).sum::<usize>();
+        let mut header = [0; OUT_HEADER_BYTES];
+        header[0..4].copy_from_slice(&(length as u32).to_ne_bytes());
+        header[4..8].copy_from_slice(&error.to_ne_bytes());
+        header[8..16].copy_from_slice(&unique.to_ne_bytes());
+        let body = parts.first().copied().unwrap_or_default();
+        rustix::io::writev(self, &[IoSlice::new(&header), IoSlice::new(body)]).map(drop)
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

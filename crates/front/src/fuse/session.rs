@@ -1,0 +1,318 @@
+//! A session: the threads that serve one /dev/fuse descriptor.
+//!
+//! | thread    | does                                        | may wait for                        |
+//! |-----------|---------------------------------------------|-------------------------------------|
+//! | readers   | read a request, do it, reply                | the file door (a page read)         |
+//! | deferred  | requests that must wait for the kernel      | the notifier, then the file door    |
+//! | notifier  | tells the kernel to drop pages              | readers, through the kernel         |
+//!
+//! The arrows never make a ring: readers wait for neither of the two others.
+//!
+//! # Invariants
+//!
+//! - Every request that wants a reply gets exactly one.
+//! - When [`serve`] returns, no thread of the session lives and every file it had open is closed.
+//!
+//! # Locking
+//!
+//! `Deferred::state` is a leaf.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use polylane_base::Gid;
+use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use polylane_base::sync::{Arc, Condvar, Mutex, thread};
+use polylane_vfs::Node;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use super::handles::{Handle, HandleTable};
+use super::init::{self, MESSAGE_BYTES_MAX, Params};
+use super::locks::Waits;
+use super::ops::{self, Call, End, Exit, Outcome};
+use super::protocol::init as init_flags;
+use super::reply::{Body, Device};
+use super::request::{Reader, Request, wants_reply};
+use crate::lane::Lane;
+use crate::notifier::Range;
+
+/// Ends a session from another thread; cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Stop(Arc<OwnedFd>);
+
+impl Stop {
+    /// A stop that was not asked for yet.
+    pub fn new() -> io::Result<Stop> {
+        Ok(Stop(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Asks for it. The session answers what it has read and returns; the mount stays.
+    pub fn request(&self) {
+        // It can only fail when it was asked for 2^64 times before.
+        let _full = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// Why a session ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// The file system was unmounted, or the connection aborted.
+    Unmounted,
+    /// [`Stop`] was asked for.
+    Stopped,
+}
+
+/// How to serve.
+#[derive(Clone, Copy, Debug)]
+pub struct ServeOptions {
+    /// What was negotiated; `None` when the mount's INIT is still to come.
+    pub params: Option<Params>,
+    /// Which service process of this mount this is, from 0.
+    pub incarnation: u16,
+    /// Threads that read requests; at least 1. With two, one may wait for a page.
+    pub threads: usize,
+}
+
+/// What one session knows.
+pub(super) struct Session {
+    pub(super) lane: Arc<Lane>,
+    pub(super) device: Device,
+    pub(super) handles: HandleTable,
+    pub(super) waits: Arc<Waits>,
+    pub(super) no_groups: Arc<[Gid]>,
+    /// INIT flags agreed on.
+    flags: AtomicU64,
+    deferred: Deferred,
+    quit: AtomicBool,
+}
+
+/// Work for the thread that may wait for the kernel.
+enum Job {
+    /// A request, from the start.
+    Request(Vec<u8>),
+    /// A reply, after pages under other nodes than `door` are dropped.
+    Reply { unique: u64, body: Vec<u8>, node: Node, door: u64, range: Range },
+}
+
+#[derive(Default)]
+struct Deferred {
+    state: Mutex<(VecDeque<Job>, bool)>,
+    changed: Condvar,
+}
+
+impl Deferred {
+    fn push(&self, job: Job) {
+        self.state.lock().0.push_back(job);
+        self.changed.notify_one();
+    }
+
+    /// The next job; `None` when all are done and no more will come.
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(job) = state.0.pop_front() {
+                return Some(job);
+            }
+            if state.1 {
+                return None;
+            }
+            state = self.changed.wait(state).unwrap_or_else(|poison| poison.into_inner());
+        }
+    }
+
+    fn stop(&self) {
+        self.state.lock().1 = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Serves the mount behind `fd` until it is unmounted or `stop` is asked for.
+pub fn serve(
+    fd: OwnedFd,
+    lane: Arc<Lane>,
+    options: ServeOptions,
+    stop: &Stop,
+) -> io::Result<Ended> {
+    let flags = fcntl_getfl(&fd)?;
+    fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+    let (wake, ended) = (Stop::new()?, Stop::new()?);
+    let session = Session::new(Device::new(fd), lane, &options);
+    if options.incarnation > 0 && options.params.is_some_and(|params| params.resend()) {
+        session.device.resend();
+    }
+    let result = thread::scope(|scope| {
+        session.lane.notifier.start();
+        let notifier = scope.spawn(|| session.notify());
+        let deferred = scope.spawn(|| session.run_deferred());
+        let readers: Vec<_> = (0..options.threads.max(1))
+            .map(|_| scope.spawn(|| session.read_until(&wake, &ended)))
+            .collect();
+        let result = wait_for_end(stop, &ended);
+        // Readers go last: the two others may wait for them.
+        session.deferred.stop();
+        let _end = deferred.join();
+        session.lane.notifier.stop();
+        let _end = notifier.join();
+        session.quit.store(true, Ordering::Release);
+        wake.request();
+        let errors = readers.into_iter().filter_map(|reader| match reader.join() {
+            Ok(result) => result.err(),
+            Err(_panic) => Some(io::Error::other("a FUSE reader panicked")),
+        });
+        errors.last().map_or(result, Err)
+    });
+    for handle in session.handles.drain() {
+        session.close(&handle);
+    }
+    result
+}
+
+fn wait_for_end(stop: &Stop, ended: &Stop) -> io::Result<Ended> {
+    loop {
+        let (mut fds, timeout) =
+            ([PollFd::new(&stop.0, PollFlags::IN), PollFd::new(&ended.0, PollFlags::IN)], None);
+        match poll(&mut fds, timeout) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+            Ok(_) if !fds[1].revents().is_empty() => return Ok(Ended::Unmounted),
+            Ok(_) => return Ok(Ended::Stopped),
+        }
+    }
+}
+
+impl Session {
+    fn new(device: Device, lane: Arc<Lane>, options: &ServeOptions) -> Arc<Session> {
+        Arc::new(Session {
+            handles: HandleTable::new(options.incarnation),
+            lane,
+            device,
+            waits: Arc::default(),
+            no_groups: Arc::new([]),
+            flags: AtomicU64::new(options.params.map_or(0, |params| params.flags)),
+            deferred: Deferred::default(),
+            quit: AtomicBool::new(false),
+        })
+    }
+
+    /// A reader: until the mount is gone or everybody is to quit.
+    fn read_until(self: &Arc<Self>, wake: &Stop, ended: &Stop) -> io::Result<()> {
+        /// Tells the others also when this thread panics.
+        struct Tell<'a>(&'a Stop);
+        impl Drop for Tell<'_> {
+            fn drop(&mut self) {
+                self.0.request();
+            }
+        }
+        let _tell = Tell(ended);
+        let doorbell = self.doorbell(wake)?;
+        let mut message = vec![0; MESSAGE_BYTES_MAX];
+        let mut body = Body::default();
+        while !self.quit.load(Ordering::Acquire) {
+            match rustix::io::read(&self.device, &mut message) {
+                Ok(count) => self.serve_one(&message[..count], &mut body, false),
+                Err(rustix::io::Errno::AGAIN) => wait(&doorbell)?,
+                // ENOENT: the request was taken back while we read it.
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => {}
+                Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Readers sleep on one descriptor each: of those who sleep, the kernel wakes one per request.
+    fn doorbell(&self, wake: &Stop) -> io::Result<OwnedFd> {
+        let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
+        epoll::add(&bell, self.device.as_fd(), epoll::EventData::new_u64(0), exclusive)?;
+        epoll::add(&bell, &wake.0, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+        Ok(bell)
+    }
+
+    fn serve_one(self: &Arc<Self>, message: &[u8], body: &mut Body, deferred: bool) {
+        // What has no header has no address for a reply either.
+        let Some(request) = Request::parse(message) else { return };
+        body.0.clear();
+        let header = request.header;
+        let mut call = Call {
+            session: self,
+            header,
+            args: request.args,
+            request: &request,
+            out: body,
+            deferred,
+        };
+        let end = ops::dispatch(&mut call);
+        match end {
+            Ok(Outcome::Reply) => self.device.reply(header.unique, &body.0),
+            Ok(Outcome::Silent) => {}
+            Ok(Outcome::ReplyAfter(node, range)) => {
+                let (unique, door) = (header.unique, header.node_id);
+                let job = Job::Reply { unique, body: body.0.clone(), node, door, range };
+                if deferred { self.run_job(job) } else { self.deferred.push(job) }
+            }
+            Err(Exit::Defer) => self.deferred.push(Job::Request(message.to_vec())),
+            Err(Exit::Failed(errno)) if wants_reply(header.opcode) => {
+                self.device.fail(header.unique, errno);
+            }
+            Err(Exit::Failed(_)) => {}
+        }
+    }
+
+    fn run_deferred(self: &Arc<Self>) {
+        while let Some(job) = self.deferred.next() {
+            self.run_job(job);
+        }
+    }
+
+    fn run_job(self: &Arc<Self>, job: Job) {
+        match job {
+            Job::Request(message) => self.serve_one(&message, &mut Body::default(), true),
+            Job::Reply { unique, body, node, door, range } => {
+                self.lane.invalidate(&node, Some(door), range);
+                self.device.reply(unique, &body);
+            }
+        }
+    }
+
+    fn notify(&self) {
+        while let Some(job) = self.lane.notifier.next() {
+            self.device.invalidate(job.node_id, job.range);
+        }
+    }
+
+    /// The end of a handle: what was locked through it is free, and its node one handle poorer.
+    pub(super) fn close(&self, handle: &Handle) {
+        if let Ok(file) = handle.file() {
+            for owner in handle.owners.lock().drain(..) {
+                self.lane.vfs.drop_locks(file.node(), owner);
+            }
+        }
+        match &handle.slot {
+            Some(slot) => self.lane.slots.released(slot),
+            None => self.lane.nodes.released(handle.node_id),
+        }
+    }
+
+    /// INIT on a mount whose supervisor left it to us, or sent twice.
+    pub(super) fn init(&self, args: Reader<'_>, out: &mut Body) -> End {
+        if let Some(params) = init::answer(args, out)? {
+            self.flags.store(params.flags, Ordering::Relaxed);
+        }
+        Ok(Outcome::Reply)
+    }
+
+    pub(super) fn has_setxattr_ext(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & init_flags::SETXATTR_EXT != 0
+    }
+}
+
+fn wait(doorbell: &OwnedFd) -> io::Result<()> {
+    let mut events: Vec<epoll::Event> = Vec::with_capacity(1);
+    match epoll::wait(doorbell, rustix::buffer::spare_capacity(&mut events), None) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
