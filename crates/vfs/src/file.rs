@@ -1,13 +1,14 @@
 //! Open files: reading, writing, space, directory streams.
 
 use polylane_base::sync::Arc;
-use polylane_base::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use polylane_base::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use polylane_base::{Errno, Result};
 use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::cred::Cred;
 use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
 use crate::inode::{ATIME_DUE, Node, STALE};
+use crate::lock::{LockFamily, LockOwner};
 use crate::stats::Count;
 
 /// How far a write came.
@@ -34,6 +35,9 @@ const SETTABLE: OFlags =
 const AFTER_DOT: u64 = 1;
 const AFTER_DOT_DOT: u64 = 2;
 
+/// High bits of the lock owners that [`OpenFile::lock_owner`] gives; front ends use others.
+const OPEN_FILE_OWNER: u128 = 0x4F46 << 112;
+
 /// Bytes that one step of `copy_range` moves.
 const COPY_BYTES: usize = 64 * 1024;
 
@@ -42,17 +46,27 @@ const COPY_BYTES: usize = 64 * 1024;
 pub struct OpenFile {
     node: Node,
     flags: AtomicI32,
+    /// Somebody asked for its lock owner: there may be locks to drop.
+    locked: AtomicBool,
 }
 
 impl OpenFile {
     pub(crate) fn new(node: Node, flags: i32) -> Arc<OpenFile> {
         let flags = AtomicI32::new(flags & !CREATION.bits().cast_signed());
-        Arc::new(OpenFile { node, flags })
+        Arc::new(OpenFile { node, flags, locked: AtomicBool::new(false) })
     }
 
     /// The inode that is open.
     pub fn node(&self) -> &Node {
         &self.node
+    }
+
+    /// The owner of this opening's OFD or flock locks, unlike any other while it is open; they are
+    /// dropped when it is closed. Not for `Posix` locks, whose owner is a process.
+    pub fn lock_owner(&self, family: LockFamily) -> LockOwner {
+        self.locked.store(true, Relaxed);
+        let address = std::ptr::from_ref(self) as usize as u128;
+        LockOwner(OPEN_FILE_OWNER | (family as u128) << 64 | address)
     }
 
     /// open(2) flags, those that only matter at the opening taken away.
@@ -239,6 +253,16 @@ impl OpenFile {
             }
         }
         Ok(done)
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if *self.locked.get_mut() {
+            for family in [LockFamily::Ofd, LockFamily::Flock] {
+                self.node.core.locks.drop_on(self.node.id, self.lock_owner(family));
+            }
+        }
     }
 }
 

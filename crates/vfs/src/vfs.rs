@@ -6,7 +6,7 @@ use polylane_base::sync::Arc;
 use polylane_base::{Clock, Errno, Result};
 
 use crate::core::Core;
-use crate::fs::{FileSystem, Kind, StatFs};
+use crate::fs::{Character, FileSystem, Kind, StatFs};
 use crate::inode::Node;
 use crate::stats::{Count, Stats};
 
@@ -93,6 +93,11 @@ impl Vfs {
     /// The root directory.
     pub fn root(&self) -> Node {
         self.root.clone()
+    }
+
+    /// What the file system said about itself.
+    pub fn character(&self) -> Character {
+        self.core.character
     }
 
     /// Totals of the file system.
