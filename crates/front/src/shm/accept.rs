@@ -1,0 +1,343 @@
+//! The acceptor: one thread that lets clients in and notices when they are gone.
+//!
+//! A connection says Hello within [`HELLO_TIME`] or is dropped. Who it is the kernel says. It gets a
+//! channel of its own and a secret token; then its socket is silent, and the socket's end is the
+//! session's end. The process's end, seen through a pidfd, also drops its POSIX locks, which outlive
+//! sessions because they outlive exec.
+//!
+//! # Invariants
+//!
+//! - A pid in `processes` with a pidfd that is not readable *is* that process: numbers are not used
+//!   again before the process is gone and reaped.
+//! - Every refusal is a Welcome with an errno, or a closed socket; nothing a client does here ends the
+//!   thread.
+//! - What one user may hold here is bounded, and so is the total.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use polylane_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use polylane_base::sync::{Arc, thread};
+use polylane_base::{Errno, Gid, Result, Uid};
+use polylane_ipc::handshake::{HELLO_BYTES, Hello, Welcome};
+use polylane_ipc::{Geometry, ServiceChannel};
+use polylane_sys::event::{Epoll, Interest, Ready};
+use polylane_sys::scm::{self, Peer};
+use polylane_vfs::{Cred, LockOwner};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::helpers::Helpers;
+use super::session::{Parts, Process, Session};
+use super::stats::Stats;
+use super::worker::Inbox;
+use super::{Config, guarded};
+use crate::lane::Lane;
+use crate::slots::Token;
+
+/// How long a connection may stay silent before its Hello.
+const HELLO_TIME: Duration = Duration::from_secs(5);
+
+/// Pause after accept(2) failed for want of descriptors or memory: the listener stays ready meanwhile.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// High bits of a process's lock owner: no owner of another kind looks like it.
+const PROCESS_OWNER: u128 = 0x5348_4d50 << 96;
+
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+
+/// What the acceptor shares with the rest of the server.
+pub(super) struct Around {
+    pub(super) lane: Arc<Lane>,
+    pub(super) config: Config,
+    pub(super) inboxes: Vec<Arc<Inbox>>,
+    pub(super) helpers: Arc<Helpers>,
+    pub(super) stats: Arc<Stats>,
+    pub(super) stop: OwnedFd,
+    pub(super) stopping: AtomicBool,
+    pub(super) session_count: AtomicUsize,
+}
+
+/// Something the epoll set watches.
+enum Watched {
+    Newcomer { socket: OwnedFd, peer: Peer, since: Instant },
+    Client { socket: OwnedFd, session: Arc<Session> },
+    Process { pid: u32 },
+}
+
+/// The thread's state.
+pub(super) struct Acceptor {
+    around: Arc<Around>,
+    listener: OwnedFd,
+    epoll: Epoll,
+    watched: HashMap<u64, Watched>,
+    processes: HashMap<u32, Arc<Process>>,
+    next: u64,
+}
+
+impl Acceptor {
+    pub(super) fn new(around: Arc<Around>, listener: OwnedFd) -> Result<Acceptor> {
+        let flags = rustix::fs::fcntl_getfl(&listener).map_err(os)?;
+        let flags = flags | rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&listener, flags).map_err(os)?;
+        let epoll = Epoll::new()?;
+        epoll.add(&listener, LISTENER, Interest::Level)?;
+        epoll.add(&around.stop, STOP, Interest::Level)?;
+        let (watched, processes) = (HashMap::new(), HashMap::new());
+        Ok(Acceptor { around, listener, epoll, watched, processes, next: STOP })
+    }
+
+    /// Lets clients in and out until the server stops.
+    pub(super) fn run(mut self) {
+        let mut ready = Vec::new();
+        while !self.around.stopping.load(Ordering::Acquire) {
+            ready.clear();
+            if self.epoll.wait(&mut ready, self.patience()).is_err() {
+                thread::sleep(ACCEPT_PAUSE);
+            }
+            for event in &ready {
+                guarded(|| self.handle(*event));
+            }
+            self.drop_silent();
+        }
+        self.end_all();
+    }
+
+    fn handle(&mut self, event: Ready) {
+        match event.token {
+            LISTENER => self.accept(),
+            STOP => {}
+            token => match self.watched.get(&token) {
+                Some(Watched::Newcomer { .. }) => self.greet(token),
+                Some(Watched::Client { .. }) if event.hangup => self.depart(token),
+                Some(Watched::Process { .. }) => self.bury(token),
+                _ => {}
+            },
+        }
+    }
+
+    /// One connection; its Hello may already be there.
+    fn accept(&mut self) {
+        let socket = match scm::accept(&self.listener) {
+            Ok(socket) => socket,
+            Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM) => {
+                return thread::sleep(ACCEPT_PAUSE);
+            }
+            // Gone again before we came, or none at all.
+            Err(_) => return,
+        };
+        let Ok(peer) = scm::peer(&socket) else { return };
+        if let Err(errno) = self.room_for(peer.uid) {
+            return refuse(&socket, errno);
+        }
+        let token = self.token();
+        if self.epoll.add(&socket, token, Interest::Level).is_ok() {
+            let since = Instant::now();
+            self.watched.insert(token, Watched::Newcomer { socket, peer, since });
+        }
+    }
+
+    /// Limits on connections, newcomers included.
+    fn room_for(&self, uid: u32) -> Result<()> {
+        let (mut all, mut own) = (0, 0);
+        for watched in self.watched.values() {
+            let owner = match watched {
+                Watched::Newcomer { peer, .. } => peer.uid,
+                Watched::Client { session, .. } => session.cred.uid.0,
+                Watched::Process { .. } => continue,
+            };
+            all += 1;
+            own += usize::from(owner == uid);
+        }
+        let config = &self.around.config;
+        match all < config.sessions_max && own < config.sessions_per_uid_max {
+            true => Ok(()),
+            false => Err(Errno::EAGAIN),
+        }
+    }
+
+    /// A newcomer said something, or left.
+    fn greet(&mut self, token: u64) {
+        let Some(Watched::Newcomer { socket, peer, .. }) = self.watched.remove(&token) else {
+            return;
+        };
+        // Watched anew, for its end only, when it becomes a session.
+        let _ = self.epoll.remove(&socket);
+        match self.admit(&socket, peer) {
+            Ok(session) if self.epoll.add(&socket, token, Interest::Hangup).is_ok() => {
+                self.watched.insert(token, Watched::Client { socket, session });
+            }
+            Ok(session) => self.dismiss(&session),
+            Err(errno) => refuse(&socket, errno),
+        }
+    }
+
+    /// Makes a newcomer's session and tells it and the workers.
+    fn admit(&mut self, socket: &OwnedFd, peer: Peer) -> Result<Arc<Session>> {
+        let mut bytes = [0; HELLO_BYTES];
+        let received = scm::try_receive(socket, &mut bytes)?;
+        if received.truncated || !received.fds.is_empty() {
+            return Err(Errno::EPROTO);
+        }
+        let hello = Hello::from_bytes(&bytes[..received.count])?;
+        let session = self.session(&hello, peer)?;
+        self.around.session_count.fetch_add(1, Ordering::Relaxed);
+        match self.introduce(socket, &session) {
+            Ok(()) => Ok(session),
+            Err(errno) => {
+                self.dismiss(&session);
+                Err(errno)
+            }
+        }
+    }
+
+    fn session(&mut self, hello: &Hello, peer: Peer) -> Result<Arc<Session>> {
+        let around = Arc::clone(&self.around);
+        let Peer { pid, uid, gid, groups, pidfd } = peer;
+        let process = self.process(pid, pidfd)?;
+        let queue = hello.queue.unwrap_or(around.config.geometry.queue);
+        let groups_count = around.inboxes.len() as u32;
+        let geometry = Geometry { queue, groups: groups_count, ..around.config.geometry };
+        let channel = ServiceChannel::create(geometry, around.config.plan)?;
+        let groups: Arc<[Gid]> = groups.into_iter().map(Gid).collect();
+        let slots = around.lane.slots.open_session(Token::random()?, groups.clone());
+        let cred = Cred { uid: Uid(uid), gid: Gid(gid), groups, kernel_checked: false, pid };
+        Ok(Session::new(Parts {
+            id: self.token(),
+            cred,
+            process,
+            channel,
+            slots,
+            lane: around.lane.clone(),
+            stats: around.stats.clone(),
+        }))
+    }
+
+    /// First the workers, so that the client's first request finds somebody.
+    fn introduce(&self, socket: &OwnedFd, session: &Arc<Session>) -> Result<()> {
+        for inbox in &self.around.inboxes {
+            inbox.add(session)?;
+        }
+        let welcome = Welcome {
+            status: 0,
+            token: session.slots.token().0,
+            geometry: *session.channel.geometry(),
+            plan: session.channel.plan(),
+            covered: self.around.config.covered.clone(),
+        };
+        scm::send(socket, &welcome.to_bytes()?, &session.channel.client_fds())
+    }
+
+    /// The process of that number, known already or new. `ESRCH`: it is gone, or lives where we cannot
+    /// see it.
+    fn process(&mut self, pid: u32, pidfd: Option<OwnedFd>) -> Result<Arc<Process>> {
+        let pidfd = pidfd.filter(|_| pid != 0).ok_or(Errno::ESRCH)?;
+        match self.processes.get(&pid) {
+            Some(known) if !is_readable(&known.pidfd) => return Ok(known.clone()),
+            Some(_) => self.bury_pid(pid),
+            None => {}
+        }
+        if self.processes.len() >= self.around.config.processes_max {
+            return Err(Errno::EAGAIN);
+        }
+        let token = self.token();
+        self.epoll.add(&pidfd, token, Interest::Level)?;
+        let owner = LockOwner(PROCESS_OWNER | u128::from(token));
+        let process = Arc::new(Process { pid, pidfd, owner, gone: AtomicBool::new(false) });
+        self.processes.insert(pid, process.clone());
+        self.watched.insert(token, Watched::Process { pid });
+        Ok(process)
+    }
+
+    /// A client closed its socket.
+    fn depart(&mut self, token: u64) {
+        if let Some(Watched::Client { socket, session }) = self.watched.remove(&token) {
+            // Ours alone, so the set would let go of it by itself; this does not depend on it.
+            let _ = self.epoll.remove(&socket);
+            self.dismiss(&session);
+        }
+    }
+
+    /// Ends a session: the workers let go of it, a helper closes what it had open.
+    fn dismiss(&self, session: &Arc<Session>) {
+        for inbox in &self.around.inboxes {
+            inbox.remove(session);
+        }
+        self.around.session_count.fetch_sub(1, Ordering::Relaxed);
+        let ended = session.clone();
+        self.around.helpers.post(session.id, Box::new(move || ended.end()));
+    }
+
+    /// The process behind a pidfd is gone.
+    fn bury(&mut self, token: u64) {
+        if let Some(Watched::Process { pid }) = self.watched.remove(&token) {
+            self.bury_pid(pid);
+        }
+    }
+
+    /// Ends a process's sessions, whoever may still hold their sockets, and drops its locks.
+    fn bury_pid(&mut self, pid: u32) {
+        let Some(process) = self.processes.remove(&pid) else { return };
+        let is_its = |watched: &Watched| match watched {
+            Watched::Client { session, .. } => Arc::ptr_eq(&session.process, &process),
+            Watched::Process { pid: other } => *other == pid,
+            Watched::Newcomer { .. } => false,
+        };
+        let tokens: Vec<u64> =
+            self.watched.iter().filter(|(_, watched)| is_its(watched)).map(|(t, _)| *t).collect();
+        for token in tokens {
+            self.depart(token);
+            self.watched.remove(&token);
+        }
+        // The set lets go of the pidfd by itself only when its last copy closes, which may be later.
+        let _ = self.epoll.remove(&process.pidfd);
+        let (lane, turn) = (self.around.lane.clone(), self.token());
+        self.around.helpers.post(turn, Box::new(move || process.bury(&lane)));
+    }
+
+    /// Drops connections that never said Hello.
+    fn drop_silent(&mut self) {
+        self.watched.retain(|_, watched| match watched {
+            Watched::Newcomer { since, .. } => since.elapsed() < HELLO_TIME,
+            _ => true,
+        });
+    }
+
+    /// How long to wait: for ever, unless somebody is expected to say Hello.
+    fn patience(&self) -> Option<Duration> {
+        let silent = |watched: &Watched| matches!(watched, Watched::Newcomer { .. });
+        self.watched.values().any(silent).then_some(HELLO_TIME)
+    }
+
+    /// The server stops: every session ends.
+    fn end_all(&mut self) {
+        let pids: Vec<u32> = self.processes.keys().copied().collect();
+        for pid in pids {
+            self.bury_pid(pid);
+        }
+        self.watched.clear();
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+/// Whether a pidfd says that its process is gone.
+fn is_readable(pidfd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
+    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+}
+
+fn os(error: rustix::io::Errno) -> Errno {
+    Errno(error.raw_os_error())
+}
+
+/// Says why there is no channel. A peer that does not listen misses it.
+fn refuse(socket: &OwnedFd, errno: Errno) {
+    if let Ok(bytes) = Welcome::refusal(errno).to_bytes() {
+        let _ = scm::send(socket, &bytes, &[]);
+    }
+}

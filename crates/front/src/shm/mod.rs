@@ -1,0 +1,189 @@
+//! The fast lane's service end: sessions over a UNIX socket, requests over shared memory.
+//!
+//! ```text
+//!  socket ─► accept ─► Session ──────────────┐ handles, slots, locks, identity
+//!                         │ channel          │
+//!  mailboxes ─► worker ─► dispatch ─► request (check) ─► serve ─► vfs ─► reply
+//!                         └─► helpers: the same, for what may take long
+//! ```
+//!
+//! Every client is hostile until its bytes were copied out and checked (`request`); nothing past that
+//! sees shared memory except file data, which passes straight between mailbox and VFS.
+//!
+//! # Threads
+//!
+//! One acceptor, one worker per core group, a few helpers. A worker never waits; the acceptor waits for
+//! clients only; helpers wait for devices and for the kernel.
+//!
+//! # Locking
+//!
+//! Every lock in here is a leaf, held for a few instructions; none while the VFS is called.
+
+mod accept;
+mod dispatch;
+mod helpers;
+mod request;
+mod serve;
+mod session;
+mod stats;
+mod table;
+mod worker;
+
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use polylane_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use polylane_base::sync::{Arc, Mutex, thread};
+use polylane_base::{Errno, Result};
+use polylane_ipc::layout::GROUPS_MAX;
+use polylane_ipc::{CopyPlan, Geometry};
+use polylane_sys::event::{self, eventfd};
+
+use self::accept::{Acceptor, Around};
+use self::helpers::Helpers;
+use self::stats::Stats;
+use self::worker::{Inbox, Worker};
+use crate::lane::Lane;
+
+pub use self::stats::Totals;
+
+/// How a [`Server`] is to serve.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// One worker each, 1 to `GROUPS_MAX`: pinned to this CPU, or left to the scheduler.
+    pub workers: Vec<Option<u32>>,
+    /// Threads for what may take long.
+    pub helpers: usize,
+    /// Shape of each client's channel; its `groups` is the number of workers.
+    pub geometry: Geometry,
+    /// How large payloads are moved.
+    pub plan: CopyPlan,
+    /// Connections in all, and of one user. One more is refused.
+    pub sessions_max: usize,
+    /// Connections of one user.
+    pub sessions_per_uid_max: usize,
+    /// Processes that are known, connected or not.
+    pub processes_max: usize,
+    /// Directories of the lane that the kernel has covered with something else, from the root.
+    pub covered: Vec<Vec<u8>>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            workers: vec![None],
+            helpers: 4,
+            geometry: Geometry::default(),
+            plan: CopyPlan::default(),
+            sessions_max: 1024,
+            sessions_per_uid_max: 768,
+            processes_max: 4096,
+            covered: vec![polylane_ipc::message::RESERVED_DIR.into()],
+        }
+    }
+}
+
+/// The service end of one lane's fast way in. Thread-safe. Dropped without [`Server::stop`], it stops.
+pub struct Server {
+    around: Arc<Around>,
+    worker_stats: Vec<Arc<Stats>>,
+    threads: Mutex<Threads>,
+}
+
+#[derive(Default)]
+struct Threads {
+    acceptor: Option<thread::JoinHandle<()>>,
+    workers: Vec<thread::JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts serving `lane` to whoever connects to `listener`, a listening `SOCK_SEQPACKET` socket.
+    ///
+    /// # Errors
+    /// `EINVAL` for a config out of bounds, else what the kernel says to new threads and descriptors.
+    pub fn start(lane: Arc<Lane>, listener: OwnedFd, config: Config) -> Result<Server> {
+        let workers = config.workers.clone();
+        let fits = (1..=GROUPS_MAX as usize).contains(&workers.len()) && config.helpers > 0;
+        if !fits || config.geometry.layout().is_err() {
+            return Err(Errno::EINVAL);
+        }
+        let inboxes = (0..workers.len()).map(Inbox::new).collect::<Result<Vec<_>>>()?;
+        let around = Arc::new(Around {
+            lane,
+            config,
+            inboxes,
+            helpers: Arc::new(Helpers::new()),
+            stats: Arc::default(),
+            stop: eventfd()?,
+            stopping: AtomicBool::new(false),
+            session_count: AtomicUsize::new(0),
+        });
+        let worker_stats = workers.iter().map(|_| Arc::default()).collect();
+        // From here on a failure drops the server, which stops what was started.
+        let server = Server { around, worker_stats, threads: Mutex::default() };
+        server.around.helpers.spawn(server.around.config.helpers)?;
+        server.start_threads(listener, &workers)?;
+        Ok(server)
+    }
+
+    fn start_threads(&self, listener: OwnedFd, workers: &[Option<u32>]) -> Result<()> {
+        let acceptor = Acceptor::new(self.around.clone(), listener)?;
+        let mut threads = self.threads.lock();
+        for (group, cpu) in workers.iter().enumerate() {
+            let inbox = self.around.inboxes[group].clone();
+            let (helpers, stats) = (&self.around.helpers, &self.worker_stats[group]);
+            let worker = Worker::new(*cpu, inbox, helpers.clone(), stats.clone());
+            threads.workers.push(spawn(format!("shm-worker-{group}"), move || worker.run())?);
+        }
+        threads.acceptor = Some(spawn("shm-accept".into(), move || acceptor.run())?);
+        Ok(())
+    }
+
+    /// Lets nobody in any more, serves what was posted, ends every session and waits for all threads.
+    /// Later calls do nothing.
+    pub fn stop(&self) {
+        let Threads { acceptor, workers } = std::mem::take(&mut *self.threads.lock());
+        for inbox in &self.around.inboxes {
+            inbox.stop();
+        }
+        join(workers);
+        self.around.stopping.store(true, Ordering::Release);
+        event::notify(&self.around.stop);
+        join(acceptor);
+        self.around.helpers.stop();
+    }
+
+    /// Sessions just now.
+    pub fn session_count(&self) -> usize {
+        self.around.session_count.load(Ordering::Relaxed)
+    }
+
+    /// What has been done since the start.
+    pub fn totals(&self) -> Totals {
+        let workers = self.worker_stats.iter().map(|stats| &**stats);
+        Stats::totals(workers.chain(std::iter::once(&*self.around.stats)))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>> {
+    Ok(thread::Builder::new().name(name).spawn(run)?)
+}
+
+fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
+    for thread in threads {
+        // A panic was caught where it happened; one that was not has been printed.
+        let _ = thread.join();
+    }
+}
+
+/// Runs `work`; a panic in it is a bug of ours that must cost one request or one connection, not the
+/// service. The panic hook has printed it.
+fn guarded(work: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(work));
+}

@@ -1,0 +1,214 @@
+//! Open files: open and close, data, handles and slots.
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Result};
+use polylane_ipc::message::{NO_SLOT, Reply};
+use polylane_vfs::fs::SeekFor;
+use polylane_vfs::{Kind, LockFamily, OpenFile};
+
+use super::payload::{In, Out};
+use super::{Answer, Call, Failure, done, with_attr};
+use crate::notifier::Range;
+use crate::shm::request::{At, Handle};
+use crate::shm::session::Open;
+use crate::slots::Unbound;
+use crate::tickets::Ticket;
+
+/// Most bytes copied by one request, so that a helper comes back to others; the caller goes on.
+const COPY_BYTES_MAX: u64 = 64 << 20;
+
+impl Call<'_> {
+    pub(super) fn open(
+        &mut self,
+        at: At<'_>,
+        flags: i32,
+        (perm, umask): (u32, u32),
+        slot: Option<u32>,
+    ) -> Answer {
+        if is_for_kernel(flags) {
+            return Err(Failure::UseKernel);
+        }
+        let start = self.start(at)?;
+        let file = self.vfs().open_path(self.cred(), &start, at.path, flags, perm, umask)?;
+        if file.node().kind() != Kind::File {
+            return Err(Failure::UseKernel);
+        }
+        if flags & libc::O_TRUNC != 0 {
+            self.changed(file.node(), Range::ALL);
+        }
+        let attr = self.vfs().getattr(file.node())?;
+        let handle = self.hold(file, slot)?;
+        Ok(Reply { handle: handle.to_wire(), ..with_attr(&attr) })
+    }
+
+    /// Gives an open file a handle and binds it to a slot.
+    fn hold(&self, file: Arc<OpenFile>, slot: Option<u32>) -> Result<Handle> {
+        if let Some(number) = slot {
+            self.session.slots.bind(number, file.clone())?;
+        }
+        let handle = self.session.add(Open::File { file, slot });
+        if let (Err(_), Some(number)) = (handle, slot) {
+            self.session.slots.unbind(number)?;
+        }
+        handle
+    }
+
+    pub(super) fn close(&mut self, handle: Handle) -> Answer {
+        let mut reply = done(0);
+        if let Open::File { file, slot } = self.session.remove(handle)? {
+            // close(2) of any descriptor of a file drops the process's POSIX locks on it.
+            self.vfs().drop_locks(file.node(), self.session.process.owner);
+            if let Some(number) = slot {
+                // The slot is gone when the kernel has released it already.
+                let escaped = self.session.slots.unbind(number) == Ok(Unbound::Escaped);
+                reply.value[0] = u64::from(escaped);
+            }
+        }
+        Ok(reply)
+    }
+
+    pub(super) fn read(&mut self, handle: Handle, offset: u64, len: usize) -> Answer {
+        let file = self.session.file(handle)?;
+        self.before_io(file.node(), Range { offset, len: len as u64 })?;
+        let mut sink = Out(self.session.channel.read_pipe(self.mailbox, len));
+        let count = file.read(offset, len, &mut sink)?;
+        self.stats.read(count);
+        Ok(done(count))
+    }
+
+    pub(super) fn write(&mut self, handle: Handle, offset: u64, len: usize) -> Answer {
+        let file = self.session.file(handle)?;
+        self.before_io(file.node(), Range::ALL)?;
+        let mut source = In(self.session.channel.write_pipe(self.mailbox, 0, len));
+        let written = file.write(self.cred(), Some(offset), &mut source)?;
+        let start = written.end.saturating_sub(written.count as u64);
+        self.changed(file.node(), Range { offset: start, len: written.count as u64 });
+        self.stats.written(written.count);
+        let mut reply = done(written.count);
+        reply.value[0] = written.end;
+        Ok(reply)
+    }
+
+    pub(super) fn fsync(&mut self, handle: Handle, data_only: bool) -> Answer {
+        let file = self.session.file(handle);
+        let file = match file {
+            Err(Errno::EISDIR) => self.session.listing(handle)?,
+            other => other?,
+        };
+        self.before_io(file.node(), Range::ALL)?;
+        self.device()?;
+        file.fsync(data_only)?;
+        Ok(done(0))
+    }
+
+    pub(super) fn sync(&mut self) -> Answer {
+        self.device()?;
+        self.vfs().sync()?;
+        Ok(done(0))
+    }
+
+    pub(super) fn fallocate(
+        &mut self,
+        handle: Handle,
+        flags: u32,
+        offset: u64,
+        len: u64,
+    ) -> Answer {
+        let file = self.session.file(handle)?;
+        self.before_io(file.node(), Range::ALL)?;
+        self.device()?;
+        file.fallocate(self.cred(), flags as i32, offset, len)?;
+        // Collapsing and inserting move everything behind the range.
+        self.changed(file.node(), Range { offset, len: 0 });
+        Ok(done(0))
+    }
+
+    pub(super) fn seek(&mut self, handle: Handle, offset: u64, target: SeekFor) -> Answer {
+        let file = self.session.file(handle)?;
+        self.before_io(file.node(), Range { offset, len: 0 })?;
+        let mut reply = done(0);
+        reply.value[0] = file.seek(offset, target)?;
+        Ok(reply)
+    }
+
+    pub(super) fn copy_range(
+        &mut self,
+        (from, offset): (Handle, u64),
+        (to, at): (Handle, u64),
+        len: u64,
+    ) -> Answer {
+        let (from, to) = (self.session.file(from)?, self.session.file(to)?);
+        self.blocking()?;
+        let len = len.min(COPY_BYTES_MAX);
+        self.before_io(from.node(), Range { offset, len: 0 })?;
+        self.before_io(to.node(), Range { offset: at, len: 0 })?;
+        let count = from.copy_range(offset, &to, at, len)?;
+        self.changed(to.node(), Range { offset: at, len: 0 });
+        Ok(done(count as usize))
+    }
+
+    pub(super) fn set_flags(&mut self, handle: Handle, flags: i32) -> Answer {
+        self.session.file(handle)?.set_flags(flags);
+        Ok(done(0))
+    }
+
+    pub(super) fn redeem(&mut self, key: &[u8; 16]) -> Answer {
+        let ticket = self.session.lane.tickets.redeem(key).ok_or(Errno::ENOENT)?;
+        let Ticket { file, slot } = ticket;
+        let attr = self.vfs().getattr(file.node())?;
+        // Whether or not the slot is one of ours, this handle does not own it: the slot's file ends
+        // with its kernel descriptor, or with the handle that bound it.
+        let own = slot.filter(|(token, _)| *token == self.session.slots.token());
+        let flags = file.flags();
+        let open = match file.node().kind() {
+            Kind::File => Open::File { file, slot: None },
+            Kind::Dir => Open::Dir { node: file.node().clone(), listing: Some(file) },
+            _ => return Err(Failure::UseKernel),
+        };
+        let handle = self.session.add(open)?;
+        let mut reply = with_attr(&attr);
+        reply.handle = handle.to_wire();
+        reply.value[0] = u64::from(flags as u32);
+        reply.value[1] = own.map_or(NO_SLOT, |(_, number)| u64::from(number));
+        Ok(reply)
+    }
+
+    pub(super) fn share_all(&mut self) -> Answer {
+        self.session.slots.share_all();
+        Ok(done(0))
+    }
+
+    /// The name under which the kernel opens the file's own node is a ticket of its own.
+    pub(super) fn expose(&mut self, handle: Handle) -> Answer {
+        let file = self.session.file(handle)?;
+        let key = self.session.lane.tickets.issue(&Ticket { file, slot: None })?;
+        let word = u128::from_le_bytes(key);
+        let mut reply = done(0);
+        reply.value[0] = word as u64;
+        reply.value[1] = (word >> 64) as u64;
+        Ok(reply)
+    }
+
+    /// The open file of a lock request, whose mode must allow that kind of lock.
+    pub(super) fn lockable(
+        &self,
+        handle: Handle,
+        family: LockFamily,
+        refused_mode: Option<i32>,
+    ) -> Result<Arc<OpenFile>> {
+        let file = self.session.file(handle)?;
+        let mode = file.flags() & libc::O_ACCMODE;
+        match family {
+            LockFamily::Posix | LockFamily::Ofd if refused_mode == Some(mode) => Err(Errno::EBADF),
+            _ => Ok(file),
+        }
+    }
+}
+
+/// Opens that never give a regular file for reading or writing.
+fn is_for_kernel(flags: i32) -> bool {
+    let tmpfile = flags & libc::O_TMPFILE == libc::O_TMPFILE;
+    flags & libc::O_PATH != 0
+        || flags & libc::O_ACCMODE == libc::O_ACCMODE
+        || (flags & libc::O_DIRECTORY != 0 && !tmpfile)
+}

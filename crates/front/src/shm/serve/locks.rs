@@ -1,0 +1,100 @@
+//! Locks. A worker never waits for one: a request that must wait is parked in the VFS, and the thread
+//! that makes room posts its reply.
+
+use polylane_base::Result;
+use polylane_ipc::MailboxIndex;
+use polylane_ipc::message::{Reply, Status};
+use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockRequest, OpenFile};
+
+use super::{Answer, Call, Failure, done};
+use crate::shm::request::{LockArgs, TO_THE_END};
+
+impl Call<'_> {
+    pub(super) fn lock(&mut self, args: &LockArgs) -> Answer {
+        let refused = match args.kind {
+            LockKind::Read => Some(libc::O_WRONLY),
+            LockKind::Write => Some(libc::O_RDONLY),
+            LockKind::Unlock => None,
+        };
+        let file = self.lockable(args.handle, args.family, refused)?;
+        let request = self.request(&file, args);
+        let answer = match args.wait && args.kind != LockKind::Unlock {
+            false => lock_reply(self.vfs().set_lock(file.node(), request, None)),
+            true => self.lock_or_park(&file, request),
+        };
+        self.session.process.check_alive(&self.session.lane);
+        answer
+    }
+
+    fn lock_or_park(&self, file: &OpenFile, request: LockRequest) -> Answer {
+        let parked = self.session.park(self.mailbox);
+        let waiter = parked.clone();
+        let wake = move |result: Result<()>| {
+            if let Some(pending) = waiter.take() {
+                pending.reply(&Reply::new(status(result)));
+            }
+        };
+        match self.vfs().set_lock(file.node(), request, Some(Box::new(wake))) {
+            LockOutcome::Parked(ticket) => {
+                self.session.parked(&parked, ticket);
+                Err(Failure::Parked)
+            }
+            finished => {
+                if let Some(pending) = parked.take() {
+                    pending.release();
+                }
+                lock_reply(finished)
+            }
+        }
+    }
+
+    pub(super) fn get_lock(&mut self, args: &LockArgs) -> Answer {
+        let file = self.session.file(args.handle)?;
+        let request = self.request(&file, args);
+        let mut reply = done(0);
+        match self.vfs().get_lock(file.node(), &request) {
+            None => reply.value[0] = libc::F_UNLCK as u64,
+            Some(found) => reply.value[..4].copy_from_slice(&describe(&found)),
+        }
+        Ok(reply)
+    }
+
+    pub(super) fn cancel(&mut self, mailbox: u32) -> Answer {
+        let found = self.session.cancel(MailboxIndex(mailbox));
+        Ok(done(usize::from(found)))
+    }
+
+    fn request(&self, file: &OpenFile, args: &LockArgs) -> LockRequest {
+        let owner = match args.family {
+            LockFamily::Posix => self.session.process.owner,
+            LockFamily::Ofd | LockFamily::Flock => file.lock_owner(args.family),
+        };
+        let LockArgs { family, kind, start, end, .. } = *args;
+        LockRequest { owner, family, kind, start, end, pid: self.session.process.pid }
+    }
+}
+
+fn lock_reply(outcome: LockOutcome) -> Answer {
+    match outcome {
+        LockOutcome::Done(result) => Ok(result.map(|()| done(0))?),
+        LockOutcome::Parked(_) => Err(Failure::Parked),
+    }
+}
+
+fn status(result: Result<()>) -> Status {
+    match result {
+        Ok(()) => Status::Done(0),
+        Err(errno) => Status::Failed(errno.0),
+    }
+}
+
+/// Type, start, length (0: to the end) and process of a lock in the way.
+fn describe(found: &LockRequest) -> [u64; 4] {
+    let kind = match found.kind {
+        LockKind::Read => libc::F_RDLCK,
+        LockKind::Write => libc::F_WRLCK,
+        LockKind::Unlock => libc::F_UNLCK,
+    };
+    let len = if found.end == TO_THE_END { 0 } else { found.end - found.start + 1 };
+    [kind as u64, found.start, len, u64::from(found.pid)]
+}

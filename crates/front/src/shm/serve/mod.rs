@@ -1,0 +1,221 @@
+//! From a checked request to the VFS and back: one short function per operation, by concern.
+//!
+//! | file | operations |
+//! |---|---|
+//! | `files` | open, close, read, write, fsync, fallocate, seek, copy, handles and slots |
+//! | `names` | mkdir, mknod, symlink, link, unlink, rename, readlink |
+//! | `attrs` | stat, access, setattr, statfs |
+//! | `locks` | lock, get, cancel |
+//! | `dirs`  | directory handles, readdir |
+//! | `xattrs` | extended attributes |
+//!
+//! Every function either replies, fails, or says that it must not run on this thread
+//! ([`Failure::HandOff`]) before it has changed anything: then a helper serves the same request from
+//! the start.
+
+mod attrs;
+mod dirs;
+mod files;
+mod locks;
+mod names;
+mod payload;
+mod xattrs;
+
+use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::Ordering;
+use polylane_base::{Errno, Result};
+use polylane_ipc::MailboxIndex;
+use polylane_ipc::message::{Reply, Status, WireAttr};
+use polylane_vfs::{Attr, Cred, Kind, Node, PathError, Vfs};
+
+use super::request::{At, FileRequest, Object};
+use super::session::Session;
+use super::stats::Stats;
+use crate::lane::{self, TAG_PAGES, TAG_SLOT_PAGES};
+use crate::notifier::Range;
+
+/// One request being served.
+pub(super) struct Call<'a> {
+    /// Whose it is.
+    pub(super) session: &'a Arc<Session>,
+    /// Where it came in and its data lies.
+    pub(super) mailbox: MailboxIndex,
+    /// Where it is counted.
+    pub(super) stats: &'a Stats,
+    /// Whether this thread may wait for a device or for the kernel.
+    pub(super) may_block: bool,
+    /// Data that changed and that the kernel may have pages of: to be told before the reply.
+    pub(super) changed: Option<(Node, Range)>,
+}
+
+/// Why there is no reply from here and now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Failure {
+    /// The operation failed.
+    Errno(Errno),
+    /// The kernel's way must be taken.
+    UseKernel,
+    /// This thread must not wait; nothing was done yet.
+    HandOff,
+    /// The reply comes when the wait is over, from elsewhere.
+    Parked,
+}
+
+/// What an operation's function returns.
+pub(super) type Answer = Result<Reply, Failure>;
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Failure::Errno(errno)
+    }
+}
+
+impl From<PathError> for Failure {
+    fn from(error: PathError) -> Self {
+        match error {
+            PathError::Errno(errno) => Failure::Errno(errno),
+            PathError::Leaves => Failure::UseKernel,
+        }
+    }
+}
+
+/// Serves one request. A table: one arm per operation.
+pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
+    use FileRequest as R;
+    match *request {
+        R::Ping => Ok(done(0)),
+        R::Open { at, flags, perm, umask, slot } => call.open(at, flags, (perm, umask), slot),
+        R::Close { handle } => call.close(handle),
+        R::Read { handle, offset, len } => call.read(handle, offset, len),
+        R::Write { handle, offset, len } => call.write(handle, offset, len),
+        R::Stat { object } => call.stat(object),
+        R::Access { object, mask } => call.access(object, mask),
+        R::Mkdir { at, perm, umask } => call.mkdir(at, perm, umask),
+        R::Mknod { at, mode, umask, rdev } => call.mknod(at, mode, umask, rdev),
+        R::Symlink { target, at } => call.symlink(target, at),
+        R::Link { from, to } => call.link(from, to),
+        R::Unlink { at, dir } => call.unlink(at, dir),
+        R::Rename { from, to, flags } => call.rename(from, to, flags),
+        R::Readlink { object } => call.readlink(object),
+        R::Setattr { object, set } => call.setattr(object, &set),
+        R::Fsync { handle, data_only } => call.fsync(handle, data_only),
+        R::Sync => call.sync(),
+        R::Fallocate { handle, flags, offset, len } => call.fallocate(handle, flags, offset, len),
+        R::Seek { handle, offset, target } => call.seek(handle, offset, target),
+        R::Statfs => call.statfs(),
+        R::Getxattr { object, name, len } => call.getxattr(object, name, len),
+        R::Setxattr { object, name, value_at, len, mode } => {
+            call.setxattr(object, name, (value_at, len), mode)
+        }
+        R::Listxattr { object, len } => call.listxattr(object, len),
+        R::Removexattr { object, name } => call.removexattr(object, name),
+        R::Lock(args) => call.lock(&args),
+        R::GetLock(args) => call.get_lock(&args),
+        R::Cancel { mailbox } => call.cancel(mailbox),
+        R::OpenDir { at, follow } => call.open_dir(at, follow),
+        R::Redeem { ticket } => call.redeem(&ticket),
+        R::ShareAll => call.share_all(),
+        R::CopyRange { from, offset, to, at, len } => {
+            call.copy_range((from, offset), (to, at), len)
+        }
+        R::Expose { handle } => call.expose(handle),
+        R::SetFlags { handle, flags } => call.set_flags(handle, flags),
+        R::Readdir { handle, position, len } => call.readdir(handle, position, len),
+    }
+}
+
+impl<'a> Call<'a> {
+    fn vfs(&self) -> &'a Vfs {
+        &self.session.lane.vfs
+    }
+
+    fn cred(&self) -> &'a Cred {
+        &self.session.cred
+    }
+
+    /// The directory that a path starts from.
+    fn start(&self, at: At<'_>) -> Result<Node> {
+        let node = self.session.start(at.start)?;
+        match node.kind() {
+            Kind::Dir => Ok(node),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// The inode that a request means.
+    fn node(&self, object: Object<'_>) -> Result<Node, Failure> {
+        match object {
+            Object::Handle(handle) => Ok(self.session.node(handle)?),
+            Object::Start(start) => Ok(self.session.start(start)?),
+            Object::Path { at, follow } => {
+                let start = self.start(at)?;
+                Ok(self.vfs().resolve(self.cred(), &start, at.path, follow)?)
+            }
+        }
+    }
+
+    /// To be called before anything that can take long.
+    fn blocking(&self) -> Result<(), Failure> {
+        if self.may_block { Ok(()) } else { Err(Failure::HandOff) }
+    }
+
+    /// To be called before what waits for the device, where there is one: a file system that keeps
+    /// its data in memory has nothing to wait for.
+    fn device(&self) -> Result<(), Failure> {
+        if self.vfs().character().cache_data { self.blocking() } else { Ok(()) }
+    }
+
+    /// To be called before data is read or made durable: what programs stored through mappings comes
+    /// back from the kernel first.
+    fn before_io(&self, node: &Node, range: Range) -> Result<(), Failure> {
+        if kernel_has_pages(node) {
+            self.blocking()?;
+            self.session.lane.before_io(node, range);
+        }
+        Ok(())
+    }
+
+    /// To be called after data changed: the kernel is told before the reply, if it must be told.
+    fn changed(&mut self, node: &Node, range: Range) {
+        if kernel_has_pages(node) {
+            self.changed = Some((node.clone(), range));
+        }
+    }
+}
+
+/// Whether a program may have the file mapped through the kernel.
+fn kernel_has_pages(node: &Node) -> bool {
+    node.tag().load(Ordering::SeqCst) & (TAG_PAGES | TAG_SLOT_PAGES) != 0
+}
+
+/// A name that only the kernel's way knows: the virtual directories in the root.
+fn is_virtual(vfs: &Vfs, dir: &Node, name: &[u8]) -> bool {
+    name.starts_with(b".polylane") && lane::is_reserved(name) && Arc::ptr_eq(dir, &vfs.root())
+}
+
+/// A reply with a count.
+fn done(count: usize) -> Reply {
+    Reply::new(Status::Done(count as u64))
+}
+
+/// A reply with an inode's state.
+fn with_attr(attr: &Attr) -> Reply {
+    Reply { attr: Some(wire_attr(attr)), ..done(0) }
+}
+
+fn wire_attr(attr: &Attr) -> WireAttr {
+    let times = [attr.atime, attr.mtime, attr.ctime, attr.btime];
+    WireAttr {
+        ino: attr.ino.0,
+        mode: attr.mode(),
+        nlink: attr.nlink,
+        uid: attr.uid.0,
+        gid: attr.gid.0,
+        rdev: attr.rdev,
+        size: attr.size,
+        blocks: attr.blocks,
+        blksize: attr.blksize,
+        nsec: times.map(|time| time.nsec),
+        sec: times.map(|time| time.sec),
+    }
+}

@@ -1,0 +1,99 @@
+//! Names: making, moving and removing them.
+
+use polylane_base::Errno;
+use polylane_vfs::{Create, Kind, Last};
+
+use super::{Answer, Call, Failure, done, is_virtual};
+use crate::shm::request::{At, Object};
+
+impl Call<'_> {
+    /// The directory and the name that a path ends in.
+    fn last(&self, at: At<'_>) -> Result<Last, Failure> {
+        let start = self.start(at)?;
+        let last = self.vfs().resolve_parent(self.cred(), &start, at.path)?;
+        match is_virtual(self.vfs(), &last.dir, &last.name) {
+            true => Err(Failure::UseKernel),
+            false => Ok(last),
+        }
+    }
+
+    /// The same for something new that is no directory: `name/` names nothing that could be made.
+    fn last_file(&self, at: At<'_>) -> Result<Last, Failure> {
+        let last = self.last(at)?;
+        match last.must_be_dir {
+            true => Err(Failure::Errno(Errno::ENOENT)),
+            false => Ok(last),
+        }
+    }
+
+    fn create(&self, last: &Last, new: &Create<'_>) -> Answer {
+        self.vfs().create(self.cred(), &last.dir, &last.name, new)?;
+        Ok(done(0))
+    }
+
+    pub(super) fn mkdir(&mut self, at: At<'_>, perm: u32, umask: u32) -> Answer {
+        let last = self.last(at)?;
+        self.create(&last, &Create { kind: Kind::Dir, perm, umask, rdev: 0, target: b"" })
+    }
+
+    pub(super) fn mknod(&mut self, at: At<'_>, mode: u32, umask: u32, rdev: u64) -> Answer {
+        let kind = Kind::from_mode(mode).ok_or(Errno::EINVAL)?;
+        let perm = mode & 0o7777;
+        let last = self.last_file(at)?;
+        self.create(&last, &Create { kind, perm, umask, rdev, target: b"" })
+    }
+
+    pub(super) fn symlink(&mut self, target: &[u8], at: At<'_>) -> Answer {
+        let last = self.last_file(at)?;
+        self.create(&last, &Create { kind: Kind::Symlink, perm: 0o777, umask: 0, rdev: 0, target })
+    }
+
+    pub(super) fn link(&mut self, from: Object<'_>, to: At<'_>) -> Answer {
+        // linkat(fd, "", …, AT_EMPTY_PATH) wants CAP_DAC_READ_SEARCH.
+        if matches!(from, Object::Start(_)) && !self.cred().is_root() {
+            return Err(Failure::Errno(Errno::ENOENT));
+        }
+        let node = self.node(from)?;
+        let last = self.last_file(to)?;
+        self.vfs().link(self.cred(), &node, &last.dir, &last.name)?;
+        Ok(done(0))
+    }
+
+    pub(super) fn unlink(&mut self, at: At<'_>, dir: bool) -> Answer {
+        let last = self.last(at)?;
+        if dir {
+            self.vfs().rmdir(self.cred(), &last.dir, &last.name)?;
+            return Ok(done(0));
+        }
+        if last.must_be_dir {
+            let node = self.vfs().lookup(self.cred(), &last.dir, &last.name)?;
+            let is_dir = node.kind() == Kind::Dir;
+            return Err(if is_dir { Errno::EISDIR } else { Errno::ENOTDIR }.into());
+        }
+        self.vfs().unlink(self.cred(), &last.dir, &last.name)?;
+        Ok(done(0))
+    }
+
+    pub(super) fn rename(&mut self, from: At<'_>, to: At<'_>, flags: u32) -> Answer {
+        let (from, to) = (self.last(from)?, self.last(to)?);
+        if from.must_be_dir || to.must_be_dir {
+            let node = self.vfs().lookup(self.cred(), &from.dir, &from.name)?;
+            if node.kind() != Kind::Dir {
+                return Err(Errno::ENOTDIR.into());
+            }
+        }
+        self.vfs().rename(self.cred(), &from.dir, &from.name, &to.dir, &to.name, flags)?;
+        Ok(done(0))
+    }
+
+    pub(super) fn readlink(&mut self, object: Object<'_>) -> Answer {
+        let node = self.node(object)?;
+        if node.kind() != Kind::Symlink {
+            return Err(Errno::EINVAL.into());
+        }
+        let target = self.vfs().readlink(&node)?;
+        let count = target.len().min(self.session.channel.buffer_bytes());
+        self.session.channel.payload_put(self.mailbox, 0, &target[..count]);
+        Ok(done(count))
+    }
+}

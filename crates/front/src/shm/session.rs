@@ -1,0 +1,318 @@
+//! A session: one connection of one client process, and everything it holds.
+//!
+//! # Invariants
+//!
+//! - Who the client is was fixed when it connected; nothing it says later changes it.
+//! - Every request that was taken gets exactly one reply: from the worker, or from the [`Pending`] that
+//!   was handed to someone else, at the latest when that is dropped.
+//! - After [`Session::end`] nothing is open, parked or bound any more, and nothing can be again.
+//!
+//! # Locking
+//!
+//! `open`, `parked` and `Parked`'s own are leaves: no VFS call is made, no file is dropped and no
+//! reply is sent under any of them.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+
+use polylane_base::sync::atomic::{AtomicBool, Ordering};
+use polylane_base::sync::{Arc, Mutex};
+use polylane_base::{Errno, Result};
+use polylane_ipc::message::{Reply, Status};
+use polylane_ipc::{MailboxIndex, ServiceChannel};
+use polylane_vfs::{Cred, LockOwner, Node, OpenFile, Ticket};
+
+use super::request::{Handle, Start};
+use super::stats::Stats;
+use super::table::Table;
+use crate::lane::Lane;
+use crate::slots::SessionSlots;
+
+/// Open files and directories of one session: the highest limit of descriptors (`NR_OPEN`).
+const HANDLES_MAX: u32 = 1 << 20;
+
+/// A client process. Outlives its sessions, so that POSIX locks survive exec.
+#[derive(Debug)]
+pub(super) struct Process {
+    /// Its number as we see it; named as the holder of a lock.
+    pub(super) pid: u32,
+    /// Readable once the process is gone.
+    pub(super) pidfd: OwnedFd,
+    /// Owner of its POSIX locks, unlike that of any other process that ever was.
+    pub(super) owner: LockOwner,
+    /// It is gone: set before its locks are dropped, looked at after one was set.
+    pub(super) gone: AtomicBool,
+}
+
+impl Process {
+    /// The process is gone, and with it every lock it has or will still be given.
+    pub(super) fn bury(&self, lane: &Lane) {
+        self.gone.store(true, Ordering::SeqCst);
+        lane.vfs.drop_owner(self.owner);
+    }
+
+    /// After a lock was set for it: if it was buried in between, the lock goes too.
+    pub(super) fn check_alive(&self, lane: &Lane) {
+        if self.gone.load(Ordering::SeqCst) {
+            lane.vfs.drop_owner(self.owner);
+        }
+    }
+}
+
+/// Something a session has open. Cheap to clone.
+#[derive(Clone)]
+pub(super) enum Open {
+    /// A regular file, and the slot that goes with the handle.
+    File {
+        /// The open file.
+        file: Arc<OpenFile>,
+        /// Number of the bound slot.
+        slot: Option<u32>,
+    },
+    /// A directory to start paths from, and the open directory once it was listed.
+    Dir {
+        /// The directory.
+        node: Node,
+        /// Opened for listing.
+        listing: Option<Arc<OpenFile>>,
+    },
+}
+
+impl Open {
+    /// The inode that is open.
+    pub(super) fn node(&self) -> &Node {
+        match self {
+            Open::File { file, .. } => file.node(),
+            Open::Dir { node, .. } => node,
+        }
+    }
+}
+
+/// One connection. Thread-safe.
+pub(super) struct Session {
+    /// Unique in this service process.
+    pub(super) id: u64,
+    /// Who the client is.
+    pub(super) cred: Cred,
+    /// Its process.
+    pub(super) process: Arc<Process>,
+    /// The shared memory.
+    pub(super) channel: ServiceChannel,
+    /// The kernel descriptors it opened ahead.
+    pub(super) slots: Arc<SessionSlots>,
+    /// What it is a session of.
+    pub(super) lane: Arc<Lane>,
+    /// Where requests are counted that a worker did not finish.
+    pub(super) stats: Arc<Stats>,
+    open: Mutex<Table<Open>>,
+    parked: Mutex<BTreeMap<u32, Arc<Parked>>>,
+    ended: AtomicBool,
+}
+
+/// What a new session is made of.
+pub(super) struct Parts {
+    pub(super) id: u64,
+    pub(super) cred: Cred,
+    pub(super) process: Arc<Process>,
+    pub(super) channel: ServiceChannel,
+    pub(super) slots: Arc<SessionSlots>,
+    pub(super) lane: Arc<Lane>,
+    pub(super) stats: Arc<Stats>,
+}
+
+impl Session {
+    /// A session with nothing open.
+    pub(super) fn new(parts: Parts) -> Arc<Session> {
+        let Parts { id, cred, process, channel, slots, lane, stats } = parts;
+        Arc::new(Session {
+            id,
+            cred,
+            process,
+            channel,
+            slots,
+            lane,
+            stats,
+            open: Mutex::new(Table::new(HANDLES_MAX)),
+            parked: Mutex::default(),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Adds an open file or directory. `EMFILE` at the limit or after the end.
+    pub(super) fn add(&self, open: Open) -> Result<Handle> {
+        self.open.lock().insert(open)
+    }
+
+    /// What a handle means. `EBADF` when nothing.
+    pub(super) fn get(&self, handle: Handle) -> Result<Open> {
+        self.open.lock().get(handle).cloned()
+    }
+
+    /// Takes an open file or directory out.
+    pub(super) fn remove(&self, handle: Handle) -> Result<Open> {
+        self.open.lock().remove(handle)
+    }
+
+    /// The open regular file of a handle. `EISDIR` for a directory.
+    pub(super) fn file(&self, handle: Handle) -> Result<Arc<OpenFile>> {
+        match self.open.lock().get(handle)? {
+            Open::File { file, .. } => Ok(file.clone()),
+            Open::Dir { .. } => Err(Errno::EISDIR),
+        }
+    }
+
+    /// The inode of a handle.
+    pub(super) fn node(&self, handle: Handle) -> Result<Node> {
+        Ok(self.open.lock().get(handle)?.node().clone())
+    }
+
+    /// The inode that a path starts from.
+    pub(super) fn start(&self, start: Start) -> Result<Node> {
+        match start {
+            Start::Root => Ok(self.lane.vfs.root()),
+            Start::Dir(handle) => self.node(handle),
+        }
+    }
+
+    /// The directory of a handle opened for listing, opened now if it was not yet.
+    pub(super) fn listing(&self, handle: Handle) -> Result<Arc<OpenFile>> {
+        let node = match self.get(handle)? {
+            Open::Dir { listing: Some(file), .. } => return Ok(file),
+            Open::Dir { node, .. } => node,
+            Open::File { .. } => return Err(Errno::ENOTDIR),
+        };
+        let file = self.lane.vfs.open(&self.cred, &node, libc::O_RDONLY | libc::O_DIRECTORY)?;
+        if let Ok(Open::Dir { listing, .. }) = self.open.lock().get_mut(handle) {
+            *listing = Some(file.clone());
+        }
+        Ok(file)
+    }
+
+    /// Ends the session: closes everything, takes back what waits, gives its slots to their kernel
+    /// descriptors. Once; later calls do nothing.
+    pub(super) fn end(&self) {
+        if self.ended.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        self.lane.slots.drop_session(&self.slots);
+        let parked = std::mem::take(&mut *self.parked.lock());
+        for parked in parked.into_values() {
+            parked.cancel(&self.lane);
+        }
+        let open = self.open.lock().close();
+        drop(open);
+    }
+
+    /// Records a lock request that is about to be parked, before the VFS is told.
+    pub(super) fn park(self: &Arc<Self>, mailbox: MailboxIndex) -> Arc<Parked> {
+        let pending = Pending::new(self.clone(), mailbox);
+        let (pending, ticket) = (Mutex::new(Some(pending)), Mutex::default());
+        let parked = Arc::new(Parked { pending, ticket });
+        self.parked.lock().insert(mailbox.0, parked.clone());
+        parked
+    }
+
+    /// After the VFS parked the request: it can be cancelled from now on.
+    pub(super) fn parked(&self, parked: &Parked, ticket: Ticket) {
+        *parked.ticket.lock() = Some(ticket);
+        if self.ended.load(Ordering::SeqCst) {
+            parked.cancel(&self.lane);
+        }
+    }
+
+    /// Takes back a waiting request; its reply is `EINTR`. False when none waits there.
+    pub(super) fn cancel(&self, mailbox: MailboxIndex) -> bool {
+        let parked = self.parked.lock().get(&mailbox.0).cloned();
+        parked.is_some_and(|parked| parked.cancel(&self.lane))
+    }
+
+    /// Nothing waits in this mailbox any more: serving it ended in a way nobody planned.
+    pub(super) fn abandon(&self, mailbox: MailboxIndex) {
+        let parked = self.parked.lock().get(&mailbox.0).cloned();
+        if let Some(pending) = parked.and_then(|parked| parked.take()) {
+            pending.release();
+        }
+    }
+
+    /// Forgets a request that waits no longer.
+    fn unpark(&self, mailbox: MailboxIndex, which: &Parked) {
+        let mut parked = self.parked.lock();
+        let found = parked.get(&mailbox.0).is_some_and(|found| std::ptr::eq(&**found, which));
+        let gone = if found { parked.remove(&mailbox.0) } else { None };
+        drop(parked);
+        drop(gone);
+    }
+}
+
+/// A lock request that waits. Whoever takes `pending` out replies.
+pub(super) struct Parked {
+    pending: Mutex<Option<Pending>>,
+    ticket: Mutex<Option<Ticket>>,
+}
+
+impl Parked {
+    /// Ends the wait; the first call wins, and gets what is owed.
+    pub(super) fn take(&self) -> Option<Pending> {
+        let pending = self.pending.lock().take()?;
+        pending.session.unpark(pending.mailbox, self);
+        Some(pending)
+    }
+
+    /// Takes the request back, if it still waits: the reply is `EINTR`.
+    fn cancel(&self, lane: &Lane) -> bool {
+        let Some(ticket) = *self.ticket.lock() else { return false };
+        if !lane.vfs.cancel_lock(ticket) {
+            return false;
+        }
+        if let Some(pending) = self.take() {
+            pending.reply(&Reply::new(Status::Failed(Errno::EINTR.0)));
+        }
+        true
+    }
+}
+
+/// The duty to reply to a request. Dropped without a reply it says `EIO`, so that no client waits for
+/// ever on a job that was thrown away or panicked.
+pub(super) struct Pending {
+    session: Arc<Session>,
+    mailbox: MailboxIndex,
+    owed: bool,
+}
+
+impl Pending {
+    pub(super) fn new(session: Arc<Session>, mailbox: MailboxIndex) -> Pending {
+        Pending { session, mailbox, owed: true }
+    }
+
+    pub(super) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub(super) fn mailbox(&self) -> MailboxIndex {
+        self.mailbox
+    }
+
+    /// Replies.
+    pub(super) fn reply(mut self, reply: &Reply) {
+        self.owed = false;
+        self.post(reply);
+    }
+
+    fn post(&self, reply: &Reply) {
+        self.session.stats.ended(reply.status);
+        self.session.channel.reply(self.mailbox, reply);
+    }
+
+    /// Somebody else replies after all.
+    pub(super) fn release(mut self) {
+        self.owed = false;
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if self.owed {
+            self.post(&Reply::new(Status::Failed(Errno::EIO.0)));
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What a lane's fast way in has done: counters for people, never read by the code that counts.
+//!
+//! One array per worker, written with relaxed additions by that worker (and, for what was handed
+//! off, by a helper); a reader sums them. No clock is read for any of them.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use polylane_ipc::message::{Op, Status};
+
+/// How a worker's requests ended, and how it waited. Counts since start.
+#[derive(Debug)]
+pub struct Stats {
+    by_op: [AtomicU64; Op::ALL.len()],
+    failed: AtomicU64,
+    use_kernel: AtomicU64,
+    refused: AtomicU64,
+    handed_off: AtomicU64,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+    sleeps: AtomicU64,
+}
+
+/// The sums of [`Stats`] at one moment; not a consistent cut.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Totals {
+    /// Requests by operation, in the order of [`Op::ALL`].
+    pub by_op: Vec<(Op, u64)>,
+    /// Requests that ended with an errno.
+    pub failed: u64,
+    /// Requests that were sent to the kernel's way.
+    pub use_kernel: u64,
+    /// Messages that are no request: unknown operation or arguments out of range.
+    pub refused: u64,
+    /// Requests that a helper thread finished because they could block.
+    pub handed_off: u64,
+    /// File bytes given to clients.
+    pub read_bytes: u64,
+    /// File bytes taken from clients.
+    pub written_bytes: u64,
+    /// Times that a worker found nothing to do and slept.
+    pub sleeps: u64,
+}
+
+impl Totals {
+    /// All requests.
+    pub fn requests(&self) -> u64 {
+        self.by_op.iter().map(|(_, count)| count).sum()
+    }
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        Stats {
+            by_op: std::array::from_fn(|_| zero()),
+            failed: zero(),
+            use_kernel: zero(),
+            refused: zero(),
+            handed_off: zero(),
+            read_bytes: zero(),
+            written_bytes: zero(),
+            sleeps: zero(),
+        }
+    }
+}
+
+impl Stats {
+    /// One request of this kind was taken.
+    pub(super) fn took(&self, op: Op) {
+        self.by_op[op as usize].fetch_add(1, Relaxed);
+    }
+
+    /// A request ended like this.
+    pub(super) fn ended(&self, status: Status) {
+        match status {
+            Status::Done(_) => return,
+            Status::Failed(_) => &self.failed,
+            Status::UseKernel => &self.use_kernel,
+        }
+        .fetch_add(1, Relaxed);
+    }
+
+    /// A message that is no request.
+    pub(super) fn refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// A helper was asked to finish a request.
+    pub(super) fn handed_off(&self) {
+        self.handed_off.fetch_add(1, Relaxed);
+    }
+
+    /// File bytes were given to a client.
+    pub(super) fn read(&self, bytes: usize) {
+        self.read_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// File bytes were taken from a client.
+    pub(super) fn written(&self, bytes: usize) {
+        self.written_bytes.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// The worker goes to sleep.
+    pub(super) fn slept(&self) {
+        self.sleeps.fetch_add(1, Relaxed);
+    }
+
+    /// The sums over `all`.
+    pub fn totals<'a>(all: impl IntoIterator<Item = &'a Stats>) -> Totals {
+        let mut sum =
+            Totals { by_op: Op::ALL.iter().map(|op| (*op, 0)).collect(), ..Totals::default() };
+        for stats in all {
+            for (index, counter) in stats.by_op.iter().enumerate() {
+                sum.by_op[index].1 += counter.load(Relaxed);
+            }
+            sum.failed += stats.failed.load(Relaxed);
+            sum.use_kernel += stats.use_kernel.load(Relaxed);
+            sum.refused += stats.refused.load(Relaxed);
+            sum.handed_off += stats.handed_off.load(Relaxed);
+            sum.read_bytes += stats.read_bytes.load(Relaxed);
+            sum.written_bytes += stats.written_bytes.load(Relaxed);
+            sum.sleeps += stats.sleeps.load(Relaxed);
+        }
+        sum
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_summed_by_operation() {
+        let (a, b) = (Stats::default(), Stats::default());
+        a.took(Op::Open);
+        b.took(Op::Open);
+        b.took(Op::Readdir);
+        b.ended(Status::Failed(2));
+        b.ended(Status::UseKernel);
+        b.ended(Status::Done(3));
+        a.read(10);
+        let sum = Stats::totals([&a, &b]);
+        assert_eq!(sum.requests(), 3);
+        assert_eq!(sum.by_op[Op::Open as usize], (Op::Open, 2));
+        assert_eq!((sum.failed, sum.use_kernel, sum.read_bytes), (1, 1, 10));
+    }
+
+    /// `took` indexes by number: the numbers are dense.
+    #[test]
+    fn operation_numbers_are_dense() {
+        for (index, op) in Op::ALL.iter().enumerate() {
+            assert_eq!(*op as usize, index);
+        }
+    }
+}

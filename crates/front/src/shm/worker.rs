@@ -1,0 +1,322 @@
+//! Workers: one thread per core group, pinned, each looking at its request queue in every channel.
+//!
+//! ```text
+//!   ┌─► commands? ─► one round over all channels, a few requests each ─► something? ──┐
+//!   │                                         nothing                                 │
+//!   │      spin while the budget lasts ◄────────┘                                     │
+//!   │             spent: say "asleep", look once more, epoll_wait                     │
+//!   └─────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! # Invariants
+//!
+//! - A worker never waits for anything but work: what can block goes to the helpers.
+//! - A round takes at most [`BATCH`] requests from one channel, so that a client that floods delays
+//!   others by so many requests and no more.
+//! - No clock is read. An idle worker sleeps in epoll_wait.
+//!
+//! # Locking
+//!
+//! `Inbox::commands` is a leaf.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use polylane_base::Result;
+use polylane_base::sync::atomic::{AtomicBool, Ordering};
+use polylane_base::sync::{Arc, Mutex};
+use polylane_sys::cpu;
+use polylane_sys::event::{self, Epoll, Interest, eventfd};
+
+use super::dispatch::{self, Scratch};
+use super::helpers::Helpers;
+use super::request::PATHS_BYTES_MAX;
+use super::session::Session;
+use super::stats::Stats;
+
+/// Requests taken from one channel before the next one has its turn.
+const BATCH: usize = 8;
+
+/// Looks at a queue before the first sleep, and at most. At 10 to 40 ns each this is about what waking a
+/// sleeping worker on another CPU costs.
+const BUDGET_MAX: u32 = 1000;
+/// Looks when spinning was in vain of late.
+const BUDGET_MIN: u32 = 32;
+/// After so many sleeps on a small budget, a full one is tried.
+const PROBE_PERIOD: u32 = 64;
+
+/// Times in a row that a queue may claim to hold requests and give none before the worker sleeps all
+/// the same: a broken or hostile client must not keep it awake.
+const FALSE_HINTS_MAX: u32 = 16;
+/// How long it then sleeps: other clients, who found it awake, wait no longer than this.
+const FALSE_HINT_SLEEP: Duration = Duration::from_millis(1);
+
+/// Rounds between two looks at where an unpinned worker runs.
+const CPU_PERIOD: u32 = 256;
+
+/// Epoll token of the inbox; sessions count from 0.
+const INBOX: u64 = u64::MAX;
+
+/// Requests of a stopping worker's last rounds: enough for every mailbox of any client that waits.
+const LAST_ROUNDS: usize = 1024;
+
+enum Command {
+    Add(Arc<Session>),
+    Remove(u64),
+    Stop,
+}
+
+/// How a worker is told what to serve. Thread-safe.
+pub(super) struct Inbox {
+    group: usize,
+    commands: Mutex<Vec<Command>>,
+    any: AtomicBool,
+    event: OwnedFd,
+    epoll: Epoll,
+}
+
+impl Inbox {
+    /// The inbox of a core group's worker.
+    pub(super) fn new(group: usize) -> Result<Arc<Inbox>> {
+        let (epoll, event) = (Epoll::new()?, eventfd()?);
+        epoll.add(&event, INBOX, Interest::Level)?;
+        let (commands, any) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Arc::new(Inbox { group, commands, any, event, epoll }))
+    }
+
+    /// Serve this session too. Fails when its doorbell cannot be watched.
+    pub(super) fn add(&self, session: &Arc<Session>) -> Result<()> {
+        self.epoll.add(session.channel.doorbell(self.group), session.id, Interest::Edge)?;
+        self.post(Command::Add(session.clone()));
+        Ok(())
+    }
+
+    /// Serve that session no longer.
+    pub(super) fn remove(&self, session: &Session) {
+        // Only fails when it was never added.
+        let _ = self.epoll.remove(session.channel.doorbell(self.group));
+        self.post(Command::Remove(session.id));
+    }
+
+    /// Serve what has been posted, then end.
+    pub(super) fn stop(&self) {
+        self.post(Command::Stop);
+    }
+
+    fn post(&self, command: Command) {
+        self.commands.lock().push(command);
+        self.any.store(true, Ordering::Release);
+        event::notify(&self.event);
+    }
+
+    fn take(&self) -> Vec<Command> {
+        self.any.store(false, Ordering::Relaxed);
+        event::drain(&self.event);
+        std::mem::take(&mut *self.commands.lock())
+    }
+}
+
+/// What a worker is made of.
+pub(super) struct Worker {
+    group: usize,
+    cpu: Option<u32>,
+    inbox: Arc<Inbox>,
+    helpers: Arc<Helpers>,
+    stats: Arc<Stats>,
+    sessions: Vec<Arc<Session>>,
+    scratch: Scratch,
+    budget: Budget,
+    false_hints: u32,
+    stopping: bool,
+}
+
+impl Worker {
+    /// The worker of an inbox's core group; `cpu`: pinned there.
+    pub(super) fn new(
+        cpu: Option<u32>,
+        inbox: Arc<Inbox>,
+        helpers: Arc<Helpers>,
+        stats: Arc<Stats>,
+    ) -> Worker {
+        Worker {
+            group: inbox.group,
+            cpu,
+            inbox,
+            helpers,
+            stats,
+            sessions: Vec::new(),
+            scratch: Box::new([0; PATHS_BYTES_MAX]),
+            budget: Budget::default(),
+            false_hints: 0,
+            stopping: false,
+        }
+    }
+
+    /// Serves until told to stop.
+    pub(super) fn run(mut self) {
+        if self.cpu.is_some_and(|cpu| cpu::pin(&[cpu]).is_err()) {
+            // The CPU went offline or out of the cpuset: any other will do.
+            self.cpu = None;
+        }
+        let mut rounds: u32 = 0;
+        while !self.stopping {
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(CPU_PERIOD) {
+                self.publish_cpu();
+            }
+            if self.inbox.any.load(Ordering::Relaxed) {
+                self.obey();
+            }
+            if self.round() > 0 {
+                self.false_hints = 0;
+                self.budget.found();
+            } else if self.budget.spin(self.sessions.len() as u32) {
+                std::hint::spin_loop();
+            } else {
+                self.sleep();
+            }
+        }
+        for _ in 0..LAST_ROUNDS {
+            if self.round() == 0 {
+                break;
+            }
+        }
+    }
+
+    /// A few requests of each channel; returns how many there were.
+    fn round(&mut self) -> usize {
+        let mut count = 0;
+        for session in &self.sessions {
+            for _ in 0..BATCH {
+                let Some(mailbox) = session.channel.take(self.group) else { break };
+                let around = (&*self.helpers, &*self.stats);
+                dispatch::on_worker(session, mailbox, &mut self.scratch, around);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    /// Announces sleep, looks once more, sleeps until a client or the inbox rings.
+    fn sleep(&mut self) {
+        self.budget.slept();
+        self.set_asleep(true);
+        let hint = self.sessions.iter().any(|session| session.channel.has_requests(self.group));
+        self.false_hints = if hint { self.false_hints + 1 } else { 0 };
+        let timeout = (self.false_hints > FALSE_HINTS_MAX).then_some(FALSE_HINT_SLEEP);
+        if !hint || timeout.is_some() {
+            self.stats.slept();
+            let mut ready = Vec::new();
+            // Failing to wait (no memory) means another round, no more.
+            let _ = self.inbox.epoll.wait(&mut ready, timeout);
+        }
+        self.set_asleep(false);
+        self.publish_cpu();
+    }
+
+    fn set_asleep(&self, asleep: bool) {
+        for session in &self.sessions {
+            session.channel.set_asleep(self.group, asleep);
+        }
+    }
+
+    /// Tells the clients where the worker runs, unless it is pinned and they know.
+    fn publish_cpu(&self) {
+        if self.cpu.is_none() {
+            let here = cpu::current();
+            for session in &self.sessions {
+                session.channel.set_cpu(self.group, here);
+            }
+        }
+    }
+
+    fn obey(&mut self) {
+        for command in self.inbox.take() {
+            match command {
+                Command::Add(session) => self.add(session),
+                Command::Remove(id) => self.remove(id),
+                Command::Stop => self.stopping = true,
+            }
+        }
+    }
+
+    fn add(&mut self, session: Arc<Session>) {
+        session.channel.set_cpu(self.group, self.cpu.unwrap_or_else(cpu::current));
+        self.sessions.push(session);
+    }
+
+    fn remove(&mut self, id: u64) {
+        self.sessions.retain(|session| session.id != id);
+    }
+}
+
+/// How long to look before sleeping: longer while looking pays off, shorter when it was in vain.
+struct Budget {
+    full: u32,
+    left: u32,
+    sleeps: u32,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget { full: BUDGET_MAX, left: BUDGET_MAX, sleeps: 0 }
+    }
+}
+
+impl Budget {
+    /// There was work.
+    fn found(&mut self) {
+        if self.left < self.full {
+            self.full = (self.full + self.full / 4).min(BUDGET_MAX);
+        }
+        self.left = self.full;
+    }
+
+    /// There was none in a round over `channels`; whether to look again.
+    fn spin(&mut self, channels: u32) -> bool {
+        self.left = self.left.saturating_sub(channels.max(1));
+        self.left > 0
+    }
+
+    /// Looking was in vain.
+    fn slept(&mut self) {
+        self.sleeps = self.sleeps.wrapping_add(1);
+        let probe = self.sleeps.is_multiple_of(PROBE_PERIOD);
+        self.full = if probe { BUDGET_MAX } else { (self.full / 2).max(BUDGET_MIN) };
+        self.left = self.full;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_shrinks_in_vain_and_grows_with_finds() {
+        let mut budget = Budget::default();
+        let looks = |budget: &mut Budget| (1..).find(|_| !budget.spin(1)).unwrap();
+        assert_eq!(looks(&mut budget), BUDGET_MAX);
+        for _ in 0..10 {
+            budget.slept();
+        }
+        assert_eq!(looks(&mut budget), BUDGET_MIN);
+        budget.slept();
+        for _ in 0..40 {
+            budget.spin(1);
+            budget.found();
+        }
+        assert_eq!(looks(&mut budget), BUDGET_MAX);
+        let probed = (0..PROBE_PERIOD).any(|_| {
+            budget.slept();
+            budget.full == BUDGET_MAX
+        });
+        assert!(probed);
+    }
+
+    #[test]
+    fn many_channels_use_the_budget_up_sooner() {
+        let mut budget = Budget::default();
+        assert_eq!((1..).find(|_| !budget.spin(100)), Some(BUDGET_MAX / 100));
+        assert!(Budget::default().spin(0));
+    }
+}
