@@ -1,1 +1,28 @@
+//! A tenant's pool: from what was asked for to running processes, and back to nothing.
+//!
+//! `run` is the supervisor's beginning, `supervise` its loop, `init` the tenant's pid 1, `service` the
+//! process that holds the lane, `keeper` the one that clears up after a supervisor that was killed.
+//! See `docs/design/first-light.md` for the drawing.
 #![forbid(unsafe_code)]
+
+mod build;
+mod cgroup;
+pub mod cpus;
+pub mod doctor;
+pub mod failure;
+mod init;
+mod keeper;
+mod link;
+mod mounts;
+pub mod names;
+mod preload;
+mod process;
+mod root;
+pub mod run;
+pub mod service;
+mod skeleton;
+pub mod spec;
+pub mod stats;
+mod supervise;
+
+pub use failure::{Failure, Result};

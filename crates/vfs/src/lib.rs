@@ -17,6 +17,7 @@ mod cred;
 mod dentry;
 mod file;
 pub mod fs;
+pub mod hostdir;
 mod inode;
 mod inodes;
 pub mod lock;

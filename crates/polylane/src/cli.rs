@@ -1,0 +1,163 @@
+//! The command line as clap sees it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use polylane_base::size::ByteSize;
+use polylane_pool::cpus::CpuList;
+
+/// Storage lanes for tenants: a private file system, its own service process, and a short way in.
+#[derive(Debug, Parser)]
+#[command(name = "polylane", version, about, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run COMMAND in a pool with its lane mounted; exit with its status
+    Run(RunArgs),
+    /// Show the counters of running pools
+    Stats(StatsArgs),
+    /// Say what this host can do and what polylane uses of it
+    Doctor(JsonArgs),
+    /// Benchmarks
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Show polylane at work: the same as 'bench run demo'
+    Demo,
+    /// Print a completion script for a shell
+    Completions {
+        /// Shell
+        shell: clap_complete::Shell,
+    },
+    /// A pool's service process; started by 'run'
+    #[command(hide = true)]
+    Service(ServiceArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit status: COMMAND's own, 128+n when signal n ended it, 127 when it was not \
+    found, 126 when it could not be executed; 1 for a failure of the lane, 2 for wrong usage."
+)]
+pub(crate) struct RunArgs {
+    /// Keep the lane's files in RAM
+    #[arg(long, conflicts_with = "dir")]
+    pub(crate) mem: bool,
+    /// Keep the lane's files in this directory of the host
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Mount path seen by COMMAND
+    #[arg(long, value_name = "PATH", default_value = "/lane", conflicts_with = "root")]
+    pub(crate) at: PathBuf,
+    /// The lane is COMMAND's root file system
+    #[arg(long)]
+    pub(crate) root: bool,
+    /// Name of the pool
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: Option<String>,
+    /// CPUs of the pool, such as 0-3,6
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<CpuList>,
+    /// Memory of the pool, such as 512M
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Option<ByteSize>,
+    /// Size of a lane in RAM [default: half of the memory]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Option<ByteSize>,
+    /// Share of the pool, 1 to 10000 [default: 100]
+    #[arg(long, value_name = "N")]
+    pub(crate) weight: Option<u32>,
+    /// FUSE only: no preload library
+    #[arg(long)]
+    pub(crate) no_preload: bool,
+    /// Program to run, with its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatsArgs {
+    /// Only this pool
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: Option<String>,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct JsonArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Name all figures
+    List(JsonArgs),
+    /// Run figures
+    Run(BenchRunArgs),
+    /// The load of one tenant; started by figures
+    #[command(hide = true)]
+    Worker { load: String, dir: PathBuf, seconds: f64 },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchRunArgs {
+    /// Figures
+    #[arg(required = true, value_name = "FIGURE")]
+    pub(crate) figures: Vec<String>,
+    /// Fewer points and shorter runs
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Repeats of every measurement
+    #[arg(long, value_name = "N")]
+    pub(crate) repeat: Option<usize>,
+    /// Where results go
+    #[arg(long, value_name = "DIR", default_value = "polylane-results")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServiceArgs {
+    #[arg(long)]
+    pub(crate) spec: i32,
+    #[arg(long)]
+    pub(crate) fuse: i32,
+    #[arg(long)]
+    pub(crate) socket: i32,
+    #[arg(long)]
+    pub(crate) control: i32,
+    #[arg(long)]
+    pub(crate) dir: Option<i32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_run_is_read() {
+        let line = "polylane run --mem --cpus 0-1 --memory 64M --pool p -- sh -c --mem";
+        let cli = Cli::try_parse_from(line.split(' ')).expect("valid");
+        let Command::Run(run) = cli.command else { panic!("not a run") };
+        assert_eq!(run.command, ["sh", "-c", "--mem"]);
+        assert_eq!(run.memory, Some(ByteSize(64 << 20)));
+        assert_eq!(run.at, PathBuf::from("/lane"));
+        for bad in ["run --mem", "run --mem --dir x -- y", "run --root --at /x -- y", "run --nope"]
+        {
+            let line = format!("polylane {bad}");
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Each command: arguments to options, results to text.
+
+use std::io::Write;
+
+use clap::CommandFactory;
+use polylane_pool::doctor::{self, Finding, State};
+use polylane_pool::failure::{FAILED, Failure, Result};
+use polylane_pool::run::{RunOptions, Source};
+use polylane_pool::service::ServiceFds;
+use polylane_pool::{run, service, stats};
+
+use crate::bench;
+use crate::cli::{Cli, Command, RunArgs, ServiceArgs, StatsArgs};
+
+/// Executes a command; the exit status.
+pub(crate) fn execute(command: Command) -> Result<u8> {
+    match command {
+        Command::Run(arguments) => run::run(run_options(arguments)?),
+        Command::Service(arguments) => Ok(service::main(service_fds(&arguments))),
+        Command::Stats(arguments) => print_stats(&arguments),
+        Command::Doctor(json) => print_findings(json.json),
+        Command::Completions { shell } => print_completions(shell),
+        Command::Bench(command) => bench::execute(command),
+        Command::Demo => bench::demo(),
+    }
+}
+
+fn run_options(arguments: RunArgs) -> Result<RunOptions> {
+    let source = match (arguments.mem, arguments.dir) {
+        (true, _) => Source::Mem,
+        (false, Some(dir)) => Source::Dir(dir),
+        (false, None) => {
+            return Err(Failure::usage(
+                "no --mem and no --dir: lanes on volumes come in a later version",
+            ));
+        }
+    };
+    Ok(RunOptions {
+        source,
+        at: arguments.at,
+        root: arguments.root,
+        pool: arguments.pool,
+        cpus: arguments.cpus,
+        memory: arguments.memory.map(|size| size.0),
+        size: arguments.size.map(|size| size.0),
+        weight: arguments.weight,
+        preload: !arguments.no_preload,
+        command: arguments.command,
+    })
+}
+
+fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
+    ServiceFds {
+        spec: arguments.spec,
+        fuse: arguments.fuse,
+        socket: arguments.socket,
+        control: arguments.control,
+        dir: arguments.dir,
+    }
+}
+
+/// Prints to standard output. Somebody who closed it (`| head`) has seen enough.
+pub(crate) fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::because("standard output", "write to it", error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a value as JSON.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::because("result", "print it", std::io::Error::from(error)))?;
+    print(&format!("{text}\n"))
+}
+
+fn print_stats(arguments: &StatsArgs) -> Result<u8> {
+    let pools = stats::collect(arguments.pool.as_deref())?;
+    if arguments.json.json {
+        print_json(&pools)?;
+        return Ok(0);
+    }
+    if pools.is_empty() {
+        print("no pool is running\n")?;
+    }
+    for pool in &pools {
+        print(&(stats::lines(pool).join("\n") + "\n\n"))?;
+    }
+    Ok(0)
+}
+
+fn print_findings(json: bool) -> Result<u8> {
+    let findings = doctor::look();
+    if json {
+        print_json(&findings)?;
+    } else {
+        print(&findings.iter().map(describe).collect::<String>())?;
+    }
+    Ok(if doctor::can_run(&findings) { 0 } else { FAILED })
+}
+
+fn describe(finding: &Finding) -> String {
+    let mark = match finding.state {
+        State::Good => "ok      ",
+        State::Degraded => "degraded",
+        State::Missing => "MISSING ",
+    };
+    format!("{mark}  {:<20} {:<28} {}\n", finding.name, finding.found, finding.note)
+}
+
+fn print_completions(shell: clap_complete::Shell) -> Result<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "polylane", &mut script);
+    print(&String::from_utf8_lossy(&script))?;
+    Ok(0)
+}

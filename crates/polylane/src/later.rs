@@ -1,0 +1,58 @@
+//! Commands and options that the finished polylane has and this version does not: refused by name, so
+//! that nobody takes a missing part for a mistyped word.
+
+use std::ffi::OsString;
+
+/// Commands of later versions.
+const COMMANDS: [&str; 9] =
+    ["volume", "attach", "detach", "pool", "container", "mount", "umount", "daemon", "top"];
+
+/// Options of `run` of later versions.
+const RUN_OPTIONS: [&str; 8] = [
+    "--volume",
+    "--lower",
+    "--ceph",
+    "--kernel-fs",
+    "--medium",
+    "--cache",
+    "--dirty-limit",
+    "--flush-interval",
+];
+
+/// The line that refuses these arguments, if they name something of a later version.
+pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {
+    let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
+    let command = words.next()?;
+    if COMMANDS.contains(&&*command) {
+        return Some(format!("{command}: not in this version yet"));
+    }
+    if command != "run" {
+        return None;
+    }
+    let named = words
+        .take_while(|word| word != "--")
+        .map(|word| word.split('=').next().unwrap_or_default().to_string())
+        .find(|word| RUN_OPTIONS.contains(&word.as_str()))?;
+    Some(format!("{named}: not in this version yet: use --mem or --dir"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_words_are_refused_and_only_where_they_are_options() {
+        let refused = |line: &str| {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            refusal(&words)
+        };
+        assert_eq!(refused("polylane top"), Some("top: not in this version yet".to_string()));
+        assert!(
+            refused("polylane run --volume=v -- sh").is_some_and(|l| l.starts_with("--volume:"))
+        );
+        assert!(refused("polylane run --mem --cache none -- sh").is_some());
+        assert_eq!(refused("polylane run --mem -- sh --volume"), None);
+        assert_eq!(refused("polylane bench run --cache"), None);
+        assert_eq!(refused("polylane"), None);
+    }
+}

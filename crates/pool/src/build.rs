@@ -1,0 +1,151 @@
+//! From a specification to a running lane: libservice, VFS, lane, doors.
+//!
+//! One more libservice is one arm in [`libservice`]; one more door is one line in [`start`].
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use polylane_base::sync::{Arc, thread};
+use polylane_base::{Clock, Gid, SystemClock, Uid};
+use polylane_front::fuse::{self, ServeOptions, Stop};
+use polylane_front::{Lane, shm};
+use polylane_vfs::hostdir::HostDir;
+use polylane_vfs::memfs::MemFs;
+use polylane_vfs::{FileSystem, Options, SetAttr, Vfs};
+
+use crate::failure::{FAILED, Failure, Result, say};
+use crate::spec::{Backing, PoolSpec};
+
+/// Changed data may be this part of the cache.
+const DIRTY_PART: u64 = 4;
+
+/// Changed data waits at most this long, as the kernel's own (`dirty_expire_centisecs` is 30 s, its
+/// flusher wakes every 5 s).
+const FLUSH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Threads that read FUSE requests: at least two, because one may wait for a page.
+const FUSE_THREADS_MIN: usize = 2;
+
+/// A lane with its doors open.
+pub(crate) struct Running {
+    /// The file door.
+    pub(crate) vfs: Arc<Vfs>,
+    server: shm::Server,
+}
+
+/// Opens both doors of the lane that `spec` describes.
+pub(crate) fn start(
+    spec: &PoolSpec,
+    fuse: OwnedFd,
+    socket: OwnedFd,
+    dir: Option<OwnedFd>,
+) -> Result<Running> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let options = Options {
+        clock: clock.clone(),
+        cache_bytes_limit: spec.cache_bytes_limit,
+        dirty_bytes_limit: spec.cache_bytes_limit / DIRTY_PART,
+        flush_interval: FLUSH_INTERVAL,
+        mount_path: spec.mount_path.clone(),
+        covered: spec.covered.clone(),
+    };
+    let vfs = Vfs::new(libservice(spec, dir, clock)?, options)
+        .map_err(|error| Failure::because("lane", "start its VFS", error))?;
+    let lane = Lane::new(vfs.clone(), spec.incarnation);
+    serve_fuse(spec, fuse, lane.clone())?;
+    let config = shm::Config {
+        workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
+        covered: spec.covered.clone(),
+        ..shm::Config::default()
+    };
+    let server = shm::Server::start(lane, socket, config)
+        .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
+    Ok(Running { vfs, server })
+}
+
+fn libservice(
+    spec: &PoolSpec,
+    dir: Option<OwnedFd>,
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<dyn FileSystem>> {
+    let failed = |error| Failure::because("lane", "open its files", error);
+    match (spec.backing, dir) {
+        (Backing::Mem { bytes_limit, inode_limit }, _) => {
+            let fs = MemFs::new(bytes_limit, inode_limit, clock);
+            let (uid, gid) = spec.owner;
+            let owner = SetAttr { uid: Some(Uid(uid)), gid: Some(Gid(gid)), ..SetAttr::default() };
+            let root = fs.root().map_err(failed)?;
+            fs.setattr(root.ino, &owner).map_err(failed)?;
+            Ok(Arc::new(fs))
+        }
+        (Backing::Dir, Some(dir)) => Ok(Arc::new(HostDir::new(dir).map_err(failed)?)),
+        (Backing::Dir, None) => Err(Failure::failed("lane: no directory was handed down")),
+    }
+}
+
+/// Serves the mount from threads of its own. When it is gone, so is the reason for this process.
+fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<()> {
+    let failed = |error| Failure::because("lane", "serve its FUSE mount", error);
+    let options = ServeOptions {
+        params: spec.fuse,
+        incarnation: spec.incarnation,
+        threads: spec.cpus.as_slice().len().max(FUSE_THREADS_MIN),
+    };
+    let stop = Stop::new().map_err(failed)?;
+    thread::Builder::new()
+        .name("fuse".to_string())
+        .spawn(move || {
+            if let Err(error) = fuse::serve(device, lane, options, &stop) {
+                say(Failure::because("lane", "go on serving its FUSE mount", error));
+                std::process::exit(FAILED.into());
+            }
+        })
+        .map(drop)
+        .map_err(failed)
+}
+
+impl Running {
+    /// Counters as JSON.
+    pub(crate) fn stats(&self) -> serde_json::Value {
+        let totals = self.server.totals();
+        let by_op: serde_json::Map<_, _> = totals
+            .by_op
+            .iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(op, count)| (format!("{op:?}").to_lowercase(), (*count).into()))
+            .collect();
+        let vfs = self.vfs.stats();
+        serde_json::json!({
+            "shared_memory": {
+                "clients": self.server.session_count(),
+                "requests": totals.requests(),
+                "by_operation": by_op,
+                "failed": totals.failed,
+                "sent_to_kernel": totals.use_kernel,
+                "refused": totals.refused,
+                "handed_off": totals.handed_off,
+                "read_bytes": totals.read_bytes,
+                "written_bytes": totals.written_bytes,
+                "worker_sleeps": totals.sleeps,
+            },
+            "vfs": {
+                "operations": vfs.ops,
+                "dentry_hits": vfs.dentry_hits,
+                "dentry_misses": vfs.dentry_misses,
+                "dentries": vfs.dentries,
+                "inodes": vfs.inodes,
+                "page_hits": vfs.page_hits,
+                "page_misses": vfs.page_misses,
+                "pages": vfs.pages,
+                "dirty_bytes": vfs.dirty_bytes,
+                "written_back_bytes": vfs.written_back_bytes,
+            },
+            "files": self.vfs.statfs().ok().map(|totals| serde_json::json!({
+                "size_bytes": totals.blocks * u64::from(totals.bsize),
+                "free_bytes": totals.bfree * u64::from(totals.bsize),
+                "inodes": totals.files,
+                "free_inodes": totals.ffree,
+            })),
+        })
+    }
+}

@@ -1,0 +1,304 @@
+//! Limits of a pool in the kernel's control groups, version 1 and 2.
+//!
+//! A pool gets one group per v1 hierarchy it needs and one in the v2 hierarchy, below the group that
+//! the supervisor itself is in (v1) or the nearest one above it that hands the controller down (v2),
+//! so limits set from outside stay in force. Nothing is switched on in the host's own groups. A limit
+//! that cannot be set is said, never silently dropped.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::cpus::CpuList;
+
+/// How long a group may need to become empty after its last process ended.
+const EMPTY_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// `cpu.shares` of version 1 that weigh like a `cpu.weight` of 100.
+const SHARES_PER_100: u64 = 1024;
+
+/// What was asked for.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Limits {
+    /// Bytes of memory.
+    pub(crate) memory: Option<u64>,
+    /// CPUs.
+    pub(crate) cpus: Option<CpuList>,
+    /// Share of the CPU, 1–10000, 100 being everybody's default.
+    pub(crate) weight: Option<u32>,
+}
+
+/// One group to make.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Group {
+    /// Its directory.
+    pub(crate) dir: PathBuf,
+    /// Files in it and what to write, in order, with the option that asked for it.
+    settings: Vec<(&'static str, String, &'static str)>,
+}
+
+/// The groups for a pool and the options that no group can enforce.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Plan {
+    /// To be made.
+    pub(crate) groups: Vec<Group>,
+    /// Options that nothing on this host enforces.
+    pub(crate) not_enforced: Vec<&'static str>,
+}
+
+/// Where the groups of this process are.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+struct Host {
+    /// Version-1 controllers with this process's own directory.
+    v1: Vec<(String, PathBuf)>,
+    /// Mount point and own directory of version 2.
+    v2: Option<(PathBuf, PathBuf)>,
+}
+
+/// Plans the groups of pool `name` on this host. Changes nothing.
+pub(crate) fn plan(name: &str, limits: &Limits) -> Plan {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let host = Host::parse(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+    plan_on(&host, name, limits)
+}
+
+/// The version-1 and version-2 controllers of this host that a pool could use now: for `doctor`.
+pub(crate) fn usable_controllers() -> Vec<(&'static str, Option<&'static str>)> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let host = Host::parse(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+    ["memory", "cpuset", "cpu"]
+        .into_iter()
+        .map(|controller| {
+            let writable = |dir: &Path| {
+                rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok().then_some(())
+            };
+            let version = match (host.v1_dir(controller), host.v2_parent(controller)) {
+                (Some(dir), _) => writable(dir).map(|()| "v1"),
+                (None, Some(dir)) => writable(&dir).map(|()| "v2"),
+                (None, None) => None,
+            };
+            (controller, version)
+        })
+        .collect()
+}
+
+impl Host {
+    fn parse(mountinfo: &str, own: &str) -> Host {
+        let mut host = Host::default();
+        for line in mountinfo.lines() {
+            // "ID PARENT DEV ROOT MOUNT-POINT OPTIONS [TAGS…] - TYPE SOURCE SUPER-OPTIONS"
+            let Some((left, right)) = line.split_once(" - ") else { continue };
+            let left: Vec<&str> = left.split(' ').collect();
+            let right: Vec<&str> = right.split(' ').collect();
+            let (&[_, _, _, root, mount, ..], &[kind, _, options, ..]) = (&left[..], &right[..])
+            else {
+                continue;
+            };
+            let mount = Path::new(mount);
+            match kind {
+                "cgroup2" if host.v2.is_none() => {
+                    let dir = own_dir(mount, root, own_path(own, ""));
+                    host.v2 = Some((mount.to_path_buf(), dir));
+                }
+                "cgroup" => {
+                    for controller in options.split(',') {
+                        if host.v1_dir(controller).is_none() {
+                            let dir = own_dir(mount, root, own_path(own, controller));
+                            host.v1.push((controller.to_string(), dir));
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        host
+    }
+
+    fn v1_dir(&self, controller: &str) -> Option<&Path> {
+        self.v1.iter().find(|(name, _)| name == controller).map(|(_, dir)| dir.as_path())
+    }
+
+    /// The nearest group at or above the own one that hands `controller` down to its children. Groups
+    /// other than the root with processes in them never do (the "no internal processes" rule).
+    fn v2_parent(&self, controller: &str) -> Option<PathBuf> {
+        let (mount, own) = self.v2.as_ref()?;
+        own.ancestors().take_while(|dir| dir.starts_with(mount)).find_map(|dir| {
+            let enabled = fs::read_to_string(dir.join("cgroup.subtree_control")).ok()?;
+            enabled.split_whitespace().any(|word| word == controller).then(|| dir.to_path_buf())
+        })
+    }
+}
+
+/// The path of this process in the hierarchy of a controller, from `/proc/self/cgroup`.
+fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
+    own.lines()
+        .filter_map(|line| line.split_once(':')?.1.split_once(':'))
+        .find(|(controllers, _)| controllers.split(',').any(|name| name == controller))
+        .map_or("/", |(_, path)| path)
+}
+
+/// A group's directory. Inside of a container the mount may show only the part below `root`.
+fn own_dir(mount: &Path, root: &str, path: &str) -> PathBuf {
+    let below = Path::new(path).strip_prefix(root).unwrap_or(Path::new(""));
+    let dir = mount.join(below);
+    if dir.is_dir() { dir } else { mount.to_path_buf() }
+}
+
+fn plan_on(host: &Host, name: &str, limits: &Limits) -> Plan {
+    let mut plan = Plan::default();
+    let group = format!("polylane-{name}");
+    if let Some(bytes) = limits.memory {
+        let value = bytes.to_string();
+        let v1 = vec![("memory.limit_in_bytes", value.clone())];
+        plan.add(host, &group, ("memory", "--memory"), v1, vec![("memory.max", value)]);
+    }
+    if let Some(cpus) = &limits.cpus {
+        let list = vec![("cpuset.cpus", cpus.to_string())];
+        let mut v1 = list.clone();
+        if let Some(dir) = host.v1_dir("cpuset") {
+            let nodes = fs::read_to_string(dir.join("cpuset.mems")).unwrap_or_default();
+            v1.insert(0, ("cpuset.mems", nodes.trim().to_string()));
+        }
+        plan.add(host, &group, ("cpuset", "--cpus"), v1, list);
+    }
+    if let Some(weight) = limits.weight {
+        let shares = (u64::from(weight) * SHARES_PER_100 / 100).max(2).to_string();
+        let v2 = vec![("cpu.weight", weight.to_string())];
+        plan.add(host, &group, ("cpu", "--weight"), vec![("cpu.shares", shares)], v2);
+    }
+    plan
+}
+
+impl Plan {
+    fn add(
+        &mut self,
+        host: &Host,
+        group: &str,
+        (controller, option): (&str, &'static str),
+        v1: Vec<(&'static str, String)>,
+        v2: Vec<(&'static str, String)>,
+    ) {
+        let (parent, settings) = match (host.v1_dir(controller), host.v2_parent(controller)) {
+            (Some(dir), _) => (dir.to_path_buf(), v1),
+            (None, Some(dir)) => (dir, v2),
+            (None, None) => return self.not_enforced.push(option),
+        };
+        let dir = parent.join(group);
+        let settings = settings.into_iter().map(|(file, value)| (file, value, option));
+        match self.groups.iter_mut().find(|group| group.dir == dir) {
+            Some(group) => group.settings.extend(settings),
+            None => self.groups.push(Group { dir, settings: settings.collect() }),
+        }
+    }
+
+    /// Makes the groups and writes the limits; what fails moves to `not_enforced`.
+    pub(crate) fn create(&mut self) {
+        for group in &self.groups {
+            let made = match fs::create_dir(&group.dir) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+                _ => Ok(()),
+            };
+            for (file, value, option) in &group.settings {
+                let set = made.is_ok() && fs::write(group.dir.join(file), value).is_ok();
+                if !set && !self.not_enforced.contains(option) {
+                    self.not_enforced.push(option);
+                }
+            }
+        }
+    }
+
+    /// Moves a process into the groups.
+    pub(crate) fn attach(&mut self, pid: u32) {
+        for group in &self.groups {
+            if fs::write(group.dir.join("cgroup.procs"), pid.to_string()).is_ok() {
+                continue;
+            }
+            for (_, _, option) in &group.settings {
+                if !self.not_enforced.contains(option) {
+                    self.not_enforced.push(option);
+                }
+            }
+        }
+    }
+}
+
+/// Removes groups, waiting for their last processes to leave.
+pub(crate) fn remove(dirs: &[PathBuf]) {
+    let start = Instant::now();
+    for dir in dirs {
+        while let Err(error) = fs::remove_dir(dir) {
+            let busy = error.raw_os_error() == Some(libc::EBUSY);
+            if !busy || start.elapsed() > EMPTY_WAIT_MAX {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V1: &str = "\
+30 25 0:26 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct
+32 25 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+22 1 8:1 / / rw - ext4 /dev/vda rw
+nonsense
+";
+
+    #[test]
+    fn the_own_groups_are_found() {
+        let host = Host::parse(V1, "9:memory:/a\n1:cpu,cpuacct:/b\n0::/c\n");
+        // None of these directories exists here, so each falls back to its mount point.
+        assert_eq!(host.v1_dir("memory"), Some(Path::new("/sys/fs/cgroup/memory")));
+        assert_eq!(host.v1_dir("cpuacct"), Some(Path::new("/sys/fs/cgroup/cpu,cpuacct")));
+        assert_eq!(host.v1_dir("cpuset"), None);
+        assert!(host.v2.is_some());
+        assert_eq!(own_path("9:memory:/a\n1:cpu,cpuacct:/b\n0::/c\n", "cpu"), "/b");
+        assert_eq!(own_path("0::/c\n", ""), "/c");
+    }
+
+    /// A directory that stands for a cgroup2 hierarchy: `/slice` hands memory and cpu down, the own
+    /// group `/slice/scope` hands nothing down.
+    fn v2_host() -> (tempfile::TempDir, Host) {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let own = dir.path().join("slice/scope");
+        fs::create_dir_all(&own).expect("mkdir");
+        let control = |dir: &Path, text| {
+            fs::write(dir.join("cgroup.subtree_control"), text).expect("write");
+        };
+        control(dir.path(), "cpuset cpu memory\n");
+        control(&dir.path().join("slice"), "memory cpu\n");
+        control(&own, "");
+        let v2 = Some((dir.path().to_path_buf(), own));
+        (dir, Host { v1: Vec::new(), v2 })
+    }
+
+    #[test]
+    fn version_2_groups_are_made_where_controllers_are_handed_down() {
+        let (dir, host) = v2_host();
+        let limits = Limits { memory: Some(64 << 20), cpus: "0-1".parse().ok(), weight: Some(50) };
+        let mut plan = plan_on(&host, "p", &limits);
+        let dirs: Vec<_> = plan.groups.iter().map(|group| group.dir.clone()).collect();
+        let slice = dir.path().join("slice/polylane-p");
+        assert_eq!(dirs, [slice.clone(), dir.path().join("polylane-p")]);
+        plan.create();
+        plan.attach(42);
+        assert!(plan.not_enforced.is_empty());
+        let read = |path: PathBuf| fs::read_to_string(path).expect("setting");
+        assert_eq!(read(slice.join("memory.max")), (64 << 20).to_string());
+        assert_eq!(read(slice.join("cpu.weight")), "50");
+        assert_eq!(read(dir.path().join("polylane-p/cpuset.cpus")), "0-1");
+        assert_eq!(read(slice.join("cgroup.procs")), "42");
+    }
+
+    #[test]
+    fn what_cannot_be_limited_is_named() {
+        let limits = Limits { memory: Some(1), ..Limits::default() };
+        assert_eq!(plan_on(&Host::default(), "p", &limits).not_enforced, ["--memory"]);
+        assert_eq!(plan_on(&Host::default(), "p", &Limits::default()), Plan::default());
+    }
+}

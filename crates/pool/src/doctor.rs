@@ -1,0 +1,275 @@
+//! `polylane doctor`: what this host can do, what polylane uses of it, what is worse without.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use serde::Serialize;
+
+use crate::{cgroup, preload};
+
+/// What a finding means for polylane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// There.
+    Good,
+    /// Missing, and something is slower or not enforced; the note says what.
+    Degraded,
+    /// Missing, and `polylane run` cannot work.
+    Missing,
+}
+
+/// One thing looked at.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Finding {
+    /// What was looked at; a stable name for scripts.
+    pub name: &'static str,
+    /// What it means.
+    pub state: State,
+    /// What was found.
+    pub found: String,
+    /// What polylane uses it for, or what is worse without.
+    pub note: &'static str,
+}
+
+impl Finding {
+    fn new(
+        name: &'static str,
+        good: bool,
+        found: impl Into<String>,
+        notes: [&'static str; 2],
+    ) -> Self {
+        let (state, note) = match good {
+            true => (State::Good, notes[0]),
+            false => (State::Degraded, notes[1]),
+        };
+        Finding { name, state, found: found.into(), note }
+    }
+
+    /// Without this there is no lane at all.
+    fn needed(mut self) -> Self {
+        if self.state == State::Degraded {
+            self.state = State::Missing;
+        }
+        self
+    }
+}
+
+/// Looks at everything. Changes nothing, and takes a few milliseconds.
+pub fn look() -> Vec<Finding> {
+    let kernel = Kernel::running();
+    let mut findings = vec![kernel.finding(), fuse_device()];
+    findings.extend(fuse_features(kernel));
+    findings.push(user_namespaces());
+    findings.push(peer_pidfd(kernel));
+    findings.push(openat2());
+    findings.extend(controllers());
+    findings.push(io_uring());
+    findings.extend(block_doors());
+    findings.push(preload_library());
+    findings
+}
+
+/// Whether `polylane run` can work.
+pub fn can_run(findings: &[Finding]) -> bool {
+    findings.iter().all(|finding| finding.state != State::Missing)
+}
+
+/// A kernel version, major and minor.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Kernel(u32, u32);
+
+impl Kernel {
+    fn running() -> Kernel {
+        Kernel::parse(&rustix::system::uname().release().to_string_lossy())
+    }
+
+    fn parse(release: &str) -> Kernel {
+        let mut numbers =
+            release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+        Kernel(numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+
+    fn finding(self) -> Finding {
+        let found = format!("{}.{}", self.0, self.1);
+        let notes = ["new enough", "polylane is made for Linux 6.1 and later"];
+        Finding::new("kernel", self >= Kernel(6, 1), found, notes).needed()
+    }
+}
+
+fn opens(path: &str) -> std::io::Result<()> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    rustix::fs::open(path, flags, Mode::empty()).map(drop).map_err(Into::into)
+}
+
+fn openable(path: &str) -> (bool, String) {
+    match opens(path) {
+        Ok(()) => (true, format!("{path} opens")),
+        Err(error) => (false, format!("{path}: {}", crate::failure::plain(&error))),
+    }
+}
+
+fn fuse_device() -> Finding {
+    let (good, found) = openable("/dev/fuse");
+    let notes = [
+        "every lane is mounted through it",
+        "no lane without it: load the fuse module, or allow this user to read and write the device",
+    ];
+    Finding::new("fuse", good, found, notes).needed()
+}
+
+/// Features that came with kernel versions: asking the kernel itself takes a mount.
+fn fuse_features(kernel: Kernel) -> Vec<Finding> {
+    let since = |name, version: Kernel, notes| {
+        let found = format!("since Linux {}.{}", version.0, version.1);
+        Finding::new(name, kernel >= version, found, notes)
+    };
+    let mmap = [
+        "shared mappings of lane files work without a kernel page cache",
+        "shared writable mappings of lane files fail (ENODEV)",
+    ];
+    let resend = [
+        "requests in flight are sent again to a restarted service",
+        "requests in flight when a service dies end with an error",
+    ];
+    let passthrough = ["not used by this version", "not used by this version"];
+    let mut findings = vec![
+        since("fuse-direct-io-mmap", Kernel(6, 6), mmap),
+        since("fuse-resend", Kernel(6, 9), resend),
+        since("fuse-passthrough", Kernel(6, 9), passthrough),
+    ];
+    let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
+    let on = switch.is_ok_and(|text| matches!(text.trim(), "Y" | "1"));
+    let found = if on { "switched on" } else { "off or not there" };
+    findings.push(Finding::new("fuse-io-uring", on, found, passthrough));
+    findings
+}
+
+fn user_namespaces() -> Finding {
+    let number =
+        |path| fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let limit = number("/proc/sys/user/max_user_namespaces");
+    // Debian's and Ubuntu's switches, absent elsewhere.
+    let switch = number("/proc/sys/kernel/unprivileged_userns_clone") != Some(0);
+    let confined = number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == Some(1);
+    let good = limit.is_some_and(|limit| limit > 0) && switch && !confined;
+    let found = match (good, limit) {
+        (true, _) => "allowed for ordinary users",
+        (false, None) => "not in this kernel",
+        (false, Some(_)) => "not allowed for ordinary users",
+    };
+    let notes = [
+        "ordinary users run lanes in one; no limits by control groups, no files of other users then",
+        "only root can run lanes",
+    ];
+    Finding::new("user-namespaces", good, found, notes)
+}
+
+fn peer_pidfd(kernel: Kernel) -> Finding {
+    let notes = [
+        "a client's process is known exactly",
+        "a client is found by its process number right after it connects",
+    ];
+    Finding::new("so-peerpidfd", kernel >= Kernel(6, 5), "since Linux 6.5", notes)
+}
+
+fn openat2() -> Finding {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH;
+    let result = rustix::fs::openat2(rustix::fs::CWD, ".", flags, Mode::empty(), resolve);
+    let found = match &result {
+        Ok(_) => "works".to_string(),
+        Err(error) => error.to_string(),
+    };
+    let notes = ["keeps --dir lanes inside of their directory", "no --dir lanes"];
+    Finding::new("openat2", result.is_ok(), found, notes)
+}
+
+fn controllers() -> Vec<Finding> {
+    let names = [
+        (
+            "memory",
+            "cgroup-memory",
+            ["--memory is enforced", "--memory limits the lane's own memory only"],
+        ),
+        (
+            "cpuset",
+            "cgroup-cpuset",
+            ["--cpus is enforced", "--cpus is where processes start, not a fence"],
+        ),
+        ("cpu", "cgroup-cpu", ["--weight shares the CPU", "--weight is recorded only"]),
+    ];
+    let usable = cgroup::usable_controllers();
+    names
+        .into_iter()
+        .map(|(controller, name, notes)| {
+            let version =
+                usable.iter().find(|(known, _)| *known == controller).and_then(|(_, v)| *v);
+            let found =
+                version.map_or("no usable group".to_string(), |v| format!("version {}", &v[1..]));
+            Finding::new(name, version.is_some(), found, notes)
+        })
+        .collect()
+}
+
+fn io_uring() -> Finding {
+    let switch = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    let (good, found) = match switch.as_deref().map(str::trim) {
+        Ok("0") => (true, "allowed"),
+        Ok("1") => (false, "allowed for one group only"),
+        Ok(_) => (false, "switched off"),
+        // Kernels before 6.6 have no switch.
+        Err(_) => (true, "no switch in this kernel"),
+    };
+    let notes = ["not used by this version", "not used by this version"];
+    Finding::new("io-uring", good, found, notes)
+}
+
+/// What block front ends of later versions are going to use.
+fn block_doors() -> Vec<Finding> {
+    let notes = ["not used by this version", "not used by this version"];
+    let device = |name, path: &str| {
+        let (good, found) = openable(path);
+        Finding::new(name, good, found, notes)
+    };
+    let nbd = Path::new("/sys/block/nbd0").exists();
+    let found = if nbd { "module loaded" } else { "module not loaded" };
+    vec![
+        device("loop", "/dev/loop-control"),
+        device("ublk", "/dev/ublk-control"),
+        Finding::new("nbd", nbd, found, notes),
+    ]
+}
+
+fn preload_library() -> Finding {
+    let path = preload::find();
+    let found = path.as_ref().map_or("not found".to_string(), |path| path.display().to_string());
+    let notes = [
+        "dynamic programs reach the service through shared memory",
+        "FUSE only: put libpolylane.so beside the program or set POLYLANE_LIB",
+    ];
+    Finding::new("preload-library", path.is_some(), found, notes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_versions_are_compared_as_numbers() {
+        assert_eq!(Kernel::parse("6.1.0-13-amd64"), Kernel(6, 1));
+        assert!(Kernel::parse("6.10.3") > Kernel::parse("6.9.12"));
+        assert_eq!(Kernel::parse("odd"), Kernel(0, 0));
+    }
+
+    #[test]
+    fn only_what_is_needed_can_be_missing() {
+        let notes = ["", ""];
+        let worse = Finding::new("a", false, "", notes);
+        assert_eq!(worse.state, State::Degraded);
+        assert!(can_run(std::slice::from_ref(&worse)));
+        assert!(!can_run(&[worse.needed()]));
+        assert!(look().len() > 10);
+    }
+}

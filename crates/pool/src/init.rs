@@ -1,0 +1,323 @@
+//! Pid 1 of a tenant: makes the tenant's view of the file tree, starts COMMAND, reaps, cleans up.
+//!
+//! It runs in a child forked from the supervisor, in namespaces of its own, and never returns. Steps:
+//!
+//! 1. `Begin` arrives (limits are in place); the mount table is cut off from the host's.
+//! 2. The FUSE mount and the run directory (with the listening socket) are made, detached; `Mounted`.
+//! 3. `Serving` arrives: from here on the lane answers. Everything is put into its place.
+//! 4. COMMAND is forked and executed; orphans are reaped, signals passed on.
+//! 5. COMMAND has ended: what is left in the namespace is killed, the lane synced, and this process
+//!    ends with COMMAND's status; with it go the namespaces and every mount in them.
+//!
+//! The kernel ignores signals to a pid 1 that has no handler for them, so Ctrl-C on the terminal
+//! reaches COMMAND alone.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
+use polylane_sys::scm;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::MountAttrFlags;
+use rustix::process::{Signal, WaitOptions};
+
+use crate::failure::{FAILED, Failure, Result, say};
+use crate::link::{FromInit, Link, ToInit};
+use crate::process::Ended;
+use crate::skeleton::{self, MountPoint};
+use crate::{mounts, root};
+
+/// Exit status when COMMAND exists but cannot be executed.
+const NOT_EXECUTABLE: i32 = 126;
+/// Exit status when COMMAND does not exist.
+const NOT_FOUND: i32 = 127;
+
+/// Waiting connections of the lane's socket: every program that starts makes one.
+const SOCKET_BACKLOG: i32 = 512;
+
+/// The FUSE device.
+pub(crate) const FUSE_DEVICE: &str = "/dev/fuse";
+
+/// Where the lane appears.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// At a mount path.
+    At(MountPoint),
+    /// As the root of the file tree.
+    Root,
+}
+
+impl Place {
+    /// The mount path as COMMAND sees it.
+    pub(crate) fn path(&self) -> PathBuf {
+        match self {
+            Place::At(point) => point.path(),
+            Place::Root => PathBuf::from("/"),
+        }
+    }
+}
+
+/// What the init is to do; fixed before the fork.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Where the lane appears.
+    pub(crate) place: Place,
+    /// An ordinary user: this uid and gid are mapped to themselves, and the init opens /dev/fuse.
+    pub(crate) rootless: Option<(u32, u32)>,
+    /// The FUSE device when the supervisor could open it.
+    pub(crate) fuse: Option<OwnedFd>,
+    /// The preload library, unless it is not wanted or not there.
+    pub(crate) library: Option<PathBuf>,
+    /// COMMAND and its arguments; not empty.
+    pub(crate) command: Vec<OsString>,
+    /// Working directory of COMMAND.
+    pub(crate) directory: PathBuf,
+}
+
+/// Runs the init to its end.
+pub(crate) fn main(plan: Plan, link: &Link) -> ! {
+    let status = match run(plan, link) {
+        Ok(ended) => ended.status(),
+        Err(failure) => {
+            say(&failure);
+            FAILED
+        }
+    };
+    ns::exit_now(status.into())
+}
+
+fn run(plan: Plan, link: &Link) -> Result<Ended> {
+    // Killed with the supervisor, however that ends. If it is gone already, `Begin` never arrives.
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| Failure::because("init", "tie its life to the supervisor", error))?;
+    let _ = rustix::thread::set_name(c"polylane-init");
+    expect(link, ToInit::Begin)?;
+    if let Some((uid, gid)) = plan.rootless {
+        map_user(uid, gid)?;
+    }
+    mounts::cut_off().map_err(|error| Failure::because("mount namespace", "cut it off", error))?;
+    let lane = mount_lane(&plan, link)?;
+    let lane_dir = put_in_place(&plan, lane)?;
+    let signals = SignalFd::new(&[libc::SIGCHLD])
+        .map_err(|error| Failure::because("init", "watch its children", error))?;
+    let command = start_command(&plan)?;
+    let ended = watch(command, link, &signals)?;
+    let _ = link.send(&FromInit::Ended, &[]);
+    clear_away(&lane_dir);
+    Ok(ended)
+}
+
+/// Waits for exactly this message. The end of the line is the end of the supervisor.
+fn expect(link: &Link, expected: ToInit) -> Result<()> {
+    match link.receive::<ToInit>() {
+        Ok(Some((message, _))) if message == expected => Ok(()),
+        _ => ns::exit_now(FAILED.into()),
+    }
+}
+
+/// Maps one user and one group to themselves: all that an ordinary user may do.
+fn map_user(uid: u32, gid: u32) -> Result<()> {
+    for (file, line) in [
+        ("/proc/self/setgroups", "deny".to_string()),
+        ("/proc/self/uid_map", format!("{uid} {uid} 1")),
+        ("/proc/self/gid_map", format!("{gid} {gid} 1")),
+    ] {
+        fs::write(file, line).map_err(|error| Failure::because(file, "write it", error))?;
+    }
+    Ok(())
+}
+
+/// Opens the FUSE device.
+pub(crate) fn open_fuse() -> Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::open(FUSE_DEVICE, flags, Mode::empty()).map_err(|error| {
+        let why = Failure::because(FUSE_DEVICE, "open it", error);
+        let hint = match error {
+            rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
+                "this user needs read and write access to it"
+            }
+            _ => "load the fuse kernel module, or give the container this device",
+        };
+        Failure::failed(format!("{why}: {hint}"))
+    })
+}
+
+/// The detached mounts of a lane.
+struct LaneMounts {
+    fuse: OwnedFd,
+    run_dir: OwnedFd,
+}
+
+/// Makes the FUSE mount and the run directory, hands their descriptors over, waits for the service.
+fn mount_lane(plan: &Plan, link: &Link) -> Result<LaneMounts> {
+    let opened = match plan.fuse {
+        Some(_) => None,
+        None => Some(open_fuse()?),
+    };
+    let Some(device) = plan.fuse.as_ref().or(opened.as_ref()) else {
+        return Err(Failure::failed("no FUSE device"));
+    };
+    let mount_failed = |error| Failure::because("lane", "mount it through FUSE", error);
+    let fuse = mounts::fuse(device, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(mount_failed)?;
+    let run_dir_failed = |error: std::io::Error| Failure::because("lane", "make its socket", error);
+    let run_dir = mounts::tmpfs(0o755, "64k", MountAttrFlags::MOUNT_ATTR_NODEV)
+        .map_err(|error| run_dir_failed(error.into()))?;
+    let socket = listen_in(&run_dir).map_err(run_dir_failed)?;
+    let mut fds = vec![socket.as_fd()];
+    fds.extend(opened.as_ref().map(AsFd::as_fd));
+    link.send(&FromInit::Mounted, &fds)
+        .map_err(|error| Failure::because("lane", "hand it to the supervisor", error))?;
+    expect(link, ToInit::Serving)?;
+    Ok(LaneMounts { fuse, run_dir })
+}
+
+/// The lane's socket, in a directory that is mounted nowhere yet. Every user of the tenant may connect.
+fn listen_in(dir: &OwnedFd) -> std::io::Result<OwnedFd> {
+    use std::os::fd::AsRawFd;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/socket", dir.as_raw_fd()));
+    let socket = scm::listen(&path, SOCKET_BACKLOG)?;
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o666))?;
+    Ok(socket)
+}
+
+/// Puts the tenant's tree together; returns the lane's root directory for the final sync.
+fn put_in_place(plan: &Plan, lane: LaneMounts) -> Result<OwnedFd> {
+    let library = pick_up_library(plan)?;
+    match &plan.place {
+        Place::At(point) => {
+            let path = point.path();
+            let failed = |error| Failure::path(&path, "mount the lane there", error);
+            let proc = root::new_proc();
+            skeleton::build(point).map_err(failed)?;
+            mounts::attach_at(&lane.fuse, &path).map_err(failed)?;
+            root::attach_proc(proc, Path::new("/proc"))?;
+        }
+        Place::Root => root::enter(&lane.fuse)?,
+    }
+    let failed = |error| Failure::because("lane", "mount its run directory", error);
+    mounts::attach(&lane.run_dir, &lane.fuse, Path::new(".polylane")).map_err(failed)?;
+    if let Some(library) = library {
+        let name = Path::new(crate::preload::LIBRARY);
+        skeleton::make_file(&lane.run_dir, name).map_err(failed)?;
+        mounts::attach(&library, &lane.run_dir, name).map_err(failed)?;
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(&lane.fuse, ".", flags, Mode::empty())
+        .map_err(|error| Failure::because("lane", "open its root", error))
+}
+
+fn pick_up_library(plan: &Plan) -> Result<Option<OwnedFd>> {
+    let Some(path) = &plan.library else { return Ok(None) };
+    mounts::copy_of(rustix::fs::CWD, path)
+        .map(Some)
+        .map_err(|error| Failure::path(path, "bring it into the lane", error))
+}
+
+/// Forks and executes COMMAND.
+fn start_command(plan: &Plan) -> Result<Process> {
+    let failed = |error| Failure::because(plan.command[0].display(), "start it", error);
+    match ns::fork(Namespaces::default()).map_err(failed)? {
+        Fork::Parent(child) => Ok(Process { pid: child.pid }),
+        Fork::Child => execute(plan),
+    }
+}
+
+/// COMMAND as the init sees it: a number of its own pid namespace, reaped with all the others.
+struct Process {
+    pid: u32,
+}
+
+impl Process {
+    /// An error can only mean that it has ended.
+    fn signal(&self, number: i32) {
+        if let (Some(pid), Some(signal)) =
+            (rustix::process::Pid::from_raw(self.pid as i32), Signal::from_named_raw(number))
+        {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+}
+
+fn execute(plan: &Plan) -> ! {
+    ns::unblock_signals();
+    let name = &plan.command[0];
+    if let Err(error) = std::env::set_current_dir(&plan.directory) {
+        say(Failure::path(&plan.directory, "enter it in the lane", error));
+        ns::exit_now(FAILED.into());
+    }
+    let mut command = std::process::Command::new(name);
+    command.args(&plan.command[1..]);
+    let mount = plan.place.path();
+    match &plan.library {
+        Some(_) => {
+            let library = mount.join(".polylane").join(crate::preload::LIBRARY);
+            command.env("LD_PRELOAD", crate::preload::list(&library));
+        }
+        None => crate::preload::clean(&mut command),
+    }
+    command.env("POLYLANE_MOUNT", &mount);
+    let error = command.exec();
+    say_not_started(name, &error);
+    let missing = error.kind() == std::io::ErrorKind::NotFound;
+    ns::exit_now(if missing { NOT_FOUND } else { NOT_EXECUTABLE })
+}
+
+fn say_not_started(name: &OsStr, error: &std::io::Error) {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => say(format_args!("{}: command not found", name.display())),
+        _ => {
+            say(Failure::because(name.display(), "execute it", std::io::Error::from(error.kind())))
+        }
+    }
+}
+
+/// Reaps and passes signals on until COMMAND has ended.
+fn watch(command: Process, link: &Link, signals: &SignalFd) -> Result<Ended> {
+    let failed = |error: std::io::Error| Failure::because("init", "wait for COMMAND", error);
+    loop {
+        let mut fds = [PollFd::new(signals, PollFlags::IN), PollFd::new(link, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(failed(error.into())),
+        }
+        let told = !fds[1].revents().is_empty();
+        while signals.next().map_err(failed)?.is_some() {}
+        if let Some(ended) = reap(command.pid) {
+            return Ok(ended);
+        }
+        if told {
+            match link.receive::<ToInit>() {
+                Ok(Some((ToInit::Signal(signal), _))) => command.signal(signal),
+                Ok(Some(_)) => {}
+                // The supervisor is gone, and with it the reason to be here.
+                Ok(None) | Err(_) => ns::exit_now(FAILED.into()),
+            }
+        }
+    }
+}
+
+/// Reaps whatever has ended; COMMAND's end if it is among them.
+fn reap(command: u32) -> Option<Ended> {
+    let mut found = None;
+    while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
+        if pid.as_raw_nonzero().get() as u32 == command {
+            found = Some(match (status.exit_status(), status.terminating_signal()) {
+                (Some(code), _) => Ended::Exit(code as u8),
+                (None, signal) => Ended::Signal(signal.unwrap_or(0) as u8),
+            });
+        }
+    }
+    found
+}
+
+/// Kills and reaps what COMMAND left running, then waits until the service has every byte that the
+/// kernel still holds of mapped files.
+fn clear_away(lane: &OwnedFd) {
+    let _ = ns::kill_namespace();
+    while rustix::process::wait(WaitOptions::empty()).is_ok() {}
+    let _ = rustix::fs::syncfs(lane);
+}

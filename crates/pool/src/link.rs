@@ -1,0 +1,130 @@
+//! The private lines between the supervisor and its children: JSON messages on sequenced packets.
+//!
+//! Each side trusts the other no further than its words: a message that does not parse is `EPROTO`.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use polylane_base::{Errno, Result};
+use polylane_sys::scm;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Largest message in bytes; statistics are the longest.
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+/// What the supervisor tells the init.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum ToInit {
+    /// Limits are in place: make the mounts.
+    Begin,
+    /// The service answers: go on to COMMAND.
+    Serving,
+    /// Send this signal to COMMAND.
+    Signal(i32),
+}
+
+/// What the init tells the supervisor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum FromInit {
+    /// The FUSE mount exists. Comes with the listening socket and, rootless, the FUSE descriptor.
+    Mounted,
+    /// COMMAND has ended; what is left of the tenant is being cleared away.
+    Ended,
+}
+
+/// What the supervisor asks the service.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum ToService {
+    /// Make everything durable, answer `Flushed`, exit 0.
+    Shutdown,
+    /// Answer `Stats`.
+    Stats,
+}
+
+/// What the service answers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) enum FromService {
+    /// It serves both doors.
+    Ready,
+    /// It could not start; the supervisor says this line for it.
+    Failed(String),
+    /// Counters as JSON.
+    Stats(serde_json::Value),
+    /// The end of a shutdown: the errno of the flush, if it failed.
+    Flushed(Option<i32>),
+}
+
+/// One end of a line. Thread-safe: a message is one packet.
+#[derive(Debug)]
+pub(crate) struct Link(OwnedFd);
+
+impl Link {
+    /// Both ends, close-on-exec.
+    pub(crate) fn pair() -> Result<(Link, Link)> {
+        let (one, other) = scm::pair()?;
+        Ok((Link(one), Link(other)))
+    }
+
+    /// An end that was handed down.
+    pub(crate) fn from_fd(fd: OwnedFd) -> Link {
+        Link(fd)
+    }
+
+    /// Sends one message. `EPIPE` when the peer is gone.
+    pub(crate) fn send(&self, message: &impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let bytes = serde_json::to_vec(message).map_err(|_| Errno::EPROTO)?;
+        scm::send(&self.0, &bytes, fds)
+    }
+
+    /// Waits for a message; `None` when the peer is gone.
+    pub(crate) fn receive<T: DeserializeOwned>(&self) -> Result<Option<(T, Vec<OwnedFd>)>> {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let got = loop {
+            match scm::receive(&self.0, &mut bytes) {
+                Err(Errno::EINTR) => {}
+                Err(Errno::ECONNRESET) => return Ok(None),
+                other => break other?,
+            }
+        };
+        match got.count {
+            0 => Ok(None),
+            _ if got.truncated => Err(Errno::EPROTO),
+            count => serde_json::from_slice(&bytes[..count])
+                .map(|message| Some((message, got.fds)))
+                .map_err(|_| Errno::EPROTO),
+        }
+    }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_with_their_descriptors_and_the_end_is_seen() {
+        let (one, other) = Link::pair().expect("pair");
+        let file = std::fs::File::open("/dev/null").expect("/dev/null");
+        one.send(&FromInit::Mounted, &[file.as_fd()]).expect("send");
+        one.send(&ToInit::Signal(15), &[]).expect("send");
+        let (message, fds) = other.receive::<FromInit>().expect("receive").expect("one");
+        assert_eq!((message, fds.len()), (FromInit::Mounted, 1));
+        let (message, fds) = other.receive::<ToInit>().expect("receive").expect("one");
+        assert_eq!((message, fds.len()), (ToInit::Signal(15), 0));
+        drop(one);
+        assert!(other.receive::<ToInit>().expect("end").is_none());
+        assert_eq!(other.send(&ToInit::Begin, &[]), Err(Errno::EPIPE));
+    }
+
+    #[test]
+    fn a_message_that_does_not_parse_is_an_error() {
+        let (one, other) = Link::pair().expect("pair");
+        one.send(&"nonsense", &[]).expect("send");
+        assert_eq!(other.receive::<ToInit>().map(|_| ()), Err(Errno::EPROTO));
+    }
+}

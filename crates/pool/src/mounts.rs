@@ -1,0 +1,109 @@
+//! Mounts as descriptors: made detached, put into place later.
+//!
+//! Everything that must come from the old tree is picked up as a detached copy first, so the order in
+//! which the tenant's tree is put together does not matter, and no path is looked up twice.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::CWD;
+use rustix::io::{Errno, Result};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags,
+    OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount,
+    fsopen, mount_change, move_mount, open_tree, unmount,
+};
+
+/// One parameter of a file system: a flag, or a key with a value.
+pub(crate) enum Parameter<'a> {
+    /// Present or not.
+    Flag(&'a str),
+    /// With a value.
+    Value(&'a str, String),
+}
+
+/// A new, detached mount.
+pub(crate) fn create(
+    kind: &str,
+    parameters: &[Parameter<'_>],
+    attributes: MountAttrFlags,
+) -> Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for parameter in parameters {
+        match parameter {
+            Parameter::Flag(key) => fsconfig_set_flag(context.as_fd(), *key)?,
+            Parameter::Value(key, value) => {
+                fsconfig_set_string(context.as_fd(), *key, value.as_str())?;
+            }
+        }
+    }
+    fsconfig_create(context.as_fd())?;
+    fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+/// A new, detached tmpfs.
+pub(crate) fn tmpfs(mode: u32, bytes_max: &str, attributes: MountAttrFlags) -> Result<OwnedFd> {
+    let parameters = [
+        Parameter::Value("source", "polylane".to_string()),
+        Parameter::Value("mode", format!("{mode:o}")),
+        Parameter::Value("size", bytes_max.to_string()),
+    ];
+    create("tmpfs", &parameters, attributes)
+}
+
+/// The detached FUSE mount of a lane. The kernel sends FUSE_INIT to `fuse` now.
+pub(crate) fn fuse(fuse: &OwnedFd, attributes: MountAttrFlags) -> Result<OwnedFd> {
+    let uid = rustix::process::geteuid().as_raw();
+    let gid = rustix::process::getegid().as_raw();
+    let parameters = [
+        Parameter::Value("source", "polylane".to_string()),
+        Parameter::Value("subtype", "polylane".to_string()),
+        Parameter::Value("fd", fuse.as_raw_fd().to_string()),
+        Parameter::Value("rootmode", "40000".to_string()),
+        Parameter::Value("user_id", uid.to_string()),
+        Parameter::Value("group_id", gid.to_string()),
+        Parameter::Flag("default_permissions"),
+        Parameter::Flag("allow_other"),
+    ];
+    create("fuse", &parameters, attributes)
+}
+
+/// A detached copy of what lies at `path`, with all mounts below it.
+pub(crate) fn copy_of(dir: impl AsFd, path: &Path) -> Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::AT_RECURSIVE
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    open_tree(dir.as_fd(), path, flags)
+}
+
+/// Puts a detached mount on `name` in `dir`.
+pub(crate) fn attach(mount: &OwnedFd, dir: impl AsFd, name: &Path) -> Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(mount.as_fd(), "", dir.as_fd(), name, flags)
+}
+
+/// Puts a detached mount on an absolute path.
+pub(crate) fn attach_at(mount: &OwnedFd, path: &Path) -> Result<()> {
+    attach(mount, CWD, path)
+}
+
+/// Lets no mount made here reach the host. What the host mounts and unmounts still arrives, so that a
+/// tenant never keeps a host's file system busy.
+pub(crate) fn cut_off() -> Result<()> {
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+}
+
+/// Makes `root` (attached on `/`, so far hidden under the process's old root) the root of this mount
+/// namespace and drops the old one.
+pub(crate) fn switch_root(root: &OwnedFd) -> Result<()> {
+    rustix::process::fchdir(root)?;
+    match rustix::process::pivot_root(".", ".") {
+        // The old root is now stacked on the new one and the first thing `.` leads to.
+        Ok(()) => unmount(".", UnmountFlags::DETACH)?,
+        // The initial root file system (an initramfs) cannot be pivoted away.
+        Err(Errno::INVAL) => rustix::process::chroot(".")?,
+        Err(error) => return Err(error),
+    }
+    rustix::process::chdir("/")
+}

@@ -1,0 +1,173 @@
+//! Pool names: one running pool per name, and where its few run-time files lie.
+//!
+//! A name is held by an exclusive flock(2) on `NAME.lock` in the run-time directory; the kernel lets
+//! go of it with the last process that inherited the descriptor, so a dead holder's file is simply
+//! taken over. The statistics socket `NAME.sock` lies beside it.
+//!
+//! # Invariants
+//!
+//! - A lock counts only while its path still names the locked file: the holder unlinks the path
+//!   *before* it unlocks, and a taker compares inodes after it locked.
+//! - The directory goes with its last file; a taker makes it anew when it vanished under it.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::failure::{Failure, Result};
+
+/// Longest name of a pool in bytes.
+const NAME_BYTES_MAX: usize = 64;
+
+/// A held name. Dropping it does not remove the files; see [`files`](PoolName::files).
+#[derive(Debug)]
+pub(crate) struct PoolName {
+    dir: PathBuf,
+    name: String,
+    _lock: OwnedFd,
+}
+
+/// The run-time directory: `/run/polylane` for root, else under `$XDG_RUNTIME_DIR`, else in `/tmp`
+/// with the user's number in its name.
+pub fn runtime_dir() -> PathBuf {
+    let uid = rustix::process::geteuid();
+    if uid.is_root() {
+        return PathBuf::from("/run/polylane");
+    }
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(dir) if Path::new(&dir).is_absolute() => Path::new(&dir).join("polylane"),
+        _ => PathBuf::from(format!("/tmp/polylane-{}", uid.as_raw())),
+    }
+}
+
+/// Whether a text can name a pool: letters, digits, `.`, `_` and `-`, at most 64, no leading `.`.
+pub fn is_name(text: &str) -> bool {
+    let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
+    (1..=NAME_BYTES_MAX).contains(&text.len()) && !text.starts_with('.') && text.bytes().all(good)
+}
+
+impl PoolName {
+    /// Takes `name` in `dir`.
+    ///
+    /// # Errors
+    /// One line when the name is in use or the directory cannot be used.
+    pub(crate) fn take(dir: &Path, name: &str) -> Result<Self> {
+        let path = dir.join(format!("{name}.lock"));
+        loop {
+            ensure_private_dir(dir)?;
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let lock = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(lock) => lock,
+                Err(Errno::NOENT) => continue,
+                Err(error) => return Err(Failure::path(&path, "open the pool's lock", error)),
+            };
+            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) => return Err(in_use(name)),
+                Err(error) => return Err(Failure::path(&path, "lock it", error)),
+            }
+            if is_still(&path, &lock) {
+                return Ok(PoolName {
+                    dir: dir.to_path_buf(),
+                    name: name.to_string(),
+                    _lock: lock,
+                });
+            }
+        }
+    }
+
+    /// The name.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.name
+    }
+
+    /// How many pools of this user run, this one among them.
+    pub(crate) fn running_count(&self) -> usize {
+        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        entries.filter(|entry| entry.path().extension().is_some_and(|e| e == "lock")).count()
+    }
+
+    /// Where the statistics socket belongs.
+    pub(crate) fn stats_socket(&self) -> PathBuf {
+        self.dir.join(format!("{}.sock", self.name))
+    }
+
+    /// The run-time files of the pool and, last, their directory.
+    pub(crate) fn files(&self) -> (Vec<PathBuf>, PathBuf) {
+        let lock = self.dir.join(format!("{}.lock", self.name));
+        (vec![self.stats_socket(), lock], self.dir.clone())
+    }
+}
+
+fn in_use(name: &str) -> Failure {
+    Failure::failed(format!("pool '{name}' is in use: choose another name or end the other run"))
+}
+
+/// Makes the directory, mode 0700, and refuses one that belongs to somebody else: in `/tmp` anybody
+/// could have made it first.
+fn ensure_private_dir(dir: &Path) -> Result<()> {
+    match rustix::fs::mkdir(dir, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(Failure::path(dir, "make the run-time directory", error)),
+    }
+    match rustix::fs::lstat(dir) {
+        Ok(stat)
+            if stat.st_uid == rustix::process::geteuid().as_raw() && stat.st_mode & 0o22 == 0 =>
+        {
+            Ok(())
+        }
+        Ok(_) => Err(Failure::failed(format!(
+            "{}: not a private directory of this user: remove it or set XDG_RUNTIME_DIR",
+            dir.display()
+        ))),
+        // Removed by the last holder between the two calls: the open after this finds out.
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(Failure::path(dir, "look at the run-time directory", error)),
+    }
+}
+
+fn is_still(path: &Path, lock: &OwnedFd) -> bool {
+    match (rustix::fs::lstat(path), rustix::fs::fstat(lock)) {
+        (Ok(named), Ok(held)) => (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_held_once_and_a_stale_file_is_taken_over() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let dir = dir.path().join("run");
+        let first = PoolName::take(&dir, "one").expect("free");
+        let error = PoolName::take(&dir, "one").expect_err("held");
+        assert_eq!(error.status, crate::failure::FAILED);
+        assert!(error.line.contains("'one' is in use"), "{error}");
+        PoolName::take(&dir, "two").expect("another name");
+        drop(first);
+        assert!(dir.join("one.lock").exists());
+        PoolName::take(&dir, "one").expect("a left file is no holder");
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().expect("tempdir");
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).expect("chmod");
+        assert!(PoolName::take(dir.path(), "one").is_err());
+    }
+
+    #[test]
+    fn names_are_plain() {
+        for good in ["a", "web-1", "A.b_c", &"x".repeat(64)] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in ["", ".", "..", ".x", "a/b", "a b", "ä", &"x".repeat(65)] {
+            assert!(!is_name(bad), "{bad}");
+        }
+    }
+}

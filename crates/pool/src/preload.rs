@@ -1,0 +1,66 @@
+//! Where the preload library is, and `LD_PRELOAD` with it.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// File name of the library.
+pub(crate) const LIBRARY: &str = "libpolylane.so";
+
+/// The library: `POLYLANE_LIB`, or beside the program, or in `../lib` or `../lib/polylane` from there.
+pub fn find() -> Option<PathBuf> {
+    if let Some(path) = std::env::var_os("POLYLANE_LIB") {
+        let path = PathBuf::from(path);
+        return path.is_file().then(|| path.canonicalize().ok()).flatten();
+    }
+    let program = std::env::current_exe().ok()?;
+    let dir = program.parent()?;
+    let candidates = ["", "../lib/polylane", "../lib"].map(|place| dir.join(place).join(LIBRARY));
+    candidates.into_iter().find(|path| path.is_file())?.canonicalize().ok()
+}
+
+/// Whether the dynamic linker can be told of a library below this path: it splits at blanks and
+/// colons, and knows no quoting.
+pub(crate) fn can_name(mount: &Path) -> bool {
+    !mount.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':' | b'\t' | b'\n' | b'$'))
+}
+
+/// The value of `LD_PRELOAD`: `library`, then what the user has there, without other lanes' libraries.
+pub(crate) fn list(library: &Path) -> OsString {
+    let mut value = library.as_os_str().to_os_string();
+    let others = others();
+    if !others.is_empty() {
+        value.push(":");
+        value.push(others);
+    }
+    value
+}
+
+/// Takes other lanes' libraries out of a command's `LD_PRELOAD`.
+pub(crate) fn clean(command: &mut std::process::Command) {
+    let others = others();
+    match others.is_empty() {
+        true => command.env_remove("LD_PRELOAD"),
+        false => command.env("LD_PRELOAD", others),
+    };
+}
+
+fn others() -> OsString {
+    let value = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    let parts = value.as_bytes().split(|b| matches!(b, b' ' | b':'));
+    let kept: Vec<&[u8]> =
+        parts.filter(|part| !part.is_empty() && !part.ends_with(LIBRARY.as_bytes())).collect();
+    OsString::from_vec(kept.join(&b':'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_path_that_the_linker_would_split_is_seen() {
+        assert!(can_name(Path::new("/lane")));
+        assert!(!can_name(Path::new("/my lane")));
+        assert!(!can_name(Path::new("/a:b")));
+    }
+}

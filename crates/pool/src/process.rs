@@ -1,0 +1,84 @@
+//! A child process that is waited for, or killed when its owner gives up.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use polylane_sys::ns::Child;
+use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+
+/// A running child. Dropped before it was waited for, it is killed and reaped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    reaped: bool,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ended {
+    /// With this exit status.
+    Exit(u8),
+    /// By this signal.
+    Signal(u8),
+}
+
+impl Ended {
+    /// The exit status of a shell for it: 128 + n for a signal.
+    pub(crate) fn status(self) -> u8 {
+        match self {
+            Ended::Exit(status) => status,
+            Ended::Signal(signal) => 128u8.wrapping_add(signal),
+        }
+    }
+}
+
+impl Process {
+    /// Owns a child from now on.
+    pub(crate) fn new(child: Child) -> Self {
+        Process { child, reaped: false }
+    }
+
+    /// Its number in the host's pid namespace.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.pid
+    }
+
+    /// Kills it with SIGKILL, if it still runs.
+    pub(crate) fn kill(&self) {
+        // An error can only mean that it has ended already.
+        let _ = pidfd_send_signal(&self.child.pidfd, Signal::KILL);
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(&mut self) -> io::Result<Ended> {
+        let id = WaitId::PidFd(self.child.pidfd.as_fd());
+        let status = loop {
+            match waitid(id.clone(), WaitIdOptions::EXITED) {
+                Err(rustix::io::Errno::INTR) => {}
+                other => break other?,
+            }
+        };
+        self.reaped = true;
+        let status = status.ok_or(io::ErrorKind::NotFound)?;
+        Ok(match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Ended::Exit(code as u8),
+            (None, signal) => Ended::Signal(signal.unwrap_or(0) as u8),
+        })
+    }
+}
+
+impl AsFd for Process {
+    /// The pidfd: readable once the process has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.child.pidfd.as_fd()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.reaped {
+            self.kill();
+            let _ = self.wait();
+        }
+    }
+}

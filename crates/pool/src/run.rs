@@ -1,0 +1,295 @@
+//! `polylane run`: from the options to COMMAND's exit status.
+//!
+//! The order matters: whatever can be refused is refused before anything exists; the keeper runs
+//! before the first group or file is made; the init is forked while this process has one thread.
+
+use std::ffi::OsString;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use polylane_ipc::message::RESERVED_DIR;
+use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
+use rustix::fs::{Mode, OFlags};
+
+use crate::cgroup::{self, Limits};
+use crate::cpus::CpuList;
+use crate::failure::{Failure, Result, say};
+use crate::init::{self, Place, Plan};
+use crate::keeper::{Keeper, Leftovers};
+use crate::link::Link;
+use crate::names::{self, PoolName};
+use crate::process::Process;
+use crate::skeleton::MountPoint;
+use crate::spec::{Backing, PoolSpec};
+use crate::supervise::Supervisor;
+use crate::{preload, root};
+
+/// Least `--memory`: below this the service itself does not fit.
+pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
+
+/// Weight of a pool that was given none.
+pub const WEIGHT_DEFAULT: u32 = 100;
+
+/// One inode for so many bytes of a lane in RAM, as tmpfs counts them (one per page of memory).
+const BYTES_PER_INODE: u64 = 4096;
+
+/// Fewest inodes of a lane in RAM.
+const INODES_MIN: u64 = 1024;
+
+/// The libservice under the lane.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// Files in RAM, gone with the lane.
+    Mem,
+    /// A directory of the host.
+    Dir(PathBuf),
+}
+
+/// What `polylane run` was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RunOptions {
+    /// The libservice under the lane.
+    pub source: Source,
+    /// Mount path as COMMAND sees it; ignored with `root`.
+    pub at: PathBuf,
+    /// The lane is COMMAND's root file system.
+    pub root: bool,
+    /// The pool's name; made up when absent.
+    pub pool: Option<String>,
+    /// CPUs of the pool.
+    pub cpus: Option<CpuList>,
+    /// Bytes of memory of the pool.
+    pub memory: Option<u64>,
+    /// Bytes of a lane in RAM.
+    pub size: Option<u64>,
+    /// The pool's share, 1–10000.
+    pub weight: Option<u32>,
+    /// Use the preload library.
+    pub preload: bool,
+    /// COMMAND and its arguments.
+    pub command: Vec<OsString>,
+}
+
+/// Runs COMMAND in a pool; its exit status, or 128 + n when signal n ended it.
+///
+/// # Errors
+/// One line and exit status 1 or 2 when COMMAND could not be started at all; nothing is left behind.
+pub fn run(options: RunOptions) -> Result<u8> {
+    check(&options)?;
+    let place = match options.root {
+        true => Place::Root,
+        false => Place::At(MountPoint::find(&options.at)?),
+    };
+    let cpus = pool_cpus(options.cpus.as_ref())?;
+    let dir = open_source(&options.source)?;
+    let library = find_library(&options, &place);
+    let rootless = rootless();
+    // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
+    let device = init::open_fuse()?;
+    let name = options.pool.clone().unwrap_or_else(|| format!("run-{}", std::process::id()));
+    let name = PoolName::take(&names::runtime_dir(), &name)?;
+
+    let limits =
+        Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
+    let mut groups = cgroup::plan(name.as_str(), &limits);
+    let (files, runtime_dir) = name.files();
+    let keeper = Keeper::start(Leftovers {
+        groups: groups.groups.iter().map(|group| group.dir.clone()).collect(),
+        files,
+        dir: runtime_dir,
+    })?;
+    groups.create();
+    let signals = watch_signals()?;
+    pin(&cpus)?;
+    let spec = specify(&options, &name, &place, cpus);
+    let fuse = rootless.is_none().then_some(device);
+    let plan = Plan {
+        place,
+        rootless,
+        fuse: fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
+        library,
+        command: options.command,
+        directory: working_directory(options.root),
+    };
+    let (init, link) = start_init(plan, rootless.is_some())?;
+    groups.attach(init.pid());
+    for option in &groups.not_enforced {
+        say(not_enforced(option));
+    }
+    let mut supervisor =
+        Supervisor { spec, dir, groups, keeper, signals, name, init, link, restarts: Vec::new() };
+    let doors = match supervisor.begin(fuse)? {
+        Some(doors) => doors,
+        None => return supervisor.end_early(),
+    };
+    supervisor.run(doors)
+}
+
+fn check(options: &RunOptions) -> Result<()> {
+    if let Some(name) = &options.pool
+        && !names::is_name(name)
+    {
+        return Err(Failure::usage(format!(
+            "--pool {name}: use letters, digits, '.', '_' and '-', at most 64, no leading '.'"
+        )));
+    }
+    if let Some(weight) = options.weight
+        && !(1..=10_000).contains(&weight)
+    {
+        return Err(Failure::usage(format!("--weight {weight}: must be 1 to 10000")));
+    }
+    for (option, size) in [("--memory", options.memory), ("--size", options.size)] {
+        if size.is_some_and(|size| size < MEMORY_BYTES_MIN) {
+            return Err(Failure::usage(format!("{option}: too small: at least 16M are needed")));
+        }
+    }
+    if options.size.is_some() && options.source != Source::Mem {
+        return Err(Failure::usage("--size: a host directory has no size of its own"));
+    }
+    match options.command.is_empty() {
+        true => Err(Failure::usage("no COMMAND: write it after '--'")),
+        false => Ok(()),
+    }
+}
+
+/// The pool's CPUs: those asked for, all of which must be allowed here, or all that are allowed.
+fn pool_cpus(asked: Option<&CpuList>) -> Result<CpuList> {
+    let failed = |error: std::io::Error| Failure::because("CPUs", "list them", error);
+    let allowed = polylane_sys::cpu::allowed().map_err(|error| failed(error.into()))?;
+    let allowed = CpuList::new(allowed.into_iter().map(|cpu| cpu as usize))
+        .ok_or_else(|| Failure::failed("CPUs: none is allowed"))?;
+    let Some(asked) = asked else { return Ok(allowed) };
+    match asked.as_slice().iter().find(|cpu| !allowed.as_slice().contains(cpu)) {
+        None => Ok(asked.clone()),
+        Some(cpu) => Err(Failure::usage(format!(
+            "--cpus {asked}: CPU {cpu} is not available here: choose from {allowed}"
+        ))),
+    }
+}
+
+/// Everything started from here on runs on the pool's CPUs, with or without a cpuset group.
+fn pin(cpus: &CpuList) -> Result<()> {
+    let cpus: Vec<u32> = cpus.as_slice().iter().map(|&cpu| cpu as u32).collect();
+    polylane_sys::cpu::pin(&cpus).map_err(|error| Failure::because("CPUs", "stay on them", error))
+}
+
+fn open_source(source: &Source) -> Result<Option<OwnedFd>> {
+    let Source::Dir(path) = source else { return Ok(None) };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+        .map(Some)
+        .map_err(|error| Failure::path(path, "use it as the lane's directory", error))
+}
+
+/// The preload library, or a warning why the kernel path has to do.
+fn find_library(options: &RunOptions, place: &Place) -> Option<PathBuf> {
+    if !options.preload {
+        return None;
+    }
+    let mount = place.path();
+    if !preload::can_name(&mount) {
+        say(format_args!(
+            "{}: the dynamic linker cannot preload from such a path: FUSE only",
+            mount.display()
+        ));
+        return None;
+    }
+    let found = preload::find();
+    if found.is_none() {
+        say("libpolylane.so: not found beside the program (set POLYLANE_LIB): FUSE only");
+    }
+    found
+}
+
+/// The user and group of a caller who may not mount in the current user namespace.
+fn rootless() -> Option<(u32, u32)> {
+    let may_mount = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN));
+    let ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    (!may_mount).then_some(ids)
+}
+
+/// The signals that end or concern COMMAND. One that the caller ignores (nohup) stays ignored.
+fn watch_signals() -> Result<SignalFd> {
+    let mut signals = vec![
+        libc::SIGINT,
+        libc::SIGTERM,
+        libc::SIGHUP,
+        libc::SIGQUIT,
+        libc::SIGUSR1,
+        libc::SIGUSR2,
+    ];
+    signals.retain(|&signal| !ns::is_ignored(signal));
+    SignalFd::new(&signals).map_err(|error| Failure::because("signals", "watch them", error))
+}
+
+fn working_directory(root: bool) -> PathBuf {
+    match root {
+        true => PathBuf::from("/"),
+        false => std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
+    }
+}
+
+fn specify(options: &RunOptions, name: &PoolName, place: &Place, cpus: CpuList) -> PoolSpec {
+    use std::os::unix::ffi::OsStringExt;
+    let memory = options.memory.unwrap_or_else(total_memory);
+    let bytes_limit = options.size.unwrap_or(memory / 2);
+    let backing = match options.source {
+        Source::Mem => Backing::Mem {
+            bytes_limit,
+            inode_limit: (bytes_limit / BYTES_PER_INODE).max(INODES_MIN),
+        },
+        Source::Dir(_) => Backing::Dir,
+    };
+    let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
+    let covered = mounted.iter().chain([&RESERVED_DIR]).map(|name| name.as_bytes().to_vec());
+    PoolSpec {
+        name: name.as_str().to_string(),
+        backing,
+        mount_path: place.path().into_os_string().into_vec(),
+        covered: covered.collect(),
+        worker_cpus: cpus.worker_cpus(name.running_count()),
+        cpus,
+        cache_bytes_limit: memory / 4,
+        weight: options.weight.unwrap_or(WEIGHT_DEFAULT),
+        owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+        incarnation: 0,
+        fuse: None,
+    }
+}
+
+/// Bytes of memory of this host; a gigabyte where the kernel does not say.
+fn total_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    match (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) {
+        0 => 1 << 30,
+        bytes => bytes,
+    }
+}
+
+fn fork_failed(error: std::io::Error) -> Failure {
+    Failure::because("tenant", "start its first process", error)
+}
+
+fn start_init(plan: Plan, user: bool) -> Result<(Process, Link)> {
+    let (link, other) = Link::pair().map_err(|error| fork_failed(error.into()))?;
+    match ns::fork(Namespaces { user, mount: true, pid: true }) {
+        Ok(Fork::Child) => init::main(plan, &other),
+        Ok(Fork::Parent(child)) => Ok((Process::new(child), link)),
+        Err(error) if user => Err(Failure::failed(format!(
+            "user namespace: cannot make one: {}: ask the administrator to allow them for ordinary \
+             users, or run as root",
+            crate::failure::plain(&error)
+        ))),
+        Err(error) => Err(fork_failed(error)),
+    }
+}
+
+fn not_enforced(option: &str) -> String {
+    let effect = match option {
+        "--memory" => "only the lane's own caches and files are limited",
+        "--cpus" => "processes start on these CPUs but may leave them",
+        _ => "it is recorded only",
+    };
+    format!("{option}: no usable control group: {effect}")
+}

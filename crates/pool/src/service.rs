@@ -1,0 +1,100 @@
+//! The service process of a pool: the hidden `polylane service` command.
+//!
+//! It is handed descriptors by number and a specification, and holds no path of the host. Its main
+//! thread listens to the supervisor; the doors have threads of their own. The end of the control line
+//! is the end of the supervisor: flush and go.
+
+use std::os::fd::{OwnedFd, RawFd};
+
+use polylane_base::sync::Arc;
+use polylane_sys::ns;
+use polylane_vfs::Vfs;
+use rustix::process::DumpableBehavior;
+
+use crate::build::{self, Running};
+use crate::failure::{FAILED, Failure, Result, say};
+use crate::link::{FromService, Link, ToService};
+use crate::spec::PoolSpec;
+
+/// The descriptors of a service, by number, as on its command line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ServiceFds {
+    /// The specification, a sealed memfd.
+    pub spec: RawFd,
+    /// The FUSE device of the live mount.
+    pub fuse: RawFd,
+    /// The listening socket in the lane.
+    pub socket: RawFd,
+    /// The line to the supervisor.
+    pub control: RawFd,
+    /// The host directory under the lane, for `--dir`.
+    pub dir: Option<RawFd>,
+}
+
+/// Runs a service to its end; its exit status.
+pub fn main(fds: ServiceFds) -> u8 {
+    let control = match ns::inherited_fd(fds.control) {
+        Ok(fd) => Link::from_fd(fd),
+        Err(_) => {
+            say("service: started by 'polylane run' only");
+            return FAILED;
+        }
+    };
+    match start(fds) {
+        Ok(running) => serve(&running, &control),
+        Err(failure) => {
+            // The supervisor says it; a lost line changes nothing about the end.
+            let _ = control.send(&FromService::Failed(failure.line), &[]);
+            FAILED
+        }
+    }
+}
+
+fn start(fds: ServiceFds) -> Result<Running> {
+    let take = |number| {
+        ns::inherited_fd(number)
+            .map_err(|error| Failure::because("service", "take its files", error))
+    };
+    let spec = PoolSpec::from_fd(take(fds.spec)?)?;
+    let dir: Option<OwnedFd> = fds.dir.map(take).transpose()?;
+    let (fuse, socket) = (take(fds.fuse)?, take(fds.socket)?);
+    harden()?;
+    build::start(&spec, fuse, socket, dir)
+}
+
+/// What a service never needs: new privileges through exec, a core dump or a tracer with its tenant's
+/// data, a working directory. Full confinement comes on top of this later.
+fn harden() -> Result<()> {
+    let failed = |error| Failure::because("service", "give up privileges", error);
+    rustix::thread::set_no_new_privs(true).map_err(failed)?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)?;
+    rustix::process::chdir("/").map_err(failed)
+}
+
+/// Answers the supervisor until it wants the end or is gone itself.
+fn serve(running: &Running, control: &Link) -> u8 {
+    if control.send(&FromService::Ready, &[]).is_err() {
+        return FAILED;
+    }
+    loop {
+        match control.receive::<ToService>() {
+            Ok(Some((ToService::Stats, _))) => {
+                let _ = control.send(&FromService::Stats(running.stats()), &[]);
+            }
+            Ok(Some((ToService::Shutdown, _))) => {
+                let errno = flush(&running.vfs);
+                let _ = control.send(&FromService::Flushed(errno), &[]);
+                return 0;
+            }
+            Ok(None) | Err(_) => {
+                flush(&running.vfs);
+                return FAILED;
+            }
+        }
+    }
+}
+
+/// Makes everything durable; the errno if that fails.
+fn flush(vfs: &Arc<Vfs>) -> Option<i32> {
+    vfs.sync().err().map(|errno| errno.0)
+}

@@ -1,0 +1,107 @@
+//! A pool as data: what the supervisor tells a service process, as JSON in a sealed memfd.
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+
+use polylane_front::fuse::Params;
+use rustix::fs::{MemfdFlags, SealFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::cpus::CpuList;
+use crate::failure::{Failure, Result};
+
+/// Largest specification in bytes.
+const SPEC_BYTES_MAX: u64 = 1 << 20;
+
+/// Where a lane's files are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Backing {
+    /// In RAM.
+    Mem {
+        /// Bytes of file data and names together.
+        bytes_limit: u64,
+        /// Inodes.
+        inode_limit: u64,
+    },
+    /// In a host directory that the service is handed as a descriptor.
+    Dir,
+}
+
+/// Everything a service process is told. Descriptors come beside it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PoolSpec {
+    /// The pool's name.
+    pub name: String,
+    /// Where the files are.
+    pub backing: Backing,
+    /// Mount path as COMMAND sees it.
+    pub mount_path: Vec<u8>,
+    /// Directories of the lane that other mounts cover, relative to its root.
+    pub covered: Vec<Vec<u8>>,
+    /// CPUs of the pool.
+    pub cpus: CpuList,
+    /// One worker of the service on each of these.
+    pub worker_cpus: Vec<u32>,
+    /// Bytes of file data that the service may cache.
+    pub cache_bytes_limit: u64,
+    /// The pool's share, 1–10000. Recorded: the block engine is going to use it.
+    pub weight: u32,
+    /// Owner and group of the root of a lane in RAM.
+    pub owner: (u32, u32),
+    /// Service processes of this pool before this one.
+    pub incarnation: u16,
+    /// What FUSE_INIT agreed on; `None` until it has.
+    pub fuse: Option<Params>,
+}
+
+impl PoolSpec {
+    /// The specification in a sealed memfd.
+    pub(crate) fn to_fd(&self) -> Result<OwnedFd> {
+        let failed =
+            |error: std::io::Error| Failure::because("pool", "write its specification", error);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("polylane-spec", flags).map_err(|e| failed(e.into()))?;
+        let mut file = std::fs::File::from(fd);
+        let bytes = serde_json::to_vec(self).map_err(|error| failed(error.into()))?;
+        file.write_all(&bytes).map_err(failed)?;
+        let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(|error| failed(error.into()))?;
+        Ok(file.into())
+    }
+
+    /// Reads a specification from the start of `fd`.
+    pub(crate) fn from_fd(fd: OwnedFd) -> Result<PoolSpec> {
+        let failed =
+            |error: std::io::Error| Failure::because("pool", "read its specification", error);
+        // The supervisor wrote through the same open file, so its offset is at the end.
+        rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e.into()))?;
+        let mut bytes = Vec::new();
+        std::fs::File::from(fd).take(SPEC_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+        serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_specification_survives_the_way_to_the_service() {
+        let spec = PoolSpec {
+            name: "one".to_string(),
+            backing: Backing::Mem { bytes_limit: 1 << 30, inode_limit: 1 << 20 },
+            mount_path: b"/lane \xff".to_vec(),
+            covered: vec![b"proc".to_vec()],
+            cpus: "0-1".parse().expect("cpus"),
+            worker_cpus: vec![1],
+            cache_bytes_limit: 5,
+            weight: 100,
+            owner: (1, 2),
+            incarnation: 3,
+            fuse: Some(Params { minor: 45, flags: 3 }),
+        };
+        let fd = spec.to_fd().expect("memfd");
+        assert!(rustix::io::write(&fd, b"x").is_err(), "sealed");
+        assert_eq!(PoolSpec::from_fd(fd).expect("read"), spec);
+    }
+}

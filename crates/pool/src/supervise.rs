@@ -1,0 +1,384 @@
+//! The supervisor's loop: one thread that waits for its children, signals and statistics clients.
+//!
+//! It holds the FUSE device and the listening socket for the whole life of the mount, so a service that
+//! dies is replaced under the running tenant. It holds nothing *on* the mount: that would hang when no
+//! service answers.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
+
+use polylane_front::fuse;
+use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::Timespec;
+use rustix::io::FdFlags;
+
+use crate::cgroup;
+use crate::failure::{FAILED, Failure, Result, say};
+use crate::keeper::{Keeper, wait_for};
+use crate::link::{FromInit, FromService, Link, ToInit, ToService};
+use crate::names::PoolName;
+use crate::process::{Ended, Process};
+use crate::spec::PoolSpec;
+use crate::stats::Listener;
+
+/// How long COMMAND may take to end after a signal that asks it to.
+const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How long the init may take to clear away after COMMAND has ended. It can hang only on a service that
+/// does not answer, or on a process stuck in another file system.
+const CLEARING_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// How long the kernel may take to send FUSE_INIT after the mount.
+const INIT_TIME_MAX_MS: u32 = 10_000;
+
+/// How long a service may take to start.
+const START_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long a service may take to make everything durable at the end.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// A service that dies this often ...
+const RESTARTS_MAX: usize = 10;
+/// ... within this time is not started again.
+const RESTARTS_WINDOW: Duration = Duration::from_secs(30);
+
+/// The descriptors that outlive every service.
+#[derive(Debug)]
+pub(crate) struct Doors {
+    /// The FUSE device of the live mount.
+    pub(crate) fuse: OwnedFd,
+    /// The listening socket in the lane's run directory.
+    pub(crate) socket: OwnedFd,
+}
+
+/// Everything that one `polylane run` owns. Dropped, all of it is gone: fields go in this order.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    pub(crate) init: Process,
+    pub(crate) link: Link,
+    pub(crate) spec: PoolSpec,
+    pub(crate) dir: Option<OwnedFd>,
+    pub(crate) groups: cgroup::Plan,
+    pub(crate) signals: SignalFd,
+    pub(crate) restarts: Vec<Instant>,
+    pub(crate) keeper: Keeper,
+    pub(crate) name: PoolName,
+}
+
+/// A running service and the line to it.
+#[derive(Debug)]
+struct Service {
+    link: Link,
+    process: Process,
+}
+
+impl Supervisor {
+    /// Lets the init mount the lane and answers FUSE_INIT. `None` when the init ended instead; it has
+    /// said why.
+    pub(crate) fn begin(&mut self, fuse: Option<OwnedFd>) -> Result<Option<Doors>> {
+        let failed = |error| Failure::because("tenant", "talk to its first process", error);
+        if self.link.send(&ToInit::Begin, &[]).is_err() {
+            return Ok(None);
+        }
+        let Some((FromInit::Mounted, fds)) = self.next_from_init().map_err(failed)? else {
+            return Ok(None);
+        };
+        let mut fds = fds.into_iter();
+        let (socket, opened) = (fds.next(), fds.next());
+        let (Some(socket), Some(fuse)) = (socket, fuse.or(opened)) else {
+            return Err(Failure::failed("tenant: its first process sent no descriptors"));
+        };
+        let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS)
+            .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
+        self.spec.fuse = Some(params);
+        Ok(Some(Doors { fuse, socket }))
+    }
+
+    /// The next message of the init, `None` at its end. Its end shows on the pidfd: the line itself
+    /// stays half open, because the init holds a copy of this side.
+    fn next_from_init(&self) -> polylane_base::Result<Option<(FromInit, Vec<OwnedFd>)>> {
+        let mut fds =
+            [PollFd::new(&self.link, PollFlags::IN), PollFd::new(&self.init, PollFlags::IN)];
+        while rustix::event::poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
+        match fds[0].revents().is_empty() {
+            false => self.link.receive(),
+            true => Ok(None),
+        }
+    }
+
+    /// The status of an init that ended before there was a lane.
+    pub(crate) fn end_early(mut self) -> Result<u8> {
+        let ended = self.init.wait().map_err(wait_failed)?;
+        Ok(ended.status())
+    }
+
+    /// Serves the lane until COMMAND has ended; its status.
+    pub(crate) fn run(mut self, doors: Doors) -> Result<u8> {
+        let mut service = self.start_service(&doors)?;
+        let listener = Listener::new(&self.name.stats_socket());
+        let _ = self.link.send(&ToInit::Serving, &[]);
+        let ended = self.watch(&doors, &mut service, listener)?;
+        Ok(match (shut_down(service), ended.status()) {
+            (true, status) => status,
+            (false, 0) => FAILED,
+            (false, status) => status,
+        })
+    }
+
+    /// The loop proper: until the init has ended.
+    fn watch(
+        &mut self,
+        doors: &Doors,
+        service: &mut Service,
+        mut listener: Listener,
+    ) -> Result<Ended> {
+        let mut deadline: Option<(Instant, Late)> = None;
+        loop {
+            let timeout = deadline.map(|(at, _)| at.saturating_duration_since(Instant::now()));
+            let ready = self.wait(service, &listener, timeout)?;
+            if ready.init {
+                return self.init.wait().map_err(wait_failed);
+            }
+            if let Some((at, late)) = deadline
+                && Instant::now() >= at
+            {
+                deadline = self.too_late(late);
+            }
+            if ready.service {
+                self.replace(doors, service)?;
+                continue;
+            }
+            if ready.from_service
+                && let Ok(Some((FromService::Stats(stats), _))) = service.link.receive()
+            {
+                listener.answer(&self.describe(stats));
+            }
+            if ready.stats && listener.accept() {
+                let _ = service.link.send(&ToService::Stats, &[]);
+            }
+            if ready.from_init
+                && let Ok(Some((FromInit::Ended, _))) = self.link.receive()
+            {
+                deadline = Some((Instant::now() + CLEARING_TIME_MAX, Late::Clearing));
+            }
+            if ready.signals && self.pass_signals()? && deadline.is_none() {
+                deadline = Some((Instant::now() + TERMINATION_TIME_MAX, Late::Termination));
+            }
+        }
+    }
+
+    fn wait(
+        &self,
+        service: &Service,
+        listener: &Listener,
+        timeout: Option<Duration>,
+    ) -> Result<Ready> {
+        let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = vec![
+            watched(self.init.as_fd()),
+            watched(service.process.as_fd()),
+            watched(service.link.as_fd()),
+            watched(self.link.as_fd()),
+            watched(self.signals.as_fd()),
+        ];
+        fds.extend(listener.as_fd().map(watched));
+        let timeout = timeout.map(|left| Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(wait_failed(error.into())),
+        }
+        let is = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
+        Ok(Ready {
+            init: is(0),
+            service: is(1),
+            from_service: is(2),
+            from_init: is(3),
+            signals: is(4),
+            stats: is(5),
+        })
+    }
+
+    /// Passes signals on to COMMAND; whether one of them asks it to end.
+    ///
+    /// Ctrl-C and Ctrl-\ come from the kernel and go to the whole foreground process group, COMMAND
+    /// among it: passing them on would double them, and an interactive COMMAND may well live on.
+    fn pass_signals(&mut self) -> Result<bool> {
+        let mut ends = false;
+        let failed = |error| Failure::because("signals", "read them", error);
+        while let Some(received) = self.signals.next().map_err(failed)? {
+            let hang_up = received.signal == libc::SIGHUP;
+            if !received.from_kernel {
+                let _ = self.link.send(&ToInit::Signal(received.signal), &[]);
+            }
+            let asks = matches!(received.signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP);
+            ends |= asks && (hang_up || !received.from_kernel);
+        }
+        Ok(ends)
+    }
+
+    /// A deadline has passed. Killing the init kills its whole pid namespace.
+    fn too_late(&mut self, late: Late) -> Option<(Instant, Late)> {
+        match late {
+            Late::Termination => {
+                let _ = self.link.send(&ToInit::Signal(libc::SIGKILL), &[]);
+                return Some((Instant::now() + CLEARING_TIME_MAX, Late::Clearing));
+            }
+            Late::Clearing => self.init.kill(),
+        }
+        None
+    }
+
+    /// Starts a service in place of one that has died.
+    fn replace(&mut self, doors: &Doors, service: &mut Service) -> Result<()> {
+        let ended = service.process.wait().map_err(wait_failed)?;
+        let now = Instant::now();
+        self.restarts.retain(|at| now.duration_since(*at) < RESTARTS_WINDOW);
+        self.restarts.push(now);
+        let name = &self.spec.name;
+        if self.restarts.len() > RESTARTS_MAX {
+            return Err(Failure::failed(format!(
+                "pool '{name}': its service died {RESTARTS_MAX} times in {} s: giving up",
+                RESTARTS_WINDOW.as_secs()
+            )));
+        }
+        say(format_args!("pool '{name}': its service {}: starting it again", how(ended)));
+        self.spec.incarnation =
+            self.spec.incarnation.checked_add(1).ok_or_else(|| {
+                Failure::failed(format!("pool '{name}': its service died too often"))
+            })?;
+        *service = self.start_service(doors)?;
+        Ok(())
+    }
+
+    /// Starts a service process and waits until it serves.
+    fn start_service(&mut self, doors: &Doors) -> Result<Service> {
+        let failed = |error: std::io::Error| Failure::because("service", "start it", error);
+        let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
+        let spec = self.spec.to_fd()?;
+        let mut fds = vec![
+            ("--spec", spec.as_fd()),
+            ("--fuse", doors.fuse.as_fd()),
+            ("--socket", doors.socket.as_fd()),
+            ("--control", other.as_fd()),
+        ];
+        fds.extend(self.dir.as_ref().map(|dir| ("--dir", dir.as_fd())));
+        let process = match ns::fork(Namespaces::default()).map_err(failed)? {
+            Fork::Child => execute_service(&fds),
+            Fork::Parent(child) => Process::new(child),
+        };
+        drop(other);
+        self.groups.attach(process.pid());
+        self.keeper.watch(process.as_fd());
+        if !wait_for(link.as_fd(), START_TIME_MAX) {
+            return Err(Failure::failed("service: it does not start"));
+        }
+        match link.receive::<FromService>() {
+            Ok(Some((FromService::Ready, _))) => Ok(Service { link, process }),
+            Ok(Some((FromService::Failed(line), _))) => Err(Failure::failed(line)),
+            _ => Err(Failure::failed("service: it ended before it was ready")),
+        }
+    }
+
+    /// A pool's statistics: the service's, and what the supervisor knows.
+    fn describe(&self, service: serde_json::Value) -> serde_json::Value {
+        serde_json::json!({
+            "pool": self.spec.name,
+            "mount": String::from_utf8_lossy(&self.spec.mount_path),
+            "cpus": self.spec.cpus.to_string(),
+            "weight": self.spec.weight,
+            "service_restarts": self.spec.incarnation,
+            "service": service,
+        })
+    }
+}
+
+/// What `wait` found.
+struct Ready {
+    init: bool,
+    service: bool,
+    from_service: bool,
+    from_init: bool,
+    signals: bool,
+    stats: bool,
+}
+
+/// What a deadline was for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Late {
+    /// COMMAND was asked to end.
+    Termination,
+    /// COMMAND has ended, and the tenant is being cleared away.
+    Clearing,
+}
+
+fn wait_failed(error: std::io::Error) -> Failure {
+    Failure::because("tenant", "wait for it", error)
+}
+
+fn how(ended: Ended) -> String {
+    match ended {
+        Ended::Exit(status) => format!("ended with status {status}"),
+        Ended::Signal(signal) => format!("was ended by signal {signal}"),
+    }
+}
+
+/// In a forked child: becomes the service. Its process group is its own, so that the terminal's
+/// signals do not reach it; of this process's descriptors it keeps the named ones and standard error.
+fn execute_service(fds: &[(&str, BorrowedFd<'_>)]) -> ! {
+    ns::unblock_signals();
+    let _ = rustix::process::setpgid(None, None);
+    let mut command = std::process::Command::new("/proc/self/exe");
+    command.arg0("polylane-service").arg("service").env_clear();
+    command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+    if let Some(value) = std::env::var_os("RUST_BACKTRACE") {
+        command.env("RUST_BACKTRACE", value);
+    }
+    for (option, fd) in fds {
+        let _ = rustix::io::fcntl_setfd(fd, FdFlags::empty());
+        command.arg(option).arg(fd.as_raw_fd().to_string());
+    }
+    let error = command.exec();
+    say(Failure::because("service", "execute it", error));
+    ns::exit_now(FAILED.into())
+}
+
+/// Lets the service make everything durable and end; whether that went well.
+fn shut_down(service: Service) -> bool {
+    let asked = service.link.send(&ToService::Shutdown, &[]).is_ok();
+    let answer = match asked && wait_for(service.link.as_fd(), FLUSH_TIME_MAX) {
+        true => flushed(&service.link),
+        false => None,
+    };
+    match answer {
+        Some(None) => {
+            wait_for(service.process.as_fd(), START_TIME_MAX);
+            true
+        }
+        Some(Some(errno)) => {
+            let why = polylane_base::Errno(errno);
+            say(format_args!("lane: not everything could be written back: {why}"));
+            false
+        }
+        None => {
+            say("lane: its service ended without writing everything back");
+            // Nothing more to expect from it: the drop of `service` kills it.
+            service.process.kill();
+            false
+        }
+    }
+}
+
+/// The answer to a shutdown, past answers to earlier questions.
+fn flushed(link: &Link) -> Option<Option<i32>> {
+    while let Ok(Some((message, _))) = link.receive::<FromService>() {
+        if let FromService::Flushed(errno) = message {
+            return Some(errno);
+        }
+    }
+    None
+}
