@@ -1,0 +1,13 @@
+stat -c '%F %A %h %s %n' t/a/numbers t/a/b/text t/soft t/dangling t/c/empty
+stat -c '%F %h' t t/a
+stat -L -c '%F %s' t/soft
+stat -L t/dangling || echo $?
+stat -c %y t/c/big
+stat -f -c '%l' .
+stat no || echo $?
+stat t/a/numbers/x || echo $?
+mkfifo p
+mknod n c 1 3
+stat -c '%F %t %T' p n
+echo gone >n
+stat -c '%u:%g' t

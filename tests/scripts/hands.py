@@ -1,0 +1,140 @@
+"""Two processes at work on the same files: this one, and one without the preload library.
+
+On a lane with the library, `Hand()` is the fast lane and `Far()` comes through FUSE; elsewhere both go
+the same way, and what holds must hold just the same.
+"""
+
+import ctypes
+import fcntl
+import mmap
+import os
+import pickle
+import subprocess
+import sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+KEEP_SIZE, PUNCH_HOLE = 1, 2
+
+
+class Hand:
+    """Files by name, done here."""
+
+    def __init__(self):
+        self.files = {}
+        self.maps = {}
+
+    def open(self, name, flags=os.O_RDWR | os.O_CREAT, mode=0o644):
+        if name in self.files:
+            os.close(self.files.pop(name))
+        self.files[name] = os.open(name, flags, mode)
+
+    def close(self, name):
+        os.close(self.files.pop(name))
+
+    def read(self, name, offset, length):
+        return os.pread(self.files[name], length, offset)
+
+    def write(self, name, offset, data):
+        return os.pwrite(self.files[name], data, offset)
+
+    def append(self, name, data):
+        file = os.open(name, os.O_WRONLY | os.O_APPEND)
+        os.write(file, data)
+        os.close(file)
+
+    def truncate(self, name, size):
+        os.ftruncate(self.files[name], size)
+
+    def fallocate(self, name, mode, offset, length):
+        arguments = [ctypes.c_longlong(offset), ctypes.c_longlong(length)]
+        if libc.fallocate64(self.files[name], mode, *arguments) != 0:
+            raise OSError(ctypes.get_errno(), "fallocate")
+
+    def size(self, name):
+        return os.fstat(self.files[name]).st_size
+
+    def fsync(self, name):
+        os.fsync(self.files[name])
+
+    def map(self, name, length):
+        """A shared mapping that stays until `unmap`."""
+        self.maps[name] = mmap.mmap(self.files[name], length)
+
+    def unmap(self, name):
+        self.maps.pop(name).close()
+
+    def load(self, name, offset, length):
+        return self.maps[name][offset : offset + length]
+
+    def store(self, name, offset, data):
+        self.maps[name][offset : offset + len(data)] = data
+
+    def msync(self, name):
+        self.maps[name].flush()
+
+    def lock(self, name, kind):
+        """Tries a POSIX lock of the whole file; says whether it was got."""
+        try:
+            fcntl.lockf(self.files[name], kind | (0 if kind == fcntl.LOCK_UN else fcntl.LOCK_NB))
+            return True
+        except OSError:
+            return False
+
+    def flock(self, name, kind):
+        try:
+            fcntl.flock(self.files[name], kind | (0 if kind == fcntl.LOCK_UN else fcntl.LOCK_NB))
+            return True
+        except OSError:
+            return False
+
+    def os(self, function, *arguments):
+        """Any function of `os`; an error is returned by its number."""
+        try:
+            found = getattr(os, function)(*arguments)
+            return tuple(found) if isinstance(found, os.stat_result) else found
+        except OSError as error:
+            return -error.errno
+
+
+class Far:
+    """The same, done by a process that was started without LD_PRELOAD."""
+
+    def __init__(self):
+        plain = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        command = [sys.executable, os.path.abspath(__file__)]
+        pipe = subprocess.PIPE
+        self.child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=plain)
+
+    def __getattr__(self, function):
+        def call(*arguments):
+            pickle.dump((function, arguments), self.child.stdin)
+            self.child.stdin.flush()
+            good, result = pickle.load(self.child.stdout)
+            if not good:
+                raise result
+            return result
+
+        return call
+
+    def end(self):
+        self.child.stdin.close()
+        self.child.wait()
+
+
+def serve():
+    hand = Hand()
+    while True:
+        try:
+            function, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = (True, getattr(hand, function)(*arguments))
+        except Exception as error:
+            answer = (False, error)
+        pickle.dump(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    serve()

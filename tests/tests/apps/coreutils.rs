@@ -1,0 +1,32 @@
+//! coreutils and friends: the same output and exit status as on tmpfs, command by command.
+//!
+//! The scripts are `tests/scripts/coreutils/*.sh`, each run after `tests/scripts/tree.sh`. They print
+//! nothing that two kernel file systems may disagree on: no inode numbers, no sizes of directories, no
+//! order of an unsorted listing, no time that was not set.
+
+use std::fs;
+
+use polylane_tests::oracle::same_as_tmpfs;
+use polylane_tests::{LANES, Script, lacks, scripts, unavailable};
+
+#[test]
+fn coreutils_print_what_they_print_on_tmpfs() {
+    let test = "coreutils_print_what_they_print_on_tmpfs";
+    let needed = ["rsync", "bzip2", "busybox", "setfattr", "flock", "setpriv", "awk", "xz"];
+    if unavailable(test) || lacks(test, &needed) {
+        return;
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(scripts().join("coreutils")).expect("scripts") {
+        names.push(entry.expect("an entry").file_name().into_string().expect("a UTF-8 name"));
+    }
+    names.sort();
+    let tree = Script::file("tree.sh");
+    let script = |name: String| {
+        let commands = Script::file(&format!("coreutils/{name}"));
+        let text = format!("exec 2>&1\n{}set +e\n{}", tree.text(), commands.text());
+        (name, Script::new(text))
+    };
+    let cases: Vec<(String, Script)> = names.into_iter().map(script).collect();
+    same_as_tmpfs(&cases, &LANES);
+}

@@ -1,0 +1,32 @@
+//! fsx: random operations on one file, each read checked against what was written.
+
+use polylane_tests::{Lane, Script, lacks, scripts, tools, unavailable};
+
+fn exercise(test: &str, lane: Lane, operations: u32, seed: u32) {
+    if unavailable(test) || lacks(test, &["fsx"]) {
+        return;
+    }
+    let text = format!("$FSX -q -f $SCRIPTS/fsx.toml -N {operations} -S {seed} -P . file");
+    let script = Script::new(text).env("FSX", tools().join("fsx")).env("SCRIPTS", scripts());
+    script.limit(600).succeeds(lane);
+}
+
+#[test]
+fn fsx_through_fuse() {
+    exercise("fsx_through_fuse", Lane::Fuse, 200_000, 1);
+}
+
+#[test]
+fn fsx_through_preload() {
+    exercise("fsx_through_preload", Lane::Preload, 200_000, 2);
+}
+
+#[test]
+fn fsx_on_a_host_directory_through_fuse() {
+    exercise("fsx_on_a_host_directory_through_fuse", Lane::FuseDir, 50_000, 3);
+}
+
+#[test]
+fn fsx_on_a_host_directory_through_preload() {
+    exercise("fsx_on_a_host_directory_through_preload", Lane::PreloadDir, 50_000, 4);
+}

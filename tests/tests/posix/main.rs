@@ -1,0 +1,5 @@
+//! POSIX suites on lanes, and the coherence of the two ways in.
+
+mod coherence;
+mod fsx;
+mod pjdfstest;

@@ -1,0 +1,79 @@
+//! pjdfstest: 398 cases of what system calls do to files, on every kind of lane.
+//!
+//! No case may fail unless [`EXPECTED`] says why, and none may be skipped unless [`SKIPPED`] does.
+//! tmpfs is run first with the same configuration: the suite itself must be sound here.
+
+use std::fmt::Write as _;
+
+use polylane_tests::{LANES, Lane, Script, lacks, scripts, tools, unavailable};
+
+/// Cases that fail, on which lanes, and why that is right.
+const EXPECTED: &[(&str, &[Lane], &str)] = &[];
+
+/// Cases that are skipped: the beginning or the end of their names, and why.
+const SKIPPED: &[(&str, &str)] = &[
+    ("erofs", "needs a remount of the lane"),
+    ("link::link_count_max", "no pathconf(_PC_LINK_MAX) in this C library for this file system"),
+];
+
+const CASES: usize = 398;
+
+#[test]
+fn pjdfstest_on_every_lane() {
+    let test = "pjdfstest_on_every_lane";
+    if unavailable(test) || lacks(test, &["pjdfstest"]) {
+        return;
+    }
+    // The second file system is the host's temporary directory.
+    let other = tempfile::tempdir().expect("a directory on another file system");
+    let text = "chmod 755 .\n$PJDFSTEST -c $SCRIPTS/pjdfstest.toml -s $OTHER -p . || true";
+    let script = Script::new(text).env("PJDFSTEST", tools().join("pjdfstest")).limit(300);
+    let script = script.env("SCRIPTS", scripts()).env("OTHER", other.path());
+    let mut wrong = String::new();
+    for lane in [Lane::Tmpfs].into_iter().chain(LANES) {
+        let outcome = script.run(lane);
+        let found = judge(lane, &outcome.stdout);
+        if !found.is_empty() {
+            let _ = write!(wrong, "\n=== {lane:?}\n{found}{}", outcome.stderr);
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// What is wrong with the suite's output, one line each.
+fn judge(lane: Lane, stdout: &str) -> String {
+    let mut wrong = String::new();
+    let mut cases = 0;
+    let mut lines = stdout.lines().peekable();
+    while let Some(line) = lines.next() {
+        let Some((name, result)) = line.split_once(' ').filter(|(name, _)| name.contains("::"))
+        else {
+            continue;
+        };
+        let why = lines.next_if(|next| next.starts_with('\t')).unwrap_or("").trim();
+        cases += 1;
+        let fine = match result.trim() {
+            "ok" | "success" => !expected(name, lane),
+            "skipped" => SKIPPED.iter().any(|(part, _)| name.contains(part)),
+            _ => expected(name, lane),
+        };
+        if !fine {
+            let _ = writeln!(wrong, "{name}: {}: {why}", result.trim());
+        }
+    }
+    if cases != CASES {
+        let _ = writeln!(wrong, "{cases} cases ran, not {CASES}");
+    }
+    wrong
+}
+
+fn expected(name: &str, lane: Lane) -> bool {
+    EXPECTED.iter().any(|(case, lanes, _)| *case == name && lanes.contains(&lane))
+}
+
+#[test]
+fn an_unexplained_failure_is_told() {
+    let told =
+        judge(Lane::Fuse, "chmod::x   FAILED\n\twhy\nlink::y  skipped\n\tno\nopen::z   ok\n");
+    assert_eq!(told, "chmod::x: FAILED: why\nlink::y: skipped: no\n3 cases ran, not 398\n");
+}
