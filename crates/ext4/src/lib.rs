@@ -9,7 +9,11 @@
 //! | [`format`] | bytes on disk: nothing here does I/O or locks |
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod error;
 pub mod format;
+pub mod io;
+pub mod journal;
+pub mod recovery;
 
 pub use error::{Corrupt, Error, Result};

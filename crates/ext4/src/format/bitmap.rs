@@ -72,7 +72,7 @@ fn first(bits: &[u8], from: u32, limit: u32, wanted: bool) -> Option<u32> {
 pub fn count_clear(bits: &[u8], limit: u32) -> u32 {
     let whole = limit as usize / 8;
     let mut set: u32 = bits[..whole].iter().map(|byte| byte.count_ones()).sum();
-    if limit % 8 != 0 {
+    if !limit.is_multiple_of(8) {
         set += (bits[whole] & ((1 << (limit % 8)) - 1)).count_ones();
     }
     limit - set

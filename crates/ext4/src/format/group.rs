@@ -2,7 +2,7 @@
 
 use super::checksum::crc;
 use super::superblock::{Geometry, Superblock};
-use super::{DeviceBlock, GroupIndex, le16, le32, put16, put32};
+use super::{DeviceBlock, GroupIndex, le16, le32, put16};
 use crate::error::{Corrupt, Result, Structure};
 
 /// Flag: the inode bitmap and table were never initialised.
@@ -196,6 +196,7 @@ pub fn descriptor_place(geometry: &Geometry, group: GroupIndex) -> (DeviceBlock,
 
 #[cfg(test)]
 mod tests {
+    use super::super::put32;
     use super::*;
 
     #[test]

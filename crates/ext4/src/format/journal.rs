@@ -303,7 +303,8 @@ impl Codec {
         }
         let checksum = match self.sums {
             Sums::None => 0,
-            Sums::V2 | Sums::V3 => self.data_sum(sequence, block),
+            Sums::V2 => self.data_sum(sequence, block) & 0xffff,
+            Sums::V3 => self.data_sum(sequence, block),
         };
         Tag { home, escaped, checksum }
     }

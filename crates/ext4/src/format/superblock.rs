@@ -404,7 +404,10 @@ fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
         return Err(corrupt("s_first_data_block"));
     }
     let blocks_per_group = le32(bytes, 0x20);
-    if blocks_per_group == 0 || blocks_per_group > block_bytes * 8 || blocks_per_group % 8 != 0 {
+    if blocks_per_group == 0
+        || blocks_per_group > block_bytes * 8
+        || !blocks_per_group.is_multiple_of(8)
+    {
         return Err(corrupt("s_blocks_per_group"));
     }
     let inode_bytes = if le32(bytes, 0x4c) == 0 { 128 } else { le16(bytes, 0x58) };

@@ -1,0 +1,97 @@
+//! File-system blocks on a block device: the only module that knows sectors.
+
+use std::sync::Arc;
+
+use polylane_block::device::{Op, Request, SECTOR_BYTES, Sector};
+use polylane_block::wait::Waiter;
+use polylane_block::{BlockDevice, Error as DeviceError};
+use polylane_sys::buffer::Buffer;
+
+use crate::format::DeviceBlock;
+
+type Result<T> = std::result::Result<T, DeviceError>;
+
+/// A device in units of one file system's blocks. Thread-safe; calls wait for the device.
+pub struct BlockIo {
+    waiter: Waiter,
+    block_bytes: usize,
+    block_count: u64,
+}
+
+impl BlockIo {
+    /// `device` in blocks of `block_bytes` bytes, `block_count` of them.
+    pub fn new(device: Arc<dyn BlockDevice>, block_bytes: u32, block_count: u64) -> Self {
+        BlockIo { waiter: Waiter::new(device), block_bytes: block_bytes as usize, block_count }
+    }
+
+    /// Bytes in a block.
+    pub fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Blocks in the file system.
+    pub fn block_count(&self) -> u64 {
+        self.block_count
+    }
+
+    fn sectors(&self) -> u64 {
+        (self.block_bytes / SECTOR_BYTES) as u64
+    }
+
+    fn sector(&self, block: DeviceBlock) -> Result<Sector> {
+        let start = block.0.checked_mul(self.sectors()).map(Sector);
+        start.filter(|_| block.0 < self.block_count).ok_or(DeviceError::OutOfRange)
+    }
+
+    /// Reads one block.
+    pub fn read(&self, block: DeviceBlock) -> Result<Buffer> {
+        self.waiter.read(self.sector(block)?, self.block_bytes)
+    }
+
+    /// Reads `count` adjacent blocks.
+    pub fn read_run(&self, block: DeviceBlock, count: usize) -> Result<Buffer> {
+        self.waiter.read(self.sector(block)?, count * self.block_bytes)
+    }
+
+    /// Writes whole blocks from `block` on; not durable before a flush.
+    pub fn write(&self, block: DeviceBlock, data: Buffer) -> Result<Buffer> {
+        self.waiter.write(self.sector(block)?, data, false)
+    }
+
+    /// Writes whole blocks, durable on return.
+    pub fn write_durable(&self, block: DeviceBlock, data: Buffer) -> Result<Buffer> {
+        self.waiter.write(self.sector(block)?, data, true)
+    }
+
+    /// Writes many runs together and waits for all of them.
+    pub fn write_all(&self, runs: Vec<(DeviceBlock, Vec<Buffer>)>) -> Result<()> {
+        let mut requests = Vec::with_capacity(runs.len());
+        let mut bad = Ok(());
+        for (block, data) in runs {
+            match self.sector(block) {
+                Ok(sector) => {
+                    let op = Op::Write { fua: false };
+                    requests.push(Request::with_data(op, sector, data, 0));
+                }
+                Err(error) => bad = Err(error),
+            }
+        }
+        let done = self.waiter.all(requests);
+        bad.and_then(|()| done.into_iter().try_for_each(|completion| completion.result))
+    }
+
+    /// Makes completed writes durable.
+    pub fn flush(&self) -> Result<()> {
+        self.waiter.flush()
+    }
+
+    /// Makes blocks read as zeros.
+    pub fn zero(&self, block: DeviceBlock, count: u64) -> Result<()> {
+        self.waiter.write_zeroes(self.sector(block)?, count * self.sectors(), false)
+    }
+
+    /// Gives blocks up.
+    pub fn discard(&self, block: DeviceBlock, count: u64) -> Result<()> {
+        self.waiter.discard(self.sector(block)?, count * self.sectors())
+    }
+}

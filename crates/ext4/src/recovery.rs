@@ -1,0 +1,223 @@
+//! Journal recovery: bring an image to the state of its last committed transaction.
+//!
+//! Three passes, as in Documentation/filesystems/ext4/journal.rst. *Scan* walks the log from its tail
+//! and finds the last whole transaction. *Revoke* collects the blocks that older transactions must not
+//! be replayed to. *Replay* writes the logged blocks home in order. Replaying twice gives the same
+//! result, so a power cut here is harmless.
+
+use polylane_sys::buffer::Buffer;
+use rustc_hash::FxHashMap;
+
+use crate::error::{Corrupt, Error, Result, Structure};
+use crate::format::DeviceBlock;
+use crate::format::journal::{BlockType, Codec, JournalSuperblock, Tag};
+use crate::io::BlockIo;
+
+/// The journal's blocks on the device, in order.
+pub struct JournalMap {
+    blocks: Vec<DeviceBlock>,
+}
+
+impl JournalMap {
+    /// From the journal inode's extents, expanded.
+    pub fn new(blocks: Vec<DeviceBlock>) -> Self {
+        JournalMap { blocks }
+    }
+
+    /// Blocks in the journal.
+    pub fn len(&self) -> u32 {
+        self.blocks.len() as u32
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Where block `index` of the journal is.
+    pub fn device_block(&self, index: u32) -> DeviceBlock {
+        self.blocks[index as usize]
+    }
+
+    /// How many blocks from `index` on, at most `count`, lie side by side on the device.
+    pub fn run(&self, index: u32, count: u32) -> u32 {
+        let start = self.blocks[index as usize].0;
+        let rest = &self.blocks[index as usize..self.blocks.len().min((index + count) as usize)];
+        let follows = |(n, block): &(usize, &DeviceBlock)| block.0 == start + *n as u64;
+        rest.iter().enumerate().take_while(follows).count() as u32
+    }
+}
+
+/// What recovery did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Recovered {
+    /// Transactions found whole.
+    pub transactions: u32,
+    /// Blocks written home.
+    pub blocks: u64,
+    /// Sequence for the next transaction.
+    pub next_sequence: u32,
+}
+
+struct Reader<'a> {
+    io: &'a BlockIo,
+    map: &'a JournalMap,
+    codec: Codec,
+    first: u32,
+    end: u32,
+}
+
+/// One transaction's part of the log.
+struct Span {
+    sequence: u32,
+    /// Descriptors and revokes with their position.
+    blocks: Vec<(u32, Buffer)>,
+}
+
+/// Replays what the journal holds. The caller resets the journal's tail afterwards.
+///
+/// # Errors
+/// The device failed, or the log of a committed transaction is damaged: the image needs e2fsck.
+pub fn recover(
+    io: &BlockIo,
+    map: &JournalMap,
+    superblock: &JournalSuperblock,
+) -> Result<Recovered> {
+    let (first, end) = (superblock.first(), superblock.end());
+    let reader = Reader { io, map, codec: superblock.codec(), first, end };
+    if superblock.start() == 0 {
+        let next_sequence = superblock.sequence();
+        return Ok(Recovered { next_sequence, ..Recovered::default() });
+    }
+    let spans = reader.scan(superblock.start(), superblock.sequence())?;
+    let revoked = reader.revoked(&spans)?;
+    let mut done = Recovered { transactions: spans.len() as u32, ..Recovered::default() };
+    for span in &spans {
+        done.blocks += reader.replay(span, &revoked)?;
+    }
+    io.flush()?;
+    done.next_sequence = superblock.sequence().wrapping_add(done.transactions);
+    Ok(done)
+}
+
+impl Reader<'_> {
+    fn read(&self, index: u32) -> Result<Buffer> {
+        Ok(self.io.read(self.map.device_block(index))?)
+    }
+
+    fn advance(&self, index: u32, count: u32) -> u32 {
+        let size = self.end - self.first;
+        self.first + (index - self.first + count % size) % size
+    }
+
+    fn damaged(index: u32, field: &'static str) -> Error {
+        Corrupt::new(Structure::Journal, index.into(), field).into()
+    }
+
+    /// The transactions that committed, oldest first. What follows the last commit is not an error: a
+    /// power cut leaves such tails.
+    fn scan(&self, start: u32, sequence: u32) -> Result<Vec<Span>> {
+        let (mut spans, mut at, mut walked) = (Vec::new(), start, 0);
+        let mut span = Span { sequence, blocks: Vec::new() };
+        let mut last_commit = 0;
+        while walked < self.end - self.first {
+            let block = self.read(at)?;
+            let step = match Codec::header(&block) {
+                Some((kind, found)) if found == span.sequence => {
+                    match self.step(kind, &block, at, &mut last_commit)? {
+                        Step::Stop => break,
+                        Step::Committed => {
+                            let next = span.sequence.wrapping_add(1);
+                            let empty = Span { sequence: next, blocks: Vec::new() };
+                            spans.push(std::mem::replace(&mut span, empty));
+                            1
+                        }
+                        Step::Part(blocks) => {
+                            span.blocks.push((at, block));
+                            blocks
+                        }
+                    }
+                }
+                _ => break,
+            };
+            at = self.advance(at, step);
+            walked += step;
+        }
+        Ok(spans)
+    }
+
+    fn step(&self, kind: u32, block: &[u8], at: u32, last_commit: &mut u64) -> Result<Step> {
+        const DESCRIPTOR: u32 = BlockType::Descriptor as u32;
+        const COMMIT: u32 = BlockType::Commit as u32;
+        const REVOKE: u32 = BlockType::Revoke as u32;
+        match kind {
+            // A damaged block here belongs to the transaction that was being written: a torn tail.
+            DESCRIPTOR | REVOKE if !self.codec.tail_ok(block) => Ok(Step::Stop),
+            DESCRIPTOR => {
+                let tags = self.codec.tags(block).map_err(|field| Self::damaged(at, field))?;
+                Ok(Step::Part(1 + tags.len() as u32))
+            }
+            REVOKE => Ok(Step::Part(1)),
+            COMMIT if !self.codec.commit_ok(block) => Ok(Step::Stop),
+            // Older than its predecessor: left from a former lap with the same sequence.
+            COMMIT if Codec::commit_seconds(block) < *last_commit => Ok(Step::Stop),
+            COMMIT => {
+                *last_commit = Codec::commit_seconds(block);
+                Ok(Step::Committed)
+            }
+            _ => Ok(Step::Stop),
+        }
+    }
+
+    /// For every revoked block the last transaction that revoked it.
+    fn revoked(&self, spans: &[Span]) -> Result<FxHashMap<DeviceBlock, u32>> {
+        let mut revoked = FxHashMap::default();
+        for span in spans {
+            let revokes = span.blocks.iter().filter(|(_, block)| is(block, BlockType::Revoke));
+            for (at, block) in revokes {
+                let homes = self.codec.revoked(block).map_err(|f| Self::damaged(*at, f))?;
+                revoked.extend(homes.into_iter().map(|home| (home, span.sequence)));
+            }
+        }
+        Ok(revoked)
+    }
+
+    fn replay(&self, span: &Span, revoked: &FxHashMap<DeviceBlock, u32>) -> Result<u64> {
+        let mut written = 0;
+        for (at, block) in span.blocks.iter().filter(|(_, b)| is(b, BlockType::Descriptor)) {
+            let tags = self.codec.tags(block).map_err(|field| Self::damaged(*at, field))?;
+            for (index, tag) in tags.iter().enumerate() {
+                let newer = |by: &u32| by.wrapping_sub(span.sequence) as i32 >= 0;
+                if revoked.get(&tag.home).is_none_or(|by| !newer(by)) {
+                    self.restore(self.advance(*at, 1 + index as u32), span.sequence, tag)?;
+                    written += 1;
+                }
+            }
+        }
+        Ok(written)
+    }
+
+    fn restore(&self, at: u32, sequence: u32, tag: &Tag) -> Result<()> {
+        if tag.home.0 >= self.io.block_count() {
+            return Err(Self::damaged(at, "tag outside the device"));
+        }
+        let mut logged = self.read(at)?;
+        if !self.codec.logged_ok(tag, sequence, &logged) {
+            return Err(Self::damaged(at, "checksum of a logged block"));
+        }
+        self.codec.restore(tag, &mut logged);
+        self.io.write(tag.home, logged)?;
+        Ok(())
+    }
+}
+
+enum Step {
+    Stop,
+    Committed,
+    /// A descriptor or revoke that takes this many blocks with what it describes.
+    Part(u32),
+}
+
+fn is(block: &[u8], kind: BlockType) -> bool {
+    Codec::header(block).is_some_and(|(found, _)| found == kind as u32)
+}
