@@ -52,7 +52,7 @@ fn work(service: &ServiceChannel, group: usize, stop: &AtomicBool) {
 
 fn serve(service: &ServiceChannel, index: MailboxIndex) {
     let Some(message) = service.message(index) else {
-        return service.reply(index, &Reply::new(Status::Failed(libc_eproto())));
+        return service.reply(index, &Reply::new(Status::Failed(eproto())));
     };
     let length = message.length as usize;
     let mut reply = Reply::new(Status::Done(message.length));
@@ -74,7 +74,7 @@ fn serve(service: &ServiceChannel, index: MailboxIndex) {
     service.reply(index, &reply);
 }
 
-fn libc_eproto() -> i32 {
+fn eproto() -> i32 {
     polylane_base::Errno::EPROTO.0
 }
 

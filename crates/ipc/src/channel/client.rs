@@ -378,11 +378,23 @@ impl ClientChannel {
             if watch.interrupted() {
                 return Err(CallError::Interrupted);
             }
-            if mailbox.sleep(LIVENESS_PERIOD) == Woken::TimedOut && !watch.alive() {
-                return if mailbox.is_free() { Ok(()) } else { Err(CallError::Lost) };
+            if mailbox.sleep(LIVENESS_PERIOD) == Woken::TimedOut {
+                if !watch.alive() {
+                    return if mailbox.is_free() { Ok(()) } else { Err(CallError::Lost) };
+                }
+                self.ring_again();
             }
         }
         Ok(())
+    }
+
+    /// A thread that was killed between taking on a wake-up and giving it has left a worker asleep.
+    fn ring_again(&self) {
+        for (group, doorbell) in self.doorbells.iter().enumerate() {
+            if self.bell(group).is_asleep() {
+                event::notify(doorbell);
+            }
+        }
     }
 
     fn reply(&self, index: MailboxIndex) -> Result<Reply, CallError> {

@@ -1,0 +1,519 @@
+//! The request queues and the mailbox protocol under loom: every interleaving and every value that the
+//! memory model allows a load to see, up to the stated bound.
+//!
+//! Bound: two to three threads, one or two values each, rings of two slots (so that they wrap), at
+//! most [`PREEMPTIONS`] preemptions per execution. Futexes and eventfds have no timeout here, so that a
+//! lost wake-up is a deadlock, which loom reports.
+//!
+//! The same models are run with the algorithm's orderings weakened ([`Strength`]); these must fail,
+//! which shows that the models can see what the orderings are for. A failing model leaves loom in no
+//! state to go on, so each is an ignored test that [`must_fail`] runs in a process of its own. Deaths are modelled as a thread
+//! whose accesses stop reaching memory after the k-th, for every k.
+//!
+//! `RUSTFLAGS="--cfg loom" cargo test -p polylane-ipc --test loom --release`, or `cargo xtask loom`.
+#![cfg(loom)]
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+
+use polylane_ipc::channel::mailbox::Mailbox;
+use polylane_ipc::layout::control;
+use polylane_ipc::queue::bell::Bell;
+use polylane_ipc::queue::doorbell::Doorbell;
+use polylane_ipc::queue::lap_ring::LapRing;
+use polylane_ipc::queue::memory::{Memory, Word32, Word64};
+use polylane_ipc::queue::rcqb::Rcqb;
+use polylane_ipc::queue::{RequestQueue, Ticket};
+use polylane_sys::futex::Woken;
+
+const PREEMPTIONS: usize = 3;
+const FOREVER: Duration = Duration::MAX;
+
+/// How much of the algorithm's orderings is kept.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Strength {
+    /// As written.
+    Full,
+    /// Acquire and release are relaxed.
+    NoAcquireRelease,
+    /// Sequential consistency is acquire and release.
+    NoTotalOrder,
+}
+
+impl Strength {
+    fn apply(self, order: Ordering) -> Ordering {
+        if self == Strength::NoAcquireRelease { Ordering::Relaxed } else { order }
+    }
+}
+
+loom::thread_local! {
+    /// Accesses that this thread has left to live.
+    static LEFT: Cell<usize> = Cell::new(usize::MAX);
+}
+
+/// Counts one access; false once the thread is dead.
+fn lives() -> bool {
+    LEFT.with(|left| {
+        let lives = left.get() > 0;
+        left.set(left.get().saturating_sub(1));
+        lives
+    })
+}
+
+/// Runs `victim` in a thread that dies after `accesses` accesses.
+fn mortal<R: 'static>(
+    accesses: usize,
+    victim: impl FnOnce() -> R + 'static,
+) -> thread::JoinHandle<R> {
+    thread::spawn(move || {
+        LEFT.with(|left| left.set(accesses));
+        victim()
+    })
+}
+
+struct Words {
+    w32: BTreeMap<usize, W32>,
+    w64: BTreeMap<usize, W64>,
+    strength: Strength,
+    sleepers: Mutex<()>,
+    woken: Condvar,
+}
+
+struct W32(AtomicU32, Strength);
+struct W64(AtomicU64, Strength);
+
+macro_rules! word {
+    ($trait:ident, $type:ident, $int:ty) => {
+        impl $trait for $type {
+            fn load(&self, order: Ordering) -> $int {
+                if lives() { self.0.load(self.1.apply(order)) } else { 0 }
+            }
+            fn store(&self, value: $int, order: Ordering) {
+                if lives() {
+                    self.0.store(value, self.1.apply(order));
+                }
+            }
+            fn swap(&self, value: $int, order: Ordering) -> $int {
+                if lives() { self.0.swap(value, self.1.apply(order)) } else { 0 }
+            }
+            fn fetch_add(&self, value: $int, order: Ordering) -> $int {
+                if lives() { self.0.fetch_add(value, self.1.apply(order)) } else { 0 }
+            }
+            fn fetch_or(&self, bits: $int, order: Ordering) -> $int {
+                if lives() { self.0.fetch_or(bits, self.1.apply(order)) } else { 0 }
+            }
+            fn compare_exchange(
+                &self,
+                current: $int,
+                new: $int,
+                success: Ordering,
+                failure: Ordering,
+            ) -> Result<$int, $int> {
+                if !lives() {
+                    return Err(current);
+                }
+                let (success, failure) = (self.1.apply(success), self.1.apply(failure));
+                self.0.compare_exchange(current, new, success, failure)
+            }
+        }
+    };
+}
+
+word!(Word32, W32, u32);
+word!(Word64, W64, u64);
+
+/// Words of a loom execution from a base on.
+#[derive(Clone)]
+struct Shared(Arc<Words>, usize);
+
+impl Shared {
+    fn new(strength: Strength, w32: &[usize], w64: &[usize]) -> Self {
+        let word32 = |&at: &usize| (at, W32(AtomicU32::new(0), strength));
+        let word64 = |&at: &usize| (at, W64(AtomicU64::new(0), strength));
+        let words = Words {
+            w32: w32.iter().map(word32).collect(),
+            w64: w64.iter().map(word64).collect(),
+            strength,
+            sleepers: Mutex::new(()),
+            woken: Condvar::new(),
+        };
+        Shared(Arc::new(words), 0)
+    }
+
+    fn at(&self, base: usize) -> Self {
+        Shared(self.0.clone(), self.1 + base)
+    }
+}
+
+impl Memory for Shared {
+    type W32 = W32;
+    type W64 = W64;
+
+    fn word32(&self, offset: usize) -> &W32 {
+        &self.0.w32[&(self.1 + offset)]
+    }
+
+    fn word64(&self, offset: usize) -> &W64 {
+        &self.0.w64[&(self.1 + offset)]
+    }
+
+    fn wait(&self, offset: usize, expected: u32, _timeout: Duration) -> Woken {
+        let guard = self.0.sleepers.lock().unwrap();
+        // As the kernel: compared under a lock that every waker takes after its store.
+        if self.word32(offset).0.load(Ordering::SeqCst) == expected {
+            drop(self.0.woken.wait(guard).unwrap());
+        }
+        Woken::Changed
+    }
+
+    fn wake(&self, _offset: usize, _count: u32) {
+        if !lives() {
+            return;
+        }
+        drop(self.0.sleepers.lock().unwrap());
+        self.0.woken.notify_all();
+    }
+
+    fn pause(&self) {
+        thread::yield_now();
+    }
+
+    fn total_order(&self) {
+        if self.0.strength == Strength::Full {
+            fence(Ordering::SeqCst);
+        }
+    }
+}
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.check(model);
+}
+
+/// Runs the ignored test `name` and expects it to fail with `reason` in what it prints.
+fn must_fail(name: &str, reason: &str) {
+    let exe = std::env::current_exe().unwrap();
+    let out = Command::new(exe).args(["--exact", "--ignored", "--nocapture", name]).output();
+    let out = out.unwrap();
+    let text = String::from_utf8_lossy(&out.stderr) + String::from_utf8_lossy(&out.stdout);
+    assert!(!out.status.success(), "{name} passed with weakened orderings");
+    assert!(text.contains(reason), "{name} failed, but not by '{reason}'");
+}
+
+#[test]
+fn weakened_orderings_are_found_out() {
+    must_fail("weak_lap_ring_loses_a_wake_up", "deadlock");
+    must_fail("weak_rcqb_yields_a_stale_value", "stale: ");
+    must_fail("weak_rcqb_loses_a_wake_up", "deadlock");
+    must_fail("weak_mailbox_yields_stale_words", "stale: ");
+    must_fail("weak_mailbox_loses_a_wake_up", "deadlock");
+}
+
+// ---- values through queues -------------------------------------------------------------------
+
+const RING_W64: [usize; 4] = [0, 64, 128, 192];
+
+fn lap_ring(strength: Strength) -> LapRing<Shared> {
+    LapRing::new(Shared::new(strength, &[8, 72], &RING_W64), 2)
+}
+
+fn rcqb(strength: Strength) -> Rcqb<Shared> {
+    let w32 = [128, 132, 136, 192, 196, 200];
+    Rcqb::new(Shared::new(strength, &w32, &[0, 64]), 2)
+}
+
+/// Takes `count` values, sleeping when there is none.
+fn take<Q: RequestQueue>(queue: &Q, count: usize) -> Vec<u32> {
+    let (mut ticket, mut taken) = (Ticket::default(), Vec::new());
+    while taken.len() < count {
+        taken.extend(queue.pop_wait(&mut ticket, 0, FOREVER));
+    }
+    taken
+}
+
+fn push<Q: RequestQueue>(queue: &Q, value: u32) {
+    while !queue.push(value) {
+        thread::yield_now();
+    }
+}
+
+/// Two producers, the main thread consumes: every value comes once.
+fn two_producers<Q>(queue: Q, each: u32)
+where
+    Q: RequestQueue + Clone + Send + 'static,
+{
+    let producers = [10, 20].map(|base| {
+        let queue = queue.clone();
+        thread::spawn(move || (1..=each).for_each(|n| push(&queue, base + n)))
+    });
+    let mut taken = take(&queue, 2 * each as usize);
+    producers.into_iter().for_each(|producer| producer.join().unwrap());
+    taken.sort_unstable();
+    let expected: Vec<u32> =
+        [10, 20].iter().flat_map(|base| (1..=each).map(move |n| base + n)).collect();
+    assert_eq!(taken, expected);
+}
+
+/// Two consumers of one value each, the main thread produces.
+fn two_consumers<Q>(queue: Q)
+where
+    Q: RequestQueue + Clone + Send + 'static,
+{
+    let consumers = [0, 1].map(|_| {
+        let queue = queue.clone();
+        thread::spawn(move || take(&queue, 1)[0])
+    });
+    push(&queue, 7);
+    push(&queue, 8);
+    let mut taken = consumers.map(|consumer| consumer.join().unwrap());
+    taken.sort_unstable();
+    assert_eq!(taken, [7, 8]);
+}
+
+#[test]
+fn lap_ring_with_two_producers() {
+    check(|| two_producers(lap_ring(Strength::Full), 1));
+}
+
+#[test]
+fn lap_ring_with_two_consumers() {
+    check(|| two_consumers(lap_ring(Strength::Full)));
+}
+
+#[test]
+fn lap_ring_wraps_in_order() {
+    check(|| {
+        let queue = lap_ring(Strength::Full);
+        let producer = queue.clone();
+        let producer = thread::spawn(move || (1..=5).for_each(|n| push(&producer, n)));
+        assert_eq!(take(&queue, 5), [1, 2, 3, 4, 5]);
+        producer.join().unwrap();
+    });
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_lap_ring_loses_a_wake_up() {
+    check(|| two_consumers(lap_ring(Strength::NoTotalOrder)));
+}
+
+/// For every k: a producer dies at its k-th access. The survivor's values come in order, the dead one's
+/// at most once, and the ring stays usable.
+#[test]
+fn lap_ring_survives_a_producer() {
+    for accesses in 0..6 {
+        check(move || {
+            let queue = lap_ring(Strength::Full);
+            let victim = queue.clone();
+            let victim = mortal(accesses, move || victim.push(99));
+            let mut seen = Vec::new();
+            for value in [1, 2, 3] {
+                push(&queue, value);
+                while seen.last() != Some(&value) {
+                    seen.extend(queue.pop(&mut Ticket::default()));
+                }
+            }
+            victim.join().unwrap();
+            seen.extend(queue.pop(&mut Ticket::default()));
+            let dead = seen.iter().filter(|&&value| value == 99).count();
+            seen.retain(|&value| value != 99);
+            assert!(seen == [1, 2, 3] && dead <= 1, "{seen:?} and {dead}");
+        });
+    }
+}
+
+/// For every k: a consumer dies at its k-th access. It takes at most one value with it; the others come
+/// once and in order.
+#[test]
+fn lap_ring_survives_a_consumer() {
+    for accesses in 0..6 {
+        check(move || {
+            let queue = lap_ring(Strength::Full);
+            let victim = queue.clone();
+            let victim = mortal(accesses, move || victim.pop(&mut Ticket::default()));
+            let mut seen = Vec::new();
+            for value in [1, 2, 3] {
+                while !queue.push(value) {
+                    seen.extend(queue.pop(&mut Ticket::default()));
+                }
+            }
+            victim.join().unwrap();
+            seen.extend(std::iter::from_fn(|| queue.pop(&mut Ticket::default())));
+            assert!(seen.is_sorted() && seen.len() >= 2, "{seen:?}");
+        });
+    }
+}
+
+/// A few looks without sleeping: what is found must be what was pushed.
+fn rcqb_awake(strength: Strength) {
+    let queue = rcqb(strength);
+    let consumer = queue.clone();
+    let consumer = thread::spawn(move || {
+        let mut ticket = Ticket::default();
+        let found: Vec<u32> = (0..2).filter_map(|_| consumer.pop(&mut ticket)).collect();
+        assert!(found.iter().all(|&value| value == 7), "stale: {found:?}");
+    });
+    push(&queue, 7);
+    consumer.join().unwrap();
+}
+
+#[test]
+fn rcqb_without_sleep() {
+    check(|| rcqb_awake(Strength::Full));
+}
+
+#[test]
+fn rcqb_with_two_producers() {
+    check(|| two_producers(rcqb(Strength::Full), 1));
+}
+
+#[test]
+fn rcqb_with_two_consumers() {
+    check(|| two_consumers(rcqb(Strength::Full)));
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_rcqb_yields_a_stale_value() {
+    check(|| rcqb_awake(Strength::NoAcquireRelease));
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_rcqb_loses_a_wake_up() {
+    check(|| two_producers(rcqb(Strength::NoTotalOrder), 1));
+}
+
+// ---- mailboxes: post, doorbell, bell, reply --------------------------------------------------
+
+/// Word of the eventfd model; the doorbell's word; the bell's two; one mailbox each.
+const EVENT: usize = 512;
+const BITS: usize = 256;
+const BELL: usize = 520;
+const BOX: usize = 0;
+const BOX2: usize = 64;
+
+fn channel(strength: Strength) -> Shared {
+    let bell = [BELL + control::CPU, BELL + control::ASLEEP];
+    let w32 = [BOX, BOX + 4, BOX2, BOX2 + 4, bell[0], bell[1], EVENT];
+    Shared::new(strength, &w32, &[BOX + 16, BOX2 + 16, BITS])
+}
+
+/// A client's call: word out, doubled word back.
+fn call(memory: &Shared, number: u32, value: u64) -> u64 {
+    let mailbox = Mailbox(memory.at([BOX, BOX2][number as usize]));
+    mailbox.put_words(&[value]);
+    mailbox.post();
+    Doorbell::new(memory.at(BITS), 2).push(number);
+    if Bell(memory.at(BELL)).must_ring() {
+        memory.word32(EVENT).0.fetch_add(1, Ordering::SeqCst);
+        memory.wake(EVENT, 1);
+    }
+    while mailbox.announce_sleep() {
+        mailbox.sleep(FOREVER);
+    }
+    let mut words = [0];
+    mailbox.get_words(&mut words);
+    words[0]
+}
+
+/// A worker that serves `count` requests and sleeps whenever there is none.
+fn work(memory: &Shared, count: usize) {
+    let (queue, bell) = (Doorbell::new(memory.at(BITS), 2), Bell(memory.at(BELL)));
+    let (mut ticket, mut served, mut seen) = (Ticket::default(), 0, 0);
+    while served < count {
+        if let Some(number) = queue.pop(&mut ticket) {
+            let mailbox = Mailbox(memory.at([BOX, BOX2][number as usize]));
+            assert!(mailbox.is_posted());
+            let mut words = [0];
+            mailbox.get_words(&mut words);
+            mailbox.put_words(&[words[0] * 2]);
+            mailbox.reply();
+            served += 1;
+            continue;
+        }
+        bell.set_asleep(true);
+        if !queue.ready(&ticket) {
+            memory.wait(EVENT, seen, FOREVER);
+            seen = memory.word32(EVENT).0.load(Ordering::SeqCst);
+        }
+        bell.set_asleep(false);
+    }
+}
+
+fn one_client(strength: Strength) {
+    let memory = channel(strength);
+    let worker = memory.clone();
+    let worker = thread::spawn(move || work(&worker, 2));
+    assert_eq!(call(&memory, 0, 21), 42);
+    assert_eq!(call(&memory, 0, 4), 8);
+    worker.join().unwrap();
+}
+
+fn two_clients(strength: Strength) {
+    let memory = channel(strength);
+    let clients = [0, 1].map(|number| {
+        let memory = memory.clone();
+        thread::spawn(move || {
+            assert_eq!(call(&memory, number, 5 + u64::from(number)), 10 + 2 * u64::from(number));
+        })
+    });
+    work(&memory, 2);
+    clients.into_iter().for_each(|client| client.join().unwrap());
+}
+
+/// A few looks without sleeping: the number that the doorbell gives stands for a posted request, whose
+/// words are the client's.
+fn one_post(strength: Strength) {
+    let memory = channel(strength);
+    let worker = memory.clone();
+    let worker = thread::spawn(move || {
+        let (queue, mut ticket) = (Doorbell::new(worker.at(BITS), 2), Ticket::default());
+        if (0..2).any(|_| queue.pop(&mut ticket) == Some(0)) {
+            let mailbox = Mailbox(worker.at(BOX));
+            let (posted, mut words) = (mailbox.is_posted(), [0]);
+            mailbox.get_words(&mut words);
+            assert!(posted && words == [21], "stale: {posted} {words:?}");
+        }
+    });
+    let mailbox = Mailbox(memory.at(BOX));
+    mailbox.put_words(&[21]);
+    mailbox.post();
+    Doorbell::new(memory.at(BITS), 2).push(0);
+    worker.join().unwrap();
+}
+
+#[test]
+fn mailbox_words_come_with_the_doorbell() {
+    check(|| one_post(Strength::Full));
+}
+
+#[test]
+fn mailbox_calls_of_one_client() {
+    check(|| one_client(Strength::Full));
+}
+
+#[test]
+fn mailbox_calls_of_two_clients() {
+    check(|| two_clients(Strength::Full));
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_mailbox_yields_stale_words() {
+    check(|| one_post(Strength::NoAcquireRelease));
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_mailbox_loses_a_wake_up() {
+    check(|| one_client(Strength::NoTotalOrder));
+}
