@@ -8,13 +8,11 @@ use polylane_vfs::{Cred, Node, OpenFile};
 
 use super::handles::Handle;
 use super::init::TRANSFER_BYTES_MAX;
-use super::locks::flock_owner;
 use super::names::open_flags;
 use super::nodes::Target;
 use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::{
-    FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_CACHE, WRITE_KILL_SUIDGID,
-    fopen, opcode,
+    FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, WRITE_CACHE, WRITE_KILL_SUIDGID, fopen, opcode,
 };
 use super::request::TransferIn;
 use crate::notifier::Range;
@@ -137,13 +135,9 @@ pub(super) fn flush(call: &mut Call<'_>) -> End {
 }
 
 pub(super) fn release(call: &mut Call<'_>) -> End {
-    let (fh, _flags) = (call.args.u64()?, call.args.u32()?);
-    let (how, owner) = (call.args.u32()?, call.args.u64()?);
+    let fh = call.args.u64()?;
     // A handle of a former incarnation is as gone as it can be.
     let Some(handle) = call.session.handles.remove(fh) else { return Ok(Outcome::Reply) };
-    if let (true, Ok(file)) = (how & RELEASE_FLOCK_UNLOCK != 0, handle.file()) {
-        call.session.lane.vfs.drop_locks(file.node(), flock_owner(owner));
-    }
     call.session.close(&handle);
     Ok(Outcome::Reply)
 }

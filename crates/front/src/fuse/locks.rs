@@ -23,7 +23,9 @@ use std::collections::{HashMap, VecDeque};
 
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Result};
-use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, Ticket};
+use polylane_vfs::{
+    LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, Node, OpenFile, Ticket,
+};
 
 use super::ops::{Call, End, Outcome};
 use super::protocol::LK_FLOCK;
@@ -38,11 +40,6 @@ const EARLY_MAX: usize = 64;
 /// A process's locks, as the kernel scrambled the process.
 fn posix_owner(owner: u64) -> LockOwner {
     LockOwner(0xF05E << 112 | u128::from(owner))
-}
-
-/// An open file's flock(2) locks.
-pub(super) fn flock_owner(owner: u64) -> LockOwner {
-    LockOwner(0xF10C << 112 | u128::from(owner))
 }
 
 enum Wait {
@@ -113,7 +110,9 @@ impl Call<'_> {
         posix_owner(owner)
     }
 
-    fn lock_request(&self, lock: &LockIn) -> Result<LockRequest> {
+    /// flock(2) locks belong to the open file, whichever door they come through. `F_OFD_SETLK` cannot be
+    /// told from `F_SETLK`: the kernel sends an owner of its own per open file, and that is enough.
+    fn lock_request(&self, lock: &LockIn, file: &OpenFile) -> Result<LockRequest> {
         let flock = lock.flags & LK_FLOCK != 0;
         let kind = match lock.kind as i32 {
             libc::F_RDLCK => LockKind::Read,
@@ -122,7 +121,7 @@ impl Call<'_> {
             _ => return Err(Errno::EINVAL),
         };
         let (owner, family) = match flock {
-            true => (flock_owner(lock.owner), LockFamily::Flock),
+            true => (file.lock_owner(LockFamily::Flock), LockFamily::Flock),
             false => (self.posix_owner(lock.owner), LockFamily::Posix),
         };
         let end = if lock.end >= OFFSET_MAX { u64::MAX } else { lock.end };
@@ -136,7 +135,7 @@ impl Call<'_> {
 pub(super) fn getlk(call: &mut Call<'_>) -> End {
     let lock = LockIn::read(&mut call.args)?;
     let (_, file) = call.handle(lock.fh)?;
-    let request = call.lock_request(&lock)?;
+    let request = call.lock_request(&lock, &file)?;
     let found = call.session.lane.vfs.get_lock(file.node(), &request);
     let (start, end, kind, pid) = match found {
         None => (lock.start, lock.end, libc::F_UNLCK, 0),
@@ -157,8 +156,8 @@ fn kind_number(kind: LockKind) -> i32 {
 pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
     let lock = LockIn::read(&mut call.args)?;
     let (handle, file) = call.handle(lock.fh)?;
-    let request = call.lock_request(&lock)?;
-    if request.kind != LockKind::Unlock {
+    let request = call.lock_request(&lock, &file)?;
+    if request.kind != LockKind::Unlock && request.family == LockFamily::Posix {
         let mut owners = handle.owners.lock();
         if !owners.contains(&request.owner) {
             owners.push(request.owner);
@@ -174,7 +173,7 @@ pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
     wait_for(call, file.node(), request)
 }
 
-fn wait_for(call: &Call<'_>, node: &polylane_vfs::Node, request: LockRequest) -> End {
+fn wait_for(call: &Call<'_>, node: &Node, request: LockRequest) -> End {
     let (unique, vfs) = (call.header.unique, &call.session.lane.vfs);
     let (waits, device) = (call.session.waits.clone(), call.session.device.clone());
     waits.enter(unique);

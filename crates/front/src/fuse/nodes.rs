@@ -84,7 +84,6 @@ pub struct NodeTable {
 impl NodeTable {
     /// A table that knows the root only.
     pub fn new(root: Node, incarnation: u16) -> Self {
-        set_counter(&root, ROOT_ID);
         NodeTable {
             shards: Default::default(),
             next: AtomicU64::new(FIRST_COUNTER),
@@ -106,8 +105,8 @@ impl NodeTable {
     /// The id that the kernel knows an inode by.
     pub fn id_of(&self, node: &Node) -> Option<u64> {
         match tag(node) >> TAG_ID_SHIFT {
+            _ if Arc::ptr_eq(node, &self.root) => Some(ROOT_ID),
             0 => None,
-            ROOT_ID => Some(ROOT_ID),
             counter => Some(self.incarnation | counter),
         }
     }
@@ -210,7 +209,6 @@ impl NodeTable {
 impl Drop for NodeTable {
     /// The tags belong to the next table now.
     fn drop(&mut self) {
-        set_counter(&self.root, 0);
         for shard in &mut self.shards {
             for entry in shard.get_mut().values() {
                 if let Target::Node(node) = &entry.target {

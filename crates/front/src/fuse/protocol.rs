@@ -111,8 +111,6 @@ pub mod fopen {
 
 /// `fuse_open_in.open_flags`: set-id bits go with the truncation.
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
-/// `fuse_release_in.release_flags`: flock(2) locks of `lock_owner` go.
-pub const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 /// `fuse_lk_in.lk_flags`: flock(2).
 pub const LK_FLOCK: u32 = 1 << 0;
 /// `fuse_write_in.write_flags`: pages of a mapping, written later by nobody in particular.

@@ -211,6 +211,7 @@ impl Session {
         let mut body = Body::default();
         while !self.quit.load(Ordering::Acquire) {
             match rustix::io::read(&self.device, &mut message) {
+                Ok(0) => return Ok(()),
                 Ok(count) => self.serve_one(&message[..count], &mut body, false),
                 Err(rustix::io::Errno::AGAIN) => wait(&doorbell)?,
                 // ENOENT: the request was taken back while we read it.
