@@ -61,7 +61,9 @@ pub(super) fn component(name: &[u8]) -> Result<&[u8]> {
 
 /// Opens one component of `dir`.
 pub(super) fn open(dir: impl AsFd, name: &[u8], flags: OFlags, mode: u32) -> Result<OwnedFd> {
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
+    // openat2 refuses flags that mean nothing beside O_PATH.
+    let quiet = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NOCTTY };
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW | quiet;
     let mode = Mode::from_bits_truncate(mode);
     for _ in 0..TRIES {
         match rustix::fs::openat2(dir.as_fd(), name, flags, mode, CONFINED) {
