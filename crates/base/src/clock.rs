@@ -1,7 +1,8 @@
 //! Time as an argument: rooms take a [`Clock`], so tests and simulations decide what time it is.
 
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
 
 /// A file time stamp: seconds and nanoseconds since 1970-01-01 UTC, as in `struct timespec`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
@@ -18,14 +19,15 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Time;
 }
 
-/// The host's wall clock.
+/// The host's wall clock, as coarse as the kernel's own file times (a timer tick): it is read several
+/// times in each change of a name, and the exact clock costs four times as much.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> Time {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Time { sec: since.as_secs() as i64, nsec: since.subsec_nanos() }
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        Time { sec: now.tv_sec, nsec: u32::try_from(now.tv_nsec).unwrap_or_default() }
     }
 }
 

@@ -15,12 +15,14 @@ use crate::inodes::InodeTable;
 use crate::lock::LockTable;
 use crate::stats::{Count, Counters};
 use crate::vfs::Options;
+use crate::walk::Covered;
 
 /// The shared state of one VFS.
 pub(crate) struct Core {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) character: Character,
     pub(crate) options: Options,
+    pub(crate) covered: Vec<Covered>,
     pub(crate) inodes: InodeTable,
     pub(crate) dentries: DentryTable,
     pub(crate) locks: LockTable,
@@ -43,6 +45,7 @@ impl Core {
             counters: Counters::default(),
             renaming: Mutex::new(()),
             next_id: AtomicU64::new(1),
+            covered: options.covered.iter().filter_map(|path| Covered::new(path)).collect(),
             options,
         })
     }
@@ -100,12 +103,23 @@ impl Core {
             return known;
         }
         let _entries = dir.lock.read();
-        self.ask_child(dir, name)
+        self.ask_child(dir, name, true)
     }
 
     /// [`child`](Self::child) for callers that hold the lock of `dir`'s entries.
     pub(crate) fn child_locked(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Node> {
-        self.known_child(dir, name).unwrap_or_else(|| self.ask_child(dir, name))
+        self.known_child(dir, name).unwrap_or_else(|| self.ask_child(dir, name, true))
+    }
+
+    /// [`child_locked`](Self::child_locked) for a name that the caller is about to give to something
+    /// else: that it does not exist yet is not worth keeping.
+    pub(crate) fn target_locked(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
+        let found = self.known_child(dir, name).unwrap_or_else(|| self.ask_child(dir, name, false));
+        match found {
+            Ok(node) => Ok(Some(node)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// What the dentry table knows; nothing, where the file system may have changed behind it.
@@ -113,19 +127,16 @@ impl Core {
         if self.character.volatile {
             return None;
         }
-        let known = match self.dentries.get(dir.id, name) {
-            Cached::Miss => return None,
-            Cached::Negative => Err(Errno::ENOENT),
-            Cached::Positive(node) => Ok(node),
-        };
-        self.count(Count::DentryHits);
-        Some(known)
+        match self.dentries.get(dir.id, name) {
+            Cached::Miss => None,
+            Cached::Negative => Some(Err(Errno::ENOENT)),
+            Cached::Positive(node) => Some(Ok(node)),
+        }
     }
 
     /// Asks the libservice and keeps the answer. The lock of `dir`'s entries keeps the answer true
-    /// until it is in the table.
-    fn ask_child(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Node> {
-        self.count(Count::DentryMisses);
+    /// until it is in the table. `keep_absent`: also that there is none.
+    fn ask_child(self: &Arc<Self>, dir: &Node, name: &[u8], keep_absent: bool) -> Result<Node> {
         loop {
             let epoch = self.inodes.epoch();
             match self.fs.lookup(dir.ino(), name) {
@@ -139,7 +150,7 @@ impl Core {
                 Err(Errno::ENOENT) => {
                     if self.character.volatile {
                         self.dentries.remove(dir.id, name);
-                    } else {
+                    } else if keep_absent {
                         self.dentries.put(dir.id, name, None);
                     }
                     return Err(Errno::ENOENT);

@@ -87,11 +87,23 @@ struct Shard {
     free: u32,
     hand: usize,
     live: usize,
+    /// Names asked for and known. Counted here because the shard is locked anyway.
+    hits: u64,
+    /// Names asked for and not known.
+    misses: u64,
 }
 
 impl Default for Shard {
     fn default() -> Self {
-        Shard { slots: Vec::new(), buckets: vec![NONE; 16], free: NONE, hand: 0, live: 0 }
+        Shard {
+            slots: Vec::new(),
+            buckets: vec![NONE; 16],
+            free: NONE,
+            hand: 0,
+            live: 0,
+            hits: 0,
+            misses: 0,
+        }
     }
 }
 
@@ -121,17 +133,14 @@ impl DentryTable {
     pub(crate) fn get(&self, dir: u64, name: &[u8]) -> Cached {
         let hash = hash(dir, name);
         let mut shard = self.shard(hash).lock();
-        let Some(at) = shard.find(hash as u32, dir, name) else { return Cached::Miss };
+        let Some(at) = shard.find(hash as u32, dir, name) else {
+            shard.misses += 1;
+            return Cached::Miss;
+        };
+        shard.hits += 1;
         let slot = &mut shard.slots[at];
         slot.hot = true;
         slot.node.as_ref().map_or(Cached::Negative, |node| Cached::Positive(node.clone()))
-    }
-
-    /// Whether `name` in `dir` is known to exist.
-    pub(crate) fn names(&self, dir: u64, name: &[u8]) -> bool {
-        let hash = hash(dir, name);
-        let shard = self.shard(hash).lock();
-        shard.find(hash as u32, dir, name).is_some_and(|at| shard.slots[at].node.is_some())
     }
 
     /// Keeps what `name` in `dir` names: an inode, or nothing.
@@ -156,9 +165,12 @@ impl DentryTable {
         }
     }
 
-    /// Entries now.
-    pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.0.lock().live).sum()
+    /// Sums over all shards: (entries now, hits, misses).
+    pub(crate) fn totals(&self) -> (u64, u64, u64) {
+        self.shards.iter().fold((0, 0, 0), |(live, hits, misses), shard| {
+            let shard = shard.0.lock();
+            (live + shard.live as u64, hits + shard.hits, misses + shard.misses)
+        })
     }
 }
 

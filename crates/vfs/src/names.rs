@@ -103,9 +103,6 @@ impl Vfs {
         new: &Create<'_>,
     ) -> Result<Node> {
         let core = &self.core;
-        if core.dentries.names(dir.id, name) && !core.character.volatile {
-            return Err(Errno::EEXIST);
-        }
         let allowed = core
             .writable()
             .and_then(|()| access::check_add(cred, dir))

@@ -110,11 +110,7 @@ fn move_name(
     wish: Wish,
 ) -> Result<Option<Node>> {
     let moved = core.child_locked(from.dir, from.name)?;
-    let target = match core.child_locked(to.dir, to.name) {
-        Ok(target) => Some(target),
-        Err(Errno::ENOENT) => None,
-        Err(errno) => return Err(errno),
-    };
+    let target = core.target_locked(to.dir, to.name)?;
     check_target(&target, wish)?;
     check_loops(from, to, &moved, target.as_ref(), wish.mode)?;
     core.writable()?;
@@ -128,7 +124,9 @@ fn move_name(
     let renamed = change(core, from, to, wish.mode, target.as_ref())?;
     moved.attr().ctime = renamed.node.ctime;
     from.dir.keep_now(renamed.from_dir);
-    to.dir.keep_now(renamed.to_dir);
+    if from.dir.id != to.dir.id {
+        to.dir.keep_now(renamed.to_dir);
+    }
     keep_names(core, from, to, &moved, target.as_ref(), wish.mode);
     drop(moving);
     Ok(target)

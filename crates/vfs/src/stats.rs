@@ -14,7 +14,8 @@ pub struct Stats {
     pub ops: u64,
     /// Names answered by the dentry table.
     pub dentry_hits: u64,
-    /// Names that the libservice was asked for.
+    /// Names that it did not know, so that the libservice was asked. Both are 0 for volatile file
+    /// systems, which are always asked.
     pub dentry_misses: u64,
     /// Names in the dentry table now, negative ones included.
     pub dentries: u64,
@@ -40,8 +41,6 @@ pub struct Stats {
 #[derive(Clone, Copy)]
 pub(crate) enum Count {
     Ops,
-    DentryHits,
-    DentryMisses,
     PageHits,
     PageMisses,
     WrittenBack,

@@ -118,11 +118,12 @@ impl Vfs {
     pub fn stats(&self) -> Stats {
         let core = &self.core;
         let get = |count| core.counters.get(count);
+        let (dentries, dentry_hits, dentry_misses) = core.dentries.totals();
         Stats {
             ops: get(Count::Ops),
-            dentry_hits: get(Count::DentryHits),
-            dentry_misses: get(Count::DentryMisses),
-            dentries: core.dentries.len() as u64,
+            dentry_hits,
+            dentry_misses,
+            dentries,
             inodes: core.inodes.len() as u64,
             page_hits: get(Count::PageHits),
             page_misses: get(Count::PageMisses),

@@ -87,7 +87,8 @@ impl<'a> Walk<'a> {
 
     /// Whether the kernel has something else mounted on `name` in the directory the walk stands on.
     pub(crate) fn is_covered(&self, name: &[u8]) -> bool {
-        is_covered(self.core, self.root, self.at(), name)
+        let mut named = self.core.covered.iter().filter(|covered| covered.name == name);
+        named.any(|covered| covered.lies_in(self.core, self.root, self.at()))
     }
 
     /// Walks on until the path ends. With [`Goal::Parent`] it may stop before the last name.
@@ -199,22 +200,32 @@ fn below_mount<'t>(target: &'t [u8], mount: &[u8]) -> Option<&'t [u8]> {
     if inside.is_empty() || inside[0] == b'/' { Some(inside) } else { None }
 }
 
-fn is_covered(core: &Arc<Core>, root: &Node, dir: &Node, name: &[u8]) -> bool {
-    core.options.covered.iter().any(|path| {
-        let mut parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
-        if parts.next_back() != Some(name) {
-            return false;
-        }
-        // Rare: the name fits, so see whether `dir` is the directory meant.
+/// A directory on which the kernel has something else mounted.
+pub(crate) struct Covered {
+    /// The directories above it.
+    above: Vec<Vec<u8>>,
+    name: Vec<u8>,
+}
+
+impl Covered {
+    /// The directory of that path from the lane's root; `None` for the root itself.
+    pub(crate) fn new(path: &[u8]) -> Option<Covered> {
+        let parts = path.split(|&byte| byte == b'/').filter(|part| !part.is_empty());
+        let mut above: Vec<Vec<u8>> = parts.map(<[u8]>::to_vec).collect();
+        let name = above.pop()?;
+        Some(Covered { above, name })
+    }
+
+    fn lies_in(&self, core: &Arc<Core>, root: &Node, dir: &Node) -> bool {
         let mut at = root.clone();
-        for part in parts {
+        for part in &self.above {
             match core.child(&at, part) {
                 Ok(child) if child.is_dir() => at = child,
                 _ => return false,
             }
         }
         at.id == dir.id
-    })
+    }
 }
 
 impl Vfs {

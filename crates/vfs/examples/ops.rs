@@ -1,0 +1,107 @@
+//! Nanoseconds per file operation on a memfs lane: `cargo run --release --example ops [THREADS [ONLY]]`.
+//!
+//! A profiling aid, not a figure: the figures are in `bench`.
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use polylane_base::SystemClock;
+use polylane_vfs::memfs::MemFs;
+use polylane_vfs::{Cred, Node, Options, Vfs};
+
+const O_RDWR: i32 = 2;
+const O_CREAT: i32 = 0o100;
+
+fn lane() -> Arc<Vfs> {
+    let clock = Arc::new(SystemClock);
+    let fs = Arc::new(MemFs::new(1 << 30, 1 << 20, clock.clone()));
+    let options = Options {
+        clock,
+        cache_bytes_limit: 0,
+        dirty_bytes_limit: 0,
+        flush_interval: Duration::from_secs(5),
+        mount_path: b"/lane".to_vec(),
+        covered: vec![b".polylane".to_vec()],
+    };
+    Vfs::new(fs, options).expect("memfs has a root")
+}
+
+fn time(name: &str, rounds: u32, mut op: impl FnMut(u32)) {
+    if std::env::args().nth(2).is_some_and(|only| !name.contains(&only)) {
+        return;
+    }
+    for round in 0..rounds / 10 {
+        op(round);
+    }
+    let begin = Instant::now();
+    for round in 0..rounds {
+        op(round);
+    }
+    let ns = begin.elapsed().as_nanos() as f64 / f64::from(rounds);
+    println!("{name:<24} {ns:>8.1} ns");
+}
+
+/// One transaction: create, rename, unlink. Every name is new.
+fn transaction(vfs: &Vfs, cred: &Cred, root: &Node, dir: &str, round: u32) {
+    let from = format!("{dir}/file-{round}");
+    let to = format!("{dir}/renamed-{round}");
+    drop(vfs.open_path(cred, root, from.as_bytes(), O_RDWR | O_CREAT, 0o644, 0o22));
+    let a = vfs.resolve_parent(cred, root, from.as_bytes()).expect("exists");
+    let b = vfs.resolve_parent(cred, root, to.as_bytes()).expect("exists");
+    vfs.rename(cred, &a.dir, &a.name, &b.dir, &b.name, 0).expect("renames");
+    let b = vfs.resolve_parent(cred, root, to.as_bytes()).expect("exists");
+    vfs.unlink(cred, &b.dir, &b.name).expect("unlinks");
+}
+
+fn one(vfs: &Vfs, dir: &str) {
+    let cred = Cred { uid: polylane_base::Uid(1000), ..Cred::root() };
+    let root = vfs.root();
+    let rounds = 500_000;
+    let file = format!("{dir}/data");
+    let open = |path: &str, flags| {
+        vfs.open_path(&cred, &root, path.as_bytes(), flags, 0o644, 0o22).expect("opens")
+    };
+    let data = open(&file, O_RDWR | O_CREAT);
+    let mut page = [7u8; 4096];
+    data.write(&cred, Some(0), &mut &page[..]).expect("writes");
+    time("resolve dir/data", rounds, |_| {
+        black_box(vfs.resolve(&cred, &root, file.as_bytes(), true).expect("exists"));
+    });
+    time("resolve absent", rounds, |_| {
+        black_box(vfs.resolve(&cred, &root, b"absent", true).expect_err("absent"));
+    });
+    time("stat dir/data", rounds, |_| {
+        let node = vfs.resolve(&cred, &root, file.as_bytes(), true).expect("exists");
+        black_box(vfs.getattr(&node).expect("lives"));
+    });
+    time("fstat", rounds, |_| {
+        black_box(vfs.getattr(data.node()).expect("lives"));
+    });
+    time("open+close dir/data", rounds, |_| drop(black_box(open(&file, O_RDWR))));
+    time("read 4 KiB", rounds, |_| {
+        black_box(data.read(0, 4096, &mut &mut page[..]).expect("reads"));
+    });
+    time("write 4 KiB", rounds, |_| {
+        black_box(data.write(&cred, Some(0), &mut &page[..]).expect("writes"));
+    });
+    time("create+rename+unlink", rounds, |round| transaction(vfs, &cred, &root, dir, round));
+}
+
+fn main() {
+    let threads = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(1);
+    let vfs = lane();
+    let root = vfs.root();
+    let dirs: Vec<String> = (0..threads).map(|n| format!("dir{n}")).collect();
+    for dir in &dirs {
+        let kind = polylane_vfs::Kind::Dir;
+        let new = polylane_vfs::Create { kind, perm: 0o777, umask: 0, rdev: 0, target: b"" };
+        vfs.create(&Cred::root(), &root, dir.as_bytes(), &new).expect("creates");
+    }
+    std::thread::scope(|scope| {
+        for dir in &dirs {
+            scope.spawn(|| one(&vfs, dir));
+        }
+    });
+    println!("{:?}", vfs.stats());
+}
