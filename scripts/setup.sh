@@ -35,7 +35,7 @@ need_demo() {
 need_test() {
     for name in acl:getfacl attr:setfattr busybox-static:busybox bzip2:bzip2 gawk:awk git:git \
         golang-go:go procps:pgrep redis-tools:redis-benchmark rsync:rsync sqlite3:sqlite3 \
-        strace:strace util-linux:unshare; do
+        strace:strace util-linux:unshare xz-utils:xz; do
         need "${name%%:*}" tool "${name##*:}"
     done
     need python3 test -x /usr/bin/python3
