@@ -1,1 +1,18 @@
+//! The test kit: a model file system, a reference for whole paths, generated operations, conformance
+//! suites and decorators that fail on purpose.
+//!
+//! | module | what | used by |
+//! |---|---|---|
+//! | `fs_suite` | checks that every `FileSystem` must pass | `tests/` of each implementation |
+//! | `fault` | a `FileSystem` that fails, blocks or runs out of space when told | tests of what stands above |
+//! | `model` | a file system in plain maps, obviously right | the reference; the page cache's tests |
+//! | `reference` | system calls on the model: paths, permissions, open files | the driver |
+//! | `ops` | operations, their generator and shrinker | the driver |
+//! | `subject` | the same operations on a real `Vfs` | the driver |
+//! | `driver` | both side by side, compared after every step | `tests/model.rs` |
+//!
+//! Code here may panic: it runs in tests, and a panic is how a test says no.
 #![forbid(unsafe_code)]
+
+pub mod fault;
+pub mod fs_suite;

@@ -239,6 +239,8 @@ impl Inode {
                 if keep_size { size } else { size.max(end) }
             }
             Fallocate::PunchHole => {
+                // The page that the file ends in goes whole: what follows the end is zeros anyway.
+                let end = if end >= size { end.next_multiple_of(PAGE_SIZE) } else { end };
                 freed = pages.punch(offset, end);
                 size
             }

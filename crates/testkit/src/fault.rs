@@ -1,0 +1,290 @@
+//! A [`FileSystem`] that does as told: fails, blocks, or runs out of space.
+//!
+//! Wraps another one and passes everything on, except for what its [`Plan`] says. Plans can be changed
+//! while threads use it. Faults count calls from the moment the plan is set.
+
+use polylane_base::{Errno, Ino, Result};
+use polylane_vfs::fs::{
+    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode, RenameMode, Renamed,
+    SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// A class of calls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Call {
+    /// `read`
+    Read,
+    /// `write`
+    Write,
+    /// `fsync` and `sync`
+    Sync,
+    /// Everything that changes names or inodes.
+    Change,
+    /// `lookup`, `getattr` and the like.
+    Look,
+}
+
+const CALLS: usize = 5;
+
+/// What is to go wrong with one class of calls.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Plan {
+    /// This many calls go through first.
+    pub skip: u64,
+    /// Then this many fail …
+    pub count: u64,
+    /// … with this.
+    pub errno: Option<Errno>,
+}
+
+#[derive(Default)]
+struct State {
+    plans: [Plan; CALLS],
+    blocked: [bool; CALLS],
+    waiting: usize,
+}
+
+/// See the module header. Thread-safe.
+pub struct Faulty {
+    inner: Arc<dyn FileSystem>,
+    state: Mutex<State>,
+    changed: Condvar,
+    calls: [AtomicU64; CALLS],
+    bytes_left: AtomicU64,
+}
+
+impl Faulty {
+    /// Passes everything on to `inner` for now.
+    pub fn new(inner: Arc<dyn FileSystem>) -> Arc<Faulty> {
+        Arc::new(Faulty {
+            inner,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            calls: Default::default(),
+            bytes_left: AtomicU64::new(u64::MAX),
+        })
+    }
+
+    /// Sets what is to go wrong with a class of calls.
+    pub fn plan(&self, call: Call, plan: Plan) {
+        self.state.lock().unwrap().plans[call as usize] = plan;
+    }
+
+    /// The next call of this class after `skip` others fails once.
+    pub fn fail_once(&self, call: Call, skip: u64, errno: Errno) {
+        self.plan(call, Plan { skip, count: 1, errno: Some(errno) });
+    }
+
+    /// Every call of this class fails from now on; `None` ends it.
+    pub fn fail_always(&self, call: Call, errno: Option<Errno>) {
+        self.plan(call, Plan { skip: 0, count: u64::MAX, errno });
+    }
+
+    /// Calls of this class wait until unblocked.
+    pub fn block(&self, call: Call, blocked: bool) {
+        self.state.lock().unwrap().blocked[call as usize] = blocked;
+        self.changed.notify_all();
+    }
+
+    /// Waits until this many calls are blocked.
+    pub fn await_blocked(&self, count: usize) {
+        let mut state = self.state.lock().unwrap();
+        while state.waiting < count {
+            state = self.changed.wait(state).unwrap();
+        }
+    }
+
+    /// Writes may store this many bytes more; then they are short, then `ENOSPC`.
+    pub fn limit_bytes(&self, left: u64) {
+        self.bytes_left.store(left, Ordering::SeqCst);
+    }
+
+    /// Calls of this class so far.
+    pub fn calls(&self, call: Call) -> u64 {
+        self.calls[call as usize].load(Ordering::SeqCst)
+    }
+
+    fn pass(&self, call: Call) -> Result<()> {
+        self.calls[call as usize].fetch_add(1, Ordering::SeqCst);
+        let mut state = self.state.lock().unwrap();
+        while state.blocked[call as usize] {
+            state.waiting += 1;
+            self.changed.notify_all();
+            state = self.changed.wait(state).unwrap();
+            state.waiting -= 1;
+        }
+        let plan = &mut state.plans[call as usize];
+        match plan.errno {
+            Some(_) if plan.skip > 0 => plan.skip -= 1,
+            Some(errno) if plan.count > 0 => {
+                plan.count -= 1;
+                return Err(errno);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn take_bytes(&self, wanted: usize) -> usize {
+        let take = |left: u64| Some(left.saturating_sub(wanted as u64));
+        let left = self.bytes_left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take);
+        left.unwrap_or(0).min(wanted as u64) as usize
+    }
+}
+
+/// The first bytes of a source.
+struct Part<'a> {
+    source: &'a mut dyn Source,
+    len: usize,
+}
+
+impl Source for Part<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&mut self, at: usize, into: &mut [u8]) {
+        self.source.get(at, into);
+    }
+}
+
+impl FileSystem for Faulty {
+    fn character(&self) -> Character {
+        self.inner.character()
+    }
+
+    fn root(&self) -> Result<Attr> {
+        self.inner.root()
+    }
+
+    fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.pass(Call::Look)?;
+        self.inner.lookup(dir, name)
+    }
+
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.pass(Call::Look)?;
+        self.inner.getattr(ino)
+    }
+
+    fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.pass(Call::Change)?;
+        self.inner.setattr(ino, set)
+    }
+
+    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+        self.pass(Call::Change)?;
+        self.inner.create(dir, name, new)
+    }
+
+    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
+        self.pass(Call::Change)?;
+        self.inner.create_unlinked(dir, new)
+    }
+
+    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Changed> {
+        self.pass(Call::Change)?;
+        self.inner.link(ino, dir, name)
+    }
+
+    fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+        self.pass(Call::Change)?;
+        self.inner.unlink(dir, name)
+    }
+
+    fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed> {
+        self.pass(Call::Change)?;
+        self.inner.rmdir(dir, name)
+    }
+
+    fn rename(
+        &self,
+        from_dir: Ino,
+        from: &[u8],
+        to_dir: Ino,
+        to: &[u8],
+        mode: RenameMode,
+    ) -> Result<Renamed> {
+        self.pass(Call::Change)?;
+        self.inner.rename(from_dir, from, to_dir, to, mode)
+    }
+
+    fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.pass(Call::Look)?;
+        self.inner.readlink(ino)
+    }
+
+    fn readdir(
+        &self,
+        dir: Ino,
+        from: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> Result<()> {
+        self.pass(Call::Look)?;
+        self.inner.readdir(dir, from, each)
+    }
+
+    fn read(&self, ino: Ino, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
+        self.pass(Call::Read)?;
+        self.inner.read(ino, offset, len, sink)
+    }
+
+    fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize> {
+        self.pass(Call::Write)?;
+        let len = self.take_bytes(source.len());
+        match len == 0 && !source.is_empty() {
+            true => Err(Errno::ENOSPC),
+            false => self.inner.write(ino, offset, &mut Part { source, len }),
+        }
+    }
+
+    fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {
+        self.pass(Call::Change)?;
+        self.inner.fallocate(ino, mode, offset, len)
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64> {
+        self.pass(Call::Look)?;
+        self.inner.seek(ino, offset, target)
+    }
+
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.pass(Call::Look)?;
+        self.inner.getxattr(ino, name)
+    }
+
+    fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr> {
+        self.pass(Call::Change)?;
+        self.inner.setxattr(ino, name, value, mode)
+    }
+
+    fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {
+        self.pass(Call::Look)?;
+        self.inner.listxattr(ino)
+    }
+
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr> {
+        self.pass(Call::Change)?;
+        self.inner.removexattr(ino, name)
+    }
+
+    fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        self.pass(Call::Sync)?;
+        self.inner.fsync(ino, data_only)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.pass(Call::Sync)?;
+        self.inner.sync()
+    }
+
+    fn statfs(&self) -> Result<StatFs> {
+        self.inner.statfs()
+    }
+
+    fn forget(&self, ino: Ino) {
+        self.inner.forget(ino);
+    }
+}
