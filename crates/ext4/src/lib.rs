@@ -9,6 +9,7 @@
 //! | [`format`] | bytes on disk: nothing here does I/O or locks |
 #![forbid(unsafe_code)]
 
+pub mod alloc;
 pub mod cache;
 pub mod error;
 pub mod format;
