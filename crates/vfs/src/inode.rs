@@ -129,13 +129,15 @@ impl Inode {
         self.size.load(Acquire)
     }
 
+    /// Whether any of the flags is up.
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags.load(Acquire) & flag != 0
     }
 
-    pub(crate) fn raise(&self, flag: u32) {
-        if !self.has(flag) {
-            self.flags.fetch_or(flag, AcqRel);
+    /// Puts all of the flags up. A look first: most of the time they are, and the line stays shared.
+    pub(crate) fn raise(&self, flags: u32) {
+        if self.flags.load(Acquire) & flags != flags {
+            self.flags.fetch_or(flags, AcqRel);
         }
     }
 
