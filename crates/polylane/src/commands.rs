@@ -96,18 +96,20 @@ fn print_findings(json: bool) -> Result<u8> {
     if json {
         print_json(&findings)?;
     } else {
-        print(&findings.iter().map(describe).collect::<String>())?;
+        let widest = findings.iter().map(|finding| finding.found.len()).max().unwrap_or(0);
+        print(&findings.iter().map(|finding| describe(finding, widest)).collect::<String>())?;
     }
     Ok(if doctor::can_run(&findings) { 0 } else { FAILED })
 }
 
-fn describe(finding: &Finding) -> String {
+fn describe(finding: &Finding, widest: usize) -> String {
     let mark = match finding.state {
         State::Good => "ok      ",
         State::Degraded => "degraded",
         State::Missing => "MISSING ",
+        State::Unused => "-       ",
     };
-    format!("{mark}  {:<20} {:<28} {}\n", finding.name, finding.found, finding.note)
+    format!("{mark}  {:<20} {:<widest$}  {}\n", finding.name, finding.found, finding.note)
 }
 
 fn print_completions(shell: clap_complete::Shell) -> Result<u8> {

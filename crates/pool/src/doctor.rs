@@ -18,6 +18,8 @@ pub enum State {
     Degraded,
     /// Missing, and `polylane run` cannot work.
     Missing,
+    /// Looked at for later versions only.
+    Unused,
 }
 
 /// One thing looked at.
@@ -45,6 +47,12 @@ impl Finding {
             false => (State::Degraded, notes[1]),
         };
         Finding { name, state, found: found.into(), note }
+    }
+
+    /// Not used by this version.
+    fn unused(name: &'static str, found: impl Into<String>) -> Self {
+        let note = "not used by this version";
+        Finding { name, state: State::Unused, found: found.into(), note }
     }
 
     /// Without this there is no lane at all.
@@ -133,17 +141,18 @@ fn fuse_features(kernel: Kernel) -> Vec<Finding> {
         "requests in flight are sent again to a restarted service",
         "requests in flight when a service dies end with an error",
     ];
-    let passthrough = ["not used by this version", "not used by this version"];
-    let mut findings = vec![
-        since("fuse-direct-io-mmap", Kernel(6, 6), mmap),
-        since("fuse-resend", Kernel(6, 9), resend),
-        since("fuse-passthrough", Kernel(6, 9), passthrough),
-    ];
+    let passthrough = match kernel >= Kernel(6, 9) {
+        true => "there since Linux 6.9",
+        false => "not before Linux 6.9",
+    };
     let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
     let on = switch.is_ok_and(|text| matches!(text.trim(), "Y" | "1"));
-    let found = if on { "switched on" } else { "off or not there" };
-    findings.push(Finding::new("fuse-io-uring", on, found, passthrough));
-    findings
+    vec![
+        since("fuse-direct-io-mmap", Kernel(6, 6), mmap),
+        since("fuse-resend", Kernel(6, 9), resend),
+        Finding::unused("fuse-passthrough", passthrough),
+        Finding::unused("fuse-io-uring", if on { "switched on" } else { "off or not there" }),
+    ]
 }
 
 fn user_namespaces() -> Finding {
@@ -215,30 +224,23 @@ fn controllers() -> Vec<Finding> {
 
 fn io_uring() -> Finding {
     let switch = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
-    let (good, found) = match switch.as_deref().map(str::trim) {
-        Ok("0") => (true, "allowed"),
-        Ok("1") => (false, "allowed for one group only"),
-        Ok(_) => (false, "switched off"),
+    let found = match switch.as_deref().map(str::trim) {
+        Ok("0") => "allowed",
+        Ok("1") => "allowed for one group only",
+        Ok(_) => "switched off",
         // Kernels before 6.6 have no switch.
-        Err(_) => (true, "no switch in this kernel"),
+        Err(_) => "no switch in this kernel",
     };
-    let notes = ["not used by this version", "not used by this version"];
-    Finding::new("io-uring", good, found, notes)
+    Finding::unused("io-uring", found)
 }
 
 /// What block front ends of later versions are going to use.
-fn block_doors() -> Vec<Finding> {
-    let notes = ["not used by this version", "not used by this version"];
-    let device = |name, path: &str| {
-        let (good, found) = openable(path);
-        Finding::new(name, good, found, notes)
-    };
+fn block_doors() -> [Finding; 3] {
     let nbd = Path::new("/sys/block/nbd0").exists();
-    let found = if nbd { "module loaded" } else { "module not loaded" };
-    vec![
-        device("loop", "/dev/loop-control"),
-        device("ublk", "/dev/ublk-control"),
-        Finding::new("nbd", nbd, found, notes),
+    [
+        Finding::unused("loop", openable("/dev/loop-control").1),
+        Finding::unused("ublk", openable("/dev/ublk-control").1),
+        Finding::unused("nbd", if nbd { "module loaded" } else { "module not loaded" }),
     ]
 }
 

@@ -43,6 +43,9 @@ impl MountPoint {
                 "--at {shown}: write an absolute path without '..'"
             )));
         }
+        if path == Path::new("/") {
+            return Err(Failure::usage("--at /: use --root to make the lane the root"));
+        }
         let mut missing = PathBuf::new();
         let mut exists = path;
         loop {
@@ -203,6 +206,7 @@ mod tests {
         let file = find("file").expect_err("a file");
         assert!(file.line.contains("is not a directory"), "{file}");
         assert_eq!(find("file/below").expect_err("below a file").status, 1);
+        assert_eq!(MountPoint::find(Path::new("/")).expect_err("the root").status, 2);
         assert_eq!(MountPoint::find(Path::new("relative")).expect_err("relative").status, 2);
         assert_eq!(MountPoint::find(Path::new("/a/../b")).expect_err("dots").status, 2);
     }

@@ -268,7 +268,7 @@ impl Supervisor {
         ];
         fds.extend(self.dir.as_ref().map(|dir| ("--dir", dir.as_fd())));
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
-            Fork::Child => execute_service(&fds),
+            Fork::Child => execute_service(&self.spec.name, &fds),
             Fork::Parent(child) => Process::new(child),
         };
         drop(other);
@@ -329,11 +329,11 @@ fn how(ended: Ended) -> String {
 
 /// In a forked child: becomes the service. Its process group is its own, so that the terminal's
 /// signals do not reach it; of this process's descriptors it keeps the named ones and standard error.
-fn execute_service(fds: &[(&str, BorrowedFd<'_>)]) -> ! {
+fn execute_service(pool: &str, fds: &[(&str, BorrowedFd<'_>)]) -> ! {
     ns::unblock_signals();
     let _ = rustix::process::setpgid(None, None);
     let mut command = std::process::Command::new("/proc/self/exe");
-    command.arg0("polylane-service").arg("service").env_clear();
+    command.arg0(format!("polylane-service[{pool}]")).arg("service").env_clear();
     command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
     if let Some(value) = std::env::var_os("RUST_BACKTRACE") {
         command.env("RUST_BACKTRACE", value);
