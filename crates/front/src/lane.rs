@@ -76,6 +76,17 @@ impl Lane {
         self.before_io(node, range);
     }
 
+    /// To be called by the shared-memory front end after `name` in `dir` ceased to name `node`: removed,
+    /// replaced or renamed. If the kernel knows the inode, it lets go of the name. Never waits; one
+    /// atomic load when the kernel does not know the inode.
+    pub fn name_gone(&self, dir: &Node, name: &[u8], node: &Node) {
+        if self.nodes.id_of(node).is_some()
+            && let Some(dir_id) = self.nodes.id_of(dir)
+        {
+            self.notifier.forget_name(dir_id, name);
+        }
+    }
+
     /// Whether I/O that the kernel itself brings through node `door` must not be answered before pages
     /// under *other* nodes are dropped.
     pub(crate) fn others_have_pages(&self, node: &Node, door: u64) -> bool {

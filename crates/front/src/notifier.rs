@@ -1,18 +1,23 @@
-//! The notifier: the one thread that tells the kernel to drop pages.
+//! The notifier: two threads that tell the kernel what to drop.
 //!
-//! `FUSE_NOTIFY_INVAL_INODE` blocks in the kernel until dirty pages of the range were written back, that is,
-//! until *we* have served those WRITE requests. So it is sent by a thread that serves nothing, and
-//! whoever waits for it must not be a thread that the kernel's requests need.
+//! *Pages*: `FUSE_NOTIFY_INVAL_INODE` blocks in the kernel until dirty pages of the range were written back,
+//! that is, until *we* have served those WRITE requests. So it is sent by a thread that serves
+//! nothing, and whoever waits for it must not be a thread that the kernel's requests need.
+//!
+//! *Names*: `FUSE_NOTIFY_INVAL_ENTRY` blocks while the kernel holds the directory for somebody else. Nobody
+//! waits for it: a name that is gone is never believed (timeouts are 0), but until the kernel drops
+//! it, it keeps the inode, and with it the space of a removed file.
 //!
 //! # Invariants
 //!
 //! - A waiter returns after every notification it asked for was taken by the kernel or refused by it,
 //!   or after the notifier stopped.
 //! - Without a FUSE session there is nobody to notify: waiting returns at once.
+//! - At most [`NAMES_MAX`] names wait; what is more is left to the kernel's own memory pressure.
 //!
 //! # Locking
 //!
-//! `queue` and `Latch::left` are leaves. Callers hold no VFS lock.
+//! The two queues and `Latch::left` are leaves. Callers hold no VFS lock.
 
 use std::collections::VecDeque;
 
@@ -55,65 +60,107 @@ struct Latch {
     zero: Condvar,
 }
 
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    running: bool,
+/// A name to drop.
+pub(crate) struct Name {
+    pub(crate) dir_id: u64,
+    pub(crate) name: Vec<u8>,
 }
 
-/// The queue in front of the notifier thread. Thread-safe.
+/// Names that may wait to be dropped.
+const NAMES_MAX: usize = 65_536;
+
+struct Queue<T>(Mutex<(VecDeque<T>, bool)>, Condvar);
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        Queue(Mutex::default(), Condvar::new())
+    }
+}
+
+impl<T> Queue<T> {
+    /// Adds work, unless nobody would do it or `max` others wait.
+    fn push(&self, work: impl Iterator<Item = T>, max: usize) {
+        let mut queue = self.0.lock();
+        if queue.1 && queue.0.len() < max {
+            queue.0.extend(work);
+            drop(queue);
+            self.1.notify_one();
+        }
+    }
+
+    fn set_running(&self, running: bool) {
+        let mut queue = self.0.lock();
+        queue.1 = running;
+        let left = std::mem::take(&mut queue.0);
+        drop(queue);
+        drop(left);
+        self.1.notify_all();
+    }
+
+    /// The next piece of work; `None` once stopped.
+    fn next(&self) -> Option<T> {
+        let mut queue = self.0.lock();
+        loop {
+            if !queue.1 {
+                return None;
+            }
+            if let Some(work) = queue.0.pop_front() {
+                return Some(work);
+            }
+            queue = self.1.wait(queue).unwrap_or_else(|poison| poison.into_inner());
+        }
+    }
+}
+
+/// The queues in front of the two threads. Thread-safe.
 #[derive(Default)]
 pub struct Notifier {
-    queue: Mutex<Queue>,
-    work: Condvar,
+    pages: Queue<Job>,
+    names: Queue<Name>,
 }
 
 impl Notifier {
     /// Makes the kernel write back and drop the pages that it has of `range` under `node_ids`, and
     /// waits for it.
     pub(crate) fn invalidate(&self, node_ids: &[u64], range: Range) {
-        let latch = Arc::new(Latch { left: Mutex::new(node_ids.len()), zero: Condvar::new() });
-        let mut queue = self.queue.lock();
-        if !queue.running || node_ids.is_empty() {
+        if node_ids.is_empty() {
             return;
         }
-        for &node_id in node_ids {
-            queue.jobs.push_back(Job { node_id, range, done: latch.clone() });
-        }
-        drop(queue);
-        self.work.notify_one();
+        let latch = Arc::new(Latch { left: Mutex::new(node_ids.len()), zero: Condvar::new() });
+        let job = |node_id: &u64| Job { node_id: *node_id, range, done: latch.clone() };
+        // Jobs that are not taken open the latch when they are dropped.
+        let jobs: Vec<Job> = node_ids.iter().map(job).collect();
+        self.pages.push(jobs.into_iter(), usize::MAX);
         let mut left = latch.left.lock();
         while *left > 0 {
             left = latch.zero.wait(left).unwrap_or_else(|poison| poison.into_inner());
         }
     }
 
-    /// The session that owns the thread is ready: jobs are taken from now on.
+    /// Makes the kernel drop a name, some time.
+    pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8]) {
+        self.names.push(std::iter::once(Name { dir_id, name: name.to_vec() }), NAMES_MAX);
+    }
+
+    /// The session that owns the threads is ready: work is taken from now on.
     pub(crate) fn start(&self) {
-        self.queue.lock().running = true;
+        self.pages.set_running(true);
+        self.names.set_running(true);
     }
 
-    /// Lets the thread end and every waiter go.
+    /// Lets the threads end and every waiter go.
     pub(crate) fn stop(&self) {
-        let mut queue = self.queue.lock();
-        queue.running = false;
-        let jobs = std::mem::take(&mut queue.jobs);
-        drop(queue);
-        drop(jobs);
-        self.work.notify_all();
+        self.pages.set_running(false);
+        self.names.set_running(false);
     }
 
-    /// The next job; `None` once stopped.
-    pub(crate) fn next(&self) -> Option<Job> {
-        let mut queue = self.queue.lock();
-        loop {
-            if !queue.running {
-                return None;
-            }
-            if let Some(job) = queue.jobs.pop_front() {
-                return Some(job);
-            }
-            queue = self.work.wait(queue).unwrap_or_else(|poison| poison.into_inner());
-        }
+    /// The next job of the pages thread; `None` once stopped.
+    pub(crate) fn next_pages(&self) -> Option<Job> {
+        self.pages.next()
+    }
+
+    /// The next job of the names thread; `None` once stopped.
+    pub(crate) fn next_name(&self) -> Option<Name> {
+        self.names.next()
     }
 }

@@ -29,7 +29,7 @@ use std::collections::HashMap;
 use std::fmt;
 
 use polylane_base::sync::{Arc, Mutex, Weak};
-use polylane_base::{Errno, Gid, Result};
+use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_vfs::{Inode, Node, OpenFile};
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
@@ -113,6 +113,8 @@ pub struct Slot {
     pub number: u32,
     /// Mode of its kernel descriptor.
     pub access: Access,
+    /// Who made it: the owner it shows while it is free.
+    pub owner: (Uid, Gid),
     state: Mutex<State>,
 }
 
@@ -272,7 +274,13 @@ impl SlotTable {
 
     /// Makes a slot, on behalf of the kernel's CREATE. `EACCES`: no such session; `EEXIST`: the number is
     /// in use; `EMFILE`: number out of range.
-    pub fn create(&self, token: Token, number: u32, access: Access) -> Result<Arc<Slot>> {
+    pub fn create(
+        &self,
+        token: Token,
+        number: u32,
+        access: Access,
+        owner: (Uid, Gid),
+    ) -> Result<Arc<Slot>> {
         if number >= SLOTS_MAX {
             return Err(Errno::EMFILE);
         }
@@ -284,7 +292,7 @@ impl SlotTable {
         if slots.by_number.contains_key(&number) {
             return Err(Errno::EEXIST);
         }
-        let slot = Slot { session: token, number, access, state: Mutex::default() };
+        let slot = Slot { session: token, number, access, owner, state: Mutex::default() };
         let slot = Arc::new(slot);
         slots.by_number.insert(number, slot.clone());
         Ok(slot)
@@ -314,12 +322,12 @@ impl SlotTable {
         slot.state.lock().handles += 1;
     }
 
-    /// Counts one kernel handle less; the last one ends the binding and the slot.
-    pub(crate) fn released(&self, slot: &Slot) {
+    /// Counts one kernel handle less; the last one ends the binding and the slot: true then.
+    pub(crate) fn released(&self, slot: &Slot) -> bool {
         let mut state = slot.state.lock();
         state.handles = state.handles.saturating_sub(1);
         if state.handles > 0 {
-            return;
+            return false;
         }
         let file = state.file.take();
         if let Some(file) = file.as_ref().filter(|_| state.escaped) {
@@ -331,6 +339,7 @@ impl SlotTable {
             session.slots.lock().by_number.remove(&slot.number);
         }
         drop(file);
+        true
     }
 
     fn session(&self, token: Token) -> Result<Arc<SessionSlots>> {

@@ -33,6 +33,7 @@ const READDIRPLUS: u32 = 44;
 
 const SLOT_DIR: u64 = 3;
 const INVAL_INODE: i32 = 2;
+const INVAL_ENTRY: i32 = 3;
 
 /// Node id and handle of a CREATE reply.
 fn created(answer: Answer) -> (u64, u64) {
@@ -329,7 +330,7 @@ fn a_slot_acts_on_what_is_bound() {
     let (slot, fh) = created(kernel.ask(CREATE, SLOT_DIR, &slot_name(session.token(), 3)));
     assert_eq!(kernel.ask(CREATE, SLOT_DIR, &slot_name(session.token(), 3)), Err(Errno::EEXIST));
     assert_eq!(read(&mut kernel, slot, fh), Err(Errno::EBADF));
-    assert_eq!(kernel.ask(GETATTR, slot, &[0; 16]), Err(Errno::EBADF));
+    assert_eq!(size_of(&mut kernel, slot), 0);
 
     let a = open_file(&kernel, "a", libc::O_RDWR | libc::O_CREAT);
     let read_only = open_file(&kernel, "a", libc::O_RDONLY);
@@ -385,8 +386,13 @@ fn an_escaped_slot_keeps_its_file_until_the_kernel_lets_go() {
     assert_eq!(read(&mut kernel, slot, fh), Ok(b"kept".to_vec()));
     let mut args = Bytes::new();
     args.u64(fh).u64(0).u64(0);
-    kernel.ask(RELEASE, slot, &args.0).expect("released");
-    assert_eq!(kernel.ask(GETATTR, slot, &[0; 16]), Err(Errno::EBADF));
+    // The kernel is told to let go of the name.
+    let unique = kernel.send(RELEASE, slot, &args.0);
+    let mut messages = [kernel.receive(5000).expect("one"), kernel.receive(5000).expect("two")];
+    messages.sort_by_key(|message| message.unique);
+    assert_eq!((messages[0].error, messages[1].unique), (INVAL_ENTRY, unique));
+    assert_eq!(Fields(&messages[0].body).u64(), SLOT_DIR);
+    assert_eq!(size_of(&mut kernel, slot), 0);
     forget(&mut kernel, slot, 1);
     assert_eq!(kernel.ask(GETATTR, slot, &[0; 16]), Err(Errno::ESTALE));
 }

@@ -14,6 +14,8 @@ impl Call<'_> {
     fn attr(&self) -> Result<Attr> {
         match self.target()? {
             Target::Virtual(dir) => self.virtual_attr(dir),
+            // The kernel asks for it while it opens the slot, before anything can be bound.
+            Target::Slot(slot) if slot.file().is_err() => self.free_slot_attr(&slot),
             _ => self.session.lane.vfs.getattr(&self.node()?),
         }
     }

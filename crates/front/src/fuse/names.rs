@@ -1,6 +1,6 @@
 //! Operations on names: lookup and forget, create, remove, move, link.
 
-use polylane_base::{Errno, Result, Time};
+use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_vfs::fs::Attr;
 use polylane_vfs::{Create, Kind, Node};
 
@@ -45,8 +45,16 @@ impl Call<'_> {
             VirtualDir::Reserved => 0o755,
             VirtualDir::Slots => 0o1733,
         };
-        let ino = polylane_base::Ino(u64::MAX - dir.id());
+        let ino = Ino(u64::MAX - dir.id());
         Ok(Attr { ino, perm, nlink: 2, size: 0, blocks: 0, ..root })
+    }
+
+    /// A free slot's state: an empty file of its maker.
+    pub(super) fn free_slot_attr(&self, slot: &Slot) -> Result<Attr> {
+        let base = self.virtual_attr(VirtualDir::Slots)?;
+        let ino = Ino(u64::MAX - 16 - u64::from(slot.number));
+        let (uid, gid) = slot.owner;
+        Ok(Attr { ino, kind: Kind::File, perm: 0o600, nlink: 1, uid, gid, ..base })
     }
 
     fn virtual_entry(&mut self, dir: VirtualDir) -> End {
@@ -236,30 +244,21 @@ fn create_slot(call: &mut Call<'_>, name: &[u8], flags: i32) -> End {
     let (token, number) = slot_name(name).ok_or(Errno::EACCES)?;
     let access = Access::from_flags(flags).ok_or(Errno::EINVAL)?;
     let slots = &call.session.lane.slots;
-    let slot = slots.create(token, number, access)?;
+    let owner = (Uid(call.header.uid), Gid(call.header.gid));
+    let slot = slots.create(token, number, access, owner)?;
     let id = call.session.lane.nodes.remember_slot(slot.clone());
     slots.name(&slot, id);
     slots.opened(&slot);
-    let attr = blank_slot(&slot, call)?;
+    let attr = call.free_slot_attr(&slot)?;
     let slot = Some(slot);
     let fh = call.session.handles.insert(Handle { node_id: id, slot, ..Handle::default() });
     call.out.entry(id, 0, &attr, 0).open(fh, fopen::DIRECT_IO | fopen::NOFLUSH);
     Ok(Outcome::Reply)
 }
 
-/// A new slot's state: an empty file of its maker, that the first binding replaces.
-fn blank_slot(slot: &Slot, call: &Call<'_>) -> Result<Attr> {
-    let root = call.virtual_attr(VirtualDir::Slots)?;
-    Ok(Attr {
-        ino: polylane_base::Ino(u64::MAX - 16 - u64::from(slot.number)),
-        kind: Kind::File,
-        perm: 0o600,
-        nlink: 1,
-        uid: polylane_base::Uid(call.header.uid),
-        gid: polylane_base::Gid(call.header.gid),
-        btime: Time::default(),
-        ..root
-    })
+/// The name of a slot, as its maker wrote it.
+pub(super) fn name_of_slot(slot: &Slot) -> String {
+    format!("{}-{}", slot.session, slot.number)
 }
 
 fn slot_name(name: &[u8]) -> Option<(Token, u32)> {

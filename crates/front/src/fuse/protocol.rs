@@ -126,6 +126,8 @@ pub const EXT_GROUPS: u32 = 32;
 pub mod notify {
     /// Drop attributes and pages of an inode.
     pub const INVAL_INODE: i32 = 2;
+    /// Drop a name.
+    pub const INVAL_ENTRY: i32 = 3;
     /// Send requests in flight again.
     pub const RESEND: i32 = 7;
 }

@@ -172,6 +172,14 @@ impl Device {
         let _unknown_to_kernel = self.send(notify::INVAL_INODE, 0, &[&body.0]);
     }
 
+    /// Tells the kernel to drop a name. Blocks while somebody holds the directory.
+    pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8]) {
+        let mut body = Body::default();
+        body.u64(dir_id).u32(name.len() as u32).u32(0).0.extend_from_slice(name);
+        body.0.push(0);
+        let _unknown_to_kernel = self.send(notify::INVAL_ENTRY, 0, &[&body.0]);
+    }
+
     /// Asks for the requests that a former service had read and not answered.
     pub(crate) fn resend(&self) {
         let _none = self.send(notify::RESEND, 0, &[]);

@@ -4,9 +4,9 @@
 //! |-----------|---------------------------------------------|-------------------------------------|
 //! | readers   | read a request, do it, reply                | the file door (a page read)         |
 //! | deferred  | requests that must wait for the kernel      | the notifier, then the file door    |
-//! | notifier  | tells the kernel to drop pages              | readers, through the kernel         |
+//! | notifiers | tell the kernel to drop pages, and names    | readers, through the kernel         |
 //!
-//! The arrows never make a ring: readers wait for neither of the two others.
+//! Waiting never makes a ring: readers wait for none of the others.
 //!
 //! # Invariants
 //!
@@ -31,6 +31,8 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use super::handles::{Handle, HandleTable};
 use super::init::{self, MESSAGE_BYTES_MAX, Params};
 use super::locks::Waits;
+use super::names::name_of_slot;
+use super::nodes::VirtualDir;
 use super::ops::{self, Call, End, Exit, Outcome};
 use super::protocol::init as init_flags;
 use super::reply::{Body, Device};
@@ -144,17 +146,20 @@ pub fn serve(
     }
     let result = thread::scope(|scope| {
         session.lane.notifier.start();
-        let notifier = scope.spawn(|| session.notify());
+        let notifiers =
+            [scope.spawn(|| session.drop_pages()), scope.spawn(|| session.drop_names())];
         let deferred = scope.spawn(|| session.run_deferred());
         let readers: Vec<_> = (0..options.threads.max(1))
             .map(|_| scope.spawn(|| session.read_until(&wake, &ended)))
             .collect();
         let result = wait_for_end(stop, &ended);
-        // Readers go last: the two others may wait for them.
+        // Readers go last: the others may wait for them.
         session.deferred.stop();
         let _end = deferred.join();
         session.lane.notifier.stop();
-        let _end = notifier.join();
+        notifiers.into_iter().for_each(|notifier| {
+            let _end = notifier.join();
+        });
         session.quit.store(true, Ordering::Release);
         wake.request();
         let errors = readers.into_iter().filter_map(|reader| match reader.join() {
@@ -278,9 +283,15 @@ impl Session {
         }
     }
 
-    fn notify(&self) {
-        while let Some(job) = self.lane.notifier.next() {
+    fn drop_pages(&self) {
+        while let Some(job) = self.lane.notifier.next_pages() {
             self.device.invalidate(job.node_id, job.range);
+        }
+    }
+
+    fn drop_names(&self) {
+        while let Some(gone) = self.lane.notifier.next_name() {
+            self.device.forget_name(gone.dir_id, &gone.name);
         }
     }
 
@@ -292,7 +303,11 @@ impl Session {
             }
         }
         match &handle.slot {
-            Some(slot) => self.lane.slots.released(slot),
+            Some(slot) if self.lane.slots.released(slot) => {
+                let name = name_of_slot(slot);
+                self.lane.notifier.forget_name(VirtualDir::Slots.id(), name.as_bytes());
+            }
+            Some(_) => {}
             None => self.lane.nodes.released(handle.node_id),
         }
     }
