@@ -1,6 +1,5 @@
 //! Attributes: getattr, setattr and its rules, access(2), access times.
 
-use polylane_base::sync::MutexGuard;
 use polylane_base::{Errno, Result};
 
 use crate::access::{self, GROUP_EXEC, SET_GID, SET_UID, WRITE};
@@ -17,7 +16,13 @@ impl Vfs {
     /// The state of an inode.
     pub fn getattr(&self, node: &Node) -> Result<Attr> {
         self.begin();
-        node.fresh_attr().map(|attr| *attr)
+        let mut attr = *node.fresh_attr()?;
+        if let Some(pages) = node.pages_used() {
+            // Space of delayed writes is not allocated yet, but programs take a file with fewer blocks
+            // than bytes for a sparse one.
+            attr.blocks += pages.blocks_to_come(&attr);
+        }
+        Ok(attr)
     }
 
     /// Changes the state of an inode as chmod(2), chown(2), truncate(2) and utimensat(2) may; returns
@@ -77,10 +82,9 @@ fn check_set(cred: &Cred, node: &Inode, set: &SetAttr) -> Result<()> {
             return Err(Errno::EPERM);
         }
     }
-    if let Some(gid) = set.gid {
-        if cred.uid != node.uid() || !(gid == node.gid() || cred.in_group(gid)) {
-            return Err(Errno::EPERM);
-        }
+    let member = |gid| gid == node.gid() || cred.in_group(gid);
+    if set.gid.is_some_and(|gid| cred.uid != node.uid() || !member(gid)) {
+        return Err(Errno::EPERM);
     }
     if set.perm.is_some() {
         access::check_owner(cred, node)?;
@@ -133,15 +137,18 @@ fn loses_set_id(cred: Option<&Cred>, inode: &Inode) -> bool {
 impl Core {
     /// Applies changes that leave the size alone.
     pub(crate) fn set(&self, node: &Inode, set: &SetAttr) -> Result<Attr> {
-        let mut held = self.for_set(node)?;
+        let mut held = node.attr();
         let new = self.fs.setattr(node.ino(), set)?;
+        // What is set explicitly wins over what a delayed write left to be told.
+        if set.size.is_some() {
+            held.size = new.size;
+        }
+        if set.size.is_some() || set.mtime.is_some() {
+            held.mtime = new.mtime;
+        }
+        held.ctime = new.ctime;
         node.keep(&mut held, new);
         Ok(*held)
-    }
-
-    /// The state, locked for a change. Delayed times must not overwrite what is set explicitly.
-    fn for_set<'i>(&self, node: &'i Inode) -> Result<MutexGuard<'i, Attr>> {
-        Ok(node.attr())
     }
 
     /// Before a change of data by `cred` (`None`: by nobody in particular): set-id bits go.
@@ -182,6 +189,9 @@ impl Core {
 
     /// Changes the size, and what else `set` says. Call with the data lock held for change.
     pub(crate) fn resize(&self, node: &Inode, set: &SetAttr) -> Result<Attr> {
-        self.set(node, set)
+        match (node.pages(), set.size) {
+            (Some(pages), Some(size)) => self.cached_resize(node, pages, size, set),
+            _ => self.set(node, set),
+        }
     }
 }

@@ -1,10 +1,11 @@
 //! Open files: reading, writing, space, directory streams.
 
 use polylane_base::sync::Arc;
-use polylane_base::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use polylane_base::{Errno, Result};
 use rustix::fs::{FallocateFlags, OFlags};
 
+use crate::cache::{FilePages, ReadAhead};
 use crate::cred::Cred;
 use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
 use crate::inode::{ATIME_DUE, Node, STALE};
@@ -48,12 +49,17 @@ pub struct OpenFile {
     flags: AtomicI32,
     /// Somebody asked for its lock owner: there may be locks to drop.
     locked: AtomicBool,
+    ahead: ReadAhead,
+    /// Write-back failures of the file that this opening knows of.
+    failures_seen: AtomicU64,
 }
 
 impl OpenFile {
     pub(crate) fn new(node: Node, flags: i32) -> Arc<OpenFile> {
         let flags = AtomicI32::new(flags & !CREATION.bits().cast_signed());
-        Arc::new(OpenFile { node, flags, locked: AtomicBool::new(false) })
+        let failures_seen = AtomicU64::new(node.pages_used().map_or(0, FilePages::failures));
+        let (locked, ahead) = (AtomicBool::new(false), ReadAhead::default());
+        Arc::new(OpenFile { node, flags, locked, ahead, failures_seen })
     }
 
     /// The inode that is open.
@@ -117,7 +123,10 @@ impl OpenFile {
         let core = &node.core;
         core.count(Count::Ops);
         let data = node.lock.read();
-        let count = core.fs.read(node.ino(), offset, len, sink)?;
+        let count = match node.pages() {
+            Some(pages) => core.cached_read(node, pages, &self.ahead, offset, len, sink)?,
+            None => core.fs.read(node.ino(), offset, len, sink)?,
+        };
         drop(data);
         if node.has(ATIME_DUE) && !self.wish().contains(OFlags::NOATIME) {
             core.touch(node);
@@ -132,6 +141,10 @@ impl OpenFile {
         let node = self.writable()?;
         let core = &node.core;
         core.count(Count::Ops);
+        let pages = node.pages();
+        if pages.is_some() {
+            core.throttle(source.len())?;
+        }
         let _data = node.lock.write();
         let at = at.filter(|_| !self.wish().contains(OFlags::APPEND));
         let at = match at {
@@ -143,10 +156,15 @@ impl OpenFile {
         }
         let len = room(core.character.max_file_size, at, source.len())?;
         core.kill_set_id(Some(cred), node)?;
-        let count = core.fs.write(node.ino(), at, &mut Front { source, len })?;
-        let end = at + count as u64;
-        node.grew(end);
-        Ok(Written { count, end })
+        let count = match pages {
+            Some(pages) => core.cached_write(node, pages, at, len, source)?,
+            None => {
+                let count = core.fs.write(node.ino(), at, &mut Front { source, len })?;
+                node.grew(at + count as u64);
+                count
+            }
+        };
+        Ok(Written { count, end: at + count as u64 })
     }
 
     /// fsync(2); fdatasync(2) with `data_only`. An error of an earlier write-back is reported once to
@@ -154,10 +172,16 @@ impl OpenFile {
     pub fn fsync(&self, data_only: bool) -> Result<()> {
         let core = &self.node.core;
         core.count(Count::Ops);
-        match self.node.kind() {
-            Kind::File | Kind::Dir => core.fs.fsync(self.node.ino(), data_only),
-            _ => Err(Errno::EINVAL),
+        if !matches!(self.node.kind(), Kind::File | Kind::Dir) {
+            return Err(Errno::EINVAL);
         }
+        let Some(pages) = self.node.pages_used() else {
+            return core.fs.fsync(self.node.ino(), data_only);
+        };
+        let written = core.write_back(&self.node, pages);
+        let synced = core.fs.fsync(self.node.ino(), data_only);
+        // A failure of this very write-back is among those reported.
+        pages.report(&self.failures_seen).and(written).and(synced)
     }
 
     /// fallocate(2) with `FALLOC_FL_*` flags. `EBADF`, `EINVAL`, `EFBIG`, `ENOSPC`, `EOPNOTSUPP`.
@@ -175,6 +199,9 @@ impl OpenFile {
         }
         let _data = node.lock.write();
         core.kill_set_id(Some(cred), node)?;
+        if let Some(pages) = node.pages() {
+            return core.cached_fallocate(node, pages, mode, offset, len);
+        }
         let mut held = node.attr();
         let new = core.fs.fallocate(node.ino(), mode, offset, len)?;
         node.keep(&mut held, new);
@@ -186,8 +213,15 @@ impl OpenFile {
         if self.node.kind() != Kind::File || self.wish().contains(OFlags::PATH) {
             return Err(Errno::EINVAL);
         }
+        let core = &self.node.core;
         let _data = self.node.lock.read();
-        self.node.core.fs.seek(self.node.ino(), offset, target)
+        let Some(pages) = self.node.pages_used() else {
+            return core.fs.seek(self.node.ino(), offset, target);
+        };
+        // The libservice must know the data to tell it from a hole.
+        core.write_back(&self.node, pages)?;
+        let _backing = pages.backing.read();
+        core.fs.seek(self.node.ino(), offset, target)
     }
 
     /// Lists the directory from position `from` (0: the start, or a former [`DirEntry::next`]), `.` and

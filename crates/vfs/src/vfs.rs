@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use polylane_base::sync::Arc;
+use polylane_base::sync::{Arc, thread};
 use polylane_base::{Clock, Errno, Result};
 
+use crate::cache::start_flusher;
 use crate::core::Core;
 use crate::fs::{Character, FileSystem, Kind, StatFs};
 use crate::inode::Node;
@@ -76,18 +77,25 @@ pub struct Create<'a> {
 pub struct Vfs {
     pub(crate) core: Arc<Core>,
     pub(crate) root: Node,
+    flusher: Option<thread::JoinHandle<()>>,
 }
 
 impl Vfs {
-    /// Opens the file system's root. Fails if the libservice cannot give it, or `ENOTDIR`.
+    /// Opens the file system's root, and starts the flusher where data is cached. Fails if the
+    /// libservice cannot give its root; `ENOTDIR`; `EINVAL` for a libservice whose data is to be cached
+    /// although it may change behind our back.
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Arc<Vfs>> {
         let core = Core::new(fs, options);
+        if core.character.cache_data && core.character.volatile {
+            return Err(Errno::EINVAL);
+        }
         let attr = core.fs.root()?;
         if attr.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
         let root = core.adopt_new(attr, None);
-        Ok(Arc::new(Vfs { core, root }))
+        let flusher = core.character.cache_data.then(|| start_flusher(&core)).transpose()?;
+        Ok(Arc::new(Vfs { core, root, flusher }))
     }
 
     /// The root directory.
@@ -143,9 +151,15 @@ impl Vfs {
 
 impl Drop for Vfs {
     fn drop(&mut self) {
+        self.core.cache.flusher.stop();
+        if let Some(flusher) = self.flusher.take() {
+            // A flusher that panicked has said so; what it left is written below.
+            let _ = flusher.join();
+        }
         // Nobody is left to be told of an error; `sync` reported it to whoever asked.
         let _ = self.core.write_back_all();
-        // Entries hold inodes and inodes hold the core: this opens the circle.
+        // These hold inodes, and inodes hold the core: this opens the circles.
+        self.core.cache.abandon();
         self.core.dentries.clear();
     }
 }

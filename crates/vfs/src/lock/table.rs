@@ -244,12 +244,10 @@ impl State {
         let waits = file.parked.iter().any(|parked| parked.request.owner == owner);
         let holds = file.held.has_owner(owner);
         let empty = file.held.is_empty() && file.parked.is_empty();
-        if !waits && !holds {
-            if let Some(files) = self.owners.get_mut(&owner) {
-                files.remove(&id);
-                if files.is_empty() {
-                    self.owners.remove(&owner);
-                }
+        if let Some(files) = self.owners.get_mut(&owner).filter(|_| !waits && !holds) {
+            files.remove(&id);
+            if files.is_empty() {
+                self.owners.remove(&owner);
             }
         }
         if empty {

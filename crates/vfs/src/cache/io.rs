@@ -1,0 +1,263 @@
+//! Reading and writing through the page cache.
+
+use polylane_base::Result;
+use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::pages::FilePages;
+use super::{PAGE, PageData, zero_page};
+use crate::core::Core;
+use crate::fs::{Attr, Fallocate, SetAttr, Sink, Source};
+use crate::inode::{ATIME_DUE, Inode, Node};
+use crate::stats::Count;
+
+/// Largest read-ahead: 128 KiB, what one request of a disk moves at little more cost than a page.
+const AHEAD_PAGES_MAX: u64 = 32;
+
+/// First read-ahead of a sequential reader.
+const AHEAD_PAGES_MIN: u64 = 4;
+
+/// Bytes written under one hold of a file's map, so that readers of other pages and the flusher get
+/// their turn.
+const CHUNK_BYTES: usize = 64 * PAGE;
+
+/// Tells sequential readers from random ones. One per open file; a race between two readers of one
+/// open file costs a wrong guess.
+#[derive(Debug, Default)]
+pub(crate) struct ReadAhead {
+    /// Where a sequential reader would go on.
+    next: AtomicU64,
+    pages: AtomicU64,
+}
+
+impl ReadAhead {
+    /// A read of `offset..end`: how many pages a miss should bring in.
+    fn plan(&self, offset: u64, end: u64) -> u64 {
+        let sequential = self.next.swap(end, Relaxed) == offset;
+        let pages = match self.pages.load(Relaxed) {
+            _ if !sequential => 0,
+            0 => AHEAD_PAGES_MIN,
+            pages => (pages * 2).min(AHEAD_PAGES_MAX),
+        };
+        self.pages.store(pages, Relaxed);
+        pages
+    }
+}
+
+/// Fresh pages as the target of one read of the libservice.
+struct PageSink(Vec<PageData>);
+
+impl Sink for PageSink {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        let mut done = 0;
+        while done < bytes.len() {
+            let (page, from) = ((at + done) / PAGE, (at + done) % PAGE);
+            let count = (PAGE - from).min(bytes.len() - done);
+            self.0[page][from..from + count].copy_from_slice(&bytes[done..done + count]);
+            done += count;
+        }
+    }
+
+    fn zero(&mut self, _at: usize, _len: usize) {
+        // They are zero from the start.
+    }
+}
+
+fn page_of(offset: u64) -> u64 {
+    offset / PAGE as u64
+}
+
+impl Core {
+    /// Reads at most `len` bytes at `offset`. Call with the data lock held.
+    pub(crate) fn cached_read(
+        &self,
+        node: &Node,
+        pages: &FilePages,
+        ahead: &ReadAhead,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
+        let size = node.size();
+        let len = size.saturating_sub(offset).min(len as u64) as usize;
+        let extra = ahead.plan(offset, offset + len as u64);
+        let mut done = 0;
+        while done < len {
+            let hit = pages.read(offset + done as u64, len - done, done, sink);
+            self.counters.add(Count::PageHits, hit.div_ceil(PAGE) as u64);
+            done += hit;
+            if done == len {
+                break;
+            }
+            match self.read_miss(node, pages, offset, len, done, extra, sink) {
+                Ok(count) => done += count,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Brings in the absent pages at `offset + done` and hands their part of the read to `sink`.
+    fn read_miss(
+        &self,
+        node: &Node,
+        pages: &FilePages,
+        offset: u64,
+        len: usize,
+        done: usize,
+        extra: u64,
+        sink: &mut dyn Sink,
+    ) -> Result<usize> {
+        let first = page_of(offset + done as u64);
+        let last = page_of(offset + len as u64 - 1);
+        let file_end = node.size().div_ceil(PAGE as u64);
+        let wanted = (last - first + 1).min(CHUNK_BYTES as u64 / PAGE as u64);
+        let wanted = wanted.max(extra).min(file_end - first).max(1);
+        let fresh = self.fetch(node, pages, first, pages.absent(first, wanted).max(1))?;
+        let mut count = 0;
+        for (index, page) in (first..).zip(&fresh) {
+            if index > last {
+                break;
+            }
+            let at = offset + (done + count) as u64;
+            let from = (at % PAGE as u64) as usize;
+            let to = PAGE.min(from + len - done - count);
+            sink.put(done + count, &page[from..to]);
+            count += to - from;
+        }
+        self.cache.added(pages.insert(first, fresh));
+        self.cache.watch(node, pages);
+        self.make_room();
+        Ok(count)
+    }
+
+    /// Reads `count` pages from the libservice. Call with the data lock held: nobody writes to them
+    /// meanwhile, so they stay true until they are inserted.
+    fn fetch(
+        &self,
+        node: &Inode,
+        pages: &FilePages,
+        first: u64,
+        count: u64,
+    ) -> Result<Vec<PageData>> {
+        let mut sink = PageSink((0..count).map(|_| zero_page()).collect());
+        let len = sink.0.len() * PAGE;
+        let _backing = pages.backing.read();
+        self.fs.read(node.ino(), first * PAGE as u64, len, &mut sink)?;
+        self.counters.add(Count::PageMisses, count);
+        Ok(sink.0)
+    }
+
+    /// Writes `len` bytes at `offset`; returns how far it came. Call with the data lock held for
+    /// change.
+    pub(crate) fn cached_write(
+        &self,
+        node: &Node,
+        pages: &FilePages,
+        offset: u64,
+        len: usize,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
+        let mut done = 0;
+        while done < len {
+            let at = offset + done as u64;
+            let count = (CHUNK_BYTES - (at % PAGE as u64) as usize).min(len - done);
+            let mut edges = match self.edges(node, pages, at, count) {
+                Ok(edges) => edges,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            };
+            // Size before data: the flusher cuts what it writes at the size, and would otherwise take
+            // the new end of a page for written.
+            self.delay(node, pages, at + count as u64);
+            let delta = pages.write(at, count, done, source, &mut edges);
+            pages.landed();
+            self.cache.added(delta);
+            self.cache.watch(node, pages);
+            self.cache.list(node, pages);
+            self.make_room();
+            done += count;
+        }
+        Ok(done)
+    }
+
+    /// The absent pages that a write covers in part only.
+    fn edges(
+        &self,
+        node: &Node,
+        pages: &FilePages,
+        offset: u64,
+        len: usize,
+    ) -> Result<Vec<(u64, PageData)>> {
+        let end = offset + len as u64;
+        let (first, last) = (page_of(offset), page_of(end - 1));
+        let is_edge = |index: u64| {
+            let (start, stop) = (index * PAGE as u64, (index + 1) * PAGE as u64);
+            // Past the end of the file there is nothing to keep.
+            let covers_front = offset <= start;
+            let covers_back = end >= stop || end >= node.size();
+            start < node.size() && !(covers_front && covers_back)
+        };
+        let mut edges = Vec::new();
+        for index in [Some(first), Some(last).filter(|last| *last != first)].into_iter().flatten() {
+            if is_edge(index) && pages.absent(index, 1) == 1 {
+                let fresh = self.fetch(node, pages, index, 1)?;
+                edges.extend(fresh.into_iter().map(|page| (index, page)));
+            }
+        }
+        Ok(edges)
+    }
+
+    /// Size and times change here first.
+    fn delay(&self, node: &Inode, pages: &FilePages, end: u64) {
+        let now = self.now();
+        let mut attr = node.attr();
+        pages.delay();
+        attr.size = attr.size.max(end);
+        (attr.mtime, attr.ctime) = (now, now);
+        node.mirror(&attr);
+        node.raise(ATIME_DUE);
+    }
+
+    /// Changes the size. Call with the data lock held for change.
+    pub(crate) fn cached_resize(
+        &self,
+        node: &Inode,
+        pages: &FilePages,
+        size: u64,
+        set: &SetAttr,
+    ) -> Result<Attr> {
+        let _backing = pages.backing.write();
+        let attr = self.set(node, set)?;
+        self.cache.removed(pages.cut(size));
+        Ok(attr)
+    }
+
+    /// fallocate(2). Call with the data lock held for change.
+    pub(crate) fn cached_fallocate(
+        &self,
+        node: &Node,
+        pages: &FilePages,
+        mode: Fallocate,
+        offset: u64,
+        len: u64,
+    ) -> Result<()> {
+        self.write_back(node, pages)?;
+        let _backing = pages.backing.write();
+        let mut held = node.attr();
+        let new = self.fs.fallocate(node.ino(), mode, offset, len)?;
+        node.keep(&mut held, new);
+        drop(held);
+        let gone = match mode {
+            Fallocate::Allocate { .. } => return Ok(()),
+            Fallocate::PunchHole | Fallocate::ZeroRange { .. } => {
+                pages.forget_range(offset, offset + len)
+            }
+            Fallocate::CollapseRange | Fallocate::InsertRange => {
+                pages.forget_range(offset, u64::MAX)
+            }
+        };
+        self.cache.removed(gone);
+        Ok(())
+    }
+}

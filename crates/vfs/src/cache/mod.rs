@@ -1,0 +1,148 @@
+//! The page cache: file data in pages of 4 KiB, for libservices that ask for it
+//! ([`Character::cache_data`](crate::fs::Character::cache_data)).
+//!
+//! ```text
+//!  OpenFile::read ──► io ──► pages (hit) ──► sink
+//!                      └───► libservice (miss, read-ahead) ──► pages
+//!  OpenFile::write ─► throttle ─► io ──► pages, dirty ─► size and times kept here ("delayed")
+//!  flusher, fsync ──► writeback ──► runs of dirty pages ──► libservice ──► then size and times
+//! ```
+//!
+//! # Invariants
+//!
+//! - `pages` and `dirty` count what all [`FilePages`] of the VFS hold; a page on its way to the
+//!   libservice counts as dirty until it arrived.
+//! - A file with dirty pages is in `dirty_files`, which keeps a file with links alive. A file without
+//!   links is held weakly: when its last user goes, so does its data.
+//!
+//! # Locking
+//!
+//! ```text
+//! a file's data ─► backing ─► attr ─► libservice
+//!                         └─► dirty_files ─► map (leaf)       clock (leaf)       flusher state (leaf)
+//! ```
+//!
+//! A file's `map` is held to copy bytes, never over a call of the libservice that is not such a copy.
+
+mod evict;
+mod io;
+mod pages;
+mod writeback;
+
+pub(crate) use io::ReadAhead;
+pub(crate) use pages::FilePages;
+pub(crate) use writeback::start_flusher;
+
+use rustc_hash::FxHashMap;
+
+use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use polylane_base::sync::{Arc, Mutex};
+
+use crate::inode::{Inode, Node};
+use crate::vfs::Options;
+use evict::Clock;
+use pages::Delta;
+use writeback::{DirtyFile, Flusher};
+
+/// Bytes in a page.
+pub(crate) const PAGE: usize = 4096;
+
+/// The bytes of a page.
+pub(crate) type PageData = Box<[u8; PAGE]>;
+
+/// Fewest pages that a limit may leave: below this, a single large write could not be cached.
+const PAGES_MIN: u64 = 64;
+
+/// A page of zeros.
+fn zero_page() -> PageData {
+    // Made on the heap from the start: `Box::new([0; PAGE])` would copy 4 KiB from the stack.
+    let bytes = vec![0; PAGE].into_boxed_slice();
+    bytes.try_into().unwrap_or_else(|_| Box::new([0; PAGE]))
+}
+
+/// What the files of one VFS share of the page cache.
+pub(crate) struct PageCache {
+    pages_max: u64,
+    dirty_max: u64,
+    pages: AtomicU64,
+    dirty: AtomicU64,
+    clock: Mutex<Clock>,
+    dirty_files: Mutex<FxHashMap<u64, DirtyFile>>,
+    pub(crate) flusher: Flusher,
+}
+
+impl PageCache {
+    pub(crate) fn new(options: &Options) -> PageCache {
+        let pages_max = (options.cache_bytes_limit / PAGE as u64).max(PAGES_MIN);
+        // Dirty pages cannot be evicted: at most half of the cache may be dirty.
+        let dirty_max = (options.dirty_bytes_limit / PAGE as u64).clamp(1, pages_max / 2);
+        PageCache {
+            pages_max,
+            dirty_max,
+            pages: AtomicU64::new(0),
+            dirty: AtomicU64::new(0),
+            clock: Mutex::default(),
+            dirty_files: Mutex::default(),
+            flusher: Flusher::default(),
+        }
+    }
+
+    /// Pages now.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages.load(Relaxed)
+    }
+
+    /// Bytes in dirty pages now.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty.load(Relaxed) * PAGE as u64
+    }
+
+    fn added(&self, delta: Delta) {
+        self.pages.fetch_add(delta.pages, Relaxed);
+        self.dirty.fetch_add(delta.dirty, Relaxed);
+    }
+
+    fn removed(&self, delta: Delta) {
+        self.pages.fetch_sub(delta.pages, Relaxed);
+        self.dirty.fetch_sub(delta.dirty, Relaxed);
+    }
+
+    /// An inode ends, and its pages with it.
+    pub(crate) fn retire(&self, inode: &Inode) {
+        let Some(pages) = inode.pages_used() else { return };
+        self.removed(pages.counts());
+        self.clock.lock().remove(inode.id);
+        // What it held was only a weak reference, or we would not be here.
+        let former = self.dirty_files.lock().remove(&inode.id);
+        drop(former);
+    }
+
+    /// The last link of `node` may be gone: then it is no longer worth being kept for its data.
+    pub(crate) fn unlinked(&self, node: &Node) {
+        self.hold(node);
+    }
+
+    /// `node` may have got a first link: its data must be kept.
+    pub(crate) fn linked(&self, node: &Node) {
+        self.hold(node);
+    }
+
+    /// Holds a dirty file as its link count demands.
+    fn hold(&self, node: &Node) {
+        if node.pages_used().is_none() {
+            return;
+        }
+        let former = match self.dirty_files.lock().get_mut(&node.id) {
+            Some(file) => Some(std::mem::replace(file, DirtyFile::of(node))),
+            None => None,
+        };
+        drop(former);
+    }
+
+    /// A file with pages takes part in the CLOCK.
+    fn watch(&self, node: &Node, pages: &FilePages) {
+        if !pages.clocked.swap(true, Relaxed) {
+            self.clock.lock().add(node.id, Arc::downgrade(node));
+        }
+    }
+}

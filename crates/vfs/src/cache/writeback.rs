@@ -1,0 +1,265 @@
+//! Write-back: dirty pages go to the libservice, by the flusher, by fsync(2), or because too much is
+//! dirty.
+
+use std::time::Duration;
+
+use polylane_base::sync::atomic::Ordering::Relaxed;
+use polylane_base::sync::{Arc, Condvar, Mutex, Weak, thread};
+use polylane_base::{Errno, Result};
+
+use super::pages::{FilePages, RunSource};
+use super::{PAGE, PageCache};
+use crate::core::Core;
+use crate::fs::{SetAttr, SetTime};
+use crate::inode::{Inode, Node};
+use crate::stats::Count;
+
+/// Shortest pause of the flusher: an interval of 0 must not make it spin.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+
+/// A file in the list of dirty files.
+pub(super) enum DirtyFile {
+    /// It has a name: its data must be kept.
+    Linked(Node),
+    /// It has none: its data lives as long as somebody uses it.
+    Unlinked(Weak<Inode>),
+}
+
+impl DirtyFile {
+    pub(super) fn of(node: &Node) -> DirtyFile {
+        if node.nlink() > 0 {
+            DirtyFile::Linked(node.clone())
+        } else {
+            DirtyFile::Unlinked(Arc::downgrade(node))
+        }
+    }
+
+    /// The file, if it is to be written: one without a name only under pressure.
+    fn to_write(&self, pressed: bool) -> Option<Node> {
+        match self {
+            DirtyFile::Linked(node) => Some(node.clone()),
+            DirtyFile::Unlinked(inode) if pressed => inode.upgrade(),
+            DirtyFile::Unlinked(_) => None,
+        }
+    }
+}
+
+/// How the flusher and those who wait for it talk.
+#[derive(Default)]
+pub(crate) struct Flusher {
+    state: Mutex<FlushState>,
+    work: Condvar,
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct FlushState {
+    stop: bool,
+    /// Somebody wants a pass now.
+    kicked: bool,
+    /// Somebody waits for room: files without a name are to be written too.
+    urgent: bool,
+    /// Passes finished.
+    passes: u64,
+    /// How the last pass ended.
+    last: Option<Errno>,
+}
+
+impl Flusher {
+    /// Wants a pass soon.
+    pub(super) fn kick(&self) {
+        let mut state = self.state.lock();
+        if !state.kicked {
+            state.kicked = true;
+            self.work.notify_one();
+        }
+    }
+
+    /// Wants a pass and waits until one that began after this call is over, or one failed. Returns the
+    /// failure; `EIO` when the VFS ends.
+    fn pass(&self) -> Option<Errno> {
+        let mut state = self.state.lock();
+        let begin = state.passes;
+        // The pass that may be under way began too early: wait for the one after it.
+        while state.passes < begin + 2 {
+            if state.stop {
+                return Some(Errno::EIO);
+            }
+            if state.passes > begin && state.last.is_some() {
+                return state.last;
+            }
+            (state.kicked, state.urgent) = (true, true);
+            self.work.notify_one();
+            state = self.done.wait(state).unwrap_or_else(|poison| poison.into_inner());
+        }
+        state.last
+    }
+
+    /// Ends the flusher.
+    pub(crate) fn stop(&self) {
+        self.state.lock().stop = true;
+        self.work.notify_all();
+        self.done.notify_all();
+    }
+
+    /// Waits for the next pass: whether it is urgent. Nothing: the end.
+    fn wait(&self, pause: Duration) -> Option<bool> {
+        let mut state = self.state.lock();
+        if !state.kicked && !state.stop {
+            let waited = self.work.wait_timeout(state, pause);
+            state = waited.unwrap_or_else(|poison| poison.into_inner()).0;
+        }
+        state.kicked = false;
+        let urgent = std::mem::take(&mut state.urgent);
+        (!state.stop).then_some(urgent)
+    }
+
+    fn finished(&self, result: Result<()>) {
+        let mut state = self.state.lock();
+        state.passes += 1;
+        state.last = result.err();
+        self.done.notify_all();
+    }
+}
+
+/// The flusher: one thread per VFS, for libservices whose data is cached.
+pub(crate) fn run_flusher(core: &Core) {
+    let pause = core.options.flush_interval.max(PAUSE_MIN);
+    while let Some(urgent) = core.cache.flusher.wait(pause) {
+        let pressed = urgent || core.cache.is_pressed();
+        core.cache.flusher.finished(core.write_back_files(pressed));
+    }
+}
+
+impl PageCache {
+    /// More than half of what may be dirty is.
+    fn is_pressed(&self) -> bool {
+        self.dirty.load(Relaxed) > self.dirty_max / 2
+    }
+
+    fn is_over(&self, more: u64) -> bool {
+        // A write that is larger than the limit must be possible when nothing else is dirty.
+        let dirty = self.dirty.load(Relaxed);
+        dirty > 0 && dirty + more > self.dirty_max
+    }
+
+    /// Enters a file with dirty pages into the list.
+    pub(super) fn list(&self, node: &Node, pages: &FilePages) {
+        if pages.listed.swap(true, Relaxed) {
+            return;
+        }
+        let former = self.dirty_files.lock().insert(node.id, DirtyFile::of(node));
+        drop(former);
+    }
+
+    /// Takes a file out of the list, unless it became dirty again.
+    fn unlist(&self, inode: &Inode, pages: &FilePages) {
+        let mut files = self.dirty_files.lock();
+        // The flag goes down before the look: whoever makes a page dirty after it finds the flag down.
+        pages.listed.store(false, Relaxed);
+        let former = if pages.is_clean() {
+            files.remove(&inode.id)
+        } else {
+            pages.listed.store(true, Relaxed);
+            None
+        };
+        drop(files);
+        drop(former);
+    }
+
+    /// Lets go of every file; what is dirty is lost. For the end of a VFS.
+    pub(crate) fn abandon(&self) {
+        let former = std::mem::take(&mut *self.dirty_files.lock());
+        drop(former);
+    }
+}
+
+impl Core {
+    /// Waits until `len` more bytes may become dirty. An error of the libservice is returned instead
+    /// of waiting for ever. Call without locks.
+    pub(crate) fn throttle(&self, len: usize) -> Result<()> {
+        let more = len.div_ceil(PAGE) as u64;
+        let cache = &self.cache;
+        if !cache.is_over(more) {
+            if cache.is_pressed() {
+                cache.flusher.kick();
+            }
+            return Ok(());
+        }
+        self.count(Count::Throttled);
+        while cache.is_over(more) {
+            match cache.flusher.pass() {
+                Some(errno) if cache.is_over(more) => return Err(errno),
+                _ => (),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all dirty pages of all files back. The first error is returned after trying them all.
+    pub(crate) fn write_back_all(&self) -> Result<()> {
+        self.write_back_files(false)
+    }
+
+    fn write_back_files(&self, pressed: bool) -> Result<()> {
+        let files: Vec<Node> = {
+            let files = self.cache.dirty_files.lock();
+            files.values().filter_map(|file| file.to_write(pressed)).collect()
+        };
+        let mut result = Ok(());
+        for node in files {
+            if let Some(pages) = node.pages_used() {
+                result = result.and(self.write_back(&node, pages));
+            }
+        }
+        result
+    }
+
+    /// Writes the dirty pages of a file back, then its size and times. Pages that become dirty
+    /// meanwhile behind the point that was reached wait for the next time.
+    pub(crate) fn write_back(&self, node: &Inode, pages: &FilePages) -> Result<()> {
+        if pages.is_clean() && !pages.is_delayed() {
+            return Ok(());
+        }
+        let _backing = pages.backing.write();
+        let mut next = 0;
+        while let Some(run) = pages.take_run(next, node.size()) {
+            next = run.end();
+            match self.fs.write(node.ino(), run.offset(), &mut RunSource { pages, run }) {
+                Ok(count) if count == run.len => {
+                    self.cache.removed(pages.written(run));
+                    self.counters.add(Count::WrittenBack, run.len as u64);
+                }
+                short => {
+                    let errno = short.err().unwrap_or(Errno::ENOSPC);
+                    self.cache.removed(pages.failed(run, errno));
+                    return Err(errno);
+                }
+            }
+        }
+        self.catch_up(node, pages)?;
+        self.cache.unlist(node, pages);
+        Ok(())
+    }
+
+    /// Tells the libservice the times of the writes that it has just seen: they happened earlier.
+    fn catch_up(&self, node: &Inode, pages: &FilePages) -> Result<()> {
+        let mut held = node.attr();
+        if !pages.can_catch_up() {
+            return Ok(());
+        }
+        let mtime = Some(SetTime::At(held.mtime));
+        let set = SetAttr { mtime, ctime: Some(held.ctime), ..SetAttr::default() };
+        let new = self.fs.setattr(node.ino(), &set).inspect_err(|errno| pages.blame(*errno))?;
+        pages.caught_up();
+        node.keep(&mut held, new);
+        Ok(())
+    }
+}
+
+/// Starts the flusher of `core`.
+pub(crate) fn start_flusher(core: &Arc<Core>) -> Result<thread::JoinHandle<()>> {
+    let core = Arc::clone(core);
+    let named = thread::Builder::new().name("polylane-flush".into());
+    Ok(named.spawn(move || run_flusher(&core))?)
+}
