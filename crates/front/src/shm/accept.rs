@@ -128,8 +128,8 @@ impl Acceptor {
             Err(_) => return,
         };
         let Ok(peer) = scm::peer(&socket) else { return };
-        if let Err(errno) = self.room_for(peer.uid) {
-            return refuse(&socket, errno);
+        if self.newcomers().count() >= self.around.config.sessions_max {
+            return refuse(&socket, Errno::EAGAIN);
         }
         let token = self.token();
         if self.epoll.add(&socket, token, Interest::Level).is_ok() {
@@ -138,17 +138,18 @@ impl Acceptor {
         }
     }
 
-    /// Limits on connections, newcomers included.
+    fn newcomers(&self) -> impl Iterator<Item = &Watched> {
+        self.watched.values().filter(|watched| matches!(watched, Watched::Newcomer { .. }))
+    }
+
+    /// Limits on sessions.
     fn room_for(&self, uid: u32) -> Result<()> {
         let (mut all, mut own) = (0, 0);
         for watched in self.watched.values() {
-            let owner = match watched {
-                Watched::Newcomer { peer, .. } => peer.uid,
-                Watched::Client { session, .. } => session.cred.uid.0,
-                Watched::Process { .. } => continue,
-            };
-            all += 1;
-            own += usize::from(owner == uid);
+            if let Watched::Client { session, .. } = watched {
+                all += 1;
+                own += usize::from(session.cred.uid.0 == uid);
+            }
         }
         let config = &self.around.config;
         match all < config.sessions_max && own < config.sessions_per_uid_max {
@@ -181,6 +182,7 @@ impl Acceptor {
             return Err(Errno::EPROTO);
         }
         let hello = Hello::from_bytes(&bytes[..received.count])?;
+        self.room_for(peer.uid)?;
         let session = self.session(&hello, peer)?;
         self.around.session_count.fetch_add(1, Ordering::Relaxed);
         match self.introduce(socket, &session) {
@@ -306,8 +308,7 @@ impl Acceptor {
 
     /// How long to wait: for ever, unless somebody is expected to say Hello.
     fn patience(&self) -> Option<Duration> {
-        let silent = |watched: &Watched| matches!(watched, Watched::Newcomer { .. });
-        self.watched.values().any(silent).then_some(HELLO_TIME)
+        self.newcomers().next().map(|_| HELLO_TIME)
     }
 
     /// The server stops: every session ends.

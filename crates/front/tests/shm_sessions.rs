@@ -1,0 +1,158 @@
+//! Sessions: many of them, limits, what outlives them, stopping under load.
+
+mod shm_kit;
+
+use std::time::{Duration, Instant};
+
+use polylane_base::Errno;
+use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use polylane_front::shm::{Config, Server};
+use polylane_ipc::channel::client::Trusting;
+use polylane_ipc::handshake::{Hello, Welcome};
+use polylane_ipc::message::{LOCK_OFD, Message, Op, Status};
+use polylane_ipc::{Geometry, QueueKind};
+use polylane_sys::scm;
+use shm_kit::{Client, House, lane, lock_message, wait_for};
+
+#[test]
+fn many_sessions_at_once_each_see_their_own() {
+    for queue in QueueKind::ALL {
+        let geometry = Geometry { queue, ..Geometry::default() };
+        let config = Config { workers: vec![None, None], geometry, ..Config::default() };
+        let house = House::with(config);
+        let clients: Vec<Client> = (0..60).map(|_| house.client()).collect();
+        std::thread::scope(|scope| {
+            for (number, client) in clients.iter().enumerate() {
+                scope.spawn(move || {
+                    let handle = client.create(&format!("f{number}"));
+                    for round in 0..50u64 {
+                        let data = [number as u8; 3000];
+                        assert_eq!(client.write(handle, round * 3000, &data), Ok(3000));
+                        assert_eq!(client.read(handle, round * 3000, 3000).unwrap(), data);
+                    }
+                });
+            }
+        });
+        assert_eq!(house.server.session_count(), 60);
+        drop(clients);
+        wait_for("all to leave", || house.server.session_count() == 0);
+    }
+}
+
+#[test]
+fn limits_are_an_answer() {
+    let config = Config { sessions_max: 3, sessions_per_uid_max: 2, ..Config::default() };
+    let house = House::with(config);
+    let (_a, b) = (house.client(), house.client());
+    assert_eq!(Client::connect(&house.socket).err(), Some(Errno::EAGAIN));
+    drop(b);
+    wait_for("room", || Client::connect(&house.socket).is_ok());
+}
+
+#[test]
+fn a_wrong_hello_is_refused() {
+    let house = House::new();
+    let good = Hello { queue: None }.to_bytes();
+    let mut other_version = good;
+    other_version[8] ^= 1;
+    let long = [good.as_slice(), b"more"].concat();
+    for hello in [b"hi".as_slice(), &other_version, &long] {
+        let socket = scm::connect(&house.socket).unwrap();
+        scm::send(&socket, hello, &[]).unwrap();
+        let mut bytes = [0; 1000];
+        let received = scm::receive(&socket, &mut bytes).unwrap();
+        let welcome = Welcome::from_bytes(&bytes[..received.count]).unwrap();
+        assert_eq!(welcome.status, Errno::EPROTO.0);
+        assert!(received.fds.is_empty());
+        assert_eq!(scm::receive(&socket, &mut bytes).unwrap().count, 0, "left open");
+    }
+}
+
+#[test]
+fn posix_locks_outlive_a_session_and_others_do_not() {
+    let house = House::new();
+    let (a, b) = (house.client(), house.client());
+    let (posix, ofd) = (a.create("posix"), a.create("ofd"));
+    a.lock(posix, 0, libc::F_WRLCK).unwrap();
+    a.lock(ofd, LOCK_OFD, libc::F_WRLCK).unwrap();
+    drop(a);
+    wait_for("a to leave", || house.server.session_count() == 1);
+    let ask = |name: &str| {
+        let message = lock_message(b.create(name), LOCK_OFD, libc::F_WRLCK);
+        b.call(&Message { op: Op::GetLock, ..message }).unwrap().value[0] as i32
+    };
+    wait_for("the other lock to go", || ask("ofd") == libc::F_UNLCK);
+    assert_eq!(ask("posix"), libc::F_WRLCK);
+    // The process lives, so its lock does, and its next session may take it back.
+    b.lock(b.create("posix"), 0, libc::F_UNLCK).unwrap();
+    assert_eq!(ask("posix"), libc::F_UNLCK);
+}
+
+#[test]
+fn unreasonable_configs_are_refused() {
+    let refused = |config: Config| {
+        let path = std::env::temp_dir().join(format!("polylane-shm-no-{}", std::process::id()));
+        let listener = scm::listen(&path, 4).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        Server::start(lane(), listener, config).err() == Some(Errno::EINVAL)
+    };
+    let good = Config::default();
+    assert!(refused(Config { workers: vec![], ..good.clone() }));
+    assert!(refused(Config { workers: vec![None; 9], ..good.clone() }));
+    assert!(refused(Config { helpers: 0, ..good.clone() }));
+    let geometry = Geometry { mailbox_count: 0, ..Geometry::default() };
+    assert!(refused(Config { geometry, ..good }));
+}
+
+#[test]
+fn a_stopping_server_answers_what_was_posted() {
+    let house = House::new();
+    let client = house.client();
+    let (stop, served) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let handle = client.create("f");
+            while !stop.load(Relaxed) {
+                // After the stop nobody answers: post, and look without waiting for ever.
+                let message = Message { handle, ..Message::new(Op::Fstat) };
+                client.channel.post(client.mailbox, &message, &Gone(&stop)).ok();
+                if let Ok(reply) = client.channel.wait(client.mailbox, &Gone(&stop)) {
+                    assert!(!matches!(reply.status, Status::UseKernel));
+                    served.fetch_add(1, Relaxed);
+                }
+            }
+        });
+        wait_for("requests", || served.load(Relaxed) > 100);
+        let start = Instant::now();
+        house.server.stop();
+        assert!(start.elapsed() < Duration::from_secs(5));
+        stop.store(true, Relaxed);
+    });
+    assert_eq!(house.server.session_count(), 0);
+}
+
+/// The service is alive until the test says so.
+struct Gone<'a>(&'a AtomicBool);
+
+impl polylane_ipc::Watch for Gone<'_> {
+    fn alive(&self) -> bool {
+        !self.0.load(Relaxed)
+    }
+}
+
+#[test]
+fn an_idle_server_uses_no_cpu() {
+    let house = House::with(Config { workers: vec![None, None], ..Config::default() });
+    let clients: Vec<Client> = (0..5).map(|_| house.client()).collect();
+    for client in &clients {
+        client.call(&Message::new(Op::Ping)).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let before = house.server.totals().sleeps;
+    std::thread::sleep(Duration::from_millis(300));
+    // Asleep all the time: not a single turn of a worker.
+    assert_eq!(house.server.totals().sleeps, before);
+    for client in &clients {
+        client.channel.call(client.mailbox, &Message::new(Op::Ping), &Trusting).unwrap();
+    }
+}
