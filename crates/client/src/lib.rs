@@ -1,1 +1,45 @@
-//! The preload library.
+//! `libpolylane.so`: the fast lane of a tenant's programs, loaded with `LD_PRELOAD`.
+//!
+//! ```text
+//!  program ── open, read, stat … ──► abi (C names) ──► ops (plain Rust) ──► call ──► service
+//!                                      │ not ours, or not now
+//!                                      └──────────► real libc ──► kernel ──► FUSE ──► service
+//! ```
+//!
+//! The FUSE mount is the truth: every descriptor handed out is a real one that means the right file, so
+//! anything that is not hooked, not understood or not possible just now goes to the kernel with the
+//! caller's own arguments and is slower, but right.
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | `abi` | the C surface: names, pointers, `errno` |
+//! | `ops` | what each call means |
+//! | `path`, `cwd` | whether a path is the lane's |
+//! | `table`, `file`, `slots` | descriptors, open files, kernel descriptors opened ahead |
+//! | `session`, `call`, `thread` | the channel and its mailboxes |
+//! | `state`, `private` | what a process keeps, and what a forked child finds |
+//! | `real`, `config` | libc's own functions; the environment |
+//!
+//! # Invariants
+//!
+//! - No threads; no heap after the first use of the lane; nothing in the constructor that waits.
+//! - Everything on the way of a read, write, stat, open or close may run in a signal handler.
+
+// The C surface and the libc calls allow unsafe code themselves; nothing else does.
+
+mod abi;
+mod call;
+mod config;
+mod cwd;
+mod file;
+mod lock;
+mod ops;
+mod outcome;
+mod path;
+mod private;
+mod real;
+mod session;
+mod slots;
+mod state;
+mod table;
+mod thread;

@@ -1,0 +1,114 @@
+//! C arguments as Rust values.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use libc::{c_int, iovec};
+
+use crate::outcome::{Detour, Outcome};
+
+/// Most parts of one vector call that are handled here; more go to the kernel (which allows 1024).
+pub(super) const PARTS_MAX: usize = 64;
+
+/// A path or name. A null pointer is for the kernel to refuse.
+///
+/// # Safety
+///
+/// Null, or a C string that lives through the call.
+#[inline]
+pub(super) unsafe fn text<'a>(text: *const c_char) -> Outcome<&'a [u8]> {
+    if text.is_null() {
+        return Err(Detour::Kernel);
+    }
+    // SAFETY: not null; the caller vouches for the rest.
+    Ok(unsafe { CStr::from_ptr(text) }.to_bytes())
+}
+
+/// A buffer to be written. A null pointer is for the kernel to refuse.
+///
+/// # Safety
+///
+/// Null, or `len` bytes that nobody else uses during the call. They may be uninitialised: `ops` only
+/// writes to them.
+#[inline]
+pub(super) unsafe fn sink<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut [u8]> {
+    match bytes.is_null() || len > isize::MAX as usize {
+        true if len == 0 => Ok(&mut []),
+        true => Err(Detour::Kernel),
+        // SAFETY: not null; the caller vouches for the rest.
+        false => Ok(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) }),
+    }
+}
+
+/// A buffer to be read.
+///
+/// # Safety
+///
+/// Null, or `len` bytes that live through the call.
+#[inline]
+pub(super) unsafe fn source<'a>(bytes: *const c_void, len: usize) -> Outcome<&'a [u8]> {
+    match bytes.is_null() || len > isize::MAX as usize {
+        true if len == 0 => Ok(&[]),
+        true => Err(Detour::Kernel),
+        // SAFETY: as above.
+        false => Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), len) }),
+    }
+}
+
+/// The parts of a vector call.
+///
+/// # Safety
+///
+/// `count` valid iovecs.
+unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Outcome<&'a [iovec]> {
+    let count = usize::try_from(count).map_err(|_| Detour::Kernel)?;
+    if parts.is_null() || count > PARTS_MAX {
+        return Err(Detour::Kernel);
+    }
+    // SAFETY: not null; the caller vouches for the rest.
+    let parts = unsafe { std::slice::from_raw_parts(parts, count) };
+    let total = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len));
+    match total {
+        Some(total) if total <= isize::MAX as usize => Ok(parts),
+        _ => Err(Detour::Kernel),
+    }
+}
+
+/// Calls `with` with the places that a vector call fills.
+///
+/// # Safety
+///
+/// `count` valid iovecs over memory that nobody else uses during the call.
+pub(super) unsafe fn with_sinks<R>(
+    iovecs: *const iovec,
+    count: c_int,
+    with: impl FnOnce(&mut [&mut [u8]]) -> Outcome<R>,
+) -> Outcome<R> {
+    // SAFETY: the caller's contract.
+    let iovecs = unsafe { parts(iovecs, count)? };
+    let mut sinks: [&mut [u8]; PARTS_MAX] = std::array::from_fn(|_| &mut [][..]);
+    for (place, part) in sinks.iter_mut().zip(iovecs) {
+        // SAFETY: the caller's contract.
+        *place = unsafe { sink(part.iov_base, part.iov_len)? };
+    }
+    with(&mut sinks[..iovecs.len()])
+}
+
+/// Calls `with` with the places that a vector call takes from.
+///
+/// # Safety
+///
+/// `count` valid iovecs.
+pub(super) unsafe fn with_sources<R>(
+    iovecs: *const iovec,
+    count: c_int,
+    with: impl FnOnce(&[&[u8]]) -> Outcome<R>,
+) -> Outcome<R> {
+    // SAFETY: the caller's contract.
+    let iovecs = unsafe { parts(iovecs, count)? };
+    let mut sources: [&[u8]; PARTS_MAX] = [&[]; PARTS_MAX];
+    for (place, part) in sources.iter_mut().zip(iovecs) {
+        // SAFETY: the caller's contract.
+        *place = unsafe { source(part.iov_base, part.iov_len)? };
+    }
+    with(&sources[..iovecs.len()])
+}

@@ -1,0 +1,176 @@
+//! exec and posix_spawn: descriptors are made fit for the new image, and it gets the library too.
+//!
+//! A program that runs others with an environment of its own making drops `LD_PRELOAD`; its children
+//! would work, through the kernel, but slowly. Both variables are put back where they are missing. Where
+//! a program sets `LD_PRELOAD` to something else, that is respected.
+
+use std::ffi::{c_char, c_void};
+
+use libc::{c_int, pid_t};
+
+use super::hooks;
+use crate::config;
+use crate::ops::process;
+use crate::real::{self, Strings};
+
+unsafe extern "C" {
+    static environ: Strings;
+}
+
+/// The program's own environment.
+fn own() -> Strings {
+    // SAFETY: a C program's variable; reading it races with setenv as it does in libc.
+    unsafe { environ }
+}
+
+/// Calls `exec` with `envp`, completed where our variables are missing.
+///
+/// # Safety
+///
+/// `envp` is null or a null-terminated array of C strings.
+unsafe fn with_environment<R>(envp: Strings, exec: impl FnOnce(Strings) -> R) -> R {
+    process::before_sharing();
+    // SAFETY: by contract.
+    let Some((count, missing)) = (unsafe { look_through(envp) }) else { return exec(envp) };
+    let len = (count + missing.len() + 1) * size_of::<*const c_char>();
+    let Some(array) = real::scratch(len) else { return exec(envp) };
+    let target: *mut *const c_char = array.cast();
+    // SAFETY: the new array has room for all old entries, two more and the null at its end; scratch
+    // memory starts out zero.
+    unsafe {
+        target.copy_from_nonoverlapping(envp, count);
+        let extra = missing.iter().flatten();
+        extra.enumerate().for_each(|(n, entry)| target.add(count + n).write(entry.as_ptr()));
+    }
+    let result = exec(target);
+    let errno = real::errno();
+    real::free_scratch(array, len);
+    real::set_errno(errno);
+    result
+}
+
+/// How many entries there are and which of ours are missing; `None` when there is nothing to do.
+///
+/// # Safety
+///
+/// As [`with_environment`].
+unsafe fn look_through(envp: Strings) -> Option<(usize, [Option<&'static std::ffi::CStr>; 2])> {
+    let mut missing = config::environment()?;
+    if envp.is_null() {
+        return None;
+    }
+    let mut count = 0;
+    loop {
+        // SAFETY: the array ends with a null, which was not seen yet.
+        let entry = unsafe { *envp.add(count) };
+        if entry.is_null() {
+            break;
+        }
+        count += 1;
+        // SAFETY: a C string, by contract.
+        let entry = unsafe { std::ffi::CStr::from_ptr(entry) }.to_bytes();
+        for ours in &mut missing {
+            if ours.is_some_and(|ours| same_name(ours.to_bytes(), entry)) {
+                *ours = None;
+            }
+        }
+    }
+    missing.iter().any(Option::is_some).then_some((count, missing))
+}
+
+/// Whether two `NAME=value` entries have the same name.
+fn same_name(one: &[u8], other: &[u8]) -> bool {
+    let name = |entry: &[u8]| entry.iter().position(|&byte| byte == b'=');
+    match (name(one), name(other)) {
+        (Some(a), Some(b)) => one[..a] == other[..b],
+        _ => false,
+    }
+}
+
+hooks! {
+    /// `execve`
+    ["execve"]
+    fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
+        // SAFETY: the caller's own arguments; so below.
+        unsafe { with_environment(envp, |envp| real::execve(path, argv, envp)) }
+    }
+
+    /// `execv`
+    ["execv"]
+    fn execv(path: *const c_char, argv: Strings) -> c_int {
+        // SAFETY: as above.
+        unsafe { with_environment(own(), |envp| real::execve(path, argv, envp)) }
+    }
+
+    /// `execvp`
+    ["execvp"]
+    fn execvp(file: *const c_char, argv: Strings) -> c_int {
+        // SAFETY: as above.
+        unsafe { with_environment(own(), |envp| real::execvpe(file, argv, envp)) }
+    }
+
+    /// `execvpe`
+    ["execvpe"]
+    fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
+        // SAFETY: as above.
+        unsafe { with_environment(envp, |envp| real::execvpe(file, argv, envp)) }
+    }
+
+    /// `fexecve`
+    ["fexecve"]
+    fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
+        // SAFETY: as above.
+        unsafe { with_environment(envp, |envp| real::fexecve(fd, argv, envp)) }
+    }
+
+    /// `execveat`
+    ["execveat"]
+    fn execveat(
+        dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int
+    ) -> c_int {
+        // SAFETY: as above.
+        unsafe { with_environment(envp, |envp| real::execveat(dir, path, argv, envp, flags)) }
+    }
+
+    /// `posix_spawn`. A null environment is the caller's own, as in glibc.
+    ["posix_spawn"]
+    fn posix_spawn(
+        pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        argv: Strings, envp: Strings
+    ) -> c_int {
+        let (actions, attributes) = (actions.cast(), attributes.cast());
+        // SAFETY: as above.
+        unsafe {
+            with_environment(envp, |envp| {
+                real::posix_spawn(pid, path, actions, attributes, argv, envp)
+            })
+        }
+    }
+
+    /// `posix_spawnp`
+    ["posix_spawnp"]
+    fn posix_spawnp(
+        pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void,
+        argv: Strings, envp: Strings
+    ) -> c_int {
+        let (actions, attributes) = (actions.cast(), attributes.cast());
+        // SAFETY: as above.
+        unsafe {
+            with_environment(envp, |envp| {
+                real::posix_spawnp(pid, file, actions, attributes, argv, envp)
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_compared_whole() {
+        assert!(same_name(b"LD_PRELOAD=a", b"LD_PRELOAD="));
+        assert!(!same_name(b"LD_PRELOAD=a", b"LD_PRELOAD_X=a"));
+        assert!(!same_name(b"LD_PRELOAD=a", b"LD_PRELOAD"));
+    }
+}

@@ -1,0 +1,217 @@
+//! Descriptor numbers: dup, close, fcntl, flock, lockf.
+
+use libc::{FILE, c_int, c_long, c_uint, off_t};
+
+use super::{answer, hooks};
+use crate::ops::lock::Range;
+use crate::ops::{fd as ops, lock};
+use crate::outcome::{Detour, Outcome};
+use crate::{file, real, state, thread};
+
+/// `fcntl` commands of Linux that the libc crate does not name on every target.
+const F_OFD_GETLK: c_int = 36;
+const F_OFD_SETLK: c_int = 37;
+const F_OFD_SETLKW: c_int = 38;
+
+/// Closes with `close` after what was known of `fd` is cleared.
+fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
+    match super::attempt(|| ops::closing(fd)) {
+        Ok(known) => {
+            let rc = close();
+            let errno = real::errno();
+            drop(known);
+            real::set_errno(errno);
+            rc
+        }
+        Err(Detour::Errno(errno)) => super::failed(errno.0),
+        Err(Detour::Kernel) => close(),
+    }
+}
+
+/// Copies `fd` with `copy`, which returns the new number.
+fn copying(fd: c_int, copy: impl FnOnce() -> c_int) -> c_int {
+    if thread::is_inside() || state::started().is_none() {
+        return copy();
+    }
+    let known = file::find_known(fd);
+    let new = copy();
+    if new >= 0 && new != fd {
+        ops::copied(known, new);
+    }
+    new
+}
+
+/// A `struct flock` behind the third argument of `fcntl`.
+///
+/// # Safety
+///
+/// Null or valid.
+unsafe fn range(lock: *const libc::flock) -> Outcome<Range> {
+    // SAFETY: null or valid, by contract.
+    let lock = unsafe { lock.as_ref() }.ok_or(Detour::Kernel)?;
+    Ok(Range {
+        kind: lock.l_type.into(),
+        whence: lock.l_whence.into(),
+        start: lock.l_start,
+        len: lock.l_len,
+        pid: lock.l_pid,
+    })
+}
+
+/// The lock commands of `fcntl`.
+///
+/// # Safety
+///
+/// Null or valid.
+unsafe fn locking(fd: c_int, command: c_int, lock: *mut libc::flock) -> Outcome<c_int> {
+    // SAFETY: by contract.
+    let asked = unsafe { range(lock)? };
+    let ofd = matches!(command, F_OFD_GETLK | F_OFD_SETLK | F_OFD_SETLKW);
+    let wait = matches!(command, libc::F_SETLKW | F_OFD_SETLKW);
+    if !matches!(asked.kind, libc::F_RDLCK | libc::F_WRLCK | libc::F_UNLCK) {
+        return Err(Detour::Kernel);
+    }
+    if !matches!(command, libc::F_GETLK | F_OFD_GETLK) {
+        return lock::set(fd, asked, ofd, wait).map(|()| 0);
+    }
+    let found = lock::get(fd, asked, ofd)?;
+    // SAFETY: `range` saw that it is not null.
+    let lock = unsafe { &mut *lock };
+    lock.l_type = found.kind as _;
+    if found.kind != libc::F_UNLCK {
+        lock.l_whence = found.whence as _;
+        (lock.l_start, lock.l_len, lock.l_pid) = (found.start, found.len, found.pid);
+    }
+    Ok(0)
+}
+
+/// `lockf`, which is `fcntl` on the section that starts at the offset.
+fn lockf_section(fd: c_int, command: c_int, len: off_t) -> Outcome<c_int> {
+    let section = |kind| Range { kind, whence: libc::SEEK_CUR, start: 0, len, pid: 0 };
+    match command {
+        libc::F_LOCK => lock::set(fd, section(libc::F_WRLCK), false, true)?,
+        libc::F_TLOCK => lock::set(fd, section(libc::F_WRLCK), false, false)?,
+        libc::F_ULOCK => lock::set(fd, section(libc::F_UNLCK), false, false)?,
+        libc::F_TEST => {
+            let found = lock::get(fd, section(libc::F_WRLCK), false)?;
+            if found.kind != libc::F_UNLCK {
+                return Err(polylane_base::Errno::EACCES.into());
+            }
+        }
+        _ => return Err(Detour::Kernel),
+    }
+    Ok(0)
+}
+
+hooks! {
+    /// `close`
+    ["close", "__close"]
+    fn close(fd: c_int) -> c_int {
+        // SAFETY: the caller's own argument.
+        ending(fd, || unsafe { real::close(fd) })
+    }
+
+    /// `fclose` closes past our hook.
+    ["fclose"]
+    fn fclose(stream: *mut FILE) -> c_int {
+        // SAFETY: an open stream, by contract.
+        let fd = unsafe { libc::fileno(stream) };
+        if fd < 0 {
+            // SAFETY: the caller's own argument; a stream without a descriptor.
+            return unsafe { real::fclose(stream) };
+        }
+        // SAFETY: the caller's own argument.
+        ending(fd, || unsafe { real::fclose(stream) })
+    }
+
+    /// `closedir` closes past our hook.
+    ["closedir"]
+    fn closedir(dir: *mut libc::DIR) -> c_int {
+        if dir.is_null() {
+            // SAFETY: the caller's own argument.
+            return unsafe { real::closedir(dir) };
+        }
+        // SAFETY: an open stream, by contract.
+        let fd = unsafe { libc::dirfd(dir) };
+        // SAFETY: the caller's own argument.
+        ending(fd, || unsafe { real::closedir(dir) })
+    }
+
+    /// `close_range`: with flags nothing is closed here, or not in this process alone.
+    ["close_range"]
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        answer!(
+            match flags {
+                0 if first <= last => ops::close_range(first, last).map(|()| 0),
+                _ => Err(Detour::Kernel),
+            },
+            real::close_range(first, last, flags)
+        )
+    }
+
+    /// `closefrom`
+    ["closefrom"]
+    fn closefrom(first: c_int) -> () {
+        // SAFETY: as this function; it has no way to fail.
+        let _ = unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
+    }
+
+    /// `dup`
+    ["dup"]
+    fn dup(fd: c_int) -> c_int {
+        // SAFETY: the caller's own argument.
+        copying(fd, || unsafe { real::dup(fd) })
+    }
+
+    /// `dup2`
+    ["dup2", "__dup2"]
+    fn dup2(fd: c_int, new: c_int) -> c_int {
+        ops::make_way(new);
+        // SAFETY: the caller's own arguments.
+        copying(fd, || unsafe { real::dup2(fd, new) })
+    }
+
+    /// `dup3`
+    ["dup3"]
+    fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
+        ops::make_way(new);
+        // SAFETY: the caller's own arguments.
+        copying(fd, || unsafe { real::dup3(fd, new, flags) })
+    }
+
+    /// `fcntl(fd, command, ...)`: a table.
+    ["fcntl", "fcntl64", "__fcntl"]
+    fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+        match command {
+            libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+                // SAFETY: the caller's own arguments.
+                copying(fd, || unsafe { real::fcntl(fd, command, argument) })
+            }
+            libc::F_GETFL => answer!(ops::flags(fd), real::fcntl(fd, command, argument)),
+            libc::F_SETFL => answer!(
+                ops::set_flags(fd, argument as c_int),
+                real::fcntl(fd, command, argument)
+            ),
+            libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | F_OFD_GETLK | F_OFD_SETLK
+            | F_OFD_SETLKW => answer!(
+                // SAFETY: null or a struct flock, by contract.
+                unsafe { locking(fd, command, argument as *mut libc::flock) },
+                real::fcntl(fd, command, argument)
+            ),
+            // SAFETY: the caller's own arguments.
+            _ => unsafe { real::fcntl(fd, command, argument) },
+        }
+    }
+
+    /// `flock`
+    ["flock"]
+    fn flock(fd: c_int, operation: c_int) -> c_int {
+        answer!(lock::flock(fd, operation).map(|()| 0), real::flock(fd, operation))
+    }
+
+    /// `lockf`
+    ["lockf", "lockf64"]
+    fn lockf(fd: c_int, command: c_int, len: off_t) -> c_int {
+        answer!(lockf_section(fd, command, len), real::lockf(fd, command, len))
+    }
+}

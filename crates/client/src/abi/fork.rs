@@ -1,0 +1,76 @@
+//! fork, vfork and what forks inside libc.
+
+use libc::{c_int, pid_t};
+
+use super::hooks;
+use crate::ops::process;
+use crate::{private, real, state};
+
+/// In a new child: what belonged to the parent's session is closed now, not at the first call, or the
+/// parent's files would stay open as long as the child lives.
+fn born() {
+    if state::started().is_none() && private::any() {
+        state::get();
+    }
+}
+
+/// Forks with `fork` after everything the child inherits was made fit for it.
+fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
+    process::before_sharing();
+    let pid = fork();
+    if pid == 0 {
+        born();
+    }
+    pid
+}
+
+hooks! {
+    /// `fork`
+    ["fork", "__fork"]
+    fn fork() -> pid_t {
+        // SAFETY: the caller's own call.
+        forking(|| unsafe { real::fork() })
+    }
+
+    /// `_Fork`
+    ["_Fork"]
+    fn fork_bare() -> pid_t {
+        // SAFETY: the caller's own call.
+        forking(|| unsafe { real::_Fork() })
+    }
+
+    /// `vfork`: a fork whose parent waits until the child has executed something or ended. A true one
+    /// shares its memory with the parent, where hooked calls of the child would leave their traces.
+    ["vfork", "__vfork"]
+    fn vfork() -> pid_t {
+        let Ok((reader, writer)) = real::pipe() else {
+            // SAFETY: as this function; only the waiting is lost.
+            return unsafe { fork() };
+        };
+        // SAFETY: as this function.
+        let pid = unsafe { fork() };
+        let errno = real::errno();
+        real::close_quietly(if pid == 0 { reader } else { writer });
+        if pid == 0 {
+            // Its end is the signal: exec closes it, and so does exit.
+            if let Ok(high) = private::adopt(writer) {
+                private::keep(high);
+            }
+        } else {
+            if pid > 0 {
+                real::wait_for_end(reader);
+            }
+            real::close_quietly(reader);
+        }
+        real::set_errno(errno);
+        pid
+    }
+
+    /// `daemon` forks and replaces descriptors 0 to 2 past our hooks. The parent does not return.
+    ["daemon"]
+    fn daemon(no_chdir: c_int, no_close: c_int) -> c_int {
+        process::before_sharing();
+        // SAFETY: the caller's own arguments.
+        unsafe { real::daemon(no_chdir, no_close) }
+    }
+}

@@ -1,0 +1,257 @@
+//! read, write and their families; lseek; copies inside the kernel.
+
+use std::ffi::c_void;
+
+use libc::{c_int, c_uint, iovec, off_t, size_t, ssize_t};
+
+use super::{answer, arg, hooks};
+use crate::ops::io::Position;
+use crate::outcome::{Detour, Outcome};
+use crate::{file, ops, real};
+
+/// The count as C returns it. It fits: no buffer is longer than `isize::MAX`.
+fn count(done: Outcome<usize>) -> Outcome<ssize_t> {
+    done.map(|count| count as ssize_t)
+}
+
+/// Offset and flags of `preadv2`: -1 is the file's own offset; flags are the kernel's.
+fn position(offset: off_t, flags: c_int) -> Outcome<Position> {
+    match (flags, offset) {
+        (0, -1) => Ok(Position::Own),
+        (0, offset) => Position::at(offset),
+        _ => Err(Detour::Kernel),
+    }
+}
+
+/// An optional offset that the kernel would read.
+///
+/// # Safety
+///
+/// Null or valid.
+unsafe fn given(offset: *mut off_t) -> Option<i64> {
+    // SAFETY: null or valid, by contract.
+    unsafe { offset.as_ref() }.copied()
+}
+
+hooks! {
+    /// `read`
+    ["read", "__read"]
+    fn read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+        answer!(
+            // SAFETY: `len` bytes to write, by contract.
+            count(ops::io::read(fd, &mut [unsafe { arg::sink(into, len)? }], Position::Own)),
+            real::read(fd, into, len)
+        )
+    }
+
+    /// `read` under `_FORTIFY_SOURCE`.
+    ["__read_chk"]
+    fn read_chk(fd: c_int, into: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+        check(len <= room);
+        // SAFETY: as this function.
+        unsafe { read(fd, into, len) }
+    }
+
+    /// `write`
+    ["write", "__write"]
+    fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+        answer!(
+            // SAFETY: `len` bytes to read, by contract.
+            count(ops::io::write(fd, &[unsafe { arg::source(from, len)? }], Position::Own)),
+            real::write(fd, from, len)
+        )
+    }
+
+    /// `pread`
+    ["pread", "pread64", "__pread64"]
+    fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off_t) -> ssize_t {
+        answer!(
+            {
+                // SAFETY: `len` bytes to write, by contract.
+                let into = unsafe { arg::sink(into, len)? };
+                count(ops::io::read(fd, &mut [into], Position::at(offset)?))
+            },
+            real::pread(fd, into, len, offset)
+        )
+    }
+
+    /// `pread` under `_FORTIFY_SOURCE`.
+    ["__pread_chk", "__pread64_chk"]
+    fn pread_chk(fd: c_int, into: *mut c_void, len: size_t, offset: off_t, room: size_t)
+        -> ssize_t
+    {
+        check(len <= room);
+        // SAFETY: as this function.
+        unsafe { pread(fd, into, len, offset) }
+    }
+
+    /// `pwrite`
+    ["pwrite", "pwrite64", "__pwrite64"]
+    fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off_t) -> ssize_t {
+        answer!(
+            {
+                // SAFETY: `len` bytes to read, by contract.
+                let from = unsafe { arg::source(from, len)? };
+                count(ops::io::write(fd, &[from], Position::at(offset)?))
+            },
+            real::pwrite(fd, from, len, offset)
+        )
+    }
+
+    /// `readv`
+    ["readv"]
+    fn readv(fd: c_int, parts: *const iovec, n: c_int) -> ssize_t {
+        answer!(
+            // SAFETY: valid iovecs, by contract.
+            count(unsafe { arg::with_sinks(parts, n, |to| ops::io::read(fd, to, Position::Own)) }),
+            published(fd, || real::readv(fd, parts, n))
+        )
+    }
+
+    /// `writev`
+    ["writev"]
+    fn writev(fd: c_int, parts: *const iovec, n: c_int) -> ssize_t {
+        answer!(
+            // SAFETY: valid iovecs, by contract.
+            count(unsafe {
+                arg::with_sources(parts, n, |from| ops::io::write(fd, from, Position::Own))
+            }),
+            published(fd, || real::writev(fd, parts, n))
+        )
+    }
+
+    /// `preadv`
+    ["preadv", "preadv64"]
+    fn preadv(fd: c_int, parts: *const iovec, n: c_int, offset: off_t) -> ssize_t {
+        answer!(
+            {
+                let position = Position::at(offset)?;
+                // SAFETY: valid iovecs, by contract.
+                count(unsafe { arg::with_sinks(parts, n, |to| ops::io::read(fd, to, position)) })
+            },
+            real::preadv(fd, parts, n, offset)
+        )
+    }
+
+    /// `pwritev`
+    ["pwritev", "pwritev64"]
+    fn pwritev(fd: c_int, parts: *const iovec, n: c_int, offset: off_t) -> ssize_t {
+        answer!(
+            {
+                let position = Position::at(offset)?;
+                // SAFETY: valid iovecs, by contract.
+                count(unsafe {
+                    arg::with_sources(parts, n, |from| ops::io::write(fd, from, position))
+                })
+            },
+            real::pwritev(fd, parts, n, offset)
+        )
+    }
+
+    /// `preadv2`
+    ["preadv2", "preadv64v2"]
+    fn preadv2(fd: c_int, parts: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        answer!(
+            {
+                let position = position(offset, flags)?;
+                // SAFETY: valid iovecs, by contract.
+                count(unsafe { arg::with_sinks(parts, n, |to| ops::io::read(fd, to, position)) })
+            },
+            published(fd, || real::preadv2(fd, parts, n, offset, flags))
+        )
+    }
+
+    /// `pwritev2`
+    ["pwritev2", "pwritev64v2"]
+    fn pwritev2(fd: c_int, parts: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        answer!(
+            {
+                let position = position(offset, flags)?;
+                // SAFETY: valid iovecs, by contract.
+                count(unsafe {
+                    arg::with_sources(parts, n, |from| ops::io::write(fd, from, position))
+                })
+            },
+            published(fd, || real::pwritev2(fd, parts, n, offset, flags))
+        )
+    }
+
+    /// `lseek`
+    ["lseek", "lseek64", "__lseek"]
+    fn lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t {
+        answer!(ops::offset::lseek(fd, offset, whence), real::lseek(fd, offset, whence))
+    }
+
+    /// `sendfile`: the kernel does it, on published offsets.
+    ["sendfile", "sendfile64"]
+    fn sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t {
+        file::publish_fd(to);
+        file::publish_fd(from);
+        // SAFETY: the caller's own arguments.
+        unsafe { real::sendfile(to, from, offset, len) }
+    }
+
+    /// `splice`: as `sendfile`.
+    ["splice"]
+    fn splice(
+        from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t,
+        flags: c_uint
+    ) -> ssize_t {
+        file::publish_fd(from);
+        file::publish_fd(to);
+        // SAFETY: the caller's own arguments.
+        unsafe { real::splice(from, from_at, to, to_at, len, flags) }
+    }
+
+    /// `copy_file_range`
+    ["copy_file_range"]
+    fn copy_file_range(
+        from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t,
+        flags: c_uint
+    ) -> ssize_t {
+        answer!(
+            {
+                if flags != 0 {
+                    return Err(Detour::Kernel);
+                }
+                // SAFETY: null or valid, by contract.
+                let (source, target) = unsafe { (given(from_at), given(to_at)) };
+                let done = ops::map::copy_range((from, source), (to, target), len)?;
+                // SAFETY: as above.
+                unsafe {
+                    advance(from_at, done);
+                    advance(to_at, done);
+                }
+                count(Ok(done))
+            },
+            published(from, || {
+                published(to, || real::copy_file_range(from, from_at, to, to_at, len, flags))
+            })
+        )
+    }
+}
+
+/// Moves an offset that the caller gave.
+///
+/// # Safety
+///
+/// Null or valid.
+unsafe fn advance(offset: *mut off_t, by: usize) {
+    // SAFETY: null or valid, by contract.
+    if let Some(offset) = unsafe { offset.as_mut() } {
+        *offset += by as off_t;
+    }
+}
+
+/// A call that the kernel does with the offset of `fd`.
+fn published<T>(fd: c_int, call: impl FnOnce() -> T) -> T {
+    file::publish_fd(fd);
+    call()
+}
+
+/// What libc does when a fortified call would overflow its buffer.
+fn check(fits: bool) {
+    if !fits {
+        std::process::abort();
+    }
+}

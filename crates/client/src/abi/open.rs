@@ -1,0 +1,59 @@
+//! open, openat, creat.
+
+use std::ffi::{c_char, c_uint};
+
+use libc::{AT_FDCWD, c_int};
+
+use super::{answer, arg, hooks};
+use crate::{file, ops, real};
+
+/// A descriptor that the kernel gave out: what was known of its number is stale.
+fn made(fd: c_int) -> c_int {
+    if fd >= 0 {
+        file::forget(fd);
+    }
+    fd
+}
+
+hooks! {
+    /// `open(path, flags, ...)`: the mode travels as a variadic integer does, in the third register.
+    ["open", "open64", "__open", "__open64"]
+    fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        answer!(
+            // SAFETY: a C string, by contract.
+            ops::open::open(AT_FDCWD, unsafe { arg::text(path)? }, flags, mode),
+            made(real::open(path, flags, mode))
+        )
+    }
+
+    /// As above.
+    ["openat", "openat64"]
+    fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        answer!(
+            // SAFETY: a C string, by contract.
+            ops::open::open(dir, unsafe { arg::text(path)? }, flags, mode),
+            made(real::openat(dir, path, flags, mode))
+        )
+    }
+
+    /// What `open` without a mode becomes under `_FORTIFY_SOURCE`.
+    ["__open_2", "__open64_2"]
+    fn open_2(path: *const c_char, flags: c_int) -> c_int {
+        // SAFETY: as this function; flags that need a mode are refused by the real one alike.
+        unsafe { open(path, flags, 0) }
+    }
+
+    /// As above.
+    ["__openat_2", "__openat64_2"]
+    fn openat_2(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
+        // SAFETY: as above.
+        unsafe { openat(dir, path, flags, 0) }
+    }
+
+    /// `creat`
+    ["creat", "creat64"]
+    fn creat(path: *const c_char, mode: c_uint) -> c_int {
+        // SAFETY: as this function.
+        unsafe { open(path, libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC, mode) }
+    }
+}

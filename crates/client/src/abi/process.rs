@@ -1,0 +1,194 @@
+//! Identity, umask, limits, namespaces, and descriptors sent to other processes.
+
+use std::ffi::{c_char, c_uint};
+
+use libc::{c_int, gid_t, mode_t, msghdr, pid_t, rlimit, size_t, ssize_t, uid_t};
+
+use super::hooks;
+use crate::ops::{limit, process};
+use crate::real;
+
+/// A call that changes who this process is.
+fn identity(rc: c_int) -> c_int {
+    if rc == 0 {
+        process::identity_changed();
+    }
+    rc
+}
+
+/// A call that changes what paths mean.
+fn elsewhere(rc: c_int) -> c_int {
+    if rc == 0 {
+        process::estranged();
+    }
+    rc
+}
+
+/// Before a message that may carry descriptors.
+///
+/// # Safety
+///
+/// Null or valid.
+unsafe fn before_message(message: *const msghdr) {
+    // SAFETY: null or valid, by contract.
+    if unsafe { message.as_ref() }.is_some_and(|message| message.msg_controllen > 0) {
+        process::before_sharing();
+    }
+}
+
+hooks! {
+    /// `umask`
+    ["umask"]
+    fn umask(mask: mode_t) -> mode_t {
+        process::umask(mask)
+    }
+
+    /// `setuid`
+    ["setuid"]
+    fn setuid(user: uid_t) -> c_int {
+        // SAFETY: the caller's own arguments; so below.
+        identity(unsafe { real::setuid(user) })
+    }
+
+    /// `seteuid`
+    ["seteuid"]
+    fn seteuid(user: uid_t) -> c_int {
+        // SAFETY: as above.
+        identity(unsafe { real::seteuid(user) })
+    }
+
+    /// `setreuid`
+    ["setreuid"]
+    fn setreuid(real_user: uid_t, effective: uid_t) -> c_int {
+        // SAFETY: as above.
+        identity(unsafe { real::setreuid(real_user, effective) })
+    }
+
+    /// `setresuid`
+    ["setresuid"]
+    fn setresuid(real_user: uid_t, effective: uid_t, saved: uid_t) -> c_int {
+        // SAFETY: as above.
+        identity(unsafe { real::setresuid(real_user, effective, saved) })
+    }
+
+    /// `setgid`
+    ["setgid"]
+    fn setgid(group: gid_t) -> c_int {
+        // SAFETY: as above.
+        identity(unsafe { real::setgid(group) })
+    }
+
+    /// `setegid`
+    ["setegid"]
+    fn setegid(group: gid_t) -> c_int {
+        // SAFETY: as above.
+        identity(unsafe { real::setegid(group) })
+    }
+
+    /// `setregid`
+    ["setregid"]
+    fn setregid(real_group: gid_t, effective: gid_t) -> c_int {
+        // SAFETY: as above.
+        identity(unsafe { real::setregid(real_group, effective) })
+    }
+
+    /// `setresgid`
+    ["setresgid"]
+    fn setresgid(real_group: gid_t, effective: gid_t, saved: gid_t) -> c_int {
+        // SAFETY: as above.
+        identity(unsafe { real::setresgid(real_group, effective, saved) })
+    }
+
+    /// `setgroups`
+    ["setgroups"]
+    fn setgroups(count: size_t, groups: *const gid_t) -> c_int {
+        // SAFETY: as above.
+        identity(unsafe { real::setgroups(count, groups) })
+    }
+
+    /// `initgroups`
+    ["initgroups"]
+    fn initgroups(user: *const c_char, group: gid_t) -> c_int {
+        // SAFETY: as above.
+        identity(unsafe { real::initgroups(user, group) })
+    }
+
+    /// `setfsuid` returns the former one and never says that it failed. The peer credentials of a socket
+    /// are the effective ones: the service cannot see this change, so the kernel path is taken.
+    ["setfsuid"]
+    fn setfsuid(user: uid_t) -> c_int {
+        process::estranged();
+        // SAFETY: as above.
+        unsafe { real::setfsuid(user) }
+    }
+
+    /// `setfsgid`
+    ["setfsgid"]
+    fn setfsgid(group: gid_t) -> c_int {
+        process::estranged();
+        // SAFETY: as above.
+        unsafe { real::setfsgid(group) }
+    }
+
+    /// `chroot`
+    ["chroot"]
+    fn chroot(path: *const c_char) -> c_int {
+        // SAFETY: as above.
+        elsewhere(unsafe { real::chroot(path) })
+    }
+
+    /// `unshare`
+    ["unshare"]
+    fn unshare(flags: c_int) -> c_int {
+        // SAFETY: as above.
+        elsewhere(unsafe { real::unshare(flags) })
+    }
+
+    /// `setns`
+    ["setns"]
+    fn setns(fd: c_int, kind: c_int) -> c_int {
+        // SAFETY: as above.
+        elsewhere(unsafe { real::setns(fd, kind) })
+    }
+
+    /// `setrlimit`
+    ["setrlimit", "setrlimit64"]
+    fn setrlimit(resource: c_uint, new: *const rlimit) -> c_int {
+        // SAFETY: as above.
+        let rc = unsafe { real::setrlimit(resource as c_int, new) };
+        limit::changed();
+        rc
+    }
+
+    /// `prlimit`
+    ["prlimit", "prlimit64"]
+    fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
+        // SAFETY: as above.
+        let rc = unsafe { real::prlimit(pid, resource as c_int, new, old) };
+        limit::changed();
+        rc
+    }
+
+    /// `sendmsg`
+    ["sendmsg"]
+    fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+        // SAFETY: the caller's own arguments.
+        unsafe {
+            before_message(message);
+            real::sendmsg(socket, message, flags)
+        }
+    }
+
+    /// `sendmmsg`
+    ["sendmmsg", "__sendmmsg"]
+    fn sendmmsg(
+        socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int
+    ) -> c_int {
+        for n in 0..if messages.is_null() { 0 } else { count as usize } {
+            // SAFETY: `count` messages, by contract.
+            unsafe { before_message(&raw const (*messages.add(n)).msg_hdr) };
+        }
+        // SAFETY: the caller's own arguments.
+        unsafe { real::sendmmsg(socket, messages, count, flags) }
+    }
+}

@@ -1,0 +1,112 @@
+//! `syscall(2)`, the function: programs (libuv among them) call the kernel through it.
+//!
+//! What touches descriptors or the process goes to the hook of that name; paths are left to the kernel.
+
+use std::ffi::c_long;
+
+use super::{fd, fork, hooks, io, process as identity};
+use crate::ops::process;
+use crate::{file, real, state};
+
+hooks! {
+    /// A table of numbers. Arguments are passed on as they came.
+    ["syscall"]
+    fn syscall(
+        number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long
+    ) -> c_long {
+        // SAFETY: each arm passes the caller's arguments to the function of that number.
+        unsafe {
+            match number {
+                libc::SYS_read => io::read(a as _, b as _, c as _) as c_long,
+                libc::SYS_write => io::write(a as _, b as _, c as _) as c_long,
+                libc::SYS_readv => io::readv(a as _, b as _, c as _) as c_long,
+                libc::SYS_writev => io::writev(a as _, b as _, c as _) as c_long,
+                libc::SYS_pread64 => io::pread(a as _, b as _, c as _, d) as c_long,
+                libc::SYS_pwrite64 => io::pwrite(a as _, b as _, c as _, d) as c_long,
+                libc::SYS_lseek => io::lseek(a as _, b, c as _),
+                libc::SYS_sendfile => io::sendfile(a as _, b as _, c as _, d as _) as c_long,
+                libc::SYS_splice => {
+                    io::splice(a as _, b as _, c as _, d as _, e as _, f as _) as c_long
+                }
+                libc::SYS_copy_file_range => {
+                    io::copy_file_range(a as _, b as _, c as _, d as _, e as _, f as _) as c_long
+                }
+                libc::SYS_close => fd::close(a as _).into(),
+                libc::SYS_close_range => fd::close_range(a as _, b as _, c as _).into(),
+                libc::SYS_dup => fd::dup(a as _).into(),
+                libc::SYS_dup3 => fd::dup3(a as _, b as _, c as _).into(),
+                libc::SYS_fcntl => fd::fcntl(a as _, b as _, c).into(),
+                libc::SYS_flock => fd::flock(a as _, b as _).into(),
+                libc::SYS_sendmsg => identity::sendmsg(a as _, b as _, c as _) as c_long,
+                libc::SYS_umask => process::umask(a as u32).into(),
+                libc::SYS_execve | libc::SYS_execveat | libc::SYS_clone | libc::SYS_clone3 => {
+                    process::before_sharing();
+                    real::syscall(number, a, b, c, d, e, f)
+                }
+                libc::SYS_io_uring_setup | libc::SYS_io_setup => {
+                    // Requests in flight hold files past their close.
+                    state::get().slots.never_reuse();
+                    real::syscall(number, a, b, c, d, e, f)
+                }
+                libc::SYS_mmap => super::map::mmap(a as _, b as _, c as _, d as _, e as _, f) as c_long,
+                _ => match old(number, a, b) {
+                    Some(rc) => rc,
+                    None => after(number, real::syscall(number, a, b, c, d, e, f)),
+                },
+            }
+        }
+    }
+}
+
+/// What a call that the kernel did means for what is known here.
+fn after(number: c_long, rc: c_long) -> c_long {
+    if rc < 0 {
+        return rc;
+    }
+    match number {
+        libc::SYS_openat | libc::SYS_openat2 => file::forget(rc as i32),
+        libc::SYS_chdir | libc::SYS_fchdir => process::directory_changed(),
+        libc::SYS_setuid
+        | libc::SYS_setgid
+        | libc::SYS_setreuid
+        | libc::SYS_setregid
+        | libc::SYS_setresuid
+        | libc::SYS_setresgid
+        | libc::SYS_setgroups => {
+            process::identity_changed();
+        }
+        libc::SYS_setfsuid
+        | libc::SYS_setfsgid
+        | libc::SYS_chroot
+        | libc::SYS_pivot_root
+        | libc::SYS_unshare
+        | libc::SYS_setns => process::estranged(),
+        libc::SYS_prlimit64 | libc::SYS_setrlimit => crate::ops::limit::changed(),
+        _ => {}
+    }
+    rc
+}
+
+/// Numbers that only old architectures have.
+///
+/// # Safety
+///
+/// The arguments of that system call.
+#[cfg(target_arch = "x86_64")]
+unsafe fn old(number: c_long, a: c_long, b: c_long) -> Option<c_long> {
+    // SAFETY: by contract.
+    Some(unsafe {
+        match number {
+            libc::SYS_dup2 => fd::dup2(a as _, b as _).into(),
+            libc::SYS_fork => fork::fork().into(),
+            libc::SYS_vfork => fork::vfork().into(),
+            _ => return None,
+        }
+    })
+}
+
+/// As above: this architecture has none.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn old(_number: c_long, _a: c_long, _b: c_long) -> Option<c_long> {
+    None
+}

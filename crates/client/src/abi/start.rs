@@ -1,0 +1,43 @@
+//! The constructor: looks names up and reads the environment. It connects to nothing: the loader's lock
+//! is held, and most processes never touch the lane.
+
+use std::ffi::{CStr, c_char};
+
+use crate::config;
+use crate::real;
+
+unsafe extern "C" {
+    static environ: real::Strings;
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    // A panic is caught where a hook was called; its text has no place in the program's output.
+    std::panic::set_hook(Box::new(|_| {}));
+    real::resolve();
+    // SAFETY: single-threaded still; the array and its strings are the loader's.
+    unsafe { read_environment(environ) };
+}
+
+/// Takes the mount path and keeps both variables for programs that this one runs.
+///
+/// # Safety
+///
+/// Null or a null-terminated array of C strings.
+unsafe fn read_environment(envp: real::Strings) {
+    let mut at = envp;
+    while !at.is_null() {
+        // SAFETY: by contract, and not past the null yet.
+        let entry: *const c_char = unsafe { *at };
+        if entry.is_null() {
+            return;
+        }
+        // SAFETY: a C string, by contract.
+        config::take(unsafe { CStr::from_ptr(entry) });
+        // SAFETY: within the array.
+        at = unsafe { at.add(1) };
+    }
+}

@@ -1,0 +1,49 @@
+//! Where libc's own streams meet our descriptors: from then on the kernel's offset counts, because
+//! libc reads and writes past the hooks.
+
+use std::ffi::{c_char, c_void};
+
+use libc::{FILE, c_int};
+
+use super::hooks;
+use crate::{file, ops, real};
+
+hooks! {
+    /// `fdopen`
+    ["fdopen"]
+    fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
+        file::publish_fd(fd);
+        // SAFETY: the caller's own arguments.
+        unsafe { real::fdopen(fd, mode) }
+    }
+
+    /// `freopen` closes the stream's descriptor and may give it out again.
+    ["freopen", "freopen64"]
+    fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
+        // SAFETY: an open stream, by contract.
+        let fd = unsafe { libc::fileno(stream) };
+        let known = super::attempt(|| ops::fd::closing(fd)).ok();
+        // SAFETY: the caller's own arguments.
+        let stream = unsafe { real::freopen(path, mode, stream) };
+        let errno = real::errno();
+        drop(known);
+        real::set_errno(errno);
+        stream
+    }
+
+    /// `vdprintf`
+    ["vdprintf"]
+    fn vdprintf(fd: c_int, format: *const c_char, args: *mut c_void) -> c_int {
+        file::publish_fd(fd);
+        // SAFETY: the caller's own arguments; a va_list is passed as a pointer.
+        unsafe { real::vdprintf(fd, format, args) }
+    }
+
+    /// `vdprintf` under `_FORTIFY_SOURCE`.
+    ["__vdprintf_chk"]
+    fn vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, args: *mut c_void) -> c_int {
+        file::publish_fd(fd);
+        // SAFETY: as above.
+        unsafe { real::__vdprintf_chk(fd, flag, format, args) }
+    }
+}

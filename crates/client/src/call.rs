@@ -1,0 +1,189 @@
+//! One request and its reply.
+//!
+//! The only module that talks to a mailbox. Every failure of the channel itself becomes "ask the
+//! kernel", and the session is given up; what the service answers is handed on.
+
+use polylane_ipc::CallError;
+use polylane_ipc::message::{Message, Op, Reply, Status};
+
+use crate::outcome::{Detour, Outcome};
+use crate::session::{Alive, Mailbox, Session};
+
+/// Paths start at the payload's first byte; what follows them is data.
+pub(crate) type Place<'a> = (u64, &'a [u8]);
+
+/// Sends a request with up to two paths.
+pub(crate) fn paths(
+    session: &'static Session,
+    message: Message,
+    first: Place<'_>,
+    second: Place<'_>,
+) -> Outcome<Reply> {
+    let mailbox = session.mailbox()?;
+    let message = put_paths(&mailbox, message, first, second)?;
+    finish(&mailbox, mailbox.session.channel.call(mailbox.index, &message, &Alive(session)))
+}
+
+/// Sends a request with up to two paths that is answered with data; returns the count of the reply.
+pub(crate) fn paths_read(
+    session: &'static Session,
+    message: Message,
+    first: Place<'_>,
+    second: Place<'_>,
+    into: &mut [u8],
+) -> Outcome<Reply> {
+    let mailbox = session.mailbox()?;
+    let message = put_paths(&mailbox, message, first, second)?;
+    let room = into.len().min(session.channel.buffer_bytes());
+    let watch = Alive(session);
+    let into = &mut into[..room];
+    finish(&mailbox, session.channel.call_read(mailbox.index, &message, into, &watch))
+}
+
+/// Sends a request with two paths and data after them.
+pub(crate) fn paths_write(
+    session: &'static Session,
+    message: Message,
+    first: Place<'_>,
+    second: Place<'_>,
+    data: &[u8],
+) -> Outcome<Reply> {
+    let mailbox = session.mailbox()?;
+    let message = put_paths(&mailbox, message, first, second)?;
+    let at = first.1.len() + second.1.len();
+    if data.len() > session.channel.buffer_bytes() - at {
+        return Err(Detour::Kernel);
+    }
+    let watch = Alive(session);
+    let reply = session.channel.call_write(mailbox.index, &message, (at, data), false, &watch);
+    finish(&mailbox, reply)
+}
+
+/// Sends a request about an open file, without payload.
+#[inline]
+pub(crate) fn on_handle(session: &'static Session, op: Op, handle: u64) -> Outcome<Reply> {
+    plain(session, Message { handle, ..Message::new(op) })
+}
+
+/// Sends a request without payload.
+#[inline]
+pub(crate) fn plain(session: &'static Session, message: Message) -> Outcome<Reply> {
+    let mailbox = session.mailbox()?;
+    mailbox.count_post();
+    finish(&mailbox, session.channel.call(mailbox.index, &message, &Alive(session)))
+}
+
+/// Reads into `into`, at most one payload buffer of it.
+#[inline]
+pub(crate) fn read(
+    session: &'static Session,
+    message: &Message,
+    into: &mut [u8],
+) -> Outcome<Reply> {
+    let mailbox = session.mailbox()?;
+    mailbox.count_post();
+    let watch = Alive(session);
+    finish(&mailbox, session.channel.call_read(mailbox.index, message, into, &watch))
+}
+
+/// Writes `from`, at most one payload buffer of it.
+#[inline]
+pub(crate) fn write(
+    session: &'static Session,
+    message: &Message,
+    from: &[u8],
+    overlap: bool,
+) -> Outcome<Reply> {
+    let mailbox = session.mailbox()?;
+    mailbox.count_post();
+    let watch = Alive(session);
+    let reply = session.channel.call_write(mailbox.index, message, (0, from), overlap, &watch);
+    finish(&mailbox, reply)
+}
+
+/// Writes what lies in several places; together at most one payload buffer.
+pub(crate) fn gather(
+    session: &'static Session,
+    message: &Message,
+    parts: &[&[u8]],
+) -> Outcome<Reply> {
+    let mailbox = session.mailbox()?;
+    settle(&mailbox)?;
+    mailbox.count_post();
+    let mut at = 0;
+    for part in parts {
+        session.channel.payload_put(mailbox.index, at, part);
+        at += part.len();
+    }
+    finish(&mailbox, session.channel.call(mailbox.index, message, &Alive(session)))
+}
+
+/// Reads into several places, together at most one payload buffer; returns how many bytes came.
+pub(crate) fn scatter(
+    session: &'static Session,
+    message: &Message,
+    into: &mut [&mut [u8]],
+) -> Outcome<usize> {
+    let mailbox = session.mailbox()?;
+    mailbox.count_post();
+    let reply = session.channel.call(mailbox.index, message, &Alive(session));
+    let count = count(&finish(&mailbox, reply)?);
+    let mut at = 0;
+    for sink in into.iter_mut() {
+        let part = sink.len().min(count.saturating_sub(at));
+        session.channel.payload_get(mailbox.index, at, &mut sink[..part]);
+        at += part;
+    }
+    Ok(at)
+}
+
+fn settle(mailbox: &Mailbox) -> Outcome<()> {
+    let session = mailbox.session;
+    session.channel.settle(mailbox.index, &Alive(session)).map_err(|error| lost(session, error))
+}
+
+fn put_paths(
+    mailbox: &Mailbox,
+    message: Message,
+    first: Place<'_>,
+    second: Place<'_>,
+) -> Outcome<Message> {
+    settle(mailbox)?;
+    mailbox.count_post();
+    let channel = &mailbox.session.channel;
+    channel.payload_put(mailbox.index, 0, first.1);
+    channel.payload_put(mailbox.index, first.1.len(), second.1);
+    Ok(Message {
+        dir: first.0,
+        dir2: second.0,
+        path_len: first.1.len() as u32,
+        path2_len: second.1.len() as u32,
+        ..message
+    })
+}
+
+/// What became of a request.
+#[inline]
+pub(crate) fn finish(mailbox: &Mailbox, reply: Result<Reply, CallError>) -> Outcome<Reply> {
+    let reply = reply.map_err(|error| lost(mailbox.session, error))?;
+    match reply.status {
+        Status::Done(_) => Ok(reply),
+        Status::Failed(errno) => Err(Detour::Errno(polylane_base::Errno(errno))),
+        Status::UseKernel => Err(Detour::Kernel),
+    }
+}
+
+#[cold]
+fn lost(session: &Session, _error: CallError) -> Detour {
+    session.lose();
+    Detour::Kernel
+}
+
+/// The count of a reply that [`finish`] let through.
+#[inline]
+pub(crate) fn count(reply: &Reply) -> usize {
+    match reply.status {
+        Status::Done(count) => usize::try_from(count).unwrap_or(usize::MAX),
+        _ => 0,
+    }
+}

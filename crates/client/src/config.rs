@@ -1,0 +1,74 @@
+//! Where the lane is: `POLYLANE_MOUNT`, read once in the constructor.
+
+use std::ffi::{CStr, CString};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The variable with the mount path.
+const MOUNT_VARIABLE: &[u8] = b"POLYLANE_MOUNT=";
+/// The variable that the dynamic loader reads.
+const PRELOAD_VARIABLE: &[u8] = b"LD_PRELOAD=";
+/// Longest mount path; a longer one switches the library off.
+pub(crate) const MOUNT_BYTES_MAX: usize = 1024;
+
+static MOUNT: OnceLock<([u8; MOUNT_BYTES_MAX], usize)> = OnceLock::new();
+/// Length of the mount path without a slash at its end; `OFF`: no lane. For `/` it is 0.
+static MOUNT_LEN: AtomicUsize = AtomicUsize::new(OFF);
+const OFF: usize = usize::MAX;
+
+/// `LD_PRELOAD=...` and `POLYLANE_MOUNT=...` as this program was started with them.
+static ENVIRONMENT: [OnceLock<CString>; 2] = [const { OnceLock::new() }; 2];
+
+/// Takes an entry of the environment, if it is one of ours. Called in the constructor.
+pub(crate) fn take(entry: &CStr) {
+    let bytes = entry.to_bytes();
+    for (place, name) in [PRELOAD_VARIABLE, MOUNT_VARIABLE].into_iter().enumerate() {
+        if bytes.starts_with(name) {
+            ENVIRONMENT[place].get_or_init(|| entry.to_owned());
+        }
+    }
+    if let Some(path) = bytes.strip_prefix(MOUNT_VARIABLE) {
+        set_mount(path);
+    }
+}
+
+/// The entries that every program run from here should have; `None` without a lane.
+pub(crate) fn environment() -> Option<[Option<&'static CStr>; 2]> {
+    mount()?;
+    let [preload, mount] = &ENVIRONMENT;
+    Some([preload.get().map(CString::as_c_str), mount.get().map(CString::as_c_str)])
+}
+
+/// Takes the mount path, or leaves the library off when it is unfit: not absolute, or too long.
+fn set_mount(path: &[u8]) {
+    let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |last| last + 1);
+    if path.first() != Some(&b'/') || end > MOUNT_BYTES_MAX {
+        return;
+    }
+    let mut bytes = [0; MOUNT_BYTES_MAX];
+    bytes[..end].copy_from_slice(&path[..end]);
+    if MOUNT.set((bytes, end)).is_ok() {
+        MOUNT_LEN.store(end, Ordering::Release);
+    }
+}
+
+/// The mount path without a slash at its end (empty for the root); `None`: no lane in this process.
+#[inline]
+pub(crate) fn mount() -> Option<&'static [u8]> {
+    let len = MOUNT_LEN.load(Ordering::Acquire);
+    if len == OFF {
+        return None;
+    }
+    MOUNT.get().map(|(bytes, _)| &bytes[..len])
+}
+
+/// `path` under the mount, in `into`.
+pub(crate) fn under_mount<'a>(into: &'a mut [u8], path: &[u8]) -> Option<&'a [u8]> {
+    let mount = mount()?;
+    let len = mount.len() + 1 + path.len();
+    let into = into.get_mut(..len)?;
+    into[..mount.len()].copy_from_slice(mount);
+    into[mount.len()] = b'/';
+    into[mount.len() + 1..].copy_from_slice(path);
+    Some(into)
+}

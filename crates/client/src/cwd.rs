@@ -1,0 +1,72 @@
+//! The working directory as a handle of the service.
+//!
+//! The kernel's working directory is always right, because hooked calls change it for real. Which
+//! directory of the lane it is, is found out at the first relative path after a change, by asking the
+//! kernel for its path and the service for that path. The inode numbers must agree: a rename by
+//! another program can make the kernel's path stale.
+//!
+//! # Invariants
+//!
+//! - A change clears the entry; whoever finds out about the former directory meanwhile notices that
+//!   `changes` moved and takes its finding back.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::outcome::{Detour, Outcome};
+use crate::path;
+use crate::state;
+use crate::table::{Entry, Pin};
+
+/// Zero is "not known".
+pub(crate) struct Cwd {
+    /// As an entry of the descriptor table: unknown, foreign, or a directory's record.
+    entry: AtomicU32,
+    /// Counts changes of the directory.
+    changes: AtomicU32,
+}
+
+impl Cwd {
+    pub(crate) const fn new() -> Self {
+        Cwd { entry: AtomicU32::new(0), changes: AtomicU32::new(0) }
+    }
+
+    /// The directory's record; `Kernel` when it is outside the lane.
+    #[inline]
+    pub(crate) fn get(&self) -> Outcome<Pin> {
+        match state::get().records.find_word(&self.entry) {
+            Ok(pin) => Ok(pin),
+            Err(Entry::Unknown) => self.find_out(),
+            Err(_) => Err(Detour::Kernel),
+        }
+    }
+
+    /// To be called after every change of the directory.
+    pub(crate) fn changed(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        let old = Entry::from_word(self.entry.swap(Entry::Unknown.to_word(), Ordering::AcqRel));
+        drop(state::get().records.adopt(old));
+    }
+
+    #[cold]
+    fn find_out(&self) -> Outcome<Pin> {
+        let changes = self.changes.load(Ordering::Acquire);
+        let found = path::open_cwd();
+        let entry = match &found {
+            Ok(pin) => pin.again().into_entry(),
+            Err(Detour::Kernel) => Entry::Foreign,
+            Err(Detour::Errno(_)) => return Err(Detour::Kernel),
+        };
+        let unknown = Entry::Unknown.to_word();
+        let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
+        let stored = self.entry.compare_exchange(unknown, entry.to_word(), done, else_).is_ok();
+        if !stored {
+            drop(state::get().records.adopt(entry));
+        }
+        if self.changes.load(Ordering::Acquire) != changes {
+            // Another thread changed the directory meanwhile; what was stored may be the former one.
+            self.changed();
+            return Err(Detour::Kernel);
+        }
+        found
+    }
+}

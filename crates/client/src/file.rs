@@ -1,0 +1,263 @@
+//! The life of an open file: found, bound, shared with other processes, closed.
+//!
+//! # Offsets
+//!
+//! A file that this process alone can reach keeps its offset here ("private"). As soon as anybody else
+//! may use the kernel's descriptor - another process, stdio inside libc, a system call that is not
+//! hooked - the offset is *published*: stored in the kernel's file position, which counts from then on
+//! (`KERNEL_OFFSET`), for good. Descriptors 0 to 2 are stdio's and start published; so does every
+//! descriptor that was inherited.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use polylane_ipc::message::{Message, Op};
+use rustix::fs::{SeekFrom, seek};
+
+use crate::call;
+use crate::config;
+use crate::outcome::{Detour, Outcome};
+use crate::path;
+use crate::session::{Mark, Session};
+use crate::slots::Slot;
+use crate::state;
+use crate::table::{Entry, Pin, Record, bit};
+use crate::{real, thread};
+
+/// The open file that `fd` means; an unknown number is looked at.
+#[inline]
+pub(crate) fn find(fd: RawFd) -> Outcome<Pin> {
+    path::mount()?;
+    let state = state::get();
+    match state.records.find(&state.table, fd) {
+        Ok(pin) => Ok(pin),
+        Err(Entry::Unknown) if fd >= 0 => look_at(fd),
+        Err(_) => Err(Detour::Kernel),
+    }
+}
+
+/// The open file that `fd` is known to mean.
+#[inline]
+pub(crate) fn find_known(fd: RawFd) -> Option<Pin> {
+    path::mount().ok()?;
+    let state = state::started()?;
+    state.records.find(&state.table, fd).ok()
+}
+
+/// A file ready for a request: its session and handle.
+#[inline]
+pub(crate) fn usable(file: &Record, fd: RawFd) -> Outcome<(&'static Session, u64)> {
+    let session = path::ready()?;
+    if file.session.load(Ordering::Acquire) != session.number {
+        attach(file, fd, session)?;
+    }
+    Ok((session, file.handle.load(Ordering::Relaxed)))
+}
+
+/// The first look at a descriptor: is it a file or directory of the lane?
+#[cold]
+fn look_at(fd: RawFd) -> Outcome<Pin> {
+    let state = state::get();
+    let found = thread::slow(|| identify(fd));
+    match found {
+        Ok(pin) => {
+            // Another thread may have been as fast; one record stays.
+            let mine = pin.again().into_entry();
+            if !state.table.learn(fd, mine) {
+                drop(state.records.adopt(mine));
+            }
+            Ok(pin)
+        }
+        Err(Seen::Foreign) => {
+            state.table.learn(fd, Entry::Foreign);
+            Err(Detour::Kernel)
+        }
+        Err(Seen::NotNow) => Err(Detour::Kernel),
+    }
+}
+
+/// Why a descriptor did not become a record.
+enum Seen {
+    /// It never will.
+    Foreign,
+    /// It is not open, or there is no service just now.
+    NotNow,
+}
+
+fn identify(fd: RawFd) -> Result<Pin, Seen> {
+    let stat = rustix::fs::fstat(real::borrow(fd)).map_err(|_| Seen::NotNow)?;
+    let device = path::device().map_err(|_| Seen::NotNow)?;
+    let kind = stat.st_mode & libc::S_IFMT;
+    let directory = kind == libc::S_IFDIR;
+    if stat.st_dev != device || !(directory || kind == libc::S_IFREG) {
+        return Err(Seen::Foreign);
+    }
+    let state = state::get();
+    let record = state.records.allocate().ok_or(Seen::NotNow)?;
+    record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { 0 });
+    // `slow` keeps hooks off, and the connection would be one: it must exist.
+    let session = state.sessions.present().or_else(|| connect(state)).ok_or(Seen::NotNow)?;
+    attach(&record, fd, session).map_err(|_| Seen::Foreign)?;
+    Ok(record)
+}
+
+fn connect(state: &'static state::Fields) -> Option<&'static Session> {
+    thread::outside(|| state.sessions.get().ok())
+}
+
+/// Gives a record a handle of this session, by the ticket of its descriptor.
+#[cold]
+fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
+    let _guard = file.offset_lock.lock();
+    if file.session.load(Ordering::Acquire) == session.number {
+        return Ok(());
+    }
+    let errno = real::errno();
+    let ticket = real::identify(fd);
+    real::set_errno(errno);
+    let ticket = u128::from_le_bytes(ticket.ok_or(Detour::Kernel)?);
+    let mut message = Message::new(Op::Redeem);
+    message.arg[0] = ticket as u64;
+    message.arg[1] = (ticket >> 64) as u64;
+    let reply = call::plain(session, message).map_err(|_| Detour::Kernel)?;
+    file.flags.store(reply.value[0] as u32, Ordering::Relaxed);
+    file.handle.store(reply.handle, Ordering::Relaxed);
+    file.session.store(session.number, Ordering::Release);
+    Ok(())
+}
+
+/// The slot of a file.
+pub(crate) fn slot(file: &Record) -> Option<&'static Slot> {
+    let index = file.slot.load(Ordering::Relaxed).checked_sub(1)?;
+    state::get().slots.get(index)
+}
+
+/// Makes the kernel's file position count.
+pub(crate) fn publish(file: &Record) {
+    if file.is(bit::KERNEL_OFFSET) {
+        return;
+    }
+    let _guard = file.offset_lock.lock();
+    let Some(slot) = slot(file).filter(|_| !file.is(bit::KERNEL_OFFSET)) else { return };
+    let fd = real::borrow(slot.master());
+    // A private offset was checked when it was set: the kernel takes it.
+    let _ = seek(fd, SeekFrom::Start(file.offset.load(Ordering::Relaxed)));
+    let flags = file.flags.load(Ordering::Relaxed) as i32 & STATUS_FLAGS;
+    if flags != 0 {
+        // The flags stay with the descriptor, so the slot cannot serve another file.
+        let _ = rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::from_bits_retain(flags as u32));
+        file.set(bit::ESCAPED);
+    }
+    file.set(bit::KERNEL_OFFSET);
+}
+
+/// What `F_SETFL` can set and a file of the lane honours or reports.
+pub(crate) const STATUS_FLAGS: i32 = libc::O_APPEND | libc::O_NONBLOCK;
+
+/// Passes a result on; what the kernel is to do after all needs the offset in the kernel.
+#[inline]
+pub(crate) fn or_kernel<T>(file: &Record, done: Outcome<T>) -> Outcome<T> {
+    if done.as_ref().is_err_and(|error| *error == Detour::Kernel) {
+        publish(file);
+    }
+    done
+}
+
+/// Publishes the offset of the file that `fd` means, for a call that the kernel or libc will do on it.
+pub(crate) fn publish_fd(fd: RawFd) {
+    if let Some(file) = find_known(fd) {
+        publish(&file);
+    }
+}
+
+/// To be called before other processes get copies of our descriptors.
+pub(crate) fn share_all() {
+    let Some(state) = state::started().filter(|_| config::mount().is_some()) else { return };
+    let mut any = false;
+    state.records.each(|file| {
+        if file.slot.load(Ordering::Relaxed) != 0 && !file.is(bit::SHARED) {
+            publish(file);
+            file.set(bit::ESCAPED | bit::SHARED);
+            any = true;
+        }
+    });
+    if any {
+        tell_shared(state);
+    }
+}
+
+fn tell_shared(state: &'static state::Fields) {
+    if let Some(session) = state.sessions.present() {
+        // Without an answer the session is over, and bound slots belong to their descriptors anyway.
+        let _ = call::plain(session, Message::new(Op::ShareAll));
+    }
+}
+
+/// Leaves the session: who we are has changed, or its descriptors are in the way. Files attach to the
+/// next one when they are used.
+pub(crate) fn leave_session() {
+    share_all();
+    if let Some(state) = state::started() {
+        state.sessions.leave();
+        state.cwd.changed();
+    }
+}
+
+/// A number was given out by a call that the kernel did: what was known about it is stale.
+#[inline]
+pub(crate) fn forget(fd: RawFd) {
+    drop(take(fd));
+}
+
+/// Clears the entry of a number; its reference is the caller's, to be dropped after the real close.
+#[inline]
+pub(crate) fn take(fd: RawFd) -> Option<Pin> {
+    let state = state::started()?;
+    if state.table.get(fd) == Entry::Unknown {
+        return None;
+    }
+    state.records.adopt(state.table.swap(fd, Entry::Unknown))
+}
+
+/// Has `fd` mean `file`.
+pub(crate) fn install(fd: RawFd, file: Pin) {
+    let state = state::get();
+    if fd <= libc::STDERR_FILENO {
+        publish(&file);
+    }
+    let old = state.table.swap(fd, file.into_entry());
+    drop(state.records.adopt(old));
+}
+
+/// A file was shared while it was being opened, before it was bound: say it again.
+pub(crate) fn share_late(file: &Record) {
+    if file.is(bit::SHARED) {
+        tell_shared(state::get());
+    }
+}
+
+/// The last reference is gone: the service closes the file, and its slot is free again unless it
+/// escaped. Called by `Pin` only.
+pub(crate) fn finish(file: &Record) {
+    let closed = close_handle(file);
+    let Some(slot) = slot(file) else { return };
+    match closed {
+        Ok(mark) if !file.is(bit::ESCAPED) => state::get().slots.release(slot, mark),
+        _ => slot.retire(),
+    }
+}
+
+/// Posts the close; nobody waits for it.
+fn close_handle(file: &Record) -> Outcome<Mark> {
+    let handle = file.handle.load(Ordering::Relaxed);
+    let number = file.session.load(Ordering::Relaxed);
+    if number == 0 {
+        // Never opened: the open failed, or was not answered.
+        return Ok(Mark::default());
+    }
+    let session = state::get().sessions.present().ok_or(Detour::Kernel)?;
+    if session.number != number {
+        return Err(Detour::Kernel);
+    }
+    session.mailbox()?.post(&Message { handle, ..Message::new(Op::Close) })
+}

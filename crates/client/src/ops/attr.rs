@@ -1,0 +1,155 @@
+//! Calls that change an inode's state, its size or its allocation, and those that make it durable.
+
+use std::os::fd::RawFd;
+
+use polylane_base::Errno;
+use polylane_ipc::message::{Message, Op, set};
+
+use super::limit;
+use super::name::Place;
+use crate::call;
+use crate::file;
+use crate::outcome::{Detour, Outcome};
+use crate::path;
+use crate::session::Session;
+use crate::table::bit;
+
+/// A change of one time stamp, as utimensat(2) has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stamp {
+    /// `UTIME_OMIT`
+    Keep,
+    /// `UTIME_NOW`
+    Now,
+    /// Seconds and nanoseconds.
+    At(i64, i64),
+}
+
+/// What is to change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Change {
+    /// Permission bits.
+    Mode(u32),
+    /// Owner and group; `u32::MAX` leaves one as it is.
+    Owner(u32, u32),
+    /// Size in bytes.
+    Size(i64),
+    /// Access and modification time.
+    Times(Stamp, Stamp),
+}
+
+/// `chmod`, `chown`, `truncate`, `utimensat` by path.
+pub(crate) fn change(place: Place<'_>, what: Change, follow: bool) -> Outcome<()> {
+    let (session, at) = path::at(place.0, place.1)?;
+    let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW as u32 };
+    let message = fill(Message { flags, ..Message::new(Op::SetattrPath) }, what)?;
+    call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
+    Ok(())
+}
+
+/// `fchmod`, `fchown`, `futimens`.
+pub(crate) fn change_open(fd: RawFd, what: Change) -> Outcome<()> {
+    let file = file::find(fd)?;
+    let (session, handle) = file::usable(&file, fd)?;
+    let message = fill(Message { handle, ..Message::new(Op::SetattrHandle) }, what)?;
+    call::plain(session, message)?;
+    Ok(())
+}
+
+/// `ftruncate`.
+pub(crate) fn truncate_open(fd: RawFd, size: i64) -> Outcome<()> {
+    let (session, handle) = writable(fd, Errno::EINVAL)?;
+    let message = fill(Message { handle, ..Message::new(Op::SetattrHandle) }, Change::Size(size))?;
+    call::plain(session, message)?;
+    Ok(())
+}
+
+/// `fallocate`.
+pub(crate) fn fallocate(fd: RawFd, flags: i32, offset: i64, len: i64) -> Outcome<()> {
+    let (session, handle) = writable(fd, Errno::EBADF)?;
+    let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
+    let length = u64::try_from(len).ok().filter(|&len| len > 0).ok_or(Errno::EINVAL)?;
+    if flags & libc::FALLOC_FL_KEEP_SIZE == 0 && limit::is_set() {
+        limit::check_size(offset.saturating_add(length))?;
+    }
+    let flags = flags as u32;
+    call::plain(session, Message { handle, flags, offset, length, ..Message::new(Op::Fallocate) })?;
+    Ok(())
+}
+
+/// `fsync`, `fdatasync`.
+pub(crate) fn fsync(fd: RawFd, data_only: bool) -> Outcome<()> {
+    let file = file::find(fd)?;
+    let (session, handle) = file::usable(&file, fd)?;
+    let message = Message { handle, flags: data_only.into(), ..Message::new(Op::Fsync) };
+    call::plain(session, message)?;
+    Ok(())
+}
+
+/// The lane's part of `sync`.
+pub(crate) fn sync() -> Outcome<()> {
+    path::mount()?;
+    let session = crate::state::get().sessions.present().ok_or(Detour::Kernel)?;
+    call::plain(session, Message::new(Op::Sync))?;
+    Ok(())
+}
+
+/// `syncfs`.
+pub(crate) fn syncfs(fd: RawFd) -> Outcome<()> {
+    let file = file::find(fd)?;
+    let (session, _) = file::usable(&file, fd)?;
+    call::plain(session, Message::new(Op::Sync))?;
+    Ok(())
+}
+
+/// A regular file that is open for writing.
+fn writable(fd: RawFd, otherwise: Errno) -> Outcome<(&'static Session, u64)> {
+    let file = file::find(fd)?;
+    if file.is(bit::DIRECTORY) {
+        return Err(Detour::Kernel);
+    }
+    let usable = file::usable(&file, fd)?;
+    match file.access_mode() {
+        libc::O_RDONLY => Err(otherwise.into()),
+        _ => Ok(usable),
+    }
+}
+
+fn fill(mut message: Message, what: Change) -> Outcome<Message> {
+    match what {
+        Change::Mode(mode) => {
+            message.arg[0] = set::PERM;
+            message.mode = mode & 0o7777;
+        }
+        Change::Owner(user, group) => {
+            for (bit, place, id) in [(set::UID, 1, user), (set::GID, 2, group)] {
+                if id != u32::MAX {
+                    message.arg[0] |= bit;
+                    message.arg[place] = id.into();
+                }
+            }
+        }
+        Change::Size(size) => {
+            message.arg[0] = set::SIZE;
+            message.length = u64::try_from(size).map_err(|_| Errno::EINVAL)?;
+            if limit::is_set() {
+                limit::check_size(message.length)?;
+            }
+        }
+        Change::Times(atime, mtime) => {
+            let bits = [(set::ATIME, set::ATIME_NOW), (set::MTIME, set::MTIME_NOW)];
+            for (n, (stamp, (given, now))) in [atime, mtime].into_iter().zip(bits).enumerate() {
+                match stamp {
+                    Stamp::Keep => {}
+                    Stamp::Now => message.arg[0] |= now,
+                    Stamp::At(sec, nsec) => {
+                        message.arg[0] |= given;
+                        message.time[2 * n] = sec as u64;
+                        message.time[2 * n + 1] = nsec as u64;
+                    }
+                }
+            }
+        }
+    }
+    Ok(message)
+}

@@ -1,0 +1,125 @@
+//! Descriptor numbers: dup, close, flags.
+//!
+//! The kernel does the real thing in every case; what is kept here is which file each number means.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use polylane_base::Errno;
+use polylane_ipc::message::{Message, Op};
+
+use super::lock;
+use crate::call;
+use crate::file;
+use crate::outcome::{Detour, Outcome};
+use crate::private;
+use crate::real;
+use crate::state;
+use crate::table::{Pin, bit};
+use crate::thread;
+
+/// What was known of a number that is about to be closed. Dropped after the real close.
+pub(crate) struct Closing {
+    _file: Option<Pin>,
+}
+
+/// To be called before a close, whatever closes it. `EBADF` for the library's own descriptors.
+pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
+    if thread::is_inside() {
+        return Ok(Closing { _file: None });
+    }
+    if private::contains(fd) {
+        return Err(Errno::EBADF.into());
+    }
+    let file = file::take(fd);
+    if let Some(file) = &file {
+        lock::give_up(file);
+    }
+    Ok(Closing { _file: file })
+}
+
+/// To be called before `dup2`: our own descriptor on that number moves out of the way, by leaving the
+/// session. What is known of the number goes when the copy is installed.
+pub(crate) fn make_way(new: RawFd) {
+    if private::contains(new) && !thread::is_inside() {
+        file::leave_session();
+        private::forget(new);
+        state::get().slots.lose(new);
+    }
+}
+
+/// `old` was copied to `new` by the kernel.
+pub(crate) fn copied(old: Option<Pin>, new: RawFd) {
+    match old {
+        Some(file) if new >= 0 && (new as usize) < crate::table::FDS_MAX => {
+            file::install(new, file);
+        }
+        _ => file::forget(new),
+    }
+}
+
+/// `F_GETFL`. Where the kernel's flags may be changed by others, the kernel knows best.
+pub(crate) fn flags(fd: RawFd) -> Outcome<i32> {
+    let file = file::find_known(fd).ok_or(Detour::Kernel)?;
+    if file.is(bit::KERNEL_OFFSET | bit::DIRECTORY) {
+        return Err(Detour::Kernel);
+    }
+    Ok(file.flags.load(Ordering::Relaxed) as i32)
+}
+
+/// Flags that `F_SETFL` changes.
+const SETTABLE: i32 =
+    libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME | libc::O_ASYNC;
+
+/// `F_SETFL`: told to the service, and to the kernel where its flags count.
+pub(crate) fn set_flags(fd: RawFd, flags: i32) -> Outcome<i32> {
+    let file = file::find(fd)?;
+    if file.is(bit::DIRECTORY) {
+        return Err(Detour::Kernel);
+    }
+    let (session, handle) = file::usable(&file, fd)?;
+    let old = file.flags.load(Ordering::Relaxed) as i32;
+    let new = old & !SETTABLE | flags & SETTABLE;
+    if (old ^ new) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
+        let message = Message { handle, flags: new as u32, ..Message::new(Op::SetFlags) };
+        call::plain(session, message)?;
+    }
+    file.flags.store(new as u32, Ordering::Relaxed);
+    match file.is(bit::KERNEL_OFFSET) {
+        true => {
+            // The descriptor keeps the flags: its slot cannot serve another file.
+            file.set(bit::ESCAPED);
+            Err(Detour::Kernel)
+        }
+        false => Ok(0),
+    }
+}
+
+/// `close_range(2)` without flags: every number on its own where something is known of it, the rest in
+/// runs between our own descriptors.
+pub(crate) fn close_range(first: u32, last: u32) -> Outcome<()> {
+    let Some(state) = state::started().filter(|_| !thread::is_inside()) else {
+        return Err(Detour::Kernel);
+    };
+    for fd in first..last.saturating_add(1).min(state.table.top()) {
+        if private::contains(fd as RawFd) {
+            continue;
+        }
+        let known = file::take(fd as RawFd);
+        if let Some(file) = known {
+            lock::give_up(&file);
+            real::close_quietly(fd as RawFd);
+        }
+    }
+    let mut from = first;
+    while let Some(own) = private::next(from).filter(|&own| own <= last) {
+        if own > from {
+            real::close_run(from, own - 1)?;
+        }
+        from = own + 1;
+    }
+    if from <= last {
+        real::close_run(from, last)?;
+    }
+    Ok(())
+}

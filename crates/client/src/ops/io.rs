@@ -1,0 +1,315 @@
+//! read and write in all their forms.
+//!
+//! The bytes of one call lie in one or several places ([`Sinks`], [`Sources`]); what differs between the
+//! calls is only where the offset comes from.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use polylane_base::Errno;
+use polylane_ipc::message::{Message, Op};
+
+use super::{limit, offset};
+use crate::call;
+use crate::file;
+use crate::outcome::{Detour, Outcome};
+use crate::session::Session;
+use crate::table::{Record, bit};
+
+/// Most bytes of one call, as the kernel's `MAX_RW_COUNT`.
+const RW_BYTES_MAX: usize = 0x7fff_f000;
+
+/// Places to fill, in order.
+pub(crate) type Sinks<'a, 'b> = &'a mut [&'b mut [u8]];
+/// Places to take from, in order.
+pub(crate) type Sources<'a, 'b> = &'a [&'b [u8]];
+
+/// Where a call finds its offset.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Position {
+    /// The file's own, which moves.
+    Own,
+    /// This one.
+    At(u64),
+}
+
+impl Position {
+    /// As `pread` takes it: not negative.
+    pub(crate) fn at(offset: i64) -> Outcome<Position> {
+        u64::try_from(offset).map(Position::At).map_err(|_| Errno::EINVAL.into())
+    }
+}
+
+/// A file open for a request.
+struct Open<'a> {
+    file: &'a Record,
+    fd: RawFd,
+    session: &'static Session,
+    handle: u64,
+}
+
+/// `read`, `pread`, `readv`, `preadv`.
+pub(crate) fn read(fd: RawFd, into: Sinks<'_, '_>, position: Position) -> Outcome<usize> {
+    let file = file::find(fd)?;
+    let done = open(&file, fd, libc::O_WRONLY).and_then(|open| match position {
+        Position::At(offset) => open.read_at(offset, into),
+        Position::Own => open.read(into),
+    });
+    file::or_kernel(&file, done)
+}
+
+/// `write`, `pwrite`, `writev`, `pwritev`.
+pub(crate) fn write(fd: RawFd, from: Sources<'_, '_>, position: Position) -> Outcome<usize> {
+    let file = file::find(fd)?;
+    let done = open(&file, fd, libc::O_RDONLY).and_then(|open| match position {
+        Position::At(offset) => open.write_at(offset, from).map(|(count, _)| count),
+        Position::Own => open.write(from),
+    });
+    file::or_kernel(&file, done)
+}
+
+/// Looks whether the file can be used this way.
+fn open(file: &Record, fd: RawFd, wrong_mode: i32) -> Outcome<Open<'_>> {
+    if file.is(bit::DIRECTORY) {
+        return Err(Detour::Kernel);
+    }
+    let (session, handle) = file::usable(file, fd)?;
+    if file.access_mode() == wrong_mode {
+        return Err(Errno::EBADF.into());
+    }
+    Ok(Open { file, fd, session, handle })
+}
+
+impl Open<'_> {
+    fn read(&self, into: Sinks<'_, '_>) -> Outcome<usize> {
+        let _guard = self.file.offset_lock.lock();
+        if self.file.is(bit::KERNEL_OFFSET) {
+            return self.read_shared(into);
+        }
+        let at = self.file.offset.load(Ordering::Relaxed);
+        let count = self.read_at(at, into)?;
+        self.file.offset.store(at + count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+
+    /// Reads where the kernel's position is, then claims the bytes. Where another process was faster,
+    /// what was claimed is read again from its right place.
+    fn read_shared(&self, into: Sinks<'_, '_>) -> Outcome<usize> {
+        let at = offset::advance(self.fd, 0)?;
+        let count = self.read_at(at, into)?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let claimed = offset::advance(self.fd, count as i64)?;
+        if claimed == at {
+            return Ok(count);
+        }
+        let again = self.read_limited(claimed, into, count)?;
+        offset::advance(self.fd, again as i64 - count as i64)?;
+        Ok(again)
+    }
+
+    /// Reads at most `most` bytes.
+    fn read_limited(&self, at: u64, into: Sinks<'_, '_>, most: usize) -> Outcome<usize> {
+        let mut left = most;
+        let mut done = 0;
+        for sink in into.iter_mut() {
+            let want = left.min(sink.len());
+            let count = self.read_at(at + done as u64, &mut [&mut sink[..want]])?;
+            done += count;
+            left -= count;
+            if count < want || left == 0 {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn read_at(&self, at: u64, into: Sinks<'_, '_>) -> Outcome<usize> {
+        let total: usize = into.iter().map(|sink| sink.len()).sum();
+        let room = self.session.channel.buffer_bytes();
+        match into {
+            [sink] if total <= room => self.read_message(at, sink),
+            _ if total <= room => self.read_scattered(at, into, total),
+            _ => self.read_long(at, into),
+        }
+    }
+
+    fn read_scattered(&self, offset: u64, into: Sinks<'_, '_>, total: usize) -> Outcome<usize> {
+        let (handle, length) = (self.handle, total as u64);
+        let message = Message { handle, offset, length, ..Message::new(Op::Read) };
+        call::scatter(self.session, &message, into)
+    }
+
+    /// Place by place and buffer by buffer, until one falls short. An error after the first bytes is
+    /// reported by the next call.
+    fn read_long(&self, at: u64, into: Sinks<'_, '_>) -> Outcome<usize> {
+        let room = self.session.channel.buffer_bytes();
+        let mut done = 0;
+        for sink in into.iter_mut() {
+            for piece in sink.chunks_mut(room) {
+                let want = piece.len().min(RW_BYTES_MAX - done);
+                let count = match self.read_message(at + done as u64, &mut piece[..want]) {
+                    Ok(count) => count,
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                };
+                done += count;
+                if count < piece.len() {
+                    return Ok(done);
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    #[inline]
+    fn read_message(&self, offset: u64, into: &mut [u8]) -> Outcome<usize> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        let (handle, length) = (self.handle, into.len() as u64);
+        let message = Message { handle, offset, length, ..Message::new(Op::Read) };
+        let reply = call::read(self.session, &message, into)?;
+        Ok(call::count(&reply).min(into.len()))
+    }
+
+    fn write(&self, from: Sources<'_, '_>) -> Outcome<usize> {
+        let _guard = self.file.offset_lock.lock();
+        let kernel = self.file.is(bit::KERNEL_OFFSET);
+        if self.file.appends() {
+            let (count, end) = self.write_at(0, from)?;
+            match kernel {
+                _ if count == 0 => {}
+                true => offset::set(self.fd, end)?,
+                false => self.file.offset.store(end, Ordering::Relaxed),
+            }
+            return Ok(count);
+        }
+        if kernel {
+            return self.write_shared(from);
+        }
+        let at = self.file.offset.load(Ordering::Relaxed);
+        let (count, _) = self.write_at(at, from)?;
+        self.file.offset.store(at + count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+
+    /// Reserves the range in the kernel's position first, and gives back what was not written.
+    fn write_shared(&self, from: Sources<'_, '_>) -> Outcome<usize> {
+        let total: usize = from.iter().map(|source| source.len()).sum();
+        let total = total.min(RW_BYTES_MAX) as i64;
+        let at = offset::advance(self.fd, total)?;
+        let done = self.write_at(at, from);
+        let count = done.as_ref().map_or(0, |(count, _)| *count as i64);
+        if count != total {
+            offset::advance(self.fd, count - total)?;
+        }
+        done.map(|(count, _)| count)
+    }
+
+    /// Bytes written, and the offset after the last one.
+    fn write_at(&self, at: u64, from: Sources<'_, '_>) -> Outcome<(usize, u64)> {
+        let total: usize = from.iter().map(|source| source.len()).sum();
+        if total == 0 {
+            return Ok((0, at));
+        }
+        if limit::is_set() {
+            return self.write_limited(at, from, total);
+        }
+        self.write_all(at, from, total)
+    }
+
+    fn write_all(&self, at: u64, from: Sources<'_, '_>, total: usize) -> Outcome<(usize, u64)> {
+        let room = self.session.channel.buffer_bytes();
+        match from {
+            [source] if total <= room => self.write_message(at, source),
+            _ if total <= room => self.write_gathered(at, from, total),
+            _ => self.write_long(at, from),
+        }
+    }
+
+    /// Under `RLIMIT_FSIZE`. Where an append will land is known to the service only; the size now is
+    /// the best that can be had without its lock.
+    #[cold]
+    fn write_limited(&self, at: u64, from: Sources<'_, '_>, total: usize) -> Outcome<(usize, u64)> {
+        let start = match self.file.appends() {
+            true => offset::size(self.file, self.fd)? as u64,
+            false => at,
+        };
+        let allowed = limit::cap(start, total)?;
+        if allowed == total {
+            return self.write_all(at, from, total);
+        }
+        let (mut done, mut end) = (0, start);
+        for source in from {
+            let part = &source[..source.len().min(allowed - done)];
+            let (count, after) = self.write_long(start + done as u64, &[part])?;
+            (done, end) = (done + count, after);
+            if done == allowed || count < part.len() {
+                break;
+            }
+        }
+        Ok((done, end))
+    }
+
+    fn write_long(&self, at: u64, from: Sources<'_, '_>) -> Outcome<(usize, u64)> {
+        let room = self.session.channel.buffer_bytes();
+        let (mut done, mut end) = (0, at);
+        for piece in from.iter().flat_map(|source| source.chunks(room)) {
+            let want = piece.len().min(RW_BYTES_MAX - done);
+            if want == 0 {
+                break;
+            }
+            let (count, after) = match self.write_message(at + done as u64, &piece[..want]) {
+                Ok(written) => written,
+                Err(_) if done > 0 => return Ok((done, end)),
+                Err(error) => return Err(error),
+            };
+            (done, end) = (done + count, after);
+            if count < piece.len() {
+                break;
+            }
+        }
+        Ok((done, end))
+    }
+
+    fn write_gathered(
+        &self,
+        offset: u64,
+        from: Sources<'_, '_>,
+        total: usize,
+    ) -> Outcome<(usize, u64)> {
+        let (handle, length) = (self.handle, total as u64);
+        let message = Message { handle, offset, length, ..Message::new(Op::Write) };
+        let reply = call::gather(self.session, &message, from)?;
+        Ok((call::count(&reply).min(total), reply.value[0]))
+    }
+
+    /// One payload buffer at most. A large one may be served in part when this thread is stopped while
+    /// it copies; the rest follows, so that a write is short for the service's own reasons only.
+    fn write_message(&self, at: u64, from: &[u8]) -> Outcome<(usize, u64)> {
+        let (mut done, mut end) = (0, at);
+        while done < from.len() {
+            let (count, after) = match self.write_once(at + done as u64, &from[done..]) {
+                Ok(written) => written,
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            (done, end) = (done + count, after);
+            if count == 0 {
+                break;
+            }
+        }
+        Ok((done, end))
+    }
+
+    #[inline]
+    fn write_once(&self, at: u64, from: &[u8]) -> Outcome<(usize, u64)> {
+        let overlap = !self.file.appends();
+        let (handle, length) = (self.handle, from.len() as u64);
+        let message = Message { handle, offset: at, length, ..Message::new(Op::Write) };
+        let reply = call::write(self.session, &message, from, overlap)?;
+        Ok((call::count(&reply).min(from.len()), reply.value[0]))
+    }
+}

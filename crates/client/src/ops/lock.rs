@@ -1,0 +1,203 @@
+//! POSIX, open-file-description and flock locks. The table is the service's; here are the ranges and
+//! the waiting.
+
+use std::cell::Cell;
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use polylane_base::Errno;
+use polylane_ipc::message::{LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, Op, Reply};
+use polylane_ipc::{CallError, Watch};
+
+use super::offset;
+use crate::call;
+use crate::file;
+use crate::outcome::{Detour, Outcome};
+use crate::real;
+use crate::session::{Alive, Mailbox, Session};
+use crate::state;
+use crate::table::{Record, bit};
+
+/// A `struct flock` without its padding.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Range {
+    /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+    pub(crate) kind: i32,
+    /// `SEEK_SET`, `SEEK_CUR` or `SEEK_END`.
+    pub(crate) whence: i32,
+    /// Relative to `whence`.
+    pub(crate) start: i64,
+    /// 0: to the end; negative: the bytes before `start`.
+    pub(crate) len: i64,
+    /// Of the holder; 0 for open-file-description locks.
+    pub(crate) pid: i32,
+}
+
+/// `F_SETLK`, `F_SETLKW` and their OFD forms.
+pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
+    let file = file::find(fd)?;
+    let asked = request(&file, fd, range, ofd, Op::Lock);
+    let (session, message) = file::or_kernel(&file, asked)?;
+    if !ofd {
+        state::get().has_locked.store(1, Ordering::Relaxed);
+    }
+    match wait && range.kind != libc::F_UNLCK {
+        false => call::plain(session, message).map(|_| ()),
+        true => wait_for(session, message),
+    }
+}
+
+/// `F_GETLK` and its OFD form.
+pub(crate) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
+    let file = file::find(fd)?;
+    let asked = request(&file, fd, range, ofd, Op::GetLock);
+    let (session, message) = file::or_kernel(&file, asked)?;
+    let found = call::plain(session, message)?.value;
+    if found[0] as i32 == libc::F_UNLCK {
+        return Ok(Range { kind: libc::F_UNLCK, ..range });
+    }
+    Ok(Range {
+        kind: found[0] as i32,
+        whence: libc::SEEK_SET,
+        start: found[1] as i64,
+        len: found[2] as i64,
+        pid: found[3] as i32,
+    })
+}
+
+/// `flock(2)`.
+pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
+    let kind = match operation & !libc::LOCK_NB {
+        libc::LOCK_SH => libc::F_RDLCK,
+        libc::LOCK_EX => libc::F_WRLCK,
+        libc::LOCK_UN => libc::F_UNLCK,
+        _ => return Err(Detour::Kernel),
+    };
+    let file = file::find(fd)?;
+    if file.is(bit::DIRECTORY) {
+        return Err(Detour::Kernel);
+    }
+    let (session, handle) = file::usable(&file, fd)?;
+    let (flags, mode) = (LOCK_FLOCK, kind as u32);
+    let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
+    if kind == libc::F_UNLCK || operation & libc::LOCK_NB != 0 {
+        return call::plain(session, message).map(|_| ());
+    }
+    wait_for(session, Message { flags: flags | LOCK_WAIT, ..message })
+}
+
+/// Any close of a file gives up the process's POSIX locks on it. Answered before the close returns:
+/// another process may count on it.
+pub(crate) fn give_up(file: &Record) {
+    let Some(state) = state::started() else { return };
+    if state.has_locked.load(Ordering::Relaxed) == 0 || file.is(bit::DIRECTORY) {
+        return;
+    }
+    let Some(session) = state.sessions.present() else { return };
+    if file.session.load(Ordering::Relaxed) == session.number {
+        let (handle, mode) = (file.handle.load(Ordering::Relaxed), libc::F_UNLCK as u32);
+        let message = Message { handle, mode, ..Message::new(Op::Lock) };
+        // No locks, no service: either way they are gone.
+        let _ = call::plain(session, message);
+    }
+}
+
+fn request(
+    file: &Record,
+    fd: RawFd,
+    range: Range,
+    ofd: bool,
+    op: Op,
+) -> Outcome<(&'static Session, Message)> {
+    if file.is(bit::DIRECTORY) {
+        return Err(Detour::Kernel);
+    }
+    if ofd && range.pid != 0 {
+        return Err(Errno::EINVAL.into());
+    }
+    let (session, handle) = file::usable(file, fd)?;
+    let base = match range.whence {
+        libc::SEEK_SET => 0,
+        libc::SEEK_CUR => offset::current(file, fd)?,
+        libc::SEEK_END => offset::size(file, fd)?,
+        _ => return Err(Errno::EINVAL.into()),
+    };
+    let (offset, length) = absolute(base, range.start, range.len)?;
+    let flags = if ofd { LOCK_OFD } else { 0 };
+    let mode = range.kind as u32;
+    Ok((session, Message { handle, offset, length, flags, mode, ..Message::new(op) }))
+}
+
+/// First byte and length (0: to the end) of a range, as fcntl_locking(2) defines them.
+fn absolute(base: i64, start: i64, len: i64) -> Result<(u64, u64), Errno> {
+    let start = base.checked_add(start).ok_or(Errno::EOVERFLOW)?;
+    let (start, len) = match len {
+        len if len < 0 => (start.checked_add(len).ok_or(Errno::EINVAL)?, len.unsigned_abs()),
+        len => (start, len as u64),
+    };
+    let start = u64::try_from(start).map_err(|_| Errno::EINVAL)?;
+    if len > 0 && start.checked_add(len - 1).is_none_or(|last| last > i64::MAX as u64) {
+        return Err(Errno::EOVERFLOW);
+    }
+    Ok((start, len))
+}
+
+/// Waits for a lock; a signal handler that was not installed with `SA_RESTART` ends the wait.
+fn wait_for(session: &'static Session, message: Message) -> Outcome<()> {
+    let message = Message { flags: message.flags | LOCK_WAIT, ..message };
+    let mailbox = session.mailbox()?;
+    mailbox.count_post();
+    let watch = Interruptible { alive: Alive(session), asked: Cell::new(false) };
+    match session.channel.call(mailbox.index, &message, &watch) {
+        Err(CallError::Interrupted) => cancel(&mailbox),
+        other => call::finish(&mailbox, other).map(|_| ()),
+    }
+}
+
+/// Takes the request back. It may have been granted meanwhile.
+fn cancel(mailbox: &Mailbox) -> Outcome<()> {
+    let session = mailbox.session;
+    let mut message = Message::new(Op::Cancel);
+    message.arg[0] = mailbox.index.0.into();
+    call::plain(session, message)?;
+    let reply: Result<Reply, CallError> = session.channel.wait(mailbox.index, &Alive(session));
+    call::finish(mailbox, reply).map(|_| ())
+}
+
+/// Tells a wait that a signal ended from one whose time was up: only the latter is followed by the
+/// question whether the service lives.
+struct Interruptible {
+    alive: Alive<'static>,
+    /// The question "interrupted?" was asked and nothing has explained the wake-up since.
+    asked: Cell<bool>,
+}
+
+impl Watch for Interruptible {
+    fn alive(&self) -> bool {
+        self.asked.set(false);
+        self.alive.alive()
+    }
+
+    fn interrupted(&self) -> bool {
+        self.asked.replace(true) && real::handlers_interrupt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_follow_fcntl() {
+        assert_eq!(absolute(0, 10, 5), Ok((10, 5)));
+        assert_eq!(absolute(100, -10, 0), Ok((90, 0)));
+        assert_eq!(absolute(0, 10, -5), Ok((5, 5)));
+        assert_eq!(absolute(0, 10, -10), Ok((0, 10)));
+        assert_eq!(absolute(0, 10, -11), Err(Errno::EINVAL));
+        assert_eq!(absolute(0, -1, 0), Err(Errno::EINVAL));
+        assert_eq!(absolute(i64::MAX, 1, 0), Err(Errno::EOVERFLOW));
+        assert_eq!(absolute(0, i64::MAX, 1), Ok((i64::MAX as u64, 1)));
+        assert_eq!(absolute(0, i64::MAX, 2), Err(Errno::EOVERFLOW));
+        assert_eq!(absolute(0, 0, i64::MIN), Err(Errno::EINVAL));
+    }
+}

@@ -1,0 +1,93 @@
+//! Mappings and copies inside the kernel.
+//!
+//! A mapping must be one of the file's own node, whose pages everyone shares, not of a slot's. The
+//! service gives the node a name for one use; what is opened under it is mapped and closed.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use polylane_base::Errno;
+use polylane_ipc::message::{Message, Op, SLOT_DIR};
+
+use super::{limit, offset};
+use crate::call;
+use crate::config;
+use crate::file;
+use crate::outcome::{Detour, Outcome};
+use crate::real;
+use crate::table::{Record, bit};
+use crate::thread;
+
+/// A descriptor of the true node of the file that `fd` means, to be mapped and closed. `Kernel`: map
+/// `fd` itself.
+pub(crate) fn true_node(fd: RawFd) -> Outcome<RawFd> {
+    let file = file::find(fd)?;
+    if file.slot.load(Ordering::Relaxed) == 0 {
+        return Err(Detour::Kernel);
+    }
+    expose(&file, fd).inspect_err(|_| {
+        // The slot's own node is mapped then: the mapping keeps it after the last close.
+        file::publish(&file);
+        file.set(bit::ESCAPED);
+        file::share_all();
+    })
+}
+
+fn expose(file: &Record, fd: RawFd) -> Outcome<RawFd> {
+    let (session, handle) = file::usable(file, fd)?;
+    let name = call::on_handle(session, Op::Expose, handle)?.value;
+    let name = u128::from(name[0]) | u128::from(name[1]) << 64;
+    let flags = file.access_mode() | libc::O_CLOEXEC;
+    thread::slow(|| open_exposed(&name.to_le_bytes(), flags)).map_err(|_| Detour::Kernel)
+}
+
+fn open_exposed(ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
+    let prefix = SLOT_DIR.as_bytes();
+    let mut name = [0; SLOT_DIR.len() + 3 + 32];
+    name[..prefix.len()].copy_from_slice(prefix);
+    name[prefix.len()..prefix.len() + 3].copy_from_slice(b"/x-");
+    for (two, byte) in name[prefix.len() + 3..].chunks_exact_mut(2).zip(ticket) {
+        let digit = |value: u8| b"0123456789abcdef"[usize::from(value & 15)];
+        two.copy_from_slice(&[digit(byte >> 4), digit(*byte)]);
+    }
+    let mut path = [0; config::MOUNT_BYTES_MAX + 96];
+    let path = config::under_mount(&mut path, &name).ok_or(Detour::Kernel)?;
+    Ok(real::open_file(path, flags)?)
+}
+
+/// `copy_file_range` between two files of the lane. Offsets that are given are moved by the caller.
+pub(crate) fn copy_range(
+    (from, from_at): (RawFd, Option<i64>),
+    (to, to_at): (RawFd, Option<i64>),
+    len: usize,
+) -> Outcome<usize> {
+    let (source, target) = (file::find(from)?, file::find(to)?);
+    if source.is(bit::DIRECTORY) || target.is(bit::DIRECTORY) || limit::is_set() {
+        return Err(Detour::Kernel);
+    }
+    let (session, handle) = file::usable(&source, from)?;
+    let (again, dir) = file::usable(&target, to)?;
+    if session.number != again.number || from_at.is_none() && to_at.is_none() && from == to {
+        return Err(Detour::Kernel);
+    }
+    let wrong = source.access_mode() == libc::O_WRONLY
+        || target.access_mode() == libc::O_RDONLY
+        || target.appends();
+    if wrong {
+        return Err(Errno::EBADF.into());
+    }
+    let start = offset::given_or_current(&source, from, from_at)?;
+    let at = offset::given_or_current(&target, to, to_at)?;
+    let mut message = Message::new(Op::CopyRange);
+    (message.handle, message.dir, message.offset) = (handle, dir, start);
+    message.arg[0] = at;
+    message.length = len as u64;
+    let count = call::count(&call::plain(session, message)?);
+    if from_at.is_none() {
+        offset::store(&source, from, start + count as u64)?;
+    }
+    if to_at.is_none() {
+        offset::store(&target, to, at + count as u64)?;
+    }
+    Ok(count)
+}

@@ -1,0 +1,17 @@
+//! What the hooked calls do, in plain Rust: no C types, no raw pointers.
+//!
+//! Each function decides whether the call is the lane's, asks the service, and returns an
+//! [`Outcome`](crate::outcome::Outcome): the result, an error, or "the kernel does it".
+
+pub(crate) mod attr;
+pub(crate) mod fd;
+pub(crate) mod io;
+pub(crate) mod limit;
+pub(crate) mod lock;
+pub(crate) mod map;
+pub(crate) mod name;
+pub(crate) mod offset;
+pub(crate) mod open;
+pub(crate) mod process;
+pub(crate) mod stat;
+pub(crate) mod xattr;

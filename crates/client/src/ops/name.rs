@@ -1,0 +1,80 @@
+//! Calls that make, remove, move or read names.
+
+use std::os::fd::RawFd;
+
+use polylane_ipc::message::{Message, Op, Reply};
+
+use super::process::umask_now;
+use crate::call;
+use crate::outcome::{Detour, Outcome};
+use crate::path;
+
+/// A path and the directory it is relative to, as `*at` calls take them.
+pub(crate) type Place<'a> = (RawFd, &'a [u8]);
+
+fn one(place: Place<'_>, message: Message) -> Outcome<()> {
+    let (session, at) = path::at(place.0, place.1)?;
+    call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
+    Ok(())
+}
+
+fn two(from: Place<'_>, to: Place<'_>, message: Message) -> Outcome<()> {
+    let (session, from, to) = path::two(from, to)?;
+    call::paths(session, message, (from.dir, from.path), (to.dir, to.path))?;
+    Ok(())
+}
+
+/// `mkdirat`.
+pub(crate) fn mkdir(place: Place<'_>, mode: u32) -> Outcome<()> {
+    path::at(place.0, place.1)?;
+    one(place, Message { mode, umask: umask_now(), ..Message::new(Op::Mkdir) })
+}
+
+/// `mknodat`.
+pub(crate) fn mknod(place: Place<'_>, mode: u32, device: u64) -> Outcome<()> {
+    path::at(place.0, place.1)?;
+    let mut message = Message { mode, umask: umask_now(), ..Message::new(Op::Mknod) };
+    message.arg[0] = device;
+    one(place, message)
+}
+
+/// `unlinkat`.
+pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
+    one(place, Message { flags: flags as u32, ..Message::new(Op::Unlink) })
+}
+
+/// `renameat2`.
+pub(crate) fn rename(from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> {
+    two(from, to, Message { flags, ..Message::new(Op::Rename) })
+}
+
+/// `linkat`.
+pub(crate) fn link(from: Place<'_>, to: Place<'_>, flags: i32) -> Outcome<()> {
+    if flags & !libc::AT_SYMLINK_FOLLOW != 0 {
+        return Err(Detour::Kernel);
+    }
+    two(from, to, Message { flags: flags as u32, ..Message::new(Op::Link) })
+}
+
+/// `symlinkat`. The target is any text and may lead anywhere.
+pub(crate) fn symlink(target: &[u8], place: Place<'_>) -> Outcome<()> {
+    let (session, at) = path::at(place.0, place.1)?;
+    if target.is_empty() || target.len() > polylane_ipc::message::PATH_BYTES_MAX {
+        return Err(Detour::Kernel);
+    }
+    let message = Message::new(Op::Symlink);
+    call::paths(session, message, (at.dir, target), (at.dir, at.path))?;
+    Ok(())
+}
+
+/// `readlinkat`: bytes of the target that fit.
+pub(crate) fn readlink(place: Place<'_>, into: &mut [u8]) -> Outcome<usize> {
+    if into.is_empty() {
+        return Err(Detour::Kernel);
+    }
+    let (session, at) = path::at(place.0, place.1)?;
+    let message = Message { length: into.len() as u64, ..Message::new(Op::Readlink) };
+    let first = (at.dir, at.path);
+    let reply: Reply = call::paths_read(session, message, first, (at.dir, b""), into)?;
+    Ok(call::count(&reply).min(into.len()))
+}

@@ -1,0 +1,99 @@
+//! open: a copy of a free slot's descriptor, and one request that finds, checks and binds the file.
+
+use std::os::fd::{IntoRawFd, RawFd};
+use std::sync::atomic::Ordering;
+
+use polylane_base::Errno;
+use polylane_ipc::message::{Message, Op};
+
+use super::process;
+use crate::call;
+use crate::file;
+use crate::outcome::{Detour, Outcome};
+use crate::path;
+use crate::real;
+use crate::session::Session;
+use crate::slots::Slot;
+use crate::state;
+use crate::table::{FDS_MAX, Pin, Record, bit};
+
+/// Opens that the kernel does: results that are not regular files, and modes that only it knows.
+const KERNEL_FLAGS: i32 =
+    libc::O_PATH | libc::O_DIRECTORY | libc::O_TMPFILE | libc::O_ASYNC | libc::O_DIRECT;
+
+/// Flags that are the open's own and not reported by `F_GETFL`.
+const CREATION_FLAGS: i32 =
+    libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
+
+/// `openat(2)`.
+pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<RawFd> {
+    let (session, at) = path::at(dir, path)?;
+    if flags & KERNEL_FLAGS != 0 {
+        return Err(Detour::Kernel);
+    }
+    let file = prepare(session, flags)?;
+    let slot = file::slot(&file).ok_or(Detour::Kernel)?;
+    let fd = copy(slot, flags & libc::O_CLOEXEC != 0)?;
+    let mut message = Message {
+        flags: flags as u32,
+        mode,
+        umask: if flags & libc::O_CREAT != 0 { process::umask_now() } else { 0 },
+        ..Message::new(Op::Open)
+    };
+    message.arg[0] = slot.number().into();
+    match call::paths(session, message, (at.dir, at.path), (at.dir, b"")) {
+        Ok(reply) => {
+            file.handle.store(reply.handle, Ordering::Relaxed);
+            file.session.store(session.number, Ordering::Release);
+            file::share_late(&file);
+            file::install(fd, file);
+            Ok(fd)
+        }
+        Err(error) => {
+            real::close_quietly(fd);
+            Err(refused(&file, error))
+        }
+    }
+}
+
+/// A record that owns a slot. It is complete before the request is sent, so that a fork in another
+/// thread finds it.
+fn prepare(session: &'static Session, flags: i32) -> Outcome<Pin> {
+    let state = state::get();
+    let slot = state.slots.take(session, flags)?;
+    let file = state.records.allocate().ok_or(Detour::Kernel)?;
+    file.flags.store((flags & !CREATION_FLAGS) as u32 | LARGEFILE, Ordering::Relaxed);
+    file.slot.store(slot.keep() + 1, Ordering::Release);
+    Ok(file)
+}
+
+/// The lowest free number as a copy of the slot's descriptor.
+fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
+    let master = real::borrow(slot.master());
+    let copy = match close_on_exec {
+        true => rustix::io::fcntl_dupfd_cloexec(master, 0),
+        false => rustix::io::dup(master),
+    };
+    match copy.map(IntoRawFd::into_raw_fd) {
+        Ok(fd) if (fd as usize) < FDS_MAX => Ok(fd),
+        Ok(fd) => {
+            real::close_quietly(fd);
+            Err(Detour::Kernel)
+        }
+        // Our own spare descriptors are the first to go.
+        Err(rustix::io::Errno::MFILE) if state::get().slots.shed() => Err(Detour::Kernel),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// `O_LARGEFILE` as the kernel reports it; libc's own constant is 0 on 64-bit machines.
+const LARGEFILE: u32 = 0o100000;
+
+/// A slot that the service calls busy is in other hands (a second open through /proc, a foreign copy).
+fn refused(file: &Record, error: Detour) -> Detour {
+    if error == Detour::Errno(Errno::EBUSY) {
+        file.set(bit::ESCAPED);
+        return Detour::Kernel;
+    }
+    error
+}

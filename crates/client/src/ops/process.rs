@@ -1,0 +1,99 @@
+//! What a process is: its umask, its identity, where its paths start; and what must happen before
+//! another process comes into being.
+
+use std::sync::atomic::Ordering;
+
+use rustix::fs::Mode;
+
+use crate::file;
+use crate::path;
+use crate::state;
+use crate::thread;
+
+/// The umask, for requests that create.
+pub(crate) fn umask_now() -> u32 {
+    let known = &state::get().umask;
+    match known.load(Ordering::Relaxed).checked_sub(1) {
+        Some(mask) => mask,
+        None => {
+            let mask = thread::slow(umask_of_kernel);
+            known.store(mask + 1, Ordering::Relaxed);
+            mask
+        }
+    }
+}
+
+/// `umask(2)`.
+pub(crate) fn umask(mask: u32) -> u32 {
+    let mask = mask & 0o777;
+    let old = rustix::process::umask(Mode::from_bits_retain(mask)).as_raw_mode();
+    if let Some(state) = state::started() {
+        state.umask.store(mask + 1, Ordering::Relaxed);
+    }
+    old
+}
+
+/// Reads the umask without changing it, where /proc says it; else by setting it twice, between which
+/// another thread could create a file with the wrong one.
+fn umask_of_kernel() -> u32 {
+    let mut text = [0; 2048];
+    let read = crate::real::read_file(b"/proc/self/status", &mut text);
+    if let Some(mask) = read.and_then(find_umask) {
+        return mask;
+    }
+    let strict = Mode::from_bits_retain(0o077);
+    let mask = rustix::process::umask(strict);
+    rustix::process::umask(mask);
+    mask.as_raw_mode()
+}
+
+fn find_umask(status: &[u8]) -> Option<u32> {
+    let line = status.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"Umask:"))?;
+    let digits = line.trim_ascii();
+    let valid = !digits.is_empty() && digits.iter().all(|digit| (b'0'..=b'7').contains(digit));
+    valid.then(|| digits.iter().fold(0, |mask, digit| mask * 8 + u32::from(digit - b'0')))
+}
+
+/// Before fork, exec and spawn: everything that another process may inherit is made fit for it.
+pub(crate) fn before_sharing() {
+    file::share_all();
+}
+
+/// After a change of user or group: the service must see the new one, so a new session is made at the
+/// next call.
+pub(crate) fn identity_changed() {
+    if path::mount().is_ok() && state::started().is_some() {
+        file::leave_session();
+    }
+}
+
+/// After chroot, unshare of the mount namespace and setns: paths do not mean what the service takes
+/// them for. The fast lane is off from here on.
+pub(crate) fn estranged() {
+    if path::mount().is_ok() {
+        file::share_all();
+        let state = state::get();
+        state.estranged.store(1, Ordering::Relaxed);
+        state.cwd.changed();
+    }
+}
+
+/// The working directory was changed.
+pub(crate) fn directory_changed() {
+    if let Some(state) = state::started() {
+        state.cwd.changed();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_umask_is_found_in_status() {
+        assert_eq!(find_umask(b"Name:\tx\nUmask:\t0022\nState:\tR\n"), Some(0o22));
+        assert_eq!(find_umask(b"Name:\tx\n"), None);
+        assert_eq!(find_umask(b"Umask:\t9\n"), None);
+        assert_eq!(find_umask(b"Umask:\t\n"), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! State of files: stat in all forms, statx, access.
+
+use std::os::fd::RawFd;
+
+use polylane_ipc::message::{Message, Op, WireAttr};
+
+use crate::call;
+use crate::file;
+use crate::outcome::{Detour, Outcome};
+use crate::path;
+
+/// An inode's state and the device number that it is reported with.
+pub(crate) struct Stat {
+    /// As the service gave it.
+    pub(crate) attr: WireAttr,
+    /// `st_dev` of the mount.
+    pub(crate) device: u64,
+}
+
+/// Flags of `fstatat` and `statx` that change nothing here, or what the service knows.
+const STAT_FLAGS: i32 = libc::AT_SYMLINK_NOFOLLOW
+    | libc::AT_EMPTY_PATH
+    | libc::AT_NO_AUTOMOUNT
+    | libc::AT_STATX_SYNC_TYPE;
+
+/// `stat`, `lstat`, `fstatat`, `statx`.
+#[inline]
+pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
+    if flags & !STAT_FLAGS != 0 {
+        return Err(Detour::Kernel);
+    }
+    if path.is_empty() {
+        return match flags & libc::AT_EMPTY_PATH {
+            0 => Err(Detour::Kernel),
+            _ => fstat(dir),
+        };
+    }
+    let (session, at) = path::at(dir, path)?;
+    let flags = (flags & libc::AT_SYMLINK_NOFOLLOW) as u32;
+    let message = Message { flags, ..Message::new(Op::Stat) };
+    let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
+    with_device(reply.attr)
+}
+
+/// `fstat`.
+#[inline]
+pub(crate) fn fstat(fd: RawFd) -> Outcome<Stat> {
+    let file = file::find(fd)?;
+    let (session, handle) = file::usable(&file, fd)?;
+    with_device(call::on_handle(session, Op::Fstat, handle)?.attr)
+}
+
+fn with_device(attr: Option<WireAttr>) -> Outcome<Stat> {
+    Ok(Stat { attr: attr.ok_or(Detour::Kernel)?, device: path::device()? })
+}
+
+/// `access`, `eaccess`, `faccessat`. The service knows the effective identity; where the real one is
+/// asked for and differs, the kernel answers.
+pub(crate) fn access(dir: RawFd, path: &[u8], mode: i32, flags: i32) -> Outcome<()> {
+    use rustix::process::{getegid, geteuid, getgid, getuid};
+    if mode & !7 != 0 || flags & !(libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW) != 0 {
+        return Err(Detour::Kernel);
+    }
+    let (session, at) = path::at(dir, path)?;
+    if flags & libc::AT_EACCESS == 0 && (getuid() != geteuid() || getgid() != getegid()) {
+        return Err(Detour::Kernel);
+    }
+    let flags = (flags & libc::AT_SYMLINK_NOFOLLOW) as u32;
+    let message = Message { mode: mode as u32, flags, ..Message::new(Op::Access) };
+    call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
+    Ok(())
+}

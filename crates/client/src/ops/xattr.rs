@@ -1,0 +1,98 @@
+//! Extended attributes.
+
+use std::os::fd::RawFd;
+
+use polylane_base::Errno;
+use polylane_ipc::message::{Message, Op};
+
+use crate::call;
+use crate::file;
+use crate::outcome::Outcome;
+use crate::path::{self, At};
+use crate::session::Session;
+use crate::table::Pin;
+
+/// Largest value and largest list (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+const BYTES_MAX: usize = 65536;
+
+/// Whose attributes.
+#[derive(Clone, Copy)]
+pub(crate) enum Object<'a> {
+    /// Of what the path names; whether a last symbolic link is followed.
+    Path(&'a [u8], bool),
+    /// Of an open file.
+    Open(RawFd),
+}
+
+/// An object that the service can find.
+struct Found<'a> {
+    session: &'static Session,
+    message: Message,
+    at: At<'a>,
+    _file: Option<Pin>,
+}
+
+impl<'a> Found<'a> {
+    fn new(object: Object<'a>, op: Op) -> Outcome<Found<'a>> {
+        match object {
+            Object::Path(path, follow) => {
+                let (session, at) = path::at(libc::AT_FDCWD, path)?;
+                let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW as u32 };
+                let message = Message { flags, ..Message::new(op) };
+                Ok(Found { session, message, at, _file: None })
+            }
+            Object::Open(fd) => {
+                let file = file::find(fd)?;
+                let (session, handle) = file::usable(&file, fd)?;
+                let message = Message { handle, ..Message::new(op) };
+                Ok(Found { session, message, at: At::nowhere(), _file: Some(file) })
+            }
+        }
+    }
+
+    fn first(&self) -> call::Place<'a> {
+        (self.at.dir, self.at.path)
+    }
+}
+
+/// `getxattr`: bytes of the value; with no room, its size.
+pub(crate) fn get(object: Object<'_>, name: &[u8], into: &mut [u8]) -> Outcome<usize> {
+    read(object, Op::Getxattr, name, into)
+}
+
+/// `listxattr`: bytes of all names with their NULs; with no room, their size.
+pub(crate) fn list(object: Object<'_>, into: &mut [u8]) -> Outcome<usize> {
+    read(object, Op::Listxattr, b"", into)
+}
+
+fn read(object: Object<'_>, op: Op, name: &[u8], into: &mut [u8]) -> Outcome<usize> {
+    let found = Found::new(object, op)?;
+    let room = into.len().min(BYTES_MAX);
+    let into = &mut into[..room];
+    let message = Message { length: room as u64, ..found.message };
+    let second = (found.at.dir, name);
+    // With no room the count is a size, and nothing is copied.
+    let reply = call::paths_read(found.session, message, found.first(), second, into)?;
+    Ok(call::count(&reply))
+}
+
+/// `setxattr`; `how`: `XATTR_CREATE`, `XATTR_REPLACE` or 0.
+pub(crate) fn set(object: Object<'_>, name: &[u8], value: &[u8], how: i32) -> Outcome<()> {
+    let found = Found::new(object, Op::Setxattr)?;
+    if value.len() > BYTES_MAX {
+        return Err(Errno::E2BIG.into());
+    }
+    let mut message = Message { length: value.len() as u64, ..found.message };
+    message.arg[0] = how as u32 as u64;
+    let second = (found.at.dir, name);
+    call::paths_write(found.session, message, found.first(), second, value)?;
+    Ok(())
+}
+
+/// `removexattr`.
+pub(crate) fn remove(object: Object<'_>, name: &[u8]) -> Outcome<()> {
+    let found = Found::new(object, Op::Removexattr)?;
+    let second = (found.at.dir, name);
+    call::paths(found.session, found.message, found.first(), second)?;
+    Ok(())
+}

@@ -1,0 +1,27 @@
+//! How a hooked call ends: handled here, left to the kernel, or refused.
+
+use polylane_base::Errno;
+
+/// Why a call has no result from the fast lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Detour {
+    /// Not ours, or not now: the real libc function is called with the caller's own arguments.
+    Kernel,
+    /// The call fails with this.
+    Errno(Errno),
+}
+
+/// The result of a call that the fast lane handled, or a [`Detour`].
+pub(crate) type Outcome<T> = Result<T, Detour>;
+
+impl From<Errno> for Detour {
+    fn from(errno: Errno) -> Self {
+        Detour::Errno(errno)
+    }
+}
+
+impl From<rustix::io::Errno> for Detour {
+    fn from(errno: rustix::io::Errno) -> Self {
+        Detour::Errno(Errno(errno.raw_os_error()))
+    }
+}

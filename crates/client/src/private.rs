@@ -1,0 +1,135 @@
+//! The library's own descriptors: the socket, event descriptors and slot masters.
+//!
+//! They live on high numbers, close-on-exec, where programs do not expect or create any, and a program
+//! that closes "everything" must not hit them: hooked calls treat their numbers as not open.
+//!
+//! This list survives fork, unlike `state`: a child has to close its copies, or files and sessions of
+//! its parent would stay open as long as the child lives.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::outcome::Outcome;
+use crate::real;
+use crate::table::FDS_MAX;
+
+/// Lowest number used where the limit on open files allows.
+const NUMBER_MIN: RawFd = 500;
+/// Numbers below the soft limit that are set aside.
+const NUMBERS: u64 = 300;
+
+static BITS: [AtomicU64; FDS_MAX / 64] = [const { AtomicU64::new(0) }; FDS_MAX / 64];
+/// How many there are: most processes have none and need not look.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+/// Whether there are any.
+pub(crate) fn any() -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
+}
+
+/// Whether `fd` is the library's own.
+#[inline]
+pub(crate) fn contains(fd: RawFd) -> bool {
+    COUNT.load(Ordering::Relaxed) > 0
+        && place(fd).is_some_and(|(word, bit)| BITS[word].load(Ordering::Relaxed) & bit != 0)
+}
+
+/// The next private number at `from` or above.
+pub(crate) fn next(from: u32) -> Option<u32> {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let first = from as usize / 64;
+    for (word, bits) in BITS.iter().enumerate().skip(first) {
+        let mut bits = bits.load(Ordering::Relaxed);
+        if word == first {
+            bits &= u64::MAX << (from % 64);
+        }
+        if bits != 0 {
+            return Some(word as u32 * 64 + bits.trailing_zeros());
+        }
+    }
+    None
+}
+
+/// Moves `fd` to a high number and takes it over; the old number is closed in any case.
+pub(crate) fn adopt(fd: RawFd) -> Outcome<RawFd> {
+    let moved = real::dup_from(fd, floor()).or_else(|_| real::dup_from(fd, NUMBER_MIN));
+    real::close_quietly(fd);
+    let moved = moved?;
+    if place(moved).is_none() {
+        real::close_quietly(moved);
+        return Err(crate::outcome::Detour::Kernel);
+    }
+    keep(moved);
+    Ok(moved)
+}
+
+/// Takes `fd` over where it is.
+pub(crate) fn keep(fd: RawFd) {
+    let Some((word, bit)) = place(fd) else { return };
+    if BITS[word].fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Forgets `fd` without closing it.
+pub(crate) fn forget(fd: RawFd) {
+    let Some((word, bit)) = place(fd) else { return };
+    if BITS[word].fetch_and(!bit, Ordering::Relaxed) & bit != 0 {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Closes a private descriptor.
+pub(crate) fn close(fd: RawFd) {
+    forget(fd);
+    real::close_quietly(fd);
+}
+
+/// Closes all of them: a forked child's copies of its parent's.
+pub(crate) fn close_all() {
+    let mut from = 0;
+    while let Some(fd) = next(from) {
+        close(fd as RawFd);
+        from = fd + 1;
+    }
+}
+
+/// Where private numbers start: near the soft limit, where no `select` set and no loop over the
+/// program's own descriptors gets early.
+fn floor() -> RawFd {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let soft = limit.current.unwrap_or(1024).min(FDS_MAX as u64);
+    let floor = soft.saturating_sub(NUMBERS).max(soft / 2);
+    RawFd::try_from(floor).unwrap_or(NUMBER_MIN)
+}
+
+fn place(fd: RawFd) -> Option<(usize, u64)> {
+    let fd = usize::try_from(fd).ok().filter(|&fd| fd < FDS_MAX)?;
+    Some((fd / 64, 1 << (fd % 64)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_in_order() {
+        // Numbers that no other test opens.
+        for fd in [60_000, 60_063, 60_064, 65_535] {
+            keep(fd);
+            assert!(contains(fd));
+        }
+        assert_eq!(next(60_000), Some(60_000));
+        assert_eq!(next(60_001), Some(60_063));
+        assert_eq!(next(60_064), Some(60_064));
+        assert_eq!(next(60_065), Some(65_535));
+        for fd in [60_000, 60_063, 60_064, 65_535] {
+            forget(fd);
+            assert!(!contains(fd));
+        }
+        assert_eq!(next(60_000), None);
+        assert!(!contains(-1) && !contains(RawFd::MAX));
+    }
+}

@@ -1,0 +1,470 @@
+//! The libc functions that ours stand in front of.
+//!
+//! Each is looked up with `dlsym(RTLD_NEXT)` in the constructor, or at its first call when a hook runs
+//! before that. Nothing else in this library calls a libc function that it also hooks: system calls of
+//! our own go through rustix, which does not pass libc.
+#![expect(unsafe_code, reason = "UNSAFETY: looks functions up by name and calls them")]
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
+use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use libc::{FILE, dev_t, gid_t, mode_t, off_t, pid_t, size_t, ssize_t, uid_t};
+use libc::{iovec, msghdr, rlimit, timespec, timeval, utimbuf};
+
+/// The argument of `ioctl` and the rest of what C leaves open.
+type Word = c_long;
+/// `char *const []`
+pub(crate) type Strings = *const *const c_char;
+
+/// One function, by name.
+pub(crate) struct Symbol {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Symbol {
+    const fn new(name: &'static str) -> Self {
+        let name = match CStr::from_bytes_with_nul(name.as_bytes()) {
+            Ok(name) => name,
+            Err(_) => panic!("a name without NUL"),
+        };
+        Symbol { name, address: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// The next definition after ours; null when this libc has none.
+    #[inline]
+    pub(crate) fn get(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if known.is_null() { self.look_up() } else { known }
+    }
+
+    #[cold]
+    fn look_up(&self) -> *mut c_void {
+        // SAFETY: the name is a C string; RTLD_NEXT is valid in a loaded object.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Looks all of them up. Called once, from the constructor.
+pub(crate) fn resolve() {
+    for symbol in ALL {
+        symbol.get();
+    }
+}
+
+/// How a C function of this result type says that it failed.
+pub(crate) trait Failure {
+    /// The value.
+    const FAILED: Self;
+}
+
+impl Failure for c_int {
+    const FAILED: Self = -1;
+}
+impl Failure for i64 {
+    const FAILED: Self = -1;
+}
+impl Failure for isize {
+    const FAILED: Self = -1;
+}
+impl<T> Failure for *mut T {
+    const FAILED: Self = std::ptr::null_mut();
+}
+
+/// Fails a call whose function this libc does not have.
+fn missing<T: Failure>() -> T {
+    set_errno(libc::ENOSYS);
+    T::FAILED
+}
+
+/// The calling thread's `errno`.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the location is valid for the life of the thread.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's `errno`.
+pub(crate) fn set_errno(errno: c_int) {
+    // SAFETY: as in `errno`.
+    unsafe { *libc::__errno_location() = errno }
+}
+
+/// A descriptor number as rustix takes it. That it is open is checked by the kernel at each call.
+pub(crate) fn borrow(fd: RawFd) -> BorrowedFd<'static> {
+    // SAFETY: the number is only passed to system calls, which fail on a closed one; -1 is the one
+    // value that the type forbids, and a number that is never open stands for it.
+    unsafe { BorrowedFd::borrow_raw(if fd < 0 { RawFd::MAX } else { fd }) }
+}
+
+/// Takes over a descriptor that the caller owns.
+pub(crate) fn owned(fd: RawFd) -> OwnedFd {
+    // SAFETY: callers pass descriptors that they just made and use no other way.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// `close`, whatever it says, past our own hook.
+pub(crate) fn close_quietly(fd: RawFd) {
+    // SAFETY: closing a number harms no memory; callers own the descriptor.
+    unsafe { rustix::io::close(fd) };
+}
+
+/// A close-on-exec copy at the lowest free number from `min` on.
+pub(crate) fn dup_from(fd: RawFd, min: RawFd) -> rustix::io::Result<RawFd> {
+    rustix::io::fcntl_dupfd_cloexec(borrow(fd), min).map(IntoRawFd::into_raw_fd)
+}
+
+/// Blocks all signals for this thread; returns the former mask.
+pub(crate) fn block_signals() -> libc::sigset_t {
+    // SAFETY: both sets are valid for the calls; a sigset_t is plain data.
+    unsafe {
+        let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
+        old
+    }
+}
+
+/// Undoes [`block_signals`].
+pub(crate) fn restore_signals(mask: &libc::sigset_t) {
+    // SAFETY: a mask that block_signals returned.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
+}
+
+/// Has the kernel zero `memory` in every forked child. Its pages hold nothing else.
+pub(crate) fn wipe_on_fork<T>(memory: &'static T) {
+    let start = std::ptr::from_ref(memory).cast_mut().cast();
+    // SAFETY: the range is the static's own; only a child sees an effect, before it uses it.
+    unsafe { libc::madvise(start, size_of::<T>(), libc::MADV_WIPEONFORK) };
+}
+
+/// Asks the service, through the kernel, for a ticket for an open file of the lane.
+pub(crate) fn identify(fd: RawFd) -> Option<[u8; 16]> {
+    let mut ticket = [0u8; 16];
+    let request = libc::c_ulong::from(polylane_ipc::message::IOCTL_IDENTIFY);
+    let buffer = ticket.as_mut_ptr() as Word;
+    // SAFETY: the request writes 16 bytes, as its number says.
+    let rc = unsafe { ioctl(fd, request, buffer) };
+    (rc == 0).then_some(ticket)
+}
+
+/// The working directory's path; `None` when it has none. Not async-signal-safe in glibc's corner cases.
+pub(crate) fn getcwd(into: &mut [u8]) -> Option<&[u8]> {
+    // SAFETY: the buffer is as long as said.
+    let path = unsafe { libc::getcwd(into.as_mut_ptr().cast(), into.len()) };
+    let end = into.iter().position(|&byte| byte == 0)?;
+    (!path.is_null()).then(|| &into[..end])
+}
+
+/// Device and inode number of a path as the kernel remembers them, without asking the file system.
+pub(crate) fn stat_cached(path: &[u8]) -> rustix::io::Result<(u64, u64)> {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};
+    let flags = AtFlags::STATX_DONT_SYNC;
+    let stat = statx(CWD, path, flags, StatxFlags::INO)?;
+    Ok((makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino))
+}
+
+/// Opens a path, past our own hook, with mode 0600 if it is to be created.
+pub(crate) fn open_file(path: &[u8], flags: c_int) -> rustix::io::Result<RawFd> {
+    use rustix::fs::{CWD, Mode, OFlags, openat};
+    let flags = OFlags::from_bits_retain(flags as c_uint);
+    openat(CWD, path, flags, Mode::RUSR | Mode::WUSR).map(IntoRawFd::into_raw_fd)
+}
+
+/// Reads the start of a file, past our own hooks.
+pub(crate) fn read_file<'a>(path: &[u8], into: &'a mut [u8]) -> Option<&'a [u8]> {
+    let fd = open_file(path, libc::O_RDONLY | libc::O_CLOEXEC).ok()?;
+    let count = rustix::io::read(borrow(fd), &mut *into);
+    close_quietly(fd);
+    into.get(..count.ok()?)
+}
+
+/// `close_range` without flags, past our own hook.
+pub(crate) fn close_run(first: u32, last: u32) -> rustix::io::Result<()> {
+    let errno = errno();
+    // SAFETY: closing numbers harms no memory; the caller of the hook owns them.
+    let rc = unsafe { close_range(first, last, 0) };
+    let failed = if rc == 0 { None } else { Some(self::errno()) };
+    set_errno(errno);
+    failed.map_or(Ok(()), |errno| Err(rustix::io::Errno::from_raw_os_error(errno)))
+}
+
+/// A close-on-exec pipe: reading and writing end.
+pub(crate) fn pipe() -> rustix::io::Result<(RawFd, RawFd)> {
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    Ok((reader.into_raw_fd(), writer.into_raw_fd()))
+}
+
+/// Waits until nobody holds the writing end of a pipe any more.
+pub(crate) fn wait_for_end(reader: RawFd) {
+    while let Err(rustix::io::Errno::INTR) = rustix::io::read(borrow(reader), &mut [0; 1]) {}
+}
+
+/// Zeroed memory that belongs to nobody's allocator: exec may be called in a signal handler.
+pub(crate) fn scratch(len: usize) -> Option<*mut c_void> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+    unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, MapFlags::PRIVATE) }.ok()
+}
+
+/// Gives [`scratch`] memory back.
+pub(crate) fn free_scratch(memory: *mut c_void, len: usize) {
+    // SAFETY: callers pass what `scratch` gave them and use it no more.
+    let _ = unsafe { rustix::mm::munmap(memory, len) };
+}
+
+/// Sends a signal to the calling thread.
+pub(crate) fn raise(signal: c_int) {
+    // SAFETY: no memory is involved; what a handler does is the program's.
+    unsafe { libc::raise(signal) };
+}
+
+/// Whether any signal handler is installed that interrupts a call rather than have it go on
+/// (`SA_RESTART`). Which one ran cannot be known here.
+pub(crate) fn handlers_interrupt() -> bool {
+    let interrupts = |signal| {
+        // SAFETY: a sigaction is plain data; with a null new action the call only reads.
+        let action = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(signal, std::ptr::null(), &mut action);
+            action
+        };
+        let handled = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        handled && action.sa_flags & libc::SA_RESTART == 0
+    };
+    let errno = errno();
+    let any = (1..=libc::SIGRTMAX()).any(interrupts);
+    set_errno(errno);
+    any
+}
+
+/// Has [`crate::session::release_thread`] called when this thread ends.
+pub(crate) fn call_at_thread_exit() {
+    use std::sync::atomic::AtomicU32;
+    extern "C" fn at_exit(_: *mut c_void) {
+        crate::session::release_thread();
+    }
+    /// The key plus one; 0: none yet, `u32::MAX`: none to be had.
+    static KEY: AtomicU32 = AtomicU32::new(0);
+    if KEY.load(Ordering::Acquire) == 0 {
+        let mut key = 0;
+        // SAFETY: the key is written before use; the destructor touches this thread's data only.
+        let made = unsafe { libc::pthread_key_create(&mut key, Some(at_exit)) } == 0;
+        let word = if made { key + 1 } else { u32::MAX };
+        if KEY.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed).is_err() && made {
+            // SAFETY: the key is ours and unused; another thread made one first.
+            unsafe { libc::pthread_key_delete(key) };
+        }
+    }
+    let key = KEY.load(Ordering::Acquire);
+    if key != u32::MAX {
+        // SAFETY: the key exists; any non-null value has the destructor called.
+        unsafe { libc::pthread_setspecific(key - 1, std::ptr::dangling()) };
+    }
+}
+
+/// Every function: `name(fixed arguments)`; one with `...` is variadic in C and called as such.
+macro_rules! real {
+    (jumps { $($jump:ident)* } $( fn $name:ident($($arg:ident: $type:ty),* $(; $rest:ident: $rest_type:ty)?) -> $ret:ty; )*) => {
+        /// The addresses, under the names of the functions.
+        #[allow(non_upper_case_globals, reason = "named as in C")]
+        pub(crate) mod symbol {
+            use super::Symbol;
+            $( pub(crate) static $jump: Symbol = Symbol::new(concat!(stringify!($jump), "\0")); )*
+            $( pub(crate) static $name: Symbol = Symbol::new(concat!(stringify!($name), "\0")); )*
+        }
+        static ALL: &[&Symbol] = &[$(&symbol::$jump,)* $(&symbol::$name),*];
+        $(
+            /// The libc function of this name.
+            ///
+            /// # Safety
+            ///
+            /// As the C function.
+            #[inline]
+            #[allow(non_snake_case, reason = "named as in C")]
+            pub(crate) unsafe fn $name($($arg: $type,)* $($rest: $rest_type)?) -> $ret {
+                let address = symbol::$name.get();
+                if address.is_null() {
+                    return missing();
+                }
+                // SAFETY: the address is that of the function of this name, whose C type this is.
+                let call = unsafe {
+                    std::mem::transmute::<
+                        *mut c_void,
+                        real!(@type ($($type),*) $(; $rest_type)? => $ret),
+                    >(address)
+                };
+                // SAFETY: the caller keeps the C function's contract.
+                unsafe { call($($arg,)* $($rest)?) }
+            }
+        )*
+    };
+    (@type ($($type:ty),*) => $ret:ty) => { unsafe extern "C" fn($($type),*) -> $ret };
+    (@type ($($type:ty),*); $rest:ty => $ret:ty) => {
+        unsafe extern "C" fn($($type,)* ...) -> $ret
+    };
+}
+
+real! {
+    jumps { dprintf __dprintf_chk execl execlp execle clone system popen forkpty }
+
+    fn open(path: *const c_char, flags: c_int; mode: c_uint) -> c_int;
+    fn openat(dir: c_int, path: *const c_char, flags: c_int; mode: c_uint) -> c_int;
+    fn close(fd: c_int) -> c_int;
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    fn dup(fd: c_int) -> c_int;
+    fn dup2(fd: c_int, new: c_int) -> c_int;
+    fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int;
+    fn fcntl(fd: c_int, command: c_int; arg: Word) -> c_int;
+    fn flock(fd: c_int, operation: c_int) -> c_int;
+    fn lockf(fd: c_int, command: c_int, len: off_t) -> c_int;
+
+    fn read(fd: c_int, into: *mut c_void, count: size_t) -> ssize_t;
+    fn write(fd: c_int, from: *const c_void, count: size_t) -> ssize_t;
+    fn pread(fd: c_int, into: *mut c_void, count: size_t, offset: off_t) -> ssize_t;
+    fn pwrite(fd: c_int, from: *const c_void, count: size_t, offset: off_t) -> ssize_t;
+    fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t;
+    fn preadv(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t;
+    fn pwritev(fd: c_int, parts: *const iovec, count: c_int, offset: off_t) -> ssize_t;
+    fn preadv2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int)
+        -> ssize_t;
+    fn pwritev2(fd: c_int, parts: *const iovec, count: c_int, offset: off_t, flags: c_int)
+        -> ssize_t;
+    fn lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t;
+    fn fsync(fd: c_int) -> c_int;
+    fn fdatasync(fd: c_int) -> c_int;
+    fn syncfs(fd: c_int) -> c_int;
+    fn fallocate(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int;
+    fn posix_fallocate(fd: c_int, offset: off_t, len: off_t) -> c_int;
+    fn ftruncate(fd: c_int, len: off_t) -> c_int;
+    fn truncate(path: *const c_char, len: off_t) -> c_int;
+    fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    fn splice(from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t,
+        flags: c_uint) -> ssize_t;
+    fn copy_file_range(from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t,
+        len: size_t, flags: c_uint) -> ssize_t;
+
+    fn stat(path: *const c_char, into: *mut libc::stat) -> c_int;
+    fn lstat(path: *const c_char, into: *mut libc::stat) -> c_int;
+    fn fstat(fd: c_int, into: *mut libc::stat) -> c_int;
+    fn fstatat(dir: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int) -> c_int;
+    fn __xstat(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int;
+    fn __lxstat(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int;
+    fn __fxstat(version: c_int, fd: c_int, into: *mut libc::stat) -> c_int;
+    fn __fxstatat(version: c_int, dir: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int)
+        -> c_int;
+    fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, into: *mut libc::statx)
+        -> c_int;
+    fn access(path: *const c_char, mode: c_int) -> c_int;
+    fn eaccess(path: *const c_char, mode: c_int) -> c_int;
+    fn faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int;
+
+    fn mkdir(path: *const c_char, mode: mode_t) -> c_int;
+    fn mkdirat(dir: c_int, path: *const c_char, mode: mode_t) -> c_int;
+    fn mknod(path: *const c_char, mode: mode_t, device: dev_t) -> c_int;
+    fn mknodat(dir: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c_int;
+    fn __xmknod(version: c_int, path: *const c_char, mode: mode_t, device: *mut dev_t) -> c_int;
+    fn __xmknodat(version: c_int, dir: c_int, path: *const c_char, mode: mode_t,
+        device: *mut dev_t) -> c_int;
+    fn mkfifo(path: *const c_char, mode: mode_t) -> c_int;
+    fn mkfifoat(dir: c_int, path: *const c_char, mode: mode_t) -> c_int;
+    fn rmdir(path: *const c_char) -> c_int;
+    fn unlink(path: *const c_char) -> c_int;
+    fn unlinkat(dir: c_int, path: *const c_char, flags: c_int) -> c_int;
+    fn remove(path: *const c_char) -> c_int;
+    fn rename(from: *const c_char, to: *const c_char) -> c_int;
+    fn renameat(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char) -> c_int;
+    fn renameat2(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char,
+        flags: c_uint) -> c_int;
+    fn link(from: *const c_char, to: *const c_char) -> c_int;
+    fn linkat(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char,
+        flags: c_int) -> c_int;
+    fn symlink(target: *const c_char, path: *const c_char) -> c_int;
+    fn symlinkat(target: *const c_char, dir: c_int, path: *const c_char) -> c_int;
+    fn readlink(path: *const c_char, into: *mut c_char, size: size_t) -> ssize_t;
+    fn readlinkat(dir: c_int, path: *const c_char, into: *mut c_char, size: size_t) -> ssize_t;
+    fn chdir(path: *const c_char) -> c_int;
+    fn fchdir(fd: c_int) -> c_int;
+
+    fn chmod(path: *const c_char, mode: mode_t) -> c_int;
+    fn fchmod(fd: c_int, mode: mode_t) -> c_int;
+    fn fchmodat(dir: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int;
+    fn chown(path: *const c_char, user: uid_t, group: gid_t) -> c_int;
+    fn lchown(path: *const c_char, user: uid_t, group: gid_t) -> c_int;
+    fn fchown(fd: c_int, user: uid_t, group: gid_t) -> c_int;
+    fn fchownat(dir: c_int, path: *const c_char, user: uid_t, group: gid_t, flags: c_int)
+        -> c_int;
+    fn utime(path: *const c_char, times: *const utimbuf) -> c_int;
+    fn utimes(path: *const c_char, times: *const timeval) -> c_int;
+    fn lutimes(path: *const c_char, times: *const timeval) -> c_int;
+    fn futimes(fd: c_int, times: *const timeval) -> c_int;
+    fn futimesat(dir: c_int, path: *const c_char, times: *const timeval) -> c_int;
+    fn utimensat(dir: c_int, path: *const c_char, times: *const timespec, flags: c_int) -> c_int;
+    fn futimens(fd: c_int, times: *const timespec) -> c_int;
+    fn getxattr(path: *const c_char, name: *const c_char, into: *mut c_void, size: size_t)
+        -> ssize_t;
+    fn lgetxattr(path: *const c_char, name: *const c_char, into: *mut c_void, size: size_t)
+        -> ssize_t;
+    fn fgetxattr(fd: c_int, name: *const c_char, into: *mut c_void, size: size_t) -> ssize_t;
+    fn setxattr(path: *const c_char, name: *const c_char, from: *const c_void, size: size_t,
+        flags: c_int) -> c_int;
+    fn lsetxattr(path: *const c_char, name: *const c_char, from: *const c_void, size: size_t,
+        flags: c_int) -> c_int;
+    fn fsetxattr(fd: c_int, name: *const c_char, from: *const c_void, size: size_t,
+        flags: c_int) -> c_int;
+    fn listxattr(path: *const c_char, into: *mut c_char, size: size_t) -> ssize_t;
+    fn llistxattr(path: *const c_char, into: *mut c_char, size: size_t) -> ssize_t;
+    fn flistxattr(fd: c_int, into: *mut c_char, size: size_t) -> ssize_t;
+    fn removexattr(path: *const c_char, name: *const c_char) -> c_int;
+    fn lremovexattr(path: *const c_char, name: *const c_char) -> c_int;
+    fn fremovexattr(fd: c_int, name: *const c_char) -> c_int;
+
+    fn fork() -> pid_t;
+    fn _Fork() -> pid_t;
+    fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int;
+    fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int;
+    fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int;
+    fn execveat(dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int)
+        -> c_int;
+    fn posix_spawn(pid: *mut pid_t, path: *const c_char,
+        actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t, argv: Strings, envp: Strings) -> c_int;
+    fn posix_spawnp(pid: *mut pid_t, file: *const c_char,
+        actions: *const libc::posix_spawn_file_actions_t,
+        attributes: *const libc::posix_spawnattr_t, argv: Strings, envp: Strings) -> c_int;
+    fn daemon(no_chdir: c_int, no_close: c_int) -> c_int;
+    fn chroot(path: *const c_char) -> c_int;
+    fn unshare(flags: c_int) -> c_int;
+    fn setns(fd: c_int, kind: c_int) -> c_int;
+    fn setuid(user: uid_t) -> c_int;
+    fn seteuid(user: uid_t) -> c_int;
+    fn setreuid(real: uid_t, effective: uid_t) -> c_int;
+    fn setresuid(real: uid_t, effective: uid_t, saved: uid_t) -> c_int;
+    fn setgid(group: gid_t) -> c_int;
+    fn setegid(group: gid_t) -> c_int;
+    fn setregid(real: gid_t, effective: gid_t) -> c_int;
+    fn setresgid(real: gid_t, effective: gid_t, saved: gid_t) -> c_int;
+    fn setfsuid(user: uid_t) -> c_int;
+    fn setfsgid(group: gid_t) -> c_int;
+    fn setgroups(count: size_t, groups: *const gid_t) -> c_int;
+    fn initgroups(user: *const c_char, group: gid_t) -> c_int;
+    fn setrlimit(resource: c_int, limit: *const rlimit) -> c_int;
+    fn prlimit(pid: pid_t, resource: c_int, new: *const rlimit, old: *mut rlimit) -> c_int;
+    fn sendmsg(socket: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    fn sendmmsg(socket: c_int, messages: *mut libc::mmsghdr, count: c_uint, flags: c_int)
+        -> c_int;
+    fn syscall(number: c_long, a: Word, b: Word, c: Word, d: Word, e: Word, f: Word) -> c_long;
+    fn fclose(stream: *mut FILE) -> c_int;
+    fn closedir(dir: *mut libc::DIR) -> c_int;
+    fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE;
+    fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    fn mmap(address: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int,
+        offset: off_t) -> *mut c_void;
+    fn vdprintf(fd: c_int, format: *const c_char, args: *mut c_void) -> c_int;
+    fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, args: *mut c_void) -> c_int;
+    fn ioctl(fd: c_int, request: libc::c_ulong; arg: Word) -> c_int;
+}

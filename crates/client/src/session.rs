@@ -1,0 +1,315 @@
+//! The channel to the service: made at the first path under the mount, dropped when it fails.
+//!
+//! # Invariants
+//!
+//! - At most one thread connects at a time; the others use the kernel path meanwhile.
+//! - A session that was lost is never used again. The next one is tried a second later at the earliest.
+//! - Sessions are never freed: a call may be under way in any thread. A process family that went
+//!   through [`SESSIONS_MAX`] of them (forks of forks, service restarts) stays on the kernel path.
+//!
+//! # Locking
+//!
+//! None; see `thread` for how a thread owns its mailboxes.
+
+use std::ffi::OsStr;
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::time::Duration;
+
+use polylane_base::{Errno, Result};
+use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
+use polylane_ipc::layout::MAILBOXES_MAX;
+use polylane_ipc::message::Message;
+use polylane_ipc::{ClientChannel, MailboxIndex, Watch};
+use polylane_sys::scm;
+
+use crate::outcome::{Detour, Outcome};
+use crate::thread::{self, BOXES, Thread};
+use crate::{config, private, real, state};
+
+/// Sessions of one process and its ancestors back to the last exec.
+const SESSIONS_MAX: usize = 64;
+/// How long a service may take to welcome us before the kernel path is taken.
+const WELCOME_PATIENCE: Duration = Duration::from_secs(5);
+/// Seconds between attempts to connect.
+const RETRY_SECONDS: i64 = 1;
+
+static SESSIONS: [OnceLock<Session>; SESSIONS_MAX] = [const { OnceLock::new() }; SESSIONS_MAX];
+/// Sessions made so far, by this process or an ancestor that it was forked from.
+static MADE: AtomicU32 = AtomicU32::new(0);
+
+/// One connection to the service.
+pub(crate) struct Session {
+    /// Its place in `SESSIONS` plus one.
+    pub(crate) number: u32,
+    pub(crate) channel: ClientChannel,
+    /// Names this session's slots.
+    pub(crate) token: [u8; 16],
+    /// Directories with something else mounted on them, without leading slash.
+    pub(crate) covered: Vec<Vec<u8>>,
+    socket: RawFd,
+    lost: AtomicBool,
+    /// Requests posted so far, by mailbox.
+    posts: Box<[AtomicU32]>,
+}
+
+/// Which session is the present one. Zero is "none".
+pub(crate) struct Sessions {
+    current: AtomicU32,
+    connecting: AtomicBool,
+    /// Second of the monotonic clock before which nothing is tried.
+    retry_at: AtomicI64,
+}
+
+impl Sessions {
+    pub(crate) const fn new() -> Self {
+        Sessions {
+            current: AtomicU32::new(0),
+            connecting: AtomicBool::new(false),
+            retry_at: AtomicI64::new(0),
+        }
+    }
+
+    /// The session, if there is one now.
+    #[inline]
+    pub(crate) fn present(&self) -> Option<&'static Session> {
+        let number = self.current.load(Ordering::Acquire).checked_sub(1)?;
+        SESSIONS.get(number as usize)?.get().filter(|session| !session.is_lost())
+    }
+
+    /// The session; connects when there is none.
+    #[inline]
+    pub(crate) fn get(&self) -> Outcome<&'static Session> {
+        match self.present() {
+            Some(session) => Ok(session),
+            None => self.connect(),
+        }
+    }
+
+    #[cold]
+    fn connect(&self) -> Outcome<&'static Session> {
+        if thread::is_inside() || seconds() < self.retry_at.load(Ordering::Relaxed) {
+            return Err(Detour::Kernel);
+        }
+        if self.connecting.swap(true, Ordering::Acquire) {
+            return Err(Detour::Kernel);
+        }
+        let made = thread::slow(|| self.make());
+        if made.is_err() {
+            self.retry_at.store(seconds() + RETRY_SECONDS, Ordering::Relaxed);
+        }
+        self.connecting.store(false, Ordering::Release);
+        made
+    }
+
+    fn make(&self) -> Outcome<&'static Session> {
+        let number = MADE.load(Ordering::Relaxed);
+        let cell = SESSIONS.get(number as usize).ok_or(Detour::Kernel)?;
+        let session = Session::connect(number + 1).map_err(|_| Detour::Kernel)?;
+        MADE.store(number + 1, Ordering::Relaxed);
+        let session = cell.get_or_init(|| session);
+        self.current.store(session.number, Ordering::Release);
+        Ok(session)
+    }
+
+    /// Leaves the present session for good; the service lets go of all that was not shared.
+    pub(crate) fn leave(&self) {
+        if let Some(session) = self.present() {
+            session.lose();
+            private::close(session.socket);
+        }
+        self.current.store(0, Ordering::Release);
+    }
+}
+
+/// Seconds of the monotonic clock; no system call.
+fn seconds() -> i64 {
+    rustix::time::clock_gettime(rustix::time::ClockId::Monotonic).tv_sec
+}
+
+impl Session {
+    fn connect(number: u32) -> Result<Session> {
+        let mut path = [0; config::MOUNT_BYTES_MAX + 32];
+        let path = config::under_mount(&mut path, b".polylane/socket").ok_or(Errno::ENOENT)?;
+        let socket = high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
+        let greeted = Self::greet(number, socket);
+        if greeted.is_err() {
+            private::close(socket);
+        }
+        greeted
+    }
+
+    fn greet(number: u32, socket: RawFd) -> Result<Session> {
+        let fd = real::borrow(socket);
+        let timeout = rustix::net::sockopt::Timeout::Recv;
+        rustix::net::sockopt::set_socket_timeout(fd, timeout, Some(WELCOME_PATIENCE))
+            .map_err(|error| Errno(error.raw_os_error()))?;
+        scm::send(fd, &Hello { queue: None }.to_bytes(), &[])?;
+        let mut bytes = vec![0; WELCOME_BYTES_MAX];
+        let received = scm::receive(fd, &mut bytes)?;
+        let welcome = Welcome::from_bytes(&bytes[..received.count])?;
+        if welcome.status != 0 {
+            return Err(Errno(welcome.status));
+        }
+        let mut fds = received.fds.into_iter();
+        let memfd = fds.next().ok_or(Errno::EPROTO)?;
+        let doorbells = fds.map(|fd| high(fd).map(real::owned)).collect::<Result<Vec<_>>>()?;
+        let channel = ClientChannel::attach(memfd, doorbells, welcome.geometry, welcome.plan)?;
+        let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
+        let (token, covered) = (welcome.token, welcome.covered);
+        let lost = AtomicBool::new(false);
+        Ok(Session { number, channel, token, covered, socket, lost, posts })
+    }
+
+    #[inline]
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// No use of this session from now on.
+    pub(crate) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// A mailbox of the calling thread that no interrupted call is using.
+    #[inline]
+    pub(crate) fn mailbox(&'static self) -> Outcome<Mailbox> {
+        thread::with(|thread| {
+            if thread.session.get() != self.number {
+                self.claim(thread)?;
+            }
+            let next = thread.next.get() % BOXES;
+            let place = [next, (next + 1) % BOXES].into_iter().find(|&n| !thread.busy[n].get());
+            let place = place.ok_or(Detour::Kernel)?;
+            thread.busy[place].set(true);
+            let index = MailboxIndex(thread.boxes[place].get());
+            Ok(Mailbox { session: self, index, place })
+        })
+    }
+
+    /// Claims the thread's mailboxes in this session; those of a former one are of no use.
+    #[cold]
+    fn claim(&self, thread: &Thread) -> Outcome<()> {
+        let first = self.channel.claim().ok_or(Detour::Kernel)?;
+        let Some(second) = self.channel.claim() else {
+            self.channel.release(first);
+            return Err(Detour::Kernel);
+        };
+        thread.boxes[0].set(first.0);
+        thread.boxes[1].set(second.0);
+        thread.busy.iter().for_each(|busy| busy.set(false));
+        thread.session.set(self.number);
+        real::call_at_thread_exit();
+        Ok(())
+    }
+
+    /// The mark of the last request posted to a mailbox.
+    fn mark(&self, index: MailboxIndex) -> Mark {
+        let posts = self.posts[index.0 as usize].load(Ordering::Relaxed);
+        Mark { mailbox: index.0 + 1, posts }
+    }
+
+    /// Waits until the request of that mark is answered.
+    pub(crate) fn wait_for(&self, mark: Mark) -> Outcome<()> {
+        let Some(mailbox) = mark.mailbox.checked_sub(1) else { return Ok(()) };
+        let now = self.posts[mailbox as usize].load(Ordering::Relaxed);
+        // Something newer lies in the mailbox only when that one was answered.
+        if now != mark.posts {
+            return Ok(());
+        }
+        let settled = self.channel.settle(MailboxIndex(mailbox), &Alive(self));
+        settled.map_err(|_| Detour::Kernel)
+    }
+}
+
+/// A posted request: mailbox number plus one (0: none), and how many had been posted there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Mark {
+    mailbox: u32,
+    posts: u32,
+}
+
+impl Mark {
+    /// As one word.
+    pub(crate) fn to_word(self) -> u64 {
+        u64::from(self.mailbox) | u64::from(self.posts) << 32
+    }
+
+    /// From one word.
+    pub(crate) fn from_word(word: u64) -> Self {
+        Mark { mailbox: word as u32, posts: (word >> 32) as u32 }
+    }
+}
+
+/// A mailbox in use by one call of this thread.
+pub(crate) struct Mailbox {
+    pub(crate) session: &'static Session,
+    pub(crate) index: MailboxIndex,
+    place: usize,
+}
+
+impl Mailbox {
+    /// Counts a request that is about to be posted.
+    #[inline]
+    pub(crate) fn count_post(&self) {
+        self.session.posts[self.index.0 as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Posts a request that nobody waits for; the thread's next call uses the other mailbox.
+    pub(crate) fn post(self, message: &Message) -> Outcome<Mark> {
+        self.count_post();
+        let posted = self.session.channel.post(self.index, message, &Alive(self.session));
+        if posted.is_err() {
+            self.session.lose();
+            return Err(Detour::Kernel);
+        }
+        thread::with(|thread| thread.next.set(self.place + 1));
+        Ok(self.session.mark(self.index))
+    }
+}
+
+impl Drop for Mailbox {
+    #[inline]
+    fn drop(&mut self) {
+        thread::with(|thread| thread.busy[self.place].set(false));
+    }
+}
+
+/// Gives the calling thread's mailboxes back. Called when the thread ends.
+pub(crate) fn release_thread() {
+    let Some(session) = state::started().and_then(|state| state.sessions.present()) else { return };
+    thread::with(|thread| {
+        if thread.session.replace(0) == session.number {
+            thread
+                .boxes
+                .iter()
+                .for_each(|index| session.channel.release(MailboxIndex(index.get())));
+        }
+    });
+}
+
+/// Whether the service lives: its end of the socket is open.
+pub(crate) struct Alive<'a>(pub(crate) &'a Session);
+
+impl Watch for Alive<'_> {
+    fn alive(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let fd = real::borrow(self.0.socket);
+        let mut watched = [PollFd::new(&fd, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
+        poll(&mut watched, Some(&now)).is_err() || !watched[0].revents().intersects(gone)
+    }
+}
+
+/// Moves a descriptor to where the library keeps its own.
+fn high(fd: OwnedFd) -> Result<RawFd> {
+    match private::adopt(fd.into_raw_fd()) {
+        Ok(fd) => Ok(fd),
+        Err(Detour::Errno(errno)) => Err(errno),
+        Err(Detour::Kernel) => Err(Errno::EMFILE),
+    }
+}

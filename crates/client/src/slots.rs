@@ -1,0 +1,233 @@
+//! Slots: descriptors of the mount opened ahead, so that an open costs no trip through the kernel.
+//!
+//! A *master* is the library's own descriptor of a slot. A program's descriptor is a copy of it, hence
+//! shares its file position. While the file is open the slot is taken; after the last close it is free
+//! again, unless a copy may have got away (fork, exec, a message to another process): then the master is
+//! closed and the slot belongs to whoever holds the copies.
+//!
+//! # Invariants
+//!
+//! - A slot's access mode is that of the opens bound to it.
+//! - A slot is bound again only after the service answered the close of its former file.
+//!
+//! # Locking
+//!
+//! None: a place changes hands by compare-and-swap of its state.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+use polylane_ipc::message::SLOT_DIR;
+
+use crate::outcome::{Detour, Outcome};
+use crate::session::{Mark, Session};
+use crate::{config, private, real, thread};
+
+/// Slots per access mode: files open at a time that need no kernel trip. More use the kernel path.
+const SLOTS_PER_MODE: usize = 64;
+/// Access modes: read, write, both.
+const MODES: usize = 3;
+
+const EMPTY: u32 = 0;
+const FREE: u32 = 1;
+const TAKEN: u32 = 2;
+/// Being made or unmade by one thread.
+const CHANGING: u32 = 3;
+
+/// One place. Zero is empty.
+pub(crate) struct Slot {
+    state: AtomicU32,
+    /// The master.
+    fd: AtomicI32,
+    /// Its name with the service.
+    number: AtomicU32,
+    /// Session that it belongs to.
+    session: AtomicU32,
+    /// The close of its former file, a [`Mark`].
+    pending: AtomicU64,
+}
+
+/// All slots. Zero is "none made".
+pub(crate) struct SlotPool {
+    slots: [[Slot; SLOTS_PER_MODE]; MODES],
+    next_number: AtomicU32,
+    /// Copies may be held where nobody sees them: no slot is used twice.
+    used_once: AtomicU32,
+}
+
+impl SlotPool {
+    pub(crate) const fn new() -> Self {
+        SlotPool {
+            slots: [const { [const { Slot::new() }; SLOTS_PER_MODE] }; MODES],
+            next_number: AtomicU32::new(0),
+            used_once: AtomicU32::new(0),
+        }
+    }
+
+    /// From now on closed slots are retired: something in the kernel may hold copies of them.
+    pub(crate) fn never_reuse(&self) {
+        self.used_once.store(1, Ordering::Relaxed);
+    }
+
+    /// A slot whose file was closed.
+    pub(crate) fn release(&self, slot: &Slot, closed: Mark) {
+        match self.used_once.load(Ordering::Relaxed) {
+            0 => slot.free(closed),
+            _ => slot.retire(),
+        }
+    }
+
+    /// A slot for an open with these flags; made when none is free. `Kernel` when there are enough.
+    pub(crate) fn take(&'static self, session: &Session, flags: i32) -> Outcome<Taken> {
+        let mode = usize::try_from(flags & libc::O_ACCMODE).ok().filter(|&mode| mode < MODES);
+        let mode = mode.ok_or(Detour::Kernel)?;
+        for (place, slot) in self.slots[mode].iter().enumerate() {
+            if slot.session.load(Ordering::Relaxed) == session.number && slot.turn(FREE, TAKEN) {
+                let taken = Taken { index: (mode * SLOTS_PER_MODE + place) as u32, slot };
+                session.wait_for(Mark::from_word(slot.pending.load(Ordering::Relaxed)))?;
+                return Ok(taken);
+            }
+        }
+        self.make(session, mode)
+    }
+
+    #[cold]
+    fn make(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
+        let empty = |slot: &Slot| slot.turn(EMPTY, CHANGING) || slot.reclaim(session.number);
+        let place = self.slots[mode].iter().position(empty).ok_or(Detour::Kernel)?;
+        let slot = &self.slots[mode][place];
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        match thread::slow(|| open_master(session, number, mode as i32)) {
+            Ok(fd) => {
+                slot.fd.store(fd, Ordering::Relaxed);
+                slot.number.store(number, Ordering::Relaxed);
+                slot.session.store(session.number, Ordering::Relaxed);
+                slot.pending.store(0, Ordering::Relaxed);
+                slot.state.store(TAKEN, Ordering::Release);
+                Ok(Taken { index: (mode * SLOTS_PER_MODE + place) as u32, slot })
+            }
+            Err(_) => {
+                slot.state.store(EMPTY, Ordering::Release);
+                Err(Detour::Kernel)
+            }
+        }
+    }
+
+    /// The slot of a record.
+    pub(crate) fn get(&'static self, index: u32) -> Option<&'static Slot> {
+        let index = index as usize;
+        self.slots.get(index / SLOTS_PER_MODE)?.get(index % SLOTS_PER_MODE)
+    }
+
+    /// The program takes the number of a master for itself.
+    pub(crate) fn lose(&'static self, fd: RawFd) {
+        for slot in self.slots.iter().flatten() {
+            if slot.master() == fd && slot.turn(FREE, CHANGING) {
+                slot.state.store(EMPTY, Ordering::Release);
+            }
+        }
+    }
+
+    /// Closes the masters of all free slots: the program ran out of descriptors.
+    pub(crate) fn shed(&'static self) -> bool {
+        let mut any = false;
+        for slot in self.slots.iter().flatten() {
+            if slot.turn(FREE, CHANGING) {
+                private::close(slot.fd.load(Ordering::Relaxed));
+                slot.state.store(EMPTY, Ordering::Release);
+                any = true;
+            }
+        }
+        any
+    }
+}
+
+impl Slot {
+    const fn new() -> Self {
+        Slot {
+            state: AtomicU32::new(EMPTY),
+            fd: AtomicI32::new(0),
+            number: AtomicU32::new(0),
+            session: AtomicU32::new(0),
+            pending: AtomicU64::new(0),
+        }
+    }
+
+    fn turn(&self, from: u32, to: u32) -> bool {
+        let (done, else_) = (Ordering::Acquire, Ordering::Relaxed);
+        self.state.load(Ordering::Relaxed) == from
+            && self.state.compare_exchange(from, to, done, else_).is_ok()
+    }
+
+    /// Takes the place of a free slot of a session that is over.
+    fn reclaim(&self, session: u32) -> bool {
+        let old = self.session.load(Ordering::Relaxed) != session;
+        if old && self.turn(FREE, CHANGING) {
+            private::close(self.fd.load(Ordering::Relaxed));
+            return true;
+        }
+        false
+    }
+
+    /// The master: shares its file position with every copy.
+    pub(crate) fn master(&self) -> RawFd {
+        self.fd.load(Ordering::Relaxed)
+    }
+
+    /// Its name with the service.
+    pub(crate) fn number(&self) -> u32 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// Free again; `closed` is the close under way.
+    fn free(&self, closed: Mark) {
+        self.pending.store(closed.to_word(), Ordering::Relaxed);
+        self.state.store(FREE, Ordering::Release);
+    }
+
+    /// Never to be used again: what copies there are keep it.
+    pub(crate) fn retire(&self) {
+        private::close(self.fd.load(Ordering::Relaxed));
+        self.state.store(EMPTY, Ordering::Release);
+    }
+}
+
+/// A slot taken for an open that is under way. Dropped, it is free again.
+pub(crate) struct Taken {
+    index: u32,
+    slot: &'static Slot,
+}
+
+impl Taken {
+    /// The slot stays taken; its place in the pool.
+    pub(crate) fn keep(self) -> u32 {
+        std::mem::ManuallyDrop::new(self).index
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.slot.state.store(FREE, Ordering::Release);
+    }
+}
+
+/// Opens `MOUNT/.polylane-slots/<token>-<number>` and moves the descriptor up.
+fn open_master(session: &Session, number: u32, mode: i32) -> Outcome<RawFd> {
+    use std::io::Write;
+    let mut name = [0; 96];
+    let mut rest = &mut name[..];
+    let room = rest.len();
+    let mut put = || -> std::io::Result<usize> {
+        write!(rest, "{SLOT_DIR}/")?;
+        for byte in session.token {
+            write!(rest, "{byte:02x}")?;
+        }
+        write!(rest, "-{number}")?;
+        Ok(room - rest.len())
+    };
+    let len = put().map_err(|_| Detour::Kernel)?;
+    let mut path = [0; config::MOUNT_BYTES_MAX + 96];
+    let path = config::under_mount(&mut path, &name[..len]).ok_or(Detour::Kernel)?;
+    let flags = libc::O_CREAT | libc::O_CLOEXEC | mode;
+    private::adopt(real::open_file(path, flags)?)
+}

@@ -1,0 +1,107 @@
+//! Everything a process knows about its lane, in memory that a forked child finds zeroed.
+//!
+//! The kernel wipes these pages at fork (`MADV_WIPEONFORK`), so a child, however it was made, starts
+//! with "nothing known": it cannot use its parent's channel by mistake, and every inherited descriptor
+//! is looked at anew when it is first used. Zero is therefore a valid first value of every field.
+//!
+//! # Invariants
+//!
+//! - `life` is [`READY`] before any other field is used; see [`get`].
+//! - What must outlive the wipe (which descriptors are the library's own) is in `private`.
+//!
+//! # Locking
+//!
+//! No locks here; parts say their own.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::cwd::Cwd;
+use crate::session::Sessions;
+use crate::slots::SlotPool;
+use crate::table::{FdTable, RecordPool};
+
+/// Alignment at which `madvise` can tell these pages from their neighbours: the largest page size of
+/// the architecture.
+#[cfg(target_arch = "x86_64")]
+#[repr(C, align(4096))]
+pub(crate) struct State(Fields);
+
+/// As above.
+#[cfg(not(target_arch = "x86_64"))]
+#[repr(C, align(65536))]
+pub(crate) struct State(Fields);
+
+/// The parts.
+pub(crate) struct Fields {
+    life: AtomicU32,
+    /// Descriptors.
+    pub(crate) table: FdTable,
+    /// What they mean.
+    pub(crate) records: RecordPool,
+    /// Kernel descriptors opened ahead.
+    pub(crate) slots: SlotPool,
+    /// The channel to the service.
+    pub(crate) sessions: Sessions,
+    /// The working directory.
+    pub(crate) cwd: Cwd,
+    /// `st_dev` of the mount plus one; 0: not known yet.
+    pub(crate) device: AtomicU64,
+    /// The umask plus one; 0: not known yet.
+    pub(crate) umask: AtomicU32,
+    /// `RLIMIT_FSIZE` plus one; 0: not known yet.
+    pub(crate) file_limit: AtomicU64,
+    /// This process took POSIX locks, which any close of the file gives up.
+    pub(crate) has_locked: AtomicU32,
+    /// Paths mean something else here than in the service (chroot, another mount namespace).
+    pub(crate) estranged: AtomicU32,
+}
+
+const WIPED: u32 = 0;
+const STARTING: u32 = 1;
+const READY: u32 = 2;
+
+static STATE: State = State(Fields {
+    life: AtomicU32::new(WIPED),
+    table: FdTable::new(),
+    records: RecordPool::new(),
+    slots: SlotPool::new(),
+    sessions: Sessions::new(),
+    cwd: Cwd::new(),
+    device: AtomicU64::new(0),
+    umask: AtomicU32::new(0),
+    file_limit: AtomicU64::new(0),
+    has_locked: AtomicU32::new(0),
+    estranged: AtomicU32::new(0),
+});
+
+/// This process's state.
+#[inline]
+pub(crate) fn get() -> &'static Fields {
+    let fields = &STATE.0;
+    if fields.life.load(Ordering::Acquire) != READY {
+        start(fields);
+    }
+    fields
+}
+
+/// The state, if this process used it already.
+#[inline]
+pub(crate) fn started() -> Option<&'static Fields> {
+    (STATE.0.life.load(Ordering::Acquire) == READY).then_some(&STATE.0)
+}
+
+/// The first use in a process: closes what belonged to the parent.
+#[cold]
+fn start(fields: &'static Fields) {
+    let (first, then) = (Ordering::Acquire, Ordering::Acquire);
+    if fields.life.compare_exchange(WIPED, STARTING, first, then).is_ok() {
+        crate::thread::slow(|| {
+            crate::private::close_all();
+            crate::real::wipe_on_fork(&STATE);
+        });
+        fields.life.store(READY, Ordering::Release);
+    }
+    while fields.life.load(Ordering::Acquire) != READY {
+        std::hint::spin_loop();
+    }
+}

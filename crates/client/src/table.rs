@@ -1,0 +1,345 @@
+//! What descriptor numbers mean: a flat table of numbers, and the open files behind them.
+//!
+//! ```text
+//!   number ──► entry ──► Record (refs = entries that mean it + calls under way)
+//!                          └─ last reference gone ──► Op::Close, slot free or retired
+//! ```
+//!
+//! # Invariants
+//!
+//! - An entry that names a record holds one reference of it. Entries are changed by swaps, so each
+//!   reference is dropped by exactly one thread.
+//! - An entry is cleared before the kernel descriptor is closed: the number may be given out again at
+//!   once, and must not be found to mean the old file.
+//! - "Foreign" and "kernel" may be wrong in one direction only: towards the kernel path, which is
+//!   always right.
+//!
+//! # Locking
+//!
+//! Lookups take no lock. [`Record::lock`] orders uses of one file's offset.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::lock::OffsetLock;
+
+/// Numbers in the table; higher ones use the kernel path.
+pub(crate) const FDS_MAX: usize = 65536;
+/// Open files at a time; further ones use the kernel path.
+pub(crate) const RECORDS_MAX: usize = 16384;
+
+/// Nothing known: to be looked at.
+const UNKNOWN: u32 = 0;
+/// Nothing of the lane.
+const FOREIGN: u32 = 1;
+/// First entry value that names a record.
+const RECORD_FIRST: u32 = 16;
+
+/// Meaning of every number. Zero is "unknown".
+pub(crate) struct FdTable {
+    entries: [AtomicU32; FDS_MAX],
+    /// One more than the highest number that ever named something: bounds walks.
+    top: AtomicU32,
+}
+
+/// What an entry says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Entry {
+    /// Not looked at yet.
+    Unknown,
+    /// For the kernel.
+    Foreign,
+    /// The record of this number.
+    Record(u32),
+}
+
+impl Entry {
+    pub(crate) fn from_word(word: u32) -> Entry {
+        match word {
+            UNKNOWN => Entry::Unknown,
+            word if word < RECORD_FIRST => Entry::Foreign,
+            word => Entry::Record(word - RECORD_FIRST),
+        }
+    }
+
+    pub(crate) fn to_word(self) -> u32 {
+        match self {
+            Entry::Unknown => UNKNOWN,
+            Entry::Foreign => FOREIGN,
+            Entry::Record(index) => index + RECORD_FIRST,
+        }
+    }
+}
+
+impl FdTable {
+    pub(crate) const fn new() -> Self {
+        FdTable { entries: [const { AtomicU32::new(UNKNOWN) }; FDS_MAX], top: AtomicU32::new(0) }
+    }
+
+    /// What `fd` means; numbers outside the table are for the kernel.
+    #[inline]
+    pub(crate) fn get(&self, fd: RawFd) -> Entry {
+        match self.entries.get(fd as usize) {
+            Some(entry) => Entry::from_word(entry.load(Ordering::Acquire)),
+            None => Entry::Foreign,
+        }
+    }
+
+    /// Sets what `fd` means; returns what it meant. The caller now owns the old record's reference.
+    pub(crate) fn swap(&self, fd: RawFd, entry: Entry) -> Entry {
+        let Some(place) = self.entries.get(fd as usize) else { return entry };
+        if entry != Entry::Unknown && self.top.load(Ordering::Relaxed) <= fd as u32 {
+            self.top.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+        }
+        Entry::from_word(place.swap(entry.to_word(), Ordering::AcqRel))
+    }
+
+    /// Sets what `fd` means if nothing was known. False when something was.
+    pub(crate) fn learn(&self, fd: RawFd, entry: Entry) -> bool {
+        let Some(place) = self.entries.get(fd as usize) else { return false };
+        self.top.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+        let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
+        place.compare_exchange(UNKNOWN, entry.to_word(), done, else_).is_ok()
+    }
+
+    /// One more than the highest number that may mean something.
+    pub(crate) fn top(&self) -> u32 {
+        self.top.load(Ordering::Relaxed)
+    }
+}
+
+/// Bits of [`Record::state`].
+pub(crate) mod bit {
+    /// The kernel's file position counts; the private offset is without meaning.
+    pub(crate) const KERNEL_OFFSET: u32 = 1;
+    /// A directory: good for `*at` calls only.
+    pub(crate) const DIRECTORY: u32 = 2;
+    /// The slot must not be used again.
+    pub(crate) const ESCAPED: u32 = 4;
+    /// The service was told, or is about to be, that other processes have copies.
+    pub(crate) const SHARED: u32 = 8;
+}
+
+/// One open file. All zero is a free place.
+#[repr(align(64))]
+pub(crate) struct Record {
+    /// Entries that name it and calls that use it; 0: free.
+    refs: AtomicU32,
+    /// Bits of [`bit`].
+    state: AtomicU32,
+    /// Orders uses of the offset.
+    pub(crate) offset_lock: OffsetLock,
+    /// The service's handle.
+    pub(crate) handle: AtomicU64,
+    /// The private offset.
+    pub(crate) offset: AtomicU64,
+    /// Number of the session that `handle` belongs to.
+    pub(crate) session: AtomicU32,
+    /// The slot it is bound to plus one; 0: none.
+    pub(crate) slot: AtomicU32,
+    /// Flags as `F_GETFL` reports them.
+    pub(crate) flags: AtomicU32,
+}
+
+impl Record {
+    const fn new() -> Self {
+        Record {
+            refs: AtomicU32::new(0),
+            state: AtomicU32::new(0),
+            offset_lock: OffsetLock::new(),
+            handle: AtomicU64::new(0),
+            offset: AtomicU64::new(0),
+            session: AtomicU32::new(0),
+            slot: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether any bit of `bits` is set.
+    #[inline]
+    pub(crate) fn is(&self, bits: u32) -> bool {
+        self.state.load(Ordering::Acquire) & bits != 0
+    }
+
+    /// Sets bits; returns whether all were set before.
+    pub(crate) fn set(&self, bits: u32) -> bool {
+        self.state.fetch_or(bits, Ordering::AcqRel) & bits == bits
+    }
+
+    /// Whether it was opened with `O_APPEND`.
+    #[inline]
+    pub(crate) fn appends(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & libc::O_APPEND as u32 != 0
+    }
+
+    /// Access mode: `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
+    #[inline]
+    pub(crate) fn access_mode(&self) -> i32 {
+        self.flags.load(Ordering::Relaxed) as i32 & libc::O_ACCMODE
+    }
+
+    fn reset(&self) {
+        self.state.store(0, Ordering::Relaxed);
+        self.offset.store(0, Ordering::Relaxed);
+        self.slot.store(0, Ordering::Relaxed);
+        self.flags.store(0, Ordering::Relaxed);
+        self.handle.store(0, Ordering::Relaxed);
+        self.session.store(0, Ordering::Relaxed);
+    }
+
+    /// One more reference, unless the place is free, being filled or being emptied.
+    #[inline]
+    fn hold(&self) -> bool {
+        let mut refs = self.refs.load(Ordering::Relaxed);
+        while refs != 0 && refs < CLAIMED {
+            let (done, again) = (Ordering::Acquire, Ordering::Relaxed);
+            match self.refs.compare_exchange_weak(refs, refs + 1, done, again) {
+                Ok(_) => return true,
+                Err(now) => refs = now,
+            }
+        }
+        false
+    }
+}
+
+/// All records. Zero is "all free".
+pub(crate) struct RecordPool {
+    records: [Record; RECORDS_MAX],
+    /// Where the search for a free place starts: the place that was freed last.
+    hint: AtomicU32,
+    /// One more than the highest place ever used: bounds walks.
+    top: AtomicU32,
+}
+
+impl RecordPool {
+    pub(crate) const fn new() -> Self {
+        RecordPool {
+            records: [const { Record::new() }; RECORDS_MAX],
+            hint: AtomicU32::new(0),
+            top: AtomicU32::new(0),
+        }
+    }
+
+    /// A blank record with one reference, the caller's; `None` when all are in use.
+    pub(crate) fn allocate(&'static self) -> Option<Pin> {
+        let hint = self.hint.load(Ordering::Relaxed) as usize;
+        for step in 0..RECORDS_MAX {
+            let index = (hint + step) % RECORDS_MAX;
+            let record = &self.records[index];
+            if record.refs.load(Ordering::Relaxed) != 0 {
+                continue;
+            }
+            let (done, else_) = (Ordering::Acquire, Ordering::Relaxed);
+            if record.refs.compare_exchange(0, CLAIMED, done, else_).is_ok() {
+                record.reset();
+                record.refs.store(1, Ordering::Release);
+                self.hint.store(index as u32, Ordering::Relaxed);
+                self.top.fetch_max(index as u32 + 1, Ordering::Relaxed);
+                return Some(Pin { index: index as u32, record });
+            }
+        }
+        None
+    }
+
+    /// The record that `fd` means, held.
+    #[inline]
+    pub(crate) fn find(&'static self, table: &FdTable, fd: RawFd) -> Result<Pin, Entry> {
+        match table.entries.get(fd as usize) {
+            Some(place) => self.find_word(place),
+            None => Err(Entry::Foreign),
+        }
+    }
+
+    /// The record that an entry names, held.
+    #[inline]
+    pub(crate) fn find_word(&'static self, place: &AtomicU32) -> Result<Pin, Entry> {
+        loop {
+            let word = place.load(Ordering::Acquire);
+            let entry = Entry::from_word(word);
+            let Entry::Record(index) = entry else { return Err(entry) };
+            let Some(record) = self.records.get(index as usize) else { return Err(Entry::Foreign) };
+            if !record.hold() {
+                // Freed between the two looks: the entry has changed.
+                std::hint::spin_loop();
+                continue;
+            }
+            let pin = Pin { index, record };
+            // Holding it proves nothing about the entry: the place may have been used again.
+            if place.load(Ordering::Acquire) == word {
+                return Ok(pin);
+            }
+        }
+    }
+
+    /// Takes over the reference that an entry held.
+    pub(crate) fn adopt(&'static self, entry: Entry) -> Option<Pin> {
+        let Entry::Record(index) = entry else { return None };
+        self.records.get(index as usize).map(|record| Pin { index, record })
+    }
+
+    /// Every record in use, held one at a time.
+    pub(crate) fn each(&'static self, mut with: impl FnMut(&Pin)) {
+        let top = self.top.load(Ordering::Relaxed) as usize;
+        for (index, record) in self.records.iter().enumerate().take(top) {
+            if record.hold() {
+                with(&Pin { index: index as u32, record });
+            }
+        }
+    }
+}
+
+/// Being filled or emptied by one thread: neither free nor to be held.
+const CLAIMED: u32 = 1 << 30;
+
+/// A reference to a record; the last one to go closes the file.
+pub(crate) struct Pin {
+    index: u32,
+    record: &'static Record,
+}
+
+impl Pin {
+    /// The entry that names the record. The reference becomes the entry's.
+    pub(crate) fn into_entry(self) -> Entry {
+        let pin = std::mem::ManuallyDrop::new(self);
+        Entry::Record(pin.index)
+    }
+
+    /// One more reference.
+    pub(crate) fn again(&self) -> Pin {
+        self.record.refs.fetch_add(1, Ordering::Relaxed);
+        Pin { index: self.index, record: self.record }
+    }
+}
+
+impl std::ops::Deref for Pin {
+    type Target = Record;
+
+    fn deref(&self) -> &Record {
+        self.record
+    }
+}
+
+impl Drop for Pin {
+    #[inline]
+    fn drop(&mut self) {
+        let refs = &self.record.refs;
+        let mut now = refs.load(Ordering::Relaxed);
+        loop {
+            let next = match now {
+                // A child that was forked within a call: the record was wiped.
+                0 => return,
+                1 => CLAIMED,
+                more => more - 1,
+            };
+            let (done, again) = (Ordering::AcqRel, Ordering::Relaxed);
+            match refs.compare_exchange_weak(now, next, done, again) {
+                Ok(_) if next == CLAIMED => break,
+                Ok(_) => return,
+                Err(seen) => now = seen,
+            }
+        }
+        crate::file::finish(self.record);
+        refs.store(0, Ordering::Release);
+        crate::state::get().records.hint.store(self.index, Ordering::Relaxed);
+    }
+}

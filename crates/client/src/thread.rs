@@ -1,0 +1,95 @@
+//! What each thread keeps: whether it is inside the library, and its mailboxes.
+//!
+//! Constant-initialised and without destructor, so that touching it neither allocates nor registers
+//! anything: safe in signal handlers and in a child after fork.
+//!
+//! A signal handler may interrupt a call at any instruction and make calls of its own. It finds the
+//! interrupted call's mailbox busy and takes the other one; a third level goes through the kernel.
+
+use std::cell::Cell;
+
+/// Mailboxes of one thread.
+pub(crate) const BOXES: usize = 2;
+
+/// The calling thread's part. Only the thread itself, or a signal handler on it, comes here.
+pub(crate) struct Thread {
+    /// Depth of slow paths: whatever this thread hooks meanwhile is the library's own.
+    inside: Cell<u32>,
+    /// The session that `boxes` belong to; 0: none were claimed.
+    pub(crate) session: Cell<u32>,
+    /// Mailbox numbers.
+    pub(crate) boxes: [Cell<u32>; BOXES],
+    /// Whether a call of this thread is using the mailbox.
+    pub(crate) busy: [Cell<bool>; BOXES],
+    /// The mailbox for the next call: they alternate, so that an unawaited request does not delay it.
+    pub(crate) next: Cell<usize>,
+}
+
+thread_local! {
+    static THREAD: Thread = const {
+        Thread {
+            inside: Cell::new(0),
+            session: Cell::new(0),
+            boxes: [const { Cell::new(0) }; BOXES],
+            busy: [const { Cell::new(false) }; BOXES],
+            next: Cell::new(0),
+        }
+    };
+}
+
+/// Calls `with` with the calling thread's part.
+#[inline]
+pub(crate) fn with<R>(with: impl FnOnce(&Thread) -> R) -> R {
+    THREAD.with(with)
+}
+
+/// A number that tells running threads of this process apart; never 0.
+#[inline]
+pub(crate) fn token() -> u64 {
+    THREAD.with(|thread| std::ptr::from_ref(thread).addr() as u64)
+}
+
+/// Whether this thread is on a slow path of the library, so that a hook must go straight to libc.
+#[inline]
+pub(crate) fn is_inside() -> bool {
+    THREAD.with(|thread| thread.inside.get() > 0)
+}
+
+/// Marks a slow path: hooked functions called in it go to libc.
+pub(crate) struct Inside(());
+
+impl Inside {
+    pub(crate) fn enter() -> Self {
+        THREAD.with(|thread| thread.inside.set(thread.inside.get() + 1));
+        Inside(())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        THREAD.with(|thread| thread.inside.set(thread.inside.get().saturating_sub(1)));
+    }
+}
+
+/// Runs a part of a slow path that makes requests: hooks are on again.
+pub(crate) fn outside<R>(part: impl FnOnce() -> R) -> R {
+    let depth = THREAD.with(|thread| thread.inside.replace(0));
+    let result = part();
+    THREAD.with(|thread| thread.inside.set(depth));
+    result
+}
+
+/// Runs a slow path: signals wait, hooks are off, `errno` stays.
+///
+/// Without the signal mask a handler could find a half-made session, or wait for a lock that its own
+/// thread holds.
+pub(crate) fn slow<R>(path: impl FnOnce() -> R) -> R {
+    let errno = crate::real::errno();
+    let mask = crate::real::block_signals();
+    let inside = Inside::enter();
+    let result = path();
+    drop(inside);
+    crate::real::restore_signals(&mask);
+    crate::real::set_errno(errno);
+    result
+}
