@@ -596,7 +596,9 @@ fn a_slot_is_a_descriptor_of_the_bound_file() {
     let token = polylane_front::slots::Token::random().expect("random bytes");
     let session = lane.lane.slots.open_session(token, groups);
     let name = lane.path(&format!(".polylane-slots/{token}-5"));
-    let slot = OpenOptions::new().read(true).write(true).create(true).open(&name).expect("a slot");
+    let flags = libc::O_CREAT;
+    let slot = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&name);
+    let slot = slot.expect("a slot");
     assert_eq!(errno(slot.read_at(&mut [0], 0)), libc::EBADF);
     fs::write(lane.path("a"), b"contents").expect("written");
     let vfs = &lane.lane.vfs;

@@ -35,6 +35,6 @@ pub use file::{OpenFile, Written};
 pub use fs::{Attr, FileSystem, Kind, SetAttr};
 pub use inode::{Inode, Node};
 pub use lock::{LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, LockWaiter, Ticket};
-pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
+pub use rename::{Moved, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
 pub use stats::Stats;
 pub use vfs::{Create, Last, Options, PathError, Vfs};

@@ -186,6 +186,11 @@ impl Vfs {
 
     /// Removes a name that is not a directory's. The inode lives on while it is held. `EISDIR`.
     pub fn unlink(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<()> {
+        self.take_unlinked(cred, dir, name).map(drop)
+    }
+
+    /// [`unlink`](Self::unlink), and the inode that lost its name.
+    pub fn take_unlinked(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Node> {
         self.begin();
         check_dir(dir)?;
         check_name(name)?;
@@ -206,11 +211,16 @@ impl Vfs {
         dir.keep_now(changed.dir);
         core.cache.unlinked(&victim);
         core.dentries.remove(dir.id, name);
-        Ok(())
+        Ok(victim)
     }
 
     /// Removes an empty directory. `ENOTEMPTY`, `ENOTDIR`, `EINVAL` for `.`, `ENOTEMPTY` for `..`.
     pub fn rmdir(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<()> {
+        self.take_removed_dir(cred, dir, name).map(drop)
+    }
+
+    /// [`rmdir`](Self::rmdir), and the directory that lost its name.
+    pub fn take_removed_dir(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Node> {
         self.begin();
         check_dir(dir)?;
         match name {
@@ -225,13 +235,14 @@ impl Vfs {
         access::check_remove(cred, dir, &victim)?;
         check_dir(&victim)?;
         // Nothing may be created in it between the libservice's look and its end.
-        let _inside = victim.lock.write();
+        let inside = victim.lock.write();
         let mut changed = core.fs.rmdir(dir.ino(), name)?;
         changed.node.nlink = 0;
         victim.keep_now(changed.node);
+        drop(inside);
         dir.keep_now(changed.dir);
         core.dentries.remove(dir.id, name);
-        Ok(())
+        Ok(victim)
     }
 
     /// The target of a symbolic link. `EINVAL` for anything else.

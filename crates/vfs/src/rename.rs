@@ -28,6 +28,15 @@ pub const RENAME_EXCHANGE: u32 = 2;
 /// `RENAME_WHITEOUT`
 pub const RENAME_WHITEOUT: u32 = 4;
 
+/// The inodes of a rename.
+#[derive(Clone, Debug)]
+pub struct Moved {
+    /// What the old name named.
+    pub moved: Node,
+    /// What the new name named before, if anything.
+    pub replaced: Option<Node>,
+}
+
 /// One side of a rename: a directory and a name in it.
 #[derive(Clone, Copy)]
 struct Side<'a> {
@@ -68,6 +77,19 @@ impl Vfs {
         to: &[u8],
         flags: u32,
     ) -> Result<()> {
+        self.take_renamed(cred, from_dir, from, to_dir, to, flags).map(drop)
+    }
+
+    /// [`rename`](Self::rename), and the inodes that changed names.
+    pub fn take_renamed(
+        &self,
+        cred: &Cred,
+        from_dir: &Node,
+        from: &[u8],
+        to_dir: &Node,
+        to: &[u8],
+        flags: u32,
+    ) -> Result<Moved> {
         self.begin();
         let wish = wish(flags)?;
         check_dir(from_dir)?;
@@ -78,20 +100,17 @@ impl Vfs {
         }
         let from = Side { dir: from_dir, name: from };
         let to = Side { dir: to_dir, name: to };
-        // Dropped after the locks: it may be the end of a large file.
-        let _replaced;
+        // What was replaced is dropped after the locks: it may be the end of a large file.
         if from_dir.id == to_dir.id {
             let _entries = from_dir.lock.write();
-            _replaced = move_name(&self.core, cred, from, to, wish)?;
-            return Ok(());
+            return move_name(&self.core, cred, from, to, wish);
         }
         let _renaming = self.core.renaming.lock();
         let (first, second) =
             if lies_first(from_dir, to_dir) { (from_dir, to_dir) } else { (to_dir, from_dir) };
         let _first = first.lock.write();
         let _second = second.lock.write();
-        _replaced = move_name(&self.core, cred, from, to, wish)?;
-        Ok(())
+        move_name(&self.core, cred, from, to, wish)
     }
 }
 
@@ -100,15 +119,14 @@ fn lies_first(a: &Node, b: &Node) -> bool {
     is_ancestor(a, b) || (!is_ancestor(b, a) && a.id < b.id)
 }
 
-/// The rename itself, with the entries of both directories locked. Returns what the new name named
-/// before.
+/// The rename itself, with the entries of both directories locked.
 fn move_name(
     core: &Arc<Core>,
     cred: &Cred,
     from: Side<'_>,
     to: Side<'_>,
     wish: Wish,
-) -> Result<Option<Node>> {
+) -> Result<Moved> {
     let moved = core.child_locked(from.dir, from.name)?;
     let target = core.target_locked(to.dir, to.name)?;
     check_target(&target, wish)?;
@@ -116,7 +134,7 @@ fn move_name(
     core.writable()?;
     check_rights(cred, from, to, &moved, target.as_ref(), wish.mode)?;
     if target.as_ref().is_some_and(|target| target.id == moved.id) {
-        return Ok(target);
+        return Ok(Moved { moved, replaced: target });
     }
     check_alive(to.dir)?;
     check_links(core, from, to, &moved, target.as_ref(), wish.mode)?;
@@ -129,7 +147,7 @@ fn move_name(
     }
     keep_names(core, from, to, &moved, target.as_ref(), wish.mode);
     drop(moving);
-    Ok(target)
+    Ok(Moved { moved, replaced: target })
 }
 
 fn check_target(target: &Option<Node>, wish: Wish) -> Result<()> {

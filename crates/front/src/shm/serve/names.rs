@@ -62,7 +62,8 @@ impl Call<'_> {
     pub(super) fn unlink(&mut self, at: At<'_>, dir: bool) -> Answer {
         let last = self.last(at)?;
         if dir {
-            self.vfs().rmdir(self.cred(), &last.dir, &last.name)?;
+            let gone = self.vfs().take_removed_dir(self.cred(), &last.dir, &last.name)?;
+            self.session.lane.name_gone(&last.dir, &last.name, &gone);
             return Ok(done(0));
         }
         if last.must_be_dir {
@@ -70,7 +71,8 @@ impl Call<'_> {
             let is_dir = node.kind() == Kind::Dir;
             return Err(if is_dir { Errno::EISDIR } else { Errno::ENOTDIR }.into());
         }
-        self.vfs().unlink(self.cred(), &last.dir, &last.name)?;
+        let gone = self.vfs().take_unlinked(self.cred(), &last.dir, &last.name)?;
+        self.session.lane.name_gone(&last.dir, &last.name, &gone);
         Ok(done(0))
     }
 
@@ -82,7 +84,13 @@ impl Call<'_> {
                 return Err(Errno::ENOTDIR.into());
             }
         }
-        self.vfs().rename(self.cred(), &from.dir, &from.name, &to.dir, &to.name, flags)?;
+        let (from_dir, to_dir) = (&from.dir, &to.dir);
+        let vfs = self.vfs();
+        let names = vfs.take_renamed(self.cred(), from_dir, &from.name, to_dir, &to.name, flags)?;
+        self.session.lane.name_gone(from_dir, &from.name, &names.moved);
+        if let Some(replaced) = &names.replaced {
+            self.session.lane.name_gone(to_dir, &to.name, replaced);
+        }
         Ok(done(0))
     }
 
