@@ -159,7 +159,8 @@ impl HostDir {
 impl FileSystem for HostDir {
     fn character(&self) -> Character {
         Character {
-            cache_data: true,
+            // The host changes its files beside us, and its page cache holds them already.
+            cache_data: false,
             volatile: true,
             read_only: false,
             max_file_size: i64::MAX as u64,
