@@ -24,9 +24,11 @@ pub enum Call {
     Change,
     /// `lookup`, `getattr` and the like.
     Look,
+    /// `forget`: can be counted and blocked, not fail.
+    Forget,
 }
 
-const CALLS: usize = 5;
+const CALLS: usize = 6;
 
 /// What is to go wrong with one class of calls.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,12 +55,20 @@ pub struct Faulty {
     changed: Condvar,
     calls: [AtomicU64; CALLS],
     bytes_left: AtomicU64,
+    character: Character,
 }
 
 impl Faulty {
     /// Passes everything on to `inner` for now.
     pub fn new(inner: Arc<dyn FileSystem>) -> Arc<Faulty> {
+        let character = inner.character();
+        Self::with_character(inner, character)
+    }
+
+    /// As [`new`](Self::new), and asks to be treated differently: for example with its data cached.
+    pub fn with_character(inner: Arc<dyn FileSystem>, character: Character) -> Arc<Faulty> {
         Arc::new(Faulty {
+            character,
             inner,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -152,7 +162,7 @@ impl Source for Part<'_> {
 
 impl FileSystem for Faulty {
     fn character(&self) -> Character {
-        self.inner.character()
+        self.character
     }
 
     fn root(&self) -> Result<Attr> {
@@ -285,6 +295,7 @@ impl FileSystem for Faulty {
     }
 
     fn forget(&self, ino: Ino) {
+        let _ = self.pass(Call::Forget);
         self.inner.forget(ino);
     }
 }

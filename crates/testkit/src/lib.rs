@@ -16,3 +16,4 @@
 
 pub mod fault;
 pub mod fs_suite;
+pub mod model;
