@@ -13,9 +13,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 pub mod oracle;
+pub mod pool;
 
 /// Where scripts see the lane or the tmpfs. Every Debian has it, and a mount namespace hides it.
-pub const MOUNT: &str = "/mnt";
+pub const MOUNT: &str = "/srv";
 
 /// What a script runs on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -192,6 +193,16 @@ pub fn unavailable(test: &str) -> bool {
         return true;
     }
     false
+}
+
+/// Those of `lanes` that `POLYLANE_TEST_LANES` names (`Fuse,PreloadDir`); all when it is not set.
+pub fn chosen(lanes: &[Lane]) -> Vec<Lane> {
+    let names = std::env::var("POLYLANE_TEST_LANES").unwrap_or_default();
+    let named = |lane: &&Lane| names.split(',').any(|name| name == format!("{lane:?}"));
+    match names.is_empty() {
+        true => lanes.to_vec(),
+        false => lanes.iter().filter(named).copied().collect(),
+    }
 }
 
 /// Notes a test, or part of one, as skipped.

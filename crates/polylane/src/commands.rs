@@ -114,7 +114,19 @@ fn describe(finding: &Finding, widest: usize) -> String {
 
 fn print_completions(shell: clap_complete::Shell) -> Result<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "polylane", &mut script);
+    let mut command = visible(&Cli::command());
+    clap_complete::generate(shell, &mut command, "polylane", &mut script);
     print(&String::from_utf8_lossy(&script))?;
     Ok(0)
+}
+
+/// The command without hidden subcommands, which the completion scripts would offer.
+fn visible(command: &clap::Command) -> clap::Command {
+    let shown = command.get_subcommands().filter(|inner| !inner.is_hide_set()).map(visible);
+    let about = command.get_about().cloned().unwrap_or_default();
+    clap::Command::new(command.get_name().to_string())
+        .about(about)
+        .args(command.get_arguments().cloned())
+        .subcommands(shown)
+        .disable_help_subcommand(true)
 }

@@ -39,8 +39,11 @@ const NOT_FOUND: i32 = 127;
 /// Waiting connections of the lane's socket: every program that starts makes one.
 const SOCKET_BACKLOG: i32 = 512;
 
-/// The FUSE device.
+/// The FUSE device ...
 pub(crate) const FUSE_DEVICE: &str = "/dev/fuse";
+/// ... and its numbers (`MISC_MAJOR`, `FUSE_MINOR` of linux/miscdevice.h).
+const FUSE_MAJOR: u32 = 10;
+const FUSE_MINOR: u32 = 229;
 
 /// Where the lane appears.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -134,7 +137,7 @@ fn map_user(uid: u32, gid: u32) -> Result<()> {
 /// Opens the FUSE device.
 pub(crate) fn open_fuse() -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    rustix::fs::open(FUSE_DEVICE, flags, Mode::empty()).map_err(|error| {
+    let device = rustix::fs::open(FUSE_DEVICE, flags, Mode::empty()).map_err(|error| {
         let why = Failure::because(FUSE_DEVICE, "open it", error);
         let hint = match error {
             rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
@@ -143,7 +146,11 @@ pub(crate) fn open_fuse() -> Result<OwnedFd> {
             _ => "load the fuse kernel module, or give the container this device",
         };
         Failure::failed(format!("{why}: {hint}"))
-    })
+    })?;
+    match rustix::fs::fstat(&device) {
+        Ok(stat) if stat.st_rdev == rustix::fs::makedev(FUSE_MAJOR, FUSE_MINOR) => Ok(device),
+        _ => Err(Failure::failed(format!("{FUSE_DEVICE}: not the FUSE device (character 10:229)"))),
+    }
 }
 
 /// The detached mounts of a lane.

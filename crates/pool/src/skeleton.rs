@@ -75,7 +75,10 @@ impl MountPoint {
 
     /// The mount path itself.
     pub(crate) fn path(&self) -> PathBuf {
-        self.exists.join(&self.missing)
+        match self.missing.as_os_str().is_empty() {
+            true => self.exists.clone(),
+            false => self.exists.join(&self.missing),
+        }
     }
 }
 
@@ -203,6 +206,7 @@ mod tests {
         assert_eq!(find("a/b"), Ok(point("a/b")));
         assert_eq!(find("link/a"), Ok(point("a")));
         assert_eq!(point("a/b").path(), real.join("a/b"));
+        assert_eq!(point("").path().as_os_str(), real.as_os_str(), "no slash at the end");
         let file = find("file").expect_err("a file");
         assert!(file.line.contains("is not a directory"), "{file}");
         assert_eq!(find("file/below").expect_err("below a file").status, 1);

@@ -1,0 +1,63 @@
+//! Limits of a pool: CPUs, memory, the size of a lane in RAM.
+
+use polylane_tests::pool::Run;
+use polylane_tests::{skip, unavailable};
+
+fn printed(run: Run) -> String {
+    let output = run.output();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
+    String::from_utf8_lossy(&output.stdout).trim().to_string()
+}
+
+#[test]
+fn cpus_hold_for_command_and_service() {
+    if unavailable("cpus_hold_for_command_and_service") {
+        return;
+    }
+    let script = "nproc; grep Cpus_allowed_list /proc/self/status; echo up; exec sleep 1000";
+    let mut run = Run::new("--mem --no-preload --cpus 0").script(script).start();
+    assert_eq!(run.line(), "1");
+    assert_eq!(run.line(), "Cpus_allowed_list:\t0");
+    assert_eq!(run.line(), "up");
+    let service = run.service();
+    let tasks = std::fs::read_dir(format!("/proc/{service}/task")).expect("threads");
+    for task in tasks.flatten() {
+        let status = std::fs::read_to_string(task.path().join("status")).expect("status");
+        assert!(status.contains("Cpus_allowed_list:\t0\n"), "{status}");
+    }
+    run.signal("TERM");
+    run.end();
+}
+
+#[test]
+fn a_lane_in_ram_is_as_large_as_asked_for() {
+    if unavailable("a_lane_in_ram_is_as_large_as_asked_for") {
+        return;
+    }
+    let size = "df -B1 --output=size /lane | tail -1 | tr -d ' '";
+    let of = |options| printed(Run::new(options).script(size));
+    assert_eq!(of("--mem --no-preload --size 20M"), (20 << 20).to_string());
+    assert_eq!(of("--mem --no-preload --memory 64M"), (32 << 20).to_string());
+    let full = "dd if=/dev/zero of=/lane/f bs=1M count=40 2>&1 | grep -o 'No space left on device'; \
+                rm /lane/f && echo x > /lane/g && cat /lane/g";
+    let said = printed(Run::new("--mem --no-preload --size 20M").script(full));
+    assert_eq!(said, "No space left on device\nx");
+}
+
+#[test]
+fn memory_is_limited_by_a_control_group_where_there_is_one() {
+    let name = "memory_is_limited_by_a_control_group_where_there_is_one";
+    if unavailable(name) {
+        return;
+    }
+    // Whatever cannot get past the limit is killed, and the lane goes on.
+    let script = "grep -c polylane-test- /proc/self/cgroup; \
+                  head -c 200M /dev/zero | tail > /dev/null; echo $?; echo x > /lane/x && cat /lane/x";
+    let output = Run::new("--mem --no-preload --memory 64M").script(script).output();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("--memory: no usable control group") {
+        return skip(name, "no memory control group can be made here");
+    }
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n137\nx\n", "{said}");
+}

@@ -1,0 +1,134 @@
+//! Where the lane appears: mount paths that exist, that do not, and the root.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Output;
+
+use polylane_tests::pool::Run;
+use polylane_tests::{lacks, tool, unavailable};
+
+fn printed(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn the_lane_appears_where_it_was_asked_for_and_only_to_command() {
+    if unavailable("the_lane_appears_where_it_was_asked_for_and_only_to_command") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let shown = dir.path().display();
+    // Existing, with something in it that the lane hides; missing below; missing far below.
+    fs::create_dir(dir.path().join("there")).expect("mkdir");
+    fs::write(dir.path().join("there/hidden"), "").expect("write");
+    for place in ["there", "new", "a/b/c"] {
+        let script = format!(
+            "cd {shown}/{place} && test ! -e hidden && echo one > file && cat file && \
+             stat -f -c %T . && echo $POLYLANE_MOUNT && grep -c ' {shown}/{place} ' /proc/mounts"
+        );
+        let run = Run::new("--mem --no-preload --at").arg(dir.path().join(place)).script(&script);
+        let expected = format!("one\nfuseblk\n{shown}/{place}\n1\n");
+        assert_eq!(printed(&run.output()), expected, "{place}");
+    }
+    let mut left: Vec<_> = fs::read_dir(dir.path()).expect("readdir").flatten().collect();
+    assert_eq!(left.len(), 1, "nothing is made on the host");
+    let there = left.pop().expect("one").path();
+    assert_eq!(fs::read_dir(there).expect("readdir").count(), 1);
+}
+
+#[test]
+fn a_stand_in_shows_the_hosts_files_and_takes_no_new_ones() {
+    if unavailable("a_stand_in_shows_the_hosts_files_and_takes_no_new_ones") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let base = dir.path().join("base");
+    fs::create_dir_all(base.join("sub/deep")).expect("mkdir");
+    fs::write(base.join("file"), "old").expect("write");
+    std::os::unix::fs::symlink("file", base.join("link")).expect("symlink");
+    fs::set_permissions(&base, PermissionsExt::from_mode(0o751)).expect("chmod");
+    let script = format!(
+        "cd {} && ls && cat link && stat -c %a . && echo new > file && touch sub/deep/made && \
+         ! touch lost 2>/dev/null",
+        base.display()
+    );
+    let run = Run::new("--mem --no-preload --at").arg(base.join("lane")).script(&script);
+    assert_eq!(printed(&run.output()), "file\nlane\nlink\nsub\nold751\n");
+    assert_eq!(fs::read_to_string(base.join("file")).expect("read"), "new\n");
+    assert!(base.join("sub/deep/made").exists());
+    // A directory for temporary files stays writable, as a private one.
+    fs::set_permissions(&base, PermissionsExt::from_mode(0o1777)).expect("chmod");
+    let script = format!("cd {} && echo x > private && cat private", base.display());
+    let run = Run::new("--mem --no-preload --at").arg(base.join("lane")).script(&script);
+    assert_eq!(printed(&run.output()), "x\n");
+    assert!(!base.join("private").exists());
+}
+
+#[test]
+fn command_starts_where_the_caller_is() {
+    if unavailable("command_starts_where_the_caller_is") {
+        return;
+    }
+    let here = std::env::current_dir().expect("cwd");
+    let run = Run::new("--mem --no-preload").script("pwd");
+    assert_eq!(printed(&run.output()).trim(), here.display().to_string());
+}
+
+#[test]
+fn processes_are_numbered_anew() {
+    if unavailable("processes_are_numbered_anew") {
+        return;
+    }
+    let script = "echo $$; test -d /proc/1 && test ! -d /proc/4000000 && cat /proc/1/comm && \
+                  readlink /proc/self/ns/pid > /lane/ns && test \"$(cat /lane/ns)\" != \"$HOST_NS\"";
+    let own = fs::read_link("/proc/self/ns/pid").expect("own namespace");
+    let run = Run::new("--mem --no-preload").env("HOST_NS", own).script(script);
+    assert_eq!(printed(&run.output()), "2\npolylane-init\n");
+}
+
+/// A root file system that is one static busybox.
+fn busybox_root(dir: &Path) {
+    let busybox = tool("busybox").expect("checked before");
+    fs::create_dir(dir.join("bin")).expect("mkdir");
+    fs::copy(busybox, dir.join("bin/busybox")).expect("copy");
+    for name in ["sh", "ls", "cat", "stat", "ps", "readlink", "mount", "grep"] {
+        std::os::unix::fs::symlink("busybox", dir.join("bin").join(name)).expect("symlink");
+    }
+}
+
+#[test]
+fn the_lane_can_be_the_root() {
+    let name = "the_lane_can_be_the_root";
+    if unavailable(name) || lacks(name, &["busybox"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    busybox_root(dir.path());
+    let script = "ls / && pwd && readlink /proc/self/root && echo $POLYLANE_MOUNT && \
+                  echo x > /dev/null && head -c 3 /dev/zero | wc -c && test -c /dev/urandom && \
+                  test -d /sys/kernel && echo shm > /dev/shm/x && cat /proc/1/comm && \
+                  echo kept > /file && ls -d /etc /usr";
+    let run = Run::new("--root --no-preload").env("PATH", "/bin").arg("--dir").arg(dir.path());
+    let output = run.script(&script.replace("head", "busybox head").replace("wc", "busybox wc"));
+    let output = output.output();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(said, "bin\ndev\nproc\nsys\n/\n/\n/\n3\npolylane-init\n", "{output:?}");
+    assert_ne!(output.status.code(), Some(0), "the host's /etc and /usr are out of reach");
+    assert_eq!(fs::read_to_string(dir.path().join("file")).expect("kept"), "kept\n");
+}
+
+#[test]
+fn in_a_root_lane_command_is_looked_up_inside() {
+    let name = "in_a_root_lane_command_is_looked_up_inside";
+    if unavailable(name) || lacks(name, &["busybox"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    busybox_root(dir.path());
+    let run = Run::new("--root --no-preload --dir").arg(dir.path()).env("PATH", "/usr/bin:/bin");
+    let (status, line) = run.arg("--").arg("git").refusal();
+    assert_eq!(status, 127, "{line}");
+}

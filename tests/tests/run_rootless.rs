@@ -1,0 +1,131 @@
+//! `polylane run` by an ordinary user, whom the test gives a FUSE device that user may open.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+
+use polylane_tests::pool::assert_nothing_remains;
+use polylane_tests::{binary, lacks, skip, unavailable};
+
+/// Makes a device node for everybody, puts it over /dev/fuse, becomes nobody.
+const AS_NOBODY: &str = r#"
+set -e
+dir=$1; shift
+mknod -m 666 "$dir/fuse" c 10 229
+mount --bind "$dir/fuse" /dev/fuse
+cd "$dir"
+exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all env -u XDG_RUNTIME_DIR "$@"
+"#;
+
+/// Runs `polylane run OPTIONS -- sh -c SCRIPT` as nobody; `None` when this host does not let them.
+fn as_nobody(test: &str, pool: &str, options: &str, script: &str) -> Option<Output> {
+    if unavailable(test) || lacks(test, &["setpriv", "mknod"]) {
+        return None;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).expect("chmod");
+    let program = dir.path().join("polylane");
+    fs::copy(binary(), &program).expect("copy polylane");
+    let library = binary().with_file_name("libpolylane.so");
+    if library.is_file() {
+        fs::copy(library, dir.path().join("libpolylane.so")).expect("copy the library");
+    }
+    let shell = |words: &[&str]| {
+        Command::new("unshare")
+            .args(["--mount", "--propagation=private", "sh", "-c", AS_NOBODY, "sh"])
+            .arg(dir.path())
+            .args(words)
+            .output()
+            .expect("unshare")
+    };
+    let allowed = shell(&["unshare", "--user", "--mount", "true"]);
+    if !allowed.status.success() {
+        skip(test, "ordinary users may make no user namespaces here");
+        return None;
+    }
+    fs::remove_file(dir.path().join("fuse")).expect("remove the node");
+    let program = program.display().to_string();
+    let mut words = vec![program.as_str(), "run", "--pool", pool];
+    words.extend(options.split_whitespace());
+    words.extend(["--", "sh", "-c", script]);
+    let output = shell(&words);
+    assert_nothing_remains(pool);
+    for end in ["lock", "sock"] {
+        let file = format!("/tmp/polylane-65534/{pool}.{end}");
+        assert!(!fs::exists(&file).expect("look"), "{file} left behind");
+    }
+    Some(output)
+}
+
+fn printed(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn an_ordinary_user_has_a_lane() {
+    let script = "id -u && id -g && echo one > /lane/file && cat /lane/file && \
+                  stat -c %u:%g /lane /lane/file && grep CapEff /proc/self/status && \
+                  stat -f -c %T /lane && cat /proc/1/comm";
+    let name = "an_ordinary_user_has_a_lane";
+    for options in ["--mem --no-preload", "--mem"] {
+        let Some(output) = as_nobody(name, "test-rootless", options, script) else { return };
+        let expected = "65534\n65534\none\n65534:65534\n65534:65534\nCapEff:\t0000000000000000\n\
+                        fuseblk\npolylane-init\n";
+        assert_eq!(printed(&output), expected, "{options}");
+    }
+}
+
+#[test]
+fn an_ordinary_user_may_keep_files_in_a_directory() {
+    let name = "an_ordinary_user_may_keep_files_in_a_directory";
+    let dir = tempfile::tempdir().expect("tempdir");
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).expect("chmod");
+    let options = format!("--no-preload --at /lane/deep --dir {}", dir.path().display());
+    let script =
+        "echo one > /lane/deep/file; chown 0:0 /lane/deep/file 2>/dev/null || echo refused";
+    let Some(output) = as_nobody(name, "test-rootless-dir", &options, script) else { return };
+    assert_eq!(printed(&output), "refused\n");
+    let kept = dir.path().join("file");
+    assert_eq!(fs::read_to_string(&kept).expect("kept"), "one\n");
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(kept).expect("stat")), 65534);
+}
+
+#[test]
+fn what_an_ordinary_user_cannot_limit_is_said() {
+    let name = "what_an_ordinary_user_cannot_limit_is_said";
+    let options = "--mem --no-preload --memory 64M --cpus 0";
+    let Some(output) = as_nobody(name, "test-rootless-limits", options, "nproc") else { return };
+    assert_eq!(printed(&output), "1\n");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("--memory: no usable control group"), "{said}");
+    assert!(said.contains("--cpus: no usable control group"), "{said}");
+}
+
+#[test]
+fn an_ordinary_user_without_the_device_is_told() {
+    let name = "an_ordinary_user_without_the_device_is_told";
+    if unavailable(name) || lacks(name, &["setpriv"]) {
+        return;
+    }
+    let open = fs::metadata("/dev/fuse").expect("stat").permissions().mode() & 0o006 == 0o006;
+    if open {
+        return skip(name, "/dev/fuse is open to everybody here");
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("chmod");
+    let program = dir.path().join("polylane");
+    fs::copy(binary(), &program).expect("copy polylane");
+    let output = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .arg(program)
+        .args(["run", "--pool", "test-no-device", "--mem", "--no-preload", "--", "true"])
+        .output()
+        .expect("setpriv");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("/dev/fuse: cannot open it: Permission denied"), "{said}");
+    assert_nothing_remains("test-no-device");
+}
