@@ -6,7 +6,8 @@
 //! # Coherence
 //!
 //! The kernel caches no names and no attributes of a lane (timeouts 0), and reads and writes bypass its
-//! page cache. What is left are the pages of mapped files. [`Inode::tag`] says whether there can be any:
+//! page cache (before Linux 6.6 they do not). What is left are the pages of mapped files.
+//! [`Inode::tag`] says whether there can be any:
 //!
 //! | bits  | meaning                                                                       |
 //! |-------|-------------------------------------------------------------------------------|

@@ -15,7 +15,9 @@ use std::time::Duration;
 use polylane_base::SystemClock;
 use polylane_base::sync::{Arc, thread};
 use polylane_front::Lane;
-use polylane_front::fuse::{Ended, Params, ServeOptions, Stop, mount_options, negotiate, serve};
+use polylane_front::fuse::{
+    Ended, Params, ServeOptions, Stop, mount_options, negotiate_without, serve,
+};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Options, Vfs};
 use rustix::fs::{
@@ -89,6 +91,11 @@ struct Mounted {
 
 impl Mounted {
     fn new(name: &str) -> Mounted {
+        Mounted::without(name, 0)
+    }
+
+    /// As a kernel would mount that lacks the INIT flags in `unwanted`.
+    fn without(name: &str, unwanted: u64) -> Mounted {
         let at = std::env::temp_dir().join(format!("polylane-{}-{name}", std::process::id()));
         fs::create_dir_all(&at).expect("a mount point");
         let device = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
@@ -96,7 +103,7 @@ impl Mounted {
         let options = CString::new(mount_options(device.as_raw_fd(), 0, 0, true)).expect("text");
         let (kind, flags) = ("fuse.polylane", MountFlags::empty());
         rustix::mount::mount("test", &at, kind, flags, Some(options.as_c_str())).expect("mounted");
-        let params = negotiate(&device, 5000).expect("negotiated");
+        let params = negotiate_without(&device, 5000, unwanted).expect("negotiated");
         let lane = Lane::new(vfs(&at), 0);
         let served = Some(Served::start(&device, lane.clone(), params, 0));
         Mounted { at, device, lane, params, served }
@@ -413,6 +420,38 @@ fn the_reserved_names_are_hidden() {
 
 #[test]
 #[ignore = "in a private mount namespace"]
+fn cached_pages_follow_the_fast_lane_on_older_kernels() {
+    let lane = Mounted::without("cached", DIRECT_IO_ALLOW_MMAP);
+    fs::write(lane.path("a"), b"0123456789").expect("written");
+    let reader = File::open(lane.path("a")).expect("opened");
+    let mut log = OpenOptions::new().append(true).open(lane.path("a")).expect("opened");
+    let read = || {
+        let mut bytes = [0; 64];
+        let count = reader.read_at(&mut bytes, 0).expect("read");
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    };
+    assert_eq!(read(), "0123456789");
+    let (door, root) = (&lane.lane, polylane_vfs::Cred::root());
+    let file = door.vfs.open_path(&root, &door.vfs.root(), b"a", libc::O_RDWR, 0, 0).expect("open");
+    let write = |at: Option<u64>, bytes: &[u8]| {
+        let range = polylane_front::notifier::Range { offset: at.unwrap_or(0), len: 0 };
+        door.before_io(file.node(), range);
+        file.write(&root, at, &mut &*bytes).expect("written");
+        door.changed(file.node(), range);
+    };
+    write(Some(0), b"XY");
+    assert_eq!(read(), "XY23456789");
+    write(None, b"+lane");
+    log.write_all(b"+kernel").expect("appended");
+    assert_eq!(read(), "XY23456789+lane+kernel");
+    let set = polylane_vfs::SetAttr { size: Some(4), ..Default::default() };
+    door.vfs.setattr(&root, file.node(), &set).expect("cut");
+    door.changed(file.node(), polylane_front::notifier::Range { offset: 4, len: 0 });
+    assert_eq!(read(), "XY23");
+}
+
+#[test]
+#[ignore = "in a private mount namespace"]
 fn appends_from_two_openings_do_not_overwrite() {
     let lane = Mounted::new("append");
     let open =
@@ -439,12 +478,23 @@ fn python(lane: &Mounted, program: &str) {
 #[test]
 #[ignore = "in a private mount namespace"]
 fn shared_mappings_see_each_other_and_the_file() {
-    let lane = Mounted::new("mmap");
-    if !lane.params.shared_mmap() {
-        return println!("skipped: this kernel has no shared mappings on direct-I/O files");
-    }
+    shared_mappings(&Mounted::new("mmap"));
+}
+
+/// As on Linux before 6.6: data goes through the page cache.
+const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+
+#[test]
+#[ignore = "in a private mount namespace"]
+fn shared_mappings_see_each_other_and_the_file_on_older_kernels() {
+    let lane = Mounted::without("mmap-old", DIRECT_IO_ALLOW_MMAP);
+    assert!(!lane.params.direct_mmap());
+    shared_mappings(&lane);
+}
+
+fn shared_mappings(lane: &Mounted) {
     python(
-        &lane,
+        lane,
         r#"
 import mmap, os, sys
 path = sys.argv[1] + '/m'
@@ -475,10 +525,16 @@ assert os.fstat(a).st_size == 4100, os.fstat(a).st_size
 #[test]
 #[ignore = "in a private mount namespace"]
 fn the_fast_lane_and_mappings_see_each_other() {
-    let lane = Mounted::new("mmap-lane");
-    if !lane.params.shared_mmap() {
-        return println!("skipped: this kernel has no shared mappings on direct-I/O files");
-    }
+    fast_lane_and_mappings(&Mounted::new("mmap-lane"));
+}
+
+#[test]
+#[ignore = "in a private mount namespace"]
+fn the_fast_lane_and_mappings_see_each_other_on_older_kernels() {
+    fast_lane_and_mappings(&Mounted::without("mmap-lane-old", DIRECT_IO_ALLOW_MMAP));
+}
+
+fn fast_lane_and_mappings(lane: &Mounted) {
     let program = r#"
 import mmap, os, sys
 f = os.open(sys.argv[1] + '/m', os.O_RDWR | os.O_CREAT)

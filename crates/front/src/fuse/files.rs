@@ -66,9 +66,12 @@ fn open_slot(call: &mut Call<'_>, slot: Arc<Slot>, flags: i32, how: u32) -> End 
 }
 
 fn reply_open(call: &mut Call<'_>, opened: Option<Arc<OpenFile>>, slot: Option<Arc<Slot>>) {
+    let is_slot = slot.is_some();
     let handle = Handle { node_id: call.header.node_id, opened, slot, ..Handle::default() };
     let fh = call.session.handles.insert(handle);
-    call.out.open(fh, fopen::DIRECT_IO);
+    // On a slot's node, pages of what was bound before must never be seen.
+    let flags = if is_slot { fopen::DIRECT_IO } else { call.session.open_flags() };
+    call.out.open(fh, flags);
 }
 
 pub(super) fn read(call: &mut Call<'_>) -> End {
@@ -100,6 +103,11 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     let written = file.write(&call.writer(kills), Some(transfer.offset), &mut data)?;
     call.out.count(written.count as u32);
     let start = written.end.saturating_sub(written.count as u64);
+    if start != transfer.offset && handle.slot.is_none() && !call.session.is_direct() {
+        // The kernel put the bytes on the page where it thought the end was. It holds that page until
+        // we reply.
+        call.session.lane.notifier.invalidate_later(call.header.node_id, Range::ALL);
+    }
     Ok(call.changed(file.node(), Range { offset: start, len: range.len }))
 }
 

@@ -54,8 +54,9 @@ pub struct Params {
 }
 
 impl Params {
-    /// Whether shared mappings work (Linux 6.6). Without it, mmap(MAP_SHARED) fails with `ENODEV`.
-    pub fn shared_mmap(&self) -> bool {
+    /// Whether files can be mapped shared although reads and writes go past the page cache (Linux 6.6).
+    /// Without it, they go through the page cache, and the lane tells the kernel what to drop.
+    pub fn direct_mmap(&self) -> bool {
         self.flags & init::DIRECT_IO_ALLOW_MMAP != 0
     }
 
@@ -66,8 +67,13 @@ impl Params {
 }
 
 /// Answers FUSE_INIT on a freshly mounted /dev/fuse descriptor. Waits at most `timeout_ms` for it.
-/// Fails with `TimedOut` when none comes, with `Unsupported` when the kernel is too old.
+/// Fails with `TimedOut` when none comes, with `EPROTO` when the kernel is too old.
 pub fn negotiate(fd: impl AsFd, timeout_ms: u32) -> io::Result<Params> {
+    negotiate_without(fd, timeout_ms, 0)
+}
+
+/// [`negotiate`], leaving out the INIT flags in `unwanted`: to see how a lane does on an older kernel.
+pub fn negotiate_without(fd: impl AsFd, timeout_ms: u32, unwanted: u64) -> io::Result<Params> {
     let mut message = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let mut ready = [PollFd::new(&fd, PollFlags::IN)];
@@ -88,7 +94,7 @@ pub fn negotiate(fd: impl AsFd, timeout_ms: u32) -> io::Result<Params> {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut body = Body::default();
-        let params = answer(request.args, &mut body).map_err(io::Error::from);
+        let params = answer(request.args, unwanted, &mut body).map_err(io::Error::from);
         let error = if params.is_err() { -Errno::EPROTO.0 } else { 0 };
         write_reply(&fd, request.header.unique, error, &body.0)?;
         match params? {
@@ -108,7 +114,7 @@ fn write_reply(fd: impl AsFd, unique: u64, error: i32, body: &[u8]) -> io::Resul
 
 /// Writes the answer to an INIT. `None` when the kernel has a newer major version: it will send
 /// another INIT for ours. `EPROTO` when it is too old.
-pub fn answer(mut args: Reader<'_>, out: &mut Body) -> Result<Option<Params>> {
+pub fn answer(mut args: Reader<'_>, unwanted: u64, out: &mut Body) -> Result<Option<Params>> {
     let (major, minor) = (args.u32()?, args.u32()?);
     if major > MAJOR {
         out.u32(MAJOR).u32(MINOR).zeros(56);
@@ -119,7 +125,7 @@ pub fn answer(mut args: Reader<'_>, out: &mut Body) -> Result<Option<Params>> {
     }
     let (readahead, low) = (args.u32()?, args.u32()?);
     let high = if u64::from(low) & init::INIT_EXT != 0 { args.u32()? } else { 0 };
-    let flags = (u64::from(low) | u64::from(high) << 32) & WANTED;
+    let flags = (u64::from(low) | u64::from(high) << 32) & WANTED & !unwanted;
     out.u32(MAJOR).u32(MINOR).u32(readahead).u32(flags as u32);
     out.u32(u32::from(BACKGROUND_MAX) | u32::from(CONGESTION) << 16);
     out.u32(TRANSFER_BYTES_MAX).u32(1).u32(TRANSFER_BYTES_MAX / PAGE_BYTES);

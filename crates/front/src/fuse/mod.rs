@@ -30,5 +30,5 @@ mod reply;
 mod request;
 mod session;
 
-pub use init::{Params, mount_options, negotiate};
+pub use init::{Params, mount_options, negotiate, negotiate_without};
 pub use session::{Ended, ServeOptions, Stop, serve};

@@ -34,7 +34,7 @@ use super::locks::Waits;
 use super::names::name_of_slot;
 use super::nodes::VirtualDir;
 use super::ops::{self, Call, End, Exit, Outcome};
-use super::protocol::init as init_flags;
+use super::protocol::{fopen, init as init_flags};
 use super::reply::{Body, Device};
 use super::request::{Reader, Request, wants_reply};
 use crate::lane::Lane;
@@ -314,14 +314,28 @@ impl Session {
 
     /// INIT on a mount whose supervisor left it to us, or sent twice.
     pub(super) fn init(&self, args: Reader<'_>, out: &mut Body) -> End {
-        if let Some(params) = init::answer(args, out)? {
+        if let Some(params) = init::answer(args, 0, out)? {
             self.flags.store(params.flags, Ordering::Relaxed);
         }
         Ok(Outcome::Reply)
     }
 
     pub(super) fn has_setxattr_ext(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & init_flags::SETXATTR_EXT != 0
+        self.has(init_flags::SETXATTR_EXT)
+    }
+
+    /// Whether file data goes past the kernel's page cache.
+    pub(super) fn is_direct(&self) -> bool {
+        self.has(init_flags::DIRECT_IO_ALLOW_MMAP)
+    }
+
+    /// `fuse_open_out.open_flags` for a handle on a file's own node.
+    pub(super) fn open_flags(&self) -> u32 {
+        if self.is_direct() { fopen::DIRECT_IO } else { 0 }
+    }
+
+    fn has(&self, flag: u64) -> bool {
+        self.flags.load(Ordering::Relaxed) & flag != 0
     }
 }
 

@@ -13,8 +13,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 pub const ROOT: u64 = 1;
-/// `FUSE_SETXATTR_EXT`, the one flag whose absence changes a message.
-pub const FLAGS: u64 = 1 << 29;
+/// `FUSE_SETXATTR_EXT` and `FUSE_DIRECT_IO_ALLOW_MMAP`: the flags that change what is said later.
+pub const FLAGS: u64 = 1 << 29 | 1 << 36;
 
 pub fn vfs() -> Arc<Vfs> {
     let clock = Arc::new(SystemClock);
