@@ -1,8 +1,8 @@
 find t | sort
 find t -type l | sort
-find t -size +50k
-find t -empty
-find t -perm 640
+find t -size +50k | sort
+find t -empty | sort
+find t -perm 640 | sort
 find t -links 2 -type f | sort
 find t -name '*e*' -newer t/c/big | sort
 find t -type f -exec wc -c {} + | sort

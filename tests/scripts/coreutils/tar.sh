@@ -1,4 +1,4 @@
-tar cf a.tar t
+tar --sort=name -cf a.tar t
 tar tf a.tar | sort
 mkdir x
 tar xf a.tar -C x

@@ -74,7 +74,7 @@ fn static_go_program() {
     build.envs([("CGO_ENABLED", "0"), ("GOPROXY", "off"), ("GO111MODULE", "off")]);
     let output = build.env("GOCACHE", cache).output().expect("run go");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // A mount hides /mnt only; the program lies in the host's temporary directory.
+    // The mount hides /srv only; the program lies in the host's temporary directory.
     let script = Script::new(r#""$PROGRAM""#).env("PROGRAM", &program);
     compare(test, script, &[], &LANES);
 }
