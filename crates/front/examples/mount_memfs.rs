@@ -1,5 +1,6 @@
-//! Mounts a fresh in-memory lane at a path and serves it until it is unmounted:
-//! `mount_memfs PATH [SIZE_MIB]`. For trying things by hand; needs to be root.
+//! Mounts a lane at a path and serves it until it is unmounted: `mount_memfs PATH [SIZE_MIB|DIR]`,
+//! a fresh in-memory one of that size, or one on a host directory. For trying things by hand; needs
+//! to be root. `WITHOUT=0x1000000000` leaves out INIT flags, here shared mappings of direct I/O.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -8,19 +9,28 @@ use std::time::Duration;
 use polylane_base::SystemClock;
 use polylane_base::sync::Arc;
 use polylane_front::Lane;
-use polylane_front::fuse::{ServeOptions, Stop, mount_options, negotiate, serve};
+use polylane_front::fuse::{ServeOptions, Stop, mount_options, negotiate_without, serve};
+use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Options, Vfs};
+use polylane_vfs::{FileSystem, Options, Vfs};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::MountFlags;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().ok_or("usage: mount_memfs PATH [SIZE_MIB]")?;
-    let mib: u64 = arguments.next().map_or(Ok(1024), |text| text.parse())?;
+    let what = arguments.next().unwrap_or_else(|| "1024".to_string());
+    let unwanted = std::env::var("WITHOUT").unwrap_or_default();
+    let unwanted = u64::from_str_radix(unwanted.trim_start_matches("0x"), 16).unwrap_or(0);
 
     let clock = Arc::new(SystemClock);
-    let fs = Arc::new(MemFs::new(mib << 20, 1 << 20, clock.clone()));
+    let fs: Arc<dyn FileSystem> = match what.parse::<u64>() {
+        Ok(mib) => Arc::new(MemFs::new(mib << 20, 1 << 20, clock.clone())),
+        Err(_) => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            Arc::new(HostDir::new(rustix::fs::open(&what, flags, Mode::empty())?)?)
+        }
+    };
     let options = Options {
         clock,
         cache_bytes_limit: 64 << 20,
@@ -36,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = CString::new(mount_options(device.as_raw_fd(), 0, 0, true))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount("polylane", &path, "fuse.polylane", flags, Some(options.as_c_str()))?;
-    let params = negotiate(&device, 5000)?;
+    let params = negotiate_without(&device, 5000, unwanted)?;
     println!("{path}: protocol 7.{}, flags {:#x}", params.minor, params.flags);
     let serving = ServeOptions { params: Some(params), incarnation: 0, threads: 2 };
     println!("{path}: {:?}", serve(device, lane, serving, &Stop::new()?)?);
