@@ -48,7 +48,8 @@ ops! {
     /// slot to bind, `NO_SLOT` for none. Reply: handle, attr. A result that is not a regular file is
     /// answered [`Status::UseKernel`], and nothing stays open.
     Open = 1,
-    /// Drops `handle`, and unbinds its slot unless it escaped. Sent without waiting for the reply.
+    /// Drops `handle`, and unbinds its slot unless it escaped (then `value[0]` of the reply is 1). Sent
+    /// without waiting for the reply.
     Close = 2,
     /// Reads `length` bytes at `offset`. Reply: count; data in the buffer.
     Read = 3,
@@ -101,7 +102,8 @@ ops! {
     /// `removexattr`.
     Removexattr = 25,
     /// POSIX or OFD lock or unlock (`F_SETLK`) on `handle`: `flags`: `LOCK_*` bits; `mode`: `F_RDLCK`,
-    /// `F_WRLCK` or `F_UNLCK`; `offset`, `length` (0: to the end).
+    /// `F_WRLCK` or `F_UNLCK`; `offset`, `length` (0: to the end); `arg[0]`: the caller's getpid(), for
+    /// `F_GETLK` of others (0: the service's number for it).
     Lock = 26,
     /// `F_GETLK`: as `Lock`. Reply: `value[0..4]` = type, start, length (0: to the end), pid.
     GetLock = 27,

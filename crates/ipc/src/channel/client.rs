@@ -20,7 +20,7 @@ use polylane_sys::{Region, cpu, event};
 
 use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
-use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, MAILBOXES_MAX, header};
+use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, MAILBOXES_MAX, QueueKind, header};
 use crate::message::{MESSAGE_WORDS, Message, REPLY_HEAD_WORDS, Reply, Status, VERSION, WORDS};
 use crate::queue::Mapped;
 use crate::queue::bell::Bell;
@@ -306,10 +306,7 @@ impl ClientChannel {
         mailbox.set_progress(ready);
         mailbox.post();
         let (group, spin) = self.choose_group(index);
-        let push = with_queue(&self.region, &self.layout, &self.geometry, group, |queue| {
-            queue.push(index.0)
-        });
-        if !push {
+        if !self.push(group, index) {
             return Err(CallError::Lost);
         }
         if self.bell(group).must_ring() {
@@ -317,6 +314,11 @@ impl ClientChannel {
             return Ok(Posted { spin: false });
         }
         Ok(Posted { spin })
+    }
+
+    #[inline]
+    fn push(&self, group: usize, index: MailboxIndex) -> bool {
+        with_queue(&self.region, &self.layout, &self.geometry, group, |queue| queue.push(index.0))
     }
 
     /// The core group to ask, and whether spinning for its reply makes sense. An awake worker on another
@@ -366,14 +368,11 @@ impl ClientChannel {
             }
             own.slept(budget);
         }
-        self.sleep_until_free(mailbox, watch)
+        self.sleep_until_free(index, watch)
     }
 
-    fn sleep_until_free(
-        &self,
-        mailbox: Mailbox<Mapped<'_>>,
-        watch: &impl Watch,
-    ) -> Result<(), CallError> {
+    fn sleep_until_free(&self, index: MailboxIndex, watch: &impl Watch) -> Result<(), CallError> {
+        let mailbox = self.mailbox(index);
         while mailbox.announce_sleep() {
             if watch.interrupted() {
                 return Err(CallError::Interrupted);
@@ -382,14 +381,19 @@ impl ClientChannel {
                 if !watch.alive() {
                     return if mailbox.is_free() { Ok(()) } else { Err(CallError::Lost) };
                 }
-                self.ring_again();
+                self.ring_again(index);
             }
         }
         Ok(())
     }
 
-    /// A thread that was killed between taking on a wake-up and giving it has left a worker asleep.
-    fn ring_again(&self) {
+    /// Says once more that a mailbox holds a request and that there is work: who said it before may have
+    /// been killed half-way. "Look at mailbox n" may be said any number of times.
+    fn ring_again(&self, index: MailboxIndex) {
+        if self.geometry.queue != QueueKind::Rcqb {
+            let (group, _) = self.choose_group(index);
+            self.push(group, index);
+        }
         for (group, doorbell) in self.doorbells.iter().enumerate() {
             if self.bell(group).is_asleep() {
                 event::notify(doorbell);

@@ -229,8 +229,8 @@ impl ServiceChannel {
 }
 
 /// Where the data of a read goes: bytes become visible to the client, in steps of the plan's chunk, while
-/// later ones are still being copied. Bytes may come in any order; only what is contiguous from the start
-/// is shown early.
+/// later ones are still being copied. Bytes may come in any order, each once; only what is contiguous from
+/// the start is shown early.
 #[derive(Debug)]
 pub struct ReadPipe<'a> {
     channel: &'a ServiceChannel,
