@@ -14,6 +14,10 @@
 //! Code here may panic: it runs in tests, and a panic is how a test says no.
 #![forbid(unsafe_code)]
 
+pub mod driver;
 pub mod fault;
 pub mod fs_suite;
 pub mod model;
+pub mod ops;
+pub mod reference;
+pub mod subject;
