@@ -179,8 +179,10 @@ fn lap_ring_outlives_its_users() {
         kills += 1;
         let taken = || region.word64(place::TAKEN).load(Ordering::Acquire);
         until("the survivors are stuck", || {
-            for done in producers.iter_mut().filter(|child| child.try_wait().unwrap().is_some()) {
-                *done = producer();
+            for child in &mut producers {
+                if child.try_wait().unwrap().is_some() {
+                    *child = producer();
+                }
             }
             taken() > before
         });
