@@ -3,6 +3,7 @@
 mod shm_kit;
 
 use polylane_base::Errno;
+use polylane_base::sync::atomic::Ordering;
 use polylane_front::slots::Token;
 use polylane_front::tickets::Ticket;
 use polylane_ipc::channel::client::Trusting;
@@ -447,4 +448,44 @@ fn expose_names_the_file_once() {
     let node = house.lane.vfs.lookup(&Cred::root(), &house.lane.vfs.root(), b"f").unwrap();
     assert!(std::sync::Arc::ptr_eq(ticket.file.node(), &node));
     assert!(house.lane.tickets.redeem(&key.to_le_bytes()).is_none());
+}
+
+#[test]
+fn what_the_kernel_has_mapped_is_served_by_a_helper() {
+    let house = House::new();
+    let client = house.client();
+    let handle = client.create("f");
+    client.write(handle, 0, b"mapped").unwrap();
+    assert_eq!(house.server.totals().handed_off, 0);
+    let node = house.lane.vfs.lookup(&Cred::root(), &house.lane.vfs.root(), b"f").unwrap();
+    node.tag().fetch_or(polylane_front::lane::TAG_PAGES, Ordering::SeqCst);
+    let handed_off = |what: &str, expected: u64| {
+        assert_eq!(house.server.totals().handed_off, expected, "{what}");
+    };
+    assert_eq!(client.read(handle, 0, 9).unwrap(), b"mapped");
+    handed_off("read", 1);
+    client.write(handle, 6, b" twice").unwrap();
+    handed_off("write", 2);
+    let mut truncate = Message { handle, length: 3, ..Message::new(Op::SetattrHandle) };
+    truncate.arg[0] = set::SIZE;
+    assert_eq!(client.call(&truncate).unwrap().attr.unwrap().size, 3);
+    handed_off("truncate", 3);
+    client.open("f", libc::O_TRUNC | libc::O_RDWR).unwrap();
+    handed_off("open", 4);
+    client.stat("f").unwrap();
+    handed_off("stat", 4);
+}
+
+#[test]
+fn a_lock_is_shown_with_the_number_its_holder_gives() {
+    let house = House::new();
+    let (a, b) = (house.client(), house.client());
+    let (fa, fb) = (a.create("f"), b.create("f"));
+    let mut message = lock_message(fa, 0, libc::F_RDLCK);
+    message.arg[0] = 42;
+    a.call(&message).unwrap();
+    let ask = Message { op: Op::GetLock, ..lock_message(fb, LOCK_OFD, libc::F_WRLCK) };
+    assert_eq!(b.call(&ask).unwrap().value[3], 42);
+    message.arg[0] = 1 << 32;
+    assert_eq!(a.call(&message), Err(Errno::EINVAL));
 }

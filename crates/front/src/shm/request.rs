@@ -108,6 +108,8 @@ pub struct LockArgs {
     pub end: u64,
     /// Wait until the lock can be had.
     pub wait: bool,
+    /// What the caller calls itself, for those who ask who holds the lock; 0: it did not say.
+    pub pid: u32,
 }
 
 /// A request whose every argument was checked. Field meanings: [`Op`].
@@ -464,7 +466,8 @@ impl<'a> Checker<'a> {
             LockFamily::Posix | LockFamily::Ofd => byte_range(m.offset, m.length)?,
         };
         let (handle, wait) = (Handle::from_wire(m.handle), m.flags & message::LOCK_WAIT != 0);
-        Ok(LockArgs { handle, family, kind, start, end, wait })
+        let pid = small(m.arg[0])?;
+        Ok(LockArgs { handle, family, kind, start, end, wait, pid })
     }
 
     fn open_dir(&self) -> Result<FileRequest<'a>> {

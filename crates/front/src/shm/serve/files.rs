@@ -4,7 +4,7 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_ipc::message::{NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
-use polylane_vfs::{Kind, LockFamily, OpenFile};
+use polylane_vfs::{Kind, LockFamily, Node, OpenFile};
 
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
@@ -29,6 +29,9 @@ impl Call<'_> {
             return Err(Failure::UseKernel);
         }
         let start = self.start(at)?;
+        if flags & libc::O_TRUNC != 0 && flags & libc::O_EXCL == 0 {
+            self.before_truncation(&start, at.path, flags)?;
+        }
         let file = self.vfs().open_path(self.cred(), &start, at.path, flags, perm, umask)?;
         if file.node().kind() != Kind::File {
             return Err(Failure::UseKernel);
@@ -39,6 +42,16 @@ impl Call<'_> {
         let attr = self.vfs().getattr(file.node())?;
         let handle = self.hold(file, slot)?;
         Ok(Reply { handle: handle.to_wire(), ..with_attr(&attr) })
+    }
+
+    /// What programs stored through mappings of the file comes back before the file is cut: pages that
+    /// the kernel wrote back later would make it long again. A path that does not resolve has no pages.
+    fn before_truncation(&self, start: &Node, path: &[u8], flags: i32) -> Result<(), Failure> {
+        let follow = flags & libc::O_NOFOLLOW == 0;
+        match self.vfs().resolve(self.cred(), start, path, follow) {
+            Ok(node) => self.before_io(&node, Range::ALL),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Gives an open file a handle and binds it to a slot.
@@ -78,7 +91,12 @@ impl Call<'_> {
 
     pub(super) fn write(&mut self, handle: Handle, offset: u64, len: usize) -> Answer {
         let file = self.session.file(handle)?;
-        self.before_io(file.node(), Range::ALL)?;
+        let append = file.flags() & libc::O_APPEND != 0;
+        let range = if append { Range::ALL } else { Range { offset, len: len as u64 } };
+        self.before_io(file.node(), range)?;
+        if self.vfs().write_may_wait(len) {
+            self.blocking()?;
+        }
         let mut source = In(self.session.channel.write_pipe(self.mailbox, 0, len));
         let written = file.write(self.cred(), Some(offset), &mut source)?;
         let start = written.end.saturating_sub(written.count as u64);

@@ -70,7 +70,9 @@ impl Call<'_> {
             LockFamily::Ofd | LockFamily::Flock => file.lock_owner(args.family),
         };
         let LockArgs { family, kind, start, end, .. } = *args;
-        LockRequest { owner, family, kind, start, end, pid: self.session.process.pid }
+        // Only ever shown: a process of another pid namespace has another number there.
+        let pid = if args.pid == 0 { self.session.process.pid } else { args.pid };
+        LockRequest { owner, family, kind, start, end, pid }
     }
 }
 

@@ -159,10 +159,11 @@ impl<'a> Call<'a> {
         if self.may_block { Ok(()) } else { Err(Failure::HandOff) }
     }
 
-    /// To be called before what waits for the device, where there is one: a file system that keeps
-    /// its data in memory has nothing to wait for.
+    /// To be called before what waits for a device, where there is one: a file system that is neither
+    /// cached nor checked for changes behind our back keeps everything in memory.
     fn device(&self) -> Result<(), Failure> {
-        if self.vfs().character().cache_data { self.blocking() } else { Ok(()) }
+        let character = self.vfs().character();
+        if character.cache_data || character.volatile { self.blocking() } else { Ok(()) }
     }
 
     /// To be called before data is read or made durable: what programs stored through mappings comes
