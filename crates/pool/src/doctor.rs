@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use polylane_front::fuse::Params;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::Serialize;
 
-use crate::{cgroup, preload};
+use crate::{cgroup, preload, probe};
 
 /// What a finding means for polylane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -64,11 +65,12 @@ impl Finding {
     }
 }
 
-/// Looks at everything. Changes nothing, and takes a few milliseconds.
+/// Looks at everything. Changes nothing, and takes a few milliseconds. To be called while the process has
+/// one thread; with more the mount is not tried.
 pub fn look() -> Vec<Finding> {
     let kernel = Kernel::running();
     let mut findings = vec![kernel.finding(), fuse_device()];
-    findings.extend(fuse_features(kernel));
+    findings.extend(fuse_mount(kernel));
     findings.push(user_namespaces());
     findings.push(peer_pidfd(kernel));
     findings.push(openat2());
@@ -127,19 +129,26 @@ fn fuse_device() -> Finding {
     Finding::new("fuse", good, found, notes).needed()
 }
 
-/// Features that came with kernel versions: asking the kernel itself takes a mount.
-fn fuse_features(kernel: Kernel) -> Vec<Finding> {
-    let since = |name, version: Kernel, notes| {
-        let found = format!("since Linux {}.{}", version.0, version.1);
-        Finding::new(name, kernel >= version, found, notes)
+/// Mounts a lane's FUSE file system in namespaces of its own, as `run` does, and asks the kernel what it
+/// offers.
+fn fuse_mount(kernel: Kernel) -> Vec<Finding> {
+    let probed = probe::fuse_mount();
+    let found = match &probed {
+        Ok(params) => format!("protocol 7.{}", params.minor),
+        Err(failure) => failure.to_string(),
+    };
+    let notes = ["a lane can be mounted", "no lane can be mounted"];
+    let mount = Finding::new("fuse-mount", probed.is_ok(), found, notes).needed();
+    let feature = |name, there: bool, notes| {
+        Finding::new(name, there, if there { "offered" } else { "not offered" }, notes)
     };
     let mmap = [
-        "shared mappings of lane files work without a kernel page cache",
-        "shared writable mappings of lane files fail (ENODEV)",
+        "file data goes past the kernel page cache, shared mappings included",
+        "file data goes through the kernel page cache; Linux 6.6 has what is missing",
     ];
     let resend = [
         "requests in flight are sent again to a restarted service",
-        "requests in flight when a service dies end with an error",
+        "requests in flight when a service dies hang until the run ends; Linux 6.9 has what is missing",
     ];
     let passthrough = match kernel >= Kernel(6, 9) {
         true => "there since Linux 6.9",
@@ -147,9 +156,11 @@ fn fuse_features(kernel: Kernel) -> Vec<Finding> {
     };
     let switch = fs::read_to_string("/sys/module/fuse/parameters/enable_uring");
     let on = switch.is_ok_and(|text| matches!(text.trim(), "Y" | "1"));
+    let has = |what: fn(&Params) -> bool| probed.as_ref().is_ok_and(what);
     vec![
-        since("fuse-direct-io-mmap", Kernel(6, 6), mmap),
-        since("fuse-resend", Kernel(6, 9), resend),
+        mount,
+        feature("fuse-direct-io-mmap", has(Params::direct_mmap), mmap),
+        feature("fuse-resend", has(Params::resend), resend),
         Finding::unused("fuse-passthrough", passthrough),
         Finding::unused("fuse-io-uring", if on { "switched on" } else { "off or not there" }),
     ]

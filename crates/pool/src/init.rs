@@ -29,7 +29,7 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromInit, Link, ToInit};
 use crate::process::Ended;
 use crate::skeleton::{self, MountPoint};
-use crate::{mounts, root};
+use crate::{mounts, preload, root};
 
 /// Exit status when COMMAND exists but cannot be executed.
 const NOT_EXECUTABLE: i32 = 126;
@@ -93,7 +93,7 @@ pub(crate) fn main(plan: Plan, link: &Link) -> ! {
     ns::exit_now(status.into())
 }
 
-fn run(plan: Plan, link: &Link) -> Result<Ended> {
+fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
     // Killed with the supervisor, however that ends. If it is gone already, `Begin` never arrives.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| Failure::because("init", "tie its life to the supervisor", error))?;
@@ -103,14 +103,19 @@ fn run(plan: Plan, link: &Link) -> Result<Ended> {
         map_user(uid, gid)?;
     }
     mounts::cut_off().map_err(|error| Failure::because("mount namespace", "cut it off", error))?;
-    let lane = mount_lane(&plan, link)?;
-    let lane_dir = put_in_place(&plan, lane)?;
+    // The device is closed here once it is mounted: the tenant is to find no copy of it.
+    let device = plan.fuse.take();
+    let lane = mount_lane(device, link)?;
+    let lane_dir = put_in_place(&mut plan, lane)?;
     let signals = SignalFd::new(&[libc::SIGCHLD])
         .map_err(|error| Failure::because("init", "watch its children", error))?;
     let command = start_command(&plan)?;
     let ended = watch(command, link, &signals)?;
     let _ = link.send(&FromInit::Ended, &[]);
-    clear_away(&lane_dir);
+    kill_the_rest();
+    let _ = link.send(&FromInit::Alone, &[]);
+    // Mapped files: the service must have every byte that the kernel still holds.
+    let _ = rustix::fs::syncfs(&lane_dir);
     Ok(ended)
 }
 
@@ -123,7 +128,7 @@ fn expect(link: &Link, expected: ToInit) -> Result<()> {
 }
 
 /// Maps one user and one group to themselves: all that an ordinary user may do.
-fn map_user(uid: u32, gid: u32) -> Result<()> {
+pub(crate) fn map_user(uid: u32, gid: u32) -> Result<()> {
     for (file, line) in [
         ("/proc/self/setgroups", "deny".to_string()),
         ("/proc/self/uid_map", format!("{uid} {uid} 1")),
@@ -160,24 +165,23 @@ struct LaneMounts {
 }
 
 /// Makes the FUSE mount and the run directory, hands their descriptors over, waits for the service.
-fn mount_lane(plan: &Plan, link: &Link) -> Result<LaneMounts> {
-    let opened = match plan.fuse {
-        Some(_) => None,
-        None => Some(open_fuse()?),
-    };
-    let Some(device) = plan.fuse.as_ref().or(opened.as_ref()) else {
-        return Err(Failure::failed("no FUSE device"));
+fn mount_lane(given: Option<OwnedFd>, link: &Link) -> Result<LaneMounts> {
+    let opened = given.is_none();
+    let device = match given {
+        Some(device) => device,
+        None => open_fuse()?,
     };
     let mount_failed = |error| Failure::because("lane", "mount it through FUSE", error);
-    let fuse = mounts::fuse(device, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(mount_failed)?;
+    let fuse = mounts::fuse(&device, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(mount_failed)?;
     let run_dir_failed = |error: std::io::Error| Failure::because("lane", "make its socket", error);
     let run_dir = mounts::tmpfs(0o755, "64k", MountAttrFlags::MOUNT_ATTR_NODEV)
         .map_err(|error| run_dir_failed(error.into()))?;
     let socket = listen_in(&run_dir).map_err(run_dir_failed)?;
     let mut fds = vec![socket.as_fd()];
-    fds.extend(opened.as_ref().map(AsFd::as_fd));
+    fds.extend(opened.then(|| device.as_fd()));
     link.send(&FromInit::Mounted, &fds)
         .map_err(|error| Failure::because("lane", "hand it to the supervisor", error))?;
+    drop(device);
     expect(link, ToInit::Serving)?;
     Ok(LaneMounts { fuse, run_dir })
 }
@@ -192,7 +196,7 @@ fn listen_in(dir: &OwnedFd) -> std::io::Result<OwnedFd> {
 }
 
 /// Puts the tenant's tree together; returns the lane's root directory for the final sync.
-fn put_in_place(plan: &Plan, lane: LaneMounts) -> Result<OwnedFd> {
+fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<OwnedFd> {
     let library = pick_up_library(plan)?;
     match &plan.place {
         Place::At(point) => {
@@ -203,12 +207,18 @@ fn put_in_place(plan: &Plan, lane: LaneMounts) -> Result<OwnedFd> {
             mounts::attach_at(&lane.fuse, &path).map_err(failed)?;
             root::attach_proc(proc, Path::new("/proc"))?;
         }
-        Place::Root => root::enter(&lane.fuse)?,
+        Place::Root => {
+            root::enter(&lane.fuse)?;
+            if plan.library.is_some() && !preload::loader_exists() {
+                say("lane: no dynamic linker of the GNU C library in this root: FUSE only");
+                plan.library = None;
+            }
+        }
     }
     let failed = |error| Failure::because("lane", "mount its run directory", error);
     mounts::attach(&lane.run_dir, &lane.fuse, Path::new(".polylane")).map_err(failed)?;
-    if let Some(library) = library {
-        let name = Path::new(crate::preload::LIBRARY);
+    if let (Some(library), Some(_)) = (library, &plan.library) {
+        let name = Path::new(preload::LIBRARY);
         skeleton::make_file(&lane.run_dir, name).map_err(failed)?;
         mounts::attach(&library, &lane.run_dir, name).map_err(failed)?;
     }
@@ -261,10 +271,10 @@ fn execute(plan: &Plan) -> ! {
     let mount = plan.place.path();
     match &plan.library {
         Some(_) => {
-            let library = mount.join(".polylane").join(crate::preload::LIBRARY);
-            command.env("LD_PRELOAD", crate::preload::list(&library));
+            let library = mount.join(".polylane").join(preload::LIBRARY);
+            command.env("LD_PRELOAD", preload::list(&library));
         }
-        None => crate::preload::clean(&mut command),
+        None => preload::clean(&mut command),
     }
     command.env("POLYLANE_MOUNT", &mount);
     let error = command.exec();
@@ -321,10 +331,8 @@ fn reap(command: u32) -> Option<Ended> {
     found
 }
 
-/// Kills and reaps what COMMAND left running, then waits until the service has every byte that the
-/// kernel still holds of mapped files.
-fn clear_away(lane: &OwnedFd) {
+/// Kills and reaps what COMMAND left running.
+fn kill_the_rest() {
     let _ = ns::kill_namespace();
     while rustix::process::wait(WaitOptions::empty()).is_ok() {}
-    let _ = rustix::fs::syncfs(lane);
 }

@@ -16,6 +16,7 @@ mod link;
 mod mounts;
 pub mod names;
 mod preload;
+mod probe;
 mod process;
 mod root;
 pub mod run;

@@ -28,8 +28,10 @@ pub(crate) enum ToInit {
 pub(crate) enum FromInit {
     /// The FUSE mount exists. Comes with the listening socket and, rootless, the FUSE descriptor.
     Mounted,
-    /// COMMAND has ended; what is left of the tenant is being cleared away.
+    /// COMMAND has ended; what it left running is being killed.
     Ended,
+    /// The init is the last process of the tenant; it syncs the lane and ends.
+    Alone,
 }
 
 /// What the supervisor asks the service.

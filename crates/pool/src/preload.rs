@@ -19,6 +19,14 @@ pub fn find() -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.is_file())?.canonicalize().ok()
 }
 
+/// Whether the root file system has the dynamic linker that the library needs. In a root with another C
+/// library, a library that cannot be loaded would keep every program from starting.
+pub(crate) fn loader_exists() -> bool {
+    ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"]
+        .iter()
+        .any(|loader| Path::new(loader).exists())
+}
+
 /// Whether the dynamic linker can be told of a library below this path: it splits at blanks and
 /// colons, and knows no quoting.
 pub(crate) fn can_name(mount: &Path) -> bool {

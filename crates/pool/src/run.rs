@@ -202,7 +202,7 @@ fn find_library(options: &RunOptions, place: &Place) -> Option<PathBuf> {
 }
 
 /// The user and group of a caller who may not mount in the current user namespace.
-fn rootless() -> Option<(u32, u32)> {
+pub(crate) fn rootless() -> Option<(u32, u32)> {
     let may_mount = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN));
     let ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());

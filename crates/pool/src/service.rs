@@ -9,12 +9,15 @@ use std::os::fd::{OwnedFd, RawFd};
 use polylane_base::sync::Arc;
 use polylane_sys::ns;
 use polylane_vfs::Vfs;
-use rustix::process::DumpableBehavior;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::build::{self, Running};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromService, Link, ToService};
 use crate::spec::PoolSpec;
+
+/// Keeps the kernel's memory killer away from the service while there is anything else in its pool.
+const OOM_SCORE_ADJ: &str = "-900";
 
 /// The descriptors of a service, by number, as on its command line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,8 +61,17 @@ fn start(fds: ServiceFds) -> Result<Running> {
     let spec = PoolSpec::from_fd(take(fds.spec)?)?;
     let dir: Option<OwnedFd> = fds.dir.map(take).transpose()?;
     let (fuse, socket) = (take(fds.fuse)?, take(fds.socket)?);
+    make_room();
     harden()?;
     build::start(&spec, fuse, socket, dir)
+}
+
+/// The service holds many descriptors, and its tenant's files in RAM: in a pool that runs out of memory
+/// it is the last to be killed. What an ordinary user may not have is done without.
+fn make_room() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
 }
 
 /// What a service never needs: new privileges through exec, a core dump or a tracer with its tenant's

@@ -18,6 +18,9 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 /// Largest answer in bytes.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
+/// Clients that may wait at a time. One more is turned away.
+const WAITING_MAX: usize = 64;
+
 /// The supervisor's side: clients that wait for the next answer of the service.
 #[derive(Debug)]
 pub(crate) struct Listener {
@@ -41,7 +44,7 @@ impl Listener {
     /// Takes a client in; whether there is one.
     pub(crate) fn accept(&mut self) -> bool {
         let client = self.socket.as_ref().and_then(|socket| scm::accept(socket).ok());
-        self.waiting.extend(client);
+        self.waiting.extend(client.filter(|_| self.waiting.len() < WAITING_MAX));
         !self.waiting.is_empty()
     }
 

@@ -26,9 +26,9 @@ use crate::stats::Listener;
 /// How long COMMAND may take to end after a signal that asks it to.
 const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How long the init may take to clear away after COMMAND has ended. It can hang only on a service that
-/// does not answer, or on a process stuck in another file system.
-const CLEARING_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long the tenant's killed processes may take to end. A process is stuck only in a request that the
+/// service, or another file system, does not answer.
+const KILLED_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long the kernel may take to send FUSE_INIT after the mount.
 const INIT_TIME_MAX_MS: u32 = 10_000;
@@ -134,7 +134,7 @@ impl Supervisor {
         service: &mut Service,
         mut listener: Listener,
     ) -> Result<Ended> {
-        let mut deadline: Option<(Instant, Late)> = None;
+        let mut deadline: Deadline = None;
         loop {
             let timeout = deadline.map(|(at, _)| at.saturating_duration_since(Instant::now()));
             let ready = self.wait(service, &listener, timeout)?;
@@ -144,7 +144,7 @@ impl Supervisor {
             if let Some((at, late)) = deadline
                 && Instant::now() >= at
             {
-                deadline = self.too_late(late);
+                deadline = self.too_late(late)?;
             }
             if ready.service {
                 self.replace(doors, service)?;
@@ -158,13 +158,15 @@ impl Supervisor {
             if ready.stats && listener.accept() {
                 let _ = service.link.send(&ToService::Stats, &[]);
             }
-            if ready.from_init
-                && let Ok(Some((FromInit::Ended, _))) = self.link.receive()
-            {
-                deadline = Some((Instant::now() + CLEARING_TIME_MAX, Late::Clearing));
+            if ready.from_init {
+                deadline = match self.link.receive() {
+                    Ok(Some((FromInit::Ended, _))) => Late::Killed.after(KILLED_TIME_MAX),
+                    Ok(Some((FromInit::Alone, _))) => Late::Synced.after(FLUSH_TIME_MAX),
+                    _ => deadline,
+                };
             }
             if ready.signals && self.pass_signals()? && deadline.is_none() {
-                deadline = Some((Instant::now() + TERMINATION_TIME_MAX, Late::Termination));
+                deadline = Late::Termination.after(TERMINATION_TIME_MAX);
             }
         }
     }
@@ -221,16 +223,23 @@ impl Supervisor {
         Ok(ends)
     }
 
-    /// A deadline has passed. Killing the init kills its whole pid namespace.
-    fn too_late(&mut self, late: Late) -> Option<(Instant, Late)> {
+    /// A deadline has passed. An error ends everything: with the last descriptor of the FUSE device goes
+    /// the mount's connection, and whoever waited for an answer gets an error.
+    fn too_late(&mut self, late: Late) -> Result<Deadline> {
         match late {
             Late::Termination => {
                 let _ = self.link.send(&ToInit::Signal(libc::SIGKILL), &[]);
-                return Some((Instant::now() + CLEARING_TIME_MAX, Late::Clearing));
+                Ok(Late::Killed.after(KILLED_TIME_MAX))
             }
-            Late::Clearing => self.init.kill(),
+            Late::Killed => Err(Failure::failed(format!(
+                "pool '{}': its processes do not end: the lane is cut off",
+                self.spec.name
+            ))),
+            Late::Synced => Err(Failure::failed(format!(
+                "pool '{}': mapped files could not be written back: the lane is cut off",
+                self.spec.name
+            ))),
         }
-        None
     }
 
     /// Starts a service in place of one that has died.
@@ -307,13 +316,24 @@ struct Ready {
     stats: bool,
 }
 
+/// When what is too late.
+type Deadline = Option<(Instant, Late)>;
+
 /// What a deadline was for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Late {
     /// COMMAND was asked to end.
     Termination,
-    /// COMMAND has ended, and the tenant is being cleared away.
-    Clearing,
+    /// The tenant's processes were killed.
+    Killed,
+    /// The init syncs the lane.
+    Synced,
+}
+
+impl Late {
+    fn after(self, time: Duration) -> Deadline {
+        Some((Instant::now() + time, self))
+    }
 }
 
 fn wait_failed(error: std::io::Error) -> Failure {
