@@ -174,6 +174,14 @@ impl PageCache {
     }
 }
 
+impl crate::Vfs {
+    /// Whether a write of `len` bytes would have to wait until dirty data is written back. For front
+    /// ends whose threads must not wait; stale as soon as it returns.
+    pub fn write_may_wait(&self, len: usize) -> bool {
+        self.core.character.cache_data && self.core.cache.is_over(len.div_ceil(PAGE) as u64)
+    }
+}
+
 impl Core {
     /// Waits until `len` more bytes may become dirty. An error of the libservice is returned instead
     /// of waiting for ever. Call without locks.
