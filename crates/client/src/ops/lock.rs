@@ -125,7 +125,11 @@ fn request(
     let (offset, length) = absolute(base, range.start, range.len)?;
     let flags = if ofd { LOCK_OFD } else { 0 };
     let mode = range.kind as u32;
-    Ok((session, Message { handle, offset, length, flags, mode, ..Message::new(op) }))
+    // OFD locks have no process; F_GETLK shows -1 for them anyway.
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let mut message = Message { handle, offset, length, flags, mode, ..Message::new(op) };
+    message.arg[0] = u64::from(pid.unsigned_abs());
+    Ok((session, message))
 }
 
 /// First byte and length (0: to the end) of a range, as fcntl_locking(2) defines them.
