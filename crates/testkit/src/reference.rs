@@ -479,24 +479,28 @@ impl Reference {
         match attr.kind {
             Kind::Symlink => return Err(Errno::ELOOP.into()),
             Kind::Dir if mask & WRITE != 0 => return Err(Errno::EISDIR.into()),
-            Kind::File | Kind::Dir => {}
-            // Pipes, sockets and devices are the front end's affair.
-            _ => return Err(Failure::Leaves),
+            _ => self.may(user, ino, mask)?,
         }
-        self.may(user, ino, mask)?;
+        // Pipes, sockets and devices are the front end's affair.
+        if !matches!(attr.kind, Kind::File | Kind::Dir) {
+            return Err(Failure::Leaves);
+        }
         if flags & libc::O_TRUNC != 0 {
-            self.set_size(user, ino, 0)?;
+            self.set_open_size(user, ino, 0)?;
         }
         Ok(())
     }
 
     /// `file_remove_privs`: set-id bits go with a change of data.
     fn kill_privileges(&self, user: Option<User>, ino: Ino) {
-        let attr = self.attr(ino);
-        if user.is_some_and(User::is_root) {
-            return;
+        let member = user.is_some_and(|user| user.in_group(self.attr(ino).gid));
+        if !user.is_some_and(User::is_root) {
+            self.kill_privileges_of(member, ino);
         }
-        let member = user.is_some_and(|user| user.in_group(attr.gid));
+    }
+
+    fn kill_privileges_of(&self, member: bool, ino: Ino) {
+        let attr = self.attr(ino);
         let perm = without_set_id(&attr, member);
         if perm != attr.perm {
             let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
@@ -504,9 +508,13 @@ impl Reference {
         }
     }
 
-    fn set_size(&self, user: User, ino: Ino, size: u64) -> Result<(), Errno> {
+    /// Truncation of a file that is open: the `Vfs` is told that the rights were checked, and then takes
+    /// the user for a member of the file's group.
+    fn set_open_size(&self, user: User, ino: Ino, size: u64) -> Result<(), Errno> {
         self.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
-        self.kill_privileges(Some(user), ino);
+        if !user.is_root() {
+            self.kill_privileges_of(true, ino);
+        }
         Ok(())
     }
 
@@ -573,6 +581,7 @@ impl Reference {
     }
 
     fn copy(&self, from: u8, at: u64, to: u8, to_at: u64, len: u64) -> Outcome {
+        self.slot(from).and(self.slot(to))?;
         let source = self.slot_to_read(from)?;
         let target = self.slot_to_write(to)?;
         if target.flags & libc::O_APPEND != 0 {
@@ -730,7 +739,7 @@ impl Reference {
                 if !writable || self.attr(open.ino).kind != Kind::File {
                     return Err(Errno::EINVAL.into());
                 }
-                self.set_size(user, open.ino, size)?;
+                self.set_open_size(user, open.ino, size)?;
                 Ok(Value::Done)
             }
             Op::Fallocate { slot, flags, at, len } => self.fallocate(user, slot, flags, at, len),
@@ -764,7 +773,9 @@ impl Reference {
                     _ => return Err(Errno::EINVAL.into()),
                 }
                 self.may(user, ino, WRITE)?;
-                self.set_size(user, ino, *size)?;
+                let set = SetAttr { size: Some(*size), ..SetAttr::default() };
+                self.fs.setattr(ino, &set)?;
+                self.kill_privileges(Some(user), ino);
                 Ok(Value::Done)
             }
             Op::Chmod { path, perm } => self.chmod(user, path, *perm),

@@ -87,9 +87,12 @@ pub(crate) fn inherit(cred: &Cred, dir: &Inode, kind: Kind, perm: u32) -> (Gid, 
     (gid, perm)
 }
 
-/// The permission bits after a change that takes set-id bits away: set-uid always, set-gid where it
-/// means "run as the group" (without group execution it once meant mandatory locking, and stays).
-pub(crate) fn without_set_id(perm: u32) -> u32 {
-    let set_gid = if perm & GROUP_EXEC != 0 { SET_GID } else { 0 };
-    perm & !(SET_UID | set_gid)
+/// `perm` of `inode` after a change by `cred` (`None`: by nobody in particular) that takes set-id bits
+/// away: set-uid always, set-gid where it means "run as the group", and for who is not a member of
+/// the group also where it does not (`setattr_should_drop_sgid` of Linux). The kernel saw to its own
+/// callers' membership: it does not tell us all of their groups.
+pub(crate) fn without_set_id(cred: Option<&Cred>, inode: &Inode, perm: u32) -> u32 {
+    let member = |cred: &Cred| cred.kernel_checked || cred.is_root() || cred.in_group(inode.gid());
+    let keeps = perm & GROUP_EXEC == 0 && cred.is_some_and(member);
+    perm & !(SET_UID | if keeps { 0 } else { SET_GID })
 }

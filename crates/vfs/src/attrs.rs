@@ -2,7 +2,7 @@
 
 use polylane_base::{Errno, Result};
 
-use crate::access::{self, GROUP_EXEC, SET_GID, SET_UID, WRITE};
+use crate::access::{self, SET_GID, SET_UID, WRITE};
 use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::{Attr, Kind, SetAttr, SetTime};
@@ -35,10 +35,13 @@ impl Vfs {
         self.begin();
         self.core.writable()?;
         let mut set = *set;
+        if set.size.is_some() {
+            check_sizable(node)?;
+        }
         check_set(cred, node, &set)?;
         match set.size {
-            Some(size) => {
-                check_size(&self.core, node, size)?;
+            Some(size) if size > self.core.character.max_file_size => Err(Errno::EFBIG),
+            Some(_) => {
                 let _data = node.lock.write();
                 apply_rules(cred, node, &mut set);
                 self.core.resize(node, &set)
@@ -62,9 +65,9 @@ impl Vfs {
     }
 }
 
-fn check_size(core: &Core, node: &Inode, size: u64) -> Result<()> {
+/// Whether it has a size that can be set; asked before any right is.
+fn check_sizable(node: &Inode) -> Result<()> {
     match node.kind() {
-        Kind::File if size > core.character.max_file_size => Err(Errno::EFBIG),
         Kind::File => Ok(()),
         Kind::Dir => Err(Errno::EISDIR),
         _ => Err(Errno::EINVAL),
@@ -119,19 +122,11 @@ fn apply_rules(cred: &Cred, node: &Inode, set: &mut SetAttr) {
     let new_data = set.size.is_some() && !cred.is_root();
     if new_owner || new_data {
         let perm = set.perm.unwrap_or(node.perm());
-        let less = access::without_set_id(perm);
+        let less = access::without_set_id(Some(cred), node, perm);
         if less != perm {
             set.perm = Some(less);
         }
     }
-}
-
-/// Whether a write by `cred` takes set-id bits away.
-fn loses_set_id(cred: Option<&Cred>, inode: &Inode) -> bool {
-    let perm = inode.perm();
-    perm & (SET_UID | SET_GID) != 0
-        && (perm & SET_UID != 0 || perm & GROUP_EXEC != 0)
-        && !cred.is_some_and(Cred::is_root)
 }
 
 impl Core {
@@ -153,11 +148,16 @@ impl Core {
 
     /// Before a change of data by `cred` (`None`: by nobody in particular): set-id bits go.
     pub(crate) fn kill_set_id(&self, cred: Option<&Cred>, node: &Inode) -> Result<()> {
-        if !loses_set_id(cred, node) {
+        let perm = node.perm();
+        if perm & (SET_UID | SET_GID) == 0 || cred.is_some_and(Cred::is_root) {
             return Ok(());
         }
         let mut held = node.attr();
-        let perm = Some(access::without_set_id(held.perm));
+        let less = access::without_set_id(cred, node, held.perm);
+        if less == held.perm {
+            return Ok(());
+        }
+        let perm = Some(less);
         let new = self.fs.setattr(node.ino(), &SetAttr { perm, ..SetAttr::default() })?;
         node.keep(&mut held, new);
         Ok(())

@@ -198,14 +198,15 @@ impl OpenFile {
             _ => return Err(Errno::EFBIG),
         }
         let _data = node.lock.write();
-        core.kill_set_id(Some(cred), node)?;
-        if let Some(pages) = node.pages() {
-            return core.cached_fallocate(node, pages, mode, offset, len);
+        match node.pages() {
+            Some(pages) => core.cached_fallocate(node, pages, mode, offset, len)?,
+            None => {
+                let mut held = node.attr();
+                let new = core.fs.fallocate(node.ino(), mode, offset, len)?;
+                node.keep(&mut held, new);
+            }
         }
-        let mut held = node.attr();
-        let new = core.fs.fallocate(node.ino(), mode, offset, len)?;
-        node.keep(&mut held, new);
-        Ok(())
+        core.kill_set_id(Some(cred), node)
     }
 
     /// `lseek` SEEK_DATA and SEEK_HOLE. `ENXIO` when there is nothing more.
@@ -263,6 +264,8 @@ impl OpenFile {
         if to.wish().contains(OFlags::APPEND) {
             return Err(Errno::EBADF);
         }
+        // What lies past the end is not copied, so it cannot overlap either.
+        let len = len.min(source.fresh_attr()?.size.saturating_sub(from));
         let (from_end, to_end) = (from.saturating_add(len), at.saturating_add(len));
         if source.id == target.id && from < to_end && at < from_end {
             return Err(Errno::EINVAL);

@@ -67,6 +67,15 @@ fn check_create(cred: &Cred, new: &Create<'_>) -> Result<()> {
     }
 }
 
+/// Whether `node` may be given one more name. Call with its state locked.
+fn check_linkable(core: &Core, node: &Inode) -> Result<()> {
+    match node.nlink() {
+        0 if !node.has(LINKABLE) => Err(Errno::ENOENT),
+        count if count >= core.character.max_links => Err(Errno::EMLINK),
+        _ => Ok(()),
+    }
+}
+
 impl Vfs {
     /// Finds `name` in `dir`; `.` and `..` too. `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`.
     pub fn lookup(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Node> {
@@ -168,11 +177,9 @@ impl Vfs {
         }
         check_alive(dir)?;
         let mut attr = node.attr();
-        if node.nlink() == 0 && !node.has(LINKABLE) {
-            return Err(Errno::ENOENT);
-        }
-        if node.nlink() >= core.character.max_links {
-            return Err(Errno::EMLINK);
+        if let Err(refused) = check_linkable(core, node) {
+            drop(attr);
+            return Err(exists_or(core, dir, name, refused));
         }
         let changed = core.fs.link(node.ino(), dir.ino(), name)?;
         node.lower(LINKABLE);
