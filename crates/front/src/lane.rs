@@ -11,8 +11,8 @@
 //!
 //! | bits  | meaning                                                                       |
 //! |-------|-------------------------------------------------------------------------------|
-//! | 0     | [`TAG_PAGES`]: a kernel handle is open on the file's own node                 |
-//! | 1     | [`TAG_SLOT_PAGES`]: a kernel handle is open on an escaped slot bound to it    |
+//! | 0     | [`TAG_PAGES`]: the kernel filled a page of the file's own node                |
+//! | 1     | [`TAG_SLOT_PAGES`]: the kernel filled a page of a slot's node bound to it     |
 //! | 16–63 | counter of the FUSE node id; 0 when the kernel does not know the inode        |
 //!
 //! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`] after a
@@ -31,7 +31,7 @@ use crate::tickets::TicketTable;
 
 /// Bit of the inode's tag: the kernel may have pages of it under its own node.
 pub const TAG_PAGES: u64 = 1;
-/// Bit of the inode's tag: the kernel may have pages of it under the node of an escaped slot.
+/// Bit of the inode's tag: the kernel may have pages of it under the node of a slot.
 pub const TAG_SLOT_PAGES: u64 = 2;
 /// Where the node-id counter starts in the tag.
 pub(crate) const TAG_ID_SHIFT: u32 = 16;
@@ -106,7 +106,7 @@ impl Lane {
     }
 
     fn kernel_nodes(&self, node: &Node) -> Vec<u64> {
-        let mut ids = self.slots.escaped.node_ids(node);
+        let mut ids = self.slots.mapped.node_ids(node);
         if tag(node) & TAG_PAGES != 0 {
             ids.extend(self.nodes.id_of(node));
         }

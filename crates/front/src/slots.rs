@@ -7,7 +7,7 @@
 //! ```text
 //!   FUSE_CREATE .polylane-slots/<token>-<n>     Op::Open arg[0]=n        Op::Close
 //!        (none) ───────────────► free ───────────────► bound ───────────────► free
-//!                                                        │ share_all, a second OPEN
+//!                                                        │ share_all, a second OPEN, a mapping
 //!                                                        ▼
 //!                                                     escaped ── last FUSE RELEASE ──► (none)
 //! ```
@@ -18,11 +18,12 @@
 //! - A slot's access mode is that of its kernel descriptor, and only opens of the same mode are bound
 //!   to it: the kernel's own mode checks stay right.
 //! - An escaped slot is never bound again. Its binding ends with its last kernel handle.
+//! - A slot of which the kernel filled a page has escaped: the mapping may outlive the client's close.
 //! - A slot whose kernel handles are all gone is out of its session's table.
 //!
 //! # Locking
 //!
-//! `SlotTable::sessions → SessionSlots::slots → Slot::state → SlotTable::escaped`. No VFS call is made
+//! `SlotTable::sessions → SessionSlots::slots → Slot::state → SlotTable::mapped`. No VFS call is made
 //! under any of them, and files are dropped (closed) after all are free.
 
 use std::collections::HashMap;
@@ -122,6 +123,8 @@ pub struct Slot {
 struct State {
     file: Option<Arc<OpenFile>>,
     escaped: bool,
+    /// The kernel may have pages of the file under the slot's node.
+    mapped: bool,
     /// FUSE handles open on the node: the slot's own and those of second opens.
     handles: u32,
     /// FUSE node id, once the front end gave it one.
@@ -145,7 +148,6 @@ pub struct SessionSlots {
     token: Token,
     groups: Arc<[Gid]>,
     slots: Mutex<Slots>,
-    escaped: Arc<EscapedIndex>,
 }
 
 #[derive(Default)]
@@ -194,10 +196,18 @@ impl SessionSlots {
         self.find(number)?.file()
     }
 
+    /// Whether a slot can be bound now. `EBADF`, `EBUSY` as [`bind`](Self::bind).
+    pub fn check_free(&self, number: u32) -> Result<()> {
+        let slot = self.find(number)?;
+        let state = slot.state.lock();
+        if state.file.is_some() || state.escaped { Err(Errno::EBUSY) } else { Ok(()) }
+    }
+
     /// Marks every bound slot escaped: other processes are about to hold its descriptor.
     pub fn share_all(&self) {
         for slot in self.slots.lock().by_number.values() {
-            slot.escape(&self.escaped);
+            let mut state = slot.state.lock();
+            state.escaped |= state.file.is_some();
         }
     }
 
@@ -206,26 +216,16 @@ impl SessionSlots {
     }
 }
 
-impl Slot {
-    /// Marks a bound slot escaped, and its node as one under which the kernel may keep pages.
-    fn escape(&self, index: &EscapedIndex) {
-        let mut state = self.state.lock();
-        let Some(file) = state.file.as_ref().filter(|_| !state.escaped) else { return };
-        index.insert(file.node(), state.node_id);
-        state.escaped = true;
-    }
-}
-
 /// Which slot nodes may have kernel pages of which inode, by the inode's address: an entry's slot
 /// holds the inode open, so the address cannot mean another one.
 #[derive(Default)]
-pub(crate) struct EscapedIndex(Mutex<HashMap<usize, Vec<u64>>>);
+pub(crate) struct MappedIndex(Mutex<HashMap<usize, Vec<u64>>>);
 
 fn address(node: &Node) -> usize {
     Arc::as_ptr(node).cast::<Inode>() as usize
 }
 
-impl EscapedIndex {
+impl MappedIndex {
     fn insert(&self, node: &Node, node_id: u64) {
         self.0.lock().entry(address(node)).or_default().push(node_id);
         crate::lane::set_tag(node, crate::lane::TAG_SLOT_PAGES);
@@ -251,15 +251,14 @@ impl EscapedIndex {
 #[derive(Default)]
 pub struct SlotTable {
     sessions: Mutex<HashMap<Token, Weak<SessionSlots>>>,
-    pub(crate) escaped: Arc<EscapedIndex>,
+    pub(crate) mapped: MappedIndex,
 }
 
 impl SlotTable {
     /// Starts a session: from now on its token makes slots. `groups` are the supplementary groups of
     /// its process.
     pub fn open_session(&self, token: Token, groups: Arc<[Gid]>) -> Arc<SessionSlots> {
-        let (slots, escaped) = (Mutex::default(), self.escaped.clone());
-        let session = Arc::new(SessionSlots { token, groups, slots, escaped });
+        let session = Arc::new(SessionSlots { token, groups, slots: Mutex::default() });
         self.sessions.lock().insert(token, Arc::downgrade(&session));
         session
     }
@@ -305,8 +304,18 @@ impl SlotTable {
 
     /// Marks a bound slot escaped. `EBADF` when it is not bound.
     pub(crate) fn escape(&self, slot: &Slot) -> Result<()> {
-        slot.escape(&self.escaped);
-        slot.file().map(drop)
+        let mut state = slot.state.lock();
+        state.escaped |= state.file.is_some();
+        if state.escaped { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    /// The kernel fills a page of a bound slot's node: a program maps it.
+    pub(crate) fn has_pages(&self, slot: &Slot) {
+        let mut state = slot.state.lock();
+        let Some(file) = state.file.as_ref().filter(|_| !state.mapped) else { return };
+        self.mapped.insert(file.node(), state.node_id);
+        state.mapped = true;
+        state.escaped = true;
     }
 
     /// The supplementary groups of the process whose slot it is; none once its session ended.
@@ -330,8 +339,8 @@ impl SlotTable {
             return false;
         }
         let file = state.file.take();
-        if let Some(file) = file.as_ref().filter(|_| state.escaped) {
-            self.escaped.remove(file.node(), state.node_id);
+        if let Some(file) = file.as_ref().filter(|_| state.mapped) {
+            self.mapped.remove(file.node(), state.node_id);
         }
         state.escaped = true;
         drop(state);

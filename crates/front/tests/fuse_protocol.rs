@@ -48,10 +48,18 @@ fn create(kernel: &mut Kernel, dir: u64, name: &str) -> (u64, u64) {
     created(kernel.ask(CREATE, dir, &args.0))
 }
 
+/// As a process reads; the kernel that fills a page says nothing of a lock owner.
 fn read_args(fh: u64, offset: u64, size: u32) -> Vec<u8> {
+    const READ_LOCKOWNER: u32 = 2;
     let mut args = Bytes::new();
-    args.u64(fh).u64(offset).u32(size).u32(0).u64(0).u32(0).u32(0);
+    args.u64(fh).u64(offset).u32(size).u32(READ_LOCKOWNER).u64(0).u32(0).u32(0);
     args.0
+}
+
+fn read_page(kernel: &mut Kernel, node: u64, fh: u64) -> Answer {
+    let mut args = Bytes::new();
+    args.u64(fh).u64(0).u32(4096).u32(0).u64(0).u32(0).u32(0);
+    kernel.ask(READ, node, &args.0)
 }
 
 fn write_args(fh: u64, offset: u64, data: &[u8], how: u32, flags: i32) -> Vec<u8> {
@@ -440,7 +448,11 @@ fn pages_under_other_nodes_are_dropped_before_and_after() {
     let (slot, slot_fh) = created(kernel.ask(CREATE, SLOT_DIR, &slot_name(session.token(), 0)));
     session.bind(0, open_file(&kernel, "a", libc::O_RDWR)).expect("bound");
 
-    // The file's own node needs no notification: the kernel knows its own pages.
+    // As long as nobody maps the file there is nothing to drop.
+    write(&mut kernel, slot, slot_fh, b"12345678").expect("written");
+    assert_eq!(read(&mut kernel, id, fh), Ok(b"12345678".to_vec()));
+    assert_eq!(read_page(&mut kernel, id, fh), Ok(b"12345678".to_vec()));
+    // Now there is. The file's own node needs no notification: the kernel knows its own pages.
     write(&mut kernel, id, fh, b"12345678").expect("written");
     // The slot's does.
     let unique = kernel.send(READ, slot, &read_args(slot_fh, 2, 4));
@@ -471,14 +483,16 @@ fn pages_under_other_nodes_are_dropped_before_and_after() {
 }
 
 #[test]
-fn an_escaped_slots_pages_count_too() {
+fn a_mapped_slot_escapes_and_its_pages_count_too() {
     let mut kernel = Kernel::new();
     let session = session(&kernel);
     let (id, fh) = create(&mut kernel, ROOT, "a");
-    let (slot, _) = created(kernel.ask(CREATE, SLOT_DIR, &slot_name(session.token(), 0)));
+    let (slot, slot_fh) = created(kernel.ask(CREATE, SLOT_DIR, &slot_name(session.token(), 0)));
     session.bind(0, open_file(&kernel, "a", libc::O_RDWR)).expect("bound");
     assert_eq!(read(&mut kernel, id, fh), Ok(vec![]));
-    session.share_all();
+    assert_eq!(read_page(&mut kernel, slot, slot_fh), Ok(vec![]));
+    assert_eq!(session.unbind(0), Ok(Unbound::Escaped));
+    assert_eq!(session.check_free(0), Err(Errno::EBUSY));
     let unique = kernel.send(READ, id, &read_args(fh, 0, 4));
     let first = kernel.receive(5000).expect("a notification");
     assert_eq!((first.unique, Fields(&first.body).u64()), (0, slot));

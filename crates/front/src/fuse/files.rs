@@ -12,7 +12,8 @@ use super::names::open_flags;
 use super::nodes::Target;
 use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::{
-    FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, WRITE_CACHE, WRITE_KILL_SUIDGID, fopen, opcode,
+    FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, READ_LOCKOWNER, WRITE_CACHE, WRITE_KILL_SUIDGID, fopen,
+    opcode,
 };
 use super::request::TransferIn;
 use crate::notifier::Range;
@@ -24,7 +25,7 @@ pub(super) fn open(call: &mut Call<'_>) -> End {
     match call.target()? {
         Target::Node(node) => {
             let file = open_node(call, &node, flags, how)?;
-            call.session.lane.nodes.opened(call.header.node_id);
+            call.session.opened(call.header.node_id);
             let done = match flags & libc::O_TRUNC {
                 0 => Outcome::Reply,
                 _ => call.changed(&node, Range::ALL),
@@ -76,8 +77,11 @@ fn reply_open(call: &mut Call<'_>, opened: Option<Arc<OpenFile>>, slot: Option<A
 
 pub(super) fn read(call: &mut Call<'_>) -> End {
     let transfer = TransferIn::read(&mut call.args)?;
-    let (_, file) = call.handle(transfer.fh)?;
+    let (handle, file) = call.handle(transfer.fh)?;
     let size = transfer.size.min(TRANSFER_BYTES_MAX);
+    if transfer.transfer_flags & READ_LOCKOWNER == 0 {
+        call.session.has_pages(&handle);
+    }
     call.settle(file.node(), Range { offset: transfer.offset, len: u64::from(size) })?;
     let count = file.read(transfer.offset, size as usize, call.out)?;
     call.out.0.truncate(count);

@@ -76,7 +76,7 @@ impl Call<'_> {
     fn open_new(&mut self, node: &Node, flags: i32) -> End {
         let file = self.session.lane.vfs.open(&self.cred()?, node, flags)?;
         let id = self.entry(node)?;
-        self.session.lane.nodes.opened(id);
+        self.session.opened(id);
         let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
         let fh = self.session.handles.insert(handle);
         self.out.open(fh, self.session.open_flags());

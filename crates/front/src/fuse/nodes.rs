@@ -10,7 +10,7 @@
 //!   virtual directories always exist, under the same ids in every incarnation: there are mounts on
 //!   them that the kernel would detach if their ids changed.
 //! - The tag's counter is set exactly while the entry exists; both change under the shard's lock.
-//! - [`TAG_PAGES`](crate::lane::TAG_PAGES) is set exactly while `opens` is not 0.
+//! - [`TAG_PAGES`](crate::lane::TAG_PAGES) is set only while `opens` is not 0.
 //!
 //! # Locking
 //!
@@ -160,13 +160,19 @@ impl NodeTable {
         drop(gone);
     }
 
-    /// A kernel handle was opened on a file's own node: from now on it may have pages.
+    /// A kernel handle was opened on a file's own node.
     pub fn opened(&self, id: u64) {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
             entry.opens += 1;
-            if let Target::Node(node) = &entry.target {
-                set_tag(node, TAG_PAGES);
-            }
+        }
+    }
+
+    /// The kernel may have pages of a file from now on, until its last handle is released.
+    pub fn has_pages(&self, id: u64) {
+        if let Some(entry) = self.shard(id).lock().get(&id)
+            && let (Target::Node(node), 1..) = (&entry.target, entry.opens)
+        {
+            set_tag(node, TAG_PAGES);
         }
     }
 

@@ -113,6 +113,8 @@ pub mod fopen {
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// `fuse_lk_in.lk_flags`: flock(2).
 pub const LK_FLOCK: u32 = 1 << 0;
+/// `fuse_read_in.read_flags`: a process reads. Without it, the kernel fills a page.
+pub const READ_LOCKOWNER: u32 = 1 << 1;
 /// `fuse_write_in.write_flags`: pages of a mapping, written later by nobody in particular.
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// `fuse_write_in.write_flags`: set-id bits go.

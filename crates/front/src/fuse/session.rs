@@ -295,6 +295,23 @@ impl Session {
         }
     }
 
+    /// A handle was opened on a file's own node.
+    pub(super) fn opened(&self, node_id: u64) {
+        self.lane.nodes.opened(node_id);
+        if !self.is_direct() {
+            self.lane.nodes.has_pages(node_id);
+        }
+    }
+
+    /// The kernel fills a page: from now on it may have some of the file, until the handles on the
+    /// node are closed. A mapping keeps its handle.
+    pub(super) fn has_pages(&self, handle: &Handle) {
+        match &handle.slot {
+            Some(slot) => self.lane.slots.has_pages(slot),
+            None => self.lane.nodes.has_pages(handle.node_id),
+        }
+    }
+
     /// The end of a handle: what was locked through it is free, and its node one handle poorer.
     pub(super) fn close(&self, handle: &Handle) {
         if let Ok(file) = handle.file() {

@@ -28,6 +28,10 @@ impl Call<'_> {
         if is_for_kernel(flags) {
             return Err(Failure::UseKernel);
         }
+        if let Some(number) = slot {
+            // Before anything is created: the client repeats a refused open through the kernel.
+            self.session.slots.check_free(number)?;
+        }
         let start = self.start(at)?;
         if flags & libc::O_TRUNC != 0 && flags & libc::O_EXCL == 0 {
             self.before_truncation(&start, at.path, flags)?;
