@@ -110,12 +110,15 @@ pub(crate) fn gather(
     let mailbox = session.mailbox()?;
     settle(&mailbox)?;
     mailbox.count_post();
+    let (last, first) = parts.split_last().ok_or(Detour::Kernel)?;
     let mut at = 0;
-    for part in parts {
+    for part in first {
         session.channel.payload_put(mailbox.index, at, part);
         at += part.len();
     }
-    finish(&mailbox, session.channel.call(mailbox.index, message, &Alive(session)))
+    // The last piece goes with the call, which says how much there is.
+    let watch = Alive(session);
+    finish(&mailbox, session.channel.call_write(mailbox.index, message, (at, last), false, &watch))
 }
 
 /// Reads into several places, together at most one payload buffer; returns how many bytes came.

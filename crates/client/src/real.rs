@@ -107,8 +107,10 @@ pub(crate) fn owned(fd: RawFd) -> OwnedFd {
 
 /// `close`, whatever it says, past our own hook.
 pub(crate) fn close_quietly(fd: RawFd) {
+    let errno = errno();
     // SAFETY: closing a number harms no memory; callers own the descriptor.
-    unsafe { rustix::io::close(fd) };
+    unsafe { close(fd) };
+    set_errno(errno);
 }
 
 /// A close-on-exec copy at the lowest free number from `min` on.

@@ -93,6 +93,9 @@ impl SlotPool {
 
     #[cold]
     fn make(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
+        if self.slots.iter().flatten().filter(|slot| slot.is_open()).count() >= masters_max() {
+            return Err(Detour::Kernel);
+        }
         let empty = |slot: &Slot| slot.turn(EMPTY, CHANGING) || slot.reclaim(session.number);
         let place = self.slots[mode].iter().position(empty).ok_or(Detour::Kernel)?;
         let slot = &self.slots[mode][place];
@@ -159,6 +162,10 @@ impl Slot {
             && self.state.compare_exchange(from, to, done, else_).is_ok()
     }
 
+    fn is_open(&self) -> bool {
+        self.state.load(Ordering::Relaxed) != EMPTY
+    }
+
     /// Takes the place of a free slot of a session that is over.
     fn reclaim(&self, session: u32) -> bool {
         let old = self.session.load(Ordering::Relaxed) != session;
@@ -209,6 +216,12 @@ impl Drop for Taken {
     fn drop(&mut self) {
         self.slot.state.store(FREE, Ordering::Release);
     }
+}
+
+/// Most masters: an eighth of the descriptors that the program may have.
+fn masters_max() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current.map_or(usize::MAX, |soft| (soft / 8) as usize)
 }
 
 /// Opens `MOUNT/.polylane-slots/<token>-<number>` and moves the descriptor up.
