@@ -101,3 +101,60 @@ pub(crate) fn random_bytes() -> Result<[u8; 16]> {
         _ => Err(Errno::EIO),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use polylane_base::SystemClock;
+    use polylane_vfs::memfs::MemFs;
+    use polylane_vfs::{Cred, Options, Vfs};
+
+    use super::*;
+
+    fn ticket() -> (Arc<Vfs>, Ticket) {
+        let clock = Arc::new(SystemClock);
+        let options = Options {
+            clock: clock.clone(),
+            cache_bytes_limit: 0,
+            dirty_bytes_limit: 0,
+            flush_interval: Duration::from_secs(5),
+            mount_path: b"/".to_vec(),
+            covered: vec![],
+        };
+        let vfs = Vfs::new(Arc::new(MemFs::new(1 << 20, 16, clock)), options).unwrap();
+        let file = vfs.open(&Cred::root(), &vfs.root(), libc::O_DIRECTORY).unwrap();
+        (vfs, Ticket { file, slot: None })
+    }
+
+    #[test]
+    fn a_ticket_is_good_once_and_not_for_long() {
+        let (_vfs, ticket) = ticket();
+        let (table, now) = (TicketTable::default(), Instant::now());
+        let (first, second) = (table.issue_at(&ticket, now), table.issue_at(&ticket, now));
+        let (first, second) = (first.unwrap(), second.unwrap());
+        let late = now + LIFETIME - Duration::from_nanos(1);
+        assert!(table.redeem_at(&first, late).is_some());
+        assert!(table.redeem_at(&first, late).is_none());
+        assert!(table.redeem_at(&second, now + LIFETIME).is_none());
+    }
+
+    #[test]
+    fn a_ticket_is_void_when_the_file_is_closed() {
+        let (_vfs, ticket) = ticket();
+        let table = TicketTable::default();
+        let key = table.issue(&ticket).unwrap();
+        drop(ticket);
+        assert!(table.redeem(&key).is_none());
+    }
+
+    #[test]
+    fn the_oldest_ticket_gives_way() {
+        let (_vfs, ticket) = ticket();
+        let table = TicketTable::default();
+        let keys: Vec<_> = (0..=CAPACITY).map(|_| table.issue(&ticket).unwrap()).collect();
+        assert_eq!(table.entries.lock().len(), CAPACITY);
+        assert!(table.redeem(&keys[0]).is_none());
+        assert!(table.redeem(&keys[1]).is_some());
+    }
+}
