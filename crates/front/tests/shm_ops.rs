@@ -488,4 +488,7 @@ fn a_lock_is_shown_with_the_number_its_holder_gives() {
     assert_eq!(b.call(&ask).unwrap().value[3], 42);
     message.arg[0] = 1 << 32;
     assert_eq!(a.call(&message), Err(Errno::EINVAL));
+    a.lock(fa, 0, libc::F_UNLCK).unwrap();
+    a.lock(fa, LOCK_OFD, libc::F_WRLCK).unwrap();
+    assert_eq!(b.call(&ask).unwrap().value[3] as i32, -1);
 }

@@ -3,8 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use polylane_base::Errno;
 use polylane_base::sync::Arc;
+use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{Message, Reply, Status};
 use polylane_vfs::Node;
@@ -19,17 +19,15 @@ use crate::notifier::Range;
 /// What a worker sets aside for the paths of the request in its hands.
 pub(super) type Scratch = Box<[u8; PATHS_BYTES_MAX]>;
 
-/// How one attempt to serve ended.
-struct Outcome {
-    /// The reply, or why there is none from this thread.
-    result: Result<Reply, Detour>,
-    /// What the kernel must be told before the reply.
-    changed: Option<(Node, Range)>,
-}
-
-/// Why the thread that serves does not reply.
-enum Detour {
+/// What remains to be done after an attempt to serve.
+enum Next {
+    /// Reply.
+    Reply,
+    /// Tell the kernel what changed, then reply.
+    TellKernel(Node, Range),
+    /// Serve on a thread that may wait.
     HandOff,
+    /// Nothing: the reply comes from elsewhere.
     Parked,
 }
 
@@ -40,51 +38,56 @@ pub(super) fn on_worker(
     scratch: &mut Scratch,
     (helpers, stats): (&Helpers, &Stats),
 ) {
-    let message = session.channel.message(mailbox);
-    let Some((message, paths)) = message.and_then(|message| {
-        stats.took(message.op);
-        Some((message, copy_paths(session, mailbox, &message, scratch)?))
-    }) else {
+    let Some(message) = session.channel.message(mailbox) else {
         stats.refused();
         return session.channel.reply(mailbox, &failed(Errno::EINVAL));
     };
-    let outcome = attempt(session, mailbox, (&message, paths), (false, stats));
-    match (outcome.result, outcome.changed) {
-        (Ok(reply), None) => {
+    stats.took(message.op);
+    let Ok(paths) = copy_paths(session, mailbox, &message, scratch) else {
+        return session.channel.reply(mailbox, &failed(Errno::ENAMETOOLONG));
+    };
+    let call = Call { session, mailbox, stats, may_block: false, changed: None };
+    // What a panic would leave.
+    let mut reply = failed(Errno::EIO);
+    match attempt(call, (&message, paths), &mut reply) {
+        Next::Reply => {
             stats.ended(reply.status);
             session.channel.reply(mailbox, &reply);
         }
-        (Ok(reply), Some(changed)) => {
+        Next::TellKernel(node, range) => {
             stats.handed_off();
             let pending = Pending::new(session.clone(), mailbox);
-            helpers.post(session.id, Box::new(move || tell_kernel(pending, &changed, &reply)));
+            let job = move || tell_kernel(pending, (&node, range), &reply);
+            helpers.post(session.id, Box::new(job));
         }
-        (Err(Detour::HandOff), _) => {
+        Next::HandOff => {
             stats.handed_off();
             let pending = Pending::new(session.clone(), mailbox);
             let paths = paths.to_vec();
             helpers.post(session.id, Box::new(move || on_helper(pending, &message, &paths)));
         }
-        (Err(Detour::Parked), _) => {}
+        Next::Parked => {}
     }
 }
 
 /// Serves the same request on a thread that may wait.
 fn on_helper(pending: Pending, message: &Message, paths: &[u8]) {
     let (session, mailbox) = (pending.session().clone(), pending.mailbox());
-    let outcome = attempt(&session, mailbox, (message, paths), (true, &session.stats));
-    match (outcome.result, outcome.changed) {
-        (Ok(reply), None) => pending.reply(&reply),
-        (Ok(reply), Some(changed)) => tell_kernel(pending, &changed, &reply),
-        (Err(Detour::Parked), _) => pending.release(),
+    let stats = &session.stats;
+    let call = Call { session: &session, mailbox, stats, may_block: true, changed: None };
+    let mut reply = failed(Errno::EIO);
+    match attempt(call, (message, paths), &mut reply) {
+        Next::Reply => pending.reply(&reply),
+        Next::TellKernel(node, range) => tell_kernel(pending, (&node, range), &reply),
+        Next::Parked => pending.release(),
         // A helper may block: dropping the pending reply says EIO should this ever come.
-        (Err(Detour::HandOff), _) => drop(pending),
+        Next::HandOff => drop(pending),
     }
 }
 
 /// The kernel gives up its pages of what changed, then the client hears that it changed.
-fn tell_kernel(pending: Pending, (node, range): &(Node, Range), reply: &Reply) {
-    pending.session().lane.changed(node, *range);
+fn tell_kernel(pending: Pending, (node, range): (&Node, Range), reply: &Reply) {
+    pending.session().lane.changed(node, range);
     pending.reply(reply);
 }
 
@@ -94,40 +97,48 @@ fn copy_paths<'a>(
     mailbox: MailboxIndex,
     message: &Message,
     scratch: &'a mut Scratch,
-) -> Option<&'a [u8]> {
-    let len = request::path_bytes(message, session.channel.buffer_bytes()).ok()?;
+) -> Result<&'a [u8]> {
+    let len = request::path_bytes(message, session.channel.buffer_bytes())?;
     let paths = &mut scratch[..len];
     if len > 0 {
         session.channel.payload_get(mailbox, 0, paths);
     }
-    Some(paths)
+    Ok(paths)
 }
 
 /// Checks and serves. A panic on the way is ours, not the client's doing: it costs this request.
-fn attempt(
-    session: &Arc<Session>,
-    mailbox: MailboxIndex,
-    (message, paths): (&Message, &[u8]),
-    (may_block, stats): (bool, &Stats),
-) -> Outcome {
-    let request = match FileRequest::check(message, paths, session.channel.buffer_bytes()) {
+fn attempt(mut call: Call<'_>, (message, paths): (&Message, &[u8]), reply: &mut Reply) -> Next {
+    let request = match FileRequest::check(message, paths, call.session.channel.buffer_bytes()) {
         Ok(request) => request,
-        Err(errno) => return Outcome { result: Ok(failed(errno)), changed: None },
-    };
-    let mut call = Call { session, mailbox, stats, may_block, changed: None };
-    let served = catch_unwind(AssertUnwindSafe(|| serve::serve(&mut call, &request)));
-    let result = match served {
-        Ok(Ok(reply)) => Ok(reply),
-        Ok(Err(Failure::Errno(errno))) => Ok(failed(errno)),
-        Ok(Err(Failure::UseKernel)) => Ok(Reply::new(Status::UseKernel)),
-        Ok(Err(Failure::HandOff)) => Err(Detour::HandOff),
-        Ok(Err(Failure::Parked)) => Err(Detour::Parked),
-        Err(_) => {
-            session.abandon(mailbox);
-            Ok(failed(Errno::EIO))
+        Err(errno) => {
+            *reply = failed(errno);
+            return Next::Reply;
         }
     };
-    Outcome { result, changed: call.changed }
+    let served = catch_unwind(AssertUnwindSafe(|| match serve::serve(&mut call, &request) {
+        Ok(answer) => {
+            *reply = answer;
+            Next::Reply
+        }
+        Err(Failure::Errno(errno)) => {
+            reply.status = Status::Failed(errno.0);
+            Next::Reply
+        }
+        Err(Failure::UseKernel) => {
+            reply.status = Status::UseKernel;
+            Next::Reply
+        }
+        Err(Failure::HandOff) => Next::HandOff,
+        Err(Failure::Parked) => Next::Parked,
+    }));
+    if served.is_err() {
+        call.session.abandon(call.mailbox);
+    }
+    match (served, call.changed) {
+        (Ok(Next::Reply) | Err(_), Some((node, range))) => Next::TellKernel(node, range),
+        (Ok(next), _) => next,
+        (Err(_), None) => Next::Reply,
+    }
 }
 
 fn failed(errno: Errno) -> Reply {

@@ -98,5 +98,7 @@ fn describe(found: &LockRequest) -> [u64; 4] {
         LockKind::Unlock => libc::F_UNLCK,
     };
     let len = if found.end == TO_THE_END { 0 } else { found.end - found.start + 1 };
-    [kind as u64, found.start, len, u64::from(found.pid)]
+    // An open-file-description lock belongs to no process: F_GETLK says -1.
+    let pid = if found.family == LockFamily::Ofd { u32::MAX } else { found.pid };
+    [kind as u64, found.start, len, u64::from(pid)]
 }
