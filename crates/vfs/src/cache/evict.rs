@@ -8,17 +8,21 @@ use std::ops::Bound::{Excluded, Unbounded};
 
 use polylane_base::sync::Weak;
 
-use super::PageCache;
+use super::{FilePages, PageCache};
 use crate::core::Core;
 use crate::inode::{Inode, Node};
 use crate::stats::Count;
 
-/// Pages looked at in one file before the hand goes on to the next.
-const PAGES_PER_VISIT: usize = 64;
+/// Part of a file's pages looked at before the hand goes on to the next file. The same part of each,
+/// so that the hand passes every page equally often, whether its file is small or large.
+const PART_PER_VISIT: usize = 8;
+
+/// Most pages looked at in one visit: the file is locked meanwhile.
+const PAGES_PER_VISIT_MAX: usize = 1024;
 
 /// Visits in one attempt to make room. An attempt that finds only pages in use gives up: the limit is
 /// then passed by what is inserted until the next attempt finds that they were not used again.
-const VISITS_MAX: usize = 64;
+const VISITS_MAX: usize = 256;
 
 /// The files that have pages.
 #[derive(Default)]
@@ -45,8 +49,17 @@ impl Clock {
 }
 
 impl PageCache {
-    fn is_full(&self) -> bool {
-        self.pages() > self.pages_max
+    /// Pages beyond the limit.
+    fn excess(&self) -> u64 {
+        self.pages().saturating_sub(self.pages_max)
+    }
+}
+
+impl FilePages {
+    /// One visit: evicts at most `wanted` pages. Returns how many.
+    fn visit(&self, wanted: u64) -> u64 {
+        let part = self.counts().pages as usize / PART_PER_VISIT;
+        self.evict(part.clamp(1, PAGES_PER_VISIT_MAX), wanted)
     }
 }
 
@@ -55,13 +68,14 @@ impl Core {
     pub(super) fn make_room(&self) {
         let cache = &self.cache;
         for _ in 0..VISITS_MAX {
-            if !cache.is_full() {
+            let excess = cache.excess();
+            if excess == 0 {
                 return;
             }
             let next = cache.clock.lock().next();
             let Some(node) = next else { continue };
             let Some(pages) = node.pages_used() else { continue };
-            let evicted = pages.evict(PAGES_PER_VISIT);
+            let evicted = pages.visit(excess);
             cache.removed(super::Delta { pages: evicted, dirty: 0 });
             self.counters.add(Count::Evictions, evicted);
         }

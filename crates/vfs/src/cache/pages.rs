@@ -256,11 +256,14 @@ impl FilePages {
     }
 
     /// Looks at `count` pages in CLOCK order and forgets those that are clean and were not used since
-    /// the last look. Returns how many.
-    pub(super) fn evict(&self, count: usize) -> u64 {
+    /// the last look, at most `wanted`. Returns how many.
+    pub(super) fn evict(&self, count: usize, wanted: u64) -> u64 {
         let mut map = self.map.write();
         let mut evicted = 0;
         for _ in 0..count.min(map.order.len()) {
+            if evicted == wanted {
+                break;
+            }
             let Some(index) = map.order.pop_front() else { break };
             let Some(page) = map.pages.get_mut(&index) else { continue };
             if page.dirty || page.writing || std::mem::take(page.hot.get_mut()) {

@@ -106,7 +106,6 @@ impl State {
     ) -> LockOutcome {
         let file = self.files.entry(id).or_default();
         if file.held.conflicts(&request).next().is_none() {
-            // flock(2) gives the old lock up before it asks for the new one; fcntl(2) does not.
             file.held.apply(&request);
             if request.kind != LockKind::Unlock {
                 self.owners.entry(request.owner).or_default().insert(id);
@@ -115,18 +114,22 @@ impl State {
             self.tidy(id, request.owner);
             return LockOutcome::Done(Ok(()));
         }
-        let Some(waiter) = wait else { return LockOutcome::Done(Err(Errno::EAGAIN)) };
+        if request.family == LockFamily::Flock {
+            self.give_up(id, &request, told);
+        }
+        let Some(waiter) = wait else {
+            self.tidy(id, request.owner);
+            return LockOutcome::Done(Err(Errno::EAGAIN));
+        };
         if request.family == LockFamily::Posix && self.waits_for_itself(id, &request) {
             return LockOutcome::Done(Err(Errno::EDEADLK));
-        }
-        if request.family == LockFamily::Flock {
-            self.give_up_before_waiting(id, &request, told);
         }
         LockOutcome::Parked(self.park(id, request, waiter))
     }
 
-    /// A flock(2) that changes its kind and has to wait lets go of the former lock first.
-    fn give_up_before_waiting(&mut self, id: u64, request: &LockRequest, told: &mut Told) {
+    /// A flock(2) that changes its kind and finds somebody in the way has let go of the former lock: the
+    /// change is not atomic, see flock(2).
+    fn give_up(&mut self, id: u64, request: &LockRequest, told: &mut Told) {
         if let Some(file) = self.files.get_mut(&id) {
             file.held.apply(&LockRequest { kind: LockKind::Unlock, ..*request });
         }

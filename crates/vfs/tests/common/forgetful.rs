@@ -1,0 +1,132 @@
+//! A libservice with one file, `f`, that comes and goes. It takes `forget` at its word: an inode that was
+//! forgotten is unknown until it is looked up again.
+
+use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
+use polylane_vfs::fs::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+const ROOT: Ino = Ino(1);
+const FILE: Ino = Ino(2);
+
+#[derive(Default)]
+pub struct Forgetful {
+    /// The name is away.
+    pub away: AtomicBool,
+    known: AtomicBool,
+    pub forgotten: AtomicU64,
+}
+
+fn attr(ino: Ino) -> Attr {
+    let kind = if ino == ROOT { Kind::Dir } else { Kind::File };
+    let time = Time::default();
+    Attr {
+        ino,
+        generation: 0,
+        kind,
+        perm: 0o777,
+        nlink: 1,
+        uid: Uid(0),
+        gid: Gid(0),
+        rdev: 0,
+        size: 1,
+        blocks: 0,
+        blksize: 4096,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+    }
+}
+
+impl FileSystem for Forgetful {
+    fn character(&self) -> Character {
+        Character {
+            cache_data: false,
+            volatile: true,
+            read_only: false,
+            max_file_size: 1 << 40,
+            max_links: 100,
+        }
+    }
+    fn root(&self) -> Result<Attr> {
+        Ok(attr(ROOT))
+    }
+    fn lookup(&self, _: Ino, name: &[u8]) -> Result<Attr> {
+        if name != b"f" || self.away.load(SeqCst) {
+            return Err(Errno::ENOENT);
+        }
+        self.known.store(true, SeqCst);
+        std::thread::yield_now();
+        Ok(attr(FILE))
+    }
+    fn getattr(&self, ino: Ino) -> Result<Attr> {
+        if ino == FILE && !self.known.load(SeqCst) { Err(Errno::ESTALE) } else { Ok(attr(ino)) }
+    }
+    fn forget(&self, ino: Ino) {
+        std::thread::yield_now();
+        if ino == FILE {
+            assert!(self.known.swap(false, SeqCst), "forgotten twice");
+            self.forgotten.fetch_add(1, SeqCst);
+        }
+    }
+    fn setattr(&self, _: Ino, _: &SetAttr) -> Result<Attr> {
+        Err(Errno::ENOSYS)
+    }
+    fn create(&self, _: Ino, _: &[u8], _: &NewNode<'_>) -> Result<Changed> {
+        Err(Errno::ENOSYS)
+    }
+    fn create_unlinked(&self, _: Ino, _: &NewNode<'_>) -> Result<Attr> {
+        Err(Errno::ENOSYS)
+    }
+    fn link(&self, _: Ino, _: Ino, _: &[u8]) -> Result<Changed> {
+        Err(Errno::ENOSYS)
+    }
+    fn unlink(&self, _: Ino, _: &[u8]) -> Result<Changed> {
+        Err(Errno::ENOSYS)
+    }
+    fn rmdir(&self, _: Ino, _: &[u8]) -> Result<Changed> {
+        Err(Errno::ENOSYS)
+    }
+    fn rename(&self, _: Ino, _: &[u8], _: Ino, _: &[u8], _: RenameMode) -> Result<Renamed> {
+        Err(Errno::ENOSYS)
+    }
+    fn readlink(&self, _: Ino) -> Result<Vec<u8>> {
+        Err(Errno::ENOSYS)
+    }
+    fn readdir(&self, _: Ino, _: u64, _: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        Err(Errno::ENOSYS)
+    }
+    fn read(&self, _: Ino, _: u64, _: usize, _: &mut dyn Sink) -> Result<usize> {
+        Err(Errno::ENOSYS)
+    }
+    fn write(&self, _: Ino, _: u64, _: &mut dyn Source) -> Result<usize> {
+        Err(Errno::ENOSYS)
+    }
+    fn fallocate(&self, _: Ino, _: Fallocate, _: u64, _: u64) -> Result<Attr> {
+        Err(Errno::ENOSYS)
+    }
+    fn seek(&self, _: Ino, _: u64, _: SeekFor) -> Result<u64> {
+        Err(Errno::ENOSYS)
+    }
+    fn getxattr(&self, _: Ino, _: &[u8]) -> Result<Vec<u8>> {
+        Err(Errno::ENOSYS)
+    }
+    fn setxattr(&self, _: Ino, _: &[u8], _: &[u8], _: XattrMode) -> Result<Attr> {
+        Err(Errno::ENOSYS)
+    }
+    fn listxattr(&self, _: Ino) -> Result<Vec<Vec<u8>>> {
+        Err(Errno::ENOSYS)
+    }
+    fn removexattr(&self, _: Ino, _: &[u8]) -> Result<Attr> {
+        Err(Errno::ENOSYS)
+    }
+    fn fsync(&self, _: Ino, _: bool) -> Result<()> {
+        Err(Errno::ENOSYS)
+    }
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+    fn statfs(&self) -> Result<StatFs> {
+        Err(Errno::ENOSYS)
+    }
+}
