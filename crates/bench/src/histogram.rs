@@ -51,6 +51,16 @@ impl Histogram {
         self.max = self.max.max(ns);
     }
 
+    /// Adds the counts of another.
+    pub fn merge(&mut self, other: &Histogram) {
+        for (count, more) in self.counts.iter_mut().zip(&other.counts) {
+            *count += more;
+        }
+        self.total += other.total;
+        self.sum = self.sum.saturating_add(other.sum);
+        self.max = self.max.max(other.max);
+    }
+
     /// The duration below which `fraction` (0..=1) of all lie, in nanoseconds; 0 when empty.
     pub fn quantile(&self, fraction: f64) -> f64 {
         let rank = ((self.total as f64 * fraction).ceil() as u64).clamp(1, self.total.max(1));

@@ -6,8 +6,12 @@ use crate::Options;
 use crate::report::Report;
 
 mod cached;
+mod copy;
 mod demo;
+mod echo;
+mod ipc;
 mod ocrd;
+mod queue;
 
 /// A figure that can be run.
 pub struct Figure {
@@ -60,5 +64,20 @@ pub const FIGURES: &[Figure] = &[
         name: "fileio-ram",
         about: "random 16 KiB file I/O in memory: lane, FUSE, kernel, share of time in IPC",
         run: |options| cached::run(options, "fileio"),
+    },
+    Figure {
+        name: "ipc",
+        about: "round trip of an empty request: channel, FUSE, futex, eventfd, UNIX socket",
+        run: ipc::run,
+    },
+    Figure {
+        name: "queue",
+        about: "request queues beside crossbeam and concurrent-queue, 1–16 producers",
+        run: queue::run,
+    },
+    Figure {
+        name: "copy",
+        about: "reads of 4 KiB to 4 MiB by copy method: SMC, SMO, rep movsb, CMA, pipelines",
+        run: copy::run,
     },
 ];
