@@ -1,8 +1,9 @@
 //! Hostile clients beside a good one: random words in messages, queues, control lines, states and
-//! payloads, while requests are under way; drained and overfull doorbells; sockets that say nonsense.
+//! payloads, while requests are under way; drained and overfull doorbells; sockets that say
+//! nonsense.
 //!
-//! What must hold: no panic in the service, no hang, the good client's files hold what it wrote, and
-//! none of its bytes ever shows up in a hostile client's memory.
+//! What must hold: no panic in the service, no hang, the good client's files hold what it wrote,
+//! and none of its bytes ever shows up in a hostile client's memory.
 
 mod shm_kit;
 

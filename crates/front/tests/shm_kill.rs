@@ -1,5 +1,5 @@
-//! Client processes killed at random instants, 500 times: every lock, handle and slot is released, and
-//! the service is left as large as it was, in memory and in descriptors.
+//! Client processes killed at random instants, 500 times: every lock, handle and slot is released,
+//! and the service is left as large as it was, in memory and in descriptors.
 //!
 //! The victims are this test binary, started again with the socket in its environment.
 

@@ -1,4 +1,5 @@
-//! Every operation of the fast lane against a memory file system, through a real socket and channel.
+//! Every operation of the fast lane against a memory file system, through a real socket and
+//! channel.
 
 mod shm_kit;
 

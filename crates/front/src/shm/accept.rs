@@ -1,16 +1,16 @@
 //! The acceptor: one thread that lets clients in and notices when they are gone.
 //!
-//! A connection says Hello within [`HELLO_TIME`] or is dropped. Who it is the kernel says. It gets a
-//! channel of its own and a secret token; then its socket is silent, and the socket's end is the
-//! session's end. The process's end, seen through a pidfd, also drops its POSIX locks, which outlive
-//! sessions because they outlive exec.
+//! A connection says Hello within [`HELLO_TIME`] or is dropped. Who it is the kernel says. It gets
+//! a channel of its own and a secret token; then its socket is silent, and the socket's end is the
+//! session's end. The process's end, seen through a pidfd, also drops its POSIX locks, which
+//! outlive sessions because they outlive exec.
 //!
 //! # Invariants
 //!
 //! - A pid in `processes` with a pidfd that is not readable *is* that process: numbers are not used
 //!   again before the process is gone and reaped.
-//! - Every refusal is a Welcome with an errno, or a closed socket; nothing a client does here ends the
-//!   thread.
+//! - Every refusal is a Welcome with an errno, or a closed socket; nothing a client does here ends
+//!   the thread.
 //! - What one user may hold here is bounded, and so is the total.
 
 use std::collections::HashMap;
@@ -38,7 +38,8 @@ use crate::slots::Token;
 /// How long a connection may stay silent before its Hello.
 const HELLO_TIME: Duration = Duration::from_secs(5);
 
-/// Pause after accept(2) failed for want of descriptors or memory: the listener stays ready meanwhile.
+/// Pause after accept(2) failed for want of descriptors or memory: the listener stays ready
+/// meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
 /// High bits of a process's lock owner: no owner of another kind looks like it.
@@ -231,8 +232,8 @@ impl Acceptor {
         scm::send(socket, &welcome.to_bytes()?, &session.channel.client_fds())
     }
 
-    /// The process of that number, known already or new. `ESRCH`: it is gone, or lives where we cannot
-    /// see it.
+    /// The process of that number, known already or new. `ESRCH`: it is gone, or lives where we
+    /// cannot see it.
     fn process(&mut self, pid: u32, pidfd: Option<OwnedFd>) -> Result<Arc<Process>> {
         let pidfd = pidfd.filter(|_| pid != 0).ok_or(Errno::ESRCH)?;
         match self.processes.get(&pid) {
@@ -292,7 +293,8 @@ impl Acceptor {
             self.depart(token);
             self.watched.remove(&token);
         }
-        // The set lets go of the pidfd by itself only when its last copy closes, which may be later.
+        // The set lets go of the pidfd by itself only when its last copy closes, which may be
+        // later.
         let _ = self.epoll.remove(&process.pidfd);
         let (lane, turn) = (self.around.lane.clone(), self.token());
         self.around.helpers.post(turn, Box::new(move || process.bury(&lane)));

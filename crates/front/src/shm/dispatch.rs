@@ -1,5 +1,5 @@
-//! One request on its way through: copied out, checked, served; replied to here, or by a helper, or by
-//! whoever makes room for a lock.
+//! One request on its way through: copied out, checked, served; replied to here, or by a helper, or
+//! by whoever makes room for a lock.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

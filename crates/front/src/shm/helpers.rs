@@ -1,4 +1,5 @@
-//! Threads that wait so that workers need not: for the device, or for the kernel to give pages back.
+//! Threads that wait so that workers need not: for the device, or for the kernel to give pages
+//! back.
 //!
 //! Jobs are taken in turn from the sessions that have any, so that a client that posts nothing but
 //! fsyncs waits behind itself. The queue is bounded by its posters: one job per mailbox at most.

@@ -7,13 +7,13 @@
 //!                         └─► helpers: the same, for what may take long
 //! ```
 //!
-//! Every client is hostile until its bytes were copied out and checked (`request`); nothing past that
-//! sees shared memory except file data, which passes straight between mailbox and VFS.
+//! Every client is hostile until its bytes were copied out and checked (`request`); nothing past
+//! that sees shared memory except file data, which passes straight between mailbox and VFS.
 //!
 //! # Threads
 //!
-//! One acceptor, one worker per core group, a few helpers. A worker never waits; the acceptor waits for
-//! clients only; helpers wait for devices and for the kernel.
+//! One acceptor, one worker per core group, a few helpers. A worker never waits; the acceptor waits
+//! for clients only; helpers wait for devices and for the kernel.
 //!
 //! # Locking
 //!
@@ -83,7 +83,8 @@ impl Default for Config {
     }
 }
 
-/// The service end of one lane's fast way in. Thread-safe. Dropped without [`Server::stop`], it stops.
+/// The service end of one lane's fast way in. Thread-safe. Dropped without [`Server::stop`], it
+/// stops.
 pub struct Server {
     around: Arc<Around>,
     worker_stats: Vec<Arc<Stats>>,
@@ -97,10 +98,12 @@ struct Threads {
 }
 
 impl Server {
-    /// Starts serving `lane` to whoever connects to `listener`, a listening `SOCK_SEQPACKET` socket.
+    /// Starts serving `lane` to whoever connects to `listener`, a listening `SOCK_SEQPACKET`
+    /// socket.
     ///
     /// # Errors
-    /// `EINVAL` for a config out of bounds, else what the kernel says to new threads and descriptors.
+    /// `EINVAL` for a config out of bounds, else what the kernel says to new threads and
+    /// descriptors.
     pub fn start(lane: Arc<Lane>, listener: OwnedFd, config: Config) -> Result<Server> {
         let workers = config.workers.clone();
         let fits = (1..=GROUPS_MAX as usize).contains(&workers.len()) && config.helpers > 0;
@@ -139,8 +142,8 @@ impl Server {
         Ok(())
     }
 
-    /// Lets nobody in any more, serves what was posted, ends every session and waits for all threads.
-    /// Later calls do nothing.
+    /// Lets nobody in any more, serves what was posted, ends every session and waits for all
+    /// threads. Later calls do nothing.
     pub fn stop(&self) {
         let Threads { acceptor, workers } = std::mem::take(&mut *self.threads.lock());
         for inbox in &self.around.inboxes {
@@ -182,8 +185,8 @@ fn join(threads: impl IntoIterator<Item = thread::JoinHandle<()>>) {
     }
 }
 
-/// Runs `work`; a panic in it is a bug of ours that must cost one request or one connection, not the
-/// service. The panic hook has printed it.
+/// Runs `work`; a panic in it is a bug of ours that must cost one request or one connection, not
+/// the service. The panic hook has printed it.
 fn guarded(work: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(work));
 }

@@ -3,8 +3,8 @@
 //! # Invariants
 //!
 //! - Who the client is was fixed when it connected; nothing it says later changes it.
-//! - Every request that was taken gets exactly one reply: from the worker, or from the [`Pending`] that
-//!   was handed to someone else, at the latest when that is dropped.
+//! - Every request that was taken gets exactly one reply: from the worker, or from the [`Pending`]
+//!   that was handed to someone else, at the latest when that is dropped.
 //! - After [`Session::end`] nothing is open, parked or bound any more, and nothing can be again.
 //!
 //! # Locking
@@ -271,8 +271,8 @@ impl Parked {
     }
 }
 
-/// The duty to reply to a request. Dropped without a reply it says `EIO`, so that no client waits for
-/// ever on a job that was thrown away or panicked.
+/// The duty to reply to a request. Dropped without a reply it says `EIO`, so that no client waits
+/// for ever on a job that was thrown away or panicked.
 pub(super) struct Pending {
     session: Arc<Session>,
     mailbox: MailboxIndex,

@@ -1,6 +1,7 @@
 //! What a lane's fast way in has done: counters for people, never read by the code that counts.
 //!
-//! One array per worker, and one for the helpers together; a reader sums them. No clock is read for any of them.
+//! One array per worker, and one for the helpers together; a reader sums them. No clock is read for
+//! any of them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -64,8 +65,8 @@ impl Default for Stats {
 }
 
 impl Stats {
-    /// One request of this kind was taken. By the one worker whose array this is: no locked addition
-    /// on the way of every request.
+    /// One request of this kind was taken. By the one worker whose array this is: no locked
+    /// addition on the way of every request.
     pub(super) fn took(&self, op: Op) {
         let count = &self.by_op[op as usize];
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);

@@ -37,16 +37,16 @@ use super::stats::Stats;
 /// Requests taken from one channel before the next one has its turn.
 const BATCH: usize = 8;
 
-/// Looks at a queue before the first sleep, and at most. At 10 to 40 ns each this is about what waking a
-/// sleeping worker on another CPU costs.
+/// Looks at a queue before the first sleep, and at most. At 10 to 40 ns each this is about what
+/// waking a sleeping worker on another CPU costs.
 const BUDGET_MAX: u32 = 1000;
 /// Looks when spinning was in vain of late.
 const BUDGET_MIN: u32 = 32;
 /// After so many sleeps on a small budget, a full one is tried.
 const PROBE_PERIOD: u32 = 64;
 
-/// Times in a row that a queue may claim to hold requests and give none before the worker sleeps all
-/// the same: a broken or hostile client must not keep it awake.
+/// Times in a row that a queue may claim to hold requests and give none before the worker sleeps
+/// all the same: a broken or hostile client must not keep it awake.
 const FALSE_HINTS_MAX: u32 = 16;
 /// How long it then sleeps: other clients, who found it awake, wait no longer than this.
 const FALSE_HINT_SLEEP: Duration = Duration::from_millis(1);

@@ -226,7 +226,8 @@ fn copy_range_never_overflows() {
     assert_eq!(check(&message, b""), Err(Errno::EINVAL));
 }
 
-/// Random words, skewed towards edges: the check never panics, and what it lets through is in range.
+/// Random words, skewed towards edges: the check never panics, and what it lets through is in
+/// range.
 #[test]
 fn random_messages_never_panic() {
     let mut rng = Rng::new(1);

@@ -34,8 +34,8 @@ impl Call<'_> {
         Ok(with_attr(&attr))
     }
 
-    /// ftruncate(2): the descriptor's mode decides about the size, not the permission bits; whatever else
-    /// is set has its usual rules.
+    /// ftruncate(2): the descriptor's mode decides about the size, not the permission bits;
+    /// whatever else is set has its usual rules.
     fn set_open(
         &self,
         handle: Handle,

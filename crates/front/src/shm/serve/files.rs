@@ -48,8 +48,9 @@ impl Call<'_> {
         Ok(Reply { handle: handle.to_wire(), ..with_attr(&attr) })
     }
 
-    /// What programs stored through mappings of the file comes back before the file is cut: pages that
-    /// the kernel wrote back later would make it long again. A path that does not resolve has no pages.
+    /// What programs stored through mappings of the file comes back before the file is cut: pages
+    /// that the kernel wrote back later would make it long again. A path that does not resolve has
+    /// no pages.
     fn before_truncation(&self, start: &Node, path: &[u8], flags: i32) -> Result<(), Failure> {
         let follow = flags & libc::O_NOFOLLOW == 0;
         match self.vfs().resolve(self.cred(), start, path, follow) {

@@ -1,5 +1,5 @@
-//! Locks. A worker never waits for one: a request that must wait is parked in the VFS, and the thread
-//! that makes room posts its reply.
+//! Locks. A worker never waits for one: a request that must wait is parked in the VFS, and the
+//! thread that makes room posts its reply.
 
 use polylane_base::Result;
 use polylane_ipc::MailboxIndex;

@@ -10,8 +10,8 @@
 //! | `xattrs` | extended attributes |
 //!
 //! Every function either replies, fails, or says that it must not run on this thread
-//! ([`Failure::HandOff`]) before it has changed anything: then a helper serves the same request from
-//! the start.
+//! ([`Failure::HandOff`]) before it has changed anything: then a helper serves the same request
+//! from the start.
 
 mod attrs;
 mod dirs;
@@ -159,15 +159,15 @@ impl<'a> Call<'a> {
         if self.may_block { Ok(()) } else { Err(Failure::HandOff) }
     }
 
-    /// To be called before what waits for a device, where there is one: a file system that is neither
-    /// cached nor checked for changes behind our back keeps everything in memory.
+    /// To be called before what waits for a device, where there is one: a file system that is
+    /// neither cached nor checked for changes behind our back keeps everything in memory.
     fn device(&self) -> Result<(), Failure> {
         let character = self.vfs().character();
         if character.cache_data || character.volatile { self.blocking() } else { Ok(()) }
     }
 
-    /// To be called before data is read or made durable: what programs stored through mappings comes
-    /// back from the kernel first.
+    /// To be called before data is read or made durable: what programs stored through mappings
+    /// comes back from the kernel first.
     fn before_io(&self, node: &Node, range: Range) -> Result<(), Failure> {
         if kernel_has_pages(node) {
             self.blocking()?;
