@@ -35,7 +35,7 @@ impl Exact {
 }
 
 /// A kind of subject that can be made as often as needed.
-pub struct Bench<'a> {
+pub struct Bench<'a, S> {
     /// For messages.
     pub name: &'a str,
     /// In what it must be exact.
@@ -43,9 +43,9 @@ pub struct Bench<'a> {
     /// What the generator leaves out.
     pub limits: Limits,
     /// Makes a fresh one.
-    pub make: &'a dyn Fn() -> Box<dyn Subject>,
+    pub make: &'a dyn Fn() -> S,
     /// A look at the subject after the last step, for what only its maker can check.
-    pub finish: &'a dyn Fn(Box<dyn Subject>, &mut Reference, Exact),
+    pub finish: &'a dyn Fn(S, &mut Reference, Exact),
 }
 
 /// One entry of a tree.
@@ -63,7 +63,7 @@ struct Leaf {
 /// # Panics
 ///
 /// At the first difference, with a shrunken list of steps.
-pub fn run_seed(bench: &Bench<'_>, seed: u64, count: usize) {
+pub fn run_seed<S: Subject>(bench: &Bench<'_, S>, seed: u64, count: usize) {
     let mut generator = Generator::new(seed, bench.limits);
     let steps: Vec<Step> = (0..count).map(|_| generator.step()).collect();
     let Err(first) = run(bench, &steps) else { return };
@@ -75,18 +75,18 @@ pub fn run_seed(bench: &Bench<'_>, seed: u64, count: usize) {
 }
 
 /// Runs a list of steps; the first difference as text.
-pub fn run(bench: &Bench<'_>, steps: &[Step]) -> Result<(), String> {
+pub fn run<S: Subject>(bench: &Bench<'_, S>, steps: &[Step]) -> Result<(), String> {
     let run = || {
         let mut reference = Reference::new(Arc::new(TestClock::default()));
         let mut subject = (bench.make)();
-        open_up(&mut reference, &mut *subject);
+        open_up(&mut reference, &mut subject);
         for (i, step) in steps.iter().enumerate() {
-            compare(bench.exact, i, step, &mut reference, &mut *subject)?;
+            compare(bench.exact, i, step, &mut reference, &mut subject)?;
             if i % STEPS_PER_TREE == STEPS_PER_TREE - 1 {
-                compare_trees(bench.exact, &mut reference, &mut *subject)?;
+                compare_trees(bench.exact, &mut reference, &mut subject)?;
             }
         }
-        compare_trees(bench.exact, &mut reference, &mut *subject)?;
+        compare_trees(bench.exact, &mut reference, &mut subject)?;
         (bench.finish)(subject, &mut reference, bench.exact);
         Ok(())
     };

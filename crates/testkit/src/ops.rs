@@ -14,9 +14,13 @@ pub const UMASK: u32 = 0o022;
 /// Users of the steps: (uid, gid, supplementary groups).
 pub const USERS: [(u32, u32, &[u32]); 3] = [(0, 0, &[]), (1001, 1001, &[2000]), (1002, 2000, &[])];
 /// Open files a list of steps may hold.
-const SLOTS: u64 = 6;
+const SLOTS: u64 = 4;
 /// Offsets stay below this.
 const OFFSET_MAX: u64 = 300_000;
+
+/// Names that are mostly given to directories, and to other things.
+const DIRS: [&str; 2] = ["a", "b"];
+const FILES: [&str; 3] = ["c", "d", "e"];
 
 /// One operation, by one of [`USERS`].
 #[derive(Clone, PartialEq, Eq)]
@@ -209,9 +213,9 @@ impl Generator {
             _ => 2,
         };
         let op = match self.rng.below(100) {
-            0..34 => self.name_op(),
-            34..50 => self.open_op(),
-            50..82 => self.data_op(),
+            0..26 => self.name_op(),
+            26..40 => self.open_op(),
+            40..82 => self.data_op(),
             _ => self.state_op(),
         };
         Step { who, op }
@@ -219,15 +223,15 @@ impl Generator {
 
     fn name_op(&mut self) -> Op {
         match self.rng.below(20) {
-            0..5 => Op::Mkdir { path: self.path(), perm: self.dir_perm() },
-            5 => {
+            0..4 => Op::Mkdir { path: self.path_to(&DIRS), perm: self.dir_perm() },
+            4 if self.rng.percent(50) => {
                 let kind = *self.rng.pick(&[Kind::Fifo, Kind::Socket]);
                 Op::Mknod { path: self.path(), kind, perm: self.perm() }
             }
-            6..8 => Op::Symlink { target: self.target(), path: self.path() },
-            8..11 => Op::Link { from: self.path(), to: self.path() },
-            11..14 => Op::Unlink { path: self.path() },
-            14..16 => Op::Rmdir { path: self.path() },
+            4..6 => Op::Symlink { target: self.target(), path: self.path() },
+            6..9 => Op::Link { from: self.path_to(&FILES), to: self.path_to(&FILES) },
+            9..13 => Op::Unlink { path: self.path_to(&FILES) },
+            13..16 => Op::Rmdir { path: self.path_to(&DIRS) },
             _ => {
                 let whiteout = if self.limits.no_whiteouts { 0 } else { 4 };
                 let flags = *self.rng.pick(&[0, 0, 0, 0, 1, 2, 2, whiteout, whiteout | 1, 3]);
@@ -240,7 +244,7 @@ impl Generator {
         let slot = self.slot();
         match self.rng.below(12) {
             0..8 => {
-                let (path, flags, perm) = (self.path(), self.open_flags(), self.perm());
+                let (path, flags, perm) = (self.path_to(&FILES), self.open_flags(), self.perm());
                 Op::Open { slot, path, flags, perm }
             }
             8 => {
@@ -263,7 +267,7 @@ impl Generator {
             }
             8..13 => Op::Read { slot, at: self.offset(), len: self.length() },
             13 => Op::Resize { slot, size: self.offset() },
-            14 => Op::Truncate { path: self.path(), size: self.offset() },
+            14 => Op::Truncate { path: self.path_to(&FILES), size: self.offset() },
             15 | 16 => self.fallocate(slot),
             17 => {
                 let target = *self.rng.pick(&[SeekFor::Data, SeekFor::Hole]);
@@ -346,21 +350,38 @@ impl Generator {
         }
     }
 
+    fn dir_name(&mut self) -> String {
+        if self.rng.percent(75) { self.rng.pick(&DIRS).to_string() } else { self.name() }
+    }
+
     fn path(&mut self) -> String {
         let depth = *self.rng.pick(&[1, 1, 1, 2, 2, 3]);
-        let mut names: Vec<String> = (0..depth).map(|_| self.name()).collect();
+        let mut names: Vec<String> = (1..depth).map(|_| self.dir_name()).collect();
+        names.push(self.name());
         if depth > 1 && self.rng.percent(6) {
             names[depth - 2] = self.rng.pick(&[".", ".."]).to_string();
         }
         names.join("/")
     }
 
+    /// A path whose last name is mostly one of `names`.
+    fn path_to(&mut self, names: &[&str]) -> String {
+        let path = self.path();
+        if self.rng.percent(20) {
+            return path;
+        }
+        match path.rsplit_once('/') {
+            Some((dir, _)) => format!("{dir}/{}", self.rng.pick(names)),
+            None => self.rng.pick(names).to_string(),
+        }
+    }
+
     /// The path of something that is meant to be a directory.
     fn dir_path(&mut self) -> String {
         match self.rng.below(6) {
             0 => "/".to_string(),
-            1 => format!("{}/", self.path()),
-            _ => self.path(),
+            1 => format!("{}/", self.path_to(&DIRS)),
+            _ => self.path_to(&DIRS),
         }
     }
 

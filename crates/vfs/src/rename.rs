@@ -132,10 +132,11 @@ fn move_name(
     check_target(&target, wish)?;
     check_loops(from, to, &moved, target.as_ref(), wish.mode)?;
     core.writable()?;
-    check_rights(cred, from, to, &moved, target.as_ref(), wish.mode)?;
+    // Before any right is asked for, as in Linux: nothing happens.
     if target.as_ref().is_some_and(|target| target.id == moved.id) {
         return Ok(Moved { moved, replaced: target });
     }
+    check_rights(cred, from, to, &moved, target.as_ref(), wish.mode)?;
     check_alive(to.dir)?;
     check_links(core, from, to, &moved, target.as_ref(), wish.mode)?;
     let moving = lock_directories(from, to, &moved, target.as_ref(), wish.mode);

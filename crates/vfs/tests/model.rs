@@ -11,7 +11,7 @@ use polylane_testkit::model::Model;
 use polylane_testkit::ops::{Limits, Op, Step};
 use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{Subject, VfsSubject, small_options};
-use polylane_vfs::fs::{FileSystem, Kind};
+use polylane_vfs::fs::{FileSystem, Kind, StatFs};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ fn env(name: &str) -> Option<u64> {
 }
 
 /// The fixed seeds and two that were never tried.
-fn run(bench: &Bench<'_>) {
-    let steps = env("POLYLANE_STEPS").map_or(STEPS, |steps| steps as usize);
+fn run(bench: &Bench<'_, Stack>, steps: usize) {
+    let steps = env("POLYLANE_STEPS").map_or(steps, |steps| steps as usize);
     if let Some(seed) = env("POLYLANE_SEED") {
         return driver::run_seed(bench, seed, steps);
     }
@@ -40,21 +40,105 @@ fn run(bench: &Bench<'_>) {
     }
 }
 
-fn nothing_more(_: Box<dyn Subject>, _: &mut Reference, _: Exact) {}
-
-fn on_memfs() -> Box<dyn Subject> {
-    let fs = Arc::new(MemFs::new(1 << 40, 1 << 20, clock()));
-    Box::new(VfsSubject::new(fs, small_options(clock(), 1 << 20)))
+/// A subject together with the file system below it.
+struct Stack {
+    subject: VfsSubject,
+    fs: Arc<dyn FileSystem>,
+    unused: StatFs,
+    cache_bytes_limit: u64,
 }
 
-fn memfs_bench() -> Bench<'static> {
-    Bench {
-        name: "memfs",
-        exact: Exact::ALL,
-        limits: Limits::default(),
-        make: &on_memfs,
-        finish: &nothing_more,
+impl Stack {
+    fn new(fs: Arc<dyn FileSystem>, cache_bytes_limit: u64) -> Stack {
+        let unused = fs.statfs().unwrap();
+        let options = small_options(clock(), cache_bytes_limit);
+        let subject = VfsSubject::new(fs.clone(), options);
+        Stack { subject, fs, unused, cache_bytes_limit }
     }
+
+    /// The same file system under a `Vfs` that knows nothing yet.
+    fn reopened(self) -> Stack {
+        let Stack { subject, fs, unused, cache_bytes_limit } = self;
+        drop(subject);
+        Stack { unused, ..Stack::new(fs, cache_bytes_limit) }
+    }
+}
+
+impl Subject for Stack {
+    fn apply(&mut self, step: &Step) -> polylane_testkit::subject::Outcome {
+        self.subject.apply(step)
+    }
+}
+
+/// Everything must have reached the file system, and everything removed must be free again.
+fn finish(stack: Stack, reference: &mut Reference, exact: Exact) {
+    let mut stack = stack.reopened();
+    if let Err(difference) = compare_trees(exact, reference, &mut stack) {
+        panic!("after opening again: {difference}");
+    }
+    remove_below(&mut stack, "");
+    let unused = stack.unused;
+    let left = stack.reopened().fs.statfs().unwrap();
+    if unused.magic == 0x0102_1994 {
+        assert_eq!((left.bfree, left.ffree), (unused.bfree, unused.ffree), "space was lost");
+    }
+}
+
+fn remove_below(stack: &mut Stack, dir: &str) {
+    use polylane_testkit::subject::Value;
+    let mut root = |op| stack.apply(&Step { who: 0, op });
+    let Ok(Value::Names(names)) = root(Op::List { path: format!("{dir}/") }) else {
+        panic!("{dir}/ cannot be listed");
+    };
+    for (name, kind) in names {
+        let path = format!("{dir}/{}", String::from_utf8(name).unwrap());
+        if kind == Kind::Dir {
+            remove_below(stack, &path);
+        }
+        let op = match kind {
+            Kind::Dir => Op::Rmdir { path },
+            _ => Op::Unlink { path },
+        };
+        let gone = stack.apply(&Step { who: 0, op });
+        assert_eq!(gone, Ok(Value::Done));
+    }
+}
+
+/// A bench of a stack; `make` is called for every run.
+fn with_bench(
+    name: &str,
+    (exact, limits): (Exact, Limits),
+    make: &dyn Fn() -> Stack,
+    work: &dyn Fn(&Bench<'_, Stack>),
+) {
+    work(&Bench { name, exact, limits, make, finish: &finish });
+}
+
+fn on_memfs(work: &dyn Fn(&Bench<'_, Stack>)) {
+    let make = || Stack::new(Arc::new(MemFs::new(1 << 40, 1 << 20, clock())), 1 << 20);
+    with_bench("memfs", (Exact::ALL, Limits::default()), &make, work);
+}
+
+/// 64 pages of cache below files of up to 100: everything is evicted all the time.
+fn on_model(work: &dyn Fn(&Bench<'_, Stack>)) {
+    let make = || Stack::new(Arc::new(Model::new(clock())), 64 * 4096);
+    with_bench("model", (Exact::ALL, Limits::default()), &make, work);
+}
+
+fn on_hostdir(work: &dyn Fn(&Bench<'_, Stack>)) {
+    let root_only = !rustix::process::geteuid().is_root();
+    let limits = Limits { root_only, no_whiteouts: root_only, no_xattrs: false };
+    let exact = Exact { holes: false, times: false, dir_links: true };
+    let dir = tempfile::tempdir().unwrap();
+    let count = std::cell::Cell::new(0);
+    let make = || {
+        count.set(count.get() + 1);
+        let path = dir.path().join(count.get().to_string());
+        std::fs::create_dir(&path).unwrap();
+        let fs = HostDir::with_descriptors(std::fs::File::open(path).unwrap().into(), 32).unwrap();
+        Stack::new(Arc::new(fs), 64 * 4096)
+    };
+    with_bench("hostdir", (exact, limits), &make, work);
 }
 
 #[test]
@@ -65,5 +149,15 @@ fn the_model_itself_conforms() {
 
 #[test]
 fn memfs_is_as_the_reference() {
-    run(&memfs_bench());
+    on_memfs(&|bench| run(bench, STEPS));
+}
+
+#[test]
+fn the_page_cache_is_as_the_reference() {
+    on_model(&|bench| run(bench, STEPS));
+}
+
+#[test]
+fn hostdir_is_as_the_reference() {
+    on_hostdir(&|bench| run(bench, STEPS / 3));
 }
