@@ -24,7 +24,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_vfs::{Node, Vfs};
 
-use crate::fuse::nodes::NodeTable;
+use crate::fuse::{self, nodes::NodeTable};
 use crate::notifier::{Notifier, Range};
 use crate::slots::SlotTable;
 use crate::tickets::TicketTable;
@@ -48,6 +48,8 @@ pub struct Lane {
     pub tickets: TicketTable,
     /// The road for invalidations.
     pub notifier: Notifier,
+    /// What the FUSE door has done.
+    pub fuse: fuse::Stats,
 }
 
 impl Lane {
@@ -59,6 +61,7 @@ impl Lane {
             slots: SlotTable::default(),
             tickets: TicketTable::default(),
             notifier: Notifier::default(),
+            fuse: fuse::Stats::default(),
         })
     }
 

@@ -30,6 +30,7 @@ const FUSE_THREADS_MIN: usize = 2;
 pub(crate) struct Running {
     /// The file door.
     pub(crate) vfs: Arc<Vfs>,
+    lane: Arc<Lane>,
     server: shm::Server,
 }
 
@@ -58,9 +59,9 @@ pub(crate) fn start(
         covered: spec.covered.clone(),
         ..shm::Config::default()
     };
-    let server = shm::Server::start(lane, socket, config)
+    let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
-    Ok(Running { vfs, server })
+    Ok(Running { vfs, lane, server })
 }
 
 fn libservice(
@@ -115,6 +116,12 @@ impl Running {
             .map(|(op, count)| (format!("{op:?}").to_lowercase(), (*count).into()))
             .collect();
         let vfs = self.vfs.stats();
+        let fuse = self.lane.fuse.totals();
+        let fuse_by_op: serde_json::Map<_, _> = fuse
+            .by_operation
+            .iter()
+            .map(|(name, count)| (name.to_lowercase(), (*count).into()))
+            .collect();
         serde_json::json!({
             "shared_memory": {
                 "clients": self.server.session_count(),
@@ -127,6 +134,14 @@ impl Running {
                 "read_bytes": totals.read_bytes,
                 "written_bytes": totals.written_bytes,
                 "worker_sleeps": totals.sleeps,
+            },
+            "fuse": {
+                "requests": fuse.requests(),
+                "by_operation": fuse_by_op,
+                "failed": fuse.failed,
+                "deferred": fuse.deferred,
+                "page_notices": fuse.page_notices,
+                "name_notices": fuse.name_notices,
             },
             "vfs": {
                 "operations": vfs.ops,

@@ -29,6 +29,8 @@ mod protocol;
 mod reply;
 mod request;
 mod session;
+mod stats;
 
 pub use init::{Params, mount_options, negotiate, negotiate_without};
 pub use session::{Ended, ServeOptions, Stop, serve};
+pub use stats::{Stats, Totals};

@@ -26,6 +26,11 @@ macro_rules! opcodes {
         /// `enum fuse_opcode`.
         pub mod opcode {
             $(#[doc = concat!("`FUSE_", stringify!($name), "`")] pub const $name: u32 = $value;)*
+
+            /// The name of an operation, without `FUSE_`.
+            pub fn name(code: u32) -> Option<&'static str> {
+                match code { $($name => Some(stringify!($name)),)* _ => None }
+            }
         }
     };
 }

@@ -251,6 +251,9 @@ impl Session {
             deferred,
         };
         let end = ops::dispatch(&mut call);
+        if !matches!(end, Err(Exit::Defer)) {
+            self.lane.fuse.request(header.opcode);
+        }
         match end {
             Ok(Outcome::Reply) => self.device.reply(header.unique, &body.0),
             Ok(Outcome::Silent) => {}
@@ -259,8 +262,12 @@ impl Session {
                 let job = Job::Reply { unique, body: body.0.clone(), node, door, range };
                 if deferred { self.run_job(job) } else { self.deferred.push(job) }
             }
-            Err(Exit::Defer) => self.deferred.push(Job::Request(message.to_vec())),
+            Err(Exit::Defer) => {
+                self.lane.fuse.deferred();
+                self.deferred.push(Job::Request(message.to_vec()));
+            }
             Err(Exit::Failed(errno)) if wants_reply(header.opcode) => {
+                self.lane.fuse.failed();
                 self.device.fail(header.unique, errno);
             }
             Err(Exit::Failed(_)) => {}
@@ -285,12 +292,14 @@ impl Session {
 
     fn drop_pages(&self) {
         while let Some(job) = self.lane.notifier.next_pages() {
+            self.lane.fuse.page_notice();
             self.device.invalidate(job.node_id, job.range);
         }
     }
 
     fn drop_names(&self) {
         while let Some(gone) = self.lane.notifier.next_name() {
+            self.lane.fuse.name_notice();
             self.device.forget_name(gone.dir_id, &gone.name);
         }
     }
