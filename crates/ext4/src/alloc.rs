@@ -43,6 +43,15 @@ struct Layout {
     has_sums: bool,
 }
 
+/// Blocks set aside for one writer, all in one group.
+#[derive(Debug)]
+pub struct Claim {
+    /// First block.
+    pub start: DeviceBlock,
+    /// Blocks, at least one.
+    pub count: u32,
+}
+
 struct Group {
     index: GroupIndex,
     descriptor: GroupDescriptor,
@@ -218,16 +227,24 @@ impl Allocator {
         (0..count).map(move |step| GroupIndex((first.0 + step) % count))
     }
 
-    /// Allocates 1 to `want` adjacent blocks near `goal`.
+    /// Allocates one metadata block near `goal`.
+    ///
+    /// # Errors
+    /// As [`Allocator::claim`].
+    pub fn allocate(&self, handle: &Handle<'_>, goal: DeviceBlock) -> Result<DeviceBlock> {
+        let claim = self.claim(goal, 1)?;
+        handle.claim_metadata(claim.start);
+        let block = claim.start;
+        self.mark(handle, claim);
+        Ok(block)
+    }
+
+    /// Sets 1 to `want` adjacent blocks near `goal` aside, in memory only: data can be written to them
+    /// before any transaction says that they are in use.
     ///
     /// # Errors
     /// `ENOSPC`, the device's, or a corrupt bitmap.
-    pub fn allocate(
-        &self,
-        handle: &Handle<'_>,
-        goal: DeviceBlock,
-        want: u32,
-    ) -> Result<(DeviceBlock, u32)> {
+    pub fn claim(&self, goal: DeviceBlock, want: u32) -> Result<Claim> {
         let (first, within) = self.split(goal);
         // First look for a run of the whole length, then for anything.
         for least in [want, 1] {
@@ -238,10 +255,11 @@ impl Allocator {
                 }
                 self.load_blocks(&mut group)?;
                 let goal = if index == first { within } else { 0 };
-                if let Some((start, count)) = group.take(handle, goal, want, least) {
+                let taken = group.blocks.as_mut().and_then(|b| b.free.take(goal, want, least));
+                if let Some((start, count)) = taken {
                     self.free_blocks.fetch_sub(count.into(), Ordering::AcqRel);
                     let start = self.geometry.first_block(index) + u64::from(start);
-                    return Ok((DeviceBlock(start), count));
+                    return Ok(Claim { start: DeviceBlock(start), count });
                 }
             }
             if want == 1 {
@@ -249,6 +267,24 @@ impl Allocator {
             }
         }
         Err(Errno::ENOSPC.into())
+    }
+
+    /// Marks claimed blocks in use, as part of the handle's transaction.
+    pub fn mark(&self, handle: &Handle<'_>, claim: Claim) {
+        let (index, start) = self.split(claim.start);
+        let mut group = self.group(index);
+        if let Some(blocks) = &group.blocks {
+            bitmap::set(&mut handle.modify(&blocks.bitmap), start, claim.count);
+        }
+        let descriptor = &mut group.descriptor;
+        descriptor.set_free_blocks(descriptor.free_blocks().saturating_sub(claim.count));
+        descriptor.set_flags(descriptor.flags() & !BLOCK_UNINIT);
+        handle.touch_group(index);
+    }
+
+    /// Gives claimed blocks back that were never marked.
+    pub fn unclaim(&self, claim: Claim) {
+        self.release(&[Freed { start: claim.start, count: claim.count }]);
     }
 
     /// Frees adjacent blocks of any groups; they are used again after the handle's transaction.
@@ -267,6 +303,20 @@ impl Allocator {
             handle.free(at, part);
             (at, left) = (DeviceBlock(at.0 + u64::from(part)), left - part);
         }
+        Ok(())
+    }
+
+    /// Frees one metadata block, with a revoke: older versions in the log must not be replayed.
+    ///
+    /// # Errors
+    /// As [`Allocator::free`].
+    pub fn free_metadata(&self, handle: &Handle<'_>, home: DeviceBlock) -> Result<()> {
+        let (index, within) = self.split(home);
+        let mut group = self.group(index);
+        self.load_blocks(&mut group)?;
+        group.clear(handle, within, 1)?;
+        drop(group);
+        handle.free_metadata(&self.cache, home);
         Ok(())
     }
 
@@ -492,22 +542,6 @@ impl Allocator {
 }
 
 impl Group {
-    fn take(
-        &mut self,
-        handle: &Handle<'_>,
-        goal: u32,
-        want: u32,
-        least: u32,
-    ) -> Option<(u32, u32)> {
-        let blocks = self.blocks.as_mut()?;
-        let (start, count) = blocks.free.take(goal, want, least)?;
-        bitmap::set(&mut handle.modify(&blocks.bitmap), start, count);
-        self.descriptor.set_free_blocks(self.descriptor.free_blocks() - count);
-        self.descriptor.set_flags(self.descriptor.flags() & !BLOCK_UNINIT);
-        handle.touch_group(self.index);
-        Some((start, count))
-    }
-
     fn clear(&mut self, handle: &Handle<'_>, start: u32, count: u32) -> Result<()> {
         let Some(blocks) = &self.blocks else { return Ok(()) };
         let mut bits = handle.modify(&blocks.bitmap);

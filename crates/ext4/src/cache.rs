@@ -16,7 +16,7 @@ use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
-use crate::format::{DeviceBlock, dirent, extent, htree};
+use crate::format::{DeviceBlock, dirent, extent, htree, xattr};
 use crate::io::BlockIo;
 
 /// How a block's own checksum is made.
@@ -30,6 +30,8 @@ pub enum Seal {
     Index(htree::Place, u32),
     /// An extent tree node.
     Extent(u32),
+    /// Extended attributes, by the file system's seed and the block's place.
+    Xattr(u32, DeviceBlock),
 }
 
 impl Seal {
@@ -40,6 +42,7 @@ impl Seal {
             Seal::Directory(seed) => dirent::put_checksum(block, seed),
             Seal::Index(place, seed) => htree::put_checksum(block, place, seed),
             Seal::Extent(seed) => extent::put_checksum(block, seed),
+            Seal::Xattr(seed, home) => xattr::put_checksum(block, seed, home.0),
         }
     }
 
@@ -50,6 +53,7 @@ impl Seal {
             Seal::Directory(seed) => dirent::checksum_ok(block, seed),
             Seal::Index(place, seed) => htree::checksum_ok(block, place, seed),
             Seal::Extent(seed) => extent::checksum_ok(block, seed),
+            Seal::Xattr(seed, home) => xattr::checksum_ok(block, seed, home.0),
         }
     }
 }

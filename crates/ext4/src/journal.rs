@@ -250,6 +250,11 @@ impl Journal {
         self.changed.notify_all();
     }
 
+    /// Whether `tid` has committed.
+    pub fn has_committed(&self, tid: Tid) -> bool {
+        self.progress.lock().committed.reached(tid)
+    }
+
     /// Waits until `tid` has committed, asking for that commit. `tid` must be one that a handle
     /// had: a transaction without changes never commits.
     ///

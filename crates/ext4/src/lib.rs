@@ -11,10 +11,22 @@
 
 pub mod alloc;
 pub mod cache;
+pub mod data;
+pub mod dir;
 pub mod error;
+pub mod extents;
 pub mod format;
+pub mod inode;
 pub mod io;
 pub mod journal;
+pub mod mount;
+pub mod ops;
+pub mod orphan;
 pub mod recovery;
+pub mod rename;
+mod vfs;
+pub mod volume;
+pub mod xattr;
 
 pub use error::{Corrupt, Error, Result};
+pub use mount::{Ext4, Options};

@@ -62,6 +62,14 @@ impl<'a> Entries<'a> {
         Entries { block, at: 0, end }
     }
 
+    /// The entry that begins at `offset`.
+    ///
+    /// # Errors
+    /// No whole entry can begin there.
+    pub fn at(block: &'a [u8], offset: usize, has_tail: bool) -> Result<Entry<'a>, &'static str> {
+        Entries { at: offset, ..Entries::new(block, has_tail) }.parse()
+    }
+
     fn parse(&self) -> Result<Entry<'a>, &'static str> {
         let (block, at) = (self.block, self.at);
         if at + HEADER_BYTES > self.end {
@@ -112,6 +120,12 @@ pub fn put_entry(
     block[offset + 6] = name.len() as u8;
     block[offset + 7] = file_type;
     block[offset + HEADER_BYTES..][..name.len()].copy_from_slice(name);
+}
+
+/// Makes the entry at `offset` name another inode.
+pub fn set_target(block: &mut [u8], offset: usize, ino: u32, file_type: u8) {
+    put32(block, offset, ino);
+    block[offset + 7] = file_type;
 }
 
 /// Makes `block` an empty directory block: one free record, and a tail if it has one.

@@ -14,6 +14,7 @@ pub mod htree;
 pub mod inode;
 pub mod journal;
 pub mod superblock;
+pub mod xattr;
 
 /// A block of the device, counted from its start, in file-system blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]

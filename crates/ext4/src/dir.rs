@@ -1,0 +1,743 @@
+//! Directories: names to inodes, on disk as linear blocks or below a hash tree, in memory as an index.
+//!
+//! The index is built at the first use: every name's place, and how much room each block has. Lookups
+//! then cost one hash probe and one comparison however large the directory is, and inserts go straight
+//! to a block with room. On disk the order is what Linux wants: in a hashed directory a name lies in the
+//! leaf that its hash belongs to.
+
+use polylane_base::Errno;
+use polylane_base::sync::Arc;
+use rustc_hash::{FxHashMap, FxHasher};
+use std::hash::Hasher;
+
+use crate::cache::{MetaBlock, Seal};
+use crate::error::{Corrupt, Error, Result, Structure};
+use crate::extents::{self, Mapping};
+use crate::format::dirent::{self, Entries, TAIL_BYTES};
+use crate::format::extent::Extent;
+use crate::format::hash::HashVersion;
+use crate::format::htree::{self, IndexEntry, Place};
+use crate::format::inode::INDEX;
+use crate::format::superblock::compat;
+use crate::format::{DeviceBlock, FileBlock};
+use crate::inode::{Cell, Core};
+use crate::journal::Handle;
+use crate::volume::Volume;
+
+/// Where an entry lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Spot {
+    block: u32,
+    offset: u16,
+}
+
+/// A directory's entries in memory. Belongs to the directory's cell and is guarded by its lock.
+pub struct DirIndex {
+    /// Hash of a name → its places. Nearly always one.
+    spots: FxHashMap<u64, Vec<Spot>>,
+    /// Longest free gap per block, an upper bound; index nodes have none.
+    room: Vec<u16>,
+    /// The hash tree's lower level, when there is one.
+    tree: Option<Tree>,
+    /// Blocks that are index nodes.
+    nodes: Vec<FileBlock>,
+    /// Names.
+    count: usize,
+}
+
+/// A hash tree flattened: leaves by their first hash, and which node each entry lies in.
+struct Tree {
+    version: HashVersion,
+    leaves: Vec<IndexEntry>,
+}
+
+/// An entry that was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// The inode.
+    pub ino: u32,
+    spot: Spot,
+}
+
+fn corrupt(cell: &Cell, field: &'static str) -> Error {
+    Corrupt::new(Structure::Directory, cell.ino.into(), field).into()
+}
+
+fn name_key(name: &[u8]) -> u64 {
+    let mut hasher = FxHasher::default();
+    hasher.write(name);
+    hasher.finish()
+}
+
+/// Blocks of the directory.
+fn block_count(volume: &Volume, core: &Core) -> u32 {
+    (core.raw.size() / u64::from(volume.geometry.block_bytes)) as u32
+}
+
+/// One block of a directory, checked. `seal` says what it must be.
+fn block(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    at: FileBlock,
+    seal: Seal,
+) -> Result<Arc<MetaBlock>> {
+    let Mapping::Data(Extent { start, unwritten: false, .. }) =
+        extents::map(volume, cell, core, at)?
+    else {
+        return Err(corrupt(cell, "hole in a directory"));
+    };
+    let seal = if volume.has_sums { seal } else { Seal::None };
+    volume.cache.get(&volume.io, start, seal, |bytes| match seal.verify(bytes) {
+        true => Ok(()),
+        false => Err(corrupt(cell, "checksum of a block")),
+    })
+}
+
+impl DirIndex {
+    /// Reads the whole directory.
+    ///
+    /// # Errors
+    /// The device's, or a corrupt directory.
+    pub fn build(volume: &Volume, cell: &Cell, core: &Core) -> Result<DirIndex> {
+        let blocks = block_count(volume, core);
+        let empty = FxHashMap::default();
+        let (room, nodes) = (Vec::new(), Vec::new());
+        let mut index = DirIndex { spots: empty, room, tree: None, nodes, count: 0 };
+        if core.raw.has_flag(INDEX) {
+            let (tree, inner) = Tree::read(volume, cell, core, blocks)?;
+            index.tree = Some(tree);
+            index.nodes = inner;
+            index.nodes.push(FileBlock(0));
+        }
+        for at in (0..blocks).map(FileBlock) {
+            index.room.push(0);
+            if !index.is_node(at) {
+                let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
+                index.add_block(cell, at, &leaf.read(), volume.has_sums)?;
+            }
+        }
+        Ok(index)
+    }
+
+    /// Enters a block's names; those known from a former place of them are forgotten there.
+    fn add_block(&mut self, cell: &Cell, at: FileBlock, bytes: &[u8], tail: bool) -> Result<()> {
+        let mut room = 0;
+        for entry in Entries::new(bytes, tail) {
+            let entry = entry.map_err(|field| corrupt(cell, field))?;
+            room = room.max(entry.record_bytes - entry.used_bytes());
+            if entry.ino != 0 && entry.name != b"." && entry.name != b".." {
+                let spot = Spot { block: at.0, offset: entry.offset as u16 };
+                self.spots.entry(name_key(entry.name)).or_default().push(spot);
+                self.count += 1;
+            }
+        }
+        self.room[at.0 as usize] = room as u16;
+        Ok(())
+    }
+
+    fn is_node(&self, at: FileBlock) -> bool {
+        self.nodes.contains(&at)
+    }
+
+    fn forget_block(&mut self, at: FileBlock) {
+        self.spots.retain(|_, spots| {
+            let before = spots.len();
+            spots.retain(|spot| spot.block != at.0);
+            self.count -= before - spots.len();
+            !spots.is_empty()
+        });
+    }
+
+    /// Whether the directory holds no name but `.` and `..`.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+impl Tree {
+    /// Reads root and nodes; returns the flattened leaves and the blocks of inner nodes.
+    fn read(
+        volume: &Volume,
+        cell: &Cell,
+        core: &Core,
+        blocks: u32,
+    ) -> Result<(Tree, Vec<FileBlock>)> {
+        let broken =
+            |field| -> Error { Corrupt::new(Structure::HashTree, cell.ino.into(), field).into() };
+        let seal = Seal::Index(Place::Root, cell.seed);
+        let root = block(volume, cell, core, FileBlock(0), seal)?;
+        let bytes = root.read();
+        let info = htree::root_info(&bytes).map_err(broken)?;
+        let unsigned = volume.superblock.lock().unsigned_hash();
+        let version = HashVersion::new(info.hash_version, unsigned);
+        let version = version.ok_or_else(|| broken("unknown hash version"))?;
+        let top = htree::entries(&bytes, Place::Root, volume.has_sums, blocks).map_err(broken)?;
+        if info.levels == 0 {
+            return Ok((Tree { version, leaves: top }, Vec::new()));
+        }
+        let mut leaves = Vec::new();
+        for node in &top {
+            let seal = Seal::Index(Place::Node, cell.seed);
+            let inner = block(volume, cell, core, node.block, seal)?;
+            let below = htree::entries(&inner.read(), Place::Node, volume.has_sums, blocks);
+            let mut below = below.map_err(broken)?;
+            below[0].hash = node.hash;
+            leaves.extend(below);
+        }
+        Ok((Tree { version, leaves }, top.into_iter().map(|node| node.block).collect()))
+    }
+
+    /// The position of the leaf that names of hash `major` belong to. Bit 0 marks a continued run of
+    /// equal hashes: such a leaf begins with the hash that the one before ends with.
+    fn leaf_for(&self, major: u32) -> usize {
+        self.leaves.partition_point(|leaf| leaf.hash & !1 <= major).saturating_sub(1)
+    }
+}
+
+/// Runs `with` on the directory's index, building it first if need be.
+fn with_index<T>(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    with: impl FnOnce(&mut DirIndex, &mut Core) -> Result<T>,
+) -> Result<T> {
+    let mut index = match core.index.take() {
+        Some(index) => index,
+        None => DirIndex::build(volume, cell, core)?,
+    };
+    let result = with(&mut index, core);
+    // After a failure what is in memory may differ from the blocks: build it anew when needed.
+    if result.is_ok() || matches!(result, Err(Error::Errno(_))) {
+        core.index = Some(index);
+    }
+    result
+}
+
+/// Finds `name`.
+///
+/// # Errors
+/// The device's, or a corrupt directory.
+pub fn lookup(volume: &Volume, cell: &Cell, core: &mut Core, name: &[u8]) -> Result<Option<Found>> {
+    with_index(volume, cell, core, |index, core| find(volume, cell, core, index, name))
+}
+
+fn find(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    index: &DirIndex,
+    name: &[u8],
+) -> Result<Option<Found>> {
+    let Some(spots) = index.spots.get(&name_key(name)) else { return Ok(None) };
+    for spot in spots {
+        let at = FileBlock(spot.block);
+        let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
+        let bytes = leaf.read();
+        let entry = Entries::at(&bytes, spot.offset.into(), volume.has_sums);
+        let entry = entry.map_err(|field| corrupt(cell, field))?;
+        if entry.name == name {
+            return Ok(Some(Found { ino: entry.ino, spot: *spot }));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the directory holds no name but `.` and `..`.
+///
+/// # Errors
+/// The device's, or a corrupt directory.
+pub fn is_empty(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<bool> {
+    with_index(volume, cell, core, |index, _| Ok(index.is_empty()))
+}
+
+/// Adds a name that is not there.
+///
+/// # Errors
+/// The device's, no space, or a corrupt directory.
+pub fn insert(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    name: &[u8],
+    ino: u32,
+    file_type: u8,
+) -> Result<()> {
+    with_index(volume, cell, core, |index, core| {
+        let mut adding = Adding { volume, handle, cell, name, ino, file_type };
+        if index.tree.is_some() {
+            return adding.hashed(core, index);
+        }
+        adding.linear(core, index)
+    })
+}
+
+/// Removes an entry.
+///
+/// # Errors
+/// The device's, or a corrupt directory.
+pub fn remove(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    name: &[u8],
+    found: Found,
+) -> Result<()> {
+    with_index(volume, cell, core, |index, core| {
+        let at = FileBlock(found.spot.block);
+        let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
+        let mut bytes = handle.modify(&leaf);
+        let removed = dirent::remove(&mut bytes, volume.has_sums, found.spot.offset.into());
+        removed.map_err(|field| corrupt(cell, field))?;
+        drop(bytes);
+        // The gap is at least as long as the name's record; how long exactly shows at the next insert.
+        index.room[at.0 as usize] = volume.io.block_bytes() as u16;
+        let key = name_key(name);
+        if let Some(spots) = index.spots.get_mut(&key) {
+            spots.retain(|spot| *spot != found.spot);
+            if spots.is_empty() {
+                index.spots.remove(&key);
+            }
+        }
+        index.count -= 1;
+        Ok(())
+    })
+}
+
+/// Makes an existing entry name another inode.
+///
+/// # Errors
+/// The device's, or a corrupt directory.
+pub fn replace(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &Core,
+    found: Found,
+    ino: u32,
+    file_type: u8,
+) -> Result<()> {
+    let at = FileBlock(found.spot.block);
+    let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
+    let mut bytes = handle.modify(&leaf);
+    dirent::set_target(&mut bytes, found.spot.offset.into(), ino, file_type);
+    Ok(())
+}
+
+/// Makes `..` of a directory name `parent`.
+///
+/// # Errors
+/// The device's, or a corrupt directory.
+pub fn set_parent(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &Core,
+    parent: u32,
+) -> Result<()> {
+    let seal = match core.raw.has_flag(INDEX) {
+        true => Seal::Index(Place::Root, cell.seed),
+        false => Seal::Directory(cell.seed),
+    };
+    let first = block(volume, cell, core, FileBlock(0), seal)?;
+    let mut bytes = handle.modify(&first);
+    match Entries::at(&bytes, DOT_DOT_AT, false) {
+        Ok(entry) if entry.name == b".." => {
+            dirent::set_target(&mut bytes, DOT_DOT_AT, parent, 2);
+            Ok(())
+        }
+        _ => Err(corrupt(cell, "no '..'")),
+    }
+}
+
+/// Offset of `..` in a directory's first block.
+const DOT_DOT_AT: usize = 12;
+
+/// Makes a new directory's first block, with `.` and `..`.
+///
+/// # Errors
+/// The device's, or no space.
+pub fn init(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    parent: u32,
+) -> Result<()> {
+    let start = volume.alloc.allocate(handle, volume.goal(cell.ino))?;
+    let extent = Extent { first: FileBlock(0), count: 1, start, unwritten: false };
+    extents::insert(volume, handle, cell, core, extent)?;
+    core.add_blocks(1, volume.geometry.block_bytes);
+    core.raw.set_size(volume.geometry.block_bytes.into());
+    let seal = if volume.has_sums { Seal::Directory(cell.seed) } else { Seal::None };
+    let leaf = volume.cache.create(&volume.io, start, seal);
+    let mut bytes = handle.modify(&leaf);
+    dirent::put_empty(&mut bytes, volume.has_sums);
+    let tail = if volume.has_sums { TAIL_BYTES } else { 0 };
+    let rest = bytes.len() - tail - DOT_DOT_AT;
+    dirent::put_entry(&mut bytes, 0, DOT_DOT_AT, cell.ino, 2, b".");
+    dirent::put_entry(&mut bytes, DOT_DOT_AT, rest, parent, 2, b"..");
+    Ok(())
+}
+
+/// One entry of a listing.
+pub struct Listed<'a> {
+    /// The inode.
+    pub ino: u32,
+    /// Its type code.
+    pub file_type: u8,
+    /// Position after it.
+    pub next: u64,
+    /// Its name.
+    pub name: &'a [u8],
+}
+
+/// Lists the directory from position `from` on, until `each` returns false.
+///
+/// Positions are hashes of names, so that a listing stays right while entries move between blocks:
+/// `major hash / 2 << 31 | minor hash / 2`, plus one. Names of equal hash are listed together or not at
+/// all, unless the listing is cut between them; then some may come twice, never none.
+///
+/// # Errors
+/// The device's, or a corrupt directory.
+pub fn list(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    from: u64,
+    each: &mut dyn FnMut(Listed<'_>) -> bool,
+) -> Result<()> {
+    let mut names = collect(volume, cell, core)?;
+    names.sort_by_key(|entry| entry.0);
+    let start = names.partition_point(|entry| entry.0 < from);
+    for (position, (ino, file_type, name)) in &names[start..] {
+        let next = position + 1;
+        if !each(Listed { ino: *ino, file_type: *file_type, next, name }) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+type Positioned = (u64, (u32, u8, Vec<u8>));
+
+fn collect(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<Vec<Positioned>> {
+    with_index(volume, cell, core, |index, core| {
+        let superblock = volume.superblock.lock();
+        let (seed, unsigned) = (superblock.hash_seed(), superblock.unsigned_hash());
+        drop(superblock);
+        // Half MD4 whatever the tree uses: positions must not change when a tree is made.
+        let version = HashVersion::new(1, unsigned).ok_or(Errno::EIO)?;
+        let mut names = Vec::with_capacity(index.count);
+        for (at, room) in index.room.iter().enumerate() {
+            let at = FileBlock(at as u32);
+            if index.is_node(at) {
+                debug_assert_eq!(*room, 0);
+                continue;
+            }
+            let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
+            let entries = live(&leaf.read(), volume.has_sums).map_err(|f| corrupt(cell, f))?;
+            names.extend(entries.into_iter().map(|entry| {
+                let hash = version.hash(&entry.2, seed);
+                let position = u64::from(hash.major / 2) << 31 | u64::from(hash.minor / 2);
+                (position, entry)
+            }));
+        }
+        Ok(names)
+    })
+}
+
+/// An insert under way.
+struct Adding<'a, 'j> {
+    volume: &'a Volume,
+    handle: &'a Handle<'j>,
+    cell: &'a Cell,
+    name: &'a [u8],
+    ino: u32,
+    file_type: u8,
+}
+
+impl Adding<'_, '_> {
+    fn leaf(&self, core: &Core, at: FileBlock) -> Result<Arc<MetaBlock>> {
+        block(self.volume, self.cell, core, at, Seal::Directory(self.cell.seed))
+    }
+
+    /// Puts the name into block `at` if it has room.
+    fn try_block(&self, core: &Core, index: &mut DirIndex, at: FileBlock) -> Result<bool> {
+        let needed = dirent::record_bytes(self.name.len());
+        if usize::from(index.room[at.0 as usize]) < needed {
+            return Ok(false);
+        }
+        let leaf = self.leaf(core, at)?;
+        let mut bytes = self.handle.modify(&leaf);
+        let tail = self.volume.has_sums;
+        let put = dirent::insert(&mut bytes, tail, self.ino, self.file_type, self.name);
+        let Some(offset) = put.map_err(|field| corrupt(self.cell, field))? else {
+            // The estimate was too high: gaps are only known exactly when they are looked at.
+            index.room[at.0 as usize] = needed as u16 - 1;
+            return Ok(false);
+        };
+        let spot = Spot { block: at.0, offset: offset as u16 };
+        index.spots.entry(name_key(self.name)).or_default().push(spot);
+        index.count += 1;
+        Ok(true)
+    }
+
+    fn linear(&mut self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
+        let needed = dirent::record_bytes(self.name.len());
+        // The last block first: growing directories fill from the end.
+        let blocks = (0..index.room.len()).rev();
+        let fitting: Vec<usize> =
+            blocks.filter(|at| usize::from(index.room[*at]) >= needed).take(4).collect();
+        for at in fitting {
+            if self.try_block(core, index, FileBlock(at as u32))? {
+                return Ok(());
+            }
+        }
+        let hashes = self.volume.superblock.lock().has_compat(compat::DIR_INDEX);
+        if hashes && index.room.len() == 1 {
+            self.make_tree(core, index)?;
+            return self.hashed(core, index);
+        }
+        let at = self.grow(core, index, Seal::Directory(self.cell.seed))?;
+        self.empty_leaf(core, index, at)?;
+        match self.try_block(core, index, at)? {
+            true => Ok(()),
+            false => Err(corrupt(self.cell, "an empty block has no room")),
+        }
+    }
+
+    /// Adds a block to the directory.
+    fn grow(&self, core: &mut Core, index: &mut DirIndex, seal: Seal) -> Result<FileBlock> {
+        let volume = self.volume;
+        let at = FileBlock(block_count(volume, core));
+        let goal = last_block(volume, self.cell, core)?.unwrap_or(volume.goal(self.cell.ino));
+        let start = volume.alloc.allocate(self.handle, goal)?;
+        let extent = Extent { first: at, count: 1, start, unwritten: false };
+        extents::insert(volume, self.handle, self.cell, core, extent)?;
+        core.add_blocks(1, volume.geometry.block_bytes);
+        core.raw.set_size(core.raw.size() + u64::from(volume.geometry.block_bytes));
+        let seal = if volume.has_sums { seal } else { Seal::None };
+        let fresh = volume.cache.create(&volume.io, start, seal);
+        drop(self.handle.modify(&fresh));
+        index.room.push(0);
+        Ok(at)
+    }
+
+    fn empty_leaf(&self, core: &Core, index: &mut DirIndex, at: FileBlock) -> Result<()> {
+        let leaf = self.leaf(core, at)?;
+        dirent::put_empty(&mut self.handle.modify(&leaf), self.volume.has_sums);
+        let tail = if self.volume.has_sums { TAIL_BYTES } else { 0 };
+        index.room[at.0 as usize] = (self.volume.io.block_bytes() - tail) as u16;
+        Ok(())
+    }
+
+    /// Turns a directory of one linear block into a hashed one: its entries move to a new leaf.
+    fn make_tree(&self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
+        let (volume, cell) = (self.volume, self.cell);
+        let superblock = volume.superblock.lock();
+        let unsigned = superblock.unsigned_hash();
+        let version = HashVersion::new(superblock.default_hash_version(), unsigned);
+        drop(superblock);
+        let version = version.ok_or_else(|| corrupt(cell, "unknown default hash version"))?;
+        let root = self.leaf(core, FileBlock(0))?;
+        let old = root.read().to_vec();
+        let parent = Entries::new(&old, volume.has_sums).nth(1);
+        let parent = parent.and_then(|entry| entry.ok()).filter(|entry| entry.name == b"..");
+        let parent = parent.ok_or_else(|| corrupt(cell, "no '..'"))?.ino;
+        let at = self.grow(core, index, Seal::Directory(cell.seed))?;
+        let names = live(&old, volume.has_sums).map_err(|field| corrupt(cell, field))?;
+        self.fill(core, index, at, &names)?;
+        let seal = Seal::Index(Place::Root, cell.seed);
+        root.set_seal(if volume.has_sums { seal } else { Seal::None });
+        let mut bytes = self.handle.modify(&root);
+        let info = htree::RootInfo { hash_version: version.on_disk(), levels: 0 };
+        htree::put_root(&mut bytes, info, cell.ino, parent);
+        let leaves = vec![IndexEntry { hash: 0, block: at }];
+        htree::put_entries(&mut bytes, Place::Root, volume.has_sums, &leaves);
+        drop(bytes);
+        core.raw.set_flag(INDEX, true);
+        index.room[0] = 0;
+        index.nodes.push(FileBlock(0));
+        index.forget_block(FileBlock(0));
+        index.tree = Some(Tree { version, leaves });
+        Ok(())
+    }
+
+    /// Makes block `at` hold exactly `names`, and the index know it.
+    fn fill(
+        &self,
+        core: &Core,
+        index: &mut DirIndex,
+        at: FileBlock,
+        names: &[(u32, u8, Vec<u8>)],
+    ) -> Result<()> {
+        let (volume, cell) = (self.volume, self.cell);
+        index.forget_block(at);
+        let leaf = self.leaf(core, at)?;
+        let mut bytes = self.handle.modify(&leaf);
+        dirent::put_empty(&mut bytes, volume.has_sums);
+        for (ino, file_type, name) in names {
+            let put = dirent::insert(&mut bytes, volume.has_sums, *ino, *file_type, name);
+            let put = put.map_err(|field| corrupt(cell, field))?;
+            put.ok_or_else(|| corrupt(cell, "entries outgrow their block"))?;
+        }
+        index.add_block(cell, at, &bytes, volume.has_sums)
+    }
+
+    fn hashed(&mut self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
+        let seed = self.volume.superblock.lock().hash_seed();
+        loop {
+            let tree = index.tree.as_ref().ok_or_else(|| corrupt(self.cell, "no tree"))?;
+            let hash = tree.version.hash(self.name, seed);
+            let position = tree.leaf_for(hash.major);
+            let at = tree.leaves[position].block;
+            if self.try_block(core, index, at)? {
+                return Ok(());
+            }
+            self.split_leaf(core, index, position, seed)?;
+        }
+    }
+
+    /// Splits a full leaf by hash: the upper half moves to a new block.
+    fn split_leaf(
+        &self,
+        core: &mut Core,
+        index: &mut DirIndex,
+        position: usize,
+        seed: [u32; 4],
+    ) -> Result<()> {
+        let (volume, cell) = (self.volume, self.cell);
+        let tree = index.tree.as_ref().ok_or_else(|| corrupt(cell, "no tree"))?;
+        let (version, at) = (tree.version, tree.leaves[position].block);
+        let old = self.leaf(core, at)?.read().to_vec();
+        let names = live(&old, volume.has_sums).map_err(|field| corrupt(cell, field))?;
+        let mut names: Vec<_> =
+            names.into_iter().map(|entry| (version.hash(&entry.2, seed).major, entry)).collect();
+        names.sort_by_key(|(hash, _)| *hash);
+        let middle = middle(&names).ok_or(Errno::ENOSPC)?;
+        let (first, last) = (names[middle].0, names[middle - 1].0);
+        // Equal hashes on both sides: the new leaf goes on where the old one ends.
+        let boundary = if first == last { first | 1 } else { first };
+        let fresh = self.grow(core, index, Seal::Directory(cell.seed))?;
+        let upper: Vec<_> = names.split_off(middle).into_iter().map(|(_, entry)| entry).collect();
+        let lower: Vec<_> = names.into_iter().map(|(_, entry)| entry).collect();
+        self.fill(core, index, fresh, &upper)?;
+        self.fill(core, index, at, &lower)?;
+        let tree = index.tree.as_mut().ok_or_else(|| corrupt(cell, "no tree"))?;
+        let entry = IndexEntry { hash: boundary, block: fresh };
+        tree.leaves.insert(position + 1, entry);
+        self.store_tree(core, index, position, entry)
+    }
+
+    /// Enters a new leaf into the tree on disk, behind the leaf at `position`.
+    fn store_tree(
+        &self,
+        core: &mut Core,
+        index: &mut DirIndex,
+        position: usize,
+        entry: IndexEntry,
+    ) -> Result<()> {
+        let (volume, cell) = (self.volume, self.cell);
+        let broken =
+            |field| -> Error { Corrupt::new(Structure::HashTree, cell.ino.into(), field).into() };
+        let blocks = block_count(volume, core);
+        let root = block(volume, cell, core, FileBlock(0), Seal::Index(Place::Root, cell.seed))?;
+        let read_root = |bytes: &[u8]| {
+            let info = htree::root_info(bytes)?;
+            Ok((info, htree::entries(bytes, Place::Root, volume.has_sums, blocks)?))
+        };
+        let (mut info, mut top) = read_root(&root.read()).map_err(broken)?;
+        let (block_bytes, sums) = (volume.io.block_bytes(), volume.has_sums);
+        if info.levels == 0 {
+            top.insert(position + 1, entry);
+            if top.len() <= Place::Root.limit(block_bytes, sums) {
+                let mut bytes = self.handle.modify(&root);
+                htree::put_entries(&mut bytes, Place::Root, sums, &top);
+                return Ok(());
+            }
+            // The root is full: its entries move into two nodes below it.
+            info.levels = 1;
+            let upper = top.split_off(top.len() / 2);
+            let (low, high) = (top[0].hash, upper[0].hash);
+            let left = self.node(core, index, &top)?;
+            let right = self.node(core, index, &upper)?;
+            top = vec![
+                IndexEntry { hash: low, block: left },
+                IndexEntry { hash: high, block: right },
+            ];
+        } else {
+            let node_at = top.partition_point(|node| node.hash <= entry.hash).saturating_sub(1);
+            let seal = Seal::Index(Place::Node, cell.seed);
+            let inner = block(volume, cell, core, top[node_at].block, seal)?;
+            let below = htree::entries(&inner.read(), Place::Node, sums, blocks);
+            let mut below = below.map_err(broken)?;
+            let place = below.partition_point(|leaf| leaf.hash <= entry.hash).max(1);
+            below.insert(place, entry);
+            if below.len() > Place::Node.limit(block_bytes, sums) {
+                if top.len() == Place::Root.limit(block_bytes, sums) {
+                    return Err(Errno::ENOSPC.into());
+                }
+                let upper = below.split_off(below.len() / 2);
+                let hash = upper[0].hash;
+                let right = self.node(core, index, &upper)?;
+                top.insert(node_at + 1, IndexEntry { hash, block: right });
+            }
+            htree::put_entries(&mut self.handle.modify(&inner), Place::Node, sums, &below);
+        }
+        let mut bytes = self.handle.modify(&root);
+        bytes[0x1e] = info.levels;
+        htree::put_entries(&mut bytes, Place::Root, sums, &top);
+        Ok(())
+    }
+
+    fn node(
+        &self,
+        core: &mut Core,
+        index: &mut DirIndex,
+        entries: &[IndexEntry],
+    ) -> Result<FileBlock> {
+        let seal = Seal::Index(Place::Node, self.cell.seed);
+        let at = self.grow(core, index, seal)?;
+        let node = block(self.volume, self.cell, core, at, seal)?;
+        let mut bytes = self.handle.modify(&node);
+        htree::put_node(&mut bytes);
+        htree::put_entries(&mut bytes, Place::Node, self.volume.has_sums, entries);
+        index.nodes.push(at);
+        Ok(at)
+    }
+}
+
+/// Where to cut sorted names so that both halves take about as many bytes; never first or past the end.
+fn middle(names: &[(u32, (u32, u8, Vec<u8>))]) -> Option<usize> {
+    let bytes = |entry: &(u32, (u32, u8, Vec<u8>))| dirent::record_bytes(entry.1.2.len());
+    let half = names.iter().map(bytes).sum::<usize>() / 2;
+    let mut sum = 0;
+    let at = names.iter().position(|entry| {
+        sum += bytes(entry);
+        sum > half
+    })?;
+    (names.len() >= 2).then(|| at.clamp(1, names.len() - 1))
+}
+
+/// The entries in use of a block, without `.` and `..`.
+fn live(bytes: &[u8], tail: bool) -> Result<Vec<(u32, u8, Vec<u8>)>, &'static str> {
+    let mut names = Vec::new();
+    for entry in Entries::new(bytes, tail) {
+        let entry = entry?;
+        if entry.ino != 0 && entry.name != b"." && entry.name != b".." {
+            names.push((entry.ino, entry.file_type, entry.name.to_vec()));
+        }
+    }
+    Ok(names)
+}
+
+fn last_block(volume: &Volume, cell: &Cell, core: &Core) -> Result<Option<DeviceBlock>> {
+    let Some(last) = block_count(volume, core).checked_sub(1) else { return Ok(None) };
+    match extents::map(volume, cell, core, FileBlock(last))? {
+        Mapping::Data(extent) => Ok(Some(DeviceBlock(extent.start.0 + 1))),
+        Mapping::Hole(_) => Ok(None),
+    }
+}

@@ -1,0 +1,227 @@
+//! Extended attributes as bytes: the area in an inode and the block outside.
+//!
+//! ```text
+//! inode: magic 0xea020000; entries; … values, from the end backwards
+//! block: magic, references u32, blocks u32 = 1, hash u32, checksum u32, 12 bytes; entries; … values
+//! entry: name length u8, name index u8, value offset u16, value inode u32, value size u32, hash u32,
+//!        name, padding to 4; four zero bytes end the list
+//! ```
+//! Value offsets count from the first entry in an inode and from the block's start in a block.
+
+use super::checksum::crc;
+use super::{le16, le32, put16, put32};
+
+const MAGIC: u32 = 0xea02_0000;
+const ENTRY_BYTES: usize = 16;
+/// Bytes before the entries of a block.
+pub const BLOCK_HEADER: usize = 32;
+/// Bytes before the entries in an inode.
+pub const INODE_HEADER: usize = 4;
+
+/// The name prefixes that have a number.
+const PREFIXES: [(u8, &[u8]); 6] = [
+    (1, b"user."),
+    (2, b"system.posix_acl_access"),
+    (3, b"system.posix_acl_default"),
+    (4, b"trusted."),
+    (6, b"security."),
+    (7, b"system."),
+];
+
+/// An attribute: its whole name and its value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Attribute {
+    /// With its prefix, as programs write it.
+    pub name: Vec<u8>,
+    /// The value.
+    pub value: Vec<u8>,
+}
+
+/// Splits a name into its prefix' number and the rest. `None` for prefixes without one.
+pub fn split(name: &[u8]) -> Option<(u8, &[u8])> {
+    let found = PREFIXES.iter().find(|(_, prefix)| name.starts_with(prefix));
+    found.map(|(index, prefix)| (*index, &name[prefix.len()..]))
+}
+
+fn join(index: u8, rest: &[u8]) -> Option<Vec<u8>> {
+    let (_, prefix) = PREFIXES.iter().find(|(number, _)| *number == index)?;
+    Some([prefix, rest].concat())
+}
+
+/// Bytes that an attribute takes, entry and value.
+pub fn cost(attribute: &Attribute) -> usize {
+    let rest = split(&attribute.name).map_or(attribute.name.len(), |(_, rest)| rest.len());
+    (ENTRY_BYTES + rest).next_multiple_of(4) + attribute.value.len().next_multiple_of(4)
+}
+
+/// Reads the attributes in an inode's area; none when the magic number is missing.
+///
+/// # Errors
+/// The broken rule.
+pub fn decode_inode(area: &[u8]) -> Result<Vec<Attribute>, &'static str> {
+    if area.len() < INODE_HEADER + 4 || le32(area, 0) != MAGIC {
+        return Ok(Vec::new());
+    }
+    decode(area, INODE_HEADER, INODE_HEADER)
+}
+
+/// Reads the attributes in a block.
+///
+/// # Errors
+/// The broken rule.
+pub fn decode_block(block: &[u8]) -> Result<Vec<Attribute>, &'static str> {
+    if le32(block, 0) != MAGIC || le32(block, 8) != 1 {
+        return Err("h_magic or h_blocks");
+    }
+    decode(block, BLOCK_HEADER, 0)
+}
+
+fn decode(area: &[u8], first: usize, base: usize) -> Result<Vec<Attribute>, &'static str> {
+    let (mut at, mut found) = (first, Vec::new());
+    while at + 4 <= area.len() && le32(area, at) != 0 {
+        let name_len = usize::from(area[at]);
+        let end = at + ENTRY_BYTES + name_len;
+        if end > area.len() {
+            return Err("e_name_len");
+        }
+        let (offset, size) = (usize::from(le16(area, at + 2)), le32(area, at + 8) as usize);
+        if le32(area, at + 4) != 0 {
+            return Err("e_value_inum: unsupported");
+        }
+        let start = base + offset;
+        let value = match size {
+            0 => &[],
+            _ => area.get(start..start.saturating_add(size)).ok_or("e_value_offs")?,
+        };
+        let name = join(area[at + 1], &area[at + ENTRY_BYTES..end]).ok_or("e_name_index")?;
+        found.push(Attribute { name, value: value.to_vec() });
+        at = end.next_multiple_of(4);
+    }
+    Ok(found)
+}
+
+/// Writes attributes into an inode's area. Returns false, leaving it as it was, when they do not fit.
+pub fn encode_inode(area: &mut [u8], attributes: &[Attribute]) -> bool {
+    if attributes.is_empty() {
+        area.fill(0);
+        return true;
+    }
+    let needed: usize = INODE_HEADER + 4 + attributes.iter().map(cost).sum::<usize>();
+    if needed > area.len() {
+        return false;
+    }
+    area.fill(0);
+    put32(area, 0, MAGIC);
+    encode(area, INODE_HEADER, INODE_HEADER, attributes);
+    true
+}
+
+/// Writes attributes into a block with one reference. Returns false when they do not fit.
+pub fn encode_block(block: &mut [u8], attributes: &[Attribute]) -> bool {
+    let needed: usize = BLOCK_HEADER + 4 + attributes.iter().map(cost).sum::<usize>();
+    if needed > block.len() {
+        return false;
+    }
+    block.fill(0);
+    put32(block, 0, MAGIC);
+    set_references(block, 1);
+    put32(block, 8, 1);
+    let hash = encode(block, BLOCK_HEADER, 0, attributes);
+    put32(block, 12, hash);
+    true
+}
+
+/// Writes the entries, sorted as readers expect, and returns the hash over their hashes.
+fn encode(area: &mut [u8], first: usize, base: usize, attributes: &[Attribute]) -> u32 {
+    let key = |attribute: &&Attribute| {
+        let (index, rest) = split(&attribute.name).unwrap_or((0, &attribute.name));
+        (index, rest.len(), rest.to_vec())
+    };
+    let mut sorted: Vec<&Attribute> = attributes.iter().collect();
+    sorted.sort_by_key(key);
+    let (mut at, mut end, mut all) = (first, area.len(), 0u32);
+    for attribute in sorted {
+        let (index, rest) = split(&attribute.name).unwrap_or((0, &attribute.name));
+        end -= attribute.value.len().next_multiple_of(4);
+        area[end..end + attribute.value.len()].copy_from_slice(&attribute.value);
+        area[at] = rest.len() as u8;
+        area[at + 1] = index;
+        let offset = if attribute.value.is_empty() { 0 } else { end - base };
+        put16(area, at + 2, offset as u16);
+        put32(area, at + 8, attribute.value.len() as u32);
+        let hash = entry_hash(rest, &attribute.value);
+        put32(area, at + 12, hash);
+        area[at + ENTRY_BYTES..][..rest.len()].copy_from_slice(rest);
+        at = (at + ENTRY_BYTES + rest.len()).next_multiple_of(4);
+        all = all.rotate_left(16) ^ hash;
+    }
+    all
+}
+
+fn entry_hash(name: &[u8], value: &[u8]) -> u32 {
+    let mut hash = name.iter().fold(0u32, |hash, byte| hash.rotate_left(5) ^ u32::from(*byte));
+    for word in value.chunks(4) {
+        let mut padded = [0; 4];
+        padded[..word.len()].copy_from_slice(word);
+        hash = hash.rotate_left(16) ^ u32::from_le_bytes(padded);
+    }
+    hash
+}
+
+/// How many inodes share the block.
+pub fn references(block: &[u8]) -> u32 {
+    le32(block, 4)
+}
+
+/// Stores the number of sharers.
+pub fn set_references(block: &mut [u8], count: u32) {
+    put32(block, 4, count);
+}
+
+fn checksum(block: &[u8], seed: u32, home: u64) -> u32 {
+    let sum = crc(crc(seed, &home.to_le_bytes()), &block[..0x10]);
+    crc(crc(sum, &[0; 4]), &block[0x14..])
+}
+
+/// Whether the block's checksum is right.
+pub fn checksum_ok(block: &[u8], seed: u32, home: u64) -> bool {
+    le32(block, 0x10) == checksum(block, seed, home)
+}
+
+/// Stores the block's checksum.
+pub fn put_checksum(block: &mut [u8], seed: u32, home: u64) {
+    let sum = checksum(block, seed, home);
+    put32(block, 0x10, sum);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attributes() -> Vec<Attribute> {
+        let make = |name: &str, value: &[u8]| Attribute {
+            name: name.as_bytes().to_vec(),
+            value: value.to_vec(),
+        };
+        vec![make("security.x", b""), make("trusted.long-name", b"abcde"), make("user.a", b"1234")]
+    }
+
+    #[test]
+    fn attributes_come_back() {
+        let sorted = |mut list: Vec<Attribute>| {
+            list.sort_by(|a, b| a.name.cmp(&b.name));
+            list
+        };
+        let mut area = vec![0xff; 96];
+        assert!(encode_inode(&mut area, &attributes()));
+        assert_eq!(sorted(decode_inode(&area).expect("whole")), attributes());
+        let mut block = vec![0xff; 4096];
+        assert!(encode_block(&mut block, &attributes()));
+        put_checksum(&mut block, 4, 1 << 40);
+        assert!(checksum_ok(&block, 4, 1 << 40) && !checksum_ok(&block, 4, 1));
+        assert_eq!(sorted(decode_block(&block).expect("whole")), attributes());
+        assert!(!encode_inode(&mut [0; 40], &attributes()));
+        put32(&mut block, BLOCK_HEADER + 8, 5000);
+        assert!(decode_block(&block).is_err());
+    }
+}

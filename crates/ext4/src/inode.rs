@@ -1,0 +1,175 @@
+//! Inodes in memory: one cell per inode that the VFS holds.
+//!
+//! # Locking
+//!
+//! `table shard → nothing`; `cell → journal handle → group → block`. Two cells are locked in the order
+//! of their numbers, a directory before what it names.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use polylane_base::sync::{Arc, Mutex, RwLock};
+use polylane_base::{Gid, Ino, Time, Uid};
+use polylane_vfs::fs::{Attr, Kind};
+use rustc_hash::FxHashMap;
+
+use crate::dir::DirIndex;
+use crate::error::{Corrupt, Result, Structure};
+use crate::format::checksum::inode_seed;
+use crate::format::inode::{EA_INODE, ENCRYPT, INLINE_DATA, RawInode, Stamp};
+use crate::format::superblock::{Geometry, Superblock};
+use crate::journal::Tid;
+
+/// An inode in use.
+pub struct Cell {
+    /// Its number.
+    pub ino: u32,
+    /// Seed of the checksums of its blocks.
+    pub seed: u32,
+    /// Its state.
+    pub core: RwLock<Core>,
+    /// The last transaction that changed it; 0: none since it was read.
+    changed_in: AtomicU32,
+    /// The last transaction that changed what fdatasync must save.
+    data_changed_in: AtomicU32,
+}
+
+/// The part behind the lock.
+pub struct Core {
+    /// The inode as it is to be on disk.
+    pub raw: RawInode,
+    /// Index of a directory's entries, built at the first use.
+    pub index: Option<DirIndex>,
+}
+
+impl Cell {
+    /// A cell for an inode that was read or just made.
+    pub fn new(ino: u32, file_system_seed: u32, raw: RawInode) -> Arc<Cell> {
+        Arc::new(Cell {
+            ino,
+            seed: inode_seed(file_system_seed, ino, raw.generation()),
+            core: RwLock::new(Core { raw, index: None }),
+            changed_in: AtomicU32::new(0),
+            data_changed_in: AtomicU32::new(0),
+        })
+    }
+
+    /// Notes that `tid` changes the inode; `data`: in a way that fdatasync must save (size, blocks).
+    pub fn note_change(&self, tid: Tid, data: bool) {
+        self.changed_in.store(tid.0, Ordering::Release);
+        if data {
+            self.data_changed_in.store(tid.0, Ordering::Release);
+        }
+    }
+
+    /// The transaction that a sync must wait for, if any.
+    pub fn changed_in(&self, data_only: bool) -> Option<Tid> {
+        let of = if data_only { &self.data_changed_in } else { &self.changed_in };
+        Some(Tid(of.load(Ordering::Acquire))).filter(|tid| tid.0 != 0)
+    }
+}
+
+impl Core {
+    /// The state as the VFS wants it.
+    pub fn attr(&self, ino: u32, block_bytes: u32) -> Attr {
+        let raw = &self.raw;
+        let kind = Kind::from_mode(raw.mode().into()).unwrap_or(Kind::File);
+        let device = matches!(kind, Kind::Char | Kind::Block);
+        Attr {
+            ino: Ino(ino.into()),
+            generation: raw.generation().into(),
+            kind,
+            perm: u32::from(raw.mode()) & 0o7777,
+            nlink: raw.links().into(),
+            uid: Uid(raw.uid()),
+            gid: Gid(raw.gid()),
+            rdev: if device { raw.rdev() } else { 0 },
+            size: raw.size(),
+            blocks: raw.sectors(block_bytes),
+            blksize: block_bytes,
+            atime: raw.time(Stamp::Access),
+            mtime: raw.time(Stamp::Modify),
+            ctime: raw.time(Stamp::Change),
+            btime: raw.time(Stamp::Birth),
+        }
+    }
+
+    /// Moves `mtime` and `ctime`.
+    pub fn touch(&mut self, now: Time) {
+        self.raw.set_time(Stamp::Modify, now);
+        self.raw.set_time(Stamp::Change, now);
+    }
+
+    /// Adds to the blocks that the inode takes.
+    pub fn add_blocks(&mut self, blocks: i64, block_bytes: u32) {
+        let sectors = self.raw.sectors(block_bytes) as i64 + blocks * i64::from(block_bytes / 512);
+        self.raw.set_sectors(sectors.max(0) as u64, block_bytes);
+    }
+}
+
+/// Checks an inode that was read from the table, against what we rely on.
+///
+/// # Errors
+/// [`Corrupt`] of [`Structure::Inode`], or of features that only single inodes have.
+pub fn check(superblock: &Superblock, ino: u32, raw: &RawInode) -> Result<()> {
+    let corrupt = |field| Err(Corrupt::new(Structure::Inode, ino.into(), field).into());
+    match () {
+        () if !raw.checksum_ok(superblock, ino) => corrupt("checksum"),
+        () if !raw.extra_isize_ok() => corrupt("i_extra_isize"),
+        () if raw.mode() != 0 && Kind::from_mode(raw.mode().into()).is_none() => corrupt("i_mode"),
+        () if raw.size() > i64::MAX as u64 => corrupt("i_size"),
+        () if raw.xattr_block() >= superblock.geometry.block_count => corrupt("i_file_acl"),
+        () if raw.has_flag(INLINE_DATA | ENCRYPT | EA_INODE) => {
+            corrupt("i_flags: inline data, encryption or attribute inode")
+        }
+        () => Ok(()),
+    }
+}
+
+/// Whether `ino` is a number that the image has.
+pub fn in_range(geometry: &Geometry, ino: u32) -> bool {
+    (1..=geometry.inode_count).contains(&ino)
+}
+
+const SHARDS: usize = 64;
+
+/// The cells in use, by number.
+pub struct InodeTable {
+    shards: Vec<Mutex<FxHashMap<u32, Arc<Cell>>>>,
+}
+
+impl Default for InodeTable {
+    fn default() -> Self {
+        InodeTable { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+}
+
+impl InodeTable {
+    fn shard(&self, ino: u32) -> &Mutex<FxHashMap<u32, Arc<Cell>>> {
+        &self.shards[ino as usize % SHARDS]
+    }
+
+    /// The cell of `ino`, if it is in use.
+    pub fn get(&self, ino: u32) -> Option<Arc<Cell>> {
+        self.shard(ino).lock().get(&ino).cloned()
+    }
+
+    /// Enters a cell, unless another thread was first: then that one's.
+    pub fn enter(&self, cell: Arc<Cell>) -> Arc<Cell> {
+        self.shard(cell.ino).lock().entry(cell.ino).or_insert(cell).clone()
+    }
+
+    /// Takes a cell out.
+    pub fn remove(&self, ino: u32) -> Option<Arc<Cell>> {
+        self.shard(ino).lock().remove(&ino)
+    }
+
+    /// Cells in use.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    /// Whether none is in use.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

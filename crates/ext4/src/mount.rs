@@ -1,0 +1,280 @@
+//! Opening and closing: superblock, journal recovery, orphans, and the way back to a clean image.
+
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use polylane_base::sync::{Arc, Mutex, thread};
+use polylane_base::{Clock, Errno};
+use polylane_block::wait::Waiter;
+use polylane_block::{BlockDevice, Sector};
+
+use crate::alloc::Allocator;
+use crate::cache::BlockCache;
+use crate::error::{Corrupt, Error, Result, Structure};
+use crate::extents;
+use crate::format::superblock::{
+    BYTES, OFFSET, STATE_ERROR, STATE_VALID, Superblock, compat, incompat, ro_compat,
+};
+use crate::format::{DeviceBlock, journal::JournalSuperblock};
+use crate::inode::InodeTable;
+use crate::io::BlockIo;
+use crate::journal::Journal;
+use crate::ops;
+use crate::orphan;
+use crate::recovery::{JournalMap, Recovered, recover};
+use crate::volume::Volume;
+
+/// How to open an image.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Never write, not even to replay the journal; a journal that needs it is then an error.
+    pub read_only: bool,
+    /// Commit at least this often.
+    pub commit_interval: Duration,
+    /// Metadata blocks kept in memory.
+    pub cache_blocks: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let commit_interval = Duration::from_secs(5);
+        Options { read_only: false, commit_interval, cache_blocks: 8192 }
+    }
+}
+
+/// An open ext4 file system. Close it with [`Ext4::close`]; dropped without, it is as after a power
+/// cut: whole, but its journal must be replayed.
+pub struct Ext4 {
+    pub(crate) volume: Arc<Volume>,
+    committer: Mutex<Option<thread::JoinHandle<()>>>,
+    /// What recovery did when the image was opened.
+    pub recovered: Recovered,
+    /// Why the image is open for reading only; empty when it is not.
+    pub read_only_reasons: Vec<String>,
+}
+
+impl Ext4 {
+    /// Opens the image on `device`.
+    ///
+    /// # Errors
+    /// Not ext4, corrupt, incompatible, or the device failed.
+    pub fn open(
+        device: Arc<dyn BlockDevice>,
+        clock: Arc<dyn Clock>,
+        options: &Options,
+    ) -> Result<Ext4> {
+        let superblock = read_superblock(&device)?;
+        let mut reasons = match superblock.check_features()? {
+            true => Vec::new(),
+            false => superblock.read_only_reasons(),
+        };
+        if device.read_only() || options.read_only {
+            reasons.push("asked for".into());
+        }
+        let read_only = !reasons.is_empty();
+        let needs_recovery = superblock.has_incompat(incompat::RECOVER);
+        if read_only && needs_recovery {
+            return Err(Errno::EROFS.into());
+        }
+        let mut volume = assemble(device, clock, superblock, options)?;
+        let mut recovered = Recovered::default();
+        if !read_only {
+            recovered = replay(&mut volume, needs_recovery, options)?;
+        }
+        let volume = Arc::new(volume);
+        let committer = if read_only {
+            None
+        } else {
+            finish_orphans(&volume)?;
+            Some(start_committer(volume.clone(), options.commit_interval))
+        };
+        let committer = Mutex::new(committer);
+        Ok(Ext4 { volume, committer, recovered, read_only_reasons: reasons })
+    }
+
+    /// Commits, writes everything home and marks the image clean.
+    ///
+    /// # Errors
+    /// The device's; the image then needs its journal replayed.
+    pub fn close(&self) -> Result<()> {
+        let Some(journal) = &self.volume.journal else { return Ok(()) };
+        journal.close();
+        if let Some(committer) = self.committer.lock().take() {
+            let _ = committer.join();
+        }
+        journal.commit(&*self.volume)?;
+        let volume = &self.volume;
+        let mut superblock = volume.superblock.lock();
+        journal.finish()?;
+        superblock.set_free_blocks(volume.alloc.available_blocks());
+        superblock.set_free_inodes(volume.alloc.free_inodes());
+        superblock.set_recover(false);
+        let state = superblock.state() | STATE_VALID;
+        superblock.set_state(state);
+        superblock.note_write(volume.now().sec as u32);
+        write_superblock(volume, &superblock)?;
+        Ok(())
+    }
+
+    /// Whether an error stopped the file system.
+    pub fn is_stopped(&self) -> bool {
+        self.volume.journal.as_ref().is_some_and(Journal::is_stopped)
+    }
+}
+
+impl Drop for Ext4 {
+    fn drop(&mut self) {
+        if let Some(journal) = &self.volume.journal {
+            journal.stop();
+        }
+        if let Some(committer) = self.committer.lock().take() {
+            let _ = committer.join();
+        }
+    }
+}
+
+fn read_superblock(device: &Arc<dyn BlockDevice>) -> Result<Superblock> {
+    let waiter = Waiter::new(device.clone());
+    let sector = Sector::at_byte(OFFSET).ok_or(Errno::EINVAL)?;
+    let bytes = waiter.read(sector, BYTES)?;
+    let bytes: &[u8; BYTES] = (&bytes[..]).try_into().map_err(|_| Errno::EIO)?;
+    let superblock = Superblock::decode(bytes)?;
+    let geometry = &superblock.geometry;
+    let needed = geometry.block_count.checked_mul(u64::from(geometry.block_bytes / 512));
+    if needed.is_none_or(|sectors| sectors > device.sector_count()) {
+        return Err(Corrupt::new(Structure::Superblock, 0, "larger than the device").into());
+    }
+    Ok(superblock)
+}
+
+fn assemble(
+    device: Arc<dyn BlockDevice>,
+    clock: Arc<dyn Clock>,
+    superblock: Superblock,
+    options: &Options,
+) -> Result<Volume> {
+    let geometry = superblock.geometry;
+    let io = Arc::new(BlockIo::new(device, geometry.block_bytes, geometry.block_count));
+    let cache = Arc::new(BlockCache::new(options.cache_blocks));
+    Ok(Volume {
+        alloc: Allocator::open(io.clone(), cache.clone(), &superblock)?,
+        io,
+        cache,
+        journal: None,
+        geometry,
+        seed: superblock.checksum_seed(),
+        has_sums: superblock.has_checksums(),
+        superblock: Mutex::new(superblock),
+        inodes: InodeTable::default(),
+        orphans: Mutex::new(Vec::new()),
+        generation: AtomicU32::new(clock.now().nsec ^ clock.now().sec as u32),
+        clock,
+    })
+}
+
+/// Replays the journal if need be, forgets what was read before, and opens the journal for writing.
+fn replay(volume: &mut Volume, needed: bool, options: &Options) -> Result<Recovered> {
+    let (map, journal) = find_journal(volume)?;
+    let mut recovered = Recovered { next_sequence: journal.sequence(), ..Recovered::default() };
+    if needed {
+        recovered = recover(&volume.io, &map, &journal)?;
+        let (home, at) = orphan::superblock_home(volume);
+        let block = volume.io.read(home)?;
+        let bytes: &[u8; BYTES] =
+            (&block[at..at + BYTES]).try_into().map_err(|_| Error::from(Errno::EIO))?;
+        let fresh = Superblock::decode(bytes)?;
+        volume.cache = Arc::new(BlockCache::new(options.cache_blocks));
+        volume.inodes = InodeTable::default();
+        volume.alloc = Allocator::open(volume.io.clone(), volume.cache.clone(), &fresh)?;
+        *volume.superblock.get_mut() = fresh;
+    }
+    let opened = Journal::open(volume.io.clone(), map, journal, recovered.next_sequence)?;
+    volume.journal = Some(opened);
+    let mut superblock = volume.superblock.lock();
+    superblock.set_recover(true);
+    let state = superblock.state() & STATE_ERROR;
+    superblock.set_state(state);
+    superblock.note_mount(volume.clock.now().sec as u32);
+    write_superblock(volume, &superblock)?;
+    drop(superblock);
+    Ok(recovered)
+}
+
+fn find_journal(volume: &Volume) -> Result<(JournalMap, JournalSuperblock)> {
+    let (has, ino) = {
+        let superblock = volume.superblock.lock();
+        (superblock.has_compat(compat::HAS_JOURNAL), superblock.journal_inode())
+    };
+    if !has || ino == 0 {
+        return Err(Error::Incompatible(vec!["no journal".into()]));
+    }
+    let cell = volume.cell(ino)?;
+    let mut blocks = Vec::new();
+    for extent in extents::all(volume, &cell, &cell.core.read())? {
+        if extent.first.0 as usize != blocks.len() {
+            return Err(Corrupt::new(Structure::Journal, 0, "hole in the journal").into());
+        }
+        blocks.extend((0..u64::from(extent.count)).map(|n| DeviceBlock(extent.start.0 + n)));
+    }
+    let Some(first) = blocks.first() else {
+        return Err(Corrupt::new(Structure::JournalSuperblock, 0, "no blocks").into());
+    };
+    let bytes = volume.io.read(*first)?;
+    let length = blocks.len() as u32;
+    let superblock = JournalSuperblock::decode(&bytes, volume.geometry.block_bytes, length)?;
+    Ok((JournalMap::new(blocks), superblock))
+}
+
+/// Writes the superblock, durable on return. It is never part of a transaction.
+pub(crate) fn write_superblock(volume: &Volume, superblock: &Superblock) -> Result<()> {
+    let (home, at) = orphan::superblock_home(volume);
+    let mut block = volume.io.read(home)?;
+    block[at..at + BYTES].copy_from_slice(&superblock.encode());
+    if let Some(cached) = volume.cache.peek(home) {
+        cached.data.write().copy_from_slice(&block);
+    }
+    volume.io.write_durable(home, block)?;
+    Ok(())
+}
+
+/// Frees the orphans that a former life left, and truncates what it had begun to.
+fn finish_orphans(volume: &Arc<Volume>) -> Result<()> {
+    let superblock = volume.superblock.lock().clone();
+    let present = superblock.has_ro_compat(ro_compat::ORPHAN_PRESENT);
+    let orphans = orphan::read(volume, &superblock)?;
+    for ino in orphans {
+        let cell = volume.cell(ino)?;
+        let mut core = cell.core.write();
+        match core.raw.links() {
+            0 => ops::free_inode(volume, &cell, &mut core)?,
+            _ => {
+                let size = core.raw.size();
+                crate::data::truncate(volume, &cell, &mut core, size)?;
+            }
+        }
+        drop(core);
+        volume.inodes.remove(ino);
+    }
+    if let Some(journal) = &volume.journal {
+        journal.commit(&**volume)?;
+    }
+    if superblock.last_orphan() != 0 || present {
+        if present {
+            orphan::clear_file(volume, superblock.orphan_file_inode())?;
+            volume.io.flush()?;
+        }
+        let mut superblock = volume.superblock.lock();
+        superblock.set_last_orphan(0);
+        superblock.set_orphan_present(false);
+        write_superblock(volume, &superblock)?;
+    }
+    Ok(())
+}
+
+fn start_committer(volume: Arc<Volume>, interval: Duration) -> thread::JoinHandle<()> {
+    thread::spawn(move || {
+        if let Some(journal) = &volume.journal {
+            journal.run(&*volume, interval);
+        }
+    })
+}

@@ -1,0 +1,341 @@
+//! Namespace operations: create, link, unlink, remove directories, free inodes. Renames have their own
+//! file.
+//!
+//! Each is one journal handle: what it changes becomes durable together or not at all. The VFS keeps
+//! other changes of the same directory away.
+
+use polylane_base::Errno;
+use polylane_base::sync::Arc;
+use polylane_vfs::fs::{Attr, Changed, Kind, NewNode};
+
+use crate::data;
+use crate::dir::{self, Found};
+use crate::error::{Error, Result};
+use crate::extents;
+use crate::format::dirent::file_type;
+use crate::format::extent::Extent;
+use crate::format::inode::{EXTENTS, RawInode, Stamp};
+use crate::format::{FileBlock, extent::ROOT_BYTES};
+use crate::inode::{Cell, Core};
+use crate::journal::Handle;
+use crate::orphan;
+use crate::volume::Volume;
+use crate::xattr;
+
+/// Credits for adding a name: directory blocks that split up to the root, bitmaps, two inodes.
+pub const NAME_CREDITS: usize = 48;
+
+/// Link counts stop here; directories then count as 1 (`dir_nlink`).
+pub const LINKS_MAX: u32 = 65000;
+
+impl Volume {
+    pub(crate) fn attr(&self, cell: &Cell, core: &Core) -> Attr {
+        core.attr(cell.ino, self.geometry.block_bytes)
+    }
+
+    /// The cell of a directory that the VFS named.
+    pub(crate) fn dir(&self, ino: u32) -> Result<Arc<Cell>> {
+        let cell = self.cell(ino)?;
+        let is_dir = cell.core.read().raw.mode() >> 12 == 4;
+        if is_dir { Ok(cell) } else { Err(Errno::ENOTDIR.into()) }
+    }
+}
+
+/// Finds a name.
+///
+/// # Errors
+/// `ENOENT`, the device's, or a corrupt directory.
+pub fn lookup(volume: &Volume, dir: u32, name: &[u8]) -> Result<Arc<Cell>> {
+    let parent = volume.dir(dir)?;
+    let found = dir::lookup(volume, &parent, &mut parent.core.write(), name)?;
+    match found {
+        Some(found) => volume.cell(found.ino).map_err(dangling),
+        None => Err(Errno::ENOENT.into()),
+    }
+}
+
+/// An entry that names a free inode is damage, not staleness.
+fn dangling(error: Error) -> Error {
+    match error {
+        Error::Errno(Errno::ESTALE) => Error::Errno(Errno(117)),
+        other => other,
+    }
+}
+
+/// Makes an inode with everything but a name.
+fn make_inode(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    parent: u32,
+    new: &NewNode<'_>,
+) -> Result<Arc<Cell>> {
+    let is_dir = new.kind == Kind::Dir;
+    let ino = volume.alloc.allocate_inode(handle, parent, is_dir, parent == 2)?;
+    let extra = volume.superblock.lock().want_extra_isize().max(32);
+    let mut raw = RawInode::new(volume.geometry.inode_bytes.into(), extra);
+    raw.set_mode((new.kind.mode_bits() | new.perm) as u16);
+    raw.set_uid(new.uid.0);
+    raw.set_gid(new.gid.0);
+    let now = volume.now();
+    for stamp in [Stamp::Access, Stamp::Change, Stamp::Modify, Stamp::Birth] {
+        raw.set_time(stamp, now);
+    }
+    raw.set_generation(volume.next_generation());
+    raw.set_links(if is_dir { 2 } else { 1 });
+    let cell = Cell::new(ino, volume.seed, raw);
+    volume.inodes.remove(ino);
+    Ok(volume.inodes.enter(cell))
+}
+
+fn fill_inode(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    parent: u32,
+    new: &NewNode<'_>,
+) -> Result<()> {
+    match new.kind {
+        Kind::Char | Kind::Block => core.raw.set_rdev(new.rdev),
+        Kind::Fifo | Kind::Socket => {}
+        Kind::Symlink if new.target.len() < ROOT_BYTES => {
+            core.raw.block_mut()[..new.target.len()].copy_from_slice(new.target);
+            core.raw.set_size(new.target.len() as u64);
+        }
+        Kind::File | Kind::Dir | Kind::Symlink => {
+            core.raw.set_flag(EXTENTS, true);
+            extents::init(core);
+        }
+    }
+    match new.kind {
+        Kind::Dir => dir::init(volume, handle, cell, core, parent),
+        Kind::Symlink if new.target.len() >= ROOT_BYTES => {
+            long_symlink(volume, handle, cell, core, new.target)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn long_symlink(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    target: &[u8],
+) -> Result<()> {
+    let start = volume.alloc.allocate(handle, volume.goal(cell.ino))?;
+    let extent = Extent { first: FileBlock(0), count: 1, start, unwritten: false };
+    extents::insert(volume, handle, cell, core, extent)?;
+    core.add_blocks(1, volume.geometry.block_bytes);
+    core.raw.set_size(target.len() as u64);
+    let block = volume.cache.create(&volume.io, start, crate::cache::Seal::None);
+    handle.modify(&block)[..target.len()].copy_from_slice(target);
+    Ok(())
+}
+
+/// Creates a name with a new inode.
+///
+/// # Errors
+/// `EEXIST`, `ENOSPC`, the device's, or a corrupt directory.
+pub fn create(volume: &Volume, dir: u32, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+    let parent = volume.dir(dir)?;
+    let mut above = parent.core.write();
+    if dir::lookup(volume, &parent, &mut above, name)?.is_some() {
+        return Err(Errno::EEXIST.into());
+    }
+    let handle = volume.start(NAME_CREDITS)?;
+    let cell = make_inode(volume, &handle, dir, new)?;
+    let mut core = cell.core.write();
+    let kind = file_type(core.raw.mode());
+    let added = fill_inode(volume, &handle, &cell, &mut core, dir, new)
+        .and_then(|()| dir::insert(volume, &handle, &parent, &mut above, name, cell.ino, kind));
+    if let Err(error) = added {
+        undo(volume, &handle, &cell, &mut core)?;
+        return Err(error);
+    }
+    volume.store(&handle, &cell, &mut core, true)?;
+    if new.kind == Kind::Dir {
+        add_links(&mut above, 1);
+    }
+    above.touch(volume.now());
+    volume.store(&handle, &parent, &mut above, true)?;
+    Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
+}
+
+/// A new inode that got no name is given back in the handle that made it.
+fn undo(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
+    if core.raw.has_flag(EXTENTS) {
+        extents::remove(volume, handle, cell, core, FileBlock(0), 1 << 32, usize::MAX)?;
+    }
+    release_number(volume, handle, cell, core)
+}
+
+fn release_number(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+) -> Result<()> {
+    let is_dir = core.raw.mode() >> 12 == 4;
+    volume.inodes.remove(cell.ino);
+    core.raw.set_links(0);
+    core.raw.set_mode(0);
+    core.raw.set_size(0);
+    core.raw.set_dtime(volume.now().sec as u32);
+    volume.store(handle, cell, core, true)?;
+    volume.alloc.free_inode(handle, cell.ino, is_dir)
+}
+
+/// Creates a file without a name: an orphan until it is linked.
+///
+/// # Errors
+/// `ENOSPC` or the device's.
+pub fn create_unlinked(volume: &Volume, dir: u32, new: &NewNode<'_>) -> Result<Attr> {
+    let handle = volume.start(NAME_CREDITS)?;
+    let cell = make_inode(volume, &handle, dir, new)?;
+    let mut core = cell.core.write();
+    fill_inode(volume, &handle, &cell, &mut core, dir, new)?;
+    core.raw.set_links(0);
+    orphan::add(volume, &handle, &cell, &mut core)?;
+    volume.store(&handle, &cell, &mut core, true)?;
+    Ok(volume.attr(&cell, &core))
+}
+
+/// Makes the device 0/0 that stands for a removed name in a union, and returns its number.
+pub(crate) fn make_whiteout(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    parent: u32,
+    new: &NewNode<'_>,
+) -> Result<u32> {
+    let cell = make_inode(volume, handle, parent, new)?;
+    volume.store(handle, &cell, &mut cell.core.write(), true)?;
+    Ok(cell.ino)
+}
+
+/// Gives an inode one more name.
+///
+/// # Errors
+/// `EEXIST`, `EMLINK`, `ENOSPC`, the device's, or a corrupt directory.
+pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed> {
+    let (cell, parent) = (volume.cell(ino)?, volume.dir(dir)?);
+    let mut above = parent.core.write();
+    if dir::lookup(volume, &parent, &mut above, name)?.is_some() {
+        return Err(Errno::EEXIST.into());
+    }
+    let mut core = cell.core.write();
+    if u32::from(core.raw.links()) >= LINKS_MAX {
+        return Err(Errno::EMLINK.into());
+    }
+    let handle = volume.start(NAME_CREDITS)?;
+    let kind = file_type(core.raw.mode());
+    dir::insert(volume, &handle, &parent, &mut above, name, ino, kind)?;
+    orphan::remove(volume, &handle, &cell, &mut core)?;
+    let links = core.raw.links() + 1;
+    core.raw.set_links(links);
+    core.raw.set_time(Stamp::Change, volume.now());
+    volume.store(&handle, &cell, &mut core, true)?;
+    above.touch(volume.now());
+    volume.store(&handle, &parent, &mut above, true)?;
+    Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
+}
+
+/// Removes the name of something that is not a directory.
+///
+/// # Errors
+/// `ENOENT`, `EISDIR`, the device's, or a corrupt directory.
+pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
+    let parent = volume.dir(dir)?;
+    let mut above = parent.core.write();
+    let (cell, found) = named(volume, &parent, &mut above, name)?;
+    let mut core = cell.core.write();
+    if core.raw.mode() >> 12 == 4 {
+        return Err(Errno::EISDIR.into());
+    }
+    let handle = volume.start(NAME_CREDITS)?;
+    dir::remove(volume, &handle, &parent, &mut above, name, found)?;
+    drop_link(volume, &handle, &cell, &mut core)?;
+    above.touch(volume.now());
+    volume.store(&handle, &parent, &mut above, true)?;
+    Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
+}
+
+/// Removes an empty directory.
+///
+/// # Errors
+/// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, the device's, or a corrupt directory.
+pub fn rmdir(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
+    let parent = volume.dir(dir)?;
+    let mut above = parent.core.write();
+    let (cell, found) = named(volume, &parent, &mut above, name)?;
+    let mut core = cell.core.write();
+    if core.raw.mode() >> 12 != 4 {
+        return Err(Errno::ENOTDIR.into());
+    }
+    if !dir::is_empty(volume, &cell, &mut core)? {
+        return Err(Errno::ENOTEMPTY.into());
+    }
+    let handle = volume.start(NAME_CREDITS)?;
+    dir::remove(volume, &handle, &parent, &mut above, name, found)?;
+    drop_link(volume, &handle, &cell, &mut core)?;
+    add_links(&mut above, -1);
+    above.touch(volume.now());
+    volume.store(&handle, &parent, &mut above, true)?;
+    Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
+}
+
+/// The inode that a name of a locked directory means.
+pub(crate) fn named(
+    volume: &Volume,
+    parent: &Cell,
+    above: &mut Core,
+    name: &[u8],
+) -> Result<(Arc<Cell>, Found)> {
+    let found = dir::lookup(volume, parent, above, name)?.ok_or(Errno::ENOENT)?;
+    if found.ino == parent.ino {
+        return Err(Errno(117).into());
+    }
+    Ok((volume.cell(found.ino).map_err(dangling)?, found))
+}
+
+/// One link fewer; the last one makes an orphan, freed when the VFS forgets the inode.
+pub(crate) fn drop_link(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+) -> Result<()> {
+    let is_dir = core.raw.mode() >> 12 == 4;
+    let links = if is_dir { 0 } else { core.raw.links().saturating_sub(1) };
+    core.raw.set_links(links);
+    core.raw.set_time(Stamp::Change, volume.now());
+    if links == 0 {
+        orphan::add(volume, handle, cell, core)?;
+    }
+    volume.store(handle, cell, core, true)
+}
+
+/// Changes a directory's link count; one that cannot be counted stays 1.
+pub(crate) fn add_links(core: &mut Core, change: i32) {
+    let links = u32::from(core.raw.links());
+    let next = match links {
+        1 => 1,
+        links if links.saturating_add_signed(change) > LINKS_MAX => 1,
+        links => links.saturating_add_signed(change),
+    };
+    core.raw.set_links(next as u16);
+}
+
+/// Frees an inode without links: its blocks, its attributes, its number.
+///
+/// # Errors
+/// The device's, or a corrupt tree.
+pub fn free_inode(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
+    if core.raw.has_flag(EXTENTS) {
+        data::remove_blocks(volume, cell, core, FileBlock(0), 1 << 32)?;
+    }
+    let handle = volume.start(NAME_CREDITS)?;
+    xattr::release_block(volume, &handle, cell, core)?;
+    orphan::remove(volume, &handle, cell, core)?;
+    release_number(volume, &handle, cell, core)
+}

@@ -1,0 +1,206 @@
+//! Renames: plan, then apply in one handle.
+
+use polylane_base::Errno;
+use polylane_base::sync::Arc;
+use polylane_base::{Gid, Uid};
+use polylane_vfs::fs::{Kind, NewNode, RenameMode, Renamed};
+
+use crate::dir::{self, Found};
+use crate::error::Result;
+use crate::format::dirent::file_type;
+use crate::format::inode::Stamp;
+use crate::inode::{Cell, Core};
+use crate::journal::Handle;
+use crate::ops::{NAME_CREDITS, add_links, drop_link, named};
+use crate::volume::Volume;
+
+/// The directories of a rename: one or two.
+enum Dirs<'a> {
+    One(&'a mut Core),
+    Two(&'a mut Core, &'a mut Core),
+}
+
+impl Dirs<'_> {
+    fn from(&mut self) -> &mut Core {
+        match self {
+            Dirs::One(core) | Dirs::Two(core, _) => core,
+        }
+    }
+
+    fn to(&mut self) -> &mut Core {
+        match self {
+            Dirs::One(core) | Dirs::Two(_, core) => core,
+        }
+    }
+}
+
+/// Moves a name.
+///
+/// # Errors
+/// `ENOENT`, `EEXIST`, `ENOTEMPTY`, `ENOSPC`, the device's, or a corrupt directory.
+pub fn rename(
+    volume: &Volume,
+    (from_dir, from): (u32, &[u8]),
+    (to_dir, to): (u32, &[u8]),
+    mode: RenameMode,
+) -> Result<Renamed> {
+    let (source, target) = (volume.dir(from_dir)?, volume.dir(to_dir)?);
+    let move_ = Move { volume, source: &source, target: &target, from, to, mode };
+    if from_dir == to_dir {
+        return move_.run(Dirs::One(&mut source.core.write()));
+    }
+    // The VFS has both directories to itself: the order of these two locks cannot cross another's.
+    let (mut left, mut right) = (source.core.write(), target.core.write());
+    move_.run(Dirs::Two(&mut left, &mut right))
+}
+
+struct Move<'a> {
+    volume: &'a Volume,
+    source: &'a Arc<Cell>,
+    target: &'a Arc<Cell>,
+    from: &'a [u8],
+    to: &'a [u8],
+    mode: RenameMode,
+}
+
+impl Move<'_> {
+    fn run(&self, mut dirs: Dirs<'_>) -> Result<Renamed> {
+        let volume = self.volume;
+        let (cell, found) = named(volume, self.source, dirs.from(), self.from)?;
+        let existing = match named(volume, self.target, dirs.to(), self.to) {
+            Ok(existing) => Some(existing),
+            Err(crate::Error::Errno(Errno::ENOENT)) => None,
+            Err(error) => return Err(error),
+        };
+        match (self.mode, existing) {
+            (RenameMode::NoReplace, Some(_)) => Err(Errno::EEXIST.into()),
+            (RenameMode::Exchange, None) => Err(Errno::ENOENT.into()),
+            (RenameMode::Exchange, Some((other, place))) => {
+                self.exchange(dirs, (&cell, found), (&other, place))
+            }
+            (_, existing) => self.replace(dirs, (&cell, found), existing),
+        }
+    }
+
+    fn crosses(&self) -> bool {
+        self.source.ino != self.target.ino
+    }
+
+    fn replace(
+        &self,
+        mut dirs: Dirs<'_>,
+        (cell, _): (&Cell, Found),
+        existing: Option<(Arc<Cell>, Found)>,
+    ) -> Result<Renamed> {
+        let volume = self.volume;
+        let mut core = cell.core.write();
+        let is_dir = core.raw.mode() >> 12 == 4;
+        let mut victim = existing.as_ref().map(|(other, _)| other.core.write());
+        if let (Some((other, _)), Some(victim)) = (&existing, &mut victim)
+            && victim.raw.mode() >> 12 == 4
+            && !dir::is_empty(volume, other, victim)?
+        {
+            return Err(Errno::ENOTEMPTY.into());
+        }
+        let handle = volume.start(2 * NAME_CREDITS)?;
+        let kind = file_type(core.raw.mode());
+        match &existing {
+            Some((_, place)) => {
+                let to = dirs.to();
+                dir::replace(volume, &handle, self.target, to, *place, cell.ino, kind)?;
+            }
+            None => {
+                let to = dirs.to();
+                dir::insert(volume, &handle, self.target, to, self.to, cell.ino, kind)?;
+            }
+        }
+        self.leave(&handle, &mut dirs)?;
+        let mut other = None;
+        if let (Some((old, _)), Some(victim)) = (&existing, &mut victim) {
+            if victim.raw.mode() >> 12 == 4 {
+                add_links(dirs.to(), -1);
+            }
+            drop_link(volume, &handle, old, victim)?;
+            other = Some(volume.attr(old, victim));
+        }
+        if is_dir && self.crosses() {
+            dir::set_parent(volume, &handle, cell, &core, self.target.ino)?;
+            add_links(dirs.from(), -1);
+            add_links(dirs.to(), 1);
+        }
+        core.raw.set_time(Stamp::Change, volume.now());
+        volume.store(&handle, cell, &mut core, true)?;
+        let node = volume.attr(cell, &core);
+        self.finish(&handle, dirs, node, other)
+    }
+
+    /// Takes the old name away, or puts a whiteout in its place. The entry may have moved since it was
+    /// found: an insert into the same directory can split its block.
+    fn leave(&self, handle: &Handle<'_>, dirs: &mut Dirs<'_>) -> Result<()> {
+        let volume = self.volume;
+        let from = dirs.from();
+        let found = dir::lookup(volume, self.source, from, self.from)?.ok_or(Errno::ENOENT)?;
+        if self.mode != RenameMode::Whiteout {
+            return dir::remove(volume, handle, self.source, from, self.from, found);
+        }
+        let new =
+            NewNode { kind: Kind::Char, perm: 0, uid: Uid(0), gid: Gid(0), rdev: 0, target: b"" };
+        let whiteout = crate::ops::make_whiteout(volume, handle, self.source.ino, &new)?;
+        let kind = file_type((Kind::Char.mode_bits()) as u16);
+        dir::replace(volume, handle, self.source, from, found, whiteout, kind)
+    }
+
+    fn exchange(
+        &self,
+        mut dirs: Dirs<'_>,
+        (cell, found): (&Cell, Found),
+        (other, place): (&Cell, Found),
+    ) -> Result<Renamed> {
+        let volume = self.volume;
+        let (mut core, mut second) = (cell.core.write(), other.core.write());
+        let handle = volume.start(NAME_CREDITS)?;
+        let (kind, other_kind) = (file_type(core.raw.mode()), file_type(second.raw.mode()));
+        let from = dirs.from();
+        dir::replace(volume, &handle, self.source, from, found, other.ino, other_kind)?;
+        let to = dirs.to();
+        dir::replace(volume, &handle, self.target, to, place, cell.ino, kind)?;
+        if self.crosses() {
+            if core.raw.mode() >> 12 == 4 {
+                dir::set_parent(volume, &handle, cell, &core, self.target.ino)?;
+                add_links(dirs.from(), -1);
+                add_links(dirs.to(), 1);
+            }
+            if second.raw.mode() >> 12 == 4 {
+                dir::set_parent(volume, &handle, other, &second, self.source.ino)?;
+                add_links(dirs.to(), -1);
+                add_links(dirs.from(), 1);
+            }
+        }
+        for (cell, core) in [(cell, &mut core), (other, &mut second)] {
+            core.raw.set_time(Stamp::Change, volume.now());
+            volume.store(&handle, cell, core, true)?;
+        }
+        let (node, swapped) = (volume.attr(cell, &core), volume.attr(other, &second));
+        self.finish(&handle, dirs, node, Some(swapped))
+    }
+
+    fn finish(
+        &self,
+        handle: &Handle<'_>,
+        mut dirs: Dirs<'_>,
+        node: polylane_vfs::Attr,
+        other: Option<polylane_vfs::Attr>,
+    ) -> Result<Renamed> {
+        let volume = self.volume;
+        dirs.from().touch(volume.now());
+        dirs.to().touch(volume.now());
+        volume.store(handle, self.source, dirs.from(), true)?;
+        volume.store(handle, self.target, dirs.to(), true)?;
+        Ok(Renamed {
+            from_dir: volume.attr(self.source, dirs.from()),
+            to_dir: volume.attr(self.target, dirs.to()),
+            node,
+            other,
+        })
+    }
+}

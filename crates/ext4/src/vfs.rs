@@ -1,0 +1,353 @@
+//! The adapter to the file door: the only file that knows [`FileSystem`].
+
+use polylane_base::{Errno, Ino};
+use polylane_vfs::fs::{
+    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
+    SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+};
+
+use crate::data::{self, MAP_CREDITS};
+use crate::dir;
+use crate::error::Result;
+use crate::format::extent::ROOT_BYTES;
+use crate::format::inode::{EXTENTS, RawInode, Stamp};
+use crate::format::superblock::max_file_bytes;
+use crate::inode::Core;
+use crate::mount::Ext4;
+use crate::ops::{self, LINKS_MAX};
+use crate::rename::rename;
+use crate::xattr;
+
+const ROOT: u32 = 2;
+/// `EXT4_SUPER_MAGIC` of statfs(2).
+const STATFS_MAGIC: u32 = 0xef53;
+
+fn number(ino: Ino) -> Result<u32> {
+    u32::try_from(ino.0).map_err(|_| Errno::ESTALE.into())
+}
+
+impl Ext4 {
+    /// Runs an operation; damage and device errors stop the file system before they are told.
+    fn guard<T>(&self, run: impl FnOnce() -> Result<T>) -> polylane_base::Result<T> {
+        Ok(self.volume.stop_on(run())?)
+    }
+
+    fn change(&self, ino: u32, set: &SetAttr) -> Result<Attr> {
+        let cell = self.volume.cell(ino)?;
+        let mut core = cell.core.write();
+        if let Some(size) = set.size {
+            data::truncate(&self.volume, &cell, &mut core, size)?;
+        }
+        apply(&mut core, set, self.volume.now());
+        let handle = self.volume.start(MAP_CREDITS)?;
+        self.volume.store(&handle, &cell, &mut core, false)?;
+        Ok(self.volume.attr(&cell, &core))
+    }
+}
+
+fn apply(core: &mut Core, set: &SetAttr, now: polylane_base::Time) {
+    let raw = &mut core.raw;
+    if let Some(perm) = set.perm {
+        raw.set_mode(raw.mode() & 0xf000 | (perm & 0o7777) as u16);
+    }
+    if let Some(uid) = set.uid {
+        raw.set_uid(uid.0);
+    }
+    if let Some(gid) = set.gid {
+        raw.set_gid(gid.0);
+    }
+    let stamp = |raw: &mut RawInode, which, time: Option<SetTime>| match time {
+        Some(SetTime::Now) => raw.set_time(which, now),
+        Some(SetTime::At(time)) => raw.set_time(which, time),
+        None => {}
+    };
+    stamp(raw, Stamp::Access, set.atime);
+    stamp(raw, Stamp::Modify, set.mtime);
+    raw.set_time(Stamp::Change, set.ctime.unwrap_or(now));
+}
+
+impl FileSystem for Ext4 {
+    fn character(&self) -> Character {
+        Character {
+            cache_data: true,
+            volatile: false,
+            read_only: self.volume.journal.is_none(),
+            max_file_size: max_file_bytes(self.volume.geometry.block_bytes)
+                .unwrap_or(i64::MAX as u64),
+            max_links: LINKS_MAX,
+        }
+    }
+
+    fn root(&self) -> polylane_base::Result<Attr> {
+        self.getattr(Ino(ROOT.into()))
+    }
+
+    fn lookup(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Attr> {
+        self.guard(|| {
+            let cell = ops::lookup(&self.volume, number(dir)?, name)?;
+            let core = cell.core.read();
+            Ok(self.volume.attr(&cell, &core))
+        })
+    }
+
+    fn getattr(&self, ino: Ino) -> polylane_base::Result<Attr> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let core = cell.core.read();
+            Ok(self.volume.attr(&cell, &core))
+        })
+    }
+
+    fn setattr(&self, ino: Ino, set: &SetAttr) -> polylane_base::Result<Attr> {
+        self.guard(|| self.change(number(ino)?, set))
+    }
+
+    fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> polylane_base::Result<Changed> {
+        self.guard(|| ops::create(&self.volume, number(dir)?, name, new))
+    }
+
+    fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> polylane_base::Result<Attr> {
+        self.guard(|| ops::create_unlinked(&self.volume, number(dir)?, new))
+    }
+
+    fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
+        self.guard(|| ops::link(&self.volume, number(ino)?, number(dir)?, name))
+    }
+
+    fn unlink(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
+        self.guard(|| ops::unlink(&self.volume, number(dir)?, name))
+    }
+
+    fn rmdir(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
+        self.guard(|| ops::rmdir(&self.volume, number(dir)?, name))
+    }
+
+    fn rename(
+        &self,
+        from_dir: Ino,
+        from: &[u8],
+        to_dir: Ino,
+        to: &[u8],
+        mode: RenameMode,
+    ) -> polylane_base::Result<Renamed> {
+        self.guard(|| {
+            let (from_dir, to_dir) = (number(from_dir)?, number(to_dir)?);
+            rename(&self.volume, (from_dir, from), (to_dir, to), mode)
+        })
+    }
+
+    fn readlink(&self, ino: Ino) -> polylane_base::Result<Vec<u8>> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let core = cell.core.read();
+            let size = core.raw.size() as usize;
+            if !core.raw.has_flag(EXTENTS) && size < ROOT_BYTES {
+                return Ok(core.raw.block()[..size].to_vec());
+            }
+            let mut target = vec![0; size.min(self.volume.io.block_bytes())];
+            let length = target.len();
+            data::read(&self.volume, &cell, &core, 0, length, &mut &mut target[..])?;
+            Ok(target)
+        })
+    }
+
+    fn readdir(
+        &self,
+        dir: Ino,
+        from: u64,
+        each: &mut dyn FnMut(DirEntry<'_>) -> bool,
+    ) -> polylane_base::Result<()> {
+        self.guard(|| {
+            let cell = self.volume.dir(number(dir)?)?;
+            let mut core = cell.core.write();
+            dir::list(&self.volume, &cell, &mut core, from, &mut |entry| {
+                let kind = kind_of(entry.file_type);
+                each(DirEntry {
+                    ino: Ino(entry.ino.into()),
+                    next: entry.next,
+                    kind,
+                    name: entry.name,
+                })
+            })
+        })
+    }
+
+    fn read(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: usize,
+        sink: &mut dyn Sink,
+    ) -> polylane_base::Result<usize> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let core = cell.core.read();
+            data::read(&self.volume, &cell, &core, offset, len, sink)
+        })
+    }
+
+    fn write(
+        &self,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+    ) -> polylane_base::Result<usize> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let mut core = cell.core.write();
+            data::write(&self.volume, &cell, &mut core, offset, source)
+        })
+    }
+
+    fn fallocate(
+        &self,
+        ino: Ino,
+        mode: Fallocate,
+        offset: u64,
+        len: u64,
+    ) -> polylane_base::Result<Attr> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let mut core = cell.core.write();
+            let grow = match mode {
+                Fallocate::Allocate { keep_size } => {
+                    data::allocate(&self.volume, &cell, &mut core, offset, len)?;
+                    !keep_size
+                }
+                Fallocate::PunchHole => {
+                    data::punch(&self.volume, &cell, &mut core, offset, len)?;
+                    false
+                }
+                Fallocate::ZeroRange { keep_size } => {
+                    data::punch(&self.volume, &cell, &mut core, offset, len)?;
+                    data::allocate(&self.volume, &cell, &mut core, offset, len)?;
+                    !keep_size
+                }
+                Fallocate::CollapseRange | Fallocate::InsertRange => {
+                    return Err(Errno::EOPNOTSUPP.into());
+                }
+            };
+            if grow && offset + len > core.raw.size() {
+                core.raw.set_size(offset + len);
+            }
+            core.touch(self.volume.now());
+            let handle = self.volume.start(MAP_CREDITS)?;
+            self.volume.store(&handle, &cell, &mut core, true)?;
+            Ok(self.volume.attr(&cell, &core))
+        })
+    }
+
+    fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> polylane_base::Result<u64> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let core = cell.core.read();
+            if offset >= core.raw.size() {
+                return Err(Errno::ENXIO.into());
+            }
+            data::seek(&self.volume, &cell, &core, offset, target)
+        })
+    }
+
+    fn getxattr(&self, ino: Ino, name: &[u8]) -> polylane_base::Result<Vec<u8>> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let all = xattr::all(&self.volume, &cell, &cell.core.read())?;
+            let found = all.into_iter().find(|attribute| attribute.name == name);
+            Ok(found.ok_or(Errno::ENODATA)?.value)
+        })
+    }
+
+    fn setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> polylane_base::Result<Attr> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let mut core = cell.core.write();
+            xattr::set(&self.volume, &cell, &mut core, name, Some(value), mode)?;
+            Ok(self.volume.attr(&cell, &core))
+        })
+    }
+
+    fn listxattr(&self, ino: Ino) -> polylane_base::Result<Vec<Vec<u8>>> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let all = xattr::all(&self.volume, &cell, &cell.core.read())?;
+            Ok(all.into_iter().map(|attribute| attribute.name).collect())
+        })
+    }
+
+    fn removexattr(&self, ino: Ino, name: &[u8]) -> polylane_base::Result<Attr> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let mut core = cell.core.write();
+            xattr::set(&self.volume, &cell, &mut core, name, None, XattrMode::Replace)?;
+            Ok(self.volume.attr(&cell, &core))
+        })
+    }
+
+    fn fsync(&self, ino: Ino, data_only: bool) -> polylane_base::Result<()> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            match (&self.volume.journal, cell.changed_in(data_only)) {
+                (Some(journal), Some(tid)) if !journal.has_committed(tid) => journal.wait_for(tid),
+                _ => Ok(self.volume.io.flush()?),
+            }
+        })
+    }
+
+    fn sync(&self) -> polylane_base::Result<()> {
+        self.guard(|| match &self.volume.journal {
+            Some(journal) => {
+                journal.commit(&*self.volume)?;
+                Ok(self.volume.io.flush()?)
+            }
+            None => Ok(()),
+        })
+    }
+
+    fn statfs(&self) -> polylane_base::Result<StatFs> {
+        let geometry = &self.volume.geometry;
+        let free = self.volume.alloc.available_blocks();
+        let reserved = self.volume.superblock.lock().reserved_blocks();
+        Ok(StatFs {
+            bsize: geometry.block_bytes,
+            blocks: geometry.block_count,
+            bfree: free,
+            bavail: free.saturating_sub(reserved),
+            files: geometry.inode_count.into(),
+            ffree: self.volume.alloc.free_inodes().into(),
+            namelen: 255,
+            magic: STATFS_MAGIC,
+        })
+    }
+
+    fn forget(&self, ino: Ino) {
+        let forgotten = || -> Result<()> {
+            let Some(cell) = self.volume.inodes.remove(number(ino)?) else { return Ok(()) };
+            let mut core = cell.core.write();
+            if core.raw.links() == 0 && core.raw.mode() != 0 && self.volume.journal.is_some() {
+                ops::free_inode(&self.volume, &cell, &mut core)?;
+            }
+            Ok(())
+        };
+        // Nobody waits for the answer. A failure has stopped the file system, and the orphan list frees
+        // the inode at the next open.
+        let _ = self.volume.stop_on(forgotten());
+    }
+}
+
+fn kind_of(file_type: u8) -> Kind {
+    match file_type {
+        2 => Kind::Dir,
+        3 => Kind::Char,
+        4 => Kind::Block,
+        5 => Kind::Fifo,
+        6 => Kind::Socket,
+        7 => Kind::Symlink,
+        _ => Kind::File,
+    }
+}

@@ -1,0 +1,149 @@
+//! Extended attributes of inodes: as many as fit lie in the inode, the rest in one block.
+
+use polylane_base::Errno;
+use polylane_base::sync::Arc;
+use polylane_vfs::fs::XattrMode;
+
+use crate::cache::{MetaBlock, Seal};
+use crate::error::{Corrupt, Error, Result, Structure};
+use crate::format::DeviceBlock;
+use crate::format::inode::Stamp;
+use crate::format::xattr::{self, Attribute, cost};
+use crate::inode::{Cell, Core};
+use crate::journal::Handle;
+use crate::ops::NAME_CREDITS;
+use crate::volume::Volume;
+
+fn corrupt(cell: &Cell, field: &'static str) -> Error {
+    Corrupt::new(Structure::Xattr, cell.ino.into(), field).into()
+}
+
+fn block(volume: &Volume, cell: &Cell, home: u64) -> Result<Arc<MetaBlock>> {
+    let home = DeviceBlock(home);
+    let seal = if volume.has_sums { Seal::Xattr(volume.seed, home) } else { Seal::None };
+    volume.cache.get(&volume.io, home, seal, |bytes| match seal.verify(bytes) {
+        true => Ok(()),
+        false => Err(corrupt(cell, "checksum")),
+    })
+}
+
+/// All attributes of an inode.
+///
+/// # Errors
+/// The device's, or corrupt attributes.
+pub fn all(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<Attribute>> {
+    let decoded = xattr::decode_inode(core.raw.xattr_area());
+    let mut attributes = decoded.map_err(|field| corrupt(cell, field))?;
+    if core.raw.xattr_block() != 0 {
+        let outside = block(volume, cell, core.raw.xattr_block())?;
+        let decoded = xattr::decode_block(&outside.read());
+        attributes.extend(decoded.map_err(|field| corrupt(cell, field))?);
+    }
+    Ok(attributes)
+}
+
+/// Sets (`Some`) or removes (`None`) an attribute.
+///
+/// # Errors
+/// `EEXIST` or `ENODATA` by `mode`, `EOPNOTSUPP` for a name without a known prefix, `ENOSPC`, the
+/// device's.
+pub fn set(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    name: &[u8],
+    value: Option<&[u8]>,
+    mode: XattrMode,
+) -> Result<()> {
+    xattr::split(name).ok_or(Errno::EOPNOTSUPP)?;
+    let mut attributes = all(volume, cell, core)?;
+    let existing = attributes.iter().position(|attribute| attribute.name == name);
+    match (existing, mode) {
+        (Some(_), XattrMode::Create) => return Err(Errno::EEXIST.into()),
+        (None, XattrMode::Replace) => return Err(Errno::ENODATA.into()),
+        (Some(at), _) => drop(attributes.remove(at)),
+        (None, _) => {}
+    }
+    if let Some(value) = value {
+        attributes.push(Attribute { name: name.to_vec(), value: value.to_vec() });
+    }
+    let (inside, outside) = distribute(core.raw.xattr_area().len(), attributes);
+    let mut trial = vec![0; volume.io.block_bytes()];
+    if !xattr::encode_block(&mut trial, &outside) {
+        return Err(Errno::ENOSPC.into());
+    }
+    let handle = volume.start(NAME_CREDITS)?;
+    store_outside(volume, &handle, cell, core, &outside)?;
+    if !xattr::encode_inode(core.raw.xattr_area_mut(), &inside) {
+        return Err(corrupt(cell, "attributes outgrow the inode"));
+    }
+    core.raw.set_time(Stamp::Change, volume.now());
+    volume.store(&handle, cell, core, true)
+}
+
+/// The small ones inside, as many as fit.
+fn distribute(room: usize, mut all: Vec<Attribute>) -> (Vec<Attribute>, Vec<Attribute>) {
+    all.sort_by_key(cost);
+    let mut used = xattr::INODE_HEADER + 4;
+    let fits = all.iter().take_while(|attribute| {
+        used += cost(attribute);
+        used <= room
+    });
+    let count = fits.count();
+    let outside = all.split_off(count);
+    (all, outside)
+}
+
+fn store_outside(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    attributes: &[Attribute],
+) -> Result<()> {
+    let old = core.raw.xattr_block();
+    if attributes.is_empty() {
+        return release_block(volume, handle, cell, core);
+    }
+    let own = old != 0 && xattr::references(&block(volume, cell, old)?.read()) == 1;
+    let target = if own {
+        block(volume, cell, old)?
+    } else {
+        release_block(volume, handle, cell, core)?;
+        let home = volume.alloc.allocate(handle, volume.goal(cell.ino))?;
+        core.raw.set_xattr_block(home.0);
+        core.add_blocks(1, volume.geometry.block_bytes);
+        let seal = if volume.has_sums { Seal::Xattr(volume.seed, home) } else { Seal::None };
+        volume.cache.create(&volume.io, home, seal)
+    };
+    match xattr::encode_block(&mut handle.modify(&target), attributes) {
+        true => Ok(()),
+        false => Err(Errno::ENOSPC.into()),
+    }
+}
+
+/// Lets go of the attribute block: one reference fewer, or freed. The caller stores the inode.
+///
+/// # Errors
+/// The device's, or a corrupt block.
+pub fn release_block(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+) -> Result<()> {
+    let home = core.raw.xattr_block();
+    if home == 0 {
+        return Ok(());
+    }
+    let shared = block(volume, cell, home)?;
+    let references = xattr::references(&shared.read());
+    if references > 1 {
+        xattr::set_references(&mut handle.modify(&shared), references - 1);
+    } else {
+        volume.alloc.free_metadata(handle, DeviceBlock(home))?;
+    }
+    core.raw.set_xattr_block(0);
+    core.add_blocks(-1, volume.geometry.block_bytes);
+    Ok(())
+}

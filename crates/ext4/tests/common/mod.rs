@@ -1,0 +1,76 @@
+//! Images made by mke2fs, in memory, and judged by e2fsck.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::io::Write as _;
+use std::process::Command;
+use std::sync::Arc;
+
+use polylane_base::TestClock;
+use polylane_block::ram::RamDevice;
+use polylane_block::wait::Waiter;
+use polylane_block::{BlockDevice, Sector};
+use polylane_ext4::{Ext4, Options};
+use polylane_sys::buffer::Buffer;
+
+/// Bytes moved at a time.
+const PIECE: usize = 1 << 20;
+
+/// What a lane's volume is formatted with, lazy initialisation off.
+pub const LANE: &[&str] =
+    &["-t", "ext4", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
+
+/// Whether e2fsprogs are here; says so when they are not.
+pub fn have_tools() -> bool {
+    let found = Command::new("mke2fs").arg("-V").output().is_ok();
+    if !found {
+        eprintln!("skipped: mke2fs is not installed");
+    }
+    found
+}
+
+/// A device holding what mke2fs makes of `args`, `mib` MiB large.
+pub fn make(mib: u64, args: &[&str]) -> Arc<RamDevice> {
+    let image = tempfile::NamedTempFile::new().expect("temporary file");
+    image.as_file().set_len(mib << 20).expect("sparse file");
+    let made = Command::new("mke2fs").arg("-Fq").args(args).arg(image.path()).output();
+    let made = made.expect("mke2fs runs");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let bytes = std::fs::read(image.path()).expect("readable");
+    let device = Arc::new(RamDevice::new((mib << 20) / 512));
+    let waiter = Waiter::new(device.clone());
+    for (index, piece) in bytes.chunks(PIECE).enumerate() {
+        if piece.iter().any(|byte| *byte != 0) {
+            let sector = Sector((index * PIECE / 512) as u64);
+            waiter.write(sector, Buffer::copy_of(piece), false).expect("in range");
+        }
+    }
+    device
+}
+
+/// The device's bytes in a file.
+pub fn save(device: &Arc<RamDevice>) -> tempfile::NamedTempFile {
+    let mut image = tempfile::NamedTempFile::new().expect("temporary file");
+    let waiter = Waiter::new(device.clone());
+    let bytes = device.sector_count() as usize * 512;
+    for at in (0..bytes).step_by(PIECE) {
+        let length = PIECE.min(bytes - at);
+        let piece = waiter.read(Sector((at / 512) as u64), length).expect("in range");
+        image.write_all(&piece).expect("written");
+    }
+    image
+}
+
+/// What `e2fsck -fn` complains about; nothing when the image is clean.
+pub fn complaints(device: &Arc<RamDevice>) -> Option<String> {
+    let image = save(device);
+    let done = Command::new("e2fsck").arg("-fn").arg(image.path()).output().expect("e2fsck runs");
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    (done.status.code() != Some(0)).then_some(said)
+}
+
+/// Opens an image.
+pub fn open(device: &Arc<RamDevice>) -> Arc<Ext4> {
+    let options = Options::default();
+    let clock = Arc::new(TestClock::default());
+    Arc::new(Ext4::open(device.clone(), clock, &options).expect("opens"))
+}
