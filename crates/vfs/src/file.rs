@@ -270,7 +270,8 @@ impl OpenFile {
         if source.id == target.id && from < to_end && at < from_end {
             return Err(Errno::EINVAL);
         }
-        let nobody = Cred { uid: polylane_base::Uid(u32::MAX), ..Cred::root() };
+        let (uid, gid) = (polylane_base::Uid(u32::MAX), polylane_base::Gid(u32::MAX));
+        let nobody = Cred { uid, gid, ..Cred::root() };
         let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(len).unwrap_or(COPY_BYTES))];
         let mut done = 0;
         while done < len {
