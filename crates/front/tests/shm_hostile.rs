@@ -205,11 +205,7 @@ impl Foe {
         let at = self.layout.mailbox(index);
         let op = *rng.pick(Op::ALL);
         let mut words = Message::new(op).to_words();
-        words[0] |= u64::from(flags(op, rng)) << 32;
-        let (first, second) = (*rng.pick(&NAMES), *rng.pick(&NAMES));
-        words[1] = rng.pick(&[0o644, 0, 1, 2, 0o10_644, u64::MAX]) & 0xffff_ffff;
-        words[2] = first.len() as u64 | (second.len() as u64) << 32;
-        for word in &mut words[3..16] {
+        for word in &mut words[1..16] {
             match rng.below(10) {
                 0..3 => *word = rng.below(4) | 1 << 32,
                 3..6 => *word = *rng.pick(&EDGES),
@@ -217,6 +213,10 @@ impl Foe {
                 _ => {}
             }
         }
+        let (first, second) = (*rng.pick(&NAMES), *rng.pick(&NAMES));
+        words[0] = op as u64 | 16 << 16 | u64::from(flags(op, rng)) << 32;
+        words[4] = rng.pick(&[0o644, 0, 1, 2, 0o10_644, u64::MAX]) & 0xffff_ffff;
+        words[5] = first.len() as u64 | (second.len() as u64) << 32;
         if rng.percent(10) {
             let word = rng.below(16) as usize;
             words[word] = rng.next_u64();

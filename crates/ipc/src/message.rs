@@ -1,6 +1,6 @@
 //! What client and service say to each other through a mailbox.
 //!
-//! A [`Message`] is sixteen little-endian 64-bit words, copied whole out of shared memory before
+//! A [`Message`] is at most sixteen little-endian 64-bit words, copied out of shared memory before
 //! anything in it is looked at. A [`Reply`] has room for one inode's state beside. Paths,
 //! names and file data travel in the mailbox's request buffer. Nothing in a message names its sender:
 //! identity comes from the socket (`SO_PEERCRED`, `SO_PEERGROUPS`) when the channel is made.
@@ -213,33 +213,43 @@ impl Message {
         }
     }
 
-    /// The message as words.
+    /// The message as words. What most messages use comes first, and words after the last one that is
+    /// not zero need not travel: see [`Message::words_used`].
     pub fn to_words(&self) -> [u64; WORDS] {
         let mut words = [0; WORDS];
-        words[0] = pair(self.op as u32, self.flags);
-        words[1] = pair(self.mode, self.umask);
-        words[2] = pair(self.path_len, self.path2_len);
-        words[3..8].copy_from_slice(&[self.handle, self.dir, self.dir2, self.offset, self.length]);
+        words[1..4].copy_from_slice(&[self.handle, self.offset, self.length]);
+        words[4] = pair(self.mode, self.umask);
+        words[5] = pair(self.path_len, self.path2_len);
+        // Inverted, so that the root is zero.
+        words[6..8].copy_from_slice(&[!self.dir, !self.dir2]);
         words[8..12].copy_from_slice(&self.arg);
         words[12..16].copy_from_slice(&self.time);
+        let used = words.iter().rposition(|&word| word != 0).map_or(1, |last| last + 1);
+        words[0] = pair(self.op as u32 | (used as u32) << 16, self.flags);
         words
     }
 
-    /// Words as a message; `None` when the operation does not exist.
+    /// How many words of a message travel, going by its first one; `None` when that is impossible.
+    pub fn words_used(first: u64) -> Option<usize> {
+        let used = (low(first) >> 16) as usize;
+        (1..=MESSAGE_WORDS).contains(&used).then_some(used)
+    }
+
+    /// Words as a message; `None` when the operation does not exist. Words that do not travel are zero.
     pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
-        let number = u16::try_from(low(words[0])).ok()?;
+        Self::words_used(words[0])?;
         Some(Message {
-            op: Op::from_number(number)?,
+            op: Op::from_number(low(words[0]) as u16)?,
             flags: high(words[0]),
-            mode: low(words[1]),
-            umask: high(words[1]),
-            path_len: low(words[2]),
-            path2_len: high(words[2]),
-            handle: words[3],
-            dir: words[4],
-            dir2: words[5],
-            offset: words[6],
-            length: words[7],
+            handle: words[1],
+            offset: words[2],
+            length: words[3],
+            mode: low(words[4]),
+            umask: high(words[4]),
+            path_len: low(words[5]),
+            path2_len: high(words[5]),
+            dir: !words[6],
+            dir2: !words[7],
             arg: [words[8], words[9], words[10], words[11]],
             time: [words[12], words[13], words[14], words[15]],
         })
@@ -472,13 +482,14 @@ mod tests {
     fn messages_survive_the_wire() {
         let mut rng = Rng::new(1);
         for &op in Op::ALL {
-            let mut words = Message::new(op).to_words();
-            for (n, word) in words[..MESSAGE_WORDS].iter_mut().enumerate() {
-                let random = rng.next_u64();
-                *word = if n == 0 { *word & 0xffff_ffff | random << 32 } else { random };
+            for used in 1..=MESSAGE_WORDS {
+                let mut words = [0; WORDS];
+                words[..used].fill_with(|| rng.next_u64() | 1);
+                words[0] = words[0] << 32 | (used as u64) << 16 | op as u64;
+                assert_eq!(Message::words_used(words[0]), Some(used));
+                let message = Message::from_words(&words).unwrap();
+                assert_eq!((message.op, message.to_words()), (op, words));
             }
-            let message = Message::from_words(&words).unwrap();
-            assert_eq!((message.op, message.to_words()), (op, words));
         }
     }
 
@@ -509,10 +520,12 @@ mod tests {
     #[test]
     fn nonsense_is_no_message_and_no_reply() {
         let mut words = [0; WORDS];
-        for number in [Op::ALL.len() as u64, 0xffff, 0x1_0000, 0xffff_ffff] {
-            words[0] = number;
-            assert_eq!(Message::from_words(&words), None, "{number:#x}");
+        let ops = Op::ALL.len() as u64;
+        for first in [0, 0x1_0000 | ops, 0x1_ffff, 17 << 16, 0xffff_0000, 0xffff_ffff] {
+            words[0] = first;
+            assert_eq!(Message::from_words(&words), None, "{first:#x}");
         }
+        assert_eq!(Message::new(Op::Ping).to_words()[0], 0x1_0000);
         for tag in [3, 0xff, 0x300, 0x400, 0x8000_0000] {
             words[0] = tag;
             assert_eq!(Reply::from_words(&words), None, "{tag:#x}");

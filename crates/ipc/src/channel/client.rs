@@ -302,7 +302,8 @@ impl ClientChannel {
         ready: u32,
     ) -> Result<Posted, CallError> {
         let mailbox = self.mailbox(index);
-        mailbox.put_words(&message.to_words()[..MESSAGE_WORDS]);
+        let words = message.to_words();
+        mailbox.put_words(&words[..Message::words_used(words[0]).unwrap_or(MESSAGE_WORDS)]);
         mailbox.set_progress(ready);
         mailbox.post();
         let (group, spin) = self.choose_group(index);

@@ -101,6 +101,12 @@ impl<M: Memory> Mailbox<M> {
         }
     }
 
+    /// Loads the first word.
+    #[inline]
+    pub fn first_word(&self) -> u64 {
+        self.0.word64(mailbox::WORDS).load(Ordering::Relaxed)
+    }
+
     /// Loads the first words, each once.
     #[inline]
     pub fn get_words(&self, words: &mut [u64]) {

@@ -19,7 +19,7 @@ use polylane_sys::{Region, event};
 use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
 use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, header};
-use crate::message::{MESSAGE_WORDS, Message, Reply, VERSION, WORDS};
+use crate::message::{Message, Reply, VERSION, WORDS};
 use crate::queue::bell::{Bell, NO_CPU};
 use crate::queue::{Mapped, Ticket};
 
@@ -137,8 +137,11 @@ impl ServiceChannel {
 
     /// The request in a taken mailbox, copied out; `None` when it is none that exists. Call once.
     pub fn message(&self, index: MailboxIndex) -> Option<Message> {
-        let mut words = [0; WORDS];
-        self.mailbox(index).get_words(&mut words[..MESSAGE_WORDS]);
+        let (mailbox, mut words) = (self.mailbox(index), [0; WORDS]);
+        let first = mailbox.first_word();
+        mailbox.get_words(&mut words[..Message::words_used(first)?]);
+        // What was checked is what counts: the client may have changed the word meanwhile.
+        words[0] = first;
         Message::from_words(&words)
     }
 

@@ -239,9 +239,9 @@ fn random_messages_never_panic() {
         for word in &mut words {
             *word = if rng.percent(60) { *rng.pick(&edges) } else { rng.next_u64() };
         }
-        words[0] = words[0] & !0xffff_ffff | rng.below(40);
+        words[0] = words[0] & !0xffff_ffff | 16 << 16 | rng.below(40);
         if rng.percent(80) {
-            words[2] = rng.below(5000) | rng.below(300) << 32;
+            words[5] = rng.below(5000) | rng.below(300) << 32;
         }
         let Some(message) = Message::from_words(&words) else { continue };
         let Ok(len) = path_bytes(&message, BUFFER) else { continue };
