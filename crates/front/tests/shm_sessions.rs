@@ -140,6 +140,34 @@ impl polylane_ipc::Watch for Gone<'_> {
     }
 }
 
+/// A client that was quiet while another kept the worker busy is heard all the same.
+#[test]
+fn a_quiet_client_rings_when_it_comes_back() {
+    let house = House::new();
+    let quiet: Vec<Client> = (0..100).map(|_| house.client()).collect();
+    let busy = house.client();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                busy.call(&Message::new(Op::Ping)).unwrap();
+            }
+        });
+        for _ in 0..3 {
+            let before = house.server.totals().requests();
+            // Enough rounds for the others to be left alone.
+            wait_for("rounds", || house.server.totals().requests() > before + 20_000);
+            for client in &quiet {
+                client.call(&Message::new(Op::Ping)).unwrap();
+            }
+        }
+        stop.store(true, Relaxed);
+    });
+    drop(quiet);
+    wait_for("them to leave", || house.server.session_count() == 1);
+    busy.call(&Message::new(Op::Ping)).unwrap();
+}
+
 #[test]
 fn an_idle_server_uses_no_cpu() {
     let house = House::with(Config { workers: vec![None, None], ..Config::default() });

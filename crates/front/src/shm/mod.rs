@@ -23,6 +23,7 @@ mod accept;
 mod dispatch;
 mod helpers;
 mod request;
+mod roster;
 mod serve;
 mod session;
 mod stats;

@@ -31,6 +31,7 @@ use polylane_sys::event::{self, Epoll, Interest, eventfd};
 use super::dispatch::{self, Scratch};
 use super::helpers::Helpers;
 use super::request::PATHS_BYTES_MAX;
+use super::roster::Roster;
 use super::session::Session;
 use super::stats::Stats;
 
@@ -51,8 +52,11 @@ const FALSE_HINTS_MAX: u32 = 16;
 /// How long it then sleeps: other clients, who found it awake, wait no longer than this.
 const FALSE_HINT_SLEEP: Duration = Duration::from_millis(1);
 
-/// Rounds between two looks at where an unpinned worker runs.
-const CPU_PERIOD: u32 = 256;
+/// Rounds between two looks at where an unpinned worker runs and at who has gone quiet.
+const UPKEEP_PERIOD: u32 = 256;
+
+/// Looks and requests between two times that a busy worker listens for those who have gone quiet.
+const LISTEN_PERIOD: usize = 128;
 
 /// Epoll token of the inbox; sessions count from 0.
 const INBOX: u64 = u64::MAX;
@@ -118,15 +122,16 @@ impl Inbox {
 
 /// What a worker is made of.
 pub(super) struct Worker {
-    group: usize,
     cpu: Option<u32>,
     inbox: Arc<Inbox>,
     helpers: Arc<Helpers>,
     stats: Arc<Stats>,
-    sessions: Vec<Arc<Session>>,
+    roster: Roster,
     scratch: Scratch,
     budget: Budget,
     false_hints: u32,
+    /// Looks and requests since it last listened for doorbells.
+    unheard: usize,
     stopping: bool,
 }
 
@@ -139,15 +144,15 @@ impl Worker {
         stats: Arc<Stats>,
     ) -> Worker {
         Worker {
-            group: inbox.group,
             cpu,
+            roster: Roster::new(inbox.group),
             inbox,
             helpers,
             stats,
-            sessions: Vec::new(),
             scratch: Box::new([0; PATHS_BYTES_MAX]),
             budget: Budget::default(),
             false_hints: 0,
+            unheard: 0,
             stopping: false,
         }
     }
@@ -161,21 +166,28 @@ impl Worker {
         let mut rounds: u32 = 0;
         while !self.stopping {
             rounds = rounds.wrapping_add(1);
-            if rounds.is_multiple_of(CPU_PERIOD) {
+            if rounds.is_multiple_of(UPKEEP_PERIOD) {
                 self.publish_cpu();
+                self.roster.rest();
             }
             if self.inbox.any.load(Ordering::Relaxed) {
                 self.obey();
             }
-            if self.round() > 0 {
+            let count = self.round();
+            self.unheard += count + 1;
+            if self.unheard >= LISTEN_PERIOD && self.roster.any_dormant() {
+                self.listen(Some(Duration::ZERO));
+            }
+            if count > 0 {
                 self.false_hints = 0;
                 self.budget.found();
-            } else if self.budget.spin(self.sessions.len() as u32) {
+            } else if self.budget.spin(self.roster.hot_count() as u32) {
                 std::hint::spin_loop();
             } else {
                 self.sleep();
             }
         }
+        self.roster.heat_all();
         for _ in 0..LAST_ROUNDS {
             if self.round() == 0 {
                 break;
@@ -185,68 +197,59 @@ impl Worker {
 
     /// A few requests of each channel; returns how many there were.
     fn round(&mut self) -> usize {
-        let mut count = 0;
-        for session in &self.sessions {
-            for _ in 0..BATCH {
-                let Some(mailbox) = session.channel.take(self.group) else { break };
-                let around = (&*self.helpers, &*self.stats);
-                dispatch::on_worker(session, mailbox, &mut self.scratch, around);
-                count += 1;
-            }
-        }
-        count
+        let around = (&*self.helpers, &*self.stats);
+        let scratch = &mut self.scratch;
+        self.roster.round(BATCH, |session, mailbox| {
+            dispatch::on_worker(session, mailbox, scratch, around);
+        })
     }
 
     /// Announces sleep, looks once more, sleeps until a client or the inbox rings.
     fn sleep(&mut self) {
         self.budget.slept();
-        self.set_asleep(true);
-        let hint = self.sessions.iter().any(|session| session.channel.has_requests(self.group));
+        self.roster.set_asleep(true);
+        let hint = self.roster.has_requests();
         self.false_hints = if hint { self.false_hints + 1 } else { 0 };
         let timeout = (self.false_hints > FALSE_HINTS_MAX).then_some(FALSE_HINT_SLEEP);
         if !hint || timeout.is_some() {
             self.stats.slept();
-            let mut ready = Vec::new();
-            // Failing to wait (no memory) means another round, no more.
-            let _ = self.inbox.epoll.wait(&mut ready, timeout);
+            self.listen(timeout);
         }
-        self.set_asleep(false);
+        self.roster.set_asleep(false);
         self.publish_cpu();
     }
 
-    fn set_asleep(&self, asleep: bool) {
-        for session in &self.sessions {
-            session.channel.set_asleep(self.group, asleep);
+    /// Waits for doorbells and the inbox (`None`: for ever), and wakes the sessions that rang.
+    fn listen(&mut self, timeout: Option<Duration>) {
+        self.unheard = 0;
+        let mut ready = Vec::new();
+        // Failing to wait (no memory) means another round, no more.
+        let _ = self.inbox.epoll.wait(&mut ready, timeout);
+        for event in ready.iter().filter(|event| event.token != INBOX) {
+            self.roster.rang(event.token, self.here());
         }
+    }
+
+    /// Where the worker runs.
+    fn here(&self) -> u32 {
+        self.cpu.unwrap_or_else(cpu::current)
     }
 
     /// Tells the clients where the worker runs, unless it is pinned and they know.
     fn publish_cpu(&self) {
         if self.cpu.is_none() {
-            let here = cpu::current();
-            for session in &self.sessions {
-                session.channel.set_cpu(self.group, here);
-            }
+            self.roster.set_cpu(cpu::current());
         }
     }
 
     fn obey(&mut self) {
         for command in self.inbox.take() {
             match command {
-                Command::Add(session) => self.add(session),
-                Command::Remove(id) => self.remove(id),
+                Command::Add(session) => self.roster.add(session, self.here()),
+                Command::Remove(id) => self.roster.remove(id),
                 Command::Stop => self.stopping = true,
             }
         }
-    }
-
-    fn add(&mut self, session: Arc<Session>) {
-        session.channel.set_cpu(self.group, self.cpu.unwrap_or_else(cpu::current));
-        self.sessions.push(session);
-    }
-
-    fn remove(&mut self, id: u64) {
-        self.sessions.retain(|session| session.id != id);
     }
 }
 
