@@ -160,3 +160,126 @@ impl Roster {
         self.sessions.swap(index, self.hot);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, OwnedFd};
+
+    use polylane_base::SystemClock;
+    use polylane_base::sync::atomic::AtomicBool;
+    use polylane_ipc::channel::client::Trusting;
+    use polylane_ipc::message::{Message, Op, Reply, Status};
+    use polylane_ipc::{ClientChannel, CopyPlan, Geometry, ServiceChannel};
+    use polylane_sys::event;
+    use polylane_vfs::memfs::MemFs;
+    use polylane_vfs::{Cred, LockOwner, Options, Vfs};
+
+    use super::*;
+    use crate::lane::Lane;
+    use crate::shm::session::{Parts, Process};
+    use crate::slots::Token;
+
+    fn lane() -> Arc<Lane> {
+        let clock = Arc::new(SystemClock);
+        let options = Options {
+            clock: clock.clone(),
+            cache_bytes_limit: 0,
+            dirty_bytes_limit: 0,
+            flush_interval: std::time::Duration::from_secs(5),
+            mount_path: b"/".to_vec(),
+            covered: Vec::new(),
+        };
+        Lane::new(Vfs::new(Arc::new(MemFs::new(1 << 20, 100, clock)), options).unwrap(), 0)
+    }
+
+    fn session(lane: &Arc<Lane>, id: u64) -> (Arc<Session>, ClientChannel) {
+        let (geometry, plan) = (Geometry::default(), CopyPlan::default());
+        let channel = ServiceChannel::create(geometry, plan).unwrap();
+        let own = |fd: &std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+        let mut fds: Vec<OwnedFd> = channel.client_fds().iter().map(own).collect();
+        let client = ClientChannel::attach(fds.remove(0), fds, geometry, plan).unwrap();
+        let (pidfd, gone) = (event::eventfd().unwrap(), AtomicBool::new(false));
+        let session = Session::new(Parts {
+            id,
+            cred: Cred::root(),
+            process: Arc::new(Process { pid: 1, pidfd, owner: LockOwner(1), gone }),
+            channel,
+            slots: lane.slots.open_session(Token::random().unwrap(), Arc::new([])),
+            lane: lane.clone(),
+            stats: Arc::default(),
+        });
+        (session, client)
+    }
+
+    fn post(client: &ClientChannel) {
+        let mailbox = client.claim().unwrap();
+        client.post(mailbox, &Message::new(Op::Ping), &Trusting).unwrap();
+    }
+
+    fn rings(session: &Session) -> bool {
+        event::drain(session.channel.doorbell(0).as_fd()) > 0
+    }
+
+    fn round(roster: &mut Roster) -> usize {
+        roster.round(1, |session, mailbox| {
+            session.channel.reply(mailbox, &Reply::new(Status::Done(0)));
+        })
+    }
+
+    #[test]
+    fn the_quiet_become_dormant_and_ring_when_they_come_back() {
+        let (lane, mut roster) = (lane(), Roster::new(0));
+        let (quiet, quiet_client) = session(&lane, 1);
+        let (busy, busy_client) = session(&lane, 2);
+        roster.add(quiet.clone(), 0);
+        roster.add(busy.clone(), 0);
+        for _ in 0..IDLE_ROUNDS {
+            post(&busy_client);
+            assert_eq!(round(&mut roster), 1);
+            busy_client.release(MailboxIndex(0));
+        }
+        roster.rest();
+        assert_eq!((roster.hot_count(), roster.any_dormant()), (1, true));
+        post(&busy_client);
+        assert!(!rings(&busy), "a hot session's client need not ring");
+        assert_eq!(round(&mut roster), 1);
+        post(&quiet_client);
+        assert!(rings(&quiet), "a dormant one must");
+        assert_eq!(round(&mut roster), 0);
+        roster.rang(1, 0);
+        roster.rang(2, 0);
+        assert_eq!((roster.hot_count(), roster.any_dormant()), (2, false));
+        assert_eq!(round(&mut roster), 1);
+    }
+
+    #[test]
+    fn who_asks_in_the_last_moment_stays_hot() {
+        let (lane, mut roster) = (lane(), Roster::new(0));
+        let (quiet, client) = session(&lane, 1);
+        roster.add(quiet, 0);
+        (0..IDLE_ROUNDS).for_each(|_| assert_eq!(round(&mut roster), 0));
+        post(&client);
+        roster.rest();
+        assert_eq!(roster.hot_count(), 1);
+        assert_eq!(round(&mut roster), 1);
+    }
+
+    #[test]
+    fn sessions_leave_from_either_part() {
+        let (lane, mut roster) = (lane(), Roster::new(0));
+        let sessions: Vec<_> = (0..4).map(|id| session(&lane, id)).collect();
+        sessions.iter().for_each(|(session, _)| roster.add(session.clone(), 0));
+        (0..IDLE_ROUNDS).for_each(|_| assert_eq!(round(&mut roster), 0));
+        roster.rest();
+        assert_eq!(roster.hot_count(), 0);
+        roster.rang(1, 0);
+        roster.rang(2, 0);
+        roster.remove(1);
+        roster.remove(3);
+        roster.remove(77);
+        assert_eq!((roster.hot_count(), roster.any_dormant()), (1, true));
+        roster.remove(0);
+        post(&sessions[2].1);
+        assert_eq!((roster.hot_count(), round(&mut roster), roster.any_dormant()), (1, 1, false));
+    }
+}
