@@ -8,7 +8,7 @@
 //! (`KERNEL_OFFSET`), for good. Descriptors 0 to 2 are stdio's and start published; so does every
 //! descriptor that was inherited.
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
 
 use polylane_ipc::message::{Message, Op};
@@ -148,7 +148,14 @@ pub(crate) fn publish(file: &Record) {
         let _ = rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::from_bits_retain(flags as u32));
         file.set(bit::ESCAPED);
     }
+    tell_size(fd);
     file.set(bit::KERNEL_OFFSET);
+}
+
+/// Lets the kernel ask for the size of the file behind a slot: sendfile and splice stop at the size
+/// that the kernel last heard of, which is 0 for a slot that only the library has used.
+fn tell_size(fd: BorrowedFd<'_>) {
+    let _ = rustix::fs::fstat(fd);
 }
 
 /// What `F_SETFL` can set and a file of the lane honours or reports.
@@ -167,6 +174,14 @@ pub(crate) fn or_kernel<T>(file: &Record, done: Outcome<T>) -> Outcome<T> {
 pub(crate) fn publish_fd(fd: RawFd) {
     if let Some(file) = find_known(fd) {
         publish(&file);
+    }
+}
+
+/// Readies the file that `fd` means for sendfile and splice, which the kernel does.
+pub(crate) fn publish_for_splice(fd: RawFd) {
+    if let Some(file) = find_known(fd) {
+        publish(&file);
+        tell_size(real::borrow(fd));
     }
 }
 

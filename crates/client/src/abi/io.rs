@@ -186,7 +186,7 @@ hooks! {
     ["sendfile", "sendfile64"]
     fn sendfile(to: c_int, from: c_int, offset: *mut off_t, len: size_t) -> ssize_t {
         file::publish_fd(to);
-        file::publish_fd(from);
+        file::publish_for_splice(from);
         // SAFETY: the caller's own arguments.
         unsafe { real::sendfile(to, from, offset, len) }
     }
@@ -197,7 +197,7 @@ hooks! {
         from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t,
         flags: c_uint
     ) -> ssize_t {
-        file::publish_fd(from);
+        file::publish_for_splice(from);
         file::publish_fd(to);
         // SAFETY: the caller's own arguments.
         unsafe { real::splice(from, from_at, to, to_at, len, flags) }
