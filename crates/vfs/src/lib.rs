@@ -1,12 +1,28 @@
 //! The private VFS of a lane: everything between a front end and a libservice.
 //!
+//! ```text
+//!  front ends ──► Vfs: walk · names · rename · attrs · xattr · open · lock      OpenFile: file
+//!                  │                                                              │
+//!                  ├─► dentry (names) ─► inodes (live inodes)                     ├─► cache (pages)
+//!                  └──────────────► fs::FileSystem: memfs · hostdir ◄─────────────┘
+//! ```
+//!
 //! # Lock order
 //!
 //! ```text
-//! renaming ─► entries of a directory, upper before lower ─► a file's data ─► attr ─► libservice
-//!                                                           leaves: parent · a dentry shard ·
-//!                                                           an inode-table shard · the lock table
+//! renaming ─► entries of a directory, upper before lower ─► attr ─► libservice
+//!             a file's data ─► backing ────────────────────► attr
+//!                                     └─► dirty_files ─► a file's map
+//! leaves, held over nothing else: parent · a dentry shard · an inode-table shard · the lock table ·
+//!                                 the cache's CLOCK · the flusher's state
 //! ```
+//!
+//! Entries and data are one lock, [`Inode`]'s: an inode has either the one or the other. The drop of an
+//! inode takes leaves and calls the libservice, so inodes are dropped under any lock but a leaf.
+//!
+//! # No global state
+//!
+//! Everything hangs off the [`Vfs`]: two of them share no lock and no table (`tests/isolation.rs`).
 #![forbid(unsafe_code)]
 
 mod access;

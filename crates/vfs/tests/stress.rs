@@ -11,6 +11,7 @@ use polylane_vfs::{Create, Cred, Kind, Node, RENAME_EXCHANGE, Vfs};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 const THREADS: u64 = 4;
 const STEPS: usize = 4000;
@@ -154,12 +155,14 @@ fn forgetting_and_looking_up() {
         }
         // While the name is away, lookups drop what the table keeps of it.
         let mut rng = Rng::new(1);
-        while fs.forgotten.load(Ordering::Relaxed) < 5000 {
+        let end = Instant::now() + Duration::from_secs(20);
+        while fs.forgotten.load(Ordering::Relaxed) < 5000 && Instant::now() < end {
             fs.away.store(rng.percent(50), Ordering::Relaxed);
             std::thread::yield_now();
         }
         stop.store(true, Ordering::Relaxed);
     });
+    assert!(fs.forgotten.load(Ordering::Relaxed) > 100);
 }
 
 /// Readers of one file while it is written, cut and flushed: every page is of one writing.
