@@ -19,8 +19,8 @@ pub trait Clock: Send + Sync {
     fn now(&self) -> Time;
 }
 
-/// The host's wall clock, as coarse as the kernel's own file times (a timer tick): it is read several
-/// times in each change of a name, and the exact clock costs four times as much.
+/// The host's wall clock, as coarse as the kernel's own file times (a timer tick): it is read
+/// several times in each change of a name, and the exact clock costs four times as much.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 

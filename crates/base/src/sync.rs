@@ -1,8 +1,8 @@
 //! The only door to locks and threads, so that a test build can swap in a scheduler that repeats.
 //!
-//! A poisoned lock means that a thread panicked while it held it. The service's rule is that hostile
-//! input never panics, so poison is a bug of ours; the guard is taken all the same and the caller's
-//! own invariants decide.
+//! A poisoned lock means that a thread panicked while it held it. The service's rule is that
+//! hostile input never panics, so poison is a bug of ours; the guard is taken all the same and the
+//! caller's own invariants decide.
 
 pub use std::sync::{Arc, Condvar, Weak, atomic};
 pub use std::sync::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};

@@ -164,8 +164,8 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Starts load `load` for `seconds` in `place` as tenant number `index`; `shared` is the directory
-    /// that [`Ground::prepare`] gave.
+    /// Starts load `load` for `seconds` in `place` as tenant number `index`; `shared` is the
+    /// directory that [`Ground::prepare`] gave.
     ///
     /// # Errors
     /// The process cannot be started or ends before it is ready.

@@ -1,9 +1,9 @@
 //! The load of one tenant: an ordinary program that makes ordinary libc calls.
 //!
 //! A worker is a process of its own, so that it can run in a lane, unchanged, under the preload
-//! library. It prepares its directory, prints `ready`, waits for a line on standard input, works for
-//! the given time and prints one line of JSON. It uses `std` and `libc` only: a crate that makes raw
-//! system calls would slip past the library and measure the wrong thing.
+//! library. It prepares its directory, prints `ready`, waits for a line on standard input, works
+//! for the given time and prints one line of JSON. It uses `std` and `libc` only: a crate that
+//! makes raw system calls would slip past the library and measure the wrong thing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, Write};

@@ -2,23 +2,24 @@
 //!
 //! # The contract
 //!
-//! *Durability.* A write is durable once a flush submitted **after its completion** has completed, or
-//! when it carried `fua` and has completed. After a power cut every sector holds the content of its
-//! last durable write or of any later one that was submitted, whole: sectors never tear, requests
-//! larger than a sector may.
+//! *Durability.* A write is durable once a flush submitted **after its completion** has completed,
+//! or when it carried `fua` and has completed. After a power cut every sector holds the content of
+//! its last durable write or of any later one that was submitted, whole: sectors never tear,
+//! requests larger than a sector may.
 //!
 //! *Order.* Requests in flight together are unordered, also when they overlap. Whoever needs order
 //! waits for a completion. A read that starts after a write completed sees it or a later one.
 //!
 //! *Errors.* A request completes exactly once. After a failed write the sectors hold old or new
-//! content. After a failed flush nothing that was not durable before may be taken for durable, however
-//! often the flush is repeated: the device answers [`Error::Stopped`] until it is opened again.
+//! content. After a failed flush nothing that was not durable before may be taken for durable,
+//! however often the flush is repeated: the device answers [`Error::Stopped`] until it is opened
+//! again.
 //!
-//! *Discard* leaves the sectors reading as zeros and may give their space back. *Write-zeroes* reads
-//! back as zeros; with `unmap` it may give space back too.
+//! *Discard* leaves the sectors reading as zeros and may give their space back. *Write-zeroes*
+//! reads back as zeros; with `unmap` it may give space back too.
 //!
-//! *Threads.* A device is shared and immutable while open; a channel belongs to one thread at a time.
-//! Two channels share no lock on the data path.
+//! *Threads.* A device is shared and immutable while open; a channel belongs to one thread at a
+//! time. Two channels share no lock on the data path.
 
 use std::fmt;
 use std::sync::Arc;
@@ -115,8 +116,8 @@ impl From<Error> for Errno {
     }
 }
 
-/// Proof that a request was made and not yet answered. Dropping it unanswered is a bug of ours, so it
-/// panics in tests and counts for nothing else.
+/// Proof that a request was made and not yet answered. Dropping it unanswered is a bug of ours, so
+/// it panics in tests and counts for nothing else.
 #[derive(Debug)]
 struct Ticket {
     answered: bool,
@@ -133,8 +134,8 @@ impl Drop for Ticket {
 
 /// A request: a value that only moves forward, from its maker to the completion.
 ///
-/// It owns its buffers until then. `data` holds whole sectors, `count` of them in total for reads and
-/// writes; it is empty for every other operation.
+/// It owns its buffers until then. `data` holds whole sectors, `count` of them in total for reads
+/// and writes; it is empty for every other operation.
 #[derive(Debug)]
 pub struct Request {
     /// What to do.

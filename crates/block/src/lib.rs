@@ -6,8 +6,8 @@
 //! | [`ram`] | a medium in memory |
 //! | [`wait`] | the one place that turns submit and poll into waiting |
 //!
-//! From this door down, code is submit and poll and never blocks; above it, code is straight-line and
-//! blocking.
+//! From this door down, code is submit and poll and never blocks; above it, code is straight-line
+//! and blocking.
 #![forbid(unsafe_code)]
 
 pub mod device;

@@ -80,8 +80,8 @@ impl Waiter {
         self.one(Request::without_data(Op::Flush, Sector(0), 0, 0)).result
     }
 
-    /// Runs requests together and waits for all; completions come in no particular order, told apart
-    /// by their tags.
+    /// Runs requests together and waits for all; completions come in no particular order, told
+    /// apart by their tags.
     pub fn all(&self, requests: impl IntoIterator<Item = Request>) -> Vec<Completion> {
         let mut channel = self.take();
         let (mut done, mut sent) = (Vec::new(), 0);

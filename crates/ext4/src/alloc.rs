@@ -1,9 +1,9 @@
 //! Free blocks and inodes: one lock per group, free extents indexed in memory.
 //!
 //! A group's bitmaps are read when the group is first used. The block bitmap on disk and the free
-//! extents in memory differ on purpose: a freed block is clear on disk as of the freeing transaction,
-//! but joins the free extents only when that transaction has committed, so that it is never used again
-//! before its former owner's removal is durable.
+//! extents in memory differ on purpose: a freed block is clear on disk as of the freeing
+//! transaction, but joins the free extents only when that transaction has committed, so that it is
+//! never used again before its former owner's removal is durable.
 //!
 //! # Locking
 //!
@@ -108,8 +108,8 @@ impl FreeExtents {
         self.put(start, count);
     }
 
-    /// Takes up to `want` blocks: at `goal` if it is free, else behind it if a run is long enough, else
-    /// the smallest run that is, else the longest there is (if at least `least`).
+    /// Takes up to `want` blocks: at `goal` if it is free, else behind it if a run is long enough,
+    /// else the smallest run that is, else the longest there is (if at least `least`).
     fn take(&mut self, goal: u32, want: u32, least: u32) -> Option<(u32, u32)> {
         let (start, length, from) = self.pick(goal, want, least)?;
         let count = want.min(length - (from - start));
@@ -239,8 +239,8 @@ impl Allocator {
         Ok(block)
     }
 
-    /// Sets 1 to `want` adjacent blocks near `goal` aside, in memory only: data can be written to them
-    /// before any transaction says that they are in use.
+    /// Sets 1 to `want` adjacent blocks near `goal` aside, in memory only: data can be written to
+    /// them before any transaction says that they are in use.
     ///
     /// # Errors
     /// `ENOSPC`, the device's, or a corrupt bitmap.
@@ -393,8 +393,8 @@ impl Allocator {
         checksum::crc(self.layout.seed, &bits[..self.geometry.inodes_per_group as usize / 8])
     }
 
-    /// Allocates an inode near `parent`; directories at the top are spread over the groups, everything
-    /// else stays in its directory's group if that has room.
+    /// Allocates an inode near `parent`; directories at the top are spread over the groups,
+    /// everything else stays in its directory's group if that has room.
     ///
     /// # Errors
     /// `ENOSPC`, the device's, or a corrupt bitmap.

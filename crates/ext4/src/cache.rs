@@ -1,13 +1,14 @@
 //! Metadata blocks in memory, one per device block.
 //!
 //! A block is read once, checked once, and then shared. It changes only under a journal handle
-//! ([`crate::journal::Handle::modify`]). Its checksum is computed when the journal copies it out, once
-//! per transaction, by the block's [`Seal`].
+//! ([`crate::journal::Handle::modify`]). Its checksum is computed when the journal copies it out,
+//! once per transaction, by the block's [`Seal`].
 //!
 //! # Locking
 //!
-//! `shard → nothing`: a shard's lock is held for table operations only, never across I/O. Two threads
-//! that miss the same block read it both; the first to insert wins, and both then share that one.
+//! `shard → nothing`: a shard's lock is held for table operations only, never across I/O. Two
+//! threads that miss the same block read it both; the first to insert wins, and both then share
+//! that one.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 

@@ -1,9 +1,9 @@
 //! File contents: reading, writing, punching, truncating.
 //!
-//! *Ordered mode.* Data goes to its blocks before the transaction that shows it: new blocks are claimed
-//! in memory, written, and only then marked, mapped and counted in one handle. A power cut in between
-//! leaves blocks that nothing refers to and that the bitmaps call free; a reader never sees what a
-//! block held before.
+//! *Ordered mode.* Data goes to its blocks before the transaction that shows it: new blocks are
+//! claimed in memory, written, and only then marked, mapped and counted in one handle. A power cut
+//! in between leaves blocks that nothing refers to and that the bitmaps call free; a reader never
+//! sees what a block held before.
 
 use polylane_base::Errno;
 use polylane_sys::buffer::Buffer;
@@ -153,7 +153,8 @@ fn fill_hole(
     Ok(bytes)
 }
 
-/// The bytes for a run of blocks: the source's, with what the first and last block held around them.
+/// The bytes for a run of blocks: the source's, with what the first and last block held around
+/// them.
 fn assemble(
     volume: &Volume,
     core: &Core,
@@ -202,7 +203,8 @@ fn goal(volume: &Volume, cell: &Cell, core: &Core, first: FileBlock) -> Result<D
     Ok(volume.goal(cell.ino))
 }
 
-/// Removes the blocks of `from..to` in as many handles as it takes; the caller stores the inode last.
+/// Removes the blocks of `from..to` in as many handles as it takes; the caller stores the inode
+/// last.
 ///
 /// # Errors
 /// The device's, or a corrupt tree.

@@ -1,9 +1,10 @@
-//! Directories: names to inodes, on disk as linear blocks or below a hash tree, in memory as an index.
+//! Directories: names to inodes, on disk as linear blocks or below a hash tree, in memory as an
+//! index.
 //!
-//! The index is built at the first use: every name's place, and how much room each block has. Lookups
-//! then cost one hash probe and one comparison however large the directory is, and inserts go straight
-//! to a block with room. On disk the order is what Linux wants: in a hashed directory a name lies in the
-//! leaf that its hash belongs to.
+//! The index is built at the first use: every name's place, and how much room each block has.
+//! Lookups then cost one hash probe and one comparison however large the directory is, and inserts
+//! go straight to a block with room. On disk the order is what Linux wants: in a hashed directory a
+//! name lies in the leaf that its hash belongs to.
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
@@ -188,8 +189,8 @@ impl Tree {
         Ok((Tree { version, leaves }, top.into_iter().map(|node| node.block).collect()))
     }
 
-    /// The position of the leaf that names of hash `major` belong to. Bit 0 marks a continued run of
-    /// equal hashes: such a leaf begins with the hash that the one before ends with.
+    /// The position of the leaf that names of hash `major` belong to. Bit 0 marks a continued run
+    /// of equal hashes: such a leaf begins with the hash that the one before ends with.
     fn leaf_for(&self, major: u32) -> usize {
         self.leaves.partition_point(|leaf| leaf.hash & !1 <= major).saturating_sub(1)
     }
@@ -292,7 +293,8 @@ pub fn remove(
         let removed = dirent::remove(&mut bytes, volume.has_sums, found.spot.offset.into());
         removed.map_err(|field| corrupt(cell, field))?;
         drop(bytes);
-        // The gap is at least as long as the name's record; how long exactly shows at the next insert.
+        // The gap is at least as long as the name's record; how long exactly shows at the next
+        // insert.
         index.room[at.0 as usize] = volume.io.block_bytes() as u16;
         let key = name_key(name);
         if let Some(spots) = index.spots.get_mut(&key) {
@@ -397,8 +399,8 @@ pub struct Listed<'a> {
 /// Lists the directory from position `from` on, until `each` returns false.
 ///
 /// Positions are hashes of names, so that a listing stays right while entries move between blocks:
-/// `major hash / 2 << 31 | minor hash / 2`, plus one. Names of equal hash are listed together or not at
-/// all, unless the listing is cut between them; then some may come twice, never none.
+/// `major hash / 2 << 31 | minor hash / 2`, plus one. Names of equal hash are listed together or
+/// not at all, unless the listing is cut between them; then some may come twice, never none.
 ///
 /// # Errors
 /// The device's, or a corrupt directory.
@@ -710,7 +712,8 @@ impl Adding<'_, '_> {
     }
 }
 
-/// Where to cut sorted names so that both halves take about as many bytes; never first or past the end.
+/// Where to cut sorted names so that both halves take about as many bytes; never first or past the
+/// end.
 fn middle(names: &[(u32, (u32, u8, Vec<u8>))]) -> Option<usize> {
     let bytes = |entry: &(u32, (u32, u8, Vec<u8>))| dirent::record_bytes(entry.1.2.len());
     let half = names.iter().map(bytes).sum::<usize>() / 2;

@@ -1,8 +1,8 @@
 //! Extent trees: finding, adding and removing runs of a file's blocks.
 //!
-//! A change decodes the nodes on the way from the root to one leaf, edits the leaf's entries in memory,
-//! and stores what changed, splitting full nodes upwards and removing empty ones. Index keys always
-//! equal the first key below them, which e2fsck insists on.
+//! A change decodes the nodes on the way from the root to one leaf, edits the leaf's entries in
+//! memory, and stores what changed, splitting full nodes upwards and removing empty ones. Index
+//! keys always equal the first key below them, which e2fsck insists on.
 
 use polylane_base::sync::Arc;
 
@@ -176,8 +176,8 @@ pub fn insert(
     store(volume, handle, cell, core, path)
 }
 
-/// Removes all blocks of `from..to` and frees them. At most `leaves_max` leaves are changed; returns
-/// where to go on, or `None` when all is done.
+/// Removes all blocks of `from..to` and frees them. At most `leaves_max` leaves are changed;
+/// returns where to go on, or `None` when all is done.
 ///
 /// # Errors
 /// The device's, no space for a tree node (a hole in the middle of an extent), or a corrupt tree.
@@ -239,7 +239,8 @@ fn cut(extents: &mut Vec<Extent>, from: FileBlock, to: u64) -> Vec<Extent> {
     gone
 }
 
-/// Makes the unwritten blocks of `from..to` written, in one leaf at a time. The data is there already.
+/// Makes the unwritten blocks of `from..to` written, in one leaf at a time. The data is there
+/// already.
 ///
 /// # Errors
 /// The device's, no space for a tree node, or a corrupt tree.
@@ -264,7 +265,8 @@ pub fn mark_written(
     Ok(())
 }
 
-/// Marks `from..to` of a leaf's extents written and joins what then fits. Returns whether any changed.
+/// Marks `from..to` of a leaf's extents written and joins what then fits. Returns whether any
+/// changed.
 fn convert(extents: &mut Vec<Extent>, from: u64, to: u64) -> bool {
     let unwritten = |e: &&Extent| e.unwritten && e.end() > from && u64::from(e.first.0) < to;
     if extents.iter().find(unwritten).is_none() {
@@ -289,8 +291,8 @@ fn convert(extents: &mut Vec<Extent>, from: u64, to: u64) -> bool {
     true
 }
 
-/// Stores a path whose leaf was edited: from the leaf upwards, nodes that are empty go, nodes that are
-/// too full split, and keys are mended.
+/// Stores a path whose leaf was edited: from the leaf upwards, nodes that are empty go, nodes that
+/// are too full split, and keys are mended.
 fn store(
     volume: &Volume,
     handle: &Handle<'_>,
@@ -333,7 +335,8 @@ fn write_node(handle: &Handle<'_>, block: &Arc<MetaBlock>, node: &Node) {
     node.encode(&mut handle.modify(block));
 }
 
-/// Two halves of a node with one entry too many. Files grow at their end: then the left half stays full.
+/// Two halves of a node with one entry too many. Files grow at their end: then the left half stays
+/// full.
 fn split(node: Node, fits: usize) -> (Node, Node) {
     let depth = node.depth;
     let make = |entries| Node { depth, entries };
@@ -370,8 +373,8 @@ fn new_node(
     Ok(Index { first, child })
 }
 
-/// Stores the root. One that is too full moves into a block of its own below a new root; an inner root
-/// without entries becomes an empty leaf.
+/// Stores the root. One that is too full moves into a block of its own below a new root; an inner
+/// root without entries becomes an empty leaf.
 fn store_root(
     volume: &Volume,
     handle: &Handle<'_>,

@@ -2,8 +2,8 @@
 //!
 //! # Locking
 //!
-//! `table shard → nothing`; `cell → journal handle → group → block`. Two cells are locked in the order
-//! of their numbers, a directory before what it names.
+//! `table shard → nothing`; `cell → journal handle → group → block`. Two cells are locked in the
+//! order of their numbers, a directory before what it names.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -53,7 +53,8 @@ impl Cell {
         })
     }
 
-    /// Notes that `tid` changes the inode; `data`: in a way that fdatasync must save (size, blocks).
+    /// Notes that `tid` changes the inode; `data`: in a way that fdatasync must save (size,
+    /// blocks).
     pub fn note_change(&self, tid: Tid, data: bool) {
         self.changed_in.store(tid.0, Ordering::Release);
         if data {

@@ -1,26 +1,26 @@
 //! The running journal: handles, transactions, commits, checkpoints.
 //!
 //! ```text
-//!  handles ──► running transaction ──commit──► log (descriptor, blocks, revokes) ─flush─ commit block
+//!  handles ──► running transaction ──commit──► log (descriptors, revokes) ─flush─ commit block
 //!                 blocks changed                      │
 //!                 blocks freed                        ▼
-//!                 groups touched                checkpoint list ──write home──flush──► tail moves on
+//!                 groups touched                checkpoint list ──write home─flush──► tail moves
 //! ```
 //!
 //! # Invariants
 //!
 //! - A metadata block changes only under a handle, and a handle belongs to one transaction.
-//! - A commit block is written only after a flush made its log body durable; the same flush covers file
-//!   data written before (ordered mode: data is written before the extents that show it).
-//! - Log space is used again only after the homes of all that it held were written and flushed, and the
-//!   journal's superblock says so durably.
+//! - A commit block is written only after a flush made its log body durable; the same flush covers
+//!   file data written before (ordered mode: data is written before the extents that show it).
+//! - Log space is used again only after the homes of all that it held were written and flushed, and
+//!   the journal's superblock says so durably.
 //! - Blocks freed by a transaction are given to the allocator only after it committed.
 //! - After a failure nothing is written any more: every call answers [`Error::Stopped`].
 //!
 //! # Locking
 //!
-//! `gate (shared: a handle; exclusive: closing a transaction) → running → block data`. The committer
-//! alone takes `log`. Nobody waits for a commit while holding the gate.
+//! `gate (shared: a handle; exclusive: closing a transaction) → running → block data`. The
+//! committer alone takes `log`. Nobody waits for a commit while holding the gate.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -63,8 +63,8 @@ pub struct Freed {
 
 /// What the journal asks of the file system around it.
 pub trait Client: Send + Sync {
-    /// Brings bitmaps' checksums and descriptors of `groups` into their blocks; called while no handle
-    /// exists. Returns the descriptor blocks it changed.
+    /// Brings bitmaps' checksums and descriptors of `groups` into their blocks; called while no
+    /// handle exists. Returns the descriptor blocks it changed.
     fn close_groups(&self, groups: &FxHashSet<GroupIndex>) -> Result<Vec<Arc<MetaBlock>>>;
 
     /// The transaction that freed these blocks has committed: they may be used again.
@@ -551,8 +551,8 @@ impl Handle<'_> {
         cache.forget(home);
     }
 
-    /// The block is metadata again, freed or not before in this transaction: a revoke of it is taken
-    /// back.
+    /// The block is metadata again, freed or not before in this transaction: a revoke of it is
+    /// taken back.
     pub fn claim_metadata(&self, home: DeviceBlock) {
         self.journal.running.lock().revoked.remove(&home);
     }

@@ -1,7 +1,7 @@
 //! ext4 in user space: on-disk compatible with Linux's, on any [`polylane_block::BlockDevice`].
 //!
-//! Written from the kernel's documentation (Documentation/filesystems/ext4) and from experiments with
-//! the kernel, mke2fs, e2fsck and debugfs as black boxes.
+//! Written from the kernel's documentation (Documentation/filesystems/ext4) and from experiments
+//! with the kernel, mke2fs, e2fsck and debugfs as black boxes.
 //!
 //! | module | what it knows |
 //! |---|---|

@@ -1,8 +1,8 @@
-//! Namespace operations: create, link, unlink, remove directories, free inodes. Renames have their own
-//! file.
+//! Namespace operations: create, link, unlink, remove directories, free inodes. Renames have their
+//! own file.
 //!
-//! Each is one journal handle: what it changes becomes durable together or not at all. The VFS keeps
-//! other changes of the same directory away.
+//! Each is one journal handle: what it changes becomes durable together or not at all. The VFS
+//! keeps other changes of the same directory away.
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;

@@ -1,11 +1,13 @@
-//! Orphans: inodes without a name that must be freed, and files whose truncation was cut short, also
-//! after a power cut.
+//! Orphans: inodes without a name that must be freed, and files whose truncation was cut short,
+//! also after a power cut.
 //!
-//! Two forms are known. The *list* starts in the superblock and goes on in each inode's `i_dtime`. The
+//! Two forms are known. The *list* starts in the superblock and goes on in each inode's `i_dtime`.
+//! The
 //! *orphan file* is an array of inode numbers in a file of its own, each block ending in
-//! `{magic 0x0b10ca04, checksum over inode seed, block number and entries}`. An open file system of ours
-//! uses the list, whatever the image has: an entry is one word in the superblock and one in the inode,
-//! and most unlinks need none (an inode that nobody holds is freed in the unlinking transaction).
+//! `{magic 0x0b10ca04, checksum over inode seed, block number and entries}`. An open file system of
+//! ours uses the list, whatever the image has: an entry is one word in the superblock and one in
+//! the inode, and most unlinks need none (an inode that nobody holds is freed in the unlinking
+//! transaction).
 
 use crate::cache::Seal;
 use crate::error::{Corrupt, Result, Structure};
@@ -82,7 +84,8 @@ pub fn add(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -
     set_head(volume, handle, cell.ino)
 }
 
-/// Takes an inode out of the list, as part of the handle's transaction; the caller stores the inode.
+/// Takes an inode out of the list, as part of the handle's transaction; the caller stores the
+/// inode.
 ///
 /// # Errors
 /// The device's.

@@ -1,9 +1,9 @@
 //! Journal recovery: bring an image to the state of its last committed transaction.
 //!
-//! Three passes, as in Documentation/filesystems/ext4/journal.rst. *Scan* walks the log from its tail
-//! and finds the last whole transaction. *Revoke* collects the blocks that older transactions must not
-//! be replayed to. *Replay* writes the logged blocks home in order. Replaying twice gives the same
-//! result, so a power cut here is harmless.
+//! Three passes, as in Documentation/filesystems/ext4/journal.rst. *Scan* walks the log from its
+//! tail and finds the last whole transaction. *Revoke* collects the blocks that older transactions
+//! must not be replayed to. *Replay* writes the logged blocks home in order. Replaying twice gives
+//! the same result, so a power cut here is harmless.
 
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashMap;
@@ -114,8 +114,8 @@ impl Reader<'_> {
         Corrupt::new(Structure::Journal, index.into(), field).into()
     }
 
-    /// The transactions that committed, oldest first. What follows the last commit is not an error: a
-    /// power cut leaves such tails.
+    /// The transactions that committed, oldest first. What follows the last commit is not an error:
+    /// a power cut leaves such tails.
     fn scan(&self, start: u32, sequence: u32) -> Result<Vec<Span>> {
         let (mut spans, mut at, mut walked) = (Vec::new(), start, 0);
         let mut span = Span { sequence, blocks: Vec::new() };

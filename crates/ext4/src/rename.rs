@@ -134,8 +134,8 @@ impl Move<'_> {
         self.finish(&handle, dirs, node, other)
     }
 
-    /// Takes the old name away, or puts a whiteout in its place. The entry may have moved since it was
-    /// found: an insert into the same directory can split its block.
+    /// Takes the old name away, or puts a whiteout in its place. The entry may have moved since it
+    /// was found: an insert into the same directory can split its block.
     fn leave(&self, handle: &Handle<'_>, dirs: &mut Dirs<'_>) -> Result<()> {
         let volume = self.volume;
         let from = dirs.from();

@@ -334,8 +334,8 @@ impl FileSystem for Ext4 {
             }
             Ok(())
         };
-        // Nobody waits for the answer. A failure has stopped the file system, and the orphan list frees
-        // the inode at the next open.
+        // Nobody waits for the answer. A failure has stopped the file system, and the orphan list
+        // frees the inode at the next open.
         let _ = self.volume.stop_on(forgotten());
     }
 }

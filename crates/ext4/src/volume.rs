@@ -82,8 +82,8 @@ impl Volume {
         Ok((self.cache.get(&self.io, home, Seal::None, |_| Ok(()))?, offset))
     }
 
-    /// Puts the inode into the inode table, as part of the handle's transaction. `data`: fdatasync must
-    /// save this change.
+    /// Puts the inode into the inode table, as part of the handle's transaction. `data`: fdatasync
+    /// must save this change.
     ///
     /// # Errors
     /// The device's.
@@ -102,8 +102,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Makes orphan `ino`, whose lock may be held by another thread, point to `next`: its dtime word
-    /// changes in the table and, when nobody is at it, in the cell.
+    /// Makes orphan `ino`, whose lock may be held by another thread, point to `next`: its dtime
+    /// word changes in the table and, when nobody is at it, in the cell.
     ///
     /// # Errors
     /// The device's.
@@ -135,8 +135,8 @@ impl Volume {
         self.clock.now()
     }
 
-    /// Turns a failure of the medium or the format into a stop: nothing is written any more. Ordinary
-    /// refusals pass through.
+    /// Turns a failure of the medium or the format into a stop: nothing is written any more.
+    /// Ordinary refusals pass through.
     pub fn stop_on<T>(&self, result: Result<T>) -> Result<T> {
         if let (Err(Error::Corrupt(_) | Error::Device(_)), Some(journal)) = (&result, &self.journal)
         {

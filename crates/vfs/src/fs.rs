@@ -1,26 +1,27 @@
 //! The libservice seam: what a file system offers and what it may rely on.
 //!
-//! A *libservice* (memfs, hostdir, ext4, union, ceph) is a thread-safe object behind [`FileSystem`].
-//! Above it stands the [`Vfs`](crate::Vfs), which owns the dentry, inode and page caches, permission
-//! checks, open files and locks. A libservice knows inodes and names, nothing of processes,
-//! descriptors, paths or credentials.
+//! A *libservice* (memfs, hostdir, ext4, union, ceph) is a thread-safe object behind
+//! [`FileSystem`]. Above it stands the [`Vfs`](crate::Vfs), which owns the dentry, inode and page
+//! caches, permission checks, open files and locks. A libservice knows inodes and names, nothing of
+//! processes, descriptors, paths or credentials.
 //!
 //! # What a libservice may rely on
 //!
 //! - Names are 1..=255 bytes, hold neither `/` nor NUL and are never `.` or `..`.
 //! - Permissions were checked. `NewNode` carries the final owner, group and mode.
-//! - Operations that change one directory are never called concurrently for that directory; a rename
-//!   has both directories to itself, and no two cross-directory renames run at once in one instance.
-//!   Everything else may be called from any number of threads at once.
-//! - Data calls on one inode: any number of reads together; a write, truncate or fallocate is alone.
+//! - Operations that change one directory are never called concurrently for that directory; a
+//!   rename has both directories to itself, and no two cross-directory renames run at once in one
+//!   instance. Everything else may be called from any number of threads at once.
+//! - Data calls on one inode: any number of reads together; a write, truncate or fallocate is
+//!   alone.
 //! - [`FileSystem::forget`] is the last call for an inode until a lookup returns it again.
 //!
 //! # What the VFS may rely on
 //!
-//! - An inode returned by `lookup`, `create`, `create_unlinked` or `link` stays valid, with the same
-//!   number and generation, until `forget`, also after its last link is gone.
-//! - A returned [`Attr`] is the state after the operation. An error means that nothing changed, except
-//!   for a short write, which reports how far it came.
+//! - An inode returned by `lookup`, `create`, `create_unlinked` or `link` stays valid, with the
+//!   same number and generation, until `forget`, also after its last link is gone.
+//! - A returned [`Attr`] is the state after the operation. An error means that nothing changed,
+//!   except for a short write, which reports how far it came.
 //! - Hostile or corrupt media are an error, never a panic. After a failed metadata write the file
 //!   system answers `EROFS` or `EIO` to changes until it is opened again.
 
@@ -124,8 +125,8 @@ pub enum SetTime {
 }
 
 /// Changes to an inode; `None` leaves a field as it is. `ctime` moves with any change, unless it is
-/// given: the VFS gives it when it hands on times that it kept (access times, delayed writes). Front
-/// ends leave it `None`.
+/// given: the VFS gives it when it hands on times that it kept (access times, delayed writes).
+/// Front ends leave it `None`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SetAttr {
     /// New permission bits (12 bits).
@@ -202,8 +203,8 @@ pub enum RenameMode {
 pub struct DirEntry<'a> {
     /// The inode.
     pub ino: Ino,
-    /// Position *after* this entry: give it to `readdir` to go on from here. 1..=`i64::MAX - 2` from
-    /// a libservice: the VFS adds 2 for `.` and `..`, and programs take positions as `off_t`.
+    /// Position *after* this entry: give it to `readdir` to go on from here. 1..=`i64::MAX - 2`
+    /// from a libservice: the VFS adds 2 for `.` and `..`, and programs take positions as `off_t`.
     pub next: u64,
     /// What it is.
     pub kind: Kind,
@@ -283,8 +284,8 @@ pub trait Sink {
     fn zero(&mut self, at: usize, len: usize);
 }
 
-/// Where written bytes come from. `get` may be called once per byte range only: the bytes may lie in
-/// memory that a hostile peer changes between two looks.
+/// Where written bytes come from. `get` may be called once per byte range only: the bytes may lie
+/// in memory that a hostile peer changes between two looks.
 pub trait Source {
     /// Bytes offered.
     fn len(&self) -> usize;
@@ -355,8 +356,8 @@ pub trait FileSystem: Send + Sync {
     /// Creates `name` in `dir`. `EEXIST` when it exists.
     fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed>;
 
-    /// Creates a regular file without a name (`O_TMPFILE`), on the file system of `dir`. `nlink` is 0;
-    /// `link` may give it a name later.
+    /// Creates a regular file without a name (`O_TMPFILE`), on the file system of `dir`. `nlink` is
+    /// 0; `link` may give it a name later.
     fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr>;
 
     /// Gives `ino` one more name.
@@ -368,8 +369,9 @@ pub trait FileSystem: Send + Sync {
     /// Removes an empty directory. `ENOTEMPTY` when it is not.
     fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed>;
 
-    /// Moves a name. The VFS has already refused moving a directory into itself, kind mismatches and
-    /// names of one inode (a no-op); `ENOTEMPTY` for a full target directory is the libservice's.
+    /// Moves a name. The VFS has already refused moving a directory into itself, kind mismatches
+    /// and names of one inode (a no-op); `ENOTEMPTY` for a full target directory is the
+    /// libservice's.
     fn rename(
         &self,
         from_dir: Ino,
@@ -382,9 +384,9 @@ pub trait FileSystem: Send + Sync {
     /// The target of a symbolic link.
     fn readlink(&self, ino: Ino) -> Result<Vec<u8>>;
 
-    /// Lists `dir` from position `from` (0: the start, or a former `DirEntry::next`), without `.` and
-    /// `..`, until `each` returns false. Stable under change: an entry that is neither added nor
-    /// removed during the stream is seen exactly once.
+    /// Lists `dir` from position `from` (0: the start, or a former `DirEntry::next`), without `.`
+    /// and `..`, until `each` returns false. Stable under change: an entry that is neither added
+    /// nor removed during the stream is seen exactly once.
     fn readdir(
         &self,
         dir: Ino,

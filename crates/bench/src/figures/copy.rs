@@ -1,5 +1,5 @@
-//! Reads of 4 KiB to 4 MiB through the channel on two CPUs, by copy method and chunk of the pipeline,
-//! beside one copy made by the kernel (CMA). The source is larger than the caches.
+//! Reads of 4 KiB to 4 MiB through the channel on two CPUs, by copy method and chunk of the
+//! pipeline, beside one copy made by the kernel (CMA). The source is larger than the caches.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,9 @@
 //! `demo`: what `make demo` shows in about a minute.
 //!
-//! First real programs (git, sqlite3) work in a lane and the lane's own statistics are printed. Then
-//! two tenants side by side: one floods with creates, renames and deletes, the other does small
-//! transactions (write 4 KiB, fsync, rename), each on a processor of its own where there are two,
-//! in one shared directory of the disk, in one shared tmpfs, and in a lane each.
+//! First real programs (git, sqlite3) work in a lane and the lane's own statistics are printed.
+//! Then two tenants side by side: one floods with creates, renames and deletes, the other does
+//! small transactions (write 4 KiB, fsync, rename), each on a processor of its own where there are
+//! two, in one shared directory of the disk, in one shared tmpfs, and in a lane each.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -27,12 +27,15 @@ git init -q project && cd project
 git config user.name demo && git config user.email demo@example.org
 for n in $(seq 200); do echo "file $n" > "file$n.txt"; done
 git add . && git commit -qm 'two hundred files' && git gc -q
-echo "git: $(git log --oneline | wc -l) commit, $(git ls-files | wc -l) files, fsck: $(git fsck 2>&1 | wc -l) complaints"
+files=$(git ls-files | wc -l); complaints=$(git fsck 2>&1 | wc -l)
+echo "git: $(git log --oneline | wc -l) commit, $files files, fsck: $complaints complaints"
 cd /lane
-sqlite3 shop.db 'PRAGMA journal_mode=WAL; CREATE TABLE sale(id INTEGER PRIMARY KEY, cents INT);' > /dev/null
+sqlite3 shop.db 'PRAGMA journal_mode=WAL' > /dev/null
+sqlite3 shop.db 'CREATE TABLE sale(id INTEGER PRIMARY KEY, cents INT)'
 sqlite3 shop.db 'WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<20000)
                  INSERT INTO sale(cents) SELECT i*7%1000 FROM n;'
-echo "sqlite3: $(sqlite3 shop.db 'SELECT count(*), sum(cents) FROM sale;') rows|cents, integrity: $(sqlite3 shop.db 'PRAGMA integrity_check;')"
+rows=$(sqlite3 shop.db 'SELECT count(*) FROM sale'); sound=$(sqlite3 shop.db 'PRAGMA integrity_check')
+echo "sqlite3: $rows rows, integrity check: $sound"
 df -h /lane | tail -1 | awk '{print "df: " $2 " in all, " $3 " used, mounted on " $6}'
 echo done
 read answer
@@ -117,7 +120,7 @@ fn record(report: &mut Report, place: Place, point: &str, outcome: &Outcome) {
 fn notes(mut left_out: Vec<String>) -> Vec<String> {
     left_out.extend(
         [
-            "disk: both tenants in one directory of the host's own file system; fsync reaches the disk",
+            "disk: both in one directory of the host's own file system; fsync reaches the disk",
             "tmpfs: both in one tmpfs, in memory; fsync does nothing",
             "lane: a lane each on memfs, in memory; fsync does nothing: compare it with tmpfs",
             "lanes on the disk, with a journal each, come with the ext4 libservice",

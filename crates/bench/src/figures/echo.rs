@@ -42,8 +42,8 @@ impl Cpus {
 
 /// Bytes that reads come from: more than a cache, so that every copy has to fetch its source.
 const SOURCE_BYTES: usize = 64 << 20;
-/// Looks of the worker before it sleeps, when the client runs on another CPU, and when it does not: there
-/// it holds up the very client it waits for.
+/// Looks of the worker before it sleeps, when the client runs on another CPU, and when it does not:
+/// there it holds up the very client it waits for.
 const SPINS: [u32; 2] = [1000, 32];
 
 /// Runs `client` on this thread against a worker that answers pings and reads, each pinned.

@@ -68,8 +68,9 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-/// fstat through the lane's FUSE mount: the same trip and a VFS call at its end. Where the scheduler puts
-/// the two sides is left to it, so the row stands beside the others, not in their sweep.
+/// fstat through the lane's FUSE mount: the same trip and a VFS call at its end. Where the
+/// scheduler puts the two sides is left to it, so the row stands beside the others, not in their
+/// sweep.
 fn fuse(options: &Options, report: &mut Report) {
     let measure = |report: &mut Report| -> Result<()> {
         let ground = Ground::new()?;

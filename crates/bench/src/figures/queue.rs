@@ -1,8 +1,9 @@
-//! The request queues beside two in-process ones that Rust programs use, with 1 to 16 producers and as
-//! many consumers: throughput, and percentiles of enqueue, dequeue and of an item's time in the queue.
+//! The request queues beside two in-process ones that Rust programs use, with 1 to 16 producers and
+//! as many consumers: throughput, and percentiles of enqueue, dequeue and of an item's time in the
+//! queue.
 //!
-//! Every producer has [`WINDOW`] values of its own and enqueues one again only after it was taken: what
-//! mailboxes are, and the same load for all.
+//! Every producer has [`WINDOW`] values of its own and enqueues one again only after it was taken:
+//! what mailboxes are, and the same load for all.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -98,7 +99,8 @@ fn all_systems(report: &mut Report, sides: usize, time: Duration) -> Result<()> 
 /// What the threads of one measurement share.
 struct Load<'a, Q> {
     queue: &'a Q,
-    /// Per value: 0 free, else in the queue: 1, or the nanosecond since `start` at which it was pushed.
+    /// Per value: 0 free, else in the queue: 1, or the nanosecond since `start` at which it was
+    /// pushed.
     stamps: Vec<AtomicU64>,
     start: Instant,
     stop: AtomicBool,

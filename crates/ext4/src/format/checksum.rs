@@ -3,14 +3,14 @@
 //! | structure | seed | covers |
 //! |---|---|---|
 //! | superblock | ~0 | its first 1020 bytes |
-//! | group descriptor | file system | group number, descriptor with the field zero; low 16 bits kept |
+//! | group descriptor | file system | number, descriptor with a zero field; low 16 bits |
 //! | bitmaps | file system | the bytes that hold bits of the group |
 //! | inode | inode | the inode with both halves zero |
 //! | directory block, index node, extent block | inode | the block up to its tail |
 //! | attribute block | file system | block number (64 bits), the block with the field zero |
 //!
-//! *File system* seed: crc32c(~0, UUID), or `s_checksum_seed`. *Inode* seed: crc32c(file-system seed,
-//! inode number, generation).
+//! *File system* seed: crc32c(~0, UUID), or `s_checksum_seed`. *Inode* seed: crc32c(file-system
+//! seed, inode number, generation).
 
 /// Goes on from `seed` over `bytes`.
 pub fn crc(seed: u32, bytes: &[u8]) -> u32 {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! entry: inode u32, record length u16, name length u8, type u8, name, padding to 4
-//! tail (with checksums): an entry of inode 0, length 12, name length 0, type 0xde, then the checksum
+//! tail (with checksums): an entry of inode 0, length 12, no name, type 0xde, then the checksum
 //! ```
 //! Record lengths cover a block exactly. An entry of inode 0 is free space.
 
@@ -43,7 +43,8 @@ pub fn record_bytes(name_bytes: usize) -> usize {
     (HEADER_BYTES + name_bytes).next_multiple_of(4)
 }
 
-/// A record length as stored: 65535 and 0 stand for 65536 in 64 KiB blocks, which are not supported.
+/// A record length as stored: 65535 and 0 stand for 65536 in 64 KiB blocks, which are not
+/// supported.
 fn stored_record(bytes: &[u8], at: usize) -> usize {
     usize::from(le16(bytes, at + 4))
 }

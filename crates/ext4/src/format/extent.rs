@@ -47,7 +47,8 @@ impl Extent {
         DeviceBlock(self.start.0 + u64::from(block.0 - self.first.0))
     }
 
-    /// Whether `next` continues this extent in the file, on the device and in kind, within the limit.
+    /// Whether `next` continues this extent in the file, on the device and in kind, within the
+    /// limit.
     pub fn continues_with(&self, next: &Extent) -> bool {
         let limit = if self.unwritten { UNWRITTEN_BLOCKS_MAX } else { WRITTEN_BLOCKS_MAX };
         self.unwritten == next.unwritten

@@ -1,12 +1,12 @@
 //! The index nodes of a hashed directory, which pretend to be directory entries.
 //!
 //! ```text
-//! root  block: "." 12 bytes, ".." rest of block; at 0x18: reserved u32, hash version u8, info length 8,
-//!              levels u8, flags u8; entries from 0x20
+//! root  block: "." 12 bytes, ".." rest of block; at 0x18: reserved u32, hash version u8,
+//!              info length 8, levels u8, flags u8; entries from 0x20
 //! node  block: an empty entry of the whole block, 8 bytes; entries from 0x08
 //! entries:     {limit u16, count u16, first block u32}, then {hash u32, block u32} sorted by hash
-//! checksum:    8 bytes behind the last possible entry: reserved u32, sum u32; the sum covers the block
-//!              up to the last used entry, the reserved word, and a zero word
+//! checksum:    8 bytes behind the last possible entry: reserved u32, sum u32; the sum covers the
+//!              block up to the last used entry, the reserved word, and a zero word
 //! ```
 //! A set bit 0 of a hash says that entries of equal hash go on from the block before.
 

@@ -1,7 +1,7 @@
 //! Inodes as they lie in the inode table: bytes with accessors.
 //!
-//! 128 bytes of ext2, then `i_extra_isize` bytes of later fields (checksum high, nanoseconds, epochs,
-//! creation time), then room for extended attributes.
+//! 128 bytes of ext2, then `i_extra_isize` bytes of later fields (checksum high, nanoseconds,
+//! epochs, creation time), then room for extended attributes.
 
 use polylane_base::Time;
 
@@ -309,7 +309,8 @@ impl RawInode {
         put32(block, 4, if old { 0 } else { new });
     }
 
-    /// A time stamp: 34 bits of seconds and nanoseconds where the inode has room, else 32 signed bits.
+    /// A time stamp: 34 bits of seconds and nanoseconds where the inode has room, else 32 signed
+    /// bits.
     pub fn time(&self, stamp: Stamp) -> Time {
         let (at, extra_at) = stamp.places();
         if stamp == Stamp::Birth && !self.has_extra(at + 4) {

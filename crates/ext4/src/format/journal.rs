@@ -9,9 +9,9 @@
 //! | 8 | block number, high |
 //! | 12 | crc32c(journal seed, sequence, block as logged) |
 //!
-//! The first tag of a descriptor is followed by the journal's UUID. A logged block that begins with the
-//! journal's magic number has it zeroed (ESCAPE). Descriptor and revoke blocks end in a checksum over
-//! the block with that field zero.
+//! The first tag of a descriptor is followed by the journal's UUID. A logged block that begins with
+//! the journal's magic number has it zeroed (ESCAPE). Descriptor and revoke blocks end in a
+//! checksum over the block with that field zero.
 
 use super::DeviceBlock;
 use super::checksum::crc;
@@ -325,7 +325,8 @@ impl Codec {
         }
     }
 
-    /// Writes a descriptor block for `tags`, at most [`Codec::tags_per_block`] of them, at least one.
+    /// Writes a descriptor block for `tags`, at most [`Codec::tags_per_block`] of them, at least
+    /// one.
     pub fn put_descriptor(&self, block: &mut [u8], sequence: u32, tags: &[Tag]) {
         block.fill(0);
         Self::put_header(block, BlockType::Descriptor, sequence);

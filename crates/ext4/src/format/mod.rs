@@ -1,8 +1,8 @@
 //! Bytes on disk: codecs and checksums, without I/O, locks or policy.
 //!
 //! Everything is little-endian except the journal, which is big-endian. A type here either *is* the
-//! bytes with accessors (so that fields we do not know survive a rewrite) or a decoded, validated value.
-//! Offsets are those of Documentation/filesystems/ext4.
+//! bytes with accessors (so that fields we do not know survive a rewrite) or a decoded, validated
+//! value. Offsets are those of Documentation/filesystems/ext4.
 
 pub mod bitmap;
 pub mod checksum;

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! inode: magic 0xea020000; entries; … values, from the end backwards
-//! block: magic, references u32, blocks u32 = 1, hash u32, checksum u32, 12 bytes; entries; … values
-//! entry: name length u8, name index u8, value offset u16, value inode u32, value size u32, hash u32,
-//!        name, padding to 4; four zero bytes end the list
+//! block: magic, references u32, blocks u32 = 1, hash u32, checksum u32, 12 bytes;
+//!        entries; … values
+//! entry: name length u8, name index u8, value offset u16, value inode u32, value size u32,
+//!        hash u32, name, padding to 4; four zero bytes end the list
 //! ```
 //! Value offsets count from the first entry in an inode and from the block's start in a block.
 
@@ -100,7 +101,8 @@ fn decode(area: &[u8], first: usize, base: usize) -> Result<Vec<Attribute>, &'st
     Ok(found)
 }
 
-/// Writes attributes into an inode's area. Returns false, leaving it as it was, when they do not fit.
+/// Writes attributes into an inode's area. Returns false, leaving it as it was, when they do not
+/// fit.
 pub fn encode_inode(area: &mut [u8], attributes: &[Attribute]) -> bool {
     if attributes.is_empty() {
         area.fill(0);
