@@ -1,4 +1,5 @@
-//! Nanoseconds per file operation on a memfs lane: `cargo run --release --example ops [THREADS [ONLY]]`.
+//! Nanoseconds per file operation on a memfs lane: `cargo run --release --example ops [THREADS
+//! [ONLY]]`.
 //!
 //! A profiling aid, not a figure: the figures are in `bench`.
 

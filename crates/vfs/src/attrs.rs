@@ -18,16 +18,16 @@ impl Vfs {
         self.begin();
         let mut attr = *node.fresh_attr()?;
         if let Some(pages) = node.pages_used() {
-            // Space of delayed writes is not allocated yet, but programs take a file with fewer blocks
-            // than bytes for a sparse one.
+            // Space of delayed writes is not allocated yet, but programs take a file with fewer
+            // blocks than bytes for a sparse one.
             attr.blocks += pages.blocks_to_come(&attr);
         }
         Ok(attr)
     }
 
-    /// Changes the state of an inode as chmod(2), chown(2), truncate(2) and utimensat(2) may; returns
-    /// the new state. `EPERM` for other owners' inodes, `EACCES`, `EISDIR` and `EINVAL` for the size of
-    /// what is not a regular file, `EFBIG`.
+    /// Changes the state of an inode as chmod(2), chown(2), truncate(2) and utimensat(2) may;
+    /// returns the new state. `EPERM` for other owners' inodes, `EACCES`, `EISDIR` and `EINVAL` for
+    /// the size of what is not a regular file, `EFBIG`.
     ///
     /// ftruncate(2) needs no right on the inode, only a file that is open for writing: a front end
     /// that checked that says `kernel_checked`.
@@ -54,7 +54,8 @@ impl Vfs {
         }
     }
 
-    /// access(2) with the rights of `cred`: `mask` of `R_OK` 4, `W_OK` 2, `X_OK` 1. `EACCES`, `EROFS`.
+    /// access(2) with the rights of `cred`: `mask` of `R_OK` 4, `W_OK` 2, `X_OK` 1. `EACCES`,
+    /// `EROFS`.
     pub fn access(&self, cred: &Cred, node: &Node, mask: u32) -> Result<()> {
         self.begin();
         let stores = matches!(node.kind(), Kind::File | Kind::Dir | Kind::Symlink);
@@ -179,8 +180,8 @@ impl Core {
         }
     }
 
-    /// Makes the next read move an access time that is a day old. Called when a file is opened: asking
-    /// the clock at every read would cost more than the read.
+    /// Makes the next read move an access time that is a day old. Called when a file is opened:
+    /// asking the clock at every read would cost more than the read.
     pub(crate) fn age_atime(&self, node: &Inode) {
         if !node.has(ATIME_DUE) && self.now().sec - node.attr().atime.sec > ATIME_AGE_MAX_SECONDS {
             node.raise(ATIME_DUE);

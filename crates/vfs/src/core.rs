@@ -76,8 +76,8 @@ impl Core {
         node
     }
 
-    /// The inode of a lookup's result, where the lookup began at `epoch` of the inode table. `None`:
-    /// the inode was being forgotten meanwhile, look it up again.
+    /// The inode of a lookup's result, where the lookup began at `epoch` of the inode table.
+    /// `None`: the inode was being forgotten meanwhile, look it up again.
     fn adopt(self: &Arc<Self>, attr: Attr, parent: &Node, epoch: u64) -> Option<Node> {
         let node = self
             .inodes
@@ -111,8 +111,8 @@ impl Core {
         self.known_child(dir, name).unwrap_or_else(|| self.ask_child(dir, name, true))
     }
 
-    /// [`child_locked`](Self::child_locked) for a name that the caller is about to give to something
-    /// else: that it does not exist yet is not worth keeping.
+    /// [`child_locked`](Self::child_locked) for a name that the caller is about to give to
+    /// something else: that it does not exist yet is not worth keeping.
     pub(crate) fn target_locked(self: &Arc<Self>, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
         let found = self.known_child(dir, name).unwrap_or_else(|| self.ask_child(dir, name, false));
         match found {

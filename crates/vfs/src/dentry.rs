@@ -1,15 +1,15 @@
 //! The private dentry table: names that were looked up, present ones and absent ones.
 //!
-//! Hashed by (directory, name) into shards of one lock each. A shard is a slab of slots, chained from
-//! buckets; a full shard reuses the slot that CLOCK picks. A positive entry keeps its inode alive, so
-//! this table is also the LRU of unused inodes.
+//! Hashed by (directory, name) into shards of one lock each. A shard is a slab of slots, chained
+//! from buckets; a full shard reuses the slot that CLOCK picks. A positive entry keeps its inode
+//! alive, so this table is also the LRU of unused inodes.
 //!
 //! # Invariants
 //!
 //! - An entry says what the libservice would say, because every change of a directory changes the
 //!   table while it holds the lock of the directory's entries.
-//! - Directories are named by `Inode::id`, which is never used again: entries of a directory that went
-//!   away are never found and age out.
+//! - Directories are named by `Inode::id`, which is never used again: entries of a directory that
+//!   went away are never found and age out.
 //! - No inode is dropped while a shard is locked: that calls the libservice.
 
 use std::hash::Hasher;

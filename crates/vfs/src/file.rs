@@ -116,8 +116,8 @@ impl OpenFile {
         }
     }
 
-    /// Reads at most `len` bytes at `offset`; fewer only at the end of the file. `EBADF` when not open
-    /// for reading, `EISDIR`.
+    /// Reads at most `len` bytes at `offset`; fewer only at the end of the file. `EBADF` when not
+    /// open for reading, `EISDIR`.
     pub fn read(&self, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
         let node = self.readable()?;
         let core = &node.core;
@@ -135,8 +135,8 @@ impl OpenFile {
     }
 
     /// Writes at `at`, or at the end of the file with `None` or `O_APPEND`. Set-id bits go unless
-    /// `cred` is root. Short only when space or the largest file size ran out after the first bytes.
-    /// `EBADF`, `EFBIG`, `ENOSPC`.
+    /// `cred` is root. Short only when space or the largest file size ran out after the first
+    /// bytes. `EBADF`, `EFBIG`, `ENOSPC`.
     pub fn write(&self, cred: &Cred, at: Option<u64>, source: &mut dyn Source) -> Result<Written> {
         let node = self.writable()?;
         let core = &node.core;
@@ -167,8 +167,8 @@ impl OpenFile {
         Ok(Written { count, end: at + count as u64 })
     }
 
-    /// fsync(2); fdatasync(2) with `data_only`. An error of an earlier write-back is reported once to
-    /// each open file.
+    /// fsync(2); fdatasync(2) with `data_only`. An error of an earlier write-back is reported once
+    /// to each open file.
     pub fn fsync(&self, data_only: bool) -> Result<()> {
         let core = &self.node.core;
         core.count(Count::Ops);
@@ -225,10 +225,10 @@ impl OpenFile {
         core.fs.seek(self.node.ino(), offset, target)
     }
 
-    /// Lists the directory from position `from` (0: the start, or a former [`DirEntry::next`]), `.` and
-    /// `..` included, until `each` returns false. Stable: a name that is neither added nor removed
-    /// meanwhile is seen exactly once. `each` must not call the VFS. `ENOTDIR`, `ENOENT` when the
-    /// directory was removed.
+    /// Lists the directory from position `from` (0: the start, or a former [`DirEntry::next`]), `.`
+    /// and `..` included, until `each` returns false. Stable: a name that is neither added nor
+    /// removed meanwhile is seen exactly once. `each` must not call the VFS. `ENOTDIR`, `ENOENT`
+    /// when the directory was removed.
     pub fn readdir(&self, from: u64, each: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
         let node = &self.node;
         node.core.count(Count::Ops);
@@ -256,8 +256,8 @@ impl OpenFile {
         Ok(())
     }
 
-    /// copy_file_range(2): at most `len` bytes at `from` of this file to `at` of `to`. `EINVAL` when
-    /// the two ranges of one file overlap.
+    /// copy_file_range(2): at most `len` bytes at `from` of this file to `at` of `to`. `EINVAL`
+    /// when the two ranges of one file overlap.
     pub fn copy_range(&self, from: u64, to: &OpenFile, at: u64, len: u64) -> Result<u64> {
         let source = self.readable()?;
         let target = to.writable()?;

@@ -4,9 +4,9 @@
 //!
 //! - One `Inode` per live inode number: the inode table holds a weak reference to it, see
 //!   [`inodes`](crate::inodes).
-//! - `perm`, `owner`, `nlink` and `size` repeat fields of `attr`, so that path walks and reads need no
-//!   lock. They are stored while `attr` is locked. A reader may see `perm` of one change and `owner` of
-//!   the next, as in any kernel that reads the two without a lock.
+//! - `perm`, `owner`, `nlink` and `size` repeat fields of `attr`, so that path walks and reads need
+//!   no lock. They are stored while `attr` is locked. A reader may see `perm` of one change and
+//!   `owner` of the next, as in any kernel that reads the two without a lock.
 //! - A live directory other than the root has its parent in `parent`.
 
 use std::sync::OnceLock;
@@ -134,7 +134,8 @@ impl Inode {
         self.flags.load(Acquire) & flag != 0
     }
 
-    /// Puts all of the flags up. A look first: most of the time they are, and the line stays shared.
+    /// Puts all of the flags up. A look first: most of the time they are, and the line stays
+    /// shared.
     pub(crate) fn raise(&self, flags: u32) {
         if self.flags.load(Acquire) & flags != flags {
             self.flags.fetch_or(flags, AcqRel);
@@ -146,8 +147,8 @@ impl Inode {
         self.has(flag) && self.flags.fetch_and(!flag, AcqRel) & flag != 0
     }
 
-    /// The state, locked. Whoever changes the inode through the libservice holds this over the call,
-    /// so that results are kept in the order in which they happened.
+    /// The state, locked. Whoever changes the inode through the libservice holds this over the
+    /// call, so that results are kept in the order in which they happened.
     pub(crate) fn attr(&self) -> MutexGuard<'_, Attr> {
         self.attr.lock()
     }

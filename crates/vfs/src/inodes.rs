@@ -5,8 +5,8 @@
 //! - An entry is made when an inode begins to live and removed *after* the libservice forgot it. A
 //!   lookup that finds an entry which cannot be upgraded met an inode that is being forgotten: its
 //!   result may be void, it must ask again.
-//! - A lookup that finds no entry checks that no inode was removed since it began (`epoch`): else the
-//!   forgetting may have fallen between its question and its entry.
+//! - A lookup that finds no entry checks that no inode was removed since it began (`epoch`): else
+//!   the forgetting may have fallen between its question and its entry.
 //! - `forget` is called exactly once per entry: by the drop of the last reference.
 
 use rustc_hash::FxHashMap;

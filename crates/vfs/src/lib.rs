@@ -1,10 +1,10 @@
 //! The private VFS of a lane: everything between a front end and a libservice.
 //!
 //! ```text
-//!  front ends ──► Vfs: walk · names · rename · attrs · xattr · open · lock      OpenFile: file
-//!                  │                                                              │
-//!                  ├─► dentry (names) ─► inodes (live inodes)                     ├─► cache (pages)
-//!                  └──────────────► fs::FileSystem: memfs · hostdir ◄─────────────┘
+//!  front ends ──► Vfs: walk · names · rename · attrs · xattr · open · lock    OpenFile: file
+//!                  │                                                            │
+//!                  ├─► dentry (names) ─► inodes (live inodes)                   ├─► cache (pages)
+//!                  └──────────────► fs::FileSystem: memfs · hostdir ◄───────────┘
 //! ```
 //!
 //! # Lock order
@@ -13,12 +13,13 @@
 //! renaming ─► entries of a directory, upper before lower ─► attr ─► libservice
 //!             a file's data ─► backing ────────────────────► attr
 //!                                     └─► dirty_files ─► a file's map
-//! leaves, held over nothing else: parent · a dentry shard · an inode-table shard · the lock table ·
-//!                                 the cache's CLOCK · the flusher's state
+//! leaves, held over nothing else: parent · a dentry shard · an inode-table shard ·
+//!                                 the lock table · the cache's CLOCK · the flusher's state
 //! ```
 //!
-//! Entries and data are one lock, [`Inode`]'s: an inode has either the one or the other. The drop of an
-//! inode takes leaves and calls the libservice, so inodes are dropped under any lock but a leaf.
+//! Entries and data are one lock, [`Inode`]'s: an inode has either the one or the other. The drop
+//! of an inode takes leaves and calls the libservice, so inodes are dropped under any lock but a
+//! leaf.
 //!
 //! # No global state
 //!

@@ -1,7 +1,7 @@
 //! Names: lookup, create, link, unlink, rmdir, readlink. Rename has its own file.
 //!
-//! Every change follows one pattern: check, lock the directory's entries, look at what is there, ask
-//! the libservice, keep the states it returned, bring the dentry table up to date, unlock.
+//! Every change follows one pattern: check, lock the directory's entries, look at what is there,
+//! ask the libservice, keep the states it returned, bring the dentry table up to date, unlock.
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
@@ -90,8 +90,8 @@ impl Vfs {
         self.core.child(dir, name)
     }
 
-    /// Creates `name` in `dir`. The owner is `cred`, the group `cred`'s or, in a set-gid directory, the
-    /// directory's. `EEXIST` when the name exists.
+    /// Creates `name` in `dir`. The owner is `cred`, the group `cred`'s or, in a set-gid directory,
+    /// the directory's. `EEXIST` when the name exists.
     pub fn create(&self, cred: &Cred, dir: &Node, name: &[u8], new: &Create<'_>) -> Result<Node> {
         self.begin();
         check_dir(dir)?;
@@ -139,8 +139,8 @@ impl Vfs {
         Ok(node)
     }
 
-    /// Creates a regular file without a name (`O_TMPFILE`), on the file system of `dir`. It lives while
-    /// it is held, or until `link` gives it a name.
+    /// Creates a regular file without a name (`O_TMPFILE`), on the file system of `dir`. It lives
+    /// while it is held, or until `link` gives it a name.
     pub fn create_unlinked(&self, cred: &Cred, dir: &Node, perm: u32, umask: u32) -> Result<Node> {
         self.begin();
         check_dir(dir)?;
@@ -157,8 +157,8 @@ impl Vfs {
         Ok(node)
     }
 
-    /// Gives `node` one more name. `EPERM` for directories, `EEXIST`, `EMLINK`, `ENOENT` for an inode
-    /// whose last name is gone.
+    /// Gives `node` one more name. `EPERM` for directories, `EEXIST`, `EMLINK`, `ENOENT` for an
+    /// inode whose last name is gone.
     pub fn link(&self, cred: &Cred, node: &Node, dir: &Node, name: &[u8]) -> Result<()> {
         self.begin();
         check_dir(dir)?;

@@ -28,8 +28,8 @@ struct Missing {
 
 impl Vfs {
     /// Opens what `path` names as open(2) does, creation, `O_EXCL`, `O_NOFOLLOW`, `O_DIRECTORY`,
-    /// `O_TRUNC` and `O_TMPFILE` included. Does not look at what kind of file it is: FIFOs, sockets and
-    /// devices are the caller's affair.
+    /// `O_TRUNC` and `O_TMPFILE` included. Does not look at what kind of file it is: FIFOs, sockets
+    /// and devices are the caller's affair.
     pub fn open_path(
         &self,
         cred: &Cred,
@@ -132,8 +132,8 @@ impl Vfs {
     }
 
     /// Opens a known inode. Checks the rights that the access mode needs, truncates for `O_TRUNC`.
-    /// `EISDIR` for writing a directory, `ENOTDIR`, `ELOOP` for a symbolic link, `EROFS`, `EPERM` for
-    /// another owner's file with `O_NOATIME`.
+    /// `EISDIR` for writing a directory, `ENOTDIR`, `ELOOP` for a symbolic link, `EROFS`, `EPERM`
+    /// for another owner's file with `O_NOATIME`.
     pub fn open(&self, cred: &Cred, node: &Node, flags: i32) -> Result<Arc<OpenFile>> {
         let wish = bits(flags);
         if wish.contains(OFlags::DIRECTORY) && !node.is_dir() {

@@ -2,13 +2,13 @@
 //!
 //! # Locking
 //!
-//! `renaming → the upper directory's entries → the lower one's → entries of directories that move or
-//! are replaced → attr`. Two directories of which neither lies above the other are taken in the order
-//! of their ids; this is free of deadlock because only one rename between two directories runs at a
-//! time (`renaming`), and everything else locks from a parent to its child.
+//! `renaming → the upper directory's entries → the lower one's → entries of directories that move
+//! or are replaced → attr`. Two directories of which neither lies above the other are taken in the
+//! order of their ids; this is free of deadlock because only one rename between two directories
+//! runs at a time (`renaming`), and everything else locks from a parent to its child.
 //!
-//! The lock of `renaming` also keeps every directory's parent as it is, so that "lies above" stays true
-//! until the rename is done.
+//! The lock of `renaming` also keeps every directory's parent as it is, so that "lies above" stays
+//! true until the rename is done.
 
 use polylane_base::sync::{Arc, RwLockWriteGuard};
 use polylane_base::{Errno, Result};
@@ -66,8 +66,9 @@ fn wish(flags: u32) -> Result<Wish> {
 }
 
 impl Vfs {
-    /// Renames `from` in `from_dir` to `to` in `to_dir`; `flags` as in renameat2(2): `RENAME_NOREPLACE`
-    /// 1, `RENAME_EXCHANGE` 2, `RENAME_WHITEOUT` 4. Two names of one inode: nothing happens.
+    /// Renames `from` in `from_dir` to `to` in `to_dir`; `flags` as in renameat2(2):
+    /// `RENAME_NOREPLACE` 1, `RENAME_EXCHANGE` 2, `RENAME_WHITEOUT` 4. Two names of one inode:
+    /// nothing happens.
     pub fn rename(
         &self,
         cred: &Cred,

@@ -1,8 +1,8 @@
 //! Counters of one VFS.
 //!
-//! Each counter is striped over a few cache lines, so that threads on different cores do not pass one
-//! line around at every operation. A thread's stripe comes from the address of its stack: free, and
-//! without any state of its own.
+//! Each counter is striped over a few cache lines, so that threads on different cores do not pass
+//! one line around at every operation. A thread's stripe comes from the address of its stack: free,
+//! and without any state of its own.
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

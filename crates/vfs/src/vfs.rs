@@ -82,8 +82,8 @@ pub struct Vfs {
 
 impl Vfs {
     /// Opens the file system's root, and starts the flusher where data is cached. Fails if the
-    /// libservice cannot give its root; `ENOTDIR`; `EINVAL` for a libservice whose data is to be cached
-    /// although it may change behind our back.
+    /// libservice cannot give its root; `ENOTDIR`; `EINVAL` for a libservice whose data is to be
+    /// cached although it may change behind our back.
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Result<Arc<Vfs>> {
         let core = Core::new(fs, options);
         if core.character.cache_data && core.character.volatile {

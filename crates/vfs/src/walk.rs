@@ -1,9 +1,9 @@
 //! Path walk: from a start directory, over names, `..` and symbolic links, to an inode or to a last
 //! name.
 //!
-//! The walk takes no lock over more than one component. Access to every directory is checked before a
-//! name is looked up in it. A path that leads out of the lane ends in [`PathError::Leaves`]: the caller
-//! repeats the call through the kernel, which knows what lies outside.
+//! The walk takes no lock over more than one component. Access to every directory is checked before
+//! a name is looked up in it. A path that leads out of the lane ends in [`PathError::Leaves`]: the
+//! caller repeats the call through the kernel, which knows what lies outside.
 
 use std::borrow::Cow;
 
@@ -230,8 +230,8 @@ impl Covered {
 
 impl Vfs {
     /// The inode that `path` names, seen from directory `start` (or the lane's root, when it begins
-    /// with a slash). Every directory on the way must grant `cred` the right to search it. `follow`:
-    /// follow a symbolic link in last place.
+    /// with a slash). Every directory on the way must grant `cred` the right to search it.
+    /// `follow`: follow a symbolic link in last place.
     pub fn resolve(
         &self,
         cred: &Cred,

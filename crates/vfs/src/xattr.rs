@@ -21,7 +21,8 @@ enum Space {
     Security,
 }
 
-/// The name space of an attribute. `EOPNOTSUPP` for those we do not have, ACLs (`system.`) among them.
+/// The name space of an attribute. `EOPNOTSUPP` for those we do not have, ACLs (`system.`) among
+/// them.
 fn space(name: &[u8]) -> Result<Space> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::ERANGE);

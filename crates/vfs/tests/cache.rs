@@ -354,8 +354,8 @@ fn an_unlinked_file_is_written_only_under_pressure() {
     assert_eq!(read(&lane.open("seen", O_RDONLY).unwrap(), 0, 9), b"kept");
 }
 
-/// Random reads, writes, truncations, holes and flushes against a vector of bytes, with a cache that
-/// is much smaller than the file.
+/// Random reads, writes, truncations, holes and flushes against a vector of bytes, with a cache
+/// that is much smaller than the file.
 #[test]
 fn random_operations_equal_a_vector() {
     for seed in 0..20 {

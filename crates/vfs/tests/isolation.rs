@@ -1,5 +1,5 @@
-//! Two instances in one process share no lock, no table and no static: one is stopped in the middle of
-//! everything it can be stopped in, and the other one works on.
+//! Two instances in one process share no lock, no table and no static: one is stopped in the middle
+//! of everything it can be stopped in, and the other one works on.
 
 mod common;
 
@@ -68,9 +68,10 @@ fn one_instance_stands_still_and_the_other_goes_on() {
         stopped.fs.block(call, true);
     }
     thread::scope(|scope| {
-        // Each of these holds locks of its own while the libservice does not answer: the rename lock
-        // and two directories; a directory to look something up; a file's data; the inode table's
-        // promise of an inode that is being forgotten; the flusher, for which a writer waits.
+        // Each of these holds locks of its own while the libservice does not answer: the rename
+        // lock and two directories; a directory to look something up; a file's data; the inode
+        // table's promise of an inode that is being forgotten; the flusher, for which a writer
+        // waits.
         let stopped = &stopped;
         let mut blocked = Vec::new();
         blocked.push(scope.spawn(|| stopped.rename("a/sub", "b/sub", 0).is_ok()));

@@ -1,4 +1,5 @@
-//! Who may do what: classes, sticky and set-gid directories, chmod, chown, utimens, set-id bits, xattrs.
+//! Who may do what: classes, sticky and set-gid directories, chmod, chown, utimens, set-id bits,
+//! xattrs.
 
 mod common;
 

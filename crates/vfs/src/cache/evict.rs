@@ -1,7 +1,7 @@
 //! Eviction: keeps the number of pages within the limit.
 //!
-//! CLOCK over files, in the order of their ids, and in each file over its pages: a page that was used
-//! since the last look is spared once.
+//! CLOCK over files, in the order of their ids, and in each file over its pages: a page that was
+//! used since the last look is spared once.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
@@ -13,15 +13,15 @@ use crate::core::Core;
 use crate::inode::{Inode, Node};
 use crate::stats::Count;
 
-/// Part of a file's pages looked at before the hand goes on to the next file. The same part of each,
-/// so that the hand passes every page equally often, whether its file is small or large.
+/// Part of a file's pages looked at before the hand goes on to the next file. The same part of
+/// each, so that the hand passes every page equally often, whether its file is small or large.
 const PART_PER_VISIT: usize = 8;
 
 /// Most pages looked at in one visit: the file is locked meanwhile.
 const PAGES_PER_VISIT_MAX: usize = 1024;
 
-/// Visits in one attempt to make room. An attempt that finds only pages in use gives up: the limit is
-/// then passed by what is inserted until the next attempt finds that they were not used again.
+/// Visits in one attempt to make room. An attempt that finds only pages in use gives up: the limit
+/// is then passed by what is inserted until the next attempt finds that they were not used again.
 const VISITS_MAX: usize = 256;
 
 /// The files that have pages.

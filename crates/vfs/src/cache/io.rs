@@ -167,8 +167,8 @@ impl Core {
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
             };
-            // Size before data: the flusher cuts what it writes at the size, and would otherwise take
-            // the new end of a page for written.
+            // Size before data: the flusher cuts what it writes at the size, and would otherwise
+            // take the new end of a page for written.
             self.delay(node, pages, at + count as u64);
             let delta = pages.write(at, count, done, source, &mut edges);
             pages.landed();

@@ -12,17 +12,18 @@
 //!
 //! - `pages` and `dirty` count what all [`FilePages`] of the VFS hold; a page on its way to the
 //!   libservice counts as dirty until it arrived.
-//! - A file with dirty pages is in `dirty_files`, which keeps a file with links alive. A file without
-//!   links is held weakly: when its last user goes, so does its data.
+//! - A file with dirty pages is in `dirty_files`, which keeps a file with links alive. A file
+//!   without links is held weakly: when its last user goes, so does its data.
 //!
 //! # Locking
 //!
 //! ```text
-//! a file's data ─► backing ─► attr ─► libservice
-//!                         └─► dirty_files ─► map (leaf)       clock (leaf)       flusher state (leaf)
+//! a file's data ─► backing ─► attr ─► libservice        leaves: clock · flusher state
+//!                         └─► dirty_files ─► map
 //! ```
 //!
-//! A file's `map` is held to copy bytes, never over a call of the libservice that is not such a copy.
+//! A file's `map` is held to copy bytes, never over a call of the libservice that is not such a
+//! copy.
 
 mod evict;
 mod io;

@@ -129,8 +129,8 @@ impl FilePages {
         Delta { pages, dirty: 0 }
     }
 
-    /// Copies `len` bytes at `at` of `source` to `offset` and marks the pages dirty. `edges`: the pages
-    /// that are written in part and were absent.
+    /// Copies `len` bytes at `at` of `source` to `offset` and marks the pages dirty. `edges`: the
+    /// pages that are written in part and were absent.
     pub(super) fn write(
         &self,
         offset: u64,
@@ -166,8 +166,9 @@ impl FilePages {
         delta
     }
 
-    /// The next run of dirty pages from page `from` on, in a file of `size` bytes. They are clean from
-    /// now on, unless [`failed`](Self::failed) takes that back. Call with `backing` held exclusively.
+    /// The next run of dirty pages from page `from` on, in a file of `size` bytes. They are clean
+    /// from now on, unless [`failed`](Self::failed) takes that back. Call with `backing` held
+    /// exclusively.
     pub(super) fn take_run(&self, from: u64, size: u64) -> Option<Run> {
         let mut map = self.map.write();
         let first = *map.dirty.range(from..).next()?;
@@ -255,8 +256,8 @@ impl FilePages {
         self.map.write().drop_range(start / PAGE as u64, end.div_ceil(PAGE as u64))
     }
 
-    /// Looks at `count` pages in CLOCK order and forgets those that are clean and were not used since
-    /// the last look, at most `wanted`. Returns how many.
+    /// Looks at `count` pages in CLOCK order and forgets those that are clean and were not used
+    /// since the last look, at most `wanted`. Returns how many.
     pub(super) fn evict(&self, count: usize, wanted: u64) -> u64 {
         let mut map = self.map.write();
         let mut evicted = 0;
@@ -296,8 +297,8 @@ impl FilePages {
         self.map.read().dirty.is_empty()
     }
 
-    /// From now on size and times are ours to keep, until written back. Call with `attr` locked, and
-    /// [`landed`](Self::landed) once the pages are dirty.
+    /// From now on size and times are ours to keep, until written back. Call with `attr` locked,
+    /// and [`landed`](Self::landed) once the pages are dirty.
     pub(super) fn delay(&self) {
         self.landing.fetch_add(1, AcqRel);
         self.delayed.store(true, Release);

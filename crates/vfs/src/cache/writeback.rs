@@ -1,5 +1,5 @@
-//! Write-back: dirty pages go to the libservice, by the flusher, by fsync(2), or because too much is
-//! dirty.
+//! Write-back: dirty pages go to the libservice, by the flusher, by fsync(2), or because too much
+//! is dirty.
 
 use std::time::Duration;
 
@@ -75,8 +75,8 @@ impl Flusher {
         }
     }
 
-    /// Wants a pass and waits until one that began after this call is over, or one failed. Returns the
-    /// failure; `EIO` when the VFS ends.
+    /// Wants a pass and waits until one that began after this call is over, or one failed. Returns
+    /// the failure; `EIO` when the VFS ends.
     fn pass(&self) -> Option<Errno> {
         let mut state = self.state.lock();
         let begin = state.passes;
@@ -155,7 +155,8 @@ impl PageCache {
     /// Takes a file out of the list, unless it became dirty again.
     fn unlist(&self, inode: &Inode, pages: &FilePages) {
         let mut files = self.dirty_files.lock();
-        // The flag goes down before the look: whoever makes a page dirty after it finds the flag down.
+        // The flag goes down before the look: whoever makes a page dirty after it finds the flag
+        // down.
         pages.listed.store(false, Relaxed);
         let former = if pages.is_clean() {
             files.remove(&inode.id)
@@ -175,16 +176,16 @@ impl PageCache {
 }
 
 impl crate::Vfs {
-    /// Whether a write of `len` bytes would have to wait until dirty data is written back. For front
-    /// ends whose threads must not wait; stale as soon as it returns.
+    /// Whether a write of `len` bytes would have to wait until dirty data is written back. For
+    /// front ends whose threads must not wait; stale as soon as it returns.
     pub fn write_may_wait(&self, len: usize) -> bool {
         self.core.character.cache_data && self.core.cache.is_over(len.div_ceil(PAGE) as u64)
     }
 }
 
 impl Core {
-    /// Waits until `len` more bytes may become dirty. An error of the libservice is returned instead
-    /// of waiting for ever. Call without locks.
+    /// Waits until `len` more bytes may become dirty. An error of the libservice is returned
+    /// instead of waiting for ever. Call without locks.
     pub(crate) fn throttle(&self, len: usize) -> Result<()> {
         let more = len.div_ceil(PAGE) as u64;
         let cache = &self.cache;

@@ -46,8 +46,8 @@ pub struct LockRequest {
     pub pid: u32,
 }
 
-/// Told once how a parked request ended. Runs on the thread that made room, after all locks of the VFS
-/// were dropped; it must only post a reply.
+/// Told once how a parked request ended. Runs on the thread that made room, after all locks of the
+/// VFS were dropped; it must only post a reply.
 pub type LockWaiter = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// Names a parked request of one [`Vfs`](crate::Vfs). Never used again.
@@ -72,9 +72,9 @@ use crate::inode::{LOCKED, Node};
 use crate::vfs::Vfs;
 
 impl Vfs {
-    /// Sets, changes or removes a lock on `node`. Somebody in the way: with `wait` the request is parked
-    /// and the closure told later, without it fails with `EAGAIN`. `EDEADLK` when a parked POSIX
-    /// request would wait for itself; `EINVAL` for a range that ends before it starts.
+    /// Sets, changes or removes a lock on `node`. Somebody in the way: with `wait` the request is
+    /// parked and the closure told later, without it fails with `EAGAIN`. `EDEADLK` when a parked
+    /// POSIX request would wait for itself; `EINVAL` for a range that ends before it starts.
     pub fn set_lock(
         &self,
         node: &Node,
@@ -92,8 +92,8 @@ impl Vfs {
         self.core.locks.set(node.id, request, wait)
     }
 
-    /// Takes back a parked request: true when it was still parked. Its closure is then never called,
-    /// and the caller answers itself.
+    /// Takes back a parked request: true when it was still parked. Its closure is then never
+    /// called, and the caller answers itself.
     pub fn cancel_lock(&self, ticket: Ticket) -> bool {
         self.core.locks.cancel(ticket)
     }
@@ -104,8 +104,8 @@ impl Vfs {
         if node.has(LOCKED) { self.core.locks.get(node.id, request) } else { None }
     }
 
-    /// Drops every lock of `owner` on `node`, as close(2) does; cheap where there are none. Parked OFD
-    /// and flock requests of the owner end with `EINTR`: their open file is gone.
+    /// Drops every lock of `owner` on `node`, as close(2) does; cheap where there are none. Parked
+    /// OFD and flock requests of the owner end with `EINTR`: their open file is gone.
     pub fn drop_locks(&self, node: &Node, owner: LockOwner) {
         if node.has(LOCKED) {
             self.core.locks.drop_on(node.id, owner);

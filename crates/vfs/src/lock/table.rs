@@ -4,8 +4,8 @@
 //!
 //! # Invariants
 //!
-//! - A parked request has at least one conflict: every removal of a lock looks at the waiters of the
-//!   file, in the order in which they came, and grants those that have none left.
+//! - A parked request has at least one conflict: every removal of a lock looks at the waiters of
+//!   the file, in the order in which they came, and grants those that have none left.
 //! - A waiter is told exactly once, unless it is cancelled: then never.
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -127,8 +127,8 @@ impl State {
         LockOutcome::Parked(self.park(id, request, waiter))
     }
 
-    /// A flock(2) that changes its kind and finds somebody in the way has let go of the former lock: the
-    /// change is not atomic, see flock(2).
+    /// A flock(2) that changes its kind and finds somebody in the way has let go of the former
+    /// lock: the change is not atomic, see flock(2).
     fn give_up(&mut self, id: u64, request: &LockRequest, told: &mut Told) {
         if let Some(file) = self.files.get_mut(&id) {
             file.held.apply(&LockRequest { kind: LockKind::Unlock, ..*request });
@@ -145,8 +145,8 @@ impl State {
         ticket
     }
 
-    /// Whether `request`'s owner, once parked, would wait for a lock of its own: follows, from every
-    /// owner in the way, the POSIX requests that this owner has parked.
+    /// Whether `request`'s owner, once parked, would wait for a lock of its own: follows, from
+    /// every owner in the way, the POSIX requests that this owner has parked.
     fn waits_for_itself(&self, id: u64, request: &LockRequest) -> bool {
         let mut seen = FxHashSet::default();
         let mut todo = vec![(id, *request)];
@@ -202,7 +202,8 @@ impl State {
         Some(parked)
     }
 
-    /// Drops the locks of `owner` on a file, and its parked requests of the families that `ends` names.
+    /// Drops the locks of `owner` on a file, and its parked requests of the families that `ends`
+    /// names.
     fn drop_on(
         &mut self,
         id: u64,

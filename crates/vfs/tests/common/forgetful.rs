@@ -1,5 +1,5 @@
-//! A libservice with one file, `f`, that comes and goes. It takes `forget` at its word: an inode that was
-//! forgotten is unknown until it is looked up again.
+//! A libservice with one file, `f`, that comes and goes. It takes `forget` at its word: an inode
+//! that was forgotten is unknown until it is looked up again.
 
 use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 use polylane_vfs::fs::*;
