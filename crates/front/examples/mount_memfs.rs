@@ -49,6 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let params = negotiate_without(&device, 5000, unwanted)?;
     println!("{path}: protocol 7.{}, flags {:#x}", params.minor, params.flags);
     let serving = ServeOptions { params: Some(params), incarnation: 0, threads: 2 };
-    println!("{path}: {:?}", serve(device, lane, serving, &Stop::new()?)?);
+    println!("{path}: {:?}", serve(device, lane.clone(), serving, &Stop::new()?)?);
+    println!("{path}: {:?}", lane.fuse.totals());
     Ok(())
 }

@@ -211,6 +211,76 @@ fn the_kernel_gives_back_what_it_no_longer_knows() {
     panic!("{} nodes are still known", lane.lane.nodes.len());
 }
 
+/// Lookups, forgets, creations and removals of the same few names, all at once, from outside and inside
+/// the kernel: in the end every count must be back at nothing.
+#[test]
+#[ignore = "in a private mount namespace"]
+fn counts_stay_exact_under_a_crowd() {
+    let lane = Mounted::new("crowd");
+    thread::scope(|scope| {
+        for seed in 0..4 {
+            let lane = &lane;
+            scope.spawn(move || crowd_from_outside(lane, seed));
+        }
+        let door = &lane.lane;
+        scope.spawn(|| crowd_from_inside(door));
+    });
+    for name in 0..NAMES {
+        let _gone = fs::remove_file(lane.path(&format!("{name}")));
+        let _gone = fs::remove_dir(lane.path(&format!("{name}")));
+    }
+    assert_eq!(fs::read_dir(&lane.at).expect("listed").count(), 0);
+    for _ in 0..200 {
+        if lane.lane.nodes.is_empty() {
+            return;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    panic!("{} nodes are still known", lane.lane.nodes.len());
+}
+
+const NAMES: u64 = 12;
+const ROUNDS: usize = 1500;
+
+fn crowd_from_outside(lane: &Mounted, seed: u64) {
+    let mut rng = polylane_base::rng::Rng::new(seed);
+    for _ in 0..ROUNDS {
+        let path = lane.path(&rng.below(NAMES).to_string());
+        let other = lane.path(&rng.below(NAMES).to_string());
+        let _any_outcome = match rng.below(9) {
+            0 | 1 => fs::write(&path, b"data"),
+            2 => fs::read(&path).map(drop),
+            3 => fs::metadata(&path).map(drop),
+            4 => fs::remove_file(&path),
+            5 => fs::rename(&path, &other),
+            6 => fs::hard_link(&path, &other),
+            7 => fs::create_dir(&path).and_then(|()| fs::remove_dir(&path)),
+            _ => fs::read_dir(&lane.at).map(|entries| assert!(entries.count() < 1000)),
+        };
+    }
+}
+
+/// What the fast lane does to the same names.
+fn crowd_from_inside(door: &Lane) {
+    let (mut rng, root) = (polylane_base::rng::Rng::new(99), polylane_vfs::Cred::root());
+    let dir = door.vfs.root();
+    for _ in 0..ROUNDS {
+        let name = rng.below(NAMES).to_string().into_bytes();
+        let other = rng.below(NAMES).to_string().into_bytes();
+        if rng.percent(50) {
+            if let Ok(gone) = door.vfs.take_unlinked(&root, &dir, &name) {
+                door.name_gone(&dir, &name, &gone);
+            }
+        } else if let Ok(names) = door.vfs.take_renamed(&root, &dir, &name, &dir, &other, 0) {
+            door.name_gone(&dir, &name, &names.moved);
+            if let Some(replaced) = names.replaced {
+                door.name_gone(&dir, &other, &replaced);
+            }
+        }
+        thread::sleep(Duration::from_micros(100));
+    }
+}
+
 #[test]
 #[ignore = "in a private mount namespace"]
 fn modes_owners_times_and_sizes_change() {
