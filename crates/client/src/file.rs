@@ -262,7 +262,7 @@ pub(crate) fn finish(file: &Record) {
     }
 }
 
-/// Posts the close; nobody waits for it.
+/// Posts the close; nobody waits for it, unless others may be waiting for the file's locks.
 fn close_handle(file: &Record) -> Outcome<Mark> {
     let handle = file.handle.load(Ordering::Relaxed);
     let number = file.session.load(Ordering::Relaxed);
@@ -274,5 +274,9 @@ fn close_handle(file: &Record) -> Outcome<Mark> {
     if session.number != number {
         return Err(Detour::Kernel);
     }
-    session.mailbox()?.post(&Message { handle, ..Message::new(Op::Close) })
+    let message = Message { handle, ..Message::new(Op::Close) };
+    if file.is(bit::LOCKED) {
+        return call::plain(session, message).map(|_| Mark::default());
+    }
+    session.mailbox()?.post(&message)
 }

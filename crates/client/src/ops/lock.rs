@@ -38,8 +38,9 @@ pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()>
     let file = file::find(fd)?;
     let asked = request(&file, fd, range, ofd, Op::Lock);
     let (session, message) = file::or_kernel(&file, asked)?;
-    if !ofd {
-        state::get().has_locked.store(1, Ordering::Relaxed);
+    match ofd {
+        true => _ = file.set(bit::LOCKED),
+        false => state::get().has_locked.store(1, Ordering::Relaxed),
     }
     match wait && range.kind != libc::F_UNLCK {
         false => call::plain(session, message).map(|_| ()),
@@ -78,6 +79,7 @@ pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
         return Err(Detour::Kernel);
     }
     let (session, handle) = file::usable(&file, fd)?;
+    file.set(bit::LOCKED);
     let (flags, mode) = (LOCK_FLOCK, kind as u32);
     let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
     if kind == libc::F_UNLCK || operation & libc::LOCK_NB != 0 {

@@ -25,9 +25,9 @@ use polylane_ipc::{Geometry, ServiceChannel};
 use polylane_sys::event::{Epoll, Interest, Ready};
 use polylane_sys::scm::{self, Peer};
 use polylane_vfs::{Cred, LockOwner};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::helpers::Helpers;
+use super::holders::{Holders, is_readable};
 use super::session::{Parts, Process, Session};
 use super::stats::Stats;
 use super::worker::Inbox;
@@ -74,6 +74,7 @@ pub(super) struct Acceptor {
     epoll: Epoll,
     watched: HashMap<u64, Watched>,
     processes: HashMap<u32, Arc<Process>>,
+    holders: Arc<Holders>,
     next: u64,
 }
 
@@ -86,7 +87,8 @@ impl Acceptor {
         epoll.add(&listener, LISTENER, Interest::Level)?;
         epoll.add(&around.stop, STOP, Interest::Level)?;
         let (watched, processes) = (HashMap::new(), HashMap::new());
-        Ok(Acceptor { around, listener, epoll, watched, processes, next: STOP })
+        let holders = Arc::default();
+        Ok(Acceptor { around, listener, epoll, watched, processes, holders, next: STOP })
     }
 
     /// Lets clients in and out until the server stops.
@@ -247,7 +249,9 @@ impl Acceptor {
         let token = self.token();
         self.epoll.add(&pidfd, token, Interest::Level)?;
         let owner = LockOwner(PROCESS_OWNER | u128::from(token));
-        let process = Arc::new(Process { pid, pidfd, owner, gone: AtomicBool::new(false) });
+        let (gone, holders) = (AtomicBool::new(false), self.holders.clone());
+        let process = Arc::new(Process { pid, pidfd, owner, gone, holders });
+        self.holders.add(&process);
         self.processes.insert(pid, process.clone());
         self.watched.insert(token, Watched::Process { pid });
         Ok(process)
@@ -326,12 +330,6 @@ impl Acceptor {
         self.next += 1;
         self.next
     }
-}
-
-/// Whether a pidfd says that its process is gone.
-fn is_readable(pidfd: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(pidfd, PollFlags::IN)];
-    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
 }
 
 fn os(error: rustix::io::Errno) -> Errno {

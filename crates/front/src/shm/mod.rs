@@ -22,6 +22,7 @@
 mod accept;
 mod dispatch;
 mod helpers;
+mod holders;
 mod request;
 mod roster;
 mod serve;

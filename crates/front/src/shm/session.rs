@@ -22,6 +22,7 @@ use polylane_ipc::message::{Reply, Status};
 use polylane_ipc::{MailboxIndex, ServiceChannel};
 use polylane_vfs::{Cred, LockOwner, Node, OpenFile, Ticket};
 
+use super::holders::Holders;
 use super::request::{Handle, Start};
 use super::stats::Stats;
 use super::table::Table;
@@ -42,6 +43,8 @@ pub(super) struct Process {
     pub(super) owner: LockOwner,
     /// It is gone: set before its locks are dropped, looked at after one was set.
     pub(super) gone: AtomicBool,
+    /// It and the others.
+    pub(super) holders: Arc<Holders>,
 }
 
 impl Process {
@@ -49,6 +52,7 @@ impl Process {
     pub(super) fn bury(&self, lane: &Lane) {
         self.gone.store(true, Ordering::SeqCst);
         lane.vfs.drop_owner(self.owner);
+        self.holders.remove(self.owner);
     }
 
     /// After a lock was set for it: if it was buried in between, the lock goes too.

@@ -1,13 +1,16 @@
 //! Locks. A worker never waits for one: a request that must wait is parked in the VFS, and the
 //! thread that makes room posts its reply.
 
-use polylane_base::Result;
+use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{Reply, Status};
 use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockRequest, OpenFile};
 
 use super::{Answer, Call, Failure, done};
 use crate::shm::request::{LockArgs, TO_THE_END};
+
+/// Dead holders looked through for one request: those that died within moments of each other.
+const DEAD_MAX: usize = 64;
 
 impl Call<'_> {
     pub(super) fn lock(&mut self, args: &LockArgs) -> Answer {
@@ -19,11 +22,33 @@ impl Call<'_> {
         let file = self.lockable(args.handle, args.family, refused)?;
         let request = self.request(&file, args);
         let answer = match args.wait && args.kind != LockKind::Unlock {
-            false => lock_reply(self.vfs().set_lock(file.node(), request, None)),
+            false => self.lock_now(&file, request),
             true => self.lock_or_park(&file, request),
         };
         self.session.process.check_alive(&self.session.lane);
         answer
+    }
+
+    /// Locks or says `EAGAIN`, also when the lock in the way turns out to be a dead process's and
+    /// another one lies behind it, and so on.
+    fn lock_now(&self, file: &OpenFile, request: LockRequest) -> Answer {
+        for _ in 0..DEAD_MAX {
+            match self.vfs().set_lock(file.node(), request, None) {
+                LockOutcome::Done(Err(Errno::EAGAIN)) if self.bury_holder(file, &request) => {}
+                done => return lock_reply(done),
+            }
+        }
+        Err(Errno::EAGAIN.into())
+    }
+
+    /// Whether the lock in the way of `request` was a dead process's, and is gone now.
+    fn bury_holder(&self, file: &OpenFile, request: &LockRequest) -> bool {
+        let Some(found) = self.vfs().get_lock(file.node(), request) else { return true };
+        let dead = self.session.process.holders.dead(found.owner);
+        if let Some(process) = &dead {
+            process.bury(&self.session.lane);
+        }
+        dead.is_some()
     }
 
     fn lock_or_park(&self, file: &OpenFile, request: LockRequest) -> Answer {
@@ -52,7 +77,14 @@ impl Call<'_> {
         let file = self.session.file(args.handle)?;
         let request = self.request(&file, args);
         let mut reply = done(0);
-        match self.vfs().get_lock(file.node(), &request) {
+        let mut found = self.vfs().get_lock(file.node(), &request);
+        for _ in 0..DEAD_MAX {
+            if found.is_none() || !self.bury_holder(&file, &request) {
+                break;
+            }
+            found = self.vfs().get_lock(file.node(), &request);
+        }
+        match found {
             None => reply.value[0] = libc::F_UNLCK as u64,
             Some(found) => reply.value[..4].copy_from_slice(&describe(&found)),
         }

@@ -1,0 +1,140 @@
+//! The preload library under small C programs, one theme each (`tests/preload/*.c`).
+//!
+//! Every program runs three times: on tmpfs, where it must pass or it proves nothing; on a lane through
+//! FUSE alone; and on a lane through the library, where it also insists that opens took the fast road.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use polylane_tests::{Lane, Script, chosen, lacks, skip, unavailable};
+
+/// What a program exits with when this host cannot say.
+const SKIPPED: i32 = 77;
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("preload")
+}
+
+/// Builds one program: as programs usually are, fortified, or static where its name says so.
+fn compile(source: &Path, into: &Path) {
+    let name = source.file_stem().expect("a name").to_string_lossy().into_owned();
+    let mut gcc = Command::new("gcc");
+    gcc.args(["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+    gcc.arg("-Wno-format-truncation").args(name.starts_with("static-").then_some("-static"));
+    let output = gcc.arg("-o").arg(into.join(&name)).arg(source).output().expect("run gcc");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Where the programs are; built once.
+fn programs() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("preload");
+        std::fs::create_dir_all(&into).expect("directory for the programs");
+        for entry in std::fs::read_dir(sources()).expect("tests/preload").flatten() {
+            if entry.path().extension().is_some_and(|extension| extension == "c") {
+                compile(&entry.path(), &into);
+            }
+        }
+        into
+    })
+}
+
+/// Runs a program on each lane, each time in an empty directory.
+fn passes(name: &str) {
+    if unavailable(name) || lacks(name, &["gcc"]) {
+        return;
+    }
+    let program = programs().join(name);
+    for lane in chosen(&[Lane::Tmpfs, Lane::Fuse, Lane::Preload, Lane::PreloadDir]) {
+        let text = format!("mkdir dir; exec {} dir", program.display());
+        let mut script = Script::new(&text).limit(120);
+        if matches!(lane, Lane::Preload | Lane::PreloadDir) {
+            script = script.env("EXPECT_FAST", "1");
+        }
+        let outcome = script.run(lane);
+        match outcome.status {
+            0 => {}
+            SKIPPED => skip(name, &format!("{lane:?}: not as this user, or not on this kernel")),
+            _ => panic!("{}", outcome.tell(lane, &text)),
+        }
+    }
+}
+
+macro_rules! programs {
+    ($($test:ident = $program:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                passes($program);
+            }
+        )*
+
+        #[test]
+        fn every_program_is_run() {
+            let run = [$($program),*];
+            for entry in std::fs::read_dir(sources()).expect("tests/preload").flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                let Some(name) = name.strip_suffix(".c") else { continue };
+                assert!(name.starts_with("static-") || run.contains(&name), "{name} is not run");
+            }
+        }
+    };
+}
+
+programs! {
+    reads_writes_and_positions = "basic";
+    one_offset_for_all_who_share_a_file = "offsets";
+    copies_of_descriptors = "dups";
+    relative_paths = "at";
+    stat_agrees_with_the_kernel = "stats";
+    locks_between_processes = "locks";
+    mappings_are_coherent = "maps";
+    open_files_outlive_their_names = "unlinked";
+    running_out_of_descriptors_passes = "exhaust";
+    threads_share_and_come_and_go = "threads";
+    forks_amid_busy_threads = "forkthreads";
+    spawned_programs_inherit = "spawn";
+    closing_everything = "closing";
+    errno_and_umask = "errnos";
+    large_and_scattered_transfers = "large";
+    appends_are_atomic = "append";
+    another_identity = "identity";
+    streams_of_libc = "stdio";
+    file_size_limit = "limits";
+    names_and_attributes = "names";
+    descriptors_sent_to_others = "passing";
+    handlers_do_io_too = "signals";
+    calls_past_every_hook = "raw";
+}
+
+/// Names that a shared library defines for others.
+fn exports(library: &Path) -> Vec<String> {
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output();
+    let output = output.expect("run nm");
+    assert!(output.status.success(), "{}", library.display());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let name = |line: &str| {
+        line.split(' ').nth(2).and_then(|name| name.split('@').next()).map(str::to_string)
+    };
+    text.lines().filter_map(name).collect()
+}
+
+/// Whatever else is visible would take the place of a program's own function of that name.
+#[test]
+fn only_names_of_libc_are_exported() {
+    if lacks("only_names_of_libc_are_exported", &["nm", "gcc"]) {
+        return;
+    }
+    let beside = polylane_tests::binary().with_file_name("libpolylane.so");
+    let library = std::env::var_os("POLYLANE_LIB").map_or(beside, PathBuf::from);
+    let libc = Command::new("gcc").arg("-print-file-name=libc.so.6").output().expect("run gcc");
+    let libc = exports(Path::new(String::from_utf8_lossy(&libc.stdout).trim()));
+    let ours = exports(&library);
+    for expected in ["openat64", "__read_chk", "fclose", "posix_spawn", "execl"] {
+        assert!(ours.iter().any(|name| name == expected), "{expected} is not hooked");
+    }
+    let foreign: Vec<_> = ours.iter().filter(|name| !libc.contains(name)).collect();
+    assert!(foreign.is_empty(), "{foreign:?}");
+}
