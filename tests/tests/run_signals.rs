@@ -81,6 +81,35 @@ fn a_killed_supervisor_takes_everything_along() {
 }
 
 #[test]
+fn a_supervisor_killed_at_any_moment_leaves_nothing() {
+    if unavailable("a_supervisor_killed_at_any_moment_leaves_nothing") {
+        return;
+    }
+    // A run takes some 20 ms to come up.
+    for step in 0..40 {
+        let options = "--mem --no-preload --memory 64M --cpus 0";
+        let run = Run::new(options).script("echo x > /lane/x; exec sleep 1000").start();
+        std::thread::sleep(Duration::from_micros(step * 750));
+        run.signal("KILL");
+        run.end();
+    }
+}
+
+#[test]
+fn a_service_that_does_not_answer_is_cut_off() {
+    if unavailable("a_service_that_does_not_answer_is_cut_off") {
+        return;
+    }
+    let script = "echo up; while :; do ls -l /lane >/dev/null; done";
+    let mut run = Run::new(OPTIONS).script(script).start();
+    assert_eq!(run.line(), "up");
+    signal_to(run.service(), "STOP");
+    std::thread::sleep(Duration::from_millis(300));
+    run.signal("TERM");
+    assert_eq!(run.end().code(), Some(128 + 15));
+}
+
+#[test]
 fn nohup_holds() {
     if unavailable("nohup_holds") {
         return;

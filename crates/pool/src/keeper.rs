@@ -4,10 +4,14 @@
 //! the keeper. After a `kill -9` the init dies with it (parent-death signal), the service sees the end
 //! of its control line, flushes and exits, and the keeper removes the rest. A service that does not
 //! get through with its flush is killed.
+//!
+//! # Invariants
+//!
+//! - The keeper runs before anything exists that it would have to remove.
+//! - Whoever removes a pool's leftovers holds the pool's name, so they are nobody else's.
 
-use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
@@ -18,54 +22,54 @@ use rustix::process::{PidfdFlags, Signal};
 use crate::cgroup;
 use crate::failure::{Failure, Result};
 use crate::link::Link;
+use crate::names::PoolName;
 use crate::process::Process;
 
 /// How long an orphaned service may flush.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// What a pool leaves outside of processes and namespaces.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+/// How long the keeper sleeps without a reason to wake up: an hour.
+const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// How long the last process of a killed supervisor's pool may hold on to the pool's name.
+const NAME_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// What a pool leaves outside of processes and namespaces. Dropped (after the processes have ended), it
+/// is removed; what is gone already is fine.
+#[derive(Debug)]
 pub(crate) struct Leftovers {
+    /// The pool's name, and with it the run-time files.
+    pub(crate) name: PoolName,
     /// Control groups.
     pub(crate) groups: Vec<PathBuf>,
-    /// Run-time files.
-    pub(crate) files: Vec<PathBuf>,
-    /// Their directory, removed when empty.
-    pub(crate) dir: PathBuf,
 }
 
-impl Leftovers {
-    /// Removes all of it; what is gone already is fine. The processes must have ended.
-    fn remove(&self) {
+impl Drop for Leftovers {
+    fn drop(&mut self) {
         cgroup::remove(&self.groups);
-        for file in &self.files {
-            let _ = fs::remove_file(file);
-        }
-        let _ = fs::remove_dir(&self.dir);
+        self.name.remove_files();
     }
 }
 
-/// The leftovers and the process that watches over them. Dropped, both are gone.
+/// The process that watches over the leftovers. Dropped, it is gone.
 #[derive(Debug)]
 pub(crate) struct Keeper {
-    leftovers: Leftovers,
     link: Link,
-    process: Option<Process>,
+    _process: Process,
 }
 
 impl Keeper {
-    /// Starts the keeper.
-    pub(crate) fn start(leftovers: Leftovers) -> Result<Keeper> {
+    /// Starts the keeper of the pool `name`, whose run-time files are going to be in `dir`, and of its
+    /// control groups.
+    pub(crate) fn start(dir: &Path, name: &str, groups: &[PathBuf]) -> Result<Keeper> {
         let failed = |error: std::io::Error| Failure::because("keeper", "start it", error);
         let supervisor =
             rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
                 .map_err(|error| failed(error.into()))?;
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
         match ns::fork(Namespaces::default()).map_err(failed)? {
-            Fork::Child => keep(&leftovers, &supervisor, &other),
-            Fork::Parent(child) => {
-                Ok(Keeper { leftovers, link, process: Some(Process::new(child)) })
-            }
+            Fork::Child => keep(dir, name, groups, &supervisor, &other),
+            Fork::Parent(child) => Ok(Keeper { link, _process: Process::new(child) }),
         }
     }
 
@@ -76,15 +80,8 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.leftovers.remove();
-        self.process.take();
-    }
-}
-
 /// The keeper's own life.
-fn keep(leftovers: &Leftovers, supervisor: &OwnedFd, link: &Link) -> ! {
+fn keep(dir: &Path, name: &str, groups: &[PathBuf], supervisor: &OwnedFd, link: &Link) -> ! {
     let _ = rustix::thread::set_name(c"polylane-keep");
     // Out of reach of the terminal's and the user's signals, which are meant for the supervisor.
     let _ = rustix::process::setpgid(None, None);
@@ -92,7 +89,7 @@ fn keep(leftovers: &Leftovers, supervisor: &OwnedFd, link: &Link) -> ! {
     leave_surroundings();
     let mut service = None;
     loop {
-        let ended = is_ready(supervisor.as_fd(), link.as_fd());
+        let (ended, _) = wait_either(supervisor.as_fd(), link.as_fd(), LOOK_AGAIN);
         while wait_for(link.as_fd(), Duration::ZERO) {
             let Ok(Some((_, mut fds))) = link.receive::<()>() else { break };
             service = fds.pop().or(service);
@@ -106,8 +103,23 @@ fn keep(leftovers: &Leftovers, supervisor: &OwnedFd, link: &Link) -> ! {
     {
         let _ = rustix::process::pidfd_send_signal(&service, Signal::KILL);
     }
-    leftovers.remove();
+    if let Some(name) = inherit(dir, name) {
+        drop(Leftovers { name, groups: groups.to_vec() });
+    }
     ns::exit_now(0)
+}
+
+/// The name of the dead pool, once its last process lets go of it. `None` when there is nothing to
+/// remove: the supervisor did not get as far, or had done it; or another pool has the name now.
+fn inherit(dir: &Path, name: &str) -> Option<PoolName> {
+    let start = Instant::now();
+    while start.elapsed() < NAME_TIME_MAX {
+        match PoolName::take_over(dir, name) {
+            Ok(found) => return found,
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+    None
 }
 
 /// Holds neither the working directory nor the pipes of whoever started the supervisor.
@@ -120,29 +132,27 @@ fn leave_surroundings() {
     }
 }
 
-/// Waits for one of two descriptors; whether it was (also) the first.
-fn is_ready(first: BorrowedFd<'_>, second: BorrowedFd<'_>) -> bool {
-    let mut fds = [
-        PollFd::from_borrowed_fd(first, PollFlags::IN),
-        PollFd::from_borrowed_fd(second, PollFlags::IN),
-    ];
-    while rustix::event::poll(&mut fds, None).is_err() {}
-    !fds[0].revents().is_empty()
-}
-
 /// Waits at most `limit` for a descriptor; whether it became readable.
 pub(crate) fn wait_for(fd: BorrowedFd<'_>, limit: Duration) -> bool {
+    wait_either(fd, fd, limit).0
+}
+
+/// Waits at most `limit` for one of two descriptors; which of them are readable.
+pub(crate) fn wait_either(
+    one: BorrowedFd<'_>,
+    other: BorrowedFd<'_>,
+    limit: Duration,
+) -> (bool, bool) {
     let start = Instant::now();
     loop {
         let left = limit.saturating_sub(start.elapsed());
         let timeout =
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        let mut fds = [one, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         match rustix::event::poll(&mut fds, Some(&timeout)) {
-            Ok(0) => return false,
-            Ok(_) => return true,
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return false,
+            Ok(1..) => return (!fds[0].revents().is_empty(), !fds[1].revents().is_empty()),
+            _ => return (false, false),
         }
     }
 }

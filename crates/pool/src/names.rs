@@ -10,6 +10,7 @@
 //!   *before* it unlocks, and a taker compares inodes after it locked.
 //! - The directory goes with its last file; a taker makes it anew when it vanished under it.
 
+use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -21,12 +22,12 @@ use crate::failure::{Failure, Result};
 /// Longest name of a pool in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
-/// A held name. Dropping it does not remove the files; see [`files`](PoolName::files).
+/// A held name. Dropping it does not remove the files; see [`remove_files`](PoolName::remove_files).
 #[derive(Debug)]
 pub(crate) struct PoolName {
     dir: PathBuf,
     name: String,
-    _lock: OwnedFd,
+    lock: OwnedFd,
 }
 
 /// The run-time directory: `/run/polylane` for root, else under `$XDG_RUNTIME_DIR`, else in `/tmp`
@@ -54,28 +55,38 @@ impl PoolName {
     /// # Errors
     /// One line when the name is in use or the directory cannot be used.
     pub(crate) fn take(dir: &Path, name: &str) -> Result<Self> {
-        let path = dir.join(format!("{name}.lock"));
         loop {
             ensure_private_dir(dir)?;
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-            let lock = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
-                Ok(lock) => lock,
-                Err(Errno::NOENT) => continue,
-                Err(error) => return Err(Failure::path(&path, "open the pool's lock", error)),
-            };
-            match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => return Err(in_use(name)),
-                Err(error) => return Err(Failure::path(&path, "lock it", error)),
-            }
-            if is_still(&path, &lock) {
-                return Ok(PoolName {
-                    dir: dir.to_path_buf(),
-                    name: name.to_string(),
-                    _lock: lock,
-                });
+            if let Some(taken) = Self::try_take(dir, name, OFlags::CREATE)? {
+                return Ok(taken);
             }
         }
+    }
+
+    /// Takes the name of a dead pool whose files are left; `None` when there are none.
+    ///
+    /// # Errors
+    /// As [`take`](PoolName::take).
+    pub(crate) fn take_over(dir: &Path, name: &str) -> Result<Option<Self>> {
+        Self::try_take(dir, name, OFlags::empty())
+    }
+
+    /// `None` when the lock's file is not there, or was removed while it was being locked.
+    fn try_take(dir: &Path, name: &str, flags: OFlags) -> Result<Option<Self>> {
+        let path = lock_path(dir, name);
+        let flags = flags | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let lock = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(lock) => lock,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) => return Err(Failure::path(&path, "open the pool's lock", error)),
+        };
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(in_use(name)),
+            Err(error) => return Err(Failure::path(&path, "lock it", error)),
+        }
+        let taken = PoolName { dir: dir.to_path_buf(), name: name.to_string(), lock };
+        Ok(is_still(&path, &taken.lock).then_some(taken))
     }
 
     /// The name.
@@ -85,7 +96,7 @@ impl PoolName {
 
     /// How many pools of this user run, this one among them.
     pub(crate) fn running_count(&self) -> usize {
-        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         entries.filter(|entry| entry.path().extension().is_some_and(|e| e == "lock")).count()
     }
 
@@ -94,11 +105,16 @@ impl PoolName {
         self.dir.join(format!("{}.sock", self.name))
     }
 
-    /// The run-time files of the pool and, last, their directory.
-    pub(crate) fn files(&self) -> (Vec<PathBuf>, PathBuf) {
-        let lock = self.dir.join(format!("{}.lock", self.name));
-        (vec![self.stats_socket(), lock], self.dir.clone())
+    /// Removes the run-time files of the pool, and their directory when it is empty then.
+    pub(crate) fn remove_files(&self) {
+        let _ = fs::remove_file(self.stats_socket());
+        let _ = fs::remove_file(lock_path(&self.dir, &self.name));
+        let _ = fs::remove_dir(&self.dir);
     }
+}
+
+fn lock_path(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.lock"))
 }
 
 fn in_use(name: &str) -> Failure {
@@ -148,9 +164,13 @@ mod tests {
         assert_eq!(error.status, crate::failure::FAILED);
         assert!(error.line.contains("'one' is in use"), "{error}");
         PoolName::take(&dir, "two").expect("another name");
+        assert!(PoolName::take_over(&dir, "one").is_err(), "held");
         drop(first);
         assert!(dir.join("one.lock").exists());
         PoolName::take(&dir, "one").expect("a left file is no holder");
+        let left = PoolName::take_over(&dir, "one").expect("free").expect("left");
+        left.remove_files();
+        assert!(PoolName::take_over(&dir, "one").expect("free").is_none());
     }
 
     #[test]

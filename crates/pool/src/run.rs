@@ -87,21 +87,19 @@ pub fn run(options: RunOptions) -> Result<u8> {
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
     let device = init::open_fuse()?;
     let name = options.pool.clone().unwrap_or_else(|| format!("run-{}", std::process::id()));
-    let name = PoolName::take(&names::runtime_dir(), &name)?;
 
     let limits =
         Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
-    let mut groups = cgroup::plan(name.as_str(), &limits);
-    let (files, runtime_dir) = name.files();
-    let keeper = Keeper::start(Leftovers {
-        groups: groups.groups.iter().map(|group| group.dir.clone()).collect(),
-        files,
-        dir: runtime_dir,
-    })?;
+    let mut groups = cgroup::plan(&name, &limits);
+    let group_dirs: Vec<_> = groups.groups.iter().map(|group| group.dir.clone()).collect();
+    let runtime_dir = names::runtime_dir();
+    let keeper = Keeper::start(&runtime_dir, &name, &group_dirs)?;
+    let name = PoolName::take(&runtime_dir, &name)?;
+    let leftovers = Leftovers { name, groups: group_dirs };
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
-    let spec = specify(&options, &name, &place, cpus);
+    let spec = specify(&options, &leftovers.name, &place, cpus);
     let fuse = rootless.is_none().then_some(device);
     let plan = Plan {
         place,
@@ -117,7 +115,7 @@ pub fn run(options: RunOptions) -> Result<u8> {
         say(not_enforced(option));
     }
     let mut supervisor =
-        Supervisor { spec, dir, groups, keeper, signals, name, init, link, restarts: Vec::new() };
+        Supervisor { spec, dir, groups, keeper, signals, leftovers, init, link, restarts: vec![] };
     let doors = match supervisor.begin(fuse)? {
         Some(doors) => doors,
         None => return supervisor.end_early(),

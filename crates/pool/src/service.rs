@@ -36,6 +36,8 @@ pub struct ServiceFds {
 
 /// Runs a service to its end; its exit status.
 pub fn main(fds: ServiceFds) -> u8 {
+    // It was started as /proc/self/exe, and would be called "exe".
+    let _ = rustix::thread::set_name(c"polylane-svc");
     let control = match ns::inherited_fd(fds.control) {
         Ok(fd) => Link::from_fd(fd),
         Err(_) => {

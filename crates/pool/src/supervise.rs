@@ -16,11 +16,10 @@ use rustix::io::FdFlags;
 
 use crate::cgroup;
 use crate::failure::{FAILED, Failure, Result, say};
-use crate::keeper::{Keeper, wait_for};
+use crate::keeper::{Keeper, Leftovers, wait_either, wait_for};
 use crate::link::{FromInit, FromService, Link, ToInit, ToService};
-use crate::names::PoolName;
 use crate::process::{Ended, Process};
-use crate::spec::PoolSpec;
+use crate::spec::{Backing, PoolSpec};
 use crate::stats::Listener;
 
 /// How long COMMAND may take to end after a signal that asks it to.
@@ -38,6 +37,9 @@ const START_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long a service may take to make everything durable at the end.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// As [`FLUSH_TIME_MAX`], for a lane in RAM, which has nothing to write back.
+const MEMORY_FLUSH_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A service that dies this often ...
 const RESTARTS_MAX: usize = 10;
@@ -63,8 +65,8 @@ pub(crate) struct Supervisor {
     pub(crate) groups: cgroup::Plan,
     pub(crate) signals: SignalFd,
     pub(crate) restarts: Vec<Instant>,
+    pub(crate) leftovers: Leftovers,
     pub(crate) keeper: Keeper,
-    pub(crate) name: PoolName,
 }
 
 /// A running service and the line to it.
@@ -117,10 +119,10 @@ impl Supervisor {
     /// Serves the lane until COMMAND has ended; its status.
     pub(crate) fn run(mut self, doors: Doors) -> Result<u8> {
         let mut service = self.start_service(&doors)?;
-        let listener = Listener::new(&self.name.stats_socket());
+        let listener = Listener::new(&self.leftovers.name.stats_socket());
         let _ = self.link.send(&ToInit::Serving, &[]);
         let ended = self.watch(&doors, &mut service, listener)?;
-        Ok(match (shut_down(service), ended.status()) {
+        Ok(match (self.shut_down(service), ended.status()) {
             (true, status) => status,
             (false, 0) => FAILED,
             (false, status) => status,
@@ -209,7 +211,7 @@ impl Supervisor {
     ///
     /// Ctrl-C and Ctrl-\ come from the kernel and go to the whole foreground process group, COMMAND
     /// among it: passing them on would double them, and an interactive COMMAND may well live on.
-    fn pass_signals(&mut self) -> Result<bool> {
+    fn pass_signals(&self) -> Result<bool> {
         let mut ends = false;
         let failed = |error| Failure::because("signals", "read them", error);
         while let Some(received) = self.signals.next().map_err(failed)? {
@@ -293,6 +295,50 @@ impl Supervisor {
         }
     }
 
+    /// Lets the service make everything durable and end; whether that went well. A signal that asks
+    /// this process to end ends the waiting.
+    fn shut_down(&self, service: Service) -> bool {
+        let limit = match self.spec.backing {
+            Backing::Mem { .. } => MEMORY_FLUSH_TIME_MAX,
+            Backing::Dir => FLUSH_TIME_MAX,
+        };
+        let _ = service.link.send(&ToService::Shutdown, &[]);
+        match self.flushed(&service, limit) {
+            Some(None) => {
+                wait_for(service.process.as_fd(), START_TIME_MAX);
+                true
+            }
+            Some(Some(errno)) => {
+                let why = polylane_base::Errno(errno);
+                say(format_args!("lane: not everything could be written back: {why}"));
+                false
+            }
+            // The drop of `service` kills it. What was in RAM is to go anyway.
+            None if matches!(self.spec.backing, Backing::Mem { .. }) => true,
+            None => {
+                say("lane: its service ended without writing everything back");
+                false
+            }
+        }
+    }
+
+    /// The answer to a shutdown, past answers to earlier questions; `None` when there is none in time.
+    fn flushed(&self, service: &Service, limit: Duration) -> Option<Option<i32>> {
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match wait_either(service.link.as_fd(), self.signals.as_fd(), left) {
+                (true, _) => match service.link.receive::<FromService>() {
+                    Ok(Some((FromService::Flushed(errno), _))) => return Some(errno),
+                    Ok(Some(_)) => {}
+                    Ok(None) | Err(_) => return None,
+                },
+                (false, true) if self.pass_signals().is_ok_and(|ends| !ends) => {}
+                (false, _) => return None,
+            }
+        }
+    }
+
     /// A pool's statistics: the service's, and what the supervisor knows.
     fn describe(&self, service: serde_json::Value) -> serde_json::Value {
         serde_json::json!({
@@ -365,40 +411,4 @@ fn execute_service(pool: &str, fds: &[(&str, BorrowedFd<'_>)]) -> ! {
     let error = command.exec();
     say(Failure::because("service", "execute it", error));
     ns::exit_now(FAILED.into())
-}
-
-/// Lets the service make everything durable and end; whether that went well.
-fn shut_down(service: Service) -> bool {
-    let asked = service.link.send(&ToService::Shutdown, &[]).is_ok();
-    let answer = match asked && wait_for(service.link.as_fd(), FLUSH_TIME_MAX) {
-        true => flushed(&service.link),
-        false => None,
-    };
-    match answer {
-        Some(None) => {
-            wait_for(service.process.as_fd(), START_TIME_MAX);
-            true
-        }
-        Some(Some(errno)) => {
-            let why = polylane_base::Errno(errno);
-            say(format_args!("lane: not everything could be written back: {why}"));
-            false
-        }
-        None => {
-            say("lane: its service ended without writing everything back");
-            // Nothing more to expect from it: the drop of `service` kills it.
-            service.process.kill();
-            false
-        }
-    }
-}
-
-/// The answer to a shutdown, past answers to earlier questions.
-fn flushed(link: &Link) -> Option<Option<i32>> {
-    while let Ok(Some((message, _))) = link.receive::<FromService>() {
-        if let FromService::Flushed(errno) = message {
-            return Some(errno);
-        }
-    }
-    None
 }
