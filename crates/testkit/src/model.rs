@@ -95,7 +95,7 @@ impl Node {
     fn fallocate(&mut self, mode: Fallocate, start: u64, end: u64) -> Result<()> {
         let size = self.data.len() as u64;
         let len = end - start;
-        let aligned = start % PAGE == 0 && len % PAGE == 0;
+        let aligned = start.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
         let touched = start / PAGE..end.div_ceil(PAGE);
         let whole = start.div_ceil(PAGE)..end / PAGE;
         match mode {

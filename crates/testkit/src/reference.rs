@@ -625,7 +625,8 @@ impl Reference {
         let mine = user.uid == attr.uid;
         let uid_ok = uid.is_none_or(|uid| mine && uid == attr.uid);
         let gid_ok = gid.is_none_or(|gid| mine && (gid == attr.gid || user.in_group(gid)));
-        if !user.is_root() && !(uid_ok && gid_ok) {
+        let allowed = user.is_root() || uid_ok && gid_ok;
+        if !allowed {
             return Err(Errno::EPERM.into());
         }
         let member = user.is_root() || user.in_group(attr.gid);

@@ -5,6 +5,9 @@ use polylane_base::{Errno, Ino};
 use polylane_vfs::fs::{Fallocate, Kind, RenameMode, SeekFor, SetAttr, XattrMode};
 use std::collections::HashSet;
 
+/// Directories below each other.
+const DEPTH: usize = 1000;
+
 pub(super) const CHECKS: &[Check] = &[
     ("an unlinked file lives until forget", unlinked),
     ("a file without a name can be given one", unnamed),
@@ -110,7 +113,7 @@ fn never_given(s: &Subject) {
 
 fn deep(s: &Subject) {
     let mut dirs = vec![s.root()];
-    for _ in 0..3000 {
+    for _ in 0..DEPTH {
         dirs.push(s.mkdir(dirs[dirs.len() - 1], "d").ino);
     }
     let last = dirs[dirs.len() - 1];
@@ -122,7 +125,7 @@ fn deep(s: &Subject) {
     s.fs.unlink(last, b"f").unwrap();
     s.fs.forget(last);
     let mut path = vec![s.root()];
-    for _ in 0..3000 {
+    for _ in 0..DEPTH {
         path.push(s.lookup(path[path.len() - 1], "d").unwrap().ino);
     }
     while let (Some(gone), Some(&dir)) = (path.pop(), path.last()) {

@@ -145,12 +145,6 @@ impl Descriptors {
         }
     }
 
-    /// Descriptors open now.
-    #[cfg(test)]
-    pub(super) fn open_count(&self) -> usize {
-        self.open.load(Ordering::Relaxed)
-    }
-
     fn real(&self, node: &Arc<Node>, flags: OFlags) -> Result<Arc<Held>> {
         if !matches!(node.kind, Kind::File | Kind::Dir) {
             return Err(Errno::EBADF);

@@ -30,7 +30,7 @@ pub(super) struct Key {
     pub(super) dev: (u32, u32),
     /// Inode number there.
     pub(super) ino: u64,
-    born: Time,
+    pub(super) born: Time,
 }
 
 /// The state of a host inode.

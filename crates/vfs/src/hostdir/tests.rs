@@ -1,1 +1,75 @@
-//! Unit tests of `hostdir`.
+//! Unit tests of the parts of `hostdir` that need no host.
+
+use super::host::{HostStat, Key, component, stat};
+use super::node::{Node, Place};
+use super::table::Table;
+use crate::fs::Kind;
+use polylane_base::{Errno, Ino};
+use std::sync::Arc;
+
+fn directory() -> HostStat {
+    stat(std::fs::File::open("/").unwrap()).unwrap()
+}
+
+/// The same host inode number, born at another time.
+fn reborn(found: &HostStat, seconds: i64) -> HostStat {
+    let mut key: Key = found.key;
+    key.born.sec += seconds;
+    HostStat { key, attr: found.attr, mount_root: false }
+}
+
+#[test]
+fn only_single_names_pass() {
+    for name in [&b""[..], b".", b"..", b"a/b", b"/", b"a\0b"] {
+        assert_eq!(component(name), Err(Errno::EINVAL), "{name:?}");
+    }
+    assert_eq!(component(&[b'n'; 256]), Err(Errno::ENAMETOOLONG));
+    for name in [&b"..."[..], b"a", b"-", b"\xff", &[b'n'; 255]] {
+        assert_eq!(component(name), Ok(name));
+    }
+}
+
+#[test]
+fn a_deep_chain_of_places_is_dropped_without_recursion() {
+    let found = directory();
+    let mut node = Node::new(Ino(1), found.key, Kind::Dir, None);
+    for depth in 2..300_000 {
+        let place = Place { dir: node, name: b"d"[..].into() };
+        node = Node::new(Ino(depth), found.key, Kind::Dir, Some(place));
+    }
+    drop(node);
+}
+
+#[test]
+fn a_number_in_use_is_never_given_to_another_inode() {
+    let found = directory();
+    let (table, root) = Table::new(&found);
+    let first = table.intern(&reborn(&found, 1), Some((&root, b"a")));
+    let second = table.intern(&reborn(&found, 2), Some((&root, b"a")));
+    assert!(root.ino != first.ino && first.ino != second.ino);
+    assert!(Arc::ptr_eq(&table.get(first.ino).unwrap(), &first));
+    table.forget(first.ino);
+    assert_eq!(table.get(first.ino).err(), Some(Errno::ESTALE));
+    let third = table.intern(&reborn(&found, 3), Some((&root, b"a")));
+    assert!(third.ino != second.ino && third.ino != root.ino);
+    assert!(Arc::ptr_eq(&table.intern(&reborn(&found, 2), None), &second));
+}
+
+#[test]
+fn a_forgotten_directory_comes_back_while_something_below_lives() {
+    let found = directory();
+    let (table, root) = Table::new(&found);
+    let dir = table.intern(&reborn(&found, 1), Some((&root, b"d")));
+    let below = table.intern(&reborn(&found, 2), Some((&dir, b"f")));
+    let (ino, weak) = (dir.ino, Arc::downgrade(&dir));
+    drop(dir);
+    table.forget(ino);
+    let again = table.intern(&reborn(&found, 1), Some((&root, b"moved")));
+    assert!(Arc::ptr_eq(&weak.upgrade().unwrap(), &again), "so that its new place counts below");
+    table.forget(again.ino);
+    drop(again);
+    let below_ino = below.ino;
+    drop(below);
+    table.forget(below_ino);
+    assert!(weak.upgrade().is_none());
+}

@@ -126,7 +126,7 @@ mod tests {
                 dir.insert(churn.as_bytes(), file(5000)).unwrap();
                 dir.remove(churn.as_bytes()).unwrap();
             }
-            if let Some(gone) = seen.iter().copied().filter(|i| i % 2 == 1).last() {
+            if let Some(gone) = seen.iter().copied().rfind(|i| i % 2 == 1) {
                 let _ = dir.remove(format!("n{gone}").as_bytes());
             }
         }
