@@ -137,12 +137,6 @@ impl Notifier {
         }
     }
 
-    /// The same, without waiting.
-    pub(crate) fn invalidate_later(&self, node_id: u64, range: Range) {
-        let done = Arc::new(Latch { left: Mutex::new(1), zero: Condvar::new() });
-        self.pages.push(std::iter::once(Job { node_id, range, done }), usize::MAX);
-    }
-
     /// Makes the kernel drop a name, some time.
     pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8]) {
         self.names.push(std::iter::once(Name { dir_id, name: name.to_vec() }), NAMES_MAX);

@@ -30,7 +30,7 @@ pub(super) fn open(call: &mut Call<'_>) -> End {
                 0 => Outcome::Reply,
                 _ => call.changed(&node, Range::ALL),
             };
-            reply_open(call, Some(file), None);
+            reply_open(call, flags, file, None);
             Ok(done)
         }
         Target::Slot(slot) => open_slot(call, slot, flags, how),
@@ -59,20 +59,21 @@ fn open_slot(call: &mut Call<'_>, slot: Arc<Slot>, flags: i32, how: u32) -> End 
     let bound = slot.file()?;
     let file = open_node(call, bound.node(), flags, how)?;
     call.session.lane.slots.opened(&slot);
-    reply_open(call, Some(file), Some(slot));
+    reply_open(call, flags, file, Some(slot));
     match flags & libc::O_TRUNC {
         0 => Ok(Outcome::Reply),
         _ => Ok(call.changed(bound.node(), Range::ALL)),
     }
 }
 
-fn reply_open(call: &mut Call<'_>, opened: Option<Arc<OpenFile>>, slot: Option<Arc<Slot>>) {
+fn reply_open(call: &mut Call<'_>, flags: i32, file: Arc<OpenFile>, slot: Option<Arc<Slot>>) {
     let is_slot = slot.is_some();
+    let opened = Some(file);
     let handle = Handle { node_id: call.header.node_id, opened, slot, ..Handle::default() };
     let fh = call.session.handles.insert(handle);
     // On a slot's node, pages of what was bound before must never be seen.
-    let flags = if is_slot { fopen::DIRECT_IO } else { call.session.open_flags() };
-    call.out.open(fh, flags);
+    let how = if is_slot { fopen::DIRECT_IO } else { call.session.open_flags(flags) };
+    call.out.open(fh, how);
 }
 
 pub(super) fn read(call: &mut Call<'_>) -> End {
@@ -107,12 +108,12 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     let written = file.write(&call.writer(kills), Some(transfer.offset), &mut data)?;
     call.out.count(written.count as u32);
     let start = written.end.saturating_sub(written.count as u64);
-    if start != transfer.offset && handle.slot.is_none() && !call.session.is_direct() {
-        // The kernel put the bytes on the page where it thought the end was. It holds that page until
-        // we reply.
-        call.session.lane.notifier.invalidate_later(call.header.node_id, Range::ALL);
+    let range = Range { offset: start, len: range.len };
+    if transfer.flags & libc::O_APPEND != 0 && !call.session.is_direct() {
+        // The kernel may have other handles' pages of the old end, and writes past them.
+        return Ok(Outcome::ReplyAfter(file.node().clone(), range, None));
     }
-    Ok(call.changed(file.node(), Range { offset: start, len: range.len }))
+    Ok(call.changed(file.node(), range))
 }
 
 /// Pages of a mapping. Stores through a mapping never grow a file, so what lies past the end now (the

@@ -79,7 +79,7 @@ impl Call<'_> {
         self.session.opened(id);
         let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
         let fh = self.session.handles.insert(handle);
-        self.out.open(fh, self.session.open_flags());
+        self.out.open(fh, self.session.open_flags(flags));
         Ok(Outcome::Reply)
     }
 }

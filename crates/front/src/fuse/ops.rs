@@ -23,8 +23,8 @@ pub(super) enum Outcome {
     Reply,
     /// There is no reply, or somebody else will send it.
     Silent,
-    /// The reply may be sent when pages under other nodes are dropped.
-    ReplyAfter(Node, Range),
+    /// The reply may be sent when the pages of a range are dropped, except those under a node.
+    ReplyAfter(Node, Range, Option<u64>),
 }
 
 /// Why an operation did not end.
@@ -128,7 +128,7 @@ impl Call<'_> {
     pub(super) fn changed(&self, node: &Node, range: Range) -> Outcome {
         match self.session.lane.others_have_pages(node, self.header.node_id) {
             false => Outcome::Reply,
-            true => Outcome::ReplyAfter(node.clone(), range),
+            true => Outcome::ReplyAfter(node.clone(), range, Some(self.header.node_id)),
         }
     }
 }

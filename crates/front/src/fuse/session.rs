@@ -94,8 +94,8 @@ pub(super) struct Session {
 enum Job {
     /// A request, from the start.
     Request(Vec<u8>),
-    /// A reply, after pages under other nodes than `door` are dropped.
-    Reply { unique: u64, body: Vec<u8>, node: Node, door: u64, range: Range },
+    /// A reply, after pages under other nodes than `except` are dropped.
+    Reply { unique: u64, body: Vec<u8>, node: Node, range: Range, except: Option<u64> },
 }
 
 #[derive(Default)]
@@ -257,9 +257,9 @@ impl Session {
         match end {
             Ok(Outcome::Reply) => self.device.reply(header.unique, &body.0),
             Ok(Outcome::Silent) => {}
-            Ok(Outcome::ReplyAfter(node, range)) => {
-                let (unique, door) = (header.unique, header.node_id);
-                let job = Job::Reply { unique, body: body.0.clone(), node, door, range };
+            Ok(Outcome::ReplyAfter(node, range, except)) => {
+                let (unique, body) = (header.unique, body.0.clone());
+                let job = Job::Reply { unique, body, node, range, except };
                 if deferred { self.run_job(job) } else { self.deferred.push(job) }
             }
             Err(Exit::Defer) => {
@@ -283,8 +283,8 @@ impl Session {
     fn run_job(self: &Arc<Self>, job: Job) {
         match job {
             Job::Request(message) => self.serve_one(&message, &mut Body::default(), true),
-            Job::Reply { unique, body, node, door, range } => {
-                self.lane.invalidate(&node, Some(door), range);
+            Job::Reply { unique, body, node, range, except } => {
+                self.lane.invalidate(&node, except, range);
                 self.device.reply(unique, &body);
             }
         }
@@ -355,9 +355,11 @@ impl Session {
         self.has(init_flags::DIRECT_IO_ALLOW_MMAP)
     }
 
-    /// `fuse_open_out.open_flags` for a handle on a file's own node.
-    pub(super) fn open_flags(&self) -> u32 {
-        if self.is_direct() { fopen::DIRECT_IO } else { 0 }
+    /// `fuse_open_out.open_flags` for a handle on a file's own node. Appending goes past the page cache
+    /// in any case: the kernel would put the bytes on the page where it thinks the end is.
+    pub(super) fn open_flags(&self, flags: i32) -> u32 {
+        let direct = self.is_direct() || flags & libc::O_APPEND != 0;
+        if direct { fopen::DIRECT_IO } else { 0 }
     }
 
     fn has(&self, flag: u64) -> bool {
