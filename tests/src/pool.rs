@@ -1,7 +1,7 @@
 //! One `polylane run` under test: what it says, how it ends, and that nothing of it stays.
 //!
-//! Every run has a pool name of its own, carried in an environment variable by all that COMMAND starts,
-//! so that runs beside it on the same host are told apart.
+//! Every run has a pool name of its own, carried in an environment variable by all that COMMAND
+//! starts, so that runs beside it on the same host are told apart.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -39,8 +39,10 @@ fn a_lane_in_ram_is_as_large_as_asked_for() {
     let of = |options| printed(Run::new(options).script(size));
     assert_eq!(of("--mem --no-preload --size 20M"), (20 << 20).to_string());
     assert_eq!(of("--mem --no-preload --memory 64M"), (32 << 20).to_string());
-    // The kernel lets go of a removed file a moment after rm(1) has ended; only then is its space free.
-    let full = "dd if=/dev/zero of=/lane/f bs=1M count=40 2>&1 | grep -o 'No space left on device'; \
+    // The kernel lets go of a removed file a moment after rm(1) has ended; only then is its space
+    // free.
+    let full = "dd if=/dev/zero of=/lane/f bs=1M count=40 2>&1 | \
+                grep -o 'No space left on device'; \
                 rm /lane/f && sleep 0.3 && echo x > /lane/g && cat /lane/g";
     let said = printed(Run::new("--mem --no-preload --size 20M").script(full));
     assert_eq!(said, "No space left on device\nx");

@@ -83,7 +83,8 @@ fn processes_are_numbered_anew() {
         return;
     }
     let script = "echo $$; test -d /proc/1 && test ! -d /proc/4000000 && cat /proc/1/comm && \
-                  readlink /proc/self/ns/pid > /lane/ns && test \"$(cat /lane/ns)\" != \"$HOST_NS\"";
+                  readlink /proc/self/ns/pid > /lane/ns && \
+                  test \"$(cat /lane/ns)\" != \"$HOST_NS\"";
     let own = fs::read_link("/proc/self/ns/pid").expect("own namespace");
     let run = Run::new("--mem --no-preload").env("HOST_NS", own).script(script);
     assert_eq!(printed(&run.output()), "2\npolylane-init\n");

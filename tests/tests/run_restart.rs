@@ -24,7 +24,8 @@ fn a_killed_service_is_replaced_under_load() {
     }
     let script = format!(
         "{LOAD}\nsleep 3\n\
-         mkdir /lane/again && echo x > /lane/again/file && cat /lane/again/file && ls -d /lane/again"
+         mkdir /lane/again && echo x > /lane/again/file && cat /lane/again/file && \
+         ls -d /lane/again"
     );
     let mut run = Run::new("--mem --no-preload").script(&script).start();
     assert_eq!(run.line(), "up");

@@ -85,7 +85,8 @@ fn an_ordinary_user_may_keep_files_in_a_directory() {
     fs::create_dir(dir.path().join("roots")).expect("mkdir");
     fs::set_permissions(dir.path().join("roots"), PermissionsExt::from_mode(0o777)).expect("chmod");
     let options = format!("--no-preload --at /lane/deep --dir {}", dir.path().display());
-    let script = "echo one > /lane/deep/file; chown 0:0 /lane/deep/file 2>/dev/null || echo refused; \
+    let script = "echo one > /lane/deep/file; \
+                  chown 0:0 /lane/deep/file 2>/dev/null || echo refused; \
                   ls /lane/deep; touch /lane/deep/roots/file 2>/dev/null || echo not-mine";
     let Some(output) = as_nobody(name, "test-rootless-dir", &options, script) else { return };
     // The kernel lets nobody write to what belongs to a user without a number in the namespace.

@@ -58,8 +58,10 @@ fn what_command_leaves_running_goes_with_it() {
     if unavailable("what_command_leaves_running_goes_with_it") {
         return;
     }
-    // A daemon with a session of its own that ignores what it can, and holds a file of the lane open.
-    let script = "setsid sh -c 'trap \"\" TERM HUP INT; exec 3>/lane/open; while :; do sleep 1; done' \
+    // A daemon with a session of its own that ignores what it can, and holds a file of the lane
+    // open.
+    let script = "setsid sh -c 'trap \"\" TERM HUP INT; exec 3>/lane/open; \
+                  while :; do sleep 1; done' \
                   >/dev/null 2>&1 & sleep 0.3; exit 4";
     assert_eq!(Run::new(OPTIONS).script(script).output().status.code(), Some(4));
 }

@@ -1,5 +1,5 @@
-//! Commands and options that the finished polylane has and this version does not: refused by name, so
-//! that nobody takes a missing part for a mistyped word.
+//! Commands and options that the finished polylane has and this version does not: refused by name,
+//! so that nobody takes a missing part for a mistyped word.
 
 use std::ffi::OsString;
 

@@ -47,8 +47,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// The message of a clap error, which may list arguments on lines of their own, without its usage and
-/// tips.
+/// The message of a clap error, which may list arguments on lines of their own, without its usage
+/// and tips.
 fn one_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let message = text.split("\n\n").next().unwrap_or_default();

@@ -1,14 +1,16 @@
 //! Limits of a pool in the kernel's control groups, version 1 and 2.
 //!
-//! A pool gets one group per v1 hierarchy it needs and one in the v2 hierarchy, below the group that
-//! the supervisor itself is in (v1) or the nearest one above it that hands the controller down (v2),
-//! so limits set from outside stay in force. Nothing is switched on in the host's own groups. A limit
-//! that cannot be set is said, never silently dropped.
+//! A pool gets one group per v1 hierarchy it needs and one in the v2 hierarchy, below the group
+//! that the supervisor itself is in (v1) or the nearest one above it that hands the controller down
+//! (v2), so limits set from outside stay in force. Nothing is switched on in the host's own groups.
+//! A limit that cannot be set is said, never silently dropped.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use polylane_base::sync::thread;
 
 use crate::cpus::CpuList;
 
@@ -119,8 +121,9 @@ impl Host {
         self.v1.iter().find(|(name, _)| name == controller).map(|(_, dir)| dir.as_path())
     }
 
-    /// The nearest group at or above the own one that hands `controller` down to its children. Groups
-    /// other than the root with processes in them never do (the "no internal processes" rule).
+    /// The nearest group at or above the own one that hands `controller` down to its children.
+    /// Groups other than the root with processes in them never do (the "no internal processes"
+    /// rule).
     fn v2_parent(&self, controller: &str) -> Option<PathBuf> {
         let (mount, own) = self.v2.as_ref()?;
         own.ancestors().take_while(|dir| dir.starts_with(mount)).find_map(|dir| {
@@ -232,7 +235,7 @@ pub(crate) fn remove(dirs: &[PathBuf]) {
             if !busy || start.elapsed() > EMPTY_WAIT_MAX {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(5));
         }
     }
 }

@@ -24,9 +24,9 @@ impl CpuList {
         &self.0
     }
 
-    /// Where the service's workers go: half of the set, at least one CPU. Pools that share a set and
-    /// are given successive `turn`s start on different CPUs, and a pool's workers are apart from each
-    /// other, so that there are CPUs for the clients in between.
+    /// Where the service's workers go: half of the set, at least one CPU. Pools that share a set
+    /// and are given successive `turn`s start on different CPUs, and a pool's workers are apart
+    /// from each other, so that there are CPUs for the clients in between.
     pub fn worker_cpus(&self, turn: usize) -> Vec<u32> {
         let count = (self.0.len() / 2).max(1);
         (0..count).map(|index| self.0[(turn + 2 * index) % self.0.len()] as u32).collect()

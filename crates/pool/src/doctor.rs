@@ -65,8 +65,8 @@ impl Finding {
     }
 }
 
-/// Looks at everything. Changes nothing, and takes a few milliseconds. To be called while the process has
-/// one thread; with more the mount is not tried.
+/// Looks at everything. Changes nothing, and takes a few milliseconds. To be called while the
+/// process has one thread; with more the mount is not tried.
 pub fn look() -> Vec<Finding> {
     let kernel = Kernel::running();
     let mut findings = vec![kernel.finding(), fuse_device()];
@@ -129,8 +129,8 @@ fn fuse_device() -> Finding {
     Finding::new("fuse", good, found, notes).needed()
 }
 
-/// Mounts a lane's FUSE file system in namespaces of its own, as `run` does, and asks the kernel what it
-/// offers.
+/// Mounts a lane's FUSE file system in namespaces of its own, as `run` does, and asks the kernel
+/// what it offers.
 fn fuse_mount(kernel: Kernel) -> Vec<Finding> {
     let probed = probe::fuse_mount();
     let found = match &probed {
@@ -148,7 +148,7 @@ fn fuse_mount(kernel: Kernel) -> Vec<Finding> {
     ];
     let resend = [
         "requests in flight are sent again to a restarted service",
-        "requests in flight when a service dies hang until the run ends; Linux 6.9 has what is missing",
+        "requests in flight when a service dies hang until the run ends; Linux 6.9 helps",
     ];
     let passthrough = match kernel >= Kernel(6, 9) {
         true => "there since Linux 6.9",
@@ -180,7 +180,7 @@ fn user_namespaces() -> Finding {
         (false, Some(_)) => "not allowed for ordinary users",
     };
     let notes = [
-        "ordinary users run lanes in one; no limits by control groups, no files of other users then",
+        "ordinary users run lanes in one, without control groups and other users' files",
         "only root can run lanes",
     ];
     Finding::new("user-namespaces", good, found, notes)

@@ -1,9 +1,11 @@
 //! Pid 1 of a tenant: makes the tenant's view of the file tree, starts COMMAND, reaps, cleans up.
 //!
-//! It runs in a child forked from the supervisor, in namespaces of its own, and never returns. Steps:
+//! It runs in a child forked from the supervisor, in namespaces of its own, and never returns.
+//! Steps:
 //!
 //! 1. `Begin` arrives (limits are in place); the mount table is cut off from the host's.
-//! 2. The FUSE mount and the run directory (with the listening socket) are made, detached; `Mounted`.
+//! 2. The FUSE mount and the run directory (with the listening socket) are made, detached;
+//!    `Mounted`.
 //! 3. `Serving` arrives: from here on the lane answers. Everything is put into its place.
 //! 4. COMMAND is forked and executed; orphans are reaped, signals passed on.
 //! 5. COMMAND has ended: what is left in the namespace is killed, the lane synced, and this process
@@ -186,7 +188,8 @@ fn mount_lane(given: Option<OwnedFd>, link: &Link) -> Result<LaneMounts> {
     Ok(LaneMounts { fuse, run_dir })
 }
 
-/// The lane's socket, in a directory that is mounted nowhere yet. Every user of the tenant may connect.
+/// The lane's socket, in a directory that is mounted nowhere yet. Every user of the tenant may
+/// connect.
 fn listen_in(dir: &OwnedFd) -> std::io::Result<OwnedFd> {
     use std::os::fd::AsRawFd;
     let path = PathBuf::from(format!("/proc/self/fd/{}/socket", dir.as_raw_fd()));

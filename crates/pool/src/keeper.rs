@@ -1,9 +1,9 @@
 //! The keeper: a child of the supervisor that outlives it and clears up when it is killed.
 //!
-//! A supervisor that ends in any orderly way removes its groups and run-time files itself and dismisses
-//! the keeper. After a `kill -9` the init dies with it (parent-death signal), the service sees the end
-//! of its control line, flushes and exits, and the keeper removes the rest. A service that does not
-//! get through with its flush is killed.
+//! A supervisor that ends in any orderly way removes its groups and run-time files itself and
+//! dismisses the keeper. After a `kill -9` the init dies with it (parent-death signal), the service
+//! sees the end of its control line, flushes and exits, and the keeper removes the rest. A service
+//! that does not get through with its flush is killed.
 //!
 //! # Invariants
 //!
@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use polylane_base::sync::thread;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags, Timespec};
@@ -34,8 +35,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(3600);
 /// How long the last process of a killed supervisor's pool may hold on to the pool's name.
 const NAME_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// What a pool leaves outside of processes and namespaces. Dropped (after the processes have ended), it
-/// is removed; what is gone already is fine.
+/// What a pool leaves outside of processes and namespaces. Dropped (after the processes have
+/// ended), it is removed; what is gone already is fine.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
     /// The pool's name, and with it the run-time files.
@@ -59,8 +60,8 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts the keeper of the pool `name`, whose run-time files are going to be in `dir`, and of its
-    /// control groups.
+    /// Starts the keeper of the pool `name`, whose run-time files are going to be in `dir`, and of
+    /// its control groups.
     pub(crate) fn start(dir: &Path, name: &str, groups: &[PathBuf]) -> Result<Keeper> {
         let failed = |error: std::io::Error| Failure::because("keeper", "start it", error);
         let supervisor =
@@ -116,7 +117,7 @@ fn inherit(dir: &Path, name: &str) -> Option<PoolName> {
     while start.elapsed() < NAME_TIME_MAX {
         match PoolName::take_over(dir, name) {
             Ok(found) => return found,
-            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            Err(_) => thread::sleep(Duration::from_millis(20)),
         }
     }
     None

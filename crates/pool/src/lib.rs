@@ -1,8 +1,8 @@
 //! A tenant's pool: from what was asked for to running processes, and back to nothing.
 //!
-//! `run` is the supervisor's beginning, `supervise` its loop, `init` the tenant's pid 1, `service` the
-//! process that holds the lane, `keeper` the one that clears up after a supervisor that was killed.
-//! See `docs/design/first-light.md` for the drawing.
+//! `run` is the supervisor's beginning, `supervise` its loop, `init` the tenant's pid 1, `service`
+//! the process that holds the lane, `keeper` the one that clears up after a supervisor that was
+//! killed. See `docs/design/first-light.md` for the drawing.
 #![forbid(unsafe_code)]
 
 mod build;

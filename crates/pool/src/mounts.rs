@@ -1,7 +1,7 @@
 //! Mounts as descriptors: made detached, put into place later.
 //!
-//! Everything that must come from the old tree is picked up as a detached copy first, so the order in
-//! which the tenant's tree is put together does not matter, and no path is looked up twice.
+//! Everything that must come from the old tree is picked up as a detached copy first, so the order
+//! in which the tenant's tree is put together does not matter, and no path is looked up twice.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -88,14 +88,14 @@ pub(crate) fn attach_at(mount: &OwnedFd, path: &Path) -> Result<()> {
     attach(mount, CWD, path)
 }
 
-/// Lets no mount made here reach the host. What the host mounts and unmounts still arrives, so that a
-/// tenant never keeps a host's file system busy.
+/// Lets no mount made here reach the host. What the host mounts and unmounts still arrives, so that
+/// a tenant never keeps a host's file system busy.
 pub(crate) fn cut_off() -> Result<()> {
     mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
 }
 
-/// Makes `root` (attached on `/`, so far hidden under the process's old root) the root of this mount
-/// namespace and drops the old one.
+/// Makes `root` (attached on `/`, so far hidden under the process's old root) the root of this
+/// mount namespace and drops the old one.
 pub(crate) fn switch_root(root: &OwnedFd) -> Result<()> {
     rustix::process::fchdir(root)?;
     match rustix::process::pivot_root(".", ".") {

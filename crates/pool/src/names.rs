@@ -1,8 +1,8 @@
 //! Pool names: one running pool per name, and where its few run-time files lie.
 //!
-//! A name is held by an exclusive flock(2) on `NAME.lock` in the run-time directory; the kernel lets
-//! go of it with the last process that inherited the descriptor, so a dead holder's file is simply
-//! taken over. The statistics socket `NAME.sock` lies beside it.
+//! A name is held by an exclusive flock(2) on `NAME.lock` in the run-time directory; the kernel
+//! lets go of it with the last process that inherited the descriptor, so a dead holder's file is
+//! simply taken over. The statistics socket `NAME.sock` lies beside it.
 //!
 //! # Invariants
 //!
@@ -22,7 +22,8 @@ use crate::failure::{Failure, Result};
 /// Longest name of a pool in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
-/// A held name. Dropping it does not remove the files; see [`remove_files`](PoolName::remove_files).
+/// A held name. Dropping it does not remove the files; see
+/// [`remove_files`](PoolName::remove_files).
 #[derive(Debug)]
 pub(crate) struct PoolName {
     dir: PathBuf,

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 /// File name of the library.
 pub(crate) const LIBRARY: &str = "libpolylane.so";
 
-/// The library: `POLYLANE_LIB`, or beside the program, or in `../lib` or `../lib/polylane` from there.
+/// The library: `POLYLANE_LIB`, or beside the program, or in `../lib` or `../lib/polylane` from
+/// there.
 pub fn find() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("POLYLANE_LIB") {
         let path = PathBuf::from(path);
@@ -19,8 +20,8 @@ pub fn find() -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.is_file())?.canonicalize().ok()
 }
 
-/// Whether the root file system has the dynamic linker that the library needs. In a root with another C
-/// library, a library that cannot be loaded would keep every program from starting.
+/// Whether the root file system has the dynamic linker that the library needs. In a root with
+/// another C library, a library that cannot be loaded would keep every program from starting.
 pub(crate) fn loader_exists() -> bool {
     ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"]
         .iter()
@@ -33,7 +34,8 @@ pub(crate) fn can_name(mount: &Path) -> bool {
     !mount.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':' | b'\t' | b'\n' | b'$'))
 }
 
-/// The value of `LD_PRELOAD`: `library`, then what the user has there, without other lanes' libraries.
+/// The value of `LD_PRELOAD`: `library`, then what the user has there, without other lanes'
+/// libraries.
 pub(crate) fn list(library: &Path) -> OsString {
     let mut value = library.as_os_str().to_os_string();
     let others = others();

@@ -12,7 +12,8 @@ use crate::{init, mounts, run};
 /// How long the kernel may take to send FUSE_INIT.
 const INIT_TIME_MAX_MS: u32 = 5_000;
 
-/// Mounts, negotiates, and lets go again. What the kernel and this version of polylane have in common.
+/// Mounts, negotiates, and lets go again. What the kernel and this version of polylane have in
+/// common.
 ///
 /// # Errors
 /// The one line that `polylane run` would end with.

@@ -1,8 +1,8 @@
 //! `--root`: the lane becomes the root of COMMAND's file tree.
 //!
 //! `/proc`, `/sys` and `/dev` are put into it; their directories are made in the lane when missing.
-//! `/dev` is a small tmpfs with the nodes that programs need, the terminals of the host and a private
-//! `/dev/shm`.
+//! `/dev` is a small tmpfs with the nodes that programs need, the terminals of the host and a
+//! private `/dev/shm`.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;

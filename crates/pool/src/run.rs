@@ -73,7 +73,8 @@ pub struct RunOptions {
 /// Runs COMMAND in a pool; its exit status, or 128 + n when signal n ended it.
 ///
 /// # Errors
-/// One line and exit status 1 or 2 when COMMAND could not be started at all; nothing is left behind.
+/// One line and exit status 1 or 2 when COMMAND could not be started at all; nothing is left
+/// behind.
 pub fn run(options: RunOptions) -> Result<u8> {
     check(&options)?;
     let place = match options.root {

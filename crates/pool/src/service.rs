@@ -1,8 +1,8 @@
 //! The service process of a pool: the hidden `polylane service` command.
 //!
 //! It is handed descriptors by number and a specification, and holds no path of the host. Its main
-//! thread listens to the supervisor; the doors have threads of their own. The end of the control line
-//! is the end of the supervisor: flush and go.
+//! thread listens to the supervisor; the doors have threads of their own. The end of the control
+//! line is the end of the supervisor: flush and go.
 
 use std::os::fd::{OwnedFd, RawFd};
 
@@ -68,16 +68,16 @@ fn start(fds: ServiceFds) -> Result<Running> {
     build::start(&spec, fuse, socket, dir)
 }
 
-/// The service holds many descriptors, and its tenant's files in RAM: in a pool that runs out of memory
-/// it is the last to be killed. What an ordinary user may not have is done without.
+/// The service holds many descriptors, and its tenant's files in RAM: in a pool that runs out of
+/// memory it is the last to be killed. What an ordinary user may not have is done without.
 fn make_room() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
 }
 
-/// What a service never needs: new privileges through exec, a core dump or a tracer with its tenant's
-/// data, a working directory. Full confinement comes on top of this later.
+/// What a service never needs: new privileges through exec, a core dump or a tracer with its
+/// tenant's data, a working directory. Full confinement comes on top of this later.
 fn harden() -> Result<()> {
     let failed = |error| Failure::because("service", "give up privileges", error);
     rustix::thread::set_no_new_privs(true).map_err(failed)?;

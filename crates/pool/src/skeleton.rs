@@ -1,12 +1,12 @@
 //! A mount point where the host has none: a stand-in for the deepest directory that exists.
 //!
-//! Mount path `/srv/a/b` with `/srv` on the host and nothing below: in the tenant's mount namespace a
-//! tmpfs covers `/srv`. It holds every entry of the host's `/srv` (bind-mounted, so they are the
+//! Mount path `/srv/a/b` with `/srv` on the host and nothing below: in the tenant's mount namespace
+//! a tmpfs covers `/srv`. It holds every entry of the host's `/srv` (bind-mounted, so they are the
 //! host's own) and the missing `a/b`. The host's tree is not touched.
 //!
-//! The stand-in is read-only: a file made right in it would be lost at the end, and an error is better
-//! than a loss. Directories for temporary files (sticky, writable by all) stay writable, as private
-//! ones.
+//! The stand-in is read-only: a file made right in it would be lost at the end, and an error is
+//! better than a loss. Directories for temporary files (sticky, writable by all) stay writable, as
+//! private ones.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -35,7 +35,8 @@ impl MountPoint {
     /// Looks `path` up on the host.
     ///
     /// # Errors
-    /// One line when the path is not absolute, holds `..`, or leads to something else than a directory.
+    /// One line when the path is not absolute, holds `..`, or leads to something else than a
+    /// directory.
     pub(crate) fn find(path: &Path) -> Result<Self> {
         let shown = path.display();
         if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
@@ -184,7 +185,8 @@ fn make_dirs(dir: &OwnedFd, path: &Path) -> SysResult<()> {
     Ok(())
 }
 
-/// The stand-in looks like what it covers. In a user namespace other users' numbers cannot be given.
+/// The stand-in looks like what it covers. In a user namespace other users' numbers cannot be
+/// given.
 fn copy_owner(stand_in: &OwnedFd, stat: &Stat) {
     let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
     let _ = rustix::fs::chownat(stand_in, "", Some(uid), Some(gid), AtFlags::EMPTY_PATH);

@@ -1,8 +1,8 @@
 //! The supervisor's loop: one thread that waits for its children, signals and statistics clients.
 //!
-//! It holds the FUSE device and the listening socket for the whole life of the mount, so a service that
-//! dies is replaced under the running tenant. It holds nothing *on* the mount: that would hang when no
-//! service answers.
+//! It holds the FUSE device and the listening socket for the whole life of the mount, so a service
+//! that dies is replaced under the running tenant. It holds nothing *on* the mount: that would hang
+//! when no service answers.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -25,8 +25,8 @@ use crate::stats::Listener;
 /// How long COMMAND may take to end after a signal that asks it to.
 const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How long the tenant's killed processes may take to end. A process is stuck only in a request that the
-/// service, or another file system, does not answer.
+/// How long the tenant's killed processes may take to end. A process is stuck only in a request
+/// that the service, or another file system, does not answer.
 const KILLED_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long the kernel may take to send FUSE_INIT after the mount.
@@ -77,8 +77,8 @@ struct Service {
 }
 
 impl Supervisor {
-    /// Lets the init mount the lane and answers FUSE_INIT. `None` when the init ended instead; it has
-    /// said why.
+    /// Lets the init mount the lane and answers FUSE_INIT. `None` when the init ended instead; it
+    /// has said why.
     pub(crate) fn begin(&mut self, fuse: Option<OwnedFd>) -> Result<Option<Doors>> {
         let failed = |error| Failure::because("tenant", "talk to its first process", error);
         if self.link.send(&ToInit::Begin, &[]).is_err() {
@@ -225,8 +225,8 @@ impl Supervisor {
         Ok(ends)
     }
 
-    /// A deadline has passed. An error ends everything: with the last descriptor of the FUSE device goes
-    /// the mount's connection, and whoever waited for an answer gets an error.
+    /// A deadline has passed. An error ends everything: with the last descriptor of the FUSE device
+    /// goes the mount's connection, and whoever waited for an answer gets an error.
     fn too_late(&mut self, late: Late) -> Result<Deadline> {
         match late {
             Late::Termination => {
@@ -322,7 +322,8 @@ impl Supervisor {
         }
     }
 
-    /// The answer to a shutdown, past answers to earlier questions; `None` when there is none in time.
+    /// The answer to a shutdown, past answers to earlier questions; `None` when there is none in
+    /// time.
     fn flushed(&self, service: &Service, limit: Duration) -> Option<Option<i32>> {
         let end = Instant::now() + limit;
         loop {
@@ -394,7 +395,8 @@ fn how(ended: Ended) -> String {
 }
 
 /// In a forked child: becomes the service. Its process group is its own, so that the terminal's
-/// signals do not reach it; of this process's descriptors it keeps the named ones and standard error.
+/// signals do not reach it; of this process's descriptors it keeps the named ones and standard
+/// error.
 fn execute_service(pool: &str, fds: &[(&str, BorrowedFd<'_>)]) -> ! {
     ns::unblock_signals();
     let _ = rustix::process::setpgid(None, None);

@@ -1,7 +1,8 @@
 //! Processes and namespaces: fork by clone3, signals as a descriptor, descriptors by number.
 //!
-//! What this module promises above: a forked child runs ordinary Rust, because [`fork`] refuses to run
-//! in a process with more than one thread; a descriptor number becomes an [`OwnedFd`] at most once.
+//! What this module promises above: a forked child runs ordinary Rust, because [`fork`] refuses to
+//! run in a process with more than one thread; a descriptor number becomes an [`OwnedFd`] at most
+//! once.
 #![expect(unsafe_code, reason = "UNSAFETY: clone3, sigprocmask, signalfd and fds given by number")]
 
 use std::io;
@@ -52,7 +53,7 @@ pub struct Child {
 ///
 /// # Errors
 /// `EBUSY` when this process has more than one thread (a lock held by another thread would stay
-/// locked for ever in the child), else what clone3(2) says: `EPERM`, `ENOSPC` (namespace limit), ….
+/// locked for ever in the child), else what clone3(2) says: `EPERM`, `ENOSPC` (namespace limit).
 pub fn fork(namespaces: Namespaces) -> io::Result<Fork> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::Error::from_raw_os_error(libc::EBUSY));
@@ -63,10 +64,11 @@ pub fn fork(namespaces: Namespaces) -> io::Result<Fork> {
     args.flags = namespaces.flags() | libc::CLONE_PIDFD as u64;
     args.pidfd = (&raw mut pidfd) as u64;
     args.exit_signal = libc::SIGCHLD as u64;
-    // SAFETY: without CLONE_VM and with no stack given this is fork(2): the child gets a copy of the
-    // address space and returns here on a copy of this stack. There is one thread, so no lock of the
-    // allocator or of libc can be held by a thread that the child lacks.
-    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
+    // SAFETY: without CLONE_VM and with no stack given this is fork(2): the child gets a copy of
+    // the address space and returns here on a copy of this stack. There is one thread, so no lock
+    // of the allocator or of libc can be held by a thread that the child lacks.
+    let size = size_of::<libc::clone_args>();
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
         0 => Ok(Fork::Child),
@@ -85,8 +87,8 @@ pub fn exit_now(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// Kills every process that this one may signal, except itself (and pid 1). Meant for the pid 1 of a
-/// pid namespace.
+/// Kills every process that this one may signal, except itself (and pid 1). Meant for the pid 1 of
+/// a pid namespace.
 ///
 /// # Errors
 /// `ESRCH` when there is none left. `EPERM` when the caller is not pid 1: anywhere else this call
@@ -118,8 +120,8 @@ pub fn inherited_fd(number: RawFd) -> io::Result<OwnedFd> {
         return Err(bad());
     }
     taken.push(number);
-    // SAFETY: the number is open, and the list above hands each number out once. The contract of the
-    // caller's command line is that nobody else in this process owns it.
+    // SAFETY: the number is open, and the list above hands each number out once. The contract of
+    // the caller's command line is that nobody else in this process owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -133,8 +135,8 @@ pub fn is_ignored(signal: i32) -> bool {
     }
 }
 
-/// Signals of this process, read as data. They are blocked for the calling thread and the threads and
-/// children it makes, until [`unblock_signals`].
+/// Signals of this process, read as data. They are blocked for the calling thread and the threads
+/// and children it makes, until [`unblock_signals`].
 #[derive(Debug)]
 pub struct SignalFd(OwnedFd);
 
