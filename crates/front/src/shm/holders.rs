@@ -1,7 +1,8 @@
 //! Who owns POSIX locks: a process, found again by the owner that its locks carry.
 //!
-//! The kernel drops the locks of a process before anybody can learn that it is gone. Here its end comes
-//! by a pidfd, to another thread: whoever meets a lock in the way asks first whether its owner lives.
+//! The kernel drops the locks of a process before anybody can learn that it is gone. Here its end
+//! comes by a pidfd, to another thread: whoever meets a lock in the way asks first whether its
+//! owner lives.
 //!
 //! # Locking
 //!

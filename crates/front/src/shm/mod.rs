@@ -60,7 +60,8 @@ pub struct Config {
     pub geometry: Geometry,
     /// How large payloads are moved.
     pub plan: CopyPlan,
-    /// Connections in all, and of one user. One more is refused.
+    /// Connections in all; one more is refused with `EAGAIN`, and its program uses the kernel's
+    /// way.
     pub sessions_max: usize,
     /// Connections of one user.
     pub sessions_per_uid_max: usize,

@@ -1,23 +1,23 @@
 //! The sessions of one worker: those it looks at in every round, and those that ring when they want
 //! something.
 //!
-//! A client that asked for nothing of late is *dormant*: its channel says "asleep", so its next request
-//! rings the doorbell, and a hundred idle clients cost the busy one nothing. All others are *hot*: the
-//! worker looks at their queues, and tells them "asleep" only when it really sleeps.
+//! A client that asked for nothing of late is *dormant*: its channel says "asleep", so its next
+//! request rings the doorbell, and a hundred idle clients cost the busy one nothing. All others are
+//! *hot*: the worker looks at their queues, and tells them "asleep" only when it really sleeps.
 //!
 //! # Invariants
 //!
 //! - `sessions[..hot]` are hot, the rest dormant.
-//! - A session becomes dormant only after its queue was seen empty while its channel said "asleep": a
-//!   request posted later rings.
+//! - A session becomes dormant only after its queue was seen empty while its channel said "asleep":
+//!   a request posted later rings.
 
 use polylane_base::sync::Arc;
 use polylane_ipc::MailboxIndex;
 
 use super::session::Session;
 
-/// Rounds without a request after which a session becomes dormant: many times the longest spin, so that
-/// whoever comes back now and then still finds the worker awake.
+/// Rounds without a request after which a session becomes dormant: many times the longest spin, so
+/// that whoever comes back now and then still finds the worker awake.
 const IDLE_ROUNDS: u32 = 8192;
 
 /// A session and how long it has asked for nothing.
@@ -79,7 +79,8 @@ impl Roster {
         }
     }
 
-    /// One round over the hot sessions, at most `batch` requests of each; returns how many there were.
+    /// One round over the hot sessions, at most `batch` requests of each; returns how many there
+    /// were.
     pub(super) fn round(
         &mut self,
         batch: usize,
@@ -199,10 +200,12 @@ mod tests {
         let mut fds: Vec<OwnedFd> = channel.client_fds().iter().map(own).collect();
         let client = ClientChannel::attach(fds.remove(0), fds, geometry, plan).unwrap();
         let (pidfd, gone) = (event::eventfd().unwrap(), AtomicBool::new(false));
+        let holders = Arc::default();
+        let process = Process { pid: 1, pidfd, owner: LockOwner(1), gone, holders };
         let session = Session::new(Parts {
             id,
             cred: Cred::root(),
-            process: Arc::new(Process { pid: 1, pidfd, owner: LockOwner(1), gone }),
+            process: Arc::new(process),
             channel,
             slots: lane.slots.open_session(Token::random().unwrap(), Arc::new([])),
             lane: lane.clone(),

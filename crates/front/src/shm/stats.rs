@@ -20,7 +20,7 @@ pub struct Stats {
     sleeps: AtomicU64,
 }
 
-/// The sums of [`Stats`] at one moment; not a consistent cut.
+/// What all workers and helpers did, at one moment; not a consistent cut.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Totals {
     /// Requests by operation, in the order of [`Op::ALL`].
