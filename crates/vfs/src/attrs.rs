@@ -165,13 +165,15 @@ impl Core {
     }
 
     /// Moves the access time of something that was read (`relatime`). Failure is no failure of the
-    /// read, so there is none.
+    /// read, so there is none. Call without the lock of the inode's entries or data.
     pub(crate) fn touch(&self, node: &Inode) {
         node.lower(ATIME_DUE);
         // The host of a volatile file system keeps access times itself.
         if self.character.read_only || self.character.volatile {
             return;
         }
+        // The change time is given back as it is known, so nothing may change contents meanwhile.
+        let _contents = node.lock.read();
         let Ok(mut held) = node.fresh_attr() else { return };
         let atime = Some(SetTime::At(self.now()));
         let set = SetAttr { atime, ctime: Some(held.ctime), ..SetAttr::default() };

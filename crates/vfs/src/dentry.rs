@@ -22,7 +22,7 @@ use crate::inode::Node;
 
 const SHARDS: usize = 16;
 
-/// Names kept in all. A slot takes 64 bytes, an inode some 400.
+/// Names kept in all. A slot takes 64 bytes, an inode some 300.
 pub(crate) const DENTRIES_MAX: usize = 1 << 16;
 
 const SLOTS_MAX: usize = DENTRIES_MAX / SHARDS;
