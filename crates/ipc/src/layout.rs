@@ -3,7 +3,7 @@
 //! ```text
 //!  0      64         576     4096                              mailboxes
 //!  ├ header ┼ control[g] ┼ … ┼ queue[0] ┼ … ┼ queue[groups-1] ┼ mailbox 0 ┼ mailbox 1 ┼ …
-//!  mailbox: state, progress, words 16..208, payload from 256: a small payload follows the words
+//!  mailbox: state, progress, words 16..208, waiting, payload from 256: a small payload follows the words
 //! ```
 
 use polylane_base::{Errno, Result};
@@ -52,6 +52,8 @@ pub mod control {
     pub const CPU: usize = 0;
     /// Whether the worker sleeps, u32; see `queue::bell`.
     pub const ASLEEP: usize = 4;
+    /// The mailbox whose state the worker looks at itself, plus one; 0: none. u32.
+    pub const WATCHED: usize = 8;
 }
 
 /// Offsets within a mailbox.
@@ -62,9 +64,12 @@ pub mod mailbox {
     pub const PROGRESS: usize = 4;
     /// The message or reply, `WORDS` × u64.
     pub const WORDS: usize = 16;
+    /// Whether the client sleeps, u32; in a line that is not touched otherwise.
+    pub const WAITING: usize = 208;
 }
 
-const _: () = assert!(mailbox::WORDS + 8 * crate::message::WORDS <= MAILBOX_HEAD);
+const _: () = assert!(mailbox::WORDS + 8 * crate::message::WORDS <= mailbox::WAITING);
+const _: () = assert!(mailbox::WAITING + 4 <= MAILBOX_HEAD);
 
 /// Which request queue a channel has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]

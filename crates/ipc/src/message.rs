@@ -16,6 +16,9 @@ pub const WORDS: usize = 24;
 /// Words of a message; the rest are zero.
 pub const MESSAGE_WORDS: usize = 16;
 
+/// Words of a message whose others are zero.
+pub const MESSAGE_HEAD_WORDS: usize = 6;
+
 /// Words of a reply that carries a status and a handle only.
 pub const REPLY_HEAD_WORDS: usize = 3;
 
@@ -213,29 +216,50 @@ impl Message {
         }
     }
 
-    /// The message as words. What most messages use comes first, and words after the last one that is
-    /// not zero need not travel: see [`Message::words_used`].
+    /// The first words: what most messages use, in the cache line of the mailbox's state.
+    #[inline]
+    pub(crate) fn head(&self) -> [u64; MESSAGE_HEAD_WORDS] {
+        let used = if self.has_tail() { MESSAGE_WORDS } else { MESSAGE_HEAD_WORDS };
+        [
+            pair(self.op as u32 | (used as u32) << 16, self.flags),
+            self.handle,
+            self.offset,
+            self.length,
+            pair(self.mode, self.umask),
+            pair(self.path_len, self.path2_len),
+        ]
+    }
+
+    /// The other words. Directories are inverted, so that the root is zero.
+    #[inline]
+    pub(crate) fn tail(&self) -> [u64; MESSAGE_WORDS - MESSAGE_HEAD_WORDS] {
+        let ([a, b, c, d], [e, f, g, h]) = (self.arg, self.time);
+        [!self.dir, !self.dir2, a, b, c, d, e, f, g, h]
+    }
+
+    /// Whether the other words are not all zero, and hence travel.
+    #[inline]
+    pub(crate) fn has_tail(&self) -> bool {
+        self.dir != DIR_ROOT || self.dir2 != DIR_ROOT || self.arg != [0; 4] || self.time != [0; 4]
+    }
+
+    /// The message as words.
     pub fn to_words(&self) -> [u64; WORDS] {
         let mut words = [0; WORDS];
-        words[1..4].copy_from_slice(&[self.handle, self.offset, self.length]);
-        words[4] = pair(self.mode, self.umask);
-        words[5] = pair(self.path_len, self.path2_len);
-        // Inverted, so that the root is zero.
-        words[6..8].copy_from_slice(&[!self.dir, !self.dir2]);
-        words[8..12].copy_from_slice(&self.arg);
-        words[12..16].copy_from_slice(&self.time);
-        let used = words.iter().rposition(|&word| word != 0).map_or(1, |last| last + 1);
-        words[0] = pair(self.op as u32 | (used as u32) << 16, self.flags);
+        words[..MESSAGE_HEAD_WORDS].copy_from_slice(&self.head());
+        words[MESSAGE_HEAD_WORDS..MESSAGE_WORDS].copy_from_slice(&self.tail());
         words
     }
 
     /// How many words of a message travel, going by its first one; `None` when that is impossible.
+    #[inline]
     pub fn words_used(first: u64) -> Option<usize> {
         let used = (low(first) >> 16) as usize;
-        (1..=MESSAGE_WORDS).contains(&used).then_some(used)
+        (used == MESSAGE_HEAD_WORDS || used == MESSAGE_WORDS).then_some(used)
     }
 
     /// Words as a message; `None` when the operation does not exist. Words that do not travel are zero.
+    #[inline]
     pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
         Self::words_used(words[0])?;
         Some(Message {
@@ -314,9 +338,9 @@ impl Reply {
         Reply { status, handle: 0, value: [0; 8], attr: None }
     }
 
-    /// The reply as words. A reply with `attr` keeps `value[0..2]` only.
-    pub fn to_words(&self) -> [u64; WORDS] {
-        let mut words = [0; WORDS];
+    /// The first words: all of a reply that carries a status and a handle only.
+    #[inline]
+    pub(crate) fn head(&self) -> [u64; REPLY_HEAD_WORDS] {
         let (tag, errno, count) = match self.status {
             Status::Done(count) => (TAG_DONE, 0, count),
             Status::Failed(errno) => (TAG_FAILED, errno, 0),
@@ -327,9 +351,13 @@ impl Reply {
             None if self.value != [0; 8] => HAS_VALUES,
             None => 0,
         };
-        words[0] = pair(tag | tail, errno as u32);
-        words[1] = count;
-        words[2] = self.handle;
+        [pair(tag | tail, errno as u32), count, self.handle]
+    }
+
+    /// The reply as words. A reply with `attr` keeps `value[0..2]` only.
+    pub fn to_words(&self) -> [u64; WORDS] {
+        let mut words = [0; WORDS];
+        words[..VALUES].copy_from_slice(&self.head());
         words[VALUES..VALUES + 8].copy_from_slice(&self.value);
         if let Some(attr) = &self.attr {
             words[ATTR..].copy_from_slice(&[0; WORDS - ATTR]);
@@ -338,35 +366,40 @@ impl Reply {
         words
     }
 
-    /// Words as a reply; `None` when they are none.
+    /// Words as a reply; `None` when they are none. Words that the first one does not announce are not
+    /// looked at.
+    #[inline]
     pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
-        let status = match low(words[0]) & TAG_MASK {
-            TAG_DONE => Status::Done(words[1]),
-            TAG_FAILED => Status::Failed(high(words[0]) as i32),
-            TAG_USE_KERNEL => Status::UseKernel,
-            _ => return None,
-        };
-        let mut reply = Reply { handle: words[2], ..Reply::new(status) };
+        let mut reply = Self::from_head([words[0], words[1], words[2]])?;
         match low(words[0]) & !TAG_MASK {
-            0 => {}
             HAS_VALUES => reply.value.copy_from_slice(&words[VALUES..VALUES + 8]),
             HAS_ATTR => {
                 reply.value[..2].copy_from_slice(&words[VALUES..ATTR]);
                 reply.attr = Some(WireAttr::from_words(&words[ATTR..]));
             }
-            _ => return None,
+            _ => {}
         }
         Some(reply)
     }
 
-    /// Whether more words than the head mean something.
-    pub fn has_tail(words: &[u64; WORDS]) -> bool {
-        low(words[0]) & !TAG_MASK != 0
+    /// The first words as a reply without its tail.
+    #[inline]
+    pub(crate) fn from_head(head: [u64; REPLY_HEAD_WORDS]) -> Option<Self> {
+        let status = match low(head[0]) & TAG_MASK {
+            TAG_DONE => Status::Done(head[1]),
+            TAG_FAILED => Status::Failed(high(head[0]) as i32),
+            TAG_USE_KERNEL => Status::UseKernel,
+            _ => return None,
+        };
+        let tail = low(head[0]) & !TAG_MASK;
+        let known = tail == 0 || tail == HAS_VALUES || tail == HAS_ATTR;
+        known.then_some(Reply { handle: head[2], ..Reply::new(status) })
     }
 
-    /// How many words mean something.
-    pub fn words_used(words: &[u64; WORDS]) -> usize {
-        match low(words[0]) & !TAG_MASK {
+    /// How many words mean something, going by the first one.
+    #[inline]
+    pub fn words_used(first: u64) -> usize {
+        match low(first) & !TAG_MASK {
             HAS_ATTR => ATTR + WireAttr::WORDS,
             HAS_VALUES => VALUES + 8,
             _ => REPLY_HEAD_WORDS,
@@ -482,7 +515,7 @@ mod tests {
     fn messages_survive_the_wire() {
         let mut rng = Rng::new(1);
         for &op in Op::ALL {
-            for used in 1..=MESSAGE_WORDS {
+            for used in [MESSAGE_HEAD_WORDS, MESSAGE_WORDS] {
                 let mut words = [0; WORDS];
                 words[..used].fill_with(|| rng.next_u64() | 1);
                 words[0] = words[0] << 32 | (used as u64) << 16 | op as u64;
@@ -509,8 +542,8 @@ mod tests {
                 }
             }
             let words = reply.to_words();
-            let used = Reply::words_used(&words);
-            assert_eq!(Reply::has_tail(&words), used > REPLY_HEAD_WORDS);
+            let used = Reply::words_used(words[0]);
+            assert_eq!(used == REPLY_HEAD_WORDS, round / 3 % 3 == 0);
             let mut seen = [0; WORDS];
             seen[..used].copy_from_slice(&words[..used]);
             assert_eq!(Reply::from_words(&seen), Some(reply));
@@ -521,11 +554,11 @@ mod tests {
     fn nonsense_is_no_message_and_no_reply() {
         let mut words = [0; WORDS];
         let ops = Op::ALL.len() as u64;
-        for first in [0, 0x1_0000 | ops, 0x1_ffff, 17 << 16, 0xffff_0000, 0xffff_ffff] {
+        for first in [0, 6 << 16 | ops, 0x6_ffff, 7 << 16, 17 << 16, 0xffff_0000, 0xffff_ffff] {
             words[0] = first;
             assert_eq!(Message::from_words(&words), None, "{first:#x}");
         }
-        assert_eq!(Message::new(Op::Ping).to_words()[0], 0x1_0000);
+        assert_eq!(Message::new(Op::Ping).to_words()[0], 6 << 16);
         for tag in [3, 0xff, 0x300, 0x400, 0x8000_0000] {
             words[0] = tag;
             assert_eq!(Reply::from_words(&words), None, "{tag:#x}");

@@ -24,7 +24,7 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use polylane_ipc::channel::mailbox::Mailbox;
-use polylane_ipc::layout::control;
+use polylane_ipc::layout::{control, mailbox};
 use polylane_ipc::queue::bell::Bell;
 use polylane_ipc::queue::doorbell::Doorbell;
 use polylane_ipc::queue::lap_ring::LapRing;
@@ -185,6 +185,10 @@ impl Memory for Shared {
         thread::yield_now();
     }
 
+    fn fence(&self) {
+        self.total_order();
+    }
+
     fn total_order(&self) {
         if self.0.strength == Strength::Full {
             fence(Ordering::SeqCst);
@@ -215,6 +219,7 @@ fn weakened_orderings_are_found_out() {
     must_fail("weak_rcqb_loses_a_wake_up", "deadlock");
     must_fail("weak_mailbox_yields_stale_words", "stale: ");
     must_fail("weak_mailbox_loses_a_wake_up", "deadlock");
+    must_fail("weak_mailbox_watch_strands_a_request", "stranded");
 }
 
 // ---- values through queues -------------------------------------------------------------------
@@ -403,14 +408,16 @@ const BOX2: usize = 64;
 
 fn channel(strength: Strength) -> Shared {
     let bell = [BELL + control::CPU, BELL + control::ASLEEP];
-    let w32 = [BOX, BOX + 4, BOX2, BOX2 + 4, bell[0], bell[1], EVENT];
+    let boxes = [BOX, BOX2].map(|at| [at, at + 4, at + mailbox::WAITING]);
+    let w32 = [boxes[0], boxes[1], [bell[0], bell[1], EVENT], [BELL + control::WATCHED; 3]];
+    let w32 = w32.concat();
     Shared::new(strength, &w32, &[BOX + 16, BOX2 + 16, BITS])
 }
 
 /// A client's call: word out, doubled word back.
 fn call(memory: &Shared, number: u32, value: u64) -> u64 {
     let mailbox = Mailbox(memory.at([BOX, BOX2][number as usize]));
-    mailbox.put_words(&[value]);
+    mailbox.put_words(0, &[value]);
     mailbox.post();
     Doorbell::new(memory.at(BITS), 2).push(number);
     if Bell(memory.at(BELL)).must_ring() {
@@ -421,7 +428,7 @@ fn call(memory: &Shared, number: u32, value: u64) -> u64 {
         mailbox.sleep(FOREVER);
     }
     let mut words = [0];
-    mailbox.get_words(&mut words);
+    mailbox.get_words(0, &mut words);
     words[0]
 }
 
@@ -434,8 +441,8 @@ fn work(memory: &Shared, count: usize) {
             let mailbox = Mailbox(memory.at([BOX, BOX2][number as usize]));
             assert!(mailbox.is_posted());
             let mut words = [0];
-            mailbox.get_words(&mut words);
-            mailbox.put_words(&[words[0] * 2]);
+            mailbox.get_words(0, &mut words);
+            mailbox.put_words(0, &[words[0] * 2]);
             mailbox.reply();
             served += 1;
             continue;
@@ -480,15 +487,41 @@ fn one_post(strength: Strength) {
         if (0..2).any(|_| queue.pop(&mut ticket) == Some(0)) {
             let mailbox = Mailbox(worker.at(BOX));
             let (posted, mut words) = (mailbox.is_posted(), [0]);
-            mailbox.get_words(&mut words);
+            mailbox.get_words(0, &mut words);
             assert!(posted && words == [21], "stale: {posted} {words:?}");
         }
     });
     let mailbox = Mailbox(memory.at(BOX));
-    mailbox.put_words(&[21]);
+    mailbox.put_words(0, &[21]);
     mailbox.post();
     Doorbell::new(memory.at(BITS), 2).push(0);
     worker.join().unwrap();
+}
+
+/// The worker ends its watch while the client posts: one of them sees it, and the request is found.
+fn end_of_watch(strength: Strength) {
+    let memory = channel(strength);
+    Bell(memory.at(BELL)).watch(Some(0));
+    let worker = memory.clone();
+    let worker = thread::spawn(move || {
+        Bell(worker.at(BELL)).watch(None);
+        Mailbox(worker.at(BOX)).is_posted()
+    });
+    Mailbox(memory.at(BOX)).post();
+    let watched = Bell(memory.at(BELL)).watches(0);
+    let seen = worker.join().unwrap();
+    assert!(seen || !watched, "stranded");
+}
+
+#[test]
+fn mailbox_watch_strands_no_request() {
+    check(|| end_of_watch(Strength::Full));
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_mailbox_watch_strands_a_request() {
+    check(|| end_of_watch(Strength::NoTotalOrder));
 }
 
 #[test]

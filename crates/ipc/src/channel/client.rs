@@ -21,7 +21,9 @@ use polylane_sys::{Region, cpu, event};
 use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
 use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, MAILBOXES_MAX, QueueKind, header};
-use crate::message::{MESSAGE_WORDS, Message, REPLY_HEAD_WORDS, Reply, Status, VERSION, WORDS};
+use crate::message::{
+    MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, Status, VERSION, WORDS,
+};
 use crate::queue::Mapped;
 use crate::queue::bell::Bell;
 
@@ -302,15 +304,19 @@ impl ClientChannel {
         ready: u32,
     ) -> Result<Posted, CallError> {
         let mailbox = self.mailbox(index);
-        let words = message.to_words();
-        mailbox.put_words(&words[..Message::words_used(words[0]).unwrap_or(MESSAGE_WORDS)]);
+        mailbox.put_words(0, &message.head());
+        if message.has_tail() {
+            mailbox.put_words(MESSAGE_HEAD_WORDS, &message.tail());
+        }
         mailbox.set_progress(ready);
-        mailbox.post();
         let (group, spin) = self.choose_group(index);
-        if !self.push(group, index) {
+        let bell = self.bell(group);
+        mailbox.post();
+        let watched = bell.seems_to_watch(index.0) && bell.watches(index.0);
+        if !watched && !self.push(group, index) {
             return Err(CallError::Lost);
         }
-        if self.bell(group).must_ring() {
+        if bell.must_ring() {
             event::notify(&self.doorbells[group]);
             return Ok(Posted { spin: false });
         }
@@ -404,11 +410,14 @@ impl ClientChannel {
 
     fn reply(&self, index: MailboxIndex) -> Result<Reply, CallError> {
         let mailbox = self.mailbox(index);
-        let mut words = [0; WORDS];
-        mailbox.get_words(&mut words[..REPLY_HEAD_WORDS]);
-        if Reply::has_tail(&words) {
-            mailbox.get_words(&mut words);
+        let mut head = [0; REPLY_HEAD_WORDS];
+        mailbox.get_words(0, &mut head);
+        let used = Reply::words_used(head[0]);
+        if used == REPLY_HEAD_WORDS {
+            return Reply::from_head(head).ok_or(CallError::Lost);
         }
+        let mut words = [0; WORDS];
+        mailbox.get_words(0, &mut words[..used]);
         Reply::from_words(&words).ok_or(CallError::Lost)
     }
 }

@@ -5,10 +5,16 @@
 //!  write words and payload
 //!  state ← POSTED        (release)
 //!  push its number to a request queue              (acquire) state = POSTED?  read the words once
-//!  spin, or: POSTED → POSTED|WAITING, sleep        write words and payload
-//!                                                  state ← REPLIED (swap); it was WAITING → wake
+//!  spin on state, or sleep:                        write words and payload
+//!    waiting ← 1                                   state ← REPLIED   (release)
+//!    ── fence ──                                   ── fence ──
+//!    state = POSTED still?  futex wait             waiting?  futex wake
 //!  (acquire) REPLIED: read words and payload
 //! ```
+//!
+//! State and first words share a cache line that the other side polls. They are written by plain stores,
+//! which reach memory together; a read-modify-write of the state would often find the line stolen
+//! between them, which doubles a round trip. `waiting` has a line of its own for the same reason.
 //!
 //! `progress` counts payload bytes that are ready while a request is under way: written by the service
 //! for reads, by the client for writes.
@@ -27,8 +33,6 @@ pub const IDLE: u32 = 0;
 pub const POSTED: u32 = 1;
 /// The client's: holds a reply.
 pub const REPLIED: u32 = 2;
-/// Beside `POSTED`: the client sleeps.
-pub const WAITING: u32 = 0x100;
 
 /// A view of a mailbox's head.
 #[derive(Clone, Copy, Debug)]
@@ -40,10 +44,15 @@ impl<M: Memory> Mailbox<M> {
         self.0.word32(mailbox::STATE)
     }
 
+    #[inline]
+    fn waiting(&self) -> &M::W32 {
+        self.0.word32(mailbox::WAITING)
+    }
+
     /// Client: whether it holds no request. Once true, the reply is readable.
     #[inline]
     pub fn is_free(&self) -> bool {
-        self.state().load(Ordering::Acquire) & !WAITING != POSTED
+        self.state().load(Ordering::Acquire) != POSTED
     }
 
     /// Client: hands the mailbox over. Words and payload are written.
@@ -53,30 +62,34 @@ impl<M: Memory> Mailbox<M> {
     }
 
     /// Client: says that it is going to sleep. False when the reply is there already.
-    #[inline]
     pub fn announce_sleep(&self) -> bool {
-        let order = (Ordering::Acquire, Ordering::Acquire);
-        match self.state().compare_exchange(POSTED, POSTED | WAITING, order.0, order.1) {
-            Ok(_) => true,
-            Err(state) => state == POSTED | WAITING,
+        self.waiting().store(1, Ordering::Relaxed);
+        self.0.fence();
+        let posted = !self.is_free();
+        if !posted {
+            self.waiting().store(0, Ordering::Relaxed);
         }
+        posted
     }
 
     /// Client, after [`Mailbox::announce_sleep`]: sleeps until the reply, a signal or the timeout.
     pub fn sleep(&self, timeout: Duration) -> Woken {
-        self.0.wait(mailbox::STATE, POSTED | WAITING, timeout)
+        self.0.wait(mailbox::STATE, POSTED, timeout)
     }
 
-    /// Service: whether it holds a request. Once true, words and payload are readable.
+    /// Service: whether it holds a request. Once true, words and payload are readable. Takes part in the
+    /// total order with [`Bell::watch`](crate::queue::bell::Bell::watch).
     #[inline]
     pub fn is_posted(&self) -> bool {
-        self.state().load(Ordering::Acquire) & !WAITING == POSTED
+        self.state().load(Ordering::SeqCst) == POSTED
     }
 
     /// Service: hands the mailbox back. Words and payload are written.
     #[inline]
     pub fn reply(&self) {
-        if self.state().swap(REPLIED, Ordering::AcqRel) & WAITING != 0 {
+        self.state().store(REPLIED, Ordering::Release);
+        self.0.fence();
+        if self.waiting().load(Ordering::Relaxed) != 0 {
             self.0.wake(mailbox::STATE, 1);
         }
     }
@@ -93,25 +106,19 @@ impl<M: Memory> Mailbox<M> {
         self.0.word32(mailbox::PROGRESS).store(bytes, Ordering::Release);
     }
 
-    /// Stores the first words.
+    /// Stores words from the `from`-th on.
     #[inline]
-    pub fn put_words(&self, words: &[u64]) {
+    pub fn put_words(&self, from: usize, words: &[u64]) {
         for (n, &word) in words.iter().enumerate() {
-            self.0.word64(mailbox::WORDS + 8 * n).store(word, Ordering::Relaxed);
+            self.0.word64(mailbox::WORDS + 8 * (from + n)).store(word, Ordering::Relaxed);
         }
     }
 
-    /// Loads the first word.
+    /// Loads words from the `from`-th on, each once.
     #[inline]
-    pub fn first_word(&self) -> u64 {
-        self.0.word64(mailbox::WORDS).load(Ordering::Relaxed)
-    }
-
-    /// Loads the first words, each once.
-    #[inline]
-    pub fn get_words(&self, words: &mut [u64]) {
+    pub fn get_words(&self, from: usize, words: &mut [u64]) {
         for (n, word) in words.iter_mut().enumerate() {
-            *word = self.0.word64(mailbox::WORDS + 8 * n).load(Ordering::Relaxed);
+            *word = self.0.word64(mailbox::WORDS + 8 * (from + n)).load(Ordering::Relaxed);
         }
     }
 }

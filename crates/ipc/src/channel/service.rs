@@ -10,7 +10,7 @@
 //!   bounded spin.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use polylane_base::Result;
 use polylane_base::sync::Mutex;
@@ -18,16 +18,40 @@ use polylane_sys::{Region, event};
 
 use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
-use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, header};
-use crate::message::{Message, Reply, VERSION, WORDS};
+use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, QueueKind, header};
+use crate::message::{MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, VERSION, WORDS};
 use crate::queue::bell::{Bell, NO_CPU};
 use crate::queue::{Mapped, Ticket};
 
 /// Looks at an overlapped write's progress before it is served as short: some 20 to 50 µs.
 const WRITE_SPINS: u32 = 1000;
 
+/// Requests in a row from one mailbox before the worker watches it.
+const WATCH_AFTER: u32 = 8;
+
 /// Values that one `take` throws away because no request is behind them.
 const SPURIOUS_MAX: usize = 16;
+
+/// One core group's requests.
+#[derive(Debug, Default)]
+struct Group {
+    lock: Mutex<Taker>,
+    /// Copies of what the taker knows, for a look without the lock: the watched mailbox plus one, and
+    /// whether it has values in hand.
+    watched: AtomicU32,
+    in_hand: AtomicBool,
+}
+
+/// What a core group's taker remembers between two calls.
+#[derive(Debug, Default)]
+struct Taker {
+    ticket: Ticket,
+    /// The mailbox that is watched instead of waiting for its bit; see `queue::bell`.
+    watched: Option<MailboxIndex>,
+    /// The mailbox of the last request, and how many in a row were its.
+    last: Option<MailboxIndex>,
+    streak: u32,
+}
 
 /// The service's end. Thread-safe: any worker may take, any thread may reply.
 #[derive(Debug)]
@@ -38,7 +62,7 @@ pub struct ServiceChannel {
     layout: Layout,
     geometry: Geometry,
     plan: CopyPlan,
-    tickets: Vec<Mutex<Ticket>>,
+    takers: Vec<Group>,
     serving: Box<[AtomicBool]>,
 }
 
@@ -60,9 +84,9 @@ impl ServiceChannel {
             Bell(Mapped::new(&region, layout.control(group))).set_cpu(NO_CPU);
         }
         let doorbells = groups.clone().map(|_| event::eventfd()).collect::<Result<_>>()?;
-        let tickets = groups.map(|_| Mutex::new(Ticket::default())).collect();
+        let takers = groups.map(|_| Group::default()).collect();
         let serving = (0..geometry.mailbox_count).map(|_| AtomicBool::new(false)).collect();
-        Ok(ServiceChannel { region, memfd, doorbells, layout, geometry, plan, tickets, serving })
+        Ok(ServiceChannel { region, memfd, doorbells, layout, geometry, plan, takers, serving })
     }
 
     /// The memory, for the client.
@@ -99,10 +123,17 @@ impl ServiceChannel {
     /// The next request of a core group; the mailbox is the caller's until [`ServiceChannel::reply`].
     /// `None` when there is none, or when another thread is just taking from this group.
     pub fn take(&self, group: usize) -> Option<MailboxIndex> {
-        let mut ticket = self.tickets[group].try_lock()?;
+        if !self.seems_ready(group) {
+            return None;
+        }
+        let mut taker = self.takers[group].lock.try_lock()?;
         for _ in 0..SPURIOUS_MAX {
-            let value = self.queue(group, |queue| queue.pop(&mut ticket))?;
+            let Some(value) = self.queue(group, |queue| queue.pop(&mut taker.ticket)) else {
+                return taker.watched.filter(|&index| self.accept(index.0));
+            };
+            self.takers[group].in_hand.store(taker.ticket.in_hand(), Ordering::Relaxed);
             if self.accept(value) {
+                self.remember(group, &mut taker, MailboxIndex(value));
                 return Some(MailboxIndex(value));
             }
         }
@@ -111,15 +142,18 @@ impl ServiceChannel {
 
     /// The next request of any core group, `group` first.
     pub fn take_any(&self, group: usize) -> Option<MailboxIndex> {
-        let groups = self.tickets.len();
+        let groups = self.takers.len();
         (0..groups).find_map(|step| self.take((group + step) % groups))
     }
 
     /// Whether [`ServiceChannel::take`] would find something. A hint that a hostile client can keep up for
     /// ever: bound what you do upon it.
     pub fn has_requests(&self, group: usize) -> bool {
-        match self.tickets[group].try_lock() {
-            Some(ticket) => self.queue(group, |queue| queue.ready(&ticket)),
+        match self.takers[group].lock.try_lock() {
+            Some(taker) => {
+                self.queue(group, |queue| queue.ready(&taker.ticket))
+                    || taker.watched.is_some_and(|index| self.is_waiting(index))
+            }
             None => true,
         }
     }
@@ -138,18 +172,22 @@ impl ServiceChannel {
     /// The request in a taken mailbox, copied out; `None` when it is none that exists. Call once.
     pub fn message(&self, index: MailboxIndex) -> Option<Message> {
         let (mailbox, mut words) = (self.mailbox(index), [0; WORDS]);
-        let first = mailbox.first_word();
-        mailbox.get_words(&mut words[..Message::words_used(first)?]);
-        // What was checked is what counts: the client may have changed the word meanwhile.
-        words[0] = first;
+        mailbox.get_words(0, &mut words[..MESSAGE_HEAD_WORDS]);
+        let used = Message::words_used(words[0])?;
+        mailbox.get_words(MESSAGE_HEAD_WORDS, &mut words[MESSAGE_HEAD_WORDS..used]);
         Message::from_words(&words)
     }
 
     /// Answers a taken mailbox; from now on it is the client's. Any thread, once per take.
     pub fn reply(&self, index: MailboxIndex, reply: &Reply) {
         let mailbox = self.mailbox(index);
-        let words = reply.to_words();
-        mailbox.put_words(&words[..Reply::words_used(&words)]);
+        let head = reply.head();
+        let used = Reply::words_used(head[0]);
+        if used == REPLY_HEAD_WORDS {
+            mailbox.put_words(0, &head);
+        } else {
+            mailbox.put_words(0, &reply.to_words()[..used]);
+        }
         self.serving[index.0 as usize].store(false, Ordering::Release);
         mailbox.reply();
     }
@@ -193,15 +231,56 @@ impl ServiceChannel {
         WritePipe { channel: self, index, method: self.plan.method_for(len), start, len }
     }
 
-    /// A request was popped: whether there is one, and nobody else serves it.
+    /// A request came by the queue: the mailbox that the worker watches is not, or no longer, the busiest.
+    fn remember(&self, group: usize, taker: &mut Taker, index: MailboxIndex) {
+        taker.streak = if taker.last == Some(index) { taker.streak + 1 } else { 0 };
+        taker.last = Some(index);
+        let next = (taker.streak >= WATCH_AFTER && self.geometry.queue == QueueKind::Mailbox)
+            .then_some(index);
+        let former = std::mem::replace(&mut taker.watched, next);
+        if former == next {
+            return;
+        }
+        let word = next.map_or(0, |index| index.0 + 1);
+        self.takers[group].watched.store(word, Ordering::Relaxed);
+        self.bell(group).watch(next.map(|index| index.0));
+        if let Some(former) = former.filter(|&former| self.is_waiting(former)) {
+            // Its client saw the watch and did not push.
+            self.queue(group, |queue| queue.push(former.0));
+        }
+    }
+
+    /// Whether it is worth the lock: an idle worker comes here with nothing but loads of lines that it
+    /// has already. RCQB's consumers must draw their place first.
+    #[inline]
+    fn seems_ready(&self, group: usize) -> bool {
+        let known = &self.takers[group];
+        self.geometry.queue == QueueKind::Rcqb
+            || known.in_hand.load(Ordering::Relaxed)
+            || self.queue(group, |queue| queue.ready(&Ticket::default()))
+            || match known.watched.load(Ordering::Relaxed) {
+                0 => false,
+                word => self.is_waiting(MailboxIndex(word - 1)),
+            }
+    }
+
+    /// Whether a mailbox holds a request that nobody serves.
+    fn is_waiting(&self, index: MailboxIndex) -> bool {
+        !self.serving[index.0 as usize].load(Ordering::Acquire) && self.mailbox(index).is_posted()
+    }
+
+    /// A request was announced: whether there is one, and nobody else serves it.
+    #[inline]
     fn accept(&self, value: u32) -> bool {
         let Some(serving) = self.serving.get(value as usize) else {
             return false;
         };
-        if serving.swap(true, Ordering::AcqRel) {
+        // Looked at before the claim, so that watching an idle mailbox is two loads.
+        let mailbox = self.mailbox(MailboxIndex(value));
+        if !mailbox.is_posted() || serving.swap(true, Ordering::AcqRel) {
             return false;
         }
-        let posted = self.mailbox(MailboxIndex(value)).is_posted();
+        let posted = mailbox.is_posted();
         if !posted {
             serving.store(false, Ordering::Release);
         }

@@ -8,6 +8,13 @@
 //!
 //! Either the producer sees ASLEEP or the worker sees the request: both read after they wrote, in one
 //! total order. The first producer that sees ASLEEP turns it into RUNG, so one of many wakes.
+//!
+//! # The watched mailbox
+//!
+//! A lone busy thread would move the doorbell's cache line to the worker and back for nothing: it always
+//! says the same. So the worker may watch one mailbox, looking at its state itself, and its client need
+//! not push. The same pattern keeps a request from falling between: the client posts, then asks whether
+//! it is (still) watched; the worker ends the watch, then looks at the state once more.
 
 use std::sync::atomic::Ordering;
 
@@ -39,6 +46,27 @@ impl<M: Memory> Bell<M> {
     #[inline]
     pub fn is_asleep(&self) -> bool {
         self.0.word32(control::ASLEEP).load(Ordering::Relaxed) != AWAKE
+    }
+
+    /// Client: whether the worker seems to watch `mailbox`. A hint.
+    #[inline]
+    pub fn seems_to_watch(&self, mailbox: u32) -> bool {
+        self.0.word32(control::WATCHED).load(Ordering::Relaxed) == mailbox + 1
+    }
+
+    /// Client, after it posted `mailbox`: whether the worker watches it and needs no push.
+    #[inline]
+    pub fn watches(&self, mailbox: u32) -> bool {
+        self.0.fence();
+        self.0.word32(control::WATCHED).load(Ordering::SeqCst) == mailbox + 1
+    }
+
+    /// Worker: watches that mailbox from now on, or none. After a change it must look at the state of the
+    /// former one once more.
+    pub fn watch(&self, mailbox: Option<u32>) {
+        let word = mailbox.map_or(0, |mailbox| mailbox + 1);
+        self.0.word32(control::WATCHED).store(word, Ordering::SeqCst);
+        self.0.total_order();
     }
 
     /// The CPU that the worker published; a hint.

@@ -88,6 +88,9 @@ pub trait Memory {
     /// Lets others run for the moment that one look at a word takes.
     fn pause(&self);
 
+    /// Orders every store before it against every load after it, as a `SeqCst` fence.
+    fn fence(&self);
+
     /// What a `SeqCst` read-modify-write or store implies towards a `SeqCst` load after it. Nothing to
     /// do on real atomics, where all four accesses of such a pattern are `SeqCst`; loom, which models
     /// `SeqCst` accesses as acquire and release, needs it as a fence.
@@ -134,6 +137,11 @@ impl Memory for Mapped<'_> {
     #[inline]
     fn pause(&self) {
         std::hint::spin_loop();
+    }
+
+    #[inline]
+    fn fence(&self) {
+        std::sync::atomic::fence(Ordering::SeqCst);
     }
 
     #[inline]

@@ -29,6 +29,14 @@ pub struct Ticket {
     word: usize,
 }
 
+impl Ticket {
+    /// Whether values were taken out of the queue and not handed out yet.
+    #[inline]
+    pub fn in_hand(&self) -> bool {
+        self.bits != 0
+    }
+}
+
 /// A queue of 32-bit values between processes. Any number of producers; any number of consumers with a
 /// [`Ticket`] each. Thread-safe.
 pub trait RequestQueue {
