@@ -64,10 +64,10 @@ pub fn fork(namespaces: Namespaces) -> io::Result<Fork> {
     args.flags = namespaces.flags() | libc::CLONE_PIDFD as u64;
     args.pidfd = (&raw mut pidfd) as u64;
     args.exit_signal = libc::SIGCHLD as u64;
+    let size = size_of::<libc::clone_args>();
     // SAFETY: without CLONE_VM and with no stack given this is fork(2): the child gets a copy of
     // the address space and returns here on a copy of this stack. There is one thread, so no lock
     // of the allocator or of libc can be held by a thread that the child lacks.
-    let size = size_of::<libc::clone_args>();
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
