@@ -87,6 +87,14 @@ impl Inode {
         pages + self.target_charge() + xattrs.sum::<u64>()
     }
 
+    /// Takes out the pages of an inode that goes away.
+    pub(super) fn take_pages(&mut self) -> Freed {
+        match &mut self.body {
+            Body::File(pages) => pages.cut(0),
+            _ => Freed::default(),
+        }
+    }
+
     /// The pages of a regular file; `EISDIR` or `EINVAL` for anything else.
     pub(super) fn file(&self) -> Result<&Pages> {
         match &self.body {

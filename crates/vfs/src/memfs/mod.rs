@@ -115,7 +115,8 @@ impl MemFs {
 
     /// Frees an inode that `condemned` agrees to, with all it was charged for.
     fn free(&self, ino: Ino, condemned: impl FnOnce(&Inode) -> bool) {
-        let Some(inode) = self.table.take(ino, condemned) else { return };
+        let Some(mut inode) = self.table.take(ino, condemned) else { return };
+        inode.take_pages().give_back(&self.space);
         let charge = inode.charge();
         drop(inode);
         self.space.give_bytes(charge);

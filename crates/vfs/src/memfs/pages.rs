@@ -23,11 +23,14 @@ pub(super) const PAGE_SIZE: u64 = 4096;
 /// Pages of a run.
 const RUN_PAGES: u64 = 512;
 
-/// One page's content. A box per page: what is freed in the middle goes back at once.
+/// The bytes of a page. A box of its own: what is freed in the middle goes back at once.
+pub(super) type PageBytes = Box<[u8; PAGE_SIZE as usize]>;
+
+/// One page's content.
 enum Page {
     Hole,
     Reserved,
-    Data(Box<[u8; PAGE_SIZE as usize]>),
+    Data(PageBytes),
 }
 
 impl Page {
@@ -52,7 +55,11 @@ pub(super) struct Freed {
 impl Freed {
     /// Frees the memory, then gives the space back.
     pub(super) fn give_back(self, space: &Space) {
-        drop((self.single, self.runs));
+        let runs = self.runs.into_iter().flatten();
+        space.recycle(self.single.into_iter().chain(runs).filter_map(|page| match page {
+            Page::Data(bytes) => Some(bytes),
+            Page::Hole | Page::Reserved => None,
+        }));
         space.give_bytes(self.count * PAGE_SIZE);
     }
 }
@@ -93,7 +100,8 @@ impl Pages {
             let at = offset + done as u64;
             let (index, within) = (at / PAGE_SIZE, (at % PAGE_SIZE) as usize);
             let count = (PAGE_SIZE as usize - within).min(len - done);
-            let Some(bytes) = self.data_page(index, space) else { break };
+            let whole = count == PAGE_SIZE as usize;
+            let Some(bytes) = self.data_page(index, whole, space) else { break };
             source.get(done, &mut bytes[within..within + count]);
             done += count;
         }
@@ -219,8 +227,9 @@ impl Pages {
         &mut pages[slot]
     }
 
-    /// The bytes of a page, allocated if need be; `None` when there is no space for it.
-    fn data_page(&mut self, index: u64, space: &Space) -> Option<&mut [u8; PAGE_SIZE as usize]> {
+    /// The bytes of a page, allocated if need be; `None` when there is no space for it. `whole`: all of
+    /// it is about to be overwritten, so a new one need not be zeros.
+    fn data_page(&mut self, index: u64, whole: bool, space: &Space) -> Option<&mut PageBytes> {
         if self.page(index).is_none_or(Page::is_hole) {
             if !space.take_bytes(PAGE_SIZE) {
                 return None;
@@ -229,7 +238,7 @@ impl Pages {
         }
         let page = self.page_mut(index);
         if !page.is_data() {
-            *page = Page::Data(zeroed());
+            *page = Page::Data(space.page(whole));
         }
         match page {
             Page::Data(bytes) => Some(bytes),
@@ -327,12 +336,4 @@ fn slots_within(run: u64, len: usize, first: u64, end: u64) -> (usize, usize) {
     let from = first.saturating_sub(base).min(len as u64) as usize;
     let to = end.saturating_sub(base).min(len as u64) as usize;
     (from, to.max(from))
-}
-
-/// A page of zeros, made on the heap.
-fn zeroed() -> Box<[u8; PAGE_SIZE as usize]> {
-    match vec![0u8; PAGE_SIZE as usize].into_boxed_slice().try_into() {
-        Ok(page) => page,
-        Err(_) => unreachable!("the length is the array's"),
-    }
 }

@@ -1,20 +1,30 @@
 //! What an instance may use: bytes and inodes, counted exactly.
 //!
-//! Lock-free. Whoever wants to use takes first; whoever frees gives back after the memory is gone, so
+//! Also keeps a few freed pages for the next use: a small file that comes and goes would otherwise make
+//! the allocator trim and fault the same memory again and again.
+//!
+//! The counters are lock-free; `spare` is a leaf lock, held for a push or a pop. Whoever wants to use takes first; whoever frees gives back after the memory is gone, so
 //! the counters never claim less than is in use.
 
+use super::pages::{PAGE_SIZE, PageBytes};
+use polylane_base::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Freed pages that are kept: 512 KiB, what a small transaction touches.
+const SPARE_MAX: usize = 128;
 
 /// The two budgets of one instance.
 pub(super) struct Space {
     bytes: Budget,
     inodes: Budget,
+    spare: Mutex<Vec<PageBytes>>,
 }
 
 impl Space {
     /// Nothing used yet.
     pub(super) fn new(bytes_limit: u64, inode_limit: u64) -> Space {
-        Space { bytes: Budget::new(bytes_limit), inodes: Budget::new(inode_limit) }
+        let (bytes, inodes) = (Budget::new(bytes_limit), Budget::new(inode_limit));
+        Space { bytes, inodes, spare: Mutex::default() }
     }
 
     /// Takes bytes; false when fewer are left.
@@ -35,6 +45,25 @@ impl Space {
     /// Gives one inode back.
     pub(super) fn give_inode(&self) {
         self.inodes.give(1);
+    }
+
+    /// Memory for a page that was paid for: zeros, or with `dirty` any bytes.
+    pub(super) fn page(&self, dirty: bool) -> PageBytes {
+        let Some(mut page) = self.spare.lock().pop() else { return zeroed() };
+        if !dirty {
+            page.fill(0);
+        }
+        page
+    }
+
+    /// Takes back the memory of pages.
+    pub(super) fn recycle(&self, mut pages: impl Iterator<Item = PageBytes>) {
+        {
+            let mut spare = self.spare.lock();
+            let room = SPARE_MAX.saturating_sub(spare.len());
+            spare.extend(pages.by_ref().take(room));
+        }
+        pages.for_each(drop);
     }
 
     /// Bytes: (limit, left).
@@ -72,6 +101,14 @@ impl Budget {
 
     fn left(&self) -> u64 {
         self.limit - self.used.load(Ordering::Acquire)
+    }
+}
+
+/// A page of zeros, made on the heap.
+fn zeroed() -> PageBytes {
+    match vec![0; PAGE_SIZE as usize].into_boxed_slice().try_into() {
+        Ok(page) => page,
+        Err(_) => unreachable!("the length is the array's"),
     }
 }
 
