@@ -1,12 +1,13 @@
 //! A lane's tables, shared by its front ends.
 //!
-//! One [`Lane`] exists per mounted instance. `fuse/` and `shm/` both serve it: what they must know of
-//! each other (which files the kernel may have pages of, slots, tickets) is here and nowhere else.
+//! One [`Lane`] exists per mounted instance. `fuse/` and `shm/` both serve it: what they must know
+//! of each other (which files the kernel may have pages of, slots, tickets) is here and nowhere
+//! else.
 //!
 //! # Coherence
 //!
-//! The kernel caches no names and no attributes of a lane (timeouts 0), and reads and writes bypass its
-//! page cache (before Linux 6.6 they do not). What is left are the pages of mapped files.
+//! The kernel caches no names and no attributes of a lane (timeouts 0), and reads and writes bypass
+//! its page cache (before Linux 6.6 they do not). What is left are the pages of mapped files.
 //! [`Inode::tag`] says whether there can be any:
 //!
 //! | bits  | meaning                                                                       |
@@ -15,8 +16,9 @@
 //! | 1     | [`TAG_SLOT_PAGES`]: the kernel filled a page of a slot's node bound to it     |
 //! | 16–63 | counter of the FUSE node id; 0 when the kernel does not know the inode        |
 //!
-//! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`] after a
-//! change and before the reply, holding no lock. Both cost one atomic load when no bit is set.
+//! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`]
+//! after a change and before the reply, holding no lock. Both cost one atomic load when no bit is
+//! set.
 //!
 //! [`Inode::tag`]: polylane_vfs::Inode::tag
 
@@ -74,15 +76,15 @@ impl Lane {
         }
     }
 
-    /// To be called by the shared-memory front end after a change of data and before its reply: pages
-    /// that the kernel read before the change are dropped. As [`Lane::before_io`].
+    /// To be called by the shared-memory front end after a change of data and before its reply:
+    /// pages that the kernel read before the change are dropped. As [`Lane::before_io`].
     pub fn changed(&self, node: &Node, range: Range) {
         self.before_io(node, range);
     }
 
-    /// To be called by the shared-memory front end after `name` in `dir` ceased to name `node`: removed,
-    /// replaced or renamed. If the kernel knows the inode, it lets go of the name. Never waits; one
-    /// atomic load when the kernel does not know the inode.
+    /// To be called by the shared-memory front end after `name` in `dir` ceased to name `node`:
+    /// removed, replaced or renamed. If the kernel knows the inode, it lets go of the name. Never
+    /// waits; one atomic load when the kernel does not know the inode.
     pub fn name_gone(&self, dir: &Node, name: &[u8], node: &Node) {
         if self.nodes.id_of(node).is_some()
             && let Some(dir_id) = self.nodes.id_of(dir)
@@ -91,8 +93,8 @@ impl Lane {
         }
     }
 
-    /// Whether I/O that the kernel itself brings through node `door` must not be answered before pages
-    /// under *other* nodes are dropped.
+    /// Whether I/O that the kernel itself brings through node `door` must not be answered before
+    /// pages under *other* nodes are dropped.
     pub(crate) fn others_have_pages(&self, node: &Node, door: u64) -> bool {
         let tag = tag(node);
         match tag & TAG_SLOT_PAGES {

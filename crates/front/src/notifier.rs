@@ -1,19 +1,20 @@
 //! The notifier: two threads that tell the kernel what to drop.
 //!
-//! *Pages*: `FUSE_NOTIFY_INVAL_INODE` blocks in the kernel until dirty pages of the range were written back,
-//! that is, until *we* have served those WRITE requests. So it is sent by a thread that serves
-//! nothing, and whoever waits for it must not be a thread that the kernel's requests need.
+//! *Pages*: `FUSE_NOTIFY_INVAL_INODE` blocks in the kernel until dirty pages of the range were
+//! written back, that is, until *we* have served those WRITE requests. So it is sent by a thread
+//! that serves nothing, and whoever waits for it must not be a thread that the kernel's requests
+//! need.
 //!
-//! *Names*: `FUSE_NOTIFY_INVAL_ENTRY` blocks while the kernel holds the directory for somebody else. Nobody
-//! waits for it: a name that is gone is never believed (timeouts are 0), but until the kernel drops
-//! it, it keeps the inode, and with it the space of a removed file.
+//! *Names*: `FUSE_NOTIFY_INVAL_ENTRY` blocks while the kernel holds the directory for somebody
+//! else. Nobody waits for it: a name that is gone is never believed (timeouts are 0), but until the
+//! kernel drops it, it keeps the inode, and with it the space of a removed file.
 //!
 //! # Invariants
 //!
-//! - A waiter returns after every notification it asked for was taken by the kernel or refused by it,
-//!   or after the notifier stopped.
+//! - A waiter returns after every notification it asked for was taken by the kernel or refused by
+//!   it, or after the notifier stopped.
 //! - Without a FUSE session there is nobody to notify: waiting returns at once.
-//! - At most [`NAMES_MAX`] names wait; what is more is left to the kernel's own memory pressure.
+//! - At most `NAMES_MAX` names wait; what is more is left to the kernel's own memory pressure.
 //!
 //! # Locking
 //!

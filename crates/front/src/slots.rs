@@ -15,16 +15,17 @@
 //! # Invariants
 //!
 //! - Only who knows a session's token can make its slots, each number once at a time.
-//! - A slot's access mode is that of its kernel descriptor, and only opens of the same mode are bound
-//!   to it: the kernel's own mode checks stay right.
+//! - A slot's access mode is that of its kernel descriptor, and only opens of the same mode are
+//!   bound to it: the kernel's own mode checks stay right.
 //! - An escaped slot is never bound again. Its binding ends with its last kernel handle.
-//! - A slot of which the kernel filled a page has escaped: the mapping may outlive the client's close.
+//! - A slot of which the kernel filled a page has escaped: the mapping may outlive the client's
+//!   close.
 //! - A slot whose kernel handles are all gone is out of its session's table.
 //!
 //! # Locking
 //!
-//! `SlotTable::sessions → SessionSlots::slots → Slot::state → SlotTable::mapped`. No VFS call is made
-//! under any of them, and files are dropped (closed) after all are free.
+//! `SlotTable::sessions → SessionSlots::slots → Slot::state → SlotTable::mapped`. No VFS call is
+//! made under any of them, and files are dropped (closed) after all are free.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -255,8 +256,8 @@ pub struct SlotTable {
 }
 
 impl SlotTable {
-    /// Starts a session: from now on its token makes slots. `groups` are the supplementary groups of
-    /// its process.
+    /// Starts a session: from now on its token makes slots. `groups` are the supplementary groups
+    /// of its process.
     pub fn open_session(&self, token: Token, groups: Arc<[Gid]>) -> Arc<SessionSlots> {
         let session = Arc::new(SessionSlots { token, groups, slots: Mutex::default() });
         self.sessions.lock().insert(token, Arc::downgrade(&session));
@@ -271,8 +272,8 @@ impl SlotTable {
         session.share_all();
     }
 
-    /// Makes a slot, on behalf of the kernel's CREATE. `EACCES`: no such session; `EEXIST`: the number is
-    /// in use; `EMFILE`: number out of range.
+    /// Makes a slot, on behalf of the kernel's CREATE. `EACCES`: no such session; `EEXIST`: the
+    /// number is in use; `EMFILE`: number out of range.
     pub fn create(
         &self,
         token: Token,

@@ -1,8 +1,8 @@
 //! Tickets: how an open file found through a kernel descriptor becomes a handle of a channel.
 //!
 //! A descriptor that was inherited over fork or exec, or received over a socket, is asked with
-//! `ioctl(fd, IOCTL_IDENTIFY)`; the kernel brings the question to us together with *our* file handle,
-//! so the answer needs no trust in the asker. The answer is a random 16-byte ticket that
+//! `ioctl(fd, IOCTL_IDENTIFY)`; the kernel brings the question to us together with *our* file
+//! handle, so the answer needs no trust in the asker. The answer is a random 16-byte ticket that
 //! `Op::Redeem` turns into a handle. Whoever holds the descriptor may ask, whoever holds the ticket
 //! may redeem it: both already mean access to the open file.
 //!

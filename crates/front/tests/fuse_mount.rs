@@ -211,8 +211,8 @@ fn the_kernel_gives_back_what_it_no_longer_knows() {
     panic!("{} nodes are still known", lane.lane.nodes.len());
 }
 
-/// Lookups, forgets, creations and removals of the same few names, all at once, from outside and inside
-/// the kernel: in the end every count must be back at nothing.
+/// Lookups, forgets, creations and removals of the same few names, all at once, from outside and
+/// inside the kernel: in the end every count must be back at nothing.
 #[test]
 #[ignore = "in a private mount namespace"]
 fn counts_stay_exact_under_a_crowd() {
@@ -536,7 +536,8 @@ fn appends_from_two_openings_do_not_overwrite() {
     assert_eq!(truncated.expect("opened").metadata().expect("state").len(), 0);
 }
 
-/// Runs a Python program that has the lane's path as its argument; Python has mmap without `unsafe`.
+/// Runs a Python program that has the lane's path as its argument; Python has mmap without
+/// `unsafe`.
 fn python(lane: &Mounted, program: &str) {
     let age = if lane.params.direct_mmap() { "new" } else { "old" };
     let run = Command::new("python3").arg("-c").arg(program).arg(&lane.at).arg(age).status();
@@ -796,8 +797,14 @@ fn a_file_that_the_fast_lane_removes_is_freed_although_the_kernel_knew_it() {
 #[ignore = "in a private mount namespace"]
 fn a_second_service_takes_over_the_live_mount() {
     let mut mounted = Mounted::new("takeover");
-    let program = "import os,sys,time\nos.chdir(sys.argv[1])\nprint('in', flush=True)\n\
-                   sys.stdin.readline()\nfor i in range(20): open(f'{sys.argv[1]}/n{i}','w').close()\n";
+    let program = r#"
+import os, sys
+os.chdir(sys.argv[1])
+print('in', flush=True)
+sys.stdin.readline()
+for i in range(20):
+    open(f'{sys.argv[1]}/n{i}', 'w').close()
+"#;
     fs::write(mounted.path("before"), b"kept").expect("written");
     let open = mounted.file("before");
     let started = Command::new("python3")

@@ -1,4 +1,5 @@
-//! The FUSE session against a made-up kernel: every rule that a real kernel would not put to the test.
+//! The FUSE session against a made-up kernel: every rule that a real kernel would not put to the
+//! test.
 
 #[path = "fuse/kernel.rs"]
 mod kernel;

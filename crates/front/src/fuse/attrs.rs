@@ -20,8 +20,8 @@ impl Call<'_> {
         }
     }
 
-    /// Who asks, for a change that the kernel allowed by what it remembers of the inode. Of a slot it
-    /// may remember another file's owner: there the lane decides, with the groups of the session
+    /// Who asks, for a change that the kernel allowed by what it remembers of the inode. Of a slot
+    /// it may remember another file's owner: there the lane decides, with the groups of the session
     /// whose process must be the caller as long as the slot has not escaped.
     fn attr_cred(&self) -> Result<Cred> {
         let mut cred = self.cred()?;

@@ -1,7 +1,7 @@
 //! Directory streams.
 //!
-//! Positions are the libservice's own and stable, so a handle keeps no state: a listing goes on wherever
-//! the kernel says, also after seekdir(3).
+//! Positions are the libservice's own and stable, so a handle keeps no state: a listing goes on
+//! wherever the kernel says, also after seekdir(3).
 
 use polylane_base::{Errno, Result};
 use polylane_vfs::Kind;
@@ -44,7 +44,8 @@ pub(super) fn readdir(call: &mut Call<'_>) -> End {
     Ok(Outcome::Reply)
 }
 
-/// A listing whose entries the kernel learns as if it had looked each up. `.` and `..` are not counted.
+/// A listing whose entries the kernel learns as if it had looked each up. `.` and `..` are not
+/// counted.
 pub(super) fn readdirplus(call: &mut Call<'_>) -> End {
     for entry in list(call, ENTRY_BYTES)? {
         let known = match entry.name.as_slice() {

@@ -116,8 +116,8 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     Ok(call.changed(file.node(), range))
 }
 
-/// Pages of a mapping. Stores through a mapping never grow a file, so what lies past the end now (the
-/// file was truncated meanwhile) is dropped, as the page cache of any file system does.
+/// Pages of a mapping. Stores through a mapping never grow a file, so what lies past the end now
+/// (the file was truncated meanwhile) is dropped, as the page cache of any file system does.
 fn write_pages(call: &Call<'_>, file: &OpenFile, offset: u64, data: &[u8]) -> Result<()> {
     let size = call.session.lane.vfs.getattr(file.node())?.size;
     let keep = size.saturating_sub(offset).min(data.len() as u64) as usize;

@@ -1,6 +1,7 @@
 //! File handles: what the kernel calls the files it has open.
 //!
-//! A handle is `incarnation << 48 | counter`; one of a former incarnation is unknown and answered `EIO`.
+//! A handle is `incarnation << 48 | counter`; one of a former incarnation is unknown and answered
+//! `EIO`.
 //!
 //! # Locking
 //!

@@ -1,8 +1,8 @@
 //! FUSE_INIT and mount options: what kernel and lane agree on.
 //!
-//! The supervisor negotiates once per mount and keeps the [`Params`]; every service of that mount is
-//! told them. A session that meets an INIT all the same (a mount whose supervisor is the service, as
-//! in tests) answers it in the same way.
+//! The supervisor negotiates once per mount and keeps the [`Params`]; every service of that mount
+//! is told them. A session that meets an INIT all the same (a mount whose supervisor is the
+//! service, as in tests) answers it in the same way.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,7 +17,8 @@ use super::request::{Reader, Request};
 
 /// Largest read or write in one request: what 256 pages hold, the kernel's default limit.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
-/// A message is a header and arguments beside the data of a WRITE; the kernel asks for a page of room.
+/// A message is a header and arguments beside the data of a WRITE; the kernel asks for a page of
+/// room.
 pub const MESSAGE_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + 8192;
 const PAGE_BYTES: u32 = 4096;
 /// Requests that the kernel may have outstanding without a waiting caller (readahead, writeback).
@@ -25,8 +26,8 @@ const BACKGROUND_MAX: u16 = 64;
 /// Above this many the kernel tells its writeback to slow down: three quarters, as it does itself.
 const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 
-/// Everything wanted where the kernel offers it. Not wanted: writeback cache, cached symbolic links,
-/// zero-message opens (a fast-lane open must be seen), ACLs, splice, export.
+/// Everything wanted where the kernel offers it. Not wanted: writeback cache, cached symbolic
+/// links, zero-message opens (a fast-lane open must be seen), ACLs, splice, export.
 const WANTED: u64 = init::ASYNC_READ
     | init::POSIX_LOCKS
     | init::ATOMIC_O_TRUNC
@@ -54,8 +55,9 @@ pub struct Params {
 }
 
 impl Params {
-    /// Whether files can be mapped shared although reads and writes go past the page cache (Linux 6.6).
-    /// Without it, they go through the page cache, and the lane tells the kernel what to drop.
+    /// Whether files can be mapped shared although reads and writes go past the page cache (Linux
+    /// 6.6). Without it, they go through the page cache, and the lane tells the kernel what to
+    /// drop.
     pub fn direct_mmap(&self) -> bool {
         self.flags & init::DIRECT_IO_ALLOW_MMAP != 0
     }
@@ -72,7 +74,8 @@ pub fn negotiate(fd: impl AsFd, timeout_ms: u32) -> io::Result<Params> {
     negotiate_without(fd, timeout_ms, 0)
 }
 
-/// [`negotiate`], leaving out the INIT flags in `unwanted`: to see how a lane does on an older kernel.
+/// [`negotiate`], leaving out the INIT flags in `unwanted`: to see how a lane does on an older
+/// kernel.
 pub fn negotiate_without(fd: impl AsFd, timeout_ms: u32, unwanted: u64) -> io::Result<Params> {
     let mut message = vec![0; MESSAGE_BYTES_MAX];
     loop {
@@ -133,8 +136,8 @@ pub fn answer(mut args: Reader<'_>, unwanted: u64, out: &mut Body) -> Result<Opt
     Ok(Some(Params { minor: minor.min(MINOR), flags }))
 }
 
-/// The data argument of mount(2) for a mount that `fd` serves. `everyone`: users other than the mounter
-/// may use it, which needs privilege in the mount's user namespace.
+/// The data argument of mount(2) for a mount that `fd` serves. `everyone`: users other than the
+/// mounter may use it, which needs privilege in the mount's user namespace.
 pub fn mount_options(fd: i32, uid: u32, gid: u32, everyone: bool) -> String {
     let allow_other = if everyone { ",allow_other" } else { "" };
     format!(

@@ -1,13 +1,13 @@
 //! File locks, and the interruption of those who wait for one.
 //!
-//! A waiting lock holds no thread: the file door parks it, and whoever makes room sends the reply. The
-//! kernel may interrupt a wait at any moment, also before it was parked:
+//! A waiting lock holds no thread: the file door parks it, and whoever makes room sends the reply.
+//! The kernel may interrupt a wait at any moment, also before it was parked:
 //!
 //! ```text
-//!   SETLKW read ── enter ──► Entered ── set_lock: parked ──► Parked(ticket) ── granted ──► gone, reply
-//!                               │ INTERRUPT                      │ INTERRUPT
-//!                               ▼                                ▼
-//!                          Interrupted ── parked ──────────► cancel ──► gone, reply EINTR
+//!   SETLKW ── enter ──► Entered ── set_lock: parked ──► Parked(ticket) ── granted ──► gone, reply
+//!                          │ INTERRUPT                      │ INTERRUPT
+//!                          ▼                                ▼
+//!                     Interrupted ── parked ──────────► cancel ──► gone, reply EINTR
 //! ```
 //!
 //! # Invariants
@@ -33,8 +33,8 @@ use super::request::LockIn;
 
 /// The kernel's `OFFSET_MAX`: to the end of the file, however far it grows.
 const OFFSET_MAX: u64 = i64::MAX as u64;
-/// Interrupts remembered that came before their requests. The two are read microseconds apart, by at
-/// most a few threads.
+/// Interrupts remembered that came before their requests. The two are read microseconds apart, by
+/// at most a few threads.
 const EARLY_MAX: usize = 64;
 
 /// A process's locks, as the kernel scrambled the process.
@@ -110,8 +110,9 @@ impl Call<'_> {
         posix_owner(owner)
     }
 
-    /// flock(2) locks belong to the open file, whichever door they come through. `F_OFD_SETLK` cannot be
-    /// told from `F_SETLK`: the kernel sends an owner of its own per open file, and that is enough.
+    /// flock(2) locks belong to the open file, whichever door they come through. `F_OFD_SETLK`
+    /// cannot be told from `F_SETLK`: the kernel sends an owner of its own per open file, and that
+    /// is enough.
     fn lock_request(&self, lock: &LockIn, file: &OpenFile) -> Result<LockRequest> {
         let flock = lock.flags & LK_FLOCK != 0;
         let kind = match lock.kind as i32 {

@@ -37,8 +37,8 @@ impl Call<'_> {
         Ok(id)
     }
 
-    /// The state of a virtual directory: owned as the root is, so that its ids are mapped wherever the
-    /// root's are.
+    /// The state of a virtual directory: owned as the root is, so that its ids are mapped wherever
+    /// the root's are.
     pub(super) fn virtual_attr(&self, dir: VirtualDir) -> Result<Attr> {
         let root = self.session.lane.vfs.getattr(&self.session.lane.vfs.root())?;
         let perm = match dir {
@@ -102,8 +102,8 @@ pub(super) fn lookup(call: &mut Call<'_>) -> End {
     Ok(Outcome::Reply)
 }
 
-/// `x-<ticket>` among the slots: the true node of an open file, for a client that must map it. Slots
-/// themselves are only ever created, so looking one up finds nothing.
+/// `x-<ticket>` among the slots: the true node of an open file, for a client that must map it.
+/// Slots themselves are only ever created, so looking one up finds nothing.
 fn exposed(call: &mut Call<'_>, name: &[u8]) -> End {
     let ticket = name.strip_prefix(b"x-").and_then(Token::from_hex);
     let redeemed = ticket.and_then(|ticket| call.session.lane.tickets.redeem(&ticket.0));

@@ -1,16 +1,16 @@
 //! Node ids: what the kernel calls our inodes, and how often it was told.
 //!
-//! An id is `incarnation << 48 | counter`. The counter of an inode stands in the inode's own tag, so
-//! one inode has one id however many names it has. An id of a former incarnation is unknown here and
-//! answered `ESTALE`; path walks recover, because the kernel looks every name up anew.
+//! An id is `incarnation << 48 | counter`. The counter of an inode stands in the inode's own tag,
+//! so one inode has one id however many names it has. An id of a former incarnation is unknown here
+//! and answered `ESTALE`; path walks recover, because the kernel looks every name up anew.
 //!
 //! # Invariants
 //!
-//! - An entry exists as long as the kernel holds lookups on it, to the exact count. The root and the
-//!   virtual directories always exist, under the same ids in every incarnation: there are mounts on
-//!   them that the kernel would detach if their ids changed.
+//! - An entry exists as long as the kernel holds lookups on it, to the exact count. The root and
+//!   the virtual directories always exist, under the same ids in every incarnation: there are
+//!   mounts on them that the kernel would detach if their ids changed.
 //! - The tag's counter is set exactly while the entry exists; both change under the shard's lock.
-//! - [`TAG_PAGES`](crate::lane::TAG_PAGES) is set only while `opens` is not 0.
+//! - [`TAG_PAGES`] is set only while `opens` is not 0.
 //!
 //! # Locking
 //!

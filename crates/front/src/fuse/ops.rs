@@ -1,8 +1,8 @@
 //! What each operation does: one table, then one short function each.
 //!
-//! An operation reads its arguments, calls the file door once, and writes its reply. The rest of the
-//! table is by subject: names (`names.rs`), attributes (`attrs.rs`), file data (`files.rs`), directory
-//! streams (`dirs.rs`), locks (`locks.rs`).
+//! An operation reads its arguments, calls the file door once, and writes its reply. The rest of
+//! the table is by subject: names (`names.rs`), attributes (`attrs.rs`), file data (`files.rs`),
+//! directory streams (`dirs.rs`), locks (`locks.rs`).
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Gid, Result, Uid};
@@ -71,8 +71,8 @@ impl Call<'_> {
         })
     }
 
-    /// Who writes. All that counts in a write is whether the writer keeps set-id bits, and that is the
-    /// kernel's word, not the user's number.
+    /// Who writes. All that counts in a write is whether the writer keeps set-id bits, and that is
+    /// the kernel's word, not the user's number.
     pub(super) fn writer(&self, kills_suidgid: bool) -> Cred {
         const NOBODY: u32 = 65534;
         let uid = match (kills_suidgid, self.header.uid) {

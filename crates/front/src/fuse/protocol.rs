@@ -1,13 +1,14 @@
 //! Numbers and fixed layouts of the kernel's FUSE protocol (`include/uapi/linux/fuse.h`, 7.45).
 //!
-//! Only what is used here, under the kernel's names without their `FUSE_` prefix. All integers are in
-//! host byte order. Nothing in this file decides anything.
+//! Only what is used here, under the kernel's names without their `FUSE_` prefix. All integers are
+//! in host byte order. Nothing in this file decides anything.
 
 /// Major version; there has been no other since 2005.
 pub const MAJOR: u32 = 7;
 /// The newest minor version known here.
 pub const MINOR: u32 = 45;
-/// The oldest minor version served: 7.36 (Linux 5.17) brought 64-bit INIT flags; Linux 6.1 has 7.37.
+/// The oldest minor version served: 7.36 (Linux 5.17) brought 64-bit INIT flags; Linux 6.1 has
+/// 7.37.
 pub const MINOR_MIN: u32 = 36;
 
 /// Bytes of `struct fuse_in_header`.
@@ -36,14 +37,14 @@ macro_rules! opcodes {
 }
 
 opcodes! {
-    LOOKUP = 1, FORGET = 2, GETATTR = 3, SETATTR = 4, READLINK = 5, SYMLINK = 6, MKNOD = 8, MKDIR = 9,
-    UNLINK = 10, RMDIR = 11, RENAME = 12, LINK = 13, OPEN = 14, READ = 15, WRITE = 16, STATFS = 17,
-    RELEASE = 18, FSYNC = 20, SETXATTR = 21, GETXATTR = 22, LISTXATTR = 23, REMOVEXATTR = 24,
-    FLUSH = 25, INIT = 26, OPENDIR = 27, READDIR = 28, RELEASEDIR = 29, FSYNCDIR = 30, GETLK = 31,
-    SETLK = 32, SETLKW = 33, ACCESS = 34, CREATE = 35, INTERRUPT = 36, DESTROY = 38,
-    IOCTL = 39, NOTIFY_REPLY = 41, BATCH_FORGET = 42, FALLOCATE = 43, READDIRPLUS = 44,
-    RENAME2 = 45, LSEEK = 46, COPY_FILE_RANGE = 47, SYNCFS = 50, TMPFILE = 51, STATX = 52,
-    COPY_FILE_RANGE_64 = 53,
+    LOOKUP = 1, FORGET = 2, GETATTR = 3, SETATTR = 4, READLINK = 5, SYMLINK = 6, MKNOD = 8,
+    MKDIR = 9, UNLINK = 10, RMDIR = 11, RENAME = 12, LINK = 13, OPEN = 14, READ = 15, WRITE = 16,
+    STATFS = 17, RELEASE = 18, FSYNC = 20, SETXATTR = 21, GETXATTR = 22, LISTXATTR = 23,
+    REMOVEXATTR = 24, FLUSH = 25, INIT = 26, OPENDIR = 27, READDIR = 28, RELEASEDIR = 29,
+    FSYNCDIR = 30, GETLK = 31, SETLK = 32, SETLKW = 33, ACCESS = 34, CREATE = 35, INTERRUPT = 36,
+    DESTROY = 38, IOCTL = 39, NOTIFY_REPLY = 41, BATCH_FORGET = 42, FALLOCATE = 43,
+    READDIRPLUS = 44, RENAME2 = 45, LSEEK = 46, COPY_FILE_RANGE = 47, SYNCFS = 50, TMPFILE = 51,
+    STATX = 52, COPY_FILE_RANGE_64 = 53,
 }
 
 /// Flags of INIT, both words as one.
@@ -139,5 +140,6 @@ pub mod notify {
     pub const RESEND: i32 = 7;
 }
 
-/// `struct statx` bits that an [`Attr`](polylane_vfs::Attr) fills: `STATX_BASIC_STATS | STATX_BTIME`.
+/// `struct statx` bits that an [`Attr`](polylane_vfs::Attr) fills: `STATX_BASIC_STATS |
+/// STATX_BTIME`.
 pub const STATX_MASK: u32 = 0x7ff | 0x800;

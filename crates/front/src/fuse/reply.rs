@@ -114,13 +114,11 @@ impl Sink for Body {
     }
 
     fn zero(&mut self, at: usize, len: usize) {
-        if at <= self.0.len() {
-            self.0.truncate(self.0.len().max(at));
+        let (filled, end) = (self.0.len(), at + len);
+        self.0.resize(filled.max(end), 0);
+        if at < filled {
+            self.0[at..filled.min(end)].fill(0);
         }
-        let end = at + len;
-        let filled = self.0.len().clamp(at, end);
-        self.0.resize(self.0.len().max(end), 0);
-        self.0[at..filled].fill(0);
     }
 }
 
@@ -199,5 +197,33 @@ impl Device {
 impl AsFd for Device {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_takes_pieces_in_any_order() {
+        let mut body = Body::default();
+        body.put(0, b"abc");
+        body.zero(3, 2);
+        body.put(7, b"xy");
+        assert_eq!(body.0, b"abc\0\0\0\0xy");
+        body.put(2, b"CDE");
+        body.zero(6, 2);
+        body.zero(8, 2);
+        assert_eq!(body.0, b"abCDE\0\0\0\0\0");
+    }
+
+    #[test]
+    fn device_numbers_are_packed_as_the_kernel_does() {
+        // 8:1, and the largest the kernel has: 12 bits of major, 20 of minor.
+        assert_eq!(encode_device(libc::makedev(8, 1)), 0x801);
+        assert_eq!(encode_device(libc::makedev(0xfff, 0xf_ffff)), 0xffff_ffff);
+        for device in [libc::makedev(0x123, 0x6_789a), libc::makedev(0, 0), libc::makedev(5, 300)] {
+            assert_eq!(decode_device(encode_device(device)), device);
+        }
     }
 }

@@ -1,7 +1,8 @@
 //! Requests: bytes from /dev/fuse, checked once, as values.
 //!
-//! The kernel is trusted to be the kernel, its bytes are not: every field is read through [`Reader`],
-//! which cannot leave the message, and whatever does not fit is `EIO` to the one who asked.
+//! The kernel is trusted to be the kernel, its bytes are not: every field is read through
+//! [`Reader`], which cannot leave the message, and whatever does not fit is `EIO` to the one who
+//! asked.
 
 use polylane_base::{Errno, Gid, Result};
 

@@ -1,10 +1,10 @@
 //! A session: the threads that serve one /dev/fuse descriptor.
 //!
-//! | thread    | does                                        | may wait for                        |
-//! |-----------|---------------------------------------------|-------------------------------------|
-//! | readers   | read a request, do it, reply                | the file door (a page read)         |
-//! | deferred  | requests that must wait for the kernel      | the notifier, then the file door    |
-//! | notifiers | tell the kernel to drop pages, and names    | readers, through the kernel         |
+//! | thread    | does                                     | may wait for                     |
+//! |-----------|------------------------------------------|----------------------------------|
+//! | readers   | read a request, do it, reply             | the file door (a page read)      |
+//! | deferred  | requests that must wait for the kernel   | the notifier, then the file door |
+//! | notifiers | tell the kernel to drop pages, and names | readers, through the kernel      |
 //!
 //! Waiting never makes a ring: readers wait for none of the others.
 //!
@@ -98,6 +98,7 @@ enum Job {
     Reply { unique: u64, body: Vec<u8>, node: Node, range: Range, except: Option<u64> },
 }
 
+/// The queue of the deferred thread, and whether it is to end.
 #[derive(Default)]
 struct Deferred {
     state: Mutex<(VecDeque<Job>, bool)>,
@@ -105,9 +106,16 @@ struct Deferred {
 }
 
 impl Deferred {
-    fn push(&self, job: Job) {
-        self.state.lock().0.push_back(job);
+    /// Hands a job over; gives it back when the thread is about to end.
+    fn push(&self, job: Job) -> Option<Job> {
+        let mut state = self.state.lock();
+        if state.1 {
+            return Some(job);
+        }
+        state.0.push_back(job);
+        drop(state);
         self.changed.notify_one();
+        None
     }
 
     /// The next job; `None` when all are done and no more will come.
@@ -153,13 +161,14 @@ pub fn serve(
             .map(|_| scope.spawn(|| session.read_until(&wake, &ended)))
             .collect();
         let result = wait_for_end(stop, &ended);
-        // Readers go last: the others may wait for them.
-        session.deferred.stop();
-        let _end = deferred.join();
+        // Readers go last: the notifiers wait for them through the kernel, and the deferred thread
+        // for the notifiers. From here on nobody waits for a notification any more.
         session.lane.notifier.stop();
         notifiers.into_iter().for_each(|notifier| {
             let _end = notifier.join();
         });
+        session.deferred.stop();
+        let _end = deferred.join();
         session.quit.store(true, Ordering::Release);
         wake.request();
         let errors = readers.into_iter().filter_map(|reader| match reader.join() {
@@ -260,17 +269,25 @@ impl Session {
             Ok(Outcome::ReplyAfter(node, range, except)) => {
                 let (unique, body) = (header.unique, body.0.clone());
                 let job = Job::Reply { unique, body, node, range, except };
-                if deferred { self.run_job(job) } else { self.deferred.push(job) }
+                if deferred { self.run_job(job) } else { self.defer(job) }
             }
             Err(Exit::Defer) => {
                 self.lane.fuse.deferred();
-                self.deferred.push(Job::Request(message.to_vec()));
+                self.defer(Job::Request(message.to_vec()));
             }
             Err(Exit::Failed(errno)) if wants_reply(header.opcode) => {
                 self.lane.fuse.failed();
                 self.device.fail(header.unique, errno);
             }
             Err(Exit::Failed(_)) => {}
+        }
+    }
+
+    /// Hands a job to the thread that may wait. Once that thread has ended nobody waits for
+    /// notifications any more, and the job is done here.
+    fn defer(self: &Arc<Self>, job: Job) {
+        if let Some(job) = self.deferred.push(job) {
+            self.run_job(job);
         }
     }
 
@@ -355,8 +372,8 @@ impl Session {
         self.has(init_flags::DIRECT_IO_ALLOW_MMAP)
     }
 
-    /// `fuse_open_out.open_flags` for a handle on a file's own node. Appending goes past the page cache
-    /// in any case: the kernel would put the bytes on the page where it thinks the end is.
+    /// `fuse_open_out.open_flags` for a handle on a file's own node. Appending goes past the page
+    /// cache in any case: the kernel would put the bytes on the page where it thinks the end is.
     pub(super) fn open_flags(&self, flags: i32) -> u32 {
         let direct = self.is_direct() || flags & libc::O_APPEND != 0;
         if direct { fopen::DIRECT_IO } else { 0 }
