@@ -60,18 +60,18 @@ struct Leaf {
 
 /// Runs generated steps for `seed`.
 ///
-/// # Panics
+/// # Errors
 ///
-/// At the first difference, with a shrunken list of steps.
-pub fn run_seed<S: Subject>(bench: &Bench<'_, S>, seed: u64, count: usize) {
+/// The first difference, with a shrunken list of steps.
+pub fn run_seed<S: Subject>(bench: &Bench<'_, S>, seed: u64, count: usize) -> Result<(), String> {
     let mut generator = Generator::new(seed, bench.limits);
     let steps: Vec<Step> = (0..count).map(|_| generator.step()).collect();
-    let Err(first) = run(bench, &steps) else { return };
+    let Err(first) = run(bench, &steps) else { return Ok(()) };
     let mut fails = |steps: &[Step]| run(bench, steps).is_err();
     let short = shrink(steps, SHRINK_TRIES, &mut fails);
     let message = run(bench, &short).err().unwrap_or(first);
     let text: String = short.iter().map(|step| format!("    {step:?},\n")).collect();
-    panic!("{}: seed {seed}, {count} steps: {message}\n[\n{text}]", bench.name);
+    Err(format!("{}: seed {seed}, {count} steps: {message}\n[\n{text}]", bench.name))
 }
 
 /// Runs a list of steps; the first difference as text.

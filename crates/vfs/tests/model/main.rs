@@ -2,7 +2,9 @@
 //!
 //! Three stacks: on `memfs` (no page cache), on the model (with a page cache that is always full), on a
 //! host directory. `POLYLANE_SEED` runs that seed alone, `POLYLANE_STEPS` sets the number of steps. A
-//! failure prints its seed and the shrunken steps: they become a named case below.
+//! failure prints its seed and the shrunken steps: they become a named case in `cases.rs`.
+
+mod cases;
 
 use polylane_base::TestClock;
 use polylane_testkit::driver::{self, Bench, Exact, compare_trees};
@@ -31,12 +33,18 @@ fn env(name: &str) -> Option<u64> {
 fn run(bench: &Bench<'_, Stack>, steps: usize) {
     let steps = env("POLYLANE_STEPS").map_or(steps, |steps| steps as usize);
     if let Some(seed) = env("POLYLANE_SEED") {
-        return driver::run_seed(bench, seed, steps);
+        return run_seed(bench, seed, steps);
     }
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let new = now.as_nanos() as u64;
     for seed in SEEDS.chain([new, new + 1]) {
-        driver::run_seed(bench, seed, steps);
+        run_seed(bench, seed, steps);
+    }
+}
+
+fn run_seed(bench: &Bench<'_, Stack>, seed: u64, steps: usize) {
+    if let Err(difference) = driver::run_seed(bench, seed, steps) {
+        panic!("{difference}");
     }
 }
 
@@ -141,6 +149,20 @@ fn on_hostdir(work: &dyn Fn(&Bench<'_, Stack>)) {
     with_bench("hostdir", (exact, limits), &make, work);
 }
 
+/// A list of steps on every stack.
+fn everywhere(steps: &[Step]) {
+    let check = |bench: &Bench<'_, Stack>| {
+        if let Err(difference) = driver::run(bench, steps) {
+            panic!("{}: {difference}", bench.name);
+        }
+    };
+    on_memfs(&check);
+    on_model(&check);
+    if rustix::process::geteuid().is_root() {
+        on_hostdir(&check);
+    }
+}
+
 #[test]
 fn the_model_itself_conforms() {
     let mut make = || Arc::new(Model::new(clock())) as Arc<dyn FileSystem>;
@@ -160,4 +182,31 @@ fn the_page_cache_is_as_the_reference() {
 #[test]
 fn hostdir_is_as_the_reference() {
     on_hostdir(&|bench| run(bench, STEPS / 3));
+}
+
+/// Forgets one write.
+struct Forgetful(Stack);
+
+impl Subject for Forgetful {
+    fn apply(&mut self, step: &Step) -> polylane_testkit::subject::Outcome {
+        use polylane_testkit::subject::Value;
+        match step.op {
+            Op::Write { at: Some(at), len: 4096, .. } if at > 4096 => Ok(Value::Offset(at + 4096)),
+            _ => self.0.apply(step),
+        }
+    }
+}
+
+#[test]
+fn a_lost_write_is_noticed_and_shrunk_to_a_few_steps() {
+    let make = || Forgetful(Stack::new(Arc::new(MemFs::new(1 << 40, 1 << 20, clock())), 1 << 20));
+    let bench = Bench {
+        name: "forgetful",
+        exact: Exact::ALL,
+        limits: Limits::default(),
+        make: &make,
+        finish: &|_, _, _| {},
+    };
+    let text = driver::run_seed(&bench, 1, 3000).unwrap_err();
+    assert!(text.matches("Step {").count() < 8, "{text}");
 }
