@@ -84,10 +84,15 @@ impl<M: Memory> Mailbox<M> {
         self.state().load(Ordering::SeqCst) == POSTED
     }
 
-    /// Service: hands the mailbox back. Words and payload are written.
+    /// Service: hands the mailbox back. Words and payload are written. [`Mailbox::wake`] must follow.
     #[inline]
     pub fn reply(&self) {
         self.state().store(REPLIED, Ordering::Release);
+    }
+
+    /// Service, after [`Mailbox::reply`]: wakes the client if it sleeps.
+    #[inline]
+    pub fn wake(&self) {
         self.0.fence();
         if self.waiting().load(Ordering::Relaxed) != 0 {
             self.0.wake(mailbox::STATE, 1);

@@ -2,8 +2,9 @@
 //! service.
 //!
 //! [`client`] is the end in the tenant's process, [`service`] the other one, [`mailbox`] the protocol
-//! between them.
+//! between them, [`claim`] who of the service serves what.
 
+pub mod claim;
 pub mod client;
 pub mod mailbox;
 pub mod service;

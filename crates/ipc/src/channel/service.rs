@@ -4,7 +4,7 @@
 //!
 //! - Everything in the region may be rewritten by the client at any moment. What is read from it is
 //!   copied to private memory and checked there; offsets are computed from private numbers only.
-//! - `serving` is private and says which mailboxes are out to workers. A mailbox is taken at most once
+//! - `claims` is private and says which mailboxes are out to workers. A mailbox is taken at most once
 //!   until it is replied to, whatever the client pushes.
 //! - Nothing here waits for the client: the one wait, for the next piece of an overlapped write, is a
 //!   bounded spin.
@@ -13,9 +13,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use polylane_base::Result;
-use polylane_base::sync::Mutex;
+use polylane_base::sync::{Mutex, thread};
 use polylane_sys::{Region, event};
 
+use super::claim::Claim;
 use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
 use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, QueueKind, header};
@@ -63,7 +64,7 @@ pub struct ServiceChannel {
     geometry: Geometry,
     plan: CopyPlan,
     takers: Vec<Group>,
-    serving: Box<[AtomicBool]>,
+    claims: Box<[AtomicU32]>,
 }
 
 impl ServiceChannel {
@@ -85,8 +86,8 @@ impl ServiceChannel {
         }
         let doorbells = groups.clone().map(|_| event::eventfd()).collect::<Result<_>>()?;
         let takers = groups.map(|_| Group::default()).collect();
-        let serving = (0..geometry.mailbox_count).map(|_| AtomicBool::new(false)).collect();
-        Ok(ServiceChannel { region, memfd, doorbells, layout, geometry, plan, takers, serving })
+        let claims = (0..geometry.mailbox_count).map(|_| AtomicU32::new(0)).collect();
+        Ok(ServiceChannel { region, memfd, doorbells, layout, geometry, plan, takers, claims })
     }
 
     /// The memory, for the client.
@@ -188,8 +189,8 @@ impl ServiceChannel {
         } else {
             mailbox.put_words(0, &reply.to_words()[..used]);
         }
-        self.serving[index.0 as usize].store(false, Ordering::Release);
-        mailbox.reply();
+        Claim(&self.claims[index.0 as usize]).finish(|| mailbox.reply());
+        mailbox.wake();
     }
 
     /// Copies payload bytes of a taken mailbox out. In range, or it panics: check lengths from the
@@ -266,25 +267,17 @@ impl ServiceChannel {
 
     /// Whether a mailbox holds a request that nobody serves.
     fn is_waiting(&self, index: MailboxIndex) -> bool {
-        !self.serving[index.0 as usize].load(Ordering::Acquire) && self.mailbox(index).is_posted()
+        Claim(&self.claims[index.0 as usize]).is_open() && self.mailbox(index).is_posted()
     }
 
     /// A request was announced: whether there is one, and nobody else serves it.
     #[inline]
     fn accept(&self, value: u32) -> bool {
-        let Some(serving) = self.serving.get(value as usize) else {
+        let Some(claim) = self.claims.get(value as usize) else {
             return false;
         };
-        // Looked at before the claim, so that watching an idle mailbox is two loads.
         let mailbox = self.mailbox(MailboxIndex(value));
-        if !mailbox.is_posted() || serving.swap(true, Ordering::AcqRel) {
-            return false;
-        }
-        let posted = mailbox.is_posted();
-        if !posted {
-            serving.store(false, Ordering::Release);
-        }
-        posted
+        Claim(claim).accept(|| mailbox.is_posted(), thread::yield_now)
     }
 
     #[inline]
