@@ -19,6 +19,7 @@ use rustc_hash::FxHasher;
 use polylane_base::sync::Mutex;
 
 use crate::inode::Node;
+use crate::name::Name;
 
 const SHARDS: usize = 16;
 
@@ -38,33 +39,6 @@ pub(crate) enum Cached {
     Negative,
     /// It names this inode.
     Positive(Node),
-}
-
-/// A name without allocation up to a length that nearly all names keep to.
-enum Name {
-    Short(u8, [u8; NAME_SHORT]),
-    Long(Box<[u8]>),
-}
-
-/// Makes a slot 64 bytes, one cache line.
-const NAME_SHORT: usize = 30;
-
-impl Name {
-    fn new(name: &[u8]) -> Name {
-        if name.len() > NAME_SHORT {
-            return Name::Long(name.into());
-        }
-        let mut bytes = [0; NAME_SHORT];
-        bytes[..name.len()].copy_from_slice(name);
-        Name::Short(name.len() as u8, bytes)
-    }
-
-    fn is(&self, name: &[u8]) -> bool {
-        match self {
-            Name::Short(len, bytes) => bytes[..usize::from(*len)] == *name,
-            Name::Long(bytes) => **bytes == *name,
-        }
-    }
 }
 
 struct Slot {
@@ -183,7 +157,7 @@ impl Shard {
         let mut at = self.buckets[self.bucket(hash)];
         while at != NONE {
             let slot = &self.slots[at as usize];
-            if slot.hash == hash && slot.dir == dir && slot.name.is(name) {
+            if slot.hash == hash && slot.dir == dir && *slot.name == *name {
                 return Some(at as usize);
             }
             at = slot.next;

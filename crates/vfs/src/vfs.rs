@@ -9,6 +9,7 @@ use crate::cache::start_flusher;
 use crate::core::Core;
 use crate::fs::{Character, FileSystem, Kind, StatFs};
 use crate::inode::Node;
+use crate::name::Name;
 use crate::stats::{Count, Stats};
 
 /// How a [`Vfs`] is to behave. Sizes in bytes; a limit of 0 means "the smallest that works".
@@ -51,7 +52,7 @@ pub struct Last {
     /// The directory.
     pub dir: Node,
     /// The name: never empty, `.` or `..`, no slash.
-    pub name: Vec<u8>,
+    pub name: Name,
     /// The path ended in a slash.
     pub must_be_dir: bool,
 }

@@ -15,6 +15,7 @@ use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::Kind;
 use crate::inode::Node;
+use crate::name::Name;
 use crate::vfs::{Last, PathError, Vfs};
 
 /// Symbolic links followed in one walk (`MAXSYMLINKS`).
@@ -27,7 +28,7 @@ pub(crate) const PATH_MAX: usize = 4095;
 /// Where a walk that looks for a last name stopped.
 pub(crate) enum End {
     /// At a name that was not looked up; `slash` when slashes followed it.
-    Name { name: Vec<u8>, slash: bool },
+    Name { name: Name, slash: bool },
     /// At the directory it stands on: the path ended in `.`, `..` or was a slash only.
     Here,
 }
@@ -109,7 +110,7 @@ impl<'a> Walk<'a> {
                 b".." => self.step_up()?,
                 name if name.len() > NAME_MAX => return Err(Errno::ENAMETOOLONG.into()),
                 name if last && goal == Goal::Parent => {
-                    return Ok(End::Name { name: name.to_vec(), slash });
+                    return Ok(End::Name { name: Name::new(name), slash });
                 }
                 name => {
                     if self.is_covered(name) {
