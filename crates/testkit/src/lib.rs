@@ -9,6 +9,7 @@
 //! | `reference` | system calls on the model: paths, permissions, open files | the driver |
 //! | `ops` | operations, their generator and shrinker | the driver |
 //! | `subject` | the same operations on a real `Vfs` | the driver |
+//! | `kernel` | the same operations on the host's kernel | the driver, to check the reference |
 //! | `driver` | both side by side, compared after every step | `tests/model.rs` |
 //!
 //! Code here may panic: it runs in tests, and a panic is how a test says no.
@@ -17,6 +18,7 @@
 pub mod driver;
 pub mod fault;
 pub mod fs_suite;
+pub mod kernel;
 pub mod model;
 pub mod ops;
 pub mod reference;

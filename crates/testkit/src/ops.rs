@@ -20,6 +20,7 @@ const OFFSET_MAX: u64 = 300_000;
 
 /// Names that are mostly given to directories, and to other things.
 const DIRS: [&str; 2] = ["a", "b"];
+const USUAL_XATTRS: [&str; 3] = ["user.a", "user.b", "user.c"];
 const FILES: [&str; 3] = ["c", "d", "e"];
 
 /// One operation, by one of [`USERS`].
@@ -190,6 +191,9 @@ pub struct Limits {
     pub no_whiteouts: bool,
     /// No extended attributes.
     pub no_xattrs: bool,
+    /// For the host's own calls: no sticky directories and no links by others (sysctl fs.protected_*),
+    /// no absolute links, no truncation by path, and what else the lane does otherwise on purpose.
+    pub host: bool,
 }
 
 /// Makes up steps.
@@ -218,7 +222,8 @@ impl Generator {
             40..82 => self.data_op(),
             _ => self.state_op(),
         };
-        Step { who, op }
+        let step = Step { who, op };
+        if self.limits.host { for_host(step) } else { step }
     }
 
     fn name_op(&mut self) -> Op {
@@ -443,8 +448,41 @@ impl Generator {
     }
 
     fn xattr(&mut self) -> String {
-        self.rng.pick(&["user.a", "user.b", "user.c", "nonsense", "user."]).to_string()
+        match self.rng.below(10) {
+            0 => self.rng.pick(&["nonsense", "user."]).to_string(),
+            _ => self.rng.pick(&USUAL_XATTRS).to_string(),
+        }
     }
+}
+
+/// What of a step may be asked of the host.
+fn for_host(mut step: Step) -> Step {
+    match &mut step.op {
+        Op::Link { .. } | Op::LinkOpen { .. } => step.who = 0,
+        Op::Mkdir { perm, .. } | Op::Chmod { perm, .. } => *perm &= !0o1000,
+        // A file system's own order of checks: some clear set-id bits before they refuse.
+        Op::Fallocate { .. } => step.who = 0,
+        // Linux walks to both directories before it looks at the length of either name.
+        Op::Rename { from, to, .. } => {
+            for path in [from, to] {
+                *path = path.replace(&"n".repeat(256), "n");
+            }
+        }
+        // Linux does not even look at the path when both times are left alone.
+        Op::Times { atime: None, mtime: mtime @ None, .. } => *mtime = Some(-1),
+        // Linux asks for rights before it looks whether there can be such a name.
+        Op::SetXattr { name, .. } | Op::GetXattr { name, .. } | Op::RemoveXattr { name, .. } => {
+            if !USUAL_XATTRS.contains(&name.as_str()) {
+                *name = USUAL_XATTRS[0].to_string();
+            }
+        }
+        Op::Symlink { target, .. } => *target = target.trim_start_matches('/').to_string(),
+        Op::Truncate { path, .. } => {
+            step.op = Op::Stat { path: std::mem::take(path), follow: true };
+        }
+        _ => {}
+    }
+    step
 }
 
 /// Makes a failing list short: leaves out ever smaller pieces as long as it still fails. `fails` is asked at

@@ -82,14 +82,16 @@ pub struct Reference {
     root: Ino,
     parents: BTreeMap<Ino, Ino>,
     open: BTreeMap<u8, Open>,
+    knows_caller: bool,
 }
 
 impl Reference {
-    /// An empty tree.
-    pub fn new(clock: Arc<dyn Clock>) -> Reference {
+    /// An empty tree. `knows_caller`: as Linux, who knows all groups of whoever copies a range or
+    /// truncates an open file; the `Vfs` is told that rights were checked, and little more.
+    pub fn new(clock: Arc<dyn Clock>, knows_caller: bool) -> Reference {
         let fs = Arc::new(Model::new(clock));
         let root = fs.root().map_or(Ino(1), |attr| attr.ino);
-        Reference { fs, root, parents: BTreeMap::new(), open: BTreeMap::new() }
+        Reference { fs, root, parents: BTreeMap::new(), open: BTreeMap::new(), knows_caller }
     }
 
     fn attr(&self, ino: Ino) -> Attr {
@@ -508,12 +510,13 @@ impl Reference {
         }
     }
 
-    /// Truncation of a file that is open: the `Vfs` is told that the rights were checked, and then takes
-    /// the user for a member of the file's group.
+    /// Truncation of a file that is open: the `Vfs` takes the user for a member of the file's group.
     fn set_open_size(&self, user: User, ino: Ino, size: u64) -> Result<(), Errno> {
         self.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
-        if !user.is_root() {
-            self.kill_privileges_of(true, ino);
+        match self.knows_caller {
+            true => self.kill_privileges(Some(user), ino),
+            false if user.is_root() => {}
+            false => self.kill_privileges_of(true, ino),
         }
         Ok(())
     }
@@ -580,8 +583,12 @@ impl Reference {
         Ok(Value::Done)
     }
 
-    fn copy(&self, from: u8, at: u64, to: u8, to_at: u64, len: u64) -> Outcome {
-        self.slot(from).and(self.slot(to))?;
+    fn copy(&self, user: User, (from, at): (u8, u64), (to, to_at): (u8, u64), len: u64) -> Outcome {
+        for slot in [self.slot(from)?, self.slot(to)?] {
+            if self.attr(slot.ino).kind == Kind::Dir {
+                return Err(Errno::EISDIR.into());
+            }
+        }
         let source = self.slot_to_read(from)?;
         let target = self.slot_to_write(to)?;
         if target.flags & libc::O_APPEND != 0 {
@@ -594,7 +601,7 @@ impl Reference {
         }
         let bytes = self.bytes(source.ino, at, len as usize)?;
         if !bytes.is_empty() {
-            self.kill_privileges(None, target.ino);
+            self.kill_privileges(Some(user).filter(|_| self.knows_caller), target.ino);
             self.fs.write(target.ino, to_at, &mut bytes.as_slice())?;
         }
         Ok(Value::Offset(len))
@@ -745,7 +752,7 @@ impl Reference {
             }
             Op::Fallocate { slot, flags, at, len } => self.fallocate(user, slot, flags, at, len),
             Op::Seek { slot, at, target } => self.seek(slot, at, target),
-            Op::Copy { from, at, to, to_at, len } => self.copy(from, at, to, to_at, len),
+            Op::Copy { from, at, to, to_at, len } => self.copy(user, (from, at), (to, to_at), len),
             Op::StatOpen { slot } => Ok(self.state(self.slot(slot)?.ino)),
             Op::Fsync { slot, .. } => self.slot(slot).map(|_| Value::Done),
             _ => unreachable!("not an operation on open files: {op:?}"),

@@ -259,6 +259,9 @@ impl OpenFile {
     /// copy_file_range(2): at most `len` bytes at `from` of this file to `at` of `to`. `EINVAL`
     /// when the two ranges of one file overlap.
     pub fn copy_range(&self, from: u64, to: &OpenFile, at: u64, len: u64) -> Result<u64> {
+        if self.node.is_dir() || to.node.is_dir() {
+            return Err(Errno::EISDIR);
+        }
         let source = self.readable()?;
         let target = to.writable()?;
         if to.wish().contains(OFlags::APPEND) {

@@ -9,8 +9,9 @@ mod cases;
 use polylane_base::TestClock;
 use polylane_testkit::driver::{self, Bench, Exact, compare_trees};
 use polylane_testkit::fs_suite::{self, Can};
+use polylane_testkit::kernel::Kernel;
 use polylane_testkit::model::Model;
-use polylane_testkit::ops::{Limits, Op, Step};
+use polylane_testkit::ops::{Limits, Op, Step, UMASK};
 use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{Subject, VfsSubject, small_options};
 use polylane_vfs::fs::{FileSystem, Kind, StatFs};
@@ -30,7 +31,7 @@ fn env(name: &str) -> Option<u64> {
 }
 
 /// The fixed seeds and two that were never tried.
-fn run(bench: &Bench<'_, Stack>, steps: usize) {
+fn run<S: Subject>(bench: &Bench<'_, S>, steps: usize) {
     let steps = env("POLYLANE_STEPS").map_or(steps, |steps| steps as usize);
     if let Some(seed) = env("POLYLANE_SEED") {
         return run_seed(bench, seed, steps);
@@ -42,7 +43,7 @@ fn run(bench: &Bench<'_, Stack>, steps: usize) {
     }
 }
 
-fn run_seed(bench: &Bench<'_, Stack>, seed: u64, steps: usize) {
+fn run_seed<S: Subject>(bench: &Bench<'_, S>, seed: u64, steps: usize) {
     if let Err(difference) = driver::run_seed(bench, seed, steps) {
         panic!("{difference}");
     }
@@ -135,8 +136,8 @@ fn on_model(work: &dyn Fn(&Bench<'_, Stack>)) {
 
 fn on_hostdir(work: &dyn Fn(&Bench<'_, Stack>)) {
     let root_only = !rustix::process::geteuid().is_root();
-    let limits = Limits { root_only, no_whiteouts: root_only, no_xattrs: false };
-    let exact = Exact { holes: false, times: false, dir_links: true };
+    let limits = Limits { root_only, no_whiteouts: root_only, ..Limits::default() };
+    let exact = Exact { holes: false, times: false, ..Exact::ALL };
     let dir = tempfile::tempdir().unwrap();
     let count = std::cell::Cell::new(0);
     let make = || {
@@ -182,6 +183,34 @@ fn the_page_cache_is_as_the_reference() {
 #[test]
 fn hostdir_is_as_the_reference() {
     on_hostdir(&|bench| run(bench, STEPS / 3));
+}
+
+/// The reference is worth nothing if it is not as Linux is.
+#[test]
+fn linux_is_as_the_reference() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: takes on the users of the steps");
+        return;
+    }
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(UMASK));
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
+    let count = std::cell::Cell::new(0);
+    let make = || {
+        count.set(count.get() + 1);
+        let path = dir.path().join(count.get().to_string());
+        std::fs::create_dir(&path).unwrap();
+        Kernel::new(path)
+    };
+    let bench = Bench {
+        name: "kernel",
+        exact: Exact { holes: false, leaving: false, ..Exact::ALL },
+        limits: Limits { host: true, no_whiteouts: true, ..Limits::default() },
+        make: &make,
+        finish: &|_, _, _| {},
+    };
+    run(&bench, STEPS / 3);
 }
 
 /// Forgets one write.
