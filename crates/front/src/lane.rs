@@ -52,6 +52,8 @@ pub struct Lane {
     pub notifier: Notifier,
     /// What the FUSE door has done.
     pub fuse: fuse::Stats,
+    /// How far the FUSE door has come with what the kernel sent.
+    pub progress: fuse::Progress,
 }
 
 impl Lane {
@@ -64,6 +66,7 @@ impl Lane {
             tickets: TicketTable::default(),
             notifier: Notifier::default(),
             fuse: fuse::Stats::default(),
+            progress: fuse::Progress::default(),
         })
     }
 

@@ -698,6 +698,18 @@ fn locks_hold_between_processes() {
     assert!(helper.wait().expect("waited").success());
 }
 
+/// close(2) returns before the kernel has told us: the next flock must not see the last one.
+#[test]
+#[ignore = "in a private mount namespace"]
+fn a_closed_descriptors_flock_is_in_nobodys_way() {
+    let lane = Mounted::new("flock");
+    for _ in 0..5000 {
+        let file = lane.file("a");
+        let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        assert_eq!(locked, Ok(()));
+    }
+}
+
 #[test]
 #[ignore = "a process of its own, for locks_hold_between_processes"]
 fn helper_that_locks() {
@@ -835,4 +847,27 @@ for i in range(20):
         assert!(python.wait().expect("waited").success());
         assert!(mounted.path("n19").exists());
     }
+}
+
+#[test]
+#[ignore = "in a private mount namespace"]
+fn a_request_that_died_with_its_service_is_sent_again() {
+    let mut mounted = Mounted::new("resend");
+    if !mounted.params.resend() {
+        return println!("skipped: this kernel does not send requests again (Linux 6.9 does)");
+    }
+    fs::write(mounted.path("a"), b"kept").expect("written");
+    assert_eq!(mounted.served.take().expect("served").stop(), Ended::Stopped);
+    let path = mounted.path("a");
+    let asking = thread::spawn(move || fs::read(path).expect("read"));
+    // A service reads the request and dies.
+    let mut ready = [rustix::event::PollFd::new(&mounted.device, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut ready, None).expect("a request");
+    let mut message = vec![0; (1 << 20) + 8192];
+    assert!(rustix::io::read(&mounted.device, &mut message).expect("a request") >= 40);
+
+    let lane = Lane::new(mounted.lane.vfs.clone(), 1);
+    mounted.lane = lane.clone();
+    mounted.served = Some(Served::start(&mounted.device, lane, mounted.params, 1));
+    assert_eq!(asking.join().expect("no panic"), b"kept");
 }

@@ -27,7 +27,7 @@ use polylane_vfs::{
     LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, Node, OpenFile, Ticket,
 };
 
-use super::ops::{Call, End, Outcome};
+use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::LK_FLOCK;
 use super::request::LockIn;
 
@@ -164,14 +164,29 @@ pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
             owners.push(request.owner);
         }
     }
-    if !wait || request.kind == LockKind::Unlock {
-        return match call.session.lane.vfs.set_lock(file.node(), request, None) {
-            LockOutcome::Done(result) => Ok(result.map(|()| Outcome::Reply)?),
-            // Never without a waiter.
-            LockOutcome::Parked(_) => Ok(Outcome::Silent),
-        };
+    match wait && request.kind != LockKind::Unlock {
+        true => wait_for(call, file.node(), request),
+        false => set_now(call, file.node(), request),
     }
-    wait_for(call, file.node(), request)
+}
+
+/// A refusal of flock(2) is not final before the RELEASE of every descriptor that is closed already
+/// is done: the thread that may wait asks again after that.
+fn set_now(call: &Call<'_>, node: &Node, request: LockRequest) -> End {
+    let lane = &call.session.lane;
+    if call.deferred {
+        lane.progress.settle();
+    }
+    match lane.vfs.set_lock(node, request, None) {
+        LockOutcome::Done(Err(Errno::EAGAIN))
+            if request.family == LockFamily::Flock && !call.deferred =>
+        {
+            Err(Exit::Defer)
+        }
+        LockOutcome::Done(result) => Ok(result.map(|()| Outcome::Reply)?),
+        // Never without a waiter.
+        LockOutcome::Parked(_) => Ok(Outcome::Silent),
+    }
 }
 
 fn wait_for(call: &Call<'_>, node: &Node, request: LockRequest) -> End {

@@ -11,6 +11,7 @@
 //! | `request.rs`  | bytes to values, checked once                                    |
 //! | `reply.rs`    | values to bytes, the way to the kernel                           |
 //! | `session.rs`  | threads: read, serve, defer, notify                              |
+//! | `progress.rs` | what the kernel sent before is done first                        |
 //! | `nodes.rs`    | node ids and lookup counts                                       |
 //! | `handles.rs`  | open files                                                       |
 //! | `ops.rs`      | the table of operations; the rest by subject: `names`, `attrs`,  |
@@ -25,6 +26,7 @@ mod locks;
 mod names;
 pub mod nodes;
 mod ops;
+mod progress;
 mod protocol;
 mod reply;
 mod request;
@@ -32,5 +34,6 @@ mod session;
 mod stats;
 
 pub use init::{Params, mount_options, negotiate, negotiate_without};
+pub use progress::Progress;
 pub use session::{Ended, ServeOptions, Stop, serve};
 pub use stats::{Stats, Totals};

@@ -34,6 +34,7 @@ use super::locks::Waits;
 use super::names::name_of_slot;
 use super::nodes::VirtualDir;
 use super::ops::{self, Call, End, Exit, Outcome};
+use super::progress::{Mark, Marks};
 use super::protocol::{fopen, init as init_flags};
 use super::reply::{Body, Device};
 use super::request::{Reader, Request, wants_reply};
@@ -152,15 +153,17 @@ pub fn serve(
     if options.incarnation > 0 && options.params.is_some_and(|params| params.resend()) {
         session.device.resend();
     }
+    let marks = Marks::new(options.threads.max(1));
+    session.lane.progress.begin(session.device.clone(), marks.clone());
     let result = thread::scope(|scope| {
         session.lane.notifier.start();
         let notifiers =
             [scope.spawn(|| session.drop_pages()), scope.spawn(|| session.drop_names())];
         let deferred = scope.spawn(|| session.run_deferred());
-        let readers: Vec<_> = (0..options.threads.max(1))
-            .map(|_| scope.spawn(|| session.read_until(&wake, &ended)))
-            .collect();
-        let result = wait_for_end(stop, &ended);
+        let (wake, ended) = (&wake, &ended);
+        let read = |mark| scope.spawn(|| session.read_until(mark, wake, ended));
+        let readers: Vec<_> = marks.each().map(read).collect();
+        let result = wait_for_end(stop, ended);
         // Readers go last: the notifiers wait for them through the kernel, and the deferred thread
         // for the notifiers. From here on nobody waits for a notification any more.
         session.lane.notifier.stop();
@@ -177,6 +180,7 @@ pub fn serve(
         });
         errors.last().map_or(result, Err)
     });
+    session.lane.progress.end();
     for handle in session.handles.drain() {
         session.close(&handle);
     }
@@ -211,7 +215,7 @@ impl Session {
     }
 
     /// A reader: until the mount is gone or everybody is to quit.
-    fn read_until(self: &Arc<Self>, wake: &Stop, ended: &Stop) -> io::Result<()> {
+    fn read_until(self: &Arc<Self>, mark: Mark<'_>, wake: &Stop, ended: &Stop) -> io::Result<()> {
         /// Tells the others also when this thread panics.
         struct Tell<'a>(&'a Stop);
         impl Drop for Tell<'_> {
@@ -226,8 +230,11 @@ impl Session {
         while !self.quit.load(Ordering::Acquire) {
             match rustix::io::read(&self.device, &mut message) {
                 Ok(0) => return Ok(()),
-                Ok(count) => self.serve_one(&message[..count], &mut body, false),
-                Err(rustix::io::Errno::AGAIN) => wait(&doorbell)?,
+                Ok(count) => {
+                    self.serve_one(&message[..count], &mut body, false);
+                    mark.step();
+                }
+                Err(rustix::io::Errno::AGAIN) => mark.asleep(|| wait(&doorbell))?,
                 // ENOENT: the request was taken back while we read it.
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::NOENT) => {}
                 Err(rustix::io::Errno::NODEV | rustix::io::Errno::CONNABORTED) => return Ok(()),

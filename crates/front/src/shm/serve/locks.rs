@@ -32,9 +32,16 @@ impl Call<'_> {
     /// Locks or says `EAGAIN`, also when the lock in the way turns out to be a dead process's and
     /// another one lies behind it, and so on.
     fn lock_now(&self, file: &OpenFile, request: LockRequest) -> Answer {
+        let mut settled = request.family != LockFamily::Flock;
         for _ in 0..DEAD_MAX {
             match self.vfs().set_lock(file.node(), request, None) {
                 LockOutcome::Done(Err(Errno::EAGAIN)) if self.bury_holder(file, &request) => {}
+                LockOutcome::Done(Err(Errno::EAGAIN)) if !settled => {
+                    // The holder may be closed already, and the kernel about to say so.
+                    self.blocking()?;
+                    self.session.lane.progress.settle();
+                    settled = true;
+                }
                 done => return lock_reply(done),
             }
         }

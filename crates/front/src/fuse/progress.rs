@@ -1,0 +1,107 @@
+//! What the kernel sent before is done first: for answers that must not be too early.
+//!
+//! close(2) does not wait for RELEASE. So a flock(2) that was held by a descriptor closed a moment
+//! ago may still stand in the way of the next one, although no program can see why. Before a
+//! refusal is final, [`Progress::settle`] lets the readers finish what the kernel had sent by then.
+//!
+//! # Invariants
+//!
+//! - A mark is odd while its reader may have a request in hand, and moves with every request.
+//! - Waiting is bounded by [`PATIENCE`]: a reader may be slow for reasons of its own.
+//!
+//! # Locking
+//!
+//! `session` is a leaf.
+
+use std::time::{Duration, Instant};
+
+use polylane_base::sync::atomic::{AtomicU64, Ordering};
+use polylane_base::sync::{Arc, Mutex, thread};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::reply::Device;
+
+/// Longest wait: many times what a request takes that waits for nothing.
+const PATIENCE: Duration = Duration::from_millis(20);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// How far each reader of a session has come.
+#[derive(Debug)]
+pub(super) struct Marks(Vec<AtomicU64>);
+
+impl Marks {
+    pub(super) fn new(readers: usize) -> Arc<Marks> {
+        Arc::new(Marks((0..readers).map(|_| AtomicU64::new(1)).collect()))
+    }
+
+    /// The mark of each reader.
+    pub(super) fn each(&self) -> impl Iterator<Item = Mark<'_>> {
+        self.0.iter().map(Mark)
+    }
+}
+
+/// The mark of one reader, who alone moves it.
+pub(super) struct Mark<'a>(&'a AtomicU64);
+
+impl Mark<'_> {
+    /// Sleeps by `sleep`, as one who has no request in hand.
+    pub(super) fn asleep<T>(&self, sleep: impl FnOnce() -> T) -> T {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        let result = sleep();
+        self.0.fetch_add(1, Ordering::SeqCst);
+        result
+    }
+
+    /// A request is done.
+    pub(super) fn step(&self) {
+        self.0.fetch_add(2, Ordering::SeqCst);
+    }
+}
+
+struct Session {
+    device: Device,
+    marks: Arc<Marks>,
+}
+
+/// The readers of a lane's session, if there is one. Thread-safe.
+#[derive(Default)]
+pub struct Progress {
+    session: Mutex<Option<Session>>,
+}
+
+impl Progress {
+    pub(super) fn begin(&self, device: Device, marks: Arc<Marks>) {
+        *self.session.lock() = Some(Session { device, marks });
+    }
+
+    pub(super) fn end(&self) {
+        *self.session.lock() = None;
+    }
+
+    /// Waits until every request that the kernel had sent before is done, or for [`PATIENCE`]. Not
+    /// for readers, who would wait for each other.
+    pub fn settle(&self) {
+        let session = self.session.lock();
+        let Some(Session { device, marks }) = session.as_ref() else { return };
+        let (device, marks) = (device.clone(), marks.clone());
+        drop(session);
+        let end = Instant::now() + PATIENCE;
+        while has_request(&device) && Instant::now() < end {
+            thread::sleep(PAUSE);
+        }
+        for mark in &marks.0 {
+            let before = mark.load(Ordering::SeqCst);
+            while before % 2 == 1 && mark.load(Ordering::SeqCst) == before && Instant::now() < end {
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// Whether a request waits to be read.
+fn has_request(device: &Device) -> bool {
+    let mut fds = [PollFd::new(device, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(poll(&mut fds, Some(&now)), Ok(1..)) && fds[0].revents() == PollFlags::IN
+}
