@@ -152,8 +152,8 @@ pub(crate) fn publish(file: &Record) {
     file.set(bit::KERNEL_OFFSET);
 }
 
-/// Lets the kernel ask for the size of the file behind a slot: sendfile and splice stop at the size
-/// that the kernel last heard of, which is 0 for a slot that only the library has used.
+/// Lets the kernel ask for the size of a file: sendfile, splice and access to mapped pages stop at the
+/// size that the kernel last heard of, which is 0 for a slot that only the library has used.
 fn tell_size(fd: BorrowedFd<'_>) {
     let _ = rustix::fs::fstat(fd);
 }
@@ -181,6 +181,13 @@ pub(crate) fn publish_fd(fd: RawFd) {
 pub(crate) fn publish_for_splice(fd: RawFd) {
     if let Some(file) = find_known(fd) {
         publish(&file);
+        tell_size(real::borrow(fd));
+    }
+}
+
+/// Readies the file that `fd` means to be mapped.
+pub(crate) fn ready_to_map(fd: RawFd) {
+    if find_known(fd).is_some() {
         tell_size(real::borrow(fd));
     }
 }
@@ -278,5 +285,5 @@ fn close_handle(file: &Record) -> Outcome<Mark> {
     if file.is(bit::LOCKED) {
         return call::plain(session, message).map(|_| Mark::default());
     }
-    session.mailbox()?.post(&message)
+    session.post(&message)
 }

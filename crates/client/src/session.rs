@@ -27,7 +27,7 @@ use polylane_ipc::{ClientChannel, MailboxIndex, Watch};
 use polylane_sys::scm;
 
 use crate::outcome::{Detour, Outcome};
-use crate::thread::{self, BOXES, Thread};
+use crate::thread::{self, AWAITED, BOXES, Thread, UNAWAITED};
 use crate::{config, private, real, state};
 
 /// Sessions of one process and its ancestors back to the last exec.
@@ -177,17 +177,31 @@ impl Session {
     /// A mailbox of the calling thread that no interrupted call is using.
     #[inline]
     pub(crate) fn mailbox(&'static self) -> Outcome<Mailbox> {
+        self.free_mailbox([AWAITED, UNAWAITED])
+    }
+
+    fn free_mailbox(&'static self, order: [usize; BOXES]) -> Outcome<Mailbox> {
         thread::with(|thread| {
             if thread.session.get() != self.number {
                 self.claim(thread)?;
             }
-            let next = thread.next.get() % BOXES;
-            let place = [next, (next + 1) % BOXES].into_iter().find(|&n| !thread.busy[n].get());
+            let place = order.into_iter().find(|&n| !thread.busy[n].get());
             let place = place.ok_or(Detour::Kernel)?;
             thread.busy[place].set(true);
             let index = MailboxIndex(thread.boxes[place].get());
             Ok(Mailbox { session: self, index, place })
         })
+    }
+
+    /// Posts a request that nobody waits for.
+    pub(crate) fn post(&'static self, message: &Message) -> Outcome<Mark> {
+        let mailbox = self.free_mailbox([UNAWAITED, AWAITED])?;
+        mailbox.count_post();
+        if self.channel.post(mailbox.index, message, &Alive(self)).is_err() {
+            self.lose();
+            return Err(Detour::Kernel);
+        }
+        Ok(self.mark(mailbox.index))
     }
 
     /// Claims the thread's mailboxes in this session; those of a former one are of no use.
@@ -258,17 +272,6 @@ impl Mailbox {
         self.session.posts[self.index.0 as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Posts a request that nobody waits for; the thread's next call uses the other mailbox.
-    pub(crate) fn post(self, message: &Message) -> Outcome<Mark> {
-        self.count_post();
-        let posted = self.session.channel.post(self.index, message, &Alive(self.session));
-        if posted.is_err() {
-            self.session.lose();
-            return Err(Detour::Kernel);
-        }
-        thread::with(|thread| thread.next.set(self.place + 1));
-        Ok(self.session.mark(self.index))
-    }
 }
 
 impl Drop for Mailbox {

@@ -10,6 +10,10 @@ use std::cell::Cell;
 
 /// Mailboxes of one thread.
 pub(crate) const BOXES: usize = 2;
+/// The one for calls. The worker that serves a busy thread looks at it without being told to.
+pub(crate) const AWAITED: usize = 0;
+/// The one for requests that nobody waits for, so that they do not delay the next call.
+pub(crate) const UNAWAITED: usize = 1;
 
 /// The calling thread's part. Only the thread itself, or a signal handler on it, comes here.
 pub(crate) struct Thread {
@@ -21,8 +25,6 @@ pub(crate) struct Thread {
     pub(crate) boxes: [Cell<u32>; BOXES],
     /// Whether a call of this thread is using the mailbox.
     pub(crate) busy: [Cell<bool>; BOXES],
-    /// The mailbox for the next call: they alternate, so that an unawaited request does not delay it.
-    pub(crate) next: Cell<usize>,
 }
 
 thread_local! {
@@ -32,7 +34,6 @@ thread_local! {
             session: Cell::new(0),
             boxes: [const { Cell::new(0) }; BOXES],
             busy: [const { Cell::new(false) }; BOXES],
-            next: Cell::new(0),
         }
     };
 }

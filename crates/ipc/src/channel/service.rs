@@ -27,8 +27,10 @@ use crate::queue::{Mapped, Ticket};
 /// Looks at an overlapped write's progress before it is served as short: some 20 to 50 µs.
 const WRITE_SPINS: u32 = 1000;
 
-/// Requests in a row from one mailbox before the worker watches it.
+/// By how many requests a mailbox must lead all others before the worker watches it.
 const WATCH_AFTER: u32 = 8;
+/// A longer lead counts no more: who was busy once is forgotten after so many requests of others.
+const VOTES_MAX: u32 = 32;
 
 /// Values that one `take` throws away because no request is behind them.
 const SPURIOUS_MAX: usize = 16;
@@ -49,9 +51,30 @@ struct Taker {
     ticket: Ticket,
     /// The mailbox that is watched instead of waiting for its bit; see `queue::bell`.
     watched: Option<MailboxIndex>,
-    /// The mailbox of the last request, and how many in a row were its.
-    last: Option<MailboxIndex>,
-    streak: u32,
+    /// The mailbox that most requests came from of late (Boyer and Moore's majority vote), and by how
+    /// many it leads.
+    favourite: Option<MailboxIndex>,
+    votes: u32,
+}
+
+impl Taker {
+    /// Counts a request of `index`.
+    fn vote(&mut self, index: MailboxIndex) {
+        if self.favourite == Some(index) {
+            self.votes = (self.votes + 1).min(VOTES_MAX);
+        } else if self.votes == 0 {
+            (self.favourite, self.votes) = (Some(index), 1);
+        } else {
+            self.votes -= 1;
+        }
+    }
+
+    /// Which mailbox deserves to be watched. A watch outlasts a few requests of others: a thread's
+    /// unawaited requests come from its second mailbox.
+    fn verdict(&self) -> Option<MailboxIndex> {
+        let kept = self.watched == self.favourite && self.votes > 0;
+        self.favourite.filter(|_| kept || self.votes >= WATCH_AFTER)
+    }
 }
 
 /// The service's end. Thread-safe: any worker may take, any thread may reply.
@@ -130,7 +153,9 @@ impl ServiceChannel {
         let mut taker = self.takers[group].lock.try_lock()?;
         for _ in 0..SPURIOUS_MAX {
             let Some(value) = self.queue(group, |queue| queue.pop(&mut taker.ticket)) else {
-                return taker.watched.filter(|&index| self.accept(index.0));
+                let watched = taker.watched.filter(|&index| self.accept(index.0))?;
+                taker.vote(watched);
+                return Some(watched);
             };
             self.takers[group].in_hand.store(taker.ticket.in_hand(), Ordering::Relaxed);
             if self.accept(value) {
@@ -232,12 +257,10 @@ impl ServiceChannel {
         WritePipe { channel: self, index, method: self.plan.method_for(len), start, len }
     }
 
-    /// A request came by the queue: the mailbox that the worker watches is not, or no longer, the busiest.
+    /// A request came by the queue: the mailbox that the worker watches may not be the busiest.
     fn remember(&self, group: usize, taker: &mut Taker, index: MailboxIndex) {
-        taker.streak = if taker.last == Some(index) { taker.streak + 1 } else { 0 };
-        taker.last = Some(index);
-        let next = (taker.streak >= WATCH_AFTER && self.geometry.queue == QueueKind::Mailbox)
-            .then_some(index);
+        taker.vote(index);
+        let next = taker.verdict().filter(|_| self.geometry.queue == QueueKind::Mailbox);
         let former = std::mem::replace(&mut taker.watched, next);
         if former == next {
             return;
