@@ -1,6 +1,22 @@
 //! POSIX, open-file-description and flock locks.
+//!
+//! | file | what |
+//! |---|---|
+//! | `held.rs` | the locks of one file: ranges and conflicts; pure |
+//! | `table.rs` | all files of a VFS: who holds, who waits, who would wait for itself |
+//!
+//! A request that has to wait is parked, never held by a thread: the thread that makes room grants
+//! it and tells the waiter.
 
-use polylane_base::Result;
+mod held;
+mod table;
+
+pub(crate) use table::LockTable;
+
+use polylane_base::{Errno, Result};
+
+use crate::inode::{LOCKED, Node};
+use crate::vfs::Vfs;
 
 /// Who holds or wants a lock. Front ends choose: the process for POSIX locks, the open file for the
 /// two others. Owners of different families must differ.
@@ -50,7 +66,7 @@ pub struct LockRequest {
 /// VFS were dropped; it must only post a reply.
 pub type LockWaiter = Box<dyn FnOnce(Result<()>) + Send>;
 
-/// Names a parked request of one [`Vfs`](crate::Vfs). Never used again.
+/// Names a parked request of one [`Vfs`]. Never used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(pub u64);
 
@@ -62,14 +78,6 @@ pub enum LockOutcome {
     /// Waits. The closure may run before this is even returned.
     Parked(Ticket),
 }
-
-mod held;
-mod table;
-
-pub(crate) use table::LockTable;
-
-use crate::inode::{LOCKED, Node};
-use crate::vfs::Vfs;
 
 impl Vfs {
     /// Sets, changes or removes a lock on `node`. Somebody in the way: with `wait` the request is
@@ -83,7 +91,7 @@ impl Vfs {
     ) -> LockOutcome {
         self.begin();
         if request.family != LockFamily::Flock && request.start > request.end {
-            return LockOutcome::Done(Err(polylane_base::Errno::EINVAL));
+            return LockOutcome::Done(Err(Errno::EINVAL));
         }
         if request.kind == LockKind::Unlock && !node.has(LOCKED) {
             return LockOutcome::Done(Ok(()));
