@@ -164,10 +164,10 @@ impl SessionSlots {
         self.token
     }
 
-    /// Binds a free slot to a file. `EBADF`: no such slot; `EBUSY`: bound or escaped; `EINVAL`: the
-    /// file's access mode is not the slot's.
+    /// Binds a free slot to a file. `EBUSY`: there is no free slot of that number: it is bound, it
+    /// escaped, or the kernel released it; `EINVAL`: the file's access mode is not the slot's.
     pub fn bind(&self, number: u32, file: Arc<OpenFile>) -> Result<()> {
-        let slot = self.find(number)?;
+        let slot = self.find(number).map_err(|_| Errno::EBUSY)?;
         if Access::from_flags(file.flags()) != Some(slot.access) {
             return Err(Errno::EINVAL);
         }
@@ -197,9 +197,9 @@ impl SessionSlots {
         self.find(number)?.file()
     }
 
-    /// Whether a slot can be bound now. `EBADF`, `EBUSY` as [`bind`](Self::bind).
+    /// Whether a slot can be bound now. `EBUSY` as [`bind`](Self::bind).
     pub fn check_free(&self, number: u32) -> Result<()> {
-        let slot = self.find(number)?;
+        let slot = self.find(number).map_err(|_| Errno::EBUSY)?;
         let state = slot.state.lock();
         if state.file.is_some() || state.escaped { Err(Errno::EBUSY) } else { Ok(()) }
     }

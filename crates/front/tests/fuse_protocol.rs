@@ -344,7 +344,7 @@ fn a_slot_acts_on_what_is_bound() {
     let a = open_file(&kernel, "a", libc::O_RDWR | libc::O_CREAT);
     let read_only = open_file(&kernel, "a", libc::O_RDONLY);
     assert_eq!(session.bind(3, read_only), Err(Errno::EINVAL), "modes differ");
-    assert_eq!(session.bind(4, a.clone()), Err(Errno::EBADF), "no such slot");
+    assert_eq!(session.bind(4, a.clone()), Err(Errno::EBUSY), "no such slot");
     session.bind(3, a.clone()).expect("bound");
     assert_eq!(session.bind(3, a.clone()), Err(Errno::EBUSY));
     write(&mut kernel, slot, fh, b"through the slot").expect("written");

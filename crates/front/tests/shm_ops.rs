@@ -400,7 +400,7 @@ fn slots_bind_and_escape() {
     client.create("f");
     let slot = make_slot(&house, token(&client), 5).unwrap();
     assert_eq!(slot.file().err(), Some(Errno::EBADF));
-    assert_eq!(client.open_slot("f", libc::O_RDWR, 6), Err(Errno::EBADF));
+    assert_eq!(client.open_slot("f", libc::O_RDWR, 6), Err(Errno::EBUSY));
     assert_eq!(client.open_slot("f", libc::O_RDONLY, 5), Err(Errno::EINVAL));
     let (handle, _) = client.open_slot("f", libc::O_RDWR, 5).unwrap();
     assert!(slot.file().is_ok());
