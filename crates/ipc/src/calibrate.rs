@@ -1,13 +1,14 @@
-//! Start-up calibration: which copy method and chunk size move a large payload fastest on this machine.
+//! Start-up calibration: which copy method and chunk size move a large payload fastest on this
+//! machine.
 //!
-//! Two threads play service and client on a payload buffer of their own: one copies in chunk by chunk,
-//! the other copies out behind it, as a large read does. Each candidate's best time counts; a later one
-//! must beat the default by [`MARGIN_PERCENT`] to be taken, so that noise does not choose. It takes
-//! about [`BUDGET`], and where the threads cannot run side by side (one CPU, a busy machine) the default
-//! stays.
+//! Two threads play service and client on a payload buffer of their own: one copies in chunk by
+//! chunk, the other copies out behind it, as a large read does. Each candidate's best time counts;
+//! a later one must beat the default by `MARGIN_PERCENT` to be taken, so that noise does not
+//! choose. It takes about `BUDGET`, and where the threads cannot run side by side (one CPU, a
+//! busy machine) the default stays.
 //!
-//! CMA (`process_vm_readv`) is no candidate: it needs ptrace rights over the client, which a service that
-//! has dropped its privileges does not have, and below 64 KiB it loses everywhere.
+//! CMA (`process_vm_readv`) is no candidate: it needs ptrace rights over the client, which a
+//! service that has dropped its privileges does not have, and below 64 KiB it loses everywhere.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -112,7 +113,8 @@ impl Stage {
         }
     }
 
-    /// The client's part: starts a turn and copies out what is ready; `None` when the budget is spent.
+    /// The client's part: starts a turn and copies out what is ready; `None` when the budget is
+    /// spent.
     fn drain(&self, turn: u32, plan: CopyPlan, into: &mut [u8]) -> Option<Duration> {
         self.ready.store(0, Ordering::Relaxed);
         let start = Instant::now();

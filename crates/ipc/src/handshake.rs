@@ -1,8 +1,10 @@
-//! The first two messages on a session's socket: `Hello` from the client, `Welcome` from the service.
+//! The first two messages on a session's socket: `Hello` from the client, `Welcome` from the
+//! service.
 //!
-//! Little-endian bytes at fixed places; `docs/design/wire.md` has the table. Both carry the wire version,
-//! which must be equal: client library and service come from one build. The welcome travels with the
-//! channel's memfd and one eventfd per core group. Then the socket is silent; its end is the session's.
+//! Little-endian bytes at fixed places; `docs/design/wire.md` has the table. Both carry the wire
+//! version, which must be equal: client library and service come from one build. The welcome
+//! travels with the channel's memfd and one eventfd per core group. Then the socket is silent; its
+//! end is the session's.
 
 use polylane_base::{Errno, Result};
 use polylane_sys::copy::Method;
@@ -71,8 +73,8 @@ pub struct Welcome {
     pub geometry: Geometry,
     /// How large payloads are moved.
     pub plan: CopyPlan,
-    /// Directories of the lane that something else is mounted on: their paths from the root of the lane,
-    /// without a leading slash.
+    /// Directories of the lane that something else is mounted on: their paths from the root of the
+    /// lane, without a leading slash.
     pub covered: Vec<Vec<u8>>,
 }
 

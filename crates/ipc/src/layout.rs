@@ -3,7 +3,7 @@
 //! ```text
 //!  0      64         576     4096                              mailboxes
 //!  ├ header ┼ control[g] ┼ … ┼ queue[0] ┼ … ┼ queue[groups-1] ┼ mailbox 0 ┼ mailbox 1 ┼ …
-//!  mailbox: state, progress, words 16..208, waiting, payload from 256: a small payload follows the words
+//!  mailbox: state, progress, words 16..208, waiting, payload from 256
 //! ```
 
 use polylane_base::{Errno, Result};
@@ -144,8 +144,8 @@ pub struct Layout {
     mailbox_count: usize,
     groups: usize,
     queue_bytes: usize,
-    /// Slots of a ring: a power of two, at least one per mailbox, so that an honest client, which has
-    /// one request per mailbox in flight, never finds it full.
+    /// Slots of a ring: a power of two, at least one per mailbox, so that an honest client, which
+    /// has one request per mailbox in flight, never finds it full.
     pub ring_slots: usize,
     mailboxes: usize,
     mailbox_bytes: usize,

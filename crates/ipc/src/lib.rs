@@ -1,19 +1,19 @@
 //! How a client and a service talk: request queues, mailboxes, copies, and the words of the wire.
 //!
 //! ```text
-//!  client process                     shared memory (one sealed memfd)                    service
-//!  ClientChannel::call   ── words, payload ──►  mailbox i                                  worker
-//!                        ── push i ──────────►  request queue of a core group ── take ──►  ServiceChannel
-//!                        ◄──────────────────── mailbox i ◄───────────────────── reply ──
+//!  client process                  shared memory (a sealed memfd)          service's worker
+//!  ClientChannel::call ─ words, payload ─► mailbox i
+//!                      ─ push i ─────────► request queue of a core group ─► ServiceChannel::take
+//!                      ◄────────────────── mailbox i ◄──────────────────── ServiceChannel::reply
 //! ```
 //!
 //! # Trust
 //!
-//! A client may write anything anywhere in its channel at any time. The service copies each message out
-//! once and looks at the copy only; keeps its own record of which mailboxes it is serving; never waits,
-//! and never loops more than a bounded number of turns, on what a client has to do. Clients share no
-//! channel, so what one writes reaches no other. The client trusts the service with its data, but finds
-//! out when it is gone.
+//! A client may write anything anywhere in its channel at any time. The service copies each message
+//! out once and looks at the copy only; keeps its own record of which mailboxes it is serving;
+//! never waits, and never loops more than a bounded number of turns, on what a client has to do.
+//! Clients share no channel, so what one writes reaches no other. The client trusts the service
+//! with its data, but finds out when it is gone.
 //!
 //! The bytes are in `docs/design/wire.md`.
 #![forbid(unsafe_code)]

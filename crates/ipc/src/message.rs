@@ -1,8 +1,8 @@
 //! What client and service say to each other through a mailbox.
 //!
 //! A [`Message`] is at most sixteen little-endian 64-bit words, copied out of shared memory before
-//! anything in it is looked at. A [`Reply`] has room for one inode's state beside. Paths,
-//! names and file data travel in the mailbox's request buffer. Nothing in a message names its sender:
+//! anything in it is looked at. A [`Reply`] has room for one inode's state beside. Paths, names and
+//! file data travel in the mailbox's request buffer. Nothing in a message names its sender:
 //! identity comes from the socket (`SO_PEERCRED`, `SO_PEERGROUPS`) when the channel is made.
 //!
 //! The table of fields per operation is `docs/design/wire.md`; it changes in the same commit.
@@ -47,17 +47,17 @@ macro_rules! ops {
 ops! {
     /// Nothing: measures the way there and back.
     Ping = 0,
-    /// Opens `path` below `dir`. `flags`: open(2) flags; `mode`, `umask`; `arg[0]`: number of the FUSE
-    /// slot to bind, `NO_SLOT` for none. Reply: handle, attr. A result that is not a regular file is
-    /// answered [`Status::UseKernel`], and nothing stays open.
+    /// Opens `path` below `dir`. `flags`: open(2) flags; `mode`, `umask`; `arg[0]`: number of the
+    /// FUSE slot to bind, `NO_SLOT` for none. Reply: handle, attr. A result that is not a regular
+    /// file is answered [`Status::UseKernel`], and nothing stays open.
     Open = 1,
-    /// Drops `handle`, and unbinds its slot unless it escaped (then `value[0]` of the reply is 1). Sent
-    /// without waiting for the reply.
+    /// Drops `handle`, and unbinds its slot unless it escaped (then `value[0]` of the reply is 1).
+    /// Sent without waiting for the reply.
     Close = 2,
     /// Reads `length` bytes at `offset`. Reply: count; data in the buffer.
     Read = 3,
-    /// Writes `length` bytes from the buffer at `offset`; at the end of the file when the handle was
-    /// opened `O_APPEND`. Reply: count; `value[0]`: offset after the last byte.
+    /// Writes `length` bytes from the buffer at `offset`; at the end of the file when the handle
+    /// was opened `O_APPEND`. Reply: count; `value[0]`: offset after the last byte.
     Write = 4,
     /// State of `path` below `dir`; `flags`: `AT_SYMLINK_NOFOLLOW` | `AT_EMPTY_PATH`. Reply: attr.
     Stat = 5,
@@ -80,7 +80,7 @@ ops! {
     /// `readlinkat`. Reply: count; target in the buffer.
     Readlink = 14,
     /// chmod, chown, utimensat and truncate by path: `mask` of `SET_*` in `arg[0]`; see
-    /// [`SetFields`]. `flags`: `AT_SYMLINK_NOFOLLOW`.
+    /// [`set`]. `flags`: `AT_SYMLINK_NOFOLLOW`.
     SetattrPath = 15,
     /// The same on `handle`.
     SetattrHandle = 16,
@@ -95,8 +95,9 @@ ops! {
     /// `statfs` of the lane. Reply: `value[0..8]` = bsize, blocks, bfree, bavail, files, ffree,
     /// namelen, magic.
     Statfs = 21,
-    /// `getxattr`: first path below `dir`, or `handle` when the path is empty; second path: the name;
-    /// `length`: size of the caller's buffer (0 asks for the size). `flags`: `AT_SYMLINK_NOFOLLOW`.
+    /// `getxattr`: first path below `dir`, or `handle` when the path is empty; second path: the
+    /// name; `length`: size of the caller's buffer (0 asks for the size). `flags`:
+    /// `AT_SYMLINK_NOFOLLOW`.
     Getxattr = 22,
     /// `setxattr`: as above, value after the two paths, `length` its size, `arg[0]`: `XATTR_*`.
     Setxattr = 23,
@@ -104,21 +105,22 @@ ops! {
     Listxattr = 24,
     /// `removexattr`.
     Removexattr = 25,
-    /// POSIX or OFD lock or unlock (`F_SETLK`) on `handle`: `flags`: `LOCK_*` bits; `mode`: `F_RDLCK`,
-    /// `F_WRLCK` or `F_UNLCK`; `offset`, `length` (0: to the end); `arg[0]`: the caller's getpid(), for
-    /// `F_GETLK` of others (0: the service's number for it).
+    /// POSIX or OFD lock or unlock (`F_SETLK`) on `handle`: `flags`: `LOCK_*` bits; `mode`:
+    /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`; `offset`, `length` (0: to the end); `arg[0]`: the
+    /// caller's getpid(), for `F_GETLK` of others (0: the service's number for it).
     Lock = 26,
     /// `F_GETLK`: as `Lock`. Reply: `value[0..4]` = type, start, length (0: to the end), pid.
     GetLock = 27,
     /// Takes back a waiting `Lock` of the mailbox number in `arg[0]`: its reply is `EINTR`.
     Cancel = 28,
-    /// A handle on the directory `path` below `dir`, good as `dir` only (for the working directory).
+    /// A handle on the directory `path` below `dir`, good as `dir` only (for the working
+    /// directory).
     OpenDir = 29,
-    /// A handle for an inherited descriptor: `arg[0..2]` is the ticket that `ioctl(fd, IDENTIFY)` gave.
-    /// Reply: handle, attr, `value[0]` = open flags, `value[1]` = slot number or `NO_SLOT`.
+    /// A handle for an inherited descriptor: `arg[0..2]` is the ticket that `ioctl(fd, IDENTIFY)`
+    /// gave. Reply: handle, attr, `value[0]` = open flags, `value[1]` = slot number or `NO_SLOT`.
     Redeem = 30,
-    /// The slots of all handles of this client are about to be shared with other processes: from now
-    /// on they belong to their kernel descriptors and live until the kernel releases them.
+    /// The slots of all handles of this client are about to be shared with other processes: from
+    /// now on they belong to their kernel descriptors and live until the kernel releases them.
     ShareAll = 31,
     /// `copy_file_range` from `handle` at `offset` to handle `dir` at `arg[0]`, `length` bytes.
     CopyRange = 32,
@@ -145,7 +147,7 @@ pub const LOCK_OFD: u32 = 2;
 /// `flags` of [`Op::Lock`]: flock(2); the range is ignored.
 pub const LOCK_FLOCK: u32 = 4;
 
-/// `arg[0]` bits of [`Op::SetattrPath`]: which of [`SetFields`] are meant.
+/// `arg[0]` bits of [`Op::SetattrPath`]: which of [`set`] are meant.
 pub mod set {
     /// `mode` holds new permission bits.
     pub const PERM: u64 = 1;
@@ -258,7 +260,8 @@ impl Message {
         (used == MESSAGE_HEAD_WORDS || used == MESSAGE_WORDS).then_some(used)
     }
 
-    /// Words as a message; `None` when the operation does not exist. Words that do not travel are zero.
+    /// Words as a message; `None` when the operation does not exist. Words that do not travel are
+    /// zero.
     #[inline]
     pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
         Self::words_used(words[0])?;
@@ -287,8 +290,8 @@ pub enum Status {
     Done(u64),
     /// Failed with this errno.
     Failed(i32),
-    /// The path leaves the lane (an absolute link, `..` above the root, another mount), or the object
-    /// is of a kind that the kernel must open: repeat the call through the kernel.
+    /// The path leaves the lane (an absolute link, `..` above the root, another mount), or the
+    /// object is of a kind that the kernel must open: repeat the call through the kernel.
     UseKernel,
 }
 
@@ -366,8 +369,8 @@ impl Reply {
         words
     }
 
-    /// Words as a reply; `None` when they are none. Words that the first one does not announce are not
-    /// looked at.
+    /// Words as a reply; `None` when they are none. Words that the first one does not announce are
+    /// not looked at.
     #[inline]
     pub fn from_words(words: &[u64; WORDS]) -> Option<Self> {
         let mut reply = Self::from_head([words[0], words[1], words[2]])?;
@@ -485,8 +488,8 @@ pub const RESERVED_DIR: &str = ".polylane";
 /// `SLOT_DIR/<32 hex digits of its token>-<number>`, with `O_CREAT`.
 pub const SLOT_DIR: &str = ".polylane-slots";
 
-/// `ioctl(2)` request on any descriptor of the lane's FUSE mount: writes a 16-byte one-use ticket for
-/// [`Op::Redeem`]. `_IOR('P', 1, [u8; 16])`.
+/// `ioctl(2)` request on any descriptor of the lane's FUSE mount: writes a 16-byte one-use ticket
+/// for [`Op::Redeem`]. `_IOR('P', 1, [u8; 16])`.
 pub const IOCTL_IDENTIFY: u32 = 0x8010_5001;
 
 #[cfg(test)]

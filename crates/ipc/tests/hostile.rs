@@ -1,5 +1,6 @@
-//! A client that writes anything anywhere in its channel, all the time, while a good client of the same
-//! worker works: the service neither panics nor hangs, and the good client gets its own answers.
+//! A client that writes anything anywhere in its channel, all the time, while a good client of the
+//! same worker works: the service neither panics nor hangs, and the good client gets its own
+//! answers.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

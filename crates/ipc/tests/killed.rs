@@ -1,5 +1,5 @@
-//! Processes that share a queue or a channel are killed with SIGKILL at random instants; the others get
-//! on, and lose and repeat nothing.
+//! Processes that share a queue or a channel are killed with SIGKILL at random instants; the others
+//! get on, and lose and repeat nothing.
 //!
 //! The processes are this test binary again, running one of the ignored tests below; they get their
 //! descriptors over a socket whose path is in the environment.
@@ -277,7 +277,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// Kills clients and puts new ones on their mailboxes. A mailbox in any state must serve its next user.
+/// Kills clients and puts new ones on their mailboxes. A mailbox in any state must serve its next
+/// user.
 fn kill_clients(queue: QueueKind, kills: usize) {
     let channel = ServiceChannel::create(geometry(queue), CopyPlan::default()).unwrap();
     let fds = channel.client_fds().iter().map(|fd| fd.try_clone_to_owned().unwrap()).collect();

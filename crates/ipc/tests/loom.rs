@@ -1,16 +1,17 @@
-//! The request queues and the mailbox protocol under loom: every interleaving and every value that the
-//! memory model allows a load to see, up to the stated bound.
+//! The request queues and the mailbox protocol under loom: every interleaving and every value that
+//! the memory model allows a load to see, up to the stated bound.
 //!
 //! Bound: two to three threads, one or two values each, rings of two slots (so that they wrap), at
-//! most [`PREEMPTIONS`] preemptions per execution. Futexes and eventfds have no timeout here, so that a
-//! lost wake-up is a deadlock, which loom reports.
+//! most [`PREEMPTIONS`] preemptions per execution. Futexes and eventfds have no timeout here, so
+//! that a lost wake-up is a deadlock, which loom reports.
 //!
 //! The same models are run with the algorithm's orderings weakened ([`Strength`]); these must fail,
-//! which shows that the models can see what the orderings are for. A failing model leaves loom in no
-//! state to go on, so each is an ignored test that [`must_fail`] runs in a process of its own. Deaths are modelled as a thread
-//! whose accesses stop reaching memory after the k-th, for every k.
+//! which shows that the models can see what the orderings are for. A failing model leaves loom in
+//! no state to go on, so each is an ignored test that [`must_fail`] runs in a process of its own.
+//! Deaths are modelled as a thread whose accesses stop reaching memory after the k-th, for every k.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p polylane-ipc --test loom --release`, or `cargo xtask loom`.
+//! `RUSTFLAGS="--cfg loom" cargo test -p polylane-ipc --test loom --release`, or `cargo xtask
+//! loom`.
 #![cfg(loom)]
 
 use std::cell::Cell;
@@ -312,8 +313,8 @@ fn weak_lap_ring_loses_a_wake_up() {
     check(|| two_consumers(lap_ring(Strength::NoTotalOrder)));
 }
 
-/// For every k: a producer dies at its k-th access. The survivor's values come in order, the dead one's
-/// at most once, and the ring stays usable.
+/// For every k: a producer dies at its k-th access. The survivor's values come in order, the dead
+/// one's at most once, and the ring stays usable.
 #[test]
 fn lap_ring_survives_a_producer() {
     for accesses in 0..6 {
@@ -337,8 +338,8 @@ fn lap_ring_survives_a_producer() {
     }
 }
 
-/// For every k: a consumer dies at its k-th access. It takes at most one value with it; the others come
-/// once and in order.
+/// For every k: a consumer dies at its k-th access. It takes at most one value with it; the others
+/// come once and in order.
 #[test]
 fn lap_ring_survives_a_consumer() {
     for accesses in 0..6 {
@@ -482,8 +483,8 @@ fn two_clients(strength: Strength) {
     clients.into_iter().for_each(|client| client.join().unwrap());
 }
 
-/// A few looks without sleeping: the number that the doorbell gives stands for a posted request, whose
-/// words are the client's.
+/// A few looks without sleeping: the number that the doorbell gives stands for a posted request,
+/// whose words are the client's.
 fn one_post(strength: Strength) {
     let memory = channel(strength);
     let worker = memory.clone();
@@ -503,8 +504,8 @@ fn one_post(strength: Strength) {
     worker.join().unwrap();
 }
 
-/// A mailbox that two workers hear of: each looks at it itself, as if it watched it. Two requests are
-/// served once each, with their own words.
+/// A mailbox that two workers hear of: each looks at it itself, as if it watched it. Two requests
+/// are served once each, with their own words.
 fn two_workers(strength: Strength) {
     let memory = channel(strength);
     let workers = [0, 1].map(|_| {

@@ -3,13 +3,13 @@
 //! | method | what | good for |
 //! |---|---|---|
 //! | SMC | libc's memcpy | almost everything on today's CPUs |
-//! | SMO | prefetchnta, then non-temporal stores, in a two-line pipeline (Polytropon §5) | small shared caches |
+//! | SMO | prefetchnta and non-temporal stores in a pipeline (Polytropon) | small shared caches |
 //! | `rep movsb` | the CPU's microcoded copy (ERMS, FSRM) | 16 KiB and more |
 //! | CMA | `process_vm_readv`: the kernel copies from the peer's memory, once | large, cold data |
 //!
 //! One side of every copy may be written by a peer at the same time. The functions here are not
-//! inlined into callers and read each source byte once; what a race yields is some mix of old and new
-//! bytes, which callers treat as data only.
+//! inlined into callers and read each source byte once; what a race yields is some mix of old and
+//! new bytes, which callers treat as data only.
 #![expect(unsafe_code, reason = "UNSAFETY: raw copies, vector stores, process_vm_readv")]
 
 use polylane_base::{Errno, Result};
@@ -21,7 +21,8 @@ pub enum Method {
     /// Shared-memory copy: plain memcpy.
     #[default]
     Smc = 0,
-    /// Shared-memory optimised: prefetchnta and non-temporal stores. Plain copy where the CPU has none.
+    /// Shared-memory optimised: prefetchnta and non-temporal stores. Plain copy where the CPU has
+    /// none.
     Smo = 1,
     /// `rep movsb`. Plain copy on other CPUs.
     RepMovsb = 2,
@@ -119,8 +120,8 @@ const LEAD: usize = 10;
 #[cfg(target_arch = "x86_64")]
 const STEP: usize = 2;
 
-/// Two stages: ten lines are prefetched past the caches ahead of time; then, in steps of two lines, the
-/// next two are prefetched while two are loaded and stored past the caches.
+/// Two stages: ten lines are prefetched past the caches ahead of time; then, in steps of two lines,
+/// the next two are prefetched while two are loaded and stored past the caches.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 unsafe fn streaming(to: *mut u8, from: *const u8, len: usize) {
@@ -155,8 +156,8 @@ unsafe fn streaming(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Copies `into.len()` bytes at `address` of process `pid` here (cross-memory attach). Returns how many
-/// came; fewer when the range ends in unmapped memory. Needs ptrace rights over the peer.
+/// Copies `into.len()` bytes at `address` of process `pid` here (cross-memory attach). Returns how
+/// many came; fewer when the range ends in unmapped memory. Needs ptrace rights over the peer.
 pub fn cma_read(pid: u32, address: u64, into: &mut [u8]) -> Result<usize> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: into.len() };

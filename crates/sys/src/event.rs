@@ -1,7 +1,7 @@
 //! Event descriptors and epoll, as the workers use them.
 //!
-//! An event descriptor that a client holds too is never read by the service: the client could drain it
-//! or switch it to blocking. Workers watch it edge-triggered, where every write is one event.
+//! An event descriptor that a client holds too is never read by the service: the client could drain
+//! it or switch it to blocking. Workers watch it edge-triggered, where every write is one event.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -16,8 +16,8 @@ pub fn eventfd() -> Result<OwnedFd> {
     rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(errno)
 }
 
-/// Adds one to an eventfd. Failure means that it is full, hence already signalled, or that it is not
-/// ours any more; both are nothing the caller can mend. Async-signal-safe.
+/// Adds one to an eventfd. Failure means that it is full, hence already signalled, or that it is
+/// not ours any more; both are nothing the caller can mend. Async-signal-safe.
 pub fn notify(fd: impl AsFd) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
@@ -63,8 +63,9 @@ impl Epoll {
         epoll::create(epoll::CreateFlags::CLOEXEC).map(Epoll).map_err(errno)
     }
 
-    /// Watches `fd`; reports carry `token`. The descriptor leaves the set when its last copy is closed
-    /// or by [`Epoll::remove`]: a copy that a client holds keeps it in, so remove before closing.
+    /// Watches `fd`; reports carry `token`. The descriptor leaves the set when its last copy is
+    /// closed or by [`Epoll::remove`]: a copy that a client holds keeps it in, so remove before
+    /// closing.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<()> {
         let flags = match interest {
             Interest::Level => epoll::EventFlags::IN | epoll::EventFlags::RDHUP,

@@ -1,8 +1,9 @@
 //! The basement: shared memory, futexes, descriptor passing, fast copies and raw system calls.
 //!
-//! All unsafe code of the service lives here, each module saying what for and what it promises above.
-//! Functions on the client's hot path ([`region`], [`futex`], [`copy`], [`cpu`]) do not allocate, take
-//! no lock and do not touch `errno`'s meaning for the caller: they may run in a signal handler.
+//! All unsafe code of the service lives here, each module saying what for and what it promises
+//! above. Functions on the client's hot path ([`region`], [`futex`], [`copy`], [`cpu`]) do not
+//! allocate, take no lock and do not touch `errno`'s meaning for the caller: they may run in a
+//! signal handler.
 
 pub mod buffer;
 pub mod copy;

@@ -2,12 +2,12 @@
 //!
 //! # Invariants
 //!
-//! - A mapped region cannot shrink under us: it carries `F_SEAL_SHRINK`, checked when a foreign one is
-//!   attached, so no access can raise `SIGBUS`.
-//! - Memory that a peer may write is reached through atomics and copies only. No `&[u8]` into a region
-//!   is ever made, and each copy reads a shared byte once.
-//! - Every access is bounds-checked here. An offset out of range is a bug of the caller, who derives
-//!   offsets from validated geometry, hence a panic; a peer cannot cause it.
+//! - A mapped region cannot shrink under us: it carries `F_SEAL_SHRINK`, checked when a foreign one
+//!   is attached, so no access can raise `SIGBUS`.
+//! - Memory that a peer may write is reached through atomics and copies only. No `&[u8]` into a
+//!   region is ever made, and each copy reads a shared byte once.
+//! - Every access is bounds-checked here. An offset out of range is a bug of the caller, who
+//!   derives offsets from validated geometry, hence a panic; a peer cannot cause it.
 #![expect(unsafe_code, reason = "UNSAFETY: maps memory and copies to and from it")]
 
 use std::ffi::c_void;
@@ -34,8 +34,8 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Makes a zeroed region of `len` bytes and maps it. The descriptor is for the peer; the size is
-    /// sealed. Fails with what memfd_create(2), ftruncate(2) or mmap(2) say.
+    /// Makes a zeroed region of `len` bytes and maps it. The descriptor is for the peer; the size
+    /// is sealed. Fails with what memfd_create(2), ftruncate(2) or mmap(2) say.
     pub fn create(name: &str, len: usize) -> Result<(Region, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create(name, flags).map_err(errno)?;
@@ -45,8 +45,8 @@ impl Region {
         Ok((Self::map(&fd, len)?, fd))
     }
 
-    /// Maps the first `len` bytes of a region that a peer made. `EPROTO` when it could still shrink or
-    /// is smaller than `len`.
+    /// Maps the first `len` bytes of a region that a peer made. `EPROTO` when it could still shrink
+    /// or is smaller than `len`.
     pub fn attach(fd: impl AsFd, len: usize) -> Result<Region> {
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(errno)?;
         let size = rustix::fs::fstat(&fd).map_err(errno)?.st_size;
@@ -75,7 +75,8 @@ impl Region {
         self.len == 0
     }
 
-    /// The address of the byte at `offset`, for `process_vm_readv` by a peer. Not dereferenced here.
+    /// The address of the byte at `offset`, for `process_vm_readv` by a peer. Not dereferenced
+    /// here.
     pub fn address(&self, offset: usize) -> u64 {
         self.at(offset, 0) as u64
     }

@@ -69,8 +69,8 @@ fn seqpacket(flags: SocketFlags) -> Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(errno)
 }
 
-/// Calls `with` with the address of `path`. A path too long for a socket address is reached through an
-/// open directory.
+/// Calls `with` with the address of `path`. A path too long for a socket address is reached through
+/// an open directory.
 fn with_address(path: &Path, with: impl FnOnce(&SocketAddrUnix) -> Result<()>) -> Result<()> {
     if path.as_os_str().len() <= SUN_PATH_BYTES {
         return with(&SocketAddrUnix::new(path).map_err(errno)?);
@@ -170,8 +170,8 @@ fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>> {
 /// `SO_PEERPIDFD` (Linux 6.5), which is not in every libc crate's tables.
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// Before Linux 6.5 the pidfd is opened by number, which races with the reuse of the number; callers
-/// that need certainty compare the start time.
+/// Before Linux 6.5 the pidfd is opened by number, which races with the reuse of the number;
+/// callers that need certainty compare the start time.
 fn peer_pidfd(socket: BorrowedFd<'_>, pid: libc::pid_t) -> Option<OwnedFd> {
     let mut fd: libc::c_int = -1;
     // SAFETY: SO_PEERPIDFD fills one int with a new descriptor, close-on-exec.

@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> Result<Report> {
     }
     fuse(options, &mut report);
     report.notes.push(format!(
-        "mailbox, rcqb, lap-ring: spin when the worker is awake on another CPU, else sleep at once; \
+        "mailbox, rcqb, lap-ring: spin when the worker is awake on another CPU, else sleep; \
          percentiles are of means over {BATCH} trips"
     ));
     Ok(report)

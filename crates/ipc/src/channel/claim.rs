@@ -1,7 +1,7 @@
 //! Which mailboxes are out to workers: the service's own record, in its own memory.
 //!
-//! A number may reach several workers, several times: clients repeat themselves, workers watch, hostile
-//! clients lie. A request must be served once, and none may be turned away by all.
+//! A number may reach several workers, several times: clients repeat themselves, workers watch,
+//! hostile clients lie. A request must be served once, and none may be turned away by all.
 //!
 //! ```text
 //!  FREE ── accept ──► SERVING ── finish ──► FINISHING ─ state ← REPLIED ─► FREE
@@ -10,10 +10,11 @@
 //! ```
 //!
 //! - The state of the mailbox becomes REPLIED while the claim is FINISHING. So who finds POSTED and
-//!   SERVING has found the request that is being served; POSTED and FREE is a new one; with FINISHING it
-//!   could be either, and one of the two stores is yet to come from another thread of the service.
-//! - Who claims a mailbox without a request gives it back and looks again: a new request may have been
-//!   turned away by another worker meanwhile.
+//!   SERVING has found the request that is being served; POSTED and FREE is a new one; with
+//!   FINISHING it could be either, and one of the two stores is yet to come from another thread of
+//!   the service.
+//! - Who claims a mailbox without a request gives it back and looks again: a new request may have
+//!   been turned away by another worker meanwhile.
 
 use std::sync::atomic::Ordering;
 
@@ -31,8 +32,8 @@ const ROUNDS: u32 = 8;
 pub struct Claim<'a, W>(pub &'a W);
 
 impl<W: Word32> Claim<'_, W> {
-    /// Takes the mailbox on when it holds a request that nobody serves. `posted` looks at its state, in
-    /// sequentially consistent order; `pause` lets another thread of the service go on.
+    /// Takes the mailbox on when it holds a request that nobody serves. `posted` looks at its
+    /// state, in sequentially consistent order; `pause` lets another thread of the service go on.
     #[inline]
     pub fn accept(&self, posted: impl Fn() -> bool, pause: impl Fn()) -> bool {
         let order = (Ordering::SeqCst, Ordering::SeqCst);

@@ -1,14 +1,14 @@
 //! The client's end of a channel: claim mailboxes, post requests, wait for replies.
 //!
-//! Nothing here allocates after [`ClientChannel::attach`], takes a lock or touches thread-local state:
-//! all of it may run in a signal handler, on a mailbox that the interrupted code does not use. A
-//! mailbox belongs to who claimed it; two threads must not use one at a time.
+//! Nothing here allocates after [`ClientChannel::attach`], takes a lock or touches thread-local
+//! state: all of it may run in a signal handler, on a mailbox that the interrupted code does not
+//! use. A mailbox belongs to who claimed it; two threads must not use one at a time.
 //!
 //! # Waiting
 //!
-//! The worker sleeps, or runs on the CPU that this thread needs: sleep at once, after waking it. Otherwise
-//! spin a budget of pauses, then sleep. The budget of a mailbox grows while spinning pays off and
-//! shrinks when it was in vain; no clock is read.
+//! The worker sleeps, or runs on the CPU that this thread needs: sleep at once, after waking it.
+//! Otherwise spin a budget of pauses, then sleep. The budget of a mailbox grows while spinning pays
+//! off and shrinks when it was in vain; no clock is read.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -40,8 +40,8 @@ const PROBE_PERIOD: u32 = 64;
 /// Why a call has no reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CallError {
-    /// [`Watch::interrupted`] said so. The request is still with the service: [`ClientChannel::wait`] for
-    /// its reply, after an `Op::Cancel` through another mailbox.
+    /// [`Watch::interrupted`] said so. The request is still with the service:
+    /// [`ClientChannel::wait`] for its reply, after an `Op::Cancel` through another mailbox.
     Interrupted,
     /// The service is gone, or the request queue is broken. The channel is of no use any more.
     Lost,
@@ -212,9 +212,10 @@ impl ClientChannel {
         self.reply(index)
     }
 
-    /// As [`ClientChannel::call`], for a request that answers with data: the payload's first bytes go
-    /// into `into`, as many as the reply counts. Large ones are copied out while the service still copies
-    /// in. After an error `into` may have changed. `into` is at most one payload buffer long.
+    /// As [`ClientChannel::call`], for a request that answers with data: the payload's first bytes
+    /// go into `into`, as many as the reply counts. Large ones are copied out while the service
+    /// still copies in. After an error `into` may have changed. `into` is at most one payload
+    /// buffer long.
     pub fn call_read(
         &self,
         index: MailboxIndex,
@@ -246,10 +247,10 @@ impl ClientChannel {
         Ok(reply)
     }
 
-    /// As [`ClientChannel::call`], with `from` as the payload from byte `at` on. With `overlap`, a large
-    /// payload is still being copied in while the service starts on it; a service that finds this
-    /// thread stopped half-way serves what has come, so the count may fall short, and the caller goes
-    /// on from there: not for appends, which must stay in one piece.
+    /// As [`ClientChannel::call`], with `from` as the payload from byte `at` on. With `overlap`, a
+    /// large payload is still being copied in while the service starts on it; a service that finds
+    /// this thread stopped half-way serves what has come, so the count may fall short, and the
+    /// caller goes on from there: not for appends, which must stay in one piece.
     pub fn call_write(
         &self,
         index: MailboxIndex,
@@ -328,8 +329,9 @@ impl ClientChannel {
         with_queue(&self.region, &self.layout, &self.geometry, group, |queue| queue.push(index.0))
     }
 
-    /// The core group to ask, and whether spinning for its reply makes sense. An awake worker on another
-    /// CPU is best; next, one on this CPU, woken for 4 µs instead of the 30 of a cross-CPU wake-up.
+    /// The core group to ask, and whether spinning for its reply makes sense. An awake worker on
+    /// another CPU is best; next, one on this CPU, woken for 4 µs instead of the 30 of a cross-CPU
+    /// wake-up.
     fn choose_group(&self, index: MailboxIndex) -> (usize, bool) {
         let (groups, here) = (self.geometry.groups, cpu::current());
         let mut near = None;
@@ -394,8 +396,8 @@ impl ClientChannel {
         Ok(())
     }
 
-    /// Says once more that a mailbox holds a request and that there is work: who said it before may have
-    /// been killed half-way. "Look at mailbox n" may be said any number of times.
+    /// Says once more that a mailbox holds a request and that there is work: who said it before may
+    /// have been killed half-way. "Look at mailbox n" may be said any number of times.
     fn ring_again(&self, index: MailboxIndex) {
         if self.geometry.queue != QueueKind::Rcqb {
             let (group, _) = self.choose_group(index);

@@ -12,12 +12,13 @@
 //!  (acquire) REPLIED: read words and payload
 //! ```
 //!
-//! State and first words share a cache line that the other side polls. They are written by plain stores,
-//! which reach memory together; a read-modify-write of the state would often find the line stolen
-//! between them, which doubles a round trip. `waiting` has a line of its own for the same reason.
+//! State and first words share a cache line that the other side polls. They are written by plain
+//! stores, which reach memory together; a read-modify-write of the state would often find the line
+//! stolen between them, which doubles a round trip. `waiting` has a line of its own for the same
+//! reason.
 //!
-//! `progress` counts payload bytes that are ready while a request is under way: written by the service
-//! for reads, by the client for writes.
+//! `progress` counts payload bytes that are ready while a request is under way: written by the
+//! service for reads, by the client for writes.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -77,14 +78,15 @@ impl<M: Memory> Mailbox<M> {
         self.0.wait(mailbox::STATE, POSTED, timeout)
     }
 
-    /// Service: whether it holds a request. Once true, words and payload are readable. Takes part in the
-    /// total order with [`Bell::watch`](crate::queue::bell::Bell::watch).
+    /// Service: whether it holds a request. Once true, words and payload are readable. Takes part
+    /// in the total order with [`Bell::watch`](crate::queue::bell::Bell::watch).
     #[inline]
     pub fn is_posted(&self) -> bool {
         self.state().load(Ordering::SeqCst) == POSTED
     }
 
-    /// Service: hands the mailbox back. Words and payload are written. [`Mailbox::wake`] must follow.
+    /// Service: hands the mailbox back. Words and payload are written. [`Mailbox::wake`] must
+    /// follow.
     #[inline]
     pub fn reply(&self) {
         self.state().store(REPLIED, Ordering::Release);

@@ -1,8 +1,8 @@
 //! A channel: mailboxes and request queues in one shared region, between one client process and the
 //! service.
 //!
-//! [`client`] is the end in the tenant's process, [`service`] the other one, [`mailbox`] the protocol
-//! between them, [`claim`] who of the service serves what.
+//! [`client`] is the end in the tenant's process, [`service`] the other one, [`mailbox`] the
+//! protocol between them, [`claim`] who of the service serves what.
 
 pub mod claim;
 pub mod client;
@@ -25,7 +25,8 @@ pub struct MailboxIndex(pub u32);
 /// How a channel moves large payloads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CopyPlan {
-    /// Copy method for payloads of [`CopyPlan::PIPELINE_BYTES_MIN`] and more; smaller ones go by SMC.
+    /// Copy method for payloads of [`CopyPlan::PIPELINE_BYTES_MIN`] and more; smaller ones go by
+    /// SMC.
     pub method: Method,
     /// Bytes per step of the two-stage pipeline.
     pub chunk_bytes: u32,

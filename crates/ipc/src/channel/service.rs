@@ -4,10 +4,10 @@
 //!
 //! - Everything in the region may be rewritten by the client at any moment. What is read from it is
 //!   copied to private memory and checked there; offsets are computed from private numbers only.
-//! - `claims` is private and says which mailboxes are out to workers. A mailbox is taken at most once
-//!   until it is replied to, whatever the client pushes.
-//! - Nothing here waits for the client: the one wait, for the next piece of an overlapped write, is a
-//!   bounded spin.
+//! - `claims` is private and says which mailboxes are out to workers. A mailbox is taken at most
+//!   once until it is replied to, whatever the client pushes.
+//! - Nothing here waits for the client: the one wait, for the next piece of an overlapped write, is
+//!   a bounded spin.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -39,8 +39,8 @@ const SPURIOUS_MAX: usize = 16;
 #[derive(Debug, Default)]
 struct Group {
     lock: Mutex<Taker>,
-    /// Copies of what the taker knows, for a look without the lock: the watched mailbox plus one, and
-    /// whether it has values in hand.
+    /// Copies of what the taker knows, for a look without the lock: the watched mailbox plus one,
+    /// and whether it has values in hand.
     watched: AtomicU32,
     in_hand: AtomicBool,
 }
@@ -51,8 +51,8 @@ struct Taker {
     ticket: Ticket,
     /// The mailbox that is watched instead of waiting for its bit; see `queue::bell`.
     watched: Option<MailboxIndex>,
-    /// The mailbox that most requests came from of late (Boyer and Moore's majority vote), and by how
-    /// many it leads.
+    /// The mailbox that most requests came from of late (Boyer and Moore's majority vote), and by
+    /// how many it leads.
     favourite: Option<MailboxIndex>,
     votes: u32,
 }
@@ -118,8 +118,8 @@ impl ServiceChannel {
         self.memfd.as_fd()
     }
 
-    /// The eventfd of a core group, for the client and for the worker's epoll set: edge-triggered, and
-    /// never read, since the client holds it too.
+    /// The eventfd of a core group, for the client and for the worker's epoll set: edge-triggered,
+    /// and never read, since the client holds it too.
     pub fn doorbell(&self, group: usize) -> BorrowedFd<'_> {
         self.doorbells[group].as_fd()
     }
@@ -144,8 +144,9 @@ impl ServiceChannel {
         self.geometry.buffer_bytes as usize
     }
 
-    /// The next request of a core group; the mailbox is the caller's until [`ServiceChannel::reply`].
-    /// `None` when there is none, or when another thread is just taking from this group.
+    /// The next request of a core group; the mailbox is the caller's until
+    /// [`ServiceChannel::reply`]. `None` when there is none, or when another thread is just taking
+    /// from this group.
     pub fn take(&self, group: usize) -> Option<MailboxIndex> {
         if !self.seems_ready(group) {
             return None;
@@ -172,8 +173,8 @@ impl ServiceChannel {
         (0..groups).find_map(|step| self.take((group + step) % groups))
     }
 
-    /// Whether [`ServiceChannel::take`] would find something. A hint that a hostile client can keep up for
-    /// ever: bound what you do upon it.
+    /// Whether [`ServiceChannel::take`] would find something. A hint that a hostile client can keep
+    /// up for ever: bound what you do upon it.
     pub fn has_requests(&self, group: usize) -> bool {
         match self.takers[group].lock.try_lock() {
             Some(taker) => {
@@ -184,8 +185,8 @@ impl ServiceChannel {
         }
     }
 
-    /// Tells the clients that the worker of `group` is about to sleep, or is back. After `true`, look at
-    /// [`ServiceChannel::has_requests`] once more before sleeping.
+    /// Tells the clients that the worker of `group` is about to sleep, or is back. After `true`,
+    /// look at [`ServiceChannel::has_requests`] once more before sleeping.
     pub fn set_asleep(&self, group: usize, asleep: bool) {
         self.bell(group).set_asleep(asleep);
     }
@@ -231,14 +232,16 @@ impl ServiceChannel {
         self.region.copy_in_with(self.plan.method_for(from.len()), offset, from);
     }
 
-    /// The payload of a taken mailbox as the place where read data goes. `total` is what was asked for.
+    /// The payload of a taken mailbox as the place where read data goes. `total` is what was asked
+    /// for.
     pub fn read_pipe(&self, index: MailboxIndex, total: usize) -> ReadPipe<'_> {
         let method = self.plan.method_for(total);
         ReadPipe { channel: self, index, method, ready: 0, published: 0 }
     }
 
-    /// The payload of a taken mailbox from `start` on as the place where `len` bytes to write come from.
-    /// The range must lie in the buffer. Waits, boundedly, for the bytes that are still being copied in.
+    /// The payload of a taken mailbox from `start` on as the place where `len` bytes to write come
+    /// from. The range must lie in the buffer. Waits, boundedly, for the bytes that are still being
+    /// copied in.
     pub fn write_pipe(&self, index: MailboxIndex, start: usize, len: usize) -> WritePipe<'_> {
         let mailbox = self.mailbox(index);
         let (end, mut ready) = (start + len, 0);
@@ -274,8 +277,8 @@ impl ServiceChannel {
         }
     }
 
-    /// Whether it is worth the lock: an idle worker comes here with nothing but loads of lines that it
-    /// has already. RCQB's consumers must draw their place first.
+    /// Whether it is worth the lock: an idle worker comes here with nothing but loads of lines that
+    /// it has already. RCQB's consumers must draw their place first.
     #[inline]
     fn seems_ready(&self, group: usize) -> bool {
         let known = &self.takers[group];
@@ -326,9 +329,9 @@ impl ServiceChannel {
     }
 }
 
-/// Where the data of a read goes: bytes become visible to the client, in steps of the plan's chunk, while
-/// later ones are still being copied. Bytes may come in any order, each once; only what is contiguous from
-/// the start is shown early.
+/// Where the data of a read goes: bytes become visible to the client, in steps of the plan's chunk,
+/// while later ones are still being copied. Bytes may come in any order, each once; only what is
+/// contiguous from the start is shown early.
 #[derive(Debug)]
 pub struct ReadPipe<'a> {
     channel: &'a ServiceChannel,

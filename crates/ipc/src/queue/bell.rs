@@ -6,15 +6,16 @@
 //!  asleep?  → claim it, wake  (SeqCst)     look at the queue again (SeqCst); something → awake
 //! ```
 //!
-//! Either the producer sees ASLEEP or the worker sees the request: both read after they wrote, in one
-//! total order. The first producer that sees ASLEEP turns it into RUNG, so one of many wakes.
+//! Either the producer sees ASLEEP or the worker sees the request: both read after they wrote, in
+//! one total order. The first producer that sees ASLEEP turns it into RUNG, so one of many wakes.
 //!
 //! # The watched mailbox
 //!
-//! A lone busy thread would move the doorbell's cache line to the worker and back for nothing: it always
-//! says the same. So the worker may watch one mailbox, looking at its state itself, and its client need
-//! not push. The same pattern keeps a request from falling between: the client posts, then asks whether
-//! it is (still) watched; the worker ends the watch, then looks at the state once more.
+//! A lone busy thread would move the doorbell's cache line to the worker and back for nothing: it
+//! always says the same. So the worker may watch one mailbox, looking at its state itself, and its
+//! client need not push. The same pattern keeps a request from falling between: the client posts,
+//! then asks whether it is (still) watched; the worker ends the watch, then looks at the state once
+//! more.
 
 use std::sync::atomic::Ordering;
 
@@ -61,8 +62,8 @@ impl<M: Memory> Bell<M> {
         self.0.word32(control::WATCHED).load(Ordering::SeqCst) == mailbox + 1
     }
 
-    /// Worker: watches that mailbox from now on, or none. After a change it must look at the state of the
-    /// former one once more.
+    /// Worker: watches that mailbox from now on, or none. After a change it must look at the state
+    /// of the former one once more.
     pub fn watch(&self, mailbox: Option<u32>) {
         let word = mailbox.map_or(0, |mailbox| mailbox + 1);
         self.0.word32(control::WATCHED).store(word, Ordering::SeqCst);

@@ -1,8 +1,9 @@
-//! Mailboxes with a doorbell: one bit per mailbox, set by the client, taken 64 at a time by the worker.
+//! Mailboxes with a doorbell: one bit per mailbox, set by the client, taken 64 at a time by the
+//! worker.
 //!
 //! Values are mailbox numbers; a value is in the queue at most once, which is what a mailbox wants.
-//! Nothing can be full and nothing can be wedged. A consumer goes round all words before it sees one
-//! again, so every mailbox has its turn.
+//! Nothing can be full and nothing can be wedged. A consumer goes round all words before it sees
+//! one again, so every mailbox has its turn.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

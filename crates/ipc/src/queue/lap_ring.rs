@@ -3,16 +3,17 @@
 //! ```text
 //!  slot word:  lap (31 bits) │ FULL (1 bit) │ value (32 bits)
 //!  place p:    slot p mod N, lap p div N
-//!  EMPTY@lap ── push: one compare-and-swap, value included ──► FULL@lap ── pop: one ──► EMPTY@lap+1
+//!  EMPTY@lap ─ push: one compare-and-swap, with the value ─► FULL@lap ─ pop: one ─► EMPTY@lap+1
 //! ```
 //!
-//! A slot changes by one compare-and-swap that carries everything, so there is no half-done state that a
-//! dead participant could leave behind. `head` and `tail` only say where to look: whoever finds one
-//! lagging (its owner was delayed, or killed between slot and counter) moves it on. Lock-free: when one
-//! participant's step fails, another's has succeeded. First in, first out by slot order.
+//! A slot changes by one compare-and-swap that carries everything, so there is no half-done state
+//! that a dead participant could leave behind. `head` and `tail` only say where to look: whoever
+//! finds one lagging (its owner was delayed, or killed between slot and counter) moves it on.
+//! Lock-free: when one participant's step fails, another's has succeeded. First in, first out by
+//! slot order.
 //!
-//! A lap number repeats after 2³¹ laps; a participant would have to be stopped between its load and its
-//! compare-and-swap for that long to be fooled.
+//! A lap number repeats after 2³¹ laps; a participant would have to be stopped between its load and
+//! its compare-and-swap for that long to be fooled.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -33,11 +34,12 @@ const FULL: u64 = 1 << 32;
 const LAP_SHIFT: u32 = 33;
 const LAP_MASK: u64 = (1 << 31) - 1;
 
-/// Failed steps before an operation gives up. Each means that somebody else got on; no honest set of
-/// participants fails one so often, hostile memory may.
+/// Failed steps before an operation gives up. Each means that somebody else got on; no honest set
+/// of participants fails one so often, hostile memory may.
 const ATTEMPTS: u32 = 10_000;
 
-/// Longest sleep: a consumer killed between being woken and taking its value takes the wake-up with it.
+/// Longest sleep: a consumer killed between being woken and taking its value takes the wake-up with
+/// it.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
 
 /// A view of a lap-tagged ring.

@@ -1,4 +1,5 @@
-//! The memory that queues and mailboxes are written over: numbered atomic words, pauses and futexes.
+//! The memory that queues and mailboxes are written over: numbered atomic words, pauses and
+//! futexes.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -66,7 +67,8 @@ word! {
     Word64, u64, AtomicU64
 }
 
-/// A piece of memory shared by the participants of an algorithm. Offsets are in bytes from its start.
+/// A piece of memory shared by the participants of an algorithm. Offsets are in bytes from its
+/// start.
 pub trait Memory {
     /// Its 32-bit words.
     type W32: Word32;
@@ -91,9 +93,9 @@ pub trait Memory {
     /// Orders every store before it against every load after it, as a `SeqCst` fence.
     fn fence(&self);
 
-    /// What a `SeqCst` read-modify-write or store implies towards a `SeqCst` load after it. Nothing to
-    /// do on real atomics, where all four accesses of such a pattern are `SeqCst`; loom, which models
-    /// `SeqCst` accesses as acquire and release, needs it as a fence.
+    /// What a `SeqCst` read-modify-write or store implies towards a `SeqCst` load after it. Nothing
+    /// to do on real atomics, where all four accesses of such a pattern are `SeqCst`; loom, which
+    /// models `SeqCst` accesses as acquire and release, needs it as a fence.
     fn total_order(&self);
 }
 

@@ -2,11 +2,12 @@
 //!
 //! | queue | push | pop | when a participant is killed |
 //! |---|---|---|---|
-//! | [`doorbell`] | one fetch-or | swap a word of 64 bits | its own bit is all it can lose |
-//! | [`rcqb`] | fetch-and-add, claim, store, release | fetch-and-add, claim, load, release | a slot may stay claimed for ever |
-//! | [`lap_ring`] | load, compare-and-swap, help | the same | nothing: every step is one compare-and-swap that others can finish |
+//! | [`doorbell`] | one fetch-or | swap a word of 64 bits | its own bit is lost |
+//! | [`rcqb`] | fetch-and-add, claim, release | the same | a slot may stay claimed for ever |
+//! | [`lap_ring`] | compare-and-swap, help | the same | nothing: others finish its steps |
 //!
-//! All three are written over [`Memory`], so that the same source runs on mapped atomics and under loom.
+//! All three are written over [`Memory`], so that the same source runs on mapped atomics and under
+//! loom.
 
 pub mod bell;
 pub mod doorbell;
@@ -37,14 +38,14 @@ impl Ticket {
     }
 }
 
-/// A queue of 32-bit values between processes. Any number of producers; any number of consumers with a
-/// [`Ticket`] each. Thread-safe.
+/// A queue of 32-bit values between processes. Any number of producers; any number of consumers
+/// with a [`Ticket`] each. Thread-safe.
 pub trait RequestQueue {
     /// Adds `value`. False when it is full.
     fn push(&self, value: u32) -> bool;
 
-    /// The next value if there is one. Never waits for a producer; bounded steps, whatever the memory
-    /// holds.
+    /// The next value if there is one. Never waits for a producer; bounded steps, whatever the
+    /// memory holds.
     fn pop(&self, ticket: &mut Ticket) -> Option<u32>;
 
     /// Whether [`RequestQueue::pop`] would find something. A hint, right when nothing changes.

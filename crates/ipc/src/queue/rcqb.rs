@@ -1,5 +1,5 @@
-//! RCQB, the relaxed concurrent queue of Polytropon, as published (two stages: a fetch-and-add spreads
-//! the participants over the slots, then each slot is a small lock of its own).
+//! RCQB, the relaxed concurrent queue of Polytropon, as published (two stages: a fetch-and-add
+//! spreads the participants over the slots, then each slot is a small lock of its own).
 //!
 //! ```text
 //!  head, tail: free-running counters; a counter's slot is counter mod N
@@ -7,12 +7,13 @@
 //! ```
 //!
 //! Enqueuers spin and never sleep; dequeuers spin, then sleep on the slot's own futex. Items may be
-//! overtaken by as many as (N − 1) · min(enqueuers, dequeuers − 1) others. A participant that dies in
-//! ENQPND or DEQPND wedges its slot for ever, and a dead enqueuer's unused place costs its dequeuer one
-//! lap of waiting: the published queue is not crash-safe, [`lap_ring`](super::lap_ring) is.
+//! overtaken by as many as (N − 1) · min(enqueuers, dequeuers − 1) others. A participant that dies
+//! in ENQPND or DEQPND wedges its slot for ever, and a dead enqueuer's unused place costs its
+//! dequeuer one lap of waiting: the published queue is not crash-safe,
+//! [`lap_ring`](super::lap_ring) is.
 //!
-//! The published dequeue blocks. Here a consumer keeps the place that it drew in its [`Ticket`], so that
-//! a worker with several queues can look at each in turn without giving its places up.
+//! The published dequeue blocks. Here a consumer keeps the place that it drew in its [`Ticket`], so
+//! that a worker with several queues can look at each in turn without giving its places up.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -33,8 +34,8 @@ const STATE: usize = 0;
 const WAITERS: usize = 4;
 const DATA: usize = 8;
 
-/// Looks at a slot before an enqueuer gives up. The published one never does; a full ring in a channel
-/// means a client that has broken its own memory, and it must not hang in there for ever.
+/// Looks at a slot before an enqueuer gives up. The published one never does; a full ring in a
+/// channel means a client that has broken its own memory, and it must not hang in there for ever.
 const PUSH_SPINS: u32 = 1 << 20;
 
 /// A view of an RCQB.
