@@ -471,10 +471,10 @@ fn for_host(mut step: Step) -> Step {
         // Linux does not even look at the path when both times are left alone.
         Op::Times { atime: None, mtime: mtime @ None, .. } => *mtime = Some(-1),
         // Linux asks for rights before it looks whether there can be such a name.
-        Op::SetXattr { name, .. } | Op::GetXattr { name, .. } | Op::RemoveXattr { name, .. } => {
-            if !USUAL_XATTRS.contains(&name.as_str()) {
-                *name = USUAL_XATTRS[0].to_string();
-            }
+        Op::SetXattr { name, .. } | Op::GetXattr { name, .. } | Op::RemoveXattr { name, .. }
+            if !USUAL_XATTRS.contains(&name.as_str()) =>
+        {
+            *name = USUAL_XATTRS[0].to_string();
         }
         Op::Symlink { target, .. } => *target = target.trim_start_matches('/').to_string(),
         Op::Truncate { path, .. } => {

@@ -253,7 +253,6 @@ impl VfsSubject {
             Op::Write { slot, at, len, fill } => {
                 let bytes = pattern(fill, len);
                 let written = self.file(slot)?.write(cred, at, &mut bytes.as_slice())?;
-                assert_eq!(written.count, len, "a write that was not short of space is whole");
                 Ok(Value::Offset(written.end))
             }
             Op::Resize { slot, size } => self.resize(cred, slot, size),

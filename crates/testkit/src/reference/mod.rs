@@ -142,7 +142,7 @@ impl Subject for Reference {
 /// is not a member.
 fn without_set_id(attr: &Attr, member: bool) -> u32 {
     let mut perm = attr.perm;
-    if attr.kind != Kind::File && attr.kind != Kind::Fifo && attr.kind != Kind::Socket {
+    if attr.kind == Kind::Dir {
         return perm;
     }
     perm &= !0o4000;

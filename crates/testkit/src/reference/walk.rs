@@ -8,18 +8,19 @@ use polylane_vfs::fs::{FileSystem, Kind};
 use std::collections::VecDeque;
 
 /// The last component of a path, not looked up.
-/// The last component of a path, not looked up.
 pub(super) struct Last {
     pub(super) dir: Ino,
     pub(super) name: Vec<u8>,
     pub(super) slash: bool,
 }
 
+/// Where a walk ended.
 pub(super) enum Walked {
     At(Ino),
     Last(Last),
 }
 
+/// What becomes of the last component.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Goal {
     Follow,

@@ -18,8 +18,7 @@ pub(super) fn named(
     name: &[u8],
     new: &NewNode<'_>,
 ) -> Result<(OwnedFd, HostStat)> {
-    make(fds, dir, name, new)?;
-    let settled = fds.roomy(|| host::open(dir, name, OFlags::PATH, 0)).and_then(|fd| {
+    let settled = make(fds, dir, name, new)?.and_then(|fd| {
         let found = settle(fds, &fd, new)?;
         Ok((fd, found))
     });
@@ -43,21 +42,24 @@ pub(super) fn unnamed(
     Ok((path, found))
 }
 
-fn make(fds: &Descriptors, dir: &Held, name: &[u8], new: &NewNode<'_>) -> Result<()> {
+/// Makes the entry. The inner result is what may fail once it is there: a path descriptor of it.
+fn make(fds: &Descriptors, dir: &Held, name: &[u8], new: &NewNode<'_>) -> Result<Result<OwnedFd>> {
     let mode = Mode::from_bits_truncate(first_mode(new));
     let special = |kind| rustix::fs::mknodat(dir, name, kind, mode, new.rdev).map_err(errno);
     match new.kind {
         Kind::File => {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
-            fds.roomy(|| host::open(dir, name, flags, first_mode(new))).map(drop)
+            let fd = fds.roomy(|| host::open(dir, name, flags, first_mode(new)))?;
+            return Ok(fds.as_path(&fd));
         }
-        Kind::Dir => rustix::fs::mkdirat(dir, name, mode).map_err(errno),
-        Kind::Symlink => rustix::fs::symlinkat(new.target, dir, name).map_err(errno),
-        Kind::Fifo => special(FileType::Fifo),
-        Kind::Socket => special(FileType::Socket),
-        Kind::Char => special(FileType::CharacterDevice),
-        Kind::Block => special(FileType::BlockDevice),
+        Kind::Dir => rustix::fs::mkdirat(dir, name, mode).map_err(errno)?,
+        Kind::Symlink => rustix::fs::symlinkat(new.target, dir, name).map_err(errno)?,
+        Kind::Fifo => special(FileType::Fifo)?,
+        Kind::Socket => special(FileType::Socket)?,
+        Kind::Char => special(FileType::CharacterDevice)?,
+        Kind::Block => special(FileType::BlockDevice)?,
     }
+    Ok(fds.roomy(|| host::open(dir, name, OFlags::PATH, 0)))
 }
 
 /// The mode to create with: final when nothing is given away, else for the service alone.
@@ -73,8 +75,9 @@ fn first_mode(new: &NewNode<'_>) -> u32 {
 /// Gives what `fd` stands for its owner and mode, where it does not have them yet.
 fn settle(fds: &Descriptors, fd: impl AsFd, new: &NewNode<'_>) -> Result<HostStat> {
     let found = host::stat(&fd)?;
-    if found.attr.kind != new.kind {
-        // Somebody else put another thing under this name: not ours to change.
+    let ours = found.attr.uid.0 == rustix::process::geteuid().as_raw();
+    if found.attr.kind != new.kind || !ours {
+        // Somebody else put another thing under this name: not ours to give away.
         return Err(Errno::ESTALE);
     }
     let given = (found.attr.uid, found.attr.gid) != (new.uid, new.gid);
