@@ -24,7 +24,7 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
-use polylane_vfs::{Node, Vfs};
+use polylane_vfs::{Cred, Node, Vfs};
 
 use crate::fuse::{self, nodes::NodeTable};
 use crate::notifier::{Notifier, Range};
@@ -82,7 +82,30 @@ impl Lane {
     /// To be called by the shared-memory front end after a change of data and before its reply:
     /// pages that the kernel read before the change are dropped. As [`Lane::before_io`].
     pub fn changed(&self, node: &Node, range: Range) {
-        self.before_io(node, range);
+        if tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0 {
+            self.invalidate(node, None, range);
+            self.tell_growth(node);
+        }
+    }
+
+    /// A mapping may reach as far as the kernel knows that the file does, and nothing makes the
+    /// kernel ask again. So a mapped file that grew without the kernel is reported.
+    pub(crate) fn tell_growth(&self, node: &Node) {
+        let (Some(id), Ok(attr)) = (self.nodes.id_of(node), self.vfs.getattr(node)) else { return };
+        let known = self.nodes.tell_size(id, attr.size);
+        if tag(node) & TAG_PAGES != 0 && known.is_some_and(|known| known < attr.size) {
+            self.notifier.grow(id, attr.size, self.byte_at(node, attr.size - 1));
+        }
+    }
+
+    /// A byte of a file; 0 when it cannot be read.
+    fn byte_at(&self, node: &Node, offset: u64) -> u8 {
+        let cred = Cred { kernel_checked: true, ..Cred::root() };
+        let mut byte = [0];
+        if let Ok(file) = self.vfs.open(&cred, node, libc::O_RDONLY) {
+            let _past_the_end = file.read(offset, 1, &mut byte.as_mut_slice());
+        }
+        byte[0]
     }
 
     /// To be called by the shared-memory front end after `name` in `dir` ceased to name `node`:

@@ -38,10 +38,19 @@ impl Range {
     pub const ALL: Range = Range { offset: 0, len: 0 };
 }
 
-/// One invalidation to send.
+/// What the kernel is to do with a file's pages.
+#[derive(Clone, Copy)]
+pub(crate) enum Action {
+    /// Write back and drop those of a range.
+    Drop(Range),
+    /// Know that the file has this many bytes, and the last of them.
+    Grow(u64, u8),
+}
+
+/// One notification to send.
 pub(crate) struct Job {
     pub(crate) node_id: u64,
-    pub(crate) range: Range,
+    pub(crate) action: Action,
     done: Arc<Latch>,
 }
 
@@ -124,11 +133,20 @@ impl Notifier {
     /// Makes the kernel write back and drop the pages that it has of `range` under `node_ids`, and
     /// waits for it.
     pub(crate) fn invalidate(&self, node_ids: &[u64], range: Range) {
+        self.wait_for(node_ids, Action::Drop(range));
+    }
+
+    /// Makes the kernel know that a file has grown, and waits for it.
+    pub(crate) fn grow(&self, node_id: u64, size: u64, last: u8) {
+        self.wait_for(&[node_id], Action::Grow(size, last));
+    }
+
+    fn wait_for(&self, node_ids: &[u64], action: Action) {
         if node_ids.is_empty() {
             return;
         }
         let latch = Arc::new(Latch { left: Mutex::new(node_ids.len()), zero: Condvar::new() });
-        let job = |node_id: &u64| Job { node_id: *node_id, range, done: latch.clone() };
+        let job = |node_id: &u64| Job { node_id: *node_id, action, done: latch.clone() };
         // Jobs that are not taken open the latch when they are dropped.
         let jobs: Vec<Job> = node_ids.iter().map(job).collect();
         self.pages.push(jobs.into_iter(), usize::MAX);

@@ -654,6 +654,51 @@ sys.stdin.readline()
     assert!(python.wait().expect("waited").success());
 }
 
+/// A mapping that is longer than its file, which then grows without the kernel.
+#[test]
+#[ignore = "in a private mount namespace"]
+fn a_mapping_reaches_what_the_fast_lane_adds() {
+    let lane = Mounted::new("grow");
+    let program = r#"
+import mmap, os, sys
+f = os.open(sys.argv[1] + '/m', os.O_RDWR | os.O_CREAT)
+os.ftruncate(f, 65536)
+m = mmap.mmap(f, 65536)
+os.ftruncate(f, 10)
+m[0:6] = b'mapped'
+print('mapped', flush=True)
+sys.stdin.readline()
+assert m[40000:40003] == b'far', m[40000:40003]
+m[39000] = 7
+print('again', flush=True)
+sys.stdin.readline()
+assert m[65533:65536] == b'end'
+assert m[0:6] == b'mapped' and m[39000] == 7
+"#;
+    let started = Command::new("python3")
+        .args(["-c", program])
+        .arg(&lane.at)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let Ok(mut python) = started else { return println!("skipped: no python3") };
+    let (door, root) = (&lane.lane, polylane_vfs::Cred::root());
+    let write = |python: &mut std::process::Child, at: u64, bytes: &[u8]| {
+        let vfs = &door.vfs;
+        let file = vfs.open_path(&root, &vfs.root(), b"m", libc::O_RDWR, 0, 0).expect("open");
+        let range = polylane_front::notifier::Range { offset: at, len: bytes.len() as u64 };
+        door.before_io(file.node(), range);
+        file.write(&root, Some(at), &mut &*bytes).expect("written");
+        door.changed(file.node(), range);
+        python.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("told");
+    };
+    await_word(&mut python, "mapped");
+    write(&mut python, 40_000, b"far");
+    await_word(&mut python, "again");
+    write(&mut python, 65_533, b"end");
+    assert!(python.wait().expect("waited").success());
+}
+
 #[test]
 #[ignore = "in a private mount namespace"]
 fn programs_run_from_the_lane() {

@@ -37,12 +37,14 @@ impl Call<'_> {
 
 pub(super) fn getattr(call: &mut Call<'_>) -> End {
     let attr = call.attr()?;
+    call.session.lane.nodes.tell_size(call.header.node_id, attr.size);
     call.out.attr_out(&attr, 0);
     Ok(Outcome::Reply)
 }
 
 pub(super) fn statx(call: &mut Call<'_>) -> End {
     let attr = call.attr()?;
+    call.session.lane.nodes.tell_size(call.header.node_id, attr.size);
     call.out.statx(&attr);
     Ok(Outcome::Reply)
 }
@@ -63,6 +65,7 @@ pub(super) fn setattr(call: &mut Call<'_>) -> End {
         call.settle(&node, Range::ALL)?;
     }
     let attr = call.session.lane.vfs.setattr(&cred, &node, &set)?;
+    call.session.lane.nodes.tell_size(call.header.node_id, attr.size);
     call.out.attr_out(&attr, 0);
     match set.size {
         Some(size) => Ok(call.changed(&node, Range { offset: size, len: 0 })),

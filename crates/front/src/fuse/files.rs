@@ -109,6 +109,7 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     call.out.count(written.count as u32);
     let start = written.end.saturating_sub(written.count as u64);
     let range = Range { offset: start, len: range.len };
+    call.session.wrote(&handle, written.end);
     if transfer.flags & libc::O_APPEND != 0 && !call.session.is_direct() {
         // The kernel may have other handles' pages of the old end, and writes past them.
         return Ok(Outcome::ReplyAfter(file.node().clone(), range, None));

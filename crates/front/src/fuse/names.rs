@@ -33,6 +33,7 @@ impl Call<'_> {
     pub(super) fn entry(&mut self, node: &Node) -> Result<u64> {
         let attr = self.session.lane.vfs.getattr(node)?;
         let id = self.session.lane.nodes.remember(node);
+        self.session.lane.nodes.tell_size(id, attr.size);
         self.out.entry(id, node.generation(), &attr, 0);
         Ok(id)
     }
@@ -108,7 +109,8 @@ fn exposed(call: &mut Call<'_>, name: &[u8]) -> End {
     let ticket = name.strip_prefix(b"x-").and_then(Token::from_hex);
     let redeemed = ticket.and_then(|ticket| call.session.lane.tickets.redeem(&ticket.0));
     let file = redeemed.ok_or(Errno::ENOENT)?.file;
-    call.entry(file.node())?;
+    let id = call.entry(file.node())?;
+    call.session.lane.nodes.expose(id);
     Ok(Outcome::Reply)
 }
 

@@ -71,6 +71,16 @@ struct Entry {
     lookups: u64,
     /// Kernel handles open on a file's own node.
     opens: u32,
+    /// The size of a file as the kernel was last told or has made it.
+    size: u64,
+    /// The next open is for a mapping.
+    exposed: bool,
+}
+
+impl Entry {
+    fn new(target: Target) -> Entry {
+        Entry { target, lookups: 1, opens: 0, size: 0, exposed: false }
+    }
 }
 
 /// Node ids of one incarnation. Thread-safe.
@@ -138,7 +148,7 @@ impl NodeTable {
     /// The kernel is about to be told of a new slot: its id.
     pub fn remember_slot(&self, slot: Arc<Slot>) -> u64 {
         let id = self.incarnation | self.next.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry { target: Target::Slot(slot), lookups: 1, opens: 0 };
+        let entry = Entry::new(Target::Slot(slot));
         self.shard(id).lock().insert(id, entry);
         id
     }
@@ -164,6 +174,16 @@ impl NodeTable {
     pub fn opened(&self, id: u64) {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
             entry.opens += 1;
+            if let (Target::Node(node), true) = (&entry.target, entry.exposed) {
+                set_tag(node, TAG_PAGES);
+            }
+        }
+    }
+
+    /// The next open of the node is for a mapping: its pages count before any is filled.
+    pub fn expose(&self, id: u64) {
+        if let Some(entry) = self.shard(id).lock().get_mut(&id) {
+            entry.exposed = true;
         }
     }
 
@@ -176,11 +196,25 @@ impl NodeTable {
         }
     }
 
+    /// The kernel made a file reach `end` at least.
+    pub fn grew_to(&self, id: u64, end: u64) {
+        if let Some(entry) = self.shard(id).lock().get_mut(&id) {
+            entry.size = entry.size.max(end);
+        }
+    }
+
+    /// The kernel is told a file's size. Returns what it knew before.
+    pub fn tell_size(&self, id: u64, size: u64) -> Option<u64> {
+        let mut shard = self.shard(id).lock();
+        shard.get_mut(&id).map(|entry| std::mem::replace(&mut entry.size, size))
+    }
+
     /// A kernel handle on a file's own node is gone.
     pub fn released(&self, id: u64) {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
             entry.opens = entry.opens.saturating_sub(1);
             if let (Target::Node(node), 0) = (&entry.target, entry.opens) {
+                entry.exposed = false;
                 clear_tag(node, TAG_PAGES);
             }
         }
@@ -203,7 +237,7 @@ impl NodeTable {
         let mut shard = self.shard(id).lock();
         let claim = |tag| (tag >> TAG_ID_SHIFT == 0).then_some(tag | counter << TAG_ID_SHIFT);
         node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim).ok()?;
-        shard.insert(id, Entry { target: Target::Node(node.clone()), lookups: 1, opens: 0 });
+        shard.insert(id, Entry::new(Target::Node(node.clone())));
         Some(id)
     }
 

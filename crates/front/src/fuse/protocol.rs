@@ -136,6 +136,8 @@ pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     /// Drop a name.
     pub const INVAL_ENTRY: i32 = 3;
+    /// Put bytes into a file's pages.
+    pub const STORE: i32 = 4;
     /// Send requests in flight again.
     pub const RESEND: i32 = 7;
 }

@@ -170,6 +170,16 @@ impl Device {
         let _unknown_to_kernel = self.send(notify::INVAL_INODE, 0, &[&body.0]);
     }
 
+    /// Tells the kernel that a file has grown, of which `last` is the last byte. There is no other
+    /// way than to store that byte; the page is dropped again, for it may be wrong already.
+    pub(crate) fn grow(&self, node_id: u64, size: u64, last: u8) {
+        let Some(offset) = size.checked_sub(1) else { return };
+        let mut body = Body::default();
+        body.u64(node_id).u64(offset).u32(1).u32(0).0.push(last);
+        let _unknown_to_kernel = self.send(notify::STORE, 0, &[&body.0]);
+        self.invalidate(node_id, Range { offset, len: 1 });
+    }
+
     /// Tells the kernel to drop a name. Blocks while somebody holds the directory.
     pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8]) {
         let mut body = Body::default();

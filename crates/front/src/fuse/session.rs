@@ -39,7 +39,7 @@ use super::protocol::{fopen, init as init_flags};
 use super::reply::{Body, Device};
 use super::request::{Reader, Request, wants_reply};
 use crate::lane::Lane;
-use crate::notifier::Range;
+use crate::notifier::{Action, Range};
 
 /// Ends a session from another thread; cheap to clone.
 #[derive(Clone, Debug)]
@@ -309,6 +309,7 @@ impl Session {
             Job::Request(message) => self.serve_one(&message, &mut Body::default(), true),
             Job::Reply { unique, body, node, range, except } => {
                 self.lane.invalidate(&node, except, range);
+                self.lane.tell_growth(&node);
                 self.device.reply(unique, &body);
             }
         }
@@ -317,7 +318,10 @@ impl Session {
     fn drop_pages(&self) {
         while let Some(job) = self.lane.notifier.next_pages() {
             self.lane.fuse.page_notice();
-            self.device.invalidate(job.node_id, job.range);
+            match job.action {
+                Action::Drop(range) => self.device.invalidate(job.node_id, range),
+                Action::Grow(size, last) => self.device.grow(job.node_id, size, last),
+            }
         }
     }
 
@@ -342,6 +346,13 @@ impl Session {
         match &handle.slot {
             Some(slot) => self.lane.slots.has_pages(slot),
             None => self.lane.nodes.has_pages(handle.node_id),
+        }
+    }
+
+    /// The kernel wrote through a handle: it knows itself how far the file now reaches at least.
+    pub(super) fn wrote(&self, handle: &Handle, end: u64) {
+        if handle.slot.is_none() {
+            self.lane.nodes.grew_to(handle.node_id, end);
         }
     }
 
