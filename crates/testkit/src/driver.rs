@@ -1,4 +1,5 @@
-//! Two subjects side by side: every step on both, answers compared, whole trees compared now and then.
+//! Two subjects side by side: every step on both, answers compared, whole trees compared now and
+//! then.
 //!
 //! A difference (or a panic) is shrunk and printed as the source text of a test case.
 

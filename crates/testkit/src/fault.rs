@@ -1,7 +1,7 @@
 //! A [`FileSystem`] that does as told: fails, blocks, or runs out of space.
 //!
-//! Wraps another one and passes everything on, except for what its [`Plan`] says. Plans can be changed
-//! while threads use it. Faults count calls from the moment the plan is set.
+//! Wraps another one and passes everything on, except for what its [`Plan`] says. Plans can be
+//! changed while threads use it. Faults count calls from the moment the plan is set.
 
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::fs::{

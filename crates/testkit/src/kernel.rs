@@ -1,9 +1,9 @@
 //! Steps applied to the host's kernel, in a directory of a real file system.
 //!
-//! It keeps the reference honest: what the reference expects, Linux must do. The thread that applies steps
-//! takes on the user of each step, so the process has to be root. [`crate::ops::Limits::host`] leaves out what
-//! depends on the host's settings (protected links, sticky directories) or has no system call in
-//! safe hands (truncate by path).
+//! It keeps the reference honest: what the reference expects, Linux must do. The thread that
+//! applies steps takes on the user of each step, so the process has to be root.
+//! [`crate::ops::Limits::host`] leaves out what depends on the host's settings (protected links,
+//! sticky directories) or has no system call in safe hands (truncate by path).
 
 use crate::ops::{Op, Step, USERS};
 use crate::subject::{Failure, Outcome, State, Subject, Value, pattern};

@@ -1,11 +1,11 @@
-//! The test kit: a model file system, a reference for whole paths, generated operations, conformance
-//! suites and decorators that fail on purpose.
+//! The test kit: a model file system, a reference for whole paths, generated operations,
+//! conformance suites and decorators that fail on purpose.
 //!
 //! | module | what | used by |
 //! |---|---|---|
 //! | `fs_suite` | checks that every `FileSystem` must pass | `tests/` of each implementation |
-//! | `fault` | a `FileSystem` that fails, blocks or runs out of space when told | tests of what stands above |
-//! | `model` | a file system in plain maps, obviously right | the reference; the page cache's tests |
+//! | `fault` | a `FileSystem` that fails or blocks when told | tests of what stands above |
+//! | `model` | a file system in plain maps, obviously right | the reference, the page cache |
 //! | `reference` | system calls on the model: paths, permissions, open files | the driver |
 //! | `ops` | operations, their generator and shrinker | the driver |
 //! | `subject` | the same operations on a real `Vfs` | the driver |

@@ -1,8 +1,8 @@
 //! A file system in plain maps: slow, small, obviously right.
 //!
 //! One lock around everything, a `BTreeMap` of inodes, file bytes in one vector, names in a map,
-//! entries in the order of their cookies. It is the reference that others are compared with, and a libservice
-//! with `cache_data: true` below a `Vfs` whose page cache is under test.
+//! entries in the order of their cookies. It is the reference that others are compared with, and
+//! a libservice with `cache_data: true` below a `Vfs` whose page cache is under test.
 
 use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
 use polylane_vfs::fs::{

@@ -1,7 +1,7 @@
 //! Operations: what a step is, how steps are made up, how a failing list of them is made short.
 //!
-//! The names are few and the tree is shallow, so that operations meet: most lists contain renames over
-//! open files, links to what was removed, writes across a truncated end.
+//! The names are few and the tree is shallow, so that operations meet: most lists contain renames
+//! over open files, links to what was removed, writes across a truncated end.
 
 use polylane_base::rng::Rng;
 use polylane_vfs::fs::{Kind, SeekFor, XattrMode};
@@ -191,8 +191,9 @@ pub struct Limits {
     pub no_whiteouts: bool,
     /// No extended attributes.
     pub no_xattrs: bool,
-    /// For the host's own calls: no sticky directories and no links by others (sysctl fs.protected_*),
-    /// no absolute links, no truncation by path, and what else the lane does otherwise on purpose.
+    /// For the host's own calls: no sticky directories and no links by others (sysctl
+    /// fs.protected_*), no absolute links, no truncation by path, and what else the lane does
+    /// otherwise on purpose.
     pub host: bool,
 }
 
@@ -485,8 +486,8 @@ fn for_host(mut step: Step) -> Step {
     step
 }
 
-/// Makes a failing list short: leaves out ever smaller pieces as long as it still fails. `fails` is asked at
-/// most `tries` times.
+/// Makes a failing list short: leaves out ever smaller pieces as long as it still fails. `fails`
+/// is asked at most `tries` times.
 pub fn shrink(steps: Vec<Step>, tries: usize, fails: &mut dyn FnMut(&[Step]) -> bool) -> Vec<Step> {
     let mut steps = steps;
     let mut left = tries;

@@ -1,7 +1,8 @@
 //! What every [`FileSystem`] must do, whatever it is made of.
 //!
-//! [`run`] gives each check a fresh file system, runs all of them and fails with the list of those that
-//! failed. A check that needs what the host may not allow (owners, devices) asks [`Can`].
+//! [`run`] gives each check a fresh file system, runs all of them and fails with the list of
+//! those that failed. A check that needs what the host may not allow (owners, devices) asks
+//! [`Can`].
 
 mod attrs;
 mod data;

@@ -179,7 +179,8 @@ impl Reference {
         }
     }
 
-    /// Truncation of a file that is open: the `Vfs` takes the user for a member of the file's group.
+    /// Truncation of a file that is open: the `Vfs` takes the user for a member of the file's
+    /// group.
     pub(super) fn set_open_size(&self, user: User, ino: Ino, size: u64) -> Result<(), Errno> {
         self.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
         match self.knows_caller {

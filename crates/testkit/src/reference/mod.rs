@@ -1,8 +1,8 @@
-//! System calls on the model: paths, permissions and open files as Linux has them, written down once
-//! more, without caches, locks or cleverness.
+//! System calls on the model: paths, permissions and open files as Linux has them, written down
+//! once more, without caches, locks or cleverness.
 //!
-//! The rules follow fs/namei.c, fs/attr.c, fs/open.c and fs/read_write.c of Linux; where a check's place
-//! decides which error comes, the order is theirs.
+//! The rules follow fs/namei.c, fs/attr.c, fs/open.c and fs/read_write.c of Linux; where a
+//! check's place decides which error comes, the order is theirs.
 
 mod files;
 mod names;

@@ -1,17 +1,18 @@
 //! The descriptors of one instance: made when needed, closed when there are too many.
 //!
 //! A node's path descriptor is found again from the nearest ancestor that has one, one confined
-//! component at a time, and checked against the node's identity. What needs a real descriptor (data,
-//! extended attributes) gets it from the path descriptor through a descriptor of /proc/self/fd that is
-//! held from the start: the kernel opens exactly the inode that was checked, so no race with a rename
-//! can make us open something else, such as a device. Devices, pipes and sockets are never opened.
+//! component at a time, and checked against the node's identity. What needs a real descriptor
+//! (data, extended attributes) gets it from the path descriptor through a descriptor of
+//! /proc/self/fd that is held from the start: the kernel opens exactly the inode that was
+//! checked, so no race with a rename can make us open something else, such as a device. Devices,
+//! pipes and sockets are never opened.
 //!
 //! Descriptors for writing are not kept: a file that somebody holds open for writing cannot be
 //! executed on the host. The page cache above makes writes few and large.
 //!
 //! A second-chance queue bounds the kept ones (clock algorithm): a node enters it with its first
-//! descriptor; a sweep spares nodes used since the last one and nodes that could not be found again. The
-//! bound is soft by the number of descriptors in use at the moment.
+//! descriptor; a sweep spares nodes used since the last one and nodes that could not be found
+//! again. The bound is soft by the number of descriptors in use at the moment.
 //!
 //! Locking: `queue`, `Node::state` and `Node::stream` are taken one at a time.
 
@@ -165,9 +166,10 @@ impl Descriptors {
         })
     }
 
-    /// Opens a file of our own whose mode keeps even its owner out, for a moment letting the owner
-    /// in. Programs create files read-only and write to them, or take the right away from files they
-    /// have open; above us that is one open file, here it is a new open. A service that is root does not get here.
+    /// Opens a file of our own whose mode keeps even its owner out, for a moment letting the
+    /// owner in. Programs create files read-only and write to them, or take the right away from
+    /// files they have open; above us that is one open file, here it is a new open. A service
+    /// that is root does not get here.
     fn open_as_owner(&self, path: &Held, flags: OFlags) -> Result<OwnedFd> {
         let attr = host::stat(path)?.attr;
         if attr.uid.0 != rustix::process::geteuid().as_raw() {

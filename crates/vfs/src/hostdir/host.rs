@@ -1,8 +1,9 @@
 //! The host's calls as this libservice needs them: one component at a time, errors as [`Errno`].
 //!
-//! Every name is looked up relative to a held directory descriptor, in a way that can neither follow a
-//! symbolic link nor leave the directory nor cross a mount: `openat2` with [`CONFINED`], or calls that by
-//! nature act on the entry itself (`statx`, `fchownat` … with `AT_SYMLINK_NOFOLLOW`, `unlinkat`,
+//! Every name is looked up relative to a held directory descriptor, in a way that can neither
+//! follow a symbolic link nor leave the directory nor cross a mount: `openat2` with [`CONFINED`],
+//! or calls that by nature act on the entry itself (`statx`, `fchownat` … with
+//! `AT_SYMLINK_NOFOLLOW`, `unlinkat`,
 //! `renameat2`, `mkdirat`).
 
 use crate::fs::{Attr, Kind};

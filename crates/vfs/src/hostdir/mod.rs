@@ -12,19 +12,20 @@
 //!
 //! # Confinement
 //!
-//! The only paths the host ever sees are single components relative to a descriptor of a directory below
-//! the root, never `.`/`..` from outside, never followed when they are symbolic links, and `/proc/self/fd/N` of
-//! a descriptor whose inode was checked. Links are read, not followed: the VFS walks them. Nested
-//! mounts are refused (`EXDEV`), so nothing but this mount is reached. Devices, pipes and sockets are
-//! listed, made, renamed and removed, but never opened.
+//! The only paths the host ever sees are single components relative to a descriptor of a
+//! directory below the root, never `.`/`..` from outside, never followed when they are symbolic
+//! links, and `/proc/self/fd/N` of a descriptor whose inode was checked. Links are read, not
+//! followed: the VFS walks them. Nested mounts are refused (`EXDEV`), so nothing but this mount
+//! is reached. Devices, pipes and sockets are listed, made, renamed and removed, but never
+//! opened.
 //!
 //! # What is the host's
 //!
-//! Others may change the directory at any time (`volatile`). An inode that was moved behind our back and
-//! whose descriptor had to be closed is `ESTALE` until it is looked up again. Time stamps come from
-//! the host's clock; a given `ctime` is ignored. A service that is not root passes on what the kernel
-//! says to chown and mknod. Extended attributes: `user.*` of files and directories; the other
-//! name spaces mean something to the host and are not a tenant's.
+//! Others may change the directory at any time (`volatile`). An inode that was moved behind our
+//! back and whose descriptor had to be closed is `ESTALE` until it is looked up again. Time
+//! stamps come from the host's clock; a given `ctime` is ignored. A service that is not root
+//! passes on what the kernel says to chown and mknod. Extended attributes: `user.*` of files and
+//! directories; the other name spaces mean something to the host and are not a tenant's.
 
 mod create;
 mod descriptors;

@@ -2,10 +2,11 @@
 //!
 //! # Invariants
 //!
-//! - `place` is the last (directory, name) at which this libservice saw or put the inode; `None` for the
-//!   root and once that name is gone. An inode without a place cannot be found again, so its
-//!   descriptors are never closed to save descriptors.
-//! - Descriptors in `State` refer to the inode that `key` names; that was checked when they were made.
+//! - `place` is the last (directory, name) at which this libservice saw or put the inode; `None`
+//!   for the root and once that name is gone. An inode without a place cannot be found again, so
+//!   its descriptors are never closed to save descriptors.
+//! - Descriptors in `State` refer to the inode that `key` names; that was checked when they were
+//!   made.
 //!
 //! # Locking
 //!
@@ -133,8 +134,8 @@ impl Node {
         (state.place.clone(), state.path.clone())
     }
 
-    /// Closes what can be made again, unless the node was used lately. True when it is to stay in the
-    /// queue.
+    /// Closes what can be made again, unless the node was used lately. True when it is to stay in
+    /// the queue.
     pub(super) fn close_descriptors(&self) -> bool {
         let mut state = self.state.lock();
         if std::mem::replace(&mut state.used, false) {

@@ -1,7 +1,7 @@
 //! Directory streams: positions are the host's, so they are as stable as the host makes them.
 //!
-//! One descriptor per directory serves all streams of it; a stream that goes on where the last batch
-//! ended needs no seek. Entries are copied out before anybody is called back.
+//! One descriptor per directory serves all streams of it; a stream that goes on where the last
+//! batch ended needs no seek. Entries are copied out before anybody is called back.
 
 use super::descriptors::Descriptors;
 use super::host::{self, errno};

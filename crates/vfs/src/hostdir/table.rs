@@ -1,8 +1,8 @@
 //! The known inodes of one instance: by our number, for the VFS, and by the host's identity.
 //!
 //! Our number is the host's, unless the inode lies on another device (a btrfs subvolume, some
-//! overlays) or the number still belongs to a former inode: then it is one of our own with the top bit set.
-//! So a number never changes its meaning while somebody holds it.
+//! overlays) or the number still belongs to a former inode: then it is one of our own with the
+//! top bit set. So a number never changes its meaning while somebody holds it.
 //!
 //! A forgotten directory lives on while a node below needs it as its place.
 

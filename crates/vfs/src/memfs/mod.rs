@@ -11,16 +11,18 @@
 //!
 //! # What is counted
 //!
-//! Bytes: 4096 for each page of data or reserved by `fallocate`; name, value and 64 for an extended
-//! attribute; whole pages for a symbolic link longer than 128 bytes. Inodes: one for each inode, and
-//! one for each name after an inode's first, so that names are limited too (as in tmpfs).
+//! Bytes: 4096 for each page of data or reserved by `fallocate`; name, value and 64 for an
+//! extended attribute; whole pages for a symbolic link longer than 128 bytes. Inodes: one for
+//! each inode, and one for each name after an inode's first, so that names are limited too (as in
+//! tmpfs).
 //! `ENOSPC` comes exactly when the next one does not fit; what is deleted, truncated or punched can
 //! be used again when the call returns (for an unlinked file: when it is forgotten).
 //!
 //! # Locking
 //!
-//! No lock is global but the short one of the table's free list. An operation holds one inode's lock
-//! at a time; a rename between directories holds both, the lower number first. Callbacks (`Sink`,
+//! No lock is global but the short one of the table's free list. An operation holds one inode's
+//! lock at a time; a rename between directories holds both, the lower number first. Callbacks
+//! (`Sink`,
 //! `Source`) run under the lock of the file, the one of `readdir` under none. Big frees happen after
 //! the lock.
 

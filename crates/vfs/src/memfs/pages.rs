@@ -1,8 +1,8 @@
 //! The data of one file: 4 KiB pages in runs of 512, with holes.
 //!
 //! A page is a hole (nothing), reserved (paid for by `fallocate`, reads as zeros, costs no memory
-//! yet) or data. Runs lie in a B-tree by run number, so a file of any sparseness costs what it holds;
-//! a small file is one run with as many slots as it has pages.
+//! yet) or data. Runs lie in a B-tree by run number, so a file of any sparseness costs what it
+//! holds; a small file is one run with as many slots as it has pages.
 //!
 //! # Invariants
 //!
@@ -92,7 +92,8 @@ impl Pages {
         }
     }
 
-    /// Takes all of `source` to `offset`, page by page; returns how far it came before space ran out.
+    /// Takes all of `source` to `offset`, page by page; returns how far it came before space ran
+    /// out.
     pub(super) fn write(&mut self, offset: u64, source: &mut dyn Source, space: &Space) -> usize {
         let len = source.len();
         let mut done = 0;
@@ -144,7 +145,8 @@ impl Pages {
         freed
     }
 
-    /// Zeroes bytes `start..end`; pages that are paid for stay so. Returns the memory of whole pages.
+    /// Zeroes bytes `start..end`; pages that are paid for stay so. Returns the memory of whole
+    /// pages.
     pub(super) fn zero(&mut self, start: u64, end: u64) -> Freed {
         let (first, last) = (start.div_ceil(PAGE_SIZE), end / PAGE_SIZE);
         self.clear_edges(start, end);
@@ -227,8 +229,8 @@ impl Pages {
         &mut pages[slot]
     }
 
-    /// The bytes of a page, allocated if need be; `None` when there is no space for it. `whole`: all of
-    /// it is about to be overwritten, so a new one need not be zeros.
+    /// The bytes of a page, allocated if need be; `None` when there is no space for it. `whole`:
+    /// all of it is about to be overwritten, so a new one need not be zeros.
     fn data_page(&mut self, index: u64, whole: bool, space: &Space) -> Option<&mut PageBytes> {
         if self.page(index).is_none_or(Page::is_hole) {
             if !space.take_bytes(PAGE_SIZE) {

@@ -1,10 +1,11 @@
 //! What an instance may use: bytes and inodes, counted exactly.
 //!
-//! Also keeps a few freed pages for the next use: a small file that comes and goes would otherwise make
-//! the allocator trim and fault the same memory again and again.
+//! Also keeps a few freed pages for the next use: a small file that comes and goes would
+//! otherwise make the allocator trim and fault the same memory again and again.
 //!
-//! The counters are lock-free; `spare` is a leaf lock, held for a push or a pop. Whoever wants to use takes first; whoever frees gives back after the memory is gone, so
-//! the counters never claim less than is in use.
+//! The counters are lock-free; `spare` is a leaf lock, held for a push or a pop. Whoever wants to
+//! use takes first; whoever frees gives back after the memory is gone, so the counters never
+//! claim less than is in use.
 
 use super::pages::{PAGE_SIZE, PageBytes};
 use polylane_base::sync::Mutex;

@@ -1,7 +1,7 @@
 //! The inode table: a slab that grows and never moves, one readers-writer lock per slot.
 //!
-//! Finding a slot takes no lock and touches no shared counter: segments of doubling size are
-//! made once and stay. A freed slot is used again under a new generation. Memory of the table itself
+//! Finding a slot takes no lock and touches no shared counter: segments of doubling size are made
+//! once and stay. A freed slot is used again under a new generation. Memory of the table itself
 //! (24 bytes per slot) is kept at the high-water mark; inodes are boxed and freed.
 //!
 //! # Locking

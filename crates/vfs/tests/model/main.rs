@@ -1,8 +1,9 @@
 //! Random operations on the whole VFS beside the reference on the model file system.
 //!
-//! Three stacks: on `memfs` (no page cache), on the model (with a page cache that is always full), on a
-//! host directory. `POLYLANE_SEED` runs that seed alone, `POLYLANE_STEPS` sets the number of steps. A
-//! failure prints its seed and the shrunken steps: they become a named case in `cases.rs`.
+//! Three stacks: on `memfs` (no page cache), on the model (with a page cache that is always
+//! full), on a host directory. `POLYLANE_SEED` runs that seed alone, `POLYLANE_STEPS` sets the
+//! number of steps. A failure prints its seed and the shrunken steps: they become a named case in
+//! `cases.rs`.
 
 mod cases;
 
