@@ -18,11 +18,11 @@ use crate::call;
 use crate::config;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
+use crate::real;
 use crate::session::{Mark, Session};
 use crate::slots::Slot;
 use crate::state;
 use crate::table::{Entry, Pin, Record, bit};
-use crate::{real, thread};
 
 /// The open file that `fd` means; an unknown number is looked at.
 #[inline]
@@ -58,51 +58,27 @@ pub(crate) fn usable(file: &Record, fd: RawFd) -> Outcome<(&'static Session, u64
 #[cold]
 fn look_at(fd: RawFd) -> Outcome<Pin> {
     let state = state::get();
-    let found = thread::slow(|| identify(fd));
-    match found {
-        Ok(pin) => {
-            // Another thread may have been as fast; one record stays.
-            let mine = pin.again().into_entry();
-            if !state.table.learn(fd, mine) {
-                drop(state.records.adopt(mine));
-            }
-            Ok(pin)
-        }
-        Err(Seen::Foreign) => {
-            state.table.learn(fd, Entry::Foreign);
-            Err(Detour::Kernel)
-        }
-        Err(Seen::NotNow) => Err(Detour::Kernel),
-    }
-}
-
-/// Why a descriptor did not become a record.
-enum Seen {
-    /// It never will.
-    Foreign,
-    /// It is not open, or there is no service just now.
-    NotNow,
-}
-
-fn identify(fd: RawFd) -> Result<Pin, Seen> {
-    let stat = rustix::fs::fstat(real::borrow(fd)).map_err(|_| Seen::NotNow)?;
-    let device = path::device().map_err(|_| Seen::NotNow)?;
+    let stat = rustix::fs::fstat(real::borrow(fd)).map_err(|_| Detour::Kernel)?;
     let kind = stat.st_mode & libc::S_IFMT;
-    let directory = kind == libc::S_IFDIR;
-    if stat.st_dev != device || !(directory || kind == libc::S_IFREG) {
-        return Err(Seen::Foreign);
+    let (file, directory) = (kind == libc::S_IFREG, kind == libc::S_IFDIR);
+    if !(file || directory) || stat.st_dev != path::device()? {
+        state.table.learn(fd, Entry::Foreign);
+        return Err(Detour::Kernel);
     }
-    let state = state::get();
-    let record = state.records.allocate().ok_or(Seen::NotNow)?;
+    let session = path::ready()?;
+    let record = state.records.allocate().ok_or(Detour::Kernel)?;
     record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { 0 });
-    // `slow` keeps hooks off, and the connection would be one: it must exist.
-    let session = state.sessions.present().or_else(|| connect(state)).ok_or(Seen::NotNow)?;
-    attach(&record, fd, session).map_err(|_| Seen::Foreign)?;
+    if attach(&record, fd, session).is_err() {
+        // Such as an O_PATH descriptor, which cannot be asked for a ticket.
+        state.table.learn(fd, Entry::Foreign);
+        return Err(Detour::Kernel);
+    }
+    // Another thread may have been as fast; one record stays.
+    let mine = record.again().into_entry();
+    if !state.table.learn(fd, mine) {
+        drop(state.records.adopt(mine));
+    }
     Ok(record)
-}
-
-fn connect(state: &'static state::Fields) -> Option<&'static Session> {
-    thread::outside(|| state.sessions.get().ok())
 }
 
 /// Gives a record a handle of this session, by the ticket of its descriptor.

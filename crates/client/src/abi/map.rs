@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use libc::{c_int, off_t, size_t};
 
 use super::hooks;
-use crate::{ops, real};
+use crate::{file, ops, real};
 
 hooks! {
     /// `mmap`: of a file that a slot stands for, the file's own node is mapped.
@@ -16,7 +16,9 @@ hooks! {
     ) -> *mut c_void {
         let node = match fd {
             fd if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 => None,
-            fd => super::attempt(|| ops::map::true_node(fd)).ok(),
+            fd => super::attempt(|| ops::map::true_node(fd))
+                .inspect_err(|_| file::ready_to_map(fd))
+                .ok(),
         };
         let Some(node) = node else {
             // SAFETY: the caller's own arguments.
