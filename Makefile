@@ -55,7 +55,7 @@ campaign:
 install: build
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/polylane
 	install -D -m 755 $(CARGO_TARGET_DIR)/release/libpolylane.so \
-		$(DESTDIR)$(PREFIX)/lib/libpolylane.so
+		$(DESTDIR)$(PREFIX)/lib/polylane/libpolylane.so
 
 clean:
 	@cargo clean

@@ -1,9 +1,9 @@
 //! Whole-system tests of polylane: the binary, the preload library and real programs.
 //!
-//! Every test runs a shell script in a lane and looks at what it printed and how it ended; where the
-//! kernel is the judge, the same script runs on a fresh tmpfs at the same path, in a mount namespace
-//! of its own. A test that cannot run here says why, on standard error and in the file that
-//! `POLYLANE_TEST_SKIPS` names.
+//! Every test runs a shell script in a lane and looks at what it printed and how it ended; where
+//! the kernel is the judge, the same script runs on a fresh tmpfs at the same path, in a mount
+//! namespace of its own. A test that cannot run here says why, on standard error and in the file
+//! that `POLYLANE_TEST_SKIPS` names.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! One door for contributors: `cargo xtask check | rooms | tidy | loom`.
+//! One door for contributors: `cargo xtask check`, `test` and more.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -9,11 +9,16 @@ use anyhow::{Context, Result, bail};
 
 mod lexer;
 mod rooms;
+mod suite;
 mod tidy;
+
+use suite::Tally;
 
 const USAGE: &str = "usage: cargo xtask TASK
 
-  check   fmt, clippy with warnings denied, rooms, tidy, tests, docs
+  check   fmt, rooms, tidy, clippy with warnings denied, docs, the rooms' tests
+  test    the same, loom and the whole-system tests, with one sum at the end
+  apps    the whole-system tests alone (they need `make build tools`)
   rooms   which crate may use which
   tidy    sizes, headers and forbidden words of every source file
   loom    the request queues under every interleaving (bounds are stated in the tests)";
@@ -27,6 +32,8 @@ fn main() -> ExitCode {
     }
     let outcome = match task.as_str() {
         "check" => check(),
+        "test" => test(),
+        "apps" => whole_system(Tally::default()),
         "rooms" => step("rooms", || rooms::check(&root())),
         "tidy" => step("tidy", || tidy::check(&root())),
         "loom" => step("loom", loom),
@@ -44,25 +51,61 @@ fn main() -> ExitCode {
     }
 }
 
+/// A step that is no test: its name and what it does.
+type Step = (&'static str, fn() -> Result<()>);
+
 /// Cheap steps first: a wrong edge or a long line is known before anything is compiled.
+const STEPS: &[Step] = &[
+    ("fmt", || cargo(&["fmt", "--all", "--check"], &[])),
+    ("rooms", || rooms::check(&root())),
+    ("tidy", || tidy::check(&root())),
+    ("clippy", || {
+        let lint = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+        cargo(&lint, &[])
+    }),
+    ("doc", || {
+        let doc = ["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"];
+        cargo(&doc, &[("RUSTDOCFLAGS", "-D warnings")])
+    }),
+];
+
+/// The rooms' own tests. The whole-system tests need the release binary and have their own door.
+const ROOM_TESTS: &[&str] = &["--workspace", "--exclude", "polylane-tests", "--quiet"];
+
 fn check() -> Result<()> {
-    step("fmt", || cargo(&["fmt", "--all", "--check"], &[]))?;
-    step("rooms", || rooms::check(&root()))?;
-    step("tidy", || tidy::check(&root()))?;
-    let clippy = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
-    step("clippy", || cargo(&clippy, &[]))?;
-    // The whole-system tests need the release binary and have their own door: `make test`.
-    let tests = ["test", "--workspace", "--exclude", "polylane-tests", "--quiet"];
-    step("test", || cargo(&tests, &[]))?;
-    let doc = ["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"];
-    step("doc", || cargo(&doc, &[("RUSTDOCFLAGS", "-D warnings")]))
+    for (name, run) in STEPS {
+        step(name, run)?;
+    }
+    step("test", || cargo(&[&["test"], ROOM_TESTS].concat(), &[]))
+}
+
+/// Everything, whatever fails on the way.
+fn test() -> Result<()> {
+    let mut tally = Tally::default();
+    for (name, run) in STEPS {
+        tally.step(name, step(name, run));
+    }
+    tally.cargo_test(&root(), ROOM_TESTS, &[])?;
+    tally.step("loom", step("loom", loom));
+    whole_system(tally)
+}
+
+/// Real programs and POSIX suites in lanes.
+fn whole_system(mut tally: Tally) -> Result<()> {
+    let skips = target_dir().join("skipped-tests.txt");
+    std::fs::create_dir_all(target_dir()).context("target directory")?;
+    std::fs::write(&skips, "").with_context(|| format!("write {}", skips.display()))?;
+    let path = skips.to_str().context("target directory is not UTF-8")?;
+    let env = [("POLYLANE_TEST_SKIPS", path)];
+    tally.cargo_test(&root(), &["--package", "polylane-tests"], &env)?;
+    tally.finish(&skips)
 }
 
 /// Runs every `*loom*.rs` test of `ipc` under `--cfg loom`, in a target directory of its own so
 /// that the ordinary build is not thrown away.
 fn loom() -> Result<()> {
     let mut args: Vec<String> =
-        ["test", "--release", "--package", "polylane-ipc"].map(String::from).into_iter().collect();
+        ["test", "--release", "--quiet", "--package", "polylane-ipc"].map(String::from).into();
     let tests = root().join("crates/ipc/tests");
     let entries = std::fs::read_dir(&tests).with_context(|| format!("read {}", tests.display()))?;
     for entry in entries {

@@ -20,6 +20,9 @@ const COLUMNS_MAX: usize = 100;
 /// Crates with unsafe code; every other one forbids it in its root.
 const UNSAFE_CRATES: [&str; 2] = ["crates/sys/", "crates/client/"];
 
+/// Begins the reason that a module with unsafe code gives.
+const UNSAFETY: &str = "UNSAFETY:";
+
 /// Rooms of which one process may hold many instances: what is static would be shared by them.
 const STATELESS_ROOMS: [&str; 3] = ["crates/vfs/src/", "crates/ipc/src/", "crates/front/src/"];
 
@@ -66,6 +69,8 @@ struct Source {
     code: Vec<char>,
     /// The same without `#[cfg(test)]` modules.
     product: Vec<char>,
+    /// The file, or the head of its folder, says what its unsafe code is for.
+    unsafe_explained: bool,
 }
 
 /// Checks every Rust file of the workspace.
@@ -79,7 +84,11 @@ pub fn check(root: &Path) -> Result<()> {
     for file in &files {
         let text = fs::read_to_string(file).with_context(|| format!("read {}", file.display()))?;
         let path = file.strip_prefix(root).unwrap_or(file).display().to_string();
-        findings.extend(inspect(&Source::new(path, text)));
+        let mut source = Source::new(path, text);
+        // The head of a folder of modules speaks for all of them.
+        let head = fs::read_to_string(file.with_file_name("mod.rs")).unwrap_or_default();
+        source.unsafe_explained |= head.contains(UNSAFETY);
+        findings.extend(inspect(&source));
     }
     let list = root.join("xtask/tidy-exceptions.txt");
     let list = fs::read_to_string(&list).with_context(|| format!("read {}", list.display()))?;
@@ -112,7 +121,8 @@ impl Source {
     fn new(path: String, text: String) -> Self {
         let code = blank(&text);
         let product = without_tests(&code);
-        Source { path, text, code, product }
+        let unsafe_explained = text.contains(UNSAFETY);
+        Source { path, text, code, product, unsafe_explained }
     }
 
     fn is_test(&self) -> bool {
@@ -186,7 +196,7 @@ fn header(source: &Source) -> Option<Finding> {
 fn unsafety(source: &Source) -> Vec<Finding> {
     if source.is_in(&UNSAFE_CRATES) {
         let unsafe_here = words(&source.code).iter().any(|(_, word)| word == "unsafe");
-        let explained = source.text.contains("UNSAFETY:") || source.is_test();
+        let explained = source.unsafe_explained || source.is_test();
         let message = "unsafe without `#![expect(unsafe_code, reason = \"UNSAFETY: …\")]` at the \
                        head of the file: say what for";
         let wrong = unsafe_here && !explained;

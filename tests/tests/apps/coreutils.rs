@@ -1,8 +1,8 @@
 //! coreutils and friends: the same output and exit status as on tmpfs, command by command.
 //!
-//! The scripts are `tests/scripts/coreutils/*.sh`, each run after `tests/scripts/tree.sh`. They print
-//! nothing that two kernel file systems may disagree on: no inode numbers, no sizes of directories, no
-//! order of an unsorted listing, no time that was not set.
+//! The scripts are `tests/scripts/coreutils/*.sh`, each run after `tests/scripts/tree.sh`. They
+//! print nothing that two kernel file systems may disagree on: no inode numbers, no sizes of
+//! directories, no order of an unsorted listing, no time that was not set.
 
 use std::fs;
 

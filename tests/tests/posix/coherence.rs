@@ -1,7 +1,7 @@
 //! One truth per byte: a process with the preload library and one without, on the same files.
 //!
-//! The cases are functions of `tests/scripts/coherence.py`. They run on tmpfs first: a case that does not
-//! hold there is wrong itself.
+//! The cases are functions of `tests/scripts/coherence.py`. They run on tmpfs first: a case that
+//! does not hold there is wrong itself.
 
 use polylane_tests::{Lane, Script, chosen, scripts, unavailable};
 
