@@ -3,7 +3,7 @@
 //! ```text
 //!  0      64         576     4096                              mailboxes
 //!  ├ header ┼ control[g] ┼ … ┼ queue[0] ┼ … ┼ queue[groups-1] ┼ mailbox 0 ┼ mailbox 1 ┼ …
-//!  mailbox: state, progress, words 16..208, waiting, payload from 256
+//!  mailbox: state, progress, cpu, words 16..208, waiting, payload from 256
 //! ```
 
 use polylane_base::{Errno, Result};
@@ -62,6 +62,8 @@ pub mod mailbox {
     pub const STATE: usize = 0;
     /// Bytes of the payload that are ready, u32.
     pub const PROGRESS: usize = 4;
+    /// CPU that the client posted from, u32: a hint for the worker's waiting.
+    pub const CPU: usize = 8;
     /// The message or reply, `WORDS` × u64.
     pub const WORDS: usize = 16;
     /// Whether the client sleeps, u32; in a line that is not touched otherwise.

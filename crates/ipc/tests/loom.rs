@@ -412,10 +412,11 @@ const BOX2: usize = 64;
 
 fn channel(strength: Strength) -> Shared {
     let bell = [BELL + control::CPU, BELL + control::ASLEEP];
-    let boxes = [BOX, BOX2].map(|at| [at, at + 4, at + mailbox::WAITING]);
-    let w32 =
-        [boxes[0], boxes[1], [bell[0], bell[1], EVENT], [BELL + control::WATCHED, CLAIM, CLAIM]];
-    let w32 = w32.concat();
+    let boxes = [BOX, BOX2].map(|at| {
+        [mailbox::STATE, mailbox::PROGRESS, mailbox::CPU, mailbox::WAITING].map(|n| at + n)
+    });
+    let others = [bell[0], bell[1], BELL + control::WATCHED, EVENT, CLAIM];
+    let w32 = [&boxes[0][..], &boxes[1], &others].concat();
     Shared::new(strength, &w32, &[BOX + 16, BOX2 + 16, BITS])
 }
 
@@ -423,7 +424,7 @@ fn channel(strength: Strength) -> Shared {
 fn call(memory: &Shared, number: u32, value: u64) -> u64 {
     let mailbox = Mailbox(memory.at([BOX, BOX2][number as usize]));
     mailbox.put_words(0, &[value]);
-    mailbox.post();
+    mailbox.post(0);
     Doorbell::new(memory.at(BITS), 2).push(number);
     if Bell(memory.at(BELL)).must_ring() {
         memory.word32(EVENT).0.fetch_add(1, Ordering::SeqCst);
@@ -499,7 +500,7 @@ fn one_post(strength: Strength) {
     });
     let mailbox = Mailbox(memory.at(BOX));
     mailbox.put_words(0, &[21]);
-    mailbox.post();
+    mailbox.post(0);
     Doorbell::new(memory.at(BITS), 2).push(0);
     worker.join().unwrap();
 }
@@ -519,11 +520,11 @@ fn two_workers(strength: Strength) {
     let mailbox = Mailbox(memory.at(BOX));
     let mut posted = 1;
     mailbox.put_words(0, &[5]);
-    mailbox.post();
+    mailbox.post(0);
     if mailbox.is_free() {
         assert_eq!(reply_of(&mailbox), 10, "garbled");
         mailbox.put_words(0, &[7]);
-        mailbox.post();
+        mailbox.post(0);
         posted += 1;
     }
     let served: u32 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
@@ -570,7 +571,7 @@ fn end_of_watch(strength: Strength) {
         Bell(worker.at(BELL)).watch(None);
         Mailbox(worker.at(BOX)).is_posted()
     });
-    Mailbox(memory.at(BOX)).post();
+    Mailbox(memory.at(BOX)).post(0);
     let watched = Bell(memory.at(BELL)).watches(0);
     let seen = worker.join().unwrap();
     assert!(seen || !watched, "stranded");

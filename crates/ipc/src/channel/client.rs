@@ -310,9 +310,10 @@ impl ClientChannel {
             mailbox.put_words(MESSAGE_HEAD_WORDS, &message.tail());
         }
         mailbox.set_progress(ready);
-        let (group, spin) = self.choose_group(index);
+        let here = cpu::current();
+        let (group, spin) = self.choose_group(index, here);
         let bell = self.bell(group);
-        mailbox.post();
+        mailbox.post(here);
         let watched = bell.seems_to_watch(index.0) && bell.watches(index.0);
         if !watched && !self.push(group, index) {
             return Err(CallError::Lost);
@@ -332,8 +333,8 @@ impl ClientChannel {
     /// The core group to ask, and whether spinning for its reply makes sense. An awake worker on
     /// another CPU is best; next, one on this CPU, woken for 4 µs instead of the 30 of a cross-CPU
     /// wake-up.
-    fn choose_group(&self, index: MailboxIndex) -> (usize, bool) {
-        let (groups, here) = (self.geometry.groups, cpu::current());
+    fn choose_group(&self, index: MailboxIndex, here: u32) -> (usize, bool) {
+        let groups = self.geometry.groups;
         let mut near = None;
         for step in 0..groups {
             let group = ((index.0 + step) % groups) as usize;
@@ -400,7 +401,7 @@ impl ClientChannel {
     /// have been killed half-way. "Look at mailbox n" may be said any number of times.
     fn ring_again(&self, index: MailboxIndex) {
         if self.geometry.queue != QueueKind::Rcqb {
-            let (group, _) = self.choose_group(index);
+            let (group, _) = self.choose_group(index, cpu::current());
             self.push(group, index);
         }
         for (group, doorbell) in self.doorbells.iter().enumerate() {

@@ -56,9 +56,10 @@ impl<M: Memory> Mailbox<M> {
         self.state().load(Ordering::Acquire) != POSTED
     }
 
-    /// Client: hands the mailbox over. Words and payload are written.
+    /// Client: hands the mailbox over, telling from which CPU. Words and payload are written.
     #[inline]
-    pub fn post(&self) {
+    pub fn post(&self, cpu: u32) {
+        self.0.word32(mailbox::CPU).store(cpu, Ordering::Relaxed);
         self.state().store(POSTED, Ordering::Release);
     }
 
@@ -83,6 +84,12 @@ impl<M: Memory> Mailbox<M> {
     #[inline]
     pub fn is_posted(&self) -> bool {
         self.state().load(Ordering::SeqCst) == POSTED
+    }
+
+    /// Service: where the client was when it posted; a claim of the client's.
+    #[inline]
+    pub fn client_cpu(&self) -> u32 {
+        self.0.word32(mailbox::CPU).load(Ordering::Relaxed)
     }
 
     /// Service: hands the mailbox back. Words and payload are written. [`Mailbox::wake`] must

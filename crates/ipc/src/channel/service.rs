@@ -196,6 +196,11 @@ impl ServiceChannel {
         self.bell(group).set_cpu(cpu);
     }
 
+    /// The CPU that the request in a taken mailbox was posted from, by the client's own account.
+    pub fn client_cpu(&self, index: MailboxIndex) -> u32 {
+        self.mailbox(index).client_cpu()
+    }
+
     /// The request in a taken mailbox, copied out; `None` when it is none that exists. Call once.
     pub fn message(&self, index: MailboxIndex) -> Option<Message> {
         let (mailbox, mut words) = (self.mailbox(index), [0; WORDS]);
