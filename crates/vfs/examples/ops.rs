@@ -67,6 +67,44 @@ fn transaction(vfs: &Vfs, cred: &Cred, root: &Node, dir: &str, round: u32) {
     vfs.unlink(cred, &b.dir, &b.name).expect("unlinks");
 }
 
+/// The three parts of a transaction, on a few files in turn.
+fn parts(vfs: &Vfs, cred: &Cred, root: &Node, dir: &str) {
+    const FILES: u32 = 64;
+    const TURNS: u32 = 4000;
+    let names =
+        |kind: &str| -> Vec<String> { (0..FILES).map(|n| format!("{dir}/{kind}-{n}")).collect() };
+    let (from, to) = (names("from"), names("to"));
+    let last = |path: &String| vfs.resolve_parent(cred, root, path.as_bytes()).expect("exists");
+    let mut sums = [0.0; 4];
+    for _ in 0..TURNS {
+        let mut at = cpu_ns();
+        let mut lap = |sum: &mut f64| {
+            let now = cpu_ns();
+            *sum += now - at;
+            at = now;
+        };
+        for name in &from {
+            drop(vfs.open_path(cred, root, name.as_bytes(), O_RDWR | O_CREAT, 0o644, 0o22));
+        }
+        lap(&mut sums[0]);
+        for (from, to) in from.iter().zip(&to) {
+            let (a, b) = (last(from), last(to));
+            vfs.rename(cred, &a.dir, &a.name, &b.dir, &b.name, 0).expect("renames");
+        }
+        lap(&mut sums[1]);
+        for name in &to {
+            let a = last(name);
+            vfs.unlink(cred, &a.dir, &a.name).expect("unlinks");
+        }
+        lap(&mut sums[2]);
+        to.iter().for_each(|name| drop(black_box(last(name))));
+        lap(&mut sums[3]);
+    }
+    for (name, sum) in ["create+close", "rename", "unlink", "resolve_parent"].iter().zip(sums) {
+        println!("{name:<24} {:>8.1} ns", sum / f64::from(FILES * TURNS));
+    }
+}
+
 fn one(vfs: &Vfs, dir: &str) {
     let cred = Cred { uid: polylane_base::Uid(1000), ..Cred::root() };
     let root = vfs.root();
@@ -98,6 +136,7 @@ fn one(vfs: &Vfs, dir: &str) {
     time("write 4 KiB", rounds, |_| {
         black_box(data.write(&cred, Some(0), &mut &page[..]).expect("writes"));
     });
+    parts(vfs, &cred, &root, dir);
     time("create+rename+unlink", rounds, |round| transaction(vfs, &cred, &root, dir, round));
 }
 

@@ -86,14 +86,12 @@ impl Vfs {
     ) -> Result<Arc<OpenFile>, PathError> {
         let wish = bits(flags);
         loop {
-            let name = match walk.run(Goal::Parent)? {
-                End::Name { slash: true, .. } | End::Here => return Err(Errno::EISDIR.into()),
-                End::Name { name, .. } => name,
-            };
-            if walk.is_covered(&name) {
-                return Err(PathError::Leaves);
+            match walk.run(Goal::Parent)? {
+                End::Name { slash: true } | End::Here => return Err(Errno::EISDIR.into()),
+                End::Name { .. } if walk.is_covered(walk.last()) => return Err(PathError::Leaves),
+                End::Name { .. } => (),
             }
-            let (node, created) = self.find_or_create(cred, walk.at(), &name, missing)?;
+            let (node, created) = self.find_or_create(cred, walk.at(), walk.last(), missing)?;
             if created {
                 return Ok(OpenFile::new(node, flags));
             }

@@ -6,6 +6,7 @@
 //! caller repeats the call through the kernel, which knows what lies outside.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
@@ -27,8 +28,8 @@ pub(crate) const PATH_MAX: usize = 4095;
 
 /// Where a walk that looks for a last name stopped.
 pub(crate) enum End {
-    /// At a name that was not looked up; `slash` when slashes followed it.
-    Name { name: Name, slash: bool },
+    /// At a name that was not looked up: [`Walk::last`] has it. `slash` when slashes followed it.
+    Name { slash: bool },
     /// At the directory it stands on: the path ended in `.`, `..` or was a slash only.
     Here,
 }
@@ -55,6 +56,8 @@ pub(crate) struct Walk<'a> {
     text: Cow<'a, [u8]>,
     /// Bytes of `text` behind us.
     done: usize,
+    /// The component looked at last.
+    last: Range<usize>,
     links: u32,
 }
 
@@ -74,7 +77,7 @@ impl<'a> Walk<'a> {
         let start = if path[0] == b'/' { &vfs.root } else { start };
         let text = Cow::Borrowed(path);
         let (core, root) = (&vfs.core, &vfs.root);
-        Ok(Walk { core, root, cred, start, at: None, text, done: 0, links: 0 })
+        Ok(Walk { core, root, cred, start, at: None, text, done: 0, last: 0..0, links: 0 })
     }
 
     /// The inode that the walk stands on.
@@ -84,6 +87,11 @@ impl<'a> Walk<'a> {
 
     pub(crate) fn at(&self) -> &Node {
         self.at.as_ref().unwrap_or(self.start)
+    }
+
+    /// The last name, after a walk that ended at one.
+    pub(crate) fn last(&self) -> &[u8] {
+        &self.text[self.last.clone()]
     }
 
     /// Whether the kernel has something else mounted on `name` in the directory the walk stands on.
@@ -109,8 +117,9 @@ impl<'a> Walk<'a> {
                 b"." => (),
                 b".." => self.step_up()?,
                 name if name.len() > NAME_MAX => return Err(Errno::ENAMETOOLONG.into()),
-                name if last && goal == Goal::Parent => {
-                    return Ok(End::Name { name: Name::new(name), slash });
+                _ if last && goal == Goal::Parent => {
+                    self.last = from..to;
+                    return Ok(End::Name { slash });
                 }
                 name => {
                     if self.is_covered(name) {
@@ -257,11 +266,12 @@ impl Vfs {
         let mut walk = Walk::new(self, cred, start, path)?;
         match walk.run(Goal::Parent)? {
             End::Here => Err(PathError::Leaves),
-            End::Name { name, slash } => {
-                if walk.is_covered(&name) {
+            End::Name { slash } => {
+                if walk.is_covered(walk.last()) {
                     return Err(PathError::Leaves);
                 }
-                Ok(Last { dir: walk.here(), name, must_be_dir: slash })
+                let name = Name::new(walk.last());
+                Ok(Last { name, dir: walk.here(), must_be_dir: slash })
             }
         }
     }
