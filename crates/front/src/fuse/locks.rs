@@ -175,7 +175,7 @@ pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
 fn set_now(call: &Call<'_>, node: &Node, request: LockRequest) -> End {
     let lane = &call.session.lane;
     if call.deferred {
-        lane.progress.settle();
+        lane.progress.settle_read();
     }
     match lane.vfs.set_lock(node, request, None) {
         LockOutcome::Done(Err(Errno::EAGAIN))

@@ -21,8 +21,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::reply::Device;
 
-/// Longest wait: many times what a request takes that waits for nothing.
-const PATIENCE: Duration = Duration::from_millis(20);
+/// Longest wait for a reader: longer than a thread that wants a busy CPU waits for it.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Longest wait for an empty device. A busy one may never be seen empty, and then what was sent
+/// first has long been read.
+const EMPTY_PATIENCE: Duration = Duration::from_millis(20);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -33,6 +36,17 @@ pub(super) struct Marks(Vec<AtomicU64>);
 impl Marks {
     pub(super) fn new(readers: usize) -> Arc<Marks> {
         Arc::new(Marks((0..readers).map(|_| AtomicU64::new(1)).collect()))
+    }
+
+    /// Waits until every reader is done with what it had in hand, or until `end`.
+    fn settle(&self, end: Instant) {
+        for mark in &self.0 {
+            let before = mark.load(Ordering::SeqCst);
+            let moved = || before % 2 == 0 || mark.load(Ordering::SeqCst) != before;
+            while !moved() && Instant::now() < end {
+                thread::sleep(PAUSE);
+            }
+        }
     }
 
     /// The mark of each reader.
@@ -86,15 +100,18 @@ impl Progress {
         let Some(Session { device, marks }) = session.as_ref() else { return };
         let (device, marks) = (device.clone(), marks.clone());
         drop(session);
-        let end = Instant::now() + PATIENCE;
-        while has_request(&device) && Instant::now() < end {
+        let start = Instant::now();
+        while has_request(&device) && start.elapsed() < EMPTY_PATIENCE {
             thread::sleep(PAUSE);
         }
-        for mark in &marks.0 {
-            let before = mark.load(Ordering::SeqCst);
-            while before % 2 == 1 && mark.load(Ordering::SeqCst) == before && Instant::now() < end {
-                thread::sleep(PAUSE);
-            }
+        marks.settle(start + PATIENCE);
+    }
+
+    /// The same for what was already read: enough for one request that must not overtake another.
+    pub(super) fn settle_read(&self) {
+        let marks = self.session.lock().as_ref().map(|session| session.marks.clone());
+        if let Some(marks) = marks {
+            marks.settle(Instant::now() + PATIENCE);
         }
     }
 }
