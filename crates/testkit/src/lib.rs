@@ -10,6 +10,7 @@
 //! | `ops` | operations, their generator and shrinker | the driver |
 //! | `subject` | the same operations on a real `Vfs` | the driver |
 //! | `kernel` | the same operations on the host's kernel | the driver, to check the reference |
+//! | `probe` | what a host directory can do | tests that use one |
 //! | `driver` | both side by side, compared after every step | `tests/model.rs` |
 //!
 //! Code here may panic: it runs in tests, and a panic is how a test says no.
@@ -21,5 +22,6 @@ pub mod fs_suite;
 pub mod kernel;
 pub mod model;
 pub mod ops;
+pub mod probe;
 pub mod reference;
 pub mod subject;

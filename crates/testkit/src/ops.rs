@@ -191,6 +191,10 @@ pub struct Limits {
     pub no_whiteouts: bool,
     /// No extended attributes.
     pub no_xattrs: bool,
+    /// No `fallocate`.
+    pub no_fallocate: bool,
+    /// No `O_TMPFILE`.
+    pub no_unnamed: bool,
     /// For the host's own calls: no sticky directories and no links by others (sysctl
     /// fs.protected_*), no absolute links, no truncation by path, and what else the lane does
     /// otherwise on purpose.
@@ -253,13 +257,13 @@ impl Generator {
                 let (path, flags, perm) = (self.path_to(&FILES), self.open_flags(), self.perm());
                 Op::Open { slot, path, flags, perm }
             }
-            8 => {
+            8 if !self.limits.no_unnamed => {
                 let access = *self.rng.pick(&[libc::O_RDWR, libc::O_WRONLY]);
                 let excl = *self.rng.pick(&[0, 0, libc::O_EXCL]);
                 let (path, perm) = (self.dir_path(), self.perm());
                 Op::Open { slot, path, flags: access | libc::O_TMPFILE | excl, perm }
             }
-            9 => Op::LinkOpen { slot, to: self.path() },
+            8 | 9 => Op::LinkOpen { slot, to: self.path() },
             _ => Op::Close { slot },
         }
     }
@@ -274,8 +278,8 @@ impl Generator {
             8..13 => Op::Read { slot, at: self.offset(), len: self.length() },
             13 => Op::Resize { slot, size: self.offset() },
             14 => Op::Truncate { path: self.path_to(&FILES), size: self.offset() },
-            15 | 16 => self.fallocate(slot),
-            17 => {
+            15 | 16 if !self.limits.no_fallocate => self.fallocate(slot),
+            15..18 => {
                 let target = *self.rng.pick(&[SeekFor::Data, SeekFor::Hole]);
                 Op::Seek { slot, at: self.offset(), target }
             }

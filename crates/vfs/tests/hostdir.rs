@@ -2,6 +2,7 @@
 
 use polylane_base::{Errno, Gid, Ino, Uid};
 use polylane_testkit::fs_suite::{self, Can, node};
+use polylane_testkit::probe;
 use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr};
 use polylane_vfs::hostdir::HostDir;
 use std::os::fd::OwnedFd;
@@ -24,8 +25,7 @@ fn is_root() -> bool {
 
 /// What this host and this user allow.
 fn can() -> Can {
-    let root = is_root();
-    Can { own: root, whiteout: root, exact_holes: false, fine_times: false, ..Can::ALL }
+    probe::host(tempfile::tempdir().unwrap().path())
 }
 
 /// `inside` is served; `outside` must never be reached from it.

@@ -138,8 +138,8 @@ impl Subject for Reference {
     }
 }
 
-/// `setattr_should_drop_suidgid`: set-uid always; set-gid where it means a program, or where the user
-/// is not a member.
+/// `setattr_should_drop_suidgid`: set-uid always; set-gid where it means a program, or where the
+/// user is not a member.
 fn without_set_id(attr: &Attr, member: bool) -> u32 {
     let mut perm = attr.perm;
     if attr.kind == Kind::Dir {

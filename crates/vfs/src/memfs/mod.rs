@@ -20,11 +20,10 @@
 //!
 //! # Locking
 //!
-//! No lock is global but the short one of the table's free list. An operation holds one inode's
-//! lock at a time; a rename between directories holds both, the lower number first. Callbacks
-//! (`Sink`,
-//! `Source`) run under the lock of the file, the one of `readdir` under none. Big frees happen after
-//! the lock.
+//! No lock is global but two leaves, each held for a push or a pop: the table's free list and the
+//! spare pages. An operation holds one inode's lock at a time; a rename between directories holds
+//! both, the lower number first. Callbacks (`Sink`, `Source`) run under the lock of the file, the
+//! one of `readdir` under none. Big frees happen after the lock.
 
 mod dir;
 mod inode;

@@ -1,4 +1,4 @@
-//! The data of one file: 4 KiB pages in runs of 512, with holes.
+//! The data of one file: 4 KiB pages in runs of 64, with holes.
 //!
 //! A page is a hole (nothing), reserved (paid for by `fallocate`, reads as zeros, costs no memory
 //! yet) or data. Runs lie in a B-tree by run number, so a file of any sparseness costs what it
@@ -9,7 +9,7 @@
 //! - `count` is the number of pages that are not holes; each was taken from [`Space`] first.
 //! - Bytes of a page beyond the size of the file are zero, so growing needs no clearing. The owner
 //!   of the size (`inode.rs`) calls [`Pages::cut`] when it shrinks.
-//! - No run is empty; a run's slots may end before its 512th page.
+//! - No run is empty; a run's slots may end before its last page.
 //!
 //! Removed pages leave as [`Freed`]: the caller drops them after it has left the inode's lock,
 //! because giving back a big file takes milliseconds.
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 /// Bytes of a page, the unit of allocation.
 pub(super) const PAGE_SIZE: u64 = 4096;
 /// Pages of a run.
-const RUN_PAGES: u64 = 512;
+const RUN_PAGES: u64 = 64;
 
 /// The bytes of a page. A box of its own: what is freed in the middle goes back at once.
 pub(super) type PageBytes = Box<[u8; PAGE_SIZE as usize]>;

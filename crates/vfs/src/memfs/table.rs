@@ -6,8 +6,8 @@
 //!
 //! # Locking
 //!
-//! `slot → slot` only for two directories of one rename, in ascending inode number; otherwise one slot
-//! at a time. `free` is a leaf, held for a push or a pop.
+//! `slot → slot` only for two directories of one rename, in ascending inode number; otherwise one
+//! slot at a time. `free` is a leaf, held for a push or a pop.
 
 use super::inode::Inode;
 use crate::fs::Attr;
