@@ -153,6 +153,15 @@ impl Running {
     }
 }
 
+/// Whether the preload library is not beside the binary; the test is then noted as skipped.
+pub fn no_library(test: &str) -> bool {
+    let missing = !crate::binary().with_file_name("libpolylane.so").is_file();
+    if missing {
+        crate::skip(test, "libpolylane.so is not built");
+    }
+    missing
+}
+
 /// Sends a signal by name, as kill(1) does.
 pub fn signal_to(pid: u32, signal: &str) {
     let _ = Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status();

@@ -3,9 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
-use polylane_tests::pool::Run;
+use polylane_tests::pool::{Run, no_library};
 use polylane_tests::{lacks, tool, unavailable};
 
 fn printed(output: &Output) -> String {
@@ -119,6 +119,43 @@ fn the_lane_can_be_the_root() {
     assert_eq!(said, "bin\ndev\nproc\nsys\n/\n/\n/\n3\npolylane-init\n", "{output:?}");
     assert_ne!(output.status.code(), Some(0), "the host's /etc and /usr are out of reach");
     assert_eq!(fs::read_to_string(dir.path().join("file")).expect("kept"), "kept\n");
+}
+
+/// A root file system with a dynamic shell and cat, and every library that they and the preload
+/// library need.
+fn dynamic_root(dir: &Path) {
+    let library = polylane_tests::binary().with_file_name("libpolylane.so");
+    let mut files = vec![tool("sh").expect("sh"), tool("cat").expect("cat")];
+    fs::create_dir(dir.join("bin")).expect("mkdir");
+    for program in &files {
+        let name = program.file_name().expect("name");
+        fs::copy(program, dir.join("bin").join(name)).expect("copy");
+    }
+    files.push(library);
+    let told = Command::new("ldd").args(&files).output().expect("ldd");
+    for word in String::from_utf8_lossy(&told.stdout).split_whitespace() {
+        let needed = Path::new(word.trim_end_matches(':'));
+        if needed.is_absolute() && needed.to_string_lossy().contains(".so") {
+            let inside = dir.join(needed.strip_prefix("/").expect("absolute"));
+            fs::create_dir_all(inside.parent().expect("parent")).expect("mkdir");
+            fs::copy(needed, inside).expect("copy");
+        }
+    }
+}
+
+#[test]
+fn the_preload_library_works_in_a_root_lane() {
+    let name = "the_preload_library_works_in_a_root_lane";
+    if unavailable(name) || no_library(name) || lacks(name, &["ldd"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    dynamic_root(dir.path());
+    let run = Run::new("--root --dir").arg(dir.path()).env("PATH", "/bin");
+    let said = printed(&run.script("echo one > /file && cat /file /proc/self/maps").output());
+    assert!(said.starts_with("one\n"), "{said}");
+    assert!(said.contains("/.polylane/libpolylane.so"), "{said}");
+    assert_eq!(fs::read_to_string(dir.path().join("file")).expect("kept"), "one\n");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A service that dies is replaced under the running tenant.
 
-use polylane_tests::pool::{Run, signal_to};
+use polylane_tests::pool::{Run, no_library, signal_to};
 use polylane_tests::unavailable;
 
 /// Works on the lane all the time, says when it has begun.
@@ -41,13 +41,31 @@ fn a_killed_service_is_replaced_under_load() {
 }
 
 #[test]
+fn a_preloaded_command_outlives_its_service() {
+    let name = "a_preloaded_command_outlives_its_service";
+    if unavailable(name) || no_library(name) {
+        return;
+    }
+    let script = "echo up; for i in 1 2 3 4 5 6 7 8 9 10; do echo $i > /lane/f$i; cat /lane/f$i; \
+                  sleep 0.1; done";
+    let mut run = Run::new("--mem").script(script).start();
+    assert_eq!(run.line(), "up");
+    signal_to(run.service(), "KILL");
+    // A file written to the service that dies may be gone before it is read.
+    let lines: Vec<String> =
+        std::iter::from_fn(|| Some(run.line()).filter(|l| !l.is_empty())).collect();
+    assert!(lines.len() >= 9 && lines.ends_with(&["10".to_string()]), "{lines:?}");
+    assert_eq!(run.end().code(), Some(0));
+}
+
+#[test]
 fn files_of_a_host_directory_survive_the_service() {
     if unavailable("files_of_a_host_directory_survive_the_service") {
         return;
     }
     let dir = tempfile::tempdir().expect("tempdir");
     let script = "echo kept > /lane/file && sync /lane/file; echo up; sleep 2; \
-                  cat /lane/file; echo more > /lane/second; sync";
+                  cat /lane/file; echo more > /lane/second; sync /lane/second";
     let mut run = Run::new("--no-preload --dir").arg(dir.path()).script(script).start();
     assert_eq!(run.line(), "up");
     signal_to(run.service(), "KILL");

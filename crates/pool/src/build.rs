@@ -9,6 +9,7 @@ use polylane_base::sync::{Arc, thread};
 use polylane_base::{Clock, Gid, SystemClock, Uid};
 use polylane_front::fuse::{self, ServeOptions, Stop};
 use polylane_front::{Lane, shm};
+use polylane_ipc::calibrate;
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, Options, SetAttr, Vfs};
@@ -23,8 +24,10 @@ const DIRTY_PART: u64 = 4;
 /// flusher wakes every 5 s).
 const FLUSH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Threads that read FUSE requests: at least two, because one may wait for a page.
+/// Threads that read FUSE requests: at least two, because one may wait for a page ...
 const FUSE_THREADS_MIN: usize = 2;
+/// ... and no more than keep each other from the one queue of the device.
+const FUSE_THREADS_MAX: usize = 16;
 
 /// A lane with its doors open.
 pub(crate) struct Running {
@@ -57,6 +60,7 @@ pub(crate) fn start(
     let config = shm::Config {
         workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
         covered: spec.covered.clone(),
+        plan: calibrate::plan(),
         ..shm::Config::default()
     };
     let server = shm::Server::start(lane.clone(), socket, config)
@@ -90,7 +94,7 @@ fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<()> {
     let options = ServeOptions {
         params: spec.fuse,
         incarnation: spec.incarnation,
-        threads: spec.cpus.as_slice().len().max(FUSE_THREADS_MIN),
+        threads: spec.cpus.as_slice().len().clamp(FUSE_THREADS_MIN, FUSE_THREADS_MAX),
     };
     let stop = Stop::new().map_err(failed)?;
     thread::Builder::new()

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use polylane_ipc::layout::GROUPS_MAX;
+
 /// Largest CPU number accepted: `CPU_SETSIZE` of libc.
 const CPU_MAX: usize = 1023;
 
@@ -24,11 +26,12 @@ impl CpuList {
         &self.0
     }
 
-    /// Where the service's workers go: half of the set, at least one CPU. Pools that share a set
+    /// Where the service's workers go: half of the set, at least one CPU and at
+    /// most as many as a channel has request queues. Pools that share a set
     /// and are given successive `turn`s start on different CPUs, and a pool's workers are apart
     /// from each other, so that there are CPUs for the clients in between.
     pub fn worker_cpus(&self, turn: usize) -> Vec<u32> {
-        let count = (self.0.len() / 2).max(1);
+        let count = (self.0.len() / 2).clamp(1, GROUPS_MAX as usize);
         (0..count).map(|index| self.0[(turn + 2 * index) % self.0.len()] as u32).collect()
     }
 }
@@ -103,6 +106,7 @@ mod tests {
             ("0-3", 0, vec![0, 2]),
             ("0-3", 5, vec![1, 3]),
             ("0-4", 1, vec![1, 3]),
+            ("0-99", 99, vec![99, 1, 3, 5, 7, 9, 11, 13]),
         ] {
             assert_eq!(text.parse::<CpuList>().expect(text).worker_cpus(turn), cpus, "{text}");
         }

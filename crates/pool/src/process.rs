@@ -2,9 +2,17 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use polylane_sys::ns::Child;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+
+use crate::failure::say;
+use crate::keeper::wait_for;
+
+/// How long a killed process may take to end. One that takes longer is stuck in the kernel, as a
+/// rule in a file system that does not answer, and waiting for it would hang its owner as well.
+const KILLED_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// A running child. Dropped before it was waited for, it is killed and reaped.
 #[derive(Debug)]
@@ -76,9 +84,13 @@ impl AsFd for Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        if !self.reaped {
-            self.kill();
-            let _ = self.wait();
+        if self.reaped {
+            return;
+        }
+        self.kill();
+        match wait_for(self.as_fd(), KILLED_TIME_MAX) {
+            true => drop(self.wait()),
+            false => say(format_args!("process {}: the kernel does not let it end", self.pid())),
         }
     }
 }

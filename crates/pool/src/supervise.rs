@@ -74,6 +74,8 @@ pub(crate) struct Supervisor {
 struct Service {
     link: Link,
     process: Process,
+    /// It came up.
+    ready: bool,
 }
 
 impl Supervisor {
@@ -119,6 +121,9 @@ impl Supervisor {
     /// Serves the lane until COMMAND has ended; its status.
     pub(crate) fn run(mut self, doors: Doors) -> Result<u8> {
         let mut service = self.start_service(&doors)?;
+        if !service.ready {
+            return Err(Failure::failed("service: it ended before it was ready"));
+        }
         let listener = Listener::new(&self.leftovers.name.stats_socket());
         let _ = self.link.send(&ToInit::Serving, &[]);
         let ended = self.watch(&doors, &mut service, listener)?;
@@ -289,9 +294,10 @@ impl Supervisor {
             return Err(Failure::failed("service: it does not start"));
         }
         match link.receive::<FromService>() {
-            Ok(Some((FromService::Ready, _))) => Ok(Service { link, process }),
+            Ok(Some((FromService::Ready, _))) => Ok(Service { link, process, ready: true }),
             Ok(Some((FromService::Failed(line), _))) => Err(Failure::failed(line)),
-            _ => Err(Failure::failed("service: it ended before it was ready")),
+            // It died. That is for the loop to see, as at any later time.
+            _ => Ok(Service { link, process, ready: false }),
         }
     }
 
