@@ -99,7 +99,6 @@ static void holes(void)
 	char byte = 1;
 	CHECK(pread(fd, &byte, 1, 1 << 20) == 1 && byte == 0);
 	CHECK(fsync(fd) == 0 && fdatasync(fd) == 0 && syncfs(fd) == 0);
-	sync();
 	CHECK(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0);
 	CHECK(close(fd) == 0);
 }

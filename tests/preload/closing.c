@@ -38,6 +38,22 @@ int main(int argc, char **argv)
 		close(fd);
 	go_on("four");
 
+	/* Onto every number that is in use, whoever uses it. */
+	int held = make("held", "held text"), other = make("other", "0123456789");
+	CHECK(lseek(held, 5, SEEK_SET) == 5);
+	for (int fd = 100; fd < max && fd < 70000; fd++) {
+		if (fcntl(fd, F_GETFD) == -1)
+			continue;
+		CHECK(dup2(other, fd) == fd);
+		CHECK(pread(fd, text, 1, 7) == 1 && text[0] == '7');
+	}
+	CHECK(read(held, text, 4) == 4 && memcmp(text, "text", 4) == 0);
+	CHECK(write(held, "!", 1) == 1 && close(held) == 0);
+	expect_text("held", "held text!");
+	CHECK(pread(other, text, 1, 7) == 1 && text[0] == '7');
+	closefrom(3);
+	go_on("four and a half");
+
 	/* Past every hook. */
 	syscall(SYS_close_range, 3, ~0U, 0);
 	go_on("five");

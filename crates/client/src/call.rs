@@ -20,7 +20,7 @@ pub(crate) fn paths(
     second: Place<'_>,
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    let message = put_paths(&mailbox, message, first, second)?;
+    let message = put_paths(&mailbox, message, first, second);
     finish(&mailbox, mailbox.session.channel.call(mailbox.index, &message, &Alive(session)))
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn paths_read(
     into: &mut [u8],
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    let message = put_paths(&mailbox, message, first, second)?;
+    let message = put_paths(&mailbox, message, first, second);
     let room = into.len().min(session.channel.buffer_bytes());
     let watch = Alive(session);
     let into = &mut into[..room];
@@ -49,7 +49,7 @@ pub(crate) fn paths_write(
     data: &[u8],
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    let message = put_paths(&mailbox, message, first, second)?;
+    let message = put_paths(&mailbox, message, first, second);
     let at = first.1.len() + second.1.len();
     if data.len() > session.channel.buffer_bytes() - at {
         return Err(Detour::Kernel);
@@ -69,7 +69,6 @@ pub(crate) fn on_handle(session: &'static Session, op: Op, handle: u64) -> Outco
 #[inline]
 pub(crate) fn plain(session: &'static Session, message: Message) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    mailbox.count_post();
     finish(&mailbox, session.channel.call(mailbox.index, &message, &Alive(session)))
 }
 
@@ -81,7 +80,6 @@ pub(crate) fn read(
     into: &mut [u8],
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    mailbox.count_post();
     let watch = Alive(session);
     finish(&mailbox, session.channel.call_read(mailbox.index, message, into, &watch))
 }
@@ -95,7 +93,6 @@ pub(crate) fn write(
     overlap: bool,
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    mailbox.count_post();
     let watch = Alive(session);
     let reply = session.channel.call_write(mailbox.index, message, (0, from), overlap, &watch);
     finish(&mailbox, reply)
@@ -108,8 +105,6 @@ pub(crate) fn gather(
     parts: &[&[u8]],
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    settle(&mailbox)?;
-    mailbox.count_post();
     let (last, first) = parts.split_last().ok_or(Detour::Kernel)?;
     let mut at = 0;
     for part in first {
@@ -128,7 +123,6 @@ pub(crate) fn scatter(
     into: &mut [&mut [u8]],
 ) -> Outcome<usize> {
     let mailbox = session.mailbox()?;
-    mailbox.count_post();
     let reply = session.channel.call(mailbox.index, message, &Alive(session));
     let count = count(&finish(&mailbox, reply)?);
     let mut at = 0;
@@ -140,29 +134,19 @@ pub(crate) fn scatter(
     Ok(at)
 }
 
-fn settle(mailbox: &Mailbox) -> Outcome<()> {
-    let session = mailbox.session;
-    session.channel.settle(mailbox.index, &Alive(session)).map_err(|error| lost(session, error))
-}
-
-fn put_paths(
-    mailbox: &Mailbox,
-    message: Message,
-    first: Place<'_>,
-    second: Place<'_>,
-) -> Outcome<Message> {
-    settle(mailbox)?;
-    mailbox.count_post();
+fn put_paths(mailbox: &Mailbox, message: Message, first: Place<'_>, second: Place<'_>) -> Message {
     let channel = &mailbox.session.channel;
     channel.payload_put(mailbox.index, 0, first.1);
-    channel.payload_put(mailbox.index, first.1.len(), second.1);
-    Ok(Message {
+    if !second.1.is_empty() {
+        channel.payload_put(mailbox.index, first.1.len(), second.1);
+    }
+    Message {
         dir: first.0,
         dir2: second.0,
         path_len: first.1.len() as u32,
         path2_len: second.1.len() as u32,
         ..message
-    })
+    }
 }
 
 /// What became of a request.

@@ -1,57 +1,64 @@
 //! A small lock for an open file's offset.
 //!
 //! A handler that interrupted the holder and uses the same file must not wait for itself: it goes on
-//! without the lock, as if its call had come a moment earlier or later.
+//! without the lock, as if its call had come a moment earlier or later. Who holds it is therefore the
+//! lock word itself: a handler may come between any two instructions, and finds no moment at which the
+//! lock is taken and its holder is not known.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::thread;
 
 const FREE: u32 = 0;
-const HELD: u32 = 1;
-const WAITED_FOR: u32 = 2;
+/// Beside the holder's number: somebody sleeps, or did when the holder came.
+const WAITED_FOR: u32 = 1 << 31;
 
 /// Turns of spinning before sleeping: a holder is usually one short request away from done.
 const SPINS: u32 = 200;
 
 /// All zero is a free lock.
-pub(crate) struct OffsetLock {
-    word: AtomicU32,
-    owner: AtomicU64,
-}
+pub(crate) struct OffsetLock(AtomicU32);
 
 impl OffsetLock {
     pub(crate) const fn new() -> Self {
-        OffsetLock { word: AtomicU32::new(FREE), owner: AtomicU64::new(0) }
+        OffsetLock(AtomicU32::new(FREE))
     }
 
     /// Waits for the lock. Async-signal-safe.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_> {
-        let me = thread::token();
-        let taken = self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        if taken.is_err() {
-            // Only this thread can have stored its own token, so the comparison cannot race.
-            if self.owner.load(Ordering::Relaxed) == me {
-                return Guard(None);
+        let me = thread::number();
+        match self.take(me) {
+            Ok(()) => Guard(Some(self)),
+            Err(word) if word & !WAITED_FOR == me => Guard(None),
+            Err(_) => {
+                self.wait(me);
+                Guard(Some(self))
             }
-            self.wait();
         }
-        self.owner.store(me, Ordering::Relaxed);
-        Guard(Some(self))
+    }
+
+    #[inline]
+    fn take(&self, word: u32) -> Result<(), u32> {
+        let (done, else_) = (Ordering::Acquire, Ordering::Relaxed);
+        self.0.compare_exchange(FREE, word, done, else_).map(|_| ())
     }
 
     #[cold]
-    fn wait(&self) {
+    fn wait(&self, me: u32) {
         for _ in 0..SPINS {
             std::hint::spin_loop();
-            let free = self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-            if free.is_ok() {
+            if self.take(me).is_ok() {
                 return;
             }
         }
-        while self.word.swap(WAITED_FOR, Ordering::Acquire) != FREE {
-            polylane_sys::futex::wait(&self.word, WAITED_FOR, None);
+        // Others may sleep too, so whoever has slept leaves the mark for them.
+        while let Err(word) = self.take(me | WAITED_FOR) {
+            let marked = word | WAITED_FOR;
+            let (done, else_) = (Ordering::Relaxed, Ordering::Relaxed);
+            if word == marked || self.0.compare_exchange(word, marked, done, else_).is_ok() {
+                polylane_sys::futex::wait(&self.0, marked, None);
+            }
         }
     }
 }
@@ -63,15 +70,16 @@ impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         let Some(lock) = self.0 else { return };
-        lock.owner.store(0, Ordering::Relaxed);
-        if lock.word.swap(FREE, Ordering::Release) == WAITED_FOR {
-            polylane_sys::futex::wake(&lock.word, 1);
+        if lock.0.swap(FREE, Ordering::Release) & WAITED_FOR != 0 {
+            polylane_sys::futex::wake(&lock.0, 1);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
 
     #[test]
@@ -93,6 +101,6 @@ mod tests {
             }
         });
         assert_eq!(count.load(Ordering::Relaxed), 40_000);
-        assert_eq!(lock.word.load(Ordering::Relaxed), FREE);
+        assert_eq!(lock.0.load(Ordering::Relaxed), FREE);
     }
 }

@@ -54,9 +54,14 @@ pub(crate) fn next(from: u32) -> Option<u32> {
 
 /// Moves `fd` to a high number and takes it over; the old number is closed in any case.
 pub(crate) fn adopt(fd: RawFd) -> Outcome<RawFd> {
-    let moved = real::dup_from(fd, floor()).or_else(|_| real::dup_from(fd, NUMBER_MIN));
+    let moved = copy(fd);
     real::close_quietly(fd);
-    let moved = moved?;
+    moved
+}
+
+/// A private copy of `fd`.
+pub(crate) fn copy(fd: RawFd) -> Outcome<RawFd> {
+    let moved = real::dup_from(fd, floor()).or_else(|_| real::dup_from(fd, NUMBER_MIN))?;
     if place(moved).is_none() {
         real::close_quietly(moved);
         return Err(crate::outcome::Detour::Kernel);

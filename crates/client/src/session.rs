@@ -174,10 +174,10 @@ impl Session {
         self.lost.store(true, Ordering::Relaxed);
     }
 
-    /// A mailbox of the calling thread that no interrupted call is using.
+    /// A mailbox of the calling thread that no interrupted call is using, ready for a request.
     #[inline]
     pub(crate) fn mailbox(&'static self) -> Outcome<Mailbox> {
-        self.free_mailbox([AWAITED, UNAWAITED])
+        self.free_mailbox([AWAITED, UNAWAITED])?.ready()
     }
 
     fn free_mailbox(&'static self, order: [usize; BOXES]) -> Outcome<Mailbox> {
@@ -195,8 +195,7 @@ impl Session {
 
     /// Posts a request that nobody waits for.
     pub(crate) fn post(&'static self, message: &Message) -> Outcome<Mark> {
-        let mailbox = self.free_mailbox([UNAWAITED, AWAITED])?;
-        mailbox.count_post();
+        let mailbox = self.free_mailbox([UNAWAITED, AWAITED])?.ready()?;
         if self.channel.post(mailbox.index, message, &Alive(self)).is_err() {
             self.lose();
             return Err(Detour::Kernel);
@@ -266,12 +265,18 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    /// Counts a request that is about to be posted.
+    /// Waits until the mailbox's last request is answered, and counts one more. In this order: who
+    /// waits for the former request takes a new count for its answer.
     #[inline]
-    pub(crate) fn count_post(&self) {
-        self.session.posts[self.index.0 as usize].fetch_add(1, Ordering::Relaxed);
+    fn ready(self) -> Outcome<Mailbox> {
+        let session = self.session;
+        if session.channel.settle(self.index, &Alive(session)).is_err() {
+            session.lose();
+            return Err(Detour::Kernel);
+        }
+        session.posts[self.index.0 as usize].fetch_add(1, Ordering::Relaxed);
+        Ok(self)
     }
-
 }
 
 impl Drop for Mailbox {

@@ -122,13 +122,14 @@ impl SlotPool {
         self.slots.get(index / SLOTS_PER_MODE)?.get(index % SLOTS_PER_MODE)
     }
 
-    /// The program takes the number of a master for itself.
-    pub(crate) fn lose(&'static self, fd: RawFd) {
-        for slot in self.slots.iter().flatten() {
-            if slot.master() == fd && slot.turn(FREE, CHANGING) {
-                slot.state.store(EMPTY, Ordering::Release);
-            }
-        }
+    /// Moves the master on `fd` to another number: the program wants this one. False: none is there.
+    pub(crate) fn move_master(&'static self, fd: RawFd) -> bool {
+        let is_it = |slot: &&Slot| slot.is_open() && slot.master() == fd;
+        let Some(slot) = self.slots.iter().flatten().find(is_it) else { return false };
+        // Where no number is left the slot loses its master: -1 is never open.
+        slot.fd.store(private::copy(fd).unwrap_or(-1), Ordering::Relaxed);
+        private::forget(fd);
+        true
     }
 
     /// Closes the masters of all free slots: the program ran out of descriptors.

@@ -7,6 +7,7 @@
 //! interrupted call's mailbox busy and takes the other one; a third level goes through the kernel.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Mailboxes of one thread.
 pub(crate) const BOXES: usize = 2;
@@ -19,6 +20,8 @@ pub(crate) const UNAWAITED: usize = 1;
 pub(crate) struct Thread {
     /// Depth of slow paths: whatever this thread hooks meanwhile is the library's own.
     inside: Cell<u32>,
+    /// See [`number`]; 0: none yet.
+    number: Cell<u32>,
     /// The session that `boxes` belong to; 0: none were claimed.
     pub(crate) session: Cell<u32>,
     /// Mailbox numbers.
@@ -27,10 +30,24 @@ pub(crate) struct Thread {
     pub(crate) busy: [Cell<bool>; BOXES],
 }
 
+impl Thread {
+    #[cold]
+    fn take_number(&self) -> u32 {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed) % NUMBER_MAX + 1;
+        self.number.set(number);
+        number
+    }
+}
+
+/// Numbers come round after two thousand million threads.
+const NUMBER_MAX: u32 = (1 << 31) - 1;
+
 thread_local! {
     static THREAD: Thread = const {
         Thread {
             inside: Cell::new(0),
+            number: Cell::new(0),
             session: Cell::new(0),
             boxes: [const { Cell::new(0) }; BOXES],
             busy: [const { Cell::new(false) }; BOXES],
@@ -44,10 +61,13 @@ pub(crate) fn with<R>(with: impl FnOnce(&Thread) -> R) -> R {
     THREAD.with(with)
 }
 
-/// A number that tells running threads of this process apart; never 0.
+/// A number that tells running threads of this process apart: not 0, and below 2^31.
 #[inline]
-pub(crate) fn token() -> u64 {
-    THREAD.with(|thread| std::ptr::from_ref(thread).addr() as u64)
+pub(crate) fn number() -> u32 {
+    THREAD.with(|thread| match thread.number.get() {
+        0 => thread.take_number(),
+        number => number,
+    })
 }
 
 /// Whether this thread is on a slow path of the library, so that a hook must go straight to libc.
@@ -70,14 +90,6 @@ impl Drop for Inside {
     fn drop(&mut self) {
         THREAD.with(|thread| thread.inside.set(thread.inside.get().saturating_sub(1)));
     }
-}
-
-/// Runs a part of a slow path that makes requests: hooks are on again.
-pub(crate) fn outside<R>(part: impl FnOnce() -> R) -> R {
-    let depth = THREAD.with(|thread| thread.inside.replace(0));
-    let result = part();
-    THREAD.with(|thread| thread.inside.set(depth));
-    result
 }
 
 /// Runs a slow path: signals wait, hooks are off, `errno` stays.

@@ -38,13 +38,12 @@ pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
     Ok(Closing { _file: file })
 }
 
-/// To be called before `dup2`: our own descriptor on that number moves out of the way, by leaving the
-/// session. What is known of the number goes when the copy is installed.
+/// To be called before `dup2`: our own descriptor on that number moves out of the way, or, if it is the
+/// channel's, the session is left. What is known of the number goes when the copy is installed.
 pub(crate) fn make_way(new: RawFd) {
-    if private::contains(new) && !thread::is_inside() {
+    if private::contains(new) && !thread::is_inside() && !state::get().slots.move_master(new) {
         file::leave_session();
         private::forget(new);
-        state::get().slots.lose(new);
     }
 }
 

@@ -152,7 +152,6 @@ fn absolute(base: i64, start: i64, len: i64) -> Result<(u64, u64), Errno> {
 fn wait_for(session: &'static Session, message: Message) -> Outcome<()> {
     let message = Message { flags: message.flags | LOCK_WAIT, ..message };
     let mailbox = session.mailbox()?;
-    mailbox.count_post();
     let watch = Interruptible { alive: Alive(session), asked: Cell::new(false) };
     match session.channel.call(mailbox.index, &message, &watch) {
         Err(CallError::Interrupted) => cancel(&mailbox),

@@ -33,7 +33,7 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
     }
     let file = prepare(session, flags)?;
     let slot = file::slot(&file).ok_or(Detour::Kernel)?;
-    let fd = copy(slot, flags & libc::O_CLOEXEC != 0)?;
+    let fd = copy(slot, flags & libc::O_CLOEXEC != 0).map_err(|error| refused(&file, error))?;
     let mut message = Message {
         flags: flags as u32,
         mode,
@@ -89,9 +89,10 @@ fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
 /// `O_LARGEFILE` as the kernel reports it; libc's own constant is 0 on 64-bit machines.
 const LARGEFILE: u32 = 0o100000;
 
-/// A slot that the service calls busy is in other hands (a second open through /proc, a foreign copy).
+/// A slot that the service calls busy is in other hands (a second open through /proc, a foreign copy);
+/// one without a master was closed past our hooks. Neither can be used again.
 fn refused(file: &Record, error: Detour) -> Detour {
-    if error == Detour::Errno(Errno::EBUSY) {
+    if matches!(error, Detour::Errno(Errno::EBUSY | Errno::EBADF)) {
         file.set(bit::ESCAPED);
         return Detour::Kernel;
     }
