@@ -60,12 +60,6 @@ impl Model {
     fn with<T>(&self, work: impl FnOnce(&mut State, Time) -> Result<T>) -> Result<T> {
         work(&mut self.state.lock().unwrap(), self.clock.now())
     }
-
-    /// The inode numbers of all inodes without a name (held by open files only).
-    pub fn nameless(&self) -> Vec<Ino> {
-        let state = self.state.lock().unwrap();
-        state.nodes.values().filter(|node| node.attr.nlink == 0).map(|node| node.attr.ino).collect()
-    }
 }
 
 impl Node {
@@ -549,13 +543,14 @@ impl FileSystem for Model {
 
     fn statfs(&self) -> Result<StatFs> {
         let many = 1 << 30;
+        let used = self.state.lock().unwrap().nodes.len() as u64;
         Ok(StatFs {
             bsize: PAGE as u32,
             blocks: many,
             bfree: many,
             bavail: many,
             files: many,
-            ffree: many,
+            ffree: many - used,
             namelen: 255,
             magic: 0x6d6f_6465,
         })
