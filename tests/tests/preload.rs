@@ -1,7 +1,7 @@
 //! The preload library under small C programs, one theme each (`tests/preload/*.c`).
 //!
-//! Every program runs three times: on tmpfs, where it must pass or it proves nothing; on a lane through
-//! FUSE alone; and on a lane through the library, where it also insists that opens took the fast road.
+//! Every program runs on tmpfs, where it must pass or it proves nothing; on a lane through FUSE
+//! alone; and on lanes through the library, where it also insists that opens took the fast road.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,8 +1,8 @@
 //! The working directory as a handle of the service.
 //!
 //! The kernel's working directory is always right, because hooked calls change it for real. Which
-//! directory of the lane it is, is found out at the first relative path after a change, by asking the
-//! kernel for its path and the service for that path. The inode numbers must agree: a rename by
+//! directory of the lane it is, is found out at the first relative path after a change, by asking
+//! the kernel for its path and the service for that path. The inode numbers must agree: a rename by
 //! another program can make the kernel's path stale.
 //!
 //! # Invariants
@@ -63,7 +63,8 @@ impl Cwd {
             drop(state::get().records.adopt(entry));
         }
         if self.changes.load(Ordering::Acquire) != changes {
-            // Another thread changed the directory meanwhile; what was stored may be the former one.
+            // Another thread changed the directory meanwhile; what was stored may be the former
+            // one.
             self.changed();
             return Err(Detour::Kernel);
         }

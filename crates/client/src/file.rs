@@ -2,11 +2,11 @@
 //!
 //! # Offsets
 //!
-//! A file that this process alone can reach keeps its offset here ("private"). As soon as anybody else
-//! may use the kernel's descriptor - another process, stdio inside libc, a system call that is not
-//! hooked - the offset is *published*: stored in the kernel's file position, which counts from then on
-//! (`KERNEL_OFFSET`), for good. Descriptors 0 to 2 are stdio's and start published; so does every
-//! descriptor that was inherited.
+//! A file that this process alone can reach keeps its offset here ("private"). As soon as anybody
+//! else may use the kernel's descriptor - another process, stdio inside libc, a system call that is
+//! not hooked - the offset is *published*: stored in the kernel's file position, which counts from
+//! then on (`KERNEL_OFFSET`), for good. Descriptors 0 to 2 are stdio's and start published; so does
+//! every descriptor that was inherited.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -128,8 +128,8 @@ pub(crate) fn publish(file: &Record) {
     file.set(bit::KERNEL_OFFSET);
 }
 
-/// Lets the kernel ask for the size of a file: sendfile, splice and access to mapped pages stop at the
-/// size that the kernel last heard of, which is 0 for a slot that only the library has used.
+/// Lets the kernel ask for the size of a file: sendfile, splice and access to mapped pages stop at
+/// the size that the kernel last heard of, which is 0 for a slot that only the library has used.
 fn tell_size(fd: BorrowedFd<'_>) {
     let _ = rustix::fs::fstat(fd);
 }
@@ -146,7 +146,8 @@ pub(crate) fn or_kernel<T>(file: &Record, done: Outcome<T>) -> Outcome<T> {
     done
 }
 
-/// Publishes the offset of the file that `fd` means, for a call that the kernel or libc will do on it.
+/// Publishes the offset of the file that `fd` means, for a call that the kernel or libc will do on
+/// it.
 pub(crate) fn publish_fd(fd: RawFd) {
     if let Some(file) = find_known(fd) {
         publish(&file);
@@ -186,13 +187,14 @@ pub(crate) fn share_all() {
 
 fn tell_shared(state: &'static state::Fields) {
     if let Some(session) = state.sessions.present() {
-        // Without an answer the session is over, and bound slots belong to their descriptors anyway.
+        // Without an answer the session is over, and bound slots belong to their descriptors
+        // anyway.
         let _ = call::plain(session, Message::new(Op::ShareAll));
     }
 }
 
-/// Leaves the session: who we are has changed, or its descriptors are in the way. Files attach to the
-/// next one when they are used.
+/// Leaves the session: who we are has changed, or its descriptors are in the way. Files attach to
+/// the next one when they are used.
 pub(crate) fn leave_session() {
     share_all();
     if let Some(state) = state::started() {

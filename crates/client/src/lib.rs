@@ -6,9 +6,9 @@
 //!                                      └──────────► real libc ──► kernel ──► FUSE ──► service
 //! ```
 //!
-//! The FUSE mount is the truth: every descriptor handed out is a real one that means the right file, so
-//! anything that is not hooked, not understood or not possible just now goes to the kernel with the
-//! caller's own arguments and is slower, but right.
+//! The FUSE mount is the truth: every descriptor handed out is a real one that means the right
+//! file, so anything that is not hooked, not understood or not possible just now goes to the kernel
+//! with the caller's own arguments and is slower, but right.
 //!
 //! | module | what it knows |
 //! |---|---|

@@ -1,9 +1,9 @@
 //! A small lock for an open file's offset.
 //!
-//! A handler that interrupted the holder and uses the same file must not wait for itself: it goes on
-//! without the lock, as if its call had come a moment earlier or later. Who holds it is therefore the
-//! lock word itself: a handler may come between any two instructions, and finds no moment at which the
-//! lock is taken and its holder is not known.
+//! A handler that interrupted the holder and uses the same file must not wait for itself: it goes
+//! on without the lock, as if its call had come a moment earlier or later. Who holds it is
+//! therefore the lock word itself: a handler may come between any two instructions, and finds no
+//! moment at which the lock is taken and its holder is not known.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -2,8 +2,8 @@
 //!
 //! A path belongs to the lane when it is absolute and starts with the mount path, component by
 //! component, or is relative to a directory of the lane. Nothing else is looked at: `..`, symbolic
-//! links and mounts in the way are the service's to notice (`UseKernel`), and a path that reaches the
-//! lane by a detour from outside goes through the kernel, which is right too.
+//! links and mounts in the way are the service's to notice (`UseKernel`), and a path that reaches
+//! the lane by a detour from outside goes through the kernel, which is right too.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -123,7 +123,8 @@ fn inside<'a>(mount: &[u8], path: &'a [u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Whether the path plainly leads to where something else is mounted. The service knows the other ways.
+/// Whether the path plainly leads to where something else is mounted. The service knows the other
+/// ways.
 fn is_covered(session: &Session, path: &[u8]) -> bool {
     let covers =
         |dir: &[u8]| path.strip_prefix(dir).is_some_and(|rest| rest.is_empty() || rest[0] == b'/');

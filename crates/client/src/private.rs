@@ -1,10 +1,11 @@
 //! The library's own descriptors: the socket, event descriptors and slot masters.
 //!
-//! They live on high numbers, close-on-exec, where programs do not expect or create any, and a program
-//! that closes "everything" must not hit them: hooked calls treat their numbers as not open.
+//! They live on high numbers, close-on-exec, where programs do not expect or create any, and a
+//! program that closes "everything" must not hit them: hooked calls treat their numbers as not
+//! open.
 //!
-//! This list survives fork, unlike `state`: a child has to close its copies, or files and sessions of
-//! its parent would stay open as long as the child lives.
+//! This list survives fork, unlike `state`: a child has to close its copies, or files and sessions
+//! of its parent would stay open as long as the child lives.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

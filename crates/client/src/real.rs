@@ -1,8 +1,8 @@
 //! The libc functions that ours stand in front of.
 //!
-//! Each is looked up with `dlsym(RTLD_NEXT)` in the constructor, or at its first call when a hook runs
-//! before that. Nothing else in this library calls a libc function that it also hooks: system calls of
-//! our own go through rustix, which does not pass libc.
+//! Each is looked up with `dlsym(RTLD_NEXT)` in the constructor, or at its first call when a hook
+//! runs before that. Nothing else in this library calls a libc function that it also hooks: system
+//! calls of our own go through rustix, which does not pass libc.
 #![expect(unsafe_code, reason = "UNSAFETY: looks functions up by name and calls them")]
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
@@ -152,7 +152,8 @@ pub(crate) fn identify(fd: RawFd) -> Option<[u8; 16]> {
     (rc == 0).then_some(ticket)
 }
 
-/// The working directory's path; `None` when it has none. Not async-signal-safe in glibc's corner cases.
+/// The working directory's path; `None` when it has none. Not async-signal-safe in glibc's corner
+/// cases.
 pub(crate) fn getcwd(into: &mut [u8]) -> Option<&[u8]> {
     // SAFETY: the buffer is as long as said.
     let path = unsafe { libc::getcwd(into.as_mut_ptr().cast(), into.len()) };
@@ -270,7 +271,13 @@ pub(crate) fn call_at_thread_exit() {
 
 /// Every function: `name(fixed arguments)`; one with `...` is variadic in C and called as such.
 macro_rules! real {
-    (jumps { $($jump:ident)* } $( fn $name:ident($($arg:ident: $type:ty),* $(; $rest:ident: $rest_type:ty)?) -> $ret:ty; )*) => {
+    (
+        jumps { $($jump:ident)* }
+        $(
+            fn $name:ident($($arg:ident: $type:ty),* $(; $rest:ident: $rest_type:ty)?)
+                -> $ret:ty;
+        )*
+    ) => {
         /// The addresses, under the names of the functions.
         #[allow(non_upper_case_globals, reason = "named as in C")]
         pub(crate) mod symbol {
@@ -357,7 +364,8 @@ real! {
     fn __xstat(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int;
     fn __lxstat(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int;
     fn __fxstat(version: c_int, fd: c_int, into: *mut libc::stat) -> c_int;
-    fn __fxstatat(version: c_int, dir: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int)
+    fn __fxstatat(version: c_int, dir: c_int, path: *const c_char, into: *mut libc::stat,
+        flags: c_int)
         -> c_int;
     fn statx(dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, into: *mut libc::statx)
         -> c_int;

@@ -3,7 +3,8 @@
 //! # Invariants
 //!
 //! - At most one thread connects at a time; the others use the kernel path meanwhile.
-//! - A session that was lost is never used again. The next one is tried a second later at the earliest.
+//! - A session that was lost is never used again. The next one is tried a second later at the
+//!   earliest.
 //! - Sessions are never freed: a call may be under way in any thread. A process family that went
 //!   through [`SESSIONS_MAX`] of them (forks of forks, service restarts) stays on the kernel path.
 //!

@@ -1,9 +1,9 @@
 //! Slots: descriptors of the mount opened ahead, so that an open costs no trip through the kernel.
 //!
-//! A *master* is the library's own descriptor of a slot. A program's descriptor is a copy of it, hence
-//! shares its file position. While the file is open the slot is taken; after the last close it is free
-//! again, unless a copy may have got away (fork, exec, a message to another process): then the master is
-//! closed and the slot belongs to whoever holds the copies.
+//! A *master* is the library's own descriptor of a slot. A program's descriptor is a copy of it,
+//! hence shares its file position. While the file is open the slot is taken; after the last close
+//! it is free again, unless a copy may have got away (fork, exec, a message to another process):
+//! then the master is closed and the slot belongs to whoever holds the copies.
 //!
 //! # Invariants
 //!
@@ -122,7 +122,8 @@ impl SlotPool {
         self.slots.get(index / SLOTS_PER_MODE)?.get(index % SLOTS_PER_MODE)
     }
 
-    /// Moves the master on `fd` to another number: the program wants this one. False: none is there.
+    /// Moves the master on `fd` to another number: the program wants this one. False: none is
+    /// there.
     pub(crate) fn move_master(&'static self, fd: RawFd) -> bool {
         let is_it = |slot: &&Slot| slot.is_open() && slot.master() == fd;
         let Some(slot) = self.slots.iter().flatten().find(is_it) else { return false };

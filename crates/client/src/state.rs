@@ -1,8 +1,9 @@
 //! Everything a process knows about its lane, in memory that a forked child finds zeroed.
 //!
-//! The kernel wipes these pages at fork (`MADV_WIPEONFORK`), so a child, however it was made, starts
-//! with "nothing known": it cannot use its parent's channel by mistake, and every inherited descriptor
-//! is looked at anew when it is first used. Zero is therefore a valid first value of every field.
+//! The kernel wipes these pages at fork (`MADV_WIPEONFORK`), so a child, however it was made,
+//! starts with "nothing known": it cannot use its parent's channel by mistake, and every inherited
+//! descriptor is looked at anew when it is first used. Zero is therefore a valid first value of
+//! every field.
 //!
 //! # Invariants
 //!
@@ -20,8 +21,8 @@ use crate::session::Sessions;
 use crate::slots::SlotPool;
 use crate::table::{FdTable, RecordPool};
 
-/// Alignment at which `madvise` can tell these pages from their neighbours: the largest page size of
-/// the architecture.
+/// Alignment at which `madvise` can tell these pages from their neighbours: the largest page size
+/// of the architecture.
 #[cfg(target_arch = "x86_64")]
 #[repr(C, align(4096))]
 pub(crate) struct State(Fields);

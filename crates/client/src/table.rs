@@ -9,8 +9,8 @@
 //!
 //! - An entry that names a record holds one reference of it. Entries are changed by swaps, so each
 //!   reference is dropped by exactly one thread.
-//! - An entry is cleared before the kernel descriptor is closed: the number may be given out again at
-//!   once, and must not be found to mean the old file.
+//! - An entry is cleared before the kernel descriptor is closed: the number may be given out again
+//!   at once, and must not be found to mean the old file.
 //! - "Foreign" and "kernel" may be wrong in one direction only: towards the kernel path, which is
 //!   always right.
 //!

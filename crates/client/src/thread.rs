@@ -94,8 +94,8 @@ impl Drop for Inside {
 
 /// Runs a slow path: signals wait, hooks are off, `errno` stays.
 ///
-/// Without the signal mask a handler could find a half-made session, or wait for a lock that its own
-/// thread holds.
+/// Without the signal mask a handler could find a half-made session, or wait for a lock that its
+/// own thread holds.
 pub(crate) fn slow<R>(path: impl FnOnce() -> R) -> R {
     let errno = crate::real::errno();
     let mask = crate::real::block_signals();

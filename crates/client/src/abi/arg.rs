@@ -9,29 +9,36 @@ use crate::outcome::{Detour, Outcome};
 /// Most parts of one vector call that are handled here; more go to the kernel (which allows 1024).
 pub(super) const PARTS_MAX: usize = 64;
 
-/// A path or name. A null pointer is for the kernel to refuse.
+/// Whether no memory of a program can be there: near null, or in the kernel's half. Such a pointer is
+/// for the kernel to refuse with `EFAULT`; any other bad one is a fault in the caller, as in libc.
+#[inline]
+fn is_nowhere<T>(pointer: *const T) -> bool {
+    (pointer.addr() as isize) < 4096
+}
+
+/// A path or name.
 ///
 /// # Safety
 ///
 /// Null, or a C string that lives through the call.
 #[inline]
 pub(super) unsafe fn text<'a>(text: *const c_char) -> Outcome<&'a [u8]> {
-    if text.is_null() {
+    if is_nowhere(text) {
         return Err(Detour::Kernel);
     }
     // SAFETY: not null; the caller vouches for the rest.
     Ok(unsafe { CStr::from_ptr(text) }.to_bytes())
 }
 
-/// A buffer to be written. A null pointer is for the kernel to refuse.
+/// A buffer to be written.
 ///
 /// # Safety
 ///
-/// Null, or `len` bytes that nobody else uses during the call. They may be uninitialised: `ops` only
-/// writes to them.
+/// Null, or `len` bytes that nobody else uses during the call. They may be uninitialised: `ops`
+/// only writes to them.
 #[inline]
 pub(super) unsafe fn sink<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut [u8]> {
-    match bytes.is_null() || len > isize::MAX as usize {
+    match is_nowhere(bytes) || len > isize::MAX as usize {
         true if len == 0 => Ok(&mut []),
         true => Err(Detour::Kernel),
         // SAFETY: not null; the caller vouches for the rest.
@@ -46,7 +53,7 @@ pub(super) unsafe fn sink<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut
 /// Null, or `len` bytes that live through the call.
 #[inline]
 pub(super) unsafe fn source<'a>(bytes: *const c_void, len: usize) -> Outcome<&'a [u8]> {
-    match bytes.is_null() || len > isize::MAX as usize {
+    match is_nowhere(bytes) || len > isize::MAX as usize {
         true if len == 0 => Ok(&[]),
         true => Err(Detour::Kernel),
         // SAFETY: as above.

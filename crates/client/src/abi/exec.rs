@@ -1,8 +1,8 @@
 //! exec and posix_spawn: descriptors are made fit for the new image, and it gets the library too.
 //!
-//! A program that runs others with an environment of its own making drops `LD_PRELOAD`; its children
-//! would work, through the kernel, but slowly. Both variables are put back where they are missing. Where
-//! a program sets `LD_PRELOAD` to something else, that is respected.
+//! A program that runs others with an environment of its own making drops `LD_PRELOAD`; its
+//! children would work, through the kernel, but slowly. Both variables are put back where they are
+//! missing. Where a program sets `LD_PRELOAD` to something else, that is respected.
 
 use std::ffi::{c_char, c_void};
 

@@ -6,8 +6,8 @@ use super::hooks;
 use crate::ops::process;
 use crate::{private, real, state};
 
-/// In a new child: what belonged to the parent's session is closed now, not at the first call, or the
-/// parent's files would stay open as long as the child lives.
+/// In a new child: what belonged to the parent's session is closed now, not at the first call, or
+/// the parent's files would stay open as long as the child lives.
 fn born() {
     if state::started().is_none() && private::any() {
         state::get();
@@ -39,8 +39,9 @@ hooks! {
         forking(|| unsafe { real::_Fork() })
     }
 
-    /// `vfork`: a fork whose parent waits until the child has executed something or ended. A true one
-    /// shares its memory with the parent, where hooked calls of the child would leave their traces.
+    /// `vfork`: a fork whose parent waits until the child has executed something or ended. A true
+    /// one shares its memory with the parent, where hooked calls of the child would leave their
+    /// traces.
     ["vfork", "__vfork"]
     fn vfork() -> pid_t {
         let Ok((reader, writer)) = real::pipe() else {

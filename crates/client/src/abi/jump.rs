@@ -1,5 +1,5 @@
-//! Variadic functions that cannot be forwarded argument by argument: something is done first, then the
-//! real function is jumped to with all registers and the stack as they were.
+//! Variadic functions that cannot be forwarded argument by argument: something is done first, then
+//! the real function is jumped to with all registers and the stack as they were.
 
 use std::ffi::{c_int, c_void};
 
@@ -16,8 +16,8 @@ fn target(symbol: &real::Symbol) -> *const c_void {
     if address.is_null() { nowhere as *const c_void } else { address }
 }
 
-/// `jumps!{ "name" prepare symbol; }`: exports `name`, which calls `prepare` with its first argument and
-/// then jumps to the real one.
+/// `jumps!{ "name" prepare symbol; }`: exports `name`, which calls `prepare` with its first
+/// argument and then jumps to the real one.
 macro_rules! jumps {
     ($( $(#[$meta:meta])* $name:literal $prepare:ident $symbol:ident; )*) => {$(
         const _: () = {
@@ -34,7 +34,8 @@ macro_rules! jumps {
             #[unsafe(naked)]
             #[unsafe(export_name = $name)]
             unsafe extern "C" fn hook() {
-                // The frame keeps every register that can carry an argument; rax counts vector ones.
+                // The frame keeps every register that can carry an argument; rax counts vector
+                // ones.
                 std::arch::naked_asm!(
                     "push rbp",
                     "mov rbp, rsp",

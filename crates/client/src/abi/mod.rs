@@ -1,8 +1,8 @@
 //! The C surface: one thin function per hooked name.
 //!
-//! Each turns C arguments into slices and numbers, asks `ops`, and either returns the answer or calls
-//! the real function with the caller's own arguments. Names of one meaning share a body; the list
-//! before the name in [`hooks`] is what is exported.
+//! Each turns C arguments into slices and numbers, asks `ops`, and either returns the answer or
+//! calls the real function with the caller's own arguments. Names of one meaning share a body; the
+//! list before the name in [`hooks`] is what is exported.
 //!
 //! # Invariants
 //!
@@ -60,13 +60,19 @@ fn failed<T: real::Failure>(errno: i32) -> T {
 
 /// Defines hooks: `["name", "other name"] fn body_name(arguments) -> type { body }`.
 macro_rules! hooks {
-    ($( $(#[$meta:meta])* [$($name:literal),+ $(,)?] fn $body:ident $args:tt -> $ret:ty $block:block )*) => {
+    ($(
+        $(#[$meta:meta])*
+        [$($name:literal),+ $(,)?] fn $body:ident $args:tt -> $ret:ty $block:block
+    )*) => {
         $(
             hooks! { @body $(#[$meta])* $body $args $ret $block }
             $( hooks! { @export $name $body $args $ret } )+
         )*
     };
-    (@body $(#[$meta:meta])* $body:ident ($($arg:ident: $type:ty),* $(,)?) $ret:ty $block:block) => {
+    (
+        @body $(#[$meta:meta])*
+        $body:ident ($($arg:ident: $type:ty),* $(,)?) $ret:ty $block:block
+    ) => {
         $(#[$meta])*
         ///
         /// # Safety

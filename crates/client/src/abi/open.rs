@@ -16,7 +16,8 @@ fn made(fd: c_int) -> c_int {
 }
 
 hooks! {
-    /// `open(path, flags, ...)`: the mode travels as a variadic integer does, in the third register.
+    /// `open(path, flags, ...)`: the mode travels as a variadic integer does, in the third
+    /// register.
     ["open", "open64", "__open", "__open64"]
     fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
         answer!(

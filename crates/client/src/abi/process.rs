@@ -113,8 +113,9 @@ hooks! {
         identity(unsafe { real::initgroups(user, group) })
     }
 
-    /// `setfsuid` returns the former one and never says that it failed. The peer credentials of a socket
-    /// are the effective ones: the service cannot see this change, so the kernel path is taken.
+    /// `setfsuid` returns the former one and never says that it failed. The peer credentials of a
+    /// socket are the effective ones: the service cannot see this change, so the kernel path is
+    /// taken.
     ["setfsuid"]
     fn setfsuid(user: uid_t) -> c_int {
         process::estranged();

@@ -1,6 +1,7 @@
 //! `syscall(2)`, the function: programs (libuv among them) call the kernel through it.
 //!
-//! What touches descriptors or the process goes to the hook of that name; paths are left to the kernel.
+//! What touches descriptors or the process goes to the hook of that name; paths are left to the
+//! kernel.
 
 use std::ffi::c_long;
 
@@ -48,7 +49,9 @@ hooks! {
                     state::get().slots.never_reuse();
                     real::syscall(number, a, b, c, d, e, f)
                 }
-                libc::SYS_mmap => super::map::mmap(a as _, b as _, c as _, d as _, e as _, f) as c_long,
+                libc::SYS_mmap => {
+                    super::map::mmap(a as _, b as _, c as _, d as _, e as _, f) as c_long
+                }
                 _ => match old(number, a, b) {
                     Some(rc) => rc,
                     None => after(number, real::syscall(number, a, b, c, d, e, f)),

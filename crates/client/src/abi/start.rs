@@ -1,5 +1,5 @@
-//! The constructor: looks names up and reads the environment. It connects to nothing: the loader's lock
-//! is held, and most processes never touch the lane.
+//! The constructor: looks names up and reads the environment. It connects to nothing: the loader's
+//! lock is held, and most processes never touch the lane.
 
 use std::ffi::{CStr, c_char};
 

@@ -40,8 +40,8 @@ unsafe fn store(found: Outcome<Stat>, into: *mut libc::stat) -> Outcome<c_int> {
     Ok(0)
 }
 
-/// Stores what statx found. The mask says what is valid: the basic fields, and the creation time where
-/// it was asked for, as the kernel's FUSE does it.
+/// Stores what statx found. The mask says what is valid: the basic fields, and the creation time
+/// where it was asked for, as the kernel's FUSE does it.
 ///
 /// # Safety
 ///

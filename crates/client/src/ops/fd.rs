@@ -38,8 +38,8 @@ pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
     Ok(Closing { _file: file })
 }
 
-/// To be called before `dup2`: our own descriptor on that number moves out of the way, or, if it is the
-/// channel's, the session is left. What is known of the number goes when the copy is installed.
+/// To be called before `dup2`: our own descriptor on that number moves out of the way, or, if it is
+/// the channel's, the session is left. What is known of the number goes when the copy is installed.
 pub(crate) fn make_way(new: RawFd) {
     if private::contains(new) && !thread::is_inside() && !state::get().slots.move_master(new) {
         file::leave_session();
@@ -94,8 +94,8 @@ pub(crate) fn set_flags(fd: RawFd, flags: i32) -> Outcome<i32> {
     }
 }
 
-/// `close_range(2)` without flags: every number on its own where something is known of it, the rest in
-/// runs between our own descriptors.
+/// `close_range(2)` without flags: every number on its own where something is known of it, the rest
+/// in runs between our own descriptors.
 pub(crate) fn close_range(first: u32, last: u32) -> Outcome<()> {
     let Some(state) = state::started().filter(|_| !thread::is_inside()) else {
         return Err(Detour::Kernel);

@@ -1,7 +1,7 @@
 //! read and write in all their forms.
 //!
-//! The bytes of one call lie in one or several places ([`Sinks`], [`Sources`]); what differs between the
-//! calls is only where the offset comes from.
+//! The bytes of one call lie in one or several places ([`Sinks`], [`Sources`]); what differs
+//! between the calls is only where the offset comes from.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
@@ -92,8 +92,8 @@ impl Open<'_> {
         Ok(count)
     }
 
-    /// Reads where the kernel's position is, then claims the bytes. Where another process was faster,
-    /// what was claimed is read again from its right place.
+    /// Reads where the kernel's position is, then claims the bytes. Where another process was
+    /// faster, what was claimed is read again from its right place.
     fn read_shared(&self, into: Sinks<'_, '_>) -> Outcome<usize> {
         let at = offset::advance(self.fd, 0)?;
         let count = self.read_at(at, into)?;
@@ -141,8 +141,8 @@ impl Open<'_> {
         call::scatter(self.session, &message, into)
     }
 
-    /// Place by place and buffer by buffer, until one falls short. An error after the first bytes is
-    /// reported by the next call.
+    /// Place by place and buffer by buffer, until one falls short. An error after the first bytes
+    /// is reported by the next call.
     fn read_long(&self, at: u64, into: Sinks<'_, '_>) -> Outcome<usize> {
         let room = self.session.channel.buffer_bytes();
         let mut done = 0;
@@ -229,8 +229,8 @@ impl Open<'_> {
         }
     }
 
-    /// Under `RLIMIT_FSIZE`. Where an append will land is known to the service only; the size now is
-    /// the best that can be had without its lock.
+    /// Under `RLIMIT_FSIZE`. Where an append will land is known to the service only; the size now
+    /// is the best that can be had without its lock.
     #[cold]
     fn write_limited(&self, at: u64, from: Sources<'_, '_>, total: usize) -> Outcome<(usize, u64)> {
         let start = match self.file.appends() {
@@ -286,8 +286,9 @@ impl Open<'_> {
         Ok((call::count(&reply).min(total), reply.value[0]))
     }
 
-    /// One payload buffer at most. A large one may be served in part when this thread is stopped while
-    /// it copies; the rest follows, so that a write is short for the service's own reasons only.
+    /// One payload buffer at most. A large one may be served in part when this thread is stopped
+    /// while it copies; the rest follows, so that a write is short for the service's own reasons
+    /// only.
     fn write_message(&self, at: u64, from: &[u8]) -> Outcome<(usize, u64)> {
         let (mut done, mut end) = (0, at);
         while done < from.len() {

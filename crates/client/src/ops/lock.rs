@@ -1,5 +1,5 @@
-//! POSIX, open-file-description and flock locks. The table is the service's; here are the ranges and
-//! the waiting.
+//! POSIX, open-file-description and flock locks. The table is the service's; here are the ranges
+//! and the waiting.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;

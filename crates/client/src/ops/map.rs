@@ -18,8 +18,8 @@ use crate::real;
 use crate::table::{Record, bit};
 use crate::thread;
 
-/// A descriptor of the true node of the file that `fd` means, to be mapped and closed. `Kernel`: map
-/// `fd` itself.
+/// A descriptor of the true node of the file that `fd` means, to be mapped and closed. `Kernel`:
+/// map `fd` itself.
 pub(crate) fn true_node(fd: RawFd) -> Outcome<RawFd> {
     let file = file::find(fd)?;
     if file.slot.load(Ordering::Relaxed) == 0 {

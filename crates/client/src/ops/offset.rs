@@ -1,8 +1,8 @@
 //! The two places where a file's offset can be, and the moves that both know.
 //!
-//! A published offset lives in the kernel and other processes move it too. A read claims what it got
-//! by adding to the position, and looks whether it was still where the read started; a write reserves
-//! its range first. Adding is atomic in the kernel, so no two of them get the same bytes.
+//! A published offset lives in the kernel and other processes move it too. A read claims what it
+//! got by adding to the position, and looks whether it was still where the read started; a write
+//! reserves its range first. Adding is atomic in the kernel, so no two of them get the same bytes.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;

@@ -89,8 +89,8 @@ fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
 /// `O_LARGEFILE` as the kernel reports it; libc's own constant is 0 on 64-bit machines.
 const LARGEFILE: u32 = 0o100000;
 
-/// A slot that the service calls busy is in other hands (a second open through /proc, a foreign copy);
-/// one without a master was closed past our hooks. Neither can be used again.
+/// A slot that the service calls busy is in other hands (a second open through /proc, a foreign
+/// copy); one without a master was closed past our hooks. Neither can be used again.
 fn refused(file: &Record, error: Detour) -> Detour {
     if matches!(error, Detour::Errno(Errno::EBUSY | Errno::EBADF)) {
         file.set(bit::ESCAPED);

@@ -33,8 +33,8 @@ pub(crate) fn umask(mask: u32) -> u32 {
     old
 }
 
-/// Reads the umask without changing it, where /proc says it; else by setting it twice, between which
-/// another thread could create a file with the wrong one.
+/// Reads the umask without changing it, where /proc says it; else by setting it twice, between
+/// which another thread could create a file with the wrong one.
 fn umask_of_kernel() -> u32 {
     let mut text = [0; 2048];
     let read = crate::real::read_file(b"/proc/self/status", &mut text);
@@ -59,8 +59,8 @@ pub(crate) fn before_sharing() {
     file::share_all();
 }
 
-/// After a change of user or group: the service must see the new one, so a new session is made at the
-/// next call.
+/// After a change of user or group: the service must see the new one, so a new session is made at
+/// the next call.
 pub(crate) fn identity_changed() {
     if path::mount().is_ok() && state::started().is_some() {
         file::leave_session();

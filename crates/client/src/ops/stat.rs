@@ -54,8 +54,8 @@ fn with_device(attr: Option<WireAttr>) -> Outcome<Stat> {
     Ok(Stat { attr: attr.ok_or(Detour::Kernel)?, device: path::device()? })
 }
 
-/// `access`, `eaccess`, `faccessat`. The service knows the effective identity; where the real one is
-/// asked for and differs, the kernel answers.
+/// `access`, `eaccess`, `faccessat`. The service knows the effective identity; where the real one
+/// is asked for and differs, the kernel answers.
 pub(crate) fn access(dir: RawFd, path: &[u8], mode: i32, flags: i32) -> Outcome<()> {
     use rustix::process::{getegid, geteuid, getgid, getuid};
     if mode & !7 != 0 || flags & !(libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW) != 0 {
