@@ -138,8 +138,7 @@ impl Running {
 
     /// The pool's service process, if there is one at this moment.
     pub fn service_now(&self) -> Option<u32> {
-        let name = format!("polylane-service[{}]", self.pool);
-        processes().find(|(_, said)| said.starts_with(name.as_bytes())).map(|(pid, _)| pid)
+        service_of(&self.pool)
     }
 
     /// Waits for the end and insists that nothing remains.
@@ -160,6 +159,12 @@ pub fn no_library(test: &str) -> bool {
         crate::skip(test, "libpolylane.so is not built");
     }
     missing
+}
+
+/// The service process of a pool, if there is one at this moment.
+pub fn service_of(pool: &str) -> Option<u32> {
+    let name = format!("polylane-service[{pool}]");
+    processes().find(|(_, said)| said.starts_with(name.as_bytes())).map(|(pid, _)| pid)
 }
 
 /// Sends a signal by name, as kill(1) does.

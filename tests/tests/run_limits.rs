@@ -1,6 +1,6 @@
 //! Limits of a pool: CPUs, memory, the size of a lane in RAM.
 
-use polylane_tests::pool::Run;
+use polylane_tests::pool::{Run, assert_nothing_remains, service_of, signal_to};
 use polylane_tests::{skip, unavailable};
 
 fn printed(run: Run) -> String {
@@ -65,4 +65,63 @@ fn memory_is_limited_by_a_control_group_where_there_is_one() {
     }
     assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n137\nwhole\n", "{said}");
     assert!(!said.contains("polylane:"), "the service was not replaced: {said}");
+}
+
+#[test]
+fn the_service_holds_nothing_of_the_callers() {
+    if unavailable("the_service_holds_nothing_of_the_callers") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let file = dir.path().join("callers-file");
+    let pool = "test-callers-file";
+    let line = format!(
+        "exec 7>{}; exec {} run --pool {pool} --mem --no-preload -- \
+         sh -c 'echo seen >&7; exec sleep 1000'",
+        file.display(),
+        polylane_tests::binary().display()
+    );
+    let mut shell = std::process::Command::new("sh").args(["-c", &line]).spawn().expect("sh");
+    while !std::fs::read_to_string(&file).is_ok_and(|text| text == "seen\n") {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let service = service_of(pool).expect("a service");
+    let fds = std::fs::read_dir(format!("/proc/{service}/fd")).expect("descriptors");
+    let held: Vec<_> = fds.flatten().filter_map(|fd| std::fs::read_link(fd.path()).ok()).collect();
+    let cwd = std::fs::read_link(format!("/proc/{service}/cwd")).expect("cwd");
+    signal_to(shell.id(), "TERM");
+    shell.wait().expect("wait");
+    assert!(!held.contains(&file), "{held:?}");
+    assert_eq!(cwd, std::path::Path::new("/"));
+    assert_nothing_remains(pool);
+}
+
+#[test]
+fn a_running_pool_tells_what_it_does() {
+    if unavailable("a_running_pool_tells_what_it_does") {
+        return;
+    }
+    let stats = |words: &[&str]| {
+        let output = std::process::Command::new(polylane_tests::binary())
+            .arg("stats")
+            .args(words)
+            .output()
+            .expect("polylane stats");
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let script = "echo x > /lane/file; cat /lane/file; exec sleep 1000";
+    let mut run = Run::new("--mem --no-preload --size 20M --weight 50").script(script).start();
+    assert_eq!(run.line(), "x");
+    let (status, said) = stats(&["--pool", &run.pool]);
+    assert_eq!(status, Some(0));
+    for line in ["weight: 50", "mount: /lane", "service.files.size_bytes: 20971520"] {
+        assert!(said.lines().any(|said| said == line), "{line} is missing: {said}");
+    }
+    let (status, said) = stats(&["--json"]);
+    assert_eq!(status, Some(0));
+    assert!(said.contains(&format!("\"pool\": \"{}\"", run.pool)), "{said}");
+    run.signal("TERM");
+    let pool = run.pool.clone();
+    run.end();
+    assert_eq!(stats(&["--pool", &pool]).0, Some(1), "it has ended");
 }

@@ -412,6 +412,8 @@ fn execute_service(pool: &str, fds: &[(&str, BorrowedFd<'_>)]) -> ! {
     if let Some(value) = std::env::var_os("RUST_BACKTRACE") {
         command.env("RUST_BACKTRACE", value);
     }
+    // What the caller of `polylane run` had open is COMMAND's, not the service's.
+    let _ = ns::close_all_on_exec();
     for (option, fd) in fds {
         let _ = rustix::io::fcntl_setfd(fd, FdFlags::empty());
         command.arg(option).arg(fd.as_raw_fd().to_string());
