@@ -4,6 +4,8 @@ use std::ffi::{CStr, c_char, c_void};
 
 use libc::{c_int, iovec};
 
+use polylane_ipc::message::PATH_BYTES_MAX;
+
 use crate::outcome::{Detour, Outcome};
 
 /// Most parts of one vector call that are handled here; more go to the kernel (which allows 1024).
@@ -26,8 +28,13 @@ pub(super) unsafe fn text<'a>(text: *const c_char) -> Outcome<&'a [u8]> {
     if is_nowhere(text) {
         return Err(Detour::Kernel);
     }
-    // SAFETY: not null; the caller vouches for the rest.
-    Ok(unsafe { CStr::from_ptr(text) }.to_bytes())
+    // SAFETY: the caller vouches for a pointer that can be one.
+    let text = unsafe { CStr::from_ptr(text) }.to_bytes();
+    match text.len() > PATH_BYTES_MAX {
+        // The whole path counts, with what of it lies outside of the lane.
+        true => Err(Detour::Kernel),
+        false => Ok(text),
+    }
 }
 
 /// A buffer to be written.
