@@ -7,7 +7,7 @@
 use std::fs;
 
 use polylane_tests::oracle::same_as_tmpfs;
-use polylane_tests::{LANES, Script, lacks, scripts, unavailable};
+use polylane_tests::{LANES, Script, chosen, lacks, scripts, unavailable};
 
 #[test]
 fn coreutils_print_what_they_print_on_tmpfs() {
@@ -29,4 +29,19 @@ fn coreutils_print_what_they_print_on_tmpfs() {
     };
     let cases: Vec<(String, Script)> = names.into_iter().map(script).collect();
     same_as_tmpfs(&cases, &LANES);
+}
+
+/// Beside what ext4 answers, not tmpfs: that has user attributes from Linux 6.6 on only.
+#[test]
+fn extended_attributes_of_users() {
+    let test = "extended_attributes_of_users";
+    if unavailable(test) || lacks(test, &["setfattr", "getfattr"]) {
+        return;
+    }
+    let (tree, commands) = (Script::file("tree.sh"), Script::file("xattr.sh"));
+    let script = Script::new(format!("exec 2>&1\n{}set +e\n{}", tree.text(), commands.text()));
+    let expected = Script::file("xattr.expected");
+    for lane in chosen(&LANES) {
+        assert_eq!(script.run(lane).stdout, expected.text(), "{lane:?}");
+    }
 }
