@@ -23,6 +23,7 @@ mod accept;
 mod dispatch;
 mod helpers;
 mod holders;
+mod post;
 mod request;
 mod roster;
 mod serve;
@@ -39,10 +40,12 @@ use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_base::{Errno, Result};
 use polylane_ipc::layout::GROUPS_MAX;
 use polylane_ipc::{CopyPlan, Geometry};
+use polylane_sys::cpu;
 use polylane_sys::event::{self, eventfd};
 
 use self::accept::{Acceptor, Around};
 use self::helpers::Helpers;
+use self::post::Post;
 use self::stats::Stats;
 use self::worker::{Inbox, Worker};
 use crate::lane::Lane;
@@ -138,7 +141,10 @@ impl Server {
         for (group, cpu) in workers.iter().enumerate() {
             let inbox = self.around.inboxes[group].clone();
             let (helpers, stats) = (&self.around.helpers, &self.worker_stats[group]);
-            let worker = Worker::new(*cpu, inbox, helpers.clone(), stats.clone());
+            // Several workers share the CPUs out among them; a lone one may use them all.
+            let others = if workers.len() == 1 { cpu::allowed()? } else { Vec::new() };
+            let post = Post::new(*cpu, others);
+            let worker = Worker::new(post, inbox, helpers.clone(), stats.clone());
             threads.workers.push(spawn(format!("shm-worker-{group}"), move || worker.run())?);
         }
         threads.acceptor = Some(spawn("shm-accept".into(), move || acceptor.run())?);

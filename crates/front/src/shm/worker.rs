@@ -25,11 +25,11 @@ use std::time::Duration;
 use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_sys::cpu;
 use polylane_sys::event::{self, Epoll, Interest, eventfd};
 
 use super::dispatch::{self, Scratch};
 use super::helpers::Helpers;
+use super::post::Post;
 use super::request::PATHS_BYTES_MAX;
 use super::roster::Roster;
 use super::session::Session;
@@ -122,7 +122,7 @@ impl Inbox {
 
 /// What a worker is made of.
 pub(super) struct Worker {
-    cpu: Option<u32>,
+    post: Post,
     inbox: Arc<Inbox>,
     helpers: Arc<Helpers>,
     stats: Arc<Stats>,
@@ -136,15 +136,15 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// The worker of an inbox's core group; `cpu`: pinned there.
+    /// The worker of an inbox's core group.
     pub(super) fn new(
-        cpu: Option<u32>,
+        post: Post,
         inbox: Arc<Inbox>,
         helpers: Arc<Helpers>,
         stats: Arc<Stats>,
     ) -> Worker {
         Worker {
-            cpu,
+            post,
             roster: Roster::new(inbox.group),
             inbox,
             helpers,
@@ -159,10 +159,7 @@ impl Worker {
 
     /// Serves until told to stop.
     pub(super) fn run(mut self) {
-        if self.cpu.is_some_and(|cpu| cpu::pin(&[cpu]).is_err()) {
-            // The CPU went offline or out of the cpuset: any other will do.
-            self.cpu = None;
-        }
+        self.post.take();
         let mut rounds: u32 = 0;
         while !self.stopping {
             rounds = rounds.wrapping_add(1);
@@ -173,14 +170,14 @@ impl Worker {
             if self.inbox.any.load(Ordering::Relaxed) {
                 self.obey();
             }
-            let count = self.round();
+            let (count, near) = self.round();
             self.unheard += count + 1;
             if self.unheard >= LISTEN_PERIOD && self.roster.any_dormant() {
                 self.listen(Some(Duration::ZERO));
             }
             if count > 0 {
                 self.false_hints = 0;
-                self.budget.found();
+                self.waited_for(near);
             } else if self.budget.spin(self.roster.hot_count() as u32) {
                 std::hint::spin_loop();
             } else {
@@ -189,19 +186,33 @@ impl Worker {
         }
         self.roster.heat_all();
         for _ in 0..LAST_ROUNDS {
-            if self.round() == 0 {
+            if self.round().0 == 0 {
                 break;
             }
         }
     }
 
-    /// A few requests of each channel; returns how many there were.
-    fn round(&mut self) -> usize {
+    /// Somebody was served who waits on this CPU (`near`) or on another.
+    fn waited_for(&mut self, near: bool) {
+        if self.post.served(near) {
+            self.roster.set_cpu(self.post.here());
+        } else if near {
+            return self.budget.yield_now();
+        }
+        self.budget.found();
+    }
+
+    /// A few requests of each channel; returns how many there were, and whether the last came from
+    /// this very CPU: then its client waits for the CPU, not only for the reply.
+    fn round(&mut self) -> (usize, bool) {
         let around = (&*self.helpers, &*self.stats);
         let scratch = &mut self.scratch;
-        self.roster.round(BATCH, |session, mailbox| {
+        let (here, mut near) = (self.post.here(), false);
+        let count = self.roster.round(BATCH, |session, mailbox| {
+            near = session.channel.client_cpu(mailbox) == here;
             dispatch::on_worker(session, mailbox, scratch, around);
-        })
+        });
+        (count, near)
     }
 
     /// Announces sleep, looks once more, sleeps until a client or the inbox rings.
@@ -226,26 +237,21 @@ impl Worker {
         // Failing to wait (no memory) means another round, no more.
         let _ = self.inbox.epoll.wait(&mut ready, timeout);
         for event in ready.iter().filter(|event| event.token != INBOX) {
-            self.roster.rang(event.token, self.here());
+            self.roster.rang(event.token, self.post.here());
         }
-    }
-
-    /// Where the worker runs.
-    fn here(&self) -> u32 {
-        self.cpu.unwrap_or_else(cpu::current)
     }
 
     /// Tells the clients where the worker runs, unless it is pinned and they know.
     fn publish_cpu(&self) {
-        if self.cpu.is_none() {
-            self.roster.set_cpu(cpu::current());
+        if !self.post.is_pinned() {
+            self.roster.set_cpu(self.post.here());
         }
     }
 
     fn obey(&mut self) {
         for command in self.inbox.take() {
             match command {
-                Command::Add(session) => self.roster.add(session, self.here()),
+                Command::Add(session) => self.roster.add(session, self.post.here()),
                 Command::Remove(id) => self.roster.remove(id),
                 Command::Stop => self.stopping = true,
             }
@@ -258,21 +264,29 @@ struct Budget {
     full: u32,
     left: u32,
     sleeps: u32,
+    /// The next sleep is no sign that looking is in vain.
+    yielding: bool,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Budget { full: BUDGET_MAX, left: BUDGET_MAX, sleeps: 0 }
+        Budget { full: BUDGET_MAX, left: BUDGET_MAX, sleeps: 0, yielding: false }
     }
 }
 
 impl Budget {
     /// There was work.
     fn found(&mut self) {
+        self.yielding = false;
         if self.left < self.full {
             self.full = (self.full + self.full / 4).min(BUDGET_MAX);
         }
         self.left = self.full;
+    }
+
+    /// There was work, and whoever gave it needs this CPU to go on: looking for more keeps it away.
+    fn yield_now(&mut self) {
+        (self.left, self.yielding) = (0, true);
     }
 
     /// There was none in a round over `channels`; whether to look again.
@@ -281,8 +295,12 @@ impl Budget {
         self.left > 0
     }
 
-    /// Looking was in vain.
+    /// Looking was in vain, or was not tried.
     fn slept(&mut self) {
+        if std::mem::take(&mut self.yielding) {
+            self.left = self.full;
+            return;
+        }
         self.sleeps = self.sleeps.wrapping_add(1);
         let probe = self.sleeps.is_multiple_of(PROBE_PERIOD);
         self.full = if probe { BUDGET_MAX } else { (self.full / 2).max(BUDGET_MIN) };
