@@ -446,6 +446,7 @@ real! {
     fn posix_spawnp(pid: *mut pid_t, file: *const c_char,
         actions: *const libc::posix_spawn_file_actions_t,
         attributes: *const libc::posix_spawnattr_t, argv: Strings, envp: Strings) -> c_int;
+    fn login_tty(fd: c_int) -> c_int;
     fn daemon(no_chdir: c_int, no_close: c_int) -> c_int;
     fn chroot(path: *const c_char) -> c_int;
     fn unshare(flags: c_int) -> c_int;

@@ -94,14 +94,15 @@ pub(crate) fn started() -> Option<&'static Fields> {
 /// The first use in a process: closes what belonged to the parent.
 #[cold]
 fn start(fields: &'static Fields) {
-    let (first, then) = (Ordering::Acquire, Ordering::Acquire);
-    if fields.life.compare_exchange(WIPED, STARTING, first, then).is_ok() {
-        crate::thread::slow(|| {
+    // No handler may come while this thread is the one that others wait for.
+    crate::thread::slow(|| {
+        let (first, then) = (Ordering::Acquire, Ordering::Acquire);
+        if fields.life.compare_exchange(WIPED, STARTING, first, then).is_ok() {
             crate::private::close_all();
             crate::real::wipe_on_fork(&STATE);
-        });
-        fields.life.store(READY, Ordering::Release);
-    }
+            fields.life.store(READY, Ordering::Release);
+        }
+    });
     while fields.life.load(Ordering::Acquire) != READY {
         std::hint::spin_loop();
     }

@@ -11,8 +11,9 @@ use crate::outcome::{Detour, Outcome};
 /// Most parts of one vector call that are handled here; more go to the kernel (which allows 1024).
 pub(super) const PARTS_MAX: usize = 64;
 
-/// Whether no memory of a program can be there: near null, or in the kernel's half. Such a pointer is
-/// for the kernel to refuse with `EFAULT`; any other bad one is a fault in the caller, as in libc.
+/// Whether no memory of a program can be there: near null, or in the kernel's half. Such a pointer
+/// is for the kernel to refuse with `EFAULT`; any other bad one is a fault in the caller, as in
+/// libc.
 #[inline]
 fn is_nowhere<T>(pointer: *const T) -> bool {
     (pointer.addr() as isize) < 4096

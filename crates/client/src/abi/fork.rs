@@ -4,7 +4,7 @@ use libc::{c_int, pid_t};
 
 use super::hooks;
 use crate::ops::process;
-use crate::{private, real, state};
+use crate::{file, private, real, state};
 
 /// In a new child: what belonged to the parent's session is closed now, not at the first call, or
 /// the parent's files would stay open as long as the child lives.
@@ -65,6 +65,16 @@ hooks! {
         }
         real::set_errno(errno);
         pid
+    }
+
+    /// `login_tty` replaces descriptors 0 to 2 and closes its argument past our hooks.
+    ["login_tty"]
+    fn login_tty(fd: c_int) -> c_int {
+        for number in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO, fd] {
+            file::forget(number);
+        }
+        // SAFETY: the caller's own argument.
+        unsafe { real::login_tty(fd) }
     }
 
     /// `daemon` forks and replaces descriptors 0 to 2 past our hooks. The parent does not return.

@@ -53,6 +53,10 @@ pub(crate) fn copied(old: Option<Pin>, new: RawFd) {
         Some(file) if new >= 0 && (new as usize) < crate::table::FDS_MAX => {
             file::install(new, file);
         }
+        Some(_) if new >= 0 => {
+            // A copy that is not in the table: nobody will see it go.
+            file::share_all();
+        }
         _ => file::forget(new),
     }
 }
