@@ -93,8 +93,8 @@ fn edge(room: &Room, target: &str, test_only: bool) -> Option<String> {
     (!allowed).then(|| {
         let name = room.name;
         format!(
-            "{name} -> {target}: {kind} only [{}]; let {name} define a trait and the room above hand \
-             {target}'s implementation in",
+            "{name} -> {target}: {kind} only [{}]; let {name} define a trait and the room above \
+             hand {target}'s implementation in",
             list.join(", ")
         )
     })

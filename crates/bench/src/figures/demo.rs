@@ -34,7 +34,8 @@ sqlite3 shop.db 'PRAGMA journal_mode=WAL' > /dev/null
 sqlite3 shop.db 'CREATE TABLE sale(id INTEGER PRIMARY KEY, cents INT)'
 sqlite3 shop.db 'WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<20000)
                  INSERT INTO sale(cents) SELECT i*7%1000 FROM n;'
-rows=$(sqlite3 shop.db 'SELECT count(*) FROM sale'); sound=$(sqlite3 shop.db 'PRAGMA integrity_check')
+rows=$(sqlite3 shop.db 'SELECT count(*) FROM sale')
+sound=$(sqlite3 shop.db 'PRAGMA integrity_check')
 echo "sqlite3: $rows rows, integrity check: $sound"
 df -h /lane | tail -1 | awk '{print "df: " $2 " in all, " $3 " used, mounted on " $6}'
 echo done

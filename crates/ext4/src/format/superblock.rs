@@ -24,7 +24,7 @@ macro_rules! features {
             $(#[doc = concat!("Feature `", stringify!($name), "`.")] pub const $name: u32 = $bit;)*
 
             /// The names of the bits in `set`, unknown ones by number.
-            pub(crate) fn names(set: u32) -> Vec<String> {
+            pub fn names(set: u32) -> Vec<String> {
                 let known = [$((stringify!($name), $bit)),*];
                 let name = |bit: u32| {
                     let found = known.iter().find(|(_, value)| *value == bit);

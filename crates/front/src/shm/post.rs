@@ -1,11 +1,11 @@
 //! Where a worker runs.
 //!
-//! A worker is pinned, so that the client that shares its CPU knows it and sleeps instead of spinning.
-//! But two that share a CPU take turns on it, at 3 µs and more a turn, while two on different CPUs
-//! answer each other in a third of a microsecond. The tenant's threads go where the scheduler puts
-//! them; so the worker makes room: after many requests in a row from its own CPU it moves to another
-//! of the pool's. The scheduler may follow, hence the streak, and hence no more than one move per
-//! streak.
+//! A worker is pinned, so that the client that shares its CPU knows it and sleeps instead of
+//! spinning. But two that share a CPU take turns on it, at 3 µs and more a turn, while two on
+//! different CPUs answer each other in a third of a microsecond. The tenant's threads go where the
+//! scheduler puts them; so the worker makes room: after many requests in a row from its own CPU it
+//! moves to another of the pool's. The scheduler may follow, hence the streak, and hence no more
+//! than one move per streak.
 
 use polylane_base::Result;
 use polylane_sys::cpu;
@@ -46,8 +46,8 @@ impl Post {
         self.cpu.unwrap_or_else(cpu::current)
     }
 
-    /// A request was served whose client is (`near`) or is not on this CPU. Returns whether the worker
-    /// has moved.
+    /// A request was served whose client is (`near`) or is not on this CPU. Returns whether the
+    /// worker has moved.
     pub(super) fn served(&mut self, near: bool) -> bool {
         self.streak = if near { self.streak + 1 } else { 0 };
         self.streak >= STREAK && self.step_aside().is_ok()

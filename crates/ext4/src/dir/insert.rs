@@ -1,0 +1,290 @@
+//! Adding a name: into a linear block, or into the leaf of the hash tree that its hash belongs to,
+//! splitting what is full.
+
+use polylane_base::Errno;
+use polylane_base::sync::Arc;
+
+use super::{DirIndex, Live, Spot, Tree, block, block_count, corrupt, last_block, live, name_key};
+use crate::cache::{MetaBlock, Seal};
+use crate::error::{Corrupt, Error, Result, Structure};
+use crate::extents;
+use crate::format::FileBlock;
+use crate::format::dirent::{self, Entries, TAIL_BYTES};
+use crate::format::extent::Extent;
+use crate::format::hash::HashVersion;
+use crate::format::htree::{self, IndexEntry, Place};
+use crate::format::inode::INDEX;
+use crate::format::superblock::compat;
+use crate::inode::{Cell, Core};
+use crate::journal::Handle;
+use crate::volume::Volume;
+
+/// An insert under way.
+pub(super) struct Adding<'a, 'j> {
+    pub(super) volume: &'a Volume,
+    pub(super) handle: &'a Handle<'j>,
+    pub(super) cell: &'a Cell,
+    pub(super) name: &'a [u8],
+    pub(super) ino: u32,
+    pub(super) file_type: u8,
+}
+
+impl Adding<'_, '_> {
+    fn leaf(&self, core: &Core, at: FileBlock) -> Result<Arc<MetaBlock>> {
+        block(self.volume, self.cell, core, at, Seal::Directory(self.cell.seed))
+    }
+
+    /// Puts the name into block `at` if it has room.
+    fn try_block(&self, core: &Core, index: &mut DirIndex, at: FileBlock) -> Result<bool> {
+        let needed = dirent::record_bytes(self.name.len());
+        if usize::from(index.room[at.0 as usize]) < needed {
+            return Ok(false);
+        }
+        let leaf = self.leaf(core, at)?;
+        let mut bytes = self.handle.modify(&leaf);
+        let tail = self.volume.has_sums;
+        let put = dirent::insert(&mut bytes, tail, self.ino, self.file_type, self.name);
+        let Some(offset) = put.map_err(|field| corrupt(self.cell, field))? else {
+            // The estimate was too high: gaps are only known exactly when they are looked at.
+            index.room[at.0 as usize] = needed as u16 - 1;
+            return Ok(false);
+        };
+        let spot = Spot { block: at.0, offset: offset as u16 };
+        index.spots.entry(name_key(self.name)).or_default().push(spot);
+        index.count += 1;
+        Ok(true)
+    }
+
+    /// Adds the name to a directory without a tree, which may give it one.
+    pub(super) fn linear(&self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
+        let needed = dirent::record_bytes(self.name.len());
+        // The last block first: growing directories fill from the end.
+        let blocks = (0..index.room.len()).rev();
+        let fitting: Vec<usize> =
+            blocks.filter(|at| usize::from(index.room[*at]) >= needed).take(4).collect();
+        for at in fitting {
+            if self.try_block(core, index, FileBlock(at as u32))? {
+                return Ok(());
+            }
+        }
+        let hashes = self.volume.superblock.lock().has_compat(compat::DIR_INDEX);
+        if hashes && index.room.len() == 1 {
+            self.make_tree(core, index)?;
+            return self.hashed(core, index);
+        }
+        let at = self.grow(core, index, Seal::Directory(self.cell.seed))?;
+        self.empty_leaf(core, index, at)?;
+        match self.try_block(core, index, at)? {
+            true => Ok(()),
+            false => Err(corrupt(self.cell, "an empty block has no room")),
+        }
+    }
+
+    /// Adds a block to the directory.
+    fn grow(&self, core: &mut Core, index: &mut DirIndex, seal: Seal) -> Result<FileBlock> {
+        let volume = self.volume;
+        let at = FileBlock(block_count(volume, core));
+        let goal = last_block(volume, self.cell, core)?.unwrap_or(volume.goal(self.cell.ino));
+        let start = volume.alloc.allocate(self.handle, goal)?;
+        let extent = Extent { first: at, count: 1, start, unwritten: false };
+        extents::insert(volume, self.handle, self.cell, core, extent)?;
+        core.add_blocks(1, volume.geometry.block_bytes);
+        core.raw.set_size(core.raw.size() + u64::from(volume.geometry.block_bytes));
+        let seal = if volume.has_sums { seal } else { Seal::None };
+        let fresh = volume.cache.create(&volume.io, start, seal);
+        drop(self.handle.modify(&fresh));
+        index.room.push(0);
+        Ok(at)
+    }
+
+    fn empty_leaf(&self, core: &Core, index: &mut DirIndex, at: FileBlock) -> Result<()> {
+        let leaf = self.leaf(core, at)?;
+        dirent::put_empty(&mut self.handle.modify(&leaf), self.volume.has_sums);
+        let tail = if self.volume.has_sums { TAIL_BYTES } else { 0 };
+        index.room[at.0 as usize] = (self.volume.io.block_bytes() - tail) as u16;
+        Ok(())
+    }
+
+    /// Turns a directory of one linear block into a hashed one: its entries move to a new leaf.
+    fn make_tree(&self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
+        let (volume, cell) = (self.volume, self.cell);
+        let superblock = volume.superblock.lock();
+        let unsigned = superblock.unsigned_hash();
+        let version = HashVersion::new(superblock.default_hash_version(), unsigned);
+        drop(superblock);
+        let version = version.ok_or_else(|| corrupt(cell, "unknown default hash version"))?;
+        let root = self.leaf(core, FileBlock(0))?;
+        let old = root.read().to_vec();
+        let parent = Entries::new(&old, volume.has_sums).nth(1);
+        let parent = parent.and_then(|entry| entry.ok()).filter(|entry| entry.name == b"..");
+        let parent = parent.ok_or_else(|| corrupt(cell, "no '..'"))?.ino;
+        let at = self.grow(core, index, Seal::Directory(cell.seed))?;
+        let names = live(&old, volume.has_sums).map_err(|field| corrupt(cell, field))?;
+        self.fill(core, index, at, &names)?;
+        let seal = Seal::Index(Place::Root, cell.seed);
+        root.set_seal(if volume.has_sums { seal } else { Seal::None });
+        let mut bytes = self.handle.modify(&root);
+        let info = htree::RootInfo { hash_version: version.on_disk(), levels: 0 };
+        htree::put_root(&mut bytes, info, cell.ino, parent);
+        let leaves = vec![IndexEntry { hash: 0, block: at }];
+        htree::put_entries(&mut bytes, Place::Root, volume.has_sums, &leaves);
+        drop(bytes);
+        core.raw.set_flag(INDEX, true);
+        index.room[0] = 0;
+        index.nodes.push(FileBlock(0));
+        index.forget_block(FileBlock(0));
+        index.tree = Some(Tree { version, leaves });
+        Ok(())
+    }
+
+    /// Makes block `at` hold exactly `names`, and the index know it.
+    fn fill(&self, core: &Core, index: &mut DirIndex, at: FileBlock, names: &[Live]) -> Result<()> {
+        let (volume, cell) = (self.volume, self.cell);
+        index.forget_block(at);
+        let leaf = self.leaf(core, at)?;
+        let mut bytes = self.handle.modify(&leaf);
+        dirent::put_empty(&mut bytes, volume.has_sums);
+        for (ino, file_type, name) in names {
+            let put = dirent::insert(&mut bytes, volume.has_sums, *ino, *file_type, name);
+            let put = put.map_err(|field| corrupt(cell, field))?;
+            put.ok_or_else(|| corrupt(cell, "entries outgrow their block"))?;
+        }
+        index.add_block(cell, at, &bytes, volume.has_sums)
+    }
+
+    /// Adds the name to a hashed directory.
+    pub(super) fn hashed(&self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
+        let seed = self.volume.superblock.lock().hash_seed();
+        loop {
+            let tree = index.tree.as_ref().ok_or_else(|| corrupt(self.cell, "no tree"))?;
+            let hash = tree.version.hash(self.name, seed);
+            let position = tree.leaf_for(hash.major);
+            let at = tree.leaves[position].block;
+            if self.try_block(core, index, at)? {
+                return Ok(());
+            }
+            self.split_leaf(core, index, position, seed)?;
+        }
+    }
+
+    /// Splits a full leaf by hash: the upper half moves to a new block.
+    fn split_leaf(
+        &self,
+        core: &mut Core,
+        index: &mut DirIndex,
+        position: usize,
+        seed: [u32; 4],
+    ) -> Result<()> {
+        let (volume, cell) = (self.volume, self.cell);
+        let tree = index.tree.as_ref().ok_or_else(|| corrupt(cell, "no tree"))?;
+        let (version, at) = (tree.version, tree.leaves[position].block);
+        let old = self.leaf(core, at)?.read().to_vec();
+        let names = live(&old, volume.has_sums).map_err(|field| corrupt(cell, field))?;
+        let mut names: Vec<_> =
+            names.into_iter().map(|entry| (version.hash(&entry.2, seed).major, entry)).collect();
+        names.sort_by_key(|(hash, _)| *hash);
+        let middle = middle(&names).ok_or(Errno::ENOSPC)?;
+        let (first, last) = (names[middle].0, names[middle - 1].0);
+        // Equal hashes on both sides: the new leaf goes on where the old one ends.
+        let boundary = if first == last { first | 1 } else { first };
+        let fresh = self.grow(core, index, Seal::Directory(cell.seed))?;
+        let upper: Vec<_> = names.split_off(middle).into_iter().map(|(_, entry)| entry).collect();
+        let lower: Vec<_> = names.into_iter().map(|(_, entry)| entry).collect();
+        self.fill(core, index, fresh, &upper)?;
+        self.fill(core, index, at, &lower)?;
+        let tree = index.tree.as_mut().ok_or_else(|| corrupt(cell, "no tree"))?;
+        let entry = IndexEntry { hash: boundary, block: fresh };
+        tree.leaves.insert(position + 1, entry);
+        self.store_tree(core, index, position, entry)
+    }
+
+    /// Enters a new leaf into the tree on disk, behind the leaf at `position`.
+    fn store_tree(
+        &self,
+        core: &mut Core,
+        index: &mut DirIndex,
+        position: usize,
+        entry: IndexEntry,
+    ) -> Result<()> {
+        let (volume, cell) = (self.volume, self.cell);
+        let broken =
+            |field| -> Error { Corrupt::new(Structure::HashTree, cell.ino.into(), field).into() };
+        let blocks = block_count(volume, core);
+        let root = block(volume, cell, core, FileBlock(0), Seal::Index(Place::Root, cell.seed))?;
+        let read_root = |bytes: &[u8]| {
+            let info = htree::root_info(bytes)?;
+            Ok((info, htree::entries(bytes, Place::Root, volume.has_sums, blocks)?))
+        };
+        let (mut info, mut top) = read_root(&root.read()).map_err(broken)?;
+        let (block_bytes, sums) = (volume.io.block_bytes(), volume.has_sums);
+        if info.levels == 0 {
+            top.insert(position + 1, entry);
+            if top.len() <= Place::Root.limit(block_bytes, sums) {
+                let mut bytes = self.handle.modify(&root);
+                htree::put_entries(&mut bytes, Place::Root, sums, &top);
+                return Ok(());
+            }
+            // The root is full: its entries move into two nodes below it.
+            info.levels = 1;
+            let upper = top.split_off(top.len() / 2);
+            let (low, high) = (top[0].hash, upper[0].hash);
+            let left = self.node(core, index, &top)?;
+            let right = self.node(core, index, &upper)?;
+            top = vec![
+                IndexEntry { hash: low, block: left },
+                IndexEntry { hash: high, block: right },
+            ];
+        } else {
+            let node_at = top.partition_point(|node| node.hash <= entry.hash).saturating_sub(1);
+            let seal = Seal::Index(Place::Node, cell.seed);
+            let inner = block(volume, cell, core, top[node_at].block, seal)?;
+            let below = htree::entries(&inner.read(), Place::Node, sums, blocks);
+            let mut below = below.map_err(broken)?;
+            let place = below.partition_point(|leaf| leaf.hash <= entry.hash).max(1);
+            below.insert(place, entry);
+            if below.len() > Place::Node.limit(block_bytes, sums) {
+                if top.len() == Place::Root.limit(block_bytes, sums) {
+                    return Err(Errno::ENOSPC.into());
+                }
+                let upper = below.split_off(below.len() / 2);
+                let hash = upper[0].hash;
+                let right = self.node(core, index, &upper)?;
+                top.insert(node_at + 1, IndexEntry { hash, block: right });
+            }
+            htree::put_entries(&mut self.handle.modify(&inner), Place::Node, sums, &below);
+        }
+        let mut bytes = self.handle.modify(&root);
+        bytes[0x1e] = info.levels;
+        htree::put_entries(&mut bytes, Place::Root, sums, &top);
+        Ok(())
+    }
+
+    fn node(
+        &self,
+        core: &mut Core,
+        index: &mut DirIndex,
+        entries: &[IndexEntry],
+    ) -> Result<FileBlock> {
+        let seal = Seal::Index(Place::Node, self.cell.seed);
+        let at = self.grow(core, index, seal)?;
+        let node = block(self.volume, self.cell, core, at, seal)?;
+        let mut bytes = self.handle.modify(&node);
+        htree::put_node(&mut bytes);
+        htree::put_entries(&mut bytes, Place::Node, self.volume.has_sums, entries);
+        index.nodes.push(at);
+        Ok(at)
+    }
+}
+
+/// Where to cut sorted names so that both halves take about as many bytes; never first or past the
+/// end.
+fn middle(names: &[(u32, Live)]) -> Option<usize> {
+    let bytes = |entry: &(u32, Live)| dirent::record_bytes(entry.1.2.len());
+    let half = names.iter().map(bytes).sum::<usize>() / 2;
+    let mut sum = 0;
+    let at = names.iter().position(|entry| {
+        sum += bytes(entry);
+        sum > half
+    })?;
+    (names.len() >= 2).then(|| at.clamp(1, names.len() - 1))
+}
