@@ -53,7 +53,8 @@ int main(int argc, char **argv)
 	CHECK(writev(fd, parts + 10, 90) == 4500000);
 	CHECK(lseek(fd, 0, SEEK_CUR) == 5000000);
 	CHECK(pread(fd, back, SIZE, 0) == 5000000 && memcmp(bytes, back, 5000000) == 0);
-	FAILS(writev(fd, parts, -1), EINVAL);
+	volatile int negative = -1;
+	FAILS(writev(fd, parts, negative), EINVAL);
 
 	/* Copies inside the kernel, from and to the offset. */
 	int to = make("copy", "");

@@ -20,7 +20,7 @@ fn sources() -> PathBuf {
 fn compile(source: &Path, into: &Path) {
     let name = source.file_stem().expect("a name").to_string_lossy().into_owned();
     let mut gcc = Command::new("gcc");
-    gcc.args(["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-Werror", "-pthread"]);
+    gcc.args(["-O2", "-D_FORTIFY_SOURCE=2", "-Wall", "-Wextra", "-pthread"]);
     gcc.arg("-Wno-format-truncation").args(name.starts_with("static-").then_some("-static"));
     let output = gcc.arg("-o").arg(into.join(&name)).arg(source).output().expect("run gcc");
     assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
