@@ -14,10 +14,9 @@ use crate::outcome::Outcome;
 use crate::real;
 use crate::table::FDS_MAX;
 
-/// Lowest number used where the limit on open files allows.
-const NUMBER_MIN: RawFd = 500;
-/// Numbers below the soft limit that are set aside.
-const NUMBERS: u64 = 300;
+/// Where they start when the limit on open files allows. Above what programs use, below 1024: the
+/// kernel's table of descriptors is as large as the highest number, and each fork copies it.
+const NUMBER_MIN: u64 = 700;
 
 static BITS: [AtomicU64; FDS_MAX / 64] = [const { AtomicU64::new(0) }; FDS_MAX / 64];
 /// How many there are: most processes have none and need not look.
@@ -62,7 +61,7 @@ pub(crate) fn adopt(fd: RawFd) -> Outcome<RawFd> {
 
 /// A private copy of `fd`.
 pub(crate) fn copy(fd: RawFd) -> Outcome<RawFd> {
-    let moved = real::dup_from(fd, floor()).or_else(|_| real::dup_from(fd, NUMBER_MIN))?;
+    let moved = real::dup_from(fd, floor())?;
     if place(moved).is_none() {
         real::close_quietly(moved);
         return Err(crate::outcome::Detour::Kernel);
@@ -102,13 +101,12 @@ pub(crate) fn close_all() {
     }
 }
 
-/// Where private numbers start: near the soft limit, where no `select` set and no loop over the
-/// program's own descriptors gets early.
+/// Where private numbers start; under a low limit, half way up.
 fn floor() -> RawFd {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    let soft = limit.current.unwrap_or(1024).min(FDS_MAX as u64);
-    let floor = soft.saturating_sub(NUMBERS).max(soft / 2);
-    RawFd::try_from(floor).unwrap_or(NUMBER_MIN)
+    let soft = limit.current.unwrap_or(u64::MAX);
+    let floor = if soft > NUMBER_MIN + NUMBER_MIN / 4 { NUMBER_MIN } else { soft / 2 };
+    floor as RawFd
 }
 
 fn place(fd: RawFd) -> Option<(usize, u64)> {
