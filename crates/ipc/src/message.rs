@@ -48,7 +48,7 @@ ops! {
     /// Nothing: measures the way there and back.
     Ping = 0,
     /// Opens `path` below `dir`. `flags`: open(2) flags; `mode`, `umask`; `arg[0]`: number of the
-    /// FUSE slot to bind, `NO_SLOT` for none. Reply: handle, attr. A result that is not a regular
+    /// FUSE slot to bind, `NO_SLOT` for none. Reply: handle. A result that is not a regular
     /// file is answered [`Status::UseKernel`], and nothing stays open.
     Open = 1,
     /// Drops `handle`, and unbinds its slot unless it escaped (then `value[0]` of the reply is 1).

@@ -153,7 +153,8 @@ impl Client {
         let mut message = Message { flags: flags as u32, mode: 0o644, ..Message::new(Op::Open) };
         message.arg[0] = slot;
         let reply = self.call_at(message, path.as_bytes(), b"")?;
-        Ok((reply.handle, reply.attr.expect("an open file has an attr")))
+        let state = self.call(&Message { handle: reply.handle, ..Message::new(Op::Fstat) })?;
+        Ok((reply.handle, state.attr.expect("an open file has an attr")))
     }
 
     pub fn create(&self, path: &str) -> u64 {
