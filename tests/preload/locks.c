@@ -62,6 +62,12 @@ static void posix(void)
 	CHECK(close(dup(fd)) == 0);
 	in_child(find_none, fd);
 
+	/* So does a dup2 onto one of its descriptors. */
+	CHECK(lock(fd, F_SETLK, F_WRLCK, 0, 10) == 0);
+	CHECK((other = open(in_dir("posix"), O_RDONLY)) >= 0 && dup2(0, other) == other);
+	in_child(find_none, fd);
+	CHECK(close(other) == 0);
+
 	CHECK((other = open(in_dir("posix"), O_RDONLY)) >= 0);
 	FAILS(lock(other, F_SETLK, F_WRLCK, 0, 1), EBADF);
 	CHECK(lock(other, F_SETLK, F_RDLCK, 0, 1) == 0);

@@ -100,7 +100,7 @@ static void inherited(char *self)
 	snprintf(kept, sizeof kept, "%d", fd);
 	snprintf(closed, sizeof closed, "%d", other);
 	char *args[] = { self, dir_path, "reborn", kept, closed, NULL };
-	char *bare[] = { NULL, NULL };
+	char *bare[] = { NULL, "POLYLANE_PATIENCE=0", NULL };
 	if (getenv("EXPECT_FAST"))
 		bare[0] = "WANT_PRELOAD=1";
 	pid_t pid = fork();

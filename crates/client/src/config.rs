@@ -2,10 +2,12 @@
 
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// The variable with the mount path.
 const MOUNT_VARIABLE: &[u8] = b"POLYLANE_MOUNT=";
+/// The variable with [`patience`].
+const PATIENCE_VARIABLE: &[u8] = b"POLYLANE_PATIENCE=";
 /// The variable that the dynamic loader reads.
 const PRELOAD_VARIABLE: &[u8] = b"LD_PRELOAD=";
 /// Longest mount path; a longer one switches the library off.
@@ -30,7 +32,19 @@ pub(crate) fn take(entry: &CStr) {
     if let Some(path) = bytes.strip_prefix(MOUNT_VARIABLE) {
         set_mount(path);
     }
+    let number = bytes.strip_prefix(PATIENCE_VARIABLE).and_then(|text| str::from_utf8(text).ok());
+    if let Some(calls) = number.and_then(|text| text.parse().ok()) {
+        PATIENCE.store(calls, Ordering::Relaxed);
+    }
 }
+
+/// How many calls a process makes through the kernel before it connects. A connection costs about as
+/// much as a dozen calls through FUSE, and many programs that others run make fewer.
+pub(crate) fn patience() -> u32 {
+    PATIENCE.load(Ordering::Relaxed)
+}
+
+static PATIENCE: AtomicU32 = AtomicU32::new(8);
 
 /// The entries that every program run from here should have; `None` without a lane.
 pub(crate) fn environment() -> Option<[Option<&'static CStr>; 2]> {

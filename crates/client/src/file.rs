@@ -58,10 +58,9 @@ pub(crate) fn usable(file: &Record, fd: RawFd) -> Outcome<(&'static Session, u64
 #[cold]
 fn look_at(fd: RawFd) -> Outcome<Pin> {
     let state = state::get();
-    let stat = rustix::fs::fstat(real::borrow(fd)).map_err(|_| Detour::Kernel)?;
-    let kind = stat.st_mode & libc::S_IFMT;
+    let (device, kind) = real::kind_cached(fd).map_err(|_| Detour::Kernel)?;
     let (file, directory) = (kind == libc::S_IFREG, kind == libc::S_IFDIR);
-    if !(file || directory) || stat.st_dev != path::device()? {
+    if !(file || directory) || device != path::device()? {
         state.table.learn(fd, Entry::Foreign);
         return Err(Detour::Kernel);
     }
@@ -239,11 +238,9 @@ pub(crate) fn share_late(file: &Record) {
 /// The last reference is gone: the service closes the file, and its slot is free again unless it
 /// escaped. Called by `Pin` only.
 pub(crate) fn finish(file: &Record) {
-    let closed = close_handle(file);
-    let Some(slot) = slot(file) else { return };
-    match closed {
-        Ok(mark) if !file.is(bit::ESCAPED) => state::get().slots.release(slot, mark),
-        _ => slot.retire(),
+    let closed = close_handle(file).ok().filter(|_| !file.is(bit::ESCAPED));
+    if let Some(index) = file.slot.load(Ordering::Relaxed).checked_sub(1) {
+        state::get().slots.release(index, closed);
     }
 }
 

@@ -169,6 +169,15 @@ pub(crate) fn stat_cached(path: &[u8]) -> rustix::io::Result<(u64, u64)> {
     Ok((makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino))
 }
 
+/// Device and kind (`S_IFMT` bits) of an open file, without asking the file system.
+pub(crate) fn kind_cached(fd: RawFd) -> rustix::io::Result<(u64, u32)> {
+    use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = statx(borrow(fd), c"", flags, StatxFlags::TYPE)?;
+    let device = makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    Ok((device, u32::from(stat.stx_mode) & libc::S_IFMT))
+}
+
 /// Opens a path, past our own hook, with mode 0600 if it is to be created.
 pub(crate) fn open_file(path: &[u8], flags: c_int) -> rustix::io::Result<RawFd> {
     use rustix::fs::{CWD, Mode, OFlags, openat};

@@ -45,11 +45,53 @@ pub(crate) struct Slot {
     session: AtomicU32,
     /// The close of its former file, a [`Mark`].
     pending: AtomicU64,
+    /// Files it was bound to.
+    uses: AtomicU32,
+}
+
+/// What making a slot is worth, per access mode. Making one costs as much as a few opens through the
+/// kernel, so that many opens must have missed one; slots that escape early make it dearer.
+struct Price {
+    /// Opens that found no slot since the last one was made.
+    misses: AtomicU32,
+    /// Doublings of the misses that it takes.
+    doublings: AtomicU32,
+}
+
+/// Misses that it takes at first.
+const MISSES: u32 = 2;
+/// Most doublings.
+const DOUBLINGS_MAX: u32 = 5;
+/// A slot that served so many files was worth it.
+const USES: u32 = 4;
+
+impl Price {
+    const fn new() -> Self {
+        Price { misses: AtomicU32::new(0), doublings: AtomicU32::new(0) }
+    }
+
+    /// Counts a miss; whether a slot is to be made now.
+    fn is_paid(&self) -> bool {
+        let price = MISSES << self.doublings.load(Ordering::Relaxed);
+        let paid = self.misses.fetch_add(1, Ordering::Relaxed) + 1 >= price;
+        if paid {
+            self.misses.store(0, Ordering::Relaxed);
+        }
+        paid || config::patience() == 0
+    }
+
+    /// A slot is gone after so many uses.
+    fn lost(&self, uses: u32) {
+        let doublings = self.doublings.load(Ordering::Relaxed);
+        let doublings = if uses < USES { (doublings + 1).min(DOUBLINGS_MAX) } else { 0 };
+        self.doublings.store(doublings, Ordering::Relaxed);
+    }
 }
 
 /// All slots. Zero is "none made".
 pub(crate) struct SlotPool {
     slots: [[Slot; SLOTS_PER_MODE]; MODES],
+    prices: [Price; MODES],
     next_number: AtomicU32,
     /// Copies may be held where nobody sees them: no slot is used twice.
     used_once: AtomicU32,
@@ -59,6 +101,7 @@ impl SlotPool {
     pub(crate) const fn new() -> Self {
         SlotPool {
             slots: [const { [const { Slot::new() }; SLOTS_PER_MODE] }; MODES],
+            prices: [const { Price::new() }; MODES],
             next_number: AtomicU32::new(0),
             used_once: AtomicU32::new(0),
         }
@@ -69,11 +112,16 @@ impl SlotPool {
         self.used_once.store(1, Ordering::Relaxed);
     }
 
-    /// A slot whose file was closed.
-    pub(crate) fn release(&self, slot: &Slot, closed: Mark) {
-        match self.used_once.load(Ordering::Relaxed) {
-            0 => slot.free(closed),
-            _ => slot.retire(),
+    /// A slot whose file was closed by the request of that mark; `None`: the slot escaped.
+    pub(crate) fn release(&'static self, index: u32, closed: Option<Mark>) {
+        let Some(slot) = self.get(index) else { return };
+        let uses = slot.uses.fetch_add(1, Ordering::Relaxed) + 1;
+        match closed {
+            Some(mark) if self.used_once.load(Ordering::Relaxed) == 0 => slot.free(mark),
+            _ => {
+                slot.retire();
+                self.prices[index as usize / SLOTS_PER_MODE].lost(uses);
+            }
         }
     }
 
@@ -93,6 +141,9 @@ impl SlotPool {
 
     #[cold]
     fn make(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
+        if !self.prices[mode].is_paid() {
+            return Err(Detour::Kernel);
+        }
         if self.slots.iter().flatten().filter(|slot| slot.is_open()).count() >= masters_max() {
             return Err(Detour::Kernel);
         }
@@ -106,6 +157,7 @@ impl SlotPool {
                 slot.number.store(number, Ordering::Relaxed);
                 slot.session.store(session.number, Ordering::Relaxed);
                 slot.pending.store(0, Ordering::Relaxed);
+                slot.uses.store(0, Ordering::Relaxed);
                 slot.state.store(TAKEN, Ordering::Release);
                 Ok(Taken { index: (mode * SLOTS_PER_MODE + place) as u32, slot })
             }
@@ -155,6 +207,7 @@ impl Slot {
             number: AtomicU32::new(0),
             session: AtomicU32::new(0),
             pending: AtomicU64::new(0),
+            uses: AtomicU32::new(0),
         }
     }
 
@@ -195,7 +248,7 @@ impl Slot {
     }
 
     /// Never to be used again: what copies there are keep it.
-    pub(crate) fn retire(&self) {
+    fn retire(&self) {
         private::close(self.fd.load(Ordering::Relaxed));
         self.state.store(EMPTY, Ordering::Release);
     }

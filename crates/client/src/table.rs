@@ -16,7 +16,7 @@
 //!
 //! # Locking
 //!
-//! Lookups take no lock. [`Record::lock`] orders uses of one file's offset.
+//! Lookups take no lock. [`Record::offset_lock`] orders uses of one file's offset.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -41,6 +41,19 @@ fn copying(fd: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     new
 }
 
+/// Copies `fd` to `new` with `copy`, which closes what was there.
+fn replacing(fd: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
+    if fd == new {
+        return copy();
+    }
+    let replaced = ops::make_way(new);
+    let rc = copying(fd, copy);
+    if rc >= 0 {
+        replaced.is_closed();
+    }
+    rc
+}
+
 /// A `struct flock` behind the third argument of `fcntl`.
 ///
 /// # Safety
@@ -166,17 +179,15 @@ hooks! {
     /// `dup2`
     ["dup2", "__dup2"]
     fn dup2(fd: c_int, new: c_int) -> c_int {
-        ops::make_way(new);
         // SAFETY: the caller's own arguments.
-        copying(fd, || unsafe { real::dup2(fd, new) })
+        replacing(fd, new, || unsafe { real::dup2(fd, new) })
     }
 
     /// `dup3`
     ["dup3"]
     fn dup3(fd: c_int, new: c_int, flags: c_int) -> c_int {
-        ops::make_way(new);
         // SAFETY: the caller's own arguments.
-        copying(fd, || unsafe { real::dup3(fd, new, flags) })
+        replacing(fd, new, || unsafe { real::dup3(fd, new, flags) })
     }
 
     /// `fcntl(fd, command, ...)`: a table.

@@ -31,6 +31,7 @@ pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
     if private::contains(fd) {
         return Err(Errno::EBADF.into());
     }
+    lock::find_for_close(fd);
     let file = file::take(fd);
     if let Some(file) = &file {
         lock::give_up(file);
@@ -38,12 +39,29 @@ pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
     Ok(Closing { _file: file })
 }
 
+/// What `dup2` closes: to be made before it, and told when it succeeded.
+pub(crate) struct Replaced(Option<Pin>);
+
 /// To be called before `dup2`: our own descriptor on that number moves out of the way, or, if it is
 /// the channel's, the session is left. What is known of the number goes when the copy is installed.
-pub(crate) fn make_way(new: RawFd) {
-    if private::contains(new) && !thread::is_inside() && !state::get().slots.move_master(new) {
+pub(crate) fn make_way(new: RawFd) -> Replaced {
+    if thread::is_inside() {
+        return Replaced(None);
+    }
+    if private::contains(new) && !state::get().slots.move_master(new) {
         file::leave_session();
         private::forget(new);
+    }
+    lock::find_for_close(new);
+    Replaced(file::find_known(new))
+}
+
+impl Replaced {
+    /// The number was closed.
+    pub(crate) fn is_closed(self) {
+        if let Some(file) = self.0 {
+            lock::give_up(&file);
+        }
     }
 }
 
@@ -108,6 +126,7 @@ pub(crate) fn close_range(first: u32, last: u32) -> Outcome<()> {
         if private::contains(fd as RawFd) {
             continue;
         }
+        lock::find_for_close(fd as RawFd);
         let known = file::take(fd as RawFd);
         if let Some(file) = known {
             lock::give_up(&file);

@@ -13,10 +13,11 @@ use super::offset;
 use crate::call;
 use crate::file;
 use crate::outcome::{Detour, Outcome};
+use crate::path;
 use crate::real;
 use crate::session::{Alive, Mailbox, Session};
 use crate::state;
-use crate::table::{Record, bit};
+use crate::table::{Pin, Record, bit};
 
 /// A `struct flock` without its padding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +36,7 @@ pub(crate) struct Range {
 
 /// `F_SETLK`, `F_SETLKW` and their OFD forms.
 pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
-    let file = file::find(fd)?;
+    let file = find(fd)?;
     let asked = request(&file, fd, range, ofd, Op::Lock);
     let (session, message) = file::or_kernel(&file, asked)?;
     match ofd {
@@ -50,7 +51,7 @@ pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()>
 
 /// `F_GETLK` and its OFD form.
 pub(crate) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
-    let file = file::find(fd)?;
+    let file = find(fd)?;
     let asked = request(&file, fd, range, ofd, Op::GetLock);
     let (session, message) = file::or_kernel(&file, asked)?;
     let found = call::plain(session, message)?.value;
@@ -74,7 +75,7 @@ pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
         libc::LOCK_UN => libc::F_UNLCK,
         _ => return Err(Detour::Kernel),
     };
-    let file = file::find(fd)?;
+    let file = find(fd)?;
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
@@ -86,6 +87,23 @@ pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
         return call::plain(session, message).map(|_| ());
     }
     wait_for(session, Message { flags: flags | LOCK_WAIT, ..message })
+}
+
+/// The file to lock. A process must take all its locks on one road: the kernel's FUSE and the service
+/// know it by different names, and its own lock would be in its way.
+fn find(fd: RawFd) -> Outcome<Pin> {
+    path::mount()?;
+    state::get().sessions.hurry();
+    file::find(fd)
+}
+
+/// A descriptor that the kernel opened may be one of a file with locks: it is looked at before it is
+/// closed, in a process that takes locks.
+pub(crate) fn find_for_close(fd: RawFd) {
+    if state::started().is_some_and(|state| state.has_locked.load(Ordering::Relaxed) != 0) {
+        // Whatever cannot be found has no locks that the service knows.
+        let _ = file::find(fd);
+    }
 }
 
 /// Any close of a file gives up the process's POSIX locks on it. Answered before the close returns:
