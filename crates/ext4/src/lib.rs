@@ -6,7 +6,7 @@
 //! | module | what it knows |
 //! |---|---|
 //! | [`error`] | corrupt, incompatible, full: errors that name the structure and the object |
-//! | [`format`] | bytes on disk: nothing here does I/O or locks |
+//! | [`mod@format`] | bytes on disk: nothing here does I/O or locks |
 #![forbid(unsafe_code)]
 
 pub mod alloc;

@@ -93,7 +93,7 @@ impl Progress {
         *self.session.lock() = None;
     }
 
-    /// Waits until every request that the kernel had sent before is done, or for [`PATIENCE`]. Not
+    /// Waits until every request that the kernel had sent before is done, or for `PATIENCE`. Not
     /// for readers, who would wait for each other.
     pub fn settle(&self) {
         let session = self.session.lock();
