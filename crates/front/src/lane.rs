@@ -27,7 +27,7 @@ use polylane_base::sync::atomic::Ordering;
 use polylane_vfs::{Cred, Node, Vfs};
 
 use crate::fuse::{self, nodes::NodeTable};
-use crate::notifier::{Notifier, Range};
+use crate::notifier::{Level, Notifier, Range};
 use crate::slots::SlotTable;
 use crate::tickets::TicketTable;
 
@@ -125,23 +125,34 @@ impl Lane {
         let tag = tag(node);
         match tag & TAG_SLOT_PAGES {
             0 => tag & TAG_PAGES != 0 && self.nodes.id_of(node) != Some(door),
-            _ => self.kernel_nodes(node).iter().any(|id| *id != door),
+            _ => self.kernel_nodes(node).iter().any(|(_, id)| *id != door),
         }
     }
 
     /// Drops the pages of `range` under every node but `except`.
     pub(crate) fn invalidate(&self, node: &Node, except: Option<u64>, range: Range) {
-        let mut ids = self.kernel_nodes(node);
-        ids.retain(|id| Some(*id) != except);
-        self.notifier.invalidate(&ids, range);
+        let mut nodes = self.kernel_nodes(node);
+        nodes.retain(|(_, id)| Some(*id) != except);
+        self.notifier.invalidate(&nodes, range);
     }
 
-    fn kernel_nodes(&self, node: &Node) -> Vec<u64> {
-        let mut ids = self.slots.mapped.node_ids(node);
-        if tag(node) & TAG_PAGES != 0 {
-            ids.extend(self.nodes.id_of(node));
+    /// Whether the kernel's fill of a page under node `door` must wait until the pages of the
+    /// file's own node are dropped. Those under slots need not: what is mapped is the own node.
+    pub(crate) fn own_node_has_pages(&self, node: &Node, door: u64) -> bool {
+        tag(node) & TAG_PAGES != 0 && self.nodes.id_of(node) != Some(door)
+    }
+
+    /// Drops the pages of `range` under the file's own node.
+    pub(crate) fn invalidate_own(&self, node: &Node, range: Range) {
+        if let Some(id) = self.nodes.id_of(node) {
+            self.notifier.invalidate(&[(Level::Own, id)], range);
         }
-        ids
+    }
+
+    fn kernel_nodes(&self, node: &Node) -> Vec<(Level, u64)> {
+        let slots = self.slots.mapped.node_ids(node).into_iter().map(|id| (Level::Slots, id));
+        let own = self.nodes.id_of(node).filter(|_| tag(node) & TAG_PAGES != 0);
+        slots.chain(own.map(|id| (Level::Own, id))).collect()
     }
 }
 

@@ -1,4 +1,4 @@
-//! The notifier: two threads that tell the kernel what to drop.
+//! The notifier: three threads that tell the kernel what to drop.
 //!
 //! *Pages*: `FUSE_NOTIFY_INVAL_INODE` blocks in the kernel until dirty pages of the range were
 //! written back, that is, until *we* have served those WRITE requests. So it is sent by a thread
@@ -9,6 +9,11 @@
 //! else. Nobody waits for it: a name that is gone is never believed (timeouts are 0), but until the
 //! kernel drops it, it keeps the inode, and with it the space of a removed file.
 //!
+//! *Slots* are notified by a thread of their own. A page that the kernel is filling is locked, and
+//! the notification waits for it; the fill of a slot's page waits for the file's own node. So there
+//! are two levels, and a thread on each: slots above own nodes, and the fill of an own node's page
+//! waits for nobody.
+//!
 //! # Invariants
 //!
 //! - A waiter returns after every notification it asked for was taken by the kernel or refused by
@@ -18,7 +23,7 @@
 //!
 //! # Locking
 //!
-//! The two queues and `Latch::left` are leaves. Callers hold no VFS lock.
+//! The queues and `Latch::left` are leaves. Callers hold no VFS lock.
 
 use std::collections::VecDeque;
 
@@ -122,34 +127,44 @@ impl<T> Queue<T> {
     }
 }
 
-/// The queues in front of the two threads. Thread-safe.
+/// Whose pages a thread drops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Level {
+    /// Those of slots.
+    Slots,
+    /// Those of files' own nodes.
+    Own,
+}
+
+/// The queues in front of the three threads. Thread-safe.
 #[derive(Default)]
 pub struct Notifier {
-    pages: Queue<Job>,
+    pages: [Queue<Job>; 2],
     names: Queue<Name>,
 }
 
 impl Notifier {
-    /// Makes the kernel write back and drop the pages that it has of `range` under `node_ids`, and
-    /// waits for it.
-    pub(crate) fn invalidate(&self, node_ids: &[u64], range: Range) {
-        self.wait_for(node_ids, Action::Drop(range));
+    /// Makes the kernel write back and drop the pages that it has of `range` under nodes, and waits
+    /// for it.
+    pub(crate) fn invalidate(&self, nodes: &[(Level, u64)], range: Range) {
+        self.wait_for(nodes, Action::Drop(range));
     }
 
     /// Makes the kernel know that a file has grown, and waits for it.
     pub(crate) fn grow(&self, node_id: u64, size: u64, last: u8) {
-        self.wait_for(&[node_id], Action::Grow(size, last));
+        self.wait_for(&[(Level::Own, node_id)], Action::Grow(size, last));
     }
 
-    fn wait_for(&self, node_ids: &[u64], action: Action) {
-        if node_ids.is_empty() {
+    fn wait_for(&self, nodes: &[(Level, u64)], action: Action) {
+        if nodes.is_empty() {
             return;
         }
-        let latch = Arc::new(Latch { left: Mutex::new(node_ids.len()), zero: Condvar::new() });
-        let job = |node_id: &u64| Job { node_id: *node_id, action, done: latch.clone() };
-        // Jobs that are not taken open the latch when they are dropped.
-        let jobs: Vec<Job> = node_ids.iter().map(job).collect();
-        self.pages.push(jobs.into_iter(), usize::MAX);
+        let latch = Arc::new(Latch { left: Mutex::new(nodes.len()), zero: Condvar::new() });
+        for (level, node_id) in nodes {
+            // A job that is not taken opens the latch when it is dropped.
+            let job = Job { node_id: *node_id, action, done: latch.clone() };
+            self.pages[*level as usize].push(std::iter::once(job), usize::MAX);
+        }
         let mut left = latch.left.lock();
         while *left > 0 {
             left = latch.zero.wait(left).unwrap_or_else(|poison| poison.into_inner());
@@ -163,19 +178,19 @@ impl Notifier {
 
     /// The session that owns the threads is ready: work is taken from now on.
     pub(crate) fn start(&self) {
-        self.pages.set_running(true);
+        self.pages.iter().for_each(|queue| queue.set_running(true));
         self.names.set_running(true);
     }
 
     /// Lets the threads end and every waiter go.
     pub(crate) fn stop(&self) {
-        self.pages.set_running(false);
+        self.pages.iter().for_each(|queue| queue.set_running(false));
         self.names.set_running(false);
     }
 
-    /// The next job of the pages thread; `None` once stopped.
-    pub(crate) fn next_pages(&self) -> Option<Job> {
-        self.pages.next()
+    /// The next job of a pages thread; `None` once stopped.
+    pub(crate) fn next_pages(&self, level: Level) -> Option<Job> {
+        self.pages[level as usize].next()
     }
 
     /// The next job of the names thread; `None` once stopped.

@@ -80,10 +80,13 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
     let transfer = TransferIn::read(&mut call.args)?;
     let (handle, file) = call.handle(transfer.fh)?;
     let size = transfer.size.min(TRANSFER_BYTES_MAX);
+    let range = Range { offset: transfer.offset, len: u64::from(size) };
     if transfer.transfer_flags & READ_LOCKOWNER == 0 {
         call.session.has_pages(&handle);
+        call.settle_fill(file.node(), range)?;
+    } else {
+        call.settle(file.node(), range)?;
     }
-    call.settle(file.node(), Range { offset: transfer.offset, len: u64::from(size) })?;
     let count = file.read(transfer.offset, size as usize, call.out)?;
     call.out.0.truncate(count);
     Ok(Outcome::Reply)
@@ -94,12 +97,12 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     let mut data = call.args.bytes(transfer.size as usize)?;
     let (handle, file) = call.handle(transfer.fh)?;
     let range = Range { offset: transfer.offset, len: u64::from(transfer.size).max(1) };
-    call.settle(file.node(), range)?;
     if transfer.transfer_flags & WRITE_CACHE != 0 {
         write_pages(call, &file, transfer.offset, data)?;
         call.out.count(transfer.size);
-        return Ok(call.changed(file.node(), range));
+        return Ok(call.wrote_page(file.node(), range));
     }
+    call.settle(file.node(), range)?;
     let kills = transfer.transfer_flags & WRITE_KILL_SUIDGID != 0;
     if !handle.is_slot() && (transfer.flags ^ file.flags()) & libc::O_APPEND != 0 {
         // fcntl(F_SETFL) comes to us with the next write.

@@ -25,6 +25,8 @@ pub(super) enum Outcome {
     Silent,
     /// The reply may be sent when the pages of a range are dropped, except those under a node.
     ReplyAfter(Node, Range, Option<u64>),
+    /// The reply is in the body; then the pages of a range are dropped, except those under a node.
+    ReplyBefore(Node, Range, u64),
 }
 
 /// Why an operation did not end.
@@ -33,6 +35,8 @@ pub(super) enum Exit {
     Failed(Errno),
     /// It must run on the thread that may wait for the kernel.
     Defer,
+    /// It must run on the thread that may wait for the pages of files' own nodes.
+    DeferFill,
 }
 
 impl From<Errno> for Exit {
@@ -121,6 +125,28 @@ impl Call<'_> {
                 self.session.lane.invalidate(node, Some(door), range);
                 Ok(())
             }
+        }
+    }
+
+    /// Before a page of the kernel's is filled. The page is locked until the reply, and others wait
+    /// for it, so this waits for less than [`settle`](Self::settle) does.
+    pub(super) fn settle_fill(&self, node: &Node, range: Range) -> Result<(), Exit> {
+        match self.session.lane.own_node_has_pages(node, self.header.node_id) {
+            false => Ok(()),
+            true if !self.deferred => Err(Exit::DeferFill),
+            true => {
+                self.session.lane.invalidate_own(node, range);
+                Ok(())
+            }
+        }
+    }
+
+    /// After a page of the kernel's was written: others may wait for this very page, so the reply
+    /// waits for nobody.
+    pub(super) fn wrote_page(&self, node: &Node, range: Range) -> Outcome {
+        match self.session.lane.others_have_pages(node, self.header.node_id) {
+            false => Outcome::Reply,
+            true => Outcome::ReplyBefore(node.clone(), range, self.header.node_id),
         }
     }
 

@@ -3,10 +3,13 @@
 //! | thread    | does                                     | may wait for                     |
 //! |-----------|------------------------------------------|----------------------------------|
 //! | readers   | read a request, do it, reply             | the file door (a page read)      |
-//! | deferred  | requests that must wait for the kernel   | the notifier, then the file door |
-//! | notifiers | tell the kernel to drop pages, and names | readers, through the kernel      |
+//! | deferred  | requests that must wait for the kernel   | the notifiers, the file door     |
+//! | filler    | fills of slots' pages that must wait     | the notifier of own nodes        |
+//! | notifiers | tell the kernel to drop pages, and names | through the kernel: see below    |
 //!
-//! Waiting never makes a ring: readers wait for none of the others.
+//! Waiting never makes a ring. Readers wait for none of the others. The kernel makes the notifier
+//! of own nodes wait for pages that readers fill or write; the notifier of slots for those and for
+//! pages that the filler fills; and the filler waits for the notifier of own nodes alone.
 //!
 //! # Invariants
 //!
@@ -39,7 +42,7 @@ use super::protocol::{fopen, init as init_flags};
 use super::reply::{Body, Device};
 use super::request::{Reader, Request, wants_reply};
 use crate::lane::Lane;
-use crate::notifier::{Action, Range};
+use crate::notifier::{Action, Level, Range};
 
 /// Ends a session from another thread; cheap to clone.
 #[derive(Clone, Debug)]
@@ -88,6 +91,7 @@ pub(super) struct Session {
     /// INIT flags agreed on.
     flags: AtomicU64,
     deferred: Deferred,
+    fills: Deferred,
     quit: AtomicBool,
 }
 
@@ -97,9 +101,11 @@ enum Job {
     Request(Vec<u8>),
     /// A reply, after pages under other nodes than `except` are dropped.
     Reply { unique: u64, body: Vec<u8>, node: Node, range: Range, except: Option<u64> },
+    /// Pages to drop under other nodes than `except`; the reply was sent.
+    Drop { node: Node, range: Range, except: u64 },
 }
 
-/// The queue of the deferred thread, and whether it is to end.
+/// The queue of the deferred thread or of the filler, and whether it is to end.
 #[derive(Default)]
 struct Deferred {
     state: Mutex<(VecDeque<Job>, bool)>,
@@ -157,9 +163,13 @@ pub fn serve(
     session.lane.progress.begin(session.device.clone(), marks.clone());
     let result = thread::scope(|scope| {
         session.lane.notifier.start();
-        let notifiers =
-            [scope.spawn(|| session.drop_pages()), scope.spawn(|| session.drop_names())];
-        let deferred = scope.spawn(|| session.run_deferred());
+        let notifiers = [
+            scope.spawn(|| session.drop_pages(Level::Slots)),
+            scope.spawn(|| session.drop_pages(Level::Own)),
+            scope.spawn(|| session.drop_names()),
+        ];
+        let deferred = [&session.deferred, &session.fills]
+            .map(|queue| scope.spawn(|| session.run_deferred(queue)));
         let (wake, ended) = (&wake, &ended);
         let read = |mark| scope.spawn(|| session.read_until(mark, wake, ended));
         let readers: Vec<_> = marks.each().map(read).collect();
@@ -170,8 +180,11 @@ pub fn serve(
         notifiers.into_iter().for_each(|notifier| {
             let _end = notifier.join();
         });
+        session.fills.stop();
         session.deferred.stop();
-        let _end = deferred.join();
+        deferred.into_iter().for_each(|thread| {
+            let _end = thread.join();
+        });
         session.quit.store(true, Ordering::Release);
         wake.request();
         let errors = readers.into_iter().filter_map(|reader| match reader.join() {
@@ -210,6 +223,7 @@ impl Session {
             no_groups: Arc::new([]),
             flags: AtomicU64::new(options.params.map_or(0, |params| params.flags)),
             deferred: Deferred::default(),
+            fills: Deferred::default(),
             quit: AtomicBool::new(false),
         })
     }
@@ -267,7 +281,7 @@ impl Session {
             deferred,
         };
         let end = ops::dispatch(&mut call);
-        if !matches!(end, Err(Exit::Defer)) {
+        if !matches!(end, Err(Exit::Defer | Exit::DeferFill)) {
             self.lane.fuse.request(header.opcode);
         }
         match end {
@@ -276,11 +290,17 @@ impl Session {
             Ok(Outcome::ReplyAfter(node, range, except)) => {
                 let (unique, body) = (header.unique, body.0.clone());
                 let job = Job::Reply { unique, body, node, range, except };
-                if deferred { self.run_job(job) } else { self.defer(job) }
+                if deferred { self.run_job(job) } else { self.defer(&self.deferred, job) }
             }
-            Err(Exit::Defer) => {
+            Ok(Outcome::ReplyBefore(node, range, except)) => {
+                self.device.reply(header.unique, &body.0);
+                self.defer(&self.deferred, Job::Drop { node, range, except });
+            }
+            Err(exit @ (Exit::Defer | Exit::DeferFill)) => {
                 self.lane.fuse.deferred();
-                self.defer(Job::Request(message.to_vec()));
+                let fill = matches!(exit, Exit::DeferFill);
+                let queue = if fill { &self.fills } else { &self.deferred };
+                self.defer(queue, Job::Request(message.to_vec()));
             }
             Err(Exit::Failed(errno)) if wants_reply(header.opcode) => {
                 self.lane.fuse.failed();
@@ -292,14 +312,14 @@ impl Session {
 
     /// Hands a job to the thread that may wait. Once that thread has ended nobody waits for
     /// notifications any more, and the job is done here.
-    fn defer(self: &Arc<Self>, job: Job) {
-        if let Some(job) = self.deferred.push(job) {
+    fn defer(self: &Arc<Self>, queue: &Deferred, job: Job) {
+        if let Some(job) = queue.push(job) {
             self.run_job(job);
         }
     }
 
-    fn run_deferred(self: &Arc<Self>) {
-        while let Some(job) = self.deferred.next() {
+    fn run_deferred(self: &Arc<Self>, queue: &Deferred) {
+        while let Some(job) = queue.next() {
             self.run_job(job);
         }
     }
@@ -312,11 +332,14 @@ impl Session {
                 self.lane.tell_growth(&node);
                 self.device.reply(unique, &body);
             }
+            Job::Drop { node, range, except } => {
+                self.lane.invalidate(&node, Some(except), range);
+            }
         }
     }
 
-    fn drop_pages(&self) {
-        while let Some(job) = self.lane.notifier.next_pages() {
+    fn drop_pages(&self, level: Level) {
+        while let Some(job) = self.lane.notifier.next_pages(level) {
             self.lane.fuse.page_notice();
             match job.action {
                 Action::Drop(range) => self.device.invalidate(job.node_id, range),
