@@ -1,8 +1,9 @@
 //! The preload library under small C programs, one theme each (`tests/preload/*.c`).
 //!
 //! Every program runs on tmpfs, where it must pass or it proves nothing; on a lane through FUSE
-//! alone; and on lanes through the library: as programs usually do, with some calls through the kernel
-//! before it connects, and connected from the first, where it insists that opens took the fast road.
+//! alone; and on lanes through the library: as programs usually do, with some calls through the
+//! kernel before it connects, and connected from the first, where it insists that opens took the
+//! fast road.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

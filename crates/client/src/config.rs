@@ -38,8 +38,8 @@ pub(crate) fn take(entry: &CStr) {
     }
 }
 
-/// How many calls a process makes through the kernel before it connects. A connection costs about as
-/// much as a dozen calls through FUSE, and many programs that others run make fewer.
+/// How many calls a process makes through the kernel before it connects. A connection costs about
+/// as much as a dozen calls through FUSE, and many programs that others run make fewer.
 pub(crate) fn patience() -> u32 {
     PATIENCE.load(Ordering::Relaxed)
 }

@@ -93,7 +93,8 @@ impl Sessions {
         }
     }
 
-    /// The next call connects: it must not be the kernel's, or its successors must not differ from it.
+    /// The next call connects: it must not be the kernel's, or its successors must not differ from
+    /// it.
     pub(crate) fn hurry(&self) {
         if self.wanted.load(Ordering::Relaxed) < config::patience() {
             self.wanted.store(config::patience(), Ordering::Relaxed);

@@ -49,8 +49,8 @@ pub(crate) struct Slot {
     uses: AtomicU32,
 }
 
-/// What making a slot is worth, per access mode. Making one costs as much as a few opens through the
-/// kernel, so that many opens must have missed one; slots that escape early make it dearer.
+/// What making a slot is worth, per access mode. Making one costs as much as a few opens through
+/// the kernel, so that many opens must have missed one; slots that escape early make it dearer.
 struct Price {
     /// Opens that found no slot since the last one was made.
     misses: AtomicU32,

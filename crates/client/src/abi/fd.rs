@@ -49,7 +49,7 @@ fn replacing(fd: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     let replaced = ops::make_way(new);
     let rc = copying(fd, copy);
     if rc >= 0 {
-        replaced.is_closed();
+        replaced.closed();
     }
     rc
 }

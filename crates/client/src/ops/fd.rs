@@ -58,7 +58,7 @@ pub(crate) fn make_way(new: RawFd) -> Replaced {
 
 impl Replaced {
     /// The number was closed.
-    pub(crate) fn is_closed(self) {
+    pub(crate) fn closed(self) {
         if let Some(file) = self.0 {
             lock::give_up(&file);
         }

@@ -89,16 +89,16 @@ pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
     wait_for(session, Message { flags: flags | LOCK_WAIT, ..message })
 }
 
-/// The file to lock. A process must take all its locks on one road: the kernel's FUSE and the service
-/// know it by different names, and its own lock would be in its way.
+/// The file to lock. A process must take all its locks on one road: the kernel's FUSE and the
+/// service know it by different names, and its own lock would be in its way.
 fn find(fd: RawFd) -> Outcome<Pin> {
     path::mount()?;
     state::get().sessions.hurry();
     file::find(fd)
 }
 
-/// A descriptor that the kernel opened may be one of a file with locks: it is looked at before it is
-/// closed, in a process that takes locks.
+/// A descriptor that the kernel opened may be one of a file with locks: it is looked at before it
+/// is closed, in a process that takes locks.
 pub(crate) fn find_for_close(fd: RawFd) {
     if state::started().is_some_and(|state| state.has_locked.load(Ordering::Relaxed) != 0) {
         // Whatever cannot be found has no locks that the service knows.
