@@ -169,6 +169,8 @@ impl Worker {
             }
             if self.inbox.any.load(Ordering::Relaxed) {
                 self.obey();
+                // Not one more round: it could end in a sleep from which nobody rings.
+                continue;
             }
             let (count, near) = self.round();
             self.unheard += count + 1;
