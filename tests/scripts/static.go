@@ -23,7 +23,7 @@ func parallel() {
 	var wait sync.WaitGroup
 	for worker := 0; worker < 8; worker++ {
 		wait.Add(1)
-		go func() {
+		go func(worker int) {
 			defer wait.Done()
 			for i := 0; i < 50; i++ {
 				name := fmt.Sprintf("dir/%d-%d", worker, i)
@@ -33,7 +33,7 @@ func parallel() {
 					must(os.Remove(name + ".new"))
 				}
 			}
-		}()
+		}(worker)
 	}
 	wait.Wait()
 }
