@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 
 mod figures;
 pub mod histogram;
+mod in_process;
 mod place;
 mod plot;
 mod report;

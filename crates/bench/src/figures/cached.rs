@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use anyhow::Result;
 
 use super::ocrd::available;
+use crate::in_process;
 use crate::place::{Ground, Place, Tenant, together};
-use crate::report::{Better, Report};
+use crate::report::{Better, Cell, Report};
 use crate::{Options, progress};
 
 const PLACES: [Place; 4] = [Place::Tmpfs, Place::Kernel("ext4"), Place::Lane, Place::LaneFuse];
@@ -30,9 +31,31 @@ pub fn run(options: &Options, load: &str) -> Result<Report> {
                 progress(&format!("{load} {}, repeat {}", place.0.name(), repeat + 1));
                 one(&mut report, place, load, seconds)?;
             }
+            if matches!(*load, "seqread" | "fileio") {
+                report.add(NO_WAY_IN, load, in_process::measure(load, seconds)?, &[]);
+            }
         }
     }
+    shares(&mut report);
     Ok(report)
+}
+
+/// The lane's own work without a way in.
+const NO_WAY_IN: &str = "VFS called in process";
+
+/// How much of a call is the way there and back: what a lane takes beyond the same work done in
+/// process.
+fn shares(report: &mut Report) {
+    for point in report.points().iter().map(|point| point.to_string()).collect::<Vec<_>>() {
+        let Some(own) = report.cell(NO_WAY_IN, &point).map(Cell::median) else { continue };
+        for place in [Place::Lane, Place::LaneFuse] {
+            if let Some(whole) = report.cell(place.name(), &point).map(Cell::median) {
+                let share = 100.0 * (1.0 - own / whole).max(0.0);
+                let name = place.name();
+                report.notes.push(format!("{point}, {name}: {share:.0} % of the time is IPC"));
+            }
+        }
+    }
 }
 
 fn one(report: &mut Report, place: &(Place, PathBuf), load: &str, seconds: f64) -> Result<()> {
