@@ -1,5 +1,5 @@
-//! The same file work without any way in: a lane's VFS on memfs called as a function. What a lane takes
-//! beyond this is the price of getting there and back.
+//! The same file work without any way in: a lane's VFS on memfs called as a function. What a lane
+//! takes beyond this is the price of getting there and back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,8 +12,8 @@ use polylane_vfs::{Cred, OpenFile, Options, PathError, Vfs};
 /// Size of the file that is worked on, as in the workers' loads.
 const FILE_BYTES: u64 = 64 << 20;
 
-/// Microseconds per operation of load `seqread` (1 MiB reads one after another) or `fileio` (16 KiB reads
-/// and writes at scattered places).
+/// Microseconds per operation of load `seqread` (1 MiB reads one after another) or `fileio` (16 KiB
+/// reads and writes at scattered places).
 ///
 /// # Errors
 /// An unknown load, or the file cannot be made.

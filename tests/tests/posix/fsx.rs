@@ -18,7 +18,9 @@ fn fsx_through_fuse() {
 
 #[test]
 fn fsx_through_preload() {
-    exercise("fsx_through_preload", Lane::Preload, 200_000, 2);
+    // Not seed 2: its 112 992nd step allocates no bytes, which is EINVAL everywhere, tmpfs
+    // included, and ends fsx.
+    exercise("fsx_through_preload", Lane::Preload, 200_000, 5);
 }
 
 #[test]

@@ -170,19 +170,16 @@ pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
     }
 }
 
-/// A refusal of flock(2) is not final before the RELEASE of every descriptor that is closed already
-/// is done: the thread that may wait asks again after that.
+/// A refusal is not final before the RELEASE of every descriptor that is closed already is done:
+/// the locks of flock(2) and of open file descriptions, which the kernel sends as POSIX locks of an
+/// owner of their own, end with it. The thread that may wait asks again after that.
 fn set_now(call: &Call<'_>, node: &Node, request: LockRequest) -> End {
     let lane = &call.session.lane;
     if call.deferred {
         lane.progress.settle_read();
     }
     match lane.vfs.set_lock(node, request, None) {
-        LockOutcome::Done(Err(Errno::EAGAIN))
-            if request.family == LockFamily::Flock && !call.deferred =>
-        {
-            Err(Exit::Defer)
-        }
+        LockOutcome::Done(Err(Errno::EAGAIN)) if !call.deferred => Err(Exit::Defer),
         LockOutcome::Done(result) => Ok(result.map(|()| Outcome::Reply)?),
         // Never without a waiter.
         LockOutcome::Parked(_) => Ok(Outcome::Silent),

@@ -32,7 +32,7 @@ impl Call<'_> {
     /// Locks or says `EAGAIN`, also when the lock in the way turns out to be a dead process's and
     /// another one lies behind it, and so on.
     fn lock_now(&self, file: &OpenFile, request: LockRequest) -> Answer {
-        let mut settled = request.family != LockFamily::Flock;
+        let mut settled = request.family == LockFamily::Posix;
         for _ in 0..DEAD_MAX {
             match self.vfs().set_lock(file.node(), request, None) {
                 LockOutcome::Done(Err(Errno::EAGAIN)) if self.bury_holder(file, &request) => {}
