@@ -14,6 +14,8 @@ use anyhow::{Context, Result, bail};
 pub struct Tally {
     passed: usize,
     failed: usize,
+    /// Test binaries that said that they begin and have not said how they ended.
+    running: usize,
 }
 
 impl Tally {
@@ -43,6 +45,7 @@ impl Tally {
             println!("{line}");
             self.count(&line);
         }
+        self.all_ended();
         let status = child.wait().context("wait for cargo")?;
         if !status.success() && self.failed == failed_before {
             eprintln!("xtask: FAILED cargo test {}", args.join(" "));
@@ -51,13 +54,23 @@ impl Tally {
         Ok(())
     }
 
+    /// A binary that begins and never says how its tests ended has crashed: one failure. They are
+    /// counted at the end, because one may start another.
+    fn all_ended(&mut self) {
+        self.failed += std::mem::take(&mut self.running);
+    }
+
     /// Adds up a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
     fn count(&mut self, line: &str) {
+        if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
+            self.running += 1;
+        }
         let Some((_, counts)) =
             line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
             return;
         };
+        self.running = self.running.saturating_sub(1);
         for part in counts.split(';') {
             match part.trim().split_once(' ') {
                 Some((count, "passed")) => self.passed += count.parse().unwrap_or(0),
@@ -91,12 +104,21 @@ mod tests {
     #[test]
     fn results_are_added_up() {
         let mut tally = Tally::default();
-        tally.count("running 3 tests");
         tally.count("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out");
         tally.count("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured");
         tally.step("fmt", Ok(()));
         tally.step("tidy", Err(anyhow::anyhow!("on purpose, in a test")));
-        assert_eq!(tally, Tally { passed: 8, failed: 3 });
+        assert_eq!(tally, Tally { passed: 8, failed: 3, running: 0 });
         assert_eq!(tally.sum(2), "6 passed, 3 failed, 2 skipped");
+    }
+
+    #[test]
+    fn a_crashed_binary_is_a_failure() {
+        let mut tally = Tally::default();
+        tally.count("running 3 tests");
+        tally.count("running 1 test");
+        tally.count("test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured");
+        tally.all_ended();
+        assert_eq!(tally, Tally { passed: 1, failed: 1, running: 0 });
     }
 }
