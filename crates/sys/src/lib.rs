@@ -10,8 +10,10 @@ pub mod copy;
 pub mod cpu;
 pub mod event;
 pub mod futex;
+pub mod lock;
 pub mod ns;
 pub mod region;
 pub mod scm;
+pub mod uring;
 
 pub use region::Region;
