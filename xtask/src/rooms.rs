@@ -23,7 +23,7 @@ const ROOMS: &[Room] = &[
     room("block", &["base", "sys"], &["testkit"]),
     room("vfs", &["base", "sys"], &["testkit"]),
     room("ext4", &["base", "sys", "block", "vfs"], &["testkit"]),
-    room("testkit", &["base", "block", "vfs"], &[]),
+    room("testkit", &["base", "sys", "block", "vfs"], &[]),
     room("front", &["base", "sys", "ipc", "block", "vfs"], &["testkit"]),
     room("pool", &["base", "sys", "ipc", "block", "vfs", "ext4", "front"], &["testkit"]),
     room("client", &["base", "sys", "ipc"], &[]),

@@ -11,11 +11,14 @@
 //! | `subject` | the same operations on a real `Vfs` | the driver |
 //! | `kernel` | the same operations on the host's kernel | the driver, to check the reference |
 //! | `probe` | what a host directory can do | tests that use one |
+//! | `sim` | a disk that records, delays, fails, and is cut off at any write | crash tests |
+//! | `block_suite` | checks that every `BlockDevice` must pass | `tests/` of each device |
 //! | `driver` | both side by side, compared after every step | `tests/model.rs` |
 //!
 //! Code here may panic: it runs in tests, and a panic is how a test says no.
 #![forbid(unsafe_code)]
 
+pub mod block_suite;
 pub mod driver;
 pub mod fault;
 pub mod fs_suite;
@@ -24,4 +27,5 @@ pub mod model;
 pub mod ops;
 pub mod probe;
 pub mod reference;
+pub mod sim;
 pub mod subject;

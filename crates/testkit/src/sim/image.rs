@@ -1,0 +1,143 @@
+//! The bytes of a disk, cheap to copy: a base that is shared and never changes, and the chunks
+//! that differ from it.
+
+use std::collections::BTreeMap;
+use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::sync::Arc;
+
+/// Bytes in a chunk, the unit of copying.
+pub const CHUNK_BYTES: usize = 4096;
+
+type Chunk = [u8; CHUNK_BYTES];
+
+/// A disk's content. A copy costs as much as there are changed chunks.
+#[derive(Clone)]
+pub struct Image {
+    base: Arc<Vec<u8>>,
+    changed: BTreeMap<usize, Arc<Chunk>>,
+}
+
+impl Image {
+    /// The bytes as they are, filled up with zeros to whole chunks.
+    pub fn new(mut bytes: Vec<u8>) -> Image {
+        bytes.resize(bytes.len().next_multiple_of(CHUNK_BYTES), 0);
+        Image { base: Arc::new(bytes), changed: BTreeMap::new() }
+    }
+
+    /// `len` bytes, all zero.
+    pub fn zeroed(len: usize) -> Image {
+        Image::new(vec![0; len])
+    }
+
+    /// Bytes in it.
+    pub fn len(&self) -> usize {
+        self.base.len()
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.base.is_empty()
+    }
+
+    fn chunk(&self, index: usize) -> &[u8] {
+        match self.changed.get(&index) {
+            Some(chunk) => &chunk[..],
+            None => &self.base[index * CHUNK_BYTES..(index + 1) * CHUNK_BYTES],
+        }
+    }
+
+    fn chunk_mut(&mut self, index: usize) -> &mut Chunk {
+        let base = &self.base;
+        let chunk = self.changed.entry(index).or_insert_with(|| {
+            let mut chunk = [0; CHUNK_BYTES];
+            chunk.copy_from_slice(&base[index * CHUNK_BYTES..(index + 1) * CHUNK_BYTES]);
+            Arc::new(chunk)
+        });
+        Arc::make_mut(chunk)
+    }
+
+    /// Fills `into` from byte `at` on.
+    pub fn read(&self, at: usize, into: &mut [u8]) {
+        for (index, start, from, len) in pieces(at, into.len()) {
+            into[from..from + len].copy_from_slice(&self.chunk(index)[start..start + len]);
+        }
+    }
+
+    /// Stores `bytes` from byte `at` on.
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        for (index, start, from, len) in pieces(at, bytes.len()) {
+            self.chunk_mut(index)[start..start + len].copy_from_slice(&bytes[from..from + len]);
+        }
+    }
+
+    /// Stores `len` zeros from byte `at` on.
+    pub fn zero(&mut self, at: usize, len: usize) {
+        for (index, start, _, len) in pieces(at, len) {
+            self.chunk_mut(index)[start..start + len].fill(0);
+        }
+    }
+
+    /// All bytes, in one piece.
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.base.to_vec();
+        for (index, chunk) in &self.changed {
+            bytes[index * CHUNK_BYTES..(index + 1) * CHUNK_BYTES].copy_from_slice(&chunk[..]);
+        }
+        bytes
+    }
+
+    /// The same bytes as a base of their own, so that copies are as cheap as can be.
+    pub fn rebased(&self) -> Image {
+        Image::new(self.bytes())
+    }
+
+    /// Writes all of it to a file.
+    ///
+    /// # Errors
+    /// The file's.
+    pub fn save(&self, file: &mut std::fs::File) -> io::Result<()> {
+        file.seek(SeekFrom::Start(0))?;
+        file.write_all(&self.base)?;
+        for (index, chunk) in &self.changed {
+            file.seek(SeekFrom::Start((index * CHUNK_BYTES) as u64))?;
+            file.write_all(&chunk[..])?;
+        }
+        file.flush()
+    }
+}
+
+/// The parts of `len` bytes from `at` on: chunk, position in it, position in the bytes, length.
+fn pieces(at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize, usize)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        (done < len).then(|| {
+            let start = (at + done) % CHUNK_BYTES;
+            let part = (CHUNK_BYTES - start).min(len - done);
+            let piece = ((at + done) / CHUNK_BYTES, start, done, part);
+            done += part;
+            piece
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_do_not_see_each_other() {
+        let mut first = Image::new((0..10_000u32).map(|n| n as u8).collect());
+        let mut second = first.clone();
+        first.write(4090, &[200; 20]);
+        second.zero(0, 5000);
+        let mut bytes = [0; 20];
+        first.read(4090, &mut bytes);
+        assert_eq!(bytes, [200; 20]);
+        second.read(4990, &mut bytes);
+        let rest: Vec<u8> = (5000..5010u32).map(|n| n as u8).collect();
+        assert_eq!(bytes[..10], [0; 10]);
+        assert_eq!(bytes[10..], rest);
+        assert_eq!(first.rebased().bytes(), first.bytes());
+        assert_eq!(first.len(), 12_288);
+    }
+}
