@@ -2,7 +2,10 @@
 //!
 //! | module | what it decides |
 //! |---|---|
+//! | [`cache`] | what a volume's cache keeps: journals bypass it |
 //! | [`device`] | the seam that front ends and file systems use: requests, completions, channels |
+//! | [`file`] | a device on a host file: io_uring and O_DIRECT |
+//! | [`image`] | opening and creating a volume's file; one opener at a time |
 //! | [`ram`] | a medium in memory |
 //! | [`wait`] | the one place that turns submit and poll into waiting |
 //!
@@ -10,7 +13,10 @@
 //! and blocking.
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod device;
+pub mod file;
+pub mod image;
 pub mod ram;
 pub mod wait;
 

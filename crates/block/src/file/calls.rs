@@ -1,0 +1,89 @@
+//! The channel on plain system calls, for hosts that switch io_uring off: each request is done when
+//! it is submitted.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+use polylane_base::Result;
+use polylane_sys::uring::{Action, Finished, Operation};
+use rustix::fs::FallocateFlags;
+use rustix::io::ReadWriteFlags;
+
+use super::counters::Counters;
+use super::task::{Next, Task};
+use super::{FileDevice, errno};
+use crate::device::{Channel, Completion, Request, Submitted};
+
+/// Most pieces of memory in one call (`IOV_MAX`).
+const PIECES_MAX: usize = 1024;
+
+pub(super) struct CallChannel {
+    device: Arc<FileDevice>,
+    counters: Arc<Counters>,
+}
+
+impl CallChannel {
+    pub(super) fn new(device: Arc<FileDevice>) -> CallChannel {
+        CallChannel { counters: device.new_counters(), device }
+    }
+
+    fn execute(&self, request: Request) -> Completion {
+        let mut task = match Task::new(&self.device, request) {
+            Ok(task) => task,
+            Err(completion) => return completion,
+        };
+        loop {
+            let mut operation = task.operation(&self.device, 0);
+            let result = call(&self.device, &mut operation);
+            if let Next::Over(result) = task.step(&self.device, Finished { operation, result }) {
+                return task.complete(result);
+            }
+        }
+    }
+}
+
+impl Channel for CallChannel {
+    fn submit(&mut self, request: Request) -> Submitted {
+        let completion = self.execute(request);
+        self.counters.note(&completion);
+        Submitted::Done(completion)
+    }
+
+    fn poll(&mut self, _done: &mut Vec<Completion>) {}
+
+    fn park(&mut self) {}
+}
+
+fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
+    let file = device.file(operation.file);
+    let (offset, skip) = (operation.offset, operation.skip);
+    let done = match operation.action {
+        Action::Sync => rustix::fs::fdatasync(file).map(|()| 0),
+        Action::Fallocate { mode, length } => {
+            let mode = FallocateFlags::from_bits_retain(mode as u32);
+            rustix::fs::fallocate(file, mode, offset, length).map(|()| 0)
+        }
+        Action::Read => {
+            let mut left = skip;
+            let buffers = operation.buffers.iter_mut().filter_map(|buffer| {
+                let here = left.min(buffer.len());
+                left -= here;
+                (here < buffer.len()).then(|| IoSliceMut::new(&mut buffer[here..]))
+            });
+            let mut pieces: Vec<_> = buffers.take(PIECES_MAX).collect();
+            rustix::io::preadv2(file, &mut pieces, offset, ReadWriteFlags::empty())
+        }
+        Action::Write { durable } => {
+            let mut left = skip;
+            let buffers = operation.buffers.iter().filter_map(|buffer| {
+                let here = left.min(buffer.len());
+                left -= here;
+                (here < buffer.len()).then(|| IoSlice::new(&buffer[here..]))
+            });
+            let pieces: Vec<_> = buffers.take(PIECES_MAX).collect();
+            let flags = if durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+            rustix::io::pwritev2(file, &pieces, offset, flags)
+        }
+    };
+    done.map_err(errno)
+}

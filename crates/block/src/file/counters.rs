@@ -1,0 +1,82 @@
+//! Counters: each channel writes its own, readers add them up.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use crate::device::{Completion, Op};
+
+/// What a device did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Totals {
+    /// Requests that read.
+    pub reads: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Requests that wrote.
+    pub writes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Writes that were durable at completion.
+    pub durable_writes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Discards and write-zeroes.
+    pub zeroings: u64,
+    /// Requests of any kind that failed.
+    pub failed: u64,
+    /// Requests go through io_uring.
+    pub ring: bool,
+    /// Requests go past the host's page cache.
+    pub direct: bool,
+}
+
+/// One channel's counters: written by its thread alone.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct Counters {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    durable_writes: AtomicU64,
+    flushes: AtomicU64,
+    zeroings: AtomicU64,
+    failed: AtomicU64,
+}
+
+/// A plain addition: there is one writer.
+fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Relaxed) + count, Relaxed);
+}
+
+impl Counters {
+    /// Counts an answered request.
+    pub(super) fn note(&self, completion: &Completion) {
+        let bytes = || completion.data.iter().map(|buffer| buffer.len() as u64).sum();
+        match completion.op {
+            _ if completion.result.is_err() => add(&self.failed, 1),
+            Op::Read => {
+                add(&self.reads, 1);
+                add(&self.read_bytes, bytes());
+            }
+            Op::Write { fua } => {
+                add(&self.writes, 1);
+                add(&self.durable_writes, fua.into());
+                add(&self.written_bytes, bytes());
+            }
+            Op::Flush => add(&self.flushes, 1),
+            Op::Discard | Op::WriteZeroes { .. } => add(&self.zeroings, 1),
+        }
+    }
+
+    /// Adds this channel's part.
+    pub(super) fn add_to(&self, totals: &mut Totals) {
+        totals.reads += self.reads.load(Relaxed);
+        totals.read_bytes += self.read_bytes.load(Relaxed);
+        totals.writes += self.writes.load(Relaxed);
+        totals.written_bytes += self.written_bytes.load(Relaxed);
+        totals.durable_writes += self.durable_writes.load(Relaxed);
+        totals.flushes += self.flushes.load(Relaxed);
+        totals.zeroings += self.zeroings.load(Relaxed);
+        totals.failed += self.failed.load(Relaxed);
+    }
+}

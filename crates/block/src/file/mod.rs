@@ -1,0 +1,199 @@
+//! A device on a host file (or host block device): io_uring with O_DIRECT, or what the host allows.
+//!
+//! # Two descriptors
+//!
+//! `io` carries the data, O_DIRECT where the file system has it. `plain` is the same file opened
+//! without: it does what direct I/O refuses (requests that are not aligned as the host's disk
+//! wants), syncs, and gives space back. The kernel keeps both coherent.
+//!
+//! # What maps to what
+//!
+//! | request | file |
+//! |---|---|
+//! | read, write | read, write; FUA is `RWF_DSYNC` |
+//! | flush | fdatasync |
+//! | discard | fallocate: punch a hole |
+//! | write-zeroes | fallocate: zero the range, or punch a hole with `unmap`; else zeros are written |
+//!
+//! # Invariants
+//!
+//! - A failed flush stops the device: the kernel reports a lost page once, so a second flush that
+//!   succeeds proves nothing. So does a failed durable write, whose sync may have taken that report.
+//! - The device does not read or write before all direct I/O that a former, killed owner left in
+//!   flight has ended ([`FileDevice::open`]).
+//!
+//! # Locking
+//!
+//! `counters` is taken to make a channel and to sum up, never for a request.
+
+mod calls;
+mod counters;
+mod ring;
+mod task;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use polylane_base::sync::Mutex;
+use polylane_base::{Errno, Result};
+use polylane_sys::uring::Ring;
+use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
+
+use crate::device::{BlockDevice, Channel, SECTOR_BYTES};
+
+use counters::Counters;
+pub use counters::Totals;
+
+/// Requests in flight per channel.
+const DEPTH: u32 = 64;
+
+/// Alignment of direct I/O where the kernel does not say: enough for every disk.
+const DIRECT_ALIGNMENT: u64 = 4096;
+
+/// The descriptors of one file.
+#[derive(Debug)]
+pub struct Files {
+    /// For data; O_DIRECT where the host has it.
+    pub io: OwnedFd,
+    /// The same file, without O_DIRECT.
+    pub plain: OwnedFd,
+}
+
+/// How requests reach the kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// A ring per channel, and system calls where rings are not allowed.
+    Ring,
+    /// preadv2(2) and pwritev2(2), which wait.
+    Calls,
+}
+
+/// A device on a file. See the [module](self).
+#[derive(Debug)]
+pub struct FileDevice {
+    files: Files,
+    /// Offsets and lengths that are multiples of this go through `io`; `None`: all of them.
+    direct_alignment: Option<u64>,
+    sectors: u64,
+    read_only: bool,
+    way: Way,
+    /// Some channel is a ring.
+    rings: AtomicBool,
+    stopped: AtomicBool,
+    counters: Mutex<Vec<Arc<Counters>>>,
+}
+
+impl FileDevice {
+    /// Opens the device: its size is the file's, in whole sectors. A file that is not opened for
+    /// writing makes a read-only device.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn open(files: Files, way: Way) -> Result<Arc<FileDevice>> {
+        let flags = rustix::fs::fcntl_getfl(&files.io).map_err(errno)?;
+        let read_only = flags & OFlags::ACCMODE == OFlags::RDONLY;
+        if !read_only {
+            wait_for_direct_io(&files.plain);
+        }
+        let direct_alignment = match flags.contains(OFlags::DIRECT) {
+            true => Some(direct_alignment(&files.io)),
+            false => None,
+        };
+        let bytes = rustix::fs::seek(&files.plain, SeekFrom::End(0)).map_err(errno)?;
+        Ok(Arc::new(FileDevice {
+            files,
+            direct_alignment,
+            sectors: bytes / SECTOR_BYTES as u64,
+            read_only,
+            way,
+            rings: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            counters: Mutex::default(),
+        }))
+    }
+
+    /// What all channels did, and how requests reach the disk.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals { direct: self.direct_alignment.is_some(), ..Totals::default() };
+        self.counters.lock().iter().for_each(|counters| counters.add_to(&mut totals));
+        totals.ring = self.rings.load(Ordering::Relaxed);
+        totals
+    }
+
+    /// Whether a failure stopped the device.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    /// Which descriptor may carry `bytes` bytes at `offset`.
+    fn file_for(&self, offset: u64, bytes: u64) -> usize {
+        let fits = |alignment: u64| (offset | bytes).is_multiple_of(alignment);
+        match self.direct_alignment.is_none_or(fits) {
+            true => IO,
+            false => PLAIN,
+        }
+    }
+
+    fn file(&self, index: usize) -> BorrowedFd<'_> {
+        if index == IO { self.files.io.as_fd() } else { self.files.plain.as_fd() }
+    }
+
+    fn new_counters(&self) -> Arc<Counters> {
+        let counters = Arc::new(Counters::default());
+        self.counters.lock().push(counters.clone());
+        counters
+    }
+}
+
+/// Index of [`Files::io`] in a ring.
+const IO: usize = 0;
+/// Index of [`Files::plain`] in a ring.
+const PLAIN: usize = 1;
+
+impl BlockDevice for FileDevice {
+    fn sector_count(&self) -> u64 {
+        self.sectors
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        if self.way == Way::Ring
+            && let Ok(ring) = Ring::new(DEPTH, &[self.file(IO), self.file(PLAIN)])
+        {
+            self.rings.store(true, Ordering::Relaxed);
+            return Box::new(ring::RingChannel::new(self, ring));
+        }
+        Box::new(calls::CallChannel::new(self))
+    }
+}
+
+/// Waits until direct I/O that a killed process left in flight on this file has ended: a write of
+/// its, landing later, would undo what is written from here on. fallocate(2) does that wait on
+/// every file system that has it; allocating the first block, which every volume uses, changes
+/// nothing. Where it is refused there is nothing to be done, and a full disk has waited all the same.
+fn wait_for_direct_io(file: &OwnedFd) {
+    let _ = rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, DIRECT_ALIGNMENT);
+}
+
+fn direct_alignment(file: &OwnedFd) -> u64 {
+    let told = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN);
+    match told {
+        Ok(told) if told.stx_dio_offset_align > 0 => u64::from(told.stx_dio_offset_align),
+        _ => DIRECT_ALIGNMENT,
+    }
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno(error.raw_os_error())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! A request on its way through the file: which operation is next, and when it is answered.
+//!
+//! A request may take several operations: short transfers are continued, a zeroing that the host
+//! lacks is done another way, a durable zeroing is followed by a sync.
+
+use polylane_base::Errno;
+use polylane_sys::buffer::Buffer;
+use polylane_sys::uring::{Action, Finished, Operation};
+use rustix::fs::FallocateFlags;
+
+use super::{FileDevice, PLAIN};
+use crate::device::{Completion, Error, Op, Request};
+
+/// Most zeros in one write, where the host cannot zero a range itself.
+const ZEROS_BYTES_MAX: u64 = 1 << 20;
+
+/// What a request is at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Moving data.
+    Move,
+    /// Zeroing, by the host where it can: first choice, second choice, by hand.
+    ZeroRange,
+    Punch,
+    WriteZeros,
+    /// Making completed writes durable.
+    Sync,
+}
+
+/// A request and how far it is.
+#[derive(Debug)]
+pub(super) struct Task {
+    request: Request,
+    stage: Stage,
+    /// Bytes of the range that are done.
+    done: u64,
+}
+
+/// What comes after an operation.
+pub(super) enum Next {
+    /// The request is answered.
+    Over(Result<(), Error>),
+    /// It takes one more operation.
+    Go,
+}
+
+impl Task {
+    /// A task for a request, or the answer that needs no operation at all.
+    #[expect(clippy::result_large_err, reason = "an answer, not an error")]
+    pub(super) fn new(device: &FileDevice, request: Request) -> Result<Task, Completion> {
+        let check = match request.validate(device.sectors) {
+            _ if device.is_stopped() => Err(Error::Stopped),
+            Ok(()) if request.is_change() && device.read_only => Err(Error::ReadOnly),
+            other => other,
+        };
+        if let Err(error) = check {
+            return Err(request.complete(Err(error)));
+        }
+        let stage = match request.op {
+            Op::Read | Op::Write { .. } => Stage::Move,
+            Op::Flush => Stage::Sync,
+            Op::Discard | Op::WriteZeroes { unmap: true, .. } => Stage::Punch,
+            Op::WriteZeroes { unmap: false, .. } => Stage::ZeroRange,
+        };
+        Ok(Task { request, stage, done: 0 })
+    }
+
+    /// Ends it.
+    pub(super) fn complete(self, result: Result<(), Error>) -> Completion {
+        self.request.complete(result)
+    }
+
+    fn is_durable(&self) -> bool {
+        matches!(self.request.op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. })
+    }
+
+    fn bytes(&self) -> u64 {
+        self.request.count * crate::device::SECTOR_BYTES as u64
+    }
+
+    /// The next operation. It holds the request's buffers until [`step`](Task::step).
+    pub(super) fn operation(&mut self, device: &FileDevice, token: u64) -> Operation {
+        // Validated: the range ends within the device, so it is a number of bytes.
+        let start = self.request.sector.byte().unwrap_or(u64::MAX);
+        let (offset, left) = (start.saturating_add(self.done), self.bytes() - self.done);
+        let mut operation = Operation {
+            file: PLAIN,
+            action: Action::Sync,
+            offset,
+            buffers: Vec::new(),
+            skip: 0,
+            token,
+        };
+        match self.stage {
+            Stage::Sync => {}
+            Stage::Move => {
+                operation.buffers = std::mem::take(&mut self.request.data);
+                operation.skip = self.done as usize;
+                let granule = operation.buffers.iter().fold(left, |bits, b| bits | b.len() as u64);
+                operation.file = device.file_for(offset, granule);
+                operation.action = match self.request.op {
+                    Op::Read => Action::Read,
+                    _ => Action::Write { durable: self.is_durable() },
+                };
+            }
+            Stage::WriteZeros => {
+                let bytes = left.min(ZEROS_BYTES_MAX);
+                operation.buffers = vec![Buffer::zeroed(bytes as usize)];
+                operation.file = device.file_for(offset, bytes);
+                operation.action = Action::Write { durable: false };
+            }
+            Stage::ZeroRange => operation.action = fallocate(FallocateFlags::ZERO_RANGE, left),
+            Stage::Punch => operation.action = fallocate(FallocateFlags::PUNCH_HOLE, left),
+        }
+        operation
+    }
+
+    /// Takes the end of an operation in.
+    pub(super) fn step(&mut self, device: &FileDevice, finished: Finished) -> Next {
+        if self.stage == Stage::Move {
+            self.request.data = finished.operation.buffers;
+        }
+        match finished.result {
+            Ok(moved) => self.advance(device, moved as u64),
+            Err(Errno::EAGAIN | Errno::EINTR) => Next::Go,
+            Err(Errno::EOPNOTSUPP | Errno::ENODEV) if self.stage == Stage::ZeroRange => {
+                self.go(Stage::Punch)
+            }
+            Err(Errno::EOPNOTSUPP | Errno::ENODEV) if self.stage == Stage::Punch => {
+                match self.request.op {
+                    Op::Discard => Next::Over(Err(Error::Unsupported)),
+                    _ => self.go(Stage::WriteZeros),
+                }
+            }
+            Err(errno) => Next::Over(Err(self.fail(device, errno))),
+        }
+    }
+
+    fn go(&mut self, stage: Stage) -> Next {
+        self.stage = stage;
+        Next::Go
+    }
+
+    fn advance(&mut self, device: &FileDevice, moved: u64) -> Next {
+        match self.stage {
+            Stage::Sync => return Next::Over(Ok(())),
+            Stage::ZeroRange | Stage::Punch => self.done = self.bytes(),
+            // The file ends before the device does: somebody cut it.
+            Stage::Move | Stage::WriteZeros if moved == 0 => {
+                return Next::Over(Err(self.fail(device, Errno::EIO)));
+            }
+            Stage::Move | Stage::WriteZeros => self.done += moved,
+        }
+        match (self.done < self.bytes(), self.stage) {
+            (true, _) => Next::Go,
+            (false, Stage::Move) => Next::Over(Ok(())),
+            (false, _) if self.is_durable() => self.go(Stage::Sync),
+            (false, _) => Next::Over(Ok(())),
+        }
+    }
+
+    /// What an error means to the maker of the request, and whether the device can go on.
+    fn fail(&self, device: &FileDevice, errno: Errno) -> Error {
+        let full = matches!(errno, Errno::ENOSPC | Errno::EDQUOT);
+        // Space is found when data is written; only data in the page cache can miss it at a sync.
+        let synced = self.stage == Stage::Sync || (self.is_durable() && self.stage == Stage::Move);
+        let harmless = full && self.stage != Stage::Sync && device.direct_alignment.is_some();
+        if synced && !harmless {
+            device.stop();
+        }
+        if full { Error::NoSpace } else { Error::Medium(errno) }
+    }
+}
+
+fn fallocate(flags: FallocateFlags, length: u64) -> Action {
+    let mode = (flags | FallocateFlags::KEEP_SIZE).bits() as i32;
+    Action::Fallocate { mode, length }
+}

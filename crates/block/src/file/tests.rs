@@ -1,0 +1,148 @@
+use super::*;
+use crate::device::{Error, Op, Request, Sector};
+use crate::wait::Waiter;
+use polylane_sys::buffer::Buffer;
+use rustix::fs::Mode;
+
+const MIB: u64 = 1 << 20;
+
+struct Disk {
+    path: tempfile::TempPath,
+}
+
+impl Disk {
+    fn new(bytes: u64) -> Disk {
+        let file = tempfile::NamedTempFile::new().expect("file");
+        file.as_file().set_len(bytes).expect("size");
+        Disk { path: file.into_temp_path() }
+    }
+
+    fn open(&self, way: Way, direct: bool) -> Arc<FileDevice> {
+        let open = |flags| {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC | flags;
+            rustix::fs::open(&*self.path, flags, Mode::empty())
+        };
+        let plain = open(OFlags::empty()).expect("open");
+        let io = match direct {
+            true => open(OFlags::DIRECT).or_else(|_| open(OFlags::empty())).expect("open"),
+            false => open(OFlags::empty()).expect("open"),
+        };
+        FileDevice::open(Files { io, plain }, way).expect("device")
+    }
+}
+
+/// Every way that requests can go.
+fn ways() -> impl Iterator<Item = (Way, bool)> {
+    [Way::Ring, Way::Calls].into_iter().flat_map(|way| [true, false].map(|direct| (way, direct)))
+}
+
+#[test]
+fn what_is_written_is_read_and_outlives_the_device() {
+    for (way, direct) in ways() {
+        let disk = Disk::new(4 * MIB);
+        let waiter = Waiter::new(disk.open(way, direct));
+        for (sector, bytes) in [(0, 4096), (9, 512), (4097, 3 * 512), (8, 512)] {
+            let data = Buffer::copy_of(&vec![sector as u8 + 1; bytes]);
+            waiter.write(Sector(sector), data, sector == 9).expect("write");
+        }
+        waiter.flush().expect("flush");
+        drop(waiter);
+        let waiter = Waiter::new(disk.open(way, direct));
+        let read = waiter.read(Sector(7), 4 * 512).expect("read");
+        let firsts: Vec<u8> = read.iter().step_by(512).copied().collect();
+        assert_eq!(firsts, [1, 9, 10, 0], "{way:?} {direct}");
+        assert!(waiter.read(Sector(4097), 1536).expect("read").iter().all(|b| *b == 2));
+        assert_eq!(waiter.read(Sector(8192), 512).unwrap_err(), Error::OutOfRange);
+    }
+}
+
+#[test]
+fn zeroed_and_discarded_ranges_read_as_zeros_and_their_space_comes_back() {
+    use std::os::unix::fs::MetadataExt;
+    for (way, direct) in ways() {
+        let disk = Disk::new(4 * MIB);
+        let waiter = Waiter::new(disk.open(way, direct));
+        let used = || std::fs::metadata(&*disk.path).expect("stat").blocks() * 512;
+        waiter.write(Sector(0), Buffer::copy_of(&vec![7; 2 << 20]), true).expect("write");
+        assert!(used() >= 2 * MIB);
+        waiter.write_zeroes(Sector(0), 2047, false).expect("zero");
+        waiter.write_zeroes(Sector(2048), 1024, true).expect("zero");
+        waiter.discard(Sector(3072), 1023).expect("discard");
+        let read = waiter.read(Sector(0), 2 << 20).expect("read");
+        for (sector, bytes) in read.chunks(512).enumerate() {
+            let expected = if matches!(sector, 2047 | 4095) { 7 } else { 0 };
+            assert!(bytes.iter().all(|b| *b == expected), "{way:?} {direct} sector {sector}");
+        }
+        assert!(used() < 2 * MIB, "{way:?} {direct}: {} bytes in use", used());
+    }
+}
+
+#[test]
+fn many_requests_at_once_come_back_each_once_with_back_pressure() {
+    for (way, direct) in ways() {
+        let disk = Disk::new(8 * MIB);
+        let device = disk.open(way, direct);
+        let waiter = Waiter::new(device.clone());
+        let many = 16 * u64::from(DEPTH);
+        let write = |tag: u64| {
+            let op = Op::Write { fua: false };
+            Request::with_data(op, Sector(tag), vec![Buffer::copy_of(&[tag as u8; 512])], tag)
+        };
+        let mut tags: Vec<u64> = waiter.all((0..many).map(write)).iter().map(|c| c.tag).collect();
+        tags.sort_unstable();
+        assert_eq!(tags, (0..many).collect::<Vec<_>>());
+        let read = waiter.read(Sector(0), (many * 512) as usize).expect("read");
+        assert!(read.chunks(512).enumerate().all(|(i, bytes)| bytes[0] == i as u8));
+        let totals = device.totals();
+        assert_eq!((totals.writes, totals.reads, totals.failed), (many, 1, 0));
+        assert_eq!((totals.written_bytes, totals.direct), (many * 512, totals.direct && direct));
+    }
+}
+
+#[test]
+fn a_request_of_many_pieces_arrives_whole() {
+    for (way, direct) in ways() {
+        let disk = Disk::new(4 * MIB);
+        let waiter = Waiter::new(disk.open(way, direct));
+        let pieces = (0..3000u32).map(|n| Buffer::copy_of(&[n as u8; 512])).collect();
+        let op = Op::Write { fua: true };
+        let done = waiter.all([Request::with_data(op, Sector(1), pieces, 0)]);
+        assert_eq!((done[0].result, done[0].data.len()), (Ok(()), 3000), "{way:?} {direct}");
+        let read = waiter.read(Sector(1), 3000 * 512).expect("read");
+        assert!(read.chunks(512).enumerate().all(|(i, bytes)| bytes.iter().all(|b| *b == i as u8)));
+    }
+}
+
+#[test]
+fn a_file_cut_behind_our_back_is_a_medium_error() {
+    for (way, direct) in ways() {
+        let disk = Disk::new(MIB);
+        let waiter = Waiter::new(disk.open(way, direct));
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&*disk.path)
+            .expect("open")
+            .set_len(4096)
+            .expect("cut");
+        let error = waiter.read(Sector(1024), 512).unwrap_err();
+        assert_eq!(error, Error::Medium(Errno::EIO), "{way:?} {direct}");
+    }
+}
+
+#[test]
+fn a_failed_flush_stops_the_device() {
+    // /dev/full takes no byte, and fdatasync on a character device is EINVAL.
+    let open = || rustix::fs::open("/dev/full", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    for way in [Way::Ring, Way::Calls] {
+        let files = Files { io: open().expect("open"), plain: open().expect("open") };
+        let mut device = FileDevice::open(files, way).expect("device");
+        Arc::get_mut(&mut device).expect("alone").sectors = 100;
+        let waiter = Waiter::new(device.clone());
+        let full = waiter.write(Sector(0), Buffer::zeroed(512), false).unwrap_err();
+        assert_eq!(full, Error::NoSpace);
+        assert!(!device.is_stopped(), "space may come back");
+        assert_eq!(waiter.flush().unwrap_err(), Error::Medium(Errno::EINVAL));
+        assert!(device.is_stopped());
+        assert_eq!(waiter.read(Sector(0), 512).unwrap_err(), Error::Stopped);
+    }
+}

@@ -1,0 +1,231 @@
+//! A volume's file: opened by one at a time, created whole or not at all.
+//!
+//! # The lock
+//!
+//! Every opener takes an exclusive lock of the open file (OFD) on bytes 100 to 299. QEMU describes
+//! what it does with an image by shared locks on single bytes from 100 (what it does) and from 200
+//! (what it forbids others), and looks for others' locks on the opposite bytes: so a volume that a
+//! guest of QEMU uses is refused here, and the reverse. The lock lives as long as any process has the
+//! descriptor: through a restart of the service, and until the service of a killed supervisor has
+//! flushed.
+
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use polylane_base::Errno;
+use polylane_sys::lock::lock_range;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+
+use crate::file::Files;
+
+/// First locked byte: QEMU's `RAW_LOCK_PERM_BASE`.
+const LOCK_START: i64 = 100;
+/// Locked bytes, up to the end of what begins at `RAW_LOCK_SHARED_BASE` (200).
+const LOCK_LENGTH: i64 = 200;
+
+/// Who has a volume open.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Holder {
+    /// Its process.
+    pub pid: u32,
+    /// The program's name for itself: `argv[0]`.
+    pub name: String,
+}
+
+/// Why a volume's file could not be opened or made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ImageError {
+    /// Neither a regular file nor a block device.
+    NotAFile,
+    /// Somebody has it open; who, if that can be seen from here.
+    InUse(Option<Holder>),
+    /// The host refused to do this with it.
+    Host(&'static str, Errno),
+}
+
+type Result<T> = std::result::Result<T, ImageError>;
+
+fn host(what: &'static str) -> impl Fn(rustix::io::Errno) -> ImageError {
+    move |error| ImageError::Host(what, Errno(error.raw_os_error()))
+}
+
+/// Opens an existing volume for reading and writing, alone.
+///
+/// # Errors
+/// See [`ImageError`].
+pub fn open(path: &Path) -> Result<Files> {
+    // Not blocking: whatever waits for a peer is no volume.
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let plain = rustix::fs::open(path, flags, Mode::empty()).map_err(host("open it"))?;
+    let stat = rustix::fs::fstat(&plain).map_err(host("look at it"))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile | FileType::BlockDevice => take(plain),
+        _ => Err(ImageError::NotAFile),
+    }
+}
+
+/// Locks the file and opens it once more for direct I/O, where its file system has that.
+fn take(plain: OwnedFd) -> Result<Files> {
+    match lock_range(&plain, LOCK_START, LOCK_LENGTH) {
+        Ok(()) => {}
+        Err(Errno::EAGAIN) => return Err(ImageError::InUse(holder(&plain))),
+        Err(errno) => return Err(ImageError::Host("lock it", errno)),
+    }
+    let again = proc_path(&plain);
+    let open =
+        |flags| rustix::fs::open(&again, OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty());
+    let io = open(OFlags::DIRECT)
+        .or_else(|_| open(OFlags::empty()))
+        .map_err(host("open it a second time"))?;
+    Ok(Files { io, plain })
+}
+
+/// A name of the open file itself, whatever becomes of its path. Other processes of this user can
+/// use it as well, as long as this one lives.
+pub fn proc_path(file: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
+}
+
+/// A volume that is being made: it has no name, and vanishes unless it is published.
+#[derive(Debug)]
+pub struct Draft {
+    file: OwnedFd,
+    path: PathBuf,
+    /// The host cannot make files without a name, so it has one already.
+    named: bool,
+}
+
+impl Draft {
+    /// An empty sparse file of `bytes` bytes that is going to be `path`, readable by its owner.
+    ///
+    /// # Errors
+    /// See [`ImageError`]; `EEXIST` when there is such a file.
+    pub fn new(path: &Path, bytes: u64) -> Result<Draft> {
+        if rustix::fs::lstat(path).is_ok() {
+            return Err(ImageError::Host("create it", Errno::EEXIST));
+        }
+        let dir = match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            _ => Path::new("."),
+        };
+        let mode = Mode::RUSR | Mode::WUSR;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let (file, named) = match rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
+            Ok(file) => (file, false),
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
+                let flags = flags | OFlags::CREATE | OFlags::EXCL;
+                (rustix::fs::open(path, flags, mode).map_err(host("create it"))?, true)
+            }
+            Err(error) => return Err(host("create it")(error)),
+        };
+        let draft = Draft { file, path: path.to_path_buf(), named };
+        rustix::fs::ftruncate(&draft.file, bytes).map_err(host("give it its size"))?;
+        Ok(draft)
+    }
+
+    /// The file, to be filled.
+    pub fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// Makes the content durable, gives the file its name and opens it.
+    ///
+    /// # Errors
+    /// See [`ImageError`]; `EEXIST` when somebody was faster.
+    pub fn publish(mut self) -> Result<Files> {
+        rustix::fs::fsync(&self.file).map_err(host("make it durable"))?;
+        // A lock before the name: nobody gets in between.
+        let plain = self.file.try_clone();
+        let plain = plain.map_err(|error| ImageError::Host("open it", error.into()))?;
+        let files = take(plain)?;
+        if !self.named {
+            let from = proc_path(&self.file);
+            rustix::fs::linkat(CWD, &from, CWD, &self.path, AtFlags::SYMLINK_FOLLOW)
+                .map_err(host("create it"))?;
+        }
+        self.named = false;
+        Ok(files)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if self.named {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A process that holds the lock on this file, as far as this user may look. A pool's service comes
+/// before other processes that share its descriptor.
+fn holder(file: &OwnedFd) -> Option<Holder> {
+    let wanted = rustix::fs::fstat(file).ok()?;
+    let same = |fd: &Path| {
+        rustix::fs::stat(fd).is_ok_and(|stat| {
+            (stat.st_dev, stat.st_ino, stat.st_rdev)
+                == (wanted.st_dev, wanted.st_ino, wanted.st_rdev)
+        })
+    };
+    let mut found: Option<Holder> = None;
+    for entry in fs::read_dir("/proc").ok()?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        let descriptors = fs::read_dir(entry.path().join("fd")).into_iter().flatten().flatten();
+        let holds = descriptors.map(|fd| fd.path()).any(|fd| same(&fd) && has_lock(&fd));
+        if !holds {
+            continue;
+        }
+        let holder = Holder { pid, name: program(&entry.path()) };
+        match holder.name.starts_with("polylane-service[") {
+            true => return Some(holder),
+            false => found = found.or(Some(holder)),
+        }
+    }
+    found
+}
+
+/// `/proc/PID/fdinfo/FD` lists the locks of the open file.
+fn has_lock(fd: &Path) -> bool {
+    let number = fd.file_name().unwrap_or_default();
+    let info = fd.with_file_name("..").join("fdinfo").join(number);
+    fs::read_to_string(info).is_ok_and(|text| text.contains("\nlock:\t"))
+}
+
+fn program(process: &Path) -> String {
+    let line = fs::read(process.join("cmdline")).unwrap_or_default();
+    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(first).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_has_one_opener_who_is_named_to_the_second() {
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("volume");
+        let draft = Draft::new(&path, 1 << 20).expect("new");
+        assert!(!path.exists(), "no name before it is complete");
+        let files = draft.publish().expect("publish");
+        assert_eq!(fs::metadata(&path).expect("stat").len(), 1 << 20);
+        let Err(ImageError::InUse(Some(holder))) = open(&path) else { panic!("not refused") };
+        assert_eq!(holder.pid, std::process::id());
+        drop(files.io);
+        assert!(matches!(open(&path), Err(ImageError::InUse(Some(_)))));
+        drop(files.plain);
+        open(&path).expect("free");
+        let again = Draft::new(&path, 1).expect_err("exists");
+        assert_eq!(again, ImageError::Host("create it", Errno::EEXIST));
+    }
+
+    #[test]
+    fn only_files_are_volumes() {
+        assert!(matches!(open(Path::new("/dev/null")), Err(ImageError::NotAFile)));
+        assert!(matches!(open(Path::new("/nowhere/at/all")), Err(ImageError::Host(..))));
+        let dir = tempfile::tempdir().expect("dir");
+        assert!(open(dir.path()).is_err());
+    }
+}
