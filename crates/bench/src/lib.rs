@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 
 mod figures;
+pub use figures::AddressRange;
 pub mod histogram;
 mod in_process;
 mod place;
@@ -17,7 +18,7 @@ mod report;
 pub mod worker;
 
 /// How to run figures.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Fewer points and shorter runs, for a look.
     pub quick: bool,
@@ -25,6 +26,10 @@ pub struct Options {
     pub repeat: Option<usize>,
     /// Where JSON, table and plot go.
     pub out: PathBuf,
+    /// What figures that replay block traces take: recorded requests.
+    pub traces: Vec<PathBuf>,
+    /// Where the journal lies in the trace: first and last byte address. `None`: as the trace says.
+    pub journal: Option<AddressRange>,
 }
 
 impl Options {
@@ -48,7 +53,9 @@ pub fn run(names: &[String], options: &Options) -> Result<()> {
     if let Some(name) = names.iter().find(|name| known(name).is_none()) {
         bail!("figure '{name}' does not exist; 'polylane bench list' names them all");
     }
-    place::enter_namespace()?;
+    if names.iter().filter_map(known).any(|figure| figure.mounts) {
+        place::enter_namespace()?;
+    }
     for figure in names.iter().filter_map(known) {
         let report = (figure.run)(options).with_context(|| format!("figure {}", figure.name))?;
         progress("");

@@ -18,8 +18,13 @@ pub(crate) fn execute(command: BenchCommand) -> Result<u8> {
             }
         }
         BenchCommand::Run(arguments) => {
-            let options =
-                Options { quick: arguments.quick, repeat: arguments.repeat, out: arguments.out };
+            let options = Options {
+                quick: arguments.quick,
+                repeat: arguments.repeat,
+                out: arguments.out,
+                traces: arguments.trace,
+                journal: arguments.journal,
+            };
             polylane_bench::run(&arguments.figures, &options).map_err(failure)?;
         }
         BenchCommand::Worker { load, dir, seconds } => {
@@ -31,7 +36,7 @@ pub(crate) fn execute(command: BenchCommand) -> Result<u8> {
 
 /// The demonstration, with its defaults.
 pub(crate) fn demo() -> Result<u8> {
-    let options = Options { quick: false, repeat: None, out: PathBuf::from("polylane-results") };
+    let options = Options { out: PathBuf::from("polylane-results"), ..Options::default() };
     polylane_bench::run(&["demo".to_string()], &options).map_err(failure)?;
     Ok(0)
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use polylane_base::size::ByteSize;
+use polylane_bench::AddressRange;
 use polylane_pool::cpus::CpuList;
 
 /// Storage lanes for tenants: a private file system, its own service process, and a short way in.
@@ -120,6 +121,12 @@ pub(crate) struct BenchRunArgs {
     /// Where results go
     #[arg(long, value_name = "DIR", default_value = "polylane-results")]
     pub(crate) out: PathBuf,
+    /// Block trace to replay, plain or gzip (pdc-trace; repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) trace: Vec<PathBuf>,
+    /// Byte addresses of the journal's first and last block [default: as the trace says]
+    #[arg(long, value_name = "LO-HI", requires = "trace")]
+    pub(crate) journal: Option<AddressRange>,
 }
 
 #[derive(Debug, Args)]

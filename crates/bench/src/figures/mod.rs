@@ -11,12 +11,18 @@ mod demo;
 mod echo;
 mod ipc;
 mod ocrd;
+mod pdc_csv;
+mod pdc_trace;
 mod queue;
+
+pub use pdc_trace::AddressRange;
 
 /// A figure that can be run.
 pub struct Figure {
     /// Its name on the command line.
     pub name: &'static str,
+    /// Whether it mounts file systems or starts pools, and so needs a mount namespace of its own.
+    pub mounts: bool,
     /// One line for `bench list`.
     pub about: &'static str,
     /// Measures it.
@@ -27,57 +33,74 @@ pub struct Figure {
 pub const FIGURES: &[Figure] = &[
     Figure {
         name: "demo",
+        mounts: true,
         about: "real programs in a lane, then a quiet tenant beside a flooding one",
         run: demo::run,
     },
     Figure {
         name: "ocrd",
+        mounts: true,
         about: "create, rename, unlink by 1–16 tenants: lanes, tmpfs, shared kernel file systems",
         run: ocrd::run,
     },
     Figure {
         name: "cached-read",
+        mounts: true,
         about: "4 KiB reads of cached data: lane, FUSE, kernel",
         run: |options| cached::run(options, "cached-read"),
     },
     Figure {
         name: "cached-write",
+        mounts: true,
         about: "4 KiB writes to cached data: lane, FUSE, kernel",
         run: |options| cached::run(options, "cached-write"),
     },
     Figure {
         name: "stat",
+        mounts: true,
         about: "stat of a path and fstat of a descriptor: lane, FUSE, kernel",
         run: |options| cached::run(options, "stat"),
     },
     Figure {
         name: "open-close",
+        mounts: true,
         about: "open and close: lane, FUSE, kernel",
         run: |options| cached::run(options, "open-close"),
     },
     Figure {
         name: "seqread",
+        mounts: true,
         about: "sequential read in memory: lane, FUSE, kernel, share of time in IPC",
         run: |options| cached::run(options, "seqread"),
     },
     Figure {
         name: "fileio-ram",
+        mounts: true,
         about: "random 16 KiB file I/O in memory: lane, FUSE, kernel, share of time in IPC",
         run: |options| cached::run(options, "fileio"),
     },
     Figure {
         name: "ipc",
+        mounts: true,
         about: "round trip of an empty request: channel, FUSE, futex, eventfd, UNIX socket",
         run: ipc::run,
     },
     Figure {
         name: "queue",
+        mounts: true,
         about: "request queues beside crossbeam and concurrent-queue, 1–16 producers",
         run: queue::run,
     },
     Figure {
         name: "copy",
+        mounts: true,
         about: "reads of 4 KiB to 4 MiB by copy method: SMC, SMO, rep movsb, CMA, pipelines",
         run: copy::run,
+    },
+    Figure {
+        name: "pdc-trace",
+        mounts: false,
+        about: "journal detectors on a recorded block trace (--trace FILE.csv[.gz])",
+        run: pdc_trace::run,
     },
 ];

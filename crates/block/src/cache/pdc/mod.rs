@@ -1,0 +1,92 @@
+//! Pollution-defensive caching: journals recognised by their block addresses, kept out of the cache.
+//!
+//! A journal is written in order, in a circle, each piece followed by a flush, and read only after a
+//! crash. Caching it evicts data that will be read and copies bytes that will not. A rule watches the
+//! requests of **one volume** and answers for each write how the cache shall take it: [`Admission`].
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`paper`] | the rule of Lee et al., SYSTOR'16: large sequential loops; write-only volumes |
+//! | [`solo`] | the default: streams that have flush epochs to themselves; regions remembered |
+//! | `flows` | the bounded table of sequential write flows behind both |
+//! | [`score`] | recall and precision of a rule on requests whose truth is known |
+//!
+//! Pure code: time is an argument, the result is a decision; no locks, no I/O. State is bounded per
+//! volume ([`solo::FLOW_COUNT_MAX`], [`solo::REGION_COUNT_MAX`]). `docs/design/pdc.md` has the
+//! reasons and the measurements.
+
+mod flows;
+pub mod paper;
+pub mod score;
+pub mod solo;
+
+pub use paper::Paper;
+pub use solo::FlushSolo;
+
+/// How the cache shall take a write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Admission {
+    /// A journal's: past the cache to the medium; cached copies of the range are dropped.
+    Bypass,
+    /// Appended and flushed like a log, but not known to be a journal: the cold end of the cache.
+    Cold,
+    /// Everything else.
+    Normal,
+}
+
+/// A request as a rule sees it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Bytes are read.
+    Read,
+    /// Bytes are written.
+    Write {
+        /// Durable at completion.
+        fua: bool,
+    },
+    /// The range is given up, or zeroed without data.
+    Discard,
+    /// Completed writes are made durable; has no range.
+    Flush,
+}
+
+/// A range of the volume taken for a journal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Region {
+    /// First byte.
+    pub first: u64,
+    /// Past the last byte.
+    pub end: u64,
+}
+
+impl Region {
+    /// The range of `length` bytes at `offset`, cut off at the end of the address space.
+    pub fn at(offset: u64, length: u64) -> Self {
+        Region { first: offset, end: offset.saturating_add(length) }
+    }
+
+    /// Whether `offset` lies inside.
+    pub fn contains(&self, offset: u64) -> bool {
+        self.first <= offset && offset < self.end
+    }
+
+    /// Whether the two have a byte in common.
+    pub fn overlaps(&self, other: &Region) -> bool {
+        self.first < other.end && other.first < self.end
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.end - self.first
+    }
+}
+
+/// A rule that tells journals from data, for one volume.
+pub trait Rule {
+    /// Notes one request, in the order of arrival, and says how to take it; the answer means
+    /// something for writes only. `now_us` is in microseconds and never falls.
+    fn observe(&mut self, now_us: u64, access: Access, range: Region) -> Admission;
+
+    /// The ranges now taken for journals, in no order.
+    fn regions(&self) -> Vec<Region>;
+}
