@@ -1,4 +1,4 @@
-//! File contents: reading, writing, punching, truncating.
+//! File contents: reading and writing.
 //!
 //! *Ordered mode.* Data goes to its blocks before the transaction that shows it: new blocks are
 //! claimed in memory, written, and only then marked, mapped and counted in one handle. A power cut
@@ -7,21 +7,23 @@
 
 use polylane_base::Errno;
 use polylane_sys::buffer::Buffer;
-use polylane_vfs::fs::{SeekFor, Sink, Source};
+use polylane_vfs::fs::{Sink, Source};
 
 use crate::error::Result;
 use crate::extents::{self, Mapping};
-use crate::format::extent::{Extent, UNWRITTEN_BLOCKS_MAX, WRITTEN_BLOCKS_MAX};
+use crate::format::extent::{Extent, WRITTEN_BLOCKS_MAX};
+use crate::format::superblock::max_file_bytes;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
+use crate::journal::Handle;
 use crate::volume::Volume;
 
 /// Credits of a handle that maps one extent: a path of nodes, each split, bitmaps and the inode.
 pub const MAP_CREDITS: usize = 24;
-/// Leaves changed per handle when blocks are removed.
-const LEAVES_PER_HANDLE: usize = 4;
-/// Credits of such a handle: each leaf's extents may lie in many groups.
-const REMOVE_CREDITS: usize = 256;
+/// Credits of a handle that stores an inode and nothing else.
+pub const INODE_CREDITS: usize = 2;
+/// New tree nodes that mapping one extent may take: one per level.
+pub const TREE_BLOCKS: u64 = 6;
 /// Most blocks moved in one request to the device.
 const RUN_BLOCKS_MAX: u32 = 256;
 
@@ -68,7 +70,7 @@ pub fn read(
 /// Writes all of `source` at `offset`.
 ///
 /// # Errors
-/// `ENOSPC` when not even the first byte fits, the device's, or a corrupt tree.
+/// `ENOSPC` when not even the first byte fits, `EFBIG`, the device's, or a corrupt tree.
 pub fn write(
     volume: &Volume,
     cell: &Cell,
@@ -76,6 +78,10 @@ pub fn write(
     offset: u64,
     source: &mut dyn Source,
 ) -> Result<usize> {
+    let end = offset.checked_add(source.len() as u64).ok_or(Errno::EFBIG)?;
+    if end > max_file_bytes(volume.geometry.block_bytes)? {
+        return Err(Errno::EFBIG.into());
+    }
     let mut done = 0;
     while done < source.len() {
         match write_run(volume, cell, core, offset + done as u64, source, done) {
@@ -110,14 +116,16 @@ fn write_run(
         }
     };
     let bytes = (count as usize * block_bytes - within).min(left);
+    let promise = if new { Some(volume.promise(TREE_BLOCKS)?) } else { None };
     let data = assemble(volume, core, (start, count, new), (at, within, bytes), source, from)?;
     volume.io.write(start, data)?;
-    let handle = volume.start(MAP_CREDITS)?;
+    let handle = volume.start(if new { MAP_CREDITS } else { INODE_CREDITS })?;
     if new {
         let end = u64::from(first.0) + u64::from(count);
         extents::mark_written(volume, &handle, cell, core, first, end)?;
     }
-    finish(volume, &handle, cell, core, at + bytes as u64)?;
+    finish(volume, handle, cell, core, at + bytes as u64, new)?;
+    drop(promise);
     Ok(bytes)
 }
 
@@ -131,7 +139,9 @@ fn fill_hole(
     from: usize,
 ) -> Result<usize> {
     let block_bytes = volume.io.block_bytes();
-    let claim = volume.alloc.claim(goal(volume, cell, core, first)?, want)?;
+    let goal = goal(volume, cell, core, first)?;
+    let promise = volume.promise(TREE_BLOCKS)?;
+    let claim = volume.with_space(|| volume.alloc.claim_data(goal, want))?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
     let written = assemble(volume, core, place, (at, within, bytes), source, from)
@@ -149,7 +159,8 @@ fn fill_hole(
     let extent = Extent { first, count, start, unwritten: false };
     extents::insert(volume, &handle, cell, core, extent)?;
     core.add_blocks(count.into(), volume.geometry.block_bytes);
-    finish(volume, &handle, cell, core, at + bytes as u64)?;
+    finish(volume, handle, cell, core, at + bytes as u64, true)?;
+    drop(promise);
     Ok(bytes)
 }
 
@@ -179,184 +190,39 @@ fn assemble(
     Ok(data)
 }
 
+/// Ends a write that reached `end`. fdatasync must save it when blocks were `mapped` or the file
+/// grew.
 fn finish(
     volume: &Volume,
-    handle: &crate::journal::Handle<'_>,
+    handle: Handle<'_>,
     cell: &Cell,
     core: &mut Core,
     end: u64,
+    mapped: bool,
 ) -> Result<()> {
-    if end > core.raw.size() {
+    let grew = end > core.raw.size();
+    if grew {
         core.raw.set_size(end);
     }
     core.touch(volume.now());
-    volume.store(handle, cell, core, true)
+    volume.store(&handle, cell, core, mapped || grew)?;
+    handle.complete();
+    Ok(())
 }
 
 /// Where new blocks should go: behind the file's block before, else at the inode's group.
-fn goal(volume: &Volume, cell: &Cell, core: &Core, first: FileBlock) -> Result<DeviceBlock> {
+pub(crate) fn goal(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    first: FileBlock,
+) -> Result<DeviceBlock> {
     if let Some(before) = first.0.checked_sub(1)
         && let Mapping::Data(extent) = extents::map(volume, cell, core, FileBlock(before))?
     {
         return Ok(DeviceBlock(extent.start.0 + 1));
     }
     Ok(volume.goal(cell.ino))
-}
-
-/// Removes the blocks of `from..to` in as many handles as it takes; the caller stores the inode
-/// last.
-///
-/// # Errors
-/// The device's, or a corrupt tree.
-pub fn remove_blocks(
-    volume: &Volume,
-    cell: &Cell,
-    core: &mut Core,
-    from: FileBlock,
-    to: u64,
-) -> Result<()> {
-    let mut next = Some(from);
-    while let Some(at) = next {
-        let handle = volume.start(REMOVE_CREDITS)?;
-        let leaves = LEAVES_PER_HANDLE;
-        next = extents::remove(volume, &handle, cell, core, at, to, leaves)?;
-        volume.store(&handle, cell, core, true)?;
-    }
-    Ok(())
-}
-
-/// Makes bytes `from..to` of a block that is mapped and written read as zeros, in place.
-fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) -> Result<()> {
-    let block_bytes = volume.io.block_bytes() as u64;
-    let at = FileBlock((from / block_bytes) as u32);
-    let Mapping::Data(Extent { start, unwritten: false, .. }) =
-        extents::map(volume, cell, core, at)?
-    else {
-        return Ok(());
-    };
-    let mut data = volume.io.read(start)?;
-    let base = from - from % block_bytes;
-    data[(from - base) as usize..(to - base) as usize].fill(0);
-    volume.io.write(start, data)?;
-    Ok(())
-}
-
-/// Changes the size. Shrinking gives blocks back and zeroes the rest of the last one.
-///
-/// # Errors
-/// The device's, or a corrupt tree.
-pub fn truncate(volume: &Volume, cell: &Cell, core: &mut Core, size: u64) -> Result<()> {
-    let block_bytes = volume.io.block_bytes() as u64;
-    let old = core.raw.size();
-    if size < old && !size.is_multiple_of(block_bytes) {
-        zero_within(volume, cell, core, size, size.next_multiple_of(block_bytes))?;
-    }
-    core.raw.set_size(size);
-    core.touch(volume.now());
-    let handle = volume.start(MAP_CREDITS)?;
-    volume.store(&handle, cell, core, true)?;
-    drop(handle);
-    if size < old {
-        let first = FileBlock(size.div_ceil(block_bytes) as u32);
-        remove_blocks(volume, cell, core, first, 1 << 32)?;
-    }
-    Ok(())
-}
-
-/// Makes `offset..offset + len` a hole, within the size.
-///
-/// # Errors
-/// The device's, no space for a tree node, or a corrupt tree.
-pub fn punch(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64) -> Result<()> {
-    let block_bytes = volume.io.block_bytes() as u64;
-    let end = (offset + len).min(core.raw.size().next_multiple_of(block_bytes));
-    if offset >= end {
-        return Ok(());
-    }
-    let (first, last) = (offset.next_multiple_of(block_bytes), end - end % block_bytes);
-    if offset < first {
-        zero_within(volume, cell, core, offset, end.min(first))?;
-    }
-    if last < end && last >= first {
-        zero_within(volume, cell, core, last, end)?;
-    }
-    if first < last {
-        let from = FileBlock((first / block_bytes) as u32);
-        remove_blocks(volume, cell, core, from, last / block_bytes)?;
-    }
-    core.touch(volume.now());
-    let handle = volume.start(MAP_CREDITS)?;
-    volume.store(&handle, cell, core, true)
-}
-
-/// Allocates what is missing in `offset..offset + len`, unwritten.
-///
-/// # Errors
-/// `ENOSPC` (what was allocated so far stays), the device's, or a corrupt tree.
-pub fn allocate(
-    volume: &Volume,
-    cell: &Cell,
-    core: &mut Core,
-    offset: u64,
-    len: u64,
-) -> Result<()> {
-    let block_bytes = volume.io.block_bytes() as u64;
-    let end = (offset + len).div_ceil(block_bytes);
-    let mut at = offset / block_bytes;
-    while at < end {
-        let first = FileBlock(at as u32);
-        match extents::map(volume, cell, core, first)? {
-            Mapping::Data(extent) => at += u64::from(extent.count),
-            Mapping::Hole(blocks) => {
-                let want = blocks.min(end - at).min(UNWRITTEN_BLOCKS_MAX.into()) as u32;
-                let claim = volume.alloc.claim(goal(volume, cell, core, first)?, want)?;
-                let handle = match volume.start(MAP_CREDITS) {
-                    Ok(handle) => handle,
-                    Err(error) => {
-                        volume.alloc.unclaim(claim);
-                        return Err(error);
-                    }
-                };
-                let (start, count) = (claim.start, claim.count);
-                volume.alloc.mark(&handle, claim);
-                let extent = Extent { first, count, start, unwritten: true };
-                extents::insert(volume, &handle, cell, core, extent)?;
-                core.add_blocks(count.into(), volume.geometry.block_bytes);
-                volume.store(&handle, cell, core, true)?;
-                at += u64::from(count);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Finds the next data or hole at or after `offset`, which lies below the size.
-///
-/// # Errors
-/// `ENXIO` when no data follows, the device's, or a corrupt tree.
-pub fn seek(
-    volume: &Volume,
-    cell: &Cell,
-    core: &Core,
-    offset: u64,
-    target: SeekFor,
-) -> Result<u64> {
-    let (block_bytes, size) = (volume.io.block_bytes() as u64, core.raw.size());
-    let mut at = offset / block_bytes;
-    while at * block_bytes < size {
-        let (is_data, blocks) = match extents::map(volume, cell, core, FileBlock(at as u32))? {
-            Mapping::Data(extent) => (!extent.unwritten, u64::from(extent.count)),
-            Mapping::Hole(blocks) => (false, blocks),
-        };
-        if is_data == (target == SeekFor::Data) {
-            return Ok(offset.max(at * block_bytes));
-        }
-        at = at.saturating_add(blocks.max(1));
-    }
-    match target {
-        SeekFor::Data => Err(Errno::ENXIO.into()),
-        SeekFor::Hole => Ok(size),
-    }
 }
 
 const _: () = assert!(RUN_BLOCKS_MAX <= WRITTEN_BLOCKS_MAX);

@@ -2,14 +2,16 @@
 //!
 //! A change decodes the nodes on the way from the root to one leaf, edits the leaf's entries in
 //! memory, and stores what changed, splitting full nodes upwards and removing empty ones. Index
-//! keys always equal the first key below them, which e2fsck insists on.
+//! keys always equal the first key below them, which e2fsck insists on. The blocks that new nodes
+//! need are claimed before anything is stored, so that a full file system changes nothing.
 
 use polylane_base::sync::Arc;
 
+use crate::alloc::Claim;
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::extent::{
-    DEPTH_MAX, Entries, Extent, Index, Node, ROOT_BYTES, capacity, checksum_ok,
+    DEPTH_MAX, Entries, Extent, Index, Node, ROOT_BYTES, Search, capacity, checksum_ok, search,
 };
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
@@ -37,6 +39,9 @@ struct Step {
 }
 
 type Path = Vec<Step>;
+
+/// Groups whose blocks one removal frees, give or take one extent.
+pub const GROUPS_PER_REMOVAL: usize = 8;
 
 fn corrupt(cell: &Cell, field: &'static str) -> Error {
     Corrupt::new(Structure::ExtentTree, cell.ino.into(), field).into()
@@ -74,15 +79,26 @@ pub fn init(core: &mut Core) {
     Node { depth: 0, entries: Entries::Leaf(Vec::new()) }.encode(core.raw.block_mut());
 }
 
-fn load(volume: &Volume, cell: &Cell, index: Index, depth: u16) -> Result<(Arc<MetaBlock>, Node)> {
+/// A node's block, checked when it comes from the device.
+fn node_block(
+    volume: &Volume,
+    cell: &Cell,
+    child: DeviceBlock,
+    depth: u16,
+) -> Result<Arc<MetaBlock>> {
     let has_sums = volume.has_sums;
     let seal = if has_sums { Seal::Extent(cell.seed) } else { Seal::None };
-    let block = volume.cache.get(&volume.io, index.child, seal, |bytes| {
-        match !has_sums || checksum_ok(bytes, cell.seed) {
-            true => Ok(()),
-            false => Err(corrupt(cell, "checksum")),
+    volume.cache.get(&volume.io, child, seal, |bytes| {
+        if has_sums && !checksum_ok(bytes, cell.seed) {
+            return Err(corrupt(cell, "checksum"));
         }
-    })?;
+        let decoded = Node::decode(bytes, Some(depth), volume.geometry.block_count);
+        decoded.map(drop).map_err(|field| corrupt(cell, field))
+    })
+}
+
+fn load(volume: &Volume, cell: &Cell, index: Index, depth: u16) -> Result<(Arc<MetaBlock>, Node)> {
+    let block = node_block(volume, cell, index.child, depth)?;
     let decoded = Node::decode(&block.read(), Some(depth), volume.geometry.block_count);
     let node = decoded.map_err(|field| corrupt(cell, field))?;
     Ok((block, node))
@@ -123,23 +139,33 @@ fn find(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<
 /// # Errors
 /// The device's, or a corrupt tree.
 pub fn map(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<Mapping> {
-    let mut path = find(volume, cell, core, target)?;
-    let leaf = path.last_mut().expect("never empty");
-    let (at, limit) = (leaf.at, leaf.limit);
-    let found = leaf.extents().get(at).copied();
-    Ok(match found {
-        Some(extent) if extent.first <= target => {
-            let skip = target.0 - extent.first.0;
-            Mapping::Data(Extent {
-                first: target,
-                count: extent.count - skip,
-                start: DeviceBlock(extent.start.0 + u64::from(skip)),
-                unwritten: extent.unwritten,
-            })
+    let blocks = volume.geometry.block_count;
+    let root = search(core.raw.block(), None, blocks, target);
+    let mut found = root.map_err(|field| corrupt(cell, field))?;
+    let mut limit = 1 << 32;
+    let key = |next: Option<FileBlock>| next.map_or(1 << 32, |next| u64::from(next.0));
+    loop {
+        match found {
+            Search::Inner(child, depth, next) => {
+                limit = key(next).min(limit);
+                let node = node_block(volume, cell, child, depth)?;
+                let below = search(&node.read(), Some(depth), blocks, target);
+                found = below.map_err(|field| corrupt(cell, field))?;
+            }
+            Search::Leaf(Some(extent), _) => {
+                let skip = target.0 - extent.first.0;
+                return Ok(Mapping::Data(Extent {
+                    first: target,
+                    count: extent.count - skip,
+                    start: DeviceBlock(extent.start.0 + u64::from(skip)),
+                    unwritten: extent.unwritten,
+                }));
+            }
+            Search::Leaf(None, next) => {
+                return Ok(Mapping::Hole(key(next).min(limit).saturating_sub(target.0.into())));
+            }
         }
-        Some(extent) => Mapping::Hole(u64::from(extent.first.0 - target.0)),
-        None => Mapping::Hole(limit - u64::from(target.0)),
-    })
+    }
 }
 
 /// Adds an extent where there is a hole. Joins it with its neighbours where possible.
@@ -176,8 +202,8 @@ pub fn insert(
     store(volume, handle, cell, core, path)
 }
 
-/// Removes all blocks of `from..to` and frees them. At most `leaves_max` leaves are changed;
-/// returns where to go on, or `None` when all is done.
+/// Removes blocks of `from..to` and frees them: those of one leaf, and of a few groups. Returns
+/// where to go on, or `None` when all is done.
 ///
 /// # Errors
 /// The device's, no space for a tree node (a hole in the middle of an extent), or a corrupt tree.
@@ -188,27 +214,59 @@ pub fn remove(
     core: &mut Core,
     from: FileBlock,
     to: u64,
-    leaves_max: usize,
 ) -> Result<Option<FileBlock>> {
-    let mut at = from;
-    for _ in 0..leaves_max {
-        let mut path = find(volume, cell, core, at)?;
-        let leaf = path.last_mut().expect("never empty");
-        let limit = leaf.limit;
-        let freed = cut(leaf.extents(), at, to);
-        if !freed.is_empty() {
-            store(volume, handle, cell, core, path)?;
-        }
-        for run in freed {
-            volume.alloc.free(handle, run.start, run.count)?;
-            core.add_blocks(-i64::from(run.count), volume.geometry.block_bytes);
-        }
-        if limit >= to.min(1 << 32) {
-            return Ok(None);
-        }
-        at = FileBlock(limit as u32);
+    let mut path = find(volume, cell, core, from)?;
+    let leaf = path.last_mut().expect("never empty");
+    let limit = leaf.limit;
+    let upto = within_groups(volume, leaf.extents(), from, to);
+    let freed = cut(leaf.extents(), from, upto);
+    if !freed.is_empty() {
+        store(volume, handle, cell, core, path)?;
     }
-    Ok(Some(at))
+    let is_data = core.raw.mode() >> 12 == 8;
+    for run in freed {
+        match is_data {
+            true => volume.alloc.free(handle, run.start, run.count)?,
+            false => volume.alloc.free_metadata(handle, run.start, run.count)?,
+        }
+        core.add_blocks(-i64::from(run.count), volume.geometry.block_bytes);
+    }
+    let next = if upto < to { upto } else { limit };
+    Ok((next < to.min(1 << 32)).then_some(FileBlock(next as u32)))
+}
+
+/// How far `from..to` can be removed with one handle: each group costs a bitmap.
+fn within_groups(volume: &Volume, extents: &[Extent], from: FileBlock, to: u64) -> u64 {
+    let (mut groups, mut last) = (0, None);
+    let inside = |e: &&Extent| e.end() > u64::from(from.0) && u64::from(e.first.0) < to;
+    for extent in extents.iter().filter(inside) {
+        let (first, end) = volume.alloc.groups_of(extent.start, extent.count);
+        groups += usize::from(last != Some(first)) + (end.0 - first.0) as usize;
+        last = Some(end);
+        if groups > GROUPS_PER_REMOVAL {
+            return extent.first.0.max(from.0 + 1).into();
+        }
+    }
+    to
+}
+
+/// Moves an extent that is in the tree to file block `to`, where there is a hole.
+///
+/// # Errors
+/// The device's, no space for a tree node, or a corrupt tree.
+pub fn shift(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    extent: Extent,
+    to: FileBlock,
+) -> Result<()> {
+    let mut path = find(volume, cell, core, extent.first)?;
+    let leaf = path.last_mut().expect("never empty");
+    cut(leaf.extents(), extent.first, extent.end());
+    store(volume, handle, cell, core, path)?;
+    insert(volume, handle, cell, core, Extent { first: to, ..extent })
 }
 
 /// Cuts `from..to` out of a leaf's extents; returns the pieces that went.
@@ -291,8 +349,36 @@ fn convert(extents: &mut Vec<Extent>, from: u64, to: u64) -> bool {
     true
 }
 
+/// How many new nodes storing an edited path takes: one for each that is too full, the root
+/// included.
+fn nodes_needed(path: &Path, block_bytes: usize) -> usize {
+    let mut needed = 0;
+    for step in path.iter().rev() {
+        if step.node.len() + usize::from(needed > 0) <= step.capacity(block_bytes) {
+            break;
+        }
+        needed += 1;
+    }
+    needed
+}
+
+/// Claims blocks for `count` new nodes, all or none.
+fn claim_nodes(volume: &Volume, cell: &Cell, count: usize) -> Result<Vec<Claim>> {
+    let mut claims = Vec::with_capacity(count);
+    for _ in 0..count {
+        match volume.alloc.claim(volume.goal(cell.ino), 1) {
+            Ok(claim) => claims.push(claim),
+            Err(error) => {
+                claims.into_iter().for_each(|claim| volume.alloc.unclaim(claim));
+                return Err(error);
+            }
+        }
+    }
+    Ok(claims)
+}
+
 /// Stores a path whose leaf was edited: from the leaf upwards, nodes that are empty go, nodes that
-/// are too full split, and keys are mended.
+/// are too full split, and keys are mended. Changes nothing when there is no space.
 fn store(
     volume: &Volume,
     handle: &Handle<'_>,
@@ -300,9 +386,11 @@ fn store(
     core: &mut Core,
     mut path: Path,
 ) -> Result<()> {
+    let needed = nodes_needed(&path, volume.io.block_bytes());
+    let mut claims = claim_nodes(volume, cell, needed)?;
     while let Some(step) = path.pop() {
         let Some(parent) = path.last_mut() else {
-            return store_root(volume, handle, cell, core, step);
+            return store_root(volume, handle, cell, core, step, claims);
         };
         let Some(block) = &step.block else {
             return Err(corrupt(cell, "root below an inner node"));
@@ -310,7 +398,7 @@ fn store(
         let (at, fits) = (parent.at, step.capacity(volume.io.block_bytes()));
         let Some(first) = step.first_key() else {
             parent.indexes().remove(at);
-            volume.alloc.free_metadata(handle, block.home)?;
+            volume.alloc.free_metadata(handle, block.home, 1)?;
             core.add_blocks(-1, volume.geometry.block_bytes);
             continue;
         };
@@ -325,7 +413,7 @@ fn store(
         }
         let (left, right) = split(step.node, fits);
         write_node(handle, block, &left);
-        let index = new_node(volume, handle, cell, core, &right)?;
+        let index = new_node(volume, handle, cell, core, &right, claims.pop())?;
         parent.indexes().insert(at + 1, index);
     }
     Ok(())
@@ -359,13 +447,15 @@ fn new_node(
     cell: &Cell,
     core: &mut Core,
     node: &Node,
+    claim: Option<Claim>,
 ) -> Result<Index> {
     let first = match &node.entries {
         Entries::Leaf(extents) => extents[0].first,
         Entries::Inner(indexes) => indexes[0].first,
     };
-    let goal = volume.goal(cell.ino);
-    let child = volume.alloc.allocate(handle, goal)?;
+    let claim = claim.ok_or_else(|| corrupt(cell, "more nodes than were claimed"))?;
+    let child = claim.start;
+    volume.alloc.mark(handle, claim);
     let seal = if volume.has_sums { Seal::Extent(cell.seed) } else { Seal::None };
     let block = volume.cache.create(&volume.io, child, seal);
     write_node(handle, &block, node);
@@ -381,6 +471,7 @@ fn store_root(
     cell: &Cell,
     core: &mut Core,
     step: Step,
+    mut claims: Vec<Claim>,
 ) -> Result<()> {
     let mut node = step.node;
     if node.is_empty() {
@@ -391,7 +482,7 @@ fn store_root(
             return Err(corrupt(cell, "tree is too deep"));
         }
         let depth = node.depth + 1;
-        let index = new_node(volume, handle, cell, core, &node)?;
+        let index = new_node(volume, handle, cell, core, &node, claims.pop())?;
         node = Node { depth, entries: Entries::Inner(vec![index]) };
     }
     node.encode(core.raw.block_mut());

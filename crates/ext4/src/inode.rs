@@ -5,7 +5,7 @@
 //! `table shard → nothing`; `cell → journal handle → group → block`. Two cells are locked in the
 //! order of their numbers, a directory before what it names.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use polylane_base::sync::{Arc, Mutex, RwLock};
 use polylane_base::{Gid, Ino, Time, Uid};
@@ -16,7 +16,7 @@ use crate::dir::DirIndex;
 use crate::error::{Corrupt, Result, Structure};
 use crate::format::checksum::inode_seed;
 use crate::format::inode::{EA_INODE, ENCRYPT, INLINE_DATA, RawInode, Stamp};
-use crate::format::superblock::{Geometry, Superblock};
+use crate::format::superblock::Geometry;
 use crate::journal::Tid;
 
 /// An inode in use.
@@ -31,7 +31,13 @@ pub struct Cell {
     changed_in: AtomicU32,
     /// The last transaction that changed what fdatasync must save.
     data_changed_in: AtomicU32,
+    /// Its place in the image's list of orphans: [`CHAINED`] and the number of the next one; 0 when
+    /// it is not in the list. Changes only while no other handle exists, or under the cell's lock.
+    chained: AtomicU64,
 }
+
+/// Marks an inode that is in the list of orphans.
+const CHAINED: u64 = 1 << 32;
 
 /// The part behind the lock.
 pub struct Core {
@@ -50,6 +56,7 @@ impl Cell {
             core: RwLock::new(Core { raw, index: None }),
             changed_in: AtomicU32::new(0),
             data_changed_in: AtomicU32::new(0),
+            chained: AtomicU64::new(0),
         })
     }
 
@@ -60,6 +67,18 @@ impl Cell {
         if data {
             self.data_changed_in.store(tid.0, Ordering::Release);
         }
+    }
+
+    /// Notes the inode's place in the list of orphans: the next one's number, or that it has none.
+    pub fn chain(&self, next: Option<u32>) {
+        let word = next.map_or(0, |next| CHAINED | u64::from(next));
+        self.chained.store(word, Ordering::Release);
+    }
+
+    /// The next orphan, when this one is in the list.
+    pub fn next_orphan(&self) -> Option<u32> {
+        let word = self.chained.load(Ordering::Acquire);
+        (word & CHAINED != 0).then_some(word as u32)
     }
 
     /// The transaction that a sync must wait for, if any.
@@ -107,18 +126,19 @@ impl Core {
     }
 }
 
-/// Checks an inode that was read from the table, against what we rely on.
+/// Checks an inode that was read from the table, against what we rely on. `seed` is the checksums'
+/// seed, when there are any.
 ///
 /// # Errors
 /// [`Corrupt`] of [`Structure::Inode`], or of features that only single inodes have.
-pub fn check(superblock: &Superblock, ino: u32, raw: &RawInode) -> Result<()> {
+pub fn check(geometry: &Geometry, seed: Option<u32>, ino: u32, raw: &RawInode) -> Result<()> {
     let corrupt = |field| Err(Corrupt::new(Structure::Inode, ino.into(), field).into());
     match () {
-        () if !raw.checksum_ok(superblock, ino) => corrupt("checksum"),
+        () if seed.is_some_and(|seed| !raw.checksum_ok(seed, ino)) => corrupt("checksum"),
         () if !raw.extra_isize_ok() => corrupt("i_extra_isize"),
         () if raw.mode() != 0 && Kind::from_mode(raw.mode().into()).is_none() => corrupt("i_mode"),
         () if raw.size() > i64::MAX as u64 => corrupt("i_size"),
-        () if raw.xattr_block() >= superblock.geometry.block_count => corrupt("i_file_acl"),
+        () if raw.xattr_block() >= geometry.block_count => corrupt("i_file_acl"),
         () if raw.has_flag(INLINE_DATA | ENCRYPT | EA_INODE) => {
             corrupt("i_flags: inline data, encryption or attribute inode")
         }

@@ -24,6 +24,7 @@ pub mod ops;
 pub mod orphan;
 pub mod recovery;
 pub mod rename;
+pub mod space;
 mod vfs;
 pub mod volume;
 pub mod xattr;

@@ -22,7 +22,8 @@ use crate::journal::Journal;
 use crate::ops;
 use crate::orphan;
 use crate::recovery::{JournalMap, Recovered, recover};
-use crate::volume::Volume;
+use crate::space;
+use crate::volume::{Traits, Volume};
 
 /// How to open an image.
 #[derive(Clone, Debug)]
@@ -102,6 +103,10 @@ impl Ext4 {
         if let Some(committer) = self.committer.lock().take() {
             let _ = committer.join();
         }
+        let orphans = self.volume.orphans.lock().members();
+        for ino in orphans {
+            finish_orphan(&self.volume, ino)?;
+        }
         journal.commit(&*self.volume)?;
         let volume = &self.volume;
         let mut superblock = volume.superblock.lock();
@@ -164,9 +169,10 @@ fn assemble(
         geometry,
         seed: superblock.checksum_seed(),
         has_sums: superblock.has_checksums(),
+        traits: Traits::new(&superblock)?,
         superblock: Mutex::new(superblock),
         inodes: InodeTable::default(),
-        orphans: Mutex::new(Vec::new()),
+        orphans: Mutex::default(),
         generation: AtomicU32::new(clock.now().nsec ^ clock.now().sec as u32),
         clock,
     })
@@ -241,19 +247,10 @@ pub(crate) fn write_superblock(volume: &Volume, superblock: &Superblock) -> Resu
 fn finish_orphans(volume: &Arc<Volume>) -> Result<()> {
     let superblock = volume.superblock.lock().clone();
     let present = superblock.has_ro_compat(ro_compat::ORPHAN_PRESENT);
-    let orphans = orphan::read(volume, &superblock)?;
-    for ino in orphans {
-        let cell = volume.cell(ino)?;
-        let mut core = cell.core.write();
-        match core.raw.links() {
-            0 => ops::free_inode(volume, &cell, &mut core)?,
-            _ => {
-                let size = core.raw.size();
-                crate::data::truncate(volume, &cell, &mut core, size)?;
-            }
-        }
-        drop(core);
-        volume.inodes.remove(ino);
+    let (list, others) = orphan::read(volume, &superblock)?;
+    volume.orphans.lock().take_over(&list, &others);
+    for ino in list.into_iter().chain(others) {
+        finish_orphan(volume, ino)?;
     }
     if let Some(journal) = &volume.journal {
         journal.commit(&**volume)?;
@@ -268,6 +265,27 @@ fn finish_orphans(volume: &Arc<Volume>) -> Result<()> {
         superblock.set_orphan_present(false);
         write_superblock(volume, &superblock)?;
     }
+    Ok(())
+}
+
+/// Frees one orphan, or cuts what lies past its end.
+fn finish_orphan(volume: &Volume, ino: u32) -> Result<()> {
+    let cell = match volume.cell(ino) {
+        Ok(cell) => cell,
+        // The orphan file may name inodes that were freed before it was emptied.
+        Err(Error::Errno(Errno::ESTALE)) => {
+            volume.orphans.lock().drop_stale(ino);
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
+    let mut core = cell.core.write();
+    match core.raw.links() {
+        0 => ops::free_inode(volume, &cell, &mut core)?,
+        _ => space::cut_tail(volume, &cell, &mut core)?,
+    }
+    drop(core);
+    volume.inodes.remove(ino);
     Ok(())
 }
 

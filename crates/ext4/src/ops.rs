@@ -8,10 +8,10 @@ use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_vfs::fs::{Attr, Changed, Kind, NewNode};
 
-use crate::data;
+use crate::cache::Seal;
 use crate::dir::{self, Found};
-use crate::error::{Error, Result};
-use crate::extents;
+use crate::error::{Corrupt, Error, Result, Structure};
+use crate::extents::{self, Mapping};
 use crate::format::dirent::file_type;
 use crate::format::extent::Extent;
 use crate::format::inode::{EXTENTS, RawInode, Stamp};
@@ -19,11 +19,16 @@ use crate::format::{FileBlock, extent::ROOT_BYTES};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::orphan;
+use crate::space;
 use crate::volume::Volume;
 use crate::xattr;
 
 /// Credits for adding a name: directory blocks that split up to the root, bitmaps, two inodes.
 pub const NAME_CREDITS: usize = 48;
+
+/// Blocks that adding a name may take: two leaves, two index nodes, the directory's tree nodes, and
+/// the first block of a new directory or link.
+pub const NAME_BLOCKS: u64 = 12;
 
 /// Link counts stop here; directories then count as 1 (`dir_nlink`).
 pub const LINKS_MAX: u32 = 65000;
@@ -71,8 +76,8 @@ fn make_inode(
 ) -> Result<Arc<Cell>> {
     let is_dir = new.kind == Kind::Dir;
     let ino = volume.alloc.allocate_inode(handle, parent, is_dir, parent == 2)?;
-    let extra = volume.superblock.lock().want_extra_isize().max(32);
-    let mut raw = RawInode::new(volume.geometry.inode_bytes.into(), extra);
+    let bytes = volume.geometry.inode_bytes.into();
+    let mut raw = RawInode::new(bytes, volume.traits.extra_isize);
     raw.set_mode((new.kind.mode_bits() | new.perm) as u16);
     raw.set_uid(new.uid.0);
     raw.set_gid(new.gid.0);
@@ -123,14 +128,41 @@ fn long_symlink(
     core: &mut Core,
     target: &[u8],
 ) -> Result<()> {
+    if target.len() > volume.io.block_bytes() {
+        return Err(Errno::ENAMETOOLONG.into());
+    }
     let start = volume.alloc.allocate(handle, volume.goal(cell.ino))?;
     let extent = Extent { first: FileBlock(0), count: 1, start, unwritten: false };
     extents::insert(volume, handle, cell, core, extent)?;
     core.add_blocks(1, volume.geometry.block_bytes);
     core.raw.set_size(target.len() as u64);
-    let block = volume.cache.create(&volume.io, start, crate::cache::Seal::None);
+    let block = volume.cache.create(&volume.io, start, Seal::None);
     handle.modify(&block)[..target.len()].copy_from_slice(target);
     Ok(())
+}
+
+/// The target of a symbolic link.
+///
+/// # Errors
+/// `EINVAL` when it is none, the device's, or a corrupt inode.
+pub fn readlink(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u8>> {
+    if core.raw.mode() >> 12 != 10 {
+        return Err(Errno::EINVAL.into());
+    }
+    let size = core.raw.size() as usize;
+    if !core.raw.has_flag(EXTENTS) && size < ROOT_BYTES {
+        return Ok(core.raw.block()[..size].to_vec());
+    }
+    // A target is metadata: its newest version may be in the journal only.
+    let corrupt = |field| Corrupt::new(Structure::Inode, cell.ino.into(), field);
+    let Mapping::Data(Extent { start, unwritten: false, .. }) =
+        extents::map(volume, cell, core, FileBlock(0))?
+    else {
+        return Err(corrupt("symbolic link without a target").into());
+    };
+    let block = volume.cache.get(&volume.io, start, Seal::None, |_| Ok(()))?;
+    let bytes = block.read();
+    Ok(bytes.get(..size).ok_or(corrupt("i_size"))?.to_vec())
 }
 
 /// Creates a name with a new inode.
@@ -140,9 +172,11 @@ fn long_symlink(
 pub fn create(volume: &Volume, dir: u32, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
     let parent = volume.dir(dir)?;
     let mut above = parent.core.write();
-    if dir::lookup(volume, &parent, &mut above, name)?.is_some() {
-        return Err(Errno::EEXIST.into());
+    can_take(volume, &parent, &mut above, name)?;
+    if new.kind == Kind::Dir && !can_count(volume, &above) {
+        return Err(Errno::EMLINK.into());
     }
+    let _promise = volume.promise(NAME_BLOCKS)?;
     let handle = volume.start(NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, dir, new)?;
     let mut core = cell.core.write();
@@ -151,6 +185,10 @@ pub fn create(volume: &Volume, dir: u32, name: &[u8], new: &NewNode<'_>) -> Resu
         .and_then(|()| dir::insert(volume, &handle, &parent, &mut above, name, cell.ino, kind));
     if let Err(error) = added {
         undo(volume, &handle, &cell, &mut core)?;
+        // An entry that a directory cannot take leaves it as it was; all else stops the journal.
+        if matches!(error, Error::Errno(_)) {
+            handle.complete();
+        }
         return Err(error);
     }
     volume.store(&handle, &cell, &mut core, true)?;
@@ -159,13 +197,31 @@ pub fn create(volume: &Volume, dir: u32, name: &[u8], new: &NewNode<'_>) -> Resu
     }
     above.touch(volume.now());
     volume.store(&handle, &parent, &mut above, true)?;
+    handle.complete();
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
+}
+
+/// Whether a directory can take a new name: it is still there, and has none such.
+fn can_take(volume: &Volume, parent: &Cell, above: &mut Core, name: &[u8]) -> Result<()> {
+    if above.raw.links() == 0 {
+        return Err(Errno::ENOENT.into());
+    }
+    match dir::lookup(volume, parent, above, name)? {
+        Some(_) => Err(Errno::EEXIST.into()),
+        None => Ok(()),
+    }
+}
+
+/// Whether a directory can have one more directory in it: where links cannot be counted past the
+/// limit (`dir_nlink`), it ends there.
+pub(crate) fn can_count(volume: &Volume, above: &Core) -> bool {
+    volume.traits.dir_nlink || u32::from(above.raw.links()) < LINKS_MAX
 }
 
 /// A new inode that got no name is given back in the handle that made it.
 fn undo(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
     if core.raw.has_flag(EXTENTS) {
-        extents::remove(volume, handle, cell, core, FileBlock(0), 1 << 32, usize::MAX)?;
+        extents::remove(volume, handle, cell, core, FileBlock(0), 1 << 32)?;
     }
     release_number(volume, handle, cell, core)
 }
@@ -191,13 +247,15 @@ fn release_number(
 /// # Errors
 /// `ENOSPC` or the device's.
 pub fn create_unlinked(volume: &Volume, dir: u32, new: &NewNode<'_>) -> Result<Attr> {
+    volume.dir(dir)?;
     let handle = volume.start(NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, dir, new)?;
     let mut core = cell.core.write();
     fill_inode(volume, &handle, &cell, &mut core, dir, new)?;
     core.raw.set_links(0);
-    orphan::add(volume, &handle, &cell, &mut core)?;
+    orphan::add(volume, &cell);
     volume.store(&handle, &cell, &mut core, true)?;
+    handle.complete();
     Ok(volume.attr(&cell, &core))
 }
 
@@ -220,23 +278,29 @@ pub(crate) fn make_whiteout(
 pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed> {
     let (cell, parent) = (volume.cell(ino)?, volume.dir(dir)?);
     let mut above = parent.core.write();
-    if dir::lookup(volume, &parent, &mut above, name)?.is_some() {
-        return Err(Errno::EEXIST.into());
+    can_take(volume, &parent, &mut above, name)?;
+    if cell.ino == parent.ino {
+        return Err(Errno::EPERM.into());
     }
     let mut core = cell.core.write();
+    if core.raw.mode() >> 12 == 4 {
+        return Err(Errno::EPERM.into());
+    }
     if u32::from(core.raw.links()) >= LINKS_MAX {
         return Err(Errno::EMLINK.into());
     }
+    let _promise = volume.promise(NAME_BLOCKS)?;
     let handle = volume.start(NAME_CREDITS)?;
     let kind = file_type(core.raw.mode());
     dir::insert(volume, &handle, &parent, &mut above, name, ino, kind)?;
-    orphan::remove(volume, &handle, &cell, &mut core)?;
+    orphan::remove(volume, &cell, &mut core);
     let links = core.raw.links() + 1;
     core.raw.set_links(links);
     core.raw.set_time(Stamp::Change, volume.now());
     volume.store(&handle, &cell, &mut core, true)?;
     above.touch(volume.now());
     volume.store(&handle, &parent, &mut above, true)?;
+    handle.complete();
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
 }
 
@@ -257,6 +321,7 @@ pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     drop_link(volume, &handle, &cell, &mut core)?;
     above.touch(volume.now());
     volume.store(&handle, &parent, &mut above, true)?;
+    handle.complete();
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
 }
 
@@ -281,6 +346,7 @@ pub fn rmdir(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     add_links(&mut above, -1);
     above.touch(volume.now());
     volume.store(&handle, &parent, &mut above, true)?;
+    handle.complete();
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
 }
 
@@ -310,7 +376,7 @@ pub(crate) fn drop_link(
     core.raw.set_links(links);
     core.raw.set_time(Stamp::Change, volume.now());
     if links == 0 {
-        orphan::add(volume, handle, cell, core)?;
+        orphan::add(volume, cell);
     }
     volume.store(handle, cell, core, true)
 }
@@ -331,11 +397,14 @@ pub(crate) fn add_links(core: &mut Core, change: i32) {
 /// # Errors
 /// The device's, or a corrupt tree.
 pub fn free_inode(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
-    if core.raw.has_flag(EXTENTS) {
-        data::remove_blocks(volume, cell, core, FileBlock(0), 1 << 32)?;
+    let has_blocks = core.raw.sectors(volume.geometry.block_bytes) > 0;
+    if core.raw.has_flag(EXTENTS) && has_blocks {
+        space::remove_blocks(volume, cell, core, FileBlock(0), 1 << 32)?;
     }
     let handle = volume.start(NAME_CREDITS)?;
     xattr::release_block(volume, &handle, cell, core)?;
-    orphan::remove(volume, &handle, cell, core)?;
-    release_number(volume, &handle, cell, core)
+    orphan::remove(volume, cell, core);
+    release_number(volume, &handle, cell, core)?;
+    handle.complete();
+    Ok(())
 }

@@ -2,12 +2,18 @@
 //! also after a power cut.
 //!
 //! Two forms are known. The *list* starts in the superblock and goes on in each inode's `i_dtime`.
-//! The
-//! *orphan file* is an array of inode numbers in a file of its own, each block ending in
-//! `{magic 0x0b10ca04, checksum over inode seed, block number and entries}`. An open file system of
-//! ours uses the list, whatever the image has: an entry is one word in the superblock and one in
-//! the inode, and most unlinks need none (an inode that nobody holds is freed in the unlinking
-//! transaction).
+//! The *orphan file* is an array of inode numbers in a file of its own, each block ending in
+//! `{magic 0x0b10ca04, checksum over inode seed, block number and entries}`.
+//!
+//! An open file system of ours uses the list, whatever the image has, and keeps it in memory: it
+//! goes to disk when a transaction is closed. So an inode that loses its last name and is freed
+//! within one transaction, or a file that is cut within one, costs no list at all.
+//!
+//! # Locking
+//!
+//! `orphans → block data`; nothing else is taken under it.
+
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::cache::Seal;
 use crate::error::{Corrupt, Result, Structure};
@@ -23,25 +29,26 @@ use crate::volume::Volume;
 const MAGIC: u32 = 0x0b10_ca04;
 const TAIL_BYTES: usize = 8;
 
-/// The orphans that the image names, list first.
+/// The orphans that the image names: the list, and those of the orphan file alone.
 ///
 /// # Errors
 /// The device's, or a list that runs in a circle or out of range.
-pub fn read(volume: &Volume, superblock: &Superblock) -> Result<Vec<u32>> {
-    let mut orphans = Vec::new();
+pub fn read(volume: &Volume, superblock: &Superblock) -> Result<(Vec<u32>, Vec<u32>)> {
+    let (mut list, mut seen) = (Vec::new(), FxHashSet::default());
     let mut ino = superblock.last_orphan();
     while ino != 0 {
-        let limit = volume.geometry.inode_count as usize;
-        if !in_range(&volume.geometry, ino) || orphans.len() >= limit || orphans.contains(&ino) {
+        if !in_range(&volume.geometry, ino) || !seen.insert(ino) {
             return Err(Corrupt::new(Structure::Orphan, ino.into(), "list").into());
         }
-        orphans.push(ino);
+        list.push(ino);
         ino = volume.cell(ino)?.core.read().raw.dtime();
     }
+    let mut others = Vec::new();
     if superblock.has_compat(compat::ORPHAN_FILE) {
-        orphans.extend(read_file(volume, superblock.orphan_file_inode())?);
+        others = read_file(volume, superblock.orphan_file_inode())?;
+        others.retain(|ino| seen.insert(*ino));
     }
-    Ok(orphans)
+    Ok((list, others))
 }
 
 fn read_file(volume: &Volume, ino: u32) -> Result<Vec<u32>> {
@@ -70,35 +77,77 @@ fn read_file(volume: &Volume, ino: u32) -> Result<Vec<u32>> {
     }
 }
 
-/// Enters an inode into the list, as part of the handle's transaction; the caller stores the inode.
-///
-/// # Errors
-/// The device's.
-pub fn add(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
-    let mut list = volume.orphans.lock();
-    if list.contains(&cell.ino) {
-        return Ok(());
-    }
-    core.raw.set_dtime(list.last().copied().unwrap_or(0));
-    list.push(cell.ino);
-    set_head(volume, handle, cell.ino)
+/// The orphans of an open file system.
+#[derive(Default)]
+pub struct Orphans {
+    /// Those that must be in the list when the running transaction is closed.
+    members: FxHashSet<u32>,
+    /// The list as the image has it, its head last: each with the one it points to.
+    chain: Vec<(u32, u32)>,
+    changed: bool,
 }
 
-/// Takes an inode out of the list, as part of the handle's transaction; the caller stores the
-/// inode.
+impl Orphans {
+    /// Takes over what the image names.
+    pub fn take_over(&mut self, list: &[u32], others: &[u32]) {
+        self.members.extend(list.iter().chain(others));
+        let nexts = list.iter().skip(1).copied().chain([0]);
+        self.chain = list.iter().copied().zip(nexts).collect();
+        self.chain.reverse();
+        self.changed = true;
+    }
+
+    /// Forgets an inode that is free already.
+    pub fn drop_stale(&mut self, ino: u32) {
+        self.changed |= self.members.remove(&ino);
+    }
+
+    /// All of them.
+    pub fn members(&self) -> Vec<u32> {
+        self.members.iter().copied().collect()
+    }
+}
+
+/// From now on the inode is an orphan.
+pub fn add(volume: &Volume, cell: &Cell) {
+    let mut orphans = volume.orphans.lock();
+    orphans.changed |= orphans.members.insert(cell.ino);
+}
+
+/// From now on the inode is none; the caller stores it with the same handle.
+pub fn remove(volume: &Volume, cell: &Cell, core: &mut Core) {
+    let mut orphans = volume.orphans.lock();
+    if orphans.members.remove(&cell.ino) {
+        orphans.changed = true;
+        cell.chain(None);
+        core.raw.set_dtime(0);
+    }
+}
+
+/// Brings the list on disk up to date, as the last change of a transaction. What came and went
+/// within one transaction never gets there.
 ///
 /// # Errors
 /// The device's.
-pub fn remove(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
-    let mut list = volume.orphans.lock();
-    let Some(at) = list.iter().position(|ino| *ino == cell.ino) else { return Ok(()) };
-    let next = core.raw.dtime();
-    core.raw.set_dtime(0);
-    list.remove(at);
-    // The list runs from its end to its beginning: the entry after `at` points to this one.
-    match list.get(at) {
-        None => set_head(volume, handle, next),
-        Some(before) => volume.set_next_orphan(handle, *before, next),
+pub fn seal(volume: &Volume, handle: &Handle<'_>) -> Result<()> {
+    let mut guard = volume.orphans.lock();
+    let Orphans { members, chain, changed } = &mut *guard;
+    if !std::mem::take(changed) {
+        return Ok(());
+    }
+    let old: FxHashMap<u32, u32> = chain.iter().copied().collect();
+    let kept = chain.iter().map(|(ino, _)| *ino).filter(|ino| members.contains(ino));
+    let mut list: Vec<u32> = kept.collect();
+    list.extend(members.iter().filter(|ino| !old.contains_key(ino)));
+    let head = chain.last().map(|(ino, _)| *ino);
+    let nexts = [0].into_iter().chain(list.iter().copied());
+    *chain = list.iter().copied().zip(nexts).collect();
+    for (ino, next) in chain.iter().filter(|(ino, next)| old.get(ino) != Some(next)) {
+        volume.set_next_orphan(handle, *ino, *next)?;
+    }
+    match chain.last().map(|(ino, _)| *ino) {
+        same if same == head => Ok(()),
+        new => set_head(volume, handle, new.unwrap_or(0)),
     }
 }
 

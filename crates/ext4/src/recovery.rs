@@ -96,7 +96,8 @@ pub fn recover(
         done.blocks += reader.replay(span, &revoked)?;
     }
     io.flush()?;
-    done.next_sequence = superblock.sequence().wrapping_add(done.transactions);
+    // One number is left out: the torn transaction behind the last one had it.
+    done.next_sequence = superblock.sequence().wrapping_add(done.transactions).wrapping_add(1);
     Ok(done)
 }
 

@@ -1,7 +1,7 @@
 //! Renames: plan, then apply in one handle.
 
 use polylane_base::Errno;
-use polylane_base::sync::Arc;
+use polylane_base::sync::{Arc, RwLockWriteGuard};
 use polylane_base::{Gid, Uid};
 use polylane_vfs::fs::{Kind, NewNode, RenameMode, Renamed};
 
@@ -11,7 +11,7 @@ use crate::format::dirent::file_type;
 use crate::format::inode::Stamp;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
-use crate::ops::{NAME_CREDITS, add_links, drop_link, named};
+use crate::ops::{NAME_BLOCKS, NAME_CREDITS, add_links, can_count, drop_link, named};
 use crate::volume::Volume;
 
 /// The directories of a rename: one or two.
@@ -54,6 +54,23 @@ pub fn rename(
     move_.run(Dirs::Two(&mut left, &mut right))
 }
 
+/// Credits of a rename: an entry more, an entry less, four inodes, `..`, a whiteout.
+const RENAME_CREDITS: usize = NAME_CREDITS + 16;
+
+type Locked<'a> = RwLockWriteGuard<'a, Core>;
+
+/// Locks the inodes that a rename moves and replaces, in the order of their numbers: with hard links
+/// two renames may meet on the same two inodes in directories of their own.
+fn lock_both<'a>(cell: &'a Cell, other: Option<&'a Cell>) -> (Locked<'a>, Option<Locked<'a>>) {
+    let Some(other) = other else { return (cell.core.write(), None) };
+    if cell.ino < other.ino {
+        let first = cell.core.write();
+        return (first, Some(other.core.write()));
+    }
+    let second = other.core.write();
+    (cell.core.write(), Some(second))
+}
+
 struct Move<'a> {
     volume: &'a Volume,
     source: &'a Arc<Cell>,
@@ -66,6 +83,9 @@ struct Move<'a> {
 impl Move<'_> {
     fn run(&self, mut dirs: Dirs<'_>) -> Result<Renamed> {
         let volume = self.volume;
+        if dirs.to().raw.links() == 0 {
+            return Err(Errno::ENOENT.into());
+        }
         let (cell, found) = named(volume, self.source, dirs.from(), self.from)?;
         let existing = match named(volume, self.target, dirs.to(), self.to) {
             Ok(existing) => Some(existing),
@@ -75,6 +95,8 @@ impl Move<'_> {
         match (self.mode, existing) {
             (RenameMode::NoReplace, Some(_)) => Err(Errno::EEXIST.into()),
             (RenameMode::Exchange, None) => Err(Errno::ENOENT.into()),
+            // Names of one inode: the VFS has refused that; here it would wait for its own lock.
+            (_, Some((other, _))) if other.ino == cell.ino => Err(Errno::EINVAL.into()),
             (RenameMode::Exchange, Some((other, place))) => {
                 self.exchange(dirs, (&cell, found), (&other, place))
             }
@@ -93,16 +115,19 @@ impl Move<'_> {
         existing: Option<(Arc<Cell>, Found)>,
     ) -> Result<Renamed> {
         let volume = self.volume;
-        let mut core = cell.core.write();
+        let (mut core, mut victim) = lock_both(cell, existing.as_ref().map(|(other, _)| &**other));
         let is_dir = core.raw.mode() >> 12 == 4;
-        let mut victim = existing.as_ref().map(|(other, _)| other.core.write());
         if let (Some((other, _)), Some(victim)) = (&existing, &mut victim)
             && victim.raw.mode() >> 12 == 4
             && !dir::is_empty(volume, other, victim)?
         {
             return Err(Errno::ENOTEMPTY.into());
         }
-        let handle = volume.start(2 * NAME_CREDITS)?;
+        if is_dir && self.crosses() && victim.is_none() && !can_count(volume, dirs.to()) {
+            return Err(Errno::EMLINK.into());
+        }
+        let _promise = volume.promise(NAME_BLOCKS)?;
+        let handle = volume.start(RENAME_CREDITS)?;
         let kind = file_type(core.raw.mode());
         match &existing {
             Some((_, place)) => {
@@ -131,7 +156,7 @@ impl Move<'_> {
         core.raw.set_time(Stamp::Change, volume.now());
         volume.store(&handle, cell, &mut core, true)?;
         let node = volume.attr(cell, &core);
-        self.finish(&handle, dirs, node, other)
+        self.finish(handle, dirs, node, other)
     }
 
     /// Takes the old name away, or puts a whiteout in its place. The entry may have moved since it
@@ -157,7 +182,8 @@ impl Move<'_> {
         (other, place): (&Cell, Found),
     ) -> Result<Renamed> {
         let volume = self.volume;
-        let (mut core, mut second) = (cell.core.write(), other.core.write());
+        let (mut core, second) = lock_both(cell, Some(other));
+        let mut second = second.ok_or(Errno::EINVAL)?;
         let handle = volume.start(NAME_CREDITS)?;
         let (kind, other_kind) = (file_type(core.raw.mode()), file_type(second.raw.mode()));
         let from = dirs.from();
@@ -181,12 +207,12 @@ impl Move<'_> {
             volume.store(&handle, cell, core, true)?;
         }
         let (node, swapped) = (volume.attr(cell, &core), volume.attr(other, &second));
-        self.finish(&handle, dirs, node, Some(swapped))
+        self.finish(handle, dirs, node, Some(swapped))
     }
 
     fn finish(
         &self,
-        handle: &Handle<'_>,
+        handle: Handle<'_>,
         mut dirs: Dirs<'_>,
         node: polylane_vfs::Attr,
         other: Option<polylane_vfs::Attr>,
@@ -194,8 +220,9 @@ impl Move<'_> {
         let volume = self.volume;
         dirs.from().touch(volume.now());
         dirs.to().touch(volume.now());
-        volume.store(handle, self.source, dirs.from(), true)?;
-        volume.store(handle, self.target, dirs.to(), true)?;
+        volume.store(&handle, self.source, dirs.from(), true)?;
+        volume.store(&handle, self.target, dirs.to(), true)?;
+        handle.complete();
         Ok(Renamed {
             from_dir: volume.attr(self.source, dirs.from()),
             to_dir: volume.attr(self.target, dirs.to()),

@@ -6,16 +6,16 @@ use polylane_vfs::fs::{
     SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
 };
 
-use crate::data::{self, MAP_CREDITS};
+use crate::data::{self, INODE_CREDITS};
 use crate::dir;
 use crate::error::Result;
-use crate::format::extent::ROOT_BYTES;
-use crate::format::inode::{EXTENTS, RawInode, Stamp};
+use crate::format::inode::{RawInode, Stamp};
 use crate::format::superblock::max_file_bytes;
 use crate::inode::Core;
 use crate::mount::Ext4;
 use crate::ops::{self, LINKS_MAX};
 use crate::rename::rename;
+use crate::space;
 use crate::xattr;
 
 const ROOT: u32 = 2;
@@ -36,12 +36,23 @@ impl Ext4 {
         let cell = self.volume.cell(ino)?;
         let mut core = cell.core.write();
         if let Some(size) = set.size {
-            data::truncate(&self.volume, &cell, &mut core, size)?;
+            regular(&core)?;
+            space::truncate(&self.volume, &cell, &mut core, size)?;
         }
         apply(&mut core, set, self.volume.now());
-        let handle = self.volume.start(MAP_CREDITS)?;
+        let handle = self.volume.start(INODE_CREDITS)?;
         self.volume.store(&handle, &cell, &mut core, false)?;
+        handle.complete();
         Ok(self.volume.attr(&cell, &core))
+    }
+}
+
+/// Refuses what has no contents.
+fn regular(core: &Core) -> Result<()> {
+    match core.raw.mode() >> 12 {
+        8 => Ok(()),
+        4 => Err(Errno::EISDIR.into()),
+        _ => Err(Errno::EINVAL.into()),
     }
 }
 
@@ -140,14 +151,7 @@ impl FileSystem for Ext4 {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let core = cell.core.read();
-            let size = core.raw.size() as usize;
-            if !core.raw.has_flag(EXTENTS) && size < ROOT_BYTES {
-                return Ok(core.raw.block()[..size].to_vec());
-            }
-            let mut target = vec![0; size.min(self.volume.io.block_bytes())];
-            let length = target.len();
-            data::read(&self.volume, &cell, &core, 0, length, &mut &mut target[..])?;
-            Ok(target)
+            ops::readlink(&self.volume, &cell, &core)
         })
     }
 
@@ -182,6 +186,7 @@ impl FileSystem for Ext4 {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let core = cell.core.read();
+            regular(&core)?;
             data::read(&self.volume, &cell, &core, offset, len, sink)
         })
     }
@@ -195,6 +200,7 @@ impl FileSystem for Ext4 {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
+            regular(&core)?;
             data::write(&self.volume, &cell, &mut core, offset, source)
         })
     }
@@ -209,30 +215,8 @@ impl FileSystem for Ext4 {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
-            let grow = match mode {
-                Fallocate::Allocate { keep_size } => {
-                    data::allocate(&self.volume, &cell, &mut core, offset, len)?;
-                    !keep_size
-                }
-                Fallocate::PunchHole => {
-                    data::punch(&self.volume, &cell, &mut core, offset, len)?;
-                    false
-                }
-                Fallocate::ZeroRange { keep_size } => {
-                    data::punch(&self.volume, &cell, &mut core, offset, len)?;
-                    data::allocate(&self.volume, &cell, &mut core, offset, len)?;
-                    !keep_size
-                }
-                Fallocate::CollapseRange | Fallocate::InsertRange => {
-                    return Err(Errno::EOPNOTSUPP.into());
-                }
-            };
-            if grow && offset + len > core.raw.size() {
-                core.raw.set_size(offset + len);
-            }
-            core.touch(self.volume.now());
-            let handle = self.volume.start(MAP_CREDITS)?;
-            self.volume.store(&handle, &cell, &mut core, true)?;
+            regular(&core)?;
+            space::fallocate(&self.volume, &cell, &mut core, mode, offset, len)?;
             Ok(self.volume.attr(&cell, &core))
         })
     }
@@ -241,16 +225,18 @@ impl FileSystem for Ext4 {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let core = cell.core.read();
+            regular(&core)?;
             if offset >= core.raw.size() {
                 return Err(Errno::ENXIO.into());
             }
-            data::seek(&self.volume, &cell, &core, offset, target)
+            space::seek(&self.volume, &cell, &core, offset, target)
         })
     }
 
     fn getxattr(&self, ino: Ino, name: &[u8]) -> polylane_base::Result<Vec<u8>> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
+            xattr::known(name)?;
             let all = xattr::all(&self.volume, &cell, &cell.core.read())?;
             let found = all.into_iter().find(|attribute| attribute.name == name);
             Ok(found.ok_or(Errno::ENODATA)?.value)
@@ -313,6 +299,7 @@ impl FileSystem for Ext4 {
         let geometry = &self.volume.geometry;
         let free = self.volume.alloc.available_blocks();
         let reserved = self.volume.superblock.lock().reserved_blocks();
+        let reserved = reserved + self.volume.alloc.pool_blocks();
         Ok(StatFs {
             bsize: geometry.block_bytes,
             blocks: geometry.block_count,
@@ -327,9 +314,12 @@ impl FileSystem for Ext4 {
 
     fn forget(&self, ino: Ino) {
         let forgotten = || -> Result<()> {
-            let Some(cell) = self.volume.inodes.remove(number(ino)?) else { return Ok(()) };
+            let number = number(ino)?;
+            let Some(cell) = self.volume.inodes.get(number) else { return Ok(()) };
             let mut core = cell.core.write();
-            if core.raw.links() == 0 && core.raw.mode() != 0 && self.volume.journal.is_some() {
+            if core.raw.links() > 0 || self.volume.journal.is_none() {
+                self.volume.inodes.remove(number);
+            } else if core.raw.mode() != 0 {
                 ops::free_inode(&self.volume, &cell, &mut core)?;
             }
             Ok(())

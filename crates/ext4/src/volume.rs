@@ -6,15 +6,56 @@ use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Clock, Errno, Time};
 use rustc_hash::FxHashSet;
 
-use crate::alloc::Allocator;
+use crate::alloc::{Allocator, Promise};
 use crate::cache::{BlockCache, MetaBlock, Seal};
 use crate::error::{Error, Result};
+use crate::format::hash::HashVersion;
 use crate::format::inode::RawInode;
-use crate::format::superblock::{Geometry, Superblock};
+use crate::format::superblock::{Geometry, Superblock, compat, ro_compat};
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
 use crate::io::BlockIo;
 use crate::journal::{Client, Freed, Handle, Journal};
+use crate::orphan::{self, Orphans};
+
+/// What the superblock says about names and new inodes. Constant while open.
+#[derive(Clone, Copy, Debug)]
+pub struct Traits {
+    /// Seed of the directory hashes.
+    pub hash_seed: [u32; 4],
+    /// The function that new hash trees use; `None` when it is unknown.
+    pub tree_hash: Option<HashVersion>,
+    /// Half MD4, which orders listings whatever a directory's tree uses.
+    pub listing_hash: HashVersion,
+    /// Characters are unsigned in hashes.
+    pub unsigned_hash: bool,
+    /// Directories get hash trees.
+    pub dir_index: bool,
+    /// Directories may have more subdirectories than links can count.
+    pub dir_nlink: bool,
+    /// Extra bytes of new inodes.
+    pub extra_isize: u16,
+}
+
+impl Traits {
+    /// From the superblock.
+    ///
+    /// # Errors
+    /// None that a known image could cause.
+    pub fn new(superblock: &Superblock) -> Result<Traits> {
+        let unsigned_hash = superblock.unsigned_hash();
+        let version = superblock.default_hash_version();
+        Ok(Traits {
+            hash_seed: superblock.hash_seed(),
+            tree_hash: HashVersion::new(version, unsigned_hash),
+            listing_hash: HashVersion::new(1, unsigned_hash).ok_or(Errno::EIO)?,
+            unsigned_hash,
+            dir_index: superblock.has_compat(compat::DIR_INDEX),
+            dir_nlink: superblock.has_ro_compat(ro_compat::DIR_NLINK),
+            extra_isize: superblock.want_extra_isize().max(32),
+        })
+    }
+}
 
 /// The shared state of an open file system. Nothing here is global.
 pub struct Volume {
@@ -32,12 +73,14 @@ pub struct Volume {
     pub seed: u32,
     /// Whether metadata carries checksums.
     pub has_sums: bool,
+    /// How names are kept and inodes made.
+    pub traits: Traits,
     /// The superblock; counters in it are brought up to date at unmount.
     pub superblock: Mutex<Superblock>,
     /// Inodes in use.
     pub inodes: InodeTable,
-    /// The list of orphans, its head last.
-    pub orphans: Mutex<Vec<u32>>,
+    /// Inodes that a power cut must not leave as they are.
+    pub orphans: Mutex<Orphans>,
     /// Seed of new inodes' generations.
     pub generation: AtomicU32,
     /// Where the time comes from.
@@ -70,11 +113,16 @@ impl Volume {
         let (block, offset) = self.table_block(ino)?;
         let bytes = usize::from(self.geometry.inode_bytes);
         let raw = RawInode::from_bytes(&block.read()[offset..offset + bytes]);
-        check(&self.superblock.lock(), ino, &raw)?;
         if raw.mode() == 0 {
             return Err(Errno::ESTALE.into());
         }
-        Ok(self.inodes.enter(Cell::new(ino, self.seed, raw)))
+        check(&self.geometry, self.has_sums.then_some(self.seed), ino, &raw)?;
+        let cell = Cell::new(ino, self.seed, raw);
+        if let Some(journal) = &self.journal {
+            // What was changed before the inode was forgotten may not have committed yet.
+            cell.note_change(journal.latest(&block), true);
+        }
+        Ok(self.inodes.enter(cell))
     }
 
     fn table_block(&self, ino: u32) -> Result<(Arc<MetaBlock>, usize)> {
@@ -95,15 +143,20 @@ impl Volume {
         data: bool,
     ) -> Result<()> {
         let (block, offset) = self.table_block(cell.ino)?;
-        core.raw.put_checksum(&self.superblock.lock(), cell.ino);
+        if let Some(next) = cell.next_orphan() {
+            core.raw.set_dtime(next);
+        }
+        if self.has_sums {
+            core.raw.put_checksum(self.seed, cell.ino);
+        }
         let bytes = core.raw.bytes();
         handle.modify(&block)[offset..offset + bytes.len()].copy_from_slice(bytes);
         cell.note_change(handle.tid(), data);
         Ok(())
     }
 
-    /// Makes orphan `ino`, whose lock may be held by another thread, point to `next`: its dtime
-    /// word changes in the table and, when nobody is at it, in the cell.
+    /// Makes orphan `ino` point to `next` in the inode table. For the handle that seals a
+    /// transaction: nobody else is at the table then.
     ///
     /// # Errors
     /// The device's.
@@ -113,9 +166,37 @@ impl Volume {
         let mut data = handle.modify(&block);
         let mut raw = RawInode::from_bytes(&data[offset..offset + bytes]);
         raw.set_dtime(next);
-        raw.put_checksum(&self.superblock.lock(), ino);
+        if self.has_sums {
+            raw.put_checksum(self.seed, ino);
+        }
         data[offset..offset + bytes].copy_from_slice(raw.bytes());
+        if let Some(cell) = self.inodes.get(ino) {
+            cell.chain(Some(next));
+        }
         Ok(())
+    }
+
+    /// Promises `count` free blocks to an operation's metadata. Call without a handle.
+    ///
+    /// # Errors
+    /// `ENOSPC`, or the device's.
+    pub fn promise(&self, count: u64) -> Result<Promise<'_>> {
+        self.with_space(|| self.alloc.promise(count))
+    }
+
+    /// Runs `attempt`; when space runs out while some is on its way back, commits and tries once
+    /// more. Call without a handle.
+    ///
+    /// # Errors
+    /// The attempt's, or the device's.
+    pub fn with_space<T>(&self, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        match (attempt(), &self.journal) {
+            (Err(Error::Errno(Errno::ENOSPC)), Some(journal)) if journal.freeing() > 0 => {
+                journal.commit(self)?;
+                attempt()
+            }
+            (result, _) => result,
+        }
     }
 
     /// Where blocks of `ino` should go: the group of its inode.
@@ -147,8 +228,10 @@ impl Volume {
 }
 
 impl Client for Volume {
-    fn close_groups(&self, groups: &FxHashSet<GroupIndex>) -> Result<Vec<Arc<MetaBlock>>> {
-        self.alloc.close_groups(groups)
+    fn seal(&self, handle: &Handle<'_>, groups: &FxHashSet<GroupIndex>) -> Result<()> {
+        orphan::seal(self, handle)?;
+        self.alloc.seal(handle, groups);
+        Ok(())
     }
 
     fn release(&self, freed: &[Freed]) {

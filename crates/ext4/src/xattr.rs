@@ -14,6 +14,9 @@ use crate::journal::Handle;
 use crate::ops::NAME_CREDITS;
 use crate::volume::Volume;
 
+/// Longest name, prefix included (`XATTR_NAME_MAX`).
+const NAME_BYTES_MAX: usize = 255;
+
 fn corrupt(cell: &Cell, field: &'static str) -> Error {
     Corrupt::new(Structure::Xattr, cell.ino.into(), field).into()
 }
@@ -42,6 +45,18 @@ pub fn all(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<Attribute>> 
     Ok(attributes)
 }
 
+/// Refuses names that the format cannot hold.
+///
+/// # Errors
+/// `EOPNOTSUPP` for a name without a known prefix, `ERANGE` for one that is too long.
+pub fn known(name: &[u8]) -> Result<()> {
+    let (_, rest) = xattr::split(name).ok_or(Errno::EOPNOTSUPP)?;
+    match rest.len() <= 255 && name.len() <= NAME_BYTES_MAX {
+        true => Ok(()),
+        false => Err(Errno::ERANGE.into()),
+    }
+}
+
 /// Sets (`Some`) or removes (`None`) an attribute.
 ///
 /// # Errors
@@ -55,7 +70,7 @@ pub fn set(
     value: Option<&[u8]>,
     mode: XattrMode,
 ) -> Result<()> {
-    xattr::split(name).ok_or(Errno::EOPNOTSUPP)?;
+    known(name)?;
     let mut attributes = all(volume, cell, core)?;
     let existing = attributes.iter().position(|attribute| attribute.name == name);
     match (existing, mode) {
@@ -72,13 +87,16 @@ pub fn set(
     if !xattr::encode_block(&mut trial, &outside) {
         return Err(Errno::ENOSPC.into());
     }
+    let _promise = volume.promise(1)?;
     let handle = volume.start(NAME_CREDITS)?;
     store_outside(volume, &handle, cell, core, &outside)?;
     if !xattr::encode_inode(core.raw.xattr_area_mut(), &inside) {
         return Err(corrupt(cell, "attributes outgrow the inode"));
     }
     core.raw.set_time(Stamp::Change, volume.now());
-    volume.store(&handle, cell, core, true)
+    volume.store(&handle, cell, core, true)?;
+    handle.complete();
+    Ok(())
 }
 
 /// The small ones inside, as many as fit.
@@ -141,7 +159,7 @@ pub fn release_block(
     if references > 1 {
         xattr::set_references(&mut handle.modify(&shared), references - 1);
     } else {
-        volume.alloc.free_metadata(handle, DeviceBlock(home))?;
+        volume.alloc.free_metadata(handle, DeviceBlock(home), 1)?;
     }
     core.raw.set_xattr_block(0);
     core.add_blocks(-1, volume.geometry.block_bytes);

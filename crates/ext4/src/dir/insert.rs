@@ -4,17 +4,15 @@
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
 
-use super::{DirIndex, Live, Spot, Tree, block, block_count, corrupt, last_block, live, name_key};
+use super::{DirIndex, Live, Spot, Tree, block, block_count, corrupt, last_block, live, position};
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::FileBlock;
 use crate::format::dirent::{self, Entries, TAIL_BYTES};
 use crate::format::extent::Extent;
-use crate::format::hash::HashVersion;
 use crate::format::htree::{self, IndexEntry, Place};
 use crate::format::inode::INDEX;
-use crate::format::superblock::compat;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::volume::Volume;
@@ -50,8 +48,7 @@ impl Adding<'_, '_> {
             return Ok(false);
         };
         let spot = Spot { block: at.0, offset: offset as u16 };
-        index.spots.entry(name_key(self.name)).or_default().push(spot);
-        index.count += 1;
+        index.names.insert((position(self.volume, self.name), spot));
         Ok(true)
     }
 
@@ -67,8 +64,7 @@ impl Adding<'_, '_> {
                 return Ok(());
             }
         }
-        let hashes = self.volume.superblock.lock().has_compat(compat::DIR_INDEX);
-        if hashes && index.room.len() == 1 {
+        if self.volume.traits.dir_index && index.room.len() == 1 {
             self.make_tree(core, index)?;
             return self.hashed(core, index);
         }
@@ -108,10 +104,7 @@ impl Adding<'_, '_> {
     /// Turns a directory of one linear block into a hashed one: its entries move to a new leaf.
     fn make_tree(&self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
         let (volume, cell) = (self.volume, self.cell);
-        let superblock = volume.superblock.lock();
-        let unsigned = superblock.unsigned_hash();
-        let version = HashVersion::new(superblock.default_hash_version(), unsigned);
-        drop(superblock);
+        let version = volume.traits.tree_hash;
         let version = version.ok_or_else(|| corrupt(cell, "unknown default hash version"))?;
         let root = self.leaf(core, FileBlock(0))?;
         let old = root.read().to_vec();
@@ -120,6 +113,7 @@ impl Adding<'_, '_> {
         let parent = parent.ok_or_else(|| corrupt(cell, "no '..'"))?.ino;
         let at = self.grow(core, index, Seal::Directory(cell.seed))?;
         let names = live(&old, volume.has_sums).map_err(|field| corrupt(cell, field))?;
+        index.forget_block(volume, cell, FileBlock(0), &old)?;
         self.fill(core, index, at, &names)?;
         let seal = Seal::Index(Place::Root, cell.seed);
         root.set_seal(if volume.has_sums { seal } else { Seal::None });
@@ -132,15 +126,13 @@ impl Adding<'_, '_> {
         core.raw.set_flag(INDEX, true);
         index.room[0] = 0;
         index.nodes.push(FileBlock(0));
-        index.forget_block(FileBlock(0));
         index.tree = Some(Tree { version, leaves });
         Ok(())
     }
 
-    /// Makes block `at` hold exactly `names`, and the index know it.
+    /// Makes block `at` hold exactly `names`, and the index know them.
     fn fill(&self, core: &Core, index: &mut DirIndex, at: FileBlock, names: &[Live]) -> Result<()> {
         let (volume, cell) = (self.volume, self.cell);
-        index.forget_block(at);
         let leaf = self.leaf(core, at)?;
         let mut bytes = self.handle.modify(&leaf);
         dirent::put_empty(&mut bytes, volume.has_sums);
@@ -149,12 +141,12 @@ impl Adding<'_, '_> {
             let put = put.map_err(|field| corrupt(cell, field))?;
             put.ok_or_else(|| corrupt(cell, "entries outgrow their block"))?;
         }
-        index.add_block(cell, at, &bytes, volume.has_sums)
+        index.add_block(volume, cell, at, &bytes)
     }
 
     /// Adds the name to a hashed directory.
     pub(super) fn hashed(&self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
-        let seed = self.volume.superblock.lock().hash_seed();
+        let seed = self.volume.traits.hash_seed;
         loop {
             let tree = index.tree.as_ref().ok_or_else(|| corrupt(self.cell, "no tree"))?;
             let hash = tree.version.hash(self.name, seed);
@@ -184,18 +176,40 @@ impl Adding<'_, '_> {
             names.into_iter().map(|entry| (version.hash(&entry.2, seed).major, entry)).collect();
         names.sort_by_key(|(hash, _)| *hash);
         let middle = middle(&names).ok_or(Errno::ENOSPC)?;
+        self.can_grow_tree(core)?;
         let (first, last) = (names[middle].0, names[middle - 1].0);
         // Equal hashes on both sides: the new leaf goes on where the old one ends.
         let boundary = if first == last { first | 1 } else { first };
         let fresh = self.grow(core, index, Seal::Directory(cell.seed))?;
         let upper: Vec<_> = names.split_off(middle).into_iter().map(|(_, entry)| entry).collect();
         let lower: Vec<_> = names.into_iter().map(|(_, entry)| entry).collect();
+        index.forget_block(volume, cell, at, &old)?;
         self.fill(core, index, fresh, &upper)?;
         self.fill(core, index, at, &lower)?;
         let tree = index.tree.as_mut().ok_or_else(|| corrupt(cell, "no tree"))?;
         let entry = IndexEntry { hash: boundary, block: fresh };
         tree.leaves.insert(position + 1, entry);
         self.store_tree(core, index, position, entry)
+    }
+
+    /// Refuses a split when the root might have no room for one more node: looked at before anything
+    /// changes.
+    fn can_grow_tree(&self, core: &Core) -> Result<()> {
+        let (volume, cell) = (self.volume, self.cell);
+        let root = block(volume, cell, core, FileBlock(0), Seal::Index(Place::Root, cell.seed))?;
+        let bytes = root.read();
+        let info = htree::root_info(&bytes);
+        let top = htree::entries(&bytes, Place::Root, volume.has_sums, block_count(volume, core));
+        match (info, top) {
+            (Ok(info), Ok(top)) => {
+                let limit = Place::Root.limit(volume.io.block_bytes(), volume.has_sums);
+                let full = info.levels > 0 && top.len() >= limit;
+                if full { Err(Errno::ENOSPC.into()) } else { Ok(()) }
+            }
+            (Err(field), _) | (_, Err(field)) => {
+                Err(Corrupt::new(Structure::HashTree, cell.ino.into(), field).into())
+            }
+        }
     }
 
     /// Enters a new leaf into the tree on disk, behind the leaf at `position`.
@@ -243,9 +257,6 @@ impl Adding<'_, '_> {
             let place = below.partition_point(|leaf| leaf.hash <= entry.hash).max(1);
             below.insert(place, entry);
             if below.len() > Place::Node.limit(block_bytes, sums) {
-                if top.len() == Place::Root.limit(block_bytes, sums) {
-                    return Err(Errno::ENOSPC.into());
-                }
                 let upper = below.split_off(below.len() / 2);
                 let hash = upper[0].hash;
                 let right = self.node(core, index, &upper)?;

@@ -1,17 +1,17 @@
 //! Directories: names to inodes, on disk as linear blocks or below a hash tree, in memory as an
 //! index.
 //!
-//! The index is built at the first use: every name's place, and how much room each block has.
-//! Lookups then cost one hash probe and one comparison however large the directory is, and inserts
-//! go straight to a block with room. On disk the order is what Linux wants: in a hashed directory a
-//! name lies in the leaf that its hash belongs to.
+//! The index is built at the first use: every name's place, in the order of a listing, and how much
+//! room each block has. Lookups then cost one search and one comparison however large the directory
+//! is, inserts go straight to a block with room, and a listing goes on where it was without looking
+//! at what it has told. On disk the order is what Linux wants: in a hashed directory a name lies in
+//! the leaf that its hash belongs to.
 
 mod insert;
 
-use polylane_base::Errno;
+use std::collections::BTreeSet;
+
 use polylane_base::sync::Arc;
-use rustc_hash::{FxHashMap, FxHasher};
-use std::hash::Hasher;
 
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
@@ -29,7 +29,7 @@ use crate::volume::Volume;
 use insert::Adding;
 
 /// Where an entry lies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Spot {
     block: u32,
     offset: u16,
@@ -37,16 +37,14 @@ struct Spot {
 
 /// A directory's entries in memory. Belongs to the directory's cell and is guarded by its lock.
 pub struct DirIndex {
-    /// Hash of a name → its places. Nearly always one.
-    spots: FxHashMap<u64, Vec<Spot>>,
+    /// Every name by its position in a listing.
+    names: BTreeSet<(u64, Spot)>,
     /// Longest free gap per block, an upper bound; index nodes have none.
     room: Vec<u16>,
     /// The hash tree's lower level, when there is one.
     tree: Option<Tree>,
     /// Blocks that are index nodes.
     nodes: Vec<FileBlock>,
-    /// Names.
-    count: usize,
 }
 
 /// A hash tree flattened: leaves by their first hash, and which node each entry lies in.
@@ -67,10 +65,12 @@ fn corrupt(cell: &Cell, field: &'static str) -> Error {
     Corrupt::new(Structure::Directory, cell.ino.into(), field).into()
 }
 
-fn name_key(name: &[u8]) -> u64 {
-    let mut hasher = FxHasher::default();
-    hasher.write(name);
-    hasher.finish()
+/// A name's position in a listing. By its hash, so that a listing stays right while entries move
+/// between blocks: `major hash / 2 << 31 | minor hash / 2`. Half MD4 whatever the directory's tree
+/// uses: positions must not change when a tree is made.
+fn position(volume: &Volume, name: &[u8]) -> u64 {
+    let hash = volume.traits.listing_hash.hash(name, volume.traits.hash_seed);
+    u64::from(hash.major / 2) << 31 | u64::from(hash.minor / 2)
 }
 
 /// Blocks of the directory.
@@ -105,9 +105,8 @@ impl DirIndex {
     /// The device's, or a corrupt directory.
     pub fn build(volume: &Volume, cell: &Cell, core: &Core) -> Result<DirIndex> {
         let blocks = block_count(volume, core);
-        let empty = FxHashMap::default();
-        let (room, nodes) = (Vec::new(), Vec::new());
-        let mut index = DirIndex { spots: empty, room, tree: None, nodes, count: 0 };
+        let names = BTreeSet::new();
+        let mut index = DirIndex { names, room: Vec::new(), tree: None, nodes: Vec::new() };
         if core.raw.has_flag(INDEX) {
             let (tree, inner) = Tree::read(volume, cell, core, blocks)?;
             index.tree = Some(tree);
@@ -118,44 +117,63 @@ impl DirIndex {
             index.room.push(0);
             if !index.is_node(at) {
                 let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
-                index.add_block(cell, at, &leaf.read(), volume.has_sums)?;
+                index.add_block(volume, cell, at, &leaf.read())?;
             }
         }
         Ok(index)
     }
 
-    /// Enters a block's names; those known from a former place of them are forgotten there.
-    fn add_block(&mut self, cell: &Cell, at: FileBlock, bytes: &[u8], tail: bool) -> Result<()> {
+    /// Enters a block's names and room.
+    fn add_block(
+        &mut self,
+        volume: &Volume,
+        cell: &Cell,
+        at: FileBlock,
+        bytes: &[u8],
+    ) -> Result<()> {
         let mut room = 0;
-        for entry in Entries::new(bytes, tail) {
+        for entry in Entries::new(bytes, volume.has_sums) {
             let entry = entry.map_err(|field| corrupt(cell, field))?;
             room = room.max(entry.record_bytes - entry.used_bytes());
             if entry.ino != 0 && entry.name != b"." && entry.name != b".." {
                 let spot = Spot { block: at.0, offset: entry.offset as u16 };
-                self.spots.entry(name_key(entry.name)).or_default().push(spot);
-                self.count += 1;
+                self.names.insert((position(volume, entry.name), spot));
             }
         }
         self.room[at.0 as usize] = room as u16;
         Ok(())
     }
 
+    /// Forgets the names that a block holds.
+    fn forget_block(
+        &mut self,
+        volume: &Volume,
+        cell: &Cell,
+        at: FileBlock,
+        bytes: &[u8],
+    ) -> Result<()> {
+        for entry in Entries::new(bytes, volume.has_sums) {
+            let entry = entry.map_err(|field| corrupt(cell, field))?;
+            let spot = Spot { block: at.0, offset: entry.offset as u16 };
+            self.names.remove(&(position(volume, entry.name), spot));
+        }
+        Ok(())
+    }
+
+    /// The places of names at one position, nearly always one.
+    fn spots(&self, position: u64) -> impl Iterator<Item = Spot> + '_ {
+        let first = Spot { block: 0, offset: 0 };
+        let last = Spot { block: u32::MAX, offset: u16::MAX };
+        self.names.range((position, first)..=(position, last)).map(|(_, spot)| *spot)
+    }
+
     fn is_node(&self, at: FileBlock) -> bool {
         self.nodes.contains(&at)
     }
 
-    fn forget_block(&mut self, at: FileBlock) {
-        self.spots.retain(|_, spots| {
-            let before = spots.len();
-            spots.retain(|spot| spot.block != at.0);
-            self.count -= before - spots.len();
-            !spots.is_empty()
-        });
-    }
-
     /// Whether the directory holds no name but `.` and `..`.
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.names.is_empty()
     }
 }
 
@@ -173,8 +191,7 @@ impl Tree {
         let root = block(volume, cell, core, FileBlock(0), seal)?;
         let bytes = root.read();
         let info = htree::root_info(&bytes).map_err(broken)?;
-        let unsigned = volume.superblock.lock().unsigned_hash();
-        let version = HashVersion::new(info.hash_version, unsigned);
+        let version = HashVersion::new(info.hash_version, volume.traits.unsigned_hash);
         let version = version.ok_or_else(|| broken("unknown hash version"))?;
         let top = htree::entries(&bytes, Place::Root, volume.has_sums, blocks).map_err(broken)?;
         if info.levels == 0 {
@@ -233,15 +250,14 @@ fn find(
     index: &DirIndex,
     name: &[u8],
 ) -> Result<Option<Found>> {
-    let Some(spots) = index.spots.get(&name_key(name)) else { return Ok(None) };
-    for spot in spots {
+    for spot in index.spots(position(volume, name)) {
         let at = FileBlock(spot.block);
         let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
         let bytes = leaf.read();
         let entry = Entries::at(&bytes, spot.offset.into(), volume.has_sums);
         let entry = entry.map_err(|field| corrupt(cell, field))?;
         if entry.name == name {
-            return Ok(Some(Found { ino: entry.ino, spot: *spot }));
+            return Ok(Some(Found { ino: entry.ino, spot }));
         }
     }
     Ok(None)
@@ -299,14 +315,7 @@ pub fn remove(
         // The gap is at least as long as the name's record; how long exactly shows at the next
         // insert.
         index.room[at.0 as usize] = volume.io.block_bytes() as u16;
-        let key = name_key(name);
-        if let Some(spots) = index.spots.get_mut(&key) {
-            spots.retain(|spot| *spot != found.spot);
-            if spots.is_empty() {
-                index.spots.remove(&key);
-            }
-        }
-        index.count -= 1;
+        index.names.remove(&(position(volume, name), found.spot));
         Ok(())
     })
 }
@@ -399,11 +408,9 @@ pub struct Listed<'a> {
     pub name: &'a [u8],
 }
 
-/// Lists the directory from position `from` on, until `each` returns false.
-///
-/// Positions are hashes of names, so that a listing stays right while entries move between blocks:
-/// `major hash / 2 << 31 | minor hash / 2`, plus one. Names of equal hash are listed together or
-/// not at all, unless the listing is cut between them; then some may come twice, never none.
+/// Lists the directory from position `from` on, until `each` returns false. Names of equal position
+/// are listed together or not at all, unless the listing is cut between them; then some may come
+/// twice, never none.
 ///
 /// # Errors
 /// The device's, or a corrupt directory.
@@ -414,48 +421,26 @@ pub fn list(
     from: u64,
     each: &mut dyn FnMut(Listed<'_>) -> bool,
 ) -> Result<()> {
-    let mut names = collect(volume, cell, core)?;
-    names.sort_by_key(|entry| entry.0);
-    let start = names.partition_point(|entry| entry.0 < from);
-    for (position, (ino, file_type, name)) in &names[start..] {
-        let next = position + 1;
-        if !each(Listed { ino: *ino, file_type: *file_type, next, name }) {
-            break;
+    with_index(volume, cell, core, |index, core| {
+        let first = Spot { block: 0, offset: 0 };
+        for (position, spot) in index.names.range((from, first)..) {
+            let at = FileBlock(spot.block);
+            let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
+            let bytes = leaf.read();
+            let entry = Entries::at(&bytes, spot.offset.into(), volume.has_sums);
+            let entry = entry.map_err(|field| corrupt(cell, field))?;
+            let (ino, file_type, name) = (entry.ino, entry.file_type, entry.name);
+            // Positions start at 1: 0 is the start of a listing.
+            if !each(Listed { ino, file_type, next: position + 1, name }) {
+                break;
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// An entry in use: inode, type code, name.
 type Live = (u32, u8, Vec<u8>);
-
-type Positioned = (u64, Live);
-
-fn collect(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<Vec<Positioned>> {
-    with_index(volume, cell, core, |index, core| {
-        let superblock = volume.superblock.lock();
-        let (seed, unsigned) = (superblock.hash_seed(), superblock.unsigned_hash());
-        drop(superblock);
-        // Half MD4 whatever the tree uses: positions must not change when a tree is made.
-        let version = HashVersion::new(1, unsigned).ok_or(Errno::EIO)?;
-        let mut names = Vec::with_capacity(index.count);
-        for (at, room) in index.room.iter().enumerate() {
-            let at = FileBlock(at as u32);
-            if index.is_node(at) {
-                debug_assert_eq!(*room, 0);
-                continue;
-            }
-            let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
-            let entries = live(&leaf.read(), volume.has_sums).map_err(|f| corrupt(cell, f))?;
-            names.extend(entries.into_iter().map(|entry| {
-                let hash = version.hash(&entry.2, seed);
-                let position = u64::from(hash.major / 2) << 31 | u64::from(hash.minor / 2);
-                (position, entry)
-            }));
-        }
-        Ok(names)
-    })
-}
 
 /// The entries in use of a block, without `.` and `..`.
 fn live(bytes: &[u8], tail: bool) -> Result<Vec<Live>, &'static str> {

@@ -101,17 +101,8 @@ impl Node {
         depth: Option<u16>,
         block_count: u64,
     ) -> Result<Node, &'static str> {
-        let (entries, own_depth) = (le16(bytes, 2), le16(bytes, 6));
-        match () {
-            () if le16(bytes, 0) != MAGIC => return Err("eh_magic"),
-            () if usize::from(le16(bytes, 4)) > capacity(bytes.len()) => return Err("eh_max"),
-            () if entries > le16(bytes, 4) => return Err("eh_entries"),
-            () if own_depth > DEPTH_MAX || depth.is_some_and(|d| d != own_depth) => {
-                return Err("eh_depth");
-            }
-            () if depth.is_some() && entries == 0 => return Err("empty node below the root"),
-            () => {}
-        }
+        let own_depth = check_header(bytes, depth)?;
+        let entries = le16(bytes, 2);
         let raw = bytes[ENTRY_BYTES..].chunks_exact(ENTRY_BYTES).take(entries.into());
         let entries = match own_depth {
             0 => Entries::Leaf(decode_leaf(raw, block_count)?),
@@ -148,6 +139,69 @@ impl Node {
             Entries::Leaf(extents) => slots.zip(extents).for_each(|(to, e)| encode_extent(e, to)),
             Entries::Inner(indexes) => slots.zip(indexes).for_each(|(to, i)| encode_index(i, to)),
         }
+    }
+}
+
+/// Where a search in one node leads.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Search {
+    /// A leaf: the extent that holds the block, or else the first block of the one behind it.
+    Leaf(Option<Extent>, Option<FileBlock>),
+    /// An inner node: the child to go on in, its depth, and the first block of the one behind it.
+    Inner(DeviceBlock, u16, Option<FileBlock>),
+}
+
+/// Looks for `target` in a node without decoding all of it. Never out of bounds, whatever `bytes`
+/// are; [`Node::decode`] checks what is not looked at here.
+///
+/// # Errors
+/// The broken rule.
+pub fn search(
+    bytes: &[u8],
+    depth: Option<u16>,
+    block_count: u64,
+    target: FileBlock,
+) -> Result<Search, &'static str> {
+    let own_depth = check_header(bytes, depth)?;
+    let slots = &bytes[ENTRY_BYTES..][..usize::from(le16(bytes, 2)) * ENTRY_BYTES];
+    let key = |at: usize| FileBlock(le32(slots, at * ENTRY_BYTES));
+    let count = slots.len() / ENTRY_BYTES;
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if key(middle) <= target { low = middle + 1 } else { high = middle }
+    }
+    let next = (low < count).then(|| key(low));
+    let Some(at) = low.checked_sub(1) else {
+        // An inner node's first child covers what lies before its key too.
+        return match own_depth {
+            0 => Ok(Search::Leaf(None, next)),
+            _ => {
+                let first = decode_inner(slots.chunks_exact(ENTRY_BYTES).take(1), block_count)?;
+                let first = first.first().ok_or("empty inner node")?;
+                Ok(Search::Inner(first.child, own_depth - 1, (count > 1).then(|| key(1))))
+            }
+        };
+    };
+    let one = slots[at * ENTRY_BYTES..].chunks_exact(ENTRY_BYTES).take(1);
+    if own_depth > 0 {
+        let found = decode_inner(one, block_count)?;
+        return Ok(Search::Inner(found[0].child, own_depth - 1, next));
+    }
+    let found = decode_leaf(one, block_count)?[0];
+    Ok(Search::Leaf(Some(found).filter(|extent| extent.end() > u64::from(target.0)), next))
+}
+
+/// Checks a node's header; returns its depth.
+fn check_header(bytes: &[u8], depth: Option<u16>) -> Result<u16, &'static str> {
+    let (entries, own_depth) = (le16(bytes, 2), le16(bytes, 6));
+    match () {
+        () if le16(bytes, 0) != MAGIC => Err("eh_magic"),
+        () if usize::from(le16(bytes, 4)) > capacity(bytes.len()) => Err("eh_max"),
+        () if entries > le16(bytes, 4) => Err("eh_entries"),
+        () if own_depth > DEPTH_MAX || depth.is_some_and(|d| d != own_depth) => Err("eh_depth"),
+        () if depth.is_some() && entries == 0 => Err("empty node below the root"),
+        () => Ok(own_depth),
     }
 }
 

@@ -7,7 +7,6 @@ use polylane_base::Time;
 
 use super::checksum::{crc, inode_seed};
 use super::extent::ROOT_BYTES;
-use super::superblock::Superblock;
 use super::{le16, le32, put16, put32};
 
 /// Flag: the inode's `i_block` is an extent tree.
@@ -83,20 +82,15 @@ impl RawInode {
         &self.bytes
     }
 
-    /// Whether the checksum is right.
-    pub fn checksum_ok(&self, superblock: &Superblock, ino: u32) -> bool {
-        let (low, high) = self.checksum(superblock.checksum_seed(), ino);
-        !superblock.has_checksums()
-            || (le16(&self.bytes, 0x7c) == low
-                && (!self.has_extra(0x84) || le16(&self.bytes, 0x82) == high))
+    /// Whether the checksum is right, by the file system's seed.
+    pub fn checksum_ok(&self, seed: u32, ino: u32) -> bool {
+        let (low, high) = self.checksum(seed, ino);
+        le16(&self.bytes, 0x7c) == low && (!self.has_extra(0x84) || le16(&self.bytes, 0x82) == high)
     }
 
-    /// Stores the checksum.
-    pub fn put_checksum(&mut self, superblock: &Superblock, ino: u32) {
-        if !superblock.has_checksums() {
-            return;
-        }
-        let (low, high) = self.checksum(superblock.checksum_seed(), ino);
+    /// Stores the checksum, by the file system's seed.
+    pub fn put_checksum(&mut self, seed: u32, ino: u32) {
+        let (low, high) = self.checksum(seed, ino);
         put16(&mut self.bytes, 0x7c, low);
         if self.has_extra(0x84) {
             put16(&mut self.bytes, 0x82, high);

@@ -1,0 +1,373 @@
+//! The running journal: handles, transactions, commits, checkpoints.
+//!
+//! ```text
+//!  handles ──► running transaction ──commit──► log (descriptors, revokes) ─flush─ commit block
+//!                 blocks changed                      │
+//!                 blocks freed                        ▼
+//!                 groups touched                checkpoint list ──write home─flush──► tail moves
+//! ```
+//!
+//! # Invariants
+//!
+//! - A metadata block changes only under a handle, and a handle belongs to one transaction.
+//! - A commit block is written only after a flush made its log body durable; the same flush covers
+//!   file data written before (ordered mode: data is written before the extents that show it).
+//! - Log space is used again only after the homes of all that it held were written and flushed, and
+//!   the journal's superblock says so durably.
+//! - Blocks freed by a transaction are given to the allocator only after it committed.
+//! - A handle that changed something and is dropped without [`Handle::complete`] stops the journal:
+//!   half a change must never be committed.
+//! - After a failure nothing is written any more: every call answers [`Error::Stopped`].
+//!
+//! # Locking
+//!
+//! `log → gate (shared: a handle; exclusive: closing a transaction) → running → block data`;
+//! `progress` is taken alone. Who commits or checkpoints takes `log` and keeps it across I/O.
+//! Whoever holds a handle waits for no lock that a thread without one may hold while it starts one:
+//! inodes' and directories' locks come before the handle. One thread has one handle at a time.
+
+mod commit;
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use polylane_base::Time;
+use polylane_base::sync::{Arc, Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use polylane_sys::buffer::Buffer;
+use rustc_hash::FxHashSet;
+
+use crate::cache::{BlockCache, MetaBlock};
+use crate::error::{Error, Result};
+use crate::format::journal::{CSUM_V3, JournalSuperblock, REVOKE, SIXTY_FOUR_BIT};
+use crate::format::{DeviceBlock, GroupIndex};
+use crate::io::BlockIo;
+use crate::recovery::JournalMap;
+use commit::Log;
+
+/// The number of a transaction, as in the log. Compared modulo 2^32.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Tid(pub u32);
+
+impl Tid {
+    /// Whether `self` is `other` or a later one.
+    pub fn reached(self, other: Tid) -> bool {
+        self.0.wrapping_sub(other.0) as i32 >= 0
+    }
+
+    /// The following transaction. 0 is skipped: it marks clean blocks.
+    fn next(self) -> Tid {
+        Tid(self.0.wrapping_add(1).max(1))
+    }
+}
+
+/// A run of blocks that a transaction freed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Freed {
+    /// First block.
+    pub start: DeviceBlock,
+    /// Blocks.
+    pub count: u32,
+}
+
+/// What the journal asks of the file system around it.
+pub trait Client: Send + Sync {
+    /// The last changes of a transaction that is being closed: checksums of bitmaps and the
+    /// descriptors of `groups`, the list of orphans. `handle` is the only one.
+    ///
+    /// # Errors
+    /// The device's; the journal then stops.
+    fn seal(&self, handle: &Handle<'_>, groups: &FxHashSet<GroupIndex>) -> Result<()>;
+
+    /// The transaction that freed these blocks has committed: they may be used again.
+    fn release(&self, freed: &[Freed]);
+
+    /// Now, for the commit block.
+    fn now(&self) -> Time;
+}
+
+/// Log blocks that any transaction may need beside what its handles change: the superblock and a
+/// few inodes of the list of orphans, a revoke block.
+const RUNNING_OVERHEAD: usize = 8;
+
+struct Running {
+    tid: Tid,
+    blocks: Vec<Arc<MetaBlock>>,
+    groups: FxHashSet<GroupIndex>,
+    freed: Vec<Freed>,
+    revoked: FxHashSet<DeviceBlock>,
+    credits: usize,
+}
+
+impl Running {
+    fn new(tid: Tid) -> Self {
+        Running {
+            tid,
+            blocks: Vec::new(),
+            groups: FxHashSet::default(),
+            freed: Vec::new(),
+            revoked: FxHashSet::default(),
+            credits: 0,
+        }
+    }
+
+    /// Log blocks that it may come to, with what open handles were promised.
+    fn log_blocks(&self) -> usize {
+        let revokes = self.revoked.len() / 500;
+        self.blocks.len() + self.groups.len() + self.credits + revokes + RUNNING_OVERHEAD
+    }
+}
+
+/// The state that waiters look at.
+struct Progress {
+    committed: Tid,
+    wanted: Tid,
+    /// Transactions closed, empty ones too: after each, room for handles has to be looked at anew.
+    closes: u64,
+    ending: bool,
+}
+
+/// The journal of a mounted file system. Thread-safe.
+pub struct Journal {
+    io: Arc<BlockIo>,
+    map: JournalMap,
+    gate: RwLock<()>,
+    running: Mutex<Running>,
+    current: AtomicU32,
+    log: Mutex<Log>,
+    progress: Mutex<Progress>,
+    changed: Condvar,
+    stopped: AtomicBool,
+    /// Blocks freed by transactions that have not committed.
+    freeing: AtomicU64,
+    blocks_max: usize,
+}
+
+/// The right to change metadata, as part of the running transaction. Must not be held across a wait
+/// for anything but device reads of metadata.
+pub struct Handle<'a> {
+    journal: &'a Journal,
+    /// `None` for the one that seals a transaction: there the gate is held exclusively.
+    _gate: Option<RwLockReadGuard<'a, ()>>,
+    tid: Tid,
+    credits: usize,
+    /// Changed something and not complete yet.
+    open: Cell<bool>,
+}
+
+impl Journal {
+    /// Takes over a recovered journal and makes its superblock say: the log begins here, empty.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn open(
+        io: Arc<BlockIo>,
+        map: JournalMap,
+        mut superblock: JournalSuperblock,
+        next_sequence: u32,
+    ) -> Result<Journal> {
+        let first = superblock.first();
+        let tid = Tid(next_sequence.max(1));
+        superblock.add_incompat(SIXTY_FOUR_BIT | CSUM_V3 | REVOKE);
+        superblock.set_tail(tid.0, first);
+        let size = superblock.end() - first;
+        let log = Log::empty(superblock);
+        let before = Tid(tid.0.wrapping_sub(1));
+        let journal = Journal {
+            io,
+            map,
+            gate: RwLock::new(()),
+            running: Mutex::new(Running::new(tid)),
+            current: AtomicU32::new(tid.0),
+            log: Mutex::new(log),
+            progress: Mutex::new(Progress {
+                committed: before,
+                wanted: before,
+                closes: 0,
+                ending: false,
+            }),
+            changed: Condvar::new(),
+            stopped: AtomicBool::new(false),
+            freeing: AtomicU64::new(0),
+            blocks_max: (size / 4) as usize,
+        };
+        journal.write_superblock(&journal.log.lock())?;
+        Ok(journal)
+    }
+
+    /// Joins the running transaction with room for `credits` block changes. Waits while the
+    /// transaction is full.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`], or `ENOSPC` when the journal can never hold that much.
+    pub fn start(&self, credits: usize) -> Result<Handle<'_>> {
+        if credits + RUNNING_OVERHEAD > self.blocks_max {
+            return Err(polylane_base::Errno::ENOSPC.into());
+        }
+        loop {
+            self.check()?;
+            let closes = self.progress.lock().closes;
+            let gate = self.gate.read();
+            let mut running = self.running.lock();
+            if running.log_blocks() + credits <= self.blocks_max {
+                running.credits += credits;
+                let tid = running.tid;
+                let open = Cell::new(false);
+                return Ok(Handle { journal: self, _gate: Some(gate), tid, credits, open });
+            }
+            let full = running.tid;
+            drop(running);
+            drop(gate);
+            self.wait_for_room(full, closes)?;
+        }
+    }
+
+    /// Waits until a transaction is closed after `closes` others; asks for the close of `full`.
+    fn wait_for_room(&self, full: Tid, closes: u64) -> Result<()> {
+        self.wait_until(full, |progress| progress.closes != closes)
+    }
+
+    /// The transaction that a change made now belongs to.
+    pub fn current(&self) -> Tid {
+        Tid(self.current.load(Ordering::Acquire))
+    }
+
+    /// A transaction that has committed only when every change of the block so far has.
+    pub fn latest(&self, block: &MetaBlock) -> Tid {
+        let current = self.current();
+        match block.dirty_in.load(Ordering::Acquire) {
+            0 => Tid(current.0.wrapping_sub(1)),
+            _ => current,
+        }
+    }
+
+    /// Whether an earlier failure stopped the journal.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
+    }
+
+    /// Stops the journal for good and wakes all who wait.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        drop(self.progress.lock());
+        self.changed.notify_all();
+    }
+
+    /// Whether `tid` has committed.
+    pub fn has_committed(&self, tid: Tid) -> bool {
+        self.progress.lock().committed.reached(tid)
+    }
+
+    /// Waits until `tid` has committed, asking for that commit. `tid` must be one that a handle
+    /// had: a transaction without changes never commits.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`].
+    pub fn wait_for(&self, tid: Tid) -> Result<()> {
+        self.wait_until(tid, |progress| progress.committed.reached(tid))
+    }
+
+    /// Waits until `reached`, asking for the commit of `tid`.
+    fn wait_until(&self, tid: Tid, reached: impl Fn(&Progress) -> bool) -> Result<()> {
+        let mut progress = self.progress.lock();
+        loop {
+            if reached(&progress) {
+                return Ok(());
+            }
+            self.check()?;
+            if !progress.wanted.reached(tid) {
+                progress.wanted = tid;
+                self.changed.notify_all();
+            }
+            progress = match self.changed.wait(progress) {
+                Ok(guard) => guard,
+                Err(poison) => poison.into_inner(),
+            };
+        }
+    }
+
+    /// Blocks that will be free once what was done so far has committed.
+    pub fn freeing(&self) -> u64 {
+        self.freeing.load(Ordering::Acquire)
+    }
+
+    /// The committer's life: waits for a wish or for `interval`, commits, until [`Journal::close`].
+    pub fn run(&self, client: &dyn Client, interval: std::time::Duration) {
+        loop {
+            let ending = {
+                let progress = self.progress.lock();
+                let idle = |p: &mut Progress| p.committed.reached(p.wanted) && !p.ending;
+                let waited = self.changed.wait_timeout_while(progress, interval, idle);
+                waited.unwrap_or_else(|poison| poison.into_inner()).0.ending
+            };
+            if self.is_stopped() || (self.commit(client).is_err() && self.fail()) || ending {
+                return;
+            }
+        }
+    }
+
+    fn fail(&self) -> bool {
+        self.stop();
+        true
+    }
+
+    /// Tells the committer to commit what there is and return.
+    pub fn close(&self) {
+        self.progress.lock().ending = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Handle<'_> {
+    /// The transaction this handle is part of.
+    pub fn tid(&self) -> Tid {
+        self.tid
+    }
+
+    /// Ends the handle: the change is whole.
+    pub fn complete(self) {
+        self.open.set(false);
+    }
+
+    /// Opens a block for change.
+    pub fn modify<'b>(&self, block: &'b Arc<MetaBlock>) -> RwLockWriteGuard<'b, Buffer> {
+        self.open.set(true);
+        if block.dirty_in.load(Ordering::Acquire) != self.tid.0
+            && block.dirty_in.swap(self.tid.0, Ordering::AcqRel) != self.tid.0
+        {
+            self.journal.running.lock().blocks.push(block.clone());
+        }
+        block.data.write()
+    }
+
+    /// Notes that bitmaps or counters of `group` changed.
+    pub fn touch_group(&self, group: GroupIndex) {
+        self.journal.running.lock().groups.insert(group);
+    }
+
+    /// Frees data blocks: the allocator gets them back when the transaction has committed.
+    pub fn free(&self, start: DeviceBlock, count: u32) {
+        self.journal.freeing.fetch_add(count.into(), Ordering::AcqRel);
+        self.journal.running.lock().freed.push(Freed { start, count });
+    }
+
+    /// Frees metadata blocks: older versions of them in the log must not be replayed any more.
+    pub fn free_metadata(&self, cache: &BlockCache, start: DeviceBlock, count: u32) {
+        let homes = (start.0..start.0 + u64::from(count)).map(DeviceBlock);
+        self.journal.running.lock().revoked.extend(homes.clone());
+        self.free(start, count);
+        homes.for_each(|home| cache.forget(home));
+    }
+}
+
+impl Drop for Handle<'_> {
+    fn drop(&mut self) {
+        if self.open.get() {
+            self.journal.stop();
+        }
+        self.journal.running.lock().credits -= self.credits;
+    }
+}

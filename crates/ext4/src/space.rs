@@ -1,0 +1,331 @@
+//! A file's space: truncating, punching, allocating ahead, moving ranges, finding holes.
+//!
+//! What needs more than one handle leaves the file whole after each. A file that is being cut is an
+//! orphan meanwhile, so that the next open finishes what a power cut left.
+
+use polylane_base::Errno;
+use polylane_vfs::fs::{Fallocate, SeekFor};
+
+use crate::data::{INODE_CREDITS, MAP_CREDITS, TREE_BLOCKS, goal};
+use crate::error::Result;
+use crate::extents::{self, GROUPS_PER_REMOVAL, Mapping};
+use crate::format::FileBlock;
+use crate::format::extent::{Extent, UNWRITTEN_BLOCKS_MAX};
+use crate::format::superblock::max_file_bytes;
+use crate::inode::{Cell, Core};
+use crate::orphan;
+use crate::volume::Volume;
+
+/// Credits of a handle that removes the blocks of a few groups: their bitmaps and descriptors, one
+/// path of tree nodes that may split, the inode.
+const REMOVE_CREDITS: usize = 2 * (GROUPS_PER_REMOVAL + 2) + MAP_CREDITS;
+/// Extents moved with one handle. Neighbours share leaves.
+const SHIFTS_PER_HANDLE: usize = 4;
+/// Credits of such a handle: each move takes from one leaf and adds to another.
+const SHIFT_CREDITS: usize = 2 * MAP_CREDITS;
+
+/// Removes the blocks of `from..to` in as many handles as it takes, and stores the inode with each.
+///
+/// # Errors
+/// The device's, no space for a tree node, or a corrupt tree.
+pub fn remove_blocks(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    from: FileBlock,
+    to: u64,
+) -> Result<()> {
+    let mut next = Some(from);
+    while let Some(at) = next {
+        // Only a hole in the middle of an extent makes the tree grow.
+        let promise = if to < 1 << 32 { Some(volume.promise(TREE_BLOCKS)?) } else { None };
+        let handle = volume.start(REMOVE_CREDITS)?;
+        next = extents::remove(volume, &handle, cell, core, at, to)?;
+        volume.store(&handle, cell, core, true)?;
+        handle.complete();
+        drop(promise);
+    }
+    Ok(())
+}
+
+/// Stores the inode, after a change of its times or size.
+fn store(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
+    let handle = volume.start(INODE_CREDITS)?;
+    volume.store(&handle, cell, core, true)?;
+    handle.complete();
+    Ok(())
+}
+
+/// Makes bytes `from..to` of a block that is mapped and written read as zeros, in place.
+fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) -> Result<()> {
+    let block_bytes = volume.io.block_bytes() as u64;
+    let at = FileBlock((from / block_bytes) as u32);
+    let Mapping::Data(Extent { start, unwritten: false, .. }) =
+        extents::map(volume, cell, core, at)?
+    else {
+        return Ok(());
+    };
+    let mut data = volume.io.read(start)?;
+    let base = from - from % block_bytes;
+    data[(from - base) as usize..(to - base) as usize].fill(0);
+    volume.io.write(start, data)?;
+    Ok(())
+}
+
+/// Changes the size. Shrinking gives blocks back and zeroes the rest of the last one.
+///
+/// # Errors
+/// `EFBIG`, the device's, or a corrupt tree.
+pub fn truncate(volume: &Volume, cell: &Cell, core: &mut Core, size: u64) -> Result<()> {
+    if size > max_file_bytes(volume.geometry.block_bytes)? {
+        return Err(Errno::EFBIG.into());
+    }
+    let block_bytes = volume.io.block_bytes() as u64;
+    let old = core.raw.size();
+    if size < old && !size.is_multiple_of(block_bytes) {
+        zero_within(volume, cell, core, size, size.next_multiple_of(block_bytes))?;
+    }
+    let has_blocks = core.raw.sectors(volume.geometry.block_bytes) > 0;
+    core.touch(volume.now());
+    if size >= old || !has_blocks {
+        core.raw.set_size(size);
+        return store(volume, cell, core);
+    }
+    orphan::add(volume, cell);
+    core.raw.set_size(size);
+    cut_tail(volume, cell, core)
+}
+
+/// Removes the blocks past the end of an orphan that has names, which then is none any more.
+///
+/// # Errors
+/// The device's, or a corrupt tree.
+pub fn cut_tail(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
+    let first = core.raw.size().div_ceil(volume.io.block_bytes() as u64);
+    remove_blocks(volume, cell, core, FileBlock(first as u32), 1 << 32)?;
+    if core.raw.links() == 0 {
+        return Ok(());
+    }
+    let handle = volume.start(INODE_CREDITS)?;
+    orphan::remove(volume, cell, core);
+    volume.store(&handle, cell, core, true)?;
+    handle.complete();
+    Ok(())
+}
+
+/// fallocate(2) on a regular file.
+///
+/// # Errors
+/// `EINVAL` for ranges that cannot be moved, `EFBIG`, `ENOSPC` (what was allocated so far stays),
+/// the device's, or a corrupt tree.
+pub fn fallocate(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    mode: Fallocate,
+    offset: u64,
+    len: u64,
+) -> Result<()> {
+    let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+    if end > max_file_bytes(volume.geometry.block_bytes)? {
+        return Err(Errno::EFBIG.into());
+    }
+    let grow = match mode {
+        Fallocate::Allocate { keep_size } => {
+            allocate(volume, cell, core, offset, end)?;
+            !keep_size
+        }
+        Fallocate::PunchHole => {
+            punch(volume, cell, core, offset, end)?;
+            false
+        }
+        Fallocate::ZeroRange { keep_size } => {
+            punch(volume, cell, core, offset, end)?;
+            allocate(volume, cell, core, offset, end)?;
+            !keep_size
+        }
+        Fallocate::CollapseRange => return collapse(volume, cell, core, offset, len),
+        Fallocate::InsertRange => return insert(volume, cell, core, offset, len),
+    };
+    if grow && end > core.raw.size() {
+        core.raw.set_size(end);
+    }
+    core.touch(volume.now());
+    store(volume, cell, core)
+}
+
+/// Makes `offset..end` a hole, within the size.
+fn punch(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, end: u64) -> Result<()> {
+    let block_bytes = volume.io.block_bytes() as u64;
+    let end = end.min(core.raw.size().next_multiple_of(block_bytes));
+    if offset >= end {
+        return Ok(());
+    }
+    let (first, last) = (offset.next_multiple_of(block_bytes), end - end % block_bytes);
+    if offset < first {
+        zero_within(volume, cell, core, offset, end.min(first))?;
+    }
+    if last < end && last >= first {
+        zero_within(volume, cell, core, last, end)?;
+    }
+    if first < last {
+        let from = FileBlock((first / block_bytes) as u32);
+        remove_blocks(volume, cell, core, from, last / block_bytes)?;
+    }
+    Ok(())
+}
+
+/// Allocates what is missing in `offset..end`, unwritten.
+fn allocate(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, end: u64) -> Result<()> {
+    let block_bytes = volume.io.block_bytes() as u64;
+    let end = end.div_ceil(block_bytes);
+    let mut at = offset / block_bytes;
+    while at < end {
+        let first = FileBlock(at as u32);
+        at += match extents::map(volume, cell, core, first)? {
+            Mapping::Data(extent) => u64::from(extent.count),
+            Mapping::Hole(blocks) => {
+                let want = blocks.min(end - at).min(UNWRITTEN_BLOCKS_MAX.into()) as u32;
+                u64::from(allocate_run(volume, cell, core, first, want)?)
+            }
+        };
+    }
+    Ok(())
+}
+
+fn allocate_run(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    first: FileBlock,
+    want: u32,
+) -> Result<u32> {
+    let goal = goal(volume, cell, core, first)?;
+    let promise = volume.promise(TREE_BLOCKS)?;
+    let claim = volume.with_space(|| volume.alloc.claim_data(goal, want))?;
+    let handle = match volume.start(MAP_CREDITS) {
+        Ok(handle) => handle,
+        Err(error) => {
+            volume.alloc.unclaim(claim);
+            return Err(error);
+        }
+    };
+    let (start, count) = (claim.start, claim.count);
+    volume.alloc.mark(&handle, claim);
+    let extent = Extent { first, count, start, unwritten: true };
+    extents::insert(volume, &handle, cell, core, extent)?;
+    core.add_blocks(count.into(), volume.geometry.block_bytes);
+    volume.store(&handle, cell, core, true)?;
+    handle.complete();
+    drop(promise);
+    Ok(count)
+}
+
+/// Takes `offset..offset + len` out of the file; what follows moves up.
+fn collapse(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64) -> Result<()> {
+    let (first, blocks) = aligned(volume, offset, len)?;
+    if offset + len >= core.raw.size() {
+        return Err(Errno::EINVAL.into());
+    }
+    remove_blocks(volume, cell, core, FileBlock(first), u64::from(first) + u64::from(blocks))?;
+    let behind = first + blocks;
+    let moving: Vec<Extent> =
+        extents::all(volume, cell, core)?.into_iter().filter(|e| e.first.0 >= behind).collect();
+    shift_all(volume, cell, core, &moving, |extent| FileBlock(extent.first.0 - blocks))?;
+    core.raw.set_size(core.raw.size() - len);
+    core.touch(volume.now());
+    store(volume, cell, core)
+}
+
+/// Makes room for `len` bytes at `offset`: a hole; what follows moves down.
+fn insert(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64) -> Result<()> {
+    let (first, blocks) = aligned(volume, offset, len)?;
+    if offset >= core.raw.size() {
+        return Err(Errno::EINVAL.into());
+    }
+    let size = core.raw.size() + len;
+    if size > max_file_bytes(volume.geometry.block_bytes)? {
+        return Err(Errno::EFBIG.into());
+    }
+    let mut moving = Vec::new();
+    for extent in extents::all(volume, cell, core)? {
+        if extent.end() <= first.into() {
+            continue;
+        }
+        if extent.end() + u64::from(blocks) > u64::from(u32::MAX) {
+            return Err(Errno::EFBIG.into());
+        }
+        // The part of an extent that lies behind the place moves alone.
+        let skip = first.saturating_sub(extent.first.0);
+        moving.push(Extent {
+            first: FileBlock(extent.first.0 + skip),
+            count: extent.count - skip,
+            start: extent.device_block(FileBlock(extent.first.0 + skip)),
+            unwritten: extent.unwritten,
+        });
+    }
+    core.raw.set_size(size);
+    store(volume, cell, core)?;
+    moving.reverse();
+    shift_all(volume, cell, core, &moving, |extent| FileBlock(extent.first.0 + blocks))?;
+    core.touch(volume.now());
+    store(volume, cell, core)
+}
+
+fn aligned(volume: &Volume, offset: u64, len: u64) -> Result<(u32, u32)> {
+    let block_bytes = volume.io.block_bytes() as u64;
+    if !offset.is_multiple_of(block_bytes) || !len.is_multiple_of(block_bytes) {
+        return Err(Errno::EINVAL.into());
+    }
+    Ok(((offset / block_bytes) as u32, (len / block_bytes) as u32))
+}
+
+/// Moves extents one after the other, each to a place that is free by then.
+fn shift_all(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    moving: &[Extent],
+    to: impl Fn(&Extent) -> FileBlock,
+) -> Result<()> {
+    for part in moving.chunks(SHIFTS_PER_HANDLE) {
+        let promise = volume.promise(2 * TREE_BLOCKS)?;
+        let handle = volume.start(SHIFT_CREDITS)?;
+        for extent in part {
+            extents::shift(volume, &handle, cell, core, *extent, to(extent))?;
+        }
+        volume.store(&handle, cell, core, true)?;
+        handle.complete();
+        drop(promise);
+    }
+    Ok(())
+}
+
+/// Finds the next data or hole at or after `offset`, which lies below the size.
+///
+/// # Errors
+/// `ENXIO` when no data follows, the device's, or a corrupt tree.
+pub fn seek(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    offset: u64,
+    target: SeekFor,
+) -> Result<u64> {
+    let (block_bytes, size) = (volume.io.block_bytes() as u64, core.raw.size());
+    let mut at = offset / block_bytes;
+    while at * block_bytes < size {
+        let (is_data, blocks) = match extents::map(volume, cell, core, FileBlock(at as u32))? {
+            Mapping::Data(extent) => (!extent.unwritten, u64::from(extent.count)),
+            Mapping::Hole(blocks) => (false, blocks),
+        };
+        if is_data == (target == SeekFor::Data) {
+            return Ok(offset.max(at * block_bytes));
+        }
+        at = at.saturating_add(blocks.max(1));
+    }
+    match target {
+        SeekFor::Data => Err(Errno::ENXIO.into()),
+        SeekFor::Hole => Ok(size),
+    }
+}
