@@ -57,28 +57,29 @@ fn host(what: &'static str) -> impl Fn(rustix::io::Errno) -> ImageError {
 pub fn open(path: &Path) -> Result<Files> {
     // Not blocking: whatever waits for a peer is no volume.
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let plain = rustix::fs::open(path, flags, Mode::empty()).map_err(host("open it"))?;
-    let stat = rustix::fs::fstat(&plain).map_err(host("look at it"))?;
+    let lock = rustix::fs::open(path, flags, Mode::empty()).map_err(host("open it"))?;
+    let stat = rustix::fs::fstat(&lock).map_err(host("look at it"))?;
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile | FileType::BlockDevice => take(plain),
+        FileType::RegularFile | FileType::BlockDevice => take(lock),
         _ => Err(ImageError::NotAFile),
     }
 }
 
-/// Locks the file and opens it once more for direct I/O, where its file system has that.
-fn take(plain: OwnedFd) -> Result<Files> {
-    match lock_range(&plain, LOCK_START, LOCK_LENGTH) {
+/// Locks the file and opens it for data: with direct I/O, where its file system has that.
+fn take(lock: OwnedFd) -> Result<Files> {
+    match lock_range(&lock, LOCK_START, LOCK_LENGTH) {
         Ok(()) => {}
-        Err(Errno::EAGAIN) => return Err(ImageError::InUse(holder(&plain))),
+        Err(Errno::EAGAIN) => return Err(ImageError::InUse(holder(&lock))),
         Err(errno) => return Err(ImageError::Host("lock it", errno)),
     }
-    let again = proc_path(&plain);
-    let open =
-        |flags| rustix::fs::open(&again, OFlags::RDWR | OFlags::CLOEXEC | flags, Mode::empty());
-    let io = open(OFlags::DIRECT)
-        .or_else(|_| open(OFlags::empty()))
-        .map_err(host("open it a second time"))?;
-    Ok(Files { io, plain })
+    let again = proc_path(&lock);
+    let open = |flags| {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | flags;
+        rustix::fs::open(&again, flags, Mode::empty())
+    };
+    let plain = open(OFlags::empty()).map_err(host("open it a second time"))?;
+    let io = open(OFlags::DIRECT).or_else(|_| open(OFlags::empty()));
+    Ok(Files { io: io.map_err(host("open it a third time"))?, plain, lock })
 }
 
 /// A name of the open file itself, whatever becomes of its path. Other processes of this user can
@@ -136,9 +137,9 @@ impl Draft {
     pub fn publish(mut self) -> Result<Files> {
         rustix::fs::fsync(&self.file).map_err(host("make it durable"))?;
         // A lock before the name: nobody gets in between.
-        let plain = self.file.try_clone();
-        let plain = plain.map_err(|error| ImageError::Host("open it", error.into()))?;
-        let files = take(plain)?;
+        let lock = self.file.try_clone();
+        let lock = lock.map_err(|error| ImageError::Host("open it", error.into()))?;
+        let files = take(lock)?;
         if !self.named {
             let from = proc_path(&self.file);
             rustix::fs::linkat(CWD, &from, CWD, &self.path, AtFlags::SYMLINK_FOLLOW)
@@ -213,9 +214,9 @@ mod tests {
         assert_eq!(fs::metadata(&path).expect("stat").len(), 1 << 20);
         let Err(ImageError::InUse(Some(holder))) = open(&path) else { panic!("not refused") };
         assert_eq!(holder.pid, std::process::id());
-        drop(files.io);
+        drop((files.io, files.plain));
         assert!(matches!(open(&path), Err(ImageError::InUse(Some(_)))));
-        drop(files.plain);
+        drop(files.lock);
         open(&path).expect("free");
         let again = Draft::new(&path, 1).expect_err("exists");
         assert_eq!(again, ImageError::Host("create it", Errno::EEXIST));

@@ -45,6 +45,9 @@ pub(crate) enum Command {
     found, 126 when it could not be executed; 1 for a failure of the lane, 2 for wrong usage."
 )]
 pub(crate) struct RunArgs {
+    /// Keep the lane's files on this volume, made and formatted if absent [default: the pool's own]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "mem"])]
+    pub(crate) volume: Option<PathBuf>,
     /// Keep the lane's files in RAM
     #[arg(long, conflicts_with = "dir")]
     pub(crate) mem: bool,
@@ -66,7 +69,7 @@ pub(crate) struct RunArgs {
     /// Memory of the pool, such as 512M
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Option<ByteSize>,
-    /// Size of a lane in RAM [default: half of the memory]
+    /// Size of a new volume [default: 10G] or of a lane in RAM [default: half of the memory]
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Option<ByteSize>,
     /// Share of the pool, 1 to 10000 [default: 100]
@@ -141,6 +144,12 @@ pub(crate) struct ServiceArgs {
     pub(crate) control: i32,
     #[arg(long)]
     pub(crate) dir: Option<i32>,
+    #[arg(long)]
+    pub(crate) volume: Option<i32>,
+    #[arg(long)]
+    pub(crate) volume_plain: Option<i32>,
+    #[arg(long)]
+    pub(crate) volume_lock: Option<i32>,
 }
 
 #[cfg(test)]

@@ -29,11 +29,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
     let source = match (arguments.mem, arguments.dir) {
         (true, _) => Source::Mem,
         (false, Some(dir)) => Source::Dir(dir),
-        (false, None) => {
-            return Err(Failure::usage(
-                "no --mem and no --dir: lanes on volumes come in a later version",
-            ));
-        }
+        (false, None) => Source::Volume(arguments.volume),
     };
     Ok(RunOptions {
         source,
@@ -56,6 +52,9 @@ fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
         socket: arguments.socket,
         control: arguments.control,
         dir: arguments.dir,
+        volume: arguments.volume,
+        volume_plain: arguments.volume_plain,
+        volume_lock: arguments.volume_lock,
     }
 }
 

@@ -8,8 +8,7 @@ const COMMANDS: [&str; 9] =
     ["volume", "attach", "detach", "pool", "container", "mount", "umount", "daemon", "top"];
 
 /// Options of `run` of later versions.
-const RUN_OPTIONS: [&str; 8] = [
-    "--volume",
+const RUN_OPTIONS: [&str; 7] = [
     "--lower",
     "--ceph",
     "--kernel-fs",
@@ -33,7 +32,7 @@ pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {
         .take_while(|word| word != "--")
         .map(|word| word.split('=').next().unwrap_or_default().to_string())
         .find(|word| RUN_OPTIONS.contains(&word.as_str()))?;
-    Some(format!("{named}: not in this version yet: use --mem or --dir"))
+    Some(format!("{named}: not in this version yet"))
 }
 
 #[cfg(test)]
@@ -47,9 +46,7 @@ mod tests {
             refusal(&words)
         };
         assert_eq!(refused("polylane top"), Some("top: not in this version yet".to_string()));
-        assert!(
-            refused("polylane run --volume=v -- sh").is_some_and(|l| l.starts_with("--volume:"))
-        );
+        assert!(refused("polylane run --lower=v -- sh").is_some_and(|l| l.starts_with("--lower:")));
         assert!(refused("polylane run --mem --cache none -- sh").is_some());
         assert_eq!(refused("polylane run --mem -- sh --volume"), None);
         assert_eq!(refused("polylane bench run --cache"), None);

@@ -2,11 +2,13 @@
 //!
 //! One more libservice is one arm in [`libservice`]; one more door is one line in [`start`].
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Clock, Gid, SystemClock, Uid};
+use polylane_block::file::Files;
 use polylane_front::fuse::{self, ServeOptions, Stop};
 use polylane_front::{Lane, shm};
 use polylane_ipc::calibrate;
@@ -16,6 +18,7 @@ use polylane_vfs::{FileSystem, Options, SetAttr, Vfs};
 
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::spec::{Backing, PoolSpec};
+use crate::volume::disk::Disk;
 
 /// Changed data may be this part of the cache.
 const DIRTY_PART: u64 = 4;
@@ -29,12 +32,38 @@ const FUSE_THREADS_MIN: usize = 2;
 /// ... and no more than keep each other from the one queue of the device.
 const FUSE_THREADS_MAX: usize = 16;
 
+/// How long the kernel may take to let go of the mount once the tenant is gone.
+const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// What a lane's files are on, as open descriptors. The service holds no path of the host.
+#[derive(Debug, Default)]
+pub(crate) struct Handed {
+    /// The directory of a `--dir` lane.
+    pub(crate) dir: Option<OwnedFd>,
+    /// The file of a volume.
+    pub(crate) volume: Option<Files>,
+}
+
+impl Handed {
+    /// The descriptors with the service's options for them.
+    pub(crate) fn options(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
+        let dir = self.dir.iter().map(|dir| ("--dir", dir.as_fd()));
+        let volume = self.volume.iter().flat_map(|files| {
+            let fds = [files.io.as_fd(), files.plain.as_fd(), files.lock.as_fd()];
+            ["--volume", "--volume-plain", "--volume-lock"].into_iter().zip(fds)
+        });
+        dir.chain(volume)
+    }
+}
+
 /// A lane with its doors open.
 pub(crate) struct Running {
-    /// The file door.
-    pub(crate) vfs: Arc<Vfs>,
+    vfs: Arc<Vfs>,
     lane: Arc<Lane>,
     server: shm::Server,
+    disk: Option<Disk>,
+    /// Ends when the kernel has let go of the mount.
+    unmounted: Receiver<()>,
 }
 
 /// Opens both doors of the lane that `spec` describes.
@@ -42,7 +71,7 @@ pub(crate) fn start(
     spec: &PoolSpec,
     fuse: OwnedFd,
     socket: OwnedFd,
-    dir: Option<OwnedFd>,
+    handed: Handed,
 ) -> Result<Running> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let options = Options {
@@ -53,10 +82,11 @@ pub(crate) fn start(
         mount_path: spec.mount_path.clone(),
         covered: spec.covered.clone(),
     };
-    let vfs = Vfs::new(libservice(spec, dir, clock)?, options)
-        .map_err(|error| Failure::because("lane", "start its VFS", error))?;
+    let (fs, disk) = libservice(spec, handed, clock)?;
+    let vfs =
+        Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = Lane::new(vfs.clone(), spec.incarnation);
-    serve_fuse(spec, fuse, lane.clone())?;
+    let unmounted = serve_fuse(spec, fuse, lane.clone())?;
     let config = shm::Config {
         workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
         covered: spec.covered.clone(),
@@ -65,31 +95,39 @@ pub(crate) fn start(
     };
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
-    Ok(Running { vfs, lane, server })
+    Ok(Running { vfs, lane, server, disk, unmounted })
 }
 
 fn libservice(
     spec: &PoolSpec,
-    dir: Option<OwnedFd>,
+    handed: Handed,
     clock: Arc<dyn Clock>,
-) -> Result<Arc<dyn FileSystem>> {
+) -> Result<(Arc<dyn FileSystem>, Option<Disk>)> {
     let failed = |error| Failure::because("lane", "open its files", error);
-    match (spec.backing, dir) {
-        (Backing::Mem { bytes_limit, inode_limit }, _) => {
+    match (&spec.backing, handed) {
+        (&Backing::Mem { bytes_limit, inode_limit }, _) => {
             let fs = MemFs::new(bytes_limit, inode_limit, clock);
             let (uid, gid) = spec.owner;
             let owner = SetAttr { uid: Some(Uid(uid)), gid: Some(Gid(gid)), ..SetAttr::default() };
             let root = fs.root().map_err(failed)?;
             fs.setattr(root.ino, &owner).map_err(failed)?;
-            Ok(Arc::new(fs))
+            Ok((Arc::new(fs), None))
         }
-        (Backing::Dir, Some(dir)) => Ok(Arc::new(HostDir::new(dir).map_err(failed)?)),
-        (Backing::Dir, None) => Err(Failure::failed("lane: no directory was handed down")),
+        (Backing::Dir, Handed { dir: Some(dir), .. }) => {
+            Ok((Arc::new(HostDir::new(dir).map_err(failed)?), None))
+        }
+        (Backing::Volume { label }, Handed { volume: Some(files), .. }) => {
+            let disk = Disk::open(label, files, clock)?;
+            Ok((disk.fs.clone(), Some(disk)))
+        }
+        (Backing::Dir | Backing::Volume { .. }, _) => {
+            Err(Failure::failed("lane: nothing to keep its files on was handed down"))
+        }
     }
 }
 
 /// Serves the mount from threads of its own. When it is gone, so is the reason for this process.
-fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<()> {
+fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<Receiver<()>> {
     let failed = |error| Failure::because("lane", "serve its FUSE mount", error);
     let options = ServeOptions {
         params: spec.fuse,
@@ -97,6 +135,7 @@ fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<()> {
         threads: spec.cpus.as_slice().len().clamp(FUSE_THREADS_MIN, FUSE_THREADS_MAX),
     };
     let stop = Stop::new().map_err(failed)?;
+    let (serving, unmounted) = mpsc::channel();
     thread::Builder::new()
         .name("fuse".to_string())
         .spawn(move || {
@@ -104,12 +143,28 @@ fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<()> {
                 say(Failure::because("lane", "go on serving its FUSE mount", error));
                 std::process::exit(FAILED.into());
             }
+            drop(serving);
         })
-        .map(drop)
-        .map_err(failed)
+        .map_err(failed)?;
+    Ok(unmounted)
 }
 
 impl Running {
+    /// Closes the doors and makes everything durable; the errno if that fails.
+    pub(crate) fn end(self) -> Option<i32> {
+        // The tenant is gone, but its last files may still be on their way here: they are closed
+        // before the mount ends. Nothing is ever sent; waiting ends with the sender.
+        let _ = self.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
+        drop(self.server);
+        let synced = self.vfs.sync();
+        // With the doors and the VFS go the last references to removed files, whose space the file
+        // system can free now. Whatever is held all the same, the next open frees.
+        drop(self.lane);
+        drop(self.vfs);
+        let closed = self.disk.map_or(Ok(()), |disk| disk.fs.close().map_err(Into::into));
+        synced.and(closed).err().map(|errno: polylane_base::Errno| errno.0)
+    }
+
     /// Counters as JSON.
     pub(crate) fn stats(&self) -> serde_json::Value {
         let totals = self.server.totals();
@@ -159,6 +214,7 @@ impl Running {
                 "dirty_bytes": vfs.dirty_bytes,
                 "written_back_bytes": vfs.written_back_bytes,
             },
+            "volume": self.disk.as_ref().map(Disk::stats),
             "files": self.vfs.statfs().ok().map(|totals| serde_json::json!({
                 "size_bytes": totals.blocks * u64::from(totals.bsize),
                 "free_bytes": totals.bfree * u64::from(totals.bsize),

@@ -25,5 +25,6 @@ mod skeleton;
 pub mod spec;
 pub mod stats;
 mod supervise;
+pub mod volume;
 
 pub use failure::{Failure, Result};

@@ -4,13 +4,13 @@
 //! before the first group or file is made; the init is forked while this process has one thread.
 
 use std::ffi::OsString;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use rustix::fs::{Mode, OFlags};
 
+use crate::build::Handed;
 use crate::cgroup::{self, Limits};
 use crate::cpus::CpuList;
 use crate::failure::{Failure, Result, say};
@@ -22,13 +22,16 @@ use crate::process::Process;
 use crate::skeleton::MountPoint;
 use crate::spec::{Backing, PoolSpec};
 use crate::supervise::Supervisor;
-use crate::{preload, root};
+use crate::{preload, root, volume};
 
 /// Least `--memory`: below this the service itself does not fit.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
 /// Weight of a pool that was given none.
 pub const WEIGHT_DEFAULT: u32 = 100;
+
+/// Name of a pool with a volume of its own that was given none.
+const POOL_DEFAULT: &str = "default";
 
 /// One inode for so many bytes of a lane in RAM, as tmpfs counts them (one per page of memory).
 const BYTES_PER_INODE: u64 = 4096;
@@ -43,6 +46,8 @@ pub enum Source {
     Mem,
     /// A directory of the host.
     Dir(PathBuf),
+    /// An ext4 on this volume, made if there is none; without a path, on the pool's own.
+    Volume(Option<PathBuf>),
 }
 
 /// What `polylane run` was asked for.
@@ -60,7 +65,7 @@ pub struct RunOptions {
     pub cpus: Option<CpuList>,
     /// Bytes of memory of the pool.
     pub memory: Option<u64>,
-    /// Bytes of a lane in RAM.
+    /// Bytes of a lane in RAM, or of a new volume.
     pub size: Option<u64>,
     /// The pool's share, 1–10000.
     pub weight: Option<u32>,
@@ -82,12 +87,12 @@ pub fn run(options: RunOptions) -> Result<u8> {
         false => Place::At(MountPoint::find(&options.at)?),
     };
     let cpus = pool_cpus(options.cpus.as_ref())?;
-    let dir = open_source(&options.source)?;
+    let name = pool_name(&options);
+    let (handed, label) = open_source(&options, &name)?;
     let library = find_library(&options, &place);
     let rootless = rootless();
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
     let device = init::open_fuse()?;
-    let name = options.pool.clone().unwrap_or_else(|| format!("run-{}", std::process::id()));
 
     let limits =
         Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
@@ -100,7 +105,7 @@ pub fn run(options: RunOptions) -> Result<u8> {
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
-    let spec = specify(&options, &leftovers.name, &place, cpus);
+    let spec = specify(&options, label, &leftovers.name, &place, cpus);
     let fuse = rootless.is_none().then_some(device);
     let plan = Plan {
         place,
@@ -115,8 +120,17 @@ pub fn run(options: RunOptions) -> Result<u8> {
     for option in &groups.not_enforced {
         say(not_enforced(option));
     }
-    let mut supervisor =
-        Supervisor { spec, dir, groups, keeper, signals, leftovers, init, link, restarts: vec![] };
+    let mut supervisor = Supervisor {
+        spec,
+        handed,
+        groups,
+        keeper,
+        signals,
+        leftovers,
+        init,
+        link,
+        restarts: vec![],
+    };
     let doors = match supervisor.begin(fuse)? {
         Some(doors) => doors,
         None => return supervisor.end_early(),
@@ -142,7 +156,7 @@ fn check(options: &RunOptions) -> Result<()> {
             return Err(Failure::usage(format!("{option}: too small: at least 16M are needed")));
         }
     }
-    if options.size.is_some() && options.source != Source::Mem {
+    if options.size.is_some() && matches!(options.source, Source::Dir(_)) {
         return Err(Failure::usage("--size: a host directory has no size of its own"));
     }
     match options.command.is_empty() {
@@ -172,12 +186,33 @@ fn pin(cpus: &CpuList) -> Result<()> {
     polylane_sys::cpu::pin(&cpus).map_err(|error| Failure::because("CPUs", "stay on them", error))
 }
 
-fn open_source(source: &Source) -> Result<Option<OwnedFd>> {
-    let Source::Dir(path) = source else { return Ok(None) };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty())
-        .map(Some)
-        .map_err(|error| Failure::path(path, "use it as the lane's directory", error))
+/// The name that was given. A pool with a volume of its own is the same one in every run.
+fn pool_name(options: &RunOptions) -> String {
+    match (&options.pool, &options.source) {
+        (Some(name), _) => name.clone(),
+        (None, Source::Volume(None)) => POOL_DEFAULT.to_string(),
+        (None, _) => format!("run-{}", std::process::id()),
+    }
+}
+
+/// What the lane's files are on, and what messages call it.
+fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String)> {
+    let path = match &options.source {
+        Source::Mem => return Ok((Handed::default(), String::new())),
+        Source::Dir(path) => {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let dir = rustix::fs::open(path, flags, Mode::empty())
+                .map_err(|error| Failure::path(path, "use it as the lane's directory", error))?;
+            let handed = Handed { dir: Some(dir), ..Handed::default() };
+            return Ok((handed, path.display().to_string()));
+        }
+        Source::Volume(Some(path)) => path.clone(),
+        Source::Volume(None) => volume::default_path(pool)?,
+    };
+    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let files = volume::open_or_create(&path, options.size, owner)?;
+    let handed = Handed { volume: Some(files), ..Handed::default() };
+    Ok((handed, path.display().to_string()))
 }
 
 /// The preload library, or a warning why the kernel path has to do.
@@ -229,7 +264,13 @@ fn working_directory(root: bool) -> PathBuf {
     }
 }
 
-fn specify(options: &RunOptions, name: &PoolName, place: &Place, cpus: CpuList) -> PoolSpec {
+fn specify(
+    options: &RunOptions,
+    label: String,
+    name: &PoolName,
+    place: &Place,
+    cpus: CpuList,
+) -> PoolSpec {
     use std::os::unix::ffi::OsStringExt;
     let memory = options.memory.unwrap_or_else(total_memory);
     let bytes_limit = options.size.unwrap_or(memory / 2);
@@ -239,6 +280,7 @@ fn specify(options: &RunOptions, name: &PoolName, place: &Place, cpus: CpuList) 
             inode_limit: (bytes_limit / BYTES_PER_INODE).max(INODES_MIN),
         },
         Source::Dir(_) => Backing::Dir,
+        Source::Volume(_) => Backing::Volume { label },
     };
     let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
     let covered = mounted.iter().chain([&RESERVED_DIR]).map(|name| name.as_bytes().to_vec());

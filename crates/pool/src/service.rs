@@ -6,12 +6,11 @@
 
 use std::os::fd::{OwnedFd, RawFd};
 
-use polylane_base::sync::Arc;
+use polylane_block::file::Files;
 use polylane_sys::ns;
-use polylane_vfs::Vfs;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::build::{self, Running};
+use crate::build::{self, Handed, Running};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromService, Link, ToService};
 use crate::spec::PoolSpec;
@@ -32,6 +31,12 @@ pub struct ServiceFds {
     pub control: RawFd,
     /// The host directory under the lane, for `--dir`.
     pub dir: Option<RawFd>,
+    /// The volume's file, for data.
+    pub volume: Option<RawFd>,
+    /// The volume's file, without O_DIRECT.
+    pub volume_plain: Option<RawFd>,
+    /// The volume's file, with its lock.
+    pub volume_lock: Option<RawFd>,
 }
 
 /// Runs a service to its end; its exit status.
@@ -46,7 +51,7 @@ pub fn main(fds: ServiceFds) -> u8 {
         }
     };
     match start(fds) {
-        Ok(running) => serve(&running, &control),
+        Ok(running) => serve(running, &control),
         Err(failure) => {
             // The supervisor says it; a lost line changes nothing about the end.
             let _ = control.send(&FromService::Failed(failure.line), &[]);
@@ -62,10 +67,16 @@ fn start(fds: ServiceFds) -> Result<Running> {
     };
     let spec = PoolSpec::from_fd(take(fds.spec)?)?;
     let dir: Option<OwnedFd> = fds.dir.map(take).transpose()?;
+    let volume = match (fds.volume, fds.volume_plain, fds.volume_lock) {
+        (Some(io), Some(plain), Some(lock)) => {
+            Some(Files { io: take(io)?, plain: take(plain)?, lock: take(lock)? })
+        }
+        _ => None,
+    };
     let (fuse, socket) = (take(fds.fuse)?, take(fds.socket)?);
     make_room();
     harden()?;
-    build::start(&spec, fuse, socket, dir)
+    build::start(&spec, fuse, socket, Handed { dir, volume })
 }
 
 /// The service holds many descriptors, and its tenant's files in RAM: in a pool that runs out of
@@ -86,7 +97,7 @@ fn harden() -> Result<()> {
 }
 
 /// Answers the supervisor until it wants the end or is gone itself.
-fn serve(running: &Running, control: &Link) -> u8 {
+fn serve(running: Running, control: &Link) -> u8 {
     if control.send(&FromService::Ready, &[]).is_err() {
         return FAILED;
     }
@@ -96,19 +107,14 @@ fn serve(running: &Running, control: &Link) -> u8 {
                 let _ = control.send(&FromService::Stats(running.stats()), &[]);
             }
             Ok(Some((ToService::Shutdown, _))) => {
-                let errno = flush(&running.vfs);
+                let errno = running.end();
                 let _ = control.send(&FromService::Flushed(errno), &[]);
                 return 0;
             }
             Ok(None) | Err(_) => {
-                flush(&running.vfs);
+                running.end();
                 return FAILED;
             }
         }
     }
-}
-
-/// Makes everything durable; the errno if that fails.
-fn flush(vfs: &Arc<Vfs>) -> Option<i32> {
-    vfs.sync().err().map(|errno| errno.0)
 }

@@ -14,7 +14,7 @@ use crate::failure::{Failure, Result};
 const SPEC_BYTES_MAX: u64 = 1 << 20;
 
 /// Where a lane's files are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Backing {
     /// In RAM.
     Mem {
@@ -25,6 +25,11 @@ pub enum Backing {
     },
     /// In a host directory that the service is handed as a descriptor.
     Dir,
+    /// On a volume, whose file the service is handed as descriptors.
+    Volume {
+        /// What messages call it.
+        label: String,
+    },
 }
 
 /// Everything a service process is told. Descriptors come beside it.

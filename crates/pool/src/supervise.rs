@@ -14,6 +14,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::Timespec;
 use rustix::io::FdFlags;
 
+use crate::build::Handed;
 use crate::cgroup;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::{Keeper, Leftovers, wait_either, wait_for};
@@ -61,7 +62,7 @@ pub(crate) struct Supervisor {
     pub(crate) init: Process,
     pub(crate) link: Link,
     pub(crate) spec: PoolSpec,
-    pub(crate) dir: Option<OwnedFd>,
+    pub(crate) handed: Handed,
     pub(crate) groups: cgroup::Plan,
     pub(crate) signals: SignalFd,
     pub(crate) restarts: Vec<Instant>,
@@ -282,7 +283,7 @@ impl Supervisor {
             ("--socket", doors.socket.as_fd()),
             ("--control", other.as_fd()),
         ];
-        fds.extend(self.dir.as_ref().map(|dir| ("--dir", dir.as_fd())));
+        fds.extend(self.handed.options());
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
             Fork::Child => execute_service(&self.spec.name, &fds),
             Fork::Parent(child) => Process::new(child),
@@ -306,7 +307,7 @@ impl Supervisor {
     fn shut_down(&self, service: Service) -> bool {
         let limit = match self.spec.backing {
             Backing::Mem { .. } => MEMORY_FLUSH_TIME_MAX,
-            Backing::Dir => FLUSH_TIME_MAX,
+            Backing::Dir | Backing::Volume { .. } => FLUSH_TIME_MAX,
         };
         let _ = service.link.send(&ToService::Shutdown, &[]);
         match self.flushed(&service, limit) {

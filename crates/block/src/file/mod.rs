@@ -1,10 +1,12 @@
 //! A device on a host file (or host block device): io_uring with O_DIRECT, or what the host allows.
 //!
-//! # Two descriptors
+//! # Three descriptors
 //!
 //! `io` carries the data, O_DIRECT where the file system has it. `plain` is the same file opened
 //! without: it does what direct I/O refuses (requests that are not aligned as the host's disk
-//! wants), syncs, and gives space back. The kernel keeps both coherent.
+//! wants), syncs, and gives space back. The kernel keeps both coherent. `lock` holds the lock on the
+//! volume and is no ring's: the kernel keeps the files of a ring open for a while after its process
+//! has ended.
 //!
 //! # What maps to what
 //!
@@ -58,6 +60,8 @@ pub struct Files {
     pub io: OwnedFd,
     /// The same file, without O_DIRECT.
     pub plain: OwnedFd,
+    /// The same file, with the lock of [`image`](crate::image).
+    pub lock: OwnedFd,
 }
 
 /// How requests reach the kernel.

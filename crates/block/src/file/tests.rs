@@ -27,7 +27,8 @@ impl Disk {
             true => open(OFlags::DIRECT).or_else(|_| open(OFlags::empty())).expect("open"),
             false => open(OFlags::empty()).expect("open"),
         };
-        FileDevice::open(Files { io, plain }, way).expect("device")
+        let lock = open(OFlags::empty()).expect("open");
+        FileDevice::open(Files { io, plain, lock }, way).expect("device")
     }
 }
 
@@ -134,7 +135,8 @@ fn a_failed_flush_stops_the_device() {
     // /dev/full takes no byte, and fdatasync on a character device is EINVAL.
     let open = || rustix::fs::open("/dev/full", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     for way in [Way::Ring, Way::Calls] {
-        let files = Files { io: open().expect("open"), plain: open().expect("open") };
+        let [io, plain, lock] = [(); 3].map(|()| open().expect("open"));
+        let files = Files { io, plain, lock };
         let mut device = FileDevice::open(files, way).expect("device");
         Arc::get_mut(&mut device).expect("alone").sectors = 100;
         let waiter = Waiter::new(device.clone());

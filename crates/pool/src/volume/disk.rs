@@ -1,0 +1,47 @@
+//! In the service: a volume's file as a block device, with the tenant's ext4 on it.
+
+use polylane_base::Clock;
+use polylane_base::sync::Arc;
+use polylane_block::file::{FileDevice, Files, Way};
+use polylane_ext4::{Ext4, Options};
+
+use crate::failure::{Failure, Result, say};
+
+/// An open volume.
+pub(crate) struct Disk {
+    /// The file system.
+    pub(crate) fs: Arc<Ext4>,
+    device: Arc<FileDevice>,
+}
+
+impl Disk {
+    /// Opens the volume that messages call `name`; replays its journal if need be.
+    pub(crate) fn open(name: &str, files: Files, clock: Arc<dyn Clock>) -> Result<Disk> {
+        let device = FileDevice::open(files, Way::Ring)
+            .map_err(|error| Failure::because(name, "use it as a disk", error))?;
+        let fs = Ext4::open(device.clone(), clock, &Options::default())
+            .map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
+        if !fs.read_only_reasons.is_empty() {
+            say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));
+        }
+        Ok(Disk { fs: Arc::new(fs), device })
+    }
+
+    /// Counters as JSON.
+    pub(crate) fn stats(&self) -> serde_json::Value {
+        let totals = self.device.totals();
+        serde_json::json!({
+            "reads": totals.reads,
+            "read_bytes": totals.read_bytes,
+            "writes": totals.writes,
+            "written_bytes": totals.written_bytes,
+            "durable_writes": totals.durable_writes,
+            "flushes": totals.flushes,
+            "zeroings": totals.zeroings,
+            "failed": totals.failed,
+            "io_uring": totals.ring,
+            "direct_io": totals.direct,
+            "stopped": self.fs.is_stopped(),
+        })
+    }
+}

@@ -1,0 +1,135 @@
+//! Opening a volume's file, or making it first.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use polylane_base::Errno;
+use polylane_base::size::ByteSize;
+use polylane_block::file::Files;
+use polylane_block::image::{self, Draft, ImageError};
+use rustix::fs::SeekFrom;
+
+use super::tools;
+use crate::failure::{Failure, Result, plain};
+
+/// Size of a volume that was given none.
+pub(crate) const SIZE_DEFAULT: u64 = 10 << 30;
+
+/// Sizes are whole blocks of the file system.
+const BLOCK_BYTES: u64 = 4096;
+
+/// Where ext4's magic number is, and what it is.
+const MAGIC_OFFSET: u64 = 1024 + 0x38;
+const MAGIC: [u8; 2] = 0xef53u16.to_le_bytes();
+
+/// The state directory: `$XDG_STATE_HOME/polylane`; else `/var/lib/polylane` for root and
+/// `~/.local/state/polylane` for others.
+pub(crate) fn state_dir() -> Result<PathBuf> {
+    let absolute = |name| {
+        std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute())
+    };
+    if let Some(dir) = absolute("XDG_STATE_HOME") {
+        return Ok(dir.join("polylane"));
+    }
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from("/var/lib/polylane"));
+    }
+    let home = absolute("HOME").ok_or_else(|| {
+        Failure::failed("state directory: set HOME or XDG_STATE_HOME, or use --volume FILE")
+    })?;
+    Ok(home.join(".local/state/polylane"))
+}
+
+/// Where the volumes of pools lie that were given none.
+pub(crate) fn volumes_dir() -> Result<PathBuf> {
+    Ok(state_dir()?.join("volumes"))
+}
+
+/// The own volume of a pool; its directory is made.
+pub(crate) fn default_path(pool: &str) -> Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let dir = volumes_dir()?;
+    let mut builder = std::fs::DirBuilder::new();
+    builder
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .map_err(|error| Failure::path(&dir, "make the directory of volumes", error))?;
+    Ok(dir.join(format!("{pool}.img")))
+}
+
+/// Opens a volume alone; makes it, formatted, when there is none. `size` in bytes is that of a new
+/// volume; an existing one must have it already.
+pub(crate) fn open_or_create(path: &Path, size: Option<u64>, owner: (u32, u32)) -> Result<Files> {
+    match image::open(path) {
+        Err(ImageError::Host(_, Errno::ENOENT)) => {
+            return create(path, size.unwrap_or(SIZE_DEFAULT), owner);
+        }
+        opened => {
+            let files = opened.map_err(|error| failure(path, error))?;
+            check_size(path, &files.plain, size)?;
+            check_magic(path, &files.plain)?;
+            Ok(files)
+        }
+    }
+}
+
+/// Makes a new volume with an ext4 on it.
+pub(crate) fn create(path: &Path, size: u64, owner: (u32, u32)) -> Result<Files> {
+    let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
+    let draft = Draft::new(path, size).map_err(|error| failure(path, error))?;
+    tools::make_ext4(path, &image::proc_path(draft.file()), owner)?;
+    draft.publish().map_err(|error| failure(path, error))
+}
+
+fn check_size(path: &Path, file: &OwnedFd, asked: Option<u64>) -> Result<()> {
+    let Some(asked) = asked else { return Ok(()) };
+    let size = rustix::fs::seek(file, SeekFrom::End(0))
+        .map_err(|error| Failure::path(path, "find its size", error))?;
+    match asked.checked_next_multiple_of(BLOCK_BYTES) == Some(size) {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: exists with {}: leave --size out, or use 'polylane volume resize' first",
+            path.display(),
+            ByteSize(size)
+        ))),
+    }
+}
+
+fn check_magic(path: &Path, file: &OwnedFd) -> Result<()> {
+    let mut magic = [0; 2];
+    let read = rustix::io::pread(file, &mut magic, MAGIC_OFFSET)
+        .map_err(|error| Failure::path(path, "read it", error))?;
+    match read == magic.len() && magic == MAGIC {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: holds no ext4 file system: format it with mke2fs, or remove it to have it made",
+            path.display()
+        ))),
+    }
+}
+
+/// The one line for what went wrong with a volume's file.
+pub(crate) fn failure(path: &Path, error: ImageError) -> Failure {
+    let path = path.display();
+    let holder = match error {
+        ImageError::NotAFile => {
+            return Failure::failed(format!("{path}: not a regular file or block device"));
+        }
+        ImageError::Host(what, errno) => {
+            return Failure::failed(format!("{path}: cannot {what}: {}", plain(&errno.into())));
+        }
+        ImageError::InUse(holder) => holder,
+    };
+    let Some(holder) = holder else {
+        return Failure::failed(format!(
+            "{path}: in use by a process that cannot be seen from here"
+        ));
+    };
+    let pool =
+        holder.name.strip_prefix("polylane-service[").and_then(|rest| rest.strip_suffix(']'));
+    Failure::failed(match pool {
+        Some(pool) => format!("{path}: in use by pool '{pool}' (process {})", holder.pid),
+        None => format!("{path}: in use by process {} ({})", holder.pid, holder.name),
+    })
+}

@@ -1,0 +1,73 @@
+//! The programs of e2fsprogs, found on the path or where Debian keeps them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use crate::failure::{Failure, Result};
+
+/// Where system programs are, also for users whose path lacks it.
+const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
+
+/// What a new volume's file system has: everything that mke2fs 1.47 makes by default, spelled out
+/// so that the host's mke2fs.conf has no say, and what our own ext4 is best at.
+const FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,\
+                        flex_bg,metadata_csum,metadata_csum_seed,sparse_super,large_file,\
+                        huge_file,dir_nlink,extra_isize";
+
+/// The path of a program.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain(SYSTEM_DIRS.map(PathBuf::from));
+    dirs.map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+/// A command for a program, with messages in English and nothing to read.
+pub(crate) fn command(name: &str, package: &str) -> Result<Command> {
+    let program = find(name).ok_or_else(|| {
+        Failure::failed(format!("{name}: not found: install {package} to make and check volumes"))
+    })?;
+    let mut command = Command::new(program);
+    command.env("LC_ALL", "C").stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Runs a program to its end.
+pub(crate) fn run(mut command: Command) -> Result<Output> {
+    let name = PathBuf::from(command.get_program());
+    command.output().map_err(|error| Failure::path(&name, "run it", error))
+}
+
+/// The last line that a program said, for the one line that we say.
+pub(crate) fn last_words(output: &Output) -> String {
+    let said = [&output.stderr[..], &output.stdout[..]].concat();
+    let said = String::from_utf8_lossy(&said);
+    let last = said.lines().rev().map(str::trim).find(|line| !line.is_empty());
+    last.unwrap_or("it did not say why").to_string()
+}
+
+/// Makes an ext4 file system in `file`, whose root directory belongs to `owner`.
+pub(crate) fn make_ext4(name: &Path, file: &Path, owner: (u32, u32)) -> Result<()> {
+    let with = |features: &str| -> Result<Output> {
+        let mut command = command("mke2fs", "e2fsprogs")?;
+        let (uid, gid) = owner;
+        command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0"]);
+        command.arg("-O").arg(features).arg("-E").arg(format!(
+            "nodiscard,lazy_itable_init=0,lazy_journal_init=0,root_owner={uid}:{gid}"
+        ));
+        command.arg(file);
+        run(command)
+    };
+    let mut output = with(&format!("{FEATURES},orphan_file"))?;
+    if !output.status.success() && last_words(&output).contains("Invalid filesystem option") {
+        // mke2fs before 1.47 does not know the orphan file; the orphan list does as well.
+        output = with(FEATURES)?;
+    }
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: cannot format it: {}",
+            name.display(),
+            last_words(&output)
+        ))),
+    }
+}
