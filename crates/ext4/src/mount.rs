@@ -103,12 +103,17 @@ impl Ext4 {
         if let Some(committer) = self.committer.lock().take() {
             let _ = committer.join();
         }
-        let orphans = self.volume.orphans.lock().members();
-        for ino in orphans {
-            finish_orphan(&self.volume, ino)?;
-        }
-        journal.commit(&*self.volume)?;
+        // A failure stops the file system: a second try must not call the image clean.
+        self.volume.stop_on(self.leave_clean(journal))
+    }
+
+    fn leave_clean(&self, journal: &Journal) -> Result<()> {
         let volume = &self.volume;
+        let orphans = volume.orphans.lock().members();
+        for ino in orphans {
+            finish_orphan(volume, ino)?;
+        }
+        journal.commit(&**volume)?;
         let mut superblock = volume.superblock.lock();
         journal.finish()?;
         superblock.set_free_blocks(volume.alloc.available_blocks());
@@ -117,8 +122,7 @@ impl Ext4 {
         let state = superblock.state() | STATE_VALID;
         superblock.set_state(state);
         superblock.note_write(volume.now().sec as u32);
-        write_superblock(volume, &superblock)?;
-        Ok(())
+        write_superblock(volume, &superblock)
     }
 
     /// Whether an error stopped the file system.
@@ -194,16 +198,21 @@ fn replay(volume: &mut Volume, needed: bool, options: &Options) -> Result<Recove
         volume.alloc = Allocator::open(volume.io.clone(), volume.cache.clone(), &fresh)?;
         *volume.superblock.get_mut() = fresh;
     }
+    mark_in_use(volume)?;
     let opened = Journal::open(volume.io.clone(), map, journal, recovered.next_sequence)?;
     volume.journal = Some(opened);
+    Ok(recovered)
+}
+
+/// Says in the superblock that the journal must be replayed, before the journal says that it holds
+/// anything: a log without that flag is one that others throw away.
+fn mark_in_use(volume: &Volume) -> Result<()> {
     let mut superblock = volume.superblock.lock();
     superblock.set_recover(true);
     let state = superblock.state() & STATE_ERROR;
     superblock.set_state(state);
     superblock.note_mount(volume.clock.now().sec as u32);
-    write_superblock(volume, &superblock)?;
-    drop(superblock);
-    Ok(recovered)
+    write_superblock(volume, &superblock)
 }
 
 fn find_journal(volume: &Volume) -> Result<(JournalMap, JournalSuperblock)> {

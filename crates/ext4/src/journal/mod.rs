@@ -299,7 +299,9 @@ impl Journal {
         loop {
             let ending = {
                 let progress = self.progress.lock();
-                let idle = |p: &mut Progress| p.committed.reached(p.wanted) && !p.ending;
+                let idle = |p: &mut Progress| {
+                    p.committed.reached(p.wanted) && !p.ending && !self.is_stopped()
+                };
                 let waited = self.changed.wait_timeout_while(progress, interval, idle);
                 waited.unwrap_or_else(|poison| poison.into_inner()).0.ending
             };
