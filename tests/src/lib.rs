@@ -14,6 +14,7 @@ use std::time::Duration;
 
 pub mod oracle;
 pub mod pool;
+pub mod volume;
 
 /// Where scripts see the lane or the tmpfs. Every Debian has it, and a mount namespace hides it.
 pub const MOUNT: &str = "/srv";
@@ -31,13 +32,27 @@ pub enum Lane {
     FuseDir,
     /// A lane on a host directory, through the preload library.
     PreloadDir,
+    /// A lane on a volume's ext4, through FUSE alone.
+    FuseVolume,
+    /// A lane on a volume's ext4, through the preload library.
+    PreloadVolume,
 }
 
 /// Both ways into a lane in memory.
 pub const MEMORY: [Lane; 2] = [Lane::Fuse, Lane::Preload];
 
-/// Both ways into both kinds of lane.
-pub const LANES: [Lane; 4] = [Lane::Fuse, Lane::Preload, Lane::FuseDir, Lane::PreloadDir];
+/// Both ways into every kind of lane.
+pub const LANES: [Lane; 6] = [
+    Lane::Fuse,
+    Lane::Preload,
+    Lane::FuseDir,
+    Lane::PreloadDir,
+    Lane::FuseVolume,
+    Lane::PreloadVolume,
+];
+
+/// Size of the volumes that scripts run on.
+const VOLUME_SIZE: &str = "4G";
 
 /// How a script ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -104,9 +119,11 @@ impl Script {
     /// Runs it.
     ///
     /// # Panics
-    /// The host directory for `*Dir` lanes, `unshare` or the binary is missing.
+    /// The directory for a lane, `unshare` or the binary is missing; e2fsck finds something on the
+    /// volume that a lane leaves.
     pub fn run(&self, lane: Lane) -> Outcome {
         let dir = tempfile::tempdir().expect("directory for a lane");
+        let volume = dir.path().join("volume");
         let mut command = Command::new("timeout");
         command.args(["--kill-after=20", &self.limit.as_secs().to_string()]);
         match lane {
@@ -120,10 +137,13 @@ impl Script {
             Lane::FuseDir | Lane::PreloadDir => {
                 command.arg(binary()).args(["run", "--dir"]).arg(dir.path());
             }
+            Lane::FuseVolume | Lane::PreloadVolume => {
+                command.arg(binary()).args(["run", "--size", VOLUME_SIZE, "--volume"]).arg(&volume);
+            }
         }
         if lane != Lane::Tmpfs {
             command.args(["--at", MOUNT]).args(&self.options);
-            let fuse_only = matches!(lane, Lane::Fuse | Lane::FuseDir);
+            let fuse_only = matches!(lane, Lane::Fuse | Lane::FuseDir | Lane::FuseVolume);
             command.args(fuse_only.then_some("--no-preload")).arg("--");
         }
         command.args(["sh", "-euc", &format!("cd {MOUNT}\n{}", self.text)]);
@@ -131,6 +151,9 @@ impl Script {
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
         let output = command.stdin(Stdio::null()).output().expect("run timeout(1)");
         let signal = std::os::unix::process::ExitStatusExt::signal(&output.status);
+        if matches!(lane, Lane::FuseVolume | Lane::PreloadVolume) {
+            volume::assert_clean(&volume);
+        }
         Outcome {
             status: output.status.code().unwrap_or_else(|| 128 + signal.unwrap_or(0)),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

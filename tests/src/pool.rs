@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -102,6 +102,24 @@ impl Run {
             .expect("start polylane");
         let lines = BufReader::new(child.stdout.take().expect("piped"));
         Running { child, pool: self.pool, lines }
+    }
+}
+
+impl Run {
+    /// [`start`](Run::start) with a pipe to COMMAND's standard input.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    pub fn start_with_input(mut self) -> (Running, ChildStdin) {
+        let mut child = self
+            .command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("start polylane");
+        let input = child.stdin.take().expect("piped");
+        let lines = BufReader::new(child.stdout.take().expect("piped"));
+        (Running { child, pool: self.pool, lines }, input)
     }
 }
 

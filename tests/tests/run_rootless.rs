@@ -97,6 +97,23 @@ fn an_ordinary_user_may_keep_files_in_a_directory() {
 }
 
 #[test]
+fn an_ordinary_user_may_keep_files_on_a_volume() {
+    let name = "an_ordinary_user_may_keep_files_on_a_volume";
+    let dir = tempfile::tempdir().expect("tempdir");
+    std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).expect("chown");
+    let volume = dir.path().join("volume");
+    let script = "echo x >> /lane/file; wc -l < /lane/file; stat -c %u /lane /lane/file";
+    for (options, lines) in [("--no-preload", 1), ("", 2)] {
+        let options = format!("--size 64M {options} --volume {}", volume.display());
+        let output = as_nobody(name, "test-rootless-volume", &options, script);
+        let Some(output) = output else { return };
+        assert_eq!(printed(&output), format!("{lines}\n65534\n65534\n"));
+        polylane_tests::volume::assert_clean(&volume);
+    }
+    assert_eq!(std::os::unix::fs::MetadataExt::uid(&fs::metadata(volume).expect("stat")), 65534);
+}
+
+#[test]
 fn what_an_ordinary_user_cannot_limit_is_said() {
     let name = "what_an_ordinary_user_cannot_limit_is_said";
     let options = "--mem --no-preload --memory 64M --cpus 0";

@@ -135,7 +135,6 @@ impl Ring {
 
     /// Takes an operation in; it starts at the next [`submit`](Ring::submit) or
     /// [`wait`](Ring::wait). A full ring gives it back.
-    #[expect(clippy::result_large_err, reason = "the value comes back, it is not an error")]
     pub fn push(&mut self, operation: Operation) -> Result<(), Operation> {
         let Some(index) = self.free.pop() else { return Err(operation) };
         let slot = &mut self.slots[index];

@@ -62,12 +62,17 @@ pub(crate) fn make_ext4(name: &Path, file: &Path, owner: (u32, u32)) -> Result<(
         // mke2fs before 1.47 does not know the orphan file; the orphan list does as well.
         output = with(FEATURES)?;
     }
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(Failure::failed(format!(
-            "{}: cannot format it: {}",
-            name.display(),
-            last_words(&output)
-        ))),
+    if !output.status.success() {
+        let why = last_words(&output);
+        return Err(Failure::failed(format!("{}: cannot format it: {why}", name.display())));
     }
+    remove_lost_and_found(file)
+}
+
+/// A new lane is empty: programs look at a directory before they fill it (`initdb`, `git clone` to
+/// `.`). e2fsck makes a lost+found when it has something to put there.
+fn remove_lost_and_found(file: &Path) -> Result<()> {
+    let mut command = command("debugfs", "e2fsprogs")?;
+    command.args(["-w", "-R", "rmdir lost+found"]).arg(file);
+    run(command).map(drop)
 }

@@ -1,0 +1,237 @@
+//! Lanes on volumes: `polylane run --volume`.
+//!
+//! Real programs on volumes are in `apps/` and `posix/`, as on every other kind of lane.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use polylane_tests::pool::{Run, signal_to};
+use polylane_tests::volume::assert_clean;
+use polylane_tests::{lacks, unavailable};
+
+/// A directory with a volume's path in it; `None` where volumes cannot be tested.
+fn place(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
+    if unavailable(test) || lacks(test, &["mke2fs", "e2fsck"]) {
+        return None;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let volume = dir.path().join("volume");
+    Some((dir, volume))
+}
+
+fn run(options: &str, volume: &Path, script: &str) -> Output {
+    Run::new(&format!("{options} --volume")).arg(volume).script(script).output()
+}
+
+fn printed(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn a_volume_is_made_once_and_keeps_its_files() {
+    let Some((_dir, volume)) = place("a_volume_is_made_once_and_keeps_its_files") else { return };
+    for options in ["--no-preload --size 1G", "--size 1G", ""] {
+        let script = "cat /lane/count 2>/dev/null; echo x >> /lane/count; ls /lane";
+        let said = printed(&run(options, &volume, script));
+        assert!(said.ends_with("x\ncount\n") || said == "count\n", "{said}");
+        assert_clean(&volume);
+    }
+    assert_eq!(printed(&run("", &volume, "cat /lane/count")), "x\nx\nx\n");
+    let file = fs::metadata(&volume).expect("stat");
+    assert_eq!((file.len(), file.mode() & 0o777), (1 << 30, 0o600));
+    assert!(file.blocks() * 512 < 128 << 20, "sparse");
+}
+
+#[test]
+fn without_a_source_the_pool_has_its_own_volume() {
+    let Some((dir, _)) = place("without_a_source_the_pool_has_its_own_volume") else { return };
+    let run = |options: &str, script: &str| {
+        Run::new(options).env("XDG_STATE_HOME", dir.path()).script(script).output()
+    };
+    // Every run of the test kit has a pool name of its own, so it names the volume too.
+    let said = printed(&run("", "echo kept > /lane/f; cat /lane/f; df --output=size -h /lane"));
+    assert!(said.starts_with("kept\n") && said.contains("10G"), "{said}");
+    let volumes: Vec<_> = fs::read_dir(dir.path().join("polylane/volumes"))
+        .expect("volumes")
+        .map(|entry| entry.expect("entry").path())
+        .collect();
+    assert_eq!(volumes.len(), 1, "{volumes:?}");
+    let name = volumes[0].file_name().expect("name").to_string_lossy().into_owned();
+    assert!(name.starts_with("test-") && name.ends_with(".img"), "{name}");
+    assert_clean(&volumes[0]);
+}
+
+#[test]
+fn removed_files_that_were_still_open_are_gone_at_the_end() {
+    let name = "removed_files_that_were_still_open_are_gone_at_the_end";
+    let Some((_dir, volume)) = place(name) else { return };
+    for options in ["--size 256M --no-preload", "--size 256M"] {
+        let script = "cd /lane; for i in 1 2 3 4 5 6 7 8; do exec 3>$i; done; exec 3>a 4>b 5>c; \
+                      rm a b c; echo data >&3; echo data >&4; echo data >&5";
+        printed(&run(options, &volume, script));
+        assert_clean(&volume);
+    }
+    let free = "stat -f -c %d /lane; stat -f -c %c /lane";
+    let before = printed(&run("", &volume, free));
+    printed(&run("", &volume, "cd /lane; exec 3>x; rm x; head -c 9999999 /dev/zero >&3"));
+    assert_eq!(printed(&run("", &volume, free)), before, "free inodes");
+}
+
+#[test]
+fn a_volume_in_use_names_who_has_it() {
+    let Some((_dir, volume)) = place("a_volume_in_use_names_who_has_it") else { return };
+    let first = Run::new("--size 256M --volume").arg(&volume).script("echo up; sleep 30");
+    let mut first = first.start();
+    assert_eq!(first.line(), "up");
+    let second = Run::new("--volume").arg(&volume).script("true");
+    let (status, line) = second.refusal();
+    assert_eq!(status, 1, "{line}");
+    assert!(line.contains(&format!("in use by pool '{}'", first.pool)), "{line}");
+    signal_to(first.service(), "KILL");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    let second = Run::new("--volume").arg(&volume).script("true");
+    assert_eq!(second.refusal().0, 1, "held while the service is replaced");
+    first.signal("TERM");
+    first.end();
+    assert_clean(&volume);
+    printed(&run("", &volume, "true"));
+}
+
+#[test]
+fn a_killed_service_replays_the_journal_and_goes_on() {
+    let name = "a_killed_service_replays_the_journal_and_goes_on";
+    let Some((_dir, volume)) = place(name) else { return };
+    // What was synced before a kill must be there after it; the file is opened anew each time.
+    let script = r#"
+        cd /
+        ( i=0; while :; do i=$((i+1)); mkdir -p /lane/load/$i 2>/dev/null; echo $i > /lane/load/$i/f
+          mv /lane/load/$i/f /lane/load/g; rm -rf /lane/load/$i; done ) 2>/dev/null &
+        for n in 1 2 3 4; do
+            echo $n > /lane/kept.$n && sync /lane/kept.$n && echo synced && read go
+            for m in $(seq $n); do cat /lane/kept.$m; done
+        done 2>&1
+        echo end"#;
+    for options in ["--no-preload", ""] {
+        let run = Run::new(&format!("--size 512M {options} --volume")).arg(&volume);
+        let (mut run, mut input) = run.script(script).start_with_input();
+        for n in 1..=4 {
+            assert_eq!(run.line(), "synced", "{options} {n}");
+            let before = run.service();
+            signal_to(before, "KILL");
+            while run.service_now().is_none_or(|now| now == before) {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            std::io::Write::write_all(&mut input, b"go\n").expect("write");
+            for m in 1..=n {
+                assert_eq!(run.line(), m.to_string(), "{options} {n}");
+            }
+        }
+        assert_eq!(run.line(), "end");
+        assert_eq!(run.end().code(), Some(0));
+        assert_clean(&volume);
+    }
+}
+
+#[test]
+fn a_killed_supervisor_leaves_a_volume_that_can_be_used() {
+    let name = "a_killed_supervisor_leaves_a_volume_that_can_be_used";
+    let Some((_dir, volume)) = place(name) else { return };
+    let script = "echo kept > /lane/kept; sync /lane/kept; echo up; \
+                  while :; do echo x > /lane/y; rm /lane/y; done";
+    let mut run = Run::new("--size 256M --volume").arg(&volume).script(script).start();
+    assert_eq!(run.line(), "up");
+    run.signal("KILL");
+    run.end();
+    let again = Run::new("--volume").arg(&volume).script("cat /lane/kept").output();
+    assert_eq!(printed(&again), "kept\n");
+    assert_clean(&volume);
+}
+
+#[test]
+fn what_is_no_sound_volume_is_refused_in_one_line() {
+    let name = "what_is_no_sound_volume_is_refused_in_one_line";
+    let Some((dir, volume)) = place(name) else { return };
+    let refused = |path: &Path, options: &str| {
+        let (status, line) =
+            Run::new(&format!("{options} --volume")).arg(path).script("true").refusal();
+        assert_eq!(status, 1, "{line}");
+        assert!(line.contains(&path.display().to_string()), "{line}");
+        line
+    };
+    assert!(refused(Path::new("/dev/null"), "").contains("not a regular file"));
+    assert!(refused(dir.path(), "").contains("Is a directory"));
+    assert!(refused(&dir.path().join("none/volume"), "").contains("No such file"));
+    let empty = dir.path().join("empty");
+    fs::File::create(&empty).expect("create").set_len(1 << 20).expect("size");
+    assert!(refused(&empty, "").contains("holds no ext4"));
+    printed(&run("--size 64M", &volume, "echo x > /lane/f"));
+    assert!(refused(&volume, "--size 1G").contains("exists with 64 MiB"));
+    // A bit of the superblock.
+    let file = fs::OpenOptions::new().read(true).write(true).open(&volume).expect("open");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 1024 + 0x78).expect("read");
+    file.write_all_at(&[byte[0] ^ 1], 1024 + 0x78).expect("write");
+    let line = refused(&volume, "");
+    assert!(line.contains("corrupt image: superblock") && line.contains("e2fsck"), "{line}");
+    file.set_len(32 << 20).expect("cut");
+    file.write_all_at(&byte, 1024 + 0x78).expect("write");
+    assert!(refused(&volume, "").contains("larger than the device"));
+}
+
+#[test]
+fn a_full_volume_says_so_and_goes_on() {
+    let Some((_dir, volume)) = place("a_full_volume_says_so_and_goes_on") else { return };
+    for options in ["--size 32M --no-preload", "--size 32M"] {
+        let script = "cd /lane; head -c 64M /dev/zero > big && sync big && exit 9; rm big; \
+                      head -c 4M /dev/zero > small && stat -c %s small";
+        let output = run(options, &volume, script);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(printed(&output), "4194304\n", "{said}");
+        assert!(said.contains("No space left on device"), "{said}");
+        assert_clean(&volume);
+    }
+}
+
+#[test]
+fn a_volume_can_be_the_root() {
+    let Some((_dir, volume)) = place("a_volume_can_be_the_root") else { return };
+    if lacks("a_volume_can_be_the_root", &["busybox"]) {
+        return;
+    }
+    let busybox = polylane_tests::tool("busybox").expect("busybox");
+    let script =
+        format!("mkdir /lane/bin && cp {} /lane/bin/sh && mkdir /lane/etc", busybox.display());
+    printed(&run("--size 128M", &volume, &script));
+    let run = Run::new("--root --volume").arg(&volume);
+    let output = run.script("echo name > /etc/hostname; read n < /etc/hostname; echo $n").output();
+    assert_eq!(printed(&output), "name\n");
+    assert_clean(&volume);
+}
+
+#[test]
+fn statistics_show_the_volume_s_requests() {
+    let Some((_dir, volume)) = place("statistics_show_the_volume_s_requests") else { return };
+    let script = "head -c 1M /dev/zero > /lane/f; sync /lane/f; echo up; sleep 30";
+    let mut run = Run::new("--size 128M --volume").arg(&volume).script(script).start();
+    assert_eq!(run.line(), "up");
+    let pool = run.pool.clone();
+    let stats = std::process::Command::new(polylane_tests::binary())
+        .args(["stats", "--pool", &pool])
+        .output()
+        .expect("stats");
+    let stats = String::from_utf8_lossy(&stats.stdout).into_owned();
+    let value = |name: &str| -> u64 {
+        let line = stats.lines().find(|line| line.starts_with(&format!("service.volume.{name}:")));
+        let line = line.unwrap_or_else(|| panic!("no {name} in {stats}"));
+        line.rsplit(' ').next().expect("value").parse().expect("number")
+    };
+    assert!(value("written_bytes") >= 1 << 20, "{stats}");
+    assert!(value("flushes") + value("durable_writes") > 0 && value("failed") == 0, "{stats}");
+    run.signal("TERM");
+    run.end();
+    assert_clean(&volume);
+}
