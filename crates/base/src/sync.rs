@@ -62,6 +62,15 @@ impl<T: ?Sized> RwLock<T> {
         self.0.read().unwrap_or_else(|poison| poison.into_inner())
     }
 
+    /// A shared hold, if it is to be had without waiting.
+    pub fn try_read(&self) -> Option<RwLockReadGuard<'_, T>> {
+        match self.0.try_read() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Waits for the exclusive hold.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(|poison| poison.into_inner())

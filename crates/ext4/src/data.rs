@@ -9,6 +9,7 @@ use polylane_base::Errno;
 use polylane_sys::buffer::Buffer;
 use polylane_vfs::fs::{Sink, Source};
 
+use crate::alloc::Claim;
 use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::extent::{Extent, WRITTEN_BLOCKS_MAX};
@@ -16,6 +17,7 @@ use crate::format::superblock::max_file_bytes;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
+use crate::promised;
 use crate::volume::Volume;
 
 /// Credits of a handle that maps one extent: a path of nodes, each split, bitmaps and the inode.
@@ -126,6 +128,7 @@ fn write_run(
     }
     finish(volume, handle, cell, core, at + bytes as u64, new)?;
     drop(promise);
+    promised::release(volume, cell, first.0, first.0 + count);
     Ok(bytes)
 }
 
@@ -141,7 +144,7 @@ fn fill_hole(
     let block_bytes = volume.io.block_bytes();
     let goal = goal(volume, cell, core, first)?;
     let promise = volume.promise(TREE_BLOCKS)?;
-    let claim = volume.with_space(|| volume.alloc.claim_data(goal, want))?;
+    let claim = claim(volume, cell, goal, first, want)?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
     let written = assemble(volume, core, place, (at, within, bytes), source, from)
@@ -161,7 +164,26 @@ fn fill_hole(
     core.add_blocks(count.into(), volume.geometry.block_bytes);
     finish(volume, handle, cell, core, at + bytes as u64, true)?;
     drop(promise);
+    promised::release(volume, cell, first.0, first.0 + count);
     Ok(bytes)
+}
+
+/// Claims up to `want` blocks: promised ones, or ones that nobody was promised.
+fn claim(
+    volume: &Volume,
+    cell: &Cell,
+    goal: DeviceBlock,
+    first: FileBlock,
+    want: u32,
+) -> Result<Claim> {
+    let promised = cell.promised.lock();
+    let run = promised.run(first.0);
+    if run > 0 {
+        return volume.alloc.claim(goal, want.min(run));
+    }
+    let upto = promised.next(first.0).map_or(want, |next| want.min(next - first.0));
+    drop(promised);
+    volume.with_space(|| volume.alloc.claim_data(goal, upto))
 }
 
 /// The bytes for a run of blocks: the source's, with what the first and last block held around

@@ -18,6 +18,7 @@ use crate::format::checksum::inode_seed;
 use crate::format::inode::{EA_INODE, ENCRYPT, INLINE_DATA, RawInode, Stamp};
 use crate::format::superblock::Geometry;
 use crate::journal::Tid;
+use crate::promised::Promised;
 
 /// An inode in use.
 pub struct Cell {
@@ -34,6 +35,8 @@ pub struct Cell {
     /// Its place in the image's list of orphans: [`CHAINED`] and the number of the next one; 0 when
     /// it is not in the list. Changes only while no other handle exists, or under the cell's lock.
     chained: AtomicU64,
+    /// Blocks that have been promised to delayed writes.
+    pub promised: Mutex<Promised>,
 }
 
 /// Marks an inode that is in the list of orphans.
@@ -57,6 +60,7 @@ impl Cell {
             changed_in: AtomicU32::new(0),
             data_changed_in: AtomicU32::new(0),
             chained: AtomicU64::new(0),
+            promised: Mutex::default(),
         })
     }
 

@@ -22,6 +22,7 @@ pub mod journal;
 pub mod mount;
 pub mod ops;
 pub mod orphan;
+pub mod promised;
 pub mod recovery;
 pub mod rename;
 pub mod space;

@@ -19,6 +19,7 @@ use crate::format::{FileBlock, extent::ROOT_BYTES};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::orphan;
+use crate::promised;
 use crate::space;
 use crate::volume::Volume;
 use crate::xattr;
@@ -401,6 +402,7 @@ pub fn free_inode(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
     if core.raw.has_flag(EXTENTS) && has_blocks {
         space::remove_blocks(volume, cell, core, FileBlock(0), 1 << 32)?;
     }
+    promised::release(volume, cell, 0, u32::MAX);
     let handle = volume.start(NAME_CREDITS)?;
     xattr::release_block(volume, &handle, cell, core)?;
     orphan::remove(volume, cell, core);

@@ -14,6 +14,7 @@ use crate::format::extent::{Extent, UNWRITTEN_BLOCKS_MAX};
 use crate::format::superblock::max_file_bytes;
 use crate::inode::{Cell, Core};
 use crate::orphan;
+use crate::promised;
 use crate::volume::Volume;
 
 /// Credits of a handle that removes the blocks of a few groups: their bitmaps and descriptors, one
@@ -35,6 +36,7 @@ pub fn remove_blocks(
     from: FileBlock,
     to: u64,
 ) -> Result<()> {
+    promised::release(volume, cell, from.0, to.min(u32::MAX.into()) as u32);
     let mut next = Some(from);
     while let Some(at) = next {
         // Only a hole in the middle of an extent makes the tree grow.
@@ -88,6 +90,7 @@ pub fn truncate(volume: &Volume, cell: &Cell, core: &mut Core, size: u64) -> Res
     let has_blocks = core.raw.sectors(volume.geometry.block_bytes) > 0;
     core.touch(volume.now());
     if size >= old || !has_blocks {
+        promised::release(volume, cell, size.div_ceil(block_bytes) as u32, u32::MAX);
         core.raw.set_size(size);
         return store(volume, cell, core);
     }
@@ -218,6 +221,7 @@ fn allocate_run(
     volume.store(&handle, cell, core, true)?;
     handle.complete();
     drop(promise);
+    promised::release(volume, cell, first.0, first.0 + count);
     Ok(count)
 }
 
@@ -227,6 +231,7 @@ fn collapse(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64
     if offset + len >= core.raw.size() {
         return Err(Errno::EINVAL.into());
     }
+    promised::release(volume, cell, first, u32::MAX);
     remove_blocks(volume, cell, core, FileBlock(first), u64::from(first) + u64::from(blocks))?;
     let behind = first + blocks;
     let moving: Vec<Extent> =
@@ -247,6 +252,7 @@ fn insert(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64) 
     if size > max_file_bytes(volume.geometry.block_bytes)? {
         return Err(Errno::EFBIG.into());
     }
+    promised::release(volume, cell, first, u32::MAX);
     let mut moving = Vec::new();
     for extent in extents::all(volume, cell, core)? {
         if extent.end() <= first.into() {

@@ -12,8 +12,10 @@ use crate::error::Result;
 use crate::format::inode::{RawInode, Stamp};
 use crate::format::superblock::max_file_bytes;
 use crate::inode::Core;
+use crate::journal::Journal;
 use crate::mount::Ext4;
 use crate::ops::{self, LINKS_MAX};
+use crate::promised;
 use crate::rename::rename;
 use crate::space;
 use crate::xattr;
@@ -205,6 +207,13 @@ impl FileSystem for Ext4 {
         })
     }
 
+    fn reserve(&self, ino: Ino, offset: u64, len: u64) -> polylane_base::Result<()> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            promised::reserve(&self.volume, &cell, offset, len)
+        })
+    }
+
     fn fallocate(
         &self,
         ino: Ino,
@@ -297,7 +306,8 @@ impl FileSystem for Ext4 {
 
     fn statfs(&self) -> polylane_base::Result<StatFs> {
         let geometry = &self.volume.geometry;
-        let free = self.volume.alloc.available_blocks();
+        let freeing = self.volume.journal.as_ref().map_or(0, Journal::freeing);
+        let free = self.volume.alloc.available_blocks() + freeing;
         let reserved = self.volume.superblock.lock().reserved_blocks();
         let reserved = reserved + self.volume.alloc.pool_blocks();
         Ok(StatFs {
@@ -318,6 +328,7 @@ impl FileSystem for Ext4 {
             let Some(cell) = self.volume.inodes.get(number) else { return Ok(()) };
             let mut core = cell.core.write();
             if core.raw.links() > 0 || self.volume.journal.is_none() {
+                promised::release(&self.volume, &cell, 0, u32::MAX);
                 self.volume.inodes.remove(number);
             } else if core.raw.mode() != 0 {
                 ops::free_inode(&self.volume, &cell, &mut core)?;

@@ -250,6 +250,10 @@ impl FileSystem for Faulty {
         }
     }
 
+    fn reserve(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
+        self.inner.reserve(ino, offset, len)
+    }
+
     fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {
         self.pass(Call::Change)?;
         self.inner.fallocate(ino, mode, offset, len)

@@ -401,6 +401,14 @@ pub trait FileSystem: Send + Sync {
     /// space ran out after the first ones. Moves `mtime` and `ctime`.
     fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize>;
 
+    /// Promises space for `len` bytes at `offset` that the VFS is about to keep as dirty pages, so
+    /// that `ENOSPC` is told to the writer and not found at write-back. What was promised before is
+    /// not promised twice. A promise ends with the `write` that brings its bytes, when the range is
+    /// truncated, punched or moved, and at `forget`. By default nothing is promised.
+    fn reserve(&self, _ino: Ino, _offset: u64, _len: u64) -> Result<()> {
+        Ok(())
+    }
+
     /// `fallocate(2)`; `EOPNOTSUPP` for modes it cannot do. `len` > 0, `offset + len` in range.
     fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr>;
 

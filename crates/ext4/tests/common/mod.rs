@@ -17,7 +17,7 @@ const PIECE: usize = 1 << 20;
 
 /// What a lane's volume is formatted with, lazy initialisation off.
 pub const LANE: &[&str] =
-    &["-t", "ext4", "-b", "4096", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
+    &["-t", "ext4", "-b", "4096", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0"];
 
 /// Whether e2fsprogs are here; says so when they are not.
 pub fn have_tools() -> bool {
@@ -30,13 +30,22 @@ pub fn have_tools() -> bool {
 
 /// A device holding what mke2fs makes of `args`, `mib` MiB large.
 pub fn make(mib: u64, args: &[&str]) -> Arc<RamDevice> {
+    load(&image(mib, args))
+}
+
+/// The bytes of what mke2fs makes of `args`, `mib` MiB large.
+pub fn image(mib: u64, args: &[&str]) -> Vec<u8> {
     let image = tempfile::NamedTempFile::new().expect("temporary file");
     image.as_file().set_len(mib << 20).expect("sparse file");
     let made = Command::new("mke2fs").arg("-Fq").args(args).arg(image.path()).output();
     let made = made.expect("mke2fs runs");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let bytes = std::fs::read(image.path()).expect("readable");
-    let device = Arc::new(RamDevice::new((mib << 20) / 512));
+    std::fs::read(image.path()).expect("readable")
+}
+
+/// A device holding `bytes`.
+pub fn load(bytes: &[u8]) -> Arc<RamDevice> {
+    let device = Arc::new(RamDevice::new((bytes.len() / 512) as u64));
     let waiter = Waiter::new(device.clone());
     for (index, piece) in bytes.chunks(PIECE).enumerate() {
         if piece.iter().any(|byte| *byte != 0) {

@@ -167,6 +167,14 @@ impl Core {
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
             };
+            if !pages.are_dirty(at, count)
+                && let Err(errno) = self.fs.reserve(node.ino(), at, count as u64)
+            {
+                if done > 0 {
+                    break;
+                }
+                return Err(errno);
+            }
             // Size before data: the flusher cuts what it writes at the size, and would otherwise
             // take the new end of a page for written.
             self.delay(node, pages, at + count as u64);

@@ -116,6 +116,13 @@ impl FilePages {
         (0..max).take_while(|n| !map.pages.contains_key(&(first + n))).count() as u64
     }
 
+    /// Whether every page of a range is dirty.
+    pub(super) fn are_dirty(&self, offset: u64, len: usize) -> bool {
+        let (first, last) = (split(offset).0, split(offset + len as u64 - 1).0);
+        let map = self.map.read();
+        (first..=last).all(|index| map.pages.get(&index).is_some_and(|page| page.dirty))
+    }
+
     /// Adds clean pages from `first` on, but none that is there already.
     pub(super) fn insert(&self, first: u64, fresh: Vec<PageData>) -> Delta {
         let mut map = self.map.write();

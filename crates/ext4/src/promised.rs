@@ -1,0 +1,206 @@
+//! Delayed allocation: which blocks of a file have been promised space, and the promises' way into
+//! allocation.
+//!
+//! The VFS keeps written bytes as dirty pages. Before it does, a block is promised for every file
+//! block that has none, so that the disk cannot be full when the pages are written back. Counted
+//! blocks are in `Allocator::reserve`; which file blocks they are for is kept here.
+//!
+//! # Locking
+//!
+//! `cell → promised → nothing`.
+
+use std::collections::BTreeMap;
+
+use polylane_base::Errno;
+
+use crate::error::{Error, Result};
+use crate::extents::{self, Mapping};
+use crate::format::FileBlock;
+use crate::format::superblock::max_file_bytes;
+use crate::inode::{Cell, Core};
+use crate::volume::Volume;
+
+/// Ranges of file blocks: start to end. No two touch.
+#[derive(Default, Debug)]
+pub struct Promised {
+    ranges: BTreeMap<u32, u32>,
+}
+
+type Range = (u32, u32);
+
+impl Promised {
+    /// Whether nothing is promised.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
+    /// How many blocks from `at` on are promised without a gap.
+    pub fn run(&self, at: u32) -> u32 {
+        let around = self.ranges.range(..=at).next_back();
+        around.map_or(0, |(_, end)| end.saturating_sub(at))
+    }
+
+    /// The first promised block behind `at`.
+    pub fn next(&self, at: u32) -> Option<u32> {
+        self.ranges.range(at..).next().map(|(start, _)| *start)
+    }
+
+    /// The parts of `start..end` that are not promised.
+    fn gaps(&self, start: u32, end: u32) -> Vec<Range> {
+        let (mut gaps, mut at) = (Vec::new(), start);
+        while at < end {
+            let run = self.run(at);
+            if run > 0 {
+                at = at.saturating_add(run);
+                continue;
+            }
+            let upto = self.next(at).unwrap_or(end).min(end);
+            gaps.push((at, upto));
+            at = upto;
+        }
+        gaps
+    }
+
+    fn insert(&mut self, (mut start, mut end): Range) {
+        let touching: Vec<Range> = self
+            .ranges
+            .range(..=end)
+            .rev()
+            .take_while(|(_, stop)| **stop >= start)
+            .map(|(from, stop)| (*from, *stop))
+            .collect();
+        for (from, stop) in touching {
+            self.ranges.remove(&from);
+            (start, end) = (start.min(from), end.max(stop));
+        }
+        self.ranges.insert(start, end);
+    }
+
+    /// Takes `start..end` out; returns how many blocks that were.
+    fn remove(&mut self, start: u32, end: u32) -> u64 {
+        let overlapping: Vec<Range> = self
+            .ranges
+            .range(..end)
+            .rev()
+            .take_while(|(_, stop)| **stop > start)
+            .map(|(from, stop)| (*from, *stop))
+            .collect();
+        let mut count = 0;
+        for (from, stop) in overlapping {
+            self.ranges.remove(&from);
+            if from < start {
+                self.ranges.insert(from, start);
+            }
+            if end < stop {
+                self.ranges.insert(end, stop);
+            }
+            count += u64::from(stop.min(end) - from.max(start));
+        }
+        count
+    }
+}
+
+/// Promises blocks for `offset..offset + len` where the file has none.
+///
+/// # Errors
+/// `ENOSPC`, `EFBIG`, the device's, or a corrupt tree.
+pub fn reserve(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<()> {
+    let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+    if end > max_file_bytes(volume.geometry.block_bytes)? {
+        return Err(Errno::EFBIG.into());
+    }
+    let block_bytes = volume.io.block_bytes() as u64;
+    let blocks = ((offset / block_bytes) as u32, end.div_ceil(block_bytes) as u32);
+    let gaps = cell.promised.lock().gaps(blocks.0, blocks.1);
+    if gaps.is_empty() {
+        return Ok(());
+    }
+    // A write-back of this file may hold its lock for long. Then every block counts as missing: what
+    // turns out to be there is given back when it is written.
+    if let Some(core) = cell.core.try_read() {
+        return promise(volume, cell, holes(volume, cell, &core, &gaps)?);
+    }
+    match promise(volume, cell, gaps.clone()) {
+        Err(Error::Errno(Errno::ENOSPC)) => {
+            let holes = holes(volume, cell, &cell.core.read(), &gaps)?;
+            promise(volume, cell, holes)
+        }
+        result => result,
+    }
+}
+
+/// The parts of `ranges` that have no blocks.
+fn holes(volume: &Volume, cell: &Cell, core: &Core, ranges: &[Range]) -> Result<Vec<Range>> {
+    let mut holes = Vec::new();
+    for (start, end) in ranges {
+        let mut at = *start;
+        while at < *end {
+            let left = u64::from(end - at);
+            at += match extents::map(volume, cell, core, FileBlock(at))? {
+                Mapping::Data(extent) => extent.count.min(left as u32),
+                Mapping::Hole(blocks) => {
+                    let count = blocks.min(left) as u32;
+                    holes.push((at, at + count));
+                    count
+                }
+            };
+        }
+    }
+    Ok(holes)
+}
+
+fn promise(volume: &Volume, cell: &Cell, ranges: Vec<Range>) -> Result<()> {
+    let count: u64 = ranges.iter().map(|(start, end)| u64::from(end - start)).sum();
+    if count == 0 {
+        return Ok(());
+    }
+    volume.with_space(|| volume.alloc.reserve(count))?;
+    let mut promised = cell.promised.lock();
+    ranges.into_iter().for_each(|range| promised.insert(range));
+    Ok(())
+}
+
+/// Ends the promises for `start..end`: they were kept, or are not needed.
+pub fn release(volume: &Volume, cell: &Cell, start: u32, end: u32) {
+    let mut promised = cell.promised.lock();
+    if !promised.is_empty() {
+        volume.alloc.unreserve(promised.remove(start, end));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polylane_base::rng::Rng;
+
+    #[test]
+    fn ranges_agree_with_single_blocks() {
+        const BLOCKS: u64 = 200;
+        let mut rng = Rng::new(5);
+        let (mut promised, mut model) = (Promised::default(), [false; BLOCKS as usize]);
+        for _ in 0..5000 {
+            let start = rng.below(BLOCKS - 1);
+            let end = start + 1 + rng.below((BLOCKS - start).min(40));
+            let end = end.min(BLOCKS);
+            let part = &mut model[start as usize..end as usize];
+            let (start, end) = (start as u32, end as u32);
+            if rng.percent(50) {
+                let missing = part.iter().filter(|block| !**block).count() as u64;
+                let gaps = promised.gaps(start, end);
+                let counted: u64 = gaps.iter().map(|(from, to)| u64::from(to - from)).sum();
+                assert_eq!(counted, missing);
+                gaps.into_iter().for_each(|gap| promised.insert(gap));
+                part.fill(true);
+            } else {
+                let there = part.iter().filter(|block| **block).count() as u64;
+                assert_eq!(promised.remove(start, end), there);
+                part.fill(false);
+            }
+            let at = rng.below(BLOCKS) as usize;
+            let run = model[at..].iter().take_while(|block| **block).count();
+            assert_eq!(promised.run(at as u32) as usize, run);
+        }
+        let ends: Vec<Range> = promised.ranges.iter().map(|(from, to)| (*from, *to)).collect();
+        assert!(ends.windows(2).all(|pair| pair[0].1 < pair[1].0), "{ends:?}");
+    }
+}
