@@ -1,0 +1,309 @@
+//! Eight threads at once through the VFS, on a journal so small that they wait for room in it all
+//! the time. What each thread knows of its own files must be on the image after it was closed and
+//! opened again; e2fsck has the last word. A test that does not end in time is a deadlock.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use polylane_base::rng::Rng;
+use polylane_base::{Errno, TestClock};
+use polylane_block::ram::RamDevice;
+use polylane_ext4::Ext4;
+use polylane_testkit::subject::small_options;
+use polylane_vfs::fs::{Kind, SetAttr};
+use polylane_vfs::{Create, Cred, Node, RENAME_EXCHANGE, Vfs};
+
+const THREADS: u64 = 8;
+const STEPS: usize = 1500;
+const CACHE_BYTES: u64 = 1 << 20;
+const TIME_MAX: Duration = Duration::from_secs(300);
+const O_RDWR: i32 = 2;
+const O_CREAT: i32 = 0o100;
+
+const DIR: Create<'_> = Create { kind: Kind::Dir, perm: 0o755, umask: 0, rdev: 0, target: b"" };
+
+/// What a thread knows of its directory: name to content.
+type Known = BTreeMap<Vec<u8>, Vec<u8>>;
+
+struct Lane {
+    device: Arc<RamDevice>,
+    fs: Arc<Ext4>,
+    vfs: Arc<Vfs>,
+}
+
+impl Lane {
+    fn open(device: Arc<RamDevice>) -> Lane {
+        let fs = common::open(&device);
+        let options = small_options(Arc::new(TestClock::default()), CACHE_BYTES);
+        let vfs = Vfs::new(fs.clone(), options).expect("a root");
+        Lane { device, fs, vfs }
+    }
+
+    fn close(self) -> Arc<RamDevice> {
+        self.vfs.sync().expect("writes back");
+        drop(self.vfs);
+        self.fs.close().expect("closes");
+        assert_eq!(common::complaints(&self.device), None);
+        self.device
+    }
+}
+
+/// Runs `work`; a deadlock fails the test instead of hanging it.
+fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (done, waiting) = mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let _ = done.send(work());
+    });
+    match waiting.recv_timeout(TIME_MAX) {
+        Ok(result) => result,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("did not end in {TIME_MAX:?}"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
+            Err(panic) => std::panic::resume_unwind(panic),
+            Ok(()) => panic!("ended without an answer"),
+        },
+    }
+}
+
+/// One thread's private directory: everything must come out as known.
+struct Private<'a> {
+    vfs: &'a Vfs,
+    dir: Node,
+    known: Known,
+}
+
+impl Private<'_> {
+    fn step(&mut self, rng: &mut Rng) {
+        let cred = Cred::root();
+        let (name, other) = (some_name(rng), some_name(rng));
+        match rng.below(12) {
+            0..5 => self.write(rng, &name),
+            5 => {
+                let gone = self.vfs.unlink(&cred, &self.dir, &name);
+                assert_eq!(gone.is_ok(), self.known.remove(&name).is_some(), "{gone:?}");
+            }
+            6..8 => {
+                let moved = self.vfs.rename(&cred, &self.dir, &name, &self.dir, &other, 0);
+                let content = self.known.get(&name).cloned();
+                assert_eq!(moved.is_ok(), content.is_some(), "{moved:?}");
+                if let Some(content) = content.filter(|_| name != other) {
+                    self.known.remove(&name);
+                    self.known.insert(other, content);
+                }
+            }
+            8..10 => self.truncate(rng, &name),
+            10 => {
+                if let Ok(node) = self.vfs.lookup(&cred, &self.dir, &name) {
+                    let file = self.vfs.open(&cred, &node, O_RDWR).expect("opens");
+                    file.fsync(rng.percent(50)).expect("syncs");
+                }
+            }
+            _ => self.list(),
+        }
+    }
+
+    fn write(&mut self, rng: &mut Rng, name: &[u8]) {
+        let cred = Cred::root();
+        let file = self
+            .vfs
+            .open_path(&cred, &self.dir, name, O_RDWR | O_CREAT, 0o644, 0)
+            .unwrap_or_else(|error| panic!("{error:?}"));
+        let at = rng.below(60_000);
+        let bytes = vec![rng.below(256) as u8; 1 + rng.below(30_000) as usize];
+        let written = file.write(&cred, Some(at), &mut &bytes[..]).expect("room");
+        assert_eq!(written.count, bytes.len());
+        let content = self.known.entry(name.to_vec()).or_default();
+        let end = at as usize + bytes.len();
+        content.resize(content.len().max(end), 0);
+        content[at as usize..end].copy_from_slice(&bytes);
+    }
+
+    fn truncate(&mut self, rng: &mut Rng, name: &[u8]) {
+        let cred = Cred::root();
+        let Ok(node) = self.vfs.lookup(&cred, &self.dir, name) else { return };
+        let size = rng.below(80_000);
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.vfs.setattr(&cred, &node, &set).expect("truncates");
+        self.known.get_mut(name).expect("known").resize(size as usize, 0);
+    }
+
+    fn list(&self) {
+        let open = self.vfs.open(&Cred::root(), &self.dir, 0).expect("opens");
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        let mut each = |entry: polylane_vfs::fs::DirEntry<'_>| {
+            names.push(entry.name.to_vec());
+            true
+        };
+        open.readdir(0, &mut each).expect("lists");
+        names.retain(|name| name != b"." && name != b"..");
+        names.sort();
+        assert_eq!(names, self.known.keys().cloned().collect::<Vec<_>>());
+    }
+}
+
+fn some_name(rng: &mut Rng) -> Vec<u8> {
+    format!("a-file-with-a-name-{}", rng.below(40)).into_bytes()
+}
+
+/// Operations in directories that all threads share: any of them may fail, none may hang.
+fn shared_step(vfs: &Vfs, rng: &mut Rng) {
+    let cred = Cred::root();
+    let (dir, to_dir) = (shared_dir(vfs, rng), shared_dir(vfs, rng));
+    let (name, to) = (some_name(rng), some_name(rng));
+    match rng.below(10) {
+        0 => _ = vfs.create(&cred, &dir, &name, &DIR),
+        1..4 => {
+            if let Ok(file) = vfs.open_path(&cred, &dir, &name, O_RDWR | O_CREAT, 0o644, 0) {
+                let at = Some(rng.below(20_000));
+                file.write(&cred, at, &mut &[7; 3000][..]).expect("room");
+                if rng.percent(20) {
+                    file.fsync(false).expect("syncs");
+                }
+            }
+        }
+        4 => _ = vfs.unlink(&cred, &dir, &name),
+        5 => _ = vfs.rmdir(&cred, &dir, &name),
+        6..8 => {
+            let flags = if rng.percent(20) { RENAME_EXCHANGE } else { 0 };
+            let _ = vfs.rename(&cred, &dir, &name, &to_dir, &to, flags);
+        }
+        8 => {
+            if let Ok(node) = vfs.lookup(&cred, &dir, &name) {
+                let _ = vfs.link(&cred, &node, &to_dir, &to);
+            }
+        }
+        _ => {
+            let open = vfs.open(&cred, &dir, 0).expect("opens");
+            let listed = open.readdir(0, &mut |_| true);
+            assert!(matches!(listed, Ok(()) | Err(Errno::ENOENT)));
+        }
+    }
+}
+
+fn shared_dir(vfs: &Vfs, rng: &mut Rng) -> Node {
+    let cred = Cred::root();
+    let name = format!("shared{}", rng.below(3));
+    let mut at = vfs.lookup(&cred, &vfs.root(), name.as_bytes()).expect("made first");
+    for _ in 0..rng.below(3) {
+        match vfs.lookup(&cred, &at, &some_name(rng)) {
+            Ok(node) if node.kind() == Kind::Dir => at = node,
+            _ => break,
+        }
+    }
+    at
+}
+
+fn storm(vfs: &Arc<Vfs>, seed: u64) -> Vec<Known> {
+    let cred = Cred::root();
+    for shared in 0..3 {
+        let name = format!("shared{shared}");
+        vfs.create(&cred, &vfs.root(), name.as_bytes(), &DIR).expect("made");
+    }
+    let threads: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let vfs = vfs.clone();
+            std::thread::spawn(move || {
+                let mut rng = Rng::new(seed * 1000 + thread);
+                let name = format!("private{thread}");
+                let dir = vfs.create(&Cred::root(), &vfs.root(), name.as_bytes(), &DIR);
+                let dir = dir.expect("made");
+                let mut own = Private { vfs: &vfs, dir, known: Known::new() };
+                for _ in 0..STEPS {
+                    match rng.percent(60) {
+                        true => own.step(&mut rng),
+                        false => shared_step(&vfs, &mut rng),
+                    }
+                }
+                own.known
+            })
+        })
+        .collect();
+    threads.into_iter().map(|thread| thread.join().expect("a thread failed")).collect()
+}
+
+fn check(vfs: &Arc<Vfs>, all: Vec<Known>) {
+    let cred = Cred::root();
+    for (thread, known) in all.into_iter().enumerate() {
+        let name = format!("private{thread}");
+        let dir = vfs.lookup(&cred, &vfs.root(), name.as_bytes()).expect("is there");
+        for (name, content) in &known {
+            let node = vfs.lookup(&cred, &dir, name).expect("is there");
+            let file = vfs.open(&cred, &node, O_RDWR).expect("opens");
+            let mut bytes = vec![0; content.len() + 100];
+            let count = file.read(0, bytes.len(), &mut &mut bytes[..]).expect("reads");
+            assert_eq!(count, content.len());
+            assert!(&bytes[..count] == content, "{thread}: {}", String::from_utf8_lossy(name));
+        }
+        Private { vfs, dir, known }.list();
+    }
+}
+
+#[test]
+fn eight_threads_on_one_small_journal() {
+    if !common::have_tools() {
+        return;
+    }
+    for seed in 1..4 {
+        let device = in_time(move || {
+            let lane = Lane::open(common::make(64, common::LANE));
+            let known = storm(&lane.vfs, seed);
+            let lane = Lane::open(lane.close());
+            check(&lane.vfs, known);
+            lane.close()
+        });
+        assert_eq!(common::complaints(&device), None);
+    }
+}
+
+/// Threads that fill the disk, remove what they wrote, and fill it again.
+#[test]
+fn a_disk_that_is_filled_and_emptied_by_all() {
+    if !common::have_tools() {
+        return;
+    }
+    in_time(|| {
+        let lane = Lane::open(common::make(16, common::LANE));
+        let vfs = &lane.vfs;
+        let full: u32 = std::thread::scope(|scope| {
+            let fill = |thread| scope.spawn(move || fill_and_empty(vfs, thread));
+            let threads: Vec<_> = (0..THREADS).map(fill).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a thread failed")).sum()
+        });
+        assert!(full > 0, "the disk was never full");
+        let device = lane.close();
+        let lane = Lane::open(device);
+        let totals = polylane_vfs::fs::FileSystem::statfs(&*lane.fs).expect("totals");
+        assert!(totals.bfree * 4096 > 9 << 20, "{totals:?}: what was removed is free again");
+        lane.close();
+    });
+}
+
+/// How often the disk was full.
+fn fill_and_empty(vfs: &Vfs, thread: u64) -> u32 {
+    let cred = Cred::root();
+    let name = format!("f{thread}");
+    let bytes = vec![thread as u8; 64 << 10];
+    let mut full = 0;
+    for _ in 0..6 {
+        let opened = vfs.open_path(&cred, &vfs.root(), name.as_bytes(), O_RDWR | O_CREAT, 0o644, 0);
+        let file = opened.unwrap_or_else(|error| panic!("{error:?}"));
+        // A few MiB more than there are.
+        for round in 0..100 {
+            match file.write(&cred, Some(round * bytes.len() as u64), &mut &bytes[..]) {
+                Ok(written) if written.count == bytes.len() => {}
+                Ok(_) | Err(Errno::ENOSPC) => {
+                    full += 1;
+                    break;
+                }
+                Err(errno) => panic!("{errno:?}"),
+            }
+        }
+        file.fsync(false).expect("what was taken can be written");
+        drop(file);
+        vfs.unlink(&cred, &vfs.root(), name.as_bytes()).expect("unlinks on a full disk");
+    }
+    full
+}
