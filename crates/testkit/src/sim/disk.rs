@@ -13,7 +13,7 @@ use polylane_block::device::{
     BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Submitted,
 };
 
-use super::image::Image;
+use super::image::{CHUNK_BYTES, Image};
 
 /// Something that happened on a disk. Positions are bytes.
 #[derive(Clone, Debug)]
@@ -107,6 +107,7 @@ struct State {
     next_id: u64,
     counted: u64,
     requests: u64,
+    failures: u64,
     stopped: bool,
     rng: Rng,
 }
@@ -129,6 +130,7 @@ impl SimDisk {
             next_id: 0,
             counted: 0,
             requests: 0,
+            failures: 0,
             stopped: false,
             rng,
         };
@@ -157,6 +159,11 @@ impl SimDisk {
     /// Requests seen so far, whatever became of them.
     pub fn requests(&self) -> u64 {
         self.state().requests
+    }
+
+    /// Requests that failed.
+    pub fn failures(&self) -> u64 {
+        self.state().failures
     }
 
     /// Sets or lifts a fault; requests are counted from here on.
@@ -219,6 +226,7 @@ impl State {
 
     fn execute(&mut self, request: &mut Request, id: u64) -> Result<(), Error> {
         if let Some(error) = self.fails(request.op) {
+            self.failures += 1;
             self.fail(request);
             return Err(error);
         }
@@ -247,18 +255,18 @@ impl State {
         Ok(())
     }
 
-    /// A write that fails leaves every sector old or new; a flush that fails stops the device.
+    /// A write that fails leaves each of its 4 KiB old or new; a flush that fails stops the device.
     fn fail(&mut self, request: &Request) {
         self.stopped |= request.op == Op::Flush;
         if self.stopped || !matches!(request.op, Op::Write { .. }) {
             return;
         }
         let mut at = request.sector.0 as usize * SECTOR_BYTES;
-        for sector in request.data.iter().flat_map(|buffer| buffer.chunks(SECTOR_BYTES)) {
+        for chunk in request.data.iter().flat_map(|buffer| buffer.chunks(CHUNK_BYTES)) {
             if self.rng.percent(50) {
-                self.image.write(at, sector);
+                self.image.write(at, chunk);
             }
-            at += SECTOR_BYTES;
+            at += chunk.len();
         }
     }
 }

@@ -77,6 +77,22 @@ impl Image {
         }
     }
 
+    /// A number that differs, with all but certainty, between images of one base that differ.
+    pub fn fingerprint(&self) -> u64 {
+        let mut sum = 0xcbf2_9ce4_8422_2325u64;
+        let mut mix =
+            |word: u64| sum = (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
+        for (index, chunk) in &self.changed {
+            if chunk[..] == self.base[index * CHUNK_BYTES..(index + 1) * CHUNK_BYTES] {
+                continue;
+            }
+            mix(*index as u64);
+            let words = chunk.as_chunks::<8>().0;
+            words.iter().for_each(|word| mix(u64::from_le_bytes(*word)));
+        }
+        sum
+    }
+
     /// All bytes, in one piece.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.base.to_vec();

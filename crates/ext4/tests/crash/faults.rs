@@ -1,0 +1,151 @@
+//! A medium that fails: at every request of a workload in turn, once and for good.
+//!
+//! The file system must stop, say so, and never panic or hang; opened again on a medium that works
+//! it must show everything that was acknowledged as durable.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use polylane_block::Error as DeviceError;
+use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
+
+use super::script::{Op, Runner};
+use super::states::{FEATURES, Run, Workload, format, keep, look, open, record, reopen};
+use super::{ace, have_tools, is_full, judge};
+
+/// Longer than any of these takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How far a run with a fault came.
+struct Outcome {
+    image: Image,
+    /// Operations that were acknowledged.
+    acknowledged: Vec<bool>,
+    /// Requests that failed.
+    failures: u64,
+    opened: bool,
+    stopped: bool,
+    closed: bool,
+}
+
+fn run_with(base: &Image, ops: &[Op], fault: Fault, warm: bool) -> Outcome {
+    let options = SimOptions { fault: Some(fault), ..SimOptions::default() };
+    let disk = SimDisk::new(base.clone(), options);
+    let mut acknowledged = Vec::new();
+    let Ok(fs) = open(&disk) else {
+        let (image, failures) = (disk.image(), disk.failures());
+        let (opened, stopped, closed) = (false, true, false);
+        return Outcome { image, acknowledged, failures, opened, stopped, closed };
+    };
+    let mut runner = Runner::new(&fs, warm);
+    // Looks as often as the recorded run did, so that clocks and caches go the same way.
+    let _ = look(&fs, &runner);
+    for op in ops {
+        runner.synced(op);
+        acknowledged.push(runner.apply(op).is_ok());
+        let _ = look(&fs, &runner);
+    }
+    runner.release_all();
+    drop(runner);
+    let stopped = fs.is_stopped();
+    let closed = fs.close().is_ok();
+    drop(fs);
+    let (image, failures) = (disk.image(), disk.failures());
+    Outcome { image, acknowledged, failures, opened: true, stopped, closed }
+}
+
+/// The same on a thread of its own, so that a hang is a failure.
+fn guarded(base: &Image, ops: &[Op], fault: Fault, warm: bool) -> Outcome {
+    let (send, receive) = mpsc::channel();
+    let (base, ops_here) = (base.clone(), ops.to_vec());
+    std::thread::spawn(move || {
+        let _ = send.send(run_with(&base, &ops_here, fault, warm));
+    });
+    match receive.recv_timeout(PATIENCE) {
+        Ok(outcome) => outcome,
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hangs with {fault:?}: {ops:#?}"),
+        Err(mpsc::RecvTimeoutError::Disconnected) => panic!("panics with {fault:?}: {ops:#?}"),
+    }
+}
+
+/// The states that may be found after a fault: at least what was promised before the first refusal,
+/// at most what had begun by then.
+fn window(run: &Run, outcome: &Outcome) -> (usize, usize) {
+    let spans = &run.history.spans;
+    let went = |at: &usize| outcome.acknowledged.get(*at) == Some(&spans[*at].ok);
+    let same = (0..outcome.acknowledged.len()).take_while(went).count();
+    let promised = spans[..same].iter().filter(|span| span.ok).map(|span| span.promises).max();
+    let least = promised.unwrap_or(0);
+    // An operation that was refused may have done part of its work, in memory.
+    (least, if outcome.opened { (same + 1).min(spans.len()) } else { 0 })
+}
+
+/// Runs with one fault. False when the run ended before it struck.
+fn check(run: &Run, ops: &[Op], fault: Fault, warm: bool) -> Result<bool, String> {
+    let outcome = guarded(&run.base, ops, fault, warm);
+    let (least, most) = window(run, &outcome);
+    let whole = outcome.closed && !outcome.stopped;
+    let struck = outcome.failures > 0;
+    if outcome.opened && !outcome.stopped && !outcome.closed && !struck {
+        return Err(format!("neither stopped nor closed, with {fault:?}"));
+    }
+    let fsck = fault.nth % 8 == 0;
+    reopen(&run.history, &outcome.image, (least, most), fsck).map_err(|why| {
+        keep(&outcome.image);
+        format!("{why}\nwith {fault:?}, {:?}", outcome.acknowledged)
+    })?;
+    if whole {
+        judge::clean(&outcome.image)?;
+    }
+    Ok(struck)
+}
+
+#[test]
+fn a_medium_that_fails_stops_the_file_system_and_loses_nothing() {
+    if !have_tools() {
+        return;
+    }
+    let (all, mut tried) = (ace::depth_one(), 0);
+    let (step, reads) = if is_full() { (1, 1) } else { (all.len() / 14, 9) };
+    for (index, ops) in all.iter().step_by(step).enumerate() {
+        let base = format(FEATURES[index % 2], &ace::setup());
+        let warm = index % 3 == 0;
+        let workload = Workload { ops: ops.clone(), delay: None, warm };
+        let run = record(&base, &workload).expect("works on a good medium");
+        for (on, stride) in [(FaultOn::Write, 1), (FaultOn::Flush, 1), (FaultOn::Read, reads)] {
+            for nth in (0..).step_by(stride) {
+                let lasting = tried % 2 == 1;
+                match check(&run, ops, Fault { lasting, ..Fault::eio(on, nth) }, warm) {
+                    Ok(true) => tried += 1,
+                    Ok(false) => break,
+                    Err(why) => panic!("{why}\nworkload: {ops:#?}"),
+                }
+            }
+        }
+    }
+    println!("crash: faults: {tried} runs with one failing request each");
+    assert!(tried > 300);
+}
+
+/// The host's disk is full: writes answer `ENOSPC` until there is space again.
+#[test]
+fn a_full_host_loses_nothing() {
+    if !have_tools() {
+        return;
+    }
+    let base = format(FEATURES[0], &ace::setup());
+    let all = ace::depth_one();
+    for ops in all.iter().step_by(if is_full() { 3 } else { all.len() / 6 }) {
+        let workload = Workload { ops: ops.clone(), delay: None, warm: false };
+        let run = record(&base, &workload).expect("works with space");
+        for nth in 0.. {
+            let error = DeviceError::NoSpace;
+            let fault = Fault { on: FaultOn::Write, nth, error, lasting: true };
+            match check(&run, ops, fault, false) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(why) => panic!("{why}\nworkload: {ops:#?}"),
+            }
+        }
+    }
+}

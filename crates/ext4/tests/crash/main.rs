@@ -1,0 +1,217 @@
+//! Crash consistency, by cutting the power at every write.
+//!
+//! Workloads run on a simulated disk that records. At each cut, of the writes that are not durable
+//! any may be there, missing or torn at 512-byte sectors (`states`). Each such image is opened with
+//! our recovery and compared with what is legal (`oracle`), closed, and, for a sample or all of
+//! them, judged by e2fsck before and after and recovered by the kernel (`judge`).
+//!
+//! `cargo test` looks at some thousand states. `POLYLANE_CRASH=full` looks at everything that
+//! docs/design/crash.md lists, as `cargo xtask crash --full` does; `POLYLANE_CRASH_SECONDS` is how
+//! long random workloads go on, `POLYLANE_CRASH_KEEP` a file for the first bad image,
+//! `POLYLANE_CRASH_SEED` another beginning.
+
+mod ace;
+mod faults;
+mod judge;
+mod oracle;
+mod random;
+mod script;
+mod states;
+mod tree;
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use polylane_testkit::sim::Image;
+
+use script::Op;
+use states::{Effort, Explorer, FEATURES, Totals, Workload, record};
+
+fn is_full() -> bool {
+    std::env::var("POLYLANE_CRASH").is_ok_and(|mode| mode == "full")
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+}
+
+/// Whether e2fsprogs are here; says so when they are not.
+fn have_tools() -> bool {
+    let found = std::process::Command::new("mke2fs").arg("-V").output().is_ok();
+    if !found {
+        eprintln!("skipped: mke2fs is not installed");
+    }
+    found
+}
+
+fn images() -> Vec<Image> {
+    FEATURES.iter().map(|features| states::format(features, &ace::setup())).collect()
+}
+
+/// The effort of a test that runs every time, and that of a campaign.
+fn effort() -> Effort {
+    let kernel = u64::from(judge::may_mount());
+    match is_full() {
+        true => Effort {
+            cut_every: 1,
+            single: 8,
+            random: 4,
+            fsck_every: 1,
+            kernel_every: kernel * 500,
+            double_every: 200,
+        },
+        false => Effort {
+            cut_every: 3,
+            single: 1,
+            random: 1,
+            fsck_every: 40,
+            kernel_every: kernel * 800,
+            double_every: 0,
+        },
+    }
+}
+
+/// Runs workloads on as many threads as there are cores, or until `until`; panics at the first
+/// failure.
+fn explore_all(
+    name: &str,
+    effort: Effort,
+    until: Option<Instant>,
+    next: &(dyn Fn(usize) -> Option<Workload> + Sync),
+) {
+    let images = images();
+    let (started, totals) = (Instant::now(), Mutex::new(Totals::default()));
+    let (index, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    let work = || {
+        let late = || until.is_some_and(|until| Instant::now() > until);
+        while !failed.load(Ordering::Relaxed) && !late() {
+            let at = index.fetch_add(1, Ordering::Relaxed);
+            let Some(workload) = next(at) else { return };
+            match explore_one(&images[at % images.len()], &workload, effort, at as u64) {
+                Ok(done) => totals.lock().expect("no panic").add(done),
+                Err(why) => {
+                    failed.store(true, Ordering::Relaxed);
+                    panic!("{name} {at}: {why}\nworkload: {workload:#?}");
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..threads).for_each(|_| drop(scope.spawn(work)));
+    });
+    report(name, started.elapsed(), &totals.into_inner().expect("no panic"));
+}
+
+fn explore_one(
+    base: &Image,
+    workload: &Workload,
+    effort: Effort,
+    seed: u64,
+) -> Result<Totals, String> {
+    let run = record(base, workload)?;
+    judge::clean(&run.after).map_err(|why| format!("after an orderly close: {why}"))?;
+    let mut explorer = Explorer::new(&run, effort, seed);
+    explorer.explore()?;
+    Ok(explorer.totals)
+}
+
+fn report(name: &str, took: Duration, totals: &Totals) {
+    let rate = (totals.states + totals.double) as f64 / took.as_secs_f64();
+    println!("crash: {name}: {totals:?} in {:.1} s, {rate:.0} states/s", took.as_secs_f64());
+    assert!(totals.states > 50, "too few states were looked at");
+}
+
+/// Variants take turns: cold and warm inodes, a prompt and a lazy disk.
+fn varied(ops: Vec<Op>, at: usize) -> Workload {
+    let delay = (at / 2 % 3 == 2).then_some(at as u64);
+    Workload { ops, delay, warm: at / 2 % 2 == 1 }
+}
+
+#[test]
+fn single_operations_survive_every_cut() {
+    if have_tools() {
+        let all = ace::depth_one();
+        let next = |at: usize| all.get(at).map(|ops| varied(ops.clone(), at));
+        explore_all("depth 1", effort(), None, &next);
+    }
+}
+
+#[test]
+fn pairs_of_operations_survive_every_cut() {
+    if have_tools() {
+        let all = ace::depth_two();
+        let step = if is_full() { 1 } else { all.len() / 40 };
+        let effort = match is_full() {
+            true => Effort { single: 4, random: 2, fsck_every: 10, ..effort() },
+            false => effort(),
+        };
+        let next = |at: usize| all.get(at * step).map(|ops| varied(ops.clone(), at));
+        explore_all("depth 2", effort, None, &next);
+    }
+}
+
+#[test]
+fn random_workloads_survive_cuts() {
+    if have_tools() {
+        let seed = number("POLYLANE_CRASH_SEED", 1) << 32;
+        let (seconds, count) = match is_full() {
+            true => (number("POLYLANE_CRASH_SECONDS", 600), usize::MAX),
+            false => (30, 60),
+        };
+        let until = Instant::now() + Duration::from_secs(seconds);
+        let next = |at: usize| {
+            let syncs = [5, 15, 40][at % 3];
+            let ops = random::workload(seed + at as u64, 60, syncs);
+            (at < count).then(|| varied(ops, at))
+        };
+        let effort = Effort { cut_every: 4, fsck_every: 30, ..effort() };
+        explore_all("random", effort, Some(until), &next);
+    }
+}
+
+/// Enough transactions that the log wraps and is checkpointed.
+#[test]
+fn a_log_that_wraps_survives_cuts() {
+    if have_tools() {
+        let count = if is_full() { 40 } else { 2 };
+        let next = |at: usize| {
+            let ops = random::workload(77 + at as u64, 500, 35);
+            (at < count).then(|| varied(ops, at))
+        };
+        let effort = Effort { cut_every: 150, fsck_every: 30, ..effort() };
+        explore_all("wrapping log", effort, None, &next);
+    }
+}
+
+#[test]
+fn a_growing_directory_survives_cuts() {
+    if have_tools() {
+        let count = if is_full() { 20 } else { 1 };
+        let next = |at: usize| {
+            let ops = random::directory(5 + at as u64, 150);
+            (at < count).then(|| varied(ops, at))
+        };
+        let effort = Effort { cut_every: 2, fsck_every: 20, ..effort() };
+        explore_all("directory", effort, None, &next);
+    }
+}
+
+/// The power goes while the journal is replayed or orphans are freed.
+#[test]
+fn a_recovery_that_is_cut_is_done_again() {
+    if have_tools() {
+        let all = ace::depth_one();
+        let step = if is_full() { 1 } else { all.len() / 12 };
+        let effort = Effort {
+            cut_every: 6,
+            single: 0,
+            random: 1,
+            double_every: if is_full() { 2 } else { 6 },
+            ..effort()
+        };
+        let next = |at: usize| all.get(at * step).map(|ops| varied(ops.clone(), at));
+        explore_all("recovery", effort, None, &next);
+    }
+}
