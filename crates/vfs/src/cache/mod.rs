@@ -90,12 +90,22 @@ impl PageCache {
 
     /// Pages now.
     pub(crate) fn pages(&self) -> u64 {
-        self.pages.load(Relaxed)
+        self.pages_now()
     }
 
     /// Bytes in dirty pages now.
     pub(crate) fn dirty_bytes(&self) -> u64 {
-        self.dirty.load(Relaxed) * PAGE as u64
+        self.dirty_now() * PAGE as u64
+    }
+
+    /// Dirty pages now. A page may be written back before it was counted: then less than nothing is.
+    fn dirty_now(&self) -> u64 {
+        self.dirty.load(Relaxed).cast_signed().max(0).cast_unsigned()
+    }
+
+    /// Cached pages now. A page may be evicted before it was counted.
+    fn pages_now(&self) -> u64 {
+        self.pages.load(Relaxed).cast_signed().max(0).cast_unsigned()
     }
 
     fn added(&self, delta: Delta) {

@@ -134,12 +134,12 @@ pub(crate) fn run_flusher(core: &Core) {
 impl PageCache {
     /// More than half of what may be dirty is.
     fn is_pressed(&self) -> bool {
-        self.dirty.load(Relaxed) > self.dirty_max / 2
+        self.dirty_now() > self.dirty_max / 2
     }
 
     fn is_over(&self, more: u64) -> bool {
         // A write that is larger than the limit must be possible when nothing else is dirty.
-        let dirty = self.dirty.load(Relaxed);
+        let dirty = self.dirty_now();
         dirty > 0 && dirty + more > self.dirty_max
     }
 
