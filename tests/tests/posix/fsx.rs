@@ -30,3 +30,13 @@ fn fsx_on_a_host_directory_through_fuse() {
 fn fsx_on_a_host_directory_through_preload() {
     exercise("fsx_on_a_host_directory_through_preload", Lane::PreloadDir, 50_000, 4);
 }
+
+#[test]
+fn fsx_on_a_volume_through_fuse() {
+    exercise("fsx_on_a_volume_through_fuse", Lane::FuseVolume, 50_000, 5);
+}
+
+#[test]
+fn fsx_on_a_volume_through_preload() {
+    exercise("fsx_on_a_volume_through_preload", Lane::PreloadVolume, 50_000, 6);
+}

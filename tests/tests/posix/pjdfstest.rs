@@ -22,7 +22,7 @@ const VARYING: &[(&str, &str)] = &[
     ("open::etxtbsy", "ETXTBSY is the kernel's, and not every open goes through the kernel"),
 ];
 
-const PRELOAD: [Lane; 2] = [Lane::Preload, Lane::PreloadDir];
+const PRELOAD: [Lane; 3] = [Lane::Preload, Lane::PreloadDir, Lane::PreloadVolume];
 
 /// Cases that are skipped: the beginning or the end of their names, and why.
 const SKIPPED: &[(&str, &str)] = &[

@@ -46,7 +46,6 @@ pub(super) enum Next {
 
 impl Task {
     /// A task for a request, or the answer that needs no operation at all.
-    #[expect(clippy::result_large_err, reason = "an answer, not an error")]
     pub(super) fn new(device: &FileDevice, request: Request) -> Result<Task, Completion> {
         let check = match request.validate(device.sectors) {
             _ if device.is_stopped() => Err(Error::Stopped),

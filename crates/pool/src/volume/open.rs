@@ -63,7 +63,7 @@ pub(crate) fn default_path(pool: &str) -> Result<PathBuf> {
 pub(crate) fn open_or_create(path: &Path, size: Option<u64>, owner: (u32, u32)) -> Result<Files> {
     match image::open(path) {
         Err(ImageError::Host(_, Errno::ENOENT)) => {
-            return create(path, size.unwrap_or(SIZE_DEFAULT), owner);
+            create(path, size.unwrap_or(SIZE_DEFAULT), owner)
         }
         opened => {
             let files = opened.map_err(|error| failure(path, error))?;
