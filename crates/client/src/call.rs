@@ -5,6 +5,7 @@
 
 use polylane_ipc::CallError;
 use polylane_ipc::message::{Message, Op, Reply, Status};
+use polylane_ipc::stream::NAME_BYTES_MAX;
 
 use crate::outcome::{Detour, Outcome};
 use crate::session::{Alive, Mailbox, Session};
@@ -38,6 +39,41 @@ pub(crate) fn paths_read(
     let watch = Alive(session);
     let into = &mut into[..room];
     finish(&mailbox, session.channel.call_read(mailbox.index, &message, into, &watch))
+}
+
+/// What comes with a lease.
+pub(crate) enum Granted<'a> {
+    /// Its number; `afresh`: all leases before it are over. Comes first.
+    Lease { lease: u8, afresh: bool },
+    /// A name that is in the directory.
+    Name { lease: u8, name: &'a [u8] },
+}
+
+/// Asks for a lease on a directory. False when there is none, or `each` said false.
+pub(crate) fn lease(
+    session: &'static Session,
+    (dir, path): Place<'_>,
+    mut each: impl FnMut(Granted<'_>) -> bool,
+) -> bool {
+    let Ok(mailbox) = session.mailbox() else { return false };
+    let (channel, index) = (&session.channel, mailbox.index);
+    let message = put_paths(&mailbox, Message::new(Op::Lease), (dir, path), (dir, b""));
+    let Ok(reply) = finish(&mailbox, channel.call(index, &message, &Alive(session))) else {
+        return false;
+    };
+    let (lease, afresh) = (reply.value[0] as u8, reply.value[1] != 0);
+    if !each(Granted::Lease { lease, afresh }) {
+        return false;
+    }
+    let mut at = 0;
+    (0..count(&reply)).all(|_| {
+        let (mut len, mut name) = ([0], [0; NAME_BYTES_MAX]);
+        channel.payload_get(index, at, &mut len);
+        let Some(name) = name.get_mut(..usize::from(len[0])) else { return false };
+        channel.payload_get(index, at + 1, name);
+        at += 1 + name.len();
+        each(Granted::Name { lease, name })
+    })
 }
 
 /// Sends a request with two paths and data after them.

@@ -2,12 +2,14 @@
 
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// The variable with the mount path.
 const MOUNT_VARIABLE: &[u8] = b"POLYLANE_MOUNT=";
 /// The variable with [`patience`].
 const PATIENCE_VARIABLE: &[u8] = b"POLYLANE_PATIENCE=";
+/// The variable that switches [`leases`] off.
+const LEASES_VARIABLE: &[u8] = b"POLYLANE_LEASES=";
 /// The variable that the dynamic loader reads.
 const PRELOAD_VARIABLE: &[u8] = b"LD_PRELOAD=";
 /// Longest mount path; a longer one switches the library off.
@@ -32,6 +34,9 @@ pub(crate) fn take(entry: &CStr) {
     if let Some(path) = bytes.strip_prefix(MOUNT_VARIABLE) {
         set_mount(path);
     }
+    if bytes.strip_prefix(LEASES_VARIABLE) == Some(b"0") {
+        LEASES.store(false, Ordering::Relaxed);
+    }
     let number = bytes.strip_prefix(PATIENCE_VARIABLE).and_then(|text| str::from_utf8(text).ok());
     if let Some(calls) = number.and_then(|text| text.parse().ok()) {
         PATIENCE.store(calls, Ordering::Relaxed);
@@ -45,6 +50,13 @@ pub(crate) fn patience() -> u32 {
 }
 
 static PATIENCE: AtomicU32 = AtomicU32::new(8);
+
+/// Whether leases are asked for. `POLYLANE_LEASES=0` has every change of a name awaited.
+pub(crate) fn leases() -> bool {
+    LEASES.load(Ordering::Relaxed)
+}
+
+static LEASES: AtomicBool = AtomicBool::new(true);
 
 /// The entries that every program run from here should have; `None` without a lane.
 pub(crate) fn environment() -> Option<[Option<&'static CStr>; 2]> {

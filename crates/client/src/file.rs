@@ -16,6 +16,7 @@ use rustix::fs::{SeekFrom, seek};
 
 use crate::call;
 use crate::config;
+use crate::lease;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::real;
@@ -255,6 +256,9 @@ fn close_handle(file: &Record) -> Outcome<Mark> {
     let session = state::get().sessions.present().ok_or(Detour::Kernel)?;
     if session.number != number {
         return Err(Detour::Kernel);
+    }
+    if lease::is_streamed(handle) && !file.is(bit::LOCKED) && lease::close(session, handle) {
+        return Ok(Mark::default());
     }
     let message = Message { handle, ..Message::new(Op::Close) };
     if file.is(bit::LOCKED) {

@@ -16,6 +16,7 @@
 //! | `ops` | what each call means |
 //! | `path`, `cwd` | whether a path is the lane's |
 //! | `table`, `file`, `slots` | descriptors, open files, kernel descriptors opened ahead |
+//! | `lease` | names that may be changed without asking |
 //! | `session`, `call`, `thread` | the channel and its mailboxes |
 //! | `state`, `private` | what a process keeps, and what a forked child finds |
 //! | `real`, `config` | libc's own functions; the environment |
@@ -32,6 +33,7 @@ mod call;
 mod config;
 mod cwd;
 mod file;
+mod lease;
 mod lock;
 mod ops;
 mod outcome;

@@ -17,6 +17,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::cwd::Cwd;
+use crate::lease::Leases;
 use crate::session::Sessions;
 use crate::slots::SlotPool;
 use crate::table::{FdTable, RecordPool};
@@ -43,6 +44,8 @@ pub(crate) struct Fields {
     pub(crate) slots: SlotPool,
     /// The channel to the service.
     pub(crate) sessions: Sessions,
+    /// Directories whose names this process may change without asking.
+    pub(crate) leases: Leases,
     /// The working directory.
     pub(crate) cwd: Cwd,
     /// `st_dev` of the mount plus one; 0: not known yet.
@@ -67,6 +70,7 @@ static STATE: State = State(Fields {
     records: RecordPool::new(),
     slots: SlotPool::new(),
     sessions: Sessions::new(),
+    leases: Leases::new(),
     cwd: Cwd::new(),
     device: AtomicU64::new(0),
     umask: AtomicU32::new(0),

@@ -29,10 +29,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::OnceLock;
 
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Gid, Result, Uid};
-use polylane_vfs::{Inode, Node, OpenFile};
+use polylane_vfs::{Holder, Inode, Node, OpenFile};
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
 /// what a hostile client can make us hold.
@@ -118,6 +119,7 @@ pub struct Slot {
     /// Who made it: the owner it shows while it is free.
     pub owner: (Uid, Gid),
     state: Mutex<State>,
+    holder: Arc<OnceLock<Weak<dyn Holder>>>,
 }
 
 #[derive(Default)]
@@ -133,8 +135,20 @@ struct State {
 }
 
 impl Slot {
-    /// The bound file. `EBADF` when there is none.
+    /// The bound file, for the kernel: what the client did with it under a lease is applied, and its
+    /// leases are over, since others may have the slot's descriptor. `EBADF` when there is none.
     pub fn file(&self) -> Result<Arc<OpenFile>> {
+        self.end_leases();
+        self.bound()
+    }
+
+    fn end_leases(&self) {
+        if let Some(holder) = self.holder.get().and_then(Weak::upgrade) {
+            holder.revoke();
+        }
+    }
+
+    fn bound(&self) -> Result<Arc<OpenFile>> {
         self.state.lock().file.clone().ok_or(Errno::EBADF)
     }
 
@@ -148,6 +162,8 @@ impl Slot {
 pub struct SessionSlots {
     token: Token,
     groups: Arc<[Gid]>,
+    /// Who applies what the client did under leases.
+    holder: Arc<OnceLock<Weak<dyn Holder>>>,
     slots: Mutex<Slots>,
 }
 
@@ -162,6 +178,12 @@ impl SessionSlots {
     /// The session's secret name.
     pub fn token(&self) -> Token {
         self.token
+    }
+
+    /// Says who applies what the client did under leases. Once.
+    pub fn set_holder(&self, holder: Weak<dyn Holder>) {
+        // A second call would be a bug and changes nothing.
+        let _ = self.holder.set(holder);
     }
 
     /// Binds a free slot to a file. `EBUSY`: there is no free slot of that number: it is bound, it
@@ -194,7 +216,7 @@ impl SessionSlots {
 
     /// The file a slot is bound to. `EBADF` when it is free or does not exist.
     pub fn bound(&self, number: u32) -> Result<Arc<OpenFile>> {
-        self.find(number)?.file()
+        self.find(number)?.bound()
     }
 
     /// Whether a slot can be bound now. `EBUSY` as [`bind`](Self::bind).
@@ -259,7 +281,12 @@ impl SlotTable {
     /// Starts a session: from now on its token makes slots. `groups` are the supplementary groups
     /// of its process.
     pub fn open_session(&self, token: Token, groups: Arc<[Gid]>) -> Arc<SessionSlots> {
-        let session = Arc::new(SessionSlots { token, groups, slots: Mutex::default() });
+        let session = Arc::new(SessionSlots {
+            token,
+            groups,
+            holder: Arc::default(),
+            slots: Mutex::default(),
+        });
         self.sessions.lock().insert(token, Arc::downgrade(&session));
         session
     }
@@ -292,7 +319,8 @@ impl SlotTable {
         if slots.by_number.contains_key(&number) {
             return Err(Errno::EEXIST);
         }
-        let slot = Slot { session: token, number, access, owner, state: Mutex::default() };
+        let (state, holder) = (Mutex::default(), session.holder.clone());
+        let slot = Slot { session: token, number, access, owner, state, holder };
         let slot = Arc::new(slot);
         slots.by_number.insert(number, slot.clone());
         Ok(slot)
@@ -305,6 +333,7 @@ impl SlotTable {
 
     /// Marks a bound slot escaped. `EBADF` when it is not bound.
     pub(crate) fn escape(&self, slot: &Slot) -> Result<()> {
+        slot.end_leases();
         let mut state = slot.state.lock();
         state.escaped |= state.file.is_some();
         if state.escaped { Ok(()) } else { Err(Errno::EBADF) }

@@ -1,12 +1,14 @@
 //! Where everything lies in a channel's memory. `docs/design/wire.md` has the same as a table.
 //!
 //! ```text
-//!  0      64         576     4096                              mailboxes
-//!  ├ header ┼ control[g] ┼ … ┼ queue[0] ┼ … ┼ queue[groups-1] ┼ mailbox 0 ┼ mailbox 1 ┼ …
+//!  0      64         576     4096                              stream   mailboxes
+//!  ├ header ┼ control[g] ┼ … ┼ queue[0] ┼ … ┼ queue[groups-1] ┼ stream ┼ mailbox 0 ┼ mailbox 1 ┼ …
 //!  mailbox: state, progress, cpu, words 16..208, waiting, payload from 256
 //! ```
 
 use polylane_base::{Errno, Result};
+
+use crate::stream::STREAM_BYTES;
 
 /// First word of a channel: "plchan01".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"plchan01");
@@ -149,6 +151,7 @@ pub struct Layout {
     /// Slots of a ring: a power of two, at least one per mailbox, so that an honest client, which
     /// has one request per mailbox in flight, never finds it full.
     pub ring_slots: usize,
+    stream: usize,
     mailboxes: usize,
     mailbox_bytes: usize,
 }
@@ -159,9 +162,10 @@ impl Layout {
         let groups = geometry.groups as usize;
         let ring_slots = (2 * mailbox_count).next_power_of_two();
         let queue_bytes = (2 * LINE + ring_slots * LINE).next_multiple_of(PAGE);
-        let mailboxes = PAGE + groups * queue_bytes;
+        let stream = PAGE + groups * queue_bytes;
+        let mailboxes = stream + STREAM_BYTES.next_multiple_of(PAGE);
         let mailbox_bytes = MAILBOX_HEAD + geometry.buffer_bytes as usize;
-        Layout { mailbox_count, groups, queue_bytes, ring_slots, mailboxes, mailbox_bytes }
+        Layout { mailbox_count, groups, queue_bytes, ring_slots, stream, mailboxes, mailbox_bytes }
     }
 
     /// Bytes of the whole channel.
@@ -181,6 +185,12 @@ impl Layout {
     pub fn queue(&self, group: usize) -> usize {
         assert!(group < self.groups, "no such core group");
         PAGE + group * self.queue_bytes
+    }
+
+    /// The session's stream.
+    #[inline]
+    pub fn stream(&self) -> usize {
+        self.stream
     }
 
     /// A mailbox.
@@ -207,7 +217,8 @@ mod tests {
                 assert!(layout.queue_bytes >= doorbell_bytes.max(128 + 64 * layout.ring_slots));
                 assert!(layout.ring_slots >= mailbox_count as usize);
                 let last_queue = layout.queue(groups as usize - 1) + layout.queue_bytes;
-                assert_eq!(last_queue, layout.mailbox(0));
+                assert_eq!(last_queue, layout.stream());
+                assert!(last_queue + STREAM_BYTES <= layout.mailbox(0));
                 let last = layout.mailbox(mailbox_count as usize - 1);
                 assert!(
                     last.is_multiple_of(64) && last + layout.mailbox_bytes <= layout.total_bytes()

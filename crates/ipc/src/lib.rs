@@ -24,6 +24,7 @@ pub mod handshake;
 pub mod layout;
 pub mod message;
 pub mod queue;
+pub mod stream;
 
 pub use channel::client::{CallError, ClientChannel, Watch};
 pub use channel::service::{ReadPipe, ServiceChannel, WritePipe};

@@ -7,8 +7,25 @@
 //!
 //! The table of fields per operation is `docs/design/wire.md`; it changes in the same commit.
 
-/// Version of the whole wire format. Client and service must agree exactly.
-pub const VERSION: u32 = 1;
+/// Version of the whole wire format: a number made of the sources that define it. Client and
+/// service must agree exactly, so that two builds of which one is older are told apart.
+pub const VERSION: u32 = {
+    let hash = 0x811c_9dc5;
+    let hash = fnv1a(hash, include_bytes!("message.rs"));
+    let hash = fnv1a(hash, include_bytes!("layout.rs"));
+    let hash = fnv1a(hash, include_bytes!("stream.rs"));
+    fnv1a(hash, include_bytes!("channel/mailbox.rs"))
+};
+
+/// FNV-1a, 32 bits.
+const fn fnv1a(mut hash: u32, bytes: &[u8]) -> u32 {
+    let mut at = 0;
+    while at < bytes.len() {
+        hash = (hash ^ bytes[at] as u32).wrapping_mul(0x0100_0193);
+        at += 1;
+    }
+    hash
+}
 
 /// 64-bit words that a mailbox has for a message or a reply.
 pub const WORDS: usize = 24;
@@ -132,6 +149,11 @@ ops! {
     /// Up to `length` bytes of packed directory entries of the directory handle from position
     /// `offset`, in `linux_dirent64` form.
     Readdir = 35,
+    /// Asks for a lease on the directory `path` below `dir` (see [`crate::stream`]); an empty path
+    /// is `dir` itself. `EAGAIN`: not now. Reply: count of names, `value[0]` = number of the lease;
+    /// in the buffer each name of at most `stream::NAME_BYTES_MAX` bytes after its length in one
+    /// byte.
+    Lease = 36,
 }
 
 /// `arg[0]` of [`Op::Open`]: no slot, the file is to be used through this channel only.
@@ -139,6 +161,10 @@ pub const NO_SLOT: u64 = u64::MAX;
 
 /// `dir` of a message: the root of the lane.
 pub const DIR_ROOT: u64 = u64::MAX;
+
+/// Beside the other `flags` of [`Op::Unlink`] and [`Op::Rename`]: the client keeps account of the
+/// names in the directory, on which it has a lease, and the lease goes on.
+pub const LEASED: u32 = 1 << 31;
 
 /// `flags` of [`Op::Lock`]: wait for the lock (`F_SETLKW`).
 pub const LOCK_WAIT: u32 = 1;

@@ -134,7 +134,7 @@ pub fn small_options(clock: Arc<dyn Clock>, cache_bytes_limit: u64) -> Options {
 fn cred(who: usize) -> Cred {
     let (uid, gid, groups) = USERS[who];
     let groups = groups.iter().copied().map(Gid).collect();
-    Cred { uid: Uid(uid), gid: Gid(gid), groups, kernel_checked: false, pid: 1 + who as u32 }
+    Cred { uid: Uid(uid), gid: Gid(gid), groups, pid: 1 + who as u32, ..Cred::root() }
 }
 
 impl VfsSubject {

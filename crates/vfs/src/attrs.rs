@@ -16,6 +16,7 @@ impl Vfs {
     /// The state of an inode.
     pub fn getattr(&self, node: &Node) -> Result<Attr> {
         self.begin();
+        self.core.settle(node);
         let mut attr = *node.fresh_attr()?;
         if let Some(pages) = node.pages_used() {
             // Space of delayed writes is not allocated yet, but programs take a file with fewer
@@ -47,9 +48,15 @@ impl Vfs {
                 self.core.resize(node, &set)
             }
             None => {
-                let _entries = node.is_dir().then(|| node.lock.write());
+                let entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
                 apply_rules(cred, node, &mut set);
-                self.core.set(node, &set)
+                let done = self.core.set(node, &set);
+                drop(entries);
+                let rights = set.perm.is_some() || set.uid.is_some() || set.gid.is_some();
+                if node.is_dir() && rights {
+                    self.core.paths_changed();
+                }
+                done
             }
         }
     }

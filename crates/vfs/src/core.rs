@@ -12,6 +12,7 @@ use crate::dentry::{Cached, DentryTable};
 use crate::fs::{Attr, Character, FileSystem};
 use crate::inode::{Inode, LOCKED, Node};
 use crate::inodes::InodeTable;
+use crate::lease::Leases;
 use crate::lock::LockTable;
 use crate::stats::{Count, Counters};
 use crate::vfs::Options;
@@ -27,6 +28,7 @@ pub(crate) struct Core {
     pub(crate) dentries: DentryTable,
     pub(crate) locks: LockTable,
     pub(crate) cache: PageCache,
+    pub(crate) leases: Leases,
     pub(crate) counters: Counters,
     /// Held by a rename between two directories: while it is, no directory gets another parent.
     pub(crate) renaming: Mutex<()>,
@@ -42,6 +44,7 @@ impl Core {
             dentries: DentryTable::default(),
             locks: LockTable::default(),
             cache: PageCache::new(&options),
+            leases: Leases::default(),
             counters: Counters::default(),
             renaming: Mutex::new(()),
             next_id: AtomicU64::new(1),

@@ -18,12 +18,24 @@ pub struct Cred {
     pub kernel_checked: bool,
     /// Process id, for `F_GETLK`.
     pub pid: u32,
+    /// The front end's session that asks, by a number of its own; 0: none that could hold leases.
+    pub session: u64,
+    /// The call applies what the session's client did under a lease; see [`crate::Holder`].
+    pub streamed: bool,
 }
 
 impl Cred {
     /// User 0, group 0.
     pub fn root() -> Cred {
-        Cred { uid: Uid(0), gid: Gid(0), groups: Arc::new([]), kernel_checked: false, pid: 0 }
+        Cred {
+            uid: Uid(0),
+            gid: Gid(0),
+            groups: Arc::new([]),
+            kernel_checked: false,
+            pid: 0,
+            session: 0,
+            streamed: false,
+        }
     }
 
     /// Whether this identity overrides permission bits.

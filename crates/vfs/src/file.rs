@@ -235,6 +235,7 @@ impl OpenFile {
         if !node.is_dir() {
             return Err(Errno::ENOTDIR);
         }
+        node.core.end_lease_on(node);
         if node.nlink() == 0 {
             return Err(Errno::ENOENT);
         }

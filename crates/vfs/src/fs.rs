@@ -433,6 +433,20 @@ pub trait FileSystem: Send + Sync {
     /// Makes everything durable.
     fn sync(&self) -> Result<()>;
 
+    /// Sets room aside for `count` new names of new files, so that that many creations and renames
+    /// cannot fail for want of it. Undone by [`FileSystem::release_names`]; a creation inside takes
+    /// its room from what is free, so whoever has room set aside releases some first. `ENOSPC`;
+    /// `EOPNOTSUPP`: cannot be promised.
+    fn reserve_names(&self, count: u32) -> Result<()> {
+        let _ = count;
+        Err(polylane_base::Errno::EOPNOTSUPP)
+    }
+
+    /// Gives room back that was set aside.
+    fn release_names(&self, count: u32) {
+        let _ = count;
+    }
+
     /// Totals.
     fn statfs(&self) -> Result<StatFs>;
 

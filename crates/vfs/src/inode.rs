@@ -31,6 +31,8 @@ pub(crate) const ATIME_DUE: u32 = 2;
 pub(crate) const LINKABLE: u32 = 4;
 /// The lock table knows the inode.
 pub(crate) const LOCKED: u32 = 8;
+/// A directory on which somebody has a lease. Changes while its entries are locked, or ends.
+pub(crate) const LEASED: u32 = 16;
 
 /// A live inode. Thread-safe.
 pub struct Inode {

@@ -10,7 +10,7 @@ use crate::access::{self, EXEC};
 use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::{Kind, NewNode};
-use crate::inode::{ATIME_DUE, Inode, LINKABLE, Node};
+use crate::inode::{ATIME_DUE, Inode, LEASED, LINKABLE, Node};
 use crate::vfs::{Create, Vfs};
 use crate::walk::{NAME_MAX, PATH_MAX};
 
@@ -87,6 +87,7 @@ impl Vfs {
             b".." => return Ok(dir.parent()),
             _ => check_name(name)?,
         }
+        self.core.before_look(cred, dir);
         self.core.child(dir, name)
     }
 
@@ -99,7 +100,7 @@ impl Vfs {
             b"." | b".." => return Err(Errno::EEXIST),
             _ => check_name(name)?,
         }
-        let _entries = dir.lock.write();
+        let _entries = self.core.lock_entries(cred, dir);
         self.create_locked(cred, dir, name, new)
     }
 
@@ -149,7 +150,7 @@ impl Vfs {
         let (gid, perm) = access::inherit(cred, dir, Kind::File, perm & 0o7777 & !umask);
         let (uid, rdev) = (cred.uid, 0);
         let new = NewNode { kind: Kind::File, perm, uid, gid, rdev, target: b"" };
-        let _entries = dir.lock.write();
+        let _entries = self.core.lock_entries(cred, dir);
         check_alive(dir)?;
         let attr = self.core.fs.create_unlinked(dir.ino(), &new)?;
         let node = self.core.adopt_new(attr, None);
@@ -167,7 +168,9 @@ impl Vfs {
             _ => check_name(name)?,
         }
         let core = &self.core;
-        let _entries = dir.lock.write();
+        // Others may see the file by its new name from now on.
+        core.end_leases_of(cred);
+        let _entries = core.lock_entries(cred, dir);
         let allowed = core
             .writable()
             .and_then(|()| access::check_add(cred, dir))
@@ -204,7 +207,7 @@ impl Vfs {
         // Declared before the lock, dropped after it: this may be the last reference.
         let victim;
         let core = &self.core;
-        let _entries = dir.lock.write();
+        let _entries = core.lock_entries(cred, dir);
         victim = core.child_locked(dir, name)?;
         core.writable()?;
         access::check_remove(cred, dir, &victim)?;
@@ -234,22 +237,29 @@ impl Vfs {
             b".." => return Err(Errno::ENOTEMPTY),
             _ => check_name(name)?,
         }
-        let victim;
         let core = &self.core;
-        let _entries = dir.lock.write();
-        victim = core.child_locked(dir, name)?;
-        core.writable()?;
-        access::check_remove(cred, dir, &victim)?;
-        check_dir(&victim)?;
-        // Nothing may be created in it between the libservice's look and its end.
-        let inside = victim.lock.write();
-        let mut changed = core.fs.rmdir(dir.ino(), name)?;
-        changed.node.nlink = 0;
-        victim.keep_now(changed.node);
-        drop(inside);
-        dir.keep_now(changed.dir);
-        core.dentries.remove(dir.id, name);
-        Ok(victim)
+        loop {
+            let victim;
+            let entries = core.lock_entries(cred, dir);
+            victim = core.child_locked(dir, name)?;
+            core.writable()?;
+            access::check_remove(cred, dir, &victim)?;
+            check_dir(&victim)?;
+            // Nothing may be created in it between the libservice's look and its end.
+            let inside = victim.lock.write();
+            if victim.has(LEASED) {
+                drop((inside, entries));
+                core.end_lease_on(&victim);
+                continue;
+            }
+            let mut changed = core.fs.rmdir(dir.ino(), name)?;
+            changed.node.nlink = 0;
+            victim.keep_now(changed.node);
+            drop(inside);
+            dir.keep_now(changed.dir);
+            core.dentries.remove(dir.id, name);
+            return Ok(victim);
+        }
     }
 
     /// The target of a symbolic link. `EINVAL` for anything else.

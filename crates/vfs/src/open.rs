@@ -116,12 +116,13 @@ impl Vfs {
         name: &[u8],
         missing: &Missing,
     ) -> Result<(Node, bool)> {
+        self.core.before_look(cred, dir);
         if let Some(Ok(known)) = self.core.known_child(dir, name) {
             return Ok((known, false));
         }
         let (perm, umask) = (missing.perm, missing.umask);
         let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
-        let _entries = dir.lock.write();
+        let _entries = self.core.lock_entries(cred, dir);
         match self.create_locked(cred, dir, name, &new) {
             Ok(node) => Ok((node, true)),
             Err(Errno::EEXIST) => Ok((self.core.child_locked(dir, name)?, false)),

@@ -17,7 +17,7 @@ use crate::access::{self, WRITE};
 use crate::core::{Core, is_ancestor};
 use crate::cred::Cred;
 use crate::fs::{RenameMode, Renamed};
-use crate::inode::Node;
+use crate::inode::{LEASED, Node};
 use crate::names::{check_alive, check_dir, check_name};
 use crate::vfs::Vfs;
 
@@ -42,6 +42,27 @@ pub struct Moved {
 struct Side<'a> {
     dir: &'a Node,
     name: &'a [u8],
+}
+
+/// Why a rename was not done.
+enum Stop {
+    /// It fails.
+    Errno(Errno),
+    /// A lease on this directory must end first, which cannot be done under locks.
+    Leased(Node),
+}
+
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Stop {
+        Stop::Errno(errno)
+    }
+}
+
+fn check_leases<'a>(dirs: impl IntoIterator<Item = &'a Node>) -> Result<(), Stop> {
+    match dirs.into_iter().find(|dir| dir.has(LEASED)) {
+        Some(dir) => Err(Stop::Leased(dir.clone())),
+        None => Ok(()),
+    }
 }
 
 /// What the flags ask for.
@@ -102,16 +123,40 @@ impl Vfs {
         let from = Side { dir: from_dir, name: from };
         let to = Side { dir: to_dir, name: to };
         // What was replaced is dropped after the locks: it may be the end of a large file.
-        if from_dir.id == to_dir.id {
-            let _entries = from_dir.lock.write();
-            return move_name(&self.core, cred, from, to, wish);
+        let done = loop {
+            match self.rename_once(cred, from, to, wish) {
+                Ok(done) => break done,
+                Err(Stop::Errno(errno)) => return Err(errno),
+                Err(Stop::Leased(dir)) => self.core.end_lease_on(&dir),
+            }
+        };
+        let is_dir = |node: &Node| node.is_dir();
+        if is_dir(&done.moved) || done.replaced.as_ref().is_some_and(is_dir) {
+            self.core.paths_changed();
         }
-        let _renaming = self.core.renaming.lock();
+        Ok(done)
+    }
+
+    /// The rename under its locks, unless somebody's lease is in the way.
+    fn rename_once(
+        &self,
+        cred: &Cred,
+        from: Side<'_>,
+        to: Side<'_>,
+        wish: Wish,
+    ) -> Result<Moved, Stop> {
+        let core = &self.core;
+        if from.dir.id == to.dir.id {
+            let _entries = core.lock_entries(cred, from.dir);
+            return move_name(core, cred, from, to, wish);
+        }
+        let _renaming = core.renaming.lock();
         let (first, second) =
-            if lies_first(from_dir, to_dir) { (from_dir, to_dir) } else { (to_dir, from_dir) };
+            if lies_first(from.dir, to.dir) { (from.dir, to.dir) } else { (to.dir, from.dir) };
         let _first = first.lock.write();
         let _second = second.lock.write();
-        move_name(&self.core, cred, from, to, wish)
+        check_leases([from.dir, to.dir])?;
+        move_name(core, cred, from, to, wish)
     }
 }
 
@@ -127,10 +172,14 @@ fn move_name(
     from: Side<'_>,
     to: Side<'_>,
     wish: Wish,
-) -> Result<Moved> {
+) -> Result<Moved, Stop> {
     let moved = core.child_locked(from.dir, from.name)?;
     let target = core.target_locked(to.dir, to.name)?;
     check_target(&target, wish)?;
+    if cred.streamed && moved.is_dir() {
+        // Clients stream changes of files only; this would end leases while one is at work.
+        return Err(Errno::EISDIR.into());
+    }
     check_loops(from, to, &moved, target.as_ref(), wish.mode)?;
     core.writable()?;
     // Before any right is asked for, as in Linux: nothing happens.
@@ -141,6 +190,7 @@ fn move_name(
     check_alive(to.dir)?;
     check_links(core, from, to, &moved, target.as_ref(), wish.mode)?;
     let moving = lock_directories(from, to, &moved, target.as_ref(), wish.mode);
+    check_leases(&target)?;
     let renamed = change(core, from, to, wish.mode, target.as_ref())?;
     moved.attr().ctime = renamed.node.ctime;
     from.dir.keep_now(renamed.from_dir);

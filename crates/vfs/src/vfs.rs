@@ -112,12 +112,14 @@ impl Vfs {
     /// Totals of the file system.
     pub fn statfs(&self) -> Result<StatFs> {
         self.begin();
+        self.core.settle_all();
         self.core.fs.statfs()
     }
 
     /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {
         self.begin();
+        self.core.settle_all();
         let written = self.core.write_back_all();
         let synced = self.core.fs.sync();
         written.and(synced)

@@ -89,6 +89,11 @@ impl<'a> Walk<'a> {
         self.at.as_ref().unwrap_or(self.start)
     }
 
+    /// Whether a symbolic link lay on the way.
+    pub(crate) fn followed_links(&self) -> bool {
+        self.links > 0
+    }
+
     /// The last name, after a walk that ended at one.
     pub(crate) fn last(&self) -> &[u8] {
         &self.text[self.last.clone()]
@@ -125,6 +130,7 @@ impl<'a> Walk<'a> {
                     if self.is_covered(name) {
                         return Err(PathError::Leaves);
                     }
+                    self.core.before_look(self.cred, self.at());
                     let child = self.core.child(self.at(), name)?;
                     let follow = !last || slash || goal == Goal::Follow;
                     if child.kind() == Kind::Symlink && follow {

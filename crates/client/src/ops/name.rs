@@ -6,6 +6,7 @@ use polylane_ipc::message::{Message, Op, Reply};
 
 use super::process::umask_now;
 use crate::call;
+use crate::lease;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
 
@@ -40,12 +41,30 @@ pub(crate) fn mknod(place: Place<'_>, mode: u32, device: u64) -> Outcome<()> {
 
 /// `unlinkat`.
 pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
-    one(place, Message { flags: flags as u32, ..Message::new(Op::Unlink) })
+    let (session, at) = path::at(place.0, place.1)?;
+    if flags == 0
+        && let Some(done) = lease::unlink(session, &at)
+    {
+        return done;
+    }
+    let message = Message { flags: flags as u32, ..Message::new(Op::Unlink) };
+    call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
+    lease::changed(session, &at);
+    Ok(())
 }
 
 /// `renameat2`.
 pub(crate) fn rename(from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> {
-    two(from, to, Message { flags, ..Message::new(Op::Rename) })
+    let (session, from, to) = path::two(from, to)?;
+    if flags & !libc::RENAME_NOREPLACE == 0
+        && let Some(done) = lease::rename(session, &from, &to, flags == 0)
+    {
+        return done;
+    }
+    let message = Message { flags, ..Message::new(Op::Rename) };
+    call::paths(session, message, (from.dir, from.path), (to.dir, to.path))?;
+    lease::changed(session, &to);
+    Ok(())
 }
 
 /// `linkat`.

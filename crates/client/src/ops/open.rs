@@ -9,8 +9,9 @@ use polylane_ipc::message::{Message, Op};
 use super::process;
 use crate::call;
 use crate::file;
+use crate::lease::{self, NewFile, Says};
 use crate::outcome::{Detour, Outcome};
-use crate::path;
+use crate::path::{self, At};
 use crate::real;
 use crate::session::Session;
 use crate::slots::Slot;
@@ -34,12 +35,21 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
     let file = prepare(session, flags)?;
     let slot = file::slot(&file).ok_or(Detour::Kernel)?;
     let fd = copy(slot, flags & libc::O_CLOEXEC != 0).map_err(|error| refused(&file, error))?;
-    let mut message = Message {
-        flags: flags as u32,
-        mode,
-        umask: if flags & libc::O_CREAT != 0 { process::umask_now() } else { 0 },
-        ..Message::new(Op::Open)
-    };
+    let umask = if flags & libc::O_CREAT != 0 { process::umask_now() } else { 0 };
+    let new = NewFile { flags, perm: mode & 0o7777, umask, file: &file, slot: slot.number() };
+    match make_leased(session, &at, &new) {
+        Some(Ok(())) => {
+            file::share_late(&file);
+            file::install(fd, file);
+            return Ok(fd);
+        }
+        Some(Err(error)) => {
+            real::close_quietly(fd);
+            return Err(error);
+        }
+        None => {}
+    }
+    let mut message = Message { flags: flags as u32, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = slot.number().into();
     match call::paths(session, message, (at.dir, at.path), (at.dir, b"")) {
         Ok(reply) => {
@@ -47,12 +57,40 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
             file.session.store(session.number, Ordering::Release);
             file::share_late(&file);
             file::install(fd, file);
+            if flags & libc::O_CREAT != 0 {
+                lease::changed(session, &at);
+            }
             Ok(fd)
         }
         Err(error) => {
             real::close_quietly(fd);
             Err(refused(&file, error))
         }
+    }
+}
+
+/// Flags of opens that a lease can answer.
+const LEASED_FLAGS: i32 = libc::O_ACCMODE
+    | CREATION_FLAGS
+    | libc::O_APPEND
+    | libc::O_NOFOLLOW
+    | libc::O_NONBLOCK
+    | LARGEFILE as i32;
+
+/// Makes the file under a lease, or says that it does not exist. `None`: the ordinary way.
+fn make_leased(session: &'static Session, at: &At<'_>, new: &NewFile<'_>) -> Option<Outcome<()>> {
+    let create = new.flags & libc::O_CREAT != 0;
+    if new.flags & !LEASED_FLAGS != 0 {
+        return None;
+    }
+    match lease::ask(session, at) {
+        Says::Absent(claim) if create => match claim.make(new) {
+            Err(Detour::Kernel) => None,
+            done => Some(done),
+        },
+        Says::Absent(_) => Some(Err(Errno::ENOENT.into())),
+        Says::Exists if create && new.flags & libc::O_EXCL != 0 => Some(Err(Errno::EEXIST.into())),
+        Says::Exists | Says::Nothing => None,
     }
 }
 

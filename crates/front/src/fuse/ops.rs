@@ -72,6 +72,7 @@ impl Call<'_> {
             },
             kernel_checked: true,
             pid: self.header.pid,
+            ..Cred::root()
         })
     }
 
@@ -86,7 +87,14 @@ impl Call<'_> {
         };
         let groups = self.session.no_groups.clone();
         let gid = Gid(self.header.gid);
-        Cred { uid: Uid(uid), gid, groups, kernel_checked: true, pid: self.header.pid }
+        Cred {
+            uid: Uid(uid),
+            gid,
+            groups,
+            kernel_checked: true,
+            pid: self.header.pid,
+            ..Cred::root()
+        }
     }
 
     /// What the request's node id stands for.

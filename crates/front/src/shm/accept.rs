@@ -207,9 +207,11 @@ impl Acceptor {
         let channel = ServiceChannel::create(geometry, around.config.plan)?;
         let groups: Arc<[Gid]> = groups.into_iter().map(Gid).collect();
         let slots = around.lane.slots.open_session(Token::random()?, groups.clone());
-        let cred = Cred { uid: Uid(uid), gid: Gid(gid), groups, kernel_checked: false, pid };
+        let id = self.token();
+        let (uid, gid) = (Uid(uid), Gid(gid));
+        let cred = Cred { uid, gid, groups, pid, session: id, ..Cred::root() };
         Ok(Session::new(Parts {
-            id: self.token(),
+            id,
             cred,
             process,
             channel,

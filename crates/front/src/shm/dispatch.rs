@@ -43,6 +43,7 @@ pub(super) fn on_worker(
         return session.channel.reply(mailbox, &failed(Errno::EINVAL));
     };
     stats.took(message.op);
+    session.settle();
     let Ok(paths) = copy_paths(session, mailbox, &message, scratch) else {
         return session.channel.reply(mailbox, &failed(Errno::ENAMETOOLONG));
     };

@@ -23,6 +23,7 @@ mod accept;
 mod dispatch;
 mod helpers;
 mod holders;
+mod leases;
 mod post;
 mod request;
 mod roster;

@@ -126,8 +126,8 @@ pub enum FileRequest<'a> {
     Mknod { at: At<'a>, mode: u32, umask: u32, rdev: u64 },
     Symlink { target: &'a [u8], at: At<'a> },
     Link { from: Object<'a>, to: At<'a> },
-    Unlink { at: At<'a>, dir: bool },
-    Rename { from: At<'a>, to: At<'a>, flags: u32 },
+    Unlink { at: At<'a>, dir: bool, leased: bool },
+    Rename { from: At<'a>, to: At<'a>, flags: u32, leased: bool },
     Readlink { object: Object<'a> },
     Setattr { object: Object<'a>, set: SetAttr },
     Fsync { handle: Handle, data_only: bool },
@@ -149,6 +149,7 @@ pub enum FileRequest<'a> {
     Expose { handle: Handle },
     SetFlags { handle: Handle, flags: i32 },
     Readdir { handle: Handle, position: u64, len: usize },
+    Lease { start: Start, path: &'a [u8] },
 }
 
 /// Bytes of both paths of `message`, which lie at the start of its buffer.
@@ -237,6 +238,7 @@ impl<'a> Checker<'a> {
             Op::Expose => FileRequest::Expose { handle },
             Op::SetFlags => FileRequest::SetFlags { handle, flags: m.flags as i32 },
             Op::Readdir => self.readdir(),
+            Op::Lease => FileRequest::Lease { start: Start::from_wire(m.dir), path: self.first },
         })
     }
 
@@ -347,22 +349,27 @@ impl<'a> Checker<'a> {
     }
 
     fn unlink(&self) -> Result<FileRequest<'a>> {
-        let flags = self.message.flags as i32;
+        let flags = (self.message.flags & !message::LEASED).cast_signed();
         if flags & !libc::AT_REMOVEDIR != 0 {
             return Err(Errno::EINVAL);
         }
-        Ok(FileRequest::Unlink { at: self.at()?, dir: flags != 0 })
+        Ok(FileRequest::Unlink { at: self.at()?, dir: flags != 0, leased: self.is_leased() })
     }
 
     fn rename(&self) -> Result<FileRequest<'a>> {
-        let flags = self.message.flags;
+        let flags = self.message.flags & !message::LEASED;
         let (no_replace, exchange, whiteout) =
             (libc::RENAME_NOREPLACE, libc::RENAME_EXCHANGE, libc::RENAME_WHITEOUT);
         let unknown = flags & !(no_replace | exchange | whiteout) != 0;
         if unknown || (flags & exchange != 0 && flags & (no_replace | whiteout) != 0) {
             return Err(Errno::EINVAL);
         }
-        Ok(FileRequest::Rename { from: self.at()?, to: self.at2()?, flags })
+        let leased = self.is_leased();
+        Ok(FileRequest::Rename { from: self.at()?, to: self.at2()?, flags, leased })
+    }
+
+    fn is_leased(&self) -> bool {
+        self.message.flags & message::LEASED != 0
     }
 
     fn setattr(&self, object: Object<'a>) -> Result<FileRequest<'a>> {

@@ -9,23 +9,25 @@
 //!
 //! # Locking
 //!
-//! `open`, `parked` and `Parked`'s own are leaves: no VFS call is made, no file is dropped and no
+//! `leases` comes first; see there. `open`, `streamed`, `parked` and `Parked`'s own are leaves: no VFS call is made, no file is dropped and no
 //! reply is sent under any of them.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
-use polylane_base::sync::{Arc, Mutex};
+use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result};
 use polylane_ipc::message::{Reply, Status};
+use polylane_ipc::stream::STREAMED_HANDLE;
 use polylane_ipc::{MailboxIndex, ServiceChannel};
 use polylane_vfs::{Cred, LockOwner, Node, OpenFile, Ticket};
 
 use super::holders::Holders;
+use super::leases::Leases;
 use super::request::{Handle, Start};
 use super::stats::Stats;
-use super::table::Table;
+use super::table::{Chosen, Table};
 use crate::lane::Lane;
 use crate::slots::SessionSlots;
 
@@ -108,7 +110,11 @@ pub(super) struct Session {
     pub(super) lane: Arc<Lane>,
     /// Where requests are counted that a worker did not finish.
     pub(super) stats: Arc<Stats>,
+    /// What its client may change unasked.
+    pub(super) leases: Leases,
     open: Mutex<Table<Open>>,
+    /// Files that the client opened by its stream, under handles that it chose.
+    streamed: Mutex<Chosen<Open>>,
     parked: Mutex<BTreeMap<u32, Arc<Parked>>>,
     ended: AtomicBool,
 }
@@ -128,7 +134,7 @@ impl Session {
     /// A session with nothing open.
     pub(super) fn new(parts: Parts) -> Arc<Session> {
         let Parts { id, cred, process, channel, slots, lane, stats } = parts;
-        Arc::new(Session {
+        let session = Arc::new(Session {
             id,
             cred,
             process,
@@ -136,10 +142,15 @@ impl Session {
             slots,
             lane,
             stats,
+            leases: Leases::default(),
             open: Mutex::new(Table::new(HANDLES_MAX)),
+            streamed: Mutex::default(),
             parked: Mutex::default(),
             ended: AtomicBool::new(false),
-        })
+        });
+        let weak: Weak<Session> = Arc::downgrade(&session);
+        session.slots.set_holder(weak);
+        session
     }
 
     /// Adds an open file or directory. `EMFILE` at the limit or after the end.
@@ -147,27 +158,43 @@ impl Session {
         self.open.lock().insert(open)
     }
 
+    /// Adds an open file under a handle that the client chose. `EBADF`: not one to choose; `EBUSY`:
+    /// in use.
+    pub(super) fn add_streamed(&self, handle: Handle, open: Open) -> Result<()> {
+        self.streamed.lock().insert(handle, open)
+    }
+
+    fn with<T>(&self, handle: Handle, look: impl FnOnce(&Open) -> T) -> Result<T> {
+        match handle.index & STREAMED_HANDLE {
+            0 => self.open.lock().get(handle).map(look),
+            _ => self.streamed.lock().get(handle).map(look),
+        }
+    }
+
     /// What a handle means. `EBADF` when nothing.
     pub(super) fn get(&self, handle: Handle) -> Result<Open> {
-        self.open.lock().get(handle).cloned()
+        self.with(handle, Open::clone)
     }
 
     /// Takes an open file or directory out.
     pub(super) fn remove(&self, handle: Handle) -> Result<Open> {
-        self.open.lock().remove(handle)
+        match handle.index & STREAMED_HANDLE {
+            0 => self.open.lock().remove(handle),
+            _ => self.streamed.lock().remove(handle),
+        }
     }
 
     /// The open regular file of a handle. `EISDIR` for a directory.
     pub(super) fn file(&self, handle: Handle) -> Result<Arc<OpenFile>> {
-        match self.open.lock().get(handle)? {
+        self.with(handle, |open| match open {
             Open::File { file, .. } => Ok(file.clone()),
             Open::Dir { .. } => Err(Errno::EISDIR),
-        }
+        })?
     }
 
     /// The inode of a handle.
     pub(super) fn node(&self, handle: Handle) -> Result<Node> {
-        Ok(self.open.lock().get(handle)?.node().clone())
+        self.with(handle, |open| open.node().clone())
     }
 
     /// The inode that a path starts from.
@@ -198,13 +225,15 @@ impl Session {
         if self.ended.swap(true, Ordering::SeqCst) {
             return;
         }
+        // First what the client did: it counts as done.
+        self.close_leases();
         self.lane.slots.drop_session(&self.slots);
         let parked = std::mem::take(&mut *self.parked.lock());
         for parked in parked.into_values() {
             parked.cancel(&self.lane);
         }
-        let open = self.open.lock().close();
-        drop(open);
+        let (open, streamed) = (self.open.lock().close(), self.streamed.lock().close());
+        drop((open, streamed));
     }
 
     /// Records a lock request that is about to be parked, before the VFS is told.

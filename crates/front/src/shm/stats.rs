@@ -18,6 +18,8 @@ pub struct Stats {
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     sleeps: AtomicU64,
+    streamed: AtomicU64,
+    stream_failed: AtomicU64,
 }
 
 /// What all workers and helpers did, at one moment; not a consistent cut.
@@ -39,6 +41,10 @@ pub struct Totals {
     pub written_bytes: u64,
     /// Times that a worker found nothing to do and slept.
     pub sleeps: u64,
+    /// Changes that clients made under leases and that reached the file system.
+    pub streamed: u64,
+    /// Those that failed: their clients broke the rules.
+    pub stream_failed: u64,
 }
 
 impl Totals {
@@ -60,6 +66,8 @@ impl Default for Stats {
             read_bytes: zero(),
             written_bytes: zero(),
             sleeps: zero(),
+            streamed: zero(),
+            stream_failed: zero(),
         }
     }
 }
@@ -70,6 +78,12 @@ impl Stats {
     pub(super) fn took(&self, op: Op) {
         let count = &self.by_op[op as usize];
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
+    }
+
+    /// An entry of a stream was applied.
+    pub(super) fn streamed(&self, done: bool) {
+        let count = if done { &self.streamed } else { &self.stream_failed };
+        count.fetch_add(1, Relaxed);
     }
 
     /// A request ended like this.
@@ -122,6 +136,8 @@ impl Stats {
             sum.read_bytes += stats.read_bytes.load(Relaxed);
             sum.written_bytes += stats.written_bytes.load(Relaxed);
             sum.sleeps += stats.sleeps.load(Relaxed);
+            sum.streamed += stats.streamed.load(Relaxed);
+            sum.stream_failed += stats.stream_failed.load(Relaxed);
         }
         sum
     }

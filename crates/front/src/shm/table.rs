@@ -6,6 +6,8 @@
 
 use polylane_base::{Errno, Result};
 
+use polylane_ipc::stream::STREAMED_HANDLE;
+
 use super::request::Handle;
 
 /// Open things of one session.
@@ -84,6 +86,63 @@ impl<T> Table<T> {
     }
 }
 
+/// Places of handles that clients choose.
+const CHOSEN_MAX: usize = 1024;
+
+/// Open things under handles that the client chose: marked by [`STREAMED_HANDLE`], with any
+/// generation.
+#[derive(Debug)]
+pub(super) struct Chosen<T> {
+    places: Vec<Option<(u32, T)>>,
+    limit: usize,
+}
+
+impl<T> Default for Chosen<T> {
+    fn default() -> Self {
+        Chosen { places: Vec::new(), limit: CHOSEN_MAX }
+    }
+}
+
+impl<T> Chosen<T> {
+    /// Stores `value`. `EBADF`: no handle to choose; `EBUSY`: the place is in use.
+    pub(super) fn insert(&mut self, handle: Handle, value: T) -> Result<()> {
+        let place = (handle.index & !STREAMED_HANDLE) as usize;
+        if handle.index & STREAMED_HANDLE == 0 || place >= self.limit {
+            return Err(Errno::EBADF);
+        }
+        if self.places.len() <= place {
+            self.places.resize_with(place + 1, || None);
+        }
+        if self.places[place].is_some() {
+            return Err(Errno::EBUSY);
+        }
+        self.places[place] = Some((handle.generation, value));
+        Ok(())
+    }
+
+    /// The thing of that handle. `EBADF` when there is none.
+    pub(super) fn get(&self, handle: Handle) -> Result<&T> {
+        match self.places.get((handle.index & !STREAMED_HANDLE) as usize) {
+            Some(Some((generation, value))) if *generation == handle.generation => Ok(value),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Takes the thing of that handle out. `EBADF` when there is none.
+    pub(super) fn remove(&mut self, handle: Handle) -> Result<T> {
+        self.get(handle)?;
+        let place = &mut self.places[(handle.index & !STREAMED_HANDLE) as usize];
+        place.take().map(|(_, value)| value).ok_or(Errno::EBADF)
+    }
+
+    /// Takes everything out; the table accepts nothing any more.
+    pub(super) fn close(&mut self) -> Vec<T> {
+        self.limit = 0;
+        let places = std::mem::take(&mut self.places);
+        places.into_iter().flatten().map(|(_, value)| value).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +175,23 @@ mod tests {
         table.places[0].generation = u32::MAX;
         table.remove(Handle { generation: u32::MAX, ..handle }).unwrap();
         assert_eq!(table.insert(()).unwrap().generation, 1);
+    }
+
+    #[test]
+    fn chosen_handles_are_checked_like_any() {
+        let mut table = Chosen::default();
+        let handle = |place: u32, generation| Handle { index: STREAMED_HANDLE | place, generation };
+        assert_eq!(table.insert(Handle { index: 3, generation: 1 }, 'x'), Err(Errno::EBADF));
+        assert_eq!(table.insert(handle(CHOSEN_MAX as u32, 1), 'x'), Err(Errno::EBADF));
+        table.insert(handle(7, 1), 'a').unwrap();
+        assert_eq!(table.insert(handle(7, 2), 'b'), Err(Errno::EBUSY));
+        assert_eq!(table.get(handle(7, 2)), Err(Errno::EBADF));
+        assert_eq!(table.get(handle(6, 1)), Err(Errno::EBADF));
+        assert_eq!(table.remove(handle(7, 1)), Ok('a'));
+        assert_eq!(table.remove(handle(7, 1)), Err(Errno::EBADF));
+        table.insert(handle(7, 2), 'b').unwrap();
+        assert_eq!(table.close(), ['b']);
+        assert_eq!(table.insert(handle(0, 1), 'c'), Err(Errno::EBADF));
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::message::{
 };
 use crate::queue::Mapped;
 use crate::queue::bell::Bell;
+use crate::stream::Stream;
 
 /// How long a sleeper goes without asking whether the service lives.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(100);
@@ -170,6 +171,12 @@ impl ClientChannel {
     pub fn payload_get(&self, index: MailboxIndex, at: usize, into: &mut [u8]) {
         let offset = self.payload(index, at, into.len());
         self.region.copy_out_with(self.plan.method_for(into.len()), offset, into);
+    }
+
+    /// The session's stream. Its client side is for one thread at a time.
+    #[inline]
+    pub fn stream(&self) -> Stream<Mapped<'_>> {
+        Stream(Mapped::new(&self.region, self.layout.stream()))
     }
 
     /// Waits until the last request of a mailbox is answered, so that its payload may be written.

@@ -23,6 +23,7 @@ use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, QueueKind, header};
 use crate::message::{MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, VERSION, WORDS};
 use crate::queue::bell::{Bell, NO_CPU};
 use crate::queue::{Mapped, Ticket};
+use crate::stream::Stream;
 
 /// Looks at an overlapped write's progress before it is served as short: some 20 to 50 µs.
 const WRITE_SPINS: u32 = 1000;
@@ -102,6 +103,7 @@ impl ServiceChannel {
         store(header::BUFFER, geometry.buffer_bytes);
         store(header::QUEUE, geometry.queue as u32);
         store(header::GROUPS, geometry.groups);
+        Stream(Mapped::new(&region, layout.stream())).shut();
         region.word64(header::MAGIC).store(MAGIC, Ordering::Release);
         let groups = 0..geometry.groups as usize;
         for group in groups.clone() {
@@ -222,6 +224,12 @@ impl ServiceChannel {
         }
         Claim(&self.claims[index.0 as usize]).finish(|| mailbox.reply());
         mailbox.wake();
+    }
+
+    /// The session's stream. Its service side is for one thread at a time.
+    #[inline]
+    pub fn stream(&self) -> Stream<Mapped<'_>> {
+        Stream(Mapped::new(&self.region, self.layout.stream()))
     }
 
     /// Copies payload bytes of a taken mailbox out. In range, or it panics: check lengths from the

@@ -348,6 +348,14 @@ impl FileSystem for MemFs {
         Ok(())
     }
 
+    fn reserve_names(&self, count: u32) -> Result<()> {
+        if self.space.take_inodes(count) { Ok(()) } else { Err(Errno::ENOSPC) }
+    }
+
+    fn release_names(&self, count: u32) {
+        self.space.give_inodes(count);
+    }
+
     fn statfs(&self) -> Result<StatFs> {
         let (bytes, bytes_left) = self.space.bytes();
         let (files, ffree) = self.space.inodes();

@@ -43,6 +43,16 @@ impl Space {
         self.inodes.take(1)
     }
 
+    /// Takes inodes; false when fewer are left.
+    pub(super) fn take_inodes(&self, count: u32) -> bool {
+        self.inodes.take(count.into())
+    }
+
+    /// Gives inodes back.
+    pub(super) fn give_inodes(&self, count: u32) {
+        self.inodes.give(count.into());
+    }
+
     /// Gives one inode back.
     pub(super) fn give_inode(&self) {
         self.inodes.give(1);

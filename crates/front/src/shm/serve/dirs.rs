@@ -6,7 +6,7 @@ use polylane_vfs::Kind;
 use polylane_vfs::fs::DirEntry;
 
 use super::{Answer, Call, done, with_attr};
-use crate::shm::request::{At, Handle, Object};
+use crate::shm::request::{At, Handle, Object, Start};
 use crate::shm::session::Open;
 
 /// Bytes of `linux_dirent64` before the name: inode, position, record length, type.
@@ -21,6 +21,17 @@ impl Call<'_> {
         let attr = self.vfs().getattr(&node)?;
         let handle = self.session.add(Open::Dir { node, listing: None })?;
         Ok(Reply { handle: handle.to_wire(), ..with_attr(&attr) })
+    }
+
+    /// A lease on a directory, and the names in it.
+    pub(super) fn lease(&mut self, start: Start, path: &[u8]) -> Answer {
+        let start = self.session.start(start)?;
+        self.device()?;
+        let granted = self.session.grant(&start, path)?;
+        self.session.channel.payload_put(self.mailbox, 0, &granted.names);
+        let mut reply = done(granted.count);
+        reply.value[..2].copy_from_slice(&[granted.lease.into(), granted.afresh.into()]);
+        Ok(reply)
     }
 
     pub(super) fn readdir(&mut self, handle: Handle, position: u64, len: usize) -> Answer {

@@ -4,7 +4,7 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_ipc::message::{NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
-use polylane_vfs::{Kind, LockFamily, Node, OpenFile};
+use polylane_vfs::{Holder, Kind, LockFamily, Node, OpenFile};
 
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
@@ -204,6 +204,8 @@ impl Call<'_> {
     /// The name under which the kernel opens the file's own node is a ticket of its own.
     pub(super) fn expose(&mut self, handle: Handle) -> Answer {
         let file = self.session.file(handle)?;
+        // Others may reach the file past the session from now on.
+        Holder::revoke(&**self.session);
         let key = self.session.lane.tickets.issue(&Ticket { file, slot: None })?;
         let word = u128::from_le_bytes(key);
         let mut reply = done(0);

@@ -94,8 +94,8 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::Mknod { at, mode, umask, rdev } => call.mknod(at, mode, umask, rdev),
         R::Symlink { target, at } => call.symlink(target, at),
         R::Link { from, to } => call.link(from, to),
-        R::Unlink { at, dir } => call.unlink(at, dir),
-        R::Rename { from, to, flags } => call.rename(from, to, flags),
+        R::Unlink { at, dir, leased } => call.unlink(at, dir, leased),
+        R::Rename { from, to, flags, leased } => call.rename((from, to), flags, leased),
         R::Readlink { object } => call.readlink(object),
         R::Setattr { object, set } => call.setattr(object, &set),
         R::Fsync { handle, data_only } => call.fsync(handle, data_only),
@@ -121,6 +121,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::Expose { handle } => call.expose(handle),
         R::SetFlags { handle, flags } => call.set_flags(handle, flags),
         R::Readdir { handle, position, len } => call.readdir(handle, position, len),
+        R::Lease { start, path } => call.lease(start, path),
     }
 }
 
@@ -190,7 +191,7 @@ fn kernel_has_pages(node: &Node) -> bool {
 }
 
 /// A name that only the kernel's way knows: the virtual directories in the root.
-fn is_virtual(vfs: &Vfs, dir: &Node, name: &[u8]) -> bool {
+pub(super) fn is_virtual(vfs: &Vfs, dir: &Node, name: &[u8]) -> bool {
     name.starts_with(b".polylane") && lane::is_reserved(name) && Arc::ptr_eq(dir, &vfs.root())
 }
 

@@ -1,7 +1,8 @@
 //! Names: making, moving and removing them.
 
 use polylane_base::Errno;
-use polylane_vfs::{Create, Kind, Last};
+use polylane_base::sync::Arc;
+use polylane_vfs::{Create, Cred, Kind, Last};
 
 use super::{Answer, Call, Failure, done, is_virtual};
 use crate::shm::request::{At, Object};
@@ -59,7 +60,7 @@ impl Call<'_> {
         Ok(done(0))
     }
 
-    pub(super) fn unlink(&mut self, at: At<'_>, dir: bool) -> Answer {
+    pub(super) fn unlink(&mut self, at: At<'_>, dir: bool, leased: bool) -> Answer {
         let last = self.last(at)?;
         if dir {
             let gone = self.vfs().take_removed_dir(self.cred(), &last.dir, &last.name)?;
@@ -71,12 +72,18 @@ impl Call<'_> {
             let is_dir = node.kind() == Kind::Dir;
             return Err(if is_dir { Errno::EISDIR } else { Errno::ENOTDIR }.into());
         }
-        let gone = self.vfs().take_unlinked(self.cred(), &last.dir, &last.name)?;
+        let unlink = |cred: &Cred| self.vfs().take_unlinked(cred, &last.dir, &last.name);
+        let gone = self.session.as_holder(leased.then_some(&last.dir), unlink)?;
         self.session.lane.name_gone(&last.dir, &last.name, &gone);
         Ok(done(0))
     }
 
-    pub(super) fn rename(&mut self, from: At<'_>, to: At<'_>, flags: u32) -> Answer {
+    pub(super) fn rename(
+        &mut self,
+        (from, to): (At<'_>, At<'_>),
+        flags: u32,
+        leased: bool,
+    ) -> Answer {
         let (from, to) = (self.last(from)?, self.last(to)?);
         if from.must_be_dir || to.must_be_dir {
             let node = self.vfs().lookup(self.cred(), &from.dir, &from.name)?;
@@ -85,8 +92,11 @@ impl Call<'_> {
             }
         }
         let (from_dir, to_dir) = (&from.dir, &to.dir);
-        let vfs = self.vfs();
-        let names = vfs.take_renamed(self.cred(), from_dir, &from.name, to_dir, &to.name, flags)?;
+        let rename = |cred: &Cred| {
+            self.vfs().take_renamed(cred, from_dir, &from.name, to_dir, &to.name, flags)
+        };
+        let leased = leased && Arc::ptr_eq(from_dir, to_dir);
+        let names = self.session.as_holder(leased.then_some(from_dir), rename)?;
         self.session.lane.name_gone(from_dir, &from.name, &names.moved);
         if let Some(replaced) = &names.replaced {
             self.session.lane.name_gone(to_dir, &to.name, replaced);

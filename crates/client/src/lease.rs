@@ -1,0 +1,670 @@
+//! Leases: names that this process changes without asking.
+//!
+//! A process that keeps making, renaming and removing files in one directory asks for a lease on it.
+//! From then on it knows every name there, answers such calls itself and streams what it did; see
+//! `polylane_ipc::stream`. Everything else - other calls, other names, other files - goes the
+//! ordinary way, before which the service applies the stream.
+//!
+//! Changes that cancel each other out while the last of them still waits become one: a file made,
+//! renamed and removed at once is a touch of its directory.
+//!
+//! # Invariants
+//!
+//! - A lease is believed only as long as the stream's gate is open: an answer that needs no entry
+//!   ("there is none") looks at the gate, all others are an entry that passed it.
+//! - `names` holds every name of a leased directory that an entry can hold: files that this process
+//!   made there since the lease began, and everything else, of which only the existence is known.
+//! - A streamed handle belongs to a slot, which is bound once at a time.
+//!
+//! # Locking
+//!
+//! One lock, never waited for beyond a moment: who does not get it goes the ordinary way, so a
+//! signal handler that interrupted the holder does not wait for itself.
+
+use std::sync::atomic::{
+    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+
+use polylane_base::Errno;
+use polylane_ipc::message::{LEASED, Message, Op};
+use polylane_ipc::stream::{
+    Change, Entry, LEASES_MAX, NAME_BYTES_MAX, Posted, STREAMED_HANDLE, ShortName, streamed_handle,
+};
+
+use crate::outcome::{Detour, Outcome};
+use crate::path::At;
+use crate::session::Session;
+use crate::table::Record;
+use crate::{call, config, state};
+
+/// Turns that a call waits for another thread's.
+const LOCK_TURNS: u32 = 200;
+/// Changes in one directory, one after the other, that a lease is asked for.
+const STREAK: u32 = 8;
+/// Most of them, after leases that ended early.
+const STREAK_MAX: u32 = 1 << 16;
+/// Entries that make a lease worth its while.
+const WORTH: u32 = 1024;
+/// Entries that may wait before the service is told to go on.
+const WAITING_MAX: u32 = 64;
+/// 64-bit words of the longest path of a leased directory.
+const PATH_WORDS: usize = 16;
+
+/// Everything about leases. Zero is "none".
+pub(crate) struct Leases {
+    locked: AtomicU32,
+    /// The session that granted them.
+    session: AtomicU32,
+    held: [Held; LEASES_MAX as usize],
+    names: Names,
+    streak: Streak,
+    /// Entries streamed under the present leases.
+    streamed: AtomicU32,
+    /// Streamed handles so far.
+    handles: AtomicU32,
+}
+
+/// Changes one after the other in one directory.
+struct Streak {
+    dir: AtomicU64,
+    path: AtomicU64,
+    count: AtomicU32,
+    /// Doublings of how many it takes.
+    doublings: AtomicU32,
+}
+
+/// A directory: where its path starts, and the path.
+struct Held {
+    /// Length of the path plus one; 0: no lease.
+    len: AtomicU32,
+    start: AtomicU64,
+    path: [AtomicU64; PATH_WORDS],
+}
+
+impl Leases {
+    pub(crate) const fn new() -> Self {
+        Leases {
+            locked: AtomicU32::new(0),
+            session: AtomicU32::new(0),
+            held: [const { Held::new() }; LEASES_MAX as usize],
+            names: Names::new(),
+            streak: Streak::new(),
+            streamed: AtomicU32::new(0),
+            handles: AtomicU32::new(0),
+        }
+    }
+
+    /// The leases of this session, if there are any.
+    #[inline]
+    fn enter(&'static self, session: &'static Session) -> Option<Inside> {
+        if self.session.load(Relaxed) != session.number {
+            return None;
+        }
+        let inside = self.lock(session)?;
+        if session.channel.stream().is_shut() {
+            inside.ended();
+            return None;
+        }
+        Some(inside)
+    }
+
+    fn lock(&'static self, session: &'static Session) -> Option<Inside> {
+        for _ in 0..LOCK_TURNS {
+            if self.locked.load(Relaxed) == 0 && self.locked.swap(1, Acquire) == 0 {
+                return Some(Inside { leases: self, session });
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+}
+
+/// The lock on the leases of a session.
+struct Inside {
+    leases: &'static Leases,
+    session: &'static Session,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.leases.locked.store(0, Release);
+    }
+}
+
+/// The leases are over, or cannot say: the ordinary way.
+struct Ordinary;
+
+impl Inside {
+    /// The lease and the name that a path means; `None` when no lease says anything about it.
+    fn find(&self, at: &At<'_>) -> Option<(u8, ShortName)> {
+        let (dir, name) = split(at.path);
+        let place = self.leases.held.iter().position(|held| held.is(at.dir, dir))?;
+        match name {
+            b"." | b".." => None,
+            name => ShortName::new(name).map(|name| (place as u8, name)),
+        }
+    }
+
+    fn stamped(&self, change: Change, lease: u8, name: ShortName) -> Entry {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        let time = now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec);
+        Entry { change, lease, name, time, born: time, ..Entry::default() }
+    }
+
+    /// The last entry, as long as the service has not taken it and it is of this lease.
+    fn last(&self, lease: u8) -> Option<Entry> {
+        self.session.channel.stream().last().filter(|entry| entry.lease == lease)
+    }
+
+    fn replace(&self, entry: &Entry) -> bool {
+        self.session.channel.stream().replace(entry)
+    }
+
+    fn post(&self, entry: &Entry) -> Result<(), Ordinary> {
+        let stream = self.session.channel.stream();
+        let mut posted = stream.post(entry);
+        if posted == Posted::Full {
+            // Any request has the stream applied.
+            call::plain(self.session, Message::new(Op::Ping)).map_err(|_| Ordinary)?;
+            posted = stream.post(entry);
+        }
+        match posted {
+            Posted::Waiting(count) => {
+                if count.is_multiple_of(WAITING_MAX) {
+                    // The service may as well begin. If it cannot be told now, it will be later.
+                    let _ = self.session.post(&Message::new(Op::Ping));
+                }
+                let streamed = self.leases.streamed.load(Relaxed);
+                self.leases.streamed.store(streamed.saturating_add(1), Relaxed);
+                Ok(())
+            }
+            Posted::Full => Err(Ordinary),
+            Posted::Shut => {
+                self.ended();
+                Err(Ordinary)
+            }
+        }
+    }
+
+    /// Somebody ended the leases. Those that ended early make the next ones dearer.
+    #[cold]
+    fn ended(&self) {
+        let leases = self.leases;
+        let worth = leases.streamed.swap(0, Relaxed) >= WORTH;
+        leases.streak.judge(worth);
+        leases.held.iter().for_each(Held::clear);
+        leases.names.clear();
+        leases.session.store(0, Relaxed);
+    }
+}
+
+/// The directory part of a path and the last name; the name is empty where there is none.
+fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|&byte| byte == b'/') {
+        Some(slash) => (&path[..slash], &path[slash + 1..]),
+        None => (b"", path),
+    }
+}
+
+/// What a new file is opened as, once its name is known to be free.
+pub(crate) struct NewFile<'a> {
+    pub(crate) flags: i32,
+    pub(crate) perm: u32,
+    pub(crate) umask: u32,
+    /// Its record, which owns a slot with this number.
+    pub(crate) file: &'a Record,
+    pub(crate) slot: u32,
+}
+
+/// What a lease says about a name that is to be opened.
+pub(crate) enum Says {
+    /// Nothing.
+    Nothing,
+    /// There is no such file; it can be made by [`Claim::make`].
+    Absent(Claim),
+    /// Something of that name exists.
+    Exists,
+}
+
+/// A name that is known to be free, as long as this is held.
+pub(crate) struct Claim {
+    inside: Inside,
+    lease: u8,
+    name: ShortName,
+}
+
+/// What is known about a name.
+pub(crate) fn ask(session: &'static Session, at: &At<'_>) -> Says {
+    let Some(inside) = state::get().leases.enter(session) else { return Says::Nothing };
+    let Some((lease, name)) = inside.find(at) else { return Says::Nothing };
+    match inside.leases.names.get(lease, &name) {
+        None => Says::Absent(Claim { inside, lease, name }),
+        Some(_) => Says::Exists,
+    }
+}
+
+impl Claim {
+    /// Makes and opens the file. `Kernel`: it must be done the ordinary way; nothing was done.
+    pub(crate) fn make(self, new: &NewFile<'_>) -> Outcome<()> {
+        let Claim { inside, lease, name } = self;
+        let leases = inside.leases;
+        if leases.names.is_full() {
+            return Err(Detour::Kernel);
+        }
+        let count = leases.handles.load(Relaxed).wrapping_add(1);
+        leases.handles.store(count, Relaxed);
+        let place = new.file.slot.load(Relaxed).saturating_sub(1);
+        let handle = streamed_handle(place, count);
+        let entry = Entry {
+            perm: new.perm as u16,
+            umask: new.umask as u16,
+            slot: new.slot + 1,
+            flags: new.flags as u32,
+            handle,
+            ..inside.stamped(Change::Make, lease, name)
+        };
+        let touch = inside.last(lease).filter(|last| last.change == Change::Touch);
+        if touch.is_none() || !inside.replace(&entry) {
+            inside.post(&entry).map_err(|Ordinary| Detour::Kernel)?;
+        }
+        leases.names.insert(lease, &name, Known::Own);
+        new.file.handle.store(handle, Relaxed);
+        new.file.session.store(inside.session.number, Release);
+        Ok(())
+    }
+}
+
+/// Whether a handle is one that this module gave.
+pub(crate) fn is_streamed(handle: u64) -> bool {
+    handle as u32 & STREAMED_HANDLE != 0
+}
+
+/// Closes a file that nobody but its maker has heard of yet: true then. Its slot is free.
+pub(crate) fn close(session: &'static Session, handle: u64) -> bool {
+    let Some(inside) = state::get().leases.enter(session) else { return false };
+    match session.channel.stream().last() {
+        Some(last) if last.change == Change::Make && last.slot != 0 && last.handle == handle => {
+            inside.replace(&Entry { slot: 0, flags: 0, handle: 0, ..last })
+        }
+        _ => false,
+    }
+}
+
+/// `unlink`. `None`: the ordinary way.
+pub(crate) fn unlink(session: &'static Session, at: &At<'_>) -> Option<Outcome<()>> {
+    let inside = state::get().leases.enter(session)?;
+    let (lease, name) = inside.find(at)?;
+    match inside.leases.names.get(lease, &name) {
+        None => return Some(Err(Errno::ENOENT.into())),
+        Some(Known::Other) => {
+            let message = Message { flags: LEASED, ..Message::new(Op::Unlink) };
+            let done = call::paths(session, message, (at.dir, at.path), (at.dir, b""));
+            return Some(done.map(|_| inside.leases.names.remove(lease, &name)));
+        }
+        Some(Known::Own) => {}
+    }
+    let made = |last: &Entry| last.change == Change::Make && last.slot == 0 && last.name == name;
+    let vain = inside.last(lease).filter(made);
+    let touch = inside.stamped(Change::Touch, lease, ShortName::default());
+    if vain.is_none() || !inside.replace(&touch) {
+        inside.post(&Entry { change: Change::Unlink, name, ..touch }).ok()?;
+    }
+    inside.leases.names.remove(lease, &name);
+    Some(Ok(()))
+}
+
+/// `rename` with `RENAME_NOREPLACE` or no flags. `None`: the ordinary way.
+pub(crate) fn rename(
+    session: &'static Session,
+    from: &At<'_>,
+    to: &At<'_>,
+    replace: bool,
+) -> Option<Outcome<()>> {
+    let inside = state::get().leases.enter(session)?;
+    let ((lease, name), (lease2, name2)) = (inside.find(from)?, inside.find(to)?);
+    if lease != lease2 || name == name2 {
+        return None;
+    }
+    let names = &inside.leases.names;
+    let target = names.get(lease, &name2);
+    match (names.get(lease, &name), target) {
+        (None, _) => return Some(Err(Errno::ENOENT.into())),
+        (Some(_), Some(_)) if !replace => return Some(Err(Errno::EEXIST.into())),
+        // Perhaps names of one file: then nothing happens.
+        (Some(Known::Other), Some(Known::Other)) => return None,
+        (Some(known), target) if known == Known::Other || target == Some(Known::Other) => {
+            let flags = LEASED | if replace { 0 } else { libc::RENAME_NOREPLACE };
+            let message = Message { flags, ..Message::new(Op::Rename) };
+            let done = call::paths(session, message, (from.dir, from.path), (to.dir, to.path));
+            return Some(done.map(|_| {
+                names.remove(lease, &name);
+                names.insert(lease, &name2, known);
+            }));
+        }
+        (Some(_), _) => {}
+    }
+    let made = |last: &Entry| last.change == Change::Make && last.name == name;
+    let fresh = inside.last(lease).filter(|last| target.is_none() && made(last));
+    let moved = Entry { name2, ..inside.stamped(Change::Rename, lease, name) };
+    let renamed = |last: Entry| inside.replace(&Entry { name: name2, time: moved.time, ..last });
+    if !fresh.is_some_and(renamed) {
+        inside.post(&moved).ok()?;
+    }
+    names.remove(lease, &name);
+    names.insert(lease, &name2, Known::Own);
+    Some(Ok(()))
+}
+
+/// A name in the directory of `at` was changed the ordinary way. A process that keeps doing so asks
+/// for a lease.
+#[inline]
+pub(crate) fn changed(session: &'static Session, at: &At<'_>) {
+    let leases = &state::get().leases;
+    let (dir, _) = split(at.path);
+    if leases.streak.count(at.dir, hash(dir)) && config::leases() {
+        leases.ask_for(session, at.dir, dir);
+    }
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+impl Leases {
+    #[cold]
+    fn ask_for(&'static self, session: &'static Session, start: u64, path: &[u8]) {
+        let Some(inside) = self.lock(session) else { return };
+        if self.session.load(Relaxed) != session.number {
+            inside.ended();
+        }
+        let place = |afresh: bool, lease: u8| {
+            if afresh {
+                self.held.iter().for_each(Held::clear);
+                self.names.clear();
+            }
+            self.held.get(lease as usize)
+        };
+        let fits = path.len() <= 8 * PATH_WORDS;
+        let granted = fits
+            && call::lease(session, (start, path), |granted| match granted {
+                call::Granted::Lease { lease, afresh } => {
+                    place(afresh, lease).is_some_and(|held| held.set(start, path))
+                }
+                call::Granted::Name { lease, name } => match ShortName::new(name) {
+                    Some(name) => self.names.insert(lease, &name, Known::Other),
+                    None => false,
+                },
+            });
+        match granted {
+            true => self.session.store(session.number, Relaxed),
+            // What is half known is not known.
+            false => inside.ended(),
+        }
+    }
+}
+
+impl Streak {
+    const fn new() -> Self {
+        Streak {
+            dir: AtomicU64::new(0),
+            path: AtomicU64::new(0),
+            count: AtomicU32::new(0),
+            doublings: AtomicU32::new(0),
+        }
+    }
+
+    /// Counts a change; whether it is time to ask for a lease. Threads that meet here may lose a
+    /// count, no more.
+    fn count(&self, dir: u64, path: u64) -> bool {
+        let same = self.dir.load(Relaxed) == dir && self.path.load(Relaxed) == path;
+        if !same {
+            self.dir.store(dir, Relaxed);
+            self.path.store(path, Relaxed);
+            self.count.store(0, Relaxed);
+        }
+        let count = self.count.load(Relaxed) + 1;
+        let due = count >= (STREAK << self.doublings.load(Relaxed)).min(STREAK_MAX);
+        self.count.store(if due { 0 } else { count }, Relaxed);
+        due
+    }
+
+    /// A lease is over.
+    fn judge(&self, worth: bool) {
+        let doublings = if worth { 0 } else { (self.doublings.load(Relaxed) + 1).min(13) };
+        self.doublings.store(doublings, Relaxed);
+        self.count.store(0, Relaxed);
+    }
+}
+
+impl Held {
+    const fn new() -> Self {
+        Held {
+            len: AtomicU32::new(0),
+            start: AtomicU64::new(0),
+            path: [const { AtomicU64::new(0) }; PATH_WORDS],
+        }
+    }
+
+    fn clear(&self) {
+        self.len.store(0, Relaxed);
+    }
+
+    fn set(&self, start: u64, path: &[u8]) -> bool {
+        self.start.store(start, Relaxed);
+        for (word, bytes) in self.path.iter().zip(path.chunks(8)) {
+            word.store(word_of(bytes), Relaxed);
+        }
+        self.len.store(path.len() as u32 + 1, Relaxed);
+        true
+    }
+
+    #[inline]
+    fn is(&self, start: u64, path: &[u8]) -> bool {
+        self.len.load(Relaxed) as usize == path.len() + 1
+            && self.start.load(Relaxed) == start
+            && self
+                .path
+                .iter()
+                .zip(path.chunks(8))
+                .all(|(word, b)| word.load(Relaxed) == word_of(b))
+    }
+}
+
+fn word_of(bytes: &[u8]) -> u64 {
+    let mut whole = [0; 8];
+    whole[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(whole)
+}
+
+/// What is known of an existing name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Known {
+    /// A file that this process made under the lease.
+    Own = 1,
+    /// Anything else.
+    Other = 2,
+}
+
+/// Names of leased directories: a hash table with linear probing, without tombstones.
+struct Names {
+    places: [Place; PLACES],
+    count: AtomicU32,
+}
+
+/// Places of the table: a power of two.
+const PLACES: usize = 2048;
+/// Names in it at most.
+const NAMES_MAX: u32 = 1536;
+
+/// One name; `what` 0: free.
+struct Place {
+    /// `Known`, lease, length: a byte each.
+    what: AtomicU64,
+    name: [AtomicU64; NAME_BYTES_MAX / 8],
+}
+
+impl Names {
+    const fn new() -> Self {
+        Names { places: [const { Place::new() }; PLACES], count: AtomicU32::new(0) }
+    }
+
+    fn is_full(&self) -> bool {
+        self.count.load(Relaxed) >= NAMES_MAX
+    }
+
+    fn clear(&self) {
+        if self.count.swap(0, Relaxed) > 0 {
+            self.places.iter().for_each(|place| place.what.store(0, Relaxed));
+        }
+    }
+
+    fn home(lease: u8, name: &ShortName) -> usize {
+        (name.hash() as usize ^ usize::from(lease)) % PLACES
+    }
+
+    /// Where the name is, or where it would be put.
+    #[inline]
+    fn place(&self, lease: u8, name: &ShortName) -> usize {
+        let mut at = Self::home(lease, name);
+        while let Some((_, other, known)) = self.places[at].get() {
+            if other == lease && known == *name {
+                break;
+            }
+            at = (at + 1) % PLACES;
+        }
+        at
+    }
+
+    fn get(&self, lease: u8, name: &ShortName) -> Option<Known> {
+        self.places[self.place(lease, name)].get().map(|(known, ..)| known)
+    }
+
+    /// False when the table is full.
+    fn insert(&self, lease: u8, name: &ShortName, known: Known) -> bool {
+        let place = &self.places[self.place(lease, name)];
+        if place.what.load(Relaxed) == 0 {
+            if self.is_full() {
+                return false;
+            }
+            self.count.store(self.count.load(Relaxed) + 1, Relaxed);
+        }
+        place.set(known, lease, name);
+        true
+    }
+
+    fn remove(&self, lease: u8, name: &ShortName) {
+        let mut hole = self.place(lease, name);
+        if self.places[hole].what.load(Relaxed) == 0 {
+            return;
+        }
+        self.count.store(self.count.load(Relaxed) - 1, Relaxed);
+        // Those after the hole that could not be put before it move into it.
+        let mut at = hole;
+        loop {
+            at = (at + 1) % PLACES;
+            let Some((known, lease, name)) = self.places[at].get() else { break };
+            let home = Self::home(lease, &name);
+            if (at + PLACES - home) % PLACES >= (at + PLACES - hole) % PLACES {
+                self.places[hole].set(known, lease, &name);
+                hole = at;
+            }
+        }
+        self.places[hole].what.store(0, Relaxed);
+    }
+}
+
+impl Place {
+    const fn new() -> Self {
+        let name = [const { AtomicU64::new(0) }; NAME_BYTES_MAX / 8];
+        Place { what: AtomicU64::new(0), name }
+    }
+
+    #[inline]
+    fn get(&self) -> Option<(Known, u8, ShortName)> {
+        let what = self.what.load(Relaxed);
+        let known = match what as u8 {
+            0 => return None,
+            1 => Known::Own,
+            _ => Known::Other,
+        };
+        let words = std::array::from_fn(|n| self.name[n].load(Relaxed));
+        Some((known, (what >> 8) as u8, ShortName::from_words((what >> 16) as u8, words)))
+    }
+
+    fn set(&self, known: Known, lease: u8, name: &ShortName) {
+        let (len, words) = name.to_words();
+        for (place, word) in self.name.iter().zip(words) {
+            place.store(word, Relaxed);
+        }
+        self.what.store(known as u64 | u64::from(lease) << 8 | u64::from(len) << 16, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[test]
+    fn names_are_found_as_in_a_map() {
+        let table: Box<Names> = Box::new(Names::new());
+        let mut map = HashMap::new();
+        let mut state = 1_u64;
+        for _ in 0..200_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
+            let number = state >> 33;
+            let (lease, text) = ((number % 3) as u8, format!("name-{}", number / 3 % 1500));
+            let name = ShortName::new(text.as_bytes()).unwrap();
+            match number % 7 {
+                0..=2 => {
+                    let known = if number.is_multiple_of(2) { Known::Own } else { Known::Other };
+                    if table.insert(lease, &name, known) {
+                        map.insert((lease, text), known);
+                    } else {
+                        assert_eq!(map.len() as u32, NAMES_MAX);
+                    }
+                }
+                3..=5 => {
+                    table.remove(lease, &name);
+                    map.remove(&(lease, text));
+                }
+                _ => assert_eq!(table.get(lease, &name), map.get(&(lease, text)).copied()),
+            }
+            assert_eq!(table.count.load(Relaxed) as usize, map.len());
+        }
+        table.clear();
+        assert_eq!(table.get(0, &ShortName::new(b"name-1").unwrap()), None);
+    }
+
+    #[test]
+    fn a_streak_is_broken_by_another_directory_and_dearer_after_a_bad_lease() {
+        let streak = Streak::new();
+        let changes = |path: u64| (1..).find(|_| streak.count(1, path)).unwrap();
+        assert_eq!(changes(1), STREAK);
+        streak.count(1, 1);
+        assert_eq!(changes(2), STREAK);
+        streak.judge(false);
+        assert_eq!(changes(2), 2 * STREAK);
+        (0..40).for_each(|_| streak.judge(false));
+        assert_eq!(changes(2), STREAK_MAX);
+        streak.judge(true);
+        assert_eq!(changes(2), STREAK);
+    }
+
+    #[test]
+    fn a_path_is_a_directory_and_a_name() {
+        assert_eq!(split(b"a/b/c"), (&b"a/b"[..], &b"c"[..]));
+        assert_eq!(split(b"c"), (&b""[..], &b"c"[..]));
+        assert_eq!(split(b"a/"), (&b"a"[..], &b""[..]));
+        let held = Held::new();
+        assert!(!held.is(5, b""));
+        held.set(5, b"some/long/path");
+        assert!(held.is(5, b"some/long/path"));
+        assert!(!held.is(5, b"some/long/pat") && !held.is(4, b"some/long/path"));
+        held.set(5, b"");
+        assert!(held.is(5, b"") && !held.is(5, b"some/long/path"));
+    }
+}

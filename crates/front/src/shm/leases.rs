@@ -1,0 +1,349 @@
+//! A session's leases: what its client may change unasked, and the stream by which it tells.
+//!
+//! ```text
+//!  client: Op::Lease ─► grant ─► gate open ··· entries ··· Op::… or anybody else near the directory
+//!                                                             │
+//!                                        settle / revoke ◄────┘  claim, apply in order
+//! ```
+//!
+//! # Invariants
+//!
+//! - Before a request of this session is served, and before anybody else sees a leased directory or
+//!   a file of the session's slots, all that the client streamed before has been applied.
+//! - The gate is open only while there is a lease. When [`Leases::revoke`] returns there is none.
+//! - Room for as many new names as entries fit into the stream is set aside while the gate is open:
+//!   what the client was allowed to stream does not fail for want of room.
+//! - An entry is a claim: it is applied with the client's own rights, in a directory that is leased
+//!   to it, or not at all. One that fails is counted and harms nobody but its client.
+//!
+//! # Locking
+//!
+//! `state` is held over VFS calls, which take locks of the leased directory and of what is below.
+//! So nobody may come here with a lock of the VFS held, and streamed calls never end a lease.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use polylane_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_base::{Errno, Result, Time};
+use polylane_ipc::stream::{Change, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX};
+use polylane_vfs::fs::{SetAttr, SetTime};
+use polylane_vfs::{Create, Cred, Holder, Kind, Node, PathError};
+
+use super::request::Handle;
+use super::serve::is_virtual;
+use super::session::{Open, Session};
+
+/// Longest list of names that goes with a lease: a client's table has no room for more.
+const NAMES_MAX: usize = 1024;
+
+/// Nanoseconds of a second.
+const SECOND: i64 = 1_000_000_000;
+
+/// See the head of this file.
+#[derive(Default)]
+pub(super) struct Leases {
+    state: Mutex<State>,
+    /// Entries applied so far, for a look without the lock.
+    applied: AtomicU32,
+    /// Whether the gate is open.
+    open: AtomicBool,
+    /// Counts ends of leases: a grant that overlapped one is void.
+    ends: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    dirs: [Option<Node>; LEASES_MAX as usize],
+    /// Entries claimed so far.
+    claimed: u32,
+    /// Room that is set aside.
+    room: u32,
+    /// The session ended.
+    closed: bool,
+    /// Time of the last applied entry.
+    last: i64,
+    entries: Vec<Entry>,
+}
+
+/// A lease as the client is told of it.
+pub(super) struct Granted {
+    /// Its number.
+    pub(super) lease: u8,
+    /// All leases that the client had before are over.
+    pub(super) afresh: bool,
+    /// Every name of the directory that fits into an entry, each after its length in one byte.
+    pub(super) names: Vec<u8>,
+    /// How many.
+    pub(super) count: usize,
+}
+
+impl Session {
+    /// Applies what the client streamed so far. Two loads when that is nothing.
+    #[inline]
+    pub(super) fn settle(&self) {
+        if self.leases.open.load(Ordering::Acquire)
+            && self.channel.stream().is_waiting(self.leases.applied.load(Ordering::Acquire))
+        {
+            self.apply_all(&mut self.leases.state.lock());
+        }
+    }
+
+    /// Grants a lease on the directory of `path` below `start`. `EAGAIN`: not now; the errors of
+    /// [`Vfs::lease`](polylane_vfs::Vfs::lease).
+    pub(super) fn grant(self: &Arc<Self>, start: &Node, path: &[u8]) -> Result<Granted, PathError> {
+        let ends = self.leases.ends.load(Ordering::SeqCst);
+        let mut names = Vec::new();
+        let (mut count, mut all) = (0, 0);
+        let weak: Weak<Session> = Arc::downgrade(self);
+        let vfs = &self.lane.vfs;
+        let dir = vfs.lease(&self.cred, (start, path), weak, &mut |name| {
+            all += 1;
+            if name.len() <= NAME_BYTES_MAX && all <= NAMES_MAX {
+                names.push(name.len() as u8);
+                names.extend_from_slice(name);
+                count += 1;
+            }
+        })?;
+        // A grant that somebody ended meanwhile is void: the list may be old.
+        let mut state = self.leases.state.lock();
+        let current = self.leases.ends.load(Ordering::SeqCst) == ends && all <= NAMES_MAX;
+        if current && state.dirs.iter().all(Option::is_some) {
+            self.end_all(&mut state);
+        }
+        let afresh = !self.leases.open.load(Ordering::Acquire);
+        let place = state.dirs.iter().position(Option::is_none);
+        match place.filter(|_| current && !state.closed && self.make_room(&mut state)) {
+            Some(place) => {
+                state.dirs[place] = Some(dir);
+                if afresh {
+                    self.open_gate(&mut state);
+                }
+                Ok(Granted { lease: place as u8, afresh, names, count })
+            }
+            None => {
+                vfs.end_lease(&dir);
+                self.give_room_back(&mut state);
+                Err(Errno::EAGAIN.into())
+            }
+        }
+    }
+
+    /// Does `work` as the holder of a lease on `dir`, who keeps account of its names, or as anybody
+    /// where there is no such lease. What would end leases, such as the rename of a directory, a
+    /// holder cannot do as such (`EISDIR`).
+    pub(super) fn as_holder<T>(
+        &self,
+        dir: Option<&Node>,
+        work: impl Fn(&Cred) -> Result<T>,
+    ) -> Result<T> {
+        let Some(dir) = dir else { return work(&self.cred) };
+        let state = self.leases.state.lock();
+        if state.dirs.iter().flatten().any(|leased| Arc::ptr_eq(leased, dir)) {
+            match work(&Cred { streamed: true, ..self.cred.clone() }) {
+                Err(Errno::EISDIR) => {}
+                done => return done,
+            }
+        }
+        drop(state);
+        work(&self.cred)
+    }
+
+    /// No lease from now on: the session is over.
+    pub(super) fn close_leases(&self) {
+        self.leases.state.lock().closed = true;
+        Holder::revoke(self);
+    }
+
+    fn open_gate(&self, state: &mut State) {
+        state.last = self.now();
+        self.channel.stream().open(state.claimed);
+        self.leases.open.store(true, Ordering::Release);
+    }
+
+    /// Sets room aside for a whole stream.
+    fn make_room(&self, state: &mut State) -> bool {
+        let missing = ENTRIES - state.room;
+        let made = missing == 0 || self.lane.vfs.reserve_names(missing).is_ok();
+        if made {
+            state.room = ENTRIES;
+        }
+        made
+    }
+
+    /// Gives the room back unless there is a lease.
+    fn give_room_back(&self, state: &mut State) {
+        if state.dirs.iter().all(Option::is_none) {
+            self.lane.vfs.release_names(std::mem::take(&mut state.room));
+        }
+    }
+
+    /// Applies all that waits. Where room cannot be made anew, the leases end.
+    fn apply_all(&self, state: &mut State) {
+        let honest = self.apply_waiting(state);
+        if honest && self.make_room(state) {
+            self.finish(state);
+        } else {
+            self.end_all(state);
+        }
+    }
+
+    fn finish(&self, state: &State) {
+        self.leases.applied.store(state.claimed, Ordering::Release);
+        self.channel.stream().finish(state.claimed);
+    }
+
+    /// Claims and applies. False for a client that broke the rules: its gate is shut.
+    fn apply_waiting(&self, state: &mut State) -> bool {
+        let mut entries = std::mem::take(&mut state.entries);
+        let claimed = self.channel.stream().claim(state.claimed, &mut entries);
+        state.claimed = claimed.unwrap_or(state.claimed);
+        let cred = Cred { streamed: true, ..self.cred.clone() };
+        let mut touched = [None; LEASES_MAX as usize];
+        for entry in entries.drain(..) {
+            let time = entry.time.clamp(state.last, self.now().max(state.last));
+            state.last = time;
+            let Some(dir) = state.dirs.get(entry.lease as usize).cloned().flatten() else {
+                continue;
+            };
+            touched[entry.lease as usize] = Some(time);
+            // A panic is a bug of ours; it costs this entry.
+            let apply = AssertUnwindSafe(|| self.apply(state, (&cred, &dir), &entry, time));
+            let done = catch_unwind(apply).unwrap_or(Err(PathError::Errno(Errno::EIO)));
+            self.stats.streamed(done.is_ok());
+        }
+        for (dir, time) in state.dirs.iter().zip(touched) {
+            if let (Some(dir), Some(time)) = (dir, time) {
+                self.stamp(&cred, dir, (time, time));
+            }
+        }
+        state.entries = entries;
+        claimed.is_ok()
+    }
+
+    fn apply(
+        &self,
+        state: &mut State,
+        (cred, dir): (&Cred, &Node),
+        entry: &Entry,
+        time: i64,
+    ) -> Result<(), PathError> {
+        let vfs = &self.lane.vfs;
+        let ((name, len), (name2, len2)) = (entry.name.to_bytes(), entry.name2.to_bytes());
+        let (name, name2) = (&name[..len], &name2[..len2]);
+        if [name, name2].iter().any(|name| is_virtual(vfs, dir, name)) {
+            return Err(Errno::EPERM.into());
+        }
+        match entry.change {
+            Change::Touch => {}
+            Change::Make => {
+                let born = entry.born.clamp(0, time);
+                let node = self.make(state, cred, (dir, name), entry)?;
+                self.stamp(cred, &node, (born, time));
+            }
+            Change::Rename => {
+                let names = vfs.take_renamed(cred, dir, name, dir, name2, 0)?;
+                self.lane.name_gone(dir, name, &names.moved);
+                if let Some(replaced) = &names.replaced {
+                    self.lane.name_gone(dir, name2, replaced);
+                }
+            }
+            Change::Unlink => {
+                let gone = vfs.take_unlinked(cred, dir, name)?;
+                self.lane.name_gone(dir, name, &gone);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a file out of the room set aside, and opens it where the client has it open.
+    fn make(
+        &self,
+        state: &mut State,
+        cred: &Cred,
+        (dir, name): (&Node, &[u8]),
+        entry: &Entry,
+    ) -> Result<Node, PathError> {
+        let vfs = &self.lane.vfs;
+        let (perm, umask) = (u32::from(entry.perm) & 0o7777, u32::from(entry.umask) & 0o777);
+        loop {
+            let had_room = state.room > 0;
+            if had_room {
+                state.room -= 1;
+                vfs.release_names(1);
+            }
+            let made = match entry.slot.checked_sub(1) {
+                None => {
+                    let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
+                    vfs.create(cred, dir, name, &new).map_err(PathError::from)
+                }
+                Some(slot) => {
+                    let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC;
+                    let flags = entry.flags.cast_signed() & kept | libc::O_CREAT | libc::O_EXCL;
+                    let opened = vfs.open_path(cred, dir, name, flags, perm, umask);
+                    opened.and_then(|file| {
+                        self.slots.bind(slot, file.clone())?;
+                        let node = file.node().clone();
+                        let open = Open::File { file, slot: Some(slot) };
+                        self.add_streamed(Handle::from_wire(entry.handle), open)?;
+                        Ok(node)
+                    })
+                }
+            };
+            match made {
+                // Somebody else was faster at the room just given up; there is more.
+                Err(PathError::Errno(Errno::ENOSPC)) if had_room => {}
+                made => return made,
+            }
+        }
+    }
+
+    /// Gives an inode the times that it would have had if nothing had waited.
+    fn stamp(&self, cred: &Cred, node: &Node, (born, time): (i64, i64)) {
+        let now = self.now();
+        if born == now && time == now {
+            return;
+        }
+        let cred = Cred { kernel_checked: true, ..cred.clone() };
+        let made = Some(SetTime::At(to_time(born)));
+        let atime = made.filter(|_| node.kind() == Kind::File);
+        let set = SetAttr { atime, mtime: made, ctime: Some(to_time(time)), ..SetAttr::default() };
+        // An inode that was just changed can be changed again; if not, its times are a little late.
+        let _ = self.lane.vfs.setattr(&cred, node, &set);
+    }
+
+    fn end_all(&self, state: &mut State) {
+        let stream = self.channel.stream();
+        stream.shut();
+        self.apply_waiting(state);
+        self.finish(state);
+        self.leases.open.store(false, Ordering::Release);
+        for dir in state.dirs.iter_mut().filter_map(Option::take) {
+            self.lane.vfs.end_lease(&dir);
+        }
+        self.give_room_back(state);
+    }
+
+    fn now(&self) -> i64 {
+        let Time { sec, nsec } = self.lane.vfs.now();
+        sec.saturating_mul(SECOND).saturating_add(nsec.into())
+    }
+}
+
+fn to_time(ns: i64) -> Time {
+    Time { sec: ns.div_euclid(SECOND), nsec: ns.rem_euclid(SECOND) as u32 }
+}
+
+impl Holder for Session {
+    fn settle(&self) {
+        Session::settle(self);
+    }
+
+    fn revoke(&self) {
+        self.leases.ends.fetch_add(1, Ordering::SeqCst);
+        let mut state = self.leases.state.lock();
+        if state.dirs.iter().any(Option::is_some) {
+            self.end_all(&mut state);
+        }
+    }
+}

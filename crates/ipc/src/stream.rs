@@ -1,0 +1,545 @@
+//! The stream of a session: changes of names that a client made under a lease, for which nobody
+//! waits.
+//!
+//! A lease on a directory tells a client every name in it and promises that nobody else changes
+//! them. The client then knows the outcome of a change by itself: it writes the change into the
+//! stream and goes on. The service *applies* the stream before anybody, the client included, could
+//! see a difference; see `docs/design/leases.md`.
+//!
+//! ```text
+//!  gate: shut 1 | variant 1 | claimed 31 | tail 31        (one word, changed by compare-and-swap)
+//!
+//!   done ≤ claimed ≤ tail ≤ done + ENTRIES
+//!    │        │         │
+//!  ──┴────────┴─────────┴──────►  positions, each with two variants of 128 bytes
+//!   applied   being     waiting   the client may put another entry in place of the last waiting
+//!             applied             one: it writes the variant not in use and flips the gate's bit
+//! ```
+//!
+//! # Invariants
+//!
+//! - `tail` and `variant` are changed by the client, `claimed` and `shut` by the service. One word
+//!   holds them all, so an entry is added or replaced before the gate was shut, or not at all.
+//! - A position is written only while it is not claimed and not waiting, or, in its other variant,
+//!   while it is the last one waiting. An entry says which variant the one before it has.
+//! - The service believes its own count of what it claimed, never the word's.
+//! - The client's side is used by one thread at a time, the service's too.
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use polylane_base::{Errno, Result};
+
+use crate::queue::memory::{Memory, Word32, Word64};
+
+/// Entries that may wait or be under way.
+pub const ENTRIES: u32 = 128;
+/// 64-bit words of an entry.
+pub const ENTRY_WORDS: usize = 16;
+/// Longest name in an entry. Longer ones take the ordinary way.
+pub const NAME_BYTES_MAX: usize = 40;
+/// Leases that one session may have at a time.
+pub const LEASES_MAX: u8 = 4;
+
+/// Bytes of a stream in a channel.
+pub const STREAM_BYTES: usize = HEAD_BYTES + ENTRIES as usize * 2 * ENTRY_BYTES;
+
+const HEAD_BYTES: usize = 128;
+const ENTRY_BYTES: usize = 8 * ENTRY_WORDS;
+/// Offset of the gate.
+const GATE: usize = 0;
+/// Offset of the count of applied entries, in a line of its own.
+const DONE: usize = 64;
+
+const SHUT: u64 = 1 << 63;
+const VARIANT: u64 = 1 << 62;
+const COUNT: u64 = (1 << 31) - 1;
+const CLAIMED_SHIFT: u32 = 31;
+
+/// Turns that a client's changes may cost the service before it stops believing the client.
+const CLAIM_TURNS: u32 = 64;
+
+/// What an entry does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Change {
+    /// Nothing but the directory's times: a file was made and removed again.
+    #[default]
+    Touch = 0,
+    /// Makes the regular file `name`; with a `slot` also opens it as `handle`.
+    Make = 1,
+    /// Renames `name` to `name2`.
+    Rename = 2,
+    /// Removes `name`.
+    Unlink = 3,
+}
+
+impl Change {
+    fn from_number(number: u8) -> Option<Change> {
+        [Change::Touch, Change::Make, Change::Rename, Change::Unlink].get(number as usize).copied()
+    }
+}
+
+/// A name of at most [`NAME_BYTES_MAX`] bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ShortName {
+    len: u8,
+    words: [u64; NAME_BYTES_MAX / 8],
+}
+
+impl ShortName {
+    /// The name; `None` when it is empty or too long.
+    #[inline]
+    pub fn new(name: &[u8]) -> Option<ShortName> {
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            return None;
+        }
+        let mut words = [0; NAME_BYTES_MAX / 8];
+        for (word, bytes) in words.iter_mut().zip(name.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_le_bytes(whole);
+        }
+        Some(ShortName { len: name.len() as u8, words })
+    }
+
+    /// Its length and its bytes, in words.
+    #[inline]
+    pub fn to_words(&self) -> (u8, [u64; NAME_BYTES_MAX / 8]) {
+        (self.len, self.words)
+    }
+
+    /// The name of these words, as [`ShortName::to_words`] gave them.
+    #[inline]
+    pub fn from_words(len: u8, words: [u64; NAME_BYTES_MAX / 8]) -> ShortName {
+        ShortName { len: len.min(NAME_BYTES_MAX as u8), words }
+    }
+
+    /// Its bytes.
+    pub fn to_bytes(&self) -> ([u8; NAME_BYTES_MAX], usize) {
+        let mut bytes = [0; NAME_BYTES_MAX];
+        for (bytes, word) in bytes.chunks_mut(8).zip(self.words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        (bytes, self.len as usize)
+    }
+
+    /// A number that differs for most names.
+    #[inline]
+    pub fn hash(&self) -> u64 {
+        let mixed = self.words.iter().fold(u64::from(self.len), |hash, word| {
+            (hash ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
+        });
+        mixed ^ mixed >> 32
+    }
+}
+
+/// One change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Entry {
+    /// What it does.
+    pub change: Change,
+    /// The lease that it was made under.
+    pub lease: u8,
+    /// `Make`: permission bits asked for.
+    pub perm: u16,
+    /// `Make`: bits to take away.
+    pub umask: u16,
+    /// `Make`: slot number plus one; 0: the file is not open.
+    pub slot: u32,
+    /// `Make` with a slot: flags of open(2).
+    pub flags: u32,
+    /// `Make` with a slot: what the client calls the open file; see [`streamed_handle`].
+    pub handle: u64,
+    /// When it happened: nanoseconds since 1970, by the coarse clock.
+    pub time: i64,
+    /// `Make`: when the file was made, if it was renamed since.
+    pub born: i64,
+    /// The name.
+    pub name: ShortName,
+    /// `Rename`: the new name.
+    pub name2: ShortName,
+}
+
+impl Entry {
+    fn to_words(self, former: bool) -> [u64; ENTRY_WORDS] {
+        let mut words = [0; ENTRY_WORDS];
+        words[0] = self.change as u64
+            | u64::from(self.lease) << 8
+            | u64::from(self.name.len) << 16
+            | u64::from(self.name2.len) << 24
+            | u64::from(self.perm) << 32
+            | u64::from(self.umask) << 48;
+        words[1] = u64::from(self.slot) | u64::from(self.flags) << 32;
+        words[2] = self.handle;
+        words[3] = self.time.cast_unsigned();
+        words[4] = self.born.cast_unsigned();
+        words[5..10].copy_from_slice(&self.name.words);
+        words[10..15].copy_from_slice(&self.name2.words);
+        words[15] = u64::from(former);
+        words
+    }
+
+    /// The entry, and the variant of the one before it. `None` when it is none.
+    fn from_words(words: &[u64; ENTRY_WORDS]) -> (Option<Entry>, bool) {
+        let byte = |at: u32| (words[0] >> at) as u8;
+        let name = |len: u8, from: usize| {
+            let mut name = [0; NAME_BYTES_MAX / 8];
+            name.copy_from_slice(&words[from..from + NAME_BYTES_MAX / 8]);
+            (len as usize <= NAME_BYTES_MAX).then_some(ShortName { len, words: name })
+        };
+        let entry = || {
+            Some(Entry {
+                change: Change::from_number(byte(0))?,
+                lease: byte(8),
+                perm: (words[0] >> 32) as u16,
+                umask: (words[0] >> 48) as u16,
+                slot: words[1] as u32,
+                flags: (words[1] >> 32) as u32,
+                handle: words[2],
+                time: words[3].cast_signed(),
+                born: words[4].cast_signed(),
+                name: name(byte(16), 5)?,
+                name2: name(byte(24), 10)?,
+            })
+        };
+        (entry(), words[15] & 1 != 0)
+    }
+}
+
+/// The bit that marks handles that a client chose for files it made through its stream. The other
+/// low bits of the index are the place of the slot with the client.
+pub const STREAMED_HANDLE: u32 = 1 << 31;
+
+/// The handle of a file opened through the stream: `place` below 65536, `use_count` any number.
+pub fn streamed_handle(place: u32, use_count: u32) -> u64 {
+    u64::from(STREAMED_HANDLE | place) | u64::from(use_count) << 32
+}
+
+/// The gate, taken apart.
+#[derive(Clone, Copy)]
+struct Gate(u64);
+
+impl Gate {
+    fn tail(self) -> u32 {
+        (self.0 & COUNT) as u32
+    }
+
+    fn claimed(self) -> u32 {
+        (self.0 >> CLAIMED_SHIFT & COUNT) as u32
+    }
+
+    fn variant(self) -> bool {
+        self.0 & VARIANT != 0
+    }
+
+    fn is_shut(self) -> bool {
+        self.0 & SHUT != 0
+    }
+
+    fn with_tail(self, tail: u32, variant: bool) -> Gate {
+        let kept = self.0 & (SHUT | COUNT << CLAIMED_SHIFT);
+        Gate(kept | u64::from(tail) & COUNT | if variant { VARIANT } else { 0 })
+    }
+
+    fn with_claimed(self, claimed: u32) -> Gate {
+        let kept = self.0 & !(COUNT << CLAIMED_SHIFT);
+        Gate(kept | (u64::from(claimed) & COUNT) << CLAIMED_SHIFT)
+    }
+}
+
+/// `a - b` of two counts.
+fn distance(a: u32, b: u32) -> u32 {
+    a.wrapping_sub(b) & COUNT as u32
+}
+
+/// What became of an entry that the client wanted to add.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Posted {
+    /// It counts; so many wait now.
+    Waiting(u32),
+    /// No room until the service has applied some.
+    Full,
+    /// The session has no lease any more: nothing was added.
+    Shut,
+}
+
+/// A stream in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream<M>(pub M);
+
+impl<M: Memory> Stream<M> {
+    /// Client: adds an entry.
+    #[inline]
+    pub fn post(&self, entry: &Entry) -> Posted {
+        loop {
+            let gate = self.gate();
+            if gate.is_shut() {
+                return Posted::Shut;
+            }
+            let done = self.0.word32(DONE).load(Acquire);
+            if distance(gate.tail(), done) >= ENTRIES {
+                return Posted::Full;
+            }
+            self.write(gate.tail(), false, entry, gate.variant());
+            let next = distance(gate.tail(), u32::MAX);
+            if self.turn(gate, gate.with_tail(next, false)) {
+                return Posted::Waiting(distance(next, gate.claimed()));
+            }
+        }
+    }
+
+    /// Client: puts `entry` in place of the last one. False when the service has claimed that one, or the gate is shut: nothing was changed.
+    #[inline]
+    pub fn replace(&self, entry: &Entry) -> bool {
+        let gate = self.gate();
+        if gate.is_shut() || gate.tail() == gate.claimed() {
+            return false;
+        }
+        let last = distance(gate.tail(), 1);
+        let former = self.read_word(last, gate.variant(), ENTRY_WORDS - 1) & 1 != 0;
+        self.write(last, !gate.variant(), entry, former);
+        // The only other change is the service's, which claims the last entry or shuts the gate.
+        self.turn(gate, gate.with_tail(gate.tail(), !gate.variant()))
+    }
+
+    /// Client: the last entry, if it still waits: it wrote it itself.
+    #[inline]
+    pub fn last(&self) -> Option<Entry> {
+        let gate = self.gate();
+        if gate.tail() == gate.claimed() {
+            return None;
+        }
+        let last = distance(gate.tail(), 1);
+        let words = std::array::from_fn(|n| self.read_word(last, gate.variant(), n));
+        Entry::from_words(&words).0
+    }
+
+    /// Client: whether the session's leases are over.
+    #[inline]
+    pub fn is_shut(&self) -> bool {
+        self.gate().is_shut()
+    }
+
+    /// Service: whether something waits, where `claimed` were claimed.
+    #[inline]
+    pub fn is_waiting(&self, claimed: u32) -> bool {
+        self.gate().tail() != claimed
+    }
+
+    /// Service: claims all that waits, where `claimed` were claimed before; copies it to `into` in
+    /// order, entries that are none left out. Returns the new count. `EPROTO` for a client that
+    /// breaks the rules; the gate is shut then.
+    pub fn claim(&self, claimed: u32, into: &mut Vec<Entry>) -> Result<u32> {
+        for _ in 0..CLAIM_TURNS {
+            let gate = self.gate();
+            let count = distance(gate.tail(), claimed);
+            if count == 0 {
+                return Ok(claimed);
+            }
+            if count > ENTRIES {
+                break;
+            }
+            if self.turn(gate, gate.with_claimed(gate.tail())) {
+                self.copy_out(claimed, count, gate.variant(), into);
+                return Ok(gate.tail());
+            }
+        }
+        self.shut();
+        Err(Errno::EPROTO)
+    }
+
+    /// Service: so many have been applied; their places may be used again.
+    pub fn finish(&self, claimed: u32) {
+        self.0.word32(DONE).store(claimed, Release);
+    }
+
+    /// Service: no entry can be added or replaced from now on.
+    pub fn shut(&self) {
+        self.0.word64(GATE).fetch_or(SHUT, AcqRel);
+    }
+
+    /// Service: lets a client add entries, whose count starts at `claimed`. Nothing may be waiting.
+    pub fn open(&self, claimed: u32) {
+        self.finish(claimed);
+        let gate = Gate(0).with_tail(claimed, false).with_claimed(claimed);
+        self.0.word64(GATE).store(gate.0, Release);
+    }
+
+    fn copy_out(&self, claimed: u32, count: u32, last_variant: bool, into: &mut Vec<Entry>) {
+        let (start, mut variant) = (into.len(), last_variant);
+        for step in (0..count).rev() {
+            let mut words = [0; ENTRY_WORDS];
+            for (n, word) in words.iter_mut().enumerate() {
+                *word = self.read_word(distance(claimed, step.wrapping_neg()), variant, n);
+            }
+            let (entry, former) = Entry::from_words(&words);
+            variant = former;
+            into.extend(entry);
+        }
+        into[start..].reverse();
+    }
+
+    fn gate(&self) -> Gate {
+        Gate(self.0.word64(GATE).load(Acquire))
+    }
+
+    fn turn(&self, from: Gate, to: Gate) -> bool {
+        self.0.word64(GATE).compare_exchange(from.0, to.0, AcqRel, Relaxed).is_ok()
+    }
+
+    fn place(position: u32, variant: bool) -> usize {
+        let place = (position % ENTRIES) as usize * 2 + usize::from(variant);
+        HEAD_BYTES + place * ENTRY_BYTES
+    }
+
+    fn write(&self, position: u32, variant: bool, entry: &Entry, former: bool) {
+        let place = Self::place(position, variant);
+        for (n, word) in entry.to_words(former).into_iter().enumerate() {
+            self.0.word64(place + 8 * n).store(word, Relaxed);
+        }
+    }
+
+    fn read_word(&self, position: u32, variant: bool, n: usize) -> u64 {
+        self.0.word64(Self::place(position, variant) + 8 * n).load(Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use polylane_sys::futex::Woken;
+
+    use super::*;
+
+    struct Plain {
+        words: Vec<AtomicU64>,
+        done: AtomicU32,
+    }
+
+    impl Plain {
+        fn new() -> Stream<Plain> {
+            let words = (0..STREAM_BYTES / 8).map(|_| AtomicU64::new(0)).collect();
+            Stream(Plain { words, done: AtomicU32::new(0) })
+        }
+    }
+
+    impl Memory for Plain {
+        type W32 = AtomicU32;
+        type W64 = AtomicU64;
+
+        fn word32(&self, offset: usize) -> &AtomicU32 {
+            assert_eq!(offset, DONE);
+            &self.done
+        }
+
+        fn word64(&self, offset: usize) -> &AtomicU64 {
+            &self.words[offset / 8]
+        }
+
+        fn wait(&self, _: usize, _: u32, _: Duration) -> Woken {
+            Woken::TimedOut
+        }
+
+        fn wake(&self, _: usize, _: u32) {}
+
+        fn pause(&self) {}
+
+        fn fence(&self) {}
+
+        fn total_order(&self) {}
+    }
+
+    fn make(name: &str) -> Entry {
+        let name = ShortName::new(name.as_bytes()).unwrap();
+        Entry { change: Change::Make, name, time: -5, handle: 77, slot: 3, ..Entry::default() }
+    }
+
+    fn names(entries: &[Entry]) -> Vec<String> {
+        let text = |entry: &Entry| {
+            let (bytes, len) = entry.name.to_bytes();
+            String::from_utf8(bytes[..len].to_vec()).unwrap()
+        };
+        entries.iter().map(text).collect()
+    }
+
+    #[test]
+    fn entries_come_out_as_they_went_in() {
+        let stream = Plain::new();
+        stream.open(7);
+        let long = "x".repeat(NAME_BYTES_MAX);
+        for name in ["a", "bcdefghij", &long] {
+            assert!(matches!(stream.post(&make(name)), Posted::Waiting(_)));
+        }
+        let mut out = Vec::new();
+        assert_eq!(stream.claim(7, &mut out), Ok(10));
+        assert_eq!(names(&out), ["a", "bcdefghij", &long]);
+        assert_eq!(out[1], make("bcdefghij"));
+        assert!(ShortName::new(&[b'x'; NAME_BYTES_MAX + 1]).is_none());
+        assert!(ShortName::new(b"").is_none());
+    }
+
+    #[test]
+    fn only_the_last_waiting_entry_is_replaced() {
+        let stream = Plain::new();
+        stream.open(COUNT as u32 - 1);
+        assert!(!stream.replace(&make("nothing waits")));
+        stream.post(&make("a"));
+        assert!(stream.replace(&make("b")) && stream.replace(&make("c")));
+        stream.post(&make("d"));
+        assert!(stream.replace(&make("e")));
+        stream.post(&make("f"));
+        let mut out = Vec::new();
+        let claimed = stream.claim(COUNT as u32 - 1, &mut out).unwrap();
+        assert_eq!((claimed, names(&out)), (1, vec!["c".into(), "e".into(), "f".into()]));
+        assert!(!stream.replace(&make("claimed")));
+    }
+
+    #[test]
+    fn a_full_stream_says_so_and_goes_on_when_entries_are_applied() {
+        let stream = Plain::new();
+        stream.open(0);
+        for count in 1..=ENTRIES {
+            assert_eq!(stream.post(&make("a")), Posted::Waiting(count));
+        }
+        assert_eq!(stream.post(&make("b")), Posted::Full);
+        let mut out = Vec::new();
+        let claimed = stream.claim(0, &mut out).unwrap();
+        assert_eq!((claimed, out.len()), (ENTRIES, ENTRIES as usize));
+        assert_eq!(stream.post(&make("b")), Posted::Full);
+        stream.finish(claimed);
+        assert_eq!(stream.post(&make("b")), Posted::Waiting(1));
+    }
+
+    #[test]
+    fn nothing_passes_a_shut_gate() {
+        let stream = Plain::new();
+        stream.open(0);
+        stream.post(&make("a"));
+        stream.shut();
+        assert_eq!(stream.post(&make("b")), Posted::Shut);
+        assert!(!stream.replace(&make("c")));
+        let mut out = Vec::new();
+        assert_eq!(stream.claim(0, &mut out), Ok(1));
+        assert_eq!(names(&out), ["a"]);
+    }
+
+    /// Whatever words lie there, claiming ends, within the bound, and gives entries or an error.
+    #[test]
+    fn garbage_is_bounded() {
+        let stream = Plain::new();
+        let mut state = 1_u64;
+        for turn in 0..20_000_u32 {
+            for word in &stream.0.words[..64] {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                word.store(state ^ state >> 17, Ordering::Relaxed);
+            }
+            let mut out = Vec::new();
+            let near = if turn % 2 == 0 { stream.gate().tail() } else { 0 };
+            let claimed = distance(near, turn % 200);
+            let _ = stream.claim(claimed, &mut out);
+            assert!(out.len() <= ENTRIES as usize);
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Leases on directories: a front end's client answers changes of names by itself.
+//!
+//! Who holds a lease knows every name in the directory and may count on it that nobody else changes
+//! or even sees them. What its client changed meanwhile reaches the VFS later, in order, by *streamed*
+//! calls ([`Cred::streamed`]). Whoever else comes near the directory first has the holder's front
+//! end apply all of it, and mostly ends the lease:
+//!
+//! | who | does | then |
+//! |---|---|---|
+//! | anybody else | looks a name up, lists, changes names or rights | the lease ends |
+//! | anybody | getattr of the directory, statfs, sync | what is outstanding is applied |
+//! | anybody | renames a directory, changes a directory's rights, links a file | all leases end |
+//! | the holder, by an ordinary call | looks a name up | nothing: its front end applied it before |
+//! | the holder, by an ordinary call | lists, changes names or rights | the lease ends |
+//!
+//! # Why nothing is missed
+//!
+//! - A lease is granted, and names are changed by ordinary calls, with the entries of the directory
+//!   locked; the flag [`LEASED`] is looked at again under that lock. So no change by another and no
+//!   streamed change run side by side.
+//! - Streamed calls touch only the leased directory and files that the holder made in it since:
+//!   nobody else has seen those, because a look ends the lease.
+//! - The client finds the directory by a path without symbolic links. Such a path comes to mean
+//!   something else, or to be forbidden, only by a rename of a directory or a change of its rights,
+//!   which end all leases before they return. What the client did in between counts as done before.
+//! - Room for what may be outstanding is set aside before the client is told of its lease.
+//!
+//! # Locking
+//!
+//! `held` is a leaf. Holders are called without any lock of the VFS.
+
+use std::collections::HashMap;
+
+use polylane_base::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use polylane_base::sync::{Arc, Mutex, RwLockWriteGuard, Weak};
+use polylane_base::{Errno, Result, Time};
+
+use crate::access::{self, EXEC, WRITE};
+use crate::core::Core;
+use crate::cred::Cred;
+use crate::inode::{Inode, LEASED, Node};
+use crate::names::{check_alive, check_dir};
+use crate::vfs::{PathError, Vfs};
+use crate::walk::{Goal, Walk};
+
+/// A front end's session with leases. Called without locks of the VFS; may call the VFS.
+pub trait Holder: Send + Sync {
+    /// Applies everything that the client has done under its leases so far.
+    fn settle(&self);
+
+    /// Lets the client do nothing more under its leases, applies what it did, and gives them back
+    /// ([`Vfs::end_lease`]). When it returns, the session has no lease.
+    fn revoke(&self);
+}
+
+struct Held {
+    session: u64,
+    holder: Weak<dyn Holder>,
+}
+
+/// The leases of one VFS, by the directory's id.
+#[derive(Default)]
+pub(crate) struct Leases {
+    /// How many there are, for a look without the lock.
+    count: AtomicU64,
+    /// Changes that may have given paths another meaning.
+    epoch: AtomicU64,
+    held: Mutex<HashMap<u64, Held>>,
+}
+
+impl Leases {
+    pub(crate) fn any(&self) -> bool {
+        self.count.load(SeqCst) != 0
+    }
+
+    fn insert(&self, dir: &Inode, held: Held) {
+        self.held.lock().insert(dir.id, held);
+        self.count.fetch_add(1, SeqCst);
+    }
+
+    fn remove(&self, dir: &Inode) -> bool {
+        let found = self.held.lock().remove(&dir.id);
+        if found.is_some() {
+            self.count.fetch_sub(1, SeqCst);
+        }
+        found.is_some()
+    }
+
+    fn holder(&self, dir: &Inode) -> Option<(u64, Weak<dyn Holder>)> {
+        self.held.lock().get(&dir.id).map(|held| (held.session, held.holder.clone()))
+    }
+
+    fn of(&self, session: u64) -> Option<Arc<dyn Holder>> {
+        let held = self.held.lock();
+        held.values().find(|held| held.session == session).and_then(|held| held.holder.upgrade())
+    }
+
+    fn all(&self) -> Vec<Arc<dyn Holder>> {
+        self.held.lock().values().filter_map(|held| held.holder.upgrade()).collect()
+    }
+}
+
+impl Vfs {
+    /// Grants `session` a lease on the directory that `path` names, seen from `start`: an empty path
+    /// is `start` itself. `each` is told the names in it. The front end must have room set aside for
+    /// what its client may do ([`Vfs::reserve_names`]) before it lets it. `EAGAIN`: another session has it, or paths are changing just now; `EOPNOTSUPP`:
+    /// the path has symbolic links or `..`; `EACCES` and the errors of a path walk.
+    pub fn lease(
+        &self,
+        cred: &Cred,
+        (start, path): (&Node, &[u8]),
+        holder: Weak<dyn Holder>,
+        each: &mut dyn FnMut(&[u8]),
+    ) -> Result<Node, PathError> {
+        let core = &self.core;
+        let epoch = core.leases.epoch.load(SeqCst);
+        let dir = self.plain_directory(cred, start, path)?;
+        let entries = core.lock_entries(cred, &dir);
+        check_alive(&dir)?;
+        core.writable()?;
+        access::check(cred, &dir, EXEC | WRITE)?;
+        core.leases.insert(&dir, Held { session: cred.session, holder });
+        dir.raise(LEASED);
+        let listed = core.fs.readdir(dir.ino(), 0, &mut |entry| {
+            each(entry.name);
+            true
+        });
+        drop(entries);
+        let moved = core.leases.epoch.load(SeqCst) != epoch;
+        if listed.is_err() || moved {
+            self.end_lease(&dir);
+        }
+        listed?;
+        if moved { Err(Errno::EAGAIN.into()) } else { Ok(dir) }
+    }
+
+    /// Gives a lease back. Everything was applied.
+    pub fn end_lease(&self, dir: &Node) {
+        if self.core.leases.remove(dir) {
+            dir.lower(LEASED);
+        }
+    }
+
+    /// Sets room aside for `count` names of new files. `ENOSPC`; `EOPNOTSUPP`: the file system
+    /// cannot promise any.
+    pub fn reserve_names(&self, count: u32) -> Result<()> {
+        self.core.fs.reserve_names(count)
+    }
+
+    /// Gives room back that was set aside.
+    pub fn release_names(&self, count: u32) {
+        self.core.fs.release_names(count);
+    }
+
+    /// The time by this VFS's clock.
+    pub fn now(&self) -> Time {
+        self.core.now()
+    }
+
+    /// The directory of a path that means the same until a directory is renamed.
+    fn plain_directory(&self, cred: &Cred, start: &Node, path: &[u8]) -> Result<Node, PathError> {
+        let unfit = PathError::Errno(Errno::EOPNOTSUPP);
+        let is_plain = |name: &[u8]| !matches!(name, b"." | b"..");
+        if path.starts_with(b"/") || !path.split(|&byte| byte == b'/').all(is_plain) {
+            return Err(unfit);
+        }
+        let dir = if path.is_empty() {
+            start.clone()
+        } else {
+            let mut walk = Walk::new(self, cred, start, path)?;
+            walk.run(Goal::Follow)?;
+            if walk.followed_links() {
+                return Err(unfit);
+            }
+            walk.here()
+        };
+        check_dir(&dir)?;
+        Ok(dir)
+    }
+}
+
+impl Core {
+    /// To be called before names are looked up in `dir`, without locks.
+    #[inline]
+    pub(crate) fn before_look(&self, cred: &Cred, dir: &Inode) {
+        if dir.has(LEASED) {
+            self.look_at_leased(cred, dir);
+        }
+    }
+
+    #[cold]
+    fn look_at_leased(&self, cred: &Cred, dir: &Inode) {
+        match self.leases.holder(dir) {
+            Some((session, _)) if session == cred.session => {}
+            Some((_, holder)) => self.end(dir, &holder),
+            None => {}
+        }
+    }
+
+    /// Locks the entries of `dir` for a change by `cred`, which ends the lease of whoever has one.
+    pub(crate) fn lock_entries<'a>(&self, cred: &Cred, dir: &'a Inode) -> RwLockWriteGuard<'a, ()> {
+        loop {
+            let entries = dir.lock.write();
+            if !dir.has(LEASED) || cred.streamed {
+                return entries;
+            }
+            drop(entries);
+            self.end_lease_on(dir);
+        }
+    }
+
+    /// Ends the lease on `dir`, if there is one. Call without locks.
+    #[inline]
+    pub(crate) fn end_lease_on(&self, dir: &Inode) {
+        if dir.has(LEASED)
+            && let Some((_, holder)) = self.leases.holder(dir)
+        {
+            self.end(dir, &holder);
+        }
+    }
+
+    fn end(&self, dir: &Inode, holder: &Weak<dyn Holder>) {
+        match holder.upgrade() {
+            Some(holder) => holder.revoke(),
+            // Its session is gone without a word; there is nobody left to apply anything.
+            None if self.leases.remove(dir) => _ = dir.lower(LEASED),
+            None => {}
+        }
+    }
+
+    /// Has everything applied that was done on `dir` under a lease. Call without locks.
+    #[inline]
+    pub(crate) fn settle(&self, dir: &Inode) {
+        if dir.has(LEASED)
+            && let Some(holder) = self.leases.holder(dir).and_then(|(_, holder)| holder.upgrade())
+        {
+            holder.settle();
+        }
+    }
+
+    /// Has everything applied that was done under any lease. Call without locks.
+    pub(crate) fn settle_all(&self) {
+        if self.leases.any() {
+            self.leases.all().iter().for_each(|holder| holder.settle());
+        }
+    }
+
+    /// Ends all leases. Call without locks.
+    pub(crate) fn end_leases(&self) {
+        if self.leases.any() {
+            self.leases.all().iter().for_each(|holder| holder.revoke());
+        }
+    }
+
+    /// Ends the leases of the session that asks. Call without locks.
+    pub(crate) fn end_leases_of(&self, cred: &Cred) {
+        if self.leases.any() && !cred.streamed {
+            self.leases.of(cred.session).iter().for_each(|holder| holder.revoke());
+        }
+    }
+
+    /// A change may have given paths another meaning, or other rights on the way: leases end before
+    /// it returns. Call without locks, after the change.
+    pub(crate) fn paths_changed(&self) {
+        self.leases.epoch.fetch_add(1, SeqCst);
+        self.end_leases();
+    }
+}
