@@ -9,6 +9,7 @@ use std::time::Duration;
 use polylane_block::Error as DeviceError;
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
 
+use super::oracle::Window;
 use super::script::{Op, Runner};
 use super::states::{FEATURES, Run, Workload, format, keep, look, open, record, reopen};
 use super::{ace, have_tools, is_full, judge};
@@ -68,29 +69,29 @@ fn guarded(base: &Image, ops: &[Op], fault: Fault, warm: bool) -> Outcome {
     }
 }
 
-/// The states that may be found after a fault: at least what was promised before the first refusal,
-/// at most what had begun by then.
-fn window(run: &Run, outcome: &Outcome) -> (usize, usize) {
+/// What may be found after a fault: at least what was promised before the first answer that differs
+/// from the good run's, at most what had begun by then. A refused operation may have done part of
+/// its work, in memory.
+fn window(run: &Run, outcome: &Outcome) -> Window {
+    if !outcome.opened {
+        return run.history.window(0);
+    }
     let spans = &run.history.spans;
     let went = |at: &usize| outcome.acknowledged.get(*at) == Some(&spans[*at].ok);
-    let same = (0..outcome.acknowledged.len()).take_while(went).count();
-    let promised = spans[..same].iter().filter(|span| span.ok).map(|span| span.promises).max();
-    let least = promised.unwrap_or(0);
-    // An operation that was refused may have done part of its work, in memory.
-    (least, if outcome.opened { (same + 1).min(spans.len()) } else { 0 })
+    run.history.window_after((0..outcome.acknowledged.len()).take_while(went).count())
 }
 
 /// Runs with one fault. False when the run ended before it struck.
 fn check(run: &Run, ops: &[Op], fault: Fault, warm: bool) -> Result<bool, String> {
     let outcome = guarded(&run.base, ops, fault, warm);
-    let (least, most) = window(run, &outcome);
+    let window = window(run, &outcome);
     let whole = outcome.closed && !outcome.stopped;
     let struck = outcome.failures > 0;
     if outcome.opened && !outcome.stopped && !outcome.closed && !struck {
         return Err(format!("neither stopped nor closed, with {fault:?}"));
     }
     let fsck = fault.nth % 8 == 0;
-    reopen(&run.history, &outcome.image, (least, most), fsck).map_err(|why| {
+    reopen(&run.history, &outcome.image, &window, fsck).map_err(|why| {
         keep(&outcome.image);
         format!("{why}\nwith {fault:?}, {:?}", outcome.acknowledged)
     })?;

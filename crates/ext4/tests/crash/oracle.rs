@@ -9,6 +9,8 @@
 //! - each byte of a file as in `Sj` or as a later write that had begun left it. Bytes beyond the
 //!   end of a file count as zeros, so a truncation that was not committed may have cleared some.
 
+use std::collections::BTreeMap;
+
 use polylane_base::Ino;
 
 use super::script::{Op, POISON};
@@ -23,6 +25,19 @@ pub struct Span {
     pub ok: bool,
     /// The state that it promises, once it is done.
     pub promises: usize,
+    /// The inode whose bytes it promises as they were then, whatever of the rest is there.
+    pub bytes_of: Option<Ino>,
+}
+
+/// What is promised and what may have happened at a cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// The least state.
+    pub least: usize,
+    /// The greatest state.
+    pub most: usize,
+    /// Inodes whose bytes are at least as new as in some state.
+    bytes: BTreeMap<u64, usize>,
 }
 
 /// The history of a run; `states[i]` is the tree before `spans[i]`.
@@ -33,17 +48,17 @@ pub struct History {
 }
 
 impl History {
-    /// What a completed sync of `ino` after the last state promises. `data_only`: size, blocks and
-    /// bytes.
+    /// The last state before now that differs from the one before it in what a sync of `ino` saves
+    /// of the metadata. `data_only`: size and blocks.
     pub fn last_change(&self, ino: Ino, data_only: bool) -> usize {
         let part = |node: &Node| {
             let attr = node.meta.attr;
-            let whole = (!data_only).then(|| node.meta.clone());
-            (attr.size, attr.blocks, node.data.clone(), whole)
+            (attr.size, attr.blocks, (!data_only).then(|| node.meta.clone()))
         };
         let view = |tree: &Tree| {
             let of = tree.of(ino);
-            let paths: Vec<String> = of.iter().map(|(path, _)| (*path).to_string()).collect();
+            let names = of.iter().map(|(path, _)| *path).filter(|path| *path != "*");
+            let paths: Vec<String> = names.map(String::from).collect();
             let paths = if data_only { Vec::new() } else { paths };
             (paths, of.first().map(|(_, node)| part(node)))
         };
@@ -51,16 +66,29 @@ impl History {
         (1..=last).rev().find(|i| view(&self.states[*i]) != view(&self.states[i - 1])).unwrap_or(0)
     }
 
-    /// The least and the greatest state that a cut after `position` events may leave.
-    pub fn window(&self, position: usize) -> (usize, usize) {
-        let done = self.spans.iter().filter(|span| span.end <= position && span.ok);
-        let least = done.map(|span| span.promises).max().unwrap_or(0);
+    /// What a cut after `position` events may leave.
+    pub fn window(&self, position: usize) -> Window {
+        let last = self.states.len() - 1;
+        let (mut least, mut bytes) = (0, BTreeMap::new());
+        for (at, span) in self.spans.iter().enumerate() {
+            if span.ok && span.end <= position {
+                least = least.max(span.promises);
+                bytes.extend(span.bytes_of.map(|ino| (ino.0, at)));
+            }
+        }
         let begun = self.spans.iter().filter(|span| span.start < position).count();
-        (least, begun.max(least).min(self.states.len() - 1))
+        Window { least, most: begun.max(least).min(last), bytes }
+    }
+
+    /// The same for a run that answered as this one did up to span `same`, and then failed.
+    pub fn window_after(&self, same: usize) -> Window {
+        let position = same.checked_sub(1).map_or(0, |last| self.spans[last].end);
+        Window { most: (same + 1).min(self.spans.len()), ..self.window(position) }
     }
 
     /// Checks a tree that was found after a cut. Says which state it is.
-    pub fn judge(&self, found: &Tree, (least, most): (usize, usize)) -> Result<usize, String> {
+    pub fn judge(&self, found: &Tree, window: &Window) -> Result<usize, String> {
+        let (least, most) = (window.least, window.most);
         let poisoned = |node: &&Node| node.data.contains(&POISON);
         if let Some(node) = found.nodes.values().find(poisoned) {
             return Err(format!("old content of the disk shows in inode {}", node.meta.attr.ino.0));
@@ -69,7 +97,7 @@ impl History {
         for state in (least..=most).rev() {
             let tree = &self.states[state];
             match found.difference(tree) {
-                None => match self.bytes(found, state, most) {
+                None => match self.bytes(found, state, window) {
                     Ok(()) => return Ok(state),
                     Err(why) => complaints.push(format!("  not S{state}: {why}")),
                 },
@@ -82,24 +110,24 @@ impl History {
     }
 
     fn describe(&self, at: usize) -> String {
-        let Span { op, start, end, ok, promises } = &self.spans[at];
+        let Span { op, start, end, ok, promises, .. } = &self.spans[at];
         let outcome = if *ok { "done" } else { "refused" };
         format!("  S{at}: {op:?} in events {start}..{end}, {outcome}, promises S{promises}")
     }
 
-    fn bytes(&self, found: &Tree, state: usize, most: usize) -> Result<(), String> {
+    fn bytes(&self, found: &Tree, state: usize, window: &Window) -> Result<(), String> {
         for (path, node) in &found.nodes {
             let now = &self.states[state].nodes[path];
-            if node.data == now.data {
+            let ino = node.meta.attr.ino;
+            let oldest = window.bytes.get(&ino.0).copied().unwrap_or(0).max(state);
+            if oldest == state && node.data == now.data {
                 continue;
             }
-            let ino = node.meta.attr.ino;
-            let later = self.states[state + 1..=most].iter();
+            let later = self.states[oldest..=window.most.max(oldest)].iter();
             let versions: Vec<&Node> =
                 later.filter_map(|tree| tree.of(ino).first().map(|(_, node)| *node)).collect();
             let legal = |(at, byte): (usize, &u8)| {
-                *byte == now.data[at]
-                    || versions.iter().any(|v| *byte == v.data.get(at).copied().unwrap_or(0))
+                versions.iter().any(|v| *byte == v.data.get(at).copied().unwrap_or(0))
             };
             if node.data.len() != now.data.len() {
                 return Err(format!("'{path}': short read"));

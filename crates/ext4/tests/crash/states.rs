@@ -11,7 +11,7 @@ use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Crash, Event, Fate, Image, SimDisk, SimOptions, Tear};
 
 use super::judge;
-use super::oracle::{History, Span};
+use super::oracle::{History, Span, Window};
 use super::script::{Op, POISON, Runner};
 use super::tree::{Node, Tree, node, snapshot};
 
@@ -120,7 +120,8 @@ pub fn record(base: &Image, workload: &Workload) -> Result<Run, String> {
             (_, Some(ino)) => history.last_change(ino, false),
             _ => 0,
         };
-        history.spans.push(Span { op: op.clone(), start, end, ok: result.is_ok(), promises });
+        let (op, ok, bytes_of) = (op.clone(), result.is_ok(), synced);
+        history.spans.push(Span { op, start, end, ok, promises, bytes_of });
     }
     runner.release_all();
     let start = disk.position();
@@ -128,7 +129,8 @@ pub fn record(base: &Image, workload: &Workload) -> Result<Run, String> {
     fs.close().map_err(|error| format!("close: {error}"))?;
     let promises = history.states.len();
     history.states.push(history.states[promises - 1].clone());
-    history.spans.push(Span { op: Op::Sync, start, end: disk.position(), ok: true, promises });
+    let (op, end) = (Op::Sync, disk.position());
+    history.spans.push(Span { op, start, end, ok: true, promises, bytes_of: None });
     Ok(Run { base: base.clone(), events: disk.events(), history, after: disk.image() })
 }
 
@@ -192,7 +194,7 @@ pub struct Explorer<'a> {
     run: &'a Run,
     effort: Effort,
     rng: Rng,
-    known: HashSet<(u64, usize, usize)>,
+    known: HashSet<(u64, Window)>,
     pub totals: Totals,
 }
 
@@ -226,11 +228,11 @@ impl<'a> Explorer<'a> {
             let sectors = self.rng.percent(50);
             let image = crash.image(&tear(sectors), |n| fates[n]);
             let torn = sectors && fates.iter().any(|fate| matches!(fate, Fate::Torn(_)));
-            if !self.known.insert((image.fingerprint(), window.0, window.1)) {
+            if !self.known.insert((image.fingerprint(), window.clone())) {
                 self.totals.repeated += 1;
                 continue;
             }
-            self.state(&image, window, torn).map_err(|why| {
+            self.state(&image, &window, torn).map_err(|why| {
                 keep(&image);
                 let unit = if torn { "sectors" } else { "blocks" };
                 format!("{why}\nafter event {}: {fates:?}, {unit}", crash.position())
@@ -243,7 +245,7 @@ impl<'a> Explorer<'a> {
         every > 0 && self.rng.below(every) == 0
     }
 
-    fn state(&mut self, image: &Image, window: (usize, usize), torn: bool) -> Result<(), String> {
+    fn state(&mut self, image: &Image, window: &Window, torn: bool) -> Result<(), String> {
         self.totals.states += 1;
         let fsck = self.due(self.effort.fsck_every);
         let found = reopen(&self.run.history, image, window, fsck)?;
@@ -265,7 +267,7 @@ impl<'a> Explorer<'a> {
     }
 
     /// Cuts the recovery of `image` at each of its own writes.
-    fn double(&mut self, image: &Image, window: (usize, usize)) -> Result<(), String> {
+    fn double(&mut self, image: &Image, window: &Window) -> Result<(), String> {
         let disk = SimDisk::new(image.clone(), SimOptions { record: true, ..Default::default() });
         let fs = open(&disk)?;
         fs.close().map_err(|error| format!("close: {error}"))?;
@@ -302,7 +304,7 @@ impl<'a> Explorer<'a> {
 pub fn reopen(
     history: &History,
     image: &Image,
-    window: (usize, usize),
+    window: &Window,
     fsck: bool,
 ) -> Result<Tree, String> {
     let disk = SimDisk::new(image.clone(), SimOptions::default());
