@@ -245,10 +245,8 @@ impl FileSystem for Ext4 {
     fn getxattr(&self, ino: Ino, name: &[u8]) -> polylane_base::Result<Vec<u8>> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
-            xattr::known(name)?;
-            let all = xattr::all(&self.volume, &cell, &cell.core.read())?;
-            let found = all.into_iter().find(|attribute| attribute.name == name);
-            Ok(found.ok_or(Errno::ENODATA)?.value)
+            let core = cell.core.read();
+            xattr::get(&self.volume, &cell, &core, name)
         })
     }
 

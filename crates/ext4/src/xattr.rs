@@ -7,6 +7,7 @@ use polylane_vfs::fs::XattrMode;
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::DeviceBlock;
+use crate::format::acl;
 use crate::format::inode::Stamp;
 use crate::format::xattr::{self, Attribute, cost};
 use crate::inode::{Cell, Core};
@@ -57,11 +58,29 @@ pub fn known(name: &[u8]) -> Result<()> {
     }
 }
 
+/// The value of one attribute, as programs see it.
+///
+/// # Errors
+/// `ENODATA` when there is none, as [`known`], the device's, or corrupt attributes.
+pub fn get(volume: &Volume, cell: &Cell, core: &Core, name: &[u8]) -> Result<Vec<u8>> {
+    known(name)?;
+    let found = all(volume, cell, core)?.into_iter().find(|attribute| attribute.name == name);
+    let value = found.ok_or(Errno::ENODATA)?.value;
+    match is_acl(name) {
+        true => acl::from_disk(&value).ok_or_else(|| corrupt(cell, "access control list")),
+        false => Ok(value),
+    }
+}
+
+fn is_acl(name: &[u8]) -> bool {
+    name.starts_with(b"system.posix_acl_")
+}
+
 /// Sets (`Some`) or removes (`None`) an attribute.
 ///
 /// # Errors
-/// `EEXIST` or `ENODATA` by `mode`, `EOPNOTSUPP` for a name without a known prefix, `ENOSPC`, the
-/// device's.
+/// `EEXIST` or `ENODATA` by `mode`, as [`known`], `EINVAL` for an access control list that is none,
+/// `ENOSPC`, the device's.
 pub fn set(
     volume: &Volume,
     cell: &Cell,
@@ -80,7 +99,11 @@ pub fn set(
         (None, _) => {}
     }
     if let Some(value) = value {
-        attributes.push(Attribute { name: name.to_vec(), value: value.to_vec() });
+        let value = match is_acl(name) {
+            true => acl::to_disk(value).ok_or(Errno::EINVAL)?,
+            false => value.to_vec(),
+        };
+        attributes.push(Attribute { name: name.to_vec(), value });
     }
     let (inside, outside) = distribute(core.raw.xattr_area().len(), attributes);
     let mut trial = vec![0; volume.io.block_bytes()];

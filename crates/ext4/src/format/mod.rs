@@ -4,6 +4,7 @@
 //! bytes with accessors (so that fields we do not know survive a rewrite) or a decoded, validated
 //! value. Offsets are those of Documentation/filesystems/ext4.
 
+pub mod acl;
 pub mod bitmap;
 pub mod checksum;
 pub mod dirent;

@@ -1,0 +1,349 @@
+//! The kernel's ext4 as oracle: what we write it reads, what it writes we read and go on using.
+//! Every tree is compared whole: states, times, bytes, links, attributes. Needs root and a loop
+//! device; says so where there is none.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod snapshot;
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use polylane_base::TestClock;
+use polylane_ext4::Ext4;
+use polylane_testkit::driver::{Exact, compare_trees};
+use polylane_testkit::kernel::Kernel;
+use polylane_testkit::ops::{Generator, Limits, Op, Step, UMASK};
+use polylane_testkit::reference::Reference;
+use polylane_testkit::subject::{Failure, Subject, VfsSubject, small_options};
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SetAttr, SetTime, XattrMode};
+use snapshot::{of_kernel, of_ours};
+
+const ROUNDS: usize = 6;
+const STEPS_PER_ROUND: usize = 400;
+
+/// An image in a file, mounted by the kernel or opened by us.
+struct Image {
+    file: tempfile::NamedTempFile,
+}
+
+/// The kernel's mount of an image; goes with this.
+struct Mount {
+    dir: tempfile::TempDir,
+}
+
+impl Mount {
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let done = Command::new("umount").arg(self.dir.path()).status();
+        if !done.is_ok_and(|status| status.success()) {
+            eprintln!("{} stays mounted", self.dir.path().display());
+        }
+    }
+}
+
+impl Image {
+    fn new(mib: u64, args: &[&str]) -> Image {
+        let file = tempfile::NamedTempFile::new().expect("temporary file");
+        std::fs::write(file.path(), common::image(mib, args)).expect("written");
+        Image { file }
+    }
+
+    fn mount(&self) -> Mount {
+        let dir = tempfile::tempdir().expect("a place to mount at");
+        let done = Command::new("mount")
+            .args(["-t", "ext4", "-o", "loop,user_xattr,acl"])
+            .args([self.file.path(), dir.path()])
+            .output()
+            .expect("mount runs");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        Mount { dir }
+    }
+
+    /// Runs `work` on our file system on the image, closes it and lets e2fsck judge.
+    fn ours<T>(&self, work: impl FnOnce(&Arc<Ext4>) -> T) -> T {
+        let device = common::load(&std::fs::read(self.file.path()).expect("readable"));
+        let fs = common::open(&device);
+        let result = work(&fs);
+        fs.close().expect("closes");
+        assert_eq!(common::complaints(&device), None);
+        let saved = common::save(&device);
+        std::fs::copy(saved.path(), self.file.path()).expect("copied");
+        result
+    }
+}
+
+/// Whether the kernel can be asked here; says so when not.
+fn can_mount() -> bool {
+    if !common::have_tools() {
+        return false;
+    }
+    let image = Image::new(8, common::LANE);
+    let dir = tempfile::tempdir().expect("a place to mount at");
+    let mounted = rustix::process::geteuid().is_root()
+        && Command::new("mount")
+            .args(["-t", "ext4", "-o", "loop"])
+            .args([image.file.path(), dir.path()])
+            .output()
+            .is_ok_and(|done| done.status.success());
+    if mounted {
+        drop(Mount { dir });
+    } else {
+        eprintln!("skipped: needs root, a loop device and the kernel's ext4");
+    }
+    mounted
+}
+
+fn new(kind: Kind, perm: u32, target: &[u8]) -> NewNode<'_> {
+    let (uid, gid) = (polylane_base::Uid(70_000), polylane_base::Gid(80_000));
+    NewNode { kind, perm, uid, gid, rdev: 0, target }
+}
+
+/// A tree with everything that the format knows.
+fn furnish(fs: &Ext4) {
+    let root = fs.root().expect("root").ino;
+    let make = |dir, name: &[u8], new: &NewNode<'_>| fs.create(dir, name, new).expect("new").node;
+    let many = make(root, b"many", &new(Kind::Dir, 0o755, b"")).ino;
+    for number in 0..6000 {
+        let name = format!("entry-{number}-{}", "x".repeat(number % 60));
+        make(many, name.as_bytes(), &new(Kind::File, 0o640, b""));
+    }
+    for number in (0..6000).step_by(3) {
+        let name = format!("entry-{number}-{}", "x".repeat(number % 60));
+        let gone = fs.unlink(many, name.as_bytes()).expect("is there").node;
+        fs.forget(gone.ino);
+    }
+    let file = make(root, b"sparse", &new(Kind::File, 0o4755, b"")).ino;
+    for block in (0..2000u64).step_by(2) {
+        let bytes = vec![block as u8; 3000];
+        fs.write(file, block * 4096 + block % 1000, &mut &bytes[..]).expect("room");
+    }
+    fs.write(file, 1 << 36, &mut &b"far away"[..]).expect("room");
+    fs.fallocate(file, Fallocate::Allocate { keep_size: true }, 1 << 30, 5 << 20).expect("room");
+    fs.fallocate(file, Fallocate::PunchHole, 40_000, 100_000).expect("a hole");
+    for (size, name) in
+        [(0, "none"), (10, "short"), (59, "long-inside"), (60, "block"), (4095, "max")]
+    {
+        let target = vec![b'l'; size];
+        if size > 0 {
+            make(root, name.as_bytes(), &new(Kind::Symlink, 0o777, &target));
+        }
+    }
+    for (kind, rdev) in [(Kind::Char, (1, 3)), (Kind::Block, (300, 70_000)), (Kind::Fifo, (0, 0))] {
+        let rdev = rustix::fs::makedev(rdev.0, rdev.1);
+        make(root, format!("{kind:?}").as_bytes(), &NewNode { rdev, ..new(kind, 0o600, b"") });
+    }
+    let deep = (0..40).fold(many, |dir, _| make(dir, b"deeper", &new(Kind::Dir, 0o711, b"")).ino);
+    fs.link(file, deep, b"linked").expect("a link");
+    for (name, length) in [("user.small", 5), ("user.large", 3000), ("security.x", 0)] {
+        let value = vec![b'v'; length];
+        fs.setxattr(file, name.as_bytes(), &value, XattrMode::Any).expect("room");
+        fs.setxattr(deep, name.as_bytes(), &value[..length.min(20)], XattrMode::Any).expect("room");
+    }
+    for (name, sec) in [("1901", -0x7fff_ffff), ("2038", 1 << 31), ("2446", 0x3_7fff_ffff)] {
+        let ino = make(root, name.as_bytes(), &new(Kind::File, 0o600, b"")).ino;
+        let at = Some(SetTime::At(polylane_base::Time { sec, nsec: 999_999_999 }));
+        let set = SetAttr { mtime: at, atime: at, ..SetAttr::default() };
+        fs.setattr(ino, &set).expect("a time");
+    }
+}
+
+#[test]
+fn the_kernel_sees_what_we_wrote() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new(96, common::LANE);
+    let ours = image.ours(|fs| {
+        furnish(fs);
+        of_ours(&**fs)
+    });
+    assert!(ours.len() > 4000);
+    {
+        let mount = image.mount();
+        snapshot::assert_same(&ours, &of_kernel(mount.path()));
+        // And it can go on: names into our hash tree, blocks into our extents.
+        for number in 0..3000 {
+            std::fs::write(mount.path().join(format!("many/kernel-{number}")), b"k").expect("room");
+        }
+        let sparse = std::fs::OpenOptions::new().write(true).open(mount.path().join("sparse"));
+        let sparse = sparse.expect("is there");
+        for block in (1..2000u64).step_by(2) {
+            sparse.write_all_at(&[9; 4096], block * 4096).expect("room");
+        }
+        std::fs::remove_file(mount.path().join("2038")).expect("is there");
+    }
+    let theirs = of_kernel(image.mount().path());
+    let again = image.ours(|fs| of_ours(&**fs));
+    snapshot::assert_same(&theirs, &again);
+}
+
+/// What the kernel's own tools make: trees of names and extents of its shape, unwritten extents,
+/// shared attribute blocks, ACLs.
+fn furnish_as_kernel(root: &Path) {
+    std::fs::create_dir(root.join("many")).expect("made");
+    for number in 0..8000 {
+        let name = format!("name-{number:x}-{}", "y".repeat(number % 90));
+        std::fs::write(root.join("many").join(name), number.to_string()).expect("written");
+    }
+    for number in (0..8000).step_by(5) {
+        let name = format!("name-{number:x}-{}", "y".repeat(number % 90));
+        std::fs::remove_file(root.join("many").join(name)).expect("removed");
+    }
+    let sparse = std::fs::File::create(root.join("sparse")).expect("made");
+    for block in (0..3000u64).step_by(2) {
+        sparse.write_all_at(&[block as u8; 4096], block * 4096).expect("written");
+    }
+    sparse.write_all_at(b"end", 1 << 40).expect("written");
+    let unwritten = std::fs::File::create(root.join("unwritten")).expect("made");
+    rustix::fs::fallocate(&unwritten, rustix::fs::FallocateFlags::KEEP_SIZE, 0, 9 << 20)
+        .expect("allocated");
+    unwritten.write_all_at(b"in the middle", 5 << 20).expect("written");
+    symlink("a/short/target", root.join("short")).expect("made");
+    symlink("z".repeat(1000), root.join("long")).expect("made");
+    std::fs::hard_link(root.join("sparse"), root.join("many/hard")).expect("linked");
+    for number in 0..20 {
+        let path = root.join(format!("with-attributes-{number}"));
+        std::fs::write(&path, b"").expect("written");
+        let none = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(&path, "user.big", &[b'b'; 700], none).expect("set");
+        rustix::fs::setxattr(&path, "trusted.small", number.to_string().as_bytes(), none)
+            .expect("set");
+    }
+    let _ = Command::new("setfacl").args(["-m", "u:1234:rw"]).arg(root.join("sparse")).status();
+}
+
+/// Changes all that the kernel made, so that its shapes meet our code.
+fn use_further(fs: &Ext4) {
+    let root = fs.root().expect("root").ino;
+    let find = |name: &[u8]| fs.lookup(root, name).expect("is there").ino;
+    let many = find(b"many");
+    let mut names = Vec::new();
+    let mut each = |entry: polylane_vfs::fs::DirEntry<'_>| {
+        names.push(entry.name.to_vec());
+        true
+    };
+    fs.readdir(many, 0, &mut each).expect("lists");
+    let distinct: BTreeSet<_> = names.iter().collect();
+    assert_eq!((names.len(), distinct.len()), (6401, 6401));
+    for (number, name) in names.iter().enumerate() {
+        match number % 4 {
+            0 => {
+                let gone = fs.unlink(many, name).expect("is there").node;
+                fs.forget(gone.ino);
+            }
+            1 => {
+                let to = format!("moved-{number}");
+                let mode = polylane_vfs::fs::RenameMode::NoReplace;
+                fs.rename(many, name, many, to.as_bytes(), mode).expect("moves");
+            }
+            _ => {}
+        }
+    }
+    let sparse = find(b"sparse");
+    for block in (1..3000u64).step_by(4) {
+        fs.write(sparse, block * 4096 + 100, &mut &[1; 2000][..]).expect("room");
+    }
+    fs.setattr(sparse, &SetAttr { size: Some(11_000_000), ..SetAttr::default() }).expect("cut");
+    fs.write(find(b"unwritten"), 1_000_001, &mut &[2; 300_000][..]).expect("room");
+    for number in 0..10 {
+        let name = format!("with-attributes-{number}");
+        let ino = find(name.as_bytes());
+        fs.setxattr(ino, b"user.more", b"more", XattrMode::Create).expect("room");
+        if number % 2 == 0 {
+            fs.removexattr(ino, b"user.big").expect("is there");
+        }
+    }
+    let gone = fs.unlink(root, b"with-attributes-19").expect("is there").node;
+    fs.forget(gone.ino);
+    let gone = fs.unlink(root, b"long").expect("is there").node;
+    fs.forget(gone.ino);
+}
+
+#[test]
+fn we_see_what_the_kernel_wrote_and_go_on() {
+    if !can_mount() {
+        return;
+    }
+    // Plain defaults, what a lane has, and the lazily initialised tables of a default mke2fs.
+    let recent: &[&str] = &["-t", "ext4", "-b", "4096", "-O", "orphan_file,metadata_csum_seed"];
+    let plain: &[&str] = &["-t", "ext4", "-b", "4096"];
+    for args in [common::LANE, recent, plain, &["-t", "ext4", "-b", "1024"]] {
+        let image = Image::new(200, args);
+        let theirs = {
+            let mount = image.mount();
+            furnish_as_kernel(mount.path());
+            of_kernel(mount.path())
+        };
+        let ours = image.ours(|fs| of_ours(&**fs));
+        snapshot::assert_same(&theirs, &ours);
+        let ours = image.ours(|fs| {
+            use_further(fs);
+            of_ours(&**fs)
+        });
+        snapshot::assert_same(&ours, &of_kernel(image.mount().path()));
+    }
+}
+
+/// Random steps on one image, in turns by us and by the kernel.
+#[test]
+fn one_image_used_in_turns() {
+    if !can_mount() {
+        return;
+    }
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(UMASK));
+    let exact = Exact { holes: false, times: false, dir_links: true, leaving: false };
+    let limits = Limits { host: true, ..Limits::default() };
+    for seed in 1..4 {
+        let image = Image::new(32, common::LANE);
+        let mut reference = Reference::new(Arc::new(TestClock::default()), true);
+        let mut generator = Generator::new(seed, limits);
+        let open = Step { who: 0, op: Op::Chmod { path: "/".into(), perm: 0o777 } };
+        {
+            let mount = image.mount();
+            let mut kernel = Kernel::new(mount.path().into());
+            std::fs::remove_dir(mount.path().join("lost+found")).expect("is there");
+            assert_eq!(kernel.apply(&open), reference.apply(&open));
+        }
+        let mut play = |subject: &mut dyn Subject, what: &str| {
+            let found = compare_trees(exact, &mut reference, subject);
+            assert_eq!(found, Ok(()), "seed {seed}, {what}");
+            for _ in 0..STEPS_PER_ROUND {
+                let step = generator.step();
+                let expected = reference.apply(&step);
+                if expected == Err(Failure::Leaves) {
+                    continue;
+                }
+                let got = subject.apply(&step);
+                assert_eq!(got.is_ok(), expected.is_ok(), "seed {seed}, {what}: {step:?}: {got:?}");
+            }
+            for slot in 0..4 {
+                let close = Step { who: 0, op: Op::Close { slot } };
+                let _ = (reference.apply(&close), subject.apply(&close));
+            }
+        };
+        for round in 0..ROUNDS {
+            if round % 2 == 0 {
+                image.ours(|fs| {
+                    let options = small_options(Arc::new(TestClock::default()), 64 * 4096);
+                    play(&mut VfsSubject::new(fs.clone(), options), "ours");
+                });
+            } else {
+                let mount = image.mount();
+                play(&mut Kernel::new(mount.path().into()), "kernel");
+            }
+        }
+        image.ours(|fs| {
+            let options = small_options(Arc::new(TestClock::default()), 64 * 4096);
+            play(&mut VfsSubject::new(fs.clone(), options), "last");
+        });
+    }
+}
