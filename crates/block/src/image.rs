@@ -10,11 +10,11 @@
 //! flushed.
 
 use std::fs;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use polylane_base::Errno;
-use polylane_sys::lock::lock_range;
+use polylane_sys::lock::{is_locked, lock_range};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
 use crate::file::Files;
@@ -158,9 +158,21 @@ impl Drop for Draft {
     }
 }
 
+/// Who has the volume open, if anybody has: `Some(None)` is somebody who cannot be seen from here.
+///
+/// # Errors
+/// See [`ImageError`].
+pub fn user_of(file: impl AsFd) -> Result<Option<Option<Holder>>> {
+    match is_locked(&file, LOCK_START, LOCK_LENGTH) {
+        Ok(true) => Ok(Some(holder(file))),
+        Ok(false) => Ok(None),
+        Err(errno) => Err(ImageError::Host("look for its lock", errno)),
+    }
+}
+
 /// A process that holds the lock on this file, as far as this user may look. A pool's service comes
 /// before other processes that share its descriptor.
-fn holder(file: &OwnedFd) -> Option<Holder> {
+fn holder(file: impl AsFd) -> Option<Holder> {
     let wanted = rustix::fs::fstat(file).ok()?;
     let same = |fd: &Path| {
         rustix::fs::stat(fd).is_ok_and(|stat| {

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use polylane_base::size::ByteSize;
 use polylane_bench::AddressRange;
 use polylane_pool::cpus::CpuList;
@@ -20,6 +20,9 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run COMMAND in a pool with its lane mounted; exit with its status
     Run(RunArgs),
+    /// Make and look after volumes
+    #[command(subcommand)]
+    Volume(VolumeCommand),
     /// Show the counters of running pools
     Stats(StatsArgs),
     /// Say what this host can do and what polylane uses of it
@@ -81,6 +84,116 @@ pub(crate) struct RunArgs {
     /// Program to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Make a volume: a sparse file with a file system on it
+    Create(VolumeCreateArgs),
+    /// List the volumes of directories
+    Ls {
+        /// Directories [default: where the volumes of pools are]
+        #[arg(value_name = "DIR")]
+        dirs: Vec<PathBuf>,
+        #[command(flatten)]
+        json: JsonArgs,
+    },
+    /// Say what is to be known about a volume
+    Info {
+        /// Its file
+        volume: PathBuf,
+        #[command(flatten)]
+        json: JsonArgs,
+    },
+    /// Remove volumes that nobody uses
+    Rm {
+        /// Their files
+        #[arg(required = true, value_name = "VOLUME")]
+        volumes: Vec<PathBuf>,
+    },
+    /// Grow a volume and the file system on it
+    Resize {
+        /// Its file
+        volume: PathBuf,
+        /// New size, such as 20G
+        size: ByteSize,
+    },
+    /// Keep a volume's present state; blocks are shared where the host can
+    Snapshot {
+        /// Its file
+        volume: PathBuf,
+        /// The file of the snapshot
+        to: PathBuf,
+    },
+    /// Make a volume of a volume or snapshot; blocks are shared where the host can
+    Clone {
+        /// Its file
+        volume: PathBuf,
+        /// The file of the new volume
+        to: PathBuf,
+    },
+    /// Check the file system on a volume
+    Check {
+        /// Its file
+        volume: PathBuf,
+        /// Mend what can be mended
+        #[arg(long)]
+        repair: bool,
+    },
+    /// Make a volume of a raw or qcow2 file
+    Import {
+        /// The raw or qcow2 file
+        from: PathBuf,
+        /// The file of the new volume
+        volume: PathBuf,
+    },
+    /// Write a volume to a new file
+    Export {
+        /// Its file
+        volume: PathBuf,
+        /// The new file
+        to: PathBuf,
+        /// Format of the new file
+        #[arg(long, default_value = "raw")]
+        format: ExportFormat,
+    },
+    /// Show where a volume lies on its host
+    Map {
+        /// Its file
+        volume: PathBuf,
+        #[command(flatten)]
+        json: JsonArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeCreateArgs {
+    /// The volume's file
+    pub(crate) volume: PathBuf,
+    /// Size [default: 10G]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Option<ByteSize>,
+    /// File system to put on it
+    #[arg(long, default_value = "ext4")]
+    pub(crate) fs: FileSystemKind,
+    /// Reserve all of its space on the host
+    #[arg(long)]
+    pub(crate) thick: bool,
+    /// Share of pools on it, 1 to 10000
+    #[arg(long, value_name = "N")]
+    pub(crate) weight: Option<u32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum FileSystemKind {
+    Ext4,
+    None,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum ExportFormat {
+    Raw,
+    Qcow2,
 }
 
 #[derive(Debug, Args)]

@@ -9,14 +9,15 @@ use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::{run, service, stats};
 
-use crate::bench;
 use crate::cli::{Cli, Command, RunArgs, ServiceArgs, StatsArgs};
+use crate::{bench, volume};
 
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
     match command {
         Command::Run(arguments) => run::run(run_options(arguments)?),
         Command::Service(arguments) => Ok(service::main(service_fds(&arguments))),
+        Command::Volume(command) => volume::execute(command),
         Command::Stats(arguments) => print_stats(&arguments),
         Command::Doctor(json) => print_findings(json.json),
         Command::Completions { shell } => print_completions(shell),

@@ -7,6 +7,7 @@ mod bench;
 mod cli;
 mod commands;
 mod later;
+mod volume;
 
 use std::process::ExitCode;
 

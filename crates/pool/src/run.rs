@@ -80,7 +80,7 @@ pub struct RunOptions {
 /// # Errors
 /// One line and exit status 1 or 2 when COMMAND could not be started at all; nothing is left
 /// behind.
-pub fn run(options: RunOptions) -> Result<u8> {
+pub fn run(mut options: RunOptions) -> Result<u8> {
     check(&options)?;
     let place = match options.root {
         true => Place::Root,
@@ -88,7 +88,8 @@ pub fn run(options: RunOptions) -> Result<u8> {
     };
     let cpus = pool_cpus(options.cpus.as_ref())?;
     let name = pool_name(&options);
-    let (handed, label) = open_source(&options, &name)?;
+    let (handed, label, weight) = open_source(&options, &name)?;
+    options.weight = options.weight.or(weight);
     let library = find_library(&options, &place);
     let rootless = rootless();
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
@@ -195,24 +196,24 @@ fn pool_name(options: &RunOptions) -> String {
     }
 }
 
-/// What the lane's files are on, and what messages call it.
-fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String)> {
+/// What the lane's files are on, what messages call it, and the weight of a volume that has one.
+fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Option<u32>)> {
     let path = match &options.source {
-        Source::Mem => return Ok((Handed::default(), String::new())),
+        Source::Mem => return Ok((Handed::default(), String::new(), None)),
         Source::Dir(path) => {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let dir = rustix::fs::open(path, flags, Mode::empty())
                 .map_err(|error| Failure::path(path, "use it as the lane's directory", error))?;
             let handed = Handed { dir: Some(dir), ..Handed::default() };
-            return Ok((handed, path.display().to_string()));
+            return Ok((handed, path.display().to_string(), None));
         }
         Source::Volume(Some(path)) => path.clone(),
         Source::Volume(None) => volume::default_path(pool)?,
     };
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let files = volume::open_or_create(&path, options.size, owner)?;
+    let (files, weight) = volume::open_or_create(&path, options.size, owner)?;
     let handed = Handed { volume: Some(files), ..Handed::default() };
-    Ok((handed, path.display().to_string()))
+    Ok((handed, path.display().to_string(), weight))
 }
 
 /// The preload library, or a warning why the kernel path has to do.

@@ -9,6 +9,7 @@ pub mod buffer;
 pub mod copy;
 pub mod cpu;
 pub mod event;
+pub mod extents;
 pub mod futex;
 pub mod lock;
 pub mod ns;

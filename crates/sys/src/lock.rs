@@ -31,6 +31,23 @@ pub fn lock_range(file: impl AsFd, start: i64, length: i64) -> Result<()> {
     }
 }
 
+/// Whether another open file has a lock in the range.
+///
+/// # Errors
+/// `EBADF`, ….
+pub fn is_locked(file: impl AsFd, start: i64, length: i64) -> Result<bool> {
+    // SAFETY: all-zero is a valid `flock`, and l_pid must be 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    (lock.l_start, lock.l_len) = (start, length);
+    // SAFETY: the descriptor is open, and the kernel reads and writes one `flock`.
+    match unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) } {
+        0 => Ok(lock.l_type != libc::F_UNLCK as i16),
+        _ => Err(Errno::from(std::io::Error::last_os_error())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +62,7 @@ mod tests {
         lock_range(&one, 100, 10).expect("free");
         lock_range(&one, 100, 10).expect("its own");
         assert_eq!(lock_range(&other, 105, 1), Err(Errno::EAGAIN));
+        assert_eq!((is_locked(&other, 0, 101), is_locked(&other, 0, 9)), (Ok(true), Ok(false)));
         lock_range(&other, 110, 1).expect("beside it");
         let copy = one.try_clone().expect("dup");
         drop(one);

@@ -3,11 +3,22 @@
 //! | module | what it does |
 //! |---|---|
 //! | `open` | opens a volume's file alone, or makes it first |
+//! | `change` | makes, grows, checks and removes volumes |
+//! | `copy` | snapshots, clones, import and export |
+//! | `info` | looks at volumes |
+//! | `sidecar` | what a raw file cannot say |
 //! | `tools` | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
 //! | `disk` | in the service: the file as a block device with ext4 on it |
 
+mod change;
+mod copy;
 pub(crate) mod disk;
+mod info;
 mod open;
-mod tools;
+mod sidecar;
+pub(crate) mod tools;
 
+pub use change::{CreateOptions, check, make, remove, resize};
+pub use copy::{Copy, duplicate, export, import};
+pub use info::{Content, Info, info, list, map};
 pub(crate) use open::{default_path, open_or_create};

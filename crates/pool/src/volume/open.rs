@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use polylane_base::Errno;
 use polylane_base::size::ByteSize;
 use polylane_block::file::Files;
-use polylane_block::image::{self, Draft, ImageError};
+use polylane_block::image::{self, Draft, Holder, ImageError};
 use rustix::fs::SeekFrom;
 
+use super::change::refuse_snapshot;
+use super::sidecar::Sidecar;
 use super::tools;
 use crate::failure::{Failure, Result, plain};
 
@@ -16,7 +18,7 @@ use crate::failure::{Failure, Result, plain};
 pub(crate) const SIZE_DEFAULT: u64 = 10 << 30;
 
 /// Sizes are whole blocks of the file system.
-const BLOCK_BYTES: u64 = 4096;
+pub(super) const BLOCK_BYTES: u64 = 4096;
 
 /// Where ext4's magic number is, and what it is.
 const MAGIC_OFFSET: u64 = 1024 + 0x38;
@@ -24,7 +26,7 @@ const MAGIC: [u8; 2] = 0xef53u16.to_le_bytes();
 
 /// The state directory: `$XDG_STATE_HOME/polylane`; else `/var/lib/polylane` for root and
 /// `~/.local/state/polylane` for others.
-pub(crate) fn state_dir() -> Result<PathBuf> {
+fn state_dir() -> Result<PathBuf> {
     let absolute = |name| {
         std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute())
     };
@@ -59,26 +61,34 @@ pub(crate) fn default_path(pool: &str) -> Result<PathBuf> {
 }
 
 /// Opens a volume alone; makes it, formatted, when there is none. `size` in bytes is that of a new
-/// volume; an existing one must have it already.
-pub(crate) fn open_or_create(path: &Path, size: Option<u64>, owner: (u32, u32)) -> Result<Files> {
+/// volume; an existing one must have it already. The volume's own weight comes with it.
+pub(crate) fn open_or_create(
+    path: &Path,
+    size: Option<u64>,
+    owner: (u32, u32),
+) -> Result<(Files, Option<u32>)> {
     match image::open(path) {
         Err(ImageError::Host(_, Errno::ENOENT)) => {
-            create(path, size.unwrap_or(SIZE_DEFAULT), owner)
+            let files = create(path, size.unwrap_or(SIZE_DEFAULT), Some(owner))?;
+            Sidecar::new()?.store(path)?;
+            Ok((files, None))
         }
         opened => {
             let files = opened.map_err(|error| failure(path, error))?;
             check_size(path, &files.plain, size)?;
             check_magic(path, &files.plain)?;
-            Ok(files)
+            Ok((files, refuse_snapshot(path)?.weight))
         }
     }
 }
 
-/// Makes a new volume with an ext4 on it.
-pub(crate) fn create(path: &Path, size: u64, owner: (u32, u32)) -> Result<Files> {
+/// Makes a new volume: with an ext4 whose root belongs to `owner`, or empty.
+pub(super) fn create(path: &Path, size: u64, owner: Option<(u32, u32)>) -> Result<Files> {
     let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
     let draft = Draft::new(path, size).map_err(|error| failure(path, error))?;
-    tools::make_ext4(path, &image::proc_path(draft.file()), owner)?;
+    if let Some(owner) = owner {
+        tools::make_ext4(path, &image::proc_path(draft.file()), owner)?;
+    }
     draft.publish().map_err(|error| failure(path, error))
 }
 
@@ -121,15 +131,16 @@ pub(crate) fn failure(path: &Path, error: ImageError) -> Failure {
         }
         ImageError::InUse(holder) => holder,
     };
-    let Some(holder) = holder else {
-        return Failure::failed(format!(
-            "{path}: in use by a process that cannot be seen from here"
-        ));
+    Failure::failed(format!("{path}: in use by {}", holder_text(holder.as_ref())))
+}
+
+/// Who has a volume open, for a person.
+pub(super) fn holder_text(holder: Option<&Holder>) -> String {
+    let Some(Holder { pid, name }) = holder else {
+        return "a process that cannot be seen from here".to_string();
     };
-    let pool =
-        holder.name.strip_prefix("polylane-service[").and_then(|rest| rest.strip_suffix(']'));
-    Failure::failed(match pool {
-        Some(pool) => format!("{path}: in use by pool '{pool}' (process {})", holder.pid),
-        None => format!("{path}: in use by process {} ({})", holder.pid, holder.name),
-    })
+    match name.strip_prefix("polylane-service[").and_then(|rest| rest.strip_suffix(']')) {
+        Some(pool) => format!("pool '{pool}' (process {pid})"),
+        None => format!("process {pid} ({name})"),
+    }
 }

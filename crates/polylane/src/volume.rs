@@ -1,0 +1,139 @@
+//! `polylane volume`.
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use polylane_base::size::ByteSize;
+use polylane_pool::failure::{Failure, Result};
+use polylane_pool::volume::{self, Content, Copy, CreateOptions, Info};
+
+use crate::cli::{ExportFormat, FileSystemKind, VolumeCommand};
+use crate::commands::{print, print_json};
+
+/// Executes a volume command; the exit status.
+pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
+    match command {
+        VolumeCommand::Create(arguments) => {
+            if arguments.weight.is_some_and(|weight| !(1..=10_000).contains(&weight)) {
+                return Err(Failure::usage("--weight: must be 1 to 10000"));
+            }
+            volume::make(&CreateOptions {
+                path: arguments.volume,
+                size: arguments.size.map(|size| size.0),
+                ext4: arguments.fs == FileSystemKind::Ext4,
+                thick: arguments.thick,
+                weight: arguments.weight,
+            })?;
+        }
+        VolumeCommand::Ls { dirs, json } => {
+            let volumes = volume::list(&dirs)?;
+            match json.json {
+                true => print_json(&volumes)?,
+                false => print(&table(&volumes))?,
+            }
+        }
+        VolumeCommand::Info { volume, json } => {
+            let info = volume::info(&volume)?;
+            match json.json {
+                true => print_json(&info)?,
+                false => print(&describe(&info))?,
+            }
+        }
+        VolumeCommand::Rm { volumes } => {
+            volumes.iter().try_for_each(|path| volume::remove(path))?;
+        }
+        VolumeCommand::Resize { volume, size } => volume::resize(&volume, size.0)?,
+        VolumeCommand::Snapshot { volume, to } => {
+            volume::duplicate(&volume, &to, Copy::Snapshot)?;
+        }
+        VolumeCommand::Clone { volume, to } => volume::duplicate(&volume, &to, Copy::Clone)?,
+        VolumeCommand::Check { volume, repair } => {
+            let said = volume::check(&volume, repair)?;
+            if std::io::stdout().is_terminal() {
+                print(&said)?;
+            }
+        }
+        VolumeCommand::Import { from, volume } => volume::import(&from, &volume)?,
+        VolumeCommand::Export { volume, to, format } => {
+            volume::export(&volume, &to, format == ExportFormat::Qcow2)?;
+        }
+        VolumeCommand::Map { volume, json } => print_map(&volume, json.json)?,
+    }
+    Ok(0)
+}
+
+fn content(content: Content) -> &'static str {
+    match content {
+        Content::Ext4Clean => "ext4",
+        Content::Ext4NeedsReplay => "ext4, journal to be replayed",
+        Content::Ext4Errors => "ext4, with errors",
+        Content::None => "none",
+    }
+}
+
+fn table(volumes: &[Info]) -> String {
+    let mut text = format!("{:>10} {:>10}  {:<6} VOLUME\n", "SIZE", "ALLOCATED", "USE");
+    for info in volumes {
+        let usage = match (&info.used_by, info.snapshot) {
+            (Some(_), _) => "in use",
+            (None, true) => "snap",
+            (None, false) => "-",
+        };
+        text += &format!(
+            "{:>10} {:>10}  {usage:<6} {}\n",
+            ByteSize(info.size_bytes).to_string(),
+            ByteSize(info.allocated_bytes).to_string(),
+            info.path.display()
+        );
+    }
+    text
+}
+
+fn describe(info: &Info) -> String {
+    let size = |bytes: u64| ByteSize(bytes).to_string();
+    let known = |bytes: Option<u64>| bytes.map(size);
+    let lines = [
+        ("volume", Some(info.path.display().to_string())),
+        ("id", Some(info.id.clone()).filter(|id| !id.is_empty())),
+        ("size", Some(size(info.size_bytes))),
+        ("allocated", Some(size(info.allocated_bytes))),
+        ("written", known(info.written_bytes)),
+        ("reserved", known(info.reserved_bytes)),
+        ("shared", known(info.shared_bytes)),
+        ("extents", info.extent_count.map(|count| count.to_string())),
+        ("file system", Some(content(info.content).to_string())),
+        ("in use by", info.used_by.clone()),
+        ("copy of", info.parent.clone()),
+        ("snapshot", info.snapshot.then(|| "yes".to_string())),
+        ("weight", info.weight.map(|weight| weight.to_string())),
+    ];
+    let known = lines.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    known.map(|(name, value)| format!("{name:<12} {value}\n")).collect()
+}
+
+fn print_map(path: &Path, json: bool) -> Result<()> {
+    let extents = volume::map(path)?;
+    if json {
+        let rows: Vec<_> = extents
+            .iter()
+            .map(|extent| {
+                serde_json::json!({
+                    "offset": extent.offset,
+                    "physical": extent.physical,
+                    "length": extent.length,
+                    "unwritten": extent.unwritten,
+                    "shared": extent.shared,
+                })
+            })
+            .collect();
+        return print_json(&rows);
+    }
+    let mut text = format!("{:>16} {:>16} {:>14}\n", "OFFSET", "ON THE HOST", "LENGTH");
+    for extent in &extents {
+        let marks = [(extent.unwritten, " unwritten"), (extent.shared, " shared")];
+        let marks: String = marks.iter().filter(|mark| mark.0).map(|mark| mark.1).collect();
+        let (offset, physical, length) = (extent.offset, extent.physical, extent.length);
+        text += &format!("{offset:>16} {physical:>16} {length:>14}{marks}\n");
+    }
+    print(&text)
+}

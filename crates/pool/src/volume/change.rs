@@ -1,0 +1,197 @@
+//! Making, growing, checking and removing volumes.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use polylane_base::size::ByteSize;
+use polylane_block::image;
+use rustix::fs::FallocateFlags;
+
+use super::info::{Content, content};
+use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure};
+use super::sidecar::{self, Sidecar};
+use super::tools;
+use crate::failure::{Failure, Result, say};
+
+/// Smallest volume in bytes: mke2fs makes no journal below it.
+pub const SIZE_MIN: u64 = 16 << 20;
+
+/// e2fsck: nothing was wrong ...
+const FSCK_CLEAN: i32 = 0;
+/// ... or all of it was mended.
+const FSCK_MENDED: i32 = 1;
+
+/// What `volume create` was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CreateOptions {
+    /// The volume's file.
+    pub path: PathBuf,
+    /// Its size in bytes; 10 GiB when absent.
+    pub size: Option<u64>,
+    /// Put an ext4 on it.
+    pub ext4: bool,
+    /// Reserve all of its space on the host.
+    pub thick: bool,
+    /// Share of pools on it, 1 to 10000.
+    pub weight: Option<u32>,
+}
+
+/// Makes a volume.
+///
+/// # Errors
+/// It exists, the host is full, mke2fs is not installed.
+pub fn make(options: &CreateOptions) -> Result<()> {
+    let path = &options.path;
+    let size = options.size.unwrap_or(SIZE_DEFAULT);
+    if size < SIZE_MIN {
+        return Err(Failure::usage("--size: too small: at least 16M are needed"));
+    }
+    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let files = create(path, size, options.ext4.then_some(owner))?;
+    let sidecar = Sidecar { weight: options.weight, ..Sidecar::new()? };
+    let done = match options.thick {
+        true => rustix::fs::fallocate(&files.plain, FallocateFlags::KEEP_SIZE, 0, size)
+            .map_err(|error| Failure::path(path, "reserve its space", error)),
+        false => Ok(()),
+    };
+    if let Err(failure) = done.and_then(|()| sidecar.store(path)) {
+        let _ = std::fs::remove_file(path);
+        return Err(failure);
+    }
+    if !options.thick {
+        warn_of_promises(path, size, &files.plain);
+    }
+    Ok(())
+}
+
+/// Says when the host could not keep what this volume alone promises.
+fn warn_of_promises(path: &Path, size: u64, file: &OwnedFd) {
+    let Ok(host) = rustix::fs::fstatvfs(file) else { return };
+    let free = host.f_bavail.saturating_mul(host.f_frsize);
+    if free < size {
+        say(format_args!(
+            "{}: promises {}, and its host has {} left",
+            path.display(),
+            ByteSize(size),
+            ByteSize(free)
+        ));
+    }
+}
+
+/// Removes a volume that nobody has open, and its sidecar.
+///
+/// # Errors
+/// It is in use or cannot be removed.
+pub fn remove(path: &Path) -> Result<()> {
+    let _files = image::open(path).map_err(|error| failure(path, error))?;
+    std::fs::remove_file(path).map_err(|error| Failure::path(path, "remove it", error))?;
+    let sidecar = sidecar::path_of(path);
+    match std::fs::remove_file(&sidecar) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::path(&sidecar, "remove it", error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Grows a volume that nobody has open, and the ext4 on it.
+///
+/// # Errors
+/// It would shrink, is in use, or its file system has errors.
+pub fn resize(path: &Path, size: u64) -> Result<()> {
+    let files = image::open(path).map_err(|error| failure(path, error))?;
+    refuse_snapshot(path)?;
+    let file = File::from(files.plain);
+    let stat = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?;
+    let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
+    if !stat.is_file() {
+        return Err(Failure::failed(format!("{}: not a regular file", path.display())));
+    }
+    if size < stat.len() {
+        return Err(Failure::failed(format!(
+            "{}: has {}: volumes are not made smaller",
+            path.display(),
+            ByteSize(stat.len())
+        )));
+    }
+    let set = |size| file.set_len(size).map_err(|error| Failure::path(path, "resize it", error));
+    if content(&file) == Content::None {
+        return set(size);
+    }
+    let name = image::proc_path(&files.io);
+    mend(path, &name)?;
+    set(size)?;
+    let mut command = tools::command("resize2fs", "e2fsprogs")?;
+    command.arg(&name);
+    let output = tools::run(command)?;
+    if output.status.success() {
+        return file.sync_all().map_err(|error| Failure::path(path, "sync it", error));
+    }
+    let why = tools::last_words(&output);
+    Err(Failure::failed(format!("{}: cannot grow its file system: {why}", path.display())))
+}
+
+/// Checks the ext4 on a volume that nobody has open, after a replay of its journal; `repair` mends
+/// what it can. What e2fsck said.
+///
+/// # Errors
+/// There are errors, with what e2fsck said last; it is in use; it holds no ext4.
+pub fn check(path: &Path, repair: bool) -> Result<String> {
+    let files = image::open(path).map_err(|error| failure(path, error))?;
+    let file = File::from(files.plain);
+    if content(&file) == Content::None {
+        return Err(Failure::failed(format!("{}: holds no ext4 file system", path.display())));
+    }
+    let name = image::proc_path(&files.io);
+    if content(&file) == Content::Ext4NeedsReplay {
+        // As every mount does. e2fsck -n would look at the state before it.
+        let mut command = tools::command("e2fsck", "e2fsprogs")?;
+        command.args(["-p", "-E", "journal_only"]).arg(&name);
+        tools::run(command)?;
+    }
+    let mut command = tools::command("e2fsck", "e2fsprogs")?;
+    command.arg(if repair { "-fy" } else { "-fn" }).arg(&name);
+    let output = tools::run(command)?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let said = said.replace(&name.display().to_string(), &path.display().to_string());
+    match output.status.code() {
+        Some(FSCK_CLEAN) => Ok(said),
+        Some(FSCK_MENDED) if repair => Ok(said),
+        _ if repair => Err(Failure::failed(format!(
+            "{}: e2fsck could not mend it: {}",
+            path.display(),
+            tools::last_words(&output)
+        ))),
+        _ => Err(Failure::failed(format!(
+            "{}: the file system has errors: see 'e2fsck -fn', mend with --repair",
+            path.display()
+        ))),
+    }
+}
+
+/// Brings an ext4 into the state that resize2fs insists on.
+fn mend(path: &Path, name: &Path) -> Result<()> {
+    let mut command = tools::command("e2fsck", "e2fsprogs")?;
+    command.arg("-fp").arg(name);
+    let output = tools::run(command)?;
+    match output.status.code() {
+        Some(FSCK_CLEAN | FSCK_MENDED) => Ok(()),
+        _ => Err(Failure::failed(format!(
+            "{}: the file system has errors: use 'polylane volume check --repair' first",
+            path.display()
+        ))),
+    }
+}
+
+/// A snapshot stays as it is.
+pub(super) fn refuse_snapshot(path: &Path) -> Result<Sidecar> {
+    let sidecar = Sidecar::load(path)?;
+    match sidecar.snapshot {
+        false => Ok(sidecar),
+        true => Err(Failure::failed(format!(
+            "{}: is a snapshot: make a volume of it with 'polylane volume clone'",
+            path.display()
+        ))),
+    }
+}

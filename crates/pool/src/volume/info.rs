@@ -1,0 +1,173 @@
+//! What is to be known about a volume, without changing it.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use polylane_base::Errno;
+use polylane_block::image;
+use polylane_sys::extents::{self, HostExtent};
+use serde::Serialize;
+
+use super::open::{failure, holder_text, volumes_dir};
+use super::sidecar::{self, Sidecar};
+use crate::failure::{Failure, Result};
+
+/// Where ext4's superblock is, and what is read of it.
+const SUPERBLOCK_OFFSET: u64 = 1024;
+const SUPERBLOCK_BYTES: usize = 0x100;
+const MAGIC: u16 = 0xef53;
+/// `s_state`: an error was found.
+const STATE_ERROR: u16 = 2;
+/// `s_feature_incompat`: the journal needs replay.
+const INCOMPAT_RECOVER: u32 = 4;
+
+/// The file system on a volume, by a glance at its superblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Content {
+    /// An ext4, closed cleanly.
+    Ext4Clean,
+    /// An ext4 in use, or whose journal must be replayed.
+    Ext4NeedsReplay,
+    /// An ext4 with errors; to be checked.
+    Ext4Errors,
+    /// No ext4.
+    None,
+}
+
+/// What is to be known about a volume. Sizes in bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Info {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its id; empty for a file that polylane did not make.
+    pub id: String,
+    /// As the tenant sees it.
+    pub size_bytes: u64,
+    /// What the host has set aside for it, its own metadata included.
+    pub allocated_bytes: u64,
+    /// Holds data; `None` where the host cannot tell.
+    pub written_bytes: Option<u64>,
+    /// Set aside and never written.
+    pub reserved_bytes: Option<u64>,
+    /// Shared with other files.
+    pub shared_bytes: Option<u64>,
+    /// Pieces on the host.
+    pub extent_count: Option<u64>,
+    /// The file system.
+    pub content: Content,
+    /// Who has it open.
+    pub used_by: Option<String>,
+    /// Id of what it was copied from.
+    pub parent: Option<String>,
+    /// Never opened for writing.
+    pub snapshot: bool,
+    /// Share of a pool on it.
+    pub weight: Option<u32>,
+}
+
+/// Looks at a volume. One that is in use may change meanwhile.
+///
+/// # Errors
+/// It is no volume or cannot be read.
+pub fn info(path: &Path) -> Result<Info> {
+    let file = open(path)?;
+    let stat = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?;
+    let extents = extents::of(&file).ok();
+    let sum = |wanted: fn(&HostExtent) -> bool| {
+        let found = extents.as_ref()?;
+        Some(found.iter().filter(|extent| wanted(extent)).map(|extent| extent.length).sum())
+    };
+    let holder = image::user_of(&file).map_err(|error| failure(path, error))?;
+    let sidecar = Sidecar::load(path)?;
+    Ok(Info {
+        path: path.to_path_buf(),
+        id: sidecar.id,
+        size_bytes: stat.size(),
+        allocated_bytes: stat.blocks() * 512,
+        written_bytes: sum(|extent| !extent.unwritten),
+        reserved_bytes: sum(|extent| extent.unwritten),
+        shared_bytes: sum(|extent| extent.shared),
+        extent_count: extents.as_ref().map(|found| found.len() as u64),
+        content: content(&file),
+        used_by: holder.map(|holder| holder_text(holder.as_ref())),
+        parent: sidecar.parent,
+        snapshot: sidecar.snapshot,
+        weight: sidecar.weight,
+    })
+}
+
+/// All volumes of directories, by name; without any, of the state directory. Volumes are files that
+/// end in `.img` or have a sidecar.
+///
+/// # Errors
+/// A directory cannot be read. The state directory need not exist.
+pub fn list(dirs: &[PathBuf]) -> Result<Vec<Info>> {
+    let state = volumes_dir();
+    let (dirs, may_miss) = match dirs {
+        [] => (vec![state?], true),
+        dirs => (dirs.to_vec(), false),
+    };
+    let mut found = Vec::new();
+    for dir in dirs {
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if may_miss && error.kind() == std::io::ErrorKind::NotFound => continue,
+            entries => entries.map_err(|error| Failure::path(&dir, "list it", error))?,
+        };
+        let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.retain(|path| {
+            let named = path.extension().is_some_and(|extension| extension == "img");
+            path.is_file() && (named || sidecar::path_of(path).is_file())
+        });
+        paths.sort();
+        for path in paths {
+            found.push(info(&path)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Where a volume lies on its host.
+///
+/// # Errors
+/// `EOPNOTSUPP` where the host cannot tell.
+pub fn map(path: &Path) -> Result<Vec<HostExtent>> {
+    let file = open(path)?;
+    extents::of(&file).map_err(|errno: Errno| Failure::path(path, "map it", errno))
+}
+
+/// Opens a volume for reading.
+pub(super) fn open(path: &Path) -> Result<fs::File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let mut options = fs::OpenOptions::new();
+    let file = options
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(|error| Failure::path(path, "open it", error))?;
+    let stat = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?;
+    match stat.is_file() {
+        true => Ok(file),
+        false => Err(Failure::failed(format!("{}: not a regular file", path.display()))),
+    }
+}
+
+/// What is on an open volume.
+pub(super) fn content(file: &fs::File) -> Content {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    if file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET).is_err() {
+        return Content::None;
+    }
+    let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+    let word = |at: usize| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
+    if half(0x38) != MAGIC {
+        Content::None
+    } else if half(0x3a) & STATE_ERROR != 0 {
+        Content::Ext4Errors
+    } else if word(0x60) & INCOMPAT_RECOVER != 0 {
+        Content::Ext4NeedsReplay
+    } else {
+        Content::Ext4Clean
+    }
+}

@@ -1,0 +1,112 @@
+//! What a raw file cannot say about the volume in it: a small JSON file beside it.
+//!
+//! `VOLUME.polylane`, fields in docs/design/volume.md. A volume without one is an ordinary volume;
+//! fields that this version does not know are ignored and lost when it writes the file. The file is
+//! replaced as a whole, so a reader sees the old one or the new one.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, Result};
+
+/// Largest sidecar in bytes.
+const BYTES_MAX: u64 = 64 << 10;
+
+/// The content.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Sidecar {
+    /// 32 hexadecimal digits, never given twice.
+    pub(crate) id: String,
+    /// Id of the volume that this one was copied from.
+    pub(crate) parent: Option<String>,
+    /// A state of its parent that is to stay as it is: never opened for writing.
+    pub(crate) snapshot: bool,
+    /// Share of a pool that is given none on the command line.
+    pub(crate) weight: Option<u32>,
+}
+
+/// Where the sidecar of a volume is.
+pub(crate) fn path_of(volume: &Path) -> PathBuf {
+    let mut path = volume.as_os_str().to_os_string();
+    path.push(".polylane");
+    PathBuf::from(path)
+}
+
+impl Sidecar {
+    /// One for a new volume.
+    pub(crate) fn new() -> Result<Sidecar> {
+        let mut bytes = [0; 16];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| Failure::because("volume", "make an id for it", error))?;
+        let id = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Sidecar { id, ..Sidecar::default() })
+    }
+
+    /// The sidecar of a volume; the default for one without.
+    ///
+    /// # Errors
+    /// It cannot be read, or is none.
+    pub(crate) fn load(volume: &Path) -> Result<Sidecar> {
+        let path = path_of(volume);
+        match fs::metadata(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Sidecar::default());
+            }
+            Ok(stat) if stat.len() > BYTES_MAX => {
+                return Err(Failure::failed(format!("{}: too large", path.display())));
+            }
+            _ => {}
+        }
+        let text = fs::read(&path).map_err(|error| Failure::path(&path, "read it", error))?;
+        serde_json::from_slice(&text)
+            .map_err(|error| Failure::failed(format!("{}: not a sidecar: {error}", path.display())))
+    }
+
+    /// Replaces the sidecar of a volume.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn store(&self, volume: &Path) -> Result<()> {
+        let path = path_of(volume);
+        let mut draft = path.as_os_str().to_os_string();
+        draft.push(".new");
+        let draft = PathBuf::from(draft);
+        let failed = |error: std::io::Error| Failure::path(&path, "write it", error);
+        let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
+        text.push('\n');
+        let mut file = fs::File::create(&draft).map_err(failed)?;
+        file.write_all(text.as_bytes()).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        fs::rename(&draft, &path).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_stored_is_loaded_and_nonsense_is_refused_by_name() {
+        let dir = tempfile::tempdir().expect("dir");
+        let volume = dir.path().join("v");
+        assert_eq!(Sidecar::load(&volume).expect("none"), Sidecar::default());
+        let parent = Some("x".to_string());
+        let sidecar = Sidecar { parent, snapshot: true, ..Sidecar::new().expect("id") };
+        assert_eq!(sidecar.id.len(), 32);
+        sidecar.store(&volume).expect("store");
+        assert_eq!(Sidecar::load(&volume).expect("load"), sidecar);
+        fs::write(path_of(&volume), r#"{"id": "7", "later": [1]}"#).expect("write");
+        assert_eq!(Sidecar::load(&volume).expect("load").id, "7");
+        for nonsense in [&b"{"[..], b"", b"[1]", b"\xff\xfe", b"{\"weight\": -1}"] {
+            fs::write(path_of(&volume), nonsense).expect("write");
+            let failure = Sidecar::load(&volume).expect_err("nonsense");
+            assert!(failure.line.contains("v.polylane: not a sidecar"), "{failure}");
+        }
+        fs::write(path_of(&volume), vec![b' '; 1 << 17]).expect("write");
+        assert!(Sidecar::load(&volume).is_err());
+    }
+}
