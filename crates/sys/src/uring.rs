@@ -8,7 +8,8 @@
 //!   filter does not see what a ring does, so this is the filter.
 //! - An operation lives in a slot from [`Ring::push`] to [`Ring::reap`]; no more are in flight than
 //!   the submission queue holds, so the completion queue, twice as large, cannot overflow.
-//! - Dropping the ring waits for what is in flight.
+//! - Dropping the ring waits for what is in flight and lets go of the files at once: the kernel
+//!   takes a closed ring apart later, and would keep their file system busy until then.
 #![expect(unsafe_code, reason = "UNSAFETY: hands addresses of owned buffers to the kernel")]
 
 use std::io;
@@ -29,6 +30,9 @@ const PIECES_MAX: usize = 1024;
 
 /// Most bytes in one single-buffer operation; the rest is a short transfer.
 const BYTES_MAX: usize = 1 << 30;
+
+/// `IORING_UNREGISTER_FILES`.
+const UNREGISTER_FILES: u8 = 3;
 
 /// Everything a ring may do.
 const OPERATIONS: [u8; 6] = [
@@ -118,6 +122,7 @@ impl Ring {
         submitter.register_files(&raw)?;
         let fixed = Flags::FIXED_FILE.bits();
         let mut rules: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
+        rules.push(Restriction::register_op(UNREGISTER_FILES));
         rules.push(Restriction::sqe_flags_allowed(fixed));
         rules.push(Restriction::sqe_flags_required(fixed));
         submitter.register_restrictions(&mut rules)?;
@@ -201,6 +206,7 @@ impl Drop for Ring {
             self.wait();
             while self.reap().is_some() {}
         }
+        let _ = self.uring.submitter().unregister_files();
         // SAFETY: nothing is in flight, so the kernel holds no address any more; not used again.
         unsafe { ManuallyDrop::drop(&mut self.slots) }
     }
@@ -311,6 +317,26 @@ mod tests {
                 assert!(buffer[256..].iter().all(|b| *b == 1));
             }
         }
+    }
+
+    #[test]
+    fn a_dropped_ring_lets_go_of_its_files_at_once() {
+        let file = tempfile::tempfile().expect("file");
+        let other = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+            .expect("open");
+        for _ in 0..20 {
+            let Some(ring) = ring(&file, 4) else { return };
+            drop(ring);
+        }
+        let Some(locked) = ring(&other, 4) else { return };
+        crate::lock::lock_range(&other, 0, 1).expect("free");
+        drop(other);
+        assert_eq!(crate::lock::is_locked(&file, 0, 1), Ok(true), "the ring has it");
+        drop(locked);
+        assert_eq!(crate::lock::is_locked(&file, 0, 1), Ok(false));
     }
 
     #[test]

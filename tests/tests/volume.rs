@@ -1,0 +1,281 @@
+//! `polylane volume`: what it makes, tells, refuses.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use polylane_tests::pool::Run;
+use polylane_tests::volume::assert_clean;
+use polylane_tests::{binary, lacks, skip, tool, unavailable};
+
+/// `polylane volume WORDS`, split at blanks, in `dir`.
+fn volume(dir: &Path, words: &str) -> Output {
+    let mut command = Command::new(binary());
+    command.current_dir(dir).env("XDG_STATE_HOME", dir.join("state"));
+    command.arg("volume").args(words.split_whitespace()).output().expect("run polylane")
+}
+
+fn done(dir: &Path, words: &str) -> String {
+    let output = volume(dir, words);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "volume {words}: {:?}: {said}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// One line that names the object, with this status.
+fn refused(dir: &Path, words: &str, status: i32) -> String {
+    let output = volume(dir, words);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "volume {words}: {said}");
+    assert_eq!(said.lines().count(), 1, "volume {words}: {said}");
+    said
+}
+
+fn field(dir: &Path, volume: &str, name: &str) -> serde_json::Value {
+    let text = done(dir, &format!("info --json {volume}"));
+    serde_json::from_str::<serde_json::Value>(&text).expect("JSON")[name].clone()
+}
+
+fn run(volume: &Path, script: &str) -> String {
+    let output = Run::new("--volume").arg(volume).script(script).output();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {:?}: {said}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn place(test: &str) -> Option<tempfile::TempDir> {
+    if lacks(test, &["mke2fs", "e2fsck", "resize2fs"]) {
+        return None;
+    }
+    Some(tempfile::tempdir().expect("tempdir"))
+}
+
+/// A file system of `kind` in a file, mounted; unmounted when dropped.
+struct Mounted {
+    dir: tempfile::TempDir,
+}
+
+impl Mounted {
+    fn new(test: &str, kind: &str, size: u64) -> Option<Mounted> {
+        let make = format!("mkfs.{kind}");
+        if unavailable(test) || lacks(test, &[&make, "mount"]) {
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("tempdir");
+        let image = dir.path().join("host.img");
+        fs::File::create(&image).expect("create").set_len(size).expect("size");
+        let formatted =
+            Command::new(tool(&make).expect("mkfs")).arg(&image).output().expect("mkfs");
+        assert!(formatted.status.success(), "{make}: {formatted:?}");
+        let point = dir.path().join("host");
+        fs::create_dir(&point).expect("mkdir");
+        let mounted = Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point).output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(Mounted { dir }),
+            other => {
+                skip(test, &format!("cannot mount {kind} from a loop device: {other:?}"));
+                None
+            }
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("host")
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.path()).status();
+    }
+}
+
+#[test]
+fn a_volume_is_made_listed_and_removed() {
+    let Some(dir) = place("a_volume_is_made_listed_and_removed") else { return };
+    let dir = dir.path();
+    done(dir, "create one.img --size 100M --weight 300");
+    done(dir, "create two --size 64M --fs none");
+    assert_clean(&dir.join("one.img"));
+    let list: serde_json::Value = serde_json::from_str(&done(dir, "ls . --json")).expect("JSON");
+    let sizes: Vec<_> = list.as_array().expect("list").iter().map(|v| &v["size_bytes"]).collect();
+    assert_eq!(sizes, [100 << 20, 64 << 20]);
+    assert_eq!((&list[0]["content"], &list[1]["content"]), (&"ext4-clean".into(), &"none".into()));
+    assert_eq!((&list[0]["weight"], &list[0]["snapshot"]), (&300.into(), &false.into()));
+    let allocated = fs::metadata(dir.join("one.img")).expect("stat").blocks() * 512;
+    assert_eq!(list[0]["allocated_bytes"], allocated);
+    assert!(done(dir, "ls .").contains("100 MiB"), "table");
+    assert_eq!(done(dir, "ls").lines().count(), 1, "the state directory has none yet");
+    assert!(refused(dir, "create one.img --size 64M", 1).contains("one.img: cannot create it"));
+    assert!(refused(dir, "create tiny --size 1M", 2).contains("--size"));
+    assert!(refused(dir, "create x --fs xfs", 2).contains("xfs"));
+    assert!(refused(dir, "info none", 1).contains("none: cannot open it: No such file"));
+    assert!(refused(dir, "info .", 1).contains(".: not a regular file"));
+    done(dir, "rm one.img two");
+    assert_eq!(fs::read_dir(dir).expect("list").count(), 0, "nothing left");
+}
+
+#[test]
+fn a_thick_volume_has_its_space() {
+    let Some(dir) = place("a_thick_volume_has_its_space") else { return };
+    done(dir.path(), "create v --size 64M --thick");
+    let stat = fs::metadata(dir.path().join("v")).expect("stat");
+    assert!(stat.blocks() * 512 >= 64 << 20, "{} blocks", stat.blocks());
+    assert_clean(&dir.path().join("v"));
+}
+
+#[test]
+fn a_grown_volume_has_more_room_and_the_same_files() {
+    let name = "a_grown_volume_has_more_room_and_the_same_files";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let path = dir.path().join("v");
+    done(dir.path(), "create v --size 64M");
+    run(&path, "seq 100000 > /lane/numbers");
+    done(dir.path(), "resize v 300M");
+    assert_clean(&path);
+    let said = run(&path, "tail -1 /lane/numbers; stat -f -c '%b %S' /lane");
+    let mut words = said.split_whitespace().map(|word| word.parse::<u64>().expect("number"));
+    assert_eq!(words.next(), Some(100_000));
+    assert!(words.product::<u64>() > 280 << 20, "{said}");
+    assert!(refused(dir.path(), "resize v 64M", 1).contains("not made smaller"));
+}
+
+#[test]
+fn copies_start_equal_and_go_their_own_ways() {
+    let name = "copies_start_equal_and_go_their_own_ways";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let (dir, at) = (dir.path(), |name: &str| dir.path().join(name));
+    done(dir, "create v --size 64M");
+    run(&at("v"), "echo first > /lane/f");
+    done(dir, "snapshot v s");
+    run(&at("v"), "echo second > /lane/f");
+    done(dir, "clone s c");
+    assert_eq!(run(&at("c"), "cat /lane/f; echo third > /lane/f"), "first\n");
+    assert_eq!(run(&at("v"), "cat /lane/f"), "second\n");
+    assert_eq!(run(&at("c"), "cat /lane/f"), "third\n");
+    assert_eq!(field(dir, "s", "parent"), field(dir, "v", "id"));
+    assert_eq!(field(dir, "c", "parent"), field(dir, "s", "id"));
+    let (status, line) = Run::new("--volume").arg(at("s")).script("true").refusal();
+    assert!(status == 1 && line.contains("is a snapshot"), "{line}");
+    assert!(refused(dir, "resize s 128M", 1).contains("is a snapshot"));
+    assert!(refused(dir, "clone v c", 1).contains("c: cannot create it: File exists"));
+    for name in ["v", "s", "c"] {
+        assert_clean(&at(name));
+    }
+}
+
+#[test]
+fn copies_share_their_blocks_where_the_host_can() {
+    let name = "copies_share_their_blocks_where_the_host_can";
+    for kind in ["xfs", "btrfs"] {
+        let Some(host) = Mounted::new(name, kind, 400 << 20) else { continue };
+        let dir = host.path();
+        done(&dir, "create v --size 2G");
+        run(&dir.join("v"), "head -c 20M /dev/urandom > /lane/f; sync /lane/f");
+        let free = |dir: &Path| -> u64 {
+            let output = Command::new("stat").args(["-f", "-c", "%f"]).arg(dir).output();
+            let text = String::from_utf8(output.expect("stat").stdout).expect("text");
+            text.trim().parse::<u64>().expect("number") * 4096
+        };
+        let before = free(&dir);
+        let output = volume(&dir, "clone v c");
+        assert!(output.status.success() && output.stderr.is_empty(), "{kind}: {output:?}");
+        assert!(before.saturating_sub(free(&dir)) < 4 << 20, "{kind}: the clone is not free");
+        assert!(field(&dir, "c", "shared_bytes").as_u64() >= Some(20 << 20), "{kind}");
+        let sum = "md5sum < /lane/f";
+        assert_eq!(run(&dir.join("v"), sum), run(&dir.join("c"), sum), "{kind}");
+        run(&dir.join("c"), "head -c 1M /dev/urandom > /lane/f");
+        assert_eq!(run(&dir.join("v"), "stat -c %s /lane/f"), "20971520\n", "{kind}");
+        assert_clean(&dir.join("v"));
+        assert_clean(&dir.join("c"));
+    }
+}
+
+#[test]
+fn a_volume_in_use_is_left_alone() {
+    let name = "a_volume_in_use_is_left_alone";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let (dir, path) = (dir.path(), dir.path().join("v"));
+    done(dir, "create v --size 64M");
+    let mut user = Run::new("--volume").arg(&path).script("echo up; sleep 60").start();
+    assert_eq!(user.line(), "up");
+    let words = ["rm v", "resize v 128M", "clone v c", "snapshot v s", "check v", "export v e"];
+    for words in words {
+        let line = refused(dir, words, 1);
+        assert!(line.contains(&format!("v: in use by pool '{}'", user.pool)), "{words}: {line}");
+    }
+    let by = field(dir, "v", "used_by");
+    assert!(by.as_str().is_some_and(|by| by.contains(&user.pool)), "{by}");
+    assert!(done(dir, "ls .").contains("in use"));
+    user.signal("TERM");
+    user.end();
+    assert_eq!(field(dir, "v", "used_by"), serde_json::Value::Null);
+    assert!(!dir.join("c").exists() && !dir.join("s").exists() && !dir.join("e").exists());
+    done(dir, "rm v");
+}
+
+#[test]
+fn check_finds_damage_and_mends_it() {
+    let Some(dir) = place("check_finds_damage_and_mends_it") else { return };
+    let dir = dir.path();
+    done(dir, "create v --size 64M");
+    done(dir, "check v");
+    // A free block that the bitmap says is taken.
+    let mut debugfs = Command::new(tool("debugfs").expect("debugfs comes with e2fsck"));
+    let output = debugfs.args(["-w", "-R", "setb 12000"]).arg(dir.join("v")).output();
+    assert!(output.expect("debugfs").status.success());
+    assert!(refused(dir, "check v", 1).contains("v: the file system has errors"));
+    done(dir, "check v --repair");
+    done(dir, "check v");
+    done(dir, "create n --size 64M --fs none");
+    assert!(refused(dir, "check n", 1).contains("n: holds no ext4"));
+    fs::write(dir.join("n.polylane"), "nonsense").expect("write");
+    assert!(refused(dir, "info n", 1).contains("n.polylane: not a sidecar"));
+}
+
+#[test]
+fn what_goes_out_comes_back() {
+    let name = "what_goes_out_comes_back";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let (dir, at) = (dir.path(), |name: &str| dir.path().join(name));
+    done(dir, "create v --size 64M");
+    run(&at("v"), "seq 1000 > /lane/numbers");
+    done(dir, "export v raw");
+    assert_eq!(fs::metadata(at("raw")).expect("stat").len(), 64 << 20);
+    assert!(fs::metadata(at("raw")).expect("stat").blocks() * 512 < 32 << 20, "sparse");
+    assert_eq!(fs::read(at("raw")).expect("raw"), fs::read(at("v")).expect("volume"));
+    done(dir, "import raw back");
+    assert_eq!(run(&at("back"), "wc -l < /lane/numbers"), "1000\n");
+    assert_clean(&at("back"));
+    assert!(refused(dir, "export v raw", 1).contains("raw: cannot create it"));
+    if tool("qemu-img").is_none() {
+        let line = refused(dir, "export v q --format qcow2", 1);
+        assert!(line.contains("qemu-img: not found"), "{line}");
+        return skip(name, "qemu-img is not installed");
+    }
+    done(dir, "export v q --format qcow2");
+    assert_eq!(fs::read(at("q")).expect("qcow2")[..4], *b"QFI\xfb");
+    done(dir, "import q again");
+    assert_eq!(run(&at("again"), "wc -l < /lane/numbers"), "1000\n");
+}
+
+#[test]
+fn the_map_covers_what_is_allocated() {
+    let Some(dir) = place("the_map_covers_what_is_allocated") else { return };
+    let dir = dir.path();
+    done(dir, "create v --size 64M");
+    let output = volume(dir, "map --json v");
+    if !output.status.success() {
+        return skip("the_map_covers_what_is_allocated", "this host cannot map files");
+    }
+    let map: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let sum = |unwritten: bool| -> u64 {
+        let extents = map.as_array().expect("list").iter();
+        let wanted = extents.filter(|extent| extent["unwritten"] == unwritten);
+        wanted.map(|extent| extent["length"].as_u64().expect("length")).sum()
+    };
+    assert_eq!(field(dir, "v", "written_bytes"), sum(false));
+    assert_eq!(field(dir, "v", "reserved_bytes"), sum(true));
+    assert_eq!(done(dir, "map v").lines().count(), map.as_array().expect("list").len() + 1);
+}
