@@ -93,7 +93,7 @@ fn explore_all(
                 Ok(done) => totals.lock().expect("no panic").add(done),
                 Err(why) => {
                     failed.store(true, Ordering::Relaxed);
-                    panic!("{name} {at}: {why}\nworkload: {workload:#?}");
+                    panic!("{name} {at}: {why}\n{workload}");
                 }
             }
         }

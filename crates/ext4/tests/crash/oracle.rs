@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 
 use polylane_base::Ino;
+use polylane_vfs::fs::Fallocate;
 
 use super::script::{Op, POISON};
 use super::tree::{Node, Tree};
@@ -109,6 +110,24 @@ impl History {
         Err(format!("no legal state of S{least}..=S{most}\n{ops}\n{complaints}"))
     }
 
+    /// Whether blocks of the inode may have moved within it in a change that was not committed: a
+    /// later write to one of them then shows where the block was before, as in the kernel.
+    fn moved(&self, ino: Ino, from: usize, to: usize) -> bool {
+        let shifts = |span: &Span| {
+            matches!(
+                span.op,
+                Op::Fallocate(_, Fallocate::CollapseRange | Fallocate::InsertRange, ..)
+            )
+        };
+        (from..to).any(|at| {
+            let is_its = |(path, _): (&str, &Node)| match &self.spans[at].op {
+                Op::Fallocate(of, ..) => of == path,
+                _ => false,
+            };
+            shifts(&self.spans[at]) && self.states[at].of(ino).into_iter().any(is_its)
+        })
+    }
+
     fn describe(&self, at: usize) -> String {
         let Span { op, start, end, ok, promises, .. } = &self.spans[at];
         let outcome = if *ok { "done" } else { "refused" };
@@ -126,8 +145,10 @@ impl History {
             let later = self.states[oldest..=window.most.max(oldest)].iter();
             let versions: Vec<&Node> =
                 later.filter_map(|tree| tree.of(ino).first().map(|(_, node)| *node)).collect();
+            let moved = self.moved(ino, state, window.most);
             let legal = |(at, byte): (usize, &u8)| {
                 versions.iter().any(|v| *byte == v.data.get(at).copied().unwrap_or(0))
+                    || (moved && versions.iter().any(|v| v.data.contains(byte)))
             };
             if node.data.len() != now.data.len() {
                 return Err(format!("'{path}': short read"));

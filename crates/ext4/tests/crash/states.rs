@@ -1,6 +1,7 @@
 //! Runs a workload on a simulated disk, and looks at every image that a power cut may leave.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -87,6 +88,13 @@ pub struct Workload {
     pub delay: Option<u64>,
     /// Inodes stay in memory between operations.
     pub warm: bool,
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "workload: delay {:?}, warm {}", self.delay, self.warm)?;
+        self.ops.iter().enumerate().try_for_each(|(at, op)| writeln!(f, "  {at}: {op:?}"))
+    }
 }
 
 /// A run that was recorded from open to close.
