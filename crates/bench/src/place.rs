@@ -19,6 +19,10 @@ use crate::worker::Outcome;
 pub enum Place {
     /// Every tenant in a lane of its own on memfs, through the preload library.
     Lane,
+    /// The same with every change of a name awaited: no leases.
+    LaneAwaited,
+    /// Every tenant in a lane of its own on ext4 on a volume in RAM, through the preload library.
+    LaneExt4,
     /// The same through FUSE alone.
     LaneFuse,
     /// Every tenant in a directory of one tmpfs.
@@ -34,6 +38,8 @@ impl Place {
     pub fn name(self) -> &'static str {
         match self {
             Place::Lane => "lane",
+            Place::LaneAwaited => "lane (awaited)",
+            Place::LaneExt4 => "lane (ext4)",
             Place::LaneFuse => "lane (FUSE)",
             Place::Tmpfs => "tmpfs",
             Place::Kernel(kind) => kind,
@@ -42,8 +48,29 @@ impl Place {
     }
 }
 
+impl Place {
+    /// The arguments of `polylane` that make the tenant's lane; none for a kernel file system. `own` is
+    /// a path for what only this tenant needs.
+    fn lane(self, own: &Path) -> Vec<OsString> {
+        let mem = ["run", "--mem"].map(OsString::from);
+        match self {
+            Place::Lane | Place::LaneAwaited => mem.into(),
+            Place::LaneFuse => [&mem[..], &["--no-preload".into()]].concat(),
+            Place::LaneExt4 => {
+                let volume = own.with_extension("img").into_os_string();
+                ["run".into(), "--volume".into(), volume, "--size".into(), VOLUME_SIZE.into()]
+                    .into()
+            }
+            Place::Tmpfs | Place::Kernel(_) | Place::Disk => Vec::new(),
+        }
+    }
+}
+
 /// Size of the RAM-backed image under each kernel file system.
 const IMAGE_BYTES: u64 = 2 << 30;
+
+/// Size of the volume under an ext4 lane; sparse.
+const VOLUME_SIZE: &str = "512M";
 
 /// Marks a process that already has a mount namespace of its own.
 const NAMESPACE_MARK: &str = "POLYLANE_BENCH_NAMESPACE";
@@ -99,7 +126,8 @@ impl Ground {
     /// A file system that this host cannot make or mount; the caller reports it as left out.
     pub fn prepare(&self, place: Place) -> Result<PathBuf> {
         match place {
-            Place::Lane | Place::LaneFuse => Ok(PathBuf::new()),
+            Place::Lane | Place::LaneAwaited | Place::LaneFuse => Ok(PathBuf::new()),
+            Place::LaneExt4 => self.directory("volumes"),
             Place::Disk => Ok(self.disk.path().to_path_buf()),
             Place::Tmpfs => self.directory("tmpfs"),
             Place::Kernel(kind) => self.kernel(kind),
@@ -177,21 +205,21 @@ impl Tenant {
         seconds: f64,
     ) -> Result<Self> {
         let me = std::env::current_exe().context("own path")?;
-        let lane = matches!(place, Place::Lane | Place::LaneFuse);
-        let dir = match lane {
-            true => PathBuf::from(format!("/lane/{load}")),
-            false => shared.join(format!("tenant-{index}-{load}")),
+        let own = shared.join(format!("tenant-{index}-{load}"));
+        let mut args = place.lane(&own);
+        let dir = match args.is_empty() {
+            true => own,
+            false => PathBuf::from(format!("/lane/{load}")),
         };
-        let mut args: Vec<OsString> = Vec::new();
-        if lane {
-            args.extend(["run", "--mem"].map(OsString::from));
-            args.extend((place == Place::LaneFuse).then(|| OsString::from("--no-preload")));
+        if !args.is_empty() {
             args.extend([OsString::from("--"), me.clone().into()]);
         }
         args.extend(["bench", "worker", load].map(OsString::from));
         args.extend([dir.into_os_string(), seconds.to_string().into()]);
+        let leases = if place == Place::LaneAwaited { "0" } else { "1" };
         let mut child = Command::new(&me)
             .args(args)
+            .env("POLYLANE_LEASES", leases)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

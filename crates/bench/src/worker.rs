@@ -52,6 +52,12 @@ const LARGE: usize = 1 << 20;
 /// operations; loads with a batch of 1 show true per-operation tails.
 const LOADS: &[Load] = &[
     Load { name: "ocrd", about: "create, rename, unlink one file", batch: 1, prepare: ocrd },
+    Load {
+        name: "ocrd-spread",
+        about: "create, rename, unlink one file each, of files that live for a while",
+        batch: 1,
+        prepare: ocrd_spread,
+    },
     Load { name: "cached-read", about: "pread 4 KiB of a 4 MiB file", batch: 64, prepare: read_4k },
     Load {
         name: "cached-write",
@@ -112,6 +118,34 @@ fn ocrd(dir: &Path) -> io::Result<Step> {
         fs::rename(&old, &new)?;
         fs::remove_file(&new)
     }))
+}
+
+/// Files between their creation and their renaming, and between that and their end.
+const SPREAD: u64 = 32;
+
+/// The same work on files that live for 64 transactions: nothing that a transaction does undoes what
+/// it did.
+fn ocrd_spread(dir: &Path) -> io::Result<Step> {
+    let name = |kind: &str, number: u64| dir.join(format!("{kind}-{}", number % (4 * SPREAD)));
+    let paths = |kind| (0..4 * SPREAD).map(|number| name(kind, number)).collect::<Vec<_>>();
+    let (old, new) = (paths("old"), paths("new"));
+    // What an earlier run left.
+    old.iter().chain(&new).for_each(|path| _ = fs::remove_file(path));
+    let make = |path: &Path| OpenOptions::new().write(true).create_new(true).open(path).map(drop);
+    (0..SPREAD).try_for_each(|number| make(&new[number as usize]))?;
+    (SPREAD..2 * SPREAD).try_for_each(|number| make(&old[number as usize]))?;
+    let mut number = 2 * SPREAD;
+    Ok(Box::new(move |_| {
+        make(at(&old, number))?;
+        fs::rename(at(&old, number - SPREAD), at(&new, number - SPREAD))?;
+        fs::remove_file(at(&new, number - 2 * SPREAD))?;
+        number += 1;
+        Ok(())
+    }))
+}
+
+fn at(paths: &[PathBuf], number: u64) -> &Path {
+    &paths[(number % (4 * SPREAD)) as usize]
 }
 
 fn filled(dir: &Path, bytes: u64) -> io::Result<(PathBuf, File)> {

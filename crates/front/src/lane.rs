@@ -22,6 +22,8 @@
 //!
 //! [`Inode::tag`]: polylane_vfs::Inode::tag
 
+use std::time::Duration;
+
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_vfs::{Cred, Node, Vfs};
@@ -37,6 +39,9 @@ pub const TAG_PAGES: u64 = 1;
 pub const TAG_SLOT_PAGES: u64 = 2;
 /// Where the node-id counter starts in the tag.
 pub(crate) const TAG_ID_SHIFT: u32 = 16;
+
+/// Longest wait for names that the kernel is to drop.
+const RECLAIM_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Everything the front ends of one mounted instance share. Thread-safe.
 pub struct Lane {
@@ -117,6 +122,13 @@ impl Lane {
         {
             self.notifier.forget_name(dir_id, name);
         }
+    }
+
+    /// Waits, for a moment at most, for what gives room back: inodes without a name that only the kernel
+    /// remembers. To be called before an operation is refused for want of room; no lock may be held.
+    pub(crate) fn reclaim(&self) {
+        self.notifier.settle_names(RECLAIM_PATIENCE);
+        self.progress.settle();
     }
 
     /// Whether I/O that the kernel itself brings through node `door` must not be answered before

@@ -26,8 +26,10 @@
 //! The queues and `Latch::left` are leaves. Callers hold no VFS lock.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
-use polylane_base::sync::{Arc, Condvar, Mutex};
+use polylane_base::sync::atomic::{AtomicU64, Ordering};
+use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 
 /// A byte range of a file; `len` 0 means to the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +83,9 @@ pub(crate) struct Name {
     pub(crate) name: Vec<u8>,
 }
 
+/// Between two looks at how far the names' thread has come.
+const PAUSE: Duration = Duration::from_micros(50);
+
 /// Names that may wait to be dropped.
 const NAMES_MAX: usize = 65_536;
 
@@ -93,14 +98,16 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds work, unless nobody would do it or `max` others wait.
-    fn push(&self, work: impl Iterator<Item = T>, max: usize) {
+    /// Adds work, unless nobody would do it or `max` others wait: false then.
+    fn push(&self, work: impl Iterator<Item = T>, max: usize) -> bool {
         let mut queue = self.0.lock();
-        if queue.1 && queue.0.len() < max {
+        let taken = queue.1 && queue.0.len() < max;
+        if taken {
             queue.0.extend(work);
             drop(queue);
             self.1.notify_one();
         }
+        taken
     }
 
     fn set_running(&self, running: bool) {
@@ -141,6 +148,9 @@ pub(crate) enum Level {
 pub struct Notifier {
     pages: [Queue<Job>; 2],
     names: Queue<Name>,
+    /// Names that were handed over, and those that were dropped.
+    names_given: AtomicU64,
+    names_dropped: AtomicU64,
 }
 
 impl Notifier {
@@ -173,7 +183,24 @@ impl Notifier {
 
     /// Makes the kernel drop a name, some time.
     pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8]) {
-        self.names.push(std::iter::once(Name { dir_id, name: name.to_vec() }), NAMES_MAX);
+        self.names_given.fetch_add(1, Ordering::Relaxed);
+        let name = Name { dir_id, name: name.to_vec() };
+        if !self.names.push(std::iter::once(name), NAMES_MAX) {
+            self.name_dropped();
+        }
+    }
+
+    /// A name was dropped.
+    pub(crate) fn name_dropped(&self) {
+        self.names_dropped.fetch_add(1, Ordering::Release);
+    }
+
+    /// Waits until the names handed over so far are dropped, or for `patience`.
+    pub(crate) fn settle_names(&self, patience: Duration) {
+        let (given, start) = (self.names_given.load(Ordering::Relaxed), Instant::now());
+        while self.names_dropped.load(Ordering::Acquire) < given && start.elapsed() < patience {
+            thread::sleep(PAUSE);
+        }
     }
 
     /// The session that owns the threads is ready: work is taken from now on.

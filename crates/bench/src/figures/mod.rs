@@ -44,6 +44,12 @@ pub const FIGURES: &[Figure] = &[
         run: ocrd::run,
     },
     Figure {
+        name: "ocrd-spread",
+        mounts: true,
+        about: "the same on files that live for a while, where nothing cancels out",
+        run: ocrd::run_spread,
+    },
+    Figure {
         name: "cached-read",
         mounts: true,
         about: "4 KiB reads of cached data: lane, FUSE, kernel",

@@ -1,5 +1,9 @@
 //! `ocrd`: MultiLanes' metadata benchmark (FAST'14 §5.2), every tenant creating, renaming and
 //! unlinking files as fast as it can; tenants share a kernel file system or have a lane each.
+//!
+//! Under a lease, the create, rename and unlink of one file cancel out before the service sees them.
+//! `ocrd-spread` does the same work on files that live for 64 transactions, where nothing cancels
+//! out; the rows "awaited" have no leases.
 
 use anyhow::Result;
 
@@ -7,9 +11,11 @@ use crate::place::{Ground, Place, Tenant, together};
 use crate::report::{Better, Report};
 use crate::{Options, progress};
 
-const PLACES: [Place; 7] = [
+const PLACES: [Place; 9] = [
     Place::Kernel("ext4"),
     Place::Lane,
+    Place::LaneAwaited,
+    Place::LaneExt4,
     Place::LaneFuse,
     Place::Tmpfs,
     Place::Kernel("xfs"),
@@ -22,9 +28,22 @@ const PLACES: [Place; 7] = [
 /// # Errors
 /// Not root, or a tenant failed.
 pub fn run(options: &Options) -> Result<Report> {
+    let title = "ocrd: create + rename + unlink of one file, all tenants in total";
+    measure(options, "ocrd", title)
+}
+
+/// The same for files that live for a while.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_spread(options: &Options) -> Result<Report> {
+    let title = "ocrd-spread: create + rename + unlink of three files, all tenants in total";
+    measure(options, "ocrd-spread", title)
+}
+
+fn measure(options: &Options, load: &str, title: &str) -> Result<Report> {
     let ground = Ground::new()?;
-    let title = "ocrd: create + rename + unlink, all tenants in total";
-    let mut report = Report::new("ocrd", title, "tenants", "tx/s", Better::Higher);
+    let mut report = Report::new(load, title, "tenants", "tx/s", Better::Higher);
     report.baseline = "ext4".into();
     let tenants: &[usize] = if options.quick { &[1, 16] } else { &[1, 2, 4, 8, 16] };
     let seconds = if options.quick { 0.5 } else { 1.5 };
@@ -32,8 +51,8 @@ pub fn run(options: &Options) -> Result<Report> {
     for repeat in 0..options.repeats() {
         for count in tenants {
             for (place, shared) in &ready {
-                progress(&format!("ocrd {} × {count}, repeat {}", place.name(), repeat + 1));
-                let start = |index| Tenant::start(*place, shared, "ocrd", index, seconds);
+                progress(&format!("{load} {} × {count}, repeat {}", place.name(), repeat + 1));
+                let start = |index| Tenant::start(*place, shared, load, index, seconds);
                 let outcomes = together((0..*count).map(start).collect::<Result<_>>()?)?;
                 let total = outcomes.iter().map(|o| o.rate()).sum();
                 let count_of = outcomes.len() as f64;
@@ -47,9 +66,10 @@ pub fn run(options: &Options) -> Result<Report> {
             }
         }
     }
-    report
-        .notes
-        .push("lane: a lane on memfs per tenant, preload library; all others share one".into());
+    report.notes.push(
+        "lane: a lane per tenant, preload library, on memfs or ext4; all others share one".into(),
+    );
+    report.notes.push("lane (awaited): without leases (POLYLANE_LEASES=0)".into());
     report.notes.push("ext4, xfs, btrfs, ext3: one RAM-backed loop device for all tenants".into());
     Ok(report)
 }

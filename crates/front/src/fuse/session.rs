@@ -24,9 +24,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use polylane_base::Gid;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Condvar, Mutex, thread};
+use polylane_base::{Errno, Gid};
 use polylane_vfs::Node;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -99,6 +99,8 @@ pub(super) struct Session {
 enum Job {
     /// A request, from the start.
     Request(Vec<u8>),
+    /// The same, once the readers are done with what may give room back.
+    Again(Vec<u8>),
     /// A reply, after pages under other nodes than `except` are dropped.
     Reply { unique: u64, body: Vec<u8>, node: Node, range: Range, except: Option<u64> },
     /// Pages to drop under other nodes than `except`; the reply was sent.
@@ -302,6 +304,11 @@ impl Session {
                 let queue = if fill { &self.fills } else { &self.deferred };
                 self.defer(queue, Job::Request(message.to_vec()));
             }
+            // Room that was just given up may come back with what the kernel has sent already.
+            Err(Exit::Failed(Errno::ENOSPC)) if !deferred => {
+                self.lane.fuse.deferred();
+                self.defer(&self.deferred, Job::Again(message.to_vec()));
+            }
             Err(Exit::Failed(errno)) if wants_reply(header.opcode) => {
                 self.lane.fuse.failed();
                 self.device.fail(header.unique, errno);
@@ -327,6 +334,10 @@ impl Session {
     fn run_job(self: &Arc<Self>, job: Job) {
         match job {
             Job::Request(message) => self.serve_one(&message, &mut Body::default(), true),
+            Job::Again(message) => {
+                self.lane.reclaim();
+                self.serve_one(&message, &mut Body::default(), true);
+            }
             Job::Reply { unique, body, node, range, except } => {
                 self.lane.invalidate(&node, except, range);
                 self.lane.tell_growth(&node);
@@ -352,6 +363,7 @@ impl Session {
         while let Some(gone) = self.lane.notifier.next_name() {
             self.lane.fuse.name_notice();
             self.device.forget_name(gone.dir_id, &gone.name);
+            self.lane.notifier.name_dropped();
         }
     }
 

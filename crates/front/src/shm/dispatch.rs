@@ -27,6 +27,8 @@ enum Next {
     TellKernel(Node, Range),
     /// Serve on a thread that may wait.
     HandOff,
+    /// The same, once what gives room back is done.
+    Again,
     /// Nothing: the reply comes from elsewhere.
     Parked,
 }
@@ -61,11 +63,17 @@ pub(super) fn on_worker(
             let job = move || tell_kernel(pending, (&node, range), &reply);
             helpers.post(session.id, Box::new(job));
         }
-        Next::HandOff => {
+        next @ (Next::HandOff | Next::Again) => {
             stats.handed_off();
             let pending = Pending::new(session.clone(), mailbox);
-            let paths = paths.to_vec();
-            helpers.post(session.id, Box::new(move || on_helper(pending, &message, &paths)));
+            let (paths, again) = (paths.to_vec(), matches!(next, Next::Again));
+            let job = move || {
+                if again {
+                    pending.session().lane.reclaim();
+                }
+                on_helper(pending, &message, &paths);
+            };
+            helpers.post(session.id, Box::new(job));
         }
         Next::Parked => {}
     }
@@ -82,7 +90,7 @@ fn on_helper(pending: Pending, message: &Message, paths: &[u8]) {
         Next::TellKernel(node, range) => tell_kernel(pending, (&node, range), &reply),
         Next::Parked => pending.release(),
         // A helper may block: dropping the pending reply says EIO should this ever come.
-        Next::HandOff => drop(pending),
+        Next::HandOff | Next::Again => drop(pending),
     }
 }
 
@@ -121,6 +129,7 @@ fn attempt(mut call: Call<'_>, (message, paths): (&Message, &[u8]), reply: &mut 
             *reply = answer;
             Next::Reply
         }
+        Err(Failure::Errno(Errno::ENOSPC)) if !call.may_block => Next::Again,
         Err(Failure::Errno(errno)) => {
             reply.status = Status::Failed(errno.0);
             Next::Reply
