@@ -110,6 +110,11 @@ impl<F: Flow> Flows<F> {
         self.link(slot, FREE);
     }
 
+    /// Whether the slot holds a flow.
+    pub(super) fn is_live(&self, slot: Slot) -> bool {
+        self.links.get(usize::from(slot)).is_some_and(|link| link.list != FREE)
+    }
+
     /// All flows, with their slots.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Slot, &F)> {
         let live = |(slot, flow): (usize, _)| {

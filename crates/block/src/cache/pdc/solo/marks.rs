@@ -1,0 +1,174 @@
+//! The regions of a volume that are taken for journals.
+//!
+//! # Invariants
+//!
+//! - Regions do not overlap.
+//! - There are at most [`REGION_COUNT_MAX`].
+
+use super::super::Region;
+
+/// Regions remembered per volume: a journal for each of a few partitions.
+pub const REGION_COUNT_MAX: usize = 16;
+
+/// A new lap starts at most this far behind the start of its region: logs begin with a superblock
+/// or a descriptor that is not rewritten each time.
+pub const LAP_SLACK_BYTES: u64 = 64 << 10;
+
+/// Inside a region, a write this little ahead of the log's head is the log's, out of order.
+pub const REORDER_BYTES: u64 = 256 << 10;
+
+/// A log may leave out this much: ext3 journals have an indirect block every 4 MiB, at times two.
+pub const GAP_BYTES: u64 = 8 << 10;
+
+/// A log's superblock is no larger.
+const BLOCK_BYTES_MAX: u64 = 4096;
+
+/// Reads of a region that are borne before it is a journal no longer: probes of `blkid` and the
+/// like.
+pub const READ_COUNT_MAX: u32 = 2;
+
+/// A remembered range.
+struct Mark {
+    region: Region,
+    /// Whether it is taken for a journal now; reads suspend it until a flow inside proves itself.
+    active: bool,
+    /// Where the log's last write ended.
+    head: u64,
+    /// Where the log's last solo epoch ended: data may follow behind the log's end without a gap.
+    proven: u64,
+    /// The log came round: its end is known.
+    closed: bool,
+    reads: u32,
+}
+
+/// What became of a log's advance.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Advance {
+    /// It is its region's.
+    Inside,
+    /// It came round; the lap before ended at this address.
+    NewLap(u64),
+    /// It left the circle, or has no region.
+    Outside,
+}
+
+/// All marks of a volume.
+#[derive(Default)]
+pub(super) struct Marks(Vec<Mark>);
+
+impl Marks {
+    fn active(&self) -> impl Iterator<Item = &Mark> {
+        self.0.iter().filter(|mark| mark.active)
+    }
+
+    /// The ranges taken for journals now.
+    pub(super) fn regions(&self) -> impl Iterator<Item = Region> {
+        self.active().map(|mark| mark.region)
+    }
+
+    /// Marks a range, together with the regions that it touches.
+    pub(super) fn add(&mut self, found: Region) {
+        let mut region = found;
+        self.0.retain(|known| {
+            let same = known.region.overlaps(&found);
+            if same {
+                region.first = region.first.min(known.region.first);
+                region.end = region.end.max(known.region.end);
+            }
+            !same
+        });
+        if self.0.len() == REGION_COUNT_MAX {
+            self.0.remove(0);
+        }
+        self.0.push(Mark {
+            region,
+            active: true,
+            head: found.end,
+            proven: found.end,
+            closed: false,
+            reads: 0,
+        });
+    }
+
+    /// Whether a write that continues no flow is a known log's: a new lap, or out of order.
+    pub(super) fn resumes(&self, range: Region) -> bool {
+        self.active().any(|mark| {
+            let lap = range.first - mark.region.first.min(range.first) <= LAP_SLACK_BYTES;
+            let ahead = mark.head < range.first && range.first - mark.head <= REORDER_BYTES;
+            mark.region.contains(range.first) && (lap || ahead)
+        })
+    }
+
+    /// The head of the log that this write continues after a small gap.
+    pub(super) fn gap_before(&self, range: Region) -> Option<u64> {
+        let near = |head: u64| head < range.first && range.first - head <= GAP_BYTES;
+        self.active().map(|mark| mark.head).find(|head| near(*head))
+    }
+
+    /// Whether a write runs into a region from the front: its flow was the log before the region.
+    pub(super) fn enters(&self, range: Region) -> bool {
+        self.active().any(|mark| range.contains(mark.region.first))
+    }
+
+    /// The log that wrote `written` is now at the end of it; regions that it reaches are its own.
+    /// One block may be a superblock at the start of the region: that is not the log's head.
+    pub(super) fn advance(&mut self, written: Region) -> Advance {
+        let same = |mark: &&mut Mark| mark.active && mark.region.overlaps(&written);
+        let Some(mark) = self.0.iter_mut().find(same) else { return Advance::Outside };
+        if written.first == mark.region.first && written.bytes() <= BLOCK_BYTES_MAX {
+            return Advance::Inside;
+        }
+        let old = std::mem::replace(&mut mark.head, written.end);
+        let start = written.first.saturating_sub(LAP_SLACK_BYTES) <= mark.region.first;
+        if written.end < old && start {
+            if !mark.closed {
+                mark.region.end = mark.proven.max(written.end);
+            }
+            mark.closed = true;
+            return Advance::NewLap(old);
+        }
+        if written.end <= mark.region.end {
+            return Advance::Inside;
+        }
+        if mark.closed {
+            mark.head = old;
+            return Advance::Outside;
+        }
+        let region = Region { first: mark.region.first, end: written.end };
+        match self.0.iter().filter(|mark| mark.region.overlaps(&region)).count() {
+            1 => self.stretch(region),
+            _ => self.add(region),
+        }
+        Advance::Inside
+    }
+
+    /// What a log wrote up to `end` shared its epoch with nothing else.
+    pub(super) fn prove(&mut self, end: u64) {
+        let inside = |mark: &&mut Mark| mark.active && mark.head == end;
+        self.0.iter_mut().filter(inside).for_each(|mark| mark.proven = end);
+    }
+
+    fn stretch(&mut self, grown: Region) {
+        if let Some(mark) = self.0.iter_mut().find(|mark| mark.region.first == grown.first) {
+            mark.region = grown;
+        }
+    }
+
+    /// Counts a read; a region that is thereby suspended.
+    pub(super) fn read(&mut self, range: Region) -> Option<Region> {
+        let hit = |mark: &&mut Mark| mark.active && mark.region.overlaps(&range);
+        let mark = self.0.iter_mut().find(hit)?;
+        mark.reads += 1;
+        if mark.reads <= READ_COUNT_MAX {
+            return None;
+        }
+        (mark.active, mark.reads) = (false, 0);
+        Some(mark.region)
+    }
+
+    /// Forgets one region that touches `range`, if there is one.
+    pub(super) fn forget(&mut self, range: Region) -> Option<Region> {
+        let at = self.0.iter().position(|mark| mark.region.overlaps(&range))?;
+        Some(self.0.remove(at).region)
+    }
+}

@@ -1,0 +1,300 @@
+//! The flush-solo rule: a journal is the stream that has flush epochs to itself.
+//!
+//! A file system that commits writes its log, flushes, writes the commit record, flushes. So between
+//! two flushes there is often nothing but the log's next piece, and that piece starts exactly where
+//! the last one ended. Data that is fsynced shares its epochs with the log or jumps about.
+//!
+//! An *epoch* is what lies between two flushes and writes something. An epoch is *solo* for a flow
+//! that wrote all of it. A flow that has solo epochs and a journal's signature ([`stream`]) is hot:
+//! its writes bypass the cache. Its range is remembered as a region ([`marks`]), so that the next
+//! lap is hot from its first write. A flow that is merely appended and flushed goes to the cold end.
+//!
+//! # Invariants
+//!
+//! - A hot flow that writes lies in an active region, or is cooled.
+//! - `candidates` names live flows with solo epochs, at most [`CANDIDATE_COUNT_MAX`].
+
+pub mod marks;
+pub mod stream;
+
+use marks::{Advance, Marks};
+use stream::{CIRCLE_BYTES_MAX, EPOCH_COUNT_MIN, Stream};
+
+use super::flows::{Flows, Slot};
+use super::{Access, Admission, Region, Rule};
+
+/// Flows remembered per volume.
+pub const FLOW_COUNT_MAX: u16 = 512;
+
+/// Flows watched for reads and for coming round.
+pub const CANDIDATE_COUNT_MAX: usize = 32;
+
+/// Flows begun last, among which is the one that overtook its predecessor.
+const RECENT_COUNT: usize = 8;
+
+/// Sizes of blocks that are written again when a record ends inside them.
+const TAIL_BYTES: [u64; 4] = [4096, 512, 1024, 2048];
+
+/// A hot flow that writes this much without a solo epoch was taken over by data. It is a quarter of
+/// the journal that mke2fs makes on volumes up to 64 GiB, and so the largest transaction there.
+const UNPROVEN_BYTES_MAX: u64 = 64 << 20;
+
+/// Who wrote in the epoch that is not over yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writers {
+    None,
+    One(Slot),
+    Many,
+}
+
+/// A flow watched by its first address, which may be gone from the table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Watch {
+    first: u64,
+    slot: Slot,
+}
+
+/// The default detector for one volume.
+pub struct FlushSolo {
+    flows: Flows<Stream>,
+    marks: Marks,
+    candidates: Vec<Watch>,
+    recent: [Watch; RECENT_COUNT],
+    recent_at: usize,
+    epoch: u64,
+    writers: Writers,
+    written: bool,
+}
+
+impl Default for FlushSolo {
+    fn default() -> Self {
+        FlushSolo {
+            flows: Flows::new(FLOW_COUNT_MAX),
+            marks: Marks::default(),
+            candidates: Vec::with_capacity(CANDIDATE_COUNT_MAX),
+            recent: [Watch { first: u64::MAX, slot: 0 }; RECENT_COUNT],
+            recent_at: 0,
+            epoch: 1,
+            writers: Writers::None,
+            written: false,
+        }
+    }
+}
+
+impl FlushSolo {
+    /// A detector that knows regions from the volume's last use. Reads before its first write do
+    /// not count against them: a guest that recovers reads its journal.
+    pub fn with_regions(known: &[Region]) -> Self {
+        let mut detector = FlushSolo::default();
+        known.iter().for_each(|region| detector.marks.add(*region));
+        detector
+    }
+
+    fn write(&mut self, range: Region, fua: bool) -> Admission {
+        if range.first >= range.end {
+            return Admission::Normal;
+        }
+        self.written = true;
+        let slot = self.follow(range);
+        self.writers = match self.writers {
+            Writers::None => Writers::One(slot),
+            Writers::One(other) if other == slot => Writers::One(slot),
+            _ => Writers::Many,
+        };
+        if fua && self.writers == Writers::One(slot) {
+            self.end_epoch();
+        }
+        self.admit(slot, range)
+    }
+
+    /// The flow that a write belongs to, extended by it; a new one if it continues none.
+    fn follow(&mut self, range: Region) -> Slot {
+        let epoch = self.epoch;
+        if let Some(slot) = self.flows.find(range.first) {
+            let grown = self.flows.get(slot).is_grown();
+            let resumes = self.marks.resumes(range);
+            self.flows.touch(slot, grown, |stream| {
+                if stream.is_in_place() {
+                    // A log that begins right behind its superblock.
+                    *stream = Stream::begin(range, epoch);
+                    stream.hot = resumes;
+                } else {
+                    stream.append(range, epoch);
+                }
+            });
+            return self.join_overtaken(slot, range.end);
+        }
+        if let Some(slot) = self.skipped(range) {
+            self.flows.touch(slot, true, |stream| stream.append(range, epoch));
+            return slot;
+        }
+        if let Some(slot) = self.rewound(range) {
+            let grown = self.flows.get(slot).is_grown();
+            self.flows.touch(slot, grown, |stream| stream.rewind(range, epoch));
+            return slot;
+        }
+        let old = self.came_round(range);
+        let mut begun = match old {
+            Some(slot) => self.flows.get(slot).again(range, epoch),
+            None => Stream::begin(range, epoch),
+        };
+        begun.hot = self.marks.resumes(range);
+        old.into_iter().for_each(|slot| self.flows.remove(slot));
+        let slot = self.flows.insert(begun);
+        if old.is_some() {
+            self.watch(Watch { first: range.first, slot });
+        }
+        self.recent[self.recent_at % RECENT_COUNT] = Watch { first: range.first, slot };
+        self.recent_at += 1;
+        slot
+    }
+
+    /// The hot flow that goes on here after a small gap.
+    fn skipped(&self, range: Region) -> Option<Slot> {
+        let slot = self.flows.find(self.marks.gap_before(range)?)?;
+        self.flows.get(slot).hot.then_some(slot)
+    }
+
+    /// A flow whose last block this write begins with.
+    fn rewound(&self, range: Region) -> Option<Slot> {
+        let ends = TAIL_BYTES.iter().filter_map(|bytes| range.first.checked_add(*bytes));
+        let slot = ends.filter(|end| *end <= range.end).find_map(|end| self.flows.find(end))?;
+        (self.flows.get(slot).first <= range.first).then_some(slot)
+    }
+
+    /// A short flow with solo epochs whose first address this write starts at.
+    fn came_round(&self, range: Region) -> Option<Slot> {
+        let watch = self.candidates.iter().find(|watch| watch.first == range.first)?;
+        let short = self.is_live(*watch) && {
+            let stream = self.flows.get(watch.slot);
+            stream.next - stream.first <= CIRCLE_BYTES_MAX
+        };
+        short.then_some(watch.slot)
+    }
+
+    /// A flow that began ahead of this one's end, because requests came out of order, is the same.
+    fn join_overtaken(&mut self, slot: Slot, end: u64) -> Slot {
+        let Some(watch) = self.recent.iter().find(|w| w.first == end).copied() else { return slot };
+        if watch.slot == slot || !self.is_live(watch) {
+            return slot;
+        }
+        let later = *self.flows.get(watch.slot);
+        if !later.is_one_piece(self.epoch) {
+            return slot;
+        }
+        self.flows.remove(watch.slot);
+        self.flows.touch(slot, true, |stream| stream.join(&later));
+        if self.writers == Writers::One(watch.slot) {
+            self.writers = Writers::One(slot);
+        }
+        slot
+    }
+
+    fn is_live(&self, watch: Watch) -> bool {
+        self.flows.is_live(watch.slot) && self.flows.get(watch.slot).first == watch.first
+    }
+
+    fn admit(&mut self, slot: Slot, range: Region) -> Admission {
+        let stream = self.flows.get(slot);
+        if !stream.hot && !self.marks.enters(range) {
+            return if stream.is_append_like() { Admission::Cold } else { Admission::Normal };
+        }
+        if stream.is_in_place() {
+            // The superblock at the start of a log: part of it, but not its head.
+            return if stream.hot { Admission::Bypass } else { Admission::Normal };
+        }
+        let written = stream.range();
+        if stream.is_refuted() || stream.unproven_bytes > UNPROVEN_BYTES_MAX {
+            self.discard(written);
+            return Admission::Normal;
+        }
+        let advance = self.marks.advance(written);
+        if let Advance::NewLap(end) = advance {
+            // What is written there from now on is not the log's.
+            self.flows.find(end).filter(|old| *old != slot).into_iter().for_each(|old| {
+                self.flows.remove(old);
+            });
+        }
+        let hot = advance != Advance::Outside;
+        self.flows.get_mut(slot).hot = hot;
+        if hot { Admission::Bypass } else { Admission::Normal }
+    }
+
+    fn end_epoch(&mut self) {
+        if let Writers::One(slot) = self.writers {
+            let stream = self.flows.get_mut(slot);
+            stream.end_solo();
+            let (found, solo) = (stream.journal_range(), stream.solo);
+            if stream.hot {
+                self.marks.prove(found.end);
+            } else if stream.is_journal() {
+                stream.hot = true;
+                self.marks.add(found);
+            }
+            if solo == EPOCH_COUNT_MIN {
+                let first = self.flows.get(slot).first;
+                self.watch(Watch { first, slot });
+            }
+        }
+        if self.writers != Writers::None {
+            self.epoch += 1;
+            self.writers = Writers::None;
+        }
+    }
+
+    fn watch(&mut self, watch: Watch) {
+        let (flows, same) = (&self.flows, |other: &Watch| other.first == watch.first);
+        let live =
+            |other: &Watch| flows.is_live(other.slot) && flows.get(other.slot).first == other.first;
+        self.candidates.retain(|other| !same(other) && live(other));
+        if self.candidates.len() == CANDIDATE_COUNT_MAX {
+            self.candidates.remove(0);
+        }
+        self.candidates.push(watch);
+    }
+
+    fn read(&mut self, range: Region) {
+        for at in 0..self.candidates.len() {
+            let watch = self.candidates[at];
+            if self.is_live(watch) && self.flows.get(watch.slot).range().overlaps(&range) {
+                self.flows.get_mut(watch.slot).read = true;
+            }
+        }
+        if self.written
+            && let Some(region) = self.marks.read(range)
+        {
+            self.cool(region);
+        }
+    }
+
+    fn discard(&mut self, range: Region) {
+        while let Some(region) = self.marks.forget(range) {
+            self.cool(region);
+        }
+    }
+
+    /// The flows of a region prove themselves anew.
+    fn cool(&mut self, region: Region) {
+        let inside =
+            |(slot, stream): (Slot, &Stream)| stream.range().overlaps(&region).then_some(slot);
+        let slots: Vec<Slot> = self.flows.iter().filter_map(inside).collect();
+        slots.into_iter().for_each(|slot| self.flows.remove(slot));
+        self.writers = Writers::Many;
+    }
+}
+
+impl Rule for FlushSolo {
+    fn observe(&mut self, _now_us: u64, access: Access, range: Region) -> Admission {
+        match access {
+            Access::Write { fua } => return self.write(range, fua),
+            Access::Read => self.read(range),
+            Access::Discard => self.discard(range),
+            Access::Flush => self.end_epoch(),
+        }
+        Admission::Normal
+    }
+
+    fn regions(&self) -> Vec<Region> {
+        self.marks.regions().collect()
+    }
+}

@@ -1,0 +1,248 @@
+//! What is known of one sequential write flow, and the signatures of logs in it.
+//!
+//! A program's log (a database's redo log, a mail spool) is appended and flushed like a file
+//! system's journal, so solo epochs alone do not tell them apart. What does:
+//!
+//! | signature | whose | what programs do instead |
+//! |---|---|---|
+//! | *commit pairs*: descriptor and blocks, flush, one block alone, flush, … always in turn | jbd2 | pieces of any size in any order |
+//! | *odd sectors*: pieces begin and end at any sector | XFS | page-cache writes are whole blocks |
+//! | *small circle*: a block at a time, starts over at the same address, a few MiB long | ext4 fast commit | redo logs are longer |
+//!
+//! Whoever rewrites the block it wrote last ([`Stream::rewind`]) has no journal: a journal's record
+//! is never touched again before the next lap.
+
+use super::super::Region;
+use super::super::flows::Flow;
+
+/// Epochs, and solo epochs, before a flow says anything.
+pub const EPOCH_COUNT_MIN: u32 = 8;
+
+/// A flow that writes more than this per epoch is not the append of a log.
+pub const EPOCH_BYTES_MEAN_MAX: u64 = 256 << 10;
+
+/// Commit pairs before a flow is a journal. Pieces of random size make 6 in a row of one size,
+/// three for every two that break the turn, about once in a hundred.
+pub const PAIR_COUNT_MIN: u32 = 6;
+
+/// A flow of odd sectors is a journal with this part of its epochs solo.
+pub const SOLO_PERCENT_MIN: u64 = 10;
+
+/// The part of a log's writes that begin or end at an odd sector: a half, if lengths are random.
+const ODD_PERCENT_MIN: u64 = 25;
+
+/// A circle is small up to here: ext4 gives fast commits 256 blocks unless told otherwise.
+pub const CIRCLE_BYTES_MAX: u64 = 4 << 20;
+
+/// Times a small circle must have come round.
+const CIRCLE_LAP_COUNT_MIN: u32 = 2;
+
+/// No file system's block, and so no commit record, is larger.
+const COMMIT_BYTES_MAX: u64 = 64 << 10;
+
+/// ext4's blocks on most machines: a fast commit ends with one.
+const BLOCK_BYTES_MAX: u64 = 4096;
+
+/// A sequential write flow.
+#[derive(Clone, Copy, Default)]
+pub(in super::super) struct Stream {
+    pub(super) first: u64,
+    pub(super) next: u64,
+    /// Its writes bypass the cache.
+    pub(super) hot: bool,
+    /// It was read since it became a candidate.
+    pub(super) read: bool,
+    /// Epochs that it wrote in, those that it had to itself, and of these those of one block.
+    epochs: u32,
+    pub(super) solo: u32,
+    single: u32,
+    /// Writes, and those at odd sectors.
+    writes: u32,
+    odd: u32,
+    /// Times the last block was written again.
+    rewinds: u32,
+    /// Commit pairs with a record of `commit_bytes`, and pieces out of turn.
+    pairs: u32,
+    out_of_turn: u32,
+    commit_bytes: u64,
+    /// Where the record of the first commit pair lies.
+    proven_from: u64,
+    /// Times it started over at `first`.
+    pub(super) laps: u32,
+    /// Bytes since an epoch was last solo.
+    pub(super) unproven_bytes: u64,
+    now: Piece,
+    last: Piece,
+}
+
+/// What a flow wrote in one epoch.
+#[derive(Clone, Copy, Default)]
+struct Piece {
+    epoch: u64,
+    bytes: u64,
+    writes: u32,
+}
+
+impl Flow for Stream {
+    fn next(&self) -> u64 {
+        self.next
+    }
+}
+
+impl Stream {
+    /// A flow that begins with `range`.
+    pub(super) fn begin(range: Region, epoch: u64) -> Self {
+        let mut stream = Stream { first: range.first, next: range.first, ..Stream::default() };
+        stream.append(range, epoch);
+        stream
+    }
+
+    /// A flow that starts over where `self` began.
+    pub(super) fn again(&self, range: Region, epoch: u64) -> Self {
+        let mut stream = Stream::begin(range, epoch);
+        let (epochs, writes) = (self.epochs + stream.epochs, self.writes + stream.writes);
+        stream = Stream { epochs, writes, odd: self.odd + stream.odd, ..stream };
+        stream.laps = self.laps + 1;
+        Stream { solo: self.solo, single: self.single, rewinds: self.rewinds, ..stream }
+    }
+
+    /// The flow goes on with `range`.
+    pub(super) fn append(&mut self, range: Region, epoch: u64) {
+        self.enter(epoch);
+        let odd = |address: u64| !address.is_multiple_of(1024);
+        self.writes = self.writes.saturating_add(1);
+        self.odd += u32::from(odd(range.first) || odd(range.end));
+        self.now.bytes += range.bytes();
+        self.now.writes += 1;
+        self.unproven_bytes += range.bytes();
+        self.next = range.end;
+    }
+
+    /// The flow goes on with `range`, which writes its last block again.
+    pub(super) fn rewind(&mut self, range: Region, epoch: u64) {
+        self.rewinds += 1;
+        self.append(range, epoch);
+    }
+
+    /// `later` continues where this flow has now arrived: requests came out of order.
+    pub(super) fn join(&mut self, later: &Stream) {
+        self.next = later.next;
+        self.epochs += later.epochs;
+        self.solo += later.solo;
+        self.single += later.single;
+        self.writes += later.writes;
+        self.odd += later.odd;
+        self.rewinds += later.rewinds;
+        if self.now.epoch == later.now.epoch {
+            self.now.bytes += later.now.bytes;
+            self.now.writes += later.now.writes;
+        }
+    }
+
+    fn enter(&mut self, epoch: u64) {
+        if self.now.epoch != epoch {
+            self.end_piece();
+            self.last = self.now;
+            self.now = Piece { epoch, bytes: 0, writes: 0 };
+            self.epochs = self.epochs.saturating_add(1);
+        }
+    }
+
+    /// The epoch is over and nobody else wrote in it.
+    pub(super) fn end_solo(&mut self) {
+        self.solo = self.solo.saturating_add(1);
+        self.single += u32::from(self.now.writes == 1 && self.now.bytes <= BLOCK_BYTES_MAX);
+        self.unproven_bytes = 0;
+    }
+
+    /// Judges the piece of the epoch that the flow leaves: a record alone, after more than that in
+    /// the epoch before, is a commit; two records or two transactions in a row are out of turn.
+    /// Other flows may have written in those epochs too.
+    fn end_piece(&mut self) {
+        let (now, last) = (self.now, self.last);
+        let record =
+            now.writes == 1 && now.bytes.is_power_of_two() && now.bytes <= COMMIT_BYTES_MAX;
+        if record && last.bytes >= 2 * now.bytes && last.epoch + 1 == now.epoch {
+            self.count_pair(now.bytes);
+        } else if last.bytes > 0 {
+            let same = (last.bytes > self.commit_bytes) == (now.bytes > self.commit_bytes);
+            self.out_of_turn += u32::from(same);
+        }
+    }
+
+    fn count_pair(&mut self, record_bytes: u64) {
+        if self.pairs == 0 {
+            (self.commit_bytes, self.out_of_turn) = (record_bytes, 0);
+            self.proven_from = self.next - self.now.bytes;
+        }
+        match record_bytes == self.commit_bytes {
+            true => self.pairs += 1,
+            false => self.pairs -= 1,
+        }
+    }
+
+    pub(super) fn range(&self) -> Region {
+        Region { first: self.first, end: self.next }
+    }
+
+    /// The part of it that is a journal's, if it is one: data may have run into the start of a log.
+    pub(super) fn journal_range(&self) -> Region {
+        let all = self.pairs == 0 || self.bytes_per_epoch() <= EPOCH_BYTES_MEAN_MAX;
+        Region { first: if all { self.first } else { self.proven_from }, end: self.next }
+    }
+
+    fn bytes_per_epoch(&self) -> u64 {
+        (self.next - self.first) / u64::from(self.epochs.max(1))
+    }
+
+    /// Whether it began in this epoch, with one write: a request that overtook another one.
+    pub(super) fn is_one_piece(&self, epoch: u64) -> bool {
+        self.writes == 1 && self.now.epoch == epoch
+    }
+
+    /// Whether it has at least two epochs: more than one burst.
+    pub(super) fn is_grown(&self) -> bool {
+        self.epochs >= 2
+    }
+
+    /// Whether it is a block that is rewritten in place, such as a superblock.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.rewinds > 0 && self.next - self.first <= COMMIT_BYTES_MAX
+    }
+
+    /// Appended piece by piece with flushes between: a log of some kind.
+    pub(super) fn is_append_like(&self) -> bool {
+        let small = self.bytes_per_epoch() <= EPOCH_BYTES_MEAN_MAX;
+        self.epochs >= EPOCH_COUNT_MIN && small && !self.read
+    }
+
+    /// A file system's journal.
+    pub(super) fn is_journal(&self) -> bool {
+        let rewinds = u64::from(self.rewinds) * 8 > u64::from(self.epochs);
+        let solo = self.solo >= EPOCH_COUNT_MIN.min(PAIR_COUNT_MIN);
+        solo && !rewinds
+            && !self.read
+            && (self.has_commit_pairs() || self.has_odd_sectors() || self.is_small_circle())
+    }
+
+    /// What made it a journal does not hold any more.
+    pub(super) fn is_refuted(&self) -> bool {
+        u64::from(self.rewinds) * 8 > u64::from(self.epochs).max(16)
+    }
+
+    fn has_commit_pairs(&self) -> bool {
+        self.pairs >= PAIR_COUNT_MIN && self.pairs * 2 >= self.out_of_turn * 3
+    }
+
+    fn has_odd_sectors(&self) -> bool {
+        let odd = u64::from(self.odd) * 100 >= u64::from(self.writes) * ODD_PERCENT_MIN;
+        let solo = u64::from(self.solo) * 100 >= u64::from(self.epochs) * SOLO_PERCENT_MIN;
+        self.is_append_like() && self.solo >= EPOCH_COUNT_MIN && odd && solo
+    }
+
+    fn is_small_circle(&self) -> bool {
+        let round = self.laps >= CIRCLE_LAP_COUNT_MIN && self.solo >= 2 * EPOCH_COUNT_MIN;
+        let mostly_solo = self.solo * 10 >= self.epochs * 3;
+        round && mostly_solo && self.single * 10 >= self.solo * 8
+    }
+}
