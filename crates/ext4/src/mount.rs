@@ -131,10 +131,17 @@ impl Ext4 {
     }
 }
 
+impl Ext4 {
+    /// Why the file system was stopped, when it was.
+    pub fn stopped_by(&self) -> Option<Error> {
+        self.volume.journal.as_ref().and_then(Journal::reason)
+    }
+}
+
 impl Drop for Ext4 {
     fn drop(&mut self) {
         if let Some(journal) = &self.volume.journal {
-            journal.stop();
+            journal.stop(None);
         }
         if let Some(committer) = self.committer.lock().take() {
             let _ = committer.join();

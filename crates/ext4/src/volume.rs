@@ -219,9 +219,10 @@ impl Volume {
     /// Turns a failure of the medium or the format into a stop: nothing is written any more.
     /// Ordinary refusals pass through.
     pub fn stop_on<T>(&self, result: Result<T>) -> Result<T> {
-        if let (Err(Error::Corrupt(_) | Error::Device(_)), Some(journal)) = (&result, &self.journal)
+        if let (Err(why @ (Error::Corrupt(_) | Error::Device(_))), Some(journal)) =
+            (&result, &self.journal)
         {
-            journal.stop();
+            journal.stop(Some(why));
         }
         result
     }

@@ -8,14 +8,14 @@ use polylane_ext4::Ext4;
 use polylane_testkit::fs_suite::{self, Can};
 use polylane_vfs::fs::FileSystem;
 
-#[test]
-fn conforms() {
+fn conforms(mib: u64, args: &[&str]) {
     if !common::have_tools() {
         return;
     }
+    let image = common::image(mib, args);
     let mut made = Vec::new();
     let mut make = || {
-        let device = common::make(32, common::LANE);
+        let device = common::load(&image);
         let fs = common::open(&device);
         empty(&*fs);
         made.push((device, fs.clone()));
@@ -23,9 +23,27 @@ fn conforms() {
     };
     fs_suite::run(Can::ALL, &mut make);
     for (device, fs) in made {
+        assert_eq!(fs.stopped_by(), None);
         fs.close().expect("closes");
         assert_eq!(common::complaints(&device), None);
     }
+}
+
+#[test]
+fn a_lane_conforms() {
+    conforms(32, common::LANE);
+}
+
+/// What an upstream mke2fs makes.
+#[test]
+fn an_image_with_an_orphan_file_conforms() {
+    conforms(32, &["-t", "ext4", "-b", "4096", "-O", "orphan_file,metadata_csum_seed"]);
+}
+
+#[test]
+fn an_image_without_checksums_conforms() {
+    let features = "^metadata_csum,^64bit,^flex_bg,^dir_index";
+    conforms(32, &["-t", "ext4", "-b", "4096", "-O", features]);
 }
 
 /// The suite wants an empty root.

@@ -175,10 +175,8 @@ impl Superblock {
         if unknown != 0 {
             return Err(Error::Incompatible(incompat::names(unknown)));
         }
-        let writable = self.ro_compat() & !RO_COMPAT_KNOWN == 0
-            && self.has_incompat(incompat::EXTENTS)
-            && self.geometry.block_bytes == 4096
-            && self.geometry.inode_bytes >= 256;
+        let writable =
+            self.ro_compat() & !RO_COMPAT_KNOWN == 0 && self.has_incompat(incompat::EXTENTS);
         Ok(writable)
     }
 
@@ -187,12 +185,6 @@ impl Superblock {
         let mut names = ro_compat::names(self.ro_compat() & !RO_COMPAT_KNOWN);
         if !self.has_incompat(incompat::EXTENTS) {
             names.push("no extents (ext2 or ext3)".into());
-        }
-        if self.geometry.block_bytes != 4096 {
-            names.push(format!("{}-byte blocks", self.geometry.block_bytes));
-        }
-        if self.geometry.inode_bytes < 256 {
-            names.push(format!("{}-byte inodes", self.geometry.inode_bytes));
         }
         names
     }

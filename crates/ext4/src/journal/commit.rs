@@ -46,23 +46,32 @@ pub(super) struct Log {
 }
 
 impl Journal {
-    /// Commits the running transaction, if it holds anything.
+    /// Commits the running transaction, if it holds anything. A failure stops the journal, before
+    /// anybody can commit a later one.
     ///
     /// # Errors
-    /// The device failed; the caller stops the journal.
+    /// The device's.
     pub fn commit(&self, client: &dyn Client) -> Result<()> {
-        self.check()?;
         let mut log = self.log.lock();
+        let result = self.commit_locked(&mut log, client);
+        if let Err(why) = &result {
+            self.stop(Some(why));
+        }
+        result
+    }
+
+    fn commit_locked(&self, log: &mut Log, client: &dyn Client) -> Result<()> {
+        self.check()?;
         let closed = self.close_running(client)?;
         let tid = closed.tid;
         self.note_close(closed.is_empty());
         if closed.is_empty() {
             return Ok(());
         }
-        self.make_room(&mut log, closed.copies.len() + closed.revoked.len() / 500 + 8)?;
-        self.write_body(&mut log, &closed)?;
+        self.make_room(log, closed.copies.len() + closed.revoked.len() / 500 + 8)?;
+        self.write_body(log, &closed)?;
         self.io.flush()?;
-        self.write_commit(&mut log, tid, client.now())?;
+        self.write_commit(log, tid, client.now())?;
         client.release(&closed.freed);
         let freed: u64 = closed.freed.iter().map(|run| u64::from(run.count)).sum();
         self.freeing.fetch_sub(freed, Ordering::AcqRel);
@@ -71,7 +80,7 @@ impl Journal {
         self.progress.lock().committed = tid;
         self.changed.notify_all();
         if log.used() as usize > self.blocks_max * 2 {
-            self.checkpoint_locked(&mut log)?;
+            self.checkpoint_locked(log)?;
         }
         Ok(())
     }

@@ -137,6 +137,7 @@ pub struct Journal {
     progress: Mutex<Progress>,
     changed: Condvar,
     stopped: AtomicBool,
+    reason: Mutex<Option<Error>>,
     /// Blocks freed by transactions that have not committed.
     freeing: AtomicU64,
     blocks_max: usize,
@@ -187,6 +188,7 @@ impl Journal {
             }),
             changed: Condvar::new(),
             stopped: AtomicBool::new(false),
+            reason: Mutex::new(None),
             freeing: AtomicU64::new(0),
             blocks_max: (size / 4) as usize,
         };
@@ -249,11 +251,20 @@ impl Journal {
         if self.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
     }
 
-    /// Stops the journal for good and wakes all who wait.
-    pub fn stop(&self) {
+    /// Stops the journal for good and wakes all who wait. The first reason is kept.
+    pub fn stop(&self, why: Option<&Error>) {
+        let why = why.filter(|error| **error != Error::Stopped);
+        let mut reason = self.reason.lock();
+        *reason = reason.take().or(why.cloned());
+        drop(reason);
         self.stopped.store(true, Ordering::Release);
         drop(self.progress.lock());
         self.changed.notify_all();
+    }
+
+    /// Why the journal was stopped, when that is known.
+    pub fn reason(&self) -> Option<Error> {
+        self.reason.lock().clone()
     }
 
     /// Whether `tid` has committed.
@@ -305,15 +316,10 @@ impl Journal {
                 let waited = self.changed.wait_timeout_while(progress, interval, idle);
                 waited.unwrap_or_else(|poison| poison.into_inner()).0.ending
             };
-            if self.is_stopped() || (self.commit(client).is_err() && self.fail()) || ending {
+            if self.is_stopped() || self.commit(client).is_err() || ending {
                 return;
             }
         }
-    }
-
-    fn fail(&self) -> bool {
-        self.stop();
-        true
     }
 
     /// Tells the committer to commit what there is and return.
@@ -368,7 +374,7 @@ impl Handle<'_> {
 impl Drop for Handle<'_> {
     fn drop(&mut self) {
         if self.open.get() {
-            self.journal.stop();
+            self.journal.stop(None);
         }
         self.journal.running.lock().credits -= self.credits;
     }

@@ -8,6 +8,7 @@ mod snapshot;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileExt, symlink};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -72,7 +73,9 @@ impl Image {
     fn ours<T>(&self, work: impl FnOnce(&Arc<Ext4>) -> T) -> T {
         let device = common::load(&std::fs::read(self.file.path()).expect("readable"));
         let fs = common::open(&device);
-        let result = work(&fs);
+        let result = catch_unwind(AssertUnwindSafe(|| work(&fs)));
+        assert_eq!(fs.stopped_by(), None);
+        let result = result.unwrap_or_else(|panic| resume_unwind(panic));
         fs.close().expect("closes");
         assert_eq!(common::complaints(&device), None);
         let saved = common::save(&device);
@@ -276,7 +279,9 @@ fn we_see_what_the_kernel_wrote_and_go_on() {
     // Plain defaults, what a lane has, and the lazily initialised tables of a default mke2fs.
     let recent: &[&str] = &["-t", "ext4", "-b", "4096", "-O", "orphan_file,metadata_csum_seed"];
     let plain: &[&str] = &["-t", "ext4", "-b", "4096"];
-    for args in [common::LANE, recent, plain, &["-t", "ext4", "-b", "1024"]] {
+    let small: &[&str] = &["-t", "ext4", "-b", "1024"];
+    let old: &[&str] = &["-t", "ext4", "-b", "2048", "-I", "128", "-O", "^64bit,^metadata_csum"];
+    for args in [common::LANE, recent, plain, small, old] {
         let image = Image::new(200, args);
         let theirs = {
             let mount = image.mount();
