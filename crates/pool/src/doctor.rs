@@ -7,6 +7,7 @@ use polylane_front::fuse::Params;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::Serialize;
 
+use crate::volume::tools;
 use crate::{cgroup, preload, probe};
 
 /// What a finding means for polylane.
@@ -76,6 +77,7 @@ pub fn look() -> Vec<Finding> {
     findings.push(openat2());
     findings.extend(controllers());
     findings.push(io_uring());
+    findings.extend(volume_tools());
     findings.extend(block_doors());
     findings.push(preload_library());
     findings
@@ -235,14 +237,39 @@ fn controllers() -> Vec<Finding> {
 
 fn io_uring() -> Finding {
     let switch = fs::read_to_string("/proc/sys/kernel/io_uring_disabled");
+    let works = polylane_sys::uring::Ring::new(1, &[rustix::stdio::stdin()]).is_ok();
     let found = match switch.as_deref().map(str::trim) {
-        Ok("0") => "allowed",
+        _ if works => "works",
+        Ok("0") => "switched on, and refused all the same",
         Ok("1") => "allowed for one group only",
         Ok(_) => "switched off",
         // Kernels before 6.6 have no switch.
         Err(_) => "no switch in this kernel",
     };
-    Finding::unused("io-uring", found)
+    let notes = [
+        "volumes are read and written through it",
+        "volumes are read and written by preadv2 and pwritev2, which wait",
+    ];
+    Finding::new("io-uring", works, found, notes)
+}
+
+/// The programs of e2fsprogs that volumes need.
+fn volume_tools() -> Vec<Finding> {
+    let tool = |name, program: &str, notes| {
+        let path = tools::find(program);
+        let found = path.as_ref().map_or("not found".to_string(), |p| p.display().to_string());
+        Finding::new(name, path.is_some(), found, notes)
+    };
+    vec![
+        tool("mke2fs", "mke2fs", ["formats new volumes", "no new volumes: install e2fsprogs"]),
+        tool("e2fsck", "e2fsck", ["checks volumes", "no 'volume check': install e2fsprogs"]),
+        tool("resize2fs", "resize2fs", ["grows volumes", "no 'volume resize': install e2fsprogs"]),
+        tool(
+            "qemu-img",
+            "qemu-img",
+            ["converts qcow2 files", "import and export of raw files only: install qemu-utils"],
+        ),
+    ]
 }
 
 /// What block front ends of later versions are going to use.

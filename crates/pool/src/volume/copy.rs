@@ -132,6 +132,8 @@ fn convert(from: &Path, from_format: &str, to: &Path, to_format: &str, name: &Pa
 /// Copies what is not a hole; the bytes copied.
 fn copy_data(from: &File, to: impl AsFd, size: u64) -> std::io::Result<u64> {
     let (mut at, mut copied) = (0, 0);
+    // Space that was only reserved counts as data where zeros of it are in the page cache.
+    let _ = rustix::fs::fadvise(from, 0, None, rustix::fs::Advice::DontNeed);
     while at < size {
         let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
             Ok(start) => start,
