@@ -58,8 +58,14 @@ impl History {
         };
         let view = |tree: &Tree| {
             let of = tree.of(ino);
+            // A name is a directory and a component: what happens further up is not its affair.
             let names = of.iter().map(|(path, _)| *path).filter(|path| *path != "*");
-            let paths: Vec<String> = names.map(String::from).collect();
+            let name = |path: &str| {
+                let (dir, last) = path.rsplit_once('/').unwrap_or(("", path));
+                (tree.nodes.get(dir).map(|node| node.meta.attr.ino.0), last.to_string())
+            };
+            let mut paths: Vec<(Option<u64>, String)> = names.map(name).collect();
+            paths.sort();
             let paths = if data_only { Vec::new() } else { paths };
             (paths, of.first().map(|(_, node)| part(node)))
         };
