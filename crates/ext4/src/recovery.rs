@@ -120,12 +120,11 @@ impl Reader<'_> {
     fn scan(&self, start: u32, sequence: u32) -> Result<Vec<Span>> {
         let (mut spans, mut at, mut walked) = (Vec::new(), start, 0);
         let mut span = Span { sequence, blocks: Vec::new() };
-        let mut last_commit = 0;
         while walked < self.end - self.first {
             let block = self.read(at)?;
             let step = match Codec::header(&block) {
                 Some((kind, found)) if found == span.sequence => {
-                    match self.step(kind, &block, at, &mut last_commit)? {
+                    match self.step(kind, &block, at)? {
                         Step::Stop => break,
                         Step::Committed => {
                             let next = span.sequence.wrapping_add(1);
@@ -147,7 +146,7 @@ impl Reader<'_> {
         Ok(spans)
     }
 
-    fn step(&self, kind: u32, block: &[u8], at: u32, last_commit: &mut u64) -> Result<Step> {
+    fn step(&self, kind: u32, block: &[u8], at: u32) -> Result<Step> {
         const DESCRIPTOR: u32 = BlockType::Descriptor as u32;
         const COMMIT: u32 = BlockType::Commit as u32;
         const REVOKE: u32 = BlockType::Revoke as u32;
@@ -160,12 +159,8 @@ impl Reader<'_> {
             }
             REVOKE => Ok(Step::Part(1)),
             COMMIT if !self.codec.commit_ok(block) => Ok(Step::Stop),
-            // Older than its predecessor: left from a former lap with the same sequence.
-            COMMIT if Codec::commit_seconds(block) < *last_commit => Ok(Step::Stop),
-            COMMIT => {
-                *last_commit = Codec::commit_seconds(block);
-                Ok(Step::Committed)
-            }
+            // Its time says nothing: clocks are set back, and what was promised was promised.
+            COMMIT => Ok(Step::Committed),
             _ => Ok(Step::Stop),
         }
     }

@@ -111,7 +111,7 @@ fn a_medium_that_fails_stops_the_file_system_and_loses_nothing() {
     for (index, ops) in all.iter().step_by(step).enumerate() {
         let base = format(FEATURES[index % 2], &ace::setup());
         let warm = index % 3 == 0;
-        let workload = Workload { ops: ops.clone(), delay: None, warm };
+        let workload = Workload { ops: ops.clone(), delay: None, warm, backwards: false };
         let run = record(&base, &workload).expect("works on a good medium");
         for (on, stride) in [(FaultOn::Write, 1), (FaultOn::Flush, 1), (FaultOn::Read, reads)] {
             for nth in (0..).step_by(stride) {
@@ -137,7 +137,7 @@ fn a_full_host_loses_nothing() {
     let base = format(FEATURES[0], &ace::setup());
     let all = ace::depth_one();
     for ops in all.iter().step_by(if is_full() { 3 } else { all.len() / 6 }) {
-        let workload = Workload { ops: ops.clone(), delay: None, warm: false };
+        let workload = Workload { ops: ops.clone(), delay: None, warm: false, backwards: false };
         let run = record(&base, &workload).expect("works with space");
         for nth in 0.. {
             let error = DeviceError::NoSpace;

@@ -126,7 +126,7 @@ fn report(name: &str, took: Duration, totals: &Totals) {
 /// Variants take turns: cold and warm inodes, a prompt and a lazy disk.
 fn varied(ops: Vec<Op>, at: usize) -> Workload {
     let delay = (at / 2 % 3 == 2).then_some(at as u64);
-    Workload { ops, delay, warm: at / 2 % 2 == 1 }
+    Workload { ops, delay, warm: at / 2 % 2 == 1, backwards: at % 5 == 4 }
 }
 
 #[test]

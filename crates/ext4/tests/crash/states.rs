@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::fmt;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use polylane_base::TestClock;
 use polylane_base::rng::Rng;
+use polylane_base::{Clock, TestClock, Time};
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Crash, Event, Fate, Image, SimDisk, SimOptions, Tear};
 
@@ -64,8 +65,11 @@ pub fn format(features: &str, setup: &[Op]) -> Image {
 
 /// Opens; commits happen when asked for, not by the clock, so that runs repeat.
 pub fn open(disk: &Arc<SimDisk>) -> Result<Ext4, String> {
+    open_with(disk, Arc::new(TestClock::default()))
+}
+
+fn open_with(disk: &Arc<SimDisk>, clock: Arc<dyn Clock>) -> Result<Ext4, String> {
     let options = Options { commit_interval: Duration::from_secs(3600), ..Options::default() };
-    let clock = Arc::new(TestClock::default());
     Ext4::open(disk.clone(), clock, &options).map_err(|error| format!("open: {error}"))
 }
 
@@ -88,11 +92,26 @@ pub struct Workload {
     pub delay: Option<u64>,
     /// Inodes stay in memory between operations.
     pub warm: bool,
+    /// The clock is set back again and again.
+    pub backwards: bool,
+}
+
+/// A clock that loses a minute at every reading.
+struct Backwards(AtomicI64);
+
+impl Clock for Backwards {
+    fn now(&self) -> Time {
+        Time { sec: 1_700_000_000 - 60 * self.0.fetch_add(1, Ordering::Relaxed), nsec: 0 }
+    }
 }
 
 impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "workload: delay {:?}, warm {}", self.delay, self.warm)?;
+        writeln!(
+            f,
+            "workload: {:?}, warm {}, backwards {}",
+            self.delay, self.warm, self.backwards
+        )?;
         self.ops.iter().enumerate().try_for_each(|(at, op)| writeln!(f, "  {at}: {op:?}"))
     }
 }
@@ -112,7 +131,11 @@ pub struct Run {
 pub fn record(base: &Image, workload: &Workload) -> Result<Run, String> {
     let options = SimOptions { record: true, delay: workload.delay, ..SimOptions::default() };
     let disk = SimDisk::new(base.clone(), options);
-    let fs = open(&disk)?;
+    let clock: Arc<dyn Clock> = match workload.backwards {
+        true => Arc::new(Backwards(AtomicI64::new(0))),
+        false => Arc::new(TestClock::default()),
+    };
+    let fs = open_with(&disk, clock)?;
     let mut history = History::default();
     let mut runner = Runner::new(&fs, workload.warm);
     history.states.push(look(&fs, &runner)?);
