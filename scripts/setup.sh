@@ -33,8 +33,8 @@ need_demo() {
 }
 
 need_test() {
-    for name in acl:getfacl attr:setfattr busybox-static:busybox bzip2:bzip2 gawk:awk git:git \
-        golang-go:go procps:pgrep redis-tools:redis-benchmark rsync:rsync sqlite3:sqlite3 \
+    for name in acl:getfacl attr:setfattr busybox-static:busybox bzip2:bzip2 \
+        e2fsprogs:mke2fs gawk:awk git:git golang-go:go procps:pgrep redis-tools:redis-benchmark rsync:rsync sqlite3:sqlite3 \
         strace:strace util-linux:unshare xz-utils:xz; do
         need "${name%%:*}" tool "${name##*:}"
     done
@@ -58,7 +58,7 @@ install_missing() {
         root=sudo
     fi
     echo "setup: installing$missing" >&2
-    $root apt-get update -qq
+    $root apt-get update -qq || echo "setup: apt-get update failed; trying with what it knows" >&2
     # shellcheck disable=SC2086 # a list of words
     $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
         $missing >/dev/null
@@ -101,5 +101,11 @@ for what in "$@"; do
         ;;
     esac
 done
-install_missing
+# Without a compiler nothing works; without a program that a test runs, that test says so and is
+# skipped.
+install_missing || if tool cc >/dev/null && tool make >/dev/null; then
+    echo "setup: going on without:$missing" >&2
+else
+    exit 1
+fi
 install_rust

@@ -30,6 +30,20 @@ fn cpus_hold_for_command_and_service() {
     run.end();
 }
 
+/// The kernel remembers a removed file for a moment; the next one must not suffer from that.
+#[test]
+fn room_is_there_as_soon_as_a_file_is_gone() {
+    if unavailable("room_is_there_as_soon_as_a_file_is_gone") {
+        return;
+    }
+    let script = "cd /lane; for turn in $(seq 30); do \
+                  dd if=/dev/zero of=big bs=1M count=14 status=none || exit 1; \
+                  cat big > /dev/null && rm big && echo x > f || exit 1; done";
+    for options in ["--mem --size 16M", "--mem --size 16M --no-preload"] {
+        assert_eq!(printed(Run::new(options).script(script)), "", "{options}");
+    }
+}
+
 #[test]
 fn a_lane_in_ram_is_as_large_as_asked_for() {
     if unavailable("a_lane_in_ram_is_as_large_as_asked_for") {
