@@ -21,12 +21,15 @@ const USAGE: &str = "usage: cargo xtask TASK
   apps    the whole-system tests alone (they need `make build tools`)
   rooms   which crate may use which
   tidy    sizes, headers and forbidden words of every source file
-  loom    the request queues under every interleaving (bounds are stated in the tests)";
+  loom    the request queues under every interleaving (bounds are stated in the tests)
+  crash   power cuts, failing media and damaged images; with --full all of docs/design/crash.md,
+          which takes hours (POLYLANE_CRASH_SECONDS, POLYLANE_CORRUPT_IMAGES: how long, how many)";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let task = args.next().unwrap_or_default();
-    if args.next().is_some() {
+    let full = args.next().is_some_and(|flag| task == "crash" && flag == "--full");
+    if args.next().is_some() || std::env::args().count() > 2 + usize::from(full) {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     }
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         "rooms" => step("rooms", || rooms::check(&root())),
         "tidy" => step("tidy", || tidy::check(&root())),
         "loom" => step("loom", loom),
+        "crash" => step("crash", || crash(full)),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
@@ -121,6 +125,15 @@ fn loom() -> Result<()> {
     let target = target.to_str().context("target directory is not UTF-8")?;
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     cargo(&args, &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", target)])
+}
+
+/// The crash and damage tests with their counts shown; `full`: the campaign.
+fn crash(full: bool) -> Result<()> {
+    let images = std::env::var("POLYLANE_CORRUPT_IMAGES").unwrap_or_else(|_| "100000".into());
+    let campaign = [("POLYLANE_CRASH", "full"), ("POLYLANE_CORRUPT_IMAGES", images.as_str())];
+    let env: &[(&str, &str)] = if full { &campaign } else { &[] };
+    let tests = ["--test", "crash", "--test", "corrupt", "--", "--nocapture", "--test-threads=1"];
+    cargo(&[&["test", "--package", "polylane-ext4"][..], &tests].concat(), env)
 }
 
 fn step(name: &str, run: impl FnOnce() -> Result<()>) -> Result<()> {
