@@ -72,7 +72,8 @@ fn judge<R: Rule>(
     journal: Option<AddressRange>,
     rule: fn() -> R,
 ) {
-    let nanoseconds = time_per_request(trace, rule());
+    let times = (0..3).map(|_| time_per_request(trace, rule()));
+    let nanoseconds = times.fold(f64::INFINITY, f64::min);
     let region = journal.map(|j| Region { first: j.first, end: j.last.saturating_add(1) });
     let mut judge = Judge::new(rule(), region);
     for record in &trace.records {

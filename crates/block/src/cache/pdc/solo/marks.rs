@@ -105,6 +105,17 @@ impl Marks {
         self.active().map(|mark| mark.head).find(|head| near(*head))
     }
 
+    /// Whether a region starts at this address.
+    pub(super) fn starts_at(&self, address: u64) -> bool {
+        self.active().any(|mark| mark.region.first == address)
+    }
+
+    /// The heads of logs that have not come round yet, other than `found`.
+    pub(super) fn open_ends(&self, found: Region) -> impl Iterator<Item = u64> {
+        let other = move |mark: &&Mark| !mark.closed && !mark.region.overlaps(&found);
+        self.active().filter(other).map(|mark| mark.head)
+    }
+
     /// Whether a write runs into a region from the front: its flow was the log before the region.
     pub(super) fn enters(&self, range: Region) -> bool {
         self.active().any(|mark| range.contains(mark.region.first))

@@ -110,7 +110,7 @@ impl FlushSolo {
     /// The flow that a write belongs to, extended by it; a new one if it continues none.
     fn follow(&mut self, range: Region) -> Slot {
         let epoch = self.epoch;
-        if let Some(slot) = self.flows.find(range.first) {
+        if let Some(slot) = self.continued(range) {
             let grown = self.flows.get(slot).is_grown();
             let resumes = self.marks.resumes(range);
             self.flows.touch(slot, grown, |stream| {
@@ -147,6 +147,15 @@ impl FlushSolo {
         self.recent[self.recent_at % RECENT_COUNT] = Watch { first: range.first, slot };
         self.recent_at += 1;
         slot
+    }
+
+    /// The flow that this write continues. Data may fill the volume up to the start of a log; the
+    /// log's next lap does not continue it.
+    fn continued(&self, range: Region) -> Option<Slot> {
+        let slot = self.flows.find(range.first)?;
+        let stream = self.flows.get(slot);
+        let own = stream.hot || stream.is_in_place() || !self.marks.starts_at(range.first);
+        own.then_some(slot)
     }
 
     /// The hot flow that goes on here after a small gap.
@@ -229,7 +238,7 @@ impl FlushSolo {
                 self.marks.prove(found.end);
             } else if stream.is_journal() {
                 stream.hot = true;
-                self.marks.add(found);
+                self.mark(found);
             }
             if solo == EPOCH_COUNT_MIN {
                 let first = self.flows.get(slot).first;
@@ -240,6 +249,16 @@ impl FlushSolo {
             self.epoch += 1;
             self.writers = Writers::None;
         }
+    }
+
+    /// Marks a new journal. Perhaps it is the next lap of one whose end is not known yet: what is
+    /// written there from now on proves itself anew.
+    fn mark(&mut self, found: Region) {
+        let flows = &self.flows;
+        let ends = self.marks.open_ends(found).filter_map(|end| flows.find(end));
+        let ends: Vec<Slot> = ends.collect();
+        ends.into_iter().for_each(|slot| self.flows.remove(slot));
+        self.marks.add(found);
     }
 
     fn watch(&mut self, watch: Watch) {

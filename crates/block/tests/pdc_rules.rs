@@ -1,0 +1,265 @@
+//! Journal detectors on the requests of file systems and programs, with the journal known.
+
+mod pdc_kit;
+
+use pdc_kit::{BLOCK, Jbd2, MIB, Volume, XfsLog, fast_commits, mail, redo_log, xfs_mail};
+use polylane_block::cache::pdc::score::Score;
+use polylane_block::cache::pdc::{Admission, FlushSolo, Paper, Region, solo};
+
+fn journal() -> Region {
+    Region::at(512 * MIB, 64 * MIB)
+}
+
+fn volume(journal: Option<Region>) -> Volume<FlushSolo> {
+    Volume::new(FlushSolo::default(), journal)
+}
+
+fn assert_found(score: Score, recall: f64, precision: f64) {
+    let found = (score.recall().unwrap_or(0.0), score.precision().unwrap_or(0.0));
+    assert!(found.0 >= recall && found.1 >= precision, "{found:?} of {score:?}");
+}
+
+#[test]
+fn the_journal_of_ext4_is_found_over_many_laps() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    mail(&mut volume, &mut ext4, 12_000);
+    assert_found(volume.score(), 0.99, 0.99);
+    assert!(volume.score().lead_bytes < MIB, "{:?}", volume.score());
+}
+
+#[test]
+fn a_device_with_fua_makes_no_difference() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    ext4.fua = true;
+    mail(&mut volume, &mut ext4, 6_000);
+    assert_found(volume.score(), 0.98, 0.99);
+}
+
+#[test]
+fn data_in_the_journal_too() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    for round in 0..2_000 {
+        let blocks = volume.rng.below(if round % 20 == 19 { 1000 } else { 40 }) + 2;
+        let home = (volume.rng.below(16) * 64 * MIB + 1024 * MIB, 16 * BLOCK);
+        ext4.commit(&mut volume, blocks, &[home]);
+    }
+    assert_found(volume.score(), 0.95, 0.99);
+}
+
+#[test]
+fn an_ext3_journal_has_holes() {
+    // An indirect block every 4 MiB: the log leaves it out.
+    let (mut volume, area) = (volume(Some(journal())), journal());
+    let mut head = area.first;
+    for _ in 0..2_000 {
+        for (bytes, flush) in [(6 * BLOCK, true), (BLOCK, true)] {
+            if (head - area.first) % (4 * MIB + BLOCK) + bytes > 4 * MIB {
+                head = head.next_multiple_of(BLOCK) + 2 * BLOCK;
+            }
+            head = if head + bytes > area.end { area.first } else { head };
+            volume.write(head, bytes);
+            head += bytes;
+            if flush {
+                volume.flush();
+            }
+        }
+    }
+    assert_found(volume.score(), 0.98, 1.0);
+}
+
+#[test]
+fn an_external_journal_is_found_by_both_rules() {
+    let area = Region::at(0, 32 * MIB);
+    let (mut solo, mut paper) = (volume(Some(area)), Volume::new(Paper::default(), Some(area)));
+    let (mut one, mut other) = (Jbd2::new(area), Jbd2::new(area));
+    for _ in 0..4_000 {
+        let blocks = solo.rng.below(12) + 2;
+        one.commit(&mut solo, blocks, &[]);
+        other.commit(&mut paper, blocks, &[]);
+        paper.sleep_us(50_000);
+    }
+    assert_found(solo.score(), 0.99, 1.0);
+    assert_found(paper.score(), 0.5, 1.0);
+    assert_eq!(paper.regions(), [Region { first: 0, end: u64::MAX }]);
+}
+
+#[test]
+fn the_log_of_xfs_is_found_among_files_that_are_fsynced() {
+    let (mut volume, mut xfs) = (volume(Some(journal())), XfsLog::new(journal()));
+    xfs_mail(&mut volume, &mut xfs, 8_000);
+    assert_found(volume.score(), 0.97, 0.97);
+}
+
+#[test]
+fn fast_commits_are_found() {
+    let area = Region { first: journal().first, end: journal().end + 256 * BLOCK };
+    let (mut volume, mut ext4) = (volume(Some(area)), Jbd2::new(journal()));
+    fast_commits(&mut volume, &mut ext4, 8_000);
+    assert_found(volume.score(), 0.85, 0.98);
+}
+
+#[test]
+fn logs_of_programs_are_not_journals() {
+    for tail in [false, true] {
+        let mut volume = volume(None);
+        redo_log(&mut volume, Region::at(256 * MIB, 16 * MIB), 20_000, tail);
+        assert_eq!(volume.score().bypassed_bytes, 0, "tail {tail}");
+        assert!(volume.score().cold_bytes > 0, "tail {tail}: it is append-like");
+    }
+}
+
+#[test]
+fn a_log_of_a_program_beside_a_journal_leaves_it_alone() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    for _ in 0..40 {
+        redo_log(&mut volume, Region::at(2048 * MIB, 16 * MIB), 100, false);
+        mail(&mut volume, &mut ext4, 50);
+    }
+    assert_found(volume.score(), 0.95, 0.99);
+}
+
+#[test]
+fn writers_that_fsync_in_turn_are_not_journals() {
+    let mut volume = volume(None);
+    let mut heads = [0, 1, 2].map(|writer| writer * 512 * MIB);
+    for _ in 0..20_000 {
+        let (writer, length) = (volume.rng.below(3) as usize, BLOCK * (1 + volume.rng.below(4)));
+        volume.write(heads[writer], length);
+        volume.flush();
+        heads[writer] += length;
+    }
+    assert_eq!(volume.score().bypassed_bytes, 0);
+}
+
+#[test]
+fn streams_copies_and_compactions_are_not_journals() {
+    let mut volume = volume(None);
+    let (mut stream, mut source) = (0, 4096 * MIB);
+    for round in 0..4_000 {
+        volume.write(stream, MIB);
+        stream += MIB;
+        volume.read(source, MIB);
+        source += MIB;
+        if round % 8 == 7 {
+            volume.flush();
+        }
+    }
+    assert_eq!((volume.score().bypassed_bytes, volume.regions()), (0, vec![]));
+}
+
+#[test]
+fn copy_on_write_has_no_fixed_log() {
+    // btrfs: tree blocks wherever there is room, flush, superblocks in place, flush.
+    let mut volume = volume(None);
+    for _ in 0..10_000 {
+        let mut at = volume.rng.below(1 << 20) * 4 * BLOCK;
+        for _ in 0..volume.rng.below(8) + 1 {
+            volume.write(at, 4 * BLOCK);
+            at += 4 * BLOCK;
+        }
+        volume.flush();
+        volume.write(64 << 10, BLOCK);
+        volume.flush();
+    }
+    assert_eq!(volume.score().bypassed_bytes, 0);
+}
+
+#[test]
+fn a_rollback_journal_that_is_made_anew_is_not_a_journal() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    for _ in 0..3_000 {
+        let file = 128 * MIB + volume.rng.below(4) * 64 * BLOCK;
+        let pages = 2 + volume.rng.below(8);
+        ext4.commit(&mut volume, 4, &[(file, pages * BLOCK)]);
+        volume.write(file, BLOCK);
+        volume.flush();
+        let page = volume.rng.below(4096);
+        volume.write(page * BLOCK, BLOCK);
+        volume.flush();
+    }
+    assert_found(volume.score(), 0.98, 0.99);
+}
+
+#[test]
+fn data_behind_the_end_of_a_journal_is_not_its() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    mail(&mut volume, &mut ext4, 3_000);
+    let mut file = journal().end;
+    for _ in 0..200 {
+        volume.write(file, MIB);
+        file += MIB;
+        mail(&mut volume, &mut ext4, 10);
+    }
+    assert_found(volume.score(), 0.98, 0.98);
+}
+
+#[test]
+fn a_journal_that_is_read_or_discarded_is_one_no_longer() {
+    for discard in [false, true] {
+        let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+        mail(&mut volume, &mut ext4, 200);
+        assert_eq!(volume.regions().len(), 1);
+        match discard {
+            true => volume.discard(0, 4096 * MIB),
+            false => {
+                for _ in 0..=solo::marks::READ_COUNT_MAX {
+                    volume.read(journal().first, 8 * BLOCK);
+                }
+            }
+        }
+        assert_eq!(volume.regions(), []);
+        assert_ne!(volume.write(journal().first + BLOCK, BLOCK), Admission::Bypass);
+        // It proves itself anew.
+        mail(&mut volume, &mut ext4, 200);
+        assert_eq!(volume.regions().len(), 1, "discard {discard}");
+    }
+}
+
+#[test]
+fn a_region_of_the_last_use_is_hot_from_the_first_write() {
+    let mut volume = Volume::new(FlushSolo::with_regions(&[journal()]), Some(journal()));
+    (0..9).for_each(|block| volume.read(journal().first + block * BLOCK, BLOCK));
+    assert_eq!(volume.write(journal().first, 2 * BLOCK), Admission::Bypass);
+    assert_eq!(volume.write(journal().first + 2 * BLOCK, BLOCK), Admission::Bypass);
+}
+
+#[test]
+fn random_writes_do_not_push_a_journal_out() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    for _ in 0..300 {
+        for _ in 0..5_000 {
+            let block = volume.rng.below(1 << 22);
+            volume.write(4096 * MIB + block * BLOCK, BLOCK);
+        }
+        mail(&mut volume, &mut ext4, 4);
+    }
+    assert_found(volume.score(), 0.9, 0.99);
+}
+
+#[test]
+fn hostile_ranges_are_borne() {
+    let mut volume = volume(None);
+    for (offset, length) in
+        [(0, 0), (u64::MAX, 1), (u64::MAX - 4, 4096), (u64::MAX - 4096, 1 << 20)]
+    {
+        volume.write_fua(offset, length);
+        volume.write(offset, length);
+        volume.read(offset, length);
+        volume.discard(offset, length);
+        volume.flush();
+    }
+    assert_eq!(volume.regions(), []);
+}
+
+#[test]
+fn the_paper_marks_a_loop_after_its_first_lap_and_unmarks_it_when_read() {
+    let mut volume = Volume::new(Paper::default(), Some(Region::at(MIB, 8 * MIB)));
+    let lap = |volume: &mut Volume<Paper>| {
+        (0..2048).map(|block| volume.write(MIB + block * BLOCK, BLOCK)).collect::<Vec<_>>()
+    };
+    assert!(lap(&mut volume).iter().all(|admission| *admission == Admission::Normal));
+    assert!(lap(&mut volume).iter().all(|admission| *admission == Admission::Bypass));
+    assert_eq!(volume.regions(), [Region::at(MIB, 8 * MIB)]);
+    volume.read(2 * MIB, BLOCK);
+    assert_eq!(volume.regions(), []);
+}
