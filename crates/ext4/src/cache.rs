@@ -17,6 +17,7 @@ use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashMap;
 
 use crate::error::Result;
+use crate::format::inode::RawInode;
 use crate::format::{DeviceBlock, dirent, extent, htree, xattr};
 use crate::io::BlockIo;
 
@@ -33,13 +34,16 @@ pub enum Seal {
     Extent(u32),
     /// Extended attributes, by the file system's seed and the block's place.
     Xattr(u32, DeviceBlock),
+    /// A part of the inode table, by the file system's seed, the first inode's number and the bytes
+    /// of each: those that were stored get their sums, see [`MetaBlock::stored`].
+    Inodes(u32, u32, usize),
 }
 
 impl Seal {
     /// Stores the checksum.
     pub fn apply(self, block: &mut [u8]) {
         match self {
-            Seal::None => {}
+            Seal::None | Seal::Inodes(..) => {}
             Seal::Directory(seed) => dirent::put_checksum(block, seed),
             Seal::Index(place, seed) => htree::put_checksum(block, place, seed),
             Seal::Extent(seed) => extent::put_checksum(block, seed),
@@ -50,7 +54,7 @@ impl Seal {
     /// Whether the stored checksum is right.
     pub fn verify(self, block: &[u8]) -> bool {
         match self {
-            Seal::None => true,
+            Seal::None | Seal::Inodes(..) => true,
             Seal::Directory(seed) => dirent::checksum_ok(block, seed),
             Seal::Index(place, seed) => htree::checksum_ok(block, place, seed),
             Seal::Extent(seed) => extent::checksum_ok(block, seed),
@@ -70,6 +74,8 @@ pub struct MetaBlock {
     /// The journal holds a newer version than the home: it must not be read from there.
     pub(crate) home_is_old: AtomicBool,
     used: AtomicBool,
+    /// Inodes whose checksums have not been made yet, a bit for each.
+    stored: AtomicU32,
 }
 
 impl MetaBlock {
@@ -81,6 +87,7 @@ impl MetaBlock {
             dirty_in: AtomicU32::new(0),
             home_is_old: AtomicBool::new(false),
             used: AtomicBool::new(true),
+            stored: AtomicU32::new(0),
         })
     }
 
@@ -92,6 +99,33 @@ impl MetaBlock {
     /// Changes how the block is sealed: a leaf that becomes an index node, say.
     pub fn set_seal(&self, seal: Seal) {
         *self.seal.lock() = seal;
+    }
+
+    /// Notes that the inode at `index` of the block was stored without a checksum. For the holder
+    /// of the block's lock for writing.
+    pub fn note_stored(&self, index: usize) {
+        self.stored.fetch_or(1 << index, Ordering::AcqRel);
+    }
+
+    /// Whether the inode at `index` waits for its checksum. For a holder of the block's lock.
+    pub fn is_stored(&self, index: usize) -> bool {
+        self.stored.load(Ordering::Acquire) & 1 << index != 0
+    }
+
+    /// Makes the checksums of `data`, which is this block's.
+    pub fn seal(&self, data: &mut [u8]) {
+        let seal = *self.seal.lock();
+        seal.apply(data);
+        let Seal::Inodes(seed, first, bytes) = seal else { return };
+        let mut stored = self.stored.swap(0, Ordering::AcqRel);
+        while stored != 0 {
+            let index = stored.trailing_zeros();
+            stored &= stored - 1;
+            let place = &mut data[index as usize * bytes..][..bytes];
+            let mut raw = RawInode::from_bytes(place);
+            raw.put_checksum(seed, first + index);
+            place.copy_from_slice(raw.bytes());
+        }
     }
 
     fn is_clean(&self) -> bool {

@@ -9,7 +9,7 @@ use polylane_base::sync::Arc;
 use polylane_vfs::fs::{Attr, Changed, Kind, NewNode};
 
 use crate::cache::Seal;
-use crate::dir::{self, Found};
+use crate::dir::{self, Found, Name};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::dirent::file_type;
@@ -53,7 +53,7 @@ impl Volume {
 /// `ENOENT`, the device's, or a corrupt directory.
 pub fn lookup(volume: &Volume, dir: u32, name: &[u8]) -> Result<Arc<Cell>> {
     let parent = volume.dir(dir)?;
-    let found = dir::lookup(volume, &parent, &mut parent.core.write(), name)?;
+    let found = dir::lookup(volume, &parent, &mut parent.core.write(), Name::new(volume, name))?;
     match found {
         Some(found) => volume.cell(found.ino).map_err(dangling),
         None => Err(Errno::ENOENT.into()),
@@ -171,6 +171,7 @@ pub fn readlink(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u8>> {
 /// # Errors
 /// `EEXIST`, `ENOSPC`, the device's, or a corrupt directory.
 pub fn create(volume: &Volume, dir: u32, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+    let name = Name::new(volume, name);
     let parent = volume.dir(dir)?;
     let mut above = parent.core.write();
     can_take(volume, &parent, &mut above, name)?;
@@ -203,7 +204,7 @@ pub fn create(volume: &Volume, dir: u32, name: &[u8], new: &NewNode<'_>) -> Resu
 }
 
 /// Whether a directory can take a new name: it is still there, and has none such.
-fn can_take(volume: &Volume, parent: &Cell, above: &mut Core, name: &[u8]) -> Result<()> {
+fn can_take(volume: &Volume, parent: &Cell, above: &mut Core, name: Name<'_>) -> Result<()> {
     if above.raw.links() == 0 {
         return Err(Errno::ENOENT.into());
     }
@@ -277,6 +278,7 @@ pub(crate) fn make_whiteout(
 /// # Errors
 /// `EEXIST`, `EMLINK`, `ENOSPC`, the device's, or a corrupt directory.
 pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed> {
+    let name = Name::new(volume, name);
     let (cell, parent) = (volume.cell(ino)?, volume.dir(dir)?);
     let mut above = parent.core.write();
     can_take(volume, &parent, &mut above, name)?;
@@ -310,6 +312,7 @@ pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed>
 /// # Errors
 /// `ENOENT`, `EISDIR`, the device's, or a corrupt directory.
 pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
+    let name = Name::new(volume, name);
     let parent = volume.dir(dir)?;
     let mut above = parent.core.write();
     let (cell, found) = named(volume, &parent, &mut above, name)?;
@@ -331,6 +334,7 @@ pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
 /// # Errors
 /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`, the device's, or a corrupt directory.
 pub fn rmdir(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
+    let name = Name::new(volume, name);
     let parent = volume.dir(dir)?;
     let mut above = parent.core.write();
     let (cell, found) = named(volume, &parent, &mut above, name)?;
@@ -356,7 +360,7 @@ pub(crate) fn named(
     volume: &Volume,
     parent: &Cell,
     above: &mut Core,
-    name: &[u8],
+    name: Name<'_>,
 ) -> Result<(Arc<Cell>, Found)> {
     let found = dir::lookup(volume, parent, above, name)?.ok_or(Errno::ENOENT)?;
     if found.ino == parent.ino {

@@ -5,7 +5,7 @@ use polylane_base::sync::{Arc, RwLockWriteGuard};
 use polylane_base::{Gid, Uid};
 use polylane_vfs::fs::{Kind, NewNode, RenameMode, Renamed};
 
-use crate::dir::{self, Found};
+use crate::dir::{self, Found, Name};
 use crate::error::Result;
 use crate::format::dirent::file_type;
 use crate::format::inode::Stamp;
@@ -45,6 +45,7 @@ pub fn rename(
     mode: RenameMode,
 ) -> Result<Renamed> {
     let (source, target) = (volume.dir(from_dir)?, volume.dir(to_dir)?);
+    let (from, to) = (Name::new(volume, from), Name::new(volume, to));
     let move_ = Move { volume, source: &source, target: &target, from, to, mode };
     if from_dir == to_dir {
         return move_.run(Dirs::One(&mut source.core.write()));
@@ -75,8 +76,8 @@ struct Move<'a> {
     volume: &'a Volume,
     source: &'a Arc<Cell>,
     target: &'a Arc<Cell>,
-    from: &'a [u8],
-    to: &'a [u8],
+    from: Name<'a>,
+    to: Name<'a>,
     mode: RenameMode,
 }
 
@@ -111,7 +112,7 @@ impl Move<'_> {
     fn replace(
         &self,
         mut dirs: Dirs<'_>,
-        (cell, _): (&Cell, Found),
+        (cell, found): (&Cell, Found),
         existing: Option<(Arc<Cell>, Found)>,
     ) -> Result<Renamed> {
         let volume = self.volume;
@@ -139,7 +140,7 @@ impl Move<'_> {
                 dir::insert(volume, &handle, self.target, to, self.to, cell.ino, kind)?;
             }
         }
-        self.leave(&handle, &mut dirs)?;
+        self.leave(&handle, &mut dirs, found)?;
         let mut other = None;
         if let (Some((old, _)), Some(victim)) = (&existing, &mut victim) {
             if victim.raw.mode() >> 12 == 4 {
@@ -161,10 +162,10 @@ impl Move<'_> {
 
     /// Takes the old name away, or puts a whiteout in its place. The entry may have moved since it
     /// was found: an insert into the same directory can split its block.
-    fn leave(&self, handle: &Handle<'_>, dirs: &mut Dirs<'_>) -> Result<()> {
+    fn leave(&self, handle: &Handle<'_>, dirs: &mut Dirs<'_>, found: Found) -> Result<()> {
         let volume = self.volume;
         let from = dirs.from();
-        let found = dir::lookup(volume, self.source, from, self.from)?.ok_or(Errno::ENOENT)?;
+        let found = dir::again(volume, self.source, from, self.from, found)?;
         if self.mode != RenameMode::Whiteout {
             return dir::remove(volume, handle, self.source, from, self.from, found);
         }

@@ -112,11 +112,15 @@ impl Volume {
         }
         let (block, offset) = self.table_block(ino)?;
         let bytes = usize::from(self.geometry.inode_bytes);
-        let raw = RawInode::from_bytes(&block.read()[offset..offset + bytes]);
+        let data = block.read();
+        let raw = RawInode::from_bytes(&data[offset..offset + bytes]);
+        // One that was stored and not yet committed has no checksum to look at.
+        let sums = self.has_sums && !block.is_stored(offset / bytes);
+        drop(data);
         if raw.mode() == 0 {
             return Err(Errno::ESTALE.into());
         }
-        check(&self.geometry, self.has_sums.then_some(self.seed), ino, &raw)?;
+        check(&self.geometry, sums.then_some(self.seed), ino, &raw)?;
         let cell = Cell::new(ino, self.seed, raw);
         if let Some(journal) = &self.journal {
             // What was changed before the inode was forgotten may not have committed yet.
@@ -127,7 +131,10 @@ impl Volume {
 
     fn table_block(&self, ino: u32) -> Result<(Arc<MetaBlock>, usize)> {
         let (home, offset) = self.alloc.inode_place(ino);
-        Ok((self.cache.get(&self.io, home, Seal::None, |_| Ok(()))?, offset))
+        let bytes = usize::from(self.geometry.inode_bytes);
+        let first = ino - (offset / bytes) as u32;
+        let seal = if self.has_sums { Seal::Inodes(self.seed, first, bytes) } else { Seal::None };
+        Ok((self.cache.get(&self.io, home, seal, |_| Ok(()))?, offset))
     }
 
     /// Puts the inode into the inode table, as part of the handle's transaction. `data`: fdatasync
@@ -146,11 +153,11 @@ impl Volume {
         if let Some(next) = cell.next_orphan() {
             core.raw.set_dtime(next);
         }
-        if self.has_sums {
-            core.raw.put_checksum(self.seed, cell.ino);
-        }
         let bytes = core.raw.bytes();
-        handle.modify(&block)[offset..offset + bytes.len()].copy_from_slice(bytes);
+        let mut table = handle.modify(&block);
+        table[offset..offset + bytes.len()].copy_from_slice(bytes);
+        block.note_stored(offset / bytes.len());
+        drop(table);
         cell.note_change(handle.tid(), data);
         Ok(())
     }
@@ -166,10 +173,8 @@ impl Volume {
         let mut data = handle.modify(&block);
         let mut raw = RawInode::from_bytes(&data[offset..offset + bytes]);
         raw.set_dtime(next);
-        if self.has_sums {
-            raw.put_checksum(self.seed, ino);
-        }
         data[offset..offset + bytes].copy_from_slice(raw.bytes());
+        block.note_stored(offset / bytes);
         if let Some(cell) = self.inodes.get(ino) {
             cell.chain(Some(next));
         }

@@ -4,7 +4,7 @@
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
 
-use super::{DirIndex, Live, Spot, Tree, block, block_count, corrupt, last_block, live, position};
+use super::{DirIndex, Live, Name, Spot, Tree, block, block_count, corrupt, last_block, live};
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
@@ -22,7 +22,7 @@ pub(super) struct Adding<'a, 'j> {
     pub(super) volume: &'a Volume,
     pub(super) handle: &'a Handle<'j>,
     pub(super) cell: &'a Cell,
-    pub(super) name: &'a [u8],
+    pub(super) name: Name<'a>,
     pub(super) ino: u32,
     pub(super) file_type: u8,
 }
@@ -34,27 +34,30 @@ impl Adding<'_, '_> {
 
     /// Puts the name into block `at` if it has room.
     fn try_block(&self, core: &Core, index: &mut DirIndex, at: FileBlock) -> Result<bool> {
-        let needed = dirent::record_bytes(self.name.len());
+        let needed = dirent::record_bytes(self.name.bytes.len());
         if usize::from(index.room[at.0 as usize]) < needed {
             return Ok(false);
         }
         let leaf = self.leaf(core, at)?;
         let mut bytes = self.handle.modify(&leaf);
         let tail = self.volume.has_sums;
-        let put = dirent::insert(&mut bytes, tail, self.ino, self.file_type, self.name);
+        let hint = index.hints[at.0 as usize].into();
+        let entry = (self.ino, self.file_type, self.name.bytes);
+        let put = dirent::insert(&mut bytes, tail, hint, entry);
         let Some(offset) = put.map_err(|field| corrupt(self.cell, field))? else {
             // The estimate was too high: gaps are only known exactly when they are looked at.
             index.room[at.0 as usize] = needed as u16 - 1;
             return Ok(false);
         };
         let spot = Spot { block: at.0, offset: offset as u16 };
-        index.names.insert((position(self.volume, self.name), spot));
+        index.names.insert(self.name.position(), spot);
+        index.hints[at.0 as usize] = spot.offset;
         Ok(true)
     }
 
     /// Adds the name to a directory without a tree, which may give it one.
     pub(super) fn linear(&self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
-        let needed = dirent::record_bytes(self.name.len());
+        let needed = dirent::record_bytes(self.name.bytes.len());
         // The last block first: growing directories fill from the end.
         let blocks = (0..index.room.len()).rev();
         let fitting: Vec<usize> =
@@ -90,6 +93,7 @@ impl Adding<'_, '_> {
         let fresh = volume.cache.create(&volume.io, start, seal);
         drop(self.handle.modify(&fresh));
         index.room.push(0);
+        index.hints.push(0);
         Ok(at)
     }
 
@@ -114,6 +118,7 @@ impl Adding<'_, '_> {
         let at = self.grow(core, index, Seal::Directory(cell.seed))?;
         let names = live(&old, volume.has_sums).map_err(|field| corrupt(cell, field))?;
         index.forget_block(volume, cell, FileBlock(0), &old)?;
+        index.moves += 1;
         self.fill(core, index, at, &names)?;
         let seal = Seal::Index(Place::Root, cell.seed);
         root.set_seal(if volume.has_sums { seal } else { Seal::None });
@@ -136,10 +141,11 @@ impl Adding<'_, '_> {
         let leaf = self.leaf(core, at)?;
         let mut bytes = self.handle.modify(&leaf);
         dirent::put_empty(&mut bytes, volume.has_sums);
+        let mut last = 0;
         for (ino, file_type, name) in names {
-            let put = dirent::insert(&mut bytes, volume.has_sums, *ino, *file_type, name);
+            let put = dirent::insert(&mut bytes, volume.has_sums, last, (*ino, *file_type, name));
             let put = put.map_err(|field| corrupt(cell, field))?;
-            put.ok_or_else(|| corrupt(cell, "entries outgrow their block"))?;
+            last = put.ok_or_else(|| corrupt(cell, "entries outgrow their block"))?;
         }
         index.add_block(volume, cell, at, &bytes)
     }
@@ -149,8 +155,7 @@ impl Adding<'_, '_> {
         let seed = self.volume.traits.hash_seed;
         loop {
             let tree = index.tree.as_ref().ok_or_else(|| corrupt(self.cell, "no tree"))?;
-            let hash = tree.version.hash(self.name, seed);
-            let position = tree.leaf_for(hash.major);
+            let position = tree.leaf_for(self.name.tree_hash(self.volume, tree.version));
             let at = tree.leaves[position].block;
             if self.try_block(core, index, at)? {
                 return Ok(());
@@ -184,6 +189,7 @@ impl Adding<'_, '_> {
         let upper: Vec<_> = names.split_off(middle).into_iter().map(|(_, entry)| entry).collect();
         let lower: Vec<_> = names.into_iter().map(|(_, entry)| entry).collect();
         index.forget_block(volume, cell, at, &old)?;
+        index.moves += 1;
         self.fill(core, index, fresh, &upper)?;
         self.fill(core, index, at, &lower)?;
         let tree = index.tree.as_mut().ok_or_else(|| corrupt(cell, "no tree"))?;

@@ -8,9 +8,9 @@
 //! the leaf that its hash belongs to.
 
 mod insert;
+mod names;
 
-use std::collections::BTreeSet;
-
+use polylane_base::Errno;
 use polylane_base::sync::Arc;
 
 use crate::cache::{MetaBlock, Seal};
@@ -18,7 +18,7 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::dirent::{self, Entries, TAIL_BYTES};
 use crate::format::extent::Extent;
-use crate::format::hash::HashVersion;
+use crate::format::hash::{HashVersion, NameHash};
 use crate::format::htree::{self, IndexEntry, Place};
 use crate::format::inode::INDEX;
 use crate::format::{DeviceBlock, FileBlock};
@@ -27,24 +27,50 @@ use crate::journal::Handle;
 use crate::volume::Volume;
 
 use insert::Adding;
+use names::{Names, Spot};
 
-/// Where an entry lies.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Spot {
-    block: u32,
-    offset: u16,
+/// A name with its hash, which is computed once per operation.
+#[derive(Clone, Copy)]
+pub struct Name<'a> {
+    bytes: &'a [u8],
+    hash: NameHash,
+}
+
+impl<'a> Name<'a> {
+    /// `bytes` as a name in `volume`.
+    pub fn new(volume: &Volume, bytes: &'a [u8]) -> Name<'a> {
+        Name { bytes, hash: volume.traits.listing_hash.hash(bytes, volume.traits.hash_seed) }
+    }
+
+    /// Its position in a listing. By its hash, so that a listing stays right while entries move
+    /// between blocks. Half MD4 whatever the directory's tree uses: positions must not change when
+    /// a tree is made.
+    fn position(&self) -> u64 {
+        u64::from(self.hash.major / 2) << 31 | u64::from(self.hash.minor / 2)
+    }
+
+    /// Its place in a tree.
+    fn tree_hash(&self, volume: &Volume, version: HashVersion) -> u32 {
+        match version == volume.traits.listing_hash {
+            true => self.hash.major,
+            false => version.hash(self.bytes, volume.traits.hash_seed).major,
+        }
+    }
 }
 
 /// A directory's entries in memory. Belongs to the directory's cell and is guarded by its lock.
 pub struct DirIndex {
-    /// Every name by its position in a listing.
-    names: BTreeSet<(u64, Spot)>,
+    names: Names,
     /// Longest free gap per block, an upper bound; index nodes have none.
     room: Vec<u16>,
     /// The hash tree's lower level, when there is one.
     tree: Option<Tree>,
     /// Blocks that are index nodes.
     nodes: Vec<FileBlock>,
+    /// Where to look for room first: an entry's offset per block.
+    hints: Vec<u16>,
+    /// How often entries moved from block to block: what was found before then is found anew.
+    moves: u32,
 }
 
 /// A hash tree flattened: leaves by their first hash, and which node each entry lies in.
@@ -59,18 +85,11 @@ pub struct Found {
     /// The inode.
     pub ino: u32,
     spot: Spot,
+    moves: u32,
 }
 
 fn corrupt(cell: &Cell, field: &'static str) -> Error {
     Corrupt::new(Structure::Directory, cell.ino.into(), field).into()
-}
-
-/// A name's position in a listing. By its hash, so that a listing stays right while entries move
-/// between blocks: `major hash / 2 << 31 | minor hash / 2`. Half MD4 whatever the directory's tree
-/// uses: positions must not change when a tree is made.
-fn position(volume: &Volume, name: &[u8]) -> u64 {
-    let hash = volume.traits.listing_hash.hash(name, volume.traits.hash_seed);
-    u64::from(hash.major / 2) << 31 | u64::from(hash.minor / 2)
 }
 
 /// Blocks of the directory.
@@ -105,8 +124,14 @@ impl DirIndex {
     /// The device's, or a corrupt directory.
     pub fn build(volume: &Volume, cell: &Cell, core: &Core) -> Result<DirIndex> {
         let blocks = block_count(volume, core);
-        let names = BTreeSet::new();
-        let mut index = DirIndex { names, room: Vec::new(), tree: None, nodes: Vec::new() };
+        let mut index = DirIndex {
+            names: Names::default(),
+            room: Vec::new(),
+            tree: None,
+            nodes: Vec::new(),
+            hints: Vec::new(),
+            moves: 0,
+        };
         if core.raw.has_flag(INDEX) {
             let (tree, inner) = Tree::read(volume, cell, core, blocks)?;
             index.tree = Some(tree);
@@ -115,6 +140,7 @@ impl DirIndex {
         }
         for at in (0..blocks).map(FileBlock) {
             index.room.push(0);
+            index.hints.push(0);
             if !index.is_node(at) {
                 let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
                 index.add_block(volume, cell, at, &leaf.read())?;
@@ -137,10 +163,11 @@ impl DirIndex {
             room = room.max(entry.record_bytes - entry.used_bytes());
             if entry.ino != 0 && entry.name != b"." && entry.name != b".." {
                 let spot = Spot { block: at.0, offset: entry.offset as u16 };
-                self.names.insert((position(volume, entry.name), spot));
+                self.names.insert(Name::new(volume, entry.name).position(), spot);
             }
         }
         self.room[at.0 as usize] = room as u16;
+        self.hints[at.0 as usize] = 0;
         Ok(())
     }
 
@@ -155,16 +182,9 @@ impl DirIndex {
         for entry in Entries::new(bytes, volume.has_sums) {
             let entry = entry.map_err(|field| corrupt(cell, field))?;
             let spot = Spot { block: at.0, offset: entry.offset as u16 };
-            self.names.remove(&(position(volume, entry.name), spot));
+            self.names.remove(Name::new(volume, entry.name).position(), spot);
         }
         Ok(())
-    }
-
-    /// The places of names at one position, nearly always one.
-    fn spots(&self, position: u64) -> impl Iterator<Item = Spot> + '_ {
-        let first = Spot { block: 0, offset: 0 };
-        let last = Spot { block: u32::MAX, offset: u16::MAX };
-        self.names.range((position, first)..=(position, last)).map(|(_, spot)| *spot)
     }
 
     fn is_node(&self, at: FileBlock) -> bool {
@@ -239,7 +259,12 @@ fn with_index<T>(
 ///
 /// # Errors
 /// The device's, or a corrupt directory.
-pub fn lookup(volume: &Volume, cell: &Cell, core: &mut Core, name: &[u8]) -> Result<Option<Found>> {
+pub fn lookup(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    name: Name<'_>,
+) -> Result<Option<Found>> {
     with_index(volume, cell, core, |index, core| find(volume, cell, core, index, name))
 }
 
@@ -248,19 +273,36 @@ fn find(
     cell: &Cell,
     core: &Core,
     index: &DirIndex,
-    name: &[u8],
+    name: Name<'_>,
 ) -> Result<Option<Found>> {
-    for spot in index.spots(position(volume, name)) {
+    for spot in index.names.at(name.position()) {
         let at = FileBlock(spot.block);
         let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
         let bytes = leaf.read();
         let entry = Entries::at(&bytes, spot.offset.into(), volume.has_sums);
         let entry = entry.map_err(|field| corrupt(cell, field))?;
-        if entry.name == name {
-            return Ok(Some(Found { ino: entry.ino, spot }));
+        if entry.name == name.bytes {
+            return Ok(Some(Found { ino: entry.ino, spot: *spot, moves: index.moves }));
         }
     }
     Ok(None)
+}
+
+/// What was found earlier under the directory's lock, wherever it has moved since.
+///
+/// # Errors
+/// `ENOENT`, the device's, or a corrupt directory.
+pub fn again(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    name: Name<'_>,
+    found: Found,
+) -> Result<Found> {
+    with_index(volume, cell, core, |index, core| match index.moves == found.moves {
+        true => Ok(found),
+        false => Ok(find(volume, cell, core, index, name)?.ok_or(Errno::ENOENT)?),
+    })
 }
 
 /// Whether the directory holds no name but `.` and `..`.
@@ -280,7 +322,7 @@ pub fn insert(
     handle: &Handle<'_>,
     cell: &Cell,
     core: &mut Core,
-    name: &[u8],
+    name: Name<'_>,
     ino: u32,
     file_type: u8,
 ) -> Result<()> {
@@ -302,7 +344,7 @@ pub fn remove(
     handle: &Handle<'_>,
     cell: &Cell,
     core: &mut Core,
-    name: &[u8],
+    name: Name<'_>,
     found: Found,
 ) -> Result<()> {
     with_index(volume, cell, core, |index, core| {
@@ -310,12 +352,13 @@ pub fn remove(
         let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
         let mut bytes = handle.modify(&leaf);
         let removed = dirent::remove(&mut bytes, volume.has_sums, found.spot.offset.into());
-        removed.map_err(|field| corrupt(cell, field))?;
+        let joined = removed.map_err(|field| corrupt(cell, field))?;
         drop(bytes);
+        index.hints[at.0 as usize] = joined as u16;
         // The gap is at least as long as the name's record; how long exactly shows at the next
         // insert.
         index.room[at.0 as usize] = volume.io.block_bytes() as u16;
-        index.names.remove(&(position(volume, name), found.spot));
+        index.names.remove(name.position(), found.spot);
         Ok(())
     })
 }
@@ -422,8 +465,7 @@ pub fn list(
     each: &mut dyn FnMut(Listed<'_>) -> bool,
 ) -> Result<()> {
     with_index(volume, cell, core, |index, core| {
-        let first = Spot { block: 0, offset: 0 };
-        for (position, spot) in index.names.range((from, first)..) {
+        for (position, spot) in index.names.from(from) {
             let at = FileBlock(spot.block);
             let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
             let bytes = leaf.read();

@@ -139,25 +139,21 @@ pub fn put_empty(block: &mut [u8], has_tail: bool) {
     }
 }
 
-/// Puts a name into free space of the block. Returns where, or `None` when there is no room.
+/// Puts an entry (inode, type code, name) into free space of the block, looking from `hint` on
+/// first, where an entry must begin. Returns where, or `None` when there is no room.
 ///
 /// # Errors
 /// The block is broken.
 pub fn insert(
     block: &mut [u8],
     has_tail: bool,
-    ino: u32,
-    file_type: u8,
-    name: &[u8],
+    hint: usize,
+    (ino, file_type, name): (u32, u8, &[u8]),
 ) -> Result<Option<usize>, &'static str> {
     let needed = record_bytes(name.len());
-    let mut place = None;
-    for entry in Entries::new(block, has_tail) {
-        let entry = entry?;
-        if entry.record_bytes - entry.used_bytes() >= needed {
-            place = Some((entry.offset, entry.used_bytes(), entry.record_bytes));
-            break;
-        }
+    let mut place = room(Entries { at: hint, ..Entries::new(block, has_tail) }, needed)?;
+    if place.is_none() && hint > 0 {
+        place = room(Entries::new(block, has_tail), needed)?;
     }
     let Some((offset, used, record)) = place else { return Ok(None) };
     if used > 0 {
@@ -167,11 +163,26 @@ pub fn insert(
     Ok(Some(offset + used))
 }
 
-/// Removes the entry at `offset`: its space joins the entry before it, or becomes free.
+/// The first entry with `needed` bytes to spare: its offset, what it uses, what it has.
+fn room(
+    entries: Entries<'_>,
+    needed: usize,
+) -> Result<Option<(usize, usize, usize)>, &'static str> {
+    for entry in entries {
+        let entry = entry?;
+        if entry.record_bytes - entry.used_bytes() >= needed {
+            return Ok(Some((entry.offset, entry.used_bytes(), entry.record_bytes)));
+        }
+    }
+    Ok(None)
+}
+
+/// Removes the entry at `offset`: its space joins the entry before it, or becomes free. Returns
+/// where the free space now begins: an entry's offset.
 ///
 /// # Errors
 /// The block is broken or no entry begins there.
-pub fn remove(block: &mut [u8], has_tail: bool, offset: usize) -> Result<(), &'static str> {
+pub fn remove(block: &mut [u8], has_tail: bool, offset: usize) -> Result<usize, &'static str> {
     let mut before: Option<(usize, usize)> = None;
     let mut record = None;
     for entry in Entries::new(block, has_tail) {
@@ -184,10 +195,15 @@ pub fn remove(block: &mut [u8], has_tail: bool, offset: usize) -> Result<(), &'s
     }
     let record = record.ok_or("no entry at this offset")?;
     match before {
-        Some((offset, length)) => put16(block, offset + 4, (length + record) as u16),
-        None => put32(block, offset, 0),
+        Some((joined, length)) => {
+            put16(block, joined + 4, (length + record) as u16);
+            Ok(joined)
+        }
+        None => {
+            put32(block, offset, 0);
+            Ok(offset)
+        }
     }
-    Ok(())
 }
 
 /// Whether the block ends in a checksum tail and its sum is right for the directory's seed.
@@ -237,20 +253,22 @@ mod tests {
         let mut rng = Rng::new(3);
         let mut block = vec![0; 4096];
         put_empty(&mut block, true);
-        let mut model = BTreeMap::new();
+        let (mut model, mut hint) = (BTreeMap::new(), 0);
         for step in 1..4000u32 {
             if rng.percent(60) {
                 let length = 1 + rng.below(40) as usize;
                 let mut name = format!("{step:x}-").into_bytes();
                 name.resize(name.len() + length, b'n');
-                if insert(&mut block, true, step, 1, &name).expect("whole").is_some() {
+                let put = insert(&mut block, true, hint, (step, 1, &name)).expect("whole");
+                if let Some(offset) = put {
                     model.insert(name, step);
+                    hint = offset;
                 }
             } else if let Some(name) = model.keys().next().cloned() {
                 let found = Entries::new(&block, true).map(|entry| entry.expect("whole"));
                 let offset = found.filter(|e| e.ino != 0 && e.name == name).map(|e| e.offset);
                 let offset = offset.last().expect("present");
-                remove(&mut block, true, offset).expect("whole");
+                hint = remove(&mut block, true, offset).expect("whole");
                 model.remove(&name);
             }
             assert_eq!(names(&block), model);
@@ -264,7 +282,7 @@ mod tests {
         for (at, value) in [(4, 3), (4, 0), (4, 5000), (4, 10)] {
             let mut block = vec![0; 4096];
             put_empty(&mut block, false);
-            insert(&mut block, false, 9, 1, b"name").expect("whole");
+            insert(&mut block, false, 0, (9, 1, b"name")).expect("whole");
             put16(&mut block, at, value);
             let walk: Vec<_> = Entries::new(&block, false).collect();
             assert!(walk.last().expect("one").is_err(), "{value}");

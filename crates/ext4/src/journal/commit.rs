@@ -292,9 +292,8 @@ impl Log {
 
 /// The block's content as it goes to the log, sealed. Called while no handle exists.
 fn copy_out(block: &MetaBlock) -> Buffer {
-    let seal = *block.seal.lock();
     let mut data = block.data.write();
-    seal.apply(&mut data);
+    block.seal(&mut data);
     block.home_is_old.store(true, Ordering::Release);
     Buffer::copy_of(&data)
 }
