@@ -17,6 +17,7 @@ mod oracle;
 mod random;
 mod script;
 mod states;
+mod together;
 mod tree;
 
 use std::sync::Mutex;

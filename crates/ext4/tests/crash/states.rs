@@ -65,11 +65,19 @@ pub fn format(features: &str, setup: &[Op]) -> Image {
 
 /// Opens; commits happen when asked for, not by the clock, so that runs repeat.
 pub fn open(disk: &Arc<SimDisk>) -> Result<Ext4, String> {
-    open_with(disk, Arc::new(TestClock::default()))
+    open_with(disk, Arc::new(TestClock::default()), Duration::from_secs(3600))
 }
 
-fn open_with(disk: &Arc<SimDisk>, clock: Arc<dyn Clock>) -> Result<Ext4, String> {
-    let options = Options { commit_interval: Duration::from_secs(3600), ..Options::default() };
+/// Opens with a clock, and commits every `commit_interval`.
+///
+/// # Errors
+/// The image does not open.
+pub fn open_with(
+    disk: &Arc<SimDisk>,
+    clock: Arc<dyn Clock>,
+    commit_interval: Duration,
+) -> Result<Ext4, String> {
+    let options = Options { commit_interval, ..Options::default() };
     Ext4::open(disk.clone(), clock, &options).map_err(|error| format!("open: {error}"))
 }
 
@@ -77,7 +85,7 @@ fn open_with(disk: &Arc<SimDisk>, clock: Arc<dyn Clock>) -> Result<Ext4, String>
 /// for e2fsck and the kernel. Ours is asked for more, tears at every sector, where the others are
 /// not asked. The 1024 bytes of the superblock are written in place by every implementation and are
 /// a unit always.
-fn tear(sectors: bool) -> Tear {
+pub fn tear(sectors: bool) -> Tear {
     match sectors {
         true => Tear { unit_bytes: 512, whole: vec![1024..2048] },
         false => Tear::at(4096),
@@ -135,7 +143,7 @@ pub fn record(base: &Image, workload: &Workload) -> Result<Run, String> {
         true => Arc::new(Backwards(AtomicI64::new(0))),
         false => Arc::new(TestClock::default()),
     };
-    let fs = open_with(&disk, clock)?;
+    let fs = open_with(&disk, clock, Duration::from_secs(3600))?;
     let mut history = History::default();
     let mut runner = Runner::new(&fs, workload.warm);
     history.states.push(look(&fs, &runner)?);
@@ -338,10 +346,22 @@ pub fn reopen(
     window: &Window,
     fsck: bool,
 ) -> Result<Tree, String> {
+    reopen_with(image, fsck, &|found| history.judge(found, window).map(drop))
+}
+
+/// The same with any judge of the tree.
+///
+/// # Errors
+/// What is wrong.
+pub fn reopen_with(
+    image: &Image,
+    fsck: bool,
+    judge: &dyn Fn(&Tree) -> Result<(), String>,
+) -> Result<Tree, String> {
     let disk = SimDisk::new(image.clone(), SimOptions::default());
     let fs = open(&disk)?;
     let found = snapshot(&fs, &|_| false)?;
-    history.judge(&found, window)?;
+    judge(&found)?;
     if fsck {
         still_works(&fs).map_err(|errno| format!("use after recovery: {errno}"))?;
     }

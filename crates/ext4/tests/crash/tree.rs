@@ -33,8 +33,23 @@ pub struct Tree {
 const NAMES_MAX: usize = 20_000;
 
 /// Reads everything. Inodes that were looked up are forgotten again, except what `keep` says.
+///
+/// # Errors
+/// What cannot be read.
 pub fn snapshot(fs: &dyn FileSystem, keep: &dyn Fn(Ino) -> bool) -> Result<Tree, String> {
     let root = fs.root().map_err(|errno| format!("root: {errno}"))?;
+    snapshot_of(fs, root, keep)
+}
+
+/// The same below one directory, whose path is `""`.
+///
+/// # Errors
+/// What cannot be read.
+pub fn snapshot_of(
+    fs: &dyn FileSystem,
+    root: Attr,
+    keep: &dyn Fn(Ino) -> bool,
+) -> Result<Tree, String> {
     let mut tree = Tree::default();
     let mut todo = vec![(String::new(), root)];
     let mut seen = Vec::new();
@@ -105,6 +120,16 @@ impl Tree {
         let named = self.nodes.iter().map(|(path, node)| (path.as_str(), node));
         let held = self.held.iter().map(|node| ("*", node));
         named.chain(held).filter(|(_, node)| node.meta.attr.ino == ino).collect()
+    }
+
+    /// What lies below a directory of the root, with that directory as root.
+    pub fn below(&self, dir: &str) -> Tree {
+        let inside = |(path, node): (&String, &Node)| {
+            let rest = path.strip_prefix(dir)?;
+            let rest = if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') };
+            Some((rest?.to_string(), node.clone()))
+        };
+        Tree { nodes: self.nodes.iter().filter_map(inside).collect(), held: Vec::new() }
     }
 
     /// The first difference in names or metadata.
