@@ -6,6 +6,7 @@
 //! | [`device`] | the seam that front ends and file systems use: requests, completions, channels |
 //! | [`file`] | a device on a host file: io_uring and O_DIRECT |
 //! | [`image`] | opening and creating a volume's file; one opener at a time |
+//! | [`overlay`] | copy-on-write by blocks, on a device that does not change |
 //! | [`ram`] | a medium in memory |
 //! | [`wait`] | the one place that turns submit and poll into waiting |
 //!
@@ -17,6 +18,7 @@ pub mod cache;
 pub mod device;
 pub mod file;
 pub mod image;
+pub mod overlay;
 pub mod ram;
 pub mod wait;
 

@@ -1,3 +1,5 @@
+//! The device on files of this host, every way that requests can go.
+
 use super::*;
 use crate::device::{Error, Op, Request, Sector};
 use crate::wait::Waiter;

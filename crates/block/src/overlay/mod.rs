@@ -1,0 +1,130 @@
+//! Copy-on-write by blocks: a device whose first content is another, read-only device's.
+//!
+//! ```text
+//!  request ─► cut into runs by the map ─┬─ here ──► top   (own file: data, then the map)
+//!                                       └─ absent ─► base  (reads only)
+//! ```
+//!
+//! # On `top`
+//!
+//! | sectors | what |
+//! |---|---|
+//! | 0 .. size | data of the blocks that are here, each at its own place |
+//! | [`Layout::map_start`] .. | the map: one bit per block of 4096 bytes, lowest bit first; set: here |
+//!
+//! # Invariants
+//!
+//! - A bit goes from 0 to 1 and never back. A zeroed or discarded block is here, and a hole.
+//! - A set bit reaches the medium only after the block's data is durable: a flush takes a copy of
+//!   the changed parts of the map *before* it flushes the data, and writes that copy after. So after a
+//!   power cut an absent bit shows the base's content, the last durable one, and a present bit shows
+//!   data that was durable, or later. A torn write of the map is a mixture of such bits.
+//! - Whoever writes to absent blocks has *claimed* them: nobody else brings the same block up.
+//! - The base is never written; it must not change as long as an overlay of it exists.
+//!
+//! # Locking
+//!
+//! `claims` alone, held for a look or an insertion. Reads, and writes to blocks that are here, take
+//! no lock; durable ones look at it once.
+
+mod channel;
+mod claims;
+mod present;
+
+use std::sync::Arc;
+
+use crate::device::{BlockDevice, Channel, Error, SECTOR_BYTES, Sector};
+use crate::wait::Waiter;
+use claims::Claims;
+use present::Present;
+
+/// Sectors in a block, the unit of copying.
+const BLOCK_SECTORS: u64 = 8;
+
+/// Bytes of the map that are written together.
+const PAGE_BYTES: usize = 4096;
+
+/// Blocks whose bits lie in one page of the map.
+const PAGE_BLOCKS: u64 = PAGE_BYTES as u64 * 8;
+
+/// Where things are on `top`, in sectors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Layout {
+    /// Size of the device.
+    pub size: u64,
+    /// First sector of the map.
+    pub map_start: u64,
+    /// Sectors of the map.
+    pub map_count: u64,
+}
+
+impl Layout {
+    /// The layout for a device of `size` sectors; `None` for sizes beyond reason.
+    pub fn new(size: u64) -> Option<Layout> {
+        let map_start = size.checked_next_multiple_of(BLOCK_SECTORS)?;
+        let pages = (map_start / BLOCK_SECTORS).div_ceil(PAGE_BLOCKS);
+        let map_count = pages * (PAGE_BYTES / SECTOR_BYTES) as u64;
+        map_start.checked_add(map_count)?.checked_mul(SECTOR_BYTES as u64)?;
+        Some(Layout { size, map_start, map_count })
+    }
+
+    /// Sectors that `top` must have.
+    pub fn total(&self) -> u64 {
+        self.map_start + self.map_count
+    }
+}
+
+/// The device. See the [module](self).
+pub struct Overlay {
+    base: Arc<dyn BlockDevice>,
+    top: Arc<dyn BlockDevice>,
+    layout: Layout,
+    present: Present,
+    claims: Claims,
+}
+
+impl Overlay {
+    /// Opens an overlay on `base`; a `top` of zeros is a new one. Reads the whole map: 32 KiB per
+    /// GiB.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`] when `top` is smaller than its layout or `base` larger or smaller than
+    /// the device; those of the medium.
+    pub fn open(base: Arc<dyn BlockDevice>, top: Arc<dyn BlockDevice>) -> Result<Arc<Self>, Error> {
+        let layout = Layout::new(base.sector_count()).ok_or(Error::OutOfRange)?;
+        if top.sector_count() < layout.total() {
+            return Err(Error::OutOfRange);
+        }
+        let present = Present::new(layout.map_count as usize * SECTOR_BYTES);
+        let waiter = Waiter::new(top.clone());
+        for page in 0..present.page_count() {
+            let sector = Sector(layout.map_start + page_sector(page));
+            present.load(page, &waiter.read(sector, PAGE_BYTES)?);
+        }
+        Ok(Arc::new(Overlay { base, top, layout, present, claims: Claims::default() }))
+    }
+
+    /// Blocks of its own, and of how many.
+    pub fn blocks(&self) -> (u64, u64) {
+        (self.present.count(), self.layout.map_start / BLOCK_SECTORS)
+    }
+}
+
+/// First sector of a page of the map, counted from the map's start.
+fn page_sector(page: usize) -> u64 {
+    (page * (PAGE_BYTES / SECTOR_BYTES)) as u64
+}
+
+impl BlockDevice for Overlay {
+    fn sector_count(&self) -> u64 {
+        self.layout.size
+    }
+
+    fn read_only(&self) -> bool {
+        self.top.read_only()
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        Box::new(channel::OverlayChannel::new(self))
+    }
+}

@@ -1,0 +1,223 @@
+//! The overlay: the contract of every device, copies against a model, power cuts at every event.
+
+use std::sync::Arc;
+
+use polylane_base::rng::Rng;
+use polylane_block::device::{BlockDevice, Error, SECTOR_BYTES, Sector};
+use polylane_block::overlay::{Layout, Overlay};
+use polylane_block::ram::RamDevice;
+use polylane_block::wait::Waiter;
+use polylane_sys::buffer::Buffer;
+use polylane_testkit::block_suite;
+use polylane_testkit::sim::{Crash, Fault, FaultOn, Image, SimDisk, SimOptions, Tear};
+
+const SECTORS: u64 = 2048 + 3;
+
+fn layout() -> Layout {
+    Layout::new(SECTORS).expect("layout")
+}
+
+/// A base with a number of its own in every sector.
+fn numbered(sectors: u64) -> Arc<RamDevice> {
+    let base = Arc::new(RamDevice::new(sectors));
+    let waiter = Waiter::new(base.clone());
+    for sector in 0..sectors {
+        let data = Buffer::copy_of(&[base_byte(sector); SECTOR_BYTES]);
+        waiter.write(Sector(sector), data, false).expect("write");
+    }
+    base.set_read_only(true);
+    base
+}
+
+fn base_byte(sector: u64) -> u8 {
+    (sector % 251) as u8 + 1
+}
+
+#[test]
+fn an_overlay_on_zeros_is_a_device_like_any_other() {
+    let base = || Arc::new(RamDevice::new(SECTORS));
+    block_suite::run(&|| {
+        Overlay::open(base(), Arc::new(RamDevice::new(layout().total()))).unwrap()
+    });
+    for seed in 0..3 {
+        block_suite::run(&|| {
+            let image = Image::zeroed(layout().total() as usize * SECTOR_BYTES);
+            let options = SimOptions { delay: Some(seed), depth: 3, ..SimOptions::default() };
+            let zeros = Image::zeroed(SECTORS as usize * SECTOR_BYTES);
+            let base = SimDisk::new(zeros, options.clone());
+            Overlay::open(base, SimDisk::new(image, options)).unwrap()
+        });
+    }
+}
+
+#[test]
+fn what_is_not_written_is_the_base_s_and_partial_writes_keep_the_rest() {
+    let top = Arc::new(RamDevice::new(layout().total()));
+    let base = numbered(SECTORS);
+    let overlay = Overlay::open(base.clone(), top.clone()).expect("open");
+    let waiter = Waiter::new(overlay.clone());
+    for (sector, count) in [(3, 1), (15, 2), (40, 16), (100, 1), (2047, 4), (107, 9)] {
+        let data = Buffer::copy_of(&vec![0xff; count * SECTOR_BYTES]);
+        waiter.write(Sector(sector), data, sector == 100).expect("write");
+    }
+    waiter.discard(Sector(205), 20).expect("discard");
+    waiter.flush().expect("flush");
+    let expected: Vec<u8> = (0..SECTORS)
+        .map(|sector| match sector {
+            3 | 15 | 16 | 40..56 | 100 | 107..116 | 2047..2051 => 0xff,
+            205..225 => 0,
+            _ => base_byte(sector),
+        })
+        .collect();
+    let own = overlay.blocks();
+    assert!(own.0 > 5 && own.0 < 20, "{own:?}");
+    drop((waiter, overlay));
+    // Opened anew, everything comes from the medium.
+    let overlay = Overlay::open(base.clone(), top).expect("open");
+    assert_eq!(overlay.blocks(), own);
+    let found =
+        Waiter::new(overlay).read(Sector(0), SECTORS as usize * SECTOR_BYTES).expect("read");
+    assert!(found.chunks(SECTOR_BYTES).zip(&expected).all(|(f, e)| f.iter().all(|b| b == e)));
+    let kept = Waiter::new(base).read(Sector(0), SECTORS as usize * SECTOR_BYTES).expect("read");
+    assert!(kept.chunks(SECTOR_BYTES).zip(0..).all(|(f, n)| f[0] == base_byte(n)), "the base");
+}
+
+#[test]
+fn threads_that_change_parts_of_one_block_lose_nothing() {
+    for round in 0..20 {
+        let options = SimOptions { delay: Some(round), depth: 4, ..SimOptions::default() };
+        let image = Image::zeroed(layout().total() as usize * SECTOR_BYTES);
+        let overlay = Overlay::open(numbered(SECTORS), SimDisk::new(image, options)).expect("open");
+        std::thread::scope(|scope| {
+            for thread in 0..8u64 {
+                let waiter = Waiter::new(overlay.clone());
+                scope.spawn(move || {
+                    for block in 0..20 {
+                        let data = Buffer::copy_of(&[0xf0 + thread as u8; SECTOR_BYTES]);
+                        waiter.write(Sector(block * 8 + thread), data, block % 7 == 0).unwrap();
+                    }
+                    waiter.flush().unwrap();
+                });
+            }
+        });
+        let found = Waiter::new(overlay).read(Sector(0), 160 * SECTOR_BYTES).expect("read");
+        assert!(found.chunks(SECTOR_BYTES).zip(0..).all(|(f, n)| f[0] == 0xf0 + n as u8 % 8));
+    }
+}
+
+/// Random writes, zeroings and flushes, cut at every event: each sector shows its last durable
+/// content or a later one, as the contract says.
+#[test]
+fn after_a_power_cut_nothing_durable_is_lost_and_nothing_else_appears() {
+    const SMALL: u64 = 64;
+    let layout = Layout::new(SMALL).expect("layout");
+    let empty = Image::zeroed(layout.total() as usize * SECTOR_BYTES);
+    for seed in 0..40 {
+        let options = SimOptions { record: true, ..SimOptions::default() };
+        let disk = SimDisk::new(empty.clone(), options);
+        let base = numbered(SMALL);
+        let overlay = Overlay::open(base.clone(), disk.clone()).expect("open");
+        let waiter = Waiter::new(overlay);
+        let mut rng = Rng::new(seed);
+        // For each sector, what it held since its last durable content; and, per event count, a
+        // copy of that.
+        let mut allowed: Vec<Vec<u8>> = (0..SMALL).map(|s| vec![base_byte(s)]).collect();
+        let mut history = vec![(0, allowed.clone())];
+        for step in 0..14u8 {
+            let (sector, count) = (rng.below(SMALL - 12), rng.below(12) + 1);
+            let fua = rng.percent(20);
+            let flush = rng.percent(30);
+            let value = if rng.percent(20) { 0 } else { 0x80 + step };
+            let range = sector as usize..(sector + count) as usize;
+            if !flush {
+                allowed[range.clone()].iter_mut().for_each(|held| held.push(value));
+            }
+            // While it is under way, old and new are possible.
+            history.push((disk.position(), allowed.clone()));
+            match (flush, value) {
+                (true, _) => waiter.flush().expect("flush"),
+                (false, 0) => waiter.write_zeroes(Sector(sector), count, true).expect("zero"),
+                (false, _) => {
+                    let data = Buffer::copy_of(&vec![value; count as usize * SECTOR_BYTES]);
+                    waiter.write(Sector(sector), data, fua).map(drop).expect("write");
+                }
+            }
+            let durable = if flush { 0..SMALL as usize } else { range };
+            if flush || (fua && value != 0) {
+                allowed[durable].iter_mut().for_each(|held| drop(held.drain(..held.len() - 1)));
+            }
+            history.push((disk.position(), allowed.clone()));
+        }
+        check_cuts(&empty, &disk, &base, &history, seed);
+    }
+}
+
+fn check_cuts(
+    empty: &Image,
+    disk: &SimDisk,
+    base: &Arc<RamDevice>,
+    history: &[(usize, Vec<Vec<u8>>)],
+    seed: u64,
+) {
+    let events = disk.events();
+    let mut crash = Crash::new(empty, &events);
+    let mut rng = Rng::new(seed ^ 0xc0de);
+    let tear = Tear::at(SECTOR_BYTES);
+    loop {
+        let at = history.iter().rposition(|(position, _)| *position <= crash.position());
+        let allowed = &history[at.expect("a state before")].1;
+        for fates in crash.choices(&mut rng, 3, 3) {
+            let image = crash.image(&tear, |index| fates[index]);
+            let top = SimDisk::new(image, SimOptions::default());
+            let overlay = Overlay::open(base.clone(), top).expect("open");
+            let bytes = allowed.len() * SECTOR_BYTES;
+            let found = Waiter::new(overlay).read(Sector(0), bytes).expect("read");
+            for (sector, content) in found.chunks(SECTOR_BYTES).enumerate() {
+                let held = &allowed[sector];
+                let byte = content[0];
+                assert!(
+                    content.iter().all(|b| *b == byte) && held.contains(&byte),
+                    "seed {seed} event {} sector {sector}: {byte:#x}, not of {held:x?}",
+                    crash.position()
+                );
+            }
+        }
+        if crash.advance().is_none() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_failed_part_fails_the_request_and_changes_nothing_else() {
+    for on in [FaultOn::Write, FaultOn::Flush] {
+        for nth in 0..3 {
+            let image = Image::zeroed(layout().total() as usize * SECTOR_BYTES);
+            let disk = SimDisk::new(image, SimOptions::default());
+            let overlay = Overlay::open(numbered(SECTORS), disk.clone()).expect("open");
+            let waiter = Waiter::new(overlay);
+            disk.set_fault(Some(Fault::eio(on, nth)));
+            let one = |byte| Buffer::copy_of(&[byte; SECTOR_BYTES]);
+            let first = waiter.write(Sector(9), one(0xee), false).map(drop);
+            let flushed = first.and_then(|()| waiter.flush());
+            let failed = disk.failures() > 0;
+            assert_eq!(flushed.is_err(), failed, "{on:?} {nth}: {flushed:?}");
+            if let Ok(found) = waiter.read(Sector(8), 2 * SECTOR_BYTES) {
+                assert_eq!(found[0], base_byte(8));
+                assert!(found[SECTOR_BYTES] == 0xee || found[SECTOR_BYTES] == base_byte(9));
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_that_do_not_fit_are_refused() {
+    let small = Arc::new(RamDevice::new(layout().total() - 1));
+    let refused = Overlay::open(numbered(SECTORS), small).map(drop);
+    assert_eq!(refused, Err(Error::OutOfRange));
+    assert_eq!(Layout::new(u64::MAX), None);
+    let gib = Layout::new(2 << 20).expect("layout");
+    assert_eq!(gib.map_count * SECTOR_BYTES as u64, 32 << 10);
+    let top: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(layout().total()));
+    top.clone().channel();
+}
