@@ -426,6 +426,9 @@ fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
     if u64::from(group_count) * u64::from(inodes_per_group) != u64::from(inode_count) {
         return Err(corrupt("s_inodes_count"));
     }
+    if le32(bytes, 0x4c) != 0 && !(11..=inode_count).contains(&le32(bytes, 0x54)) {
+        return Err(corrupt("s_first_ino"));
+    }
     let flex_group_size = match (features.0 & incompat::FLEX_BG != 0, bytes[0x174]) {
         (true, log @ 0..=31) => 1 << log,
         (true, _) => return Err(corrupt("s_log_groups_per_flex")),

@@ -132,7 +132,10 @@ fn exercise(image: &Image, seed: u64) -> Ending {
     let paths = walk(&fs);
     work(&fs, &paths, seed);
     let closed = fs.close().is_ok();
-    if closed && !fs.recovered.eq(&polylane_ext4::recovery::Recovered::default()) && seed % 4 == 0 {
+    if closed
+        && !fs.recovered.eq(&polylane_ext4::recovery::Recovered::default())
+        && seed.is_multiple_of(4)
+    {
         drop(fs);
         // What was opened and closed opens again, or says why not.
         let _ = open(&disk).map(|fs| walk(&fs));
@@ -206,7 +209,7 @@ fn read(fs: &Ext4, ino: Ino, size: u64) {
 /// A few changes of what was found; every error is fine.
 fn work(fs: &Ext4, paths: &[String], seed: u64) {
     let mut rng = Rng::new(seed);
-    let mut runner = Runner::new(fs, seed % 2 == 0);
+    let mut runner = Runner::new(fs, seed.is_multiple_of(2));
     for _ in 0..30 {
         let path = paths.get(rng.below(paths.len() as u64) as usize).cloned().unwrap_or_default();
         let other =

@@ -61,7 +61,8 @@ impl<'a> Runner<'a> {
     /// Whether nothing here needs the inode any more.
     pub fn may_forget(&self, ino: Ino) -> bool {
         let named = || self.fs.getattr(ino).is_ok_and(|attr| attr.nlink > 0);
-        !self.slots.values().any(|held| *held == ino) && !(self.warm && named())
+        let needed = self.held().any(|held| held == ino) || (self.warm && named());
+        !needed
     }
 
     /// What the slots hold.
