@@ -90,7 +90,7 @@ fn check(run: &Run, ops: &[Op], fault: Fault, warm: bool) -> Result<bool, String
     if outcome.opened && !outcome.stopped && !outcome.closed && !struck {
         return Err(format!("neither stopped nor closed, with {fault:?}"));
     }
-    let fsck = fault.nth % 8 == 0;
+    let fsck = fault.nth.is_multiple_of(8);
     reopen(&run.history, &outcome.image, &window, fsck).map_err(|why| {
         keep(&outcome.image);
         format!("{why}\nwith {fault:?}, {:?}", outcome.acknowledged)

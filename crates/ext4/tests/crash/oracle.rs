@@ -143,8 +143,8 @@ impl History {
         format!("  S{at}: {op:?} in events {start}..{end}, {outcome}, promises S{promises}")
     }
 
-    /// Whether the tree is a state on its way to the next: sizes and blocks of what that changes lie
-    /// between, names and all else are as they were.
+    /// Whether the tree is a state on its way to the next: sizes and blocks of what that changes
+    /// lie between, names and all else are as they were.
     fn is_between(&self, found: &Tree, state: usize) -> bool {
         let (now, next) = (&self.states[state], self.states.get(state + 1));
         let Some(next) = next.filter(|_| self.splits) else { return false };

@@ -87,7 +87,7 @@ pub fn open_with(
 /// a unit always.
 pub fn tear(sectors: bool) -> Tear {
     match sectors {
-        true => Tear { unit_bytes: 512, whole: vec![1024..2048] },
+        true => Tear { unit_bytes: 512, whole: Some(1024..2048) },
         false => Tear::at(4096),
     }
 }

@@ -17,20 +17,20 @@ use super::image::Image;
 pub struct Tear {
     /// What never tears, if aligned: 512 by the block contract, 4096 on many a disk.
     pub unit_bytes: usize,
-    /// Ranges of bytes that are taken as a unit in themselves, such as a superblock of 1024 bytes
-    /// that every implementation of the format writes in place.
-    pub whole: Vec<Range<usize>>,
+    /// A range of bytes that is a unit in itself, such as a superblock of 1024 bytes that every
+    /// implementation of the format writes in place.
+    pub whole: Option<Range<usize>>,
 }
 
 impl Tear {
     /// Units of `unit_bytes`.
     pub fn at(unit_bytes: usize) -> Tear {
-        Tear { unit_bytes, whole: Vec::new() }
+        Tear { unit_bytes, whole: None }
     }
 
     /// The next border after byte `at`.
     fn unit_end(&self, at: usize) -> usize {
-        let whole = self.whole.iter().find(|range| range.contains(&at));
+        let whole = self.whole.as_ref().filter(|range| range.contains(&at));
         whole.map_or((at / self.unit_bytes + 1) * self.unit_bytes, |range| range.end)
     }
 }
@@ -273,7 +273,7 @@ mod tests {
         let events = [Event::Write { id: 0, at: 0, data, fua: false }];
         let mut crash = Crash::new(&Image::zeroed(8192), &events);
         crash.advance();
-        let tear = Tear { unit_bytes: 512, whole: vec![1024..2048] };
+        let tear = Tear { unit_bytes: 512, whole: Some(1024..2048) };
         for seed in 0..50 {
             let bytes = crash.image(&tear, |_| Fate::Torn(seed)).bytes();
             assert!(bytes.chunks(512).all(|sector| sector.iter().all(|b| *b == sector[0])));
