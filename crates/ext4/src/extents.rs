@@ -5,14 +5,17 @@
 //! keys always equal the first key below them, which e2fsck insists on. The blocks that new nodes
 //! need are claimed before anything is stored, so that a full file system changes nothing.
 
+use polylane_base::Errno;
 use polylane_base::sync::Arc;
 
 use crate::alloc::Claim;
+use crate::blockmap;
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::extent::{
     DEPTH_MAX, Entries, Extent, Index, Node, ROOT_BYTES, Search, capacity, checksum_ok, search,
 };
+use crate::format::inode::EXTENTS;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
@@ -106,6 +109,9 @@ fn load(volume: &Volume, cell: &Cell, index: Index, depth: u16) -> Result<(Arc<M
 
 /// The way to the leaf that holds `target` or the place where it belongs.
 fn find(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<Path> {
+    if !core.raw.has_flag(EXTENTS) {
+        return Err(Errno::EOPNOTSUPP.into());
+    }
     let root = Node::decode(core.raw.block(), None, volume.geometry.block_count);
     let root = root.map_err(|field| corrupt(cell, field))?;
     let mut path = vec![Step { block: None, node: root, at: 0, limit: 1 << 32 }];
@@ -139,6 +145,9 @@ fn find(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<
 /// # Errors
 /// The device's, or a corrupt tree.
 pub fn map(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<Mapping> {
+    if !core.raw.has_flag(EXTENTS) {
+        return blockmap::map(volume, cell, core, target);
+    }
     let blocks = volume.geometry.block_count;
     let root = search(core.raw.block(), None, blocks, target);
     let mut found = root.map_err(|field| corrupt(cell, field))?;
@@ -495,7 +504,17 @@ fn store_root(
 /// The device's, or a corrupt tree.
 pub fn all(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<Extent>> {
     let (mut extents, mut at) = (Vec::new(), 0u64);
-    while at < 1 << 32 {
+    let end = core.raw.size().div_ceil(volume.io.block_bytes() as u64);
+    while !core.raw.has_flag(EXTENTS) && at < end {
+        match blockmap::map(volume, cell, core, FileBlock(at as u32))? {
+            Mapping::Data(extent) => {
+                extents.push(extent);
+                at = extent.end();
+            }
+            Mapping::Hole(blocks) => at = at.saturating_add(blocks),
+        }
+    }
+    while core.raw.has_flag(EXTENTS) && at < 1 << 32 {
         let mut path = find(volume, cell, core, FileBlock(at as u32))?;
         let leaf = path.last_mut().expect("never empty");
         let limit = leaf.limit;

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod alloc;
+pub mod blockmap;
 pub mod cache;
 pub mod data;
 pub mod dir;

@@ -208,9 +208,24 @@ fn can_take(volume: &Volume, parent: &Cell, above: &mut Core, name: Name<'_>) ->
     if above.raw.links() == 0 {
         return Err(Errno::ENOENT.into());
     }
+    if !above.raw.has_flag(EXTENTS) {
+        return Err(Errno::EOPNOTSUPP.into());
+    }
     match dir::lookup(volume, parent, above, name)? {
         Some(_) => Err(Errno::EEXIST.into()),
         None => Ok(()),
+    }
+}
+
+/// Refuses to take the last name of what cannot be freed: see [`crate::blockmap`].
+pub(crate) fn can_free(volume: &Volume, core: &Core) -> Result<()> {
+    let attributes = u64::from(core.raw.xattr_block() != 0);
+    let own = attributes * u64::from(volume.geometry.block_bytes / 512);
+    let mapped = core.raw.sectors(volume.geometry.block_bytes) > own;
+    let last = core.raw.mode() >> 12 == 4 || core.raw.links() <= 1;
+    match mapped && last && !core.raw.has_flag(EXTENTS) {
+        true => Err(Errno::EOPNOTSUPP.into()),
+        false => Ok(()),
     }
 }
 
@@ -320,6 +335,7 @@ pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     if core.raw.mode() >> 12 == 4 {
         return Err(Errno::EISDIR.into());
     }
+    can_free(volume, &core)?;
     let handle = volume.start(NAME_CREDITS)?;
     dir::remove(volume, &handle, &parent, &mut above, name, found)?;
     drop_link(volume, &handle, &cell, &mut core)?;
@@ -345,6 +361,7 @@ pub fn rmdir(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     if !dir::is_empty(volume, &cell, &mut core)? {
         return Err(Errno::ENOTEMPTY.into());
     }
+    can_free(volume, &core)?;
     let handle = volume.start(NAME_CREDITS)?;
     dir::remove(volume, &handle, &parent, &mut above, name, found)?;
     drop_link(volume, &handle, &cell, &mut core)?;

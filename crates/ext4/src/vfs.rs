@@ -34,6 +34,14 @@ impl Ext4 {
         Ok(self.volume.stop_on(run())?)
     }
 
+    /// Runs an operation that changes something: `EROFS` when open for reading only.
+    fn changing<T>(&self, run: impl FnOnce() -> Result<T>) -> polylane_base::Result<T> {
+        match self.volume.journal {
+            Some(_) => self.guard(run),
+            None => Err(Errno::EROFS),
+        }
+    }
+
     fn change(&self, ino: u32, set: &SetAttr) -> Result<Attr> {
         let cell = self.volume.cell(ino)?;
         let mut core = cell.core.write();
@@ -112,27 +120,27 @@ impl FileSystem for Ext4 {
     }
 
     fn setattr(&self, ino: Ino, set: &SetAttr) -> polylane_base::Result<Attr> {
-        self.guard(|| self.change(number(ino)?, set))
+        self.changing(|| self.change(number(ino)?, set))
     }
 
     fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> polylane_base::Result<Changed> {
-        self.guard(|| ops::create(&self.volume, number(dir)?, name, new))
+        self.changing(|| ops::create(&self.volume, number(dir)?, name, new))
     }
 
     fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> polylane_base::Result<Attr> {
-        self.guard(|| ops::create_unlinked(&self.volume, number(dir)?, new))
+        self.changing(|| ops::create_unlinked(&self.volume, number(dir)?, new))
     }
 
     fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
-        self.guard(|| ops::link(&self.volume, number(ino)?, number(dir)?, name))
+        self.changing(|| ops::link(&self.volume, number(ino)?, number(dir)?, name))
     }
 
     fn unlink(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
-        self.guard(|| ops::unlink(&self.volume, number(dir)?, name))
+        self.changing(|| ops::unlink(&self.volume, number(dir)?, name))
     }
 
     fn rmdir(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
-        self.guard(|| ops::rmdir(&self.volume, number(dir)?, name))
+        self.changing(|| ops::rmdir(&self.volume, number(dir)?, name))
     }
 
     fn rename(
@@ -143,7 +151,7 @@ impl FileSystem for Ext4 {
         to: &[u8],
         mode: RenameMode,
     ) -> polylane_base::Result<Renamed> {
-        self.guard(|| {
+        self.changing(|| {
             let (from_dir, to_dir) = (number(from_dir)?, number(to_dir)?);
             rename(&self.volume, (from_dir, from), (to_dir, to), mode)
         })
@@ -199,7 +207,7 @@ impl FileSystem for Ext4 {
         offset: u64,
         source: &mut dyn Source,
     ) -> polylane_base::Result<usize> {
-        self.guard(|| {
+        self.changing(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
             regular(&core)?;
@@ -208,7 +216,7 @@ impl FileSystem for Ext4 {
     }
 
     fn reserve(&self, ino: Ino, offset: u64, len: u64) -> polylane_base::Result<()> {
-        self.guard(|| {
+        self.changing(|| {
             let cell = self.volume.cell(number(ino)?)?;
             promised::reserve(&self.volume, &cell, offset, len)
         })
@@ -221,7 +229,7 @@ impl FileSystem for Ext4 {
         offset: u64,
         len: u64,
     ) -> polylane_base::Result<Attr> {
-        self.guard(|| {
+        self.changing(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
             regular(&core)?;
@@ -257,7 +265,7 @@ impl FileSystem for Ext4 {
         value: &[u8],
         mode: XattrMode,
     ) -> polylane_base::Result<Attr> {
-        self.guard(|| {
+        self.changing(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
             xattr::set(&self.volume, &cell, &mut core, name, Some(value), mode)?;
@@ -274,7 +282,7 @@ impl FileSystem for Ext4 {
     }
 
     fn removexattr(&self, ino: Ino, name: &[u8]) -> polylane_base::Result<Attr> {
-        self.guard(|| {
+        self.changing(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
             xattr::set(&self.volume, &cell, &mut core, name, None, XattrMode::Replace)?;
@@ -320,10 +328,24 @@ impl FileSystem for Ext4 {
             bfree: free,
             bavail: free.saturating_sub(reserved),
             files: geometry.inode_count.into(),
-            ffree: self.volume.alloc.free_inodes().into(),
+            ffree: self.volume.alloc.available_inodes().into(),
             namelen: 255,
             magic: STATFS_MAGIC,
         })
+    }
+
+    fn reserve_names(&self, count: u32) -> polylane_base::Result<()> {
+        self.changing(|| {
+            let alloc = &self.volume.alloc;
+            alloc.reserve_inodes(count)?;
+            let blocks = self.volume.with_space(|| alloc.reserve(NAME_SHARE * u64::from(count)));
+            blocks.inspect_err(|_| alloc.unreserve_inodes(count))
+        })
+    }
+
+    fn release_names(&self, count: u32) {
+        self.volume.alloc.unreserve_inodes(count);
+        self.volume.alloc.unreserve(NAME_SHARE * u64::from(count));
     }
 
     fn forget(&self, ino: Ino) {

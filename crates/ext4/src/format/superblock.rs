@@ -171,9 +171,12 @@ impl Superblock {
     /// # Errors
     /// [`Error::Incompatible`] with the names of what cannot even be read.
     pub fn check_features(&self) -> Result<bool> {
-        let unknown = self.incompat() & !INCOMPAT_KNOWN;
-        if unknown != 0 {
-            return Err(Error::Incompatible(incompat::names(unknown)));
+        let mut names = incompat::names(self.incompat() & !INCOMPAT_KNOWN);
+        if !self.has_incompat(incompat::FILETYPE) {
+            names.push("directories without file types".into());
+        }
+        if !names.is_empty() {
+            return Err(Error::Incompatible(names));
         }
         let writable =
             self.ro_compat() & !RO_COMPAT_KNOWN == 0 && self.has_incompat(incompat::EXTENTS);
@@ -397,7 +400,7 @@ fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
     }
     let blocks_per_group = le32(bytes, 0x20);
     if blocks_per_group == 0
-        || blocks_per_group > block_bytes * 8
+        || blocks_per_group > blocks_per_group_max(bytes, block_bytes, features.1)
         || !blocks_per_group.is_multiple_of(8)
     {
         return Err(corrupt("s_blocks_per_group"));
@@ -446,6 +449,13 @@ fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
         group_count,
         flex_group_size,
     })
+}
+
+/// A bitmap is one block: a bit for each block, or for each cluster of them (`bigalloc`).
+fn blocks_per_group_max(bytes: &[u8], block_bytes: u32, ro_compat: u32) -> u32 {
+    let shift = le32(bytes, 0x1c).saturating_sub(le32(bytes, 0x18)).min(12);
+    let clusters = if ro_compat & ro_compat::BIGALLOC != 0 { shift } else { 0 };
+    (block_bytes * 8) << clusters
 }
 
 /// `EFBIG` for offsets past the largest file that extents can map.
