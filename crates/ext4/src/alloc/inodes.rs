@@ -25,6 +25,21 @@ impl Allocator {
         is_dir: bool,
         spread: bool,
     ) -> Result<u32> {
+        self.take_inode()?;
+        let found = self.find_inode(handle, parent, is_dir, spread);
+        if found.is_err() {
+            self.free_inodes.fetch_add(1, Ordering::AcqRel);
+        }
+        found
+    }
+
+    fn find_inode(
+        &self,
+        handle: &Handle<'_>,
+        parent: u32,
+        is_dir: bool,
+        spread: bool,
+    ) -> Result<u32> {
         let near = GroupIndex((parent - 1) / self.geometry.inodes_per_group);
         let first = if is_dir && spread { self.emptiest() } else { near };
         for index in self.ring(first) {
@@ -46,7 +61,6 @@ impl Allocator {
             descriptor.set_unused_inodes(descriptor.unused_inodes().min(limit - bit - 1));
             descriptor.set_flags(descriptor.flags() & !INODE_UNINIT);
             handle.touch_group(index);
-            self.free_inodes.fetch_sub(1, Ordering::Relaxed);
             return Ok(index.0 * limit + bit + 1);
         }
         Err(Errno::ENOSPC.into())

@@ -38,6 +38,8 @@ pub struct Allocator {
     inode_tables: Vec<DeviceBlock>,
     free_blocks: AtomicI64,
     free_inodes: AtomicI64,
+    /// Free inodes that somebody has been promised.
+    promised_inodes: AtomicI64,
     /// Free blocks that somebody has been promised.
     promised_blocks: AtomicI64,
     /// Free blocks that only metadata may take, so that names can be removed and files cut when
@@ -135,6 +137,7 @@ impl Allocator {
             groups: groups.into_iter().map(Mutex::new).collect(),
             free_blocks: AtomicI64::new(free_blocks),
             free_inodes: AtomicI64::new(free_inodes),
+            promised_inodes: AtomicI64::new(0),
             promised_blocks: AtomicI64::new(0),
             pool_blocks: pool_blocks(geometry.block_count),
             inode_tables,
@@ -155,6 +158,12 @@ impl Allocator {
     /// Free inodes.
     pub fn free_inodes(&self) -> u32 {
         self.free_inodes.load(Ordering::Relaxed).max(0) as u32
+    }
+
+    /// Free inodes that nobody was promised.
+    pub fn available_inodes(&self) -> u32 {
+        let free = self.free_inodes.load(Ordering::Relaxed);
+        (free - self.promised_inodes.load(Ordering::Relaxed)).max(0) as u32
     }
 
     /// Promises `count` blocks for data.
@@ -182,6 +191,35 @@ impl Allocator {
             return Err(Errno::ENOSPC.into());
         }
         Ok(())
+    }
+
+    /// Promises `count` inodes.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub fn reserve_inodes(&self, count: u32) -> Result<()> {
+        let count = i64::from(count);
+        let before = self.promised_inodes.fetch_add(count, Ordering::AcqRel);
+        if before + count > self.free_inodes.load(Ordering::Acquire) {
+            self.promised_inodes.fetch_sub(count, Ordering::AcqRel);
+            return Err(Errno::ENOSPC.into());
+        }
+        Ok(())
+    }
+
+    /// Takes a promise of inodes back.
+    pub fn unreserve_inodes(&self, count: u32) {
+        self.promised_inodes.fetch_sub(i64::from(count), Ordering::AcqRel);
+    }
+
+    /// Takes one of the free inodes that nobody was promised; which one is to be found.
+    fn take_inode(&self) -> Result<()> {
+        let unpromised = |free: i64| {
+            let left = free - self.promised_inodes.load(Ordering::Acquire);
+            (left > 0).then_some(free - 1)
+        };
+        let taken = self.free_inodes.fetch_update(Ordering::AcqRel, Ordering::Acquire, unpromised);
+        taken.map(drop).map_err(|_| Errno::ENOSPC.into())
     }
 
     /// Takes a promise back: the blocks were allocated, or are not needed.
