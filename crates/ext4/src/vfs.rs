@@ -21,6 +21,10 @@ use crate::space;
 use crate::xattr;
 
 const ROOT: u32 = 2;
+
+/// Blocks that a new name takes at most, where many are made: its leaf may be split. What one
+/// operation wants to be sure of at a time ([`ops::NAME_BLOCKS`]) is a few names' share.
+const NAME_SHARE: u64 = 2;
 /// `EXT4_SUPER_MAGIC` of statfs(2).
 const STATFS_MAGIC: u32 = 0xef53;
 

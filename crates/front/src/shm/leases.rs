@@ -238,11 +238,12 @@ impl Session {
             Change::Touch => {}
             Change::Make => {
                 let born = entry.born.clamp(0, time);
-                let node = self.make(state, cred, (dir, name), entry)?;
+                let node = self.with_room(state, || self.make(cred, (dir, name), entry))?;
                 self.stamp(cred, &node, (born, time));
             }
             Change::Rename => {
-                let names = vfs.take_renamed(cred, dir, name, dir, name2, 0)?;
+                let rename = || Ok(vfs.take_renamed(cred, dir, name, dir, name2, 0)?);
+                let names = self.with_room(state, rename)?;
                 self.lane.name_gone(dir, name, &names.moved);
                 if let Some(replaced) = &names.replaced {
                     self.lane.name_gone(dir, name2, replaced);
@@ -256,46 +257,50 @@ impl Session {
         Ok(())
     }
 
-    /// Makes a file out of the room set aside, and opens it where the client has it open.
-    fn make(
+    /// Adds a name with the room that was set aside for it.
+    fn with_room<T>(
         &self,
         state: &mut State,
+        add: impl Fn() -> Result<T, PathError>,
+    ) -> Result<T, PathError> {
+        loop {
+            let had_room = state.room > 0;
+            if had_room {
+                state.room -= 1;
+                self.lane.vfs.release_names(1);
+            }
+            match add() {
+                // One share was not enough, or somebody else was faster; there is more.
+                Err(PathError::Errno(Errno::ENOSPC)) if had_room => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Makes a file, and opens it where the client has it open.
+    fn make(
+        &self,
         cred: &Cred,
         (dir, name): (&Node, &[u8]),
         entry: &Entry,
     ) -> Result<Node, PathError> {
         let vfs = &self.lane.vfs;
         let (perm, umask) = (u32::from(entry.perm) & 0o7777, u32::from(entry.umask) & 0o777);
-        loop {
-            let had_room = state.room > 0;
-            if had_room {
-                state.room -= 1;
-                vfs.release_names(1);
-            }
-            let made = match entry.slot.checked_sub(1) {
-                None => {
-                    let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
-                    vfs.create(cred, dir, name, &new).map_err(PathError::from)
-                }
-                Some(slot) => {
-                    let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC;
-                    let flags = entry.flags.cast_signed() & kept | libc::O_CREAT | libc::O_EXCL;
-                    let opened = vfs.open_path(cred, dir, name, flags, perm, umask);
-                    opened.and_then(|file| {
-                        self.slots.bind(slot, file.clone())?;
-                        let node = file.node().clone();
-                        let open = Open::File { file, slot: Some(slot) };
-                        self.add_streamed(Handle::from_wire(entry.handle), open)?;
-                        Ok(node)
-                    })
-                }
-            };
-            match made {
-                // Somebody else was faster at the room just given up; there is more.
-                Err(PathError::Errno(Errno::ENOSPC)) if had_room => {}
-                made => return made,
-            }
+        let Some(slot) = entry.slot.checked_sub(1) else {
+            let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
+            return Ok(vfs.create(cred, dir, name, &new)?);
+        };
+        let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC;
+        let flags = entry.flags.cast_signed() & kept | libc::O_CREAT | libc::O_EXCL;
+        let file = vfs.open_path(cred, dir, name, flags, perm, umask)?;
+        let node = file.node().clone();
+        self.slots.bind(slot, file.clone())?;
+        let open = Open::File { file, slot: Some(slot) };
+        if let Err(errno) = self.add_streamed(Handle::from_wire(entry.handle), open) {
+            self.slots.unbind(slot)?;
+            return Err(errno.into());
         }
+        Ok(node)
     }
 
     /// Gives an inode the times that it would have had if nothing had waited.

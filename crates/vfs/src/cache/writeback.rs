@@ -126,6 +126,8 @@ impl Flusher {
 pub(crate) fn run_flusher(core: &Core) {
     let pause = core.options.flush_interval.max(PAUSE_MIN);
     while let Some(urgent) = core.cache.flusher.wait(pause) {
+        // What was done under leases becomes as old as what is dirty, and no older.
+        core.settle_all();
         let pressed = urgent || core.cache.is_pressed();
         core.cache.flusher.finished(core.write_back_files(pressed));
     }
