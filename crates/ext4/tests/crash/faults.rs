@@ -4,7 +4,7 @@
 //! it must show everything that was acknowledged as durable.
 
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_block::Error as DeviceError;
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
@@ -12,7 +12,7 @@ use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
 use super::oracle::Window;
 use super::script::{Op, Runner};
 use super::states::{FEATURES, Run, Workload, format, keep, look, open, record, reopen};
-use super::{ace, have_tools, is_full, judge};
+use super::{WHOLE, ace, have_tools, is_full, judge, spread, until};
 
 /// Longer than any of these takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -106,13 +106,17 @@ fn a_medium_that_fails_stops_the_file_system_and_loses_nothing() {
     if !have_tools() {
         return;
     }
-    let (all, mut tried) = (ace::depth_one(), 0);
-    let (step, reads) = if is_full() { (1, 1) } else { (all.len() / 14, 9) };
-    for (index, ops) in all.iter().step_by(step).enumerate() {
-        let base = format(FEATURES[index % 2], &ace::setup());
+    let (all, mut tried, until) = (ace::depth_one(), 0, until(WHOLE));
+    let (count, reads) = if is_full() { (all.len(), 1) } else { (14, 9) };
+    let bases = FEATURES.map(|features| format(features, &ace::setup()));
+    for (index, ops) in (0..count).filter_map(|at| Some((at, spread(&all, at)?))) {
+        if Instant::now() > until {
+            break;
+        }
+        let base = &bases[index % 2];
         let warm = index % 3 == 0;
         let workload = Workload { ops: ops.clone(), delay: None, warm, backwards: false };
-        let run = record(&base, &workload).expect("works on a good medium");
+        let run = record(base, &workload).expect("works on a good medium");
         for (on, stride) in [(FaultOn::Write, 1), (FaultOn::Flush, 1), (FaultOn::Read, reads)] {
             for nth in (0..).step_by(stride) {
                 let lasting = tried % 2 == 1;
@@ -124,7 +128,7 @@ fn a_medium_that_fails_stops_the_file_system_and_loses_nothing() {
             }
         }
     }
-    println!("crash: faults: {tried} runs with one failing request each");
+    println!("crash: faults: {tried} runs, each with a request that fails");
     assert!(tried > 300);
 }
 
@@ -136,7 +140,11 @@ fn a_full_host_loses_nothing() {
     }
     let base = format(FEATURES[0], &ace::setup());
     let all = ace::depth_one();
-    for ops in all.iter().step_by(if is_full() { 3 } else { all.len() / 6 }) {
+    let (count, until) = (if is_full() { all.len() } else { 6 }, until(WHOLE));
+    for ops in (0..count).filter_map(|at| spread(&all, at)) {
+        if Instant::now() > until {
+            break;
+        }
         let workload = Workload { ops: ops.clone(), delay: None, warm: false, backwards: false };
         let run = record(&base, &workload).expect("works with space");
         for nth in 0.. {

@@ -6,8 +6,8 @@
 //! them, judged by e2fsck before and after and recovered by the kernel (`judge`).
 //!
 //! `cargo test` looks at some thousand states. `POLYLANE_CRASH=full` looks at everything that
-//! docs/design/crash.md lists, as `cargo xtask crash --full` does; `POLYLANE_CRASH_SECONDS` is how
-//! long random workloads go on, `POLYLANE_CRASH_KEEP` a file for the first bad image,
+//! docs/design/crash.md lists, as `cargo xtask crash --full` does; `POLYLANE_CRASH_SECONDS` ends
+//! each part after that time, `POLYLANE_CRASH_KEEP` is a file for the first bad image,
 //! `POLYLANE_CRASH_SEED` another beginning.
 
 mod ace;
@@ -50,6 +50,21 @@ fn images() -> Vec<Image> {
     FEATURES.iter().map(|features| states::format(features, &ace::setup())).collect()
 }
 
+/// When a part of the campaign ends, done or not: whole lists end by themselves, random workloads
+/// after ten minutes.
+fn until(otherwise: u64) -> Instant {
+    let seconds = if is_full() { number("POLYLANE_CRASH_SECONDS", otherwise) } else { 60 };
+    Instant::now() + Duration::from_secs(seconds)
+}
+
+/// A day: whole lists are done long before.
+const WHOLE: u64 = 86_400;
+
+/// Item `at` of a list in an order that spreads: whoever ends early has seen something of all.
+fn spread<T>(list: &[T], at: usize) -> Option<&T> {
+    (at < list.len()).then(|| &list[at * 7919 % list.len()])
+}
+
 /// The effort of a test that runs every time, and that of a campaign.
 fn effort() -> Effort {
     let kernel = u64::from(judge::may_mount());
@@ -58,9 +73,9 @@ fn effort() -> Effort {
             cut_every: 1,
             single: 8,
             random: 4,
-            fsck_every: 1,
-            kernel_every: kernel * 500,
-            double_every: 200,
+            fsck_every: 3,
+            kernel_every: kernel * 300,
+            double_every: 100,
         },
         false => Effort {
             cut_every: 3,
@@ -78,7 +93,7 @@ fn effort() -> Effort {
 fn explore_all(
     name: &str,
     effort: Effort,
-    until: Option<Instant>,
+    until: Instant,
     next: &(dyn Fn(usize) -> Option<Workload> + Sync),
 ) {
     let images = images();
@@ -86,8 +101,7 @@ fn explore_all(
     let (index, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let work = || {
-        let late = || until.is_some_and(|until| Instant::now() > until);
-        while !failed.load(Ordering::Relaxed) && !late() {
+        while !failed.load(Ordering::Relaxed) && Instant::now() < until {
             let at = index.fetch_add(1, Ordering::Relaxed);
             let Some(workload) = next(at) else { return };
             match explore_one(&images[at % images.len()], &workload, effort, at as u64) {
@@ -134,8 +148,8 @@ fn varied(ops: Vec<Op>, at: usize) -> Workload {
 fn single_operations_survive_every_cut() {
     if have_tools() {
         let all = ace::depth_one();
-        let next = |at: usize| all.get(at).map(|ops| varied(ops.clone(), at));
-        explore_all("depth 1", effort(), None, &next);
+        let next = |at: usize| spread(&all, at).map(|ops| varied(ops.clone(), at));
+        explore_all("depth 1", effort(), until(WHOLE), &next);
     }
 }
 
@@ -143,13 +157,16 @@ fn single_operations_survive_every_cut() {
 fn pairs_of_operations_survive_every_cut() {
     if have_tools() {
         let all = ace::depth_two();
-        let step = if is_full() { 1 } else { all.len() / 40 };
+        let count = if is_full() { all.len() } else { 40 };
         let effort = match is_full() {
-            true => Effort { single: 4, random: 2, fsck_every: 10, ..effort() },
+            true => Effort { single: 4, random: 2, fsck_every: 20, ..effort() },
             false => effort(),
         };
-        let next = |at: usize| all.get(at * step).map(|ops| varied(ops.clone(), at));
-        explore_all("depth 2", effort, None, &next);
+        let next = |at: usize| {
+            let ops = spread(&all, at).filter(|_| at < count);
+            ops.map(|ops| varied(ops.clone(), at))
+        };
+        explore_all("depth 2", effort, until(WHOLE), &next);
     }
 }
 
@@ -157,18 +174,14 @@ fn pairs_of_operations_survive_every_cut() {
 fn random_workloads_survive_cuts() {
     if have_tools() {
         let seed = number("POLYLANE_CRASH_SEED", 1) << 32;
-        let (seconds, count) = match is_full() {
-            true => (number("POLYLANE_CRASH_SECONDS", 600), usize::MAX),
-            false => (30, 60),
-        };
-        let until = Instant::now() + Duration::from_secs(seconds);
+        let count = if is_full() { usize::MAX } else { 60 };
         let next = |at: usize| {
             let syncs = [5, 15, 40][at % 3];
             let ops = random::workload(seed + at as u64, 60, syncs);
             (at < count).then(|| varied(ops, at))
         };
         let effort = Effort { cut_every: 4, fsck_every: 30, ..effort() };
-        explore_all("random", effort, Some(until), &next);
+        explore_all("random", effort, until(600), &next);
     }
 }
 
@@ -182,7 +195,7 @@ fn a_log_that_wraps_survives_cuts() {
             (at < count).then(|| varied(ops, at))
         };
         let effort = Effort { cut_every: 150, fsck_every: 30, ..effort() };
-        explore_all("wrapping log", effort, None, &next);
+        explore_all("wrapping log", effort, until(WHOLE), &next);
     }
 }
 
@@ -195,7 +208,7 @@ fn a_growing_directory_survives_cuts() {
             (at < count).then(|| varied(ops, at))
         };
         let effort = Effort { cut_every: 2, fsck_every: 20, ..effort() };
-        explore_all("directory", effort, None, &next);
+        explore_all("directory", effort, until(WHOLE), &next);
     }
 }
 
@@ -204,15 +217,19 @@ fn a_growing_directory_survives_cuts() {
 fn a_recovery_that_is_cut_is_done_again() {
     if have_tools() {
         let all = ace::depth_one();
-        let step = if is_full() { 1 } else { all.len() / 12 };
+        let count = if is_full() { all.len() } else { 12 };
         let effort = Effort {
             cut_every: 6,
             single: 0,
             random: 1,
             double_every: if is_full() { 2 } else { 6 },
+            fsck_every: if is_full() { 10 } else { 40 },
             ..effort()
         };
-        let next = |at: usize| all.get(at * step).map(|ops| varied(ops.clone(), at));
-        explore_all("recovery", effort, None, &next);
+        let next = |at: usize| {
+            let ops = spread(&all, at).filter(|_| at < count);
+            ops.map(|ops| varied(ops.clone(), at))
+        };
+        explore_all("recovery", effort, until(WHOLE), &next);
     }
 }
