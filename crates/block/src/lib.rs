@@ -7,6 +7,7 @@
 //! | [`file`] | a device on a host file: io_uring and O_DIRECT |
 //! | [`image`] | opening and creating a volume's file; one opener at a time |
 //! | [`overlay`] | copy-on-write by blocks, on a device that does not change |
+//! | [`qos`] | which lane's request may go to the device, and when |
 //! | [`ram`] | a medium in memory |
 //! | [`wait`] | the one place that turns submit and poll into waiting |
 //!
@@ -19,6 +20,7 @@ pub mod device;
 pub mod file;
 pub mod image;
 pub mod overlay;
+pub mod qos;
 pub mod ram;
 pub mod wait;
 
