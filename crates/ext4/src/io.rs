@@ -63,21 +63,26 @@ impl BlockIo {
         self.waiter.write(self.sector(block)?, data, true)
     }
 
-    /// Writes many runs together and waits for all of them.
-    pub fn write_all(&self, runs: Vec<(DeviceBlock, Vec<Buffer>)>) -> Result<()> {
+    /// Writes many runs together and waits for all of them. Gives all buffers back, in order.
+    pub fn write_all(&self, runs: Vec<(DeviceBlock, Vec<Buffer>)>) -> Result<Vec<Buffer>> {
         let mut requests = Vec::with_capacity(runs.len());
-        let mut bad = Ok(());
+        let mut sent = 0;
         for (block, data) in runs {
-            match self.sector(block) {
-                Ok(sector) => {
-                    let op = Op::Write { fua: false };
-                    requests.push(Request::with_data(op, sector, data, 0));
-                }
-                Err(error) => bad = Err(error),
-            }
+            sent += data.len();
+            let (sector, tag) = (self.sector(block)?, requests.len() as u64);
+            requests.push(Request::with_data(Op::Write { fua: false }, sector, data, tag));
         }
-        let done = self.waiter.all(requests);
-        bad.and_then(|()| done.into_iter().try_for_each(|completion| completion.result))
+        let mut done = self.waiter.all(requests);
+        done.sort_by_key(|completion| completion.tag);
+        let mut buffers = Vec::new();
+        for completion in done {
+            completion.result?;
+            buffers.extend(completion.data);
+        }
+        match buffers.len() == sent {
+            true => Ok(buffers),
+            false => Err(DeviceError::OutOfRange),
+        }
     }
 
     /// Makes completed writes durable.

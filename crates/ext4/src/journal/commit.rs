@@ -17,14 +17,16 @@ use crate::format::journal::{Codec, JournalSuperblock, Tag};
 /// A transaction that takes no more changes, with copies of its blocks as they were at the close.
 struct Closed {
     tid: Tid,
-    copies: Vec<(Arc<MetaBlock>, Buffer)>,
+    blocks: Vec<Arc<MetaBlock>>,
+    /// The content of each.
+    copies: Vec<Buffer>,
     freed: Vec<Freed>,
     revoked: Vec<DeviceBlock>,
 }
 
 impl Closed {
     fn is_empty(&self) -> bool {
-        self.copies.is_empty() && self.revoked.is_empty()
+        self.blocks.is_empty() && self.revoked.is_empty()
     }
 }
 
@@ -43,7 +45,12 @@ pub(super) struct Log {
     /// The last committed transaction, if the log holds any.
     last: Option<Tid>,
     pending: FxHashMap<DeviceBlock, Pending>,
+    /// Buffers of a block to copy into.
+    spare: Vec<Buffer>,
 }
+
+/// Spare buffers that are kept: what a busy lane copies between two checkpoints.
+const SPARE_MAX: usize = 512;
 
 impl Journal {
     /// Commits the running transaction, if it holds anything. A failure stops the journal, before
@@ -62,14 +69,14 @@ impl Journal {
 
     fn commit_locked(&self, log: &mut Log, client: &dyn Client) -> Result<()> {
         self.check()?;
-        let closed = self.close_running(client)?;
+        let mut closed = self.close_running(log, client)?;
         let tid = closed.tid;
         self.note_close(closed.is_empty());
         if closed.is_empty() {
             return Ok(());
         }
-        self.make_room(log, closed.copies.len() + closed.revoked.len() / 500 + 8)?;
-        self.write_body(log, &closed)?;
+        self.make_room(log, closed.blocks.len() + closed.revoked.len() / 500 + 8)?;
+        self.write_body(log, &mut closed)?;
         self.io.flush()?;
         self.write_commit(log, tid, client.now())?;
         client.release(&closed.freed);
@@ -98,7 +105,7 @@ impl Journal {
 
     /// Closes the running transaction: no handle is open while its blocks are copied. An empty one
     /// keeps its number, since the log must have no gaps.
-    fn close_running(&self, client: &dyn Client) -> Result<Closed> {
+    fn close_running(&self, log: &mut Log, client: &dyn Client) -> Result<Closed> {
         let _gate = self.gate.write();
         let (tid, groups) = {
             let mut running = self.running.lock();
@@ -112,17 +119,12 @@ impl Journal {
         self.check()?;
         let mut guard = self.running.lock();
         let running = std::mem::replace(&mut *guard, Running::new(tid));
-        let blocks = running.blocks;
-        let (freed, revoked) = (running.freed, running.revoked);
-        let mut copies = Vec::with_capacity(blocks.len());
-        for block in blocks {
-            block.dirty_in.store(0, Ordering::Release);
-            if !revoked.contains(&block.home) {
-                let copy = copy_out(&block);
-                copies.push((block, copy));
-            }
-        }
-        let closed = Closed { tid, copies, freed, revoked: revoked.into_iter().collect() };
+        let (mut blocks, freed, revoked) = (running.blocks, running.freed, running.revoked);
+        blocks.iter().for_each(|block| block.dirty_in.store(0, Ordering::Release));
+        blocks.retain(|block| !revoked.contains(&block.home));
+        let copies = blocks.iter().map(|block| copy_out(block, log.spare.pop())).collect();
+        let revoked = revoked.into_iter().collect();
+        let closed = Closed { tid, blocks, copies, freed, revoked };
         if !closed.is_empty() {
             guard.tid = tid.next();
             self.current.store(guard.tid.0, Ordering::Release);
@@ -139,32 +141,43 @@ impl Journal {
         self.checkpoint_locked(log)
     }
 
-    fn write_body(&self, log: &mut Log, closed: &Closed) -> Result<()> {
+    fn write_body(&self, log: &mut Log, closed: &mut Closed) -> Result<()> {
         let block_bytes = self.io.block_bytes();
         let sequence = closed.tid.0;
-        let mut body: Vec<Buffer> = Vec::with_capacity(closed.copies.len() + 8);
+        let mut body: Vec<Buffer> = Vec::with_capacity(closed.blocks.len() + 8);
         for part in closed.revoked.chunks(log.codec.revokes_per_block(block_bytes)) {
             let mut block = Buffer::zeroed(block_bytes);
             log.codec.put_revoke(&mut block, sequence, part);
             body.push(block);
         }
-        for part in closed.copies.chunks(log.codec.tags_per_block(block_bytes)) {
-            let mut descriptor = Buffer::zeroed(block_bytes);
-            let mut logged: Vec<Buffer> =
-                part.iter().map(|(_, data)| Buffer::copy_of(data)).collect();
-            let tag = |(copy, data): (&(Arc<MetaBlock>, Buffer), &mut Buffer)| {
-                log.codec.log(copy.0.home, sequence, data)
+        let revokes = body.len();
+        let per_descriptor = log.codec.tags_per_block(block_bytes);
+        let mut copies = std::mem::take(&mut closed.copies).into_iter();
+        let mut all_tags: Vec<Tag> = Vec::with_capacity(closed.blocks.len());
+        for part in closed.blocks.chunks(per_descriptor) {
+            let mut logged: Vec<Buffer> = copies.by_ref().take(part.len()).collect();
+            let tag = |(block, data): (&Arc<MetaBlock>, &mut Buffer)| {
+                log.codec.log(block.home, sequence, data)
             };
             let tags: Vec<Tag> = part.iter().zip(&mut logged).map(tag).collect();
+            let mut descriptor = Buffer::zeroed(block_bytes);
             log.codec.put_descriptor(&mut descriptor, sequence, &tags);
             body.push(descriptor);
             body.extend(logged);
+            all_tags.extend(tags);
         }
-        self.append(log, body)
+        // The copies come back, as they are to go home: without the log's escapes.
+        let written = self.append(log, body)?.into_iter().skip(revokes);
+        let is_copy = |(index, _): &(usize, Buffer)| index % (per_descriptor + 1) != 0;
+        closed.copies = written.enumerate().filter(is_copy).map(|(_, data)| data).collect();
+        for (tag, data) in all_tags.iter().zip(&mut closed.copies) {
+            log.codec.restore(tag, data);
+        }
+        Ok(())
     }
 
     /// Writes blocks at the head of the log, in as few requests as the journal's layout allows.
-    fn append(&self, log: &mut Log, mut body: Vec<Buffer>) -> Result<()> {
+    fn append(&self, log: &mut Log, mut body: Vec<Buffer>) -> Result<Vec<Buffer>> {
         let mut runs = Vec::new();
         while !body.is_empty() {
             let room = (log.superblock.end() - log.head).min(body.len() as u32);
@@ -198,21 +211,20 @@ impl Journal {
         let mut pending: Vec<Pending> = log.pending.drain().map(|(_, pending)| pending).collect();
         pending.sort_by_key(|pending| pending.block.home);
         let mut runs: Vec<(DeviceBlock, Vec<Buffer>)> = Vec::new();
-        for entry in &pending {
-            // The pending versions stay ours: a failed write must leave them to be seen.
-            let copy = Buffer::copy_of(&entry.data);
+        let mut blocks = Vec::with_capacity(pending.len());
+        for Pending { data, block } in pending {
             match runs.last_mut() {
-                Some((start, data)) if start.0 + data.len() as u64 == entry.block.home.0 => {
-                    data.push(copy);
-                }
-                _ => runs.push((entry.block.home, vec![copy])),
+                Some((start, run)) if start.0 + run.len() as u64 == block.home.0 => run.push(data),
+                _ => runs.push((block.home, vec![data])),
             }
+            blocks.push(block);
         }
-        self.io.write_all(runs)?;
+        // A failure stops the journal: nobody will ask for these versions again.
+        log.keep(self.io.write_all(runs)?);
         self.io.flush()?;
-        for entry in &pending {
-            if entry.block.dirty_in.load(Ordering::Acquire) == 0 {
-                entry.block.home_is_old.store(false, Ordering::Release);
+        for block in &blocks {
+            if block.dirty_in.load(Ordering::Acquire) == 0 {
+                block.home_is_old.store(false, Ordering::Release);
             }
         }
         log.tail = log.head;
@@ -259,6 +271,7 @@ impl Log {
             tail: first,
             last: None,
             pending: FxHashMap::default(),
+            spare: Vec::new(),
         }
     }
 
@@ -284,16 +297,25 @@ impl Log {
             }
         }
         self.last = Some(closed.tid);
-        for (block, data) in closed.copies {
-            self.pending.insert(block.home, Pending { data, block });
+        for (block, data) in closed.blocks.into_iter().zip(closed.copies) {
+            let older = self.pending.insert(block.home, Pending { data, block });
+            self.keep(older.map(|older| older.data));
         }
+    }
+
+    /// Keeps buffers to copy into.
+    fn keep(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
+        let room = SPARE_MAX.saturating_sub(self.spare.len());
+        self.spare.extend(buffers.into_iter().take(room));
     }
 }
 
 /// The block's content as it goes to the log, sealed. Called while no handle exists.
-fn copy_out(block: &MetaBlock) -> Buffer {
+fn copy_out(block: &MetaBlock, spare: Option<Buffer>) -> Buffer {
     let mut data = block.data.write();
     block.seal(&mut data);
     block.home_is_old.store(true, Ordering::Release);
-    Buffer::copy_of(&data)
+    let Some(mut copy) = spare else { return Buffer::copy_of(&data) };
+    copy.copy_from_slice(&data);
+    copy
 }
