@@ -1,0 +1,204 @@
+//! Where the format ends: links, subdirectories, names in a directory, extents of a file, space.
+
+mod common;
+
+use std::sync::Arc;
+
+use polylane_base::{Errno, Ino};
+use polylane_ext4::Ext4;
+use polylane_testkit::fs_suite::node;
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, SetAttr};
+
+fn create(fs: &Ext4, dir: Ino, name: &str, kind: Kind) -> Ino {
+    fs.create(dir, name.as_bytes(), &node(kind, 0o755)).expect("room").node.ino
+}
+
+fn remove(fs: &Ext4, dir: Ino, name: &str) {
+    let gone = fs.unlink(dir, name.as_bytes()).expect("is there").node;
+    if gone.nlink == 0 {
+        fs.forget(gone.ino);
+    }
+}
+
+fn root(fs: &Ext4) -> Ino {
+    fs.root().expect("root").ino
+}
+
+/// Runs `work` on a fresh image, which must come out clean.
+fn on(mib: u64, args: &[&str], work: impl FnOnce(&Arc<Ext4>)) {
+    if !common::have_tools() {
+        return;
+    }
+    let device = common::make(mib, args);
+    let fs = common::open(&device);
+    work(&fs);
+    assert_eq!(fs.stopped_by(), None);
+    fs.close().expect("closes");
+    assert_eq!(common::complaints(&device), None);
+}
+
+#[test]
+fn a_file_has_65000_names_and_no_more() {
+    on(64, common::LANE, |fs| {
+        let (root, file) = (root(fs), create(fs, root(fs), "file", Kind::File));
+        let dir = create(fs, root, "dir", Kind::Dir);
+        for number in 1..65_000 {
+            fs.link(file, dir, format!("link{number}").as_bytes()).expect("one more");
+        }
+        assert_eq!(fs.link(file, dir, b"too many").unwrap_err(), Errno::EMLINK);
+        for number in (1..65_000).step_by(2) {
+            remove(fs, dir, &format!("link{number}"));
+        }
+        assert_eq!(fs.getattr(file).expect("a state").nlink, 32_500);
+    });
+}
+
+/// Past 65000 the link count of a directory stays 1 (`dir_nlink`).
+#[test]
+fn directories_without_number() {
+    let args = ["-t", "ext4", "-b", "1024", "-N", "66000", "-m", "0"];
+    on(160, &args, |fs| {
+        let top = create(fs, root(fs), "top", Kind::Dir);
+        for number in 0..65_100 {
+            create(fs, top, &format!("d{number}"), Kind::Dir);
+        }
+        assert_eq!(fs.getattr(top).expect("a state").nlink, 1);
+        for number in 0..100 {
+            let gone = fs.rmdir(top, format!("d{number}").as_bytes()).expect("empty").node;
+            fs.forget(gone.ino);
+        }
+        assert_eq!(fs.getattr(top).expect("a state").nlink, 1);
+    });
+}
+
+/// Every second block: an extent each, a tree of several leaves, cut in many transactions on a
+/// journal of 4 MiB.
+#[test]
+fn a_file_of_many_extents_is_cut_and_punched() {
+    on(400, &[common::LANE, &["-J", "size=4"]].concat(), |fs| {
+        let file = create(fs, root(fs), "file", Kind::File);
+        for block in (0..40_000u64).step_by(2) {
+            fs.write(file, block * 4096, &mut &[block as u8; 100][..]).expect("room");
+        }
+        fs.fallocate(file, Fallocate::PunchHole, 10_001 * 4096, 9999 * 4096).expect("a hole");
+        let collapse = Fallocate::CollapseRange;
+        fs.fallocate(file, collapse, 30_000 * 4096, 1000 * 4096).expect("moves");
+        fs.fallocate(file, Fallocate::InsertRange, 20_000 * 4096, 8192).expect("moves");
+        let mut byte = [0];
+        for (block, value) in [(10_000u64, 16), (10_002, 0), (20_002, 32), (38_998, 60)] {
+            fs.read(file, block * 4096, 1, &mut &mut byte[..]).expect("reads");
+            assert_eq!(byte[0], value, "{block}");
+        }
+        fs.setattr(file, &SetAttr { size: Some(5), ..SetAttr::default() }).expect("cut");
+        assert_eq!(fs.getattr(file).expect("a state").blocks, 8);
+    });
+}
+
+#[test]
+fn a_full_disk_has_room_again_after_a_removal() {
+    on(32, common::LANE, |fs| {
+        let root = root(fs);
+        for round in 0..20 {
+            let file = create(fs, root, "file", Kind::File);
+            let bytes = vec![round as u8; 1 << 20];
+            let mut size = 0;
+            let full = loop {
+                match fs.write(file, size, &mut &bytes[..]) {
+                    Ok(count) => size += count as u64,
+                    Err(errno) => break errno,
+                }
+            };
+            assert_eq!(full, Errno::ENOSPC);
+            assert!(size > 20 << 20, "round {round}: only {size} bytes");
+            // Names can still be added and removed: metadata has a pool of its own.
+            create(fs, root, "dir", Kind::Dir);
+            let gone = fs.rmdir(root, b"dir").expect("removed").node;
+            fs.forget(gone.ino);
+            remove(fs, root, "file");
+        }
+    });
+}
+
+#[test]
+fn inodes_run_out_and_come_back() {
+    on(32, &[common::LANE, &["-N", "256"]].concat(), |fs| {
+        for _ in 0..3 {
+            let mut made = 0;
+            let full = loop {
+                let name = format!("f{made}");
+                match fs.create(root(fs), name.as_bytes(), &node(Kind::File, 0o600)) {
+                    Ok(_) => made += 1,
+                    Err(errno) => break errno,
+                }
+            };
+            assert_eq!((full, fs.statfs().expect("totals").ffree), (Errno::ENOSPC, 0));
+            (0..made).for_each(|number| remove(fs, root(fs), &format!("f{number}")));
+        }
+    });
+}
+
+/// Files without a name when the lights go out are gone when they come back, and their space is
+/// free.
+#[test]
+fn open_files_without_names_do_not_survive_a_crash() {
+    if !common::have_tools() {
+        return;
+    }
+    let device = common::make(64, common::LANE);
+    let fs = common::open(&device);
+    fs.sync().expect("syncs");
+    let free = fs.statfs().expect("totals");
+    for number in 0..300 {
+        let name = format!("f{number}");
+        let file = create(&fs, root(&fs), &name, Kind::File);
+        fs.write(file, 0, &mut &[1; 20_000][..]).expect("room");
+        fs.unlink(root(&fs), name.as_bytes()).expect("is there");
+        if number % 3 == 0 {
+            fs.forget(file);
+        }
+        if number % 50 == 0 {
+            fs.sync().expect("syncs");
+        }
+    }
+    fs.sync().expect("syncs");
+    // Dropped, not closed: as after a power cut.
+    drop(fs);
+    let fs = common::open(&device);
+    assert!(fs.recovered.transactions > 0);
+    let now = fs.statfs().expect("totals");
+    assert_eq!((now.bfree, now.ffree), (free.bfree, free.ffree));
+    fs.close().expect("closes");
+    assert_eq!(common::complaints(&device), None);
+}
+
+/// A directory with two levels of index nodes, until no more names fit or there are many.
+#[test]
+fn a_directory_of_many_names() {
+    let args = ["-t", "ext4", "-b", "1024", "-N", "1000", "-m", "0"];
+    on(64, &args, |fs| {
+        let dir = create(fs, root(fs), "dir", Kind::Dir);
+        let file = create(fs, root(fs), "file", Kind::File);
+        let name = |number: u32| format!("{number:06}-{}", "n".repeat(number as usize % 30));
+        let mut last = 0;
+        for number in 0..60_000 {
+            match fs.link(file, dir, name(number).as_bytes()) {
+                Ok(_) => last = number,
+                Err(errno) => {
+                    assert_eq!(errno, Errno::ENOSPC, "the tree of 1 KiB blocks is full");
+                    break;
+                }
+            }
+        }
+        assert!(last > 30_000, "{last}");
+        let mut count = 0;
+        let mut each = |_: polylane_vfs::fs::DirEntry<'_>| {
+            count += 1;
+            true
+        };
+        fs.readdir(dir, 0, &mut each).expect("lists");
+        assert_eq!(count, last + 1);
+        (0..=last).for_each(|number| remove(fs, dir, &name(number)));
+        let gone = fs.rmdir(root(fs), b"dir").expect("empty").node;
+        fs.forget(gone.ino);
+    });
+}
