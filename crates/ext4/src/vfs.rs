@@ -302,7 +302,7 @@ impl FileSystem for Ext4 {
                     // A commit that is under way may have flushed before the file's last write in
                     // place, which fdatasync does not count as a change.
                     let covered = !data_only || journal.current() == tid;
-                    journal.wait_for(tid)?;
+                    journal.commit_up_to(tid, &*self.volume)?;
                     if covered { Ok(()) } else { Ok(self.volume.io.flush()?) }
                 }
                 _ => Ok(self.volume.io.flush()?),

@@ -67,6 +67,27 @@ impl Journal {
         result
     }
 
+    /// Has `tid` committed when it returns. `tid` must be one that a handle had: a transaction
+    /// without changes never commits. Whoever comes while a commit is under way waits for it, and
+    /// then commits for all who came meanwhile, or finds that another has.
+    ///
+    /// # Errors
+    /// [`Error::Stopped`](crate::error::Error::Stopped), the device's.
+    pub fn commit_up_to(&self, tid: Tid, client: &dyn Client) -> Result<()> {
+        if self.has_committed(tid) {
+            return Ok(());
+        }
+        let mut log = self.log.lock();
+        if self.has_committed(tid) {
+            return Ok(());
+        }
+        let result = self.commit_locked(&mut log, client);
+        if let Err(why) = &result {
+            self.stop(Some(why));
+        }
+        result
+    }
+
     fn commit_locked(&self, log: &mut Log, client: &dyn Client) -> Result<()> {
         self.check()?;
         let mut closed = self.close_running(log, client)?;

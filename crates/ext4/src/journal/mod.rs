@@ -272,14 +272,6 @@ impl Journal {
         self.progress.lock().committed.reached(tid)
     }
 
-    /// Waits until `tid` has committed, asking for that commit. `tid` must be one that a handle
-    /// had: a transaction without changes never commits.
-    ///
-    /// # Errors
-    /// [`Error::Stopped`].
-    pub fn wait_for(&self, tid: Tid) -> Result<()> {
-        self.wait_until(tid, |progress| progress.committed.reached(tid))
-    }
 
     /// Waits until `reached`, asking for the commit of `tid`.
     fn wait_until(&self, tid: Tid, reached: impl Fn(&Progress) -> bool) -> Result<()> {
