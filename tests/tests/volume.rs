@@ -161,8 +161,87 @@ fn copies_start_equal_and_go_their_own_ways() {
     assert!(refused(dir, "resize s 128M", 1).contains("is a snapshot"));
     assert!(refused(dir, "clone v c", 1).contains("c: cannot create it: File exists"));
     for name in ["v", "s", "c"] {
-        assert_clean(&at(name));
+        done(dir, &format!("check {name}"));
     }
+}
+
+/// On a host that cannot share blocks, the temporary directory's as a rule.
+#[test]
+fn copies_on_any_host_are_made_in_a_moment_and_small() {
+    let name = "copies_on_any_host_are_made_in_a_moment_and_small";
+    let Some(host) = Mounted::new(name, "ext4", 700 << 20) else { return };
+    let (dir, at) = (host.path(), |name: &str| host.path().join(name));
+    let dir = &dir;
+    done(dir, "create v --size 10G");
+    run(&at("v"), "head -c 20M /dev/urandom > /lane/f; sync /lane/f");
+    let start = std::time::Instant::now();
+    done(dir, "clone v c");
+    assert!(start.elapsed() < std::time::Duration::from_secs(1), "{:?}", start.elapsed());
+    for name in ["v", "c"] {
+        let own = field(dir, name, "allocated_bytes").as_u64().expect("bytes");
+        assert!(own < 64 << 10, "{name}: {own} bytes of its own");
+        assert_eq!(field(dir, name, "size_bytes"), 10u64 << 30);
+        assert_eq!(field(dir, name, "content"), "ext4-clean");
+    }
+    let sum = "md5sum < /lane/f";
+    let first = run(&at("v"), sum);
+    assert_eq!(run(&at("c"), sum), first);
+    // Each goes its own way, also when its service is killed.
+    let script = "head -c 1M /dev/urandom > /lane/g; sync /lane/g; echo up; sleep 1; ls /lane";
+    let mut user = Run::new("--no-preload --volume").arg(at("c")).script(script).start();
+    assert_eq!(user.line(), "up");
+    polylane_tests::pool::signal_to(user.service(), "KILL");
+    assert_eq!((user.line(), user.line()), ("f".to_string(), "g".to_string()));
+    assert_eq!(user.end().code(), Some(0));
+    assert_eq!(run(&at("v"), "ls /lane"), "f\n");
+    // The base is everybody's, and nobody's to change.
+    let base = field(dir, "v", "base").as_str().expect("a base").to_string();
+    assert_eq!(field(dir, "c", "base"), base.as_str());
+    assert!(refused(dir, &format!("rm {base}"), 1).contains("is the base of"));
+    done(dir, "snapshot c s");
+    done(dir, "clone s d");
+    assert_eq!(run(&at("d"), "rm /lane/f; ls /lane"), "g\n");
+    assert_eq!(run(&at("c"), sum), first);
+    for name in ["v", "c", "s", "d"] {
+        done(dir, &format!("check {name}"));
+    }
+    done(dir, "resize d 11G");
+    assert_eq!(field(dir, "d", "base"), serde_json::Value::Null);
+    assert_clean(&at("d"));
+    done(dir, "rm v c d");
+    assert!(at(&base).exists(), "the snapshot is on it");
+    done(dir, "rm s");
+    let left: Vec<_> = fs::read_dir(dir).expect("list").flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left, ["lost+found"]);
+}
+
+#[test]
+fn what_a_guest_writes_makes_no_overlay_of_its_volume() {
+    let name = "what_a_guest_writes_makes_no_overlay_of_its_volume";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let (dir, at) = (dir.path(), |name: &str| dir.path().join(name));
+    done(dir, "create v --size 64M");
+    done(dir, "clone v c");
+    if field(dir, "c", "base").is_null() {
+        return skip(name, "the host shares blocks itself");
+    }
+    // The end of a file of the same size with a trailer of the right form, but another's nonce.
+    let clone = fs::read(at("c")).expect("read");
+    let mut forged = clone.clone();
+    let nonce = forged.len() - 4096 + 16;
+    forged[nonce] ^= 1;
+    fs::write(at("c"), &forged).expect("write");
+    let (status, line) = Run::new("--volume").arg(at("c")).script("true").refusal();
+    assert!(status == 1 && line.contains("holds no ext4"), "{line}");
+    fs::write(at("c"), &clone).expect("write");
+    run(&at("c"), "true");
+    // A base that is another file is not taken.
+    let base = dir.join(field(dir, "c", "base").as_str().expect("a base"));
+    let sidecar = PathBuf::from(format!("{}.polylane", base.display()));
+    let text = fs::read_to_string(&sidecar).expect("sidecar");
+    fs::write(&sidecar, text.replacen("\"id\": \"", "\"id\": \"x", 1)).expect("write");
+    let (status, line) = Run::new("--volume").arg(at("c")).script("true").refusal();
+    assert!(status == 1 && line.contains("is not the base"), "{line}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use polylane_base::Errno;
-use polylane_sys::lock::{is_locked, lock_range};
+use polylane_sys::lock::{is_locked, lock_range, share_range};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 
 use crate::file::Files;
@@ -65,6 +65,31 @@ pub fn open(path: &Path) -> Result<Files> {
     }
 }
 
+/// Opens a file that is not going to change, for reading, together with others who do. Its lock
+/// keeps everybody out who wants the file alone.
+///
+/// # Errors
+/// See [`ImageError`].
+pub fn open_shared(path: &Path) -> Result<Files> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let lock = rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty());
+    let lock = lock.map_err(host("open it"))?;
+    let stat = rustix::fs::fstat(&lock).map_err(host("look at it"))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(ImageError::NotAFile);
+    }
+    match share_range(&lock, LOCK_START, LOCK_LENGTH) {
+        Ok(()) => {}
+        Err(Errno::EAGAIN) => return Err(ImageError::InUse(holder(&lock))),
+        Err(errno) => return Err(ImageError::Host("lock it", errno)),
+    }
+    let again = proc_path(&lock);
+    let open = |more| rustix::fs::open(&again, flags | more, Mode::empty());
+    let plain = open(OFlags::empty()).map_err(host("open it a second time"))?;
+    let io = open(OFlags::DIRECT).or_else(|_| open(OFlags::empty()));
+    Ok(Files { io: io.map_err(host("open it a third time"))?, plain, lock })
+}
+
 /// Locks the file and opens it for data: with direct I/O, where its file system has that.
 fn take(lock: OwnedFd) -> Result<Files> {
     match lock_range(&lock, LOCK_START, LOCK_LENGTH) {
@@ -84,8 +109,9 @@ fn take(lock: OwnedFd) -> Result<Files> {
 
 /// A name of the open file itself, whatever becomes of its path. Other processes of this user can
 /// use it as well, as long as this one lives.
-pub fn proc_path(file: &OwnedFd) -> PathBuf {
-    PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()))
+pub fn proc_path(file: impl AsFd) -> PathBuf {
+    let number = file.as_fd().as_raw_fd();
+    PathBuf::from(format!("/proc/{}/fd/{number}", std::process::id()))
 }
 
 /// A volume that is being made: it has no name, and vanishes unless it is published.

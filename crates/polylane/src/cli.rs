@@ -258,11 +258,11 @@ pub(crate) struct ServiceArgs {
     #[arg(long)]
     pub(crate) dir: Option<i32>,
     #[arg(long)]
-    pub(crate) volume: Option<i32>,
+    pub(crate) volume: Vec<i32>,
     #[arg(long)]
-    pub(crate) volume_plain: Option<i32>,
+    pub(crate) volume_plain: Vec<i32>,
     #[arg(long)]
-    pub(crate) volume_lock: Option<i32>,
+    pub(crate) volume_lock: Vec<i32>,
 }
 
 #[cfg(test)]

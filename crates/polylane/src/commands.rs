@@ -53,9 +53,9 @@ fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
         socket: arguments.socket,
         control: arguments.control,
         dir: arguments.dir,
-        volume: arguments.volume,
-        volume_plain: arguments.volume_plain,
-        volume_lock: arguments.volume_lock,
+        volume: arguments.volume.clone(),
+        volume_plain: arguments.volume_plain.clone(),
+        volume_lock: arguments.volume_lock.clone(),
     }
 }
 

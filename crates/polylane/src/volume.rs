@@ -104,6 +104,7 @@ fn describe(info: &Info) -> String {
         ("file system", Some(content(info.content).to_string())),
         ("in use by", info.used_by.clone()),
         ("copy of", info.parent.clone()),
+        ("base", info.base.as_ref().map(|base| base.display().to_string())),
         ("snapshot", info.snapshot.then(|| "yes".to_string())),
         ("weight", info.weight.map(|weight| weight.to_string())),
     ];

@@ -40,8 +40,8 @@ const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct Handed {
     /// The directory of a `--dir` lane.
     pub(crate) dir: Option<OwnedFd>,
-    /// The file of a volume.
-    pub(crate) volume: Option<Files>,
+    /// The file of a volume, and those of its bases.
+    pub(crate) volume: Vec<Files>,
 }
 
 impl Handed {
@@ -116,13 +116,11 @@ fn libservice(
         (Backing::Dir, Handed { dir: Some(dir), .. }) => {
             Ok((Arc::new(HostDir::new(dir).map_err(failed)?), None))
         }
-        (Backing::Volume { label }, Handed { volume: Some(files), .. }) => {
-            let disk = Disk::open(label, files, clock)?;
+        (Backing::Volume { label }, Handed { volume, .. }) => {
+            let disk = Disk::open(label, volume, clock)?;
             Ok((disk.fs.clone(), Some(disk)))
         }
-        (Backing::Dir | Backing::Volume { .. }, _) => {
-            Err(Failure::failed("lane: nothing to keep its files on was handed down"))
-        }
+        (Backing::Dir, _) => Err(Failure::failed("lane: no directory was handed down")),
     }
 }
 

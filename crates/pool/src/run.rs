@@ -212,7 +212,7 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Opti
     };
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let (files, weight) = volume::open_or_create(&path, options.size, owner)?;
-    let handed = Handed { volume: Some(files), ..Handed::default() };
+    let handed = Handed { volume: files, ..Handed::default() };
     Ok((handed, path.display().to_string(), weight))
 }
 

@@ -19,7 +19,7 @@ use crate::spec::PoolSpec;
 const OOM_SCORE_ADJ: &str = "-900";
 
 /// The descriptors of a service, by number, as on its command line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServiceFds {
     /// The specification, a sealed memfd.
     pub spec: RawFd,
@@ -31,12 +31,12 @@ pub struct ServiceFds {
     pub control: RawFd,
     /// The host directory under the lane, for `--dir`.
     pub dir: Option<RawFd>,
-    /// The volume's file, for data.
-    pub volume: Option<RawFd>,
-    /// The volume's file, without O_DIRECT.
-    pub volume_plain: Option<RawFd>,
-    /// The volume's file, with its lock.
-    pub volume_lock: Option<RawFd>,
+    /// The files of the volume, its own and those of its bases, for data.
+    pub volume: Vec<RawFd>,
+    /// The same files, without O_DIRECT.
+    pub volume_plain: Vec<RawFd>,
+    /// The same files, with their locks.
+    pub volume_lock: Vec<RawFd>,
 }
 
 /// Runs a service to its end; its exit status.
@@ -67,12 +67,10 @@ fn start(fds: ServiceFds) -> Result<Running> {
     };
     let spec = PoolSpec::from_fd(take(fds.spec)?)?;
     let dir: Option<OwnedFd> = fds.dir.map(take).transpose()?;
-    let volume = match (fds.volume, fds.volume_plain, fds.volume_lock) {
-        (Some(io), Some(plain), Some(lock)) => {
-            Some(Files { io: take(io)?, plain: take(plain)?, lock: take(lock)? })
-        }
-        _ => None,
-    };
+    let mut volume = Vec::new();
+    for ((io, plain), lock) in fds.volume.iter().zip(&fds.volume_plain).zip(&fds.volume_lock) {
+        volume.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
+    }
     let (fuse, socket) = (take(fds.fuse)?, take(fds.socket)?);
     make_room();
     harden()?;

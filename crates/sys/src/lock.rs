@@ -11,9 +11,21 @@ use polylane_base::{Errno, Result};
 /// # Errors
 /// `EAGAIN` when another open file has a lock there; `ENOLCK`, `EBADF`, ….
 pub fn lock_range(file: impl AsFd, start: i64, length: i64) -> Result<()> {
+    lock(file, start, length, libc::F_WRLCK)
+}
+
+/// As [`lock_range`], but together with others who do the same.
+///
+/// # Errors
+/// `EAGAIN` when another open file has the range for itself alone; ….
+pub fn share_range(file: impl AsFd, start: i64, length: i64) -> Result<()> {
+    lock(file, start, length, libc::F_RDLCK)
+}
+
+fn lock(file: impl AsFd, start: i64, length: i64, kind: i32) -> Result<()> {
     // SAFETY: all-zero is a valid `flock`, and l_pid must be 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    lock.l_type = libc::F_WRLCK as i16;
+    lock.l_type = kind as i16;
     lock.l_whence = libc::SEEK_SET as i16;
     (lock.l_start, lock.l_len) = (start, length);
     loop {
@@ -69,5 +81,9 @@ mod tests {
         assert_eq!(lock_range(&other, 100, 1), Err(Errno::EAGAIN));
         drop(copy);
         lock_range(&other, 100, 1).expect("free again");
+        let third = open();
+        assert_eq!(share_range(&third, 100, 1), Err(Errno::EAGAIN));
+        share_range(&other, 100, 1).expect("its own");
+        share_range(&third, 100, 1).expect("together");
     }
 }

@@ -5,12 +5,16 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use polylane_base::size::ByteSize;
-use polylane_block::image;
-use rustix::fs::FallocateFlags;
+use polylane_block::file::Files;
+use polylane_block::image::{self, Draft};
+use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
+use super::copy::{beside_temporary, materialize};
+use super::cow;
 use super::info::{Content, content};
 use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure};
 use super::sidecar::{self, Sidecar};
+use super::stack::Stack;
 use super::tools;
 use crate::failure::{Failure, Result, say};
 
@@ -85,13 +89,21 @@ fn warn_of_promises(path: &Path, size: u64, file: &OwnedFd) {
 /// It is in use or cannot be removed.
 pub fn remove(path: &Path) -> Result<()> {
     let _files = image::open(path).map_err(|error| failure(path, error))?;
+    let own = Sidecar::load(path)?;
+    if let [child, ..] = &cow::children(path)?[..] {
+        return Err(Failure::failed(format!(
+            "{}: is the base of {}",
+            path.display(),
+            child.display()
+        )));
+    }
     std::fs::remove_file(path).map_err(|error| Failure::path(path, "remove it", error))?;
     let sidecar = sidecar::path_of(path);
     match std::fs::remove_file(&sidecar) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(Failure::path(&sidecar, "remove it", error))
         }
-        _ => Ok(()),
+        _ => cow::leave(path, &own),
     }
 }
 
@@ -100,8 +112,8 @@ pub fn remove(path: &Path) -> Result<()> {
 /// # Errors
 /// It would shrink, is in use, or its file system has errors.
 pub fn resize(path: &Path, size: u64) -> Result<()> {
-    let files = image::open(path).map_err(|error| failure(path, error))?;
     refuse_snapshot(path)?;
+    let files = open_raw(path)?;
     let file = File::from(files.plain);
     let stat = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?;
     let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
@@ -119,7 +131,7 @@ pub fn resize(path: &Path, size: u64) -> Result<()> {
     if content(&file) == Content::None {
         return set(size);
     }
-    let name = image::proc_path(&files.io);
+    let name = image::proc_path(&file);
     mend(path, &name)?;
     set(size)?;
     let mut command = tools::command("resize2fs", "e2fsprogs")?;
@@ -138,12 +150,38 @@ pub fn resize(path: &Path, size: u64) -> Result<()> {
 /// # Errors
 /// There are errors, with what e2fsck said last; it is in use; it holds no ext4.
 pub fn check(path: &Path, repair: bool) -> Result<String> {
-    let files = image::open(path).map_err(|error| failure(path, error))?;
-    let file = File::from(files.plain);
+    let sidecar = Sidecar::load(path)?;
+    let stack = match (repair, sidecar.snapshot) {
+        (true, true) => return refuse_snapshot(path).map(|_| String::new()),
+        (true, false) => None,
+        (false, true) => {
+            let own = image::open_shared(path).map_err(|error| failure(path, error))?;
+            Some(Stack::from_own(path, own)?)
+        }
+        (false, false) => Some(Stack::open(path)?),
+    };
+    // What is not one file of its own is checked in a copy that nobody sees.
+    let (file, _lock) = match stack {
+        None => {
+            let Files { plain, lock, .. } = open_raw(path)?;
+            (File::from(plain), Some(lock))
+        }
+        Some(stack) if stack.is_raw() && !sidecar.snapshot => {
+            let own = stack.files.into_iter().next().ok_or_else(|| no_ext4(path))?;
+            (File::from(own.plain), Some(own.lock))
+        }
+        Some(stack) => {
+            let draft = Draft::new(&beside_temporary(path), 0);
+            let draft = draft.map_err(|error| failure(path, error))?;
+            materialize(path, stack, draft.file(), path)?;
+            let copy = draft.file().try_clone();
+            (File::from(copy.map_err(|error| Failure::path(path, "copy it", error))?), None)
+        }
+    };
     if content(&file) == Content::None {
-        return Err(Failure::failed(format!("{}: holds no ext4 file system", path.display())));
+        return Err(no_ext4(path));
     }
-    let name = image::proc_path(&files.io);
+    let name = image::proc_path(&file);
     if content(&file) == Content::Ext4NeedsReplay {
         // As every mount does. e2fsck -n would look at the state before it.
         let mut command = tools::command("e2fsck", "e2fsprogs")?;
@@ -168,6 +206,35 @@ pub fn check(path: &Path, repair: bool) -> Result<String> {
             path.display()
         ))),
     }
+}
+
+fn no_ext4(path: &Path) -> Failure {
+    Failure::failed(format!("{}: holds no ext4 file system", path.display()))
+}
+
+/// Opens a volume as the one file that it is. A copy-on-write volume becomes one first.
+fn open_raw(path: &Path) -> Result<Files> {
+    let stack = Stack::open(path)?;
+    let mut sidecar = stack.sidecar.clone();
+    if stack.is_raw() {
+        let files = stack.files.into_iter().next();
+        return files.ok_or_else(|| no_ext4(path));
+    }
+    // Nobody else is to open it before it has its new form.
+    let _held = stack.files[0].lock.try_clone();
+    let temporary = beside_temporary(path);
+    let draft = Draft::new(&temporary, 0).map_err(|error| failure(path, error))?;
+    materialize(path, stack, draft.file(), path)?;
+    let files = draft.publish().map_err(|error| failure(path, error))?;
+    renameat_with(CWD, &temporary, CWD, path, RenameFlags::EXCHANGE)
+        .map_err(|error| Failure::path(path, "exchange it for its raw form", error))?;
+    std::fs::remove_file(&temporary)
+        .map_err(|error| Failure::path(&temporary, "remove it", error))?;
+    let left = sidecar.clone();
+    sidecar.overlays.clear();
+    sidecar.store(path)?;
+    cow::leave(path, &left)?;
+    Ok(files)
 }
 
 /// Brings an ext4 into the state that resize2fs insists on.

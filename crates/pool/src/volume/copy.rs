@@ -1,22 +1,31 @@
 //! Copies of volumes: snapshots and clones that share blocks where the host can, import and export.
 
-use std::fs::File;
-use std::os::fd::AsFd;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use polylane_base::size::ByteSize;
+use polylane_block::Sector;
+use polylane_block::file::Way;
 use polylane_block::image::{self, Draft};
+use polylane_block::wait::Waiter;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::open::failure;
 use super::sidecar::Sidecar;
-use super::{info, tools};
-use crate::failure::{Failure, Result, say};
+use super::stack::Stack;
+use super::{cow, info, tools};
+use crate::failure::{Failure, Result};
 
 /// Bytes per copy_file_range(2), so that a signal gets through and progress shows.
 const PIECE_BYTES: u64 = 64 << 20;
+
+/// Bytes read at once through a device ...
+const CHUNK_BYTES: u64 = 1 << 20;
+/// ... of which pieces of this many zeros are left out.
+const HOLE_BYTES: usize = 4096;
 
 /// What qcow2 files begin with.
 const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -30,39 +39,51 @@ pub enum Copy {
     Clone,
 }
 
-/// Copies a volume that nobody has open. Blocks are shared where the host's file system can
-/// (FICLONE); else the data is copied, and the line that says so is the only difference.
+/// Copies a volume that nobody has open, in a moment whatever its size: blocks are shared by the
+/// host's file system (FICLONE) where it can, else by copy-on-write of our own. To another file
+/// system the data is copied.
 ///
 /// # Errors
 /// The volume is in use, the copy exists, the host is full.
 pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
-    let files = image::open(from).map_err(|error| failure(from, error))?;
-    rustix::fs::fsync(&files.plain).map_err(|error| Failure::path(from, "sync it", error))?;
-    let source = File::from(files.plain);
-    let size = source.metadata().map_err(|error| Failure::path(from, "look at it", error))?.len();
-    let mut parent = Sidecar::load(from)?;
-    if parent.id.is_empty() {
-        parent.id = Sidecar::new()?.id;
-        parent.store(from)?;
+    let mut sidecar = Sidecar::load(from)?;
+    let own = match sidecar.snapshot {
+        // It does not change, and other volumes may be on it.
+        true => image::open_shared(from),
+        false => image::open(from),
+    };
+    let own = own.map_err(|error| failure(from, error))?;
+    if sidecar.id.is_empty() {
+        sidecar.id = Sidecar::fresh_id()?;
+        sidecar.store(from)?;
     }
-    let draft = Draft::new(to, size).map_err(|error| failure(to, error))?;
-    match rustix::fs::ioctl_ficlone(draft.file(), &source) {
-        Ok(()) => {}
-        Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY) => {
-            let copied = copy_data(&source, draft.file(), size)
-                .map_err(|error| Failure::path(to, "copy the data", error))?;
-            say(format_args!(
-                "{}: the host's file system cannot share blocks: {} were copied",
-                to.display(),
-                ByteSize(copied)
-            ));
-        }
-        Err(error) => return Err(Failure::path(to, "share the blocks", error)),
-    }
+    let stack = Stack::from_own(from, own)?;
+    rustix::fs::fsync(&stack.files[0].plain)
+        .map_err(|error| Failure::path(from, "sync it", error))?;
     let snapshot = kind == Copy::Snapshot;
-    let sidecar =
-        Sidecar { parent: Some(parent.id), snapshot, weight: parent.weight, ..Sidecar::new()? };
-    finish(draft, to, &sidecar)
+    if stack.is_raw() {
+        let draft = Draft::new(to, stack.size).map_err(|error| failure(to, error))?;
+        match rustix::fs::ioctl_ficlone(draft.file(), &stack.files[0].plain) {
+            Ok(()) => {
+                let copy = Sidecar {
+                    parent: Some(sidecar.id),
+                    snapshot,
+                    weight: sidecar.weight,
+                    ..Sidecar::new()?
+                };
+                return finish(draft, to, &copy);
+            }
+            Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY) => {}
+            Err(error) => return Err(Failure::path(to, "share the blocks", error)),
+        }
+    }
+    match (kind, sidecar.snapshot) {
+        (Copy::Snapshot, false) => cow::snapshot(from, stack, to),
+        (Copy::Clone, _) => cow::clone(from, stack, to),
+        (Copy::Snapshot, true) => {
+            Err(Failure::failed(format!("{}: is a snapshot already", from.display())))
+        }
+    }
 }
 
 /// Makes a volume of a raw or qcow2 file.
@@ -93,20 +114,94 @@ pub fn import(from: &Path, to: &Path) -> Result<()> {
 /// # Errors
 /// The volume is in use, the file exists, qemu-img is not installed.
 pub fn export(from: &Path, to: &Path, qcow2: bool) -> Result<()> {
-    let files = image::open(from).map_err(|error| failure(from, error))?;
-    let source = File::from(files.plain);
-    let size = source.metadata().map_err(|error| Failure::path(from, "look at it", error))?.len();
+    let shared = Sidecar::load(from)?.snapshot;
+    let own = if shared { image::open_shared(from) } else { image::open(from) };
+    let stack = Stack::from_own(from, own.map_err(|error| failure(from, error))?)?;
     let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
-    if qcow2 {
-        let source = image::proc_path(&source.into());
+    if !qcow2 {
+        materialize(from, stack, draft.file(), to)?;
+    } else if stack.is_raw() {
+        let source = image::proc_path(&stack.files[0].plain);
         convert(&source, "raw", &image::proc_path(draft.file()), "qcow2", to)?;
     } else {
-        rustix::fs::ftruncate(draft.file(), size)
-            .map_err(|error| Failure::path(to, "give it its size", error))?;
-        copy_data(&source, draft.file(), size)
-            .map_err(|error| Failure::path(to, "copy the data", error))?;
+        let raw = Draft::new(&beside_temporary(to), 0).map_err(|error| failure(to, error))?;
+        materialize(from, stack, raw.file(), to)?;
+        let source = image::proc_path(raw.file());
+        convert(&source, "raw", &image::proc_path(draft.file()), "qcow2", to)?;
     }
     draft.publish().map(drop).map_err(|error| failure(to, error))
+}
+
+/// A name beside `path` for a file that never gets it.
+pub(super) fn beside_temporary(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".raw-{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// Fills an empty file with all that a volume holds; holes and zeros stay holes.
+pub(super) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) -> Result<()> {
+    rustix::fs::ftruncate(to, stack.size)
+        .map_err(|error| Failure::path(name, "give it its size", error))?;
+    let copied = if stack.is_raw() {
+        copy_data(&stack.files[0].plain, to, stack.size)
+    } else {
+        let mut ranges = Vec::new();
+        for files in &stack.files {
+            data_ranges(&files.plain, stack.size, &mut ranges)
+                .map_err(|error| Failure::path(from, "find its data", error))?;
+        }
+        let (device, _) = Stack::assemble(stack.files, Way::Calls)?;
+        let waiter = Waiter::new(device);
+        for at in chunks(ranges) {
+            let bytes = (stack.size - at).min(CHUNK_BYTES);
+            let read = waiter.read(Sector(at / 512), bytes as usize);
+            let data = read.map_err(|error| {
+                Failure::path(from, "read it", polylane_base::Errno::from(error))
+            })?;
+            for (piece, start) in data.chunks(HOLE_BYTES).zip((at..).step_by(HOLE_BYTES)) {
+                if piece.iter().any(|byte| *byte != 0) {
+                    write_all(to, piece, start)
+                        .map_err(|error| Failure::path(name, "write it", error))?;
+                }
+            }
+        }
+        Ok(0)
+    };
+    copied.map(drop).map_err(|error| Failure::path(name, "copy the data", error))
+}
+
+/// Where a file has data, below `size`.
+fn data_ranges(file: &OwnedFd, size: u64, found: &mut Vec<Range<u64>>) -> std::io::Result<()> {
+    let mut at = 0;
+    while at < size {
+        at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(start) if start < size => start,
+            Ok(_) | Err(Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let end = rustix::fs::seek(file, SeekFrom::Hole(at))?.min(size);
+        found.push(at..end);
+        at = end;
+    }
+    Ok(())
+}
+
+/// The starts of the chunks that these ranges touch, each once and in order.
+fn chunks(ranges: Vec<Range<u64>>) -> BTreeSet<u64> {
+    let starts = |range: Range<u64>| {
+        let first = range.start - range.start % CHUNK_BYTES;
+        (first..range.end).step_by(CHUNK_BYTES as usize)
+    };
+    ranges.into_iter().flat_map(starts).collect()
+}
+
+fn write_all(to: &OwnedFd, mut bytes: &[u8], mut at: u64) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        let count = rustix::io::pwrite(to, bytes, at)?;
+        (bytes, at) = (&bytes[count..], at + count as u64);
+    }
+    Ok(())
 }
 
 fn finish(draft: Draft, to: &Path, sidecar: &Sidecar) -> Result<()> {
@@ -130,7 +225,8 @@ fn convert(from: &Path, from_format: &str, to: &Path, to_format: &str, name: &Pa
 }
 
 /// Copies what is not a hole; the bytes copied.
-fn copy_data(from: &File, to: impl AsFd, size: u64) -> std::io::Result<u64> {
+fn copy_data(from: impl AsFd, to: impl AsFd, size: u64) -> std::io::Result<u64> {
+    let (from, to) = (from.as_fd(), to.as_fd());
     let (mut at, mut copied) = (0, 0);
     // Space that was only reserved counts as data where zeros of it are in the page cache.
     let _ = rustix::fs::fadvise(from, 0, None, rustix::fs::Advice::DontNeed);
@@ -145,7 +241,6 @@ fn copy_data(from: &File, to: impl AsFd, size: u64) -> std::io::Result<u64> {
         while at < end {
             let (mut source, mut target) = (at, at);
             let length = (end - at).min(PIECE_BYTES) as usize;
-            let to = to.as_fd();
             let moved =
                 rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), length);
             match moved? {

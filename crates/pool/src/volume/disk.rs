@@ -5,6 +5,7 @@ use polylane_base::sync::Arc;
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_ext4::{Ext4, Options};
 
+use super::stack::Stack;
 use crate::failure::{Failure, Result, say};
 
 /// An open volume.
@@ -16,10 +17,9 @@ pub(crate) struct Disk {
 
 impl Disk {
     /// Opens the volume that messages call `name`; replays its journal if need be.
-    pub(crate) fn open(name: &str, files: Files, clock: Arc<dyn Clock>) -> Result<Disk> {
-        let device = FileDevice::open(files, Way::Ring)
-            .map_err(|error| Failure::because(name, "use it as a disk", error))?;
-        let fs = Ext4::open(device.clone(), clock, &Options::default())
+    pub(crate) fn open(name: &str, files: Vec<Files>, clock: Arc<dyn Clock>) -> Result<Disk> {
+        let (whole, device) = Stack::assemble(files, Way::Ring)?;
+        let fs = Ext4::open(whole, clock, &Options::default())
             .map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::open::{failure, holder_text, volumes_dir};
 use super::sidecar::{self, Sidecar};
+use super::stack::{self, DEPTH_MAX};
 use crate::failure::{Failure, Result};
 
 /// Where ext4's superblock is, and what is read of it.
@@ -61,6 +62,8 @@ pub struct Info {
     pub used_by: Option<String>,
     /// Id of what it was copied from.
     pub parent: Option<String>,
+    /// The file that a copy-on-write volume is on.
+    pub base: Option<PathBuf>,
     /// Never opened for writing.
     pub snapshot: bool,
     /// Share of a pool on it.
@@ -81,18 +84,20 @@ pub fn info(path: &Path) -> Result<Info> {
     };
     let holder = image::user_of(&file).map_err(|error| failure(path, error))?;
     let sidecar = Sidecar::load(path)?;
+    let below = stack::reference(&file, &sidecar);
     Ok(Info {
         path: path.to_path_buf(),
-        id: sidecar.id,
-        size_bytes: stat.size(),
+        id: sidecar.id.clone(),
+        size_bytes: below.as_ref().map_or(stat.size(), |(_, size)| *size),
         allocated_bytes: stat.blocks() * 512,
         written_bytes: sum(|extent| !extent.unwritten),
         reserved_bytes: sum(|extent| extent.unwritten),
         shared_bytes: sum(|extent| extent.shared),
         extent_count: extents.as_ref().map(|found| found.len() as u64),
-        content: content(&file),
+        content: content_below(path, &file, &sidecar),
         used_by: holder.map(|holder| holder_text(holder.as_ref())),
         parent: sidecar.parent,
+        base: below.map(|(overlay, _)| stack::beside(path, &overlay.base)),
         snapshot: sidecar.snapshot,
         weight: sidecar.weight,
     })
@@ -153,7 +158,24 @@ pub(super) fn open(path: &Path) -> Result<fs::File> {
     }
 }
 
-/// What is on an open volume.
+/// What is on a volume: its own first block's word, or that of the nearest base that has it.
+fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
+    let Ok(mut file) = file.try_clone() else { return Content::None };
+    let (mut path, mut sidecar) = (path.to_path_buf(), sidecar.clone());
+    for _ in 0..=DEPTH_MAX {
+        match stack::reference(&file, &sidecar) {
+            Some((overlay, size)) if !stack::has_first_block(&file, size) => {
+                path = stack::beside(&path, &overlay.base);
+                let (Ok(below), Ok(its)) = (open(&path), Sidecar::load(&path)) else { break };
+                (file, sidecar) = (below, its);
+            }
+            _ => return content(&file),
+        }
+    }
+    Content::None
+}
+
+/// What is on an open volume that is raw, or has its first block itself.
 pub(super) fn content(file: &fs::File) -> Content {
     let mut bytes = [0; SUPERBLOCK_BYTES];
     if file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET).is_err() {

@@ -5,17 +5,21 @@
 //! | `open` | opens a volume's file alone, or makes it first |
 //! | `change` | makes, grows, checks and removes volumes |
 //! | `copy` | snapshots, clones, import and export |
+//! | `cow` | copy-on-write where the host's file system has none |
 //! | `info` | looks at volumes |
 //! | `sidecar` | what a raw file cannot say |
+//! | `stack` | a volume's file with the bases under it |
 //! | `tools` | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
 //! | `disk` | in the service: the file as a block device with ext4 on it |
 
 mod change;
 mod copy;
+mod cow;
 pub(crate) mod disk;
 mod info;
 mod open;
 mod sidecar;
+pub(crate) mod stack;
 pub(crate) mod tools;
 
 pub use change::{CreateOptions, check, make, remove, resize};

@@ -7,10 +7,10 @@ use polylane_base::Errno;
 use polylane_base::size::ByteSize;
 use polylane_block::file::Files;
 use polylane_block::image::{self, Draft, Holder, ImageError};
-use rustix::fs::SeekFrom;
 
 use super::change::refuse_snapshot;
 use super::sidecar::Sidecar;
+use super::stack::Stack;
 use super::tools;
 use crate::failure::{Failure, Result, plain};
 
@@ -66,18 +66,22 @@ pub(crate) fn open_or_create(
     path: &Path,
     size: Option<u64>,
     owner: (u32, u32),
-) -> Result<(Files, Option<u32>)> {
+) -> Result<(Vec<Files>, Option<u32>)> {
     match image::open(path) {
         Err(ImageError::Host(_, Errno::ENOENT)) => {
             let files = create(path, size.unwrap_or(SIZE_DEFAULT), Some(owner))?;
             Sidecar::new()?.store(path)?;
-            Ok((files, None))
+            Ok((vec![files], None))
         }
         opened => {
             let files = opened.map_err(|error| failure(path, error))?;
-            check_size(path, &files.plain, size)?;
-            check_magic(path, &files.plain)?;
-            Ok((files, refuse_snapshot(path)?.weight))
+            let stack = Stack::from_own(path, files)?;
+            check_size(path, stack.size, size)?;
+            if let [raw] = &stack.files[..] {
+                check_magic(path, &raw.plain)?;
+            }
+            let weight = refuse_snapshot(path)?.weight;
+            Ok((stack.files, weight))
         }
     }
 }
@@ -92,10 +96,8 @@ pub(super) fn create(path: &Path, size: u64, owner: Option<(u32, u32)>) -> Resul
     draft.publish().map_err(|error| failure(path, error))
 }
 
-fn check_size(path: &Path, file: &OwnedFd, asked: Option<u64>) -> Result<()> {
+fn check_size(path: &Path, size: u64, asked: Option<u64>) -> Result<()> {
     let Some(asked) = asked else { return Ok(()) };
-    let size = rustix::fs::seek(file, SeekFrom::End(0))
-        .map_err(|error| Failure::path(path, "find its size", error))?;
     match asked.checked_next_multiple_of(BLOCK_BYTES) == Some(size) {
         true => Ok(()),
         false => Err(Failure::failed(format!(

@@ -27,6 +27,23 @@ pub(crate) struct Sidecar {
     pub(crate) snapshot: bool,
     /// Share of a pool that is given none on the command line.
     pub(crate) weight: Option<u32>,
+    /// What a copy-on-write volume is on, by the nonce in its file.
+    pub(crate) overlays: Vec<OverlayRef>,
+    /// Volumes that are on this one.
+    pub(crate) children: Vec<PathBuf>,
+    /// Made to be a base, and to go with the last of its children.
+    pub(crate) implicit: bool,
+}
+
+/// A base of a copy-on-write volume.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct OverlayRef {
+    /// In the trailer of the volume's file.
+    pub(crate) nonce: String,
+    /// The base's file, seen from the volume's directory.
+    pub(crate) base: PathBuf,
+    /// The base's id.
+    pub(crate) base_id: String,
 }
 
 /// Where the sidecar of a volume is.
@@ -39,11 +56,15 @@ pub(crate) fn path_of(volume: &Path) -> PathBuf {
 impl Sidecar {
     /// One for a new volume.
     pub(crate) fn new() -> Result<Sidecar> {
+        Ok(Sidecar { id: Sidecar::fresh_id()?, ..Sidecar::default() })
+    }
+
+    /// 32 hexadecimal digits that nobody can guess.
+    pub(crate) fn fresh_id() -> Result<String> {
         let mut bytes = [0; 16];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
             .map_err(|error| Failure::because("volume", "make an id for it", error))?;
-        let id = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Sidecar { id, ..Sidecar::default() })
+        Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// The sidecar of a volume; the default for one without.

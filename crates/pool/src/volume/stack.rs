@@ -1,0 +1,164 @@
+//! A volume with all that is under it: its own file and, for a copy-on-write volume, its bases.
+//!
+//! # A copy-on-write volume's file
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0 .. map's end | data and map, as [`polylane_block::overlay`] says |
+//! | the next 4096 | trailer: magic (16), nonce (32 hexadecimal digits), size in sectors (u64) |
+//!
+//! What is a copy-on-write volume is decided by the sidecar *and* the trailer: the sidecar names
+//! nonces with the base that belongs to each, and the file's trailer has one of them. A guest can
+//! write any bytes to the end of a raw volume, but knows no nonce; and a file can be exchanged for
+//! another atomically, with a sidecar beside it that knows both.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use polylane_base::sync::Arc;
+use polylane_block::BlockDevice;
+use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::image;
+use polylane_block::overlay::{Layout, Overlay};
+use rustix::fs::SeekFrom;
+
+use super::open::failure;
+use super::sidecar::{OverlayRef, Sidecar};
+use crate::failure::{Failure, Result};
+
+const MAGIC: [u8; 16] = *b"polylane-overlay";
+const NONCE_BYTES: usize = 32;
+const TRAILER_BYTES: usize = 4096;
+const SECTOR_BYTES: u64 = 512;
+
+/// Bases below bases, at most.
+pub(super) const DEPTH_MAX: usize = 16;
+
+/// The open files of a volume.
+#[derive(Debug)]
+pub(crate) struct Stack {
+    /// Its own first, then base below base.
+    pub(crate) files: Vec<Files>,
+    /// Bytes, as the tenant sees it.
+    pub(crate) size: u64,
+    /// Its sidecar.
+    pub(super) sidecar: Sidecar,
+}
+
+impl Stack {
+    /// Opens a volume alone, and its bases together with other volumes on them.
+    pub(crate) fn open(path: &Path) -> Result<Stack> {
+        let own = image::open(path).map_err(|error| failure(path, error))?;
+        Stack::from_own(path, own)
+    }
+
+    /// The rest of a stack.
+    pub(super) fn from_own(path: &Path, own: Files) -> Result<Stack> {
+        let sidecar = Sidecar::load(path)?;
+        let size = rustix::fs::seek(&own.plain, SeekFrom::End(0))
+            .map_err(|error| Failure::path(path, "find its size", error))?;
+        let mut stack = Stack { size, files: Vec::new(), sidecar };
+        let mut below = reference(&own.plain, &stack.sidecar);
+        if let Some((_, size)) = &below {
+            stack.size = *size;
+        }
+        stack.files.push(own);
+        let mut above = path.to_path_buf();
+        while let Some((next, size)) = below {
+            if stack.files.len() > DEPTH_MAX {
+                return Err(Failure::failed(format!("{}: too many bases", path.display())));
+            }
+            let base = beside(&above, &next.base);
+            let files = image::open_shared(&base).map_err(|error| failure(&base, error))?;
+            let sidecar = Sidecar::load(&base)?;
+            below = reference(&files.plain, &sidecar);
+            let end = rustix::fs::seek(&files.plain, SeekFrom::End(0)).unwrap_or(0);
+            let base_size = below.as_ref().map_or(end, |(_, size)| *size);
+            if sidecar.id != next.base_id || base_size != size {
+                return Err(Failure::failed(format!(
+                    "{}: is not the base that {} was made on",
+                    base.display(),
+                    above.display()
+                )));
+            }
+            stack.files.push(files);
+            above = base;
+        }
+        Ok(stack)
+    }
+
+    /// Whether it is the file as it is.
+    pub(crate) fn is_raw(&self) -> bool {
+        self.files.len() == 1
+    }
+
+    /// The volume as a device, and the device of its own file.
+    pub(crate) fn assemble(
+        files: Vec<Files>,
+        way: Way,
+    ) -> Result<(Arc<dyn BlockDevice>, Arc<FileDevice>)> {
+        let failed = |error: std::io::Error| Failure::because("volume", "use it as a disk", error);
+        let mut below: Option<Arc<dyn BlockDevice>> = None;
+        let mut top = None;
+        for files in files.into_iter().rev() {
+            let device = FileDevice::open(files, way).map_err(|error| failed(error.into()))?;
+            top = Some(device.clone());
+            below = Some(match below {
+                None => device,
+                Some(base) => Overlay::open(base, device)
+                    .map_err(|error| failed(polylane_base::Errno::from(error).into()))?,
+            });
+        }
+        below.zip(top).ok_or_else(|| Failure::failed("volume: no file was handed down"))
+    }
+}
+
+/// Which base the file is on, and the size of the device; `None` for a raw file.
+pub(super) fn reference(file: impl AsFd, sidecar: &Sidecar) -> Option<(OverlayRef, u64)> {
+    if sidecar.overlays.is_empty() {
+        return None;
+    }
+    let (nonce, sectors) = read_trailer(file)?;
+    let found = sidecar.overlays.iter().find(|overlay| overlay.nonce.as_bytes() == nonce)?;
+    Some((found.clone(), sectors.checked_mul(SECTOR_BYTES)?))
+}
+
+fn read_trailer(file: impl AsFd) -> Option<([u8; NONCE_BYTES], u64)> {
+    let file = File::from(file.as_fd().try_clone_to_owned().ok()?);
+    let end = file.metadata().ok()?.len();
+    let mut bytes = [0; TRAILER_BYTES];
+    file.read_exact_at(&mut bytes, end.checked_sub(TRAILER_BYTES as u64)?).ok()?;
+    let nonce = bytes[16..16 + NONCE_BYTES].try_into().ok()?;
+    let sectors = u64::from_le_bytes(bytes[48..56].try_into().ok()?);
+    let right = bytes[..16] == MAGIC
+        && Layout::new(sectors)?.total() * SECTOR_BYTES + TRAILER_BYTES as u64 == end;
+    right.then_some((nonce, sectors))
+}
+
+/// Whether a copy-on-write volume of this size has its first block itself.
+pub(super) fn has_first_block(file: &File, size: u64) -> bool {
+    let mut byte = [0];
+    let map = Layout::new(size / SECTOR_BYTES).map(|layout| layout.map_start * SECTOR_BYTES);
+    map.is_some_and(|at| file.read_exact_at(&mut byte, at).is_ok()) && byte[0] & 1 == 1
+}
+
+/// Makes an empty file the top of a device of `size` bytes.
+pub(super) fn make_top(file: &OwnedFd, size: u64, nonce: &str) -> std::io::Result<()> {
+    let bad = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
+    let sectors = size / SECTOR_BYTES;
+    let end = Layout::new(sectors).ok_or_else(bad)?.total() * SECTOR_BYTES;
+    let mut trailer = [0; TRAILER_BYTES];
+    trailer[..16].copy_from_slice(&MAGIC);
+    trailer[16..16 + NONCE_BYTES].copy_from_slice(nonce.as_bytes().get(..32).ok_or_else(bad)?);
+    trailer[48..56].copy_from_slice(&sectors.to_le_bytes());
+    let file = File::from(file.try_clone()?);
+    file.set_len(end + TRAILER_BYTES as u64)?;
+    file.write_all_at(&trailer, end)
+}
+
+/// A base's path: sidecars name it from the directory of the volume that is on it.
+pub(super) fn beside(volume: &Path, base: &Path) -> PathBuf {
+    volume.parent().unwrap_or(Path::new("")).join(base)
+}
