@@ -3,7 +3,8 @@
 //! out of proportion.
 //!
 //! `cargo test` takes 2000 images; `POLYLANE_CORRUPT_IMAGES` another number, from
-//! `POLYLANE_CORRUPT_SEED` on.
+//! `POLYLANE_CORRUPT_SEED` on. `POLYLANE_EXT4_IMAGES` names a folder of more images (e2fsprogs'
+//! `tests/*/image.gz`, unpacked), each taken as it is and with random bits changed.
 
 #[path = "../crash/ace.rs"]
 #[allow(dead_code, reason = "only the set-up is used")]
@@ -272,17 +273,22 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
+/// Collects panics of the threads that look at images; others are shown as ever.
+fn watch_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| match std::thread::current().name() {
+        Some("image") => PANICS.lock().expect("not poisoned").push(info.to_string()),
+        _ => usual(info),
+    }));
+}
+
 #[test]
 fn damaged_images_are_named_and_survived() {
     if Command::new("mke2fs").arg("-V").output().is_err() {
         eprintln!("skipped: mke2fs is not installed");
         return;
     }
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| match std::thread::current().name() {
-        Some("image") => PANICS.lock().expect("not poisoned").push(info.to_string()),
-        _ => usual(info),
-    }));
+    watch_panics();
     let features = ["^orphan_file", "orphan_file,metadata_csum_seed", "^metadata_csum,^64bit"];
     let bases: Vec<Image> = features.iter().flat_map(|features| bases(features)).collect();
     let sites: Vec<sites::Sites> = bases.iter().map(sites::Sites::of).collect();
@@ -311,4 +317,33 @@ fn damaged_images_are_named_and_survived() {
     assert!(failures.is_empty(), "{} kinds of failures", failures.len());
     assert!(memory_peak_kib() < MEMORY_KIB_MAX, "memory out of proportion");
     assert!(endings.len() == 3 || count < 500, "damage did too little or too much: {endings:?}");
+}
+
+#[test]
+fn images_of_a_folder_are_survived() {
+    let Some(folder) = std::env::var_os("POLYLANE_EXT4_IMAGES") else {
+        eprintln!("skipped: POLYLANE_EXT4_IMAGES is not set");
+        return;
+    };
+    watch_panics();
+    let mut files: Vec<_> = std::fs::read_dir(folder).expect("a folder").flatten().collect();
+    files.sort_by_key(|entry| entry.path());
+    let (mut endings, mut failures) = (BTreeMap::new(), Vec::new());
+    for file in files {
+        let image = Image::new(std::fs::read(file.path()).expect("readable"));
+        for seed in 0..16 {
+            let (mut image, mut rng) = (image.clone(), Rng::new(seed));
+            // Most structures lie in the first MiB; as it is first.
+            for _ in 0..seed * 4 {
+                let at = rng.below((image.len() as u64).min(1 << 20)) as usize;
+                image.write(at, &[rng.next_u64() as u8]);
+            }
+            match guarded(image, seed) {
+                Ok(ending) => *endings.entry(ending).or_insert(0) += 1,
+                Err(why) => failures.push(format!("{:?}, seed {seed}: {why}", file.file_name())),
+            }
+        }
+    }
+    println!("corrupt: folder: {endings:?}, peak {} KiB", memory_peak_kib());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
