@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 const MOUNT_VARIABLE: &[u8] = b"POLYLANE_MOUNT=";
 /// The variable with [`patience`].
 const PATIENCE_VARIABLE: &[u8] = b"POLYLANE_PATIENCE=";
-/// The variable that switches [`leases`] off.
+/// The variable that switches [`leases`] off (`0`) or has them asked for at once (`eager`).
 const LEASES_VARIABLE: &[u8] = b"POLYLANE_LEASES=";
 /// The variable that the dynamic loader reads.
 const PRELOAD_VARIABLE: &[u8] = b"LD_PRELOAD=";
@@ -34,8 +34,10 @@ pub(crate) fn take(entry: &CStr) {
     if let Some(path) = bytes.strip_prefix(MOUNT_VARIABLE) {
         set_mount(path);
     }
-    if bytes.strip_prefix(LEASES_VARIABLE) == Some(b"0") {
-        LEASES.store(false, Ordering::Relaxed);
+    match bytes.strip_prefix(LEASES_VARIABLE) {
+        Some(b"0") => LEASES.store(false, Ordering::Relaxed),
+        Some(b"eager") => EAGER.store(true, Ordering::Relaxed),
+        _ => {}
     }
     let number = bytes.strip_prefix(PATIENCE_VARIABLE).and_then(|text| str::from_utf8(text).ok());
     if let Some(calls) = number.and_then(|text| text.parse().ok()) {
@@ -56,7 +58,14 @@ pub(crate) fn leases() -> bool {
     LEASES.load(Ordering::Relaxed)
 }
 
+/// Whether leases are asked for after the second change, however early the last ones ended: for
+/// tests, which look often.
+pub(crate) fn leases_eager() -> bool {
+    EAGER.load(Ordering::Relaxed)
+}
+
 static LEASES: AtomicBool = AtomicBool::new(true);
+static EAGER: AtomicBool = AtomicBool::new(false);
 
 /// The entries that every program run from here should have; `None` without a lane.
 pub(crate) fn environment() -> Option<[Option<&'static CStr>; 2]> {

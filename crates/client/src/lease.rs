@@ -50,6 +50,9 @@ const WAITING_MAX: u32 = 64;
 /// 64-bit words of the longest path of a leased directory.
 const PATH_WORDS: usize = 16;
 
+/// How names of the mount itself begin.
+const RESERVED: &[u8] = b".polylane";
+
 /// Everything about leases. Zero is "none".
 pub(crate) struct Leases {
     locked: AtomicU32,
@@ -141,6 +144,8 @@ impl Inside {
         let place = self.leases.held.iter().position(|held| held.is(at.dir, dir))?;
         match name {
             b"." | b".." => None,
+            // What the mount itself shows in its root is in no list of names.
+            name if name.starts_with(RESERVED) => None,
             name => ShortName::new(name).map(|name| (place as u8, name)),
         }
     }
@@ -425,7 +430,11 @@ impl Streak {
             self.count.store(0, Relaxed);
         }
         let count = self.count.load(Relaxed) + 1;
-        let due = count >= (STREAK << self.doublings.load(Relaxed)).min(STREAK_MAX);
+        let streak = match config::leases_eager() {
+            true => 2,
+            false => (STREAK << self.doublings.load(Relaxed)).min(STREAK_MAX),
+        };
+        let due = count >= streak;
         self.count.store(if due { 0 } else { count }, Relaxed);
         due
     }

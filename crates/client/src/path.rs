@@ -8,6 +8,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
+use polylane_base::Errno;
 use polylane_ipc::message::{DIR_ROOT, Message, Op, PATH_BYTES_MAX, RESERVED_DIR, SLOT_DIR};
 
 use crate::call;
@@ -153,14 +154,16 @@ fn find_device() -> Outcome<u64> {
     Ok(real::stat_cached(path)?.0)
 }
 
-/// Opens the kernel's working directory at the service.
+/// Opens the kernel's working directory at the service. `Kernel`: it is not the lane's; an errno:
+/// it cannot be opened now.
 #[cold]
 pub(crate) fn open_cwd() -> Outcome<Pin> {
     let mount = mount()?;
     let mut path = [0; PATH_BYTES_MAX + 1];
     let path = thread::slow(|| real::getcwd(&mut path)).ok_or(Detour::Kernel)?;
     let rest = inside(mount, path).ok_or(Detour::Kernel)?;
-    let session = ready()?;
+    // There may be a session later.
+    let session = ready().map_err(|_| Errno::EAGAIN)?;
     let (device, ino) = real::stat_cached(b".")?;
     if is_covered(session, rest) || device != self::device()? {
         return Err(Detour::Kernel);

@@ -33,6 +33,7 @@ use polylane_ipc::queue::lap_ring::LapRing;
 use polylane_ipc::queue::memory::{Memory, Word32, Word64};
 use polylane_ipc::queue::rcqb::Rcqb;
 use polylane_ipc::queue::{RequestQueue, Ticket};
+use polylane_ipc::stream::{ENTRIES, Entry, Posted, Stream};
 use polylane_sys::futex::Woken;
 
 const PREEMPTIONS: usize = 3;
@@ -223,6 +224,7 @@ fn weakened_orderings_are_found_out() {
     must_fail("weak_mailbox_loses_a_wake_up", "deadlock");
     must_fail("weak_mailbox_is_served_garbled", "garbled");
     must_fail("weak_mailbox_watch_strands_a_request", "stranded");
+    must_fail("weak_stream_yields_a_stale_entry", "stale: ");
 }
 
 // ---- values through queues -------------------------------------------------------------------
@@ -613,4 +615,97 @@ fn weak_mailbox_yields_stale_words() {
 #[ignore = "must fail; run by weakened_orderings_are_found_out"]
 fn weak_mailbox_loses_a_wake_up() {
     check(|| one_client(Strength::NoTotalOrder));
+}
+
+// ---- the stream ------------------------------------------------------------------------------
+
+/// Offset of the stream's count of applied entries.
+const STREAM_DONE: usize = 64;
+
+fn stream(strength: Strength) -> Stream<Shared> {
+    let places = 0..2 * ENTRIES as usize;
+    let words = places.flat_map(|place| [16, 24, 120].map(|word| 128 + 128 * place + word));
+    let stream = Stream(Shared::new(
+        strength,
+        &[STREAM_DONE],
+        &[0].into_iter().chain(words).collect::<Vec<_>>(),
+    ));
+    stream.open(0);
+    stream
+}
+
+/// An entry that shows when it is not of one piece.
+fn entry(number: u64) -> Entry {
+    Entry { handle: number, time: number.cast_signed(), ..Entry::default() }
+}
+
+/// A step of a client.
+#[derive(Clone, Copy)]
+enum Step {
+    Post(u64),
+    Replace(u64),
+}
+
+/// Does the steps; returns what the stream said that it holds, in the form it said last.
+fn stream_client(stream: &Stream<Shared>, steps: &[Step]) -> Vec<u64> {
+    let mut told = Vec::new();
+    for step in steps {
+        match *step {
+            Step::Post(number) => {
+                if matches!(stream.post(&entry(number)), Posted::Waiting(_)) {
+                    told.push(number);
+                }
+            }
+            Step::Replace(number) => {
+                if stream.replace(&entry(number)) {
+                    *told.last_mut().expect("an entry to replace") = number;
+                }
+            }
+        }
+    }
+    told
+}
+
+/// Claims and finishes twice, then shuts the gate and takes the rest.
+fn stream_service(stream: &Stream<Shared>) -> Vec<u64> {
+    let (mut claimed, mut all) = (0, Vec::new());
+    for turn in 0..3 {
+        if turn == 2 {
+            stream.shut();
+        }
+        claimed = stream.claim(claimed, &mut all).expect("an honest client");
+        stream.finish(claimed);
+    }
+    let whole = |entry: &Entry| entry.handle != 0 && entry.handle == entry.time.cast_unsigned();
+    assert!(all.iter().all(whole), "stale: {all:?}");
+    all.iter().map(|entry| entry.handle).collect()
+}
+
+/// What a client was told is applied, once, in order and in its last form; nothing else is.
+fn stream_agrees(strength: Strength, steps: &'static [Step]) {
+    let theirs = stream(strength);
+    let ours = theirs.clone();
+    let client = thread::spawn(move || stream_client(&theirs, steps));
+    let applied = stream_service(&ours);
+    let told = client.join().unwrap();
+    assert_eq!(applied, told, "applied and told");
+}
+
+const REPLACING: [Step; 4] = [Step::Post(1), Step::Replace(2), Step::Replace(3), Step::Post(4)];
+const WRAPPING: [Step; 4] = [Step::Post(1), Step::Post(2), Step::Post(3), Step::Replace(4)];
+
+#[test]
+fn stream_entries_are_applied_in_their_last_form() {
+    check(|| stream_agrees(Strength::Full, &REPLACING));
+}
+
+#[test]
+fn stream_entries_wrap() {
+    check(|| stream_agrees(Strength::Full, &WRAPPING));
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_stream_yields_a_stale_entry() {
+    check(|| stream_agrees(Strength::NoAcquireRelease, &REPLACING));
 }

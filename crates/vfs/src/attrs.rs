@@ -48,15 +48,11 @@ impl Vfs {
                 self.core.resize(node, &set)
             }
             None => {
-                let entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
-                apply_rules(cred, node, &mut set);
-                let done = self.core.set(node, &set);
-                drop(entries);
                 let rights = set.perm.is_some() || set.uid.is_some() || set.gid.is_some();
-                if node.is_dir() && rights {
-                    self.core.paths_changed();
-                }
-                done
+                let _announced = (node.is_dir() && rights).then(|| self.core.change_paths());
+                let _entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
+                apply_rules(cred, node, &mut set);
+                self.core.set(node, &set)
             }
         }
     }

@@ -7,23 +7,27 @@
 //!
 //! | who | does | then |
 //! |---|---|---|
-//! | anybody else | looks a name up, lists, changes names or rights | the lease ends |
+//! | anybody else | looks a name up, lists, changes names, rights or times | the lease ends |
 //! | anybody | getattr of the directory, statfs, sync | what is outstanding is applied |
 //! | anybody | renames a directory, changes a directory's rights, links a file | all leases end |
 //! | the holder, by an ordinary call | looks a name up | nothing: its front end applied it before |
-//! | the holder, by an ordinary call | lists, changes names or rights | the lease ends |
+//! | the holder, by an ordinary call | lists, changes names, rights or times | the lease ends |
+//! | anybody | finds no room for a new name | all leases end, then once more |
 //!
 //! # Why nothing is missed
 //!
 //! - A lease is granted, and names are changed by ordinary calls, with the entries of the directory
 //!   locked; the flag [`LEASED`] is looked at again under that lock. So no change by another and no
 //!   streamed change run side by side.
+//! - Who looks a name up looks at the flag before and after: what it found under a lease of another
+//!   that was granted meanwhile does not count.
 //! - Streamed calls touch only the leased directory and files that the holder made in it since:
 //!   nobody else has seen those, because a look ends the lease.
 //! - The client finds the directory by a path without symbolic links. Such a path comes to mean
-//!   something else, or to be forbidden, only by a rename of a directory or a change of its rights,
-//!   which end all leases before they return. What the client did in between counts as done before.
-//! - Room for what may be outstanding is set aside before the client is told of its lease.
+//!   something else, or to be forbidden, only by a rename of a directory or a change of its rights:
+//!   all leases end before it, and none is granted until it is done ([`Core::change_paths`]).
+//! - Room for what may be outstanding is set aside before the client is told of its lease; where
+//!   the file system can do it, streamed calls make files out of that room alone.
 //!
 //! # Locking
 //!
@@ -31,13 +35,14 @@
 
 use std::collections::HashMap;
 
-use polylane_base::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use polylane_base::sync::{Arc, Mutex, RwLockWriteGuard, Weak};
 use polylane_base::{Errno, Result, Time};
 
 use crate::access::{self, EXEC, WRITE};
 use crate::core::Core;
 use crate::cred::Cred;
+use crate::fs::{Changed, NewNode};
 use crate::inode::{Inode, LEASED, Node};
 use crate::names::{check_alive, check_dir};
 use crate::vfs::{PathError, Vfs};
@@ -63,8 +68,12 @@ struct Held {
 pub(crate) struct Leases {
     /// How many there are, for a look without the lock.
     count: AtomicU64,
-    /// Changes that may have given paths another meaning.
+    /// Changes under way that may give paths another meaning.
+    changing: AtomicU64,
+    /// Those done.
     epoch: AtomicU64,
+    /// Names that room is set aside for.
+    room: AtomicU64,
     held: Mutex<HashMap<u64, Held>>,
 }
 
@@ -73,9 +82,19 @@ impl Leases {
         self.count.load(SeqCst) != 0
     }
 
+    /// Names that room is set aside for.
+    pub(crate) fn room(&self) -> u64 {
+        self.room.load(Relaxed)
+    }
+
     fn insert(&self, dir: &Inode, held: Held) {
         self.held.lock().insert(dir.id, held);
         self.count.fetch_add(1, SeqCst);
+    }
+
+    /// Whether paths may have changed their meaning since `epoch`, or are about to.
+    fn moved_since(&self, epoch: u64) -> bool {
+        self.changing.load(SeqCst) != 0 || self.epoch.load(SeqCst) != epoch
     }
 
     fn remove(&self, dir: &Inode) -> bool {
@@ -101,18 +120,21 @@ impl Leases {
 }
 
 impl Vfs {
-    /// Grants `session` a lease on the directory that `path` names, seen from `start`: an empty path
-    /// is `start` itself. `each` is told the names in it. The front end must have room set aside for
-    /// what its client may do ([`Vfs::reserve_names`]) before it lets it. `EAGAIN`: another session has it, or paths are changing just now; `EOPNOTSUPP`:
-    /// the path has symbolic links or `..`; `EACCES` and the errors of a path walk.
+    /// Grants the session of `cred` a lease on the directory that `path` names, seen from `start`:
+    /// an empty path is `start` itself. `each` is told the names in it, until it says false: too
+    /// many. The front end must have room set aside for what its client may do
+    /// ([`Vfs::reserve_names`]) before it lets it. `EAGAIN`: paths are changing just now, or there
+    /// are too many names; `EOPNOTSUPP`: the path has symbolic links or `..`, or the file system
+    /// cannot promise room; `EACCES` and the errors of a path walk.
     pub fn lease(
         &self,
         cred: &Cred,
         (start, path): (&Node, &[u8]),
         holder: Weak<dyn Holder>,
-        each: &mut dyn FnMut(&[u8]),
+        each: &mut dyn FnMut(&[u8]) -> bool,
     ) -> Result<Node, PathError> {
         let core = &self.core;
+        core.fs.reserve_names(0)?;
         let epoch = core.leases.epoch.load(SeqCst);
         let dir = self.plain_directory(cred, start, path)?;
         let entries = core.lock_entries(cred, &dir);
@@ -121,17 +143,18 @@ impl Vfs {
         access::check(cred, &dir, EXEC | WRITE)?;
         core.leases.insert(&dir, Held { session: cred.session, holder });
         dir.raise(LEASED);
+        let mut all = true;
         let listed = core.fs.readdir(dir.ino(), 0, &mut |entry| {
-            each(entry.name);
-            true
+            all = each(entry.name);
+            all
         });
         drop(entries);
-        let moved = core.leases.epoch.load(SeqCst) != epoch;
-        if listed.is_err() || moved {
+        let good = all && !core.leases.moved_since(epoch);
+        if listed.is_err() || !good {
             self.end_lease(&dir);
         }
         listed?;
-        if moved { Err(Errno::EAGAIN.into()) } else { Ok(dir) }
+        if good { Ok(dir) } else { Err(Errno::EAGAIN.into()) }
     }
 
     /// Gives a lease back. Everything was applied.
@@ -144,12 +167,21 @@ impl Vfs {
     /// Sets room aside for `count` names of new files. `ENOSPC`; `EOPNOTSUPP`: the file system
     /// cannot promise any.
     pub fn reserve_names(&self, count: u32) -> Result<()> {
-        self.core.fs.reserve_names(count)
+        self.core.fs.reserve_names(count)?;
+        self.core.leases.room.fetch_add(count.into(), Relaxed);
+        Ok(())
     }
 
     /// Gives room back that was set aside.
     pub fn release_names(&self, count: u32) {
+        self.core.leases.room.fetch_sub(count.into(), Relaxed);
         self.core.fs.release_names(count);
+    }
+
+    /// Whether streamed calls make files out of the room set aside, at which nobody else can be
+    /// faster, and other changes of names need none. Elsewhere some of it is to be released first.
+    pub fn creates_reserved(&self) -> bool {
+        self.core.fs.creates_reserved()
     }
 
     /// The time by this VFS's clock.
@@ -180,11 +212,19 @@ impl Vfs {
 }
 
 impl Core {
-    /// To be called before names are looked up in `dir`, without locks.
+    /// Looks a name up in `dir` while nobody else has a lease on it. Call without locks.
     #[inline]
-    pub(crate) fn before_look(&self, cred: &Cred, dir: &Inode) {
-        if dir.has(LEASED) {
-            self.look_at_leased(cred, dir);
+    pub(crate) fn look<T>(&self, cred: &Cred, dir: &Inode, look: impl Fn() -> T) -> T {
+        loop {
+            if dir.has(LEASED) {
+                self.look_at_leased(cred, dir);
+            }
+            let found = look();
+            // What was found may be a file that its maker believes to be alone with: one that was
+            // granted a lease meanwhile.
+            if !dir.has(LEASED) || self.is_holder(cred, dir) {
+                return found;
+            }
         }
     }
 
@@ -194,6 +234,39 @@ impl Core {
             Some((session, _)) if session == cred.session => {}
             Some((_, holder)) => self.end(dir, &holder),
             None => {}
+        }
+    }
+
+    #[cold]
+    fn is_holder(&self, cred: &Cred, dir: &Inode) -> bool {
+        self.leases.holder(dir).is_some_and(|(session, _)| session == cred.session)
+    }
+
+    /// Creates a name; a streamed call does so out of the room set aside.
+    pub(crate) fn create(
+        &self,
+        cred: &Cred,
+        dir: &Inode,
+        name: &[u8],
+        new: &NewNode<'_>,
+    ) -> Result<Changed> {
+        if !cred.streamed || !self.fs.creates_reserved() {
+            return self.fs.create(dir.ino(), name, new);
+        }
+        let changed = self.fs.create_reserved(dir.ino(), name, new)?;
+        self.leases.room.fetch_sub(1, Relaxed);
+        Ok(changed)
+    }
+
+    /// Does `work`, which makes a name. If there is no room, all that was set aside for leases is
+    /// given back and it is done again. Call without locks.
+    pub(crate) fn with_room<T>(&self, cred: &Cred, work: impl Fn() -> Result<T>) -> Result<T> {
+        match work() {
+            Err(Errno::ENOSPC) if !cred.streamed && self.leases.any() => {
+                self.end_leases();
+                work()
+            }
+            done => done,
         }
     }
 
@@ -259,10 +332,22 @@ impl Core {
         }
     }
 
-    /// A change may have given paths another meaning, or other rights on the way: leases end before
-    /// it returns. Call without locks, after the change.
-    pub(crate) fn paths_changed(&self) {
-        self.leases.epoch.fetch_add(1, SeqCst);
+    /// Before a change that may give paths another meaning, or other rights on the way: all leases
+    /// end, and none is granted while what is returned lives. Call without locks.
+    pub(crate) fn change_paths(&self) -> ChangingPaths<'_> {
+        self.leases.changing.fetch_add(1, SeqCst);
+        let announced = ChangingPaths(&self.leases);
         self.end_leases();
+        announced
+    }
+}
+
+/// See [`Core::change_paths`].
+pub(crate) struct ChangingPaths<'a>(&'a Leases);
+
+impl Drop for ChangingPaths<'_> {
+    fn drop(&mut self) {
+        self.0.epoch.fetch_add(1, SeqCst);
+        self.0.changing.fetch_sub(1, SeqCst);
     }
 }

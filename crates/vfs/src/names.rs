@@ -87,8 +87,7 @@ impl Vfs {
             b".." => return Ok(dir.parent()),
             _ => check_name(name)?,
         }
-        self.core.before_look(cred, dir);
-        self.core.child(dir, name)
+        self.core.look(cred, dir, || self.core.child(dir, name))
     }
 
     /// Creates `name` in `dir`. The owner is `cred`, the group `cred`'s or, in a set-gid directory,
@@ -100,8 +99,10 @@ impl Vfs {
             b"." | b".." => return Err(Errno::EEXIST),
             _ => check_name(name)?,
         }
-        let _entries = self.core.lock_entries(cred, dir);
-        self.create_locked(cred, dir, name, new)
+        self.core.with_room(cred, || {
+            let _entries = self.core.lock_entries(cred, dir);
+            self.create_locked(cred, dir, name, new)
+        })
     }
 
     /// [`create`](Self::create) with the entries of `dir` locked for change.
@@ -133,7 +134,7 @@ impl Vfs {
             rdev: if matches!(new.kind, Kind::Char | Kind::Block) { new.rdev } else { 0 },
             target: if new.kind == Kind::Symlink { new.target } else { b"" },
         };
-        let changed = core.fs.create(dir.ino(), name, &node)?;
+        let changed = core.create(cred, dir, name, &node)?;
         dir.keep_now(changed.dir);
         let node = core.adopt_new(changed.node, Some(dir));
         core.dentries.put(dir.id, name, Some(&node));
@@ -150,12 +151,14 @@ impl Vfs {
         let (gid, perm) = access::inherit(cred, dir, Kind::File, perm & 0o7777 & !umask);
         let (uid, rdev) = (cred.uid, 0);
         let new = NewNode { kind: Kind::File, perm, uid, gid, rdev, target: b"" };
-        let _entries = self.core.lock_entries(cred, dir);
-        check_alive(dir)?;
-        let attr = self.core.fs.create_unlinked(dir.ino(), &new)?;
-        let node = self.core.adopt_new(attr, None);
-        node.raise(LINKABLE);
-        Ok(node)
+        self.core.with_room(cred, || {
+            let _entries = self.core.lock_entries(cred, dir);
+            check_alive(dir)?;
+            let attr = self.core.fs.create_unlinked(dir.ino(), &new)?;
+            let node = self.core.adopt_new(attr, None);
+            node.raise(LINKABLE);
+            Ok(node)
+        })
     }
 
     /// Gives `node` one more name. `EPERM` for directories, `EEXIST`, `EMLINK`, `ENOENT` for an
@@ -167,9 +170,13 @@ impl Vfs {
             b"." | b".." => return Err(Errno::EEXIST),
             _ => check_name(name)?,
         }
-        let core = &self.core;
         // Others may see the file by its new name from now on.
-        core.end_leases_of(cred);
+        self.core.end_leases_of(cred);
+        self.core.with_room(cred, || self.link_once(cred, node, dir, name))
+    }
+
+    fn link_once(&self, cred: &Cred, node: &Node, dir: &Node, name: &[u8]) -> Result<()> {
+        let core = &self.core;
         let _entries = core.lock_entries(cred, dir);
         let allowed = core
             .writable()

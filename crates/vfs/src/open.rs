@@ -87,6 +87,7 @@ impl Vfs {
         let wish = bits(flags);
         loop {
             match walk.run(Goal::Parent)? {
+                End::Here if wish.contains(OFlags::EXCL) => return Err(Errno::EEXIST.into()),
                 End::Name { slash: true } | End::Here => return Err(Errno::EISDIR.into()),
                 End::Name { .. } if walk.is_covered(walk.last()) => return Err(PathError::Leaves),
                 End::Name { .. } => (),
@@ -116,18 +117,20 @@ impl Vfs {
         name: &[u8],
         missing: &Missing,
     ) -> Result<(Node, bool)> {
-        self.core.before_look(cred, dir);
-        if let Some(Ok(known)) = self.core.known_child(dir, name) {
+        let known = self.core.look(cred, dir, || self.core.known_child(dir, name));
+        if let Some(Ok(known)) = known {
             return Ok((known, false));
         }
         let (perm, umask) = (missing.perm, missing.umask);
         let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
-        let _entries = self.core.lock_entries(cred, dir);
-        match self.create_locked(cred, dir, name, &new) {
-            Ok(node) => Ok((node, true)),
-            Err(Errno::EEXIST) => Ok((self.core.child_locked(dir, name)?, false)),
-            Err(errno) => Err(errno),
-        }
+        self.core.with_room(cred, || {
+            let _entries = self.core.lock_entries(cred, dir);
+            match self.create_locked(cred, dir, name, &new) {
+                Ok(node) => Ok((node, true)),
+                Err(Errno::EEXIST) => Ok((self.core.child_locked(dir, name)?, false)),
+                Err(errno) => Err(errno),
+            }
+        })
     }
 
     /// Opens a known inode. Checks the rights that the access mode needs, truncates for `O_TRUNC`.

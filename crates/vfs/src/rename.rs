@@ -50,6 +50,8 @@ enum Stop {
     Errno(Errno),
     /// A lease on this directory must end first, which cannot be done under locks.
     Leased(Node),
+    /// It moves a directory, which must be announced first, which cannot be done under locks.
+    Unannounced,
 }
 
 impl From<Errno> for Stop {
@@ -71,6 +73,8 @@ struct Wish {
     mode: RenameMode,
     /// The new name must be free.
     fresh: bool,
+    /// [`Core::change_paths`] was called: directories may be moved.
+    announced: bool,
 }
 
 fn wish(flags: u32) -> Result<Wish> {
@@ -83,7 +87,7 @@ fn wish(flags: u32) -> Result<Wish> {
         _ if flags == RENAME_WHITEOUT | RENAME_NOREPLACE => RenameMode::Whiteout,
         _ => return Err(Errno::EINVAL),
     };
-    Ok(Wish { mode, fresh })
+    Ok(Wish { mode, fresh, announced: false })
 }
 
 impl Vfs {
@@ -113,7 +117,7 @@ impl Vfs {
         flags: u32,
     ) -> Result<Moved> {
         self.begin();
-        let wish = wish(flags)?;
+        let mut wish = wish(flags)?;
         check_dir(from_dir)?;
         check_dir(to_dir)?;
         for name in [from, to] {
@@ -122,22 +126,20 @@ impl Vfs {
         }
         let from = Side { dir: from_dir, name: from };
         let to = Side { dir: to_dir, name: to };
-        // What was replaced is dropped after the locks: it may be the end of a large file.
-        let done = loop {
+        let mut announced = None;
+        loop {
+            wish.announced = announced.is_some();
             match self.rename_once(cred, from, to, wish) {
-                Ok(done) => break done,
+                Ok(done) => return Ok(done),
                 Err(Stop::Errno(errno)) => return Err(errno),
                 Err(Stop::Leased(dir)) => self.core.end_lease_on(&dir),
+                Err(Stop::Unannounced) => announced = Some(self.core.change_paths()),
             }
-        };
-        let is_dir = |node: &Node| node.is_dir();
-        if is_dir(&done.moved) || done.replaced.as_ref().is_some_and(is_dir) {
-            self.core.paths_changed();
         }
-        Ok(done)
     }
 
-    /// The rename under its locks, unless somebody's lease is in the way.
+    /// The rename under its locks, unless a lease is in the way. What was replaced is given out: it
+    /// is dropped after the locks, since it may be the end of a large file.
     fn rename_once(
         &self,
         cred: &Cred,
@@ -176,9 +178,14 @@ fn move_name(
     let moved = core.child_locked(from.dir, from.name)?;
     let target = core.target_locked(to.dir, to.name)?;
     check_target(&target, wish)?;
-    if cred.streamed && moved.is_dir() {
+    if moved.is_dir() || target.as_ref().is_some_and(|target| target.is_dir()) {
         // Clients stream changes of files only; this would end leases while one is at work.
-        return Err(Errno::EISDIR.into());
+        if cred.streamed {
+            return Err(Errno::EISDIR.into());
+        }
+        if !wish.announced {
+            return Err(Stop::Unannounced);
+        }
     }
     check_loops(from, to, &moved, target.as_ref(), wish.mode)?;
     core.writable()?;

@@ -113,7 +113,10 @@ impl Vfs {
     pub fn statfs(&self) -> Result<StatFs> {
         self.begin();
         self.core.settle_all();
-        self.core.fs.statfs()
+        let mut totals = self.core.fs.statfs()?;
+        // Whoever needs what is set aside gets it.
+        totals.ffree = totals.ffree.saturating_add(self.core.leases.room());
+        Ok(totals)
     }
 
     /// Makes everything durable.

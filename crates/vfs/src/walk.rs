@@ -130,8 +130,8 @@ impl<'a> Walk<'a> {
                     if self.is_covered(name) {
                         return Err(PathError::Leaves);
                     }
-                    self.core.before_look(self.cred, self.at());
-                    let child = self.core.child(self.at(), name)?;
+                    let look = || self.core.child(self.at(), name);
+                    let child = self.core.look(self.cred, self.at(), look)?;
                     let follow = !last || slash || goal == Goal::Follow;
                     if child.kind() == Kind::Symlink && follow {
                         self.enter_link(&child)?;

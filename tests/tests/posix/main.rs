@@ -2,4 +2,5 @@
 
 mod coherence;
 mod fsx;
+mod leases;
 mod pjdfstest;

@@ -29,7 +29,7 @@
 mod commit;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use polylane_base::Time;
 use polylane_base::sync::{Arc, Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -89,15 +89,13 @@ pub trait Client: Send + Sync {
 /// few inodes of the list of orphans, a revoke block.
 const RUNNING_OVERHEAD: usize = 8;
 
-/// Numbers that fit into a revoke block of 1 KiB, the smallest.
-const REVOKES_PER_BLOCK: usize = 120;
-
 struct Running {
     tid: Tid,
     blocks: Vec<Arc<MetaBlock>>,
     groups: FxHashSet<GroupIndex>,
     freed: Vec<Freed>,
     revoked: FxHashSet<DeviceBlock>,
+    credits: usize,
 }
 
 impl Running {
@@ -108,7 +106,14 @@ impl Running {
             groups: FxHashSet::default(),
             freed: Vec::new(),
             revoked: FxHashSet::default(),
+            credits: 0,
         }
+    }
+
+    /// Log blocks that it may come to, with what open handles were promised.
+    fn log_blocks(&self) -> usize {
+        let revokes = self.revoked.len() / 500;
+        self.blocks.len() + self.groups.len() + self.credits + revokes + RUNNING_OVERHEAD
     }
 }
 
@@ -127,8 +132,6 @@ pub struct Journal {
     map: JournalMap,
     gate: RwLock<()>,
     running: Mutex<Running>,
-    /// Log blocks that the running transaction comes to, with what open handles were promised.
-    load: AtomicUsize,
     current: AtomicU32,
     log: Mutex<Log>,
     progress: Mutex<Progress>,
@@ -175,7 +178,6 @@ impl Journal {
             map,
             gate: RwLock::new(()),
             running: Mutex::new(Running::new(tid)),
-            load: AtomicUsize::new(0),
             current: AtomicU32::new(tid.0),
             log: Mutex::new(log),
             progress: Mutex::new(Progress {
@@ -207,16 +209,17 @@ impl Journal {
             self.check()?;
             let closes = self.progress.lock().closes;
             let gate = self.gate.read();
-            // It stays the running one as long as the gate is held.
-            let tid = self.current();
-            let before = self.load.fetch_add(credits, Ordering::AcqRel);
-            if before + credits + RUNNING_OVERHEAD <= self.blocks_max {
+            let mut running = self.running.lock();
+            if running.log_blocks() + credits <= self.blocks_max {
+                running.credits += credits;
+                let tid = running.tid;
                 let open = Cell::new(false);
                 return Ok(Handle { journal: self, _gate: Some(gate), tid, credits, open });
             }
-            self.load.fetch_sub(credits, Ordering::AcqRel);
+            let full = running.tid;
+            drop(running);
             drop(gate);
-            self.wait_for_room(tid, closes)?;
+            self.wait_for_room(full, closes)?;
         }
     }
 
@@ -268,6 +271,7 @@ impl Journal {
     pub fn has_committed(&self, tid: Tid) -> bool {
         self.progress.lock().committed.reached(tid)
     }
+
 
     /// Waits until `reached`, asking for the commit of `tid`.
     fn wait_until(&self, tid: Tid, reached: impl Fn(&Progress) -> bool) -> Result<()> {
@@ -334,7 +338,6 @@ impl Handle<'_> {
         if block.dirty_in.load(Ordering::Acquire) != self.tid.0
             && block.dirty_in.swap(self.tid.0, Ordering::AcqRel) != self.tid.0
         {
-            self.journal.load.fetch_add(1, Ordering::AcqRel);
             self.journal.running.lock().blocks.push(block.clone());
         }
         block.data.write()
@@ -342,9 +345,7 @@ impl Handle<'_> {
 
     /// Notes that bitmaps or counters of `group` changed.
     pub fn touch_group(&self, group: GroupIndex) {
-        if self.journal.running.lock().groups.insert(group) {
-            self.journal.load.fetch_add(1, Ordering::AcqRel);
-        }
+        self.journal.running.lock().groups.insert(group);
     }
 
     /// Frees data blocks: the allocator gets them back when the transaction has committed.
@@ -356,12 +357,7 @@ impl Handle<'_> {
     /// Frees metadata blocks: older versions of them in the log must not be replayed any more.
     pub fn free_metadata(&self, cache: &BlockCache, start: DeviceBlock, count: u32) {
         let homes = (start.0..start.0 + u64::from(count)).map(DeviceBlock);
-        let mut running = self.journal.running.lock();
-        let before = running.revoked.len() / REVOKES_PER_BLOCK;
-        running.revoked.extend(homes.clone());
-        let more = running.revoked.len() / REVOKES_PER_BLOCK - before;
-        drop(running);
-        self.journal.load.fetch_add(more, Ordering::AcqRel);
+        self.journal.running.lock().revoked.extend(homes.clone());
         self.free(start, count);
         homes.for_each(|home| cache.forget(home));
     }
@@ -372,6 +368,6 @@ impl Drop for Handle<'_> {
         if self.open.get() {
             self.journal.stop(None);
         }
-        self.journal.load.fetch_sub(self.credits, Ordering::AcqRel);
+        self.journal.running.lock().credits -= self.credits;
     }
 }

@@ -99,15 +99,16 @@ impl Session {
         let vfs = &self.lane.vfs;
         let dir = vfs.lease(&self.cred, (start, path), weak, &mut |name| {
             all += 1;
-            if name.len() <= NAME_BYTES_MAX && all <= NAMES_MAX {
+            if name.len() <= NAME_BYTES_MAX {
                 names.push(name.len() as u8);
                 names.extend_from_slice(name);
                 count += 1;
             }
+            all < NAMES_MAX
         })?;
         // A grant that somebody ended meanwhile is void: the list may be old.
         let mut state = self.leases.state.lock();
-        let current = self.leases.ends.load(Ordering::SeqCst) == ends && all <= NAMES_MAX;
+        let current = self.leases.ends.load(Ordering::SeqCst) == ends;
         if current && state.dirs.iter().all(Option::is_some) {
             self.end_all(&mut state);
         }
@@ -138,8 +139,10 @@ impl Session {
         work: impl Fn(&Cred) -> Result<T>,
     ) -> Result<T> {
         let Some(dir) = dir else { return work(&self.cred) };
-        let state = self.leases.state.lock();
+        let mut state = self.leases.state.lock();
         if state.dirs.iter().flatten().any(|leased| Arc::ptr_eq(leased, dir)) {
+            // Times of a directory do not go back.
+            state.last = state.last.max(self.now());
             match work(&Cred { streamed: true, ..self.cred.clone() }) {
                 Err(Errno::EISDIR) => {}
                 done => return done,
@@ -231,38 +234,50 @@ impl Session {
         let vfs = &self.lane.vfs;
         let ((name, len), (name2, len2)) = (entry.name.to_bytes(), entry.name2.to_bytes());
         let (name, name2) = (&name[..len], &name2[..len2]);
-        if [name, name2].iter().any(|name| is_virtual(vfs, dir, name)) {
+        let beside = |name: &&[u8]| name.contains(&b'/') || matches!(*name, b"." | b"..");
+        if [name, name2].iter().any(|name| beside(name) || is_virtual(vfs, dir, name)) {
             return Err(Errno::EPERM.into());
         }
         match entry.change {
             Change::Touch => {}
             Change::Make => {
                 let born = entry.born.clamp(0, time);
-                let node = self.with_room(state, || self.make(cred, (dir, name), entry))?;
+                let node = self.make(state, cred, (dir, name), entry)?;
                 self.stamp(cred, &node, (born, time));
             }
             Change::Rename => {
                 let rename = || Ok(vfs.take_renamed(cred, dir, name, dir, name2, 0)?);
-                let names = self.with_room(state, rename)?;
+                let names = self.with_room(state, false, rename)?;
                 self.lane.name_gone(dir, name, &names.moved);
+                self.stamp_change(cred, &names.moved, time);
                 if let Some(replaced) = &names.replaced {
                     self.lane.name_gone(dir, name2, replaced);
+                    self.stamp_gone(cred, replaced, time);
                 }
             }
             Change::Unlink => {
                 let gone = vfs.take_unlinked(cred, dir, name)?;
                 self.lane.name_gone(dir, name, &gone);
+                self.stamp_gone(cred, &gone, time);
             }
         }
         Ok(())
     }
 
-    /// Adds a name with the room that was set aside for it.
+    /// Adds a name, of a new file or another one, with the room that was set aside for it.
     fn with_room<T>(
         &self,
         state: &mut State,
+        is_new: bool,
         add: impl Fn() -> Result<T, PathError>,
     ) -> Result<T, PathError> {
+        if self.lane.vfs.creates_reserved() {
+            // Claims are bounded, so that there is room for every entry.
+            let room = state.room.checked_sub(is_new.into()).ok_or(Errno::ENOSPC)?;
+            let done = add()?;
+            state.room = room;
+            return Ok(done);
+        }
         loop {
             let had_room = state.room > 0;
             if had_room {
@@ -280,6 +295,7 @@ impl Session {
     /// Makes a file, and opens it where the client has it open.
     fn make(
         &self,
+        state: &mut State,
         cred: &Cred,
         (dir, name): (&Node, &[u8]),
         entry: &Entry,
@@ -288,11 +304,12 @@ impl Session {
         let (perm, umask) = (u32::from(entry.perm) & 0o7777, u32::from(entry.umask) & 0o777);
         let Some(slot) = entry.slot.checked_sub(1) else {
             let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
-            return Ok(vfs.create(cred, dir, name, &new)?);
+            return self.with_room(state, true, || Ok(vfs.create(cred, dir, name, &new)?));
         };
         let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC;
         let flags = entry.flags.cast_signed() & kept | libc::O_CREAT | libc::O_EXCL;
-        let file = vfs.open_path(cred, dir, name, flags, perm, umask)?;
+        let open = || vfs.open_path(cred, dir, name, flags, perm, umask);
+        let file = self.with_room(state, true, open)?;
         let node = file.node().clone();
         self.slots.bind(slot, file.clone())?;
         let open = Open::File { file, slot: Some(slot) };
@@ -315,6 +332,21 @@ impl Session {
         let set = SetAttr { atime, mtime: made, ctime: Some(to_time(time)), ..SetAttr::default() };
         // An inode that was just changed can be changed again; if not, its times are a little late.
         let _ = self.lane.vfs.setattr(&cred, node, &set);
+    }
+
+    /// As [`Session::stamp`] for an inode of which only the name changed.
+    fn stamp_change(&self, cred: &Cred, node: &Node, time: i64) {
+        let cred = Cred { kernel_checked: true, ..cred.clone() };
+        let set = SetAttr { ctime: Some(to_time(time)), ..SetAttr::default() };
+        // As above.
+        let _ = self.lane.vfs.setattr(&cred, node, &set);
+    }
+
+    /// As [`Session::stamp_change`] for one that lost its name: it is over unless it is open.
+    fn stamp_gone(&self, cred: &Cred, node: &Node, time: i64) {
+        if Arc::strong_count(node) > 1 {
+            self.stamp_change(cred, node, time);
+        }
     }
 
     fn end_all(&self, state: &mut State) {

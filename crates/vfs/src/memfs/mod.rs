@@ -99,6 +99,11 @@ impl MemFs {
         if !self.space.take_inode() {
             return Err(Errno::ENOSPC);
         }
+        self.place_paid(new, nlink, now)
+    }
+
+    /// Places a new inode out of one that was taken; gives it back on failure.
+    fn place_paid(&self, new: &NewNode<'_>, nlink: u32, now: Time) -> Result<Attr> {
         let charge = inode::target_charge(new.target);
         if !self.space.take_bytes(charge) {
             self.space.give_inode();
@@ -109,6 +114,22 @@ impl MemFs {
             Err(errno) => {
                 self.space.give_bytes(charge);
                 self.space.give_inode();
+                Err(errno)
+            }
+        }
+    }
+
+    /// Gives a new inode its name, or frees it.
+    fn name_new(&self, dir: Ino, name: &[u8], node: Attr, now: Time) -> Result<Changed> {
+        let target = Target { ino: node.ino, kind: node.kind };
+        let named = self.change(dir, |dir| {
+            dir.add_name(name, target, now)?;
+            Ok(dir.attr)
+        });
+        match named {
+            Ok(dir) => Ok(Changed { dir, node }),
+            Err(errno) => {
+                self.free(node.ino, |_| true);
                 Err(errno)
             }
         }
@@ -182,18 +203,7 @@ impl FileSystem for MemFs {
     fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
         let now = self.clock.now();
         let node = self.place(new, 1, now)?;
-        let target = Target { ino: node.ino, kind: node.kind };
-        let named = self.change(dir, |dir| {
-            dir.add_name(name, target, now)?;
-            Ok(dir.attr)
-        });
-        match named {
-            Ok(dir) => Ok(Changed { dir, node }),
-            Err(errno) => {
-                self.free(node.ino, |_| true);
-                Err(errno)
-            }
-        }
+        self.name_new(dir, name, node, now)
     }
 
     fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> Result<Attr> {
@@ -354,6 +364,21 @@ impl FileSystem for MemFs {
 
     fn release_names(&self, count: u32) {
         self.space.give_inodes(count);
+    }
+
+    fn creates_reserved(&self) -> bool {
+        true
+    }
+
+    fn create_reserved(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+        // Nobody removes or adds names in a directory while this is called, so that a failure,
+        // which gives the inode to all, is seen before.
+        if self.inspect(dir, |dir| Ok(dir.dir()?.get(name).is_some()))? {
+            return Err(Errno::EEXIST);
+        }
+        let now = self.clock.now();
+        let node = self.place_paid(new, 1, now)?;
+        self.name_new(dir, name, node, now)
     }
 
     fn statfs(&self) -> Result<StatFs> {

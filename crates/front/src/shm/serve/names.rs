@@ -2,7 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_vfs::{Create, Cred, Kind, Last};
+use polylane_vfs::{Create, Cred, Kind, Last, Node, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use super::{Answer, Call, Failure, done, is_virtual};
 use crate::shm::request::{At, Object};
@@ -86,10 +86,7 @@ impl Call<'_> {
     ) -> Answer {
         let (from, to) = (self.last(from)?, self.last(to)?);
         if from.must_be_dir || to.must_be_dir {
-            let node = self.vfs().lookup(self.cred(), &from.dir, &from.name)?;
-            if node.kind() != Kind::Dir {
-                return Err(Errno::ENOTDIR.into());
-            }
+            self.check_slashes(&from, &to, flags)?;
         }
         let (from_dir, to_dir) = (&from.dir, &to.dir);
         let rename = |cred: &Cred| {
@@ -102,6 +99,22 @@ impl Call<'_> {
             self.session.lane.name_gone(to_dir, &to.name, replaced);
         }
         Ok(done(0))
+    }
+
+    /// Slashes after a name that is renamed: what they mean, in the kernel's order.
+    fn check_slashes(&self, from: &Last, to: &Last, flags: u32) -> Result<(), Failure> {
+        let look = |last: &Last| self.vfs().lookup(self.cred(), &last.dir, &last.name);
+        let is_file = |node: &Node| node.kind() != Kind::Dir;
+        let (moved, target) = (look(from)?, look(to));
+        let exchange = flags & RENAME_EXCHANGE != 0;
+        if flags & RENAME_NOREPLACE != 0 && target.is_ok() {
+            return Err(Errno::EEXIST.into());
+        }
+        if exchange && to.must_be_dir && is_file(&target?) {
+            return Err(Errno::ENOTDIR.into());
+        }
+        let must_be_dir = from.must_be_dir || to.must_be_dir && !exchange;
+        if must_be_dir && is_file(&moved) { Err(Errno::ENOTDIR.into()) } else { Ok(()) }
     }
 
     pub(super) fn readlink(&mut self, object: Object<'_>) -> Answer {
