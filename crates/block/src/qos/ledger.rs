@@ -23,7 +23,7 @@
 //! # Invariants
 //!
 //! - The grants of a window sum up to the capacity times its length at most.
-//! - A lane carries over half a window's grant at most; debt is carried whole.
+//! - A lane carries over a quarter of a window's grant at most; debt is carried whole.
 //! - A lane that owes nothing and has nothing in flight may always start one request.
 
 use super::cost::CostModel;
@@ -51,10 +51,10 @@ impl Default for Config {
 const AVERAGE_WINDOWS: f64 = 4.0;
 
 /// What is granted above the measured capacity, lest the device idle at the end of a window.
-const HEADROOM: f64 = 1.03;
+const HEADROOM: f64 = 1.02;
 
 /// Credit that device-bound lanes leave, as part of the budget, before the capacity is cut.
-const LEFT_OVER_MAX: f64 = 0.03;
+const LEFT_OVER_MAX: f64 = 0.01;
 
 /// The first step up, and the largest; steps double while lanes wait for credit.
 const PROBE_MIN: f64 = 0.01;
@@ -62,6 +62,10 @@ const PROBE_MAX: f64 = 0.16;
 
 /// The capacity is at most this much above what was measured while lanes waited.
 const RUNAWAY_MAX: f64 = 1.2;
+
+/// A lane carries over at most a grant divided by this. A change of shares shows as soon as what was
+/// carried over is spent.
+const CARRY_PART: u64 = 4;
 
 /// Requests that a lane may have in flight whatever its share.
 const INFLIGHT_COUNT_MIN: u32 = 2;
@@ -102,10 +106,11 @@ impl Lane {
         self.balance_ns + (released as u64 + self.drawn_ns) as i64 - self.spent_ns as i64
     }
 
-    /// The window is over: what is left over, to a limit, or owed.
-    fn settle(&mut self) {
+    /// The window is over and this is the next one's grant: what is left over, to a limit, or owed.
+    fn settle(&mut self, grant_ns: u64) {
         let left = self.available_ns(1000);
-        self.balance_ns = left.min((self.grant_ns / 2) as i64);
+        self.balance_ns = left.min((grant_ns / CARRY_PART) as i64);
+        self.grant_ns = grant_ns;
         (self.drawn_ns, self.spent_ns, self.done_ns) = (0, 0, 0);
         (self.short_of_credit, self.short_of_room) = (false, false);
         self.idled = self.inflight_count == 0;
@@ -192,8 +197,7 @@ impl Ledger {
         let budget = window.budget_ns.max(1) as f64;
         if window.left_over_ns as f64 > LEFT_OVER_MAX * budget {
             let found = self.done_mean * HEADROOM;
-            self.capacity = found
-                .clamp(0.8 * self.capacity, self.capacity.max(found.min(1.05 * self.capacity)));
+            self.capacity = found.max(0.8 * self.capacity).min(1.05 * self.capacity);
             self.probe = PROBE_MIN;
         } else if window.short_of_credit {
             self.capacity *= 1.0 + self.probe;
@@ -229,8 +233,7 @@ impl Ledger {
         let active = self.lanes.iter().filter(|lane| lane.is_active()).count() as f64;
         let crowded = active * self.request_mean_ns > self.config.inflight_ns as f64;
         for (lane, grant_ns) in self.lanes.iter_mut().zip(grants) {
-            lane.settle();
-            lane.grant_ns = grant_ns;
+            lane.settle(grant_ns);
             let part = u128::from(self.config.inflight_ns) * u128::from(grant_ns.max(lane.fair_ns));
             let part = (part / u128::from(granted.max(1))) as u64;
             lane.inflight_ns_max = if crowded { u64::MAX } else { part };
@@ -277,7 +280,7 @@ impl Policy for Ledger {
         let cost_ns = self.cost.cost_ns(io);
         let (released, next) = self.released(now);
         let this = &mut self.lanes[lane];
-        let room = this.inflight_ns.saturating_add(cost_ns) <= this.inflight_ns_max;
+        let room = this.inflight_ns < this.inflight_ns_max;
         if !room && this.inflight_count >= INFLIGHT_COUNT_MIN {
             this.short_of_room = true;
             return Verdict::Wait(next);

@@ -237,10 +237,9 @@ impl<P: Policy> Run<'_, P> {
             Event::Turn(tenant) => self.turn(now, tenant),
             Event::Arrival(tenant) => self.arrive(now, tenant),
             Event::Answer(tenant, which, since) => self.answer(now, tenant, which, since),
-            Event::Retry(tenant) => {
-                self.states[tenant].retry_at = 0;
-                self.pump(now, tenant);
-            }
+            // Another one has been scheduled since, if the times differ.
+            Event::Retry(tenant) if self.states[tenant].retry_at == now => self.pump(now, tenant),
+            Event::Retry(_) => {}
             Event::Tick => {
                 self.policy.tick(now);
                 let next = self.policy.next_tick();
