@@ -398,6 +398,7 @@ fn store(
     let needed = nodes_needed(&path, volume.io.block_bytes());
     let mut claims = claim_nodes(volume, cell, needed)?;
     while let Some(step) = path.pop() {
+        let lifts = fits_root(&step, &path);
         let Some(parent) = path.last_mut() else {
             return store_root(volume, handle, cell, core, step, claims);
         };
@@ -415,7 +416,7 @@ fn store(
         parent.indexes()[at].first = first;
         if step.node.len() <= fits {
             write_node(handle, block, &step.node);
-            if !key_changed {
+            if !key_changed && !lifts {
                 return Ok(());
             }
             continue;
@@ -472,6 +473,33 @@ fn new_node(
     Ok(Index { first, child })
 }
 
+/// Whether a node is all there is below the root, and so small that the root can hold it.
+fn fits_root(step: &Step, above: &Path) -> bool {
+    step.node.len() <= capacity(ROOT_BYTES) && above.iter().all(|step| step.node.len() == 1)
+}
+
+/// Takes the entries of a root's only child into the root, as long as they fit.
+fn lift(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    mut node: Node,
+) -> Result<Node> {
+    while let Entries::Inner(indexes) = &node.entries
+        && let [only] = indexes[..]
+    {
+        let (block, child) = load(volume, cell, only, node.depth - 1)?;
+        if child.len() > capacity(ROOT_BYTES) {
+            break;
+        }
+        volume.alloc.free_metadata(handle, block.home, 1)?;
+        core.add_blocks(-1, volume.geometry.block_bytes);
+        node = child;
+    }
+    Ok(node)
+}
+
 /// Stores the root. One that is too full moves into a block of its own below a new root; an inner
 /// root without entries becomes an empty leaf.
 fn store_root(
@@ -493,6 +521,8 @@ fn store_root(
         let depth = node.depth + 1;
         let index = new_node(volume, handle, cell, core, &node, claims.pop())?;
         node = Node { depth, entries: Entries::Inner(vec![index]) };
+    } else {
+        node = lift(volume, handle, cell, core, node)?;
     }
     node.encode(core.raw.block_mut());
     Ok(())

@@ -60,7 +60,7 @@ impl Allocator {
             descriptor.set_directories(descriptor.directories() + u32::from(is_dir));
             descriptor.set_unused_inodes(descriptor.unused_inodes().min(limit - bit - 1));
             descriptor.set_flags(descriptor.flags() & !INODE_UNINIT);
-            handle.touch_group(index);
+            group.touch(handle);
             return Ok(index.0 * limit + bit + 1);
         }
         Err(Errno::ENOSPC.into())
@@ -85,7 +85,7 @@ impl Allocator {
         descriptor.set_free_inodes(descriptor.free_inodes() + 1);
         let directories = descriptor.directories().saturating_sub(is_dir.into());
         descriptor.set_directories(directories);
-        handle.touch_group(index);
+        group.touch(handle);
         self.free_inodes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -85,6 +85,8 @@ struct Group {
     inodes: Option<Arc<MetaBlock>>,
     /// No inode below this one is free.
     first_free_inode: u32,
+    /// The transaction that knows of a change here.
+    touched_in: u32,
 }
 
 struct BlockMap {
@@ -117,6 +119,7 @@ impl Allocator {
                 blocks: None,
                 inodes: None,
                 first_free_inode: 0,
+                touched_in: 0,
             });
         }
         let sum = |count: fn(&GroupDescriptor) -> u32| -> i64 {
@@ -313,7 +316,7 @@ impl Allocator {
         let descriptor = &mut group.descriptor;
         descriptor.set_free_blocks(descriptor.free_blocks().saturating_sub(claim.count));
         descriptor.set_flags(descriptor.flags() & !BLOCK_UNINIT);
-        handle.touch_group(index);
+        group.touch(handle);
     }
 
     /// Gives claimed blocks back that were never marked.
@@ -484,7 +487,15 @@ impl Group {
         }
         bitmap::clear(&mut bits, start, count);
         self.descriptor.set_free_blocks(self.descriptor.free_blocks() + count);
-        handle.touch_group(self.index);
+        drop(bits);
+        self.touch(handle);
         Ok(())
+    }
+
+    /// Tells the transaction that bitmaps or counters changed.
+    fn touch(&mut self, handle: &Handle<'_>) {
+        if std::mem::replace(&mut self.touched_in, handle.tid().0) != handle.tid().0 {
+            handle.touch_group(self.index);
+        }
     }
 }

@@ -8,7 +8,7 @@ use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashMap;
 
-use super::{Client, Freed, Handle, Journal, Running, Tid};
+use super::{Client, Freed, Handle, Journal, REVOKES_PER_BLOCK, Running, Tid};
 use crate::cache::MetaBlock;
 use crate::error::Result;
 use crate::format::DeviceBlock;
@@ -96,7 +96,7 @@ impl Journal {
         if closed.is_empty() {
             return Ok(());
         }
-        self.make_room(log, closed.blocks.len() + closed.revoked.len() / 500 + 8)?;
+        self.make_room(log, closed.blocks.len() + closed.revoked.len() / REVOKES_PER_BLOCK + 8)?;
         self.write_body(log, &mut closed)?;
         self.io.flush()?;
         self.write_commit(log, tid, client.now())?;
@@ -140,6 +140,7 @@ impl Journal {
         self.check()?;
         let mut guard = self.running.lock();
         let running = std::mem::replace(&mut *guard, Running::new(tid));
+        self.load.store(0, Ordering::Release);
         let (mut blocks, freed, revoked) = (running.blocks, running.freed, running.revoked);
         blocks.iter().for_each(|block| block.dirty_in.store(0, Ordering::Release));
         blocks.retain(|block| !revoked.contains(&block.home));

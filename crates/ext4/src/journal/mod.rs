@@ -29,7 +29,7 @@
 mod commit;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use polylane_base::Time;
 use polylane_base::sync::{Arc, Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -89,13 +89,15 @@ pub trait Client: Send + Sync {
 /// few inodes of the list of orphans, a revoke block.
 const RUNNING_OVERHEAD: usize = 8;
 
+/// Numbers that fit into a revoke block of 1 KiB, the smallest.
+const REVOKES_PER_BLOCK: usize = 120;
+
 struct Running {
     tid: Tid,
     blocks: Vec<Arc<MetaBlock>>,
     groups: FxHashSet<GroupIndex>,
     freed: Vec<Freed>,
     revoked: FxHashSet<DeviceBlock>,
-    credits: usize,
 }
 
 impl Running {
@@ -106,14 +108,7 @@ impl Running {
             groups: FxHashSet::default(),
             freed: Vec::new(),
             revoked: FxHashSet::default(),
-            credits: 0,
         }
-    }
-
-    /// Log blocks that it may come to, with what open handles were promised.
-    fn log_blocks(&self) -> usize {
-        let revokes = self.revoked.len() / 500;
-        self.blocks.len() + self.groups.len() + self.credits + revokes + RUNNING_OVERHEAD
     }
 }
 
@@ -132,6 +127,8 @@ pub struct Journal {
     map: JournalMap,
     gate: RwLock<()>,
     running: Mutex<Running>,
+    /// Log blocks that the running transaction comes to, with what open handles were promised.
+    load: AtomicUsize,
     current: AtomicU32,
     log: Mutex<Log>,
     progress: Mutex<Progress>,
@@ -178,6 +175,7 @@ impl Journal {
             map,
             gate: RwLock::new(()),
             running: Mutex::new(Running::new(tid)),
+            load: AtomicUsize::new(0),
             current: AtomicU32::new(tid.0),
             log: Mutex::new(log),
             progress: Mutex::new(Progress {
@@ -209,17 +207,16 @@ impl Journal {
             self.check()?;
             let closes = self.progress.lock().closes;
             let gate = self.gate.read();
-            let mut running = self.running.lock();
-            if running.log_blocks() + credits <= self.blocks_max {
-                running.credits += credits;
-                let tid = running.tid;
+            // It stays the running one as long as the gate is held.
+            let tid = self.current();
+            let before = self.load.fetch_add(credits, Ordering::AcqRel);
+            if before + credits + RUNNING_OVERHEAD <= self.blocks_max {
                 let open = Cell::new(false);
                 return Ok(Handle { journal: self, _gate: Some(gate), tid, credits, open });
             }
-            let full = running.tid;
-            drop(running);
+            self.load.fetch_sub(credits, Ordering::AcqRel);
             drop(gate);
-            self.wait_for_room(full, closes)?;
+            self.wait_for_room(tid, closes)?;
         }
     }
 
@@ -271,7 +268,6 @@ impl Journal {
     pub fn has_committed(&self, tid: Tid) -> bool {
         self.progress.lock().committed.reached(tid)
     }
-
 
     /// Waits until `reached`, asking for the commit of `tid`.
     fn wait_until(&self, tid: Tid, reached: impl Fn(&Progress) -> bool) -> Result<()> {
@@ -338,6 +334,7 @@ impl Handle<'_> {
         if block.dirty_in.load(Ordering::Acquire) != self.tid.0
             && block.dirty_in.swap(self.tid.0, Ordering::AcqRel) != self.tid.0
         {
+            self.journal.load.fetch_add(1, Ordering::AcqRel);
             self.journal.running.lock().blocks.push(block.clone());
         }
         block.data.write()
@@ -345,7 +342,9 @@ impl Handle<'_> {
 
     /// Notes that bitmaps or counters of `group` changed.
     pub fn touch_group(&self, group: GroupIndex) {
-        self.journal.running.lock().groups.insert(group);
+        if self.journal.running.lock().groups.insert(group) {
+            self.journal.load.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// Frees data blocks: the allocator gets them back when the transaction has committed.
@@ -357,7 +356,12 @@ impl Handle<'_> {
     /// Frees metadata blocks: older versions of them in the log must not be replayed any more.
     pub fn free_metadata(&self, cache: &BlockCache, start: DeviceBlock, count: u32) {
         let homes = (start.0..start.0 + u64::from(count)).map(DeviceBlock);
-        self.journal.running.lock().revoked.extend(homes.clone());
+        let mut running = self.journal.running.lock();
+        let before = running.revoked.len() / REVOKES_PER_BLOCK;
+        running.revoked.extend(homes.clone());
+        let more = running.revoked.len() / REVOKES_PER_BLOCK - before;
+        drop(running);
+        self.journal.load.fetch_add(more, Ordering::AcqRel);
         self.free(start, count);
         homes.for_each(|home| cache.forget(home));
     }
@@ -368,6 +372,6 @@ impl Drop for Handle<'_> {
         if self.open.get() {
             self.journal.stop(None);
         }
-        self.journal.running.lock().credits -= self.credits;
+        self.journal.load.fetch_sub(self.credits, Ordering::AcqRel);
     }
 }
