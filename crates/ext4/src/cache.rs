@@ -35,7 +35,7 @@ pub enum Seal {
     /// Extended attributes, by the file system's seed and the block's place.
     Xattr(u32, DeviceBlock),
     /// A part of the inode table, by the file system's seed, the first inode's number and the bytes
-    /// of each: those that were stored get their sums, see [`MetaBlock::stored`].
+    /// of each: those that were stored get their sums, see [`MetaBlock::note_stored`].
     Inodes(u32, u32, usize),
 }
 

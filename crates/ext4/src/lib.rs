@@ -7,6 +7,40 @@
 //! |---|---|
 //! | [`error`] | corrupt, incompatible, full: errors that name the structure and the object |
 //! | [`mod@format`] | bytes on disk: nothing here does I/O or locks |
+//! | [`io`], [`cache`] | blocks of the device; metadata blocks in memory |
+//! | [`journal`], [`recovery`] | transactions, commits, checkpoints; replay |
+//! | [`alloc`] | free blocks and inodes, promises of them |
+//! | [`inode`], [`volume`] | inodes in memory; what all parts share |
+//! | [`extents`], [`blockmap`] | where a file's blocks are; ext2's and ext3's way, for reading |
+//! | [`dir`] | names, linear and hashed, with an index in memory |
+//! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
+//! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
+//! | [`mount`] | opening and closing |
+//! | `vfs` | the adapter: the only file that knows `FileSystem`'s calls |
+//!
+//! How it all works together: docs/design/ext4.md.
+//!
+//! # Locking
+//!
+//! From the first taken to the last; what is on one line is never held together.
+//!
+//! ```text
+//! the VFS's locks                one change of a directory at a time, one cross-directory rename
+//!   cell (Cell::core)            a directory before what it names; two of those by number
+//!     promised │ inode shard
+//!       log                      who commits or checkpoints; kept across I/O
+//!         gate                   shared: a handle; exclusive: a transaction is being closed
+//!           orphans
+//!             superblock │ group of the allocator, one at a time
+//!               block            a metadata block's bytes, one at a time
+//!                 running │ cache shard │ progress
+//! ```
+//!
+//! A thread that holds a handle never waits for a cell, the log or another handle: so a transaction
+//! can be closed as soon as the operations in it end. The only I/O under a handle is reading
+//! metadata that is not cached; file data is read and written before or after.
+//! Freed space comes back with a commit: operations ask for space (`Volume::promise`,
+//! `Volume::with_space`) before they start a handle, so that they can wait for one.
 #![forbid(unsafe_code)]
 
 pub mod alloc;
