@@ -11,6 +11,7 @@ mod lexer;
 mod rooms;
 mod suite;
 mod tidy;
+mod walks;
 
 use suite::Tally;
 
@@ -20,7 +21,7 @@ const USAGE: &str = "usage: cargo xtask TASK
   test    the same, loom and the whole-system tests, with one sum at the end
   apps    the whole-system tests alone (they need `make build tools`)
   rooms   which crate may use which
-  tidy    sizes, headers and forbidden words of every source file
+  tidy    sizes, headers and forbidden words of every source file; steps of docs/walks
   loom    the request queues under every interleaving (bounds are stated in the tests)
   crash   power cuts, failing media and damaged images; with --full all of docs/design/crash.md,
           which takes hours (POLYLANE_CRASH_SECONDS, POLYLANE_CORRUPT_IMAGES: how long, how many)";
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
         "test" => test(),
         "apps" => whole_system(Tally::default()),
         "rooms" => step("rooms", || rooms::check(&root())),
-        "tidy" => step("tidy", || tidy::check(&root())),
+        "tidy" => step("tidy", || tidy::check(&root()).and_then(|()| walks::check(&root()))),
         "loom" => step("loom", loom),
         "crash" => step("crash", || crash(full)),
         _ => {
@@ -63,6 +64,7 @@ const STEPS: &[Step] = &[
     ("fmt", || cargo(&["fmt", "--all", "--check"], &[])),
     ("rooms", || rooms::check(&root())),
     ("tidy", || tidy::check(&root())),
+    ("walks", || walks::check(&root())),
     ("clippy", || {
         let lint = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
         cargo(&lint, &[])

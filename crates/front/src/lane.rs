@@ -124,8 +124,9 @@ impl Lane {
         }
     }
 
-    /// Waits, for a moment at most, for what gives room back: inodes without a name that only the kernel
-    /// remembers. To be called before an operation is refused for want of room; no lock may be held.
+    /// Waits, for a moment at most, for what gives room back: inodes without a name that only the
+    /// kernel remembers. To be called before an operation is refused for want of room; no lock may
+    /// be held.
     pub(crate) fn reclaim(&self) {
         self.notifier.settle_names(RECLAIM_PATIENCE);
         self.progress.settle();

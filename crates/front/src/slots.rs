@@ -135,8 +135,9 @@ struct State {
 }
 
 impl Slot {
-    /// The bound file, for the kernel: what the client did with it under a lease is applied, and its
-    /// leases are over, since others may have the slot's descriptor. `EBADF` when there is none.
+    /// The bound file, for the kernel: what the client did with it under a lease is applied, and
+    /// its leases are over, since others may have the slot's descriptor. `EBADF` when there is
+    /// none.
     pub fn file(&self) -> Result<Arc<OpenFile>> {
         self.end_leases();
         self.bound()

@@ -1,9 +1,9 @@
 //! Leases on directories: a front end's client answers changes of names by itself.
 //!
 //! Who holds a lease knows every name in the directory and may count on it that nobody else changes
-//! or even sees them. What its client changed meanwhile reaches the VFS later, in order, by *streamed*
-//! calls ([`Cred::streamed`]). Whoever else comes near the directory first has the holder's front
-//! end apply all of it, and mostly ends the lease:
+//! or even sees them. What its client changed meanwhile reaches the VFS later, in order, by
+//! *streamed* calls ([`Cred::streamed`]). Whoever else comes near the directory first has the
+//! holder's front end apply all of it, and mostly ends the lease:
 //!
 //! | who | does | then |
 //! |---|---|---|

@@ -1,7 +1,7 @@
 //! A session's leases: what its client may change unasked, and the stream by which it tells.
 //!
 //! ```text
-//!  client: Op::Lease ─► grant ─► gate open ··· entries ··· Op::… or anybody else near the directory
+//!  client: Op::Lease ─► grant ─► gate open ··· entries ··· Op::… or anybody else comes near
 //!                                                             │
 //!                                        settle / revoke ◄────┘  claim, apply in order
 //! ```

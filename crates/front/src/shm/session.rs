@@ -9,8 +9,8 @@
 //!
 //! # Locking
 //!
-//! `leases` comes first; see there. `open`, `streamed`, `parked` and `Parked`'s own are leaves: no VFS call is made, no file is dropped and no
-//! reply is sent under any of them.
+//! `leases` comes first; see there. `open`, `streamed`, `parked` and `Parked`'s own are leaves: no
+//! VFS call is made, no file is dropped and no reply is sent under any of them.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -98,7 +98,8 @@ impl PageCache {
         self.dirty_now() * PAGE as u64
     }
 
-    /// Dirty pages now. A page may be written back before it was counted: then less than nothing is.
+    /// Dirty pages now. A page may be written back before it was counted: then less than nothing
+    /// is.
     fn dirty_now(&self) -> u64 {
         self.dirty.load(Relaxed).cast_signed().max(0).cast_unsigned()
     }
