@@ -87,13 +87,14 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
         false => Place::At(MountPoint::find(&options.at)?),
     };
     let cpus = pool_cpus(options.cpus.as_ref())?;
-    let name = pool_name(&options);
-    let (handed, label, weight) = open_source(&options, &name)?;
-    options.weight = options.weight.or(weight);
     let library = find_library(&options, &place);
     let rootless = rootless();
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
     let device = init::open_fuse()?;
+    let name = pool_name(&options);
+    // Last of what can be refused, since it may make a volume.
+    let (handed, label, weight) = open_source(&options, &name)?;
+    options.weight = options.weight.or(weight);
 
     let limits =
         Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
