@@ -17,7 +17,7 @@ fn conforms(mib: u64, args: &[&str]) {
     let mut make = || {
         let device = common::load(&image);
         let fs = common::open(&device);
-        empty(&*fs);
+        empty(&fs);
         made.push((device, fs.clone()));
         fs as Arc<dyn FileSystem>
     };
