@@ -29,6 +29,8 @@ pub enum Place {
     Tmpfs,
     /// Every tenant in a directory of one kernel file system on a RAM-backed loop device.
     Kernel(&'static str),
+    /// Every tenant in a kernel file system of its own, on a RAM-backed loop device of its own.
+    KernelEach(&'static str),
     /// Every tenant in a directory of one host directory on the disk (the current directory's).
     Disk,
 }
@@ -43,6 +45,8 @@ impl Place {
             Place::LaneFuse => "lane (FUSE)",
             Place::Tmpfs => "tmpfs",
             Place::Kernel(kind) => kind,
+            Place::KernelEach("ext4") => "ext4 each",
+            Place::KernelEach(kind) => kind,
             Place::Disk => "disk",
         }
     }
@@ -61,13 +65,16 @@ impl Place {
                 ["run".into(), "--volume".into(), volume, "--size".into(), VOLUME_SIZE.into()]
                     .into()
             }
-            Place::Tmpfs | Place::Kernel(_) | Place::Disk => Vec::new(),
+            Place::Tmpfs | Place::Kernel(_) | Place::KernelEach(_) | Place::Disk => Vec::new(),
         }
     }
 }
 
 /// Size of the RAM-backed image under each kernel file system.
 const IMAGE_BYTES: u64 = 2 << 30;
+
+/// Most tenants of a figure.
+const TENANTS_MAX: usize = 16;
 
 /// Size of the volume under an ext4 lane; sparse.
 const VOLUME_SIZE: &str = "512M";
@@ -131,6 +138,10 @@ impl Ground {
             Place::Disk => Ok(self.disk.path().to_path_buf()),
             Place::Tmpfs => self.directory("tmpfs"),
             Place::Kernel(kind) => self.kernel(kind),
+            Place::KernelEach(kind) => {
+                (0..TENANTS_MAX).try_for_each(|n| self.mount(kind, &format!("{kind}-each/{n}")))?;
+                self.directory(&format!("{kind}-each"))
+            }
         }
     }
 
@@ -141,17 +152,22 @@ impl Ground {
     }
 
     fn kernel(&self, kind: &str) -> Result<PathBuf> {
+        self.mount(kind, kind)?;
+        self.directory(kind)
+    }
+
+    /// A file system of that kind on a loop device, mounted at `name` in the tmpfs, unless it is.
+    fn mount(&self, kind: &str, name: &str) -> Result<()> {
         ensure!(self.root, "mounting it needs root");
-        let dir = self.directory(kind)?;
-        let image = self.memory.path().join(format!("{kind}.img"));
+        let dir = self.directory(name)?;
+        let image = dir.with_extension("img");
         if image.exists() {
-            return Ok(dir);
+            return Ok(());
         }
         fs::File::create(&image)?.set_len(IMAGE_BYTES)?;
         let force = if kind.starts_with("ext") { "-Fq" } else { "-f" };
         command(&format!("mkfs.{kind}"), &[force, path(&image)?])?;
-        command("mount", &["-o", "loop", "-t", kind, path(&image)?, path(&dir)?])?;
-        Ok(dir)
+        command("mount", &["-o", "loop", "-t", kind, path(&image)?, path(&dir)?])
     }
 }
 
@@ -205,7 +221,10 @@ impl Tenant {
         seconds: f64,
     ) -> Result<Self> {
         let me = std::env::current_exe().context("own path")?;
-        let own = shared.join(format!("tenant-{index}-{load}"));
+        let own = match place {
+            Place::KernelEach(_) => shared.join(index.to_string()).join(load),
+            _ => shared.join(format!("tenant-{index}-{load}")),
+        };
         let mut args = place.lane(&own);
         let dir = match args.is_empty() {
             true => own,
@@ -233,21 +252,6 @@ impl Tenant {
         }
     }
 
-    /// Keeps the tenant, with everything it started, on one processor, where there are two or more.
-    ///
-    /// # Errors
-    /// The tenant has ended.
-    pub fn on_processor(self, index: usize) -> Result<Self> {
-        let mut pids = vec![self.child.id() as i32];
-        while let Some(pid) = pids.pop() {
-            pin(pid, index)?;
-            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-            let children = children.unwrap_or_default();
-            pids.extend(children.split_whitespace().filter_map(|child| child.parse::<i32>().ok()));
-        }
-        Ok(self)
-    }
-
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut self.told, &mut line).context("tenant's output")?;
@@ -272,16 +276,4 @@ impl Tenant {
 pub fn together(mut tenants: Vec<Tenant>) -> Result<Vec<Outcome>> {
     tenants.iter_mut().try_for_each(Tenant::release)?;
     tenants.into_iter().map(Tenant::finish).collect()
-}
-
-fn pin(pid: i32, index: usize) -> Result<()> {
-    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get());
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(index % cpus);
-    for task in fs::read_dir(format!("/proc/{pid}/task")).context("tenant has ended")?.flatten() {
-        let tid = task.file_name().to_str().and_then(|name| name.parse().ok());
-        let tid = tid.and_then(rustix::process::Pid::from_raw);
-        rustix::thread::sched_setaffinity(tid, &set).context("pin a tenant")?;
-    }
-    Ok(())
 }

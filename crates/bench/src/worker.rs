@@ -71,6 +71,12 @@ const LOADS: &[Load] = &[
     Load { name: "seqread", about: "read 1 MiB after 1 MiB of 64 MiB", batch: 1, prepare: seqread },
     Load { name: "fileio", about: "read or write 16 KiB at random", batch: 8, prepare: fileio },
     Load { name: "transact", about: "write 4 KiB, fsync, rename", batch: 1, prepare: transact },
+    Load {
+        name: "flood",
+        about: "write 256 KiB, fsync, again and again",
+        batch: 1,
+        prepare: flood,
+    },
 ];
 
 /// Names and one-line descriptions of all loads.
@@ -208,6 +214,18 @@ fn fileio(dir: &Path) -> io::Result<Step> {
             0 => file.read_exact_at(&mut buffer, offset),
             _ => file.write_all_at(&buffer, offset),
         }
+    }))
+}
+
+/// A tenant that keeps the disk and its journal busy: four files, written and synced in turns.
+fn flood(dir: &Path) -> io::Result<Step> {
+    let names = (0..4).map(|number| dir.join(format!("flood-{number}")));
+    let files = names.map(File::create).collect::<io::Result<Vec<_>>>()?;
+    let block = vec![4; LARGE / 4];
+    Ok(Box::new(move |index| {
+        let file = &files[index as usize % files.len()];
+        file.write_all_at(&block, index % 64 * block.len() as u64)?;
+        file.sync_all()
     }))
 }
 
