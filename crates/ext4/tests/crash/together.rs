@@ -101,7 +101,9 @@ fn live(disk: &SimDisk, fs: &dyn FileSystem, thread: usize, ops: &[Op]) -> Histo
 
 fn record(base: &Image, seed: u64, len: usize) -> (Vec<Event>, Vec<History>) {
     let delay = (seed % 2 == 1).then_some(seed);
-    let disk = SimDisk::new(base.clone(), SimOptions { record: true, delay, ..Default::default() });
+    let pause = Duration::from_micros(if seed % 4 < 2 { 1500 } else { 0 });
+    let options = SimOptions { record: true, delay, pause, ..SimOptions::default() };
+    let disk = SimDisk::new(base.clone(), options);
     let interval = Duration::from_millis(1 + seed % 4);
     let fs = open_with(&disk, Arc::new(TestClock::default()), interval).expect("opens");
     let histories = std::thread::scope(|scope| {

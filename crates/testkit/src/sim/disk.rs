@@ -6,6 +6,7 @@
 //! being fast.
 
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_base::rng::Rng;
@@ -96,6 +97,9 @@ pub struct SimOptions {
     pub delay: Option<u64>,
     /// Requests in flight per channel before it is busy; 0: no limit. Counts with `delay` only.
     pub depth: usize,
+    /// Each request waits up to this long before it is submitted, so that other threads get between
+    /// what its maker did before and the request itself.
+    pub pause: Duration,
     /// What goes wrong.
     pub fault: Option<Fault>,
 }
@@ -139,6 +143,17 @@ impl SimDisk {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no thread panics in here")
+    }
+
+    fn pause(&self) {
+        let pause = {
+            let mut state = self.state();
+            let limit_us = state.options.pause.as_micros() as u64;
+            Duration::from_micros(state.rng.below(limit_us + 1))
+        };
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
     }
 
     /// What the disk holds now, as its users see it.
@@ -302,6 +317,7 @@ impl Channel for SimChannel {
             return Submitted::Done(request.complete(Err(error)));
         }
         let disk = self.disk.clone();
+        disk.pause();
         let mut state = disk.state();
         let depth = state.options.depth;
         if depth > 0 && self.flying.len() >= depth {
