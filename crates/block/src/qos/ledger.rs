@@ -67,6 +67,9 @@ const RUNAWAY_MAX: f64 = 1.2;
 /// carried over is spent.
 const CARRY_PART: u64 = 4;
 
+/// A lane that spent less than this part of its fair share goes into debt rather than wait.
+const DEBT_PART: u64 = 4;
+
 /// Requests that a lane may have in flight whatever its share.
 const INFLIGHT_COUNT_MIN: u32 = 2;
 
@@ -213,8 +216,9 @@ impl Ledger {
         let claim = |lane: &mut Lane| {
             let spent = lane.spent_ns as f64;
             lane.spent_mean_ns += (spent - lane.spent_mean_ns) / AVERAGE_WINDOWS;
-            let fair = u128::from(budget_ns) * u128::from(lane.weight) / u128::from(weights.max(1));
-            lane.fair_ns = fair as u64;
+            let others = weights - if lane.is_active() { u64::from(lane.weight) } else { 0 };
+            let all = u128::from(others + u64::from(lane.weight));
+            lane.fair_ns = (u128::from(budget_ns) * u128::from(lane.weight) / all) as u64;
             let used = 1.25 * spent.max(lane.spent_mean_ns);
             let demand = match (lane.wants_more(), lane.is_active()) {
                 (true, _) => u64::MAX,
@@ -248,16 +252,17 @@ impl Ledger {
         ((slice + 1) * 1000 / count, self.window_start + (slice + 1) * slice_ns)
     }
 
-    /// A lane below its fair share takes what nobody was granted.
+    /// A lane below its fair share takes what nobody was granted. Far below it, it goes into debt:
+    /// a lane that does little is not to wait for the next window.
     fn draw(&mut self, lane: usize, cost_ns: u64) -> bool {
         let this = &mut self.lanes[lane];
-        let below = this.spent_ns.saturating_add(cost_ns) <= this.fair_ns;
-        let drawn = below && self.pool_ns >= cost_ns;
-        if drawn {
+        let spent = this.spent_ns.saturating_add(cost_ns);
+        if spent <= this.fair_ns && self.pool_ns >= cost_ns {
             self.pool_ns -= cost_ns;
             this.drawn_ns += cost_ns;
+            return true;
         }
-        drawn
+        spent <= this.fair_ns / DEBT_PART
     }
 }
 

@@ -76,10 +76,10 @@ impl Case {
         let cost = self.scenario.device.cost;
         match policy {
             PolicyName::None => run(&self.scenario, Ungoverned::default()),
-            PolicyName::Static => run(
-                &self.scenario,
-                Static::new(bandwidth(&cost, Kind::Read), bandwidth(&cost, Kind::Write)),
-            ),
+            PolicyName::Static => {
+                let (read, write) = nominal_bandwidths(&cost);
+                run(&self.scenario, Static::new(read, write))
+            }
             PolicyName::Wdt => run(&self.scenario, Wdt::new(bandwidth(&cost, Kind::Read))),
             PolicyName::Ledger => run(&self.scenario, Ledger::new(cost, Config::default())),
         }
@@ -91,6 +91,11 @@ impl Case {
         self.scenario.weights.iter().for_each(|(_, tenant, weight)| weights[*tenant] = *weight);
         weights
     }
+}
+
+/// Bytes per second of random 4 KiB reads and writes: what the limits of ST and WDT start from.
+pub fn nominal_bandwidths(cost: &CostModel) -> (u64, u64) {
+    (bandwidth(cost, Kind::Read), bandwidth(cost, Kind::Write))
 }
 
 /// Bytes per second of random 4 KiB requests of a kind.

@@ -1,0 +1,217 @@
+//! Policies on the simulated device, and the arithmetic of sharing.
+
+use polylane_base::rng::Rng;
+use polylane_block::qos::cost::CostModel;
+use polylane_block::qos::ledger::{Config, Ledger};
+use polylane_block::qos::model::{Device, SECOND, Scenario, Tenant, io, run};
+use polylane_block::qos::scenarios::{self, Case, Findings, PolicyName};
+use polylane_block::qos::share::{Claim, max_min};
+use polylane_block::qos::{Kind, Nanos, Policy, Verdict};
+
+fn findings(case: &Case, policy: PolicyName) -> Findings {
+    Findings::of(case, &case.run(policy))
+}
+
+fn claims(rng: &mut Rng) -> Vec<Claim> {
+    let claim = |rng: &mut Rng| {
+        let demand = match rng.below(4) {
+            0 => u64::MAX,
+            1 => 0,
+            _ => rng.below(2_000_000),
+        };
+        Claim { weight: 1 + rng.below(10_000) as u32, demand }
+    };
+    (0..rng.below(40)).map(|_| claim(rng)).collect()
+}
+
+#[test]
+fn shares_are_weighted_max_min() {
+    let mut rng = Rng::new(1);
+    for _ in 0..2_000 {
+        let (budget, claims) = (rng.below(10_000_000), claims(&mut rng));
+        let shares = max_min(budget, &claims);
+        let sum: u64 = shares.iter().sum();
+        assert!(sum <= budget, "{claims:?}");
+        let demand = claims.iter().fold(0_u64, |sum, claim| sum.saturating_add(claim.demand));
+        let least = budget.min(demand).saturating_sub(claims.len() as u64);
+        assert!(sum >= least, "work is conserved: {sum} of {budget}, {claims:?}");
+        for (share, claim) in shares.iter().zip(&claims) {
+            assert!(*share <= claim.demand);
+            // Who is not content has no less for their weight than anybody else, but for rounding.
+            if share < &claim.demand {
+                for (other, against) in shares.iter().zip(&claims) {
+                    let mine = (share + 2 + claims.len() as u64) as f64 / f64::from(claim.weight);
+                    assert!(
+                        mine + 1e-9 >= *other as f64 / f64::from(against.weight) - 2.0,
+                        "{claims:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn asking_for_more_never_gives_less() {
+    let mut rng = Rng::new(2);
+    for _ in 0..1_000 {
+        let (budget, mut claims) = (rng.below(10_000_000), claims(&mut rng));
+        if claims.is_empty() {
+            continue;
+        }
+        let lane = rng.below(claims.len() as u64) as usize;
+        let before = max_min(budget, &claims)[lane];
+        claims[lane].demand = claims[lane].demand.saturating_add(rng.below(1_000_000));
+        assert!(max_min(budget, &claims)[lane] + 1 >= before, "{claims:?}");
+        assert!(max_min(budget + 1_000, &claims)[lane] + 1 >= before, "{claims:?}");
+    }
+}
+
+#[test]
+fn the_ledger_meets_its_goals_in_every_case() {
+    for case in scenarios::all() {
+        let (found, free) =
+            (findings(&case, PolicyName::Ledger), findings(&case, PolicyName::None));
+        let what = format!("{}: {found:?}", case.name);
+        assert!(!(found.jain < 0.99), "{what}");
+        assert!(!(found.jain_worst < 0.95), "{what}");
+        let changing = case.event.is_some();
+        assert!(changing || !(found.max_min_error > 0.05), "{what}");
+        assert!(found.throughput >= 0.95 * free.throughput, "{what}, ungoverned {free:?}");
+        let settle_ms = if case.name == "device-halves" { 250.0 } else { 50.0 };
+        assert!(!(found.settle_ms > settle_ms), "{what}");
+    }
+}
+
+#[test]
+fn a_small_tenant_beside_a_flood_keeps_its_latency() {
+    let case = scenarios::bully();
+    let mut alone = scenarios::bully();
+    alone.scenario.tenants.truncate(1);
+    let (beside, alone) = (case.run(PolicyName::Ledger), alone.run(PolicyName::None));
+    for (part, factor) in [(0.99, 2), (0.999, 3)] {
+        let (beside, alone) = (beside.latency_ns(0, part), alone.latency_ns(0, part));
+        assert!(beside <= factor * alone, "{part}: {beside} ns, alone {alone} ns");
+    }
+    let flooded = case.run(PolicyName::None).latency_ns(0, 0.99);
+    assert!(flooded > 10 * beside.latency_ns(0, 0.99), "the case shows something");
+}
+
+#[test]
+fn a_thousand_tenants_are_fair() {
+    let found = findings(&scenarios::thousand(), PolicyName::Ledger);
+    assert!(found.jain >= 0.99 && found.throughput >= 0.95, "{found:?}");
+}
+
+#[test]
+fn wdt_fails_where_it_is_known_to() {
+    let light = findings(&scenarios::heaviest_light(), PolicyName::Wdt);
+    assert!((0.05..0.15).contains(&light.throughput), "slaved to the heaviest: {light:?}");
+    let idle = findings(&scenarios::heaviest_idle(), PolicyName::Wdt);
+    assert!(idle.throughput < 0.6, "{idle:?}");
+    let back = findings(&scenarios::returns(), PolicyName::Wdt);
+    assert!(back.jain < 0.96, "residual credit of 30 s: {back:?}");
+    let sizes = findings(&scenarios::mixed_sizes(), PolicyName::Wdt);
+    assert!(sizes.jain < 0.8, "sectors are not device time: {sizes:?}");
+    let all = &scenarios::all()[0];
+    assert!(findings(all, PolicyName::Wdt).jain > 0.999, "and works where all saturate");
+}
+
+#[test]
+fn static_limits_waste_what_others_could_use() {
+    let idle = findings(&scenarios::heaviest_idle(), PolicyName::Static);
+    assert!(idle.throughput < 0.5, "{idle:?}");
+    let mix = findings(&scenarios::all()[1], PolicyName::Static);
+    assert!(mix.jain < 0.95, "reads and writes apart: {mix:?}");
+}
+
+#[test]
+fn nobody_starves_under_the_ledger() {
+    let mut rng = Rng::new(3);
+    for seed in 0..20 {
+        let tenant = |rng: &mut Rng| {
+            let kind = *rng.pick(&[Kind::Read, Kind::Write]);
+            let mix = vec![(70, io(kind, 4096)), (30, io(Kind::Read, 4096 << rng.below(5)))];
+            let tenant = Tenant::reader(1 + rng.below(1000) as u32, 1 + rng.below(64) as u32);
+            tenant.with_mix(mix).thinking(rng.below(3) * 500_000)
+        };
+        let tenants: Vec<Tenant> = (0..2 + rng.below(12)).map(|_| tenant(&mut rng)).collect();
+        let count = tenants.len();
+        let (device, bucket_ns) = (Device::default(), SECOND / 10);
+        let scenario =
+            Scenario { device, tenants, weights: vec![], until: SECOND, bucket_ns, seed };
+        let outcome = run(&scenario, Ledger::new(scenario.device.cost, Config::default()));
+        for tenant in 0..count {
+            assert!(!outcome.latencies_ns[tenant].is_empty(), "seed {seed}, tenant {tenant}");
+        }
+        // A tenant of weight 1 beside thousands gets one request in many windows, but gets it.
+        assert!(outcome.starved_ns.iter().all(|ns| *ns < SECOND), "{:?}", outcome.starved_ns);
+    }
+}
+
+#[test]
+fn grants_never_exceed_the_capacity_and_a_run_repeats() {
+    let mut ledger = Ledger::new(CostModel::default(), Config::default());
+    let lanes: Vec<usize> = (0..9).map(|lane| ledger.add_lane(1 + lane * lane * 50)).collect();
+    let (mut rng, mut now): (Rng, Nanos) = (Rng::new(4), 0);
+    let mut inflight = Vec::new();
+    for _ in 0..40_000 {
+        now += rng.below(20_000);
+        let lane = *rng.pick(&lanes);
+        let request = io(*rng.pick(&[Kind::Read, Kind::Write, Kind::Discard, Kind::Flush]), 8192);
+        if ledger.admit(now, lane, &request) == Verdict::Go {
+            inflight.push((lane, request));
+        }
+        if inflight.len() > 4 && rng.percent(60) {
+            let (lane, request) = inflight.swap_remove(rng.below(inflight.len() as u64) as usize);
+            ledger.complete(now, lane, &request);
+        }
+        if now >= ledger.next_tick() {
+            ledger.tick(now);
+            let budget = ledger.capacity() * Config::default().tick_ns as f64;
+            let granted: u64 = ledger.grants().iter().sum();
+            assert!(granted as f64 <= budget + 1.0, "{granted} of {budget}");
+        }
+    }
+    let case = scenarios::noisy();
+    let twice = [case.run(PolicyName::Ledger), case.run(PolicyName::Ledger)];
+    assert_eq!(twice[0].latencies_ns, twice[1].latencies_ns);
+}
+
+#[test]
+fn a_late_coordinator_learns_nothing() {
+    let mut ledger = Ledger::new(CostModel::default(), Config::default());
+    let lane = ledger.add_lane(100);
+    let request = io(Kind::Read, 4096);
+    for tick in 1..=20 {
+        while ledger.admit(tick * 5_000_000 - 1, lane, &request) == Verdict::Go {
+            ledger.complete(tick * 5_000_000 - 1, lane, &request);
+        }
+        ledger.tick(tick * 5_000_000);
+    }
+    let before = ledger.capacity();
+    ledger.admit(110_000_000, lane, &request);
+    ledger.tick(300_000_000);
+    assert_eq!(ledger.capacity(), before, "after 200 ms without a tick");
+    ledger.tick(305_000_000);
+    assert_eq!(ledger.capacity(), before, "in flight and nothing done: not known");
+}
+
+#[test]
+fn wrong_costs_keep_what_is_charged_fair() {
+    // Writes truly take three times what they are charged.
+    let mut case = Case { ..scenarios::mixed_sizes() };
+    case.scenario.device.cost.write.random_ns *= 3;
+    let charged = CostModel::default();
+    let outcome = run(&case.scenario, Ledger::new(charged, Config::default()));
+    let got: Vec<u64> = [4096, 65536, 4096]
+        .iter()
+        .zip([Kind::Read, Kind::Read, Kind::Write])
+        .enumerate()
+        .map(|(tenant, (bytes, kind))| {
+            outcome.latencies_ns[tenant].len() as u64 * charged.cost_ns(&io(kind, *bytes))
+        })
+        .collect();
+    let (least, most) = (got.iter().min().expect("three"), got.iter().max().expect("three"));
+    assert!(*most as f64 <= 1.1 * *least as f64, "{got:?}");
+}
