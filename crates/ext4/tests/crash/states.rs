@@ -300,13 +300,14 @@ impl<'a> Explorer<'a> {
             agree(&found, &seen)?;
         }
         if self.due(self.effort.double_every) {
-            self.double(image, window)?;
+            self.double(image, window, torn)?;
         }
         Ok(())
     }
 
-    /// Cuts the recovery of `image` at each of its own writes.
-    fn double(&mut self, image: &Image, window: &Window) -> Result<(), String> {
+    /// Cuts the recovery of `image` at each of its own writes. e2fsck is not asked about what a
+    /// `torn` sector may have left in the log.
+    fn double(&mut self, image: &Image, window: &Window, torn: bool) -> Result<(), String> {
         let disk = SimDisk::new(image.clone(), SimOptions { record: true, ..Default::default() });
         let fs = open(&disk)?;
         fs.close().map_err(|error| format!("close: {error}"))?;
@@ -322,7 +323,7 @@ impl<'a> Explorer<'a> {
                 self.totals.double += 1;
                 let fsck = self.due(self.effort.fsck_every);
                 let outcome = reopen(&self.run.history, &again, window, fsck);
-                let outcome = outcome.and_then(|_| match fsck {
+                let outcome = outcome.and_then(|_| match fsck && !torn {
                     true => judge::recovered(&again).map(drop),
                     false => Ok(()),
                 });
