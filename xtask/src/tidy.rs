@@ -24,7 +24,13 @@ const UNSAFE_CRATES: [&str; 2] = ["crates/sys/", "crates/client/"];
 const UNSAFETY: &str = "UNSAFETY:";
 
 /// Rooms of which one process may hold many instances: what is static would be shared by them.
-const STATELESS_ROOMS: [&str; 3] = ["crates/vfs/src/", "crates/ipc/src/", "crates/front/src/"];
+const STATELESS_ROOMS: [&str; 5] = [
+    "crates/vfs/src/",
+    "crates/ipc/src/",
+    "crates/front/src/",
+    "crates/block/src/",
+    "crates/ext4/src/",
+];
 
 /// Rooms whose locks and threads a test build may swap for a scheduler that repeats.
 const SCHEDULED_ROOMS: [&str; 3] = ["crates/vfs/src/", "crates/front/src/", "crates/pool/src/"];

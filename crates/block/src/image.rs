@@ -5,9 +5,9 @@
 //! Every opener takes an exclusive lock of the open file (OFD) on bytes 100 to 299. QEMU describes
 //! what it does with an image by shared locks on single bytes from 100 (what it does) and from 200
 //! (what it forbids others), and looks for others' locks on the opposite bytes: so a volume that a
-//! guest of QEMU uses is refused here, and the reverse. The lock lives as long as any process has the
-//! descriptor: through a restart of the service, and until the service of a killed supervisor has
-//! flushed.
+//! guest of QEMU uses is refused here, and the reverse. The lock lives as long as any process has
+//! the descriptor: through a restart of the service, and until the service of a killed supervisor
+//! has flushed.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -4,9 +4,9 @@
 //!
 //! `io` carries the data, O_DIRECT where the file system has it. `plain` is the same file opened
 //! without: it does what direct I/O refuses (requests that are not aligned as the host's disk
-//! wants), syncs, and gives space back. The kernel keeps both coherent. `lock` holds the lock on the
-//! volume and is no ring's: the kernel keeps the files of a ring open for a while after its process
-//! has ended.
+//! wants), syncs, and gives space back. The kernel keeps both coherent. `lock` holds the lock on
+//! the volume and is no ring's: the kernel keeps the files of a ring open for a while after its
+//! process has ended.
 //!
 //! # What maps to what
 //!
@@ -20,7 +20,8 @@
 //! # Invariants
 //!
 //! - A failed flush stops the device: the kernel reports a lost page once, so a second flush that
-//!   succeeds proves nothing. So does a failed durable write, whose sync may have taken that report.
+//!   succeeds proves nothing. So does a failed durable write, whose sync may have taken that
+//!   report.
 //! - The device does not read or write before all direct I/O that a former, killed owner left in
 //!   flight has ended ([`FileDevice::open`]).
 //!
@@ -182,7 +183,8 @@ impl BlockDevice for FileDevice {
 /// Waits until direct I/O that a killed process left in flight on this file has ended: a write of
 /// its, landing later, would undo what is written from here on. fallocate(2) does that wait on
 /// every file system that has it; allocating the first block, which every volume uses, changes
-/// nothing. Where it is refused there is nothing to be done, and a full disk has waited all the same.
+/// nothing. Where it is refused there is nothing to be done, and a full disk has waited all the
+/// same.
 fn wait_for_direct_io(file: &OwnedFd) {
     let _ = rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, DIRECT_ALIGNMENT);
 }

@@ -16,9 +16,9 @@
 //!
 //! - A bit goes from 0 to 1 and never back. A zeroed or discarded block is here, and a hole.
 //! - A set bit reaches the medium only after the block's data is durable: a flush takes a copy of
-//!   the changed parts of the map *before* it flushes the data, and writes that copy after. So after a
-//!   power cut an absent bit shows the base's content, the last durable one, and a present bit shows
-//!   data that was durable, or later. A torn write of the map is a mixture of such bits.
+//!   the changed parts of the map *before* it flushes the data, and writes that copy after. So
+//!   after a power cut an absent bit shows the base's content, the last durable one, and a present
+//!   bit shows data that was durable, or later. A torn write of the map is a mixture of such bits.
 //! - Whoever writes to absent blocks has *claimed* them: nobody else brings the same block up.
 //! - The base is never written; it must not change as long as an overlay of it exists.
 //!

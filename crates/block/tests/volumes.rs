@@ -1,0 +1,112 @@
+//! Volumes beside each other, and a host without room.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use polylane_base::Errno;
+use polylane_block::device::{BlockDevice, Channel, Error, Op, Request, Sector, Submitted};
+use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::image;
+use polylane_block::wait::Waiter;
+use polylane_sys::buffer::Buffer;
+
+const MIB: u64 = 1 << 20;
+
+fn volume(path: &Path, bytes: u64, way: Way) -> Arc<FileDevice> {
+    std::fs::File::create(path).expect("create").set_len(bytes).expect("size");
+    FileDevice::open(image::open(path).expect("open"), way).expect("device")
+}
+
+fn fill(channel: &mut dyn Channel) -> u64 {
+    let mut count = 0;
+    loop {
+        let data = vec![Buffer::zeroed(4096)];
+        let op = Op::Write { fua: false };
+        match channel.submit(Request::with_data(op, Sector(count * 8), data, count)) {
+            Submitted::Pending => count += 1,
+            Submitted::Busy(request) => {
+                drop(request.complete(Err(Error::Stopped)));
+                return count;
+            }
+            Submitted::Done(_) => panic!("a ring answers later"),
+        }
+    }
+}
+
+/// What one volume is busy or broken with, the other does not notice.
+#[test]
+fn two_volumes_share_nothing() {
+    let dir = tempfile::tempdir().expect("dir");
+    let one = volume(&dir.path().join("one"), 4 * MIB, Way::Ring);
+    let other = volume(&dir.path().join("other"), 4 * MIB, Way::Ring);
+    let mut stuck = one.clone().channel();
+    if one.totals().ring {
+        // Nobody polls it: its requests stay where they are.
+        assert_eq!(fill(&mut *stuck), 64);
+    }
+    let waiter = Waiter::new(other.clone());
+    for sector in 0..100 {
+        let data = Buffer::copy_of(&[7; 512]);
+        waiter.write(Sector(sector), data, sector % 9 == 0).expect("write");
+    }
+    waiter.flush().expect("flush");
+    assert_eq!((other.totals().writes, one.totals().writes), (100, 0));
+    let mut done = Vec::new();
+    while one.totals().ring && done.len() < 64 {
+        stuck.park();
+        stuck.poll(&mut done);
+    }
+    assert!(done.iter().all(|completion| completion.result.is_ok()));
+    // A failed flush stops a device, and it alone. /dev/full cannot be synced.
+    let full = || {
+        let mut options = std::fs::OpenOptions::new();
+        std::os::fd::OwnedFd::from(options.read(true).write(true).open("/dev/full").expect("open"))
+    };
+    let files = Files { io: full(), plain: full(), lock: full() };
+    let broken = FileDevice::open(files, Way::Ring).expect("device");
+    assert!(Waiter::new(broken.clone()).flush().is_err() && broken.is_stopped());
+    assert!(!one.is_stopped() && !other.is_stopped());
+    waiter.flush().expect("flush");
+}
+
+/// A host without room answers `NoSpace`, keeps what it has, and goes on when there is room.
+#[test]
+fn a_full_host_is_an_error_that_passes() {
+    let dir = tempfile::tempdir().expect("dir");
+    let host = dir.path();
+    let mut mount = Command::new("mount");
+    let mounted = mount.args(["-t", "tmpfs", "-o", "size=8M", "none"]).arg(host).output();
+    if !mounted.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: this user may not mount a small tmpfs");
+        return;
+    }
+    for way in [Way::Ring, Way::Calls] {
+        let path = host.join("volume");
+        let device = volume(&path, 64 * MIB, way);
+        let waiter = Waiter::new(device.clone());
+        let block = |byte: u8| Buffer::copy_of(&vec![byte; MIB as usize]);
+        let mut written = 0;
+        let error = loop {
+            match waiter.write(Sector(written * 2048), block(written as u8 + 1), false) {
+                Ok(_) => written += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(Errno::from(error), Errno::ENOSPC, "{way:?}");
+        assert!((6..=8).contains(&written), "{way:?}: {written} MiB");
+        waiter.flush().expect("what was acknowledged can be made durable");
+        for at in 0..written {
+            let found = waiter.read(Sector(at * 2048), MIB as usize).expect("read");
+            assert!(found.iter().all(|byte| *byte == at as u8 + 1), "{way:?} {at}");
+        }
+        waiter.discard(Sector(0), 2 * 2048).expect("discard");
+        waiter.write(Sector(written * 2048), block(99), true).expect("there is room again");
+        assert!(!device.is_stopped());
+        assert!(std::fs::metadata(&path).expect("stat").blocks() * 512 <= 8 * MIB);
+        drop((waiter, device));
+        std::fs::remove_file(path).expect("remove");
+    }
+    let _ = Command::new("umount").arg(host).status();
+}
