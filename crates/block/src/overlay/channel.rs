@@ -3,8 +3,8 @@
 //! ```text
 //! read   ─► runs ─► from top, from base ─► answered
 //! change ─► all here? ─► top ─► answered
-//!           else claim ─► bring up the blocks it changes in part ─► top ─► set bits, let go ─►
-//! (FUA) flush  ─► take the map ─► copy what changed of it ─► flush top ─► write the copy ─► let go
+//!           else claim ─► bring up the blocks it changes in part ─► top ─► set bits, let go
+//! flush  ─► take the map ─► copy what changed of it ─► flush top ─► write the copy ─► let go
 //! ```
 //!
 //! A durable write goes on as a flush, unless the map on the medium has its blocks already.
