@@ -6,6 +6,7 @@
 mod common;
 mod snapshot;
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileExt, symlink};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -26,9 +27,10 @@ use snapshot::{of_kernel, of_ours};
 const ROUNDS: usize = 6;
 const STEPS_PER_ROUND: usize = 400;
 
-/// An image in a file, mounted by the kernel or opened by us.
+/// An image in a file, mounted by the kernel or opened by us. What we wrote goes to a new file: a
+/// loop device that lives a little longer than its mount would show the kernel what was there.
 struct Image {
-    file: tempfile::NamedTempFile,
+    file: RefCell<tempfile::NamedTempFile>,
 }
 
 /// The kernel's mount of an image; goes with this.
@@ -55,14 +57,14 @@ impl Image {
     fn new(mib: u64, args: &[&str]) -> Image {
         let file = tempfile::NamedTempFile::new().expect("temporary file");
         std::fs::write(file.path(), common::image(mib, args)).expect("written");
-        Image { file }
+        Image { file: RefCell::new(file) }
     }
 
     fn mount(&self) -> Mount {
         let dir = tempfile::tempdir().expect("a place to mount at");
         let done = Command::new("mount")
             .args(["-t", "ext4", "-o", "loop,user_xattr,acl"])
-            .args([self.file.path(), dir.path()])
+            .args([self.file.borrow().path(), dir.path()])
             .output()
             .expect("mount runs");
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -71,15 +73,14 @@ impl Image {
 
     /// Runs `work` on our file system on the image, closes it and lets e2fsck judge.
     fn ours<T>(&self, work: impl FnOnce(&Arc<Ext4>) -> T) -> T {
-        let device = common::load(&std::fs::read(self.file.path()).expect("readable"));
+        let device = common::load(&std::fs::read(self.file.borrow().path()).expect("readable"));
         let fs = common::open(&device);
         let result = catch_unwind(AssertUnwindSafe(|| work(&fs)));
         assert_eq!(fs.stopped_by(), None);
         let result = result.unwrap_or_else(|panic| resume_unwind(panic));
         fs.close().expect("closes");
         assert_eq!(common::complaints(&device), None);
-        let saved = common::save(&device);
-        std::fs::copy(saved.path(), self.file.path()).expect("copied");
+        self.file.replace(common::save(&device));
         result
     }
 }
@@ -94,7 +95,7 @@ fn can_mount() -> bool {
     let mounted = rustix::process::geteuid().is_root()
         && Command::new("mount")
             .args(["-t", "ext4", "-o", "loop"])
-            .args([image.file.path(), dir.path()])
+            .args([image.file.borrow().path(), dir.path()])
             .output()
             .is_ok_and(|done| done.status.success());
     if mounted {
