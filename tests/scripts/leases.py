@@ -132,7 +132,8 @@ class Side:
 
     def fstat(self, number):
         found = os.fstat(self.files[number])
-        return oct(found.st_mode), found.st_nlink, found.st_size
+        size = 0 if stat.S_ISDIR(found.st_mode) else found.st_size
+        return oct(found.st_mode), found.st_nlink, size
 
     def lseek(self, number):
         return os.lseek(self.files[number], 0, os.SEEK_CUR)

@@ -175,6 +175,7 @@ impl OpenFile {
         if !matches!(self.node.kind(), Kind::File | Kind::Dir) {
             return Err(Errno::EINVAL);
         }
+        core.settle(&self.node);
         let Some(pages) = self.node.pages_used() else {
             return core.fs.fsync(self.node.ino(), data_only);
         };

@@ -8,7 +8,7 @@
 //! | who | does | then |
 //! |---|---|---|
 //! | anybody else | looks a name up, lists, changes names, rights or times | the lease ends |
-//! | anybody | getattr of the directory, statfs, sync | what is outstanding is applied |
+//! | anybody | getattr or fsync of the directory, statfs, sync | what is outstanding is applied |
 //! | anybody | renames a directory, changes a directory's rights, links a file | all leases end |
 //! | the holder, by an ordinary call | looks a name up | nothing: its front end applied it before |
 //! | the holder, by an ordinary call | lists, changes names, rights or times | the lease ends |

@@ -44,6 +44,7 @@ struct Session {
     settled: AtomicU32,
     revoked: AtomicU32,
     failed: AtomicU32,
+    streamed: AtomicU32,
 }
 
 impl Session {
@@ -60,6 +61,7 @@ impl Session {
             settled: AtomicU32::new(0),
             revoked: AtomicU32::new(0),
             failed: AtomicU32::new(0),
+            streamed: AtomicU32::new(0),
         })
     }
 
@@ -91,6 +93,7 @@ impl Session {
         }
         if state.dir.is_some() {
             state.waiting.push(change);
+            self.streamed.fetch_add(1, Ordering::SeqCst);
         }
         state.dir.is_some()
     }
@@ -412,6 +415,9 @@ fn attributes_and_totals_are_settled() {
         // The root, d, d/sub, d/old, e, l and d/new: what is set aside counts as free.
         assert_eq!(files(lane), 7);
     });
+    settles("fsync", |lane, dir| {
+        lane.vfs.open(&Cred::root(), dir, O_RDONLY).unwrap().fsync(false).unwrap();
+    });
     settles("sync", |lane, _| lane.vfs.sync().unwrap());
 }
 
@@ -604,7 +610,7 @@ fn a_path_means_the_same_while_a_lease_lasts() {
     eprintln!("{granted} granted, {refused} refused");
 }
 
-const STRESS_STEPS: usize = 3000;
+const STRESS_STEPS: usize = 20_000;
 
 /// What the holder's thread does: changes of its own names, streamed while it has a lease, else the
 /// ordinary way; returns the names that must be there at the end.
@@ -708,6 +714,9 @@ fn stress() {
         let found: BTreeSet<_> =
             names.iter().filter(|name| name.starts_with(&prefix)).cloned().collect();
         assert_eq!(found, *mine, "names of holder {number}");
+        let (_, ends) = session.counts();
+        let streamed = session.streamed.load(Ordering::SeqCst);
+        assert!(ends > 20 && streamed > 1000, "{ends} leases ended, {streamed} streamed");
         assert_eq!(session.failed.load(Ordering::SeqCst), 0);
         assert!(!session.has_lease());
     }

@@ -21,10 +21,11 @@ impl Call<'_> {
     /// The same for something new that is no directory: `name/` names nothing that could be made.
     fn last_file(&self, at: At<'_>) -> Result<Last, Failure> {
         let last = self.last(at)?;
-        match last.must_be_dir {
-            true => Err(Failure::Errno(Errno::ENOENT)),
-            false => Ok(last),
+        if !last.must_be_dir {
+            return Ok(last);
         }
+        let found = self.vfs().lookup(self.cred(), &last.dir, &last.name);
+        Err(Failure::Errno(if found.is_ok() { Errno::EEXIST } else { Errno::ENOENT }))
     }
 
     fn create(&self, last: &Last, new: &Create<'_>) -> Answer {
