@@ -26,6 +26,8 @@ struct Outcome {
     failures: u64,
     opened: bool,
     stopped: bool,
+    /// What stopped it is known.
+    named: bool,
     closed: bool,
 }
 
@@ -35,8 +37,8 @@ fn run_with(base: &Image, ops: &[Op], fault: Fault, warm: bool) -> Outcome {
     let mut acknowledged = Vec::new();
     let Ok(fs) = open(&disk) else {
         let (image, failures) = (disk.image(), disk.failures());
-        let (opened, stopped, closed) = (false, true, false);
-        return Outcome { image, acknowledged, failures, opened, stopped, closed };
+        let (opened, stopped, named, closed) = (false, true, true, false);
+        return Outcome { image, acknowledged, failures, opened, stopped, named, closed };
     };
     let mut runner = Runner::new(&fs, warm);
     // Looks as often as the recorded run did, so that clocks and caches go the same way.
@@ -48,11 +50,11 @@ fn run_with(base: &Image, ops: &[Op], fault: Fault, warm: bool) -> Outcome {
     }
     runner.release_all();
     drop(runner);
-    let stopped = fs.is_stopped();
+    let (stopped, named) = (fs.is_stopped(), fs.stopped_by().is_some());
     let closed = fs.close().is_ok();
     drop(fs);
     let (image, failures) = (disk.image(), disk.failures());
-    Outcome { image, acknowledged, failures, opened: true, stopped, closed }
+    Outcome { image, acknowledged, failures, opened: true, stopped, named, closed }
 }
 
 /// The same on a thread of its own, so that a hang is a failure.
@@ -89,6 +91,9 @@ fn check(run: &Run, ops: &[Op], fault: Fault, warm: bool) -> Result<bool, String
     let struck = outcome.failures > 0;
     if outcome.opened && !outcome.stopped && !outcome.closed && !struck {
         return Err(format!("neither stopped nor closed, with {fault:?}"));
+    }
+    if outcome.stopped && !outcome.named {
+        return Err(format!("stopped, and nobody knows why, with {fault:?}"));
     }
     let fsck = fault.nth.is_multiple_of(8);
     reopen(&run.history, &outcome.image, &window, fsck).map_err(|why| {
