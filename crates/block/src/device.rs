@@ -235,6 +235,12 @@ pub trait BlockDevice: Send + Sync {
 
     /// One more private road to it. The road keeps the device open.
     fn channel(self: Arc<Self>) -> Box<dyn Channel>;
+
+    /// A road for one request at a time, whose sender waits for it: [`Channel::submit`] may block
+    /// until the request is done.
+    fn waiting_channel(self: Arc<Self>) -> Box<dyn Channel> {
+        self.channel()
+    }
 }
 
 /// One thread's road to a device. Nothing here blocks but [`Channel::park`].

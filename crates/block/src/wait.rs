@@ -13,13 +13,16 @@ use crate::device::{BlockDevice, Channel, Completion, Error, Op, Request, Sector
 /// Blocking access to a device, for any number of threads.
 pub struct Waiter {
     device: Arc<dyn BlockDevice>,
+    /// For several requests at a time.
     idle: Mutex<Vec<Box<dyn Channel>>>,
+    /// For one.
+    idle_single: Mutex<Vec<Box<dyn Channel>>>,
 }
 
 impl Waiter {
     /// Access to `device`.
     pub fn new(device: Arc<dyn BlockDevice>) -> Self {
-        Waiter { device, idle: Mutex::new(Vec::new()) }
+        Waiter { device, idle: Mutex::default(), idle_single: Mutex::default() }
     }
 
     /// The device itself.
@@ -83,28 +86,37 @@ impl Waiter {
     /// Runs requests together and waits for all; completions come in no particular order, told
     /// apart by their tags.
     pub fn all(&self, requests: impl IntoIterator<Item = Request>) -> Vec<Completion> {
-        let mut channel = self.take();
-        let (mut done, mut sent) = (Vec::new(), 0);
-        for request in requests {
-            push(&mut *channel, request, &mut done);
-            sent += 1;
-        }
-        while done.len() < sent {
-            channel.park();
-            channel.poll(&mut done);
-        }
+        let mut requests = requests.into_iter();
+        let Some(first) = requests.next() else { return Vec::new() };
+        let Some(second) = requests.next() else { return vec![self.one(first)] };
+        let idle = self.idle.lock().pop();
+        let mut channel = idle.unwrap_or_else(|| self.device.clone().channel());
+        let done = run(&mut *channel, [first, second].into_iter().chain(requests));
         self.idle.lock().push(channel);
         done
     }
 
     fn one(&self, request: Request) -> Completion {
-        self.all([request]).pop().expect("a channel answers every request once")
+        let idle = self.idle_single.lock().pop();
+        let mut channel = idle.unwrap_or_else(|| self.device.clone().waiting_channel());
+        let done = run(&mut *channel, [request]).pop();
+        self.idle_single.lock().push(channel);
+        done.expect("a channel answers every request once")
     }
+}
 
-    fn take(&self) -> Box<dyn Channel> {
-        let idle = self.idle.lock().pop();
-        idle.unwrap_or_else(|| self.device.clone().channel())
+/// Sends requests and waits for all.
+fn run(channel: &mut dyn Channel, requests: impl IntoIterator<Item = Request>) -> Vec<Completion> {
+    let (mut done, mut sent) = (Vec::new(), 0);
+    for request in requests {
+        push(channel, request, &mut done);
+        sent += 1;
     }
+    while done.len() < sent {
+        channel.park();
+        channel.poll(&mut done);
+    }
+    done
 }
 
 /// Submits, making room by collecting completions as long as the channel is full.

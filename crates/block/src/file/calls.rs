@@ -1,5 +1,5 @@
-//! The channel on plain system calls, for hosts that switch io_uring off: each request is done when
-//! it is submitted.
+//! The channel on plain system calls, for hosts that switch io_uring off and for single requests
+//! that somebody waits for: each request is done when it is submitted.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;

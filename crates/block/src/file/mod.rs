@@ -178,6 +178,12 @@ impl BlockDevice for FileDevice {
         }
         Box::new(calls::CallChannel::new(self))
     }
+
+    /// A system call: where the kernel hands a ring's request to a thread of its own (fdatasync, and
+    /// all I/O on some file systems), whoever waits for it pays for two more switches.
+    fn waiting_channel(self: Arc<Self>) -> Box<dyn Channel> {
+        Box::new(calls::CallChannel::new(self))
+    }
 }
 
 /// Waits until direct I/O that a killed process left in flight on this file has ended: a write of
