@@ -13,7 +13,9 @@ mod ipc;
 mod ocrd;
 mod pdc_csv;
 mod pdc_trace;
+mod qos_scenarios;
 mod queue;
+mod wdt_model;
 
 pub use pdc_trace::AddressRange;
 
@@ -108,5 +110,35 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "journal detectors on a recorded block trace (--trace FILE.csv[.gz])",
         run: pdc_trace::run,
+    },
+    Figure {
+        name: "wdt-fig2",
+        mounts: false,
+        about: "bandwidth of four containers by policy, Table 1 (simulated device)",
+        run: wdt_model::fig2,
+    },
+    Figure {
+        name: "wdt-fig3",
+        mounts: false,
+        about: "ST: read bandwidth given to C1 and used (simulated device)",
+        run: wdt_model::fig3,
+    },
+    Figure {
+        name: "wdt-fig4",
+        mounts: false,
+        about: "ST: read and write bandwidth given to C2 and used (simulated device)",
+        run: wdt_model::fig4,
+    },
+    Figure {
+        name: "wdt-percentile",
+        mounts: false,
+        about: "WDT by percentile of the demand (simulated device)",
+        run: wdt_model::percentile,
+    },
+    Figure {
+        name: "qos-scenarios",
+        mounts: false,
+        about: "all policies where shares go wrong (simulated device)",
+        run: qos_scenarios::run,
     },
 ];

@@ -24,7 +24,7 @@ pub fn max_min(budget: u64, claims: &[Claim]) -> Vec<u64> {
     let mut shares = vec![0; claims.len()];
     for index in order {
         let weight = u128::from(claims[index].weight);
-        let fair = if weight_left == 0 { 0 } else { left * weight / weight_left };
+        let fair = (left * weight).checked_div(weight_left).unwrap_or(0);
         let share = fair.min(u128::from(claims[index].demand));
         shares[index] = share as u64;
         left -= share;
