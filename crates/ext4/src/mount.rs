@@ -34,12 +34,14 @@ pub struct Options {
     pub commit_interval: Duration,
     /// Metadata blocks kept in memory.
     pub cache_blocks: usize,
+    /// Give the device back what is freed, after each commit.
+    pub discard: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let commit_interval = Duration::from_secs(5);
-        Options { read_only: false, commit_interval, cache_blocks: 8192 }
+        Options { read_only: false, commit_interval, cache_blocks: 8192, discard: false }
     }
 }
 
@@ -132,6 +134,21 @@ impl Ext4 {
 }
 
 impl Ext4 {
+    /// Gives the device back every free run of at least `blocks_min` blocks (FITRIM). Returns the
+    /// blocks given.
+    ///
+    /// # Errors
+    /// `EROFS`, or the device's.
+    pub fn trim(&self, blocks_min: u32) -> Result<u64> {
+        let volume = &self.volume;
+        let journal = volume.journal.as_ref().ok_or(Errno::EROFS)?;
+        // What was freed so far becomes free.
+        journal.commit(&**volume)?;
+        volume
+            .alloc
+            .trim(blocks_min.max(1), |start, count| Ok(volume.io.discard(start, count.into())?))
+    }
+
     /// Why the file system was stopped, when it was.
     pub fn stopped_by(&self) -> Option<Error> {
         self.volume.journal.as_ref().and_then(Journal::reason)
@@ -181,6 +198,7 @@ fn assemble(
         seed: superblock.checksum_seed(),
         has_sums: superblock.has_checksums(),
         traits: Traits::new(&superblock)?,
+        discard: options.discard,
         superblock: Mutex::new(superblock),
         inodes: InodeTable::default(),
         orphans: Mutex::default(),

@@ -75,6 +75,8 @@ pub struct Volume {
     pub has_sums: bool,
     /// How names are kept and inodes made.
     pub traits: Traits,
+    /// What is freed is discarded.
+    pub discard: bool,
     /// The superblock; counters in it are brought up to date at unmount.
     pub superblock: Mutex<Superblock>,
     /// Inodes in use.
@@ -241,6 +243,12 @@ impl Client for Volume {
     }
 
     fn release(&self, freed: &[Freed]) {
+        if self.discard {
+            for run in freed {
+                // Advice: a device that cannot, or will not, keeps the blocks.
+                let _ = self.io.discard(run.start, run.count.into());
+            }
+        }
         self.alloc.release(freed);
     }
 

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use polylane_base::{Errno, Ino};
-use polylane_ext4::Ext4;
+use polylane_ext4::{Ext4, Options};
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, SetAttr};
 
@@ -201,4 +201,37 @@ fn a_directory_of_many_names() {
         let gone = fs.rmdir(root(fs), b"dir").expect("empty").node;
         fs.forget(gone.ino);
     });
+}
+
+/// Freed blocks go back to the device: after each commit when that was asked for, else at a trim.
+#[test]
+fn freed_space_is_given_back() {
+    if !common::have_tools() {
+        return;
+    }
+    for discard in [true, false] {
+        let device = common::make(64, common::LANE);
+        let options = Options { discard, ..Options::default() };
+        let clock = Arc::new(polylane_base::TestClock::default());
+        let fs = Ext4::open(device.clone(), clock, &options).expect("opens");
+        let kept = create(&fs, root(&fs), "kept", Kind::File);
+        fs.write(kept, 0, &mut &[5; 1 << 20][..]).expect("room");
+        fs.sync().expect("syncs");
+        let before = device.allocated_bytes();
+        let file = create(&fs, root(&fs), "file", Kind::File);
+        fs.write(file, 0, &mut &vec![7; 20 << 20][..]).expect("room");
+        remove(&fs, root(&fs), "file");
+        fs.sync().expect("syncs");
+        if !discard {
+            assert!(device.allocated_bytes() > before + (15 << 20));
+            let blocks = fs.trim(16).expect("trims");
+            assert!(blocks * 4096 > 20 << 20);
+        }
+        assert!(device.allocated_bytes() < before + (1 << 20), "discard: {discard}");
+        let mut bytes = vec![0; 1 << 20];
+        fs.read(kept, 0, bytes.len(), &mut &mut bytes[..]).expect("reads");
+        assert!(bytes.iter().all(|byte| *byte == 5));
+        fs.close().expect("closes");
+        assert_eq!(common::complaints(&device), None);
+    }
 }

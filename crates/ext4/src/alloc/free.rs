@@ -64,6 +64,27 @@ impl FreeExtents {
         Some((from, count))
     }
 
+    /// All runs of at least `least` blocks.
+    pub(super) fn at_least(&self, least: u32) -> Vec<(u32, u32)> {
+        self.by_size.range((least, 0)..).map(|(count, start)| (*start, *count)).collect()
+    }
+
+    /// Takes exactly these blocks, if all of them are free.
+    pub(super) fn take_exactly(&mut self, from: u32, count: u32) -> bool {
+        let around = self.by_start.range(..=from).next_back().map(|(s, l)| (*s, *l));
+        let Some((start, length)) = around.filter(|(s, l)| s + l >= from + count) else {
+            return false;
+        };
+        self.drop_extent(start, length);
+        if from > start {
+            self.put(start, from - start);
+        }
+        if start + length > from + count {
+            self.put(from + count, start + length - from - count);
+        }
+        true
+    }
+
     fn pick(&self, goal: u32, want: u32, least: u32) -> Option<(u32, u32, u32)> {
         let around = self.by_start.range(..=goal).next_back().map(|(s, l)| (*s, *l));
         if let Some((start, length)) = around.filter(|(s, l)| s + l > goal)

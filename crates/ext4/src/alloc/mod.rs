@@ -11,6 +11,7 @@
 
 mod free;
 mod inodes;
+mod trim;
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
