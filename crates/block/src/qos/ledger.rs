@@ -79,6 +79,8 @@ struct Lane {
     /// Device time granted and not spent when the window began: debt if negative.
     balance_ns: i64,
     grant_ns: u64,
+    /// The part of the grant that each slice releases; the last one releases all.
+    slice_ns: u64,
     /// What the lane's weight alone would give it in this window.
     fair_ns: u64,
     drawn_ns: u64,
@@ -103,17 +105,22 @@ impl Lane {
         self.spent_ns > 0 || self.inflight_count > 0 || self.wants_more()
     }
 
-    /// What may be spent now, with the window's grant released in slices.
-    fn available_ns(&self, released_per_mille: u64) -> i64 {
-        let released = u128::from(self.grant_ns) * u128::from(released_per_mille) / 1000;
-        self.balance_ns + (released as u64 + self.drawn_ns) as i64 - self.spent_ns as i64
+    /// What may be spent when this much of the window's grant is released.
+    fn available_ns(&self, released_ns: u64) -> i64 {
+        self.balance_ns + (released_ns + self.drawn_ns) as i64 - self.spent_ns as i64
+    }
+
+    /// What is left at the end of the window: debt if negative.
+    fn left_ns(&self) -> i64 {
+        self.available_ns(self.grant_ns)
     }
 
     /// The window is over and this is the next one's grant: what is left over, to a limit, or owed.
-    fn settle(&mut self, grant_ns: u64) {
-        let left = self.available_ns(1000);
+    fn settle(&mut self, grant_ns: u64, slice_count: u64) {
+        let left = self.left_ns();
         self.balance_ns = left.min((grant_ns / CARRY_PART) as i64);
         self.grant_ns = grant_ns;
+        self.slice_ns = grant_ns / slice_count;
         (self.drawn_ns, self.spent_ns, self.done_ns) = (0, 0, 0);
         (self.short_of_credit, self.short_of_room) = (false, false);
         self.idled = self.inflight_count == 0;
@@ -144,11 +151,16 @@ pub struct Ledger {
     request_mean_ns: f64,
     pool_ns: u64,
     window_start: Nanos,
+    /// Slices of the window whose part of the grants is released, and when the next one's is.
+    slices_released: u64,
+    slice_end: Nanos,
+    slice_length_ns: Nanos,
 }
 
 impl Ledger {
     /// A ledger of a device with these costs, by which it has a capacity of 1.
     pub fn new(cost: CostModel, config: Config) -> Self {
+        let config = Config { slice_count: config.slice_count.max(1), ..config };
         Ledger {
             cost,
             config,
@@ -159,6 +171,9 @@ impl Ledger {
             request_mean_ns: 0.0,
             pool_ns: 0,
             window_start: 0,
+            slices_released: 0,
+            slice_end: 0,
+            slice_length_ns: (config.tick_ns / config.slice_count.max(1)).max(1),
         }
     }
 
@@ -182,7 +197,7 @@ impl Ledger {
             let device_bound = !lane.short_of_credit && (!lane.idled || lane.short_of_room);
             window.device_bound |= device_bound && lane.spent_ns > 0;
             if device_bound {
-                window.left_over_ns += lane.available_ns(1000).max(0);
+                window.left_over_ns += lane.left_ns().max(0);
             }
         }
         window
@@ -237,19 +252,21 @@ impl Ledger {
         let active = self.lanes.iter().filter(|lane| lane.is_active()).count() as f64;
         let crowded = active * self.request_mean_ns > self.config.inflight_ns as f64;
         for (lane, grant_ns) in self.lanes.iter_mut().zip(grants) {
-            lane.settle(grant_ns);
+            lane.settle(grant_ns, self.config.slice_count);
             let part = u128::from(self.config.inflight_ns) * u128::from(grant_ns.max(lane.fair_ns));
             let part = (part / u128::from(granted.max(1))) as u64;
             lane.inflight_ns_max = if crowded { u64::MAX } else { part };
         }
     }
 
-    /// Part of the window's grant that is released at `now`, and when the next part is.
-    fn released(&self, now: Nanos) -> (u64, Nanos) {
-        let (tick_ns, count) = (self.config.tick_ns, self.config.slice_count);
-        let slice_ns = tick_ns / count;
-        let slice = (now.saturating_sub(self.window_start) / slice_ns).min(count - 1);
-        ((slice + 1) * 1000 / count, self.window_start + (slice + 1) * slice_ns)
+    /// Moves on to the slice of the window that `now` lies in; there is one division per slice.
+    fn enter_slice(&mut self, now: Nanos) {
+        if now < self.slice_end {
+            return;
+        }
+        let slice = now.saturating_sub(self.window_start) / self.slice_length_ns;
+        self.slices_released = (slice + 1).min(self.config.slice_count);
+        self.slice_end = self.window_start + self.slices_released * self.slice_length_ns;
     }
 
     /// A lane below its fair share takes what nobody was granted. Far below it, it goes into debt:
@@ -283,8 +300,12 @@ impl Policy for Ledger {
 
     fn admit(&mut self, now: Nanos, lane: usize, io: &Io) -> Verdict {
         let cost_ns = self.cost.cost_ns(io);
-        let (released, next) = self.released(now);
+        self.enter_slice(now);
+        // Later than now even if the coordinator is late.
+        let next = self.slice_end.max(now + self.slice_length_ns);
+        let last = self.slices_released == self.config.slice_count;
         let this = &mut self.lanes[lane];
+        let released = if last { this.grant_ns } else { this.slice_ns * self.slices_released };
         let room = this.inflight_ns < this.inflight_ns_max;
         if !room && this.inflight_count >= INFLIGHT_COUNT_MIN {
             this.short_of_room = true;
@@ -324,6 +345,7 @@ impl Policy for Ledger {
         let claims = self.claims(budget_ns);
         self.share(&claims, budget_ns);
         self.window_start = now;
+        (self.slices_released, self.slice_end) = (0, now);
     }
 
     fn next_tick(&self) -> Nanos {

@@ -171,3 +171,67 @@ impl<F: Flow> Flows<F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use polylane_base::rng::Rng;
+
+    use super::*;
+
+    struct Run(u64);
+
+    impl Flow for Run {
+        fn next(&self) -> u64 {
+            self.0
+        }
+    }
+
+    /// Counts the links of each list both ways and compares them with what the table says.
+    fn check(flows: &Flows<Run>) {
+        let mut seen = 0;
+        for (list, ends) in flows.lists.iter().enumerate() {
+            let (mut slot, mut newer, mut count) = (ends.newest, NIL, 0);
+            while slot != NIL {
+                let link = flows.links[usize::from(slot)];
+                assert_eq!((usize::from(link.list), link.newer), (list, newer));
+                (newer, slot, count) = (slot, link.older, count + 1);
+            }
+            assert_eq!((ends.oldest, ends.count), (newer, count));
+            seen += usize::from(count);
+        }
+        assert_eq!(seen, flows.flows.len());
+        assert_eq!(flows.by_next.len(), flows.iter().count());
+        assert!(flows.iter().all(|(slot, flow)| flows.find(flow.0) == Some(slot)));
+    }
+
+    #[test]
+    fn the_table_stays_whole_and_bounded() {
+        let (mut flows, mut rng) = (Flows::new(16), Rng::new(7));
+        for _ in 0..20_000 {
+            let next = rng.below(64);
+            match (flows.find(rng.below(64)), rng.below(8)) {
+                (Some(slot), 0) => flows.remove(slot),
+                (Some(slot), _) => {
+                    flows.touch(slot, rng.percent(50), |flow: &mut Run| flow.0 = next)
+                }
+                (None, _) => {
+                    let slot = flows.insert(Run(next));
+                    assert_eq!(flows.find(next), Some(slot));
+                }
+            }
+            assert!(flows.iter().count() <= 16);
+            check(&flows);
+        }
+    }
+
+    #[test]
+    fn a_grown_flow_outlives_a_burst_of_young_ones() {
+        let mut flows = Flows::new(16);
+        let slot = flows.insert(Run(0));
+        flows.touch(slot, true, |flow: &mut Run| flow.0 = 1);
+        (2..2000).for_each(|next| {
+            flows.insert(Run(next));
+        });
+        assert_eq!(flows.find(1), Some(slot));
+    }
+}
