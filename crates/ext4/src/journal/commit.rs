@@ -106,7 +106,6 @@ impl Journal {
         log.retire(closed);
         // Under the log's lock: commits are told in their order.
         self.progress.lock().committed = tid;
-        self.changed.notify_all();
         if log.used() as usize > self.blocks_max * 2 {
             self.checkpoint_locked(log)?;
         }
@@ -121,7 +120,9 @@ impl Journal {
         if empty {
             progress.wanted = progress.committed;
         }
-        self.changed.notify_all();
+        if progress.waiting > 0 {
+            self.closed.notify_all();
+        }
     }
 
     /// Closes the running transaction: no handle is open while its blocks are copied. An empty one

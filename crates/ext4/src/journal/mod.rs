@@ -118,6 +118,8 @@ struct Progress {
     wanted: Tid,
     /// Transactions closed, empty ones too: after each, room for handles has to be looked at anew.
     closes: u64,
+    /// Threads that wait for a close.
+    waiting: u32,
     ending: bool,
 }
 
@@ -132,7 +134,10 @@ pub struct Journal {
     current: AtomicU32,
     log: Mutex<Log>,
     progress: Mutex<Progress>,
-    changed: Condvar,
+    /// A transaction was closed, or the journal stopped.
+    closed: Condvar,
+    /// The committer is wanted.
+    wish: Condvar,
     stopped: AtomicBool,
     reason: Mutex<Option<Error>>,
     /// Blocks freed by transactions that have not committed.
@@ -182,9 +187,11 @@ impl Journal {
                 committed: before,
                 wanted: before,
                 closes: 0,
+                waiting: 0,
                 ending: false,
             }),
-            changed: Condvar::new(),
+            closed: Condvar::new(),
+            wish: Condvar::new(),
             stopped: AtomicBool::new(false),
             reason: Mutex::new(None),
             freeing: AtomicU64::new(0),
@@ -256,7 +263,8 @@ impl Journal {
         drop(reason);
         self.stopped.store(true, Ordering::Release);
         drop(self.progress.lock());
-        self.changed.notify_all();
+        self.closed.notify_all();
+        self.wish.notify_all();
     }
 
     /// Why the journal was stopped, when that is known.
@@ -269,7 +277,7 @@ impl Journal {
         self.progress.lock().committed.reached(tid)
     }
 
-    /// Waits until `reached`, asking for the commit of `tid`.
+    /// Waits until `reached`, which a close may change, asking for the commit of `tid`.
     fn wait_until(&self, tid: Tid, reached: impl Fn(&Progress) -> bool) -> Result<()> {
         let mut progress = self.progress.lock();
         loop {
@@ -279,12 +287,14 @@ impl Journal {
             self.check()?;
             if !progress.wanted.reached(tid) {
                 progress.wanted = tid;
-                self.changed.notify_all();
+                self.wish.notify_all();
             }
-            progress = match self.changed.wait(progress) {
+            progress.waiting += 1;
+            progress = match self.closed.wait(progress) {
                 Ok(guard) => guard,
                 Err(poison) => poison.into_inner(),
             };
+            progress.waiting -= 1;
         }
     }
 
@@ -301,7 +311,7 @@ impl Journal {
                 let idle = |p: &mut Progress| {
                     p.committed.reached(p.wanted) && !p.ending && !self.is_stopped()
                 };
-                let waited = self.changed.wait_timeout_while(progress, interval, idle);
+                let waited = self.wish.wait_timeout_while(progress, interval, idle);
                 waited.unwrap_or_else(|poison| poison.into_inner()).0.ending
             };
             if self.is_stopped() || self.commit(client).is_err() || ending {
@@ -313,7 +323,7 @@ impl Journal {
     /// Tells the committer to commit what there is and return.
     pub fn close(&self) {
         self.progress.lock().ending = true;
-        self.changed.notify_all();
+        self.wish.notify_all();
     }
 }
 
