@@ -1,9 +1,10 @@
 //! Recorded block requests: CSV, plain or gzip, one request a line.
 //!
 //! The columns are `time_us,op,fua,offset,length`, or those that a line of names gives; `op`,
-//! `offset` and `length` must be among them. Operations: R, W, F(lush), D(iscard), Z (write-zeroes).
-//! Lines that start with `#` are comments; the first one that speaks of a `header` names the lowest
-//! and the highest address of a journal block, `0 0` for none. Addresses and lengths are bytes.
+//! `offset` and `length` must be among them. Operations: R, W, F(lush), D(iscard), Z
+//! (write-zeroes). Lines that start with `#` are comments; the first one that speaks of a `header`
+//! names the lowest and the highest address of a journal block, `0 0` for none. Addresses and
+//! lengths are bytes.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -188,7 +189,8 @@ mod tests {
         let text = "# guest block trace: ext4 ordered; first and last block with a log header: \
                     4096 8192 (bytes; 0 0 = none by address)\n\
                     # time_us,op(R read, W write),fua,offset,length\n\
-                    10,W,1,4096,512\n\n12,F,0,0,0\r\n  13 , d , 0 , 0 , 1099511627776\n14,R,0,512,4";
+                    10,W,1,4096,512\n\n12,F,0,0,0\r\n  13 , d , 0 , 0 , 1099511627776\n\
+                    14,R,0,512,4";
         let trace = read(text).expect("valid");
         assert_eq!(trace.journal, Some((4096, 8192)));
         assert_eq!(trace.records.len(), 4);

@@ -36,9 +36,9 @@ pub fn run(options: &Options) -> Result<Report> {
         }
     }
     report.notes.push(
-        "throughput: device time given out, as part of the time; settle_ms: after the change, until \
-         shares are within 5 % of the weights (–: never, or no change); max_min_error: of device \
-         time over the span; p99_us: of the small tenant; a sample per seed"
+        "throughput: device time given out, as part of the time; settle_ms: after the change, \
+         until shares are within 5 % of the weights (–: never, or no change); max_min_error: \
+         of device time over the span; p99_us: of the small tenant; a sample per seed"
             .into(),
     );
     Ok(report)

@@ -1,7 +1,7 @@
 //! What a request costs: a base by kind and place, and so much per page.
 //!
-//! The linear model of Linux' iocost. Wrong coefficients make the sharing of *device time* as wrong,
-//! but not the sharing of what is charged.
+//! The linear model of Linux' iocost. Wrong coefficients make the sharing of *device time* as
+//! wrong, but not the sharing of what is charged.
 
 use super::{Io, Kind};
 

@@ -6,18 +6,19 @@
 //!                      ─► capacity ─► weighted max-min over demand ─► grants for the next window
 //! ```
 //!
-//! *Capacity* is how much device time a second of time holds, in the unit that is charged, so errors
-//! of the cost model do not matter to it. It is learned under saturation only: lanes that have credit
-//! and always I/O in flight mean that the device is the limit, and what was done is the capacity;
-//! lanes that wait for credit while nobody leaves any mean that it may be more, so it is probed
-//! upwards. Nothing done with I/O in flight means nothing is known; a late tick teaches nothing.
+//! *Capacity* is how much device time a second of time holds, in the unit that is charged, so
+//! errors of the cost model do not matter to it. It is learned under saturation only: lanes that
+//! have credit and always I/O in flight mean that the device is the limit, and what was done is the
+//! capacity; lanes that wait for credit while nobody leaves any mean that it may be more, so it is
+//! probed upwards. Nothing done with I/O in flight means nothing is known; a late tick teaches
+//! nothing.
 //!
 //! *Donation*: a lane that did not want more is granted what it used and a margin; the rest goes to
 //! who wants it. *Snap-back*: a lane below its fair share may draw on what nobody was granted
 //! before the next tick, and its demand is unlimited from the next tick on.
 //!
-//! *In flight*: the device works on at most [`Config::inflight_ns`] of requests, each lane's part by
-//! its share, so that a small lane does not queue behind a flood. With more active lanes than
+//! *In flight*: the device works on at most [`Config::inflight_ns`] of requests, each lane's part
+//! by its share, so that a small lane does not queue behind a flood. With more active lanes than
 //! requests fit in, one request each would be round-robin, so the cap is lifted then.
 //!
 //! # Invariants
@@ -63,8 +64,8 @@ const PROBE_MAX: f64 = 0.16;
 /// The capacity is at most this much above what was measured while lanes waited.
 const RUNAWAY_MAX: f64 = 1.2;
 
-/// A lane carries over at most a grant divided by this. A change of shares shows as soon as what was
-/// carried over is spent.
+/// A lane carries over at most a grant divided by this. A change of shares shows as soon as what
+/// was carried over is spent.
 const CARRY_PART: u64 = 4;
 
 /// A lane that spent less than this part of its fair share goes into debt rather than wait.

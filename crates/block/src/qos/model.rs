@@ -1,8 +1,8 @@
 //! A device and its tenants, simulated: what a policy does, repeatably and without a device.
 //!
-//! The device serves requests in order of arrival, one at a time, each for its true cost, and answers
-//! a fixed time after the service: throughput is limited by the cost, latency has a floor, and
-//! whoever floods the queue delays everybody. A seed repeats a run exactly.
+//! The device serves requests in order of arrival, one at a time, each for its true cost, and
+//! answers a fixed time after the service: throughput is limited by the cost, latency has a floor,
+//! and whoever floods the queue delays everybody. A seed repeats a run exactly.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -125,7 +125,8 @@ pub fn table1() -> Vec<Tenant> {
         };
         [part(Kind::Read, reads), part(Kind::Write, writes)].concat()
     };
-    // Exchange 9.3 KB, 0.34:1; MSNMeta 5.0 KB, 1.94:1; MSNFS 5.1 KB, 1.67:1; Finance 2.7 KB, 0.87:1.
+    // Exchange 9.3 KB, 0.34:1; MSNMeta 5.0 KB, 1.94:1; MSNFS 5.1 KB, 1.67:1; Finance 2.7 KB,
+    // 0.87:1.
     let mixes = [
         mix(25, 4096, 16384, 43),
         mix(66, 4096, 8192, 22),

@@ -1,7 +1,7 @@
 //! Requests as file systems and programs make them, written from what their sources do.
 //!
-//! Every guest writes to a [`Volume`], which shows each request to a detector and keeps score. Times
-//! are made up: one microsecond a request, since no rule that is tested here depends on them.
+//! Every guest writes to a [`Volume`], which shows each request to a detector and keeps score.
+//! Times are made up: one microsecond a request, since no rule that is tested here depends on them.
 
 use polylane_base::rng::Rng;
 use polylane_block::cache::pdc::score::{Judge, Score};

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! - A slot is on exactly one list: free, young, or grown; `by_next` has one entry for each slot that
-//!   is not free.
+//! - A slot is on exactly one list: free, young, or grown; `by_next` has one entry for each slot
+//!   that is not free.
 //! - Two flows never continue at the same address: the newer replaces the older.
 //! - When full, the young flow longest untouched goes first: a burst of random writes, each a flow
 //!   of its own, cannot push out what has proved to be a stream.
@@ -76,8 +76,8 @@ impl<F: Flow> Flows<F> {
         &mut self.flows[usize::from(slot)]
     }
 
-    /// Changes a flow and where it continues; it is then the one touched last. A flow that continued
-    /// at the same address goes. `grown` flows outlive young ones.
+    /// Changes a flow and where it continues; it is then the one touched last. A flow that
+    /// continued at the same address goes. `grown` flows outlive young ones.
     pub(super) fn touch(&mut self, slot: Slot, grown: bool, change: impl FnOnce(&mut F)) {
         self.by_next.remove(&self.flows[usize::from(slot)].next());
         change(&mut self.flows[usize::from(slot)]);

@@ -1,8 +1,10 @@
-//! Pollution-defensive caching: journals recognised by their block addresses, kept out of the cache.
+//! Pollution-defensive caching: journals recognised by their block addresses, kept out of the
+//! cache.
 //!
-//! A journal is written in order, in a circle, each piece followed by a flush, and read only after a
-//! crash. Caching it evicts data that will be read and copies bytes that will not. A rule watches the
-//! requests of **one volume** and answers for each write how the cache shall take it: [`Admission`].
+//! A journal is written in order, in a circle, each piece followed by a flush, and read only after
+//! a crash. Caching it evicts data that will be read and copies bytes that will not. A rule watches
+//! the requests of **one volume** and answers for each write how the cache shall take it:
+//! [`Admission`].
 //!
 //! | module | what it holds |
 //! |---|---|

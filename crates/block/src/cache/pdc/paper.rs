@@ -8,8 +8,8 @@
 //! the write-only file as a journal device".
 //!
 //! What the paper leaves open, and what was chosen: a loop is *large* from
-//! [`LOOP_BYTES_MIN`] on; it is a loop when a write starts at a flow's first address again; a marked
-//! range stays marked while it is not read; the *certain time* is [`PERIOD_US`].
+//! [`LOOP_BYTES_MIN`] on; it is a loop when a write starts at a flow's first address again; a
+//! marked range stays marked while it is not read; the *certain time* is [`PERIOD_US`].
 
 use super::flows::{Flow, Flows, Slot};
 use super::{Access, Admission, Region, Rule};

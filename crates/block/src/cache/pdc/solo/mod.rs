@@ -1,13 +1,15 @@
 //! The flush-solo rule: a journal is the stream that has flush epochs to itself.
 //!
-//! A file system that commits writes its log, flushes, writes the commit record, flushes. So between
-//! two flushes there is often nothing but the log's next piece, and that piece starts exactly where
-//! the last one ended. Data that is fsynced shares its epochs with the log or jumps about.
+//! A file system that commits writes its log, flushes, writes the commit record, flushes. So
+//! between two flushes there is often nothing but the log's next piece, and that piece starts
+//! exactly where the last one ended. Data that is fsynced shares its epochs with the log or jumps
+//! about.
 //!
 //! An *epoch* is what lies between two flushes and writes something. An epoch is *solo* for a flow
 //! that wrote all of it. A flow that has solo epochs and a journal's signature ([`stream`]) is hot:
 //! its writes bypass the cache. Its range is remembered as a region ([`marks`]), so that the next
-//! lap is hot from its first write. A flow that is merely appended and flushed goes to the cold end.
+//! lap is hot from its first write. A flow that is merely appended and flushed goes to the cold
+//! end.
 //!
 //! # Invariants
 //!

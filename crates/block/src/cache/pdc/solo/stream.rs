@@ -5,9 +5,9 @@
 //!
 //! | signature | whose | what programs do instead |
 //! |---|---|---|
-//! | *commit pairs*: descriptor and blocks, flush, one block alone, flush, … always in turn | jbd2 | pieces of any size in any order |
+//! | *commit pairs*: blocks, flush, one block alone, flush, in turn | jbd2 | pieces of any size |
 //! | *odd sectors*: pieces begin and end at any sector | XFS | page-cache writes are whole blocks |
-//! | *small circle*: a block at a time, starts over at the same address, a few MiB long | ext4 fast commit | redo logs are longer |
+//! | *small circle*: a block at a time, over and over in a few MiB | fast commits | longer logs |
 //!
 //! Whoever rewrites the block it wrote last ([`Stream::rewind`]) has no journal: a journal's record
 //! is never touched again before the next lap.
