@@ -13,14 +13,14 @@
 //! - A worker never waits for anything but work: what can block goes to the helpers.
 //! - A round takes at most [`BATCH`] requests from one channel, so that a client that floods delays
 //!   others by so many requests and no more.
-//! - No clock is read. An idle worker sleeps in epoll_wait.
+//! - No clock is read but around a sleep. An idle worker sleeps in epoll_wait.
 //!
 //! # Locking
 //!
 //! `Inbox::commands` is a leaf.
 
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
@@ -43,6 +43,8 @@ const BATCH: usize = 8;
 const BUDGET_MAX: u32 = 1000;
 /// Looks when spinning was in vain of late.
 const BUDGET_MIN: u32 = 32;
+/// A sleep that was over so soon was not worth it: waking up took most of it.
+const SHORT_SLEEP: Duration = Duration::from_micros(100);
 /// After so many sleeps on a small budget, a full one is tried.
 const PROBE_PERIOD: u32 = 64;
 
@@ -219,14 +221,17 @@ impl Worker {
 
     /// Announces sleep, looks once more, sleeps until a client or the inbox rings.
     fn sleep(&mut self) {
-        self.budget.slept();
         self.roster.set_asleep(true);
         let hint = self.roster.has_requests();
         self.false_hints = if hint { self.false_hints + 1 } else { 0 };
         let timeout = (self.false_hints > FALSE_HINTS_MAX).then_some(FALSE_HINT_SLEEP);
         if !hint || timeout.is_some() {
             self.stats.slept();
+            let start = Instant::now();
             self.listen(timeout);
+            self.budget.slept(start.elapsed() < SHORT_SLEEP);
+        } else {
+            self.budget.slept(true);
         }
         self.roster.set_asleep(false);
         self.publish_cpu();
@@ -297,15 +302,20 @@ impl Budget {
         self.left > 0
     }
 
-    /// Looking was in vain, or was not tried.
-    fn slept(&mut self) {
+    /// Looking was in vain, or was not tried; a `short` sleep shows that a little more would have
+    /// paid off.
+    fn slept(&mut self, short: bool) {
         if std::mem::take(&mut self.yielding) {
             self.left = self.full;
             return;
         }
         self.sleeps = self.sleeps.wrapping_add(1);
         let probe = self.sleeps.is_multiple_of(PROBE_PERIOD);
-        self.full = if probe { BUDGET_MAX } else { (self.full / 2).max(BUDGET_MIN) };
+        self.full = match short {
+            true => (self.full * 2).min(BUDGET_MAX),
+            false if probe => BUDGET_MAX,
+            false => (self.full - self.full / 8).max(BUDGET_MIN),
+        };
         self.left = self.full;
     }
 }
@@ -319,21 +329,24 @@ mod tests {
         let mut budget = Budget::default();
         let looks = |budget: &mut Budget| (1..).find(|_| !budget.spin(1)).unwrap();
         assert_eq!(looks(&mut budget), BUDGET_MAX);
-        for _ in 0..10 {
-            budget.slept();
+        for _ in 0..40 {
+            budget.slept(false);
         }
         assert_eq!(looks(&mut budget), BUDGET_MIN);
-        budget.slept();
+        budget.slept(false);
         for _ in 0..40 {
             budget.spin(1);
             budget.found();
         }
         assert_eq!(looks(&mut budget), BUDGET_MAX);
         let probed = (0..PROBE_PERIOD).any(|_| {
-            budget.slept();
+            budget.slept(false);
             budget.full == BUDGET_MAX
         });
         assert!(probed);
+        (0..40).for_each(|_| budget.slept(false));
+        (0..5).for_each(|_| budget.slept(true));
+        assert_eq!(looks(&mut budget), BUDGET_MAX);
     }
 
     #[test]

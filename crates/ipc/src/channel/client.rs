@@ -12,7 +12,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::{Errno, Result};
 use polylane_sys::futex::Woken;
@@ -35,6 +35,8 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(100);
 const BUDGET_MAX: u32 = 1000;
 /// Pauses when spinning was in vain of late.
 const BUDGET_MIN: u32 = 32;
+/// A sleep that was over so soon was not worth it: waking up took most of it.
+const SHORT_SLEEP: Duration = Duration::from_micros(100);
 /// After so many sleeps on a small budget, a full one is tried.
 const PROBE_PERIOD: u32 = 64;
 
@@ -383,7 +385,10 @@ impl ClientChannel {
                 left -= 1;
                 std::hint::spin_loop();
             }
-            own.slept(budget);
+            let start = Instant::now();
+            let slept = self.sleep_until_free(index, watch);
+            own.slept(budget, start.elapsed() < SHORT_SLEEP);
+            return slept;
         }
         self.sleep_until_free(index, watch)
     }
@@ -433,11 +438,15 @@ impl ClientChannel {
 }
 
 impl Own {
-    /// Spinning was in vain.
-    fn slept(&self, budget: u32) {
+    /// Spinning was in vain; a `short` sleep shows that a little more would have paid off.
+    fn slept(&self, budget: u32, short: bool) {
         let sleeps = self.sleeps.load(Ordering::Relaxed).wrapping_add(1);
         self.sleeps.store(sleeps, Ordering::Relaxed);
-        let next = if sleeps.is_multiple_of(PROBE_PERIOD) { BUDGET_MAX } else { budget / 2 };
-        self.budget.store(next.max(BUDGET_MIN), Ordering::Relaxed);
+        let next = match short {
+            true => budget * 2,
+            false if sleeps.is_multiple_of(PROBE_PERIOD) => BUDGET_MAX,
+            false => budget - budget / 8,
+        };
+        self.budget.store(next.clamp(BUDGET_MIN, BUDGET_MAX), Ordering::Relaxed);
     }
 }
