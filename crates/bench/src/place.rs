@@ -53,8 +53,8 @@ impl Place {
 }
 
 impl Place {
-    /// The arguments of `polylane` that make the tenant's lane; none for a kernel file system. `own` is
-    /// a path for what only this tenant needs.
+    /// The arguments of `polylane` that make the tenant's lane; none for a kernel file system.
+    /// `own` is a path for what only this tenant needs.
     fn lane(self, own: &Path) -> Vec<OsString> {
         let mem = ["run", "--mem"].map(OsString::from);
         match self {

@@ -129,8 +129,8 @@ fn ocrd(dir: &Path) -> io::Result<Step> {
 /// Files between their creation and their renaming, and between that and their end.
 const SPREAD: u64 = 32;
 
-/// The same work on files that live for 64 transactions: nothing that a transaction does undoes what
-/// it did.
+/// The same work on files that live for 64 transactions: nothing that a transaction does undoes
+/// what it did.
 fn ocrd_spread(dir: &Path) -> io::Result<Step> {
     let name = |kind: &str, number: u64| dir.join(format!("{kind}-{}", number % (4 * SPREAD)));
     let paths = |kind| (0..4 * SPREAD).map(|number| name(kind, number)).collect::<Vec<_>>();

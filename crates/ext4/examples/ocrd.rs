@@ -1,6 +1,6 @@
 //! Cost of namespace operations: create, rename and unlink in directories of some size, straight
-//! through the file system on a RAM device. Usage: `ocrd IMAGE [THREADS] [FILES] [ROUNDS]`; IMAGE is
-//! what mke2fs made, and stays as it is.
+//! through the file system on a RAM device. Usage: `ocrd IMAGE [THREADS] [FILES] [ROUNDS]`; IMAGE
+//! is what mke2fs made, and stays as it is.
 
 use std::sync::Arc;
 use std::time::Instant;

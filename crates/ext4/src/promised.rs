@@ -115,8 +115,8 @@ pub fn reserve(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<()
     if gaps.is_empty() {
         return Ok(());
     }
-    // A write-back of this file may hold its lock for long. Then every block counts as missing: what
-    // turns out to be there is given back when it is written.
+    // A write-back of this file may hold its lock for long. Then every block counts as missing:
+    // what turns out to be there is given back when it is written.
     if let Some(core) = cell.core.try_read() {
         return promise(volume, cell, holes(volume, cell, &core, &gaps)?);
     }

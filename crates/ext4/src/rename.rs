@@ -60,8 +60,8 @@ const RENAME_CREDITS: usize = NAME_CREDITS + 16;
 
 type Locked<'a> = RwLockWriteGuard<'a, Core>;
 
-/// Locks the inodes that a rename moves and replaces, in the order of their numbers: with hard links
-/// two renames may meet on the same two inodes in directories of their own.
+/// Locks the inodes that a rename moves and replaces, in the order of their numbers: with hard
+/// links two renames may meet on the same two inodes in directories of their own.
 fn lock_both<'a>(cell: &'a Cell, other: Option<&'a Cell>) -> (Locked<'a>, Option<Locked<'a>>) {
     let Some(other) = other else { return (cell.core.write(), None) };
     if cell.ino < other.ino {

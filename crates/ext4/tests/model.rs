@@ -1,8 +1,8 @@
 //! Random operations through the VFS and its page cache, beside the reference; in between the image
 //! is closed and opened again, and e2fsck has the last word.
 //!
-//! `POLYLANE_SEED` runs that seed alone, `POLYLANE_STEPS` sets the number of steps. A failure prints
-//! its seed and the shrunken steps.
+//! `POLYLANE_SEED` runs that seed alone, `POLYLANE_STEPS` sets the number of steps. A failure
+//! prints its seed and the shrunken steps.
 
 mod common;
 

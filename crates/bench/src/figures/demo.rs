@@ -144,10 +144,10 @@ fn notes(mut left_out: Vec<String>) -> Vec<String> {
     left_out.extend(
         [
             "ext4: both in one ext4 in RAM; ext4 each: one on a loop device in RAM for each",
-            "lane (ext4): a lane each, ext4 in user space on a volume in RAM: compare it with these two",
+            "lane (ext4): a lane each, ext4 in user space on a volume in RAM",
             "disk: both in one directory of the host's own file system; fsync reaches the disk",
             "tmpfs: both in one tmpfs; lane: a lane each in memory; fsync does nothing in either",
-            "the flood: 256 KiB writes with fsync; on tmpfs and lanes in memory: create, rename, unlink",
+            "the flood: 256 KiB writes and fsyncs; on tmpfs and lanes in memory: names come and go",
         ]
         .map(String::from),
     );

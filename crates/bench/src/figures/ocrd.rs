@@ -1,9 +1,9 @@
 //! `ocrd`: MultiLanes' metadata benchmark (FAST'14 §5.2), every tenant creating, renaming and
 //! unlinking files as fast as it can; tenants share a kernel file system or have a lane each.
 //!
-//! Under a lease, the create, rename and unlink of one file cancel out before the service sees them.
-//! `ocrd-spread` does the same work on files that live for 64 transactions, where nothing cancels
-//! out; the rows "awaited" have no leases.
+//! Under a lease, the create, rename and unlink of one file cancel out before the service sees
+//! them. `ocrd-spread` does the same work on files that live for 64 transactions, where nothing
+//! cancels out; the rows "awaited" have no leases.
 
 use anyhow::Result;
 

@@ -15,7 +15,7 @@
 //! | read, write | read, write; FUA is `RWF_DSYNC` |
 //! | flush | fdatasync |
 //! | discard | fallocate: punch a hole |
-//! | write-zeroes | fallocate: zero the range, or punch a hole with `unmap`; else zeros are written |
+//! | write-zeroes | fallocate: zero the range, or punch a hole with `unmap`; else write zeros |
 //!
 //! # Invariants
 //!
@@ -179,8 +179,8 @@ impl BlockDevice for FileDevice {
         Box::new(calls::CallChannel::new(self))
     }
 
-    /// A system call: where the kernel hands a ring's request to a thread of its own (fdatasync, and
-    /// all I/O on some file systems), whoever waits for it pays for two more switches.
+    /// A system call: where the kernel hands a ring's request to a thread of its own (fdatasync,
+    /// and all I/O on some file systems), whoever waits for it pays for two more switches.
     fn waiting_channel(self: Arc<Self>) -> Box<dyn Channel> {
         Box::new(calls::CallChannel::new(self))
     }

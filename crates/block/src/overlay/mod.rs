@@ -10,7 +10,7 @@
 //! | sectors | what |
 //! |---|---|
 //! | 0 .. size | data of the blocks that are here, each at its own place |
-//! | [`Layout::map_start`] .. | the map: one bit per block of 4096 bytes, lowest bit first; set: here |
+//! | [`Layout::map_start`] .. | the map: a bit per block of 4096 bytes, lowest first; set: here |
 //!
 //! # Invariants
 //!

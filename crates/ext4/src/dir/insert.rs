@@ -198,8 +198,8 @@ impl Adding<'_, '_> {
         self.store_tree(core, index, position, entry)
     }
 
-    /// Refuses a split when the root might have no room for one more node: looked at before anything
-    /// changes.
+    /// Refuses a split when the root might have no room for one more node: looked at before
+    /// anything changes.
     fn can_grow_tree(&self, core: &Core) -> Result<()> {
         let (volume, cell) = (self.volume, self.cell);
         let root = block(volume, cell, core, FileBlock(0), Seal::Index(Place::Root, cell.seed))?;

@@ -10,7 +10,7 @@
 //!
 //! - Before a request of this session is served, and before anybody else sees a leased directory or
 //!   a file of the session's slots, all that the client streamed before has been applied.
-//! - The gate is open only while there is a lease. When [`Leases::revoke`] returns there is none.
+//! - The gate is open only while there is a lease. When [`Holder::revoke`] returns there is none.
 //! - Room for as many new names as entries fit into the stream is set aside while the gate is open:
 //!   what the client was allowed to stream does not fail for want of room.
 //! - An entry is a claim: it is applied with the client's own rights, in a directory that is leased
