@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`cache`] | what a volume's cache keeps: journals bypass it |
 //! | [`device`] | the seam that front ends and file systems use: requests, completions, channels |
-//! | [`file`] | a device on a host file: io_uring and O_DIRECT |
+//! | [`mod@file`] | a device on a host file: io_uring and O_DIRECT |
 //! | [`image`] | opening and creating a volume's file; one opener at a time |
 //! | [`overlay`] | copy-on-write by blocks, on a device that does not change |
 //! | [`qos`] | which lane's request may go to the device, and when |

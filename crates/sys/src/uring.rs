@@ -4,7 +4,7 @@
 //! # Invariants
 //!
 //! - The ring reaches its registered files and nothing else, with the operations named in
-//!   [`OPERATIONS`] and no others: restrictions are in force before the first operation. A seccomp
+//!   `OPERATIONS` and no others: restrictions are in force before the first operation. A seccomp
 //!   filter does not see what a ring does, so this is the filter.
 //! - An operation lives in a slot from [`Ring::push`] to [`Ring::reap`]; no more are in flight than
 //!   the submission queue holds, so the completion queue, twice as large, cannot overflow.

@@ -9,7 +9,7 @@
 //! | *odd sectors*: pieces begin and end at any sector | XFS | page-cache writes are whole blocks |
 //! | *small circle*: a block at a time, over and over in a few MiB | fast commits | longer logs |
 //!
-//! Whoever rewrites the block it wrote last ([`Stream::rewind`]) has no journal: a journal's record
+//! Whoever rewrites the block it wrote last (`Stream::rewind`) has no journal: a journal's record
 //! is never touched again before the next lap.
 
 use super::super::Region;
