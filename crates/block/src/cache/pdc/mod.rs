@@ -14,8 +14,8 @@
 //! | [`score`] | recall and precision of a rule on requests whose truth is known |
 //!
 //! Pure code: time is an argument, the result is a decision; no locks, no I/O. State is bounded per
-//! volume ([`solo::FLOW_COUNT_MAX`], [`solo::marks::REGION_COUNT_MAX`]). `docs/design/pdc.md` has the
-//! reasons and the measurements.
+//! volume ([`solo::FLOW_COUNT_MAX`], [`solo::marks::REGION_COUNT_MAX`]). `docs/design/pdc.md` has
+//! the reasons and the measurements.
 
 mod flows;
 pub mod paper;
