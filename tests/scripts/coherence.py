@@ -159,6 +159,23 @@ def appends(left, right):
     same(left.read("log", 0, 10000), expected)
 
 
+def places():
+    """A directory that is removed and made again is a place to work in, however late the kernel hears
+    of the removal."""
+    above = os.getcwd()
+    for _ in range(500):
+        os.mkdir("place")
+        os.chdir("place")
+        os.chdir(above)
+        os.rmdir("place")
+        os.mkdir("place")
+        os.chdir("place")
+        for _ in range(20):
+            same(os.getcwd(), above + "/place")
+        os.chdir(above)
+        os.rmdir("place")
+
+
 def main():
     near, far = Hand(), Far()
     cases = {
@@ -171,6 +188,7 @@ def main():
         "unlinked": lambda: (unlinked(near, far), unlinked(far, near)),
         "locks": lambda: (locks(near, far), locks(far, near)),
         "appends": lambda: appends(near, far),
+        "places": places,
     }
     cases[sys.argv[1]]()
     far.end()

@@ -136,9 +136,9 @@ fn nohup_holds() {
     assert_nothing_remains("test-nohup");
 }
 
-/// Runs a script in a lane on a terminal of its own; types `keys`, one after the other as a person
-/// would, once it has printed `up`. What the terminal showed.
-fn on_a_terminal(pool: &str, script: &str, keys: &[&[u8]]) -> String {
+/// Runs a script in a lane on a terminal of its own. Types each of `keys` as a person would: a
+/// moment after the terminal showed the text before it. What the terminal showed.
+fn on_a_terminal(pool: &str, script: &str, keys: &[(&str, &[u8])]) -> String {
     let file = tempfile::tempdir().expect("tempdir");
     let path = file.path().join("script");
     std::fs::write(&path, script).expect("write");
@@ -156,16 +156,18 @@ fn on_a_terminal(pool: &str, script: &str, keys: &[&[u8]]) -> String {
     let mut input = terminal.stdin.take().expect("piped");
     let mut output = terminal.stdout.take().expect("piped");
     let mut shown = Vec::new();
-    let mut typed = false;
+    let (mut left, mut from) = (keys.iter(), 0);
+    let mut next = left.next();
     let mut buffer = [0; 256];
     while let Ok(count @ 1..) = output.read(&mut buffer) {
         shown.extend_from_slice(&buffer[..count]);
-        if !typed && shown.windows(2).any(|window| window == b"up") {
-            for key in keys {
-                std::thread::sleep(Duration::from_millis(500));
-                input.write_all(key).expect("type");
-            }
-            typed = true;
+        while let Some((text, key)) = next
+            && let Some(at) = String::from_utf8_lossy(&shown[from..]).find(text)
+        {
+            std::thread::sleep(Duration::from_millis(500));
+            input.write_all(key).expect("type");
+            from += at + text.len();
+            next = left.next();
         }
     }
     terminal.wait().expect("wait");
@@ -180,7 +182,7 @@ fn control_c_reaches_command_once() {
         return;
     }
     let script = "trap 'echo got' INT\necho up\nfor i in 1 2 3 4 5; do sleep 0.4; done\necho end\n";
-    let shown = on_a_terminal("test-control-c", script, &[b"\x03"]);
+    let shown = on_a_terminal("test-control-c", script, &[("up", b"\x03")]);
     assert_eq!(shown.matches("got").count(), 1, "{shown}");
     assert!(shown.ends_with("end\n"), "COMMAND decides whether it goes on: {shown}");
 }
@@ -192,12 +194,12 @@ fn an_interactive_shell_has_job_control() {
         return;
     }
     let script = "exec bash --norc -i\n";
-    let typed: [&[u8]; 5] = [
-        b"sleep 100\n",
-        b"\x1a",
-        b"echo stopped-$(jobs -s | wc -l)\n",
-        b"kill -KILL %1\n",
-        b"exit 5\n",
+    let typed: [(&str, &[u8]); 5] = [
+        ("up", b"echo sleeping-$((1)); sleep 100\n"),
+        ("sleeping-1", b"\x1a"),
+        ("Stopped", b"echo stopped-$(jobs -s | wc -l)\n"),
+        ("stopped-1", b"kill -KILL %1; sleep 0.3\n"),
+        ("Killed", b"exit 5\n"),
     ];
     let shown = on_a_terminal("test-job-control", &format!("echo up\n{script}"), &typed);
     assert!(shown.contains("stopped-1"), "{shown}");

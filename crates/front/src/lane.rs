@@ -26,9 +26,9 @@ use std::time::Duration;
 
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
-use polylane_vfs::{Cred, Node, Vfs};
+use polylane_vfs::{Cred, Kind, Node, Vfs};
 
-use crate::fuse::{self, nodes::NodeTable};
+use crate::fuse::{self, nodes::NodeTable, nodes::Target};
 use crate::notifier::{Level, Notifier, Range};
 use crate::slots::SlotTable;
 use crate::tickets::TicketTable;
@@ -115,12 +115,23 @@ impl Lane {
 
     /// To be called by the shared-memory front end after `name` in `dir` ceased to name `node`:
     /// removed, replaced or renamed. If the kernel knows the inode, it lets go of the name. Never
-    /// waits; one atomic load when the kernel does not know the inode.
+    /// waits; one atomic load when the kernel does not know the inode. Directories are left to the
+    /// kernel: somebody may work in one, whose path it would lose, and they hold no data.
     pub fn name_gone(&self, dir: &Node, name: &[u8], node: &Node) {
-        if self.nodes.id_of(node).is_some()
+        if node.kind() != Kind::Dir
+            && self.nodes.id_of(node).is_some()
             && let Some(dir_id) = self.nodes.id_of(dir)
         {
             self.notifier.forget_name(dir_id, name);
+        }
+    }
+
+    /// Whether a name that was gone names something again: the kernel finds that out by itself, and
+    /// must not be told to drop it, since somebody may work there by now.
+    pub(crate) fn is_back(&self, dir_id: u64, name: &[u8]) -> bool {
+        match self.nodes.get(dir_id) {
+            Ok(Target::Node(dir)) => self.vfs.knows_name(&dir, name),
+            _ => false,
         }
     }
 

@@ -90,6 +90,12 @@ impl Vfs {
         self.core.look(cred, dir, || self.core.child(dir, name))
     }
 
+    /// Whether the dentry table has `name` in `dir` as something that exists. No permission is
+    /// asked for and nothing is looked up: for a front end that keeps the kernel's names in step.
+    pub fn knows_name(&self, dir: &Node, name: &[u8]) -> bool {
+        matches!(self.core.known_child(dir, name), Some(Ok(_)))
+    }
+
     /// Creates `name` in `dir`. The owner is `cred`, the group `cred`'s or, in a set-gid directory,
     /// the directory's. `EEXIST` when the name exists.
     pub fn create(&self, cred: &Cred, dir: &Node, name: &[u8], new: &Create<'_>) -> Result<Node> {

@@ -78,3 +78,8 @@ fn random_operations_from_both_sides() {
         }
     }
 }
+
+#[test]
+fn a_directory_made_again_can_be_worked_in() {
+    holds("a_directory_made_again_can_be_worked_in", "places");
+}

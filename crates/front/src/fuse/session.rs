@@ -361,8 +361,10 @@ impl Session {
 
     fn drop_names(&self) {
         while let Some(gone) = self.lane.notifier.next_name() {
-            self.lane.fuse.name_notice();
-            self.device.forget_name(gone.dir_id, &gone.name);
+            if !self.lane.is_back(gone.dir_id, &gone.name) {
+                self.lane.fuse.name_notice();
+                self.device.forget_name(gone.dir_id, &gone.name);
+            }
             self.lane.notifier.name_dropped();
         }
     }
