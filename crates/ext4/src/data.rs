@@ -150,6 +150,23 @@ fn fill_hole(
     let written = assemble(volume, core, place, (at, within, bytes), source, from)
         .and_then(|data| Ok(volume.io.write(claim.start, data)?));
     let started = written.and_then(|_| volume.start(MAP_CREDITS));
+    let (handle, count) = link_claim(volume, cell, core, (claim, started), first, false)?;
+    finish(volume, handle, cell, core, at + bytes as u64, true)?;
+    drop(promise);
+    promised::release(volume, cell, first.0, first.0 + count);
+    Ok(bytes)
+}
+
+/// Makes claimed blocks the file's, from `first` on, in the handle that was `started` for it;
+/// returns it and how many blocks there are. Without a handle the claim is given up.
+pub fn link_claim<'a>(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    (claim, started): (Claim, Result<Handle<'a>>),
+    first: FileBlock,
+    unwritten: bool,
+) -> Result<(Handle<'a>, u32)> {
     let handle = match started {
         Ok(handle) => handle,
         Err(error) => {
@@ -159,13 +176,9 @@ fn fill_hole(
     };
     let (start, count) = (claim.start, claim.count);
     volume.alloc.mark(&handle, claim);
-    let extent = Extent { first, count, start, unwritten: false };
-    extents::insert(volume, &handle, cell, core, extent)?;
+    extents::insert(volume, &handle, cell, core, Extent { first, count, start, unwritten })?;
     core.add_blocks(count.into(), volume.geometry.block_bytes);
-    finish(volume, handle, cell, core, at + bytes as u64, true)?;
-    drop(promise);
-    promised::release(volume, cell, first.0, first.0 + count);
-    Ok(bytes)
+    Ok((handle, count))
 }
 
 /// Claims up to `want` blocks: promised ones, or ones that nobody was promised.

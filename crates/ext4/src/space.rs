@@ -6,7 +6,7 @@
 use polylane_base::Errno;
 use polylane_vfs::fs::{Fallocate, SeekFor};
 
-use crate::data::{INODE_CREDITS, MAP_CREDITS, TREE_BLOCKS, goal};
+use crate::data::{INODE_CREDITS, MAP_CREDITS, TREE_BLOCKS, goal, link_claim};
 use crate::error::Result;
 use crate::extents::{self, GROUPS_PER_REMOVAL, Mapping};
 use crate::format::FileBlock;
@@ -206,18 +206,8 @@ fn allocate_run(
     let goal = goal(volume, cell, core, first)?;
     let promise = volume.promise(TREE_BLOCKS)?;
     let claim = volume.with_space(|| volume.alloc.claim_data(goal, want))?;
-    let handle = match volume.start(MAP_CREDITS) {
-        Ok(handle) => handle,
-        Err(error) => {
-            volume.alloc.unclaim(claim);
-            return Err(error);
-        }
-    };
-    let (start, count) = (claim.start, claim.count);
-    volume.alloc.mark(&handle, claim);
-    let extent = Extent { first, count, start, unwritten: true };
-    extents::insert(volume, &handle, cell, core, extent)?;
-    core.add_blocks(count.into(), volume.geometry.block_bytes);
+    let started = volume.start(MAP_CREDITS);
+    let (handle, count) = link_claim(volume, cell, core, (claim, started), first, true)?;
     volume.store(&handle, cell, core, true)?;
     handle.complete();
     drop(promise);

@@ -13,33 +13,20 @@ use std::time::{Duration, Instant};
 
 use polylane_base::rng::Rng;
 use polylane_base::sync::Arc;
-use polylane_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use polylane_front::shm::Config;
 use polylane_ipc::handshake::Hello;
 use polylane_ipc::layout::{Layout, MAILBOX_HEAD, control, mailbox};
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::{Geometry, QueueKind};
 use polylane_sys::{Region, event, scm};
-use shm_kit::{House, connect_raw};
+use shm_kit::{House, connect_raw, count_panics, panics};
 
 /// Half a second of it already reaches every operation; more finds more.
 const TIME: Duration = Duration::from_secs(5);
 
 /// Eight bytes that only the good client writes.
 const SECRET: u64 = 0x5ec2_e7be_ef5e_c2e7;
-
-static PANICS: AtomicU32 = AtomicU32::new(0);
-
-/// Counts panics of the service's threads; those of the test end the test anyway.
-fn count_panics() {
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        if std::thread::current().name().is_some_and(|name| name.starts_with("shm-")) {
-            PANICS.fetch_add(1, Relaxed);
-        }
-        before(info);
-    }));
-}
 
 #[test]
 fn a_good_client_among_hostile_ones() {
@@ -56,7 +43,7 @@ fn a_good_client_among_hostile_ones() {
         scope.spawn(|| work(&house, &stop, &progress));
         watch(&stop, &progress);
     });
-    assert_eq!(PANICS.load(Relaxed), 0, "the service panicked");
+    assert_eq!(panics(), 0, "the service panicked");
     let totals = house.server.totals();
     assert!(totals.refused > 0, "the hostile clients were too tame: {totals:?}");
     for (op, count) in totals.by_op {

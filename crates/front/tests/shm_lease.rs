@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kernel::{Answer, Bytes, Fields, Kernel, ROOT};
 use polylane_base::rng::Rng;
 use polylane_base::sync::Arc;
-use polylane_base::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use polylane_base::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use polylane_base::{Errno, SystemClock};
 use polylane_front::Lane;
 use polylane_front::shm::Config;
@@ -22,10 +22,11 @@ use polylane_ipc::stream::{
     Change, Entry, LEASES_MAX, Posted, STREAM_BYTES, ShortName, streamed_handle,
 };
 use polylane_sys::Region;
-use polylane_vfs::fs::SetAttr;
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Cred, Options, RENAME_EXCHANGE, Vfs};
-use shm_kit::{Client, House, connect_raw, count, make_slot, outcome, wait_for};
+use polylane_vfs::{Cred, RENAME_EXCHANGE};
+use shm_kit::{
+    Client, House, connect_raw, count, count_panics, lane_on, make_slot, outcome, panics, wait_for,
+};
 
 /// What a lease came with.
 struct Granted {
@@ -299,20 +300,7 @@ fn directories_that_are_too_large_or_not_ours_are_refused() {
 
 /// A lane with so many inodes.
 fn small_lane(inodes: u64) -> Arc<Lane> {
-    let clock = Arc::new(SystemClock);
-    let fs = MemFs::new(1 << 30, inodes, clock.clone());
-    let options = Options {
-        clock,
-        cache_bytes_limit: 1 << 20,
-        dirty_bytes_limit: 1 << 20,
-        flush_interval: Duration::from_secs(5),
-        mount_path: b"/lane".to_vec(),
-        covered: Vec::new(),
-    };
-    let vfs = Vfs::new(Arc::new(fs), options).unwrap();
-    let open = SetAttr { perm: Some(0o777), ..SetAttr::default() };
-    vfs.setattr(&Cred::root(), &vfs.root(), &open).unwrap();
-    Lane::new(vfs, 0)
+    lane_on(MemFs::new(1 << 30, inodes, Arc::new(SystemClock)))
 }
 
 /// Makes a file by the stream where it can, else the ordinary way: like the library.
@@ -421,18 +409,6 @@ fn the_leased_flag_without_a_lease_means_nothing() {
     }
 }
 
-static PANICS: AtomicU32 = AtomicU32::new(0);
-
-fn count_panics() {
-    let before = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        if std::thread::current().name().is_some_and(|name| name.starts_with("shm-")) {
-            PANICS.fetch_add(1, Relaxed);
-        }
-        before(info);
-    }));
-}
-
 /// Entries that mean something else than one name in the leased directory are not applied, and two
 /// clients that aim at each other's leases do not stop each other's workers.
 #[test]
@@ -522,7 +498,7 @@ fn a_stream_of_garbage_harms_nobody() {
         stop.store(true, SeqCst);
         assert!(round > 1000, "the good client came to {round} rounds");
     });
-    assert_eq!(PANICS.load(Relaxed), 0, "the service panicked");
+    assert_eq!(panics(), 0, "the service panicked");
     let judge = house.client();
     assert_eq!(list(&judge, "far"), ["file".to_string()].into());
     assert!(list(&judge, "good").len() < 8);

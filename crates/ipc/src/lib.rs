@@ -18,6 +18,7 @@
 //! The bytes are in `docs/design/wire.md`.
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod calibrate;
 pub mod channel;
 pub mod handshake;

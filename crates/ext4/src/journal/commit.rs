@@ -59,12 +59,7 @@ impl Journal {
     /// # Errors
     /// The device's.
     pub fn commit(&self, client: &dyn Client) -> Result<()> {
-        let mut log = self.log.lock();
-        let result = self.commit_locked(&mut log, client);
-        if let Err(why) = &result {
-            self.stop(Some(why));
-        }
-        result
+        self.commit_or_stop(&mut self.log.lock(), client)
     }
 
     /// Has `tid` committed when it returns. `tid` must be one that a handle had: a transaction
@@ -81,7 +76,11 @@ impl Journal {
         if self.has_committed(tid) {
             return Ok(());
         }
-        let result = self.commit_locked(&mut log, client);
+        self.commit_or_stop(&mut log, client)
+    }
+
+    fn commit_or_stop(&self, log: &mut Log, client: &dyn Client) -> Result<()> {
+        let result = self.commit_locked(log, client);
         if let Err(why) = &result {
             self.stop(Some(why));
         }

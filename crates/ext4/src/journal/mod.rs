@@ -229,7 +229,23 @@ impl Journal {
 
     /// Waits until a transaction is closed after `closes` others; asks for the close of `full`.
     fn wait_for_room(&self, full: Tid, closes: u64) -> Result<()> {
-        self.wait_until(full, |progress| progress.closes != closes)
+        let mut progress = self.progress.lock();
+        loop {
+            if progress.closes != closes {
+                return Ok(());
+            }
+            self.check()?;
+            if !progress.wanted.reached(full) {
+                progress.wanted = full;
+                self.wish.notify_all();
+            }
+            progress.waiting += 1;
+            progress = match self.closed.wait(progress) {
+                Ok(guard) => guard,
+                Err(poison) => poison.into_inner(),
+            };
+            progress.waiting -= 1;
+        }
     }
 
     /// The transaction that a change made now belongs to.
@@ -275,27 +291,6 @@ impl Journal {
     /// Whether `tid` has committed.
     pub fn has_committed(&self, tid: Tid) -> bool {
         self.progress.lock().committed.reached(tid)
-    }
-
-    /// Waits until `reached`, which a close may change, asking for the commit of `tid`.
-    fn wait_until(&self, tid: Tid, reached: impl Fn(&Progress) -> bool) -> Result<()> {
-        let mut progress = self.progress.lock();
-        loop {
-            if reached(&progress) {
-                return Ok(());
-            }
-            self.check()?;
-            if !progress.wanted.reached(tid) {
-                progress.wanted = tid;
-                self.wish.notify_all();
-            }
-            progress.waiting += 1;
-            progress = match self.closed.wait(progress) {
-                Ok(guard) => guard,
-                Err(poison) => poison.into_inner(),
-            };
-            progress.waiting -= 1;
-        }
     }
 
     /// Blocks that will be free once what was done so far has committed.

@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex};
+use polylane_ipc::budget::{self, BUDGET_MAX, SHORT_SLEEP};
 use polylane_sys::event::{self, Epoll, Interest, eventfd};
 
 use super::dispatch::{self, Scratch};
@@ -37,16 +38,6 @@ use super::stats::Stats;
 
 /// Requests taken from one channel before the next one has its turn.
 const BATCH: usize = 8;
-
-/// Looks at a queue before the first sleep, and at most. At 10 to 40 ns each this is about what
-/// waking a sleeping worker on another CPU costs.
-const BUDGET_MAX: u32 = 1000;
-/// Looks when spinning was in vain of late.
-const BUDGET_MIN: u32 = 32;
-/// A sleep that was over so soon was not worth it: waking up took most of it.
-const SHORT_SLEEP: Duration = Duration::from_micros(100);
-/// After so many sleeps on a small budget, a full one is tried.
-const PROBE_PERIOD: u32 = 64;
 
 /// Times in a row that a queue may claim to hold requests and give none before the worker sleeps
 /// all the same: a broken or hostile client must not keep it awake.
@@ -286,7 +277,7 @@ impl Budget {
     fn found(&mut self) {
         self.yielding = false;
         if self.left < self.full {
-            self.full = (self.full + self.full / 4).min(BUDGET_MAX);
+            self.full = budget::after_find(self.full);
         }
         self.left = self.full;
     }
@@ -310,18 +301,15 @@ impl Budget {
             return;
         }
         self.sleeps = self.sleeps.wrapping_add(1);
-        let probe = self.sleeps.is_multiple_of(PROBE_PERIOD);
-        self.full = match short {
-            true => (self.full * 2).min(BUDGET_MAX),
-            false if probe => BUDGET_MAX,
-            false => (self.full - self.full / 8).max(BUDGET_MIN),
-        };
+        self.full = budget::after_sleep(self.full, self.sleeps, short);
         self.left = self.full;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use polylane_ipc::budget::{BUDGET_MIN, PROBE_PERIOD};
+
     use super::*;
 
     #[test]

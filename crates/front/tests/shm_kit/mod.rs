@@ -59,7 +59,11 @@ impl Drop for House {
 
 /// A memory lane of 1 GiB, mounted at /lane as far as links are concerned.
 pub fn lane() -> Arc<Lane> {
-    let fs = MemFs::new(1 << 30, 1 << 20, Arc::new(TestClock::default()));
+    lane_on(MemFs::new(1 << 30, 1 << 20, Arc::new(TestClock::default())))
+}
+
+/// The same on a memory file system of the test's own.
+pub fn lane_on(fs: MemFs) -> Arc<Lane> {
     let options = Options {
         clock: Arc::new(SystemClock),
         cache_bytes_limit: 64 << 20,
@@ -73,6 +77,24 @@ pub fn lane() -> Arc<Lane> {
     let open = SetAttr { perm: Some(0o777), ..SetAttr::default() };
     vfs.setattr(&Cred::root(), &vfs.root(), &open).unwrap();
     Lane::new(vfs, 0)
+}
+
+static PANICS: AtomicU32 = AtomicU32::new(0);
+
+/// Counts panics of the service's threads from now on; those of the test end the test anyway.
+pub fn count_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().name().is_some_and(|name| name.starts_with("shm-")) {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+        }
+        before(info);
+    }));
+}
+
+/// How many there were.
+pub fn panics() -> u32 {
+    PANICS.load(Ordering::Relaxed)
 }
 
 /// A slot, as the kernel's CREATE would make it.

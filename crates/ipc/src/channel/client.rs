@@ -20,6 +20,7 @@ use polylane_sys::{Region, cpu, event};
 
 use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
+use crate::budget::{self, BUDGET_MAX, SHORT_SLEEP};
 use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, MAILBOXES_MAX, QueueKind, header};
 use crate::message::{
     MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, Status, VERSION, WORDS,
@@ -30,15 +31,6 @@ use crate::stream::Stream;
 
 /// How long a sleeper goes without asking whether the service lives.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(100);
-
-/// Pauses before a first sleep, and at most.
-const BUDGET_MAX: u32 = 1000;
-/// Pauses when spinning was in vain of late.
-const BUDGET_MIN: u32 = 32;
-/// A sleep that was over so soon was not worth it: waking up took most of it.
-const SHORT_SLEEP: Duration = Duration::from_micros(100);
-/// After so many sleeps on a small budget, a full one is tried.
-const PROBE_PERIOD: u32 = 64;
 
 /// Why a call has no reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -374,7 +366,7 @@ impl ClientChannel {
             let (mut left, mut seen) = (budget, 0);
             while left > 0 {
                 if mailbox.is_free() {
-                    own.budget.store((budget + budget / 4).min(BUDGET_MAX), Ordering::Relaxed);
+                    own.budget.store(budget::after_find(budget), Ordering::Relaxed);
                     return Ok(());
                 }
                 let ready = mailbox.progress();
@@ -442,11 +434,6 @@ impl Own {
     fn slept(&self, budget: u32, short: bool) {
         let sleeps = self.sleeps.load(Ordering::Relaxed).wrapping_add(1);
         self.sleeps.store(sleeps, Ordering::Relaxed);
-        let next = match short {
-            true => budget * 2,
-            false if sleeps.is_multiple_of(PROBE_PERIOD) => BUDGET_MAX,
-            false => budget - budget / 8,
-        };
-        self.budget.store(next.clamp(BUDGET_MIN, BUDGET_MAX), Ordering::Relaxed);
+        self.budget.store(budget::after_sleep(budget, sleeps, short), Ordering::Relaxed);
     }
 }
