@@ -235,7 +235,16 @@ fn check(vfs: &Arc<Vfs>, all: Vec<Known>) {
             let mut bytes = vec![0; content.len() + 100];
             let count = file.read(0, bytes.len(), &mut &mut bytes[..]).expect("reads");
             assert_eq!(count, content.len());
-            assert!(&bytes[..count] == content, "{thread}: {}", String::from_utf8_lossy(name));
+            let wrong: Vec<usize> = (0..count).filter(|at| bytes[*at] != content[*at]).collect();
+            if let (Some(first), Some(last)) = (wrong.first(), wrong.last()) {
+                panic!(
+                    "{thread}: {}: {} of {count} bytes wrong, {first}..={last}: {} for {}",
+                    String::from_utf8_lossy(name),
+                    wrong.len(),
+                    bytes[*first],
+                    content[*first]
+                );
+            }
         }
         Private { vfs, dir, known }.list();
     }

@@ -3,7 +3,7 @@
 use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::pages::FilePages;
+use super::pages::{Edges, FilePages};
 use super::{PAGE, PageData, zero_page};
 use crate::core::Core;
 use crate::fs::{Attr, Fallocate, SetAttr, Sink, Source};
@@ -178,8 +178,10 @@ impl Core {
             // Size before data: the flusher cuts what it writes at the size, and would otherwise
             // take the new end of a page for written.
             self.delay(node, pages, at + count as u64);
-            let delta = pages.write(at, count, done, source, &mut edges);
+            let written = pages.write(at, count, done, source, &mut edges);
             pages.landed();
+            // Another thread needed room and took an edge that was cached: once more.
+            let Some(delta) = written else { continue };
             self.cache.added(delta);
             self.cache.watch(node, pages);
             self.cache.list(node, pages);
@@ -189,14 +191,8 @@ impl Core {
         Ok(done)
     }
 
-    /// The absent pages that a write covers in part only.
-    fn edges(
-        &self,
-        node: &Node,
-        pages: &FilePages,
-        offset: u64,
-        len: usize,
-    ) -> Result<Vec<(u64, PageData)>> {
+    /// The pages that a write covers in part only.
+    fn edges(&self, node: &Node, pages: &FilePages, offset: u64, len: usize) -> Result<Edges> {
         let end = offset + len as u64;
         let (first, last) = (page_of(offset), page_of(end - 1));
         let is_edge = |index: u64| {
@@ -206,12 +202,19 @@ impl Core {
             let covers_back = end >= stop || end >= node.size();
             start < node.size() && !(covers_front && covers_back)
         };
-        let mut edges = Vec::new();
-        for index in [Some(first), Some(last).filter(|last| *last != first)].into_iter().flatten() {
-            if is_edge(index) && pages.absent(index, 1) == 1 {
-                let fresh = self.fetch(node, pages, index, 1)?;
-                edges.extend(fresh.into_iter().map(|page| (index, page)));
+        let mut edges = Edges::default();
+        let mut seek = |index| -> Result<()> {
+            if is_edge(index) {
+                let is_cached = pages.absent(index, 1) == 0;
+                let mut fetched =
+                    if is_cached { vec![] } else { self.fetch(node, pages, index, 1)? };
+                edges.push(index, fetched.pop());
             }
+            Ok(())
+        };
+        seek(first)?;
+        if last != first {
+            seek(last)?;
         }
         Ok(edges)
     }

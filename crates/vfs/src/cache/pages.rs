@@ -67,6 +67,30 @@ pub(super) struct Delta {
     pub(super) dirty: u64,
 }
 
+/// The pages that a write covers in part only: what they held must stay. Those that were cached may
+/// be evicted before the write reaches them; the others were fetched.
+#[derive(Default)]
+pub(super) struct Edges(Vec<(u64, Option<PageData>)>);
+
+impl Edges {
+    /// Page `index` is one; `fetched` unless it is cached.
+    pub(super) fn push(&mut self, index: u64, fetched: Option<PageData>) {
+        self.0.push((index, fetched));
+    }
+
+    fn indices(&self) -> impl Iterator<Item = u64> {
+        self.0.iter().map(|(index, _)| *index)
+    }
+
+    fn brings(&self, index: u64) -> bool {
+        self.0.iter().any(|(edge, fetched)| *edge == index && fetched.is_some())
+    }
+
+    fn take(&mut self, index: u64) -> Option<PageData> {
+        self.0.iter_mut().find(|(edge, _)| *edge == index)?.1.take()
+    }
+}
+
 /// Consecutive dirty pages on their way to the libservice.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
@@ -136,26 +160,27 @@ impl FilePages {
         Delta { pages, dirty: 0 }
     }
 
-    /// Copies `len` bytes at `at` of `source` to `offset` and marks the pages dirty. `edges`: the
-    /// pages that are written in part and were absent.
+    /// Copies `len` bytes at `at` of `source` to `offset` and marks the pages dirty. Nothing, and
+    /// nothing is changed, when a page that is written in part went since its bytes were sought.
     pub(super) fn write(
         &self,
         offset: u64,
         len: usize,
         at: usize,
         source: &mut dyn Source,
-        edges: &mut Vec<(u64, PageData)>,
-    ) -> Delta {
+        edges: &mut Edges,
+    ) -> Option<Delta> {
         let mut map = self.map.write();
+        if edges.indices().any(|index| !map.pages.contains_key(&index) && !edges.brings(index)) {
+            return None;
+        }
         let mut delta = Delta::default();
         let mut done = 0;
         while done < len {
             let (index, from) = split(offset + done as u64);
             let to = PAGE.min(from + len - done);
             if !map.pages.contains_key(&index) {
-                let edge = edges.iter().position(|(edge, _)| *edge == index);
-                let data = edge.map_or_else(zero_page, |edge| edges.swap_remove(edge).1);
-                map.add(index, data, true);
+                map.add(index, edges.take(index).unwrap_or_else(zero_page), true);
                 delta.pages += 1;
             }
             let Map { pages, dirty, .. } = &mut *map;
@@ -170,7 +195,7 @@ impl FilePages {
             }
             done += to - from;
         }
-        delta
+        Some(delta)
     }
 
     /// The next run of dirty pages from page `from` on, in a file of `size` bytes. They are clean
@@ -399,5 +424,30 @@ impl Source for RunSource<'_> {
 
     fn get(&mut self, at: usize, into: &mut [u8]) {
         self.pages.get(self.run.offset() + at as u64, into);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A page that a write covers in part was cached when the write began, and another thread
+    /// evicts it before the write comes to it: the write must not take it for a page of zeros.
+    #[test]
+    fn an_edge_that_was_evicted_is_not_zeros() {
+        let pages = FilePages::default();
+        pages.insert(0, vec![Box::new([7; PAGE])]);
+        let mut edges = Edges::default();
+        edges.push(0, None);
+        assert_eq!(pages.evict(1, 1), 1);
+        assert_eq!(pages.write(100, 10, 0, &mut &[1; 10][..], &mut edges), None);
+        assert!(pages.is_clean());
+        let mut edges = Edges::default();
+        edges.push(0, Some(Box::new([7; PAGE])));
+        let delta = pages.write(100, 10, 0, &mut &[1; 10][..], &mut edges);
+        assert_eq!(delta, Some(Delta { pages: 1, dirty: 1 }));
+        let mut bytes = [0; 4];
+        pages.get(98, &mut bytes);
+        assert_eq!(bytes, [7, 7, 1, 1]);
     }
 }
