@@ -22,6 +22,7 @@
 //! time. Two channels share no lock on the data path.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use polylane_base::Errno;
@@ -241,6 +242,22 @@ pub trait BlockDevice: Send + Sync {
     fn waiting_channel(self: Arc<Self>) -> Box<dyn Channel> {
         self.channel()
     }
+
+    /// Whether the `count` sectors from `sector` on take space: what is known of the first of them,
+    /// and of how many it holds, at least one of a range that is not empty. Where nothing is known
+    /// all of it is [`Allocation::Data`]. Writes that have completed are seen.
+    fn allocation(&self, _sector: Sector, count: u64) -> (Allocation, u64) {
+        (Allocation::Data, count)
+    }
+}
+
+/// What a range of sectors is to its device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Allocation {
+    /// It may hold anything.
+    Data,
+    /// It takes no space and reads as zeros.
+    Hole,
 }
 
 /// One thread's road to a device. Nothing here blocks but [`Channel::park`].
@@ -253,4 +270,11 @@ pub trait Channel: Send {
 
     /// Sleeps until `poll` will yield something, or nothing is in flight.
     fn park(&mut self);
+
+    /// A descriptor that poll(2) finds readable once `poll` has something to yield, for whoever
+    /// waits for more than this channel; `poll` comes first, since it may start what was submitted.
+    /// `None`: there is no such thing, [`park`](Channel::park) is the one way to wait.
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }

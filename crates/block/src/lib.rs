@@ -24,4 +24,6 @@ pub mod qos;
 pub mod ram;
 pub mod wait;
 
-pub use device::{BlockDevice, Channel, Completion, Error, Op, Request, Sector, Submitted};
+pub use device::{
+    Allocation, BlockDevice, Channel, Completion, Error, Op, Request, Sector, Submitted,
+};

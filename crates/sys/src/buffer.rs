@@ -12,7 +12,10 @@ pub const ALIGNMENT: usize = 4096;
 /// Zeroed memory aligned to [`ALIGNMENT`], owned like a `Box<[u8]>`.
 pub struct Buffer {
     base: NonNull<u8>,
+    /// Bytes in use.
     len: usize,
+    /// Bytes allocated, all initialised.
+    capacity: usize,
 }
 
 // SAFETY: the memory is owned exclusively, like a Box's.
@@ -29,7 +32,7 @@ impl Buffer {
         let layout = Self::layout(len);
         // SAFETY: the layout has a non-zero size, asserted in `layout`.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) });
-        Buffer { base: base.unwrap_or_else(|| handle_alloc_error(layout)), len }
+        Buffer { base: base.unwrap_or_else(|| handle_alloc_error(layout)), len, capacity: len }
     }
 
     /// A copy of `bytes`.
@@ -37,6 +40,20 @@ impl Buffer {
         let mut buffer = Self::zeroed(bytes.len());
         buffer.copy_from_slice(bytes);
         buffer
+    }
+
+    /// Bytes that it can hold.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Uses `len` of its bytes from now on. Those that come back hold what they held.
+    ///
+    /// # Panics
+    /// `len` is 0 or more than the capacity, as in [`zeroed`](Buffer::zeroed).
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len > 0 && len <= self.capacity, "length outside the buffer");
+        self.len = len;
     }
 
     fn layout(len: usize) -> Layout {
@@ -48,7 +65,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this very layout.
-        unsafe { dealloc(self.base.as_ptr(), Self::layout(self.len)) }
+        unsafe { dealloc(self.base.as_ptr(), Self::layout(self.capacity)) }
     }
 }
 
@@ -56,7 +73,7 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes, borrowed with `self`.
+        // SAFETY: `len` of `capacity` initialised bytes, borrowed with `self`.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
@@ -89,5 +106,15 @@ mod tests {
         for (index, buffer) in buffers.iter().enumerate() {
             assert!(buffer.iter().all(|byte| *byte == index as u8));
         }
+    }
+
+    #[test]
+    fn a_buffer_can_be_used_in_part() {
+        let mut buffer = Buffer::copy_of(&[7; 4096]);
+        buffer.set_len(512);
+        assert_eq!((buffer.len(), buffer.capacity()), (512, 4096));
+        buffer.fill(8);
+        buffer.set_len(4096);
+        assert!(buffer[..512].iter().all(|b| *b == 8) && buffer[512..].iter().all(|b| *b == 7));
     }
 }

@@ -14,7 +14,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::register::Restriction;
@@ -200,6 +200,14 @@ impl Ring {
     }
 }
 
+/// poll(2) finds it readable while something can be reaped.
+impl AsFd for Ring {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring's descriptor is open as long as the ring, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw(self.uring.as_raw_fd()) }
+    }
+}
+
 impl Drop for Ring {
     fn drop(&mut self) {
         while self.in_flight() > 0 {
@@ -272,7 +280,6 @@ fn gather(operation: &mut Operation, pieces: &mut Vec<libc::iovec>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     fn operation(action: Action, offset: u64, buffers: Vec<Buffer>) -> Operation {
         Operation { file: 0, action, offset, buffers, skip: 0, token: offset }

@@ -36,14 +36,14 @@ mod task;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use polylane_base::sync::Mutex;
 use polylane_base::{Errno, Result};
 use polylane_sys::uring::Ring;
 use rustix::fs::{AtFlags, FallocateFlags, OFlags, SeekFrom, StatxFlags};
 
-use crate::device::{BlockDevice, Channel, SECTOR_BYTES};
+use crate::device::{Allocation, BlockDevice, Channel, SECTOR_BYTES, Sector};
 
 use counters::Counters;
 pub use counters::Totals;
@@ -80,7 +80,7 @@ pub struct FileDevice {
     files: Files,
     /// Offsets and lengths that are multiples of this go through `io`; `None`: all of them.
     direct_alignment: Option<u64>,
-    sectors: u64,
+    sectors: AtomicU64,
     read_only: bool,
     way: Way,
     /// Some channel is a ring.
@@ -109,7 +109,7 @@ impl FileDevice {
         Ok(Arc::new(FileDevice {
             files,
             direct_alignment,
-            sectors: bytes / SECTOR_BYTES as u64,
+            sectors: AtomicU64::new(bytes / SECTOR_BYTES as u64),
             read_only,
             way,
             rings: AtomicBool::new(false),
@@ -126,9 +126,41 @@ impl FileDevice {
         totals
     }
 
+    /// Takes the size of a file that was made longer. A shorter one changes nothing: a device never
+    /// shrinks.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn grow(&self) -> Result<()> {
+        let bytes = rustix::fs::fstat(&self.files.plain).map_err(errno)?.st_size;
+        self.sectors.fetch_max(bytes as u64 / SECTOR_BYTES as u64, Ordering::AcqRel);
+        Ok(())
+    }
+
     /// Whether a failure stopped the device.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
+    }
+
+    /// What the host says of a range. `None` where it does not say.
+    fn data_or_hole(&self, sector: Sector, count: u64) -> Option<(Allocation, u64)> {
+        let start = sector.byte()?;
+        let end = start.checked_add(count.checked_mul(SECTOR_BYTES as u64)?)?;
+        let (allocation, until) = match rustix::fs::seek(&self.files.plain, SeekFrom::Data(start)) {
+            Ok(data) if data > start => (Allocation::Hole, data),
+            Ok(_) => {
+                let hole = rustix::fs::seek(&self.files.plain, SeekFrom::Hole(start)).ok()?;
+                (Allocation::Data, hole)
+            }
+            Err(rustix::io::Errno::NXIO) => (Allocation::Hole, end),
+            Err(_) => return None,
+        };
+        let sectors = (until.min(end) - start) / SECTOR_BYTES as u64;
+        match (sectors, allocation) {
+            // Less than a sector of a hole: data follows within it.
+            (0, _) => Some((Allocation::Data, 1)),
+            _ => Some((allocation, sectors)),
+        }
     }
 
     fn stop(&self) {
@@ -162,7 +194,7 @@ const PLAIN: usize = 1;
 
 impl BlockDevice for FileDevice {
     fn sector_count(&self) -> u64 {
-        self.sectors
+        self.sectors.load(Ordering::Acquire)
     }
 
     fn read_only(&self) -> bool {
@@ -183,6 +215,10 @@ impl BlockDevice for FileDevice {
     /// and all I/O on some file systems), whoever waits for it pays for two more switches.
     fn waiting_channel(self: Arc<Self>) -> Box<dyn Channel> {
         Box::new(calls::CallChannel::new(self))
+    }
+
+    fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
+        self.data_or_hole(sector, count).unwrap_or((Allocation::Data, count))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The channel on a ring of its own.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use polylane_sys::uring::Ring;
@@ -79,5 +80,9 @@ impl Channel for RingChannel {
 
     fn park(&mut self) {
         self.ring.wait();
+    }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ring.as_fd())
     }
 }

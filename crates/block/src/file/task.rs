@@ -9,7 +9,7 @@ use polylane_sys::uring::{Action, Finished, Operation};
 use rustix::fs::FallocateFlags;
 
 use super::{FileDevice, PLAIN};
-use crate::device::{Completion, Error, Op, Request};
+use crate::device::{BlockDevice, Completion, Error, Op, Request};
 
 /// Most zeros in one write, where the host cannot zero a range itself.
 const ZEROS_BYTES_MAX: u64 = 1 << 20;
@@ -47,7 +47,7 @@ pub(super) enum Next {
 impl Task {
     /// A task for a request, or the answer that needs no operation at all.
     pub(super) fn new(device: &FileDevice, request: Request) -> Result<Task, Completion> {
-        let check = match request.validate(device.sectors) {
+        let check = match request.validate(device.sector_count()) {
             _ if device.is_stopped() => Err(Error::Stopped),
             Ok(()) if request.is_change() && device.read_only => Err(Error::ReadOnly),
             other => other,

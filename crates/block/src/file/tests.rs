@@ -140,7 +140,7 @@ fn a_failed_flush_stops_the_device() {
         let [io, plain, lock] = [(); 3].map(|()| open().expect("open"));
         let files = Files { io, plain, lock };
         let mut device = FileDevice::open(files, way).expect("device");
-        Arc::get_mut(&mut device).expect("alone").sectors = 100;
+        Arc::get_mut(&mut device).expect("alone").sectors = 100.into();
         let waiter = Waiter::new(device.clone());
         let full = waiter.write(Sector(0), Buffer::zeroed(512), false).unwrap_err();
         assert_eq!(full, Error::NoSpace);
@@ -149,4 +149,44 @@ fn a_failed_flush_stops_the_device() {
         assert!(device.is_stopped());
         assert_eq!(waiter.read(Sector(0), 512).unwrap_err(), Error::Stopped);
     }
+}
+
+#[test]
+fn holes_are_told_from_data_and_a_longer_file_is_a_larger_device() {
+    let disk = Disk::new(MIB);
+    let device = disk.open(Way::Calls, true);
+    let waiter = Waiter::new(device.clone());
+    waiter.write(Sector(1024), Buffer::copy_of(&[1; 4096]), false).expect("write");
+    assert_eq!(device.allocation(Sector(0), 2048), (Allocation::Hole, 1024));
+    assert_eq!(device.allocation(Sector(1024), 1024), (Allocation::Data, 8));
+    assert_eq!(device.allocation(Sector(1032), 100), (Allocation::Hole, 100));
+    assert_eq!(waiter.read(Sector(2048), 512).unwrap_err(), Error::OutOfRange);
+    let file = std::fs::OpenOptions::new().write(true).open(&*disk.path).expect("open");
+    file.set_len(2 * MIB).expect("longer");
+    device.grow().expect("grow");
+    assert_eq!(device.sector_count(), 4096);
+    waiter.read(Sector(2048), 512).expect("there");
+    file.set_len(MIB).expect("shorter");
+    device.grow().expect("grow");
+    assert_eq!(device.sector_count(), 4096);
+}
+
+#[test]
+fn a_channel_says_when_it_has_something() {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let disk = Disk::new(MIB);
+    let mut channel = disk.open(Way::Ring, true).channel();
+    if channel.event().is_none() {
+        return;
+    }
+    let read = Request::with_data(Op::Read, Sector(0), vec![Buffer::zeroed(4096)], 5);
+    assert!(matches!(channel.submit(read), crate::Submitted::Pending));
+    let mut done = Vec::new();
+    channel.poll(&mut done);
+    if done.is_empty() {
+        let event = channel.event().expect("a ring");
+        poll(&mut [PollFd::from_borrowed_fd(event, PollFlags::IN)], None).expect("poll");
+        channel.poll(&mut done);
+    }
+    assert_eq!(done.len(), 1);
 }
