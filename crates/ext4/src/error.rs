@@ -90,6 +90,14 @@ pub enum Error {
     Stopped,
 }
 
+impl Error {
+    /// Whether the medium has no room left under the image: nothing is damaged, and it may have
+    /// some later.
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, Error::Device(DeviceError::NoSpace))
+    }
+}
+
 impl From<Errno> for Error {
     fn from(errno: Errno) -> Self {
         Error::Errno(errno)

@@ -63,26 +63,29 @@ impl BlockIo {
         self.waiter.write(self.sector(block)?, data, true)
     }
 
-    /// Writes many runs together and waits for all of them. Gives all buffers back, in order.
-    pub fn write_all(&self, runs: Vec<(DeviceBlock, Vec<Buffer>)>) -> Result<Vec<Buffer>> {
+    /// Writes many runs together and waits for all of them. Gives all buffers back, in order, also
+    /// when a request failed: a medium without room may have some later. Of several failures the
+    /// worst is told.
+    pub fn write_all(&self, runs: Vec<(DeviceBlock, Vec<Buffer>)>) -> (Vec<Buffer>, Result<()>) {
         let mut requests = Vec::with_capacity(runs.len());
-        let mut sent = 0;
         for (block, data) in runs {
-            sent += data.len();
-            let (sector, tag) = (self.sector(block)?, requests.len() as u64);
+            // Out of range for the device, where it is for us.
+            let sector = self.sector(block).unwrap_or(Sector(u64::MAX));
+            let tag = requests.len() as u64;
             requests.push(Request::with_data(Op::Write { fua: false }, sector, data, tag));
         }
         let mut done = self.waiter.all(requests);
         done.sort_by_key(|completion| completion.tag);
-        let mut buffers = Vec::new();
+        let (mut buffers, mut result) = (Vec::new(), Ok(()));
         for completion in done {
-            completion.result?;
             buffers.extend(completion.data);
+            match completion.result {
+                Err(DeviceError::NoSpace) if result.is_err() => {}
+                Err(error) => result = Err(error),
+                Ok(()) => {}
+            }
         }
-        match buffers.len() == sent {
-            true => Ok(buffers),
-            false => Err(DeviceError::OutOfRange),
-        }
+        (buffers, result)
     }
 
     /// Makes completed writes durable.

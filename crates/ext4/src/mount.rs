@@ -1,6 +1,6 @@
 //! Opening and closing: superblock, journal recovery, orphans, and the way back to a clean image.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use polylane_base::sync::{Arc, Mutex, thread};
@@ -105,8 +105,12 @@ impl Ext4 {
         if let Some(committer) = self.committer.lock().take() {
             let _ = committer.join();
         }
+        let left = self.volume.stop_on(self.leave_clean(journal));
         // A failure stops the file system: a second try must not call the image clean.
-        self.volume.stop_on(self.leave_clean(journal))
+        if let Err(why) = &left {
+            journal.stop(Some(why));
+        }
+        left
     }
 
     fn leave_clean(&self, journal: &Journal) -> Result<()> {
@@ -204,12 +208,15 @@ fn assemble(
         orphans: Mutex::default(),
         generation: AtomicU32::new(clock.now().nsec ^ clock.now().sec as u32),
         clock,
+        full: AtomicBool::new(false),
+        full_since: Mutex::default(),
+        damage_recorded: AtomicBool::new(false),
     })
 }
 
 /// Replays the journal if need be, forgets what was read before, and opens the journal for writing.
 fn replay(volume: &mut Volume, needed: bool, options: &Options) -> Result<Recovered> {
-    let (map, journal) = find_journal(volume)?;
+    let (map, mut journal) = find_journal(volume)?;
     let mut recovered = Recovered { next_sequence: journal.sequence(), ..Recovered::default() };
     if needed {
         recovered = recover(&volume.io, &map, &journal)?;
@@ -223,7 +230,10 @@ fn replay(volume: &mut Volume, needed: bool, options: &Options) -> Result<Recove
         volume.alloc = Allocator::open(volume.io.clone(), volume.cache.clone(), &fresh)?;
         *volume.superblock.get_mut() = fresh;
     }
-    mark_in_use(volume)?;
+    // An error that stopped the journal's last user: replay may have undone what was written about
+    // it in the superblock. Opening the journal forgets it, so the superblock says it first.
+    mark_in_use(volume, journal.errno() != 0)?;
+    journal.set_errno(0);
     let opened = Journal::open(volume.io.clone(), map, journal, recovered.next_sequence)?;
     volume.journal = Some(opened);
     Ok(recovered)
@@ -231,10 +241,11 @@ fn replay(volume: &mut Volume, needed: bool, options: &Options) -> Result<Recove
 
 /// Says in the superblock that the journal must be replayed, before the journal says that it holds
 /// anything: a log without that flag is one that others throw away.
-fn mark_in_use(volume: &Volume) -> Result<()> {
+fn mark_in_use(volume: &Volume, damaged: bool) -> Result<()> {
     let mut superblock = volume.superblock.lock();
     superblock.set_recover(true);
-    let state = superblock.state() & STATE_ERROR;
+    let damaged = if damaged { STATE_ERROR } else { 0 };
+    let state = superblock.state() & STATE_ERROR | damaged;
     superblock.set_state(state);
     superblock.note_mount(volume.clock.now().sec as u32);
     write_superblock(volume, &superblock)
@@ -327,6 +338,9 @@ fn start_committer(volume: Arc<Volume>, interval: Duration) -> thread::JoinHandl
     thread::spawn(move || {
         if let Some(journal) = &volume.journal {
             journal.run(&*volume, interval);
+            if let Some(why) = journal.reason() {
+                let _ = volume.stop_on::<()>(Err(why));
+            }
         }
     })
 }

@@ -38,12 +38,11 @@ impl Ext4 {
         Ok(self.volume.stop_on(run())?)
     }
 
-    /// Runs an operation that changes something: `EROFS` when open for reading only.
+    /// Runs an operation that changes something: `EROFS` when open for reading only, `ENOSPC` when
+    /// the medium has no room left for it.
     fn changing<T>(&self, run: impl FnOnce() -> Result<T>) -> polylane_base::Result<T> {
-        match self.volume.journal {
-            Some(_) => self.guard(run),
-            None => Err(Errno::EROFS),
-        }
+        let Some(journal) = &self.volume.journal else { return Err(Errno::EROFS) };
+        self.guard(|| journal.admit().and_then(|()| run()))
     }
 
     fn change(&self, ino: u32, set: &SetAttr) -> Result<Attr> {
@@ -215,12 +214,16 @@ impl FileSystem for Ext4 {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
             regular(&core)?;
-            data::write(&self.volume, &cell, &mut core, offset, source)
+            let written = data::write(&self.volume, &cell, &mut core, offset, source);
+            written.inspect(|_| self.volume.note_room())
         })
     }
 
     fn reserve(&self, ino: Ino, offset: u64, len: u64) -> polylane_base::Result<()> {
         self.changing(|| {
+            if self.volume.is_medium_full() {
+                return Err(Errno::ENOSPC.into());
+            }
             let cell = self.volume.cell(number(ino)?)?;
             promised::reserve(&self.volume, &cell, offset, len)
         })

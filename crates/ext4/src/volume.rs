@@ -1,13 +1,16 @@
 //! An open file system: what all its parts share.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Clock, Errno, Time};
+use polylane_block::Error as DeviceError;
 use rustc_hash::FxHashSet;
 
 use crate::alloc::{Allocator, Promise};
 use crate::cache::{BlockCache, MetaBlock, Seal};
+use crate::damage;
 use crate::error::{Error, Result};
 use crate::format::hash::HashVersion;
 use crate::format::inode::RawInode;
@@ -87,7 +90,16 @@ pub struct Volume {
     pub generation: AtomicU32,
     /// Where the time comes from.
     pub clock: Arc<dyn Clock>,
+    /// The medium had no room lately, and when.
+    pub full: AtomicBool,
+    /// See `full`.
+    pub full_since: Mutex<Option<Instant>>,
+    /// The damage that stopped the file system was written down.
+    pub damage_recorded: AtomicBool,
 }
+
+/// How long writers are refused after the medium had no room.
+const FULL_PAUSE: Duration = Duration::from_secs(1);
 
 impl Volume {
     /// Starts a change of at most `credits` metadata blocks.
@@ -223,15 +235,48 @@ impl Volume {
         self.clock.now()
     }
 
-    /// Turns a failure of the medium or the format into a stop: nothing is written any more.
-    /// Ordinary refusals pass through.
+    /// Turns a failure of the medium or the format into a stop: nothing is written any more but,
+    /// for damage, that e2fsck is wanted. Ordinary refusals pass through, and so does a medium
+    /// without room. Call without locks.
     pub fn stop_on<T>(&self, result: Result<T>) -> Result<T> {
-        if let (Err(why @ (Error::Corrupt(_) | Error::Device(_))), Some(journal)) =
-            (&result, &self.journal)
-        {
-            journal.stop(Some(why));
+        let (Err(why), Some(journal)) = (&result, &self.journal) else { return result };
+        match why {
+            Error::Device(DeviceError::NoSpace) => self.note_full(),
+            Error::Device(_) => journal.stop(Some(why)),
+            Error::Corrupt(corrupt) => {
+                journal.stop(Some(why));
+                damage::record(self, corrupt);
+            }
+            _ => {}
         }
         result
+    }
+
+    fn note_full(&self) {
+        *self.full_since.lock() = Some(Instant::now());
+        self.full.store(true, Ordering::Release);
+    }
+
+    /// Notes that a write found room.
+    pub fn note_room(&self) {
+        if self.full.load(Ordering::Relaxed) {
+            self.full.store(false, Ordering::Release);
+        }
+    }
+
+    /// Whether the medium had no room for something within the last second. Writers are then told
+    /// before what they write becomes dirty pages; once a second one finds out whether there is
+    /// room again.
+    pub fn is_medium_full(&self) -> bool {
+        if !self.full.load(Ordering::Acquire) {
+            return false;
+        }
+        let since = self.full_since.lock();
+        let full = since.is_some_and(|since| since.elapsed() < FULL_PAUSE);
+        if !full {
+            self.full.store(false, Ordering::Release);
+        }
+        full
     }
 }
 

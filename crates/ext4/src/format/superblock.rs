@@ -302,6 +302,34 @@ impl Superblock {
         put16(&mut *self.raw, 0x34, count);
     }
 
+    /// Notes an error: the first one is kept, the last one replaced, all are counted.
+    pub fn note_error(&mut self, note: &ErrorNote) {
+        let count = le32(&*self.raw, 0x194).saturating_add(1);
+        put32(&mut *self.raw, 0x194, count);
+        if count == 1 {
+            self.put_error(&ErrorPlaces::FIRST, note);
+        }
+        self.put_error(&ErrorPlaces::LAST, note);
+    }
+
+    fn put_error(&mut self, places: &ErrorPlaces, note: &ErrorNote) {
+        put32(&mut *self.raw, places.time, note.now as u32);
+        self.raw[places.time_high] = (note.now >> 32) as u8;
+        put32(&mut *self.raw, places.ino, note.ino);
+        self.raw[places.block..places.block + 8].fill(0);
+        let what = &mut self.raw[places.function..places.function + 32];
+        what.fill(0);
+        let length = note.what.len().min(31);
+        what[..length].copy_from_slice(&note.what.as_bytes()[..length]);
+        put32(&mut *self.raw, places.line, 0);
+        self.raw[places.code] = note.code;
+    }
+
+    /// Errors found since the last e2fsck.
+    pub fn error_count(&self) -> u32 {
+        le32(&*self.raw, 0x194)
+    }
+
     /// Notes a write at `now` (seconds).
     pub fn note_write(&mut self, now: u32) {
         put32(&mut *self.raw, 0x30, now);
@@ -383,6 +411,51 @@ impl Superblock {
         };
         power_of(3) || power_of(5) || power_of(7)
     }
+}
+
+/// What the superblock keeps of an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ErrorNote {
+    /// When, in seconds.
+    pub now: u64,
+    /// The inode that it was found at, 0 for none.
+    pub ino: u32,
+    /// What is wrong; the first 31 bytes are kept, where Linux keeps the name of a function.
+    pub what: &'static str,
+    /// The kind, as Linux numbers them.
+    pub code: u8,
+}
+
+/// Where the parts of an error lie.
+struct ErrorPlaces {
+    time: usize,
+    time_high: usize,
+    ino: usize,
+    block: usize,
+    function: usize,
+    line: usize,
+    code: usize,
+}
+
+impl ErrorPlaces {
+    const FIRST: ErrorPlaces = ErrorPlaces {
+        time: 0x198,
+        time_high: 0x278,
+        ino: 0x19c,
+        block: 0x1a0,
+        function: 0x1a8,
+        line: 0x1c8,
+        code: 0x27a,
+    };
+    const LAST: ErrorPlaces = ErrorPlaces {
+        time: 0x1cc,
+        time_high: 0x279,
+        ino: 0x1d0,
+        block: 0x1d8,
+        function: 0x1e0,
+        line: 0x1d4,
+        code: 0x27b,
+    };
 }
 
 fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {

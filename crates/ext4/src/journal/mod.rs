@@ -17,6 +17,7 @@
 //! - Blocks freed by a transaction are given to the allocator only after it committed.
 //! - A handle that changed something and is dropped without [`Handle::complete`] stops the journal:
 //!   half a change must never be committed.
+//! - A medium without room is no failure: a commit that finds none is done later.
 //! - After a failure nothing is written any more: every call answers [`Error::Stopped`].
 //!
 //! # Locking
@@ -26,10 +27,13 @@
 //! Whoever holds a handle waits for no lock that a thread without one may hold while it starts one:
 //! inodes' and directories' locks come before the handle. One thread has one handle at a time.
 
+mod checkpoint;
 mod commit;
+mod log;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use polylane_base::Time;
 use polylane_base::sync::{Arc, Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -42,7 +46,7 @@ use crate::format::journal::{CSUM_V3, JournalSuperblock, REVOKE, SIXTY_FOUR_BIT}
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::io::BlockIo;
 use crate::recovery::JournalMap;
-use commit::Log;
+use log::Log;
 
 /// The number of a transaction, as in the log. Compared modulo 2^32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -88,6 +92,9 @@ pub trait Client: Send + Sync {
 /// Log blocks that any transaction may need beside what its handles change: the superblock and a
 /// few inodes of the list of orphans, a revoke block.
 const RUNNING_OVERHEAD: usize = 8;
+
+/// How often a commit is tried for which the medium had no room.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
 /// Numbers that fit into a revoke block of 1 KiB, the smallest.
 const REVOKES_PER_BLOCK: usize = 120;
@@ -138,6 +145,8 @@ pub struct Journal {
     closed: Condvar,
     /// The committer is wanted.
     wish: Condvar,
+    /// The medium had no room for the last commit.
+    starved: AtomicBool,
     stopped: AtomicBool,
     reason: Mutex<Option<Error>>,
     /// Blocks freed by transactions that have not committed.
@@ -192,6 +201,7 @@ impl Journal {
             }),
             closed: Condvar::new(),
             wish: Condvar::new(),
+            starved: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             reason: Mutex::new(None),
             freeing: AtomicU64::new(0),
@@ -267,6 +277,32 @@ impl Journal {
         self.stopped.load(Ordering::Acquire)
     }
 
+    /// Whether a new operation may begin: `ENOSPC` while the medium has no room for commits and
+    /// half of what the running transaction can hold is used up. The other half is for those
+    /// under way.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub fn admit(&self) -> Result<()> {
+        let is_full = || self.load.load(Ordering::Acquire) > self.blocks_max / 2;
+        match self.is_starved() && is_full() {
+            true => Err(polylane_base::Errno::ENOSPC.into()),
+            false => Ok(()),
+        }
+    }
+
+    fn is_starved(&self) -> bool {
+        self.starved.load(Ordering::Acquire)
+    }
+
+    /// Notes whether the medium had room for a commit; the committer tries again where it had none.
+    fn note_room(&self, found: bool) {
+        if self.starved.swap(!found, Ordering::AcqRel) == found {
+            drop(self.progress.lock());
+            self.wish.notify_all();
+        }
+    }
+
     fn check(&self) -> Result<()> {
         if self.is_stopped() { Err(Error::Stopped) } else { Ok(()) }
     }
@@ -299,20 +335,31 @@ impl Journal {
     }
 
     /// The committer's life: waits for a wish or for `interval`, commits, until [`Journal::close`].
-    pub fn run(&self, client: &dyn Client, interval: std::time::Duration) {
+    /// While the medium has no room it tries again and again.
+    pub fn run(&self, client: &dyn Client, interval: Duration) {
         loop {
-            let ending = {
-                let progress = self.progress.lock();
-                let idle = |p: &mut Progress| {
-                    p.committed.reached(p.wanted) && !p.ending && !self.is_stopped()
-                };
-                let waited = self.wish.wait_timeout_while(progress, interval, idle);
-                waited.unwrap_or_else(|poison| poison.into_inner()).0.ending
-            };
-            if self.is_stopped() || self.commit(client).is_err() || ending {
+            let ending = self.wait_for_wish(interval);
+            if self.is_stopped() {
+                return;
+            }
+            let refused = self.commit(client).is_err();
+            if ending || (refused && !self.is_starved()) {
                 return;
             }
         }
+    }
+
+    /// Whether the journal is being closed.
+    fn wait_for_wish(&self, interval: Duration) -> bool {
+        let progress = self.progress.lock();
+        let starved = self.is_starved();
+        let pause = if starved { interval.min(RETRY_PAUSE) } else { interval };
+        let idle = |p: &mut Progress| {
+            let content = starved || (p.committed.reached(p.wanted) && !self.is_starved());
+            content && !p.ending && !self.is_stopped()
+        };
+        let waited = self.wish.wait_timeout_while(progress, pause, idle);
+        waited.unwrap_or_else(|poison| poison.into_inner()).0.ending
     }
 
     /// Tells the committer to commit what there is and return.

@@ -1,0 +1,137 @@
+//! Checkpoints: committed versions go home, and the log is free again.
+
+use std::sync::atomic::Ordering;
+
+use polylane_base::sync::Arc;
+use polylane_block::Error as DeviceError;
+use polylane_sys::buffer::Buffer;
+
+use super::Journal;
+use super::log::{Log, Pending};
+use crate::cache::MetaBlock;
+use crate::error::Result;
+use crate::format::DeviceBlock;
+
+/// `EFSCORRUPTED`, which is Linux' `EUCLEAN`.
+const DAMAGED: i32 = 117;
+
+impl Journal {
+    /// Writes every committed version home and empties the log.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.check()?;
+        self.checkpoint_locked(&mut self.log.lock())
+    }
+
+    /// Empties a log that is half full. A medium without room for that only puts it off: what
+    /// has committed is in the log.
+    pub(super) fn checkpoint_early(&self, log: &mut Log) -> Result<()> {
+        let used = log.used();
+        if (used as usize) <= self.blocks_max * 2 || used < log.checkpoint_at {
+            return Ok(());
+        }
+        match self.checkpoint_locked(log) {
+            Err(why) if why.is_no_space() => {
+                log.checkpoint_at = used + (self.blocks_max / 8) as u32;
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    /// Makes room for `blocks` and what goes with them into the log.
+    pub(super) fn make_room(&self, log: &mut Log, blocks: usize) -> Result<()> {
+        // One descriptor for some 250 blocks, the commit block, and one more at its place.
+        let needed = blocks + blocks / 200 + 5;
+        if (log.size() - log.used()) as usize > needed {
+            return Ok(());
+        }
+        self.checkpoint_locked(log)
+    }
+
+    fn checkpoint_locked(&self, log: &mut Log) -> Result<()> {
+        let blocks = self.send_home(log)?;
+        self.io.flush()?;
+        for block in &blocks {
+            if block.dirty_in.load(Ordering::Acquire) == 0 {
+                block.home_is_old.store(false, Ordering::Release);
+            }
+        }
+        log.tail = log.head;
+        log.checkpoint_at = 0;
+        if let Some(last) = log.last.take() {
+            let (next, head) = (last.next().0, log.head);
+            log.superblock.set_tail(next, head);
+            self.write_superblock(log)?;
+        }
+        Ok(())
+    }
+
+    /// Writes every committed version home. Where the medium has no room they wait on, all of them:
+    /// those that got home will be written there once more.
+    fn send_home(&self, log: &mut Log) -> Result<Vec<Arc<MetaBlock>>> {
+        let mut pending: Vec<Pending> = log.pending.drain().map(|(_, pending)| pending).collect();
+        pending.sort_by_key(|pending| pending.block.home);
+        let mut runs: Vec<(DeviceBlock, Vec<Buffer>)> = Vec::new();
+        let mut blocks = Vec::with_capacity(pending.len());
+        for Pending { data, block } in pending {
+            match runs.last_mut() {
+                Some((start, run)) if start.0 + run.len() as u64 == block.home.0 => run.push(data),
+                _ => runs.push((block.home, vec![data])),
+            }
+            blocks.push(block);
+        }
+        let (buffers, result) = self.io.write_all(runs);
+        match result {
+            Err(error @ DeviceError::NoSpace) => {
+                let again = blocks.into_iter().zip(buffers);
+                let again = again.map(|(block, data)| (block.home, Pending { data, block }));
+                log.pending.extend(again);
+                Err(error.into())
+            }
+            // A failure stops the journal: nobody will ask for these versions again.
+            Err(error) => Err(error.into()),
+            Ok(()) => {
+                log.keep(buffers);
+                Ok(blocks)
+            }
+        }
+    }
+
+    /// Leaves an empty, clean log behind; nothing may be written afterwards.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn finish(&self) -> Result<()> {
+        self.check()?;
+        let mut log = self.log.lock();
+        self.checkpoint_locked(&mut log)?;
+        let next = self.running.lock().tid.0;
+        log.superblock.set_tail(next, 0);
+        self.write_superblock(&log)?;
+        self.stopped.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// For a journal that damage stopped: says so in its superblock, after `note` has said it
+    /// elsewhere. The log stays as it is. Waits for a commit or checkpoint that is under way.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn record_damage(&self, note: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut log = self.log.lock();
+        note()?;
+        log.superblock.set_errno(-DAMAGED);
+        self.write_superblock(&log)
+    }
+
+    pub(super) fn write_superblock(&self, log: &Log) -> Result<()> {
+        let home = self.map.device_block(0);
+        let mut block = self.io.read(home)?;
+        block[..1024].copy_from_slice(&log.superblock.encode());
+        self.io.write_durable(home, block)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,118 @@
+//! The log area: where it begins and ends, what waits in it for its way home.
+
+use std::sync::atomic::Ordering;
+
+use polylane_base::sync::Arc;
+use polylane_sys::buffer::Buffer;
+use rustc_hash::FxHashMap;
+
+use super::{Freed, Tid};
+use crate::cache::MetaBlock;
+use crate::format::DeviceBlock;
+use crate::format::journal::{Codec, JournalSuperblock};
+
+/// A transaction that takes no more changes, with copies of its blocks as they were at the close.
+pub(super) struct Closed {
+    pub(super) tid: Tid,
+    pub(super) blocks: Vec<Arc<MetaBlock>>,
+    /// The content of each.
+    pub(super) copies: Vec<Buffer>,
+    pub(super) freed: Vec<Freed>,
+    pub(super) revoked: Vec<DeviceBlock>,
+}
+
+impl Closed {
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty() && self.revoked.is_empty()
+    }
+}
+
+/// A committed version that its home does not have yet.
+pub(super) struct Pending {
+    pub(super) data: Buffer,
+    pub(super) block: Arc<MetaBlock>,
+}
+
+/// The log area, owned by whoever commits or checkpoints.
+pub(super) struct Log {
+    pub(super) superblock: JournalSuperblock,
+    pub(super) codec: Codec,
+    pub(super) head: u32,
+    pub(super) tail: u32,
+    /// The last committed transaction, if the log holds any.
+    pub(super) last: Option<Tid>,
+    pub(super) pending: FxHashMap<DeviceBlock, Pending>,
+    /// A closed transaction that the medium had no room for: the next one to be committed.
+    pub(super) stalled: Option<Closed>,
+    /// Log blocks in use from which on the log is emptied without need. Rises when the medium has
+    /// no room for that, so that not every commit tries again.
+    pub(super) checkpoint_at: u32,
+    /// The log's end has been written since it was opened: all of it has room on the medium.
+    pub(super) lapped: bool,
+    /// Buffers of a block to copy into.
+    pub(super) spare: Vec<Buffer>,
+}
+
+/// Spare buffers that are kept: what a busy lane copies between two checkpoints.
+const SPARE_MAX: usize = 512;
+
+impl Log {
+    /// A log without transactions.
+    pub(super) fn empty(superblock: JournalSuperblock) -> Log {
+        let first = superblock.first();
+        Log {
+            codec: superblock.codec(),
+            superblock,
+            head: first,
+            tail: first,
+            last: None,
+            pending: FxHashMap::default(),
+            stalled: None,
+            checkpoint_at: 0,
+            lapped: false,
+            spare: Vec::new(),
+        }
+    }
+
+    pub(super) fn size(&self) -> u32 {
+        self.superblock.end() - self.superblock.first()
+    }
+
+    pub(super) fn used(&self) -> u32 {
+        (self.head + self.size() - self.tail) % self.size()
+    }
+
+    /// Moves the head on.
+    pub(super) fn advance(&mut self, count: u32) {
+        let (first, size) = (self.superblock.first(), self.size());
+        self.lapped |= self.head - first + count >= size;
+        self.head = first + (self.head - first + count) % size;
+    }
+
+    /// The block before `index`.
+    pub(super) fn before(&self, index: u32) -> u32 {
+        let (first, size) = (self.superblock.first(), self.size());
+        first + (index - first + size - 1) % size
+    }
+
+    /// The transaction is durable: its versions wait for their homes, and what it revoked waits no
+    /// longer.
+    pub(super) fn retire(&mut self, closed: Closed) {
+        for home in &closed.revoked {
+            if let Some(pending) = self.pending.remove(home) {
+                pending.block.home_is_old.store(false, Ordering::Release);
+            }
+        }
+        self.last = Some(closed.tid);
+        for (block, data) in closed.blocks.into_iter().zip(closed.copies) {
+            let older = self.pending.insert(block.home, Pending { data, block });
+            self.keep(older.map(|older| older.data));
+        }
+    }
+
+    /// Keeps buffers to copy into.
+    pub(super) fn keep(&mut self, buffers: impl IntoIterator<Item = Buffer>) {
+        let room = SPARE_MAX.saturating_sub(self.spare.len());
+        self.spare.extend(buffers.into_iter().take(room));
+    }
+}

@@ -1,0 +1,297 @@
+//! A host without room under the image: nothing that was acknowledged is lost, what needs room is
+//! refused, and all goes on when there is room again. And what damage leaves in the superblock.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use polylane_base::{Errno, Ino, SystemClock, TestClock};
+use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::{BlockDevice, Error as DeviceError};
+use polylane_ext4::{Ext4, Options};
+use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode};
+use polylane_vfs::{Cred, Vfs};
+
+const ROOT: Ino = Ino(2);
+const FILE_BYTES: usize = 20_000;
+/// Longer than any wait here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn file() -> NewNode<'static> {
+    NewNode {
+        kind: Kind::File,
+        perm: 0o644,
+        uid: polylane_base::Uid(0),
+        gid: polylane_base::Gid(0),
+        rdev: 0,
+        target: b"",
+    }
+}
+
+fn name(at: usize) -> Vec<u8> {
+    format!("file-{at}").into_bytes()
+}
+
+fn content(at: usize) -> Vec<u8> {
+    (0..FILE_BYTES).map(|byte| (byte * 7 + at * 31) as u8).collect()
+}
+
+/// One file made, written and synced; every error is told.
+fn make(fs: &Ext4, at: usize) -> Result<(), Errno> {
+    let ino = fs.create(ROOT, &name(at), &file())?.node.ino;
+    let bytes = content(at);
+    let written = fs.write(ino, 0, &mut &bytes[..]);
+    let done = match written {
+        Ok(count) if count < bytes.len() => Err(Errno::ENOSPC),
+        other => other.and_then(|_| fs.fsync(ino, false)),
+    };
+    fs.forget(ino);
+    done
+}
+
+fn check(fs: &Ext4, at: usize) {
+    let attr = fs.lookup(ROOT, &name(at)).unwrap();
+    let mut bytes = vec![0; FILE_BYTES + 1];
+    let count = fs.read(attr.ino, 0, bytes.len(), &mut &mut bytes[..]).unwrap();
+    assert!(count == FILE_BYTES && bytes[..count] == content(at)[..], "file {at}");
+    fs.forget(attr.ino);
+}
+
+fn open(device: Arc<dyn BlockDevice>) -> Ext4 {
+    Ext4::open(device, Arc::new(TestClock::default()), &Options::default()).unwrap()
+}
+
+/// From each write of a workload on, the host has no room, for a while.
+#[test]
+fn a_host_that_is_full_for_a_while_costs_nothing_but_time() {
+    if !common::have_tools() {
+        return;
+    }
+    let base = Image::new(common::image(16, &[common::LANE, &["-J", "size=4"]].concat()));
+    let (mut refused, mut nth) = (0, 4);
+    loop {
+        let disk = SimDisk::new(base.clone(), SimOptions::default());
+        let fs = open(disk.clone());
+        let error = DeviceError::NoSpace;
+        disk.set_fault(Some(Fault { on: FaultOn::Write, nth, error, lasting: true }));
+        let done: Vec<usize> = (0..12).filter(|at| make(&fs, *at).is_ok()).collect();
+        assert!(!fs.is_stopped(), "{:?} at write {nth}", fs.stopped_by());
+        let before = disk.failures();
+        refused += 12 - done.len();
+        // Room again: the names that were refused are free or hold what can be replaced.
+        disk.set_fault(None);
+        for at in (0..12).filter(|at| !done.contains(at)) {
+            if fs.unlink(ROOT, &name(at)).is_ok_and(|changed| {
+                fs.forget(changed.node.ino);
+                true
+            }) || fs.lookup(ROOT, &name(at)).is_err()
+            {
+                make(&fs, at).unwrap();
+            }
+        }
+        (0..12).for_each(|at| check(&fs, at));
+        fs.close().unwrap();
+        let device = common::load(&disk.image().bytes());
+        assert_eq!(common::complaints(&device), None, "no room from write {nth} on");
+        let fs = open(device);
+        (0..12).for_each(|at| check(&fs, at));
+        if before == 0 {
+            break;
+        }
+        nth += 1;
+    }
+    assert!(refused > 20, "{refused} operations were refused");
+}
+
+/// Names are made in memory as long as the journal has room for them; then they are refused, at
+/// once, and are made again when the host has room.
+#[test]
+fn names_are_refused_when_the_journal_cannot_be_written() {
+    if !common::have_tools() {
+        return;
+    }
+    let bytes = common::image(64, &[common::LANE, &["-J", "size=4"]].concat());
+    let disk = SimDisk::new(Image::new(bytes), SimOptions::default());
+    let fs = open(disk.clone());
+    let error = DeviceError::NoSpace;
+    disk.set_fault(Some(Fault { on: FaultOn::Write, nth: 0, error, lasting: true }));
+    let mut made = 0;
+    let refused = loop {
+        match fs.create(ROOT, &name(made), &file()) {
+            Ok(changed) => fs.forget(changed.node.ino),
+            Err(errno) => break errno,
+        }
+        made += 1;
+    };
+    assert!(refused == Errno::ENOSPC && made > 100, "{refused:?} after {made}");
+    assert_eq!(fs.sync(), Err(Errno::ENOSPC));
+    assert_eq!(fs.unlink(ROOT, &name(0)).map(|_| ()), Err(Errno::ENOSPC));
+    disk.set_fault(None);
+    let until = Instant::now() + PATIENCE;
+    while make(&fs, made).is_err() {
+        assert!(Instant::now() < until, "there is room, and nobody notices");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    fs.sync().unwrap();
+    fs.close().unwrap();
+    let device = common::load(&disk.image().bytes());
+    assert_eq!(common::complaints(&device), None);
+    let fs = open(device);
+    assert!((0..made).all(|at| fs.lookup(ROOT, &name(at)).is_ok()));
+    check(&fs, made);
+}
+
+/// A small file system of the host, mounted while this lives.
+struct Host {
+    dir: tempfile::TempDir,
+}
+
+impl Host {
+    fn new(mib: u64) -> Option<Host> {
+        let dir = tempfile::tempdir().unwrap();
+        let (image, at) = (dir.path().join("host.img"), dir.path().join("host"));
+        std::fs::create_dir(&at).unwrap();
+        std::fs::File::create(&image).unwrap().set_len(mib << 20).unwrap();
+        run("mke2fs", &["-Fq", "-t", "ext4", "-m", "0", "-O", "^has_journal"], &image);
+        let mounted = Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&at).output();
+        let host = Host { dir };
+        mounted.is_ok_and(|output| output.status.success()).then_some(host)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join("host").join(name)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.dir.path().join("host")).status();
+    }
+}
+
+fn run(program: &str, arguments: &[&str], path: &Path) {
+    let done = Command::new(program).args(arguments).arg(path).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+fn device(path: &Path) -> Arc<FileDevice> {
+    let open = |flags: i32| -> OwnedFd {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let mut options = std::fs::OpenOptions::new();
+        options.read(true).write(true).custom_flags(flags).open(path).unwrap().into()
+    };
+    let files = Files { io: open(libc_direct()), plain: open(0), lock: open(0) };
+    FileDevice::open(files, Way::Ring).unwrap()
+}
+
+fn libc_direct() -> i32 {
+    rustix::fs::OFlags::DIRECT.bits() as i32
+}
+
+/// A lane promises more than its host has. Somebody else's file leaves, and all goes on.
+#[test]
+fn a_lane_outlives_a_full_host() {
+    let Some(host) = Host::new(64).filter(|_| common::have_tools()) else {
+        eprintln!("skipped: this user may not mount a small file system");
+        return;
+    };
+    let (volume, other) = (host.path("volume"), host.path("other"));
+    std::fs::File::create(&volume).unwrap().set_len(256 << 20).unwrap();
+    run("mke2fs", &["-Fq", "-t", "ext4", "-b", "4096", "-m", "0", "-N", "1024"], &volume);
+    let options = Options::default();
+    let fs = Arc::new(Ext4::open(device(&volume), Arc::new(SystemClock), &options).unwrap());
+    let small = polylane_testkit::subject::small_options(Arc::new(SystemClock), 4 << 20);
+    let vfs = Vfs::new(fs.clone(), small).unwrap();
+    let free = rustix::fs::statvfs(host.path("").as_path()).unwrap();
+    let left = free.f_bavail * free.f_frsize;
+    std::fs::write(&other, vec![1; left as usize - (4 << 20)]).unwrap();
+
+    let cred = Cred::root();
+    let write = |at: usize| -> Result<(), Errno> {
+        let path = name(at);
+        let flags = 0o2 | 0o100;
+        let file = vfs.open_path(&cred, &vfs.root(), &path, flags, 0o644, 0);
+        let file = file.map_err(|_| Errno::ENOSPC)?;
+        let bytes = content(at).repeat(8);
+        let written = file.write(&cred, Some(0), &mut &bytes[..])?;
+        file.fsync(false)?;
+        if written.count < bytes.len() { Err(Errno::ENOSPC) } else { Ok(()) }
+    };
+    let mut at = 0;
+    let refused = loop {
+        match write(at) {
+            Ok(()) => at += 1,
+            Err(errno) => break errno,
+        }
+    };
+    assert!(refused == Errno::ENOSPC && (10..200).contains(&at), "{refused:?} after {at}");
+    assert!(!fs.is_stopped(), "{:?}", fs.stopped_by());
+    // What needs no room works on.
+    vfs.unlink(&cred, &vfs.root(), &name(0)).unwrap();
+    std::fs::remove_file(&other).unwrap();
+    let until = Instant::now() + PATIENCE;
+    while let Err(errno) = write(at) {
+        assert!(errno == Errno::ENOSPC && Instant::now() < until, "{errno:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    (at + 1..at + 20).for_each(|more| write(more).unwrap());
+    vfs.sync().unwrap();
+    drop(vfs);
+    fs.close().unwrap();
+    drop(fs);
+    run("e2fsck", &["-fn"], &volume);
+    let fs = Ext4::open(device(&volume), Arc::new(SystemClock), &options).unwrap();
+    for at in 1..at + 20 {
+        let attr = fs.lookup(ROOT, &name(at)).unwrap();
+        let mut bytes = vec![0; 8 * FILE_BYTES];
+        assert_eq!(fs.read(attr.ino, 0, bytes.len(), &mut &mut bytes[..]), Ok(8 * FILE_BYTES));
+        assert!(bytes == content(at).repeat(8), "file {at}");
+    }
+}
+
+/// What e2fsck -fn and dumpe2fs find of an error, and that the file system opens again.
+#[test]
+fn damage_is_written_down_for_e2fsck() {
+    if !common::have_tools() {
+        return;
+    }
+    let bytes = common::image(16, &[common::LANE, &["-J", "size=4"]].concat());
+    let disk = SimDisk::new(Image::new(bytes), SimOptions::default());
+    let fs = open(disk.clone());
+    make(&fs, 1).unwrap();
+    fs.close().unwrap();
+    drop(fs);
+    // The second half of the root directory's inode: its checksum is wrong now.
+    let mut bytes = disk.image().bytes();
+    let at = inode_at(&bytes, ROOT.0 as usize);
+    bytes[at + 0x90] ^= 0xff;
+    let disk = SimDisk::new(Image::new(bytes), SimOptions::default());
+    let fs = open(disk.clone());
+    assert_eq!(fs.lookup(ROOT, &name(1)).map(|attr| attr.ino), Err(Errno(117)));
+    assert!(fs.is_stopped());
+    drop(fs);
+    let image = common::save(&common::load(&disk.image().bytes()));
+    let said = Command::new("dumpe2fs").arg("-h").arg(image.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    for wanted in ["with errors", "FS Error count:           1", "checksum", "EFSCORRUPTED"] {
+        assert!(said.contains(wanted), "{wanted}: {said}");
+    }
+    assert!(said.contains("Journal errno:            -117"), "{said}");
+    let mended = Command::new("e2fsck").arg("-fy").arg(image.path()).output().unwrap();
+    assert!(mended.status.code().is_some_and(|code| code & !3 == 0));
+    let fs = open(common::load(&std::fs::read(image.path()).unwrap()));
+    check(&fs, 1);
+    fs.close().unwrap();
+}
+
+/// Where an inode of group 0 lies, in bytes.
+fn inode_at(image: &[u8], ino: usize) -> usize {
+    let word = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
+    word(4096 + 8) * 4096 + (ino - 1) * 256
+}
