@@ -6,7 +6,7 @@
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 mod figures;
 pub use figures::AddressRange;
@@ -44,25 +44,36 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
     figures::FIGURES.iter().map(|figure| (figure.name, figure.about)).collect()
 }
 
-/// Runs the named figures one after the other, prints their tables and saves them.
+/// Runs the named figures one after the other, prints their tables and saves them. `fig6` stands
+/// for `fig6-buffered` and all others that begin so.
 ///
 /// # Errors
 /// An unknown name (before anything is run), a host that lacks what a figure needs, a failed load.
 pub fn run(names: &[String], options: &Options) -> Result<()> {
-    let known = |name: &String| figures::FIGURES.iter().find(|figure| figure.name == name);
-    if let Some(name) = names.iter().find(|name| known(name).is_none()) {
-        bail!("figure '{name}' does not exist; 'polylane bench list' names them all");
-    }
-    if names.iter().filter_map(known).any(|figure| figure.mounts) {
+    let chosen = names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?.concat();
+    if chosen.iter().any(|figure| figure.mounts) {
         place::enter_namespace()?;
     }
-    for figure in names.iter().filter_map(known) {
+    for figure in chosen {
         let report = (figure.run)(options).with_context(|| format!("figure {}", figure.name))?;
         progress("");
         let plot = report.save(&options.out)?;
         println!("{}\n  plot: {}\n", report.table(), plot.display());
     }
     Ok(())
+}
+
+fn find(name: &str) -> Result<Vec<&'static figures::Figure>> {
+    let all = figures::FIGURES.iter();
+    let part = |figure: &&figures::Figure| {
+        figure.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'))
+    };
+    let found: Vec<_> = match all.clone().find(|figure| figure.name == name) {
+        Some(figure) => vec![figure],
+        None => all.filter(part).collect(),
+    };
+    ensure!(!found.is_empty(), "figure '{name}' does not exist; 'polylane bench list' names them");
+    Ok(found)
 }
 
 /// Shows what is going on, on a terminal only; an empty text clears the line.

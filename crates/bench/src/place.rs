@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::worker::Outcome;
+use crate::worker::{Length, Outcome};
 
 /// One way to store files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,23 +31,25 @@ pub enum Place {
     Kernel(&'static str),
     /// Every tenant in a kernel file system of its own, on a RAM-backed loop device of its own.
     KernelEach(&'static str),
+    /// The same with loop devices that do direct I/O.
+    KernelEachDirect(&'static str),
     /// Every tenant in a directory of one host directory on the disk (the current directory's).
     Disk,
 }
 
 impl Place {
     /// Its name in tables.
-    pub fn name(self) -> &'static str {
+    pub fn name(self) -> String {
         match self {
-            Place::Lane => "lane",
-            Place::LaneAwaited => "lane (awaited)",
-            Place::LaneExt4 => "lane (ext4)",
-            Place::LaneFuse => "lane (FUSE)",
-            Place::Tmpfs => "tmpfs",
-            Place::Kernel(kind) => kind,
-            Place::KernelEach("ext4") => "ext4 each",
-            Place::KernelEach(kind) => kind,
-            Place::Disk => "disk",
+            Place::Lane => "lane".into(),
+            Place::LaneAwaited => "lane (awaited)".into(),
+            Place::LaneExt4 => "lane (ext4)".into(),
+            Place::LaneFuse => "lane (FUSE)".into(),
+            Place::Tmpfs => "tmpfs".into(),
+            Place::Kernel(kind) => kind.into(),
+            Place::KernelEach(kind) => format!("{kind} each"),
+            Place::KernelEachDirect(kind) => format!("{kind} each, direct"),
+            Place::Disk => "disk".into(),
         }
     }
 }
@@ -65,19 +67,23 @@ impl Place {
                 ["run".into(), "--volume".into(), volume, "--size".into(), VOLUME_SIZE.into()]
                     .into()
             }
-            Place::Tmpfs | Place::Kernel(_) | Place::KernelEach(_) | Place::Disk => Vec::new(),
+            Place::Tmpfs | Place::Disk => Vec::new(),
+            Place::Kernel(_) | Place::KernelEach(_) | Place::KernelEachDirect(_) => Vec::new(),
         }
     }
 }
 
-/// Size of the RAM-backed image under each kernel file system.
-const IMAGE_BYTES: u64 = 2 << 30;
+/// Size of the RAM-backed image under a kernel file system that all tenants share; sparse.
+const SHARED_BYTES: u64 = 8 << 30;
+
+/// Size of the image or volume under a tenant's own file system: MultiLanes' (FAST '14, §5.1).
+const OWN_BYTES: u64 = 2500 << 20;
+
+/// The same for `polylane`.
+const VOLUME_SIZE: &str = "2500M";
 
 /// Most tenants of a figure.
 const TENANTS_MAX: usize = 16;
-
-/// Size of the volume under an ext4 lane; sparse.
-const VOLUME_SIZE: &str = "512M";
 
 /// Marks a process that already has a mount namespace of its own.
 const NAMESPACE_MARK: &str = "POLYLANE_BENCH_NAMESPACE";
@@ -137,10 +143,32 @@ impl Ground {
             Place::LaneExt4 => self.directory("volumes"),
             Place::Disk => Ok(self.disk.path().to_path_buf()),
             Place::Tmpfs => self.directory("tmpfs"),
-            Place::Kernel(kind) => self.kernel(kind),
-            Place::KernelEach(kind) => {
-                (0..TENANTS_MAX).try_for_each(|n| self.mount(kind, &format!("{kind}-each/{n}")))?;
-                self.directory(&format!("{kind}-each"))
+            Place::Kernel(kind) => {
+                self.mount(kind, kind, SHARED_BYTES, false)?;
+                self.directory(kind)
+            }
+            Place::KernelEach(kind) => self.mount_each(kind, false),
+            Place::KernelEachDirect(kind) => self.mount_each(kind, true),
+        }
+    }
+
+    /// Frees the RAM that a measurement took, after its tenants are gone: volumes are removed, what
+    /// kernel file systems still have to write is written and their free blocks go back.
+    ///
+    /// # Errors
+    /// A volume cannot be removed.
+    pub fn tidy(&self, place: Place, shared: &Path) -> Result<()> {
+        match place {
+            Place::LaneExt4 => {
+                fs::remove_dir_all(shared).context("remove volumes")?;
+                fs::create_dir_all(shared).context("directory of volumes")
+            }
+            Place::Kernel(_) => trim(shared),
+            Place::KernelEach(_) | Place::KernelEachDirect(_) => {
+                (0..TENANTS_MAX).try_for_each(|n| trim(&shared.join(n.to_string())))
+            }
+            Place::Lane | Place::LaneAwaited | Place::LaneFuse | Place::Tmpfs | Place::Disk => {
+                Ok(())
             }
         }
     }
@@ -151,24 +179,43 @@ impl Ground {
         Ok(dir)
     }
 
-    fn kernel(&self, kind: &str) -> Result<PathBuf> {
-        self.mount(kind, kind)?;
-        self.directory(kind)
+    fn mount_each(&self, kind: &str, direct: bool) -> Result<PathBuf> {
+        let name = format!("{kind}-each{}", if direct { "-direct" } else { "" });
+        for number in 0..TENANTS_MAX {
+            self.mount(kind, &format!("{name}/{number}"), OWN_BYTES, direct)?;
+        }
+        self.directory(&name)
     }
 
     /// A file system of that kind on a loop device, mounted at `name` in the tmpfs, unless it is.
-    fn mount(&self, kind: &str, name: &str) -> Result<()> {
+    fn mount(&self, kind: &str, name: &str, bytes: u64, direct: bool) -> Result<()> {
         ensure!(self.root, "mounting it needs root");
         let dir = self.directory(name)?;
         let image = dir.with_extension("img");
         if image.exists() {
             return Ok(());
         }
-        fs::File::create(&image)?.set_len(IMAGE_BYTES)?;
-        let force = if kind.starts_with("ext") { "-Fq" } else { "-f" };
-        command(&format!("mkfs.{kind}"), &[force, path(&image)?])?;
-        command("mount", &["-o", "loop", "-t", kind, path(&image)?, path(&dir)?])
+        fs::File::create(&image)?.set_len(bytes)?;
+        let (image, dir) = (path(&image)?, path(&dir)?);
+        // What mke2fs leaves for later, the kernel would do during the measurement.
+        let options: &[&str] = match kind.starts_with("ext") {
+            true => &["-Fq", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+            false => &["-f"],
+        };
+        command(&format!("mkfs.{kind}"), &[options, &[image]].concat())?;
+        let direct = format!("--direct-io={}", if direct { "on" } else { "off" });
+        let device = command("losetup", &["--find", "--show", &direct, image])?;
+        let device = device.trim();
+        let mounted = command("mount", &["-t", kind, device, dir]);
+        // Takes effect when the mount is gone.
+        command("losetup", &["--detach", device])?;
+        mounted.map(drop)
     }
+}
+
+fn trim(mount: &Path) -> Result<()> {
+    command("sync", &["--file-system", path(mount)?])?;
+    command("fstrim", &[path(mount)?]).map(drop)
 }
 
 impl Drop for Ground {
@@ -186,18 +233,18 @@ fn path(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
-/// Runs a tool quietly.
+/// Runs a tool quietly and returns what it printed.
 ///
 /// # Errors
 /// It is missing or failed; its own words are in the error.
-pub fn command(tool: &str, args: &[&str]) -> Result<()> {
+pub fn command(tool: &str, args: &[&str]) -> Result<String> {
     let done = Command::new(tool).args(args).stdin(Stdio::null()).output();
     let done = done.with_context(|| format!("run {tool}"))?;
     if !done.status.success() {
         let said = String::from_utf8_lossy(&done.stderr);
         bail!("{tool} failed: {}", said.lines().next().unwrap_or("no message").trim());
     }
-    Ok(())
+    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
 /// One tenant at work.
@@ -208,7 +255,7 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Starts load `load` for `seconds` in `place` as tenant number `index`; `shared` is the
+    /// Starts load `load` of that `length` in `place` as tenant number `index`; `shared` is the
     /// directory that [`Ground::prepare`] gave.
     ///
     /// # Errors
@@ -218,11 +265,13 @@ impl Tenant {
         shared: &Path,
         load: &str,
         index: usize,
-        seconds: f64,
+        length: Length,
     ) -> Result<Self> {
         let me = std::env::current_exe().context("own path")?;
         let own = match place {
-            Place::KernelEach(_) => shared.join(index.to_string()).join(load),
+            Place::KernelEach(_) | Place::KernelEachDirect(_) => {
+                shared.join(index.to_string()).join(load)
+            }
             _ => shared.join(format!("tenant-{index}-{load}")),
         };
         let mut args = place.lane(&own);
@@ -234,7 +283,7 @@ impl Tenant {
             args.extend([OsString::from("--"), me.clone().into()]);
         }
         args.extend(["bench", "worker", load].map(OsString::from));
-        args.extend([dir.into_os_string(), seconds.to_string().into()]);
+        args.extend([dir.into_os_string(), length.to_string().into()]);
         let leases = if place == Place::LaneAwaited { "0" } else { "1" };
         let mut child = Command::new(&me)
             .args(args)
@@ -262,10 +311,15 @@ impl Tenant {
         std::io::Write::write_all(&mut self.go, b"go\n").context("tenant went away")
     }
 
-    fn finish(mut self) -> Result<Outcome> {
+    fn outcome(&mut self) -> Result<Outcome> {
         let line = self.line()?;
-        self.child.wait().context("wait for a tenant")?;
         serde_json::from_str(&line).with_context(|| format!("a tenant said '{}'", line.trim()))
+    }
+
+    /// Lets it clean up and go.
+    fn end(mut self) -> Result<()> {
+        drop(self.go);
+        self.child.wait().context("wait for a tenant").map(drop)
     }
 }
 
@@ -275,5 +329,7 @@ impl Tenant {
 /// Any tenant failed.
 pub fn together(mut tenants: Vec<Tenant>) -> Result<Vec<Outcome>> {
     tenants.iter_mut().try_for_each(Tenant::release)?;
-    tenants.into_iter().map(Tenant::finish).collect()
+    let outcomes = tenants.iter_mut().map(Tenant::outcome).collect();
+    tenants.into_iter().try_for_each(Tenant::end)?;
+    outcomes
 }

@@ -30,6 +30,9 @@ pub struct Cell {
     pub samples: Vec<f64>,
     /// Further numbers of interest, medians over the repeats (`p99_us` …).
     pub extra: BTreeMap<String, f64>,
+    /// What those medians are of.
+    #[serde(skip)]
+    extra_samples: BTreeMap<String, Vec<f64>>,
 }
 
 impl Cell {
@@ -138,15 +141,16 @@ impl Report {
                     point: point.into(),
                     samples: Vec::new(),
                     extra: BTreeMap::new(),
+                    extra_samples: BTreeMap::new(),
                 });
                 self.cells.last_mut().expect("just pushed")
             }
         };
-        let seen = cell.samples.len() as f64;
         cell.samples.push(sample);
         for (name, value) in extra {
-            let mean = cell.extra.entry((*name).into()).or_insert(0.0);
-            *mean = (*mean * seen + value) / (seen + 1.0);
+            let samples = cell.extra_samples.entry((*name).into()).or_default();
+            samples.push(*value);
+            cell.extra.insert((*name).into(), median(samples));
         }
     }
 

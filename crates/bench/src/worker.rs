@@ -2,18 +2,27 @@
 //!
 //! A worker is a process of its own, so that it can run in a lane, unchanged, under the preload
 //! library. It prepares its directory, prints `ready`, waits for a line on standard input, works
-//! for the given time and prints one line of JSON. It uses `std` and `libc` only: a crate that
+//! for the given length, prints one line of JSON, and removes its directory once its standard input
+//! ends. It uses `std` and `libc` only: a crate that
 //! makes raw system calls would slip past the library and measure the wrong thing.
+//!
+//! The loads of single calls are here; [`stream`] has IOzone's, [`filebench`] Filebench's
+//! personalities, [`tree`] many small files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::histogram::{Histogram, Summary};
+
+mod filebench;
+mod stream;
+mod tree;
 
 /// What a worker reports.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,12 +33,45 @@ pub struct Outcome {
     pub seconds: f64,
     /// Latency of one operation.
     pub latency: Summary,
+    /// Seconds until everything was durable after the last operation, for loads that look at it.
+    pub settle_seconds: f64,
 }
 
 impl Outcome {
     /// Operations per second.
     pub fn rate(&self) -> f64 {
         self.ops as f64 / self.seconds.max(1e-9)
+    }
+}
+
+/// How long a load runs.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Length {
+    /// So many seconds; after a short warm-up.
+    Seconds(f64),
+    /// So many operations from a fresh start.
+    Ops(u64),
+}
+
+impl FromStr for Length {
+    type Err = String;
+
+    /// `1.5s` or `65536`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let length = match text.strip_suffix('s') {
+            Some(seconds) => seconds.parse().ok().map(Length::Seconds),
+            None => text.parse().ok().map(Length::Ops),
+        };
+        length.ok_or_else(|| format!("'{text}' is neither seconds such as 1.5s nor a count"))
+    }
+}
+
+impl std::fmt::Display for Length {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Length::Seconds(seconds) => write!(out, "{seconds}s"),
+            Length::Ops(ops) => write!(out, "{ops}"),
+        }
     }
 }
 
@@ -41,8 +83,12 @@ struct Load {
     name: &'static str,
     about: &'static str,
     batch: u64,
-    prepare: fn(&Path) -> io::Result<Step>,
+    /// Takes its directory and how many operations are going to be asked for (`u64::MAX`: unknown).
+    prepare: fn(&Path, u64) -> io::Result<Step>,
 }
+
+/// The file in a worker's directory that is synced after the last operation, if there is one.
+const DATA: &str = "data";
 
 const BLOCK: usize = 4096;
 const FILE_BLOCKS: u64 = 1024;
@@ -77,6 +123,45 @@ const LOADS: &[Load] = &[
         batch: 1,
         prepare: flood,
     },
+    Load { name: "seqwrite", about: "write the next 4 KiB", batch: 1, prepare: stream::buffered },
+    Load {
+        name: "seqwrite-direct",
+        about: "write the next 4 KiB with O_DIRECT",
+        batch: 1,
+        prepare: stream::direct,
+    },
+    Load { name: "randwrite", about: "write 4 KiB anywhere", batch: 1, prepare: stream::random },
+    Load { name: "streamwrite", about: "write the next 1 MiB", batch: 1, prepare: stream::large },
+    Load {
+        name: "varmail",
+        about: "Filebench's mail server, one round of 13 operations",
+        batch: 1,
+        prepare: filebench::varmail,
+    },
+    Load {
+        name: "fileserver",
+        about: "Filebench's file server, one round of 11 operations",
+        batch: 1,
+        prepare: filebench::fileserver,
+    },
+    Load {
+        name: "webserver",
+        about: "Filebench's web server, one round of 31 operations",
+        batch: 1,
+        prepare: filebench::webserver,
+    },
+    Load {
+        name: "unpack",
+        about: "make a small file as tar does",
+        batch: 1,
+        prepare: tree::unpack,
+    },
+    Load {
+        name: "remove",
+        about: "remove a small file as rm -r does",
+        batch: 1,
+        prepare: tree::remove,
+    },
 ];
 
 /// Names and one-line descriptions of all loads.
@@ -84,27 +169,51 @@ pub fn loads() -> impl Iterator<Item = (&'static str, &'static str)> {
     LOADS.iter().map(|load| (load.name, load.about))
 }
 
-/// Runs load `name` in `dir` for `seconds`, speaking with the bench over standard input and output.
-pub fn main(name: &str, dir: &Path, seconds: f64) -> anyhow::Result<()> {
+/// Runs load `name` in `dir`, speaking with the bench over standard input and output.
+///
+/// # Errors
+/// There is no such load, or one of its calls failed.
+pub fn main(name: &str, dir: &Path, length: Length) -> anyhow::Result<()> {
     let load = LOADS.iter().find(|load| load.name == name);
     let load = load.ok_or_else(|| anyhow::anyhow!("load '{name}' does not exist"))?;
+    if dir.exists() {
+        fs::remove_dir_all(dir)?;
+    }
     fs::create_dir_all(dir)?;
-    let mut step = (load.prepare)(dir)?;
-    run(&mut step, load.batch, Duration::from_millis(50))?;
+    let ops = match length {
+        Length::Seconds(_) => u64::MAX,
+        Length::Ops(ops) => ops,
+    };
+    let mut step = (load.prepare)(dir, ops)?;
+    if let Length::Seconds(_) = length {
+        run(&mut step, load.batch, Length::Seconds(0.05))?;
+    }
     println!("ready");
     io::stdout().flush()?;
     io::stdin().lock().read_line(&mut String::new())?;
-    let outcome = run(&mut step, load.batch, Duration::from_secs_f64(seconds))?;
+    let mut outcome = run(&mut step, load.batch, length)?;
+    drop(step);
+    let begin = Instant::now();
+    if let (Length::Ops(_), Ok(data)) = (length, File::open(dir.join(DATA))) {
+        data.sync_all()?;
+        outcome.settle_seconds = begin.elapsed().as_secs_f64();
+    }
     println!("{}", serde_json::to_string(&outcome)?);
-    Ok(())
+    // The bench says when all tenants are done: only then may room be made.
+    io::stdin().lock().read_line(&mut String::new())?;
+    Ok(fs::remove_dir_all(dir)?)
 }
 
-fn run(step: &mut Step, batch: u64, length: Duration) -> io::Result<Outcome> {
+fn run(step: &mut Step, batch: u64, length: Length) -> io::Result<Outcome> {
+    let (time, most) = match length {
+        Length::Seconds(seconds) => (Duration::from_secs_f64(seconds), u64::MAX),
+        Length::Ops(ops) => (Duration::MAX, ops),
+    };
     let mut histogram = Histogram::default();
     let start = Instant::now();
     let mut before = start;
     let mut ops = 0;
-    while before - start < length {
+    while before - start < time && ops < most {
         for index in ops..ops + batch {
             step(index)?;
         }
@@ -113,11 +222,12 @@ fn run(step: &mut Step, batch: u64, length: Duration) -> io::Result<Outcome> {
         histogram.record((after - before).as_nanos() as u64 / batch, batch);
         before = after;
     }
-    Ok(Outcome { ops, seconds: (before - start).as_secs_f64(), latency: histogram.summary() })
+    let seconds = (before - start).as_secs_f64();
+    Ok(Outcome { ops, seconds, latency: histogram.summary(), settle_seconds: 0.0 })
 }
 
 /// MultiLanes' metadata benchmark: one transaction creates, renames and unlinks one file.
-fn ocrd(dir: &Path) -> io::Result<Step> {
+fn ocrd(dir: &Path, _: u64) -> io::Result<Step> {
     let (old, new) = (dir.join("old"), dir.join("new"));
     Ok(Box::new(move |_| {
         drop(OpenOptions::new().write(true).create_new(true).open(&old)?);
@@ -131,7 +241,7 @@ const SPREAD: u64 = 32;
 
 /// The same work on files that live for 64 transactions: nothing that a transaction does undoes
 /// what it did.
-fn ocrd_spread(dir: &Path) -> io::Result<Step> {
+fn ocrd_spread(dir: &Path, _: u64) -> io::Result<Step> {
     let name = |kind: &str, number: u64| dir.join(format!("{kind}-{}", number % (4 * SPREAD)));
     let paths = |kind| (0..4 * SPREAD).map(|number| name(kind, number)).collect::<Vec<_>>();
     let (old, new) = (paths("old"), paths("new"));
@@ -155,7 +265,7 @@ fn at(paths: &[PathBuf], number: u64) -> &Path {
 }
 
 fn filled(dir: &Path, bytes: u64) -> io::Result<(PathBuf, File)> {
-    let path = dir.join("data");
+    let path = dir.join(DATA);
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path)?;
     let block = vec![0x5a; LARGE];
     let mut offset = 0;
@@ -172,40 +282,40 @@ fn scattered(index: u64) -> u64 {
     index.wrapping_mul(607) % FILE_BLOCKS * BLOCK as u64
 }
 
-fn read_4k(dir: &Path) -> io::Result<Step> {
+fn read_4k(dir: &Path, _: u64) -> io::Result<Step> {
     let (_, file) = filled(dir, FILE_BLOCKS * BLOCK as u64)?;
     let mut buffer = [0; BLOCK];
     Ok(Box::new(move |index| file.read_exact_at(&mut buffer, scattered(index))))
 }
 
-fn write_4k(dir: &Path) -> io::Result<Step> {
+fn write_4k(dir: &Path, _: u64) -> io::Result<Step> {
     let (_, file) = filled(dir, FILE_BLOCKS * BLOCK as u64)?;
     let buffer = [1; BLOCK];
     Ok(Box::new(move |index| file.write_all_at(&buffer, scattered(index))))
 }
 
-fn stat(dir: &Path) -> io::Result<Step> {
+fn stat(dir: &Path, _: u64) -> io::Result<Step> {
     let (path, _) = filled(dir, BLOCK as u64)?;
     Ok(Box::new(move |_| fs::metadata(&path).map(drop)))
 }
 
-fn fstat(dir: &Path) -> io::Result<Step> {
+fn fstat(dir: &Path, _: u64) -> io::Result<Step> {
     let (_, file) = filled(dir, BLOCK as u64)?;
     Ok(Box::new(move |_| file.metadata().map(drop)))
 }
 
-fn open_close(dir: &Path) -> io::Result<Step> {
+fn open_close(dir: &Path, _: u64) -> io::Result<Step> {
     let (path, _) = filled(dir, BLOCK as u64)?;
     Ok(Box::new(move |_| File::open(&path).map(drop)))
 }
 
-fn seqread(dir: &Path) -> io::Result<Step> {
+fn seqread(dir: &Path, _: u64) -> io::Result<Step> {
     let (_, file) = filled(dir, 64 * LARGE as u64)?;
     let mut buffer = vec![0; LARGE];
     Ok(Box::new(move |index| file.read_exact_at(&mut buffer, index % 64 * LARGE as u64)))
 }
 
-fn fileio(dir: &Path) -> io::Result<Step> {
+fn fileio(dir: &Path, _: u64) -> io::Result<Step> {
     let (_, file) = filled(dir, 64 * LARGE as u64)?;
     let mut buffer = vec![2; 4 * BLOCK];
     Ok(Box::new(move |index| {
@@ -218,7 +328,7 @@ fn fileio(dir: &Path) -> io::Result<Step> {
 }
 
 /// A tenant that keeps the disk and its journal busy: four files, written and synced in turns.
-fn flood(dir: &Path) -> io::Result<Step> {
+fn flood(dir: &Path, _: u64) -> io::Result<Step> {
     let names = (0..4).map(|number| dir.join(format!("flood-{number}")));
     let files = names.map(File::create).collect::<io::Result<Vec<_>>>()?;
     let block = vec![4; LARGE / 4];
@@ -230,7 +340,7 @@ fn flood(dir: &Path) -> io::Result<Step> {
 }
 
 /// What a small database does: write a block, make it durable, publish it by a rename.
-fn transact(dir: &Path) -> io::Result<Step> {
+fn transact(dir: &Path, _: u64) -> io::Result<Step> {
     let (temporary, published) = (dir.join("record.tmp"), dir.join("record"));
     let block = [3; BLOCK];
     Ok(Box::new(move |_| {

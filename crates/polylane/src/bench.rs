@@ -27,8 +27,8 @@ pub(crate) fn execute(command: BenchCommand) -> Result<u8> {
             };
             polylane_bench::run(&arguments.figures, &options).map_err(failure)?;
         }
-        BenchCommand::Worker { load, dir, seconds } => {
-            worker::main(&load, &dir, seconds).map_err(failure)?;
+        BenchCommand::Worker { load, dir, length } => {
+            worker::main(&load, &dir, length).map_err(failure)?;
         }
     }
     Ok(0)

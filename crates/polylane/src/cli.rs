@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use polylane_base::size::ByteSize;
 use polylane_bench::AddressRange;
+use polylane_bench::worker::Length;
 use polylane_pool::cpus::CpuList;
+
+use crate::attach;
 
 /// Storage lanes for tenants: a private file system, its own service process, and a short way in.
 #[derive(Debug, Parser)]
@@ -23,6 +26,10 @@ pub(crate) enum Command {
     /// Make and look after volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Make a volume a block device of this host, or serve it at a socket
+    Attach(attach::AttachArgs),
+    /// End an attachment; everything is durable then
+    Detach(attach::DetachArgs),
     /// Show the counters of running pools
     Stats(StatsArgs),
     /// Say what this host can do and what polylane uses of it
@@ -40,6 +47,9 @@ pub(crate) enum Command {
     /// A pool's service process; started by 'run'
     #[command(hide = true)]
     Service(ServiceArgs),
+    /// An attachment's engine process; started by 'attach'
+    #[command(hide = true)]
+    Engine(attach::EngineArgs),
 }
 
 #[derive(Debug, Args)]
@@ -220,7 +230,7 @@ pub(crate) enum BenchCommand {
     Run(BenchRunArgs),
     /// The load of one tenant; started by figures
     #[command(hide = true)]
-    Worker { load: String, dir: PathBuf, seconds: f64 },
+    Worker { load: String, dir: PathBuf, length: Length },
 }
 
 #[derive(Debug, Args)]

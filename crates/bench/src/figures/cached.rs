@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::ocrd::available;
+use super::sweep::available;
 use crate::in_process;
 use crate::place::{Ground, Place, Tenant, together};
 use crate::report::{Better, Cell, Report};
+use crate::worker::Length;
 use crate::{Options, progress};
 
 const PLACES: [Place; 4] = [Place::Tmpfs, Place::Kernel("ext4"), Place::Lane, Place::LaneFuse];
@@ -49,7 +50,7 @@ fn shares(report: &mut Report) {
     for point in report.points().iter().map(|point| point.to_string()).collect::<Vec<_>>() {
         let Some(own) = report.cell(NO_WAY_IN, &point).map(Cell::median) else { continue };
         for place in [Place::Lane, Place::LaneFuse] {
-            if let Some(whole) = report.cell(place.name(), &point).map(Cell::median) {
+            if let Some(whole) = report.cell(&place.name(), &point).map(Cell::median) {
                 let share = 100.0 * (1.0 - own / whole).max(0.0);
                 let name = place.name();
                 report.notes.push(format!("{point}, {name}: {share:.0} % of the time is IPC"));
@@ -59,10 +60,10 @@ fn shares(report: &mut Report) {
 }
 
 fn one(report: &mut Report, place: &(Place, PathBuf), load: &str, seconds: f64) -> Result<()> {
-    let tenant = Tenant::start(place.0, &place.1, load, 0, seconds)?;
+    let tenant = Tenant::start(place.0, &place.1, load, 0, Length::Seconds(seconds))?;
     let outcome = together(vec![tenant])?.remove(0);
     let extra =
         [("p50_us", outcome.latency.p50_ns / 1000.0), ("p99_us", outcome.latency.p99_ns / 1000.0)];
-    report.add(place.0.name(), load, 1e6 / outcome.rate(), &extra);
+    report.add(&place.0.name(), load, 1e6 / outcome.rate(), &extra);
     Ok(())
 }

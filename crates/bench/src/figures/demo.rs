@@ -11,10 +11,10 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::ocrd::available;
+use super::sweep::available;
 use crate::place::{Ground, Place, Tenant, together};
 use crate::report::{Better, Report, align, number};
-use crate::worker::Outcome;
+use crate::worker::{Length, Outcome};
 use crate::{Options, progress};
 
 const PLACES: [Place; 6] = [
@@ -116,15 +116,15 @@ fn neighbours(options: &Options) -> Result<Report> {
     let title = "A quiet tenant's p99 (write 4 KiB, fsync, rename), alone and beside a flood";
     let mut report = Report::new("demo", title, "quiet tenant is", "p99 µs", Better::Lower);
     report.baseline = "ext4".into();
-    let seconds = if options.quick { 0.4 } else { 0.8 };
+    let length = Length::Seconds(if options.quick { 0.4 } else { 0.8 });
     let ready = available(&ground, &PLACES, &mut report);
     for repeat in 0..options.repeats() {
         for (place, shared) in &ready {
             progress(&format!("{}, repeat {}", place.name(), repeat + 1));
-            let quiet = || Tenant::start(*place, shared, "transact", 0, seconds);
+            let quiet = || Tenant::start(*place, shared, "transact", 0, length);
             let alone = together(vec![quiet()?])?;
             record(&mut report, *place, "alone", &alone[0]);
-            let flood = Tenant::start(*place, shared, flood_in(*place), 1, seconds)?;
+            let flood = Tenant::start(*place, shared, flood_in(*place), 1, length)?;
             let both = together(vec![quiet()?, flood])?;
             record(&mut report, *place, "beside a flood", &both[0]);
         }
@@ -137,7 +137,7 @@ fn neighbours(options: &Options) -> Result<Report> {
 
 fn record(report: &mut Report, place: Place, point: &str, outcome: &Outcome) {
     let extra = [("p50_us", outcome.latency.p50_ns / 1000.0), ("tx_per_s", outcome.rate())];
-    report.add(place.name(), point, outcome.latency.p99_ns / 1000.0, &extra);
+    report.add(&place.name(), point, outcome.latency.p99_ns / 1000.0, &extra);
 }
 
 fn notes(mut left_out: Vec<String>) -> Vec<String> {

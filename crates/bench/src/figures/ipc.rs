@@ -11,10 +11,11 @@ use polylane_ipc::{CopyPlan, Geometry, QueueKind};
 use polylane_sys::{cpu, event, futex, scm};
 
 use super::echo::{Cpus, PING, Publish, with_worker};
-use super::ocrd::available;
+use super::sweep::available;
 use crate::histogram::Histogram;
 use crate::place::{Ground, Place, Tenant, together};
 use crate::report::{Better, Report};
+use crate::worker::Length;
 use crate::{Options, progress};
 
 /// Trips between two readings of the clock, which costs some 25 ns.
@@ -76,7 +77,7 @@ fn fuse(options: &Options, report: &mut Report) {
         let ground = Ground::new()?;
         for (place, path) in available(&ground, &[Place::LaneFuse], report) {
             for _ in 0..options.repeats() {
-                let tenant = Tenant::start(place, &path, "fstat", 0, 0.3)?;
+                let tenant = Tenant::start(place, &path, "fstat", 0, Length::Seconds(0.3))?;
                 let latency = together(vec![tenant])?.remove(0).latency;
                 let extra = [("p99_us", latency.p99_ns / 1e3), ("mean_us", latency.mean_ns / 1e3)];
                 report.add("FUSE fstat", "any", latency.p50_ns / 1e3, &extra);

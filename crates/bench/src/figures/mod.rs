@@ -10,11 +10,13 @@ mod copy;
 mod demo;
 mod echo;
 mod ipc;
+mod multilanes;
 mod ocrd;
 mod pdc_csv;
 mod pdc_trace;
 mod qos_scenarios;
 mod queue;
+mod sweep;
 mod wdt_model;
 
 pub use pdc_trace::AddressRange;
@@ -50,6 +52,54 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "the same on files that live for a while, where nothing cancels out",
         run: ocrd::run_spread,
+    },
+    Figure {
+        name: "fig1",
+        mounts: true,
+        about: "MultiLanes: 256 MB of 4 KiB buffered writes by each of 1–16 tenants, all file systems",
+        run: multilanes::fig1,
+    },
+    Figure {
+        name: "fig6-buffered",
+        mounts: true,
+        about: "MultiLanes: sequential 4 KiB writes through the page cache, 1–16 tenants",
+        run: multilanes::fig6_buffered,
+    },
+    Figure {
+        name: "fig6-direct",
+        mounts: true,
+        about: "MultiLanes: sequential 4 KiB writes with O_DIRECT, 1–16 tenants",
+        run: multilanes::fig6_direct,
+    },
+    Figure {
+        name: "fig7",
+        mounts: true,
+        about: "MultiLanes: random 4 KiB writes through the page cache, 1–16 tenants",
+        run: multilanes::fig7,
+    },
+    Figure {
+        name: "fig8-varmail",
+        mounts: true,
+        about: "MultiLanes: Filebench's mail server, 1–16 tenants",
+        run: multilanes::fig8_varmail,
+    },
+    Figure {
+        name: "fig8-fileserver",
+        mounts: true,
+        about: "MultiLanes: Filebench's file server, 1–16 tenants",
+        run: multilanes::fig8_fileserver,
+    },
+    Figure {
+        name: "unpack",
+        mounts: true,
+        about: "unpack 100 000 small files, 1–16 tenants",
+        run: multilanes::unpack,
+    },
+    Figure {
+        name: "remove",
+        mounts: true,
+        about: "remove 100 000 small files, 1–16 tenants",
+        run: multilanes::remove,
     },
     Figure {
         name: "cached-read",

@@ -1,0 +1,123 @@
+//! MultiLanes' figures (FAST '14, §2 and §5.2): IOzone-style writes, Filebench's servers, and a tree
+//! of small files, by 1 to 16 tenants.
+//!
+//! The paper compares one shared file system with a lane each. A kernel file system of each
+//! tenant's own on a loop device is what a host can do today without lanes, so it stands beside
+//! them, with and without direct I/O of the loop device. All lie in one RAM-backed tmpfs.
+
+use anyhow::Result;
+
+use super::sweep::Sweep;
+use crate::Options;
+use crate::place::{Ground, Place};
+use crate::report::{Better, Report};
+use crate::worker::Length;
+
+/// Shared and own file systems; the first is the baseline.
+const PLACES: [Place; 9] = [
+    Place::Kernel("ext4"),
+    Place::KernelEach("ext4"),
+    Place::KernelEachDirect("ext4"),
+    Place::LaneExt4,
+    Place::Kernel("ext3"),
+    Place::Kernel("xfs"),
+    Place::KernelEach("xfs"),
+    Place::Kernel("btrfs"),
+    Place::KernelEach("btrfs"),
+];
+
+/// Operations of 4 KiB for the paper's 256 MB.
+const FILE_OPS: u64 = 65536;
+
+/// What is measured, and how much of it when there is time and when there is none.
+struct Figure {
+    name: &'static str,
+    title: &'static str,
+    load: &'static str,
+    unit: &'static str,
+    per_op: f64,
+    full: Length,
+    quick: Length,
+}
+
+impl Figure {
+    fn run(self, options: &Options) -> Result<Report> {
+        let ground = Ground::new()?;
+        let title = format!("{}: {}, all tenants in total", self.name, self.title);
+        let mut report = Report::new(self.name, &title, "tenants", self.unit, Better::Higher);
+        let length = if options.quick { self.quick } else { self.full };
+        let sweep = Sweep { load: self.load, length, per_op: self.per_op };
+        sweep.measure(options, &ground, &PLACES, &mut report)?;
+        report.notes.extend(NOTES.map(String::from));
+        Ok(report)
+    }
+}
+
+const NOTES: [&str; 4] = [
+    "ext4, ext3, xfs, btrfs: one kernel file system of 8 GiB for all tenants, on a loop device",
+    "each: one of 2500 MB for each tenant; direct: the loop devices do direct I/O",
+    "lane (ext4): ext4 in user space, on a volume of 2500 MB for each tenant; all in one tmpfs",
+    "each: one tenant's mean share; until_durable: the same with a final fsync",
+];
+
+/// MiB in one operation of 4 KiB.
+const MIB: f64 = 1.0 / 256.0;
+
+fn file(name: &'static str, title: &'static str, load: &'static str) -> Figure {
+    let (full, quick) = (Length::Ops(FILE_OPS), Length::Ops(FILE_OPS / 8));
+    Figure { name, title, load, unit: "MiB/s", per_op: MIB, full, quick }
+}
+
+fn servers(name: &'static str, load: &'static str, title: &'static str, per_op: f64) -> Figure {
+    let (full, quick) = (Length::Seconds(10.0), Length::Seconds(1.0));
+    Figure { name, title, load, unit: "operations/s", per_op, full, quick }
+}
+
+fn tree(name: &'static str, title: &'static str) -> Figure {
+    let (full, quick) = (Length::Ops(100_000), Length::Ops(5_000));
+    Figure { name, title, load: name, unit: "files/s", per_op: 1.0, full, quick }
+}
+
+/// Figure 1: what tenants of one kernel file system do to each other.
+///
+/// # Errors
+/// As [`Sweep::measure`], which holds for all functions here.
+pub fn fig1(options: &Options) -> Result<Report> {
+    file("fig1", "256 MB of 4 KiB buffered writes each", "seqwrite").run(options)
+}
+
+/// Figure 6, left: sequential writes through the page cache.
+pub fn fig6_buffered(options: &Options) -> Result<Report> {
+    file("fig6-buffered", "sequential 4 KiB writes, buffered", "seqwrite").run(options)
+}
+
+/// Figure 6, right: sequential writes past the page cache.
+pub fn fig6_direct(options: &Options) -> Result<Report> {
+    file("fig6-direct", "sequential 4 KiB writes, O_DIRECT", "seqwrite-direct").run(options)
+}
+
+/// Figure 7: random writes through the page cache.
+pub fn fig7(options: &Options) -> Result<Report> {
+    file("fig7", "random 4 KiB writes to 256 MB, buffered", "randwrite").run(options)
+}
+
+/// Figure 8, left.
+pub fn fig8_varmail(options: &Options) -> Result<Report> {
+    servers("fig8-varmail", "varmail", "Filebench varmail, one thread each", 13.0).run(options)
+}
+
+/// Figure 8, right.
+pub fn fig8_fileserver(options: &Options) -> Result<Report> {
+    servers("fig8-fileserver", "fileserver", "Filebench fileserver, one thread each", 11.0)
+        .run(options)
+}
+
+/// Making many small files.
+pub fn unpack(options: &Options) -> Result<Report> {
+    tree("unpack", "small files of 0–8 KiB made as tar does").run(options)
+}
+
+/// Removing them.
+pub fn remove(options: &Options) -> Result<Report> {
+    tree("remove", "small files removed as rm -r does").run(options)
+}
