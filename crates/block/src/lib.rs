@@ -4,8 +4,11 @@
 //! |---|---|
 //! | [`cache`] | what a volume's cache keeps: journals bypass it |
 //! | [`device`] | the seam that front ends and file systems use: requests, completions, channels |
+//! | [`engine`] | what becomes of a request: the one parent function |
 //! | [`mod@file`] | a device on a host file: io_uring and O_DIRECT |
 //! | [`image`] | opening and creating a volume's file; one opener at a time |
+//! | [`map`] | translation: what is known of a volume's space, and who finds it out |
+//! | [`medium`] | the seam below the engine: raw bytes and their space |
 //! | [`overlay`] | copy-on-write by blocks, on a device that does not change |
 //! | [`qos`] | which lane's request may go to the device, and when |
 //! | [`ram`] | a medium in memory |
@@ -17,8 +20,11 @@
 
 pub mod cache;
 pub mod device;
+pub mod engine;
 pub mod file;
 pub mod image;
+pub mod map;
+pub mod medium;
 pub mod overlay;
 pub mod qos;
 pub mod ram;

@@ -1,6 +1,7 @@
 //! A device in memory: fast, volatile, and honest about the contract (flushes are no-ops because
 //! nothing survives anyway). For tests, benches and `--medium mem`.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,8 +9,9 @@ use polylane_base::sync::RwLock;
 use polylane_sys::buffer::Buffer;
 
 use crate::device::{
-    BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Submitted,
+    BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted,
 };
+use crate::medium::{Medium, Run, Space};
 
 /// Bytes per allocation; absent chunks read as zeros.
 const CHUNK_BYTES: usize = 64 << 10;
@@ -123,6 +125,38 @@ impl BlockDevice for RamDevice {
     }
 }
 
+impl Medium for RamDevice {
+    fn runs(&self, range: Range<u64>) -> Result<Vec<Run>, Error> {
+        let mut runs: Vec<Run> = Vec::new();
+        for chunk in range.start / CHUNK_SECTORS..range.end.div_ceil(CHUNK_SECTORS) {
+            let cell = self.chunks.get(chunk as usize).ok_or(Error::OutOfRange)?;
+            let space = if cell.read().is_some() { Space::Written } else { Space::Hole };
+            let sectors = (chunk * CHUNK_SECTORS).max(range.start)
+                ..((chunk + 1) * CHUNK_SECTORS).min(range.end);
+            match runs.last_mut().filter(|last| last.space == space) {
+                Some(last) => last.sectors.end = sectors.end,
+                None => {
+                    let place = Some(Sector(sectors.start));
+                    runs.push(Run { sectors, space, place });
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    fn allocate(&self, range: Range<u64>) -> Result<(), Error> {
+        for chunk in range.start / CHUNK_SECTORS..range.end.div_ceil(CHUNK_SECTORS) {
+            let cell = self.chunks.get(chunk as usize).ok_or(Error::OutOfRange)?;
+            cell.write().get_or_insert_with(|| Buffer::zeroed(CHUNK_BYTES));
+        }
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+}
+
 struct RamChannel(Arc<RamDevice>);
 
 impl Channel for RamChannel {
@@ -139,7 +173,6 @@ impl Channel for RamChannel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Sector;
     use crate::wait::Waiter;
 
     #[test]

@@ -1,6 +1,7 @@
 //! Where a file's blocks are on its host: FIEMAP.
 #![expect(unsafe_code, reason = "UNSAFETY: an ioctl with an array behind its header")]
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
 use polylane_base::{Errno, Result};
@@ -54,6 +55,8 @@ pub struct HostExtent {
     pub unwritten: bool,
     /// Other files have it too.
     pub shared: bool,
+    /// `FIEMAP_EXTENT_*`, all of them.
+    pub flags: u32,
 }
 
 /// All extents of a file, in order of their offsets. What is still to be written gets its place
@@ -62,12 +65,23 @@ pub struct HostExtent {
 /// # Errors
 /// `EOPNOTSUPP` from file systems without such a thing.
 pub fn of(file: impl AsFd) -> Result<Vec<HostExtent>> {
+    within(file, 0..u64::MAX)
+}
+
+/// The extents of a file that touch `range`, in order; the first and last may reach past it.
+///
+/// # Errors
+/// As [`of`].
+pub fn within(file: impl AsFd, range: Range<u64>) -> Result<Vec<HostExtent>> {
     let mut found = Vec::new();
-    let mut start = 0;
+    let mut start = range.start;
     loop {
+        if start >= range.end {
+            return Ok(found);
+        }
         let mut request = Request {
             start,
-            length: u64::MAX - start,
+            length: range.end - start,
             flags: FIEMAP_FLAG_SYNC,
             mapped_extents: 0,
             extent_count: BATCH as u32,
@@ -88,6 +102,7 @@ pub fn of(file: impl AsFd) -> Result<Vec<HostExtent>> {
                 length: raw.length,
                 unwritten: raw.flags & FIEMAP_EXTENT_UNWRITTEN != 0,
                 shared: raw.flags & FIEMAP_EXTENT_SHARED != 0,
+                flags: raw.flags,
             });
         }
         let Some(last) = request.extents[..count].last() else { return Ok(found) };
@@ -117,5 +132,8 @@ mod tests {
         assert_eq!(extents.len(), 3 * BATCH);
         let right = |(at, e): (usize, &HostExtent)| e.offset == (at as u64) << 20 && !e.unwritten;
         assert!(extents.iter().enumerate().all(right), "{extents:?}");
+        let some = within(&file, 5 << 20..7 << 20).expect("extents");
+        assert_eq!(some, extents[5..7]);
+        assert_eq!(within(&file, (5 << 20) + 4096..6 << 20), Ok(Vec::new()));
     }
 }

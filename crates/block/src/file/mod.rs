@@ -32,6 +32,7 @@
 mod calls;
 mod counters;
 mod ring;
+mod space;
 mod task;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

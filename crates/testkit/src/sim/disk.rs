@@ -5,16 +5,20 @@
 //! One lock for everything, held for one request at a time: this device is for being right, not for
 //! being fast.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_base::rng::Rng;
 use polylane_block::device::{
-    BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Submitted,
+    BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted,
 };
 
+use polylane_block::medium::{Medium, Run};
+
 use super::image::{CHUNK_BYTES, Image};
+use super::space::Blocks;
 
 /// Something that happened on a disk. Positions are bytes.
 #[derive(Clone, Debug)]
@@ -102,10 +106,13 @@ pub struct SimOptions {
     pub pause: Duration,
     /// What goes wrong.
     pub fault: Option<Fault>,
+    /// Blocks of 4 KiB that it has room for; 0: as many as it is large.
+    pub blocks: u64,
 }
 
 struct State {
     image: Image,
+    space: Blocks,
     events: Vec<Event>,
     options: SimOptions,
     next_id: u64,
@@ -128,6 +135,7 @@ impl SimDisk {
         let sectors = (image.len() / SECTOR_BYTES) as u64;
         let rng = Rng::new(options.delay.unwrap_or(0) ^ 0x0d15_c0de);
         let state = State {
+            space: Blocks::of(&image, options.blocks),
             image,
             events: Vec::new(),
             options,
@@ -179,6 +187,16 @@ impl SimDisk {
     /// Requests that failed.
     pub fn failures(&self) -> u64 {
         self.state().failures
+    }
+
+    /// Changes how many blocks it has room for.
+    pub fn set_blocks(&self, blocks: u64) {
+        self.state().space.set_limit(blocks);
+    }
+
+    /// Blocks that it has room for still.
+    pub fn free_blocks(&self) -> u64 {
+        self.state().space.free()
     }
 
     /// Sets or lifts a fault; requests are counted from here on.
@@ -247,10 +265,16 @@ impl State {
         }
         let at = request.sector.0 as usize * SECTOR_BYTES;
         let mut next = at;
+        let sectors = request.sector.0..request.sector.0 + request.count;
+        if let Err(full) = self.take_space(request, &sectors) {
+            self.failures += 1;
+            return Err(full);
+        }
         match request.op {
             Op::Flush => {}
             Op::Discard | Op::WriteZeroes { .. } => {
                 self.image.zero(at, request.count as usize * SECTOR_BYTES);
+                self.space.unmap(sectors);
             }
             Op::Read => {
                 for buffer in &mut request.data {
@@ -268,6 +292,13 @@ impl State {
         }
         self.note(Event::Done { id });
         Ok(())
+    }
+
+    fn take_space(&mut self, request: &Request, sectors: &Range<u64>) -> Result<(), Error> {
+        match request.op {
+            Op::Write { .. } => self.space.map(sectors.clone()),
+            _ => Ok(()),
+        }
     }
 
     /// A write that fails leaves each of its 4 KiB old or new; a flush that fails stops the device.
@@ -293,6 +324,35 @@ impl BlockDevice for SimDisk {
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         Box::new(SimChannel { disk: self, flying: Vec::new() })
+    }
+}
+
+impl Medium for SimDisk {
+    fn runs(&self, range: Range<u64>) -> Result<Vec<Run>, Error> {
+        self.pause();
+        let runs = self.state().space.runs(range);
+        self.pause();
+        Ok(runs)
+    }
+
+    /// Zeros are written like any other data: they are in doubt until a flush.
+    fn allocate(&self, range: Range<u64>) -> Result<(), Error> {
+        self.pause();
+        self.state().space.map(range.clone())?;
+        self.pause();
+        let mut state = self.state();
+        let zeros = Op::WriteZeroes { unmap: false, fua: false };
+        let request = Request::without_data(zeros, Sector(range.start), range.end - range.start, 0);
+        let id = state.begin(&request);
+        let at = range.start as usize * SECTOR_BYTES;
+        state.image.zero(at, (range.end - range.start) as usize * SECTOR_BYTES);
+        state.note(Event::Done { id });
+        drop(request.complete(Ok(())));
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        Some(self.free_blocks() * CHUNK_BYTES as u64)
     }
 }
 

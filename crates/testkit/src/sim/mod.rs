@@ -14,6 +14,7 @@
 pub mod crash;
 pub mod disk;
 pub mod image;
+mod space;
 
 pub use crash::{Crash, Fate, Tear};
 pub use disk::{Event, Fault, FaultOn, SimDisk, SimOptions};

@@ -1,0 +1,213 @@
+//! What one volume's engine and the translation threads share: map, medium, and who waits.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use polylane_base::sync::{Condvar, Mutex, RwLock};
+use polylane_sys::event;
+
+use super::{Job, Map, State, Unit, Work};
+use crate::device::{Error, Sector};
+use crate::medium::{Medium, Run, Space};
+
+/// A volume as the translation threads see it.
+pub(crate) struct Lane {
+    pub(crate) map: Map,
+    pub(crate) medium: Arc<dyn Medium>,
+    /// Chunks that one look takes in.
+    pub(crate) prefetch: u64,
+    /// Host space below which nothing is made ahead.
+    pub(crate) reserve_bytes: u64,
+    pub(crate) gate: Gate,
+    pub(crate) counts: Counts,
+    /// Held by every job while it is at work; true once the volume is closed.
+    pub(crate) closed: RwLock<bool>,
+}
+
+/// What the translation threads did for a lane.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) translations: AtomicU64,
+    pub(crate) allocations: AtomicU64,
+}
+
+impl Lane {
+    pub(crate) fn new(map: Map, medium: Arc<dyn Medium>, prefetch: u64, reserve: u64) -> Lane {
+        Lane {
+            map,
+            medium,
+            prefetch,
+            reserve_bytes: reserve,
+            gate: Gate::new(),
+            counts: Counts::default(),
+            closed: RwLock::new(false),
+        }
+    }
+
+    fn sectors_end(&self) -> u64 {
+        self.medium.sector_count().min(self.map.sectors_max())
+    }
+
+    fn sectors(&self, chunk: u64) -> Range<u64> {
+        let sectors = self.map.sectors(chunk);
+        sectors.start..sectors.end.min(self.sectors_end())
+    }
+
+    /// Queues a job, unless one for this chunk is queued that does as well.
+    pub(crate) fn ask(self: &Arc<Self>, unit: &Unit, work: Work, chunk: u64, awaited: bool) {
+        if self.map.at(chunk).queue(awaited) {
+            unit.push(Job { lane: self.clone(), work, chunk }, awaited);
+        }
+    }
+
+    /// Does a job; a survey's next one.
+    pub(super) fn run(&self, work: Work, chunk: u64) -> Option<u64> {
+        let closed = self.closed.read();
+        self.map.at(chunk).dequeue();
+        if *closed {
+            return None;
+        }
+        let next = match work {
+            Work::Translate => {
+                self.translate(chunk);
+                None
+            }
+            Work::Survey => {
+                let next = self.translate(chunk)?;
+                (self.map.sectors(next).start < self.sectors_end()).then_some(next)
+            }
+            Work::Allocate => {
+                self.allocate(chunk);
+                None
+            }
+        };
+        self.gate.open();
+        next
+    }
+
+    /// Finds out where a chunk and its followers lie. The first chunk after them; `None` where the
+    /// medium does not tell.
+    fn translate(&self, first: u64) -> Option<u64> {
+        let start = self.map.sectors(first).start;
+        let end = (start + (self.prefetch << self.map.shift)).min(self.sectors_end());
+        if start >= end {
+            return None;
+        }
+        let chunks = self.map.chunks(&(start..end));
+        let sights: Vec<_> = chunks.clone().map(|chunk| self.map.at(chunk).before_look()).collect();
+        let after = chunks.end;
+        if sights.iter().all(Option::is_none) {
+            return Some(after);
+        }
+        let runs = self.medium.runs(start..end).ok()?;
+        self.counts.translations.fetch_add(1, Ordering::Relaxed);
+        let mut rest = &runs[..];
+        for (chunk, sight) in chunks.zip(sights) {
+            let sectors = self.sectors(chunk);
+            let skip = rest.iter().take_while(|run| run.sectors.end <= sectors.start).count();
+            rest = &rest[skip..];
+            let here = rest.iter().take_while(|run| run.sectors.start < sectors.end).count();
+            if let Some(sight) = sight {
+                self.map.at(chunk).publish(sight, state_of(&rest[..here]));
+            }
+        }
+        Some(after)
+    }
+
+    /// Gives an empty chunk its space, if nobody has begun to write to it and the host has room
+    /// left for others.
+    fn allocate(&self, chunk: u64) {
+        if self.map.state(chunk) == State::Unknown {
+            self.translate(chunk);
+        }
+        let sectors = self.sectors(chunk);
+        let bytes = (sectors.end - sectors.start) * crate::device::SECTOR_BYTES as u64;
+        let wanted = self.reserve_bytes.saturating_add(bytes);
+        if sectors.is_empty() || self.medium.free_bytes().is_some_and(|free| free < wanted) {
+            return;
+        }
+        if !self.map.at(chunk).claim_empty() {
+            return;
+        }
+        let made = self.medium.allocate(sectors);
+        self.map.at(chunk).end_claim(made.is_ok());
+        self.counts.allocations.fetch_add(made.is_ok().into(), Ordering::Relaxed);
+    }
+
+    /// Ends all work for this lane and gives space back that was made ahead and never written to.
+    /// No request is in flight.
+    pub(crate) fn close(&self) -> Result<(), Error> {
+        *self.closed.write() = true;
+        let chunks = self.map.take_ahead();
+        if chunks.is_empty() {
+            return Ok(());
+        }
+        let waiter = crate::wait::Waiter::new(self.medium.clone());
+        for chunk in chunks {
+            let sectors = self.sectors(chunk);
+            self.map.at(chunk).forget();
+            waiter.discard(Sector(sectors.start), sectors.end - sectors.start)?;
+        }
+        Ok(())
+    }
+}
+
+fn state_of(runs: &[Run]) -> State {
+    let all = |space| runs.iter().all(|run| run.space == space);
+    match runs {
+        [] => State::Unknown,
+        _ if all(Space::Hole) => State::Empty,
+        _ if all(Space::Written) => State::Whole,
+        _ => State::Partial,
+    }
+}
+
+/// How long somebody sleeps at the gate at most.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Where those wait whose chunk a job is about.
+pub(crate) struct Gate {
+    opened: AtomicU64,
+    sleepers: Mutex<()>,
+    wake: Condvar,
+    /// For those who wait for more than this.
+    event: Option<OwnedFd>,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Gate {
+        let event = event::eventfd().ok();
+        Gate { opened: AtomicU64::new(0), sleepers: Mutex::default(), wake: Condvar::new(), event }
+    }
+
+    /// Written to whenever the gate opens, never read: for edge-triggered epoll.
+    pub(crate) fn event(&self) -> Option<&OwnedFd> {
+        self.event.as_ref()
+    }
+
+    /// How often it opened; to be read before a request is tried.
+    pub(crate) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::SeqCst)
+    }
+
+    fn open(&self) {
+        // The event first: who takes it because of the count finds it there.
+        if let Some(event) = &self.event {
+            event::notify(event);
+        }
+        self.opened.fetch_add(1, Ordering::SeqCst);
+        drop(self.sleepers.lock());
+        self.wake.notify_all();
+    }
+
+    /// Sleeps until it has opened since `seen`, `limit` at most.
+    pub(crate) fn wait(&self, seen: u64, limit: Option<Duration>) {
+        let sleepers = self.sleepers.lock();
+        let closed = |_: &mut ()| self.opened() == seen;
+        let limit = limit.unwrap_or(LOOK_AGAIN).min(LOOK_AGAIN);
+        drop(self.wake.wait_timeout_while(sleepers, limit, closed));
+    }
+}
