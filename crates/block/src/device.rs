@@ -249,6 +249,10 @@ pub trait BlockDevice: Send + Sync {
     fn allocation(&self, _sector: Sector, count: u64) -> (Allocation, u64) {
         (Allocation::Data, count)
     }
+
+    /// Its user writes a journal to these sectors: nobody reads it but after a crash, so a cache
+    /// need not keep it.
+    fn mark_journal(&self, _sector: Sector, _count: u64) {}
 }
 
 /// What a range of sectors is to its device.
