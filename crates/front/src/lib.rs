@@ -1,11 +1,13 @@
-//! Front ends: protocols on one side, the file door on the other.
+//! Front ends: protocols on one side, the file door or the block door on the other.
 //!
 //! Each folder speaks one protocol: it checks what comes in once, charges the tenant and calls the
-//! [`Vfs`](polylane_vfs::Vfs). What front ends of one lane must know of each other is in [`lane`].
+//! [`Vfs`](polylane_vfs::Vfs), or hands requests to a [device](polylane_block::BlockDevice): [`nbd`]. What front ends of one lane must know of each other is in [`lane`].
 #![forbid(unsafe_code)]
 
+pub mod export;
 pub mod fuse;
 pub mod lane;
+pub mod nbd;
 pub mod notifier;
 pub mod shm;
 pub mod slots;

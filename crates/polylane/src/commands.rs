@@ -10,7 +10,7 @@ use polylane_pool::service::ServiceFds;
 use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, RunArgs, ServiceArgs, StatsArgs};
-use crate::{bench, volume};
+use crate::{attach, bench, volume};
 
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
@@ -18,6 +18,9 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
         Command::Run(arguments) => run::run(run_options(arguments)?),
         Command::Service(arguments) => Ok(service::main(service_fds(&arguments))),
         Command::Volume(command) => volume::execute(command),
+        Command::Attach(arguments) => attach::attach(arguments),
+        Command::Detach(arguments) => attach::detach(&arguments),
+        Command::Engine(arguments) => Ok(attach::engine(arguments)),
         Command::Stats(arguments) => print_stats(&arguments),
         Command::Doctor(json) => print_findings(json.json),
         Command::Completions { shell } => print_completions(shell),

@@ -4,8 +4,7 @@
 use std::ffi::OsString;
 
 /// Commands of later versions.
-const COMMANDS: [&str; 8] =
-    ["attach", "detach", "pool", "container", "mount", "umount", "daemon", "top"];
+const COMMANDS: [&str; 6] = ["pool", "container", "mount", "umount", "daemon", "top"];
 
 /// Options of `run` of later versions.
 const RUN_OPTIONS: [&str; 7] = [

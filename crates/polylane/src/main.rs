@@ -3,6 +3,7 @@
 //! Nothing is decided here: arguments become the options of `polylane-pool` or `polylane-bench`.
 #![forbid(unsafe_code)]
 
+mod attach;
 mod bench;
 mod cli;
 mod commands;

@@ -5,6 +5,7 @@
 //! killed. See `docs/design/first-light.md` for the drawing.
 #![forbid(unsafe_code)]
 
+pub mod attach;
 mod build;
 mod cgroup;
 pub mod cpus;

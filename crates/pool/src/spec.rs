@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 
 use polylane_front::fuse::Params;
 use rustix::fs::{MemfdFlags, SealFlags};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::cpus::CpuList;
@@ -62,28 +63,38 @@ pub struct PoolSpec {
 impl PoolSpec {
     /// The specification in a sealed memfd.
     pub(crate) fn to_fd(&self) -> Result<OwnedFd> {
-        let failed =
-            |error: std::io::Error| Failure::because("pool", "write its specification", error);
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create("polylane-spec", flags).map_err(|e| failed(e.into()))?;
-        let mut file = std::fs::File::from(fd);
-        let bytes = serde_json::to_vec(self).map_err(|error| failed(error.into()))?;
-        file.write_all(&bytes).map_err(failed)?;
-        let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&file, seals).map_err(|error| failed(error.into()))?;
-        Ok(file.into())
+        seal(self)
     }
 
     /// Reads a specification from the start of `fd`.
     pub(crate) fn from_fd(fd: OwnedFd) -> Result<PoolSpec> {
-        let failed =
-            |error: std::io::Error| Failure::because("pool", "read its specification", error);
-        // The supervisor wrote through the same open file, so its offset is at the end.
-        rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e.into()))?;
-        let mut bytes = Vec::new();
-        std::fs::File::from(fd).take(SPEC_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
-        serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
+        unseal(fd)
     }
+}
+
+/// A specification in a sealed memfd.
+pub(crate) fn seal(spec: &impl Serialize) -> Result<OwnedFd> {
+    let failed =
+        |error: std::io::Error| Failure::because("service", "write its specification", error);
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("polylane-spec", flags).map_err(|e| failed(e.into()))?;
+    let mut file = std::fs::File::from(fd);
+    let bytes = serde_json::to_vec(spec).map_err(|error| failed(error.into()))?;
+    file.write_all(&bytes).map_err(failed)?;
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(|error| failed(error.into()))?;
+    Ok(file.into())
+}
+
+/// Reads a specification from the start of `fd`.
+pub(crate) fn unseal<T: DeserializeOwned>(fd: OwnedFd) -> Result<T> {
+    let failed =
+        |error: std::io::Error| Failure::because("service", "read its specification", error);
+    // Its maker wrote through the same open file, so its offset is at the end.
+    rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(0)).map_err(|e| failed(e.into()))?;
+    let mut bytes = Vec::new();
+    std::fs::File::from(fd).take(SPEC_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))
 }
 
 #[cfg(test)]

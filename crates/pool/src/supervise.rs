@@ -285,7 +285,7 @@ impl Supervisor {
         ];
         fds.extend(self.handed.options());
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
-            Fork::Child => execute_service(&self.spec.name, &fds),
+            Fork::Child => execute("service", &self.spec.name, &fds),
             Fork::Parent(child) => Process::new(child),
         };
         drop(other);
@@ -394,21 +394,22 @@ fn wait_failed(error: std::io::Error) -> Failure {
     Failure::because("tenant", "wait for it", error)
 }
 
-fn how(ended: Ended) -> String {
+pub(crate) fn how(ended: Ended) -> String {
     match ended {
         Ended::Exit(status) => format!("ended with status {status}"),
         Ended::Signal(signal) => format!("was ended by signal {signal}"),
     }
 }
 
-/// In a forked child: becomes the service. Its process group is its own, so that the terminal's
-/// signals do not reach it; of this process's descriptors it keeps the named ones and standard
-/// error.
-fn execute_service(pool: &str, fds: &[(&str, BorrowedFd<'_>)]) -> ! {
+/// In a forked child: becomes a service, by a hidden `command` of this program, for what is called
+/// `name`. Its process group is its own, so that the terminal's signals do not reach it; of this
+/// process's descriptors it keeps the named ones and standard error.
+pub(crate) fn execute(command: &str, name: &str, fds: &[(&str, BorrowedFd<'_>)]) -> ! {
+    let hidden = command;
     ns::unblock_signals();
     let _ = rustix::process::setpgid(None, None);
     let mut command = std::process::Command::new("/proc/self/exe");
-    command.arg0(format!("polylane-service[{pool}]")).arg("service").env_clear();
+    command.arg0(format!("polylane-{hidden}[{name}]")).arg(hidden).env_clear();
     command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
     if let Some(value) = std::env::var_os("RUST_BACKTRACE") {
         command.env("RUST_BACKTRACE", value);
@@ -420,6 +421,6 @@ fn execute_service(pool: &str, fds: &[(&str, BorrowedFd<'_>)]) -> ! {
         command.arg(option).arg(fd.as_raw_fd().to_string());
     }
     let error = command.exec();
-    say(Failure::because("service", "execute it", error));
+    say(Failure::because(hidden, "execute it", error));
     ns::exit_now(FAILED.into())
 }

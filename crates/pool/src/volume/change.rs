@@ -252,7 +252,7 @@ fn mend(path: &Path, name: &Path) -> Result<()> {
 }
 
 /// A snapshot stays as it is.
-pub(super) fn refuse_snapshot(path: &Path) -> Result<Sidecar> {
+pub(crate) fn refuse_snapshot(path: &Path) -> Result<Sidecar> {
     let sidecar = Sidecar::load(path)?;
     match sidecar.snapshot {
         false => Ok(sidecar),

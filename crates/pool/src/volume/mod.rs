@@ -22,6 +22,7 @@ mod sidecar;
 pub(crate) mod stack;
 pub(crate) mod tools;
 
+pub(crate) use change::refuse_snapshot;
 pub use change::{CreateOptions, check, make, remove, resize};
 pub use copy::{Copy, duplicate, export, import};
 pub use info::{Content, Info, info, list, map};

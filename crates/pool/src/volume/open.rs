@@ -26,7 +26,7 @@ const MAGIC: [u8; 2] = 0xef53u16.to_le_bytes();
 
 /// The state directory: `$XDG_STATE_HOME/polylane`; else `/var/lib/polylane` for root and
 /// `~/.local/state/polylane` for others.
-fn state_dir() -> Result<PathBuf> {
+pub(crate) fn state_dir() -> Result<PathBuf> {
     let absolute = |name| {
         std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute())
     };

@@ -1,0 +1,265 @@
+//! The handshake: fixed newstyle, one option after the other, until the client goes on or away.
+
+use std::io::{self, Read, Write};
+
+use polylane_block::device::SECTOR_BYTES;
+
+use super::Export;
+use super::protocol::{
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, BLOCK_BYTES_PREFERRED, FLAG_FIXED_NEWSTYLE,
+    FLAG_NO_ZEROES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, TRANSFER_BYTES_MAX, flag, info,
+    opt, rep,
+};
+
+/// Longest data of an option. A longer one ends the connection.
+const OPTION_BYTES_MAX: u32 = 64 << 10;
+
+/// Options that one client may send: nobody needs more than a handful.
+const OPTIONS_MAX: usize = 1024;
+
+/// What client and server agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Agreed {
+    /// Replies are structured.
+    pub(super) structured: bool,
+    /// `base:allocation` can be asked for.
+    pub(super) allocation: bool,
+}
+
+/// How an option changed the conversation.
+enum After {
+    /// There are more.
+    Next,
+    /// Requests follow.
+    Go,
+    /// The client leaves.
+    End,
+}
+
+/// Negotiates; `None` when the client leaves in good order.
+///
+/// # Errors
+/// The stream's; `InvalidData` when the client does not speak the protocol.
+pub(super) fn negotiate(
+    stream: &mut (impl Read + Write),
+    export: &Export,
+) -> io::Result<Option<Agreed>> {
+    let mut greeting = Vec::with_capacity(18);
+    greeting.extend_from_slice(&INIT_MAGIC.to_be_bytes());
+    greeting.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+    greeting.extend_from_slice(&(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
+    stream.write_all(&greeting)?;
+    let flags = u32::from_be_bytes(array(stream)?);
+    let known = u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
+    if flags & !known != 0 || flags & u32::from(FLAG_FIXED_NEWSTYLE) == 0 {
+        return Err(invalid());
+    }
+    let mut talk = Talk {
+        stream,
+        export,
+        agreed: Agreed::default(),
+        no_zeroes: flags & u32::from(FLAG_NO_ZEROES) != 0,
+    };
+    for _ in 0..OPTIONS_MAX {
+        match talk.option()? {
+            After::Next => {}
+            After::Go => return Ok(Some(talk.agreed)),
+            After::End => return Ok(None),
+        }
+    }
+    Err(invalid())
+}
+
+struct Talk<'a, S> {
+    stream: &'a mut S,
+    export: &'a Export,
+    agreed: Agreed,
+    no_zeroes: bool,
+}
+
+impl<S: Read + Write> Talk<'_, S> {
+    /// Reads one option and answers it.
+    fn option(&mut self) -> io::Result<After> {
+        if u64::from_be_bytes(array(self.stream)?) != OPTION_MAGIC {
+            return Err(invalid());
+        }
+        let option = u32::from_be_bytes(array(self.stream)?);
+        let length = u32::from_be_bytes(array(self.stream)?);
+        if length > OPTION_BYTES_MAX {
+            self.reply(option, rep::ERR_TOO_BIG, &[])?;
+            return Err(invalid());
+        }
+        let mut data = vec![0; length as usize];
+        self.stream.read_exact(&mut data)?;
+        match option {
+            opt::EXPORT_NAME => self.export_name(&data),
+            opt::ABORT => {
+                // The client may be gone before it reads this.
+                let _ = self.reply(option, rep::ACK, &[]);
+                Ok(After::End)
+            }
+            opt::LIST => self.list(&data),
+            opt::INFO | opt::GO => self.go(option, &data),
+            opt::STRUCTURED_REPLY if data.is_empty() => {
+                self.agreed.structured = true;
+                self.reply(option, rep::ACK, &[])
+            }
+            opt::STRUCTURED_REPLY => self.reply(option, rep::ERR_INVALID, &[]),
+            opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => self.contexts(option, &data),
+            _ => self.reply(option, rep::ERR_UNSUP, &[]),
+        }
+    }
+
+    fn reply(&mut self, option: u32, kind: u32, data: &[u8]) -> io::Result<After> {
+        let mut bytes = Vec::with_capacity(20 + data.len());
+        bytes.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+        bytes.extend_from_slice(&option.to_be_bytes());
+        bytes.extend_from_slice(&kind.to_be_bytes());
+        bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(data);
+        self.stream.write_all(&bytes)?;
+        Ok(After::Next)
+    }
+
+    fn is_ours(&self, name: &[u8]) -> bool {
+        name.is_empty() || name == self.export.name.as_bytes()
+    }
+
+    /// Size and flags, as `EXPORT_NAME` and `INFO_EXPORT` tell them.
+    fn size_and_flags(&self) -> [u8; 10] {
+        let device = &self.export.device;
+        let size = device.sector_count().saturating_mul(SECTOR_BYTES as u64);
+        let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::CAN_MULTI_CONN;
+        flags |= match device.read_only() {
+            true => flag::READ_ONLY,
+            false => flag::SEND_TRIM | flag::SEND_WRITE_ZEROES,
+        };
+        if self.agreed.structured {
+            flags |= flag::SEND_DF;
+        }
+        let mut bytes = [0; 10];
+        bytes[..8].copy_from_slice(&size.to_be_bytes());
+        bytes[8..].copy_from_slice(&flags.to_be_bytes());
+        bytes
+    }
+
+    /// The oldest option: it has no error reply, so a wrong name ends the connection.
+    fn export_name(&mut self, name: &[u8]) -> io::Result<After> {
+        if !self.is_ours(name) {
+            return Err(invalid());
+        }
+        let mut bytes = self.size_and_flags().to_vec();
+        if !self.no_zeroes {
+            bytes.resize(bytes.len() + 124, 0);
+        }
+        self.stream.write_all(&bytes)?;
+        Ok(After::Go)
+    }
+
+    fn list(&mut self, data: &[u8]) -> io::Result<After> {
+        if !data.is_empty() {
+            return self.reply(opt::LIST, rep::ERR_INVALID, &[]);
+        }
+        let name = self.export.name.as_bytes();
+        let mut entry = (name.len() as u32).to_be_bytes().to_vec();
+        entry.extend_from_slice(name);
+        self.reply(opt::LIST, rep::SERVER, &entry)?;
+        self.reply(opt::LIST, rep::ACK, &[])
+    }
+
+    fn go(&mut self, option: u32, data: &[u8]) -> io::Result<After> {
+        let mut data = Data(data);
+        let parsed = data.string().and_then(|name| {
+            let count = data.u16()?;
+            let wanted: Option<Vec<u16>> = (0..count).map(|_| data.u16()).collect();
+            Some((name, wanted?)).filter(|_| data.0.is_empty())
+        });
+        let Some((name, wanted)) = parsed else {
+            return self.reply(option, rep::ERR_INVALID, &[]);
+        };
+        if !self.is_ours(name) {
+            return self.reply(option, rep::ERR_UNKNOWN, &[]);
+        }
+        let mut bytes = info::EXPORT.to_be_bytes().to_vec();
+        bytes.extend_from_slice(&self.size_and_flags());
+        self.reply(option, rep::INFO, &bytes)?;
+        if wanted.contains(&info::NAME) {
+            let mut bytes = info::NAME.to_be_bytes().to_vec();
+            bytes.extend_from_slice(self.export.name.as_bytes());
+            self.reply(option, rep::INFO, &bytes)?;
+        }
+        let mut bytes = info::BLOCK_SIZE.to_be_bytes().to_vec();
+        for size in [SECTOR_BYTES as u32, BLOCK_BYTES_PREFERRED, TRANSFER_BYTES_MAX] {
+            bytes.extend_from_slice(&size.to_be_bytes());
+        }
+        self.reply(option, rep::INFO, &bytes)?;
+        self.reply(option, rep::ACK, &[])?;
+        Ok(if option == opt::GO { After::Go } else { After::Next })
+    }
+
+    fn contexts(&mut self, option: u32, data: &[u8]) -> io::Result<After> {
+        let mut data = Data(data);
+        let parsed = data.string().and_then(|name| {
+            let count = data.u32()?;
+            let mut queries = Vec::new();
+            for _ in 0..count {
+                queries.push(data.string()?);
+            }
+            Some((name, queries)).filter(|_| data.0.is_empty())
+        });
+        let set = option == opt::SET_META_CONTEXT;
+        if set {
+            self.agreed.allocation = false;
+        }
+        let Some((name, queries)) = parsed.filter(|_| self.agreed.structured) else {
+            return self.reply(option, rep::ERR_INVALID, &[]);
+        };
+        if !self.is_ours(name) {
+            return self.reply(option, rep::ERR_UNKNOWN, &[]);
+        }
+        let all = !set && (queries.is_empty() || queries.contains(&&b"base:"[..]));
+        if all || queries.contains(&BASE_ALLOCATION.as_bytes()) {
+            self.agreed.allocation |= set;
+            let id = if set { BASE_ALLOCATION_ID } else { 0 };
+            let mut bytes = id.to_be_bytes().to_vec();
+            bytes.extend_from_slice(BASE_ALLOCATION.as_bytes());
+            self.reply(option, rep::META_CONTEXT, &bytes)?;
+        }
+        self.reply(option, rep::ACK, &[])
+    }
+}
+
+/// A cursor that cannot leave its bytes.
+struct Data<'a>(&'a [u8]);
+
+impl<'a> Data<'a> {
+    fn u16(&mut self) -> Option<u16> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u16::from_be_bytes(*head))
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        let (head, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(u32::from_be_bytes(*head))
+    }
+
+    /// A string with its length before it.
+    fn string(&mut self) -> Option<&'a [u8]> {
+        let length = self.u32()? as usize;
+        let (head, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(head)
+    }
+}
+
+fn array<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn invalid() -> io::Error {
+    io::ErrorKind::InvalidData.into()
+}

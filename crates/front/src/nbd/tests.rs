@@ -1,0 +1,177 @@
+//! The server over a socket pair: a small client of our own, and clients that do not behave.
+
+use std::io::{Read, Write};
+
+use polylane_base::rng::Rng;
+use polylane_block::ram::RamDevice;
+
+use super::protocol::{cmd, opt, rep};
+use super::*;
+
+const SIZE: u64 = 1 << 20;
+
+fn export() -> Export {
+    Export { name: "disk".to_string(), device: Arc::new(RamDevice::new(SIZE / 512)) }
+}
+
+/// A client's side, and the server's thread.
+fn connect(export: Export) -> (UnixStream, thread::JoinHandle<io::Result<()>>) {
+    let (ours, theirs) = UnixStream::pair().expect("pair");
+    let server = thread::spawn(move || {
+        let Some(agreed) = handshake::negotiate(&mut &theirs, &export)? else { return Ok(()) };
+        session::transmit(&theirs, &export.device, agreed, &Bell::new().map_err(io::Error::from)?)
+    });
+    (ours, server)
+}
+
+fn option(stream: &mut UnixStream, option: u32, data: &[u8]) {
+    let mut bytes = protocol::OPTION_MAGIC.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&option.to_be_bytes());
+    bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+    bytes.extend_from_slice(data);
+    stream.write_all(&bytes).expect("option");
+}
+
+fn option_reply(stream: &mut UnixStream) -> (u32, u32, Vec<u8>) {
+    let mut header = [0; 20];
+    stream.read_exact(&mut header).expect("reply");
+    assert_eq!(header[..8], protocol::OPTION_REPLY_MAGIC.to_be_bytes());
+    let word = |at: usize| u32::from_be_bytes(header[at..at + 4].try_into().expect("four"));
+    let mut data = vec![0; word(16) as usize];
+    stream.read_exact(&mut data).expect("data");
+    (word(8), word(12), data)
+}
+
+fn greet(stream: &mut UnixStream) {
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting).expect("greeting");
+    assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
+    stream.write_all(&3u32.to_be_bytes()).expect("flags");
+}
+
+/// By the oldest option: replies are simple.
+fn enter(stream: &mut UnixStream) {
+    greet(stream);
+    option(stream, opt::EXPORT_NAME, b"disk");
+    let mut told = [0; 10];
+    stream.read_exact(&mut told).expect("size");
+    assert_eq!(told[..8], SIZE.to_be_bytes());
+}
+
+fn request(kind: u16, flags: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
+    let mut bytes = protocol::REQUEST_MAGIC.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&flags.to_be_bytes());
+    bytes.extend_from_slice(&kind.to_be_bytes());
+    bytes.extend_from_slice(&cookie.to_be_bytes());
+    bytes.extend_from_slice(&offset.to_be_bytes());
+    bytes.extend_from_slice(&length.to_be_bytes());
+    bytes
+}
+
+/// Error and cookie.
+fn simple_reply(stream: &mut UnixStream) -> (u32, u64) {
+    let mut bytes = [0; 16];
+    stream.read_exact(&mut bytes).expect("reply");
+    assert_eq!(bytes[..4], protocol::SIMPLE_REPLY_MAGIC.to_be_bytes());
+    let error = u32::from_be_bytes(bytes[4..8].try_into().expect("four"));
+    (error, u64::from_be_bytes(bytes[8..].try_into().expect("eight")))
+}
+
+#[test]
+fn what_is_written_is_read_and_refusals_keep_the_connection() {
+    let (mut stream, server) = connect(export());
+    enter(&mut stream);
+    let mut bytes = request(cmd::WRITE, 1, 1, 4096, 1024);
+    bytes.extend_from_slice(&[7; 1024]);
+    // Past the end: its payload must be skipped for the next request to be found.
+    bytes.extend_from_slice(&request(cmd::WRITE, 0, 2, SIZE, 512));
+    bytes.extend_from_slice(&[8; 512]);
+    bytes.extend_from_slice(&request(cmd::TRIM, 1, 3, 8192, 512));
+    bytes.extend_from_slice(&request(99, 0, 4, 0, 512));
+    stream.write_all(&bytes).expect("requests");
+    let mut replies: Vec<_> = (0..4).map(|_| simple_reply(&mut stream)).collect();
+    replies.sort_by_key(|(_, cookie)| *cookie);
+    assert_eq!(replies, [(0, 1), (28, 2), (0, 3), (22, 4)]);
+    stream.write_all(&request(cmd::READ, 0, 5, 4608, 1024)).expect("read");
+    assert_eq!(simple_reply(&mut stream), (0, 5));
+    let mut data = [9; 1024];
+    stream.read_exact(&mut data).expect("data");
+    assert!(data[..512].iter().all(|b| *b == 7) && data[512..].iter().all(|b| *b == 0));
+    stream.write_all(&request(cmd::DISC, 0, 6, 0, 0)).expect("leave");
+    server.join().expect("no panic").expect("in good order");
+}
+
+#[test]
+fn options_are_answered_one_by_one() {
+    let (mut stream, server) = connect(export());
+    greet(&mut stream);
+    let mut go = 6u32.to_be_bytes().to_vec();
+    go.extend_from_slice(b"nobody\0\0");
+    for (number, data, expected) in [
+        (opt::LIST, &b""[..], vec![rep::SERVER, rep::ACK]),
+        (opt::LIST, &b"x"[..], vec![rep::ERR_INVALID]),
+        (77, &b"anything"[..], vec![rep::ERR_UNSUP]),
+        (opt::SET_META_CONTEXT, &b"\0\0\0\0\0\0\0\0"[..], vec![rep::ERR_INVALID]),
+        (opt::STRUCTURED_REPLY, &b""[..], vec![rep::ACK]),
+        (opt::LIST_META_CONTEXT, &b"\0\0\0\0\0\0\0\0"[..], vec![rep::META_CONTEXT, rep::ACK]),
+        (opt::LIST_META_CONTEXT, &b"\0\0\0\0\xff\xff\xff\xff"[..], vec![rep::ERR_INVALID]),
+        (opt::INFO, &go[..], vec![rep::ERR_UNKNOWN]),
+        (opt::INFO, &b"\xff\xff\xff\xff"[..], vec![rep::ERR_INVALID]),
+        (opt::GO, &b"\0\0\0\0\0\0"[..], vec![rep::INFO, rep::INFO, rep::ACK]),
+    ] {
+        option(&mut stream, number, data);
+        for kind in expected {
+            let (echoed, got, _) = option_reply(&mut stream);
+            assert_eq!((echoed, got), (number, kind));
+        }
+    }
+    drop(stream);
+    server.join().expect("no panic").expect("left");
+}
+
+#[test]
+fn nonsense_ends_the_connection_and_nothing_else() {
+    let mut rng = Rng::new(11);
+    for round in 0..300 {
+        let (mut stream, server) = connect(export());
+        if round % 2 == 0 {
+            enter(&mut stream);
+        }
+        let mut bytes = vec![0; 1 + rng.below(400) as usize];
+        bytes.iter_mut().for_each(|byte| *byte = rng.below(256) as u8);
+        // Half of them look right at first.
+        if round % 4 == 0 {
+            let kind = rng.below(12) as u16;
+            let mut head = request(kind, rng.below(64) as u16, 1, rng.below(1 << 22), 512);
+            head.extend_from_slice(&bytes);
+            bytes = head;
+        } else if round % 4 == 1 {
+            let mut head = 3u32.to_be_bytes().to_vec();
+            head.extend_from_slice(&protocol::OPTION_MAGIC.to_be_bytes());
+            head.extend_from_slice(&(rng.below(12) as u32).to_be_bytes());
+            head.extend_from_slice(&(rng.below(64) as u32).to_be_bytes());
+            head.extend_from_slice(&bytes);
+            bytes = head;
+        }
+        // The server may have left already.
+        let _ = stream.write_all(&bytes);
+        let _ = stream.shutdown(Shutdown::Write);
+        let _ = stream.read_to_end(&mut Vec::new());
+        let _refused = server.join().expect("no panic");
+    }
+}
+
+#[test]
+fn a_server_ends_with_clients_that_do_nothing() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("socket");
+    let server = serve(listener.into(), export()).expect("server");
+    let mut one = UnixStream::connect(&path).expect("connect");
+    enter(&mut one);
+    one.write_all(&request(cmd::WRITE, 0, 1, 0, 4096)[..20]).expect("half a request");
+    let mut other = UnixStream::connect(&path).expect("connect");
+    greet(&mut other);
+    Box::new(server).end();
+    assert_eq!(one.read(&mut [0; 16]).expect("end"), 0);
+}

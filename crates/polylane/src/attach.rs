@@ -1,0 +1,121 @@
+//! `polylane attach` and `polylane detach`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use polylane_pool::attach::engine::{self, EngineFds};
+use polylane_pool::attach::{self, AttachOptions, Listed, Via};
+use polylane_pool::failure::{Failure, Result};
+
+use crate::cli::JsonArgs;
+use crate::commands::{print, print_json};
+
+/// `polylane attach`.
+#[derive(Debug, Args)]
+pub(crate) struct AttachArgs {
+    /// The volume's file
+    #[arg(required_unless_present = "list")]
+    volume: Option<PathBuf>,
+    /// Front end [default: auto, the best that this host has]
+    #[arg(long, value_name = "FRONT", default_value = "auto")]
+    via: ViaArg,
+    /// Where to listen, for nbd and vhost-user
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// List what is attached
+    #[arg(long, conflicts_with_all = ["volume", "via", "socket"])]
+    list: bool,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+/// `polylane detach`.
+#[derive(Debug, Args)]
+pub(crate) struct DetachArgs {
+    /// Its device, its socket or the volume's file
+    #[arg(value_name = "DEVICE|VOLUME")]
+    name: PathBuf,
+}
+
+/// The engine's hidden command.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    #[arg(long)]
+    spec: i32,
+    #[arg(long)]
+    door: i32,
+    #[arg(long)]
+    control: i32,
+    #[arg(long)]
+    volume: Vec<i32>,
+    #[arg(long)]
+    volume_plain: Vec<i32>,
+    #[arg(long)]
+    volume_lock: Vec<i32>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+enum ViaArg {
+    Auto,
+    Nbd,
+}
+
+impl ViaArg {
+    fn via(self) -> Option<Via> {
+        match self {
+            ViaArg::Auto => None,
+            ViaArg::Nbd => Some(Via::Nbd),
+        }
+    }
+}
+
+/// Executes `attach`; the exit status.
+pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
+    if arguments.list {
+        let listed = attach::list()?;
+        match arguments.json.json {
+            true => print_json(&listed)?,
+            false => print(&table(&listed))?,
+        }
+        return Ok(0);
+    }
+    let volume = arguments.volume.ok_or_else(|| Failure::usage("attach: no VOLUME"))?;
+    let options = AttachOptions { volume, via: arguments.via.via(), socket: arguments.socket };
+    let device = attach::attach(&options)?;
+    match arguments.json.json {
+        true => print_json(&serde_json::json!({ "device": device }))?,
+        false => print(&format!("{}\n", device.display()))?,
+    }
+    Ok(0)
+}
+
+/// Executes `detach`; the exit status.
+pub(crate) fn detach(arguments: &DetachArgs) -> Result<u8> {
+    attach::detach(&arguments.name).map(|()| 0)
+}
+
+/// Runs an engine.
+pub(crate) fn engine(arguments: EngineArgs) -> u8 {
+    engine::main(EngineFds {
+        spec: arguments.spec,
+        door: arguments.door,
+        control: arguments.control,
+        volume: arguments.volume,
+        volume_plain: arguments.volume_plain,
+        volume_lock: arguments.volume_lock,
+    })
+}
+
+fn table(listed: &[Listed]) -> String {
+    let mut text = format!("{:<24} {:<10} {:<5} VOLUME\n", "DEVICE", "VIA", "STATE");
+    for Listed { record, alive, .. } in listed {
+        let device = record.device.as_ref().map_or("-".into(), |path| path.to_string_lossy());
+        let state = if *alive { "up" } else { "dead" };
+        text += &format!(
+            "{device:<24} {:<10} {state:<5} {}\n",
+            record.via.to_string(),
+            record.volume.display()
+        );
+    }
+    text
+}

@@ -1,0 +1,135 @@
+//! The table of front ends: what each needs in each of the three processes.
+//!
+//! | step | process | `nbd` |
+//! |---|---|---|
+//! | [`Door::open`] | the command | listens at the socket |
+//! | [`serve`] | the engine | answers clients |
+//! | [`engage`] | the command | nothing: the socket is the device |
+//! | [`disengage`] | the command that detaches | nothing |
+//! | [`Door::remove`] | the keeper, at the end | removes the socket |
+//!
+//! One more front end is one more arm in each of these functions.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use polylane_base::sync::Arc;
+use polylane_block::BlockDevice;
+use polylane_front::export::Serving;
+use polylane_front::fuse::Params;
+use polylane_front::nbd;
+use rustix::fs::Mode;
+
+use super::engine::EngineSpec;
+use super::record::Record;
+use super::{AttachOptions, Via};
+use crate::failure::{Failure, Result};
+
+/// What outlives an engine: the keeper holds it and hands it to one engine after the other.
+#[derive(Debug)]
+pub(super) struct Door {
+    /// A listening socket, or a FUSE device.
+    pub(super) fd: OwnedFd,
+    /// The socket's path.
+    pub(super) socket: Option<PathBuf>,
+    /// What FUSE_INIT agreed on, of a mount.
+    pub(super) fuse: Option<Params>,
+}
+
+impl Door {
+    /// Opens the door that `via` needs.
+    pub(super) fn open(via: Via, options: &AttachOptions) -> Result<Door> {
+        match via {
+            Via::Nbd => Door::listen(options),
+        }
+    }
+
+    /// A UNIX stream socket for its owner alone.
+    fn listen(options: &AttachOptions) -> Result<Door> {
+        let path = options
+            .socket
+            .as_deref()
+            .ok_or_else(|| Failure::usage("--via nbd: needs --socket PATH to listen at"))?;
+        let path = std::path::absolute(path)
+            .map_err(|error| Failure::path(path, "listen there", error))?;
+        let failed = |error| Failure::path(&path, "listen there", error);
+        let old = rustix::process::umask(Mode::from_raw_mode(0o177));
+        let mut bound = UnixListener::bind(&path);
+        if is_stale(&path, &bound) {
+            bound = fs::remove_file(&path).and_then(|()| UnixListener::bind(&path));
+        }
+        rustix::process::umask(old);
+        let fd = bound.map_err(failed)?.into();
+        Ok(Door { fd, socket: Some(path), fuse: None })
+    }
+
+    /// Removes what has a name.
+    pub(super) fn remove(&self) {
+        if let Some(socket) = &self.socket {
+            let _ = fs::remove_file(socket);
+        }
+    }
+}
+
+impl AsFd for Door {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Whether a socket lies at `path` at which nobody listens any more.
+fn is_stale(path: &Path, bound: &io::Result<UnixListener>) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    let in_use = matches!(bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
+    let socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    in_use && socket && UnixStream::connect(path).is_err_and(refused)
+}
+
+/// In the engine: begins to serve.
+pub(super) fn serve(
+    spec: &EngineSpec,
+    door: OwnedFd,
+    device: Arc<dyn BlockDevice>,
+) -> Result<Box<dyn Serving>> {
+    let failed = |error: io::Error| Failure::because("engine", "serve the volume", error);
+    match spec.via {
+        Via::Nbd => {
+            let export = nbd::Export { name: spec.name.clone(), device };
+            nbd::serve(door, export).map(boxed).map_err(failed)
+        }
+    }
+}
+
+fn boxed(serving: impl Serving + 'static) -> Box<dyn Serving> {
+    Box::new(serving)
+}
+
+/// In the command, while the engine serves: makes the device. `record` is told its path before there
+/// is one.
+pub(super) fn engage(
+    via: Via,
+    door: &Door,
+    record: impl FnOnce(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    match via {
+        Via::Nbd => {
+            let path = door.socket.clone().unwrap_or_default();
+            record(&path)?;
+            Ok(path)
+        }
+    }
+}
+
+/// In the command that detaches, before the engine ends: takes the device away.
+///
+/// # Errors
+/// It is in use.
+pub(super) fn disengage(record: &Record) -> Result<()> {
+    match record.via {
+        Via::Nbd => Ok(()),
+    }
+}

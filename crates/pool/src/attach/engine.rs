@@ -1,0 +1,196 @@
+//! The engine process of an attachment: the hidden `polylane engine` command.
+//!
+//! As a pool's service, it is handed descriptors by number and a specification, and holds no path of
+//! the host. Its main thread listens to the keeper; the front end has threads of its own. The end of
+//! the control line is the end of the keeper: flush and go.
+
+use std::os::fd::{OwnedFd, RawFd};
+
+use polylane_base::sync::Arc;
+use polylane_block::BlockDevice;
+use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::wait::Waiter;
+use polylane_front::export::Serving;
+use polylane_front::fuse::Params;
+use polylane_sys::ns;
+use rustix::process::DumpableBehavior;
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use serde::{Deserialize, Serialize};
+
+use super::message::{FromEngine, ToEngine};
+use super::{Via, arm};
+use crate::failure::{FAILED, Failure, Result, say};
+use crate::keeper::wait_either;
+use crate::link::Link;
+use crate::spec;
+use crate::volume::stack::Stack;
+
+/// Without the engine the kernel cannot write to the attached device, and so cannot free memory.
+const OOM_SCORE_ADJ: &str = "-1000";
+
+/// What an engine is told. Descriptors come beside it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct EngineSpec {
+    /// The front end.
+    pub(super) via: Via,
+    /// What clients may call the device.
+    pub(super) name: String,
+    /// Engines of this attachment before this one.
+    pub(super) incarnation: u16,
+    /// What FUSE_INIT agreed on, of a mount.
+    pub(super) fuse: Option<Params>,
+}
+
+/// The descriptors of an engine, by number, as on its command line.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EngineFds {
+    /// The specification, a sealed memfd.
+    pub spec: RawFd,
+    /// What the front end serves: a FUSE device, a listening socket.
+    pub door: RawFd,
+    /// The line to the keeper.
+    pub control: RawFd,
+    /// The files of the volume, its own and those of its bases, for data.
+    pub volume: Vec<RawFd>,
+    /// The same files, without O_DIRECT.
+    pub volume_plain: Vec<RawFd>,
+    /// The same files, with their locks.
+    pub volume_lock: Vec<RawFd>,
+}
+
+/// An engine at work.
+struct Engine {
+    serving: Box<dyn Serving>,
+    device: Arc<dyn BlockDevice>,
+    /// The device of the volume's own file.
+    file: Arc<FileDevice>,
+}
+
+/// Runs an engine to its end; its exit status.
+pub fn main(fds: EngineFds) -> u8 {
+    let _ = rustix::thread::set_name(c"polylane-engine");
+    let control = match ns::inherited_fd(fds.control) {
+        Ok(fd) => Link::from_fd(fd),
+        Err(_) => {
+            say("engine: started by 'polylane attach' only");
+            return FAILED;
+        }
+    };
+    match start(fds) {
+        Ok(engine) => serve(engine, &control),
+        Err(failure) => {
+            // The keeper says it; a lost line changes nothing about the end.
+            let _ = control.send(&FromEngine::Failed(failure.line), &[]);
+            FAILED
+        }
+    }
+}
+
+fn start(fds: EngineFds) -> Result<Engine> {
+    let take = |number| {
+        ns::inherited_fd(number)
+            .map_err(|error| Failure::because("engine", "take its files", error))
+    };
+    let spec: EngineSpec = spec::unseal(take(fds.spec)?)?;
+    let mut files = Vec::new();
+    for ((io, plain), lock) in fds.volume.iter().zip(&fds.volume_plain).zip(&fds.volume_lock) {
+        files.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
+    }
+    let door: OwnedFd = take(fds.door)?;
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
+    stay_out_of_reclaim(spec.incarnation == 0);
+    harden()?;
+    let (device, file) = Stack::assemble(files, Way::Ring)?;
+    let serving = arm::serve(&spec, door, device.clone())?;
+    Ok(Engine { serving, device, file })
+}
+
+/// Memory that this process allocates must not be freed by writing to the device that it serves:
+/// that write would wait for this process. Threads inherit the mark, so it comes first; it needs
+/// CAP_SYS_RESOURCE, so it comes before privileges go.
+fn stay_out_of_reclaim(warn: bool) {
+    if rustix::process::configure_io_flusher_behavior(true).is_err() && warn {
+        say("engine: not allowed to mark itself as an I/O flusher (needs CAP_SYS_RESOURCE): \
+             under memory pressure the attached device may be slow");
+    }
+}
+
+/// What an engine never needs: privileges, a core dump or a tracer with its tenant's data, a
+/// working directory.
+fn harden() -> Result<()> {
+    let failed = |error| Failure::because("engine", "give up privileges", error);
+    rustix::thread::set_no_new_privs(true).map_err(failed)?;
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)?;
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    rustix::thread::set_capabilities(None, sets).map_err(failed)?;
+    rustix::process::chdir("/").map_err(failed)
+}
+
+/// Answers the keeper until it wants the end or is gone itself.
+fn serve(engine: Engine, control: &Link) -> u8 {
+    use std::os::fd::AsFd;
+    if control.send(&FromEngine::Ready, &[]).is_err() {
+        return FAILED;
+    }
+    let mut told = false;
+    loop {
+        // Until the end is told of, there may be one.
+        let ended = engine.serving.ended().filter(|_| !told).unwrap_or(control.as_fd());
+        let (message, gone) = wait_either(control.as_fd(), ended, std::time::Duration::MAX);
+        if gone && !message {
+            told = true;
+            let _ = control.send(&FromEngine::Ended, &[]);
+            continue;
+        }
+        let answer = match control.receive::<ToEngine>() {
+            Ok(Some((ToEngine::Grow, _))) => FromEngine::Grown(engine.grow()),
+            Ok(Some((ToEngine::Stats, _))) => FromEngine::Stats(engine.stats()),
+            Ok(Some((ToEngine::Shutdown, _))) => {
+                let errno = engine.end();
+                let _ = control.send(&FromEngine::Flushed(errno), &[]);
+                return 0;
+            }
+            Ok(None) | Err(_) => {
+                engine.end();
+                return FAILED;
+            }
+        };
+        let _ = control.send(&answer, &[]);
+    }
+}
+
+impl Engine {
+    /// Takes the new size of the file in; the errno if that fails.
+    fn grow(&self) -> Option<i32> {
+        let result = self.file.grow();
+        self.serving.grown();
+        result.err().map(|errno| errno.0)
+    }
+
+    /// Closes the door and makes everything durable; the errno if that fails.
+    fn end(self) -> Option<i32> {
+        self.serving.end();
+        let flushed = Waiter::new(self.device).flush();
+        flushed.err().map(|error| polylane_base::Errno::from(error).0)
+    }
+
+    /// Counters as JSON.
+    fn stats(&self) -> serde_json::Value {
+        let totals = self.file.totals();
+        serde_json::json!({
+            "size_bytes": self.device.sector_count() * 512,
+            "reads": totals.reads,
+            "read_bytes": totals.read_bytes,
+            "writes": totals.writes,
+            "written_bytes": totals.written_bytes,
+            "durable_writes": totals.durable_writes,
+            "flushes": totals.flushes,
+            "zeroings": totals.zeroings,
+            "failed": totals.failed,
+            "io_uring": totals.ring,
+            "direct_io": totals.direct,
+            "stopped": self.file.is_stopped(),
+        })
+    }
+}

@@ -1,0 +1,413 @@
+//! The keeper of an attachment: a detached process that holds its door and volume, starts an engine
+//! in place of one that died, and listens to commands.
+//!
+//! It holds nothing on the attached device and never touches it: it must be able to start an engine
+//! while the device waits for one.
+//!
+//! # Invariants
+//!
+//! - It holds the record's lock as long as it lives.
+//! - Before `Engaged` it ends with the command that started it; after that, with `Stop`, a SIGTERM
+//!   or the other side of the door.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
+use polylane_sys::scm;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags};
+
+use super::arm::Door;
+use super::engine::EngineSpec;
+use super::message::{FromEngine, FromKeeper, ToEngine, ToKeeper};
+use super::record::{self, Record};
+use crate::build::Handed;
+use crate::failure::{Failure, Result, say};
+use crate::keeper::wait_for;
+use crate::link::Link;
+use crate::names::PoolName;
+use crate::process::Process;
+use crate::{spec, supervise};
+
+/// How long an engine may take to start, or to answer.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long an engine may take to make everything durable at the end.
+const FLUSH_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// How long a command may take to say what it connected for.
+const QUESTION_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// An engine that dies this often ...
+const RESTARTS_MAX: usize = 10;
+/// ... within this time is not started again.
+const RESTARTS_WINDOW: Duration = Duration::from_secs(30);
+
+/// Commands that may wait at a time.
+const BACKLOG: i32 = 16;
+
+/// A keeper and all that it holds.
+pub(super) struct Keeper {
+    pub(super) door: Door,
+    pub(super) handed: Handed,
+    pub(super) spec: EngineSpec,
+    pub(super) record: Record,
+    pub(super) dir: PathBuf,
+    pub(super) lock: PoolName,
+}
+
+/// The running engine and the line to it.
+struct Engine {
+    link: Link,
+    process: Process,
+}
+
+/// What the loop waits for.
+enum Event {
+    /// The engine's process ended.
+    Death,
+    /// The engine says something.
+    Engine,
+    /// A command connects.
+    Client,
+    /// The command that makes the attachment says something, or is gone.
+    Maker,
+    /// A signal.
+    Signal,
+}
+
+/// Runs a keeper to its end. Called in a child forked for it.
+pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
+    let _ = rustix::process::setsid();
+    let _ = rustix::thread::set_name(c"polylane-attach");
+    let _ = rustix::process::chdir("/");
+    leave(&[0, 1]);
+    keeper.record.pid = std::process::id();
+    // Whoever waits for the end sees it when this process is gone, and with it the volume's lock.
+    let (status, _client) = match keeper.begin(&maker) {
+        Ok((engine, listener, signals)) => keeper.run(engine, &listener, &signals, maker),
+        Err(failure) => {
+            let _ = maker.send(&FromKeeper::Failed(failure.line), &[]);
+            (1, Some(maker))
+        }
+    };
+    keeper.door.remove();
+    keeper.record.remove(&keeper.dir, &keeper.lock);
+    ns::exit_now(status)
+}
+
+/// Lets go of standard descriptors that belong to whoever ran the command.
+fn leave(numbers: &[i32]) {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let Ok(null) = rustix::fs::open("/dev/null", flags, Mode::empty()) else { return };
+    for number in numbers {
+        let _ = match number {
+            0 => rustix::stdio::dup2_stdin(&null),
+            1 => rustix::stdio::dup2_stdout(&null),
+            _ => rustix::stdio::dup2_stderr(&null),
+        };
+    }
+}
+
+impl Keeper {
+    fn begin(&mut self, maker: &Link) -> Result<(Engine, OwnedFd, SignalFd)> {
+        let signals = SignalFd::new(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
+            .map_err(|error| Failure::because("attachment", "watch signals", error))?;
+        let path = record::socket_of(&self.dir, &self.record.id);
+        let listener = scm::listen(&path, BACKLOG)
+            .map_err(|error| Failure::path(&path, "listen there", error))?;
+        self.record.store(&self.dir)?;
+        let engine = self.start_engine()?;
+        maker
+            .send(&FromKeeper::Serving, &[])
+            .map_err(|error| Failure::because("attachment", "talk to its maker", error))?;
+        Ok((engine, listener, signals))
+    }
+
+    /// The loop proper; the exit status, and who waits for the end.
+    fn run(
+        &mut self,
+        mut engine: Engine,
+        listener: &OwnedFd,
+        signals: &SignalFd,
+        maker: Link,
+    ) -> (i32, Option<Link>) {
+        let mut maker = Some(maker);
+        let mut restarts = Vec::new();
+        loop {
+            let next = wait(&engine, listener, signals, maker.as_ref());
+            let failed = match next {
+                Event::Death => self.replace(&mut engine, &mut restarts).err(),
+                Event::Engine => match engine.link.receive::<FromEngine>() {
+                    Ok(Some((FromEngine::Ended, _))) => return self.shut_down(engine, None),
+                    // Its death follows.
+                    Ok(None) => self.replace(&mut engine, &mut restarts).err(),
+                    _ => None,
+                },
+                Event::Signal => return self.shut_down(engine, None),
+                Event::Maker => match self.hear_maker(maker.as_ref()) {
+                    Heard::More => None,
+                    Heard::Engaged => {
+                        leave(&[2]);
+                        maker = None;
+                        None
+                    }
+                    Heard::Gone => return self.shut_down(engine, None),
+                },
+                Event::Client => match self.hear_client(&engine, listener) {
+                    Some(client) => return self.shut_down(engine, Some(client)),
+                    None => None,
+                },
+            };
+            if let Some(failure) = failed {
+                say(failure);
+                return (1, None);
+            }
+        }
+    }
+
+    fn hear_maker(&mut self, maker: Option<&Link>) -> Heard {
+        let Some(maker) = maker else { return Heard::More };
+        match maker.receive::<ToKeeper>() {
+            Ok(Some((ToKeeper::Engaging(device), _))) => {
+                self.record.device = Some(device);
+                let answer = match self.record.store(&self.dir) {
+                    Ok(()) => FromKeeper::Done,
+                    Err(failure) => FromKeeper::Failed(failure.line),
+                };
+                let _ = maker.send(&answer, &[]);
+                Heard::More
+            }
+            Ok(Some((ToKeeper::Engaged, _))) => {
+                let _ = maker.send(&FromKeeper::Done, &[]);
+                Heard::Engaged
+            }
+            _ => Heard::Gone,
+        }
+    }
+
+    /// Answers one command; the command itself if it is to be told of the end.
+    fn hear_client(&mut self, engine: &Engine, listener: &OwnedFd) -> Option<Link> {
+        let client = Link::from_fd(scm::accept(listener).ok()?);
+        if !wait_for(client.as_fd(), QUESTION_TIME_MAX) {
+            return None;
+        }
+        let answer = match client.receive::<ToKeeper>() {
+            Ok(Some((ToKeeper::Stop, _))) => return Some(client),
+            Ok(Some((ToKeeper::Stats, _))) => match engine.ask(ToEngine::Stats) {
+                Some(FromEngine::Stats(stats)) => FromKeeper::Stats(self.describe(stats)),
+                _ => FromKeeper::Failed("engine: does not answer".to_string()),
+            },
+            Ok(Some((ToKeeper::Grow(size), _))) => match self.grow(engine, size) {
+                Ok(()) => FromKeeper::Done,
+                Err(failure) => FromKeeper::Failed(failure.line),
+            },
+            _ => return None,
+        };
+        let _ = client.send(&answer, &[]);
+        None
+    }
+
+    /// Makes the volume's file longer and tells the engine.
+    fn grow(&self, engine: &Engine, size: u64) -> Result<()> {
+        let path = &self.record.volume;
+        let [files] = &self.handed.volume[..] else {
+            return Err(Failure::failed(format!(
+                "{}: is on other volumes: detach it to resize it",
+                path.display()
+            )));
+        };
+        let failed = |error| Failure::path(path, "resize it", error);
+        let stat = rustix::fs::fstat(&files.plain).map_err(failed)?;
+        if (size as i64) < stat.st_size {
+            return Err(Failure::failed(format!(
+                "{}: volumes are not made smaller",
+                path.display()
+            )));
+        }
+        rustix::fs::ftruncate(&files.plain, size).map_err(failed)?;
+        match engine.ask(ToEngine::Grow) {
+            Some(FromEngine::Grown(None)) => Ok(()),
+            Some(FromEngine::Grown(Some(errno))) => {
+                Err(failed(rustix::io::Errno::from_raw_os_error(errno)))
+            }
+            _ => Err(Failure::failed("engine: does not answer")),
+        }
+    }
+
+    /// Starts an engine in place of one that has died.
+    fn replace(&mut self, engine: &mut Engine, restarts: &mut Vec<Instant>) -> Result<()> {
+        let failed = |error| Failure::because("engine", "wait for it", error);
+        let ended = engine.process.wait().map_err(failed)?;
+        let now = Instant::now();
+        restarts.retain(|at| now.duration_since(*at) < RESTARTS_WINDOW);
+        restarts.push(now);
+        let name = &self.spec.name;
+        let too_often = || Failure::failed(format!("{name}: its engine died too often: giving up"));
+        if restarts.len() > RESTARTS_MAX {
+            return Err(too_often());
+        }
+        say(format_args!("{name}: its engine {}: starting it again", supervise::how(ended)));
+        self.spec.incarnation = self.spec.incarnation.checked_add(1).ok_or_else(too_often)?;
+        *engine = self.start_engine()?;
+        Ok(())
+    }
+
+    /// Starts an engine and waits until it serves.
+    fn start_engine(&mut self) -> Result<Engine> {
+        let failed = |error: std::io::Error| Failure::because("engine", "start it", error);
+        let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
+        let spec = spec::seal(&self.spec)?;
+        let mut fds = vec![
+            ("--spec", spec.as_fd()),
+            ("--door", self.door.as_fd()),
+            ("--control", other.as_fd()),
+        ];
+        fds.extend(self.handed.options());
+        let process = match ns::fork(Namespaces::default()).map_err(failed)? {
+            Fork::Child => supervise::execute("engine", &self.spec.name, &fds),
+            Fork::Parent(child) => Process::new(child),
+        };
+        drop(other);
+        if !wait_for(link.as_fd(), ANSWER_TIME_MAX) {
+            return Err(Failure::failed("engine: it does not start"));
+        }
+        match link.receive::<FromEngine>() {
+            Ok(Some((FromEngine::Ready, _))) => Ok(Engine { link, process }),
+            Ok(Some((FromEngine::Failed(line), _))) => Err(Failure::failed(line)),
+            _ => Err(Failure::failed("engine: it ended before it was ready")),
+        }
+    }
+
+    /// Lets the engine make everything durable and end, and tells `client`.
+    fn shut_down(&mut self, mut engine: Engine, client: Option<Link>) -> (i32, Option<Link>) {
+        let _ = engine.link.send(&ToEngine::Shutdown, &[]);
+        let answer = match engine
+            .answer(FLUSH_TIME_MAX, |answer| matches!(answer, FromEngine::Flushed(_)))
+        {
+            Some(FromEngine::Flushed(None)) => FromKeeper::Done,
+            Some(FromEngine::Flushed(Some(errno))) => FromKeeper::Failed(format!(
+                "{}: not everything could be written back: {}",
+                self.record.volume.display(),
+                polylane_base::Errno(errno)
+            )),
+            _ => FromKeeper::Failed(format!(
+                "{}: its engine ended without writing everything back",
+                self.record.volume.display()
+            )),
+        };
+        let _ = wait_for(engine.process.as_fd(), ANSWER_TIME_MAX);
+        engine.process.kill();
+        let _ = engine.process.wait();
+        if let Some(client) = &client {
+            let _ = client.send(&answer, &[]);
+        }
+        (i32::from(answer != FromKeeper::Done), client)
+    }
+
+    /// What is known of the attachment.
+    fn describe(&self, engine: serde_json::Value) -> serde_json::Value {
+        serde_json::json!({
+            "volume": self.record.volume,
+            "device": self.record.device,
+            "via": self.record.via,
+            "engine_restarts": self.spec.incarnation,
+            "engine": engine,
+        })
+    }
+}
+
+/// What the maker said.
+enum Heard {
+    /// There is more to come.
+    More,
+    /// The device is there.
+    Engaged,
+    /// It gave up.
+    Gone,
+}
+
+impl Engine {
+    /// Asks for something; its answer.
+    fn ask(&self, question: ToEngine) -> Option<FromEngine> {
+        self.link.send(&question, &[]).ok()?;
+        self.answer(ANSWER_TIME_MAX, |answer| !matches!(answer, FromEngine::Ended))
+    }
+
+    /// The next message that is `wanted`.
+    fn answer(&self, limit: Duration, wanted: impl Fn(&FromEngine) -> bool) -> Option<FromEngine> {
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if !wait_for(self.link.as_fd(), left) {
+                return None;
+            }
+            match self.link.receive::<FromEngine>() {
+                Ok(Some((answer, _))) if wanted(&answer) => return Some(answer),
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => return None,
+            }
+        }
+    }
+}
+
+fn wait(engine: &Engine, listener: &OwnedFd, signals: &SignalFd, maker: Option<&Link>) -> Event {
+    loop {
+        let process = engine.process.as_fd();
+        let mut fds = [
+            process,
+            engine.link.as_fd(),
+            listener.as_fd(),
+            signals.as_fd(),
+            maker.map_or(process, AsFd::as_fd),
+        ]
+        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        if poll(&mut fds, None).is_err() {
+            continue;
+        }
+        let is = |index: usize| !fds[index].revents().is_empty();
+        match () {
+            () if is(0) => return Event::Death,
+            () if is(1) => return Event::Engine,
+            () if is(3) && matches!(signals.next(), Ok(Some(_))) => return Event::Signal,
+            () if maker.is_some() && is(4) => return Event::Maker,
+            () if is(2) => return Event::Client,
+            () => {}
+        }
+    }
+}
+
+/// Forks a keeper; the line to it.
+pub(super) fn start(keeper: Keeper) -> Result<(Link, Door)> {
+    let failed = |error: std::io::Error| Failure::because("attachment", "start its keeper", error);
+    let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
+    match ns::fork(Namespaces::default()).map_err(failed)? {
+        Fork::Child => {
+            drop(link);
+            main(keeper, other)
+        }
+        Fork::Parent(_) => Ok((link, keeper.door)),
+    }
+}
+
+/// Asks the keeper of an attachment. `None` when there is none, or it does not answer.
+pub(super) fn ask(
+    dir: &Path,
+    id: &str,
+    question: &ToKeeper,
+    limit: Duration,
+) -> Option<FromKeeper> {
+    let link = Link::from_fd(scm::connect(&record::socket_of(dir, id)).ok()?);
+    link.send(question, &[]).ok()?;
+    if !wait_for(link.as_fd(), limit) {
+        return None;
+    }
+    let answer = link.receive::<FromKeeper>().ok()??.0;
+    if *question == ToKeeper::Stop {
+        // The end of the line is the end of the keeper.
+        let _ = wait_for(link.as_fd(), limit);
+    }
+    Some(answer)
+}

@@ -1,0 +1,61 @@
+//! What is said between the processes of an attachment, over [`Link`](crate::link::Link)s.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// What a command tells a keeper. The one that makes an attachment says the first two.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum ToKeeper {
+    /// This is about to become the device: record it, answer `Done`.
+    Engaging(PathBuf),
+    /// It is the device: go on without me, answer `Done`.
+    Engaged,
+    /// Answer `Stats`.
+    Stats,
+    /// The volume's file is to be this long: make it so, answer `Done`.
+    Grow(u64),
+    /// Make everything durable, answer `Done`, end.
+    Stop,
+}
+
+/// What a keeper answers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) enum FromKeeper {
+    /// The engine serves. Unasked, to the command that makes the attachment.
+    Serving,
+    /// That was done. Comes with what the command needs to go on, for a `Grow`.
+    Done,
+    /// It was not; one line says why.
+    Failed(String),
+    /// Counters as JSON.
+    Stats(serde_json::Value),
+}
+
+/// What a keeper tells an engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum ToEngine {
+    /// The file has grown: look again, answer `Grown`.
+    Grow,
+    /// Answer `Stats`.
+    Stats,
+    /// Make everything durable, answer `Flushed`, exit 0.
+    Shutdown,
+}
+
+/// What an engine answers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(super) enum FromEngine {
+    /// It serves.
+    Ready,
+    /// It could not start; the keeper says this line for it.
+    Failed(String),
+    /// The device has its new size, or the errno why not.
+    Grown(Option<i32>),
+    /// Counters as JSON.
+    Stats(serde_json::Value),
+    /// The other side of the front end is gone for good. Unasked.
+    Ended,
+    /// The end of a shutdown: the errno of the flush, if it failed.
+    Flushed(Option<i32>),
+}

@@ -1,0 +1,214 @@
+//! Attachments: volumes as block devices of the kernel, or at a socket, served by a process of
+//! their own. `docs/design/attach.md` has the drawing.
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | the commands: attach, detach, list |
+//! | `arm.rs` | the table of front ends |
+//! | `keeper.rs` | the process that holds door and volume, and starts engines |
+//! | `engine.rs` | the process that serves |
+//! | `message.rs` | what these say to each other |
+//! | `record.rs` | what is known of attachments in the state directory |
+
+mod arm;
+pub mod engine;
+mod keeper;
+mod message;
+mod record;
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::build::Handed;
+use crate::failure::{Failure, Result};
+use crate::link::Link;
+use crate::names::PoolName;
+use crate::volume;
+use crate::volume::stack::Stack;
+use arm::Door;
+use engine::EngineSpec;
+use keeper::Keeper;
+use message::{FromKeeper, ToKeeper};
+pub use record::Record;
+
+/// How long a keeper may take to make everything durable and end.
+const STOP_TIME_MAX: Duration = Duration::from_secs(360);
+
+/// How long a keeper may take to answer a question.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(40);
+
+/// A front end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Via {
+    /// An NBD server at a UNIX socket.
+    Nbd,
+}
+
+impl fmt::Display for Via {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Via::Nbd => "nbd",
+        })
+    }
+}
+
+/// What `attach` was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AttachOptions {
+    /// The volume's file.
+    pub volume: PathBuf,
+    /// The front end; the best that this host has, when absent.
+    pub via: Option<Via>,
+    /// Where to listen, for front ends that have a socket.
+    pub socket: Option<PathBuf>,
+}
+
+/// Attaches a volume; its device or socket.
+///
+/// # Errors
+/// It is in use, the host lacks what the front end needs; nothing is left behind.
+pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
+    let path = fs::canonicalize(&options.volume)
+        .map_err(|error| Failure::path(&options.volume, "open it", error))?;
+    let via = match options.via {
+        Some(via) => via,
+        None => best(options),
+    };
+    let dir = record::dir()?;
+    clear_stale(&dir, &path)?;
+    volume::refuse_snapshot(&path)?;
+    let stack = Stack::open(&path)?;
+    let door = Door::open(via, options)?;
+    let id = fresh_id()?;
+    let lock = PoolName::take(&dir, &id)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let record = Record { id, volume: path, via, device: None, pid: 0 };
+    let keeper = Keeper {
+        spec: EngineSpec { via, name, incarnation: 0, fuse: door.fuse },
+        door,
+        handed: Handed { volume: stack.files, ..Handed::default() },
+        record,
+        dir,
+        lock,
+    };
+    let (link, door) = keeper::start(keeper)?;
+    make(via, &link, door)
+}
+
+/// The maker's side of a new attachment: its device.
+fn make(via: Via, link: &Link, door: Door) -> Result<PathBuf> {
+    expect(link, &FromKeeper::Serving)?;
+    let device =
+        arm::engage(via, &door, |device| tell(link, &ToKeeper::Engaging(device.to_path_buf())))?;
+    drop(door);
+    tell(link, &ToKeeper::Engaged)?;
+    Ok(device)
+}
+
+/// Says something to a keeper that it answers with `Done`.
+fn tell(link: &Link, message: &ToKeeper) -> Result<()> {
+    link.send(message, &[])
+        .map_err(|error| Failure::because("attachment", "talk to its keeper", error))?;
+    expect(link, &FromKeeper::Done)
+}
+
+fn expect(link: &Link, wanted: &FromKeeper) -> Result<()> {
+    match link.receive::<FromKeeper>() {
+        Ok(Some((answer, _))) if answer == *wanted => Ok(()),
+        Ok(Some((FromKeeper::Failed(line), _))) => Err(Failure::failed(line)),
+        _ => Err(Failure::failed("attachment: its keeper ended before the device was there")),
+    }
+}
+
+/// The best front end of this host.
+fn best(_options: &AttachOptions) -> Via {
+    Via::Nbd
+}
+
+/// 16 hexadecimal digits that are never given twice.
+fn fresh_id() -> Result<String> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| Failure::because("attachment", "make an id for it", error))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Clears up after an attachment of this volume whose keeper was killed.
+fn clear_stale(dir: &Path, volume: &Path) -> Result<()> {
+    for record in record::all(dir).iter().filter(|record| record.volume == volume) {
+        if let Ok(Some(lock)) = PoolName::take_over(dir, &record.id) {
+            arm::disengage(record)?;
+            record.remove(dir, &lock);
+        }
+    }
+    Ok(())
+}
+
+/// Detaches what `name` is: a device, a socket or a volume.
+///
+/// # Errors
+/// It is not attached, is in use, or could not be made durable.
+pub fn detach(name: &Path) -> Result<()> {
+    let dir = record::dir()?;
+    let record = record::all(&dir).into_iter().find(|record| record.is(name));
+    let record =
+        record.ok_or_else(|| Failure::failed(format!("{}: is not attached", name.display())))?;
+    arm::disengage(&record)?;
+    match keeper::ask(&dir, &record.id, &ToKeeper::Stop, STOP_TIME_MAX) {
+        Some(FromKeeper::Done) => Ok(()),
+        Some(FromKeeper::Failed(line)) => Err(Failure::failed(line)),
+        _ => match PoolName::take_over(&dir, &record.id) {
+            // Its keeper is dead, or ended by itself when its device went.
+            Ok(lock) => {
+                if let Some(lock) = lock {
+                    record.remove(&dir, &lock);
+                }
+                Ok(())
+            }
+            Err(_) => Err(Failure::failed(format!(
+                "{}: process {} that keeps it does not answer",
+                name.display(),
+                record.pid
+            ))),
+        },
+    }
+}
+
+/// An attachment, as a list shows it.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Listed {
+    /// What is recorded.
+    #[serde(flatten)]
+    pub record: Record,
+    /// Its keeper lives.
+    pub alive: bool,
+    /// Counters, of one that lives.
+    pub stats: Option<serde_json::Value>,
+}
+
+/// All attachments of this user, by volume.
+///
+/// # Errors
+/// The state directory cannot be used.
+pub fn list() -> Result<Vec<Listed>> {
+    let dir = record::dir()?;
+    let mut listed: Vec<Listed> = record::all(&dir)
+        .into_iter()
+        .map(|record| {
+            let answer = keeper::ask(&dir, &record.id, &ToKeeper::Stats, ANSWER_TIME_MAX);
+            let stats = match answer {
+                Some(FromKeeper::Stats(stats)) => Some(stats),
+                _ => None,
+            };
+            let alive = PoolName::take_over(&dir, &record.id).is_err();
+            Listed { record, alive, stats }
+        })
+        .collect();
+    listed.sort_by(|one, other| one.record.volume.cmp(&other.record.volume));
+    Ok(listed)
+}

@@ -1,0 +1,132 @@
+//! What is known of attachments: a directory of records in the state directory.
+//!
+//! | file | what |
+//! |---|---|
+//! | `ID.json` | the [`Record`], replaced as a whole |
+//! | `ID.lock` | held by the attachment's keeper, so that a record whose keeper is dead is known |
+//! | `ID.sock` | where the keeper listens |
+//!
+//! ID is 16 hexadecimal digits that are never given twice. Every user has a directory of their own.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::Via;
+use crate::failure::{Failure, Result};
+use crate::names::PoolName;
+use crate::volume;
+
+/// Largest record in bytes.
+const BYTES_MAX: u64 = 64 << 10;
+
+/// One attachment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Record {
+    /// Its name, and the tag of whatever it made in the kernel.
+    pub id: String,
+    /// The volume's file, absolute and without symbolic links.
+    pub volume: PathBuf,
+    /// The front end.
+    pub via: Via,
+    /// The block device, or the socket. `None` while it is being made.
+    pub device: Option<PathBuf>,
+    /// The keeper's process.
+    pub pid: u32,
+}
+
+/// Where records are; the directory is made.
+pub(super) fn dir() -> Result<PathBuf> {
+    let dir = volume::state_dir()?.join("attachments");
+    let mut builder = fs::DirBuilder::new();
+    builder
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .map_err(|error| Failure::path(&dir, "make the directory of attachments", error))?;
+    Ok(dir)
+}
+
+fn path_of(dir: &Path, id: &str) -> PathBuf {
+    dir.join(format!("{id}.json"))
+}
+
+/// Where the keeper of an attachment listens.
+pub(super) fn socket_of(dir: &Path, id: &str) -> PathBuf {
+    dir.join(format!("{id}.sock"))
+}
+
+impl Record {
+    /// Writes it, or its new state. Whoever does that holds its lock.
+    pub(super) fn store(&self, dir: &Path) -> Result<()> {
+        let path = path_of(dir, &self.id);
+        let failed = |error: std::io::Error| Failure::path(&path, "write it", error);
+        let temporary = path.with_extension("new");
+        let bytes = serde_json::to_vec(self).map_err(|error| failed(error.into()))?;
+        let mut file = fs::File::create(&temporary).map_err(failed)?;
+        file.write_all(&bytes).and_then(|()| file.sync_all()).map_err(failed)?;
+        fs::rename(&temporary, &path).map_err(failed)
+    }
+
+    /// Removes all files of the attachment. Whoever does that holds its lock.
+    pub(super) fn remove(&self, dir: &Path, lock: &PoolName) {
+        let _ = fs::remove_file(path_of(dir, &self.id));
+        lock.remove_files();
+    }
+
+    /// Whether a path means this attachment: its device, or its volume.
+    pub(super) fn is(&self, path: &Path) -> bool {
+        let real = fs::canonicalize(path);
+        let real = real.as_deref().unwrap_or(path);
+        self.device.as_deref() == Some(path)
+            || self.device.as_deref() == Some(real)
+            || self.volume == real
+    }
+}
+
+/// All records, in no particular order. What cannot be read is none.
+pub(super) fn all(dir: &Path) -> Vec<Record> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    paths
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .filter_map(|path| {
+            let length = fs::metadata(&path).ok()?.len();
+            let bytes = (length <= BYTES_MAX).then(|| fs::read(&path).ok())??;
+            let record: Record = serde_json::from_slice(&bytes).ok()?;
+            // Its name is used in paths.
+            path.file_stem().is_some_and(|stem| stem == record.id.as_str()).then_some(record)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_found_and_strangers_are_not() {
+        let dir = tempfile::tempdir().expect("dir");
+        let mut record = Record {
+            id: "0123456789abcdef".to_string(),
+            volume: PathBuf::from("/nowhere/v.img"),
+            via: Via::Nbd,
+            device: None,
+            pid: 1,
+        };
+        record.store(dir.path()).expect("store");
+        record.device = Some(PathBuf::from("/dev/loop99"));
+        record.store(dir.path()).expect("store again");
+        fs::write(dir.path().join("x.json"), b"{}").expect("write");
+        fs::copy(path_of(dir.path(), &record.id), dir.path().join("other.json")).expect("copy");
+        assert_eq!(all(dir.path()), [record.clone()]);
+        assert!(record.is(Path::new("/dev/loop99")) && record.is(Path::new("/nowhere/v.img")));
+        assert!(!record.is(Path::new("/dev/loop9")));
+        let lock = PoolName::take(dir.path(), &record.id).expect("free");
+        record.remove(dir.path(), &lock);
+        assert_eq!(all(dir.path()), []);
+    }
+}
