@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::format::inode::RawInode;
 use crate::format::{DeviceBlock, dirent, extent, htree, xattr};
 use crate::io::BlockIo;
+use crate::orphan;
 
 /// How a block's own checksum is made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +35,8 @@ pub enum Seal {
     Extent(u32),
     /// Extended attributes, by the file system's seed and the block's place.
     Xattr(u32, DeviceBlock),
+    /// The orphan file's, by its seed and the block's place.
+    Orphans(u32, DeviceBlock),
     /// A part of the inode table, by the file system's seed, the first inode's number and the bytes
     /// of each: those that were stored get their sums, see [`MetaBlock::note_stored`].
     Inodes(u32, u32, usize),
@@ -48,6 +51,7 @@ impl Seal {
             Seal::Index(place, seed) => htree::put_checksum(block, place, seed),
             Seal::Extent(seed) => extent::put_checksum(block, seed),
             Seal::Xattr(seed, home) => xattr::put_checksum(block, seed, home.0),
+            Seal::Orphans(seed, home) => orphan::put_checksum(block, seed, home),
         }
     }
 
@@ -59,6 +63,7 @@ impl Seal {
             Seal::Index(place, seed) => htree::checksum_ok(block, place, seed),
             Seal::Extent(seed) => extent::checksum_ok(block, seed),
             Seal::Xattr(seed, home) => xattr::checksum_ok(block, seed, home.0),
+            Seal::Orphans(seed, home) => orphan::checksum_ok(block, seed, home),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::cache::BlockCache;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::superblock::{
-    BYTES, OFFSET, STATE_ERROR, STATE_VALID, Superblock, compat, incompat, ro_compat,
+    BYTES, OFFSET, STATE_ERROR, STATE_VALID, Superblock, compat, incompat,
 };
 use crate::format::{DeviceBlock, journal::JournalSuperblock};
 use crate::inode::InodeTable;
@@ -125,6 +125,7 @@ impl Ext4 {
         superblock.set_free_blocks(volume.alloc.available_blocks());
         superblock.set_free_inodes(volume.alloc.free_inodes());
         superblock.set_recover(false);
+        superblock.set_orphan_present(false);
         let state = superblock.state() | STATE_VALID;
         superblock.set_state(state);
         superblock.note_write(volume.now().sec as u32);
@@ -240,13 +241,17 @@ fn replay(volume: &mut Volume, needed: bool, options: &Options) -> Result<Recove
 }
 
 /// Says in the superblock that the journal must be replayed, before the journal says that it holds
-/// anything: a log without that flag is one that others throw away.
+/// anything: a log without that flag is one that others throw away. And that the orphan file may
+/// hold something. `damaged`: errors were found.
 fn mark_in_use(volume: &Volume, damaged: bool) -> Result<()> {
     let mut superblock = volume.superblock.lock();
     superblock.set_recover(true);
     let damaged = if damaged { STATE_ERROR } else { 0 };
     let state = superblock.state() & STATE_ERROR | damaged;
     superblock.set_state(state);
+    // No version of the superblock that is logged may be without it.
+    let has_file = superblock.has_compat(compat::ORPHAN_FILE);
+    superblock.set_orphan_present(has_file);
     superblock.note_mount(volume.clock.now().sec as u32);
     write_superblock(volume, &superblock)
 }
@@ -291,23 +296,17 @@ pub(crate) fn write_superblock(volume: &Volume, superblock: &Superblock) -> Resu
 /// Frees the orphans that a former life left, and truncates what it had begun to.
 fn finish_orphans(volume: &Arc<Volume>) -> Result<()> {
     let superblock = volume.superblock.lock().clone();
-    let present = superblock.has_ro_compat(ro_compat::ORPHAN_PRESENT);
-    let (list, others) = orphan::read(volume, &superblock)?;
-    volume.orphans.lock().take_over(&list, &others);
-    for ino in list.into_iter().chain(others) {
+    let (list, file) = orphan::read(volume, &superblock)?;
+    let all = volume.orphans.lock().take_over(&list, file);
+    for ino in all {
         finish_orphan(volume, ino)?;
     }
     if let Some(journal) = &volume.journal {
         journal.commit(&**volume)?;
     }
-    if superblock.last_orphan() != 0 || present {
-        if present {
-            orphan::clear_file(volume, superblock.orphan_file_inode())?;
-            volume.io.flush()?;
-        }
+    if superblock.last_orphan() != 0 {
         let mut superblock = volume.superblock.lock();
         superblock.set_last_orphan(0);
-        superblock.set_orphan_present(false);
         write_superblock(volume, &superblock)?;
     }
     Ok(())

@@ -8,6 +8,7 @@ use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_vfs::fs::{Attr, Changed, Kind, NewNode};
 
+use crate::alloc::Promise;
 use crate::cache::Seal;
 use crate::dir::{self, Found, Name};
 use crate::error::{Corrupt, Error, Result, Structure};
@@ -34,7 +35,30 @@ pub const NAME_BLOCKS: u64 = 12;
 /// Link counts stop here; directories then count as 1 (`dir_nlink`).
 pub const LINKS_MAX: u32 = 65000;
 
+/// Blocks set aside for each new name that somebody wants to be sure of. Where many names are made
+/// one takes at most a new leaf, and few one more; what one operation wants to be sure of at a time
+/// ([`NAME_BLOCKS`]) is a few names' share.
+pub const NAME_SHARE: u64 = 3;
+
+/// Where the room for a new name comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Room {
+    /// What is free.
+    Free,
+    /// What was set aside for names: [`NAME_SHARE`] blocks and an inode for each. Making a file
+    /// takes its share away, a rename does not.
+    SetAside,
+}
+
 impl Volume {
+    /// What a new name's blocks are promised from. Call without a handle.
+    pub(crate) fn room_for_name(&self, room: Room) -> Result<Option<Promise<'_>>> {
+        match room {
+            Room::Free => self.promise(NAME_BLOCKS).map(Some),
+            Room::SetAside => Ok(None),
+        }
+    }
+
     pub(crate) fn attr(&self, cell: &Cell, core: &Core) -> Attr {
         core.attr(cell.ino, self.geometry.block_bytes)
     }
@@ -74,9 +98,13 @@ fn make_inode(
     handle: &Handle<'_>,
     parent: u32,
     new: &NewNode<'_>,
+    room: Room,
 ) -> Result<Arc<Cell>> {
     let is_dir = new.kind == Kind::Dir;
-    let ino = volume.alloc.allocate_inode(handle, parent, is_dir, parent == 2)?;
+    let ino = match room {
+        Room::Free => volume.alloc.allocate_inode(handle, parent, is_dir, parent == 2)?,
+        Room::SetAside => volume.alloc.allocate_promised_inode(handle, parent)?,
+    };
     let bytes = volume.geometry.inode_bytes.into();
     let mut raw = RawInode::new(bytes, volume.traits.extra_isize);
     raw.set_mode((new.kind.mode_bits() | new.perm) as u16);
@@ -170,7 +198,13 @@ pub fn readlink(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// `EEXIST`, `ENOSPC`, the device's, or a corrupt directory.
-pub fn create(volume: &Volume, dir: u32, name: &[u8], new: &NewNode<'_>) -> Result<Changed> {
+pub fn create(
+    volume: &Volume,
+    dir: u32,
+    name: &[u8],
+    new: &NewNode<'_>,
+    room: Room,
+) -> Result<Changed> {
     let name = Name::new(volume, name);
     let parent = volume.dir(dir)?;
     let mut above = parent.core.write();
@@ -178,9 +212,9 @@ pub fn create(volume: &Volume, dir: u32, name: &[u8], new: &NewNode<'_>) -> Resu
     if new.kind == Kind::Dir && !can_count(volume, &above) {
         return Err(Errno::EMLINK.into());
     }
-    let _promise = volume.promise(NAME_BLOCKS)?;
+    let _promise = volume.room_for_name(room)?;
     let handle = volume.start(NAME_CREDITS)?;
-    let cell = make_inode(volume, &handle, dir, new)?;
+    let cell = make_inode(volume, &handle, dir, new, room)?;
     let mut core = cell.core.write();
     let kind = file_type(core.raw.mode());
     let added = fill_inode(volume, &handle, &cell, &mut core, dir, new)
@@ -200,6 +234,10 @@ pub fn create(volume: &Volume, dir: u32, name: &[u8], new: &NewNode<'_>) -> Resu
     above.touch(volume.now());
     volume.store(&handle, &parent, &mut above, true)?;
     handle.complete();
+    if room == Room::SetAside {
+        volume.alloc.unreserve_inodes(1);
+        volume.alloc.unreserve(NAME_SHARE);
+    }
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
 }
 
@@ -266,7 +304,7 @@ fn release_number(
 pub fn create_unlinked(volume: &Volume, dir: u32, new: &NewNode<'_>) -> Result<Attr> {
     volume.dir(dir)?;
     let handle = volume.start(NAME_CREDITS)?;
-    let cell = make_inode(volume, &handle, dir, new)?;
+    let cell = make_inode(volume, &handle, dir, new, Room::Free)?;
     let mut core = cell.core.write();
     fill_inode(volume, &handle, &cell, &mut core, dir, new)?;
     core.raw.set_links(0);
@@ -283,7 +321,7 @@ pub(crate) fn make_whiteout(
     parent: u32,
     new: &NewNode<'_>,
 ) -> Result<u32> {
-    let cell = make_inode(volume, handle, parent, new)?;
+    let cell = make_inode(volume, handle, parent, new, Room::Free)?;
     volume.store(handle, &cell, &mut cell.core.write(), true)?;
     Ok(cell.ino)
 }

@@ -3,19 +3,24 @@
 //!
 //! Two forms are known. The *list* starts in the superblock and goes on in each inode's `i_dtime`.
 //! The *orphan file* is an array of inode numbers in a file of its own, each block ending in
-//! `{magic 0x0b10ca04, checksum over inode seed, block number and entries}`.
+//! `{magic 0x0b10ca04, checksum over inode seed, block number and entries}`; an inode in it needs
+//! no change of its own. The file is used where the image has one, the list where it has none and
+//! where the file is full.
 //!
-//! An open file system of ours uses the list, whatever the image has, and keeps it in memory: it
-//! goes to disk when a transaction is closed. So an inode that loses its last name and is freed
-//! within one transaction, or a file that is cut within one, costs no list at all.
+//! Either is kept in memory and goes to disk when a transaction is closed. So an inode that loses
+//! its last name and is freed within one transaction, or a file that is cut within one, costs
+//! nothing at all.
 //!
 //! # Locking
 //!
 //! `orphans → block data`; nothing else is taken under it.
 
+use std::collections::BTreeSet;
+
+use polylane_base::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::cache::Seal;
+use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Result, Structure};
 use crate::extents;
 use crate::format::checksum::crc;
@@ -29,11 +34,11 @@ use crate::volume::Volume;
 const MAGIC: u32 = 0x0b10_ca04;
 const TAIL_BYTES: usize = 8;
 
-/// The orphans that the image names: the list, and those of the orphan file alone.
+/// The orphans that the image names: the list, and the orphan file if there is one.
 ///
 /// # Errors
 /// The device's, or a list that runs in a circle or out of range.
-pub fn read(volume: &Volume, superblock: &Superblock) -> Result<(Vec<u32>, Vec<u32>)> {
+pub fn read(volume: &Volume, superblock: &Superblock) -> Result<(Vec<u32>, Option<OrphanFile>)> {
     let (mut list, mut seen) = (Vec::new(), FxHashSet::default());
     let mut ino = superblock.last_orphan();
     while ino != 0 {
@@ -43,58 +48,155 @@ pub fn read(volume: &Volume, superblock: &Superblock) -> Result<(Vec<u32>, Vec<u
         list.push(ino);
         ino = volume.cell(ino)?.core.read().raw.dtime();
     }
-    let mut others = Vec::new();
-    if superblock.has_compat(compat::ORPHAN_FILE) {
-        others = read_file(volume, superblock.orphan_file_inode())?;
-        others.retain(|ino| seen.insert(*ino));
-    }
-    Ok((list, others))
+    let has_file = superblock.has_compat(compat::ORPHAN_FILE);
+    let file = has_file.then(|| OrphanFile::read(volume, superblock.orphan_file_inode()));
+    Ok((list, file.transpose()?))
 }
 
-fn read_file(volume: &Volume, ino: u32) -> Result<Vec<u32>> {
-    let corrupt = |field| Corrupt::new(Structure::Orphan, ino.into(), field);
-    let cell = volume.cell(ino)?;
-    let mut found = Vec::new();
-    for extent in extents::all(volume, &cell, &cell.core.read())? {
-        for step in 0..u64::from(extent.count) {
-            let home = DeviceBlock(extent.start.0 + step);
-            let block = volume.io.read(home)?;
-            let entries = block.len() - TAIL_BYTES;
-            if le32(&block, entries) != MAGIC {
-                return Err(corrupt("magic number").into());
-            }
-            let sum = crc(crc(cell.seed, &home.0.to_le_bytes()), &block[..entries]);
-            if volume.has_sums && le32(&block, entries + 4) != sum {
-                return Err(corrupt("checksum").into());
-            }
-            let numbers = block[..entries].chunks_exact(4).map(|bytes| le32(bytes, 0));
-            found.extend(numbers.filter(|number| *number != 0));
+/// The orphan file: which of its slots hold what. All numbers in it are in range.
+pub struct OrphanFile {
+    /// Its blocks.
+    homes: Vec<DeviceBlock>,
+    /// Seed of their checksums.
+    seed: u32,
+    /// Slots in a block.
+    per_block: u32,
+    /// The slot of each orphan.
+    slots: FxHashMap<u32, u32>,
+    /// Slots that hold none.
+    free: BTreeSet<u32>,
+}
+
+impl OrphanFile {
+    fn read(volume: &Volume, ino: u32) -> Result<OrphanFile> {
+        let cell = volume.cell(ino)?;
+        let per_block = (volume.io.block_bytes() - TAIL_BYTES) / 4;
+        let mut file = OrphanFile {
+            homes: Vec::new(),
+            seed: cell.seed,
+            per_block: per_block as u32,
+            slots: FxHashMap::default(),
+            free: BTreeSet::new(),
+        };
+        for extent in extents::all(volume, &cell, &cell.core.read())? {
+            let homes = (0..u64::from(extent.count)).map(|n| DeviceBlock(extent.start.0 + n));
+            file.homes.extend(homes);
         }
+        for index in 0..file.homes.len() as u32 {
+            file.take_in(volume, ino, index)?;
+        }
+        Ok(file)
     }
-    match found.iter().all(|number| in_range(&volume.geometry, *number)) {
-        true => Ok(found),
-        false => Err(corrupt("entry out of range").into()),
+
+    /// Reads the slots of one block.
+    fn take_in(&mut self, volume: &Volume, ino: u32, index: u32) -> Result<()> {
+        let block = self.block(volume, index, ino)?;
+        let bytes = block.read();
+        let numbers = bytes[..bytes.len() - TAIL_BYTES].chunks_exact(4);
+        let corrupt = |field| Err(Corrupt::new(Structure::Orphan, ino.into(), field).into());
+        for (slot, number) in (index * self.per_block..).zip(numbers.map(|bytes| le32(bytes, 0))) {
+            if number == 0 {
+                self.free.insert(slot);
+            } else if !in_range(&volume.geometry, number) {
+                return corrupt("entry out of range");
+            } else if self.slots.insert(number, slot).is_some() {
+                return corrupt("entry is there twice");
+            }
+        }
+        Ok(())
     }
+
+    fn block(&self, volume: &Volume, index: u32, ino: u32) -> Result<Arc<MetaBlock>> {
+        let home = self.homes[index as usize];
+        let seal = if volume.has_sums { Seal::Orphans(self.seed, home) } else { Seal::None };
+        volume.cache.get(&volume.io, home, seal, |bytes| {
+            let corrupt = |field| Err(Corrupt::new(Structure::Orphan, ino.into(), field).into());
+            match () {
+                () if le32(bytes, bytes.len() - TAIL_BYTES) != MAGIC => corrupt("magic number"),
+                () if !seal.verify(bytes) => corrupt("checksum"),
+                () => Ok(()),
+            }
+        })
+    }
+
+    /// Brings the slots up to date with `members`. Those for whom there is none, or that are in the
+    /// list already, are left to the list.
+    fn seal(
+        &mut self,
+        volume: &Volume,
+        handle: &Handle<'_>,
+        members: &FxHashSet<u32>,
+        listed: &FxHashMap<u32, u32>,
+    ) -> Result<()> {
+        let gone: Vec<(u32, u32)> = self
+            .slots
+            .iter()
+            .filter(|(ino, _)| !members.contains(ino))
+            .map(|(ino, slot)| (*ino, *slot))
+            .collect();
+        for (ino, slot) in gone {
+            self.put(volume, handle, slot, 0)?;
+            self.slots.remove(&ino);
+            self.free.insert(slot);
+        }
+        for ino in members {
+            if listed.contains_key(ino) || self.slots.contains_key(ino) {
+                continue;
+            }
+            let Some(slot) = self.free.pop_first() else { break };
+            self.put(volume, handle, slot, *ino)?;
+            self.slots.insert(*ino, slot);
+        }
+        Ok(())
+    }
+
+    fn put(&self, volume: &Volume, handle: &Handle<'_>, slot: u32, number: u32) -> Result<()> {
+        let block = self.block(volume, slot / self.per_block, number)?;
+        let at = (slot % self.per_block) as usize * 4;
+        handle.modify(&block)[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        Ok(())
+    }
+}
+
+/// Makes the checksum of an orphan file's block.
+pub fn put_checksum(block: &mut [u8], seed: u32, home: DeviceBlock) {
+    let sum = checksum(block, seed, home);
+    let at = block.len() - 4;
+    block[at..].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Whether an orphan file's block carries its checksum.
+pub fn checksum_ok(block: &[u8], seed: u32, home: DeviceBlock) -> bool {
+    le32(block, block.len() - 4) == checksum(block, seed, home)
+}
+
+fn checksum(block: &[u8], seed: u32, home: DeviceBlock) -> u32 {
+    crc(crc(seed, &home.0.to_le_bytes()), &block[..block.len() - TAIL_BYTES])
 }
 
 /// The orphans of an open file system.
 #[derive(Default)]
 pub struct Orphans {
-    /// Those that must be in the list when the running transaction is closed.
+    /// Those that must be on disk when the running transaction is closed.
     members: FxHashSet<u32>,
     /// The list as the image has it, its head last: each with the one it points to.
     chain: Vec<(u32, u32)>,
+    /// The orphan file as the image has it.
+    file: Option<OrphanFile>,
     changed: bool,
 }
 
 impl Orphans {
-    /// Takes over what the image names.
-    pub fn take_over(&mut self, list: &[u32], others: &[u32]) {
-        self.members.extend(list.iter().chain(others));
+    /// Takes over what the image names, and returns them.
+    pub fn take_over(&mut self, list: &[u32], file: Option<OrphanFile>) -> Vec<u32> {
+        let filed = file.iter().flat_map(|file| file.slots.keys().copied());
+        self.members.extend(list.iter().copied().chain(filed));
         let nexts = list.iter().skip(1).copied().chain([0]);
         self.chain = list.iter().copied().zip(nexts).collect();
         self.chain.reverse();
+        self.file = file;
         self.changed = true;
+        self.members()
     }
 
     /// Forgets an inode that is free already.
@@ -124,21 +226,25 @@ pub fn remove(volume: &Volume, cell: &Cell, core: &mut Core) {
     }
 }
 
-/// Brings the list on disk up to date, as the last change of a transaction. What came and went
+/// Brings file and list on disk up to date, as the last change of a transaction. What came and went
 /// within one transaction never gets there.
 ///
 /// # Errors
 /// The device's.
 pub fn seal(volume: &Volume, handle: &Handle<'_>) -> Result<()> {
     let mut guard = volume.orphans.lock();
-    let Orphans { members, chain, changed } = &mut *guard;
+    let Orphans { members, chain, file, changed } = &mut *guard;
     if !std::mem::take(changed) {
         return Ok(());
     }
     let old: FxHashMap<u32, u32> = chain.iter().copied().collect();
+    if let Some(file) = file {
+        file.seal(volume, handle, members, &old)?;
+    }
+    let is_filed = |ino: &u32| file.as_ref().is_some_and(|file| file.slots.contains_key(ino));
     let kept = chain.iter().map(|(ino, _)| *ino).filter(|ino| members.contains(ino));
     let mut list: Vec<u32> = kept.collect();
-    list.extend(members.iter().filter(|ino| !old.contains_key(ino)));
+    list.extend(members.iter().filter(|ino| !old.contains_key(ino) && !is_filed(ino)));
     let head = chain.last().map(|(ino, _)| *ino);
     let nexts = [0].into_iter().chain(list.iter().copied());
     *chain = list.iter().copied().zip(nexts).collect();
@@ -164,24 +270,4 @@ fn set_head(volume: &Volume, handle: &Handle<'_>, ino: u32) -> Result<()> {
 pub fn superblock_home(volume: &Volume) -> (DeviceBlock, usize) {
     let block_bytes = volume.io.block_bytes() as u64;
     (DeviceBlock(OFFSET / block_bytes), (OFFSET % block_bytes) as usize)
-}
-
-/// Empties the orphan file's blocks, sealed.
-///
-/// # Errors
-/// The device's.
-pub fn clear_file(volume: &Volume, ino: u32) -> Result<()> {
-    let cell = volume.cell(ino)?;
-    for extent in extents::all(volume, &cell, &cell.core.read())? {
-        for step in 0..u64::from(extent.count) {
-            let home = DeviceBlock(extent.start.0 + step);
-            let mut block = volume.io.read(home)?;
-            let entries = block.len() - TAIL_BYTES;
-            block[..entries].fill(0);
-            let sum = crc(crc(cell.seed, &home.0.to_le_bytes()), &block[..entries]);
-            block[entries + 4..].copy_from_slice(&sum.to_le_bytes());
-            volume.io.write(home, block)?;
-        }
-    }
-    Ok(())
 }

@@ -11,7 +11,7 @@ use crate::format::dirent::file_type;
 use crate::format::inode::{EXTENTS, Stamp};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
-use crate::ops::{NAME_BLOCKS, NAME_CREDITS, add_links, can_count, can_free, drop_link, named};
+use crate::ops::{NAME_CREDITS, Room, add_links, can_count, can_free, drop_link, named};
 use crate::volume::Volume;
 
 /// The directories of a rename: one or two.
@@ -43,10 +43,11 @@ pub fn rename(
     (from_dir, from): (u32, &[u8]),
     (to_dir, to): (u32, &[u8]),
     mode: RenameMode,
+    room: Room,
 ) -> Result<Renamed> {
     let (source, target) = (volume.dir(from_dir)?, volume.dir(to_dir)?);
     let (from, to) = (Name::new(volume, from), Name::new(volume, to));
-    let move_ = Move { volume, source: &source, target: &target, from, to, mode };
+    let move_ = Move { volume, source: &source, target: &target, from, to, mode, room };
     if from_dir == to_dir {
         return move_.run(Dirs::One(&mut source.core.write()));
     }
@@ -79,6 +80,7 @@ struct Move<'a> {
     from: Name<'a>,
     to: Name<'a>,
     mode: RenameMode,
+    room: Room,
 }
 
 impl Move<'_> {
@@ -132,7 +134,7 @@ impl Move<'_> {
         if is_dir && self.crosses() && victim.is_none() && !can_count(volume, dirs.to()) {
             return Err(Errno::EMLINK.into());
         }
-        let _promise = volume.promise(NAME_BLOCKS)?;
+        let _promise = volume.room_for_name(self.room)?;
         let handle = volume.start(RENAME_CREDITS)?;
         let kind = file_type(core.raw.mode());
         match &existing {

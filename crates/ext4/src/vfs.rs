@@ -14,7 +14,7 @@ use crate::format::superblock::max_file_bytes;
 use crate::inode::Core;
 use crate::journal::Journal;
 use crate::mount::Ext4;
-use crate::ops::{self, LINKS_MAX};
+use crate::ops::{self, LINKS_MAX, NAME_SHARE, Room};
 use crate::promised;
 use crate::rename::rename;
 use crate::space;
@@ -22,9 +22,6 @@ use crate::xattr;
 
 const ROOT: u32 = 2;
 
-/// Blocks that a new name takes at most, where many are made: its leaf may be split. What one
-/// operation wants to be sure of at a time ([`ops::NAME_BLOCKS`]) is a few names' share.
-const NAME_SHARE: u64 = 2;
 /// `EXT4_SUPER_MAGIC` of statfs(2).
 const STATFS_MAGIC: u32 = 0xef53;
 
@@ -127,7 +124,7 @@ impl FileSystem for Ext4 {
     }
 
     fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> polylane_base::Result<Changed> {
-        self.changing(|| ops::create(&self.volume, number(dir)?, name, new))
+        self.changing(|| ops::create(&self.volume, number(dir)?, name, new, Room::Free))
     }
 
     fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> polylane_base::Result<Attr> {
@@ -156,7 +153,7 @@ impl FileSystem for Ext4 {
     ) -> polylane_base::Result<Renamed> {
         self.changing(|| {
             let (from_dir, to_dir) = (number(from_dir)?, number(to_dir)?);
-            rename(&self.volume, (from_dir, from), (to_dir, to), mode)
+            rename(&self.volume, (from_dir, from), (to_dir, to), mode, Room::Free)
         })
     }
 
@@ -353,6 +350,28 @@ impl FileSystem for Ext4 {
     fn release_names(&self, count: u32) {
         self.volume.alloc.unreserve_inodes(count);
         self.volume.alloc.unreserve(NAME_SHARE * u64::from(count));
+    }
+
+    fn creates_reserved(&self) -> bool {
+        self.volume.journal.is_some()
+    }
+
+    fn create_reserved(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new: &NewNode<'_>,
+    ) -> polylane_base::Result<Changed> {
+        // Not refused for want of room in the journal: it was promised, and waits for that.
+        self.guard(|| ops::create(&self.volume, number(dir)?, name, new, Room::SetAside))
+    }
+
+    fn rename_reserved(&self, dir: Ino, from: &[u8], to: &[u8]) -> polylane_base::Result<Renamed> {
+        self.guard(|| {
+            let dir = number(dir)?;
+            let mode = RenameMode::Replace;
+            rename(&self.volume, (dir, from), (dir, to), mode, Room::SetAside)
+        })
     }
 
     fn forget(&self, ino: Ino) {

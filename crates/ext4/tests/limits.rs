@@ -171,6 +171,41 @@ fn open_files_without_names_do_not_survive_a_crash() {
     assert_eq!(common::complaints(&device), None);
 }
 
+/// The orphan file holds them while the file system is open, as Linux' does: e2fsck empties it
+/// after a crash, and an orderly close leaves it empty.
+#[test]
+fn the_orphan_file_holds_files_without_names() {
+    if !common::have_tools() {
+        return;
+    }
+    let device = common::make(64, &[common::LANE, &["-O", "orphan_file"]].concat());
+    let fs = common::open(&device);
+    let files: Vec<Ino> = (0..3000)
+        .map(|_| fs.create_unlinked(root(&fs), &node(Kind::File, 0o600)).expect("room").ino)
+        .collect();
+    fs.sync().expect("syncs");
+    files.iter().step_by(2).for_each(|file| fs.forget(*file));
+    fs.sync().expect("syncs");
+    drop(fs);
+    let features = |image: &std::path::Path| {
+        let said = std::process::Command::new("dumpe2fs").arg("-h").arg(image).output();
+        String::from_utf8_lossy(&said.expect("dumpe2fs runs").stdout).into_owned()
+    };
+    let image = common::save(&device);
+    let said = features(image.path());
+    assert!(said.contains("orphan_present") && !said.contains("First orphan inode"), "{said}");
+    let mended = std::process::Command::new("e2fsck").arg("-fy").arg(image.path()).output();
+    let mended = String::from_utf8_lossy(&mended.expect("e2fsck runs").stdout).into_owned();
+    assert_eq!(mended.matches("Clearing orphaned inode").count(), 1500, "{mended}");
+    let fs = common::open(&device);
+    let totals = fs.statfs().expect("totals");
+    assert_eq!(totals.files - totals.ffree, 12);
+    fs.close().expect("closes");
+    let image = common::save(&device);
+    assert!(!features(image.path()).contains("orphan_present"));
+    assert_eq!(common::complaints(&device), None);
+}
+
 /// A directory with two levels of index nodes, until no more names fit or there are many.
 #[test]
 fn a_directory_of_many_names() {
@@ -234,4 +269,69 @@ fn freed_space_is_given_back() {
         fs.close().expect("closes");
         assert_eq!(common::complaints(&device), None);
     }
+}
+
+/// Names that room was set aside for are made and renamed when nothing else is left: no block for
+/// data, none for metadata, no inode.
+#[test]
+fn names_that_were_promised_are_made_on_a_full_disk() {
+    const NAMES: u32 = 128;
+    on(16, &[common::LANE, &["-N", "512"]].concat(), |fs| {
+        let long = |number: u32| format!("{number:04}-{}", "n".repeat(230));
+        let dir = create(fs, root(fs), "leased", Kind::Dir);
+        for number in 0..40 {
+            create(fs, dir, &long(9000 + number), Kind::File);
+        }
+        fs.reserve_names(NAMES).expect("room");
+        let other = create(fs, root(fs), "other", Kind::Dir);
+        let data = create(fs, root(fs), "data", Kind::File);
+        let mut size = 0;
+        while fs.write(data, size, &mut &[7; 65_536][..]).is_ok_and(|count| count > 0) {
+            size += 65_536;
+        }
+        // Links take metadata, also from the pool.
+        let linked =
+            (0..20_000).take_while(|number| fs.link(data, other, long(*number).as_bytes()).is_ok());
+        assert!((100..20_000).contains(&linked.count()));
+        let files = (0..).take_while(|number| {
+            fs.create_unlinked(other, &node(Kind::File, 0o600)).is_ok() && *number < 1000
+        });
+        assert!(files.count() < 512);
+        for number in 0..NAMES {
+            let new = node(Kind::File, 0o644);
+            let made =
+                fs.create_reserved(dir, long(number).as_bytes(), &new).expect("was promised");
+            fs.forget(made.node.ino);
+        }
+        let new = node(Kind::File, 0o644);
+        assert_eq!(fs.create(dir, b"more", &new).map(|_| ()), Err(Errno::ENOSPC));
+        assert_eq!(fs.statfs().expect("totals").ffree, 0);
+    });
+}
+
+/// A promise that is taken back leaves as much as there was.
+#[test]
+fn promises_of_names_come_back() {
+    on(16, common::LANE, |fs| {
+        let before = fs.statfs().expect("totals");
+        fs.reserve_names(100).expect("room");
+        let dir = create(fs, root(fs), "dir", Kind::Dir);
+        for number in 0..40 {
+            let (new, name) = (node(Kind::File, 0o644), format!("f{number}"));
+            let made = fs.create_reserved(dir, name.as_bytes(), &new).expect("was promised");
+            assert_eq!(
+                fs.create_reserved(dir, name.as_bytes(), &new).map(|_| ()),
+                Err(Errno::EEXIST)
+            );
+            fs.rename_reserved(dir, name.as_bytes(), b"moved").expect("was promised");
+            fs.unlink(dir, b"moved").expect("is there");
+            fs.forget(made.node.ino);
+        }
+        fs.release_names(60);
+        let gone = fs.rmdir(root(fs), b"dir").expect("empty").node;
+        fs.forget(gone.ino);
+        fs.sync().expect("syncs");
+        let after = fs.statfs().expect("totals");
+        assert_eq!((after.bfree, after.ffree), (before.bfree, before.ffree));
+    });
 }

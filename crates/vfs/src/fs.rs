@@ -459,6 +459,11 @@ pub trait FileSystem: Send + Sync {
         Err(polylane_base::Errno::EOPNOTSUPP)
     }
 
+    /// [`FileSystem::rename`] within one directory, with room that was set aside: it stays so.
+    fn rename_reserved(&self, dir: Ino, from: &[u8], to: &[u8]) -> Result<Renamed> {
+        self.rename(dir, from, dir, to, RenameMode::Replace)
+    }
+
     /// Totals.
     fn statfs(&self) -> Result<StatFs>;
 

@@ -198,7 +198,7 @@ fn move_name(
     check_links(core, from, to, &moved, target.as_ref(), wish.mode)?;
     let moving = lock_directories(from, to, &moved, target.as_ref(), wish.mode);
     check_leases(&target)?;
-    let renamed = change(core, from, to, wish.mode, target.as_ref())?;
+    let renamed = change(core, cred, from, to, wish.mode, target.as_ref())?;
     moved.attr().ctime = renamed.node.ctime;
     from.dir.keep_now(renamed.from_dir);
     if from.dir.id != to.dir.id {
@@ -313,12 +313,17 @@ fn lock_directories<'a>(
 /// Asks the libservice. The state of what is replaced or exchanged is kept in order.
 fn change(
     core: &Core,
+    cred: &Cred,
     from: Side<'_>,
     to: Side<'_>,
     mode: RenameMode,
     target: Option<&Node>,
 ) -> Result<Renamed> {
-    let ask = || core.fs.rename(from.dir.ino(), from.name, to.dir.ino(), to.name, mode);
+    let in_place = from.dir.id == to.dir.id && mode == RenameMode::Replace;
+    let ask = || match cred.streamed && in_place && core.fs.creates_reserved() {
+        true => core.fs.rename_reserved(from.dir.ino(), from.name, to.name),
+        false => core.fs.rename(from.dir.ino(), from.name, to.dir.ino(), to.name, mode),
+    };
     let Some(target) = target else { return ask() };
     let mut attr = target.attr();
     let renamed = ask()?;

@@ -33,6 +33,17 @@ impl Allocator {
         found
     }
 
+    /// Allocates an inode that is not a directory near `parent`, one of those that were promised.
+    /// The promise is the caller's to end.
+    ///
+    /// # Errors
+    /// The device's, or a corrupt bitmap.
+    pub fn allocate_promised_inode(&self, handle: &Handle<'_>, parent: u32) -> Result<u32> {
+        let found = self.find_inode(handle, parent, false, false)?;
+        self.free_inodes.fetch_sub(1, Ordering::AcqRel);
+        Ok(found)
+    }
+
     fn find_inode(
         &self,
         handle: &Handle<'_>,
