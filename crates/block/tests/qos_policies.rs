@@ -182,10 +182,18 @@ fn grants_never_exceed_the_capacity_and_a_run_repeats() {
 fn a_late_coordinator_learns_nothing() {
     let mut ledger = Ledger::new(CostModel::default(), Config::default());
     let lane = ledger.add_lane(100);
+    let other = ledger.add_lane(100);
     let request = io(Kind::Read, 4096);
+    // A lane alone is not limited, so there are two.
     for tick in 1..=20 {
-        while ledger.admit(tick * 5_000_000 - 1, lane, &request) == Verdict::Go {
-            ledger.complete(tick * 5_000_000 - 1, lane, &request);
+        let now = tick * 5_000_000 - 1;
+        for lane in [lane, other] {
+            for _ in 0..1_000 {
+                if ledger.admit(now, lane, &request) != Verdict::Go {
+                    break;
+                }
+                ledger.complete(now, lane, &request);
+            }
         }
         ledger.tick(tick * 5_000_000);
     }

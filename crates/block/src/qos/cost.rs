@@ -58,4 +58,27 @@ impl CostModel {
         let pages = io.bytes.div_ceil(PAGE_BYTES);
         base.saturating_add(pages.saturating_mul(line.page_ns)).max(1)
     }
+
+    /// Bytes per second in random reads of a page: what the policies of WDT's paper start from.
+    pub fn read_bandwidth(&self) -> u64 {
+        PAGE_BYTES * 1_000_000_000 / (self.read.random_ns + self.read.page_ns).max(1)
+    }
+
+    /// The same in writes.
+    pub fn write_bandwidth(&self) -> u64 {
+        PAGE_BYTES * 1_000_000_000 / (self.write.random_ns + self.write.page_ns).max(1)
+    }
+
+    /// As the words of a shared page.
+    pub fn to_words(&self) -> [u64; 8] {
+        let line = |line: &Line| [line.sequential_ns, line.random_ns, line.page_ns];
+        let ([a, b, c], [d, e, f]) = (line(&self.read), line(&self.write));
+        [a, b, c, d, e, f, self.discard_ns, self.flush_ns]
+    }
+
+    /// From the words of a shared page.
+    pub fn from_words([a, b, c, d, e, f, discard_ns, flush_ns]: [u64; 8]) -> Self {
+        let line = |sequential_ns, random_ns, page_ns| Line { sequential_ns, random_ns, page_ns };
+        CostModel { read: line(a, b, c), write: line(d, e, f), discard_ns, flush_ns }
+    }
 }

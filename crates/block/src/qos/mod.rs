@@ -2,21 +2,31 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`board`] | the coordinator's side of the shared pages: lanes come and go, windows are planned |
 //! | [`cost`] | what a request costs, in nanoseconds of device time |
 //! | [`share`] | weighted max-min sharing of a budget |
 //! | [`fixed`] | policies `none` and `static` (the paper's ST) |
 //! | [`wdt`] | the policy of WDT (HotStorage'16) as published |
-//! | [`ledger`] | the default: device time, short windows, donation, a capacity that is probed |
+//! | [`governed`] | a device whose requests are charged to a lane and wait for their turn |
+//! | [`lane`] | a lane's side of its page: admission without locks, waiting |
+//! | [`ledger`] | the default policy in one process |
 //! | [`model`] | a device and its tenants, simulated, to compare policies on |
+//! | [`page`] | the page that a lane and the coordinator share, word by word |
+//! | [`plan`] | the arithmetic of `ledger`: capacity, donation, grants |
 //! | [`scenarios`] | the cases that policies are compared on |
 //!
 //! Policies are pure code: time is an argument, the result is a decision; no locks, no I/O, no
 //! clock. `docs/design/qos.md` has the reasons and the measurements.
 
+pub mod board;
 pub mod cost;
 pub mod fixed;
+pub mod governed;
+pub mod lane;
 pub mod ledger;
 pub mod model;
+pub mod page;
+pub mod plan;
 pub mod scenarios;
 pub mod share;
 pub mod wdt;

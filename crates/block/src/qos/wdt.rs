@@ -53,6 +53,15 @@ impl Statistics {
     }
 }
 
+/// What a lane used in a window.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Use {
+    /// Credits.
+    pub credits: f64,
+    /// Time until they ran out, or the whole window; at least 1.
+    pub active_ns: Nanos,
+}
+
 #[derive(Clone, Copy, Default)]
 struct Lane {
     weight: u32,
@@ -96,6 +105,28 @@ impl Wdt {
         self.total_credit
     }
 
+    /// Adds a lane, the last.
+    pub fn add(&mut self, weight: u32) {
+        self.lanes.push(Lane { weight: weight.max(1), ..Lane::default() });
+        self.distribute();
+    }
+
+    /// Takes a lane away; those after it move up.
+    pub fn remove(&mut self, lane: usize) {
+        self.lanes.remove(lane);
+        self.distribute();
+    }
+
+    /// Changes a weight, from the next update window on, as budgets do.
+    pub fn set(&mut self, lane: usize, weight: u32) {
+        self.lanes[lane].weight = weight.max(1);
+    }
+
+    /// Credits that a lane gets in a window.
+    pub fn budget(&self, lane: usize) -> f64 {
+        self.lanes[lane].budget
+    }
+
     fn distribute(&mut self) {
         let sum: f64 = self.lanes.iter().map(|lane| f64::from(lane.weight)).sum();
         for lane in &mut self.lanes {
@@ -104,13 +135,23 @@ impl Wdt {
     }
 
     fn end_window(&mut self, end: Nanos) {
-        for lane in &mut self.lanes {
-            let active_ns = lane.exhausted.unwrap_or(end).saturating_sub(self.window_start).max(1);
-            lane.cpm.record(lane.used / (active_ns as f64 / 1e6));
-            lane.residual += lane.budget - lane.used;
+        let start = self.window_start;
+        let used = |lane: &Lane| Use {
+            credits: lane.used,
+            active_ns: lane.exhausted.unwrap_or(end).saturating_sub(start).max(1),
+        };
+        let uses: Vec<Use> = self.lanes.iter().map(used).collect();
+        self.window_start = end;
+        self.close_window(&uses);
+    }
+
+    /// Ends a throttling window in which the lanes, in their order, used so much.
+    pub fn close_window(&mut self, uses: &[Use]) {
+        for (lane, used) in self.lanes.iter_mut().zip(uses) {
+            lane.cpm.record(used.credits / (used.active_ns.max(1) as f64 / 1e6));
+            lane.residual += lane.budget - used.credits;
             (lane.used, lane.exhausted) = (0.0, None);
         }
-        self.window_start = end;
         self.windows += 1;
         if self.windows.is_multiple_of(UPDATE_WINDOW_COUNT) {
             self.update();
@@ -130,14 +171,12 @@ impl Wdt {
 
 impl Policy for Wdt {
     fn add_lane(&mut self, weight: u32) -> usize {
-        self.lanes.push(Lane { weight: weight.max(1), ..Lane::default() });
-        self.distribute();
+        self.add(weight);
         self.lanes.len() - 1
     }
 
     fn set_weight(&mut self, lane: usize, weight: u32) {
-        // Takes effect with the next update window, as budgets do.
-        self.lanes[lane].weight = weight.max(1);
+        self.set(lane, weight);
     }
 
     fn admit(&mut self, now: Nanos, lane: usize, io: &Io) -> Verdict {

@@ -1,0 +1,592 @@
+//! The coordinator's side: the lanes of one device, and what each may do in the next window.
+//!
+//! Nothing here knows where the pages are, what time it is or how lanes come and go: the caller
+//! says so. `polylane-pool` runs it between processes, the simulated device in one.
+//!
+//! # Invariants
+//!
+//! - A lane's words are numbers from a stranger: differences are clamped to what the device can
+//!   have done, and no arithmetic on them can fail.
+//! - Line B of a lane is written by one board at a time; a new board goes on from the page's words.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+
+use super::cost::CostModel;
+use super::page::{Terms, Words, ahead, counters, flag, lane};
+use super::plan::{Config, Look, Planner, Share};
+use super::wdt::{self, Wdt};
+use super::{Nanos, lane as lane_side};
+
+/// How lanes share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Rule {
+    /// Limits of read and of write bandwidth, by weight (the WDT paper's ST).
+    Static,
+    /// WDT as published.
+    Wdt,
+    /// The same with one lock for all lanes (the paper's WDT-).
+    WdtSharedLock,
+    /// Device time, short windows, donation.
+    #[default]
+    Ledger,
+}
+
+impl Rule {
+    /// All of them.
+    pub const ALL: [Rule; 4] = [Rule::Static, Rule::Wdt, Rule::WdtSharedLock, Rule::Ledger];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rule::Static => "static",
+            Rule::Wdt => "wdt",
+            Rule::WdtSharedLock => "wdt-shared-lock",
+            Rule::Ledger => "ledger",
+        }
+    }
+}
+
+/// What a person may set for a lane. Rates are per second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// 1 to 10000.
+    pub weight: u32,
+    /// Most requests.
+    pub requests_max: Option<u64>,
+    /// Requests that it is to have at least, if it wants them.
+    pub requests_min: Option<u64>,
+    /// Most bytes.
+    pub bytes_max: Option<u64>,
+    /// Bytes that it is to have at least, if it wants them.
+    pub bytes_min: Option<u64>,
+    /// Latency that 99 per cent of its requests are to stay below, in nanoseconds.
+    pub latency_ns: Option<u64>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            weight: 100,
+            requests_max: None,
+            requests_min: None,
+            bytes_max: None,
+            bytes_min: None,
+            latency_ns: None,
+        }
+    }
+}
+
+/// A device, as its coordinator knows it.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Device {
+    /// What requests cost.
+    pub cost: CostModel,
+    /// How the ledger plans.
+    pub config: Config,
+    /// Device time per time, where it is known.
+    pub capacity: Option<f64>,
+}
+
+/// Number of a lane on a board.
+pub type SeatId = u64;
+
+/// A lane that did nothing for this long does not count as one that shares.
+const IDLE_NS: Nanos = 1_000_000_000;
+
+/// Windows until terms are too old to go by.
+const STALE_TICKS: u64 = 4;
+
+/// Windows between two notes to a lane that does nothing.
+const IDLE_TICKS: u64 = 16;
+
+/// Windows between two looks when no lane does anything.
+const SLEEP_TICKS: u64 = 4;
+
+/// Time for which unused allowance of a limit lasts.
+const BURST_NS: u128 = 20_000_000;
+
+const SECOND: Nanos = 1_000_000_000;
+
+/// In-flight room goes down by this much while a latency target is missed, and up again.
+const ROOM_DOWN: f64 = 0.8;
+const ROOM_UP: f64 = 1.1;
+const ROOM_MIN: f64 = 0.1;
+
+struct Seat<W> {
+    id: SeatId,
+    words: W,
+    limits: Limits,
+    terms: Terms,
+    seen: Seen,
+    active_until: Nanos,
+    published_at: Nanos,
+    spent_mean_ns: f64,
+    request_mean_ns: f64,
+    /// Spent since the second began, and in millionths of all in the last one.
+    second_spent: u64,
+    achieved: u64,
+    latencies: Vec<u64>,
+}
+
+/// A lane's totals at the last tick.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    spent: u64,
+    done: u64,
+    requests: u64,
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+impl Seen {
+    fn of(words: &impl Words) -> Seen {
+        Seen {
+            // Before `SPENT`, so that no more is done than was spent.
+            done: words.load(lane::DONE, Acquire),
+            spent: words.load(lane::SPENT, Acquire),
+            requests: words.load(lane::REQUESTS, Relaxed),
+            read_bytes: words.load(lane::READ_BYTES, Relaxed),
+            written_bytes: words.load(lane::WRITTEN_BYTES, Relaxed),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.read_bytes.wrapping_add(self.written_bytes)
+    }
+}
+
+/// All lanes of a device.
+pub struct Board<W> {
+    rule: Rule,
+    device: Device,
+    planner: Planner,
+    wdt: Wdt,
+    seats: Vec<Seat<W>>,
+    next_id: SeatId,
+    last_tick: Nanos,
+    second_end: Nanos,
+    /// Part of the in-flight room that is given out: latency targets lower it.
+    room: f64,
+}
+
+impl<W: Words> Board<W> {
+    /// A board without lanes, at `now`.
+    pub fn new(rule: Rule, device: Device, now: Nanos) -> Self {
+        let mut planner = Planner::new(device.config);
+        planner.set_capacity(device.capacity.unwrap_or(1.0));
+        Board {
+            rule,
+            device,
+            planner,
+            wdt: Wdt::new(device.cost.read_bandwidth()),
+            seats: Vec::new(),
+            next_id: 0,
+            last_tick: now,
+            second_end: now + SECOND,
+            room: 1.0,
+        }
+    }
+
+    /// How lanes share here.
+    pub fn rule(&self) -> Rule {
+        self.rule
+    }
+
+    /// The device time per time that the ledger has found.
+    pub fn capacity(&self) -> f64 {
+        self.planner.capacity()
+    }
+
+    /// Lanes on it.
+    pub fn len(&self) -> usize {
+        self.seats.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.seats.is_empty()
+    }
+
+    /// Device time granted to each lane in this window.
+    pub fn grants(&self) -> Vec<u64> {
+        self.seats.iter().map(|seat| seat.terms.grant).collect()
+    }
+
+    /// Adds a lane and writes its page, so that it may start at once.
+    pub fn join(&mut self, words: W, limits: Limits, now: Nanos) -> SeatId {
+        let limits = Limits { weight: limits.weight.clamp(1, 10_000), ..limits };
+        self.device.cost.store(&words);
+        let seen = Seen::of(&words);
+        let id = self.next_id;
+        self.next_id += 1;
+        self.wdt.add(limits.weight);
+        self.seats.push(Seat {
+            id,
+            words,
+            limits,
+            terms: Terms { base: seen.spent, ..Terms::default() },
+            seen,
+            active_until: 0,
+            published_at: now,
+            spent_mean_ns: 0.0,
+            request_mean_ns: 0.0,
+            second_spent: 0,
+            achieved: 0,
+            latencies: Vec::new(),
+        });
+        self.begin(self.seats.len() - 1, now);
+        id
+    }
+
+    /// Takes a lane away.
+    pub fn leave(&mut self, id: SeatId) {
+        if let Some(index) = self.seats.iter().position(|seat| seat.id == id) {
+            self.seats.remove(index);
+            self.wdt.remove(index);
+        }
+    }
+
+    /// Changes a lane's limits, from the next window on.
+    pub fn set(&mut self, id: SeatId, limits: Limits) {
+        if let Some(index) = self.seats.iter().position(|seat| seat.id == id) {
+            let limits = Limits { weight: limits.weight.clamp(1, 10_000), ..limits };
+            self.seats[index].limits = limits;
+            self.wdt.set(index, limits.weight);
+        }
+    }
+
+    /// A lane's limits.
+    pub fn limits(&self, id: SeatId) -> Option<Limits> {
+        self.seats.iter().find(|seat| seat.id == id).map(|seat| seat.limits)
+    }
+
+    /// The window of this rule.
+    pub fn tick_ns(&self) -> Nanos {
+        match self.rule {
+            Rule::Static | Rule::Wdt | Rule::WdtSharedLock => wdt::WINDOW_NS,
+            Rule::Ledger => self.device.config.tick_ns,
+        }
+    }
+
+    /// When [`Board::tick`] is due.
+    pub fn next_tick(&self) -> Nanos {
+        let idle = self.rule == Rule::Ledger
+            && self.seats.iter().all(|seat| seat.active_until < self.last_tick);
+        self.last_tick + self.tick_ns() * if idle { SLEEP_TICKS } else { 1 }
+    }
+
+    /// Looks back and plans the next window.
+    pub fn tick(&mut self, now: Nanos) {
+        let elapsed = now.saturating_sub(self.last_tick);
+        if elapsed < self.tick_ns() {
+            return;
+        }
+        match self.rule {
+            Rule::Ledger => self.tick_ledger(now, elapsed),
+            Rule::Wdt | Rule::WdtSharedLock => self.tick_wdt(now),
+            Rule::Static => self.tick_static(now),
+        }
+        self.last_tick = now;
+        if now >= self.second_end {
+            self.end_second(now);
+        }
+    }
+
+    /// The first terms of a new lane.
+    fn begin(&mut self, index: usize, now: Nanos) {
+        match self.rule {
+            Rule::Ledger => self.inform_idle(index, now),
+            Rule::Wdt | Rule::WdtSharedLock => {
+                let seat = &mut self.seats[index];
+                seat.terms.grant = self.wdt.budget(index) as u64;
+                self.publish_wdt(index, now);
+            }
+            Rule::Static => self.publish_static(index, now),
+        }
+    }
+
+    fn tick_ledger(&mut self, now: Nanos, elapsed: Nanos) {
+        let (believable, tick_ns) = (self.planner.believable_ns(elapsed), self.tick_ns());
+        let (mut active, mut looks, mut idle) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, seat) in self.seats.iter_mut().enumerate() {
+            let look = seat.look(now, believable, tick_ns);
+            if seat.active_until >= now {
+                active.push(index);
+                looks.push(look);
+            } else if now.saturating_sub(seat.published_at) >= IDLE_TICKS * tick_ns {
+                idle.push(index);
+            }
+        }
+        let shares = self.planner.plan(elapsed, &mut looks);
+        let weights = active.iter().map(|index| u64::from(self.seats[*index].limits.weight)).sum();
+        let alone = active.len() == 1;
+        for ((index, look), share) in active.into_iter().zip(&looks).zip(&shares) {
+            self.inform(index, (look, share), (alone, weights), now);
+        }
+        idle.into_iter().for_each(|index| self.inform_idle(index, now));
+    }
+
+    /// Tells an active lane what it may do.
+    fn inform(
+        &mut self,
+        index: usize,
+        (look, share): (&Look, &Share),
+        (alone, weights): (bool, u64),
+        now: Nanos,
+    ) {
+        let tick_ns = self.tick_ns();
+        let config = *self.planner.config();
+        let room = self.room;
+        let per_second = self.planner.capacity() * 1e9;
+        let seat = &mut self.seats[index];
+        let weight = u64::from(seat.limits.weight);
+        (seat.spent_mean_ns, seat.request_mean_ns) = (look.spent_mean_ns, look.request_mean_ns);
+        let least_room = (2.0 * look.request_mean_ns) as u64;
+        let inflight_max = match share.inflight_ns_max {
+            u64::MAX => u64::MAX,
+            most => ((most as f64 * room) as u64).max(least_room.min(most)),
+        };
+        let limited = seat.limit(now, tick_ns);
+        let part = weight as f64 / weights.max(1) as f64;
+        seat.terms = Terms {
+            flags: match (alone, limited) {
+                (true, false) => flag::OPEN,
+                (true, true) => flag::FREE,
+                (false, _) => 0,
+            },
+            start: now,
+            tick: tick_ns,
+            slices: config.slice_count,
+            base: seat.seen.spent.wrapping_add(share.balance_ns as u64),
+            grant: share.grant_ns,
+            overdraft: seat.seen.spent.wrapping_add(share.debt_ns),
+            inflight_max,
+            stale_at: now + STALE_TICKS * tick_ns,
+            fallback: (part * per_second) as u64,
+            entitled: (part * 1e6) as u64,
+            achieved: seat.achieved,
+            ..seat.terms
+        };
+        seat.publish(now);
+    }
+
+    /// Tells a lane that does nothing how it may begin. What it does shows at the next tick.
+    fn inform_idle(&mut self, index: usize, now: Nanos) {
+        let tick_ns = self.tick_ns();
+        let active = self.seats.iter().filter(|seat| seat.active_until >= now);
+        let others: u64 = active.map(|seat| u64::from(seat.limits.weight)).sum();
+        let capacity = self.planner.capacity();
+        let inflight_max = self.planner.config().inflight_ns;
+        let seat = &mut self.seats[index];
+        let weight = u64::from(seat.limits.weight);
+        let part = weight as f64 / (others + weight) as f64;
+        let fair = (part * capacity * tick_ns as f64) as u64;
+        seat.limit(now, tick_ns);
+        seat.terms = Terms {
+            flags: 0,
+            start: now,
+            tick: tick_ns,
+            slices: 1,
+            base: seat.seen.spent,
+            grant: 0,
+            overdraft: seat.seen.spent.wrapping_add(if others == 0 { fair } else { fair / 4 }),
+            inflight_max: inflight_max.max(fair / 4),
+            stale_at: now + 3 * IDLE_TICKS * tick_ns,
+            fallback: (part * capacity * 1e9) as u64,
+            entitled: (part * 1e6) as u64,
+            achieved: seat.achieved,
+            ..seat.terms
+        };
+        seat.publish(now);
+    }
+
+    fn tick_wdt(&mut self, now: Nanos) {
+        let from = self.last_tick;
+        let uses = self.seats.iter_mut().map(|seat| seat.wdt_use(from, now)).collect::<Vec<_>>();
+        self.wdt.close_window(&uses);
+        (0..self.seats.len()).for_each(|index| self.publish_wdt(index, now));
+    }
+
+    fn publish_wdt(&mut self, index: usize, now: Nanos) {
+        let grant = self.wdt.budget(index).clamp(0.0, 1e15) as u64;
+        let flags = match self.rule {
+            Rule::WdtSharedLock => flag::SECTORS | flag::SHARED_LOCK,
+            _ => flag::SECTORS,
+        };
+        let seat = &mut self.seats[index];
+        let first = seat.terms.window == 0;
+        let base = seat.terms.base.wrapping_add(if first { 0 } else { seat.terms.grant });
+        seat.limit(now, wdt::WINDOW_NS);
+        seat.terms = Terms {
+            flags,
+            start: now,
+            tick: wdt::WINDOW_NS,
+            slices: 1,
+            base,
+            grant,
+            overdraft: base,
+            inflight_max: u64::MAX,
+            stale_at: now + STALE_TICKS * wdt::WINDOW_NS,
+            fallback: grant.saturating_mul(SECOND / wdt::WINDOW_NS),
+            achieved: seat.achieved,
+            ..seat.terms
+        };
+        seat.publish(now);
+    }
+
+    fn tick_static(&mut self, now: Nanos) {
+        for index in 0..self.seats.len() {
+            self.seats[index].look(now, u64::MAX >> 2, wdt::WINDOW_NS);
+            self.publish_static(index, now);
+        }
+    }
+
+    fn publish_static(&mut self, index: usize, now: Nanos) {
+        let weights: u64 = self.seats.iter().map(|seat| u64::from(seat.limits.weight)).sum();
+        let cost = self.device.cost;
+        let seat = &mut self.seats[index];
+        let weight = u128::from(seat.limits.weight);
+        let part =
+            |per_s: u64| (u128::from(per_s) * weight / u128::from(weights.max(1)) / 10) as u64;
+        seat.limit(now, wdt::WINDOW_NS);
+        seat.terms = Terms {
+            flags: flag::FREE,
+            start: now,
+            tick: wdt::WINDOW_NS,
+            slices: 1,
+            inflight_max: u64::MAX,
+            stale_at: now + STALE_TICKS * wdt::WINDOW_NS,
+            fallback: u64::MAX >> 16,
+            read_bytes_max: Some(seat.seen.read_bytes.wrapping_add(part(cost.read_bandwidth()))),
+            written_bytes_max: Some(
+                seat.seen.written_bytes.wrapping_add(part(cost.write_bandwidth())),
+            ),
+            achieved: seat.achieved,
+            ..seat.terms
+        };
+        seat.publish(now);
+    }
+
+    /// Once a second: who got what, and whether latency targets are met.
+    fn end_second(&mut self, now: Nanos) {
+        self.second_end = now + SECOND;
+        let all: u128 = self.seats.iter().map(|seat| u128::from(seat.second_spent)).sum();
+        let mut missed = None;
+        for seat in &mut self.seats {
+            let spent = u128::from(std::mem::take(&mut seat.second_spent));
+            seat.achieved = (spent * 1_000_000).checked_div(all).unwrap_or(0) as u64;
+            if let Some(target) = seat.limits.latency_ns
+                && let Some(p99) = seat.second_p99()
+            {
+                missed = Some(missed.unwrap_or(false) || p99 > target);
+            }
+        }
+        self.room = match missed {
+            Some(true) => (self.room * ROOM_DOWN).max(ROOM_MIN),
+            Some(false) | None => (self.room * ROOM_UP).min(1.0),
+        };
+    }
+}
+
+impl<W: Words> Seat<W> {
+    /// What the lane did since the last tick.
+    fn look(&mut self, now: Nanos, believable: u64, tick_ns: Nanos) -> Look {
+        let (last, seen) = (self.seen, Seen::of(&self.words));
+        self.seen = seen;
+        let gone = |new: u64, old: u64| (ahead(new, old).max(0) as u64).min(believable);
+        let spent_ns = gone(seen.spent, last.spent);
+        let requests = gone(seen.requests, last.requests);
+        self.second_spent = self.second_spent.saturating_add(spent_ns);
+        let in_window = |word| self.words.load(word, Relaxed) == self.terms.window;
+        let inflight_ns = ahead(seen.spent, seen.done).max(0) as u64;
+        let (short_of_credit, short_of_room) =
+            (in_window(lane::SHORT_IN), in_window(lane::CROWDED_IN));
+        if spent_ns > 0 || inflight_ns > 0 || short_of_credit || short_of_room {
+            self.active_until = now + IDLE_NS;
+        }
+        // The slice that begins now is not part of the window that is over.
+        let released = self.terms.released(now.saturating_sub(1));
+        Look {
+            weight: self.limits.weight,
+            spent_ns,
+            done_ns: gone(seen.done, last.done),
+            requests,
+            inflight_ns,
+            grant_ns: self.terms.grant,
+            left_ns: self.left(released),
+            short_of_credit,
+            short_of_room,
+            idled: in_window(lane::IDLE_IN) || inflight_ns == 0,
+            active: self.active_until >= now,
+            floor_ns: self.floor_ns(tick_ns),
+            spent_mean_ns: self.spent_mean_ns,
+            request_mean_ns: self.request_mean_ns,
+        }
+    }
+
+    /// What is left of the grants. Nobody owes for a time in which nothing was limited.
+    fn left(&self, released: u64) -> i64 {
+        match self.terms.flags & (flag::OPEN | flag::FREE) {
+            0 => ahead(released, self.seen.spent),
+            _ => 0,
+        }
+    }
+
+    /// Device time that the lane's minima take in a window.
+    fn floor_ns(&self, tick_ns: Nanos) -> u64 {
+        let part = |total: u64, rate: Option<u64>| match (total, rate) {
+            (0, _) | (_, None) => 0,
+            (total, Some(rate)) => {
+                let each = self.seen.spent as f64 / total as f64;
+                (each * rate as f64 * tick_ns as f64 / 1e9) as u64
+            }
+        };
+        let requests = part(self.seen.requests, self.limits.requests_min);
+        requests.max(part(self.seen.bytes(), self.limits.bytes_min))
+    }
+
+    /// Moves the limits on by a window; whether there are any.
+    fn limit(&mut self, now: Nanos, tick_ns: Nanos) -> bool {
+        let elapsed = u128::from(now.saturating_sub(self.published_at).max(tick_ns));
+        let next = |rate: Option<u64>, last: Option<u64>, total: u64| {
+            let rate = u128::from(rate?);
+            let part = |ns: u128| (rate * ns / 1_000_000_000).max(1) as u64;
+            let most = total.wrapping_add(part(BURST_NS.max(u128::from(tick_ns))));
+            let last = last.unwrap_or(total).wrapping_add(part(elapsed));
+            Some(if ahead(last, most) > 0 { most } else { last })
+        };
+        let terms = &mut self.terms;
+        terms.requests_max = next(self.limits.requests_max, terms.requests_max, self.seen.requests);
+        terms.bytes_max = next(self.limits.bytes_max, terms.bytes_max, self.seen.bytes());
+        terms.requests_max.is_some() || terms.bytes_max.is_some()
+    }
+
+    /// Credits used in WDT's window, and for how long there were any.
+    fn wdt_use(&mut self, from: Nanos, now: Nanos) -> wdt::Use {
+        let look = self.look(now, u64::MAX >> 2, wdt::WINDOW_NS);
+        let since = self.words.load(lane::SHORT_SINCE, Relaxed);
+        let end = if look.short_of_credit { since.clamp(from, now) } else { now };
+        wdt::Use { credits: look.spent_ns as f64, active_ns: (end - from).max(1) }
+    }
+
+    /// The latency that 99 per cent of the last second's requests stayed below.
+    fn second_p99(&mut self) -> Option<u64> {
+        let now: Vec<u64> = (0..counters::BUCKETS)
+            .map(|bucket| self.words.load(counters::LATENCY + bucket, Relaxed))
+            .collect();
+        let last = std::mem::replace(&mut self.latencies, now);
+        let before = |bucket: usize| last.get(bucket).copied().unwrap_or(0);
+        let counts: Vec<u64> = self
+            .latencies
+            .iter()
+            .enumerate()
+            .map(|(bucket, count)| count.wrapping_sub(before(bucket)))
+            .collect();
+        lane_side::percentile(&counts, 0.99)
+    }
+
+    fn publish(&mut self, now: Nanos) {
+        self.published_at = now;
+        self.terms.window = self.terms.publish(&self.words);
+    }
+}

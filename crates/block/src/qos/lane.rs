@@ -1,0 +1,356 @@
+//! A lane's side of the page: may a request go, what is charged, waiting for more.
+//!
+//! ```text
+//! admit ─ the pass of this window still holds? ─ yes ─► go: two loads, three additions
+//!            │ no
+//!            ▼  under the lane's own lock, once a slice
+//!         review: read line B, work out a new pass ─► go, or wait until, and say what was short
+//! ```
+//!
+//! The unthrottled way reads no clock, makes no system call and writes nothing that another lane
+//! reads. Threads of one lane may overdraw by a request each, as in WDT: debt.
+//!
+//! # When the coordinator is gone
+//!
+//! Line B says until when it holds. After that the lane goes on at its fair share of the last
+//! window that it knows, by its own clock. A lane that never had a window is not held back.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use polylane_base::sync::Mutex;
+
+use super::cost::CostModel;
+use super::page::{Terms, Words, ahead, costs, counters, flag, lane, ring_if_heard};
+use super::{Io, Kind, Nanos, Verdict};
+
+/// Time for which a lane that falls back may save up.
+const FALLBACK_BURST_NS: u64 = 5_000_000;
+
+/// Cost between two looks at the clock when nothing is limited.
+const OPEN_COST: u64 = 20_000_000;
+
+/// A sleeper looks again after this time at the latest.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
+
+/// How long a lane waits for the lock that all lanes share before it takes it from its holder, who
+/// may have been killed.
+const LOCK_TRIES: u32 = 100_000;
+
+/// What may go without a look at line B.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Pass {
+    window: AtomicU64,
+    spent_max: AtomicU64,
+    inflight_max: AtomicU64,
+}
+
+/// What a review keeps.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    terms: Terms,
+    /// The terms are stale: since when, and what had been spent.
+    fallback: Option<(Nanos, u64)>,
+}
+
+/// A lane. Thread-safe; there is one per page.
+#[derive(Debug)]
+pub struct Lane<W> {
+    words: W,
+    /// The word that all lanes lock, for `wdt-shared-lock`: its first.
+    shared: Option<W>,
+    cost: CostModel,
+    sectors: bool,
+    pass: Pass,
+    known: Mutex<Known>,
+}
+
+/// What a request cost when it went.
+pub type Cost = u64;
+
+impl<W: Words> Lane<W> {
+    /// The lane of this page, which the coordinator has set up. What a former process of the lane
+    /// left in flight or waiting is over.
+    pub fn new(words: W, shared: Option<W>) -> Self {
+        words.store(lane::WAITERS, 0, Ordering::SeqCst);
+        words.store(lane::DONE, words.load(lane::SPENT, Ordering::Relaxed), Ordering::Release);
+        let cost = CostModel::load(&words);
+        let known = Known { terms: Terms::read(&words).unwrap_or_default(), fallback: None };
+        let sectors = known.terms.flags & flag::SECTORS != 0;
+        let (pass, known) = (Pass::default(), Mutex::new(known));
+        Lane { words, shared, cost, sectors, pass, known }
+    }
+
+    /// The page.
+    pub fn words(&self) -> &W {
+        &self.words
+    }
+
+    /// What a request costs here.
+    #[inline]
+    pub fn cost(&self, io: &Io) -> Cost {
+        if self.sectors { io.bytes.div_ceil(512) } else { self.cost.cost_ns(io) }
+    }
+
+    /// Whether a request may go; if so it is charged and must be completed later. `now` is asked
+    /// when it matters.
+    #[inline]
+    pub fn admit(&self, io: &Io, now: impl FnOnce() -> Nanos) -> Verdict {
+        let cost = self.cost(io);
+        let window = self.words.load(super::page::terms::SEQUENCE, Ordering::Acquire);
+        let known = self.pass.window.load(Ordering::Acquire) == window && self.shared.is_none();
+        let spent = self.words.load(lane::SPENT, Ordering::Relaxed);
+        let inflight = inflight(spent, self.words.load(lane::DONE, Ordering::Relaxed));
+        let has_credit = ahead(self.pass.spent_max.load(Ordering::Relaxed), spent) > 0;
+        if known && has_credit && inflight < self.pass.inflight_max.load(Ordering::Relaxed) {
+            self.charge(io, cost);
+            return Verdict::Go;
+        }
+        self.review(io, cost, now())
+    }
+
+    #[inline]
+    fn charge(&self, io: &Io, cost: Cost) {
+        self.words.add(lane::SPENT, cost, Ordering::AcqRel);
+        self.words.add(lane::REQUESTS, 1, Ordering::Relaxed);
+        let word = match io.kind {
+            Kind::Read => lane::READ_BYTES,
+            Kind::Write => lane::WRITTEN_BYTES,
+            Kind::Discard | Kind::Flush => return,
+        };
+        self.words.add(word, io.bytes, Ordering::Relaxed);
+    }
+
+    /// The slow way: reads the terms and decides by them.
+    #[cold]
+    fn review(&self, io: &Io, cost: Cost, now: Nanos) -> Verdict {
+        let _shared = self.shared.as_ref().map(SharedLock::take);
+        let mut known = self.known.lock();
+        if let Some(terms) = Terms::read(&self.words)
+            && terms.window != known.terms.window
+        {
+            *known = Known { terms, fallback: None };
+        }
+        let terms = known.terms;
+        if terms.window == 0 || terms.flags & flag::OPEN != 0 && now < terms.stale_at {
+            // Not for ever: the coordinator may be gone, which a clock has to tell.
+            self.renew(&terms, self.total(lane::SPENT).wrapping_add(OPEN_COST), u64::MAX);
+            self.charge(io, cost);
+            return Verdict::Go;
+        }
+        let verdict = match self.over_limit(&terms, now) {
+            Some(until) => Verdict::Wait(until),
+            None if now >= terms.stale_at => self.fall_back(&mut known, now),
+            None => self.by_terms(&terms, cost, now),
+        };
+        if verdict == Verdict::Go {
+            self.charge(io, cost);
+        }
+        verdict
+    }
+
+    fn by_terms(&self, terms: &Terms, cost: Cost, now: Nanos) -> Verdict {
+        let spent = self.total(lane::SPENT);
+        let inflight = inflight(spent, self.total(lane::DONE));
+        if inflight > 0 && inflight >= terms.inflight_max {
+            self.words.store(lane::CROWDED_IN, terms.window, Ordering::Relaxed);
+            return Verdict::Wait(terms.next_slice(now));
+        }
+        let free = terms.flags & flag::FREE != 0;
+        let released = if free { spent.wrapping_add(u64::MAX >> 2) } else { terms.released(now) };
+        // The other limits are looked at for each request.
+        let limited = terms.requests_max.is_some()
+            || terms.bytes_max.is_some()
+            || terms.read_bytes_max.is_some()
+            || terms.written_bytes_max.is_some();
+        let left = ahead(released, spent);
+        if !limited {
+            self.renew(terms, released, terms.inflight_max);
+        }
+        let strict = terms.flags & flag::SECTORS != 0;
+        let may_start = left == 0 && inflight == 0;
+        let may_owe = ahead(terms.overdraft, spent.wrapping_add(cost)) >= 0;
+        if left > 0 || !strict && (may_start || may_owe) {
+            return Verdict::Go;
+        }
+        if self.words.load(lane::SHORT_IN, Ordering::Relaxed) != terms.window {
+            self.words.store(lane::SHORT_SINCE, now, Ordering::Relaxed);
+            self.words.store(lane::SHORT_IN, terms.window, Ordering::Release);
+        }
+        Verdict::Wait(terms.next_slice(now))
+    }
+
+    /// The coordinator has not been heard of: the fair share of the last window, by the clock.
+    fn fall_back(&self, known: &mut Known, now: Nanos) -> Verdict {
+        let spent = self.total(lane::SPENT);
+        let (since, base) = *known.fallback.get_or_insert((now, spent));
+        let rate = u128::from(known.terms.fallback.max(1));
+        let credit = |ns: u64| (u128::from(ns) * rate / 1_000_000_000) as u64;
+        let may = base.wrapping_add(credit((now - since).saturating_add(FALLBACK_BURST_NS)));
+        let left = ahead(may, spent);
+        if left as u64 > credit(2 * FALLBACK_BURST_NS) && left > 0 {
+            known.fallback = Some((now, spent));
+        }
+        if left > 0 || spent == self.total(lane::DONE) && known.terms.fallback == 0 {
+            return Verdict::Go;
+        }
+        Verdict::Wait(now + FALLBACK_BURST_NS / 5)
+    }
+
+    /// When to ask again, if one of the limits that a person set is reached.
+    fn over_limit(&self, terms: &Terms, now: Nanos) -> Option<Nanos> {
+        let (read, written) = (self.total(lane::READ_BYTES), self.total(lane::WRITTEN_BYTES));
+        let limits = [
+            (terms.requests_max, self.total(lane::REQUESTS)),
+            (terms.bytes_max, read.wrapping_add(written)),
+            (terms.read_bytes_max, read),
+            (terms.written_bytes_max, written),
+        ];
+        let over =
+            |(max, total): &(Option<u64>, u64)| max.is_some_and(|max| ahead(max, *total) <= 0);
+        // A limit outlives its coordinator for a while only: nobody would lift it.
+        let holds = now < terms.stale_at.saturating_add(1_000_000_000);
+        (holds && limits.iter().any(over)).then(|| terms.next_slice(now))
+    }
+
+    fn renew(&self, terms: &Terms, spent_max: u64, inflight_max: u64) {
+        self.pass.spent_max.store(spent_max, Ordering::Relaxed);
+        self.pass.inflight_max.store(inflight_max, Ordering::Relaxed);
+        self.pass.window.store(terms.window, Ordering::Release);
+    }
+
+    fn total(&self, word: usize) -> u64 {
+        self.words.load(word, Ordering::Relaxed)
+    }
+
+    /// A request that went for this cost is done.
+    #[inline]
+    pub fn complete(&self, cost: Cost) {
+        let done = self.words.add(lane::DONE, cost, Ordering::AcqRel).wrapping_add(cost);
+        if done == self.total(lane::SPENT) {
+            let window = self.total(super::page::terms::SEQUENCE);
+            self.words.store(lane::IDLE_IN, window, Ordering::Relaxed);
+        }
+        if self.total(lane::WAITERS) > 0 {
+            // Somebody waits for room in flight.
+            ring_if_heard(&self.words);
+        }
+    }
+
+    /// Sleeps until something may have changed since `attempt` said when to ask again; what it says
+    /// last. Returns early now and then.
+    pub fn wait<T>(
+        &self,
+        now: impl Fn() -> Nanos,
+        mut attempt: impl FnMut() -> Result<T, Nanos>,
+    ) -> Result<T, Nanos> {
+        let heard = self.words.bell();
+        self.words.add(lane::WAITERS, 1, Ordering::SeqCst);
+        self.words.fence();
+        // Whoever changes something after this sees a waiter.
+        let found = attempt();
+        if let Err(until) = &found {
+            let left = Duration::from_nanos(until.saturating_sub(now()));
+            self.words.sleep(heard, left.min(SLEEP_MAX));
+        }
+        self.words.add(lane::WAITERS, u64::MAX, Ordering::SeqCst);
+        found
+    }
+
+    /// Wakes all sleepers.
+    pub fn wake(&self) {
+        self.words.ring();
+    }
+
+    /// Counts a request for people.
+    pub fn note(&self, kind: Kind) {
+        let word = match kind {
+            Kind::Read => counters::READS,
+            Kind::Write => counters::WRITES,
+            Kind::Flush => counters::FLUSHES,
+            Kind::Discard => counters::DISCARDS,
+        };
+        self.words.add(word, 1, Ordering::Relaxed);
+    }
+
+    /// Notes the latency of a request.
+    pub fn note_latency(&self, ns: Nanos) {
+        self.words.add(counters::LATENCY + bucket(ns), 1, Ordering::Relaxed);
+    }
+
+    /// Notes that a request was held back.
+    pub fn note_held(&self, ns: Nanos) {
+        self.words.add(counters::HELD, 1, Ordering::Relaxed);
+        self.words.add(counters::HELD_NS, ns, Ordering::Relaxed);
+        self.words.add(counters::HOLDING + bucket(ns), 1, Ordering::Relaxed);
+    }
+}
+
+/// Cost in flight. A request that outlived a change of pages may be done where it was not spent.
+#[inline]
+fn inflight(spent: u64, done: u64) -> u64 {
+    ahead(spent, done).max(0) as u64
+}
+
+/// Which bucket of a histogram: four to each doubling from 256 ns on.
+pub fn bucket(ns: Nanos) -> usize {
+    let ns = ns.max(256);
+    let power = ns.ilog2();
+    let quarter = (ns >> (power - 2)) & 3;
+    (((power - 8) * 4) as usize + quarter as usize).min(counters::BUCKETS - 1)
+}
+
+/// The largest time that falls in a bucket, in nanoseconds.
+pub fn bucket_end(bucket: usize) -> Nanos {
+    let (power, quarter) = (bucket as u32 / 4 + 8, bucket as u64 % 4);
+    ((4 + quarter + 1) << (power - 2)) - 1
+}
+
+/// The time that this part of what a histogram counted stayed below; `None` for an empty one.
+pub fn percentile(counts: &[u64], part: f64) -> Option<Nanos> {
+    let all: u64 = counts.iter().fold(0, |all, count| all.saturating_add(*count));
+    let rank = (all as f64 * part).ceil().max(1.0) as u64;
+    let mut sum = 0_u64;
+    let found = counts.iter().position(|count| {
+        sum = sum.saturating_add(*count);
+        all > 0 && sum >= rank
+    })?;
+    Some(bucket_end(found))
+}
+
+/// The lock that all lanes share, for the comparison with WDT's first version.
+struct SharedLock<'a, W: Words>(&'a W);
+
+impl<'a, W: Words> SharedLock<'a, W> {
+    fn take(words: &'a W) -> Self {
+        for _ in 0..LOCK_TRIES {
+            if words.exchange(0, 0, 1, Ordering::Acquire) {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+        SharedLock(words)
+    }
+}
+
+impl<W: Words> Drop for SharedLock<'_, W> {
+    fn drop(&mut self) {
+        self.0.store(0, 0, Ordering::Release);
+    }
+}
+
+impl CostModel {
+    /// The costs that the coordinator wrote into a page.
+    pub fn load(words: &impl Words) -> CostModel {
+        let get = |index: usize| words.load(costs::FIRST + index, Ordering::Acquire);
+        CostModel::from_words(std::array::from_fn(get))
+    }
+
+    /// Writes the costs into a page.
+    pub fn store(&self, words: &impl Words) {
+        for (index, value) in self.to_words().into_iter().enumerate() {
+            words.store(costs::FIRST + index, value, Ordering::Release);
+        }
+    }
+}
