@@ -8,6 +8,7 @@ use polylane_base::size::ByteSize;
 use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
 use polylane_pool::cpus::CpuList;
+use polylane_pool::share::Policy;
 
 use crate::attach;
 
@@ -88,12 +89,19 @@ pub(crate) struct RunArgs {
     /// Share of the pool, 1 to 10000 [default: 100]
     #[arg(long, value_name = "N")]
     pub(crate) weight: Option<u32>,
+    /// How lanes on the volume's device share it
+    #[arg(long, value_name = "POLICY", default_value = "ledger", value_parser = policies())]
+    pub(crate) qos: String,
     /// FUSE only: no preload library
     #[arg(long)]
     pub(crate) no_preload: bool,
     /// Program to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+fn policies() -> clap::builder::PossibleValuesParser {
+    Policy::ALL.map(Policy::name).into()
 }
 
 #[derive(Debug, Subcommand)]

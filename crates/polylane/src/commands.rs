@@ -7,6 +7,7 @@ use polylane_pool::doctor::{self, Finding, State};
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::service::ServiceFds;
+use polylane_pool::share::Policy;
 use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, RunArgs, ServiceArgs, StatsArgs};
@@ -44,6 +45,8 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         memory: arguments.memory.map(|size| size.0),
         size: arguments.size.map(|size| size.0),
         weight: arguments.weight,
+        // clap takes no other names.
+        qos: Policy::named(&arguments.qos).unwrap_or_default(),
         preload: !arguments.no_preload,
         command: arguments.command,
     })

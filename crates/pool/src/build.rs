@@ -17,6 +17,7 @@ use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, Options, SetAttr, Vfs};
 
 use crate::failure::{FAILED, Failure, Result, say};
+use crate::share;
 use crate::spec::{Backing, PoolSpec};
 use crate::volume::disk::Disk;
 
@@ -62,6 +63,8 @@ pub(crate) struct Running {
     lane: Arc<Lane>,
     server: shm::Server,
     disk: Option<Disk>,
+    /// Keeps its place among the lanes of its device.
+    share_link: Option<OwnedFd>,
     /// Ends when the kernel has let go of the mount.
     unmounted: Receiver<()>,
 }
@@ -95,7 +98,7 @@ pub(crate) fn start(
     };
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
-    Ok(Running { vfs, lane, server, disk, unmounted })
+    Ok(Running { vfs, lane, server, disk, share_link: None, unmounted })
 }
 
 fn libservice(
@@ -163,6 +166,15 @@ impl Running {
         synced.and(closed).err().map(|errno: polylane_base::Errno| errno.0)
     }
 
+    /// Goes on with another page of shares. What is not one changes nothing.
+    pub(crate) fn share(&mut self, fds: Vec<OwnedFd>) {
+        if let Some(disk) = &self.disk
+            && let Ok(link) = share::member::adopt(&disk.governor, fds)
+        {
+            self.share_link = Some(link);
+        }
+    }
+
     /// Counters as JSON.
     pub(crate) fn stats(&self) -> serde_json::Value {
         let totals = self.server.totals();
@@ -213,6 +225,7 @@ impl Running {
                 "written_back_bytes": vfs.written_back_bytes,
             },
             "volume": self.disk.as_ref().map(Disk::stats),
+            "share": self.disk.as_ref().map(|disk| share::report::describe(&disk.governor)),
             "files": self.vfs.statfs().ok().map(|totals| serde_json::json!({
                 "size_bytes": totals.blocks * u64::from(totals.bsize),
                 "free_bytes": totals.bfree * u64::from(totals.bsize),

@@ -19,15 +19,22 @@ use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags, Timespec};
 use rustix::process::{PidfdFlags, Signal};
+use serde::{Deserialize, Serialize};
 
 use crate::cgroup;
 use crate::failure::{Failure, Result};
 use crate::link::Link;
 use crate::names::PoolName;
 use crate::process::Process;
+use crate::share::Meeting;
+use crate::share::coordinator::Candidate;
+use crate::share::profile::Profile;
 
 /// How long an orphaned service may flush.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long a dismissed keeper may take to end before it is killed.
+const DISMISSAL_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// How long the keeper sleeps without a reason to wake up: an hour.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
@@ -56,43 +63,79 @@ impl Drop for Leftovers {
 #[derive(Debug)]
 pub(crate) struct Keeper {
     link: Link,
-    _process: Process,
+    process: Process,
 }
 
 impl Keeper {
     /// Starts the keeper of the pool `name`, whose run-time files are going to be in `dir`, and of
-    /// its control groups.
-    pub(crate) fn start(dir: &Path, name: &str, groups: &[PathBuf]) -> Result<Keeper> {
+    /// its control groups. It coordinates the shares of a device when nobody else does.
+    pub(crate) fn start(
+        dir: &Path,
+        name: &str,
+        groups: &[PathBuf],
+        shares: Option<(Meeting, Profile)>,
+    ) -> Result<Keeper> {
         let failed = |error: std::io::Error| Failure::because("keeper", "start it", error);
         let supervisor =
             rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
                 .map_err(|error| failed(error.into()))?;
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
         match ns::fork(Namespaces::default()).map_err(failed)? {
-            Fork::Child => keep(dir, name, groups, &supervisor, &other),
-            Fork::Parent(child) => Ok(Keeper { link, _process: Process::new(child) }),
+            Fork::Child => keep(dir, name, groups, shares, &supervisor, &other),
+            Fork::Parent(child) => Ok(Keeper { link, process: Process::new(child) }),
         }
     }
 
     /// Tells the keeper of a service to wait for.
     pub(crate) fn watch(&self, service: BorrowedFd<'_>) {
         // A keeper that is gone cannot be helped; nothing depends on it while the supervisor lives.
-        let _ = self.link.send(&(), &[service]);
+        let _ = self.link.send(&ToKeeper::Watch, &[service]);
     }
 }
 
+impl Drop for Keeper {
+    /// Somebody else is to coordinate the device: orderly, and without files left.
+    fn drop(&mut self) {
+        if self.link.send(&ToKeeper::Dismiss, &[]).is_ok() {
+            wait_for(self.process.as_fd(), DISMISSAL_TIME_MAX);
+        }
+    }
+}
+
+/// What the supervisor tells the keeper.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+enum ToKeeper {
+    /// Wait for the service that comes with it, in the end.
+    Watch,
+    /// All is cleared up.
+    Dismiss,
+}
+
 /// The keeper's own life.
-fn keep(dir: &Path, name: &str, groups: &[PathBuf], supervisor: &OwnedFd, link: &Link) -> ! {
+fn keep(
+    dir: &Path,
+    name: &str,
+    groups: &[PathBuf],
+    shares: Option<(Meeting, Profile)>,
+    supervisor: &OwnedFd,
+    link: &Link,
+) -> ! {
     let _ = rustix::thread::set_name(c"polylane-keep");
     // Out of reach of the terminal's and the user's signals, which are meant for the supervisor.
     let _ = rustix::process::setpgid(None, None);
     let _signals = SignalFd::new(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT]);
     leave_surroundings();
+    // Without one the lanes find another pool's, or go on without.
+    let candidate = shares.and_then(|(meeting, profile)| Candidate::start(meeting, profile).ok());
     let mut service = None;
     loop {
         let (ended, _) = wait_either(supervisor.as_fd(), link.as_fd(), LOOK_AGAIN);
         while wait_for(link.as_fd(), Duration::ZERO) {
-            let Ok(Some((_, mut fds))) = link.receive::<()>() else { break };
+            let Ok(Some((message, mut fds))) = link.receive::<ToKeeper>() else { break };
+            if message == ToKeeper::Dismiss {
+                drop(candidate);
+                ns::exit_now(0);
+            }
             service = fds.pop().or(service);
         }
         if ended {
@@ -104,6 +147,7 @@ fn keep(dir: &Path, name: &str, groups: &[PathBuf], supervisor: &OwnedFd, link: 
     {
         let _ = rustix::process::pidfd_send_signal(&service, Signal::KILL);
     }
+    drop(candidate);
     if let Some(name) = inherit(dir, name) {
         drop(Leftovers { name, groups: groups.to_vec() });
     }

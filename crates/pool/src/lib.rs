@@ -22,6 +22,7 @@ mod process;
 mod root;
 pub mod run;
 pub mod service;
+pub mod share;
 mod skeleton;
 pub mod spec;
 pub mod stats;

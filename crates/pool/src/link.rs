@@ -41,6 +41,8 @@ pub(crate) enum ToService {
     Shutdown,
     /// Answer `Stats`.
     Stats,
+    /// Go by the lane's page that comes with it, after the connection that keeps the lane.
+    Share,
 }
 
 /// What the service answers.

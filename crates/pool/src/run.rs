@@ -4,7 +4,7 @@
 //! before the first group or file is made; the init is forked while this process has one thread.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
@@ -19,6 +19,9 @@ use crate::keeper::{Keeper, Leftovers};
 use crate::link::Link;
 use crate::names::{self, PoolName};
 use crate::process::Process;
+use crate::share::member::Member;
+use crate::share::profile::Profile;
+use crate::share::{Meeting, Policy, Wanted};
 use crate::skeleton::MountPoint;
 use crate::spec::{Backing, PoolSpec};
 use crate::supervise::Supervisor;
@@ -69,6 +72,8 @@ pub struct RunOptions {
     pub size: Option<u64>,
     /// The pool's share, 1–10000.
     pub weight: Option<u32>,
+    /// How lanes of the volume's device share it.
+    pub qos: Policy,
     /// Use the preload library.
     pub preload: bool,
     /// COMMAND and its arguments.
@@ -101,8 +106,12 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
     let mut groups = cgroup::plan(&name, &limits);
     let group_dirs: Vec<_> = groups.groups.iter().map(|group| group.dir.clone()).collect();
     let runtime_dir = names::runtime_dir();
-    let keeper = Keeper::start(&runtime_dir, &name, &group_dirs)?;
+    let (mut member, shares) = shares_of(&options, &handed, &runtime_dir, &name)?.unzip();
+    let keeper = Keeper::start(&runtime_dir, &name, &group_dirs, shares)?;
     let name = PoolName::take(&runtime_dir, &name)?;
+    if let Some(member) = &mut member {
+        member.join()?;
+    }
     let leftovers = Leftovers { name, groups: group_dirs };
     groups.create();
     let signals = watch_signals()?;
@@ -131,6 +140,7 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
         leftovers,
         init,
         link,
+        member,
         restarts: vec![],
     };
     let doors = match supervisor.begin(fuse)? {
@@ -138,6 +148,23 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
         None => return supervisor.end_early(),
     };
     supervisor.run(doors)
+}
+
+/// The lane's place among those of its device, and what its keeper is to know to coordinate it.
+fn shares_of(
+    options: &RunOptions,
+    handed: &Handed,
+    dir: &Path,
+    pool: &str,
+) -> Result<Option<(Member, (Meeting, Profile))>> {
+    let Some(files) = handed.volume.first().filter(|_| options.qos != Policy::None) else {
+        return Ok(None);
+    };
+    let meeting = Meeting::of(dir, &files.plain)?;
+    let wanted = Wanted { weight: options.weight, ..Wanted::default() };
+    let member = Member::new(meeting.clone(), pool, wanted, options.qos);
+    let profile = Profile::of(&meeting);
+    Ok(Some((member, (meeting, profile))))
 }
 
 fn check(options: &RunOptions) -> Result<()> {

@@ -95,7 +95,7 @@ fn harden() -> Result<()> {
 }
 
 /// Answers the supervisor until it wants the end or is gone itself.
-fn serve(running: Running, control: &Link) -> u8 {
+fn serve(mut running: Running, control: &Link) -> u8 {
     if control.send(&FromService::Ready, &[]).is_err() {
         return FAILED;
     }
@@ -104,6 +104,7 @@ fn serve(running: Running, control: &Link) -> u8 {
             Ok(Some((ToService::Stats, _))) => {
                 let _ = control.send(&FromService::Stats(running.stats()), &[]);
             }
+            Ok(Some((ToService::Share, fds))) => running.share(fds),
             Ok(Some((ToService::Shutdown, _))) => {
                 let errno = running.end();
                 let _ = control.send(&FromService::Flushed(errno), &[]);

@@ -20,6 +20,7 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::{Keeper, Leftovers, wait_either, wait_for};
 use crate::link::{FromInit, FromService, Link, ToInit, ToService};
 use crate::process::{Ended, Process};
+use crate::share::member::Member;
 use crate::spec::{Backing, PoolSpec};
 use crate::stats::Listener;
 
@@ -65,6 +66,8 @@ pub(crate) struct Supervisor {
     pub(crate) handed: Handed,
     pub(crate) groups: cgroup::Plan,
     pub(crate) signals: SignalFd,
+    /// Its lane's place among those of its device.
+    pub(crate) member: Option<Member>,
     pub(crate) restarts: Vec<Instant>,
     pub(crate) leftovers: Leftovers,
     pub(crate) keeper: Keeper,
@@ -145,6 +148,8 @@ impl Supervisor {
         let mut deadline: Deadline = None;
         loop {
             let timeout = deadline.map(|(at, _)| at.saturating_duration_since(Instant::now()));
+            let retry = self.member.as_ref().and_then(Member::retry_in);
+            let timeout = timeout.into_iter().chain(retry).min();
             let ready = self.wait(service, &listener, timeout)?;
             if ready.init {
                 return self.init.wait().map_err(wait_failed);
@@ -163,6 +168,7 @@ impl Supervisor {
             {
                 listener.answer(&self.describe(stats));
             }
+            self.keep_share(service, ready.share);
             if ready.stats && listener.accept() {
                 let _ = service.link.send(&ToService::Stats, &[]);
             }
@@ -193,7 +199,8 @@ impl Supervisor {
             watched(self.link.as_fd()),
             watched(self.signals.as_fd()),
         ];
-        fds.extend(listener.as_fd().map(watched));
+        fds.push(watched(listener.as_fd().unwrap_or(self.init.as_fd())));
+        fds.extend(self.member.as_ref().and_then(Member::link).map(watched));
         let timeout = timeout.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
             tv_nsec: left.subsec_nanos().into(),
@@ -209,8 +216,20 @@ impl Supervisor {
             from_service: is(2),
             from_init: is(3),
             signals: is(4),
-            stats: is(5),
+            stats: listener.as_fd().is_some() && is(5),
+            share: is(6),
         })
+    }
+
+    /// Hears news of the lane's share, or takes its place again when the coordinator is gone.
+    fn keep_share(&mut self, service: &Service, news: bool) {
+        let Some(member) = &mut self.member else { return };
+        if news {
+            member.news();
+        }
+        if member.link().is_none() && member.rejoin() {
+            let _ = service.link.send(&ToService::Share, &member.fds());
+        }
     }
 
     /// Passes signals on to COMMAND; whether one of them asks it to end.
@@ -295,7 +314,13 @@ impl Supervisor {
             return Err(Failure::failed("service: it does not start"));
         }
         match link.receive::<FromService>() {
-            Ok(Some((FromService::Ready, _))) => Ok(Service { link, process, ready: true }),
+            Ok(Some((FromService::Ready, _))) => {
+                let fds = self.member.as_ref().map(Member::fds).unwrap_or_default();
+                if !fds.is_empty() {
+                    let _ = link.send(&ToService::Share, &fds);
+                }
+                Ok(Service { link, process, ready: true })
+            }
             Ok(Some((FromService::Failed(line), _))) => Err(Failure::failed(line)),
             // It died. That is for the loop to see, as at any later time.
             _ => Ok(Service { link, process, ready: false }),
@@ -368,6 +393,7 @@ struct Ready {
     from_init: bool,
     signals: bool,
     stats: bool,
+    share: bool,
 }
 
 /// When what is too late.

@@ -12,7 +12,7 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::cost::CostModel;
-use super::page::{Terms, Words, ahead, counters, flag, lane};
+use super::page::{Terms, Words, ahead, counters, flag, lane, note};
 use super::plan::{Config, Look, Planner, Share};
 use super::wdt::{self, Wdt};
 use super::{Nanos, lane as lane_side};
@@ -586,6 +586,7 @@ impl<W: Words> Seat<W> {
     }
 
     fn publish(&mut self, now: Nanos) {
+        self.words.store(note::WEIGHT, self.limits.weight.into(), Relaxed);
         self.published_at = now;
         self.terms.window = self.terms.publish(&self.words);
     }

@@ -5,7 +5,7 @@
 //! | 0 | lane | line A: what it spent and got done, what it was short of ([`lane`]) |
 //! | 128 | coordinator | line B: what it may spend in this window ([`terms`]) |
 //! | 256 | both, while somebody waits | the bell, a 32-bit futex |
-//! | 320 | coordinator, once | what requests cost ([`costs`]) |
+//! | 320 | coordinator, at times | what requests cost ([`costs`]), and for people ([`note`]) |
 //! | 512 | lane | counters for people ([`counters`]) |
 //! | 1024 | lane | latencies, then times that requests were held back, as histograms |
 //!
@@ -110,6 +110,14 @@ pub mod costs {
     pub const FIRST: usize = 40;
     /// How many.
     pub const COUNT: usize = 8;
+}
+
+/// Words that the coordinator notes for people and for its successor.
+pub mod note {
+    /// The lane's weight.
+    pub const WEIGHT: usize = 48;
+    /// Capacity of the device, in millionths.
+    pub const CAPACITY: usize = 49;
 }
 
 /// Words of the counters.

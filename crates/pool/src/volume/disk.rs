@@ -3,6 +3,7 @@
 use polylane_base::Clock;
 use polylane_base::sync::Arc;
 use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::qos::governed::{Governed, Governor};
 use polylane_ext4::{Ext4, Options};
 
 use super::stack::Stack;
@@ -12,6 +13,8 @@ use crate::failure::{Failure, Result, say};
 pub(crate) struct Disk {
     /// The file system.
     pub(crate) fs: Arc<Ext4>,
+    /// Whose turn it is on the host's device.
+    pub(crate) governor: Arc<Governor>,
     device: Arc<FileDevice>,
 }
 
@@ -19,12 +22,14 @@ impl Disk {
     /// Opens the volume that messages call `name`; replays its journal if need be.
     pub(crate) fn open(name: &str, files: Vec<Files>, clock: Arc<dyn Clock>) -> Result<Disk> {
         let (whole, device) = Stack::assemble(files, Way::Ring)?;
+        let governor = Governor::new();
+        let whole = Governed::new(whole, governor.clone());
         let fs = Ext4::open(whole, clock, &Options::default())
             .map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));
         }
-        Ok(Disk { fs: Arc::new(fs), device })
+        Ok(Disk { fs: Arc::new(fs), governor, device })
     }
 
     /// Counters as JSON.

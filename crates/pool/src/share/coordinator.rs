@@ -1,0 +1,306 @@
+//! Who coordinates a device, and its loop.
+//!
+//! # Invariants
+//!
+//! - Whoever listens at the socket holds the lock; a lock counts only while its path still names
+//!   the locked file, and the holder unlinks both paths before it unlocks.
+//! - A connection has one lane at most, and the lane goes with it.
+//! - One thread, no lock: the board is its own.
+
+use std::collections::HashMap;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use polylane_base::sync::thread;
+use polylane_block::qos::board::{Board, SeatId};
+use polylane_block::qos::governed::monotonic_ns;
+use polylane_block::qos::page::{Mapped, PAGE_BYTES};
+use polylane_sys::event::{self, Epoll, Interest, Ready};
+use polylane_sys::{Region, scm};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+
+use super::profile::Profile;
+use super::{FromCoordinator, MESSAGE_BYTES_MAX, Meeting, Policy, ToCoordinator, Wanted};
+use crate::failure::{Failure, Result};
+use crate::keeper::wait_either;
+
+/// How long a candidate waits before it looks again for a coordinator that does not listen yet.
+const LOOK_AGAIN: Duration = Duration::from_millis(3);
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// Connections at a time: more than anybody has lanes.
+const CONNECTIONS_MAX: usize = 4096;
+
+/// The name of [`Epoll`]'s first two descriptors; connections count from there.
+const STOP: u64 = 0;
+const LISTENER: u64 = 1;
+
+/// A thread that coordinates a device whenever nobody else does. Dropped, it stops, and leaves no
+/// files behind if it was the one.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    stop: OwnedFd,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Candidate {
+    /// Starts to wait for the turn of this process.
+    ///
+    /// # Errors
+    /// The host has no thread or event descriptor to give.
+    pub(crate) fn start(meeting: Meeting, profile: Profile) -> Result<Candidate> {
+        let failed =
+            |error: std::io::Error| Failure::because("shares", "start their coordinator", error);
+        let stop = event::eventfd().map_err(|error| failed(error.into()))?;
+        let stopped = stop.try_clone().map_err(failed)?;
+        let run = move || wait_for_turn(&meeting, &profile, &stopped);
+        let thread = thread::Builder::new()
+            .name("polylane-shares".to_string())
+            .spawn(run)
+            .map_err(failed)?;
+        Ok(Candidate { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        event::notify(&self.stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The lock of a coordinator. Dropped, socket and lock are gone.
+struct Hold {
+    meeting: Meeting,
+    _lock: OwnedFd,
+}
+
+impl Hold {
+    /// Takes the lock if nobody has it.
+    fn take(meeting: &Meeting) -> Option<Hold> {
+        let path = meeting.holder();
+        let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).ok()?;
+        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
+        let (named, held) = (rustix::fs::lstat(&path).ok()?, rustix::fs::fstat(&lock).ok()?);
+        let same = (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino);
+        same.then(|| Hold { meeting: meeting.clone(), _lock: lock })
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.meeting.socket());
+        let _ = std::fs::remove_file(self.meeting.holder());
+        let _ = std::fs::remove_dir(self.meeting.dir());
+    }
+}
+
+fn wait_for_turn(meeting: &Meeting, profile: &Profile, stop: &OwnedFd) {
+    // Late windows cost throughput. What may not be had is done without.
+    let _ = rustix::process::setpriority_process(None, -20);
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+    loop {
+        if let Some(hold) = Hold::take(meeting) {
+            if let Ok(mut coordinator) = Coordinator::new(&hold, profile, stop.as_fd()) {
+                coordinator.run();
+                return;
+            }
+            drop(hold);
+        }
+        let stopped = match scm::connect(&meeting.socket()) {
+            // Readable at its end: an observer is told nothing.
+            Ok(link) => wait_either(stop.as_fd(), link.as_fd(), Duration::from_secs(3600)).0,
+            Err(_) => wait_either(stop.as_fd(), stop.as_fd(), LOOK_AGAIN).0,
+        };
+        if stopped {
+            return;
+        }
+    }
+}
+
+/// A connection, and its lane if it has one.
+struct Connection {
+    fd: OwnedFd,
+    lane: Option<(SeatId, String, Wanted)>,
+}
+
+struct Coordinator {
+    epoll: Epoll,
+    listener: OwnedFd,
+    profile: Profile,
+    policy: Policy,
+    board: Board<Mapped>,
+    /// The page with the lock that all lanes share, for `wdt-shared-lock`.
+    lock: Option<OwnedFd>,
+    connections: HashMap<u64, Connection>,
+    next: u64,
+}
+
+impl Coordinator {
+    fn new(hold: &Hold, profile: &Profile, stop: BorrowedFd<'_>) -> polylane_base::Result<Self> {
+        let socket = hold.meeting.socket();
+        // We hold the lock, so whatever lies here is a dead coordinator's.
+        let _ = std::fs::remove_file(&socket);
+        let listener = scm::listen(&socket, BACKLOG)?;
+        let epoll = Epoll::new()?;
+        epoll.add(stop, STOP, Interest::Level)?;
+        epoll.add(&listener, LISTENER, Interest::Level)?;
+        let policy = Policy::Ledger;
+        let board = Board::new(policy.rule().unwrap_or_default(), profile.device, monotonic_ns());
+        Ok(Coordinator {
+            epoll,
+            listener,
+            profile: profile.clone(),
+            policy,
+            board,
+            lock: None,
+            connections: HashMap::new(),
+            next: LISTENER + 1,
+        })
+    }
+
+    /// Until it is told to stop.
+    fn run(&mut self) {
+        let mut ready: Vec<Ready> = Vec::new();
+        loop {
+            let limit = (!self.board.is_empty()).then(|| {
+                Duration::from_nanos(self.board.next_tick().saturating_sub(monotonic_ns()))
+            });
+            if self.epoll.wait(&mut ready, limit).is_err() {
+                return;
+            }
+            for event in ready.drain(..) {
+                match event.token {
+                    STOP => return,
+                    LISTENER => self.accept(),
+                    token => self.serve(token),
+                }
+            }
+            if !self.board.is_empty() {
+                self.board.tick(monotonic_ns());
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        let Ok(fd) = scm::accept(&self.listener) else { return };
+        let own = rustix::process::geteuid().as_raw();
+        let known = scm::peer(&fd).is_ok_and(|peer| peer.uid == own || peer.uid == 0);
+        if !known || self.connections.len() >= CONNECTIONS_MAX {
+            return;
+        }
+        let token = self.next;
+        self.next += 1;
+        if self.epoll.add(&fd, token, Interest::Level).is_ok() {
+            self.connections.insert(token, Connection { fd, lane: None });
+        }
+    }
+
+    fn serve(&mut self, token: u64) {
+        let Some(connection) = self.connections.get(&token) else { return };
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let message = match scm::try_receive(&connection.fd, &mut bytes) {
+            Ok(got) if got.count > 0 && !got.truncated => {
+                serde_json::from_slice(&bytes[..got.count]).ok()
+            }
+            Err(polylane_base::Errno::EAGAIN | polylane_base::Errno::EINTR) => return,
+            Ok(_) | Err(_) => None,
+        };
+        match message {
+            Some(ToCoordinator::Join { pool, wanted, policy }) => {
+                self.join(token, pool, wanted, policy);
+            }
+            Some(ToCoordinator::Set { pool, change }) => self.set(token, &pool, change),
+            // It is over, or talks nonsense.
+            None => self.leave(token),
+        }
+    }
+
+    fn leave(&mut self, token: u64) {
+        let Some(connection) = self.connections.remove(&token) else { return };
+        let _ = self.epoll.remove(&connection.fd);
+        if let Some((seat, ..)) = connection.lane {
+            self.board.leave(seat);
+        }
+    }
+
+    fn join(&mut self, token: u64, pool: String, wanted: Wanted, policy: Policy) {
+        let answer = match self.seat(token, pool, wanted, policy) {
+            Ok(page) => {
+                let fds: Vec<_> = [Some(&page), self.lock.as_ref()].into_iter().flatten().collect();
+                let fds: Vec<BorrowedFd<'_>> = fds.into_iter().map(AsFd::as_fd).collect();
+                return self.answer(token, &FromCoordinator::Joined, &fds);
+            }
+            Err(why) => FromCoordinator::Refused(why),
+        };
+        self.answer(token, &answer, &[]);
+    }
+
+    /// A lane for a connection: its page.
+    fn seat(
+        &mut self,
+        token: u64,
+        pool: String,
+        wanted: Wanted,
+        policy: Policy,
+    ) -> std::result::Result<OwnedFd, String> {
+        let rule = policy.rule().ok_or("--qos none: has no coordinator")?;
+        if self.board.is_empty() && policy != self.policy {
+            self.policy = policy;
+            self.board = Board::new(rule, self.profile.device, monotonic_ns());
+            self.lock = None;
+        }
+        if policy != self.policy {
+            return Err(format!(
+                "--qos {}: the pools on this device share it by '{}'",
+                policy.name(),
+                self.policy.name()
+            ));
+        }
+        let failed = |error: polylane_base::Errno| format!("shares: make a page: {error}");
+        if policy == Policy::WdtSharedLock && self.lock.is_none() {
+            self.lock = Some(Region::create("polylane-shares-lock", PAGE_BYTES).map_err(failed)?.1);
+        }
+        let connection = self.connections.get_mut(&token).ok_or("shares: who is there?")?;
+        if connection.lane.is_some() {
+            return Err("shares: one lane on a connection".to_string());
+        }
+        let (page, fd) = Region::create("polylane-share", PAGE_BYTES).map_err(failed)?;
+        let seat = self.board.join(Mapped(page), wanted.limits(), monotonic_ns());
+        connection.lane = Some((seat, pool, wanted));
+        Ok(fd)
+    }
+
+    fn set(&mut self, token: u64, pool: &str, change: Wanted) {
+        let mut count = 0;
+        for connection in self.connections.values_mut() {
+            let Some((seat, _, wanted)) =
+                connection.lane.as_mut().filter(|(_, name, _)| name == pool)
+            else {
+                continue;
+            };
+            *wanted = wanted.changed(change);
+            self.board.set(*seat, wanted.limits());
+            count += 1;
+            if let Ok(bytes) = serde_json::to_vec(&FromCoordinator::Changed(*wanted)) {
+                let _ = scm::send(&connection.fd, &bytes, &[]);
+            }
+        }
+        self.answer(token, &FromCoordinator::Done(count), &[]);
+    }
+
+    /// Answers; a peer that is gone is seen by its event.
+    fn answer(&self, token: u64, message: &FromCoordinator, fds: &[BorrowedFd<'_>]) {
+        if let Some(connection) = self.connections.get(&token)
+            && let Ok(bytes) = serde_json::to_vec(message)
+        {
+            let _ = scm::send(&connection.fd, &bytes, fds);
+        }
+    }
+}

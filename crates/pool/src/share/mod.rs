@@ -1,0 +1,240 @@
+//! Fair shares between processes: lanes of one host device and the coordinator that they find.
+//!
+//! ```text
+//!  pool A: supervisor ── member ──┐                        ┌── candidate ── keeper of pool A
+//!             │ page, link        ├─ socket ─ coordinator ─┤   (holds the lock: it coordinates)
+//!          service: governor      │                        ├── candidate ── keeper of pool B
+//!  pool B: supervisor ── member ──┘                        └── … wait for its end
+//! ```
+//!
+//! Every pool with a volume has a *candidate* in its keeper, a process outside of the tenant's
+//! control groups. Whoever of them holds the lock beside the socket coordinates the device; the
+//! others wait for its end and race for the lock then, so no daemon is needed and a coordinator
+//! that is killed is replaced within milliseconds. Its lanes see the end of their connection and
+//! join again; until then they go on at their fair share.
+//!
+//! A lane lasts as long as its connection, which supervisor and service hold both: a service that
+//! is started again goes on with the same page, an orphaned one keeps its share while it flushes.
+//!
+//! | file in the run-time directory | what |
+//! |---|---|
+//! | `shares-MAJOR-MINOR.socket` | where the coordinator of that device listens |
+//! | `shares-MAJOR-MINOR.holder` | locked by it |
+
+pub(crate) mod coordinator;
+pub(crate) mod member;
+pub(crate) mod profile;
+pub(crate) mod report;
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use polylane_block::qos::board::{Limits, Rule};
+use rustix::fs::FileType;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, Result};
+
+/// Largest message in bytes; a list of a thousand lanes is the longest.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 200 << 10;
+
+/// How lanes of a device share it, as `--qos` names it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// Everything goes.
+    None,
+    /// Limits by weight.
+    Static,
+    /// WDT as published.
+    Wdt,
+    /// The same with one lock for all lanes.
+    WdtSharedLock,
+    /// Device time, short windows, donation.
+    #[default]
+    Ledger,
+}
+
+impl Policy {
+    /// All, in the order of `--help`.
+    pub const ALL: [Policy; 5] =
+        [Policy::None, Policy::Static, Policy::Wdt, Policy::WdtSharedLock, Policy::Ledger];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        self.rule().map_or("none", Rule::name)
+    }
+
+    /// The policy of this name.
+    pub fn named(name: &str) -> Option<Policy> {
+        Policy::ALL.into_iter().find(|policy| policy.name() == name)
+    }
+
+    /// What the coordinator goes by; `None` for none.
+    pub(crate) fn rule(self) -> Option<Rule> {
+        match self {
+            Policy::None => None,
+            Policy::Static => Some(Rule::Static),
+            Policy::Wdt => Some(Rule::Wdt),
+            Policy::WdtSharedLock => Some(Rule::WdtSharedLock),
+            Policy::Ledger => Some(Rule::Ledger),
+        }
+    }
+}
+
+/// What a lane is to have. Rates are per second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Wanted {
+    /// 1 to 10000; `None`: 100, or in a change as it is.
+    pub weight: Option<u32>,
+    /// Most requests; 0 lifts the limit, here and below.
+    pub iops_max: Option<u64>,
+    /// Least requests, if it wants them.
+    pub iops_min: Option<u64>,
+    /// Most bytes.
+    pub bw_max: Option<u64>,
+    /// Least bytes, if it wants them.
+    pub bw_min: Option<u64>,
+    /// Microseconds that 99 per cent of requests are to stay below.
+    pub latency_target_us: Option<u64>,
+}
+
+impl Wanted {
+    /// This with a change made to it.
+    pub(crate) fn changed(self, change: Wanted) -> Wanted {
+        Wanted {
+            weight: change.weight.or(self.weight),
+            iops_max: change.iops_max.or(self.iops_max),
+            iops_min: change.iops_min.or(self.iops_min),
+            bw_max: change.bw_max.or(self.bw_max),
+            bw_min: change.bw_min.or(self.bw_min),
+            latency_target_us: change.latency_target_us.or(self.latency_target_us),
+        }
+    }
+
+    pub(crate) fn limits(self) -> Limits {
+        let some = |value: Option<u64>| value.filter(|value| *value > 0);
+        Limits {
+            weight: self.weight.unwrap_or(crate::run::WEIGHT_DEFAULT),
+            requests_max: some(self.iops_max),
+            requests_min: some(self.iops_min),
+            bytes_max: some(self.bw_max),
+            bytes_min: some(self.bw_min),
+            latency_ns: some(self.latency_target_us).map(|us| us.saturating_mul(1000)),
+        }
+    }
+}
+
+/// What the coordinator is asked.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) enum ToCoordinator {
+    /// A lane on this connection, for as long as it lasts.
+    Join {
+        /// Its pool.
+        pool: String,
+        /// What it is to have.
+        wanted: Wanted,
+        /// How lanes are to share.
+        policy: Policy,
+    },
+    /// Change what the lanes of a pool are to have.
+    Set {
+        /// The pool.
+        pool: String,
+        /// What changes.
+        change: Wanted,
+    },
+}
+
+/// What the coordinator says.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) enum FromCoordinator {
+    /// The lane's page comes with it and, for `wdt-shared-lock`, the page with the lock.
+    Joined,
+    /// What the lane on this connection is to have was changed.
+    Changed(Wanted),
+    /// So many lanes were changed.
+    Done(usize),
+    /// Why not.
+    Refused(String),
+}
+
+/// Where the lanes of a device meet.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Meeting {
+    dir: PathBuf,
+    name: String,
+}
+
+impl Meeting {
+    /// The meeting place of the device that `file` is on, in a run-time directory.
+    pub(crate) fn of(dir: &Path, file: impl AsFd) -> Result<Meeting> {
+        let stat = rustix::fs::fstat(file)
+            .map_err(|error| Failure::because("volume", "find its device", error))?;
+        let device = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => stat.st_rdev,
+            _ => stat.st_dev,
+        };
+        let (major, minor) = whole_disk(rustix::fs::major(device), rustix::fs::minor(device));
+        Ok(Meeting { dir: dir.to_path_buf(), name: format!("{major}-{minor}") })
+    }
+
+    /// The device, for people and file names.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.join(format!("shares-{}.socket", self.name))
+    }
+
+    fn holder(&self) -> PathBuf {
+        self.dir.join(format!("shares-{}.holder", self.name))
+    }
+}
+
+/// The disk that a partition is of; anything else is itself.
+fn whole_disk(major: u32, minor: u32) -> (u32, u32) {
+    let dir = format!("/sys/dev/block/{major}:{minor}");
+    let disk = || {
+        std::fs::metadata(format!("{dir}/partition")).ok()?;
+        let text = std::fs::read_to_string(format!("{dir}/../dev")).ok()?;
+        let (major, minor) = text.trim().split_once(':')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    disk().unwrap_or((major, minor))
+}
+
+/// Changes what the lanes of a running pool are to have.
+///
+/// # Errors
+/// One line when the pool does not run, or has no volume and so no share of a device.
+pub fn set(pool: &str, change: Wanted) -> Result<()> {
+    if let Some(weight) = change.weight
+        && !(1..=10_000).contains(&weight)
+    {
+        return Err(Failure::usage(format!("--weight {weight}: must be 1 to 10000")));
+    }
+    if change == Wanted::default() {
+        return Err(Failure::usage(format!("pool '{pool}': say what to change, as --weight N")));
+    }
+    let dir = crate::names::runtime_dir();
+    let mut changed = 0;
+    for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with("shares-") && name.ends_with(".socket") {
+            let message = ToCoordinator::Set { pool: pool.to_string(), change };
+            if let Some(FromCoordinator::Done(count)) = member::ask(&entry.path(), &message) {
+                changed += count;
+            }
+        }
+    }
+    match changed {
+        0 => Err(Failure::failed(format!("pool '{pool}': no lane of its shares a device now"))),
+        _ => Ok(()),
+    }
+}
