@@ -58,6 +58,7 @@ pub(crate) struct EngineArgs {
 enum ViaArg {
     Auto,
     Nbd,
+    Loop,
 }
 
 impl ViaArg {
@@ -65,6 +66,7 @@ impl ViaArg {
         match self {
             ViaArg::Auto => None,
             ViaArg::Nbd => Some(Via::Nbd),
+            ViaArg::Loop => Some(Via::Loop),
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod event;
 pub mod extents;
 pub mod futex;
 pub mod lock;
+pub mod loopdev;
 pub mod ns;
 pub mod region;
 pub mod scm;

@@ -3,9 +3,11 @@
 //! | file | what |
 //! |---|---|
 //! | `mod.rs` | what every such front end is to its owner |
+//! | `file/` | a device as one file of a FUSE mount |
 //! | `work.rs` | the requests that one thread has under way, and its buffers |
 
-pub mod work;
+pub mod file;
+pub(crate) mod work;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

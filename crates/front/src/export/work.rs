@@ -26,7 +26,8 @@ const BYTES_MAX: usize = 32 << 20;
 /// Buffers come in two sizes, of which this many are kept.
 const SMALL_BYTES: usize = 64 << 10;
 const SMALL_KEPT: usize = DEPTH;
-const LARGE_BYTES: usize = 1 << 20;
+/// Size of the larger ones.
+pub(crate) const LARGE_BYTES: usize = 1 << 20;
 const LARGE_KEPT: usize = 16;
 
 /// What a device is to do.

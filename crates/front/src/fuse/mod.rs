@@ -27,9 +27,9 @@ mod names;
 pub mod nodes;
 mod ops;
 mod progress;
-mod protocol;
-mod reply;
-mod request;
+pub(crate) mod protocol;
+pub(crate) mod reply;
+pub(crate) mod request;
 mod session;
 mod stats;
 

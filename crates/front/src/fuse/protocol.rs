@@ -57,6 +57,8 @@ pub mod init {
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     /// WRITE may be larger than a page.
     pub const BIG_WRITES: u64 = 1 << 5;
+    /// Direct I/O of a program's asynchronous calls is asynchronous.
+    pub const ASYNC_DIO: u64 = 1 << 15;
     /// The umask is applied by us.
     pub const DONT_MASK: u64 = 1 << 6;
     /// flock(2) is ours.
@@ -113,6 +115,8 @@ pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
     /// close(2) sends no FLUSH.
     pub const NOFLUSH: u32 = 1 << 5;
+    /// Direct writes to one file may run together.
+    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
 /// `fuse_open_in.open_flags`: set-id bits go with the truncation.

@@ -1,12 +1,13 @@
 //! The table of front ends: what each needs in each of the three processes.
 //!
-//! | step | process | `nbd` |
-//! |---|---|---|
-//! | [`Door::open`] | the command | listens at the socket |
-//! | [`serve`] | the engine | answers clients |
-//! | [`engage`] | the command | nothing: the socket is the device |
-//! | [`disengage`] | the command that detaches | nothing |
-//! | [`Door::remove`] | the keeper, at the end | removes the socket |
+//! | step | process | `nbd` | `loop` |
+//! |---|---|---|---|
+//! | [`Door::open`] | the command | listens at the socket | mounts a file through FUSE |
+//! | [`serve`] | the engine | answers clients | answers the kernel |
+//! | [`engage`] | the command | nothing: the socket is the device | sets a loop device up |
+//! | [`grown`] | the command that resizes | nothing | tells the loop device |
+//! | [`disengage`] | the command that detaches | nothing | frees the loop device |
+//! | [`Door::remove`] | the keeper, at the end | removes the socket | nothing |
 //!
 //! One more front end is one more arm in each of these functions.
 
@@ -16,9 +17,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use polylane_base::sync::Arc;
+use polylane_base::sync::{Arc, thread};
 use polylane_block::BlockDevice;
 use polylane_front::export::Serving;
+use polylane_front::export::file::{self, FileOptions};
 use polylane_front::fuse::Params;
 use polylane_front::nbd;
 use rustix::fs::Mode;
@@ -26,7 +28,11 @@ use rustix::fs::Mode;
 use super::engine::EngineSpec;
 use super::record::Record;
 use super::{AttachOptions, Via};
+use crate::attach::loopdev::{self, FileMount};
 use crate::failure::{Failure, Result};
+
+/// Most threads of an engine.
+const THREADS_MAX: usize = 4;
 
 /// What outlives an engine: the keeper holds it and hands it to one engine after the other.
 #[derive(Debug)]
@@ -37,6 +43,8 @@ pub(super) struct Door {
     pub(super) socket: Option<PathBuf>,
     /// What FUSE_INIT agreed on, of a mount.
     pub(super) fuse: Option<Params>,
+    /// The mount itself, which the command alone holds, and not for long.
+    pub(super) mount: Option<OwnedFd>,
 }
 
 impl Door {
@@ -44,6 +52,10 @@ impl Door {
     pub(super) fn open(via: Via, options: &AttachOptions) -> Result<Door> {
         match via {
             Via::Nbd => Door::listen(options),
+            Via::Loop => {
+                let FileMount { fuse, mount, params } = loopdev::mount()?;
+                Ok(Door { fd: fuse, socket: None, fuse: Some(params), mount: Some(mount) })
+            }
         }
     }
 
@@ -63,7 +75,7 @@ impl Door {
         }
         rustix::process::umask(old);
         let fd = bound.map_err(failed)?.into();
-        Ok(Door { fd, socket: Some(path), fuse: None })
+        Ok(Door { fd, socket: Some(path), fuse: None, mount: None })
     }
 
     /// Removes what has a name.
@@ -101,7 +113,18 @@ pub(super) fn serve(
             let export = nbd::Export { name: spec.name.clone(), device };
             nbd::serve(door, export).map(boxed).map_err(failed)
         }
+        Via::Loop => {
+            let params = spec.fuse.ok_or_else(|| Failure::failed("engine: no mount was made"))?;
+            let options = FileOptions { params, again: spec.incarnation > 0, threads: threads() };
+            file::serve(door, device, options).map(boxed).map_err(failed)
+        }
     }
+}
+
+/// Threads of an engine: enough to keep a device busy, and no more than keep each other from the one
+/// queue of requests.
+fn threads() -> usize {
+    thread::available_parallelism().map_or(1, usize::from).clamp(1, THREADS_MAX)
 }
 
 fn boxed(serving: impl Serving + 'static) -> Box<dyn Serving> {
@@ -112,10 +135,16 @@ fn boxed(serving: impl Serving + 'static) -> Box<dyn Serving> {
 /// is one.
 pub(super) fn engage(
     via: Via,
+    id: &str,
     door: &Door,
-    record: impl FnOnce(&Path) -> Result<()>,
+    mut record: impl FnMut(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     match via {
+        Via::Loop => {
+            let mount = door.mount.as_ref();
+            let mount = mount.ok_or_else(|| Failure::failed("attachment: no mount was made"))?;
+            loopdev::engage(mount, id, record)
+        }
         Via::Nbd => {
             let path = door.socket.clone().unwrap_or_default();
             record(&path)?;
@@ -131,5 +160,14 @@ pub(super) fn engage(
 pub(super) fn disengage(record: &Record) -> Result<()> {
     match record.via {
         Via::Nbd => Ok(()),
+        Via::Loop => loopdev::disengage(record),
+    }
+}
+
+/// In the command that resizes, once the engine knows: tells the device.
+pub(super) fn grown(record: &Record) -> Result<()> {
+    match record.via {
+        Via::Nbd => Ok(()),
+        Via::Loop => loopdev::grown(record),
     }
 }

@@ -84,6 +84,8 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
     let _ = rustix::thread::set_name(c"polylane-attach");
     let _ = rustix::process::chdir("/");
     leave(&[0, 1]);
+    // What holds the mount is its user, not its server: it must be able to end.
+    keeper.door.mount = None;
     keeper.record.pid = std::process::id();
     // Whoever waits for the end sees it when this process is gone, and with it the volume's lock.
     let (status, _client) = match keeper.begin(&maker) {

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `mod.rs` | the commands: attach, detach, list |
 //! | `arm.rs` | the table of front ends |
+//! | `loopdev.rs` | a FUSE mount that is one file, under a loop device |
 //! | `keeper.rs` | the process that holds door and volume, and starts engines |
 //! | `engine.rs` | the process that serves |
 //! | `message.rs` | what these say to each other |
@@ -13,6 +14,7 @@
 mod arm;
 pub mod engine;
 mod keeper;
+mod loopdev;
 mod message;
 mod record;
 
@@ -47,12 +49,15 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(40);
 pub enum Via {
     /// An NBD server at a UNIX socket.
     Nbd,
+    /// A loop device on a file that FUSE makes of the volume.
+    Loop,
 }
 
 impl fmt::Display for Via {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Via::Nbd => "nbd",
+            Via::Loop => "loop",
         })
     }
 }
@@ -96,15 +101,17 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
         dir,
         lock,
     };
+    let id = keeper.record.id.clone();
     let (link, door) = keeper::start(keeper)?;
-    make(via, &link, door)
+    make(via, &id, &link, door)
 }
 
 /// The maker's side of a new attachment: its device.
-fn make(via: Via, link: &Link, door: Door) -> Result<PathBuf> {
+fn make(via: Via, id: &str, link: &Link, door: Door) -> Result<PathBuf> {
     expect(link, &FromKeeper::Serving)?;
-    let device =
-        arm::engage(via, &door, |device| tell(link, &ToKeeper::Engaging(device.to_path_buf())))?;
+    let device = arm::engage(via, id, &door, |device| {
+        tell(link, &ToKeeper::Engaging(device.to_path_buf()))
+    })?;
     drop(door);
     tell(link, &ToKeeper::Engaged)?;
     Ok(device)
@@ -125,9 +132,26 @@ fn expect(link: &Link, wanted: &FromKeeper) -> Result<()> {
     }
 }
 
+/// Grows an attached volume, if this is one: its file, and the device under whoever uses it. The file
+/// system on it is left to its own tools. `None`: it is not attached.
+///
+/// # Errors
+/// It would shrink, or is on other volumes.
+pub(crate) fn resize(volume: &Path, size: u64) -> Result<Option<()>> {
+    let dir = record::dir()?;
+    let Some(record) = record::all(&dir).into_iter().find(|record| record.is(volume)) else {
+        return Ok(None);
+    };
+    match keeper::ask(&dir, &record.id, &ToKeeper::Grow(size), ANSWER_TIME_MAX) {
+        Some(FromKeeper::Done) => arm::grown(&record).map(Some),
+        Some(FromKeeper::Failed(line)) => Err(Failure::failed(line)),
+        _ => Ok(None),
+    }
+}
+
 /// The best front end of this host.
-fn best(_options: &AttachOptions) -> Via {
-    Via::Nbd
+fn best(options: &AttachOptions) -> Via {
+    if options.socket.is_some() { Via::Nbd } else { Via::Loop }
 }
 
 /// 16 hexadecimal digits that are never given twice.

@@ -16,6 +16,7 @@ use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure};
 use super::sidecar::{self, Sidecar};
 use super::stack::Stack;
 use super::tools;
+use crate::attach;
 use crate::failure::{Failure, Result, say};
 
 /// Smallest volume in bytes: mke2fs makes no journal below it.
@@ -107,12 +108,17 @@ pub fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Grows a volume that nobody has open, and the ext4 on it.
+/// Grows a volume that nobody has open, and the ext4 on it; or an attached one, whose file system
+/// its user grows.
 ///
 /// # Errors
 /// It would shrink, is in use, or its file system has errors.
 pub fn resize(path: &Path, size: u64) -> Result<()> {
     refuse_snapshot(path)?;
+    let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
+    if attach::resize(path, size)?.is_some() {
+        return Ok(());
+    }
     let files = open_raw(path)?;
     let file = File::from(files.plain);
     let stat = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?;

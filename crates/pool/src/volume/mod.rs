@@ -26,4 +26,4 @@ pub(crate) use change::refuse_snapshot;
 pub use change::{CreateOptions, check, make, remove, resize};
 pub use copy::{Copy, duplicate, export, import};
 pub use info::{Content, Info, info, list, map};
-pub(crate) use open::{default_path, open_or_create};
+pub(crate) use open::{default_path, open_or_create, state_dir};

@@ -1,0 +1,116 @@
+//! A device as one file: a FUSE mount whose root is a regular file, for a loop device to lie on.
+//!
+//! The mount needs no place in any tree: whoever mounts it opens its root through the descriptor of
+//! the detached mount. File data goes past the page cache, writes run together, and the loop
+//! device's direct I/O is asynchronous. The session can begin in the middle of a mount's life, as
+//! [`fuse`](crate::fuse)'s: requests that a killed predecessor had read come again.
+//!
+//! | request | on the device |
+//! |---|---|
+//! | READ, WRITE | the same; the kernel asks for durability by FSYNC only |
+//! | FSYNC | flush |
+//! | FALLOCATE, punch hole | discard |
+//! | FALLOCATE, zero range | write-zeroes, space kept |
+//!
+//! | file | what |
+//! |---|---|
+//! | `mod.rs` | threads |
+//! | `init.rs` | FUSE_INIT |
+//! | `session.rs` | one thread: read, start, answer |
+//! | `reply.rs` | values to bytes |
+
+mod init;
+mod reply;
+mod session;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use polylane_base::sync::{Arc, thread};
+use polylane_block::BlockDevice;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use super::{Bell, Serving};
+use crate::fuse::Params;
+use crate::fuse::reply::Device;
+pub use init::negotiate;
+
+/// The node of the root, and the only one.
+const ROOT: u64 = 1;
+
+/// How to serve a mount.
+#[derive(Clone, Copy, Debug)]
+pub struct FileOptions {
+    /// What was negotiated.
+    pub params: Params,
+    /// This is not the mount's first session: what its predecessor left unanswered comes again.
+    pub again: bool,
+    /// Threads, each with a channel to the device; at least 1.
+    pub threads: usize,
+}
+
+/// A session at work.
+pub struct FileServer {
+    device: Arc<dyn BlockDevice>,
+    kernel: Device,
+    stop: Bell,
+    ended: Bell,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+/// Serves the mount behind `fd`, whose root is `device`.
+///
+/// # Errors
+/// The host's: no more threads or descriptors.
+pub fn serve(
+    fd: OwnedFd,
+    device: Arc<dyn BlockDevice>,
+    options: FileOptions,
+) -> io::Result<FileServer> {
+    let flags = fcntl_getfl(&fd)?;
+    fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+    let kernel = Device::new(fd);
+    let (stop, ended) = (Bell::new()?, Bell::new()?);
+    if options.again && options.params.resend() {
+        kernel.resend();
+    }
+    let mut server = FileServer { device, kernel, stop, ended, threads: Vec::new() };
+    for number in 0..options.threads.max(1) {
+        let session = session::Session::new(&server.kernel, &server.device)?;
+        let (stop, ended) = (server.stop.clone(), server.ended.clone());
+        let thread = thread::Builder::new().name(format!("file-{number}")).spawn(move || {
+            // However it ends: one thread that is gone would leave requests to nobody.
+            let _end = RingAtEnd(ended);
+            session.run(&stop)
+        })?;
+        server.threads.push(thread);
+    }
+    Ok(server)
+}
+
+/// Rings when it is dropped.
+struct RingAtEnd(Bell);
+
+impl Drop for RingAtEnd {
+    fn drop(&mut self) {
+        self.0.ring();
+    }
+}
+
+impl Serving for FileServer {
+    /// The kernel learns a new size only with a byte stored at its end. It is dropped at once.
+    fn grown(&self) {
+        self.kernel.grow(ROOT, self.device.sector_count().saturating_mul(512), 0);
+    }
+
+    fn ended(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ended.as_fd())
+    }
+
+    fn end(self: Box<Self>) {
+        self.stop.ring();
+        for thread in self.threads {
+            let _panicked = thread.join();
+        }
+    }
+}

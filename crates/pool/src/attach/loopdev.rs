@@ -1,0 +1,156 @@
+//! The `loop` front end's kernel side: a FUSE mount that is one file, and a loop device on it.
+//!
+//! Nothing here has a name in any tree but the loop device: the mount is detached, and lives as long
+//! as the loop device holds its root open.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use polylane_base::Errno;
+use polylane_front::export::file;
+use polylane_front::fuse::Params;
+use polylane_sys::loopdev;
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::MountAttrFlags;
+
+use super::record::Record;
+use crate::failure::{Failure, Result};
+use crate::init;
+use crate::mounts::{self, Parameter};
+
+/// Where free loop devices are to be had.
+pub(super) const CONTROL: &str = "/dev/loop-control";
+
+/// How long the kernel may take to send FUSE_INIT after the mount.
+const INIT_TIME_MAX_S: u32 = 10;
+
+/// Free devices that somebody else may take before we do.
+const TRIES_MAX: usize = 64;
+
+/// How long a loop device may take to let go of its file once it was told to: a program that looks
+/// at every new device may have it open for a moment.
+const CLEAR_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// A mount that is one file.
+#[derive(Debug)]
+pub(super) struct FileMount {
+    /// The FUSE device.
+    pub(super) fuse: OwnedFd,
+    /// The detached mount, which goes with it unless its root is open.
+    pub(super) mount: OwnedFd,
+    /// What FUSE_INIT agreed on.
+    pub(super) params: Params,
+}
+
+/// Makes the mount.
+pub(super) fn mount() -> Result<FileMount> {
+    let fuse = init::open_fuse()?;
+    let owner = [rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()];
+    let parameters = [
+        Parameter::Value("source", "polylane".to_string()),
+        Parameter::Value("subtype", "polylane".to_string()),
+        Parameter::Value("fd", fuse.as_raw_fd().to_string()),
+        Parameter::Value("rootmode", "100600".to_string()),
+        Parameter::Value("user_id", owner[0].to_string()),
+        Parameter::Value("group_id", owner[1].to_string()),
+    ];
+    let attributes = MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let mount = mounts::create("fuse", &parameters, attributes)
+        .map_err(|error| Failure::because("/dev/fuse", "mount a file through it", error))?;
+    let params = file::negotiate(&fuse, INIT_TIME_MAX_S)
+        .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
+    Ok(FileMount { fuse, mount, params })
+}
+
+/// Puts the root of `mount` under a free loop device. `record` is told its path before that.
+pub(super) fn engage(
+    mount: &OwnedFd,
+    id: &str,
+    mut record: impl FnMut(&Path) -> Result<()>,
+) -> Result<PathBuf> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let root = PathBuf::from(format!("/proc/self/fd/{}", mount.as_raw_fd()));
+    let root = rustix::fs::open(&root, flags, Mode::empty())
+        .map_err(|error| Failure::because("volume", "open it as a file", error))?;
+    let control = rustix::fs::open(CONTROL, flags, Mode::empty())
+        .map_err(|error| Failure::because(CONTROL, "open it", error))?;
+    for _ in 0..TRIES_MAX {
+        let number = loopdev::free(&control)
+            .map_err(|error| Failure::because(CONTROL, "get a loop device", error))?;
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        record(&path)?;
+        let device = rustix::fs::open(&path, flags, Mode::empty())
+            .map_err(|error| Failure::path(&path, "open it", error))?;
+        match loopdev::configure(&device, &root, &tag(id), false) {
+            Ok(()) => return Ok(path),
+            Err(Errno::EBUSY) => {}
+            Err(error) => return Err(Failure::path(&path, "put the volume under it", error)),
+        }
+    }
+    Err(Failure::because(CONTROL, "get a loop device", Errno::EBUSY))
+}
+
+/// What tells our loop devices from others.
+fn tag(id: &str) -> String {
+    format!("polylane:{id}")
+}
+
+/// Takes the loop device of an attachment away, after what it holds was written.
+///
+/// # Errors
+/// It is mounted or open exclusively.
+pub(super) fn disengage(record: &Record) -> Result<()> {
+    let Some(path) = &record.device else { return Ok(()) };
+    let ours = |device: &OwnedFd| loopdev::tag(device).is_ok_and(|found| found == tag(&record.id));
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::empty()) {
+        Ok(device) if ours(&device) => {}
+        // It went by itself, or never came; the number may be somebody else's by now.
+        _ => return Ok(()),
+    }
+    let device = match rustix::fs::open(path, flags | OFlags::EXCL, Mode::empty()) {
+        Ok(device) => device,
+        Err(rustix::io::Errno::BUSY) => {
+            return Err(Failure::failed(format!(
+                "{}: is in use: unmount it first",
+                path.display()
+            )));
+        }
+        Err(error) => return Err(Failure::path(path, "open it", error)),
+    };
+    // Of an engine that is dead for good nothing can be had any more; whoever lost data was told.
+    let _ = rustix::fs::fsync(&device);
+    loopdev::clear(&device).map_err(|error| Failure::path(path, "take the volume off", error))?;
+    drop(device);
+    let start = Instant::now();
+    while is_bound(path) && start.elapsed() < CLEAR_TIME_MAX {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    match is_bound(path) {
+        false => Ok(()),
+        true => Err(Failure::failed(format!(
+            "{}: is open in a program: it goes when that ends",
+            path.display()
+        ))),
+    }
+}
+
+/// Whether a loop device has a file.
+fn is_bound(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    fs::exists(Path::new("/sys/block").join(name).join("loop")).unwrap_or(false)
+}
+
+/// The loop device takes the volume's new size over.
+pub(super) fn grown(record: &Record) -> Result<()> {
+    let Some(path) = &record.device else { return Ok(()) };
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|error| Failure::path(path, "open it", error))?;
+    loopdev::set_capacity(device.as_fd())
+        .map_err(|error| Failure::path(path, "give it the new size", error))
+}
