@@ -22,11 +22,11 @@ test:
 	@$(MAKE) --no-print-directory build tools
 	@cargo xtask test
 
-# The whole-system tests alone: real programs in lanes, compared with tmpfs.
+# Programs that people run, in lanes on ext4 volumes, by each way in: a table, after half an hour.
 test-apps:
-	@scripts/setup.sh build test
-	@$(MAKE) --no-print-directory build tools
-	@cargo xtask apps
+	@scripts/setup.sh build test apps
+	@$(MAKE) --no-print-directory build
+	@cargo xtask apps $(APPS)
 
 build:
 	@cargo build --release --quiet --package polylane --package polylane-client

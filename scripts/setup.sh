@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test …
+# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test|apps …
 # Asks for what is missing only; a tool that is already there, from wherever, is left alone.
 set -eu
 
@@ -13,7 +13,7 @@ need() {
     shift
     "$@" >/dev/null 2>&1 || missing="$missing $package"
 }
-tool() { command -v "$1" || [ -x "/sbin/$1" ] || [ -x "/usr/sbin/$1" ]; }
+tool() { command -v "$1" || [ -x "/sbin/$1" ] || [ -x "/usr/sbin/$1" ] || ls /usr/lib/postgresql/*/bin/"$1"; }
 
 need_build() {
     need gcc tool cc
@@ -41,6 +41,14 @@ need_test() {
     need python3 test -x /usr/bin/python3
     version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' || echo 3.11)
     need "libpython$version-testsuite" /usr/bin/python3 -c 'import test.test_os'
+}
+
+need_apps() {
+    for name in curl:curl debootstrap:debootstrap default-jdk-headless:javac mariadb-server:mariadbd nginx-light:nginx \
+        nodejs:node npm:npm postgresql:initdb postgresql-contrib:pgbench redis-server:redis-server rocksdb-tools:db_bench \
+        sysbench:sysbench wrk:wrk; do
+        need "${name%%:*}" tool "${name##*:}"
+    done
 }
 
 install_missing() {
@@ -94,9 +102,9 @@ install_rust() {
 [ $# -gt 0 ] || set -- build
 for what in "$@"; do
     case $what in
-    build | demo | test) "need_$what" ;;
+    build | demo | test | apps) "need_$what" ;;
     *)
-        echo "usage: scripts/setup.sh build|demo|test …" >&2
+        echo "usage: scripts/setup.sh build|demo|test|apps …" >&2
         exit 2
         ;;
     esac

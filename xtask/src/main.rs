@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+mod apps;
 mod lexer;
 mod rooms;
 mod suite;
@@ -19,7 +20,9 @@ const USAGE: &str = "usage: cargo xtask TASK
 
   check   fmt, rooms, tidy, clippy with warnings denied, docs, the rooms' tests
   test    the same, loom and the whole-system tests, with one sum at the end
-  apps    the whole-system tests alone (they need `make build tools`)
+  system  the whole-system tests alone (they need `make build tools`)
+  apps    databases, servers, compilers … on ext4 volumes, by library, FUSE and both: a table
+          (apps NAME…: only those; POLYLANE_APPS_SECONDS: how long loads run, 60 unless set)
   rooms   which crate may use which
   tidy    sizes, headers and forbidden words of every source file; steps of docs/walks
   loom    the request queues under every interleaving (bounds are stated in the tests)
@@ -29,15 +32,17 @@ const USAGE: &str = "usage: cargo xtask TASK
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let task = args.next().unwrap_or_default();
-    let full = args.next().is_some_and(|flag| task == "crash" && flag == "--full");
-    if args.next().is_some() || std::env::args().count() > 2 + usize::from(full) {
+    let words: Vec<String> = args.collect();
+    let full = task == "crash" && words == ["--full"];
+    if !words.is_empty() && !full && task != "apps" {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     }
     let outcome = match task.as_str() {
         "check" => check(),
         "test" => test(),
-        "apps" => whole_system(Tally::default()),
+        "system" => whole_system(Tally::default()),
+        "apps" => apps::run(&root(), &target_dir(), &words),
         "rooms" => step("rooms", || rooms::check(&root())),
         "tidy" => step("tidy", || tidy::check(&root()).and_then(|()| walks::check(&root()))),
         "loom" => step("loom", loom),
