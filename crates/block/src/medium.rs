@@ -6,9 +6,9 @@
 //!
 //! | medium | bytes | space |
 //! |---|---|---|
-//! | [`FileDevice`](crate::file::FileDevice) | io_uring or calls, O_DIRECT or the host's page cache | FIEMAP, fallocate |
-//! | [`RamDevice`](crate::ram::RamDevice) | memory | its chunks |
-//! | the test kit's `SimDisk` | memory, recorded, with faults | a set of blocks, as many as it is given |
+//! | a file, [`crate::file`] | io_uring or calls, O_DIRECT or page cache | FIEMAP, fallocate |
+//! | RAM, [`crate::ram`] | memory | its chunks |
+//! | the test kit's `SimDisk` | memory, recorded, with faults | a set of blocks, limited |
 
 use std::ops::Range;
 

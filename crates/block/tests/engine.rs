@@ -145,8 +145,8 @@ fn a_stream_of_small_writes_finds_its_space_made_and_what_it_does_not_use_goes_b
     assert_eq!(all - disk.free_blocks(), 40, "blocks that were written, in whole chunks");
 }
 
-/// Threads write, read and discard in each other's chunks while the unit makes space: a zero written
-/// ahead of somebody would show.
+/// Threads write, read and discard in each other's chunks while the unit makes space: a zero
+/// written ahead of somebody would show.
 #[test]
 fn space_made_ahead_never_takes_data_away() {
     for seed in 0..6u64 {

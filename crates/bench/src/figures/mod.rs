@@ -9,6 +9,7 @@ mod cached;
 mod copy;
 mod demo;
 mod echo;
+mod engine;
 mod ipc;
 mod multilanes;
 mod ocrd;
@@ -16,6 +17,7 @@ mod pdc_csv;
 mod pdc_trace;
 mod qos_scenarios;
 mod queue;
+mod stream;
 mod sweep;
 mod wdt_model;
 
@@ -190,5 +192,17 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "all policies where shares go wrong (simulated device)",
         run: qos_scenarios::run,
+    },
+    Figure {
+        name: "engine",
+        mounts: true,
+        about: "direct 4 KiB requests through the block engine, beside fio on the plain file",
+        run: engine::run,
+    },
+    Figure {
+        name: "stream",
+        mounts: true,
+        about: "stream writes onto a fresh sparse volume, beside fio on a sparse file",
+        run: stream::run,
     },
 ];

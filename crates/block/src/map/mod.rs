@@ -7,8 +7,8 @@
 //!                                    awaited jobs before the others; one job per chunk
 //! ```
 //!
-//! The map is a cache: the truth is the host's file system. It is divided into chunks of
-//! [`Options::chunk_bytes`](crate::engine::Options::chunk_bytes); `chunk` has the rules that keep each true while others change it.
+//! The map is a cache: the truth is the host's file system. It is divided into chunks; `chunk` has
+//! the rules that keep what is known of each true while others change it.
 //!
 //! # Locking
 //!
@@ -43,7 +43,7 @@ pub(crate) struct Map {
 }
 
 impl Map {
-    /// A map of a volume of `sectors` sectors, in chunks of `1 << shift`, of which nothing is known.
+    /// A map of a volume of `sectors` sectors, in chunks of `1 << shift`; nothing is known yet.
     pub(crate) fn new(sectors: u64, shift: u32) -> Map {
         let pages = (sectors >> shift) / PAGE_CHUNKS + 1;
         let count = pages.saturating_mul(GROWTH_FACTOR).max(pages + GROWTH_PAGES);
@@ -86,8 +86,8 @@ impl Map {
         chunks.all(|chunk| self.state(chunk) == State::Empty)
     }
 
-    /// Enters all chunks of a range, or none: false when one is exclusive. `keeps`: the change moves
-    /// nothing where all is written.
+    /// Enters all chunks of a range, or none: false when one is exclusive. `keeps`: the change
+    /// moves nothing where all is written.
     #[inline]
     pub(crate) fn enter(&self, chunks: Range<u64>, keeps: bool) -> bool {
         for chunk in chunks.clone() {

@@ -9,6 +9,7 @@ use std::os::fd::{OwnedFd, RawFd};
 use polylane_base::sync::Arc;
 use polylane_block::BlockDevice;
 use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::map::{Unit, UnitOptions};
 use polylane_block::wait::Waiter;
 use polylane_front::export::Serving;
 use polylane_front::fuse::Params;
@@ -23,7 +24,7 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::wait_either;
 use crate::link::Link;
 use crate::spec;
-use crate::volume::stack::Stack;
+use crate::volume::stack::{Assembled, Stack};
 
 /// Without the engine the kernel cannot write to the attached device, and so cannot free memory.
 const OOM_SCORE_ADJ: &str = "-1000";
@@ -100,7 +101,9 @@ fn start(fds: EngineFds) -> Result<Engine> {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     stay_out_of_reclaim(spec.incarnation == 0);
     harden()?;
-    let (device, file) = Stack::assemble(files, Way::Ring)?;
+    let unit = Unit::start(&UnitOptions::default())
+        .map_err(|error| Failure::because("engine", "start its translation", error))?;
+    let Assembled { device, file, .. } = Stack::assemble(files, Way::Ring, Some(unit))?;
     let serving = arm::serve(&spec, door, device.clone())?;
     Ok(Engine { serving, device, file })
 }

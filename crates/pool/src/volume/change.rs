@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::size::ByteSize;
@@ -70,18 +71,37 @@ pub fn make(options: &CreateOptions) -> Result<()> {
     Ok(())
 }
 
-/// Says when the host could not keep what this volume alone promises.
+/// Says when the host could not keep what this volume and those beside it promise.
 fn warn_of_promises(path: &Path, size: u64, file: &OwnedFd) {
     let Ok(host) = rustix::fs::fstatvfs(file) else { return };
     let free = host.f_bavail.saturating_mul(host.f_frsize);
-    if free < size {
+    let beside = promised_beside(path);
+    if free < size.saturating_add(beside) {
+        let others = match beside {
+            0 => String::new(),
+            bytes => format!(", the volumes beside it {} more", ByteSize(bytes)),
+        };
         say(format_args!(
-            "{}: promises {}, and its host has {} left",
+            "{}: promises {}{others}, and its host has {} left",
             path.display(),
             ByteSize(size),
             ByteSize(free)
         ));
     }
+}
+
+/// What the other volumes in the same directory may still take: their holes.
+fn promised_beside(path: &Path) -> u64 {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let others =
+        entries.map(|entry| entry.path()).filter(|other| other.file_name() != path.file_name());
+    let volumes = others.filter(|other| sidecar::path_of(other).exists());
+    let holes = volumes.filter_map(|volume| {
+        let stat = std::fs::metadata(volume).ok().filter(std::fs::Metadata::is_file)?;
+        Some(stat.len().saturating_sub(stat.blocks() * 512))
+    });
+    holes.fold(0, u64::saturating_add)
 }
 
 /// Removes a volume that nobody has open, and its sidecar.

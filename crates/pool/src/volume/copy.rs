@@ -151,8 +151,7 @@ pub(super) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) 
             data_ranges(&files.plain, stack.size, &mut ranges)
                 .map_err(|error| Failure::path(from, "find its data", error))?;
         }
-        let (device, _) = Stack::assemble(stack.files, Way::Calls)?;
-        let waiter = Waiter::new(device);
+        let waiter = Waiter::new(Stack::assemble(stack.files, Way::Calls, None)?.device);
         for at in chunks(ranges) {
             let bytes = (stack.size - at).min(CHUNK_BYTES);
             let read = waiter.read(Sector(at / 512), bytes as usize);

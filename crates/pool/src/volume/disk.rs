@@ -2,11 +2,13 @@
 
 use polylane_base::Clock;
 use polylane_base::sync::Arc;
+use polylane_block::engine::Engine;
 use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::map::{Unit, UnitOptions};
 use polylane_block::qos::governed::{Governed, Governor};
 use polylane_ext4::{Ext4, Options};
 
-use super::stack::Stack;
+use super::stack::{Assembled, Stack};
 use crate::failure::{Failure, Result, say};
 
 /// An open volume.
@@ -15,26 +17,29 @@ pub(crate) struct Disk {
     pub(crate) fs: Arc<Ext4>,
     /// Whose turn it is on the host's device.
     pub(crate) governor: Arc<Governor>,
-    device: Arc<FileDevice>,
+    engine: Arc<Engine>,
+    file: Arc<FileDevice>,
 }
 
 impl Disk {
     /// Opens the volume that messages call `name`; replays its journal if need be.
     pub(crate) fn open(name: &str, files: Vec<Files>, clock: Arc<dyn Clock>) -> Result<Disk> {
-        let (whole, device) = Stack::assemble(files, Way::Ring)?;
+        let unit = Unit::start(&UnitOptions::default());
+        let unit = unit.map_err(|error| Failure::because(name, "start its translation", error))?;
+        let Assembled { device, engine, file } = Stack::assemble(files, Way::Ring, Some(unit))?;
         let governor = Governor::new();
-        let whole = Governed::new(whole, governor.clone());
+        let whole = Governed::new(device, governor.clone());
         let fs = Ext4::open(whole, clock, &Options::default())
             .map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));
         }
-        Ok(Disk { fs: Arc::new(fs), governor, device })
+        Ok(Disk { fs: Arc::new(fs), governor, engine, file })
     }
 
     /// Counters as JSON.
     pub(crate) fn stats(&self) -> serde_json::Value {
-        let totals = self.device.totals();
+        let (totals, engine) = (self.file.totals(), self.engine.totals());
         serde_json::json!({
             "reads": totals.reads,
             "read_bytes": totals.read_bytes,
@@ -44,6 +49,8 @@ impl Disk {
             "flushes": totals.flushes,
             "zeroings": totals.zeroings,
             "failed": totals.failed,
+            "translations": engine.translations,
+            "chunks_made_ahead": engine.made_ahead,
             "io_uring": totals.ring,
             "direct_io": totals.direct,
             "stopped": self.fs.is_stopped(),

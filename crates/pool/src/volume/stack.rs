@@ -19,8 +19,10 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::sync::Arc;
 use polylane_block::BlockDevice;
+use polylane_block::engine::{Engine, Options};
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::image;
+use polylane_block::map::Unit;
 use polylane_block::overlay::{Layout, Overlay};
 use rustix::fs::SeekFrom;
 
@@ -94,25 +96,43 @@ impl Stack {
         self.files.len() == 1
     }
 
-    /// The volume as a device, and the device of its own file.
+    /// The volume as a device: an engine on its own file, an overlay on that where it has bases.
+    /// Without a `unit` requests go to the files as they are.
     pub(crate) fn assemble(
         files: Vec<Files>,
         way: Way,
-    ) -> Result<(Arc<dyn BlockDevice>, Arc<FileDevice>)> {
+        unit: Option<Arc<Unit>>,
+    ) -> Result<Assembled> {
         let failed = |error: std::io::Error| Failure::because("volume", "use it as a disk", error);
+        let refused = |error| failed(polylane_base::Errno::from(error).into());
+        let mut files = files.into_iter();
+        let own = files.next().ok_or_else(|| Failure::failed("volume: no file was handed down"))?;
+        let file = FileDevice::open(own, way).map_err(|error| failed(error.into()))?;
+        let engine = Engine::open(file.clone(), unit, &Options::default()).map_err(refused)?;
         let mut below: Option<Arc<dyn BlockDevice>> = None;
-        let mut top = None;
-        for files in files.into_iter().rev() {
-            let device = FileDevice::open(files, way).map_err(|error| failed(error.into()))?;
-            top = Some(device.clone());
+        for files in files.rev() {
+            let base = FileDevice::open(files, way).map_err(|error| failed(error.into()))?;
             below = Some(match below {
-                None => device,
-                Some(base) => Overlay::open(base, device)
-                    .map_err(|error| failed(polylane_base::Errno::from(error).into()))?,
+                None => base,
+                Some(below) => Overlay::open(below, base).map_err(refused)?,
             });
         }
-        below.zip(top).ok_or_else(|| Failure::failed("volume: no file was handed down"))
+        let device: Arc<dyn BlockDevice> = match below {
+            None => engine.clone(),
+            Some(base) => Overlay::open(base, engine.clone()).map_err(refused)?,
+        };
+        Ok(Assembled { device, engine, file })
     }
+}
+
+/// A volume that is ready to be used.
+pub(crate) struct Assembled {
+    /// The whole of it.
+    pub(crate) device: Arc<dyn BlockDevice>,
+    /// The engine on its own file.
+    pub(crate) engine: Arc<Engine>,
+    /// Its own file.
+    pub(crate) file: Arc<FileDevice>,
 }
 
 /// Which base the file is on, and the size of the device; `None` for a raw file.
