@@ -17,7 +17,7 @@ use crate::{attach, bench, volume};
 pub(crate) fn execute(command: Command) -> Result<u8> {
     match command {
         Command::Run(arguments) => run::run(run_options(arguments)?),
-        Command::Service(arguments) => Ok(service::main(service_fds(&arguments))),
+        Command::Service(arguments) => Ok(service::main(service_fds(&arguments), || ())),
         Command::Volume(command) => volume::execute(command),
         Command::Attach(arguments) => attach::attach(arguments),
         Command::Detach(arguments) => attach::detach(&arguments),

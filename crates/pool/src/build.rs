@@ -16,6 +16,7 @@ use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, Options, SetAttr, Vfs};
 
+use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::share;
 use crate::spec::{Backing, PoolSpec};
@@ -57,8 +58,19 @@ impl Handed {
     }
 }
 
+/// What a lane's files are on, in its service.
+pub(crate) enum Store {
+    /// The service's own memory.
+    Memory,
+    /// A host directory.
+    Host(HostDir),
+    /// The file of a volume, and those of its bases.
+    Volume(Vec<Files>),
+}
+
 /// A lane with its doors open.
 pub(crate) struct Running {
+    confined: Confined,
     vfs: Arc<Vfs>,
     lane: Arc<Lane>,
     server: shm::Server,
@@ -74,7 +86,8 @@ pub(crate) fn start(
     spec: &PoolSpec,
     fuse: OwnedFd,
     socket: OwnedFd,
-    handed: Handed,
+    store: Store,
+    confined: Confined,
 ) -> Result<Running> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let options = Options {
@@ -85,7 +98,7 @@ pub(crate) fn start(
         mount_path: spec.mount_path.clone(),
         covered: spec.covered.clone(),
     };
-    let (fs, disk) = libservice(spec, handed, clock)?;
+    let (fs, disk) = libservice(spec, store, clock)?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = Lane::new(vfs.clone(), spec.incarnation);
@@ -98,17 +111,17 @@ pub(crate) fn start(
     };
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
-    Ok(Running { vfs, lane, server, disk, share_link: None, unmounted })
+    Ok(Running { confined, vfs, lane, server, disk, share_link: None, unmounted })
 }
 
 fn libservice(
     spec: &PoolSpec,
-    handed: Handed,
+    store: Store,
     clock: Arc<dyn Clock>,
 ) -> Result<(Arc<dyn FileSystem>, Option<Disk>)> {
     let failed = |error| Failure::because("lane", "open its files", error);
-    match (&spec.backing, handed) {
-        (&Backing::Mem { bytes_limit, inode_limit }, _) => {
+    match (&spec.backing, store) {
+        (&Backing::Mem { bytes_limit, inode_limit }, Store::Memory) => {
             let fs = MemFs::new(bytes_limit, inode_limit, clock);
             let (uid, gid) = spec.owner;
             let owner = SetAttr { uid: Some(Uid(uid)), gid: Some(Gid(gid)), ..SetAttr::default() };
@@ -116,14 +129,12 @@ fn libservice(
             fs.setattr(root.ino, &owner).map_err(failed)?;
             Ok((Arc::new(fs), None))
         }
-        (Backing::Dir, Handed { dir: Some(dir), .. }) => {
-            Ok((Arc::new(HostDir::new(dir).map_err(failed)?), None))
-        }
-        (Backing::Volume { label }, Handed { volume, .. }) => {
-            let disk = Disk::open(label, volume, clock)?;
+        (Backing::Dir, Store::Host(host)) => Ok((Arc::new(host), None)),
+        (Backing::Volume { label }, Store::Volume(files)) => {
+            let disk = Disk::open(label, files, clock)?;
             Ok((disk.fs.clone(), Some(disk)))
         }
-        (Backing::Dir, _) => Err(Failure::failed("lane: no directory was handed down")),
+        _ => Err(Failure::failed("lane: what was handed down is not what its files are on")),
     }
 }
 
@@ -224,6 +235,7 @@ impl Running {
                 "dirty_bytes": vfs.dirty_bytes,
                 "written_back_bytes": vfs.written_back_bytes,
             },
+            "confined": self.confined,
             "volume": self.disk.as_ref().map(Disk::stats),
             "share": self.disk.as_ref().map(|disk| share::report::describe(&disk.governor)),
             "files": self.vfs.statfs().ok().map(|totals| serde_json::json!({

@@ -8,7 +8,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use serde::Serialize;
 
 use crate::volume::tools;
-use crate::{cgroup, preload, probe};
+use crate::{cgroup, confine, preload, probe};
 
 /// What a finding means for polylane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -76,6 +76,7 @@ pub fn look() -> Vec<Finding> {
     findings.push(peer_pidfd(kernel));
     findings.push(openat2());
     findings.extend(controllers());
+    findings.push(landlock());
     findings.push(io_uring());
     findings.extend(volume_tools());
     findings.extend(block_doors());
@@ -233,6 +234,15 @@ fn controllers() -> Vec<Finding> {
             Finding::new(name, version.is_some(), found, notes)
         })
         .collect()
+}
+
+fn landlock() -> Finding {
+    let has = confine::has_landlock();
+    let notes = [
+        "a service can open no path",
+        "what keeps a service from paths is namespaces when run as root, and its system calls",
+    ];
+    Finding::new("landlock", has, if has { "enforced" } else { "absent" }, notes)
 }
 
 fn io_uring() -> Finding {

@@ -123,8 +123,12 @@ fn keep(
     let _ = rustix::thread::set_name(c"polylane-keep");
     // Out of reach of the terminal's and the user's signals, which are meant for the supervisor.
     let _ = rustix::process::setpgid(None, None);
-    let _signals = SignalFd::new(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT]);
+    let signals = SignalFd::new(&[libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT]);
     leave_surroundings();
+    // Without /proc it holds a few files longer than it should.
+    let mut kept = vec![supervisor.as_fd(), link.as_fd()];
+    kept.extend(signals.as_ref().map(AsFd::as_fd));
+    let _ = ns::keep_only(&kept);
     // Without one the lanes find another pool's, or go on without.
     let candidate = shares.and_then(|(meeting, profile)| Candidate::start(meeting, profile).ok());
     let mut service = None;

@@ -8,6 +8,7 @@
 pub mod attach;
 mod build;
 mod cgroup;
+mod confine;
 pub mod cpus;
 pub mod doctor;
 pub mod failure;

@@ -1,16 +1,20 @@
 //! The service process of a pool: the hidden `polylane service` command.
 //!
-//! It is handed descriptors by number and a specification, and holds no path of the host. Its main
+//! It is handed descriptors by number and a specification, and holds no path of the host. Before it
+//! reads a byte of its tenant's it is [confined](crate::confine). Its main
 //! thread listens to the supervisor; the doors have threads of their own. The end of the control
 //! line is the end of the supervisor: flush and go.
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 
+use polylane_base::Errno;
 use polylane_block::file::Files;
 use polylane_sys::ns;
-use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, setrlimit};
+use polylane_vfs::hostdir::HostDir;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::build::{self, Handed, Running};
+use crate::build::{self, Running, Store};
+use crate::confine::confine;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromService, Link, ToService};
 use crate::spec::PoolSpec;
@@ -39,8 +43,9 @@ pub struct ServiceFds {
     pub volume_lock: Vec<RawFd>,
 }
 
-/// Runs a service to its end; its exit status.
-pub fn main(fds: ServiceFds) -> u8 {
+/// Runs a service to its end; its exit status. `confined` runs when the service has given up its
+/// rights and has not begun to serve: a test does there what somebody would who took it over.
+pub fn main(fds: ServiceFds, confined: impl FnOnce()) -> u8 {
     // It was started as /proc/self/exe, and would be called "exe".
     let _ = rustix::thread::set_name(c"polylane-svc");
     let control = match ns::inherited_fd(fds.control) {
@@ -50,7 +55,7 @@ pub fn main(fds: ServiceFds) -> u8 {
             return FAILED;
         }
     };
-    match start(fds) {
+    match start(fds, confined) {
         Ok(running) => serve(running, &control),
         Err(failure) => {
             // The supervisor says it; a lost line changes nothing about the end.
@@ -60,7 +65,7 @@ pub fn main(fds: ServiceFds) -> u8 {
     }
 }
 
-fn start(fds: ServiceFds) -> Result<Running> {
+fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let take = |number| {
         ns::inherited_fd(number)
             .map_err(|error| Failure::because("service", "take its files", error))
@@ -73,8 +78,19 @@ fn start(fds: ServiceFds) -> Result<Running> {
     }
     let (fuse, socket) = (take(fds.fuse)?, take(fds.socket)?);
     make_room();
-    harden()?;
-    build::start(&spec, fuse, socket, Handed { dir, volume })
+    let failed = |error| Failure::because("lane", "open its files", error);
+    // It opens /proc, and must do so before nothing can be opened any more.
+    let host = dir.as_ref().map(OwnedFd::try_clone).transpose();
+    let host = host.map_err(Errno::from).and_then(|dir| dir.map(HostDir::new).transpose());
+    let store = match host.map_err(failed)? {
+        Some(host) => Store::Host(host),
+        None if volume.is_empty() => Store::Memory,
+        None => Store::Volume(volume),
+    };
+    let confined = confine(dir.as_ref().map(AsFd::as_fd))?;
+    drop(dir);
+    and_then();
+    build::start(&spec, fuse, socket, store, confined)
 }
 
 /// The service holds many descriptors, and its tenant's files in RAM: in a pool that runs out of
@@ -83,15 +99,6 @@ fn make_room() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
-}
-
-/// What a service never needs: new privileges through exec, a core dump or a tracer with its
-/// tenant's data, a working directory. Full confinement comes on top of this later.
-fn harden() -> Result<()> {
-    let failed = |error| Failure::because("service", "give up privileges", error);
-    rustix::thread::set_no_new_privs(true).map_err(failed)?;
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)?;
-    rustix::process::chdir("/").map_err(failed)
 }
 
 /// Answers the supervisor until it wants the end or is gone itself.

@@ -104,8 +104,7 @@ impl Supervisor {
         Ok(Some(Doors { fuse, socket }))
     }
 
-    /// The next message of the init, `None` at its end. Its end shows on the pidfd: the line itself
-    /// stays half open, because the init holds a copy of this side.
+    /// The next message of the init, `None` at its end, which shows on the pidfd.
     fn next_from_init(&self) -> polylane_base::Result<Option<(FromInit, Vec<OwnedFd>)>> {
         let mut fds =
             [PollFd::new(&self.link, PollFlags::IN), PollFd::new(&self.init, PollFlags::IN)];

@@ -31,6 +31,20 @@ impl Namespaces {
     }
 }
 
+/// Gives the calling process, which must have one thread, a mount table, a network, System V IPC and
+/// a host name of its own.
+///
+/// # Errors
+/// `EPERM` without CAP_SYS_ADMIN, `ENOSPC` (namespace limit).
+pub fn unshare_private() -> rustix::io::Result<()> {
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+    let flags =
+        UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    // SAFETY: only unsharing the table of descriptors can break ownership rules, and it is not
+    // among the flags.
+    unsafe { unshare_unsafe(flags) }
+}
+
 /// Which side of a fork this is.
 #[derive(Debug)]
 pub enum Fork {
@@ -116,6 +130,31 @@ pub fn close_all_on_exec() -> io::Result<()> {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Closes every close-on-exec descriptor of this process but `kept`. For a forked child that is not
+/// going to execute anything: it would otherwise hold its parent's files open, and be in the way of
+/// whoever waits for their end. The child must own nothing but `kept`: what its parent had opened
+/// in outer stack frames is gone.
+///
+/// # Errors
+/// When /proc is not there.
+pub fn keep_only(kept: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut own = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        own.extend(entry?.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok()));
+    }
+    own.retain(|fd| *fd > 2 && !kept.iter().any(|kept| kept.as_raw_fd() == *fd));
+    for fd in own {
+        // SAFETY: `fcntl(F_GETFD)` is harmless for any number, as the one of the directory that was
+        // just read and closed.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+        if flags != -1 && flags & libc::FD_CLOEXEC != 0 {
+            // SAFETY: the caller says that nothing in this process uses it any more.
+            unsafe { libc::close(fd) };
+        }
+    }
+    Ok(())
 }
 
 /// The descriptor with this number, handed down by the parent process. Close-on-exec from now on.

@@ -1,0 +1,239 @@
+//! The system calls of a service.
+//!
+//! Two filters: the first lets through what a service is known to call; the second answers some of
+//! these with an error, because the C library asks and can do without. A call that is in neither
+//! list fails with EPERM; in a debug build it kills the service with SIGSYS, so that tests find
+//! what the list lacks.
+//!
+//! A filter does not see what an io_uring does: rings are restricted when they are made
+//! (`polylane_sys::uring`), and a ring that somebody who took the service over makes for himself
+//! meets the other layers.
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BpfProgram, Error, SeccompAction, SeccompCmpArgLen as ArgLen, SeccompCmpOp as Op,
+    SeccompCondition as Condition, SeccompFilter, SeccompRule, TargetArch,
+};
+
+/// Memory, threads, time, and what a process is.
+const PROCESS: &[i64] = &[
+    libc::SYS_brk,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clone3,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_futex_waitv,
+    libc::SYS_getcpu,
+    libc::SYS_getegid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getpid,
+    libc::SYS_getrandom,
+    libc::SYS_getrusage,
+    libc::SYS_gettid,
+    libc::SYS_getuid,
+    libc::SYS_madvise,
+    libc::SYS_membarrier,
+    libc::SYS_mremap,
+    libc::SYS_munmap,
+    libc::SYS_nanosleep,
+    libc::SYS_prlimit64,
+    libc::SYS_restart_syscall,
+    libc::SYS_rseq,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_yield,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+];
+
+/// What prctl may be asked: names of threads and of memory, and `PR_GET_AUXV` (the page size and
+/// such, for libraries that would otherwise read /proc).
+const PROCESS_SETTINGS: &[i32] =
+    &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA, 0x4155_5856];
+
+/// Descriptors that the service holds: to wait for them, to move bytes, to talk to the supervisor
+/// and to clients.
+const DESCRIPTORS: &[i64] = &[
+    libc::SYS_accept4,
+    libc::SYS_close,
+    libc::SYS_dup,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_wait,
+    libc::SYS_eventfd2,
+    libc::SYS_fallocate,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_getsockopt,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    libc::SYS_io_uring_setup,
+    libc::SYS_ioctl,
+    libc::SYS_lseek,
+    libc::SYS_memfd_create,
+    libc::SYS_newfstatat,
+    libc::SYS_pipe2,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+    libc::SYS_splice,
+    libc::SYS_statx,
+    libc::SYS_sync_file_range,
+    libc::SYS_syncfs,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_write,
+    libc::SYS_writev,
+];
+
+/// Names and attributes in a host directory.
+const HOST_FILES: &[i64] = &[
+    libc::SYS_copy_file_range,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_fchownat,
+    libc::SYS_fgetxattr,
+    libc::SYS_flistxattr,
+    libc::SYS_fremovexattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_getdents64,
+    libc::SYS_getxattr,
+    libc::SYS_linkat,
+    libc::SYS_listxattr,
+    libc::SYS_mkdirat,
+    libc::SYS_mknodat,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_readlinkat,
+    libc::SYS_removexattr,
+    libc::SYS_renameat2,
+    libc::SYS_setxattr,
+    libc::SYS_symlinkat,
+    libc::SYS_unlinkat,
+    libc::SYS_utimensat,
+];
+
+/// Asked for by the C library, which can do without: it counts CPUs in /sys, and falls back to
+/// clone, whose flags a filter can see.
+const DECLINED: &[(i64, i32)] = &[
+    (libc::SYS_clone3, libc::ENOSYS),
+    (libc::SYS_open, libc::EACCES),
+    (libc::SYS_openat, libc::EACCES),
+    (libc::SYS_readlink, libc::EACCES),
+    (libc::SYS_access, libc::EACCES),
+];
+
+/// From now on the process makes no other calls; `host`: it serves a host directory.
+pub(super) fn allow_only(host: bool) -> Result<(), Error> {
+    let answered: BTreeMap<i32, BTreeMap<i64, Vec<SeccompRule>>> = DECLINED
+        .iter()
+        .filter(|(call, _)| !(host && HOST_FILES.contains(call)))
+        .fold(BTreeMap::new(), |mut all, (call, errno)| {
+            all.entry(*errno).or_insert_with(BTreeMap::new).insert(*call, Vec::new());
+            all
+        });
+    for (errno, calls) in answered {
+        apply(calls, SeccompAction::Allow, SeccompAction::Errno(errno.unsigned_abs()))?;
+    }
+    let other = match cfg!(debug_assertions) {
+        true => SeccompAction::Trap,
+        false => SeccompAction::Errno(libc::EPERM.unsigned_abs()),
+    };
+    apply(allowed(host)?, other, SeccompAction::Allow)
+}
+
+fn apply(
+    calls: BTreeMap<i64, Vec<SeccompRule>>,
+    other: SeccompAction,
+    these: SeccompAction,
+) -> Result<(), Error> {
+    let arch = TargetArch::try_from(std::env::consts::ARCH)?;
+    let program: BpfProgram = SeccompFilter::new(calls, other, these, arch)?.try_into()?;
+    seccompiler::apply_filter(&program)
+}
+
+/// The calls, with conditions on arguments where a call as such would be too much.
+fn allowed(host: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Error> {
+    let host_files = if host { HOST_FILES } else { &[] };
+    let declined = DECLINED.iter().map(|(call, _)| call);
+    let plain = PROCESS.iter().chain(DESCRIPTORS).chain(host_files).chain(declined);
+    let mut calls: BTreeMap<i64, Vec<SeccompRule>> = plain.map(|call| (*call, vec![])).collect();
+    let when = |argument, length, op, value: i64| -> Result<Vec<SeccompRule>, Error> {
+        let condition = Condition::new(argument, length, op, value.cast_unsigned())?;
+        Ok(vec![SeccompRule::new(vec![condition])?])
+    };
+    let executable = i64::from(libc::PROT_EXEC).cast_unsigned();
+    let never_executable = Op::MaskedEq(executable);
+    calls.insert(libc::SYS_mmap, when(2, ArgLen::Dword, never_executable.clone(), 0)?);
+    calls.insert(libc::SYS_mprotect, when(2, ArgLen::Dword, never_executable, 0)?);
+    let thread = i64::from(libc::CLONE_THREAD);
+    calls.insert(libc::SYS_clone, when(0, ArgLen::Qword, Op::MaskedEq(thread as u64), thread)?);
+    // A panic that aborts signals its own process.
+    let own = i64::from(std::process::id());
+    calls.insert(libc::SYS_tgkill, when(0, ArgLen::Dword, Op::Eq, own)?);
+    let mut settings = Vec::new();
+    for option in PROCESS_SETTINGS {
+        settings.extend(when(0, ArgLen::Dword, Op::Eq, (*option).into())?);
+    }
+    calls.insert(libc::SYS_prctl, settings);
+    Ok(calls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lists_do_not_overlap() {
+        let mut all: Vec<i64> = [PROCESS, DESCRIPTORS, HOST_FILES].concat();
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn what_opens_connects_or_traces_is_not_allowed() {
+        let calls = allowed(true).expect("rules");
+        let never = [
+            libc::SYS_socket,
+            libc::SYS_connect,
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_readv,
+            libc::SYS_execve,
+            libc::SYS_execveat,
+            libc::SYS_fork,
+            libc::SYS_kill,
+            libc::SYS_mount,
+            libc::SYS_unshare,
+            libc::SYS_setns,
+            libc::SYS_bpf,
+            libc::SYS_pidfd_getfd,
+        ];
+        for call in never {
+            assert!(!calls.contains_key(&call), "{call}");
+        }
+    }
+}

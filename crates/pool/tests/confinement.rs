@@ -1,0 +1,216 @@
+//! A service that was taken over: real pools whose service, once confined, does what an attacker
+//! would. Nothing of it may succeed.
+//!
+//! This program is its own `polylane`: the supervisor executes /proc/self/exe, and so comes back
+//! here as `service`. What to try is in the pool's name, since a service gets nothing else. In a
+//! debug build a call that no service makes ends it with SIGSYS; that counts as held.
+
+#![expect(unsafe_code, reason = "UNSAFETY: ptrace and io_uring entries, as an attacker makes them")]
+
+use std::io::{Error, Result};
+use std::net::{TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use io_uring::{IoUring, opcode, types};
+use polylane_pool::run::{self, RunOptions, Source};
+use polylane_pool::service::{self, ServiceFds};
+use polylane_pool::share::Policy;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
+
+/// What to try, and with the number that it needs: the test's process, or its TCP port.
+type Attack = (&'static str, fn(u32) -> Result<()>);
+
+const ATTACKS: &[Attack] = &[
+    ("nothing", |_| Err(Error::other("tried nothing"))),
+    ("shadow", |_| std::fs::read("/etc/shadow").map(drop)),
+    ("tree", |_| std::fs::read_dir("/usr").map(drop)),
+    ("volume", |test| std::fs::read(place(test).join("other.img")).map(drop)),
+    ("volume-write", |test| std::fs::write(place(test).join("other.img"), "x")),
+    ("socket", |test| UnixStream::connect(place(test).join("socket")).map(drop)),
+    ("abstract", |test| UnixStream::connect_addr(&abstract_name(test)?).map(drop)),
+    ("network", |port| TcpStream::connect(("127.0.0.1", port as u16)).map(drop)),
+    ("execute", |_| Command::new("/bin/true").status().map(drop)),
+    ("signal", |test| Ok(rustix::process::test_kill_process(pid(test)?)?)),
+    ("files", files_of),
+    ("trace", trace),
+    ("mount", |_| Ok(rustix::mount::unmount("/", rustix::mount::UnmountFlags::DETACH)?)),
+    ("ring", |_| ring_opens("/etc/passwd")),
+    ("ring-network", ring_connects),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        [name, "service", options @ ..] => {
+            ExitCode::from(service::main(descriptors(options), || attack(name)))
+        }
+        [_, "pool", name, source] => pool(name, source),
+        _ => all(),
+    }
+}
+
+/// The test proper.
+fn all() -> ExitCode {
+    if let Err(error) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
+        println!("skipped: confinement: /dev/fuse: {error}");
+        return ExitCode::SUCCESS;
+    }
+    let number = std::process::id();
+    let dir = place(number);
+    std::fs::create_dir_all(dir.join("lane")).expect("a directory");
+    std::fs::write(dir.join("other.img"), "another tenant's").expect("a file");
+    let _socket = UnixListener::bind(dir.join("socket")).expect("a socket");
+    let _abstract = UnixListener::bind_addr(&abstract_name(number).expect("a name")).expect("one");
+    let network = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = u32::from(network.local_addr().expect("bound").port());
+    let (mut held, mut broken) = (0, Vec::new());
+    for (name, _) in ATTACKS {
+        let number = if name.ends_with("network") { port } else { number };
+        for source in ["mem", dir.join("lane").to_str().expect("UTF-8")] {
+            let tried = attempt(name, number, source);
+            let ended = *name != "nothing" && tried.contains("before it was ready");
+            match tried.contains(&format!("held {name}:")) || ended {
+                true => held += 1,
+                false => broken.push(format!("{name} from {source}: {tried}")),
+            }
+        }
+    }
+    std::fs::remove_dir_all(&dir).expect("removes");
+    broken.iter().for_each(|line| eprintln!("FAILED {line}"));
+    let result = if broken.is_empty() { "ok" } else { "FAILED" };
+    println!("\nrunning {} tests", held + broken.len());
+    println!(
+        "test result: {result}. {held} passed; {} failed; 0 ignored; 0 measured; 0 filtered out\n",
+        broken.len()
+    );
+    ExitCode::from(u8::from(!broken.is_empty()))
+}
+
+/// Runs a pool whose service tries it; what it said.
+fn attempt(name: &str, number: u32, source: &str) -> String {
+    let own = std::env::current_exe().expect("this program");
+    let name = format!("attack.{name}.{number}");
+    let output = Command::new(own).args(["pool", &name, source]).output().expect("runs");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// `polylane run --pool NAME -- true`.
+fn pool(name: &str, source: &str) -> ExitCode {
+    let source = match source {
+        "mem" => Source::Mem,
+        dir => Source::Dir(PathBuf::from(dir)),
+    };
+    let options = RunOptions {
+        source,
+        at: PathBuf::from("/srv"),
+        root: false,
+        pool: Some(name.to_string()),
+        cpus: None,
+        memory: None,
+        size: None,
+        weight: None,
+        qos: Policy::None,
+        preload: false,
+        command: vec!["true".into()],
+    };
+    match run::run(options) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// In the confined service.
+fn attack(process: &str) {
+    let name = process.trim_start_matches("polylane-service[").trim_end_matches(']');
+    let mut parts = name.split('.').skip(1);
+    let (what, number) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
+    let number = number.parse().expect("a number in the pool's name");
+    let (_, attack) = ATTACKS.iter().find(|(name, _)| *name == what).expect("an attack");
+    match attack(number) {
+        Ok(()) => eprintln!("broken {what}"),
+        Err(error) => eprintln!("held {what}: {error}"),
+    }
+}
+
+fn descriptors(options: &[&str]) -> ServiceFds {
+    let of = |option: &str| {
+        let at = options.iter().position(|word| *word == option)?;
+        options.get(at + 1)?.parse().ok()
+    };
+    let needed = |option| of(option).expect("given by the supervisor");
+    ServiceFds {
+        spec: needed("--spec"),
+        fuse: needed("--fuse"),
+        socket: needed("--socket"),
+        control: needed("--control"),
+        dir: of("--dir"),
+        volume: vec![],
+        volume_plain: vec![],
+        volume_lock: vec![],
+    }
+}
+
+/// Where the test keeps what a service must not reach.
+fn place(number: u32) -> PathBuf {
+    std::env::temp_dir().join(format!("polylane-confinement-{number}"))
+}
+
+fn abstract_name(number: u32) -> Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("polylane-confinement-{number}"))
+}
+
+fn pid(number: u32) -> Result<Pid> {
+    Pid::from_raw(number as i32).ok_or_else(|| Error::from(std::io::ErrorKind::InvalidInput))
+}
+
+fn files_of(test: u32) -> Result<()> {
+    let process = rustix::process::pidfd_open(pid(test)?, PidfdFlags::empty())?;
+    Ok(rustix::process::pidfd_getfd(process, 0, PidfdGetfdFlags::empty()).map(drop)?)
+}
+
+fn trace(test: u32) -> Result<()> {
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: seizing a process touches no memory of this one.
+    match unsafe { libc::ptrace(libc::PTRACE_SEIZE, test as libc::pid_t, none, none) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+fn ring_does(ring: &mut IoUring, entry: &io_uring::squeue::Entry) -> Result<i32> {
+    // SAFETY: what the entry points to lives until the completion below.
+    unsafe { ring.submission().push(entry) }.map_err(Error::other)?;
+    ring.submit_and_wait(1)?;
+    let done = ring.completion().next().map_or(-libc::EIO, |done| done.result());
+    if done < 0 { Err(Error::from_raw_os_error(-done)) } else { Ok(done) }
+}
+
+/// A ring that the service makes for itself is not restricted, and no filter sees what it does.
+fn ring_opens(path: &str) -> Result<()> {
+    let mut ring = IoUring::new(4)?;
+    let path = std::ffi::CString::new(path)?;
+    let open = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path.as_ptr()).build();
+    ring_does(&mut ring, &open).map(drop)
+}
+
+fn ring_connects(port: u32) -> Result<()> {
+    let mut ring = IoUring::new(4)?;
+    let socket = opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build();
+    let socket = ring_does(&mut ring, &socket)?;
+    let address = libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: (port as u16).to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) },
+        sin_zero: [0; 8],
+    };
+    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+    let connect = opcode::Connect::new(types::Fd(socket), (&raw const address).cast(), length);
+    ring_does(&mut ring, &connect.build()).map(drop)
+}
