@@ -197,6 +197,36 @@ fn a_full_volume_says_so_and_goes_on() {
     }
 }
 
+/// Where files lie is told in preloaded programs; free space goes back to the host by either door.
+#[test]
+fn filefrag_and_fstrim_work() {
+    let name = "filefrag_and_fstrim_work";
+    let Some((_dir, volume)) = place(name) else { return };
+    if lacks(name, &["filefrag", "fstrim"]) {
+        return;
+    }
+    let script = "cd /lane; head -c 8M /dev/zero > a; fallocate -l 1M b; truncate -s 3M c; \
+                  printf x >> c; filefrag a b c | sed 's/^.lane.//'; \
+                  filefrag -v b | grep -c 'last,unwritten,eof'; filefrag -v c | grep -c ' 768.. '";
+    let said = printed(&run("--size 64M", &volume, script));
+    assert_eq!(said, "a: 1 extent found\nb: 1 extent found\nc: 1 extent found\n1\n1\n");
+    let blocks = || {
+        use std::os::unix::fs::MetadataExt as _;
+        fs::metadata(&volume).expect("stat").blocks()
+    };
+    for options in ["--no-preload", ""] {
+        printed(&run(
+            options,
+            &volume,
+            "head -c 16M /dev/zero > /lane/x; sync /lane/x; rm /lane/x",
+        ));
+        let before = blocks();
+        let said = printed(&run(options, &volume, "fstrim -v /lane"));
+        assert!(said.contains("trimmed") && before - blocks() > 20_000, "{said}");
+        assert_clean(&volume);
+    }
+}
+
 #[test]
 fn a_volume_can_be_the_root() {
     let Some((_dir, volume)) = place("a_volume_can_be_the_root") else { return };

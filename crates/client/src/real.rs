@@ -152,6 +152,21 @@ pub(crate) fn identify(fd: RawFd) -> Option<[u8; 16]> {
     (rc == 0).then_some(ticket)
 }
 
+/// Asks the service, through the kernel, where the file of a descriptor of the lane lies: the
+/// argument of [`IOCTL_PIECES`](polylane_ipc::message::IOCTL_PIECES), in and out.
+pub(crate) fn pieces(
+    fd: RawFd,
+    argument: &mut [u8; polylane_ipc::message::PIECES_BYTES],
+) -> rustix::io::Result<()> {
+    let request = libc::c_ulong::from(polylane_ipc::message::IOCTL_PIECES);
+    let buffer = argument.as_mut_ptr() as Word;
+    // SAFETY: the request reads and writes as many bytes as its number says, which the array has.
+    match unsafe { ioctl(fd, request, buffer) } {
+        0 => Ok(()),
+        _ => Err(rustix::io::Errno::from_raw_os_error(errno())),
+    }
+}
+
 /// The working directory's path; `None` when it has none. Not async-signal-safe in glibc's corner
 /// cases.
 pub(crate) fn getcwd(into: &mut [u8]) -> Option<&[u8]> {

@@ -34,7 +34,8 @@ pub struct Options {
     pub commit_interval: Duration,
     /// Metadata blocks kept in memory.
     pub cache_blocks: usize,
-    /// Give the device back what is freed, after each commit.
+    /// Give the device back what is freed, after each commit. An image may want that by itself
+    /// (`tune2fs -o discard`).
     pub discard: bool,
 }
 
@@ -203,7 +204,7 @@ fn assemble(
         seed: superblock.checksum_seed(),
         has_sums: superblock.has_checksums(),
         traits: Traits::new(&superblock)?,
-        discard: options.discard,
+        discard: options.discard || superblock.wants_discard(),
         superblock: Mutex::new(superblock),
         inodes: InodeTable::default(),
         orphans: Mutex::default(),

@@ -4,7 +4,7 @@
 //! orphan meanwhile, so that the next open finishes what a power cut left.
 
 use polylane_base::Errno;
-use polylane_vfs::fs::{Fallocate, SeekFor};
+use polylane_vfs::fs::{Fallocate, Piece, SeekFor};
 
 use crate::data::{INODE_CREDITS, MAP_CREDITS, TREE_BLOCKS, goal, link_claim};
 use crate::error::Result;
@@ -324,4 +324,57 @@ pub fn seek(
         SeekFor::Data => Err(Errno::ENXIO.into()),
         SeekFor::Hole => Ok(size),
     }
+}
+
+/// Tells `each` where the file's extents that overlap `len` bytes at `offset` lie, until it says
+/// false. Neighbours on the device that one extent could not hold are told as one.
+///
+/// # Errors
+/// The device's, or a corrupt tree.
+pub fn pieces(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    (offset, len): (u64, u64),
+    each: &mut dyn FnMut(Piece) -> bool,
+) -> Result<()> {
+    let block_bytes = volume.io.block_bytes() as u64;
+    let end = offset.saturating_add(len).div_ceil(block_bytes).min(u32::MAX.into());
+    let (mut at, mut last): (u64, Option<Piece>) = (offset / block_bytes, None);
+    while at < end {
+        let extent = match extents::map(volume, cell, core, FileBlock(at as u32))? {
+            Mapping::Data(extent) => extent,
+            Mapping::Hole(blocks) => {
+                at = at.saturating_add(blocks.max(1));
+                continue;
+            }
+        };
+        let piece = Piece {
+            offset: at * block_bytes,
+            place: extent.start.0 * block_bytes,
+            len: u64::from(extent.count) * block_bytes,
+            unwritten: extent.unwritten,
+        };
+        at += u64::from(extent.count);
+        match &mut last {
+            Some(last) if follows(last, &piece) => last.len += piece.len,
+            _ => {
+                if let Some(done) = last.replace(piece)
+                    && !each(done)
+                {
+                    return Ok(());
+                }
+            }
+        }
+    }
+    if let Some(done) = last {
+        each(done);
+    }
+    Ok(())
+}
+
+fn follows(before: &Piece, piece: &Piece) -> bool {
+    before.offset + before.len == piece.offset
+        && before.place + before.len == piece.place
+        && before.unwritten == piece.unwritten
 }

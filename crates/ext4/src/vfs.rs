@@ -2,8 +2,8 @@
 
 use polylane_base::{Errno, Ino};
 use polylane_vfs::fs::{
-    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
-    SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, Piece, RenameMode,
+    Renamed, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
 };
 
 use crate::data::{self, INODE_CREDITS};
@@ -251,6 +251,29 @@ impl FileSystem for Ext4 {
                 return Err(Errno::ENXIO.into());
             }
             space::seek(&self.volume, &cell, &core, offset, target)
+        })
+    }
+
+    fn pieces(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        each: &mut dyn FnMut(Piece) -> bool,
+    ) -> polylane_base::Result<()> {
+        self.guard(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let core = cell.core.read();
+            regular(&core)?;
+            space::pieces(&self.volume, &cell, &core, (offset, len), each)
+        })
+    }
+
+    fn trim(&self, len_min: u64) -> polylane_base::Result<u64> {
+        self.changing(|| {
+            let block_bytes = self.volume.io.block_bytes() as u64;
+            let blocks_min = len_min.div_ceil(block_bytes).min(u32::MAX.into());
+            Ok(Ext4::trim(self, blocks_min as u32)? * block_bytes)
         })
     }
 

@@ -518,6 +518,18 @@ pub const SLOT_DIR: &str = ".polylane-slots";
 /// for [`Op::Redeem`]. `_IOR('P', 1, [u8; 16])`.
 pub const IOCTL_IDENTIFY: u32 = 0x8010_5001;
 
+/// `ioctl(2)` request on a descriptor of the lane's FUSE mount: where its file lies on the medium.
+/// In: offset and length, words of 64 bits. Out: how many pieces follow and whether there are more
+/// (two words of 32 bits), then [`PIECE_BYTES`] for each: offset, place, length, whether it is
+/// unwritten. `_IOWR('P', 2, [u8; PIECES_BYTES])`.
+pub const IOCTL_PIECES: u32 = 0xd000_5002;
+
+/// Bytes of the argument of [`IOCTL_PIECES`].
+pub const PIECES_BYTES: usize = 4096;
+
+/// Bytes for a piece.
+pub const PIECE_BYTES: usize = 32;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -242,6 +242,19 @@ pub enum SeekFor {
     Hole,
 }
 
+/// One piece of a file that lies together on the medium, as FIEMAP tells of it. Bytes throughout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// Where it is in the file.
+    pub offset: u64,
+    /// Where it is on the medium.
+    pub place: u64,
+    /// How long it is.
+    pub len: u64,
+    /// Allocated, and reads as zeros.
+    pub unwritten: bool,
+}
+
 /// How `setxattr(2)` treats an existing attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XattrMode {
@@ -414,6 +427,25 @@ pub trait FileSystem: Send + Sync {
 
     /// `lseek` SEEK_DATA and SEEK_HOLE; `ENXIO` past the end or when no data follows.
     fn seek(&self, ino: Ino, offset: u64, target: SeekFor) -> Result<u64>;
+
+    /// Where the file lies on the medium: `each` is told its pieces that overlap `len` bytes at
+    /// `offset`, in order, until it says false. Also what lies past the end of the file.
+    /// `EOPNOTSUPP` where there is no medium, or it is no secret of ours to tell.
+    fn pieces(
+        &self,
+        _ino: Ino,
+        _offset: u64,
+        _len: u64,
+        _each: &mut dyn FnMut(Piece) -> bool,
+    ) -> Result<()> {
+        Err(polylane_base::Errno::EOPNOTSUPP)
+    }
+
+    /// Gives free space back to the medium, in runs of at least `len_min` bytes (FITRIM). Returns
+    /// the bytes given.
+    fn trim(&self, _len_min: u64) -> Result<u64> {
+        Err(polylane_base::Errno::EOPNOTSUPP)
+    }
 
     /// Reads an extended attribute whole. `ENODATA` when there is none.
     fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>>;

@@ -43,6 +43,7 @@ pub mod memfs;
 mod name;
 mod names;
 mod open;
+mod pieces;
 mod rename;
 mod stats;
 mod vfs;

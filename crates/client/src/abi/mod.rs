@@ -16,6 +16,7 @@ mod exec;
 mod fd;
 mod fork;
 mod io;
+mod ioctl;
 mod jump;
 mod map;
 mod name;

@@ -12,6 +12,7 @@ pub(crate) mod map;
 pub(crate) mod name;
 pub(crate) mod offset;
 pub(crate) mod open;
+pub(crate) mod pieces;
 pub(crate) mod process;
 pub(crate) mod stat;
 pub(crate) mod xattr;

@@ -377,6 +377,11 @@ impl Superblock {
         self.raw[0xfc]
     }
 
+    /// Whether the image is to be opened with online discard (`s_default_mount_opts`).
+    pub fn wants_discard(&self) -> bool {
+        le32(&*self.raw, 0x100) & 0x400 != 0
+    }
+
     /// Whether names are hashed as unsigned characters (`EXT2_FLAGS_UNSIGNED_HASH`).
     pub fn unsigned_hash(&self) -> bool {
         le32(&*self.raw, 0x160) & 2 != 0

@@ -14,14 +14,14 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use polylane_base::TestClock;
+use polylane_base::{Ino, TestClock};
 use polylane_ext4::Ext4;
 use polylane_testkit::driver::{Exact, compare_trees};
 use polylane_testkit::kernel::Kernel;
 use polylane_testkit::ops::{Generator, Limits, Op, Step, UMASK};
 use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{Failure, Subject, VfsSubject, small_options};
-use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SetAttr, SetTime, XattrMode};
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, Piece, SetAttr, SetTime, XattrMode};
 use snapshot::{of_kernel, of_ours};
 
 const ROUNDS: usize = 6;
@@ -188,6 +188,56 @@ fn the_kernel_sees_what_we_wrote() {
     let theirs = of_kernel(image.mount().path());
     let again = image.ours(|fs| of_ours(&**fs));
     snapshot::assert_same(&theirs, &again);
+}
+
+/// A file's pieces: offset, place, length, in blocks.
+type Pieces = Vec<(u64, u64, u64)>;
+
+fn pieces_of_ours(fs: &Ext4, ino: Ino) -> Pieces {
+    let mut found = Pieces::new();
+    let each = &mut |piece: Piece| {
+        found.push((piece.offset / 4096, piece.place / 4096, piece.len / 4096));
+        true
+    };
+    fs.pieces(ino, 0, u64::MAX, each).expect("pieces");
+    found
+}
+
+/// As filefrag tells them, those that lie together as one.
+fn pieces_of_kernel(path: &Path) -> Option<Pieces> {
+    let done = Command::new("filefrag").args(["-b4096", "-v"]).arg(path).output().ok()?;
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    let mut found = Pieces::new();
+    for line in said.lines() {
+        let parts: Vec<u64> =
+            line.split([':', '.']).take(8).filter_map(|part| part.trim().parse().ok()).collect();
+        let [_, offset, _, place, _, length] = parts[..] else { continue };
+        match found.last_mut() {
+            Some(last) if (last.0 + last.2, last.1 + last.2) == (offset, place) => last.2 += length,
+            _ => found.push((offset, place, length)),
+        }
+    }
+    Some(found)
+}
+
+/// Where a file lies, by FIEMAP and by us: written, unwritten, and past its end.
+#[test]
+fn the_kernel_finds_files_where_we_do() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new(96, common::LANE);
+    let ours = image.ours(|fs| {
+        furnish(fs);
+        let sparse = fs.lookup(fs.root().expect("root").ino, b"sparse").expect("is there").ino;
+        pieces_of_ours(fs, sparse)
+    });
+    assert!(ours.len() > 900, "{}", ours.len());
+    let mount = image.mount();
+    match pieces_of_kernel(&mount.path().join("sparse")) {
+        Some(theirs) => assert_eq!(theirs, ours),
+        None => eprintln!("skipped: filefrag is not installed"),
+    }
 }
 
 /// What the kernel's own tools make: trees of names and extents of its shape, unwritten extents,

@@ -2,7 +2,6 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
-use polylane_ipc::message::IOCTL_IDENTIFY;
 use polylane_vfs::fs::SeekFor;
 use polylane_vfs::{Cred, Node, OpenFile};
 
@@ -18,7 +17,6 @@ use super::protocol::{
 use super::request::TransferIn;
 use crate::notifier::Range;
 use crate::slots::Slot;
-use crate::tickets::Ticket;
 
 pub(super) fn open(call: &mut Call<'_>) -> End {
     let (flags, how) = (call.args.u32()? as i32, call.args.u32()?);
@@ -210,22 +208,4 @@ pub(super) fn copy_file_range(call: &mut Call<'_>) -> End {
         false => call.out.count(copied as u32),
     };
     Ok(call.changed(target.node(), Range { offset: at, len: copied.max(1) }))
-}
-
-/// `IDENTIFY` alone: a ticket for the open file. Everything else is not for this device.
-pub(super) fn ioctl(call: &mut Call<'_>) -> End {
-    let (fh, _flags, command) = (call.args.u64()?, call.args.u32()?, call.args.u32()?);
-    let (_arg, _in_size, out_size) = (call.args.u64()?, call.args.u32()?, call.args.u32()?);
-    if command != IOCTL_IDENTIFY {
-        return Err(Errno::ENOTTY.into());
-    }
-    let (handle, file) = call.handle(fh)?;
-    if out_size < 16 {
-        return Err(Errno::EINVAL.into());
-    }
-    let own_slot = handle.slot.as_ref().filter(|_| handle.is_slot());
-    let slot = own_slot.map(|slot| (slot.session, slot.number));
-    let key = call.session.lane.tickets.issue(&Ticket { file, slot })?;
-    call.out.zeros(16).0.extend_from_slice(&key);
-    Ok(Outcome::Reply)
 }

@@ -22,6 +22,7 @@ mod dirs;
 mod files;
 mod handles;
 mod init;
+mod ioctl;
 mod locks;
 mod names;
 pub mod nodes;

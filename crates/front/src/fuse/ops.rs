@@ -14,7 +14,7 @@ use super::protocol::opcode;
 use super::reply::Body;
 use super::request::{Header, Reader, Request};
 use super::session::Session;
-use super::{attrs, dirs, files, locks, names};
+use super::{attrs, dirs, files, ioctl, locks, names};
 use crate::notifier::Range;
 
 /// How an operation ended, when it did not fail.
@@ -204,7 +204,7 @@ pub(super) fn dispatch(call: &mut Call<'_>) -> End {
         opcode::FALLOCATE => files::fallocate(call),
         opcode::LSEEK => files::lseek(call),
         opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => files::copy_file_range(call),
-        opcode::IOCTL => files::ioctl(call),
+        opcode::IOCTL => ioctl::ioctl(call),
         opcode::OPENDIR => dirs::opendir(call),
         opcode::READDIR => dirs::readdir(call),
         opcode::READDIRPLUS => dirs::readdirplus(call),

@@ -1,0 +1,95 @@
+//! `ioctl`, for FIEMAP alone: the kernel answers it for a FUSE mount without asking the service.
+
+use std::os::fd::RawFd;
+
+use libc::{c_int, c_long, c_ulong};
+
+use super::{answer, hooks};
+use crate::ops::pieces;
+use crate::outcome::Outcome;
+use crate::real;
+
+/// `FS_IOC_FIEMAP`, with a `struct fiemap`.
+const FIEMAP: u32 = 0xc020_660b;
+
+/// `struct fiemap` without its extents.
+#[repr(C)]
+struct Head {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped: u32,
+    room: u32,
+    _reserved: u32,
+}
+
+/// `struct fiemap_extent`.
+#[repr(C)]
+struct Extent {
+    logical: u64,
+    physical: u64,
+    length: u64,
+    _reserved: [u64; 2],
+    flags: u32,
+    _reserved_too: [u32; 3],
+}
+
+/// `FIEMAP_FLAG_SYNC`: always done.
+const SYNC: u32 = 1;
+/// `FIEMAP_EXTENT_LAST`.
+const LAST: u32 = 1;
+/// `FIEMAP_EXTENT_UNWRITTEN`.
+const UNWRITTEN: u32 = 0x800;
+
+/// # Safety
+///
+/// `head` is followed by as many extents as it says there is room for.
+unsafe fn fiemap(fd: RawFd, head: *mut Head) -> Outcome<c_int> {
+    // SAFETY: by contract.
+    let (start, length, flags, room) =
+        unsafe { ((*head).start, (*head).length, (*head).flags, (*head).room as usize) };
+    if flags & !SYNC != 0 {
+        // SAFETY: by contract.
+        unsafe { (*head).flags = flags & !SYNC };
+        return Err(polylane_base::Errno(libc::EBADR).into());
+    }
+    let wanted = if room == 0 { usize::MAX } else { room };
+    let mut count = 0;
+    pieces::each(fd, start, length, &mut |piece, is_last| {
+        if room > 0 {
+            let last = if is_last { LAST } else { 0 };
+            let unwritten = if piece.unwritten { UNWRITTEN } else { 0 };
+            let extent = Extent {
+                logical: piece.offset,
+                physical: piece.place,
+                length: piece.len,
+                _reserved: [0; 2],
+                flags: last | unwritten,
+                _reserved_too: [0; 3],
+            };
+            // SAFETY: by contract; `count` is below `room`.
+            unsafe { head.add(1).cast::<Extent>().add(count).write_unaligned(extent) };
+        }
+        count += 1;
+        count < wanted
+    })?;
+    // SAFETY: by contract.
+    unsafe { (*head).mapped = count as u32 };
+    Ok(0)
+}
+
+hooks! {
+    /// `ioctl(fd, request, ...)`.
+    ["ioctl"]
+    fn ioctl(fd: c_int, request: c_ulong, argument: c_long) -> c_int {
+        match request as u32 {
+            FIEMAP if argument != 0 => answer!(
+                // SAFETY: a struct fiemap, by the contract of the request.
+                unsafe { fiemap(fd, argument as *mut Head) },
+                real::ioctl(fd, request, argument)
+            ),
+            // SAFETY: the caller's own arguments.
+            _ => unsafe { real::ioctl(fd, request, argument) },
+        }
+    }
+}
