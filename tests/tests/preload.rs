@@ -113,6 +113,7 @@ programs! {
     descriptors_sent_to_others = "passing";
     handlers_do_io_too = "signals";
     calls_past_every_hook = "raw";
+    files_in_constant_use = "views";
 }
 
 /// Names that a shared library defines for others.

@@ -10,6 +10,8 @@ const MOUNT_VARIABLE: &[u8] = b"POLYLANE_MOUNT=";
 const PATIENCE_VARIABLE: &[u8] = b"POLYLANE_PATIENCE=";
 /// The variable that switches [`leases`] off (`0`) or has them asked for at once (`eager`).
 const LEASES_VARIABLE: &[u8] = b"POLYLANE_LEASES=";
+/// The variable that switches [`views`] off (`0`) or has them asked for at once (`eager`).
+const VIEWS_VARIABLE: &[u8] = b"POLYLANE_VIEWS=";
 /// The variable that the dynamic loader reads.
 const PRELOAD_VARIABLE: &[u8] = b"LD_PRELOAD=";
 /// Longest mount path; a longer one switches the library off.
@@ -39,6 +41,11 @@ pub(crate) fn take(entry: &CStr) {
         Some(b"eager") => EAGER.store(true, Ordering::Relaxed),
         _ => {}
     }
+    match bytes.strip_prefix(VIEWS_VARIABLE) {
+        Some(b"0") => VIEWS.store(NEVER, Ordering::Relaxed),
+        Some(b"eager") => VIEWS.store(0, Ordering::Relaxed),
+        _ => {}
+    }
     let number = bytes.strip_prefix(PATIENCE_VARIABLE).and_then(|text| str::from_utf8(text).ok());
     if let Some(calls) = number.and_then(|text| text.parse().ok()) {
         PATIENCE.store(calls, Ordering::Relaxed);
@@ -66,6 +73,17 @@ pub(crate) fn leases_eager() -> bool {
 
 static LEASES: AtomicBool = AtomicBool::new(true);
 static EAGER: AtomicBool = AtomicBool::new(false);
+
+/// After how many requests on an open file it is to be shown: many programs close a file sooner
+/// than that pays. [`NEVER`]: no file is.
+pub(crate) fn views() -> u32 {
+    VIEWS.load(Ordering::Relaxed)
+}
+
+/// See [`views`].
+pub(crate) const NEVER: u32 = u32::MAX;
+
+static VIEWS: AtomicU32 = AtomicU32::new(3);
 
 /// The entries that every program run from here should have; `None` without a lane.
 pub(crate) fn environment() -> Option<[Option<&'static CStr>; 2]> {

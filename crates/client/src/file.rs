@@ -98,6 +98,8 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
     let reply = call::plain(session, message).map_err(|_| Detour::Kernel)?;
     file.flags.store(reply.value[0] as u32, Ordering::Relaxed);
     file.handle.store(reply.handle, Ordering::Relaxed);
+    file.view.store(0, Ordering::Relaxed);
+    file.asked.store(0, Ordering::Relaxed);
     file.session.store(session.number, Ordering::Release);
     Ok(())
 }

@@ -17,6 +17,7 @@
 //! | `path`, `cwd` | whether a path is the lane's |
 //! | `table`, `file`, `slots` | descriptors, open files, kernel descriptors opened ahead |
 //! | `lease` | names that may be changed without asking |
+//! | `view` | what open files hold, to be read and written without asking |
 //! | `session`, `call`, `thread` | the channel and its mailboxes |
 //! | `state`, `private` | what a process keeps, and what a forked child finds |
 //! | `real`, `config` | libc's own functions; the environment |
@@ -45,3 +46,4 @@ mod slots;
 mod state;
 mod table;
 mod thread;
+mod view;

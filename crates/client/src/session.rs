@@ -171,7 +171,13 @@ impl Session {
         }
         let mut fds = received.fds.into_iter();
         let memfd = fds.next().ok_or(Errno::EPROTO)?;
-        let doorbells = fds.map(|fd| high(fd).map(real::owned)).collect::<Result<Vec<_>>>()?;
+        let groups = welcome.geometry.groups as usize;
+        let mut doorbells = Vec::new();
+        for fd in fds.by_ref().take(groups) {
+            doorbells.push(real::owned(high(fd)?));
+        }
+        // The pulse is mapped and closed.
+        doorbells.extend(fds);
         let channel = ClientChannel::attach(memfd, doorbells, welcome.geometry, welcome.plan)?;
         let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
         let (token, covered) = (welcome.token, welcome.covered);

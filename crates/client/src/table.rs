@@ -141,7 +141,13 @@ pub(crate) struct Record {
     pub(crate) slot: AtomicU32,
     /// Flags as `F_GETFL` reports them.
     pub(crate) flags: AtomicU32,
+    /// Requests that could have shown it.
+    pub(crate) asked: AtomicU32,
+    /// Where the service shows it: see `view`.
+    pub(crate) view: AtomicU64,
 }
+
+const _: () = assert!(size_of::<Record>() == 64);
 
 impl Record {
     const fn new() -> Self {
@@ -154,6 +160,8 @@ impl Record {
             session: AtomicU32::new(0),
             slot: AtomicU32::new(0),
             flags: AtomicU32::new(0),
+            asked: AtomicU32::new(0),
+            view: AtomicU64::new(0),
         }
     }
 

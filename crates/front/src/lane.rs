@@ -84,6 +84,14 @@ impl Lane {
         }
     }
 
+    /// To be called after a bit of the tag was set: what clients see and write unasked would not be
+    /// what programs store through mappings. One atomic load when no bit is set.
+    pub(crate) fn has_pages(&self, node: &Node) {
+        if tag(node) & (TAG_PAGES | TAG_SLOT_PAGES) != 0 {
+            self.vfs.blind_views(node);
+        }
+    }
+
     /// To be called by the shared-memory front end after a change of data and before its reply:
     /// pages that the kernel read before the change are dropped. As [`Lane::before_io`].
     pub fn changed(&self, node: &Node, range: Range) {

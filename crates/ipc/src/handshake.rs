@@ -106,7 +106,7 @@ impl Welcome {
             self.plan.method as u32,
             self.plan.chunk_bytes,
             self.covered.len() as u32,
-            0,
+            geometry.frames,
         ] {
             bytes.extend(word.to_le_bytes());
         }
@@ -133,6 +133,7 @@ impl Welcome {
             buffer_bytes: u32_at(bytes, 36),
             queue: QueueKind::from_number(u32_at(bytes, 40)).ok_or(Errno::EPROTO)?,
             groups: u32_at(bytes, 44),
+            frames: u32_at(bytes, 60),
         };
         geometry.layout().map_err(|_| Errno::EPROTO)?;
         let plan = CopyPlan {

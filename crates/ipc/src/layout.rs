@@ -1,14 +1,15 @@
 //! Where everything lies in a channel's memory. `docs/design/wire.md` has the same as a table.
 //!
 //! ```text
-//!  0      64         576     4096                              stream   mailboxes
-//!  ├ header ┼ control[g] ┼ … ┼ queue[0] ┼ … ┼ queue[groups-1] ┼ stream ┼ mailbox 0 ┼ mailbox 1 ┼ …
+//!  0      64         576     4096                              stream   mailboxes       views
+//!  ├ header ┼ control[g] ┼ … ┼ queue[0] ┼ … ┼ queue[groups-1] ┼ stream ┼ mailbox 0 ┼ … ┼ views ┤
 //!  mailbox: state, progress, cpu, words 16..208, waiting, payload from 256
 //! ```
 
 use polylane_base::{Errno, Result};
 
 use crate::stream::STREAM_BYTES;
+use crate::view::{self, FRAMES_MAX, WAYS};
 
 /// First word of a channel: "plchan01".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"plchan01");
@@ -46,6 +47,8 @@ pub mod header {
     pub const QUEUE: usize = 20;
     /// Core groups, u32.
     pub const GROUPS: usize = 24;
+    /// Frames of the views, u32.
+    pub const FRAMES: usize = 28;
 }
 
 /// Offsets within a core group's control line; the service writes, clients read.
@@ -118,7 +121,12 @@ pub struct Geometry {
     pub queue: QueueKind,
     /// Core groups, each with a request queue and a worker.
     pub groups: u32,
+    /// Frames of the views: a power of two, or 0 for no views.
+    pub frames: u32,
 }
+
+/// 16 MiB of frames: none takes memory before it is used.
+const FRAMES_DEFAULT: u32 = 4096;
 
 impl Default for Geometry {
     fn default() -> Self {
@@ -127,6 +135,7 @@ impl Default for Geometry {
             buffer_bytes: 256 << 10,
             queue: QueueKind::default(),
             groups: 1,
+            frames: FRAMES_DEFAULT,
         }
     }
 }
@@ -137,7 +146,9 @@ impl Geometry {
         let fits = (1..=MAILBOXES_MAX).contains(&self.mailbox_count)
             && (1..=GROUPS_MAX).contains(&self.groups)
             && (BUFFER_BYTES_MIN..=BUFFER_BYTES_MAX).contains(&self.buffer_bytes)
-            && (self.buffer_bytes as usize).is_multiple_of(PAGE);
+            && (self.buffer_bytes as usize).is_multiple_of(PAGE)
+            && (self.frames == 0 || self.frames.is_power_of_two())
+            && (self.frames == 0 || (WAYS as u32..=FRAMES_MAX).contains(&self.frames));
         if fits { Ok(Layout::new(self)) } else { Err(Errno::EINVAL) }
     }
 }
@@ -154,6 +165,7 @@ pub struct Layout {
     stream: usize,
     mailboxes: usize,
     mailbox_bytes: usize,
+    frames: usize,
 }
 
 impl Layout {
@@ -165,11 +177,28 @@ impl Layout {
         let stream = PAGE + groups * queue_bytes;
         let mailboxes = stream + STREAM_BYTES.next_multiple_of(PAGE);
         let mailbox_bytes = MAILBOX_HEAD + geometry.buffer_bytes as usize;
-        Layout { mailbox_count, groups, queue_bytes, ring_slots, stream, mailboxes, mailbox_bytes }
+        let frames = geometry.frames as usize;
+        Layout {
+            mailbox_count,
+            groups,
+            queue_bytes,
+            ring_slots,
+            stream,
+            mailboxes,
+            mailbox_bytes,
+            frames,
+        }
     }
 
     /// Bytes of the whole channel.
     pub fn total_bytes(&self) -> usize {
+        let views = if self.frames == 0 { 0 } else { view::bytes(self.frames) };
+        self.views() + views
+    }
+
+    /// The views, if there are any frames.
+    #[inline]
+    pub fn views(&self) -> usize {
         (self.mailboxes + self.mailbox_count * self.mailbox_bytes).next_multiple_of(PAGE)
     }
 
@@ -220,9 +249,8 @@ mod tests {
                 assert_eq!(last_queue, layout.stream());
                 assert!(last_queue + STREAM_BYTES <= layout.mailbox(0));
                 let last = layout.mailbox(mailbox_count as usize - 1);
-                assert!(
-                    last.is_multiple_of(64) && last + layout.mailbox_bytes <= layout.total_bytes()
-                );
+                assert!(last.is_multiple_of(64) && last + layout.mailbox_bytes <= layout.views());
+                assert!(layout.views() + view::bytes(4096) == layout.total_bytes());
             }
         }
     }
@@ -238,6 +266,9 @@ mod tests {
             Geometry { buffer_bytes: BUFFER_BYTES_MIN - 4096, ..good },
             Geometry { buffer_bytes: BUFFER_BYTES_MIN + 1, ..good },
             Geometry { buffer_bytes: u32::MAX, ..good },
+            Geometry { frames: 2, ..good },
+            Geometry { frames: 100, ..good },
+            Geometry { frames: FRAMES_MAX * 2, ..good },
         ] {
             assert_eq!(bad.layout().unwrap_err(), Errno::EINVAL, "{bad:?}");
         }

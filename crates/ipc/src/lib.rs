@@ -26,6 +26,7 @@ pub mod layout;
 pub mod message;
 pub mod queue;
 pub mod stream;
+pub mod view;
 
 pub use channel::client::{CallError, ClientChannel, Watch};
 pub use channel::service::{ReadPipe, ServiceChannel, WritePipe};

@@ -14,6 +14,7 @@ pub const VERSION: u32 = {
     let hash = fnv1a(hash, include_bytes!("message.rs"));
     let hash = fnv1a(hash, include_bytes!("layout.rs"));
     let hash = fnv1a(hash, include_bytes!("stream.rs"));
+    let hash = fnv1a(hash, include_bytes!("view.rs"));
     fnv1a(hash, include_bytes!("channel/mailbox.rs"))
 };
 
@@ -165,6 +166,10 @@ pub const DIR_ROOT: u64 = u64::MAX;
 /// Beside the other `flags` of [`Op::Unlink`] and [`Op::Rename`]: the client keeps account of the
 /// names in the directory, on which it has a lease, and the lease goes on.
 pub const LEASED: u32 = 1 << 31;
+
+/// `flags` of [`Op::Read`], [`Op::Write`] and [`Op::Fstat`]: show the file in a view
+/// ([`crate::view`]). The reply's `handle` is the number of the view plus one, 0 for none.
+pub const SHOW: u32 = 1;
 
 /// `flags` of [`Op::Lock`]: wait for the lock (`F_SETLKW`).
 pub const LOCK_WAIT: u32 = 1;
@@ -454,9 +459,9 @@ const _: () = assert!(ATTR + WireAttr::WORDS <= WORDS);
 
 impl WireAttr {
     /// Words of an attr.
-    const WORDS: usize = 13;
+    pub(crate) const WORDS: usize = 13;
 
-    fn to_words(self) -> [u64; Self::WORDS] {
+    pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
         let [anow, mnow, cnow, bnow] = self.nsec;
         let [asec, msec, csec, bsec] = self.sec.map(|sec| sec as u64);
         [
@@ -477,7 +482,7 @@ impl WireAttr {
     }
 
     /// From the first [`WireAttr::WORDS`] of `words`, of which there are that many.
-    fn from_words(words: &[u64]) -> Self {
+    pub(crate) fn from_words(words: &[u64]) -> Self {
         WireAttr {
             ino: words[0],
             mode: low(words[1]),

@@ -459,6 +459,10 @@ mod tests {
 
         fn fence(&self) {}
 
+        fn fence_acquire(&self) {}
+
+        fn fence_release(&self) {}
+
         fn total_order(&self) {}
     }
 

@@ -16,7 +16,7 @@ use polylane_sys::Region;
 const CALLS: u64 = 4000;
 
 fn geometry(queue: QueueKind) -> Geometry {
-    Geometry { queue, mailbox_count: 64, buffer_bytes: 128 << 10, groups: 1 }
+    Geometry { queue, mailbox_count: 64, buffer_bytes: 128 << 10, groups: 1, frames: 64 }
 }
 
 /// Serves one request the way `front` must: lengths are claims.

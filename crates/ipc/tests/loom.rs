@@ -27,6 +27,7 @@ use loom::thread;
 use polylane_ipc::channel::claim::Claim;
 use polylane_ipc::channel::mailbox::Mailbox;
 use polylane_ipc::layout::{control, mailbox};
+use polylane_ipc::message::WireAttr;
 use polylane_ipc::queue::bell::Bell;
 use polylane_ipc::queue::doorbell::Doorbell;
 use polylane_ipc::queue::lap_ring::LapRing;
@@ -34,6 +35,7 @@ use polylane_ipc::queue::memory::{Memory, Word32, Word64};
 use polylane_ipc::queue::rcqb::Rcqb;
 use polylane_ipc::queue::{RequestQueue, Ticket};
 use polylane_ipc::stream::{ENTRIES, Entry, Posted, Stream};
+use polylane_ipc::view::{HAS_DATA, Views, tag};
 use polylane_sys::futex::Woken;
 
 const PREEMPTIONS: usize = 3;
@@ -192,6 +194,18 @@ impl Memory for Shared {
         self.total_order();
     }
 
+    fn fence_acquire(&self) {
+        if self.0.strength != Strength::NoAcquireRelease {
+            fence(Ordering::Acquire);
+        }
+    }
+
+    fn fence_release(&self) {
+        if self.0.strength != Strength::NoAcquireRelease {
+            fence(Ordering::Release);
+        }
+    }
+
     fn total_order(&self) {
         if self.0.strength == Strength::Full {
             fence(Ordering::SeqCst);
@@ -225,6 +239,8 @@ fn weakened_orderings_are_found_out() {
     must_fail("weak_mailbox_is_served_garbled", "garbled");
     must_fail("weak_mailbox_watch_strands_a_request", "stranded");
     must_fail("weak_stream_yields_a_stale_entry", "stale: ");
+    must_fail("weak_frame_is_read_torn", "stale: ");
+    must_fail("weak_gate_loses_a_write", "lost: ");
 }
 
 // ---- values through queues -------------------------------------------------------------------
@@ -708,4 +724,98 @@ fn stream_entries_wrap() {
 #[ignore = "must fail; run by weakened_orderings_are_found_out"]
 fn weak_stream_yields_a_stale_entry() {
     check(|| stream_agrees(Strength::NoAcquireRelease, &REPLACING));
+}
+
+// ---- views -----------------------------------------------------------------------------------
+
+/// Words of one view and one frame: a sequence number, the state, two words for 13 of the file's
+/// own, the gate; the entry's, and two words for the bytes of the frame.
+fn views(strength: Strength) -> (Views<Shared>, Shared) {
+    let attr: Vec<usize> = (0..13).map(|n| 24 + 8 * n).collect();
+    let w64 = [&[8, 16, 128, 136, 144, 256 + 8][..], &attr].concat();
+    let views = Views { memory: Shared::new(strength, &[0, 256, 256 + 4], &w64), frames: 1 };
+    (views, Shared::new(strength, &[], &[0, 8]))
+}
+
+fn put_bytes(bytes: &Shared, value: u64) {
+    [0, 8].iter().for_each(|&at| bytes.word64(at).store(value, Ordering::Relaxed));
+}
+
+fn get_bytes(bytes: &Shared) -> [u64; 2] {
+    [0, 8].map(|at| bytes.word64(at).load(Ordering::Relaxed))
+}
+
+/// A page is changed, and then another file's is put in its place: who finds it reads one of its
+/// own states, and the last one once told that it changed.
+fn frame_is_read_whole(strength: Strength) {
+    let ((ours, bytes), told) = (views(strength), Arc::new(AtomicU32::new(0)));
+    let no_attr = WireAttr::default();
+    let put = |value, tag| ours.put_page(0, tag, |_| put_bytes(&bytes, value));
+    ours.put(0, (1, HAS_DATA), 1, &no_attr);
+    put(1, tag(1, 0).unwrap());
+    let (theirs, seen, heard) = (ours.clone(), bytes.clone(), told.clone());
+    let client = thread::spawn(move || {
+        let after = heard.load(Ordering::Acquire);
+        let look = theirs.look(0)?;
+        let found = theirs.find(look, 0)?;
+        let got = get_bytes(&seen);
+        let counts = theirs.is_whole(found) && theirs.is_same(0, look);
+        counts.then_some((got, after))
+    });
+    put(2, tag(1, 0).unwrap());
+    told.store(1, Ordering::Release);
+    put(3, tag(2, 0).unwrap());
+    if let Some((got, after)) = client.join().unwrap() {
+        assert!(got == [1, 1] && after == 0 || got == [2, 2], "stale: {got:?} after {after}");
+    }
+}
+
+#[test]
+fn frames_are_read_whole() {
+    check(|| frame_is_read_whole(Strength::Full));
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_frame_is_read_torn() {
+    check(|| frame_is_read_whole(Strength::NoAcquireRelease));
+}
+
+/// A client writes while the service takes back: what counts as written is taken, and the frame is
+/// used for something else only when nobody is inside.
+fn written_is_taken(strength: Strength) {
+    let (ours, bytes) = views(strength);
+    ours.put(0, (1, HAS_DATA), 1, &WireAttr::default());
+    ours.put_page(0, tag(1, 0).unwrap(), |_| put_bytes(&bytes, 1));
+    assert!(ours.shut_gate(0));
+    ours.let_write(0);
+    ours.open_gate(0);
+    let (theirs, frame) = (ours.clone(), bytes.clone());
+    let client = thread::spawn(move || {
+        let inside = theirs.enter(0)?;
+        let found = theirs.find(theirs.look(0)?, 0).expect("it stays while we are inside");
+        assert!(theirs.mark(found));
+        put_bytes(&frame, 2);
+        assert!(get_bytes(&frame) == [2, 2], "torn: another has the frame");
+        theirs.leave(0, inside, None).then_some(())
+    });
+    let left = ours.shut_gate(0);
+    let taken = if ours.take_dirty(0) { get_bytes(&bytes) } else { [1, 1] };
+    if left || ours.is_left(0) {
+        put_bytes(&bytes, 9);
+    }
+    let done = client.join().unwrap().is_some();
+    assert!(!done || taken == [2, 2], "lost: {taken:?}");
+    assert!(ours.is_left(0));
+}
+
+#[test]
+fn what_counts_as_written_is_taken() {
+    check(|| written_is_taken(Strength::Full));
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_gate_loses_a_write() {
+    check(|| written_is_taken(Strength::NoAcquireRelease));
 }

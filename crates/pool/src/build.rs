@@ -25,6 +25,9 @@ use crate::volume::disk::Disk;
 /// Changed data may be this part of the cache.
 const DIRTY_PART: u64 = 4;
 
+/// Clients are shown copies of this part of the cache.
+const VIEW_PART: u64 = 2;
+
 /// Changed data waits at most this long, as the kernel's own (`dirty_expire_centisecs` is 30 s, its
 /// flusher wakes every 5 s).
 const FLUSH_INTERVAL: Duration = Duration::from_secs(5);
@@ -107,6 +110,7 @@ pub(crate) fn start(
         workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
         covered: spec.covered.clone(),
         plan: calibrate::plan(),
+        view_bytes_max: spec.cache_bytes_limit / VIEW_PART,
         ..shm::Config::default()
     };
     let server = shm::Server::start(lane.clone(), socket, config)

@@ -14,6 +14,7 @@ pub mod futex;
 pub mod lock;
 pub mod loopdev;
 pub mod ns;
+pub mod pulse;
 pub mod region;
 pub mod scm;
 pub mod uring;

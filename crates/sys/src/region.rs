@@ -21,6 +21,9 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::copy::{self, Method};
 
+/// Protection of a mapping to read and write.
+const WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
 /// A shared mapping of a sealed memfd. Unmapped when dropped. Thread-safe.
 #[derive(Debug)]
 pub struct Region {
@@ -42,22 +45,47 @@ impl Region {
         rustix::fs::ftruncate(&fd, len as u64).map_err(errno)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&fd, seals).map_err(errno)?;
-        Ok((Self::map(&fd, len)?, fd))
+        Ok((Self::map(&fd, len, WRITE)?, fd))
+    }
+
+    /// Makes a zeroed region of `len` bytes that nobody but this process will ever write to,
+    /// whatever it does with the descriptor. Fails as [`Region::create`].
+    pub fn create_to_show(name: &str, len: usize) -> Result<(Region, OwnedFd)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(name, flags).map_err(errno)?;
+        rustix::fs::ftruncate(&fd, len as u64).map_err(errno)?;
+        let region = Self::map(&fd, len, WRITE)?;
+        let size = SealFlags::SHRINK | SealFlags::GROW;
+        let seals = size | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(errno)?;
+        Ok((region, fd))
+    }
+
+    /// Maps the first `len` bytes of a region that a peer shows: to be loaded from only, by
+    /// [`Region::word32`] and the like; a store would be a fault. `EPROTO` as
+    /// [`Region::attach`].
+    pub(crate) fn attach_to_see(fd: impl AsFd, len: usize) -> Result<Region> {
+        Self::check(&fd, len)?;
+        Self::map(&fd, len, ProtFlags::READ)
     }
 
     /// Maps the first `len` bytes of a region that a peer made. `EPROTO` when it could still shrink
     /// or is smaller than `len`.
     pub fn attach(fd: impl AsFd, len: usize) -> Result<Region> {
+        Self::check(&fd, len)?;
+        Self::map(&fd, len, WRITE)
+    }
+
+    fn check(fd: impl AsFd, len: usize) -> Result<()> {
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(errno)?;
         let size = rustix::fs::fstat(&fd).map_err(errno)?.st_size;
         if !seals.contains(SealFlags::SHRINK) || u64::try_from(size).unwrap_or(0) < len as u64 {
             return Err(Errno::EPROTO);
         }
-        Self::map(&fd, len)
+        Ok(())
     }
 
-    fn map(fd: impl AsFd, len: usize) -> Result<Region> {
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
+    fn map(fd: impl AsFd, len: usize, prot: ProtFlags) -> Result<Region> {
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let base =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) };

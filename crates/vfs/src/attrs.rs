@@ -1,6 +1,6 @@
 //! Attributes: getattr, setattr and its rules, access(2), access times.
 
-use polylane_base::{Errno, Result};
+use polylane_base::{Errno, Result, Time};
 
 use crate::access::{self, SET_GID, SET_UID, WRITE};
 use crate::core::Core;
@@ -17,6 +17,7 @@ impl Vfs {
     pub fn getattr(&self, node: &Node) -> Result<Attr> {
         self.begin();
         self.core.settle(node);
+        self.core.end_loan_on(node);
         let mut attr = *node.fresh_attr()?;
         if let Some(pages) = node.pages_used() {
             // Space of delayed writes is not allocated yet, but programs take a file with fewer
@@ -43,11 +44,14 @@ impl Vfs {
         match set.size {
             Some(size) if size > self.core.character.max_file_size => Err(Errno::EFBIG),
             Some(_) => {
-                let _data = node.lock.write();
+                let _data = self.core.lock_exclusive(node);
+                node.data_changes(0, u64::MAX);
                 apply_rules(cred, node, &mut set);
                 self.core.resize(node, &set)
             }
             None => {
+                // Times that are set now come after those of what was written before.
+                let _data = (node.kind() == Kind::File).then(|| self.core.lock_shared(node));
                 let rights = set.perm.is_some() || set.uid.is_some() || set.gid.is_some();
                 let _announced = (node.is_dir() && rights).then(|| self.core.change_paths());
                 let _entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
@@ -177,8 +181,14 @@ impl Core {
         }
         // The change time is given back as it is known, so nothing may change contents meanwhile.
         let _contents = node.lock.read();
+        self.accessed(node, self.now());
+    }
+
+    /// Sets the access time. Call with the lock of the inode's entries or data.
+    pub(crate) fn accessed(&self, node: &Inode, time: Time) {
+        node.lower(ATIME_DUE);
         let Ok(mut held) = node.fresh_attr() else { return };
-        let atime = Some(SetTime::At(self.now()));
+        let atime = Some(SetTime::At(time));
         let set = SetAttr { atime, ctime: Some(held.ctime), ..SetAttr::default() };
         if let Ok(new) = self.fs.setattr(node.ino(), &set) {
             node.keep(&mut held, new);

@@ -3,8 +3,10 @@
 //! `Vfs` ─► `Core` ◄─ `Inode`. The dentry table holds inodes, which hold the core: the circle is
 //! broken when the `Vfs` is dropped, which empties the dentry table.
 
+use rustc_hash::FxHashMap;
+
 use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use polylane_base::sync::{Arc, Mutex, thread};
+use polylane_base::sync::{Arc, Mutex, Weak, thread};
 use polylane_base::{Errno, Result, Time};
 
 use crate::cache::PageCache;
@@ -29,6 +31,8 @@ pub(crate) struct Core {
     pub(crate) locks: LockTable,
     pub(crate) cache: PageCache,
     pub(crate) leases: Leases,
+    /// Files on loan, by id; see [`view`](crate::view).
+    pub(crate) lent: Mutex<FxHashMap<u64, Weak<Inode>>>,
     pub(crate) counters: Counters,
     /// Held by a rename between two directories: while it is, no directory gets another parent.
     pub(crate) renaming: Mutex<()>,
@@ -45,6 +49,7 @@ impl Core {
             locks: LockTable::default(),
             cache: PageCache::new(&options),
             leases: Leases::default(),
+            lent: Mutex::default(),
             counters: Counters::default(),
             renaming: Mutex::new(()),
             next_id: AtomicU64::new(1),

@@ -92,7 +92,7 @@ impl OpenFile {
     }
 
     /// The inode, if this opening may read it.
-    fn readable(&self) -> Result<&Node> {
+    pub(crate) fn readable(&self) -> Result<&Node> {
         self.usable(OFlags::WRONLY)
     }
 
@@ -122,7 +122,7 @@ impl OpenFile {
         let node = self.readable()?;
         let core = &node.core;
         core.count(Count::Ops);
-        let data = node.lock.read();
+        let data = core.lock_shared(node);
         let count = match node.pages() {
             Some(pages) => core.cached_read(node, pages, &self.ahead, offset, len, sink)?,
             None => core.fs.read(node.ino(), offset, len, sink)?,
@@ -145,7 +145,7 @@ impl OpenFile {
         if pages.is_some() {
             core.throttle(source.len())?;
         }
-        let _data = node.lock.write();
+        let _data = core.lock_exclusive(node);
         let at = at.filter(|_| !self.wish().contains(OFlags::APPEND));
         let at = match at {
             Some(at) => at,
@@ -156,14 +156,8 @@ impl OpenFile {
         }
         let len = room(core.character.max_file_size, at, source.len())?;
         core.kill_set_id(Some(cred), node)?;
-        let count = match pages {
-            Some(pages) => core.cached_write(node, pages, at, len, source)?,
-            None => {
-                let count = core.fs.write(node.ino(), at, &mut Front { source, len })?;
-                node.grew(at + count as u64);
-                count
-            }
-        };
+        node.data_changes(at, at + len as u64);
+        let count = core.put(node, at, len, source)?;
         Ok(Written { count, end: at + count as u64 })
     }
 
@@ -176,6 +170,7 @@ impl OpenFile {
             return Err(Errno::EINVAL);
         }
         core.settle(&self.node);
+        core.end_loan_on(&self.node);
         let Some(pages) = self.node.pages_used() else {
             return core.fs.fsync(self.node.ino(), data_only);
         };
@@ -198,7 +193,8 @@ impl OpenFile {
             Some(end) if end <= core.character.max_file_size => (),
             _ => return Err(Errno::EFBIG),
         }
-        let _data = node.lock.write();
+        let _data = core.lock_exclusive(node);
+        node.data_changes(0, u64::MAX);
         match node.pages() {
             Some(pages) => core.cached_fallocate(node, pages, mode, offset, len)?,
             None => {
@@ -216,7 +212,7 @@ impl OpenFile {
             return Err(Errno::EINVAL);
         }
         let core = &self.node.core;
-        let _data = self.node.lock.read();
+        let _data = core.lock_shared(&self.node);
         let Some(pages) = self.node.pages_used() else {
             return core.fs.seek(self.node.ino(), offset, target);
         };
@@ -310,9 +306,9 @@ impl Drop for OpenFile {
 }
 
 /// The first bytes of a source.
-struct Front<'s> {
-    source: &'s mut dyn Source,
-    len: usize,
+pub(crate) struct Front<'s> {
+    pub(crate) source: &'s mut dyn Source,
+    pub(crate) len: usize,
 }
 
 impl Source for Front<'_> {
@@ -358,7 +354,7 @@ impl crate::inode::Inode {
     }
 
     /// A write through the libservice reached `end`. Call with the data lock held for change.
-    fn grew(&self, end: u64) {
+    pub(crate) fn grew(&self, end: u64) {
         let mut attr = self.attr();
         attr.size = attr.size.max(end);
         self.mirror(&attr);

@@ -19,6 +19,7 @@ use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use crate::cache::FilePages;
 use crate::core::Core;
 use crate::fs::{Attr, Kind};
+use crate::view::Viewed;
 
 /// A live inode of one [`Vfs`](crate::Vfs); cheap to clone. While one is held, the inode lives.
 pub type Node = Arc<Inode>;
@@ -33,6 +34,11 @@ pub(crate) const LINKABLE: u32 = 4;
 pub(crate) const LOCKED: u32 = 8;
 /// A directory on which somebody has a lease. Changes while its entries are locked, or ends.
 pub(crate) const LEASED: u32 = 16;
+/// A regular file that somebody keeps views of. Changes with `views` locked.
+pub(crate) const VIEWED: u32 = 32;
+/// A regular file whose newest bytes may be with a client; see [`view`](crate::view). Goes up with
+/// the data locked for change.
+pub(crate) const LENT: u32 = 64;
 
 /// A live inode. Thread-safe.
 pub struct Inode {
@@ -54,6 +60,8 @@ pub struct Inode {
     parent: Mutex<Option<Node>>,
     target: OnceLock<Box<[u8]>>,
     pages: OnceLock<Box<FilePages>>,
+    /// Who shows its clients what is in the file.
+    pub(crate) views: Mutex<Vec<Viewed>>,
 }
 
 impl std::fmt::Debug for Inode {
@@ -101,6 +109,7 @@ impl Inode {
             parent: Mutex::new(parent),
             target: OnceLock::new(),
             pages: OnceLock::new(),
+            views: Mutex::default(),
         };
         inode.mirror(&attr);
         inode
@@ -178,6 +187,7 @@ impl Inode {
         if attr.atime <= attr.mtime || attr.atime <= attr.ctime {
             self.raise(ATIME_DUE);
         }
+        self.attr_changed();
     }
 
     /// The state, asked for anew where the kept one may be old.

@@ -47,6 +47,7 @@ mod pieces;
 mod rename;
 mod stats;
 mod vfs;
+mod view;
 mod walk;
 mod xattr;
 
@@ -60,3 +61,4 @@ pub use name::Name;
 pub use rename::{Moved, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
 pub use stats::Stats;
 pub use vfs::{Create, Last, Options, PathError, Vfs};
+pub use view::Viewer;

@@ -123,6 +123,7 @@ impl Vfs {
     pub fn sync(&self) -> Result<()> {
         self.begin();
         self.core.settle_all();
+        self.core.end_loans();
         let written = self.core.write_back_all();
         let synced = self.core.fs.sync();
         written.and(synced)
@@ -157,6 +158,7 @@ impl Vfs {
 
 impl Drop for Vfs {
     fn drop(&mut self) {
+        self.core.end_loans();
         self.core.cache.flusher.stop();
         if let Some(flusher) = self.flusher.take() {
             // A flusher that panicked has said so; what it left is written below.

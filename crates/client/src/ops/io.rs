@@ -15,6 +15,7 @@ use crate::file;
 use crate::outcome::{Detour, Outcome};
 use crate::session::Session;
 use crate::table::{Record, bit};
+use crate::view;
 
 /// Most bytes of one call, as the kernel's `MAX_RW_COUNT`.
 const RW_BYTES_MAX: usize = 0x7fff_f000;
@@ -168,9 +169,14 @@ impl Open<'_> {
         if into.is_empty() {
             return Ok(0);
         }
-        let (handle, length) = (self.handle, into.len() as u64);
-        let message = Message { handle, offset, length, ..Message::new(Op::Read) };
+        if let Some(count) = view::read(self.session, self.file, offset, into) {
+            return Ok(count);
+        }
+        let (handle, length, flags) =
+            (self.handle, into.len() as u64, view::wish(self.file, into.len()));
+        let message = Message { handle, offset, length, flags, ..Message::new(Op::Read) };
         let reply = call::read(self.session, &message, into)?;
+        view::learn(self.session, self.file, reply.handle);
         Ok(call::count(&reply).min(into.len()))
     }
 
@@ -223,6 +229,9 @@ impl Open<'_> {
     fn write_all(&self, at: u64, from: Sources<'_, '_>, total: usize) -> Outcome<(usize, u64)> {
         let room = self.session.channel.buffer_bytes();
         match from {
+            [source] if view::write(self.session, self.file, at, source) => {
+                Ok((total, at + total as u64))
+            }
             [source] if total <= room => self.write_message(at, source),
             _ if total <= room => self.write_gathered(at, from, total),
             _ => self.write_long(at, from),
@@ -308,9 +317,11 @@ impl Open<'_> {
     #[inline]
     fn write_once(&self, at: u64, from: &[u8]) -> Outcome<(usize, u64)> {
         let overlap = !self.file.appends();
-        let (handle, length) = (self.handle, from.len() as u64);
-        let message = Message { handle, offset: at, length, ..Message::new(Op::Write) };
+        let (handle, length, flags) =
+            (self.handle, from.len() as u64, view::wish(self.file, from.len()));
+        let message = Message { handle, offset: at, length, flags, ..Message::new(Op::Write) };
         let reply = call::write(self.session, &message, from, overlap)?;
+        view::learn(self.session, self.file, reply.handle);
         Ok((call::count(&reply).min(from.len()), reply.value[0]))
     }
 }

@@ -11,11 +11,13 @@ use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 use rustix::fs::{SeekFrom, seek};
 
+use super::stat;
 use crate::call;
 use crate::file;
 use crate::outcome::{Detour, Outcome};
 use crate::real;
 use crate::table::{Record, bit};
+use crate::view;
 
 /// Adds `count` to the kernel's position; returns the position before.
 pub(crate) fn advance(fd: RawFd, count: i64) -> Outcome<u64> {
@@ -62,7 +64,10 @@ fn seek_in(file: &Record, fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
 /// Size of a file.
 pub(crate) fn size(file: &Record, fd: RawFd) -> Outcome<i64> {
     let (session, handle) = file::usable(file, fd)?;
-    let attr = call::on_handle(session, Op::Fstat, handle)?.attr.ok_or(Detour::Kernel)?;
+    let attr = match view::attr(session, file) {
+        Some(attr) => attr,
+        None => stat::ask(session, file, handle)?.ok_or(Detour::Kernel)?,
+    };
     i64::try_from(attr.size).map_err(|_| Errno::EOVERFLOW.into())
 }
 

@@ -8,6 +8,9 @@ use crate::call;
 use crate::file;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
+use crate::session::Session;
+use crate::table::Record;
+use crate::view;
 
 /// An inode's state and the device number that it is reported with.
 pub(crate) struct Stat {
@@ -47,7 +50,22 @@ pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
 pub(crate) fn fstat(fd: RawFd) -> Outcome<Stat> {
     let file = file::find(fd)?;
     let (session, handle) = file::usable(&file, fd)?;
-    with_device(call::on_handle(session, Op::Fstat, handle)?.attr)
+    if let Some(attr) = view::attr(session, &file) {
+        return with_device(Some(attr));
+    }
+    with_device(ask(session, &file, handle)?)
+}
+
+/// Asks for the state of an open file.
+pub(super) fn ask(
+    session: &'static Session,
+    file: &Record,
+    handle: u64,
+) -> Outcome<Option<WireAttr>> {
+    let flags = view::wish(file, 0);
+    let reply = call::plain(session, Message { handle, flags, ..Message::new(Op::Fstat) })?;
+    view::learn(session, file, reply.handle);
+    Ok(reply.attr)
 }
 
 fn with_device(attr: Option<WireAttr>) -> Outcome<Stat> {

@@ -81,6 +81,7 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
     let range = Range { offset: transfer.offset, len: u64::from(size) };
     if transfer.transfer_flags & READ_LOCKOWNER == 0 {
         call.session.has_pages(&handle);
+        call.session.lane.has_pages(file.node());
         call.settle_fill(file.node(), range)?;
     } else {
         call.settle(file.node(), range)?;

@@ -35,7 +35,7 @@ use super::handles::{Handle, HandleTable};
 use super::init::{self, MESSAGE_BYTES_MAX, Params};
 use super::locks::Waits;
 use super::names::name_of_slot;
-use super::nodes::VirtualDir;
+use super::nodes::{Target, VirtualDir};
 use super::ops::{self, Call, End, Exit, Outcome};
 use super::progress::{Mark, Marks};
 use super::protocol::{fopen, init as init_flags};
@@ -374,6 +374,9 @@ impl Session {
         self.lane.nodes.opened(node_id);
         if !self.is_direct() {
             self.lane.nodes.has_pages(node_id);
+        }
+        if let Ok(Target::Node(node)) = self.lane.nodes.get(node_id) {
+            self.lane.has_pages(&node);
         }
     }
 

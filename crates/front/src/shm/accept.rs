@@ -23,6 +23,7 @@ use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_ipc::handshake::{HELLO_BYTES, Hello, Welcome};
 use polylane_ipc::{Geometry, ServiceChannel};
 use polylane_sys::event::{Epoll, Interest, Ready};
+use polylane_sys::pulse::Pulse;
 use polylane_sys::scm::{self, Peer};
 use polylane_vfs::{Cred, LockOwner};
 
@@ -30,6 +31,7 @@ use super::helpers::Helpers;
 use super::holders::{Holders, is_readable};
 use super::session::{Parts, Process, Session};
 use super::stats::Stats;
+use super::views::FramesLeft;
 use super::worker::Inbox;
 use super::{Config, guarded};
 use crate::lane::Lane;
@@ -58,6 +60,9 @@ pub(super) struct Around {
     pub(super) stop: OwnedFd,
     pub(super) stopping: AtomicBool,
     pub(super) session_count: AtomicUsize,
+    pub(super) frames_left: Arc<FramesLeft>,
+    /// Beats as long as the acceptor runs: no client believes what it was shown by a dead service.
+    pub(super) pulse: Arc<Pulse>,
 }
 
 /// Something the epoll set watches.
@@ -76,6 +81,8 @@ pub(super) struct Acceptor {
     processes: HashMap<u32, Arc<Process>>,
     holders: Arc<Holders>,
     next: u64,
+    /// The kernel will say when we are dead.
+    beats: bool,
 }
 
 impl Acceptor {
@@ -88,11 +95,13 @@ impl Acceptor {
         epoll.add(&around.stop, STOP, Interest::Level)?;
         let (watched, processes) = (HashMap::new(), HashMap::new());
         let holders = Arc::default();
-        Ok(Acceptor { around, listener, epoll, watched, processes, holders, next: STOP })
+        let (next, beats) = (STOP, false);
+        Ok(Acceptor { around, listener, epoll, watched, processes, holders, next, beats })
     }
 
     /// Lets clients in and out until the server stops.
     pub(super) fn run(mut self) {
+        self.beats = self.around.pulse.beat().is_ok();
         let mut ready = Vec::new();
         while !self.around.stopping.load(Ordering::Acquire) {
             ready.clear();
@@ -218,6 +227,7 @@ impl Acceptor {
             slots,
             lane: around.lane.clone(),
             stats: around.stats.clone(),
+            frames_left: around.frames_left.clone(),
         }))
     }
 
@@ -233,7 +243,9 @@ impl Acceptor {
             plan: session.channel.plan(),
             covered: self.around.config.covered.clone(),
         };
-        scm::send(socket, &welcome.to_bytes()?, &session.channel.client_fds())
+        let pulse = self.beats.then(|| self.around.pulse.fd());
+        let fds: Vec<_> = session.channel.client_fds().into_iter().chain(pulse).collect();
+        scm::send(socket, &welcome.to_bytes()?, &fds)
     }
 
     /// The process of that number, known already or new. `ESRCH`: it is gone, or lives where we

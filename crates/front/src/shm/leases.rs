@@ -312,7 +312,7 @@ impl Session {
         let file = self.with_room(state, true, open)?;
         let node = file.node().clone();
         self.slots.bind(slot, file.clone())?;
-        let open = Open::File { file, slot: Some(slot) };
+        let open = Open::File { file, slot: Some(slot), view: None };
         if let Err(errno) = self.add_streamed(Handle::from_wire(entry.handle), open) {
             self.slots.unbind(slot)?;
             return Err(errno.into());

@@ -31,6 +31,7 @@ mod serve;
 mod session;
 mod stats;
 mod table;
+mod views;
 mod worker;
 
 use std::os::fd::OwnedFd;
@@ -40,14 +41,17 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_base::{Errno, Result};
 use polylane_ipc::layout::GROUPS_MAX;
+use polylane_ipc::view::FRAME_BYTES;
 use polylane_ipc::{CopyPlan, Geometry};
 use polylane_sys::cpu;
 use polylane_sys::event::{self, eventfd};
+use polylane_sys::pulse::Pulse;
 
 use self::accept::{Acceptor, Around};
 use self::helpers::Helpers;
 use self::post::Post;
 use self::stats::Stats;
+use self::views::FramesLeft;
 use self::worker::{Inbox, Worker};
 use crate::lane::Lane;
 
@@ -71,6 +75,8 @@ pub struct Config {
     pub sessions_per_uid_max: usize,
     /// Processes that are known, connected or not.
     pub processes_max: usize,
+    /// Most bytes of file data shown to all clients together.
+    pub view_bytes_max: u64,
     /// Directories of the lane that the kernel has covered with something else, from the root.
     pub covered: Vec<Vec<u8>>,
 }
@@ -85,6 +91,7 @@ impl Default for Config {
             sessions_max: 1024,
             sessions_per_uid_max: 768,
             processes_max: 4096,
+            view_bytes_max: 256 << 20,
             covered: vec![polylane_ipc::message::RESERVED_DIR.into()],
         }
     }
@@ -118,6 +125,9 @@ impl Server {
             return Err(Errno::EINVAL);
         }
         let inboxes = (0..workers.len()).map(Inbox::new).collect::<Result<Vec<_>>>()?;
+        let frames = config.view_bytes_max / FRAME_BYTES as u64;
+        let frames = usize::try_from(frames).unwrap_or(usize::MAX);
+        let frames_left = Arc::new(FramesLeft(AtomicUsize::new(frames)));
         let around = Arc::new(Around {
             lane,
             config,
@@ -127,6 +137,8 @@ impl Server {
             stop: eventfd()?,
             stopping: AtomicBool::new(false),
             session_count: AtomicUsize::new(0),
+            frames_left,
+            pulse: Arc::new(Pulse::new()?),
         });
         let worker_stats = workers.iter().map(|_| Arc::default()).collect();
         // From here on a failure drops the server, which stops what was started.

@@ -7,7 +7,7 @@
 //! Pure: no I/O, no locks, no panics on any input (`tests` feed it random words).
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
-use polylane_ipc::message::{self, Message, Op, PATH_BYTES_MAX, set};
+use polylane_ipc::message::{self, Message, Op, PATH_BYTES_MAX, SHOW, set};
 use polylane_vfs::fs::{SeekFor, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{LockFamily, LockKind};
 
@@ -118,9 +118,10 @@ pub enum FileRequest<'a> {
     Ping,
     Open { at: At<'a>, flags: i32, perm: u32, umask: u32, slot: Option<u32> },
     Close { handle: Handle },
-    Read { handle: Handle, offset: u64, len: usize },
-    Write { handle: Handle, offset: u64, len: usize },
+    Read { handle: Handle, offset: u64, len: usize, show: bool },
+    Write { handle: Handle, offset: u64, len: usize, show: bool },
     Stat { object: Object<'a> },
+    Fstat { handle: Handle, show: bool },
     Access { object: Object<'a>, mask: u32 },
     Mkdir { at: At<'a>, perm: u32, umask: u32 },
     Mknod { at: At<'a>, mode: u32, umask: u32, rdev: u64 },
@@ -196,15 +197,17 @@ impl<'a> Checker<'a> {
     /// A table: one arm per operation.
     fn request(&self) -> Result<FileRequest<'a>> {
         let m = self.message;
-        let handle = Handle::from_wire(m.handle);
+        let (handle, show) = (Handle::from_wire(m.handle), m.flags & SHOW != 0);
         Ok(match m.op {
             Op::Ping => FileRequest::Ping,
             Op::Open => self.open()?,
             Op::Close => FileRequest::Close { handle },
-            Op::Read => FileRequest::Read { handle, offset: m.offset, len: self.read_len()? },
-            Op::Write => FileRequest::Write { handle, offset: m.offset, len: self.write_len()? },
+            Op::Read => FileRequest::Read { handle, offset: m.offset, len: self.read_len()?, show },
+            Op::Write => {
+                FileRequest::Write { handle, offset: m.offset, len: self.write_len()?, show }
+            }
             Op::Stat => FileRequest::Stat { object: self.object(m.flags)? },
-            Op::Fstat => FileRequest::Stat { object: Object::Handle(handle) },
+            Op::Fstat => FileRequest::Fstat { handle, show },
             Op::Access => self.access()?,
             Op::Mkdir => self.mkdir()?,
             Op::Mknod => self.mknod()?,

@@ -210,6 +210,7 @@ mod tests {
             slots: lane.slots.open_session(Token::random().unwrap(), Arc::new([])),
             lane: lane.clone(),
             stats: Arc::default(),
+            frames_left: Arc::new(crate::shm::views::FramesLeft(0.into())),
         });
         (session, client)
     }

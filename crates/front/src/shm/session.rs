@@ -28,6 +28,7 @@ use super::leases::Leases;
 use super::request::{Handle, Start};
 use super::stats::Stats;
 use super::table::{Chosen, Table};
+use super::views::{FramesLeft, Views};
 use crate::lane::Lane;
 use crate::slots::SessionSlots;
 
@@ -74,6 +75,8 @@ pub(super) enum Open {
         file: Arc<OpenFile>,
         /// Number of the bound slot.
         slot: Option<u32>,
+        /// Number of the view that shows it.
+        view: Option<u32>,
     },
     /// A directory to start paths from, and the open directory once it was listed.
     Dir {
@@ -112,6 +115,8 @@ pub(super) struct Session {
     pub(super) stats: Arc<Stats>,
     /// What its client may change unasked.
     pub(super) leases: Leases,
+    /// What its client sees, and may write, unasked.
+    pub(super) views: Views,
     open: Mutex<Table<Open>>,
     /// Files that the client opened by its stream, under handles that it chose.
     streamed: Mutex<Chosen<Open>>,
@@ -128,12 +133,13 @@ pub(super) struct Parts {
     pub(super) slots: Arc<SessionSlots>,
     pub(super) lane: Arc<Lane>,
     pub(super) stats: Arc<Stats>,
+    pub(super) frames_left: Arc<FramesLeft>,
 }
 
 impl Session {
     /// A session with nothing open.
     pub(super) fn new(parts: Parts) -> Arc<Session> {
-        let Parts { id, cred, process, channel, slots, lane, stats } = parts;
+        let Parts { id, cred, process, channel, slots, lane, stats, frames_left } = parts;
         let session = Arc::new(Session {
             id,
             cred,
@@ -143,6 +149,7 @@ impl Session {
             lane,
             stats,
             leases: Leases::default(),
+            views: Views::new(frames_left),
             open: Mutex::new(Table::new(HANDLES_MAX)),
             streamed: Mutex::default(),
             parked: Mutex::default(),
@@ -162,6 +169,27 @@ impl Session {
     /// in use.
     pub(super) fn add_streamed(&self, handle: Handle, open: Open) -> Result<()> {
         self.streamed.lock().insert(handle, open)
+    }
+
+    /// The view that a handle refers to.
+    pub(super) fn view_in(&self, handle: Handle) -> Option<u32> {
+        let view = |open: &Open| match open {
+            Open::File { view, .. } => *view,
+            Open::Dir { .. } => None,
+        };
+        self.with(handle, view).ok().flatten()
+    }
+
+    /// Has a handle refer to a view. False: it refers to one already, or is closed.
+    pub(super) fn set_view(&self, handle: Handle, number: u32) -> bool {
+        let set = |open: Result<&mut Open>| match open {
+            Ok(Open::File { view: view @ None, .. }) => view.replace(number).is_none(),
+            _ => false,
+        };
+        match handle.index & STREAMED_HANDLE {
+            0 => set(self.open.lock().get_mut(handle)),
+            _ => set(self.streamed.lock().get_mut(handle)),
+        }
     }
 
     fn with<T>(&self, handle: Handle, look: impl FnOnce(&Open) -> T) -> Result<T> {
@@ -227,6 +255,7 @@ impl Session {
         }
         // First what the client did: it counts as done.
         self.close_leases();
+        self.end_views();
         self.lane.slots.drop_session(&self.slots);
         let parked = std::mem::take(&mut *self.parked.lock());
         for parked in parked.into_values() {

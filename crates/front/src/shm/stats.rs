@@ -20,6 +20,8 @@ pub struct Stats {
     sleeps: AtomicU64,
     streamed: AtomicU64,
     stream_failed: AtomicU64,
+    brought_back: AtomicU64,
+    loans_failed: AtomicU64,
 }
 
 /// What all workers and helpers did, at one moment; not a consistent cut.
@@ -45,6 +47,10 @@ pub struct Totals {
     pub streamed: u64,
     /// Those that failed: their clients broke the rules.
     pub stream_failed: u64,
+    /// Pages that clients wrote on loan and that reached the file system.
+    pub brought_back: u64,
+    /// Loans of which something did not.
+    pub loans_failed: u64,
 }
 
 impl Totals {
@@ -68,6 +74,8 @@ impl Default for Stats {
             sleeps: zero(),
             streamed: zero(),
             stream_failed: zero(),
+            brought_back: zero(),
+            loans_failed: zero(),
         }
     }
 }
@@ -84,6 +92,12 @@ impl Stats {
     pub(super) fn streamed(&self, done: bool) {
         let count = if done { &self.streamed } else { &self.stream_failed };
         count.fetch_add(1, Relaxed);
+    }
+
+    /// A loan ended.
+    pub(super) fn brought_back(&self, pages: usize, whole: bool) {
+        self.brought_back.fetch_add(pages as u64, Relaxed);
+        self.loans_failed.fetch_add(u64::from(!whole), Relaxed);
     }
 
     /// A request ended like this.
@@ -138,6 +152,8 @@ impl Stats {
             sum.sleeps += stats.sleeps.load(Relaxed);
             sum.streamed += stats.streamed.load(Relaxed);
             sum.stream_failed += stats.stream_failed.load(Relaxed);
+            sum.brought_back += stats.brought_back.load(Relaxed);
+            sum.loans_failed += stats.loans_failed.load(Relaxed);
         }
         sum
     }

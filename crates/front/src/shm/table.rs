@@ -128,6 +128,14 @@ impl<T> Chosen<T> {
         }
     }
 
+    /// The thing of that handle, to be changed. `EBADF` when there is none.
+    pub(super) fn get_mut(&mut self, handle: Handle) -> Result<&mut T> {
+        match self.places.get_mut((handle.index & !STREAMED_HANDLE) as usize) {
+            Some(Some((generation, value))) if *generation == handle.generation => Ok(value),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
     /// Takes the thing of that handle out. `EBADF` when there is none.
     pub(super) fn remove(&mut self, handle: Handle) -> Result<T> {
         self.get(handle)?;

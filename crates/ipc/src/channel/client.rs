@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use polylane_base::{Errno, Result};
 use polylane_sys::futex::Woken;
+use polylane_sys::pulse::Felt;
 use polylane_sys::{Region, cpu, event};
 
 use super::mailbox::Mailbox;
@@ -28,6 +29,7 @@ use crate::message::{
 use crate::queue::Mapped;
 use crate::queue::bell::Bell;
 use crate::stream::Stream;
+use crate::view::Views;
 
 /// How long a sleeper goes without asking whether the service lives.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(100);
@@ -81,6 +83,7 @@ pub struct ClientChannel {
     geometry: Geometry,
     plan: CopyPlan,
     doorbells: Vec<OwnedFd>,
+    pulse: Option<Felt>,
     claimed: [AtomicU64; MAILBOXES_MAX as usize / 64],
     own: Box<[Own]>,
 }
@@ -92,14 +95,18 @@ struct Posted {
 }
 
 impl ClientChannel {
-    /// Maps a channel that the service made: its memfd, one eventfd per core group, and what the
-    /// welcome said. `EPROTO` when they do not fit each other.
+    /// Maps a channel that the service made: its memfd, one eventfd per core group and perhaps the
+    /// service's pulse after them, and what the welcome said. `EPROTO` when they do not fit each other.
     pub fn attach(
         memfd: OwnedFd,
-        doorbells: Vec<OwnedFd>,
+        mut doorbells: Vec<OwnedFd>,
         geometry: Geometry,
         plan: CopyPlan,
     ) -> Result<ClientChannel> {
+        let pulse = match doorbells.len().checked_sub(geometry.groups as usize) {
+            Some(1) => doorbells.pop().map(Felt::attach).transpose()?,
+            _ => None,
+        };
         let layout = geometry.layout().map_err(|_| Errno::EPROTO)?;
         let region = Region::attach(&memfd, layout.total_bytes())?;
         let word = |offset| region.word32(offset).load(Ordering::Relaxed);
@@ -109,6 +116,7 @@ impl ClientChannel {
             && word(header::BUFFER) == geometry.buffer_bytes
             && word(header::QUEUE) == geometry.queue as u32
             && word(header::GROUPS) == geometry.groups
+            && word(header::FRAMES) == geometry.frames
             && doorbells.len() == geometry.groups as usize;
         if !fits {
             return Err(Errno::EPROTO);
@@ -117,7 +125,7 @@ impl ClientChannel {
         let budget = || Own { budget: AtomicU32::new(BUDGET_MAX), sleeps: AtomicU32::new(0) };
         let own = (0..geometry.mailbox_count).map(|_| budget()).collect();
         let claimed = std::array::from_fn(|_| AtomicU64::new(0));
-        Ok(ClientChannel { region, layout, geometry, plan, doorbells, claimed, own })
+        Ok(ClientChannel { region, layout, geometry, plan, doorbells, pulse, claimed, own })
     }
 
     /// Its shape.
@@ -171,6 +179,33 @@ impl ClientChannel {
     #[inline]
     pub fn stream(&self) -> Stream<Mapped<'_>> {
         Stream(Mapped::new(&self.region, self.layout.stream()))
+    }
+
+    /// Whether the service is known to be dead. False where it cannot be known without asking.
+    #[inline]
+    pub fn is_dead(&self) -> bool {
+        self.pulse.as_ref().is_some_and(|pulse| !pulse.beats())
+    }
+
+    /// What the service shows of open files; `None`: it shows nothing, or it would not be known
+    /// when it dies, and what it shows with it.
+    #[inline]
+    pub fn views(&self) -> Option<Views<Mapped<'_>>> {
+        let memory = Mapped::new(&self.region, self.layout.views());
+        let frames = self.geometry.frames as usize;
+        (frames > 0 && self.pulse.is_some()).then_some(Views { memory, frames })
+    }
+
+    /// Stores bytes in a frame, at an offset that [`Views`] gave, and within that frame.
+    #[inline]
+    pub fn frame_put(&self, at: usize, from: &[u8]) {
+        self.region.copy_in(self.layout.views() + at, from);
+    }
+
+    /// Copies bytes of a frame out.
+    #[inline]
+    pub fn frame_get(&self, at: usize, into: &mut [u8]) {
+        self.region.copy_out(self.layout.views() + at, into);
     }
 
     /// Waits until the last request of a mailbox is answered, so that its payload may be written.

@@ -24,6 +24,7 @@ use crate::message::{MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, VERSI
 use crate::queue::bell::{Bell, NO_CPU};
 use crate::queue::{Mapped, Ticket};
 use crate::stream::Stream;
+use crate::view::Views;
 
 /// Looks at an overlapped write's progress before it is served as short: some 20 to 50 µs.
 const WRITE_SPINS: u32 = 1000;
@@ -103,6 +104,7 @@ impl ServiceChannel {
         store(header::BUFFER, geometry.buffer_bytes);
         store(header::QUEUE, geometry.queue as u32);
         store(header::GROUPS, geometry.groups);
+        store(header::FRAMES, geometry.frames);
         Stream(Mapped::new(&region, layout.stream())).shut();
         region.word64(header::MAGIC).store(MAGIC, Ordering::Release);
         let groups = 0..geometry.groups as usize;
@@ -230,6 +232,28 @@ impl ServiceChannel {
     #[inline]
     pub fn stream(&self) -> Stream<Mapped<'_>> {
         Stream(Mapped::new(&self.region, self.layout.stream()))
+    }
+
+    /// What the client sees of its files. Use them only if there are frames.
+    #[inline]
+    pub fn views(&self) -> Views<Mapped<'_>> {
+        let memory = Mapped::new(&self.region, self.layout.views());
+        Views { memory, frames: self.geometry.frames as usize }
+    }
+
+    /// Stores bytes in a frame, at an offset that [`Views`] gave.
+    pub fn frame_put(&self, at: usize, from: &[u8]) {
+        self.region.copy_in(self.layout.views() + at, from);
+    }
+
+    /// Stores zeros in a frame.
+    pub fn frame_zero(&self, at: usize, len: usize) {
+        self.region.zero(self.layout.views() + at, len);
+    }
+
+    /// Copies bytes of a frame out.
+    pub fn frame_get(&self, at: usize, into: &mut [u8]) {
+        self.region.copy_out(self.layout.views() + at, into);
     }
 
     /// Copies payload bytes of a taken mailbox out. In range, or it panics: check lengths from the

@@ -93,6 +93,12 @@ pub trait Memory {
     /// Orders every store before it against every load after it, as a `SeqCst` fence.
     fn fence(&self);
 
+    /// Orders every load before it against all that follows.
+    fn fence_acquire(&self);
+
+    /// Orders all that precedes it against every store after it.
+    fn fence_release(&self);
+
     /// What a `SeqCst` read-modify-write or store implies towards a `SeqCst` load after it. Nothing
     /// to do on real atomics, where all four accesses of such a pattern are `SeqCst`; loom, which
     /// models `SeqCst` accesses as acquire and release, needs it as a fence.
@@ -144,6 +150,16 @@ impl Memory for Mapped<'_> {
     #[inline]
     fn fence(&self) {
         std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn fence_acquire(&self) {
+        std::sync::atomic::fence(Ordering::Acquire);
+    }
+
+    #[inline]
+    fn fence_release(&self) {
+        std::sync::atomic::fence(Ordering::Release);
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! Reading and writing through the page cache.
 
-use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use polylane_base::{Errno, Result, Time};
 
 use super::pages::{Edges, FilePages};
 use super::{PAGE, PageData, zero_page};
@@ -228,6 +228,22 @@ impl Core {
         (attr.mtime, attr.ctime) = (now, now);
         node.mirror(&attr);
         node.raise(ATIME_DUE);
+    }
+
+    /// The last change was made at `time`: what was written had been kept elsewhere, and could be
+    /// stored but for `error`, which the next fsync reports. Call with the data lock held for
+    /// change.
+    pub(crate) fn retime(&self, node: &Node, pages: &FilePages, time: Time, error: Option<Errno>) {
+        if let Some(errno) = error {
+            pages.blame(errno);
+        }
+        let mut attr = node.attr();
+        pages.delay();
+        (attr.mtime, attr.ctime) = (time, time);
+        node.mirror(&attr);
+        drop(attr);
+        pages.landed();
+        self.cache.list(node, pages);
     }
 
     /// Changes the size. Call with the data lock held for change.

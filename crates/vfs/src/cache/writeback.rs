@@ -128,6 +128,7 @@ pub(crate) fn run_flusher(core: &Core) {
     while let Some(urgent) = core.cache.flusher.wait(pause) {
         // What was done under leases becomes as old as what is dirty, and no older.
         core.settle_all();
+        core.end_loans();
         let pressed = urgent || core.cache.is_pressed();
         core.cache.flusher.finished(core.write_back_files(pressed));
     }

@@ -80,7 +80,7 @@ fn io_stays_in_range() {
     message.length = u64::MAX;
     message.offset = OFFSET_MAX - 5;
     let handle = Handle::from_wire(0);
-    let want = FileRequest::Read { handle, offset: OFFSET_MAX - 5, len: 5 };
+    let want = FileRequest::Read { handle, offset: OFFSET_MAX - 5, len: 5, show: false };
     assert_eq!(check(&message, b""), Ok(want));
     message.offset = OFFSET_MAX + 1;
     assert_eq!(check(&message, b""), Err(Errno::EINVAL));
@@ -88,7 +88,7 @@ fn io_stays_in_range() {
     message.offset = OFFSET_MAX;
     assert_eq!(check(&message, b""), Err(Errno::EFBIG));
     message.offset = 0;
-    let want = FileRequest::Write { handle, offset: 0, len: BUFFER };
+    let want = FileRequest::Write { handle, offset: 0, len: BUFFER, show: false };
     assert_eq!(check(&message, b""), Ok(want));
 }
 

@@ -6,11 +6,27 @@ use polylane_vfs::{Cred, Kind, SetAttr};
 use super::{Answer, Call, done, with_attr};
 use crate::notifier::Range;
 use crate::shm::request::{Handle, Object};
+use crate::shm::session::Open;
 
 impl Call<'_> {
     pub(super) fn stat(&mut self, object: Object<'_>) -> Answer {
         let node = self.node(object)?;
         Ok(with_attr(&self.vfs().getattr(&node)?))
+    }
+
+    /// The state of an open file or directory; a file's is shown from now on if it is to be.
+    pub(super) fn fstat(&mut self, handle: Handle, show: bool) -> Answer {
+        let open = self.session.get(handle)?;
+        let mut reply = with_attr(&self.vfs().getattr(open.node())?);
+        if let (true, Open::File { file, .. }) = (show && self.can_show(), &open) {
+            reply.handle = self.session.show_state(handle, file);
+        }
+        Ok(reply)
+    }
+
+    /// Whether files change through this service only, so that what is shown of them stays true.
+    pub(super) fn can_show(&self) -> bool {
+        !self.vfs().character().volatile
     }
 
     pub(super) fn access(&mut self, object: Object<'_>, mask: u32) -> Answer {

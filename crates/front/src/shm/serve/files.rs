@@ -11,6 +11,7 @@ use super::{Answer, Call, Failure, done, with_attr};
 use crate::notifier::Range;
 use crate::shm::request::{At, Handle};
 use crate::shm::session::Open;
+use crate::shm::views::Wish;
 use crate::slots::Unbound;
 use crate::tickets::Ticket;
 
@@ -64,7 +65,7 @@ impl Call<'_> {
         if let Some(number) = slot {
             self.session.slots.bind(number, file.clone())?;
         }
-        let handle = self.session.add(Open::File { file, slot });
+        let handle = self.session.add(Open::File { file, slot, view: None });
         if let (Err(_), Some(number)) = (handle, slot) {
             self.session.slots.unbind(number)?;
         }
@@ -73,7 +74,10 @@ impl Call<'_> {
 
     pub(super) fn close(&mut self, handle: Handle) -> Answer {
         let mut reply = done(0);
-        if let Open::File { file, slot } = self.session.remove(handle)? {
+        if let Open::File { file, slot, view } = self.session.remove(handle)? {
+            if let Some(view) = view {
+                self.session.leave_view(view);
+            }
             // close(2) of any descriptor of a file drops the process's POSIX locks on it.
             self.vfs().drop_locks(file.node(), self.session.process.owner);
             if let Some(number) = slot {
@@ -85,16 +89,31 @@ impl Call<'_> {
         Ok(reply)
     }
 
-    pub(super) fn read(&mut self, handle: Handle, offset: u64, len: usize) -> Answer {
+    pub(super) fn read(
+        &mut self,
+        (handle, show): (Handle, bool),
+        offset: u64,
+        len: usize,
+    ) -> Answer {
         let file = self.session.file(handle)?;
         self.before_io(file.node(), Range { offset, len: len as u64 })?;
         let mut sink = Out(self.session.channel.read_pipe(self.mailbox, len));
         let count = file.read(offset, len, &mut sink)?;
         self.stats.read(count);
-        Ok(done(count))
+        let mut reply = done(count);
+        if show && self.can_show() {
+            let wish = Wish { handle, offset, len: count as u64 };
+            reply.handle = self.session.show_read(wish, &file);
+        }
+        Ok(reply)
     }
 
-    pub(super) fn write(&mut self, handle: Handle, offset: u64, len: usize) -> Answer {
+    pub(super) fn write(
+        &mut self,
+        (handle, show): (Handle, bool),
+        offset: u64,
+        len: usize,
+    ) -> Answer {
         let file = self.session.file(handle)?;
         let append = file.flags() & libc::O_APPEND != 0;
         let range = if append { Range::ALL } else { Range { offset, len: len as u64 } };
@@ -102,6 +121,7 @@ impl Call<'_> {
         if self.vfs().write_may_wait(len) {
             self.blocking()?;
         }
+        let changes = if show { self.session.changes_of(file.node()) } else { None };
         let mut source = In(self.session.channel.write_pipe(self.mailbox, 0, len));
         let written = file.write(self.cred(), Some(offset), &mut source)?;
         let start = written.end.saturating_sub(written.count as u64);
@@ -109,6 +129,10 @@ impl Call<'_> {
         self.stats.written(written.count);
         let mut reply = done(written.count);
         reply.value[0] = written.end;
+        if show && self.can_show() {
+            let wish = Wish { handle, offset: start, len: written.count as u64 };
+            reply.handle = self.session.show_written(wish, changes, &file);
+        }
         Ok(reply)
     }
 
@@ -184,7 +208,7 @@ impl Call<'_> {
         let own = slot.filter(|(token, _)| *token == self.session.slots.token());
         let flags = file.flags();
         let open = match file.node().kind() {
-            Kind::File => Open::File { file, slot: None },
+            Kind::File => Open::File { file, slot: None, view: None },
             Kind::Dir => Open::Dir { node: file.node().clone(), listing: Some(file) },
             _ => return Err(Failure::UseKernel),
         };

@@ -86,9 +86,10 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::Ping => Ok(done(0)),
         R::Open { at, flags, perm, umask, slot } => call.open(at, flags, (perm, umask), slot),
         R::Close { handle } => call.close(handle),
-        R::Read { handle, offset, len } => call.read(handle, offset, len),
-        R::Write { handle, offset, len } => call.write(handle, offset, len),
+        R::Read { handle, offset, len, show } => call.read((handle, show), offset, len),
+        R::Write { handle, offset, len, show } => call.write((handle, show), offset, len),
         R::Stat { object } => call.stat(object),
+        R::Fstat { handle, show } => call.fstat(handle, show),
         R::Access { object, mask } => call.access(object, mask),
         R::Mkdir { at, perm, umask } => call.mkdir(at, perm, umask),
         R::Mknod { at, mode, umask, rdev } => call.mknod(at, mode, umask, rdev),
@@ -186,7 +187,7 @@ impl<'a> Call<'a> {
 }
 
 /// Whether a program may have the file mapped through the kernel.
-fn kernel_has_pages(node: &Node) -> bool {
+pub(in crate::shm) fn kernel_has_pages(node: &Node) -> bool {
     node.tag().load(Ordering::SeqCst) & (TAG_PAGES | TAG_SLOT_PAGES) != 0
 }
 
@@ -205,7 +206,7 @@ fn with_attr(attr: &Attr) -> Reply {
     Reply { attr: Some(wire_attr(attr)), ..done(0) }
 }
 
-fn wire_attr(attr: &Attr) -> WireAttr {
+pub(in crate::shm) fn wire_attr(attr: &Attr) -> WireAttr {
     let times = [attr.atime, attr.mtime, attr.ctime, attr.btime];
     WireAttr {
         ino: attr.ino.0,

@@ -1,0 +1,171 @@
+//! Open files as the service shows them: state and pages in this process's memory, read without a
+//! request, and written without one where the service lends them. `docs/design/client-cache.md`.
+//!
+//! Whatever is not there, or changes while it is read, is asked for as ever. The request says that
+//! the file is to be shown; the answer says where.
+//!
+//! # Invariants
+//!
+//! - A record's view is good with the session that it names, as long as the record is held.
+//! - What was written counts only if the gate was still open after it; else it is written again, by
+//!   a request. So it must be something that can be written twice: never an append.
+//! - What a dead service showed counts no more: whether it is dead is looked at last.
+//!
+//! # Locking
+//!
+//! The gate of a view keeps the threads of this process apart that write to it. Nobody waits for it
+//! for long: a handler may have interrupted the thread that is inside.
+
+use std::sync::atomic::Ordering;
+
+use polylane_ipc::message::{SHOW, WireAttr};
+use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, Look, NOTES_READS};
+
+use crate::config;
+use crate::session::Session;
+use crate::table::Record;
+
+/// Longer reads and writes are requests: what one of them moves costs more than the way.
+const BYTES_MAX: usize = 64 << 10;
+/// Pages that a write of so many bytes may touch.
+const PAGES_MAX: usize = BYTES_MAX / FRAME_BYTES + 1;
+/// Requests in a row that ask for a view in vain before that is left to every sixteenth.
+const TRIES: u32 = 4;
+/// Looks at a gate while another thread is inside.
+const SPINS: u32 = 100;
+
+/// Flags of open files whose writes must have reached the service.
+const AWAITED_FLAGS: u32 = (libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC) as u32;
+
+type Views = polylane_ipc::view::Views<polylane_ipc::queue::Mapped<'static>>;
+
+/// Nanoseconds since 1970 by the coarse clock, as file times are; no system call.
+fn now() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
+}
+
+/// The views of a session, and the number of the file's.
+#[inline]
+fn shown(session: &'static Session, file: &Record) -> Option<(Views, u32)> {
+    let word = file.view.load(Ordering::Relaxed);
+    let number = (word as u32).checked_sub(1)?;
+    if (word >> 32) as u32 != session.number {
+        return None;
+    }
+    if session.channel.is_dead() {
+        session.lose();
+        return None;
+    }
+    Some((session.channel.views()?, number))
+}
+
+/// The flags of a request of `len` bytes that could show the file.
+#[inline]
+pub(crate) fn wish(file: &Record, len: usize) -> u32 {
+    if len > BYTES_MAX {
+        return 0;
+    }
+    if file.view.load(Ordering::Relaxed) != 0 {
+        return SHOW;
+    }
+    let asked = file.asked.fetch_add(1, Ordering::Relaxed);
+    match asked.checked_sub(config::views()) {
+        Some(tries) if tries < TRIES || tries.is_multiple_of(16) => SHOW,
+        _ => 0,
+    }
+}
+
+/// The answer of such a request: its `handle`.
+#[inline]
+pub(crate) fn learn(session: &Session, file: &Record, number: u64) {
+    if number != 0 && file.view.load(Ordering::Relaxed) == 0 {
+        let word = u64::from(session.number) << 32 | u64::from(number as u32);
+        file.view.store(word, Ordering::Relaxed);
+    }
+}
+
+/// The state of an open file, if it is shown.
+#[inline]
+pub(crate) fn attr(session: &'static Session, file: &Record) -> Option<WireAttr> {
+    let (views, number) = shown(session, file)?;
+    views.attr(number).filter(|_| !session.channel.is_dead())
+}
+
+/// Reads what is shown; `None`: to be asked for.
+#[inline]
+pub(crate) fn read(
+    session: &'static Session,
+    file: &Record,
+    offset: u64,
+    into: &mut [u8],
+) -> Option<usize> {
+    let (views, number) = shown(session, file).filter(|_| into.len() <= BYTES_MAX)?;
+    let look = views.look(number).filter(|look| look.has(HAS_DATA))?;
+    let count = views.size(number).saturating_sub(offset).min(into.len() as u64) as usize;
+    let mut done = 0;
+    while done < count {
+        let at = offset + done as u64;
+        let within = (at % FRAME_BYTES as u64) as usize;
+        let part = (FRAME_BYTES - within).min(count - done);
+        let found = views.find(look, at / FRAME_BYTES as u64)?;
+        let from = views.found_offset(found) + within;
+        session.channel.frame_get(from, &mut into[done..done + part]);
+        if !views.is_whole(found) {
+            return None;
+        }
+        done += part;
+    }
+    if look.has(NOTES_READS) && count > 0 {
+        views.note_read(number, now);
+    }
+    (views.is_same(number, look) && !session.channel.is_dead()).then_some(count)
+}
+
+/// Writes where the service lends it; false: to be written by a request.
+#[inline]
+pub(crate) fn write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
+    let awaited = file.flags.load(Ordering::Relaxed) & AWAITED_FLAGS != 0;
+    let Some((views, number)) = shown(session, file) else { return false };
+    if awaited || from.is_empty() || from.len() > BYTES_MAX {
+        return false;
+    }
+    for _ in 0..SPINS {
+        if !views.is_crowded(number) {
+            break;
+        }
+        std::hint::spin_loop();
+    }
+    let Some(inside) = views.enter(number) else { return false };
+    let put = put(session, &views, number, (offset, from));
+    let counts = views.leave(number, inside, put.map(|()| now()));
+    put.is_some() && counts && !session.channel.is_dead()
+}
+
+/// Stores bytes in frames, from inside the gate. All of them, or nothing that counts.
+fn put(session: &Session, views: &Views, number: u32, (offset, from): (u64, &[u8])) -> Option<()> {
+    let look = views.look(number).filter(|look| look.has(HAS_DATA))?;
+    let end = offset.checked_add(from.len() as u64)?;
+    if end > views.size(number) {
+        return None;
+    }
+    let mut frames = [const { None }; PAGES_MAX];
+    let (first, last) = (offset / FRAME_BYTES as u64, (end - 1) / FRAME_BYTES as u64);
+    for (frame, page) in frames.iter_mut().zip(first..=last) {
+        *frame = Some(lent(views, look, page)?);
+    }
+    let mut done = 0;
+    for frame in frames.into_iter().flatten() {
+        let within = ((offset + done as u64) % FRAME_BYTES as u64) as usize;
+        let part = (FRAME_BYTES - within).min(from.len() - done);
+        let to = views.found_offset(frame) + within;
+        session.channel.frame_put(to, &from[done..done + part]);
+        done += part;
+    }
+    (done == from.len()).then_some(())
+}
+
+/// The frame of a page that may be written, marked as written.
+fn lent(views: &Views, look: Look, page: u64) -> Option<Found> {
+    views.find(look, page).filter(|found| views.mark(*found))
+}

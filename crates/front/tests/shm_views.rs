@@ -1,0 +1,437 @@
+//! Views through the fast lane: what a client is shown of open files is what anybody would read,
+//! what it writes on loan is seen by everybody at once, and what it scribbles harms itself alone.
+
+#[path = "fuse/kernel.rs"]
+#[allow(dead_code, reason = "each test binary uses its part")]
+mod kernel;
+mod shm_kit;
+
+use std::time::{Duration, Instant};
+
+use polylane_base::rng::Rng;
+use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use polylane_front::shm::Config;
+use polylane_ipc::channel::client::Trusting;
+use polylane_ipc::message::{Message, Op, Reply, SHOW, WireAttr, set};
+use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
+use polylane_sys::Region;
+use polylane_vfs::{Cred, OpenFile, SetAttr};
+use shm_kit::{Client, House, connect_raw, count, count_panics, outcome, panics, wait_for};
+
+const PAGE: u64 = FRAME_BYTES as u64;
+
+fn now() -> i64 {
+    std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as i64
+}
+
+/// An open file of a client that uses its view as the library does.
+struct File<'a> {
+    client: &'a Client,
+    handle: u64,
+    view: u32,
+    /// Reads and writes that needed no request.
+    unasked: u32,
+}
+
+impl<'a> File<'a> {
+    fn open(client: &'a Client, path: &str) -> File<'a> {
+        let handle = client.open(path, libc::O_CREAT | libc::O_RDWR).unwrap().0;
+        let message = Message { handle, flags: SHOW, ..Message::new(Op::Fstat) };
+        let reply = client.call(&message).unwrap();
+        assert!(reply.handle > 0, "no view");
+        File { client, handle, view: reply.handle as u32 - 1, unasked: 0 }
+    }
+
+    fn read_shown(&self, offset: u64, into: &mut [u8]) -> Option<usize> {
+        let views = self.client.channel.views().unwrap();
+        let look = views.look(self.view).filter(|look| look.has(HAS_DATA))?;
+        let count = views.size(self.view).saturating_sub(offset).min(into.len() as u64) as usize;
+        let mut done = 0;
+        while done < count {
+            let at = offset + done as u64;
+            let within = (at % PAGE) as usize;
+            let part = (FRAME_BYTES - within).min(count - done);
+            let found = views.find(look, at / PAGE)?;
+            let from = views.found_offset(found) + within;
+            self.client.channel.frame_get(from, &mut into[done..done + part]);
+            if !views.is_whole(found) {
+                return None;
+            }
+            done += part;
+        }
+        if look.has(NOTES_READS) && count > 0 {
+            views.note_read(self.view, now);
+        }
+        views.is_same(self.view, look).then_some(count)
+    }
+
+    fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        if let Some(count) = self.read_shown(offset, &mut data) {
+            self.unasked += 1;
+            data.truncate(count);
+            return data;
+        }
+        let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Read) };
+        (message.length, message.flags) = (len as u64, SHOW);
+        let (channel, mailbox) = (&self.client.channel, self.client.mailbox);
+        let reply = channel.call_read(mailbox, &message, &mut data, &Trusting).unwrap();
+        data.truncate(outcome(reply).map(|reply| count(&reply)).unwrap());
+        data
+    }
+
+    /// Writes what is lent, from inside the gate.
+    fn put(&self, offset: u64, data: &[u8]) -> Option<()> {
+        let views = self.client.channel.views().unwrap();
+        let look = views.look(self.view).filter(|look| look.has(HAS_DATA))?;
+        let end = offset + data.len() as u64;
+        if end > views.size(self.view) {
+            return None;
+        }
+        let page = |page| views.find(look, page).filter(|found| views.mark(*found));
+        let pages = offset / PAGE..=(end - 1) / PAGE;
+        let frames: Vec<Found> = pages.map(page).collect::<Option<_>>()?;
+        let mut done = 0;
+        for frame in frames {
+            let within = ((offset + done as u64) % PAGE) as usize;
+            let part = (FRAME_BYTES - within).min(data.len() - done);
+            let to = views.found_offset(frame) + within;
+            self.client.channel.frame_put(to, &data[done..done + part]);
+            done += part;
+        }
+        Some(())
+    }
+
+    fn write_lent(&self, offset: u64, data: &[u8]) -> bool {
+        let views = self.client.channel.views().unwrap();
+        let Some(inside) = views.enter(self.view) else { return false };
+        let put = self.put(offset, data);
+        views.leave(self.view, inside, put.map(|()| now())) && put.is_some()
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        if self.write_lent(offset, data) {
+            self.unasked += 1;
+            return;
+        }
+        let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Write) };
+        (message.length, message.flags) = (data.len() as u64, SHOW);
+        let (channel, mailbox) = (&self.client.channel, self.client.mailbox);
+        let reply = channel.call_write(mailbox, &message, (0, data), false, &Trusting).unwrap();
+        assert_eq!(outcome(reply).map(|reply| count(&reply)), Ok(data.len()));
+    }
+
+    fn state(&mut self) -> WireAttr {
+        if let Some(attr) = self.client.channel.views().unwrap().attr(self.view) {
+            self.unasked += 1;
+            return attr;
+        }
+        let message = Message { handle: self.handle, flags: SHOW, ..Message::new(Op::Fstat) };
+        self.client.call(&message).unwrap().attr.unwrap()
+    }
+
+    fn call(&self, message: Message) -> Reply {
+        self.client.call(&Message { handle: self.handle, ..message }).unwrap()
+    }
+
+    fn truncate(&self, length: u64) {
+        let arg = [set::SIZE, 0, 0, 0];
+        self.call(Message { length, arg, ..Message::new(Op::SetattrHandle) });
+    }
+
+    fn punch(&self, offset: u64, length: u64) {
+        let flags = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+        self.call(Message { flags, offset, length, ..Message::new(Op::Fallocate) });
+    }
+}
+
+/// The file as the other door opens it.
+fn beside(house: &House, path: &str) -> Arc<OpenFile> {
+    let vfs = &house.lane.vfs;
+    let opened = vfs.open_path(&Cred::root(), &vfs.root(), path.as_bytes(), libc::O_RDWR, 0, 0);
+    opened.unwrap()
+}
+
+fn read_beside(file: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    let count = file.read(offset, len, &mut data.as_mut_slice()).unwrap();
+    data.truncate(count);
+    data
+}
+
+fn two_workers() -> House {
+    House::with(Config { workers: vec![None, None], ..Config::default() })
+}
+
+#[test]
+fn what_was_read_or_written_twice_needs_no_request() {
+    let house = House::new();
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    file.write(0, &[7; 3 * FRAME_BYTES]);
+    // The access time becomes later than that of the write.
+    std::thread::sleep(Duration::from_millis(20));
+    file.state();
+    file.read(PAGE - 50, 100);
+    file.unasked = 0;
+    for _ in 0..10 {
+        assert_eq!(file.read(PAGE - 50, 100), [7; 100]);
+        assert!(file.read(3 * PAGE, 10).is_empty());
+        assert_eq!(file.state().size, 3 * PAGE);
+    }
+    assert_eq!(file.unasked, 30);
+    file.write(0, &[8; FRAME_BYTES]);
+    file.unasked = 0;
+    for n in 0..10 {
+        file.write(10, &[n; 20]);
+        assert_eq!(file.read(9, 3), [8, n, n]);
+    }
+    assert_eq!(file.unasked, 20);
+    assert_eq!(read_beside(&beside(&house, "f"), 0, 31)[29..], [9, 8]);
+    assert!(house.server.totals().brought_back > 0);
+}
+
+#[test]
+fn a_model_agrees_through_every_door() {
+    let house = two_workers();
+    let clients = [house.client(), house.client()];
+    for seed in 0..12 {
+        let (mut rng, mut model) = (Rng::new(seed), Vec::<u8>::new());
+        let name = format!("f{seed}");
+        let mut files = clients.each_ref().map(|client| File::open(client, &name));
+        let direct = beside(&house, &name);
+        for step in 0..3000 {
+            // Mostly one client, or none would be lent anything.
+            let who = usize::from(rng.below(if seed % 2 == 0 { 8 } else { 40 }) == 0);
+            let file = &mut files[who];
+            let offset = rng.below(6 * PAGE);
+            let len = 1 + rng.below(2 * PAGE) as usize;
+            let byte = rng.next_u64() as u8;
+            let end = offset as usize + len;
+            match rng.below(40) {
+                0 => {
+                    file.truncate(offset);
+                    model.resize(offset as usize, 0);
+                }
+                1 => {
+                    file.punch(offset, len as u64);
+                    let (from, to) = ((offset as usize).min(model.len()), end.min(model.len()));
+                    model[from..to].fill(0);
+                }
+                2 => {
+                    direct.write(&Cred::root(), Some(offset), &mut &vec![byte; len][..]).unwrap();
+                    model.resize(model.len().max(end), 0);
+                    model[offset as usize..end].fill(byte);
+                }
+                3 => {
+                    let size = file.state().size;
+                    assert_eq!(size, model.len() as u64, "seed {seed}, step {step}");
+                }
+                4..=21 => {
+                    file.write(offset, &vec![byte; len]);
+                    model.resize(model.len().max(end), 0);
+                    model[offset as usize..end].fill(byte);
+                }
+                op => {
+                    let from = (offset as usize).min(model.len());
+                    let want = &model[from..end.min(model.len()).max(from)];
+                    let got = match op {
+                        22 => read_beside(&direct, offset, len),
+                        _ => file.read(offset, len),
+                    };
+                    assert!(got == want, "seed {seed}, step {step}, client {who}");
+                }
+            }
+        }
+        assert_eq!(read_beside(&direct, 0, 1 << 20), model, "seed {seed}");
+        let unasked: u32 = files.iter().map(|file| file.unasked).sum();
+        assert!(unasked > 200, "seed {seed}: {unasked} of 3000 steps");
+        files.iter().for_each(|file| _ = file.client.close(file.handle).unwrap());
+    }
+    assert_eq!(house.server.totals().loans_failed, 0);
+}
+
+/// Reads a page of equal counters; the last one.
+fn counter(page: &[u8]) -> u64 {
+    let count = |eight: &[u8]| u64::from_le_bytes(eight.try_into().unwrap());
+    page.chunks_exact(8).map(count).max().unwrap_or(0)
+}
+
+#[test]
+fn nobody_reads_what_is_older_than_what_was_written() {
+    let house = two_workers();
+    let (writing, reading) = (house.client(), house.client());
+    let mut writer = File::open(&writing, "f");
+    writer.write(0, &[0; FRAME_BYTES]);
+    let (told, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut reader = File::open(&reading, "f");
+            let direct = beside(&house, "f");
+            let (mut last, mut rounds) = (0, 0_u64);
+            while !over.load(SeqCst) {
+                rounds += 1;
+                let before = told.load(SeqCst);
+                let page = match rounds % 3 {
+                    0 => read_beside(&direct, 0, FRAME_BYTES),
+                    _ => reader.read(0, FRAME_BYTES),
+                };
+                let seen = counter(&page);
+                assert!(seen >= before.max(last), "{seen} after {before} and {last}");
+                last = seen;
+                if rounds.is_multiple_of(64) {
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+            }
+        });
+        let end = Instant::now() + Duration::from_secs(3);
+        let mut number: u64 = 0;
+        while Instant::now() < end {
+            number += 1;
+            writer.write(0, &number.to_le_bytes().repeat(FRAME_BYTES / 8));
+            told.store(number, SeqCst);
+            let seen = counter(&writer.read(0, FRAME_BYTES));
+            assert_eq!(seen, number);
+        }
+        over.store(true, SeqCst);
+    });
+    assert!(writer.unasked > 100, "{}", writer.unasked);
+}
+
+#[test]
+fn state_changes_are_seen_at_once_and_times_are_those_of_the_write() {
+    let house = House::new();
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    let direct = beside(&house, "f");
+    let vfs = &house.lane.vfs;
+    file.write(0, &[1; FRAME_BYTES]);
+    let first = file.state();
+    assert_eq!(file.state(), first);
+    let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+    vfs.setattr(&Cred::root(), direct.node(), &set).unwrap();
+    assert_eq!(file.state().mode & 0o777, 0o600);
+    client.call_at(Message::new(Op::Link), b"f", b"g").unwrap();
+    assert_eq!(file.state().nlink, 2);
+    file.write(0, &[2; FRAME_BYTES]);
+    std::thread::sleep(Duration::from_millis(20));
+    let before = now();
+    assert!(file.write_lent(0, &[3; 10]));
+    let after = now();
+    std::thread::sleep(Duration::from_millis(20));
+    let seen = vfs.getattr(direct.node()).unwrap().mtime;
+    let seen = seen.sec * 1_000_000_000 + i64::from(seen.nsec);
+    assert!((before..=after).contains(&seen), "{before} {seen} {after}");
+    assert!(!file.write_lent(0, &[4; 10]), "the loan is over");
+}
+
+#[test]
+fn a_client_that_never_leaves_holds_nobody_up() {
+    let house = House::new();
+    let (stuck, other) = (house.client(), house.client());
+    let mut file = File::open(&stuck, "f");
+    file.write(0, &[1; 2 * FRAME_BYTES]);
+    assert!(file.write_lent(0, &[2; FRAME_BYTES]));
+    let inside = stuck.channel.views().unwrap().enter(file.view).unwrap();
+    file.put(PAGE, &[3; 10]).unwrap();
+    let mut theirs = File::open(&other, "f");
+    assert_eq!(theirs.read(0, 4), [2; 4]);
+    assert_eq!(counter(&theirs.read(2 * PAGE - 8, 8)), u64::from_le_bytes([1; 8]));
+    // What it writes now is written where nothing else was put meanwhile.
+    for n in 0..200 {
+        let mut more = File::open(&stuck, &format!("more{n}"));
+        more.write(0, &vec![9; 64 * FRAME_BYTES]);
+        (0..64).for_each(|page| _ = more.read(page * PAGE, 1));
+    }
+    file.put(PAGE, &[3; 10]);
+    for n in 0..200 {
+        let mut more = File::open(&stuck, &format!("more{n}"));
+        (0..64).for_each(|page| assert_eq!(more.read(page * PAGE, 10), [9; 10]));
+    }
+    assert!(!stuck.channel.views().unwrap().leave(file.view, inside, None));
+    file.write(PAGE, &[3; 10]);
+    assert_eq!(theirs.read(PAGE, 11)[9..], [3, 1]);
+    file.write(0, &[4; FRAME_BYTES]);
+    assert_eq!(theirs.read(0, 1), [4]);
+}
+
+#[test]
+fn a_client_that_dies_leaves_what_it_wrote() {
+    let house = House::new();
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    file.write(0, &[1; 2 * FRAME_BYTES]);
+    assert!(file.write_lent(100, &[2; 50]));
+    let _never_left = client.channel.views().unwrap().enter(file.view).unwrap();
+    drop(client);
+    wait_for("the session's end", || house.server.session_count() == 0);
+    let direct = beside(&house, "f");
+    wait_for("what was written", || read_beside(&direct, 99, 3) == [1, 2, 2]);
+    assert_eq!(read_beside(&direct, 149, 2), [2, 1]);
+}
+
+#[test]
+fn scribbling_on_views_harms_the_scribbler_only() {
+    count_panics();
+    let house = two_workers();
+    let good = house.client();
+    let mut kept = File::open(&good, "kept");
+    kept.write(0, &[5; 8 * FRAME_BYTES]);
+    let (socket, welcome, fds) = connect_raw(&house.socket).unwrap();
+    let layout = welcome.geometry.layout().unwrap();
+    let region = Region::attach(&fds[0], layout.total_bytes()).unwrap();
+    let mut fds = fds.into_iter();
+    let memfd = fds.next().unwrap();
+    let channel =
+        polylane_ipc::ClientChannel::attach(memfd, fds.collect(), welcome.geometry, welcome.plan)
+            .unwrap();
+    let mailbox = channel.claim().unwrap();
+    let bad = Client { socket, welcome, channel: Arc::new(channel), mailbox };
+    let mut rng = Rng::new(3);
+    let end = Instant::now() + Duration::from_secs(3);
+    let mut readable = File::open(&bad, "kept");
+    while Instant::now() < end {
+        let mut own = File::open(&bad, "own");
+        own.write(0, &[1; 4 * FRAME_BYTES]);
+        own.read(0, 100);
+        readable.read(0, 100);
+        for _ in 0..200 {
+            let tables = 256 * 256 + 4096 * 16;
+            let span = if rng.below(2) == 0 { 4096 } else { tables + 64 * FRAME_BYTES as u64 };
+            let at = layout.views() + (rng.below(span / 8) * 8) as usize;
+            region.word64(at).store(rng.next_u64(), SeqCst);
+        }
+        let mut message = Message { handle: own.handle, offset: 0, ..Message::new(Op::Write) };
+        (message.length, message.flags) = (10, SHOW);
+        let written =
+            bad.channel.call_write(bad.mailbox, &message, (0, &[1; 10]), false, &Trusting);
+        assert!(written.is_ok());
+        bad.call(&Message { handle: own.handle, ..Message::new(Op::Fstat) }).unwrap();
+        bad.close(own.handle).unwrap();
+        assert_eq!(kept.read(0, 8 * FRAME_BYTES), [5; 8 * FRAME_BYTES]);
+    }
+    drop(bad);
+    let direct = beside(&house, "kept");
+    assert_eq!(read_beside(&direct, 0, 9 * FRAME_BYTES), [5; 8 * FRAME_BYTES]);
+    assert_eq!(panics(), 0);
+}
+
+#[test]
+fn a_file_that_is_only_written_shows_no_bytes() {
+    let house = House::new();
+    let client = house.client();
+    File::open(&client, "f").write(0, b"secret");
+    let handle = client.open("f", libc::O_WRONLY).unwrap().0;
+    let fresh = house.client();
+    let handle_2 = fresh.open("f", libc::O_WRONLY).unwrap().0;
+    for (client, handle) in [(&client, handle), (&fresh, handle_2)] {
+        let mut message = Message { handle, flags: SHOW, ..Message::new(Op::Write) };
+        message.length = 1;
+        let channel = &client.channel;
+        channel.call_write(client.mailbox, &message, (0, b"S"), false, &Trusting).unwrap();
+    }
+    let views = fresh.channel.views().unwrap();
+    let look = views.look(0).unwrap();
+    assert!(views.find(look, 0).is_none());
+}

@@ -1,0 +1,299 @@
+//! Views: copies of a file that a front end keeps where its client reads and writes them unasked.
+//!
+//! Whoever keeps a view of a file is told before the file's data changes and after its state did,
+//! so that what it shows is never older than what anybody was told. A view may also be *lent* for
+//! writing: then the newest bytes are with its client, and whoever else comes near the file first
+//! has them brought back.
+//!
+//! | who | does | then |
+//! |---|---|---|
+//! | anybody | changes data or size | views lose the range before, or all of it |
+//! | anybody | changes the state in any way | views lose the state |
+//! | anybody, the client by a request too | reads, changes, syncs or asks for the state | a loan ends |
+//! | a program | maps the file through the kernel | a loan ends, views lose all |
+//!
+//! # Why nothing is missed
+//!
+//! - Pages are put into a view with the file's data locked against change, and lost with it locked
+//!   for change; the state is put there with the attributes locked, as it is changed.
+//! - A loan begins with the data locked for change ([`LENT`] goes up), and everybody who locks the
+//!   data looks at the flag under that lock.
+//!
+//! # Locking
+//!
+//! An inode's data, then its attributes, then its `views`; a [`Viewer`] is told of changes under
+//! all three and takes its own lock last. It is asked to bring back a loan without any of them.
+
+use polylane_base::sync::{Arc, RwLockReadGuard, RwLockWriteGuard, Weak};
+use polylane_base::{Errno, Result, Time};
+
+use crate::access::{SET_GID, SET_UID};
+use crate::cache::ReadAhead;
+use crate::core::Core;
+use crate::file::OpenFile;
+use crate::fs::{Attr, Kind, SetAttr, SetTime, Source};
+use crate::inode::{ATIME_DUE, Inode, LENT, Node, VIEWED};
+use crate::vfs::Vfs;
+
+/// A front end's session that keeps views. Its own lock is taken after any of the VFS.
+pub trait Viewer: Send + Sync {
+    /// Bytes from `start` to before `end` are about to change, the size perhaps too. Called with
+    /// the data locked for change.
+    fn data_changes(&self, view: u32, start: u64, end: u64);
+
+    /// The state has changed. Called with locks of the inode held.
+    fn attr_changed(&self, view: u32);
+
+    /// Brings back what the client wrote on loan ([`Vfs::bring_back`]) and ends the loan
+    /// ([`Vfs::end_loan`]). Called without locks of the VFS. When it returns, the loan is over.
+    fn end_loan(&self, view: u32, node: &Node);
+}
+
+/// One view of an inode.
+#[derive(Clone)]
+pub(crate) struct Viewed {
+    viewer: Weak<dyn Viewer>,
+    session: u64,
+    view: u32,
+}
+
+impl Vfs {
+    /// From now on the session's view `view` of a regular file is told of changes. One view of a
+    /// file per session. `EOPNOTSUPP` where files change behind our back, and for what is no
+    /// regular file.
+    pub fn add_view(
+        &self,
+        node: &Node,
+        (session, view): (u64, u32),
+        viewer: Weak<dyn Viewer>,
+    ) -> Result<()> {
+        if self.core.character.volatile || node.kind() != Kind::File {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let mut views = node.views.lock();
+        views.push(Viewed { viewer, session, view });
+        node.raise(VIEWED);
+        Ok(())
+    }
+
+    /// The session's view of a file is told of nothing any more. Its loan must have ended.
+    pub fn remove_view(&self, node: &Node, (session, view): (u64, u32)) {
+        let mut views = node.views.lock();
+        views.retain(|viewed| (viewed.session, viewed.view) != (session, view));
+        if views.is_empty() {
+            node.lower(VIEWED);
+        }
+    }
+
+    /// Hands the state of a viewed file, and whether the next read must go through the VFS because
+    /// it moves the access time, to `show`, with the data and the attributes locked.
+    pub fn show_attr(&self, node: &Node, show: &mut dyn FnMut(&Attr, bool)) -> Result<()> {
+        let _data = self.core.lock_shared(node);
+        let held = node.fresh_attr()?;
+        let mut attr = *held;
+        if let Some(pages) = node.pages_used() {
+            attr.blocks += pages.blocks_to_come(&attr);
+        }
+        show(&attr, node.has(ATIME_DUE));
+        Ok(())
+    }
+
+    /// Lends a view for writing, if it is the only one of the file and nothing forbids it; `begin`
+    /// has the last word, with the data locked for change. Within the size the client may write
+    /// where the file system has given room, and nowhere else.
+    pub fn lend(&self, node: &Node, session: u64, begin: &mut dyn FnMut() -> bool) -> bool {
+        let _data = self.core.lock_exclusive(node);
+        let alone = {
+            let views = node.views.lock();
+            views.len() == 1 && views[0].session == session
+        };
+        // Writing would take set-id bits away.
+        if !alone || node.perm() & (SET_UID | SET_GID) != 0 || self.core.writable().is_err() {
+            return false;
+        }
+        node.raise(LENT);
+        let begun = begin();
+        if begun {
+            self.core.lent.lock().insert(node.id, Arc::downgrade(node));
+        } else {
+            node.lower(LENT);
+        }
+        begun
+    }
+
+    /// Stores what a client wrote on loan: offsets, and bytes of which those past the end of the
+    /// file are dropped. `written`: when it wrote last, if it did; `read`: when it read first. For
+    /// [`Viewer::end_loan`] only.
+    pub fn bring_back(
+        &self,
+        node: &Node,
+        parts: &[(u64, Box<[u8]>)],
+        (written, read): (Option<Time>, Option<Time>),
+    ) -> Result<()> {
+        let _data = node.lock.write();
+        let done = written.map_or(Ok(()), |time| self.put_parts(node, parts, time));
+        if let Some(time) = read.filter(|_| node.has(ATIME_DUE)) {
+            self.core.accessed(node, time);
+        }
+        done
+    }
+
+    fn put_parts(&self, node: &Node, parts: &[(u64, Box<[u8]>)], time: Time) -> Result<()> {
+        let (core, mut result) = (&self.core, Ok(()));
+        for (offset, bytes) in parts {
+            let len = node.size().saturating_sub(*offset).min(bytes.len() as u64);
+            let mut source = &bytes[..len as usize];
+            if len > 0 {
+                let written = core.put(node, *offset, len as usize, &mut source);
+                let whole = |count| if count as u64 == len { Ok(()) } else { Err(Errno::ENOSPC) };
+                result = result.and(written.and_then(whole));
+            }
+        }
+        if let Some(pages) = node.pages() {
+            core.retime(node, pages, time, result.err());
+            return result;
+        }
+        let mtime = Some(SetTime::At(time));
+        let set = SetAttr { mtime, ctime: Some(time), ..SetAttr::default() };
+        result.and(core.set(node, &set).map(|_| ()))
+    }
+
+    /// A loan is over: everything was brought back.
+    pub fn end_loan(&self, node: &Node) {
+        node.lower(LENT);
+        let former = self.core.lent.lock().remove(&node.id);
+        drop(former);
+    }
+
+    /// Before the kernel gets pages of a file, which programs change without a word: what was lent
+    /// comes back, and views lose what they show.
+    pub fn blind_views(&self, node: &Node) {
+        self.core.end_loan_on(node);
+        node.data_changes(0, u64::MAX);
+    }
+}
+
+impl OpenFile {
+    /// [`read`](Self::read) for a view: `show` gets the bytes while nobody can change them, those
+    /// past the end of the file left as they were, and no access time moves.
+    pub fn show(&self, offset: u64, into: &mut [u8], show: &mut dyn FnMut(&[u8])) -> Result<()> {
+        let node = self.readable()?;
+        let core = &node.core;
+        let _data = core.lock_shared(node);
+        let (len, mut sink) = (into.len(), &mut *into);
+        match node.pages() {
+            Some(pages) => {
+                // Not the file's own: what is shown again says nothing of how it is read.
+                let ahead = ReadAhead::default();
+                core.cached_read(node, pages, &ahead, offset, len, &mut sink)?
+            }
+            None => core.fs.read(node.ino(), offset, len, &mut sink)?,
+        };
+        show(into);
+        Ok(())
+    }
+}
+
+impl Inode {
+    /// Tells the views that bytes are about to change. Call with the data locked for change.
+    #[inline]
+    pub(crate) fn data_changes(&self, start: u64, end: u64) {
+        if self.has(VIEWED) {
+            self.tell(|viewer, view| viewer.data_changes(view, start, end));
+        }
+    }
+
+    /// Tells the views that the state has changed. Call with the attributes locked.
+    #[inline]
+    pub(crate) fn attr_changed(&self) {
+        if self.has(VIEWED) {
+            self.tell(|viewer, view| viewer.attr_changed(view));
+        }
+    }
+
+    /// A session has let go of all that is open before its last reference goes: to drop that one
+    /// here does nothing.
+    #[cold]
+    fn tell(&self, what: impl Fn(&dyn Viewer, u32)) {
+        for viewed in self.views.lock().iter() {
+            if let Some(viewer) = viewed.viewer.upgrade() {
+                what(&*viewer, viewed.view);
+            }
+        }
+    }
+}
+
+impl Core {
+    /// Locks a file's data against change, with nothing of it on loan. Call without locks.
+    #[inline]
+    pub(crate) fn lock_shared<'a>(&self, node: &'a Node) -> RwLockReadGuard<'a, ()> {
+        loop {
+            let data = node.lock.read();
+            if !node.has(LENT) {
+                return data;
+            }
+            drop(data);
+            self.end_loan_on(node);
+        }
+    }
+
+    /// Locks a file's data for change, with nothing of it on loan. Call without locks.
+    #[inline]
+    pub(crate) fn lock_exclusive<'a>(&self, node: &'a Node) -> RwLockWriteGuard<'a, ()> {
+        loop {
+            let data = node.lock.write();
+            if !node.has(LENT) {
+                return data;
+            }
+            drop(data);
+            self.end_loan_on(node);
+        }
+    }
+
+    /// Has what is on loan of a file brought back. Call without locks.
+    #[inline]
+    pub(crate) fn end_loan_on(&self, node: &Node) {
+        if node.has(LENT) {
+            self.end_loan(node);
+        }
+    }
+
+    #[cold]
+    fn end_loan(&self, node: &Node) {
+        let views = node.views.lock().clone();
+        let mut asked = false;
+        for viewed in views {
+            if let Some(viewer) = viewed.viewer.upgrade() {
+                viewer.end_loan(viewed.view, node);
+                asked = true;
+            }
+        }
+        if !asked {
+            // Its session is gone without a word; there is nobody left to bring anything.
+            node.lower(LENT);
+            self.lent.lock().remove(&node.id);
+        }
+    }
+
+    /// Has all that is on loan brought back. Call without locks.
+    pub(crate) fn end_loans(&self) {
+        let lent: Vec<Node> = self.lent.lock().values().filter_map(Weak::upgrade).collect();
+        lent.iter().for_each(|node| self.end_loan_on(node));
+    }
+
+    /// Writes to the cache or the libservice. Call with the data locked for change.
+    pub(crate) fn put(
+        &self,
+        node: &Node,
+        at: u64,
+        len: usize,
+        source: &mut dyn Source,
+    ) -> Result<usize> {
+        if let Some(pages) = node.pages() {
+            return self.cached_write(node, pages, at, len, source);
+        }
+        let count = self.fs.write(node.ino(), at, &mut crate::file::Front { source, len })?;
+        node.grew(at + count as u64);
+        Ok(count)
+    }
+}
