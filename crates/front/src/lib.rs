@@ -12,5 +12,6 @@ pub mod notifier;
 pub mod shm;
 pub mod slots;
 pub mod tickets;
+pub mod vhost_user;
 
 pub use lane::Lane;

@@ -1,0 +1,178 @@
+//! A descriptor chain: walked once, checked, and turned into ranges of guest memory.
+//!
+//! `virtio-queue` has a walker too, but it cannot say whether a chain ended or was cut off by
+//! nonsense, and cannot start at a head that was taken before a restart.
+
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
+
+use super::memory::Mapped;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+const DESCRIPTOR_BYTES: u64 = 16;
+
+/// A range of guest memory, inside it when it was looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Segment {
+    pub(super) address: GuestAddress,
+    pub(super) len: u32,
+}
+
+/// What a chain is made of: first what the device reads, then what it writes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Chain {
+    pub(super) readable: Vec<Segment>,
+    pub(super) writable: Vec<Segment>,
+}
+
+/// The chain breaks the specification.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Malformed;
+
+#[derive(Clone, Copy)]
+struct Descriptor {
+    address: u64,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+/// A table of descriptors: the ring's own, or an indirect one.
+#[derive(Clone, Copy)]
+struct Table {
+    address: GuestAddress,
+    count: u16,
+}
+
+impl Table {
+    /// Copies a descriptor out of shared memory, once.
+    fn read(self, memory: &Mapped, index: u16) -> Result<Descriptor, Malformed> {
+        if index >= self.count {
+            return Err(Malformed);
+        }
+        let at = self.address.checked_add(u64::from(index) * DESCRIPTOR_BYTES).ok_or(Malformed)?;
+        let mut bytes = [0; DESCRIPTOR_BYTES as usize];
+        memory.read_slice(&mut bytes, at).map_err(|_| Malformed)?;
+        let [a, b, c, d, e, f, g, h, l0, l1, l2, l3, f0, f1, n0, n1] = bytes;
+        Ok(Descriptor {
+            address: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
+            len: u32::from_le_bytes([l0, l1, l2, l3]),
+            flags: u16::from_le_bytes([f0, f1]),
+            next: u16::from_le_bytes([n0, n1]),
+        })
+    }
+}
+
+impl Chain {
+    /// Walks the chain that begins at descriptor `head` of a ring's table of `count` descriptors.
+    ///
+    /// # Errors
+    /// It leaves its table, has a loop, an indirect table in an indirect table or beside other
+    /// descriptors after it, memory outside of the guest's, or something to read after something
+    /// to write.
+    pub(super) fn walk(
+        memory: &Mapped,
+        table: GuestAddress,
+        count: u16,
+        head: u16,
+    ) -> Result<Chain, Malformed> {
+        let mut table = Table { address: table, count };
+        let (mut index, mut left, mut indirect) = (head, count, false);
+        let mut chain = Chain::default();
+        loop {
+            // More descriptors than the table has: a loop.
+            left = left.checked_sub(1).ok_or(Malformed)?;
+            let descriptor = table.read(memory, index)?;
+            if descriptor.flags & INDIRECT != 0 {
+                if indirect || descriptor.flags & NEXT != 0 {
+                    return Err(Malformed);
+                }
+                table = indirect_table(descriptor)?;
+                (index, left, indirect) = (0, table.count, true);
+                continue;
+            }
+            chain.push(memory, descriptor)?;
+            if descriptor.flags & NEXT == 0 {
+                return Ok(chain);
+            }
+            index = descriptor.next;
+        }
+    }
+
+    fn push(&mut self, memory: &Mapped, descriptor: Descriptor) -> Result<(), Malformed> {
+        let address = GuestAddress(descriptor.address);
+        let len = descriptor.len;
+        if len > 0 && !GuestMemoryBackend::check_range(memory, address, len as usize) {
+            return Err(Malformed);
+        }
+        let writable = descriptor.flags & WRITE != 0;
+        if !writable && !self.writable.is_empty() {
+            return Err(Malformed);
+        }
+        let list = if writable { &mut self.writable } else { &mut self.readable };
+        if len > 0 {
+            list.push(Segment { address, len });
+        }
+        Ok(())
+    }
+}
+
+fn indirect_table(descriptor: Descriptor) -> Result<Table, Malformed> {
+    let len = u64::from(descriptor.len);
+    let count = len / DESCRIPTOR_BYTES;
+    match u16::try_from(count) {
+        Ok(count) if count > 0 && len.is_multiple_of(DESCRIPTOR_BYTES) => {
+            Ok(Table { address: GuestAddress(descriptor.address), count })
+        }
+        _ => Err(Malformed),
+    }
+}
+
+/// Bytes in segments, all together.
+pub(super) fn bytes(segments: &[Segment]) -> u64 {
+    segments.iter().map(|segment| u64::from(segment.len)).sum()
+}
+
+/// Cuts segments in two, `at` bytes from their beginning.
+pub(super) fn split(segments: &[Segment], at: u64) -> (Vec<Segment>, Vec<Segment>) {
+    let (mut before, mut after) = (Vec::with_capacity(segments.len()), Vec::new());
+    let mut left = at;
+    for segment in segments {
+        let here = left.min(u64::from(segment.len)) as u32;
+        left -= u64::from(here);
+        if here > 0 {
+            before.push(Segment { len: here, ..*segment });
+        }
+        if here < segment.len {
+            let address = segment.address.unchecked_add(u64::from(here));
+            after.push(Segment { address, len: segment.len - here });
+        }
+    }
+    (before, after)
+}
+
+/// Copies guest memory out. False: it is gone.
+pub(super) fn copy_out(memory: &Mapped, segments: &[Segment], mut into: &mut [u8]) -> bool {
+    for segment in segments {
+        let count = into.len().min(segment.len as usize);
+        let (head, rest) = into.split_at_mut(count);
+        if memory.read_slice(head, segment.address).is_err() {
+            return false;
+        }
+        into = rest;
+    }
+    into.is_empty()
+}
+
+/// Copies into guest memory. False: it is gone.
+pub(super) fn copy_in(memory: &Mapped, segments: &[Segment], mut from: &[u8]) -> bool {
+    for segment in segments {
+        let (head, rest) = from.split_at(from.len().min(segment.len as usize));
+        if memory.write_slice(head, segment.address).is_err() {
+            return false;
+        }
+        from = rest;
+    }
+    from.is_empty()
+}

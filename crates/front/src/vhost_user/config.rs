@@ -1,0 +1,121 @@
+//! Features and the configuration space of a virtio block device (VIRTIO 1.2, 5.2).
+
+use polylane_block::BlockDevice;
+use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
+
+/// `VIRTIO_F_VERSION_1`.
+pub(super) const VERSION_1: u64 = 1 << 32;
+/// `VIRTIO_F_INDIRECT_DESC`.
+const INDIRECT_DESC: u64 = 1 << 28;
+/// `VIRTIO_F_EVENT_IDX`.
+pub(super) const EVENT_IDX: u64 = 1 << 29;
+/// `VHOST_USER_F_PROTOCOL_FEATURES`.
+pub(super) const PROTOCOL_FEATURES: u64 = 1 << 30;
+const SIZE_MAX: u64 = 1 << 1;
+const SEG_MAX: u64 = 1 << 2;
+const READ_ONLY: u64 = 1 << 5;
+const BLK_SIZE: u64 = 1 << 6;
+/// `VIRTIO_BLK_F_FLUSH`.
+pub(super) const FLUSH: u64 = 1 << 9;
+const TOPOLOGY: u64 = 1 << 10;
+/// `VIRTIO_BLK_F_CONFIG_WCE`.
+pub(super) const CONFIG_WCE: u64 = 1 << 11;
+const MULTI_QUEUE: u64 = 1 << 12;
+const DISCARD: u64 = 1 << 13;
+const WRITE_ZEROES: u64 = 1 << 14;
+
+/// Bytes of data in one request, at most: Linux makes none larger than 1280 KiB unless told to.
+pub(super) const REQUEST_BYTES_MAX: u32 = 4 << 20;
+/// Data segments in one request: two descriptors of an ordinary ring are header and status.
+const SEGMENTS_MAX: u32 = 126;
+/// Sectors in one discard or write of zeros.
+pub(super) const RANGE_SECTORS_MAX: u32 = 1 << 22;
+/// The physical block is 2^3 logical ones.
+const PHYSICAL_BLOCK_EXPONENT: u8 = 3;
+
+/// Where the write cache's switch is in the configuration space.
+pub(super) const WRITEBACK_OFFSET: u32 = 32;
+/// Bytes of the space that have a meaning.
+const SPACE_BYTES: usize = 60;
+/// Bytes that may be read: the rest is zero, whatever later versions put there.
+const SPACE_BYTES_MAX: usize = 256;
+
+/// What the device offers.
+pub(super) fn features(device: &dyn BlockDevice) -> u64 {
+    let common = VERSION_1 | INDIRECT_DESC | EVENT_IDX | PROTOCOL_FEATURES;
+    let block = SIZE_MAX | SEG_MAX | BLK_SIZE | TOPOLOGY | FLUSH | CONFIG_WCE | MULTI_QUEUE;
+    let change = if device.read_only() { READ_ONLY } else { DISCARD | WRITE_ZEROES };
+    common | block | change
+}
+
+/// What the server offers beside.
+pub(super) fn protocol_features() -> Protocol {
+    Protocol::MQ
+        | Protocol::CONFIG
+        | Protocol::REPLY_ACK
+        | Protocol::INFLIGHT_SHMFD
+        | Protocol::RESET_DEVICE
+        | Protocol::CONFIGURE_MEM_SLOTS
+        | Protocol::BACKEND_REQ
+}
+
+/// `size` bytes of the configuration space from `offset` on; `None` past its end.
+pub(super) fn read(
+    device: &dyn BlockDevice,
+    queues: u16,
+    writeback: bool,
+    offset: u32,
+    size: u32,
+) -> Option<Vec<u8>> {
+    let mut space = Vec::with_capacity(SPACE_BYTES_MAX);
+    space.extend(device.sector_count().to_le_bytes());
+    space.extend(REQUEST_BYTES_MAX.to_le_bytes());
+    space.extend(SEGMENTS_MAX.to_le_bytes());
+    space.extend([0; 4]);
+    space.extend(512u32.to_le_bytes());
+    space.extend([PHYSICAL_BLOCK_EXPONENT, 0]);
+    // Smallest good and best size, in logical blocks.
+    space.extend(8u16.to_le_bytes());
+    space.extend(0u32.to_le_bytes());
+    space.extend([u8::from(writeback), 0]);
+    space.extend(queues.to_le_bytes());
+    // Discard: sectors, segments, alignment. Write zeroes: sectors, segments, may give space back.
+    space.extend(RANGE_SECTORS_MAX.to_le_bytes());
+    space.extend(1u32.to_le_bytes());
+    space.extend(8u32.to_le_bytes());
+    space.extend(RANGE_SECTORS_MAX.to_le_bytes());
+    space.extend(1u32.to_le_bytes());
+    space.extend([1, 0, 0, 0]);
+    debug_assert_eq!(space.len(), SPACE_BYTES);
+    space.resize(SPACE_BYTES_MAX, 0);
+    let end = (offset as usize).checked_add(size as usize)?;
+    space.get(offset as usize..end).map(<[u8]>::to_vec)
+}
+
+/// The serial number's 20 bytes.
+pub(super) fn serial(name: &str) -> [u8; 20] {
+    let mut serial = [0; 20];
+    let count = name.len().min(serial.len());
+    serial[..count].copy_from_slice(&name.as_bytes()[..count]);
+    serial
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polylane_block::ram::RamDevice;
+
+    #[test]
+    fn the_space_is_where_the_specification_has_it() {
+        let device = RamDevice::new(0x1234);
+        let space = |offset, size| read(&device, 4, true, offset, size).expect("inside");
+        assert_eq!(space(0, 8), 0x1234u64.to_le_bytes());
+        assert_eq!(space(20, 4), 512u32.to_le_bytes());
+        assert_eq!(space(WRITEBACK_OFFSET, 1), [1]);
+        assert_eq!(space(34, 2), 4u16.to_le_bytes());
+        assert_eq!(space(56, 1), [1]);
+        assert_eq!(space(60, 196), vec![0; 196]);
+        assert_eq!(read(&device, 4, true, 250, 7), None);
+        assert_eq!(read(&device, 4, true, u32::MAX, u32::MAX), None);
+    }
+}

@@ -1,0 +1,122 @@
+//! From a chain to a job of the device, and from its completion to a status.
+//!
+//! | bytes | field |          (VIRTIO 1.2, 5.2.6)
+//! |---|---|
+//! | readable 0..4 | type |
+//! | readable 8..16 | sector |
+//! | readable 16.. | data of a write; or sector (8), count (4), flags (4) of a range |
+//! | writable ..end-1 | data of a read, or the serial number |
+//! | writable, the last | status |
+
+use polylane_block::{Error, Op, Sector};
+
+use super::chain::{Chain, Malformed, Segment, bytes, copy_out, split};
+use super::config::{RANGE_SECTORS_MAX, REQUEST_BYTES_MAX};
+use super::memory::Mapped;
+
+/// `VIRTIO_BLK_S_OK`.
+pub(super) const OK: u8 = 0;
+/// `VIRTIO_BLK_S_IOERR`.
+pub(super) const IO_ERROR: u8 = 1;
+/// `VIRTIO_BLK_S_UNSUPP`.
+pub(super) const UNSUPPORTED: u8 = 2;
+
+const HEADER_BYTES: u64 = 16;
+const RANGE_BYTES: u64 = 16;
+/// Flag of a write of zeros: the space may be given back.
+const UNMAP: u32 = 1;
+
+/// What a request wants.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Want {
+    /// Fill these segments.
+    Read { sector: Sector, into: Vec<Segment>, bytes: u32 },
+    /// Store these.
+    Write { sector: Sector, from: Vec<Segment>, bytes: u32 },
+    /// Something about a range.
+    Range { op: Op, sector: Sector, count: u64 },
+    /// Make completed writes durable.
+    Flush,
+    /// The serial number, into these segments.
+    Serial(Vec<Segment>),
+    /// Nothing: the answer is known.
+    Answer(u8),
+}
+
+/// A request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Parsed {
+    pub(super) want: Want,
+    /// Where the status goes.
+    pub(super) status: Segment,
+}
+
+impl Parsed {
+    /// Reads a chain. `durable`: the guest's write cache is off.
+    ///
+    /// # Errors
+    /// It has no header, or no place for a status.
+    pub(super) fn read(memory: &Mapped, chain: &Chain, durable: bool) -> Result<Parsed, Malformed> {
+        let mut header = [0; HEADER_BYTES as usize];
+        let (head, payload) = split(&chain.readable, HEADER_BYTES);
+        if !copy_out(memory, &head, &mut header) {
+            return Err(Malformed);
+        }
+        let room = bytes(&chain.writable).checked_sub(1).ok_or(Malformed)?;
+        let (into, status) = split(&chain.writable, room);
+        let [status] = status[..] else { return Err(Malformed) };
+        let [t0, t1, t2, t3, _, _, _, _, rest @ ..] = header;
+        let sector = Sector(u64::from_le_bytes(rest));
+        let want = match u32::from_le_bytes([t0, t1, t2, t3]) {
+            0 => moved(room, |bytes| Want::Read { sector, into, bytes }),
+            1 => moved(bytes(&payload), |bytes| Want::Write { sector, from: payload, bytes }),
+            4 => Want::Flush,
+            8 => Want::Serial(into),
+            kind @ (11 | 13) => range(memory, &payload, kind == 13, durable),
+            _ => Want::Answer(UNSUPPORTED),
+        };
+        Ok(Parsed { want, status })
+    }
+}
+
+/// A transfer of whole sectors, not too many.
+fn moved(bytes: u64, want: impl FnOnce(u32) -> Want) -> Want {
+    match u32::try_from(bytes) {
+        Ok(bytes) if bytes > 0 && bytes.is_multiple_of(512) && bytes <= REQUEST_BYTES_MAX => {
+            want(bytes)
+        }
+        _ => Want::Answer(IO_ERROR),
+    }
+}
+
+/// A discard, or a write of zeros.
+fn range(memory: &Mapped, payload: &[Segment], zero: bool, fua: bool) -> Want {
+    let mut fields = [0; RANGE_BYTES as usize];
+    if bytes(payload) != RANGE_BYTES || !copy_out(memory, payload, &mut fields) {
+        return Want::Answer(IO_ERROR);
+    }
+    let [s0, s1, s2, s3, s4, s5, s6, s7, c0, c1, c2, c3, flags @ ..] = fields;
+    let sector = Sector(u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
+    let count = u32::from_le_bytes([c0, c1, c2, c3]);
+    let flags = u32::from_le_bytes(flags);
+    let known = if zero { UNMAP } else { 0 };
+    match (flags & !known, count) {
+        (0, 0) => Want::Answer(OK),
+        (0, 1..=RANGE_SECTORS_MAX) => {
+            let unmap = flags & UNMAP != 0;
+            let op = if zero { Op::WriteZeroes { unmap, fua } } else { Op::Discard };
+            Want::Range { op, sector, count: u64::from(count) }
+        }
+        (0, _) => Want::Answer(IO_ERROR),
+        _ => Want::Answer(UNSUPPORTED),
+    }
+}
+
+/// The status for a result of the device.
+pub(super) fn status(result: Result<(), Error>) -> u8 {
+    match result {
+        Ok(()) => OK,
+        Err(Error::Unsupported) => UNSUPPORTED,
+        Err(_) => IO_ERROR,
+    }
+}

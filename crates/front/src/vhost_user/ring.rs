@@ -1,0 +1,307 @@
+//! One queue: its thread takes chains from the available ring, starts them on a channel of its own
+//! and puts them into the used ring.
+//!
+//! # Waiting
+//!
+//! While there is something to do, the guest is told not to kick. Then the thread looks on for a
+//! moment, longer when looking paid last time; then it asks to be kicked, looks once more, and
+//! sleeps on kick, channel and stop together.
+//!
+//! # Invariants
+//!
+//! - Every head that was taken is put into the used ring once, or the ring is broken.
+//! - A stopped ring has nothing under way.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use polylane_base::sync::{Arc, Mutex, thread};
+use polylane_block::{Completion, Op, Sector};
+use polylane_sys::buffer::Buffer;
+use polylane_sys::event;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::GuestAddress;
+
+use super::Export;
+use super::chain::{Chain, Segment, bytes, copy_in, copy_out};
+use super::config;
+use super::inflight::Area;
+use super::memory::Mapped;
+use super::request::{IO_ERROR, OK, Parsed, Want, status};
+use crate::export::Bell;
+use crate::export::work::{Job, Work};
+
+/// Looks before a sleep, at least and at most: about 2 to 30 µs.
+const LOOKS_MIN: u32 = 16;
+const LOOKS_MAX: u32 = 256;
+
+/// A descriptor that the guest is interrupted by; the frontend may replace it at any time.
+pub(super) type Call = Arc<Mutex<Option<File>>>;
+
+/// What a ring is started with.
+pub(super) struct Setup {
+    pub(super) memory: Mapped,
+    /// With addresses and position set, and found valid.
+    pub(super) queue: Queue,
+    pub(super) kick: File,
+    pub(super) call: Call,
+    /// The guest's write cache is off.
+    pub(super) durable: Arc<AtomicBool>,
+    pub(super) area: Option<Area>,
+    /// Heads that an earlier process took and did not answer.
+    pub(super) left_over: Vec<u16>,
+}
+
+/// A ring at work.
+pub(super) struct Worker {
+    stop: Bell,
+    thread: thread::JoinHandle<u16>,
+}
+
+impl Worker {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The host has no more descriptors or threads.
+    pub(super) fn start(setup: Setup, export: &Export, index: usize) -> io::Result<Worker> {
+        let stop = Bell::new()?;
+        let ring = Ring {
+            memory: setup.memory,
+            table: GuestAddress(setup.queue.desc_table()),
+            queue: setup.queue,
+            kick: setup.kick,
+            call: setup.call,
+            durable: setup.durable,
+            area: setup.area,
+            left_over: setup.left_over.into(),
+            work: Work::new(&export.device),
+            serial: config::serial(&export.serial),
+            stop: stop.clone(),
+            replied: false,
+            broken: false,
+        };
+        let thread =
+            thread::Builder::new().name(format!("vhost-user-{index}")).spawn(move || ring.run())?;
+        Ok(Worker { stop, thread })
+    }
+
+    /// Ends it, once everything taken is answered; the position in the available ring.
+    pub(super) fn stop(self) -> u16 {
+        self.stop.ring();
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+/// A request under way.
+struct Taken {
+    head: u16,
+    status: Segment,
+    /// Where the data of a read goes.
+    into: Vec<Segment>,
+}
+
+struct Ring {
+    memory: Mapped,
+    table: GuestAddress,
+    queue: Queue,
+    kick: File,
+    call: Call,
+    durable: Arc<AtomicBool>,
+    area: Option<Area>,
+    left_over: VecDeque<u16>,
+    work: Work<Taken>,
+    serial: [u8; 20],
+    stop: Bell,
+    /// Something was put into the used ring since the guest was told.
+    replied: bool,
+    /// The rings are not what they should be; only a new start helps.
+    broken: bool,
+}
+
+impl Ring {
+    fn run(mut self) -> u16 {
+        let (mut looks, mut looked) = (LOOKS_MIN, 0);
+        self.quiet();
+        loop {
+            let took = self.take();
+            let ended = self.finish();
+            self.interrupt();
+            if took || ended {
+                if looked > 0 {
+                    looks = (looks * 2).min(LOOKS_MAX);
+                }
+                looked = 0;
+                continue;
+            }
+            if self.stop.is_rung() && self.work.is_idle() {
+                return self.queue.next_avail();
+            }
+            if looked < looks {
+                looked += 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            (looks, looked) = ((looks / 2).max(LOOKS_MIN), 0);
+            self.sleep();
+        }
+    }
+
+    /// Takes what is available, as much as there is room for.
+    fn take(&mut self) -> bool {
+        let mut took = false;
+        while !self.broken && !self.work.is_full() {
+            let known = self.left_over.pop_front();
+            let Some(head) = known.or_else(|| self.next_head()) else { break };
+            if let (Some(area), None) = (&mut self.area, known) {
+                area.taken(head);
+            }
+            took = true;
+            self.begin(head);
+        }
+        took
+    }
+
+    fn next_head(&mut self) -> Option<u16> {
+        if self.stop.is_rung() {
+            return None;
+        }
+        match self.queue.iter(&self.memory) {
+            Ok(mut chains) => chains.next().map(|chain| chain.head_index()),
+            Err(_) => {
+                self.broken = true;
+                None
+            }
+        }
+    }
+
+    /// Starts one request, or answers it at once.
+    fn begin(&mut self, head: u16) {
+        let durable = self.durable.load(Ordering::Relaxed);
+        let parsed = Chain::walk(&self.memory, self.table, self.queue.size(), head)
+            .and_then(|chain| Parsed::read(&self.memory, &chain, durable));
+        let Ok(Parsed { want, status }) = parsed else {
+            // Nobody to tell what was wrong: there is no place for a status.
+            return self.put(head, 0);
+        };
+        let mut job = Job { op: Op::Flush, sector: Sector(0), count: 0, data: None };
+        let mut target = Vec::new();
+        match want {
+            Want::Answer(code) => return self.reply(head, status, code, 0),
+            Want::Serial(into) => {
+                let count = bytes(&into).min(self.serial.len() as u64) as usize;
+                let fine = copy_in(&self.memory, &into, &self.serial[..count]);
+                return self.reply(head, status, if fine { OK } else { IO_ERROR }, count as u32);
+            }
+            Want::Flush => {}
+            Want::Range { op, sector, count } => {
+                (job.op, job.sector, job.count) = (op, sector, count)
+            }
+            Want::Read { sector, into, bytes } => {
+                let data = Some(self.work.buffer(bytes as usize));
+                (job.op, job.sector, job.data) = (Op::Read, sector, data);
+                target = into;
+            }
+            Want::Write { sector, from, bytes } => {
+                let mut data = self.work.buffer(bytes as usize);
+                if !copy_out(&self.memory, &from, &mut data) {
+                    self.work.recycle(data);
+                    return self.reply(head, status, IO_ERROR, 0);
+                }
+                let op = Op::Write { fua: durable };
+                (job.op, job.sector, job.data) = (op, sector, Some(data));
+            }
+        }
+        self.work.start(job, Taken { head, status, into: target });
+    }
+
+    /// Answers what the device has finished.
+    fn finish(&mut self) -> bool {
+        let mut ended = false;
+        while let Some((taken, completion)) = self.work.next() {
+            ended = true;
+            let Completion { data, result, .. } = completion;
+            let (code, written) = match (status(result), data.first()) {
+                (OK, Some(data)) if !taken.into.is_empty() => self.fill(&taken.into, data),
+                (code, _) => (code, 0),
+            };
+            data.into_iter().for_each(|buffer| self.work.recycle(buffer));
+            self.reply(taken.head, taken.status, code, written);
+        }
+        ended
+    }
+
+    fn fill(&self, into: &[Segment], data: &Buffer) -> (u8, u32) {
+        match copy_in(&self.memory, into, data) {
+            true => (OK, data.len() as u32),
+            false => (IO_ERROR, 0),
+        }
+    }
+
+    /// Stores the status and puts the head into the used ring.
+    fn reply(&mut self, head: u16, status: Segment, code: u8, written: u32) {
+        match copy_in(&self.memory, &[status], &[code]) {
+            true => self.put(head, written + 1),
+            false => self.put(head, 0),
+        }
+    }
+
+    fn put(&mut self, head: u16, written: u32) {
+        if let Some(area) = &self.area {
+            area.answering(head);
+        }
+        if self.broken || self.queue.add_used(&self.memory, head, written).is_err() {
+            self.broken = true;
+            return;
+        }
+        if let Some(area) = &self.area {
+            area.answered(head, self.queue.next_used());
+        }
+        self.replied = true;
+    }
+
+    /// Tells the guest, if it wants to be told.
+    fn interrupt(&mut self) {
+        if !std::mem::take(&mut self.replied) {
+            return;
+        }
+        match self.queue.needs_notification(&self.memory) {
+            Ok(true) => {
+                if let Some(call) = &*self.call.lock() {
+                    event::notify(call);
+                }
+            }
+            Ok(false) => {}
+            Err(_) => self.broken = true,
+        }
+    }
+
+    /// No kicks from now on.
+    fn quiet(&mut self) {
+        self.broken |= self.queue.disable_notification(&self.memory).is_err();
+    }
+
+    fn sleep(&mut self) {
+        let stopping = self.stop.is_rung();
+        let listens = !stopping && !self.broken && !self.work.is_full();
+        if listens {
+            match self.queue.enable_notification(&self.memory) {
+                // More has come in between.
+                Ok(true) => return self.quiet(),
+                Ok(false) => {}
+                Err(_) => self.broken = true,
+            }
+        }
+        let kick = listens.then(|| self.kick.as_fd());
+        let stop = (!stopping).then(|| self.stop.as_fd());
+        if self.work.wait(kick, stop).is_err() {
+            self.broken = true;
+        }
+        if listens {
+            event::drain(&self.kick);
+            self.quiet();
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The session's thread: one frontend after the other, its messages one after the other.
+
+use std::io::ErrorKind;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use polylane_base::sync::Arc;
+use polylane_sys::event;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::IoSliceMut;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg};
+use vhost::vhost_user::BackendReqHandler;
+
+use super::Shared;
+use super::handler::{self, SharedHandler};
+
+/// `VHOST_USER_SET_BACKEND_REQ_FD`.
+const SET_CHANNEL: u32 = 21;
+const HEADER_BYTES: usize = 12;
+
+/// Serves until it is told to stop.
+pub(super) fn run(listener: &UnixListener, shared: &Arc<Shared>) {
+    while !shared.stop.is_rung() {
+        let (stop, door) = (shared.stop.as_fd(), listener.as_fd());
+        let watched = [door, stop].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        if poll(&mut { watched }, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+            return;
+        }
+        match listener.accept() {
+            Ok((stream, _)) => serve(&stream, shared),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            // Out of descriptors, a peer that left at once: others may fare better.
+            Err(_) => std::thread::sleep(std::time::Duration::from_millis(10)),
+        }
+    }
+}
+
+/// Serves one frontend until it leaves, says something wrong, or all is to stop.
+fn serve(stream: &UnixStream, shared: &Arc<Shared>) {
+    let (Ok(own), Ok(other)) = (stream.try_clone(), stream.try_clone()) else { return };
+    if stream.set_nonblocking(false).is_err() {
+        return;
+    }
+    *shared.connected.lock() = Some(other);
+    let handler = handler::shared(shared.export.clone());
+    let mut messages = BackendReqHandler::from_stream(own, handler.clone());
+    while !shared.stop.is_rung() {
+        let (line, stop, grown) = (stream.as_fd(), shared.stop.as_fd(), shared.grown.as_fd());
+        let mut watched = [line, stop, grown].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        match poll(&mut watched, None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(_) => break,
+            Ok(_) => {}
+        }
+        let [line, _, grown] = watched.map(|fd| !fd.revents().is_empty());
+        if grown {
+            event::drain(&shared.grown);
+            handler::locked(&handler).tell_config_change();
+        }
+        if line {
+            take_channel(stream, &handler);
+            if messages.handle_request().is_err() {
+                break;
+            }
+        }
+    }
+    *shared.connected.lock() = None;
+    handler::locked(&handler).stop();
+}
+
+/// Takes a copy of the line for messages of ours out of the message that brings it: the crate
+/// keeps the line to itself and has no message for a changed configuration. What is only looked at
+/// is received again, its descriptors too.
+fn take_channel(stream: &UnixStream, handler: &SharedHandler) {
+    let mut header = [0; HEADER_BYTES];
+    let seen = recv(stream, &mut header, RecvFlags::PEEK);
+    let [c0, c1, c2, c3, ..] = header;
+    let code = u32::from_le_bytes([c0, c1, c2, c3]);
+    if !seen.is_ok_and(|(_, count)| count == HEADER_BYTES) || code != SET_CHANNEL {
+        return;
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
+    let mut data = [IoSliceMut::new(&mut header)];
+    if recvmsg(stream, &mut data, &mut control, flags).is_err() {
+        return;
+    }
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(rights) => Some(rights),
+        _ => None,
+    });
+    if let Some(channel) = rights.flatten().next() {
+        let channel: OwnedFd = channel;
+        handler::locked(handler).set_channel(channel);
+    }
+}
