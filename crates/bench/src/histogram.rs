@@ -19,6 +19,7 @@ pub struct Histogram {
 
 /// What a reader wants to know of a histogram; nanoseconds throughout.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Summary {
     /// Durations recorded.
     pub count: u64,

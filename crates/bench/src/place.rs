@@ -247,6 +247,15 @@ pub fn command(tool: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
+/// A tenant's load that is a shell script: prepares the directory `$1`, prints `ready`, reads a
+/// line, works, prints an [`Outcome`] as JSON, reads a line and removes the directory.
+pub struct Script {
+    /// Its name in paths.
+    pub name: &'static str,
+    /// Its text, for `sh -eu`.
+    pub text: &'static str,
+}
+
 /// One tenant at work.
 pub struct Tenant {
     child: Child,
@@ -267,6 +276,38 @@ impl Tenant {
         index: usize,
         length: Length,
     ) -> Result<Self> {
+        let me = std::env::current_exe().context("own path")?.into_os_string();
+        let length = length.to_string();
+        let before = [me, "bench".into(), "worker".into(), load.into()];
+        Tenant::spawn(place, shared, load, index, &before, &[length.into()])
+    }
+
+    /// The same for a shell script that speaks as a worker does; it is given its directory and
+    /// `arguments`.
+    ///
+    /// # Errors
+    /// As [`Tenant::start`].
+    pub fn script(
+        place: Place,
+        shared: &Path,
+        script: &Script,
+        index: usize,
+        arguments: &[String],
+    ) -> Result<Self> {
+        let before = ["sh", "-euc", script.text, script.name].map(OsString::from);
+        let after: Vec<OsString> = arguments.iter().map(OsString::from).collect();
+        Tenant::spawn(place, shared, script.name, index, &before, &after)
+    }
+
+    /// Starts `before DIRECTORY after`.
+    fn spawn(
+        place: Place,
+        shared: &Path,
+        load: &str,
+        index: usize,
+        before: &[OsString],
+        after: &[OsString],
+    ) -> Result<Self> {
         let me = std::env::current_exe().context("own path")?;
         let own = match place {
             Place::KernelEach(_) | Place::KernelEachDirect(_) => {
@@ -274,19 +315,20 @@ impl Tenant {
             }
             _ => shared.join(format!("tenant-{index}-{load}")),
         };
-        let mut args = place.lane(&own);
-        let dir = match args.is_empty() {
+        let lane = place.lane(&own);
+        let mut args = Vec::new();
+        if !lane.is_empty() {
+            args.push(me.into_os_string());
+            args.extend([lane.as_slice(), &["--".into()]].concat());
+        }
+        let dir = match lane.is_empty() {
             true => own,
             false => PathBuf::from(format!("/lane/{load}")),
         };
-        if !args.is_empty() {
-            args.extend([OsString::from("--"), me.clone().into()]);
-        }
-        args.extend(["bench", "worker", load].map(OsString::from));
-        args.extend([dir.into_os_string(), length.to_string().into()]);
+        args.extend([before, &[dir.into_os_string()], after].concat());
         let leases = if place == Place::LaneAwaited { "0" } else { "1" };
-        let mut child = Command::new(&me)
-            .args(args)
+        let mut child = Command::new(&args[0])
+            .args(&args[1..])
             .env("POLYLANE_LEASES", leases)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

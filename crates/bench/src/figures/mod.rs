@@ -11,14 +11,18 @@ mod demo;
 mod echo;
 mod engine;
 mod ipc;
+mod locks;
+mod mariadb;
 mod multilanes;
 mod ocrd;
+mod overhead;
 mod pdc_csv;
 mod pdc_trace;
 mod qos_scenarios;
 mod queue;
 mod stream;
 mod sweep;
+mod vhost;
 mod wdt_model;
 
 pub use pdc_trace::AddressRange;
@@ -34,6 +38,9 @@ pub struct Figure {
     /// Measures it.
     pub run: fn(&Options) -> Result<Report>,
 }
+
+/// Figures that replay recorded traces.
+pub const TAKE_TRACES: &[&str] = &["pdc-trace", "pdc-fig8"];
 
 /// Every figure.
 pub const FIGURES: &[Figure] = &[
@@ -90,6 +97,30 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "MultiLanes: Filebench's file server, 1–16 tenants",
         run: multilanes::fig8_fileserver,
+    },
+    Figure {
+        name: "fig9",
+        mounts: true,
+        about: "MultiLanes: MariaDB under sysbench's update_key, 1–16 tenants",
+        run: mariadb::run,
+    },
+    Figure {
+        name: "fig10",
+        mounts: true,
+        about: "MultiLanes: what a lane costs one tenant: a build, a web server, a stream of writes",
+        run: overhead::run,
+    },
+    Figure {
+        name: "table1",
+        mounts: true,
+        about: "MultiLanes: the most contended kernel locks when 16 tenants write",
+        run: locks::table1,
+    },
+    Figure {
+        name: "table3",
+        mounts: true,
+        about: "MultiLanes: the most contended kernel locks when 16 tenants make and remove files",
+        run: locks::table3,
     },
     Figure {
         name: "unpack",
@@ -162,6 +193,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "journal detectors on a recorded block trace (--trace FILE.csv[.gz])",
         run: pdc_trace::run,
+    },
+    Figure {
+        name: "vhost-user",
+        mounts: false,
+        about: "a native virtio driver on this vhost-user-blk server and on qemu-storage-daemon's",
+        run: vhost::run,
     },
     Figure {
         name: "wdt-fig2",

@@ -7,14 +7,14 @@
 
 use anyhow::Result;
 
-use super::sweep::Sweep;
+use super::sweep::{Sweep, Work};
 use crate::Options;
 use crate::place::{Ground, Place};
 use crate::report::{Better, Report};
 use crate::worker::Length;
 
 /// Shared and own file systems; the first is the baseline.
-const PLACES: [Place; 9] = [
+pub(super) const PLACES: [Place; 9] = [
     Place::Kernel("ext4"),
     Place::KernelEach("ext4"),
     Place::KernelEachDirect("ext4"),
@@ -46,14 +46,14 @@ impl Figure {
         let title = format!("{}: {}, all tenants in total", self.name, self.title);
         let mut report = Report::new(self.name, &title, "tenants", self.unit, Better::Higher);
         let length = if options.quick { self.quick } else { self.full };
-        let sweep = Sweep { load: self.load, length, per_op: self.per_op };
+        let sweep = Sweep { work: Work::Load(self.load, length), per_op: self.per_op };
         sweep.measure(options, &ground, &PLACES, &mut report)?;
         report.notes.extend(NOTES.map(String::from));
         Ok(report)
     }
 }
 
-const NOTES: [&str; 4] = [
+pub(super) const NOTES: [&str; 4] = [
     "ext4, ext3, xfs, btrfs: one kernel file system of 8 GiB for all tenants, on a loop device",
     "each: one of 2500 MB for each tenant; direct: the loop devices do direct I/O",
     "lane (ext4): ext4 in user space, on a volume of 2500 MB for each tenant; all in one tmpfs",

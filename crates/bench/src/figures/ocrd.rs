@@ -7,7 +7,7 @@
 
 use anyhow::Result;
 
-use super::sweep::Sweep;
+use super::sweep::{Sweep, Work};
 use crate::Options;
 use crate::place::{Ground, Place};
 use crate::report::{Better, Report};
@@ -47,7 +47,7 @@ fn measure(options: &Options, load: &'static str, title: &str) -> Result<Report>
     let ground = Ground::new()?;
     let mut report = Report::new(load, title, "tenants", "tx/s", Better::Higher);
     let seconds = if options.quick { 0.5 } else { 1.5 };
-    let sweep = Sweep { load, length: Length::Seconds(seconds), per_op: 1.0 };
+    let sweep = Sweep { work: Work::Load(load, Length::Seconds(seconds)), per_op: 1.0 };
     sweep.measure(options, &ground, &PLACES, &mut report)?;
     report.notes.push(
         "lane: a lane per tenant, preload library, on memfs or ext4; all others share one".into(),

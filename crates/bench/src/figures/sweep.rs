@@ -1,21 +1,47 @@
 //! The measurement that most figures share: one load in several places by 1 to 16 tenants, places
 //! interleaved within every repeat.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::place::{Ground, Place, Tenant, together};
+use crate::place::{Ground, Place, Script, Tenant, together};
 use crate::report::Report;
 use crate::worker::{Length, Outcome};
 use crate::{Options, progress};
 
-/// A load and how much of it.
+/// What a tenant does.
+pub enum Work {
+    /// One of the worker's loads.
+    Load(&'static str, Length),
+    /// A script with its arguments.
+    Script(Script, Vec<String>),
+}
+
+impl Work {
+    fn name(&self) -> &'static str {
+        match self {
+            Work::Load(name, _) => name,
+            Work::Script(script, _) => script.name,
+        }
+    }
+
+    /// Starts it as tenant number `index`.
+    ///
+    /// # Errors
+    /// As [`Tenant::start`].
+    pub fn start(&self, place: Place, shared: &Path, index: usize) -> Result<Tenant> {
+        match self {
+            Work::Load(name, length) => Tenant::start(place, shared, name, index, *length),
+            Work::Script(script, args) => Tenant::script(place, shared, script, index, args),
+        }
+    }
+}
+
+/// A load and what is counted of it.
 pub struct Sweep {
-    /// Its name among the worker's loads.
-    pub load: &'static str,
-    /// How long a tenant works.
-    pub length: Length,
+    /// The load.
+    pub work: Work,
     /// How many of the report's units one operation is.
     pub per_op: f64,
 }
@@ -40,9 +66,9 @@ impl Sweep {
         for repeat in 0..options.repeats() {
             for count in tenants {
                 for (place, shared) in &ready {
-                    let (load, name) = (self.load, place.name());
+                    let (load, name) = (self.work.name(), place.name());
                     progress(&format!("{load} {name} × {count}, repeat {}", repeat + 1));
-                    let start = |index| Tenant::start(*place, shared, load, index, self.length);
+                    let start = |index| self.work.start(*place, shared, index);
                     let outcomes = together((0..*count).map(start).collect::<Result<_>>()?)?;
                     self.record(report, &name, *count, &outcomes);
                     ground.tidy(*place, shared)?;
@@ -55,11 +81,11 @@ impl Sweep {
     fn record(&self, report: &mut Report, system: &str, count: usize, outcomes: &[Outcome]) {
         let total = outcomes.iter().map(Outcome::rate).sum::<f64>() * self.per_op;
         let mean = |of: fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / count as f64;
-        let mut extra = vec![
-            ("each", total / count as f64),
-            ("p50_us", mean(|outcome| outcome.latency.p50_ns) / 1000.0),
-            ("p99_us", mean(|outcome| outcome.latency.p99_ns) / 1000.0),
-        ];
+        let p50 = mean(|outcome| outcome.latency.p50_ns) / 1000.0;
+        let p99 = mean(|outcome| outcome.latency.p99_ns) / 1000.0;
+        let mut extra = vec![("each", total / count as f64)];
+        // Scripts do not know both.
+        extra.extend([("p50_us", p50), ("p99_us", p99)].into_iter().filter(|(_, us)| *us > 0.0));
         if outcomes.iter().any(|outcome| outcome.settle_seconds > 0.0) {
             let ops: u64 = outcomes.iter().map(|outcome| outcome.ops).sum();
             let until = |outcome: &Outcome| outcome.seconds + outcome.settle_seconds;

@@ -1,0 +1,81 @@
+//! `fig10`: what a lane costs a tenant who is alone (MultiLanes, FAST '14, §5.3): unpacking,
+//! building and removing a source tree; Filebench's web server; a stream of 1 MiB writes to 1 GiB.
+//!
+//! The source tree is an archive that the variable `POLYLANE_BENCH_SOURCE` names: one directory
+//! with a `configure` and a Makefile. The paper took Apache's.
+
+use anyhow::Result;
+
+use super::multilanes::{NOTES, PLACES};
+use super::sweep::{Work, available};
+use crate::place::{Ground, Script, together};
+use crate::report::{Better, Report};
+use crate::worker::Length;
+use crate::{Options, progress};
+
+/// Names the archive with the source tree.
+const SOURCE: &str = "POLYLANE_BENCH_SOURCE";
+
+const BUILD: Script = Script {
+    name: "build",
+    text: r#"
+rm -rf "$1"
+mkdir -p "$1"
+cd "$1"
+echo ready
+read -r go
+begin=$(date +%s%N)
+(tar --extract --file "$2" && cd ./*/ && ./configure && make -j 16) >log 2>&1
+rm -rf ./*/
+end=$(date +%s%N)
+awk -v ns=$((end - begin)) 'BEGIN {
+    printf "{\"ops\":1,\"seconds\":%f,\"settle_seconds\":0,\"latency\":{}}\n", ns / 1e9 }'
+read -r end || true
+cd /
+rm -r "$1"
+"#,
+};
+
+/// Measures each of the three in every place with one tenant.
+///
+/// # Errors
+/// Not root, or a tenant failed.
+pub fn run(options: &Options) -> Result<Report> {
+    let ground = Ground::new()?;
+    let title = "fig10: one tenant alone; the baseline is a kernel ext4 shared with nobody";
+    let unit = "builds/min, operations/s, MiB/s";
+    let mut report = Report::new("fig10", title, "load", unit, Better::Higher);
+    let ready = available(&ground, &PLACES, &mut report);
+    report.baseline = PLACES[0].name();
+    let loads = loads(options, &mut report);
+    for repeat in 0..options.repeats() {
+        for (name, work, per_op) in &loads {
+            for (place, shared) in &ready {
+                progress(&format!("{name} {}, repeat {}", place.name(), repeat + 1));
+                let outcome = together(vec![work.start(*place, shared, 0)?])?.remove(0);
+                report.add(&place.name(), name, outcome.rate() * per_op, &[]);
+                ground.tidy(*place, shared)?;
+            }
+        }
+    }
+    report.notes.extend(NOTES[..3].iter().map(|note| note.to_string()));
+    Ok(report)
+}
+
+fn loads(options: &Options, report: &mut Report) -> Vec<(&'static str, Work, f64)> {
+    let mut loads = Vec::new();
+    match std::env::var(SOURCE) {
+        Ok(archive) => {
+            report
+                .notes
+                .push(format!("build: {archive}, unpacked, built with make -j 16, removed"));
+            loads.push(("build", Work::Script(BUILD, vec![archive]), 60.0));
+        }
+        Err(_) => report.notes.push(format!("build left out: {SOURCE} names no archive")),
+    }
+    let seconds = if options.quick { 1.0 } else { 10.0 };
+    loads.push(("webserver", Work::Load("webserver", Length::Seconds(seconds)), 31.0));
+    let writes = if options.quick { 128 } else { 1024 };
+    loads.push(("streamwrite", Work::Load("streamwrite", Length::Ops(writes)), 1.0));
+    loads
+}
