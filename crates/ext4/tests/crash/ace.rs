@@ -1,6 +1,7 @@
 //! Short workloads, all of them: every operation on every kind of object, with every way of asking
 //! for durability behind it (after ACE of CrashMonkey, OSDI 2018).
 
+use polylane_base::rng::Rng;
 use polylane_vfs::fs::{Fallocate, RenameMode};
 
 use super::script::Op;
@@ -160,6 +161,17 @@ pub fn depth_one() -> Vec<Vec<Op>> {
         persist(about, parent).map(|sync| [ops.clone(), sync, later()].concat())
     };
     cases().into_iter().flat_map(with).collect()
+}
+
+/// Three operations, with or without durability behind each, as `seed` chooses.
+pub fn triple(seed: u64) -> Vec<Op> {
+    let (mut rng, cases, mut all) = (Rng::new(seed), cases(), Vec::new());
+    for _ in 0..3 {
+        let (ops, about, parent) = &cases[rng.below(cases.len() as u64) as usize];
+        let sync = persist(about, parent)[rng.below(5) as usize].clone();
+        all.extend([ops.clone(), sync].concat());
+    }
+    all
 }
 
 /// Every pair of operations: durable between them or not, durable behind them or not.

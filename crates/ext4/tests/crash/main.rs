@@ -11,6 +11,7 @@
 //! `POLYLANE_CRASH_SEED` another beginning.
 
 mod ace;
+mod cached;
 mod faults;
 mod judge;
 mod oracle;
@@ -167,6 +168,21 @@ fn pairs_of_operations_survive_every_cut() {
             ops.map(|ops| varied(ops.clone(), at))
         };
         explore_all("depth 2", effort, until(WHOLE), &next);
+    }
+}
+
+/// Three operations in a row, chosen at random: all of them would be millions.
+#[test]
+fn triples_of_operations_survive_cuts() {
+    if have_tools() {
+        let seed = number("POLYLANE_CRASH_SEED", 1) << 32;
+        let count = if is_full() { usize::MAX } else { 24 };
+        let effort = match is_full() {
+            true => Effort { cut_every: 2, single: 2, random: 2, fsck_every: 20, ..effort() },
+            false => effort(),
+        };
+        let next = |at: usize| (at < count).then(|| varied(ace::triple(seed + at as u64), at));
+        explore_all("depth 3", effort, until(1800), &next);
     }
 }
 
