@@ -140,7 +140,12 @@ fn crash(full: bool) -> Result<()> {
     let campaign = [("POLYLANE_CRASH", "full"), ("POLYLANE_CORRUPT_IMAGES", images.as_str())];
     let env: &[(&str, &str)] = if full { &campaign } else { &[] };
     let tests = ["--test", "crash", "--test", "corrupt", "--", "--nocapture", "--test-threads=1"];
-    cargo(&[&["test", "--package", "polylane-ext4"][..], &tests].concat(), env)
+    cargo(&[&["test", "--package", "polylane-ext4"][..], &tests].concat(), env)?;
+    let tests = ["--test", "crash", "--test", "overlay", "--", "--nocapture", "--test-threads=1"];
+    let longer = [("POLYLANE_CRASH_SECONDS", "600")];
+    let given = std::env::var_os("POLYLANE_CRASH_SECONDS").is_some();
+    let env: &[(&str, &str)] = if full && !given { &longer } else { &[] };
+    cargo(&[&["test", "--package", "polylane-block"][..], &tests].concat(), env)
 }
 
 fn step(name: &str, run: impl FnOnce() -> Result<()>) -> Result<()> {
