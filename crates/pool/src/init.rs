@@ -100,8 +100,8 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| Failure::because("init", "tie its life to the supervisor", error))?;
     let _ = rustix::thread::set_name(c"polylane-init");
-    // Of what the supervisor has open it keeps nothing else. With a copy of the FUSE device it could
-    // wait for ever for an answer that nobody but itself could give.
+    // Of what the supervisor has open it keeps nothing else. With a copy of the FUSE device it
+    // could wait for ever for an answer that nobody but itself could give.
     let kept: Vec<_> =
         [link.as_fd()].into_iter().chain(plan.fuse.as_ref().map(AsFd::as_fd)).collect();
     ns::keep_only(&kept)

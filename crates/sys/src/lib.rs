@@ -17,6 +17,8 @@ pub mod ns;
 pub mod pulse;
 pub mod region;
 pub mod scm;
+#[cfg(feature = "subverted")]
+pub mod subverted;
 pub mod uring;
 
 pub use region::Region;

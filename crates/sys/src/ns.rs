@@ -31,8 +31,8 @@ impl Namespaces {
     }
 }
 
-/// Gives the calling process, which must have one thread, a mount table, a network, System V IPC and
-/// a host name of its own.
+/// Gives the calling process, which must have one thread, a mount table, a network, System V IPC
+/// and a host name of its own.
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_ADMIN, `ENOSPC` (namespace limit).

@@ -1,15 +1,15 @@
 //! Confinement of a service: what it can still do once it has its descriptors.
 //!
 //! A service reads bytes that its tenant wrote: requests, FUSE messages, images. Somebody who takes
-//! it over through one of them must find nothing but the tenant's own lane. Layers, from the outside
-//! in; each holds without the others:
+//! it over through one of them must find nothing but the tenant's own lane. Layers, from the
+//! outside in; each holds without the others:
 //!
-//! | layer | takes away | where |
-//! |---|---|---|
-//! | namespaces | the host's file tree (the root is an empty, read-only tmpfs), its network, its System V IPC, its name | when started as root |
-//! | capabilities | all; a host directory's service keeps those that give files away ([`KEPT_FOR_HOST`]) | when started as root |
-//! | Landlock | opening any path, or any outside the host directory; TCP; signals and abstract sockets of other processes | kernels with Landlock |
-//! | seccomp | every system call that no service makes ([`calls`]) | everywhere |
+//! - *namespaces*, as root: no file tree of the host (the root is an empty, read-only tmpfs), no
+//!   network, no System V IPC, no host name;
+//! - *capabilities*, as root: none; a host directory's service keeps [`KEPT_FOR_HOST`];
+//! - *Landlock*, where the kernel has it: no path can be opened, or none outside the host
+//!   directory; no TCP, no signals to others, no abstract sockets of others;
+//! - *seccomp*: no system call that no service makes ([`calls`]).
 //!
 //! Call order matters: mounts cannot be changed under Landlock, and nothing can be opened after it.
 //! All of it is inherited by threads, so it is done before there is a second one.
