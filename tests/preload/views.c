@@ -167,6 +167,31 @@ static void processes(void)
 	CHECK(close(fd) == 0);
 }
 
+/* Files that come and go at the same numbers. */
+static void passing(void)
+{
+	for (int n = 0; n < 40; n++) {
+		char name[3][16];
+		int fd[3];
+		for (int m = 0; m < 3; m++) {
+			snprintf(name[m], sizeof name[m], "pass%d", (n + m) % 5);
+			fd[m] = open(in_dir(name[m]), O_RDWR | O_CREAT | O_TRUNC, 0644);
+			CHECK(fd[m] >= 0);
+		}
+		for (int round = 0; round < 4; round++)
+			for (int m = 0; m < 3; m++)
+				put(fd[m], 0, 'a' + (n + m) % 26);
+		for (int round = 0; round < 4; round++)
+			for (int m = 0; m < 3; m++)
+				expect(fd[m], 0, 'a' + (n + m) % 26);
+		CHECK(close(fd[n % 3]) == 0);
+		fd[n % 3] = open(in_dir(name[(n + 1) % 3]), O_RDWR);
+		expect(fd[n % 3], 0, 'a' + (n + (n + 1) % 3) % 26);
+		for (int m = 0; m < 3; m++)
+			CHECK(close(fd[m]) == 0);
+	}
+}
+
 static int shared;
 
 static void *fill(void *byte)
@@ -234,6 +259,7 @@ int main(int argc, char **argv)
 	size_and_state();
 	mapped();
 	processes();
+	passing();
 	threads();
 	handlers();
 	return 0;

@@ -195,6 +195,8 @@ impl Record {
         self.flags.store(0, Ordering::Relaxed);
         self.handle.store(0, Ordering::Relaxed);
         self.session.store(0, Ordering::Relaxed);
+        self.asked.store(0, Ordering::Relaxed);
+        self.view.store(0, Ordering::Relaxed);
     }
 
     /// One more reference, unless the place is free, being filled or being emptied.
