@@ -86,7 +86,7 @@ fn any_admission_agrees_with_a_model(store: Arc<dyn Store>, seed: u64, steps: us
     const AREA: u64 = 4096;
     let mut rng = Rng::new(seed);
     let mut model = vec![0u8; AREA as usize];
-    let mut roads: Vec<Box<dyn Road>> = (0..2).map(|_| store.clone().road()).collect();
+    let mut roads: Vec<Box<dyn Road>> = (0..2).map(|_| store.clone().road(false)).collect();
     let mut flying: Vec<Option<Flying>> = Vec::new();
     let mut done = Vec::new();
     for step in 0..steps {

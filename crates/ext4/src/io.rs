@@ -19,6 +19,13 @@ pub struct BlockIo {
 }
 
 impl BlockIo {
+    /// Tells the device that `count` blocks from `first` on are the journal's.
+    pub fn mark_journal(&self, first: DeviceBlock, count: u32) {
+        let sectors = (self.block_bytes / SECTOR_BYTES) as u64;
+        let (sector, count) = (first.0.saturating_mul(sectors), u64::from(count) * sectors);
+        self.waiter.device().mark_journal(Sector(sector), count);
+    }
+
     /// `device` in blocks of `block_bytes` bytes, `block_count` of them.
     pub fn new(device: Arc<dyn BlockDevice>, block_bytes: u32, block_count: u64) -> Self {
         BlockIo { waiter: Waiter::new(device), block_bytes: block_bytes as usize, block_count }

@@ -279,7 +279,14 @@ fn find_journal(volume: &Volume) -> Result<(JournalMap, JournalSuperblock)> {
     let bytes = volume.io.read(*first)?;
     let length = blocks.len() as u32;
     let superblock = JournalSuperblock::decode(&bytes, volume.geometry.block_bytes, length)?;
-    Ok((JournalMap::new(blocks), superblock))
+    let map = JournalMap::new(blocks);
+    let mut index = 0;
+    while index < length {
+        let count = map.run(index, length - index).max(1);
+        volume.io.mark_journal(map.device_block(index), count);
+        index += count;
+    }
+    Ok((map, superblock))
 }
 
 /// Writes the superblock, durable on return. It is never part of a transaction.

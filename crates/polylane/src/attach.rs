@@ -7,7 +7,7 @@ use polylane_pool::attach::engine::{self, EngineFds};
 use polylane_pool::attach::{self, AttachOptions, Listed, Via};
 use polylane_pool::failure::{Failure, Result};
 
-use crate::cli::JsonArgs;
+use crate::cli::{CacheArgs, JsonArgs};
 use crate::commands::{print, print_json};
 
 /// `polylane attach`.
@@ -22,6 +22,8 @@ pub(crate) struct AttachArgs {
     /// Where to listen, for nbd and vhost-user
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    #[command(flatten)]
+    cache: CacheArgs,
     /// List what is attached
     #[arg(long, conflicts_with_all = ["volume", "via", "socket"])]
     list: bool,
@@ -59,6 +61,7 @@ enum ViaArg {
     Auto,
     Nbd,
     Loop,
+    VhostUser,
 }
 
 impl ViaArg {
@@ -67,6 +70,7 @@ impl ViaArg {
             ViaArg::Auto => None,
             ViaArg::Nbd => Some(Via::Nbd),
             ViaArg::Loop => Some(Via::Loop),
+            ViaArg::VhostUser => Some(Via::VhostUser),
         }
     }
 }
@@ -82,7 +86,12 @@ pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
         return Ok(0);
     }
     let volume = arguments.volume.ok_or_else(|| Failure::usage("attach: no VOLUME"))?;
-    let options = AttachOptions { volume, via: arguments.via.via(), socket: arguments.socket };
+    let options = AttachOptions {
+        volume,
+        via: arguments.via.via(),
+        socket: arguments.socket,
+        cache: arguments.cache.options(),
+    };
     let device = attach::attach(&options)?;
     match arguments.json.json {
         true => print_json(&serde_json::json!({ "device": device }))?,

@@ -9,6 +9,8 @@ use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
 use polylane_pool::cpus::CpuList;
 use polylane_pool::share::Policy;
+use polylane_pool::volume::SetOptions;
+use polylane_pool::volume::cache::{Mode, StoreKind};
 
 use crate::attach;
 
@@ -89,6 +91,8 @@ pub(crate) struct RunArgs {
     /// Share of the pool, 1 to 10000 [default: 100]
     #[arg(long, value_name = "N")]
     pub(crate) weight: Option<u32>,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
     /// How lanes on the volume's device share it
     #[arg(long, value_name = "POLICY", default_value = "ledger", value_parser = policies())]
     pub(crate) qos: String,
@@ -135,6 +139,16 @@ pub(crate) enum VolumeCommand {
         volume: PathBuf,
         /// New size, such as 20G
         size: ByteSize,
+    },
+    /// Change how a volume is cached, and its share
+    Set {
+        /// Its file
+        volume: PathBuf,
+        /// Share of pools on it, 1 to 10000
+        #[arg(long, value_name = "N")]
+        weight: Option<u32>,
+        #[command(flatten)]
+        cache: CacheArgs,
     },
     /// Keep a volume's present state; blocks are shared where the host can
     Snapshot {
@@ -200,6 +214,34 @@ pub(crate) struct VolumeCreateArgs {
     /// Share of pools on it, 1 to 10000
     #[arg(long, value_name = "N")]
     pub(crate) weight: Option<u32>,
+    #[command(flatten)]
+    pub(crate) cache: CacheArgs,
+}
+
+/// How a volume is cached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Args)]
+pub(crate) struct CacheArgs {
+    /// Cache mode: none, writeback, writethrough, directsync or pdc
+    #[arg(long = "cache", value_name = "MODE")]
+    mode: Option<Mode>,
+    /// Where cached blocks lie: in the host's page cache, or in the service's own memory
+    #[arg(long = "cache-store", value_name = "host|own")]
+    store: Option<StoreKind>,
+    /// Memory of a cache of its own [default: 64M]
+    #[arg(long, value_name = "SIZE")]
+    cache_size: Option<ByteSize>,
+}
+
+impl CacheArgs {
+    /// As options of a volume.
+    pub(crate) fn options(self) -> SetOptions {
+        SetOptions {
+            weight: None,
+            mode: self.mode,
+            store: self.store,
+            cache_bytes: self.cache_size.map(|size| size.0),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

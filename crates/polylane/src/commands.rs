@@ -45,6 +45,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         memory: arguments.memory.map(|size| size.0),
         size: arguments.size.map(|size| size.0),
         weight: arguments.weight,
+        cache: arguments.cache.options(),
         // clap takes no other names.
         qos: Policy::named(&arguments.qos).unwrap_or_default(),
         preload: !arguments.no_preload,

@@ -7,15 +7,8 @@ use std::ffi::OsString;
 const COMMANDS: [&str; 6] = ["pool", "container", "mount", "umount", "daemon", "top"];
 
 /// Options of `run` of later versions.
-const RUN_OPTIONS: [&str; 7] = [
-    "--lower",
-    "--ceph",
-    "--kernel-fs",
-    "--medium",
-    "--cache",
-    "--dirty-limit",
-    "--flush-interval",
-];
+const RUN_OPTIONS: [&str; 6] =
+    ["--lower", "--ceph", "--kernel-fs", "--medium", "--dirty-limit", "--flush-interval"];
 
 /// The line that refuses these arguments, if they name something of a later version.
 pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {
@@ -46,7 +39,7 @@ mod tests {
         };
         assert_eq!(refused("polylane top"), Some("top: not in this version yet".to_string()));
         assert!(refused("polylane run --lower=v -- sh").is_some_and(|l| l.starts_with("--lower:")));
-        assert!(refused("polylane run --mem --cache none -- sh").is_some());
+        assert!(refused("polylane run --mem --medium mem -- sh").is_some());
         assert_eq!(refused("polylane run --mem -- sh --volume"), None);
         assert_eq!(refused("polylane bench run --cache"), None);
         assert_eq!(refused("polylane"), None);

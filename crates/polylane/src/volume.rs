@@ -5,7 +5,7 @@ use std::path::Path;
 
 use polylane_base::size::ByteSize;
 use polylane_pool::failure::{Failure, Result};
-use polylane_pool::volume::{self, Content, Copy, CreateOptions, Info};
+use polylane_pool::volume::{self, Content, Copy, CreateOptions, Info, SetOptions};
 
 use crate::cli::{ExportFormat, FileSystemKind, VolumeCommand};
 use crate::commands::{print, print_json};
@@ -14,15 +14,14 @@ use crate::commands::{print, print_json};
 pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
     match command {
         VolumeCommand::Create(arguments) => {
-            if arguments.weight.is_some_and(|weight| !(1..=10_000).contains(&weight)) {
-                return Err(Failure::usage("--weight: must be 1 to 10000"));
-            }
+            check_weight(arguments.weight)?;
             volume::make(&CreateOptions {
                 path: arguments.volume,
                 size: arguments.size.map(|size| size.0),
                 ext4: arguments.fs == FileSystemKind::Ext4,
                 thick: arguments.thick,
                 weight: arguments.weight,
+                cache: arguments.cache.options(),
             })?;
         }
         VolumeCommand::Ls { dirs, json } => {
@@ -42,6 +41,10 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         VolumeCommand::Rm { volumes } => {
             volumes.iter().try_for_each(|path| volume::remove(path))?;
         }
+        VolumeCommand::Set { volume, weight, cache } => {
+            check_weight(weight)?;
+            volume::set(&volume, &SetOptions { weight, ..cache.options() })?;
+        }
         VolumeCommand::Resize { volume, size } => volume::resize(&volume, size.0)?,
         VolumeCommand::Snapshot { volume, to } => {
             volume::duplicate(&volume, &to, Copy::Snapshot)?;
@@ -60,6 +63,13 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         VolumeCommand::Map { volume, json } => print_map(&volume, json.json)?,
     }
     Ok(0)
+}
+
+fn check_weight(weight: Option<u32>) -> Result<()> {
+    match weight {
+        None | Some(1..=10_000) => Ok(()),
+        Some(_) => Err(Failure::usage("--weight: must be 1 to 10000")),
+    }
 }
 
 fn content(content: Content) -> &'static str {
@@ -106,6 +116,7 @@ fn describe(info: &Info) -> String {
         ("copy of", info.parent.clone()),
         ("base", info.base.as_ref().map(|base| base.display().to_string())),
         ("snapshot", info.snapshot.then(|| "yes".to_string())),
+        ("cache", info.cache.map(|cache| cache.to_string())),
         ("weight", info.weight.map(|weight| weight.to_string())),
     ];
     let known = lines.into_iter().filter_map(|(name, value)| Some((name, value?)));

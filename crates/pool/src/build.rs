@@ -134,8 +134,8 @@ fn libservice(
             Ok((Arc::new(fs), None))
         }
         (Backing::Dir, Store::Host(host)) => Ok((Arc::new(host), None)),
-        (Backing::Volume { label }, Store::Volume(files)) => {
-            let disk = Disk::open(label, files, clock)?;
+        (Backing::Volume { label, cache }, Store::Volume(files)) => {
+            let disk = Disk::open(label, files, *cache, clock)?;
             Ok((disk.fs.clone(), Some(disk)))
         }
         _ => Err(Failure::failed("lane: what was handed down is not what its files are on")),

@@ -25,6 +25,8 @@ use crate::share::{Meeting, Policy, Wanted};
 use crate::skeleton::MountPoint;
 use crate::spec::{Backing, PoolSpec};
 use crate::supervise::Supervisor;
+use crate::volume::cache::CacheSpec;
+use crate::volume::{Kept, SetOptions};
 use crate::{preload, root, volume};
 
 /// Least `--memory`: below this the service itself does not fit.
@@ -72,6 +74,8 @@ pub struct RunOptions {
     pub size: Option<u64>,
     /// The pool's share, 1–10000.
     pub weight: Option<u32>,
+    /// How the volume is cached, where its sidecar shall not decide.
+    pub cache: SetOptions,
     /// How lanes of the volume's device share it.
     pub qos: Policy,
     /// Use the preload library.
@@ -98,8 +102,9 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
     let device = init::open_fuse()?;
     let name = pool_name(&options);
     // Last of what can be refused, since it may make a volume.
-    let (handed, label, weight) = open_source(&options, &name)?;
-    options.weight = options.weight.or(weight);
+    let (handed, label, kept) = open_source(&options, &name)?;
+    options.weight = options.weight.or(kept.weight);
+    let cache = options.cache.change(kept.cache);
 
     let limits =
         Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
@@ -116,7 +121,7 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
-    let spec = specify(&options, label, &leftovers.name, &place, cpus);
+    let spec = specify(&options, (label, cache), &leftovers.name, &place, cpus);
     let fuse = rootless.is_none().then_some(device);
     let plan = Plan {
         place,
@@ -224,24 +229,24 @@ fn pool_name(options: &RunOptions) -> String {
     }
 }
 
-/// What the lane's files are on, what messages call it, and the weight of a volume that has one.
-fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Option<u32>)> {
+/// What the lane's files are on, what messages call it, and what a volume's sidecar says of its use.
+fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept)> {
     let path = match &options.source {
-        Source::Mem => return Ok((Handed::default(), String::new(), None)),
+        Source::Mem => return Ok((Handed::default(), String::new(), Kept::default())),
         Source::Dir(path) => {
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let dir = rustix::fs::open(path, flags, Mode::empty())
                 .map_err(|error| Failure::path(path, "use it as the lane's directory", error))?;
             let handed = Handed { dir: Some(dir), ..Handed::default() };
-            return Ok((handed, path.display().to_string(), None));
+            return Ok((handed, path.display().to_string(), Kept::default()));
         }
         Source::Volume(Some(path)) => path.clone(),
         Source::Volume(None) => volume::default_path(pool)?,
     };
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let (files, weight) = volume::open_or_create(&path, options.size, owner)?;
+    let (files, kept) = volume::open_or_create(&path, options.size, owner)?;
     let handed = Handed { volume: files, ..Handed::default() };
-    Ok((handed, path.display().to_string(), weight))
+    Ok((handed, path.display().to_string(), kept))
 }
 
 /// The preload library, or a warning why the kernel path has to do.
@@ -295,7 +300,7 @@ fn working_directory(root: bool) -> PathBuf {
 
 fn specify(
     options: &RunOptions,
-    label: String,
+    (label, cache): (String, CacheSpec),
     name: &PoolName,
     place: &Place,
     cpus: CpuList,
@@ -309,7 +314,7 @@ fn specify(
             inode_limit: (bytes_limit / BYTES_PER_INODE).max(INODES_MIN),
         },
         Source::Dir(_) => Backing::Dir,
-        Source::Volume(_) => Backing::Volume { label },
+        Source::Volume(_) => Backing::Volume { label, cache },
     };
     let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
     let covered = mounted.iter().chain([&RESERVED_DIR]).map(|name| name.as_bytes().to_vec());

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cpus::CpuList;
 use crate::failure::{Failure, Result};
+use crate::volume::cache::CacheSpec;
 
 /// Largest specification in bytes.
 const SPEC_BYTES_MAX: u64 = 1 << 20;
@@ -30,6 +31,8 @@ pub enum Backing {
     Volume {
         /// What messages call it.
         label: String,
+        /// How it is cached.
+        cache: CacheSpec,
     },
 }
 

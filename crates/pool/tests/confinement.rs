@@ -5,8 +5,6 @@
 //! here as `service`. What to try is in the pool's name, since a service gets nothing else. In a
 //! debug build a call that no service makes ends it with SIGSYS; that counts as held.
 
-#![expect(unsafe_code, reason = "UNSAFETY: ptrace and io_uring entries, as an attacker makes them")]
-
 use std::io::{Error, Result};
 use std::net::{TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt as _;
@@ -14,10 +12,11 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use io_uring::{IoUring, opcode, types};
 use polylane_pool::run::{self, RunOptions, Source};
 use polylane_pool::service::{self, ServiceFds};
 use polylane_pool::share::Policy;
+use polylane_pool::volume::SetOptions;
+use polylane_sys::subverted;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 
 /// What to try, and with the number that it needs: the test's process, or its TCP port.
@@ -35,10 +34,10 @@ const ATTACKS: &[Attack] = &[
     ("execute", |_| Command::new("/bin/true").status().map(drop)),
     ("signal", |test| Ok(rustix::process::test_kill_process(pid(test)?)?)),
     ("files", files_of),
-    ("trace", trace),
+    ("trace", subverted::trace),
     ("mount", |_| Ok(rustix::mount::unmount("/", rustix::mount::UnmountFlags::DETACH)?)),
-    ("ring", |_| ring_opens("/etc/passwd")),
-    ("ring-network", ring_connects),
+    ("ring", |_| subverted::ring_opens(c"/etc/passwd")),
+    ("ring-network", |port| subverted::ring_connects(port as u16)),
 ];
 
 fn main() -> ExitCode {
@@ -113,6 +112,7 @@ fn pool(name: &str, source: &str) -> ExitCode {
         memory: None,
         size: None,
         weight: None,
+        cache: SetOptions::default(),
         qos: Policy::None,
         preload: false,
         command: vec!["true".into()],
@@ -173,44 +173,4 @@ fn pid(number: u32) -> Result<Pid> {
 fn files_of(test: u32) -> Result<()> {
     let process = rustix::process::pidfd_open(pid(test)?, PidfdFlags::empty())?;
     Ok(rustix::process::pidfd_getfd(process, 0, PidfdGetfdFlags::empty()).map(drop)?)
-}
-
-fn trace(test: u32) -> Result<()> {
-    let none = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: seizing a process touches no memory of this one.
-    match unsafe { libc::ptrace(libc::PTRACE_SEIZE, test as libc::pid_t, none, none) } {
-        -1 => Err(Error::last_os_error()),
-        _ => Ok(()),
-    }
-}
-
-fn ring_does(ring: &mut IoUring, entry: &io_uring::squeue::Entry) -> Result<i32> {
-    // SAFETY: what the entry points to lives until the completion below.
-    unsafe { ring.submission().push(entry) }.map_err(Error::other)?;
-    ring.submit_and_wait(1)?;
-    let done = ring.completion().next().map_or(-libc::EIO, |done| done.result());
-    if done < 0 { Err(Error::from_raw_os_error(-done)) } else { Ok(done) }
-}
-
-/// A ring that the service makes for itself is not restricted, and no filter sees what it does.
-fn ring_opens(path: &str) -> Result<()> {
-    let mut ring = IoUring::new(4)?;
-    let path = std::ffi::CString::new(path)?;
-    let open = opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), path.as_ptr()).build();
-    ring_does(&mut ring, &open).map(drop)
-}
-
-fn ring_connects(port: u32) -> Result<()> {
-    let mut ring = IoUring::new(4)?;
-    let socket = opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build();
-    let socket = ring_does(&mut ring, &socket)?;
-    let address = libc::sockaddr_in {
-        sin_family: libc::AF_INET as u16,
-        sin_port: (port as u16).to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) },
-        sin_zero: [0; 8],
-    };
-    let length = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-    let connect = opcode::Connect::new(types::Fd(socket), (&raw const address).cast(), length);
-    ring_does(&mut ring, &connect.build()).map(drop)
 }

@@ -18,6 +18,10 @@ use crate::device::{
     Allocation, BlockDevice, Channel, Completion, Op, Request, SECTOR_BYTES, Sector, Submitted,
 };
 
+/// Ranges that are called a journal, at most: every request is compared with them. A journal in more
+/// pieces is left to the rule.
+const TOLD_MAX: usize = 64;
+
 /// What a cache did since it was made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Totals {
@@ -133,7 +137,11 @@ impl BlockDevice for Cached {
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
-        Box::new(CachedChannel { road: self.store.clone().road(), device: self })
+        Box::new(CachedChannel { road: self.store.clone().road(false), device: self })
+    }
+
+    fn waiting_channel(self: Arc<Self>) -> Box<dyn Channel> {
+        Box::new(CachedChannel { road: self.store.clone().road(true), device: self })
     }
 
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
@@ -143,8 +151,9 @@ impl BlockDevice for Cached {
     fn mark_journal(&self, sector: Sector, count: u64) {
         let bytes = count.saturating_mul(SECTOR_BYTES as u64);
         let region = Region::at(sector.byte().unwrap_or(u64::MAX), bytes);
-        if self.rule.is_some() {
-            self.told.write().push(region);
+        let mut told = self.told.write();
+        if self.rule.is_some() && told.len() < TOLD_MAX {
+            told.push(region);
         }
     }
 }

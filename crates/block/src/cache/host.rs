@@ -115,9 +115,13 @@ impl Store for HostStore {
         self.cached.allocation(sector, count)
     }
 
-    fn road(self: Arc<Self>) -> Box<dyn Road> {
-        let cached = self.cached.clone().channel();
-        let direct = self.claims.as_ref().map(|_| self.direct.clone().channel());
+    fn road(self: Arc<Self>, waits: bool) -> Box<dyn Road> {
+        let channel = |device: &Arc<dyn BlockDevice>| match waits {
+            true => device.clone().waiting_channel(),
+            false => device.clone().channel(),
+        };
+        let cached = channel(&self.cached);
+        let direct = self.claims.as_ref().map(|_| channel(&self.direct));
         let events = [Some(cached.event()), direct.as_ref().map(|direct| direct.event())];
         let bell = Bell::new(&events.into_iter().flatten().collect::<Vec<_>>());
         Box::new(HostRoad {

@@ -42,8 +42,8 @@ pub trait Store: Send + Sync {
     /// As [`crate::device::BlockDevice::allocation`]; cached writes count as data.
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64);
 
-    /// One thread's road to it.
-    fn road(self: Arc<Self>) -> Box<dyn Road>;
+    /// One thread's road to it; `waits`: for one request at a time, whose sender waits for it.
+    fn road(self: Arc<Self>, waits: bool) -> Box<dyn Road>;
 
     /// Sectors that reads found in the cache and did not find. `None`: this store cannot say.
     fn hits_and_misses(&self) -> Option<(u64, u64)>;

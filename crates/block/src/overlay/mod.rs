@@ -127,4 +127,9 @@ impl BlockDevice for Overlay {
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         Box::new(channel::OverlayChannel::new(self))
     }
+
+    /// Blocks of its own lie at their place.
+    fn mark_journal(&self, sector: Sector, count: u64) {
+        self.top.mark_journal(sector, count);
+    }
 }

@@ -67,7 +67,9 @@ pub(super) struct Handler {
     features: u64,
     memory: Memory,
     rings: Vec<Ring>,
-    /// The guest's write cache is off.
+    /// What the guest set the switch of its write cache to.
+    writeback: bool,
+    /// Every write is durable when it is answered.
     durable: Arc<AtomicBool>,
     inflight: Option<Inflight>,
     /// For messages of ours.
@@ -95,6 +97,7 @@ impl Handler {
             features: 0,
             memory: Memory::default(),
             rings,
+            writeback: true,
             durable: Arc::new(AtomicBool::new(false)),
             inflight: None,
             channel: None,
@@ -182,10 +185,16 @@ impl Handler {
         ran.into_iter().try_for_each(|index| self.start(index))
     }
 
-    /// Switches the guest's write cache. What was written while it was on becomes durable before
-    /// the guest may believe so.
-    fn set_durable(&mut self, durable: bool) -> Result<()> {
-        if durable && !self.durable.swap(durable, Ordering::AcqRel) {
+    /// Takes in what the guest can do and has switched. Without flushes it cannot make anything
+    /// durable itself. What was written while the cache was on becomes durable before the guest may
+    /// believe so.
+    fn settle_cache(&mut self) -> Result<()> {
+        let switched_off = self.has(config::CONFIG_WCE) && !self.writeback;
+        let durable = !self.has(config::FLUSH) || switched_off;
+        if let Some(inflight) = &self.inflight {
+            inflight.keep_switched_off(!self.writeback);
+        }
+        if durable && !self.durable.swap(true, Ordering::AcqRel) {
             Waiter::new(self.export.device.clone()).flush().map_err(other)?;
         }
         self.durable.store(durable, Ordering::Release);
@@ -197,7 +206,7 @@ impl Handler {
         for ring in &mut self.rings {
             *ring = Ring { call: ring.call.clone(), ..Ring::default() };
         }
-        self.features = 0;
+        (self.features, self.writeback) = (0, true);
     }
 }
 
@@ -231,12 +240,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
             return Err(Error::InvalidParam);
         }
         self.features = features;
-        // Without flushes the guest cannot make anything durable itself.
-        match features & config::FLUSH {
-            0 => self.set_durable(true),
-            _ if !self.has(config::CONFIG_WCE) => self.set_durable(false),
-            _ => Ok(()),
-        }
+        self.settle_cache()
     }
 
     fn set_mem_table(
@@ -342,8 +346,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
-        let writeback = !self.durable.load(Ordering::Acquire);
-        config::read(&*self.export.device, self.export.queues, writeback, offset, size)
+        config::read(&*self.export.device, self.export.queues, self.writeback, offset, size)
             .ok_or(Error::InvalidParam)
     }
 
@@ -355,7 +358,8 @@ impl VhostUserBackendReqHandlerMut for Handler {
     ) -> Result<()> {
         match (offset, bytes, self.has(config::CONFIG_WCE)) {
             (config::WRITEBACK_OFFSET, [writeback @ (0 | 1)], true) => {
-                self.set_durable(*writeback == 0)
+                self.writeback = *writeback == 1;
+                self.settle_cache()
             }
             _ => Err(Error::InvalidParam),
         }
@@ -383,8 +387,11 @@ impl VhostUserBackendReqHandlerMut for Handler {
             return Err(Error::InvalidParam);
         }
         let inflight = Inflight::attach(file.into(), told.num_queues, told.queue_size);
-        self.inflight = Some(inflight.map_err(Error::ReqHandlerError)?);
-        Ok(())
+        let inflight = inflight.map_err(Error::ReqHandlerError)?;
+        // The frontend does not say it again to the next process.
+        self.writeback &= !inflight.was_switched_off();
+        self.inflight = Some(inflight);
+        self.settle_cache()
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {

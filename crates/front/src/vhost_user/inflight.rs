@@ -13,6 +13,8 @@
 //! | 14..16 | the used ring's index after it |
 //! | 16.. | per descriptor 16 bytes: under way (1), …, a counter (8) |
 //!
+//! Behind the last area, 64 bytes of ours: the guest has switched its write cache off (1).
+//!
 //! # Order
 //!
 //! taken: counter, under way. answered: last head, *used ring*, not under way, index. A process that
@@ -33,6 +35,8 @@ use polylane_sys::region::Region;
 const HEADER_BYTES: usize = 16;
 const SLOT_BYTES: usize = 16;
 const ALIGNMENT: usize = 64;
+/// Behind the areas.
+const OWN_BYTES: usize = 64;
 const VERSION: u32 = 1;
 /// Queues and their sizes, at most.
 const QUEUES_MAX: u16 = super::QUEUES_MAX;
@@ -53,7 +57,7 @@ fn area_bytes(size: u16) -> usize {
 /// Bytes for all queues; `None` for more than there can be.
 pub(super) fn bytes(queues: u16, size: u16) -> Option<usize> {
     let known = (1..=QUEUES_MAX).contains(&queues) && (1..=SIZE_MAX).contains(&size);
-    known.then(|| area_bytes(size) * usize::from(queues))
+    known.then(|| area_bytes(size) * usize::from(queues) + OWN_BYTES)
 }
 
 impl Inflight {
@@ -74,6 +78,20 @@ impl Inflight {
     pub(super) fn attach(fd: OwnedFd, queues: u16, size: u16) -> io::Result<Inflight> {
         let len = bytes(queues, size).ok_or(Errno::EINVAL)?;
         Ok(Inflight { region: Arc::new(Region::attach(fd, len)?), size, queues })
+    }
+
+    fn switch(&self) -> &AtomicU32 {
+        self.region.word32(area_bytes(self.size) * usize::from(self.queues))
+    }
+
+    /// Keeps for the next process whether the guest has switched its write cache off.
+    pub(super) fn keep_switched_off(&self, off: bool) {
+        self.switch().store(u32::from(off), Ordering::Release);
+    }
+
+    /// Whether it had, when an earlier process last looked.
+    pub(super) fn was_switched_off(&self) -> bool {
+        self.switch().load(Ordering::Acquire) == 1
     }
 
     /// One queue's area.
@@ -171,6 +189,8 @@ mod tests {
         assert_eq!(area.recover(2), [5, 7]);
         assert!(next.area(0, 128).expect("queue 0").recover(0).is_empty());
         assert!(next.area(2, 128).is_none());
+        first.keep_switched_off(true);
+        assert!(next.was_switched_off());
         assert!(Inflight::create(0, 128).is_err());
         assert!(Inflight::create(2, u16::MAX).is_err());
     }

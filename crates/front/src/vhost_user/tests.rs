@@ -7,6 +7,8 @@ use std::path::PathBuf;
 
 use polylane_base::rng::Rng;
 use polylane_block::ram::RamDevice;
+use polylane_block::{Channel, Completion, Op, Request, Submitted};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::driver::{Driver, Kind, Shape};
 use super::*;
@@ -14,11 +16,48 @@ use super::*;
 const SHAPE: Shape = Shape { queues: 2, depth: 8, data_bytes: 8192 };
 const SECTORS: u64 = 4096;
 
+/// Memory that counts durable writes.
+struct Counting {
+    ram: Arc<RamDevice>,
+    durable: AtomicU64,
+}
+
+impl BlockDevice for Counting {
+    fn sector_count(&self) -> u64 {
+        self.ram.sector_count()
+    }
+
+    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        Box::new(CountingChannel { inner: self.ram.clone().channel(), device: self })
+    }
+}
+
+struct CountingChannel {
+    inner: Box<dyn Channel>,
+    device: Arc<Counting>,
+}
+
+impl Channel for CountingChannel {
+    fn submit(&mut self, request: Request) -> Submitted {
+        let durable = matches!(request.op, Op::Write { fua: true });
+        self.device.durable.fetch_add(u64::from(durable), Ordering::Relaxed);
+        self.inner.submit(request)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) {
+        self.inner.poll(done);
+    }
+
+    fn park(&mut self) {
+        self.inner.park();
+    }
+}
+
 struct Kit {
     _dir: tempfile::TempDir,
     path: PathBuf,
     door: OwnedFd,
-    device: Arc<RamDevice>,
+    device: Arc<Counting>,
     server: Option<Box<Server>>,
 }
 
@@ -27,7 +66,8 @@ impl Kit {
         let dir = tempfile::tempdir().expect("dir");
         let path = dir.path().join("socket");
         let door = OwnedFd::from(UnixListener::bind(&path).expect("bind"));
-        let device = Arc::new(RamDevice::new(SECTORS));
+        let ram = Arc::new(RamDevice::new(SECTORS));
+        let device = Arc::new(Counting { ram, durable: AtomicU64::default() });
         let mut kit = Kit { _dir: dir, path, door, device, server: None };
         kit.serve();
         kit
@@ -38,6 +78,10 @@ impl Kit {
         let export = Export { serial: "volume-7".into(), device, queues: 4 };
         let door = self.door.try_clone().expect("dup");
         self.server = Some(Box::new(serve(door, export).expect("serve")));
+    }
+
+    fn durable_writes(&self) -> u64 {
+        self.device.durable.load(Ordering::Relaxed)
     }
 
     fn end(&mut self) {
@@ -138,9 +182,13 @@ fn the_write_cache_can_be_switched_and_the_device_can_grow() {
     let mut kit = Kit::new();
     let mut driver = kit.connect();
     assert_eq!(driver.config(32, 1).expect("config"), [1]);
+    let queue = &mut driver.queues()[0];
+    assert_eq!(queue.execute(Kind::Write, 0, 512).expect("answer"), 0);
+    assert_eq!(kit.durable_writes(), 0, "the cache is on");
     driver.set_config(32, &[0]).expect("off");
     assert_eq!(driver.config(32, 1).expect("config"), [0]);
     assert_eq!(driver.queues()[0].execute(Kind::Write, 0, 512).expect("answer"), 0);
+    assert_eq!(kit.durable_writes(), 1, "every write is durable");
     driver.set_config(32, &[1]).expect("on");
     assert_eq!(driver.config(32, 1).expect("config"), [1]);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("pair");

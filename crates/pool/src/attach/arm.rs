@@ -1,6 +1,6 @@
 //! The table of front ends: what each needs in each of the three processes.
 //!
-//! | step | process | `nbd` | `loop` |
+//! | step | process | `nbd`, `vhost-user` | `loop` |
 //! |---|---|---|---|
 //! | [`Door::open`] | the command | listens at the socket | mounts a file through FUSE |
 //! | [`serve`] | the engine | answers clients | answers the kernel |
@@ -22,7 +22,7 @@ use polylane_block::BlockDevice;
 use polylane_front::export::Serving;
 use polylane_front::export::file::{self, FileOptions};
 use polylane_front::fuse::Params;
-use polylane_front::nbd;
+use polylane_front::{nbd, vhost_user};
 use rustix::fs::Mode;
 
 use super::engine::EngineSpec;
@@ -51,7 +51,7 @@ impl Door {
     /// Opens the door that `via` needs.
     pub(super) fn open(via: Via, options: &AttachOptions) -> Result<Door> {
         match via {
-            Via::Nbd => Door::listen(options),
+            Via::Nbd | Via::VhostUser => Door::listen(via, options),
             Via::Loop => {
                 let FileMount { fuse, mount, params } = loopdev::mount()?;
                 Ok(Door { fd: fuse, socket: None, fuse: Some(params), mount: Some(mount) })
@@ -60,11 +60,9 @@ impl Door {
     }
 
     /// A UNIX stream socket for its owner alone.
-    fn listen(options: &AttachOptions) -> Result<Door> {
-        let path = options
-            .socket
-            .as_deref()
-            .ok_or_else(|| Failure::usage("--via nbd: needs --socket PATH to listen at"))?;
+    fn listen(via: Via, options: &AttachOptions) -> Result<Door> {
+        let missing = || Failure::usage(format!("--via {via}: needs --socket PATH to listen at"));
+        let path = options.socket.as_deref().ok_or_else(missing)?;
         let path = std::path::absolute(path)
             .map_err(|error| Failure::path(path, "listen there", error))?;
         let failed = |error| Failure::path(&path, "listen there", error);
@@ -113,6 +111,11 @@ pub(super) fn serve(
             let export = nbd::Export { name: spec.name.clone(), device };
             nbd::serve(door, export).map(boxed).map_err(failed)
         }
+        Via::VhostUser => {
+            let queues = threads() as u16;
+            let export = vhost_user::Export { serial: spec.name.clone(), device, queues };
+            vhost_user::serve(door, export).map(boxed).map_err(failed)
+        }
         Via::Loop => {
             let params = spec.fuse.ok_or_else(|| Failure::failed("engine: no mount was made"))?;
             let options = FileOptions { params, again: spec.incarnation > 0, threads: threads() };
@@ -145,7 +148,7 @@ pub(super) fn engage(
             let mount = mount.ok_or_else(|| Failure::failed("attachment: no mount was made"))?;
             loopdev::engage(mount, id, record)
         }
-        Via::Nbd => {
+        Via::Nbd | Via::VhostUser => {
             let path = door.socket.clone().unwrap_or_default();
             record(&path)?;
             Ok(path)
@@ -159,7 +162,7 @@ pub(super) fn engage(
 /// It is in use.
 pub(super) fn disengage(record: &Record) -> Result<()> {
     match record.via {
-        Via::Nbd => Ok(()),
+        Via::Nbd | Via::VhostUser => Ok(()),
         Via::Loop => loopdev::disengage(record),
     }
 }
@@ -167,7 +170,7 @@ pub(super) fn disengage(record: &Record) -> Result<()> {
 /// In the command that resizes, once the engine knows: tells the device.
 pub(super) fn grown(record: &Record) -> Result<()> {
     match record.via {
-        Via::Nbd => Ok(()),
+        Via::Nbd | Via::VhostUser => Ok(()),
         Via::Loop => loopdev::grown(record),
     }
 }

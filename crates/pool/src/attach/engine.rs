@@ -6,9 +6,7 @@
 
 use std::os::fd::{OwnedFd, RawFd};
 
-use polylane_base::sync::Arc;
-use polylane_block::BlockDevice;
-use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::file::{Files, Way};
 use polylane_block::map::{Unit, UnitOptions};
 use polylane_block::wait::Waiter;
 use polylane_front::export::Serving;
@@ -24,6 +22,7 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::wait_either;
 use crate::link::Link;
 use crate::spec;
+use crate::volume::cache::{self, CacheSpec};
 use crate::volume::stack::{Assembled, Stack};
 
 /// Without the engine the kernel cannot write to the attached device, and so cannot free memory.
@@ -40,6 +39,8 @@ pub(super) struct EngineSpec {
     pub(super) incarnation: u16,
     /// What FUSE_INIT agreed on, of a mount.
     pub(super) fuse: Option<Params>,
+    /// How the volume is cached.
+    pub(super) cache: CacheSpec,
 }
 
 /// The descriptors of an engine, by number, as on its command line.
@@ -62,9 +63,7 @@ pub struct EngineFds {
 /// An engine at work.
 struct Engine {
     serving: Box<dyn Serving>,
-    device: Arc<dyn BlockDevice>,
-    /// The device of the volume's own file.
-    file: Arc<FileDevice>,
+    volume: Assembled,
 }
 
 /// Runs an engine to its end; its exit status.
@@ -78,7 +77,7 @@ pub fn main(fds: EngineFds) -> u8 {
         }
     };
     match start(fds) {
-        Ok(engine) => serve(engine, &control),
+        Ok((engine, warnings)) => serve(engine, &control, warnings),
         Err(failure) => {
             // The keeper says it; a lost line changes nothing about the end.
             let _ = control.send(&FromEngine::Failed(failure.line), &[]);
@@ -87,7 +86,7 @@ pub fn main(fds: EngineFds) -> u8 {
     }
 }
 
-fn start(fds: EngineFds) -> Result<Engine> {
+fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
     let take = |number| {
         ns::inherited_fd(number)
             .map_err(|error| Failure::because("engine", "take its files", error))
@@ -99,23 +98,25 @@ fn start(fds: EngineFds) -> Result<Engine> {
     }
     let door: OwnedFd = take(fds.door)?;
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
-    stay_out_of_reclaim(spec.incarnation == 0);
+    let warnings = stay_out_of_reclaim().into_iter().collect();
     harden()?;
     let unit = Unit::start(&UnitOptions::default())
         .map_err(|error| Failure::because("engine", "start its translation", error))?;
-    let Assembled { device, file, .. } = Stack::assemble(files, Way::Ring, Some(unit))?;
-    let serving = arm::serve(&spec, door, device.clone())?;
-    Ok(Engine { serving, device, file })
+    let volume = Stack::assemble(files, Way::Ring, Some(unit), spec.cache)?;
+    let serving = arm::serve(&spec, door, volume.device.clone())?;
+    Ok((Engine { serving, volume }, warnings))
 }
 
 /// Memory that this process allocates must not be freed by writing to the device that it serves:
 /// that write would wait for this process. Threads inherit the mark, so it comes first; it needs
 /// CAP_SYS_RESOURCE, so it comes before privileges go.
-fn stay_out_of_reclaim(warn: bool) {
-    if rustix::process::configure_io_flusher_behavior(true).is_err() && warn {
-        say("engine: not allowed to mark itself as an I/O flusher (needs CAP_SYS_RESOURCE): \
-             under memory pressure the attached device may be slow");
-    }
+fn stay_out_of_reclaim() -> Option<String> {
+    let refused = rustix::process::configure_io_flusher_behavior(true).is_err();
+    refused.then(|| {
+        "engine: not allowed to mark itself as an I/O flusher (needs CAP_SYS_RESOURCE): under \
+         memory pressure the attached device may be slow"
+            .to_string()
+    })
 }
 
 /// What an engine never needs: privileges, a core dump or a tracer with its tenant's data, a
@@ -131,9 +132,9 @@ fn harden() -> Result<()> {
 }
 
 /// Answers the keeper until it wants the end or is gone itself.
-fn serve(engine: Engine, control: &Link) -> u8 {
+fn serve(engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
     use std::os::fd::AsFd;
-    if control.send(&FromEngine::Ready, &[]).is_err() {
+    if control.send(&FromEngine::Ready(warnings), &[]).is_err() {
         return FAILED;
     }
     let mut told = false;
@@ -166,7 +167,8 @@ fn serve(engine: Engine, control: &Link) -> u8 {
 impl Engine {
     /// Takes the new size of the file in; the errno if that fails.
     fn grow(&self) -> Option<i32> {
-        let result = self.file.grow();
+        let buffered = self.volume.buffered.as_ref().map_or(Ok(()), |file| file.grow());
+        let result = self.volume.file.grow().and(buffered);
         self.serving.grown();
         result.err().map(|errno| errno.0)
     }
@@ -174,26 +176,29 @@ impl Engine {
     /// Closes the door and makes everything durable; the errno if that fails.
     fn end(self) -> Option<i32> {
         self.serving.end();
-        let flushed = Waiter::new(self.device).flush();
+        let flushed = Waiter::new(self.volume.device).flush();
         flushed.err().map(|error| polylane_base::Errno::from(error).0)
     }
 
     /// Counters as JSON.
     fn stats(&self) -> serde_json::Value {
-        let totals = self.file.totals();
+        let totals = self.volume.file.totals();
+        let buffered = self.volume.buffered.as_ref().map(|file| file.totals()).unwrap_or_default();
+        let cache = self.volume.cache.as_deref().map(cache::stats);
         serde_json::json!({
-            "size_bytes": self.device.sector_count() * 512,
-            "reads": totals.reads,
-            "read_bytes": totals.read_bytes,
-            "writes": totals.writes,
-            "written_bytes": totals.written_bytes,
-            "durable_writes": totals.durable_writes,
-            "flushes": totals.flushes,
-            "zeroings": totals.zeroings,
-            "failed": totals.failed,
+            "size_bytes": self.volume.device.sector_count() * 512,
+            "reads": totals.reads + buffered.reads,
+            "read_bytes": totals.read_bytes + buffered.read_bytes,
+            "writes": totals.writes + buffered.writes,
+            "written_bytes": totals.written_bytes + buffered.written_bytes,
+            "durable_writes": totals.durable_writes + buffered.durable_writes,
+            "flushes": totals.flushes + buffered.flushes,
+            "zeroings": totals.zeroings + buffered.zeroings,
+            "failed": totals.failed + buffered.failed,
             "io_uring": totals.ring,
             "direct_io": totals.direct,
-            "stopped": self.file.is_stopped(),
+            "stopped": self.volume.file.is_stopped(),
+            "cache": cache,
         })
     }
 }

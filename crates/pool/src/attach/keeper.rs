@@ -7,8 +7,8 @@
 //! # Invariants
 //!
 //! - It holds the record's lock as long as it lives.
-//! - Before `Engaged` it ends with the command that started it; after that, with `Stop`, a SIGTERM
-//!   or the other side of the door.
+//! - Before `Engaged` it ends with the command that started it (`run --kernel-fs` never says it);
+//!   after that, with `Stop`, a SIGTERM or the other side of the door.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use polylane_sys::scm;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 
-use super::arm::Door;
+use super::arm::{self, Door};
 use super::engine::EngineSpec;
 use super::message::{FromEngine, FromKeeper, ToEngine, ToKeeper};
 use super::record::{self, Record};
@@ -39,6 +39,9 @@ const FLUSH_TIME_MAX: Duration = Duration::from_secs(300);
 
 /// How long a command may take to say what it connected for.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How long a device may stay in use after the command that held it was killed.
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// An engine that dies this often ...
 const RESTARTS_MAX: usize = 10;
@@ -83,7 +86,7 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
     let _ = rustix::process::setsid();
     let _ = rustix::thread::set_name(c"polylane-attach");
     let _ = rustix::process::chdir("/");
-    leave(&[0, 1]);
+    leave();
     // What holds the mount is its user, not its server: it must be able to end.
     keeper.door.mount = None;
     keeper.record.pid = std::process::id();
@@ -100,20 +103,27 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
     ns::exit_now(status)
 }
 
-/// Lets go of standard descriptors that belong to whoever ran the command.
-fn leave(numbers: &[i32]) {
+/// Lets go of standard input and output, which belong to whoever ran the command.
+fn leave() {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let Ok(null) = rustix::fs::open("/dev/null", flags, Mode::empty()) else { return };
-    for number in numbers {
-        let _ = match number {
-            0 => rustix::stdio::dup2_stdin(&null),
-            1 => rustix::stdio::dup2_stdout(&null),
-            _ => rustix::stdio::dup2_stderr(&null),
-        };
-    }
+    let _ = rustix::stdio::dup2_stdin(&null);
+    let _ = rustix::stdio::dup2_stdout(&null);
 }
 
 impl Keeper {
+    /// What is said from here on goes to the attachment's log: whoever ran the command reads no
+    /// more.
+    fn write_to_log(&self) {
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
+        let path = record::log_of(&self.dir, &self.record.id);
+        let log = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR);
+        let log = log.or_else(|_| rustix::fs::open("/dev/null", OFlags::WRONLY, Mode::empty()));
+        if let Ok(log) = log {
+            let _ = rustix::stdio::dup2_stderr(&log);
+        }
+    }
+
     fn begin(&mut self, maker: &Link) -> Result<(Engine, OwnedFd, SignalFd)> {
         let signals = SignalFd::new(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP])
             .map_err(|error| Failure::because("attachment", "watch signals", error))?;
@@ -152,9 +162,15 @@ impl Keeper {
                 Event::Maker => match self.hear_maker(maker.as_ref()) {
                     Heard::More => None,
                     Heard::Engaged => {
-                        leave(&[2]);
+                        self.write_to_log();
                         maker = None;
                         None
+                    }
+                    // What it engaged may still be mounted, in namespaces that go with it.
+                    Heard::Gone if self.record.device.is_some() && self.door.fuse.is_some() => {
+                        self.write_to_log();
+                        maker = None;
+                        self.release().err()
                     }
                     Heard::Gone => return self.shut_down(engine, None),
                 },
@@ -187,6 +203,23 @@ impl Keeper {
                 Heard::Engaged
             }
             _ => Heard::Gone,
+        }
+    }
+
+    /// Has the device taken away by a process that may wait for it, while this one keeps the engine
+    /// alive. Its end shows at the door.
+    fn release(&self) -> Result<()> {
+        let failed = |error| Failure::because("attachment", "let go of its device", error);
+        match ns::fork(Namespaces::default()).map_err(failed)? {
+            Fork::Parent(_) => Ok(()),
+            Fork::Child => {
+                let _ = ns::keep_only(&[]);
+                let start = Instant::now();
+                while arm::disengage(&self.record).is_err() && start.elapsed() < RELEASE_TIME_MAX {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                ns::exit_now(0)
+            }
         }
     }
 
@@ -269,7 +302,10 @@ impl Keeper {
         ];
         fds.extend(self.handed.options());
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
-            Fork::Child => supervise::execute("engine", &self.spec.name, &fds),
+            Fork::Child => {
+                self.write_to_log();
+                supervise::execute("engine", &self.spec.name, &fds)
+            }
             Fork::Parent(child) => Process::new(child),
         };
         drop(other);
@@ -277,7 +313,10 @@ impl Keeper {
             return Err(Failure::failed("engine: it does not start"));
         }
         match link.receive::<FromEngine>() {
-            Ok(Some((FromEngine::Ready, _))) => Ok(Engine { link, process }),
+            Ok(Some((FromEngine::Ready(warnings), _))) => {
+                warnings.iter().filter(|_| self.spec.incarnation == 0).for_each(say);
+                Ok(Engine { link, process })
+            }
             Ok(Some((FromEngine::Failed(line), _))) => Err(Failure::failed(line)),
             _ => Err(Failure::failed("engine: it ended before it was ready")),
         }

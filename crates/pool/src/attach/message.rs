@@ -46,8 +46,8 @@ pub(super) enum ToEngine {
 /// What an engine answers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) enum FromEngine {
-    /// It serves.
-    Ready,
+    /// It serves, with these warnings.
+    Ready(Vec<String>),
     /// It could not start; the keeper says this line for it.
     Failed(String),
     /// The device has its new size, or the errno why not.

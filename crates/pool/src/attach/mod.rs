@@ -30,6 +30,7 @@ use crate::failure::{Failure, Result};
 use crate::link::Link;
 use crate::names::PoolName;
 use crate::volume;
+use crate::volume::SetOptions;
 use crate::volume::stack::Stack;
 use arm::Door;
 use engine::EngineSpec;
@@ -51,6 +52,8 @@ pub enum Via {
     Nbd,
     /// A loop device on a file that FUSE makes of the volume.
     Loop,
+    /// A vhost-user-blk server at a UNIX socket, for a virtual machine.
+    VhostUser,
 }
 
 impl fmt::Display for Via {
@@ -58,6 +61,7 @@ impl fmt::Display for Via {
         f.write_str(match self {
             Via::Nbd => "nbd",
             Via::Loop => "loop",
+            Via::VhostUser => "vhost-user",
         })
     }
 }
@@ -71,6 +75,8 @@ pub struct AttachOptions {
     pub via: Option<Via>,
     /// Where to listen, for front ends that have a socket.
     pub socket: Option<PathBuf>,
+    /// How it is cached, where its sidecar shall not decide.
+    pub cache: SetOptions,
 }
 
 /// Attaches a volume; its device or socket.
@@ -88,13 +94,14 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
     clear_stale(&dir, &path)?;
     volume::refuse_snapshot(&path)?;
     let stack = Stack::open(&path)?;
+    let cache = options.cache.change(stack.sidecar.cache.unwrap_or_default());
     let door = Door::open(via, options)?;
     let id = fresh_id()?;
     let lock = PoolName::take(&dir, &id)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let record = Record { id, volume: path, via, device: None, pid: 0 };
     let keeper = Keeper {
-        spec: EngineSpec { via, name, incarnation: 0, fuse: door.fuse },
+        spec: EngineSpec { via, name, incarnation: 0, fuse: door.fuse, cache },
         door,
         handed: Handed { volume: stack.files, ..Handed::default() },
         record,

@@ -5,6 +5,7 @@
 //! | `ID.json` | the [`Record`], replaced as a whole |
 //! | `ID.lock` | held by the attachment's keeper, so that a record whose keeper is dead is known |
 //! | `ID.sock` | where the keeper listens |
+//! | `ID.log` | what keeper and engines had to say |
 //!
 //! ID is 16 hexadecimal digits that are never given twice. Every user has a directory of their own.
 
@@ -59,6 +60,11 @@ pub(super) fn socket_of(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.sock"))
 }
 
+/// What keeper and engines say, as long as the attachment lives.
+pub(super) fn log_of(dir: &Path, id: &str) -> PathBuf {
+    dir.join(format!("{id}.log"))
+}
+
 impl Record {
     /// Writes it, or its new state. Whoever does that holds its lock.
     pub(super) fn store(&self, dir: &Path) -> Result<()> {
@@ -74,6 +80,7 @@ impl Record {
     /// Removes all files of the attachment. Whoever does that holds its lock.
     pub(super) fn remove(&self, dir: &Path, lock: &PoolName) {
         let _ = fs::remove_file(path_of(dir, &self.id));
+        let _ = fs::remove_file(log_of(dir, &self.id));
         lock.remove_files();
     }
 

@@ -6,10 +6,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use polylane_base::size::ByteSize;
+use polylane_block::cache::{Mode, StoreKind};
 use polylane_block::file::Files;
 use polylane_block::image::{self, Draft};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
+use super::cache::CacheSpec;
 use super::copy::{beside_temporary, materialize};
 use super::cow;
 use super::info::{Content, content};
@@ -41,6 +43,52 @@ pub struct CreateOptions {
     pub thick: bool,
     /// Share of pools on it, 1 to 10000.
     pub weight: Option<u32>,
+    /// How it is cached.
+    pub cache: SetOptions,
+}
+
+/// What `volume set` was asked for: what is absent stays as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetOptions {
+    /// Share of pools on it, 1 to 10000.
+    pub weight: Option<u32>,
+    /// How it is cached.
+    pub mode: Option<Mode>,
+    /// Where cached blocks lie.
+    pub store: Option<StoreKind>,
+    /// Memory in bytes of a cache of its own.
+    pub cache_bytes: Option<u64>,
+}
+
+impl SetOptions {
+    /// Changes a cache's specification.
+    pub fn change(&self, cache: CacheSpec) -> CacheSpec {
+        CacheSpec {
+            mode: self.mode.unwrap_or(cache.mode),
+            store: self.store.unwrap_or(cache.store),
+            bytes: self.cache_bytes.or(cache.bytes),
+        }
+    }
+
+    fn apply(&self, sidecar: &mut Sidecar) {
+        sidecar.weight = self.weight.or(sidecar.weight);
+        let cache = self.change(sidecar.cache.unwrap_or_default());
+        sidecar.cache = (cache != CacheSpec::default()).then_some(cache);
+    }
+}
+
+/// Changes what a volume's sidecar says. Whoever has it open goes on as it is.
+///
+/// # Errors
+/// It does not exist, or its sidecar cannot be written.
+pub fn set(path: &Path, options: &SetOptions) -> Result<()> {
+    std::fs::metadata(path).map_err(|error| Failure::path(path, "look at it", error))?;
+    let mut sidecar = Sidecar::load(path)?;
+    if sidecar.id.is_empty() {
+        sidecar.id = Sidecar::fresh_id()?;
+    }
+    options.apply(&mut sidecar);
+    sidecar.store(path)
 }
 
 /// Makes a volume.
@@ -55,7 +103,8 @@ pub fn make(options: &CreateOptions) -> Result<()> {
     }
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let files = create(path, size, options.ext4.then_some(owner))?;
-    let sidecar = Sidecar { weight: options.weight, ..Sidecar::new()? };
+    let mut sidecar = Sidecar { weight: options.weight, ..Sidecar::new()? };
+    options.cache.apply(&mut sidecar);
     let done = match options.thick {
         true => rustix::fs::fallocate(&files.plain, FallocateFlags::KEEP_SIZE, 0, size)
             .map_err(|error| Failure::path(path, "reserve its space", error)),

@@ -13,6 +13,7 @@ use polylane_block::wait::Waiter;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
+use super::cache::CacheSpec;
 use super::open::failure;
 use super::sidecar::Sidecar;
 use super::stack::Stack;
@@ -151,7 +152,9 @@ pub(super) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) 
             data_ranges(&files.plain, stack.size, &mut ranges)
                 .map_err(|error| Failure::path(from, "find its data", error))?;
         }
-        let waiter = Waiter::new(Stack::assemble(stack.files, Way::Calls, None)?.device);
+        let waiter = Waiter::new(
+            Stack::assemble(stack.files, Way::Calls, None, CacheSpec::default())?.device,
+        );
         for at in chunks(ranges) {
             let bytes = (stack.size - at).min(CHUNK_BYTES);
             let read = waiter.read(Sector(at / 512), bytes as usize);

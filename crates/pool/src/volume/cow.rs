@@ -81,6 +81,7 @@ fn freeze(from: &Path, stack: Stack, base: &Path, implicit: bool) -> Result<Stri
         parent: Some(own.id.clone()),
         snapshot: true,
         weight: own.weight,
+        cache: own.cache,
         overlays,
         children: vec![absolute(from)?],
         implicit,

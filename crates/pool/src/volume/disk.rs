@@ -2,12 +2,14 @@
 
 use polylane_base::Clock;
 use polylane_base::sync::Arc;
+use polylane_block::cache::Cached;
 use polylane_block::engine::Engine;
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::map::{Unit, UnitOptions};
 use polylane_block::qos::governed::{Governed, Governor};
 use polylane_ext4::{Ext4, Options};
 
+use super::cache::{self, CacheSpec};
 use super::stack::{Assembled, Stack};
 use crate::failure::{Failure, Result, say};
 
@@ -19,14 +21,22 @@ pub(crate) struct Disk {
     pub(crate) governor: Arc<Governor>,
     engine: Arc<Engine>,
     file: Arc<FileDevice>,
+    cache: Option<Arc<Cached>>,
 }
 
 impl Disk {
-    /// Opens the volume that messages call `name`; replays its journal if need be.
-    pub(crate) fn open(name: &str, files: Vec<Files>, clock: Arc<dyn Clock>) -> Result<Disk> {
+    /// Opens the volume that messages call `name`, cached as it says; replays its journal if need
+    /// be.
+    pub(crate) fn open(
+        name: &str,
+        files: Vec<Files>,
+        cache: CacheSpec,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Disk> {
         let unit = Unit::start(&UnitOptions::default());
         let unit = unit.map_err(|error| Failure::because(name, "start its translation", error))?;
-        let Assembled { device, engine, file } = Stack::assemble(files, Way::Ring, Some(unit))?;
+        let Assembled { device, engine, file, cache, .. } =
+            Stack::assemble(files, Way::Ring, Some(unit), cache)?;
         let governor = Governor::new();
         let whole = Governed::new(device, governor.clone());
         let fs = Ext4::open(whole, clock, &Options::default())
@@ -34,7 +44,7 @@ impl Disk {
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));
         }
-        Ok(Disk { fs: Arc::new(fs), governor, engine, file })
+        Ok(Disk { fs: Arc::new(fs), governor, engine, file, cache })
     }
 
     /// Counters as JSON.
@@ -54,6 +64,7 @@ impl Disk {
             "io_uring": totals.ring,
             "direct_io": totals.direct,
             "stopped": self.fs.is_stopped(),
+            "cache": self.cache.as_deref().map(cache::stats),
         })
     }
 }

@@ -9,6 +9,7 @@ use polylane_block::image;
 use polylane_sys::extents::{self, HostExtent};
 use serde::Serialize;
 
+use super::cache::CacheSpec;
 use super::open::{failure, holder_text, volumes_dir};
 use super::sidecar::{self, Sidecar};
 use super::stack::{self, DEPTH_MAX};
@@ -68,6 +69,8 @@ pub struct Info {
     pub snapshot: bool,
     /// Share of a pool on it.
     pub weight: Option<u32>,
+    /// How it is cached by whoever is told nothing else.
+    pub cache: Option<CacheSpec>,
 }
 
 /// Looks at a volume. One that is in use may change meanwhile.
@@ -100,6 +103,7 @@ pub fn info(path: &Path) -> Result<Info> {
         base: below.map(|(overlay, _)| stack::beside(path, &overlay.base)),
         snapshot: sidecar.snapshot,
         weight: sidecar.weight,
+        cache: sidecar.cache,
     })
 }
 

@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `open` | opens a volume's file alone, or makes it first |
+//! | [`cache`] | how a volume is cached |
 //! | `change` | makes, grows, checks and removes volumes |
 //! | `copy` | snapshots, clones, import and export |
 //! | `cow` | copy-on-write where the host's file system has none |
@@ -12,6 +13,7 @@
 //! | `tools` | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
 //! | `disk` | in the service: the file as a block device with ext4 on it |
 
+pub mod cache;
 mod change;
 mod copy;
 mod cow;
@@ -23,7 +25,7 @@ pub(crate) mod stack;
 pub(crate) mod tools;
 
 pub(crate) use change::refuse_snapshot;
-pub use change::{CreateOptions, check, make, remove, resize};
+pub use change::{CreateOptions, SetOptions, check, make, remove, resize, set};
 pub use copy::{Copy, duplicate, export, import};
 pub use info::{Content, Info, info, list, map};
-pub(crate) use open::{default_path, open_or_create, state_dir};
+pub(crate) use open::{Kept, default_path, open_or_create, state_dir};

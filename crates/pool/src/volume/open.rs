@@ -8,6 +8,7 @@ use polylane_base::size::ByteSize;
 use polylane_block::file::Files;
 use polylane_block::image::{self, Draft, Holder, ImageError};
 
+use super::cache::CacheSpec;
 use super::change::refuse_snapshot;
 use super::sidecar::Sidecar;
 use super::stack::Stack;
@@ -60,18 +61,27 @@ pub(crate) fn default_path(pool: &str) -> Result<PathBuf> {
     Ok(dir.join(format!("{pool}.img")))
 }
 
+/// What a volume's sidecar says of its use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Kept {
+    /// Share of a pool on it.
+    pub(crate) weight: Option<u32>,
+    /// How it is cached.
+    pub(crate) cache: CacheSpec,
+}
+
 /// Opens a volume alone; makes it, formatted, when there is none. `size` in bytes is that of a new
-/// volume; an existing one must have it already. The volume's own weight comes with it.
+/// volume; an existing one must have it already. What its sidecar says of its use comes with it.
 pub(crate) fn open_or_create(
     path: &Path,
     size: Option<u64>,
     owner: (u32, u32),
-) -> Result<(Vec<Files>, Option<u32>)> {
+) -> Result<(Vec<Files>, Kept)> {
     match image::open(path) {
         Err(ImageError::Host(_, Errno::ENOENT)) => {
             let files = create(path, size.unwrap_or(SIZE_DEFAULT), Some(owner))?;
             Sidecar::new()?.store(path)?;
-            Ok((vec![files], None))
+            Ok((vec![files], Kept::default()))
         }
         opened => {
             let files = opened.map_err(|error| failure(path, error))?;
@@ -80,8 +90,8 @@ pub(crate) fn open_or_create(
             if let [raw] = &stack.files[..] {
                 check_magic(path, &raw.plain)?;
             }
-            let weight = refuse_snapshot(path)?.weight;
-            Ok((stack.files, weight))
+            let Sidecar { weight, cache, .. } = refuse_snapshot(path)?;
+            Ok((stack.files, Kept { weight, cache: cache.unwrap_or_default() }))
         }
     }
 }

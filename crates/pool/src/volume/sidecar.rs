@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::cache::CacheSpec;
 use crate::failure::{Failure, Result};
 
 /// Largest sidecar in bytes.
@@ -27,6 +28,8 @@ pub(crate) struct Sidecar {
     pub(crate) snapshot: bool,
     /// Share of a pool that is given none on the command line.
     pub(crate) weight: Option<u32>,
+    /// How it is cached by whoever is told nothing else.
+    pub(crate) cache: Option<CacheSpec>,
     /// What a copy-on-write volume is on, by the nonce in its file.
     pub(crate) overlays: Vec<OverlayRef>,
     /// Volumes that are on this one.

@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::sync::Arc;
 use polylane_block::BlockDevice;
+use polylane_block::cache::host::HostStore;
+use polylane_block::cache::{Cached, Mode};
 use polylane_block::engine::{Engine, Options};
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::image;
@@ -26,6 +28,7 @@ use polylane_block::map::Unit;
 use polylane_block::overlay::{Layout, Overlay};
 use rustix::fs::SeekFrom;
 
+use super::cache::{CacheSpec, through_page_cache};
 use super::open::failure;
 use super::sidecar::{OverlayRef, Sidecar};
 use crate::failure::{Failure, Result};
@@ -46,7 +49,7 @@ pub(crate) struct Stack {
     /// Bytes, as the tenant sees it.
     pub(crate) size: u64,
     /// Its sidecar.
-    pub(super) sidecar: Sidecar,
+    pub(crate) sidecar: Sidecar,
 }
 
 impl Stack {
@@ -97,31 +100,52 @@ impl Stack {
     }
 
     /// The volume as a device: an engine on its own file, an overlay on that where it has bases.
-    /// Without a `unit` requests go to the files as they are.
+    /// Without a `unit` requests go to the files as they are; so do those that the host's page cache
+    /// is to keep, since two ways to a file cannot share an engine's map of it.
     pub(crate) fn assemble(
         files: Vec<Files>,
         way: Way,
         unit: Option<Arc<Unit>>,
+        cache: CacheSpec,
     ) -> Result<Assembled> {
         let failed = |error: std::io::Error| Failure::because("volume", "use it as a disk", error);
         let refused = |error| failed(polylane_base::Errno::from(error).into());
         let mut files = files.into_iter();
         let own = files.next().ok_or_else(|| Failure::failed("volume: no file was handed down"))?;
+        let buffered = cache.in_host().then(|| through_page_cache(&own, way));
+        let buffered = buffered.transpose().map_err(failed)?;
+        let unit = unit.filter(|_| buffered.is_none());
         let file = FileDevice::open(own, way).map_err(|error| failed(error.into()))?;
         let engine = Engine::open(file.clone(), unit, &Options::default()).map_err(refused)?;
+        let in_host = buffered.clone().map(|buffered| {
+            let store = HostStore::new(buffered, engine.clone(), cache.mode == Mode::Pdc);
+            Cached::new(store, cache.mode)
+        });
+        let top: Arc<dyn BlockDevice> = match &in_host {
+            Some(cached) => cached.clone(),
+            None => engine.clone(),
+        };
         let mut below: Option<Arc<dyn BlockDevice>> = None;
         for files in files.rev() {
-            let base = FileDevice::open(files, way).map_err(|error| failed(error.into()))?;
+            let base = match cache.in_host() {
+                true => through_page_cache(&files, way).map_err(failed)?,
+                false => FileDevice::open(files, way).map_err(|error| failed(error.into()))?,
+            };
             below = Some(match below {
                 None => base,
                 Some(below) => Overlay::open(below, base).map_err(refused)?,
             });
         }
         let device: Arc<dyn BlockDevice> = match below {
-            None => engine.clone(),
-            Some(base) => Overlay::open(base, engine.clone()).map_err(refused)?,
+            None => top,
+            Some(base) => Overlay::open(base, top).map_err(refused)?,
         };
-        Ok(Assembled { device, engine, file })
+        let over = cache.over(&device);
+        let device = match &over {
+            Some(cached) => cached.clone(),
+            None => device,
+        };
+        Ok(Assembled { device, engine, file, buffered, cache: in_host.or(over) })
     }
 }
 
@@ -133,6 +157,10 @@ pub(crate) struct Assembled {
     pub(crate) engine: Arc<Engine>,
     /// Its own file.
     pub(crate) file: Arc<FileDevice>,
+    /// The same through the host's page cache, if anything goes there.
+    pub(crate) buffered: Option<Arc<FileDevice>>,
+    /// Its cache, if it has one.
+    pub(crate) cache: Option<Arc<Cached>>,
 }
 
 /// Which base the file is on, and the size of the device; `None` for a raw file.

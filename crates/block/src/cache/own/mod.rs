@@ -81,8 +81,8 @@ impl Store for OwnStore {
         }
     }
 
-    fn road(self: Arc<Self>) -> Box<dyn Road> {
-        Box::new(road::OwnRoad::new(self))
+    fn road(self: Arc<Self>, waits: bool) -> Box<dyn Road> {
+        Box::new(road::OwnRoad::new(self, waits))
     }
 
     fn hits_and_misses(&self) -> Option<(u64, u64)> {

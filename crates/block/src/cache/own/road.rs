@@ -112,8 +112,11 @@ fn bytes_from(range: &Range<u64>, sector: u64) -> usize {
 }
 
 impl OwnRoad {
-    pub(super) fn new(store: Arc<OwnStore>) -> OwnRoad {
-        let inner = store.inner.clone().channel();
+    pub(super) fn new(store: Arc<OwnStore>, waits: bool) -> OwnRoad {
+        let inner = match waits {
+            true => store.inner.clone().waiting_channel(),
+            false => store.inner.clone().channel(),
+        };
         OwnRoad {
             bell: Bell::new(&[inner.event()]),
             inner,
