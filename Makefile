@@ -52,8 +52,9 @@ bench:
 
 campaign:
 	@scripts/setup.sh build demo
-	@$(MAKE) --no-print-directory build
+	@$(MAKE) --no-print-directory build tools
 	@$(BIN) bench run $(FIGURES)
+	@cargo xtask campaign
 
 install: build
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/polylane

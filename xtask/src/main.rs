@@ -8,6 +8,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 mod apps;
+mod campaign;
 mod lexer;
 mod rooms;
 mod suite;
@@ -27,14 +28,16 @@ const USAGE: &str = "usage: cargo xtask TASK
   tidy    sizes, headers and forbidden words of every source file; steps of docs/walks
   loom    the request queues under every interleaving (bounds are stated in the tests)
   crash   power cuts, failing media and damaged images; with --full all of docs/design/crash.md,
-          which takes hours (POLYLANE_CRASH_SECONDS, POLYLANE_CORRUPT_IMAGES: how long, how many)";
+          which takes hours (POLYLANE_CRASH_SECONDS, POLYLANE_CORRUPT_IMAGES: how long, how many)
+  campaign  the long runs: crash, corrupt (100 000 images), fsx (a million), stress, fuzz; results in
+          docs/results (campaign NAME…: only those; POLYLANE_CAMPAIGN_SECONDS: bounds each, 3600)";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let task = args.next().unwrap_or_default();
     let words: Vec<String> = args.collect();
     let full = task == "crash" && words == ["--full"];
-    if !words.is_empty() && !full && task != "apps" {
+    if !words.is_empty() && !full && !matches!(task.as_str(), "apps" | "campaign") {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     }
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         "tidy" => step("tidy", || tidy::check(&root()).and_then(|()| walks::check(&root()))),
         "loom" => step("loom", loom),
         "crash" => step("crash", || crash(full)),
+        "campaign" => campaign::run(&root(), &words),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);

@@ -6,9 +6,11 @@ fn exercise(test: &str, lane: Lane, operations: u32, seed: u32) {
     if unavailable(test) || lacks(test, &["fsx"]) {
         return;
     }
+    let asked = std::env::var("POLYLANE_FSX_OPERATIONS").ok().and_then(|text| text.parse().ok());
+    let operations: u32 = asked.unwrap_or(operations);
     let text = format!("$FSX -q -f $SCRIPTS/fsx.toml -N {operations} -S {seed} -P . file");
     let script = Script::new(text).env("FSX", tools().join("fsx")).env("SCRIPTS", scripts());
-    script.limit(600).succeeds(lane);
+    script.limit(600 + u64::from(operations / 200)).succeeds(lane);
 }
 
 #[test]

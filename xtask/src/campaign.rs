@@ -1,0 +1,153 @@
+//! `cargo xtask campaign`: the long runs, one after the other, each with what it said kept under
+//! docs/results/. A part that fails does not end the others.
+//!
+//! `POLYLANE_CAMPAIGN_SECONDS` bounds each part (default an hour); variables that a part sets can
+//! be given from outside, for a trial: `POLYLANE_CORRUPT_IMAGES=500 cargo xtask campaign corrupt`.
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+/// One part: its name, the command, and what it finds in its environment.
+struct Part {
+    name: &'static str,
+    command: Vec<String>,
+    env: Vec<(&'static str, String)>,
+    /// Ends with this many seconds of repetition, as often as it fits; 0: once.
+    repeat_seconds: u64,
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(String::from).collect()
+}
+
+fn parts(seconds: u64) -> Vec<Part> {
+    let crash = "cargo test -p polylane-ext4 --test crash -- --nocapture --test-threads=1";
+    let corrupt = "cargo test -p polylane-ext4 --test corrupt -- --nocapture --test-threads=1";
+    let stress = "cargo test --release -p polylane-ext4 --test stress --test model";
+    let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
+    let fuzz = format!(
+        "cargo fuzz run --sanitizer none image -- -max_total_time={seconds} -timeout=30 \
+         -rss_limit_mb=2048 -print_final_stats=1"
+    );
+    let full = || ("POLYLANE_CRASH", "full".to_string());
+    let seconds_each = ("POLYLANE_CRASH_SECONDS", seconds.to_string());
+    let images = ("POLYLANE_CORRUPT_IMAGES", "100000".to_string());
+    vec![
+        Part {
+            name: "crash",
+            command: words(crash),
+            env: vec![full(), seconds_each],
+            repeat_seconds: 0,
+        },
+        Part { name: "corrupt", command: words(corrupt), env: vec![images], repeat_seconds: 0 },
+        Part {
+            name: "fsx",
+            command: words(fsx),
+            env: vec![("POLYLANE_FSX_OPERATIONS", "1000000".to_string())],
+            repeat_seconds: 0,
+        },
+        Part { name: "stress", command: words(stress), env: vec![], repeat_seconds: seconds },
+        Part { name: "fuzz", command: words(&fuzz), env: vec![], repeat_seconds: 0 },
+    ]
+}
+
+/// Runs the parts named, or all; writes what they said to `docs/results/DATE/campaign-NAME.txt`.
+///
+/// # Errors
+/// A part failed, or its results cannot be written.
+pub fn run(root: &Path, names: &[String]) -> Result<()> {
+    let seconds = std::env::var("POLYLANE_CAMPAIGN_SECONDS").ok().and_then(|s| s.parse().ok());
+    let parts = parts(seconds.unwrap_or(3600));
+    if let Some(unknown) = names.iter().find(|name| parts.iter().all(|part| part.name != **name)) {
+        bail!("no part is called '{unknown}'");
+    }
+    let mut failed = Vec::new();
+    for part in parts.iter().filter(|part| names.is_empty() || names.iter().any(|n| n == part.name))
+    {
+        let start = Instant::now();
+        let ended = part.run(root);
+        let minutes = start.elapsed().as_secs_f64() / 60.0;
+        match &ended {
+            Ok(()) => eprintln!("campaign: {:8} ok      {minutes:6.1} min", part.name),
+            Err(error) => {
+                eprintln!("campaign: {:8} FAILED  {minutes:6.1} min: {error:#}", part.name);
+                failed.push(part.name);
+            }
+        }
+    }
+    match failed.is_empty() {
+        true => Ok(()),
+        false => bail!("failed: {}", failed.join(", ")),
+    }
+}
+
+impl Part {
+    fn run(&self, root: &Path) -> Result<()> {
+        let folder = root.join("docs/results").join(said("date", &["-u", "+%F"])?);
+        std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let path = folder.join(format!("campaign-{}.txt", self.name));
+        let mut file = File::create(&path).with_context(|| path.display().to_string())?;
+        writeln!(file, "{}", self.command.join(" "))?;
+        for (name, value) in &self.env {
+            writeln!(file, "{name}={}", std::env::var(name).unwrap_or(value.clone()))?;
+        }
+        let revision = said("git", &["rev-parse", "--short", "HEAD"]).unwrap_or_default();
+        let machine = said("uname", &["-srm"])?;
+        let cores = std::thread::available_parallelism().map_or(0, usize::from);
+        writeln!(file, "revision {revision}, {}, {machine}, {cores} CPUs", now()?)?;
+        let (start, mut rounds) = (Instant::now(), 0);
+        loop {
+            let good = self.once(root, &mut file)?;
+            rounds += 1;
+            if !good {
+                writeln!(file, "FAILED in round {rounds}, {}", now()?)?;
+                bail!("see {}", path.display());
+            }
+            if start.elapsed().as_secs() >= self.repeat_seconds {
+                break;
+            }
+        }
+        writeln!(file, "ok, {rounds} round(s), {}", now()?)?;
+        Ok(())
+    }
+
+    /// One run of the command, its words added to `file`. Whether it succeeded.
+    fn once(&self, root: &Path, file: &mut File) -> Result<bool> {
+        let folder = if self.name == "fuzz" { root.join("fuzz") } else { root.to_path_buf() };
+        let (program, arguments) = self.command.split_first().context("a command")?;
+        let mut child = Command::new(program)
+            .args(arguments)
+            .envs(self.env.iter().filter(|(name, _)| std::env::var_os(name).is_none()).cloned())
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(file.try_clone()?)
+            .spawn()
+            .with_context(|| format!("run {program}"))?;
+        let mut text = String::new();
+        if let Some(mut output) = child.stdout.take() {
+            output.read_to_string(&mut text)?;
+        }
+        // Sums, and all of a failure; not every test's line.
+        let good = child.wait()?.success();
+        let dull = |line: &str| line.starts_with("test ") && line.ends_with("... ok");
+        let keep = |line: &&str| !good || !dull(line);
+        text.lines().filter(keep).try_for_each(|line| writeln!(file, "{line}"))?;
+        Ok(good)
+    }
+}
+
+fn said(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.with_context(|| format!("run {program}"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
+}
+
+fn now() -> Result<String> {
+    said("date", &["-u", "+%F %T UTC"])
+}
