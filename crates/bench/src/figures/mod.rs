@@ -23,6 +23,7 @@ mod queue;
 mod stream;
 mod sweep;
 mod vhost;
+mod translate;
 mod wdt_model;
 
 pub use pdc_trace::AddressRange;
@@ -241,5 +242,11 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "stream writes onto a fresh sparse volume, beside fio on a sparse file",
         run: stream::run,
+    },
+    Figure {
+        name: "translate",
+        mounts: true,
+        about: "binding the translation threads to one core, and prefetching, on cold volumes",
+        run: translate::run,
     },
 ];

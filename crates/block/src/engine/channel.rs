@@ -256,15 +256,20 @@ fn resolve(engine: &Engine, slot: &mut Slot, streams: &mut Streams, request: &Re
     if !map.enter(chunks.clone(), keeps) {
         return Way::Held;
     }
-    if !keeps {
+    if gives_back(request.op) {
         slot.empties = emptied(engine, &sectors, chunks.clone());
-    } else if engine.ahead_sectors > 0
+    } else if keeps
+        && engine.ahead_sectors > 0
         && let Some(ahead) = streams.note(&sectors, engine.ahead_sectors)
     {
         engine.make(&ahead);
     }
     slot.entered = Some(chunks);
     Way::Medium
+}
+
+fn gives_back(op: Op) -> bool {
+    matches!(op, Op::Discard | Op::WriteZeroes { unmap: true, .. })
 }
 
 /// The chunks that a discard of `sectors`, which entered them, leaves without space if it stays

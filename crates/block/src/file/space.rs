@@ -1,6 +1,7 @@
 //! The space that a file takes on its host.
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 
 use polylane_base::Errno;
 use polylane_sys::buffer::Buffer;
@@ -23,6 +24,9 @@ impl Medium for FileDevice {
 
     fn allocate(&self, range: Range<u64>) -> Result<(), Error> {
         let bytes = bytes_of(&range)?;
+        if moves_on_write(&self.files.plain) {
+            return Err(Error::Unsupported);
+        }
         let length = bytes.end - bytes.start;
         let mode = FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(&self.files.plain, mode, bytes.start, length)
@@ -48,6 +52,13 @@ impl Medium for FileDevice {
         let stat = rustix::fs::fstatvfs(&self.files.plain).ok()?;
         stat.f_bavail.checked_mul(stat.f_frsize)
     }
+}
+
+/// Whether the host's file system puts every write in a new place, so that space made before it is
+/// of no use: btrfs, bcachefs, ZFS.
+fn moves_on_write(file: &OwnedFd) -> bool {
+    const MAGICS: [u64; 3] = [0x9123_683e, 0xca45_1a4e, 0x2fc1_2fc1];
+    rustix::fs::fstatfs(file).is_ok_and(|stat| MAGICS.contains(&(stat.f_type as u64)))
 }
 
 fn bytes_of(range: &Range<u64>) -> Result<Range<u64>, Error> {

@@ -88,10 +88,10 @@ impl Lane {
         next
     }
 
-    /// Finds out where a chunk and its followers lie. The first chunk after them; `None` where the
-    /// medium does not tell.
-    fn translate(&self, first: u64) -> Option<u64> {
-        let start = self.map.sectors(first).start;
+    /// Finds out where a chunk lies, and all others of its region: a second job for the region finds
+    /// nothing left to do. The first chunk after it; `None` where the medium does not tell.
+    fn translate(&self, chunk: u64) -> Option<u64> {
+        let start = self.map.sectors(chunk / self.prefetch * self.prefetch).start;
         let end = (start + (self.prefetch << self.map.shift)).min(self.sectors_end());
         if start >= end {
             return None;
