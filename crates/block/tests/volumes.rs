@@ -2,13 +2,15 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use polylane_base::Errno;
 use polylane_block::device::{BlockDevice, Channel, Error, Op, Request, Sector, Submitted};
+use polylane_block::engine::{Engine, Options};
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::image;
+use polylane_block::map::{Unit, UnitOptions};
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
 
@@ -109,4 +111,77 @@ fn a_full_host_is_an_error_that_passes() {
         std::fs::remove_file(path).expect("remove");
     }
     let _ = Command::new("umount").arg(host).status();
+}
+
+/// A small host file system on a loop device; `None` where this user may not have one.
+struct Host {
+    dir: tempfile::TempDir,
+    image: tempfile::TempPath,
+}
+
+impl Host {
+    fn new(kind: &str, bytes: u64) -> Option<Host> {
+        let image = tempfile::NamedTempFile::new().expect("file");
+        image.as_file().set_len(bytes).expect("size");
+        let host = Host { dir: tempfile::tempdir().expect("dir"), image: image.into_temp_path() };
+        let made = Command::new(format!("mkfs.{kind}")).arg("-q").arg(&*host.image).output();
+        let mut mount = Command::new("mount");
+        let mounted = mount.args(["-o", "loop"]).arg(&*host.image).arg(host.dir.path()).output();
+        let well = |output: std::io::Result<std::process::Output>| {
+            output.is_ok_and(|output| output.status.success())
+        };
+        (well(made) && well(mounted)).then_some(host)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.dir.path()).stderr(Stdio::null()).status();
+    }
+}
+
+/// Streams that fill the host while space is made ahead of them: what is acknowledged stays, room
+/// that comes back is used, and what was made in vain is given back at the end.
+#[test]
+fn streams_fill_a_host_and_go_on_when_there_is_room() {
+    let Some(host) = Host::new("ext4", 64 * MIB) else {
+        eprintln!("skipped: this user may not mount a small ext4");
+        return;
+    };
+    let path = host.dir.path().join("volume");
+    let file = volume(&path, 256 * MIB, Way::Ring);
+    let unit = Unit::start(&UnitOptions::default()).expect("thread");
+    let options = Options { reserve_bytes: 0, ..Options::default() };
+    let engine = Engine::open(file, Some(unit), &options).expect("engine");
+    let waiter = Waiter::new(engine.clone());
+    let block = |at: u64| Buffer::copy_of(&[(at % 251) as u8 + 1; 4096]);
+    let mut written = 0;
+    let error = loop {
+        match waiter.write(Sector(written * 8), block(written), false) {
+            Ok(_) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error, Error::NoSpace);
+    assert!(written * 4096 > 32 * MIB, "{written} blocks");
+    assert!(engine.totals().made_ahead > 16, "{:?}", engine.totals());
+    waiter.flush().expect("what was acknowledged can be made durable");
+    let check = |written: u64| {
+        for at in 0..written {
+            let found = waiter.read(Sector(at * 8), 4096).expect("read");
+            assert!(found[..] == block(at)[..], "block {at} of {written}");
+        }
+    };
+    check(written);
+    // The last eighth makes room for as much again.
+    let given = written / 8;
+    waiter.discard(Sector((written - given) * 8), given * 8).expect("discard");
+    for at in written - given..written {
+        waiter.write(Sector(at * 8), block(at), at % 100 == 0).expect("there is room again");
+    }
+    check(written);
+    drop((waiter, engine));
+    let used = std::fs::metadata(&path).expect("stat").blocks() * 512;
+    // The host's own map takes some blocks, and a chunk may be begun.
+    assert!(used <= written * 4096 + 2 * MIB, "{used} bytes for {written} blocks");
 }
