@@ -7,6 +7,9 @@
 //! moment, longer when looking paid last time; then it asks to be kicked, looks once more, and
 //! sleeps on kick, channel and stop together.
 //!
+//! A guest that has one request at a time, again and again, is served by calls that wait: whoever
+//! waits for one request pays for a trip through a ring and two more switches otherwise.
+//!
 //! # Invariants
 //!
 //! - Every head that was taken is put into the used ring once, or the ring is broken.
@@ -19,7 +22,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use polylane_base::sync::{Arc, Mutex, thread};
-use polylane_block::{Completion, Op, Sector};
+use polylane_block::{Channel, Completion, Op, Request, Sector, Submitted};
 use polylane_sys::buffer::Buffer;
 use polylane_sys::event;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
@@ -37,6 +40,9 @@ use crate::export::work::{Job, Work};
 /// Looks before a sleep, at least and at most: about 2 to 30 µs.
 const LOOKS_MIN: u32 = 16;
 const LOOKS_MAX: u32 = 256;
+
+/// After so many requests that came alone, the next ones are executed by calls that wait.
+const ALONE: u32 = 8;
 
 /// A descriptor that the guest is interrupted by; the frontend may replace it at any time.
 pub(super) type Call = Arc<Mutex<Option<File>>>;
@@ -78,6 +84,9 @@ impl Worker {
             area: setup.area,
             left_over: setup.left_over.into(),
             work: Work::new(&export.device),
+            single: export.device.clone().waiting_channel(),
+            alone: 0,
+            kicked: true,
             serial: config::serial(&export.serial),
             stop: stop.clone(),
             replied: false,
@@ -113,6 +122,12 @@ struct Ring {
     area: Option<Area>,
     left_over: VecDeque<u16>,
     work: Work<Taken>,
+    /// For a request that comes alone.
+    single: Box<dyn Channel>,
+    /// Requests in a row that came when nothing was under way, and nothing came with.
+    alone: u32,
+    /// The kick descriptor may be readable.
+    kicked: bool,
     serial: [u8; 20],
     stop: Bell,
     /// Something was put into the used ring since the guest was told.
@@ -128,6 +143,10 @@ impl Ring {
         loop {
             let took = self.take();
             let ended = self.finish();
+            if self.kicked && (took || !ended) {
+                self.kicked = false;
+                event::drain(&self.kick);
+            }
             self.interrupt();
             if took || ended {
                 if looked > 0 {
@@ -151,17 +170,22 @@ impl Ring {
 
     /// Takes what is available, as much as there is room for.
     fn take(&mut self) -> bool {
-        let mut took = false;
+        let (mut took, idle) = (0, self.work.is_idle());
         while !self.broken && !self.work.is_full() {
             let known = self.left_over.pop_front();
             let Some(head) = known.or_else(|| self.next_head()) else { break };
             if let (Some(area), None) = (&mut self.area, known) {
                 area.taken(head);
             }
-            took = true;
+            took += 1;
             self.begin(head);
         }
-        took
+        match took {
+            0 => {}
+            1 if idle => self.alone = self.alone.saturating_add(1),
+            _ => self.alone = 0,
+        }
+        took > 0
     }
 
     fn next_head(&mut self) -> Option<u16> {
@@ -214,7 +238,46 @@ impl Ring {
                 (job.op, job.sector, job.data) = (op, sector, Some(data));
             }
         }
-        self.work.start(job, Taken { head, status, into: target });
+        let taken = Taken { head, status, into: target };
+        if self.alone >= ALONE && self.work.is_idle() {
+            let completion = self.execute(job);
+            if self.has_more() {
+                self.alone = 0;
+            }
+            return self.answer(taken, completion);
+        }
+        self.work.start(job, taken);
+    }
+
+    /// Whether something was made available that was not taken yet.
+    fn has_more(&self) -> bool {
+        let index = self.queue.avail_idx(&self.memory, Ordering::Acquire);
+        index.is_ok_and(|index| index.0 != self.queue.next_avail())
+    }
+
+    /// Does a job, and waits for it.
+    fn execute(&mut self, job: Job) -> Completion {
+        let mut request = match job.data {
+            Some(data) => Request::with_data(job.op, job.sector, vec![data], 0),
+            None => Request::without_data(job.op, job.sector, job.count, 0),
+        };
+        let mut done = Vec::new();
+        loop {
+            match self.single.submit(request) {
+                Submitted::Done(completion) => return completion,
+                Submitted::Pending => break,
+                Submitted::Busy(same) => request = same,
+            }
+            self.single.park();
+            self.single.poll(&mut done);
+        }
+        loop {
+            self.single.poll(&mut done);
+            if let Some(completion) = done.pop() {
+                return completion;
+            }
+            self.single.park();
+        }
     }
 
     /// Answers what the device has finished.
@@ -222,15 +285,19 @@ impl Ring {
         let mut ended = false;
         while let Some((taken, completion)) = self.work.next() {
             ended = true;
-            let Completion { data, result, .. } = completion;
-            let (code, written) = match (status(result), data.first()) {
-                (OK, Some(data)) if !taken.into.is_empty() => self.fill(&taken.into, data),
-                (code, _) => (code, 0),
-            };
-            data.into_iter().for_each(|buffer| self.work.recycle(buffer));
-            self.reply(taken.head, taken.status, code, written);
+            self.answer(taken, completion);
         }
         ended
+    }
+
+    fn answer(&mut self, taken: Taken, completion: Completion) {
+        let Completion { data, result, .. } = completion;
+        let (code, written) = match (status(result), data.first()) {
+            (OK, Some(data)) if !taken.into.is_empty() => self.fill(&taken.into, data),
+            (code, _) => (code, 0),
+        };
+        data.into_iter().for_each(|buffer| self.work.recycle(buffer));
+        self.reply(taken.head, taken.status, code, written);
     }
 
     fn fill(&self, into: &[Segment], data: &Buffer) -> (u8, u32) {
@@ -300,7 +367,8 @@ impl Ring {
             self.broken = true;
         }
         if listens {
-            event::drain(&self.kick);
+            // Read later, unless it was the channel that it woke up for.
+            self.kicked = true;
             self.quiet();
         }
     }
