@@ -52,6 +52,14 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 /// An unknown name (before anything is run), a host that lacks what a figure needs, a failed load.
 pub fn run(names: &[String], options: &Options) -> Result<()> {
     let chosen = names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?.concat();
+    if !options.traces.is_empty() {
+        let deaf = chosen.iter().find(|figure| !figures::TAKE_TRACES.contains(&figure.name));
+        ensure!(
+            deaf.is_none(),
+            "figure {}: takes no --trace",
+            deaf.map_or("", |figure| figure.name)
+        );
+    }
     if chosen.iter().any(|figure| figure.mounts) {
         place::enter_namespace()?;
     }
@@ -59,7 +67,7 @@ pub fn run(names: &[String], options: &Options) -> Result<()> {
         let report = (figure.run)(options).with_context(|| format!("figure {}", figure.name))?;
         progress("");
         let plot = report.save(&options.out)?;
-        println!("{}\n  plot: {}\n", report.table(), plot.display());
+        print(&format!("{}\n  plot: {}\n", report.table(), plot.display()));
     }
     Ok(())
 }
@@ -75,6 +83,17 @@ fn find(name: &str) -> Result<Vec<&'static figures::Figure>> {
     };
     ensure!(!found.is_empty(), "figure '{name}' does not exist; 'polylane bench list' names them");
     Ok(found)
+}
+
+/// `println!` for figures: see [`print`].
+macro_rules! line {
+    ($($text:tt)*) => { crate::print(&format!($($text)*)) };
+}
+pub(crate) use line;
+
+/// Prints a line to standard output. Somebody who closed it (`| head`) has seen enough.
+pub(crate) fn print(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Shows what is going on, on a terminal only; an empty text clears the line.

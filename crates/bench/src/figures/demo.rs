@@ -68,7 +68,7 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 fn programs() -> Result<()> {
-    println!(
+    crate::line!(
         "1. Real programs in a lane (in memory; own service process, preload library + FUSE)\n"
     );
     let me = std::env::current_exe().context("own path")?;
@@ -87,31 +87,31 @@ fn programs() -> Result<()> {
             finished = true;
             break;
         }
-        println!("   {line}");
+        crate::line!("   {line}");
     }
     if finished {
         let stats = Command::new(&me)
             .args(["stats", "--pool", &pool])
             .output()
             .context("polylane stats")?;
-        println!("\n   The lane's statistics:\n");
+        crate::line!("\n   The lane's statistics:\n");
         let stats = String::from_utf8_lossy(&stats.stdout).into_owned();
         // What never happened says little here; `polylane stats` shows it all.
         let told = stats.lines().filter(|line| !line.ends_with(": 0"));
-        told.for_each(|line| println!("   {line}"));
+        told.for_each(|line| crate::line!("   {line}"));
     }
     if let Some(mut answer) = lane.stdin.take() {
         let _ = answer.write_all(b"go\n");
     }
     let status = lane.wait().context("wait for the lane")?;
     ensure!(finished && status.success(), "the programs in the lane failed ({status})");
-    println!();
+    crate::line!("");
     Ok(())
 }
 
 /// The quiet tenant's latency alone and beside the flood, in each place.
 fn neighbours(options: &Options) -> Result<Report> {
-    println!("2. A quiet tenant beside a flooding one\n");
+    crate::line!("2. A quiet tenant beside a flooding one\n");
     let ground = Ground::new()?;
     let title = "A quiet tenant's p99 (write 4 KiB, fsync, rename), alone and beside a flood";
     let mut report = Report::new("demo", title, "quiet tenant is", "p99 µs", Better::Lower);
@@ -131,7 +131,7 @@ fn neighbours(options: &Options) -> Result<Report> {
     }
     progress("");
     report.notes = notes(report.notes);
-    println!("{}", harm(&report));
+    crate::line!("{}", harm(&report));
     Ok(report)
 }
 

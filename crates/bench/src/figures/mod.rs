@@ -17,6 +17,8 @@ mod multilanes;
 mod ocrd;
 mod overhead;
 mod pdc_csv;
+mod pdc_shares;
+mod pdc_sync;
 mod pdc_trace;
 mod qos_scenarios;
 mod queue;
@@ -41,7 +43,7 @@ pub struct Figure {
 }
 
 /// Figures that replay recorded traces.
-pub const TAKE_TRACES: &[&str] = &["pdc-trace", "pdc-fig8"];
+pub const TAKE_TRACES: &[&str] = &["pdc-trace", "pdc-fig3", "pdc-fig5", "pdc-fig8"];
 
 /// Every figure.
 pub const FIGURES: &[Figure] = &[
@@ -194,6 +196,36 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "journal detectors on a recorded block trace (--trace FILE.csv[.gz])",
         run: pdc_trace::run,
+    },
+    Figure {
+        name: "pdc-fig2",
+        mounts: false,
+        about: "a volume through the host's cache, own memory, and past both",
+        run: pdc_sync::fig2,
+    },
+    Figure {
+        name: "pdc-fig3",
+        mounts: false,
+        about: "the journal's share of a trace's traffic, footprint and flushes (--trace)",
+        run: pdc_shares::shares,
+    },
+    Figure {
+        name: "pdc-fig4",
+        mounts: false,
+        about: "a journal's write and flush, through the host's cache and around it",
+        run: pdc_sync::fig4,
+    },
+    Figure {
+        name: "pdc-fig5",
+        mounts: false,
+        about: "addresses of a trace over time with what goes past the cache (--trace)",
+        run: pdc_shares::addresses,
+    },
+    Figure {
+        name: "pdc-fig8",
+        mounts: false,
+        about: "hit ratio of an LRU host cache under WB and PDC, by trace simulation (--trace)",
+        run: pdc_shares::hit_ratios,
     },
     Figure {
         name: "vhost-user",
