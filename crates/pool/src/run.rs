@@ -229,7 +229,8 @@ fn pool_name(options: &RunOptions) -> String {
     }
 }
 
-/// What the lane's files are on, what messages call it, and what a volume's sidecar says of its use.
+/// What the lane's files are on, what messages call it, and what a volume's sidecar says of its
+/// use.
 fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept)> {
     let path = match &options.source {
         Source::Mem => return Ok((Handed::default(), String::new(), Kept::default())),

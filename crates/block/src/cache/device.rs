@@ -18,8 +18,8 @@ use crate::device::{
     Allocation, BlockDevice, Channel, Completion, Op, Request, SECTOR_BYTES, Sector, Submitted,
 };
 
-/// Ranges that are called a journal, at most: every request is compared with them. A journal in more
-/// pieces is left to the rule.
+/// Ranges that are called a journal, at most: every request is compared with them. A journal in
+/// more pieces is left to the rule.
 const TOLD_MAX: usize = 64;
 
 /// What a cache did since it was made.

@@ -8,8 +8,8 @@
 //!
 //! # Invariants
 //!
-//! - No cached change and no direct write that touch a common folio are in flight together: a change
-//!   claims its folios for its way, and waits for those who have them for the other way.
+//! - No cached change and no direct write that touch a common folio are in flight together: a
+//!   change claims its folios for its way, and waits for those who have them for the other way.
 //! - Flushes go to the cached device alone: fdatasync covers both ways.
 //!
 //! # Locking
@@ -77,7 +77,8 @@ impl HostStore {
         Arc::new(HostStore { cached, direct, claims: bypass.then(Mutex::default) })
     }
 
-    /// Claims folios; if somebody has one of them for the other way, rings `bell` when that changes.
+    /// Claims folios; if somebody has one of them for the other way, rings `bell` when that
+    /// changes.
     fn take(&self, claim: Claim, bell: &Bell) -> bool {
         let Some(claims) = &self.claims else { return true };
         let mut claims = claims.lock();

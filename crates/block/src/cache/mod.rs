@@ -54,8 +54,8 @@ pub trait Road: Send {
     /// Whether [`submit`](Road::submit) takes one more.
     fn has_room(&self) -> bool;
 
-    /// Starts a request that was found valid, when there is room: never answers `Busy`. What [`Admission`] says of a read is whether its data
-    /// shall be kept.
+    /// Starts a request that was found valid, when there is room: never answers `Busy`. What
+    /// [`Admission`] says of a read is whether its data shall be kept.
     fn submit(&mut self, request: Request, admission: Admission) -> Submitted;
 
     /// Moves finished requests to `done`.

@@ -406,7 +406,8 @@ impl DriverQueue {
         self.kick.write(1)
     }
 
-    /// The slot of an answered request and the bytes that the device says it wrote, if there is one.
+    /// The slot of an answered request and the bytes that the device says it wrote, if there is
+    /// one.
     pub fn take(&mut self) -> Option<(usize, u32)> {
         let used = self.shape.used();
         let index = (self.word(used).load(Ordering::Acquire) >> 16) as u16;

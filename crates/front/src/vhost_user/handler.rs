@@ -1,8 +1,8 @@
 //! What the messages of a frontend do. One call after the other, by the session's thread.
 //!
-//! A ring runs while it has memory, a size, addresses, a descriptor to be kicked by, and is enabled;
-//! whichever message brings the last of these starts it. What a running ring is made of changes
-//! only with the ring stopped, and stopping waits for what is under way.
+//! A ring runs while it has memory, a size, addresses, a descriptor to be kicked by, and is
+//! enabled; whichever message brings the last of these starts it. What a running ring is made of
+//! changes only with the ring stopped, and stopping waits for what is under way.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -439,17 +439,4 @@ impl VhostUserBackendReqHandlerMut for Handler {
     fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
         Err(Error::InvalidOperation("no migration"))
     }
-}
-
-/// The handler, as the crate's message loop wants it: it locks it for each message.
-pub(super) type SharedHandler = Arc<std::sync::Mutex<Handler>>;
-
-/// The handler, whatever became of whoever had it.
-pub(super) fn locked(handler: &SharedHandler) -> std::sync::MutexGuard<'_, Handler> {
-    handler.lock().unwrap_or_else(|poison| poison.into_inner())
-}
-
-/// One for a frontend that has just come.
-pub(super) fn shared(export: Export) -> SharedHandler {
-    Arc::new(std::sync::Mutex::new(Handler::new(export)))
 }

@@ -17,9 +17,9 @@
 //!
 //! # Order
 //!
-//! taken: counter, under way. answered: last head, *used ring*, not under way, index. A process that
-//! dies in between leaves an index that differs from the used ring's: then the last head was answered
-//! and its mark is taken away by the next process.
+//! taken: counter, under way. answered: last head, *used ring*, not under way, index. A process
+//! that dies in between leaves an index that differs from the used ring's: then the last head was
+//! answered and its mark is taken away by the next process.
 //!
 //! The frontend can write here what it likes: a head is used as an index below the ring's size,
 //! everything else is only compared.

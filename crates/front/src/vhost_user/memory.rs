@@ -1,7 +1,7 @@
 //! The guest's memory: regions that the frontend shared, mapped; and where its addresses lie.
 //!
-//! A frontend names rings by addresses of its own process, descriptors name data by addresses of the
-//! guest. Both are looked up in the regions, so neither reaches anything else.
+//! A frontend names rings by addresses of its own process, descriptors name data by addresses of
+//! the guest. Both are looked up in the regions, so neither reaches anything else.
 
 use std::fs::File;
 

@@ -9,7 +9,7 @@
 //! | file | what |
 //! |---|---|
 //! | `session.rs` | accepts a frontend, reads messages, ends |
-//! | `handler.rs` | what the messages do |
+//! | `handler.rs`, `locked.rs` | what the messages do |
 //! | `config.rs` | features and the configuration space |
 //! | `memory.rs` | the guest's memory, and the frontend's addresses in it |
 //! | `ring.rs` | one queue's thread |
@@ -36,6 +36,7 @@ mod config;
 pub mod driver;
 mod handler;
 mod inflight;
+mod locked;
 mod memory;
 mod request;
 mod ring;

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-use polylane_base::sync::Arc;
+use polylane_base::sync::{Arc, thread};
 use polylane_sys::event;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::IoSliceMut;
@@ -13,7 +13,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, re
 use vhost::vhost_user::BackendReqHandler;
 
 use super::Shared;
-use super::handler::{self, SharedHandler};
+use super::locked::Locked;
 
 /// `VHOST_USER_SET_BACKEND_REQ_FD`.
 const SET_CHANNEL: u32 = 21;
@@ -31,7 +31,7 @@ pub(super) fn run(listener: &UnixListener, shared: &Arc<Shared>) {
             Ok((stream, _)) => serve(&stream, shared),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             // Out of descriptors, a peer that left at once: others may fare better.
-            Err(_) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            Err(_) => thread::sleep(std::time::Duration::from_millis(10)),
         }
     }
 }
@@ -43,7 +43,7 @@ fn serve(stream: &UnixStream, shared: &Arc<Shared>) {
         return;
     }
     *shared.connected.lock() = Some(other);
-    let handler = handler::shared(shared.export.clone());
+    let handler = Locked::new(shared.export.clone());
     let mut messages = BackendReqHandler::from_stream(own, handler.clone());
     while !shared.stop.is_rung() {
         let (line, stop, grown) = (stream.as_fd(), shared.stop.as_fd(), shared.grown.as_fd());
@@ -56,7 +56,7 @@ fn serve(stream: &UnixStream, shared: &Arc<Shared>) {
         let [line, _, grown] = watched.map(|fd| !fd.revents().is_empty());
         if grown {
             event::drain(&shared.grown);
-            handler::locked(&handler).tell_config_change();
+            handler.lock().tell_config_change();
         }
         if line {
             take_channel(stream, &handler);
@@ -66,13 +66,13 @@ fn serve(stream: &UnixStream, shared: &Arc<Shared>) {
         }
     }
     *shared.connected.lock() = None;
-    handler::locked(&handler).stop();
+    handler.lock().stop();
 }
 
 /// Takes a copy of the line for messages of ours out of the message that brings it: the crate
 /// keeps the line to itself and has no message for a changed configuration. What is only looked at
 /// is received again, its descriptors too.
-fn take_channel(stream: &UnixStream, handler: &SharedHandler) {
+fn take_channel(stream: &UnixStream, handler: &Locked) {
     let mut header = [0; HEADER_BYTES];
     let seen = recv(stream, &mut header, RecvFlags::PEEK);
     let [c0, c1, c2, c3, ..] = header;
@@ -93,6 +93,6 @@ fn take_channel(stream: &UnixStream, handler: &SharedHandler) {
     });
     if let Some(channel) = rights.flatten().next() {
         let channel: OwnedFd = channel;
-        handler::locked(handler).set_channel(channel);
+        handler.lock().set_channel(channel);
     }
 }

@@ -1,5 +1,5 @@
-//! The server and the driver, in one process: what a guest may do, what a hostile one does, and what
-//! happens when either goes away.
+//! The server and the driver, in one process: what a guest may do, what a hostile one does, and
+//! what happens when either goes away.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;

@@ -100,8 +100,8 @@ impl Stack {
     }
 
     /// The volume as a device: an engine on its own file, an overlay on that where it has bases.
-    /// Without a `unit` requests go to the files as they are; so do those that the host's page cache
-    /// is to keep, since two ways to a file cannot share an engine's map of it.
+    /// Without a `unit` requests go to the files as they are; so do those that the host's page
+    /// cache is to keep, since two ways to a file cannot share an engine's map of it.
     pub(crate) fn assemble(
         files: Vec<Files>,
         way: Way,
