@@ -27,7 +27,8 @@ const SPAN: u64 = 64 << 20;
 const CHUNK: u64 = 64 << 10;
 
 /// Bytes that one look at the host's map takes in, and its name. The first is no prefetching.
-const PREFETCH: [(u64, &str); 4] = [(CHUNK, "64k"), (1 << 20, "1m"), (8 << 20, "8m"), (SPAN, "64m")];
+const PREFETCH: [(u64, &str); 4] =
+    [(CHUNK, "64k"), (1 << 20, "1m"), (8 << 20, "8m"), (SPAN, "64m")];
 
 /// Threads, and whether they are bound to one core.
 const UNITS: [(&str, usize, bool); 4] = [
@@ -55,7 +56,8 @@ pub fn run(options: &Options) -> Result<Report> {
         for (prefetch, point) in PREFETCH {
             for (system, threads, bound) in UNITS {
                 progress(&format!("{system}, prefetch {point}, repeat {}", repeat + 1));
-                let cpus = if bound { cpu::allowed()?.into_iter().take(1).collect() } else { vec![] };
+                let cpus =
+                    if bound { cpu::allowed()?.into_iter().take(1).collect() } else { vec![] };
                 let unit = Unit::start(&UnitOptions { threads, cpus })?;
                 let (rate, looks) = measure(&paths, &unit, prefetch)?;
                 report.add(system, point, rate, &[("looks", looks as f64)]);

@@ -14,9 +14,9 @@
 //! - Who changes a chunk has entered it, and entering is refused while it is exclusive; it becomes
 //!   exclusive only while nobody is in it.
 //! - Entering a chunk that is not [`State::Whole`] makes it [`State::Unknown`] with a new
-//!   generation, before the change goes to the medium. What a translation thread saw is published only if the
-//!   generation is the one from before it looked, and nobody was in the chunk then. So a chunk that
-//!   is [`State::Empty`] has no data, whatever is in flight elsewhere.
+//!   generation, before the change goes to the medium. What a translation thread saw is published
+//!   only if the generation is the one from before it looked, and nobody was in the chunk then. So
+//!   a chunk that is [`State::Empty`] has no data, whatever is in flight elsewhere.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;

@@ -88,8 +88,8 @@ impl Lane {
         next
     }
 
-    /// Finds out where a chunk lies, and all others of its region: a second job for the region finds
-    /// nothing left to do. The first chunk after it; `None` where the medium does not tell.
+    /// Finds out where a chunk lies, and all others of its region: a second job for the region
+    /// finds nothing left to do. The first chunk after it; `None` where the medium does not tell.
     fn translate(&self, chunk: u64) -> Option<u64> {
         let start = self.map.sectors(chunk / self.prefetch * self.prefetch).start;
         let end = (start + (self.prefetch << self.map.shift)).min(self.sectors_end());

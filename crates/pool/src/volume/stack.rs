@@ -66,8 +66,9 @@ impl Stack {
             .map_err(|error| Failure::path(path, "find its size", error))?;
         let mut stack = Stack { size, files: Vec::new(), sidecar };
         let mut below = reference(&own.plain, &stack.sidecar);
-        if let Some((_, size)) = &below {
-            stack.size = *size;
+        match &below {
+            Some((_, size)) => stack.size = *size,
+            None => refuse_damage(path, &own.plain, &stack.sidecar)?,
         }
         stack.files.push(own);
         let mut above = path.to_path_buf();
@@ -79,6 +80,9 @@ impl Stack {
             let files = image::open_shared(&base).map_err(|error| failure(&base, error))?;
             let sidecar = Sidecar::load(&base)?;
             below = reference(&files.plain, &sidecar);
+            if below.is_none() {
+                refuse_damage(&base, &files.plain, &sidecar)?;
+            }
             let end = rustix::fs::seek(&files.plain, SeekFrom::End(0)).unwrap_or(0);
             let base_size = below.as_ref().map_or(end, |(_, size)| *size);
             if sidecar.id != next.base_id || base_size != size {
@@ -174,15 +178,64 @@ pub(super) fn reference(file: impl AsFd, sidecar: &Sidecar) -> Option<(OverlayRe
 }
 
 fn read_trailer(file: impl AsFd) -> Option<([u8; NONCE_BYTES], u64)> {
-    let file = File::from(file.as_fd().try_clone_to_owned().ok()?);
-    let end = file.metadata().ok()?.len();
-    let mut bytes = [0; TRAILER_BYTES];
-    file.read_exact_at(&mut bytes, end.checked_sub(TRAILER_BYTES as u64)?).ok()?;
-    let nonce = bytes[16..16 + NONCE_BYTES].try_into().ok()?;
-    let sectors = u64::from_le_bytes(bytes[48..56].try_into().ok()?);
-    let right = bytes[..16] == MAGIC
-        && Layout::new(sectors)?.total() * SECTOR_BYTES + TRAILER_BYTES as u64 == end;
-    right.then_some((nonce, sectors))
+    let trailer = Trailer::read(file)?;
+    trailer.is_right().then_some((trailer.nonce, trailer.sectors))
+}
+
+/// What stands where a copy-on-write volume has its trailer.
+struct Trailer {
+    magic: [u8; MAGIC.len()],
+    nonce: [u8; NONCE_BYTES],
+    sectors: u64,
+    /// Where the file ends.
+    end: u64,
+}
+
+impl Trailer {
+    fn read(file: impl AsFd) -> Option<Trailer> {
+        let file = File::from(file.as_fd().try_clone_to_owned().ok()?);
+        let end = file.metadata().ok()?.len();
+        let mut bytes = [0; TRAILER_BYTES];
+        file.read_exact_at(&mut bytes, end.checked_sub(TRAILER_BYTES as u64)?).ok()?;
+        Some(Trailer {
+            magic: bytes[..16].try_into().ok()?,
+            nonce: bytes[16..16 + NONCE_BYTES].try_into().ok()?,
+            sectors: u64::from_le_bytes(bytes[48..56].try_into().ok()?),
+            end,
+        })
+    }
+
+    fn fits(&self) -> bool {
+        let total = Layout::new(self.sectors).map(|layout| layout.total());
+        let bytes = total.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES));
+        bytes.and_then(|bytes| bytes.checked_add(TRAILER_BYTES as u64)) == Some(self.end)
+    }
+
+    fn is_right(&self) -> bool {
+        self.magic == MAGIC && self.fits()
+    }
+
+    /// Whether two of its three parts are right: then it was one, and the file is no raw volume.
+    fn was_one(&self, sidecar: &Sidecar) -> bool {
+        let known = |overlay: &OverlayRef| overlay.nonce.as_bytes() == self.nonce;
+        let parts = [self.magic == MAGIC, self.fits(), sidecar.overlays.iter().any(known)];
+        parts.into_iter().filter(|right| *right).count() >= 2
+    }
+}
+
+/// Refuses a file whose trailer is damaged: taken for a raw one, it would show its tenant holes in
+/// place of the base's blocks.
+fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> Result<()> {
+    match Trailer::read(file) {
+        Some(trailer) if !sidecar.overlays.is_empty() && trailer.was_one(sidecar) => {
+            Err(Failure::failed(format!(
+                "{}: its trailer is damaged, or its sidecar: it was a copy on '{}'",
+                path.display(),
+                sidecar.overlays[0].base.display()
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether a copy-on-write volume of this size has its first block itself.
@@ -209,4 +262,84 @@ pub(super) fn make_top(file: &OwnedFd, size: u64, nonce: &str) -> std::io::Resul
 /// A base's path: sidecars name it from the directory of the volume that is on it.
 pub(super) fn beside(volume: &Path, base: &Path) -> PathBuf {
     volume.parent().unwrap_or(Path::new("")).join(base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polylane_base::rng::Rng;
+
+    const SIZE: u64 = 1 << 20;
+
+    /// A volume on a base, as `clone` makes it.
+    fn copy(dir: &Path) -> (PathBuf, PathBuf) {
+        let (base, volume) = (dir.join("base"), dir.join("volume"));
+        std::fs::write(&base, vec![7; SIZE as usize]).expect("write");
+        let below = Sidecar { snapshot: true, ..Sidecar::new().expect("id") };
+        below.store(&base).expect("store");
+        let nonce = Sidecar::fresh_id().expect("nonce");
+        let file = OwnedFd::from(File::create_new(&volume).expect("create"));
+        make_top(&file, SIZE, &nonce).expect("top");
+        let overlay = OverlayRef { nonce, base: "base".into(), base_id: below.id };
+        let own = Sidecar { overlays: vec![overlay], ..Sidecar::new().expect("id") };
+        own.store(&volume).expect("store");
+        (base, volume)
+    }
+
+    #[test]
+    fn a_damaged_trailer_is_named_and_never_taken_for_a_raw_volume() {
+        let dir = tempfile::tempdir().expect("dir");
+        let (_, volume) = copy(dir.path());
+        let stack = Stack::open(&volume).expect("whole");
+        assert_eq!((stack.files.len(), stack.size), (2, SIZE));
+        drop(stack);
+        let file = File::options().read(true).write(true).open(&volume).expect("open");
+        let start = file.metadata().expect("stat").len() - TRAILER_BYTES as u64;
+        let mut whole = [0; 56];
+        file.read_exact_at(&mut whole, start).expect("read");
+        for at in 0..whole.len() {
+            let mut damaged = whole;
+            damaged[at] ^= 1 << (at % 8);
+            file.write_all_at(&damaged, start).expect("write");
+            let refused = Stack::open(&volume).map(drop).expect_err("damaged");
+            assert!(refused.line.contains("volume: its trailer is damaged"), "{at}: {refused}");
+        }
+        file.write_all_at(&whole, start).expect("write");
+        Stack::open(&volume).expect("whole again");
+    }
+
+    #[test]
+    fn random_damage_is_refused_or_shows_blocks_of_the_volume_or_its_base() {
+        let dir = tempfile::tempdir().expect("dir");
+        let (_, volume) = copy(dir.path());
+        let original = std::fs::read(&volume).expect("read");
+        let sidecar = std::fs::read(super::super::sidecar::path_of(&volume)).expect("read");
+        let mut rng = Rng::new(1);
+        let (mut opened, mut refused) = (0, 0);
+        for round in 0..300 {
+            let (mut bytes, mut beside) = (original.clone(), sidecar.clone());
+            let map = (SIZE as usize)..bytes.len();
+            for _ in 0..1 + rng.below(4) {
+                let at = map.start + rng.below(map.len() as u64) as usize;
+                bytes[at] = rng.next_u64() as u8;
+            }
+            if round % 3 == 0 {
+                let at = rng.below(beside.len() as u64) as usize;
+                beside[at] = rng.next_u64() as u8;
+            }
+            std::fs::write(&volume, &bytes).expect("write");
+            std::fs::write(super::super::sidecar::path_of(&volume), &beside).expect("write");
+            let Ok(stack) = Stack::open(&volume) else {
+                refused += 1;
+                continue;
+            };
+            let size = stack.size as usize;
+            let whole = Stack::assemble(stack.files, Way::Calls, None, CacheSpec::default());
+            let waiter = polylane_block::wait::Waiter::new(whole.expect("assemble").device);
+            let read = waiter.read(polylane_block::Sector(0), size.min(SIZE as usize));
+            assert!(read.expect("read").iter().all(|byte| matches!(byte, 0 | 7)));
+            opened += 1;
+        }
+        assert!(opened > 50 && refused > 10, "{opened} opened, {refused} refused");
+    }
 }
