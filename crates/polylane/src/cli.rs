@@ -193,6 +193,12 @@ pub(crate) enum VolumeCommand {
     Map {
         /// Its file
         volume: PathBuf,
+        /// Show where its cache sees journals instead, of an attached volume
+        #[arg(long)]
+        journal: bool,
+        /// Draw the journals to this file
+        #[arg(long, value_name = "FILE", requires = "journal")]
+        svg: Option<PathBuf>,
         #[command(flatten)]
         json: JsonArgs,
     },

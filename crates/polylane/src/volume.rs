@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 use polylane_base::size::ByteSize;
+use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{Failure, Result};
 use polylane_pool::volume::{self, Content, Copy, CreateOptions, Info, SetOptions};
 
@@ -60,7 +61,10 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         VolumeCommand::Export { volume, to, format } => {
             volume::export(&volume, &to, format == ExportFormat::Qcow2)?;
         }
-        VolumeCommand::Map { volume, json } => print_map(&volume, json.json)?,
+        VolumeCommand::Map { volume, journal: true, svg, json } => {
+            print_journals(&volume, svg.as_deref(), json.json)?;
+        }
+        VolumeCommand::Map { volume, json, .. } => print_map(&volume, json.json)?,
     }
     Ok(0)
 }
@@ -121,6 +125,38 @@ fn describe(info: &Info) -> String {
     ];
     let known = lines.into_iter().filter_map(|(name, value)| Some((name, value?)));
     known.map(|(name, value)| format!("{name:<12} {value}\n")).collect()
+}
+
+/// Where an attached volume's cache sees journals: a table, JSON, and a picture.
+fn print_journals(path: &Path, svg: Option<&Path>, json: bool) -> Result<()> {
+    let map = polylane_pool::attach::journals(path)?;
+    if let Some(file) = svg {
+        std::fs::write(file, picture(&map))
+            .map_err(|error| Failure::because(file.display().to_string(), "write it", error))?;
+    }
+    if json {
+        return print_json(&map);
+    }
+    let mut text = format!("{:>16} {:>16} {:>14}\n", "FIRST", "END", "LENGTH");
+    for (first, end) in &map.regions {
+        text += &format!("{first:>16} {end:>16} {:>14}\n", ByteSize(end - first).to_string());
+    }
+    print(&text)
+}
+
+/// The volume as a bar, its journals in red.
+fn picture(map: &JournalMap) -> String {
+    let scale = |byte: u64| byte as f64 / map.size_bytes.max(1) as f64 * 1000.0;
+    let mut text = String::from(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 40\">\n\
+         <rect width=\"1000\" height=\"40\" fill=\"#d8d8d8\"/>\n",
+    );
+    for (first, end) in &map.regions {
+        let (x, width) = (scale(*first), scale(end.saturating_sub(*first)).max(0.5));
+        text +=
+            &format!("<rect x=\"{x:.2}\" width=\"{width:.2}\" height=\"40\" fill=\"#d00000\"/>\n");
+    }
+    text + "</svg>\n"
 }
 
 fn print_map(path: &Path, json: bool) -> Result<()> {
