@@ -30,6 +30,7 @@ use polylane_vfs::{Cred, Kind, Node, Vfs};
 
 use crate::fuse::{self, nodes::NodeTable, nodes::Target};
 use crate::notifier::{Level, Notifier, Range};
+use crate::pace::Pace;
 use crate::slots::SlotTable;
 use crate::tickets::TicketTable;
 
@@ -59,6 +60,8 @@ pub struct Lane {
     pub fuse: fuse::Stats,
     /// How far the FUSE door has come with what the kernel sent.
     pub progress: fuse::Progress,
+    /// How long an fsync takes here.
+    pub(crate) syncs: Pace,
 }
 
 impl Lane {
@@ -72,6 +75,7 @@ impl Lane {
             notifier: Notifier::default(),
             fuse: fuse::Stats::default(),
             progress: fuse::Progress::default(),
+            syncs: Pace::default(),
         })
     }
 

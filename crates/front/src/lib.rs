@@ -9,6 +9,7 @@ pub mod fuse;
 pub mod lane;
 pub mod nbd;
 pub mod notifier;
+mod pace;
 pub mod shm;
 pub mod slots;
 pub mod tickets;

@@ -6,10 +6,11 @@
 //! line is the end of the supervisor: flush and go.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_block::file::Files;
-use polylane_sys::ns;
+use polylane_sys::{ns, sched};
 use polylane_vfs::hostdir::HostDir;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -43,11 +44,18 @@ pub struct ServiceFds {
     pub volume_lock: Vec<RawFd>,
 }
 
+/// Time slices of a service's threads. They are shorter than those of tenants' threads, which are
+/// shorter than Linux' 3 ms: who waits for a service must not wait until some other tenant's thread
+/// has used its slice up.
+const SLICE: Duration = Duration::from_micros(100);
+
 /// Runs a service to its end; its exit status. `confined` runs when the service has given up its
 /// rights and has not begun to serve: a test does there what somebody would who took it over.
 pub fn main(fds: ServiceFds, confined: impl FnOnce()) -> u8 {
     // It was started as /proc/self/exe, and would be called "exe".
     let _ = rustix::thread::set_name(c"polylane-svc");
+    // Before any thread is made. A kernel that refuses has slices of its own.
+    let _ = sched::set_slice(SLICE);
     let control = match ns::inherited_fd(fds.control) {
         Ok(fd) => Link::from_fd(fd),
         Err(_) => {

@@ -16,6 +16,7 @@ pub mod loopdev;
 pub mod ns;
 pub mod pulse;
 pub mod region;
+pub mod sched;
 pub mod scm;
 #[cfg(feature = "subverted")]
 pub mod subverted;

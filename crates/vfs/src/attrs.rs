@@ -46,6 +46,7 @@ impl Vfs {
             Some(_) => {
                 let _data = self.core.lock_exclusive(node);
                 node.data_changes(0, u64::MAX);
+                self.core.kill_caps(node)?;
                 apply_rules(cred, node, &mut set);
                 self.core.resize(node, &set)
             }
@@ -55,6 +56,9 @@ impl Vfs {
                 let rights = set.perm.is_some() || set.uid.is_some() || set.gid.is_some();
                 let _announced = (node.is_dir() && rights).then(|| self.core.change_paths());
                 let _entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
+                if set.uid.is_some() || set.gid.is_some() {
+                    self.core.kill_caps(node)?;
+                }
                 apply_rules(cred, node, &mut set);
                 self.core.set(node, &set)
             }
@@ -154,8 +158,10 @@ impl Core {
         Ok(*held)
     }
 
-    /// Before a change of data by `cred` (`None`: by nobody in particular): set-id bits go.
+    /// Before a change of data by `cred` (`None`: by nobody in particular): set-id bits and
+    /// capabilities go.
     pub(crate) fn kill_set_id(&self, cred: Option<&Cred>, node: &Inode) -> Result<()> {
+        self.kill_caps(node)?;
         let perm = node.perm();
         if perm & (SET_UID | SET_GID) == 0 || cred.is_some_and(Cred::is_root) {
             return Ok(());

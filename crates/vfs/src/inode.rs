@@ -39,6 +39,8 @@ pub(crate) const VIEWED: u32 = 32;
 /// A regular file whose newest bytes may be with a client; see [`view`](crate::view). Goes up with
 /// the data locked for change.
 pub(crate) const LENT: u32 = 64;
+/// A regular file that is known to have no `security.capability`. Changes with `attr` locked.
+pub(crate) const NO_CAPS: u32 = 128;
 
 /// A live inode. Thread-safe.
 pub struct Inode {

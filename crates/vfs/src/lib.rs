@@ -29,6 +29,7 @@
 mod access;
 mod attrs;
 mod cache;
+mod caps;
 mod core;
 mod cred;
 mod dentry;

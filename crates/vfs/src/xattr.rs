@@ -3,9 +3,10 @@
 use polylane_base::{Errno, Result};
 
 use crate::access::{self, READ, STICKY, WRITE};
+use crate::caps::CAPABILITY;
 use crate::cred::Cred;
 use crate::fs::{Kind, XattrMode};
-use crate::inode::{Inode, Node};
+use crate::inode::{Inode, NO_CAPS, Node};
 use crate::names::check_alive;
 use crate::vfs::Vfs;
 
@@ -90,6 +91,9 @@ impl Vfs {
         let _entries = lock_dir(node)?;
         let mut held = node.attr();
         let new = self.core.fs.setxattr(node.ino(), name, value, mode)?;
+        if name == CAPABILITY {
+            node.lower(NO_CAPS);
+        }
         node.keep(&mut held, new);
         Ok(())
     }

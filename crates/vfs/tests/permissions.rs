@@ -223,6 +223,34 @@ fn truncation_needs_the_right_to_write_and_a_regular_file() {
     assert_eq!(lane.vfs.setattr(&root, file.node(), &size(u64::MAX)), Err(Errno::EFBIG));
 }
 
+/// Also when root does it, and by any change of bytes, size or owner; reading and other attributes
+/// leave them.
+#[test]
+fn changes_of_data_or_owner_take_capabilities_away() {
+    const NAME: &[u8] = b"security.capability";
+    let root = Cred::root();
+    for lane in [lane(), cached()] {
+        let file = lane.file("f", b"bytes");
+        let node = file.node();
+        let size = SetAttr { size: Some(3), ..SetAttr::default() };
+        let owner = SetAttr { uid: Some(Uid(5)), ..SetAttr::default() };
+        let perm = SetAttr { perm: Some(0o755), ..SetAttr::default() };
+        let changes: [(&str, bool, &dyn Fn()); 6] = [
+            ("read", true, &|| drop(read(&file, 0, 3))),
+            ("chmod", true, &|| _ = lane.vfs.setattr(&root, node, &perm).unwrap()),
+            ("write", false, &|| write(&file, 1, b"x")),
+            ("truncate", false, &|| _ = lane.vfs.setattr(&root, node, &size).unwrap()),
+            ("chown", false, &|| _ = lane.vfs.setattr(&root, node, &owner).unwrap()),
+            ("fallocate", false, &|| file.fallocate(&root, 0, 0, 100).unwrap()),
+        ];
+        for (what, kept, change) in changes {
+            lane.vfs.setxattr(&root, node, NAME, b"caps", XattrMode::Any).unwrap();
+            change();
+            assert_eq!(lane.vfs.getxattr(&root, node, NAME).is_ok(), kept, "{what}");
+        }
+    }
+}
+
 #[test]
 fn changes_of_data_take_set_id_bits_away() {
     let alice = user(1, 10, &[]);

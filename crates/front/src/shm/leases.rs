@@ -14,7 +14,9 @@
 //! - Room for as many new names as entries fit into the stream is set aside while the gate is open:
 //!   what the client was allowed to stream does not fail for want of room.
 //! - An entry is a claim: it is applied with the client's own rights, in a directory that is leased
-//!   to it, or not at all. One that fails is counted and harms nobody but its client.
+//!   to it, or not at all. One that fails is counted and harms nobody but its client. What fails
+//!   for a reason that is not the client's is told by its next fsync, and its file's handle is
+//!   `EIO` from then on.
 //!
 //! # Locking
 //!
@@ -23,7 +25,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use polylane_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result, Time};
 use polylane_ipc::stream::{Change, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX};
@@ -50,6 +52,10 @@ pub(super) struct Leases {
     open: AtomicBool,
     /// Counts ends of leases: a grant that overlapped one is void.
     ends: AtomicU64,
+    /// What kept an entry from being applied, for the next sync to tell; 0: nothing did.
+    failure: AtomicI32,
+    /// Something did once: a handle that is not known may be one of its files.
+    lost: AtomicBool,
 }
 
 #[derive(Default)]
@@ -78,7 +84,35 @@ pub(super) struct Granted {
     pub(super) count: usize,
 }
 
+impl Leases {
+    /// Keeps a failure that is not the client's doing: its program was told that all was well.
+    fn note(&self, done: &Result<(), PathError>) {
+        let Err(PathError::Errno(errno)) = done else { return };
+        if matches!(*errno, Errno::EIO | Errno::EROFS | Errno::ENOSPC | Errno(libc::EUCLEAN)) {
+            self.lost.store(true, Ordering::Release);
+            self.failure.store(errno.0, Ordering::Release);
+        }
+    }
+}
+
 impl Session {
+    /// What was streamed and could not be done is told to who asks for durability, once.
+    pub(super) fn streamed_well(&self) -> Result<()> {
+        match self.leases.failure.swap(0, Ordering::AcqRel) {
+            0 => Ok(()),
+            errno => Err(Errno(errno)),
+        }
+    }
+
+    /// The error for a handle that is not known: `EIO` where a streamed file was lost, which its
+    /// program believes to have open.
+    pub(super) fn unknown_handle(&self) -> Errno {
+        match self.leases.lost.load(Ordering::Acquire) {
+            true => Errno::EIO,
+            false => Errno::EBADF,
+        }
+    }
+
     /// Applies what the client streamed so far. Two loads when that is nothing.
     #[inline]
     pub(super) fn settle(&self) {
@@ -213,6 +247,7 @@ impl Session {
             // A panic is a bug of ours; it costs this entry.
             let apply = AssertUnwindSafe(|| self.apply(state, (&cred, &dir), &entry, time));
             let done = catch_unwind(apply).unwrap_or(Err(PathError::Errno(Errno::EIO)));
+            self.leases.note(&done);
             self.stats.streamed(done.is_ok());
         }
         for (dir, time) in state.dirs.iter().zip(touched) {
@@ -382,5 +417,24 @@ impl Holder for Session {
         if state.dirs.iter().any(Option::is_some) {
             self.end_all(&mut state);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_medium_refused_is_kept_and_what_the_client_made_up_is_not() {
+        let leases = Leases::default();
+        for errno in [Errno::ENOENT, Errno::EEXIST, Errno::EPERM, Errno::EBUSY] {
+            leases.note(&Err(errno.into()));
+        }
+        leases.note(&Ok(()));
+        assert!(!leases.lost.load(Ordering::Acquire));
+        leases.note(&Err(Errno::EIO.into()));
+        leases.note(&Err(Errno::EROFS.into()));
+        assert!(leases.lost.load(Ordering::Acquire));
+        assert_eq!(leases.failure.load(Ordering::Acquire), Errno::EROFS.0);
     }
 }

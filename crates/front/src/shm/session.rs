@@ -195,7 +195,7 @@ impl Session {
     fn with<T>(&self, handle: Handle, look: impl FnOnce(&Open) -> T) -> Result<T> {
         match handle.index & STREAMED_HANDLE {
             0 => self.open.lock().get(handle).map(look),
-            _ => self.streamed.lock().get(handle).map(look),
+            _ => self.streamed.lock().get(handle).map(look).map_err(|_| self.unknown_handle()),
         }
     }
 

@@ -10,7 +10,8 @@
 //!
 //! # Invariants
 //!
-//! - A worker never waits for anything but work: what can block goes to the helpers.
+//! - A worker never waits for anything but work: what can block goes to the helpers. One thing is
+//!   excepted: an fsync of little on a medium that usually answers sooner than a helper wakes.
 //! - A round takes at most [`BATCH`] requests from one channel, so that a client that floods delays
 //!   others by so many requests and no more.
 //! - No clock is read but around a sleep. An idle worker sleeps in epoll_wait.

@@ -269,6 +269,13 @@ impl Core {
     }
 }
 
+impl crate::OpenFile {
+    /// Bytes of the file that an fsync would have to write back; stale as soon as it returns.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.node().pages_used().map_or(0, |pages| pages.counts().dirty * PAGE as u64)
+    }
+}
+
 /// Starts the flusher of `core`.
 pub(crate) fn start_flusher(core: &Arc<Core>) -> Result<thread::JoinHandle<()>> {
     let core = Arc::clone(core);

@@ -1,5 +1,7 @@
 //! Open files: open and close, data, handles and slots.
 
+use std::time::Instant;
+
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_ipc::message::{NO_SLOT, Reply};
@@ -17,6 +19,9 @@ use crate::tickets::Ticket;
 
 /// Most bytes copied by one request, so that a helper comes back to others; the caller goes on.
 const COPY_BYTES_MAX: u64 = 64 << 20;
+
+/// Most dirty bytes of a file that a worker syncs itself.
+const SYNC_BYTES_MAX: u64 = 64 << 10;
 
 impl Call<'_> {
     pub(super) fn open(
@@ -143,14 +148,23 @@ impl Call<'_> {
             other => other?,
         };
         self.before_io(file.node(), Range::ALL)?;
-        self.device()?;
-        file.fsync(data_only)?;
+        // A wake-up costs more than what a fast medium makes a worker wait.
+        let pace = &self.session.lane.syncs;
+        if file.dirty_bytes() > SYNC_BYTES_MAX || !pace.is_quick() {
+            self.device()?;
+        }
+        let start = Instant::now();
+        let synced = file.fsync(data_only);
+        pace.took(start.elapsed());
+        synced?;
+        self.session.streamed_well()?;
         Ok(done(0))
     }
 
     pub(super) fn sync(&mut self) -> Answer {
         self.device()?;
         self.vfs().sync()?;
+        self.session.streamed_well()?;
         Ok(done(0))
     }
 

@@ -85,7 +85,15 @@ impl Call<'_> {
         flags: u32,
         leased: bool,
     ) -> Answer {
-        let (from, to) = (self.last(from)?, self.last(to)?);
+        let from = self.last(from)?;
+        let to = match self.last(to) {
+            // The kernel looks for the old name before it minds the new one's length.
+            Err(Failure::Errno(Errno::ENAMETOOLONG)) => {
+                self.vfs().lookup(self.cred(), &from.dir, &from.name)?;
+                return Err(Errno::ENAMETOOLONG.into());
+            }
+            other => other?,
+        };
         if from.must_be_dir || to.must_be_dir {
             self.check_slashes(&from, &to, flags)?;
         }

@@ -1,0 +1,61 @@
+//! How long something usually takes: a running median, one atomic word.
+
+use std::time::Duration;
+
+use polylane_base::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Up to this a worker does it itself: what a sleeping helper costs to wake, twice.
+const QUICK_US: u32 = 60;
+
+/// What is believed before anything was seen: slow.
+const UNKNOWN_US: u32 = 1000;
+
+/// A running median of durations in microseconds. A single late one, because the thread was
+/// preempted, moves it no more than any other does. Updates that race may be lost.
+#[derive(Debug)]
+pub(crate) struct Pace(AtomicU32);
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace(AtomicU32::new(UNKNOWN_US))
+    }
+}
+
+impl Pace {
+    /// Whether it is usually over sooner than somebody else is woken for it.
+    pub(crate) fn is_quick(&self) -> bool {
+        self.0.load(Relaxed) <= QUICK_US
+    }
+
+    /// It took this long.
+    pub(crate) fn took(&self, time: Duration) {
+        let now = self.0.load(Relaxed);
+        let step = now / 8 + 1;
+        let next = match time.as_micros() > u128::from(now) {
+            true => now.saturating_add(step).min(UNKNOWN_US),
+            false => now.saturating_sub(step),
+        };
+        self.0.store(next, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_follows_what_is_usual_and_not_what_is_rare() {
+        let pace = Pace::default();
+        let quick = Duration::from_micros(20);
+        assert!(!pace.is_quick());
+        (0..40).for_each(|_| pace.took(quick));
+        assert!(pace.is_quick());
+        for _ in 0..50 {
+            pace.took(Duration::from_millis(4));
+            (0..9).for_each(|_| pace.took(quick));
+            assert!(pace.is_quick());
+        }
+        (0..20).for_each(|_| pace.took(Duration::from_micros(150)));
+        assert!(!pace.is_quick());
+    }
+}

@@ -1,0 +1,72 @@
+//! How long a thread may run before others that wait get the CPU.
+#![expect(unsafe_code, reason = "UNSAFETY: sched_setattr(2), which rustix and glibc lack")]
+
+use std::time::Duration;
+
+use polylane_base::{Errno, Result};
+
+/// The first version of `struct sched_attr`, which every kernel knows.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime_ns: u64,
+    deadline_ns: u64,
+    period_ns: u64,
+}
+
+/// Asks for time slices of this length for this thread and those that it will make: when it wakes
+/// it preempts those with longer ones, and it is preempted sooner by others. Its share of the CPU
+/// stays what it was. Threads of real-time policies are left alone. Linux before 6.12 takes no
+/// notice.
+pub fn set_slice(slice: Duration) -> Result<()> {
+    const SIZE: usize = size_of::<Attributes>();
+    let mut now = Attributes::default();
+    // SAFETY: the kernel writes at most `SIZE` bytes, which `now` has.
+    let rc = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut now, SIZE, 0) };
+    check(rc)?;
+    if !matches!(now.policy as i32, libc::SCHED_OTHER | libc::SCHED_BATCH) {
+        return Ok(());
+    }
+    now.size = SIZE as u32;
+    now.runtime_ns = slice.as_nanos() as u64;
+    // SAFETY: the kernel reads `size` bytes of `now`.
+    check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const now, 0) })
+}
+
+fn check(rc: libc::c_long) -> Result<()> {
+    match rc {
+        0 => Ok(()),
+        _ => Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slice_can_be_asked_for_and_is_inherited() {
+        let slice = || {
+            let mut now = Attributes::default();
+            let size = size_of::<Attributes>();
+            // SAFETY: as above.
+            let rc = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut now, size, 0) };
+            (rc, now.nice, now.runtime_ns)
+        };
+        let thread = std::thread::spawn(move || {
+            let (_, nice, before) = slice();
+            set_slice(Duration::from_micros(700)).unwrap();
+            let own = slice();
+            let child = std::thread::spawn(slice).join().unwrap();
+            assert_eq!((own, own.1), (child, nice));
+            // Older kernels keep their own.
+            assert!(own.2 == 700_000 || own.2 == before, "{own:?}");
+        });
+        thread.join().unwrap();
+    }
+}
