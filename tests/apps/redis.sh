@@ -6,7 +6,7 @@ start() {
         --save '' --enable-debug-command yes >>server.log 2>&1 &
     server=$!
     for _ in $(seq 100); do
-        redis-cli -s "$socket" ping >/dev/null 2>&1 && return
+        redis-cli -s "$socket" ping 2>/dev/null | grep -q PONG && return
         sleep 0.1
     done
     tail -5 server.log
@@ -18,6 +18,8 @@ redis-benchmark -s "$socket" -q -n 50000 -c 10 -r 20000 -d 200 -t set,incr,lpush
 ask bgrewriteaof >/dev/null
 while ask info persistence | grep -q aof_rewrite_in_progress:1; do sleep 0.1; done
 ask set last one >/dev/null
+# While an fsync is under way, redis keeps what it answered in a buffer of its own for up to two seconds.
+until ask info persistence | tr -d '\r' | grep -qx aof_buffer_length:0; do sleep 0.1; done
 before=$(ask debug digest)
 kill -KILL $server
 wait $server || true

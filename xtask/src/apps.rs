@@ -2,8 +2,9 @@
 //!
 //! A program is a shell script `tests/apps/NAME.sh` that starts in an empty lane, fails when
 //! anything it finds is not as it must be, and ends with a line that says how fast it was. It knows
-//! `LANE` (the lane's path), `SECONDS_EACH` (how long a load runs) and `OTHER`: what it puts before
-//! some of its commands, nothing or what takes the preload library from them. First each runs in a
+//! `LANE` (the lane's path), `SECONDS_EACH` (how long a load runs), `CACHE` (a directory of the host
+//! for what all runs share) and `OTHER`: what it puts before some of its commands, nothing or what
+//! takes the preload library from them. First each runs in a
 //! directory of the host: what fails there is not the lane's. After each run e2fsck looks at the
 //! volume. What a failed script did is in `apps-NAME.log` beside the binary.
 
@@ -50,7 +51,7 @@ const APPS: &[App] = &[
     app("java", "javac, jar, java with maps and locks", &["javac", "jar", "java"], 120),
     App {
         name: "dpkg",
-        about: "debootstrap; then dpkg in it as the root file system",
+        about: "a Debian unpacked; dpkg in it as the root file system",
         needs: &["debootstrap"],
         limit: 600,
         as_root_file_system: Some("dpkg-root"),
@@ -176,7 +177,9 @@ impl App {
         let seconds = std::env::var("POLYLANE_APPS_SECONDS").unwrap_or_else(|_| "60".into());
         let other = if way == Way::Mixed { "env -u LD_PRELOAD" } else { "" };
         command.env("OTHER", other).env("LANE", lane).env("SECONDS_EACH", seconds);
-        command.stdin(Stdio::null()).current_dir(dir);
+        let cache = binary.with_file_name("apps-cache");
+        std::fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
+        command.env("CACHE", cache).stdin(Stdio::null()).current_dir(dir);
         let done = command.output().context("run timeout")?;
         Ok(match done.status.code() {
             Some(0) => Ok(last_line(&done.stdout)),
