@@ -24,10 +24,14 @@ const MULTI_QUEUE: u64 = 1 << 12;
 const DISCARD: u64 = 1 << 13;
 const WRITE_ZEROES: u64 = 1 << 14;
 
-/// Bytes of data in one request, at most: Linux makes none larger than 1280 KiB unless told to.
+/// Bytes of data in one request, at most.
 pub(super) const REQUEST_BYTES_MAX: u32 = 4 << 20;
 /// Data segments in one request: two descriptors of an ordinary ring are header and status.
 const SEGMENTS_MAX: u32 = 126;
+/// Bytes in a segment: no request that keeps to both is too large, whatever a guest's administrator
+/// allows.
+const SEGMENT_BYTES_MAX: u32 = 32 << 10;
+const _: () = assert!(SEGMENTS_MAX * SEGMENT_BYTES_MAX <= REQUEST_BYTES_MAX);
 /// Sectors in one discard or write of zeros.
 pub(super) const RANGE_SECTORS_MAX: u32 = 1 << 22;
 /// The physical block is 2^3 logical ones.
@@ -69,7 +73,7 @@ pub(super) fn read(
 ) -> Option<Vec<u8>> {
     let mut space = Vec::with_capacity(SPACE_BYTES_MAX);
     space.extend(device.sector_count().to_le_bytes());
-    space.extend(REQUEST_BYTES_MAX.to_le_bytes());
+    space.extend(SEGMENT_BYTES_MAX.to_le_bytes());
     space.extend(SEGMENTS_MAX.to_le_bytes());
     space.extend([0; 4]);
     space.extend(512u32.to_le_bytes());

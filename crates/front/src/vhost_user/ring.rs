@@ -41,6 +41,10 @@ use crate::export::work::{Job, Work};
 const LOOKS_MIN: u32 = 16;
 const LOOKS_MAX: u32 = 256;
 
+/// With more requests under way than this the thread does not look on: what comes together while it
+/// sleeps goes to the disk together, with one knock at its door.
+const FEW: usize = 4;
+
 /// After so many requests that came alone, the next ones are executed by calls that wait.
 const ALONE: u32 = 8;
 
@@ -84,6 +88,7 @@ impl Worker {
             area: setup.area,
             left_over: setup.left_over.into(),
             work: Work::new(&export.device),
+            under_way: 0,
             single: export.device.clone().waiting_channel(),
             alone: 0,
             kicked: true,
@@ -122,6 +127,8 @@ struct Ring {
     area: Option<Area>,
     left_over: VecDeque<u16>,
     work: Work<Taken>,
+    /// Requests in `work`.
+    under_way: usize,
     /// For a request that comes alone.
     single: Box<dyn Channel>,
     /// Requests in a row that came when nothing was under way, and nothing came with.
@@ -158,7 +165,7 @@ impl Ring {
             if self.stop.is_rung() && self.work.is_idle() {
                 return self.queue.next_avail();
             }
-            if looked < looks {
+            if looked < looks && self.under_way <= FEW {
                 looked += 1;
                 std::hint::spin_loop();
                 continue;
@@ -246,6 +253,7 @@ impl Ring {
             }
             return self.answer(taken, completion);
         }
+        self.under_way += 1;
         self.work.start(job, taken);
     }
 
@@ -285,6 +293,7 @@ impl Ring {
         let mut ended = false;
         while let Some((taken, completion)) = self.work.next() {
             ended = true;
+            self.under_way -= 1;
             self.answer(taken, completion);
         }
         ended
