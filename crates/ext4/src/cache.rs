@@ -238,3 +238,29 @@ impl BlockCache {
         self.len() == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use polylane_block::ram::RamDevice;
+
+    use super::*;
+
+    /// However much is read, what is kept is what was allowed, and one sweep of a shard more.
+    #[test]
+    fn the_limit_is_kept() {
+        const BLOCKS: u64 = 20_000;
+        let io = BlockIo::new(std::sync::Arc::new(RamDevice::new(BLOCKS * 8)), 4096, BLOCKS);
+        let cache = BlockCache::new(256);
+        let held: Vec<_> = (0..40)
+            .map(|n| cache.get(&io, DeviceBlock(n * 5), Seal::None, |_| Ok(())).expect("read"))
+            .collect();
+        let mut most = 0;
+        for step in 0..3 * BLOCKS {
+            let home = DeviceBlock(step * 7919 % BLOCKS);
+            cache.get(&io, home, Seal::None, |_| Ok(())).expect("read");
+            most = most.max(cache.len());
+        }
+        assert!(most <= 256 + 2 * SHARDS + held.len(), "{most} blocks");
+        assert!(held.iter().all(|block| cache.peek(block.home).is_some()), "what is used stays");
+    }
+}

@@ -15,12 +15,9 @@
 //!
 //! `orphans → block data`; nothing else is taken under it.
 
-use std::collections::BTreeSet;
-
-use polylane_base::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::cache::{MetaBlock, Seal};
+use crate::cache::Seal;
 use crate::error::{Corrupt, Result, Structure};
 use crate::extents;
 use crate::format::checksum::crc;
@@ -63,8 +60,10 @@ pub struct OrphanFile {
     per_block: u32,
     /// The slot of each orphan.
     slots: FxHashMap<u32, u32>,
-    /// Slots that hold none.
-    free: BTreeSet<u32>,
+    /// Slots below `next` that hold none, lowest last.
+    free: Vec<u32>,
+    /// No slot from here on holds any.
+    next: u32,
 }
 
 impl OrphanFile {
@@ -76,7 +75,8 @@ impl OrphanFile {
             seed: cell.seed,
             per_block: per_block as u32,
             slots: FxHashMap::default(),
-            free: BTreeSet::new(),
+            free: Vec::new(),
+            next: 0,
         };
         for extent in extents::all(volume, &cell, &cell.core.read())? {
             let homes = (0..u64::from(extent.count)).map(|n| DeviceBlock(extent.start.0 + n));
@@ -85,38 +85,54 @@ impl OrphanFile {
         for index in 0..file.homes.len() as u32 {
             file.take_in(volume, ino, index)?;
         }
+        file.next = file.slots.values().max().map_or(0, |slot| slot + 1);
+        let used: FxHashSet<u32> = file.slots.values().copied().collect();
+        file.free = (0..file.next).rev().filter(|slot| !used.contains(slot)).collect();
         Ok(file)
     }
 
-    /// Reads the slots of one block.
+    /// Reads the slots of one block, past the cache: most blocks are never changed.
     fn take_in(&mut self, volume: &Volume, ino: u32, index: u32) -> Result<()> {
-        let block = self.block(volume, index, ino)?;
-        let bytes = block.read();
+        let bytes = volume.io.read(self.homes[index as usize])?;
+        self.check(volume, &bytes, index, ino)?;
         let numbers = bytes[..bytes.len() - TAIL_BYTES].chunks_exact(4);
         let corrupt = |field| Err(Corrupt::new(Structure::Orphan, ino.into(), field).into());
         for (slot, number) in (index * self.per_block..).zip(numbers.map(|bytes| le32(bytes, 0))) {
             if number == 0 {
-                self.free.insert(slot);
-            } else if !in_range(&volume.geometry, number) {
+                continue;
+            }
+            if !in_range(&volume.geometry, number) {
                 return corrupt("entry out of range");
-            } else if self.slots.insert(number, slot).is_some() {
+            }
+            if self.slots.insert(number, slot).is_some() {
                 return corrupt("entry is there twice");
             }
         }
         Ok(())
     }
 
-    fn block(&self, volume: &Volume, index: u32, ino: u32) -> Result<Arc<MetaBlock>> {
-        let home = self.homes[index as usize];
-        let seal = if volume.has_sums { Seal::Orphans(self.seed, home) } else { Seal::None };
-        volume.cache.get(&volume.io, home, seal, |bytes| {
-            let corrupt = |field| Err(Corrupt::new(Structure::Orphan, ino.into(), field).into());
-            match () {
-                () if le32(bytes, bytes.len() - TAIL_BYTES) != MAGIC => corrupt("magic number"),
-                () if !seal.verify(bytes) => corrupt("checksum"),
-                () => Ok(()),
-            }
-        })
+    fn seal_of(&self, volume: &Volume, index: u32) -> Seal {
+        match volume.has_sums {
+            true => Seal::Orphans(self.seed, self.homes[index as usize]),
+            false => Seal::None,
+        }
+    }
+
+    fn check(&self, volume: &Volume, bytes: &[u8], index: u32, ino: u32) -> Result<()> {
+        let corrupt = |field| Err(Corrupt::new(Structure::Orphan, ino.into(), field).into());
+        match () {
+            () if le32(bytes, bytes.len() - TAIL_BYTES) != MAGIC => corrupt("magic number"),
+            () if !self.seal_of(volume, index).verify(bytes) => corrupt("checksum"),
+            () => Ok(()),
+        }
+    }
+
+    /// The lowest slot that holds none.
+    fn take_slot(&mut self) -> Option<u32> {
+        let fresh = || (self.next < self.homes.len() as u32 * self.per_block).then_some(self.next);
+        let slot = self.free.pop().or_else(fresh)?;
+        self.next = self.next.max(slot + 1);
+        Some(slot)
     }
 
     /// Brings the slots up to date with `members`. Those for whom there is none, or that are in the
@@ -137,13 +153,14 @@ impl OrphanFile {
         for (ino, slot) in gone {
             self.put(volume, handle, slot, 0)?;
             self.slots.remove(&ino);
-            self.free.insert(slot);
+            self.free.push(slot);
         }
+        self.free.sort_unstable_by(|one, other| other.cmp(one));
         for ino in members {
             if listed.contains_key(ino) || self.slots.contains_key(ino) {
                 continue;
             }
-            let Some(slot) = self.free.pop_first() else { break };
+            let Some(slot) = self.take_slot() else { break };
             self.put(volume, handle, slot, *ino)?;
             self.slots.insert(*ino, slot);
         }
@@ -151,7 +168,10 @@ impl OrphanFile {
     }
 
     fn put(&self, volume: &Volume, handle: &Handle<'_>, slot: u32, number: u32) -> Result<()> {
-        let block = self.block(volume, slot / self.per_block, number)?;
+        let index = slot / self.per_block;
+        let (home, seal) = (self.homes[index as usize], self.seal_of(volume, index));
+        let check = |bytes: &[u8]| self.check(volume, bytes, index, number);
+        let block = volume.cache.get(&volume.io, home, seal, check)?;
         let at = (slot % self.per_block) as usize * 4;
         handle.modify(&block)[at..at + 4].copy_from_slice(&number.to_le_bytes());
         Ok(())

@@ -22,6 +22,10 @@ use crate::share;
 use crate::spec::{Backing, PoolSpec};
 use crate::volume::disk::Disk;
 
+/// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.
+const METADATA_PART: u64 = 8;
+const METADATA_BYTES_MAX: u64 = 32 << 20;
+
 /// Changed data may be this part of the cache.
 const DIRTY_PART: u64 = 4;
 
@@ -135,7 +139,8 @@ fn libservice(
         }
         (Backing::Dir, Store::Host(host)) => Ok((Arc::new(host), None)),
         (Backing::Volume { label, cache }, Store::Volume(files)) => {
-            let disk = Disk::open(label, files, *cache, clock)?;
+            let metadata_bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);
+            let disk = Disk::open(label, files, *cache, clock, metadata_bytes)?;
             Ok((disk.fs.clone(), Some(disk)))
         }
         _ => Err(Failure::failed("lane: what was handed down is not what its files are on")),

@@ -32,6 +32,7 @@ impl Disk {
         files: Vec<Files>,
         cache: CacheSpec,
         clock: Arc<dyn Clock>,
+        metadata_bytes_max: u64,
     ) -> Result<Disk> {
         let unit = Unit::start(&UnitOptions::default());
         let unit = unit.map_err(|error| Failure::because(name, "start its translation", error))?;
@@ -39,7 +40,9 @@ impl Disk {
             Stack::assemble(files, Way::Ring, Some(unit), cache)?;
         let governor = Governor::new();
         let whole = Governed::new(device, governor.clone());
-        let fs = Ext4::open(whole, clock, &Options::default())
+        let cache_blocks = usize::try_from(metadata_bytes_max / 4096).unwrap_or(usize::MAX);
+        let options = Options { cache_blocks, ..Options::default() };
+        let fs = Ext4::open(whole, clock, &options)
             .map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));

@@ -1,0 +1,194 @@
+//! Damaged images.
+//!
+//! The input is a list of changes to a sound image (made by mke2fs at the start, with a tree of
+//! everything in it): `{block: u16, offset: u16, how: u8, value: u32}` each, nine bytes,
+//! little-endian. `how & 3`: how many bytes of `value` are stored, less one; `how & 4`: the block
+//! is sealed again with a right checksum where it is the superblock, a group descriptor's or an
+//! inode's.
+//!
+//! # Oracle
+//!
+//! - No panic (overflow and debug assertions are on), no run longer than libFuzzer's `-timeout`, no
+//!   memory beyond its `-rss_limit_mb`.
+//! - An image that cannot be opened is refused with an error that has a name, never with
+//!   "stopped": that is for what follows a first error.
+//! - A file system that was opened, walked and changed, and closed without an error, opens again,
+//!   and then shows the same names.
+#![no_main]
+
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+
+use libfuzzer_sys::fuzz_target;
+use polylane_base::{Gid, Ino, TestClock, Uid};
+use polylane_block::Sector;
+use polylane_block::ram::RamDevice;
+use polylane_block::wait::Waiter;
+use polylane_ext4::format::checksum::crc;
+use polylane_ext4::{Error, Ext4, Options};
+use polylane_sys::buffer::Buffer;
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr, XattrMode};
+
+const BLOCK: usize = 4096;
+const IMAGE_BYTES: usize = 16 << 20;
+/// Names looked at in one walk: damage can make directories point anywhere.
+const NAMES_MAX: usize = 600;
+
+fn node(kind: Kind) -> NewNode<'static> {
+    let target: &[u8] = if kind == Kind::Symlink { &[b't'; 200] } else { b"" };
+    NewNode { kind, perm: 0o755, uid: Uid(0), gid: Gid(0), rdev: 0, target }
+}
+
+/// A sound image with a bit of everything.
+fn base() -> &'static [u8] {
+    static BASE: OnceLock<Vec<u8>> = OnceLock::new();
+    BASE.get_or_init(|| {
+        let path = std::env::temp_dir().join(format!("polylane-fuzz-{}", std::process::id()));
+        std::fs::write(&path, vec![0; IMAGE_BYTES]).expect("temporary file");
+        let arguments = "-Fq -t ext4 -b 4096 -g 2048 -N 512 -J size=4 -m 0 -O orphan_file";
+        let made = Command::new("mke2fs").args(arguments.split(' ')).arg(&path).status();
+        assert!(made.expect("mke2fs runs").success());
+        let bytes = std::fs::read(&path).expect("readable");
+        std::fs::remove_file(&path).expect("removed");
+        let device = load(&bytes);
+        let fs = open(device.clone()).expect("a sound image");
+        furnish(&fs).expect("room");
+        fs.close().expect("closes");
+        save(&device)
+    })
+}
+
+fn load(bytes: &[u8]) -> Arc<RamDevice> {
+    let device = Arc::new(RamDevice::new((bytes.len() / 512) as u64));
+    let waiter = Waiter::new(device.clone());
+    for (index, block) in bytes.chunks(BLOCK).enumerate() {
+        if block.iter().any(|byte| *byte != 0) {
+            let sector = Sector((index * BLOCK / 512) as u64);
+            waiter.write(sector, Buffer::copy_of(block), false).expect("in range");
+        }
+    }
+    device
+}
+
+fn save(device: &Arc<RamDevice>) -> Vec<u8> {
+    let waiter = Waiter::new(device.clone());
+    waiter.read(Sector(0), IMAGE_BYTES).expect("in range").to_vec()
+}
+
+fn open(device: Arc<RamDevice>) -> polylane_ext4::Result<Ext4> {
+    Ext4::open(device, Arc::new(TestClock::default()), &Options::default())
+}
+
+fn furnish(fs: &Ext4) -> polylane_base::Result<()> {
+    let root = fs.root()?.ino;
+    let dir = fs.create(root, b"dir", &node(Kind::Dir))?.node.ino;
+    for number in 0..150 {
+        let name = format!("{number:03}{}", "n".repeat(60));
+        fs.create(dir, name.as_bytes(), &node(Kind::File))?;
+    }
+    let file = fs.create(root, b"file", &node(Kind::File))?.node.ino;
+    for number in 0..200 {
+        fs.write(file, number * 8192, &mut &[7; 4096][..])?;
+    }
+    fs.setxattr(file, b"user.big", &[1; 3000], XattrMode::Any)?;
+    fs.create(root, b"link", &node(Kind::Symlink))?;
+    fs.link(file, dir, b"hard")?;
+    fs.sync()
+}
+
+/// Applies the input's changes.
+fn damage(image: &mut [u8], input: &[u8]) {
+    for change in input.chunks_exact(9).take(32) {
+        let word = |at: usize| usize::from(u16::from_le_bytes([change[at], change[at + 1]]));
+        let block = word(0) % (IMAGE_BYTES / BLOCK) * BLOCK;
+        let at = word(2) % (BLOCK - 4);
+        let len = usize::from(change[4] & 3) + 1;
+        image[block + at..][..len].copy_from_slice(&change[5..5 + len]);
+        if change[4] & 4 != 0 && block == 0 {
+            let sum = crc(!0, &image[1024..2044]);
+            image[2044..2048].copy_from_slice(&sum.to_le_bytes());
+        }
+    }
+}
+
+/// Every name below the root, as far as it can be read.
+fn walk(fs: &Ext4) -> polylane_base::Result<BTreeSet<Vec<u8>>> {
+    let (mut todo, mut names) = (vec![(Vec::new(), fs.root()?.ino)], BTreeSet::new());
+    while let Some((path, dir)) = todo.pop() {
+        let mut found = Vec::new();
+        fs.readdir(dir, 0, &mut |entry| {
+            found.push(entry.name.to_vec());
+            found.len() < NAMES_MAX
+        })?;
+        for name in found {
+            let attr = fs.lookup(dir, &name)?;
+            let full = [&path[..], b"/", &name].concat();
+            look_at(fs, attr.ino, attr.kind)?;
+            if attr.kind == Kind::Dir && names.len() + todo.len() < NAMES_MAX {
+                todo.push((full.clone(), attr.ino));
+            } else {
+                fs.forget(attr.ino);
+            }
+            names.insert(full);
+        }
+        if !path.is_empty() {
+            fs.forget(dir);
+        }
+    }
+    Ok(names)
+}
+
+fn look_at(fs: &Ext4, ino: Ino, kind: Kind) -> polylane_base::Result<()> {
+    match kind {
+        Kind::File => drop(fs.read(ino, 0, 65_536, &mut &mut vec![0; 65_536][..])?),
+        Kind::Symlink => drop(fs.readlink(ino)?),
+        _ => {}
+    }
+    for name in fs.listxattr(ino)? {
+        fs.getxattr(ino, &name)?;
+    }
+    Ok(())
+}
+
+/// Changes of every kind; what is refused is refused.
+fn work(fs: &Ext4) -> polylane_base::Result<()> {
+    let root = fs.root()?.ino;
+    if let Ok(made) = fs.create(root, b"made", &node(Kind::File)) {
+        let _ = fs.write(made.node.ino, 100, &mut &[9; 20_000][..]);
+        let _ = fs.fsync(made.node.ino, false);
+        let _ = fs.rename(root, b"made", root, b"moved", RenameMode::Replace);
+        fs.forget(made.node.ino);
+    }
+    if let Ok(file) = fs.lookup(root, b"file") {
+        let size = SetAttr { size: Some(10_000), ..SetAttr::default() };
+        let _ = fs.setattr(file.ino, &size);
+        let _ = fs.removexattr(file.ino, b"user.big");
+        fs.forget(file.ino);
+    }
+    if let Ok(gone) = fs.unlink(root, b"link") {
+        fs.forget(gone.node.ino);
+    }
+    fs.sync()
+}
+
+fuzz_target!(|input: &[u8]| {
+    let mut image = base().to_vec();
+    damage(&mut image, input);
+    let device = load(&image);
+    let fs = match open(device.clone()) {
+        Ok(fs) => fs,
+        Err(error) => {
+            assert!(error != Error::Stopped && !error.to_string().is_empty());
+            return;
+        }
+    };
+    let whole = walk(&fs).is_ok() && work(&fs).is_ok();
+    let names = walk(&fs);
+    let closed = fs.close().is_ok() && !fs.is_stopped();
+    drop(fs);
+    if let (true, true, Ok(names)) = (whole, closed, names) {
+        let again = open(device).expect("what was closed in order opens");
+        assert_eq!(walk(&again), Ok(names));
+    }
+});
