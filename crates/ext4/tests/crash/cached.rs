@@ -4,8 +4,9 @@
 //! No single state of the tree is legal here, since each file is written back when it is. So files
 //! are judged one by one, byte by byte: what is found of a file that was never renamed must, in
 //! each byte, be what that byte was at the last sync of the file before the cut or at any time
-//! since; its size must lie between those it had. A file that is replaced (write another, sync it, rename
-//! it over) must be a whole version, none older than the last one whose directory was synced.
+//! since; its size must lie between those it had. A file that is replaced (write another, sync it,
+//! rename it over) must be a whole version, none older than the last one whose directory was
+//! synced.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
