@@ -15,10 +15,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use polylane_base::sync::{Mutex, RwLock};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::lane::{Cost, Lane};
-use super::page::{Mapped, SAMPLE};
+use super::page::{Mapped, SAMPLE, Words, counters};
 use super::{Io, Kind, Nanos, Verdict};
 use crate::device::{
     Allocation, BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector,
@@ -28,6 +29,9 @@ use crate::engine::Admission;
 
 /// Requests that a channel keeps; more are refused as [`Submitted::Busy`].
 const KEPT_MAX: usize = 64;
+
+/// Longest sleep of a channel that has requests to send.
+const PARK_NS_MAX: Nanos = 20_000_000;
 
 /// Nanoseconds of the clock that lanes and coordinator share.
 pub fn monotonic_ns() -> Nanos {
@@ -44,9 +48,12 @@ pub struct Governor {
     current: RwLock<Option<Arc<SharedLane>>>,
     /// Changes with `current`.
     version: AtomicU64,
-    /// Sleepers of the lane that was before.
-    retired: Mutex<Vec<Arc<SharedLane>>>,
+    /// What former pages counted, by word.
+    carried: Mutex<Vec<u64>>,
 }
+
+/// Words of a page that count for people and go on counting on the next page.
+const COUNTING: std::ops::Range<usize> = 0..counters::HOLDING + counters::BUCKETS;
 
 impl Governor {
     /// A governor without a lane: everything goes.
@@ -58,15 +65,21 @@ impl Governor {
     pub fn set(&self, lane: Option<SharedLane>) {
         let old = std::mem::replace(&mut *self.current.write(), lane.map(Arc::new));
         self.version.fetch_add(1, Ordering::Release);
-        if let Some(old) = old {
-            old.wake();
-            let mut retired = self.retired.lock();
-            // Sleepers look again after 20 ms, so nobody is on all but the last ones.
-            if retired.len() > 4 {
-                retired.remove(0);
-            }
-            retired.push(old);
+        let Some(old) = old else { return };
+        // Sleepers look again and find the new one.
+        old.wake();
+        let mut carried = self.carried.lock();
+        carried.resize(COUNTING.end, 0);
+        for word in COUNTING {
+            let count = old.words().load(word, Ordering::Relaxed);
+            carried[word] = carried[word].wrapping_add(count);
         }
+    }
+
+    /// What a word of the lane's page counted, on this page and those before it.
+    pub fn total(&self, word: usize) -> u64 {
+        let now = self.lane().map_or(0, |lane| lane.words().load(word, Ordering::Relaxed));
+        now.wrapping_add(self.carried.lock().get(word).copied().unwrap_or(0))
     }
 
     /// The lane, if there is one.
@@ -142,6 +155,10 @@ impl BlockDevice for Governed {
 
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
         self.device.allocation(sector, count)
+    }
+
+    fn mark_journal(&self, sector: Sector, count: u64) {
+        self.device.mark_journal(sector, count);
     }
 }
 
@@ -279,6 +296,18 @@ impl GovernedChannel {
         None
     }
 
+    /// Sleeps until the device has answered something, or what is kept may go.
+    fn park_below(&mut self) {
+        let until = self.kept.front().and_then(|kept| kept.until);
+        let (Some(until), Some(event)) = (until, self.inner.event()) else {
+            return self.inner.park();
+        };
+        let left = until.saturating_sub(monotonic_ns()).min(PARK_NS_MAX);
+        let time = Timespec { tv_sec: 0, tv_nsec: left as _ };
+        // An interruption is as good as an event: whoever parks looks again.
+        let _ = poll(&mut [PollFd::from_borrowed_fd(event, PollFlags::IN)], Some(&time));
+    }
+
     /// Takes in what the device has done, and lets it start what it was sent.
     fn collect(&mut self) {
         let mut arrived = std::mem::take(&mut self.arrived);
@@ -339,7 +368,7 @@ impl Channel for GovernedChannel {
             return;
         }
         if self.inflight > 0 {
-            return self.inner.park();
+            return self.park_below();
         }
         if self.kept.is_empty() {
             return;

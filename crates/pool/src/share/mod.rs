@@ -22,6 +22,7 @@
 //! | `shares-MAJOR-MINOR.holder` | locked by it |
 
 pub(crate) mod coordinator;
+pub mod keep;
 pub(crate) mod member;
 pub(crate) mod profile;
 pub(crate) mod report;

@@ -11,17 +11,18 @@ use serde_json::Value;
 pub(crate) fn describe(governor: &Governor) -> Value {
     let Some(shared) = governor.lane() else { return Value::Null };
     let words = shared.words();
-    let get = |word| words.load(word, Relaxed);
+    let get = |word| governor.total(word);
     let terms = Terms::read(words).unwrap_or_default();
     let histogram = |first: usize| -> Vec<u64> {
         (0..counters::BUCKETS).map(|bucket| get(first + bucket)).collect()
     };
     let (latency, holding) = (histogram(counters::LATENCY), histogram(counters::HOLDING));
     let time = |counts: &[u64], part| percentile(counts, part).map(|ns| ns as f64 / 1000.0);
-    let inflight = ahead(get(lane::SPENT), get(lane::DONE)).max(0);
+    let now = |word| words.load(word, Relaxed);
+    let inflight = ahead(now(lane::SPENT), now(lane::DONE)).max(0);
     let sectors = terms.flags & flag::SECTORS != 0;
     serde_json::json!({
-        "weight": get(note::WEIGHT),
+        "weight": now(note::WEIGHT),
         "entitled_part": terms.entitled as f64 / 1e6,
         "achieved_part": terms.achieved as f64 / 1e6,
         "limited": terms.flags & flag::OPEN == 0,
