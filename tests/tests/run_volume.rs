@@ -112,8 +112,11 @@ fn a_killed_service_replays_the_journal_and_goes_on() {
         ( i=0; while :; do i=$((i+1)); mkdir -p /lane/load/$i 2>/dev/null; echo $i > /lane/load/$i/f
           mv /lane/load/$i/f /lane/load/g; rm -rf /lane/load/$i; done ) 2>/dev/null &
         for n in 1 2 3 4; do
-            echo $n > /lane/kept.$n && sync /lane/kept.$n && echo synced && read go
-            for m in $(seq $n); do cat /lane/kept.$m; done
+            echo $n > /lane/kept.$n && sync /lane/kept.$n
+            echo sync | dd of=/lane/sync.$n oflag=sync status=none
+            echo dsync | dd of=/lane/dsync.$n oflag=dsync status=none
+            echo synced && read go
+            for m in $(seq $n); do cat /lane/kept.$m /lane/sync.$m /lane/dsync.$m; done
         done 2>&1
         echo end"#;
     for options in ["--no-preload", ""] {
@@ -128,7 +131,9 @@ fn a_killed_service_replays_the_journal_and_goes_on() {
             }
             std::io::Write::write_all(&mut input, b"go\n").expect("write");
             for m in 1..=n {
-                assert_eq!(run.line(), m.to_string(), "{options} {n}");
+                for kept in [&*m.to_string(), "sync", "dsync"] {
+                    assert_eq!(run.line(), kept, "{options} {n}");
+                }
             }
         }
         assert_eq!(run.line(), "end");

@@ -32,9 +32,21 @@ const CREATION: OFlags = OFlags::CREATE
 const SETTABLE: OFlags =
     OFlags::APPEND.union(OFlags::DIRECT).union(OFlags::NOATIME).union(OFlags::NONBLOCK);
 
+/// Of asm-generic/fcntl.h; `rustix` has one name for both. Synchronous writes ...
+const O_SYNC: i32 = 0o4_010_000;
+/// ... and those of the data alone, which every synchronous write is, too.
+const O_DSYNC: i32 = 0o10_000;
+
 /// Positions of `.` and `..` in a directory stream; those of the libservice follow.
 const AFTER_DOT: u64 = 1;
 const AFTER_DOT_DOT: u64 = 2;
+
+/// Whether writes by a descriptor with these flags are durable when they return; then, whether
+/// their data alone is.
+pub fn synchronous(flags: i32) -> Option<bool> {
+    let all = flags & O_SYNC == O_SYNC;
+    (flags & O_DSYNC != 0).then_some(!all)
+}
 
 /// High bits of the lock owners that [`OpenFile::lock_owner`] gives; front ends use others.
 const OPEN_FILE_OWNER: u128 = 0x4F46 << 112;
@@ -159,6 +171,15 @@ impl OpenFile {
         node.data_changes(at, at + len as u64);
         let count = core.put(node, at, len, source)?;
         Ok(Written { count, end: at + count as u64 })
+    }
+
+    /// What a write by a descriptor with `flags` also does before it returns: with `O_SYNC` as
+    /// fsync(2) would, with `O_DSYNC` as fdatasync(2).
+    pub fn sync_written(&self, flags: i32) -> Result<()> {
+        match synchronous(flags) {
+            Some(data_only) => self.fsync(data_only),
+            None => Ok(()),
+        }
     }
 
     /// fsync(2); fdatasync(2) with `data_only`. An error of an earlier write-back is reported once

@@ -53,7 +53,7 @@ mod walk;
 mod xattr;
 
 pub use cred::Cred;
-pub use file::{OpenFile, Written};
+pub use file::{OpenFile, Written, synchronous};
 pub use fs::{Attr, FileSystem, Kind, SetAttr};
 pub use inode::{Inode, Node};
 pub use lease::Holder;

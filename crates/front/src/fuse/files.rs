@@ -108,6 +108,8 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
         file.set_flags(file.flags() & !libc::O_APPEND | transfer.flags & libc::O_APPEND);
     }
     let written = file.write(&call.writer(kills), Some(transfer.offset), &mut data)?;
+    // RWF_SYNC and RWF_DSYNC come as flags of the one write.
+    file.sync_written(transfer.flags)?;
     call.out.count(written.count as u32);
     let start = written.end.saturating_sub(written.count as u64);
     let range = Range { offset: start, len: range.len };

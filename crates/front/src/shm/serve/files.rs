@@ -6,7 +6,7 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_ipc::message::{NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
-use polylane_vfs::{Holder, Kind, LockFamily, Node, OpenFile};
+use polylane_vfs::{Holder, Kind, LockFamily, Node, OpenFile, synchronous};
 
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
@@ -126,11 +126,18 @@ impl Call<'_> {
         if self.vfs().write_may_wait(len) {
             self.blocking()?;
         }
+        let durable = synchronous(file.flags());
+        if durable.is_some() {
+            self.before_sync(&file, len as u64)?;
+        }
         let changes = if show { self.session.changes_of(file.node()) } else { None };
         let mut source = In(self.session.channel.write_pipe(self.mailbox, 0, len));
         let written = file.write(self.cred(), Some(offset), &mut source)?;
         let start = written.end.saturating_sub(written.count as u64);
         self.changed(file.node(), Range { offset: start, len: written.count as u64 });
+        if let Some(data_only) = durable {
+            self.sync_file(&file, data_only)?;
+        }
         self.stats.written(written.count);
         let mut reply = done(written.count);
         reply.value[0] = written.end;
@@ -148,17 +155,27 @@ impl Call<'_> {
             other => other?,
         };
         self.before_io(file.node(), Range::ALL)?;
-        // A wake-up costs more than what a fast medium makes a worker wait.
-        let pace = &self.session.lane.syncs;
-        if file.dirty_bytes() > SYNC_BYTES_MAX || !pace.is_quick() {
-            self.device()?;
-        }
-        let start = Instant::now();
-        let synced = file.fsync(data_only);
-        pace.took(start.elapsed());
-        synced?;
+        self.before_sync(&file, 0)?;
+        self.sync_file(&file, data_only)?;
         self.session.streamed_well()?;
         Ok(done(0))
+    }
+
+    /// Before a file is synced that `more` bytes are written to first: goes to a thread that may
+    /// wait, unless it takes less than a wake-up, as on a fast medium.
+    fn before_sync(&mut self, file: &OpenFile, more: u64) -> std::result::Result<(), Failure> {
+        let is_quick = self.session.lane.syncs.is_quick();
+        match is_quick && file.dirty_bytes() + more <= SYNC_BYTES_MAX {
+            true => Ok(()),
+            false => self.device(),
+        }
+    }
+
+    fn sync_file(&self, file: &OpenFile, data_only: bool) -> std::result::Result<(), Failure> {
+        let start = Instant::now();
+        let synced = file.fsync(data_only);
+        self.session.lane.syncs.took(start.elapsed());
+        Ok(synced?)
     }
 
     pub(super) fn sync(&mut self) -> Answer {
