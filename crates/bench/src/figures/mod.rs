@@ -17,6 +17,7 @@ mod multilanes;
 mod ocrd;
 mod overhead;
 mod pdc_csv;
+mod pdc_mail;
 mod pdc_shares;
 mod pdc_sync;
 mod pdc_trace;
@@ -24,8 +25,8 @@ mod qos_scenarios;
 mod queue;
 mod stream;
 mod sweep;
-mod vhost;
 mod translate;
+mod vhost;
 mod wdt_model;
 
 pub use pdc_trace::AddressRange;
@@ -220,6 +221,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "addresses of a trace over time with what goes past the cache (--trace)",
         run: pdc_shares::addresses,
+    },
+    Figure {
+        name: "pdc-fig6",
+        mounts: true,
+        about: "mail-like load on ext4 on an attached volume: no cache, WB, PDC; 1–16 threads",
+        run: pdc_mail::run,
     },
     Figure {
         name: "pdc-fig8",
