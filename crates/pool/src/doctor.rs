@@ -5,10 +5,11 @@ use std::path::Path;
 
 use polylane_front::fuse::Params;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use crate::volume::tools;
-use crate::{cgroup, confine, preload, probe};
+use crate::{attach, cgroup, confine, preload, probe};
 
 /// What a finding means for polylane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -282,13 +283,37 @@ fn volume_tools() -> Vec<Finding> {
     ]
 }
 
-/// What block front ends of later versions are going to use.
-fn block_doors() -> [Finding; 3] {
+/// What makes block devices of volumes, and which of it 'attach' takes.
+fn block_doors() -> Vec<Finding> {
     let nbd = Path::new("/sys/block/nbd0").exists();
-    [
-        Finding::unused("loop", openable("/dev/loop-control").1),
+    let (good, found) = openable("/dev/loop-control");
+    let loop_notes = [
+        "volumes become block devices through it ('attach --via loop')",
+        "no block devices of volumes: load the loop module, or give the container this device",
+    ];
+    let lacks = attach::host_lacks();
+    let auto = lacks.as_ref().map_or("loop".to_string(), |why| format!("none: {why}"));
+    let auto_notes = [
+        "what 'attach --via auto' takes: FUSE and a loop device, the one way this version has",
+        "'attach' serves volumes at sockets only (--via nbd, --via vhost-user)",
+    ];
+    let flusher = rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_RESOURCE));
+    let flusher_notes = [
+        "engines of attached volumes keep out of memory reclaim",
+        "attached devices may be slow under memory pressure: give CAP_SYS_RESOURCE",
+    ];
+    vec![
+        Finding::new("loop", good, found, loop_notes),
         Finding::unused("ublk", openable("/dev/ublk-control").1),
         Finding::unused("nbd", if nbd { "module loaded" } else { "module not loaded" }),
+        Finding::new("attach", lacks.is_none(), auto, auto_notes),
+        Finding::new(
+            "io-flusher",
+            flusher,
+            if flusher { "allowed" } else { "no CAP_SYS_RESOURCE" },
+            flusher_notes,
+        ),
     ]
 }
 

@@ -4,7 +4,8 @@
 //! the host. Its main thread listens to the keeper; the front end has threads of its own. The end of
 //! the control line is the end of the keeper: flush and go.
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use polylane_block::file::{Files, Way};
 use polylane_block::map::{Unit, UnitOptions};
@@ -27,6 +28,9 @@ use crate::volume::stack::{Assembled, Stack};
 
 /// Without the engine the kernel cannot write to the attached device, and so cannot free memory.
 const OOM_SCORE_ADJ: &str = "-1000";
+
+/// How long an engine sleeps without a reason to wake up.
+const LOOK_AGAIN: Duration = Duration::from_secs(3600);
 
 /// What an engine is told. Descriptors come beside it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -133,7 +137,6 @@ fn harden() -> Result<()> {
 
 /// Answers the keeper until it wants the end or is gone itself.
 fn serve(engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
-    use std::os::fd::AsFd;
     if control.send(&FromEngine::Ready(warnings), &[]).is_err() {
         return FAILED;
     }
@@ -141,10 +144,12 @@ fn serve(engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
     loop {
         // Until the end is told of, there may be one.
         let ended = engine.serving.ended().filter(|_| !told).unwrap_or(control.as_fd());
-        let (message, gone) = wait_either(control.as_fd(), ended, std::time::Duration::MAX);
-        if gone && !message {
-            told = true;
-            let _ = control.send(&FromEngine::Ended, &[]);
+        let (message, gone) = wait_either(control.as_fd(), ended, LOOK_AGAIN);
+        if !message {
+            if gone {
+                told = true;
+                let _ = control.send(&FromEngine::Ended, &[]);
+            }
             continue;
         }
         let answer = match control.receive::<ToEngine>() {

@@ -29,6 +29,9 @@ const INIT_TIME_MAX_S: u32 = 10;
 /// Free devices that somebody else may take before we do.
 const TRIES_MAX: usize = 64;
 
+/// How long a device that is mounted nowhere may stay in use.
+const BUSY_TIME_MAX: Duration = Duration::from_secs(5);
+
 /// How long a loop device may take to let go of its file once it was told to: a program that looks
 /// at every new device may have it open for a moment.
 const CLEAR_TIME_MAX: Duration = Duration::from_secs(10);
@@ -112,16 +115,7 @@ pub(super) fn disengage(record: &Record) -> Result<()> {
         // It went by itself, or never came; the number may be somebody else's by now.
         _ => return Ok(()),
     }
-    let device = match rustix::fs::open(path, flags | OFlags::EXCL, Mode::empty()) {
-        Ok(device) => device,
-        Err(rustix::io::Errno::BUSY) => {
-            return Err(Failure::failed(format!(
-                "{}: is in use: unmount it first",
-                path.display()
-            )));
-        }
-        Err(error) => return Err(Failure::path(path, "open it", error)),
-    };
+    let device = exclusively(path)?;
     // Of an engine that is dead for good nothing can be had any more; whoever lost data was told.
     let _ = rustix::fs::fsync(&device);
     loopdev::clear(&device).map_err(|error| Failure::path(path, "take the volume off", error))?;
@@ -137,6 +131,40 @@ pub(super) fn disengage(record: &Record) -> Result<()> {
             path.display()
         ))),
     }
+}
+
+/// Opens a device that nobody has mounted. A file system that was just unmounted, or is so in some
+/// other mount namespace, may take a moment to let go of it.
+fn exclusively(path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+    let start = Instant::now();
+    loop {
+        match rustix::fs::open(path, flags, Mode::empty()) {
+            Ok(device) => return Ok(device),
+            Err(rustix::io::Errno::BUSY)
+                if !is_mounted(path) && start.elapsed() < BUSY_TIME_MAX =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(rustix::io::Errno::BUSY) => {
+                return Err(Failure::failed(format!(
+                    "{}: is in use: unmount it first",
+                    path.display()
+                )));
+            }
+            Err(error) => return Err(Failure::path(path, "open it", error)),
+        }
+    }
+}
+
+/// Whether a device is mounted as far as this process sees.
+fn is_mounted(path: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let source = |line: &str| {
+        let (_, after) = line.split_once(" - ")?;
+        after.split(' ').nth(1).map(|source| Path::new(source) == path)
+    };
+    mounts.lines().any(|line| source(line) == Some(true))
 }
 
 /// Whether a loop device has a file.

@@ -88,7 +88,7 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
         .map_err(|error| Failure::path(&options.volume, "open it", error))?;
     let via = match options.via {
         Some(via) => via,
-        None => best(options),
+        None => best(options)?,
     };
     let dir = record::dir()?;
     clear_stale(&dir, &path)?;
@@ -156,9 +156,28 @@ pub(crate) fn resize(volume: &Path, size: u64) -> Result<Option<()>> {
     }
 }
 
-/// The best front end of this host.
-fn best(options: &AttachOptions) -> Via {
-    if options.socket.is_some() { Via::Nbd } else { Via::Loop }
+/// The best front end of this host: a block device of the kernel's, unless a socket is asked for.
+fn best(options: &AttachOptions) -> Result<Via> {
+    match (&options.socket, host_lacks()) {
+        (Some(_), _) => Ok(Via::Nbd),
+        (None, None) => Ok(Via::Loop),
+        (None, Some(why)) => Err(Failure::failed(format!(
+            "{}: no block device can be made of it here ({why}): use --via nbd --socket PATH",
+            options.volume.display()
+        ))),
+    }
+}
+
+/// What the host lacks for block devices of the kernel's; `None` when it has all.
+pub(crate) fn host_lacks() -> Option<String> {
+    use rustix::fs::{Mode, OFlags};
+    if crate::run::rootless().is_some() {
+        return Some("only root can set loop devices up".to_string());
+    }
+    [loopdev::CONTROL, crate::init::FUSE_DEVICE].into_iter().find_map(|path| {
+        let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        opened.err().map(|error| format!("{path}: {}", crate::failure::plain(&error.into())))
+    })
 }
 
 /// 16 hexadecimal digits that are never given twice.
