@@ -30,6 +30,8 @@ use crate::volume::Volume;
 /// Magic number at the end of an orphan file's block.
 const MAGIC: u32 = 0x0b10_ca04;
 const TAIL_BYTES: usize = 8;
+/// Most blocks of the orphan file read at a time.
+const RUN_BLOCKS_MAX: usize = 256;
 
 /// The orphans that the image names: the list, and the orphan file if there is one.
 ///
@@ -82,8 +84,15 @@ impl OrphanFile {
             let homes = (0..u64::from(extent.count)).map(|n| DeviceBlock(extent.start.0 + n));
             file.homes.extend(homes);
         }
-        for index in 0..file.homes.len() as u32 {
-            file.take_in(volume, ino, index)?;
+        let mut index = 0;
+        while let Some(first) = file.homes.get(index) {
+            let rest = file.homes[index..].iter().take(RUN_BLOCKS_MAX).enumerate();
+            let run = rest.take_while(|(step, home)| home.0 == first.0 + *step as u64).count();
+            let bytes = volume.io.read_run(*first, run)?;
+            for block in bytes.chunks_exact(volume.io.block_bytes()) {
+                file.take_in(volume, ino, (index as u32, block))?;
+                index += 1;
+            }
         }
         file.next = file.slots.values().max().map_or(0, |slot| slot + 1);
         let used: FxHashSet<u32> = file.slots.values().copied().collect();
@@ -91,10 +100,9 @@ impl OrphanFile {
         Ok(file)
     }
 
-    /// Reads the slots of one block, past the cache: most blocks are never changed.
-    fn take_in(&mut self, volume: &Volume, ino: u32, index: u32) -> Result<()> {
-        let bytes = volume.io.read(self.homes[index as usize])?;
-        self.check(volume, &bytes, index, ino)?;
+    /// Takes the slots of one block, which was read past the cache: most are never changed.
+    fn take_in(&mut self, volume: &Volume, ino: u32, (index, bytes): (u32, &[u8])) -> Result<()> {
+        self.check(volume, bytes, index, ino)?;
         let numbers = bytes[..bytes.len() - TAIL_BYTES].chunks_exact(4);
         let corrupt = |field| Err(Corrupt::new(Structure::Orphan, ino.into(), field).into());
         for (slot, number) in (index * self.per_block..).zip(numbers.map(|bytes| le32(bytes, 0))) {
