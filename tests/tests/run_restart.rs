@@ -58,6 +58,44 @@ fn a_preloaded_command_outlives_its_service() {
     assert_eq!(run.end().code(), Some(0));
 }
 
+/// A file in constant use, which the library reads and writes without asking the service.
+const HOLDER: &str = r#"
+import os, time
+fd = os.open("/lane/f", os.O_RDWR | os.O_CREAT)
+for _ in range(40):
+    os.pwrite(fd, b"old!" * 1024, 0)
+    assert os.pread(fd, 4, 4092) == b"old!"
+print("up", flush=True)
+time.sleep(2)
+os.system("printf new! > /lane/f")
+try:
+    print(os.pread(fd, 4, 0).decode())
+except OSError:
+    print("gone")
+try:
+    os.pwrite(fd, b"late", 0)
+except OSError:
+    pass
+print(open("/lane/f").read())
+"#;
+
+#[test]
+fn nobody_reads_what_a_dead_service_showed() {
+    let name = "nobody_reads_what_a_dead_service_showed";
+    if unavailable(name) || no_library(name) {
+        return;
+    }
+    let script = format!("exec /usr/bin/python3 -c '{HOLDER}'");
+    let mut run = Run::new("--mem").env("POLYLANE_VIEWS", "eager").script(&script).start();
+    assert_eq!(run.line(), "up");
+    signal_to(run.service(), "KILL");
+    let held = run.line();
+    assert!(held == "gone" || held == "new!", "{held}");
+    let kept = run.line();
+    assert!(kept == "new!" || kept == "late" && held == "new!", "{kept}");
+    assert_eq!(run.end().code(), Some(0));
+}
+
 #[test]
 fn files_of_a_host_directory_survive_the_service() {
     if unavailable("files_of_a_host_directory_survive_the_service") {

@@ -246,6 +246,13 @@ impl Session {
         Mark { mailbox: index.0 + 1, posts }
     }
 
+    /// Whether the request of that mark is answered.
+    pub(crate) fn is_answered(&self, mark: Mark) -> bool {
+        let Some(mailbox) = mark.mailbox.checked_sub(1) else { return true };
+        self.posts[mailbox as usize].load(Ordering::Relaxed) != mark.posts
+            || self.channel.is_free(MailboxIndex(mailbox))
+    }
+
     /// Waits until the request of that mark is answered.
     pub(crate) fn wait_for(&self, mark: Mark) -> Outcome<()> {
         let Some(mailbox) = mark.mailbox.checked_sub(1) else { return Ok(()) };

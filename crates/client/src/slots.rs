@@ -62,6 +62,10 @@ struct Price {
 const MISSES: u32 = 2;
 /// Most doublings.
 const DOUBLINGS_MAX: u32 = 5;
+/// Opens that waited for the close of the file before, until another slot is tried.
+const WAITS_PER_SPARE: u32 = 16;
+/// Most such tries.
+const SPARES: u32 = 4;
 /// A slot that served so many files was worth it.
 const USES: u32 = 4;
 
@@ -92,6 +96,8 @@ impl Price {
 pub(crate) struct SlotPool {
     slots: [[Slot; SLOTS_PER_MODE]; MODES],
     prices: [Price; MODES],
+    /// Opens that found only slots whose close was under way.
+    waits: [AtomicU32; MODES],
     next_number: AtomicU32,
     /// Copies may be held where nobody sees them: no slot is used twice.
     used_once: AtomicU32,
@@ -102,6 +108,7 @@ impl SlotPool {
         SlotPool {
             slots: [const { [const { Slot::new() }; SLOTS_PER_MODE] }; MODES],
             prices: [const { Price::new() }; MODES],
+            waits: [const { AtomicU32::new(0) }; MODES],
             next_number: AtomicU32::new(0),
             used_once: AtomicU32::new(0),
         }
@@ -129,14 +136,40 @@ impl SlotPool {
     pub(crate) fn take(&'static self, session: &Session, flags: i32) -> Outcome<Taken> {
         let mode = usize::try_from(flags & libc::O_ACCMODE).ok().filter(|&mode| mode < MODES);
         let mode = mode.ok_or(Detour::Kernel)?;
-        for (place, slot) in self.slots[mode].iter().enumerate() {
-            if slot.session.load(Ordering::Relaxed) == session.number && slot.turn(FREE, TAKEN) {
-                let taken = Taken { index: (mode * SLOTS_PER_MODE + place) as u32, slot };
-                session.wait_for(Mark::from_word(slot.pending.load(Ordering::Relaxed)))?;
+        // One whose former file is closed for certain; else the first, once it is.
+        let ready = |slot: &Slot| session.is_answered(slot.closing());
+        if let Some(taken) = self.find(session, mode, ready) {
+            // Another thread may have used it since.
+            session.wait_for(taken.slot.closing())?;
+            return Ok(taken);
+        }
+        let spare = self.waits[mode].fetch_add(1, Ordering::Relaxed) < SPARES * WAITS_PER_SPARE;
+        if spare && self.waits[mode].load(Ordering::Relaxed).is_multiple_of(WAITS_PER_SPARE) {
+            if let Ok(taken) = self.make(session, mode) {
                 return Ok(taken);
             }
         }
-        self.make(session, mode)
+        match self.find(session, mode, |_| true) {
+            Some(taken) => {
+                session.wait_for(taken.slot.closing())?;
+                Ok(taken)
+            }
+            None => self.make(session, mode),
+        }
+    }
+
+    /// Takes a free slot that is `fit`.
+    fn find(
+        &'static self,
+        session: &Session,
+        mode: usize,
+        fit: impl Fn(&Slot) -> bool,
+    ) -> Option<Taken> {
+        self.slots[mode].iter().enumerate().find_map(|(place, slot)| {
+            let ours = slot.session.load(Ordering::Relaxed) == session.number;
+            (ours && slot.is_free() && fit(slot) && slot.turn(FREE, TAKEN))
+                .then(|| Taken { index: (mode * SLOTS_PER_MODE + place) as u32, slot })
+        })
     }
 
     #[cold]
@@ -215,6 +248,15 @@ impl Slot {
         let (done, else_) = (Ordering::Acquire, Ordering::Relaxed);
         self.state.load(Ordering::Relaxed) == from
             && self.state.compare_exchange(from, to, done, else_).is_ok()
+    }
+
+    fn is_free(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == FREE
+    }
+
+    /// The close of its former file.
+    fn closing(&self) -> Mark {
+        Mark::from_word(self.pending.load(Ordering::Relaxed))
     }
 
     fn is_open(&self) -> bool {

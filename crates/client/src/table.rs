@@ -141,7 +141,7 @@ pub(crate) struct Record {
     pub(crate) slot: AtomicU32,
     /// Flags as `F_GETFL` reports them.
     pub(crate) flags: AtomicU32,
-    /// Requests that could have shown it.
+    /// Requests that could have shown it; once it is shown, those since something was found there.
     pub(crate) asked: AtomicU32,
     /// Where the service shows it: see `view`.
     pub(crate) view: AtomicU64,

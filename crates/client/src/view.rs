@@ -31,6 +31,9 @@ const BYTES_MAX: usize = 64 << 10;
 const PAGES_MAX: usize = BYTES_MAX / FRAME_BYTES + 1;
 /// Requests in a row that ask for a view in vain before that is left to every sixteenth.
 const TRIES: u32 = 4;
+/// Requests in a row, on a file that is shown, after which every eighth asks for more: what is read
+/// at random from more than there is room for is hardly ever found.
+const MISSES: u32 = 32;
 /// Looks at a gate while another thread is inside.
 const SPINS: u32 = 100;
 
@@ -66,13 +69,28 @@ pub(crate) fn wish(file: &Record, len: usize) -> u32 {
     if len > BYTES_MAX {
         return 0;
     }
-    if file.view.load(Ordering::Relaxed) != 0 {
-        return SHOW;
-    }
     let asked = file.asked.fetch_add(1, Ordering::Relaxed);
-    match asked.checked_sub(config::views()) {
-        Some(tries) if tries < TRIES || tries.is_multiple_of(16) => SHOW,
-        _ => 0,
+    let worth = match file.view.load(Ordering::Relaxed) {
+        0 => asked
+            .checked_sub(config::views())
+            .is_some_and(|tries| tries < TRIES || tries.is_multiple_of(16)),
+        _ => asked < MISSES || asked.is_multiple_of(8),
+    };
+    if worth { SHOW } else { 0 }
+}
+
+/// As [`wish`], for a write, after which the pages are to be lent.
+#[inline]
+pub(crate) fn wish_to_write(file: &Record, len: usize) -> u32 {
+    let awaited = file.flags.load(Ordering::Relaxed) & AWAITED_FLAGS != 0;
+    if awaited || file.access_mode() != libc::O_RDWR { 0 } else { wish(file, len) }
+}
+
+/// A page was found where it is shown.
+#[inline]
+fn hit(file: &Record) {
+    if file.asked.load(Ordering::Relaxed) != 0 {
+        file.asked.store(0, Ordering::Relaxed);
     }
 }
 
@@ -81,6 +99,7 @@ pub(crate) fn wish(file: &Record, len: usize) -> u32 {
 pub(crate) fn learn(session: &Session, file: &Record, number: u64) {
     if number != 0 && file.view.load(Ordering::Relaxed) == 0 {
         let word = u64::from(session.number) << 32 | u64::from(number as u32);
+        file.asked.store(0, Ordering::Relaxed);
         file.view.store(word, Ordering::Relaxed);
     }
 }
@@ -119,7 +138,11 @@ pub(crate) fn read(
     if look.has(NOTES_READS) && count > 0 {
         views.note_read(number, now);
     }
-    (views.is_same(number, look) && !session.channel.is_dead()).then_some(count)
+    let counts = views.is_same(number, look) && !session.channel.is_dead();
+    if counts {
+        hit(file);
+    }
+    counts.then_some(count)
 }
 
 /// Writes where the service lends it; false: to be written by a request.
@@ -139,7 +162,11 @@ pub(crate) fn write(session: &'static Session, file: &Record, offset: u64, from:
     let Some(inside) = views.enter(number) else { return false };
     let put = put(session, &views, number, (offset, from));
     let counts = views.leave(number, inside, put.map(|()| now()));
-    put.is_some() && counts && !session.channel.is_dead()
+    let counts = put.is_some() && counts && !session.channel.is_dead();
+    if counts {
+        hit(file);
+    }
+    counts
 }
 
 /// Stores bytes in frames, from inside the gate. All of them, or nothing that counts.

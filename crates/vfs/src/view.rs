@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | anybody | changes data or size | views lose the range before, or all of it |
 //! | anybody | changes the state in any way | views lose the state |
-//! | anybody, the client by a request too | reads, changes, syncs or asks for the state | a loan ends |
+//! | anybody, by a request | reads, changes, syncs, asks for the state | a loan ends |
 //! | a program | maps the file through the kernel | a loan ends, views lose all |
 //!
 //! # Why nothing is missed

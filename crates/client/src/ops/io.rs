@@ -318,7 +318,7 @@ impl Open<'_> {
     fn write_once(&self, at: u64, from: &[u8]) -> Outcome<(usize, u64)> {
         let overlap = !self.file.appends();
         let (handle, length, flags) =
-            (self.handle, from.len() as u64, view::wish(self.file, from.len()));
+            (self.handle, from.len() as u64, view::wish_to_write(self.file, from.len()));
         let message = Message { handle, offset: at, length, flags, ..Message::new(Op::Write) };
         let reply = call::write(self.session, &message, from, overlap)?;
         view::learn(self.session, self.file, reply.handle);

@@ -21,6 +21,7 @@
 
 mod accept;
 mod dispatch;
+mod frames;
 mod helpers;
 mod holders;
 mod leases;

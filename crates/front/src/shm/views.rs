@@ -24,7 +24,6 @@
 
 use std::collections::HashMap;
 
-use polylane_base::sync::atomic::{AtomicUsize, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Result, Time};
 use polylane_ipc::ServiceChannel;
@@ -34,6 +33,7 @@ use polylane_ipc::view::{
 };
 use polylane_vfs::{Attr, Inode, Node, OpenFile, Viewer};
 
+pub(super) use super::frames::FramesLeft;
 use super::request::Handle;
 use super::serve::{kernel_has_pages, wire_attr};
 use super::session::Session;
@@ -49,21 +49,6 @@ const CHANGED_PAGES_MAX: u64 = 64;
 
 /// Flags of an open file whose writes must not wait with the client.
 const UNLENT_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
-
-/// Frames that the sessions of a server may still use. Shared by them.
-#[derive(Debug)]
-pub(super) struct FramesLeft(pub(super) AtomicUsize);
-
-impl FramesLeft {
-    fn take(&self) -> bool {
-        let less = |left: usize| left.checked_sub(1);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
-    }
-
-    fn give(&self, frames: usize) {
-        self.0.fetch_add(frames, Ordering::Relaxed);
-    }
-}
 
 /// See the head of this file.
 pub(super) struct Views {
@@ -400,15 +385,23 @@ impl Session {
     ) -> u64 {
         let Some(view) = self.view_of(wish.handle, file.node()) else { return 0 };
         let readable = file.flags() & libc::O_ACCMODE == libc::O_RDWR;
+        let (end, size) = (wish.offset + wish.len, self.size_shown(view));
         let shown = self.show_attr(view, file.node());
-        if shown.is_ok() && readable && wish.len > 0 && file.flags() & UNLENT_FLAGS == 0 {
-            let (first, last) = (page_of(wish.offset), page_of(wish.offset + wish.len - 1));
+        // What makes a file longer is seldom written again soon.
+        let again = wish.len > 0 && end <= size;
+        if shown.is_ok() && readable && again && file.flags() & UNLENT_FLAGS == 0 {
+            let (first, last) = (page_of(wish.offset), page_of(end - 1));
             self.show_pages(view, file, first, (last - first + 1).min(SHOWN_PAGES_MAX));
             if let Some(changes) = changes {
-                self.lend(view, file.node(), changes + 1, (wish.offset, wish.offset + wish.len));
+                self.lend(view, file.node(), changes + 1, (wish.offset, end));
             }
         }
         u64::from(view) + 1
+    }
+
+    /// The size that a view showed last.
+    fn size_shown(&self, number: u32) -> u64 {
+        self.views.state.lock().get(number).map_or(0, |view| view.size)
     }
 
     /// How often the data of a file has changed since it is viewed; `None`: it is not.

@@ -208,6 +208,12 @@ impl ClientChannel {
         self.region.copy_out(self.layout.views() + at, into);
     }
 
+    /// Whether the last request of a mailbox is answered.
+    #[inline]
+    pub fn is_free(&self, index: MailboxIndex) -> bool {
+        self.mailbox(index).is_free()
+    }
+
     /// Waits until the last request of a mailbox is answered, so that its payload may be written.
     #[inline]
     pub fn settle(&self, index: MailboxIndex, watch: &impl Watch) -> Result<(), CallError> {
