@@ -2,8 +2,10 @@
 //!
 //! Kernel file systems live on one RAM-backed loop device per file system, mounted in a mount
 //! namespace that only this process and its workers are in: when the bench ends, however it ends,
-//! mounts and loop devices are gone.
+//! mounts and loop devices are gone. Attached volumes are detached at the end; a bench that is
+//! killed leaves their engines, which `polylane attach --list` shows.
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -33,6 +35,8 @@ pub enum Place {
     KernelEach(&'static str),
     /// The same with loop devices that do direct I/O.
     KernelEachDirect(&'static str),
+    /// Every tenant in a kernel file system of its own on a lane's volume, attached to the host.
+    Attached(&'static str),
     /// Every tenant in a directory of one host directory on the disk (the current directory's).
     Disk,
 }
@@ -49,6 +53,7 @@ impl Place {
             Place::Kernel(kind) => kind.into(),
             Place::KernelEach(kind) => format!("{kind} each"),
             Place::KernelEachDirect(kind) => format!("{kind} each, direct"),
+            Place::Attached(kind) => format!("{kind} on a lane"),
             Place::Disk => "disk".into(),
         }
     }
@@ -68,7 +73,8 @@ impl Place {
                     .into()
             }
             Place::Tmpfs | Place::Disk => Vec::new(),
-            Place::Kernel(_) | Place::KernelEach(_) | Place::KernelEachDirect(_) => Vec::new(),
+            Place::Kernel(_) | Place::KernelEach(_) => Vec::new(),
+            Place::KernelEachDirect(_) | Place::Attached(_) => Vec::new(),
         }
     }
 }
@@ -111,6 +117,8 @@ pub struct Ground {
     memory: tempfile::TempDir,
     disk: tempfile::TempDir,
     root: bool,
+    /// Volumes with an engine.
+    attached: RefCell<Vec<PathBuf>>,
 }
 
 impl Ground {
@@ -130,7 +138,7 @@ impl Ground {
         if root {
             command("mount", &["-t", "tmpfs", "-o", "size=80%", "tmpfs", path(memory.path())?])?;
         }
-        Ok(Ground { memory, disk, root })
+        Ok(Ground { memory, disk, root, attached: RefCell::default() })
     }
 
     /// Makes `place` ready and returns the directory its tenants share; lanes need none.
@@ -149,6 +157,11 @@ impl Ground {
             }
             Place::KernelEach(kind) => self.mount_each(kind, false),
             Place::KernelEachDirect(kind) => self.mount_each(kind, true),
+            Place::Attached(kind) => {
+                let name = format!("{kind}-attached");
+                (0..TENANTS_MAX).try_for_each(|n| self.attach(kind, &format!("{name}/{n}")))?;
+                self.directory(&name)
+            }
         }
     }
 
@@ -164,7 +177,7 @@ impl Ground {
                 fs::create_dir_all(shared).context("directory of volumes")
             }
             Place::Kernel(_) => trim(shared),
-            Place::KernelEach(_) | Place::KernelEachDirect(_) => {
+            Place::KernelEach(_) | Place::KernelEachDirect(_) | Place::Attached(_) => {
                 (0..TENANTS_MAX).try_for_each(|n| trim(&shared.join(n.to_string())))
             }
             Place::Lane | Place::LaneAwaited | Place::LaneFuse | Place::Tmpfs | Place::Disk => {
@@ -197,12 +210,7 @@ impl Ground {
         }
         fs::File::create(&image)?.set_len(bytes)?;
         let (image, dir) = (path(&image)?, path(&dir)?);
-        // What mke2fs leaves for later, the kernel would do during the measurement.
-        let options: &[&str] = match kind.starts_with("ext") {
-            true => &["-Fq", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
-            false => &["-f"],
-        };
-        command(&format!("mkfs.{kind}"), &[options, &[image]].concat())?;
+        format(kind, image)?;
         let direct = format!("--direct-io={}", if direct { "on" } else { "off" });
         let device = command("losetup", &["--find", "--show", &direct, image])?;
         let device = device.trim();
@@ -211,6 +219,43 @@ impl Ground {
         command("losetup", &["--detach", device])?;
         mounted.map(drop)
     }
+
+    /// The same on a volume of a lane, served by an engine until the ground goes.
+    fn attach(&self, kind: &str, name: &str) -> Result<()> {
+        ensure!(self.root, "attaching volumes needs root");
+        let dir = self.directory(name)?;
+        let volume = dir.with_extension("img");
+        if volume.exists() {
+            return Ok(());
+        }
+        let me = std::env::current_exe().context("own path")?;
+        let (me, image) = (path(&me)?, path(&volume)?);
+        command(me, &["volume", "create", "--fs", "none", "--size", VOLUME_SIZE, image])?;
+        let device = command(me, &["attach", image])?;
+        self.attached.borrow_mut().push(volume.clone());
+        format(kind, device.trim())?;
+        command("mount", &["-t", kind, device.trim(), path(&dir)?]).map(drop)
+    }
+
+    /// Ends the engines. What is mounted on them goes first.
+    fn detach(&self) -> Result<()> {
+        let me = std::env::current_exe().context("own path")?;
+        for volume in self.attached.take() {
+            // Not mounted when formatting it failed.
+            let _ = command("umount", &[path(&volume.with_extension(""))?]);
+            command(path(&me)?, &["detach", path(&volume)?])?;
+        }
+        Ok(())
+    }
+}
+
+fn format(kind: &str, device: &str) -> Result<()> {
+    // What mke2fs leaves for later, the kernel would do during the measurement.
+    let options: &[&str] = match kind.starts_with("ext") {
+        true => &["-Fq", "-E", "lazy_itable_init=0,lazy_journal_init=0"],
+        false => &["-f"],
+    };
+    command(&format!("mkfs.{kind}"), &[options, &[device]].concat()).map(drop)
 }
 
 fn trim(mount: &Path) -> Result<()> {
@@ -220,6 +265,9 @@ fn trim(mount: &Path) -> Result<()> {
 
 impl Drop for Ground {
     fn drop(&mut self) {
+        if let Err(error) = self.detach() {
+            eprintln!("polylane bench: {error:#}; see 'polylane attach --list'");
+        }
         if let (true, Ok(memory)) = (self.root, path(self.memory.path())) {
             // Below the tmpfs lie the loop mounts: take the whole tree.
             if let Err(error) = command("umount", &["--recursive", memory]) {
@@ -310,7 +358,7 @@ impl Tenant {
     ) -> Result<Self> {
         let me = std::env::current_exe().context("own path")?;
         let own = match place {
-            Place::KernelEach(_) | Place::KernelEachDirect(_) => {
+            Place::KernelEach(_) | Place::KernelEachDirect(_) | Place::Attached(_) => {
                 shared.join(index.to_string()).join(load)
             }
             _ => shared.join(format!("tenant-{index}-{load}")),

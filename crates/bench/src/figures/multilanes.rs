@@ -14,11 +14,12 @@ use crate::report::{Better, Report};
 use crate::worker::Length;
 
 /// Shared and own file systems; the first is the baseline.
-pub(super) const PLACES: [Place; 9] = [
+pub(super) const PLACES: [Place; 10] = [
     Place::Kernel("ext4"),
     Place::KernelEach("ext4"),
     Place::KernelEachDirect("ext4"),
     Place::LaneExt4,
+    Place::Attached("ext4"),
     Place::Kernel("ext3"),
     Place::Kernel("xfs"),
     Place::KernelEach("xfs"),
@@ -53,10 +54,11 @@ impl Figure {
     }
 }
 
-pub(super) const NOTES: [&str; 4] = [
+pub(super) const NOTES: [&str; 5] = [
     "ext4, ext3, xfs, btrfs: one kernel file system of 8 GiB for all tenants, on a loop device",
     "each: one of 2500 MB for each tenant; direct: the loop devices do direct I/O",
     "lane (ext4): ext4 in user space, on a volume of 2500 MB for each tenant; all in one tmpfs",
+    "on a lane: a kernel file system on such a volume, attached to the host by `polylane attach`",
     "each: one tenant's mean share; until_durable: the same with a final fsync",
 ];
 

@@ -58,7 +58,7 @@ pub fn run(options: &Options) -> Result<Report> {
             }
         }
     }
-    report.notes.extend(NOTES[..3].iter().map(|note| note.to_string()));
+    report.notes.extend(NOTES[..4].iter().map(|note| note.to_string()));
     Ok(report)
 }
 
