@@ -1,0 +1,185 @@
+//! Views of files: who tells them of what, and who ends a loan; row by row of the table at the head
+//! of `view.rs`. The viewer is a front end of few lines, which keeps account of what it is told.
+
+mod common;
+
+use std::sync::{Arc, Mutex, Weak};
+
+use common::{Lane, O_CREAT, O_RDWR, O_TRUNC, PAGE, cached, lane, lane_with, options};
+use polylane_base::{Errno, Time};
+use polylane_vfs::fs::{SeekFor, SetAttr};
+use polylane_vfs::{Cred, Node, OpenFile, Vfs, Viewer};
+
+type Parts = Vec<(u64, Box<[u8]>)>;
+
+#[derive(Default)]
+struct Told {
+    data: Vec<(u64, u64)>,
+    attrs: u32,
+    loans_ended: u32,
+    /// What a client has written on loan, and when.
+    lent: Option<(Parts, Time)>,
+}
+
+struct Watcher {
+    vfs: Weak<Vfs>,
+    told: Mutex<Told>,
+}
+
+impl Viewer for Watcher {
+    fn data_changes(&self, _view: u32, start: u64, end: u64) {
+        self.told.lock().unwrap().data.push((start, end));
+    }
+
+    fn attr_changed(&self, _view: u32) {
+        self.told.lock().unwrap().attrs += 1;
+    }
+
+    fn end_loan(&self, _view: u32, node: &Node) {
+        let Some((parts, time)) = self.told.lock().unwrap().lent.take() else { return };
+        let vfs = self.vfs.upgrade().unwrap();
+        vfs.bring_back(node, &parts, (Some(time), None)).unwrap();
+        self.told.lock().unwrap().loans_ended += 1;
+        vfs.end_loan(node);
+    }
+}
+
+struct Scene {
+    lane: Lane,
+    file: Arc<OpenFile>,
+    watcher: Arc<Watcher>,
+}
+
+/// A file of two pages of `a`, watched by session 1.
+fn scene(lane: Lane) -> Scene {
+    let opened = lane.vfs.open_path(&Cred::root(), &lane.root, b"f", O_CREAT | O_RDWR, 0o644, 0);
+    let file = opened.unwrap();
+    file.write(&Cred::root(), Some(0), &mut &[b'a'; 2 * PAGE][..]).unwrap();
+    let watcher = Arc::new(Watcher { vfs: Arc::downgrade(&lane.vfs), told: Mutex::default() });
+    let weak: Weak<Watcher> = Arc::downgrade(&watcher);
+    lane.vfs.add_view(file.node(), (1, 7), weak).unwrap();
+    Scene { lane, file, watcher }
+}
+
+impl Scene {
+    fn vfs(&self) -> &Vfs {
+        &self.lane.vfs
+    }
+
+    fn node(&self) -> &Node {
+        self.file.node()
+    }
+
+    fn told(&self) -> Told {
+        std::mem::take(&mut *self.watcher.told.lock().unwrap())
+    }
+
+    /// A loan under which the first page becomes `b`.
+    fn lend(&self) -> bool {
+        let time = self.vfs().now();
+        self.vfs().lend(self.node(), 1, &mut || {
+            let parts = vec![(0, vec![b'b'; PAGE].into_boxed_slice())];
+            self.watcher.told.lock().unwrap().lent = Some((parts, time));
+            true
+        })
+    }
+
+    fn first_byte(&self) -> u8 {
+        let mut byte = [0];
+        self.file.read(0, 1, &mut byte.as_mut_slice()).unwrap();
+        byte[0]
+    }
+}
+
+#[test]
+fn changes_are_told_with_their_range() {
+    for lane in [lane(), cached()] {
+        let scene = scene(lane);
+        scene.told();
+        scene.file.write(&Cred::root(), Some(100), &mut &b"xyz"[..]).unwrap();
+        let told = scene.told();
+        assert_eq!(told.data, [(100, 103)]);
+        assert!(told.attrs > 0);
+        let set = SetAttr { size: Some(10), ..SetAttr::default() };
+        scene.vfs().setattr(&Cred::root(), scene.node(), &set).unwrap();
+        assert_eq!(scene.told().data, [(0, u64::MAX)]);
+        let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+        scene.vfs().setattr(&Cred::root(), scene.node(), &set).unwrap();
+        let told = scene.told();
+        assert!(told.data.is_empty() && told.attrs > 0);
+        scene.vfs().link(&Cred::root(), scene.node(), &scene.lane.root, b"g").unwrap();
+        assert!(scene.told().attrs > 0);
+        scene.vfs().unlink(&Cred::root(), &scene.lane.root, b"f").unwrap();
+        assert!(scene.told().attrs > 0);
+        let again =
+            scene.vfs().open_path(&Cred::root(), &scene.lane.root, b"g", O_RDWR | O_TRUNC, 0, 0);
+        assert!(again.is_ok() && !scene.told().data.is_empty());
+        scene.vfs().remove_view(scene.node(), (1, 7));
+        scene.file.write(&Cred::root(), Some(0), &mut &b"x"[..]).unwrap();
+        assert!(scene.told().data.is_empty());
+    }
+}
+
+#[test]
+fn whoever_comes_near_ends_a_loan() {
+    type Visit = fn(&Scene);
+    let visits: [Visit; 8] = [
+        |scene| assert_eq!(scene.first_byte(), b'b'),
+        |scene| _ = scene.vfs().getattr(scene.node()).unwrap(),
+        |scene| scene.file.fsync(false).unwrap(),
+        |scene| scene.vfs().sync().unwrap(),
+        |scene| _ = scene.file.seek(0, SeekFor::Data).unwrap(),
+        |scene| _ = scene.file.write(&Cred::root(), Some(PAGE as u64), &mut &b"c"[..]).unwrap(),
+        |scene| scene.file.fallocate(&Cred::root(), 3, PAGE as u64, PAGE as u64).unwrap(),
+        |scene| scene.vfs().blind_views(scene.node()),
+    ];
+    for (n, visit) in visits.into_iter().enumerate() {
+        for lane in [lane(), cached()] {
+            let scene = scene(lane);
+            assert!(scene.lend());
+            visit(&scene);
+            assert_eq!(scene.told().loans_ended, 1, "visit {n}");
+            assert_eq!(scene.first_byte(), b'b', "visit {n}");
+            assert_eq!(scene.vfs().getattr(scene.node()).unwrap().size, 2 * PAGE as u64);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_lent_that_others_view_or_that_has_set_id_bits() {
+    let scene = scene(lane());
+    let weak: Weak<Watcher> = Arc::downgrade(&scene.watcher);
+    scene.vfs().add_view(scene.node(), (2, 0), weak).unwrap();
+    assert!(!scene.lend());
+    scene.vfs().remove_view(scene.node(), (2, 0));
+    let set = SetAttr { perm: Some(0o4755), ..SetAttr::default() };
+    scene.vfs().setattr(&Cred::root(), scene.node(), &set).unwrap();
+    assert!(!scene.lend());
+    let set = SetAttr { perm: Some(0o755), ..SetAttr::default() };
+    scene.vfs().setattr(&Cred::root(), scene.node(), &set).unwrap();
+    assert!(scene.lend());
+    assert!(!scene.vfs().lend(scene.node(), 1, &mut || false), "the client says no");
+    assert_eq!(scene.first_byte(), b'b');
+}
+
+#[test]
+fn a_session_that_is_gone_holds_nobody_up() {
+    let scene = scene(lane());
+    assert!(scene.lend());
+    let Scene { lane, file, watcher } = scene;
+    drop(watcher);
+    let mut byte = [0];
+    file.read(0, 1, &mut byte.as_mut_slice()).unwrap();
+    assert_eq!(byte, [b'a']);
+    drop(lane);
+}
+
+#[test]
+fn files_that_change_behind_our_back_are_not_viewed() {
+    let lane = lane_with(options(), |character| character.volatile = true);
+    let opened = lane.vfs.open_path(&Cred::root(), &lane.root, b"f", O_CREAT | O_RDWR, 0o644, 0);
+    let watcher = Arc::new(Watcher { vfs: Arc::downgrade(&lane.vfs), told: Mutex::default() });
+    let weak: Weak<Watcher> = Arc::downgrade(&watcher);
+    let added = lane.vfs.add_view(opened.unwrap().node(), (1, 0), weak);
+    assert_eq!(added, Err(Errno::EOPNOTSUPP));
+}
