@@ -1,7 +1,9 @@
 //! Front ends: protocols on one side, the file door or the block door on the other.
 //!
 //! Each folder speaks one protocol: it checks what comes in once, charges the tenant and calls the
-//! [`Vfs`](polylane_vfs::Vfs), or hands requests to a [device](polylane_block::BlockDevice): [`nbd`]. What front ends of one lane must know of each other is in [`lane`].
+//! [`Vfs`](polylane_vfs::Vfs) ([`fuse`], [`shm`]), or hands requests to a
+//! [device](polylane_block::BlockDevice) ([`nbd`], [`export`], [`vhost_user`]). What front ends of
+//! one lane must know of each other is in [`lane`].
 #![forbid(unsafe_code)]
 
 pub mod export;

@@ -41,8 +41,8 @@ fn identify(call: &mut Call<'_>, fh: u64) -> Result<()> {
     Ok(())
 }
 
-/// In: offset and length. Out: how many pieces follow, whether more follow them, then four words for
-/// each.
+/// In: offset and length. Out: how many pieces follow, whether more follow them, then four words
+/// for each.
 fn pieces(call: &mut Call<'_>, fh: u64) -> Result<()> {
     let (offset, len) = (call.args.u64()?, call.args.u64()?);
     let (_, file) = call.handle(fh)?;

@@ -206,6 +206,9 @@ fn the_write_cache_can_be_switched_and_the_device_can_grow() {
     kit.end();
 }
 
+/// Three descriptors: address, length, flags, next.
+type Chain = [(u64, u32, u16, u16); 3];
+
 /// Chains that break the specification in every way there is; the good request behind them is
 /// answered all the same.
 #[test]
@@ -217,7 +220,7 @@ fn broken_chains_are_answered_and_do_no_harm() {
     let mut driver = kit.connect();
     let queue = &mut driver.queues()[0];
     let table = 3 * SHAPE.depth as u64 * 16;
-    let cases: [(&str, [(u64, u32, u16, u16); 3]); 12] = [
+    let cases: [(&str, Chain); 12] = [
         ("a loop", [(64, 16, NEXT, 4), (64, 16, NEXT, 3), (64, 1, WRITE, 0)]),
         ("next outside", [(64, 16, NEXT, 9999), (0, 0, 0, 0), (0, 0, 0, 0)]),
         ("outside of memory", [(1 << 40, 16, NEXT, 4), (64, 1, WRITE, 0), (0, 0, 0, 0)]),

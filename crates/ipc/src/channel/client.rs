@@ -96,7 +96,8 @@ struct Posted {
 
 impl ClientChannel {
     /// Maps a channel that the service made: its memfd, one eventfd per core group and perhaps the
-    /// service's pulse after them, and what the welcome said. `EPROTO` when they do not fit each other.
+    /// service's pulse after them, and what the welcome said. `EPROTO` when they do not fit each
+    /// other.
     pub fn attach(
         memfd: OwnedFd,
         mut doorbells: Vec<OwnedFd>,

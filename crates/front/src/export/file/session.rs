@@ -24,8 +24,8 @@ pub(super) const TRANSFER_BYTES_MAX: u32 = LARGE_BYTES as u32;
 /// of its own, it leaves the data aligned.
 const HEAD_BYTES: usize = IN_HEADER_BYTES + 40;
 
-/// Writes up to this size are copied out of the receiving buffer; with a larger one that buffer goes
-/// down itself.
+/// Writes up to this size are copied out of the receiving buffer; with a larger one that buffer
+/// goes down itself.
 const COPY_BYTES_MAX: usize = 32 << 10;
 
 /// `fallocate(2)` modes.
