@@ -144,10 +144,11 @@ impl SlotPool {
             return Ok(taken);
         }
         let spare = self.waits[mode].fetch_add(1, Ordering::Relaxed) < SPARES * WAITS_PER_SPARE;
-        if spare && self.waits[mode].load(Ordering::Relaxed).is_multiple_of(WAITS_PER_SPARE) {
-            if let Ok(taken) = self.make(session, mode) {
-                return Ok(taken);
-            }
+        if spare
+            && self.waits[mode].load(Ordering::Relaxed).is_multiple_of(WAITS_PER_SPARE)
+            && let Ok(taken) = self.make(session, mode)
+        {
+            return Ok(taken);
         }
         match self.find(session, mode, |_| true) {
             Some(taken) => {
