@@ -39,6 +39,11 @@ need_test() {
         xz-utils:xz; do
         need "${name%%:*}" tool "${name##*:}"
     done
+    # Programs of tests/tests/longtail; where one is missing, its test says so.
+    need libaio-dev test -f /usr/include/libaio.h
+    need liburing-dev test -f /usr/include/liburing.h
+    need libjemalloc2 sh -c 'ls /usr/lib/*/libjemalloc.so.2'
+    need musl-tools tool musl-gcc
     need python3 test -x /usr/bin/python3
     version=$(/usr/bin/python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' || echo 3.11)
     need "libpython$version-testsuite" /usr/bin/python3 -c 'import test.test_os'

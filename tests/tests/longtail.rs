@@ -1,0 +1,219 @@
+//! What programs do besides reading and writing: small C programs, one topic each
+//! (`tests/longtail/*.c`), print what their calls return and do, in lanes and on a tmpfs of the
+//! kernel's. Everywhere the same lines must come out.
+//!
+//! Each runs through FUSE and through the library: as programs usually do, and connected from the
+//! first call with everything that the library may keep for itself switched on.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use polylane_tests::{Lane, Outcome, Script, chosen, lacks, skip, unavailable};
+
+/// What a program exits with when this host cannot say.
+const SKIPPED: i32 = 77;
+
+/// A program and what it needs.
+#[derive(Clone, Copy)]
+struct Topic {
+    /// Its source, without `.c`.
+    source: &'static str,
+    compiler: &'static str,
+    /// Options for the compiler.
+    options: &'static [&'static str],
+    /// Runs the program `$PROGRAM`; `$BUILT` is the folder of this topic.
+    script: &'static str,
+    ways: &'static [Lane],
+}
+
+/// What most need.
+const PROGRAM: Topic = Topic {
+    source: "",
+    compiler: "gcc",
+    options: &[],
+    script: "exec \"$PROGRAM\"",
+    ways: &[Lane::Fuse, Lane::Preload, Lane::PreloadVolume],
+};
+
+/// What holds through FUSE alone (docs/semantics.md says why), or needs no library.
+const BY_KERNEL: Topic = Topic { script: "exec \"$PROGRAM\" more", ways: &[Lane::Fuse], ..PROGRAM };
+
+/// Fails unless a file that the shell opens, connected from its first call, is of the fast lane: a
+/// library that cannot connect would pass every test here, by FUSE.
+const CONNECTED: &str = r#"
+exec 9> ../probe
+case $(readlink /proc/$$/fd/9) in
+    *.polylane-slots*) ;;
+    *) echo "no fast lane" >&2; exit 1 ;;
+esac
+exec 9>&-
+rm ../probe
+"#;
+
+/// Where the library is wrong (docs/semantics.md says how).
+const FUSE: &[Lane] = &[Lane::Fuse];
+
+/// Beside another preloaded library, before it and after it.
+const BESIDE_JEMALLOC: &str = r#"
+for order in "$JEMALLOC ${LD_PRELOAD-}" "${LD_PRELOAD-} $JEMALLOC"; do
+    mkdir new && cd new
+    LD_PRELOAD="$order" "$PROGRAM"
+    LD_PRELOAD="$order" sh -c 'grep -c jemalloc /proc/self/maps > maps; test -s maps'
+    cd .. && rm -r new
+done
+"#;
+
+/// Programs and libraries that are copied into the lane.
+const LOADS: &str = r#"
+gcc -shared -fPIC -o "$BUILT/lib.so" "$SOURCES/loads_library.c"
+gcc -O2 -static -o "$BUILT/static" "$SOURCES/static_writer.c"
+exec "$PROGRAM" "$BUILT/lib.so" "$BUILT/static"
+"#;
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/longtail")
+}
+
+/// Builds a topic's program; `None` when a header or library is missing, which is noted.
+fn compile(test: &str, topic: &Topic) -> Option<PathBuf> {
+    let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("longtail").join(test);
+    std::fs::create_dir_all(&into).expect("directory for the program");
+    let source = sources().join(topic.source).with_extension("c");
+    let mut compiler = Command::new(topic.compiler);
+    compiler.args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).arg(into.join("program"));
+    compiler.arg(&source).args(topic.options);
+    let output = compiler.output().expect("run the compiler");
+    let text = String::from_utf8_lossy(&output.stderr);
+    let missing = ["No such file or directory", "cannot find -l"];
+    if missing.iter().any(|&what| text.contains(what)) && !topic.options.is_empty() {
+        skip(test, &format!("{:?}: {}", topic.options, text.lines().next().unwrap_or_default()));
+        return None;
+    }
+    assert!(output.status.success(), "{}: {text}", source.display());
+    Some(into)
+}
+
+/// The lines that a program prints, and how it ended.
+fn outcome(script: &Script, lane: Lane) -> Outcome {
+    let outcome = script.run(lane);
+    if !matches!(outcome.status, 0 | SKIPPED) {
+        panic!("{}", outcome.tell(lane, script.text()));
+    }
+    outcome
+}
+
+/// The first line that differs, with a few before it.
+fn difference(judge: &str, lane: &str) -> String {
+    let (judge, lane): (Vec<_>, Vec<_>) = (judge.lines().collect(), lane.lines().collect());
+    let at = judge.iter().zip(&lane).take_while(|(one, other)| one == other).count();
+    let part =
+        |lines: &[&str]| lines[at.saturating_sub(3)..(at + 4).min(lines.len())].join("\n    ");
+    format!("line {}: tmpfs says\n    {}\nthe lane\n    {}", at + 1, part(&judge), part(&lane))
+}
+
+/// Runs a topic on tmpfs and on every lane.
+fn agrees(test: &str, topic: &Topic) {
+    if unavailable(test) || lacks(test, &[topic.compiler]) {
+        return;
+    }
+    let Some(built) = compile(test, topic) else { return };
+    let script = |before: &str| {
+        let text = format!("mkdir work; cd work\n{before}{}", topic.script);
+        let script = Script::new(text).limit(120).env("SOURCES", sources()).env("BUILT", &built);
+        let script = script.env("PROGRAM", built.join("program"));
+        jemalloc().iter().fold(script, |script, path| script.env("JEMALLOC", path))
+    };
+    let judge = outcome(&script(""), Lane::Tmpfs);
+    if judge.status == SKIPPED {
+        return skip(test, "not as this user, or not on this kernel");
+    }
+    for lane in chosen(topic.ways) {
+        let mut ways = vec![script("")];
+        if lane != Lane::Fuse {
+            let eager =
+                script(CONNECTED).env("POLYLANE_PATIENCE", "0").env("POLYLANE_VIEWS", "eager");
+            ways.push(eager.env("POLYLANE_LEASES", "eager"));
+        }
+        for (way, script) in ways.iter().enumerate() {
+            let seen = outcome(script, lane);
+            let told = || difference(&judge.stdout, &seen.stdout);
+            assert!(seen.stdout == judge.stdout, "{test}, {lane:?}, way {way}: {}", told());
+        }
+    }
+}
+
+/// Another library that programs preload.
+fn jemalloc() -> Option<PathBuf> {
+    let folders = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64"];
+    folders.iter().map(|dir| Path::new(dir).join("libjemalloc.so.2")).find(|path| path.exists())
+}
+
+macro_rules! topics {
+    ($($test:ident = $topic:expr;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                agrees(stringify!($test), &$topic);
+            }
+        )*
+
+        #[test]
+        fn every_program_is_run() {
+            let run = [$($topic.source),*];
+            for entry in std::fs::read_dir(sources()).expect("tests/longtail").flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                let Some(name) = name.strip_suffix(".c") else { continue };
+                let part = LOADS.contains(&format!("/{name}.c"));
+                assert!(part || run.contains(&name), "{name} is not run");
+            }
+        }
+    };
+}
+
+topics! {
+    mappings_of_growing_and_shrinking_files = Topic { source: "mmap_truncated", ..PROGRAM };
+    shared_and_private_mappings = Topic { source: "mmap_shared", ..PROGRAM };
+    programs_and_libraries_of_the_lane = Topic { source: "loads", script: LOADS, ..PROGRAM };
+    streams = Topic { source: "streams", ..PROGRAM };
+    sendfile = Topic { source: "sendfile", ..PROGRAM };
+    splice = Topic { source: "splice", ..PROGRAM };
+    copy_file_range = Topic { source: "copy_range", ways: FUSE, ..PROGRAM };
+    linux_aio = Topic { source: "libaio", options: &["-laio"], ..PROGRAM };
+    posix_aio = Topic { source: "posix_aio", ..PROGRAM };
+    io_uring_by_system_calls = Topic { source: "uring_raw", ways: FUSE, ..PROGRAM };
+    io_uring_by_its_library = Topic { source: "uring_library", options: &["-luring"], ways: FUSE, ..PROGRAM };
+    descriptors_over_sockets = Topic { source: "rights", ..PROGRAM };
+    descriptors_in_proc = Topic { source: "proc_fd", ..PROGRAM };
+    links_in_proc = Topic { source: "proc_fd", ..BY_KERNEL };
+    descriptors_over_exec = Topic { source: "descriptors", ..PROGRAM };
+    locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
+    spawn_with_actions = Topic { source: "spawn_actions", ..PROGRAM };
+    vfork_and_clone = Topic { source: "clones", ..PROGRAM };
+    system_calls_by_number = Topic { source: "syscalls", ..PROGRAM };
+    walks_and_temporary_names = Topic { source: "walks", ..PROGRAM };
+    threads_cancelled_in_calls = Topic { source: "cancelled", ..BY_KERNEL };
+    signals_in_calls = Topic { source: "interrupted", ..PROGRAM };
+    signals_that_leave_waits = Topic { source: "interrupted", ..BY_KERNEL };
+    dropped_privileges = Topic { source: "privileges", ways: FUSE, ..PROGRAM };
+    chroot_and_unshare = Topic { source: "roots", ways: FUSE, ..PROGRAM };
+    numbers_of_descriptors = Topic { source: "numbers", ..PROGRAM };
+    environments_of_exec = Topic { source: "environments", ways: FUSE, ..PROGRAM };
+    plain = Topic { source: "plain", ways: FUSE, ..PROGRAM };
+    fortified = Topic { source: "streams", options: &["-D_FORTIFY_SOURCE=2"], ..PROGRAM };
+    static_program = Topic { source: "plain", options: &["-static"], ..PROGRAM };
+    musl_program = Topic { source: "plain", compiler: "musl-gcc", ..BY_KERNEL };
+    musl_static_program =
+        Topic { source: "plain", compiler: "musl-gcc", options: &["-static"], ..PROGRAM };
+}
+
+/// Two libraries in one program, in either order.
+#[test]
+fn beside_another_preloaded_library() {
+    let test = "beside_another_preloaded_library";
+    match jemalloc() {
+        None => skip(test, "libjemalloc.so.2 is not installed"),
+        Some(_) => {
+            agrees(test, &Topic { source: "plain", script: BESIDE_JEMALLOC, ways: FUSE, ..PROGRAM })
+        }
+    }
+}

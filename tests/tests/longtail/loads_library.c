@@ -1,0 +1,7 @@
+/* A shared library for `loads`. */
+static int value = 41;
+
+int answer(void)
+{
+	return ++value;
+}
