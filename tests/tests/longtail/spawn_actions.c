@@ -8,10 +8,11 @@ static void spawn(const char *what, posix_spawn_file_actions_t *actions, posix_s
 	pid_t pid;
 	char *args[] = { "sh", "-c", (char *)command, NULL };
 	int rc = posix_spawn(&pid, "/bin/sh", actions, attr, args, environ);
-	printf("%s: %s\n", what, strerror(rc));
-	fflush(stdout);
+	/* The child prints at the same time: it goes first. */
 	if (rc == 0)
 		reap(pid);
+	printf("%s: %s\n", what, strerror(rc));
+	fflush(stdout);
 	posix_spawn_file_actions_destroy(actions);
 	posix_spawn_file_actions_init(actions);
 }
@@ -77,7 +78,7 @@ int main(void)
 	/* With no environment at all. */
 	pid_t pid;
 	char *args[] = { "/bin/sh", "-c", "echo bare > bare; cat bare f", NULL }, *none[] = { NULL };
-	SAY(posix_spawnp(&pid, "/bin/sh", NULL, NULL, args, none));
+	MUST(posix_spawnp(&pid, "/bin/sh", NULL, NULL, args, none) == 0);
 	reap(pid);
 	SAY(posix_spawn(&pid, "./f", NULL, NULL, args, environ));
 	SAY(read(fd, command, 7));
