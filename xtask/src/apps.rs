@@ -2,11 +2,11 @@
 //!
 //! A program is a shell script `tests/apps/NAME.sh` that starts in an empty lane, fails when
 //! anything it finds is not as it must be, and ends with a line that says how fast it was. It knows
-//! `LANE` (the lane's path), `SECONDS_EACH` (how long a load runs), `CACHE` (a directory of the host
-//! for what all runs share) and `OTHER`: what it puts before some of its commands, nothing or what
-//! takes the preload library from them. First each runs in a
-//! directory of the host: what fails there is not the lane's. After each run e2fsck looks at the
-//! volume. What a failed script did is in `apps-NAME.log` beside the binary.
+//! `LANE` (the lane's path), `SECONDS_EACH` (how long a load runs), `CACHE` (a directory of the
+//! host for what all runs share) and `OTHER`: what it puts before some of its commands, nothing or
+//! what takes the preload library from them. First each runs in a directory of the host: what fails
+//! there is not the lane's. After each run e2fsck looks at the volume. What a failed script did is
+//! in `apps-NAME.log` beside the binary.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -85,7 +85,7 @@ fn find(name: &str) -> Result<Vec<&'static figures::Figure>> {
     Ok(found)
 }
 
-/// `println!` for figures: see [`print`].
+/// `println!` for figures: see [`print`](fn@print).
 macro_rules! line {
     ($($text:tt)*) => { crate::print(&format!($($text)*)) };
 }

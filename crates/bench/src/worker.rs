@@ -6,8 +6,8 @@
 //! ends. It uses `std` and `libc` only: a crate that
 //! makes raw system calls would slip past the library and measure the wrong thing.
 //!
-//! The loads of single calls are here; [`stream`] has IOzone's, [`filebench`] Filebench's
-//! personalities, [`tree`] many small files.
+//! The loads of single calls are here; `stream` has IOzone's, `filebench` Filebench's
+//! personalities, `tree` many small files.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, Write};

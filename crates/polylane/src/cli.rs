@@ -94,7 +94,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
     /// How lanes on the volume's device share it
-    #[arg(long, value_name = "POLICY", default_value = "ledger", value_parser = policies())]
+    #[arg(long, value_name = "POLICY", default_value = "none", value_parser = policies())]
     pub(crate) qos: String,
     /// FUSE only: no preload library
     #[arg(long)]

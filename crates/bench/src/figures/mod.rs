@@ -69,7 +69,7 @@ pub const FIGURES: &[Figure] = &[
     Figure {
         name: "fig1",
         mounts: true,
-        about: "MultiLanes: 256 MB of 4 KiB buffered writes by each of 1–16 tenants, all file systems",
+        about: "MultiLanes: 256 MB of 4 KiB buffered writes by each of 1–16 tenants",
         run: multilanes::fig1,
     },
     Figure {
@@ -111,7 +111,7 @@ pub const FIGURES: &[Figure] = &[
     Figure {
         name: "fig10",
         mounts: true,
-        about: "MultiLanes: what a lane costs one tenant: a build, a web server, a stream of writes",
+        about: "MultiLanes: what a lane costs one tenant: a build, a web server, a stream",
         run: overhead::run,
     },
     Figure {

@@ -1,5 +1,5 @@
-//! MultiLanes' figures (FAST '14, §2 and §5.2): IOzone-style writes, Filebench's servers, and a tree
-//! of small files, by 1 to 16 tenants.
+//! MultiLanes' figures (FAST '14, §2 and §5.2): IOzone-style writes, Filebench's servers, and a
+//! tree of small files, by 1 to 16 tenants.
 //!
 //! The paper compares one shared file system with a lane each. A kernel file system of each
 //! tenant's own on a loop device is what a host can do today without lanes, so it stands beside

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     fn extent(offset: u64, length: u64, unwritten: bool) -> HostExtent {
-        let physical = offset + (1 << 20);
+        let physical = offset.saturating_add(1 << 20);
         HostExtent { offset, physical, length, unwritten, shared: false, flags: 0 }
     }
 

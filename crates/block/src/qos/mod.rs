@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`board`] | the coordinator's side of the shared pages: lanes come and go, windows are planned |
+//! | [`board`] | the coordinator's side of the pages: lanes come and go, windows are planned |
 //! | [`cost`] | what a request costs, in nanoseconds of device time |
 //! | [`share`] | weighted max-min sharing of a budget |
 //! | [`fixed`] | policies `none` and `static` (the paper's ST) |
