@@ -144,12 +144,15 @@ fn fill_hole(
     let block_bytes = volume.io.block_bytes();
     let goal = goal(volume, cell, core, first)?;
     let promise = volume.promise(TREE_BLOCKS)?;
-    let claim = claim(volume, cell, goal, first, want)?;
+    let (claim, was_promised) = claim(volume, cell, goal, first, want)?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
     let written = assemble(volume, core, place, (at, within, bytes), source, from)
         .and_then(|data| Ok(volume.io.write(claim.start, data)?));
     let started = written.and_then(|_| volume.start(MAP_CREDITS));
+    if started.is_err() && was_promised {
+        promised::renew(volume, cell, first.0, first.0 + claim.count);
+    }
     let (handle, count) = link_claim(volume, cell, core, (claim, started), first, false)?;
     finish(volume, handle, cell, core, at + bytes as u64, true)?;
     drop(promise);
@@ -181,22 +184,26 @@ pub fn link_claim<'a>(
     Ok((handle, count))
 }
 
-/// Claims up to `want` blocks: promised ones, or ones that nobody was promised.
+/// Claims up to `want` blocks: promised ones, or ones that nobody was promised. Whether they were
+/// promised: they are not any more, for what is taken and promised would be missing twice, and
+/// those who were promised other blocks would be told that there are none.
 fn claim(
     volume: &Volume,
     cell: &Cell,
     goal: DeviceBlock,
     first: FileBlock,
     want: u32,
-) -> Result<Claim> {
-    let promised = cell.promised.lock();
+) -> Result<(Claim, bool)> {
+    let mut promised = cell.promised.lock();
     let run = promised.run(first.0);
     if run > 0 {
-        return volume.alloc.claim(goal, want.min(run));
+        let claim = volume.alloc.claim(goal, want.min(run))?;
+        volume.alloc.unreserve(promised.remove(first.0, first.0 + claim.count));
+        return Ok((claim, true));
     }
     let upto = promised.next(first.0).map_or(want, |next| want.min(next - first.0));
     drop(promised);
-    volume.with_space(|| volume.alloc.claim_data(goal, upto))
+    Ok((volume.with_space(|| volume.alloc.claim_data(goal, upto))?, false))
 }
 
 /// The bytes for a run of blocks: the source's, with what the first and last block held around

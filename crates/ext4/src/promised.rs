@@ -77,7 +77,7 @@ impl Promised {
     }
 
     /// Takes `start..end` out; returns how many blocks that were.
-    fn remove(&mut self, start: u32, end: u32) -> u64 {
+    pub fn remove(&mut self, start: u32, end: u32) -> u64 {
         let overlapping: Vec<Range> = self
             .ranges
             .range(..end)
@@ -158,6 +158,14 @@ fn promise(volume: &Volume, cell: &Cell, ranges: Vec<Range>) -> Result<()> {
     let mut promised = cell.promised.lock();
     ranges.into_iter().for_each(|range| promised.insert(range));
     Ok(())
+}
+
+/// Promises `start..end` again: blocks that were claimed for it, and are given back next.
+pub fn renew(volume: &Volume, cell: &Cell, start: u32, end: u32) {
+    let mut promised = cell.promised.lock();
+    let before = promised.remove(start, end);
+    promised.insert((start, end));
+    volume.alloc.renew(u64::from(end - start) - before);
 }
 
 /// Ends the promises for `start..end`: they were kept, or are not needed.

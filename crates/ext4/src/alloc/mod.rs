@@ -188,13 +188,13 @@ impl Allocator {
     }
 
     fn promise_above(&self, count: u64, floor: i64) -> Result<()> {
-        let count = count as i64;
-        let before = self.promised_blocks.fetch_add(count, Ordering::AcqRel);
-        if before + count + floor > self.free_blocks.load(Ordering::Acquire) {
-            self.promised_blocks.fetch_sub(count, Ordering::AcqRel);
-            return Err(Errno::ENOSPC.into());
-        }
-        Ok(())
+        // Not added first and taken back: what somebody is refused must not be missing elsewhere.
+        let with = |promised: i64| {
+            let promised = promised + count as i64;
+            (promised + floor <= self.free_blocks.load(Ordering::Acquire)).then_some(promised)
+        };
+        let kept = self.promised_blocks.fetch_update(Ordering::AcqRel, Ordering::Acquire, with);
+        kept.map(drop).map_err(|_| Errno::ENOSPC.into())
     }
 
     /// Promises `count` inodes.
@@ -202,13 +202,12 @@ impl Allocator {
     /// # Errors
     /// `ENOSPC`.
     pub fn reserve_inodes(&self, count: u32) -> Result<()> {
-        let count = i64::from(count);
-        let before = self.promised_inodes.fetch_add(count, Ordering::AcqRel);
-        if before + count > self.free_inodes.load(Ordering::Acquire) {
-            self.promised_inodes.fetch_sub(count, Ordering::AcqRel);
-            return Err(Errno::ENOSPC.into());
-        }
-        Ok(())
+        let with = |promised: i64| {
+            let promised = promised + i64::from(count);
+            (promised <= self.free_inodes.load(Ordering::Acquire)).then_some(promised)
+        };
+        let kept = self.promised_inodes.fetch_update(Ordering::AcqRel, Ordering::Acquire, with);
+        kept.map(drop).map_err(|_| Errno::ENOSPC.into())
     }
 
     /// Takes a promise of inodes back.
@@ -224,6 +223,11 @@ impl Allocator {
         };
         let taken = self.free_inodes.fetch_update(Ordering::AcqRel, Ordering::Acquire, unpromised);
         taken.map(drop).map_err(|_| Errno::ENOSPC.into())
+    }
+
+    /// Promises blocks for data again that were claimed and are about to be given back.
+    pub fn renew(&self, count: u64) {
+        self.promised_blocks.fetch_add(count as i64, Ordering::AcqRel);
     }
 
     /// Takes a promise back: the blocks were allocated, or are not needed.
