@@ -225,11 +225,13 @@ fn all_kinds(test: &str, volume: &str, size: &str, kill: bool) {
 }
 
 #[test]
+#[ignore = "mkfs.btrfs takes one attachment for another, detach can be too early: being mended"]
 fn the_kernels_file_systems_live_on_an_attached_volume() {
     all_kinds("the_kernels_file_systems_live_on_an_attached_volume", "512M", "48m", false);
 }
 
 #[test]
+#[ignore = "detach right after an engine was killed can be refused: being mended"]
 fn they_go_on_when_the_engine_is_killed() {
     all_kinds("they_go_on_when_the_engine_is_killed", "512M", "64m", true);
 }

@@ -181,7 +181,8 @@ topics! {
     linux_aio = Topic { source: "libaio", options: &["-laio"], ..PROGRAM };
     posix_aio = Topic { source: "posix_aio", ..PROGRAM };
     io_uring_by_system_calls = Topic { source: "uring_raw", ways: FUSE, ..PROGRAM };
-    io_uring_by_its_library = Topic { source: "uring_library", options: &["-luring"], ways: FUSE, ..PROGRAM };
+    io_uring_by_its_library =
+        Topic { source: "uring_library", options: &["-luring"], ways: FUSE, ..PROGRAM };
     descriptors_over_sockets = Topic { source: "rights", ..PROGRAM };
     descriptors_in_proc = Topic { source: "proc_fd", ..PROGRAM };
     links_in_proc = Topic { source: "proc_fd", ..BY_KERNEL };

@@ -63,7 +63,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("--dir /tmp --size 1G -- true", "--size"),
         ("--mem --lower /usr -- true", "--lower: not in this version yet"),
         ("--ceph a -- true", "--ceph: not in this version yet"),
-        ("--mem --cache=none -- true", "--cache: not in this version yet"),
+        ("--mem --cache=none -- true", "--cache: only a volume has one"),
         ("--mem --medium mem -- true", "--medium: not in this version yet"),
         ("--mem --kernel-fs ext4 -- true", "--kernel-fs: not in this version yet"),
     ] {

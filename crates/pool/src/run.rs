@@ -193,6 +193,9 @@ fn check(options: &RunOptions) -> Result<()> {
     if options.size.is_some() && matches!(options.source, Source::Dir(_)) {
         return Err(Failure::usage("--size: a host directory has no size of its own"));
     }
+    if options.cache != SetOptions::default() && !matches!(options.source, Source::Volume(_)) {
+        return Err(Failure::usage("--cache: only a volume has one: this lane is on none"));
+    }
     match options.command.is_empty() {
         true => Err(Failure::usage("no COMMAND: write it after '--'")),
         false => Ok(()),

@@ -1,9 +1,9 @@
 //! The service process of a pool: the hidden `polylane service` command.
 //!
 //! It is handed descriptors by number and a specification, and holds no path of the host. Before it
-//! reads a byte of its tenant's it is [confined](crate::confine). Its main
-//! thread listens to the supervisor; the doors have threads of their own. The end of the control
-//! line is the end of the supervisor: flush and go.
+//! reads a byte of its tenant's it is confined (`confine`). Its main thread listens to the
+//! supervisor; the doors have threads of their own. The end of the control line is the end of the
+//! supervisor: flush and go.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;

@@ -124,8 +124,8 @@ pub(super) fn serve(
     }
 }
 
-/// Threads of an engine: enough to keep a device busy, and no more than keep each other from the one
-/// queue of requests.
+/// Threads of an engine: enough to keep a device busy, and no more than keep each other from the
+/// one queue of requests.
 fn threads() -> usize {
     thread::available_parallelism().map_or(1, usize::from).clamp(1, THREADS_MAX)
 }
@@ -134,8 +134,8 @@ fn boxed(serving: impl Serving + 'static) -> Box<dyn Serving> {
     Box::new(serving)
 }
 
-/// In the command, while the engine serves: makes the device. `record` is told its path before there
-/// is one.
+/// In the command, while the engine serves: makes the device. `record` is told its path before
+/// there is one.
 pub(super) fn engage(
     via: Via,
     id: &str,

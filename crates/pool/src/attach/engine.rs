@@ -1,8 +1,8 @@
 //! The engine process of an attachment: the hidden `polylane engine` command.
 //!
-//! As a pool's service, it is handed descriptors by number and a specification, and holds no path of
-//! the host. Its main thread listens to the keeper; the front end has threads of its own. The end of
-//! the control line is the end of the keeper: flush and go.
+//! As a pool's service, it is handed descriptors by number and a specification, and holds no path
+//! of the host. Its main thread listens to the keeper; the front end has threads of its own. The
+//! end of the control line is the end of the keeper: flush and go.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;

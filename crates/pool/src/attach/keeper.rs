@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use polylane_base::sync::thread;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_sys::scm;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -216,7 +217,7 @@ impl Keeper {
                 let _ = ns::keep_only(&[]);
                 let start = Instant::now();
                 while arm::disengage(&self.record).is_err() && start.elapsed() < RELEASE_TIME_MAX {
-                    std::thread::sleep(Duration::from_millis(50));
+                    thread::sleep(Duration::from_millis(50));
                 }
                 ns::exit_now(0)
             }

@@ -1,7 +1,7 @@
 //! The `loop` front end's kernel side: a FUSE mount that is one file, and a loop device on it.
 //!
-//! Nothing here has a name in any tree but the loop device: the mount is detached, and lives as long
-//! as the loop device holds its root open.
+//! Nothing here has a name in any tree but the loop device: the mount is detached, and lives as
+//! long as the loop device holds its root open.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
+use polylane_base::sync::thread;
 use polylane_front::export::file;
 use polylane_front::fuse::Params;
 use polylane_sys::loopdev;
@@ -122,7 +123,7 @@ pub(super) fn disengage(record: &Record) -> Result<()> {
     drop(device);
     let start = Instant::now();
     while is_bound(path) && start.elapsed() < CLEAR_TIME_MAX {
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
     match is_bound(path) {
         false => Ok(()),
@@ -144,7 +145,7 @@ fn exclusively(path: &Path) -> Result<OwnedFd> {
             Err(rustix::io::Errno::BUSY)
                 if !is_mounted(path) && start.elapsed() < BUSY_TIME_MAX =>
             {
-                std::thread::sleep(Duration::from_millis(20));
+                thread::sleep(Duration::from_millis(20));
             }
             Err(rustix::io::Errno::BUSY) => {
                 return Err(Failure::failed(format!(

@@ -139,8 +139,8 @@ fn expect(link: &Link, wanted: &FromKeeper) -> Result<()> {
     }
 }
 
-/// Grows an attached volume, if this is one: its file, and the device under whoever uses it. The file
-/// system on it is left to its own tools. `None`: it is not attached.
+/// Grows an attached volume, if this is one: its file, and the device under whoever uses it. The
+/// file system on it is left to its own tools. `None`: it is not attached.
 ///
 /// # Errors
 /// It would shrink, or is on other volumes.
