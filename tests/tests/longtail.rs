@@ -187,6 +187,7 @@ topics! {
     descriptors_in_proc = Topic { source: "proc_fd", ..PROGRAM };
     links_in_proc = Topic { source: "proc_fd", ..BY_KERNEL };
     descriptors_over_exec = Topic { source: "descriptors", ..PROGRAM };
+    a_lock_right_after_a_close = Topic { source: "locks_closed", ..PROGRAM };
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
     spawn_with_actions = Topic { source: "spawn_actions", ..PROGRAM };
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };

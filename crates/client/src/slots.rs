@@ -126,7 +126,7 @@ impl SlotPool {
         match closed {
             Some(mark) if self.used_once.load(Ordering::Relaxed) == 0 => slot.free(mark),
             _ => {
-                slot.retire();
+                slot.retire(closed.unwrap_or_default());
                 self.prices[index as usize / SLOTS_PER_MODE].lost(uses);
             }
         }
@@ -157,6 +157,16 @@ impl SlotPool {
             }
             None => self.make(session, mode),
         }
+    }
+
+    /// Waits until every close that was posted is answered.
+    pub(crate) fn settle(&'static self, session: &Session) -> Outcome<()> {
+        let ours = |slot: &&Slot| slot.session.load(Ordering::Relaxed) == session.number;
+        self.slots
+            .iter()
+            .flatten()
+            .filter(ours)
+            .try_for_each(|slot| session.wait_for(slot.closing()))
     }
 
     /// Takes a free slot that is `fit`.
@@ -291,7 +301,8 @@ impl Slot {
     }
 
     /// Never to be used again: what copies there are keep it.
-    fn retire(&self) {
+    fn retire(&self, closed: Mark) {
+        self.pending.store(closed.to_word(), Ordering::Relaxed);
         private::close(self.fd.load(Ordering::Relaxed));
         self.state.store(EMPTY, Ordering::Release);
     }

@@ -105,7 +105,7 @@ fn init_agrees_on_what_both_have() {
         7,
         45,
         131_072,
-        0x7244_0c6b, // ASYNC_READ … INIT_EXT
+        0x7244_8c6b, // ASYNC_READ … INIT_EXT
         64 | 48 << 16,
         1 << 20,
         1,

@@ -102,7 +102,7 @@ pub fn within(file: impl AsFd, range: Range<u64>) -> Result<Vec<HostExtent>> {
                 length: raw.length,
                 unwritten: raw.flags & FIEMAP_EXTENT_UNWRITTEN != 0,
                 shared: raw.flags & FIEMAP_EXTENT_SHARED != 0,
-                flags: raw.flags,
+                flags: raw.flags & !FIEMAP_EXTENT_LAST,
             });
         }
         let Some(last) = request.extents[..count].last() else { return Ok(found) };

@@ -43,6 +43,11 @@ pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()>
         true => _ = file.set(bit::LOCKED),
         false => state::get().has_locked.store(1, Ordering::Relaxed),
     }
+    if !ofd && range.kind != libc::F_UNLCK {
+        // Each close takes the process's locks of its file away: one that is still on its way must
+        // not take this one.
+        state::get().slots.settle(session)?;
+    }
     match wait && range.kind != libc::F_UNLCK {
         false => call::plain(session, message).map(|_| ()),
         true => wait_for(session, message),

@@ -22,7 +22,6 @@
 //! | `shares-MAJOR-MINOR.holder` | locked by it |
 
 pub(crate) mod coordinator;
-pub mod keep;
 pub(crate) mod member;
 pub(crate) mod profile;
 pub(crate) mod report;
