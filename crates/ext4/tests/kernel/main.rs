@@ -26,6 +26,8 @@ use snapshot::{of_kernel, of_ours};
 
 const ROUNDS: usize = 6;
 const STEPS_PER_ROUND: usize = 400;
+/// Times that a busy mount is taken off again: ten seconds.
+const UMOUNT_TRIES: usize = 500;
 
 /// An image in a file, mounted by the kernel or opened by us. What we wrote goes to a new file: a
 /// loop device that lives a little longer than its mount would show the kernel what was there.
@@ -46,10 +48,15 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let done = Command::new("umount").arg(self.dir.path()).status();
-        if !done.is_ok_and(|status| status.success()) {
-            eprintln!("{} stays mounted", self.dir.path().display());
+        // A program that another test is about to start holds our open files until it runs.
+        for _ in 0..UMOUNT_TRIES {
+            let done = Command::new("umount").arg(self.dir.path()).output();
+            if done.is_ok_and(|done| done.status.success()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
         }
+        eprintln!("{} stays mounted", self.dir.path().display());
     }
 }
 
