@@ -90,7 +90,7 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
         Some(via) => via,
         None => best(options)?,
     };
-    let dir = record::dir()?;
+    let dir = record::made_dir()?;
     clear_stale(&dir, &path)?;
     volume::refuse_snapshot(&path)?;
     let stack = Stack::open(&path)?;

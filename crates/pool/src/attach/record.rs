@@ -39,9 +39,14 @@ pub struct Record {
     pub pid: u32,
 }
 
-/// Where records are; the directory is made.
+/// Where records are, if there ever were any.
 pub(super) fn dir() -> Result<PathBuf> {
-    let dir = volume::state_dir()?.join("attachments");
+    Ok(volume::state_dir()?.join("attachments"))
+}
+
+/// Where records are; the directory is made.
+pub(super) fn made_dir() -> Result<PathBuf> {
+    let dir = dir()?;
     let mut builder = fs::DirBuilder::new();
     builder
         .recursive(true)

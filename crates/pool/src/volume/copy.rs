@@ -1,6 +1,7 @@
 //! Copies of volumes: snapshots and clones that share blocks where the host can, import and export.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -97,7 +98,8 @@ pub fn import(from: &Path, to: &Path) -> Result<()> {
     let is_qcow2 = source.read_exact_at(&mut magic, 0).is_ok() && magic == QCOW2_MAGIC;
     let draft = if is_qcow2 {
         let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
-        convert(from, "qcow2", &image::proc_path(draft.file()), "raw", to)?;
+        let source = ["-U".into(), "-f".into(), "qcow2".into(), from.into()];
+        convert(&source, &image::proc_path(draft.file()), "raw", to)?;
         draft
     } else {
         let stat = source.metadata();
@@ -122,13 +124,13 @@ pub fn export(from: &Path, to: &Path, qcow2: bool) -> Result<()> {
     if !qcow2 {
         materialize(from, stack, draft.file(), to)?;
     } else if stack.is_raw() {
-        let source = image::proc_path(&stack.files[0].plain);
-        convert(&source, "raw", &image::proc_path(draft.file()), "qcow2", to)?;
+        let source = held(&image::proc_path(&stack.files[0].plain));
+        convert(&source, &image::proc_path(draft.file()), "qcow2", to)?;
     } else {
         let raw = Draft::new(&beside_temporary(to), 0).map_err(|error| failure(to, error))?;
         materialize(from, stack, raw.file(), to)?;
-        let source = image::proc_path(raw.file());
-        convert(&source, "raw", &image::proc_path(draft.file()), "qcow2", to)?;
+        let source = held(&image::proc_path(raw.file()));
+        convert(&source, &image::proc_path(draft.file()), "qcow2", to)?;
     }
     draft.publish().map(drop).map_err(|error| failure(to, error))
 }
@@ -211,10 +213,17 @@ fn finish(draft: Draft, to: &Path, sidecar: &Sidecar) -> Result<()> {
     sidecar.store(to)
 }
 
-/// qemu-img, told not to look for locks: ours is on the source.
-fn convert(from: &Path, from_format: &str, to: &Path, to_format: &str, name: &Path) -> Result<()> {
+/// A raw file for qemu-img that we have open: no locks are looked for, because ours are on it.
+fn held(path: &Path) -> [OsString; 2] {
+    let mut what = OsString::from("driver=raw,file.driver=file,file.locking=off,file.filename=");
+    what.push(path);
+    ["--image-opts".into(), what]
+}
+
+/// qemu-img from `source`, options and a name, to a file.
+fn convert(source: &[OsString], to: &Path, to_format: &str, name: &Path) -> Result<()> {
     let mut command = tools::command("qemu-img", "qemu-utils")?;
-    command.args(["convert", "-U", "-f", from_format, "-O", to_format]).arg(from).arg(to);
+    command.args(["convert", "-O", to_format]).args(source).arg(to);
     let output = tools::run(command)?;
     match output.status.success() {
         true => Ok(()),
