@@ -19,7 +19,8 @@ use super::request::{Reader, Request};
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 /// A message is a header and arguments beside the data of a WRITE; the kernel asks for a page of
 /// room.
-pub const MESSAGE_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + 8192;
+pub const MESSAGE_BYTES_MAX: usize = TRANSFER_BYTES_MAX as usize + MESSAGE_ROOM;
+const MESSAGE_ROOM: usize = 8192;
 const PAGE_BYTES: u32 = 4096;
 /// Requests that the kernel may have outstanding without a waiting caller (readahead, writeback).
 const BACKGROUND_MAX: u16 = 64;
@@ -47,6 +48,28 @@ const WANTED: u64 = init::ASYNC_READ
     | init::CREATE_SUPP_GROUP
     | init::DIRECT_IO_ALLOW_MMAP
     | init::HAS_RESEND;
+
+/// What one kind of mount wants of the kernel.
+pub(crate) struct Wish {
+    /// INIT flags, where the kernel offers them.
+    pub(crate) flags: u64,
+    /// Largest read or write in one request.
+    pub(crate) transfer_bytes: u32,
+    /// Requests without a waiting caller that the kernel may have outstanding.
+    pub(crate) background: u16,
+    /// From how many of these on it slows its writers down.
+    pub(crate) congestion: u16,
+}
+
+/// A lane's, without some INIT flags.
+fn lane_without(unwanted: u64) -> Wish {
+    Wish {
+        flags: WANTED & !unwanted,
+        transfer_bytes: TRANSFER_BYTES_MAX,
+        background: BACKGROUND_MAX,
+        congestion: CONGESTION,
+    }
+}
 
 /// What was agreed on for the life of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -80,15 +103,23 @@ pub fn negotiate(fd: impl AsFd, timeout_ms: u32) -> io::Result<Params> {
 /// [`negotiate`], leaving out the INIT flags in `unwanted`: to see how a lane does on an older
 /// kernel.
 pub fn negotiate_without(fd: impl AsFd, timeout_ms: u32, unwanted: u64) -> io::Result<Params> {
-    let mut message = vec![0; MESSAGE_BYTES_MAX];
+    negotiate_as(fd, timeout_ms, &lane_without(unwanted))
+}
+
+/// [`negotiate`] for a mount that wants something else than a lane.
+pub(crate) fn negotiate_as(fd: impl AsFd, timeout_ms: u32, wish: &Wish) -> io::Result<Params> {
+    let mut message = vec![0; wish.transfer_bytes as usize + MESSAGE_ROOM];
     loop {
         let mut ready = [PollFd::new(&fd, PollFlags::IN)];
         let timeout = Timespec {
             tv_sec: i64::from(timeout_ms / 1000),
             tv_nsec: i64::from(timeout_ms % 1000) * 1_000_000,
         };
-        if poll(&mut ready, Some(&timeout))? == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
+        match poll(&mut ready, Some(&timeout)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => {}
+            Err(rustix::io::Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
         }
         let count = match rustix::io::read(&fd, &mut message) {
             Ok(count) => count,
@@ -100,7 +131,7 @@ pub fn negotiate_without(fd: impl AsFd, timeout_ms: u32, unwanted: u64) -> io::R
             return Err(io::ErrorKind::InvalidData.into());
         }
         let mut body = Body::default();
-        let params = answer(request.args, unwanted, &mut body).map_err(io::Error::from);
+        let params = answer_as(request.args, wish, &mut body).map_err(io::Error::from);
         let error = if params.is_err() { -Errno::EPROTO.0 } else { 0 };
         write_reply(&fd, request.header.unique, error, &body.0)?;
         match params? {
@@ -118,9 +149,13 @@ fn write_reply(fd: impl AsFd, unique: u64, error: i32, body: &[u8]) -> io::Resul
     Ok(())
 }
 
-/// Writes the answer to an INIT. `None` when the kernel has a newer major version: it will send
-/// another INIT for ours. `EPROTO` when it is too old.
-pub fn answer(mut args: Reader<'_>, unwanted: u64, out: &mut Body) -> Result<Option<Params>> {
+/// Writes a lane's answer to an INIT. `None` when the kernel has a newer major version: it will
+/// send another INIT for ours. `EPROTO` when it is too old.
+pub fn answer(args: Reader<'_>, out: &mut Body) -> Result<Option<Params>> {
+    answer_as(args, &lane_without(0), out)
+}
+
+fn answer_as(mut args: Reader<'_>, wish: &Wish, out: &mut Body) -> Result<Option<Params>> {
     let (major, minor) = (args.u32()?, args.u32()?);
     if major > MAJOR {
         out.u32(MAJOR).u32(MINOR).zeros(56);
@@ -131,10 +166,10 @@ pub fn answer(mut args: Reader<'_>, unwanted: u64, out: &mut Body) -> Result<Opt
     }
     let (readahead, low) = (args.u32()?, args.u32()?);
     let high = if u64::from(low) & init::INIT_EXT != 0 { args.u32()? } else { 0 };
-    let flags = (u64::from(low) | u64::from(high) << 32) & WANTED & !unwanted;
+    let flags = (u64::from(low) | u64::from(high) << 32) & wish.flags;
     out.u32(MAJOR).u32(MINOR).u32(readahead).u32(flags as u32);
-    out.u32(u32::from(BACKGROUND_MAX) | u32::from(CONGESTION) << 16);
-    out.u32(TRANSFER_BYTES_MAX).u32(1).u32(TRANSFER_BYTES_MAX / PAGE_BYTES);
+    out.u32(u32::from(wish.background) | u32::from(wish.congestion) << 16);
+    out.u32(wish.transfer_bytes).u32(1).u32(wish.transfer_bytes / PAGE_BYTES);
     out.u32((flags >> 32) as u32).zeros(28);
     Ok(Some(Params { minor: minor.min(MINOR), flags }))
 }

@@ -21,7 +21,7 @@ mod attrs;
 mod dirs;
 mod files;
 mod handles;
-mod init;
+pub(crate) mod init;
 mod ioctl;
 mod locks;
 mod names;

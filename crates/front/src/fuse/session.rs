@@ -415,7 +415,7 @@ impl Session {
 
     /// INIT on a mount whose supervisor left it to us, or sent twice.
     pub(super) fn init(&self, args: Reader<'_>, out: &mut Body) -> End {
-        if let Some(params) = init::answer(args, 0, out)? {
+        if let Some(params) = init::answer(args, out)? {
             self.flags.store(params.flags, Ordering::Relaxed);
         }
         Ok(Outcome::Reply)
