@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 mod apps;
 mod campaign;
 mod lexer;
+mod limit;
 mod rooms;
 mod suite;
 mod tidy;
@@ -33,8 +34,15 @@ const USAGE: &str = "usage: cargo xtask TASK
           docs/results (campaign NAME…: only those; POLYLANE_CAMPAIGN_SECONDS: bounds each, 3600)";
 
 fn main() -> ExitCode {
-    let mut args = std::env::args().skip(1);
-    let task = args.next().unwrap_or_default();
+    let mut args = std::env::args_os().skip(1);
+    let task = args.next().unwrap_or_default().to_string_lossy().into_owned();
+    if task == "limited" {
+        return limit::run(&args.collect::<Vec<_>>()).unwrap_or_else(|error| {
+            eprintln!("xtask limited: {error:#}");
+            ExitCode::FAILURE
+        });
+    }
+    let args = args.map(|word| word.to_string_lossy().into_owned());
     let words: Vec<String> = args.collect();
     let full = task == "crash" && words == ["--full"];
     if !words.is_empty() && !full && !matches!(task.as_str(), "apps" | "campaign") {
@@ -44,7 +52,7 @@ fn main() -> ExitCode {
     let outcome = match task.as_str() {
         "check" => check(),
         "test" => test(),
-        "system" => whole_system(Tally::default()),
+        "system" => whole_system(Tally::new()),
         "apps" => apps::run(&root(), &target_dir(), &words),
         "rooms" => step("rooms", || rooms::check(&root())),
         "tidy" => step("tidy", || tidy::check(&root()).and_then(|()| walks::check(&root()))),
@@ -96,7 +104,7 @@ fn check() -> Result<()> {
 
 /// Everything, whatever fails on the way.
 fn test() -> Result<()> {
-    let mut tally = Tally::default();
+    let mut tally = Tally::new();
     for (name, run) in STEPS {
         tally.step(name, step(name, run));
     }

@@ -6,12 +6,21 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
+use crate::limit::DEADLINE;
+
+/// How long everything may take: a check that hangs is told by its own report, within the 90
+/// minutes that CI gives it with its builds.
+const WHOLE: Duration = Duration::from_secs(65 * 60);
+
 /// What was counted so far.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Tally {
+    begun: SystemTime,
     passed: usize,
     failed: usize,
     /// Test binaries that said that they begin and have not said how they ended.
@@ -19,6 +28,11 @@ pub struct Tally {
 }
 
 impl Tally {
+    /// Nothing yet; the time begins.
+    pub fn new() -> Self {
+        Self { begun: SystemTime::now(), passed: 0, failed: 0, running: 0 }
+    }
+
     /// Counts a step that is no test binary: as one test.
     pub fn step(&mut self, name: &str, outcome: Result<()>) {
         match outcome {
@@ -30,20 +44,36 @@ impl Tally {
         }
     }
 
-    /// Runs `cargo test` with these arguments, shows what it prints and counts its tests. One that
-    /// fails without a failed test (it does not compile, a binary crashed) counts as one failure.
+    /// Runs `cargo test` with these arguments, each test binary under a time limit
+    /// ([`crate::limit`]), shows what it prints and counts its tests. One that fails without a
+    /// failed test (it does not compile, a binary crashed or hung) counts as one failure.
     pub fn cargo_test(&mut self, root: &Path, args: &[&str], env: &[(&str, &str)]) -> Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
         command.current_dir(root).arg("test").arg("--no-fail-fast").args(args);
-        command.envs(env.iter().copied()).stdout(Stdio::piped());
+        command.arg("--config").arg(self.runner()?).env(DEADLINE, self.deadline().to_string());
+        command.envs(env.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().context("run cargo")?;
         let output = child.stdout.take().context("cargo's output")?;
+        let (told, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            BufReader::new(output)
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| told.send(line))
+        });
         let failed_before = self.failed;
-        for line in BufReader::new(output).lines() {
-            let line = line.context("read cargo's output")?;
-            println!("{line}");
-            self.count(&line);
+        loop {
+            match lines.recv_timeout(Duration::from_secs(1)) {
+                Ok(line) => {
+                    println!("{line}");
+                    self.count(&line);
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                // A process that cannot die may hold cargo's output open for ever.
+                Err(RecvTimeoutError::Timeout) if child.try_wait()?.is_some() => break,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
         }
         self.all_ended();
         let status = child.wait().context("wait for cargo")?;
@@ -52,6 +82,25 @@ impl Tally {
             self.failed += 1;
         }
         Ok(())
+    }
+
+    /// Cargo's setting that puts this program in front of each test binary: a copy, since the
+    /// workspace's build may replace the program.
+    fn runner(&self) -> Result<String> {
+        let copy = crate::target_dir().join("xtask-limited");
+        let unfinished = copy.with_extension("new");
+        let me = std::env::current_exe().context("this program's path")?;
+        std::fs::create_dir_all(crate::target_dir()).context("target directory")?;
+        std::fs::copy(&me, &unfinished).context("copy this program")?;
+        std::fs::rename(&unfinished, &copy).context("name the copy of this program")?;
+        let copy = copy.to_str().context("target directory is not UTF-8")?;
+        Ok(format!(r#"target."cfg(unix)".runner = ["{copy}", "limited"]"#))
+    }
+
+    /// When test binaries that still run are ended, seconds since the epoch.
+    fn deadline(&self) -> u64 {
+        let begun = self.begun.duration_since(UNIX_EPOCH).unwrap_or_default();
+        (begun + WHOLE).as_secs()
     }
 
     /// A binary that begins and never says how its tests ended has crashed: one failure. They are
@@ -103,22 +152,22 @@ mod tests {
 
     #[test]
     fn results_are_added_up() {
-        let mut tally = Tally::default();
+        let mut tally = Tally::new();
         tally.count("test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out");
         tally.count("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured");
         tally.step("fmt", Ok(()));
         tally.step("tidy", Err(anyhow::anyhow!("on purpose, in a test")));
-        assert_eq!(tally, Tally { passed: 8, failed: 3, running: 0 });
+        assert_eq!((tally.passed, tally.failed, tally.running), (8, 3, 0));
         assert_eq!(tally.sum(2), "6 passed, 3 failed, 2 skipped");
     }
 
     #[test]
     fn a_crashed_binary_is_a_failure() {
-        let mut tally = Tally::default();
+        let mut tally = Tally::new();
         tally.count("running 3 tests");
         tally.count("running 1 test");
         tally.count("test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured");
         tally.all_ended();
-        assert_eq!(tally, Tally { passed: 1, failed: 1, running: 0 });
+        assert_eq!((tally.passed, tally.failed, tally.running), (1, 1, 0));
     }
 }
