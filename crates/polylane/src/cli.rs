@@ -33,6 +33,11 @@ pub(crate) enum Command {
     Attach(attach::AttachArgs),
     /// End an attachment; everything is durable then
     Detach(attach::DetachArgs),
+    /// Show what running pools do and what share of the device they get
+    Top(crate::top::TopArgs),
+    /// Running pools and their shares
+    #[command(subcommand)]
+    Pool(crate::pool::PoolCommand),
     /// Show the counters of running pools
     Stats(StatsArgs),
     /// Say what this host can do and what polylane uses of it
@@ -267,6 +272,9 @@ pub(crate) struct StatsArgs {
     /// Only this pool
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
+    /// Print what a Prometheus scraper reads
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) prometheus: bool,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
 }

@@ -11,7 +11,7 @@ use polylane_pool::share::Policy;
 use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, RunArgs, ServiceArgs, StatsArgs};
-use crate::{attach, bench, volume};
+use crate::{attach, bench, pool, top, volume};
 
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: Command) -> Result<u8> {
@@ -22,6 +22,8 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
         Command::Attach(arguments) => attach::attach(arguments),
         Command::Detach(arguments) => attach::detach(&arguments),
         Command::Engine(arguments) => Ok(attach::engine(arguments)),
+        Command::Top(arguments) => top::execute(&arguments),
+        Command::Pool(command) => pool::execute(&command),
         Command::Stats(arguments) => print_stats(&arguments),
         Command::Doctor(json) => print_findings(json.json),
         Command::Completions { shell } => print_completions(shell),
@@ -85,6 +87,10 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
 
 fn print_stats(arguments: &StatsArgs) -> Result<u8> {
     let pools = stats::collect(arguments.pool.as_deref())?;
+    if arguments.prometheus {
+        print(&stats::prometheus::text(&pools))?;
+        return Ok(0);
+    }
     if arguments.json.json {
         print_json(&pools)?;
         return Ok(0);

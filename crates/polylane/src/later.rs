@@ -4,7 +4,10 @@
 use std::ffi::OsString;
 
 /// Commands of later versions.
-const COMMANDS: [&str; 6] = ["pool", "container", "mount", "umount", "daemon", "top"];
+const COMMANDS: [&str; 4] = ["container", "mount", "umount", "daemon"];
+
+/// Commands of `pool` of later versions.
+const POOL_COMMANDS: [&str; 2] = ["create", "rm"];
 
 /// Options of `run` of later versions.
 const RUN_OPTIONS: [&str; 6] =
@@ -16,6 +19,10 @@ pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {
     let command = words.next()?;
     if COMMANDS.contains(&&*command) {
         return Some(format!("{command}: not in this version yet"));
+    }
+    if command == "pool" {
+        let word = words.next().filter(|word| POOL_COMMANDS.contains(&&**word))?;
+        return Some(format!("pool {word}: not in this version yet"));
     }
     if command != "run" {
         return None;
@@ -37,7 +44,9 @@ mod tests {
             let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             refusal(&words)
         };
-        assert_eq!(refused("polylane top"), Some("top: not in this version yet".to_string()));
+        assert_eq!(refused("polylane mount"), Some("mount: not in this version yet".to_string()));
+        assert!(refused("polylane pool rm x").is_some_and(|line| line.starts_with("pool rm:")));
+        assert_eq!(refused("polylane pool ls"), None);
         assert!(refused("polylane run --lower=v -- sh").is_some_and(|l| l.starts_with("--lower:")));
         assert!(refused("polylane run --mem --medium mem -- sh").is_some());
         assert_eq!(refused("polylane run --mem -- sh --volume"), None);

@@ -8,6 +8,8 @@ mod bench;
 mod cli;
 mod commands;
 mod later;
+mod pool;
+mod top;
 mod volume;
 
 use std::process::ExitCode;

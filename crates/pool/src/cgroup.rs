@@ -166,11 +166,16 @@ fn plan_on(host: &Host, name: &str, limits: &Limits) -> Plan {
         plan.add(host, &group, ("cpuset", "--cpus"), v1, list);
     }
     if let Some(weight) = limits.weight {
-        let shares = (u64::from(weight) * SHARES_PER_100 / 100).max(2).to_string();
-        let v2 = vec![("cpu.weight", weight.to_string())];
-        plan.add(host, &group, ("cpu", "--weight"), vec![("cpu.shares", shares)], v2);
+        let [v1, v2] = weight_settings(weight).map(|setting| vec![setting]);
+        plan.add(host, &group, ("cpu", "--weight"), v1, v2);
     }
     plan
+}
+
+/// A share of the CPU in version 1 and in version 2.
+fn weight_settings(weight: u32) -> [(&'static str, String); 2] {
+    let shares = (u64::from(weight) * SHARES_PER_100 / 100).max(2).to_string();
+    [("cpu.shares", shares), ("cpu.weight", weight.to_string())]
 }
 
 impl Plan {
@@ -206,6 +211,20 @@ impl Plan {
                 let set = made.is_ok() && fs::write(group.dir.join(file), value).is_ok();
                 if !set && !self.not_enforced.contains(option) {
                     self.not_enforced.push(option);
+                }
+            }
+        }
+    }
+
+    /// Changes the share of the CPU, of groups that were made with one.
+    pub(crate) fn reweigh(&mut self, weight: u32) {
+        let new = weight_settings(weight);
+        for group in &mut self.groups {
+            for (file, value, _) in &mut group.settings {
+                if let Some((_, new)) = new.iter().find(|(name, _)| name == file) {
+                    // A group that is gone has nobody in it.
+                    let _ = fs::write(group.dir.join(&file), new);
+                    value.clone_from(new);
                 }
             }
         }
@@ -296,6 +315,8 @@ nonsense
         assert_eq!(read(slice.join("cpu.weight")), "50");
         assert_eq!(read(dir.path().join("polylane-p/cpuset.cpus")), "0-1");
         assert_eq!(read(slice.join("cgroup.procs")), "42");
+        plan.reweigh(700);
+        assert_eq!(read(slice.join("cpu.weight")), "700");
     }
 
     #[test]

@@ -36,6 +36,17 @@ pub enum Backing {
     },
 }
 
+impl Backing {
+    /// What it is, in a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Backing::Mem { .. } => "memory",
+            Backing::Dir => "directory",
+            Backing::Volume { .. } => "volume",
+        }
+    }
+}
+
 /// Everything a service process is told. Descriptors come beside it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolSpec {
@@ -53,7 +64,7 @@ pub struct PoolSpec {
     pub worker_cpus: Vec<u32>,
     /// Bytes of file data that the service may cache.
     pub cache_bytes_limit: u64,
-    /// The pool's share, 1–10000. Recorded: the block engine is going to use it.
+    /// The pool's share, 1–10000. For people; its lane's page has the one that counts.
     pub weight: u32,
     /// Owner and group of the root of a lane in RAM.
     pub owner: (u32, u32),

@@ -225,6 +225,12 @@ impl Supervisor {
         let Some(member) = &mut self.member else { return };
         if news {
             member.news();
+            if let Some(weight) = member.wanted().weight
+                && self.spec.weight != weight
+            {
+                self.spec.weight = weight;
+                self.groups.reweigh(weight);
+            }
         }
         if member.link().is_none() && member.rejoin() {
             let _ = service.link.send(&ToService::Share, &member.fds());
@@ -378,7 +384,10 @@ impl Supervisor {
             "mount": String::from_utf8_lossy(&self.spec.mount_path),
             "cpus": self.spec.cpus.to_string(),
             "weight": self.spec.weight,
+            "lane": self.spec.backing.name(),
+            "pid": std::process::id(),
             "service_restarts": self.spec.incarnation,
+            "share": self.member.as_ref().map(Member::describe),
             "service": service,
         })
     }

@@ -277,6 +277,7 @@ impl<W: Words> Lane<W> {
     /// Notes the latency of a request.
     pub fn note_latency(&self, ns: Nanos) {
         self.words.add(counters::LATENCY + bucket(ns), 1, Ordering::Relaxed);
+        self.words.add(counters::LATENCY_NS, ns, Ordering::Relaxed);
     }
 
     /// Notes that a request was held back.

@@ -134,6 +134,8 @@ pub mod counters {
     pub const HELD: usize = 68;
     /// Nanoseconds that they were.
     pub const HELD_NS: usize = 69;
+    /// Nanoseconds that the requests in [`LATENCY`] took.
+    pub const LATENCY_NS: usize = 70;
     /// The first word of the latencies of every [`SAMPLE`](super::SAMPLE)th request.
     pub const LATENCY: usize = 128;
     /// The first word of the times held back.

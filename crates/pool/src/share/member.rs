@@ -125,6 +125,21 @@ impl Member {
         }
     }
 
+    /// What the lane is to have.
+    pub(crate) fn wanted(&self) -> Wanted {
+        self.wanted
+    }
+
+    /// For people: the device, how it is shared, what was asked for.
+    pub(crate) fn describe(&self) -> serde_json::Value {
+        serde_json::json!({
+            "device": self.meeting.name(),
+            "policy": self.policy.name(),
+            "joined": self.link.is_some(),
+            "wanted": self.wanted,
+        })
+    }
+
     /// What a service needs: the connection, to keep it, then the pages. Empty without a lane.
     pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let fds = self.link.iter().chain(&self.pages);

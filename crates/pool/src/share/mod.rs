@@ -233,8 +233,12 @@ pub fn set(pool: &str, change: Wanted) -> Result<()> {
             }
         }
     }
-    match changed {
-        0 => Err(Failure::failed(format!("pool '{pool}': no lane of its shares a device now"))),
-        _ => Ok(()),
+    if changed == 0 {
+        // A pool that does not run is the likelier mistake, and is said first.
+        crate::stats::collect(Some(pool))?;
+        return Err(Failure::failed(format!(
+            "pool '{pool}': its lane shares no device: it has no volume, or runs with --qos none"
+        )));
     }
+    Ok(())
 }

@@ -43,5 +43,6 @@ pub(crate) fn describe(governor: &Governor) -> Value {
         "latency_p50_us": time(&latency, 0.5),
         "latency_p99_us": time(&latency, 0.99),
         "latency_counts": latency,
+        "latency_ns": get(counters::LATENCY_NS),
     })
 }

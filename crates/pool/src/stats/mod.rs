@@ -1,5 +1,8 @@
 //! `polylane stats`: counters of running pools, over a socket beside each pool's lock.
 
+pub mod prometheus;
+pub mod rates;
+
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

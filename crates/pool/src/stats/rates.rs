@@ -1,0 +1,143 @@
+//! What pools did between two looks at their counters: for `polylane top`.
+
+use std::time::Duration;
+
+use polylane_block::qos::lane::percentile;
+use serde_json::Value;
+
+/// A pool's doings in the time between two looks. What a lane does not have is `None`: one in
+/// memory has no device, one without a policy no share.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Rates {
+    /// The pool.
+    pub pool: String,
+    /// Its weight.
+    pub weight: Option<u64>,
+    /// Its part of the device by weight, 0 to 1.
+    pub entitled: Option<f64>,
+    /// Its part of what was done on the device in the last second, 0 to 1.
+    pub achieved: Option<f64>,
+    /// Calls of the file system per second.
+    pub operations: f64,
+    /// Requests to the volume's device per second.
+    pub iops: Option<f64>,
+    /// Bytes read from it per second.
+    pub read_bytes: Option<f64>,
+    /// Bytes written to it per second.
+    pub written_bytes: Option<f64>,
+    /// Microseconds that half of its requests stayed below.
+    pub p50_us: Option<f64>,
+    /// Microseconds that 99 per cent of them stayed below.
+    pub p99_us: Option<f64>,
+    /// Microseconds that a request was held back, on average over all of them.
+    pub held_us: Option<f64>,
+    /// Part of the pages looked for that were in the lane's cache, 0 to 1.
+    pub hits: Option<f64>,
+}
+
+/// What the pools of `after` did since `before`; a pool that is new did nothing yet.
+pub fn rates(before: &[Value], after: &[Value], elapsed: Duration) -> Vec<Rates> {
+    let earlier = |pool: &Value| before.iter().find(|old| old["pool"] == pool["pool"]);
+    after.iter().map(|pool| Rates::between(earlier(pool).unwrap_or(pool), pool, elapsed)).collect()
+}
+
+impl Rates {
+    /// From two answers of one pool. A service that was started again counts from nothing.
+    fn between(before: &Value, after: &Value, elapsed: Duration) -> Rates {
+        let restarted = before["service_restarts"] != after["service_restarts"];
+        let seconds = elapsed.as_secs_f64().max(1e-3);
+        let grown = |pointer: &str| -> Option<f64> {
+            let old = if restarted { 0.0 } else { number(before, pointer)? };
+            Some((number(after, pointer)? - old).max(0.0))
+        };
+        let rate = |pointer: &str| grown(pointer).map(|count| count / seconds);
+        let latencies = latencies(if restarted { &Value::Null } else { before }, after);
+        let time = |part| percentile(latencies.as_deref()?, part).map(|ns| ns as f64 / 1e3);
+        let requests = grown("/service/share/requests").filter(|count| *count > 0.0);
+        let held_ns = grown("/service/share/held_ns");
+        Rates {
+            pool: after["pool"].as_str().unwrap_or_default().to_string(),
+            weight: after.pointer("/service/share/weight").and_then(Value::as_u64),
+            entitled: number(after, "/service/share/entitled_part"),
+            achieved: number(after, "/service/share/achieved_part"),
+            operations: rate("/service/vfs/operations").unwrap_or(0.0),
+            iops: sum([rate("/service/volume/reads"), rate("/service/volume/writes")]),
+            read_bytes: rate("/service/volume/read_bytes"),
+            written_bytes: rate("/service/volume/written_bytes"),
+            p50_us: time(0.5),
+            p99_us: time(0.99),
+            held_us: requests.zip(held_ns).map(|(requests, ns)| ns / requests / 1e3),
+            hits: hit_ratio(grown("/service/vfs/page_hits"), grown("/service/vfs/page_misses")),
+        }
+    }
+}
+
+fn number(stats: &Value, pointer: &str) -> Option<f64> {
+    stats.pointer(pointer).and_then(Value::as_f64)
+}
+
+fn sum(parts: [Option<f64>; 2]) -> Option<f64> {
+    parts.into_iter().flatten().reduce(|sum, part| sum + part)
+}
+
+fn hit_ratio(hits: Option<f64>, misses: Option<f64>) -> Option<f64> {
+    let (hits, misses) = hits.zip(misses)?;
+    (hits + misses > 0.0).then(|| hits / (hits + misses))
+}
+
+/// By bucket, how many requests were as fast.
+fn latencies(before: &Value, after: &Value) -> Option<Vec<u64>> {
+    let counts = |stats: &Value| -> Option<Vec<u64>> {
+        let counts = stats.pointer("/service/share/latency_counts")?.as_array()?;
+        Some(counts.iter().map(|count| count.as_u64().unwrap_or(0)).collect())
+    };
+    let (old, mut new) = (counts(before).unwrap_or_default(), counts(after)?);
+    new.iter_mut().zip(old).for_each(|(new, old)| *new = new.saturating_sub(old));
+    Some(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pool(reads: u64, fast: u64, hits: u64) -> Value {
+        json!({
+            "pool": "p", "weight": 7, "service_restarts": 0,
+            "service": {
+                "vfs": {"operations": 10 * reads, "page_hits": hits, "page_misses": 5},
+                "volume": {"reads": reads, "writes": 1, "read_bytes": 4096 * reads,
+                    "written_bytes": 0},
+                "share": {"weight": 7, "entitled_part": 0.5, "achieved_part": 0.25,
+                    "requests": reads, "held_ns": 3000 * reads, "latency_counts": [fast, 2]},
+            },
+        })
+    }
+
+    #[test]
+    fn rates_are_differences_over_time() {
+        let found = &rates(&[pool(10, 1, 5)], &[pool(30, 9, 5)], Duration::from_secs(2))[0];
+        assert_eq!((found.iops, found.read_bytes), (Some(10.0), Some(40_960.0)));
+        assert_eq!((found.operations, found.held_us), (100.0, Some(3.0)));
+        assert_eq!((found.entitled, found.achieved), (Some(0.5), Some(0.25)));
+        assert_eq!(found.hits, None, "nothing was looked for");
+        assert!(found.p99_us.is_some_and(|us| us < 0.5), "all were in the first bucket: {found:?}");
+    }
+
+    #[test]
+    fn a_new_pool_did_nothing_and_a_new_service_counts_from_nothing() {
+        let found = &rates(&[], &[pool(30, 9, 5)], Duration::from_secs(1))[0];
+        assert_eq!((found.iops, found.p50_us), (Some(0.0), None));
+        let mut after = pool(30, 9, 5);
+        after["service_restarts"] = 1.into();
+        let found = &rates(&[pool(70, 90, 7)], &[after], Duration::from_secs(1))[0];
+        assert_eq!((found.iops, found.hits), (Some(31.0), Some(0.5)));
+    }
+
+    #[test]
+    fn a_lane_in_memory_has_no_device() {
+        let stats = json!({"pool": "m", "service": {"vfs": {"operations": 3}, "share": null}});
+        let found = &rates(&[], &[stats], Duration::from_secs(1))[0];
+        assert_eq!((found.iops, found.entitled, found.p99_us), (None, None, None));
+    }
+}
