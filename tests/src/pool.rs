@@ -9,10 +9,14 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// How long the remains of a run may take to go.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a run may take. One that takes longer is killed, and its test fails.
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// Variable that marks every process of a run.
 const MARK: &str = "POLYLANE_TEST_POOL";
@@ -30,6 +34,26 @@ pub struct Running {
     /// The pool's name.
     pub pool: String,
     lines: BufReader<std::process::ChildStdout>,
+    _limit: TimeLimit,
+}
+
+/// Kills a process that is not done when its time is over; dropped when it is done.
+struct TimeLimit {
+    _done: mpsc::Sender<()>,
+}
+
+impl TimeLimit {
+    fn on(child: &Child) -> TimeLimit {
+        let (done, end) = mpsc::channel::<()>();
+        let pid = child.id();
+        std::thread::spawn(move || {
+            if end.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("polylane run ({pid}) had not ended after {} s", LIMIT.as_secs());
+                signal_to(pid, "KILL");
+            }
+        });
+        TimeLimit { _done: done }
+    }
 }
 
 impl Run {
@@ -72,7 +96,11 @@ impl Run {
     /// # Panics
     /// It cannot be started, or something remains.
     pub fn output(mut self) -> Output {
-        let output = self.command.stdin(Stdio::null()).output().expect("start polylane");
+        let piped = self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = piped.spawn().expect("start polylane");
+        let limit = TimeLimit::on(&child);
+        let output = child.wait_with_output().expect("wait for polylane");
+        drop(limit);
         assert_nothing_remains(&self.pool);
         output
     }
@@ -94,32 +122,26 @@ impl Run {
     /// # Panics
     /// It cannot be started.
     pub fn start(mut self) -> Running {
-        let mut child = self
-            .command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("start polylane");
-        let lines = BufReader::new(child.stdout.take().expect("piped"));
-        Running { child, pool: self.pool, lines }
+        self.command.stdin(Stdio::null());
+        self.spawn()
     }
-}
 
-impl Run {
     /// [`start`](Run::start) with a pipe to COMMAND's standard input.
     ///
     /// # Panics
     /// It cannot be started.
     pub fn start_with_input(mut self) -> (Running, ChildStdin) {
-        let mut child = self
-            .command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("start polylane");
-        let input = child.stdin.take().expect("piped");
+        self.command.stdin(Stdio::piped());
+        let mut running = self.spawn();
+        let input = running.child.stdin.take().expect("piped");
+        (running, input)
+    }
+
+    fn spawn(mut self) -> Running {
+        let mut child = self.command.stdout(Stdio::piped()).spawn().expect("start polylane");
         let lines = BufReader::new(child.stdout.take().expect("piped"));
-        (Running { child, pool: self.pool, lines }, input)
+        let limit = TimeLimit::on(&child);
+        Running { child, pool: self.pool, lines, _limit: limit }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
-use crate::limit::DEADLINE;
+use crate::limit::{DEADLINE, FLAKY, RUN_AGAIN};
 
 /// How long everything may take: a check that hangs is told by its own report, within the 90
 /// minutes that CI gives it with its builds.
@@ -25,12 +25,14 @@ pub struct Tally {
     failed: usize,
     /// Test binaries that said that they begin and have not said how they ended.
     running: usize,
+    /// Tests that failed and passed when they were run again.
+    flaky: Vec<String>,
 }
 
 impl Tally {
     /// Nothing yet; the time begins.
     pub fn new() -> Self {
-        Self { begun: SystemTime::now(), passed: 0, failed: 0, running: 0 }
+        Self { begun: SystemTime::now(), passed: 0, failed: 0, running: 0, flaky: Vec::new() }
     }
 
     /// Counts a step that is no test binary: as one test.
@@ -114,6 +116,12 @@ impl Tally {
         if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
             self.running += 1;
         }
+        if let Some(test) = line.strip_prefix(FLAKY) {
+            self.flaky.push(test.to_string());
+        }
+        if let Some(count) = line.strip_prefix(RUN_AGAIN) {
+            self.failed = self.failed.saturating_sub(count.parse().unwrap_or(0));
+        }
         let Some((_, counts)) =
             line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". "))
         else {
@@ -133,6 +141,7 @@ impl Tally {
     pub fn finish(self, skips: &Path) -> Result<()> {
         let reasons = std::fs::read_to_string(skips).unwrap_or_default();
         print!("{reasons}");
+        self.flaky.iter().for_each(|test| println!("flaky, passed when run again: {test}"));
         println!("{}", self.sum(reasons.lines().count()));
         match self.failed {
             0 => Ok(()),
@@ -159,6 +168,17 @@ mod tests {
         tally.step("tidy", Err(anyhow::anyhow!("on purpose, in a test")));
         assert_eq!((tally.passed, tally.failed, tally.running), (8, 3, 0));
         assert_eq!(tally.sum(2), "6 passed, 3 failed, 2 skipped");
+    }
+
+    #[test]
+    fn a_test_that_passes_the_second_time_is_told() {
+        let mut tally = Tally::new();
+        tally.count("test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured");
+        tally.count("xtask: failed tests that are run again: 2");
+        tally.count("test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured");
+        tally.count("xtask: FLAKY attach-0123: grows");
+        assert_eq!((tally.passed, tally.failed), (5, 1));
+        assert_eq!(tally.flaky, ["attach-0123: grows"]);
     }
 
     #[test]
