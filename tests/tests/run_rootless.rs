@@ -2,10 +2,18 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use polylane_tests::pool::assert_nothing_remains;
 use polylane_tests::{binary, lacks, skip, unavailable};
+
+/// By another process: a child that another test starts meanwhile would hold a file open that this
+/// one writes, and it could not be executed.
+fn copy_binary(to: &Path) {
+    let copied = Command::new("cp").arg(binary()).arg(to).status().expect("run cp");
+    assert!(copied.success(), "copy polylane");
+}
 
 /// Makes a device node for everybody, puts it over /dev/fuse, becomes nobody.
 const AS_NOBODY: &str = r#"
@@ -25,7 +33,7 @@ fn as_nobody(test: &str, pool: &str, options: &str, script: &str) -> Option<Outp
     let dir = tempfile::tempdir().expect("tempdir");
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).expect("chmod");
     let program = dir.path().join("polylane");
-    fs::copy(binary(), &program).expect("copy polylane");
+    copy_binary(&program);
     let library = binary().with_file_name("libpolylane.so");
     if library.is_file() {
         fs::copy(library, dir.path().join("libpolylane.so")).expect("copy the library");
@@ -137,7 +145,7 @@ fn an_ordinary_user_without_the_device_is_told() {
     let dir = tempfile::tempdir().expect("tempdir");
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("chmod");
     let program = dir.path().join("polylane");
-    fs::copy(binary(), &program).expect("copy polylane");
+    copy_binary(&program);
     let output = Command::new("setpriv")
         .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
         .arg(program)

@@ -43,8 +43,8 @@ const TIMED_OUT: u8 = 124;
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// Runs `words` (a test binary and its arguments) and ends as it ended, or with 124 after it was
-/// killed because its time was over. With [`AGAIN`] set, tests that failed are run once more, alone,
-/// and the second outcome is what counts; the first is told as `xtask: FLAKY`.
+/// killed because its time was over. With [`AGAIN`] set, tests that failed are run once more,
+/// alone, and the second outcome is what counts; the first is told as `xtask: FLAKY`.
 pub fn run(words: &[OsString]) -> Result<ExitCode> {
     let (binary, args) = words.split_first().context("no test binary was named")?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))

@@ -119,8 +119,8 @@ fn whole_system(mut tally: Tally) -> Result<()> {
     std::fs::create_dir_all(target_dir()).context("target directory")?;
     std::fs::write(&skips, "").with_context(|| format!("write {}", skips.display()))?;
     let path = skips.to_str().context("target directory is not UTF-8")?;
-    // Real programs, kernels and clocks: a test that fails is judged by a second run, alone, and the
-    // first is told beside the sum. The rooms' own tests get no second chance.
+    // Real programs, kernels and clocks: a test that fails is judged by a second run, alone, and
+    // the first is told beside the sum. The rooms' own tests get no second chance.
     let env = [("POLYLANE_TEST_SKIPS", path), (limit::AGAIN, "1")];
     tally.cargo_test(&root(), &["--package", "polylane-tests"], &env)?;
     tally.finish(&skips)
