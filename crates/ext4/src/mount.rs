@@ -6,10 +6,11 @@ use std::time::Duration;
 use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_base::{Clock, Errno};
 use polylane_block::wait::Waiter;
-use polylane_block::{BlockDevice, Sector};
+use polylane_block::{BlockDevice, Error as DeviceError, Sector};
 
 use crate::alloc::Allocator;
 use crate::cache::BlockCache;
+use crate::changes::Changes;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::superblock::{
@@ -50,6 +51,8 @@ impl Default for Options {
 /// cut: whole, but its journal must be replayed.
 pub struct Ext4 {
     pub(crate) volume: Arc<Volume>,
+    /// Operations that change something, as long as they run.
+    pub(crate) changes: Changes,
     committer: Mutex<Option<thread::JoinHandle<()>>>,
     /// What recovery did when the image was opened.
     pub recovered: Recovered,
@@ -93,15 +96,22 @@ impl Ext4 {
             Some(start_committer(volume.clone(), options.commit_interval))
         };
         let committer = Mutex::new(committer);
-        Ok(Ext4 { volume, committer, recovered, read_only_reasons: reasons })
+        let changes = Changes::default();
+        Ok(Ext4 { volume, changes, committer, recovered, read_only_reasons: reasons })
     }
 
-    /// Commits, writes everything home and marks the image clean.
+    /// Waits for the changes under way, commits, writes everything home and marks the image clean.
+    /// Changes that come later are `EROFS`.
     ///
     /// # Errors
     /// The device's; the image then needs its journal replayed.
     pub fn close(&self) -> Result<()> {
         let Some(journal) = &self.volume.journal else { return Ok(()) };
+        // Some of them may wait for room in the log, which a full medium never gives.
+        let in_vain = || journal.is_starved() || journal.is_stopped();
+        if !self.changes.shut(in_vain) && !journal.is_stopped() {
+            journal.stop(Some(&DeviceError::NoSpace.into()));
+        }
         journal.close();
         if let Some(committer) = self.committer.lock().take() {
             let _ = committer.join();

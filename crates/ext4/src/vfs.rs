@@ -35,11 +35,17 @@ impl Ext4 {
         Ok(self.volume.stop_on(run())?)
     }
 
-    /// Runs an operation that changes something: `EROFS` when open for reading only, `ENOSPC` when
-    /// the medium has no room left for it.
+    /// Runs an operation that changes something: `EROFS` when open for reading only or closed,
+    /// `ENOSPC` when the medium has no room left for it.
     fn changing<T>(&self, run: impl FnOnce() -> Result<T>) -> polylane_base::Result<T> {
         let Some(journal) = &self.volume.journal else { return Err(Errno::EROFS) };
-        self.guard(|| journal.admit().and_then(|()| run()))
+        self.changing_anyway(|| journal.admit().and_then(|()| run()))
+    }
+
+    /// The same, however little room there is in the journal: it was promised, and is waited for.
+    fn changing_anyway<T>(&self, run: impl FnOnce() -> Result<T>) -> polylane_base::Result<T> {
+        let Some(_change) = self.changes.begin() else { return Err(Errno::EROFS) };
+        self.guard(run)
     }
 
     fn change(&self, ino: u32, set: &SetAttr) -> Result<Attr> {
@@ -385,12 +391,11 @@ impl FileSystem for Ext4 {
         name: &[u8],
         new: &NewNode<'_>,
     ) -> polylane_base::Result<Changed> {
-        // Not refused for want of room in the journal: it was promised, and waits for that.
-        self.guard(|| ops::create(&self.volume, number(dir)?, name, new, Room::SetAside))
+        self.changing_anyway(|| ops::create(&self.volume, number(dir)?, name, new, Room::SetAside))
     }
 
     fn rename_reserved(&self, dir: Ino, from: &[u8], to: &[u8]) -> polylane_base::Result<Renamed> {
-        self.guard(|| {
+        self.changing_anyway(|| {
             let dir = number(dir)?;
             let mode = RenameMode::Replace;
             rename(&self.volume, (dir, from), (dir, to), mode, Room::SetAside)
@@ -398,6 +403,8 @@ impl FileSystem for Ext4 {
     }
 
     fn forget(&self, ino: Ino) {
+        // Closing frees what has no name.
+        let Some(_change) = self.changes.begin() else { return };
         let forgotten = || -> Result<()> {
             let number = number(ino)?;
             let Some(cell) = self.volume.inodes.get(number) else { return Ok(()) };

@@ -3,7 +3,7 @@
 //! One more libservice is one arm in [`libservice`]; one more door is one line in [`start`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use polylane_base::sync::{Arc, thread};
@@ -84,8 +84,10 @@ pub(crate) struct Running {
     disk: Option<Disk>,
     /// Keeps its place among the lanes of its device.
     share_link: Option<OwnedFd>,
-    /// Ends when the kernel has let go of the mount.
+    /// Ends when the kernel has let go of the mount, or the FUSE door was told to close.
     unmounted: Receiver<()>,
+    /// Closes the FUSE door.
+    fuse_stop: Stop,
 }
 
 /// Opens both doors of the lane that `spec` describes.
@@ -109,7 +111,7 @@ pub(crate) fn start(
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = Lane::new(vfs.clone(), spec.incarnation);
-    let unmounted = serve_fuse(spec, fuse, lane.clone())?;
+    let (unmounted, fuse_stop) = serve_fuse(spec, fuse, lane.clone())?;
     let config = shm::Config {
         workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
         covered: spec.covered.clone(),
@@ -119,7 +121,7 @@ pub(crate) fn start(
     };
     let server = shm::Server::start(lane.clone(), socket, config)
         .map_err(|error| Failure::because("lane", "open its fast way in", error))?;
-    Ok(Running { confined, vfs, lane, server, disk, share_link: None, unmounted })
+    Ok(Running { confined, vfs, lane, server, disk, share_link: None, unmounted, fuse_stop })
 }
 
 fn libservice(
@@ -148,7 +150,7 @@ fn libservice(
 }
 
 /// Serves the mount from threads of its own. When it is gone, so is the reason for this process.
-fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<Receiver<()>> {
+fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<(Receiver<()>, Stop)> {
     let failed = |error| Failure::because("lane", "serve its FUSE mount", error);
     let options = ServeOptions {
         params: spec.fuse,
@@ -156,18 +158,19 @@ fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<Recei
         threads: spec.cpus.as_slice().len().clamp(FUSE_THREADS_MIN, FUSE_THREADS_MAX),
     };
     let stop = Stop::new().map_err(failed)?;
+    let for_thread = stop.clone();
     let (serving, unmounted) = mpsc::channel();
     thread::Builder::new()
         .name("fuse".to_string())
         .spawn(move || {
-            if let Err(error) = fuse::serve(device, lane, options, &stop) {
+            if let Err(error) = fuse::serve(device, lane, options, &for_thread) {
                 say(Failure::because("lane", "go on serving its FUSE mount", error));
                 std::process::exit(FAILED.into());
             }
             drop(serving);
         })
         .map_err(failed)?;
-    Ok(unmounted)
+    Ok((unmounted, stop))
 }
 
 impl Running {
@@ -175,7 +178,12 @@ impl Running {
     pub(crate) fn end(self) -> Option<i32> {
         // The tenant is gone, but its last files may still be on their way here: they are closed
         // before the mount ends. Nothing is ever sent; waiting ends with the sender.
-        let _ = self.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
+        if self.unmounted.recv_timeout(UNMOUNT_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
+            // Somebody keeps the mount. Nothing that the kernel sends from now on is served: what
+            // is changed after the last sync would be lost.
+            self.fuse_stop.request();
+            let _ = self.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
+        }
         drop(self.server);
         let synced = self.vfs.sync();
         // With the doors and the VFS go the last references to removed files, whose space the file

@@ -291,7 +291,8 @@ impl Journal {
         }
     }
 
-    fn is_starved(&self) -> bool {
+    /// Whether the medium had no room for the last commit.
+    pub fn is_starved(&self) -> bool {
         self.starved.load(Ordering::Acquire)
     }
 
