@@ -135,6 +135,15 @@ class Side:
         size = 0 if stat.S_ISDIR(found.st_mode) else found.st_size
         return oct(found.st_mode), found.st_nlink, size
 
+    def fchmod(self, number, mode):
+        os.fchmod(self.files[number], mode)
+
+    def futimens(self, number, times):
+        if times is None:
+            os.utime(self.files[number])
+        else:
+            os.utime(self.files[number], ns=times)
+
     def lseek(self, number):
         return os.lseek(self.files[number], 0, os.SEEK_CUR)
 
@@ -252,6 +261,8 @@ def operation(rng, directory, other):
         (16, lambda: ("unlink", name())),
         (4, lambda: ("write", file(), data)),
         (3, lambda: ("fstat", file())),
+        (6, lambda: ("fchmod", file(), mode)),
+        (6, lambda: ("futimens", file(), rng.choice([None, (rng.randrange(1 << 60), 7)]))),
         (3, lambda: ("stat", name())),
         (2, lambda: ("pread", file())),
         (2, lambda: ("lseek", file())),

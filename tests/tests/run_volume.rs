@@ -142,6 +142,35 @@ fn a_killed_service_replays_the_journal_and_goes_on() {
     }
 }
 
+/// What a program syncs that never touched the lane before: the kernel's own sync and syncfs do not
+/// reach the service.
+#[test]
+fn sync_and_syncfs_of_a_fresh_program_are_durable() {
+    let name = "sync_and_syncfs_of_a_fresh_program_are_durable";
+    let Some((_dir, volume)) = place(name) else { return };
+    let script = r#"
+        cd /
+        for how in "sync" "sync -f /lane/1" "sync -f /lane"; do
+            echo "$how" > /lane/1 && $how && echo synced && read go && cat /lane/1
+        done"#;
+    let (mut run, mut input) =
+        Run::new("--size 256M --volume").arg(&volume).script(script).start_with_input();
+    for how in ["sync", "sync -f /lane/1", "sync -f /lane"] {
+        assert_eq!(run.line(), "synced", "{how}");
+        let before = run.service();
+        signal_to(before, "KILL");
+        let begun = std::time::Instant::now();
+        while run.service_now().is_none_or(|now| now == before) {
+            assert!(begun.elapsed().as_secs() < 60, "no new service");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        std::io::Write::write_all(&mut input, b"go\n").expect("write");
+        assert_eq!(run.line(), how);
+    }
+    assert_eq!(run.end().code(), Some(0));
+    assert_clean(&volume);
+}
+
 #[test]
 fn a_killed_supervisor_leaves_a_volume_that_can_be_used() {
     let name = "a_killed_supervisor_leaves_a_volume_that_can_be_used";

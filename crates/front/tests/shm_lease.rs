@@ -19,7 +19,7 @@ use polylane_front::shm::Config;
 use polylane_front::slots::Token;
 use polylane_ipc::message::{LEASED, Message, Op};
 use polylane_ipc::stream::{
-    Change, Entry, LEASES_MAX, Posted, STREAM_BYTES, ShortName, streamed_handle,
+    Change, Entry, LEASES_MAX, Posted, STREAM_BYTES, ShortName, set, streamed_handle,
 };
 use polylane_sys::Region;
 use polylane_vfs::memfs::MemFs;
@@ -222,6 +222,42 @@ fn a_streamed_file_is_used_by_its_handle_and_by_its_slot() {
     assert_eq!(scene.holder.write(again, 0, b"x"), Ok(1));
     assert_eq!(scene.holder.read(handle, 0, 1), Err(Errno::EBADF));
     assert_eq!(scene.stream_failed(), 0);
+}
+
+#[test]
+fn rights_and_times_are_set_by_the_stream_as_by_a_request() {
+    let scene = scene();
+    make_slot(&scene.house, Token(scene.holder.welcome.token), 0).unwrap();
+    let handle = open_streamed(&scene, "file", 1);
+    let change = |umask, perm| Entry {
+        handle,
+        umask,
+        perm,
+        born: 3_000_000_007,
+        atime: -1,
+        ..entry(Change::Set, scene.lease, "")
+    };
+    post(&scene.holder, &change(set::PERM | set::MTIME | set::ATIME, 0o4750));
+    let attr = scene.other.stat("d/file").unwrap();
+    assert!(scene.is_over(), "who looks ends the lease, and sees it");
+    assert_eq!(attr.mode & 0o7777, 0o4750);
+    assert_eq!((attr.sec[1], attr.nsec[1]), (3, 7), "modification time");
+    assert_eq!((attr.sec[0], attr.nsec[0]), (-1, 999_999_999), "access time");
+    assert!(attr.sec[2] > 1_000_000_000, "change time: the call's");
+    // What the client has no streamed handle for it cannot name, and a shut gate lets nothing in.
+    let scene = Scene { lease: lease(&scene.holder, "d").unwrap().lease, ..scene };
+    let strange = Entry { handle: streamed_handle(0, 99), ..change(set::PERM, 0) };
+    let (other, _) = scene.holder.open("d/old", libc::O_RDWR).unwrap();
+    for hostile in [strange, Entry { handle: other, ..change(set::PERM, 0) }] {
+        post(&scene.holder, &hostile);
+    }
+    post(&scene.holder, &change(set::MTIME_NOW | u16::MAX << 5, 0));
+    let attr = scene.other.stat("d/file").unwrap();
+    assert_eq!(scene.stream_failed(), 2);
+    assert_eq!(attr.mode & 0o7777, 0o4750, "unknown bits set nothing");
+    assert_eq!((attr.sec[1], attr.nsec[1]), (attr.sec[2], attr.nsec[2]), "now");
+    assert!(attr.sec[1] > 1_000_000_000);
+    assert_eq!(scene.other.stat("d/old").unwrap().mode & 0o7777, 0o644);
 }
 
 #[test]

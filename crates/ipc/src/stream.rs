@@ -77,12 +77,33 @@ pub enum Change {
     Rename = 2,
     /// Removes `name`.
     Unlink = 3,
+    /// Sets rights and times, those in `set`, of the open file `handle`.
+    Set = 4,
 }
 
 impl Change {
     fn from_number(number: u8) -> Option<Change> {
-        [Change::Touch, Change::Make, Change::Rename, Change::Unlink].get(number as usize).copied()
+        let all = [Change::Touch, Change::Make, Change::Rename, Change::Unlink, Change::Set];
+        all.get(number as usize).copied()
     }
+}
+
+/// What an entry sets.
+pub mod set {
+    /// Permission bits, to `perm`.
+    pub const PERM: u16 = 1;
+    /// The access time, to `atime`.
+    pub const ATIME: u16 = 2;
+    /// The access time, to the entry's.
+    pub const ATIME_NOW: u16 = 4;
+    /// The modification time, to `born`.
+    pub const MTIME: u16 = 8;
+    /// The modification time, to the entry's.
+    pub const MTIME_NOW: u16 = 16;
+    /// The access time, to anything.
+    pub const ATIME_ANY: u16 = ATIME | ATIME_NOW;
+    /// The modification time, to anything.
+    pub const MTIME_ANY: u16 = MTIME | MTIME_NOW;
 }
 
 /// A name of at most [`NAME_BYTES_MAX`] bytes.
@@ -146,20 +167,22 @@ pub struct Entry {
     pub change: Change,
     /// The lease that it was made under.
     pub lease: u8,
-    /// `Make`: permission bits asked for.
+    /// `Make`: permission bits asked for. `Set`: the new ones.
     pub perm: u16,
-    /// `Make`: bits to take away.
+    /// `Make`: bits to take away. `Set`: what is set, bits of [`set`].
     pub umask: u16,
     /// `Make`: slot number plus one; 0: the file is not open.
     pub slot: u32,
     /// `Make` with a slot: flags of open(2).
     pub flags: u32,
-    /// `Make` with a slot: what the client calls the open file; see [`streamed_handle`].
+    /// `Make` with a slot, `Set`: what the client calls the open file; see [`streamed_handle`].
     pub handle: u64,
     /// When it happened: nanoseconds since 1970, by the coarse clock.
     pub time: i64,
-    /// `Make`: when the file was made, if it was renamed since.
+    /// `Make`: when the file was made, if it was renamed since. `Set`: the modification time.
     pub born: i64,
+    /// `Set`: the access time.
+    pub atime: i64,
     /// The name.
     pub name: ShortName,
     /// `Rename`: the new name.
@@ -179,7 +202,10 @@ impl Entry {
         words[2] = self.handle;
         words[3] = self.time.cast_unsigned();
         words[4] = self.born.cast_unsigned();
-        words[5..10].copy_from_slice(&self.name.words);
+        match self.change {
+            Change::Set => words[5] = self.atime.cast_unsigned(),
+            _ => words[5..10].copy_from_slice(&self.name.words),
+        }
         words[10..15].copy_from_slice(&self.name2.words);
         words[15] = u64::from(former);
         words
@@ -194,8 +220,10 @@ impl Entry {
             (len as usize <= NAME_BYTES_MAX).then_some(ShortName { len, words: name })
         };
         let entry = || {
+            let change = Change::from_number(byte(0))?;
+            let is_set = change == Change::Set;
             Some(Entry {
-                change: Change::from_number(byte(0))?,
+                change,
                 lease: byte(8),
                 perm: (words[0] >> 32) as u16,
                 umask: (words[0] >> 48) as u16,
@@ -204,7 +232,8 @@ impl Entry {
                 handle: words[2],
                 time: words[3].cast_signed(),
                 born: words[4].cast_signed(),
-                name: name(byte(16), 5)?,
+                atime: if is_set { words[5].cast_signed() } else { 0 },
+                name: if is_set { ShortName::default() } else { name(byte(16), 5)? },
                 name2: name(byte(24), 10)?,
             })
         };
@@ -493,6 +522,26 @@ mod tests {
         assert_eq!(out[1], make("bcdefghij"));
         assert!(ShortName::new(&[b'x'; NAME_BYTES_MAX + 1]).is_none());
         assert!(ShortName::new(b"").is_none());
+    }
+
+    #[test]
+    fn what_is_set_comes_out_as_it_went_in() {
+        let stream = Plain::new();
+        stream.open(0);
+        let entry = Entry {
+            change: Change::Set,
+            perm: 0o4751,
+            umask: set::PERM | set::ATIME | set::MTIME_NOW,
+            handle: streamed_handle(3, 9),
+            time: 8,
+            born: -7,
+            atime: i64::MIN,
+            ..Entry::default()
+        };
+        stream.post(&entry);
+        let mut out = Vec::new();
+        assert_eq!(stream.claim(0, &mut out), Ok(1));
+        assert_eq!(out, [entry]);
     }
 
     #[test]

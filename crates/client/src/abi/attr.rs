@@ -188,12 +188,14 @@ hooks! {
         answer!(zero(ops::syncfs(fd)), real::syncfs(fd))
     }
 
-    /// `sync`: the lane's part and everyone else's.
+    /// `sync`: the lane's part alone. Other tenants' data is none of this one's business, and the
+    /// kernel would have it wait for all of it.
     ["sync"]
     fn sync() -> () {
-        // `sync` cannot fail; a lane without a service has nothing that it could write.
-        let _ = super::attempt(ops::sync);
-        rustix::fs::sync();
+        // `sync` cannot fail: an error of the lane is told by the next fsync.
+        if super::attempt(ops::sync).is_err_and(|error| error == Detour::Kernel) {
+            rustix::fs::sync();
+        }
     }
 
     /// `utimensat`: without a path, `dir` is the file.

@@ -23,27 +23,28 @@
 
 mod names;
 
-use std::sync::atomic::{
-    AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 use polylane_base::Errno;
 use polylane_ipc::message::{LEASED, Message, Op};
 use polylane_ipc::stream::{
-    Change, Entry, LEASES_MAX, Posted, STREAMED_HANDLE, ShortName, streamed_handle,
+    self, Change, Entry, LEASES_MAX, Posted, STREAMED_HANDLE, ShortName, streamed_handle,
 };
 
 use self::names::{Known, Names};
 use crate::outcome::{Detour, Outcome};
 use crate::path::At;
 use crate::session::Session;
-use crate::table::Record;
+use crate::table::{Record, bit};
 use crate::{call, config, state};
 
 /// Turns that a call waits for another thread's.
 const LOCK_TURNS: u32 = 200;
 /// Changes in one directory, one after the other, that a lease is asked for.
 const STREAK: u32 = 8;
+/// As many of them, after leases that were worth their while.
+const STREAK_MIN: u32 = 2;
 /// Most of them, after leases that ended early.
 const STREAK_MAX: u32 = 1 << 16;
 /// Entries that make a lease worth its while.
@@ -68,6 +69,9 @@ pub(crate) struct Leases {
     streamed: AtomicU32,
     /// Streamed handles so far.
     handles: AtomicU32,
+    /// The first of those whose files nobody can have met: they were made under the present leases,
+    /// and this process has opened none of its files by another way since.
+    alone_from: AtomicU32,
 }
 
 /// Changes one after the other in one directory.
@@ -77,6 +81,8 @@ struct Streak {
     count: AtomicU32,
     /// Doublings of how many it takes.
     doublings: AtomicU32,
+    /// The last leases were worth their while: it takes but few.
+    worth: AtomicU32,
 }
 
 /// A directory: where its path starts, and the path.
@@ -97,7 +103,21 @@ impl Leases {
             streak: Streak::new(),
             streamed: AtomicU32::new(0),
             handles: AtomicU32::new(0),
+            alone_from: AtomicU32::new(0),
         }
+    }
+
+    /// From now on no file made so far counts as one that nobody has met.
+    fn meet(&self) {
+        let next = self.handles.load(Relaxed).wrapping_add(1);
+        self.alone_from.store(next, SeqCst);
+    }
+
+    /// Whether nobody has met the file of a streamed handle.
+    fn is_alone(&self, handle: u64) -> bool {
+        let count = (handle >> 32) as u32;
+        let since = count.wrapping_sub(self.alone_from.load(SeqCst));
+        is_streamed(handle) && since.cast_signed() >= 0
     }
 
     /// The leases of this session, if there are any.
@@ -202,6 +222,7 @@ impl Inside {
         leases.streak.judge(worth);
         leases.held.iter().for_each(Held::clear);
         leases.names.clear();
+        leases.meet();
         leases.session.store(0, Relaxed);
     }
 }
@@ -298,6 +319,77 @@ pub(crate) fn close(session: &'static Session, handle: u64) -> bool {
     }
 }
 
+/// A file is about to be opened by a request: it may be one that was made under a lease, and what
+/// the service shows of it would miss what is streamed about it.
+#[inline]
+pub(crate) fn opens(session: &'static Session) {
+    let leases = &state::get().leases;
+    if leases.session.load(Relaxed) == session.number {
+        leases.meet();
+    }
+}
+
+/// Sets rights or times of a file that was made under a lease and that nobody else can have met:
+/// true. False: the ordinary way.
+pub(crate) fn set(session: &'static Session, file: &Record, what: &NewState) -> bool {
+    let handle = file.handle.load(Relaxed);
+    let alone = |leases: &Leases| leases.is_alone(handle) && file.view.load(Relaxed) == 0;
+    let leases = &state::get().leases;
+    if !alone(leases) || file.is(bit::SHARED | bit::ESCAPED) {
+        return false;
+    }
+    let Some(inside) = leases.enter(session).filter(|_| alone(leases)) else { return false };
+    let mut entry = inside.stamped(Change::Set, 0, ShortName::default());
+    entry.handle = handle;
+    let former = session.channel.stream().last();
+    let former = former.filter(|last| last.change == Change::Set && last.handle == handle);
+    let merged = former.map(|last| what.on(Entry { time: entry.time, ..last }));
+    if !merged.is_some_and(|merged| inside.replace(&merged))
+        && inside.post(&what.on(entry)).is_err()
+    {
+        return false;
+    }
+    drop(inside);
+    // Another thread that opened the file meanwhile did so before the entry, or is seen here: then
+    // the entry is applied before anybody hears of it.
+    fence(SeqCst);
+    leases.is_alone(handle) || call::plain(session, Message::new(Op::Ping)).is_ok()
+}
+
+/// What [`set`] sets.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct NewState {
+    /// Bits of [`stream::set`].
+    pub(crate) mask: u16,
+    /// Permission bits.
+    pub(crate) perm: u16,
+    /// Access and modification time: nanoseconds since 1970.
+    pub(crate) times: [i64; 2],
+}
+
+impl NewState {
+    /// As a change of what `entry` sets already.
+    fn on(&self, mut entry: Entry) -> Entry {
+        let is = |bits: u16| self.mask & bits != 0;
+        if is(stream::set::PERM) {
+            entry.perm = self.perm;
+        }
+        for bits in [stream::set::ATIME_ANY, stream::set::MTIME_ANY] {
+            if is(bits) {
+                entry.umask &= !bits;
+            }
+        }
+        if is(stream::set::ATIME) {
+            entry.atime = self.times[0];
+        }
+        if is(stream::set::MTIME) {
+            entry.born = self.times[1];
+        }
+        entry.umask |= self.mask;
+        entry
+    }
+}
+
 /// `unlink`. `None`: the ordinary way.
 pub(crate) fn unlink(session: &'static Session, at: &At<'_>) -> Option<Outcome<()>> {
     let inside = state::get().leases.enter(session)?;
@@ -384,13 +476,19 @@ impl Leases {
     #[cold]
     fn ask_for(&'static self, session: &'static Session, start: u64, path: &[u8]) {
         let Some(inside) = self.lock(session) else { return };
-        if self.session.load(Relaxed) != session.number {
+        let had = self.session.load(Relaxed);
+        if had != 0 && (had != session.number || session.channel.stream().is_shut()) {
             inside.ended();
         }
         let place = |afresh: bool, lease: u8| {
             if afresh {
+                // One too many: we ended the others ourselves, nobody was in the way.
+                let own = self.session.load(Relaxed) != 0;
+                own.then(|| self.streak.judge(true));
+                self.streamed.store(0, Relaxed);
                 self.held.iter().for_each(Held::clear);
                 self.names.clear();
+                self.meet();
             }
             self.held.get(lease as usize)
         };
@@ -420,6 +518,7 @@ impl Streak {
             path: AtomicU64::new(0),
             count: AtomicU32::new(0),
             doublings: AtomicU32::new(0),
+            worth: AtomicU32::new(0),
         }
     }
 
@@ -434,7 +533,8 @@ impl Streak {
         }
         let count = self.count.load(Relaxed) + 1;
         let streak = match config::leases_eager() {
-            true => 2,
+            true => STREAK_MIN,
+            false if self.worth.load(Relaxed) != 0 => STREAK_MIN,
             false => (STREAK << self.doublings.load(Relaxed)).min(STREAK_MAX),
         };
         let due = count >= streak;
@@ -446,6 +546,7 @@ impl Streak {
     fn judge(&self, worth: bool) {
         let doublings = if worth { 0 } else { (self.doublings.load(Relaxed) + 1).min(13) };
         self.doublings.store(doublings, Relaxed);
+        self.worth.store(worth.into(), Relaxed);
         self.count.store(0, Relaxed);
     }
 }
@@ -506,7 +607,9 @@ mod tests {
         (0..40).for_each(|_| streak.judge(false));
         assert_eq!(changes(2), STREAK_MAX);
         streak.judge(true);
-        assert_eq!(changes(2), STREAK);
+        assert_eq!(changes(2), STREAK_MIN);
+        streak.judge(false);
+        assert_eq!(changes(2), 2 * STREAK);
     }
 
     #[test]

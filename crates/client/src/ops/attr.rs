@@ -4,14 +4,17 @@ use std::os::fd::RawFd;
 
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op, set};
+use polylane_ipc::stream::set as bits;
 
 use super::limit;
 use super::name::Place;
 use crate::call;
 use crate::file;
+use crate::lease::{self, NewState};
 use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::session::Session;
+use crate::state;
 use crate::table::bit;
 
 /// A change of one time stamp, as utimensat(2) has it.
@@ -51,9 +54,37 @@ pub(crate) fn change(place: Place<'_>, what: Change, follow: bool) -> Outcome<()
 pub(crate) fn change_open(fd: RawFd, what: Change) -> Outcome<()> {
     let file = file::find(fd)?;
     let (session, handle) = file::usable(&file, fd)?;
+    if to_stream(what).is_some_and(|state| lease::set(session, &file, &state)) {
+        return Ok(());
+    }
     let message = fill(Message { handle, ..Message::new(Op::SetattrHandle) }, what)?;
     call::plain(session, message)?;
     Ok(())
+}
+
+/// A change as a stream can tell it.
+fn to_stream(what: Change) -> Option<NewState> {
+    match what {
+        Change::Mode(mode) => {
+            Some(NewState { mask: bits::PERM, perm: (mode & 0o7777) as u16, ..NewState::default() })
+        }
+        Change::Times(atime, mtime) => {
+            let mut state = NewState::default();
+            let places = [(bits::ATIME, bits::ATIME_NOW), (bits::MTIME, bits::MTIME_NOW)];
+            for (n, (stamp, (given, now))) in [atime, mtime].into_iter().zip(places).enumerate() {
+                match stamp {
+                    Stamp::Keep => {}
+                    Stamp::Now => state.mask |= now,
+                    Stamp::At(sec, nsec) => {
+                        state.mask |= given;
+                        state.times[n] = sec.checked_mul(1_000_000_000)?.checked_add(nsec)?;
+                    }
+                }
+            }
+            Some(state)
+        }
+        Change::Owner(..) | Change::Size(_) => None,
+    }
 }
 
 /// `ftruncate`.
@@ -86,16 +117,19 @@ pub(crate) fn fsync(fd: RawFd, data_only: bool) -> Outcome<()> {
     Ok(())
 }
 
-/// The lane's part of `sync`.
+/// `sync`, of the lane.
 pub(crate) fn sync() -> Outcome<()> {
     path::mount()?;
-    let session = crate::state::get().sessions.present().ok_or(Detour::Kernel)?;
-    call::plain(session, Message::new(Op::Sync))?;
+    // The kernel's own does not reach the service.
+    state::get().sessions.hurry();
+    call::plain(path::ready()?, Message::new(Op::Sync))?;
     Ok(())
 }
 
-/// `syncfs`.
+/// `syncfs`, of a descriptor that the library may not have seen yet.
 pub(crate) fn syncfs(fd: RawFd) -> Outcome<()> {
+    path::mount()?;
+    state::get().sessions.hurry();
     let file = file::find(fd)?;
     let (session, _) = file::usable(&file, fd)?;
     call::plain(session, Message::new(Op::Sync))?;

@@ -47,7 +47,7 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
             real::close_quietly(fd);
             return Err(error);
         }
-        None => {}
+        None => lease::opens(session),
     }
     let mut message = Message { flags: flags as u32, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = slot.number().into();

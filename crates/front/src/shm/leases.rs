@@ -28,7 +28,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result, Time};
-use polylane_ipc::stream::{Change, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX};
+use polylane_ipc::stream::{
+    Change, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, STREAMED_HANDLE, set,
+};
 use polylane_vfs::fs::{SetAttr, SetTime};
 use polylane_vfs::{Create, Cred, Holder, Kind, Node, PathError};
 
@@ -240,6 +242,13 @@ impl Session {
         for entry in entries.drain(..) {
             let time = entry.time.clamp(state.last, self.now().max(state.last));
             state.last = time;
+            if entry.change == Change::Set {
+                let done = catch_unwind(AssertUnwindSafe(|| self.set(&cred, &entry, time)));
+                let done = done.unwrap_or(Err(PathError::Errno(Errno::EIO)));
+                self.leases.note(&done);
+                self.stats.streamed(done.is_ok());
+                continue;
+            }
             let Some(dir) = state.dirs.get(entry.lease as usize).cloned().flatten() else {
                 continue;
             };
@@ -274,7 +283,7 @@ impl Session {
             return Err(Errno::EPERM.into());
         }
         match entry.change {
-            Change::Touch => {}
+            Change::Touch | Change::Set => {}
             Change::Make => {
                 let born = entry.born.clamp(0, time);
                 let node = self.make(state, cred, (dir, name), entry)?;
@@ -296,6 +305,30 @@ impl Session {
                 self.stamp_gone(cred, &gone, time);
             }
         }
+        Ok(())
+    }
+
+    /// Sets rights and times of a file that the client made by its stream and has open.
+    fn set(&self, cred: &Cred, entry: &Entry, time: i64) -> Result<(), PathError> {
+        let handle = Handle::from_wire(entry.handle);
+        if handle.index & STREAMED_HANDLE == 0 {
+            return Err(Errno::EPERM.into());
+        }
+        let node = self.node(handle)?;
+        let is = |bit: u16| entry.umask & bit != 0;
+        let stamp = |given, now, at| match (is(given), is(now)) {
+            (true, _) => Some(SetTime::At(to_time(at))),
+            (_, true) => Some(SetTime::At(to_time(time))),
+            _ => None,
+        };
+        let set = SetAttr {
+            perm: is(set::PERM).then_some(u32::from(entry.perm) & 0o7777),
+            atime: stamp(set::ATIME, set::ATIME_NOW, entry.atime),
+            mtime: stamp(set::MTIME, set::MTIME_NOW, entry.born),
+            ctime: Some(to_time(time)),
+            ..SetAttr::default()
+        };
+        self.lane.vfs.setattr(cred, &node, &set)?;
         Ok(())
     }
 
