@@ -15,7 +15,8 @@
 //! | [`dir`] | names, linear and hashed, with an index in memory |
 //! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
-//! | [`mount`], `changes`, `damage` | opening and closing; what closing waits for; telling e2fsck what was found |
+//! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
+//! | `changes` | what closing waits for |
 //! | `vfs` | the adapter: the only file that knows `FileSystem`'s calls |
 //!
 //! How it all works together: docs/design/ext4.md.
