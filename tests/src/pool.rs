@@ -181,6 +181,24 @@ impl Running {
         service_of(&self.pool)
     }
 
+    /// Ends everything of the run in one moment, as a power cut does: the service's caches are
+    /// lost. Nobody is asked, and nobody sees another one die.
+    ///
+    /// # Panics
+    /// Something remains.
+    pub fn cut_power(mut self) {
+        let all: Vec<u32> = processes_of(&self.pool).map(|(pid, _)| pid).collect();
+        for signal in ["STOP", "KILL"] {
+            all.iter().for_each(|pid| signal_to(*pid, signal));
+        }
+        self.child.wait().expect("wait for polylane");
+        // What is under /run does not outlive a power cut.
+        for file in run_files(&self.pool) {
+            drop(fs::remove_file(file));
+        }
+        assert_nothing_remains(&self.pool);
+    }
+
     /// Waits for the end and insists that nothing remains.
     ///
     /// # Panics
@@ -231,19 +249,26 @@ pub fn assert_nothing_remains(pool: &str) {
 /// Processes (and with them their memfds and mount namespaces), host mounts, control groups and
 /// run-time files of a pool.
 fn remains_of(pool: &str) -> Vec<String> {
-    let mut remains: Vec<String> = processes()
-        .filter(|(pid, said)| contains(said, pool) && *pid != std::process::id())
+    let mut remains: Vec<String> = processes_of(pool)
         .map(|(pid, said)| format!("process {pid}: {}", String::from_utf8_lossy(&said)))
         .collect();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     remains.extend(mounts.lines().filter(|line| line.contains("fuse.polylane")).map(String::from));
     let group = format!("polylane-{pool}");
     find_dirs(Path::new("/sys/fs/cgroup"), &group, 6, &mut remains);
-    for end in ["lock", "sock"] {
-        let file = PathBuf::from(format!("/run/polylane/{pool}.{end}"));
-        remains.extend(file.exists().then(|| file.display().to_string()));
-    }
+    remains.extend(
+        run_files(pool).filter(|file| file.exists()).map(|file| file.display().to_string()),
+    );
     remains
+}
+
+fn run_files(pool: &str) -> impl Iterator<Item = PathBuf> {
+    ["lock", "sock"].into_iter().map(move |end| format!("/run/polylane/{pool}.{end}").into())
+}
+
+/// The processes of a pool, its supervisor among them.
+fn processes_of(pool: &str) -> impl Iterator<Item = (u32, Vec<u8>)> {
+    processes().filter(move |(pid, said)| contains(said, pool) && *pid != std::process::id())
 }
 
 /// Every process with its command line and the environment it was started with, as one string.

@@ -51,6 +51,12 @@ fn parts(seconds: u64) -> Vec<Part> {
             env: vec![("POLYLANE_FSX_OPERATIONS", "1000000".to_string())],
             repeat_seconds: 0,
         },
+        Part {
+            name: "power-cut",
+            command: words("cargo test -p polylane-tests --test power_cut -- --nocapture"),
+            env: vec![("POLYLANE_POWER_CUTS", "25".to_string())],
+            repeat_seconds: 0,
+        },
         Part { name: "stress", command: words(stress), env: vec![], repeat_seconds: seconds },
         Part { name: "fuzz", command: words(&fuzz), env: vec![], repeat_seconds: 0 },
     ]
