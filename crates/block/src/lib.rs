@@ -12,6 +12,7 @@
 //! | [`overlay`] | copy-on-write by blocks, on a device that does not change |
 //! | [`qos`] | which lane's request may go to the device, and when |
 //! | [`ram`] | a medium in memory |
+//! | [`recorder`] | what was asked of a device, written down |
 //! | [`wait`] | the one place that turns submit and poll into waiting |
 //!
 //! From this door down, code is submit and poll and never blocks; above it, code is straight-line
@@ -28,6 +29,7 @@ pub mod medium;
 pub mod overlay;
 pub mod qos;
 pub mod ram;
+pub mod recorder;
 pub mod wait;
 
 pub use device::{

@@ -4,7 +4,7 @@ mod pdc_kit;
 
 use pdc_kit::{BLOCK, Jbd2, MIB, Volume, XfsLog, fast_commits, mail, redo_log, xfs_mail};
 use polylane_block::cache::pdc::score::Score;
-use polylane_block::cache::pdc::{Admission, FlushSolo, Paper, Region, solo};
+use polylane_block::cache::pdc::{Admission, FlushSolo, Opening, Paper, Region, solo};
 
 fn journal() -> Region {
     Region::at(512 * MIB, 64 * MIB)
@@ -88,6 +88,46 @@ fn the_log_of_xfs_is_found_among_files_that_are_fsynced() {
     let (mut volume, mut xfs) = (volume(Some(journal())), XfsLog::new(journal()));
     xfs_mail(&mut volume, &mut xfs, 8_000);
     assert_found(volume.score(), 0.97, 0.97);
+}
+
+/// On sectors of 4 KiB nothing in the addresses is a journal's: what the records begin with is.
+#[test]
+fn the_log_of_xfs_on_large_sectors_is_found_by_its_records() {
+    for (opening, found) in [(Opening::XfsRecord, true), (Opening::Unknown, false)] {
+        let (mut volume, mut xfs) = (volume(Some(journal())), XfsLog::new(journal()));
+        (xfs.piece_sectors, xfs.opening) = (8, opening);
+        xfs_mail(&mut volume, &mut xfs, 8_000);
+        match found {
+            true => assert_found(volume.score(), 0.97, 0.97),
+            false => assert_eq!(volume.score().bypassed_bytes, 0),
+        }
+    }
+}
+
+#[test]
+fn a_record_is_known_by_magic_number_and_version() {
+    let record = [0xfe, 0xed, 0xba, 0xbe, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0];
+    assert_eq!(Opening::of(&record), Opening::XfsRecord);
+    assert_eq!(Opening::of(&record[..11]), Opening::Unknown);
+    for at in [0, 1, 2, 3, 8, 9, 10, 11] {
+        let mut other = record;
+        other[at] ^= 0x40;
+        assert_eq!(Opening::of(&other), Opening::Unknown, "byte {at}");
+    }
+    assert_eq!(Opening::of(&[]), Opening::Unknown);
+}
+
+/// A file that holds records, written where it was made: they come in pieces that hold many.
+#[test]
+fn a_copy_of_a_log_is_not_a_journal() {
+    let mut volume = volume(None);
+    let mut at = 0;
+    for _ in 0..200 {
+        volume.write_opening(at, MIB, Opening::XfsRecord);
+        volume.flush();
+        at += MIB;
+    }
+    assert_eq!(volume.score().bypassed_bytes, 0);
 }
 
 #[test]
@@ -221,6 +261,41 @@ fn a_region_of_the_last_use_is_hot_from_the_first_write() {
     (0..9).for_each(|block| volume.read(journal().first + block * BLOCK, BLOCK));
     assert_eq!(volume.write(journal().first, 2 * BLOCK), Admission::Bypass);
     assert_eq!(volume.write(journal().first + 2 * BLOCK, BLOCK), Admission::Bypass);
+}
+
+/// A log goes on where it was when the service died; what else is written there is not the log's.
+#[test]
+fn a_region_of_the_last_use_goes_on_anywhere_but_once() {
+    let mut volume = Volume::new(FlushSolo::with_regions(&[journal()]), Some(journal()));
+    let middle = journal().first + 40 * MIB;
+    assert_eq!(volume.write(middle, 2 * BLOCK), Admission::Bypass);
+    volume.flush();
+    assert_eq!(volume.write(middle + 2 * BLOCK, BLOCK), Admission::Bypass);
+    volume.flush();
+    assert_eq!(volume.write(journal().first + 20 * MIB, BLOCK), Admission::Normal);
+    assert_eq!(volume.write(middle + 3 * BLOCK, BLOCK), Admission::Bypass);
+    assert_eq!(volume.regions(), [journal()]);
+}
+
+#[test]
+fn a_region_that_is_none_any_more_is_given_up() {
+    let mut volume = Volume::new(FlushSolo::with_regions(&[journal()]), None);
+    // Files lie there now: a stream, and blocks here and there.
+    for round in 0..600 {
+        volume.write(journal().first + round * MIB / 4, MIB / 4);
+        let block = volume.rng.below(8192);
+        volume.write(journal().end + block * BLOCK, BLOCK);
+        volume.flush();
+    }
+    assert_eq!(volume.regions(), []);
+    assert!(volume.score().bypassed_bytes <= 65 * MIB, "{:?}", volume.score());
+    // What the last use left may be anything.
+    for known in [Region { first: 9, end: 9 }, Region { first: 9, end: 1 }, Region::at(0, u64::MAX)]
+    {
+        let mut volume = Volume::new(FlushSolo::with_regions(&[known]), None);
+        volume.write(0, BLOCK);
+        volume.write(u64::MAX - BLOCK, BLOCK);
+    }
 }
 
 #[test]

@@ -24,6 +24,9 @@ pub(crate) struct AttachArgs {
     socket: Option<PathBuf>,
     #[command(flatten)]
     cache: CacheArgs,
+    /// Write every request down there, without its data, for 'polylane bench run pdc-trace'
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
     /// List what is attached
     #[arg(long, conflicts_with_all = ["volume", "via", "socket"])]
     list: bool,
@@ -54,6 +57,8 @@ pub(crate) struct EngineArgs {
     volume_plain: Vec<i32>,
     #[arg(long)]
     volume_lock: Vec<i32>,
+    #[arg(long)]
+    record: Option<i32>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -91,6 +96,7 @@ pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
         via: arguments.via.via(),
         socket: arguments.socket,
         cache: arguments.cache.options(),
+        record: arguments.record,
     };
     let device = attach::attach(&options)?;
     match arguments.json.json {
@@ -114,6 +120,7 @@ pub(crate) fn engine(arguments: EngineArgs) -> u8 {
         volume: arguments.volume,
         volume_plain: arguments.volume_plain,
         volume_lock: arguments.volume_lock,
+        record: arguments.record,
     })
 }
 

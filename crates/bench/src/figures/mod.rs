@@ -10,6 +10,7 @@ mod copy;
 mod demo;
 mod echo;
 mod engine;
+mod guest;
 mod ipc;
 mod locks;
 mod mariadb;
@@ -17,7 +18,9 @@ mod multilanes;
 mod ocrd;
 mod overhead;
 mod pdc_csv;
+mod pdc_loads;
 mod pdc_mail;
+mod pdc_precision;
 mod pdc_shares;
 mod pdc_sync;
 mod pdc_trace;
@@ -226,7 +229,19 @@ pub const FIGURES: &[Figure] = &[
         name: "pdc-fig6",
         mounts: true,
         about: "mail-like load on ext4 on an attached volume: no cache, WB, PDC; 1–16 threads",
-        run: pdc_mail::run,
+        run: pdc_mail::fig6,
+    },
+    Figure {
+        name: "pdc-fig7",
+        mounts: true,
+        about: "the same load on four guests at the same time",
+        run: pdc_mail::fig7,
+    },
+    Figure {
+        name: "pdc-precision",
+        mounts: true,
+        about: "recall and precision of the journal detectors, by file system and load",
+        run: pdc_precision::run,
     },
     Figure {
         name: "pdc-fig8",

@@ -4,7 +4,8 @@
 //! `offset` and `length` must be among them. Operations: R, W, F(lush), D(iscard), Z
 //! (write-zeroes). Lines that start with `#` are comments; the first one that speaks of a `header`
 //! names the lowest and the highest address of a journal block, `0 0` for none. Addresses and
-//! lengths are bytes.
+//! lengths are bytes. A sixth column, `opening`, may say `xfs`: the data begins with the header of a
+//! record of XFS's log. `polylane attach --record FILE` writes such files.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -12,7 +13,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use flate2::bufread::MultiGzDecoder;
-use polylane_block::cache::pdc::{Access, Region};
+use polylane_block::cache::pdc::{Access, Opening, Region};
 
 /// No block layer makes larger requests than this; more is another unit or a broken file.
 const LENGTH_MAX: u64 = 1 << 30;
@@ -95,11 +96,12 @@ struct Columns {
     fua: Option<usize>,
     offset: usize,
     length: usize,
+    opening: Option<usize>,
 }
 
 impl Default for Columns {
     fn default() -> Self {
-        Columns { time: Some(0), op: 1, fua: Some(2), offset: 3, length: 4 }
+        Columns { time: Some(0), op: 1, fua: Some(2), offset: 3, length: 4, opening: Some(5) }
     }
 }
 
@@ -114,7 +116,8 @@ impl Columns {
         let need = |name: &str| place(name).with_context(|| format!("no column '{name}'"));
         Some(need("offset").and_then(|offset| {
             let (time, fua, length) = (place("time_us"), place("fua"), need("length")?);
-            Ok(Columns { time, op, fua, offset, length })
+            let opening = place("opening");
+            Ok(Columns { time, op, fua, offset, length, opening })
         }))
     }
 
@@ -124,9 +127,13 @@ impl Columns {
         let field = |at: usize| fields.get(at).copied().filter(|field| !field.is_empty());
         let Some(op) = field(self.op) else { bail!("no operation: '{}'", excerpt(line)) };
         let fua = self.fua.and_then(field).is_some_and(|fua| fua != "0");
+        let opening = match self.opening.and_then(field) {
+            Some("xfs") => Opening::XfsRecord,
+            _ => Opening::Unknown,
+        };
         let access = match op.to_ascii_lowercase().as_str() {
             "r" | "read" => Access::Read,
-            "w" | "write" => Access::Write { fua },
+            "w" | "write" => Access::Write { fua, opening },
             "f" | "flush" => Access::Flush,
             "d" | "discard" | "trim" | "z" | "write-zeroes" => Access::Discard,
             _ => return Ok(None),
@@ -194,7 +201,7 @@ mod tests {
         let trace = read(text).expect("valid");
         assert_eq!(trace.journal, Some((4096, 8192)));
         assert_eq!(trace.records.len(), 4);
-        assert_eq!(trace.records[0].access, Access::Write { fua: true });
+        assert_eq!(trace.records[0].access, Access::Write { fua: true, opening: Opening::Unknown });
         assert_eq!(trace.records[1].access, Access::Flush);
         assert_eq!(trace.records[2].range.bytes(), 1 << 40);
         assert_eq!(trace.records[3].range, Region { first: 512, end: 516 });

@@ -52,8 +52,10 @@ pub fn run(options: &Options) -> Result<Report> {
         let point = name.trim_end_matches(".gz").trim_end_matches(".csv");
         let said = trace.journal.map(|(first, last)| AddressRange { first, last });
         let journal = options.journal.or(said);
-        judge(&mut report, point, "paper", &trace, journal, Paper::default);
-        judge(&mut report, point, "flush-solo", &trace, journal, FlushSolo::default);
+        let region = |j: AddressRange| Region { first: j.first, end: j.last.saturating_add(1) };
+        let truth: Vec<Region> = journal.map(region).into_iter().collect();
+        judge(&mut report, point, "paper", &trace, &truth, Paper::default);
+        judge(&mut report, point, "flush-solo", &trace, &truth, FlushSolo::default);
         describe(&mut report, point, &trace, journal);
     }
     report.notes.push(
@@ -64,18 +66,18 @@ pub fn run(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-fn judge<R: Rule>(
+/// Replays a trace through a rule and adds its row. `journal`: where it truly is.
+pub(super) fn judge<R: Rule>(
     report: &mut Report,
     point: &str,
     system: &str,
     trace: &Trace,
-    journal: Option<AddressRange>,
+    journal: &[Region],
     rule: fn() -> R,
 ) {
     let times = (0..3).map(|_| time_per_request(trace, rule()));
     let nanoseconds = times.fold(f64::INFINITY, f64::min);
-    let region = journal.map(|j| Region { first: j.first, end: j.last.saturating_add(1) });
-    let mut judge = Judge::new(rule(), region);
+    let mut judge = Judge::new(rule(), journal.iter().copied());
     for record in &trace.records {
         judge.observe(record.time_us, record.access, record.range);
     }

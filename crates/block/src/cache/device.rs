@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use polylane_base::sync::{Mutex, RwLock};
 
-use super::pdc::{Access, Admission, FlushSolo, Region, Rule};
+use super::pdc::{Access, Admission, FlushSolo, Opening, Region, Rule};
 use super::{Mode, Road, Store};
 use crate::device::{
     Allocation, BlockDevice, Channel, Completion, Op, Request, SECTOR_BYTES, Sector, Submitted,
@@ -58,13 +58,7 @@ pub struct Cached {
 impl Cached {
     /// A device on `store`; what `mode` says of the store's place is decided by the caller.
     pub fn new(store: Arc<dyn Store>, mode: Mode) -> Arc<Cached> {
-        Cached::with_regions(store, mode, &[])
-    }
-
-    /// As [`Cached::new`], with the ranges that were taken for journals when the volume was used
-    /// last.
-    pub fn with_regions(store: Arc<dyn Store>, mode: Mode, known: &[Region]) -> Arc<Cached> {
-        let rule = (mode == Mode::Pdc).then(|| Mutex::new(FlushSolo::with_regions(known)));
+        let rule = (mode == Mode::Pdc).then(|| Mutex::new(FlushSolo::default()));
         Arc::new(Cached {
             store,
             durable: mode.is_durable(),
@@ -75,16 +69,26 @@ impl Cached {
         })
     }
 
+    /// Begins with the ranges that were taken for journals when the volume was used last. Called
+    /// before the first request; does nothing in modes without a rule.
+    pub fn remember(&self, known: &[Region]) {
+        if let Some(rule) = &self.rule {
+            *rule.lock() = FlushSolo::with_regions(known);
+        }
+    }
+
+    /// What its rule takes for journals now, for the next use of the volume.
+    pub fn found(&self) -> Vec<Region> {
+        self.rule.as_ref().map_or_else(Vec::new, |rule| rule.lock().regions())
+    }
+
     /// What it did.
     pub fn totals(&self) -> Totals {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let mut regions = self.told.read().clone();
-        if let Some(rule) = &self.rule {
-            let found = rule.lock().regions();
-            let new = |region: &Region| !regions.iter().any(|told| told.overlaps(region));
-            let new: Vec<Region> = found.into_iter().filter(new).collect();
-            regions.extend(new);
-        }
+        let new = |region: &Region| !regions.iter().any(|told| told.overlaps(region));
+        let new: Vec<Region> = self.found().into_iter().filter(new).collect();
+        regions.extend(new);
         Totals {
             bypassed_bytes: load(&self.counts.bypassed),
             cold_bytes: load(&self.counts.cold),
@@ -101,7 +105,10 @@ impl Cached {
         let range = Region::at(offset, request.count * SECTOR_BYTES as u64);
         let access = match request.op {
             Op::Read => Access::Read,
-            Op::Write { fua } => Access::Write { fua: fua || self.durable },
+            Op::Write { fua } => {
+                let first = request.data.first().map_or(&[][..], |buffer| &buffer[..]);
+                Access::Write { fua: fua || self.durable, opening: Opening::of(first) }
+            }
             Op::Discard | Op::WriteZeroes { .. } => Access::Discard,
             Op::Flush => Access::Flush,
         };

@@ -5,7 +5,7 @@
 
 use polylane_base::rng::Rng;
 use polylane_block::cache::pdc::score::{Judge, Score};
-use polylane_block::cache::pdc::{Access, Admission, Region, Rule};
+use polylane_block::cache::pdc::{Access, Admission, Opening, Region, Rule};
 
 pub const BLOCK: u64 = 4096;
 pub const MIB: u64 = 1 << 20;
@@ -28,11 +28,18 @@ impl<R: Rule> Volume<R> {
     }
 
     pub fn write(&mut self, offset: u64, length: u64) -> Admission {
-        self.request(Access::Write { fua: false }, Region::at(offset, length))
+        self.write_opening(offset, length, Opening::Unknown)
+    }
+
+    pub fn write_opening(&mut self, offset: u64, length: u64, opening: Opening) -> Admission {
+        self.request(Access::Write { fua: false, opening }, Region::at(offset, length))
     }
 
     pub fn write_fua(&mut self, offset: u64, length: u64) -> Admission {
-        self.request(Access::Write { fua: true }, Region::at(offset, length))
+        self.request(
+            Access::Write { fua: true, opening: Opening::Unknown },
+            Region::at(offset, length),
+        )
     }
 
     pub fn read(&mut self, offset: u64, length: u64) {
@@ -142,11 +149,15 @@ pub fn mail<R: Rule>(volume: &mut Volume<R>, journal: &mut Jbd2, commits: u64) {
 pub struct XfsLog {
     pub area: Region,
     head: u64,
+    /// Records are whole pieces of so many sectors: 8 on a device with sectors of 4 KiB.
+    pub piece_sectors: u64,
+    /// What the records begin with.
+    pub opening: Opening,
 }
 
 impl XfsLog {
     pub fn new(area: Region) -> Self {
-        XfsLog { area, head: area.first }
+        XfsLog { area, head: area.first, piece_sectors: 1, opening: Opening::Unknown }
     }
 
     pub fn force<R: Rule>(&mut self, volume: &mut Volume<R>, sectors: u64) {
@@ -157,6 +168,7 @@ impl XfsLog {
         };
         let mut writes: Vec<(u64, u64)> = Vec::new();
         for size in sizes {
+            let size = size.next_multiple_of(self.piece_sectors);
             if self.head + size * 512 > self.area.end {
                 self.head = self.area.first;
             }
@@ -167,7 +179,7 @@ impl XfsLog {
             writes.reverse();
         }
         writes.into_iter().for_each(|(offset, length)| {
-            volume.write(offset, length);
+            volume.write_opening(offset, length, self.opening);
         });
         volume.flush();
     }

@@ -78,9 +78,15 @@ pub struct Driver {
     memory: Arc<Region>,
     fd: OwnedFd,
     shape: Shape,
+    /// Features to ask for, and those that the server has of them.
+    wanted: u64,
     features: u64,
     queues: Vec<DriverQueue>,
     inflight: Option<(VhostUserInflight, File)>,
+}
+
+fn frontend(path: &Path, shape: Shape) -> io::Result<Frontend> {
+    Ok(Frontend::from_stream(UnixStream::connect(path)?, shape.queues as u64))
 }
 
 fn other(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
@@ -93,14 +99,23 @@ impl Driver {
     /// # Errors
     /// Nobody listens, or the server refuses.
     pub fn connect(path: &Path, shape: Shape) -> io::Result<Driver> {
+        Driver::connect_without(path, shape, 0)
+    }
+
+    /// As [`Driver::connect`], as a driver that does not know some features (virtio's bits).
+    ///
+    /// # Errors
+    /// As [`Driver::connect`].
+    pub fn connect_without(path: &Path, shape: Shape, unknown: u64) -> io::Result<Driver> {
         let bytes = shape.queue_bytes() * shape.queues;
         let (memory, fd) = Region::create("virtio-driver", bytes)?;
         let memory = Arc::new(memory);
         let queues = (0..shape.queues).map(|index| DriverQueue::new(&memory, shape, index));
         let queues = queues.collect::<io::Result<Vec<_>>>()?;
-        let frontend = Frontend::from_stream(UnixStream::connect(path)?, shape.queues as u64);
-        let mut driver =
-            Driver { frontend, memory, fd, shape, features: 0, queues, inflight: None };
+        let frontend = frontend(path, shape)?;
+        let wanted = WANTED & !unknown | NEEDED;
+        let (features, inflight) = (0, None);
+        let mut driver = Driver { frontend, memory, fd, shape, wanted, features, queues, inflight };
         driver.start()?;
         Ok(driver)
     }
@@ -110,14 +125,14 @@ impl Driver {
     /// # Errors
     /// As [`Driver::connect`].
     pub fn reconnect(&mut self, path: &Path) -> io::Result<()> {
-        self.frontend = Frontend::from_stream(UnixStream::connect(path)?, self.shape.queues as u64);
+        self.frontend = frontend(path, self.shape)?;
         self.start()
     }
 
     fn start(&mut self) -> io::Result<()> {
         let frontend = &mut self.frontend;
         frontend.set_owner().map_err(other)?;
-        self.features = frontend.get_features().map_err(other)? & WANTED;
+        self.features = frontend.get_features().map_err(other)? & self.wanted;
         if self.features & NEEDED != NEEDED {
             return Err(other("the server lacks VERSION_1 or protocol features"));
         }
@@ -132,18 +147,28 @@ impl Driver {
         if wanted.contains(Protocol::INFLIGHT_SHMFD) {
             self.share_inflight()?;
         }
-        let region = VhostUserMemoryRegionInfo {
-            guest_phys_addr: 0,
-            memory_size: self.memory.len() as u64,
-            userspace_addr: self.memory.address(0),
-            mmap_offset: 0,
-            mmap_handle: self.fd.as_raw_fd(),
-        };
+        let region = self.region();
         self.frontend.set_mem_table(&[region]).map_err(other)?;
         for index in 0..self.queues.len() {
             self.start_queue(index)?;
         }
         Ok(())
+    }
+
+    /// The guest's memory as the server is told of it: it begins at address 0.
+    pub fn region(&self) -> VhostUserMemoryRegionInfo {
+        VhostUserMemoryRegionInfo {
+            guest_phys_addr: 0,
+            memory_size: self.memory.len() as u64,
+            userspace_addr: self.memory.address(0),
+            mmap_offset: 0,
+            mmap_handle: self.fd.as_raw_fd(),
+        }
+    }
+
+    /// The memory for requests under way, if the server gave one.
+    pub fn inflight(&self) -> Option<&File> {
+        self.inflight.as_ref().map(|(_, file)| file)
     }
 
     fn share_inflight(&mut self) -> io::Result<()> {
@@ -286,6 +311,13 @@ impl DriverQueue {
         self.base + self.shape.slots() + slot * self.shape.slot_bytes() + SLOT_HEADER_BYTES
     }
 
+    /// The guest's addresses of a slot's header, data and status.
+    pub fn places(&self, slot: usize) -> (u64, u64, u64) {
+        let data = self.data_at(slot) as u64;
+        let header = data - SLOT_HEADER_BYTES as u64;
+        (header, data, header + STATUS_OFFSET as u64)
+    }
+
     /// Fills a slot's data.
     pub fn set_data(&mut self, slot: usize, bytes: &[u8]) {
         let count = bytes.len().min(self.shape.data_bytes);
@@ -364,7 +396,8 @@ impl DriverQueue {
         let available = self.shape.available();
         self.set_half(available + 4 + 2 * entry, head);
         self.next = self.next.wrapping_add(1);
-        self.word(available).store(u32::from(self.next) << 16, Ordering::Release);
+        let flags = self.word(available).load(Ordering::Relaxed) & 0xffff;
+        self.word(available).store(flags | u32::from(self.next) << 16, Ordering::Release);
     }
 
     /// Puts anything at the available ring's index, as a broken driver would.
@@ -433,6 +466,25 @@ impl DriverQueue {
         let mut events = [EpollEvent::default()];
         let _ = self.called.wait(timeout_ms.try_into().unwrap_or(-1), &mut events);
         let _ = self.call.read();
+    }
+
+    /// Interrupts since this was asked last, or since [`DriverQueue::wait`] returned.
+    pub fn interrupts(&mut self) -> u64 {
+        self.call.read().unwrap_or(0)
+    }
+
+    /// Asks to be interrupted once `more` requests beyond those seen are answered; without the
+    /// event index, whether at all: with 0 it is not.
+    pub fn ask_interrupt(&mut self, more: u16) {
+        let available = self.shape.available();
+        match self.event_idx {
+            true => {
+                let event = self.seen.wrapping_add(more).wrapping_sub(1);
+                self.set_half(available + 4 + 2 * self.shape.ring_size(), event);
+            }
+            false => self.set_half(available, u16::from(more == 0)),
+        }
+        fence(Ordering::SeqCst);
     }
 
     /// One request from beginning to end; its status.

@@ -41,8 +41,6 @@ mod memory;
 mod request;
 mod ring;
 mod session;
-#[cfg(test)]
-mod tests;
 
 use std::io;
 use std::net::Shutdown;

@@ -19,14 +19,14 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_block::{Channel, Completion, Op, Request, Sector, Submitted};
 use polylane_sys::buffer::Buffer;
 use polylane_sys::event;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 
 use super::Export;
 use super::chain::{Chain, Segment, bytes, copy_in, copy_out};
@@ -47,6 +47,9 @@ const FEW: usize = 4;
 
 /// After so many requests that came alone, the next ones are executed by calls that wait.
 const ALONE: u32 = 8;
+
+/// `VIRTQ_AVAIL_F_NO_INTERRUPT`.
+const NO_INTERRUPT: u16 = 1;
 
 /// A descriptor that the guest is interrupted by; the frontend may replace it at any time.
 pub(super) type Call = Arc<Mutex<Option<File>>>;
@@ -343,7 +346,7 @@ impl Ring {
         if !std::mem::take(&mut self.replied) {
             return;
         }
-        match self.queue.needs_notification(&self.memory) {
+        match self.wants_interrupt() {
             Ok(true) => {
                 if let Some(call) = &*self.call.lock() {
                     event::notify(call);
@@ -352,6 +355,21 @@ impl Ring {
             Ok(false) => {}
             Err(_) => self.broken = true,
         }
+    }
+
+    /// Whether the guest asked for it: by the event index or, where it has none, by the available
+    /// ring's flag, which `virtio-queue` does not look at.
+    fn wants_interrupt(&mut self) -> Result<bool, virtio_queue::Error> {
+        let wanted = self.queue.needs_notification(&self.memory)?;
+        if !wanted || self.queue.event_idx_enabled() {
+            return Ok(wanted);
+        }
+        // The used ring's index was stored before this is read.
+        fence(Ordering::SeqCst);
+        let flags = GuestAddress(self.queue.avail_ring());
+        let flags: u16 =
+            self.memory.load(flags, Ordering::Relaxed).map_err(virtio_queue::Error::GuestMemory)?;
+        Ok(u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
     /// No kicks from now on.

@@ -7,8 +7,11 @@
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use polylane_base::sync::Arc;
+use polylane_block::cache::pdc::Region;
 use polylane_block::file::{Files, Way};
 use polylane_block::map::{Unit, UnitOptions};
+use polylane_block::recorder::Recorder;
 use polylane_block::wait::Waiter;
 use polylane_front::export::Serving;
 use polylane_front::fuse::Params;
@@ -32,6 +35,9 @@ const OOM_SCORE_ADJ: &str = "-1000";
 /// How long an engine sleeps without a reason to wake up.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
 
+/// How long it may take until the keeper knows of a journal that was found.
+const TELL_AGAIN: Duration = Duration::from_secs(5);
+
 /// What an engine is told. Descriptors come beside it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct EngineSpec {
@@ -45,6 +51,8 @@ pub(super) struct EngineSpec {
     pub(super) fuse: Option<Params>,
     /// How the volume is cached.
     pub(super) cache: CacheSpec,
+    /// What is known of the guest's journals: first byte and end.
+    pub(super) journals: Vec<(u64, u64)>,
 }
 
 /// The descriptors of an engine, by number, as on its command line.
@@ -62,12 +70,15 @@ pub struct EngineFds {
     pub volume_plain: Vec<RawFd>,
     /// The same files, with their locks.
     pub volume_lock: Vec<RawFd>,
+    /// Where requests are written down.
+    pub record: Option<RawFd>,
 }
 
 /// An engine at work.
 struct Engine {
     serving: Box<dyn Serving>,
     volume: Assembled,
+    recorder: Option<Arc<Recorder>>,
 }
 
 /// Runs an engine to its end; its exit status.
@@ -107,8 +118,15 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
     let unit = Unit::start(&UnitOptions::default())
         .map_err(|error| Failure::because("engine", "start its translation", error))?;
     let volume = Stack::assemble(files, Way::Ring, Some(unit), spec.cache)?;
-    let serving = arm::serve(&spec, door, volume.device.clone())?;
-    Ok((Engine { serving, volume }, warnings))
+    if let Some(cache) = &volume.cache {
+        let known = spec.journals.iter().map(|(first, end)| Region { first: *first, end: *end });
+        cache.remember(&known.collect::<Vec<_>>());
+    }
+    let trace = fds.record.map(take).transpose()?;
+    let recorder = trace.map(|trace| Recorder::new(volume.device.clone(), trace.into()));
+    let device = recorder.clone().map_or(volume.device.clone(), |device| device as _);
+    let serving = arm::serve(&spec, door, device)?;
+    Ok((Engine { serving, volume, recorder }, warnings))
 }
 
 /// Memory that this process allocates must not be freed by writing to the device that it serves:
@@ -140,12 +158,14 @@ fn serve(engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
     if control.send(&FromEngine::Ready(warnings), &[]).is_err() {
         return FAILED;
     }
-    let mut told = false;
+    let (mut told, mut journals) = (false, engine.journals());
+    let pause = if engine.volume.cache.is_some() { TELL_AGAIN } else { LOOK_AGAIN };
     loop {
         // Until the end is told of, there may be one.
         let ended = engine.serving.ended().filter(|_| !told).unwrap_or(control.as_fd());
-        let (message, gone) = wait_either(control.as_fd(), ended, LOOK_AGAIN);
+        let (message, gone) = wait_either(control.as_fd(), ended, pause);
         if !message {
+            engine.tell_journals(control, &mut journals);
             if gone {
                 told = true;
                 let _ = control.send(&FromEngine::Ended, &[]);
@@ -156,6 +176,7 @@ fn serve(engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
             Ok(Some((ToEngine::Grow, _))) => FromEngine::Grown(engine.grow()),
             Ok(Some((ToEngine::Stats, _))) => FromEngine::Stats(engine.stats()),
             Ok(Some((ToEngine::Shutdown, _))) => {
+                engine.tell_journals(control, &mut journals);
                 let errno = engine.end();
                 let _ = control.send(&FromEngine::Flushed(errno), &[]);
                 return 0;
@@ -178,9 +199,27 @@ impl Engine {
         result.err().map(|errno| errno.0)
     }
 
+    /// Where its cache sees journals.
+    fn journals(&self) -> Vec<(u64, u64)> {
+        let mut found = self.volume.cache.as_ref().map_or_else(Vec::new, |cache| cache.found());
+        found.sort_unstable_by_key(|region| region.first);
+        found.into_iter().map(|region| (region.first, region.end)).collect()
+    }
+
+    /// Tells the keeper where journals are, if that is news.
+    fn tell_journals(&self, control: &Link, told: &mut Vec<(u64, u64)>) {
+        let now = self.journals();
+        if now != *told && control.send(&FromEngine::Journals(now.clone()), &[]).is_ok() {
+            *told = now;
+        }
+    }
+
     /// Closes the door and makes everything durable; the errno if that fails.
     fn end(self) -> Option<i32> {
         self.serving.end();
+        if self.recorder.is_some_and(|recorder| !recorder.finish()) {
+            say("engine: not all requests could be written down");
+        }
         let flushed = Waiter::new(self.volume.device).flush();
         flushed.err().map(|error| polylane_base::Errno::from(error).0)
     }

@@ -10,6 +10,7 @@
 //! - Before `Engaged` it ends with the command that started it (`run --kernel-fs` never says it);
 //!   after that, with `Stop`, a SIGTERM or the other side of the door.
 
+use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -30,6 +31,7 @@ use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::names::PoolName;
 use crate::process::Process;
+use crate::volume::sidecar::Sidecar;
 use crate::{spec, supervise};
 
 /// How long an engine may take to start, or to answer.
@@ -56,6 +58,8 @@ const BACKLOG: i32 = 16;
 pub(super) struct Keeper {
     pub(super) door: Door,
     pub(super) handed: Handed,
+    /// Where requests are written down.
+    pub(super) trace: Option<OwnedFd>,
     pub(super) spec: EngineSpec,
     pub(super) record: Record,
     pub(super) dir: PathBuf,
@@ -66,6 +70,8 @@ pub(super) struct Keeper {
 struct Engine {
     link: Link,
     process: Process,
+    /// Where it saw journals, if it said so since it was asked for something.
+    journals: RefCell<Option<Vec<(u64, u64)>>>,
 }
 
 /// What the loop waits for.
@@ -155,6 +161,10 @@ impl Keeper {
                 Event::Death => self.replace(&mut engine, &mut restarts).err(),
                 Event::Engine => match engine.link.receive::<FromEngine>() {
                     Ok(Some((FromEngine::Ended, _))) => return self.shut_down(engine, None),
+                    Ok(Some((FromEngine::Journals(found), _))) => {
+                        self.spec.journals = found;
+                        None
+                    }
                     // Its death follows.
                     Ok(None) => self.replace(&mut engine, &mut restarts).err(),
                     _ => None,
@@ -180,6 +190,9 @@ impl Keeper {
                     None => None,
                 },
             };
+            if let Some(found) = engine.journals.take() {
+                self.spec.journals = found;
+            }
             if let Some(failure) = failed {
                 say(failure);
                 return (1, None);
@@ -302,6 +315,7 @@ impl Keeper {
             ("--control", other.as_fd()),
         ];
         fds.extend(self.handed.options());
+        fds.extend(self.trace.iter().map(|trace| ("--record", trace.as_fd())));
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
             Fork::Child => {
                 self.write_to_log();
@@ -316,7 +330,7 @@ impl Keeper {
         match link.receive::<FromEngine>() {
             Ok(Some((FromEngine::Ready(warnings), _))) => {
                 warnings.iter().filter(|_| self.spec.incarnation == 0).for_each(say);
-                Ok(Engine { link, process })
+                Ok(Engine { link, process, journals: RefCell::default() })
             }
             Ok(Some((FromEngine::Failed(line), _))) => Err(Failure::failed(line)),
             _ => Err(Failure::failed("engine: it ended before it was ready")),
@@ -340,6 +354,10 @@ impl Keeper {
                 self.record.volume.display()
             )),
         };
+        if let Some(found) = engine.journals.take() {
+            self.spec.journals = found;
+        }
+        self.remember_journals();
         let _ = wait_for(engine.process.as_fd(), ANSWER_TIME_MAX);
         engine.process.kill();
         let _ = engine.process.wait();
@@ -347,6 +365,27 @@ impl Keeper {
             let _ = client.send(&answer, &[]);
         }
         (i32::from(answer != FromKeeper::Done), client)
+    }
+
+    /// Keeps for the next attachment where the guest's journals lie. It is a help, not a need: what
+    /// cannot be stored is found again.
+    fn remember_journals(&self) {
+        let path = &self.record.volume;
+        let known = Sidecar::load(path).ok().filter(|known| known.journals != self.spec.journals);
+        let (Some(sidecar), Some(files)) = (known, self.handed.volume.first()) else { return };
+        // It may have been renamed, and another be in its place.
+        let same = rustix::fs::fstat(&files.plain).is_ok_and(|own| {
+            let named = rustix::fs::stat(path);
+            named.is_ok_and(|named| (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino))
+        });
+        let id = match sidecar.id.is_empty() {
+            true => Sidecar::fresh_id().unwrap_or_default(),
+            false => sidecar.id.clone(),
+        };
+        if same {
+            let journals = self.spec.journals.clone();
+            let _ = Sidecar { id, journals, ..sidecar }.store(path);
+        }
     }
 
     /// What is known of the attachment.
@@ -387,6 +426,9 @@ impl Engine {
                 return None;
             }
             match self.link.receive::<FromEngine>() {
+                Ok(Some((FromEngine::Journals(found), _))) => {
+                    self.journals.replace(Some(found));
+                }
                 Ok(Some((answer, _))) if wanted(&answer) => return Some(answer),
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => return None,

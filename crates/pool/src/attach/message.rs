@@ -56,6 +56,8 @@ pub(super) enum FromEngine {
     Stats(serde_json::Value),
     /// The other side of the front end is gone for good. Unasked.
     Ended,
+    /// Its cache takes these ranges for journals now: first byte and end. Unasked.
+    Journals(Vec<(u64, u64)>),
     /// The end of a shutdown: the errno of the flush, if it failed.
     Flushed(Option<i32>),
 }

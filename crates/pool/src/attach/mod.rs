@@ -20,6 +20,7 @@ mod record;
 
 use std::fmt;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -77,6 +78,8 @@ pub struct AttachOptions {
     pub socket: Option<PathBuf>,
     /// How it is cached, where its sidecar shall not decide.
     pub cache: SetOptions,
+    /// A file to write requests down in.
+    pub record: Option<PathBuf>,
 }
 
 /// Attaches a volume; its device or socket.
@@ -95,14 +98,23 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
     volume::refuse_snapshot(&path)?;
     let stack = Stack::open(&path)?;
     let cache = options.cache.change(stack.sidecar.cache.unwrap_or_default());
+    let trace = options.record.as_deref().map(create_trace).transpose()?;
     let door = Door::open(via, options)?;
     let id = fresh_id()?;
     let lock = PoolName::take(&dir, &id)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let record = Record { id, volume: path, via, device: None, pid: 0 };
     let keeper = Keeper {
-        spec: EngineSpec { via, name, incarnation: 0, fuse: door.fuse, cache },
+        spec: EngineSpec {
+            via,
+            name,
+            incarnation: 0,
+            fuse: door.fuse,
+            cache,
+            journals: stack.sidecar.journals,
+        },
         door,
+        trace,
         handed: Handed { volume: stack.files, ..Handed::default() },
         record,
         dir,
@@ -111,6 +123,12 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
     let id = keeper.record.id.clone();
     let (link, door) = keeper::start(keeper)?;
     make(via, &id, &link, door)
+}
+
+/// A new file for requests. Lines are added at its end, by one engine after the other.
+fn create_trace(path: &Path) -> Result<OwnedFd> {
+    let file = fs::File::options().append(true).create_new(true).open(path);
+    file.map(OwnedFd::from).map_err(|error| Failure::path(path, "make it", error))
 }
 
 /// The maker's side of a new attachment: its device.

@@ -20,7 +20,7 @@ mod cow;
 pub(crate) mod disk;
 mod info;
 mod open;
-mod sidecar;
+pub(crate) mod sidecar;
 pub(crate) mod stack;
 pub(crate) mod tools;
 

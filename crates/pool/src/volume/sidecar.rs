@@ -30,6 +30,9 @@ pub(crate) struct Sidecar {
     pub(crate) weight: Option<u32>,
     /// How it is cached by whoever is told nothing else.
     pub(crate) cache: Option<CacheSpec>,
+    /// Where its guest's journals lay when it was attached last: first byte and end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) journals: Vec<(u64, u64)>,
     /// What a copy-on-write volume is on, by the nonce in its file.
     pub(crate) overlays: Vec<OverlayRef>,
     /// Volumes that are on this one.

@@ -45,11 +45,42 @@ pub enum Access {
     Write {
         /// Durable at completion.
         fua: bool,
+        /// What the data begins with.
+        opening: Opening,
     },
     /// The range is given up, or zeroed without data.
     Discard,
     /// Completed writes are made durable; has no range.
     Flush,
+}
+
+/// What the data of a write begins with, as far as a rule cares. A guest may say anything: the worst
+/// that it can do to itself is to lose its own cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Opening {
+    /// Nothing that is known, or it was not looked at.
+    #[default]
+    Unknown,
+    /// The header of a record of XFS's log.
+    XfsRecord,
+}
+
+impl Opening {
+    /// `XLOG_HEADER_MAGIC_NUM`, big-endian, at the beginning of `struct xlog_rec_header`; after it
+    /// the cycle, and the version of the log, 1 or 2.
+    const XFS_RECORD: [u8; 4] = 0xfeed_babe_u32.to_be_bytes();
+
+    /// Looks at data.
+    pub fn of(data: &[u8]) -> Opening {
+        match data {
+            [a, b, c, d, _, _, _, _, 0, 0, 0, 1 | 2, ..]
+                if [*a, *b, *c, *d] == Self::XFS_RECORD =>
+            {
+                Opening::XfsRecord
+            }
+            _ => Opening::Unknown,
+        }
+    }
 }
 
 /// A range of the volume taken for a journal.

@@ -56,15 +56,16 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
 /// A rule under test, with what is known.
 pub struct Judge<R> {
     rule: R,
-    journal: Option<Region>,
+    journal: Vec<Region>,
     score: Score,
     bypassed: FxHashMap<u64, ()>,
 }
 
 impl<R: Rule> Judge<R> {
-    /// A rule, and the range that its journal truly has: a write that starts inside is the
+    /// A rule, and the ranges that its journal truly has: a write that starts inside is the
     /// journal's.
-    pub fn new(rule: R, journal: Option<Region>) -> Self {
+    pub fn new(rule: R, journal: impl IntoIterator<Item = Region>) -> Self {
+        let journal = journal.into_iter().collect();
         Judge { rule, journal, score: Score::default(), bypassed: HashMap::default() }
     }
 
@@ -96,7 +97,7 @@ impl<R: Rule> Judge<R> {
 
     fn written(&mut self, range: Region, admission: Admission) {
         let (bytes, score) = (range.bytes(), &mut self.score);
-        let journal = self.journal.is_some_and(|journal| journal.contains(range.first));
+        let journal = self.journal.iter().any(|journal| journal.contains(range.first));
         let bypass = admission == Admission::Bypass;
         score.written_bytes += bytes;
         score.journal_bytes += if journal { bytes } else { 0 };

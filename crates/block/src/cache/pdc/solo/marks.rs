@@ -32,8 +32,9 @@ struct Mark {
     region: Region,
     /// Whether it is taken for a journal now; reads suspend it until a flow inside proves itself.
     active: bool,
-    /// Where the log's last write ended.
-    head: u64,
+    /// Where the log's last write ended. `None`: it is known from the volume's last use, and goes on
+    /// wherever its next write begins.
+    head: Option<u64>,
     /// Where the log's last solo epoch ended: data may follow behind the log's end without a gap.
     proven: u64,
     /// The log came round: its end is known.
@@ -83,26 +84,34 @@ impl Marks {
         self.0.push(Mark {
             region,
             active: true,
-            head: found.end,
+            head: Some(found.end),
             proven: found.end,
             closed: false,
             reads: 0,
         });
     }
 
+    /// Marks a range that was a journal when the volume was used last.
+    pub(super) fn remember(&mut self, known: Region) {
+        self.add(known);
+        if let Some(mark) = self.0.last_mut() {
+            mark.head = None;
+        }
+    }
+
     /// Whether a write that continues no flow is a known log's: a new lap, or out of order.
     pub(super) fn resumes(&self, range: Region) -> bool {
         self.active().any(|mark| {
             let lap = range.first - mark.region.first.min(range.first) <= LAP_SLACK_BYTES;
-            let ahead = mark.head < range.first && range.first - mark.head <= REORDER_BYTES;
-            mark.region.contains(range.first) && (lap || ahead)
+            let near = |head| head < range.first && range.first - head <= REORDER_BYTES;
+            mark.region.contains(range.first) && (lap || mark.head.is_none_or(near))
         })
     }
 
     /// The head of the log that this write continues after a small gap.
     pub(super) fn gap_before(&self, range: Region) -> Option<u64> {
         let near = |head: u64| head < range.first && range.first - head <= GAP_BYTES;
-        self.active().map(|mark| mark.head).find(|head| near(*head))
+        self.active().filter_map(|mark| mark.head).find(|head| near(*head))
     }
 
     /// Whether a region starts at this address.
@@ -113,7 +122,7 @@ impl Marks {
     /// The heads of logs that have not come round yet, other than `found`.
     pub(super) fn open_ends(&self, found: Region) -> impl Iterator<Item = u64> {
         let other = move |mark: &&Mark| !mark.closed && !mark.region.overlaps(&found);
-        self.active().filter(other).map(|mark| mark.head)
+        self.active().filter(other).filter_map(|mark| mark.head)
     }
 
     /// Whether a write runs into a region from the front: its flow was the log before the region.
@@ -129,7 +138,7 @@ impl Marks {
         if written.first == mark.region.first && written.bytes() <= BLOCK_BYTES_MAX {
             return Advance::Inside;
         }
-        let old = std::mem::replace(&mut mark.head, written.end);
+        let Some(old) = mark.head.replace(written.end) else { return Advance::Inside };
         let start = written.first.saturating_sub(LAP_SLACK_BYTES) <= mark.region.first;
         if written.end < old && start {
             if !mark.closed {
@@ -142,7 +151,7 @@ impl Marks {
             return Advance::Inside;
         }
         if mark.closed {
-            mark.head = old;
+            mark.head = Some(old);
             return Advance::Outside;
         }
         let region = Region { first: mark.region.first, end: written.end };
@@ -155,7 +164,7 @@ impl Marks {
 
     /// What a log wrote up to `end` shared its epoch with nothing else.
     pub(super) fn prove(&mut self, end: u64) {
-        let inside = |mark: &&mut Mark| mark.active && mark.head == end;
+        let inside = |mark: &&mut Mark| mark.active && mark.head == Some(end);
         self.0.iter_mut().filter(inside).for_each(|mark| mark.proven = end);
     }
 

@@ -23,7 +23,7 @@ use marks::{Advance, Marks};
 use stream::{CIRCLE_BYTES_MAX, EPOCH_COUNT_MIN, Stream};
 
 use super::flows::{Flows, Slot};
-use super::{Access, Admission, Region, Rule};
+use super::{Access, Admission, Opening, Region, Rule};
 
 /// Flows remembered per volume.
 pub const FLOW_COUNT_MAX: u16 = 512;
@@ -88,16 +88,20 @@ impl FlushSolo {
     /// not count against them: a guest that recovers reads its journal.
     pub fn with_regions(known: &[Region]) -> Self {
         let mut detector = FlushSolo::default();
-        known.iter().for_each(|region| detector.marks.add(*region));
+        let sound = known.iter().filter(|region| region.first < region.end);
+        sound.for_each(|region| detector.marks.remember(*region));
         detector
     }
 
-    fn write(&mut self, range: Region, fua: bool) -> Admission {
+    fn write(&mut self, range: Region, fua: bool, opening: Opening) -> Admission {
         if range.first >= range.end {
             return Admission::Normal;
         }
         self.written = true;
         let slot = self.follow(range);
+        if opening == Opening::XfsRecord {
+            self.flows.get_mut(slot).open_record();
+        }
         self.writers = match self.writers {
             Writers::None => Writers::One(slot),
             Writers::One(other) if other == slot => Writers::One(slot),
@@ -307,7 +311,7 @@ impl FlushSolo {
 impl Rule for FlushSolo {
     fn observe(&mut self, _now_us: u64, access: Access, range: Region) -> Admission {
         match access {
-            Access::Write { fua } => return self.write(range, fua),
+            Access::Write { fua, opening } => return self.write(range, fua, opening),
             Access::Read => self.read(range),
             Access::Discard => self.discard(range),
             Access::Flush => self.end_epoch(),

@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | *commit pairs*: blocks, flush, one block alone, flush, in turn | jbd2 | pieces of any size |
 //! | *odd sectors*: pieces begin and end at any sector | XFS | page-cache writes are whole blocks |
+//! | *record headers*: writes open with one | XFS, on any sectors | other first bytes |
 //! | *small circle*: a block at a time, over and over in a few MiB | fast commits | longer logs |
 //!
 //! Whoever rewrites the block it wrote last (`Stream::rewind`) has no journal: a journal's record
@@ -59,6 +60,8 @@ pub(in super::super) struct Stream {
     /// Writes, and those at odd sectors.
     writes: u32,
     odd: u32,
+    /// Writes that open with the header of a log record.
+    records: u32,
     /// Times the last block was written again.
     rewinds: u32,
     /// Commit pairs with a record of `commit_bytes`, and pieces out of turn.
@@ -102,6 +105,7 @@ impl Stream {
         let mut stream = Stream::begin(range, epoch);
         let (epochs, writes) = (self.epochs + stream.epochs, self.writes + stream.writes);
         stream = Stream { epochs, writes, odd: self.odd + stream.odd, ..stream };
+        stream.records = self.records + stream.records;
         stream.laps = self.laps + 1;
         Stream { solo: self.solo, single: self.single, rewinds: self.rewinds, ..stream }
     }
@@ -118,6 +122,11 @@ impl Stream {
         self.next = range.end;
     }
 
+    /// What was appended last opens with the header of a log record.
+    pub(super) fn open_record(&mut self) {
+        self.records = self.records.saturating_add(1);
+    }
+
     /// The flow goes on with `range`, which writes its last block again.
     pub(super) fn rewind(&mut self, range: Region, epoch: u64) {
         self.rewinds += 1;
@@ -132,6 +141,7 @@ impl Stream {
         self.single += later.single;
         self.writes += later.writes;
         self.odd += later.odd;
+        self.records += later.records;
         self.rewinds += later.rewinds;
         if self.now.epoch == later.now.epoch {
             self.now.bytes += later.now.bytes;
@@ -222,7 +232,10 @@ impl Stream {
         let solo = self.solo >= EPOCH_COUNT_MIN.min(PAIR_COUNT_MIN);
         solo && !rewinds
             && !self.read
-            && (self.has_commit_pairs() || self.has_odd_sectors() || self.is_small_circle())
+            && (self.has_commit_pairs()
+                || self.has_odd_sectors()
+                || self.has_records()
+                || self.is_small_circle())
     }
 
     /// What made it a journal does not hold any more.
@@ -238,6 +251,12 @@ impl Stream {
         let odd = u64::from(self.odd) * 100 >= u64::from(self.writes) * ODD_PERCENT_MIN;
         let solo = u64::from(self.solo) * 100 >= u64::from(self.epochs) * SOLO_PERCENT_MIN;
         self.is_append_like() && self.solo >= EPOCH_COUNT_MIN && odd && solo
+    }
+
+    /// A record of 32 KiB may come in two writes where the log's end lies inside it, or in as many as
+    /// the block layer cuts it into; half of them is enough.
+    fn has_records(&self) -> bool {
+        self.is_append_like() && self.records >= EPOCH_COUNT_MIN && self.records * 2 >= self.writes
     }
 
     fn is_small_circle(&self) -> bool {

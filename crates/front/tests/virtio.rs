@@ -1,107 +1,20 @@
-//! The server and the driver, in one process: what a guest may do, what a hostile one does, and
-//! what happens when either goes away.
+//! The vhost-user-blk server and its driver, in one process: what a guest may do, what the
+//! specification asks of a device, what a hostile guest does, and what happens when either goes
+//! away. The hostile guest (`virtio_kit/hostile.rs`) is that of the fuzz target `virtio`.
 
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+mod virtio_kit;
+
+use std::time::{Duration, Instant};
 
 use polylane_base::rng::Rng;
-use polylane_block::ram::RamDevice;
-use polylane_block::{Channel, Completion, Op, Request, Submitted};
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use super::driver::{Driver, Kind, Shape};
-use super::*;
-
-const SHAPE: Shape = Shape { queues: 2, depth: 8, data_bytes: 8192 };
-const SECTORS: u64 = 4096;
-
-/// Memory that counts durable writes.
-struct Counting {
-    ram: Arc<RamDevice>,
-    durable: AtomicU64,
-}
-
-impl BlockDevice for Counting {
-    fn sector_count(&self) -> u64 {
-        self.ram.sector_count()
-    }
-
-    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
-        Box::new(CountingChannel { inner: self.ram.clone().channel(), device: self })
-    }
-}
-
-struct CountingChannel {
-    inner: Box<dyn Channel>,
-    device: Arc<Counting>,
-}
-
-impl Channel for CountingChannel {
-    fn submit(&mut self, request: Request) -> Submitted {
-        let durable = matches!(request.op, Op::Write { fua: true });
-        self.device.durable.fetch_add(u64::from(durable), Ordering::Relaxed);
-        self.inner.submit(request)
-    }
-
-    fn poll(&mut self, done: &mut Vec<Completion>) {
-        self.inner.poll(done);
-    }
-
-    fn park(&mut self) {
-        self.inner.park();
-    }
-}
-
-struct Kit {
-    _dir: tempfile::TempDir,
-    path: PathBuf,
-    door: OwnedFd,
-    device: Arc<Counting>,
-    server: Option<Box<Server>>,
-}
-
-impl Kit {
-    fn new() -> Kit {
-        let dir = tempfile::tempdir().expect("dir");
-        let path = dir.path().join("socket");
-        let door = OwnedFd::from(UnixListener::bind(&path).expect("bind"));
-        let ram = Arc::new(RamDevice::new(SECTORS));
-        let device = Arc::new(Counting { ram, durable: AtomicU64::default() });
-        let mut kit = Kit { _dir: dir, path, door, device, server: None };
-        kit.serve();
-        kit
-    }
-
-    fn serve(&mut self) {
-        let device: Arc<dyn BlockDevice> = self.device.clone();
-        let export = Export { serial: "volume-7".into(), device, queues: 4 };
-        let door = self.door.try_clone().expect("dup");
-        self.server = Some(Box::new(serve(door, export).expect("serve")));
-    }
-
-    fn durable_writes(&self) -> u64 {
-        self.device.durable.load(Ordering::Relaxed)
-    }
-
-    fn end(&mut self) {
-        self.server.take().expect("at work").end();
-    }
-
-    fn connect(&self) -> Driver {
-        Driver::connect(&self.path, SHAPE).expect("connect")
-    }
-}
-
-fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut rng = Rng::new(seed);
-    (0..bytes).map(|_| rng.below(256) as u8).collect()
-}
+use polylane_front::vhost_user::driver::{Driver, DriverQueue, Kind};
+use virtio_kit::hostile::{self, Secret};
+use virtio_kit::{House, SECTORS, SHAPE, count_panics, pattern};
 
 #[test]
 fn every_kind_of_request_does_what_it_says() {
-    let mut kit = Kit::new();
-    let mut driver = kit.connect();
+    let mut house = House::new();
+    let mut driver = house.connect();
     assert_eq!(driver.config(0, 8).expect("config"), SECTORS.to_le_bytes());
     for queue in driver.queues() {
         let data = pattern(7, 8192);
@@ -130,13 +43,13 @@ fn every_kind_of_request_does_what_it_says() {
             assert_eq!(queue.execute(kind, sector, bytes).expect("answer"), 1, "{kind:?}");
         }
     }
-    kit.end();
+    house.end();
 }
 
 #[test]
 fn many_requests_at_a_time_agree_with_a_model() {
-    let mut kit = Kit::new();
-    let mut driver = kit.connect();
+    let mut house = House::new();
+    let mut driver = house.connect();
     let mut model = vec![0u8; SECTORS as usize];
     let mut rng = Rng::new(1);
     let queue = &mut driver.queues()[1];
@@ -174,21 +87,21 @@ fn many_requests_at_a_time_agree_with_a_model() {
             }
         }
     }
-    kit.end();
+    house.end();
 }
 
 #[test]
 fn the_write_cache_can_be_switched_and_the_device_can_grow() {
-    let mut kit = Kit::new();
-    let mut driver = kit.connect();
+    let mut house = House::new();
+    let mut driver = house.connect();
     assert_eq!(driver.config(32, 1).expect("config"), [1]);
     let queue = &mut driver.queues()[0];
     assert_eq!(queue.execute(Kind::Write, 0, 512).expect("answer"), 0);
-    assert_eq!(kit.durable_writes(), 0, "the cache is on");
+    assert_eq!(house.durable_writes(), 0, "the cache is on");
     driver.set_config(32, &[0]).expect("off");
     assert_eq!(driver.config(32, 1).expect("config"), [0]);
     assert_eq!(driver.queues()[0].execute(Kind::Write, 0, 512).expect("answer"), 0);
-    assert_eq!(kit.durable_writes(), 1, "every write is durable");
+    assert_eq!(house.durable_writes(), 1, "every write is durable");
     driver.set_config(32, &[1]).expect("on");
     assert_eq!(driver.config(32, 1).expect("config"), [1]);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("pair");
@@ -198,12 +111,12 @@ fn the_write_cache_can_be_switched_and_the_device_can_grow() {
     driver.frontend().set_protocol_features(features).expect("features");
     driver.frontend().set_backend_request_fd(&theirs).expect("channel");
     driver.config(0, 8).expect("config");
-    kit.server.as_ref().expect("at work").grown();
+    house.grown();
     let mut message = [0; 12];
     use std::io::Read;
     (&ours).read_exact(&mut message).expect("told");
     assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-    kit.end();
+    house.end();
 }
 
 /// Three descriptors: address, length, flags, next.
@@ -216,8 +129,8 @@ fn broken_chains_are_answered_and_do_no_harm() {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
     const INDIRECT: u16 = 4;
-    let mut kit = Kit::new();
-    let mut driver = kit.connect();
+    let mut house = House::new();
+    let mut driver = house.connect();
     let queue = &mut driver.queues()[0];
     let table = 3 * SHAPE.depth as u64 * 16;
     let cases: [(&str, Chain); 12] = [
@@ -254,13 +167,13 @@ fn broken_chains_are_answered_and_do_no_harm() {
         }
         assert_eq!(answers, 2, "{name}");
     }
-    kit.end();
+    house.end();
 }
 
 #[test]
 fn a_good_indirect_table_is_walked() {
-    let mut kit = Kit::new();
-    let mut driver = kit.connect();
+    let mut house = House::new();
+    let mut driver = house.connect();
     let queue = &mut driver.queues()[0];
     let data = pattern(3, 4096);
     queue.set_data(0, &data);
@@ -273,13 +186,13 @@ fn a_good_indirect_table_is_walked() {
     assert_eq!(queue.take(), Some((10, 1)));
     assert_eq!(queue.execute(Kind::Read, 8, 4096).expect("answer"), 0);
     assert_eq!(queue.data(0)[..4096], data);
-    kit.end();
+    house.end();
 }
 
 #[test]
 fn a_ring_that_lies_about_itself_stops_and_another_start_helps() {
-    let mut kit = Kit::new();
-    let mut driver = kit.connect();
+    let mut house = House::new();
+    let mut driver = house.connect();
     driver.queues()[0].push(60_000);
     driver.queues()[0].set_available(5000);
     driver.queues()[0].kick().expect("kick");
@@ -287,18 +200,18 @@ fn a_ring_that_lies_about_itself_stops_and_another_start_helps() {
     assert_eq!(driver.queues()[1].execute(Kind::Flush, 0, 0).expect("answer"), 0);
     driver.stop(0).expect("stop");
     drop(driver);
-    let mut driver = kit.connect();
+    let mut driver = house.connect();
     assert_eq!(driver.queues()[0].execute(Kind::Flush, 0, 0).expect("answer"), 0);
-    kit.end();
+    house.end();
 }
 
 /// Random memory in place of rings: no answer is expected, only that the server goes on.
 #[test]
 fn noise_in_shared_memory_does_no_harm() {
-    let mut kit = Kit::new();
+    let mut house = House::new();
     for seed in 0..40 {
         let mut rng = Rng::new(seed);
-        let mut driver = kit.connect();
+        let mut driver = house.connect();
         let queue = &mut driver.queues()[0];
         for _ in 0..40 {
             for index in 0..32 {
@@ -319,18 +232,18 @@ fn noise_in_shared_memory_does_no_harm() {
             queue.wait(1);
         }
     }
-    let mut driver = kit.connect();
+    let mut driver = house.connect();
     assert_eq!(driver.queues()[0].execute(Kind::Flush, 0, 0).expect("answer"), 0);
-    kit.end();
+    house.end();
 }
 
 #[test]
 fn noise_on_the_socket_ends_the_session_and_no_more() {
     use std::io::{Read, Write};
-    let mut kit = Kit::new();
+    let mut house = House::new();
     for seed in 0..200 {
         let mut rng = Rng::new(seed);
-        let mut stream = std::os::unix::net::UnixStream::connect(&kit.path).expect("connect");
+        let mut stream = std::os::unix::net::UnixStream::connect(&house.path).expect("connect");
         let mut bytes = pattern(seed, rng.below(300) as usize);
         if rng.percent(80) && bytes.len() >= 12 {
             // A header that is one.
@@ -343,27 +256,27 @@ fn noise_on_the_socket_ends_the_session_and_no_more() {
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let _ = stream.read_to_end(&mut Vec::new());
     }
-    let mut driver = kit.connect();
+    let mut driver = house.connect();
     assert_eq!(driver.queues()[0].execute(Kind::Flush, 0, 0).expect("answer"), 0);
-    kit.end();
+    house.end();
 }
 
 /// The server goes away between taking requests and answering them; the next one finds them.
 #[test]
 fn requests_under_way_survive_the_server() {
-    let mut kit = Kit::new();
-    let mut driver = kit.connect();
+    let mut house = House::new();
+    let mut driver = house.connect();
     let queue = &mut driver.queues()[0];
     assert_eq!(queue.execute(Kind::Write, 0, 512).expect("answer"), 0);
-    kit.end();
+    house.end();
     // Made available while nobody is there.
     let queue = &mut driver.queues()[0];
     for slot in 0..4 {
         queue.set_data(slot, &[slot as u8 + 1; 512]);
         queue.submit(slot, Kind::Write, slot as u64, 512);
     }
-    kit.serve();
-    driver.reconnect(&kit.path).expect("again");
+    house.serve();
+    driver.reconnect(&house.path).expect("again");
     let queue = &mut driver.queues()[0];
     let mut answered = 0;
     for _ in 0..50 {
@@ -378,5 +291,155 @@ fn requests_under_way_survive_the_server() {
         assert_eq!(queue.execute(Kind::Read, slot, 512).expect("answer"), 0);
         assert_eq!(queue.data(0)[0], slot as u8 + 1);
     }
-    kit.end();
+    house.end();
+}
+
+/// Both queues at a time, each with a thread and sectors of its own.
+#[test]
+fn queues_work_side_by_side() {
+    let mut house = House::new();
+    let mut driver = house.connect();
+    assert_eq!(driver.config(34, 2).expect("config"), [4, 0], "queues that are offered");
+    std::thread::scope(|scope| {
+        for (index, queue) in driver.queues().iter_mut().enumerate() {
+            scope.spawn(move || {
+                let (mut rng, first) = (Rng::new(index as u64), index as u64 * SECTORS / 2);
+                for round in 0..300u64 {
+                    let sector = first + rng.below(SECTORS / 2 - 16);
+                    let data = pattern(round, 8192);
+                    queue.set_data(0, &data);
+                    assert_eq!(queue.execute(Kind::Write, sector, 8192).expect("answer"), 0);
+                    queue.set_data(0, &[0; 8192]);
+                    assert_eq!(queue.execute(Kind::Read, sector, 8192).expect("answer"), 0);
+                    assert_eq!(queue.data(0), data, "queue {index}, round {round}");
+                }
+            });
+        }
+    });
+    house.end();
+}
+
+/// Waits until `count` requests are answered.
+fn answers(queue: &mut DriverQueue, count: usize) {
+    let (start, mut seen) = (Instant::now(), 0);
+    while seen < count {
+        seen += std::iter::from_fn(|| queue.take()).count();
+        assert!(start.elapsed() < Duration::from_secs(30), "{seen} of {count} answers came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// With the event index a guest says after how many answers it is to be interrupted; without it,
+/// whether at all.
+#[test]
+fn interrupts_come_when_they_were_asked_for() {
+    const EVENT_IDX: u64 = 1 << 29;
+    let mut house = House::new();
+    for unknown in [0, EVENT_IDX] {
+        let mut driver = Driver::connect_without(&house.path, SHAPE, unknown).expect("connect");
+        let queue = &mut driver.queues()[0];
+        assert_eq!(queue.execute(Kind::Flush, 0, 0).expect("answer"), 0);
+        let depth = SHAPE.depth as u16;
+        for asked in [0, depth] {
+            queue.interrupts();
+            queue.ask_interrupt(asked);
+            // One after the other: each would be interrupted for.
+            for slot in 0..SHAPE.depth {
+                queue.submit(slot, Kind::Flush, 0, 0);
+                queue.kick().expect("kick");
+                answers(queue, 1);
+            }
+            let (mut came, end) = (queue.interrupts(), Instant::now() + Duration::from_secs(30));
+            while came == 0 && asked > 0 {
+                assert!(Instant::now() < end, "no interrupt came");
+                std::thread::sleep(Duration::from_millis(1));
+                came += queue.interrupts();
+            }
+            // One may be late, from before it was asked.
+            let most = if asked == 0 || unknown == 0 { asked.min(1) + 1 } else { depth + 1 };
+            assert!(came <= u64::from(most), "{came} interrupts, {asked} asked, {unknown:x}");
+        }
+        driver.stop(0).expect("stop");
+    }
+    house.end();
+}
+
+/// Without flushes, or with its write cache switched off, a guest cannot make anything durable: all
+/// that it writes is, and still is when another server has taken over.
+#[test]
+fn a_guest_that_cannot_flush_gets_durable_writes() {
+    const FLUSH: u64 = 1 << 9;
+    let mut house = House::new();
+    let mut driver = Driver::connect_without(&house.path, SHAPE, FLUSH).expect("connect");
+    assert_eq!(driver.queues()[0].execute(Kind::Write, 0, 512).expect("answer"), 0);
+    assert_eq!(house.durable_writes(), 1, "it knows no flush");
+    drop(driver);
+    let mut driver = house.connect();
+    assert_eq!(driver.queues()[0].execute(Kind::Write, 0, 512).expect("answer"), 0);
+    assert_eq!(house.durable_writes(), 1, "it can flush");
+    driver.set_config(32, &[0]).expect("off");
+    assert_eq!(driver.queues()[0].execute(Kind::Write, 0, 512).expect("answer"), 0);
+    assert_eq!(house.durable_writes(), 2, "it switched its cache off");
+    house.end();
+    house.serve();
+    driver.reconnect(&house.path).expect("again");
+    assert_eq!(driver.config(32, 1).expect("config"), [0]);
+    assert_eq!(driver.queues()[0].execute(Kind::Write, 0, 512).expect("answer"), 0);
+    assert_eq!(house.durable_writes(), 3, "the next server knows");
+    house.end();
+}
+
+/// As many descriptors as a ring has, in one chain.
+#[test]
+fn the_longest_chain_is_served_and_one_more_is_a_loop() {
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    let mut house = House::new();
+    let mut driver = house.connect();
+    let queue = &mut driver.queues()[0];
+    let data = pattern(5, 8192);
+    queue.set_data(0, &data);
+    assert_eq!(queue.execute(Kind::Write, 0, 8192).expect("answer"), 0);
+    queue.set_data(0, &[0; 8192]);
+    // Header and status of slot 0, and sixteen sectors in thirty pieces.
+    queue.build(0, Kind::Read, 0, 8192);
+    let (header, body, status) = queue.places(0);
+    queue.set_descriptor(0, header, 16, NEXT, 1);
+    for piece in 0..30u64 {
+        let len = if piece == 29 { 8192 - 29 * 256 } else { 256 };
+        let index = piece as usize + 1;
+        queue.set_descriptor(index, body + piece * 256, len, NEXT | WRITE, index as u16 + 1);
+    }
+    queue.set_descriptor(31, status, 1, WRITE, 0);
+    queue.push(0);
+    queue.kick().expect("kick");
+    answers(queue, 1);
+    assert_eq!((queue.status(0), queue.data(0)), (0, data));
+    queue.build(1, Kind::Flush, 0, 0);
+    queue.set_descriptor(0, header, 16, NEXT, 1);
+    queue.set_descriptor(1, body, 256, NEXT | WRITE, 2);
+    queue.set_descriptor(31, status, 1, NEXT | WRITE, 0);
+    queue.push(0);
+    queue.kick().expect("kick");
+    answers(queue, 1);
+    house.end();
+}
+
+/// What the fuzz target does, for a few seconds, the same every time.
+#[test]
+fn a_hostile_guest_reaches_nothing_that_it_did_not_name() {
+    count_panics();
+    let (mut house, secret) = (House::new(), Secret::new());
+    let start = Instant::now();
+    for seed in 0..400 {
+        let mut rng = Rng::new(seed);
+        let count = 20 + rng.below(600) as usize;
+        let input: Vec<u8> = (0..count).map(|_| rng.next_u64() as u8).collect();
+        hostile::play(&house, &secret, &input);
+        // The first fifty come in any case.
+        if seed >= 50 && start.elapsed() > Duration::from_secs(10) {
+            break;
+        }
+    }
+    house.end();
 }
