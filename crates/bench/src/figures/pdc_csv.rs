@@ -4,8 +4,8 @@
 //! `offset` and `length` must be among them. Operations: R, W, F(lush), D(iscard), Z
 //! (write-zeroes). Lines that start with `#` are comments; the first one that speaks of a `header`
 //! names the lowest and the highest address of a journal block, `0 0` for none. Addresses and
-//! lengths are bytes. A sixth column, `opening`, may say `xfs`: the data begins with the header of a
-//! record of XFS's log. `polylane attach --record FILE` writes such files.
+//! lengths are bytes. A sixth column, `opening`, may say `xfs`: the data begins with the header of
+//! a record of XFS's log. `polylane attach --record FILE` writes such files.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

@@ -31,8 +31,8 @@ const SYSTEMS: [System; 5] = [
 const GUESTS: usize = 4;
 const THREADS: u64 = 4;
 
-const NOTE: &str = "guest: this host's kernel, ext4 ordered, on a loop device of 'polylane attach'; \
-                    loop carries no FUA";
+const NOTE: &str = "guest: this host's kernel, ext4 ordered, on a loop device of 'polylane \
+                    attach'; loop carries no FUA";
 
 /// One guest, by threads.
 ///

@@ -82,6 +82,7 @@ fn freeze(from: &Path, stack: Stack, base: &Path, implicit: bool) -> Result<Stri
         snapshot: true,
         weight: own.weight,
         cache: own.cache,
+        journals: own.journals.clone(),
         overlays,
         children: vec![absolute(from)?],
         implicit,

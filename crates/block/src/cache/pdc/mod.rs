@@ -54,8 +54,8 @@ pub enum Access {
     Flush,
 }
 
-/// What the data of a write begins with, as far as a rule cares. A guest may say anything: the worst
-/// that it can do to itself is to lose its own cache.
+/// What the data of a write begins with, as far as a rule cares. A guest may say anything: the
+/// worst that it can do to itself is to lose its own cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Opening {
     /// Nothing that is known, or it was not looked at.

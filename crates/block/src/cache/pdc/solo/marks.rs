@@ -32,8 +32,8 @@ struct Mark {
     region: Region,
     /// Whether it is taken for a journal now; reads suspend it until a flow inside proves itself.
     active: bool,
-    /// Where the log's last write ended. `None`: it is known from the volume's last use, and goes on
-    /// wherever its next write begins.
+    /// Where the log's last write ended. `None`: it is known from the volume's last use, and goes
+    /// on wherever its next write begins.
     head: Option<u64>,
     /// Where the log's last solo epoch ended: data may follow behind the log's end without a gap.
     proven: u64,

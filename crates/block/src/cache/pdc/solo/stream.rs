@@ -253,8 +253,8 @@ impl Stream {
         self.is_append_like() && self.solo >= EPOCH_COUNT_MIN && odd && solo
     }
 
-    /// A record of 32 KiB may come in two writes where the log's end lies inside it, or in as many as
-    /// the block layer cuts it into; half of them is enough.
+    /// A record may come in two writes where the log's end lies inside it, or in as many as the
+    /// block layer cuts it into; half of them is enough.
     fn has_records(&self) -> bool {
         self.is_append_like() && self.records >= EPOCH_COUNT_MIN && self.records * 2 >= self.writes
     }
