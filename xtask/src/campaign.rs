@@ -30,10 +30,12 @@ fn parts(seconds: u64) -> Vec<Part> {
     let corrupt = "cargo test -p polylane-ext4 --test corrupt -- --nocapture --test-threads=1";
     let stress = "cargo test --release -p polylane-ext4 --test stress --test model";
     let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
-    let fuzz = format!(
-        "cargo fuzz run --sanitizer none image -- -max_total_time={seconds} -timeout=30 \
-         -rss_limit_mb=2048 -print_final_stats=1"
-    );
+    let fuzz = |target: &str| {
+        format!(
+            "cargo fuzz run --sanitizer none {target} -- -max_total_time={seconds} -timeout=30 \
+             -rss_limit_mb=2048 -print_final_stats=1"
+        )
+    };
     let full = || ("POLYLANE_CRASH", "full".to_string());
     let seconds_each = ("POLYLANE_CRASH_SECONDS", seconds.to_string());
     let images = ("POLYLANE_CORRUPT_IMAGES", "100000".to_string());
@@ -58,7 +60,13 @@ fn parts(seconds: u64) -> Vec<Part> {
             repeat_seconds: 0,
         },
         Part { name: "stress", command: words(stress), env: vec![], repeat_seconds: seconds },
-        Part { name: "fuzz", command: words(&fuzz), env: vec![], repeat_seconds: 0 },
+        Part { name: "fuzz", command: words(&fuzz("image")), env: vec![], repeat_seconds: 0 },
+        Part {
+            name: "fuzz-virtio",
+            command: words(&fuzz("virtio")),
+            env: vec![],
+            repeat_seconds: 0,
+        },
     ]
 }
 
@@ -124,7 +132,8 @@ impl Part {
 
     /// One run of the command, its words added to `file`. Whether it succeeded.
     fn once(&self, root: &Path, file: &mut File) -> Result<bool> {
-        let folder = if self.name == "fuzz" { root.join("fuzz") } else { root.to_path_buf() };
+        let folder =
+            if self.name.starts_with("fuzz") { root.join("fuzz") } else { root.to_path_buf() };
         let (program, arguments) = self.command.split_first().context("a command")?;
         let mut child = Command::new(program)
             .args(arguments)

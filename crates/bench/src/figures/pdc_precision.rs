@@ -57,7 +57,7 @@ const KINDS: [Kind; 8] = [
     Kind {
         name: "XFS",
         tool: "mkfs.xfs",
-        make: &["-q", "-f", "-K"],
+        make: &["-q", "-f", "-K", "-s", "size=4096"],
         mount: &[],
         truth: of_xfs,
         all: true,

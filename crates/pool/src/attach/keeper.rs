@@ -395,6 +395,7 @@ impl Keeper {
             "device": self.record.device,
             "via": self.record.via,
             "engine_restarts": self.spec.incarnation,
+            "known_journals": self.spec.journals,
             "engine": engine,
         })
     }
