@@ -2,6 +2,7 @@
 //!
 //! | module | what it decides |
 //! |---|---|
+//! | [`bypass`] | volumes in a pool file, reached past the host's file system |
 //! | [`cache`] | what a volume's cache keeps: journals bypass it |
 //! | [`device`] | the seam that front ends and file systems use: requests, completions, channels |
 //! | [`engine`] | what becomes of a request: the one parent function |
@@ -19,6 +20,7 @@
 //! and blocking.
 #![forbid(unsafe_code)]
 
+pub mod bypass;
 pub mod cache;
 pub mod device;
 pub mod engine;

@@ -59,6 +59,33 @@ pub struct HostExtent {
     pub flags: u32,
 }
 
+/// `FS_IOC_FSGETXATTR`: `_IOR('X', 31, struct fsxattr)`.
+const FS_IOC_FSGETXATTR: libc::c_ulong = 0x801c_581f;
+const FS_XFLAG_REALTIME: u32 = 1;
+
+/// Whether a file's data lies on another device than its file system: XFS' realtime section.
+///
+/// # Errors
+/// `ENOTTY` and `EOPNOTSUPP` from file systems without such flags.
+pub fn is_realtime(file: impl AsFd) -> Result<bool> {
+    /// `struct fsxattr`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Attributes {
+        flags: u32,
+        others: [u32; 6],
+    }
+    const _: () = assert!(size_of::<Attributes>() == 28);
+    let mut found = Attributes::default();
+    // SAFETY: the descriptor is open, and the kernel writes one `fsxattr`.
+    let result =
+        unsafe { libc::ioctl(file.as_fd().as_raw_fd(), FS_IOC_FSGETXATTR, &raw mut found) };
+    match result {
+        0 => Ok(found.flags & FS_XFLAG_REALTIME != 0),
+        _ => Err(Errno::from(std::io::Error::last_os_error())),
+    }
+}
+
 /// All extents of a file, in order of their offsets. What is still to be written gets its place
 /// first.
 ///

@@ -20,6 +20,7 @@ pub mod sched;
 pub mod scm;
 #[cfg(feature = "subverted")]
 pub mod subverted;
+pub mod swap;
 pub mod uring;
 
 pub use region::Region;

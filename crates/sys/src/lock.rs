@@ -22,6 +22,14 @@ pub fn share_range(file: impl AsFd, start: i64, length: i64) -> Result<()> {
     lock(file, start, length, libc::F_RDLCK)
 }
 
+/// Gives a range up that this open file has.
+///
+/// # Errors
+/// `EBADF`, ….
+pub fn unlock_range(file: impl AsFd, start: i64, length: i64) -> Result<()> {
+    lock(file, start, length, libc::F_UNLCK)
+}
+
 fn lock(file: impl AsFd, start: i64, length: i64, kind: i32) -> Result<()> {
     // SAFETY: all-zero is a valid `flock`, and l_pid must be 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -80,6 +88,9 @@ mod tests {
         drop(one);
         assert_eq!(lock_range(&other, 100, 1), Err(Errno::EAGAIN));
         drop(copy);
+        lock_range(&other, 100, 1).expect("free again");
+        unlock_range(&other, 100, 1).expect("given up");
+        lock_range(&open(), 100, 1).expect("free, until this one is closed");
         lock_range(&other, 100, 1).expect("free again");
         let third = open();
         assert_eq!(share_range(&third, 100, 1), Err(Errno::EAGAIN));

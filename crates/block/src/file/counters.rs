@@ -29,6 +29,22 @@ pub struct Totals {
     pub direct: bool,
 }
 
+impl Totals {
+    /// Adds what another device did for the same volume.
+    pub fn add(&mut self, other: &Totals) {
+        self.reads += other.reads;
+        self.read_bytes += other.read_bytes;
+        self.writes += other.writes;
+        self.written_bytes += other.written_bytes;
+        self.durable_writes += other.durable_writes;
+        self.flushes += other.flushes;
+        self.zeroings += other.zeroings;
+        self.failed += other.failed;
+        self.ring |= other.ring;
+        self.direct |= other.direct;
+    }
+}
+
 /// One channel's counters: written by its thread alone.
 #[derive(Debug, Default)]
 #[repr(align(128))]

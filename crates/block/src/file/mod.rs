@@ -17,6 +17,12 @@
 //! | discard | fallocate: punch a hole |
 //! | write-zeroes | fallocate: zero the range, or punch a hole with `unmap`; else write zeros |
 //!
+//! # Disks and pool files
+//!
+//! The [bypass](crate::bypass) has two devices of its own kind: the host's disk, past its file
+//! system, whose syncs go to a file on it; and the pool file, no block of which may change what it
+//! is. On both, zeros are written by hand.
+//!
 //! # Invariants
 //!
 //! - A failed flush stops the device: the kernel reports a lost page once, so a second flush that
@@ -75,10 +81,22 @@ pub enum Way {
     Calls,
 }
 
+/// What a device is on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// A file that may change in every way.
+    File,
+    /// A file whose blocks stay as they are.
+    Pool,
+    /// The disk under a file system, of which `plain` is a file.
+    Disk,
+}
+
 /// A device on a file. See the [module](self).
 #[derive(Debug)]
 pub struct FileDevice {
     files: Files,
+    kind: Kind,
     /// Offsets and lengths that are multiples of this go through `io`; `None`: all of them.
     direct_alignment: Option<u64>,
     sectors: AtomicU64,
@@ -107,16 +125,51 @@ impl FileDevice {
             false => None,
         };
         let bytes = rustix::fs::seek(&files.plain, SeekFrom::End(0)).map_err(errno)?;
-        Ok(Arc::new(FileDevice {
+        let device = FileDevice::new(files, Kind::File, direct_alignment, bytes, way);
+        Ok(Arc::new(FileDevice { read_only, ..device }))
+    }
+
+    /// The disk under a file system: `io` is the disk, opened with O_DIRECT; `plain` is a file on
+    /// it, whose sync makes the disk's writes durable; `lock` is in every ring, and so stays open
+    /// until all that a killed process left in flight has ended. Requests are of whole sectors of
+    /// 512 bytes, which must be what the disk takes.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn open_disk(files: Files, way: Way) -> Result<Arc<FileDevice>> {
+        let bytes = rustix::fs::seek(&files.io, SeekFrom::End(0)).map_err(errno)?;
+        let alignment = Some(SECTOR_BYTES as u64);
+        Ok(Arc::new(FileDevice::new(files, Kind::Disk, alignment, bytes, way)))
+    }
+
+    /// A file of which no block may move, go or become unwritten.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn open_pool(files: Files, way: Way) -> Result<Arc<FileDevice>> {
+        let alignment = Some(direct_alignment(&files.io));
+        let bytes = rustix::fs::seek(&files.plain, SeekFrom::End(0)).map_err(errno)?;
+        Ok(Arc::new(FileDevice::new(files, Kind::Pool, alignment, bytes, way)))
+    }
+
+    fn new(
+        files: Files,
+        kind: Kind,
+        direct_alignment: Option<u64>,
+        bytes: u64,
+        way: Way,
+    ) -> FileDevice {
+        FileDevice {
             files,
+            kind,
             direct_alignment,
             sectors: AtomicU64::new(bytes / SECTOR_BYTES as u64),
-            read_only,
+            read_only: false,
             way,
             rings: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             counters: Mutex::default(),
-        }))
+        }
     }
 
     /// What all channels did, and how requests reach the disk.
@@ -164,6 +217,11 @@ impl FileDevice {
         }
     }
 
+    /// Whether a range may be zeroed by telling the host, which then need not write.
+    fn host_zeroes(&self) -> bool {
+        self.kind == Kind::File
+    }
+
     fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
     }
@@ -171,6 +229,9 @@ impl FileDevice {
     /// Which descriptor may carry `bytes` bytes at `offset`.
     fn file_for(&self, offset: u64, bytes: u64) -> usize {
         let fits = |alignment: u64| (offset | bytes).is_multiple_of(alignment);
+        if self.kind == Kind::Disk {
+            return IO;
+        }
         match self.direct_alignment.is_none_or(fits) {
             true => IO,
             false => PLAIN,
@@ -203,8 +264,12 @@ impl BlockDevice for FileDevice {
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+        let mut files = vec![self.file(IO), self.file(PLAIN)];
+        if self.kind != Kind::File {
+            files.push(self.files.lock.as_fd());
+        }
         if self.way == Way::Ring
-            && let Ok(ring) = Ring::new(DEPTH, &[self.file(IO), self.file(PLAIN)])
+            && let Ok(ring) = Ring::new(DEPTH, &files)
         {
             self.rings.store(true, Ordering::Relaxed);
             return Box::new(ring::RingChannel::new(self, ring));

@@ -58,6 +58,7 @@ impl Task {
         let stage = match request.op {
             Op::Read | Op::Write { .. } => Stage::Move,
             Op::Flush => Stage::Sync,
+            Op::Discard | Op::WriteZeroes { .. } if !device.host_zeroes() => Stage::WriteZeros,
             Op::Discard | Op::WriteZeroes { unmap: true, .. } => Stage::Punch,
             Op::WriteZeroes { unmap: false, .. } => Stage::ZeroRange,
         };

@@ -1,0 +1,451 @@
+//! Pool files: made, grown, pinned, and opened for use.
+
+use std::fmt;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use polylane_base::Errno;
+use polylane_base::sync::Arc;
+use polylane_sys::buffer::Buffer;
+use polylane_sys::lock::{is_locked, lock_range, share_range, unlock_range};
+use polylane_sys::swap;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+
+use super::directory::{Directory, DirectoryError, PoolBytes};
+use super::extents::{Doubt, Extents};
+use super::format::{Id, Layout};
+use super::hold::{self, DIRECTORY_BYTE, FILE_BYTE, MAKER_BYTE, MapError, USE_BYTE, wait_for_lock};
+use super::host::{Disk, Refused};
+use super::volume::Road;
+use crate::device::BlockDevice;
+use crate::file::{FileDevice, Files, Way};
+use crate::image::proc_path;
+
+const LAYOUT: Layout = Layout::POOL;
+
+/// Where the file's id is: in its head, behind the swap area.
+const ID_AT: u64 = LAYOUT.head_bytes - 8192;
+const ID_BYTES: usize = 4096;
+const ID_MAGIC: [u8; 16] = *b"polylane-pool-01";
+
+/// Zeros per write.
+const ZEROS_BYTES: usize = 4 << 20;
+
+/// How long the last use waits for others to show that it is not the last.
+const END_TIME_MAX: Duration = Duration::from_millis(50);
+
+/// How long somebody else may pin, grow or change a file.
+pub(super) const OTHERS_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// What went wrong with a pool file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PoolError {
+    /// The host is not fit.
+    Refused(Refused),
+    /// The host refused to do this.
+    Host(&'static str, Errno),
+    /// Its head does not say that it is a pool file.
+    Head,
+    /// The host's map of it cannot be used.
+    Doubt(Doubt),
+    /// Its directory.
+    Directory(DirectoryError),
+    /// Somebody else uses it.
+    InUse,
+    /// A killed process' requests do not end.
+    Unfinished,
+}
+
+impl fmt::Display for PoolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PoolError::Refused(why) => write!(f, "not fit for bypass: {why}"),
+            PoolError::Host(what, errno) => write!(f, "cannot {what}: {errno}"),
+            PoolError::Head => f.write_str("not a pool file, or its head is damaged"),
+            PoolError::Doubt(doubt) => write!(f, "not fit for bypass: {doubt}"),
+            PoolError::Directory(error) => write!(f, "{error}"),
+            PoolError::InUse => f.write_str("in use by others"),
+            PoolError::Unfinished => f.write_str("requests of a killed process do not end"),
+        }
+    }
+}
+
+impl From<DirectoryError> for PoolError {
+    fn from(error: DirectoryError) -> Self {
+        PoolError::Directory(error)
+    }
+}
+
+impl From<Refused> for PoolError {
+    fn from(why: Refused) -> Self {
+        PoolError::Refused(why)
+    }
+}
+
+pub(super) type Result<T, E = PoolError> = std::result::Result<T, E>;
+
+pub(super) fn errno(error: rustix::io::Errno) -> Errno {
+    Errno(error.raw_os_error())
+}
+
+pub(super) fn failed(what: &'static str) -> impl Fn(rustix::io::Errno) -> PoolError {
+    move |error| PoolError::Host(what, errno(error))
+}
+
+/// An open pool file.
+#[derive(Debug)]
+pub struct PoolFile {
+    path: PathBuf,
+    id: Id,
+    /// For locks and bytes past the page cache.
+    direct: OwnedFd,
+    plain: OwnedFd,
+}
+
+impl PoolFile {
+    /// Opens a pool file for reading and changing, and changes nothing.
+    ///
+    /// # Errors
+    /// It is none; the host's.
+    pub fn open(path: &Path) -> Result<PoolFile> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open = |more| rustix::fs::open(path, flags | more, Mode::empty());
+        let plain = open(OFlags::empty()).map_err(failed("open it"))?;
+        let direct = open(OFlags::DIRECT).map_err(failed("open it with O_DIRECT"))?;
+        let id = id_of(&direct)?;
+        Ok(PoolFile { path: path.to_path_buf(), id, direct, plain })
+    }
+
+    /// Makes a pool file with room for `chunks` chunks, all of them zeros on the disk; it has its
+    /// name when it is complete. `progress` is told bytes done.
+    ///
+    /// # Errors
+    /// The host is not fit, or full; `EEXIST` when somebody was faster.
+    pub fn make(path: &Path, id: Id, chunks: u32, progress: &dyn Fn(u64)) -> Result<()> {
+        let draft = path.with_extension(format!("pool.new-{}", std::process::id()));
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
+        let _ = fs::remove_file(&draft);
+        let plain = rustix::fs::open(&draft, flags, Mode::RUSR | Mode::WUSR);
+        let plain = plain.map_err(failed("create it"))?;
+        let made = PoolFile::fill(&draft, plain, id, chunks, progress).and_then(|()| {
+            fs::hard_link(&draft, path).map_err(|e| PoolError::Host("name it", e.into()))
+        });
+        let _ = fs::remove_file(&draft);
+        made
+    }
+
+    fn fill(
+        draft: &Path,
+        plain: OwnedFd,
+        id: Id,
+        chunks: u32,
+        progress: &dyn Fn(u64),
+    ) -> Result<()> {
+        Disk::under(&plain)?;
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
+        let direct = rustix::fs::open(draft, flags, Mode::empty());
+        let direct = direct.map_err(failed("open it with O_DIRECT"))?;
+        let file = PoolFile { path: draft.to_path_buf(), id, direct, plain };
+        file.write_zeros(0..LAYOUT.chunk_at(chunks), progress)?;
+        let mut head = Buffer::zeroed(ID_BYTES);
+        head[..16].copy_from_slice(&ID_MAGIC);
+        head[16..32].copy_from_slice(&id);
+        let checksum = crc32c::crc32c(&head[..32]);
+        head[32..36].copy_from_slice(&checksum.to_le_bytes());
+        let road = file.file_road()?;
+        let written = road.write(0, Buffer::copy_of(&swap::header()));
+        written.and_then(|()| road.write(ID_AT, head)).map_err(DirectoryError::Medium)?;
+        Directory::format(&road, LAYOUT, id, chunks)?;
+        file.sync()
+    }
+
+    /// The path that it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn sync(&self) -> Result<()> {
+        rustix::fs::fsync(&self.plain).map_err(failed("make it durable"))
+    }
+
+    /// Gives a range at the end its blocks, with zeros in them.
+    fn write_zeros(&self, range: std::ops::Range<u64>, progress: &dyn Fn(u64)) -> Result<()> {
+        let length = range.end - range.start;
+        rustix::fs::fallocate(&self.plain, FallocateFlags::empty(), range.start, length)
+            .map_err(failed("make room for it"))?;
+        let zeros = Buffer::zeroed(ZEROS_BYTES);
+        let mut at = range.start;
+        while at < range.end {
+            let piece = &zeros[..(range.end - at).min(ZEROS_BYTES as u64) as usize];
+            match rustix::io::pwrite(&self.direct, piece, at) {
+                Ok(0) => return Err(PoolError::Host("write zeros to it", Errno::EIO)),
+                Ok(moved) => at += moved as u64,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(failed("write zeros to it")(error)),
+            }
+            progress(at - range.start);
+        }
+        self.sync()
+    }
+
+    /// Keeps others from making and removing volumes in it, as long as this is open.
+    ///
+    /// # Errors
+    /// [`PoolError::InUse`] when somebody does so for longer than a minute.
+    pub fn lock_for_making(&self) -> Result<()> {
+        match wait_for_lock(&self.direct, MAKER_BYTE, OTHERS_TIME_MAX) {
+            Err(Errno::EAGAIN) => Err(PoolError::InUse),
+            other => other.map_err(|errno| PoolError::Host("lock it", errno)),
+        }
+    }
+
+    /// Whether somebody uses a volume in it.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn is_in_use(&self) -> Result<bool> {
+        is_locked(&self.direct, USE_BYTE, 1).map_err(|errno| PoolError::Host("look at it", errno))
+    }
+
+    /// Makes room for `chunks` chunks in all. Nobody uses a volume in it, and nobody begins to
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`PoolError::InUse`]; the host is full.
+    pub fn grow(&self, chunks: u32, progress: &dyn Fn(u64)) -> Result<()> {
+        match lock_range(&self.direct, USE_BYTE, 1) {
+            Err(Errno::EAGAIN) => return Err(PoolError::InUse),
+            other => other.map_err(|errno| PoolError::Host("lock it", errno))?,
+        }
+        let grown = self.grow_alone(chunks, progress);
+        let _ = unlock_range(&self.direct, USE_BYTE, 1);
+        grown
+    }
+
+    fn grow_alone(&self, chunks: u32, progress: &dyn Fn(u64)) -> Result<()> {
+        self.unpin()?;
+        let road = self.file_road()?;
+        let mut directory = Directory::load(&road, LAYOUT, self.id)?;
+        let start = LAYOUT.chunk_at(directory.chunk_count());
+        if let Err(error) = self.write_zeros(start..LAYOUT.chunk_at(chunks), progress) {
+            let _ = rustix::fs::ftruncate(&self.plain, start);
+            return Err(error);
+        }
+        directory.extend(&road, chunks)?;
+        self.sync()
+    }
+
+    /// The file as a file.
+    fn file_road(&self) -> Result<Road> {
+        let device = file_device(&self.direct, &self.plain, &self.direct)?;
+        let sectors = device.sector_count();
+        Ok(Road::new(device, Extents::identity(sectors)))
+    }
+
+    /// Its directory as it is now.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn directory(&self) -> Result<Directory> {
+        let road = self.file_road()?;
+        Ok(Directory::load(&road, LAYOUT, self.id)?)
+    }
+
+    fn unpin(&self) -> Result<()> {
+        match swap::off(&proc_path(&self.direct)) {
+            // It was not pinned.
+            Ok(()) | Err(Errno::EINVAL) => Ok(()),
+            Err(errno) => Err(PoolError::Host("unpin it (swapoff)", errno)),
+        }
+    }
+
+    /// Begins to use volumes in it: from here on it is pinned, unless somebody goes through the
+    /// file, and all others do too then.
+    ///
+    /// # Errors
+    /// The host is not fit, does not let us pin it; somebody grows it for longer than a minute.
+    pub fn use_it(self) -> Result<Use> {
+        let begin = std::time::Instant::now();
+        loop {
+            match share_range(&self.direct, USE_BYTE, 1) {
+                Ok(()) => break,
+                Err(Errno::EAGAIN) if begin.elapsed() < OTHERS_TIME_MAX => {
+                    polylane_base::sync::thread::sleep(Duration::from_millis(10));
+                }
+                Err(Errno::EAGAIN) => return Err(PoolError::InUse),
+                Err(errno) => return Err(PoolError::Host("lock it", errno)),
+            }
+        }
+        let disk = Disk::under(&self.plain)?;
+        let used = Use { file: self, disk };
+        match used.pin() {
+            Ok(()) => Ok(used),
+            Err(error) => {
+                used.end();
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A pool file in use. It stays pinned when this is dropped: [`end`](Use::end) ends that.
+#[derive(Debug)]
+pub struct Use {
+    file: PoolFile,
+    disk: Disk,
+}
+
+impl Use {
+    fn pin(&self) -> Result<()> {
+        // Somebody goes through the file: it cannot be pinned.
+        if lock_range(&self.file.direct, FILE_BYTE, 1).is_err() {
+            return Ok(());
+        }
+        let pinned = match swap::on(&proc_path(&self.file.direct)) {
+            // It is: by somebody who uses it, or did so when he was killed.
+            Ok(()) | Err(Errno::EBUSY) => Ok(()),
+            Err(Errno::EPERM) => Err(Refused::NoRightToPin.into()),
+            Err(errno) => Err(PoolError::Host("pin it (swapon)", errno)),
+        };
+        let _ = unlock_range(&self.file.direct, FILE_BYTE, 1);
+        pinned
+    }
+
+    /// Descriptors for a process that opens volumes in it.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn files(&self) -> Result<PoolFiles> {
+        let copy = |fd: &OwnedFd| {
+            fd.try_clone().map_err(|error| PoolError::Host("open it again", error.into()))
+        };
+        Ok(PoolFiles { disk: copy(&self.disk.fd)?, pool: copy(&self.file.plain)? })
+    }
+
+    /// The pool file.
+    pub fn file(&self) -> &PoolFile {
+        &self.file
+    }
+
+    /// Makes a volume of zeros.
+    ///
+    /// # Errors
+    /// No room; the medium's.
+    pub fn make_volume(&self, id: Id, size: u64) -> Result<()> {
+        self.file.lock_for_making()?;
+        let road = self.road()?;
+        let volume = self.change(&road, |directory| {
+            directory.reclaim(&road)?;
+            directory.begin(&road, id, size)
+        })?;
+        let unclean = self.change(&road, |directory| Ok(directory.unclean(&volume)))?;
+        for chunk in &unclean {
+            let zeroed = road.zero(LAYOUT.chunk_at(*chunk), LAYOUT.chunk_bytes);
+            zeroed.map_err(DirectoryError::Medium)?;
+        }
+        road.flush().map_err(DirectoryError::Medium)?;
+        self.change(&road, |directory| directory.finish(&road, &volume))
+    }
+
+    /// Removes a volume that nobody uses, if it is there.
+    ///
+    /// # Errors
+    /// The medium's.
+    pub fn remove_volume(&self, id: &Id) -> Result<()> {
+        self.file.lock_for_making()?;
+        let road = self.road()?;
+        self.change(&road, |directory| {
+            directory.reclaim(&road)?;
+            match directory.find(id) {
+                Ok(volume) => directory.remove(&road, &volume),
+                Err(DirectoryError::NoVolume) => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn change<T>(
+        &self,
+        road: &Road,
+        change: impl FnOnce(&mut Directory) -> Result<T, DirectoryError>,
+    ) -> Result<T> {
+        wait_for_lock(&self.file.direct, DIRECTORY_BYTE, OTHERS_TIME_MAX)
+            .map_err(|errno| PoolError::Host("lock its directory", errno))?;
+        let result = Directory::load(road, LAYOUT, self.file.id).and_then(|mut it| change(&mut it));
+        let _ = unlock_range(&self.file.direct, DIRECTORY_BYTE, 1);
+        Ok(result?)
+    }
+
+    /// The way to its bytes now.
+    fn road(&self) -> Result<Road> {
+        if !hold::is_pinned(&self.file.direct) {
+            return self.file.file_road();
+        }
+        let map = hold::map(&self.file.direct, self.disk.sectors).map_err(map_error)?;
+        let device = disk_device(&self.disk.fd, &self.file.plain, &self.file.direct, Way::Calls)?;
+        Ok(Road::new(device, map))
+    }
+
+    /// Ends the use. The last one unpins the file.
+    pub fn end(&self) {
+        // A process that has just ended may take a moment to let go.
+        if wait_for_lock(&self.file.direct, USE_BYTE, END_TIME_MAX).is_ok() {
+            // What stays pinned harms nobody, and the next one takes it over.
+            let _ = self.file.unpin();
+        }
+        let _ = unlock_range(&self.file.direct, USE_BYTE, 1);
+    }
+}
+
+pub(super) fn map_error(error: MapError) -> PoolError {
+    match error {
+        MapError::Host(errno) => PoolError::Host("find out where it lies", errno),
+        MapError::Doubt(doubt) => PoolError::Doubt(doubt),
+    }
+}
+
+pub(super) fn copy(fd: &OwnedFd) -> Result<OwnedFd> {
+    fd.try_clone().map_err(|error| PoolError::Host("open it again", error.into()))
+}
+
+pub(super) fn file_device(
+    direct: &OwnedFd,
+    plain: &OwnedFd,
+    lock: &OwnedFd,
+) -> Result<Arc<FileDevice>> {
+    let files = Files { io: copy(direct)?, plain: copy(plain)?, lock: copy(lock)? };
+    FileDevice::open_pool(files, Way::Ring).map_err(|errno| PoolError::Host("use it", errno))
+}
+
+pub(super) fn disk_device(
+    disk: &OwnedFd,
+    plain: &OwnedFd,
+    lock: &OwnedFd,
+    way: Way,
+) -> Result<Arc<FileDevice>> {
+    let files = Files { io: copy(disk)?, plain: copy(plain)?, lock: copy(lock)? };
+    FileDevice::open_disk(files, way).map_err(|errno| PoolError::Host("use its disk", errno))
+}
+
+/// Descriptors of a pool file in use, to be handed to the process that opens a volume in it.
+#[derive(Debug)]
+pub struct PoolFiles {
+    /// The disk under the pool file, with O_DIRECT.
+    pub disk: OwnedFd,
+    /// The pool file.
+    pub pool: OwnedFd,
+}
+
+pub(super) fn id_of(direct: &OwnedFd) -> Result<Id> {
+    let mut bytes = Buffer::zeroed(ID_BYTES);
+    let read = rustix::io::pread(direct, &mut bytes[..], ID_AT).map_err(failed("read it"))?;
+    let right = read == ID_BYTES
+        && bytes[..16] == ID_MAGIC
+        && bytes[32..36] == crc32c::crc32c(&bytes[..32]).to_le_bytes();
+    match (right, bytes[16..32].try_into()) {
+        (true, Ok(id)) => Ok(id),
+        _ => Err(PoolError::Head),
+    }
+}
