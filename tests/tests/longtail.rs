@@ -35,8 +35,8 @@ const PROGRAM: Topic = Topic {
     ways: &[Lane::Fuse, Lane::Preload, Lane::PreloadVolume],
 };
 
-/// What holds through FUSE alone (docs/semantics.md says why), or needs no library.
-const BY_KERNEL: Topic = Topic { script: "exec \"$PROGRAM\" more", ways: &[Lane::Fuse], ..PROGRAM };
+/// With an argument, which has it do what else there is.
+const ALL: Topic = Topic { script: "exec \"$PROGRAM\" more", ..PROGRAM };
 
 /// Fails unless a file that the shell opens, connected from its first call, is of the fast lane: a
 /// library that cannot connect would pass every test here, by FUSE.
@@ -50,7 +50,7 @@ exec 9>&-
 rm ../probe
 "#;
 
-/// Where the library is wrong (docs/semantics.md says how).
+/// Where the library differs (docs/semantics.md says how).
 const FUSE: &[Lane] = &[Lane::Fuse];
 
 /// Beside another preloaded library, before it and after it.
@@ -177,15 +177,15 @@ topics! {
     streams = Topic { source: "streams", ..PROGRAM };
     sendfile = Topic { source: "sendfile", ..PROGRAM };
     splice = Topic { source: "splice", ..PROGRAM };
-    copy_file_range = Topic { source: "copy_range", ways: FUSE, ..PROGRAM };
+    copy_file_range = Topic { source: "copy_range", ..PROGRAM };
     linux_aio = Topic { source: "libaio", options: &["-laio"], ..PROGRAM };
     posix_aio = Topic { source: "posix_aio", ..PROGRAM };
-    io_uring_by_system_calls = Topic { source: "uring_raw", ways: FUSE, ..PROGRAM };
+    io_uring_by_system_calls = Topic { source: "uring_raw", ..PROGRAM };
     io_uring_by_its_library =
-        Topic { source: "uring_library", options: &["-luring"], ways: FUSE, ..PROGRAM };
+        Topic { source: "uring_library", options: &["-luring"], ..PROGRAM };
     descriptors_over_sockets = Topic { source: "rights", ..PROGRAM };
     descriptors_in_proc = Topic { source: "proc_fd", ..PROGRAM };
-    links_in_proc = Topic { source: "proc_fd", ..BY_KERNEL };
+    links_in_proc = Topic { source: "proc_fd", ways: FUSE, ..ALL };
     descriptors_over_exec = Topic { source: "descriptors", ..PROGRAM };
     a_lock_right_after_a_close = Topic { source: "locks_closed", ..PROGRAM };
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
@@ -193,17 +193,17 @@ topics! {
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };
     system_calls_by_number = Topic { source: "syscalls", ..PROGRAM };
     walks_and_temporary_names = Topic { source: "walks", ..PROGRAM };
-    threads_cancelled_in_calls = Topic { source: "cancelled", ..BY_KERNEL };
-    signals_in_calls = Topic { source: "interrupted", ..PROGRAM };
-    signals_that_leave_waits = Topic { source: "interrupted", ..BY_KERNEL };
-    dropped_privileges = Topic { source: "privileges", ways: FUSE, ..PROGRAM };
-    chroot_and_unshare = Topic { source: "roots", ways: FUSE, ..PROGRAM };
+    threads_cancelled_in_calls = Topic { source: "cancelled", ..ALL };
+    signals_in_calls = Topic { source: "interrupted", ..ALL };
+    dropped_privileges = Topic { source: "privileges", ..PROGRAM };
+    chroot_and_unshare = Topic { source: "roots", ..PROGRAM };
+    files_that_grow = Topic { source: "growing", ..PROGRAM };
     numbers_of_descriptors = Topic { source: "numbers", ..PROGRAM };
-    environments_of_exec = Topic { source: "environments", ways: FUSE, ..PROGRAM };
-    plain = Topic { source: "plain", ways: FUSE, ..PROGRAM };
+    environments_of_exec = Topic { source: "environments", ..PROGRAM };
+    plain = Topic { source: "plain", ..PROGRAM };
     fortified = Topic { source: "streams", options: &["-D_FORTIFY_SOURCE=2"], ..PROGRAM };
     static_program = Topic { source: "plain", options: &["-static"], ..PROGRAM };
-    musl_program = Topic { source: "plain", compiler: "musl-gcc", ..BY_KERNEL };
+    musl_program = Topic { source: "plain", compiler: "musl-gcc", ..PROGRAM };
     musl_static_program =
         Topic { source: "plain", compiler: "musl-gcc", options: &["-static"], ..PROGRAM };
 }
@@ -214,8 +214,6 @@ fn beside_another_preloaded_library() {
     let test = "beside_another_preloaded_library";
     match jemalloc() {
         None => skip(test, "libjemalloc.so.2 is not installed"),
-        Some(_) => {
-            agrees(test, &Topic { source: "plain", script: BESIDE_JEMALLOC, ways: FUSE, ..PROGRAM })
-        }
+        Some(_) => agrees(test, &Topic { source: "plain", script: BESIDE_JEMALLOC, ..PROGRAM }),
     }
 }

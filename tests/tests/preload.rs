@@ -142,6 +142,10 @@ fn only_names_of_libc_are_exported() {
     for expected in ["openat64", "__read_chk", "fclose", "posix_spawn", "execl"] {
         assert!(ours.iter().any(|name| name == expected), "{expected} is not hooked");
     }
-    let foreign: Vec<_> = ours.iter().filter(|name| !libc.contains(name)).collect();
+    // Of libaio and liburing: what makes a ring, and what fills one.
+    let rings = ["io_setup", "io_submit", "io_queue_init"];
+    let ring = |name: &str| rings.contains(&name) || name.starts_with("io_uring_");
+    let known = |name: &String| libc.contains(name) || ring(name);
+    let foreign: Vec<_> = ours.iter().filter(|name| !known(name)).collect();
     assert!(foreign.is_empty(), "{foreign:?}");
 }

@@ -20,6 +20,7 @@ use crate::lease;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::real;
+use crate::rings;
 use crate::session::{Mark, Session};
 use crate::slots::Slot;
 use crate::state;
@@ -31,7 +32,11 @@ pub(crate) fn find(fd: RawFd) -> Outcome<Pin> {
     path::mount()?;
     let state = state::get();
     match state.records.find(&state.table, fd) {
-        Ok(pin) => Ok(pin),
+        Ok(pin) if !rings::close_unseen() || rings::is_still(fd, &pin) => Ok(pin),
+        Ok(_) => {
+            forget(fd);
+            look_at(fd)
+        }
         Err(Entry::Unknown) if fd >= 0 => look_at(fd),
         Err(_) => Err(Detour::Kernel),
     }
@@ -59,7 +64,7 @@ pub(crate) fn usable(file: &Record, fd: RawFd) -> Outcome<(&'static Session, u64
 #[cold]
 fn look_at(fd: RawFd) -> Outcome<Pin> {
     let state = state::get();
-    let (device, kind) = real::kind_cached(fd).map_err(|_| Detour::Kernel)?;
+    let (device, kind, node) = real::kind_cached(fd).map_err(|_| Detour::Kernel)?;
     let (file, directory) = (kind == libc::S_IFREG, kind == libc::S_IFDIR);
     if !(file || directory) || device != path::device()? {
         state.table.learn(fd, Entry::Foreign);
@@ -67,6 +72,7 @@ fn look_at(fd: RawFd) -> Outcome<Pin> {
     }
     let session = path::ready()?;
     let record = state.records.allocate().ok_or(Detour::Kernel)?;
+    record.node.store(node, Ordering::Relaxed);
     record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { 0 });
     if attach(&record, fd, session).is_err() {
         // Such as an O_PATH descriptor, which cannot be asked for a ticket.
@@ -132,7 +138,7 @@ pub(crate) fn publish(file: &Record) {
 
 /// Lets the kernel ask for the size of a file: sendfile, splice and access to mapped pages stop at
 /// the size that the kernel last heard of, which is 0 for a slot that only the library has used.
-fn tell_size(fd: BorrowedFd<'_>) {
+pub(crate) fn tell_size(fd: BorrowedFd<'_>) {
     let _ = rustix::fs::fstat(fd);
 }
 

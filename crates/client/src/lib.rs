@@ -18,6 +18,7 @@
 //! | `table`, `file`, `slots` | descriptors, open files, kernel descriptors opened ahead |
 //! | `lease` | names that may be changed without asking |
 //! | `view` | what open files hold, to be read and written without asking |
+//! | `rings` | what changes where the kernel uses descriptors unseen |
 //! | `session`, `call`, `thread` | the channel and its mailboxes |
 //! | `state`, `private` | what a process keeps, and what a forked child finds |
 //! | `real`, `config` | libc's own functions; the environment |
@@ -41,6 +42,7 @@ mod outcome;
 mod path;
 mod private;
 mod real;
+mod rings;
 mod session;
 mod slots;
 mod state;

@@ -151,7 +151,8 @@ pub(crate) fn device() -> Outcome<u64> {
 fn find_device() -> Outcome<u64> {
     let mut path = [0; config::MOUNT_BYTES_MAX + 1];
     let path = config::under_mount(&mut path, b"").ok_or(Detour::Kernel)?;
-    Ok(real::stat_cached(path)?.0)
+    // After chroot there may be nothing of that name.
+    real::stat_cached(path).map(|(device, _)| device).map_err(|_| Detour::Kernel)
 }
 
 /// Opens the kernel's working directory at the service. `Kernel`: it is not the lane's; an errno:

@@ -70,6 +70,13 @@ impl Failure for i64 {
 impl Failure for isize {
     const FAILED: Self = -1;
 }
+impl Failure for usize {
+    /// `SIG_ERR`
+    const FAILED: Self = usize::MAX;
+}
+impl Failure for () {
+    const FAILED: Self = ();
+}
 impl<T> Failure for *mut T {
     const FAILED: Self = std::ptr::null_mut();
 }
@@ -105,12 +112,12 @@ pub(crate) fn owned(fd: RawFd) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// `close`, whatever it says, past our own hook.
+/// `close`, whatever it says, past our own hook and libc, in which a thread could be cancelled.
 pub(crate) fn close_quietly(fd: RawFd) {
-    let errno = errno();
-    // SAFETY: closing a number harms no memory; callers own the descriptor.
-    unsafe { close(fd) };
-    set_errno(errno);
+    // SAFETY: closing a number harms no memory; callers own the descriptor. -1 is not passed on.
+    if fd >= 0 {
+        unsafe { rustix::io::close(fd) };
+    }
 }
 
 /// A close-on-exec copy at the lowest free number from `min` on.
@@ -184,13 +191,33 @@ pub(crate) fn stat_cached(path: &[u8]) -> rustix::io::Result<(u64, u64)> {
     Ok((makedev(stat.stx_dev_major, stat.stx_dev_minor), stat.stx_ino))
 }
 
-/// Device and kind (`S_IFMT` bits) of an open file, without asking the file system.
-pub(crate) fn kind_cached(fd: RawFd) -> rustix::io::Result<(u64, u32)> {
-    use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+/// Device, kind (`S_IFMT` bits) and inode number of an open file, without asking the file system.
+pub(crate) fn kind_cached(fd: RawFd) -> rustix::io::Result<(u64, u32, u64)> {
+    let stat = state_cached(fd)?;
+    let device = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    Ok((device, u32::from(stat.stx_mode) & libc::S_IFMT, stat.stx_ino))
+}
+
+/// Inode number of an open file, without asking the file system.
+pub(crate) fn node_cached(fd: RawFd) -> rustix::io::Result<u64> {
+    state_cached(fd).map(|stat| stat.stx_ino)
+}
+
+/// The size of an open file that the kernel knows of.
+pub(crate) fn size_cached(fd: RawFd) -> rustix::io::Result<u64> {
+    state_cached(fd).map(|stat| stat.stx_size)
+}
+
+fn state_cached(fd: RawFd) -> rustix::io::Result<rustix::fs::Statx> {
+    use rustix::fs::{AtFlags, StatxFlags, statx};
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let stat = statx(borrow(fd), c"", flags, StatxFlags::TYPE)?;
-    let device = makedev(stat.stx_dev_major, stat.stx_dev_minor);
-    Ok((device, u32::from(stat.stx_mode) & libc::S_IFMT))
+    statx(borrow(fd), c"", flags, StatxFlags::TYPE | StatxFlags::INO | StatxFlags::SIZE)
+}
+
+/// The calling thread's effective capabilities, the kernel's 64 bits.
+pub(crate) fn capabilities() -> Option<u64> {
+    let sets = rustix::thread::capabilities(None).ok()?;
+    Some(sets.effective.bits())
 }
 
 /// Opens a path, past our own hook, with mode 0600 if it is to be created.
@@ -256,7 +283,7 @@ pub(crate) fn handlers_interrupt() -> bool {
         // SAFETY: a sigaction is plain data; with a null new action the call only reads.
         let action = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &mut action);
+            sigaction(signal, std::ptr::null(), &mut action);
             action
         };
         let handled = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
@@ -266,6 +293,19 @@ pub(crate) fn handlers_interrupt() -> bool {
     let any = (1..=libc::SIGRTMAX()).any(interrupts);
     set_errno(errno);
     any
+}
+
+/// Whether the handler of a signal lets the interrupted call go on (`SA_RESTART`).
+pub(crate) fn handler_restarts(signal: c_int) -> bool {
+    let errno = errno();
+    // SAFETY: as in `handlers_interrupt`.
+    let action = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        sigaction(signal, std::ptr::null(), &mut action);
+        action
+    };
+    set_errno(errno);
+    action.sa_flags & libc::SA_RESTART != 0
 }
 
 /// Has [`crate::session::release_thread`] called when this thread ends.
@@ -335,14 +375,19 @@ macro_rules! real {
             }
         )*
     };
-    (@type ($($type:ty),*) => $ret:ty) => { unsafe extern "C" fn($($type),*) -> $ret };
+    (@type ($($type:ty),*) => $ret:ty) => { unsafe extern "C-unwind" fn($($type),*) -> $ret };
     (@type ($($type:ty),*); $rest:ty => $ret:ty) => {
-        unsafe extern "C" fn($($type,)* ...) -> $ret
+        unsafe extern "C-unwind" fn($($type,)* ...) -> $ret
     };
 }
 
 real! {
-    jumps { dprintf __dprintf_chk execl execlp execle clone system popen forkpty }
+    jumps {
+        dprintf __dprintf_chk clone system popen forkpty
+        io_setup io_queue_init io_uring_setup io_uring_queue_init io_uring_queue_init_params
+        io_uring_queue_init_mem io_uring_submit io_uring_submit_and_wait
+        io_uring_submit_and_wait_timeout io_uring_enter io_uring_enter2
+    }
 
     fn open(path: *const c_char, flags: c_int; mode: c_uint) -> c_int;
     fn openat(dir: c_int, path: *const c_char, flags: c_int; mode: c_uint) -> c_int;
@@ -470,6 +515,14 @@ real! {
     fn posix_spawnp(pid: *mut pid_t, file: *const c_char,
         actions: *const libc::posix_spawn_file_actions_t,
         attributes: *const libc::posix_spawnattr_t, argv: Strings, envp: Strings) -> c_int;
+    fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
+    fn signal(number: c_int, handler: usize) -> usize;
+    fn sysv_signal(signal: c_int, handler: usize) -> usize;
+    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
+    fn pthread_testcancel() -> ();
+    fn io_submit(context: c_long, count: c_long, requests: *mut *mut c_void) -> c_int;
+    fn capset(header: *mut c_void, data: *const c_void) -> c_int;
     fn login_tty(fd: c_int) -> c_int;
     fn daemon(no_chdir: c_int, no_close: c_int) -> c_int;
     fn chroot(path: *const c_char) -> c_int;

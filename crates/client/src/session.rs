@@ -27,6 +27,7 @@ use polylane_ipc::message::Message;
 use polylane_ipc::{ClientChannel, MailboxIndex, Watch};
 use polylane_sys::scm;
 
+use crate::ops::process;
 use crate::outcome::{Detour, Outcome};
 use crate::thread::{self, AWAITED, BOXES, Thread, UNAWAITED};
 use crate::{config, private, real, state};
@@ -107,6 +108,11 @@ impl Sessions {
             return Err(Detour::Kernel);
         }
         if thread::is_inside() || seconds() < self.retry_at.load(Ordering::Relaxed) {
+            return Err(Detour::Kernel);
+        }
+        if !process::is_what_it_seems() {
+            // For good: whoever makes a thread less than its user hardly makes it more again.
+            process::estranged();
             return Err(Detour::Kernel);
         }
         if self.connecting.swap(true, Ordering::Acquire) {

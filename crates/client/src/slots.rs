@@ -99,8 +99,6 @@ pub(crate) struct SlotPool {
     /// Opens that found only slots whose close was under way.
     waits: [AtomicU32; MODES],
     next_number: AtomicU32,
-    /// Copies may be held where nobody sees them: no slot is used twice.
-    used_once: AtomicU32,
 }
 
 impl SlotPool {
@@ -110,13 +108,7 @@ impl SlotPool {
             prices: [const { Price::new() }; MODES],
             waits: [const { AtomicU32::new(0) }; MODES],
             next_number: AtomicU32::new(0),
-            used_once: AtomicU32::new(0),
         }
-    }
-
-    /// From now on closed slots are retired: something in the kernel may hold copies of them.
-    pub(crate) fn never_reuse(&self) {
-        self.used_once.store(1, Ordering::Relaxed);
     }
 
     /// A slot whose file was closed by the request of that mark; `None`: the slot escaped.
@@ -124,9 +116,9 @@ impl SlotPool {
         let Some(slot) = self.get(index) else { return };
         let uses = slot.uses.fetch_add(1, Ordering::Relaxed) + 1;
         match closed {
-            Some(mark) if self.used_once.load(Ordering::Relaxed) == 0 => slot.free(mark),
-            _ => {
-                slot.retire(closed.unwrap_or_default());
+            Some(mark) => slot.free(mark),
+            None => {
+                slot.retire(Mark::default());
                 self.prices[index as usize / SLOTS_PER_MODE].lost(uses);
             }
         }

@@ -145,6 +145,9 @@ pub(crate) struct Record {
     pub(crate) asked: AtomicU32,
     /// Where the service shows it: see `view`.
     pub(crate) view: AtomicU64,
+    /// The kernel's inode number of descriptors that the kernel opened; 0: they are copies of the
+    /// slot's.
+    pub(crate) node: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Record>() == 64);
@@ -162,6 +165,7 @@ impl Record {
             flags: AtomicU32::new(0),
             asked: AtomicU32::new(0),
             view: AtomicU64::new(0),
+            node: AtomicU64::new(0),
         }
     }
 
@@ -197,6 +201,7 @@ impl Record {
         self.session.store(0, Ordering::Relaxed);
         self.asked.store(0, Ordering::Relaxed);
         self.view.store(0, Ordering::Relaxed);
+        self.node.store(0, Ordering::Relaxed);
     }
 
     /// One more reference, unless the place is free, being filled or being emptied.

@@ -3,11 +3,13 @@
 //! Constant-initialised and without destructor, so that touching it neither allocates nor registers
 //! anything: safe in signal handlers and in a child after fork.
 //!
-//! A signal handler may interrupt a call at any instruction and make calls of its own. It finds the
+//! A signal handler that the program installed through libc waits until the library's part of a
+//! call is over (see `abi::signal`), so it may leave the call for good. One that was installed past
+//! our hooks may interrupt a call at any instruction and make calls of its own. It finds the
 //! interrupted call's mailbox busy and takes the other one; a third level goes through the kernel.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// Mailboxes of one thread.
 pub(crate) const BOXES: usize = 2;
@@ -20,6 +22,10 @@ pub(crate) const UNAWAITED: usize = 1;
 pub(crate) struct Thread {
     /// Depth of slow paths: whatever this thread hooks meanwhile is the library's own.
     inside: Cell<u32>,
+    /// Depth of calls that handlers wait for, and [`CAME`].
+    held: Cell<u32>,
+    /// The signal that came meanwhile; all others wait in the kernel then.
+    came: Cell<Option<Came>>,
     /// See [`number`]; 0: none yet.
     number: Cell<u32>,
     /// The session that `boxes` belong to; 0: none were claimed.
@@ -28,6 +34,15 @@ pub(crate) struct Thread {
     pub(crate) boxes: [Cell<u32>; BOXES],
     /// Whether a call of this thread is using the mailbox.
     pub(crate) busy: [Cell<bool>; BOXES],
+}
+
+/// A signal whose handler waits.
+#[derive(Clone, Copy)]
+pub(crate) struct Came {
+    /// As the kernel told it.
+    pub(crate) info: libc::siginfo_t,
+    /// The mask that the thread had, as the kernel's 64 bits.
+    pub(crate) mask: u64,
 }
 
 impl Thread {
@@ -47,6 +62,8 @@ thread_local! {
     static THREAD: Thread = const {
         Thread {
             inside: Cell::new(0),
+            held: Cell::new(0),
+            came: Cell::new(None),
             number: Cell::new(0),
             session: Cell::new(0),
             boxes: [const { Cell::new(0) }; BOXES],
@@ -74,6 +91,77 @@ pub(crate) fn number() -> u32 {
 #[inline]
 pub(crate) fn is_inside() -> bool {
     THREAD.with(|thread| thread.inside.get() > 0)
+}
+
+/// From here to [`release`] handlers wait.
+#[inline]
+pub(crate) fn hold() {
+    THREAD.with(|thread| thread.held.set(thread.held.get() + 1));
+}
+
+/// Undoes [`hold`]; whether a handler is to run now: see [`take`].
+#[inline]
+pub(crate) fn release() -> bool {
+    THREAD.with(|thread| {
+        // 0 after a fault whose handler did not come back.
+        let left = thread.held.get().saturating_sub(1);
+        thread.held.set(left);
+        left == CAME
+    })
+}
+
+/// The signal that came.
+pub(crate) fn take() -> Option<Came> {
+    THREAD.with(|thread| {
+        thread.held.set(thread.held.get() & !CAME);
+        thread.came.take()
+    })
+}
+
+/// Whether handlers wait.
+#[inline]
+pub(crate) fn is_held() -> bool {
+    THREAD.with(|thread| thread.held.get() & !CAME > 0)
+}
+
+/// Runs the handler of a fault, which may leave the call that it is in.
+pub(crate) fn unheld(handler: impl FnOnce()) {
+    let held = THREAD.with(|thread| thread.held.replace(thread.held.get() & CAME));
+    handler();
+    THREAD.with(|thread| thread.held.set(held));
+}
+
+/// Keeps a signal until [`release`].
+pub(crate) fn keep(came: Came) {
+    THREAD.with(|thread| {
+        thread.came.set(Some(came));
+        thread.held.set(thread.held.get() | CAME);
+    });
+}
+
+/// The number of the signal whose handler waits.
+pub(crate) fn has_come() -> Option<i32> {
+    THREAD.with(|thread| {
+        let came = if thread.held.get() & CAME == 0 { None } else { thread.came.get() };
+        came.map(|came| came.info.si_signo)
+    })
+}
+
+/// Beside a depth: a signal came.
+const CAME: u32 = 1 << 31;
+
+/// Some thread of this process was told to end.
+static CANCELLED: AtomicBool = AtomicBool::new(false);
+
+/// From now on waits look whether their thread is to end.
+pub(crate) fn note_cancel() {
+    CANCELLED.store(true, Ordering::Relaxed);
+}
+
+/// Whether a thread was cancelled, ever.
+#[inline]
+pub(crate) fn cancels() -> bool {
+    CANCELLED.load(Ordering::Relaxed)
 }
 
 /// Marks a slow path: hooked functions called in it go to libc.

@@ -8,7 +8,7 @@
 //!
 //! - A record's view is good with the session that it names, as long as the record is held.
 //! - What was written counts only if the gate was still open after it; else it is written again, by
-//!   a request. So it must be something that can be written twice: never an append.
+//!   a request. An end that was moved counts with it: nobody saw what does not count.
 //! - What a dead service showed counts no more: whether it is dead is looked at last.
 //!
 //! # Locking
@@ -38,7 +38,7 @@ const MISSES: u32 = 32;
 const SPINS: u32 = 100;
 
 /// Flags of open files whose writes must have reached the service.
-const AWAITED_FLAGS: u32 = (libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC) as u32;
+const AWAITED_FLAGS: u32 = (libc::O_SYNC | libc::O_DSYNC) as u32;
 
 type Views = polylane_ipc::view::Views<polylane_ipc::queue::Mapped<'static>>;
 
@@ -83,7 +83,7 @@ pub(crate) fn wish(file: &Record, len: usize) -> u32 {
 #[inline]
 pub(crate) fn wish_to_write(file: &Record, len: usize) -> u32 {
     let awaited = file.flags.load(Ordering::Relaxed) & AWAITED_FLAGS != 0;
-    if awaited || file.access_mode() != libc::O_RDWR { 0 } else { wish(file, len) }
+    if awaited { 0 } else { wish(file, len) }
 }
 
 /// A page was found where it is shown.
@@ -121,7 +121,7 @@ pub(crate) fn read(
 ) -> Option<usize> {
     let (views, number) = shown(session, file).filter(|_| into.len() <= BYTES_MAX)?;
     let look = views.look(number).filter(|look| look.has(HAS_DATA))?;
-    let count = views.size(number).saturating_sub(offset).min(into.len() as u64) as usize;
+    let count = views.size(number)?.saturating_sub(offset).min(into.len() as u64) as usize;
     let mut done = 0;
     while done < count {
         let at = offset + done as u64;
@@ -145,13 +145,19 @@ pub(crate) fn read(
     counts.then_some(count)
 }
 
-/// Writes where the service lends it; false: to be written by a request.
+/// Writes where the service lends it, at an offset or, without one, at the end of the file; returns
+/// the offset after it. `None`: to be written by a request.
 #[inline]
-pub(crate) fn write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
+pub(crate) fn write(
+    session: &'static Session,
+    file: &Record,
+    offset: Option<u64>,
+    from: &[u8],
+) -> Option<u64> {
     let awaited = file.flags.load(Ordering::Relaxed) & AWAITED_FLAGS != 0;
-    let Some((views, number)) = shown(session, file) else { return false };
+    let (views, number) = shown(session, file)?;
     if awaited || from.is_empty() || from.len() > BYTES_MAX {
-        return false;
+        return None;
     }
     for _ in 0..SPINS {
         if !views.is_crowded(number) {
@@ -159,23 +165,23 @@ pub(crate) fn write(session: &'static Session, file: &Record, offset: u64, from:
         }
         std::hint::spin_loop();
     }
-    let Some(inside) = views.enter(number) else { return false };
-    let put = put(session, &views, number, (offset, from));
-    let counts = views.leave(number, inside, put.map(|()| now()));
-    let counts = put.is_some() && counts && !session.channel.is_dead();
-    if counts {
-        hit(file);
-    }
-    counts
+    let inside = views.enter(number)?;
+    let (size, room) = views.end_and_room(number, &inside);
+    // What lies between the end and an offset past it would have to be made zeros.
+    let at = offset.unwrap_or(size);
+    let end = at.checked_add(from.len() as u64).filter(|&end| {
+        let moves = end > size;
+        (!moves || at <= size && end <= room) && (offset.is_some() || moves)
+    });
+    let put = end.and_then(|end| put(session, &views, number, (at, from)).map(|()| end));
+    let counts = views.leave(number, inside, put.map(|_| now()), put.unwrap_or(0).max(size));
+    put.filter(|_| counts && !session.channel.is_dead()).inspect(|_| hit(file))
 }
 
 /// Stores bytes in frames, from inside the gate. All of them, or nothing that counts.
 fn put(session: &Session, views: &Views, number: u32, (offset, from): (u64, &[u8])) -> Option<()> {
     let look = views.look(number).filter(|look| look.has(HAS_DATA))?;
-    let end = offset.checked_add(from.len() as u64)?;
-    if end > views.size(number) {
-        return None;
-    }
+    let end = offset + from.len() as u64;
     let mut frames = [const { None }; PAGES_MAX];
     let (first, last) = (offset / FRAME_BYTES as u64, (end - 1) / FRAME_BYTES as u64);
     for (frame, page) in frames.iter_mut().zip(first..=last) {

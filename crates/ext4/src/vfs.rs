@@ -232,6 +232,17 @@ impl FileSystem for Ext4 {
         })
     }
 
+    fn unreserve(&self, ino: Ino, offset: u64) {
+        // A volume that has failed promises nothing any more.
+        let _ = self.changing(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let first = offset.div_ceil(self.volume.io.block_bytes() as u64);
+            let first = u32::try_from(first).map_err(|_| Errno::EFBIG)?;
+            promised::release(&self.volume, &cell, first, u32::MAX);
+            Ok(())
+        });
+    }
+
     fn fallocate(
         &self,
         ino: Ino,

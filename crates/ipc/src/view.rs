@@ -47,6 +47,8 @@ const ATTR: usize = 24;
 const GATE: usize = 128;
 const WRITTEN: usize = 136;
 const READ: usize = 144;
+const ROOM: usize = 152;
+const ENDS: usize = 160;
 
 const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE);
 
@@ -59,6 +61,9 @@ const TAG: usize = 8;
 const DIRTY: u32 = 1;
 /// The client may write to the frame while it is inside.
 const WRITABLE: u32 = 2;
+
+/// Looks at an end that moves before its size is asked for.
+const LOOKS: u32 = 16;
 
 const SHUT: u64 = 1 << 63;
 const BUSY: u64 = 1 << 62;
@@ -167,10 +172,37 @@ impl<M: Memory> Views<M> {
         self.memory.word32(self.view(view, SEQ)).load(Relaxed) == look.seq
     }
 
-    /// Size of the file, once [`Views::is_same`] says so.
+    /// Size of the file, once [`Views::is_same`] says so; `None`: it grows too fast to say.
     #[inline]
-    pub fn size(&self, view: u32) -> u64 {
-        self.memory.word64(self.view(view, SIZE)).load(Acquire)
+    pub fn size(&self, view: u32) -> Option<u64> {
+        if self.memory.word64(self.view(view, ROOM)).load(Acquire) == 0 {
+            return Some(self.memory.word64(self.view(view, SIZE)).load(Acquire));
+        }
+        let count = || self.memory.word64(self.view(view, GATE)).load(Acquire) & !(SHUT | BUSY);
+        for _ in 0..LOOKS {
+            let before = count();
+            let end = self.memory.word64(self.end_word(view, before)).load(Acquire);
+            self.memory.fence_acquire();
+            if count() == before {
+                return Some(end);
+            }
+        }
+        None
+    }
+
+    /// Where the end of the file lies after so many passes through the gate. The next one has
+    /// another place, so that who does not get through has changed nothing.
+    fn end_word(&self, view: u32, gate: u64) -> usize {
+        self.view(view, ENDS + 8 * (gate % 2) as usize)
+    }
+
+    /// The end of the file for who is inside, and how far it may be moved (0: not at all).
+    #[inline]
+    pub fn end_and_room(&self, view: u32, inside: &Inside) -> (u64, u64) {
+        match self.memory.word64(self.view(view, ROOM)).load(Acquire) {
+            0 => (self.memory.word64(self.view(view, SIZE)).load(Acquire), 0),
+            room => (self.memory.word64(self.end_word(view, inside.0)).load(Relaxed), room),
+        }
     }
 
     /// State of the file; `None`: to be asked for.
@@ -250,11 +282,13 @@ impl<M: Memory> Views<M> {
         }
     }
 
-    /// Goes out. `time`: when it was written, nanoseconds since 1970; `None`: nothing was. False:
-    /// the gate was shut meanwhile and what was written does not count.
+    /// Goes out. `time`: when it was written, nanoseconds since 1970; `None`: nothing was. `end`:
+    /// where the file ends now. False: the gate was shut meanwhile and what was written does not
+    /// count.
     #[inline]
-    pub fn leave(&self, view: u32, inside: Inside, time: Option<i64>) -> bool {
+    pub fn leave(&self, view: u32, inside: Inside, time: Option<i64>, end: u64) -> bool {
         let gate = self.memory.word64(self.view(view, GATE));
+        self.memory.word64(self.end_word(view, inside.0 + 1)).store(end, Relaxed);
         if let Some(time) = time {
             self.memory.word64(self.view(view, WRITTEN)).store(time.cast_unsigned(), Relaxed);
         }
@@ -277,7 +311,8 @@ pub struct Inside(u64);
 
 /// The service's side. Changes of one view, and of one entry, exclude each other.
 impl<M: Memory> Views<M> {
-    /// Changes a view: its generation, what counts of it (`HAS_` bits), and that.
+    /// Changes a view: its generation, what counts of it (`HAS_` bits), and that. The client may
+    /// not make the file longer.
     pub fn put(&self, view: u32, (generation, has): (u64, u64), size: u64, attr: &WireAttr) {
         let seq = self.memory.word32(self.view(view, SEQ));
         let odd = seq.load(Relaxed) | 1;
@@ -286,6 +321,7 @@ impl<M: Memory> Views<M> {
         let state = generation << PAGE_BITS | has;
         self.memory.word64(self.view(view, STATE)).store(state, Release);
         self.memory.word64(self.view(view, SIZE)).store(size, Release);
+        self.memory.word64(self.view(view, ROOM)).store(0, Release);
         if has & HAS_ATTR != 0 {
             for (n, word) in attr.to_words().into_iter().enumerate() {
                 self.memory.word64(self.view(view, ATTR + 8 * n)).store(word, Release);
@@ -316,12 +352,22 @@ impl<M: Memory> Views<M> {
         self.memory.word32(self.entry(entry, LOAN)).swap(WRITABLE, AcqRel) & DIRTY != 0
     }
 
-    /// Lets the client in. The gate must be shut and nobody inside.
-    pub fn open_gate(&self, view: u32) {
+    /// Lets the client in, and lets it make the file longer, from `end` up to `room` (0: not at
+    /// all). The gate must be shut and nobody inside.
+    pub fn open_gate(&self, view: u32, end: u64, room: u64) {
         let gate = self.memory.word64(self.view(view, GATE));
         let count = gate.load(Relaxed) & !(SHUT | BUSY);
         self.memory.word64(self.view(view, READ)).store(0, Relaxed);
+        self.memory.word64(self.end_word(view, count + 1)).store(end, Relaxed);
         gate.store((count + 1) & !(SHUT | BUSY), Release);
+        // Last: who sees it sees the gate that the end belongs to.
+        self.memory.word64(self.view(view, ROOM)).store(room, Release);
+    }
+
+    /// Where the file ends by the client's account: what passed the gate before it was shut.
+    pub fn end(&self, view: u32) -> u64 {
+        let gate = self.memory.word64(self.view(view, GATE)).load(Acquire);
+        self.memory.word64(self.end_word(view, gate)).load(Relaxed)
     }
 
     /// Lets nobody in from now on; true when nobody is inside either.
@@ -393,7 +439,9 @@ mod tests {
             let tag = tag(9, 1).unwrap();
             views.put_page(views.set_of(tag) + 1, tag, |at| region.copy_in(at, b"bytes"));
             let look = views.look(2).unwrap();
-            assert!(look.has(HAS_DATA) && views.size(2) == 5000 && views.find(look, 0).is_none());
+            assert!(
+                look.has(HAS_DATA) && views.size(2) == Some(5000) && views.find(look, 0).is_none()
+            );
             assert_eq!(views.attr(2), Some(attr));
             let found = views.find(look, 1).unwrap();
             let mut seen = [0; 5];
@@ -407,17 +455,42 @@ mod tests {
     }
 
     #[test]
+    fn an_end_moves_with_the_gate_alone() {
+        with(|_, views| {
+            views.put(3, (1, HAS_DATA), 100, &WireAttr::default());
+            views.open_gate(3, 100, 5000);
+            assert_eq!(views.size(3), Some(100));
+            for end in [200, 300, 5000] {
+                let inside = views.enter(3).unwrap();
+                assert_eq!(views.end_and_room(3, &inside), (views.size(3).unwrap(), 5000));
+                assert!(views.leave(3, inside, Some(1), end));
+                assert_eq!(views.size(3), Some(end));
+            }
+            // Who is shut out has moved nothing.
+            let inside = views.enter(3).unwrap();
+            views.shut_gate(3);
+            assert!(!views.leave(3, inside, Some(2), 5001));
+            assert_eq!((views.end(3), views.size(3)), (5000, Some(5000)));
+            views.put(3, (1, HAS_DATA), 5000, &WireAttr::default());
+            views.open_gate(3, 5000, 0);
+            let inside = views.enter(3).unwrap();
+            assert_eq!(views.end_and_room(3, &inside), (5000, 0));
+            assert!(views.leave(3, inside, None, 5000));
+        });
+    }
+
+    #[test]
     fn a_shut_gate_voids_what_is_being_written() {
         with(|_, views| {
             assert!(views.enter(0).is_none());
-            views.open_gate(0);
+            views.open_gate(0, 0, 0);
             let inside = views.enter(0).unwrap();
             assert!(views.enter(0).is_none() && views.is_crowded(0));
-            assert!(views.leave(0, inside, Some(7)));
+            assert!(views.leave(0, inside, Some(7), 0));
             assert_eq!(views.written(0), 7);
             let inside = views.enter(0).unwrap();
             assert!(!views.shut_gate(0) && !views.is_left(0));
-            assert!(!views.leave(0, inside, None));
+            assert!(!views.leave(0, inside, None, 0));
             assert!(views.is_left(0) && views.enter(0).is_none());
         });
     }

@@ -789,7 +789,7 @@ fn written_is_taken(strength: Strength) {
     ours.put_page(0, tag(1, 0).unwrap(), |_| put_bytes(&bytes, 1));
     assert!(ours.shut_gate(0));
     ours.let_write(0);
-    ours.open_gate(0);
+    ours.open_gate(0, 0, 0);
     let (theirs, frame) = (ours.clone(), bytes.clone());
     let client = thread::spawn(move || {
         let inside = theirs.enter(0)?;
@@ -797,7 +797,7 @@ fn written_is_taken(strength: Strength) {
         assert!(theirs.mark(found));
         put_bytes(&frame, 2);
         assert!(get_bytes(&frame) == [2, 2], "torn: another has the frame");
-        theirs.leave(0, inside, None).then_some(())
+        theirs.leave(0, inside, None, 0).then_some(())
     });
     let left = ours.shut_gate(0);
     let taken = if ours.take_dirty(0) { get_bytes(&bytes) } else { [1, 1] };

@@ -235,6 +235,7 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<OwnedFd> {
     if let (Some(library), Some(_)) = (library, &plan.library) {
         let name = Path::new(preload::LIBRARY);
         skeleton::make_file(&lane.run_dir, name).map_err(failed)?;
+        preload::link_folders(&lane.run_dir).map_err(failed)?;
         mounts::attach(&library, &lane.run_dir, name).map_err(failed)?;
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -286,7 +287,7 @@ fn execute(plan: &Plan) -> ! {
     let mount = plan.place.path();
     match &plan.library {
         Some(_) => {
-            let library = mount.join(".polylane").join(preload::LIBRARY);
+            let library = preload::for_linker(&mount.join(".polylane"));
             command.env("LD_PRELOAD", preload::list(&library));
         }
         None => preload::clean(&mut command),

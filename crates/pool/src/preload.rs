@@ -1,6 +1,7 @@
 //! Where the preload library is, and `LD_PRELOAD` with it.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -32,6 +33,23 @@ pub(crate) fn loader_exists() -> bool {
 /// colons, and knows no quoting.
 pub(crate) fn can_name(mount: &Path) -> bool {
     !mount.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':' | b'\t' | b'\n' | b'$'))
+}
+
+/// Where the dynamic linker of the GNU C library finds libraries, as it puts it for `$LIB`, on the
+/// systems there are; names that lead from `dir` to itself.
+const FOLDERS: [&str; 6] =
+    ["lib", "lib64", "libx32", "x86_64-linux-gnu", "aarch64-linux-gnu", "x86_64-linux-gnux32"];
+
+/// Lets the library in a directory be found under every name that [`for_linker`] may mean.
+pub(crate) fn link_folders(dir: &OwnedFd) -> rustix::io::Result<()> {
+    FOLDERS.iter().try_for_each(|name| rustix::fs::symlinkat(".", dir, *name))
+}
+
+/// The library's path below `dir` as the GNU C library's linker reads it. That of musl, which could
+/// not load the library and would end the program, takes `$LIB` for a name, finds nothing, and goes
+/// on.
+pub(crate) fn for_linker(dir: &Path) -> PathBuf {
+    dir.join("$LIB").join(LIBRARY)
 }
 
 /// The value of `LD_PRELOAD`: `library`, then what the user has there, without other lanes'

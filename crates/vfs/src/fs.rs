@@ -422,6 +422,9 @@ pub trait FileSystem: Send + Sync {
         Ok(())
     }
 
+    /// Ends what [`reserve`](Self::reserve) promised from `offset` on: nobody will write there.
+    fn unreserve(&self, _ino: Ino, _offset: u64) {}
+
     /// `fallocate(2)`; `EOPNOTSUPP` for modes it cannot do. `len` > 0, `offset + len` in range.
     fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr>;
 

@@ -62,4 +62,4 @@ pub use name::Name;
 pub use rename::{Moved, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
 pub use stats::Stats;
 pub use vfs::{Create, Last, Options, PathError, Vfs};
-pub use view::Viewer;
+pub use view::{Part, Viewer};

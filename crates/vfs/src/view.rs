@@ -27,10 +27,10 @@
 use polylane_base::sync::{Arc, RwLockReadGuard, RwLockWriteGuard, Weak};
 use polylane_base::{Errno, Result, Time};
 
-use crate::access::{SET_GID, SET_UID};
+use crate::access::{READ, SET_GID, SET_UID};
 use crate::cache::ReadAhead;
 use crate::core::Core;
-use crate::file::OpenFile;
+use crate::cred::Cred;
 use crate::fs::{Attr, Kind, SetAttr, SetTime, Source};
 use crate::inode::{ATIME_DUE, Inode, LENT, Node, VIEWED};
 use crate::vfs::Vfs;
@@ -48,6 +48,9 @@ pub trait Viewer: Send + Sync {
     /// ([`Vfs::end_loan`]). Called without locks of the VFS. When it returns, the loan is over.
     fn end_loan(&self, view: u32, node: &Node);
 }
+
+/// Bytes that a client wrote on loan, and where.
+pub type Part = (u64, Box<[u8]>);
 
 /// One view of an inode.
 #[derive(Clone)]
@@ -99,8 +102,9 @@ impl Vfs {
     }
 
     /// Lends a view for writing, if it is the only one of the file and nothing forbids it; `begin`
-    /// has the last word, with the data locked for change. Within the size the client may write
-    /// where the file system has given room, and nowhere else.
+    /// has the last word, with the data locked for change. The client may write where the file
+    /// system has given room, and nowhere else: within the size, and past it up to where
+    /// [`Vfs::reserve_ahead`] was asked to.
     pub fn lend(&self, node: &Node, session: u64, begin: &mut dyn FnMut() -> bool) -> bool {
         let _data = self.core.lock_exclusive(node);
         let alone = {
@@ -117,31 +121,53 @@ impl Vfs {
             self.core.lent.lock().insert(node.id, Arc::downgrade(node));
         } else {
             node.lower(LENT);
+            self.core.fs.unreserve(node.ino(), node.size());
         }
         begun
     }
 
+    /// Whether a process may read a file, so that a part of a page that it writes may be shown to
+    /// it whole.
+    pub fn may_read(&self, cred: &Cred, node: &Node) -> bool {
+        crate::access::check(cred, node, READ).is_ok()
+    }
+
+    /// Promises room past the end of a file whose view is about to be lent: call from `begin` of
+    /// [`Vfs::lend`]. It is given back by [`Vfs::bring_back`]. `ENOSPC`; `EOPNOTSUPP` where writes
+    /// are not kept here first.
+    pub fn reserve_ahead(&self, node: &Node, end: u64) -> Result<()> {
+        let size = node.size();
+        let len = end.checked_sub(size).ok_or(Errno::EINVAL)?;
+        node.pages().ok_or(Errno::EOPNOTSUPP)?;
+        self.core.fs.reserve(node.ino(), size, len)
+    }
+
     /// Stores what a client wrote on loan: offsets, and bytes of which those past the end of the
-    /// file are dropped. `written`: when it wrote last, if it did; `read`: when it read first. For
+    /// file are dropped. `end`: where that is if the client made it longer, within what was
+    /// reserved for it. `written`: when it wrote last, if it did; `read`: when it read first. For
     /// [`Viewer::end_loan`] only.
     pub fn bring_back(
         &self,
         node: &Node,
-        parts: &[(u64, Box<[u8]>)],
+        (parts, end): (&[Part], Option<u64>),
         (written, read): (Option<Time>, Option<Time>),
     ) -> Result<()> {
         let _data = node.lock.write();
-        let done = written.map_or(Ok(()), |time| self.put_parts(node, parts, time));
+        let size = end.unwrap_or(0).max(node.size());
+        let done = written.map_or(Ok(()), |time| self.put_parts(node, (parts, size), time));
+        if end.is_some() {
+            self.core.fs.unreserve(node.ino(), node.size());
+        }
         if let Some(time) = read.filter(|_| node.has(ATIME_DUE)) {
             self.core.accessed(node, time);
         }
         done
     }
 
-    fn put_parts(&self, node: &Node, parts: &[(u64, Box<[u8]>)], time: Time) -> Result<()> {
+    fn put_parts(&self, node: &Node, (parts, size): (&[Part], u64), time: Time) -> Result<()> {
         let (core, mut result) = (&self.core, Ok(()));
         for (offset, bytes) in parts {
-            let len = node.size().saturating_sub(*offset).min(bytes.len() as u64);
+            let len = size.saturating_sub(*offset).min(bytes.len() as u64);
             let mut source = &bytes[..len as usize];
             if len > 0 {
                 let written = core.put(node, *offset, len as usize, &mut source);
@@ -173,12 +199,17 @@ impl Vfs {
     }
 }
 
-impl OpenFile {
-    /// [`read`](Self::read) for a view: `show` gets the bytes while nobody can change them, those
-    /// past the end of the file left as they were, and no access time moves.
-    pub fn show(&self, offset: u64, into: &mut [u8], show: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let node = self.readable()?;
-        let core = &node.core;
+impl Vfs {
+    /// Reads for a view of which the client may see all: `show` gets the bytes while nobody can
+    /// change them, those past the end of the file left as they were, and no access time moves.
+    pub fn show(
+        &self,
+        node: &Node,
+        offset: u64,
+        into: &mut [u8],
+        show: &mut dyn FnMut(&[u8]),
+    ) -> Result<()> {
+        let core = &self.core;
         let _data = core.lock_shared(node);
         let (len, mut sink) = (into.len(), &mut *into);
         match node.pages() {

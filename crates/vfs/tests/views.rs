@@ -38,7 +38,7 @@ impl Viewer for Watcher {
     fn end_loan(&self, _view: u32, node: &Node) {
         let Some((parts, time)) = self.told.lock().unwrap().lent.take() else { return };
         let vfs = self.vfs.upgrade().unwrap();
-        vfs.bring_back(node, &parts, (Some(time), None)).unwrap();
+        vfs.bring_back(node, (&parts, None), (Some(time), None)).unwrap();
         self.told.lock().unwrap().loans_ended += 1;
         vfs.end_loan(node);
     }

@@ -38,7 +38,9 @@ unsafe fn with_environment<R>(envp: Strings, exec: impl FnOnce(Strings) -> R) ->
     // SAFETY: the new array has room for all old entries, two more and the null at its end; scratch
     // memory starts out zero.
     unsafe {
-        target.copy_from_nonoverlapping(envp, count);
+        if count > 0 {
+            target.copy_from_nonoverlapping(envp, count);
+        }
         let extra = missing.iter().flatten();
         extra.enumerate().for_each(|(n, entry)| target.add(count + n).write(entry.as_ptr()));
     }
@@ -56,11 +58,9 @@ unsafe fn with_environment<R>(envp: Strings, exec: impl FnOnce(Strings) -> R) ->
 /// As [`with_environment`].
 unsafe fn look_through(envp: Strings) -> Option<(usize, [Option<&'static std::ffi::CStr>; 2])> {
     let mut missing = config::environment()?;
-    if envp.is_null() {
-        return None;
-    }
     let mut count = 0;
-    loop {
+    // Linux takes none for an empty one.
+    while !envp.is_null() {
         // SAFETY: the array ends with a null, which was not seen yet.
         let entry = unsafe { *envp.add(count) };
         if entry.is_null() {
@@ -132,7 +132,7 @@ hooks! {
         unsafe { with_environment(envp, |envp| real::execveat(dir, path, argv, envp, flags)) }
     }
 
-    /// `posix_spawn`. A null environment is the caller's own, as in glibc.
+    /// `posix_spawn`
     ["posix_spawn"]
     fn posix_spawn(
         pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
@@ -161,6 +161,121 @@ hooks! {
             })
         }
     }
+}
+
+/// What became of the C list of arguments of `execl` and its like: the first in five registers, the
+/// rest on the stack.
+struct List {
+    registers: Strings,
+    stack: Strings,
+}
+
+/// Arguments in registers, beside the path.
+const REGISTERS: usize = 5;
+
+impl List {
+    /// # Safety
+    ///
+    /// `at` is at most the place of the null that ends the list.
+    unsafe fn get(&self, at: usize) -> *const c_char {
+        // SAFETY: by contract, the argument was passed, and is where the C convention puts it.
+        unsafe {
+            match at.checked_sub(REGISTERS) {
+                None => *self.registers.add(at),
+                Some(at) => *self.stack.add(at),
+            }
+        }
+    }
+
+    /// How many there are before the null.
+    ///
+    /// # Safety
+    ///
+    /// The list ends with a null.
+    unsafe fn count(&self) -> usize {
+        let mut count = 0;
+        // SAFETY: by contract; the null was not seen yet.
+        while !unsafe { self.get(count) }.is_null() {
+            count += 1;
+        }
+        count
+    }
+
+    /// Calls `exec` with the list as an array.
+    ///
+    /// # Safety
+    ///
+    /// The list ends with a null.
+    unsafe fn with_array(&self, exec: impl FnOnce(Strings) -> c_int) -> c_int {
+        // SAFETY: by contract.
+        let count = unsafe { self.count() };
+        let len = (count + 1) * size_of::<*const c_char>();
+        let Some(array) = real::scratch(len) else { return super::failed(libc::ENOMEM) };
+        let target: *mut *const c_char = array.cast();
+        // SAFETY: room for all of them; the null at the end is there, since scratch memory is zero.
+        (0..count).for_each(|n| unsafe { target.add(n).write(self.get(n)) });
+        let rc = exec(target);
+        let errno = real::errno();
+        real::free_scratch(array, len);
+        real::set_errno(errno);
+        rc
+    }
+}
+
+extern "C" fn execl(path: *const c_char, registers: Strings, stack: Strings) -> c_int {
+    // SAFETY: called by the hook below with the arguments of execl; so the others.
+    unsafe { List { registers, stack }.with_array(|argv| execv(path, argv)) }
+}
+
+extern "C" fn execlp(file: *const c_char, registers: Strings, stack: Strings) -> c_int {
+    // SAFETY: as above.
+    unsafe { List { registers, stack }.with_array(|argv| execvp(file, argv)) }
+}
+
+extern "C" fn execle(path: *const c_char, registers: Strings, stack: Strings) -> c_int {
+    let list = List { registers, stack };
+    // SAFETY: as above; the environment follows the null.
+    unsafe {
+        let envp = list.get(list.count() + 1).cast();
+        list.with_array(|argv| execve(path, argv, envp))
+    }
+}
+
+/// `"name" body;`: exports a variadic function that hands its list to `body`.
+macro_rules! lists {
+    ($($name:literal $body:ident;)*) => {$(
+        const _: () = {
+            #[cfg(target_arch = "x86_64")]
+            #[unsafe(naked)]
+            #[unsafe(export_name = $name)]
+            unsafe extern "C" fn hook() {
+                // The list is what the registers after the first hold, and the stack above the
+                // return address.
+                std::arch::naked_asm!(
+                    "push rbp",
+                    "mov rbp, rsp",
+                    "sub rsp, 48",
+                    "mov [rsp], rsi",
+                    "mov [rsp + 8], rdx",
+                    "mov [rsp + 16], rcx",
+                    "mov [rsp + 24], r8",
+                    "mov [rsp + 32], r9",
+                    "mov rsi, rsp",
+                    "lea rdx, [rbp + 16]",
+                    "call {body}",
+                    "leave",
+                    "ret",
+                    body = sym $body,
+                )
+            }
+        };
+    )*};
+}
+
+lists! {
+    "execl" execl;
+    "execlp" execlp;
+    "execle" execle;
 }
 
 #[cfg(test)]

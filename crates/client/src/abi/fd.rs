@@ -2,7 +2,7 @@
 
 use libc::{FILE, c_int, c_long, c_uint, off_t};
 
-use super::{answer, hooks};
+use super::{answer, cancel, hooks};
 use crate::ops::lock::Range;
 use crate::ops::{fd as ops, lock};
 use crate::outcome::{Detour, Outcome};
@@ -120,6 +120,7 @@ hooks! {
     /// `close`
     ["close", "__close"]
     fn close(fd: c_int) -> c_int {
+        cancel::point();
         // SAFETY: the caller's own argument.
         ending(fd, || unsafe { real::close(fd) })
     }
@@ -193,6 +194,9 @@ hooks! {
     /// `fcntl(fd, command, ...)`: a table.
     ["fcntl", "fcntl64", "__fcntl"]
     fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+        if matches!(command, libc::F_SETLKW | F_OFD_SETLKW) {
+            cancel::point();
+        }
         match command {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
                 // SAFETY: the caller's own arguments.
@@ -205,6 +209,7 @@ hooks! {
             ),
             libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | F_OFD_GETLK | F_OFD_SETLK
             | F_OFD_SETLKW => answer!(
+                waiting
                 // SAFETY: null or a struct flock, by contract.
                 unsafe { locking(fd, command, argument as *mut libc::flock) },
                 real::fcntl(fd, command, argument)
@@ -217,12 +222,12 @@ hooks! {
     /// `flock`
     ["flock"]
     fn flock(fd: c_int, operation: c_int) -> c_int {
-        answer!(lock::flock(fd, operation).map(|()| 0), real::flock(fd, operation))
+        answer!(waiting lock::flock(fd, operation).map(|()| 0), real::flock(fd, operation))
     }
 
     /// `lockf`
     ["lockf", "lockf64"]
     fn lockf(fd: c_int, command: c_int, len: off_t) -> c_int {
-        answer!(lockf_section(fd, command, len), real::lockf(fd, command, len))
+        answer!(waiting lockf_section(fd, command, len), real::lockf(fd, command, len))
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use libc::{c_int, c_uint, iovec, off_t, size_t, ssize_t};
 
-use super::{answer, arg, hooks};
+use super::{answer, arg, cancel, hooks};
 use crate::ops::io::Position;
 use crate::outcome::{Detour, Outcome};
 use crate::{file, ops, real};
@@ -37,6 +37,7 @@ hooks! {
     /// `read`
     ["read", "__read"]
     fn read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+        cancel::point();
         answer!(
             // SAFETY: `len` bytes to write, by contract.
             count(ops::io::read(fd, &mut [unsafe { arg::sink(into, len)? }], Position::Own)),
@@ -55,6 +56,7 @@ hooks! {
     /// `write`
     ["write", "__write"]
     fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+        cancel::point();
         answer!(
             // SAFETY: `len` bytes to read, by contract.
             count(ops::io::write(fd, &[unsafe { arg::source(from, len)? }], Position::Own)),
@@ -65,6 +67,7 @@ hooks! {
     /// `pread`
     ["pread", "pread64", "__pread64"]
     fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off_t) -> ssize_t {
+        cancel::point();
         answer!(
             {
                 // SAFETY: `len` bytes to write, by contract.
@@ -88,6 +91,7 @@ hooks! {
     /// `pwrite`
     ["pwrite", "pwrite64", "__pwrite64"]
     fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off_t) -> ssize_t {
+        cancel::point();
         answer!(
             {
                 // SAFETY: `len` bytes to read, by contract.
@@ -101,6 +105,7 @@ hooks! {
     /// `readv`
     ["readv"]
     fn readv(fd: c_int, parts: *const iovec, n: c_int) -> ssize_t {
+        cancel::point();
         answer!(
             // SAFETY: valid iovecs, by contract.
             count(unsafe { arg::with_sinks(parts, n, |to| ops::io::read(fd, to, Position::Own)) }),
@@ -111,6 +116,7 @@ hooks! {
     /// `writev`
     ["writev"]
     fn writev(fd: c_int, parts: *const iovec, n: c_int) -> ssize_t {
+        cancel::point();
         answer!(
             // SAFETY: valid iovecs, by contract.
             count(unsafe {
@@ -123,6 +129,7 @@ hooks! {
     /// `preadv`
     ["preadv", "preadv64"]
     fn preadv(fd: c_int, parts: *const iovec, n: c_int, offset: off_t) -> ssize_t {
+        cancel::point();
         answer!(
             {
                 let position = Position::at(offset)?;
@@ -136,6 +143,7 @@ hooks! {
     /// `pwritev`
     ["pwritev", "pwritev64"]
     fn pwritev(fd: c_int, parts: *const iovec, n: c_int, offset: off_t) -> ssize_t {
+        cancel::point();
         answer!(
             {
                 let position = Position::at(offset)?;
@@ -151,6 +159,7 @@ hooks! {
     /// `preadv2`
     ["preadv2", "preadv64v2"]
     fn preadv2(fd: c_int, parts: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        cancel::point();
         answer!(
             {
                 let position = position(offset, flags)?;
@@ -164,6 +173,7 @@ hooks! {
     /// `pwritev2`
     ["pwritev2", "pwritev64v2"]
     fn pwritev2(fd: c_int, parts: *const iovec, n: c_int, offset: off_t, flags: c_int) -> ssize_t {
+        cancel::point();
         answer!(
             {
                 let position = position(offset, flags)?;

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_void};
 
 use crate::ops::process;
-use crate::{file, real};
+use crate::{file, real, rings};
 
 /// Stands in for a function that this libc does not have.
 extern "C" fn nowhere() -> c_int {
@@ -91,14 +91,37 @@ fn share(_first: c_int) {
     process::before_sharing();
 }
 
+/// libaio makes a context.
+fn aio(_first: c_int) {
+    rings::aio_begins();
+}
+
+/// liburing makes a ring.
+fn ring(_first: c_int) {
+    rings::ring_begins();
+}
+
+/// liburing has the kernel begin.
+fn submit(_first: c_int) {
+    rings::settle();
+}
+
 jumps! {
     "dprintf" publish dprintf;
     "__dprintf_chk" publish __dprintf_chk;
-    "execl" share execl;
-    "execlp" share execlp;
-    "execle" share execle;
     "clone" share clone;
     "system" share system;
     "popen" share popen;
     "forkpty" share forkpty;
+    "io_setup" aio io_setup;
+    "io_queue_init" aio io_queue_init;
+    "io_uring_setup" ring io_uring_setup;
+    "io_uring_queue_init" ring io_uring_queue_init;
+    "io_uring_queue_init_params" ring io_uring_queue_init_params;
+    "io_uring_queue_init_mem" ring io_uring_queue_init_mem;
+    "io_uring_submit" submit io_uring_submit;
+    "io_uring_submit_and_wait" submit io_uring_submit_and_wait;
+    "io_uring_submit_and_wait_timeout" submit io_uring_submit_and_wait_timeout;
+    "io_uring_enter" submit io_uring_enter;
+    "io_uring_enter2" submit io_uring_enter2;
 }

@@ -7,11 +7,14 @@
 //! # Invariants
 //!
 //! - `errno` is touched by a failure only.
-//! - No panic leaves this module: one is caught and the call goes to the kernel.
+//! - No panic leaves this module: one is caught and the call goes to the kernel. What unwinds a
+//!   thread that is cancelled in the kernel's part of a call passes through.
+//! - No handler that was installed through our hooks sees the library's part of a call half done.
 #![expect(unsafe_code, reason = "UNSAFETY: C functions with raw pointers, as libc declares them")]
 
 mod arg;
 mod attr;
+mod cancel;
 mod exec;
 mod fd;
 mod fork;
@@ -23,6 +26,8 @@ mod name;
 mod open;
 mod process;
 mod raw;
+mod ring;
+mod signal;
 mod start;
 mod stat;
 mod stdio;
@@ -30,19 +35,46 @@ mod xattr;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::ops::lock::AGAIN;
 use crate::outcome::{Detour, Outcome};
-use crate::real;
+use crate::{real, thread};
 
-/// Runs the part of a hook that may be handled here.
+/// Runs the part of a hook that may be handled here. Signal handlers wait meanwhile, and so does a
+/// cancellation that may come at any time.
 #[inline]
 fn attempt<T>(part: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
-    catch_unwind(AssertUnwindSafe(part)).unwrap_or(Err(Detour::Kernel))
+    let cancellable = cancel::defer();
+    thread::hold();
+    let done = catch_unwind(AssertUnwindSafe(part)).unwrap_or(Err(Detour::Kernel));
+    if thread::release() {
+        signal::deliver();
+    }
+    cancel::restore(cancellable);
+    done
+}
+
+/// As [`attempt`], for what waits: a signal whose handler does not interrupt has it begin again
+/// after the handler ran, and a cancelled thread ends here.
+fn attempt_again<T>(mut part: impl FnMut() -> Outcome<T>) -> Outcome<T> {
+    loop {
+        match attempt(&mut part) {
+            Err(Detour::Errno(AGAIN)) => cancel::point(),
+            done => return done,
+        }
+    }
 }
 
 /// `answer!(ops, real)`: the value of `ops`, or -1 with `errno`, or what the real function says.
 macro_rules! answer {
     ($ops:expr, $real:expr) => {
-        match crate::abi::attempt(|| $ops) {
+        answer!(@given crate::abi::attempt(|| $ops), $real)
+    };
+    // What may wait for long.
+    (waiting $ops:expr, $real:expr) => {
+        answer!(@given crate::abi::attempt_again(|| $ops), $real)
+    };
+    (@given $done:expr, $real:expr) => {
+        match $done {
             Ok(value) => value,
             Err(crate::outcome::Detour::Errno(errno)) => crate::abi::failed(errno.0),
             // SAFETY: the caller's own arguments go to the function that it meant to call.
@@ -85,7 +117,7 @@ macro_rules! hooks {
     (@export $name:literal $body:ident ($($arg:ident: $type:ty),* $(,)?) $ret:ty) => {
         const _: () = {
             #[unsafe(export_name = $name)]
-            unsafe extern "C" fn hook($($arg: $type),*) -> $ret {
+            unsafe extern "C-unwind" fn hook($($arg: $type),*) -> $ret {
                 // SAFETY: the caller keeps the C function's contract.
                 unsafe { $body($($arg),*) }
             }

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_uint};
 
 use libc::{AT_FDCWD, c_int};
 
-use super::{answer, arg, hooks};
+use super::{answer, arg, cancel, hooks};
 use crate::{file, ops, real};
 
 /// A descriptor that the kernel gave out: what was known of its number is stale.
@@ -20,6 +20,7 @@ hooks! {
     /// register.
     ["open", "open64", "__open", "__open64"]
     fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        cancel::point();
         answer!(
             // SAFETY: a C string, by contract.
             ops::open::open(AT_FDCWD, unsafe { arg::text(path)? }, flags, mode),
@@ -30,6 +31,7 @@ hooks! {
     /// As above.
     ["openat", "openat64"]
     fn openat(dir: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+        cancel::point();
         answer!(
             // SAFETY: a C string, by contract.
             ops::open::open(dir, unsafe { arg::text(path)? }, flags, mode),

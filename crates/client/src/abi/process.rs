@@ -1,6 +1,6 @@
 //! Identity, umask, limits, namespaces, and descriptors sent to other processes.
 
-use std::ffi::{c_char, c_uint};
+use std::ffi::{c_char, c_uint, c_void};
 
 use libc::{c_int, gid_t, mode_t, msghdr, pid_t, rlimit, size_t, ssize_t, uid_t};
 
@@ -150,6 +150,17 @@ hooks! {
     fn setns(fd: c_int, kind: c_int) -> c_int {
         // SAFETY: as above.
         elsewhere(unsafe { real::setns(fd, kind) })
+    }
+
+    /// `capset`
+    ["capset"]
+    fn capset(header: *mut c_void, data: *const c_void) -> c_int {
+        // SAFETY: as above.
+        let rc = unsafe { real::capset(header, data) };
+        if rc == 0 {
+            process::capabilities_changed();
+        }
+        rc
     }
 
     /// `setrlimit`

@@ -5,9 +5,9 @@
 
 use std::ffi::c_long;
 
-use super::{fd, fork, hooks, io, process as identity};
+use super::{fd, fork, hooks, io, process as identity, ring};
 use crate::ops::process;
-use crate::{file, real, state};
+use crate::{file, real, rings};
 
 hooks! {
     /// A table of numbers. Arguments are passed on as they came.
@@ -44,9 +44,20 @@ hooks! {
                     process::before_sharing();
                     real::syscall(number, a, b, c, d, e, f)
                 }
-                libc::SYS_io_uring_setup | libc::SYS_io_setup => {
-                    // Requests in flight hold files past their close.
-                    state::get().slots.never_reuse();
+                libc::SYS_io_uring_setup => {
+                    rings::ring_begins();
+                    real::syscall(number, a, b, c, d, e, f)
+                }
+                libc::SYS_io_uring_enter => {
+                    rings::settle();
+                    real::syscall(number, a, b, c, d, e, f)
+                }
+                libc::SYS_io_setup => {
+                    rings::aio_begins();
+                    real::syscall(number, a, b, c, d, e, f)
+                }
+                libc::SYS_io_submit => {
+                    ring::before_submit(b, c as _);
                     real::syscall(number, a, b, c, d, e, f)
                 }
                 libc::SYS_mmap => {
@@ -84,6 +95,7 @@ fn after(number: c_long, rc: c_long) -> c_long {
         | libc::SYS_pivot_root
         | libc::SYS_unshare
         | libc::SYS_setns => process::estranged(),
+        libc::SYS_capset => process::capabilities_changed(),
         libc::SYS_prlimit64 | libc::SYS_setrlimit => crate::ops::limit::changed(),
         _ => {}
     }

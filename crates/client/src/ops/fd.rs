@@ -14,6 +14,7 @@ use crate::file;
 use crate::outcome::{Detour, Outcome};
 use crate::private;
 use crate::real;
+use crate::rings;
 use crate::state;
 use crate::table::{Pin, bit};
 use crate::thread;
@@ -31,6 +32,7 @@ pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
     if private::contains(fd) {
         return Err(Errno::EBADF.into());
     }
+    rings::settle();
     lock::find_for_close(fd);
     let file = file::take(fd);
     if let Some(file) = &file {

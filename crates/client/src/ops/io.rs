@@ -13,6 +13,7 @@ use super::{limit, offset};
 use crate::call;
 use crate::file;
 use crate::outcome::{Detour, Outcome};
+use crate::rings;
 use crate::session::Session;
 use crate::table::{Record, bit};
 use crate::view;
@@ -63,8 +64,19 @@ pub(crate) fn read(fd: RawFd, into: Sinks<'_, '_>, position: Position) -> Outcom
 pub(crate) fn write(fd: RawFd, from: Sources<'_, '_>, position: Position) -> Outcome<usize> {
     let file = file::find(fd)?;
     let done = open(&file, fd, libc::O_RDONLY).and_then(|open| match position {
-        Position::At(offset) => open.write_at(offset, from).map(|(count, _)| count),
-        Position::Own => open.write(from),
+        Position::At(offset) => open.write_at(offset, from).map(|(count, end)| {
+            if rings::any() {
+                rings::written(fd, end);
+            }
+            count
+        }),
+        Position::Own => open.write(from).inspect(|_| {
+            if rings::any()
+                && let Ok(end) = offset::advance(fd, 0)
+            {
+                rings::written(fd, end);
+            }
+        }),
     });
     file::or_kernel(&file, done)
 }
@@ -228,10 +240,13 @@ impl Open<'_> {
 
     fn write_all(&self, at: u64, from: Sources<'_, '_>, total: usize) -> Outcome<(usize, u64)> {
         let room = self.session.channel.buffer_bytes();
+        let place = if self.file.appends() { None } else { Some(at) };
+        if let [source] = from
+            && let Some(end) = view::write(self.session, self.file, place, source)
+        {
+            return Ok((total, end));
+        }
         match from {
-            [source] if view::write(self.session, self.file, at, source) => {
-                Ok((total, at + total as u64))
-            }
             [source] if total <= room => self.write_message(at, source),
             _ if total <= room => self.write_gathered(at, from, total),
             _ => self.write_long(at, from),

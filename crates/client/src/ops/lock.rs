@@ -18,6 +18,10 @@ use crate::real;
 use crate::session::{Alive, Mailbox, Session};
 use crate::state;
 use crate::table::{Pin, Record, bit};
+use crate::thread;
+
+/// A wait for a lock that is to begin again, after the handlers of signals ran.
+pub(crate) const AGAIN: Errno = Errno(libc::ERESTART);
 
 /// A `struct flock` without its padding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -175,9 +179,12 @@ fn absolute(base: i64, start: i64, len: i64) -> Result<(u64, u64), Errno> {
 fn wait_for(session: &'static Session, message: Message) -> Outcome<()> {
     let message = Message { flags: message.flags | LOCK_WAIT, ..message };
     let mailbox = session.mailbox()?;
-    let watch = Interruptible { alive: Alive(session), asked: Cell::new(false) };
+    let watch = Interruptible { alive: Alive(session), woken: Cell::new(Woken::Otherwise) };
     match session.channel.call(mailbox.index, &message, &watch) {
-        Err(CallError::Interrupted) => cancel(&mailbox),
+        Err(CallError::Interrupted) => match cancel(&mailbox) {
+            Err(Detour::Errno(Errno::EINTR)) => Err(watch.reason().into()),
+            done => done,
+        },
         other => call::finish(&mailbox, other).map(|_| ()),
     }
 }
@@ -192,22 +199,54 @@ fn cancel(mailbox: &Mailbox) -> Outcome<()> {
     call::finish(mailbox, reply).map(|_| ())
 }
 
+/// What ended a sleep.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Woken {
+    /// Its time was up.
+    InTime,
+    /// Nothing that was told.
+    Otherwise,
+    /// The question "interrupted?" was asked and nothing has explained a wake-up since.
+    Asked,
+}
+
 /// Tells a wait that a signal ended from one whose time was up: only the latter is followed by the
 /// question whether the service lives.
 struct Interruptible {
     alive: Alive<'static>,
-    /// The question "interrupted?" was asked and nothing has explained the wake-up since.
-    asked: Cell<bool>,
+    woken: Cell<Woken>,
+}
+
+impl Interruptible {
+    /// Why the wait was given up.
+    fn reason(&self) -> Errno {
+        match thread::has_come() {
+            Some(signal) if !real::handler_restarts(signal) => Errno::EINTR,
+            None if self.woken.get() == Woken::Asked => Errno::EINTR,
+            _ => AGAIN,
+        }
+    }
 }
 
 impl Watch for Interruptible {
     fn alive(&self) -> bool {
-        self.asked.set(false);
+        self.woken.set(Woken::InTime);
         self.alive.alive()
     }
 
     fn interrupted(&self) -> bool {
-        self.asked.replace(true) && real::handlers_interrupt()
+        if thread::has_come().is_some() {
+            return true;
+        }
+        match self.woken.get() {
+            // Whether this thread is to end can only be found out by ending it.
+            Woken::InTime if thread::cancels() => true,
+            Woken::Asked if real::handlers_interrupt() => true,
+            _ => {
+                self.woken.set(Woken::Asked);
+                false
+            }
+        }
     }
 }
 

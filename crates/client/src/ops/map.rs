@@ -65,6 +65,11 @@ pub(crate) fn copy_range(
     if source.is(bit::DIRECTORY) || target.is(bit::DIRECTORY) || limit::is_set() {
         return Err(Detour::Kernel);
     }
+    for given in [from_at, to_at].into_iter().flatten().filter(|&given| given < 0) {
+        // As Linux does it: unsigned.
+        let ends = given.cast_unsigned().checked_add(len as u64);
+        return Err(if ends.is_none() { Errno::EOVERFLOW } else { Errno::EINVAL }.into());
+    }
     let (session, handle) = file::usable(&source, from)?;
     let (again, dir) = file::usable(&target, to)?;
     if session.number != again.number || from_at.is_none() && to_at.is_none() && from == to {

@@ -13,6 +13,7 @@ use crate::lease::{self, NewFile, Says};
 use crate::outcome::{Detour, Outcome};
 use crate::path::{self, At};
 use crate::real;
+use crate::rings;
 use crate::session::Session;
 use crate::slots::Slot;
 use crate::state;
@@ -29,7 +30,7 @@ const CREATION_FLAGS: i32 =
 /// `openat(2)`.
 pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<RawFd> {
     let (session, at) = path::at(dir, path)?;
-    if flags & KERNEL_FLAGS != 0 {
+    if flags & KERNEL_FLAGS != 0 || rings::any() {
         return Err(Detour::Kernel);
     }
     let file = prepare(session, flags)?;

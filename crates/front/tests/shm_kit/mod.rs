@@ -16,6 +16,8 @@ use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
 use polylane_ipc::message::{Message, NO_SLOT, Op, Reply, Status, WireAttr};
 use polylane_ipc::{ClientChannel, MailboxIndex};
 use polylane_sys::scm;
+use polylane_testkit::fault::Faulty;
+use polylane_vfs::fs::FileSystem;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Cred, Options, SetAttr, Vfs};
 
@@ -62,8 +64,20 @@ pub fn lane() -> Arc<Lane> {
     lane_on(MemFs::new(1 << 30, 1 << 20, Arc::new(TestClock::default())))
 }
 
+/// The same behind the page cache, as file systems on volumes are.
+pub fn cached_lane() -> Arc<Lane> {
+    let fs = Arc::new(MemFs::new(1 << 30, 1 << 20, Arc::new(TestClock::default())));
+    let mut character = fs.character();
+    character.cache_data = true;
+    lane_of(Faulty::with_character(fs, character))
+}
+
 /// The same on a memory file system of the test's own.
 pub fn lane_on(fs: MemFs) -> Arc<Lane> {
+    lane_of(Arc::new(fs))
+}
+
+fn lane_of(fs: Arc<dyn FileSystem>) -> Arc<Lane> {
     let options = Options {
         clock: Arc::new(SystemClock),
         cache_bytes_limit: 64 << 20,
@@ -72,7 +86,7 @@ pub fn lane_on(fs: MemFs) -> Arc<Lane> {
         mount_path: b"/lane".to_vec(),
         covered: vec![b".polylane".to_vec()],
     };
-    let vfs = Vfs::new(Arc::new(fs), options).unwrap();
+    let vfs = Vfs::new(fs, options).unwrap();
     // The tests may run as anybody.
     let open = SetAttr { perm: Some(0o777), ..SetAttr::default() };
     vfs.setattr(&Cred::root(), &vfs.root(), &open).unwrap();

@@ -1,0 +1,72 @@
+//! Cancellation of threads.
+//!
+//! What the kernel does on a lane's files is a cancellation point as in libc: the real function is
+//! one, and the hook lets the unwinding through. What the library answers itself asks before it
+//! begins, and a wait for a lock asks ten times a second, both only once the program has called
+//! `pthread_cancel`. A thread that may be cancelled at any instruction may not while it is in here.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use libc::{c_int, pthread_t};
+
+use super::hooks;
+use crate::{real, thread};
+
+/// Some thread may be cancelled at any instruction.
+static ANY_TIME: AtomicBool = AtomicBool::new(false);
+
+/// glibc's.
+const PTHREAD_CANCEL_DEFERRED: c_int = 0;
+/// glibc's.
+const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
+
+/// A cancellation point, unless the library itself makes the call.
+#[inline]
+pub(super) fn point() {
+    if thread::cancels() && !thread::is_inside() && !thread::is_held() {
+        // SAFETY: nothing of ours is on the stack but hooks, through which unwinding passes.
+        unsafe { real::pthread_testcancel() };
+    }
+}
+
+/// From here to [`restore`] a cancellation waits.
+#[inline]
+pub(super) fn defer() -> Option<c_int> {
+    if ANY_TIME.load(Ordering::Relaxed) { set(PTHREAD_CANCEL_DEFERRED) } else { None }
+}
+
+/// Undoes [`defer`]; may be where the thread ends.
+#[inline]
+pub(super) fn restore(former: Option<c_int>) {
+    if let Some(former) = former {
+        set(former);
+    }
+}
+
+#[cold]
+fn set(kind: c_int) -> Option<c_int> {
+    let mut former = PTHREAD_CANCEL_DEFERRED;
+    // SAFETY: the place is valid; unwinding finds only hooks.
+    let rc = unsafe { real::pthread_setcanceltype(kind, &mut former) };
+    (rc == 0).then_some(former)
+}
+
+hooks! {
+    /// `pthread_cancel`
+    ["pthread_cancel"]
+    fn pthread_cancel(thread: pthread_t) -> c_int {
+        thread::note_cancel();
+        // SAFETY: the caller's own argument.
+        unsafe { real::pthread_cancel(thread) }
+    }
+
+    /// `pthread_setcanceltype`
+    ["pthread_setcanceltype"]
+    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int {
+        if kind == PTHREAD_CANCEL_ASYNCHRONOUS {
+            ANY_TIME.store(true, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's own arguments.
+        unsafe { real::pthread_setcanceltype(kind, old) }
+    }
+}

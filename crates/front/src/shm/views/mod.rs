@@ -1,0 +1,339 @@
+//! A session's views: what its client sees of open files without asking, and may write on loan.
+//!
+//! ```text
+//!  Op::Read, Write, Fstat with SHOW ─► view_of ─► show: state and pages go where the client looks
+//!                                        Write ─► lend: the client writes there, too
+//!  anybody changes the file ─► Viewer ─► what is shown loses that     anybody looks ─► end_loan
+//! ```
+//!
+//! # Invariants
+//!
+//! - What is in the client's memory is never believed: which page lies in which frame, and which
+//!   frames may be written, is this side's own record. The client says only which of those it wrote
+//!   and when.
+//! - Pages are shown to a client whose session had the file open for reading.
+//! - A view number means one file as long as a handle of the client refers to it.
+//! - Frames that a client may still be writing to when its loan ends are *stuck*: they are used
+//!   again when it has left. A client that never leaves has so many frames less.
+//! - Nothing is shown of a file of which the kernel has pages: the tag is looked at, and views are
+//!   blinded, under `state`.
+//!
+//! # Locking
+//!
+//! `ending`, then the locks of the VFS, then `state`, which is a leaf.
+
+mod state;
+
+use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_base::{Result, Time};
+use polylane_ipc::message::WireAttr;
+use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
+use polylane_vfs::{Attr, Node, OpenFile, Viewer};
+
+use self::state::{PAGE, Pages, State, address, page_of};
+pub(super) use super::frames::FramesLeft;
+use super::request::Handle;
+use super::serve::{kernel_has_pages, wire_attr};
+use super::session::Session;
+
+/// Pages that a sequential reader gets beyond what it asked for.
+const AHEAD_PAGES: u64 = 15;
+/// Most pages that one request shows.
+const SHOWN_PAGES_MAX: u64 = 32;
+/// Changed pages that are looked for one by one; more make the whole file unshown.
+const CHANGED_PAGES_MAX: u64 = 64;
+
+/// Flags of an open file whose writes must not wait with the client.
+const UNLENT_FLAGS: i32 = libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
+
+/// See the head of this file.
+pub(super) struct Views {
+    state: Mutex<State>,
+    /// Held while a loan ends: who comes second finds it ended.
+    ending: Mutex<()>,
+    left: Arc<FramesLeft>,
+}
+
+impl Views {
+    pub(super) fn new(left: Arc<FramesLeft>) -> Views {
+        Views { state: Mutex::default(), ending: Mutex::default(), left }
+    }
+}
+
+/// A request whose client would like to see the file.
+#[derive(Clone, Copy)]
+pub(super) struct Wish {
+    pub(super) handle: Handle,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+impl Session {
+    /// Shows the state of an open file. Returns the view's number plus one, 0 for none.
+    pub(super) fn show_state(self: &Arc<Self>, handle: Handle, file: &OpenFile) -> u64 {
+        let shown = self.view_of(handle, file.node()).inspect(|&view| {
+            // Not shown, it is asked for.
+            let _ = self.show_attr(view, file.node());
+        });
+        shown.map_or(0, |view| u64::from(view) + 1)
+    }
+
+    /// Shows the state, and the pages that were just read.
+    pub(super) fn show_read(self: &Arc<Self>, wish: Wish, file: &OpenFile) -> u64 {
+        let Some(view) = self.view_of(wish.handle, file.node()) else { return 0 };
+        let shown = self.show_attr(view, file.node());
+        if shown.is_ok() && wish.len > 0 {
+            let first = page_of(wish.offset);
+            let count = page_of(wish.offset + wish.len - 1) - first + 1;
+            let ahead = self.ahead(view, first, count);
+            self.show_pages(view, file.node(), first, (count + ahead).min(SHOWN_PAGES_MAX));
+        }
+        u64::from(view) + 1
+    }
+
+    /// Shows what was just written, and lends it. `changes`: as [`Session::changes_of`] was before
+    /// the write.
+    pub(super) fn show_written(
+        self: &Arc<Self>,
+        wish: Wish,
+        changes: Option<u64>,
+        file: &OpenFile,
+    ) -> u64 {
+        let Some(view) = self.view_of(wish.handle, file.node()) else { return 0 };
+        let (end, size) = (wish.offset + wish.len, self.size_shown(view));
+        let shown = self.show_attr(view, file.node());
+        let room_pages = if end > size { self.room_wanted(view, wish.offset == size) } else { 0 };
+        // What is written far past the end is seldom written again soon.
+        let again = wish.len > 0 && (end <= size || room_pages > 0);
+        let lendable = again && file.flags() & UNLENT_FLAGS == 0 && self.may_show(file);
+        if let (Ok(()), true, Some(changes)) = (shown, lendable, changes) {
+            let (first, last) = (page_of(wish.offset), page_of(end - 1));
+            self.show_pages(view, file.node(), first, (last - first + 1).min(SHOWN_PAGES_MAX));
+            self.lend(view, file.node(), changes + 1, (wish.offset, end), room_pages);
+        }
+        u64::from(view) + 1
+    }
+
+    /// Whether the client may see all of a file that it may write.
+    fn may_show(&self, file: &OpenFile) -> bool {
+        let readable = file.flags() & libc::O_ACCMODE == libc::O_RDWR;
+        readable || self.lane.vfs.may_read(&self.cred, file.node())
+    }
+
+    /// Pages past the end that are worth giving after a write that moved the end, `there`: right
+    /// behind the former one.
+    fn room_wanted(&self, number: u32, there: bool) -> u64 {
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number).filter(|_| there) else { return 0 };
+        let pages = if view.pause == 0 { view.room_pages } else { 0 };
+        view.pause = view.pause.saturating_sub(1);
+        pages
+    }
+
+    /// The size that a view showed last.
+    fn size_shown(&self, number: u32) -> u64 {
+        self.views.state.lock().get(number).map_or(0, |view| view.size)
+    }
+
+    /// How often the data of a file has changed since it is viewed; `None`: it is not.
+    pub(super) fn changes_of(&self, node: &Node) -> Option<u64> {
+        let mut state = self.views.state.lock();
+        let number = *state.by_node.get(&address(node))?;
+        state.get(number).map(|view| view.changes)
+    }
+
+    /// The view that a handle refers to, from now on if it did not yet.
+    fn view_of(self: &Arc<Self>, handle: Handle, node: &Node) -> Option<u32> {
+        if let Some(view) = self.view_in(handle) {
+            return Some(view);
+        }
+        let (view, new) = self.views.state.lock().enter(&self.channel, node)?;
+        if new {
+            let weak: Weak<Session> = Arc::downgrade(self);
+            let added = self.lane.vfs.add_view(node, (self.id, view), weak);
+            if let Some(view) = self.views.state.lock().get(view) {
+                view.watched = added.is_ok();
+            }
+        }
+        if self.set_view(handle, view) {
+            return Some(view);
+        }
+        // Closed meanwhile, or another thread was faster.
+        self.leave_view(view);
+        self.view_in(handle)
+    }
+
+    /// A handle refers to a view no longer. The last one ends it.
+    pub(super) fn leave_view(&self, number: u32) {
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number) else { return };
+        view.users -= 1;
+        if view.users > 0 {
+            return;
+        }
+        let Some(node) = view.node.take() else { return };
+        view.watched = false;
+        state.by_node.remove(&address(&node));
+        drop(state);
+        self.end_view(number, &node);
+    }
+
+    fn end_view(&self, number: u32, node: &Node) {
+        Viewer::end_loan(self, number, node);
+        self.lane.vfs.remove_view(node, (self.id, number));
+        let mut state = self.views.state.lock();
+        state.void(&self.channel, number);
+        if let Some(place) = state.views.get_mut(number as usize)
+            && place.as_ref().is_some_and(|view| !view.stuck)
+        {
+            let gone = place.take();
+            drop(state);
+            drop(gone);
+        }
+    }
+
+    /// No views from now on: the session is over.
+    pub(super) fn end_views(&self) {
+        let mut state = self.views.state.lock();
+        state.closed = true;
+        state.by_node.clear();
+        let views: Vec<(u32, Node)> = (0..)
+            .zip(&mut state.views)
+            .filter_map(|(number, view)| Some((number, view.as_mut()?)))
+            .filter_map(|(number, view)| {
+                view.watched = false;
+                Some((number, view.node.take()?))
+            })
+            .collect();
+        let used = std::mem::take(&mut state.used);
+        drop(state);
+        for (number, node) in views {
+            self.end_view(number, &node);
+        }
+        self.views.left.give(used);
+        let state = std::mem::take(&mut *self.views.state.lock());
+        self.views.state.lock().closed = true;
+        drop(state);
+    }
+
+    fn show_attr(&self, number: u32, node: &Node) -> Result<()> {
+        self.lane.vfs.show_attr(node, &mut |attr: &Attr, due| {
+            let mut state = self.views.state.lock();
+            let hidden = kernel_has_pages(node) || due;
+            let Some(view) = state.get(number).filter(|view| view.watched) else { return };
+            view.size = attr.size;
+            view.whole_pages = u64::from(attr.blksize).is_multiple_of(PAGE);
+            let has = if hidden { HAS_ATTR } else { HAS_ATTR | HAS_DATA };
+            state.put(&self.channel, number, has, &wire_attr(attr));
+        })
+    }
+
+    /// How many pages more a reader gets that wants `count` from `first` on.
+    fn ahead(&self, number: u32, first: u64, count: u64) -> u64 {
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number) else { return 0 };
+        let sequential = first == view.next || first + 1 == view.next;
+        let ahead = if sequential && first > 0 { AHEAD_PAGES } else { 0 };
+        view.next = first + count + ahead;
+        ahead
+    }
+
+    fn show_pages(&self, number: u32, node: &Node, first: u64, count: u64) {
+        let mut bytes = vec![0; (count * PAGE) as usize];
+        // What cannot be read is not shown; the next read says why.
+        let _ = self.lane.vfs.show(node, first * PAGE, &mut bytes, &mut |bytes| {
+            let mut state = self.views.state.lock();
+            if kernel_has_pages(node) || !state.get(number).is_some_and(|view| view.watched) {
+                return;
+            }
+            let pages = Pages { view: number, first, bytes };
+            state.put_pages(&self.channel, &self.views.left, pages);
+        });
+    }
+
+    /// Lets the client write to the pages that lie in `range`, and to those it was let before, if
+    /// nobody but it changed the file since `changes`; and to so many pages more, if the range ends
+    /// where the file does.
+    fn lend(&self, number: u32, node: &Node, changes: u64, range: (u64, u64), room_pages: u64) {
+        let first = range.1.div_ceil(PAGE);
+        let vfs = &self.lane.vfs;
+        vfs.lend(node, self.id, &mut || {
+            let room = (first + room_pages) * PAGE;
+            let grows = room_pages > 0 && vfs.reserve_ahead(node, room).is_ok();
+            let mut state = self.views.state.lock();
+            let left = self.channel.views().is_left(number);
+            let Some(view) = state.get(number) else { return false };
+            view.stuck &= !left;
+            let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
+            if !same || view.stuck || kernel_has_pages(node) {
+                return false;
+            }
+            view.lent = Some(vfs.now());
+            let size = view.size;
+            let ends = grows && size == range.1;
+            state.let_write(&self.channel, number, range);
+            let grown = (number, first, if ends { room_pages } else { 0 });
+            let room = state.let_grow(&self.channel, &self.views.left, grown);
+            state.put(&self.channel, number, HAS_DATA | NOTES_READS, &WireAttr::default());
+            let room = if grows { room.max(size) } else { 0 };
+            if let Some(view) = state.get(number) {
+                view.room = room;
+            }
+            self.channel.views().open_gate(number, size, room);
+            true
+        });
+    }
+}
+
+impl Viewer for Session {
+    fn data_changes(&self, number: u32, start: u64, end: u64) {
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number) else { return };
+        view.changes += 1;
+        let generation = view.generation;
+        let (first, last) = (page_of(start), page_of(end.saturating_sub(1)));
+        if last - first.min(last) >= CHANGED_PAGES_MAX {
+            return state.void(&self.channel, number);
+        }
+        for page in first..=last {
+            if let Some(entry) = state.find(&self.channel, generation, page) {
+                state.hide(&self.channel, entry);
+            }
+        }
+    }
+
+    fn attr_changed(&self, number: u32) {
+        let mut state = self.views.state.lock();
+        if state.get(number).is_some_and(|view| view.has != 0) {
+            state.put(&self.channel, number, 0, &WireAttr::default());
+        }
+    }
+
+    fn end_loan(&self, number: u32, node: &Node) {
+        let _turn = self.views.ending.lock();
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number) else { return };
+        let Some(begun) = view.lent.take() else { return };
+        let views = self.channel.views();
+        let left = views.shut_gate(number);
+        let parts = state.take_written(&self.channel, number);
+        if !left {
+            state.strand(&self.channel, number);
+        }
+        let end = state.take_end(&self.channel, number);
+        state.put(&self.channel, number, 0, &WireAttr::default());
+        drop(state);
+        let now = self.lane.vfs.now();
+        let at = |time| to_time(time).clamp(begun, now.max(begun));
+        let written = (!parts.is_empty()).then(|| at(views.written(number)));
+        let read = views.read(number).map(at);
+        let back = self.lane.vfs.bring_back(node, (&parts, end), (written, read));
+        self.stats.brought_back(parts.len(), back.is_ok());
+        self.lane.vfs.end_loan(node);
+    }
+}
+
+fn to_time(ns: i64) -> Time {
+    const SECOND: i64 = 1_000_000_000;
+    Time { sec: ns.div_euclid(SECOND), nsec: ns.rem_euclid(SECOND) as u32 }
+}
