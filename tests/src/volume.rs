@@ -1,6 +1,8 @@
-//! What a volume holds after a run: e2fsck is the judge.
+//! What a volume holds after a run, where e2fsck is the judge; and file systems for volumes to lie
+//! on.
 
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Insists that e2fsck finds nothing to mend on a volume.
@@ -12,4 +14,49 @@ pub fn assert_clean(volume: &Path) {
     let output = Command::new(program).arg("-fn").arg(volume).output().expect("run e2fsck");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "e2fsck {}: {:?}\n{said}", volume.display(), output.status);
+}
+
+/// A file system of `kind` in a file, mounted; unmounted when dropped.
+pub struct HostFs {
+    dir: tempfile::TempDir,
+}
+
+impl HostFs {
+    /// Makes one of `size` bytes; `None` where that cannot be done, with a note for `test`.
+    ///
+    /// # Panics
+    /// mkfs fails.
+    pub fn new(test: &str, kind: &str, size: u64) -> Option<HostFs> {
+        let make = format!("mkfs.{kind}");
+        if crate::unavailable(test) || crate::lacks(test, &[&make, "mount"]) {
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("tempdir");
+        let image = dir.path().join("host.img");
+        fs::File::create(&image).expect("create").set_len(size).expect("size");
+        let formatted =
+            Command::new(crate::tool(&make).expect("mkfs")).arg(&image).output().expect("mkfs");
+        assert!(formatted.status.success(), "{make}: {formatted:?}");
+        let point = dir.path().join("host");
+        fs::create_dir(&point).expect("mkdir");
+        let mounted = Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point).output();
+        match mounted {
+            Ok(output) if output.status.success() => Some(HostFs { dir }),
+            other => {
+                crate::skip(test, &format!("cannot mount {kind} from a loop device: {other:?}"));
+                None
+            }
+        }
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("host")
+    }
+}
+
+impl Drop for HostFs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.path()).status();
+    }
 }

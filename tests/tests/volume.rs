@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use polylane_tests::pool::Run;
-use polylane_tests::volume::assert_clean;
+use polylane_tests::volume::{HostFs, assert_clean};
 use polylane_tests::{binary, lacks, skip, tool, unavailable};
 
 /// `polylane volume WORDS`, split at blanks, in `dir`.
@@ -49,46 +49,6 @@ fn place(test: &str) -> Option<tempfile::TempDir> {
         return None;
     }
     Some(tempfile::tempdir().expect("tempdir"))
-}
-
-/// A file system of `kind` in a file, mounted; unmounted when dropped.
-struct Mounted {
-    dir: tempfile::TempDir,
-}
-
-impl Mounted {
-    fn new(test: &str, kind: &str, size: u64) -> Option<Mounted> {
-        let make = format!("mkfs.{kind}");
-        if unavailable(test) || lacks(test, &[&make, "mount"]) {
-            return None;
-        }
-        let dir = tempfile::tempdir().expect("tempdir");
-        let image = dir.path().join("host.img");
-        fs::File::create(&image).expect("create").set_len(size).expect("size");
-        let formatted =
-            Command::new(tool(&make).expect("mkfs")).arg(&image).output().expect("mkfs");
-        assert!(formatted.status.success(), "{make}: {formatted:?}");
-        let point = dir.path().join("host");
-        fs::create_dir(&point).expect("mkdir");
-        let mounted = Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&point).output();
-        match mounted {
-            Ok(output) if output.status.success() => Some(Mounted { dir }),
-            other => {
-                skip(test, &format!("cannot mount {kind} from a loop device: {other:?}"));
-                None
-            }
-        }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.dir.path().join("host")
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.path()).status();
-    }
 }
 
 #[test]
@@ -169,7 +129,7 @@ fn copies_start_equal_and_go_their_own_ways() {
 #[test]
 fn copies_on_any_host_are_made_in_a_moment_and_small() {
     let name = "copies_on_any_host_are_made_in_a_moment_and_small";
-    let Some(host) = Mounted::new(name, "ext4", 700 << 20) else { return };
+    let Some(host) = HostFs::new(name, "ext4", 700 << 20) else { return };
     let (dir, at) = (host.path(), |name: &str| host.path().join(name));
     let dir = &dir;
     done(dir, "create v --size 10G");
@@ -248,7 +208,7 @@ fn what_a_guest_writes_makes_no_overlay_of_its_volume() {
 fn copies_share_their_blocks_where_the_host_can() {
     let name = "copies_share_their_blocks_where_the_host_can";
     for kind in ["xfs", "btrfs"] {
-        let Some(host) = Mounted::new(name, kind, 400 << 20) else { continue };
+        let Some(host) = HostFs::new(name, kind, 400 << 20) else { continue };
         let dir = host.path();
         done(&dir, "create v --size 2G");
         run(&dir.join("v"), "head -c 20M /dev/urandom > /lane/f; sync /lane/f");
@@ -279,7 +239,7 @@ fn a_volume_in_use_is_left_alone() {
     done(dir, "create v --size 64M");
     let mut user = Run::new("--volume").arg(&path).script("echo up; sleep 60").start();
     assert_eq!(user.line(), "up");
-    let words = ["rm v", "resize v 128M", "clone v c", "snapshot v s", "check v", "export v e"];
+    let words = ["rm v", "resize v 128M", "check v", "export v e"];
     for words in words {
         let line = refused(dir, words, 1);
         assert!(line.contains(&format!("v: in use by pool '{}'", user.pool)), "{words}: {line}");
@@ -290,7 +250,7 @@ fn a_volume_in_use_is_left_alone() {
     user.signal("TERM");
     user.end();
     assert_eq!(field(dir, "v", "used_by"), serde_json::Value::Null);
-    assert!(!dir.join("c").exists() && !dir.join("s").exists() && !dir.join("e").exists());
+    assert!(!dir.join("e").exists());
     done(dir, "rm v");
 }
 
@@ -311,6 +271,37 @@ fn check_finds_damage_and_mends_it() {
     assert!(refused(dir, "check n", 1).contains("n: holds no ext4"));
     fs::write(dir.join("n.polylane"), "nonsense").expect("write");
     assert!(refused(dir, "info n", 1).contains("n.polylane: not a sidecar"));
+}
+
+#[test]
+fn check_settles_as_a_mount_does_and_says_so_unless_it_only_looks() {
+    let name = "check_settles_as_a_mount_does_and_says_so_unless_it_only_looks";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let (dir, path) = (dir.path(), dir.path().join("v"));
+    // A removed file that is still open, in a journal that nobody has replayed.
+    let script = "exec 3>/lane/f; head -c 3M /dev/zero >&3; rm /lane/f; sync /lane; echo up; \
+                  while :; do sleep 1; done";
+    let mut user = Run::new("--size 64M --volume").arg(&path).script(script).start();
+    assert_eq!(user.line(), "up");
+    done(dir, "snapshot v s");
+    user.signal("TERM");
+    user.end();
+    let before = fs::read(dir.join("s")).expect("read");
+    let needs = || field(dir, "s", "content");
+    assert_eq!(needs(), "ext4-needs-replay");
+    let looked = volume(dir, "check -n s");
+    assert!(!String::from_utf8_lossy(&looked.stderr).contains("settled"), "{looked:?}");
+    done(dir, "clone s c");
+    let settled = volume(dir, "check s");
+    let said = String::from_utf8_lossy(&settled.stderr).into_owned();
+    assert!(settled.status.success() && said.contains("s: settled as by a mount"), "{said}");
+    assert!(before == fs::read(dir.join("s")).expect("read"), "a snapshot stays as it is");
+    let settled = volume(dir, "check c --repair");
+    let said = String::from_utf8_lossy(&settled.stderr).into_owned();
+    assert!(settled.status.success() && said.contains("c: settled as by a mount"), "{said}");
+    assert_clean(&dir.join("c"));
+    assert_eq!(run(&dir.join("c"), "ls /lane | wc -l"), "0\n");
+    assert!(refused(dir, "check -n --repair v", 2).contains("-n"));
 }
 
 #[test]

@@ -90,6 +90,31 @@ pub fn open_shared(path: &Path) -> Result<Files> {
     Ok(Files { io: io.map_err(host("open it a third time"))?, plain, lock })
 }
 
+/// The same file again, for reading only, under the same lock.
+///
+/// # Errors
+/// The host's.
+pub fn reopen_read_only(files: &Files) -> Result<Files> {
+    let again = proc_path(&files.plain);
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let open = |more| rustix::fs::open(&again, flags | more, Mode::empty());
+    let plain = open(OFlags::empty()).map_err(host("open it for reading"))?;
+    let io = open(OFlags::DIRECT).or_else(|_| open(OFlags::empty()));
+    let lock = files.lock.try_clone();
+    let lock = lock.map_err(|error| ImageError::Host("keep its lock", error.into()))?;
+    Ok(Files { io: io.map_err(host("open it for reading"))?, plain, lock })
+}
+
+/// Turns the lock of [`open`] into that of [`open_shared`], for all who hold it: the file does not
+/// change any more.
+///
+/// # Errors
+/// The host's.
+pub fn share(files: &Files) -> Result<()> {
+    let shared = share_range(&files.lock, LOCK_START, LOCK_LENGTH);
+    shared.map_err(|errno| ImageError::Host("share it", errno))
+}
+
 /// Locks the file and opens it for data: with direct I/O, where its file system has that.
 fn take(lock: OwnedFd) -> Result<Files> {
     match lock_range(&lock, LOCK_START, LOCK_LENGTH) {

@@ -7,6 +7,7 @@
 //! | [`device`] | the seam that front ends and file systems use: requests, completions, channels |
 //! | [`engine`] | what becomes of a request: the one parent function |
 //! | [`mod@file`] | a device on a host file: io_uring and O_DIRECT |
+//! | [`freeze`] | a device that stands still for a copy of it while it is in use |
 //! | [`image`] | opening and creating a volume's file; one opener at a time |
 //! | [`map`] | translation: what is known of a volume's space, and who finds it out |
 //! | [`medium`] | the seam below the engine: raw bytes and their space |
@@ -25,6 +26,8 @@ pub mod cache;
 pub mod device;
 pub mod engine;
 pub mod file;
+pub mod freeze;
+mod gate;
 pub mod image;
 pub mod map;
 pub mod medium;

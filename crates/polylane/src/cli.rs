@@ -169,13 +169,16 @@ pub(crate) enum VolumeCommand {
         /// The file of the new volume
         to: PathBuf,
     },
-    /// Check the file system on a volume
+    /// Check the file system on a volume, settled as by a mount
     Check {
         /// Its file
         volume: PathBuf,
         /// Mend what can be mended
         #[arg(long)]
         repair: bool,
+        /// Only look: change nothing, not even what a mount would
+        #[arg(short = 'n', conflicts_with = "repair")]
+        look: bool,
     },
     /// Make a volume of a raw or qcow2 file
     Import {

@@ -6,7 +6,7 @@ use std::path::Path;
 use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{Failure, Result};
-use polylane_pool::volume::{self, Content, Copy, CreateOptions, Info, SetOptions};
+use polylane_pool::volume::{self, Check, Content, Copy, CreateOptions, Info, SetOptions};
 
 use crate::cli::{ExportFormat, FileSystemKind, VolumeCommand};
 use crate::commands::{print, print_json};
@@ -51,8 +51,13 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
             volume::duplicate(&volume, &to, Copy::Snapshot)?;
         }
         VolumeCommand::Clone { volume, to } => volume::duplicate(&volume, &to, Copy::Clone)?,
-        VolumeCommand::Check { volume, repair } => {
-            let said = volume::check(&volume, repair)?;
+        VolumeCommand::Check { volume, repair, look } => {
+            let how = match (repair, look) {
+                (true, _) => Check::Repair,
+                (false, true) => Check::Look,
+                (false, false) => Check::Settle,
+            };
+            let said = volume::check(&volume, how)?;
             if std::io::stdout().is_terminal() {
                 print(&said)?;
             }

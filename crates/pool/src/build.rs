@@ -21,6 +21,7 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::share;
 use crate::spec::{Backing, PoolSpec};
 use crate::volume::disk::Disk;
+use crate::volume::held::{Answer, Ask};
 
 /// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.
 const METADATA_PART: u64 = 8;
@@ -57,11 +58,16 @@ impl Handed {
     /// The descriptors with the service's options for them.
     pub(crate) fn options(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
         let dir = self.dir.iter().map(|dir| ("--dir", dir.as_fd()));
-        let volume = self.volume.iter().flat_map(|files| {
-            let fds = [files.io.as_fd(), files.plain.as_fd(), files.lock.as_fd()];
-            ["--volume", "--volume-plain", "--volume-lock"].into_iter().zip(fds)
-        });
-        dir.chain(volume)
+        let names = ["--volume", "--volume-plain", "--volume-lock"].into_iter().cycle();
+        dir.chain(names.zip(self.descriptors()))
+    }
+
+    /// The descriptors of the volume, three for each of its files, its own first.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.volume.iter().flat_map(|files| {
+            let Files { io, plain, lock } = files;
+            [io, plain, lock].map(AsFd::as_fd)
+        })
     }
 }
 
@@ -175,7 +181,8 @@ fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<(Rece
 
 impl Running {
     /// Closes the doors and makes everything durable; the errno if that fails.
-    pub(crate) fn end(self) -> Option<i32> {
+    pub(crate) fn end(mut self) -> Option<i32> {
+        self.thaw();
         // The tenant is gone, but its last files may still be on their way here: they are closed
         // before the mount ends. Nothing is ever sent; waiting ends with the sender.
         if self.unmounted.recv_timeout(UNMOUNT_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
@@ -192,6 +199,30 @@ impl Running {
         drop(self.vfs);
         let closed = self.disk.map_or(Ok(()), |disk| disk.fs.close().map_err(Into::into));
         synced.and(closed).err().map(|errno: polylane_base::Errno| errno.0)
+    }
+
+    /// Does what is asked for a copy of the lane's volume. The lane is settled before it stands
+    /// still: what is dirty is written back, and the journal commits.
+    pub(crate) fn answer(&mut self, ask: Ask, fds: Vec<OwnedFd>) -> Answer {
+        let Some(disk) = &mut self.disk else {
+            return Some("lane: is on no volume".to_string());
+        };
+        let vfs = &self.vfs;
+        disk.answer(ask, fds, || {
+            vfs.sync().map_err(|error| Failure::because("lane", "write everything back", error))
+        })
+    }
+
+    /// How long the lane's volume may stand still from now on; `None` when it does not.
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        self.disk.as_ref().and_then(Disk::time_left)
+    }
+
+    /// Lets the lane's volume go on, if it stood still.
+    pub(crate) fn thaw(&mut self) {
+        if let Some(disk) = &mut self.disk {
+            disk.thaw();
+        }
     }
 
     /// Goes on with another page of shares. What is not one changes nothing.

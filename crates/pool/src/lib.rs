@@ -9,6 +9,7 @@ pub mod attach;
 mod build;
 mod cgroup;
 mod confine;
+mod copying;
 pub mod cpus;
 pub mod doctor;
 pub mod failure;

@@ -9,6 +9,8 @@ use polylane_sys::scm;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::volume::held::{Answer, Ask};
+
 /// Largest message in bytes; statistics are the longest.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
@@ -43,6 +45,8 @@ pub(crate) enum ToService {
     Stats,
     /// Go by the lane's page that comes with it, after the connection that keeps the lane.
     Share,
+    /// Do this for a copy of the lane's volume, answer `Copied`.
+    Copy(Ask),
 }
 
 /// What the service answers.
@@ -54,6 +58,8 @@ pub(crate) enum FromService {
     Failed(String),
     /// Counters as JSON.
     Stats(serde_json::Value),
+    /// What was asked for a copy is done, or why not.
+    Copied(Answer),
     /// The end of a shutdown: the errno of the flush, if it failed.
     Flushed(Option<i32>),
 }

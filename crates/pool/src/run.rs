@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::build::Handed;
 use crate::cgroup::{self, Limits};
+use crate::copying::Copies;
 use crate::cpus::CpuList;
 use crate::failure::{Failure, Result, say};
 use crate::init::{self, Place, Plan};
@@ -147,6 +148,7 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
         link,
         member,
         restarts: vec![],
+        copies: Copies::default(),
     };
     let doors = match supervisor.begin(fuse)? {
         Some(doors) => doors,

@@ -17,6 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::build::{self, Running, Store};
 use crate::confine::confine;
 use crate::failure::{FAILED, Failure, Result, say};
+use crate::keeper::wait_for;
 use crate::link::{FromService, Link, ToService};
 use crate::spec::PoolSpec;
 
@@ -114,12 +115,26 @@ fn serve(mut running: Running, control: &Link) -> u8 {
     if control.send(&FromService::Ready, &[]).is_err() {
         return FAILED;
     }
+    // Whoever wants to know something about a volume that stands still has to wait.
+    let mut asked = false;
     loop {
+        let left = running.time_left();
+        if left.is_none() && std::mem::take(&mut asked) {
+            let _ = control.send(&FromService::Stats(running.stats()), &[]);
+        }
+        if let Some(left) = left
+            && !wait_for(control.as_fd(), left)
+        {
+            running.thaw();
+            continue;
+        }
         match control.receive::<ToService>() {
-            Ok(Some((ToService::Stats, _))) => {
-                let _ = control.send(&FromService::Stats(running.stats()), &[]);
-            }
+            Ok(Some((ToService::Stats, _))) => asked = true,
             Ok(Some((ToService::Share, fds))) => running.share(fds),
+            Ok(Some((ToService::Copy(ask), fds))) => {
+                let answer = FromService::Copied(running.answer(ask, fds));
+                let _ = control.send(&answer, &[]);
+            }
             Ok(Some((ToService::Shutdown, _))) => {
                 let errno = running.end();
                 let _ = control.send(&FromService::Flushed(errno), &[]);

@@ -16,6 +16,7 @@ use rustix::io::FdFlags;
 
 use crate::build::Handed;
 use crate::cgroup;
+use crate::copying::Copies;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::{Keeper, Leftovers, wait_either, wait_for};
 use crate::link::{FromInit, FromService, Link, ToInit, ToService};
@@ -23,6 +24,7 @@ use crate::process::{Ended, Process};
 use crate::share::member::Member;
 use crate::spec::{Backing, PoolSpec};
 use crate::stats::Listener;
+use crate::volume::held::Ask;
 
 /// How long COMMAND may take to end after a signal that asks it to.
 const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
@@ -69,6 +71,8 @@ pub(crate) struct Supervisor {
     /// Its lane's place among those of its device.
     pub(crate) member: Option<Member>,
     pub(crate) restarts: Vec<Instant>,
+    /// Somebody copies its volume.
+    pub(crate) copies: Copies,
     pub(crate) leftovers: Leftovers,
     pub(crate) keeper: Keeper,
 }
@@ -80,6 +84,16 @@ struct Service {
     process: Process,
     /// It came up.
     ready: bool,
+}
+
+impl Service {
+    /// Passes on what a copy of the volume asks for.
+    fn copier(&self) -> impl Fn(Ask, &[BorrowedFd<'_>]) {
+        // One that does not hear it has ended, which shows at its process.
+        |ask, fds| {
+            let _ = self.link.send(&ToService::Copy(ask), fds);
+        }
+    }
 }
 
 impl Supervisor {
@@ -159,17 +173,19 @@ impl Supervisor {
                 deadline = self.too_late(late)?;
             }
             if ready.service {
+                self.copies.server_ended();
                 self.replace(doors, service)?;
                 continue;
             }
-            if ready.from_service
-                && let Ok(Some((FromService::Stats(stats), _))) = service.link.receive()
-            {
-                listener.answer(&self.describe(stats));
+            if ready.from_service {
+                self.hear_service(service, &mut listener);
             }
             self.keep_share(service, ready.share);
-            if ready.stats && listener.accept() {
-                let _ = service.link.send(&ToService::Stats, &[]);
+            if ready.questions {
+                self.hear_questions(service, &mut listener);
+            }
+            if ready.copier {
+                self.copies.hear(&mut self.handed, &service.copier());
             }
             if ready.from_init {
                 deadline = match self.link.receive() {
@@ -181,6 +197,31 @@ impl Supervisor {
             if ready.signals && self.pass_signals()? && deadline.is_none() {
                 deadline = Late::Termination.after(TERMINATION_TIME_MAX);
             }
+        }
+    }
+
+    /// Hears the service's answer to an earlier question.
+    fn hear_service(&mut self, service: &Service, listener: &mut Listener) {
+        match service.link.receive() {
+            Ok(Some((FromService::Stats(stats), _))) => listener.answer(&self.describe(stats)),
+            Ok(Some((FromService::Copied(answer), _))) => {
+                if self.copies.answered(answer, &service.copier()) {
+                    service.process.kill();
+                }
+            }
+            // Its end shows at its process.
+            _ => {}
+        }
+    }
+
+    /// Hears commands that connected.
+    fn hear_questions(&mut self, service: &Service, listener: &mut Listener) {
+        let (stats, copiers) = listener.hear();
+        if stats {
+            let _ = service.link.send(&ToService::Stats, &[]);
+        }
+        for (copier, target) in copiers {
+            self.copies.begin(copier, target, &self.handed, &service.copier());
         }
     }
 
@@ -198,8 +239,10 @@ impl Supervisor {
             watched(self.link.as_fd()),
             watched(self.signals.as_fd()),
         ];
-        fds.push(watched(listener.as_fd().unwrap_or(self.init.as_fd())));
-        fds.extend(self.member.as_ref().and_then(Member::link).map(watched));
+        // One that is not there is the init's in its place, which is looked at first.
+        let (share, copier) = (self.member.as_ref().and_then(Member::link), self.copies.as_fd());
+        fds.extend([share, copier].map(|fd| watched(fd.unwrap_or(self.init.as_fd()))));
+        fds.extend(listener.fds().map(watched));
         let timeout = timeout.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
             tv_nsec: left.subsec_nanos().into(),
@@ -208,15 +251,16 @@ impl Supervisor {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(wait_failed(error.into())),
         }
-        let is = |index: usize| fds.get(index).is_some_and(|fd| !fd.revents().is_empty());
+        let is = |fd: &PollFd<'_>| !fd.revents().is_empty();
         Ok(Ready {
-            init: is(0),
-            service: is(1),
-            from_service: is(2),
-            from_init: is(3),
-            signals: is(4),
-            stats: listener.as_fd().is_some() && is(5),
-            share: is(6),
+            init: is(&fds[0]),
+            service: is(&fds[1]),
+            from_service: is(&fds[2]),
+            from_init: is(&fds[3]),
+            signals: is(&fds[4]),
+            share: share.is_some() && is(&fds[5]),
+            copier: copier.is_some() && is(&fds[6]),
+            questions: fds[7..].iter().any(is),
         })
     }
 
@@ -400,8 +444,9 @@ struct Ready {
     from_service: bool,
     from_init: bool,
     signals: bool,
-    stats: bool,
+    questions: bool,
     share: bool,
+    copier: bool,
 }
 
 /// When what is too late.

@@ -116,7 +116,16 @@ impl Ring {
     /// # Errors
     /// `EPERM` or `ENOSYS` where io_uring is switched off or absent; the kernel's others.
     pub fn new(depth: u32, files: &[BorrowedFd<'_>]) -> Result<Ring> {
-        let uring = IoUring::builder().setup_r_disabled().build(depth)?;
+        // Completions are posted when this thread enters the kernel anyway, or sees that some wait:
+        // it is not interrupted for them. Not before Linux 5.19.
+        let mut builder = IoUring::builder();
+        builder.setup_r_disabled().setup_coop_taskrun().setup_taskrun_flag();
+        let uring = match builder.build(depth) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                IoUring::builder().setup_r_disabled().build(depth)?
+            }
+            built => built?,
+        };
         let raw: Vec<RawFd> = files.iter().map(|file| file.as_raw_fd()).collect();
         let submitter = uring.submitter();
         submitter.register_files(&raw)?;
@@ -171,7 +180,12 @@ impl Ring {
 
     /// The next operation that is over.
     pub fn reap(&mut self) -> Option<Finished> {
-        let completion = self.uring.completion().next()?;
+        let mut completion = self.uring.completion().next();
+        if completion.is_none() && self.uring.submission().taskrun() {
+            self.enter(0);
+            completion = self.uring.completion().next();
+        }
+        let completion = completion?;
         let index = usize::try_from(completion.user_data()).ok()?;
         let operation = self.slots.get_mut(index)?.operation.take()?;
         self.free.push(index);

@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use polylane_base::sync::Arc;
 use polylane_block::cache::pdc::Region;
-use polylane_block::file::{Files, Way};
-use polylane_block::map::{Unit, UnitOptions};
+use polylane_block::file::Files;
 use polylane_block::recorder::Recorder;
 use polylane_block::wait::Waiter;
 use polylane_front::export::Serving;
@@ -26,8 +25,8 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::wait_either;
 use crate::link::Link;
 use crate::spec;
-use crate::volume::cache::{self, CacheSpec};
-use crate::volume::stack::{Assembled, Stack};
+use crate::volume::cache::CacheSpec;
+use crate::volume::held::Held;
 
 /// Without the engine the kernel cannot write to the attached device, and so cannot free memory.
 const OOM_SCORE_ADJ: &str = "-1000";
@@ -77,7 +76,7 @@ pub struct EngineFds {
 /// An engine at work.
 struct Engine {
     serving: Box<dyn Serving>,
-    volume: Assembled,
+    volume: Held,
     recorder: Option<Arc<Recorder>>,
 }
 
@@ -115,16 +114,14 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     let warnings = stay_out_of_reclaim().into_iter().collect();
     harden()?;
-    let unit = Unit::start(&UnitOptions::default())
-        .map_err(|error| Failure::because("engine", "start its translation", error))?;
-    let volume = Stack::assemble(files, Way::Ring, Some(unit), spec.cache)?;
-    if let Some(cache) = &volume.cache {
+    let volume = Held::open(&spec.name, files, spec.cache)?;
+    if let Some(cache) = volume.cache() {
         let known = spec.journals.iter().map(|(first, end)| Region { first: *first, end: *end });
         cache.remember(&known.collect::<Vec<_>>());
     }
     let trace = fds.record.map(take).transpose()?;
-    let recorder = trace.map(|trace| Recorder::new(volume.device.clone(), trace.into()));
-    let device = recorder.clone().map_or(volume.device.clone(), |device| device as _);
+    let recorder = trace.map(|trace| Recorder::new(volume.device(), trace.into()));
+    let device = recorder.clone().map_or(volume.device(), |device| device as _);
     let serving = arm::serve(&spec, door, device)?;
     Ok((Engine { serving, volume, recorder }, warnings))
 }
@@ -154,17 +151,21 @@ fn harden() -> Result<()> {
 }
 
 /// Answers the keeper until it wants the end or is gone itself.
-fn serve(engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
+fn serve(mut engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
     if control.send(&FromEngine::Ready(warnings), &[]).is_err() {
         return FAILED;
     }
     let (mut told, mut journals) = (false, engine.journals());
-    let pause = if engine.volume.cache.is_some() { TELL_AGAIN } else { LOOK_AGAIN };
+    let pause = if engine.volume.cache().is_some() { TELL_AGAIN } else { LOOK_AGAIN };
     loop {
         // Until the end is told of, there may be one.
         let ended = engine.serving.ended().filter(|_| !told).unwrap_or(control.as_fd());
-        let (message, gone) = wait_either(control.as_fd(), ended, pause);
+        let limit = engine.volume.time_left().map_or(pause, |left| left.min(pause));
+        let (message, gone) = wait_either(control.as_fd(), ended, limit);
         if !message {
+            if engine.volume.time_left().is_some_and(|left| left.is_zero()) {
+                engine.volume.thaw();
+            }
             engine.tell_journals(control, &mut journals);
             if gone {
                 told = true;
@@ -174,7 +175,11 @@ fn serve(engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
         }
         let answer = match control.receive::<ToEngine>() {
             Ok(Some((ToEngine::Grow, _))) => FromEngine::Grown(engine.grow()),
-            Ok(Some((ToEngine::Stats, _))) => FromEngine::Stats(engine.stats()),
+            Ok(Some((ToEngine::Stats, _))) => FromEngine::Stats(engine.volume.stats()),
+            // Who settles a kernel's file system is its user: a copy is what a power cut leaves.
+            Ok(Some((ToEngine::Copy(ask), fds))) => {
+                FromEngine::Copied(engine.volume.answer(ask, fds, || Ok(())))
+            }
             Ok(Some((ToEngine::Shutdown, _))) => {
                 engine.tell_journals(control, &mut journals);
                 let errno = engine.end();
@@ -193,15 +198,14 @@ fn serve(engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
 impl Engine {
     /// Takes the new size of the file in; the errno if that fails.
     fn grow(&self) -> Option<i32> {
-        let buffered = self.volume.buffered.as_ref().map_or(Ok(()), |file| file.grow());
-        let result = self.volume.file.grow().and(buffered);
+        let result = self.volume.grow();
         self.serving.grown();
         result.err().map(|errno| errno.0)
     }
 
     /// Where its cache sees journals.
     fn journals(&self) -> Vec<(u64, u64)> {
-        let mut found = self.volume.cache.as_ref().map_or_else(Vec::new, |cache| cache.found());
+        let mut found = self.volume.cache().map_or_else(Vec::new, |cache| cache.found());
         found.sort_unstable_by_key(|region| region.first);
         found.into_iter().map(|region| (region.first, region.end)).collect()
     }
@@ -215,34 +219,13 @@ impl Engine {
     }
 
     /// Closes the door and makes everything durable; the errno if that fails.
-    fn end(self) -> Option<i32> {
+    fn end(mut self) -> Option<i32> {
+        self.volume.thaw();
         self.serving.end();
         if self.recorder.is_some_and(|recorder| !recorder.finish()) {
             say("engine: not all requests could be written down");
         }
-        let flushed = Waiter::new(self.volume.device).flush();
+        let flushed = Waiter::new(self.volume.device()).flush();
         flushed.err().map(|error| polylane_base::Errno::from(error).0)
-    }
-
-    /// Counters as JSON.
-    fn stats(&self) -> serde_json::Value {
-        let totals = self.volume.file.totals();
-        let buffered = self.volume.buffered.as_ref().map(|file| file.totals()).unwrap_or_default();
-        let cache = self.volume.cache.as_deref().map(cache::stats);
-        serde_json::json!({
-            "size_bytes": self.volume.device.sector_count() * 512,
-            "reads": totals.reads + buffered.reads,
-            "read_bytes": totals.read_bytes + buffered.read_bytes,
-            "writes": totals.writes + buffered.writes,
-            "written_bytes": totals.written_bytes + buffered.written_bytes,
-            "durable_writes": totals.durable_writes + buffered.durable_writes,
-            "flushes": totals.flushes + buffered.flushes,
-            "zeroings": totals.zeroings + buffered.zeroings,
-            "failed": totals.failed + buffered.failed,
-            "io_uring": totals.ring,
-            "direct_io": totals.direct,
-            "stopped": self.volume.file.is_stopped(),
-            "cache": cache,
-        })
     }
 }

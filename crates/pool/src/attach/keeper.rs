@@ -11,7 +11,8 @@
 //!   after that, with `Stop`, a SIGTERM or the other side of the door.
 
 use std::cell::RefCell;
-use std::os::fd::{AsFd, OwnedFd};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -26,11 +27,13 @@ use super::engine::EngineSpec;
 use super::message::{FromEngine, FromKeeper, ToEngine, ToKeeper};
 use super::record::{self, Record};
 use crate::build::Handed;
+use crate::copying::Copies;
 use crate::failure::{Failure, Result, say};
 use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::names::PoolName;
 use crate::process::Process;
+use crate::volume::held::Ask;
 use crate::volume::sidecar::Sidecar;
 use crate::{spec, supervise};
 
@@ -64,6 +67,8 @@ pub(super) struct Keeper {
     pub(super) record: Record,
     pub(super) dir: PathBuf,
     pub(super) lock: PoolName,
+    /// Somebody copies the volume.
+    pub(super) copies: Copies,
 }
 
 /// The running engine and the line to it.
@@ -72,6 +77,8 @@ struct Engine {
     process: Process,
     /// Where it saw journals, if it said so since it was asked for something.
     journals: RefCell<Option<Vec<(u64, u64)>>>,
+    /// Other answers that came before those that were waited for.
+    early: RefCell<VecDeque<FromEngine>>,
 }
 
 /// What the loop waits for.
@@ -82,6 +89,8 @@ enum Event {
     Engine,
     /// A command connects.
     Client,
+    /// Whoever copies the volume says something, or is gone.
+    Copier,
     /// The command that makes the attachment says something, or is gone.
     Maker,
     /// A signal.
@@ -98,8 +107,13 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
     keeper.door.mount = None;
     keeper.record.pid = std::process::id();
     // Whoever waits for the end sees it when this process is gone, and with it the volume's lock.
+    let mut door_bell = None;
     let (status, _client) = match keeper.begin(&maker) {
-        Ok((engine, listener, signals)) => keeper.run(engine, &listener, &signals, maker),
+        Ok((engine, listener, signals)) => {
+            let ended = keeper.run(engine, &listener, &signals, maker);
+            door_bell = Some(listener);
+            ended
+        }
         Err(failure) => {
             let _ = maker.send(&FromKeeper::Failed(failure.line), &[]);
             (1, Some(maker))
@@ -107,6 +121,8 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
     };
     keeper.door.remove();
     keeper.record.remove(&keeper.dir, &keeper.lock);
+    // Whoever connected in vain sees the end of the line when everything is removed, not before.
+    drop(door_bell);
     ns::exit_now(status)
 }
 
@@ -156,19 +172,29 @@ impl Keeper {
         let mut maker = Some(maker);
         let mut restarts = Vec::new();
         loop {
-            let next = wait(&engine, listener, signals, maker.as_ref());
+            let next = self.wait(&engine, listener, signals, maker.as_ref());
             let failed = match next {
                 Event::Death => self.replace(&mut engine, &mut restarts).err(),
-                Event::Engine => match engine.link.receive::<FromEngine>() {
-                    Ok(Some((FromEngine::Ended, _))) => return self.shut_down(engine, None),
-                    Ok(Some((FromEngine::Journals(found), _))) => {
+                Event::Engine => match engine.next() {
+                    Ok(Some(FromEngine::Ended)) => return self.shut_down(engine, None),
+                    Ok(Some(FromEngine::Journals(found))) => {
                         self.spec.journals = found;
+                        None
+                    }
+                    Ok(Some(FromEngine::Copied(answer))) => {
+                        if self.copies.answered(answer, &engine.copier()) {
+                            engine.process.kill();
+                        }
                         None
                     }
                     // Its death follows.
                     Ok(None) => self.replace(&mut engine, &mut restarts).err(),
                     _ => None,
                 },
+                Event::Copier => {
+                    self.copies.hear(&mut self.handed, &engine.copier());
+                    None
+                }
                 Event::Signal => return self.shut_down(engine, None),
                 Event::Maker => match self.hear_maker(maker.as_ref()) {
                     Heard::More => None,
@@ -196,6 +222,43 @@ impl Keeper {
             if let Some(failure) = failed {
                 say(failure);
                 return (1, None);
+            }
+        }
+    }
+
+    fn wait(
+        &self,
+        engine: &Engine,
+        listener: &OwnedFd,
+        signals: &SignalFd,
+        maker: Option<&Link>,
+    ) -> Event {
+        loop {
+            if !engine.early.borrow().is_empty() {
+                return Event::Engine;
+            }
+            let (process, copier) = (engine.process.as_fd(), self.copies.as_fd());
+            let mut fds = [
+                process,
+                engine.link.as_fd(),
+                listener.as_fd(),
+                signals.as_fd(),
+                maker.map_or(process, AsFd::as_fd),
+                copier.unwrap_or(process),
+            ]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            if poll(&mut fds, None).is_err() {
+                continue;
+            }
+            let is = |index: usize| !fds[index].revents().is_empty();
+            match () {
+                () if is(0) => return Event::Death,
+                () if is(1) => return Event::Engine,
+                () if is(3) && matches!(signals.next(), Ok(Some(_))) => return Event::Signal,
+                () if maker.is_some() && is(4) => return Event::Maker,
+                () if copier.is_some() && is(5) => return Event::Copier,
+                () if is(2) => return Event::Client,
+                () => {}
             }
         }
     }
@@ -249,6 +312,10 @@ impl Keeper {
                 Some(FromEngine::Stats(stats)) => FromKeeper::Stats(self.describe(stats)),
                 _ => FromKeeper::Failed("engine: does not answer".to_string()),
             },
+            Ok(Some((ToKeeper::Copy(target), _))) => {
+                self.copies.begin(client, target, &self.handed, &engine.copier());
+                return None;
+            }
             Ok(Some((ToKeeper::Grow(size), _))) => match self.grow(engine, size) {
                 Ok(()) => FromKeeper::Done,
                 Err(failure) => FromKeeper::Failed(failure.line),
@@ -290,6 +357,7 @@ impl Keeper {
     fn replace(&mut self, engine: &mut Engine, restarts: &mut Vec<Instant>) -> Result<()> {
         let failed = |error| Failure::because("engine", "wait for it", error);
         let ended = engine.process.wait().map_err(failed)?;
+        self.copies.server_ended();
         let now = Instant::now();
         restarts.retain(|at| now.duration_since(*at) < RESTARTS_WINDOW);
         restarts.push(now);
@@ -330,7 +398,8 @@ impl Keeper {
         match link.receive::<FromEngine>() {
             Ok(Some((FromEngine::Ready(warnings), _))) => {
                 warnings.iter().filter(|_| self.spec.incarnation == 0).for_each(say);
-                Ok(Engine { link, process, journals: RefCell::default() })
+                let (journals, early) = (RefCell::default(), RefCell::default());
+                Ok(Engine { link, process, journals, early })
             }
             Ok(Some((FromEngine::Failed(line), _))) => Err(Failure::failed(line)),
             _ => Err(Failure::failed("engine: it ended before it was ready")),
@@ -412,10 +481,28 @@ enum Heard {
 }
 
 impl Engine {
+    /// What it says next; `None` at its end.
+    fn next(&self) -> polylane_base::Result<Option<FromEngine>> {
+        match self.early.borrow_mut().pop_front() {
+            Some(early) => Ok(Some(early)),
+            None => Ok(self.link.receive()?.map(|(said, _)| said)),
+        }
+    }
+
+    /// Passes on what a copy of the volume asks for.
+    fn copier(&self) -> impl Fn(Ask, &[BorrowedFd<'_>]) {
+        // One that does not hear it has ended, which shows at its process.
+        |ask, fds| {
+            let _ = self.link.send(&ToEngine::Copy(ask), fds);
+        }
+    }
+
     /// Asks for something; its answer.
     fn ask(&self, question: ToEngine) -> Option<FromEngine> {
         self.link.send(&question, &[]).ok()?;
-        self.answer(ANSWER_TIME_MAX, |answer| !matches!(answer, FromEngine::Ended))
+        self.answer(ANSWER_TIME_MAX, |answer| {
+            !matches!(answer, FromEngine::Ended | FromEngine::Copied(_))
+        })
     }
 
     /// The next message that is `wanted`.
@@ -431,35 +518,9 @@ impl Engine {
                     self.journals.replace(Some(found));
                 }
                 Ok(Some((answer, _))) if wanted(&answer) => return Some(answer),
-                Ok(Some(_)) => {}
+                Ok(Some((answer, _))) => self.early.borrow_mut().push_back(answer),
                 Ok(None) | Err(_) => return None,
             }
-        }
-    }
-}
-
-fn wait(engine: &Engine, listener: &OwnedFd, signals: &SignalFd, maker: Option<&Link>) -> Event {
-    loop {
-        let process = engine.process.as_fd();
-        let mut fds = [
-            process,
-            engine.link.as_fd(),
-            listener.as_fd(),
-            signals.as_fd(),
-            maker.map_or(process, AsFd::as_fd),
-        ]
-        .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        if poll(&mut fds, None).is_err() {
-            continue;
-        }
-        let is = |index: usize| !fds[index].revents().is_empty();
-        match () {
-            () if is(0) => return Event::Death,
-            () if is(1) => return Event::Engine,
-            () if is(3) && matches!(signals.next(), Ok(Some(_))) => return Event::Signal,
-            () if maker.is_some() && is(4) => return Event::Maker,
-            () if is(2) => return Event::Client,
-            () => {}
         }
     }
 }

@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::copying::Target;
+use crate::volume::held::{Answer, Ask};
+
 /// What a command tells a keeper. The one that makes an attachment says the first two.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum ToKeeper {
@@ -15,6 +18,8 @@ pub(super) enum ToKeeper {
     Stats,
     /// The volume's file is to be this long: make it so, answer `Done`.
     Grow(u64),
+    /// This volume is going to be copied: what follows is a [`Copying`](crate::copying::Copying).
+    Copy(Target),
     /// Make everything durable, answer `Done`, end.
     Stop,
 }
@@ -39,6 +44,8 @@ pub(super) enum ToEngine {
     Grow,
     /// Answer `Stats`.
     Stats,
+    /// Do this for a copy of the volume, answer `Copied`.
+    Copy(Ask),
     /// Make everything durable, answer `Flushed`, exit 0.
     Shutdown,
 }
@@ -54,6 +61,8 @@ pub(super) enum FromEngine {
     Grown(Option<i32>),
     /// Counters as JSON.
     Stats(serde_json::Value),
+    /// What was asked for a copy is done, or why not.
+    Copied(Answer),
     /// The other side of the front end is gone for good. Unasked.
     Ended,
     /// Its cache takes these ranges for journals now: first byte and end. Unasked.

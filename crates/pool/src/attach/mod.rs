@@ -24,9 +24,11 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use polylane_sys::scm;
 use serde::{Deserialize, Serialize};
 
 use crate::build::Handed;
+use crate::copying::{Copies, Target};
 use crate::failure::{Failure, Result};
 use crate::link::Link;
 use crate::names::PoolName;
@@ -119,6 +121,7 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
         record,
         dir,
         lock,
+        copies: Copies::default(),
     };
     let id = keeper.record.id.clone();
     let (link, door) = keeper::start(keeper)?;
@@ -172,6 +175,16 @@ pub(crate) fn resize(volume: &Path, size: u64) -> Result<Option<()>> {
         Some(FromKeeper::Failed(line)) => Err(Failure::failed(line)),
         _ => Ok(None),
     }
+}
+
+/// The line to the keeper of an attached volume, which was asked for a copy of `target`; `None`: it
+/// is not attached.
+pub(crate) fn copier(volume: &Path, target: Target) -> Option<Link> {
+    let dir = record::dir().ok()?;
+    let record = record::all(&dir).into_iter().find(|record| record.is(volume))?;
+    let link = Link::from_fd(scm::connect(&record::socket_of(&dir, &record.id)).ok()?);
+    link.send(&ToKeeper::Copy(target), &[]).ok()?;
+    Some(link)
 }
 
 /// The best front end of this host: a block device of the kernel's, unless a socket is asked for.

@@ -1,61 +1,95 @@
-//! `polylane stats`: counters of running pools, over a socket beside each pool's lock.
+//! What a running pool can be asked, over a socket beside its lock; and `polylane stats`.
 
 pub mod prometheus;
 pub mod rates;
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polylane_sys::scm;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::copying::Target;
 use crate::failure::{Failure, Result};
 use crate::keeper::wait_for;
+use crate::link::Link;
 use crate::names;
 
 /// How long a pool may take to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Largest answer in bytes.
-const ANSWER_BYTES_MAX: usize = 64 << 10;
+/// Commands that may be connected at a time. One more is turned away.
+const CLIENTS_MAX: usize = 64;
 
-/// Clients that may wait at a time. One more is turned away.
-const WAITING_MAX: usize = 64;
+/// What a command asks at a pool's socket, in its first message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Question {
+    /// Counters, as one message.
+    Stats,
+    /// This volume is going to be copied: what follows is [`copying`](crate::copying)'s.
+    Copy(Target),
+}
 
-/// The supervisor's side: clients that wait for the next answer of the service.
+/// The supervisor's side: commands that connect, ask, and wait for the answer. None of them is
+/// ever waited for.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Option<OwnedFd>,
-    waiting: Vec<OwnedFd>,
+    /// They have not asked yet.
+    connected: Vec<Link>,
+    /// They want the next statistics of the service.
+    waiting: Vec<Link>,
 }
 
 impl Listener {
-    /// Listens at `path`. Without a socket there are no statistics, and nothing else is lost.
+    /// Listens at `path`. Without a socket nothing can be asked, and nothing else is lost.
     pub(crate) fn new(path: &Path) -> Listener {
         // The name is locked, so whatever lies here is a dead pool's.
         let _ = fs::remove_file(path);
-        Listener { socket: scm::listen(path, 8).ok(), waiting: Vec::new() }
+        Listener { socket: scm::listen(path, 8).ok(), connected: Vec::new(), waiting: Vec::new() }
     }
 
-    /// The listening socket.
-    pub(crate) fn as_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().map(AsFd::as_fd)
+    /// The listening socket, and those who have not asked yet.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let socket = self.socket.iter().map(AsFd::as_fd);
+        socket.chain(self.connected.iter().map(AsFd::as_fd))
     }
 
-    /// Takes a client in; whether there is one.
-    pub(crate) fn accept(&mut self) -> bool {
-        let client = self.socket.as_ref().and_then(|socket| scm::accept(socket).ok());
-        self.waiting.extend(client.filter(|_| self.waiting.len() < WAITING_MAX));
-        !self.waiting.is_empty()
+    /// Takes in what has come, when one of the [`fds`](Listener::fds) is readable: whether
+    /// statistics are wanted, and whoever wants to copy a volume.
+    pub(crate) fn hear(&mut self) -> (bool, Vec<(Link, Target)>) {
+        let (mut stats, mut copiers) = (false, Vec::new());
+        for client in std::mem::take(&mut self.connected) {
+            if !wait_for(client.as_fd(), Duration::ZERO) {
+                self.connected.push(client);
+                continue;
+            }
+            match client.receive() {
+                Ok(Some((Question::Stats, _))) => {
+                    self.waiting.push(client);
+                    stats = true;
+                }
+                Ok(Some((Question::Copy(target), _))) => copiers.push((client, target)),
+                Ok(None) | Err(_) => {}
+            }
+        }
+        if let Some(socket) = &self.socket
+            && wait_for(socket.as_fd(), Duration::ZERO)
+            && let Ok(client) = scm::accept(socket)
+            && self.connected.len() + self.waiting.len() < CLIENTS_MAX
+        {
+            self.connected.push(Link::from_fd(client));
+        }
+        (stats, copiers)
     }
 
-    /// Answers everybody who waits. A packet never blocks on an empty socket buffer.
+    /// Answers everybody who wants statistics. A packet never blocks on an empty socket buffer.
     pub(crate) fn answer(&mut self, stats: &Value) {
-        let bytes = stats.to_string().into_bytes();
         for client in self.waiting.drain(..) {
-            let _ = scm::send(&client, &bytes, &[]);
+            let _ = client.send(stats, &[]);
         }
     }
 }
@@ -65,29 +99,32 @@ impl Listener {
 /// # Errors
 /// One line when the named pool does not run.
 pub fn collect(pool: Option<&str>) -> Result<Vec<Value>> {
-    let dir = names::runtime_dir();
     if let Some(name) = pool {
-        let socket = dir.join(format!("{name}.sock"));
+        let socket = names::runtime_dir().join(format!("{name}.sock"));
         return ask(&socket)
             .map(|stats| vec![stats])
             .ok_or_else(|| Failure::failed(format!("pool '{name}': not running")));
     }
-    let Ok(entries) = fs::read_dir(&dir) else { return Ok(Vec::new()) };
+    Ok(sockets().iter().filter_map(|socket| ask(socket)).collect())
+}
+
+/// The sockets of this user's pools, by name.
+pub(crate) fn sockets() -> Vec<PathBuf> {
+    let entries = fs::read_dir(names::runtime_dir()).into_iter().flatten();
     let mut sockets: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     sockets.retain(|path| path.extension().is_some_and(|extension| extension == "sock"));
     sockets.sort();
-    Ok(sockets.iter().filter_map(|socket| ask(socket)).collect())
+    sockets
 }
 
 /// One pool's answer; `None` from a pool that has ended or does not answer.
 fn ask(socket: &Path) -> Option<Value> {
-    let socket = scm::connect(socket).ok()?;
-    if !wait_for(socket.as_fd(), ANSWER_TIME_MAX) {
+    let pool = Link::from_fd(scm::connect(socket).ok()?);
+    pool.send(&Question::Stats, &[]).ok()?;
+    if !wait_for(pool.as_fd(), ANSWER_TIME_MAX) {
         return None;
     }
-    let mut bytes = vec![0; ANSWER_BYTES_MAX];
-    let got = scm::receive(&socket, &mut bytes).ok()?;
-    serde_json::from_slice(bytes.get(..got.count)?).ok()
+    Some(pool.receive().ok()??.0)
 }
 
 /// A pool's statistics as lines for people: nested names joined by dots.

@@ -25,11 +25,6 @@ use crate::failure::{Failure, Result, say};
 /// Smallest volume in bytes: mke2fs makes no journal below it.
 pub const SIZE_MIN: u64 = 16 << 20;
 
-/// e2fsck: nothing was wrong ...
-const FSCK_CLEAN: i32 = 0;
-/// ... or all of it was mended.
-const FSCK_MENDED: i32 = 1;
-
 /// What `volume create` was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CreateOptions {
@@ -219,76 +214,12 @@ pub fn resize(path: &Path, size: u64) -> Result<()> {
     Err(Failure::failed(format!("{}: cannot grow its file system: {why}", path.display())))
 }
 
-/// Checks the ext4 on a volume that nobody has open, after a replay of its journal; `repair` mends
-/// what it can. What e2fsck said.
-///
-/// # Errors
-/// There are errors, with what e2fsck said last; it is in use; it holds no ext4.
-pub fn check(path: &Path, repair: bool) -> Result<String> {
-    let sidecar = Sidecar::load(path)?;
-    let stack = match (repair, sidecar.snapshot) {
-        (true, true) => return refuse_snapshot(path).map(|_| String::new()),
-        (true, false) => None,
-        (false, true) => {
-            let own = image::open_shared(path).map_err(|error| failure(path, error))?;
-            Some(Stack::from_own(path, own)?)
-        }
-        (false, false) => Some(Stack::open(path)?),
-    };
-    // What is not one file of its own is checked in a copy that nobody sees.
-    let (file, _lock) = match stack {
-        None => {
-            let Files { plain, lock, .. } = open_raw(path)?;
-            (File::from(plain), Some(lock))
-        }
-        Some(stack) if stack.is_raw() && !sidecar.snapshot => {
-            let own = stack.files.into_iter().next().ok_or_else(|| no_ext4(path))?;
-            (File::from(own.plain), Some(own.lock))
-        }
-        Some(stack) => {
-            let draft = Draft::new(&beside_temporary(path), 0);
-            let draft = draft.map_err(|error| failure(path, error))?;
-            materialize(path, stack, draft.file(), path)?;
-            let copy = draft.file().try_clone();
-            (File::from(copy.map_err(|error| Failure::path(path, "copy it", error))?), None)
-        }
-    };
-    if content(&file) == Content::None {
-        return Err(no_ext4(path));
-    }
-    let name = image::proc_path(&file);
-    if content(&file) == Content::Ext4NeedsReplay {
-        // As every mount does. e2fsck -n would look at the state before it.
-        let mut command = tools::command("e2fsck", "e2fsprogs")?;
-        command.args(["-p", "-E", "journal_only"]).arg(&name);
-        tools::run(command)?;
-    }
-    let mut command = tools::command("e2fsck", "e2fsprogs")?;
-    command.arg(if repair { "-fy" } else { "-fn" }).arg(&name);
-    let output = tools::run(command)?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let said = said.replace(&name.display().to_string(), &path.display().to_string());
-    match output.status.code() {
-        Some(FSCK_CLEAN) => Ok(said),
-        Some(FSCK_MENDED) if repair => Ok(said),
-        _ if repair => Err(Failure::failed(format!(
-            "{}: e2fsck could not mend it: {}",
-            path.display(),
-            tools::last_words(&output)
-        ))),
-        _ => Err(Failure::failed(format!(
-            "{}: the file system has errors: see 'e2fsck -fn', mend with --repair",
-            path.display()
-        ))),
-    }
-}
-
-fn no_ext4(path: &Path) -> Failure {
+pub(super) fn no_ext4(path: &Path) -> Failure {
     Failure::failed(format!("{}: holds no ext4 file system", path.display()))
 }
 
 /// Opens a volume as the one file that it is. A copy-on-write volume becomes one first.
-fn open_raw(path: &Path) -> Result<Files> {
+pub(super) fn open_raw(path: &Path) -> Result<Files> {
     let stack = Stack::open(path)?;
     let mut sidecar = stack.sidecar.clone();
     if stack.is_raw() {
@@ -318,7 +249,7 @@ fn mend(path: &Path, name: &Path) -> Result<()> {
     command.arg("-fp").arg(name);
     let output = tools::run(command)?;
     match output.status.code() {
-        Some(FSCK_CLEAN | FSCK_MENDED) => Ok(()),
+        Some(tools::FSCK_CLEAN | tools::FSCK_MENDED) => Ok(()),
         _ => Err(Failure::failed(format!(
             "{}: the file system has errors: use 'polylane volume check --repair' first",
             path.display()

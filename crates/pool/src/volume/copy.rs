@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 
 use polylane_block::Sector;
 use polylane_block::file::Way;
-use polylane_block::image::{self, Draft};
+use polylane_block::image::{self, Draft, ImageError};
 use polylane_block::wait::Waiter;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::cache::CacheSpec;
+use super::live::{self, Still};
 use super::open::failure;
 use super::sidecar::Sidecar;
 use super::stack::Stack;
@@ -41,12 +42,12 @@ pub enum Copy {
     Clone,
 }
 
-/// Copies a volume that nobody has open, in a moment whatever its size: blocks are shared by the
-/// host's file system (FICLONE) where it can, else by copy-on-write of our own. To another file
-/// system the data is copied.
+/// Copies a volume, in a moment whatever its size: blocks are shared by the host's file system
+/// (FICLONE) where it can, else by copy-on-write of our own. To another file system the data is
+/// copied. A volume that a pool or an attachment of this user has open stands still meanwhile.
 ///
 /// # Errors
-/// The volume is in use, the copy exists, the host is full.
+/// The volume is in use by somebody else, the copy exists, the host is full.
 pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
     let mut sidecar = Sidecar::load(from)?;
     let own = match sidecar.snapshot {
@@ -54,38 +55,60 @@ pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
         true => image::open_shared(from),
         false => image::open(from),
     };
-    let own = own.map_err(|error| failure(from, error))?;
-    if sidecar.id.is_empty() {
-        sidecar.id = Sidecar::fresh_id()?;
-        sidecar.store(from)?;
-    }
+    let own = match own {
+        Err(error @ ImageError::InUse(_)) => {
+            let still = Still::make(from)?.ok_or_else(|| failure(from, error))?;
+            return live::duplicate(still, from, to, kind);
+        }
+        own => own.map_err(|error| failure(from, error))?,
+    };
+    identify(from, &mut sidecar)?;
     let stack = Stack::from_own(from, own)?;
     rustix::fs::fsync(&stack.files[0].plain)
         .map_err(|error| Failure::path(from, "sync it", error))?;
-    let snapshot = kind == Copy::Snapshot;
     if stack.is_raw() {
         let draft = Draft::new(to, stack.size).map_err(|error| failure(to, error))?;
-        match rustix::fs::ioctl_ficlone(draft.file(), &stack.files[0].plain) {
-            Ok(()) => {
-                let copy = Sidecar {
-                    parent: Some(sidecar.id),
-                    snapshot,
-                    weight: sidecar.weight,
-                    ..Sidecar::new()?
-                };
-                return finish(draft, to, &copy);
-            }
-            Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY) => {}
-            Err(error) => return Err(Failure::path(to, "share the blocks", error)),
+        if share_blocks(&stack.files[0].plain, &draft, to)? {
+            return finish_copy(draft, to, &sidecar, kind);
         }
     }
+    let shape = stack.shape();
     match (kind, sidecar.snapshot) {
-        (Copy::Snapshot, false) => cow::snapshot(from, stack, to),
-        (Copy::Clone, _) => cow::clone(from, stack, to),
+        (Copy::Snapshot, false) => cow::snapshot(from, &shape, to, &cow::Closed),
+        (Copy::Clone, _) => cow::clone(from, shape, to, &cow::Closed),
         (Copy::Snapshot, true) => {
             Err(Failure::failed(format!("{}: is a snapshot already", from.display())))
         }
     }
+}
+
+/// Gives a volume an id that polylane did not make: a copy names what it is of.
+pub(super) fn identify(path: &Path, sidecar: &mut Sidecar) -> Result<()> {
+    if sidecar.id.is_empty() {
+        sidecar.id = Sidecar::fresh_id()?;
+        sidecar.store(path)?;
+    }
+    Ok(())
+}
+
+/// Fills a draft with the blocks of a file, without copying them; whether the host can.
+pub(super) fn share_blocks(from: impl AsFd, draft: &Draft, to: &Path) -> Result<bool> {
+    match rustix::fs::ioctl_ficlone(draft.file(), from) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY) => Ok(false),
+        Err(error) => Err(Failure::path(to, "share the blocks", error)),
+    }
+}
+
+/// Publishes a copy that has all its blocks.
+pub(super) fn finish_copy(draft: Draft, to: &Path, of: &Sidecar, kind: Copy) -> Result<()> {
+    let copy = Sidecar {
+        parent: Some(of.id.clone()),
+        snapshot: kind == Copy::Snapshot,
+        weight: of.weight,
+        ..Sidecar::new()?
+    };
+    finish(draft, to, &copy)
 }
 
 /// Makes a volume of a raw or qcow2 file.

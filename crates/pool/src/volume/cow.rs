@@ -8,38 +8,53 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use polylane_block::file::Files;
 use polylane_block::image::Draft;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::open::failure;
 use super::sidecar::{self, OverlayRef, Sidecar};
-use super::stack::{DEPTH_MAX, Stack, beside, make_top};
+use super::stack::{Shape, beside, make_top};
 use crate::failure::{Failure, Result};
 
+/// Who exchanges the two names.
+pub(super) trait Exchange {
+    /// Gives the volume's file the name `base`, and `top`, which has that name, the volume's.
+    ///
+    /// # Errors
+    /// It is not done; or nobody knows.
+    fn exchange(&self, from: &Path, base: &Path, top: &Files) -> Result<()>;
+}
+
+/// Of a volume that nobody else has open.
+pub(super) struct Closed;
+
+impl Exchange for Closed {
+    fn exchange(&self, from: &Path, base: &Path, _top: &Files) -> Result<()> {
+        renameat_with(CWD, from, CWD, base, RenameFlags::EXCHANGE)
+            .map_err(|error| Failure::path(from, "exchange it for its overlay", error))
+    }
+}
+
 /// Keeps the present state of a writable volume as `to`.
-pub(super) fn snapshot(from: &Path, stack: Stack, to: &Path) -> Result<()> {
-    freeze(from, stack, to, false).map(drop)
+pub(super) fn snapshot(from: &Path, shape: &Shape, to: &Path, by: &dyn Exchange) -> Result<()> {
+    freeze(from, shape, to, false, by).map(drop)
 }
 
 /// Makes the volume `to` of another, or of a snapshot.
-pub(super) fn clone(from: &Path, stack: Stack, to: &Path) -> Result<()> {
+pub(super) fn clone(from: &Path, shape: Shape, to: &Path, by: &dyn Exchange) -> Result<()> {
     if fs::symlink_metadata(to).is_ok() {
         return Err(failure(to, exists()));
     }
-    let (parent, size) = (stack.sidecar.clone(), stack.size);
-    if stack.files.len() > DEPTH_MAX {
-        return Err(Failure::failed(format!(
-            "{}: is on {DEPTH_MAX} bases: export and import it first",
-            from.display()
-        )));
-    }
+    shape.refuse_depth(from)?;
+    let (parent, size) = (&shape.sidecar, shape.size);
     let (base, id) = match parent.snapshot {
         true => (absolute(from)?, parent.id.clone()),
         false => {
             let mut name = from.file_name().unwrap_or_default().to_os_string();
             name.push(format!(".base-{}", &Sidecar::fresh_id()?[..8]));
             let base = from.with_file_name(name);
-            let id = freeze(from, stack, &base, true)?;
+            let id = freeze(from, &shape, &base, true, by)?;
             (absolute(&base)?, id)
         }
     };
@@ -51,7 +66,7 @@ pub(super) fn clone(from: &Path, stack: Stack, to: &Path) -> Result<()> {
     make_top(draft.file(), size, &reference.nonce)
         .map_err(|error| Failure::path(to, "lay it out", error))?;
     let sidecar = Sidecar {
-        parent: Some(parent.id),
+        parent: Some(parent.id.clone()),
         weight: parent.weight,
         overlays: vec![reference],
         ..Sidecar::new()?
@@ -65,12 +80,19 @@ pub(super) fn clone(from: &Path, stack: Stack, to: &Path) -> Result<()> {
 
 /// Gives the file of a volume the name `base`, as it is, and puts an overlay on it in its place.
 /// The id of the base.
-fn freeze(from: &Path, stack: Stack, base: &Path, implicit: bool) -> Result<String> {
-    let mut own = stack.sidecar;
+fn freeze(
+    from: &Path,
+    shape: &Shape,
+    base: &Path,
+    implicit: bool,
+    by: &dyn Exchange,
+) -> Result<String> {
+    shape.refuse_depth(from)?;
+    let mut own = shape.sidecar.clone();
     let id = Sidecar::fresh_id()?;
     let reference = refer(base, from, id.clone())?;
     let draft = Draft::new(base, 0).map_err(|error| failure(base, error))?;
-    make_top(draft.file(), stack.size, &reference.nonce)
+    make_top(draft.file(), shape.size, &reference.nonce)
         .map_err(|error| Failure::path(base, "lay it out", error))?;
     let mut overlays = own.overlays.clone();
     for overlay in &mut overlays {
@@ -88,11 +110,18 @@ fn freeze(from: &Path, stack: Stack, base: &Path, implicit: bool) -> Result<Stri
         implicit,
     };
     frozen.store(base)?;
-    let _top = draft.publish().map_err(|error| failure(base, error))?;
+    let top = draft.publish().map_err(|error| failure(base, error))?;
     own.overlays.push(reference.clone());
     own.store(from)?;
-    renameat_with(CWD, from, CWD, base, RenameFlags::EXCHANGE)
-        .map_err(|error| Failure::path(from, "exchange it for its overlay", error))?;
+    if let Err(failure) = by.exchange(from, base, &top)
+        && !names(from, &top)
+    {
+        own.overlays.pop();
+        let _ = own.store(from);
+        let _ = fs::remove_file(base);
+        let _ = fs::remove_file(sidecar::path_of(base));
+        return Err(failure);
+    }
     let below = own.overlays.iter().rev().skip(1).map(|old| beside(from, &old.base));
     for below in below.collect::<Vec<_>>() {
         adopt(&below, &absolute(from)?, Some(absolute(base)?))?;
@@ -100,6 +129,13 @@ fn freeze(from: &Path, stack: Stack, base: &Path, implicit: bool) -> Result<Stri
     own.overlays = vec![reference];
     own.store(from)?;
     Ok(id)
+}
+
+/// Whether the path names this file.
+fn names(path: &Path, file: &Files) -> bool {
+    let numbers = |stat: rustix::fs::Stat| (stat.st_dev, stat.st_ino);
+    let (named, held) = (rustix::fs::stat(path), rustix::fs::fstat(&file.plain));
+    matches!((named, held), (Ok(named), Ok(held)) if numbers(named) == numbers(held))
 }
 
 /// Volumes that are still on this one.
@@ -151,7 +187,7 @@ fn toward(base: &Path, volume: &Path) -> Result<PathBuf> {
 }
 
 /// The path without symbolic links in its directory.
-fn absolute(path: &Path) -> Result<PathBuf> {
+pub(super) fn absolute(path: &Path) -> Result<PathBuf> {
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),

@@ -1,16 +1,16 @@
 //! In the service: a volume's file as a block device, with the tenant's ext4 on it.
 
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
 use polylane_base::Clock;
 use polylane_base::sync::Arc;
-use polylane_block::cache::Cached;
-use polylane_block::engine::Engine;
-use polylane_block::file::{FileDevice, Files, Way};
-use polylane_block::map::{Unit, UnitOptions};
+use polylane_block::file::Files;
 use polylane_block::qos::governed::{Governed, Governor};
 use polylane_ext4::{Ext4, Options};
 
-use super::cache::{self, CacheSpec};
-use super::stack::{Assembled, Stack};
+use super::cache::CacheSpec;
+use super::held::{Answer, Ask, Held};
 use crate::failure::{Failure, Result, say};
 
 /// An open volume.
@@ -19,9 +19,7 @@ pub(crate) struct Disk {
     pub(crate) fs: Arc<Ext4>,
     /// Whose turn it is on the host's device.
     pub(crate) governor: Arc<Governor>,
-    engine: Arc<Engine>,
-    file: Arc<FileDevice>,
-    cache: Option<Arc<Cached>>,
+    volume: Held,
 }
 
 impl Disk {
@@ -34,12 +32,9 @@ impl Disk {
         clock: Arc<dyn Clock>,
         metadata_bytes_max: u64,
     ) -> Result<Disk> {
-        let unit = Unit::start(&UnitOptions::default());
-        let unit = unit.map_err(|error| Failure::because(name, "start its translation", error))?;
-        let Assembled { device, engine, file, cache, .. } =
-            Stack::assemble(files, Way::Ring, Some(unit), cache)?;
+        let volume = Held::open(name, files, cache)?;
         let governor = Governor::new();
-        let whole = Governed::new(device, governor.clone());
+        let whole = Governed::new(volume.device(), governor.clone());
         let cache_blocks = usize::try_from(metadata_bytes_max / 4096).unwrap_or(usize::MAX);
         let options = Options { cache_blocks, ..Options::default() };
         let fs = Ext4::open(whole, clock, &options)
@@ -47,27 +42,34 @@ impl Disk {
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));
         }
-        Ok(Disk { fs: Arc::new(fs), governor, engine, file, cache })
+        Ok(Disk { fs: Arc::new(fs), governor, volume })
+    }
+
+    /// Does what is asked for a copy of the volume; `settle` makes durable what the file system
+    /// does not know yet.
+    pub(crate) fn answer(
+        &mut self,
+        ask: Ask,
+        fds: Vec<OwnedFd>,
+        settle: impl FnOnce() -> Result<()>,
+    ) -> Answer {
+        self.volume.answer(ask, fds, settle)
+    }
+
+    /// How long the volume may stand still from now on; `None` when it does not.
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        self.volume.time_left()
+    }
+
+    /// Lets it go on, if it stood still.
+    pub(crate) fn thaw(&mut self) {
+        self.volume.thaw();
     }
 
     /// Counters as JSON.
     pub(crate) fn stats(&self) -> serde_json::Value {
-        let (totals, engine) = (self.file.totals(), self.engine.totals());
-        serde_json::json!({
-            "reads": totals.reads,
-            "read_bytes": totals.read_bytes,
-            "writes": totals.writes,
-            "written_bytes": totals.written_bytes,
-            "durable_writes": totals.durable_writes,
-            "flushes": totals.flushes,
-            "zeroings": totals.zeroings,
-            "failed": totals.failed,
-            "translations": engine.translations,
-            "chunks_made_ahead": engine.made_ahead,
-            "io_uring": totals.ring,
-            "direct_io": totals.direct,
-            "stopped": self.fs.is_stopped(),
-            "cache": self.cache.as_deref().map(cache::stats),
-        })
+        let mut stats = self.volume.stats();
+        stats["stopped"] = self.fs.is_stopped().into();
+        stats
     }
 }

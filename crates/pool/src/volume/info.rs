@@ -181,19 +181,31 @@ fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
 
 /// What is on an open volume that is raw, or has its first block itself.
 pub(super) fn content(file: &fs::File) -> Content {
-    let mut bytes = [0; SUPERBLOCK_BYTES];
-    if file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET).is_err() {
-        return Content::None;
+    match Superblock::read(file) {
+        None => Content::None,
+        Some(superblock) if superblock.state & STATE_ERROR != 0 => Content::Ext4Errors,
+        Some(superblock) if superblock.incompat & INCOMPAT_RECOVER != 0 => Content::Ext4NeedsReplay,
+        Some(_) => Content::Ext4Clean,
     }
-    let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
-    let word = |at: usize| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
-    if half(0x38) != MAGIC {
-        Content::None
-    } else if half(0x3a) & STATE_ERROR != 0 {
-        Content::Ext4Errors
-    } else if word(0x60) & INCOMPAT_RECOVER != 0 {
-        Content::Ext4NeedsReplay
-    } else {
-        Content::Ext4Clean
+}
+
+/// Whether the journal of an ext4 must be replayed, whatever else is wrong with it.
+pub(super) fn needs_replay(file: &fs::File) -> bool {
+    Superblock::read(file).is_some_and(|superblock| superblock.incompat & INCOMPAT_RECOVER != 0)
+}
+
+/// What a glance at an ext4's superblock is for.
+struct Superblock {
+    state: u16,
+    incompat: u32,
+}
+
+impl Superblock {
+    fn read(file: &fs::File) -> Option<Superblock> {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET).ok()?;
+        let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let word = |at: usize| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
+        (half(0x38) == MAGIC).then(|| Superblock { state: half(0x3a), incompat: word(0x60) })
     }
 }

@@ -4,10 +4,13 @@
 //! |---|---|
 //! | `open` | opens a volume's file alone, or makes it first |
 //! | [`cache`] | how a volume is cached |
-//! | `change` | makes, grows, checks and removes volumes |
+//! | `change` | makes, grows and removes volumes |
+//! | `check` | checks the file system on a volume |
 //! | `copy` | snapshots, clones, import and export |
 //! | `cow` | copy-on-write where the host's file system has none |
+//! | `held` | in the process that serves a volume: a device that stands still for a copy |
 //! | `info` | looks at volumes |
+//! | `live` | copies volumes that are in use |
 //! | `sidecar` | what a raw file cannot say |
 //! | `stack` | a volume's file with the bases under it |
 //! | `tools` | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
@@ -15,17 +18,21 @@
 
 pub mod cache;
 mod change;
+mod check;
 mod copy;
 mod cow;
 pub(crate) mod disk;
+pub(crate) mod held;
 mod info;
+mod live;
 mod open;
 pub(crate) mod sidecar;
 pub(crate) mod stack;
 pub(crate) mod tools;
 
 pub(crate) use change::refuse_snapshot;
-pub use change::{CreateOptions, SetOptions, check, make, remove, resize, set};
+pub use change::{CreateOptions, SetOptions, make, remove, resize, set};
+pub use check::{Check, check};
 pub use copy::{Copy, duplicate, export, import};
 pub use info::{Content, Info, info, list, map};
-pub(crate) use open::{Kept, default_path, open_or_create, state_dir};
+pub(crate) use open::{Kept, default_path, failure, open_or_create, state_dir};

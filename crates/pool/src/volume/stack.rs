@@ -98,6 +98,11 @@ impl Stack {
         Ok(stack)
     }
 
+    /// What is to be known of it to copy it.
+    pub(super) fn shape(&self) -> Shape {
+        Shape { size: self.size, depth: self.files.len() - 1, sidecar: self.sidecar.clone() }
+    }
+
     /// Whether it is the file as it is.
     pub(crate) fn is_raw(&self) -> bool {
         self.files.len() == 1
@@ -150,6 +155,52 @@ impl Stack {
             None => device,
         };
         Ok(Assembled { device, engine, file, buffered, cache: in_host.or(over) })
+    }
+}
+
+/// A volume as a copy sees it.
+pub(super) struct Shape {
+    /// Bytes, as the tenant sees it.
+    pub(super) size: u64,
+    /// Bases below its own file.
+    pub(super) depth: usize,
+    /// Its sidecar.
+    pub(super) sidecar: Sidecar,
+}
+
+impl Shape {
+    /// That of a volume that somebody else has open, by its file.
+    pub(super) fn of(path: &Path, file: &File) -> Result<Shape> {
+        let end = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?.len();
+        let sidecar = Sidecar::load(path)?;
+        let mut below = reference(file, &sidecar);
+        let mut shape = Shape { size: end, depth: 0, sidecar };
+        if let Some((_, size)) = &below {
+            shape.size = *size;
+        }
+        let mut above = path.to_path_buf();
+        while let Some((next, _)) = below {
+            shape.depth += 1;
+            if shape.depth > DEPTH_MAX {
+                break;
+            }
+            let base = beside(&above, &next.base);
+            let file = File::open(&base).map_err(|error| Failure::path(&base, "open it", error))?;
+            below = reference(&file, &Sidecar::load(&base)?);
+            above = base;
+        }
+        Ok(shape)
+    }
+
+    /// Refuses one that is on as many bases as there may be.
+    pub(super) fn refuse_depth(&self, path: &Path) -> Result<()> {
+        match self.depth < DEPTH_MAX {
+            true => Ok(()),
+            false => Err(Failure::failed(format!(
+                "{}: is on {DEPTH_MAX} bases: export and import it first",
+                path.display()
+            ))),
+        }
     }
 }
 

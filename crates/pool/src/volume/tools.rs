@@ -5,6 +5,11 @@ use std::process::{Command, Output, Stdio};
 
 use crate::failure::{Failure, Result};
 
+/// e2fsck: nothing was wrong ...
+pub(super) const FSCK_CLEAN: i32 = 0;
+/// ... or all of it was mended.
+pub(super) const FSCK_MENDED: i32 = 1;
+
 /// Where system programs are, also for users whose path lacks it.
 const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
 

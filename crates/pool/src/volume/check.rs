@@ -1,0 +1,126 @@
+//! Checking the ext4 on a volume, and mending it.
+//!
+//! After a kill or a power cut a file system is sound as soon as it is mounted: its journal is
+//! replayed, and files are freed that were removed while somebody had them open. e2fsck would judge
+//! it as it was before. So it is settled first, by the same code that mounts a lane.
+
+use std::fs::File;
+use std::path::Path;
+
+use polylane_base::SystemClock;
+use polylane_base::sync::Arc;
+use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::image::{self, Draft};
+use polylane_ext4::{Ext4, Options};
+
+use super::change::{no_ext4, open_raw, refuse_snapshot};
+use super::copy::{beside_temporary, materialize};
+use super::info::{Content, content, needs_replay};
+use super::open::failure;
+use super::sidecar::Sidecar;
+use super::stack::Stack;
+use super::tools;
+use crate::failure::{Failure, Result, say};
+
+/// How much a check may change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Check {
+    /// Nothing.
+    Look,
+    /// What a mount would.
+    Settle,
+    /// Whatever is wrong.
+    Repair,
+}
+
+/// Checks the ext4 on a volume that nobody has open; what e2fsck said. That it was settled, and
+/// how, is said on standard error.
+///
+/// # Errors
+/// There are errors, with what e2fsck said last; it is in use; it holds no ext4.
+pub fn check(path: &Path, how: Check) -> Result<String> {
+    let (file, _lock) = subject(path, how)?;
+    if content(&file) == Content::None {
+        return Err(no_ext4(path));
+    }
+    let unsettled = needs_replay(&file);
+    if unsettled && how != Check::Look {
+        settle(path, &file)?;
+    }
+    let name = image::proc_path(&file);
+    let mut command = tools::command("e2fsck", "e2fsprogs")?;
+    command.arg(if how == Check::Repair { "-fy" } else { "-fn" }).arg(&name);
+    let output = tools::run(command)?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let said = said.replace(&name.display().to_string(), &path.display().to_string());
+    let path = path.display();
+    match (output.status.code(), how) {
+        (Some(tools::FSCK_CLEAN), _) | (Some(tools::FSCK_MENDED), Check::Repair) => Ok(said),
+        (_, Check::Repair) => {
+            let why = tools::last_words(&output);
+            Err(Failure::failed(format!("{path}: e2fsck could not mend it: {why}")))
+        }
+        (_, Check::Look) if unsettled => Err(Failure::failed(format!(
+            "{path}: the file system has errors before its journal is replayed: without -n it is"
+        ))),
+        _ => Err(Failure::failed(format!(
+            "{path}: the file system has errors: see 'e2fsck -fn', mend with --repair"
+        ))),
+    }
+}
+
+/// The file that is looked at, with the volume's lock: the volume's own, or a copy that nobody
+/// else sees where that is on others, or is never changed.
+fn subject(path: &Path, how: Check) -> Result<(File, Option<std::os::fd::OwnedFd>)> {
+    let sidecar = Sidecar::load(path)?;
+    if how == Check::Repair {
+        refuse_snapshot(path)?;
+        let Files { plain, lock, .. } = open_raw(path)?;
+        return Ok((File::from(plain), Some(lock)));
+    }
+    let stack = match sidecar.snapshot {
+        true => {
+            let own = image::open_shared(path).map_err(|error| failure(path, error))?;
+            Stack::from_own(path, own)?
+        }
+        false => Stack::open(path)?,
+    };
+    if stack.is_raw() && (!sidecar.snapshot || how == Check::Look) {
+        let own = stack.files.into_iter().next().ok_or_else(|| no_ext4(path))?;
+        return Ok((File::from(own.plain), Some(own.lock)));
+    }
+    let draft = Draft::new(&beside_temporary(path), 0).map_err(|error| failure(path, error))?;
+    materialize(path, stack, draft.file(), path)?;
+    let copy = draft.file().try_clone();
+    Ok((File::from(copy.map_err(|error| Failure::path(path, "copy it", error))?), None))
+}
+
+/// Does what a mount does before anybody sees a file.
+fn settle(path: &Path, file: &File) -> Result<()> {
+    let failed = |error: std::io::Error| Failure::path(path, "settle it", error);
+    let again = || file.try_clone().map(Into::into).map_err(failed);
+    let files = Files { io: again()?, plain: again()?, lock: again()? };
+    let device = FileDevice::open(files, Way::Calls).map_err(|error| failed(error.into()))?;
+    let path = path.display();
+    match Ext4::open(device, Arc::new(SystemClock), &Options::default()) {
+        Ok(fs) => {
+            let found = fs.recovered;
+            fs.close()
+                .map_err(|error| Failure::failed(format!("{path}: cannot settle it: {error}")))?;
+            say(format_args!(
+                "{path}: settled as by a mount: {} transactions replayed, {} blocks, and removed \
+                 files freed",
+                found.transactions, found.blocks
+            ));
+            Ok(())
+        }
+        // Damaged, or of a kind that only the kernel mounts.
+        Err(why) => {
+            let mut command = tools::command("e2fsck", "e2fsprogs")?;
+            command.args(["-p", "-E", "journal_only"]).arg(image::proc_path(file));
+            tools::run(command)?;
+            say(format_args!("{path}: cannot be mounted ({why}): only its journal is replayed"));
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! A volume in the process that serves it, the service of a pool or the engine of an attachment: a
+//! device that stands still for a copy, and goes on over another stack of files.
+//!
+//! # Invariants
+//!
+//! - It is frozen for [`FROZEN_TIME_MAX`] at most, whatever becomes of whoever asked for it: the
+//!   process looks at [`Held::time_left`] whenever it waits, and calls [`Held::thaw`].
+//! - While it is frozen this process does nothing that needs the volume.
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use polylane_base::sync::Arc;
+use polylane_block::BlockDevice;
+use polylane_block::cache::Cached;
+use polylane_block::file::{Files, Totals, Way};
+use polylane_block::freeze::{Freezable, Frozen};
+use polylane_block::map::{Unit, UnitOptions};
+use serde::{Deserialize, Serialize};
+
+use super::cache::{self, CacheSpec};
+use super::stack::{Assembled, Stack};
+use crate::failure::{Failure, Result, say};
+
+/// Longest time that a volume stands still.
+pub(crate) const FROZEN_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long requests under way may take to be answered before it stands still.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// What the process that holds a volume's files for good asks of the one that serves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    /// Settle what is on the volume, make it durable, stand still.
+    Freeze,
+    /// Go on; it is a failure not to stand still any more.
+    Thaw,
+    /// Go on over the files that come with it: three descriptors each, the volume's own first.
+    Exchange,
+}
+
+/// The answer to an [`Ask`]: nothing, or one line that says why it could not be done.
+pub(crate) type Answer = Option<String>;
+
+/// A volume that is served.
+pub(crate) struct Held {
+    device: Arc<Freezable>,
+    now: Assembled,
+    unit: Arc<Unit>,
+    cache: CacheSpec,
+    frozen: Option<Frozen>,
+    /// What was counted over former stacks.
+    carried: Totals,
+    freezes: u64,
+    longest: Duration,
+}
+
+impl Held {
+    /// Makes a device of a volume's files.
+    pub(crate) fn open(name: &str, files: Vec<Files>, cache: CacheSpec) -> Result<Held> {
+        let unit = Unit::start(&UnitOptions::default());
+        let unit = unit.map_err(|error| Failure::because(name, "start its translation", error))?;
+        let now = Stack::assemble(files, Way::Ring, Some(unit.clone()), cache)?;
+        let device = Freezable::new(now.device.clone());
+        let (carried, longest) = (Totals::default(), Duration::ZERO);
+        Ok(Held { device, now, unit, cache, frozen: None, carried, freezes: 0, longest })
+    }
+
+    /// The device, the same one whatever lies under it.
+    pub(crate) fn device(&self) -> Arc<dyn BlockDevice> {
+        self.device.clone()
+    }
+
+    /// Its cache, if it has one.
+    pub(crate) fn cache(&self) -> Option<&Arc<Cached>> {
+        self.now.cache.as_ref()
+    }
+
+    /// Takes the new size of its file in.
+    pub(crate) fn grow(&self) -> polylane_base::Result<()> {
+        let buffered = self.now.buffered.as_ref().map_or(Ok(()), |file| file.grow());
+        let result = self.now.file.grow().and(buffered);
+        self.device.grown();
+        result
+    }
+
+    /// How long it may stand still from now on; `None` when it does not.
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        self.frozen.as_ref().map(|frozen| FROZEN_TIME_MAX.saturating_sub(frozen.elapsed()))
+    }
+
+    /// Lets requests pass again; whether they did not.
+    pub(crate) fn thaw(&mut self) -> bool {
+        let frozen = self.frozen.take();
+        if let Some(frozen) = &frozen {
+            self.longest = self.longest.max(frozen.elapsed());
+        }
+        frozen.is_some()
+    }
+
+    /// Does what is asked; `settle` brings whatever is on the volume into order before.
+    pub(crate) fn answer(
+        &mut self,
+        ask: Ask,
+        fds: Vec<OwnedFd>,
+        settle: impl FnOnce() -> Result<()>,
+    ) -> Answer {
+        let done = match ask {
+            Ask::Freeze => settle().and_then(|()| self.freeze()),
+            Ask::Thaw if self.thaw() => Ok(()),
+            Ask::Thaw => Err(too_late()),
+            Ask::Exchange => self.exchange(fds),
+        };
+        done.err().map(|failure| failure.line)
+    }
+
+    fn freeze(&mut self) -> Result<()> {
+        let failed =
+            |error| Failure::failed(format!("volume: cannot be made to stand still: {error}"));
+        self.frozen = Some(self.device.freeze(DRAIN_TIME_MAX).map_err(failed)?);
+        self.freezes += 1;
+        Ok(())
+    }
+
+    fn exchange(&mut self, fds: Vec<OwnedFd>) -> Result<()> {
+        if self.frozen.is_none() {
+            return Err(too_late());
+        }
+        let start = Instant::now();
+        let next = Stack::assemble(files_of(fds), Way::Ring, Some(self.unit.clone()), self.cache)?;
+        if let (Some(old), Some(new)) = (self.cache(), &next.cache) {
+            new.remember(&old.found());
+        }
+        let before = self.totals();
+        if let Some(frozen) = &self.frozen {
+            frozen.replace(next.device.clone()).map_err(|error| {
+                Failure::failed(format!("volume: its new files do not take its place: {error}"))
+            })?;
+        }
+        (self.now, self.carried) = (next, before);
+        self.thaw();
+        if start.elapsed() > DRAIN_TIME_MAX {
+            say(format_args!("volume: its new files took {:?} to open", start.elapsed()));
+        }
+        Ok(())
+    }
+
+    /// What its own file did, and whether it stopped.
+    fn totals(&self) -> Totals {
+        let buffered = self.now.buffered.as_ref().map(|file| file.totals()).unwrap_or_default();
+        let mut totals = self.now.file.totals();
+        totals.add(&buffered);
+        totals.add(&self.carried);
+        totals
+    }
+
+    /// Counters as JSON.
+    pub(crate) fn stats(&self) -> serde_json::Value {
+        let (totals, engine) = (self.totals(), self.now.engine.totals());
+        serde_json::json!({
+            "size_bytes": self.device.sector_count() * 512,
+            "reads": totals.reads,
+            "read_bytes": totals.read_bytes,
+            "writes": totals.writes,
+            "written_bytes": totals.written_bytes,
+            "durable_writes": totals.durable_writes,
+            "flushes": totals.flushes,
+            "zeroings": totals.zeroings,
+            "failed": totals.failed,
+            "translations": engine.translations,
+            "chunks_made_ahead": engine.made_ahead,
+            "io_uring": totals.ring,
+            "direct_io": totals.direct,
+            "stopped": self.now.file.is_stopped(),
+            "copies": self.freezes,
+            "longest_freeze_us": u64::try_from(self.longest.as_micros()).unwrap_or(u64::MAX),
+            "cache": self.now.cache.as_deref().map(cache::stats),
+        })
+    }
+}
+
+fn too_late() -> Failure {
+    Failure::failed("volume: does not stand still any more: the copy took too long")
+}
+
+/// Descriptors by three: for data, the same without O_DIRECT, with the lock.
+pub(crate) fn files_of(fds: Vec<OwnedFd>) -> Vec<Files> {
+    let (mut fds, mut files) = (fds.into_iter(), Vec::new());
+    while let (Some(io), Some(plain), Some(lock)) = (fds.next(), fds.next(), fds.next()) {
+        files.push(Files { io, plain, lock });
+    }
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polylane_block::Sector;
+    use polylane_block::image::Draft;
+    use polylane_block::wait::Waiter;
+    use polylane_sys::buffer::Buffer;
+
+    #[test]
+    fn a_thaw_that_comes_too_late_is_a_failure_and_files_of_nothing_are_none() {
+        let dir = tempfile::tempdir().expect("dir");
+        let files = Draft::new(&dir.path().join("v"), 1 << 20).and_then(Draft::publish);
+        let mut held =
+            Held::open("v", vec![files.expect("volume")], CacheSpec::default()).expect("open");
+        let settled = || Ok(());
+        assert_eq!(held.answer(Ask::Freeze, vec![], settled), None);
+        let refused = held.answer(Ask::Freeze, vec![], settled).expect("twice");
+        assert!(refused.contains("frozen already"), "{refused}");
+        assert!(held.time_left().is_some_and(|left| left <= FROZEN_TIME_MAX));
+        let refused = held.answer(Ask::Exchange, vec![], settled).expect("no files");
+        assert!(refused.contains("no file was handed down"), "{refused}");
+        assert_eq!(held.answer(Ask::Thaw, vec![], settled), None);
+        let late = held.answer(Ask::Thaw, vec![], settled).expect("thawed");
+        assert!(late.contains("too long"), "{late}");
+        let unsettled = || Err(Failure::failed("lane: full"));
+        assert_eq!(held.answer(Ask::Freeze, vec![], unsettled).as_deref(), Some("lane: full"));
+        assert_eq!(held.time_left(), None);
+        let waiter = Waiter::new(held.device());
+        waiter.write(Sector(0), Buffer::zeroed(4096), false).expect("write");
+        assert_eq!(held.stats()["copies"], 1);
+        assert_eq!(held.stats()["writes"], 1);
+    }
+}

@@ -1,0 +1,122 @@
+//! Copies of volumes that are in use: the command's side of [`copying`](crate::copying).
+//!
+//! Whoever serves the volume makes it stand still, and the copy is made here meanwhile: by sharing
+//! the blocks where the host's file system can; else by an overlay, over which the holder goes on
+//! while its former file stays as it is.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use polylane_block::file::Files;
+use polylane_block::image::Draft;
+use polylane_sys::scm;
+
+use super::copy::{self, Copy};
+use super::cow::{self, Exchange};
+use super::info;
+use super::open::failure;
+use super::stack::Shape;
+use crate::attach;
+use crate::copying::{Step, Target, Told};
+use crate::failure::{Failure, Result};
+use crate::keeper::wait_for;
+use crate::link::Link;
+use crate::stats::{self, Question};
+
+/// How long a holder may take to say whether it has the volume.
+const MINE_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How long a holder may take to write everything back, or to go over to other files.
+const DONE_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// A volume that stands still. It goes on when this is dropped.
+pub(super) struct Still {
+    holder: Link,
+}
+
+impl Still {
+    /// Makes the volume stand still, if a pool or an attachment of this user has it; `None`: nobody
+    /// does.
+    ///
+    /// # Errors
+    /// It cannot be made to, or stands still for somebody else.
+    pub(super) fn make(path: &Path) -> Result<Option<Still>> {
+        let file = info::open(path)?;
+        let target = Target::of(&file).map_err(|error| Failure::path(path, "look at it", error))?;
+        let pools = stats::sockets().into_iter().filter_map(|socket| {
+            let link = Link::from_fd(scm::connect(&socket).ok()?);
+            link.send(&Question::Copy(target), &[]).ok()?;
+            Some(link)
+        });
+        for holder in attach::copier(path, target).into_iter().chain(pools) {
+            match tell(&holder, MINE_TIME_MAX) {
+                Some(Told::Mine) => {}
+                Some(Told::Failed(line)) => return Err(Failure::failed(line)),
+                _ => continue,
+            }
+            let still = Still { holder };
+            return still.done(path).map(|()| Some(still));
+        }
+        Ok(None)
+    }
+
+    /// Lets it go on. An error: it had gone on before.
+    fn thaw(self, path: &Path) -> Result<()> {
+        self.say(path, &Step::Thaw, &[])
+    }
+
+    fn say(&self, path: &Path, step: &Step, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let sent = self.holder.send(step, fds);
+        sent.map_err(|error| Failure::path(path, "talk to whoever has it", error))?;
+        self.done(path)
+    }
+
+    fn done(&self, path: &Path) -> Result<()> {
+        match tell(&self.holder, DONE_TIME_MAX) {
+            Some(Told::Done) => Ok(()),
+            Some(Told::Failed(line)) => {
+                Err(Failure::failed(format!("{}: cannot be copied: {line}", path.display())))
+            }
+            _ => Err(Failure::failed(format!(
+                "{}: whoever has it does not answer, or has ended: try again",
+                path.display()
+            ))),
+        }
+    }
+}
+
+fn tell(holder: &Link, limit: Duration) -> Option<Told> {
+    wait_for(holder.as_fd(), limit).then(|| holder.receive().ok().flatten())?.map(|(told, _)| told)
+}
+
+/// The holder exchanges the names, and goes on over the new file.
+impl Exchange for Still {
+    fn exchange(&self, from: &Path, base: &Path, top: &Files) -> Result<()> {
+        let (volume, base) = (cow::absolute(from)?, cow::absolute(base)?);
+        let fds = [top.io.as_fd(), top.plain.as_fd(), top.lock.as_fd()];
+        self.say(from, &Step::Exchange { volume, base }, &fds)
+    }
+}
+
+/// Copies a volume that stands still.
+///
+/// # Errors
+/// The copy exists, the host is full, it took too long.
+pub(super) fn duplicate(still: Still, from: &Path, to: &Path, kind: Copy) -> Result<()> {
+    let file = info::open(from)?;
+    let mut shape = Shape::of(from, &file)?;
+    copy::identify(from, &mut shape.sidecar)?;
+    if shape.depth == 0 {
+        let draft = Draft::new(to, shape.size).map_err(|error| failure(to, error))?;
+        if copy::share_blocks(&file, &draft, to)? {
+            // Not before it is certain that nothing was written meanwhile.
+            still.thaw(from)?;
+            return copy::finish_copy(draft, to, &shape.sidecar, kind);
+        }
+    }
+    match kind {
+        Copy::Snapshot => cow::snapshot(from, &shape, to, &still),
+        Copy::Clone => cow::clone(from, shape, to, &still),
+    }
+}
