@@ -3,7 +3,7 @@
 use polylane_base::{Errno, Ino};
 use polylane_vfs::fs::{
     Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, Piece, RenameMode,
-    Renamed, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+    Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
 };
 
 use crate::data::{self, INODE_CREDITS};
@@ -358,6 +358,21 @@ impl FileSystem for Ext4 {
             }
             None => Ok(()),
         })
+    }
+
+    fn revive(&self, ino: Ino, generation: Option<u64>) -> polylane_base::Result<Revived> {
+        let attr = self.getattr(ino)?;
+        // Without a name it was freed when the former service closed the file system.
+        let other = generation.is_some_and(|generation| generation != attr.generation);
+        if other || attr.nlink == 0 {
+            return Err(Errno::ESTALE);
+        }
+        let parent = |cell: &_| dir::parent(&self.volume, cell);
+        let dir = match attr.kind {
+            Kind::Dir => self.guard(|| parent(&*self.volume.cell(number(ino)?)?)).map(Some)?,
+            _ => None,
+        };
+        Ok(Revived { attr, dir: dir.map(|dir| Ino(dir.into())) })
     }
 
     fn statfs(&self) -> polylane_base::Result<StatFs> {

@@ -24,13 +24,15 @@
 
 use std::time::Duration;
 
-use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
+use polylane_base::sync::{Arc, Mutex};
+use polylane_vfs::handover::{self, Record, Store, Turns};
 use polylane_vfs::{Cred, Kind, Node, Vfs};
 
 use crate::fuse::{self, nodes::NodeTable, nodes::Target};
 use crate::notifier::{Level, Notifier, Range};
 use crate::pace::Pace;
+use crate::restore;
 use crate::slots::SlotTable;
 use crate::tickets::TicketTable;
 
@@ -62,20 +64,64 @@ pub struct Lane {
     pub progress: fuse::Progress,
     /// How long an fsync takes here.
     pub(crate) syncs: Pace,
+    /// What the next service is to know.
+    pub handover: Option<Handover>,
+}
+
+/// What passes from one service of a lane to the next.
+pub struct Handover {
+    /// The records.
+    pub store: Arc<Store>,
+    /// Operations in flight.
+    pub turns: Arc<Turns>,
+    /// What the former service left, until it was taken in.
+    pub(crate) former: Mutex<Vec<Record>>,
+}
+
+impl Handover {
+    /// Goes on from the records that a former service left.
+    pub fn new(store: Arc<Store>, records: Vec<Record>) -> Handover {
+        let turns = Turns::new(store.clone(), &records);
+        Handover { store, turns, former: Mutex::new(records) }
+    }
+
+    /// The records of one kind, each once.
+    pub(crate) fn take(&self, kind: handover::Kind) -> Vec<Record> {
+        let mut former = self.former.lock();
+        former.extract_if(.., |record| record.kind == kind).collect()
+    }
 }
 
 impl Lane {
     /// A lane on `vfs`. `incarnation` counts the service processes of this mount from 0.
     pub fn new(vfs: Arc<Vfs>, incarnation: u16) -> Arc<Lane> {
+        let nodes = NodeTable::new(vfs.root(), incarnation);
+        Lane::with(vfs, nodes, SlotTable::default(), None)
+    }
+
+    /// A lane on `vfs` that goes on for a former service of the same mount, and is followed by
+    /// others in the same way. What of the former's cannot be found again is left out.
+    pub fn handed_over(vfs: Arc<Vfs>, handover: Handover) -> Arc<Lane> {
+        let (nodes, slots) = restore::nodes(&vfs, &handover);
+        Lane::with(vfs, nodes, slots, Some(handover))
+    }
+
+    fn with(
+        vfs: Arc<Vfs>,
+        nodes: NodeTable,
+        slots: SlotTable,
+        handover: Option<Handover>,
+    ) -> Arc<Lane> {
         Arc::new(Lane {
-            nodes: NodeTable::new(vfs.root(), incarnation),
+            nodes,
             vfs,
-            slots: SlotTable::default(),
+            slots,
             tickets: TicketTable::default(),
             notifier: Notifier::default(),
             fuse: fuse::Stats::default(),
             progress: fuse::Progress::default(),
             syncs: Pace::default(),
+            handover,
         })
     }
 

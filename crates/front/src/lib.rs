@@ -6,15 +6,17 @@
 //! one lane must know of each other is in [`lane`].
 #![forbid(unsafe_code)]
 
+pub mod beat;
 pub mod export;
 pub mod fuse;
 pub mod lane;
 pub mod nbd;
 pub mod notifier;
 mod pace;
+mod restore;
 pub mod shm;
 pub mod slots;
 pub mod tickets;
 pub mod vhost_user;
 
-pub use lane::Lane;
+pub use lane::{Handover, Lane};

@@ -22,6 +22,20 @@
 //!   close.
 //! - A slot whose kernel handles are all gone is out of its session's table.
 //!
+//! # Handover
+//!
+//! The next service knows a slot by a record. It was bound to the file of a client that is now a
+//! stranger, so it has escaped; one that was free is free for nobody.
+//!
+//! | word | what |
+//! |---|---|
+//! | 0 | node id |
+//! | 1 | number; access above bit 32 |
+//! | 2 | owner: user, group |
+//! | 3 | flags of the bound file; bit 32: it is bound |
+//! | 4, 5 | number and generation of its inode |
+//! | bytes | the session's token |
+//!
 //! # Locking
 //!
 //! `SlotTable::sessions → SessionSlots::slots → Slot::state → SlotTable::mapped`. No VFS call is
@@ -33,7 +47,10 @@ use std::sync::OnceLock;
 
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Gid, Result, Uid};
+use polylane_vfs::handover::{self, Kind, Store};
 use polylane_vfs::{Holder, Inode, Node, OpenFile};
+
+use crate::restore::Record;
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
 /// what a hostile client can make us hold.
@@ -80,11 +97,11 @@ impl fmt::Debug for Token {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// `O_RDONLY`
-    Read,
+    Read = 0,
     /// `O_WRONLY`
-    Write,
+    Write = 1,
     /// `O_RDWR`
-    ReadWrite,
+    ReadWrite = 2,
 }
 
 impl Access {
@@ -122,6 +139,13 @@ pub struct Slot {
     holder: Arc<OnceLock<Weak<dyn Holder>>>,
 }
 
+/// Words of a slot's record.
+const FLAGS: usize = 3;
+const INO: usize = 4;
+const GENERATION: usize = 5;
+/// In the word of flags: there is a bound file.
+const BOUND: u64 = 1 << 32;
+
 #[derive(Default)]
 struct State {
     file: Option<Arc<OpenFile>>,
@@ -132,9 +156,48 @@ struct State {
     handles: u32,
     /// FUSE node id, once the front end gave it one.
     node_id: u64,
+    /// What the next service is to know.
+    record: Option<Record>,
+}
+
+impl State {
+    /// Binds, or unbinds. Call with the state locked.
+    fn bind(&mut self, file: Option<Arc<OpenFile>>) -> Option<Arc<OpenFile>> {
+        if let Some(record) = &self.record {
+            // First nothing, so that no flags ever go with the wrong file.
+            record.set(FLAGS, 0);
+            if let Some(file) = &file {
+                record.set(INO, file.node().ino().0);
+                record.set(GENERATION, file.node().generation());
+                record.set(FLAGS, BOUND | u64::from(file.flags().cast_unsigned()));
+            }
+        }
+        std::mem::replace(&mut self.file, file)
+    }
 }
 
 impl Slot {
+    /// The flags of the file that a record's slot is bound to.
+    pub(crate) fn bound_flags(word: u64) -> Option<u64> {
+        (word & BOUND != 0).then_some(word & !BOUND)
+    }
+
+    /// A slot of a former service, and the file that it was bound to.
+    pub(crate) fn restore(
+        from: &handover::Record,
+        file: Option<Arc<OpenFile>>,
+        record: Record,
+    ) -> Option<Slot> {
+        let [node_id, number, owner, ..] = from.words;
+        let access = Access::from_flags((number >> 32) as i32)?;
+        let session = Token(from.bytes.as_slice().try_into().ok()?);
+        let owner = (Uid((owner >> 32) as u32), Gid(owner as u32));
+        let record = Some(record);
+        let state = State { file, escaped: true, node_id, record, ..State::default() };
+        let (state, holder) = (Mutex::new(state), Arc::default());
+        Some(Slot { session, number: number as u32, access, owner, state, holder })
+    }
+
     /// The bound file, for the kernel: what the client did with it under a lease is applied, and
     /// its leases are over, since others may have the slot's descriptor. `EBADF` when there is
     /// none.
@@ -198,7 +261,7 @@ impl SessionSlots {
         if state.file.is_some() || state.escaped {
             return Err(Errno::EBUSY);
         }
-        state.file = Some(file);
+        state.bind(Some(file));
         Ok(())
     }
 
@@ -209,7 +272,7 @@ impl SessionSlots {
         if state.escaped {
             return Ok(Unbound::Escaped);
         }
-        let file = state.file.take();
+        let file = state.bind(None);
         drop(state);
         drop(file);
         Ok(Unbound::Free)
@@ -276,9 +339,15 @@ impl MappedIndex {
 pub struct SlotTable {
     sessions: Mutex<HashMap<Token, Weak<SessionSlots>>>,
     pub(crate) mapped: MappedIndex,
+    store: Option<Arc<Store>>,
 }
 
 impl SlotTable {
+    /// A table whose slots are handed over.
+    pub(crate) fn handed_over(store: Arc<Store>) -> SlotTable {
+        SlotTable { store: Some(store), ..SlotTable::default() }
+    }
+
     /// Starts a session: from now on its token makes slots. `groups` are the supplementary groups
     /// of its process.
     pub fn open_session(&self, token: Token, groups: Arc<[Gid]>) -> Arc<SessionSlots> {
@@ -329,7 +398,14 @@ impl SlotTable {
 
     /// Gives a new slot its FUSE node id.
     pub(crate) fn name(&self, slot: &Slot, node_id: u64) {
-        slot.state.lock().node_id = node_id;
+        let number = u64::from(slot.number) | (slot.access as u64) << 32;
+        let owner = u64::from(slot.owner.0.0) << 32 | u64::from(slot.owner.1.0);
+        let words = [node_id, number, owner, 0, 0, 0, 0];
+        let token = slot.session.0;
+        let store = self.store.as_ref();
+        let record = store.and_then(|store| Record::put(store, Kind::Slot, words, &token));
+        let mut state = slot.state.lock();
+        (state.node_id, state.record) = (node_id, record);
     }
 
     /// Marks a bound slot escaped. `EBADF` when it is not bound.
@@ -369,12 +445,14 @@ impl SlotTable {
         if state.handles > 0 {
             return false;
         }
-        let file = state.file.take();
+        let file = state.bind(None);
+        let record = state.record.take();
         if let Some(file) = file.as_ref().filter(|_| state.mapped) {
             self.mapped.remove(file.node(), state.node_id);
         }
         state.escaped = true;
         drop(state);
+        drop(record);
         if let Ok(session) = self.session(slot.session) {
             session.slots.lock().by_number.remove(&slot.number);
         }

@@ -271,7 +271,7 @@ fn crowd_from_inside(door: &Lane) {
         let name = rng.below(NAMES).to_string().into_bytes();
         let other = rng.below(NAMES).to_string().into_bytes();
         if rng.percent(50) {
-            if let Ok(gone) = door.vfs.take_unlinked(&root, &dir, &name) {
+            if let Ok(Some(gone)) = door.vfs.take_unlinked(&root, &dir, &name) {
                 door.name_gone(&dir, &name, &gone);
             }
         } else if let Ok(names) = door.vfs.take_renamed(&root, &dir, &name, &dir, &other, 0) {

@@ -333,6 +333,8 @@ pub(crate) struct ServiceArgs {
     #[arg(long)]
     pub(crate) control: i32,
     #[arg(long)]
+    pub(crate) handover: i32,
+    #[arg(long)]
     pub(crate) dir: Option<i32>,
     #[arg(long)]
     pub(crate) volume: Vec<i32>,

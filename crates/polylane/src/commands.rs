@@ -61,6 +61,7 @@ fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
         fuse: arguments.fuse,
         socket: arguments.socket,
         control: arguments.control,
+        handover: arguments.handover,
         dir: arguments.dir,
         volume: arguments.volume.clone(),
         volume_plain: arguments.volume_plain.clone(),

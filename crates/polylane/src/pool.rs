@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use polylane_base::size::ByteSize;
 use polylane_pool::failure::Result;
 use polylane_pool::share::{self, Wanted};
-use polylane_pool::stats;
+use polylane_pool::{stats, upgrade};
 use serde_json::{Value, json};
 
 use crate::cli::JsonArgs;
@@ -17,6 +17,11 @@ pub(crate) enum PoolCommand {
     Ls(JsonArgs),
     /// Change what a running pool is to have of its device, at once; 0 lifts a limit
     Set(SetArgs),
+    /// Make this program the service of a running pool, whose programs notice nothing
+    Upgrade {
+        /// Name of the pool
+        pool: String,
+    },
 }
 
 /// `polylane pool set`.
@@ -75,6 +80,10 @@ fn microseconds(text: &str) -> Result<u64, String> {
 /// Executes a command; the exit status.
 pub(crate) fn execute(command: &PoolCommand) -> Result<u8> {
     match command {
+        PoolCommand::Upgrade { pool } => {
+            print(&format!("{}\n", upgrade::upgrade(pool)?))?;
+            Ok(0)
+        }
         PoolCommand::Ls(format) => {
             let pools: Vec<Value> = stats::collect(None)?.iter().map(brief).collect();
             match format.json {

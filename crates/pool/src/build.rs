@@ -7,11 +7,12 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use polylane_base::sync::{Arc, thread};
-use polylane_base::{Clock, Gid, SystemClock, Uid};
+use polylane_base::{Clock, Errno, Gid, SystemClock, Uid};
 use polylane_block::file::Files;
 use polylane_front::fuse::{self, ServeOptions, Stop};
-use polylane_front::{Lane, shm};
+use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
+use polylane_vfs::handover::Heart;
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, Options, SetAttr, Vfs};
@@ -41,6 +42,9 @@ const FLUSH_INTERVAL: Duration = Duration::from_secs(5);
 const FUSE_THREADS_MIN: usize = 2;
 /// ... and no more than keep each other from the one queue of the device.
 const FUSE_THREADS_MAX: usize = 16;
+
+/// How long the FUSE door may take to answer what it has in hand.
+const STOP_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long the kernel may take to let go of the mount once the tenant is gone.
 const UNMOUNT_TIME_MAX: Duration = Duration::from_secs(5);
@@ -96,13 +100,14 @@ pub(crate) struct Running {
     fuse_stop: Stop,
 }
 
-/// Opens both doors of the lane that `spec` describes.
+/// Opens both doors of the lane that `spec` describes: the FUSE device of its mount and its
+/// listening socket. With a handover it goes on for a former service. Its workers beat on `heart`.
 pub(crate) fn start(
     spec: &PoolSpec,
-    fuse: OwnedFd,
-    socket: OwnedFd,
+    (fuse, socket): (OwnedFd, OwnedFd),
     store: Store,
     confined: Confined,
+    (handover, heart): (Option<Handover>, Arc<Heart>),
 ) -> Result<Running> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let options = Options {
@@ -116,13 +121,17 @@ pub(crate) fn start(
     let (fs, disk) = libservice(spec, store, clock)?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
-    let lane = Lane::new(vfs.clone(), spec.incarnation);
+    let lane = match handover {
+        Some(handover) => Lane::handed_over(vfs.clone(), handover),
+        None => Lane::new(vfs.clone(), spec.incarnation),
+    };
     let (unmounted, fuse_stop) = serve_fuse(spec, fuse, lane.clone())?;
     let config = shm::Config {
         workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
         covered: spec.covered.clone(),
         plan: calibrate::plan(),
         view_bytes_max: spec.cache_bytes_limit / VIEW_PART,
+        heart: Some(heart),
         ..shm::Config::default()
     };
     let server = shm::Server::start(lane.clone(), socket, config)
@@ -191,6 +200,28 @@ impl Running {
             self.fuse_stop.request();
             let _ = self.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
         }
+        self.settle()
+    }
+
+    /// Closes the doors while the mount lives on and makes everything durable for the next service;
+    /// the errno if that fails. Nothing that was answered is left out, and what the kernel has not
+    /// sent yet waits for the next service.
+    pub(crate) fn hand_over(self) -> Option<i32> {
+        // First those who go on through the kernel when their session ends.
+        self.server.stop();
+        self.fuse_stop.request();
+        if self.unmounted.recv_timeout(STOP_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
+            return Some(Errno::ETIMEDOUT.0);
+        }
+        let store = self.lane.handover.as_ref().map(|handover| handover.store.clone());
+        let failed = self.settle();
+        if let (Some(store), None) = (store, failed) {
+            store.left_orderly();
+        }
+        failed
+    }
+
+    fn settle(self) -> Option<i32> {
         drop(self.server);
         let synced = self.vfs.sync();
         // With the doors and the VFS go the last references to removed files, whose space the file
@@ -198,7 +229,7 @@ impl Running {
         drop(self.lane);
         drop(self.vfs);
         let closed = self.disk.map_or(Ok(()), |disk| disk.fs.close().map_err(Into::into));
-        synced.and(closed).err().map(|errno: polylane_base::Errno| errno.0)
+        synced.and(closed).err().map(|errno: Errno| errno.0)
     }
 
     /// Does what is asked for a copy of the lane's volume. The lane is settled before it stands

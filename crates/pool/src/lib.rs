@@ -29,6 +29,8 @@ mod skeleton;
 pub mod spec;
 pub mod stats;
 mod supervise;
+pub mod upgrade;
 pub mod volume;
+mod watchdog;
 
 pub use failure::{Failure, Result};

@@ -43,6 +43,8 @@ pub(crate) enum ToService {
     Shutdown,
     /// Answer `Stats`.
     Stats,
+    /// Make everything durable and leave it to the next service, answer `Flushed`, exit 0.
+    HandOver,
     /// Go by the lane's page that comes with it, after the connection that keeps the lane.
     Share,
     /// Do this for a copy of the lane's volume, answer `Copied`.
@@ -53,7 +55,10 @@ pub(crate) enum ToService {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum FromService {
     /// It serves both doors.
-    Ready,
+    Ready {
+        /// The version of what it speaks with the library.
+        wire: u32,
+    },
     /// It could not start; the supervisor says this line for it.
     Failed(String),
     /// Counters as JSON.

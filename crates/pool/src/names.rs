@@ -2,7 +2,8 @@
 //!
 //! A name is held by an exclusive flock(2) on `NAME.lock` in the run-time directory; the kernel
 //! lets go of it with the last process that inherited the descriptor, so a dead holder's file is
-//! simply taken over. The statistics socket `NAME.sock` lies beside it.
+//! simply taken over. The statistics socket `NAME.sock` and the one for upgrades, `NAME.control`, lie
+//! beside it.
 //!
 //! # Invariants
 //!
@@ -106,9 +107,15 @@ impl PoolName {
         self.dir.join(format!("{}.sock", self.name))
     }
 
+    /// Where the socket for upgrades belongs.
+    pub(crate) fn control_socket(&self) -> PathBuf {
+        self.dir.join(format!("{}.control", self.name))
+    }
+
     /// Removes the run-time files of the pool, and their directory when it is empty then.
     pub(crate) fn remove_files(&self) {
         let _ = fs::remove_file(self.stats_socket());
+        let _ = fs::remove_file(self.control_socket());
         let _ = fs::remove_file(lock_path(&self.dir, &self.name));
         let _ = fs::remove_dir(&self.dir);
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
+use polylane_vfs::handover::{Heart, Store};
 use rustix::fs::{Mode, OFlags};
 
 use crate::build::Handed;
@@ -28,6 +29,7 @@ use crate::spec::{Backing, PoolSpec};
 use crate::supervise::Supervisor;
 use crate::volume::cache::CacheSpec;
 use crate::volume::{Kept, SetOptions};
+use crate::watchdog::Watchdog;
 use crate::{preload, root, volume};
 
 /// Least `--memory`: below this the service itself does not fit.
@@ -137,7 +139,13 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
     for option in &groups.not_enforced {
         say(not_enforced(option));
     }
+    let failed = |error| Failure::because("service", "make room for what it leaves", error);
+    let handover = Store::create().map_err(failed)?;
+    let heart = Heart::attach(&handover).map_err(failed)?;
     let mut supervisor = Supervisor {
+        handover,
+        watchdog: Watchdog::new(heart),
+        program: None,
         spec,
         handed,
         groups,

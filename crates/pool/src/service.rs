@@ -9,8 +9,11 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use polylane_base::Errno;
+use polylane_base::sync::Arc;
 use polylane_block::file::Files;
-use polylane_sys::{ns, sched};
+use polylane_front::{Handover, beat};
+use polylane_sys::{ns, sched, uring};
+use polylane_vfs::handover::{Heart, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -19,7 +22,8 @@ use crate::confine::confine;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::wait_for;
 use crate::link::{FromService, Link, ToService};
-use crate::spec::PoolSpec;
+use crate::spec::{Backing, PoolSpec};
+use crate::watchdog::BEAT_PERIOD;
 
 /// Keeps the kernel's memory killer away from the service while there is anything else in its pool.
 const OOM_SCORE_ADJ: &str = "-900";
@@ -35,6 +39,8 @@ pub struct ServiceFds {
     pub socket: RawFd,
     /// The line to the supervisor.
     pub control: RawFd,
+    /// What outlives the service.
+    pub handover: RawFd,
     /// The host directory under the lane, for `--dir`.
     pub dir: Option<RawFd>,
     /// The files of the volume, its own and those of its bases, for data.
@@ -85,12 +91,19 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     for ((io, plain), lock) in fds.volume.iter().zip(&fds.volume_plain).zip(&fds.volume_lock) {
         volume.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
     }
-    let (fuse, socket) = (take(fds.fuse)?, take(fds.socket)?);
+    let (fuse, socket, kept) = (take(fds.fuse)?, take(fds.socket)?, take(fds.handover)?);
     make_room();
     let failed = |error| Failure::because("lane", "open its files", error);
+    let handover = take_over(&spec.backing, &kept).map_err(failed)?;
+    let heart = Arc::new(Heart::attach(&kept).map_err(failed)?);
+    beat::watch(heart.clone(), beat::MAIN);
     // It opens /proc, and must do so before nothing can be opened any more.
-    let host = dir.as_ref().map(OwnedFd::try_clone).transpose();
-    let host = host.map_err(Errno::from).and_then(|dir| dir.map(HostDir::new).transpose());
+    let host = dir.as_ref().map(OwnedFd::try_clone).transpose().map_err(Errno::from);
+    let open = |dir| match &handover {
+        Some((store, records)) => HostDir::handed_over(dir, store.clone(), records),
+        None => HostDir::new(dir),
+    };
+    let host = host.and_then(|dir| dir.map(open).transpose());
     let store = match host.map_err(failed)? {
         Some(host) => Store::Host(host),
         None if volume.is_empty() => Store::Memory,
@@ -99,7 +112,28 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let confined = confine(dir.as_ref().map(AsFd::as_fd))?;
     drop(dir);
     and_then();
-    build::start(&spec, fuse, socket, store, confined)
+    let handover = handover.map(|(store, records)| Handover::new(store, records));
+    build::start(&spec, (fuse, socket), store, confined, (handover, heart))
+}
+
+/// What a former service left, where that is true: a host directory is as the former service left
+/// it, however it ended; a volume only when it closed it in order. What was in memory is gone.
+fn take_over(
+    backing: &Backing,
+    kept: &OwnedFd,
+) -> polylane_base::Result<Option<(Arc<Kept>, Vec<Record>)>> {
+    let (store, mut records) = Kept::attach(kept)?;
+    let orderly = store.was_left_orderly();
+    match backing {
+        Backing::Mem { .. } => return Ok(None),
+        Backing::Dir => {}
+        Backing::Volume { .. } if orderly => {}
+        Backing::Volume { .. } => {
+            store.clear();
+            records.clear();
+        }
+    }
+    Ok(Some((Arc::new(store), records)))
 }
 
 /// The service holds many descriptors, and its tenant's files in RAM: in a pool that runs out of
@@ -110,9 +144,10 @@ fn make_room() {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
 }
 
-/// Answers the supervisor until it wants the end or is gone itself.
+/// Answers the supervisor until it wants the end or is gone itself, and shows it that it lives.
 fn serve(mut running: Running, control: &Link) -> u8 {
-    if control.send(&FromService::Ready, &[]).is_err() {
+    let ready = FromService::Ready { wire: polylane_ipc::message::VERSION };
+    if control.send(&ready, &[]).is_err() {
         return FAILED;
     }
     // Whoever wants to know something about a volume that stands still has to wait.
@@ -122,12 +157,18 @@ fn serve(mut running: Running, control: &Link) -> u8 {
         if left.is_none() && std::mem::take(&mut asked) {
             let _ = control.send(&FromService::Stats(running.stats()), &[]);
         }
-        if let Some(left) = left
-            && !wait_for(control.as_fd(), left)
-        {
-            running.thaw();
+        if !wait_for(control.as_fd(), left.unwrap_or(BEAT_PERIOD).min(BEAT_PERIOD)) {
+            // While the volume stands still, so may everybody who works on it.
+            match left {
+                None if uring::waiters() == 0 => beat::busy(),
+                _ => beat::excused(),
+            }
+            if left.is_some_and(|left| left <= BEAT_PERIOD) {
+                running.thaw();
+            }
             continue;
         }
+        beat::busy();
         match control.receive::<ToService>() {
             Ok(Some((ToService::Stats, _))) => asked = true,
             Ok(Some((ToService::Share, fds))) => running.share(fds),
@@ -137,6 +178,11 @@ fn serve(mut running: Running, control: &Link) -> u8 {
             }
             Ok(Some((ToService::Shutdown, _))) => {
                 let errno = running.end();
+                let _ = control.send(&FromService::Flushed(errno), &[]);
+                return 0;
+            }
+            Ok(Some((ToService::HandOver, _))) => {
+                let errno = running.hand_over();
                 let _ = control.send(&FromService::Flushed(errno), &[]);
                 return 0;
             }

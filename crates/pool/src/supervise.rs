@@ -24,7 +24,9 @@ use crate::process::{Ended, Process};
 use crate::share::member::Member;
 use crate::spec::{Backing, PoolSpec};
 use crate::stats::Listener;
+use crate::upgrade::{Control, Wish};
 use crate::volume::held::Ask;
+use crate::watchdog::Watchdog;
 
 /// How long COMMAND may take to end after a signal that asks it to.
 const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
@@ -73,6 +75,11 @@ pub(crate) struct Supervisor {
     pub(crate) restarts: Vec<Instant>,
     /// Somebody copies its volume.
     pub(crate) copies: Copies,
+    /// What each service leaves to the next.
+    pub(crate) handover: OwnedFd,
+    pub(crate) watchdog: Watchdog,
+    /// The program of the services, when it is not this one.
+    pub(crate) program: Option<OwnedFd>,
     pub(crate) leftovers: Leftovers,
     pub(crate) keeper: Keeper,
 }
@@ -84,6 +91,8 @@ struct Service {
     process: Process,
     /// It came up.
     ready: bool,
+    /// What it speaks with the library.
+    wire: u32,
 }
 
 impl Service {
@@ -142,8 +151,9 @@ impl Supervisor {
             return Err(Failure::failed("service: it ended before it was ready"));
         }
         let listener = Listener::new(&self.leftovers.name.stats_socket());
+        let control = Control::new(&self.leftovers.name.control_socket());
         let _ = self.link.send(&ToInit::Serving, &[]);
-        let ended = self.watch(&doors, &mut service, listener)?;
+        let ended = self.watch(&doors, &mut service, (listener, control))?;
         Ok(match (self.shut_down(service), ended.status()) {
             (true, status) => status,
             (false, 0) => FAILED,
@@ -156,14 +166,15 @@ impl Supervisor {
         &mut self,
         doors: &Doors,
         service: &mut Service,
-        mut listener: Listener,
+        (mut listener, control): (Listener, Control),
     ) -> Result<Ended> {
         let mut deadline: Deadline = None;
         loop {
             let timeout = deadline.map(|(at, _)| at.saturating_duration_since(Instant::now()));
             let retry = self.member.as_ref().and_then(Member::retry_in);
-            let timeout = timeout.into_iter().chain(retry).min();
-            let ready = self.wait(service, &listener, timeout)?;
+            let look = Some(self.watchdog.next_in());
+            let timeout = timeout.into_iter().chain(retry).chain(look).min();
+            let ready = self.wait(service, (&listener, &control), timeout)?;
             if ready.init {
                 return self.init.wait().map_err(wait_failed);
             }
@@ -176,6 +187,16 @@ impl Supervisor {
                 self.copies.server_ended();
                 self.replace(doors, service)?;
                 continue;
+            }
+            if self.watchdog.look(service.process.pid()) {
+                say(format_args!("pool '{}': its service hangs: killed", self.spec.name));
+                service.process.kill();
+            }
+            if ready.control
+                && let Some(wish) = control.accept()
+            {
+                let (client, program) = wish.into_parts();
+                Wish::answer(&client, &self.upgrade(doors, service, program)?);
             }
             if ready.from_service {
                 self.hear_service(service, &mut listener);
@@ -228,7 +249,7 @@ impl Supervisor {
     fn wait(
         &self,
         service: &Service,
-        listener: &Listener,
+        (listener, control): (&Listener, &Control),
         timeout: Option<Duration>,
     ) -> Result<Ready> {
         let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
@@ -241,7 +262,8 @@ impl Supervisor {
         ];
         // One that is not there is the init's in its place, which is looked at first.
         let (share, copier) = (self.member.as_ref().and_then(Member::link), self.copies.as_fd());
-        fds.extend([share, copier].map(|fd| watched(fd.unwrap_or(self.init.as_fd()))));
+        let control = control.as_fd();
+        fds.extend([share, copier, control].map(|fd| watched(fd.unwrap_or(self.init.as_fd()))));
         fds.extend(listener.fds().map(watched));
         let timeout = timeout.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
@@ -260,7 +282,8 @@ impl Supervisor {
             signals: is(&fds[4]),
             share: share.is_some() && is(&fds[5]),
             copier: copier.is_some() && is(&fds[6]),
-            questions: fds[7..].iter().any(is),
+            control: control.is_some() && is(&fds[7]),
+            questions: fds[8..].iter().any(is),
         })
     }
 
@@ -332,16 +355,68 @@ impl Supervisor {
             )));
         }
         say(format_args!("pool '{name}': its service {}: starting it again", how(ended)));
-        self.spec.incarnation =
-            self.spec.incarnation.checked_add(1).ok_or_else(|| {
-                Failure::failed(format!("pool '{name}': its service died too often"))
-            })?;
+        self.next_incarnation()?;
         *service = self.start_service(doors)?;
+        Ok(())
+    }
+
+    /// Replaces a service that lives by one of another program, without an error to the lane's
+    /// programs. What came of it; an error of this function is the end of the lane.
+    fn upgrade(
+        &mut self,
+        doors: &Doors,
+        service: &mut Service,
+        program: OwnedFd,
+    ) -> Result<std::result::Result<String, String>> {
+        let name = self.spec.name.clone();
+        if matches!(self.spec.backing, Backing::Mem { .. }) {
+            return Ok(Err(format!(
+                "pool '{name}': its files are in the memory of its service, which cannot be replaced"
+            )));
+        }
+        let _ = service.link.send(&ToService::HandOver, &[]);
+        let flushed = self.flushed(service, FLUSH_TIME_MAX);
+        wait_for(service.process.as_fd(), START_TIME_MAX);
+        service.process.kill();
+        service.process.wait().map_err(wait_failed)?;
+        if flushed != Some(None) {
+            say(format_args!("pool '{name}': not everything could be written back: started again"));
+        }
+        self.next_incarnation()?;
+        let former = self.program.replace(program);
+        let wire = service.wire;
+        let refused = match self.start_service(doors) {
+            Ok(started) if started.ready => {
+                *service = started;
+                None
+            }
+            Ok(_) => Some("it ended before it was ready".to_string()),
+            Err(failure) => Some(failure.line),
+        };
+        if let Some(why) = refused {
+            self.program = former;
+            self.next_incarnation()?;
+            *service = self.start_service(doors)?;
+            return Ok(Err(format!("pool '{name}': the former program goes on: {why}")));
+        }
+        let words = match wire == service.wire {
+            true => "",
+            false => ": it speaks another version, so programs that run already use FUSE now",
+        };
+        Ok(Ok(format!("pool '{name}': its service is replaced{words}")))
+    }
+
+    fn next_incarnation(&mut self) -> Result<()> {
+        let next = self.spec.incarnation.checked_add(1);
+        self.spec.incarnation = next.ok_or_else(|| {
+            Failure::failed(format!("pool '{}': its service died too often", self.spec.name))
+        })?;
         Ok(())
     }
 
     /// Starts a service process and waits until it serves.
     fn start_service(&mut self, doors: &Doors) -> Result<Service> {
+        self.watchdog.restart();
         let failed = |error: std::io::Error| Failure::because("service", "start it", error);
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
         let spec = self.spec.to_fd()?;
@@ -350,10 +425,11 @@ impl Supervisor {
             ("--fuse", doors.fuse.as_fd()),
             ("--socket", doors.socket.as_fd()),
             ("--control", other.as_fd()),
+            ("--handover", self.handover.as_fd()),
         ];
         fds.extend(self.handed.options());
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
-            Fork::Child => execute("service", &self.spec.name, &fds),
+            Fork::Child => execute(self.program.as_ref(), "service", &self.spec.name, &fds),
             Fork::Parent(child) => Process::new(child),
         };
         drop(other);
@@ -363,16 +439,16 @@ impl Supervisor {
             return Err(Failure::failed("service: it does not start"));
         }
         match link.receive::<FromService>() {
-            Ok(Some((FromService::Ready, _))) => {
+            Ok(Some((FromService::Ready { wire }, _))) => {
                 let fds = self.member.as_ref().map(Member::fds).unwrap_or_default();
                 if !fds.is_empty() {
                     let _ = link.send(&ToService::Share, &fds);
                 }
-                Ok(Service { link, process, ready: true })
+                Ok(Service { link, process, ready: true, wire })
             }
             Ok(Some((FromService::Failed(line), _))) => Err(Failure::failed(line)),
             // It died. That is for the loop to see, as at any later time.
-            _ => Ok(Service { link, process, ready: false }),
+            _ => Ok(Service { link, process, ready: false, wire: 0 }),
         }
     }
 
@@ -445,6 +521,7 @@ struct Ready {
     from_init: bool,
     signals: bool,
     questions: bool,
+    control: bool,
     share: bool,
     copier: bool,
 }
@@ -480,14 +557,23 @@ pub(crate) fn how(ended: Ended) -> String {
     }
 }
 
-/// In a forked child: becomes a service, by a hidden `command` of this program, for what is called
-/// `name`. Its process group is its own, so that the terminal's signals do not reach it; of this
+/// In a forked child: becomes a service, by a hidden `command` of this program or another, for what
+/// is called `name`. Its process group is its own, so that the terminal's signals do not reach it; of this
 /// process's descriptors it keeps the named ones and standard error.
-pub(crate) fn execute(command: &str, name: &str, fds: &[(&str, BorrowedFd<'_>)]) -> ! {
+pub(crate) fn execute(
+    program: Option<&OwnedFd>,
+    command: &str,
+    name: &str,
+    fds: &[(&str, BorrowedFd<'_>)],
+) -> ! {
     let hidden = command;
     ns::unblock_signals();
     let _ = rustix::process::setpgid(None, None);
-    let mut command = std::process::Command::new("/proc/self/exe");
+    let path = match program {
+        Some(program) => format!("/proc/self/fd/{}", program.as_raw_fd()),
+        None => "/proc/self/exe".to_string(),
+    };
+    let mut command = std::process::Command::new(path);
     command.arg0(format!("polylane-{hidden}[{name}]")).arg(hidden).env_clear();
     command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
     if let Some(value) = std::env::var_os("RUST_BACKTRACE") {

@@ -150,6 +150,7 @@ fn descriptors(options: &[&str]) -> ServiceFds {
         fuse: needed("--fuse"),
         socket: needed("--socket"),
         control: needed("--control"),
+        handover: needed("--handover"),
         dir: of("--dir"),
         volume: vec![],
         volume_plain: vec![],

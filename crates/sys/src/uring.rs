@@ -15,6 +15,7 @@
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use io_uring::register::Restriction;
@@ -98,6 +99,14 @@ struct Slot {
     pieces: Vec<libc::iovec>,
 }
 
+/// Threads of this process that wait for a ring.
+static WAITERS: AtomicUsize = AtomicUsize::new(0);
+
+/// How many threads of this process wait for a device just now, as far as rings go.
+pub fn waiters() -> usize {
+    WAITERS.load(Ordering::Relaxed)
+}
+
 /// A ring. Belongs to one thread at a time.
 pub struct Ring {
     uring: IoUring,
@@ -173,7 +182,11 @@ impl Ring {
     pub fn wait(&mut self) {
         let reapable = !self.uring.completion().is_empty();
         match self.in_flight() > 0 && !reapable {
-            true => self.enter(1),
+            true => {
+                WAITERS.fetch_add(1, Ordering::Relaxed);
+                self.enter(1);
+                WAITERS.fetch_sub(1, Ordering::Relaxed);
+            }
             false => self.submit(),
         }
     }

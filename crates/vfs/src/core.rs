@@ -7,11 +7,11 @@ use rustc_hash::FxHashMap;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use polylane_base::sync::{Arc, Mutex, Weak, thread};
-use polylane_base::{Errno, Result, Time};
+use polylane_base::{Errno, Ino, Result, Time};
 
 use crate::cache::PageCache;
 use crate::dentry::{Cached, DentryTable};
-use crate::fs::{Attr, Character, FileSystem};
+use crate::fs::{Attr, Character, FileSystem, Revived};
 use crate::inode::{Inode, LOCKED, Node};
 use crate::inodes::InodeTable;
 use crate::lease::Leases;
@@ -95,6 +95,31 @@ impl Core {
             self.follow_move(&node, parent);
         }
         Some(node)
+    }
+
+    /// An inode that a former service held, and the directories above it.
+    pub(crate) fn revive(self: &Arc<Self>, root: &Node, ino: Ino, generation: u64) -> Result<Node> {
+        let mut below = Vec::new();
+        let mut next = (ino, Some(generation));
+        let mut above = loop {
+            if next.0 == root.ino() {
+                break root.clone();
+            }
+            let Revived { attr, dir } = self.fs.revive(next.0, next.1)?;
+            below.push(attr);
+            match (attr.kind, dir) {
+                (crate::fs::Kind::Dir, Some(dir)) if below.len() < DEPTH_MAX => next = (dir, None),
+                (crate::fs::Kind::Dir, _) => return Err(Errno::ESTALE),
+                _ => break root.clone(),
+            }
+        };
+        while let Some(attr) = below.pop() {
+            let epoch = self.inodes.epoch();
+            let build = || self.build(attr, Some(&above));
+            let node = self.inodes.find_or_insert(attr.ino, attr.generation, epoch, build);
+            above = node.ok_or(Errno::ESTALE)?;
+        }
+        Ok(above)
     }
 
     /// A directory of a volatile file system turned up below another parent than before.

@@ -8,6 +8,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use crate::cache::{FilePages, ReadAhead};
 use crate::cred::Cred;
 use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
+use crate::handover::{self, Op};
 use crate::inode::{ATIME_DUE, Node, STALE};
 use crate::lock::{LockFamily, LockOwner};
 use crate::stats::Count;
@@ -159,9 +160,15 @@ impl OpenFile {
         }
         let _data = core.lock_exclusive(node);
         let at = at.filter(|_| !self.wish().contains(OFlags::APPEND));
-        let at = match at {
-            Some(at) => at,
-            None => node.end()?,
+        let at = match (at, handover::former(Op::Append)) {
+            (Some(at), _) => at,
+            // Where a former service put, or began to put, these very bytes.
+            (None, Some([end, ..])) => end,
+            (None, None) => {
+                let end = node.end()?;
+                handover::intend(Op::Append, [end, 0, 0, 0]);
+                end
+            }
         };
         if source.is_empty() {
             return Ok(Written { count: 0, end: at });
@@ -215,6 +222,9 @@ impl OpenFile {
             _ => return Err(Errno::EFBIG),
         }
         let _data = core.lock_exclusive(node);
+        if handover::counts() && node.shifted_before(mode, len)? {
+            return Ok(());
+        }
         node.data_changes(0, u64::MAX);
         match node.pages() {
             Some(pages) => core.cached_fallocate(node, pages, mode, offset, len)?,
@@ -372,6 +382,26 @@ impl crate::inode::Inode {
             return self.fresh_attr().map(|attr| attr.size);
         }
         Ok(self.size())
+    }
+
+    /// Whether a former service took a range out, or put one in, on behalf of this very request;
+    /// else notes that it is about to be done. Call with the data lock held for change.
+    fn shifted_before(&self, mode: Fallocate, len: u64) -> Result<bool> {
+        if !matches!(mode, Fallocate::CollapseRange | Fallocate::InsertRange) {
+            return Ok(false);
+        }
+        let size = self.end()?;
+        let shifted = |before: u64| match mode {
+            Fallocate::CollapseRange => before.checked_sub(len) == Some(size),
+            _ => before.checked_add(len) == Some(size),
+        };
+        match handover::former(Op::Shift) {
+            Some([before, ..]) => Ok(shifted(before)),
+            None => {
+                handover::intend(Op::Shift, [size, 0, 0, 0]);
+                Ok(false)
+            }
+        }
     }
 
     /// A write through the libservice reached `end`. Call with the data lock held for change.

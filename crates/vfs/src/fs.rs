@@ -198,6 +198,15 @@ pub enum RenameMode {
     Whiteout,
 }
 
+/// An inode that a former service held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Revived {
+    /// Its state.
+    pub attr: Attr,
+    /// The directory that it is in; `None` for the root and where that is not known.
+    pub dir: Option<Ino>,
+}
+
 /// One entry of a directory stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirEntry<'a> {
@@ -498,6 +507,17 @@ pub trait FileSystem: Send + Sync {
     fn rename_reserved(&self, dir: Ino, from: &[u8], to: &[u8]) -> Result<Renamed> {
         self.rename(dir, from, dir, to, RenameMode::Replace)
     }
+
+    /// An inode that a former service of the same files held, by its number: as if it had been
+    /// looked up. `ESTALE`: it is gone, is another one than `generation` says, or cannot be found
+    /// again.
+    fn revive(&self, ino: Ino, generation: Option<u64>) -> Result<Revived> {
+        let _ = (ino, generation);
+        Err(polylane_base::Errno::ESTALE)
+    }
+
+    /// No more inodes of a former service are going to be asked for.
+    fn end_revival(&self) {}
 
     /// Totals.
     fn statfs(&self) -> Result<StatFs>;

@@ -35,6 +35,7 @@ mod cred;
 mod dentry;
 mod file;
 pub mod fs;
+pub mod handover;
 pub mod hostdir;
 mod inode;
 mod inodes;

@@ -9,7 +9,8 @@ use polylane_base::{Errno, Result};
 use crate::access::{self, EXEC};
 use crate::core::Core;
 use crate::cred::Cred;
-use crate::fs::{Kind, NewNode};
+use crate::fs::{Kind, NewNode, SetAttr};
+use crate::handover::{self, Op};
 use crate::inode::{ATIME_DUE, Inode, LEASED, LINKABLE, Node};
 use crate::vfs::{Create, Vfs};
 use crate::walk::{NAME_MAX, PATH_MAX};
@@ -76,6 +77,64 @@ fn check_linkable(core: &Core, node: &Inode) -> Result<()> {
     }
 }
 
+impl Core {
+    /// What a former service made of this very request, brought to its end; else, where there is
+    /// nothing of that name, notes that it is about to be made.
+    fn made_before(
+        self: &Arc<Self>,
+        dir: &Node,
+        name: &[u8],
+        new: &NewNode<'_>,
+    ) -> Result<Option<Node>> {
+        match self.child_locked(dir, name) {
+            Err(Errno::ENOENT) => handover::intend(Op::Make, [0; 4]),
+            // It was not there when the former service began.
+            Ok(node) if handover::former(Op::Make).is_some() && node.kind() == new.kind => {
+                let (uid, gid) = (Some(new.uid), Some(new.gid));
+                let perm = (new.kind != Kind::Symlink).then_some(new.perm);
+                let set = SetAttr { perm, uid, gid, ..SetAttr::default() };
+                node.keep_now(self.fs.setattr(node.ino(), &set)?);
+                return Ok(Some(node));
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    /// Whether a former service removed a name on behalf of this very request; `found` is what it
+    /// names now.
+    fn removed_before(&self, found: &Result<Node>) -> bool {
+        match (handover::former(Op::Remove), found) {
+            (Some(_), Err(errno)) => *errno == Errno::ENOENT,
+            (Some([ino, generation, ..]), Ok(node)) => !is(node, ino, generation),
+            (None, _) => false,
+        }
+    }
+
+    /// Notes that an inode is about to lose a name.
+    fn removes(&self, victim: &Node) {
+        handover::intend(Op::Remove, [victim.ino().0, victim.generation(), 0, 0]);
+    }
+
+    /// Whether a former service gave `node` this name on behalf of this very request; else notes
+    /// that it is about to get it.
+    fn linked_before(self: &Arc<Self>, node: &Node, dir: &Node, name: &[u8]) -> bool {
+        match self.child_locked(dir, name) {
+            Err(Errno::ENOENT) => {
+                handover::intend(Op::Link, [0; 4]);
+                false
+            }
+            Ok(found) => handover::former(Op::Link).is_some() && found.id == node.id,
+            Err(_) => false,
+        }
+    }
+}
+
+/// Whether this is the inode of that number and generation.
+pub(crate) fn is(node: &Inode, ino: u64, generation: u64) -> bool {
+    node.ino().0 == ino && node.generation() == generation
+}
+
 impl Vfs {
     /// Finds `name` in `dir`; `.` and `..` too. `ENOENT`, `ENOTDIR`, `EACCES`, `ENAMETOOLONG`.
     pub fn lookup(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Node> {
@@ -140,6 +199,11 @@ impl Vfs {
             rdev: if matches!(new.kind, Kind::Char | Kind::Block) { new.rdev } else { 0 },
             target: if new.kind == Kind::Symlink { new.target } else { b"" },
         };
+        if handover::counts()
+            && let Some(made) = core.made_before(dir, name, &node)?
+        {
+            return Ok(made);
+        }
         let changed = core.create(cred, dir, name, &node)?;
         dir.keep_now(changed.dir);
         let node = core.adopt_new(changed.node, Some(dir));
@@ -192,6 +256,9 @@ impl Vfs {
             return Err(exists_or(core, dir, name, denied));
         }
         check_alive(dir)?;
+        if handover::counts() && core.linked_before(node, dir, name) {
+            return Ok(());
+        }
         let mut attr = node.attr();
         if let Err(refused) = check_linkable(core, node) {
             drop(attr);
@@ -212,8 +279,9 @@ impl Vfs {
         self.take_unlinked(cred, dir, name).map(drop)
     }
 
-    /// [`unlink`](Self::unlink), and the inode that lost its name.
-    pub fn take_unlinked(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Node> {
+    /// [`unlink`](Self::unlink), and the inode that lost its name; `None` when it did so to a former
+    /// service.
+    pub fn take_unlinked(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
         self.begin();
         check_dir(dir)?;
         check_name(name)?;
@@ -221,12 +289,17 @@ impl Vfs {
         let victim;
         let core = &self.core;
         let _entries = core.lock_entries(cred, dir);
-        victim = core.child_locked(dir, name)?;
+        victim = core.child_locked(dir, name);
+        if core.removed_before(&victim) {
+            return Ok(None);
+        }
+        let victim = victim?;
         core.writable()?;
         access::check_remove(cred, dir, &victim)?;
         if victim.is_dir() {
             return Err(Errno::EISDIR);
         }
+        core.removes(&victim);
         let mut attr = victim.attr();
         let changed = core.fs.unlink(dir.ino(), name)?;
         victim.keep(&mut attr, changed.node);
@@ -234,7 +307,7 @@ impl Vfs {
         dir.keep_now(changed.dir);
         core.cache.unlinked(&victim);
         core.dentries.remove(dir.id, name);
-        Ok(victim)
+        Ok(Some(victim))
     }
 
     /// Removes an empty directory. `ENOTEMPTY`, `ENOTDIR`, `EINVAL` for `.`, `ENOTEMPTY` for `..`.
@@ -242,8 +315,9 @@ impl Vfs {
         self.take_removed_dir(cred, dir, name).map(drop)
     }
 
-    /// [`rmdir`](Self::rmdir), and the directory that lost its name.
-    pub fn take_removed_dir(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Node> {
+    /// [`rmdir`](Self::rmdir), and the directory that lost its name; `None` as
+    /// [`take_unlinked`](Self::take_unlinked).
+    pub fn take_removed_dir(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
         self.begin();
         check_dir(dir)?;
         match name {
@@ -254,7 +328,11 @@ impl Vfs {
         loop {
             let victim;
             let entries = core.lock_entries(cred, dir);
-            victim = core.child_locked(dir, name)?;
+            victim = core.child_locked(dir, name);
+            if core.removed_before(&victim) {
+                return Ok(None);
+            }
+            let victim = victim?;
             core.writable()?;
             access::check_remove(cred, dir, &victim)?;
             check_dir(&victim)?;
@@ -265,13 +343,14 @@ impl Vfs {
                 core.end_lease_on(&victim);
                 continue;
             }
+            core.removes(&victim);
             let mut changed = core.fs.rmdir(dir.ino(), name)?;
             changed.node.nlink = 0;
             victim.keep_now(changed.node);
             drop(inside);
             dir.keep_now(changed.dir);
             core.dentries.remove(dir.id, name);
-            return Ok(victim);
+            return Ok(Some(victim));
         }
     }
 

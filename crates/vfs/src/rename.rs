@@ -17,8 +17,9 @@ use crate::access::{self, WRITE};
 use crate::core::{Core, is_ancestor};
 use crate::cred::Cred;
 use crate::fs::{RenameMode, Renamed};
+use crate::handover::{self, Op};
 use crate::inode::{LEASED, Node};
-use crate::names::{check_alive, check_dir, check_name};
+use crate::names::{check_alive, check_dir, check_name, is};
 use crate::vfs::Vfs;
 
 /// `RENAME_NOREPLACE`
@@ -175,6 +176,9 @@ fn move_name(
     to: Side<'_>,
     wish: Wish,
 ) -> Result<Moved, Stop> {
+    if let Some(moved) = moved_before(core, from, to)? {
+        return Ok(Moved { moved, replaced: None });
+    }
     let moved = core.child_locked(from.dir, from.name)?;
     let target = core.target_locked(to.dir, to.name)?;
     check_target(&target, wish)?;
@@ -198,6 +202,7 @@ fn move_name(
     check_links(core, from, to, &moved, target.as_ref(), wish.mode)?;
     let moving = lock_directories(from, to, &moved, target.as_ref(), wish.mode);
     check_leases(&target)?;
+    handover::intend(Op::Rename, [moved.ino().0, moved.generation(), 0, 0]);
     let renamed = change(core, cred, from, to, wish.mode, target.as_ref())?;
     moved.attr().ctime = renamed.node.ctime;
     from.dir.keep_now(renamed.from_dir);
@@ -207,6 +212,15 @@ fn move_name(
     keep_names(core, from, to, &moved, target.as_ref(), wish.mode);
     drop(moving);
     Ok(Moved { moved, replaced: target })
+}
+
+/// The inode that a former service moved on behalf of this very request.
+fn moved_before(core: &Arc<Core>, from: Side<'_>, to: Side<'_>) -> Result<Option<Node>> {
+    let Some([ino, generation, ..]) = handover::former(Op::Rename) else { return Ok(None) };
+    let is_it = |node: &Node| is(node, ino, generation);
+    let there = core.target_locked(to.dir, to.name)?.filter(is_it);
+    let here = core.target_locked(from.dir, from.name)?;
+    Ok(there.filter(|_| !here.is_some_and(|node| is_it(&node))))
 }
 
 fn check_target(target: &Option<Node>, wish: Wish) -> Result<()> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use polylane_base::sync::{Arc, thread};
-use polylane_base::{Clock, Errno, Result};
+use polylane_base::{Clock, Errno, Ino, Result};
 
 use crate::cache::start_flusher;
 use crate::core::Core;
@@ -102,6 +102,17 @@ impl Vfs {
     /// The root directory.
     pub fn root(&self) -> Node {
         self.root.clone()
+    }
+
+    /// An inode that a former service of the same files held. `ESTALE` when it cannot be found
+    /// again. To be called before anything else is done with the files.
+    pub fn revive(&self, ino: Ino, generation: u64) -> Result<Node> {
+        self.core.revive(&self.root, ino, generation)
+    }
+
+    /// No more inodes of a former service are going to be asked for.
+    pub fn end_revival(&self) {
+        self.core.fs.end_revival();
     }
 
     /// What the file system said about itself.

@@ -6,6 +6,7 @@ use crate::access::{self, READ, STICKY, WRITE};
 use crate::caps::CAPABILITY;
 use crate::cred::Cred;
 use crate::fs::{Kind, XattrMode};
+use crate::handover::{self, Op};
 use crate::inode::{Inode, NO_CAPS, Node};
 use crate::names::check_alive;
 use crate::vfs::Vfs;
@@ -90,6 +91,7 @@ impl Vfs {
         }
         let _entries = lock_dir(node)?;
         let mut held = node.attr();
+        let mode = self.xattr_mode(node, name, mode);
         let new = self.core.fs.setxattr(node.ino(), name, value, mode)?;
         if name == CAPABILITY {
             node.lower(NO_CAPS);
@@ -115,9 +117,34 @@ impl Vfs {
         check_change(cred, node, name)?;
         let _entries = lock_dir(node)?;
         let mut held = node.attr();
+        if handover::counts() {
+            match self.core.fs.getxattr(node.ino(), name) {
+                Ok(_) => handover::intend(Op::RemoveXattr, [0; 4]),
+                // A former service did it.
+                Err(Errno::ENODATA) if handover::former(Op::RemoveXattr).is_some() => return Ok(()),
+                Err(_) => {}
+            }
+        }
         let new = self.core.fs.removexattr(node.ino(), name)?;
         node.keep(&mut held, new);
         Ok(())
+    }
+}
+
+impl Vfs {
+    /// How to write an attribute that must be new: it may be there already by a former service's
+    /// attempt at this very request.
+    fn xattr_mode(&self, node: &Node, name: &[u8], mode: XattrMode) -> XattrMode {
+        if mode != XattrMode::Create || !handover::counts() {
+            return mode;
+        }
+        if handover::former(Op::SetXattr).is_some() {
+            return XattrMode::Any;
+        }
+        if self.core.fs.getxattr(node.ino(), name) == Err(Errno::ENODATA) {
+            handover::intend(Op::SetXattr, [0; 4]);
+        }
+        mode
     }
 }
 

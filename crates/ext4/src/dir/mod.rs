@@ -383,6 +383,23 @@ pub fn replace(
     Ok(())
 }
 
+/// The directory that `..` of a directory names.
+///
+/// # Errors
+/// The device's, or a corrupt directory.
+pub fn parent(volume: &Volume, cell: &Cell) -> Result<u32> {
+    let core = cell.core.read();
+    let seal = match core.raw.has_flag(INDEX) {
+        true => Seal::Index(Place::Root, cell.seed),
+        false => Seal::Directory(cell.seed),
+    };
+    let first = block(volume, cell, &core, FileBlock(0), seal)?;
+    match Entries::at(&first.read(), DOT_DOT_AT, false) {
+        Ok(entry) if entry.name == b".." => Ok(entry.ino),
+        _ => Err(corrupt(cell, "no '..'")),
+    }
+}
+
 /// Makes `..` of a directory name `parent`.
 ///
 /// # Errors

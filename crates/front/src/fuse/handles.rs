@@ -1,7 +1,15 @@
 //! File handles: what the kernel calls the files it has open.
 //!
 //! A handle is `incarnation << 48 | counter`; one of a former incarnation is unknown and answered
-//! `EIO`.
+//! `EIO`. With a handover there is one incarnation, and each handle has a record:
+//!
+//! | word | what |
+//! |---|---|
+//! | 0 | the handle |
+//! | 1 | id of the node it was opened on |
+//! | 2 | flags of open(2) |
+//! | 3 | 0: a file or directory; 1: a virtual directory; 2: a slot; 3: a second open of a slot |
+//! | 4, 5 | number and generation of the inode that is open |
 //!
 //! # Locking
 //!
@@ -12,9 +20,17 @@ use std::collections::HashMap;
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Result};
+use polylane_vfs::handover::{Kind, Store};
 use polylane_vfs::{LockOwner, OpenFile};
 
+use crate::restore::Record;
 use crate::slots::Slot;
+
+/// What a handle's record says that it is.
+pub(crate) const HANDLE_FILE: u64 = 0;
+pub(crate) const HANDLE_VIRTUAL: u64 = 1;
+pub(crate) const HANDLE_SLOT: u64 = 2;
+pub(crate) const HANDLE_SECOND: u64 = 3;
 
 const SHARDS: usize = 16;
 const COUNTER_BITS: u32 = 48;
@@ -32,6 +48,8 @@ pub struct Handle {
     /// Who took locks through this handle: what is left of them goes with it. For POSIX locks that
     /// is nothing (FLUSH took them), for open-file locks there is no other sign.
     pub owners: Mutex<Vec<LockOwner>>,
+    /// What the next service is to know; with the handle it goes.
+    pub(crate) record: Option<Record>,
 }
 
 impl Handle {
@@ -42,6 +60,22 @@ impl Handle {
             (None, Some(slot)) => slot.file(),
             (None, None) => Err(Errno::EISDIR),
         }
+    }
+
+    fn to_record(&self, store: &Arc<Store>, fh: u64) -> Option<Record> {
+        let which = match (&self.opened, &self.slot) {
+            (Some(_), None) => HANDLE_FILE,
+            (None, None) => HANDLE_VIRTUAL,
+            (None, Some(_)) => HANDLE_SLOT,
+            (Some(_), Some(_)) => HANDLE_SECOND,
+        };
+        let (flags, ino, generation) = match &self.opened {
+            Some(file) => (file.flags(), file.node().ino().0, file.node().generation()),
+            None => (0, 0, 0),
+        };
+        let flags = u64::from(flags.cast_unsigned());
+        let words = [fh, self.node_id, flags, which, ino, generation, 0];
+        Record::put(store, Kind::Handle, words, b"")
     }
 
     /// Whether this is the handle that came with the slot, not a second open.
@@ -55,23 +89,38 @@ pub struct HandleTable {
     shards: [Mutex<HashMap<u64, Arc<Handle>>>; SHARDS],
     next: AtomicU64,
     incarnation: u64,
+    store: Option<Arc<Store>>,
 }
 
 impl HandleTable {
-    /// A table without entries.
-    pub fn new(incarnation: u16) -> Self {
+    /// A table without entries; with a store it is handed over, and the incarnation counts not.
+    pub fn new(incarnation: u16, store: Option<Arc<Store>>) -> Self {
+        let incarnation = if store.is_some() { 0 } else { incarnation };
         HandleTable {
             shards: Default::default(),
             next: AtomicU64::new(1),
             incarnation: u64::from(incarnation) << COUNTER_BITS,
+            store,
         }
     }
 
     /// Adds an open file.
-    pub fn insert(&self, handle: Handle) -> u64 {
-        let fh = self.incarnation | self.next.fetch_add(1, Ordering::Relaxed);
-        self.shard(fh).lock().insert(fh, Arc::new(handle));
+    pub fn insert(&self, mut handle: Handle) -> u64 {
+        let fh = match &self.store {
+            Some(store) => {
+                let fh = store.next_handle();
+                handle.record = handle.to_record(store, fh);
+                fh
+            }
+            None => self.incarnation | self.next.fetch_add(1, Ordering::Relaxed),
+        };
+        self.restore(fh, handle);
         fh
+    }
+
+    /// Adds an open file of a former service.
+    pub(crate) fn restore(&self, fh: u64, handle: Handle) {
+        self.shard(fh).lock().insert(fh, Arc::new(handle));
     }
 
     /// The open file of that number. `EIO` when there is none.

@@ -27,9 +27,11 @@ use polylane_vfs::{
     LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, Node, OpenFile, Ticket,
 };
 
+use super::kept::Given;
 use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::LK_FLOCK;
 use super::request::LockIn;
+use super::session::Session;
 
 /// The kernel's `OFFSET_MAX`: to the end of the file, however far it grows.
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -164,36 +166,72 @@ pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
             owners.push(request.owner);
         }
     }
+    let given = Given {
+        node_id: handle.node_id,
+        fh: lock.fh,
+        owner: lock.owner,
+        start: request.start,
+        end: request.end,
+        kind: request.kind,
+        flock: request.family == LockFamily::Flock,
+        pid: request.pid,
+    };
     match wait && request.kind != LockKind::Unlock {
-        true => wait_for(call, file.node(), request),
-        false => set_now(call, file.node(), request),
+        true => wait_for(call, file.node(), request, given),
+        false => set_now(call, file.node(), request, given),
+    }
+}
+
+impl Session {
+    /// Sets a lock again that a former service gave. False: it cannot be.
+    pub(super) fn lock_again(&self, given: &Given) -> bool {
+        let Ok(handle) = self.handles.get(given.fh) else { return false };
+        let Ok(file) = handle.file() else { return false };
+        let (owner, family) = match given.flock {
+            true => (file.lock_owner(LockFamily::Flock), LockFamily::Flock),
+            false => (posix_owner(given.owner), LockFamily::Posix),
+        };
+        if !given.flock {
+            handle.owners.lock().push(owner);
+        }
+        let Given { start, end, kind, pid, .. } = *given;
+        let request = LockRequest { owner, family, kind, start, end, pid };
+        matches!(self.lane.vfs.set_lock(file.node(), request, None), LockOutcome::Done(Ok(())))
     }
 }
 
 /// A refusal is not final before the RELEASE of every descriptor that is closed already is done:
 /// the locks of flock(2) and of open file descriptions, which the kernel sends as POSIX locks of an
 /// owner of their own, end with it. The thread that may wait asks again after that.
-fn set_now(call: &Call<'_>, node: &Node, request: LockRequest) -> End {
+fn set_now(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) -> End {
     let lane = &call.session.lane;
     if call.deferred {
         lane.progress.settle_read();
     }
     match lane.vfs.set_lock(node, request, None) {
         LockOutcome::Done(Err(Errno::EAGAIN)) if !call.deferred => Err(Exit::Defer),
-        LockOutcome::Done(result) => Ok(result.map(|()| Outcome::Reply)?),
+        LockOutcome::Done(result) => {
+            result?;
+            call.session.kept.set(given);
+            Ok(Outcome::Reply)
+        }
         // Never without a waiter.
         LockOutcome::Parked(_) => Ok(Outcome::Silent),
     }
 }
 
-fn wait_for(call: &Call<'_>, node: &Node, request: LockRequest) -> End {
+fn wait_for(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) -> End {
     let (unique, vfs) = (call.header.unique, &call.session.lane.vfs);
+    let kept = call.session.kept.clone();
     let (waits, device) = (call.session.waits.clone(), call.session.device.clone());
     waits.enter(unique);
     let granted = Box::new(move |result: Result<()>| {
         if waits.leave(unique) {
             match result {
-                Ok(()) => device.reply(unique, &[]),
+                Ok(()) => {
+                    kept.set(given);
+                    device.reply(unique, &[]);
+                }
                 Err(errno) => device.fail(unique, errno),
             }
         }
@@ -202,7 +240,9 @@ fn wait_for(call: &Call<'_>, node: &Node, request: LockRequest) -> End {
     match vfs.set_lock(node, request, Some(granted)) {
         LockOutcome::Done(result) => {
             waits.leave(unique);
-            Ok(result.map(|()| Outcome::Reply)?)
+            result?;
+            call.session.kept.set(given);
+            Ok(Outcome::Reply)
         }
         LockOutcome::Parked(ticket) => {
             if waits.park(unique, ticket) && vfs.cancel_lock(ticket) && waits.leave(unique) {

@@ -14,6 +14,7 @@
 //! | `progress.rs` | what the kernel sent before is done first                        |
 //! | `nodes.rs`    | node ids and lookup counts                                       |
 //! | `handles.rs`  | open files                                                       |
+//! | `kept.rs`     | locks, for the next service                                      |
 //! | `ops.rs`      | the table of operations; the rest by subject: `names`, `attrs`,  |
 //! |               | `files`, `dirs`, `locks`                                         |
 
@@ -23,6 +24,7 @@ mod files;
 mod handles;
 pub(crate) mod init;
 mod ioctl;
+mod kept;
 mod locks;
 mod names;
 pub mod nodes;

@@ -22,8 +22,10 @@ use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Result};
 use polylane_vfs::Node;
+use polylane_vfs::handover::{Kind, Store};
 
 use crate::lane::{TAG_ID_SHIFT, TAG_PAGES, clear_tag, set_tag, tag};
+use crate::restore::Record;
 use crate::slots::Slot;
 
 /// The root's id, fixed by the protocol.
@@ -75,13 +77,27 @@ struct Entry {
     size: u64,
     /// The next open is for a mapping.
     exposed: bool,
+    /// What the next service is to know.
+    record: Option<Record>,
 }
 
 impl Entry {
-    fn new(target: Target) -> Entry {
-        Entry { target, lookups: 1, opens: 0, size: 0, exposed: false }
+    fn new(target: Target, record: Option<Record>) -> Entry {
+        Entry { target, lookups: 1, opens: 0, size: 0, exposed: false, record }
     }
 }
+
+impl Entry {
+    fn counted(&mut self, lookups: u64) {
+        self.lookups = lookups;
+        if let Some(record) = &self.record {
+            record.set(LOOKUPS, lookups);
+        }
+    }
+}
+
+/// The word that counts lookups.
+const LOOKUPS: usize = 3;
 
 /// Node ids of one incarnation. Thread-safe.
 pub struct NodeTable {
@@ -89,6 +105,7 @@ pub struct NodeTable {
     next: AtomicU64,
     incarnation: u64,
     root: Node,
+    store: Option<Arc<Store>>,
 }
 
 impl NodeTable {
@@ -99,6 +116,41 @@ impl NodeTable {
             next: AtomicU64::new(FIRST_COUNTER),
             incarnation: u64::from(incarnation) << COUNTER_BITS,
             root,
+            store: None,
+        }
+    }
+
+    /// A table that knows the root only, and is handed over.
+    pub(crate) fn handed_over(root: Node, store: Arc<Store>) -> Self {
+        let mut table = NodeTable::new(root, 0);
+        table.store = Some(store);
+        table
+    }
+
+    /// Takes in what a former service told the kernel.
+    pub(crate) fn restore(&self, id: u64, target: Target, lookups: u64, record: Record) {
+        if let Target::Node(node) = &target {
+            set_counter(node, id);
+        }
+        let entry = Entry { lookups, ..Entry::new(target, Some(record)) };
+        self.shard(id).lock().insert(id, entry);
+    }
+
+    fn record(&self, id: u64, target: &Target) -> Option<Record> {
+        let (ino, generation, slot) = match target {
+            Target::Node(node) => (node.ino().0, node.generation(), 0),
+            Target::Slot(_) => (0, 0, 1),
+            Target::Virtual(_) => return None,
+        };
+        let words = [id, ino, generation, 1, slot, 0, 0];
+        Record::put(self.store.as_ref()?, Kind::Node, words, b"")
+    }
+
+    /// A counter that was never given out.
+    fn next(&self) -> u64 {
+        match &self.store {
+            Some(store) => store.next_node() + FIRST_COUNTER,
+            None => self.next.fetch_add(1, Ordering::Relaxed),
         }
     }
 
@@ -134,7 +186,7 @@ impl NodeTable {
             };
             let mut shard = self.shard(id).lock();
             if let Some(entry) = shard.get_mut(&id) {
-                entry.lookups += 1;
+                entry.counted(entry.lookups + 1);
                 return id;
             }
             // `forget` clears the tag before it frees the shard: a counter that still stands there
@@ -147,8 +199,10 @@ impl NodeTable {
 
     /// The kernel is about to be told of a new slot: its id.
     pub fn remember_slot(&self, slot: Arc<Slot>) -> u64 {
-        let id = self.incarnation | self.next.fetch_add(1, Ordering::Relaxed);
-        let entry = Entry::new(Target::Slot(slot));
+        let id = self.incarnation | self.next();
+        let target = Target::Slot(slot);
+        let record = self.record(id, &target);
+        let entry = Entry::new(target, record);
         self.shard(id).lock().insert(id, entry);
         id
     }
@@ -157,7 +211,7 @@ impl NodeTable {
     pub fn forget(&self, id: u64, count: u64) {
         let mut shard = self.shard(id).lock();
         let Some(entry) = shard.get_mut(&id) else { return };
-        entry.lookups = entry.lookups.saturating_sub(count);
+        entry.counted(entry.lookups.saturating_sub(count));
         if entry.lookups > 0 {
             return;
         }
@@ -232,12 +286,14 @@ impl NodeTable {
 
     /// Gives a node its id. `None`: another thread was faster.
     fn insert(&self, node: &Node) -> Option<u64> {
-        let counter = self.next.fetch_add(1, Ordering::Relaxed);
+        let counter = self.next();
         let id = self.incarnation | counter;
         let mut shard = self.shard(id).lock();
         let claim = |tag| (tag >> TAG_ID_SHIFT == 0).then_some(tag | counter << TAG_ID_SHIFT);
         node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim).ok()?;
-        shard.insert(id, Entry::new(Target::Node(node.clone())));
+        let target = Target::Node(node.clone());
+        let record = self.record(id, &target);
+        shard.insert(id, Entry::new(target, record));
         Some(id)
     }
 

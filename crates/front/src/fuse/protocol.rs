@@ -134,6 +134,9 @@ pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// Extension of a request: groups of the caller.
 pub const EXT_GROUPS: u32 = 32;
 
+/// In the number of a request that a former service had read (`FUSE_UNIQUE_RESEND`).
+pub const UNIQUE_RESEND: u64 = 1 << 63;
+
 /// `enum fuse_notify_code`.
 pub mod notify {
     /// Drop attributes and pages of an inode.

@@ -226,6 +226,35 @@ impl LockIn {
     }
 }
 
+/// Whether an operation changes files or names, or opens something: done twice, it would show.
+pub fn changes(code: u32) -> bool {
+    use opcode::{
+        COPY_FILE_RANGE, COPY_FILE_RANGE_64, CREATE, FALLOCATE, LINK, MKDIR, MKNOD, OPEN,
+        REMOVEXATTR, RENAME, RENAME2, RMDIR, SETATTR, SETXATTR, SYMLINK, TMPFILE, UNLINK, WRITE,
+    };
+    matches!(
+        code,
+        COPY_FILE_RANGE
+            | COPY_FILE_RANGE_64
+            | CREATE
+            | FALLOCATE
+            | LINK
+            | MKDIR
+            | MKNOD
+            | OPEN
+            | REMOVEXATTR
+            | RENAME
+            | RENAME2
+            | RMDIR
+            | SETATTR
+            | SETXATTR
+            | SYMLINK
+            | TMPFILE
+            | UNLINK
+            | WRITE
+    )
+}
+
 /// Whether an operation is answered at all.
 pub fn wants_reply(code: u32) -> bool {
     !matches!(

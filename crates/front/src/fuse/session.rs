@@ -28,21 +28,24 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 use polylane_base::{Errno, Gid};
 use polylane_vfs::Node;
+use polylane_vfs::handover::{self, Answered, Kind, Origin, Store, Turn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::handles::{Handle, HandleTable};
+use super::handles::{HANDLE_FILE, HANDLE_SECOND, HANDLE_SLOT, Handle, HandleTable};
 use super::init::{self, MESSAGE_BYTES_MAX, Params};
+use super::kept::Kept;
 use super::locks::Waits;
 use super::names::name_of_slot;
 use super::nodes::{Target, VirtualDir};
 use super::ops::{self, Call, End, Exit, Outcome};
 use super::progress::{Mark, Marks};
-use super::protocol::{fopen, init as init_flags};
+use super::protocol::{UNIQUE_RESEND, fopen, init as init_flags};
 use super::reply::{Body, Device};
-use super::request::{Reader, Request, wants_reply};
+use super::request::{Header, Reader, Request, changes, wants_reply};
 use crate::lane::Lane;
 use crate::notifier::{Action, Level, Range};
+use crate::restore::{self, Record};
 
 /// Ends a session from another thread; cheap to clone.
 #[derive(Clone, Debug)]
@@ -87,6 +90,7 @@ pub(super) struct Session {
     pub(super) device: Device,
     pub(super) handles: HandleTable,
     pub(super) waits: Arc<Waits>,
+    pub(super) kept: Arc<Kept>,
     pub(super) no_groups: Arc<[Gid]>,
     /// INIT flags agreed on.
     flags: AtomicU64,
@@ -102,7 +106,14 @@ enum Job {
     /// The same, once the readers are done with what may give room back.
     Again(Vec<u8>),
     /// A reply, after pages under other nodes than `except` are dropped.
-    Reply { unique: u64, body: Vec<u8>, node: Node, range: Range, except: Option<u64> },
+    Reply {
+        unique: u64,
+        body: Vec<u8>,
+        node: Node,
+        range: Range,
+        except: Option<u64>,
+        answered: Option<Answered>,
+    },
     /// Pages to drop under other nodes than `except`; the reply was sent.
     Drop { node: Node, range: Range, except: u64 },
 }
@@ -158,6 +169,7 @@ pub fn serve(
     fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
     let (wake, ended) = (Stop::new()?, Stop::new()?);
     let session = Session::new(Device::new(fd), lane, &options);
+    session.restore();
     if options.incarnation > 0 && options.params.is_some_and(|params| params.resend()) {
         session.device.resend();
     }
@@ -196,6 +208,10 @@ pub fn serve(
         errors.last().map_or(result, Err)
     });
     session.lane.progress.end();
+    // What is open is the next service's, where there is one.
+    if let (Ok(Ended::Stopped), Some(handover)) = (&result, &session.lane.handover) {
+        handover.store.leave();
+    }
     for handle in session.handles.drain() {
         session.close(&handle);
     }
@@ -215,10 +231,15 @@ fn wait_for_end(stop: &Stop, ended: &Stop) -> io::Result<Ended> {
     }
 }
 
+fn store(lane: &Lane) -> Option<Arc<Store>> {
+    lane.handover.as_ref().map(|handover| handover.store.clone())
+}
+
 impl Session {
     fn new(device: Device, lane: Arc<Lane>, options: &ServeOptions) -> Arc<Session> {
         Arc::new(Session {
-            handles: HandleTable::new(options.incarnation),
+            handles: HandleTable::new(options.incarnation, store(&lane)),
+            kept: Kept::new(store(&lane)),
             lane,
             device,
             waits: Arc::default(),
@@ -228,6 +249,52 @@ impl Session {
             fills: Deferred::default(),
             quit: AtomicBool::new(false),
         })
+    }
+
+    /// Goes on with the open files and the locks of a former service.
+    fn restore(&self) {
+        let Some(handover) = &self.lane.handover else { return };
+        for record in handover.take(Kind::Handle) {
+            let kept = Record::adopt(&handover.store, &record);
+            if let Some(handle) = self.open_again(&record, kept) {
+                self.handles.restore(record.words[0], handle);
+            }
+        }
+        for record in handover.take(Kind::Lock) {
+            self.kept.restore(&record, |given| self.lock_again(given));
+        }
+        self.lane.vfs.end_revival();
+    }
+
+    /// A handle of a former service; `None`: its file cannot be found again.
+    fn open_again(&self, from: &handover::Record, record: Record) -> Option<Handle> {
+        let [_, node_id, flags, which, ino, generation, _] = from.words;
+        let slot = match which {
+            HANDLE_SLOT | HANDLE_SECOND => match self.lane.nodes.get(node_id) {
+                Ok(Target::Slot(slot)) => Some(slot),
+                _ => return None,
+            },
+            _ => None,
+        };
+        let opened = match which {
+            HANDLE_FILE | HANDLE_SECOND => {
+                Some(restore::open(&self.lane.vfs, flags, ino, generation)?)
+            }
+            _ => None,
+        };
+        // The kernel may have pages of whatever is open: nobody knows any more.
+        match &slot {
+            Some(slot) => {
+                self.lane.slots.opened(slot);
+                self.lane.slots.has_pages(slot);
+            }
+            None if which == HANDLE_FILE => {
+                self.lane.nodes.opened(node_id);
+                self.lane.nodes.has_pages(node_id);
+            }
+            None => {}
+        }
+        Some(Handle { node_id, opened, slot, record: Some(record), ..Handle::default() })
     }
 
     /// A reader: until the mount is gone or everybody is to quit.
@@ -274,6 +341,10 @@ impl Session {
         let Some(request) = Request::parse(message) else { return };
         body.0.clear();
         let header = request.header;
+        let turn = match self.turn(header) {
+            Ok(turn) => turn,
+            Err((answer, _until_sent)) => return self.device.reply(header.unique, &answer),
+        };
         let mut call = Call {
             session: self,
             header,
@@ -287,18 +358,24 @@ impl Session {
             self.lane.fuse.request(header.opcode);
         }
         match end {
-            Ok(Outcome::Reply) => self.device.reply(header.unique, &body.0),
+            Ok(Outcome::Reply) => {
+                let _until_sent = turn.map(|turn| turn.done(&body.0));
+                self.device.reply(header.unique, &body.0);
+            }
             Ok(Outcome::Silent) => {}
             Ok(Outcome::ReplyAfter(node, range, except)) => {
+                let answered = turn.map(|turn| turn.done(&body.0));
                 let (unique, body) = (header.unique, body.0.clone());
-                let job = Job::Reply { unique, body, node, range, except };
+                let job = Job::Reply { unique, body, node, range, except, answered };
                 if deferred { self.run_job(job) } else { self.defer(&self.deferred, job) }
             }
             Ok(Outcome::ReplyBefore(node, range, except)) => {
+                let _until_sent = turn.map(|turn| turn.done(&body.0));
                 self.device.reply(header.unique, &body.0);
                 self.defer(&self.deferred, Job::Drop { node, range, except });
             }
             Err(exit @ (Exit::Defer | Exit::DeferFill)) => {
+                drop(turn);
                 self.lane.fuse.deferred();
                 let fill = matches!(exit, Exit::DeferFill);
                 let queue = if fill { &self.fills } else { &self.deferred };
@@ -306,6 +383,7 @@ impl Session {
             }
             // Room that was just given up may come back with what the kernel has sent already.
             Err(Exit::Failed(Errno::ENOSPC)) if !deferred => {
+                drop(turn);
                 self.lane.fuse.deferred();
                 self.defer(&self.deferred, Job::Again(message.to_vec()));
             }
@@ -314,6 +392,18 @@ impl Session {
                 self.device.fail(header.unique, errno);
             }
             Err(Exit::Failed(_)) => {}
+        }
+    }
+
+    /// This thread's turn with a request that changes something; or what a former service was about
+    /// to answer it.
+    fn turn(&self, header: Header) -> Result<Option<Turn>, (Vec<u8>, Answered)> {
+        let turns = self.lane.handover.as_ref().map(|handover| &handover.turns);
+        let Some(turns) = turns.filter(|_| changes(header.opcode)) else { return Ok(None) };
+        let origin = Origin(0, header.unique & !UNIQUE_RESEND);
+        match header.unique & UNIQUE_RESEND != 0 {
+            true => turns.recall(origin).map_or_else(|| Ok(Some(turns.begin(origin))), Err),
+            false => Ok(Some(turns.begin(origin))),
         }
     }
 
@@ -338,10 +428,11 @@ impl Session {
                 self.lane.reclaim();
                 self.serve_one(&message, &mut Body::default(), true);
             }
-            Job::Reply { unique, body, node, range, except } => {
+            Job::Reply { unique, body, node, range, except, answered } => {
                 self.lane.invalidate(&node, except, range);
                 self.lane.tell_growth(&node);
                 self.device.reply(unique, &body);
+                drop(answered);
             }
             Job::Drop { node, range, except } => {
                 self.lane.invalidate(&node, Some(except), range);
@@ -400,6 +491,7 @@ impl Session {
     pub(super) fn close(&self, handle: &Handle) {
         if let Ok(file) = handle.file() {
             for owner in handle.owners.lock().drain(..) {
+                self.kept.drop_posix(handle.node_id, owner.0 as u64);
                 self.lane.vfs.drop_locks(file.node(), owner);
             }
         }

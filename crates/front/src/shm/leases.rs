@@ -300,9 +300,10 @@ impl Session {
                 }
             }
             Change::Unlink => {
-                let gone = vfs.take_unlinked(cred, dir, name)?;
-                self.lane.name_gone(dir, name, &gone);
-                self.stamp_gone(cred, &gone, time);
+                if let Some(gone) = vfs.take_unlinked(cred, dir, name)? {
+                    self.lane.name_gone(dir, name, &gone);
+                    self.stamp_gone(cred, &gone, time);
+                }
             }
         }
         Ok(())

@@ -47,6 +47,7 @@ use polylane_ipc::{CopyPlan, Geometry};
 use polylane_sys::cpu;
 use polylane_sys::event::{self, eventfd};
 use polylane_sys::pulse::Pulse;
+use polylane_vfs::handover::Heart;
 
 use self::accept::{Acceptor, Around};
 use self::helpers::Helpers;
@@ -54,6 +55,7 @@ use self::post::Post;
 use self::stats::Stats;
 use self::views::FramesLeft;
 use self::worker::{Inbox, Worker};
+use crate::beat;
 use crate::lane::Lane;
 
 pub use self::stats::Totals;
@@ -80,6 +82,8 @@ pub struct Config {
     pub view_bytes_max: u64,
     /// Directories of the lane that the kernel has covered with something else, from the root.
     pub covered: Vec<Vec<u8>>,
+    /// Where the workers show that they live.
+    pub heart: Option<Arc<Heart>>,
 }
 
 impl Default for Config {
@@ -94,6 +98,7 @@ impl Default for Config {
             processes_max: 4096,
             view_bytes_max: 256 << 20,
             covered: vec![polylane_ipc::message::RESERVED_DIR.into()],
+            heart: None,
         }
     }
 }
@@ -159,7 +164,13 @@ impl Server {
             let others = if workers.len() == 1 { cpu::allowed()? } else { Vec::new() };
             let post = Post::new(*cpu, others);
             let worker = Worker::new(post, inbox, helpers.clone(), stats.clone());
-            threads.workers.push(spawn(format!("shm-worker-{group}"), move || worker.run())?);
+            let heart = self.around.config.heart.clone();
+            threads.workers.push(spawn(format!("shm-worker-{group}"), move || {
+                if let Some(heart) = heart {
+                    beat::watch(heart, beat::WORKERS + group);
+                }
+                worker.run();
+            })?);
         }
         threads.acceptor = Some(spawn("shm-accept".into(), move || acceptor.run())?);
         Ok(())

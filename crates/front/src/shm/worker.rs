@@ -36,6 +36,7 @@ use super::request::PATHS_BYTES_MAX;
 use super::roster::Roster;
 use super::session::Session;
 use super::stats::Stats;
+use crate::beat;
 
 /// Requests taken from one channel before the next one has its turn.
 const BATCH: usize = 8;
@@ -206,8 +207,12 @@ impl Worker {
         let (here, mut near) = (self.post.here(), false);
         let count = self.roster.round(BATCH, |session, mailbox| {
             near = session.channel.client_cpu(mailbox) == here;
+            beat::busy();
             dispatch::on_worker(session, mailbox, scratch, around);
         });
+        if count > 0 {
+            beat::idle();
+        }
         (count, near)
     }
 

@@ -387,7 +387,7 @@ impl Keeper {
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
             Fork::Child => {
                 self.write_to_log();
-                supervise::execute("engine", &self.spec.name, &fds)
+                supervise::execute(None, "engine", &self.spec.name, &fds)
             }
             Fork::Parent(child) => Process::new(child),
         };

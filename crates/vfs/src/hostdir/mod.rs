@@ -7,6 +7,7 @@
 //! | `table.rs` | our inode numbers |
 //! | `descriptors.rs` | path and real descriptors, bounded |
 //! | `create.rs` | new inodes with owner and mode |
+//! | `saved.rs` | what the next service is to know |
 //! | `stream.rs` | directory streams |
 //! | `xattr.rs` | extended attributes |
 //!
@@ -31,6 +32,7 @@ mod create;
 mod descriptors;
 mod host;
 mod node;
+mod saved;
 mod stream;
 mod table;
 #[cfg(test)]
@@ -39,8 +41,9 @@ mod xattr;
 
 use crate::fs::{
     Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
-    SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+    Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
 };
+use crate::handover::{Record, Store};
 use descriptors::Descriptors;
 use host::{HostStat, component, errno};
 use node::{Held, Node};
@@ -68,17 +71,33 @@ impl HostDir {
     pub fn new(dir: OwnedFd) -> Result<HostDir> {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let half = limit.unwrap_or(DESCRIPTORS_MAX).min(DESCRIPTORS_MAX) / 2;
-        HostDir::with_descriptors(dir, half as usize)
+        HostDir::open(dir, half as usize, None)
     }
 
     /// As [`HostDir::new`], with a bound on the descriptors kept.
     pub fn with_descriptors(dir: OwnedFd, limit: usize) -> Result<HostDir> {
+        HostDir::open(dir, limit, None)
+    }
+
+    /// As [`HostDir::new`], to go on for a former service of this directory that left `records`,
+    /// and to be followed by others in the same way.
+    pub fn handed_over(dir: OwnedFd, store: Arc<Store>, records: &[Record]) -> Result<HostDir> {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let half = limit.unwrap_or(DESCRIPTORS_MAX).min(DESCRIPTORS_MAX) / 2;
+        HostDir::open(dir, half as usize, Some((store, records)))
+    }
+
+    fn open(
+        dir: OwnedFd,
+        limit: usize,
+        former: Option<(Arc<Store>, &[Record])>,
+    ) -> Result<HostDir> {
         let found = host::stat(&dir)?;
         if found.attr.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
         let fds = Descriptors::new(limit.max(16))?;
-        let (table, root) = Table::new(&found);
+        let (table, root) = Table::new(&found, former);
         let path = fds.as_path(&dir)?;
         fds.keep_path(&root, path);
         Ok(HostDir { table, fds, root })
@@ -417,6 +436,20 @@ impl FileSystem for HostDir {
             namelen: found.f_namelen as u32,
             magic: found.f_type as u32,
         })
+    }
+
+    fn revive(&self, ino: Ino, generation: Option<u64>) -> Result<Revived> {
+        let node = self.table.revive(ino)?;
+        let attr = self.stat(&node)?;
+        if generation.is_some_and(|generation| generation != attr.generation) {
+            return Err(Errno::ESTALE);
+        }
+        let dir = node.look().0.map(|place| place.dir.ino);
+        Ok(Revived { attr, dir })
+    }
+
+    fn end_revival(&self) {
+        self.table.end_revival();
     }
 
     fn forget(&self, ino: Ino) {

@@ -14,6 +14,7 @@
 //! held while a batch of a directory is read.
 
 use super::host::{self, HostStat, Key};
+use super::saved::Saved;
 use crate::fs::Kind;
 use polylane_base::sync::Mutex;
 use polylane_base::{Errno, Ino, Result};
@@ -89,13 +90,20 @@ pub(super) struct Node {
     pub(super) state: Mutex<State>,
     /// The stream of a directory.
     pub(super) stream: Mutex<Option<Stream>>,
+    /// What the next service is to know of it.
+    saved: Option<Saved>,
 }
 
 impl Node {
-    /// A node without descriptors.
-    pub(super) fn new(ino: Ino, key: Key, kind: Kind, place: Option<Place>) -> Arc<Node> {
-        let state = Mutex::new(State { place, ..State::default() });
-        Arc::new(Node { ino, key, kind, state, stream: Mutex::new(None) })
+    /// A node without descriptors and without a place.
+    pub(super) fn new(ino: Ino, key: Key, kind: Kind, saved: Option<Saved>) -> Arc<Node> {
+        let (state, stream) = (Mutex::default(), Mutex::new(None));
+        Arc::new(Node { ino, key, kind, state, stream, saved })
+    }
+
+    /// What the next service is to know of it.
+    pub(super) fn saved(&self) -> Option<&Saved> {
+        self.saved.as_ref()
     }
 
     /// Fails with `ESTALE` unless `found` is this very inode.
@@ -112,9 +120,17 @@ impl Node {
         if !state.place.as_ref().is_some_and(|place| place.is(dir, name)) {
             let place = Place { dir: dir.clone(), name: name.into() };
             let old = state.place.replace(place);
+            if let Some(saved) = &self.saved {
+                saved.put(dir.saved(), name);
+            }
             drop(state);
             drop(old);
         }
+    }
+
+    /// Where a former service recorded it.
+    pub(super) fn found_at(&self, dir: &Arc<Node>, name: &[u8]) {
+        self.state.lock().place = Some(Place { dir: dir.clone(), name: name.into() });
     }
 
     /// Forgets the place if it is this one: the name is gone.
@@ -122,6 +138,9 @@ impl Node {
         let mut state = self.state.lock();
         if state.place.as_ref().is_some_and(|place| place.is(dir, name)) {
             let old = state.place.take();
+            if let Some(saved) = &self.saved {
+                saved.leave();
+            }
             drop(state);
             drop(old);
         }

@@ -7,7 +7,9 @@
 //! A forgotten directory lives on while a node below needs it as its place.
 
 use super::host::{HostStat, Key};
-use super::node::{Node, Place};
+use super::node::Node;
+use super::saved::{self, Saved};
+use crate::handover::{Record, Store};
 use polylane_base::sync::RwLock;
 use polylane_base::{Errno, Ino, Result};
 use rustc_hash::FxHashMap;
@@ -22,6 +24,8 @@ const DEAD_MIN: usize = 1024;
 pub(super) struct Table {
     device: (u32, u32),
     inner: RwLock<Inner>,
+    /// Where the next service finds what this one knows.
+    store: Option<Arc<Store>>,
 }
 
 #[derive(Default)]
@@ -30,14 +34,61 @@ struct Inner {
     known: FxHashMap<Key, Weak<Node>>,
     sweep_at: usize,
     last_own: u64,
+    /// What a former service knew and nobody asked for yet.
+    former: FxHashMap<Ino, Arc<Node>>,
 }
 
 impl Table {
     /// A table with the root in it, for ever.
-    pub(super) fn new(root: &HostStat) -> (Table, Arc<Node>) {
-        let table = Table { device: root.key.dev, inner: RwLock::default() };
-        let node = table.inner.write().add(root, table.device, None);
-        (table, node)
+    pub(super) fn new(
+        root: &HostStat,
+        store: Option<(Arc<Store>, &[Record])>,
+    ) -> (Table, Arc<Node>) {
+        let mut inner = Inner::default();
+        let mut former = Vec::new();
+        if let Some((store, records)) = &store {
+            former = saved::nodes(store, records);
+            // Of another directory, or of one that was replaced: nothing of it counts.
+            if !former.first().is_some_and(|node| node.key == root.key) {
+                former.clear();
+            }
+        }
+        let store = store.map(|(store, _)| store);
+        let own = former.iter().map(|node| node.ino.0).filter(|ino| ino & OWN_NUMBER != 0);
+        inner.last_own = own.max().map_or(0, |last| last & !OWN_NUMBER);
+        let mut nodes = former.into_iter();
+        let node = match nodes.next() {
+            Some(node) => {
+                inner.nodes.insert(node.ino, node.clone());
+                inner.known.insert(node.key, Arc::downgrade(&node));
+                node
+            }
+            None => {
+                let node = inner.add(root, root.key.dev, store.as_ref());
+                node.saved().inspect(|saved| saved.mark_root());
+                node
+            }
+        };
+        inner.former = nodes.map(|node| (node.ino, node)).collect();
+        (Table { device: root.key.dev, inner: RwLock::new(inner), store }, node)
+    }
+
+    /// Takes in again what a former service knew; from here on the VFS holds it.
+    pub(super) fn revive(&self, ino: Ino) -> Result<Arc<Node>> {
+        let mut inner = self.inner.write();
+        if let Some(node) = inner.nodes.get(&ino) {
+            return Ok(node.clone());
+        }
+        let node = inner.former.get(&ino).cloned().ok_or(Errno::ESTALE)?;
+        inner.nodes.insert(ino, node.clone());
+        inner.known.insert(node.key, Arc::downgrade(&node));
+        Ok(node)
+    }
+
+    /// Nobody will ask for more of what a former service knew.
+    pub(super) fn end_revival(&self) {
+        let former = std::mem::take(&mut self.inner.write().former);
+        drop(former);
     }
 
     /// A node that the VFS holds.
@@ -53,10 +104,8 @@ impl Table {
     /// The node of the inode found as `name` in `dir`; from here on the VFS holds it.
     pub(super) fn intern(&self, found: &HostStat, place: Option<(&Arc<Node>, &[u8])>) -> Arc<Node> {
         let held = self.inner.read().held(&found.key);
-        let node = held.unwrap_or_else(|| {
-            let place = place.map(|(dir, name)| Place { dir: dir.clone(), name: name.into() });
-            self.inner.write().add(found, self.device, place)
-        });
+        let add = || self.inner.write().add(found, self.device, self.store.as_ref());
+        let node = held.unwrap_or_else(add);
         if let Some((dir, name)) = place {
             node.put(dir, name);
         }
@@ -78,14 +127,23 @@ impl Inner {
         Some(node)
     }
 
-    fn add(&mut self, found: &HostStat, device: (u32, u32), place: Option<Place>) -> Arc<Node> {
+    fn add(
+        &mut self,
+        found: &HostStat,
+        device: (u32, u32),
+        store: Option<&Arc<Store>>,
+    ) -> Arc<Node> {
         if let Some(node) = self.held(&found.key) {
             return node;
         }
         let forgotten = self.known.get(&found.key).and_then(Weak::upgrade);
         let node = match forgotten.filter(|node| !self.nodes.contains_key(&node.ino)) {
             Some(node) => node,
-            None => Node::new(self.number(found.key, device), found.key, found.attr.kind, place),
+            None => {
+                let (ino, kind) = (self.number(found.key, device), found.attr.kind);
+                let saved = store.and_then(|store| Saved::new(store, ino, found.key, kind));
+                Node::new(ino, found.key, kind, saved)
+            }
         };
         self.nodes.insert(node.ino, node.clone());
         self.known.insert(found.key, Arc::downgrade(&node));

@@ -1,7 +1,7 @@
 //! Unit tests of the parts of `hostdir` that need no host.
 
 use super::host::{HostStat, Key, component, stat};
-use super::node::{Node, Place};
+use super::node::Node;
 use super::table::Table;
 use crate::fs::Kind;
 use polylane_base::{Errno, Ino};
@@ -34,8 +34,9 @@ fn a_deep_chain_of_places_is_dropped_without_recursion() {
     let found = directory();
     let mut node = Node::new(Ino(1), found.key, Kind::Dir, None);
     for depth in 2..300_000 {
-        let place = Place { dir: node, name: b"d"[..].into() };
-        node = Node::new(Ino(depth), found.key, Kind::Dir, Some(place));
+        let below = Node::new(Ino(depth), found.key, Kind::Dir, None);
+        below.put(&node, b"d");
+        node = below;
     }
     drop(node);
 }
@@ -43,7 +44,7 @@ fn a_deep_chain_of_places_is_dropped_without_recursion() {
 #[test]
 fn a_number_in_use_is_never_given_to_another_inode() {
     let found = directory();
-    let (table, root) = Table::new(&found);
+    let (table, root) = Table::new(&found, None);
     let first = table.intern(&reborn(&found, 1), Some((&root, b"a")));
     let second = table.intern(&reborn(&found, 2), Some((&root, b"a")));
     assert!(root.ino != first.ino && first.ino != second.ino);
@@ -58,7 +59,7 @@ fn a_number_in_use_is_never_given_to_another_inode() {
 #[test]
 fn a_forgotten_directory_comes_back_while_something_below_lives() {
     let found = directory();
-    let (table, root) = Table::new(&found);
+    let (table, root) = Table::new(&found, None);
     let dir = table.intern(&reborn(&found, 1), Some((&root, b"d")));
     let below = table.intern(&reborn(&found, 2), Some((&dir, b"f")));
     let (ino, weak) = (dir.ino, Arc::downgrade(&dir));

@@ -65,7 +65,9 @@ impl Call<'_> {
         let last = self.last(at)?;
         if dir {
             let gone = self.vfs().take_removed_dir(self.cred(), &last.dir, &last.name)?;
-            self.session.lane.name_gone(&last.dir, &last.name, &gone);
+            if let Some(gone) = gone {
+                self.session.lane.name_gone(&last.dir, &last.name, &gone);
+            }
             return Ok(done(0));
         }
         if last.must_be_dir {
@@ -75,7 +77,9 @@ impl Call<'_> {
         }
         let unlink = |cred: &Cred| self.vfs().take_unlinked(cred, &last.dir, &last.name);
         let gone = self.session.as_holder(leased.then_some(&last.dir), unlink)?;
-        self.session.lane.name_gone(&last.dir, &last.name, &gone);
+        if let Some(gone) = gone {
+            self.session.lane.name_gone(&last.dir, &last.name, &gone);
+        }
         Ok(done(0))
     }
 

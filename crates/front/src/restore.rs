@@ -1,0 +1,88 @@
+//! From the records of a former service to the tables of this one.
+//!
+//! What cannot be found again (an open file whose last name was gone, a name that moved on the host
+//! behind our back) is left out: its node id is `ESTALE`, its handle `EIO`, as after any loss.
+
+use std::collections::HashMap;
+
+use polylane_base::Ino;
+use polylane_base::sync::Arc;
+use polylane_vfs::handover::{self, Kind, Store};
+use polylane_vfs::{Cred, OpenFile, Vfs};
+
+use crate::fuse::nodes::{NodeTable, Target};
+use crate::lane::Handover;
+use crate::slots::{Slot, SlotTable};
+
+/// A record that goes with what it is about.
+pub struct Record {
+    store: Arc<Store>,
+    slot: handover::Slot,
+}
+
+impl Record {
+    /// Puts a record. `None`: there is no room, and what it is about is not handed over.
+    pub(crate) fn put(
+        store: &Arc<Store>,
+        kind: Kind,
+        words: [u64; 7],
+        bytes: &[u8],
+    ) -> Option<Record> {
+        let slot = store.put(kind, words, bytes)?;
+        Some(Record { store: store.clone(), slot })
+    }
+
+    /// One that a former service put.
+    pub(crate) fn adopt(store: &Arc<Store>, record: &handover::Record) -> Record {
+        Record { store: store.clone(), slot: record.slot }
+    }
+
+    /// Changes a word.
+    pub(crate) fn set(&self, index: usize, value: u64) {
+        self.store.set(self.slot, index, value);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.store.free(self.slot);
+    }
+}
+
+/// Opens a file of a former service again.
+pub(crate) fn open(vfs: &Vfs, flags: u64, ino: u64, generation: u64) -> Option<Arc<OpenFile>> {
+    let node = vfs.revive(Ino(ino), generation).ok()?;
+    let cred = Cred { kernel_checked: true, ..Cred::root() };
+    let flags = (flags as u32).cast_signed() & !(libc::O_TRUNC | libc::O_NOATIME);
+    vfs.open(&cred, &node, flags).ok()
+}
+
+/// What the kernel knows under which node id, and the slots among it.
+pub(crate) fn nodes(vfs: &Vfs, handover: &Handover) -> (NodeTable, SlotTable) {
+    let store = &handover.store;
+    let nodes = NodeTable::handed_over(vfs.root(), store.clone());
+    let slots = SlotTable::handed_over(store.clone());
+    let mut by_id: HashMap<u64, handover::Record> = HashMap::new();
+    for record in handover.take(Kind::Slot) {
+        by_id.insert(record.words[0], record);
+    }
+    for record in handover.take(Kind::Node) {
+        let [id, ino, generation, lookups, is_slot, ..] = record.words;
+        let target = match is_slot {
+            0 => vfs.revive(Ino(ino), generation).ok().map(Target::Node),
+            _ => by_id.remove(&id).and_then(|of| slot(vfs, store, &of)).map(Target::Slot),
+        };
+        let record = Record::adopt(store, &record);
+        if let Some(target) = target {
+            nodes.restore(id, target, lookups, record);
+        }
+    }
+    by_id.values().for_each(|record| store.free(record.slot));
+    (nodes, slots)
+}
+
+fn slot(vfs: &Vfs, store: &Arc<Store>, record: &handover::Record) -> Option<Arc<Slot>> {
+    let [_, _, _, flags, ino, generation, _] = record.words;
+    let file = Slot::bound_flags(flags).and_then(|flags| open(vfs, flags, ino, generation));
+    Slot::restore(record, file, Record::adopt(store, record)).map(Arc::new)
+}

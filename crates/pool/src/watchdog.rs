@@ -1,0 +1,148 @@
+//! The watchdog: a service that hangs is killed, and started again like one that died.
+//!
+//! The service's threads beat in a page that both map (`polylane_front::beat`). The supervisor
+//! looks every [`LOOK_PERIOD`]; a thread that has something in hand and did not move in
+//! [`LOOKS_MAX`] looks hangs. Looks are counted, not time: where the whole machine stands still,
+//! nobody looks either.
+//!
+//! A slow device is no hang. While a thread of the service waits in the kernel without being
+//! interruptible (`D` in /proc), or the service says that it waits for a ring, nobody else is
+//! judged; the main thread always is, for it waits for nothing but the supervisor.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use polylane_base::sync::atomic::Ordering;
+use polylane_front::beat;
+use polylane_vfs::handover::Heart;
+
+/// How often the service's main thread beats.
+pub(crate) const BEAT_PERIOD: Duration = Duration::from_secs(2);
+
+/// How often the supervisor looks.
+const LOOK_PERIOD: Duration = Duration::from_secs(3);
+
+/// In so many looks a thread must have moved: 15 s.
+const LOOKS_MAX: u32 = 5;
+
+/// What was seen of a service's threads.
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    heart: Heart,
+    next: Instant,
+    /// Each thread's word, and how often it was the same.
+    seen: Vec<(u64, u32)>,
+}
+
+impl Watchdog {
+    /// Watches a service that is about to start.
+    pub(crate) fn new(heart: Heart) -> Watchdog {
+        let seen = vec![(0, 0); Heart::THREADS];
+        Watchdog { heart, next: Instant::now() + LOOK_PERIOD, seen }
+    }
+
+    /// Another service is about to start.
+    pub(crate) fn restart(&mut self) {
+        self.heart.clear();
+        self.seen.fill((0, 0));
+        self.next = Instant::now() + LOOK_PERIOD;
+    }
+
+    /// How long until the next look.
+    pub(crate) fn next_in(&self) -> Duration {
+        self.next.saturating_duration_since(Instant::now())
+    }
+
+    /// Looks, if it is time to. True: the service `pid` hangs.
+    pub(crate) fn look(&mut self, pid: u32) -> bool {
+        if Instant::now() < self.next {
+            return false;
+        }
+        self.next = Instant::now() + LOOK_PERIOD;
+        self.hangs(|| waits_for_device(pid))
+    }
+
+    fn hangs(&mut self, device: impl Fn() -> bool) -> bool {
+        let word = |thread| self.heart.word(thread).map_or(0, |word| word.load(Ordering::Relaxed));
+        let main = word(beat::MAIN);
+        for thread in 0..self.seen.len() {
+            let now = word(thread);
+            let (before, looks) = self.seen[thread];
+            let same = now == before && beat::must_move(now);
+            self.seen[thread] = (now, if same { looks + 1 } else { 0 });
+        }
+        let late = |thread: usize| self.seen[thread].1 >= LOOKS_MAX;
+        let worker = (beat::WORKERS..self.seen.len()).any(late) && !beat::is_excused(main);
+        (late(beat::MAIN) || worker) && !device()
+    }
+}
+
+/// Whether a thread of the process waits in the kernel for what cannot be interrupted.
+fn waits_for_device(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().any(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // After the name, which may hold anything, in parentheses.
+        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('D'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use polylane_base::sync::Arc;
+    use polylane_vfs::handover::Store;
+
+    use super::*;
+
+    fn watched() -> (Watchdog, Arc<Heart>) {
+        let fd = Store::create().expect("memfd");
+        let heart = Arc::new(Heart::attach(&fd).expect("map"));
+        (Watchdog::new(Heart::attach(&fd).expect("map")), heart)
+    }
+
+    fn looks(dog: &mut Watchdog, device: bool) -> u32 {
+        (1..100).find(|_| dog.hangs(|| device)).unwrap_or(100)
+    }
+
+    #[test]
+    fn who_has_something_in_hand_and_does_not_move_hangs() {
+        let (mut dog, heart) = watched();
+        assert_eq!(looks(&mut dog, false), 100, "nobody is watched");
+        beat::watch(heart, beat::WORKERS);
+        assert_eq!(looks(&mut dog, false), 100, "it sleeps");
+        beat::busy();
+        for _ in 0..20 {
+            beat::busy();
+            assert!(!dog.hangs(|| false), "it moves");
+        }
+        assert_eq!(looks(&mut dog, true), 100, "a device is slow");
+        assert!(dog.hangs(|| false));
+        dog.restart();
+        beat::busy();
+        assert_eq!(looks(&mut dog, false), LOOKS_MAX + 1);
+    }
+
+    #[test]
+    fn a_main_thread_that_waits_for_a_ring_excuses_the_workers() {
+        let (mut dog, heart) = watched();
+        let main = heart.clone();
+        let beat_main = || {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    beat::watch(main.clone(), beat::MAIN);
+                    beat::excused();
+                });
+            });
+        };
+        beat::watch(heart.clone(), beat::WORKERS + 1);
+        beat::busy();
+        for _ in 0..20 {
+            heart.word(beat::MAIN).expect("word").store(0, Ordering::Relaxed);
+            assert!(!dog.hangs(|| false));
+            beat_main();
+            assert!(!dog.hangs(|| false));
+        }
+        // A main thread that stands still is judged all the same.
+        assert!(looks(&mut dog, false) <= LOOKS_MAX + 1);
+    }
+}

@@ -1,0 +1,261 @@
+//! Operations in flight: done once, however often a service dies on the way.
+//!
+//! A request has an *origin*, a number that its repetition has too: the kernel's `unique` of a FUSE
+//! request. While a thread serves one it has a [`Turn`]:
+//!
+//! ```text
+//!   begin ──► the VFS is about to change something that cannot be changed twice: `intend`
+//!                (a record: what is to be done, and what there was before)
+//!         ──► the change ──► the front end has the answer: `done` (a record: the answer)
+//!         ──► the answer is sent ──► both records go
+//! ```
+//!
+//! A service that finds a request repeated looks for its records. With an answer, that is sent. With
+//! an intention alone, the VFS compares what there is with what there was, under the locks that it
+//! takes anyway, and either finds it done or does it. With neither, nothing had happened. What may
+//! be done twice (a write at an offset, a mode, a size) has no intention.
+//!
+//! # Invariants
+//!
+//! - An intention's record counts before its change is begun, an answer's before the answer is
+//!   sent; either is freed only when the answer is sent, or nothing was changed.
+//! - A thread has one turn at a time; it is the thread's own, so the VFS needs not be told.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use polylane_base::sync::{Arc, Mutex};
+
+use super::store::{Kind, Record, Slot, Store};
+
+/// What a request and its repetitions have in common, in two words.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Origin(pub u64, pub u64);
+
+/// Changes that must not be made twice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub(crate) enum Op {
+    /// A new name of a new inode. There was none of that name.
+    Make = 1,
+    /// A name goes. Facts: number and generation of its inode.
+    Remove = 2,
+    /// A name moves. Facts: number and generation of its inode.
+    Rename = 3,
+    /// One more name. There was none of that name.
+    Link = 4,
+    /// A new extended attribute. There was none of that name.
+    SetXattr = 5,
+    /// An extended attribute goes.
+    RemoveXattr = 6,
+    /// A range is taken out of a file, or put in. Fact: the size before.
+    Shift = 7,
+    /// Bytes at the end of a file. Fact: where the end was.
+    Append = 8,
+}
+
+/// What was known before a change.
+pub(crate) type Facts = [u64; 4];
+
+struct Former {
+    slot: Slot,
+    kind: Kind,
+    op: u64,
+    facts: Facts,
+    answer: Vec<u8>,
+}
+
+/// The operations of one pool that are in flight, and those that were when the former service
+/// ended. Thread-safe.
+pub struct Turns {
+    store: Arc<Store>,
+    former: Mutex<HashMap<Origin, Former>>,
+}
+
+struct Current {
+    turns: Arc<Turns>,
+    origin: Origin,
+    begun: Option<Slot>,
+    former: Option<(u64, Facts)>,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+}
+
+impl Turns {
+    /// Those among the records that a former service left.
+    pub fn new(store: Arc<Store>, records: &[Record]) -> Arc<Turns> {
+        let mut former: HashMap<Origin, Former> = HashMap::new();
+        for record in records {
+            if !matches!(record.kind, Kind::Begun | Kind::Done) {
+                continue;
+            }
+            let [first, second, op, facts @ ..] = record.words;
+            let (slot, kind, answer) = (record.slot, record.kind, record.bytes.clone());
+            let origin = Origin(first, second);
+            // Who is killed between an answer and the end of its intention leaves both.
+            let surplus = match former.get(&origin) {
+                Some(known) if known.kind == Kind::Done => Some(slot),
+                known => {
+                    let known = known.map(|known| known.slot);
+                    former.insert(origin, Former { slot, kind, op, facts, answer });
+                    known
+                }
+            };
+            if let Some(surplus) = surplus {
+                store.free(surplus);
+            }
+        }
+        Arc::new(Turns { store, former: Mutex::new(former) })
+    }
+
+    /// The answer that a former service had for a request, if it had one and could not send it. To
+    /// be sent now, and then dropped.
+    pub fn recall(&self, origin: Origin) -> Option<(Vec<u8>, Answered)> {
+        let mut former = self.former.lock();
+        if former.get(&origin)?.kind != Kind::Done {
+            return None;
+        }
+        let Former { slot, answer, .. } = former.remove(&origin)?;
+        let answered = Answered { store: self.store.clone(), slots: [Some(slot), None] };
+        Some((answer, answered))
+    }
+
+    /// This thread serves a request from now on, until the turn is done or dropped.
+    pub fn begin(self: &Arc<Self>, origin: Origin) -> Turn {
+        let former = self.former.lock().remove(&origin);
+        let begun = former.as_ref().map(|former| former.slot);
+        let former = former.map(|former| (former.op, former.facts));
+        let current = Current { turns: self.clone(), origin, begun, former };
+        CURRENT.with(|place| *place.borrow_mut() = Some(current));
+        Turn { _here: std::marker::PhantomData }
+    }
+}
+
+/// A thread's turn. Dropped without an answer, nothing was changed.
+pub struct Turn {
+    /// It is this thread's.
+    _here: std::marker::PhantomData<*const ()>,
+}
+
+impl Turn {
+    /// The operation is done: records its answer. The result is to be dropped when the answer is
+    /// sent. An answer that is too long for a record is found again by its intention.
+    pub fn done(self, answer: &[u8]) -> Answered {
+        let Some(current) = take() else { unreachable!("a turn has its record") };
+        let Origin(first, second) = current.origin;
+        let store = &current.turns.store;
+        let slot = store.put(Kind::Done, [first, second, 0, 0, 0, 0, 0], answer);
+        Answered { store: store.clone(), slots: [current.begun, slot] }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if let Some(Current { turns, begun: Some(begun), .. }) = take() {
+            turns.store.free(begun);
+        }
+    }
+}
+
+fn take() -> Option<Current> {
+    CURRENT.with(|place| place.borrow_mut().take())
+}
+
+/// What is recorded of an operation until its answer is sent. Dropped, it is forgotten.
+pub struct Answered {
+    store: Arc<Store>,
+    slots: [Option<Slot>; 2],
+}
+
+impl Drop for Answered {
+    /// The intention first: an answer alone is right, an intention alone would be judged by what
+    /// others did since.
+    fn drop(&mut self) {
+        self.slots.into_iter().flatten().for_each(|slot| self.store.free(slot));
+    }
+}
+
+/// Whether this thread's operation is to be done once.
+pub(crate) fn counts() -> bool {
+    CURRENT.with(|place| place.borrow().is_some())
+}
+
+/// What a former service knew before it began with this thread's operation, if it did.
+pub(crate) fn former(op: Op) -> Option<Facts> {
+    CURRENT.with(|place| {
+        let current = place.borrow();
+        let (which, facts) = current.as_ref()?.former?;
+        (which == op as u64).then_some(facts)
+    })
+}
+
+/// This thread is about to do what must not be done twice. A former service's intention stays.
+pub(crate) fn intend(op: Op, facts: Facts) {
+    CURRENT.with(|place| {
+        let mut current = place.borrow_mut();
+        let Some(current) = current.as_mut().filter(|current| current.former.is_none()) else {
+            return;
+        };
+        let (Origin(first, second), [a, b, c, d]) = (current.origin, facts);
+        let store = &current.turns.store;
+        let slot = store.put(Kind::Begun, [first, second, op as u64, a, b, c, d], b"");
+        if let Some(old) = std::mem::replace(&mut current.begun, slot) {
+            store.free(old);
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turns(fd: &std::os::fd::OwnedFd) -> (Arc<Store>, Arc<Turns>) {
+        let (store, records) = Store::attach(fd).expect("attach");
+        let store = Arc::new(store);
+        (store.clone(), Turns::new(store, &records))
+    }
+
+    #[test]
+    fn an_intention_is_found_again_and_goes_with_its_answer() {
+        let fd = Store::create().expect("memfd");
+        let (_store, first) = turns(&fd);
+        let turn = first.begin(Origin(0, 8));
+        assert!(counts() && former(Op::Remove).is_none());
+        intend(Op::Remove, [5, 6, 0, 0]);
+        // As a kill leaves it.
+        take();
+        drop(turn);
+        let (store, second) = turns(&fd);
+        assert!(second.recall(Origin(0, 8)).is_none());
+        let turn = second.begin(Origin(0, 8));
+        assert_eq!(former(Op::Remove), Some([5, 6, 0, 0]));
+        assert_eq!(former(Op::Make), None);
+        let answered = turn.done(b"gone");
+        assert!(!counts());
+        assert_eq!(store.len(), 2);
+        let (_, third) = turns(&fd);
+        let (answer, recalled) = third.recall(Origin(0, 8)).expect("answered");
+        assert_eq!(answer, b"gone");
+        drop((answered, recalled));
+        assert!(Store::attach(&fd).expect("attach").1.is_empty());
+    }
+
+    #[test]
+    fn what_was_not_done_leaves_nothing() {
+        let fd = Store::create().expect("memfd");
+        let (store, turns) = turns(&fd);
+        intend(Op::Make, [0; 4]);
+        assert!(store.is_empty(), "nobody's turn");
+        let turn = turns.begin(Origin(0, 2));
+        intend(Op::Make, [0; 4]);
+        intend(Op::Append, [7; 4]);
+        assert_eq!(store.len(), 1);
+        drop(turn);
+        assert!(store.is_empty() && !counts());
+        let long = turns.begin(Origin(0, 4)).done(&[0; 300]);
+        assert!(store.is_empty());
+        drop(long);
+    }
+}
