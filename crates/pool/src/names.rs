@@ -2,8 +2,8 @@
 //!
 //! A name is held by an exclusive flock(2) on `NAME.lock` in the run-time directory; the kernel
 //! lets go of it with the last process that inherited the descriptor, so a dead holder's file is
-//! simply taken over. The statistics socket `NAME.sock` and the one for upgrades, `NAME.control`, lie
-//! beside it.
+//! simply taken over. The statistics socket `NAME.sock` and the one for upgrades, `NAME.control`,
+//! lie beside it.
 //!
 //! # Invariants
 //!

@@ -4,6 +4,7 @@
 //! before the first group or file is made; the init is forked while this process has one thread.
 
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use polylane_ipc::message::RESERVED_DIR;
@@ -139,12 +140,10 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
     for option in &groups.not_enforced {
         say(not_enforced(option));
     }
-    let failed = |error| Failure::because("service", "make room for what it leaves", error);
-    let handover = Store::create().map_err(failed)?;
-    let heart = Heart::attach(&handover).map_err(failed)?;
+    let (handover, watchdog) = make_handover()?;
     let mut supervisor = Supervisor {
         handover,
-        watchdog: Watchdog::new(heart),
+        watchdog,
         program: None,
         spec,
         handed,
@@ -163,6 +162,14 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
         None => return supervisor.end_early(),
     };
     supervisor.run(doors)
+}
+
+/// What each service leaves to the next, and who watches over their heart-beats in it.
+fn make_handover() -> Result<(OwnedFd, Watchdog)> {
+    let failed = |error| Failure::because("service", "make room for what it leaves", error);
+    let handover = Store::create().map_err(failed)?;
+    let heart = Heart::attach(&handover).map_err(failed)?;
+    Ok((handover, Watchdog::new(heart)))
 }
 
 /// The lane's place among those of its device, and what its keeper is to know to coordinate it.

@@ -371,7 +371,7 @@ impl Supervisor {
         let name = self.spec.name.clone();
         if matches!(self.spec.backing, Backing::Mem { .. }) {
             return Ok(Err(format!(
-                "pool '{name}': its files are in the memory of its service, which cannot be replaced"
+                "pool '{name}': its files are in its service's memory: it cannot be replaced"
             )));
         }
         let _ = service.link.send(&ToService::HandOver, &[]);
@@ -558,8 +558,8 @@ pub(crate) fn how(ended: Ended) -> String {
 }
 
 /// In a forked child: becomes a service, by a hidden `command` of this program or another, for what
-/// is called `name`. Its process group is its own, so that the terminal's signals do not reach it; of this
-/// process's descriptors it keeps the named ones and standard error.
+/// is called `name`. Its process group is its own, so that the terminal's signals do not reach it;
+/// of this process's descriptors it keeps the named ones and standard error.
 pub(crate) fn execute(
     program: Option<&OwnedFd>,
     command: &str,

@@ -6,14 +6,16 @@
 //! nobody looks either.
 //!
 //! A slow device is no hang. While a thread of the service waits in the kernel without being
-//! interruptible (`D` in /proc), or the service says that it waits for a ring, nobody else is
-//! judged; the main thread always is, for it waits for nothing but the supervisor.
+//! interruptible (`D` in /proc), or the service says that it waits for a ring, no worker is judged:
+//! it may wait for that one. Threads that tell the kernel of changes do not count: they wait for the
+//! kernel, and with it perhaps for this very service. The main thread waits for nobody, so only its
+//! own state excuses it.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::atomic::Ordering;
-use polylane_front::beat;
+use polylane_front::{beat, fuse};
 use polylane_vfs::handover::Heart;
 
 /// How often the service's main thread beats.
@@ -59,10 +61,10 @@ impl Watchdog {
             return false;
         }
         self.next = Instant::now() + LOOK_PERIOD;
-        self.hangs(|| waits_for_device(pid))
+        self.hangs(|who| waits_for_device(pid, who))
     }
 
-    fn hangs(&mut self, device: impl Fn() -> bool) -> bool {
+    fn hangs(&mut self, waits: impl Fn(Who) -> bool) -> bool {
         let word = |thread| self.heart.word(thread).map_or(0, |word| word.load(Ordering::Relaxed));
         let main = word(beat::MAIN);
         for thread in 0..self.seen.len() {
@@ -73,18 +75,31 @@ impl Watchdog {
         }
         let late = |thread: usize| self.seen[thread].1 >= LOOKS_MAX;
         let worker = (beat::WORKERS..self.seen.len()).any(late) && !beat::is_excused(main);
-        (late(beat::MAIN) || worker) && !device()
+        late(beat::MAIN) && !waits(Who::Main) || worker && !waits(Who::Any)
     }
 }
 
-/// Whether a thread of the process waits in the kernel for what cannot be interrupted.
-fn waits_for_device(pid: u32) -> bool {
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
-    threads.flatten().any(|thread| {
-        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+/// Whose waiting is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Main,
+    /// Any thread but those that wait for the kernel by their nature.
+    Any,
+}
+
+/// Whether threads of the process wait in the kernel for what cannot be interrupted.
+fn waits_for_device(pid: u32, who: Who) -> bool {
+    let waits = |stat: &str| {
         // After the name, which may hold anything, in parentheses.
-        stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('D'))
-    })
+        let state = stat.rsplit(')').next().unwrap_or_default().trim_start();
+        state.starts_with('D') && !stat.contains(&format!("({})", fuse::NOTIFIER_NAME))
+    };
+    let stat = |path: std::path::PathBuf| fs::read_to_string(path).unwrap_or_default();
+    if who == Who::Main {
+        return waits(&stat(format!("/proc/{pid}/task/{pid}/stat").into()));
+    }
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().any(|thread| waits(&stat(thread.path().join("stat"))))
 }
 
 #[cfg(test)]
@@ -101,7 +116,7 @@ mod tests {
     }
 
     fn looks(dog: &mut Watchdog, device: bool) -> u32 {
-        (1..100).find(|_| dog.hangs(|| device)).unwrap_or(100)
+        (1..100).find(|_| dog.hangs(|_| device)).unwrap_or(100)
     }
 
     #[test]
@@ -113,10 +128,10 @@ mod tests {
         beat::busy();
         for _ in 0..20 {
             beat::busy();
-            assert!(!dog.hangs(|| false), "it moves");
+            assert!(!dog.hangs(|_| false), "it moves");
         }
         assert_eq!(looks(&mut dog, true), 100, "a device is slow");
-        assert!(dog.hangs(|| false));
+        assert!(dog.hangs(|_| false));
         dog.restart();
         beat::busy();
         assert_eq!(looks(&mut dog, false), LOOKS_MAX + 1);
@@ -138,9 +153,9 @@ mod tests {
         beat::busy();
         for _ in 0..20 {
             heart.word(beat::MAIN).expect("word").store(0, Ordering::Relaxed);
-            assert!(!dog.hangs(|| false));
+            assert!(!dog.hangs(|_| false));
             beat_main();
-            assert!(!dog.hangs(|| false));
+            assert!(!dog.hangs(|_| false));
         }
         // A main thread that stands still is judged all the same.
         assert!(looks(&mut dog, false) <= LOOKS_MAX + 1);

@@ -279,8 +279,8 @@ impl Vfs {
         self.take_unlinked(cred, dir, name).map(drop)
     }
 
-    /// [`unlink`](Self::unlink), and the inode that lost its name; `None` when it did so to a former
-    /// service.
+    /// [`unlink`](Self::unlink), and the inode that lost its name; `None` when a former service
+    /// removed it.
     pub fn take_unlinked(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
         self.begin();
         check_dir(dir)?;

@@ -38,5 +38,5 @@ mod stats;
 
 pub use init::{Params, mount_options, negotiate, negotiate_without};
 pub use progress::Progress;
-pub use session::{Ended, ServeOptions, Stop, serve};
+pub use session::{Ended, NOTIFIER_NAME, ServeOptions, Stop, serve};
 pub use stats::{Stats, Totals};

@@ -47,6 +47,10 @@ use crate::lane::Lane;
 use crate::notifier::{Action, Level, Range};
 use crate::restore::{self, Record};
 
+/// The name of threads that wait for the kernel, and with it perhaps for this session itself.
+pub const NOTIFIER_NAME: &str = "fuse-notify";
+const NOTIFIER_NAME_C: &std::ffi::CStr = c"fuse-notify";
+
 /// Ends a session from another thread; cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Stop(Arc<OwnedFd>);
@@ -177,10 +181,23 @@ pub fn serve(
     session.lane.progress.begin(session.device.clone(), marks.clone());
     let result = thread::scope(|scope| {
         session.lane.notifier.start();
+        let named = || {
+            // A thread without its name is only harder to tell from others.
+            let _ = rustix::thread::set_name(NOTIFIER_NAME_C);
+        };
         let notifiers = [
-            scope.spawn(|| session.drop_pages(Level::Slots)),
-            scope.spawn(|| session.drop_pages(Level::Own)),
-            scope.spawn(|| session.drop_names()),
+            scope.spawn(|| {
+                named();
+                session.drop_pages(Level::Slots);
+            }),
+            scope.spawn(|| {
+                named();
+                session.drop_pages(Level::Own);
+            }),
+            scope.spawn(|| {
+                named();
+                session.drop_names();
+            }),
         ];
         let deferred = [&session.deferred, &session.fills]
             .map(|queue| scope.spawn(|| session.run_deferred(queue)));

@@ -10,10 +10,10 @@
 //!         ──► the answer is sent ──► both records go
 //! ```
 //!
-//! A service that finds a request repeated looks for its records. With an answer, that is sent. With
-//! an intention alone, the VFS compares what there is with what there was, under the locks that it
-//! takes anyway, and either finds it done or does it. With neither, nothing had happened. What may
-//! be done twice (a write at an offset, a mode, a size) has no intention.
+//! A service that finds a request repeated looks for its records. With an answer, that is sent.
+//! With an intention alone, the VFS compares what there is with what there was, under the locks
+//! that it takes anyway, and either finds it done or does it. With neither, nothing had happened.
+//! What may be done twice (a write at an offset, a mode, a size) has no intention.
 //!
 //! # Invariants
 //!
