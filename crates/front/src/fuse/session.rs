@@ -181,23 +181,10 @@ pub fn serve(
     session.lane.progress.begin(session.device.clone(), marks.clone());
     let result = thread::scope(|scope| {
         session.lane.notifier.start();
-        let named = || {
-            // A thread without its name is only harder to tell from others.
-            let _ = rustix::thread::set_name(NOTIFIER_NAME_C);
-        };
         let notifiers = [
-            scope.spawn(|| {
-                named();
-                session.drop_pages(Level::Slots);
-            }),
-            scope.spawn(|| {
-                named();
-                session.drop_pages(Level::Own);
-            }),
-            scope.spawn(|| {
-                named();
-                session.drop_names();
-            }),
+            scope.spawn(|| session.drop_pages(Level::Slots)),
+            scope.spawn(|| session.drop_pages(Level::Own)),
+            scope.spawn(|| session.drop_names()),
         ];
         let deferred = [&session.deferred, &session.fills]
             .map(|queue| scope.spawn(|| session.run_deferred(queue)));
@@ -246,6 +233,11 @@ fn wait_for_end(stop: &Stop, ended: &Stop) -> io::Result<Ended> {
             Ok(_) => return Ok(Ended::Stopped),
         }
     }
+}
+
+/// Gives the calling thread its name; one without it is only harder to tell from others.
+fn be_notifier() {
+    let _ = rustix::thread::set_name(NOTIFIER_NAME_C);
 }
 
 fn store(lane: &Lane) -> Option<Arc<Store>> {
@@ -458,6 +450,7 @@ impl Session {
     }
 
     fn drop_pages(&self, level: Level) {
+        be_notifier();
         while let Some(job) = self.lane.notifier.next_pages(level) {
             self.lane.fuse.page_notice();
             match job.action {
@@ -468,6 +461,7 @@ impl Session {
     }
 
     fn drop_names(&self) {
+        be_notifier();
         while let Some(gone) = self.lane.notifier.next_name() {
             if !self.lane.is_back(gone.dir_id, &gone.name) {
                 self.lane.fuse.name_notice();
