@@ -82,7 +82,6 @@ pub(crate) fn execute(command: &PoolCommand) -> Result<u8> {
     match command {
         PoolCommand::Upgrade { pool } => {
             print(&format!("{}\n", upgrade::upgrade(pool)?))?;
-            Ok(0)
         }
         PoolCommand::Ls(format) => {
             let pools: Vec<Value> = stats::collect(None)?.iter().map(brief).collect();
