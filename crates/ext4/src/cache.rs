@@ -78,6 +78,8 @@ pub struct MetaBlock {
     pub(crate) dirty_in: AtomicU32,
     /// The journal holds a newer version than the home: it must not be read from there.
     pub(crate) home_is_old: AtomicBool,
+    /// Closed transactions that hold a version of it and have not committed.
+    pub(crate) closed_in: AtomicU32,
     used: AtomicBool,
     /// Inodes whose checksums have not been made yet, a bit for each.
     stored: AtomicU32,
@@ -91,6 +93,7 @@ impl MetaBlock {
             seal: Mutex::new(seal),
             dirty_in: AtomicU32::new(0),
             home_is_old: AtomicBool::new(false),
+            closed_in: AtomicU32::new(0),
             used: AtomicBool::new(true),
             stored: AtomicU32::new(0),
         })

@@ -29,7 +29,7 @@
 //! the VFS's locks                one change of a directory at a time, one cross-directory rename
 //!   cell (Cell::core)            a directory before what it names; two of those by number
 //!     promised │ inode shard
-//!       log                      who commits or checkpoints; kept across I/O
+//!       log                      who writes a transaction's body or checkpoints; kept across I/O
 //!         gate                   shared: a handle; exclusive: a transaction is being closed
 //!           orphans
 //!             superblock │ group of the allocator, one at a time

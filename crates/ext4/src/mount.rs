@@ -19,7 +19,7 @@ use crate::format::superblock::{
 use crate::format::{DeviceBlock, journal::JournalSuperblock};
 use crate::inode::InodeTable;
 use crate::io::BlockIo;
-use crate::journal::Journal;
+use crate::journal::{Journal, Tuning};
 use crate::ops;
 use crate::orphan;
 use crate::recovery::{JournalMap, Recovered, recover};
@@ -38,12 +38,15 @@ pub struct Options {
     /// Give the device back what is freed, after each commit. An image may want that by itself
     /// (`tune2fs -o discard`).
     pub discard: bool,
+    /// How commits work together.
+    pub tuning: Tuning,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let commit_interval = Duration::from_secs(5);
-        Options { read_only: false, commit_interval, cache_blocks: 8192, discard: false }
+        let tuning = Tuning::default();
+        Options { read_only: false, commit_interval, cache_blocks: 8192, discard: false, tuning }
     }
 }
 
@@ -246,7 +249,8 @@ fn replay(volume: &mut Volume, needed: bool, options: &Options) -> Result<Recove
     // it in the superblock. Opening the journal forgets it, so the superblock says it first.
     mark_in_use(volume, journal.errno() != 0)?;
     journal.set_errno(0);
-    let opened = Journal::open(volume.io.clone(), map, journal, recovered.next_sequence)?;
+    let (io, next) = (volume.io.clone(), recovered.next_sequence);
+    let opened = Journal::open(io, map, journal, next, options.tuning)?;
     volume.journal = Some(opened);
     Ok(recovered)
 }

@@ -1,7 +1,7 @@
 //! Page-aligned memory for device I/O.
 #![expect(unsafe_code, reason = "UNSAFETY: allocates with an alignment and makes slices of it")]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -36,10 +36,18 @@ impl Buffer {
     }
 
     /// A copy of `bytes`.
+    ///
+    /// # Panics
+    /// As [`zeroed`](Buffer::zeroed).
     pub fn copy_of(bytes: &[u8]) -> Self {
-        let mut buffer = Self::zeroed(bytes.len());
-        buffer.copy_from_slice(bytes);
-        buffer
+        let (len, layout) = (bytes.len(), Self::layout(bytes.len()));
+        // SAFETY: the layout has a non-zero size, asserted in `layout`.
+        let base = NonNull::new(unsafe { alloc(layout) });
+        let base = base.unwrap_or_else(|| handle_alloc_error(layout));
+        // SAFETY: `len` bytes are readable in `bytes` and writable at `base`, which is new. All of
+        // the allocation is initialised by this.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), base.as_ptr(), len) };
+        Buffer { base, len, capacity: len }
     }
 
     /// Bytes that it can hold.
@@ -64,7 +72,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout.
+        // SAFETY: allocated in `zeroed` or `copy_of` with this very layout.
         unsafe { dealloc(self.base.as_ptr(), Self::layout(self.capacity)) }
     }
 }

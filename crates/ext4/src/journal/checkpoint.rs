@@ -21,8 +21,7 @@ impl Journal {
     /// # Errors
     /// The device failed.
     pub fn checkpoint(&self) -> Result<()> {
-        self.check()?;
-        self.checkpoint_locked(&mut self.log.lock())
+        self.checkpoint_locked(&mut *self.landed_log()?)
     }
 
     /// Empties a log that is half full. A medium without room for that only puts it off: what
@@ -51,19 +50,21 @@ impl Journal {
         self.checkpoint_locked(log)
     }
 
+    /// Transactions on their way stay in the log: it begins with them then.
     fn checkpoint_locked(&self, log: &mut Log) -> Result<()> {
         let blocks = self.send_home(log)?;
         self.io.flush()?;
         for block in &blocks {
-            if block.dirty_in.load(Ordering::Acquire) == 0 {
+            let newer = [&block.dirty_in, &block.closed_in];
+            if newer.iter().all(|count| count.load(Ordering::Acquire) == 0) {
                 block.home_is_old.store(false, Ordering::Release);
             }
         }
-        log.tail = log.head;
+        log.tail = log.flying.front().map_or(log.head, |flying| flying.start);
         log.checkpoint_at = 0;
         if let Some(last) = log.last.take() {
-            let (next, head) = (last.next().0, log.head);
-            log.superblock.set_tail(next, head);
+            let (next, tail) = (last.next().0, log.tail);
+            log.superblock.set_tail(next, tail);
             self.write_superblock(log)?;
         }
         Ok(())
@@ -105,8 +106,7 @@ impl Journal {
     /// # Errors
     /// The device failed.
     pub fn finish(&self) -> Result<()> {
-        self.check()?;
-        let mut log = self.log.lock();
+        let mut log = self.landed_log()?;
         self.checkpoint_locked(&mut log)?;
         let next = self.running.lock().tid.0;
         log.superblock.set_tail(next, 0);
@@ -122,6 +122,8 @@ impl Journal {
     /// The device failed.
     pub fn record_damage(&self, note: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut log = self.log.lock();
+        // Whoever is on the way to a commit block sees the stop, or has been there.
+        self.wait_for_writers();
         note()?;
         log.superblock.set_errno(-DAMAGED);
         self.write_superblock(&log)

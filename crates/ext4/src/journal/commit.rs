@@ -1,4 +1,5 @@
-//! Commits: a transaction is closed, copied, and written to the log.
+//! Commits: a transaction is closed, copied, and written to the log. Its way from there is
+//! `flight`'s.
 //!
 //! *A medium without room.* Before a transaction is closed the log has room for it, or the commit
 //! is refused and the transaction goes on. A closed one whose log blocks find no room on the medium
@@ -8,24 +9,26 @@
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
-use polylane_base::Time;
 use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
 
 use super::log::{Closed, Log};
-use super::{Client, Handle, Journal, REVOKES_PER_BLOCK, RUNNING_OVERHEAD, Running, Tid};
+use super::{Client, Handle, Journal, RUNNING_OVERHEAD, Running, Tid, copy};
 use crate::cache::MetaBlock;
 use crate::error::Result;
-use crate::format::journal::Tag;
+
+/// Transactions that may be on their way to the log at a time: with the running one's share they
+/// leave a quarter of it free.
+const FLYING_MAX: usize = 2;
 
 impl Journal {
-    /// Commits the running transaction, if it holds anything. A failure stops the journal, before
-    /// anybody can commit a later one.
+    /// Commits the running transaction, if it holds anything, and all before it. A failure stops
+    /// the journal, before anybody can commit a later one.
     ///
     /// # Errors
     /// The device's.
     pub fn commit(&self, client: &dyn Client) -> Result<()> {
-        self.commit_or_stop(&mut self.log.lock(), client)
+        self.commit_or_stop(None, client)
     }
 
     /// Has `tid` committed when it returns. `tid` must be one that a handle had: a transaction
@@ -38,15 +41,11 @@ impl Journal {
         if self.has_committed(tid) {
             return Ok(());
         }
-        let mut log = self.log.lock();
-        if self.has_committed(tid) {
-            return Ok(());
-        }
-        self.commit_or_stop(&mut log, client)
+        self.commit_or_stop(Some(tid), client)
     }
 
-    fn commit_or_stop(&self, log: &mut Log, client: &dyn Client) -> Result<()> {
-        let result = self.commit_locked(log, client);
+    fn commit_or_stop(&self, wanted: Option<Tid>, client: &dyn Client) -> Result<()> {
+        let result = self.commit_wanted(wanted, client);
         match &result {
             Ok(()) => self.note_room(true),
             Err(why) if why.is_no_space() => self.note_room(false),
@@ -55,46 +54,42 @@ impl Journal {
         result
     }
 
-    fn commit_locked(&self, log: &mut Log, client: &dyn Client) -> Result<()> {
-        self.check()?;
-        if let Some(stalled) = log.stalled.take() {
-            self.log_closed(log, client, stalled)?;
-        }
-        self.make_room(log, self.blocks_max + RUNNING_OVERHEAD)?;
-        let closed = self.close_running(log, client)?;
-        self.note_close(closed.is_empty());
-        match closed.is_empty() {
-            true => Ok(()),
-            false => self.log_closed(log, client, closed),
-        }
-    }
-
-    /// Brings a closed transaction into the log, or keeps it for another try.
-    fn log_closed(&self, log: &mut Log, client: &dyn Client, mut closed: Closed) -> Result<()> {
-        let head = log.head;
-        let written = self.write_closed(log, client, &mut closed);
-        if let Err(why) = written {
-            if why.is_no_space() {
-                log.head = head;
-                log.stalled = Some(closed);
+    fn commit_wanted(&self, wanted: Option<Tid>, client: &dyn Client) -> Result<()> {
+        let mut log = self.log.lock();
+        loop {
+            self.check()?;
+            if wanted.is_some_and(|tid| self.has_committed(tid)) {
+                return Ok(());
             }
-            return Err(why);
+            let last = log.last_flying();
+            let on_its_way = wanted.filter(|tid| last.is_some_and(|last| last.reached(*tid)));
+            let obstacle = last.filter(|_| !self.may_follow(&log));
+            if let Some(tid) = on_its_way.or(obstacle) {
+                self.wait_for_landing(log, tid)?;
+                log = self.log.lock();
+            } else if let Some(stalled) = log.stalled.pop_front() {
+                log = self.take_off(log, client, stalled, true)?;
+            } else {
+                break;
+            }
         }
-        let tid = closed.tid;
-        client.release(&closed.freed);
-        let freed: u64 = closed.freed.iter().map(|run| u64::from(run.count)).sum();
-        self.freeing.fetch_sub(freed, Ordering::AcqRel);
-        log.retire(closed);
-        // Under the log's lock: commits are told in their order.
-        self.progress.lock().committed = tid;
-        self.checkpoint_early(log)
+        self.make_room(&mut log, self.blocks_max + RUNNING_OVERHEAD)?;
+        let closed = self.close_running(&mut log, client)?;
+        self.note_close(closed.is_empty());
+        if !closed.is_empty() {
+            self.take_off(log, client, closed, false)?;
+        } else if let Some(last) = log.last_flying() {
+            self.wait_for_landing(log, last)?;
+        }
+        Ok(())
     }
 
-    fn write_closed(&self, log: &mut Log, client: &dyn Client, closed: &mut Closed) -> Result<()> {
-        self.make_room(log, closed.blocks.len() + closed.revoked.len() / REVOKES_PER_BLOCK + 8)?;
-        self.write_body(log, closed)?;
-        self.io.flush()?;
-        self.write_commit(log, closed.tid, client.now())
+    /// Whether the next transaction may go on its way behind those that are there. A small one may
+    /// as well wait: more come to it meanwhile, and share its flush.
+    fn may_follow(&self, log: &Log) -> bool {
+        log.stalled.is_empty()
+            && log.flying.len() < FLYING_MAX
+            && self.load.load(Ordering::Acquire) >= self.tuning.overlap_blocks
     }
 
     /// Tells who waits for room that the full transaction is closed. An empty one stays open, and
@@ -130,7 +125,7 @@ impl Journal {
         let (mut blocks, freed, revoked) = (running.blocks, running.freed, running.revoked);
         blocks.iter().for_each(|block| block.dirty_in.store(0, Ordering::Release));
         blocks.retain(|block| !revoked.contains(&block.home));
-        let copies = blocks.iter().map(|block| copy_out(block, log.spare.pop())).collect();
+        let copies = copy::out(&blocks, &mut log.spare, self.tuning.copiers);
         let revoked = revoked.into_iter().collect();
         let closed = Closed { tid, blocks, copies, freed, revoked };
         if !closed.is_empty() {
@@ -142,7 +137,7 @@ impl Journal {
 
     /// Writes descriptors, revokes and copies. In the log's first lap also the commit block's
     /// place, so that no room can be missing for what must not fail.
-    fn write_body(&self, log: &mut Log, closed: &mut Closed) -> Result<()> {
+    pub(super) fn write_body(&self, log: &mut Log, closed: &mut Closed) -> Result<()> {
         let block_bytes = self.io.block_bytes();
         let sequence = closed.tid.0;
         let mut body: Vec<Buffer> = Vec::with_capacity(closed.blocks.len() + 8);
@@ -153,19 +148,16 @@ impl Journal {
         }
         let revokes = body.len();
         let per_descriptor = log.codec.tags_per_block(block_bytes);
-        let mut copies = std::mem::take(&mut closed.copies).into_iter();
-        let mut all_tags: Vec<Tag> = Vec::with_capacity(closed.blocks.len());
-        for part in closed.blocks.chunks(per_descriptor) {
-            let mut logged: Vec<Buffer> = copies.by_ref().take(part.len()).collect();
-            let tag = |(block, data): (&Arc<MetaBlock>, &mut Buffer)| {
-                log.codec.log(block.home, sequence, data)
-            };
-            let tags: Vec<Tag> = part.iter().zip(&mut logged).map(tag).collect();
+        let mut copies = std::mem::take(&mut closed.copies);
+        let codec = log.codec;
+        let tag = |block: &Arc<MetaBlock>, data: &mut Buffer| codec.log(block.home, sequence, data);
+        let all_tags = copy::tags(&closed.blocks, &mut copies, self.tuning.copiers, &tag);
+        let mut copies = copies.into_iter();
+        for tags in all_tags.chunks(per_descriptor) {
             let mut descriptor = Buffer::zeroed(block_bytes);
-            log.codec.put_descriptor(&mut descriptor, sequence, &tags);
+            codec.put_descriptor(&mut descriptor, sequence, tags);
             body.push(descriptor);
-            body.extend(logged);
-            all_tags.extend(tags);
+            body.extend(copies.by_ref().take(tags.len()));
         }
         let room_for_commit = !log.lapped;
         if room_for_commit {
@@ -201,22 +193,4 @@ impl Journal {
         let (blocks, result) = self.io.write_all(runs);
         (blocks, result.map_err(Into::into))
     }
-
-    fn write_commit(&self, log: &mut Log, tid: Tid, now: Time) -> Result<()> {
-        let mut block = Buffer::zeroed(self.io.block_bytes());
-        log.codec.put_commit(&mut block, tid.0, now.sec.max(0) as u64, now.nsec);
-        self.io.write_durable(self.map.device_block(log.head), block)?;
-        log.advance(1);
-        Ok(())
-    }
-}
-
-/// The block's content as it goes to the log, sealed. Called while no handle exists.
-fn copy_out(block: &MetaBlock, spare: Option<Buffer>) -> Buffer {
-    let mut data = block.data.write();
-    block.seal(&mut data);
-    block.home_is_old.store(true, Ordering::Release);
-    let Some(mut copy) = spare else { return Buffer::copy_of(&data) };
-    copy.copy_from_slice(&data);
-    copy
 }

@@ -1,5 +1,6 @@
 //! The log area: where it begins and ends, what waits in it for its way home.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use polylane_base::sync::Arc;
@@ -27,6 +28,13 @@ impl Closed {
     }
 }
 
+/// A transaction whose body is in the log, and whose commit block is not.
+pub(super) struct Flying {
+    pub(super) closed: Closed,
+    /// Where its body begins.
+    pub(super) start: u32,
+}
+
 /// A committed version that its home does not have yet.
 pub(super) struct Pending {
     pub(super) data: Buffer,
@@ -42,8 +50,11 @@ pub(super) struct Log {
     /// The last committed transaction, if the log holds any.
     pub(super) last: Option<Tid>,
     pub(super) pending: FxHashMap<DeviceBlock, Pending>,
-    /// A closed transaction that the medium had no room for: the next one to be committed.
-    pub(super) stalled: Option<Closed>,
+    /// Transactions on their way, the next to be committed first. Who leads a commit puts his here
+    /// and, without the log's lock, flushes and writes the commit block.
+    pub(super) flying: VecDeque<Flying>,
+    /// Closed transactions that the medium had no room for: the next ones to be committed.
+    pub(super) stalled: VecDeque<Closed>,
     /// Log blocks in use from which on the log is emptied without need. Rises when the medium has
     /// no room for that, so that not every commit tries again.
     pub(super) checkpoint_at: u32,
@@ -67,7 +78,8 @@ impl Log {
             tail: first,
             last: None,
             pending: FxHashMap::default(),
-            stalled: None,
+            flying: VecDeque::new(),
+            stalled: VecDeque::new(),
             checkpoint_at: 0,
             lapped: false,
             spare: Vec::new(),
@@ -80,6 +92,23 @@ impl Log {
 
     pub(super) fn used(&self) -> u32 {
         (self.head + self.size() - self.tail) % self.size()
+    }
+
+    /// The last transaction on its way.
+    pub(super) fn last_flying(&self) -> Option<Tid> {
+        self.flying.back().map(|flying| flying.closed.tid)
+    }
+
+    /// Calls transaction `tid` and those after it back: their places in the log are free again, and
+    /// they are the next ones to be written. False when somebody did that already.
+    pub(super) fn ground(&mut self, tid: Tid) -> bool {
+        let found = self.flying.iter().position(|flying| flying.closed.tid == tid);
+        let Some(at) = found else { return false };
+        self.head = self.flying[at].start;
+        for flying in self.flying.drain(at..).rev() {
+            self.stalled.push_front(flying.closed);
+        }
+        true
     }
 
     /// Moves the head on.
@@ -105,6 +134,7 @@ impl Log {
         }
         self.last = Some(closed.tid);
         for (block, data) in closed.blocks.into_iter().zip(closed.copies) {
+            block.closed_in.fetch_sub(1, Ordering::AcqRel);
             let older = self.pending.insert(block.home, Pending { data, block });
             self.keep(older.map(|older| older.data));
         }

@@ -12,6 +12,8 @@
 //! - A metadata block changes only under a handle, and a handle belongs to one transaction.
 //! - A commit block is written only after a flush made its log body durable; the same flush covers
 //!   file data written before (ordered mode: data is written before the extents that show it).
+//! - Commit blocks are written in the order of their transactions, each after the one before is
+//!   durable; the body of the next one may be in the log by then, and counts for nothing yet.
 //! - Log space is used again only after the homes of all that it held were written and flushed, and
 //!   the journal's superblock says so durably.
 //! - Blocks freed by a transaction are given to the allocator only after it committed.
@@ -23,12 +25,15 @@
 //! # Locking
 //!
 //! `log → gate (shared: a handle; exclusive: closing a transaction) → running → block data`;
-//! `progress` is taken alone. Who commits or checkpoints takes `log` and keeps it across I/O.
+//! `progress` is taken alone. Who writes a body or checkpoints takes `log` and keeps it across I/O;
+//! who flushes and writes a commit block does so without it, and takes it again afterwards.
 //! Whoever holds a handle waits for no lock that a thread without one may hold while it starts one:
 //! inodes' and directories' locks come before the handle. One thread has one handle at a time.
 
 mod checkpoint;
 mod commit;
+mod copy;
+mod flight;
 mod log;
 
 use std::cell::Cell;
@@ -127,6 +132,10 @@ struct Progress {
     closes: u64,
     /// Threads that wait for a close.
     waiting: u32,
+    /// How often transactions on their way to the log were called back.
+    grounded: u64,
+    /// Threads that flush or write a commit block.
+    writers: u32,
     ending: bool,
 }
 
@@ -143,6 +152,9 @@ pub struct Journal {
     progress: Mutex<Progress>,
     /// A transaction was closed, or the journal stopped.
     closed: Condvar,
+    /// A transaction has committed or was called back, a commit block was written, or the journal
+    /// stopped.
+    landed: Condvar,
     /// The committer is wanted.
     wish: Condvar,
     /// The medium had no room for the last commit.
@@ -152,6 +164,31 @@ pub struct Journal {
     /// Blocks freed by transactions that have not committed.
     freeing: AtomicU64,
     blocks_max: usize,
+    /// See [`Tuning`].
+    tuning: Tuning,
+}
+
+/// How commits work together.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning {
+    /// A running transaction that comes to so many blocks is closed, and its body written, while
+    /// the one before is being flushed. A smaller one waits, so that more who want to sync join it.
+    pub overlap_blocks: usize,
+    /// Most threads that copy a transaction's blocks and make their checksums.
+    pub copiers: usize,
+}
+
+/// 256 KiB: from here on writing the body takes longer than a wake-up.
+const OVERLAP_BLOCKS: usize = 64;
+
+/// More threads than that wait for memory, not for a CPU.
+const COPIERS_MAX: usize = 4;
+
+impl Default for Tuning {
+    fn default() -> Self {
+        let cpus = polylane_sys::cpu::allowed().map_or(1, |cpus| cpus.len());
+        Tuning { overlap_blocks: OVERLAP_BLOCKS, copiers: cpus.clamp(1, COPIERS_MAX) }
+    }
 }
 
 /// The right to change metadata, as part of the running transaction. Must not be held across a wait
@@ -176,6 +213,7 @@ impl Journal {
         map: JournalMap,
         mut superblock: JournalSuperblock,
         next_sequence: u32,
+        tuning: Tuning,
     ) -> Result<Journal> {
         let first = superblock.first();
         let tid = Tid(next_sequence.max(1));
@@ -197,15 +235,19 @@ impl Journal {
                 wanted: before,
                 closes: 0,
                 waiting: 0,
+                grounded: 0,
+                writers: 0,
                 ending: false,
             }),
             closed: Condvar::new(),
+            landed: Condvar::new(),
             wish: Condvar::new(),
             starved: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             reason: Mutex::new(None),
             freeing: AtomicU64::new(0),
             blocks_max: (size / 4) as usize,
+            tuning,
         };
         journal.write_superblock(&journal.log.lock())?;
         Ok(journal)
@@ -317,6 +359,7 @@ impl Journal {
         self.stopped.store(true, Ordering::Release);
         drop(self.progress.lock());
         self.closed.notify_all();
+        self.landed.notify_all();
         self.wish.notify_all();
     }
 

@@ -68,7 +68,8 @@ pub fn open(disk: &Arc<SimDisk>) -> Result<Ext4, String> {
     open_with(disk, Arc::new(TestClock::default()), Duration::from_secs(3600))
 }
 
-/// Opens with a clock, and commits every `commit_interval`.
+/// Opens with a clock, and commits every `commit_interval`: with an odd one as much as possible at a
+/// time.
 ///
 /// # Errors
 /// The image does not open.
@@ -77,7 +78,11 @@ pub fn open_with(
     clock: Arc<dyn Clock>,
     commit_interval: Duration,
 ) -> Result<Ext4, String> {
-    let options = Options { commit_interval, ..Options::default() };
+    let mut options = Options { commit_interval, ..Options::default() };
+    if commit_interval.subsec_millis() % 2 == 1 {
+        // Every commit begins before the one before has ended.
+        options.tuning.overlap_blocks = 0;
+    }
     Ext4::open(disk.clone(), clock, &options).map_err(|error| format!("open: {error}"))
 }
 

@@ -1,0 +1,171 @@
+//! From a closed transaction to a durable one.
+//!
+//! ```text
+//!  log's lock held        not held                                     held
+//!  ───────────────        ────────                                     ────
+//!  body ──► log,          flush; the transaction before is durable;    versions wait for their
+//!  place of the commit    commit block, FUA                            homes, freed blocks are
+//!  block                                                               free; all are told
+//! ```
+//!
+//! While one transaction is in the middle column, the next may be in the first. One that the medium
+//! has no room for is *grounded*, with all behind it: they are written anew, in their order.
+
+use std::sync::atomic::Ordering;
+
+use polylane_base::sync::MutexGuard;
+use polylane_sys::buffer::Buffer;
+
+use super::log::{Closed, Flying, Log};
+use super::{Client, Journal, REVOKES_PER_BLOCK, Tid};
+use crate::error::Result;
+use crate::format::DeviceBlock;
+
+/// Counts a thread that is about to write without the log's lock.
+struct Writer<'a>(&'a Journal);
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        self.0.progress.lock().writers -= 1;
+        self.0.landed.notify_all();
+    }
+}
+
+impl Journal {
+    /// Brings a closed transaction into the log and has it committed, or keeps it for another try.
+    /// Returns the log. `again`: it is one that had no room before, and goes to the front.
+    pub(super) fn take_off<'a>(
+        &'a self,
+        mut log: MutexGuard<'a, Log>,
+        client: &dyn Client,
+        mut closed: Closed,
+        again: bool,
+    ) -> Result<MutexGuard<'a, Log>> {
+        let (tid, start) = (closed.tid, log.head);
+        if let Err(why) = self.write_whole_body(&mut log, &mut closed) {
+            if why.is_no_space() {
+                log.head = start;
+                match again {
+                    true => log.stalled.push_front(closed),
+                    false => log.stalled.push_back(closed),
+                }
+            }
+            return Err(why);
+        }
+        let mut block = Buffer::zeroed(self.io.block_bytes());
+        let now = client.now();
+        log.codec.put_commit(&mut block, tid.0, now.sec.max(0) as u64, now.nsec);
+        let place = self.map.device_block(log.head);
+        log.advance(1);
+        let before = log.last_flying();
+        log.flying.push_back(Flying { closed, start });
+        let grounded = self.board();
+        drop(log);
+        let written = self.write_commit(before, grounded, place, block);
+        let mut log = self.log.lock();
+        match written {
+            Ok(()) => {
+                // Nothing goes home once the journal has stopped; replay finds what was written.
+                self.check()?;
+                self.land(&mut log, client)?;
+            }
+            Err(why) => {
+                if why.is_no_space() && log.ground(tid) {
+                    self.progress.lock().grounded += 1;
+                    self.landed.notify_all();
+                }
+                return Err(why);
+            }
+        }
+        Ok(log)
+    }
+
+    fn write_whole_body(&self, log: &mut Log, closed: &mut Closed) -> Result<()> {
+        self.make_room(log, closed.blocks.len() + closed.revoked.len() / REVOKES_PER_BLOCK + 8)?;
+        self.write_body(log, closed)
+    }
+
+    /// Counts this thread as one that writes without the log's lock. Call with it. How often
+    /// transactions have been called back.
+    fn board(&self) -> u64 {
+        let mut progress = self.progress.lock();
+        progress.writers += 1;
+        progress.grounded
+    }
+
+    /// Makes the body durable, and then, once the transaction before is, the commit block.
+    fn write_commit(
+        &self,
+        before: Option<Tid>,
+        grounded: u64,
+        place: DeviceBlock,
+        block: Buffer,
+    ) -> Result<()> {
+        let _writer = Writer(self);
+        self.io.flush()?;
+        if let Some(before) = before {
+            self.wait_until(before, grounded)?;
+        }
+        self.check()?;
+        self.io.write_durable(place, block)?;
+        Ok(())
+    }
+
+    /// The first of those on their way has committed.
+    fn land(&self, log: &mut Log, client: &dyn Client) -> Result<()> {
+        let Some(Flying { closed, .. }) = log.flying.pop_front() else { return Ok(()) };
+        let tid = closed.tid;
+        client.release(&closed.freed);
+        let freed: u64 = closed.freed.iter().map(|run| u64::from(run.count)).sum();
+        self.freeing.fetch_sub(freed, Ordering::AcqRel);
+        log.retire(closed);
+        // Under the log's lock: commits are told in their order.
+        self.progress.lock().committed = tid;
+        self.landed.notify_all();
+        self.checkpoint_early(log)
+    }
+
+    /// Gives the log's lock back and waits until `tid`, which is on its way, has committed.
+    pub(super) fn wait_for_landing(&self, log: MutexGuard<'_, Log>, tid: Tid) -> Result<()> {
+        let grounded = self.progress.lock().grounded;
+        drop(log);
+        self.wait_until(tid, grounded)
+    }
+
+    /// Waits until `tid` has committed. `ENOSPC` when transactions were called back since they had
+    /// been `grounded` times.
+    fn wait_until(&self, tid: Tid, grounded: u64) -> Result<()> {
+        let mut progress = self.progress.lock();
+        loop {
+            if progress.committed.reached(tid) {
+                return Ok(());
+            }
+            self.check()?;
+            if progress.grounded != grounded {
+                return Err(polylane_block::Error::NoSpace.into());
+            }
+            let waited = self.landed.wait(progress);
+            progress = waited.unwrap_or_else(|poison| poison.into_inner());
+        }
+    }
+
+    /// The log, with no transaction on its way.
+    pub(super) fn landed_log(&self) -> Result<MutexGuard<'_, Log>> {
+        loop {
+            self.check()?;
+            let log = self.log.lock();
+            let Some(last) = log.last_flying() else { return Ok(log) };
+            self.wait_for_landing(log, last)?;
+        }
+    }
+
+    /// Waits for those who write without the log's lock. Call with it, when the journal has
+    /// stopped: then none waits for another, and none begins.
+    pub(super) fn wait_for_writers(&self) {
+        let mut progress = self.progress.lock();
+        while progress.writers > 0 {
+            let waited = self.landed.wait(progress);
+            progress = waited.unwrap_or_else(|poison| poison.into_inner());
+        }
+    }
+}
