@@ -30,6 +30,29 @@ fn cpus_hold_for_command_and_service() {
     run.end();
 }
 
+/// What a tenant costs that does nothing: a few threads, their tables, and the program itself.
+#[test]
+fn an_idle_lane_takes_little_memory() {
+    const KIB_MAX: u64 = 8 << 10;
+    let name = "an_idle_lane_takes_little_memory";
+    if unavailable(name) || polylane_tests::lacks(name, &["mke2fs"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let volume = format!("--volume {}", dir.path().join("volume").display());
+    for kind in ["--mem", &format!("--size 1G {volume}")] {
+        let mut run = Run::new(kind).script("echo x > /lane/f; echo up; exec sleep 1000").start();
+        assert_eq!(run.line(), "up");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", run.service()));
+        let status = status.expect("status");
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = resident.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
+        assert!(kib.expect("VmRSS") <= KIB_MAX, "{kind}: {kib:?} KiB");
+        run.signal("TERM");
+        run.end();
+    }
+}
+
 /// The kernel remembers a removed file for a moment; the next one must not suffer from that.
 #[test]
 fn room_is_there_as_soon_as_a_file_is_gone() {

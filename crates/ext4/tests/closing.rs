@@ -17,7 +17,7 @@ use polylane_vfs::fs::{Kind, SetAttr};
 use polylane_vfs::{Create, Cred, Node, PathError, Vfs};
 
 const THREADS: u64 = 4;
-const ROUNDS: u64 = 12;
+const ROUNDS: u64 = 8;
 const CACHE_BYTES: u64 = 4 << 20;
 /// A thread that has not ended this long after the close is stuck.
 const TIME_MAX: Duration = Duration::from_secs(60);

@@ -77,7 +77,7 @@ impl Journal {
         let closed = self.close_running(&mut log, client)?;
         self.note_close(closed.is_empty());
         if !closed.is_empty() {
-            self.take_off(log, client, closed, false)?;
+            drop(self.take_off(log, client, closed, false)?);
         } else if let Some(last) = log.last_flying() {
             self.wait_for_landing(log, last)?;
         }
