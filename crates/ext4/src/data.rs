@@ -27,7 +27,7 @@ pub const INODE_CREDITS: usize = 2;
 /// New tree nodes that mapping one extent may take: one per level.
 pub const TREE_BLOCKS: u64 = 6;
 /// Most blocks moved in one request to the device.
-const RUN_BLOCKS_MAX: u32 = 256;
+pub(crate) const RUN_BLOCKS_MAX: u32 = 256;
 
 /// Reads up to `len` bytes at `offset` into `sink`.
 ///
@@ -120,7 +120,7 @@ fn write_run(
     let bytes = (count as usize * block_bytes - within).min(left);
     let promise = if new { Some(volume.promise(TREE_BLOCKS)?) } else { None };
     let data = assemble(volume, core, (start, count, new), (at, within, bytes), source, from)?;
-    volume.io.write(start, data)?;
+    volume.keep_buffer(volume.io.write(start, data)?);
     let handle = volume.start(if new { MAP_CREDITS } else { INODE_CREDITS })?;
     if new {
         let end = u64::from(first.0) + u64::from(count);
@@ -148,8 +148,8 @@ fn fill_hole(
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
     let written = assemble(volume, core, place, (at, within, bytes), source, from)
-        .and_then(|data| Ok(volume.io.write(claim.start, data)?));
-    let started = written.and_then(|_| volume.start(MAP_CREDITS));
+        .and_then(|data| Ok(volume.keep_buffer(volume.io.write(claim.start, data)?)));
+    let started = written.and_then(|()| volume.start(MAP_CREDITS));
     if started.is_err() && was_promised {
         promised::renew(volume, cell, first.0, first.0 + claim.count);
     }
@@ -217,7 +217,10 @@ fn assemble(
     from: usize,
 ) -> Result<Buffer> {
     let block_bytes = volume.io.block_bytes();
-    let mut data = Buffer::zeroed(count as usize * block_bytes);
+    let mut data = volume.buffer(count as usize * block_bytes);
+    // A block's bytes that the file does not have are zero.
+    data[..within].fill(0);
+    data[within + bytes..].fill(0);
     let tail = (within + bytes) % block_bytes;
     let last = (within + bytes) / block_bytes;
     let ends_inside = tail != 0 && at + (bytes as u64) < core.raw.size();

@@ -226,6 +226,7 @@ fn assemble(
         full: AtomicBool::new(false),
         full_since: Mutex::default(),
         damage_recorded: AtomicBool::new(false),
+        spare: Mutex::default(),
     })
 }
 

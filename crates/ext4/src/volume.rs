@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Clock, Errno, Time};
 use polylane_block::Error as DeviceError;
+use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashSet;
 
 use crate::alloc::{Allocator, Promise};
 use crate::cache::{BlockCache, MetaBlock, Seal};
 use crate::damage;
+use crate::data::RUN_BLOCKS_MAX;
 use crate::error::{Error, Result};
 use crate::format::hash::HashVersion;
 use crate::format::inode::RawInode;
@@ -96,7 +98,12 @@ pub struct Volume {
     pub full_since: Mutex<Option<Instant>>,
     /// The damage that stopped the file system was written down.
     pub damage_recorded: AtomicBool,
+    /// A buffer for the next large write: fresh memory costs more than what is copied into it.
+    pub spare: Mutex<Option<Buffer>>,
 }
+
+/// Smallest write that takes the spare buffer: below it, fresh memory comes from a free list.
+const SPARE_BYTES_MIN: usize = 64 << 10;
 
 /// How long writers are refused after the medium had no room.
 const FULL_PAUSE: Duration = Duration::from_secs(1);
@@ -250,6 +257,26 @@ impl Volume {
             _ => {}
         }
         result
+    }
+
+    /// A buffer of `len` bytes with anything in it that was written to the device before, to be
+    /// given back by [`Volume::keep_buffer`].
+    pub(crate) fn buffer(&self, len: usize) -> Buffer {
+        if len < SPARE_BYTES_MIN {
+            return Buffer::zeroed(len);
+        }
+        let spare = self.spare.lock().take().filter(|spare| spare.capacity() >= len);
+        let most = (RUN_BLOCKS_MAX as usize * self.io.block_bytes()).max(len);
+        let mut buffer = spare.unwrap_or_else(|| Buffer::zeroed(most));
+        buffer.set_len(len);
+        buffer
+    }
+
+    /// Keeps a large buffer for the next write.
+    pub(crate) fn keep_buffer(&self, buffer: Buffer) {
+        if buffer.capacity() >= SPARE_BYTES_MIN {
+            *self.spare.lock() = Some(buffer);
+        }
     }
 
     fn note_full(&self) {

@@ -10,6 +10,7 @@ pub mod copy;
 pub mod cpu;
 pub mod event;
 pub mod extents;
+pub mod frames;
 pub mod futex;
 pub mod lock;
 pub mod loopdev;

@@ -4,7 +4,7 @@ use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use polylane_base::{Errno, Result, Time};
 
 use super::pages::{Edges, FilePages};
-use super::{PAGE, PageData, zero_page};
+use super::{PAGE, PageData};
 use crate::core::Core;
 use crate::fs::{Attr, Fallocate, SetAttr, Sink, Source};
 use crate::inode::{ATIME_DUE, Inode, Node};
@@ -140,7 +140,7 @@ impl Core {
         first: u64,
         count: u64,
     ) -> Result<Vec<PageData>> {
-        let mut sink = PageSink((0..count).map(|_| zero_page()).collect());
+        let mut sink = PageSink((0..count).map(|_| self.cache.frames.zeroed()).collect());
         let len = sink.0.len() * PAGE;
         let _backing = pages.backing.read();
         self.fs.read(node.ino(), first * PAGE as u64, len, &mut sink)?;
@@ -178,7 +178,7 @@ impl Core {
             // Size before data: the flusher cuts what it writes at the size, and would otherwise
             // take the new end of a page for written.
             self.delay(node, pages, at + count as u64);
-            let written = pages.write(at, count, done, source, &mut edges);
+            let written = pages.write((at, count), (source, done), &mut edges, &self.cache.frames);
             pages.landed();
             // Another thread needed room and took an edge that was cached: once more.
             let Some(delta) = written else { continue };

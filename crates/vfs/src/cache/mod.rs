@@ -18,7 +18,7 @@
 //! # Locking
 //!
 //! ```text
-//! a file's data ─► backing ─► attr ─► libservice        leaves: clock · flusher state
+//! a file's data ─► backing ─► attr ─► libservice        leaves: clock · flusher state · frames
 //!                         └─► dirty_files ─► map
 //! ```
 //!
@@ -38,6 +38,7 @@ use rustc_hash::FxHashMap;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use polylane_base::sync::{Arc, Mutex};
+use polylane_sys::frames::{FRAME_BYTES, Frame, Frames};
 
 use crate::inode::{Inode, Node};
 use crate::vfs::Options;
@@ -49,17 +50,12 @@ use writeback::{DirtyFile, Flusher};
 pub(crate) const PAGE: usize = 4096;
 
 /// The bytes of a page.
-pub(crate) type PageData = Box<[u8; PAGE]>;
+pub(crate) type PageData = Frame;
+
+const _: () = assert!(PAGE == FRAME_BYTES);
 
 /// Fewest pages that a limit may leave: below this, a single large write could not be cached.
 const PAGES_MIN: u64 = 64;
-
-/// A page of zeros.
-fn zero_page() -> PageData {
-    // Made on the heap from the start: `Box::new([0; PAGE])` would copy 4 KiB from the stack.
-    let bytes = vec![0; PAGE].into_boxed_slice();
-    bytes.try_into().unwrap_or_else(|_| Box::new([0; PAGE]))
-}
 
 /// What the files of one VFS share of the page cache.
 pub(crate) struct PageCache {
@@ -69,6 +65,8 @@ pub(crate) struct PageCache {
     dirty: AtomicU64,
     clock: Mutex<Clock>,
     dirty_files: Mutex<FxHashMap<u64, DirtyFile>>,
+    /// Where pages are taken from.
+    frames: Frames,
     pub(crate) flusher: Flusher,
 }
 
@@ -84,6 +82,7 @@ impl PageCache {
             dirty: AtomicU64::new(0),
             clock: Mutex::default(),
             dirty_files: Mutex::default(),
+            frames: Frames::default(),
             flusher: Flusher::default(),
         }
     }

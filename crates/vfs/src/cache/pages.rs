@@ -15,8 +15,9 @@ use polylane_base::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64};
 use polylane_base::sync::{Mutex, RwLock};
 use polylane_base::{Errno, Result};
+use polylane_sys::frames::Frames;
 
-use super::{PAGE, PageData, zero_page};
+use super::{PAGE, PageData};
 use crate::fs::{Attr, Sink, Source};
 
 /// Most pages handed to the libservice in one write: 1 MiB.
@@ -164,11 +165,10 @@ impl FilePages {
     /// nothing is changed, when a page that is written in part went since its bytes were sought.
     pub(super) fn write(
         &self,
-        offset: u64,
-        len: usize,
-        at: usize,
-        source: &mut dyn Source,
+        (offset, len): (u64, usize),
+        (source, at): (&mut dyn Source, usize),
         edges: &mut Edges,
+        frames: &Frames,
     ) -> Option<Delta> {
         let mut map = self.map.write();
         if edges.indices().any(|index| !map.pages.contains_key(&index) && !edges.brings(index)) {
@@ -180,7 +180,8 @@ impl FilePages {
             let (index, from) = split(offset + done as u64);
             let to = PAGE.min(from + len - done);
             if !map.pages.contains_key(&index) {
-                map.add(index, edges.take(index).unwrap_or_else(zero_page), true);
+                let data = edges.take(index).unwrap_or_else(|| frames.zeroed());
+                map.add(index, data, true);
                 delta.pages += 1;
             }
             let Map { pages, dirty, .. } = &mut *map;
@@ -435,17 +436,23 @@ mod tests {
     /// evicts it before the write comes to it: the write must not take it for a page of zeros.
     #[test]
     fn an_edge_that_was_evicted_is_not_zeros() {
-        let pages = FilePages::default();
-        pages.insert(0, vec![Box::new([7; PAGE])]);
+        let (pages, frames) = (FilePages::default(), Frames::default());
+        let sevens = || {
+            let mut page = frames.zeroed();
+            page.fill(7);
+            page
+        };
+        let write =
+            |edges: &mut Edges| pages.write((100, 10), (&mut &[1; 10][..], 0), edges, &frames);
+        pages.insert(0, vec![sevens()]);
         let mut edges = Edges::default();
         edges.push(0, None);
         assert_eq!(pages.evict(1, 1), 1);
-        assert_eq!(pages.write(100, 10, 0, &mut &[1; 10][..], &mut edges), None);
+        assert_eq!(write(&mut edges), None);
         assert!(pages.is_clean());
         let mut edges = Edges::default();
-        edges.push(0, Some(Box::new([7; PAGE])));
-        let delta = pages.write(100, 10, 0, &mut &[1; 10][..], &mut edges);
-        assert_eq!(delta, Some(Delta { pages: 1, dirty: 1 }));
+        edges.push(0, Some(sevens()));
+        assert_eq!(write(&mut edges), Some(Delta { pages: 1, dirty: 1 }));
         let mut bytes = [0; 4];
         pages.get(98, &mut bytes);
         assert_eq!(bytes, [7, 7, 1, 1]);

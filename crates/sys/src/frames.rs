@@ -1,0 +1,265 @@
+//! Page frames: memory for file data, 4 KiB each, kept together and used again.
+//!
+//! A page cache takes and gives back frames all day. From the general allocator each would be a
+//! chunk of its own that straddles two pages, and a fresh one costs a fault of the kernel's, which
+//! takes longer than filling it. Here frames lie in regions of 2 MiB that the kernel may back with
+//! one huge page, one fault for all; the lowest are used first, so that the highest become empty and
+//! go back to the kernel.
+//!
+//! # Invariants
+//!
+//! - A frame belongs to one [`Frame`] or is free; a region is unmapped only when all of its frames
+//!   are free.
+//! - Frames of a region from `fresh` on were never handed out: they are zero.
+#![expect(unsafe_code, reason = "UNSAFETY: maps memory and hands parts of it out")]
+
+use std::alloc::{Layout, handle_alloc_error};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use polylane_base::sync::{Arc, Mutex};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// Bytes in a frame.
+pub const FRAME_BYTES: usize = 4096;
+
+/// Bytes in a region: a huge page of x86-64 and of aarch64 with 4 KiB pages.
+const REGION_BYTES: usize = 2 << 20;
+const FRAMES: usize = REGION_BYTES / FRAME_BYTES;
+
+/// Regions without a used frame that are kept for the next ones.
+const EMPTY_MAX: usize = 1;
+
+/// A pool of frames; cheap to clone. Thread-safe. Its memory goes with the last frame.
+#[derive(Clone, Default)]
+pub struct Frames(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// By their address.
+    regions: BTreeMap<usize, Region>,
+    /// Those with free frames.
+    open: BTreeSet<usize>,
+    /// How many have free frames only.
+    empty: usize,
+}
+
+/// Mapped memory; unmapped when dropped.
+struct Region {
+    base: NonNull<u8>,
+    /// Frames that were used before.
+    free: Vec<u16>,
+    /// The first of those that never were.
+    fresh: u16,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// `huge`: one fault may fill it whole.
+    fn map(huge: bool) -> Region {
+        let none = || -> ! { handle_alloc_error(Layout::new::<[u8; REGION_BYTES]>()) };
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // Twice as much holds an aligned one; what is around it goes back.
+        // SAFETY: new memory, at an address of the kernel's choice.
+        let mapped =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * REGION_BYTES, protection, flags) };
+        let Some(start) = mapped.ok().and_then(|start| NonNull::new(start.cast::<u8>())) else {
+            none()
+        };
+        let before = start.addr().get().next_multiple_of(REGION_BYTES) - start.addr().get();
+        // SAFETY: `before` is less than a region, so it and a region lie within the mapping, and
+        // nobody has a reference into what is unmapped.
+        let base = unsafe {
+            let base = start.add(before);
+            // What cannot be unmapped is address space, no memory: nothing has touched it.
+            if before > 0 {
+                let _ = munmap(start.as_ptr().cast(), before);
+            }
+            let _ = munmap(base.add(REGION_BYTES).as_ptr().cast(), REGION_BYTES - before);
+            if huge {
+                // Advice: a kernel without huge pages has small ones.
+                let _ = madvise(base.as_ptr().cast(), REGION_BYTES, Advice::LinuxHugepage);
+            }
+            base
+        };
+        Region { base, free: Vec::new(), fresh: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.free.len() == usize::from(self.fresh)
+    }
+
+    fn is_full(&self) -> bool {
+        self.free.is_empty() && usize::from(self.fresh) == FRAMES
+    }
+
+    /// A free frame, and whether it was used before.
+    fn take(&mut self) -> (NonNull<[u8; FRAME_BYTES]>, bool) {
+        let (index, used) = match self.free.pop() {
+            Some(index) => (index, true),
+            None => {
+                self.fresh += 1;
+                (self.fresh - 1, false)
+            }
+        };
+        assert!(usize::from(index) < FRAMES, "a full region");
+        // SAFETY: within the mapping, by the assertion.
+        (unsafe { self.base.add(usize::from(index) * FRAME_BYTES) }.cast(), used)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map`; all frames are free, so nobody has a reference into it.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), REGION_BYTES) };
+    }
+}
+
+impl State {
+    fn take(&mut self) -> (NonNull<[u8; FRAME_BYTES]>, bool) {
+        let at = match self.open.first() {
+            Some(at) => *at,
+            None => {
+                // An idle pool shall stay small: its first region fills page by page.
+                let region = Region::map(!self.regions.is_empty());
+                let at = region.base.addr().get();
+                self.regions.insert(at, region);
+                self.open.insert(at);
+                self.empty += 1;
+                at
+            }
+        };
+        let region = self.regions.get_mut(&at).expect("an open region is a region");
+        self.empty -= usize::from(region.is_empty());
+        let taken = region.take();
+        if region.is_full() {
+            self.open.remove(&at);
+        }
+        taken
+    }
+
+    /// Takes a frame back. A region that is to be unmapped is returned.
+    fn give(&mut self, frame: NonNull<[u8; FRAME_BYTES]>) -> Option<Region> {
+        let at = frame.addr().get() / REGION_BYTES * REGION_BYTES;
+        let region = self.regions.get_mut(&at).expect("a frame is in a region");
+        region.free.push(((frame.addr().get() - at) / FRAME_BYTES) as u16);
+        if !region.is_empty() {
+            self.open.insert(at);
+            return None;
+        }
+        if self.empty < EMPTY_MAX {
+            self.empty += 1;
+            self.open.insert(at);
+            return None;
+        }
+        self.open.remove(&at);
+        self.regions.remove(&at)
+    }
+}
+
+impl Frames {
+    /// A frame of zeros.
+    pub fn zeroed(&self) -> Frame {
+        let (base, used) = self.0.lock().take();
+        let mut frame = Frame { base, owner: self.0.clone() };
+        // What another file's page held must not be seen, whoever is to fill this one.
+        if used {
+            frame.fill(0);
+        }
+        frame
+    }
+
+    /// Bytes mapped.
+    pub fn mapped_bytes(&self) -> u64 {
+        (self.0.lock().regions.len() * REGION_BYTES) as u64
+    }
+}
+
+impl fmt::Debug for Frames {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Frames({} bytes mapped)", self.mapped_bytes())
+    }
+}
+
+/// A frame, owned like a `Box<[u8; 4096]>`.
+pub struct Frame {
+    base: NonNull<[u8; FRAME_BYTES]>,
+    owner: Arc<Mutex<State>>,
+}
+
+// SAFETY: the memory is owned exclusively, like a Box's.
+unsafe impl Send for Frame {}
+// SAFETY: shared access is read-only, like a Box's.
+unsafe impl Sync for Frame {}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        let emptied = self.owner.lock().give(self.base);
+        // Without the lock: it is a call of the kernel's.
+        drop(emptied);
+    }
+}
+
+impl Deref for Frame {
+    type Target = [u8; FRAME_BYTES];
+
+    fn deref(&self) -> &[u8; FRAME_BYTES] {
+        // SAFETY: mapped, initialised (the kernel's zeros or what was written), ours alone.
+        unsafe { self.base.as_ref() }
+    }
+}
+
+impl DerefMut for Frame {
+    fn deref_mut(&mut self) -> &mut [u8; FRAME_BYTES] {
+        // SAFETY: as in `deref`, exclusively.
+        unsafe { self.base.as_mut() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As random takes and returns as a cache makes: frames are nobody else's and zero, and
+    /// memory goes back.
+    #[test]
+    fn frames_are_their_own_and_go_back() {
+        let (frames, mut held, mut state) = (Frames::default(), Vec::new(), 1_u64);
+        for turn in 0..20_000_u32 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
+            let number = (state >> 33) as usize;
+            if number % 5 < 3 && held.len() < 4 * FRAMES {
+                let mut frame = frames.zeroed();
+                assert!(frame.iter().all(|byte| *byte == 0));
+                frame[..4].copy_from_slice(&turn.to_le_bytes());
+                frame[FRAME_BYTES - 1] = 7;
+                held.push((turn, frame));
+            } else if !held.is_empty() {
+                let (turn, frame) = held.swap_remove(number % held.len());
+                assert_eq!((&frame[..4], frame[FRAME_BYTES - 1]), (&turn.to_le_bytes()[..], 7));
+            }
+        }
+        assert!(held.len() > FRAMES, "more than one region");
+        assert!(frames.mapped_bytes() >= (held.len() * FRAME_BYTES) as u64);
+        held.clear();
+        assert_eq!(frames.mapped_bytes(), (EMPTY_MAX * REGION_BYTES) as u64);
+        assert!(frames.zeroed().iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_frame_outlives_its_pool_and_changes_threads() {
+        let frames = Frames::default();
+        let held: Vec<Frame> = (0..3 * FRAMES).map(|_| frames.zeroed()).collect();
+        drop(frames);
+        std::thread::scope(|scope| {
+            let mut held = held;
+            let rest = held.split_off(FRAMES);
+            scope.spawn(move || drop(rest));
+            held.iter_mut().for_each(|frame| frame.fill(9));
+        });
+    }
+}
