@@ -147,8 +147,11 @@ fn fill_hole(
     let (claim, was_promised) = claim(volume, cell, goal, first, want)?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
-    let written = assemble(volume, core, place, (at, within, bytes), source, from)
-        .and_then(|data| Ok(volume.keep_buffer(volume.io.write(claim.start, data)?)));
+    let written =
+        assemble(volume, core, place, (at, within, bytes), source, from).and_then(|data| {
+            volume.keep_buffer(volume.io.write(claim.start, data)?);
+            Ok(())
+        });
     let started = written.and_then(|()| volume.start(MAP_CREDITS));
     if started.is_err() && was_promised {
         promised::renew(volume, cell, first.0, first.0 + claim.count);

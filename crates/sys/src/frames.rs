@@ -3,8 +3,8 @@
 //! A page cache takes and gives back frames all day. From the general allocator each would be a
 //! chunk of its own that straddles two pages, and a fresh one costs a fault of the kernel's, which
 //! takes longer than filling it. Here frames lie in regions of 2 MiB that the kernel may back with
-//! one huge page, one fault for all; the lowest are used first, so that the highest become empty and
-//! go back to the kernel.
+//! one huge page, one fault for all. The lowest are used first, so that the highest become empty,
+//! and go back to the kernel.
 //!
 //! # Invariants
 //!

@@ -68,8 +68,8 @@ pub fn open(disk: &Arc<SimDisk>) -> Result<Ext4, String> {
     open_with(disk, Arc::new(TestClock::default()), Duration::from_secs(3600))
 }
 
-/// Opens with a clock, and commits every `commit_interval`: with an odd one as much as possible at a
-/// time.
+/// Opens with a clock, and commits every `commit_interval`: with an odd one as many as possible at
+/// a time.
 ///
 /// # Errors
 /// The image does not open.
