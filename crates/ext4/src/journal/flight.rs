@@ -17,7 +17,7 @@ use polylane_base::sync::MutexGuard;
 use polylane_sys::buffer::Buffer;
 
 use super::log::{Closed, Flying, Log};
-use super::{Client, Journal, REVOKES_PER_BLOCK, Tid};
+use super::{Client, Journal, Progress, REVOKES_PER_BLOCK, Tid};
 use crate::error::Result;
 use crate::format::DeviceBlock;
 
@@ -26,8 +26,9 @@ struct Writer<'a>(&'a Journal);
 
 impl Drop for Writer<'_> {
     fn drop(&mut self) {
-        self.0.progress.lock().writers -= 1;
-        self.0.landed.notify_all();
+        let mut progress = self.0.progress.lock();
+        progress.writers -= 1;
+        self.0.tell(&progress);
     }
 }
 
@@ -71,8 +72,9 @@ impl Journal {
             }
             Err(why) => {
                 if why.is_no_space() && log.ground(tid) {
-                    self.progress.lock().grounded += 1;
-                    self.landed.notify_all();
+                    let mut progress = self.progress.lock();
+                    progress.grounded += 1;
+                    self.tell(&progress);
                 }
                 return Err(why);
             }
@@ -120,9 +122,27 @@ impl Journal {
         self.freeing.fetch_sub(freed, Ordering::AcqRel);
         log.retire(closed);
         // Under the log's lock: commits are told in their order.
-        self.progress.lock().committed = tid;
-        self.landed.notify_all();
+        let mut progress = self.progress.lock();
+        progress.committed = tid;
+        self.tell(&progress);
+        drop(progress);
         self.checkpoint_early(log)
+    }
+
+    /// Wakes those who wait for transactions on their way, if there are any.
+    fn tell(&self, progress: &Progress) {
+        if progress.watching > 0 {
+            self.landed.notify_all();
+        }
+    }
+
+    /// Waits for the next [`tell`](Journal::tell).
+    fn watch<'a>(&self, mut progress: MutexGuard<'a, Progress>) -> MutexGuard<'a, Progress> {
+        progress.watching += 1;
+        let waited = self.landed.wait(progress);
+        let mut progress = waited.unwrap_or_else(|poison| poison.into_inner());
+        progress.watching -= 1;
+        progress
     }
 
     /// Gives the log's lock back and waits until `tid`, which is on its way, has committed.
@@ -144,8 +164,7 @@ impl Journal {
             if progress.grounded != grounded {
                 return Err(polylane_block::Error::NoSpace.into());
             }
-            let waited = self.landed.wait(progress);
-            progress = waited.unwrap_or_else(|poison| poison.into_inner());
+            progress = self.watch(progress);
         }
     }
 
@@ -164,8 +183,7 @@ impl Journal {
     pub(super) fn wait_for_writers(&self) {
         let mut progress = self.progress.lock();
         while progress.writers > 0 {
-            let waited = self.landed.wait(progress);
-            progress = waited.unwrap_or_else(|poison| poison.into_inner());
+            progress = self.watch(progress);
         }
     }
 }

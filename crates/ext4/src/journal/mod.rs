@@ -136,6 +136,8 @@ struct Progress {
     grounded: u64,
     /// Threads that flush or write a commit block.
     writers: u32,
+    /// Threads that wait for transactions on their way.
+    watching: u32,
     ending: bool,
 }
 
@@ -237,6 +239,7 @@ impl Journal {
                 waiting: 0,
                 grounded: 0,
                 writers: 0,
+                watching: 0,
                 ending: false,
             }),
             closed: Condvar::new(),

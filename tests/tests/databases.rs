@@ -1,0 +1,83 @@
+//! Databases whose lane is cut off: everything of the run is killed at once, and the volume is
+//! opened anew. What was committed is there.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use polylane_tests::pool::{Run, Running, signal_to};
+use polylane_tests::volume::assert_clean;
+use polylane_tests::{lacks, unavailable};
+
+/// Longest wait for the remains of a killed run to let go of its volume.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Commits numbers, one after the other, and says which are committed.
+const SQLITE: &str = "cd /lane; /usr/bin/python3 -c '
+import sqlite3, sys
+db = sqlite3.connect(\"db\", isolation_level=None)
+db.execute(\"PRAGMA journal_mode=\" + sys.argv[1])
+db.execute(\"PRAGMA synchronous=EXTRA\")
+db.execute(\"CREATE TABLE IF NOT EXISTS t(n INTEGER PRIMARY KEY, filling BLOB)\")
+last = db.execute(\"SELECT coalesce(max(n), 0) FROM t\").fetchone()[0]
+while True:
+    last += 1
+    db.execute(\"BEGIN\")
+    db.execute(\"INSERT INTO t VALUES(?, randomblob(?))\", (last, last * 97 % 9000))
+    db.execute(\"COMMIT\")
+    print(last, flush=True)
+' $JOURNAL";
+
+/// What the database holds, as its own programs say: sound, how many, the last.
+const SQLITE_LOOK: &str = "cd /lane; sqlite3 db \
+    'PRAGMA integrity_check; SELECT count(*), max(n) FROM t' | tr '|' ' '";
+
+/// Kills supervisor and service at once; whoever is left ends with them.
+fn cut_off(mut run: Running) {
+    let service = run.service();
+    run.signal("KILL");
+    signal_to(service, "KILL");
+    run.child.wait().expect("killed");
+}
+
+/// The words of a look at the volume, once nobody has it any more.
+fn look(volume: &Path, script: &str) -> Vec<String> {
+    let begun = Instant::now();
+    loop {
+        let output = Run::new("--volume").arg(volume).script(script).output();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.success() {
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            return text.split_whitespace().map(String::from).collect();
+        }
+        assert!(said.contains("in use") && begun.elapsed() < PATIENCE, "{said}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn committed_transactions_of_sqlite_survive_a_cut() {
+    let name = "committed_transactions_of_sqlite_survive_a_cut";
+    if unavailable(name) || lacks(name, &["mke2fs", "e2fsck", "sqlite3", "python3"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    for journal in ["DELETE", "WAL"] {
+        let volume = dir.path().join(journal);
+        let mut committed = 0;
+        for commits in [40, 3, 90] {
+            let run = Run::new("--size 256M --volume").arg(&volume).env("JOURNAL", journal);
+            let mut run = run.script(SQLITE).start();
+            for _ in 0..commits {
+                let line = run.line();
+                committed = line.parse::<u64>().unwrap_or_else(|_| panic!("{journal}: {line}"));
+            }
+            cut_off(run);
+            let found = look(&volume, SQLITE_LOOK);
+            let [sound, count, last] = &found[..] else { panic!("{journal}: {found:?}") };
+            assert_eq!((&**sound, count), ("ok", last), "{journal}");
+            // One more may have been committed and not told.
+            assert!(last.parse::<u64>().expect("a number") >= committed, "{journal}: {found:?}");
+            assert_clean(&volume);
+        }
+    }
+}
