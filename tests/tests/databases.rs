@@ -64,7 +64,7 @@ fn committed_transactions_of_sqlite_survive_a_cut() {
     for journal in ["DELETE", "WAL"] {
         let volume = dir.path().join(journal);
         let mut committed = 0;
-        for commits in [40, 3, 90] {
+        for commits in [25, 3, 40] {
             let run = Run::new("--size 256M --volume").arg(&volume).env("JOURNAL", journal);
             let mut run = run.script(SQLITE).start();
             for _ in 0..commits {
