@@ -114,8 +114,8 @@ pub(crate) fn owned(fd: RawFd) -> OwnedFd {
 
 /// `close`, whatever it says, past our own hook and libc, in which a thread could be cancelled.
 pub(crate) fn close_quietly(fd: RawFd) {
-    // SAFETY: closing a number harms no memory; callers own the descriptor. -1 is not passed on.
     if fd >= 0 {
+        // SAFETY: closing a number harms no memory; callers own the descriptor.
         unsafe { rustix::io::close(fd) };
     }
 }

@@ -226,7 +226,8 @@ impl Supervisor {
         match service.link.receive() {
             Ok(Some((FromService::Stats(stats), _))) => listener.answer(&self.describe(stats)),
             Ok(Some((FromService::Copied(answer), _))) => {
-                if self.copies.answered(answer, &service.copier()) {
+                let stuck = self.copies.answered(answer, &service.copier());
+                if stuck {
                     service.process.kill();
                 }
             }

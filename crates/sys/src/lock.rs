@@ -90,7 +90,7 @@ mod tests {
         drop(copy);
         lock_range(&other, 100, 1).expect("free again");
         unlock_range(&other, 100, 1).expect("given up");
-        lock_range(&open(), 100, 1).expect("free, until this one is closed");
+        lock_range(open(), 100, 1).expect("free, until this one is closed");
         lock_range(&other, 100, 1).expect("free again");
         let third = open();
         assert_eq!(share_range(&third, 100, 1), Err(Errno::EAGAIN));

@@ -37,7 +37,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(1);
 const PROBE_AT: u64 = Layout::POOL.head_bytes - PROBE_BYTES as u64;
 const PROBE_BYTES: usize = 4096;
 
-/// See the [module](self).
+/// A road into a pool file, held open; what it keeps away is told at the head of this file.
 #[derive(Debug)]
 pub struct Hold {
     /// An open file of this process alone, with O_DIRECT: locks, and where the pin is looked for.

@@ -65,7 +65,7 @@ pub(crate) fn copy_range(
     if source.is(bit::DIRECTORY) || target.is(bit::DIRECTORY) || limit::is_set() {
         return Err(Detour::Kernel);
     }
-    for given in [from_at, to_at].into_iter().flatten().filter(|&given| given < 0) {
+    if let Some(given) = [from_at, to_at].into_iter().flatten().find(|&given| given < 0) {
         // As Linux does it: unsigned.
         let ends = given.cast_unsigned().checked_add(len as u64);
         return Err(if ends.is_none() { Errno::EOVERFLOW } else { Errno::EINVAL }.into());

@@ -202,7 +202,7 @@ impl Guest<'_> {
         let kind = kinds[usize::from(input.byte()) % kinds.len()];
         let (sector, bytes) = (u64::from(input.half()), input.len());
         self.queue().build(slot, kind, sector, bytes);
-        if input.byte() % 2 == 0 {
+        if input.byte().is_multiple_of(2) {
             self.push((slot * 3) as u16);
             let _ = self.queue().notify();
         }

@@ -18,7 +18,7 @@ pub(super) enum ToKeeper {
     Stats,
     /// The volume's file is to be this long: make it so, answer `Done`.
     Grow(u64),
-    /// This volume is going to be copied: what follows is a [`Copying`](crate::copying::Copying).
+    /// This volume is going to be copied: what follows is a `Step` of it.
     Copy(Target),
     /// Make everything durable, answer `Done`, end.
     Stop,

@@ -1,6 +1,6 @@
 //! Statistics in the text format that Prometheus scrapes (version 0.0.4).
 //!
-//! Each family is one row of [`FAMILIES`]: where its number is in a pool's statistics, and what
+//! Each family is one row of `FAMILIES`: where its number is in a pool's statistics, and what
 //! makes it seconds or bytes. A pool that does not have the number has no sample.
 
 use std::fmt::Write;

@@ -105,7 +105,7 @@ impl Stream {
         let mut stream = Stream::begin(range, epoch);
         let (epochs, writes) = (self.epochs + stream.epochs, self.writes + stream.writes);
         stream = Stream { epochs, writes, odd: self.odd + stream.odd, ..stream };
-        stream.records = self.records + stream.records;
+        stream.records += self.records;
         stream.laps = self.laps + 1;
         Stream { solo: self.solo, single: self.single, rewinds: self.rewinds, ..stream }
     }
