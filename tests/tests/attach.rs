@@ -6,26 +6,40 @@
 //! | nbd | nbdinfo, nbdcopy, qemu-img, nbdkit |
 //! | loop | mkfs, mount, fio, fsck: ext3, ext4, XFS, btrfs |
 //!
-//! The sizes are those of a quick run; the tests that are ignored do the same at length.
+//! The sizes are those of a quick run; `cargo xtask campaign attach` runs the tests that are
+//! ignored, which do the same at length.
+//!
+//! A mount on a device that nobody serves cannot be waited for: whatever takes too long here ends
+//! with the keeper and the engine killed, which lets go of everything that waits for them.
 
 use std::fs;
+use std::io::{Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use polylane_tests::{binary, lacks, skip};
+
+/// How long one step of a test may take ...
+const STEP_TIME_MAX: Duration = Duration::from_secs(60);
+/// ... and a load of a quick run, or of a long one.
+const LOAD_TIME_MAX: Duration = Duration::from_secs(120);
+const LONG_LOAD_TIME_MAX: Duration = Duration::from_secs(1800);
 
 /// A state directory and a volume of its own; whatever is attached goes with it.
 struct Place {
     dir: tempfile::TempDir,
     volume: PathBuf,
+    /// The kernel is asked to read and write the volume's file itself.
+    passthrough: bool,
 }
 
 impl Place {
     fn new(size: &str) -> Place {
         let dir = tempfile::tempdir().expect("tempdir");
-        let place = Place { volume: dir.path().join("v.img"), dir };
+        let place = Place { volume: dir.path().join("v.img"), dir, passthrough: false };
         let volume = place.volume.to_str().expect("a name");
         good(&place.polylane(&["volume", "create", volume, "--size", size, "--fs", "none"]));
         place
@@ -34,7 +48,14 @@ impl Place {
     fn polylane(&self, words: &[&str]) -> Output {
         let mut command = Command::new(binary());
         command.args(words).env("XDG_STATE_HOME", self.dir.path());
-        command.output().expect("polylane runs")
+        command.env("POLYLANE_PASSTHROUGH", if self.passthrough { "1" } else { "0" });
+        output(command, STEP_TIME_MAX, &format!("polylane {words:?}"))
+    }
+
+    /// What is known of the one attachment.
+    fn listed(&self) -> serde_json::Value {
+        let list = good(&self.polylane(&["attach", "--list", "--json"]));
+        serde_json::from_str::<serde_json::Value>(&list).expect("JSON")[0].clone()
     }
 
     /// The device or socket.
@@ -70,11 +91,33 @@ impl Place {
     }
 }
 
+impl Place {
+    /// Ends whoever serves the device: all that waits for it gets an error.
+    fn cut_off(&self) {
+        let list = fs::read_dir(self.dir.path().join("polylane/attachments"));
+        for entry in list.into_iter().flatten().flatten() {
+            let record = fs::read(entry.path()).ok();
+            let record = record.and_then(|text| serde_json::from_slice(&text).ok());
+            let record: serde_json::Value = record.unwrap_or_default();
+            let keeper = record["pid"].as_u64().map(|pid| pid as u32);
+            for pid in [keeper, self.engine()].into_iter().flatten() {
+                let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+            }
+        }
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        let mount = self.path("mnt");
-        let _ = Command::new("umount").arg(&mount).output();
-        let _ = self.polylane(&["detach", self.volume.to_str().expect("a name")]);
+        let mut unmount = Command::new("umount");
+        unmount.arg(self.path("mnt"));
+        let mut detach = Command::new(binary());
+        detach.arg("detach").arg(&self.volume).env("XDG_STATE_HOME", self.dir.path());
+        for step in [&mut unmount, &mut detach] {
+            if ended(step.stdout(Stdio::null()).stderr(Stdio::null()), STEP_TIME_MAX).is_none() {
+                self.cut_off();
+            }
+        }
     }
 }
 
@@ -85,8 +128,47 @@ fn good(output: &Output) -> String {
     printed
 }
 
+/// Runs a command to its end, and says which one has none.
+fn output(mut command: Command, limit: Duration, what: &str) -> Output {
+    let mut files = [(); 2].map(|()| tempfile::tempfile().expect("a file"));
+    let [stdout, stderr] = [0, 1].map(|index: usize| files[index].try_clone().expect("a copy"));
+    command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+    let status = ended(&mut command, limit);
+    let status = status.unwrap_or_else(|| panic!("no end in {limit:?}: {what}"));
+    let [stdout, stderr] = files.each_mut().map(|file| {
+        let mut bytes = Vec::new();
+        file.rewind().expect("a start");
+        file.read_to_end(&mut bytes).expect("its content");
+        bytes
+    });
+    Output { status, stdout, stderr }
+}
+
+/// The end of a command, `None` when it has not come in time. One that the kernel does not let end
+/// is not waited for.
+fn ended(command: &mut Command, limit: Duration) -> Option<ExitStatus> {
+    let start = Instant::now();
+    let mut child = command.spawn().expect("it runs");
+    loop {
+        match child.try_wait().expect("its status") {
+            None if start.elapsed() < limit => thread::sleep(Duration::from_millis(10)),
+            None => {
+                let _ = child.kill();
+                return None;
+            }
+            status => return status,
+        }
+    }
+}
+
 fn sh(script: &str) -> String {
-    good(&Command::new("sh").args(["-euc", script]).output().expect("sh runs"))
+    sh_within(STEP_TIME_MAX, script)
+}
+
+fn sh_within(limit: Duration, script: &str) -> String {
+    let mut command = Command::new("sh");
+    command.args(["-euc", script]);
+    good(&output(command, limit, script))
 }
 
 /// Whether loop devices cannot be had here; says so.
@@ -186,61 +268,133 @@ fn fio(mount: &str, size: &str) -> String {
     format!(
         "fio --name=verify --directory={mount} --size={size} --rw=randwrite --bsrange=4k-1m \
          --direct=1 --ioengine=libaio --iodepth=32 --verify=crc32c \
-         --do_verify=1 --verify_fatal=1 --output={mount}/../fio.log"
+         --do_verify=1 --verify_fatal=1 --verify_state_save=0 --output={mount}/../fio.log"
     )
 }
 
-fn verify(kind: (&str, &str, &str), volume: &str, size: &str, kill: bool) {
+/// Takes a mount off and waits until its device is free: other mount namespaces may have copies of
+/// the mount for as long as they live.
+fn unmount(mount: &str, device: &str) {
+    use std::os::unix::fs::OpenOptionsExt;
+    const O_EXCL: i32 = 0o200;
+    sh(&format!("umount {mount}"));
+    let start = Instant::now();
+    while let Err(error) = fs::OpenOptions::new().read(true).custom_flags(O_EXCL).open(device) {
+        assert!(start.elapsed() < STEP_TIME_MAX, "{device} after its unmount: {error}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What happens to an attached volume while a load runs on it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// Nothing; the kernel reads and writes the volume's file where it can.
+    PassedThrough,
+    /// Nothing; all goes through the engine.
+    Engine,
+    /// Its engine, through which all goes, is killed.
+    Killed,
+}
+
+fn verify(kind: (&str, &str, &str), volume: &str, size: &str, way: Way) {
     let (name, make, check) = kind;
-    let place = Place::new(volume);
+    let mut place = Place::new(volume);
+    place.passthrough = way == Way::PassedThrough;
     let device = place.attach(&["--via", "loop"]);
     let (device, mount) = (device.display().to_string(), place.path("mnt"));
     sh(&format!("{make} {device}; mkdir {mount}; mount -t {name} {device} {mount}"));
     let load = fio(&mount, size);
-    if kill {
+    let limit = if size.ends_with('g') { LONG_LOAD_TIME_MAX } else { LOAD_TIME_MAX };
+    if way == Way::Killed {
         let engine = place.engine().expect("an engine");
-        sh(&format!("{load} & sleep 0.7; kill -9 {engine}; wait $!"));
+        sh_within(limit, &format!("{load} & sleep 0.7; kill -9 {engine}; wait $!"));
         assert_ne!(place.engine(), Some(engine), "another engine went on");
     } else {
-        sh(&load);
+        sh_within(limit, &load);
     }
-    sh(&format!("umount {mount}; {check} {device}; mount -t {name} {device} {mount}"));
+    unmount(&mount, &device);
+    sh(&format!("{check} {device}; mount -t {name} {device} {mount}"));
     let before = place.allocated();
-    sh(&format!("rm {mount}/verify*; sync; fstrim {mount}; sync"));
+    sh(&format!("rm {mount}/verify*; sync -f {mount}; fstrim {mount}; sync -f {mount}"));
     assert!(place.allocated() < before, "{name}: {} of {before}", place.allocated());
-    sh(&format!("umount {mount}"));
+    unmount(&mount, &device);
+    let engine = &place.listed()["stats"]["engine"];
+    assert!(way == Way::PassedThrough || engine["writes"].as_u64() > Some(0), "{engine}");
     place.detach();
     assert!(
         fs::read_dir(format!("/sys/block/{}/loop", device.trim_start_matches("/dev/"))).is_err()
     );
 }
 
-fn all_kinds(test: &str, volume: &str, size: &str, kill: bool) {
+fn all_kinds(test: &str, volume: &str, size: &str, way: Way) {
     if no_loop(test) || lacks(test, &["fio", "mkfs.xfs", "mkfs.btrfs", "mkfs.ext4"]) {
         return;
     }
     for kind in KINDS {
-        verify(kind, volume, size, kill);
+        verify(kind, volume, size, way);
     }
 }
 
 #[test]
-#[ignore = "mkfs.btrfs takes one attachment for another, detach can be too early: being mended"]
 fn the_kernels_file_systems_live_on_an_attached_volume() {
-    all_kinds("the_kernels_file_systems_live_on_an_attached_volume", "512M", "48m", false);
+    let test = "the_kernels_file_systems_live_on_an_attached_volume";
+    all_kinds(test, "512M", "24m", Way::Engine);
 }
 
 #[test]
-#[ignore = "detach right after an engine was killed can be refused: being mended"]
+fn the_kernels_file_systems_live_on_a_volume_that_is_passed_through() {
+    let test = "the_kernels_file_systems_live_on_a_volume_that_is_passed_through";
+    all_kinds(test, "512M", "24m", Way::PassedThrough);
+}
+
+#[test]
 fn they_go_on_when_the_engine_is_killed() {
-    all_kinds("they_go_on_when_the_engine_is_killed", "512M", "64m", true);
+    all_kinds("they_go_on_when_the_engine_is_killed", "512M", "48m", Way::Killed);
 }
 
 #[test]
-#[ignore = "minutes: for a campaign"]
+#[ignore = "minutes: cargo xtask campaign attach"]
 fn the_kernels_file_systems_at_length() {
-    for kill in [false, true] {
-        all_kinds("the_kernels_file_systems_at_length", "6G", "2g", kill);
+    for way in [Way::PassedThrough, Way::Engine, Way::Killed] {
+        all_kinds("the_kernels_file_systems_at_length", "6G", "1g", way);
+    }
+}
+
+/// What is written to the device, by either way, is in the volume's file, and the reverse; and what
+/// the engine is asked to drop is no longer there.
+#[test]
+fn a_volume_is_the_same_through_the_kernel_and_through_the_engine() {
+    let test = "a_volume_is_the_same_through_the_kernel_and_through_the_engine";
+    if no_loop(test) {
+        return;
+    }
+    for passthrough in [true, false] {
+        let mut place = Place::new("64M");
+        place.passthrough = passthrough;
+        let device = place.attach(&["--via", "loop"]).display().to_string();
+        let engine = &place.listed()["stats"]["engine"];
+        assert!(passthrough || engine["passthrough"] == false, "{engine}");
+        let (data, back) = (place.path("data"), place.path("back"));
+        let volume = place.path("v.img");
+        sh(&format!(
+            "head -c 8M /dev/urandom > {data}; blkdiscard {device}; \
+             dd if={data} of={device} bs=1M seek=3 oflag=direct conv=fsync status=none; \
+             cmp -n 8388608 -i 0:3145728 {data} {volume}; \
+             dd if={device} of={back} bs=256k skip=12 count=32 iflag=direct status=none; \
+             cmp {data} {back}"
+        ));
+        let taken = place.allocated();
+        sh(&format!(
+            "blkdiscard -o 4194304 -l 4194304 {device}; blkdiscard -z -o 0 -l 1M {device}"
+        ));
+        assert!(place.allocated() + (2 << 20) < taken, "{} of {taken}", place.allocated());
+        sh(&format!(
+            "dd if={device} of={back} bs=1M skip=4 count=4 iflag=direct status=none; \
+             cmp -n 4194304 {back} /dev/zero; cmp -n 1048576 -i 0:3145728 {data} {device}"
+        ));
+        let failed = &place.listed()["stats"]["engine"]["failed"];
+        assert_eq!(failed, 0);
+        place.detach();
     }
 }
 
@@ -259,7 +413,7 @@ fn an_attached_volume_grows() {
     // Not while it is mounted: that needs CAP_SYS_RESOURCE, which containers may lack.
     sh(&format!(
         "umount {mount}; e2fsck -fp {device}; resize2fs {device} 2>/dev/null; \
-         mount {device} {mount}; head -c 150M /dev/urandom > {mount}/f; sync; \
+         mount {device} {mount}; head -c 150M /dev/urandom > {mount}/f; sync -f {mount}; \
          sum=$(md5sum < {mount}/f); umount {mount}; e2fsck -fn {device}; mount {device} {mount}; \
          test \"$sum\" = \"$(md5sum < {mount}/f)\""
     ));
@@ -273,22 +427,32 @@ fn nothing_hangs_when_keeper_and_engine_are_dead() {
     if no_loop(test) {
         return;
     }
-    let place = Place::new("64M");
-    let device = place.attach(&["--via", "loop"]).display().to_string();
-    let list = good(&place.polylane(&["attach", "--list", "--json"]));
-    let keeper = list.split("\"pid\": ").nth(1).and_then(|rest| rest.split([',', '\n']).next());
-    let keeper = keeper.expect("a process").trim().to_string();
-    let engine = place.engine().expect("an engine");
-    sh(&format!("kill -9 {keeper} {engine}"));
-    let start = Instant::now();
-    let read = format!("timeout 20 dd if={device} of=/dev/null bs=4k count=1 iflag=direct");
-    let output = Command::new("sh").args(["-c", &read]).output().expect("sh runs");
-    assert!(!output.status.success(), "an error");
-    assert!(start.elapsed() < Duration::from_secs(15), "and no hang");
-    assert!(good(&place.polylane(&["attach", "--list"])).contains("dead"));
-    // Attached again, what the dead one left is cleared first.
-    let again = place.attach(&["--via", "loop"]).display().to_string();
-    sh(&format!("dd if={again} of=/dev/null bs=4k count=1 iflag=direct status=none"));
-    let list = good(&place.polylane(&["attach", "--list"]));
-    assert!(!list.contains("dead") && list.contains("up"), "{list}");
+    for passthrough in [true, false] {
+        let mut place = Place::new("64M");
+        place.passthrough = passthrough;
+        let device = place.attach(&["--via", "loop"]).display().to_string();
+        let listed = place.listed();
+        let passthrough = listed["stats"]["engine"]["passthrough"] == true;
+        let (keeper, engine) = (&listed["pid"], place.engine().expect("an engine"));
+        sh(&format!("kill -9 {keeper} {engine}"));
+        let dd = |words: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", &format!("dd bs=4k count=1 {words} 2>/dev/null")]);
+            output(command, STEP_TIME_MAX, words).status.success()
+        };
+        assert!(passthrough || !dd(&format!("if={device} of=/dev/null iflag=direct")), "an error");
+        assert!(!dd(&format!("if=/dev/zero of={device} oflag=direct conv=fsync")), "an error");
+        assert!(good(&place.polylane(&["attach", "--list"])).contains("dead"));
+        if passthrough {
+            let other = place.polylane(&["volume", "resize", &place.path("v.img"), "128M"]);
+            let said = String::from_utf8_lossy(&other.stderr);
+            assert!(said.contains("in use"), "the device can still write: {said}");
+        }
+        // Attached again, what the dead one left is cleared first.
+        let again = place.attach(&["--via", "loop"]).display().to_string();
+        sh(&format!("dd if={again} of=/dev/null bs=4k count=1 iflag=direct status=none"));
+        let list = good(&place.polylane(&["attach", "--list"]));
+        assert!(!list.contains("dead") && list.contains("up"), "{list}");
+        place.detach();
+    }
 }

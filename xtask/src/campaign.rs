@@ -30,6 +30,7 @@ fn parts(seconds: u64) -> Vec<Part> {
     let corrupt = "cargo test -p polylane-ext4 --test corrupt -- --nocapture --test-threads=1";
     let stress = "cargo test --release -p polylane-ext4 --test stress --test model";
     let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
+    let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
     let fuzz = |target: &str| {
         format!(
             "cargo fuzz run --sanitizer none {target} -- -max_total_time={seconds} -timeout=30 \
@@ -60,6 +61,7 @@ fn parts(seconds: u64) -> Vec<Part> {
             repeat_seconds: 0,
         },
         Part { name: "stress", command: words(stress), env: vec![], repeat_seconds: seconds },
+        Part { name: "attach", command: words(attach), env: vec![], repeat_seconds: 0 },
         Part { name: "fuzz", command: words(&fuzz("image")), env: vec![], repeat_seconds: 0 },
         Part {
             name: "fuzz-virtio",

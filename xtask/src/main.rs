@@ -30,8 +30,8 @@ const USAGE: &str = "usage: cargo xtask TASK
   loom    the request queues under every interleaving (bounds are stated in the tests)
   crash   power cuts, failing media and damaged images; with --full all of docs/design/crash.md,
           which takes hours (POLYLANE_CRASH_SECONDS, POLYLANE_CORRUPT_IMAGES: how long, how many)
-  campaign  the long runs: crash, corrupt (100 000 images), fsx, power-cut, stress, fuzz; results
-          in docs/results (campaign NAME…: only those; POLYLANE_CAMPAIGN_SECONDS bounds each)";
+  campaign  the long runs: crash, corrupt (100 000 images), fsx, power-cut, stress, attach, fuzz;
+          results in docs/results (campaign NAME…: only those; POLYLANE_CAMPAIGN_SECONDS)";
 
 fn main() -> ExitCode {
     let mut args = std::env::args_os().skip(1);

@@ -154,6 +154,10 @@ fn fuse_mount(kernel: Kernel) -> Vec<Finding> {
         "requests in flight are sent again to a restarted service",
         "requests in flight when a service dies hang until the run ends; Linux 6.9 helps",
     ];
+    let through = [
+        "attached volumes can be read and written inside the kernel (POLYLANE_PASSTHROUGH=1)",
+        "attached volumes are read and written by their engines",
+    ];
     let passthrough = match kernel >= Kernel(6, 9) {
         true => "there since Linux 6.9",
         false => "not before Linux 6.9",
@@ -165,7 +169,7 @@ fn fuse_mount(kernel: Kernel) -> Vec<Finding> {
         mount,
         feature("fuse-direct-io-mmap", has(Params::direct_mmap), mmap),
         feature("fuse-resend", has(Params::resend), resend),
-        Finding::unused("fuse-passthrough", passthrough),
+        Finding::new("fuse-passthrough", kernel >= Kernel(6, 9), passthrough, through),
         Finding::unused("fuse-io-uring", if on { "switched on" } else { "off or not there" }),
     ]
 }

@@ -5,6 +5,7 @@
 //! allocate, take no lock and do not touch `errno`'s meaning for the caller: they may run in a
 //! signal handler.
 
+pub mod backing;
 pub mod buffer;
 pub mod copy;
 pub mod cpu;

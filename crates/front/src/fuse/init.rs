@@ -59,6 +59,8 @@ pub(crate) struct Wish {
     pub(crate) background: u16,
     /// From how many of these on it slows its writers down.
     pub(crate) congestion: u16,
+    /// File systems that may lie on each other below this one, for passthrough; 0: none of it.
+    pub(crate) stack_depth: u32,
 }
 
 /// A lane's, without some INIT flags.
@@ -68,6 +70,7 @@ fn lane_without(unwanted: u64) -> Wish {
         transfer_bytes: TRANSFER_BYTES_MAX,
         background: BACKGROUND_MAX,
         congestion: CONGESTION,
+        stack_depth: 0,
     }
 }
 
@@ -86,6 +89,11 @@ impl Params {
     /// drop.
     pub fn direct_mmap(&self) -> bool {
         self.flags & init::DIRECT_IO_ALLOW_MMAP != 0
+    }
+
+    /// Whether the kernel can read and write another file in a file's place (Linux 6.9).
+    pub fn passthrough(&self) -> bool {
+        self.flags & init::PASSTHROUGH != 0
     }
 
     /// Whether requests in flight survive a dead service (Linux 6.9).
@@ -170,7 +178,7 @@ fn answer_as(mut args: Reader<'_>, wish: &Wish, out: &mut Body) -> Result<Option
     out.u32(MAJOR).u32(MINOR).u32(readahead).u32(flags as u32);
     out.u32(u32::from(wish.background) | u32::from(wish.congestion) << 16);
     out.u32(wish.transfer_bytes).u32(1).u32(wish.transfer_bytes / PAGE_BYTES);
-    out.u32((flags >> 32) as u32).zeros(28);
+    out.u32((flags >> 32) as u32).u32(wish.stack_depth).zeros(24);
     Ok(Some(Params { minor: minor.min(MINOR), flags }))
 }
 

@@ -81,6 +81,8 @@ pub mod init {
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     /// Shared mappings of direct-I/O files.
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    /// Reads and writes of an open file may go to another file, without the server.
+    pub const PASSTHROUGH: u64 = 1 << 37;
     /// Requests in flight can be sent again on request.
     pub const HAS_RESEND: u64 = 1 << 39;
 }
@@ -117,6 +119,8 @@ pub mod fopen {
     pub const NOFLUSH: u32 = 1 << 5;
     /// Direct writes to one file may run together.
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    /// Reads and writes go to the file that `backing_id` names.
+    pub const PASSTHROUGH: u32 = 1 << 7;
 }
 
 /// `fuse_open_in.open_flags`: set-id bits go with the truncation.

@@ -19,10 +19,12 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::sync::{Arc, thread};
 use polylane_block::BlockDevice;
+use polylane_block::file::Files;
 use polylane_front::export::Serving;
 use polylane_front::export::file::{self, FileOptions};
 use polylane_front::fuse::Params;
 use polylane_front::{nbd, vhost_user};
+use polylane_sys::backing;
 use rustix::fs::Mode;
 
 use super::engine::EngineSpec;
@@ -30,6 +32,7 @@ use super::record::Record;
 use super::{AttachOptions, Via};
 use crate::attach::loopdev::{self, FileMount};
 use crate::failure::{Failure, Result};
+use crate::volume::cache::CacheSpec;
 
 /// Most threads of an engine.
 const THREADS_MAX: usize = 4;
@@ -43,18 +46,32 @@ pub(super) struct Door {
     pub(super) socket: Option<PathBuf>,
     /// What FUSE_INIT agreed on, of a mount.
     pub(super) fuse: Option<Params>,
+    /// The file that the kernel reads and writes without the engine.
+    pub(super) backing: Option<u32>,
     /// The mount itself, which the command alone holds, and not for long.
     pub(super) mount: Option<OwnedFd>,
 }
 
 impl Door {
-    /// Opens the door that `via` needs.
-    pub(super) fn open(via: Via, options: &AttachOptions) -> Result<Door> {
+    /// Opens the door that `via` needs to a volume on these files.
+    pub(super) fn open(
+        via: Via,
+        options: &AttachOptions,
+        files: &[Files],
+        cache: &CacheSpec,
+    ) -> Result<Door> {
         match via {
             Via::Nbd | Via::VhostUser => Door::listen(via, options),
             Via::Loop => {
-                let FileMount { fuse, mount, params } = loopdev::mount()?;
-                Ok(Door { fd: fuse, socket: None, fuse: Some(params), mount: Some(mount) })
+                let mounted = loopdev::mount()?;
+                let backing = match options.record {
+                    None => loopdev::pass_through(&mounted, files, cache),
+                    // What is to be written down has to come by.
+                    Some(_) => None,
+                };
+                let FileMount { fuse, mount, params } = mounted;
+                let (fd, fuse, mount) = (fuse, Some(params), Some(mount));
+                Ok(Door { fd, socket: None, fuse, backing, mount })
             }
         }
     }
@@ -73,11 +90,14 @@ impl Door {
         }
         rustix::process::umask(old);
         let fd = bound.map_err(failed)?.into();
-        Ok(Door { fd, socket: Some(path), fuse: None, mount: None })
+        Ok(Door { fd, socket: Some(path), fuse: None, backing: None, mount: None })
     }
 
-    /// Removes what has a name.
+    /// Removes what has a name, and lets go of the volume.
     pub(super) fn remove(&self) {
+        if let Some(id) = self.backing {
+            let _ = backing::forget(&self.fd, id);
+        }
         if let Some(socket) = &self.socket {
             let _ = fs::remove_file(socket);
         }
@@ -118,7 +138,13 @@ pub(super) fn serve(
         }
         Via::Loop => {
             let params = spec.fuse.ok_or_else(|| Failure::failed("engine: no mount was made"))?;
-            let options = FileOptions { params, again: spec.incarnation > 0, threads: threads() };
+            let options = FileOptions {
+                name: loopdev::file_name(&spec.id),
+                backing: spec.backing,
+                params,
+                again: spec.incarnation > 0,
+                threads: threads(),
+            };
             file::serve(door, device, options).map(boxed).map_err(failed)
         }
     }

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use polylane_base::sync::Arc;
+use polylane_block::BlockDevice;
 use polylane_block::cache::pdc::Region;
 use polylane_block::file::Files;
 use polylane_block::recorder::Recorder;
@@ -31,6 +32,10 @@ use crate::volume::held::Held;
 /// Without the engine the kernel cannot write to the attached device, and so cannot free memory.
 const OOM_SCORE_ADJ: &str = "-1000";
 
+/// Why a volume that the kernel writes to cannot stand still.
+const PASSED_THROUGH: &str = "volume: is attached past its engine (POLYLANE_PASSTHROUGH=1): detach \
+                              it to copy it";
+
 /// How long an engine sleeps without a reason to wake up.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
 
@@ -46,8 +51,12 @@ pub(super) struct EngineSpec {
     pub(super) name: String,
     /// Engines of this attachment before this one.
     pub(super) incarnation: u16,
+    /// The attachment's.
+    pub(super) id: String,
     /// What FUSE_INIT agreed on, of a mount.
     pub(super) fuse: Option<Params>,
+    /// The kernel reads and writes the volume's file itself; its number at the mount.
+    pub(super) backing: Option<u32>,
     /// How the volume is cached.
     pub(super) cache: CacheSpec,
     /// What is known of the guest's journals: first byte and end.
@@ -78,6 +87,7 @@ struct Engine {
     serving: Box<dyn Serving>,
     volume: Held,
     recorder: Option<Arc<Recorder>>,
+    passthrough: bool,
 }
 
 /// Runs an engine to its end; its exit status.
@@ -119,11 +129,17 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
         let known = spec.journals.iter().map(|(first, end)| Region { first: *first, end: *end });
         cache.remember(&known.collect::<Vec<_>>());
     }
+    // An engine remembers where it has seen no data, and does not see what the kernel writes.
+    let passthrough = spec.backing.is_some();
+    let device: Arc<dyn BlockDevice> = match passthrough {
+        true => volume.file(),
+        false => volume.device(),
+    };
     let trace = fds.record.map(take).transpose()?;
-    let recorder = trace.map(|trace| Recorder::new(volume.device(), trace.into()));
-    let device = recorder.clone().map_or(volume.device(), |device| device as _);
+    let recorder = trace.map(|trace| Recorder::new(device.clone(), trace.into()));
+    let device = recorder.clone().map_or(device, |device| device as _);
     let serving = arm::serve(&spec, door, device)?;
-    Ok((Engine { serving, volume, recorder }, warnings))
+    Ok((Engine { serving, volume, recorder, passthrough }, warnings))
 }
 
 /// Memory that this process allocates must not be freed by writing to the device that it serves:
@@ -175,8 +191,11 @@ fn serve(mut engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
         }
         let answer = match control.receive::<ToEngine>() {
             Ok(Some((ToEngine::Grow, _))) => FromEngine::Grown(engine.grow()),
-            Ok(Some((ToEngine::Stats, _))) => FromEngine::Stats(engine.volume.stats()),
+            Ok(Some((ToEngine::Stats, _))) => FromEngine::Stats(engine.stats()),
             // Who settles a kernel's file system is its user: a copy is what a power cut leaves.
+            Ok(Some((ToEngine::Copy(_), _))) if engine.passthrough => {
+                FromEngine::Copied(Some(PASSED_THROUGH.to_string()))
+            }
             Ok(Some((ToEngine::Copy(ask), fds))) => {
                 FromEngine::Copied(engine.volume.answer(ask, fds, || Ok(())))
             }
@@ -201,6 +220,13 @@ impl Engine {
         let result = self.volume.grow();
         self.serving.grown();
         result.err().map(|errno| errno.0)
+    }
+
+    /// Counters as JSON.
+    fn stats(&self) -> serde_json::Value {
+        let mut stats = self.volume.stats();
+        stats["passthrough"] = self.passthrough.into();
+        stats
     }
 
     /// Where its cache sees journals.

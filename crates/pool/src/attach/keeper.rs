@@ -108,7 +108,7 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
     keeper.record.pid = std::process::id();
     // Whoever waits for the end sees it when this process is gone, and with it the volume's lock.
     let mut door_bell = None;
-    let (status, _client) = match keeper.begin(&maker) {
+    let (status, _clients) = match keeper.begin(&maker) {
         Ok((engine, listener, signals)) => {
             let ended = keeper.run(engine, &listener, &signals, maker);
             door_bell = Some(listener);
@@ -116,7 +116,7 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
         }
         Err(failure) => {
             let _ = maker.send(&FromKeeper::Failed(failure.line), &[]);
-            (1, Some(maker))
+            (1, vec![maker])
         }
     };
     keeper.door.remove();
@@ -161,14 +161,14 @@ impl Keeper {
         Ok((engine, listener, signals))
     }
 
-    /// The loop proper; the exit status, and who waits for the end.
+    /// The loop proper; the exit status, and all who wait for the end.
     fn run(
         &mut self,
         mut engine: Engine,
         listener: &OwnedFd,
         signals: &SignalFd,
         maker: Link,
-    ) -> (i32, Option<Link>) {
+    ) -> (i32, Vec<Link>) {
         let mut maker = Some(maker);
         let mut restarts = Vec::new();
         loop {
@@ -176,7 +176,9 @@ impl Keeper {
             let failed = match next {
                 Event::Death => self.replace(&mut engine, &mut restarts).err(),
                 Event::Engine => match engine.next() {
-                    Ok(Some(FromEngine::Ended)) => return self.shut_down(engine, None),
+                    Ok(Some(FromEngine::Ended)) => {
+                        return self.shut_down(engine, listener, None);
+                    }
                     Ok(Some(FromEngine::Journals(found))) => {
                         self.spec.journals = found;
                         None
@@ -195,7 +197,7 @@ impl Keeper {
                     self.copies.hear(&mut self.handed, &engine.copier());
                     None
                 }
-                Event::Signal => return self.shut_down(engine, None),
+                Event::Signal => return self.shut_down(engine, listener, None),
                 Event::Maker => match self.hear_maker(maker.as_ref()) {
                     Heard::More => None,
                     Heard::Engaged => {
@@ -209,10 +211,10 @@ impl Keeper {
                         maker = None;
                         self.release().err()
                     }
-                    Heard::Gone => return self.shut_down(engine, None),
+                    Heard::Gone => return self.shut_down(engine, listener, None),
                 },
                 Event::Client => match self.hear_client(&engine, listener) {
-                    Some(client) => return self.shut_down(engine, Some(client)),
+                    Some(client) => return self.shut_down(engine, listener, Some(client)),
                     None => None,
                 },
             };
@@ -221,7 +223,7 @@ impl Keeper {
             }
             if let Some(failure) = failed {
                 say(failure);
-                return (1, None);
+                return (1, Vec::new());
             }
         }
     }
@@ -406,8 +408,14 @@ impl Keeper {
         }
     }
 
-    /// Lets the engine make everything durable and end, and tells `client`.
-    fn shut_down(&mut self, mut engine: Engine, client: Option<Link>) -> (i32, Option<Link>) {
+    /// Lets the engine make everything durable and end, and tells `client` and whoever else came to
+    /// ask for that meanwhile.
+    fn shut_down(
+        &mut self,
+        mut engine: Engine,
+        listener: &OwnedFd,
+        client: Option<Link>,
+    ) -> (i32, Vec<Link>) {
         let _ = engine.link.send(&ToEngine::Shutdown, &[]);
         let answer = match engine
             .answer(FLUSH_TIME_MAX, |answer| matches!(answer, FromEngine::Flushed(_)))
@@ -430,10 +438,15 @@ impl Keeper {
         let _ = wait_for(engine.process.as_fd(), ANSWER_TIME_MAX);
         engine.process.kill();
         let _ = engine.process.wait();
-        if let Some(client) = &client {
+        let mut clients: Vec<Link> = client.into_iter().collect();
+        while wait_for(listener.as_fd(), Duration::ZERO) {
+            let Ok(waiting) = scm::accept(listener) else { break };
+            clients.push(Link::from_fd(waiting));
+        }
+        for client in &clients {
             let _ = client.send(&answer, &[]);
         }
-        (i32::from(answer != FromKeeper::Done), client)
+        (i32::from(answer != FromKeeper::Done), clients)
     }
 
     /// Keeps for the next attachment where the guest's journals lie. It is a help, not a need: what

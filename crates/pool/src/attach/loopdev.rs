@@ -1,7 +1,7 @@
-//! The `loop` front end's kernel side: a FUSE mount that is one file, and a loop device on it.
+//! The `loop` front end's kernel side: a FUSE mount of one file, and a loop device on it.
 //!
 //! Nothing here has a name in any tree but the loop device: the mount is detached, and lives as
-//! long as the loop device holds its root open.
+//! long as the loop device holds its file open.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -10,16 +10,19 @@ use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_base::sync::thread;
+use polylane_block::cache::Mode as CacheMode;
+use polylane_block::file::Files;
 use polylane_front::export::file;
 use polylane_front::fuse::Params;
-use polylane_sys::loopdev;
-use rustix::fs::{Mode, OFlags};
+use polylane_sys::{backing, loopdev};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::mount::MountAttrFlags;
 
 use super::record::Record;
 use crate::failure::{Failure, Result};
 use crate::init;
 use crate::mounts::{self, Parameter};
+use crate::volume::cache::CacheSpec;
 
 /// Where free loop devices are to be had.
 pub(super) const CONTROL: &str = "/dev/loop-control";
@@ -30,19 +33,26 @@ const INIT_TIME_MAX_S: u32 = 10;
 /// Free devices that somebody else may take before we do.
 const TRIES_MAX: usize = 64;
 
-/// How long a device that is mounted nowhere may stay in use.
-const BUSY_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long a device that is mounted nowhere may stay in use: other mount namespaces may have
+/// copies of a mount that was just taken off here, and let go of them when they end.
+const BUSY_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long a loop device may take to let go of its file once it was told to: a program that looks
 /// at every new device may have it open for a moment.
 const CLEAR_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// A mount that is one file.
+/// Switches passthrough on when it is `1`.
+const PASSTHROUGH_SWITCH: &str = "POLYLANE_PASSTHROUGH";
+
+/// What loop devices may ask for; a host whose direct I/O wants more is not passed through to.
+const SECTOR_BYTES: u32 = 512;
+
+/// A mount of one file.
 #[derive(Debug)]
 pub(super) struct FileMount {
     /// The FUSE device.
     pub(super) fuse: OwnedFd,
-    /// The detached mount, which goes with it unless its root is open.
+    /// The detached mount, which goes with it unless its file is open.
     pub(super) mount: OwnedFd,
     /// What FUSE_INIT agreed on.
     pub(super) params: Params,
@@ -56,7 +66,7 @@ pub(super) fn mount() -> Result<FileMount> {
         Parameter::Value("source", "polylane".to_string()),
         Parameter::Value("subtype", "polylane".to_string()),
         Parameter::Value("fd", fuse.as_raw_fd().to_string()),
-        Parameter::Value("rootmode", "100600".to_string()),
+        Parameter::Value("rootmode", "40500".to_string()),
         Parameter::Value("user_id", owner[0].to_string()),
         Parameter::Value("group_id", owner[1].to_string()),
     ];
@@ -70,15 +80,46 @@ pub(super) fn mount() -> Result<FileMount> {
     Ok(FileMount { fuse, mount, params })
 }
 
-/// Puts the root of `mount` under a free loop device. `record` is told its path before that.
+/// The name of the file of an attachment: its path is what programs see of it, and must be no other
+/// attachment's.
+pub(super) fn file_name(id: &str) -> String {
+    format!("polylane-{id}")
+}
+
+/// Lets the kernel read and write the volume's file itself, where that is wanted and the same as
+/// through the engine: an ordinary file with direct I/O in sectors, nothing under it and no cache.
+/// `None`: all goes through the engine.
+pub(super) fn pass_through(mount: &FileMount, files: &[Files], cache: &CacheSpec) -> Option<u32> {
+    let wanted = std::env::var_os(PASSTHROUGH_SWITCH).is_some_and(|value| value == "1");
+    let [file] = files else { return None };
+    if !wanted || !mount.params.passthrough() || cache.mode != CacheMode::None {
+        return None;
+    }
+    let flags = rustix::fs::fcntl_getfl(&file.io).ok()?;
+    let told = rustix::fs::statx(
+        &file.io,
+        "",
+        AtFlags::EMPTY_PATH,
+        StatxFlags::TYPE | StatxFlags::DIOALIGN,
+    );
+    let told = told.ok()?;
+    let regular = FileType::from_raw_mode(told.stx_mode.into()) == FileType::RegularFile;
+    let aligned = (1..=SECTOR_BYTES).contains(&told.stx_dio_offset_align);
+    match regular && aligned && flags.contains(OFlags::DIRECT) {
+        // With its lock: whoever can still write keeps others out, also when the keeper is dead.
+        true => backing::register(&mount.fuse, &file.lock).ok(),
+        false => None,
+    }
+}
+
+/// Puts the file of `mount` under a free loop device. `record` is told its path before that.
 pub(super) fn engage(
     mount: &OwnedFd,
     id: &str,
     mut record: impl FnMut(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let root = PathBuf::from(format!("/proc/self/fd/{}", mount.as_raw_fd()));
-    let root = rustix::fs::open(&root, flags, Mode::empty())
+    let file = rustix::fs::openat(mount, file_name(id), flags, Mode::empty())
         .map_err(|error| Failure::because("volume", "open it as a file", error))?;
     let control = rustix::fs::open(CONTROL, flags, Mode::empty())
         .map_err(|error| Failure::because(CONTROL, "open it", error))?;
@@ -89,7 +130,7 @@ pub(super) fn engage(
         record(&path)?;
         let device = rustix::fs::open(&path, flags, Mode::empty())
             .map_err(|error| Failure::path(&path, "open it", error))?;
-        match loopdev::configure(&device, &root, &tag(id), false) {
+        match loopdev::configure(&device, &file, &file_name(id), false) {
             Ok(()) => return Ok(path),
             Err(Errno::EBUSY) => {}
             Err(error) => return Err(Failure::path(&path, "put the volume under it", error)),
@@ -98,23 +139,15 @@ pub(super) fn engage(
     Err(Failure::because(CONTROL, "get a loop device", Errno::EBUSY))
 }
 
-/// What tells our loop devices from others.
-fn tag(id: &str) -> String {
-    format!("polylane:{id}")
-}
-
 /// Takes the loop device of an attachment away, after what it holds was written.
 ///
 /// # Errors
 /// It is mounted or open exclusively.
 pub(super) fn disengage(record: &Record) -> Result<()> {
     let Some(path) = &record.device else { return Ok(()) };
-    let ours = |device: &OwnedFd| loopdev::tag(device).is_ok_and(|found| found == tag(&record.id));
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(device) if ours(&device) => {}
+    if !is_ours(path, &record.id) {
         // It went by itself, or never came; the number may be somebody else's by now.
-        _ => return Ok(()),
+        return Ok(());
     }
     let device = exclusively(path)?;
     // Of an engine that is dead for good nothing can be had any more; whoever lost data was told.
@@ -166,6 +199,14 @@ fn is_mounted(path: &Path) -> bool {
         after.split(' ').nth(1).map(|source| Path::new(source) == path)
     };
     mounts.lines().any(|line| source(line) == Some(true))
+}
+
+/// Whether a loop device lies on the file of an attachment. The device itself would ask whoever
+/// serves the file, who may be dead.
+fn is_ours(path: &Path, id: &str) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    let file = fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file"));
+    file.is_ok_and(|file| file.trim_end() == format!("/{}", file_name(id)))
 }
 
 /// Whether a loop device has a file.

@@ -22,8 +22,9 @@ use std::fmt;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use polylane_base::sync::thread;
 use polylane_sys::scm;
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +44,12 @@ pub use record::Record;
 
 /// How long a keeper may take to make everything durable and end.
 const STOP_TIME_MAX: Duration = Duration::from_secs(360);
+
+/// How long a keeper that answers nothing any more may take to end.
+const KEEPER_END_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long the kernel may take to close the files of a mount that is gone.
+const LET_GO_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// How long a keeper may take to answer a question.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(40);
@@ -96,22 +103,24 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
         None => best(options)?,
     };
     let dir = record::made_dir()?;
-    clear_stale(&dir, &path)?;
+    let cleared = clear_stale(&dir, &path)?;
     volume::refuse_snapshot(&path)?;
-    let stack = Stack::open(&path)?;
+    let stack = open_volume(&path, cleared)?;
     let cache = options.cache.change(stack.sidecar.cache.unwrap_or_default());
     let trace = options.record.as_deref().map(create_trace).transpose()?;
-    let door = Door::open(via, options)?;
+    let door = Door::open(via, options, &stack.files, &cache)?;
     let id = fresh_id()?;
     let lock = PoolName::take(&dir, &id)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let record = Record { id, volume: path, via, device: None, pid: 0 };
+    let record = Record { id: id.clone(), volume: path, via, device: None, pid: 0 };
     let keeper = Keeper {
         spec: EngineSpec {
             via,
             name,
             incarnation: 0,
+            id: id.clone(),
             fuse: door.fuse,
+            backing: door.backing,
             cache,
             journals: stack.sidecar.journals,
         },
@@ -123,7 +132,6 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
         lock,
         copies: Copies::default(),
     };
-    let id = keeper.record.id.clone();
     let (link, door) = keeper::start(keeper)?;
     make(via, &id, &link, door)
 }
@@ -219,15 +227,31 @@ fn fresh_id() -> Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Clears up after an attachment of this volume whose keeper was killed.
-fn clear_stale(dir: &Path, volume: &Path) -> Result<()> {
+/// Opens a volume. Where an attachment was just cleared away, the kernel may take a moment to let
+/// go of it.
+fn open_volume(path: &Path, cleared: bool) -> Result<Stack> {
+    let start = Instant::now();
+    loop {
+        match Stack::open(path) {
+            Err(_) if cleared && start.elapsed() < LET_GO_TIME_MAX => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Clears up after an attachment of this volume whose keeper was killed; whether there was one.
+fn clear_stale(dir: &Path, volume: &Path) -> Result<bool> {
+    let mut cleared = false;
     for record in record::all(dir).iter().filter(|record| record.volume == volume) {
         if let Ok(Some(lock)) = PoolName::take_over(dir, &record.id) {
             arm::disengage(record)?;
             record.remove(dir, &lock);
+            cleared = true;
         }
     }
-    Ok(())
+    Ok(cleared)
 }
 
 /// Detaches what `name` is: a device, a socket or a volume.
@@ -239,24 +263,37 @@ pub fn detach(name: &Path) -> Result<()> {
     let record = record::all(&dir).into_iter().find(|record| record.is(name));
     let record =
         record.ok_or_else(|| Failure::failed(format!("{}: is not attached", name.display())))?;
-    arm::disengage(&record)?;
-    match keeper::ask(&dir, &record.id, &ToKeeper::Stop, STOP_TIME_MAX) {
-        Some(FromKeeper::Done) => Ok(()),
-        Some(FromKeeper::Failed(line)) => Err(Failure::failed(line)),
-        _ => match PoolName::take_over(&dir, &record.id) {
-            // Its keeper is dead, or ended by itself when its device went.
-            Ok(lock) => {
-                if let Some(lock) = lock {
-                    record.remove(&dir, &lock);
-                }
-                Ok(())
+    end(&dir, &record)
+}
+
+/// Takes the device of an attachment away and has its keeper make everything durable and end.
+fn end(dir: &Path, record: &Record) -> Result<()> {
+    arm::disengage(record)?;
+    match keeper::ask(dir, &record.id, &ToKeeper::Stop, STOP_TIME_MAX) {
+        Some(FromKeeper::Done) => return Ok(()),
+        Some(FromKeeper::Failed(line)) => return Err(Failure::failed(line)),
+        _ => {}
+    }
+    // Its keeper is dead, or ends by itself since its device is gone.
+    let start = Instant::now();
+    loop {
+        match PoolName::take_over(dir, &record.id) {
+            Ok(Some(lock)) => {
+                record.remove(dir, &lock);
+                return Ok(());
             }
-            Err(_) => Err(Failure::failed(format!(
-                "{}: process {} that keeps it does not answer",
-                name.display(),
-                record.pid
-            ))),
-        },
+            Ok(None) => return Ok(()),
+            Err(_) if start.elapsed() < KEEPER_END_TIME_MAX => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            Err(_) => {
+                return Err(Failure::failed(format!(
+                    "{}: process {} that keeps it does not answer",
+                    record.volume.display(),
+                    record.pid
+                )));
+            }
+        }
     }
 }
 

@@ -71,6 +71,11 @@ impl Held {
         self.device.clone()
     }
 
+    /// Its own file as it is, without what the engine on it knows.
+    pub(crate) fn file(&self) -> Arc<dyn BlockDevice> {
+        self.now.file.clone()
+    }
+
     /// Its cache, if it has one.
     pub(crate) fn cache(&self) -> Option<&Arc<Cached>> {
         self.now.cache.as_ref()

@@ -21,7 +21,11 @@ const WANTED: u64 = init::ASYNC_READ
     | init::MAX_PAGES
     | init::HANDLE_KILLPRIV_V2
     | init::INIT_EXT
+    | init::PASSTHROUGH
     | init::HAS_RESEND;
+
+/// The volume's file lies on an ordinary file system.
+const STACK_DEPTH: u32 = 1;
 
 /// Answers FUSE_INIT on a freshly mounted /dev/fuse descriptor. Waits at most `timeout_s` for it.
 ///
@@ -33,6 +37,7 @@ pub fn negotiate(fd: impl AsFd, timeout_s: u32) -> io::Result<Params> {
         transfer_bytes: TRANSFER_BYTES_MAX,
         background: BACKGROUND_MAX,
         congestion: CONGESTION,
+        stack_depth: STACK_DEPTH,
     };
     negotiate_as(fd, timeout_s.saturating_mul(1000), &wish)
 }

@@ -1,9 +1,11 @@
-//! A device as one file: a FUSE mount whose root is a regular file, for a loop device to lie on.
+//! A device as one file: a FUSE mount with nothing but it, for a loop device to lie on.
 //!
-//! The mount needs no place in any tree: whoever mounts it opens its root through the descriptor of
-//! the detached mount. File data goes past the page cache, writes run together, and the loop
-//! device's direct I/O is asynchronous. The session can begin in the middle of a mount's life, as
-//! [`fuse`](crate::fuse)'s: requests that a killed predecessor had read come again.
+//! The mount needs no place in any tree: whoever mounts it opens the file through the descriptor of
+//! the detached mount. The file has a name of its own, since programs tell loop devices apart by
+//! the paths of their files (mkfs.btrfs does). File data goes past the page cache, writes run
+//! together, and the loop device's direct I/O is asynchronous. The session can begin in the middle
+//! of a mount's life, as [`fuse`](crate::fuse)'s: requests that a killed predecessor had read come
+//! again.
 //!
 //! | request | on the device |
 //! |---|---|
@@ -11,6 +13,9 @@
 //! | FSYNC | flush |
 //! | FALLOCATE, punch hole | discard |
 //! | FALLOCATE, zero range | write-zeroes, space kept |
+//!
+//! With a *backing* file the kernel reads and writes that one itself, and no READ or WRITE comes.
+//! Then the device must know nothing of the file's content, since it does not see it change.
 //!
 //! | file | what |
 //! |---|---|
@@ -35,12 +40,19 @@ use crate::fuse::Params;
 use crate::fuse::reply::Device;
 pub use init::negotiate;
 
-/// The node of the root, and the only one.
+/// The node of the root directory.
 const ROOT: u64 = 1;
 
+/// The node of the file.
+const FILE: u64 = 2;
+
 /// How to serve a mount.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct FileOptions {
+    /// The file's name.
+    pub name: String,
+    /// The file that the kernel is to read and write in its place, as registered at the mount.
+    pub backing: Option<u32>,
     /// What was negotiated.
     pub params: Params,
     /// This is not the mount's first session: what its predecessor left unanswered comes again.
@@ -75,8 +87,10 @@ pub fn serve(
         kernel.resend();
     }
     let mut server = FileServer { device, kernel, stop, ended, threads: Vec::new() };
-    for number in 0..options.threads.max(1) {
-        let session = session::Session::new(&server.kernel, &server.device)?;
+    let threads = options.threads.max(1);
+    let options = Arc::new(options);
+    for number in 0..threads {
+        let session = session::Session::new(&server.kernel, &server.device, &options)?;
         let (stop, ended) = (server.stop.clone(), server.ended.clone());
         let thread = thread::Builder::new().name(format!("file-{number}")).spawn(move || {
             // However it ends: one thread that is gone would leave requests to nobody.
@@ -100,7 +114,7 @@ impl Drop for RingAtEnd {
 impl Serving for FileServer {
     /// The kernel learns a new size only with a byte stored at its end. It is dropped at once.
     fn grown(&self) {
-        self.kernel.grow(ROOT, self.device.sector_count().saturating_mul(512), 0);
+        self.kernel.grow(FILE, self.device.sector_count().saturating_mul(512), 0);
     }
 
     fn ended(&self) -> Option<BorrowedFd<'_>> {

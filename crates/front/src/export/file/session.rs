@@ -10,10 +10,10 @@ use polylane_block::{BlockDevice, Completion, Op, Sector};
 use polylane_sys::buffer::Buffer;
 use rustix::event::epoll;
 
-use super::{ROOT, reply};
+use super::{FILE, FileOptions, ROOT, reply};
 use crate::export::Bell;
 use crate::export::work::{Job, LARGE_BYTES, Work};
-use crate::fuse::protocol::{IN_HEADER_BYTES, fattr, fopen, opcode};
+use crate::fuse::protocol::{IN_HEADER_BYTES, fattr, opcode};
 use crate::fuse::reply::{Body, Device};
 use crate::fuse::request::{Request, SetattrIn, TransferIn, wants_reply};
 
@@ -52,6 +52,7 @@ enum Outcome {
 pub(super) struct Session {
     kernel: Device,
     device: Arc<dyn BlockDevice>,
+    options: Arc<FileOptions>,
     /// Wakes one sleeping thread per request.
     doorbell: OwnedFd,
     work: Work<Asked>,
@@ -72,6 +73,7 @@ impl Session {
     pub(super) fn new(
         kernel: &Device,
         device: &Arc<dyn BlockDevice>,
+        options: &Arc<FileOptions>,
     ) -> rustix::io::Result<Session> {
         let doorbell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
@@ -80,6 +82,7 @@ impl Session {
         Ok(Session {
             kernel: kernel.clone(),
             device: device.clone(),
+            options: options.clone(),
             doorbell,
             receive: work.buffer(LARGE_BYTES),
             work,
@@ -179,18 +182,23 @@ impl Session {
                 let (sector, count) = (sector(offset, length)?, length / SECTOR_BYTES as u64);
                 return Ok(self.start(Job { op, sector, count, data: None }, unique));
             }
-            opcode::GETATTR => reply::attr(&mut self.body, size),
+            opcode::LOOKUP if request.header.node_id == ROOT => {
+                if args.name()? != self.options.name.as_bytes() {
+                    return Err(Errno::ENOENT);
+                }
+                reply::entry(&mut self.body, size);
+            }
+            opcode::GETATTR => reply::attr(&mut self.body, request.header.node_id, size),
             opcode::SETATTR => {
                 let change = SetattrIn::read(&mut args)?;
                 let times = fattr::ATIME | fattr::MTIME | fattr::ATIME_NOW | fattr::MTIME_NOW;
                 if change.valid & !(times | fattr::FH | fattr::KILL_SUIDGID | CTIME) != 0 {
                     return Err(Errno::EPERM);
                 }
-                reply::attr(&mut self.body, size);
+                reply::attr(&mut self.body, request.header.node_id, size);
             }
-            opcode::OPEN if request.header.node_id == ROOT => {
-                let flags = fopen::DIRECT_IO | fopen::NOFLUSH | fopen::PARALLEL_DIRECT_WRITES;
-                self.body.open(0, flags);
+            opcode::OPEN if request.header.node_id == FILE => {
+                reply::open(&mut self.body, self.options.backing);
             }
             opcode::STATFS => reply::statfs(&mut self.body, size),
             opcode::RELEASE | opcode::FLUSH | opcode::ACCESS | opcode::DESTROY => {}
