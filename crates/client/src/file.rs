@@ -116,24 +116,25 @@ pub(crate) fn slot(file: &Record) -> Option<&'static Slot> {
     state::get().slots.get(index)
 }
 
-/// Makes the kernel's file position count.
-pub(crate) fn publish(file: &Record) {
+/// Makes the kernel's file position count. Whether it did not before: then the kernel has heard of
+/// the file's size just now.
+pub(crate) fn publish(file: &Record) -> bool {
     if file.is(bit::KERNEL_OFFSET) {
-        return;
+        return false;
     }
     let _guard = file.offset_lock.lock();
-    let Some(slot) = slot(file).filter(|_| !file.is(bit::KERNEL_OFFSET)) else { return };
+    let Some(slot) = slot(file).filter(|_| !file.is(bit::KERNEL_OFFSET)) else { return false };
     let fd = real::borrow(slot.master());
     // A private offset was checked when it was set: the kernel takes it.
     let _ = seek(fd, SeekFrom::Start(file.offset.load(Ordering::Relaxed)));
     let flags = file.flags.load(Ordering::Relaxed) as i32 & STATUS_FLAGS;
     if flags != 0 {
-        // The flags stay with the descriptor, so the slot cannot serve another file.
         let _ = rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::from_bits_retain(flags as u32));
-        file.set(bit::ESCAPED);
+        file.set(bit::FLAGGED);
     }
     tell_size(fd);
     file.set(bit::KERNEL_OFFSET);
+    true
 }
 
 /// Lets the kernel ask for the size of a file: sendfile, splice and access to mapped pages stop at
@@ -165,8 +166,9 @@ pub(crate) fn publish_fd(fd: RawFd) {
 /// Readies the file that `fd` means for sendfile and splice, which the kernel does.
 pub(crate) fn publish_for_splice(fd: RawFd) {
     if let Some(file) = find_known(fd) {
-        publish(&file);
-        tell_size(real::borrow(fd));
+        if !publish(&file) {
+            tell_size(real::borrow(fd));
+        }
     }
 }
 
@@ -249,6 +251,10 @@ pub(crate) fn share_late(file: &Record) {
 pub(crate) fn finish(file: &Record) {
     let closed = close_handle(file).ok().filter(|_| !file.is(bit::ESCAPED));
     if let Some(index) = file.slot.load(Ordering::Relaxed).checked_sub(1) {
+        if let Some(slot) = slot(file).filter(|_| closed.is_some() && file.is(bit::FLAGGED)) {
+            let master = real::borrow(slot.master());
+            let _ = rustix::fs::fcntl_setfl(master, rustix::fs::OFlags::empty());
+        }
         state::get().slots.release(index, closed);
     }
 }

@@ -118,6 +118,8 @@ pub(crate) mod bit {
     pub(crate) const ESCAPED: u32 = 4;
     /// The service was told, or is about to be, that other processes have copies.
     pub(crate) const SHARED: u32 = 8;
+    /// The kernel's descriptor has status flags, which its slot must not keep.
+    pub(crate) const FLAGGED: u32 = 32;
     /// It took locks that belong to the open file: its close is waited for.
     pub(crate) const LOCKED: u32 = 16;
 }

@@ -110,8 +110,7 @@ pub(crate) fn set_flags(fd: RawFd, flags: i32) -> Outcome<i32> {
     file.flags.store(new as u32, Ordering::Relaxed);
     match file.is(bit::KERNEL_OFFSET) {
         true => {
-            // The descriptor keeps the flags: its slot cannot serve another file.
-            file.set(bit::ESCAPED);
+            file.set(bit::FLAGGED);
             Err(Detour::Kernel)
         }
         false => Ok(0),

@@ -55,6 +55,17 @@ fn open_exposed(ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
     Ok(real::open_file(path, flags)?)
 }
 
+/// Whether `from` is an open file of the lane and `to` takes a stream of bytes.
+pub(crate) fn can_send(to: RawFd, from: RawFd) -> Outcome<()> {
+    if file::find(from)?.is(bit::DIRECTORY) {
+        return Err(Detour::Kernel);
+    }
+    match real::kind_cached(to)?.1 {
+        libc::S_IFSOCK | libc::S_IFIFO => Ok(()),
+        _ => Err(Detour::Kernel),
+    }
+}
+
 /// `copy_file_range` between two files of the lane. Offsets that are given are moved by the caller.
 pub(crate) fn copy_range(
     (from, from_at): (RawFd, Option<i64>),
