@@ -73,10 +73,10 @@ fn the_ledger_meets_its_goals_in_every_case() {
         let (found, free) =
             (findings(&case, PolicyName::Ledger), findings(&case, PolicyName::None));
         let what = format!("{}: {found:?}", case.name);
-        assert!(found.jain >= 0.99, "{what}");
-        assert!(found.jain_worst >= 0.95, "{what}");
+        assert!(!case.fair || found.jain >= 0.99, "{what}");
+        assert!(!case.fair || found.jain_worst >= 0.95, "{what}");
         let changing = case.event.is_some();
-        assert!(changing || found.max_min_error <= 0.05, "{what}");
+        assert!(changing || !case.fair || found.max_min_error <= 0.05, "{what}");
         assert!(found.throughput >= 0.95 * free.throughput, "{what}, ungoverned {free:?}");
         let settle_ms = if case.name == "device-halves" { 250.0 } else { 50.0 };
         assert!(!changing || found.settle_ms <= settle_ms, "{what}");
@@ -85,8 +85,11 @@ fn the_ledger_meets_its_goals_in_every_case() {
 
 #[test]
 fn a_small_tenant_beside_a_flood_keeps_its_latency() {
-    let case = scenarios::bully();
-    let mut alone = scenarios::bully();
+    keeps_its_latency(&scenarios::bully(), scenarios::bully());
+    keeps_its_latency(&scenarios::parallel_bully(), scenarios::parallel_bully());
+}
+
+fn keeps_its_latency(case: &Case, mut alone: Case) {
     alone.scenario.tenants.truncate(1);
     let (beside, alone) = (case.run(PolicyName::Ledger), alone.run(PolicyName::None));
     for (part, factor) in [(0.99, 2), (0.999, 3)] {
@@ -138,8 +141,15 @@ fn nobody_starves_under_the_ledger() {
         let tenants: Vec<Tenant> = (0..2 + rng.below(12)).map(|_| tenant(&mut rng)).collect();
         let count = tenants.len();
         let (device, bucket_ns) = (Device::default(), SECOND / 10);
-        let scenario =
-            Scenario { device, tenants, weights: vec![], until: SECOND, bucket_ns, seed };
+        let scenario = Scenario {
+            device,
+            tenants,
+            weights: vec![],
+            late_ns: (0, 0),
+            until: SECOND,
+            bucket_ns,
+            seed,
+        };
         let outcome = run(&scenario, Ledger::new(scenario.device.cost, Config::default()));
         for tenant in 0..count {
             assert!(!outcome.latencies_ns[tenant].is_empty(), "seed {seed}, tenant {tenant}");
@@ -168,9 +178,10 @@ fn grants_never_exceed_the_capacity_and_a_run_repeats() {
         }
         if now >= ledger.next_tick() {
             ledger.tick(now);
+            // What is donated was deposited in the window before, and not spent.
             let budget = ledger.capacity() * Config::default().tick_ns as f64;
             let granted: u64 = ledger.grants().iter().sum();
-            assert!(granted as f64 <= budget + 1.0, "{granted} of {budget}");
+            assert!(granted as f64 <= 2.0 * budget + 1.0, "{granted} of {budget}");
         }
     }
     let case = scenarios::noisy();

@@ -22,6 +22,7 @@ fn scenario(options: &Options, seed: u64) -> Scenario {
         device: Device { noise_percent: 20, ..Device::default() },
         tenants: scenarios::table1(),
         weights: Vec::new(),
+        late_ns: (0, 0),
         until: seconds * SECOND,
         bucket_ns: SECOND,
         seed,
@@ -30,7 +31,7 @@ fn scenario(options: &Options, seed: u64) -> Scenario {
 
 fn case(scenario: Scenario) -> Case {
     let span = (WARM_UP_SECONDS * SECOND, scenario.until);
-    Case { name: "table1", scenario, span, event: None, small: None }
+    Case { name: "table1", scenario, span, event: None, small: None, fair: true }
 }
 
 /// Bandwidths of the four containers by policy.

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use super::cost::CostModel;
 use super::page::{Terms, Words, ahead, counters, flag, lane, note};
-use super::plan::{Config, Look, Planner, Share};
+use super::plan::{Config, LookBack, Memory, Planner, Share};
 use super::wdt::{self, Wdt};
 use super::{Nanos, lane as lane_side};
 
@@ -120,8 +120,7 @@ struct Seat<W> {
     seen: Seen,
     active_until: Nanos,
     published_at: Nanos,
-    spent_mean_ns: f64,
-    request_mean_ns: f64,
+    memory: Memory,
     /// Spent since the second began, and in millionths of all in the last one.
     second_spent: u64,
     achieved: u64,
@@ -136,6 +135,8 @@ struct Seen {
     requests: u64,
     read_bytes: u64,
     written_bytes: u64,
+    stayed_ns: u64,
+    stayed: u64,
 }
 
 impl Seen {
@@ -147,6 +148,9 @@ impl Seen {
             requests: words.load(lane::REQUESTS, Relaxed),
             read_bytes: words.load(lane::READ_BYTES, Relaxed),
             written_bytes: words.load(lane::WRITTEN_BYTES, Relaxed),
+            // The other way round: no more of them than time.
+            stayed: words.load(lane::STAYED, Acquire),
+            stayed_ns: words.load(lane::STAYED_NS, Relaxed),
         }
     }
 
@@ -228,8 +232,7 @@ impl<W: Words> Board<W> {
             seen,
             active_until: 0,
             published_at: now,
-            spent_mean_ns: 0.0,
-            request_mean_ns: 0.0,
+            memory: Memory::default(),
             second_spent: 0,
             achieved: 0,
             latencies: Vec::new(),
@@ -330,7 +333,7 @@ impl<W: Words> Board<W> {
     fn inform(
         &mut self,
         index: usize,
-        (look, share): (&Look, &Share),
+        (look, share): (&LookBack, &Share),
         (alone, weights): (bool, u64),
         now: Nanos,
     ) {
@@ -340,21 +343,21 @@ impl<W: Words> Board<W> {
         let per_second = self.planner.capacity() * 1e9;
         let seat = &mut self.seats[index];
         let weight = u64::from(seat.limits.weight);
-        (seat.spent_mean_ns, seat.request_mean_ns) = (look.spent_mean_ns, look.request_mean_ns);
-        let least_room = (2.0 * look.request_mean_ns) as u64;
+        seat.memory = look.memory;
         let inflight_max = match share.inflight_ns_max {
             u64::MAX => u64::MAX,
-            most => ((most as f64 * room) as u64).max(least_room.min(most)),
+            most => (most as f64 * room) as u64,
         };
         let limited = seat.limit(now, tick_ns);
         let part = weight as f64 / weights.max(1) as f64;
+        let slice_ns = tick_ns / config.slice_count;
         seat.terms = Terms {
-            flags: match (alone, limited) {
-                (true, false) => flag::OPEN,
-                (true, true) => flag::FREE,
-                (false, _) => 0,
+            flags: match (alone && !limited, alone || share.free) {
+                (true, _) => flag::OPEN,
+                (false, true) => flag::FREE,
+                (false, false) => 0,
             },
-            start: now,
+            start: now - seat.phase(slice_ns).min(now),
             tick: tick_ns,
             slices: config.slice_count,
             base: seat.seen.spent.wrapping_add(share.balance_ns as u64),
@@ -376,7 +379,7 @@ impl<W: Words> Board<W> {
         let active = self.seats.iter().filter(|seat| seat.active_until >= now);
         let others: u64 = active.map(|seat| u64::from(seat.limits.weight)).sum();
         let capacity = self.planner.capacity();
-        let inflight_max = self.planner.config().inflight_ns;
+        let inflight_max = self.planner.base_ns();
         let seat = &mut self.seats[index];
         let weight = u64::from(seat.limits.weight);
         let part = weight as f64 / (others + weight) as f64;
@@ -419,7 +422,8 @@ impl<W: Words> Board<W> {
         seat.limit(now, wdt::WINDOW_NS);
         seat.terms = Terms {
             flags,
-            start: now,
+            // All of it at once.
+            start: now.saturating_sub(wdt::WINDOW_NS),
             tick: wdt::WINDOW_NS,
             slices: 1,
             base,
@@ -490,7 +494,7 @@ impl<W: Words> Board<W> {
 
 impl<W: Words> Seat<W> {
     /// What the lane did since the last tick.
-    fn look(&mut self, now: Nanos, believable: u64, tick_ns: Nanos) -> Look {
+    fn look(&mut self, now: Nanos, believable: u64, tick_ns: Nanos) -> LookBack {
         let (last, seen) = (self.seen, Seen::of(&self.words));
         self.seen = seen;
         let gone = |new: u64, old: u64| (ahead(new, old).max(0) as u64).min(believable);
@@ -504,32 +508,38 @@ impl<W: Words> Seat<W> {
         if spent_ns > 0 || inflight_ns > 0 || short_of_credit || short_of_room {
             self.active_until = now + IDLE_NS;
         }
-        // The slice that begins now is not part of the window that is over.
-        let released = self.terms.released(now.saturating_sub(1));
-        Look {
+        LookBack {
             weight: self.limits.weight,
             spent_ns,
             done_ns: gone(seen.done, last.done),
             requests,
             inflight_ns,
+            stayed_ns: ahead(seen.stayed_ns, last.stayed_ns).max(0) as u64,
+            stayed: gone(seen.stayed, last.stayed),
             grant_ns: self.terms.grant,
-            left_ns: self.left(released),
+            left_ns: self.left(now),
             short_of_credit,
             short_of_room,
-            idled: in_window(lane::IDLE_IN) || inflight_ns == 0,
-            active: self.active_until >= now,
             floor_ns: self.floor_ns(tick_ns),
-            spent_mean_ns: self.spent_mean_ns,
-            request_mean_ns: self.request_mean_ns,
+            memory: self.memory,
         }
     }
 
-    /// What is left of the grants. Nobody owes for a time in which nothing was limited.
-    fn left(&self, released: u64) -> i64 {
-        match self.terms.flags & (flag::OPEN | flag::FREE) {
-            0 => ahead(released, self.seen.spent),
-            _ => 0,
+    /// So much earlier than the window its slices begin: lanes that wait go one after the other,
+    /// not all at once.
+    fn phase(&self, slice_ns: Nanos) -> Nanos {
+        (self.id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % slice_ns.max(1)
+    }
+
+    /// What is in the account: slices only say when it may be spent. Nobody owes for a time in
+    /// which nothing was limited.
+    fn left(&self, now: Nanos) -> i64 {
+        if self.terms.flags & (flag::OPEN | flag::FREE) != 0 {
+            return 0;
         }
+        let elapsed = u128::from(now.saturating_sub(self.published_at));
+        let part = elapsed * u128::from(self.terms.grant) / u128::from(self.terms.tick.max(1));
+        ahead(self.terms.base.wrapping_add(part as u64), self.seen.spent)
     }
 
     /// Device time that the lane's minima take in a window.

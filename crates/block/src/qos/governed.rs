@@ -168,8 +168,8 @@ struct Went {
     cost: Cost,
     /// The maker's number.
     tag: u64,
-    /// When it was submitted, if its latency is taken.
-    since: Option<Nanos>,
+    /// When it was submitted and when it went, if its latency is taken.
+    since: Option<(Nanos, Nanos)>,
 }
 
 /// A request that has to wait.
@@ -230,7 +230,7 @@ impl GovernedChannel {
     }
 
     /// Sends a request that may go and is charged; gives it back when the device has no room.
-    fn send(&mut self, mut request: Request, io: &Io, since: Option<Nanos>) -> Submitted {
+    fn send(&mut self, mut request: Request, io: &Io, since: Option<(Nanos, Nanos)>) -> Submitted {
         let lane = self.lane.clone();
         let cost = lane.as_ref().map_or(0, |lane| lane.cost(io));
         let index = self.free.pop().unwrap_or_else(|| {
@@ -262,8 +262,10 @@ impl GovernedChannel {
             completion.tag = went.tag;
             if let Some(lane) = went.lane {
                 lane.complete(went.cost);
-                if let Some(since) = went.since {
-                    lane.note_latency(monotonic_ns().saturating_sub(since));
+                if let Some((since, sent)) = went.since {
+                    let now = monotonic_ns();
+                    lane.note_latency(now.saturating_sub(since));
+                    lane.note_stay(now.saturating_sub(sent));
                 }
             }
         }
@@ -274,8 +276,8 @@ impl GovernedChannel {
     fn pump(&mut self) -> Option<Nanos> {
         self.refresh();
         while let Some(mut kept) = self.kept.pop_front() {
+            let now = monotonic_ns();
             if let (Some(lane), Some(_)) = (self.lane.clone(), kept.until) {
-                let now = monotonic_ns();
                 if let Verdict::Wait(until) = lane.admit(&kept.io, || now) {
                     kept.until = Some(until);
                     self.kept.push_front(kept);
@@ -284,7 +286,7 @@ impl GovernedChannel {
                 lane.note_held(now.saturating_sub(kept.since));
             }
             let Kept { request, io, since, .. } = kept;
-            match self.send(request, &io, Some(since)) {
+            match self.send(request, &io, Some((since, now))) {
                 Submitted::Pending => {}
                 Submitted::Done(completion) => self.ready.push(completion),
                 Submitted::Busy(request) => {
@@ -343,7 +345,7 @@ impl Channel for GovernedChannel {
                 return Submitted::Pending;
             }
         }
-        match self.send(request, &io, since) {
+        match self.send(request, &io, since.map(|since| (since, since))) {
             Submitted::Busy(request) => {
                 let since = since.unwrap_or_else(monotonic_ns);
                 self.kept.push_back(Kept { request, io, since, until: None });

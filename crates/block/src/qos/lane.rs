@@ -227,11 +227,7 @@ impl<W: Words> Lane<W> {
     /// A request that went for this cost is done.
     #[inline]
     pub fn complete(&self, cost: Cost) {
-        let done = self.words.add(lane::DONE, cost, Ordering::AcqRel).wrapping_add(cost);
-        if done == self.total(lane::SPENT) {
-            let window = self.total(super::page::terms::SEQUENCE);
-            self.words.store(lane::IDLE_IN, window, Ordering::Relaxed);
-        }
+        self.words.add(lane::DONE, cost, Ordering::AcqRel);
         if self.total(lane::WAITERS) > 0 {
             // Somebody waits for room in flight.
             ring_if_heard(&self.words);
@@ -274,7 +270,13 @@ impl<W: Words> Lane<W> {
         self.words.add(word, 1, Ordering::Relaxed);
     }
 
-    /// Notes the latency of a request.
+    /// Notes how long a request was at the device.
+    pub fn note_stay(&self, ns: Nanos) {
+        self.words.add(lane::STAYED_NS, ns, Ordering::Relaxed);
+        self.words.add(lane::STAYED, 1, Ordering::Release);
+    }
+
+    /// Notes the latency of a request, from its making to its answer.
     pub fn note_latency(&self, ns: Nanos) {
         self.words.add(counters::LATENCY + bucket(ns), 1, Ordering::Relaxed);
         self.words.add(counters::LATENCY_NS, ns, Ordering::Relaxed);

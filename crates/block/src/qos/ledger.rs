@@ -11,6 +11,7 @@
 //! on pages in private memory, as a [`Policy`] for the simulated device: what is measured and
 //! tested there is what lanes do.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::board::{Board, Device, Limits, Rule, SeatId};
@@ -23,7 +24,16 @@ use super::{Io, Nanos, Policy, Verdict};
 /// The policy.
 pub struct Ledger {
     board: Board<Arc<Private>>,
-    lanes: Vec<(SeatId, Lane<Arc<Private>>)>,
+    lanes: Vec<Seated>,
+}
+
+/// A lane of this process.
+struct Seated {
+    seat: SeatId,
+    lane: Lane<Arc<Private>>,
+    /// When its requests in flight went, the oldest first. Which of them is answered does not
+    /// matter to the mean.
+    sent: VecDeque<Nanos>,
 }
 
 impl Ledger {
@@ -50,12 +60,12 @@ impl Ledger {
 
     /// Changes all limits of a lane.
     pub fn set_limits(&mut self, lane: usize, limits: Limits) {
-        self.board.set(self.lanes[lane].0, limits);
+        self.board.set(self.lanes[lane].seat, limits);
     }
 
     /// Takes a lane away; its requests go on unlimited by the others.
     pub fn remove(&mut self, lane: usize) {
-        self.board.leave(self.lanes[lane].0);
+        self.board.leave(self.lanes[lane].seat);
     }
 }
 
@@ -64,23 +74,32 @@ impl Policy for Ledger {
         let page = Arc::new(Private::default());
         let limits = Limits { weight, ..Limits::default() };
         let seat = self.board.join(page.clone(), limits, 0);
-        self.lanes.push((seat, Lane::new(page, None)));
+        let lane = Lane::new(page, None);
+        self.lanes.push(Seated { seat, lane, sent: VecDeque::new() });
         self.lanes.len() - 1
     }
 
     fn set_weight(&mut self, lane: usize, weight: u32) {
-        let seat = self.lanes[lane].0;
+        let seat = self.lanes[lane].seat;
         let limits = self.board.limits(seat).unwrap_or_default();
         self.board.set(seat, Limits { weight, ..limits });
     }
 
     fn admit(&mut self, now: Nanos, lane: usize, io: &Io) -> Verdict {
-        self.lanes[lane].1.admit(io, || now)
+        let Seated { lane, sent, .. } = &mut self.lanes[lane];
+        let verdict = lane.admit(io, || now);
+        if verdict == Verdict::Go {
+            sent.push_back(now);
+        }
+        verdict
     }
 
-    fn complete(&mut self, _now: Nanos, lane: usize, io: &Io) {
-        let lane = &self.lanes[lane].1;
+    fn complete(&mut self, now: Nanos, lane: usize, io: &Io) {
+        let Seated { lane, sent, .. } = &mut self.lanes[lane];
         lane.complete(lane.cost(io));
+        if let Some(sent) = sent.pop_front() {
+            lane.note_stay(now.saturating_sub(sent));
+        }
     }
 
     fn tick(&mut self, now: Nanos) {

@@ -1,8 +1,9 @@
 //! A device and its tenants, simulated: what a policy does, repeatably and without a device.
 //!
-//! The device serves requests in order of arrival, one at a time, each for its true cost, and
-//! answers a fixed time after the service: throughput is limited by the cost, latency has a floor,
-//! and whoever floods the queue delays everybody. A seed repeats a run exactly.
+//! The device serves requests in order of arrival, by one unit or by several that each take their
+//! number times a request's true cost, and answers a fixed time after the service: throughput is
+//! limited by the cost, latency has a floor, and whoever floods the queue delays everybody. It may
+//! stall, and tenants and the policy may wake up late. A seed repeats a run exactly.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -76,12 +77,34 @@ pub struct Device {
     pub pace: Vec<(Nanos, u64)>,
     /// Each cost is off by up to this many per cent.
     pub noise_percent: u64,
+    /// Requests served at a time, each so many times longer.
+    pub units: u64,
+    /// How often it stops to serve, and for how long; zeroes for never.
+    pub stalls: (Nanos, Nanos),
 }
 
 impl Default for Device {
     fn default() -> Self {
         let cost = CostModel::default();
-        Device { cost, latency_ns: 100_000, pace: vec![(0, 100)], noise_percent: 0 }
+        Device {
+            cost,
+            latency_ns: 100_000,
+            pace: vec![(0, 100)],
+            noise_percent: 0,
+            units: 1,
+            stalls: (0, 0),
+        }
+    }
+}
+
+impl Device {
+    /// When a service that could start now does.
+    fn after_stall(&self, now: Nanos) -> Nanos {
+        let (every, length) = self.stalls;
+        match now.checked_rem(every) {
+            Some(into) if now >= every && into < length => now - into + length,
+            _ => now,
+        }
     }
 }
 
@@ -94,6 +117,9 @@ pub struct Scenario {
     pub tenants: Vec<Tenant>,
     /// Changes of weight: when, whose, what.
     pub weights: Vec<(Nanos, usize, u32)>,
+    /// How late a tenant that waits for its turn wakes up, and how late the policy's tick comes,
+    /// on average, in nanoseconds.
+    pub late_ns: (Nanos, Nanos),
     /// The end.
     pub until: Nanos,
     /// Length of a bucket of the result.
@@ -160,7 +186,8 @@ struct Run<'a, P> {
     states: Vec<State>,
     events: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
     sequence: u64,
-    device_free: Nanos,
+    /// When each unit of the device is free.
+    units: BinaryHeap<Reverse<Nanos>>,
     rng: Rng,
     outcome: Outcome,
 }
@@ -176,7 +203,7 @@ pub fn run(scenario: &Scenario, policy: impl Policy) -> Outcome {
         states: vec![State::default(); count],
         events: BinaryHeap::new(),
         sequence: 0,
-        device_free: 0,
+        units: vec![Reverse(0); scenario.device.units.max(1) as usize].into(),
         rng: Rng::new(scenario.seed),
         outcome: Outcome {
             buckets: vec![vec![blank; count]; bucket_count],
@@ -242,8 +269,9 @@ impl<P: Policy> Run<'_, P> {
             Event::Retry(_) => {}
             Event::Tick => {
                 self.policy.tick(now);
-                let next = self.policy.next_tick();
-                self.at(next.max(now + 1), Event::Tick);
+                let next = self.policy.next_tick().max(now + 1);
+                let late = self.late(self.scenario.late_ns.1);
+                self.at(next + late, Event::Tick);
                 (0..self.states.len()).for_each(|tenant| self.pump(now, tenant));
             }
             Event::Weight(index) => {
@@ -251,6 +279,15 @@ impl<P: Policy> Run<'_, P> {
                 self.policy.set_weight(tenant, weight);
             }
         }
+    }
+
+    /// Exponentially distributed around a mean.
+    fn late(&mut self, mean_ns: Nanos) -> Nanos {
+        if mean_ns == 0 {
+            return 0;
+        }
+        let part = (self.rng.below(1 << 20) + 1) as f64 / f64::from(1 << 20);
+        (-part.ln() * mean_ns as f64) as Nanos
     }
 
     fn turn(&mut self, now: Nanos, tenant: usize) {
@@ -291,9 +328,10 @@ impl<P: Policy> Run<'_, P> {
                     self.serve(now, tenant, which, since);
                 }
                 Verdict::Wait(until) => {
+                    let late = self.late(self.scenario.late_ns.0);
                     let state = &mut self.states[tenant];
                     if state.retry_at <= now {
-                        state.retry_at = until.max(now + 1);
+                        state.retry_at = until.max(now + 1) + late;
                         let when = state.retry_at;
                         self.at(when, Event::Retry(tenant));
                     }
@@ -305,15 +343,17 @@ impl<P: Policy> Run<'_, P> {
 
     fn serve(&mut self, now: Nanos, tenant: usize, which: usize, since: Nanos) {
         let device = &self.scenario.device;
-        let start = self.device_free.max(now);
+        let Reverse(free) = self.units.pop().unwrap_or_default();
+        let start = device.after_stall(free.max(now));
         let pace = device.pace.iter().rev().find(|(from, _)| *from <= start).map_or(100, |p| p.1);
         let noise = match device.noise_percent {
             0 => 100,
             percent => 100 - percent + self.rng.below(2 * percent + 1),
         };
         let cost = device.cost.cost_ns(&self.scenario.tenants[tenant].mix[which].1);
-        self.device_free = start + (cost * pace * noise / 10_000).max(1);
-        let answer = self.device_free + device.latency_ns;
+        let end = start + (device.units.max(1) * cost * pace * noise / 10_000).max(1);
+        self.units.push(Reverse(end));
+        let answer = end + device.latency_ns;
         self.at(answer, Event::Answer(tenant, which, since));
     }
 

@@ -44,23 +44,26 @@ pub mod lane {
     pub const READ_BYTES: usize = 3;
     /// Bytes of them that were written.
     pub const WRITTEN_BYTES: usize = 4;
-    /// The window (line B's sequence) in which nothing was in flight at some time.
-    pub const IDLE_IN: usize = 5;
-    /// The window in which a request waited for credit ...
-    pub const SHORT_IN: usize = 6;
+    /// The window (line B's sequence) in which a request waited for credit ...
+    pub const SHORT_IN: usize = 5;
     /// ... first at this time.
-    pub const SHORT_SINCE: usize = 7;
+    pub const SHORT_SINCE: usize = 6;
     /// The window in which a request waited for room in flight.
-    pub const CROWDED_IN: usize = 8;
+    pub const CROWDED_IN: usize = 7;
     /// Threads that listen for the bell.
-    pub const WAITERS: usize = 9;
+    pub const WAITERS: usize = 8;
+    /// Nanoseconds that requests were at the device, of those whose time was taken ...
+    pub const STAYED_NS: usize = 9;
+    /// ... and how many they are.
+    pub const STAYED: usize = 10;
 }
 
 /// Words of line B.
 pub mod terms {
     /// Odd while the line changes; names the window.
     pub const SEQUENCE: usize = 16;
-    /// When the window began.
+    /// One slice before the first slice of the grant is released, at the latest when the window
+    /// began.
     pub const START: usize = 17;
     /// Its length.
     pub const TICK: usize = 18;
@@ -306,7 +309,7 @@ impl<T: Words + ?Sized> Words for std::sync::Arc<T> {
 pub struct Terms {
     /// Line B's sequence: even, and another one in each window. 0: there is no window yet.
     pub window: u64,
-    /// When the window began, in nanoseconds of the monotonic clock.
+    /// See [`terms`], in nanoseconds of the monotonic clock.
     pub start: u64,
     /// Its length in nanoseconds.
     pub tick: u64,
@@ -423,7 +426,7 @@ impl Terms {
     pub fn released(&self, now: u64) -> u64 {
         let slices = self.slices.max(1);
         let slice_ns = (self.tick / slices).max(1);
-        let begun = (now.saturating_sub(self.start) / slice_ns).saturating_add(1);
+        let begun = now.saturating_sub(self.start) / slice_ns;
         let part = u128::from(self.grant) * u128::from(begun) / u128::from(slices);
         self.base.wrapping_add(part as u64)
     }

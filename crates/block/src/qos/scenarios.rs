@@ -51,6 +51,8 @@ pub struct Case {
     pub event: Option<Nanos>,
     /// The small tenant whose latency counts.
     pub small: Option<usize>,
+    /// Every tenant with a backlog could use its share.
+    pub fair: bool,
 }
 
 impl Case {
@@ -59,11 +61,13 @@ impl Case {
             device: Device::default(),
             tenants,
             weights: Vec::new(),
+            late_ns: (0, 0),
             until: seconds * SECOND,
             bucket_ns: 25 * MILLISECOND,
             seed: 1,
         };
-        Case { name, scenario, span: (SECOND, seconds * SECOND), event: None, small: None }
+        let span = (SECOND, seconds * SECOND);
+        Case { name, scenario, span, event: None, small: None, fair: true }
     }
 
     fn with_event(mut self, event: Nanos) -> Self {
@@ -152,6 +156,11 @@ pub fn all() -> Vec<Case> {
         bully(),
         fifty_of_a_thousand(),
         noisy(),
+        parallel(),
+        few_requests(),
+        late_wakes(),
+        stalls(),
+        parallel_bully(),
     ]
 }
 
@@ -234,6 +243,42 @@ pub fn noisy() -> Case {
     case
 }
 
+fn with_units(mut case: Case, units: u64) -> Case {
+    (case.scenario.device.units, case.scenario.device.latency_ns) = (units, 20_000);
+    case
+}
+
+/// A device that has to have 34 requests in flight to be busy.
+pub fn parallel() -> Case {
+    with_units(Case::new("parallel-units", four(64), 10), 32)
+}
+
+/// On that device, the heaviest never has more than 4 requests, an eighth of it.
+pub fn few_requests() -> Case {
+    let mut tenants = four(64);
+    tenants[0].depth = 4;
+    Case { fair: false, ..with_units(Case::new("heaviest-has-4", tenants, 10), 32) }
+}
+
+/// Tenants wake up 300 µs late on average, the policy 2 ms.
+pub fn late_wakes() -> Case {
+    let mut case = Case::new("late-wakes", four(64), 10);
+    case.scenario.late_ns = (300_000, 2_000_000);
+    case
+}
+
+/// The device does nothing for 10 ms every 200 ms, as when it collects garbage.
+pub fn stalls() -> Case {
+    let mut case = Case::new("stalls", four(64), 10);
+    case.scenario.device.stalls = (200 * MILLISECOND, 10 * MILLISECOND);
+    case
+}
+
+/// A small tenant beside floods, on the device with many units.
+pub fn parallel_bully() -> Case {
+    Case { name: "parallel-bully", ..with_units(bully(), 32) }
+}
+
 /// A thousand tenants, all active.
 pub fn thousand() -> Case {
     Case::new("1000-active", (0..1000).map(|_| Tenant::reader(100, 4)).collect(), 6)
@@ -269,10 +314,14 @@ impl Findings {
             None => f64::INFINITY,
         };
         let p99 = |tenant| outcome.latency_ns(tenant, 0.99) as f64 / 1000.0;
+        if !case.fair {
+            jains.clear();
+        }
+        let error = outcome.max_min_error(&weights, from, until).filter(|_| case.fair);
         Findings {
             jain: jains.get(jains.len() / 2).copied().unwrap_or(f64::NAN),
             jain_worst: jains.first().copied().unwrap_or(f64::NAN),
-            max_min_error: outcome.max_min_error(&weights, from, until).unwrap_or(f64::NAN),
+            max_min_error: error.unwrap_or(f64::NAN),
             throughput: outcome.throughput(from, until),
             settle_ms: case.event.map_or(f64::NAN, settle),
             p99_us: case.small.map_or(f64::NAN, p99),

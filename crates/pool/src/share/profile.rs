@@ -1,4 +1,4 @@
-//! What is known of a device: costs of its requests, how much of them it takes in flight.
+//! What is known of a device: costs of its requests, their latency, how much of them it does.
 //!
 //! `devices/MAJOR-MINOR.json` in the state directory gives it, for devices that the defaults are
 //! wrong for; whatever is not in it is the default.
@@ -27,8 +27,8 @@ struct Given {
     write: Option<GivenLine>,
     discard_ns: Option<u64>,
     flush_ns: Option<u64>,
-    /// Most device time in flight beside a small tenant.
-    inflight_ns: Option<u64>,
+    /// Latency of a small request alone.
+    base_ns: Option<u64>,
     /// Device time per time.
     capacity: Option<f64>,
 }
@@ -80,7 +80,7 @@ impl Given {
                     discard_ns: ns(self.discard_ns, cost.discard_ns),
                     flush_ns: ns(self.flush_ns, cost.flush_ns),
                 },
-                config: Config { inflight_ns: ns(self.inflight_ns, config.inflight_ns), ..config },
+                config: Config { base_ns: ns(self.base_ns, config.base_ns), ..config },
                 capacity: self.capacity,
             },
         }
