@@ -62,9 +62,7 @@ impl std::error::Error for Failure {}
 
 /// Says one line on standard error, as every message of polylane looks.
 pub fn say(line: impl fmt::Display) {
-    // One write, so that lines of several processes do not mix. Nobody to tell when it fails.
-    let _ =
-        std::io::Write::write_all(&mut std::io::stderr(), format!("polylane: {line}\n").as_bytes());
+    crate::log::message(&line);
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ pub mod failure;
 mod init;
 mod keeper;
 mod link;
+mod log;
 mod mounts;
 pub mod names;
 mod preload;

@@ -31,7 +31,7 @@ use crate::supervise::Supervisor;
 use crate::volume::cache::CacheSpec;
 use crate::volume::{Kept, SetOptions};
 use crate::watchdog::Watchdog;
-use crate::{preload, root, volume};
+use crate::{log, preload, root, volume};
 
 /// Least `--memory`: below this the service itself does not fit.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
@@ -240,13 +240,16 @@ fn pin(cpus: &CpuList) -> Result<()> {
     polylane_sys::cpu::pin(&cpus).map_err(|error| Failure::because("CPUs", "stay on them", error))
 }
 
-/// The name that was given. A pool with a volume of its own is the same one in every run.
+/// The name that was given, which log lines carry from here on. A pool with a volume of its own is
+/// the same one in every run.
 fn pool_name(options: &RunOptions) -> String {
-    match (&options.pool, &options.source) {
+    let name = match (&options.pool, &options.source) {
         (Some(name), _) => name.clone(),
         (None, Source::Volume(None)) => POOL_DEFAULT.to_string(),
         (None, _) => format!("run-{}", std::process::id()),
-    }
+    };
+    log::name("polylane", &name);
+    name
 }
 
 /// What the lane's files are on, what messages call it, and what a volume's sidecar says of its

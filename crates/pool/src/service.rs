@@ -22,6 +22,7 @@ use crate::confine::confine;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::wait_for;
 use crate::link::{FromService, Link, ToService};
+use crate::log;
 use crate::spec::{Backing, PoolSpec};
 use crate::watchdog::BEAT_PERIOD;
 
@@ -86,6 +87,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
             .map_err(|error| Failure::because("service", "take its files", error))
     };
     let spec = PoolSpec::from_fd(take(fds.spec)?)?;
+    log::name("service", &spec.name);
     let dir: Option<OwnedFd> = fds.dir.map(take).transpose()?;
     let mut volume = Vec::new();
     for ((io, plain), lock) in fds.volume.iter().zip(&fds.volume_plain).zip(&fds.volume_lock) {
@@ -152,6 +154,7 @@ fn serve(mut running: Running, control: &Link) -> u8 {
     }
     // Whoever wants to know something about a volume that stands still has to wait.
     let mut asked = false;
+    log::event("ready", serde_json::json!({}));
     loop {
         let left = running.time_left();
         if left.is_none() && std::mem::take(&mut asked) {
@@ -177,7 +180,9 @@ fn serve(mut running: Running, control: &Link) -> u8 {
                 let _ = control.send(&answer, &[]);
             }
             Ok(Some((ToService::Shutdown, _))) => {
+                let stats = running.stats();
                 let errno = running.end();
+                log::event("end", serde_json::json!({ "errno": errno, "counters": stats }));
                 let _ = control.send(&FromService::Flushed(errno), &[]);
                 return 0;
             }

@@ -20,6 +20,7 @@ use crate::copying::Copies;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::{Keeper, Leftovers, wait_either, wait_for};
 use crate::link::{FromInit, FromService, Link, ToInit, ToService};
+use crate::log;
 use crate::process::{Ended, Process};
 use crate::share::member::Member;
 use crate::spec::{Backing, PoolSpec};
@@ -293,6 +294,7 @@ impl Supervisor {
         let Some(member) = &mut self.member else { return };
         if news {
             member.news();
+            log::event("share", member.describe());
             if let Some(weight) = member.wanted().weight
                 && self.spec.weight != weight
             {
@@ -302,6 +304,7 @@ impl Supervisor {
         }
         if member.link().is_none() && member.rejoin() {
             let _ = service.link.send(&ToService::Share, &member.fds());
+            log::event("share", member.describe());
         }
     }
 
@@ -441,6 +444,8 @@ impl Supervisor {
         }
         match link.receive::<FromService>() {
             Ok(Some((FromService::Ready { wire }, _))) => {
+                let (pid, starts) = (process.pid(), self.spec.incarnation);
+                log::event("service", serde_json::json!({ "service_pid": pid, "starts": starts }));
                 let fds = self.member.as_ref().map(Member::fds).unwrap_or_default();
                 if !fds.is_empty() {
                     let _ = link.send(&ToService::Share, &fds);
@@ -577,8 +582,10 @@ pub(crate) fn execute(
     let mut command = std::process::Command::new(path);
     command.arg0(format!("polylane-{hidden}[{name}]")).arg(hidden).env_clear();
     command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
-    if let Some(value) = std::env::var_os("RUST_BACKTRACE") {
-        command.env("RUST_BACKTRACE", value);
+    for variable in ["RUST_BACKTRACE", log::VARIABLE] {
+        if let Some(value) = std::env::var_os(variable) {
+            command.env(variable, value);
+        }
     }
     // What the caller of `polylane run` had open is COMMAND's, not the service's.
     let _ = ns::close_all_on_exec();

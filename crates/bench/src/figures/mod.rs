@@ -274,6 +274,24 @@ pub const FIGURES: &[Figure] = &[
         run: wdt_model::fig4,
     },
     Figure {
+        name: "wdt-fig8",
+        mounts: false,
+        about: "shares of four containers by policy and weights, Table 1 (simulated device)",
+        run: wdt_model::fig8,
+    },
+    Figure {
+        name: "wdt-fig9",
+        mounts: false,
+        about: "shares of four containers by policy, random 4 KiB (simulated device)",
+        run: wdt_model::fig9,
+    },
+    Figure {
+        name: "bully",
+        mounts: false,
+        about: "a small reader beside a flood, by policy (simulated device)",
+        run: wdt_model::bully,
+    },
+    Figure {
         name: "wdt-percentile",
         mounts: false,
         about: "WDT by percentile of the demand (simulated device)",

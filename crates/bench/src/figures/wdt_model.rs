@@ -1,5 +1,6 @@
-//! Figures of WDT (HotStorage'16) on the simulated device: `wdt-fig2`, `wdt-fig3`, `wdt-fig4` and
-//! `wdt-percentile`, with synthetic equivalents of Table 1's workloads.
+//! Figures of WDT (HotStorage'16) on the simulated device: `wdt-fig2`, `wdt-fig3`, `wdt-fig4`,
+//! `wdt-fig8`, `wdt-fig9` and `wdt-percentile`, with synthetic equivalents of Table 1's workloads,
+//! and `bully`.
 
 use anyhow::Result;
 use polylane_block::qos::fixed::Static;
@@ -62,6 +63,119 @@ pub fn fig2(options: &Options) -> Result<Report> {
     }
     report.notes.push("none is the paper's BASELINE, static its ST; ratios are to C4".into());
     Ok(report)
+}
+
+/// The weights of Fig. 8's runs, of C1 to C4.
+const COMBINATIONS: [(&str, [u32; 4]); 4] = [
+    ("10:5:2.5:1", [1000, 500, 250, 100]),
+    ("1:2.5:5:10", [100, 250, 500, 1000]),
+    ("4:3:2:1", [400, 300, 200, 100]),
+    ("1:1:1:1", [100, 100, 100, 100]),
+];
+
+/// Shares of Table 1's containers by four combinations of weights.
+///
+/// # Errors
+/// None.
+pub fn fig8(options: &Options) -> Result<Report> {
+    let title = "device time over what the weight gives, Table 1, four sets of weights, simulated";
+    let mut report =
+        Report::new("wdt-fig8", title, "weights, container", "achieved/entitled", Better::Higher);
+    report.baseline = "none".into();
+    for seed in 0..options.repeats() as u64 {
+        for (label, weights) in COMBINATIONS {
+            let mut scenario = scenario(options, seed + 1);
+            for (tenant, weight) in scenario.tenants.iter_mut().zip(weights) {
+                tenant.weight = weight;
+            }
+            add_shares(&mut report, label, &case(scenario));
+        }
+    }
+    report.notes.push(
+        "1 is fair; jain: weighted, of device time over the run; throughput: part of the device"
+            .into(),
+    );
+    Ok(report)
+}
+
+/// Shares and bandwidth of four containers with random 4 KiB requests, 90 to 60 % of them reads.
+///
+/// # Errors
+/// None.
+pub fn fig9(options: &Options) -> Result<Report> {
+    let title = "device time over what the weight gives, 4 KiB random, Fig. 9's mixes, simulated";
+    let mut report =
+        Report::new("wdt-fig9", title, "weights, container", "achieved/entitled", Better::Higher);
+    report.baseline = "none".into();
+    for seed in 0..options.repeats() as u64 {
+        let scenario = Scenario { tenants: scenarios::fig9(), ..scenario(options, seed + 1) };
+        add_shares(&mut report, "10:5:2.5:1", &case(scenario));
+    }
+    report.notes.push(
+        "1 is fair; jain: weighted, of device time over the run; throughput: part of the device"
+            .into(),
+    );
+    Ok(report)
+}
+
+/// What every policy gives the four containers of a case.
+fn add_shares(report: &mut Report, label: &str, case: &Case) {
+    let (weights, (from, until)) = (case.weights(), case.span);
+    let sum: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
+    let seconds = (until - from) as f64 / SECOND as f64;
+    for policy in PolicyName::ALL {
+        progress(&format!("{} {label} {}", report.figure, policy.name()));
+        let outcome = case.run(policy);
+        let all: f64 = (0..4).map(|tenant| outcome.device_ns(tenant, from, until) as f64).sum();
+        let jain = outcome.jain(&weights, from, until).unwrap_or(f64::NAN);
+        for (tenant, weight) in weights.iter().enumerate() {
+            let got = outcome.device_ns(tenant, from, until) as f64 / all.max(1.0);
+            let extra = [
+                ("jain", jain),
+                ("throughput", outcome.throughput(from, until)),
+                ("mb_per_s", bytes(&outcome, tenant, case.span) / seconds / 1e6),
+            ];
+            let point = format!("{label} C{}", tenant + 1);
+            report.add(policy.name(), &point, got * sum / f64::from(*weight), &extra);
+        }
+    }
+}
+
+/// A tenant with one small read at a time beside three that flood the device.
+///
+/// # Errors
+/// None.
+pub fn bully(options: &Options) -> Result<Report> {
+    let title = "latency of a small reader beside a flood, simulated device";
+    let mut report = Report::new("bully", title, "device, percentile", "us", Better::Lower);
+    report.baseline = "alone".into();
+    for seed in 0..options.repeats() as u64 {
+        for (device, made) in
+            [("1 unit", scenarios::bully()), ("32 units", scenarios::parallel_bully())]
+        {
+            let mut beside = made;
+            beside.scenario.seed = seed + 1;
+            add_latencies(&mut report, device, "none", &beside.run(PolicyName::None));
+            for policy in PolicyName::ALL.into_iter().filter(|name| *name != PolicyName::None) {
+                progress(&format!("bully {device} {}", policy.name()));
+                add_latencies(&mut report, device, policy.name(), &beside.run(policy));
+            }
+            let mut alone = beside;
+            alone.scenario.tenants.truncate(1);
+            add_latencies(&mut report, device, "alone", &alone.run(PolicyName::None));
+        }
+    }
+    report.notes.push("the flood: three tenants with 256 random 4 KiB reads each".into());
+    Ok(report)
+}
+
+fn add_latencies(report: &mut Report, device: &str, series: &str, outcome: &Outcome) {
+    let seconds = outcome.buckets.len() as u64 * outcome.bucket_ns;
+    let throughput = outcome.throughput(0, seconds);
+    for (part, name) in [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")] {
+        let us = outcome.latency_ns(0, part) as f64 / 1000.0;
+        report.add(series, &format!("{device} {name}"), us, &[("throughput", throughput)]);
+    }
 }
 
 fn bytes(outcome: &Outcome, tenant: usize, span: (u64, u64)) -> f64 {

@@ -191,11 +191,6 @@ impl<W: Words> Board<W> {
         }
     }
 
-    /// How lanes share here.
-    pub fn rule(&self) -> Rule {
-        self.rule
-    }
-
     /// The device time per time that the ledger has found.
     pub fn capacity(&self) -> f64 {
         self.planner.capacity()
