@@ -77,6 +77,36 @@ fn a_volume_is_made_listed_and_removed() {
 }
 
 #[test]
+fn translation_is_kept_shown_and_bound() {
+    let name = "translation_is_kept_shown_and_bound";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let (dir, path) = (dir.path(), dir.path().join("v"));
+    done(dir, "create v --size 64M");
+    assert!(!done(dir, "info v").contains("translation"));
+    done(dir, "set v --translation-cpus 0 --prefetch 8M");
+    assert!(done(dir, "info v").contains("on CPUs 0, prefetch 8 MiB"));
+    assert!(refused(dir, "set v --prefetch 4K", 2).contains("at least 1M"));
+    let run = Run::new("--prefetch 4M --volume").arg(&path).script("echo up; sleep 60");
+    let mut user = run.start();
+    assert_eq!(user.line(), "up");
+    let stats = Command::new(binary()).args(["stats", "--pool", &user.pool]).output();
+    let stats = String::from_utf8(stats.expect("stats").stdout).expect("text");
+    for wanted in ["translation.cpus: 0\n", "translation.prefetch_bytes: 4194304\n"] {
+        assert!(stats.contains(wanted), "{wanted}: {stats}");
+    }
+    let tasks = fs::read_dir(format!("/proc/{}/task", user.service())).expect("threads");
+    let allowed = tasks.flatten().find_map(|task| {
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
+        let line = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        (line("Name:")?.trim() == "translate-0")
+            .then(|| line("Cpus_allowed_list:").map(|list| list.trim().to_string()))?
+    });
+    assert_eq!(allowed.as_deref(), Some("0"));
+    user.signal("TERM");
+    user.end();
+}
+
+#[test]
 fn a_thick_volume_has_its_space() {
     let Some(dir) = place("a_thick_volume_has_its_space") else { return };
     done(dir.path(), "create v --size 64M --thick");
@@ -243,6 +273,7 @@ fn a_volume_in_use_is_left_alone() {
     for words in words {
         let line = refused(dir, words, 1);
         assert!(line.contains(&format!("v: in use by pool '{}'", user.pool)), "{words}: {line}");
+        assert!(!words.starts_with("resize") || line.contains("when that has ended"), "{line}");
     }
     let by = field(dir, "v", "used_by");
     assert!(by.as_str().is_some_and(|by| by.contains(&user.pool)), "{by}");

@@ -4,13 +4,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use polylane_base::size::ByteSize;
+use polylane_base::size::{BadSize, ByteSize};
 use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
 use polylane_pool::cpus::CpuList;
 use polylane_pool::share::Policy;
 use polylane_pool::volume::SetOptions;
 use polylane_pool::volume::cache::{Mode, StoreKind};
+use polylane_pool::volume::translation::{PREFETCH_BYTES_MIN, Translation};
 
 use crate::attach;
 
@@ -232,8 +233,8 @@ pub(crate) struct VolumeCreateArgs {
     pub(crate) cache: CacheArgs,
 }
 
-/// How a volume is cached.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Args)]
+/// How a volume is cached and translated.
+#[derive(Clone, PartialEq, Eq, Debug, Args)]
 pub(crate) struct CacheArgs {
     /// Cache mode: none, writeback, writethrough, directsync or pdc
     #[arg(long = "cache", value_name = "MODE")]
@@ -244,6 +245,20 @@ pub(crate) struct CacheArgs {
     /// Memory of a cache of its own [default: 64M]
     #[arg(long, value_name = "SIZE")]
     cache_size: Option<ByteSize>,
+    /// CPUs of the threads that find out where the volume lies on the host, as 0-3,6
+    #[arg(long, value_name = "LIST")]
+    translation_cpus: Option<CpuList>,
+    /// How much of the volume they look at in one go [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = prefetch)]
+    prefetch: Option<ByteSize>,
+}
+
+fn prefetch(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: BadSize| error.to_string())?;
+    match size.0 >= PREFETCH_BYTES_MIN {
+        true => Ok(size),
+        false => Err("at least 1M".to_string()),
+    }
 }
 
 impl CacheArgs {
@@ -254,6 +269,10 @@ impl CacheArgs {
             mode: self.mode,
             store: self.store,
             cache_bytes: self.cache_size.map(|size| size.0),
+            translation: Translation {
+                cpus: self.translation_cpus,
+                prefetch_bytes: self.prefetch.map(|size| size.0),
+            },
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{Failure, Result};
+use polylane_pool::volume::translation::Translation;
 use polylane_pool::volume::{self, Check, Content, Copy, CreateOptions, Info, SetOptions};
 
 use crate::cli::{ExportFormat, FileSystemKind, VolumeCommand};
@@ -111,6 +112,7 @@ fn table(volumes: &[Info]) -> String {
 fn describe(info: &Info) -> String {
     let size = |bytes: u64| ByteSize(bytes).to_string();
     let known = |bytes: Option<u64>| bytes.map(size);
+    let translated = info.translation != Translation::default();
     let lines = [
         ("volume", Some(info.path.display().to_string())),
         ("id", Some(info.id.clone()).filter(|id| !id.is_empty())),
@@ -126,6 +128,7 @@ fn describe(info: &Info) -> String {
         ("base", info.base.as_ref().map(|base| base.display().to_string())),
         ("snapshot", info.snapshot.then(|| "yes".to_string())),
         ("cache", info.cache.map(|cache| cache.to_string())),
+        ("translation", Some(info.translation.to_string()).filter(|_| translated)),
         ("weight", info.weight.map(|weight| weight.to_string())),
     ];
     let known = lines.into_iter().filter_map(|(name, value)| Some((name, value?)));

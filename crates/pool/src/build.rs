@@ -155,9 +155,10 @@ fn libservice(
             Ok((Arc::new(fs), None))
         }
         (Backing::Dir, Store::Host(host)) => Ok((Arc::new(host), None)),
-        (Backing::Volume { label, cache }, Store::Volume(files)) => {
+        (Backing::Volume { label, cache, translation }, Store::Volume(files)) => {
             let metadata_bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);
-            let disk = Disk::open(label, files, *cache, clock, metadata_bytes)?;
+            let disk =
+                Disk::open(label, files, (*cache, translation.clone()), clock, metadata_bytes)?;
             Ok((disk.fs.clone(), Some(disk)))
         }
         _ => Err(Failure::failed("lane: what was handed down is not what its files are on")),

@@ -29,6 +29,7 @@ use crate::skeleton::MountPoint;
 use crate::spec::{Backing, PoolSpec};
 use crate::supervise::Supervisor;
 use crate::volume::cache::CacheSpec;
+use crate::volume::translation::Translation;
 use crate::volume::{Kept, SetOptions};
 use crate::watchdog::Watchdog;
 use crate::{log, preload, root, volume};
@@ -108,7 +109,7 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
     // Last of what can be refused, since it may make a volume.
     let (handed, label, kept) = open_source(&options, &name)?;
     options.weight = options.weight.or(kept.weight);
-    let cache = options.cache.change(kept.cache);
+    let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
 
     let limits =
         Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
@@ -125,7 +126,7 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
-    let spec = specify(&options, (label, cache), &leftovers.name, &place, cpus);
+    let spec = specify(&options, (label, uses), &leftovers.name, &place, cpus);
     let fuse = rootless.is_none().then_some(device);
     let plan = Plan {
         place,
@@ -324,7 +325,7 @@ fn working_directory(root: bool) -> PathBuf {
 
 fn specify(
     options: &RunOptions,
-    (label, cache): (String, CacheSpec),
+    (label, (cache, translation)): (String, (CacheSpec, Translation)),
     name: &PoolName,
     place: &Place,
     cpus: CpuList,
@@ -338,7 +339,7 @@ fn specify(
             inode_limit: (bytes_limit / BYTES_PER_INODE).max(INODES_MIN),
         },
         Source::Dir(_) => Backing::Dir,
-        Source::Volume(_) => Backing::Volume { label, cache },
+        Source::Volume(_) => Backing::Volume { label, cache, translation },
     };
     let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
     let covered = mounted.iter().chain([&RESERVED_DIR]).map(|name| name.as_bytes().to_vec());

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::cpus::CpuList;
 use crate::failure::{Failure, Result};
 use crate::volume::cache::CacheSpec;
+use crate::volume::translation::Translation;
 
 /// Largest specification in bytes.
 const SPEC_BYTES_MAX: u64 = 1 << 20;
@@ -33,6 +34,8 @@ pub enum Backing {
         label: String,
         /// How it is cached.
         cache: CacheSpec,
+        /// How it is translated.
+        translation: Translation,
     },
 }
 

@@ -63,6 +63,13 @@ fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
             let mode = FallocateFlags::from_bits_retain(mode as u32);
             rustix::fs::fallocate(file, mode, offset, length).map(|()| 0)
         }
+        // Most have one buffer: no list of pieces is made for it.
+        Action::Read if operation.buffers.len() == 1 => {
+            let buffer = &mut operation.buffers[0];
+            let here = skip.min(buffer.len());
+            let mut piece = [IoSliceMut::new(&mut buffer[here..])];
+            rustix::io::preadv2(file, &mut piece, offset, ReadWriteFlags::empty())
+        }
         Action::Read => {
             let mut left = skip;
             let buffers = operation.buffers.iter_mut().filter_map(|buffer| {
@@ -73,6 +80,11 @@ fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
             let mut pieces: Vec<_> = buffers.take(PIECES_MAX).collect();
             rustix::io::preadv2(file, &mut pieces, offset, ReadWriteFlags::empty())
         }
+        Action::Write { durable } if operation.buffers.len() == 1 => {
+            let buffer = &operation.buffers[0];
+            let piece = [IoSlice::new(&buffer[skip.min(buffer.len())..])];
+            rustix::io::pwritev2(file, &piece, offset, durably(durable))
+        }
         Action::Write { durable } => {
             let mut left = skip;
             let buffers = operation.buffers.iter().filter_map(|buffer| {
@@ -81,9 +93,12 @@ fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
                 (here < buffer.len()).then(|| IoSlice::new(&buffer[here..]))
             });
             let pieces: Vec<_> = buffers.take(PIECES_MAX).collect();
-            let flags = if durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
-            rustix::io::pwritev2(file, &pieces, offset, flags)
+            rustix::io::pwritev2(file, &pieces, offset, durably(durable))
         }
     };
     done.map_err(errno)
+}
+
+fn durably(durable: bool) -> ReadWriteFlags {
+    if durable { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() }
 }

@@ -28,6 +28,7 @@ use crate::link::Link;
 use crate::spec;
 use crate::volume::cache::CacheSpec;
 use crate::volume::held::Held;
+use crate::volume::translation::Translation;
 
 /// Without the engine the kernel cannot write to the attached device, and so cannot free memory.
 const OOM_SCORE_ADJ: &str = "-1000";
@@ -59,6 +60,8 @@ pub(super) struct EngineSpec {
     pub(super) backing: Option<u32>,
     /// How the volume is cached.
     pub(super) cache: CacheSpec,
+    /// How it is translated.
+    pub(super) translation: Translation,
     /// What is known of the guest's journals: first byte and end.
     pub(super) journals: Vec<(u64, u64)>,
 }
@@ -124,7 +127,7 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     let warnings = stay_out_of_reclaim().into_iter().collect();
     harden()?;
-    let volume = Held::open(&spec.name, files, spec.cache)?;
+    let volume = Held::open(&spec.name, files, spec.cache, spec.translation.clone())?;
     if let Some(cache) = volume.cache() {
         let known = spec.journals.iter().map(|(first, end)| Region { first: *first, end: *end });
         cache.remember(&known.collect::<Vec<_>>());

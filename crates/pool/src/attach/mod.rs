@@ -122,6 +122,7 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
             fuse: door.fuse,
             backing: door.backing,
             cache,
+            translation: options.cache.translation.over(stack.sidecar.translation),
             journals: stack.sidecar.journals,
         },
         door,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use polylane_base::size::ByteSize;
 use polylane_block::cache::{Mode, StoreKind};
 use polylane_block::file::Files;
-use polylane_block::image::{self, Draft};
+use polylane_block::image::{self, Draft, ImageError};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
 use super::cache::CacheSpec;
@@ -19,6 +19,7 @@ use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure};
 use super::sidecar::{self, Sidecar};
 use super::stack::Stack;
 use super::tools;
+use super::translation::Translation;
 use crate::attach;
 use crate::failure::{Failure, Result, say};
 
@@ -43,7 +44,7 @@ pub struct CreateOptions {
 }
 
 /// What `volume set` was asked for: what is absent stays as it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SetOptions {
     /// Share of pools on it, 1 to 10000.
     pub weight: Option<u32>,
@@ -53,6 +54,8 @@ pub struct SetOptions {
     pub store: Option<StoreKind>,
     /// Memory in bytes of a cache of its own.
     pub cache_bytes: Option<u64>,
+    /// How it is translated.
+    pub translation: Translation,
 }
 
 impl SetOptions {
@@ -69,6 +72,7 @@ impl SetOptions {
         sidecar.weight = self.weight.or(sidecar.weight);
         let cache = self.change(sidecar.cache.unwrap_or_default());
         sidecar.cache = (cache != CacheSpec::default()).then_some(cache);
+        sidecar.translation = self.translation.over(sidecar.translation.clone());
     }
 }
 
@@ -183,7 +187,12 @@ pub fn resize(path: &Path, size: u64) -> Result<()> {
     if attach::resize(path, size)?.is_some() {
         return Ok(());
     }
-    let files = open_raw(path)?;
+    let files = open_raw(path).map_err(|failure| match image::open(path) {
+        Err(ImageError::InUse(_)) => Failure::failed(format!(
+            "{failure}: it grows when that has ended, or while it is attached"
+        )),
+        _ => failure,
+    })?;
     let file = File::from(files.plain);
     let stat = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?;
     let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);

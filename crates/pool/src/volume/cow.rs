@@ -104,6 +104,7 @@ fn freeze(
         snapshot: true,
         weight: own.weight,
         cache: own.cache,
+        translation: own.translation.clone(),
         journals: own.journals.clone(),
         overlays,
         children: vec![absolute(from)?],

@@ -11,6 +11,7 @@ use polylane_ext4::{Ext4, Options};
 
 use super::cache::CacheSpec;
 use super::held::{Answer, Ask, Held};
+use super::translation::Translation;
 use crate::failure::{Failure, Result, say};
 
 /// An open volume.
@@ -23,16 +24,16 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Opens the volume that messages call `name`, cached as it says; replays its journal if need
+    /// Opens the volume that messages call `name`, cached and translated as told; replays its journal if need
     /// be.
     pub(crate) fn open(
         name: &str,
         files: Vec<Files>,
-        cache: CacheSpec,
+        (cache, translation): (CacheSpec, Translation),
         clock: Arc<dyn Clock>,
         metadata_bytes_max: u64,
     ) -> Result<Disk> {
-        let volume = Held::open(name, files, cache)?;
+        let volume = Held::open(name, files, cache, translation)?;
         let governor = Governor::new();
         let whole = Governed::new(volume.device(), governor.clone());
         let cache_blocks = usize::try_from(metadata_bytes_max / 4096).unwrap_or(usize::MAX);

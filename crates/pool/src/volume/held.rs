@@ -15,11 +15,12 @@ use polylane_block::BlockDevice;
 use polylane_block::cache::Cached;
 use polylane_block::file::{Files, Totals, Way};
 use polylane_block::freeze::{Freezable, Frozen};
-use polylane_block::map::{Unit, UnitOptions};
+use polylane_block::map::Unit;
 use serde::{Deserialize, Serialize};
 
 use super::cache::{self, CacheSpec};
 use super::stack::{Assembled, Stack};
+use super::translation::Translation;
 use crate::failure::{Failure, Result, say};
 
 /// Longest time that a volume stands still.
@@ -48,6 +49,7 @@ pub(crate) struct Held {
     now: Assembled,
     unit: Arc<Unit>,
     cache: CacheSpec,
+    translation: Translation,
     frozen: Option<Frozen>,
     /// What was counted over former stacks.
     carried: Totals,
@@ -57,13 +59,29 @@ pub(crate) struct Held {
 
 impl Held {
     /// Makes a device of a volume's files.
-    pub(crate) fn open(name: &str, files: Vec<Files>, cache: CacheSpec) -> Result<Held> {
-        let unit = Unit::start(&UnitOptions::default());
+    pub(crate) fn open(
+        name: &str,
+        files: Vec<Files>,
+        cache: CacheSpec,
+        translation: Translation,
+    ) -> Result<Held> {
+        let unit = Unit::start(&translation.unit());
         let unit = unit.map_err(|error| Failure::because(name, "start its translation", error))?;
-        let now = Stack::assemble(files, Way::Ring, Some(unit.clone()), cache)?;
+        let engine = (unit.clone(), translation.engine());
+        let now = Stack::assemble(files, Way::Ring, Some(engine), cache)?;
         let device = Freezable::new(now.device.clone());
         let (carried, longest) = (Totals::default(), Duration::ZERO);
-        Ok(Held { device, now, unit, cache, frozen: None, carried, freezes: 0, longest })
+        Ok(Held {
+            device,
+            now,
+            unit,
+            cache,
+            translation,
+            frozen: None,
+            carried,
+            freezes: 0,
+            longest,
+        })
     }
 
     /// The device, the same one whatever lies under it.
@@ -132,7 +150,8 @@ impl Held {
             return Err(too_late());
         }
         let start = Instant::now();
-        let next = Stack::assemble(files_of(fds), Way::Ring, Some(self.unit.clone()), self.cache)?;
+        let engine = (self.unit.clone(), self.translation.engine());
+        let next = Stack::assemble(files_of(fds), Way::Ring, Some(engine), self.cache)?;
         if let (Some(old), Some(new)) = (self.cache(), &next.cache) {
             new.remember(&old.found());
         }
@@ -174,6 +193,7 @@ impl Held {
             "failed": totals.failed,
             "translations": engine.translations,
             "chunks_made_ahead": engine.made_ahead,
+            "translation": self.translation.describe(),
             "io_uring": totals.ring,
             "direct_io": totals.direct,
             "stopped": self.now.file.is_stopped(),
@@ -209,8 +229,9 @@ mod tests {
     fn a_thaw_that_comes_too_late_is_a_failure_and_files_of_nothing_are_none() {
         let dir = tempfile::tempdir().expect("dir");
         let files = Draft::new(&dir.path().join("v"), 1 << 20).and_then(Draft::publish);
-        let mut held =
-            Held::open("v", vec![files.expect("volume")], CacheSpec::default()).expect("open");
+        let files = vec![files.expect("volume")];
+        let held = Held::open("v", files, CacheSpec::default(), Translation::default());
+        let mut held = held.expect("open");
         let settled = || Ok(());
         assert_eq!(held.answer(Ask::Freeze, vec![], settled), None);
         let refused = held.answer(Ask::Freeze, vec![], settled).expect("twice");

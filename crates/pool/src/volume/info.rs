@@ -13,6 +13,7 @@ use super::cache::CacheSpec;
 use super::open::{failure, holder_text, volumes_dir};
 use super::sidecar::{self, Sidecar};
 use super::stack::{self, DEPTH_MAX};
+use super::translation::Translation;
 use crate::failure::{Failure, Result};
 
 /// Where ext4's superblock is, and what is read of it.
@@ -71,6 +72,8 @@ pub struct Info {
     pub weight: Option<u32>,
     /// How it is cached by whoever is told nothing else.
     pub cache: Option<CacheSpec>,
+    /// How it is translated by whoever is told nothing else.
+    pub translation: Translation,
 }
 
 /// Looks at a volume. One that is in use may change meanwhile.
@@ -104,6 +107,7 @@ pub fn info(path: &Path) -> Result<Info> {
         snapshot: sidecar.snapshot,
         weight: sidecar.weight,
         cache: sidecar.cache,
+        translation: sidecar.translation,
     })
 }
 

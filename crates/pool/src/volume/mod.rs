@@ -13,6 +13,7 @@
 //! | `live` | copies volumes that are in use |
 //! | `sidecar` | what a raw file cannot say |
 //! | `stack` | a volume's file with the bases under it |
+//! | [`translation`] | where a volume's translation works |
 //! | `tools` | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
 //! | `disk` | in the service: the file as a block device with ext4 on it |
 
@@ -29,6 +30,7 @@ mod open;
 pub(crate) mod sidecar;
 pub(crate) mod stack;
 pub(crate) mod tools;
+pub mod translation;
 
 pub(crate) use change::refuse_snapshot;
 pub use change::{CreateOptions, SetOptions, make, remove, resize, set};

@@ -13,6 +13,7 @@ use super::change::refuse_snapshot;
 use super::sidecar::Sidecar;
 use super::stack::Stack;
 use super::tools;
+use super::translation::Translation;
 use crate::failure::{Failure, Result, plain};
 
 /// Size of a volume that was given none.
@@ -62,12 +63,14 @@ pub(crate) fn default_path(pool: &str) -> Result<PathBuf> {
 }
 
 /// What a volume's sidecar says of its use.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Kept {
     /// Share of a pool on it.
     pub(crate) weight: Option<u32>,
     /// How it is cached.
     pub(crate) cache: CacheSpec,
+    /// How it is translated.
+    pub(crate) translation: Translation,
 }
 
 /// Opens a volume alone; makes it, formatted, when there is none. `size` in bytes is that of a new
@@ -90,8 +93,9 @@ pub(crate) fn open_or_create(
             if let [raw] = &stack.files[..] {
                 check_magic(path, &raw.plain)?;
             }
-            let Sidecar { weight, cache, .. } = refuse_snapshot(path)?;
-            Ok((stack.files, Kept { weight, cache: cache.unwrap_or_default() }))
+            let Sidecar { weight, cache, translation, .. } = refuse_snapshot(path)?;
+            let cache = cache.unwrap_or_default();
+            Ok((stack.files, Kept { weight, cache, translation }))
         }
     }
 }

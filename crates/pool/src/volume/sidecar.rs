@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::cache::CacheSpec;
+use super::translation::Translation;
 use crate::failure::{Failure, Result};
 
 /// Largest sidecar in bytes.
@@ -33,6 +34,9 @@ pub(crate) struct Sidecar {
     /// Where its guest's journals lay when it was attached last: first byte and end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) journals: Vec<(u64, u64)>,
+    /// How it is translated by whoever is told nothing else.
+    #[serde(skip_serializing_if = "is_default")]
+    pub(crate) translation: Translation,
     /// What a copy-on-write volume is on, by the nonce in its file.
     pub(crate) overlays: Vec<OverlayRef>,
     /// Volumes that are on this one.
@@ -50,6 +54,10 @@ pub(crate) struct OverlayRef {
     pub(crate) base: PathBuf,
     /// The base's id.
     pub(crate) base_id: String,
+}
+
+fn is_default(translation: &Translation) -> bool {
+    *translation == Translation::default()
 }
 
 /// Where the sidecar of a volume is.

@@ -114,7 +114,7 @@ impl Stack {
     pub(crate) fn assemble(
         files: Vec<Files>,
         way: Way,
-        unit: Option<Arc<Unit>>,
+        unit: Option<(Arc<Unit>, Options)>,
         cache: CacheSpec,
     ) -> Result<Assembled> {
         let failed = |error: std::io::Error| Failure::because("volume", "use it as a disk", error);
@@ -123,9 +123,10 @@ impl Stack {
         let own = files.next().ok_or_else(|| Failure::failed("volume: no file was handed down"))?;
         let buffered = cache.in_host().then(|| through_page_cache(&own, way));
         let buffered = buffered.transpose().map_err(failed)?;
-        let unit = unit.filter(|_| buffered.is_none());
+        let (unit, options) = unit.filter(|_| buffered.is_none()).unzip();
+        let options = options.unwrap_or_default();
         let file = FileDevice::open(own, way).map_err(|error| failed(error.into()))?;
-        let engine = Engine::open(file.clone(), unit, &Options::default()).map_err(refused)?;
+        let engine = Engine::open(file.clone(), unit, &options).map_err(refused)?;
         let in_host = buffered.clone().map(|buffered| {
             let store = HostStore::new(buffered, engine.clone(), cache.mode == Mode::Pdc);
             Cached::new(store, cache.mode)
@@ -366,9 +367,12 @@ mod tests {
         let original = std::fs::read(&volume).expect("read");
         let sidecar = std::fs::read(super::super::sidecar::path_of(&volume)).expect("read");
         let mut rng = Rng::new(1);
+        let base = dir.path().join("base");
+        let below = std::fs::read(super::super::sidecar::path_of(&base)).expect("read");
         let (mut opened, mut refused) = (0, 0);
-        for round in 0..300 {
+        for round in 0..400 {
             let (mut bytes, mut beside) = (original.clone(), sidecar.clone());
+            let mut under = below.clone();
             let map = (SIZE as usize)..bytes.len();
             for _ in 0..1 + rng.below(4) {
                 let at = map.start + rng.below(map.len() as u64) as usize;
@@ -378,11 +382,27 @@ mod tests {
                 let at = rng.below(beside.len() as u64) as usize;
                 beside[at] = rng.next_u64() as u8;
             }
+            match round % 8 {
+                1 => under[rng.below(below.len() as u64) as usize] = rng.next_u64() as u8,
+                3 => bytes.truncate(rng.below(bytes.len() as u64) as usize),
+                5 => beside.truncate(rng.below(beside.len() as u64) as usize),
+                7 => under.truncate(rng.below(under.len() as u64) as usize),
+                _ => {}
+            }
             std::fs::write(&volume, &bytes).expect("write");
             std::fs::write(super::super::sidecar::path_of(&volume), &beside).expect("write");
-            let Ok(stack) = Stack::open(&volume) else {
-                refused += 1;
-                continue;
+            std::fs::write(super::super::sidecar::path_of(&base), &under).expect("write");
+            let stack = match Stack::open(&volume) {
+                Ok(stack) => stack,
+                Err(failure) => {
+                    let line = failure.line;
+                    let structures =
+                        ["not a sidecar", "trailer is damaged", "is not the base", "open it"];
+                    let named = structures.iter().any(|structure| line.contains(structure));
+                    assert!(named && line.starts_with("/"), "{round}: {line}");
+                    refused += 1;
+                    continue;
+                }
             };
             let size = stack.size as usize;
             let whole = Stack::assemble(stack.files, Way::Calls, None, CacheSpec::default());
