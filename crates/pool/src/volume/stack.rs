@@ -396,19 +396,27 @@ mod tests {
                 Ok(stack) => stack,
                 Err(failure) => {
                     let line = failure.line;
-                    let structures =
-                        ["not a sidecar", "trailer is damaged", "is not the base", "open it"];
+                    let structures = [
+                        "not a sidecar",
+                        "trailer is damaged",
+                        "is not the base",
+                        "open it",
+                        "not a regular file",
+                    ];
                     let named = structures.iter().any(|structure| line.contains(structure));
                     assert!(named && line.starts_with("/"), "{round}: {line}");
                     refused += 1;
                     continue;
                 }
             };
-            let size = stack.size as usize;
             let whole = Stack::assemble(stack.files, Way::Calls, None, CacheSpec::default());
             let waiter = polylane_block::wait::Waiter::new(whole.expect("assemble").device);
-            let read = waiter.read(polylane_block::Sector(0), size.min(SIZE as usize));
-            assert!(read.expect("read").iter().all(|byte| matches!(byte, 0 | 7)));
+            // One that was cut may be left with nothing at all.
+            let bytes = (waiter.device().sector_count() * SECTOR_BYTES).min(SIZE) as usize;
+            if bytes > 0 {
+                let read = waiter.read(polylane_block::Sector(0), bytes);
+                assert!(read.expect("read").iter().all(|byte| matches!(byte, 0 | 7)));
+            }
             opened += 1;
         }
         assert!(opened > 50 && refused > 10, "{opened} opened, {refused} refused");
