@@ -24,8 +24,8 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Opens the volume that messages call `name`, cached and translated as told; replays its journal if need
-    /// be.
+    /// Opens the volume that messages call `name`, cached and translated as told; replays its
+    /// journal if need be.
     pub(crate) fn open(
         name: &str,
         files: Vec<Files>,
