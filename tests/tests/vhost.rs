@@ -18,16 +18,28 @@ struct Place {
 
 impl Place {
     fn new(cache: &[&str]) -> Place {
+        Place::attached(cache, false)
+    }
+
+    /// With every request written down, if `record` says so.
+    fn attached(cache: &[&str], record: bool) -> Place {
         let dir = tempfile::tempdir().expect("tempdir");
         let place = Place { volume: dir.path().join("guest.img"), dir };
         let create = ["volume", "create", "--size", "512M", "--fs", "none"];
         place.polylane(&[&create[..], cache].concat(), true);
-        place.polylane(&["attach", "--via", "vhost-user", "--socket", &place.socket()], true);
+        let (socket, trace) = (place.socket(), place.path("trace.csv"));
+        let attach = ["attach", "--via", "vhost-user", "--socket", &socket];
+        let record = if record { vec!["--record", &trace] } else { vec![] };
+        place.polylane(&[&attach[..], &record].concat(), true);
         place
     }
 
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().expect("a name").into()
+    }
+
     fn socket(&self) -> String {
-        self.dir.path().join("socket").to_str().expect("a name").into()
+        self.path("socket")
     }
 
     fn polylane(&self, words: &[&str], volume: bool) -> Output {
@@ -47,6 +59,19 @@ impl Place {
         let output = self.polylane(&["attach", "--list", "--json"], false);
         let listed: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         listed[0]["stats"].clone()
+    }
+
+    /// Recall and precision of the default rule on what was written down.
+    fn judge(&self, journal: &str) -> (f64, f64) {
+        let (trace, out) = (self.path("trace.csv"), self.path("out"));
+        let bench = ["bench", "run", "pdc-trace", "--quick", "--trace", &trace, "--out", &out];
+        self.polylane(&[&bench[..], &["--journal", journal]].concat(), false);
+        let report = fs::read(Path::new(&out).join("pdc-trace.json")).expect("a report");
+        let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
+        let cells = report["cells"].as_array().expect("cells");
+        let cell = cells.iter().find(|cell| cell["system"] == "flush-solo").expect("a row");
+        let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
+        (number(&cell["samples"][0]), number(&cell["extra"]["precision"]))
     }
 
     fn engine(&self) -> Option<String> {
@@ -188,4 +213,66 @@ fn a_guest_that_switches_its_write_cache_off_gets_durable_writes() {
     assert!(printed.contains("write through"), "{printed}");
     let engine = &place.stats()["engine"];
     assert_eq!((&engine["writes"], &engine["durable_writes"]), (&54.into(), &50.into()));
+}
+
+/// Three writers that fsync small files, for as long as it takes to commit some MiB.
+const MAIL: &str = r#"
+end=$(($(date +%s) + 45))
+for t in 1 2 3; do (
+    i=0
+    while [ $(date +%s) -lt $end ]; do
+        dd if=/dev/zero of=/mnt/$t-$((i % 50)) bs=4k count=$((i % 5 + 1)) conv=fsync 2>/dev/null
+        i=$((i + 1))
+    done
+) & done
+wait
+umount /mnt && echo UNMOUNTED
+"#;
+
+/// A file system: its name, how a guest makes and mounts it, and how its journal's first and last
+/// block are found in the volume `$1`; nothing for one without.
+const KINDS: [(&str, &str, &str); 5] = [
+    ("ext4", "mkfs.ext4 -F -q /dev/vda && mount -t ext4 /dev/vda /mnt", EXT_JOURNAL),
+    (
+        "ext4 data=journal",
+        "mkfs.ext4 -F -q /dev/vda && mount -t ext4 -o data=journal /dev/vda /mnt",
+        EXT_JOURNAL,
+    ),
+    ("ext3", "mkfs.ext4 -F -q -t ext3 /dev/vda && mount -t ext3 /dev/vda /mnt", EXT_JOURNAL),
+    ("XFS", "mkfs.xfs -q -f /dev/vda && mount -t xfs /dev/vda /mnt", XFS_LOG),
+    ("btrfs", "mkfs.btrfs -q -f /dev/vda && mount -t btrfs /dev/vda /mnt", ""),
+];
+
+const EXT_JOURNAL: &str = "debugfs -R 'stat <8>' \"$1\" 2>/dev/null | grep -o '):[0-9-]*' | \
+    tr -d '):' | tr - '\\n' | sort -n | \
+    awk 'NR == 1 { first = $1 } { last = $1 } END { print first * 4096 \"-\" last * 4096 }'";
+
+const XFS_LOG: &str = "xfs_db -r -c 'sb 0' -c 'p blocksize agblocks agblklog logstart logblocks' \
+    \"$1\" | awk '{ v[$1] = $3 } END { n = 2 ^ v[\"agblklog\"]; s = v[\"logstart\"]; \
+    b = int(s / n) * v[\"agblocks\"] + s % n; printf \"%d-%d\\n\", b * v[\"blocksize\"], \
+    (b + v[\"logblocks\"] - 1) * v[\"blocksize\"] }'";
+
+#[test]
+fn journals_of_guests_are_found_and_nothing_else() {
+    let test = "journals_of_guests_are_found_and_nothing_else";
+    let Some(kit) = kit(test) else { return };
+    if lacks(test, &["debugfs", "xfs_db", "awk"]) {
+        return;
+    }
+    for (name, make, truth) in KINDS {
+        let place = Place::attached(&["--cache", "pdc"], true);
+        let printed = place.run(&kit, &format!("{make} && echo MOUNTED\n{MAIL}"));
+        assert!(printed.contains("MOUNTED") && printed.contains("UNMOUNTED"), "{name}: {printed}");
+        let bypassed = place.stats()["engine"]["cache"]["bypassed_bytes"].as_u64();
+        place.polylane(&["detach"], true);
+        if truth.is_empty() {
+            assert_eq!(bypassed, Some(0), "{name} has no journal");
+            continue;
+        }
+        let found = Command::new("sh").args(["-c", truth, "sh"]).arg(&place.volume).output();
+        let found = String::from_utf8(found.expect("sh runs").stdout).expect("text");
+        let (recall, precision) = place.judge(found.trim());
+        eprintln!("{name}: recall {recall:.3}, precision {precision:.3}, journal {}", found.trim());
+        assert!(recall > 0.8 && precision > 0.95, "{name}: {recall} {precision} {found}");
+    }
 }

@@ -97,7 +97,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut report =
         Report::new("pdc-precision", title, "file system, load", "recall", Better::Higher);
     report.baseline = "paper".into();
-    let time = Duration::from_secs(if options.quick { 2 } else { 20 });
+    let time = Duration::from_secs(if options.quick { 2 } else { 12 });
     fs::create_dir_all(&options.out)?;
     for kind in &KINDS {
         if !has(kind.tool) {

@@ -90,6 +90,7 @@ pub(super) fn judge<R: Rule>(
         ("ns_per_request", nanoseconds),
     ];
     extra.extend(score.precision().map(|precision| ("precision", precision)));
+    extra.extend(score.recall_after_lead().map(|recall| ("recall_after_lead", recall)));
     extra.extend(score.reread().map(|reread| ("reread", reread)));
     report.add(system, point, score.recall().unwrap_or(f64::NAN), &extra);
     note_regions(report, point, system, &score, &judge.rule().regions());

@@ -181,11 +181,11 @@ fn serve(mut engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
         let ended = engine.serving.ended().filter(|_| !told).unwrap_or(control.as_fd());
         let limit = engine.volume.time_left().map_or(pause, |left| left.min(pause));
         let (message, gone) = wait_either(control.as_fd(), ended, limit);
+        engine.tell_journals(control, &mut journals);
         if !message {
             if engine.volume.time_left().is_some_and(|left| left.is_zero()) {
                 engine.volume.thaw();
             }
-            engine.tell_journals(control, &mut journals);
             if gone {
                 told = true;
                 let _ = control.send(&FromEngine::Ended, &[]);
@@ -203,7 +203,6 @@ fn serve(mut engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
                 FromEngine::Copied(engine.volume.answer(ask, fds, || Ok(())))
             }
             Ok(Some((ToEngine::Shutdown, _))) => {
-                engine.tell_journals(control, &mut journals);
                 let errno = engine.end();
                 let _ = control.send(&FromEngine::Flushed(errno), &[]);
                 return 0;

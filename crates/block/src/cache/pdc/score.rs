@@ -38,6 +38,11 @@ impl Score {
         ratio(self.hit_bytes, self.journal_bytes)
     }
 
+    /// The same from the first bypass on: what a longer run comes near to.
+    pub fn recall_after_lead(&self) -> Option<f64> {
+        ratio(self.hit_bytes, self.journal_bytes - self.lead_bytes)
+    }
+
     /// The part of the bypassed bytes that are the journal's; `None` when nothing bypassed.
     pub fn precision(&self) -> Option<f64> {
         ratio(self.hit_bytes, self.bypassed_bytes)

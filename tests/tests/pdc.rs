@@ -1,0 +1,225 @@
+//! Journals kept out of the cache of an attached volume, end to end: found, shown, counted,
+//! remembered when the engine is killed and when the volume is attached again, and written down.
+//!
+//! The guest is qemu-io: it writes as jbd2 does, a descriptor with blocks, flush, a commit record,
+//! flush, round and round.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use polylane_tests::{binary, lacks};
+
+const MIB: u64 = 1 << 20;
+/// Where the journal lies.
+const JOURNAL: u64 = 16 * MIB;
+/// No wait takes longer.
+const TIME_MAX: Duration = Duration::from_secs(60);
+
+struct Place {
+    dir: tempfile::TempDir,
+    volume: PathBuf,
+}
+
+impl Place {
+    fn new(store: &str) -> Place {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let place = Place { volume: dir.path().join("v.img"), dir };
+        let create = ["volume", "create", "--size", "64M", "--fs", "none"];
+        place.polylane(&[&create[..], &["--cache", "pdc", "--cache-store", store]].concat());
+        place
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).to_str().expect("a name").to_string()
+    }
+
+    /// `polylane WORDS VOLUME`; what it printed.
+    fn polylane(&self, words: &[&str]) -> String {
+        let mut command = Command::new(binary());
+        command.args(words).arg(&self.volume).env("XDG_STATE_HOME", self.dir.path());
+        good(words[0], &command.output().expect("polylane runs"))
+    }
+
+    fn attach(&self, options: &[&str]) {
+        let socket = self.path("nbd");
+        self.polylane(&[&["attach", "--via", "nbd", "--socket", &socket], options].concat());
+    }
+
+    /// Executes commands of qemu-io on it.
+    fn guest(&self, commands: &[String]) {
+        let mut command = Command::new("timeout");
+        command.args(["60", "qemu-io", "-f", "raw"]);
+        commands.iter().for_each(|one| drop(command.args(["-c", one])));
+        command.arg(format!("nbd+unix:///?socket={}", self.path("nbd")));
+        let said = good("qemu-io", &command.output().expect("timeout runs"));
+        assert!(!said.contains("failed"), "{said}");
+    }
+
+    /// Kills the engine and waits for the next one.
+    fn kill(&self) {
+        let restarts = |stats: &serde_json::Value| stats["engine_restarts"].as_u64();
+        let before = restarts(&self.stats());
+        let killed = self.engine().expect("an engine");
+        good("kill", &Command::new("kill").args(["-9", &killed]).output().expect("kill runs"));
+        self.wait_for("another engine", |stats| {
+            restarts(stats) > before && stats["engine"]["cache"].is_object()
+        });
+    }
+
+    /// What keeper and engine say.
+    fn stats(&self) -> serde_json::Value {
+        let mut command = Command::new(binary());
+        command.args(["attach", "--list", "--json"]).env("XDG_STATE_HOME", self.dir.path());
+        let listed = good("attach --list", &command.output().expect("polylane runs"));
+        let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+        listed[0]["stats"].clone()
+    }
+
+    fn bypassed(&self) -> u64 {
+        self.stats()["engine"]["cache"]["bypassed_bytes"].as_u64().expect("a number")
+    }
+
+    fn wait_for(&self, what: &str, done: impl Fn(&serde_json::Value) -> bool) {
+        let start = Instant::now();
+        loop {
+            let stats = self.stats();
+            if done(&stats) {
+                return;
+            }
+            assert!(start.elapsed() < TIME_MAX, "waited in vain for {what}: {stats}");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn engine(&self) -> Option<String> {
+        let file = self.volume.canonicalize().ok()?;
+        fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+            let line = fs::read(entry.path().join("cmdline")).ok()?;
+            let fds = fs::read_dir(entry.path().join("fd")).ok()?.flatten();
+            let mut files = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
+            let found = line.starts_with(b"polylane-engine[") && files.any(|open| open == file);
+            found.then(|| entry.file_name().to_string_lossy().into_owned())
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut command = Command::new(binary());
+        command.arg("detach").arg(&self.volume).env("XDG_STATE_HOME", self.dir.path());
+        let _ = command.output();
+    }
+}
+
+fn good(what: &str, output: &Output) -> String {
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {printed}{said}");
+    printed
+}
+
+/// Commits from `at` on; where the last one ends.
+fn commits(at: &mut u64, count: u64) -> Vec<String> {
+    let mut commands = Vec::new();
+    for number in 0..count {
+        let bytes = (2 + number % 3) * 4096;
+        commands.push(format!("write -P 1 {at} {bytes}"));
+        commands.push("flush".into());
+        commands.push(format!("write -P 2 {} 4096", *at + bytes));
+        commands.push("flush".into());
+        *at += bytes + 4096;
+    }
+    commands
+}
+
+#[test]
+fn a_journal_is_found_shown_and_remembered() {
+    if lacks("a_journal_is_found_shown_and_remembered", &["qemu-io", "timeout"]) {
+        return;
+    }
+    let place = Place::new("host");
+    let trace = place.path("trace.csv");
+    place.attach(&["--record", &trace]);
+    let mut at = JOURNAL;
+    place.guest(&commits(&mut at, 30));
+    let bypassed = place.bypassed();
+    assert!(bypassed > 20 * 8192, "{bypassed} bytes went past the cache");
+    // Shown.
+    let svg = place.path("journal.svg");
+    let map = place.polylane(&["volume", "map", "--journal", "--json", "--svg", &svg]);
+    let map: serde_json::Value = serde_json::from_str(&map).expect("JSON");
+    let region = |map: &serde_json::Value| {
+        let bound = |index: usize| map["regions"][0][index].as_u64().expect("a region");
+        (bound(0), bound(1))
+    };
+    let (first, end) = region(&map);
+    assert!((JOURNAL..JOURNAL + MIB / 4).contains(&first) && end == at, "{first} {end} {at}");
+    assert!(fs::read_to_string(&svg).expect("a picture").contains("<svg"));
+    // Another engine goes on in the middle of it.
+    place.wait_for("the keeper to know", |stats| stats["known_journals"][0][1] == at);
+    place.kill();
+    assert_eq!(place.bypassed(), 0, "a new engine counts anew");
+    let middle = (first + end) / 2 / 4096 * 4096;
+    place.guest(&[format!("write -P 3 {middle} 8192"), "flush".into()]);
+    assert_eq!(place.bypassed(), 8192, "at once");
+    place.guest(&[format!("read -P 3 {middle} 8192")]);
+    place.polylane(&["detach"]);
+    // So does another attachment.
+    let sidecar = fs::read_to_string(place.path("v.img.polylane")).expect("a sidecar");
+    let sidecar: serde_json::Value = serde_json::from_str(&sidecar).expect("JSON");
+    assert_eq!(sidecar["journals"][0][1].as_u64(), Some(end));
+    place.attach(&[]);
+    let map = place.polylane(&["volume", "map", "--journal", "--json"]);
+    assert_eq!(region(&serde_json::from_str(&map).expect("JSON")), (first, end));
+    // What was written down is what was asked for, by both engines.
+    let lines = fs::read_to_string(&trace).expect("a trace");
+    assert_eq!(lines.matches("# time_us,op,").count(), 2);
+    assert_eq!(lines.lines().filter(|line| line.contains(",W,0,")).count(), 61);
+    let (out, lo, hi) = (place.path("out"), JOURNAL, at - 4096);
+    let mut judge = Command::new(binary());
+    judge.args(["bench", "run", "pdc-trace", "--quick", "--trace", &trace, "--out", &out]);
+    judge.args(["--journal", &format!("{lo}-{hi}")]);
+    let table = good("bench", &judge.output().expect("polylane runs"));
+    assert!(table.contains("flush-solo") && table.contains("precision"), "{table}");
+}
+
+/// Journal and data, in marked ranges and outside, over each other: what was flushed before the
+/// engine was killed is what the next one reads.
+#[test]
+fn what_was_flushed_outlives_killed_engines() {
+    if lacks("what_was_flushed_outlives_killed_engines", &["qemu-io", "timeout"]) {
+        return;
+    }
+    for store in ["host", "own"] {
+        let place = Place::new(store);
+        place.attach(&[]);
+        // Patterns of blocks, as they should be.
+        let mut model = std::collections::BTreeMap::new();
+        let (mut at, mut marked) = (JOURNAL, 0);
+        for round in 0..4u64 {
+            let start = at;
+            let mut commands = commits(&mut at, 12);
+            // The journal's own blocks are not looked at where it wrote last.
+            model.retain(|block, _| !(start / 4096..at / 4096).contains(block));
+            for number in 0..40 {
+                let pattern = 10 + (round * 40 + number) % 200;
+                // Every second one where the journal is, or was.
+                let base = if number % 2 == 0 { JOURNAL / 4096 } else { 9000 };
+                let block = base + (number * 7 + round * 3) % 60;
+                let count = 1 + number % 3;
+                commands.push(format!("write -P {pattern} {} {}", block * 4096, count * 4096));
+                model.extend((block..block + count).map(|block| (block, pattern)));
+            }
+            commands.push("flush".into());
+            place.guest(&commands);
+            marked += place.bypassed();
+            place.kill();
+            let read = |(block, pattern)| format!("read -P {pattern} {} 4096", block * 4096);
+            place.guest(&model.iter().map(read).collect::<Vec<_>>());
+        }
+        assert!(marked > 0, "{store}: nothing went past the cache");
+        place.polylane(&["detach"]);
+    }
+}
