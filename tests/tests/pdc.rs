@@ -51,7 +51,7 @@ impl Place {
     fn guest(&self, commands: &[String]) {
         let mut command = Command::new("timeout");
         command.args(["60", "qemu-io", "-f", "raw"]);
-        commands.iter().for_each(|one| drop(command.args(["-c", one])));
+        command.args(commands.iter().flat_map(|one| ["-c", one]));
         command.arg(format!("nbd+unix:///?socket={}", self.path("nbd")));
         let said = good("qemu-io", &command.output().expect("timeout runs"));
         assert!(!said.contains("failed"), "{said}");
@@ -176,7 +176,7 @@ fn a_journal_is_found_shown_and_remembered() {
     // What was written down is what was asked for, by both engines.
     let lines = fs::read_to_string(&trace).expect("a trace");
     assert_eq!(lines.matches("# time_us,op,").count(), 2);
-    assert_eq!(lines.lines().filter(|line| line.contains(",W,0,")).count(), 61);
+    assert_eq!(lines.lines().filter(|line| line.contains(",W,")).count(), 61);
     let (out, lo, hi) = (place.path("out"), JOURNAL, at - 4096);
     let mut judge = Command::new(binary());
     judge.args(["bench", "run", "pdc-trace", "--quick", "--trace", &trace, "--out", &out]);

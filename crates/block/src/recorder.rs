@@ -14,8 +14,8 @@
 //!
 //! # Locking
 //!
-//! `log` is held while a line is made; it goes to the file when 64 KiB have come together, and at
-//! [`Recorder::finish`].
+//! `log` is held while a line is made, and while lines go to the file: when 64 KiB have come
+//! together, at each flush, and at [`Recorder::finish`].
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -72,7 +72,9 @@ impl Recorder {
         let now_us = self.began.elapsed().as_micros();
         let lost = log.as_mut().is_some_and(|log| {
             let fua = u8::from(fua);
-            writeln!(log, "{now_us},{op},{fua},{offset},{length},{opening}").is_err()
+            let line = writeln!(log, "{now_us},{op},{fua},{offset},{length},{opening}");
+            // What a guest made durable is written down even if this process is killed.
+            line.is_err() || (op == 'F' && log.flush().is_err())
         });
         if lost {
             *log = None;
