@@ -78,6 +78,13 @@ impl Kernel {
         self.unique
     }
 
+    /// A number for a request that is not sent by [`send`](Kernel::send).
+    #[allow(dead_code, reason = "each test binary uses its part")]
+    pub fn next_unique(&mut self) -> u64 {
+        self.unique += 2;
+        self.unique
+    }
+
     pub fn send_raw(&mut self, message: &[u8]) {
         rustix::io::write(&self.socket, message).expect("the session takes messages");
     }
