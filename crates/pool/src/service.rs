@@ -99,6 +99,8 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let handover = take_over(&spec.backing, &kept).map_err(failed)?;
     let heart = Arc::new(Heart::attach(&kept).map_err(failed)?);
     beat::watch(heart.clone(), beat::MAIN);
+    // From the start: one that hangs before its first beat must be seen, too.
+    beat::busy();
     // It opens /proc, and must do so before nothing can be opened any more.
     let host = dir.as_ref().map(OwnedFd::try_clone).transpose().map_err(Errno::from);
     let open = |dir| match &handover {
