@@ -1,6 +1,7 @@
 //! Policies on the simulated device, and the arithmetic of sharing.
 
 use polylane_base::rng::Rng;
+use polylane_block::qos::board::Limits;
 use polylane_block::qos::cost::CostModel;
 use polylane_block::qos::ledger::{Config, Ledger};
 use polylane_block::qos::model::{Device, SECOND, Scenario, Tenant, io, run};
@@ -233,4 +234,23 @@ fn wrong_costs_keep_what_is_charged_fair() {
         .collect();
     let (least, most) = (got.iter().min().expect("three"), got.iter().max().expect("three"));
     assert!(*most as f64 <= 1.1 * *least as f64, "{got:?}");
+}
+
+#[test]
+fn a_slow_limit_holds() {
+    let mut ledger = Ledger::new(CostModel::default(), Config::default());
+    let lane = ledger.add_lane(100);
+    ledger.set_limits(lane, Limits { requests_max: Some(20), ..Limits::default() });
+    let (request, mut went) = (io(Kind::Read, 4096), 0);
+    for tick in 0..2_000_u64 {
+        let now = tick * 1_000_000;
+        if now >= ledger.next_tick() {
+            ledger.tick(now);
+        }
+        while tick > 100 && ledger.admit(now, lane, &request) == Verdict::Go {
+            ledger.complete(now, lane, &request);
+            went += 1;
+        }
+    }
+    assert!((34..=42).contains(&went), "{went} requests in 1.9 s at 20 per second");
 }

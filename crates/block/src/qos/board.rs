@@ -106,6 +106,7 @@ const SLEEP_TICKS: u64 = 4;
 const BURST_NS: u128 = 20_000_000;
 
 const SECOND: Nanos = 1_000_000_000;
+const NS: u128 = SECOND as u128;
 
 /// In-flight room goes down by this much while a latency target is missed, and up again.
 const ROOM_DOWN: f64 = 0.8;
@@ -121,6 +122,8 @@ struct Seat<W> {
     active_until: Nanos,
     published_at: Nanos,
     memory: Memory,
+    /// Parts of a request and of a byte that limits have yet to give, in billionths.
+    rests: [u128; 2],
     /// Spent since the second began, and in millionths of all in the last one.
     second_spent: u64,
     achieved: u64,
@@ -196,12 +199,7 @@ impl<W: Words> Board<W> {
         self.planner.capacity()
     }
 
-    /// Lanes on it.
-    pub fn len(&self) -> usize {
-        self.seats.len()
-    }
-
-    /// Whether there are none.
+    /// Whether there are no lanes.
     pub fn is_empty(&self) -> bool {
         self.seats.is_empty()
     }
@@ -228,6 +226,7 @@ impl<W: Words> Board<W> {
             active_until: 0,
             published_at: now,
             memory: Memory::default(),
+            rests: [0; 2],
             second_spent: 0,
             achieved: 0,
             latencies: Vec::new(),
@@ -553,16 +552,19 @@ impl<W: Words> Seat<W> {
     /// Moves the limits on by a window; whether there are any.
     fn limit(&mut self, now: Nanos, tick_ns: Nanos) -> bool {
         let elapsed = u128::from(now.saturating_sub(self.published_at).max(tick_ns));
-        let next = |rate: Option<u64>, last: Option<u64>, total: u64| {
+        let next = |rate: Option<u64>, last: Option<u64>, total: u64, rest: &mut u128| {
             let rate = u128::from(rate?);
-            let part = |ns: u128| (rate * ns / 1_000_000_000).max(1) as u64;
-            let most = total.wrapping_add(part(BURST_NS.max(u128::from(tick_ns))));
-            let last = last.unwrap_or(total).wrapping_add(part(elapsed));
+            let burst = rate * BURST_NS.max(u128::from(tick_ns)) / NS;
+            let most = total.wrapping_add(burst.max(1) as u64);
+            // What is less than one stays for the next window, or slow limits would not hold.
+            let all = rate * elapsed + *rest;
+            *rest = all % NS;
+            let last = last.unwrap_or(total).wrapping_add((all / NS) as u64);
             Some(if ahead(last, most) > 0 { most } else { last })
         };
-        let terms = &mut self.terms;
-        terms.requests_max = next(self.limits.requests_max, terms.requests_max, self.seen.requests);
-        terms.bytes_max = next(self.limits.bytes_max, terms.bytes_max, self.seen.bytes());
+        let (terms, limits, [one, two]) = (&mut self.terms, &self.limits, &mut self.rests);
+        terms.requests_max = next(limits.requests_max, terms.requests_max, self.seen.requests, one);
+        terms.bytes_max = next(limits.bytes_max, terms.bytes_max, self.seen.bytes(), two);
         terms.requests_max.is_some() || terms.bytes_max.is_some()
     }
 

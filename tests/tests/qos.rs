@@ -1,0 +1,220 @@
+//! Shares of a device between pools: `--qos`, `polylane pool set`, the coordinator's end.
+//!
+//! Shares are compared under `static` with a device said to be slow, so that the limits count and
+//! not how fast the host's disk is at that moment.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use polylane_tests::pool::{Run, Running, assert_nothing_remains, signal_to};
+use polylane_tests::{lacks, unavailable};
+use serde_json::Value;
+
+/// How long anything here may take.
+const PATIENCE: Duration = Duration::from_secs(45);
+
+/// The lanes of a device share it by one policy at a time.
+static DEVICE: Mutex<()> = Mutex::new(());
+
+/// A directory for volumes, and the device to oneself; `None` where this cannot be tested.
+fn place(test: &str) -> Option<(tempfile::TempDir, MutexGuard<'static, ()>)> {
+    if unavailable(test) || lacks(test, &["mke2fs"]) {
+        return None;
+    }
+    let alone = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    Some((tempfile::tempdir().expect("tempdir"), alone))
+}
+
+/// A pool that writes all the time. It ends with this, also when a test fails.
+struct Writer(Option<Running>);
+
+impl Writer {
+    fn start(dir: &Path, options: &str) -> Writer {
+        let script = "while :; do dd if=/dev/zero of=/lane/f bs=4k count=16 conv=notrunc,fsync \
+            2>/dev/null || sleep 0.05; done";
+        let options = format!("--no-preload --size 64M {options} --volume");
+        let run = Run::new(&options).env("XDG_STATE_HOME", dir);
+        let count = fs::read_dir(dir).map_or(0, |entries| entries.count());
+        let volume: PathBuf = dir.join(format!("volume-{count}"));
+        let writer = Writer(Some(run.arg(volume).script(script).start()));
+        writer.until("it writes", |stats| written(stats) > 0);
+        writer
+    }
+
+    fn running(&self) -> &Running {
+        self.0.as_ref().expect("runs")
+    }
+
+    /// Its statistics now, if it answers.
+    fn stats(&self) -> Option<Value> {
+        let pool = &self.running().pool;
+        let words = ["stats", "--json", "--pool", pool];
+        let output = Command::new(polylane_tests::binary()).args(words).output().expect("stats");
+        serde_json::from_slice::<Vec<Value>>(&output.stdout).ok()?.pop()
+    }
+
+    /// Its statistics as soon as they show this.
+    fn until(&self, what: &str, shows: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        loop {
+            let stats = self.stats();
+            if let Some(stats) = stats.as_ref().filter(|stats| shows(stats)) {
+                return stats.clone();
+            }
+            assert!(start.elapsed() < PATIENCE, "waited for: {what}; last seen: {stats:#?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn end(mut self) {
+        let run = self.0.take().expect("runs");
+        run.signal("TERM");
+        run.end();
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        if let Some(mut run) = self.0.take() {
+            let _ = run.child.kill();
+            let _ = run.child.wait();
+            if !std::thread::panicking() {
+                assert_nothing_remains(&run.pool);
+            }
+        }
+    }
+}
+
+fn written(stats: &Value) -> u64 {
+    stats["service"]["share"]["written_bytes"].as_u64().unwrap_or(0)
+}
+
+fn entitled(stats: &Value) -> f64 {
+    stats["service"]["share"]["entitled_part"].as_f64().unwrap_or(-1.0)
+}
+
+fn coordinated(stats: &Value) -> bool {
+    stats["share"]["joined"] == true && stats["service"]["share"]["coordinated"] == true
+}
+
+/// What two writers write at the same time, as a ratio, once it is in this range: it is measured
+/// anew until then.
+fn until_ratio(one: &Writer, other: &Writer, range: std::ops::Range<f64>) {
+    let (start, mut seen) = (Instant::now(), Vec::new());
+    while start.elapsed() < PATIENCE {
+        let look = || [one, other].map(|writer| written(&writer.until("counters", |_| true)));
+        let before = look();
+        std::thread::sleep(Duration::from_millis(1500));
+        let after = look();
+        let rates = [0, 1].map(|index| after[index].saturating_sub(before[index]) as f64);
+        let ratio = rates[0] / rates[1].max(1.0);
+        if range.contains(&ratio) {
+            return;
+        }
+        seen.push(ratio);
+    }
+    panic!("waited for a ratio in {range:?}; seen: {seen:?}");
+}
+
+fn polylane(words: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(polylane_tests::binary()).args(words).output().expect("polylane");
+    let said = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+}
+
+/// Writes a profile that says that the device takes `ns` for a write, wherever it counts.
+fn say_slow(dir: &Path, ns: u64) {
+    let first = Writer::start(dir, "--qos static");
+    let stats = first.until("a device", |stats| stats["share"]["device"].is_string());
+    let device = stats["share"]["device"].as_str().expect("a string").to_string();
+    first.end();
+    let profiles = dir.join("polylane/devices");
+    fs::create_dir_all(&profiles).expect("mkdir");
+    let line = format!(r#"{{"sequential_ns": {ns}, "random_ns": {ns}, "page_ns": 1000}}"#);
+    let text = format!(r#"{{"read": {line}, "write": {line}}}"#);
+    fs::write(profiles.join(format!("{device}.json")), text).expect("write a profile");
+}
+
+#[test]
+fn weights_share_a_device_and_change_at_once() {
+    let Some((dir, _alone)) = place("weights_share_a_device_and_change_at_once") else { return };
+    // 1000 pages a second: 4 MB/s for both together.
+    say_slow(dir.path(), 1_000_000);
+    let heavy = Writer::start(dir.path(), "--qos static --weight 300");
+    let light = Writer::start(dir.path(), "--qos static --weight 100");
+    until_ratio(&heavy, &light, 2.0..4.5);
+    let (status, said) = polylane(&["pool", "set", &light.running().pool, "--weight", "300"]);
+    assert_eq!((status, said.as_str()), (Some(0), ""));
+    until_ratio(&heavy, &light, 0.6..1.6);
+    let (_, said) = polylane(&["pool", "ls"]);
+    for writer in [&heavy, &light] {
+        let line = said.lines().find(|line| line.starts_with(&writer.running().pool));
+        let line = line.unwrap_or_else(|| panic!("not listed: {said}"));
+        assert!(line.contains("300") && line.contains("static"), "{line}");
+    }
+    let (status, said) = polylane(&["top", "--once", "--interval", "0.2"]);
+    assert!(status == Some(0) && said.contains(&light.running().pool), "{said}");
+    let (_, said) = polylane(&["stats", "--prometheus"]);
+    let sample = format!("polylane_share_weight{{pool=\"{}\",", light.running().pool);
+    assert!(said.contains(&sample), "{said}");
+    let (status, said) = polylane(&["pool", "set", &light.running().pool, "--weight", "0"]);
+    assert!(status == Some(2) && said.contains("--weight"), "{said}");
+    let (status, said) = polylane(&["pool", "set", "nobody-has-this-name", "--weight", "5"]);
+    assert!(status == Some(1) && said.contains("not running"), "{said}");
+    heavy.end();
+    light.end();
+}
+
+#[test]
+fn a_coordinator_that_is_killed_is_replaced() {
+    let Some((dir, _alone)) = place("a_coordinator_that_is_killed_is_replaced") else { return };
+    let first = Writer::start(dir.path(), "--qos ledger --weight 100");
+    let second = Writer::start(dir.path(), "--qos ledger --weight 300");
+    first.until("its part beside the second", |stats| (entitled(stats) - 0.25).abs() < 0.01);
+    // The first pool's keeper: the second's only waits for its turn.
+    let keeper = keeper_of(first.running().child.id()).expect("a keeper");
+    signal_to(keeper, "KILL");
+    for writer in [&first, &second] {
+        let before = written(&writer.until("counters", |_| true));
+        writer.until("a coordinator again", coordinated);
+        writer.until("writes after that", |stats| written(stats) > before);
+    }
+    second.until("its part", |stats| (entitled(stats) - 0.75).abs() < 0.01);
+    first.end();
+    second.until("all of the device", |stats| entitled(stats) > 0.99);
+    second.end();
+}
+
+#[test]
+fn lanes_that_are_killed_hold_up_nobody() {
+    let Some((dir, _alone)) = place("lanes_that_are_killed_hold_up_nobody") else { return };
+    let stays = Writer::start(dir.path(), "--qos ledger --weight 100");
+    for round in 0..3_u64 {
+        let killed = Writer::start(dir.path(), "--qos ledger --weight 900");
+        stays.until("its part beside the other", |stats| entitled(stats) < 0.2);
+        signal_to(killed.running().service(), "KILL");
+        killed.until("another service", |stats| stats["service_restarts"] == 1);
+        killed.until("writes by that", |stats| written(stats) > 0 && coordinated(stats));
+        std::thread::sleep(Duration::from_millis(37 * round));
+        drop(killed);
+        let before = written(&stays.until("counters", |_| true));
+        stays.until("all of the device", |stats| entitled(stats) > 0.99);
+        stays.until("writes after that", |stats| written(stats) > before);
+    }
+    stays.end();
+}
+
+/// The keeper among the children of a supervisor.
+fn keeper_of(supervisor: u32) -> Option<u32> {
+    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        // "PID (NAME) STATE PARENT …"
+        let (name, rest) = stat.rsplit_once(')')?;
+        let parent: u32 = rest.split_whitespace().nth(1)?.parse().ok()?;
+        (parent == supervisor && name.ends_with("(polylane-keep")).then_some(pid)
+    })
+}
