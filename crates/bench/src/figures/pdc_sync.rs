@@ -1,8 +1,9 @@
 //! `pdc-fig2` and `pdc-fig4`: volumes through the host's cache and past it, without a guest.
 //!
-//! The requests are those that a front end would make; a block device of this program's own, on a
-//! file in the results' directory, answers them.
+//! The requests are those that a front end would make; block devices of this program's own, on
+//! files in the results' directory, answer them.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Instant;
 
@@ -28,26 +29,40 @@ const JOURNAL_BYTES: u64 = 16 << 20;
 /// Ways to a volume's file.
 const SYSTEMS: [&str; 4] = ["none", "WB", "WB, own memory", "PDC"];
 
-fn devices(path: &Path) -> Result<Vec<Arc<dyn BlockDevice>>> {
-    let bytes = vec![0x5a; FILE_BYTES as usize];
-    std::fs::write(path, bytes)?;
-    let Files { io, plain, lock } = image::open(path).map_err(|error| anyhow!("{error:?}"))?;
-    let through = || -> Result<Arc<FileDevice>> {
-        let (io, again) = (plain.try_clone()?, plain.try_clone()?);
-        Ok(FileDevice::open(Files { io, plain: again, lock: lock.try_clone()? }, Way::Ring)?)
-    };
-    let around = || -> Result<Arc<FileDevice>> {
-        let (io, plain) = (io.try_clone()?, plain.try_clone()?);
-        Ok(FileDevice::open(Files { io, plain, lock: lock.try_clone()? }, Way::Ring)?)
-    };
-    let pdc = Cached::new(HostStore::new(through()?, around()?, true), Mode::Pdc);
+/// One device for each system, on a file of its own: what one leaves dirty in the page cache would
+/// meet the direct writes of another.
+fn devices(dir: &Path) -> Result<Vec<Arc<dyn BlockDevice>>> {
+    let [none, wb, own, pdc] = ["none", "wb", "own", "pdc"].map(|name| volume(&dir.join(name)));
+    let (wb, pdc) = (wb?, pdc?);
+    let pdc = Cached::new(HostStore::new(through(&pdc)?, around(&pdc)?, true), Mode::Pdc);
     pdc.mark_journal(Sector(0), JOURNAL_BYTES / 512);
     Ok(vec![
-        around()?,
-        Cached::new(HostStore::new(through()?, around()?, false), Mode::Writeback),
-        Cached::new(OwnStore::new(around()?, FILE_BYTES), Mode::Writeback),
+        around(&none?)?,
+        Cached::new(HostStore::new(through(&wb)?, around(&wb)?, false), Mode::Writeback),
+        Cached::new(OwnStore::new(around(&own?)?, FILE_BYTES), Mode::Writeback),
         pdc,
     ])
+}
+
+/// A file with data in every block.
+fn volume(path: &Path) -> Result<Files> {
+    std::fs::write(path, vec![0x5a; FILE_BYTES as usize])?;
+    image::open(path).map_err(|error| anyhow!("{error:?}"))
+}
+
+/// The file through the page cache.
+fn through(files: &Files) -> Result<Arc<FileDevice>> {
+    open(&files.plain, files)
+}
+
+/// The file past it.
+fn around(files: &Files) -> Result<Arc<FileDevice>> {
+    open(&files.io, files)
+}
+
+fn open(io: &OwnedFd, files: &Files) -> Result<Arc<FileDevice>> {
+    let (plain, lock) = (files.plain.try_clone()?, files.lock.try_clone()?);
+    Ok(FileDevice::open(Files { io: io.try_clone()?, plain, lock }, Way::Ring)?)
 }
 
 /// A write that is followed by a flush, as a journal's are: through the cache and around it.
@@ -60,8 +75,7 @@ pub fn fig4(options: &Options) -> Result<Report> {
     report.baseline = "WB".into();
     std::fs::create_dir_all(&options.out)?;
     let dir = tempfile::tempdir_in(&options.out)?;
-    let waiters: Vec<Waiter> =
-        devices(&dir.path().join("volume"))?.into_iter().map(Waiter::new).collect();
+    let waiters: Vec<Waiter> = devices(dir.path())?.into_iter().map(Waiter::new).collect();
     let count = if options.quick { 200 } else { 2000 };
     let points = [
         ("4 KiB", 4096, 0, false),
@@ -120,8 +134,7 @@ pub fn fig2(options: &Options) -> Result<Report> {
     report.baseline = "none".into();
     std::fs::create_dir_all(&options.out)?;
     let dir = tempfile::tempdir_in(&options.out)?;
-    let waiters: Vec<Waiter> =
-        devices(&dir.path().join("volume"))?.into_iter().map(Waiter::new).collect();
+    let waiters: Vec<Waiter> = devices(dir.path())?.into_iter().map(Waiter::new).collect();
     let count = if options.quick { 2000 } else { 20_000 };
     for (point, reads) in [("0 %", 0), ("50 %", 50), ("90 %", 90)] {
         for repeat in 0..options.repeats() {
