@@ -14,6 +14,7 @@ use std::time::Duration;
 
 pub mod oracle;
 pub mod pool;
+pub mod step;
 pub mod volume;
 
 /// Where scripts see the lane or the tmpfs. Every Debian has it, and a mount namespace hides it.

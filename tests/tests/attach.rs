@@ -13,18 +13,16 @@
 //! with the keeper and the engine killed, which lets go of everything that waits for them.
 
 use std::fs;
-use std::io::{Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use polylane_tests::{binary, lacks, skip};
+use polylane_tests::step::{STEP_TIME_MAX, ended, good, no_loop, output, sh, sh_within};
+use polylane_tests::{binary, lacks};
 
-/// How long one step of a test may take ...
-const STEP_TIME_MAX: Duration = Duration::from_secs(60);
-/// ... and a load of a quick run, or of a long one.
+/// How long a load of a quick run may take, and one of a long run.
 const LOAD_TIME_MAX: Duration = Duration::from_secs(120);
 const LONG_LOAD_TIME_MAX: Duration = Duration::from_secs(1800);
 
@@ -119,67 +117,6 @@ impl Drop for Place {
             }
         }
     }
-}
-
-fn good(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{:?}: {printed}{said}", output.status);
-    printed
-}
-
-/// Runs a command to its end, and says which one has none.
-fn output(mut command: Command, limit: Duration, what: &str) -> Output {
-    let mut files = [(); 2].map(|()| tempfile::tempfile().expect("a file"));
-    let [stdout, stderr] = [0, 1].map(|index: usize| files[index].try_clone().expect("a copy"));
-    command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
-    let status = ended(&mut command, limit);
-    let status = status.unwrap_or_else(|| panic!("no end in {limit:?}: {what}"));
-    let [stdout, stderr] = files.each_mut().map(|file| {
-        let mut bytes = Vec::new();
-        file.rewind().expect("a start");
-        file.read_to_end(&mut bytes).expect("its content");
-        bytes
-    });
-    Output { status, stdout, stderr }
-}
-
-/// The end of a command, `None` when it has not come in time. One that the kernel does not let end
-/// is not waited for.
-fn ended(command: &mut Command, limit: Duration) -> Option<ExitStatus> {
-    let start = Instant::now();
-    let mut child = command.spawn().expect("it runs");
-    loop {
-        match child.try_wait().expect("its status") {
-            None if start.elapsed() < limit => thread::sleep(Duration::from_millis(10)),
-            None => {
-                let _ = child.kill();
-                return None;
-            }
-            status => return status,
-        }
-    }
-}
-
-fn sh(script: &str) -> String {
-    sh_within(STEP_TIME_MAX, script)
-}
-
-fn sh_within(limit: Duration, script: &str) -> String {
-    let mut command = Command::new("sh");
-    command.args(["-euc", script]);
-    good(&output(command, limit, script))
-}
-
-/// Whether loop devices cannot be had here; says so.
-fn no_loop(test: &str) -> bool {
-    let lacks = ["/dev/loop-control", "/dev/fuse"]
-        .into_iter()
-        .find(|path| fs::OpenOptions::new().read(true).write(true).open(path).is_err());
-    if let Some(path) = lacks {
-        skip(test, &format!("{path} does not open"));
-    }
-    lacks.is_some()
 }
 
 #[test]

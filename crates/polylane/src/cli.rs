@@ -8,6 +8,7 @@ use polylane_base::size::{BadSize, ByteSize};
 use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
 use polylane_pool::cpus::CpuList;
+use polylane_pool::kernel_fs::KernelFs;
 use polylane_pool::share::Policy;
 use polylane_pool::volume::SetOptions;
 use polylane_pool::volume::cache::{Mode, StoreKind};
@@ -102,12 +103,23 @@ pub(crate) struct RunArgs {
     /// How lanes on the volume's device share it
     #[arg(long, value_name = "POLICY", default_value = "none", value_parser = policies())]
     pub(crate) qos: String,
+    /// Let the kernel serve the lane, by a file system of its own on the volume
+    #[arg(long, value_name = "KIND", value_parser = kernel_file_systems())]
+    #[arg(conflicts_with_all = ["dir", "mem"])]
+    pub(crate) kernel_fs: Option<String>,
+    /// Mount an image that was not formatted here, after a check
+    #[arg(long, requires = "kernel_fs")]
+    pub(crate) trust_image: bool,
     /// FUSE only: no preload library
     #[arg(long)]
     pub(crate) no_preload: bool,
     /// Program to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+fn kernel_file_systems() -> clap::builder::PossibleValuesParser {
+    KernelFs::ALL.map(KernelFs::name).into()
 }
 
 fn policies() -> clap::builder::PossibleValuesParser {

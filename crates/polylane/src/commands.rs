@@ -5,6 +5,7 @@ use std::io::Write;
 use clap::CommandFactory;
 use polylane_pool::doctor::{self, Finding, State};
 use polylane_pool::failure::{FAILED, Failure, Result};
+use polylane_pool::kernel_fs::{KernelFs, KernelLane};
 use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
@@ -50,6 +51,11 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         cache: arguments.cache.options(),
         // clap takes no other names.
         qos: Policy::named(&arguments.qos).unwrap_or_default(),
+        kernel_fs: arguments
+            .kernel_fs
+            .as_deref()
+            .and_then(KernelFs::named)
+            .map(|kind| KernelLane { kind, trust_image: arguments.trust_image }),
         preload: !arguments.no_preload,
         command: arguments.command,
     })

@@ -29,7 +29,9 @@ use rustix::mount::MountAttrFlags;
 use rustix::process::{Signal, WaitOptions};
 
 use crate::failure::{FAILED, Failure, Result, say};
+use crate::kernel_fs::{self, KernelFs};
 use crate::link::{FromInit, Link, ToInit};
+use crate::mounts::Parameter;
 use crate::process::Ended;
 use crate::skeleton::{self, MountPoint};
 use crate::{mounts, preload, root};
@@ -76,6 +78,8 @@ pub(crate) struct Plan {
     pub(crate) rootless: Option<(u32, u32)>,
     /// The FUSE device when the supervisor could open it.
     pub(crate) fuse: Option<OwnedFd>,
+    /// A file system of the kernel's, in place of a FUSE mount.
+    pub(crate) kernel_fs: Option<kernel_fs::Mounted>,
     /// The preload library, unless it is not wanted or not there.
     pub(crate) library: Option<PathBuf>,
     /// COMMAND and its arguments; not empty.
@@ -119,7 +123,10 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
     mounts::cut_off().map_err(|error| Failure::because("mount namespace", "cut it off", error))?;
     // The device is closed here once it is mounted: the tenant is to find no copy of it.
     let device = plan.fuse.take();
-    let lane = mount_lane(device, link)?;
+    let lane = match &plan.kernel_fs {
+        Some(mounted) => mount_kernel_fs(mounted, link)?,
+        None => mount_lane(device, link)?,
+    };
     let lane_dir = put_in_place(&mut plan, lane)?;
     let signals = SignalFd::new(&[libc::SIGCHLD])
         .map_err(|error| Failure::because("init", "watch its children", error))?;
@@ -129,8 +136,12 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
     kill_the_rest();
     let _ = link.send(&FromInit::Alone, &[]);
     // Mapped files: the service must have every byte that the kernel still holds.
-    let _ = rustix::fs::syncfs(&lane_dir);
-    Ok(ended)
+    match rustix::fs::syncfs(&lane_dir) {
+        Err(error) if plan.kernel_fs.is_some() => {
+            Err(Failure::because("lane", "write everything back", error))
+        }
+        _ => Ok(ended),
+    }
 }
 
 /// Waits for exactly this message. The end of the line is the end of the supervisor.
@@ -174,8 +185,25 @@ pub(crate) fn open_fuse() -> Result<OwnedFd> {
 
 /// The detached mounts of a lane.
 struct LaneMounts {
-    fuse: OwnedFd,
-    run_dir: OwnedFd,
+    lane: OwnedFd,
+    /// Where the lane's service listens.
+    run_dir: Option<OwnedFd>,
+}
+
+/// Mounts a file system of the kernel's.
+fn mount_kernel_fs(mounted: &kernel_fs::Mounted, link: &Link) -> Result<LaneMounts> {
+    let device = mounted.device.display().to_string();
+    let mut parameters = vec![Parameter::Value("source", device.clone())];
+    // Copies of a volume have its identity, and are mounted beside it.
+    parameters.extend((mounted.kind == KernelFs::Xfs).then_some(Parameter::Flag("nouuid")));
+    let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOSUID;
+    let lane = mounts::create(mounted.kind.name(), &parameters, attributes).map_err(|error| {
+        Failure::because(&device, &format!("mount the {} on it", mounted.kind), error)
+    })?;
+    link.send(&FromInit::Mounted, &[])
+        .map_err(|error| Failure::because("lane", "tell the supervisor of it", error))?;
+    expect(link, ToInit::Serving)?;
+    Ok(LaneMounts { lane, run_dir: None })
 }
 
 /// Makes the FUSE mount and the run directory, hands their descriptors over, waits for the service.
@@ -197,7 +225,7 @@ fn mount_lane(given: Option<OwnedFd>, link: &Link) -> Result<LaneMounts> {
         .map_err(|error| Failure::because("lane", "hand it to the supervisor", error))?;
     drop(device);
     expect(link, ToInit::Serving)?;
-    Ok(LaneMounts { fuse, run_dir })
+    Ok(LaneMounts { lane: fuse, run_dir: Some(run_dir) })
 }
 
 /// The lane's socket, in a directory that is mounted nowhere yet. Every user of the tenant may
@@ -219,11 +247,11 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<OwnedFd> {
             let failed = |error| Failure::path(&path, "mount the lane there", error);
             let proc = root::new_proc();
             skeleton::build(point).map_err(failed)?;
-            mounts::attach_at(&lane.fuse, &path).map_err(failed)?;
+            mounts::attach_at(&lane.lane, &path).map_err(failed)?;
             root::attach_proc(proc, Path::new("/proc"))?;
         }
         Place::Root => {
-            root::enter(&lane.fuse)?;
+            root::enter(&lane.lane)?;
             if plan.library.is_some() && !preload::loader_exists() {
                 say("lane: no dynamic linker of the GNU C library in this root: FUSE only");
                 plan.library = None;
@@ -231,15 +259,17 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<OwnedFd> {
         }
     }
     let failed = |error| Failure::because("lane", "mount its run directory", error);
-    mounts::attach(&lane.run_dir, &lane.fuse, Path::new(".polylane")).map_err(failed)?;
-    if let (Some(library), Some(_)) = (library, &plan.library) {
-        let name = Path::new(preload::LIBRARY);
-        skeleton::make_file(&lane.run_dir, name).map_err(failed)?;
-        preload::link_folders(&lane.run_dir).map_err(failed)?;
-        mounts::attach(&library, &lane.run_dir, name).map_err(failed)?;
+    if let Some(run_dir) = &lane.run_dir {
+        mounts::attach(run_dir, &lane.lane, Path::new(".polylane")).map_err(failed)?;
+        if let (Some(library), Some(_)) = (library, &plan.library) {
+            let name = Path::new(preload::LIBRARY);
+            skeleton::make_file(run_dir, name).map_err(failed)?;
+            preload::link_folders(run_dir).map_err(failed)?;
+            mounts::attach(&library, run_dir, name).map_err(failed)?;
+        }
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat(&lane.fuse, ".", flags, Mode::empty())
+    rustix::fs::openat(&lane.lane, ".", flags, Mode::empty())
         .map_err(|error| Failure::because("lane", "open its root", error))
 }
 

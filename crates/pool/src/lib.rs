@@ -2,7 +2,7 @@
 //!
 //! `run` is the supervisor's beginning, `supervise` its loop, `init` the tenant's pid 1, `service`
 //! the process that holds the lane, `keeper` the one that clears up after a supervisor that was
-//! killed. See `docs/design/first-light.md` for the drawing.
+//! killed; `kernel_fs` is a run without a service. `docs/design/first-light.md` has the drawing.
 #![forbid(unsafe_code)]
 
 pub mod attach;
@@ -15,6 +15,7 @@ pub mod doctor;
 pub mod failure;
 mod init;
 mod keeper;
+pub mod kernel_fs;
 mod link;
 mod log;
 mod mounts;

@@ -19,6 +19,7 @@ use crate::cpus::CpuList;
 use crate::failure::{Failure, Result, say};
 use crate::init::{self, Place, Plan};
 use crate::keeper::{Keeper, Leftovers};
+use crate::kernel_fs::{self, Disk, KernelLane, Tenant};
 use crate::link::Link;
 use crate::names::{self, PoolName};
 use crate::process::Process;
@@ -83,6 +84,8 @@ pub struct RunOptions {
     pub cache: SetOptions,
     /// How lanes of the volume's device share it.
     pub qos: Policy,
+    /// A file system of the kernel's on the volume, in place of a service.
+    pub kernel_fs: Option<KernelLane>,
     /// Use the preload library.
     pub preload: bool,
     /// COMMAND and its arguments.
@@ -94,13 +97,20 @@ pub struct RunOptions {
 /// # Errors
 /// One line and exit status 1 or 2 when COMMAND could not be started at all; nothing is left
 /// behind.
-pub fn run(mut options: RunOptions) -> Result<u8> {
+pub fn run(options: RunOptions) -> Result<u8> {
     check(&options)?;
     let place = match options.root {
         true => Place::Root,
         false => Place::At(MountPoint::find(&options.at)?),
     };
     let cpus = pool_cpus(options.cpus.as_ref())?;
+    match options.kernel_fs {
+        Some(lane) => run_on_kernel_fs(options, lane, place, &cpus),
+        None => run_with_service(options, place, cpus),
+    }
+}
+
+fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Result<u8> {
     let library = find_library(&options, &place);
     let rootless = rootless();
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
@@ -132,6 +142,7 @@ pub fn run(mut options: RunOptions) -> Result<u8> {
         place,
         rootless,
         fuse: fuse.as_ref().map(|fd| fd.try_clone()).transpose().map_err(fork_failed)?,
+        kernel_fs: None,
         library,
         command: options.command,
         directory: working_directory(options.root),
@@ -171,6 +182,51 @@ fn make_handover() -> Result<(OwnedFd, Watchdog)> {
     let handover = Store::create().map_err(failed)?;
     let heart = Heart::attach(&handover).map_err(failed)?;
     Ok((handover, Watchdog::new(heart)))
+}
+
+/// Runs COMMAND on a file system of the kernel's; its exit status.
+fn run_on_kernel_fs(
+    options: RunOptions,
+    lane: KernelLane,
+    place: Place,
+    cpus: &CpuList,
+) -> Result<u8> {
+    let name = pool_name(&options);
+    let path = match &options.source {
+        Source::Volume(Some(path)) => path.clone(),
+        _ => volume::default_path(&name)?,
+    };
+    let limits =
+        Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
+    let mut groups = cgroup::plan(&name, &limits);
+    let group_dirs: Vec<_> = groups.groups.iter().map(|group| group.dir.clone()).collect();
+    let runtime_dir = names::runtime_dir();
+    let disk = Disk::open(&path, lane, options.size, options.cache)?;
+    let mounted = Some(disk.mounted());
+    let run = || {
+        let _keeper = Keeper::start(&runtime_dir, &name, &group_dirs, None)?;
+        let name = PoolName::take(&runtime_dir, &name)?;
+        let _leftovers = Leftovers { name, groups: group_dirs.clone() };
+        groups.create();
+        let signals = watch_signals()?;
+        pin(cpus)?;
+        let plan = Plan {
+            place,
+            rootless: None,
+            fuse: None,
+            kernel_fs: mounted,
+            library: None,
+            command: options.command,
+            directory: working_directory(options.root),
+        };
+        let (init, link) = start_init(plan, false)?;
+        groups.attach(init.pid());
+        for option in &groups.not_enforced {
+            say(not_enforced(option));
+        }
+        Tenant { init, link, signals: &signals }.run()
+    };
+    kernel_fs::finish(run(), disk)
 }
 
 /// The lane's place among those of its device, and what its keeper is to know to coordinate it.
@@ -213,6 +269,19 @@ fn check(options: &RunOptions) -> Result<()> {
     }
     if options.cache != SetOptions::default() && !matches!(options.source, Source::Volume(_)) {
         return Err(Failure::usage("--cache: only a volume has one: this lane is on none"));
+    }
+    if options.kernel_fs.is_some() {
+        if !matches!(options.source, Source::Volume(_)) {
+            return Err(Failure::usage(
+                "--kernel-fs: lives on a volume: leave --dir and --mem out",
+            ));
+        }
+        if options.qos != Policy::None {
+            return Err(Failure::usage("--kernel-fs: its device knows no shares: no --qos"));
+        }
+        if rootless().is_some() {
+            return Err(Failure::failed("--kernel-fs: only root can mount file systems"));
+        }
     }
     match options.command.is_empty() {
         true => Err(Failure::usage("no COMMAND: write it after '--'")),

@@ -104,6 +104,7 @@ fn pool(name: &str, source: &str) -> ExitCode {
         dir => Source::Dir(PathBuf::from(dir)),
     };
     let options = RunOptions {
+        kernel_fs: None,
         source,
         at: PathBuf::from("/srv"),
         root: false,

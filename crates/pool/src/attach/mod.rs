@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::build::Handed;
 use crate::copying::{Copies, Target};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, say};
 use crate::link::Link;
 use crate::names::PoolName;
 use crate::volume;
@@ -66,6 +66,13 @@ pub enum Via {
     VhostUser,
 }
 
+impl Via {
+    /// Whether only this host's kernel writes to the volume, on behalf of root.
+    fn is_kernels(self) -> bool {
+        matches!(self, Via::Loop)
+    }
+}
+
 impl fmt::Display for Via {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -96,6 +103,74 @@ pub struct AttachOptions {
 /// # Errors
 /// It is in use, the host lacks what the front end needs; nothing is left behind.
 pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
+    let made = make(options)?;
+    tell(&made.link, &ToKeeper::Engaged)?;
+    Ok(made.device)
+}
+
+/// An attachment that goes with its owner, however that ends.
+#[derive(Debug)]
+pub(crate) struct Held {
+    made: Made,
+    over: bool,
+}
+
+/// Attaches a volume for as long as the result lives.
+///
+/// # Errors
+/// As [`attach`].
+pub(crate) fn hold(options: &AttachOptions) -> Result<Held> {
+    make(options).map(|made| Held { made, over: false })
+}
+
+impl Held {
+    /// The device.
+    pub(crate) fn device(&self) -> &Path {
+        &self.made.device
+    }
+
+    /// Takes the device away and makes everything durable.
+    ///
+    /// # Errors
+    /// The device is in use, or something could not be written.
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.over = true;
+        self.made.end()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.over
+            && let Err(failure) = self.made.end()
+        {
+            say(failure);
+        }
+    }
+}
+
+/// An attachment whose keeper still ends with the one that made it.
+#[derive(Debug)]
+struct Made {
+    id: String,
+    device: PathBuf,
+    link: Link,
+    dir: PathBuf,
+}
+
+impl Made {
+    fn end(&self) -> Result<()> {
+        match record::all(&self.dir).into_iter().find(|record| record.id == self.id) {
+            Some(record) => end(&self.dir, &record),
+            None => Err(Failure::failed(format!(
+                "{}: its keeper ended before it was told to",
+                self.device.display()
+            ))),
+        }
+    }
+}
+
+fn make(options: &AttachOptions) -> Result<Made> {
     let path = fs::canonicalize(&options.volume)
         .map_err(|error| Failure::path(&options.volume, "open it", error))?;
     let via = match options.via {
@@ -106,6 +181,9 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
     let cleared = clear_stale(&dir, &path)?;
     volume::refuse_snapshot(&path)?;
     let stack = open_volume(&path, cleared)?;
+    if !via.is_kernels() {
+        volume::distrust(&path)?;
+    }
     let cache = options.cache.change(stack.sidecar.cache.unwrap_or_default());
     let trace = options.record.as_deref().map(create_trace).transpose()?;
     let door = Door::open(via, options, &stack.files, &cache)?;
@@ -129,12 +207,13 @@ pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
         trace,
         handed: Handed { volume: stack.files, ..Handed::default() },
         record,
-        dir,
+        dir: dir.clone(),
         lock,
         copies: Copies::default(),
     };
     let (link, door) = keeper::start(keeper)?;
-    make(via, &id, &link, door)
+    let device = engage(via, &id, &link, door)?;
+    Ok(Made { id, device, link, dir })
 }
 
 /// A new file for requests. Lines are added at its end, by one engine after the other.
@@ -144,14 +223,9 @@ fn create_trace(path: &Path) -> Result<OwnedFd> {
 }
 
 /// The maker's side of a new attachment: its device.
-fn make(via: Via, id: &str, link: &Link, door: Door) -> Result<PathBuf> {
+fn engage(via: Via, id: &str, link: &Link, door: Door) -> Result<PathBuf> {
     expect(link, &FromKeeper::Serving)?;
-    let device = arm::engage(via, id, &door, |device| {
-        tell(link, &ToKeeper::Engaging(device.to_path_buf()))
-    })?;
-    drop(door);
-    tell(link, &ToKeeper::Engaged)?;
-    Ok(device)
+    arm::engage(via, id, &door, |device| tell(link, &ToKeeper::Engaging(device.to_path_buf())))
 }
 
 /// Says something to a keeper that it answers with `Done`.

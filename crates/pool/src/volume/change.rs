@@ -102,7 +102,8 @@ pub fn make(options: &CreateOptions) -> Result<()> {
     }
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let files = create(path, size, options.ext4.then_some(owner))?;
-    let mut sidecar = Sidecar { weight: options.weight, ..Sidecar::new()? };
+    let formatted = options.ext4.then(|| "ext4".to_string());
+    let mut sidecar = Sidecar { weight: options.weight, formatted, ..Sidecar::new()? };
     options.cache.apply(&mut sidecar);
     let done = match options.thick {
         true => rustix::fs::fallocate(&files.plain, FallocateFlags::KEEP_SIZE, 0, size)
@@ -263,6 +264,15 @@ fn mend(path: &Path, name: &Path) -> Result<()> {
             "{}: the file system has errors: use 'polylane volume check --repair' first",
             path.display()
         ))),
+    }
+}
+
+/// From now on somebody else may write the blocks of a volume.
+pub(crate) fn distrust(path: &Path) -> Result<()> {
+    let sidecar = Sidecar::load(path)?;
+    match sidecar.formatted {
+        Some(_) => Sidecar { formatted: None, ..sidecar }.store(path),
+        None => Ok(()),
     }
 }
 

@@ -104,6 +104,7 @@ pub(super) fn share_blocks(from: impl AsFd, draft: &Draft, to: &Path) -> Result<
 pub(super) fn finish_copy(draft: Draft, to: &Path, of: &Sidecar, kind: Copy) -> Result<()> {
     let copy = Sidecar {
         parent: Some(of.id.clone()),
+        formatted: of.formatted.clone(),
         snapshot: kind == Copy::Snapshot,
         weight: of.weight,
         ..Sidecar::new()?

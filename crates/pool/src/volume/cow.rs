@@ -67,6 +67,7 @@ pub(super) fn clone(from: &Path, shape: Shape, to: &Path, by: &dyn Exchange) -> 
         .map_err(|error| Failure::path(to, "lay it out", error))?;
     let sidecar = Sidecar {
         parent: Some(parent.id.clone()),
+        formatted: parent.formatted.clone(),
         weight: parent.weight,
         overlays: vec![reference],
         ..Sidecar::new()?
@@ -101,6 +102,7 @@ fn freeze(
     let frozen = Sidecar {
         id: id.clone(),
         parent: Some(own.id.clone()),
+        formatted: own.formatted.clone(),
         snapshot: true,
         weight: own.weight,
         cache: own.cache,

@@ -32,9 +32,10 @@ pub(crate) mod stack;
 pub(crate) mod tools;
 pub mod translation;
 
-pub(crate) use change::refuse_snapshot;
 pub use change::{CreateOptions, SetOptions, make, remove, resize, set};
+pub(crate) use change::{distrust, refuse_snapshot};
 pub use check::{Check, check};
 pub use copy::{Copy, duplicate, export, import};
 pub use info::{Content, Info, info, list, map};
-pub(crate) use open::{Kept, default_path, failure, open_or_create, state_dir};
+pub(crate) use open::{Kept, default_path, failure, make_blank, open_or_create, state_dir};
+pub(crate) use sidecar::Sidecar;

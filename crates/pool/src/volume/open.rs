@@ -83,7 +83,7 @@ pub(crate) fn open_or_create(
     match image::open(path) {
         Err(ImageError::Host(_, Errno::ENOENT)) => {
             let files = create(path, size.unwrap_or(SIZE_DEFAULT), Some(owner))?;
-            Sidecar::new()?.store(path)?;
+            Sidecar { formatted: Some("ext4".to_string()), ..Sidecar::new()? }.store(path)?;
             Ok((vec![files], Kept::default()))
         }
         opened => {
@@ -96,6 +96,25 @@ pub(crate) fn open_or_create(
             let Sidecar { weight, cache, translation, .. } = refuse_snapshot(path)?;
             let cache = cache.unwrap_or_default();
             Ok((stack.files, Kept { weight, cache, translation }))
+        }
+    }
+}
+
+/// Makes an empty volume when there is none; whether it did. `size` in bytes is that of a new
+/// volume; an existing one must have it already.
+pub(crate) fn make_blank(path: &Path, size: Option<u64>) -> Result<bool> {
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            create(path, size.unwrap_or(SIZE_DEFAULT), None)?;
+            Sidecar::new()?.store(path)?;
+            Ok(true)
+        }
+        _ => {
+            if size.is_some() {
+                let stack = Stack::open(path)?;
+                check_size(path, stack.size, size)?;
+            }
+            Ok(false)
         }
     }
 }

@@ -25,6 +25,8 @@ pub(crate) struct Sidecar {
     pub(crate) id: String,
     /// Id of the volume that this one was copied from.
     pub(crate) parent: Option<String>,
+    /// The file system that was put on it here, as long as nobody else can have written its blocks.
+    pub(crate) formatted: Option<String>,
     /// A state of its parent that is to stay as it is: never opened for writing.
     pub(crate) snapshot: bool,
     /// Share of a pool that is given none on the command line.

@@ -1,0 +1,341 @@
+//! `polylane run --kernel-fs`: a file system of the kernel's, on a volume of the tenant's own, as a
+//! lane.
+//!
+//! The volume is attached as a block device for as long as the run lasts, its file system mounted
+//! in the tenant's mount namespace alone. There is no service: the kernel serves the files, an
+//! engine the device. What ends when is the init's and the attachment's keeper's business, so
+//! a run that is killed leaves nothing behind either.
+//!
+//! Mounting a file system gives whoever made its image a way into this host's kernel. What was
+//! formatted here, and written by this host's kernel or by our own ext4 since, is mounted as
+//! it is; everything else is refused, or with `--trust-image` checked first.
+
+use std::fmt;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use polylane_sys::ns::SignalFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use crate::attach::{self, AttachOptions};
+use crate::failure::{FAILED, Failure, Result, say};
+use crate::link::{FromInit, Link, ToInit};
+use crate::process::Process;
+use crate::volume::tools;
+use crate::volume::{self, SetOptions, Sidecar};
+
+/// How long COMMAND may take to end after a signal that asks it to ...
+const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
+/// ... and the tenant's processes once they are killed ...
+const KILLED_TIME_MAX: Duration = Duration::from_secs(30);
+/// ... and the kernel to write everything back.
+const SYNC_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// Which of the kernel's file systems.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KernelFs {
+    /// ext3, which the kernel's ext4 serves.
+    Ext3,
+    /// ext4.
+    Ext4,
+    /// XFS.
+    Xfs,
+    /// btrfs.
+    Btrfs,
+}
+
+impl KernelFs {
+    /// All of them.
+    pub const ALL: [KernelFs; 4] = [KernelFs::Ext3, KernelFs::Ext4, KernelFs::Xfs, KernelFs::Btrfs];
+
+    /// What the kernel calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KernelFs::Ext3 => "ext3",
+            KernelFs::Ext4 => "ext4",
+            KernelFs::Xfs => "xfs",
+            KernelFs::Btrfs => "btrfs",
+        }
+    }
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<KernelFs> {
+        KernelFs::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// Where its magic number is, and what it is.
+    fn magic(self) -> (u64, &'static [u8]) {
+        match self {
+            KernelFs::Ext3 | KernelFs::Ext4 => (1024 + 0x38, &[0x53, 0xef]),
+            KernelFs::Xfs => (0, b"XFSB"),
+            KernelFs::Btrfs => (0x1_0040, b"_BHRfS_M"),
+        }
+    }
+
+    /// The program that makes it, its options, and the package that has it.
+    fn maker(self) -> (&'static str, &'static [&'static str], &'static str) {
+        match self {
+            KernelFs::Ext3 => ("mke2fs", &["-q", "-F", "-t", "ext3", "-m", "0"], "e2fsprogs"),
+            KernelFs::Ext4 => ("mke2fs", &["-q", "-F", "-t", "ext4", "-m", "0"], "e2fsprogs"),
+            KernelFs::Xfs => ("mkfs.xfs", &["-q", "-f"], "xfsprogs"),
+            KernelFs::Btrfs => ("mkfs.btrfs", &["-q", "-f"], "btrfs-progs"),
+        }
+    }
+
+    /// The program that checks it, its options, and the package that has it.
+    fn checker(self) -> (&'static str, &'static [&'static str], &'static str) {
+        match self {
+            KernelFs::Ext3 | KernelFs::Ext4 => ("e2fsck", &["-fp"], "e2fsprogs"),
+            KernelFs::Xfs => ("xfs_repair", &["-n"], "xfsprogs"),
+            KernelFs::Btrfs => ("btrfs", &["check", "--readonly"], "btrfs-progs"),
+        }
+    }
+}
+
+impl fmt::Display for KernelFs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a run on a kernel's file system was asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KernelLane {
+    /// The file system.
+    pub kind: KernelFs,
+    /// Mount an image of somebody else's, after a check.
+    pub trust_image: bool,
+}
+
+/// What the init mounts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Mounted {
+    /// The block device.
+    pub(crate) device: PathBuf,
+    /// What is on it.
+    pub(crate) kind: KernelFs,
+}
+
+/// A volume with a file system, attached. Dropped, it is detached.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    held: attach::Held,
+    kind: KernelFs,
+}
+
+impl Disk {
+    /// Makes, attaches, formats and checks the volume, as far as each is needed. `size` in bytes is
+    /// that of a new one.
+    pub(crate) fn open(
+        path: &Path,
+        lane: KernelLane,
+        size: Option<u64>,
+        cache: SetOptions,
+    ) -> Result<Disk> {
+        let made = volume::make_blank(path, size)?;
+        let disk = Disk::attach(path, lane.kind, cache);
+        let opened = disk.and_then(|disk| disk.prepare(path, lane).map(|()| disk));
+        if made && opened.is_err() {
+            // It holds nothing.
+            let _ = volume::remove(path);
+        }
+        opened
+    }
+
+    fn attach(path: &Path, kind: KernelFs, cache: SetOptions) -> Result<Disk> {
+        let volume = path.to_path_buf();
+        let options = AttachOptions { volume, via: None, socket: None, cache, record: None };
+        Ok(Disk { held: attach::hold(&options)?, kind })
+    }
+
+    fn prepare(&self, path: &Path, lane: KernelLane) -> Result<()> {
+        let device = self.held.device();
+        if is_blank(path)? {
+            format(path, device, lane.kind)?;
+            let sidecar = Sidecar::load(path)?;
+            let formatted = Some(lane.kind.name().to_string());
+            return Sidecar { formatted, ..sidecar }.store(path);
+        }
+        check_magic(path, device, lane.kind)?;
+        match (Sidecar::load(path)?.formatted.is_some(), lane.trust_image) {
+            (true, _) => Ok(()),
+            (false, true) => check(path, device, lane.kind),
+            (false, false) => Err(Failure::failed(format!(
+                "{}: was not formatted here, or others could write to it since: mounting it would \
+                 let its author attack this host's kernel: if you trust them, add --trust-image",
+                path.display()
+            ))),
+        }
+    }
+
+    /// What the init is to mount.
+    pub(crate) fn mounted(&self) -> Mounted {
+        Mounted { device: self.held.device().to_path_buf(), kind: self.kind }
+    }
+
+    /// Detaches it; whether everything is durable.
+    pub(crate) fn end(self) -> Result<()> {
+        self.held.end()
+    }
+}
+
+/// Whether a volume's file holds no data at all. One with bases never does not.
+fn is_blank(path: &Path) -> Result<bool> {
+    let failed = |error: std::io::Error| Failure::path(path, "look at it", error);
+    let file = File::open(path).map_err(failed)?;
+    match rustix::fs::seek(&file, SeekFrom::Data(0)) {
+        Ok(_) => Ok(false),
+        Err(Errno::NXIO) => Ok(true),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+fn format(path: &Path, device: &Path, kind: KernelFs) -> Result<()> {
+    let (program, options, package) = kind.maker();
+    let mut command = tools::command(program, package)?;
+    command.args(options).arg(device);
+    let output = tools::run(command)?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: cannot format it: {}",
+            path.display(),
+            tools::last_words(&output)
+        ))),
+    }
+}
+
+fn check_magic(path: &Path, device: &Path, kind: KernelFs) -> Result<()> {
+    let (offset, magic) = kind.magic();
+    let mut found = vec![0; magic.len()];
+    let read = File::open(device).and_then(|file| file.read_exact_at(&mut found, offset));
+    read.map_err(|error| Failure::path(path, "read it", error))?;
+    match found == magic {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: holds no {kind} file system: name the one that it holds, or another volume",
+            path.display()
+        ))),
+    }
+}
+
+fn check(path: &Path, device: &Path, kind: KernelFs) -> Result<()> {
+    let (program, options, package) = kind.checker();
+    let mut command = tools::command(program, package)?;
+    command.args(options).arg(device);
+    let output = tools::run(command)?;
+    // e2fsck: 1 when all of what was wrong was mended.
+    let mended = program == "e2fsck" && output.status.code() == Some(1);
+    match output.status.success() || mended {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: its file system has errors ({program}: {})",
+            path.display(),
+            tools::last_words(&output)
+        ))),
+    }
+}
+
+/// A tenant without a service: its init, and what it hears.
+pub(crate) struct Tenant<'a> {
+    /// Pid 1 of the tenant.
+    pub(crate) init: Process,
+    /// The line to it.
+    pub(crate) link: Link,
+    /// The signals that this process gets.
+    pub(crate) signals: &'a SignalFd,
+}
+
+impl Tenant<'_> {
+    /// Runs COMMAND to its end; its status.
+    pub(crate) fn run(mut self) -> Result<u8> {
+        let _ = self.link.send(&ToInit::Begin, &[]);
+        let mut deadline: Option<(Instant, bool)> = None;
+        loop {
+            let (ended, told, signalled) = self.wait(deadline.map(|(at, _)| at))?;
+            if ended {
+                return Ok(self.init.wait().map_err(wait_failed)?.status());
+            }
+            if let Some((at, killed)) = deadline
+                && Instant::now() >= at
+            {
+                if killed {
+                    return Err(Failure::failed("tenant: its processes do not end"));
+                }
+                let _ = self.link.send(&ToInit::Signal(libc::SIGKILL), &[]);
+                deadline = Some((Instant::now() + KILLED_TIME_MAX, true));
+            }
+            if told {
+                deadline = match self.link.receive() {
+                    Ok(Some((FromInit::Mounted, _))) => {
+                        let _ = self.link.send(&ToInit::Serving, &[]);
+                        deadline
+                    }
+                    Ok(Some((FromInit::Ended, _))) => {
+                        Some((Instant::now() + KILLED_TIME_MAX, true))
+                    }
+                    Ok(Some((FromInit::Alone, _))) => Some((Instant::now() + SYNC_TIME_MAX, true)),
+                    // Its end follows.
+                    _ => deadline,
+                };
+            }
+            if signalled && self.pass_signals()? && deadline.is_none() {
+                deadline = Some((Instant::now() + TERMINATION_TIME_MAX, false));
+            }
+        }
+    }
+
+    fn wait(&self, until: Option<Instant>) -> Result<(bool, bool, bool)> {
+        let watched = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = [self.init.as_fd(), self.link.as_fd(), self.signals.as_fd()].map(watched);
+        let left = until.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = left.map(|left| Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(wait_failed(error.into())),
+        }
+        let is = |index: usize| !fds[index].revents().is_empty();
+        Ok((is(0), is(1), is(2)))
+    }
+
+    /// Passes signals on to COMMAND, but those that the terminal sends to it as well; whether one
+    /// of them asks it to end.
+    fn pass_signals(&self) -> Result<bool> {
+        let mut ends = false;
+        let failed = |error| Failure::because("signals", "read them", error);
+        while let Some(received) = self.signals.next().map_err(failed)? {
+            let hang_up = received.signal == libc::SIGHUP;
+            if !received.from_kernel {
+                let _ = self.link.send(&ToInit::Signal(received.signal), &[]);
+            }
+            let asks = matches!(received.signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP);
+            ends |= asks && (hang_up || !received.from_kernel);
+        }
+        Ok(ends)
+    }
+}
+
+fn wait_failed(error: std::io::Error) -> Failure {
+    Failure::because("tenant", "wait for it", error)
+}
+
+/// COMMAND's status, or that of a volume that could not be detached in good order.
+pub(crate) fn finish(status: Result<u8>, disk: Disk) -> Result<u8> {
+    let ended = disk.end();
+    match (status, ended) {
+        (Ok(status), Ok(())) => Ok(status),
+        (Ok(status), Err(failure)) => {
+            say(failure);
+            Ok(if status == 0 { FAILED } else { status })
+        }
+        (Err(failure), _) => Err(failure),
+    }
+}
