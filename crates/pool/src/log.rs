@@ -79,7 +79,8 @@ fn utc(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let (seconds, millis) = (since.as_secs(), since.subsec_millis());
     let (mut days, of_day) = (seconds / 86_400, seconds % 86_400);
-    let leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let of = |year: u64, years: u64| year.is_multiple_of(years);
+    let leap = |year: u64| of(year, 4) && (!of(year, 100) || of(year, 400));
     let mut year = 1970;
     while days >= 365 + u64::from(leap(year)) {
         days -= 365 + u64::from(leap(year));
