@@ -165,10 +165,8 @@ pub(crate) fn publish_fd(fd: RawFd) {
 
 /// Readies the file that `fd` means for sendfile and splice, which the kernel does.
 pub(crate) fn publish_for_splice(fd: RawFd) {
-    if let Some(file) = find_known(fd) {
-        if !publish(&file) {
-            tell_size(real::borrow(fd));
-        }
+    if find_known(fd).is_some_and(|file| !publish(&file)) {
+        tell_size(real::borrow(fd));
     }
 }
 
