@@ -57,6 +57,10 @@ pub(crate) struct EngineArgs {
     volume_plain: Vec<i32>,
     #[arg(long)]
     volume_lock: Vec<i32>,
+    #[arg(long, requires = "bypass_pool")]
+    bypass_disk: Option<i32>,
+    #[arg(long, requires = "bypass_disk")]
+    bypass_pool: Option<i32>,
     #[arg(long)]
     record: Option<i32>,
 }
@@ -120,6 +124,7 @@ pub(crate) fn engine(arguments: EngineArgs) -> u8 {
         volume: arguments.volume,
         volume_plain: arguments.volume_plain,
         volume_lock: arguments.volume_lock,
+        bypass: arguments.bypass_disk.zip(arguments.bypass_pool),
         record: arguments.record,
     })
 }

@@ -238,11 +238,20 @@ pub(crate) struct VolumeCreateArgs {
     /// Reserve all of its space on the host
     #[arg(long)]
     pub(crate) thick: bool,
+    /// How it is reached: through a file of its own, or past the host's file system
+    #[arg(long, default_value = "file")]
+    pub(crate) medium: MediumArg,
     /// Share of pools on it, 1 to 10000
     #[arg(long, value_name = "N")]
     pub(crate) weight: Option<u32>,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum MediumArg {
+    File,
+    Bypass,
 }
 
 /// How a volume is cached and translated.
@@ -373,6 +382,10 @@ pub(crate) struct ServiceArgs {
     pub(crate) volume_plain: Vec<i32>,
     #[arg(long)]
     pub(crate) volume_lock: Vec<i32>,
+    #[arg(long, requires = "bypass_pool")]
+    pub(crate) bypass_disk: Option<i32>,
+    #[arg(long, requires = "bypass_disk")]
+    pub(crate) bypass_pool: Option<i32>,
 }
 
 #[cfg(test)]

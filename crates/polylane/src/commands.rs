@@ -72,6 +72,7 @@ fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
         volume: arguments.volume.clone(),
         volume_plain: arguments.volume_plain.clone(),
         volume_lock: arguments.volume_lock.clone(),
+        bypass: arguments.bypass_disk.zip(arguments.bypass_pool),
     }
 }
 

@@ -7,9 +7,11 @@ use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{Failure, Result};
 use polylane_pool::volume::translation::Translation;
-use polylane_pool::volume::{self, Check, Content, Copy, CreateOptions, Info, SetOptions};
+use polylane_pool::volume::{
+    self, Check, Content, Copy, CreateOptions, Info, MediumKind, SetOptions,
+};
 
-use crate::cli::{ExportFormat, FileSystemKind, VolumeCommand};
+use crate::cli::{ExportFormat, FileSystemKind, MediumArg, VolumeCommand};
 use crate::commands::{print, print_json};
 
 /// Executes a volume command; the exit status.
@@ -22,6 +24,10 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
                 size: arguments.size.map(|size| size.0),
                 ext4: arguments.fs == FileSystemKind::Ext4,
                 thick: arguments.thick,
+                medium: match arguments.medium {
+                    MediumArg::File => MediumKind::File,
+                    MediumArg::Bypass => MediumKind::Bypass,
+                },
                 weight: arguments.weight,
                 cache: arguments.cache.options(),
             })?;
@@ -126,6 +132,7 @@ fn describe(info: &Info) -> String {
         ("in use by", info.used_by.clone()),
         ("copy of", info.parent.clone()),
         ("base", info.base.as_ref().map(|base| base.display().to_string())),
+        ("bypass, in", info.pool.as_ref().map(|pool| pool.display().to_string())),
         ("snapshot", info.snapshot.then(|| "yes".to_string())),
         ("cache", info.cache.map(|cache| cache.to_string())),
         ("translation", Some(info.translation.to_string()).filter(|_| translated)),

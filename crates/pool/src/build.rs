@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Clock, Errno, Gid, SystemClock, Uid};
+use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::Files;
 use polylane_front::fuse::{self, ServeOptions, Stop};
 use polylane_front::{Handover, Lane, shm};
@@ -21,8 +22,10 @@ use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::share;
 use crate::spec::{Backing, PoolSpec};
+use crate::volume::bypass::{self, Pinned};
 use crate::volume::disk::Disk;
 use crate::volume::held::{Answer, Ask};
+use crate::volume::stack::Stack;
 
 /// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.
 const METADATA_PART: u64 = 8;
@@ -56,14 +59,26 @@ pub(crate) struct Handed {
     pub(crate) dir: Option<OwnedFd>,
     /// The file of a volume, and those of its bases.
     pub(crate) volume: Vec<Files>,
+    /// The pool file of a bypass volume, which is in use as long as this lives.
+    pub(crate) bypass: Option<(PoolFiles, Pinned)>,
 }
 
 impl Handed {
+    /// What a volume is on.
+    pub(crate) fn volume(stack: Stack) -> Result<Handed> {
+        let Stack { files, pinned, .. } = stack;
+        let bypass = pinned.map(|pinned| Ok::<_, Failure>((pinned.files()?, pinned)));
+        Ok(Handed { volume: files, bypass: bypass.transpose()?, dir: None })
+    }
+
     /// The descriptors with the service's options for them.
     pub(crate) fn options(&self) -> impl Iterator<Item = (&'static str, BorrowedFd<'_>)> {
         let dir = self.dir.iter().map(|dir| ("--dir", dir.as_fd()));
         let names = ["--volume", "--volume-plain", "--volume-lock"].into_iter().cycle();
-        dir.chain(names.zip(self.descriptors()))
+        let bypass = self.bypass.iter().flat_map(|(files, _)| {
+            [("--bypass-disk", files.disk.as_fd()), ("--bypass-pool", files.pool.as_fd())]
+        });
+        dir.chain(names.zip(self.descriptors())).chain(bypass)
     }
 
     /// The descriptors of the volume, three for each of its files, its own first.
@@ -81,8 +96,8 @@ pub(crate) enum Store {
     Memory,
     /// A host directory.
     Host(HostDir),
-    /// The file of a volume, and those of its bases.
-    Volume(Vec<Files>),
+    /// The file of a volume and those of its bases, or chunks of a pool file.
+    Volume(Vec<Files>, Option<Claim>),
 }
 
 /// A lane with its doors open.
@@ -155,10 +170,11 @@ fn libservice(
             Ok((Arc::new(fs), None))
         }
         (Backing::Dir, Store::Host(host)) => Ok((Arc::new(host), None)),
-        (Backing::Volume { label, cache, translation }, Store::Volume(files)) => {
+        (Backing::Volume { label, cache, translation, bypass }, Store::Volume(files, claim)) => {
+            let parts = bypass::parts(files, claim, bypass.as_deref())?;
             let metadata_bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);
             let disk =
-                Disk::open(label, files, (*cache, translation.clone()), clock, metadata_bytes)?;
+                Disk::open(label, parts, (*cache, translation.clone()), clock, metadata_bytes)?;
             Ok((disk.fs.clone(), Some(disk)))
         }
         _ => Err(Failure::failed("lane: what was handed down is not what its files are on")),

@@ -118,6 +118,7 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
     let name = pool_name(&options);
     // Last of what can be refused, since it may make a volume.
     let (handed, label, kept) = open_source(&options, &name)?;
+    let bypass = kept.bypass.clone();
     options.weight = options.weight.or(kept.weight);
     let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
 
@@ -136,7 +137,7 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
-    let spec = specify(&options, (label, uses), &leftovers.name, &place, cpus);
+    let spec = specify(&options, (label, uses, bypass), &leftovers.name, &place, cpus);
     let fuse = rootless.is_none().then_some(device);
     let plan = Plan {
         place,
@@ -338,9 +339,8 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
         Source::Volume(None) => volume::default_path(pool)?,
     };
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let (files, kept) = volume::open_or_create(&path, options.size, owner)?;
-    let handed = Handed { volume: files, ..Handed::default() };
-    Ok((handed, path.display().to_string(), kept))
+    let (stack, kept) = volume::open_or_create(&path, options.size, owner)?;
+    Ok((Handed::volume(stack)?, path.display().to_string(), kept))
 }
 
 /// The preload library, or a warning why the kernel path has to do.
@@ -394,7 +394,7 @@ fn working_directory(root: bool) -> PathBuf {
 
 fn specify(
     options: &RunOptions,
-    (label, (cache, translation)): (String, (CacheSpec, Translation)),
+    (label, (cache, translation), bypass): (String, (CacheSpec, Translation), Option<String>),
     name: &PoolName,
     place: &Place,
     cpus: CpuList,
@@ -408,7 +408,7 @@ fn specify(
             inode_limit: (bytes_limit / BYTES_PER_INODE).max(INODES_MIN),
         },
         Source::Dir(_) => Backing::Dir,
-        Source::Volume(_) => Backing::Volume { label, cache, translation },
+        Source::Volume(_) => Backing::Volume { label, cache, translation, bypass },
     };
     let mounted: &[&str] = if *place == Place::Root { &root::COVERED } else { &[] };
     let covered = mounted.iter().chain([&RESERVED_DIR]).map(|name| name.as_bytes().to_vec());

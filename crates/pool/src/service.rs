@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
+use polylane_block::bypass::PoolFiles;
 use polylane_block::file::Files;
 use polylane_front::{Handover, beat};
 use polylane_sys::{ns, sched, uring};
@@ -24,6 +25,7 @@ use crate::keeper::wait_for;
 use crate::link::{FromService, Link, ToService};
 use crate::log;
 use crate::spec::{Backing, PoolSpec};
+use crate::volume::bypass;
 use crate::watchdog::BEAT_PERIOD;
 
 /// Keeps the kernel's memory killer away from the service while there is anything else in its pool.
@@ -50,6 +52,8 @@ pub struct ServiceFds {
     pub volume_plain: Vec<RawFd>,
     /// The same files, with their locks.
     pub volume_lock: Vec<RawFd>,
+    /// The disk under a bypass volume's pool file, and the pool file.
+    pub bypass: Option<(RawFd, RawFd)>,
 }
 
 /// Time slices of a service's threads. They are shorter than those of tenants' threads, which are
@@ -94,6 +98,13 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
         volume.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
     }
     let (fuse, socket, kept) = (take(fds.fuse)?, take(fds.socket)?, take(fds.handover)?);
+    let pool = fds
+        .bypass
+        .map(|(disk, pool)| Ok::<_, Failure>(PoolFiles { disk: take(disk)?, pool: take(pool)? }));
+    let claim = match (pool.transpose()?, volume.first()) {
+        (Some(pool), Some(own)) => Some(bypass::claim(own, pool)?),
+        _ => None,
+    };
     make_room();
     let failed = |error| Failure::because("lane", "open its files", error);
     let handover = take_over(&spec.backing, &kept).map_err(failed)?;
@@ -111,7 +122,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let store = match host.map_err(failed)? {
         Some(host) => Store::Host(host),
         None if volume.is_empty() => Store::Memory,
-        None => Store::Volume(volume),
+        None => Store::Volume(volume, claim),
     };
     let confined = confine(dir.as_ref().map(AsFd::as_fd))?;
     drop(dir);

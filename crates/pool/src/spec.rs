@@ -36,6 +36,8 @@ pub enum Backing {
         cache: CacheSpec,
         /// How it is translated.
         translation: Translation,
+        /// Its id in its pool file, of a bypass volume.
+        bypass: Option<String>,
     },
 }
 

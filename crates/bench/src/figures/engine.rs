@@ -1,17 +1,18 @@
 //! `engine`: what the block engine costs. Direct 4 KiB requests through it, in process, beside
-//! fio's io_uring engine on the plain file; and its own work alone, on a medium that answers at
-//! once.
+//! fio's io_uring engine on the plain file; past the host's file system (bypass) beside the file;
+//! and its own work alone, on a medium that answers at once.
 
 use std::fs::OpenOptions;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use polylane_base::Errno;
 use polylane_base::rng::Rng;
+use polylane_block::bypass::{BypassVolume, Claim, Id, Layout, PoolError, PoolFile, Use};
 use polylane_block::device::{
     BlockDevice, Channel, Completion, Error, Op, Request, Sector, Submitted,
 };
@@ -30,9 +31,13 @@ use crate::{Options, progress};
 
 const SPAN: u64 = 1 << 30;
 
+const POOL_ID: Id = *b"bench of bypass.";
+const VOLUME_ID: Id = *b"the one in there";
+
 const ENGINE: &str = "engine";
 const FIO: &str = "fio, plain file";
 const FILE: &str = "file device";
+const BYPASS: &str = "bypass device";
 
 /// Measures it on the disk below the current directory and on ext4 in RAM.
 ///
@@ -51,16 +56,27 @@ pub fn run(options: &Options) -> Result<Report> {
         Ok(dir) => files.push(("RAM", dir.join("volume"))),
         Err(error) => report.notes.push(format!("ext4 in RAM left out: {error:#}")),
     }
-    for (_, path) in &files {
+    let mut pools = Vec::new();
+    for (place, path) in &files {
         fill(path, span)?;
+        let pool = Pool::new(path, span);
+        if let Err(error) = &pool {
+            report.notes.push(format!("bypass on {place} left out: {error:#}"));
+        }
+        pools.push(pool.ok());
     }
     for repeat in 0..options.repeats() {
-        for (place, path) in &files {
+        for ((place, path), pool) in files.iter().zip(&pools) {
             for (write, depth) in [(false, 1), (true, 1), (false, 32), (true, 32)] {
                 let load = Load { write, random: true, piece: 4096, depth, span };
                 let point = format!("{place} {}", load.name());
                 progress(&format!("{point}, repeat {}", repeat + 1));
                 one(&mut report, path, &point, &load, time)?;
+                if let Some(pool) = pool {
+                    let rate =
+                        drive::channel(&mut *pool.open()?.channel(), &load, Until::Time(time))?;
+                    report.add(BYPASS, &point, rate, &[]);
+                }
             }
         }
         alone(&mut report)?;
@@ -68,6 +84,43 @@ pub fn run(options: &Options) -> Result<Report> {
     report.notes.push("all blocks of the file are written before".into());
     report.notes.push("null: a medium that answers at once; own_ns is the engine's part".into());
     Ok(report)
+}
+
+/// A pool file with one volume in it, beside the plain file.
+struct Pool {
+    used: Use,
+    path: PathBuf,
+}
+
+impl Pool {
+    fn new(beside: &Path, span: u64) -> Result<Pool> {
+        let path = beside.with_extension("pool");
+        let chunks = u32::try_from(span.div_ceil(Layout::POOL.chunk_bytes))?;
+        let failed = |error: PoolError| anyhow::anyhow!("{}: {error}", path.display());
+        PoolFile::make(&path, POOL_ID, chunks).map_err(failed)?;
+        let used = PoolFile::open(&path).and_then(PoolFile::use_it).map_err(failed)?;
+        // From here on it is unpinned, whatever happens.
+        let pool = Pool { used, path: path.clone() };
+        pool.used.make_volume(VOLUME_ID, span).map_err(failed)?;
+        Ok(pool)
+    }
+
+    fn open(&self) -> Result<Arc<BypassVolume>> {
+        let failed = |error: PoolError| anyhow::anyhow!("{}: {error}", self.path.display());
+        let stub = self.path.with_extension("stub");
+        let stub = OpenOptions::new().create(true).truncate(false).write(true).open(stub)?;
+        let claim = self.used.files().and_then(|files| Claim::new(&stub, files)).map_err(failed)?;
+        let tell = |line: &str| eprintln!("bench: {line}");
+        let volume = claim.open(VOLUME_ID, Way::Ring, Box::new(tell)).map_err(failed)?;
+        anyhow::ensure!(volume.is_on_disk(), "it does not bypass");
+        Ok(volume)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.used.end();
+    }
 }
 
 /// Writes the whole file, so that no request changes its map.

@@ -49,6 +49,8 @@ impl Claim {
         let direct = again(&|| proc_path(&files.pool), OFlags::DIRECT)?;
         // Whoever handed it down has this too, but may be killed before us.
         share_range(&direct, USE_BYTE, 1).map_err(|errno| PoolError::Host("lock it", errno))?;
+        // What of it is in the page cache would hide what goes past it.
+        let _ = rustix::fs::fadvise(&files.pool, 0, None, rustix::fs::Advice::DontNeed);
         match wait_for_lock(&volume, CLAIM_BYTE, OTHERS_TIME_MAX) {
             Ok(()) => Ok(Claim { volume, direct, files }),
             Err(Errno::EAGAIN) => Err(PoolError::Unfinished),
@@ -72,8 +74,6 @@ impl Claim {
         let mut roads = Vec::new();
         let doubt = match (hold.is_pinned(), hold.map()) {
             (true, Ok(map)) => {
-                // What of it is in the page cache would hide what goes past it.
-                let _ = rustix::fs::fadvise(&pool, 0, None, rustix::fs::Advice::DontNeed);
                 let device = disk_device(&disk, &pool, &volume, way)?;
                 roads.push(Road::new(device.clone(), map));
                 devices.push(device);

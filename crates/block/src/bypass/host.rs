@@ -110,8 +110,25 @@ fn check_file_system(file: &OwnedFd, stat: &Stat) -> Result<()> {
         }
         EXT4 if kind == "ext4" => Ok(()),
         XFS => Ok(()),
-        _ if kind.is_empty() => Err(Refused::FileSystem(format!("file system {magic:#x}")).into()),
-        _ => Err(Refused::FileSystem(kind).into()),
+        _ => Err(Refused::FileSystem(name_of(magic, kind)).into()),
+    }
+}
+
+/// What a file system is called: some have a device number that no mount has.
+fn name_of(magic: u64, kind: String) -> String {
+    const NAMES: [(u64, &str); 6] = [
+        (0x9123_683e, "btrfs"),
+        (0x794c_7630, "overlay"),
+        (0x0102_1994, "tmpfs"),
+        (0x6969, "NFS"),
+        (0x6573_5546, "FUSE"),
+        (0xca45_1a4e, "bcachefs"),
+    ];
+    let known = NAMES.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name);
+    match known {
+        _ if !kind.is_empty() => kind,
+        Some(name) => name.to_string(),
+        None => format!("file system {magic:#x}"),
     }
 }
 

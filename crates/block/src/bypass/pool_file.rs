@@ -9,7 +9,8 @@ use std::time::Duration;
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
-use polylane_sys::lock::{is_locked, lock_range, share_range, unlock_range};
+use polylane_sys::extents::{self as host, HostExtent};
+use polylane_sys::lock::{lock_range, share_range, unlock_range};
 use polylane_sys::swap;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 
@@ -119,36 +120,30 @@ impl PoolFile {
     }
 
     /// Makes a pool file with room for `chunks` chunks, all of them zeros on the disk; it has its
-    /// name when it is complete. `progress` is told bytes done.
+    /// name when it is complete.
     ///
     /// # Errors
     /// The host is not fit, or full; `EEXIST` when somebody was faster.
-    pub fn make(path: &Path, id: Id, chunks: u32, progress: &dyn Fn(u64)) -> Result<()> {
+    pub fn make(path: &Path, id: Id, chunks: u32) -> Result<()> {
         let draft = path.with_extension(format!("pool.new-{}", std::process::id()));
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
         let _ = fs::remove_file(&draft);
         let plain = rustix::fs::open(&draft, flags, Mode::RUSR | Mode::WUSR);
         let plain = plain.map_err(failed("create it"))?;
-        let made = PoolFile::fill(&draft, plain, id, chunks, progress).and_then(|()| {
+        let made = PoolFile::fill(&draft, plain, id, chunks).and_then(|()| {
             fs::hard_link(&draft, path).map_err(|e| PoolError::Host("name it", e.into()))
         });
         let _ = fs::remove_file(&draft);
         made
     }
 
-    fn fill(
-        draft: &Path,
-        plain: OwnedFd,
-        id: Id,
-        chunks: u32,
-        progress: &dyn Fn(u64),
-    ) -> Result<()> {
+    fn fill(draft: &Path, plain: OwnedFd, id: Id, chunks: u32) -> Result<()> {
         Disk::under(&plain)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
         let direct = rustix::fs::open(draft, flags, Mode::empty());
         let direct = direct.map_err(failed("open it with O_DIRECT"))?;
         let file = PoolFile { path: draft.to_path_buf(), id, direct, plain };
-        file.write_zeros(0..LAYOUT.chunk_at(chunks), progress)?;
+        file.write_zeros(0..LAYOUT.chunk_at(chunks))?;
         let mut head = Buffer::zeroed(ID_BYTES);
         head[..16].copy_from_slice(&ID_MAGIC);
         head[16..32].copy_from_slice(&id);
@@ -171,7 +166,7 @@ impl PoolFile {
     }
 
     /// Gives a range at the end its blocks, with zeros in them.
-    fn write_zeros(&self, range: std::ops::Range<u64>, progress: &dyn Fn(u64)) -> Result<()> {
+    fn write_zeros(&self, range: std::ops::Range<u64>) -> Result<()> {
         let length = range.end - range.start;
         rustix::fs::fallocate(&self.plain, FallocateFlags::empty(), range.start, length)
             .map_err(failed("make room for it"))?;
@@ -185,7 +180,6 @@ impl PoolFile {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(failed("write zeros to it")(error)),
             }
-            progress(at - range.start);
         }
         self.sync()
     }
@@ -193,20 +187,81 @@ impl PoolFile {
     /// Keeps others from making and removing volumes in it, as long as this is open.
     ///
     /// # Errors
-    /// [`PoolError::InUse`] when somebody does so for longer than a minute.
+    /// [`PoolError::InUse`] when somebody does so for longer than a minute; `ENOENT` when it was
+    /// removed meanwhile.
     pub fn lock_for_making(&self) -> Result<()> {
         match wait_for_lock(&self.direct, MAKER_BYTE, OTHERS_TIME_MAX) {
-            Err(Errno::EAGAIN) => Err(PoolError::InUse),
-            other => other.map_err(|errno| PoolError::Host("lock it", errno)),
+            Err(Errno::EAGAIN) => return Err(PoolError::InUse),
+            other => other.map_err(|errno| PoolError::Host("lock it", errno))?,
+        }
+        let stat = rustix::fs::fstat(&self.plain).map_err(failed("look at it"))?;
+        match stat.st_nlink {
+            0 => Err(PoolError::Host("use it", Errno::ENOENT)),
+            _ => Ok(()),
         }
     }
 
-    /// Whether somebody uses a volume in it.
+    /// Removes a file in which no volume is, unless somebody uses it, or makes one.
     ///
     /// # Errors
     /// The host's.
-    pub fn is_in_use(&self) -> Result<bool> {
-        is_locked(&self.direct, USE_BYTE, 1).map_err(|errno| PoolError::Host("look at it", errno))
+    pub fn remove_if_empty(&self) -> Result<()> {
+        self.lock_for_making()?;
+        if lock_range(&self.direct, USE_BYTE, 1).is_err() {
+            return Ok(());
+        }
+        let removed = match self.directory()?.volumes().is_empty() {
+            true => self.unpin().and_then(|()| {
+                fs::remove_file(&self.path).map_err(|e| PoolError::Host("remove it", e.into()))
+            }),
+            false => Ok(()),
+        };
+        let _ = unlock_range(&self.direct, USE_BYTE, 1);
+        removed
+    }
+
+    /// Where a volume lies on the disk, as its file system tells; offsets are the volume's.
+    ///
+    /// # Errors
+    /// It is not there; the host's.
+    pub fn extents_of(&self, id: &Id) -> Result<Vec<HostExtent>> {
+        let directory = self.directory()?;
+        let chunks = directory.chunks_of(&directory.find(id)?)?;
+        let mut found: Vec<HostExtent> = Vec::new();
+        for (index, chunk) in (0u64..).zip(chunks) {
+            let Some(chunk) = chunk else { continue };
+            let start = LAYOUT.chunk_at(chunk);
+            let within = host::within(&self.plain, start..start + LAYOUT.chunk_bytes);
+            let within =
+                within.map_err(|errno| PoolError::Host("find out where it lies", errno))?;
+            for extent in within {
+                let (from, end) = (extent.offset.max(start), extent.offset + extent.length);
+                let length = end.min(start + LAYOUT.chunk_bytes) - from;
+                let physical = extent.physical + (from - extent.offset);
+                let offset = index * LAYOUT.chunk_bytes + (from - start);
+                let follows = |last: &&mut HostExtent| {
+                    (last.offset + last.length, last.physical + last.length) == (offset, physical)
+                };
+                match found.last_mut().filter(follows) {
+                    Some(last) => last.length += length,
+                    None => found.push(HostExtent { offset, physical, length, ..extent }),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The first `bytes` bytes of a volume, at most a chunk, as they are on the disk.
+    ///
+    /// # Errors
+    /// It is not there; the medium's.
+    pub fn peek(&self, id: &Id, bytes: usize) -> Result<Vec<u8>> {
+        let directory = self.directory()?;
+        let first = directory.chunks_of(&directory.find(id)?)?.first().copied().flatten();
+        let Some(chunk) = first else { return Ok(vec![0; bytes]) };
+        let whole = bytes.next_multiple_of(4096);
+        let read = self.file_road()?.read(LAYOUT.chunk_at(chunk), whole);
+        Ok(read.map_err(DirectoryError::Medium)?[..bytes].to_vec())
     }
 
     /// Makes room for `chunks` chunks in all. Nobody uses a volume in it, and nobody begins to
@@ -214,22 +269,22 @@ impl PoolFile {
     ///
     /// # Errors
     /// [`PoolError::InUse`]; the host is full.
-    pub fn grow(&self, chunks: u32, progress: &dyn Fn(u64)) -> Result<()> {
+    pub fn grow(&self, chunks: u32) -> Result<()> {
         match lock_range(&self.direct, USE_BYTE, 1) {
             Err(Errno::EAGAIN) => return Err(PoolError::InUse),
             other => other.map_err(|errno| PoolError::Host("lock it", errno))?,
         }
-        let grown = self.grow_alone(chunks, progress);
+        let grown = self.grow_alone(chunks);
         let _ = unlock_range(&self.direct, USE_BYTE, 1);
         grown
     }
 
-    fn grow_alone(&self, chunks: u32, progress: &dyn Fn(u64)) -> Result<()> {
+    fn grow_alone(&self, chunks: u32) -> Result<()> {
         self.unpin()?;
         let road = self.file_road()?;
         let mut directory = Directory::load(&road, LAYOUT, self.id)?;
         let start = LAYOUT.chunk_at(directory.chunk_count());
-        if let Err(error) = self.write_zeros(start..LAYOUT.chunk_at(chunks), progress) {
+        if let Err(error) = self.write_zeros(start..LAYOUT.chunk_at(chunks)) {
             let _ = rustix::fs::ftruncate(&self.plain, start);
             return Err(error);
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use polylane_base::sync::Arc;
 use polylane_block::BlockDevice;
+use polylane_block::bypass::PoolFiles;
 use polylane_block::cache::pdc::Region;
 use polylane_block::file::Files;
 use polylane_block::recorder::Recorder;
@@ -26,6 +27,7 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::wait_either;
 use crate::link::Link;
 use crate::spec;
+use crate::volume::bypass;
 use crate::volume::cache::CacheSpec;
 use crate::volume::held::Held;
 use crate::volume::translation::Translation;
@@ -62,6 +64,8 @@ pub(super) struct EngineSpec {
     pub(super) cache: CacheSpec,
     /// How it is translated.
     pub(super) translation: Translation,
+    /// Its id in its pool file, of a bypass volume.
+    pub(super) bypass: Option<String>,
     /// What is known of the guest's journals: first byte and end.
     pub(super) journals: Vec<(u64, u64)>,
 }
@@ -81,6 +85,8 @@ pub struct EngineFds {
     pub volume_plain: Vec<RawFd>,
     /// The same files, with their locks.
     pub volume_lock: Vec<RawFd>,
+    /// The disk under a bypass volume's pool file, and the pool file.
+    pub bypass: Option<(RawFd, RawFd)>,
     /// Where requests are written down.
     pub record: Option<RawFd>,
 }
@@ -123,11 +129,19 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
     for ((io, plain), lock) in fds.volume.iter().zip(&fds.volume_plain).zip(&fds.volume_lock) {
         files.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
     }
+    let pool = fds
+        .bypass
+        .map(|(disk, pool)| Ok::<_, Failure>(PoolFiles { disk: take(disk)?, pool: take(pool)? }));
+    let claim = match (pool.transpose()?, files.first()) {
+        (Some(pool), Some(own)) => Some(bypass::claim(own, pool)?),
+        _ => None,
+    };
+    let parts = bypass::parts(files, claim, spec.bypass.as_deref())?;
     let door: OwnedFd = take(fds.door)?;
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     let warnings = stay_out_of_reclaim().into_iter().collect();
     harden()?;
-    let volume = Held::open(&spec.name, files, spec.cache, spec.translation.clone())?;
+    let volume = Held::open(&spec.name, parts, spec.cache, spec.translation.clone())?;
     if let Some(cache) = volume.cache() {
         let known = spec.journals.iter().map(|(first, end)| Region { first: *first, end: *end });
         cache.remember(&known.collect::<Vec<_>>());

@@ -120,6 +120,8 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
         }
     };
     keeper.door.remove();
+    // This process is not unwound, and the pool file of a bypass volume is in use until told so.
+    drop(std::mem::take(&mut keeper.handed));
     keeper.record.remove(&keeper.dir, &keeper.lock);
     // Whoever connected in vain sees the end of the line when everything is removed, not before.
     drop(door_bell);
@@ -331,6 +333,12 @@ impl Keeper {
     /// Makes the volume's file longer and tells the engine.
     fn grow(&self, engine: &Engine, size: u64) -> Result<()> {
         let path = &self.record.volume;
+        if self.handed.bypass.is_some() {
+            return Err(Failure::failed(format!(
+                "{}: is a bypass volume, which has one size while in use: detach it first",
+                path.display()
+            )));
+        }
         let [files] = &self.handed.volume[..] else {
             return Err(Failure::failed(format!(
                 "{}: is on other volumes: detach it to resize it",
@@ -547,7 +555,13 @@ pub(super) fn start(keeper: Keeper) -> Result<(Link, Door)> {
             drop(link);
             main(keeper, other)
         }
-        Fork::Parent(_) => Ok((link, keeper.door)),
+        Fork::Parent(_) => {
+            let Keeper { door, handed, .. } = keeper;
+            if let Some((_, mut pinned)) = handed.bypass {
+                pinned.leave_to_child();
+            }
+            Ok((link, door))
+        }
     }
 }
 

@@ -185,8 +185,14 @@ fn make(options: &AttachOptions) -> Result<Made> {
         volume::distrust(&path)?;
     }
     let cache = options.cache.change(stack.sidecar.cache.unwrap_or_default());
+    let bypass = stack.sidecar.bypass.as_ref().map(|bypass| bypass.id.clone());
+    let journals = stack.sidecar.journals.clone();
+    let translation = options.cache.translation.over(stack.sidecar.translation.clone());
+    let handed = Handed::volume(stack)?;
     let trace = options.record.as_deref().map(create_trace).transpose()?;
-    let door = Door::open(via, options, &stack.files, &cache)?;
+    // The file of a bypass volume holds none of it: the kernel cannot serve it by itself.
+    let whole = if bypass.is_some() { &[][..] } else { &handed.volume[..] };
+    let door = Door::open(via, options, whole, &cache)?;
     let id = fresh_id()?;
     let lock = PoolName::take(&dir, &id)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -200,12 +206,13 @@ fn make(options: &AttachOptions) -> Result<Made> {
             fuse: door.fuse,
             backing: door.backing,
             cache,
-            translation: options.cache.translation.over(stack.sidecar.translation),
-            journals: stack.sidecar.journals,
+            translation,
+            journals,
+            bypass,
         },
         door,
         trace,
-        handed: Handed { volume: stack.files, ..Handed::default() },
+        handed,
         record,
         dir: dir.clone(),
         lock,

@@ -11,6 +11,7 @@ use polylane_block::file::Files;
 use polylane_block::image::{self, Draft, ImageError};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
+use super::bypass;
 use super::cache::CacheSpec;
 use super::copy::{beside_temporary, materialize};
 use super::cow;
@@ -26,6 +27,16 @@ use crate::failure::{Failure, Result, say};
 /// Smallest volume in bytes: mke2fs makes no journal below it.
 pub const SIZE_MIN: u64 = 16 << 20;
 
+/// How a volume is reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MediumKind {
+    /// A file of its own, through the host's file system.
+    #[default]
+    File,
+    /// Chunks of a pool file, past the host's file system.
+    Bypass,
+}
+
 /// What `volume create` was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CreateOptions {
@@ -37,6 +48,8 @@ pub struct CreateOptions {
     pub ext4: bool,
     /// Reserve all of its space on the host.
     pub thick: bool,
+    /// How it is reached.
+    pub medium: MediumKind,
     /// Share of pools on it, 1 to 10000.
     pub weight: Option<u32>,
     /// How it is cached.
@@ -87,6 +100,9 @@ pub fn set(path: &Path, options: &SetOptions) -> Result<()> {
         sidecar.id = Sidecar::fresh_id()?;
     }
     options.apply(&mut sidecar);
+    if sidecar.bypass.is_some() {
+        refuse_host_cache(path, &sidecar)?;
+    }
     sidecar.store(path)
 }
 
@@ -101,10 +117,14 @@ pub fn make(options: &CreateOptions) -> Result<()> {
         return Err(Failure::usage("--size: too small: at least 16M are needed"));
     }
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let files = create(path, size, options.ext4.then_some(owner))?;
     let formatted = options.ext4.then(|| "ext4".to_string());
     let mut sidecar = Sidecar { weight: options.weight, formatted, ..Sidecar::new()? };
     options.cache.apply(&mut sidecar);
+    let owner = options.ext4.then_some(owner);
+    if options.medium == MediumKind::Bypass {
+        return make_bypass(path, size, owner, sidecar);
+    }
+    let files = create(path, size, owner)?;
     let done = match options.thick {
         true => rustix::fs::fallocate(&files.plain, FallocateFlags::KEEP_SIZE, 0, size)
             .map_err(|error| Failure::path(path, "reserve its space", error)),
@@ -118,6 +138,34 @@ pub fn make(options: &CreateOptions) -> Result<()> {
         warn_of_promises(path, size, &files.plain);
     }
     Ok(())
+}
+
+fn make_bypass(
+    path: &Path,
+    size: u64,
+    owner: Option<(u32, u32)>,
+    mut sidecar: Sidecar,
+) -> Result<()> {
+    refuse_host_cache(path, &sidecar)?;
+    let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
+    let files = bypass::create(path, size, &mut sidecar)?;
+    let formatted = owner.map_or(Ok(()), |owner| bypass::format(path, files, owner));
+    if formatted.is_err() {
+        // What went wrong is said; that nothing stays behind is tried.
+        let _ = remove(path);
+    }
+    formatted
+}
+
+/// What goes past the host's file system is not in its page cache.
+fn refuse_host_cache(path: &Path, sidecar: &Sidecar) -> Result<()> {
+    match sidecar.cache.is_some_and(|cache| cache.in_host()) {
+        true => Err(Failure::usage(format!(
+            "--cache: {} bypasses the host's page cache: use --cache-store own",
+            path.display()
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Says when the host could not keep what this volume and those beside it promise.
@@ -167,6 +215,9 @@ pub fn remove(path: &Path) -> Result<()> {
             child.display()
         )));
     }
+    if let Some(its) = &own.bypass {
+        bypass::remove(path, its)?;
+    }
     std::fs::remove_file(path).map_err(|error| Failure::path(path, "remove it", error))?;
     let sidecar = sidecar::path_of(path);
     match std::fs::remove_file(&sidecar) {
@@ -188,6 +239,9 @@ pub fn resize(path: &Path, size: u64) -> Result<()> {
     if attach::resize(path, size)?.is_some() {
         return Ok(());
     }
+    if let Some(its) = Sidecar::load(path)?.bypass {
+        return resize_bypass(path, size, its.size);
+    }
     let files = open_raw(path).map_err(|failure| match image::open(path) {
         Err(ImageError::InUse(_)) => Failure::failed(format!(
             "{failure}: it grows when that has ended, or while it is attached"
@@ -200,22 +254,42 @@ pub fn resize(path: &Path, size: u64) -> Result<()> {
     if !stat.is_file() {
         return Err(Failure::failed(format!("{}: not a regular file", path.display())));
     }
-    if size < stat.len() {
-        return Err(Failure::failed(format!(
+    refuse_smaller(path, size, stat.len())?;
+    let name = image::proc_path(&file);
+    grow_file(path, &file, &name, size)
+}
+
+fn refuse_smaller(path: &Path, size: u64, now: u64) -> Result<()> {
+    match size < now {
+        true => Err(Failure::failed(format!(
             "{}: has {}: volumes are not made smaller",
             path.display(),
-            ByteSize(stat.len())
-        )));
+            ByteSize(now)
+        ))),
+        false => Ok(()),
     }
+}
+
+/// A bypass volume becomes another one that is larger.
+fn resize_bypass(path: &Path, size: u64, now: u64) -> Result<()> {
+    refuse_smaller(path, size, now)?;
+    bypass::rewrite(path, |copy| {
+        let file = File::options().read(true).write(true).open(copy);
+        let file = file.map_err(|error| Failure::path(path, "open its copy", error))?;
+        grow_file(path, &file, copy, size)
+    })
+}
+
+/// Makes a raw file longer, and the ext4 on it.
+fn grow_file(path: &Path, file: &File, name: &Path, size: u64) -> Result<()> {
     let set = |size| file.set_len(size).map_err(|error| Failure::path(path, "resize it", error));
-    if content(&file) == Content::None {
+    if content(file) == Content::None {
         return set(size);
     }
-    let name = image::proc_path(&file);
-    mend(path, &name)?;
+    mend(path, name)?;
     set(size)?;
     let mut command = tools::command("resize2fs", "e2fsprogs")?;
-    command.arg(&name);
+    command.arg(name);
     let output = tools::run(command)?;
     if output.status.success() {
         return file.sync_all().map_err(|error| Failure::path(path, "sync it", error));

@@ -56,6 +56,12 @@ pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
         false => image::open(from),
     };
     let own = match own {
+        Err(ImageError::InUse(_)) if sidecar.bypass.is_some() => {
+            return Err(Failure::failed(format!(
+                "{}: is a bypass volume, which is copied when nobody uses it",
+                from.display()
+            )));
+        }
         Err(error @ ImageError::InUse(_)) => {
             let still = Still::make(from)?.ok_or_else(|| failure(from, error))?;
             return live::duplicate(still, from, to, kind);
@@ -66,6 +72,12 @@ pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
     let stack = Stack::from_own(from, own)?;
     rustix::fs::fsync(&stack.files[0].plain)
         .map_err(|error| Failure::path(from, "sync it", error))?;
+    if stack.pinned.is_some() {
+        // Its blocks are nobody's to share: the copy is a file, and holds all of it.
+        let draft = Draft::new(to, stack.size).map_err(|error| failure(to, error))?;
+        materialize(from, stack, draft.file(), to)?;
+        return finish_copy(draft, to, &sidecar, kind);
+    }
     if stack.is_raw() {
         let draft = Draft::new(to, stack.size).map_err(|error| failure(to, error))?;
         if share_blocks(&stack.files[0].plain, &draft, to)? {
@@ -173,16 +185,21 @@ pub(super) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) 
     let copied = if stack.is_raw() {
         copy_data(&stack.files[0].plain, to, stack.size)
     } else {
-        let mut ranges = Vec::new();
-        for files in &stack.files {
-            data_ranges(&files.plain, stack.size, &mut ranges)
-                .map_err(|error| Failure::path(from, "find its data", error))?;
+        let (size, mut ranges) = (stack.size, Vec::new());
+        match &stack.pinned {
+            Some(_) => ranges.push(0..size),
+            None => {
+                for files in &stack.files {
+                    data_ranges(&files.plain, size, &mut ranges)
+                        .map_err(|error| Failure::path(from, "find its data", error))?;
+                }
+            }
         }
-        let waiter = Waiter::new(
-            Stack::assemble(stack.files, Way::Calls, None, CacheSpec::default())?.device,
-        );
+        let (parts, _pinned) = stack.parts()?;
+        let whole = Stack::assemble(parts, Way::Calls, None, CacheSpec::default())?;
+        let waiter = Waiter::new(whole.device);
         for at in chunks(ranges) {
-            let bytes = (stack.size - at).min(CHUNK_BYTES);
+            let bytes = (size - at).min(CHUNK_BYTES);
             let read = waiter.read(Sector(at / 512), bytes as usize);
             let data = read.map_err(|error| {
                 Failure::path(from, "read it", polylane_base::Errno::from(error))

@@ -100,6 +100,7 @@ fn freeze(
         overlay.base = toward(&absolute(&beside(from, &overlay.base))?, base)?;
     }
     let frozen = Sidecar {
+        bypass: None,
         id: id.clone(),
         parent: Some(own.id.clone()),
         formatted: own.formatted.clone(),

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use polylane_base::Clock;
 use polylane_base::sync::Arc;
-use polylane_block::file::Files;
 use polylane_block::qos::governed::{Governed, Governor};
 use polylane_ext4::{Ext4, Options};
 
 use super::cache::CacheSpec;
 use super::held::{Answer, Ask, Held};
+use super::stack::Parts;
 use super::translation::Translation;
 use crate::failure::{Failure, Result, say};
 
@@ -28,12 +28,12 @@ impl Disk {
     /// journal if need be.
     pub(crate) fn open(
         name: &str,
-        files: Vec<Files>,
+        parts: Parts,
         (cache, translation): (CacheSpec, Translation),
         clock: Arc<dyn Clock>,
         metadata_bytes_max: u64,
     ) -> Result<Disk> {
-        let volume = Held::open(name, files, cache, translation)?;
+        let volume = Held::open(name, parts, cache, translation)?;
         let governor = Governor::new();
         let whole = Governed::new(volume.device(), governor.clone());
         let cache_blocks = usize::try_from(metadata_bytes_max / 4096).unwrap_or(usize::MAX);

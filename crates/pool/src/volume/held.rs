@@ -19,7 +19,7 @@ use polylane_block::map::Unit;
 use serde::{Deserialize, Serialize};
 
 use super::cache::{self, CacheSpec};
-use super::stack::{Assembled, Stack};
+use super::stack::{Assembled, Parts, Stack};
 use super::translation::Translation;
 use crate::failure::{Failure, Result, say};
 
@@ -61,14 +61,14 @@ impl Held {
     /// Makes a device of a volume's files.
     pub(crate) fn open(
         name: &str,
-        files: Vec<Files>,
+        parts: Parts,
         cache: CacheSpec,
         translation: Translation,
     ) -> Result<Held> {
         let unit = Unit::start(&translation.unit());
         let unit = unit.map_err(|error| Failure::because(name, "start its translation", error))?;
         let engine = (unit.clone(), translation.engine());
-        let now = Stack::assemble(files, Way::Ring, Some(engine), cache)?;
+        let now = Stack::assemble(parts, Way::Ring, Some(engine), cache)?;
         let device = Freezable::new(now.device.clone());
         let (carried, longest) = (Totals::default(), Duration::ZERO);
         Ok(Held {
@@ -102,7 +102,7 @@ impl Held {
     /// Takes the new size of its file in.
     pub(crate) fn grow(&self) -> polylane_base::Result<()> {
         let buffered = self.now.buffered.as_ref().map_or(Ok(()), |file| file.grow());
-        let result = self.now.file.grow().and(buffered);
+        let result = self.now.own.grow().and(buffered);
         self.device.grown();
         result
     }
@@ -151,7 +151,8 @@ impl Held {
         }
         let start = Instant::now();
         let engine = (self.unit.clone(), self.translation.engine());
-        let next = Stack::assemble(files_of(fds), Way::Ring, Some(engine), self.cache)?;
+        let parts = Parts { files: files_of(fds), bypass: None };
+        let next = Stack::assemble(parts, Way::Ring, Some(engine), self.cache)?;
         if let (Some(old), Some(new)) = (self.cache(), &next.cache) {
             new.remember(&old.found());
         }
@@ -172,7 +173,7 @@ impl Held {
     /// What its own file did, and whether it stopped.
     fn totals(&self) -> Totals {
         let buffered = self.now.buffered.as_ref().map(|file| file.totals()).unwrap_or_default();
-        let mut totals = self.now.file.totals();
+        let mut totals = self.now.own.totals();
         totals.add(&buffered);
         totals.add(&self.carried);
         totals
@@ -196,7 +197,8 @@ impl Held {
             "translation": self.translation.describe(),
             "io_uring": totals.ring,
             "direct_io": totals.direct,
-            "stopped": self.now.file.is_stopped(),
+            "bypass": self.now.own.is_bypassing(),
+            "stopped": self.now.own.is_stopped(),
             "copies": self.freezes,
             "longest_freeze_us": u64::try_from(self.longest.as_micros()).unwrap_or(u64::MAX),
             "cache": self.now.cache.as_deref().map(cache::stats),

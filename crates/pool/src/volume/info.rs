@@ -9,6 +9,7 @@ use polylane_block::image;
 use polylane_sys::extents::{self, HostExtent};
 use serde::Serialize;
 
+use super::bypass;
 use super::cache::CacheSpec;
 use super::open::{failure, holder_text, volumes_dir};
 use super::sidecar::{self, Sidecar};
@@ -66,6 +67,8 @@ pub struct Info {
     pub parent: Option<String>,
     /// The file that a copy-on-write volume is on.
     pub base: Option<PathBuf>,
+    /// The pool file that its bytes are in, of a bypass volume.
+    pub pool: Option<PathBuf>,
     /// Never opened for writing.
     pub snapshot: bool,
     /// Share of a pool on it.
@@ -83,7 +86,13 @@ pub struct Info {
 pub fn info(path: &Path) -> Result<Info> {
     let file = open(path)?;
     let stat = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?;
-    let extents = extents::of(&file).ok();
+    let bypass = Sidecar::load(path)?.bypass;
+    // Whoever may not open the pool file is told what the sidecar says.
+    let glance = bypass.as_ref().and_then(|its| bypass::glance(path, its, START_BYTES).ok());
+    let extents = match (&bypass, &glance) {
+        (None, _) => extents::of(&file).ok(),
+        (Some(_), glance) => glance.as_ref().map(|glance| glance.extents.clone()),
+    };
     let sum = |wanted: fn(&HostExtent) -> bool| {
         let found = extents.as_ref()?;
         Some(found.iter().filter(|extent| wanted(extent)).map(|extent| extent.length).sum())
@@ -94,16 +103,23 @@ pub fn info(path: &Path) -> Result<Info> {
     Ok(Info {
         path: path.to_path_buf(),
         id: sidecar.id.clone(),
-        size_bytes: below.as_ref().map_or(stat.size(), |(_, size)| *size),
-        allocated_bytes: stat.blocks() * 512,
+        size_bytes: match &bypass {
+            Some(its) => its.size,
+            None => below.as_ref().map_or(stat.size(), |(_, size)| *size),
+        },
+        allocated_bytes: glance.as_ref().map_or(stat.blocks() * 512, |glance| glance.allocated),
         written_bytes: sum(|extent| !extent.unwritten),
         reserved_bytes: sum(|extent| extent.unwritten),
         shared_bytes: sum(|extent| extent.shared),
         extent_count: extents.as_ref().map(|found| found.len() as u64),
-        content: content_below(path, &file, &sidecar),
+        content: match &glance {
+            Some(glance) => judge(Superblock::of(&glance.start[SUPERBLOCK_OFFSET as usize..])),
+            None => content_below(path, &file, &sidecar),
+        },
         used_by: holder.map(|holder| holder_text(holder.as_ref())),
         parent: sidecar.parent,
         base: below.map(|(overlay, _)| stack::beside(path, &overlay.base)),
+        pool: bypass.map(|its| stack::beside(path, &its.pool)),
         snapshot: sidecar.snapshot,
         weight: sidecar.weight,
         cache: sidecar.cache,
@@ -146,6 +162,9 @@ pub fn list(dirs: &[PathBuf]) -> Result<Vec<Info>> {
 /// # Errors
 /// `EOPNOTSUPP` where the host cannot tell.
 pub fn map(path: &Path) -> Result<Vec<HostExtent>> {
+    if let Some(its) = Sidecar::load(path)?.bypass {
+        return Ok(bypass::glance(path, &its, START_BYTES)?.extents);
+    }
     let file = open(path)?;
     extents::of(&file).map_err(|errno: Errno| Failure::path(path, "map it", errno))
 }
@@ -183,9 +202,16 @@ fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
     Content::None
 }
 
+/// How much of a volume's start tells what is on it.
+const START_BYTES: usize = SUPERBLOCK_OFFSET as usize + SUPERBLOCK_BYTES;
+
 /// What is on an open volume that is raw, or has its first block itself.
 pub(super) fn content(file: &fs::File) -> Content {
-    match Superblock::read(file) {
+    judge(Superblock::read(file))
+}
+
+fn judge(found: Option<Superblock>) -> Content {
+    match found {
         None => Content::None,
         Some(superblock) if superblock.state & STATE_ERROR != 0 => Content::Ext4Errors,
         Some(superblock) if superblock.incompat & INCOMPAT_RECOVER != 0 => Content::Ext4NeedsReplay,
@@ -208,6 +234,10 @@ impl Superblock {
     fn read(file: &fs::File) -> Option<Superblock> {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET).ok()?;
+        Superblock::of(&bytes)
+    }
+
+    fn of(bytes: &[u8]) -> Option<Superblock> {
         let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let word = |at: usize| u32::from(half(at)) | u32::from(half(at + 2)) << 16;
         (half(0x38) == MAGIC).then(|| Superblock { state: half(0x3a), incompat: word(0x60) })

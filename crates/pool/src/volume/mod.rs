@@ -3,6 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `open` | opens a volume's file alone, or makes it first |
+//! | `bypass` | volumes in a pool file, reached past the host's file system |
 //! | [`cache`] | how a volume is cached |
 //! | `change` | makes, grows and removes volumes |
 //! | `check` | checks the file system on a volume |
@@ -17,6 +18,7 @@
 //! | `tools` | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
 //! | `disk` | in the service: the file as a block device with ext4 on it |
 
+pub(crate) mod bypass;
 pub mod cache;
 mod change;
 mod check;
@@ -32,7 +34,7 @@ pub(crate) mod stack;
 pub(crate) mod tools;
 pub mod translation;
 
-pub use change::{CreateOptions, SetOptions, make, remove, resize, set};
+pub use change::{CreateOptions, MediumKind, SetOptions, make, remove, resize, set};
 pub(crate) use change::{distrust, refuse_snapshot};
 pub use check::{Check, check};
 pub use copy::{Copy, duplicate, export, import};

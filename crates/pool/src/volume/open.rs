@@ -71,6 +71,8 @@ pub(crate) struct Kept {
     pub(crate) cache: CacheSpec,
     /// How it is translated.
     pub(crate) translation: Translation,
+    /// Its id in its pool file, of a bypass volume.
+    pub(crate) bypass: Option<String>,
 }
 
 /// Opens a volume alone; makes it, formatted, when there is none. `size` in bytes is that of a new
@@ -79,23 +81,23 @@ pub(crate) fn open_or_create(
     path: &Path,
     size: Option<u64>,
     owner: (u32, u32),
-) -> Result<(Vec<Files>, Kept)> {
+) -> Result<(Stack, Kept)> {
     match image::open(path) {
         Err(ImageError::Host(_, Errno::ENOENT)) => {
             let files = create(path, size.unwrap_or(SIZE_DEFAULT), Some(owner))?;
             Sidecar { formatted: Some("ext4".to_string()), ..Sidecar::new()? }.store(path)?;
-            Ok((vec![files], Kept::default()))
+            Ok((Stack::from_own(path, files)?, Kept::default()))
         }
         opened => {
             let files = opened.map_err(|error| failure(path, error))?;
             let stack = Stack::from_own(path, files)?;
             check_size(path, stack.size, size)?;
-            if let [raw] = &stack.files[..] {
-                check_magic(path, &raw.plain)?;
+            if stack.is_raw() {
+                check_magic(path, &stack.files[0].plain)?;
             }
-            let Sidecar { weight, cache, translation, .. } = refuse_snapshot(path)?;
-            let cache = cache.unwrap_or_default();
-            Ok((stack.files, Kept { weight, cache, translation }))
+            let Sidecar { weight, cache, translation, bypass, .. } = refuse_snapshot(path)?;
+            let (cache, bypass) = (cache.unwrap_or_default(), bypass.map(|bypass| bypass.id));
+            Ok((stack, Kept { weight, cache, translation, bypass }))
         }
     }
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::bypass::BypassRef;
 use super::cache::CacheSpec;
 use super::translation::Translation;
 use crate::failure::{Failure, Result};
@@ -39,6 +40,9 @@ pub(crate) struct Sidecar {
     /// How it is translated by whoever is told nothing else.
     #[serde(skip_serializing_if = "is_default")]
     pub(crate) translation: Translation,
+    /// Where its bytes are, of a bypass volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) bypass: Option<BypassRef>,
     /// What a copy-on-write volume is on, by the nonce in its file.
     pub(crate) overlays: Vec<OverlayRef>,
     /// Volumes that are on this one.

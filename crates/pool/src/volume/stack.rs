@@ -19,19 +19,22 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::sync::Arc;
 use polylane_block::BlockDevice;
+use polylane_block::bypass::{Claim, Id, Opened};
 use polylane_block::cache::host::HostStore;
 use polylane_block::cache::{Cached, Mode};
 use polylane_block::engine::{Engine, Options};
-use polylane_block::file::{FileDevice, Files, Way};
+use polylane_block::file::{FileDevice, Files, Totals, Way};
 use polylane_block::image;
 use polylane_block::map::Unit;
+use polylane_block::medium::Medium;
 use polylane_block::overlay::{Layout, Overlay};
 use rustix::fs::SeekFrom;
 
+use super::bypass::{self, BypassRef, Pinned};
 use super::cache::{CacheSpec, through_page_cache};
 use super::open::failure;
 use super::sidecar::{OverlayRef, Sidecar};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, say};
 
 const MAGIC: [u8; 16] = *b"polylane-overlay";
 const NONCE_BYTES: usize = 32;
@@ -50,6 +53,62 @@ pub(crate) struct Stack {
     pub(crate) size: u64,
     /// Its sidecar.
     pub(crate) sidecar: Sidecar,
+    /// The pool file that its bytes are in, of a bypass volume.
+    pub(crate) pinned: Option<Pinned>,
+}
+
+/// The files of a volume, ready to be assembled.
+pub(crate) struct Parts {
+    /// Its own first, then base below base.
+    pub(crate) files: Vec<Files>,
+    /// Of a bypass volume.
+    pub(crate) bypass: Option<(Claim, Id)>,
+}
+
+/// What a volume's own bytes are on.
+pub(crate) enum Own {
+    /// A file.
+    File(Arc<FileDevice>),
+    /// Chunks of a pool file.
+    Bypass(Opened),
+}
+
+impl Own {
+    fn medium(&self) -> Arc<dyn Medium> {
+        match self {
+            Own::File(file) => file.clone(),
+            Own::Bypass(volume) => volume.clone(),
+        }
+    }
+
+    /// What was done.
+    pub(crate) fn totals(&self) -> Totals {
+        match self {
+            Own::File(file) => file.totals(),
+            Own::Bypass(volume) => volume.totals(),
+        }
+    }
+
+    /// Takes a new size over. A bypass volume has one size as long as it is open.
+    pub(crate) fn grow(&self) -> polylane_base::Result<()> {
+        match self {
+            Own::File(file) => file.grow(),
+            Own::Bypass(_) => Err(polylane_base::Errno::EBUSY),
+        }
+    }
+
+    /// Whether a failure stopped it.
+    pub(crate) fn is_stopped(&self) -> bool {
+        match self {
+            Own::File(file) => file.is_stopped(),
+            Own::Bypass(volume) => volume.is_stopped(),
+        }
+    }
+
+    /// Whether requests go past the host's file system.
+    pub(crate) fn is_bypassing(&self) -> bool {
+        matches!(self, Own::Bypass(volume) if volume.is_on_disk())
+    }
 }
 
 impl Stack {
@@ -64,7 +123,10 @@ impl Stack {
         let sidecar = Sidecar::load(path)?;
         let size = rustix::fs::seek(&own.plain, SeekFrom::End(0))
             .map_err(|error| Failure::path(path, "find its size", error))?;
-        let mut stack = Stack { size, files: Vec::new(), sidecar };
+        if let Some(bypass) = sidecar.bypass.clone() {
+            return Stack::bypass(path, own, sidecar, &bypass);
+        }
+        let mut stack = Stack { size, files: Vec::new(), sidecar, pinned: None };
         let mut below = reference(&own.plain, &stack.sidecar);
         match &below {
             Some((_, size)) => stack.size = *size,
@@ -103,22 +165,49 @@ impl Stack {
         Shape { size: self.size, depth: self.files.len() - 1, sidecar: self.sidecar.clone() }
     }
 
+    /// A bypass volume, whose pool file is used from here on.
+    pub(super) fn bypass(
+        path: &Path,
+        own: Files,
+        sidecar: Sidecar,
+        bypass: &BypassRef,
+    ) -> Result<Stack> {
+        let pinned = Some(Pinned::open(path, bypass)?);
+        Ok(Stack { size: bypass.size, files: vec![own], sidecar, pinned })
+    }
+
     /// Whether it is the file as it is.
     pub(crate) fn is_raw(&self) -> bool {
-        self.files.len() == 1
+        self.files.len() == 1 && self.pinned.is_none()
+    }
+
+    /// Takes it over in this process, to be assembled. The pool file of a bypass volume is in use
+    /// as long as what comes with it lives.
+    pub(super) fn parts(self) -> Result<(Parts, Option<Pinned>)> {
+        let Stack { files, sidecar, pinned, .. } = self;
+        let claim = match (&pinned, files.first()) {
+            (Some(pinned), Some(own)) => Some(bypass::claim(own, pinned.files()?)?),
+            _ => None,
+        };
+        let id = sidecar.bypass.as_ref().map(|bypass| bypass.id.as_str());
+        Ok((bypass::parts(files, claim, id)?, pinned))
     }
 
     /// The volume as a device: an engine on its own file, an overlay on that where it has bases.
     /// Without a `unit` requests go to the files as they are; so do those that the host's page
     /// cache is to keep, since two ways to a file cannot share an engine's map of it.
     pub(crate) fn assemble(
-        files: Vec<Files>,
+        parts: Parts,
         way: Way,
         unit: Option<(Arc<Unit>, Options)>,
         cache: CacheSpec,
     ) -> Result<Assembled> {
         let failed = |error: std::io::Error| Failure::because("volume", "use it as a disk", error);
         let refused = |error| failed(polylane_base::Errno::from(error).into());
+        let Parts { files, bypass } = parts;
+        if let Some((claim, id)) = bypass {
+            return Stack::assemble_bypass(claim, id, way, unit, cache);
+        }
         let mut files = files.into_iter();
         let own = files.next().ok_or_else(|| Failure::failed("volume: no file was handed down"))?;
         let buffered = cache.in_host().then(|| through_page_cache(&own, way));
@@ -155,7 +244,41 @@ impl Stack {
             Some(cached) => cached.clone(),
             None => device,
         };
-        Ok(Assembled { device, engine, file, buffered, cache: in_host.or(over) })
+        let own = Own::File(file);
+        Ok(Assembled { device, engine, own, buffered, cache: in_host.or(over) })
+    }
+
+    /// The same of a bypass volume, which has no bases and nothing in the page cache.
+    fn assemble_bypass(
+        claim: Claim,
+        id: Id,
+        way: Way,
+        unit: Option<(Arc<Unit>, Options)>,
+        cache: CacheSpec,
+    ) -> Result<Assembled> {
+        if cache.in_host() {
+            return Err(Failure::failed(
+                "volume: bypasses the host's page cache: use --cache-store own, or --cache none",
+            ));
+        }
+        let tell = |line: &str| say(format_args!("volume: {line}"));
+        let opened = claim.open(id, way, Box::new(tell));
+        let opened = opened.map_err(|error| Failure::failed(format!("volume: {error}")))?;
+        let own = Own::Bypass(opened);
+        // All of it is written already.
+        let (unit, options) = unit.unzip();
+        let options = Options { ahead_bytes: 0, ..options.unwrap_or_default() };
+        let engine = Engine::open(own.medium(), unit, &options).map_err(|error| {
+            let errno = polylane_base::Errno::from(error);
+            Failure::because("volume", "use it as a disk", errno)
+        })?;
+        let device: Arc<dyn BlockDevice> = engine.clone();
+        let over = cache.over(&device);
+        let device = match &over {
+            Some(cached) => cached.clone(),
+            None => device,
+        };
+        Ok(Assembled { device, engine, own, buffered: None, cache: over })
     }
 }
 
@@ -211,8 +334,8 @@ pub(crate) struct Assembled {
     pub(crate) device: Arc<dyn BlockDevice>,
     /// The engine on its own file.
     pub(crate) engine: Arc<Engine>,
-    /// Its own file.
-    pub(crate) file: Arc<FileDevice>,
+    /// What its own bytes are on.
+    pub(crate) own: Own,
     /// The same through the host's page cache, if anything goes there.
     pub(crate) buffered: Option<Arc<FileDevice>>,
     /// Its cache, if it has one.
@@ -409,7 +532,8 @@ mod tests {
                     continue;
                 }
             };
-            let whole = Stack::assemble(stack.files, Way::Calls, None, CacheSpec::default());
+            let (parts, _) = stack.parts().expect("files");
+            let whole = Stack::assemble(parts, Way::Calls, None, CacheSpec::default());
             let waiter = polylane_block::wait::Waiter::new(whole.expect("assemble").device);
             // One that was cut may be left with nothing at all.
             let bytes = (waiter.device().sector_count() * SECTOR_BYTES).min(SIZE) as usize;
