@@ -89,9 +89,9 @@ impl Held {
         self.device.clone()
     }
 
-    /// Its own file as it is, without what the engine on it knows.
+    /// What its own bytes are on, without what the engine on it knows.
     pub(crate) fn file(&self) -> Arc<dyn BlockDevice> {
-        self.now.file.clone()
+        self.now.own.medium()
     }
 
     /// Its cache, if it has one.

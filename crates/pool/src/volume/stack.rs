@@ -74,7 +74,8 @@ pub(crate) enum Own {
 }
 
 impl Own {
-    fn medium(&self) -> Arc<dyn Medium> {
+    /// It as it is, without what the engine on it knows.
+    pub(super) fn medium(&self) -> Arc<dyn Medium> {
         match self {
             Own::File(file) => file.clone(),
             Own::Bypass(volume) => volume.clone(),
