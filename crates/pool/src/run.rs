@@ -118,7 +118,6 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
     let name = pool_name(&options);
     // Last of what can be refused, since it may make a volume.
     let (handed, label, kept) = open_source(&options, &name)?;
-    let bypass = kept.bypass.clone();
     options.weight = options.weight.or(kept.weight);
     let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
 
@@ -137,7 +136,7 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
     groups.create();
     let signals = watch_signals()?;
     pin(&cpus)?;
-    let spec = specify(&options, (label, uses, bypass), &leftovers.name, &place, cpus);
+    let spec = specify(&options, (label, uses, kept.bypass), &leftovers.name, &place, cpus);
     let fuse = rootless.is_none().then_some(device);
     let plan = Plan {
         place,
