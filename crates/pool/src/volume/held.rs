@@ -232,7 +232,12 @@ mod tests {
         let dir = tempfile::tempdir().expect("dir");
         let files = Draft::new(&dir.path().join("v"), 1 << 20).and_then(Draft::publish);
         let files = vec![files.expect("volume")];
-        let held = Held::open("v", files, CacheSpec::default(), Translation::default());
+        let held = Held::open(
+            "v",
+            Parts { files, bypass: None },
+            CacheSpec::default(),
+            Translation::default(),
+        );
         let mut held = held.expect("open");
         let settled = || Ok(());
         assert_eq!(held.answer(Ask::Freeze, vec![], settled), None);
