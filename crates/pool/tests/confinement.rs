@@ -147,6 +147,7 @@ fn descriptors(options: &[&str]) -> ServiceFds {
     };
     let needed = |option| of(option).expect("given by the supervisor");
     ServiceFds {
+        bypass: None,
         spec: needed("--spec"),
         fuse: needed("--fuse"),
         socket: needed("--socket"),
