@@ -192,12 +192,15 @@ fn a_bypass_volume_is_made_used_and_removed() {
         assert_eq!(info["content"], "ext4-clean");
         assert!(info["pool"].as_str().expect("a pool file").ends_with("polylane.pool"));
         assert_eq!(host.pinned(), Vec::<String>::new(), "nobody uses it");
-        let script = "head -c 9000000 /dev/urandom > /lane/f; sync /lane/f; cksum < /lane/f; \
-                      grep -c polylane.pool /proc/swaps";
+        let script = format!(
+            "head -c 9000000 /dev/urandom > /lane/f; sync /lane/f; cksum < /lane/f; \
+             grep -c {} /proc/swaps",
+            host.path("polylane.pool")
+        );
         let run = |script: &str| {
             good(&host.polylane(&["run", "--volume", &volume, "--", "sh", "-c", script]))
         };
-        let first = run(script);
+        let first = run(&script);
         assert!(first.ends_with("\n1\n"), "pinned while in use: {first}");
         let second = run("cksum < /lane/f; cat /proc/swaps");
         assert_eq!(first.lines().next(), second.lines().next());
@@ -293,7 +296,7 @@ fn a_volume_whose_pool_file_is_unpinned_goes_on_through_the_file() {
         };
         assert_eq!(lines.next().expect("a line").expect("text"), "ready");
         let pool = host.path("polylane.pool");
-        assert_eq!(host.pinned(), [pool.clone()]);
+        assert_eq!(host.pinned(), std::slice::from_ref(&pool));
         good(&Command::new("swapoff").arg(&pool).output().expect("swapoff runs"));
         drop(std::io::Write::write_all(&mut running.0.stdin.take().expect("piped"), b"go\n"));
         let sum = lines.next().expect("a line").expect("text");
