@@ -12,6 +12,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+/// Begins the name of a part that runs a fuzz target, which follows.
+const FUZZ: &str = "fuzz-";
+
 /// One part: its name, the command, and what it finds in its environment.
 struct Part {
     name: &'static str,
@@ -31,11 +34,13 @@ fn parts(seconds: u64) -> Vec<Part> {
     let stress = "cargo test --release -p polylane-ext4 --test stress --test model";
     let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
     let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
-    let fuzz = |target: &str| {
-        format!(
+    let fuzz = |name: &'static str| {
+        let target = name.strip_prefix(FUZZ).unwrap_or(name);
+        let command = format!(
             "cargo fuzz run --sanitizer none {target} -- -max_total_time={seconds} -timeout=30 \
              -rss_limit_mb=2048 -print_final_stats=1"
-        )
+        );
+        Part { name, command: words(&command), env: vec![], repeat_seconds: 0 }
     };
     let full = || ("POLYLANE_CRASH", "full".to_string());
     let seconds_each = ("POLYLANE_CRASH_SECONDS", seconds.to_string());
@@ -62,13 +67,10 @@ fn parts(seconds: u64) -> Vec<Part> {
         },
         Part { name: "stress", command: words(stress), env: vec![], repeat_seconds: seconds },
         Part { name: "attach", command: words(attach), env: vec![], repeat_seconds: 0 },
-        Part { name: "fuzz", command: words(&fuzz("image")), env: vec![], repeat_seconds: 0 },
-        Part {
-            name: "fuzz-virtio",
-            command: words(&fuzz("virtio")),
-            env: vec![],
-            repeat_seconds: 0,
-        },
+        fuzz("fuzz-image"),
+        fuzz("fuzz-fuse"),
+        fuzz("fuzz-channel"),
+        fuzz("fuzz-virtio"),
     ]
 }
 
@@ -79,19 +81,19 @@ fn parts(seconds: u64) -> Vec<Part> {
 pub fn run(root: &Path, names: &[String]) -> Result<()> {
     let seconds = std::env::var("POLYLANE_CAMPAIGN_SECONDS").ok().and_then(|s| s.parse().ok());
     let parts = parts(seconds.unwrap_or(3600));
-    if let Some(unknown) = names.iter().find(|name| parts.iter().all(|part| part.name != **name)) {
+    if let Some(unknown) = names.iter().find(|name| !parts.iter().any(|part| part.is(name))) {
         bail!("no part is called '{unknown}'");
     }
     let mut failed = Vec::new();
-    for part in parts.iter().filter(|part| names.is_empty() || names.iter().any(|n| n == part.name))
-    {
+    let wanted = |part: &&Part| names.is_empty() || names.iter().any(|name| part.is(name));
+    for part in parts.iter().filter(wanted) {
         let start = Instant::now();
         let ended = part.run(root);
         let minutes = start.elapsed().as_secs_f64() / 60.0;
         match &ended {
-            Ok(()) => eprintln!("campaign: {:8} ok      {minutes:6.1} min", part.name),
+            Ok(()) => eprintln!("campaign: {:12} ok      {minutes:6.1} min", part.name),
             Err(error) => {
-                eprintln!("campaign: {:8} FAILED  {minutes:6.1} min: {error:#}", part.name);
+                eprintln!("campaign: {:12} FAILED  {minutes:6.1} min: {error:#}", part.name);
                 failed.push(part.name);
             }
         }
@@ -103,6 +105,11 @@ pub fn run(root: &Path, names: &[String]) -> Result<()> {
 }
 
 impl Part {
+    /// Whether `name` means this part: its own, or `fuzz` for every fuzz target.
+    fn is(&self, name: &str) -> bool {
+        self.name == name || name == "fuzz" && self.name.starts_with(FUZZ)
+    }
+
     fn run(&self, root: &Path) -> Result<()> {
         let folder = root.join("docs/results").join(said("date", &["-u", "+%F"])?);
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
@@ -135,7 +142,7 @@ impl Part {
     /// One run of the command, its words added to `file`. Whether it succeeded.
     fn once(&self, root: &Path, file: &mut File) -> Result<bool> {
         let folder =
-            if self.name.starts_with("fuzz") { root.join("fuzz") } else { root.to_path_buf() };
+            if self.name.starts_with(FUZZ) { root.join("fuzz") } else { root.to_path_buf() };
         let (program, arguments) = self.command.split_first().context("a command")?;
         let mut child = Command::new(program)
             .args(arguments)
@@ -167,4 +174,24 @@ fn said(program: &str, arguments: &[&str]) -> Result<String> {
 
 fn now() -> Result<String> {
     said("date", &["-u", "+%F %T UTC"])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fuzz_target_is_a_part() {
+        let targets = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/fuzz_targets");
+        let files = std::fs::read_dir(targets).unwrap().flatten().map(|entry| entry.path());
+        let stem = |path: std::path::PathBuf| path.file_stem().unwrap().to_str().unwrap().into();
+        let mut there: Vec<String> = files.map(stem).collect();
+        let parts = parts(1);
+        let named = parts.iter().filter_map(|part| part.name.strip_prefix(FUZZ));
+        let mut named: Vec<String> = named.map(String::from).collect();
+        there.sort();
+        named.sort();
+        assert_eq!(there, named);
+        assert!(parts.iter().filter(|part| part.is("fuzz")).count() == there.len());
+    }
 }
