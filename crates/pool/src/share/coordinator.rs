@@ -5,6 +5,8 @@
 //! - Whoever listens at the socket holds the lock; a lock counts only while its path still names
 //!   the locked file, and the holder unlinks both paths before it unlocks.
 //! - A connection has one lane at most, and the lane goes with it.
+//! - Services hold the connections of their lanes, and need not be honest: such a connection is
+//!   listened to once, for its `Join`, and nobody who does not read what it is sent is waited for.
 //! - One thread, no lock: the board is its own.
 
 use std::collections::HashMap;
@@ -195,6 +197,9 @@ impl Coordinator {
         if !known || self.connections.len() >= CONNECTIONS_MAX {
             return;
         }
+        if rustix::io::ioctl_fionbio(&fd, true).is_err() {
+            return;
+        }
         let token = self.next;
         self.next += 1;
         if self.epoll.add(&fd, token, Interest::Level).is_ok() {
@@ -204,6 +209,10 @@ impl Coordinator {
 
     fn serve(&mut self, token: u64) {
         let Some(connection) = self.connections.get(&token) else { return };
+        if connection.lane.is_some() {
+            // Its end, or a service that would speak for others. Its supervisor joins again.
+            return self.leave(token);
+        }
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         let message = match scm::try_receive(&connection.fd, &mut bytes) {
             Ok(got) if got.count > 0 && !got.truncated => {
@@ -268,9 +277,6 @@ impl Coordinator {
             self.lock = Some(Region::create("polylane-shares-lock", PAGE_BYTES).map_err(failed)?.1);
         }
         let connection = self.connections.get_mut(&token).ok_or("shares: who is there?")?;
-        if connection.lane.is_some() {
-            return Err("shares: one lane on a connection".to_string());
-        }
         let (page, fd) = Region::create("polylane-share", PAGE_BYTES).map_err(failed)?;
         let seat = self.board.join(Mapped(page), wanted.limits(), monotonic_ns());
         connection.lane = Some((seat, pool, wanted));
@@ -301,6 +307,89 @@ impl Coordinator {
             && let Ok(bytes) = serde_json::to_vec(message)
         {
             let _ = scm::send(&connection.fd, &bytes, fds);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use rustix::net::SendFlags;
+
+    use super::*;
+    use crate::keeper::wait_for;
+    use crate::share::member::{Member, ask};
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A place to meet, and who coordinates there.
+    fn meeting() -> (tempfile::TempDir, Meeting, Candidate) {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let file = tempfile::tempfile().expect("tempfile");
+        let meeting = Meeting::of(dir.path(), &file).expect("a device");
+        let candidate =
+            Candidate::start(meeting.clone(), Profile::default()).expect("a coordinator");
+        (dir, meeting, candidate)
+    }
+
+    fn joined(meeting: &Meeting, pool: &str) -> Member {
+        let mut member = Member::new(meeting.clone(), pool, Wanted::default(), Policy::Ledger);
+        let start = Instant::now();
+        while !member.rejoin() {
+            assert!(start.elapsed() < PATIENCE, "waited for a coordinator");
+            thread::sleep(Duration::from_millis(5));
+        }
+        member
+    }
+
+    fn weigh(pool: &str, weight: u32) -> Vec<u8> {
+        let change = Wanted { weight: Some(weight), ..Wanted::default() };
+        serde_json::to_vec(&ToCoordinator::Set { pool: pool.to_string(), change }).expect("JSON")
+    }
+
+    #[test]
+    fn a_lane_s_connection_changes_nobody_s_share() {
+        let (_dir, meeting, _candidate) = meeting();
+        let mut honest = joined(&meeting, "honest");
+        let mut liar = joined(&meeting, "liar");
+        // What a service holds is a duplicate of this.
+        let link = liar.link().expect("joined").try_clone_to_owned().expect("dup");
+        scm::send(&link, &weigh("honest", 1), &[]).expect("send");
+        assert!(wait_for(link.as_fd(), PATIENCE), "waited for the end of its connection");
+        liar.news();
+        assert!(liar.link().is_none(), "it still has its lane");
+        assert!(liar.rejoin(), "its supervisor may not join again");
+        assert!(!wait_for(honest.link().expect("joined"), Duration::ZERO), "the other was changed");
+        // Whoever asks on a connection of its own may.
+        let message = serde_json::from_slice(&weigh("honest", 7)).expect("JSON");
+        assert_eq!(ask(&meeting.socket(), &message), Some(FromCoordinator::Done(1)));
+        assert!(wait_for(honest.link().expect("joined"), PATIENCE), "waited for the change");
+        honest.news();
+        assert_eq!(honest.wanted().weight, Some(7));
+    }
+
+    #[test]
+    fn nobody_waits_for_one_who_does_not_read() {
+        let (_dir, meeting, _candidate) = meeting();
+        let _honest = joined(&meeting, "honest");
+        let deaf = scm::connect(&meeting.socket()).expect("connect");
+        let (message, start) = (weigh("nobody", 1), Instant::now());
+        // Until the answers fill its buffer, and well beyond.
+        let mut sent = 0;
+        while sent < 2000 {
+            assert!(start.elapsed() < PATIENCE, "the coordinator stands still after {sent}");
+            match rustix::net::send(&deaf, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(_) => sent += 1,
+                Err(rustix::io::Errno::AGAIN) => thread::sleep(Duration::from_millis(1)),
+                // Turned away: as good.
+                Err(_) => break,
+            }
+        }
+        let message = serde_json::from_slice(&weigh("honest", 9)).expect("JSON");
+        let answered = || ask(&meeting.socket(), &message) == Some(FromCoordinator::Done(1));
+        while !answered() {
+            assert!(start.elapsed() < PATIENCE, "waited for an answer to somebody else");
         }
     }
 }
