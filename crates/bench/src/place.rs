@@ -26,6 +26,8 @@ pub enum Place {
     /// Every tenant in a lane of its own on ext4 on a volume in RAM, through the preload library.
     LaneExt4,
     /// The same through FUSE alone.
+    LaneExt4Fuse,
+    /// A lane on memfs through FUSE alone.
     LaneFuse,
     /// Every tenant in a directory of one tmpfs.
     Tmpfs,
@@ -48,6 +50,7 @@ impl Place {
             Place::Lane => "lane".into(),
             Place::LaneAwaited => "lane (awaited)".into(),
             Place::LaneExt4 => "lane (ext4)".into(),
+            Place::LaneExt4Fuse => "lane (ext4, FUSE)".into(),
             Place::LaneFuse => "lane (FUSE)".into(),
             Place::Tmpfs => "tmpfs".into(),
             Place::Kernel(kind) => kind.into(),
@@ -67,16 +70,19 @@ impl Place {
         match self {
             Place::Lane | Place::LaneAwaited => mem.into(),
             Place::LaneFuse => [&mem[..], &["--no-preload".into()]].concat(),
-            Place::LaneExt4 => {
-                let volume = own.with_extension("img").into_os_string();
-                ["run".into(), "--volume".into(), volume, "--size".into(), VOLUME_SIZE.into()]
-                    .into()
-            }
+            Place::LaneExt4 => on_volume(own),
+            Place::LaneExt4Fuse => [on_volume(own), vec!["--no-preload".into()]].concat(),
             Place::Tmpfs | Place::Disk => Vec::new(),
             Place::Kernel(_) | Place::KernelEach(_) => Vec::new(),
             Place::KernelEachDirect(_) | Place::Attached(_) => Vec::new(),
         }
     }
+}
+
+/// The arguments for a lane on a volume beside `own`.
+fn on_volume(own: &Path) -> Vec<OsString> {
+    let volume = own.with_extension("img").into_os_string();
+    ["run".into(), "--volume".into(), volume, "--size".into(), VOLUME_SIZE.into()].into()
 }
 
 /// Size of the RAM-backed image under a kernel file system that all tenants share; sparse.
@@ -88,7 +94,7 @@ const OWN_BYTES: u64 = 2500 << 20;
 /// The same for `polylane`.
 const VOLUME_SIZE: &str = "2500M";
 
-/// Most tenants of a figure.
+/// Most tenants of a figure that does not say.
 const TENANTS_MAX: usize = 16;
 
 /// Marks a process that already has a mount namespace of its own.
@@ -117,17 +123,27 @@ pub struct Ground {
     memory: tempfile::TempDir,
     disk: tempfile::TempDir,
     root: bool,
+    /// Most tenants that are going to work at a time.
+    tenants: usize,
     /// Volumes with an engine.
     attached: RefCell<Vec<PathBuf>>,
 }
 
 impl Ground {
+    /// A ground for up to 16 tenants.
+    ///
+    /// # Errors
+    /// As [`Ground::with_tenants`].
+    pub fn new() -> Result<Self> {
+        Ground::with_tenants(TENANTS_MAX)
+    }
+
     /// A tmpfs (root: one of its own; otherwise the host's `/dev/shm`) and a directory on the disk,
-    /// below the current one.
+    /// below the current one, for up to so many `tenants` at a time.
     ///
     /// # Errors
     /// A directory cannot be made or the tmpfs not be mounted.
-    pub fn new() -> Result<Self> {
+    pub fn with_tenants(tenants: usize) -> Result<Self> {
         let root = rustix::process::geteuid().is_root();
         let disk = tempfile::tempdir_in(".").context("directory in the current one")?;
         let memory = match root {
@@ -138,7 +154,7 @@ impl Ground {
         if root {
             command("mount", &["-t", "tmpfs", "-o", "size=80%", "tmpfs", path(memory.path())?])?;
         }
-        Ok(Ground { memory, disk, root, attached: RefCell::default() })
+        Ok(Ground { memory, disk, root, tenants, attached: RefCell::default() })
     }
 
     /// Makes `place` ready and returns the directory its tenants share; lanes need none.
@@ -148,7 +164,7 @@ impl Ground {
     pub fn prepare(&self, place: Place) -> Result<PathBuf> {
         match place {
             Place::Lane | Place::LaneAwaited | Place::LaneFuse => Ok(PathBuf::new()),
-            Place::LaneExt4 => self.directory("volumes"),
+            Place::LaneExt4 | Place::LaneExt4Fuse => self.directory("volumes"),
             Place::Disk => Ok(self.disk.path().to_path_buf()),
             Place::Tmpfs => self.directory("tmpfs"),
             Place::Kernel(kind) => {
@@ -159,7 +175,7 @@ impl Ground {
             Place::KernelEachDirect(kind) => self.mount_each(kind, true),
             Place::Attached(kind) => {
                 let name = format!("{kind}-attached");
-                (0..TENANTS_MAX).try_for_each(|n| self.attach(kind, &format!("{name}/{n}")))?;
+                (0..self.tenants).try_for_each(|n| self.attach(kind, &format!("{name}/{n}")))?;
                 self.directory(&name)
             }
         }
@@ -172,13 +188,13 @@ impl Ground {
     /// A volume cannot be removed.
     pub fn tidy(&self, place: Place, shared: &Path) -> Result<()> {
         match place {
-            Place::LaneExt4 => {
+            Place::LaneExt4 | Place::LaneExt4Fuse => {
                 fs::remove_dir_all(shared).context("remove volumes")?;
                 fs::create_dir_all(shared).context("directory of volumes")
             }
             Place::Kernel(_) => trim(shared),
             Place::KernelEach(_) | Place::KernelEachDirect(_) | Place::Attached(_) => {
-                (0..TENANTS_MAX).try_for_each(|n| trim(&shared.join(n.to_string())))
+                (0..self.tenants).try_for_each(|n| trim(&shared.join(n.to_string())))
             }
             Place::Lane | Place::LaneAwaited | Place::LaneFuse | Place::Tmpfs | Place::Disk => {
                 Ok(())
@@ -194,7 +210,7 @@ impl Ground {
 
     fn mount_each(&self, kind: &str, direct: bool) -> Result<PathBuf> {
         let name = format!("{kind}-each{}", if direct { "-direct" } else { "" });
-        for number in 0..TENANTS_MAX {
+        for number in 0..self.tenants {
             self.mount(kind, &format!("{name}/{number}"), OWN_BYTES, direct)?;
         }
         self.directory(&name)
@@ -296,19 +312,25 @@ pub fn command(tool: &str, args: &[&str]) -> Result<String> {
 }
 
 /// A tenant's load that is a shell script: prepares the directory `$1`, prints `ready`, reads a
-/// line, works, prints an [`Outcome`] as JSON, reads a line and removes the directory.
+/// line, works, prints a line about what it did, reads a line and removes the directory.
 pub struct Script {
     /// Its name in paths.
     pub name: &'static str,
     /// Its text, for `sh -eu`.
     pub text: &'static str,
+    /// Reads the line about what it did.
+    pub outcome: Understand,
 }
+
+/// How to read what a tenant says at the end.
+type Understand = fn(&str) -> Result<Outcome>;
 
 /// One tenant at work.
 pub struct Tenant {
     child: Child,
     go: ChildStdin,
     told: std::io::BufReader<ChildStdout>,
+    understand: Understand,
 }
 
 impl Tenant {
@@ -327,7 +349,8 @@ impl Tenant {
         let me = std::env::current_exe().context("own path")?.into_os_string();
         let length = length.to_string();
         let before = [me, "bench".into(), "worker".into(), load.into()];
-        Tenant::spawn(place, shared, load, index, &before, &[length.into()])
+        let args = [&before[..], &[length.into()]];
+        Tenant::spawn(place, shared, load, index, args, Outcome::from_json)
     }
 
     /// The same for a shell script that speaks as a worker does; it is given its directory and
@@ -344,17 +367,18 @@ impl Tenant {
     ) -> Result<Self> {
         let before = ["sh", "-euc", script.text, script.name].map(OsString::from);
         let after: Vec<OsString> = arguments.iter().map(OsString::from).collect();
-        Tenant::spawn(place, shared, script.name, index, &before, &after)
+        let args = [&before[..], &after];
+        Tenant::spawn(place, shared, script.name, index, args, script.outcome)
     }
 
-    /// Starts `before DIRECTORY after`.
+    /// Starts `before DIRECTORY after`; a program's answer is for `understand` to read.
     fn spawn(
         place: Place,
         shared: &Path,
         load: &str,
         index: usize,
-        before: &[OsString],
-        after: &[OsString],
+        [before, after]: [&[OsString]; 2],
+        understand: Understand,
     ) -> Result<Self> {
         let me = std::env::current_exe().context("own path")?;
         let own = match place {
@@ -384,7 +408,7 @@ impl Tenant {
             .context("start a tenant")?;
         let go = child.stdin.take().context("tenant's standard input")?;
         let told = std::io::BufReader::new(child.stdout.take().context("tenant's output")?);
-        let mut tenant = Tenant { child, go, told };
+        let mut tenant = Tenant { child, go, told, understand };
         match tenant.line()?.trim() {
             "ready" => Ok(tenant),
             other => bail!("tenant {index} ({}, {load}) said '{other}', not ready", place.name()),
@@ -403,7 +427,7 @@ impl Tenant {
 
     fn outcome(&mut self) -> Result<Outcome> {
         let line = self.line()?;
-        serde_json::from_str(&line).with_context(|| format!("a tenant said '{}'", line.trim()))
+        (self.understand)(line.trim()).with_context(|| format!("a tenant said '{}'", line.trim()))
     }
 
     /// Lets it clean up and go.

@@ -9,6 +9,7 @@
 //! The loads of single calls are here; `stream` has IOzone's, `filebench` Filebench's
 //! personalities, `tree` many small files.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, Write};
 use std::os::unix::fs::FileExt;
@@ -25,7 +26,7 @@ mod stream;
 mod tree;
 
 /// What a worker reports.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Outcome {
     /// Operations done.
     pub ops: u64,
@@ -35,9 +36,20 @@ pub struct Outcome {
     pub latency: Summary,
     /// Seconds until everything was durable after the last operation, for loads that look at it.
     pub settle_seconds: f64,
+    /// Latency by kind of operation (`get`, `put` …), for loads that tell kinds apart.
+    #[serde(default)]
+    pub kinds: BTreeMap<String, Summary>,
 }
 
 impl Outcome {
+    /// Reads what a worker says, one line of JSON.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn from_json(line: &str) -> anyhow::Result<Self> {
+        Ok(serde_json::from_str(line)?)
+    }
+
     /// Operations per second.
     pub fn rate(&self) -> f64 {
         self.ops as f64 / self.seconds.max(1e-9)
@@ -223,7 +235,7 @@ fn run(step: &mut Step, batch: u64, length: Length) -> io::Result<Outcome> {
         before = after;
     }
     let seconds = (before - start).as_secs_f64();
-    Ok(Outcome { ops, seconds, latency: histogram.summary(), settle_seconds: 0.0 })
+    Ok(Outcome { ops, seconds, latency: histogram.summary(), ..Outcome::default() })
 }
 
 /// MultiLanes' metadata benchmark: one transaction creates, renames and unlinks one file.

@@ -7,10 +7,11 @@
 use anyhow::{Result, bail};
 
 use super::multilanes::{NOTES, PLACES};
-use super::sweep::{Sweep, Work};
+use super::sweep::{Sweep, Work, up_to_16};
 use crate::Options;
 use crate::place::{Ground, Script, command};
 use crate::report::{Better, Report};
+use crate::worker::Outcome;
 
 const SCRIPT: Script = Script {
     name: "mariadb",
@@ -47,6 +48,7 @@ mariadb-admin --no-defaults --socket="$socket" shutdown >>"$dir/log" 2>&1
 wait $server
 rm -r "$dir" "${socket%/db}"
 "#,
+    outcome: Outcome::from_json,
 };
 
 /// Measures total updates per second over places and tenant counts.
@@ -62,7 +64,8 @@ pub fn run(options: &Options) -> Result<Report> {
     let title = "fig9: MariaDB, sysbench update_key, one thread each, all tenants in total";
     let mut report = Report::new("fig9", title, "tenants", "updates/s", Better::Higher);
     let events = if options.quick { "2000" } else { "20000" };
-    let sweep = Sweep { work: Work::Script(SCRIPT, vec![events.into()]), per_op: 1.0 };
+    let work = Work::Script(SCRIPT, vec![events.into()]);
+    let sweep = Sweep { work, per_op: 1.0, tenants: up_to_16(options) };
     sweep.measure(options, &ground, &PLACES, &mut report)?;
     report.notes.extend(NOTES.map(String::from));
     Ok(report)

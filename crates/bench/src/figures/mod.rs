@@ -26,6 +26,7 @@ mod pdc_sync;
 mod pdc_trace;
 mod qos_scenarios;
 mod queue;
+mod rocksdb;
 mod stream;
 mod sweep;
 mod translate;
@@ -140,6 +141,18 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "remove 100 000 small files, 1–16 tenants",
         run: multilanes::remove,
+    },
+    Figure {
+        name: "rocksdb-mixed",
+        mounts: true,
+        about: "RocksDB: half gets, half puts by db_bench, 1–32 tenants",
+        run: rocksdb::mixed,
+    },
+    Figure {
+        name: "rocksdb-read",
+        mounts: true,
+        about: "RocksDB: gets of random keys by db_bench, 1–32 tenants",
+        run: rocksdb::read,
     },
     Figure {
         name: "cached-read",

@@ -7,7 +7,7 @@
 
 use anyhow::Result;
 
-use super::sweep::{Sweep, Work};
+use super::sweep::{Sweep, Work, up_to_16};
 use crate::Options;
 use crate::place::{Ground, Place};
 use crate::report::{Better, Report};
@@ -47,7 +47,8 @@ impl Figure {
         let title = format!("{}: {}, all tenants in total", self.name, self.title);
         let mut report = Report::new(self.name, &title, "tenants", self.unit, Better::Higher);
         let length = if options.quick { self.quick } else { self.full };
-        let sweep = Sweep { work: Work::Load(self.load, length), per_op: self.per_op };
+        let work = Work::Load(self.load, length);
+        let sweep = Sweep { work, per_op: self.per_op, tenants: up_to_16(options) };
         sweep.measure(options, &ground, &PLACES, &mut report)?;
         report.notes.extend(NOTES.map(String::from));
         Ok(report)

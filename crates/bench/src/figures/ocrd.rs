@@ -7,7 +7,7 @@
 
 use anyhow::Result;
 
-use super::sweep::{Sweep, Work};
+use super::sweep::{Sweep, Work, up_to_16};
 use crate::Options;
 use crate::place::{Ground, Place};
 use crate::report::{Better, Report};
@@ -47,7 +47,8 @@ fn measure(options: &Options, load: &'static str, title: &str) -> Result<Report>
     let ground = Ground::new()?;
     let mut report = Report::new(load, title, "tenants", "tx/s", Better::Higher);
     let seconds = if options.quick { 0.5 } else { 1.5 };
-    let sweep = Sweep { work: Work::Load(load, Length::Seconds(seconds)), per_op: 1.0 };
+    let work = Work::Load(load, Length::Seconds(seconds));
+    let sweep = Sweep { work, per_op: 1.0, tenants: up_to_16(options) };
     sweep.measure(options, &ground, &PLACES, &mut report)?;
     report.notes.push(
         "lane: a lane per tenant, preload library, on memfs or ext4; all others share one".into(),

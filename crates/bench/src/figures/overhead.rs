@@ -10,7 +10,7 @@ use super::multilanes::{NOTES, PLACES};
 use super::sweep::{Work, available};
 use crate::place::{Ground, Script, together};
 use crate::report::{Better, Report};
-use crate::worker::Length;
+use crate::worker::{Length, Outcome};
 use crate::{Options, progress};
 
 /// Names the archive with the source tree.
@@ -34,6 +34,7 @@ read -r end || true
 cd /
 rm -r "$1"
 "#,
+    outcome: Outcome::from_json,
 };
 
 /// Measures each of the three in every place with one tenant.

@@ -1,10 +1,12 @@
-//! The measurement that most figures share: one load in several places by 1 to 16 tenants, places
-//! interleaved within every repeat.
+//! The measurement that most figures share: one load in several places by several numbers of
+//! tenants, places //! interleaved within every repeat.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
+use crate::histogram::Summary;
 use crate::place::{Ground, Place, Script, Tenant, together};
 use crate::report::Report;
 use crate::worker::{Length, Outcome};
@@ -44,6 +46,13 @@ pub struct Sweep {
     pub work: Work,
     /// How many of the report's units one operation is.
     pub per_op: f64,
+    /// How many tenants work at a time, one point after the other.
+    pub tenants: &'static [usize],
+}
+
+/// What most figures count to: 16 tenants, or fewer points for a look.
+pub fn up_to_16(options: &Options) -> &'static [usize] {
+    if options.quick { &[1, 16] } else { &[1, 2, 4, 8, 16] }
 }
 
 impl Sweep {
@@ -60,11 +69,10 @@ impl Sweep {
         places: &[Place],
         report: &mut Report,
     ) -> Result<()> {
-        let tenants: &[usize] = if options.quick { &[1, 16] } else { &[1, 2, 4, 8, 16] };
         let ready = available(ground, places, report);
         report.baseline = ready.first().map(|(place, _)| place.name()).unwrap_or_default();
         for repeat in 0..options.repeats() {
-            for count in tenants {
+            for count in self.tenants {
                 for (place, shared) in &ready {
                     let (load, name) = (self.work.name(), place.name());
                     progress(&format!("{load} {name} × {count}, repeat {}", repeat + 1));
@@ -86,6 +94,8 @@ impl Sweep {
         let mut extra = vec![("each", total / count as f64)];
         // Scripts do not know both.
         extra.extend([("p50_us", p50), ("p99_us", p99)].into_iter().filter(|(_, us)| *us > 0.0));
+        let kinds = by_kind(outcomes);
+        extra.extend(kinds.iter().map(|(name, us)| (name.as_str(), *us)));
         if outcomes.iter().any(|outcome| outcome.settle_seconds > 0.0) {
             let ops: u64 = outcomes.iter().map(|outcome| outcome.ops).sum();
             let until = |outcome: &Outcome| outcome.seconds + outcome.settle_seconds;
@@ -94,6 +104,19 @@ impl Sweep {
         }
         report.add(system, &count.to_string(), total, &extra);
     }
+}
+
+/// For each kind of operation that the tenants tell apart, the mean of their p50 and p99 in µs.
+fn by_kind(outcomes: &[Outcome]) -> Vec<(String, f64)> {
+    let names: BTreeSet<_> = outcomes.iter().flat_map(|outcome| outcome.kinds.keys()).collect();
+    let mut values = Vec::new();
+    for name in names {
+        let of = || outcomes.iter().filter_map(|outcome| outcome.kinds.get(name));
+        let mean = |ns: fn(&Summary) -> f64| of().map(ns).sum::<f64>() / of().count() as f64;
+        values.push((format!("{name}_p50_us"), mean(|kind| kind.p50_ns) / 1000.0));
+        values.push((format!("{name}_p99_us"), mean(|kind| kind.p99_ns) / 1000.0));
+    }
+    values
 }
 
 /// The places that this host can provide, with their shared directories; the others become notes.
