@@ -1,5 +1,5 @@
 //! The measurement that most figures share: one load in several places by several numbers of
-//! tenants, places //! interleaved within every repeat.
+//! tenants, places interleaved within every repeat.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
