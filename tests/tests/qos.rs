@@ -119,6 +119,28 @@ fn until_ratio(one: &Writer, other: &Writer, range: std::ops::Range<f64>) {
     panic!("waited for a ratio in {range:?}; seen: {seen:?}");
 }
 
+/// How fast a counter of a writer's share grows, per second, once it is in this range: it is
+/// measured anew until then.
+fn until_rate(writer: &Writer, counter: &str, range: std::ops::Range<f64>) {
+    let (start, mut seen) = (Instant::now(), Vec::new());
+    let look = || {
+        let stats = writer.until(counter, |stats| stats["service"]["share"][counter].is_u64());
+        (Instant::now(), stats["service"]["share"][counter].as_u64().unwrap_or(0))
+    };
+    while start.elapsed() < PATIENCE {
+        let before = look();
+        std::thread::sleep(Duration::from_millis(1500));
+        let after = look();
+        let grown = after.1.saturating_sub(before.1) as f64;
+        let rate = grown / after.0.duration_since(before.0).as_secs_f64();
+        if range.contains(&rate) {
+            return;
+        }
+        seen.push(rate);
+    }
+    panic!("waited for {counter} a second in {range:?}; seen: {seen:?}");
+}
+
 fn polylane(words: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(polylane_tests::binary()).args(words).output().expect("polylane");
     let said = [output.stdout, output.stderr].concat();
@@ -205,6 +227,32 @@ fn lanes_that_are_killed_hold_up_nobody() {
         stays.until("writes after that", |stats| written(stats) > before);
     }
     stays.end();
+}
+
+#[test]
+fn limits_of_a_person_hold_and_are_lifted() {
+    let Some((dir, _alone)) = place("limits_of_a_person_hold_and_are_lifted") else { return };
+    let writer = Writer::start(dir.path(), "--qos ledger");
+    let pool = &writer.running().pool;
+    let set = |words: &[&str]| {
+        let (status, said) = polylane(&[&["pool", "set", pool], words].concat());
+        assert_eq!((status, said.as_str()), (Some(0), ""), "{words:?}");
+    };
+    // More than any of the limits lets through, before and after: otherwise they would prove
+    // nothing.
+    until_rate(&writer, "requests", 50.0..f64::INFINITY);
+    set(&["--max-iops", "20"]);
+    until_rate(&writer, "requests", 10.0..40.0);
+    set(&["--max-iops", "0"]);
+    until_rate(&writer, "requests", 50.0..f64::INFINITY);
+    until_rate(&writer, "written_bytes", 300e3..f64::INFINITY);
+    set(&["--max-bandwidth", "128K"]);
+    until_rate(&writer, "written_bytes", 65e3..262e3);
+    let limits = writer.until("what was asked for", |_| true)["share"]["wanted"].clone();
+    assert_eq!((&limits["iops_max"], &limits["bw_max"]), (&0.into(), &(128 << 10).into()));
+    // Not to wait for its last bytes at that rate.
+    set(&["--max-bandwidth", "0"]);
+    writer.end();
 }
 
 /// The keeper among the children of a supervisor.
