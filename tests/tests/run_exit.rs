@@ -65,7 +65,7 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("--ceph a -- true", "--ceph: not in this version yet"),
         ("--mem --cache=none -- true", "--cache: only a volume has one"),
         ("--mem --medium mem -- true", "--medium: not in this version yet"),
-        ("--mem --kernel-fs ext4 -- true", "--kernel-fs: not in this version yet"),
+        ("--mem --kernel-fs ext4 -- true", "'--mem' cannot be used with '--kernel-fs"),
     ] {
         let (status, line) = Run::new(options).refusal();
         assert_eq!(status, 2, "{options}: {line}");

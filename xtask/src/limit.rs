@@ -85,7 +85,9 @@ fn attempt(
     ended: &Receiver<(Pid, u8)>,
 ) -> Result<Attempt> {
     let before = connections();
-    let mut command = Command::new(binary);
+    // Of a shell's background jobs and under nohup(1) signals are ignored, and tests send them.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP,INT,QUIT").arg(binary);
     let mut child = command.args(args).stdout(Stdio::piped()).spawn().context("start the tests")?;
     let output = child.stdout.take().context("the tests' output")?;
     let main = Pid::from_child(&child);

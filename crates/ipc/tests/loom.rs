@@ -729,10 +729,11 @@ fn weak_stream_yields_a_stale_entry() {
 // ---- views -----------------------------------------------------------------------------------
 
 /// Words of one view and one frame: a sequence number, the state, two words for 13 of the file's
-/// own, the gate; the entry's, and two words for the bytes of the frame.
+/// own, the gate with its times, the room to grow and the two ends; the entry's, and two words for
+/// the bytes of the frame.
 fn views(strength: Strength) -> (Views<Shared>, Shared) {
     let attr: Vec<usize> = (0..13).map(|n| 24 + 8 * n).collect();
-    let w64 = [&[8, 16, 128, 136, 144, 256 + 8][..], &attr].concat();
+    let w64 = [&[8, 16, 128, 136, 144, 152, 160, 168, 256 + 8][..], &attr].concat();
     let views = Views { memory: Shared::new(strength, &[0, 256, 256 + 4], &w64), frames: 1 };
     (views, Shared::new(strength, &[], &[0, 8]))
 }
