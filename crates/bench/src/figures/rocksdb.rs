@@ -37,7 +37,7 @@ bench() {
     db_bench --db="$dir/db" --num="$keys" --key_size=16 --value_size=1024 --compression_type=none \
         --cache_size=1048576 --write_buffer_size=8388608 --threads=1 "$@" 2>>"$dir/log"
 }
-bench --benchmarks=fillrandom,flush,waitforcompaction >>"$dir/log"
+bench --benchmarks=fillrandom,compact >>"$dir/log"
 echo ready
 read -r go
 bench --use_existing_db=1 --benchmarks="$load" --readwritepercent=50 --duration="$seconds" \
