@@ -62,6 +62,12 @@ const APPS: &[App] = &[
         &["/usr/bin/python3"],
         1500,
     ),
+    app(
+        "ltp",
+        "the Linux Test Project's runtest/fs and file system calls",
+        &["${POLYLANE_LTP:-no-POLYLANE_LTP}/runtest/fs"],
+        3000,
+    ),
 ];
 
 /// How a program's files are reached.
