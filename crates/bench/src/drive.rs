@@ -107,18 +107,31 @@ pub fn channel(channel: &mut dyn Channel, load: &Load, until: Until) -> Result<f
 /// # Errors
 /// fio is missing or failed.
 pub fn fio(file: &Path, load: &Load, until: Until) -> Result<f64> {
+    let file = format!("--filename={}", file.display());
+    let engine = ["--ioengine=io_uring", "--direct=1", "--fallocate=none", "--overwrite=0"];
+    fio_by(&[&engine[..], &[&file]].concat(), load, until)
+}
+
+/// Runs the load by fio's client of the Network Block Device protocol on the server that listens at
+/// `socket`; requests per second.
+///
+/// # Errors
+/// fio is missing, has no such engine, or failed.
+pub fn fio_nbd(socket: &Path, load: &Load, until: Until) -> Result<f64> {
+    let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
+    fio_by(&["--ioengine=nbd", &uri], load, until)
+}
+
+fn fio_by(engine: &[&str], load: &Load, until: Until) -> Result<f64> {
     let kind = match (load.write, load.random) {
         (true, true) => "randwrite",
         (true, false) => "write",
         (false, true) => "randread",
         (false, false) => "read",
     };
-    let mut args: Vec<String> = ["--name=load", "--ioengine=io_uring", "--direct=1"]
-        .into_iter()
-        .chain(["--fallocate=none", "--overwrite=0", "--norandommap", "--output-format=json"])
-        .map(String::from)
-        .collect();
-    args.push(format!("--filename={}", file.display()));
+    let mut args: Vec<String> =
+        ["--name=load", "--norandommap", "--output-format=json"].map(String::from).into();
+    args.extend(engine.iter().map(|arg| arg.to_string()));
     args.push(format!("--rw={kind}"));
     args.push(format!("--bs={}", load.piece));
     args.push(format!("--iodepth={}", load.depth));

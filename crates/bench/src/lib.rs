@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
+mod attached;
 mod drive;
 mod figures;
 pub use figures::AddressRange;

@@ -2,10 +2,8 @@
 //!
 //! Kernel file systems live on one RAM-backed loop device per file system, mounted in a mount
 //! namespace that only this process and its workers are in: when the bench ends, however it ends,
-//! mounts and loop devices are gone. Attached volumes are detached at the end; a bench that is
-//! killed leaves their engines, which `polylane attach --list` shows.
+//! mounts and loop devices are gone. Attached volumes are detached by `attached`, likewise.
 
-use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -14,6 +12,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::attached::{Attached, Front};
 use crate::worker::{Length, Outcome};
 
 /// One way to store files.
@@ -39,6 +38,8 @@ pub enum Place {
     KernelEachDirect(&'static str),
     /// Every tenant in a kernel file system of its own on a lane's volume, attached to the host.
     Attached(&'static str),
+    /// The same with data in the file system's journal too (`data=journal`; ext3, ext4).
+    AttachedJournal(&'static str),
     /// Every tenant in a directory of one host directory on the disk (the current directory's).
     Disk,
 }
@@ -57,6 +58,7 @@ impl Place {
             Place::KernelEach(kind) => format!("{kind} each"),
             Place::KernelEachDirect(kind) => format!("{kind} each, direct"),
             Place::Attached(kind) => format!("{kind} on a lane"),
+            Place::AttachedJournal(kind) => format!("{kind} on a lane, data=journal"),
             Place::Disk => "disk".into(),
         }
     }
@@ -74,7 +76,8 @@ impl Place {
             Place::LaneExt4Fuse => [on_volume(own), vec!["--no-preload".into()]].concat(),
             Place::Tmpfs | Place::Disk => Vec::new(),
             Place::Kernel(_) | Place::KernelEach(_) => Vec::new(),
-            Place::KernelEachDirect(_) | Place::Attached(_) => Vec::new(),
+            Place::KernelEachDirect(_) => Vec::new(),
+            Place::Attached(_) | Place::AttachedJournal(_) => Vec::new(),
         }
     }
 }
@@ -126,7 +129,7 @@ pub struct Ground {
     /// Most tenants that are going to work at a time.
     tenants: usize,
     /// Volumes with an engine.
-    attached: RefCell<Vec<PathBuf>>,
+    attached: Attached,
 }
 
 impl Ground {
@@ -154,7 +157,7 @@ impl Ground {
         if root {
             command("mount", &["-t", "tmpfs", "-o", "size=80%", "tmpfs", path(memory.path())?])?;
         }
-        Ok(Ground { memory, disk, root, tenants, attached: RefCell::default() })
+        Ok(Ground { memory, disk, root, tenants, attached: Attached::new()? })
     }
 
     /// Makes `place` ready and returns the directory its tenants share; lanes need none.
@@ -173,11 +176,8 @@ impl Ground {
             }
             Place::KernelEach(kind) => self.mount_each(kind, false),
             Place::KernelEachDirect(kind) => self.mount_each(kind, true),
-            Place::Attached(kind) => {
-                let name = format!("{kind}-attached");
-                (0..self.tenants).try_for_each(|n| self.attach(kind, &format!("{name}/{n}")))?;
-                self.directory(&name)
-            }
+            Place::Attached(kind) => self.attach_each(kind, "ordered"),
+            Place::AttachedJournal(kind) => self.attach_each(kind, "journal"),
         }
     }
 
@@ -193,7 +193,10 @@ impl Ground {
                 fs::create_dir_all(shared).context("directory of volumes")
             }
             Place::Kernel(_) => trim(shared),
-            Place::KernelEach(_) | Place::KernelEachDirect(_) | Place::Attached(_) => {
+            Place::KernelEach(_)
+            | Place::KernelEachDirect(_)
+            | Place::Attached(_)
+            | Place::AttachedJournal(_) => {
                 (0..self.tenants).try_for_each(|n| trim(&shared.join(n.to_string())))
             }
             Place::Lane | Place::LaneAwaited | Place::LaneFuse | Place::Tmpfs | Place::Disk => {
@@ -236,32 +239,34 @@ impl Ground {
         mounted.map(drop)
     }
 
-    /// The same on a volume of a lane, served by an engine until the ground goes.
-    fn attach(&self, kind: &str, name: &str) -> Result<()> {
+    fn attach_each(&self, kind: &str, journal: &str) -> Result<PathBuf> {
+        let name = format!("{kind}-attached-{journal}");
+        for number in 0..self.tenants {
+            self.attach(kind, &format!("{name}/{number}"), journal)?;
+        }
+        self.directory(&name)
+    }
+
+    /// The same on a volume of a lane, served by an engine until the ground goes. `journal` is what
+    /// the journals of ext3 and ext4 hold: `ordered` (metadata alone) or `journal` (all).
+    fn attach(&self, kind: &str, name: &str, journal: &str) -> Result<()> {
         ensure!(self.root, "attaching volumes needs root");
         let dir = self.directory(name)?;
         let volume = dir.with_extension("img");
         if volume.exists() {
             return Ok(());
         }
-        let me = std::env::current_exe().context("own path")?;
-        let (me, image) = (path(&me)?, path(&volume)?);
-        command(me, &["volume", "create", "--fs", "none", "--size", VOLUME_SIZE, image])?;
-        let device = command(me, &["attach", image])?;
-        self.attached.borrow_mut().push(volume.clone());
-        format(kind, device.trim())?;
-        command("mount", &["-t", kind, device.trim(), path(&dir)?]).map(drop)
+        let device = self.attached.attach(&volume, OWN_BYTES, Front::Loop, &|_| Ok(()))?;
+        let (device, dir) = (path(&device)?, path(&dir)?);
+        format(kind, device)?;
+        let options = format!("data={journal}");
+        let options: &[&str] = if kind.starts_with("ext") { &["-o", &options] } else { &[] };
+        command("mount", &[&["-t", kind], options, &[device, dir]].concat()).map(drop)
     }
 
-    /// Ends the engines. What is mounted on them goes first.
-    fn detach(&self) -> Result<()> {
-        let me = std::env::current_exe().context("own path")?;
-        for volume in self.attached.take() {
-            // Not mounted when formatting it failed.
-            let _ = command("umount", &[path(&volume.with_extension(""))?]);
-            command(path(&me)?, &["detach", path(&volume)?])?;
-        }
-        Ok(())
+    /// The volumes that this host has attached for this run.
+    pub fn attachments(&self) -> &Attached {
+        &self.attached
     }
 }
 
@@ -281,7 +286,7 @@ fn trim(mount: &Path) -> Result<()> {
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        if let Err(error) = self.detach() {
+        if let Err(error) = self.attached.detach() {
             eprintln!("polylane bench: {error:#}; see 'polylane attach --list'");
         }
         if let (true, Ok(memory)) = (self.root, path(self.memory.path())) {
@@ -293,7 +298,11 @@ impl Drop for Ground {
     }
 }
 
-fn path(path: &Path) -> Result<&str> {
+/// The path as text, for command lines.
+///
+/// # Errors
+/// It is not UTF-8.
+pub fn path(path: &Path) -> Result<&str> {
     path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
 }
 

@@ -157,6 +157,12 @@ const LOADS: &[Load] = &[
         prepare: filebench::fileserver,
     },
     Load {
+        name: "fileserver-small",
+        about: "the same on a tenth of the files",
+        batch: 1,
+        prepare: filebench::small_fileserver,
+    },
+    Load {
         name: "webserver",
         about: "Filebench's web server, one round of 31 operations",
         batch: 1,

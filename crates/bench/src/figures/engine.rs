@@ -123,9 +123,9 @@ impl Drop for Pool {
     }
 }
 
-/// Writes the whole file, so that no request changes its map.
-fn fill(path: &Path, span: u64) -> Result<()> {
-    let file = OpenOptions::new().create(true).truncate(true).write(true).open(path);
+/// Writes the first `span` bytes of a file, so that no request changes its map.
+pub(super) fn fill(path: &Path, span: u64) -> Result<()> {
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
     let file = file.with_context(|| format!("create {}", path.display()))?;
     let data = vec![0x5a; 1 << 20];
     for at in (0..span).step_by(data.len()) {

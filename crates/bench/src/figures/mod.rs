@@ -5,6 +5,7 @@ use anyhow::Result;
 use crate::Options;
 use crate::report::Report;
 
+mod attach;
 mod cached;
 mod copy;
 mod demo;
@@ -75,6 +76,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "MultiLanes: 256 MB of 4 KiB buffered writes by each of 1–16 tenants",
         run: multilanes::fig1,
+    },
+    Figure {
+        name: "fig5",
+        mounts: true,
+        about: "MultiLanes: ocrd on Linux, on lanes with kernel file systems, on complete lanes",
+        run: multilanes::fig5,
     },
     Figure {
         name: "fig6-buffered",
@@ -321,6 +328,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "direct 4 KiB requests through the block engine, beside fio on the plain file",
         run: engine::run,
+    },
+    Figure {
+        name: "attach",
+        mounts: true,
+        about: "attached volumes (FUSE+loop, passed through, NBD) beside plain loop devices",
+        run: attach::run,
     },
     Figure {
         name: "stream",
