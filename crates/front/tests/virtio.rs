@@ -378,6 +378,8 @@ fn a_guest_that_cannot_flush_gets_durable_writes() {
     assert_eq!(driver.queues()[0].execute(Kind::Write, 0, 512).expect("answer"), 0);
     assert_eq!(house.durable_writes(), 1, "it can flush");
     driver.set_config(32, &[0]).expect("off");
+    // Nobody answers that message; an answer to the next one says that it was heard.
+    assert_eq!(driver.config(32, 1).expect("config"), [0]);
     assert_eq!(driver.queues()[0].execute(Kind::Write, 0, 512).expect("answer"), 0);
     assert_eq!(house.durable_writes(), 2, "it switched its cache off");
     house.end();
