@@ -12,6 +12,7 @@
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_sys::lock::{is_locked, lock_range, share_range};
@@ -23,6 +24,11 @@ use crate::file::Files;
 const LOCK_START: i64 = 100;
 /// Locked bytes, up to the end of what begins at `RAW_LOCK_SHARED_BASE` (200).
 const LOCK_LENGTH: i64 = 200;
+
+/// How long a lock is waited for whose holder is in no list of processes.
+const DYING_MAX: Duration = Duration::from_secs(2);
+/// Between two tries.
+const DYING_PERIOD: Duration = Duration::from_millis(10);
 
 /// Who has a volume open.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,11 +84,7 @@ pub fn open_shared(path: &Path) -> Result<Files> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(ImageError::NotAFile);
     }
-    match share_range(&lock, LOCK_START, LOCK_LENGTH) {
-        Ok(()) => {}
-        Err(Errno::EAGAIN) => return Err(ImageError::InUse(holder(&lock))),
-        Err(errno) => return Err(ImageError::Host("lock it", errno)),
-    }
+    wait_for_the_dying(&lock, || share_range(&lock, LOCK_START, LOCK_LENGTH))?;
     let again = proc_path(&lock);
     let open = |more| rustix::fs::open(&again, flags | more, Mode::empty());
     let plain = open(OFlags::empty()).map_err(host("open it a second time"))?;
@@ -115,13 +117,25 @@ pub fn share(files: &Files) -> Result<()> {
     shared.map_err(|errno| ImageError::Host("share it", errno))
 }
 
+/// Takes a lock. A holder who cannot be seen may be a process that was killed: the kernel lets go
+/// of its files, and with them of its lock, a moment after it has left /proc.
+fn wait_for_the_dying(file: &OwnedFd, lock: impl Fn() -> polylane_base::Result<()>) -> Result<()> {
+    let begin = Instant::now();
+    loop {
+        match lock() {
+            Ok(()) => return Ok(()),
+            Err(Errno::EAGAIN) => match holder(file) {
+                None if begin.elapsed() < DYING_MAX => std::thread::sleep(DYING_PERIOD),
+                seen => return Err(ImageError::InUse(seen)),
+            },
+            Err(errno) => return Err(ImageError::Host("lock it", errno)),
+        }
+    }
+}
+
 /// Locks the file and opens it for data: with direct I/O, where its file system has that.
 fn take(lock: OwnedFd) -> Result<Files> {
-    match lock_range(&lock, LOCK_START, LOCK_LENGTH) {
-        Ok(()) => {}
-        Err(Errno::EAGAIN) => return Err(ImageError::InUse(holder(&lock))),
-        Err(errno) => return Err(ImageError::Host("lock it", errno)),
-    }
+    wait_for_the_dying(&lock, || lock_range(&lock, LOCK_START, LOCK_LENGTH))?;
     let again = proc_path(&lock);
     let open = |flags| {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | flags;
