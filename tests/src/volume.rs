@@ -60,3 +60,15 @@ impl Drop for HostFs {
         let _ = Command::new("umount").arg(self.path()).status();
     }
 }
+
+/// The process that serves an attached volume, if there is one at this moment.
+pub fn engine_of(volume: &Path) -> Option<u32> {
+    let file = volume.canonicalize().ok()?;
+    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let fds = fs::read_dir(entry.path().join("fd")).ok()?.flatten();
+        let mut files = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
+        (line.starts_with(b"polylane-engine[") && files.any(|open| open == file)).then_some(pid)
+    })
+}

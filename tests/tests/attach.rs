@@ -20,6 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use polylane_tests::step::{STEP_TIME_MAX, ended, good, no_loop, output, sh, sh_within};
+use polylane_tests::volume::engine_of;
 use polylane_tests::{binary, lacks};
 
 /// How long a load of a quick run may take, and one of a long run.
@@ -75,18 +76,6 @@ impl Place {
     fn allocated(&self) -> u64 {
         fs::metadata(&self.volume).expect("stat").blocks() * 512
     }
-
-    /// The one engine's process.
-    fn engine(&self) -> Option<u32> {
-        let file = self.volume.canonicalize().ok()?;
-        fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
-            let pid = entry.file_name().to_str()?.parse().ok()?;
-            let line = fs::read(entry.path().join("cmdline")).ok()?;
-            let fds = fs::read_dir(entry.path().join("fd")).ok()?.flatten();
-            let mut files = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
-            (line.starts_with(b"polylane-engine[") && files.any(|open| open == file)).then_some(pid)
-        })
-    }
 }
 
 impl Place {
@@ -98,7 +87,7 @@ impl Place {
             let record = record.and_then(|text| serde_json::from_slice(&text).ok());
             let record: serde_json::Value = record.unwrap_or_default();
             let keeper = record["pid"].as_u64().map(|pid| pid as u32);
-            for pid in [keeper, self.engine()].into_iter().flatten() {
+            for pid in [keeper, engine_of(&self.volume)].into_iter().flatten() {
                 let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
             }
         }
@@ -149,7 +138,7 @@ fn nbd_clients_copy_a_volume_there_and_back() {
     assert!(place.allocated() < 1 << 20, "{}", place.allocated());
     place.detach();
     assert!(!Path::new(&socket).exists());
-    assert_eq!(place.engine(), None);
+    assert_eq!(engine_of(&place.volume), None);
 }
 
 #[test]
@@ -164,12 +153,12 @@ fn an_nbd_client_goes_on_when_the_engine_is_killed() {
     // nbdkit is the client, and connects again by itself.
     let from = place.path("from");
     sh(&format!("head -c 32M /dev/urandom > {from}"));
-    let engine = place.engine().expect("an engine");
+    let engine = engine_of(&place.volume).expect("an engine");
     sh(&format!(
         "nbdkit -U - --filter=retry nbd socket={socket} retry-delay=1 \
          --run 'kill -9 {engine}; nbdcopy {from} \"$uri\"; nbdcopy \"$uri\" - | cmp - {from}'"
     ));
-    assert_ne!(place.engine(), Some(engine));
+    assert_ne!(engine_of(&place.volume), Some(engine));
     let list = good(&place.polylane(&["attach", "--list"]));
     assert!(list.contains("up") && list.contains(&socket), "{list}");
 }
@@ -243,9 +232,9 @@ fn verify(kind: (&str, &str, &str), volume: &str, size: &str, way: Way) {
     let load = fio(&mount, size);
     let limit = if size.ends_with('g') { LONG_LOAD_TIME_MAX } else { LOAD_TIME_MAX };
     if way == Way::Killed {
-        let engine = place.engine().expect("an engine");
+        let engine = engine_of(&place.volume).expect("an engine");
         sh_within(limit, &format!("{load} & sleep 0.7; kill -9 {engine}; wait $!"));
-        assert_ne!(place.engine(), Some(engine), "another engine went on");
+        assert_ne!(engine_of(&place.volume), Some(engine), "another engine went on");
     } else {
         sh_within(limit, &load);
     }
@@ -370,7 +359,7 @@ fn nothing_hangs_when_keeper_and_engine_are_dead() {
         let device = place.attach(&["--via", "loop"]).display().to_string();
         let listed = place.listed();
         let passthrough = listed["stats"]["engine"]["passthrough"] == true;
-        let (keeper, engine) = (&listed["pid"], place.engine().expect("an engine"));
+        let (keeper, engine) = (&listed["pid"], engine_of(&place.volume).expect("an engine"));
         sh(&format!("kill -9 {keeper} {engine}"));
         let dd = |words: &str| {
             let mut command = Command::new("sh");

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use polylane_tests::volume::engine_of;
 use polylane_tests::{binary, lacks};
 
 const MIB: u64 = 1 << 20;
@@ -61,7 +62,8 @@ impl Place {
     fn kill(&self) {
         let restarts = |stats: &serde_json::Value| stats["engine_restarts"].as_u64();
         let before = restarts(&self.stats());
-        let killed = self.engine().expect("an engine");
+        let killed = engine_of(&self.volume).expect("an engine");
+        let killed = killed.to_string();
         good("kill", &Command::new("kill").args(["-9", &killed]).output().expect("kill runs"));
         self.wait_for("another engine", |stats| {
             restarts(stats) > before && stats["engine"]["cache"].is_object()
@@ -91,17 +93,6 @@ impl Place {
             assert!(start.elapsed() < TIME_MAX, "waited in vain for {what}: {stats}");
             std::thread::sleep(Duration::from_millis(200));
         }
-    }
-
-    fn engine(&self) -> Option<String> {
-        let file = self.volume.canonicalize().ok()?;
-        fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
-            let line = fs::read(entry.path().join("cmdline")).ok()?;
-            let fds = fs::read_dir(entry.path().join("fd")).ok()?.flatten();
-            let mut files = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
-            let found = line.starts_with(b"polylane-engine[") && files.any(|open| open == file);
-            found.then(|| entry.file_name().to_string_lossy().into_owned())
-        })
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use polylane_tests::volume::engine_of;
 use polylane_tests::{binary, lacks, skip};
 
 /// A volume, its socket, and a state directory of their own.
@@ -72,17 +73,6 @@ impl Place {
         let cell = cells.iter().find(|cell| cell["system"] == "flush-solo").expect("a row");
         let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
         (number(&cell["samples"][0]), number(&cell["extra"]["precision"]))
-    }
-
-    fn engine(&self) -> Option<String> {
-        let file = self.volume.canonicalize().ok()?;
-        fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
-            let line = fs::read(entry.path().join("cmdline")).ok()?;
-            let fds = fs::read_dir(entry.path().join("fd")).ok()?.flatten();
-            let mut files = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
-            let found = line.starts_with(b"polylane-engine[") && files.any(|open| open == file);
-            found.then(|| entry.file_name().to_string_lossy().into_owned())
-        })
     }
 
     /// Starts a guest that runs a shell script.
@@ -190,8 +180,8 @@ fn a_guest_outlives_engines_that_are_killed() {
         }
     }
     for _ in 0..3 {
-        let engine = place.engine().expect("an engine");
-        let _ = Command::new("kill").args(["-9", &engine]).status();
+        let engine = engine_of(&place.volume).expect("an engine");
+        let _ = Command::new("kill").args(["-9", &engine.to_string()]).status();
         std::thread::sleep(Duration::from_secs(1));
     }
     let printed = finish(guest);

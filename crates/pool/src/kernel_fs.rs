@@ -26,14 +26,11 @@ use crate::attach::{self, AttachOptions};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromInit, Link, ToInit};
 use crate::process::Process;
+use crate::supervise::{KILLED_TIME_MAX, TERMINATION_TIME_MAX, pass_signals};
 use crate::volume::tools;
 use crate::volume::{self, SetOptions, Sidecar};
 
-/// How long COMMAND may take to end after a signal that asks it to ...
-const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
-/// ... and the tenant's processes once they are killed ...
-const KILLED_TIME_MAX: Duration = Duration::from_secs(30);
-/// ... and the kernel to write everything back.
+/// How long the kernel may take to write everything back.
 const SYNC_TIME_MAX: Duration = Duration::from_secs(300);
 
 /// Which of the kernel's file systems.
@@ -284,7 +281,7 @@ impl Tenant<'_> {
                     _ => deadline,
                 };
             }
-            if signalled && self.pass_signals()? && deadline.is_none() {
+            if signalled && pass_signals(self.signals, &self.link)? && deadline.is_none() {
                 deadline = Some((Instant::now() + TERMINATION_TIME_MAX, false));
             }
         }
@@ -304,22 +301,6 @@ impl Tenant<'_> {
         }
         let is = |index: usize| !fds[index].revents().is_empty();
         Ok((is(0), is(1), is(2)))
-    }
-
-    /// Passes signals on to COMMAND, but those that the terminal sends to it as well; whether one
-    /// of them asks it to end.
-    fn pass_signals(&self) -> Result<bool> {
-        let mut ends = false;
-        let failed = |error| Failure::because("signals", "read them", error);
-        while let Some(received) = self.signals.next().map_err(failed)? {
-            let hang_up = received.signal == libc::SIGHUP;
-            if !received.from_kernel {
-                let _ = self.link.send(&ToInit::Signal(received.signal), &[]);
-            }
-            let asks = matches!(received.signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP);
-            ends |= asks && (hang_up || !received.from_kernel);
-        }
-        Ok(ends)
     }
 }
 

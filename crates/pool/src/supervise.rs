@@ -30,11 +30,11 @@ use crate::volume::held::Ask;
 use crate::watchdog::Watchdog;
 
 /// How long COMMAND may take to end after a signal that asks it to.
-const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
+pub(crate) const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How long the tenant's killed processes may take to end. A process is stuck only in a request
 /// that the service, or another file system, does not answer.
-const KILLED_TIME_MAX: Duration = Duration::from_secs(30);
+pub(crate) const KILLED_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long the kernel may take to send FUSE_INIT after the mount.
 const INIT_TIME_MAX_MS: u32 = 10_000;
@@ -216,7 +216,7 @@ impl Supervisor {
                     _ => deadline,
                 };
             }
-            if ready.signals && self.pass_signals()? && deadline.is_none() {
+            if ready.signals && pass_signals(&self.signals, &self.link)? && deadline.is_none() {
                 deadline = Late::Termination.after(TERMINATION_TIME_MAX);
             }
         }
@@ -306,24 +306,6 @@ impl Supervisor {
             let _ = service.link.send(&ToService::Share, &member.fds());
             log::event("share", member.describe());
         }
-    }
-
-    /// Passes signals on to COMMAND; whether one of them asks it to end.
-    ///
-    /// Ctrl-C and Ctrl-\ come from the kernel and go to the whole foreground process group, COMMAND
-    /// among it: passing them on would double them, and an interactive COMMAND may well live on.
-    fn pass_signals(&self) -> Result<bool> {
-        let mut ends = false;
-        let failed = |error| Failure::because("signals", "read them", error);
-        while let Some(received) = self.signals.next().map_err(failed)? {
-            let hang_up = received.signal == libc::SIGHUP;
-            if !received.from_kernel {
-                let _ = self.link.send(&ToInit::Signal(received.signal), &[]);
-            }
-            let asks = matches!(received.signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP);
-            ends |= asks && (hang_up || !received.from_kernel);
-        }
-        Ok(ends)
     }
 
     /// A deadline has passed. An error ends everything: with the last descriptor of the FUSE device
@@ -497,7 +479,8 @@ impl Supervisor {
                     Ok(Some(_)) => {}
                     Ok(None) | Err(_) => return None,
                 },
-                (false, true) if self.pass_signals().is_ok_and(|ends| !ends) => {}
+                (false, true)
+                    if pass_signals(&self.signals, &self.link).is_ok_and(|ends| !ends) => {}
                 (false, _) => return None,
             }
         }
@@ -596,4 +579,22 @@ pub(crate) fn execute(
     let error = command.exec();
     say(Failure::because(hidden, "execute it", error));
     ns::exit_now(FAILED.into())
+}
+
+/// Passes signals on to COMMAND; whether one of them asks it to end.
+///
+/// Ctrl-C and Ctrl-\ come from the kernel and go to the whole foreground process group, COMMAND
+/// among it: passing them on would double them, and an interactive COMMAND may well live on.
+pub(crate) fn pass_signals(signals: &SignalFd, link: &Link) -> Result<bool> {
+    let mut ends = false;
+    let failed = |error| Failure::because("signals", "read them", error);
+    while let Some(received) = signals.next().map_err(failed)? {
+        let hang_up = received.signal == libc::SIGHUP;
+        if !received.from_kernel {
+            let _ = link.send(&ToInit::Signal(received.signal), &[]);
+        }
+        let asks = matches!(received.signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP);
+        ends |= asks && (hang_up || !received.from_kernel);
+    }
+    Ok(ends)
 }
