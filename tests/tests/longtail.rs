@@ -174,6 +174,7 @@ topics! {
     mappings_of_growing_and_shrinking_files = Topic { source: "mmap_truncated", ..PROGRAM };
     shared_and_private_mappings = Topic { source: "mmap_shared", ..PROGRAM };
     programs_and_libraries_of_the_lane = Topic { source: "loads", script: LOADS, ..PROGRAM };
+    advice_on_reading = Topic { source: "advice", ..PROGRAM };
     streams = Topic { source: "streams", ..PROGRAM };
     sendfile = Topic { source: "sendfile", ..PROGRAM };
     splice = Topic { source: "splice", ..PROGRAM };

@@ -418,6 +418,8 @@ real! {
     fn syncfs(fd: c_int) -> c_int;
     fn fallocate(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int;
     fn posix_fallocate(fd: c_int, offset: off_t, len: off_t) -> c_int;
+    fn posix_fadvise(fd: c_int, offset: off_t, len: off_t, advice: c_int) -> c_int;
+    fn readahead(fd: c_int, offset: off_t, count: size_t) -> ssize_t;
     fn ftruncate(fd: c_int, len: off_t) -> c_int;
     fn truncate(path: *const c_char, len: off_t) -> c_int;
     fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;

@@ -2,7 +2,10 @@
 
 use std::ffi::c_char;
 
-use libc::{AT_FDCWD, AT_SYMLINK_NOFOLLOW, c_int, gid_t, mode_t, off_t, timespec, timeval, uid_t};
+use libc::{
+    AT_FDCWD, AT_SYMLINK_NOFOLLOW, c_int, gid_t, mode_t, off_t, size_t, ssize_t, timespec, timeval,
+    uid_t,
+};
 
 use super::{answer, arg, hooks};
 use crate::ops::attr::{self as ops, Change, Stamp};
@@ -168,6 +171,23 @@ hooks! {
             // SAFETY: the caller's own arguments.
             Err(_) => unsafe { real::posix_fallocate(fd, offset, len) },
         }
+    }
+
+    /// `posix_fadvise`: as `posix_fallocate`.
+    ["posix_fadvise", "posix_fadvise64"]
+    fn posix_fadvise(fd: c_int, offset: off_t, len: off_t, advice: c_int) -> c_int {
+        match super::attempt(|| ops::advise(fd, len, advice)) {
+            Ok(()) => 0,
+            Err(Detour::Errno(errno)) => errno.0,
+            // SAFETY: the caller's own arguments.
+            Err(Detour::Kernel) => unsafe { real::posix_fadvise(fd, offset, len, advice) },
+        }
+    }
+
+    /// `readahead`
+    ["readahead"]
+    fn readahead(fd: c_int, offset: off_t, count: size_t) -> ssize_t {
+        answer!(ops::read_ahead(fd).map(|()| 0), real::readahead(fd, offset, count))
     }
 
     /// `fsync`

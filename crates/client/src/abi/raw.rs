@@ -5,7 +5,7 @@
 
 use std::ffi::c_long;
 
-use super::{fd, fork, hooks, io, process as identity, ring};
+use super::{attr, fd, fork, hooks, io, process as identity, ring};
 use crate::ops::process;
 use crate::{file, real, rings};
 
@@ -32,6 +32,11 @@ hooks! {
                 libc::SYS_copy_file_range => {
                     io::copy_file_range(a as _, b as _, c as _, d as _, e as _, f as _) as c_long
                 }
+                libc::SYS_readahead => attr::readahead(a as _, b, c as _) as c_long,
+                libc::SYS_fadvise64 => match attr::posix_fadvise(a as _, b, c, d as _) {
+                    0 => 0,
+                    errno => super::failed(errno),
+                },
                 libc::SYS_close => fd::close(a as _).into(),
                 libc::SYS_close_range => fd::close_range(a as _, b as _, c as _).into(),
                 libc::SYS_dup => fd::dup(a as _).into(),

@@ -15,7 +15,7 @@ use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::session::Session;
 use crate::state;
-use crate::table::bit;
+use crate::table::{Pin, bit};
 
 /// A change of one time stamp, as utimensat(2) has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,6 +106,32 @@ pub(crate) fn fallocate(fd: RawFd, flags: i32, offset: i64, len: i64) -> Outcome
     let flags = flags as u32;
     call::plain(session, Message { handle, flags, offset, length, ..Message::new(Op::Fallocate) })?;
     Ok(())
+}
+
+/// `posix_fadvise`: the service caches by what is read, and the kernel must not fill pages of its
+/// own, of which it would have to be told whenever the file is read or written.
+pub(crate) fn advise(fd: RawFd, len: i64, advice: i32) -> Outcome<()> {
+    data_file(fd)?;
+    let known = (libc::POSIX_FADV_NORMAL..=libc::POSIX_FADV_NOREUSE).contains(&advice);
+    if known && len >= 0 { Ok(()) } else { Err(Errno::EINVAL.into()) }
+}
+
+/// `readahead`: as [`advise`].
+pub(crate) fn read_ahead(fd: RawFd) -> Outcome<()> {
+    match data_file(fd)?.access_mode() {
+        libc::O_WRONLY => Err(Errno::EBADF.into()),
+        _ => Ok(()),
+    }
+}
+
+/// The regular file of the lane that `fd` means, attached: its flags are known.
+fn data_file(fd: RawFd) -> Outcome<Pin> {
+    let file = file::find(fd)?;
+    if file.is(bit::DIRECTORY) {
+        return Err(Detour::Kernel);
+    }
+    file::usable(&file, fd)?;
+    Ok(file)
 }
 
 /// `fsync`, `fdatasync`.
