@@ -35,6 +35,8 @@ mod commit;
 mod copy;
 mod flight;
 mod log;
+#[cfg(test)]
+mod tests;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`image`] | bytes of a disk, cheap to copy |
 //! | [`disk`] | the device: channels, record, faults |
+//! | [`gate`] | a door before the disk, at which flushes wait for the test |
 //! | [`crash`] | from a record to every image that a power cut may leave |
 //!
 //! The rules are those of [`polylane_block::device`]: a write may be on the medium from its
@@ -13,9 +14,11 @@
 
 pub mod crash;
 pub mod disk;
+pub mod gate;
 pub mod image;
 mod space;
 
 pub use crash::{Crash, Fate, Tear};
 pub use disk::{Event, Fault, FaultOn, SimDisk, SimOptions};
+pub use gate::{Gate, Held};
 pub use image::Image;

@@ -1,0 +1,227 @@
+//! Commits that overlap, one held request after the other: what is told durable, and when.
+
+use std::process::Command;
+use std::sync::mpsc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use polylane_base::sync::{Arc, thread};
+use polylane_base::{Errno, Gid, Ino, TestClock, Uid};
+use polylane_block::Error as DeviceError;
+use polylane_testkit::sim::{Crash, Fate, Gate, Image, SimDisk, SimOptions, Tear};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode};
+
+use super::Tuning;
+use crate::{Ext4, Options};
+
+/// Longer than an answer takes that comes at all.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const IMAGE_BYTES: usize = 16 << 20;
+
+/// An open file system whose medium the test lets go on, step by step.
+struct Bench {
+    base: Image,
+    disk: Arc<SimDisk>,
+    gate: Arc<Gate>,
+    fs: Arc<Ext4>,
+}
+
+impl Drop for Bench {
+    /// Nobody waits for a test that has failed.
+    fn drop(&mut self) {
+        self.gate.open();
+    }
+}
+
+/// What an fsync on a thread of its own answers.
+type Answer = Receiver<polylane_base::Result<()>>;
+
+fn open(disk: Arc<dyn polylane_block::BlockDevice>) -> Arc<Ext4> {
+    // Every commit begins before the one before has ended, and none by the clock.
+    let tuning = Tuning { overlap_blocks: 0, ..Tuning::default() };
+    let commit_interval = Duration::from_secs(3600);
+    let options = Options { commit_interval, tuning, ..Options::default() };
+    Arc::new(Ext4::open(disk, Arc::new(TestClock::default()), &options).expect("opens"))
+}
+
+impl Bench {
+    /// A new file system with files `names`, all durable. `None`, and said so, without mke2fs.
+    fn with(names: &[&str]) -> Option<Bench> {
+        let file = tempfile::NamedTempFile::new().expect("temporary file");
+        file.as_file().set_len(IMAGE_BYTES as u64).expect("sparse file");
+        let mut mke2fs = Command::new("mke2fs");
+        mke2fs.args(["-Fq", "-t", "ext4", "-b", "4096", "-J", "size=4"]).arg(file.path());
+        let Ok(made) = mke2fs.output() else {
+            eprintln!("skipped: mke2fs is not installed");
+            return None;
+        };
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let blank = Image::new(std::fs::read(file.path()).expect("readable"));
+        let first = SimDisk::new(blank, SimOptions::default());
+        let fs = open(first.clone());
+        for name in names {
+            create(&fs, name);
+        }
+        fs.close().expect("closes");
+        let base = first.image().rebased();
+        let disk = SimDisk::new(base.clone(), SimOptions { record: true, ..SimOptions::default() });
+        let gate = Gate::new(disk.clone());
+        let fs = open(gate.clone());
+        Some(Bench { base, disk, gate, fs })
+    }
+
+    fn sync_on_thread(&self, ino: Ino, data_only: bool) -> Answer {
+        let (send, answer) = mpsc::channel();
+        let fs = self.fs.clone();
+        thread::spawn(move || {
+            // A test that has failed does not listen.
+            let _ = send.send(fs.fsync(ino, data_only));
+        });
+        answer
+    }
+
+    /// Threads that wait for a transaction on its way.
+    fn watching(&self) -> u32 {
+        let journal = self.fs.volume.journal.as_ref().expect("a journal");
+        journal.progress.lock().watching
+    }
+
+    /// Waits until somebody waits for a transaction on its way; a durable write instead is the
+    /// commit block of one that does not.
+    fn somebody_waits(&self) {
+        self.gate.wait("a thread that waits for the commit before", |held| {
+            assert!(held.iter().all(|held| held.is_flush), "a commit block ahead of its turn");
+            (self.watching() > 0).then_some(())
+        });
+    }
+
+    /// Names of the root directory after a power cut now: of what is not durable nothing is there.
+    fn names_after_a_cut(&self) -> Vec<String> {
+        let events = self.disk.events();
+        let mut crash = Crash::new(&self.base, &events);
+        while crash.advance().is_some() {}
+        let image = crash.image(&Tear::at(512), |_| Fate::Lost);
+        let fs = open(SimDisk::new(image, SimOptions::default()));
+        let mut names = Vec::new();
+        let mut each = |entry: polylane_vfs::fs::DirEntry<'_>| {
+            names.push(String::from_utf8_lossy(entry.name).into_owned());
+            true
+        };
+        fs.readdir(root(&fs), 0, &mut each).expect("lists");
+        names
+    }
+}
+
+fn root(fs: &Ext4) -> Ino {
+    fs.root().expect("root").ino
+}
+
+fn create(fs: &Ext4, name: &str) -> Ino {
+    let (uid, gid) = (Uid(0), Gid(0));
+    let new = NewNode { kind: Kind::File, perm: 0o600, uid, gid, rdev: 0, target: b"" };
+    fs.create(root(fs), name.as_bytes(), &new).expect("room").node.ino
+}
+
+fn told(answer: &Answer) -> polylane_base::Result<()> {
+    answer.recv_timeout(PATIENCE).expect("is told in the end")
+}
+
+fn untold(answer: &Answer) -> bool {
+    answer.try_recv() == Err(mpsc::TryRecvError::Empty)
+}
+
+#[test]
+fn a_commit_is_told_after_the_one_before_it() {
+    let Some(bench) = Bench::with(&[]) else { return };
+    let (gate, fs) = (&bench.gate, &bench.fs);
+    gate.shut();
+    let first = bench.sync_on_thread(create(fs, "first"), false);
+    let flush = gate.flush(&[]);
+    // The body of the second is written, and made durable, while the first is being flushed.
+    let second = bench.sync_on_thread(create(fs, "second"), false);
+    gate.let_go(gate.flush(&[flush]));
+    bench.somebody_waits();
+    assert!(untold(&first) && untold(&second), "nothing is durable");
+    let there = bench.names_after_a_cut();
+    assert!(!there.iter().any(|name| name == "first" || name == "second"), "{there:?}");
+
+    gate.let_go(flush);
+    let commit = gate.durable_write();
+    assert!(untold(&first) && untold(&second), "no commit block is written");
+    assert_eq!(bench.watching(), 1, "the second waits for the first one's commit block");
+    gate.let_go(commit);
+    assert_eq!(told(&first), Ok(()));
+    let commit = gate.durable_write();
+    assert!(untold(&second), "its commit block is not written");
+    let there = bench.names_after_a_cut();
+    assert!(there.contains(&"first".into()) && !there.contains(&"second".into()), "{there:?}");
+    gate.let_go(commit);
+    assert_eq!(told(&second), Ok(()));
+    assert!(bench.names_after_a_cut().contains(&"second".into()));
+}
+
+#[test]
+fn a_commit_whose_predecessor_fails_is_not_told_durable() {
+    let Some(bench) = Bench::with(&[]) else { return };
+    let (gate, fs) = (&bench.gate, &bench.fs);
+    gate.shut();
+    let first = bench.sync_on_thread(create(fs, "first"), false);
+    let flush = gate.flush(&[]);
+    let second = bench.sync_on_thread(create(fs, "second"), false);
+    gate.let_go(gate.flush(&[flush]));
+    bench.somebody_waits();
+    gate.fail(flush, DeviceError::Medium(Errno::EIO));
+    assert_eq!(told(&first), Err(Errno::EIO));
+    assert!(told(&second).is_err());
+    assert!(fs.is_stopped());
+    assert!(gate.held().is_empty(), "a commit block behind one that is not there");
+    let there = bench.names_after_a_cut();
+    assert!(!there.iter().any(|name| name == "first" || name == "second"), "{there:?}");
+}
+
+#[test]
+fn commits_called_back_for_want_of_room_are_written_again_in_their_order() {
+    let Some(bench) = Bench::with(&[]) else { return };
+    let (gate, fs) = (&bench.gate, &bench.fs);
+    gate.shut();
+    let first = bench.sync_on_thread(create(fs, "first"), false);
+    let flush = gate.flush(&[]);
+    let second = bench.sync_on_thread(create(fs, "second"), false);
+    gate.let_go(gate.flush(&[flush]));
+    bench.somebody_waits();
+    gate.let_go(flush);
+    gate.fail(gate.durable_write(), DeviceError::NoSpace);
+    assert_eq!(told(&first), Err(Errno::ENOSPC));
+    assert_eq!(told(&second), Err(Errno::ENOSPC));
+    gate.open();
+    assert_eq!(fs.sync(), Ok(()));
+    let there = bench.names_after_a_cut();
+    assert!(there.contains(&"first".into()) && there.contains(&"second".into()), "{there:?}");
+}
+
+/// A commit under way may have flushed before the file was last written in place.
+#[test]
+fn fdatasync_beside_a_commit_flushes_what_was_written_since_its_flush() {
+    let Some(bench) = Bench::with(&["file"]) else { return };
+    let (gate, fs) = (&bench.gate, &bench.fs);
+    let file = fs.lookup(root(fs), b"file").expect("is there").ino;
+    fs.write(file, 0, &mut &[1; 4096][..]).expect("room");
+    gate.shut();
+    let commit = bench.sync_on_thread(file, false);
+    gate.let_go(gate.flush(&[]));
+    let block = gate.durable_write();
+    fs.write(file, 0, &mut &[2; 4096][..]).expect("in place");
+    let data = bench.sync_on_thread(file, true);
+    bench.gate.wait("a thread that waits for the commit", |_| (bench.watching() > 0).then_some(()));
+    assert!(untold(&data), "its blocks are not mapped yet");
+    gate.let_go(block);
+    assert_eq!(told(&commit), Ok(()));
+    let flush = gate.wait("a flush of its own", |held| {
+        assert!(untold(&data), "told without a flush");
+        held.first().copied()
+    });
+    assert!(flush.is_flush);
+    gate.let_go(flush);
+    assert_eq!(told(&data), Ok(()));
+}
