@@ -233,6 +233,14 @@ fn fio_verifies_through_an_attached_volume_whose_engine_is_killed() {
         let device = host.attach(&volume);
         let other = host.create("w", "16M", "none");
         assert!(host.info(&other)["pool"].as_str().expect("pool").ends_with("polylane-2.pool"));
+        // Its blocks cannot be shared, and a copy of all of them takes longer than it may stand
+        // still: who asks is told what to do.
+        for copy in ["snapshot", "clone"] {
+            let refused = host.polylane(&["volume", copy, &volume, &host.path("copy")]);
+            assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+            assert!(said(&refused).contains("end its lane or detach it first"), "{refused:?}");
+            assert!(!Path::new(&host.path("copy")).exists());
+        }
         assert_eq!(host.attached()["stats"]["engine"]["bypass"], true);
         let fio = Command::new("fio")
             .args([
@@ -243,6 +251,7 @@ fn fio_verifies_through_an_attached_volume_whose_engine_is_killed() {
                 "--bsrange=4k-512k",
             ])
             .args(["--size=64M", "--iodepth=16", "--verify=crc32c", "--fsync=50", "--loops=2"])
+            .arg("--verify_state_save=0")
             .arg(format!("--filename={device}"))
             .stdout(Stdio::null())
             .spawn()

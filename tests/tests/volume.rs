@@ -261,6 +261,79 @@ fn copies_share_their_blocks_where_the_host_can() {
     }
 }
 
+/// A number that `info` says.
+fn bytes(dir: &Path, volume: &str, name: &str) -> u64 {
+    field(dir, volume, name).as_u64().unwrap_or_else(|| panic!("{volume} has no {name}"))
+}
+
+fn sh(dir: &Path, script: &str) {
+    let status = Command::new("sh").args(["-euc", script]).current_dir(dir).status();
+    assert!(status.expect("sh runs").success(), "{script}");
+}
+
+#[test]
+fn what_is_mapped_and_shared_is_counted_to_the_byte() {
+    let name = "what_is_mapped_and_shared_is_counted_to_the_byte";
+    const MIB: u64 = 1 << 20;
+    // ext4 has copy-on-write of ours, XFS its own.
+    for kind in ["ext4", "xfs"] {
+        let Some(host) = HostFs::new(name, kind, 400 << 20) else { continue };
+        let dir = &host.path();
+        done(dir, "create v --size 64M --fs none");
+        assert_eq!((bytes(dir, "v", "mapped_bytes"), bytes(dir, "v", "base_bytes")), (0, 0));
+        let write = "dd if=/dev/urandom of=v bs=1M seek=5 count=7 conv=notrunc,fsync status=none";
+        sh(dir, write);
+        sh(dir, "fallocate -n -o 20M -l 3M v; fallocate -p -o 6M -l 1M v; sync -f .");
+        assert_eq!(bytes(dir, "v", "mapped_bytes"), 6 * MIB, "{kind}");
+        assert_eq!(bytes(dir, "v", "mapped_bytes"), bytes(dir, "v", "written_bytes"), "{kind}");
+        assert_eq!(bytes(dir, "v", "reserved_bytes"), 3 * MIB, "{kind}");
+        assert_eq!(bytes(dir, "v", "shared_bytes"), 0, "{kind}");
+        let allocated = fs::metadata(dir.join("v")).expect("stat").blocks() * 512;
+        assert_eq!(bytes(dir, "v", "allocated_bytes"), allocated, "{kind}");
+        done(dir, "clone v c");
+        for volume in ["v", "c"] {
+            assert_eq!(bytes(dir, volume, "mapped_bytes"), 6 * MIB, "{kind} {volume}");
+            assert_eq!(bytes(dir, volume, "shared_bytes"), 6 * MIB, "{kind} {volume}");
+            let in_bases = if kind == "xfs" { 0 } else { 6 * MIB };
+            assert_eq!(bytes(dir, volume, "base_bytes"), in_bases, "{kind} {volume}");
+        }
+        let table = done(dir, "ls .");
+        let line = table.lines().find(|line| line.ends_with("/v")).expect("a line");
+        assert_eq!(line.matches("6 MiB").count(), 2, "{table}");
+        // Made one file again, it shares nothing.
+        done(dir, "resize c 64M");
+        assert_eq!((bytes(dir, "c", "mapped_bytes"), bytes(dir, "c", "base_bytes")), (6 * MIB, 0));
+        assert!(kind == "xfs" || bytes(dir, "c", "shared_bytes") == 0);
+    }
+}
+
+#[test]
+fn a_chain_of_copies_is_bounded_and_made_one_file() {
+    let Some(dir) = place("a_chain_of_copies_is_bounded_and_made_one_file") else { return };
+    let dir = dir.path();
+    done(dir, "create v --size 16M --fs none");
+    done(dir, "snapshot v s0");
+    if field(dir, "v", "base").is_null() {
+        return skip("a_chain_of_copies_is_bounded_and_made_one_file", "the host shares blocks");
+    }
+    for number in 1..16 {
+        done(dir, &format!("snapshot v s{number}"));
+    }
+    let line = refused(dir, "snapshot v s16", 1);
+    assert!(line.contains("v: is on 16 bases"), "{line}");
+    let way_out = line.split('\'').nth(1).expect("a command").strip_prefix("polylane volume ");
+    done(dir, way_out.expect("of volumes"));
+    assert_eq!(field(dir, "v", "base"), serde_json::Value::Null);
+    assert!(!dir.join("s16").exists());
+    done(dir, "snapshot v s16");
+    assert_eq!(field(dir, "v", "base"), "s16");
+    done(dir, "rm v s16");
+    for number in (0..16).rev() {
+        done(dir, &format!("rm s{number}"));
+    }
+    assert_eq!(fs::read_dir(dir).expect("list").count(), 0, "nothing left");
+}
+
 #[test]
 fn a_volume_in_use_is_left_alone() {
     let name = "a_volume_in_use_is_left_alone";

@@ -29,7 +29,7 @@ const ROOMS: &[Room] = &[
     room("client", &["base", "sys", "ipc"], &[]),
     room("bench", &["base", "sys", "ipc", "block", "vfs", "ext4", "front", "pool"], &["testkit"]),
     room("polylane", &["base", "sys", "pool", "bench"], &["testkit"]),
-    room("tests", &["base"], &["base", "testkit"]),
+    room("tests", &["base"], &["base", "front", "testkit"]),
     room("xtask", &[], &[]),
 ];
 

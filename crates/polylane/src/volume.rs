@@ -98,7 +98,10 @@ fn content(content: Content) -> &'static str {
 }
 
 fn table(volumes: &[Info]) -> String {
-    let mut text = format!("{:>10} {:>10}  {:<6} VOLUME\n", "SIZE", "ALLOCATED", "USE");
+    let mut text = format!(
+        "{:>10} {:>10} {:>10} {:>10}  {:<6} VOLUME\n",
+        "SIZE", "ALLOCATED", "MAPPED", "SHARED", "USE"
+    );
     for info in volumes {
         let usage = match (&info.used_by, info.snapshot) {
             (Some(_), _) => "in use",
@@ -106,9 +109,11 @@ fn table(volumes: &[Info]) -> String {
             (None, false) => "-",
         };
         text += &format!(
-            "{:>10} {:>10}  {usage:<6} {}\n",
+            "{:>10} {:>10} {:>10} {:>10}  {usage:<6} {}\n",
             ByteSize(info.size_bytes).to_string(),
             ByteSize(info.allocated_bytes).to_string(),
+            ByteSize(info.mapped_bytes).to_string(),
+            info.shared_bytes.map_or("-".to_string(), |bytes| ByteSize(bytes).to_string()),
             info.path.display()
         );
     }
@@ -126,6 +131,8 @@ fn describe(info: &Info) -> String {
         ("allocated", Some(size(info.allocated_bytes))),
         ("written", known(info.written_bytes)),
         ("reserved", known(info.reserved_bytes)),
+        ("mapped", Some(size(info.mapped_bytes))),
+        ("in bases", info.base.as_ref().map(|_| size(info.base_bytes))),
         ("shared", known(info.shared_bytes)),
         ("extents", info.extent_count.map(|count| count.to_string())),
         ("file system", Some(content(info.content).to_string())),

@@ -1,7 +1,7 @@
 //! Limits of a pool in the kernel's control groups, version 1 and 2.
 //!
 //! A pool gets one group per v1 hierarchy it needs and one in the v2 hierarchy, below the group
-//! that the supervisor itself is in (v1) or the nearest one above it that hands the controller down
+//! that the supervisor itself is in (v1) or the nearest one above it that hands down what is needed
 //! (v2), so limits set from outside stay in force. Nothing is switched on in the host's own groups.
 //! A limit that cannot be set is said, never silently dropped.
 
@@ -58,6 +58,18 @@ struct Host {
     v2: Option<(PathBuf, PathBuf)>,
 }
 
+/// A group of version 2 that hands controllers down.
+struct V2Parent {
+    dir: PathBuf,
+    enabled: Vec<String>,
+}
+
+impl V2Parent {
+    fn has(&self, controller: &str) -> bool {
+        self.enabled.iter().any(|name| name == controller)
+    }
+}
+
 /// Plans the groups of pool `name` on this host. Changes nothing.
 pub(crate) fn plan(name: &str, limits: &Limits) -> Plan {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -75,9 +87,9 @@ pub(crate) fn usable_controllers() -> Vec<(&'static str, Option<&'static str>)> 
             let writable = |dir: &Path| {
                 rustix::fs::access(dir, rustix::fs::Access::WRITE_OK).is_ok().then_some(())
             };
-            let version = match (host.v1_dir(controller), host.v2_parent(controller)) {
+            let version = match (host.v1_dir(controller), host.v2_parent(&[controller])) {
                 (Some(dir), _) => writable(dir).map(|()| "v1"),
-                (None, Some(dir)) => writable(&dir).map(|()| "v2"),
+                (None, Some(parent)) => writable(&parent.dir).map(|()| "v2"),
                 (None, None) => None,
             };
             (controller, version)
@@ -121,15 +133,22 @@ impl Host {
         self.v1.iter().find(|(name, _)| name == controller).map(|(_, dir)| dir.as_path())
     }
 
-    /// The nearest group at or above the own one that hands `controller` down to its children.
-    /// Groups other than the root with processes in them never do (the "no internal processes"
-    /// rule).
-    fn v2_parent(&self, controller: &str) -> Option<PathBuf> {
+    /// The group at or above the own one that hands the most of `controllers` down to its
+    /// children; of several, the nearest. One for all: a process is in one group of version 2.
+    /// Groups other than the root with processes in them hand nothing down (the "no internal
+    /// processes" rule).
+    fn v2_parent(&self, controllers: &[&str]) -> Option<V2Parent> {
         let (mount, own) = self.v2.as_ref()?;
-        own.ancestors().take_while(|dir| dir.starts_with(mount)).find_map(|dir| {
+        let above = own.ancestors().take_while(|dir| dir.starts_with(mount));
+        let parents = above.filter_map(|dir| {
             let enabled = fs::read_to_string(dir.join("cgroup.subtree_control")).ok()?;
-            enabled.split_whitespace().any(|word| word == controller).then(|| dir.to_path_buf())
-        })
+            let enabled = enabled.split_whitespace().map(String::from).collect();
+            Some(V2Parent { dir: dir.to_path_buf(), enabled })
+        });
+        let count = |parent: &V2Parent| controllers.iter().filter(|name| parent.has(name)).count();
+        // The last of several maxima is taken, so the farthest comes first.
+        let parents: Vec<_> = parents.filter(|parent| count(parent) > 0).collect();
+        parents.into_iter().rev().max_by_key(count)
     }
 }
 
@@ -148,26 +167,51 @@ fn own_dir(mount: &Path, root: &str, path: &str) -> PathBuf {
     if dir.is_dir() { dir } else { mount.to_path_buf() }
 }
 
-fn plan_on(host: &Host, name: &str, limits: &Limits) -> Plan {
-    let mut plan = Plan::default();
-    let group = format!("polylane-{name}");
+/// What one option sets, in either version.
+struct Setting {
+    controller: &'static str,
+    option: &'static str,
+    v1: Vec<(&'static str, String)>,
+    v2: Vec<(&'static str, String)>,
+}
+
+fn settings(host: &Host, limits: &Limits) -> Vec<Setting> {
+    let mut found = Vec::new();
     if let Some(bytes) = limits.memory {
-        let value = bytes.to_string();
-        let v1 = vec![("memory.limit_in_bytes", value.clone())];
-        plan.add(host, &group, ("memory", "--memory"), v1, vec![("memory.max", value)]);
+        let [v1, v2] =
+            ["memory.limit_in_bytes", "memory.max"].map(|file| vec![(file, bytes.to_string())]);
+        found.push(Setting { controller: "memory", option: "--memory", v1, v2 });
     }
     if let Some(cpus) = &limits.cpus {
-        let list = vec![("cpuset.cpus", cpus.to_string())];
-        let mut v1 = list.clone();
+        let v2 = vec![("cpuset.cpus", cpus.to_string())];
+        let mut v1 = v2.clone();
         if let Some(dir) = host.v1_dir("cpuset") {
             let nodes = fs::read_to_string(dir.join("cpuset.mems")).unwrap_or_default();
             v1.insert(0, ("cpuset.mems", nodes.trim().to_string()));
         }
-        plan.add(host, &group, ("cpuset", "--cpus"), v1, list);
+        found.push(Setting { controller: "cpuset", option: "--cpus", v1, v2 });
     }
     if let Some(weight) = limits.weight {
         let [v1, v2] = weight_settings(weight).map(|setting| vec![setting]);
-        plan.add(host, &group, ("cpu", "--weight"), v1, v2);
+        found.push(Setting { controller: "cpu", option: "--weight", v1, v2 });
+    }
+    found
+}
+
+fn plan_on(host: &Host, name: &str, limits: &Limits) -> Plan {
+    let mut plan = Plan::default();
+    let group = format!("polylane-{name}");
+    let settings = settings(host, limits);
+    let by_v2 = settings.iter().filter(|one| host.v1_dir(one.controller).is_none());
+    let by_v2: Vec<_> = by_v2.map(|one| one.controller).collect();
+    let parent = host.v2_parent(&by_v2);
+    for Setting { controller, option, v1, v2 } in settings {
+        let parent = parent.as_ref().filter(|parent| parent.has(controller));
+        match (host.v1_dir(controller), parent) {
+            (Some(dir), _) => plan.add(dir.join(&group), option, v1),
+            (None, Some(parent)) => plan.add(parent.dir.join(&group), option, v2),
+            (None, None) => plan.not_enforced.push(option),
+        }
     }
     plan
 }
@@ -179,20 +223,7 @@ fn weight_settings(weight: u32) -> [(&'static str, String); 2] {
 }
 
 impl Plan {
-    fn add(
-        &mut self,
-        host: &Host,
-        group: &str,
-        (controller, option): (&str, &'static str),
-        v1: Vec<(&'static str, String)>,
-        v2: Vec<(&'static str, String)>,
-    ) {
-        let (parent, settings) = match (host.v1_dir(controller), host.v2_parent(controller)) {
-            (Some(dir), _) => (dir.to_path_buf(), v1),
-            (None, Some(dir)) => (dir, v2),
-            (None, None) => return self.not_enforced.push(option),
-        };
-        let dir = parent.join(group);
+    fn add(&mut self, dir: PathBuf, option: &'static str, settings: Vec<(&'static str, String)>) {
         let settings = settings.into_iter().map(|(file, value)| (file, value, option));
         match self.groups.iter_mut().find(|group| group.dir == dir) {
             Some(group) => group.settings.extend(settings),
@@ -302,21 +333,38 @@ nonsense
     #[test]
     fn version_2_groups_are_made_where_controllers_are_handed_down() {
         let (dir, host) = v2_host();
-        let limits = Limits { memory: Some(64 << 20), cpus: "0-1".parse().ok(), weight: Some(50) };
+        let limits = Limits { memory: Some(64 << 20), cpus: None, weight: Some(50) };
         let mut plan = plan_on(&host, "p", &limits);
         let dirs: Vec<_> = plan.groups.iter().map(|group| group.dir.clone()).collect();
         let slice = dir.path().join("slice/polylane-p");
-        assert_eq!(dirs, [slice.clone(), dir.path().join("polylane-p")]);
+        assert_eq!(dirs, std::slice::from_ref(&slice), "the nearest that has all");
         plan.create();
         plan.attach(42);
         assert!(plan.not_enforced.is_empty());
         let read = |path: PathBuf| fs::read_to_string(path).expect("setting");
         assert_eq!(read(slice.join("memory.max")), (64 << 20).to_string());
         assert_eq!(read(slice.join("cpu.weight")), "50");
-        assert_eq!(read(dir.path().join("polylane-p/cpuset.cpus")), "0-1");
         assert_eq!(read(slice.join("cgroup.procs")), "42");
         plan.reweigh(700);
         assert_eq!(read(slice.join("cpu.weight")), "700");
+    }
+
+    /// A process that moves from one group of version 2 to another leaves the first one's limits.
+    #[test]
+    fn there_is_one_group_of_version_2() {
+        let (dir, host) = v2_host();
+        let limits = Limits { memory: Some(64 << 20), cpus: "0-1".parse().ok(), weight: Some(50) };
+        let plan = plan_on(&host, "p", &limits);
+        let dirs: Vec<_> = plan.groups.iter().map(|group| group.dir.clone()).collect();
+        assert_eq!((dirs, plan.not_enforced), (vec![dir.path().join("polylane-p")], Vec::new()));
+        let control = dir.path().join("cgroup.subtree_control");
+        fs::write(control, "cpuset").expect("write");
+        let plan = plan_on(&host, "p", &limits);
+        let dirs: Vec<_> = plan.groups.iter().map(|group| group.dir.clone()).collect();
+        assert_eq!(
+            (dirs, plan.not_enforced),
+            (vec![dir.path().join("slice/polylane-p")], vec!["--cpus"])
+        );
     }
 
     #[test]

@@ -41,6 +41,9 @@ use present::Present;
 /// Sectors in a block, the unit of copying.
 const BLOCK_SECTORS: u64 = 8;
 
+/// Bytes in a block.
+pub const BLOCK_BYTES: u64 = BLOCK_SECTORS * SECTOR_BYTES as u64;
+
 /// Bytes of the map that are written together.
 const PAGE_BYTES: usize = 4096;
 

@@ -229,7 +229,8 @@ pub fn remove(path: &Path) -> Result<()> {
 }
 
 /// Grows a volume that nobody has open, and the ext4 on it; or an attached one, whose file system
-/// its user grows.
+/// its user grows. A copy-on-write volume that nobody has open becomes one file of its own, also
+/// when it has that size already.
 ///
 /// # Errors
 /// It would shrink, is in use, or its file system has errors.
@@ -255,6 +256,10 @@ pub fn resize(path: &Path, size: u64) -> Result<()> {
         return Err(Failure::failed(format!("{}: not a regular file", path.display())));
     }
     refuse_smaller(path, size, stat.len())?;
+    if size == stat.len() {
+        // It is one file now: all that there was to do.
+        return Ok(());
+    }
     let name = image::proc_path(&file);
     grow_file(path, &file, &name, size)
 }

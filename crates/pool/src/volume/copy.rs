@@ -58,7 +58,8 @@ pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
     let own = match own {
         Err(ImageError::InUse(_)) if sidecar.bypass.is_some() => {
             return Err(Failure::failed(format!(
-                "{}: is a bypass volume, which is copied when nobody uses it",
+                "{}: is a bypass volume, which is copied when nobody uses it: end its lane or \
+                 detach it first",
                 from.display()
             )));
         }

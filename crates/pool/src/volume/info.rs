@@ -13,6 +13,7 @@ use super::bypass;
 use super::cache::CacheSpec;
 use super::open::{failure, holder_text, volumes_dir};
 use super::sidecar::{self, Sidecar};
+use super::space::{self, Space};
 use super::stack::{self, DEPTH_MAX};
 use super::translation::Translation;
 use crate::failure::{Failure, Result};
@@ -51,12 +52,17 @@ pub struct Info {
     pub size_bytes: u64,
     /// What the host has set aside for it, its own metadata included.
     pub allocated_bytes: u64,
-    /// Holds data; `None` where the host cannot tell.
+    /// What of its size holds data, its own or a base's.
+    pub mapped_bytes: u64,
+    /// What of `mapped_bytes` lies in its bases.
+    pub base_bytes: u64,
+    /// What of `mapped_bytes` other files have too: its bases, or by the host's file system.
+    /// `None` where the host cannot tell.
+    pub shared_bytes: Option<u64>,
+    /// What of `allocated_bytes` was written, its map included; `None` where the host cannot tell.
     pub written_bytes: Option<u64>,
     /// Set aside and never written.
     pub reserved_bytes: Option<u64>,
-    /// Shared with other files.
-    pub shared_bytes: Option<u64>,
     /// Pieces on the host.
     pub extent_count: Option<u64>,
     /// The file system.
@@ -100,6 +106,10 @@ pub fn info(path: &Path) -> Result<Info> {
     let holder = image::user_of(&file).map_err(|error| failure(path, error))?;
     let sidecar = Sidecar::load(path)?;
     let below = stack::reference(&file, &sidecar);
+    let space = match &bypass {
+        Some(its) => bypass_space(its.size, extents.as_deref()),
+        None => space::measure(path, &file, &sidecar)?,
+    };
     Ok(Info {
         path: path.to_path_buf(),
         id: sidecar.id.clone(),
@@ -108,9 +118,11 @@ pub fn info(path: &Path) -> Result<Info> {
             None => below.as_ref().map_or(stat.size(), |(_, size)| *size),
         },
         allocated_bytes: glance.as_ref().map_or(stat.blocks() * 512, |glance| glance.allocated),
+        mapped_bytes: space.mapped,
+        base_bytes: space.in_bases,
+        shared_bytes: space.shared,
         written_bytes: sum(|extent| !extent.unwritten),
         reserved_bytes: sum(|extent| extent.unwritten),
-        shared_bytes: sum(|extent| extent.shared),
         extent_count: extents.as_ref().map(|found| found.len() as u64),
         content: match &glance {
             Some(glance) => judge(Superblock::of(&glance.start[SUPERBLOCK_OFFSET as usize..])),
@@ -125,6 +137,13 @@ pub fn info(path: &Path) -> Result<Info> {
         cache: sidecar.cache,
         translation: sidecar.translation,
     })
+}
+
+/// A bypass volume's chunks are its own. Where nobody may look, all of it counts.
+fn bypass_space(size: u64, extents: Option<&[HostExtent]>) -> Space {
+    let within = |extent: &HostExtent| size.saturating_sub(extent.offset).min(extent.length);
+    let mapped = extents.map_or(size, |extents| extents.iter().map(within).sum());
+    Space { mapped, in_bases: 0, shared: Some(0) }
 }
 
 /// All volumes of directories, by name; without any, of the state directory. Volumes are files that

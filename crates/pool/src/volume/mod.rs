@@ -13,6 +13,7 @@
 //! | `info` | looks at volumes |
 //! | `live` | copies volumes that are in use |
 //! | `sidecar` | what a raw file cannot say |
+//! | `space` | adds up what of a volume holds data, and whose it is |
 //! | `stack` | a volume's file with the bases under it |
 //! | [`translation`] | where a volume's translation works |
 //! | `tools` | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
@@ -30,6 +31,7 @@ mod info;
 mod live;
 mod open;
 pub(crate) mod sidecar;
+mod space;
 pub(crate) mod stack;
 pub(crate) mod tools;
 pub mod translation;

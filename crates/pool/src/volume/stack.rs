@@ -39,7 +39,7 @@ use crate::failure::{Failure, Result, say};
 const MAGIC: [u8; 16] = *b"polylane-overlay";
 const NONCE_BYTES: usize = 32;
 const TRAILER_BYTES: usize = 4096;
-const SECTOR_BYTES: u64 = 512;
+pub(super) const SECTOR_BYTES: u64 = 512;
 
 /// Bases below bases, at most.
 pub(super) const DEPTH_MAX: usize = 16;
@@ -322,8 +322,11 @@ impl Shape {
         match self.depth < DEPTH_MAX {
             true => Ok(()),
             false => Err(Failure::failed(format!(
-                "{}: is on {DEPTH_MAX} bases: export and import it first",
-                path.display()
+                "{}: is on {DEPTH_MAX} bases, the most there may be: make it one file with \
+                 'polylane volume resize {} {}' when nobody uses it",
+                path.display(),
+                path.display(),
+                self.size
             ))),
         }
     }
