@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test|apps …
+# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test|apps|guest …
 # Asks for what is missing only; a tool that is already there, from wherever, is left alone.
 set -eu
 
@@ -57,6 +57,13 @@ need_apps() {
     done
 }
 
+# Kernels come from the archive when a kit is made: tests/guest/kit.sh.
+need_guest() {
+    need qemu-system-x86 tool qemu-system-x86_64
+    need busybox-static tool busybox
+    need xz-utils tool xz
+}
+
 install_missing() {
     [ -n "$missing" ] || return 0
     root=
@@ -108,9 +115,9 @@ install_rust() {
 [ $# -gt 0 ] || set -- build
 for what in "$@"; do
     case $what in
-    build | demo | test | apps) "need_$what" ;;
+    build | demo | test | apps | guest) "need_$what" ;;
     *)
-        echo "usage: scripts/setup.sh build|demo|test|apps …" >&2
+        echo "usage: scripts/setup.sh build|demo|test|apps|guest …" >&2
         exit 2
         ;;
     esac

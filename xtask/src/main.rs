@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 
 mod apps;
 mod campaign;
+mod guest;
 mod lexer;
 mod limit;
 mod rooms;
@@ -25,6 +26,8 @@ const USAGE: &str = "usage: cargo xtask TASK
   system  the whole-system tests alone (they need `make build tools`)
   apps    databases, servers, compilers … on ext4 volumes, by library, FUSE and both: a table
           (apps NAME…: only those; POLYLANE_APPS_SECONDS: how long loads run, 60 unless set)
+  guest   block front ends and guests' volumes on Debian's kernels, under QEMU (guest NAME…: only
+          tests with such names)
   rooms   which crate may use which
   tidy    sizes, headers and forbidden words of every source file; steps of docs/walks
   loom    the request queues under every interleaving (bounds are stated in the tests)
@@ -45,7 +48,7 @@ fn main() -> ExitCode {
     let args = args.map(|word| word.to_string_lossy().into_owned());
     let words: Vec<String> = args.collect();
     let full = task == "crash" && words == ["--full"];
-    if !words.is_empty() && !full && !matches!(task.as_str(), "apps" | "campaign") {
+    if !words.is_empty() && !full && !matches!(task.as_str(), "apps" | "campaign" | "guest") {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     }
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         "test" => test(),
         "system" => whole_system(Tally::new()),
         "apps" => apps::run(&root(), &target_dir(), &words),
+        "guest" => guest::run(&root(), &target_dir(), &words),
         "rooms" => step("rooms", || rooms::check(&root())),
         "tidy" => step("tidy", || tidy::check(&root()).and_then(|()| walks::check(&root()))),
         "loom" => step("loom", loom),

@@ -1,0 +1,70 @@
+//! `cargo xtask guest`: the tests that need a guest, with the kits that they need.
+//!
+//! A kit is made once, by `tests/guest/kit.sh`, and lies in the target directory; where it cannot
+//! be made (no archive in reach, no such package) its tests say so and are skipped. At the end
+//! every step that a guest reported stands in a table.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::limit;
+use crate::suite::Tally;
+
+/// The Debian suites whose kernels are booted.
+const SUITES: [&str; 2] = ["stable", "backports"];
+
+/// Runs the guests' tests, or those whose names contain one of `names`.
+///
+/// # Errors
+/// One failed.
+pub fn run(root: &Path, target: &Path, names: &[String]) -> Result<()> {
+    let kits = target.join("guest");
+    fs::create_dir_all(&kits).with_context(|| kits.display().to_string())?;
+    for suite in SUITES {
+        let script = root.join("tests/guest/kit.sh");
+        let made = Command::new("sh").arg(script).arg(suite).arg(kits.join(suite)).status();
+        if !made.context("run sh")?.success() {
+            eprintln!("xtask: no kit of {suite} can be made here; what needs it is skipped");
+        }
+    }
+    let skips = target.join("skipped-tests.txt");
+    fs::write(&skips, "").with_context(|| skips.display().to_string())?;
+    let consoles = kits.join("consoles");
+    let _ = fs::remove_dir_all(&consoles);
+    let text = |path: &Path| path.to_str().map(String::from).context("a path is not UTF-8");
+    let (kits, skips_path) = (text(&kits)?, text(&skips)?);
+    let env = [
+        ("POLYLANE_GUEST", kits.as_str()),
+        ("POLYLANE_GUEST_SHOW", "1"),
+        ("POLYLANE_TEST_SKIPS", skips_path.as_str()),
+        (limit::AGAIN, "1"),
+    ];
+    let mut words = vec!["--package", "polylane-tests", "--test", "guest", "--test", "vhost"];
+    words.extend(["--", "--test-threads=1"]);
+    words.extend(names.iter().map(String::as_str));
+    let mut tally = Tally::new();
+    tally.cargo_test(root, &words, &env)?;
+    print!("{}", table(&consoles)?);
+    tally.finish(&skips)
+}
+
+/// What the guests reported, in Markdown.
+fn table(consoles: &Path) -> Result<String> {
+    let mut text = String::from("| guest | what went well |\n|---|---|\n");
+    let entries = fs::read_dir(consoles).into_iter().flatten().flatten();
+    let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    for path in paths {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let printed = fs::read(&path).with_context(|| path.display().to_string())?;
+        let printed = String::from_utf8_lossy(&printed).replace('\r', "");
+        for step in printed.lines().filter_map(|line| line.strip_prefix("ok ")) {
+            let _ = writeln!(text, "| {name} | {step} |");
+        }
+    }
+    Ok(text)
+}
