@@ -244,6 +244,32 @@ fn what_was_read_or_written_twice_needs_no_request() {
 }
 
 #[test]
+fn who_reads_here_and_there_is_shown_what_lies_around() {
+    for house in [House::new(), House::over(cached_lane(), Config::default())] {
+        let client = house.client();
+        let mut file = File::open(&client, "f");
+        let direct = beside(&house, "f");
+        let pages: u64 = 512;
+        let bytes: Vec<u8> = (0..pages).flat_map(|n| [(n % 251) as u8; FRAME_BYTES]).collect();
+        direct.write(&Cred::root(), Some(0), &mut bytes.as_slice()).unwrap();
+        // The access time becomes later than that of the write.
+        std::thread::sleep(Duration::from_millis(20));
+        file.read(0, 1);
+        file.unasked = 0;
+        for page in (0..pages).map(|n| n * 197 % pages) {
+            assert!(file.read(page * PAGE + 96, 4000) == [(page % 251) as u8; 4000], "{page}");
+        }
+        assert!(file.unasked > 300, "{} of {pages} reads", file.unasked);
+        // Others change what was shown without being asked for, and cut it off.
+        direct.write(&Cred::root(), Some(301 * PAGE), &mut &[255; 5000][..]).unwrap();
+        assert_eq!(file.read(301 * PAGE + 4990, 20), [vec![255; 10], vec![51; 10]].concat());
+        file.truncate(400 * PAGE + 7);
+        assert_eq!(file.read(400 * PAGE, 4096).len(), 7);
+        assert!(file.read(401 * PAGE, 4096).is_empty());
+    }
+}
+
+#[test]
 fn a_model_agrees_through_every_door() {
     agrees_with_a_model(&two_workers(), 0);
 }

@@ -125,8 +125,8 @@ pub struct Geometry {
     pub frames: u32,
 }
 
-/// 16 MiB of frames: none takes memory before it is used.
-const FRAMES_DEFAULT: u32 = 4096;
+/// 128 MiB of frames: none takes memory before it is used.
+const FRAMES_DEFAULT: u32 = 32768;
 
 impl Default for Geometry {
     fn default() -> Self {
@@ -250,7 +250,9 @@ mod tests {
                 assert!(last_queue + STREAM_BYTES <= layout.mailbox(0));
                 let last = layout.mailbox(mailbox_count as usize - 1);
                 assert!(last.is_multiple_of(64) && last + layout.mailbox_bytes <= layout.views());
-                assert!(layout.views() + view::bytes(4096) == layout.total_bytes());
+                assert!(
+                    layout.views() + view::bytes(FRAMES_DEFAULT as usize) == layout.total_bytes()
+                );
             }
         }
     }

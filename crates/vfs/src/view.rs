@@ -24,6 +24,8 @@
 //! An inode's data, then its attributes, then its `views`; a [`Viewer`] is told of changes under
 //! all three and takes its own lock last. It is asked to bring back a loan without any of them.
 
+use std::ops::Range;
+
 use polylane_base::sync::{Arc, RwLockReadGuard, RwLockWriteGuard, Weak};
 use polylane_base::{Errno, Result, Time};
 
@@ -222,6 +224,17 @@ impl Vfs {
         };
         show(into);
         Ok(())
+    }
+}
+
+impl Vfs {
+    /// The pages around `pages`, within `limit`, that [`Vfs::show`] shows at the cost of a copy.
+    pub fn cached_around(&self, node: &Node, pages: Range<u64>, limit: Range<u64>) -> Range<u64> {
+        match node.pages() {
+            Some(cached) => cached.around(pages, limit),
+            // Kept in memory by the libservice itself.
+            None => limit,
+        }
     }
 }
 

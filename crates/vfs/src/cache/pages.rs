@@ -8,6 +8,7 @@
 //! - Every index in `map` is at least once in `order`.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
@@ -139,6 +140,15 @@ impl FilePages {
     pub(super) fn absent(&self, first: u64, max: u64) -> u64 {
         let map = self.map.read();
         (0..max).take_while(|n| !map.pages.contains_key(&(first + n))).count() as u64
+    }
+
+    /// `pages` with the cached ones before and after them, within `limit`.
+    pub(crate) fn around(&self, pages: Range<u64>, limit: Range<u64>) -> Range<u64> {
+        let map = self.map.read();
+        let cached = |page: &u64| map.pages.contains_key(page);
+        let before = (limit.start..pages.start).rev().take_while(cached).count();
+        let after = (pages.end..limit.end).take_while(cached).count();
+        pages.start - before as u64..pages.end + after as u64
     }
 
     /// Whether every page of a range is dirty.

@@ -40,6 +40,12 @@ use super::session::Session;
 const AHEAD_PAGES: u64 = 15;
 /// Most pages that one request shows.
 const SHOWN_PAGES_MAX: u64 = 32;
+/// Most pages, a power of two, that a reader at random gets with those it asked for: of one block
+/// of so many, while they take no other page's place.
+const AROUND_PAGES_MAX: u64 = 16;
+/// For so many pages that were shown of a file, the block is one page larger: who reads a few
+/// places gets those alone.
+const SHOWN_PER_PAGE: u64 = 16;
 /// Changed pages that are looked for one by one; more make the whole file unshown.
 const CHANGED_PAGES_MAX: u64 = 64;
 
@@ -85,8 +91,11 @@ impl Session {
         if shown.is_ok() && wish.len > 0 {
             let first = page_of(wish.offset);
             let count = page_of(wish.offset + wish.len - 1) - first + 1;
-            let ahead = self.ahead(view, first, count);
-            self.show_pages(view, file.node(), first, (count + ahead).min(SHOWN_PAGES_MAX));
+            let (first, count) = match self.ahead(view, first, count) {
+                0 => self.around(view, file.node(), first, count),
+                ahead => (first, count + ahead),
+            };
+            self.show_pages(view, file.node(), first, count.min(SHOWN_PAGES_MAX));
         }
         u64::from(view) + 1
     }
@@ -236,6 +245,25 @@ impl Session {
         let ahead = if sequential && first > 0 { AHEAD_PAGES } else { 0 };
         view.next = first + count + ahead;
         ahead
+    }
+
+    /// Pages to show to a reader at random that wants `count` from `first` on: those, and the ones
+    /// around them that cost a copy and nothing else. The first, and how many.
+    fn around(&self, number: u32, node: &Node, first: u64, count: u64) -> (u64, u64) {
+        let pages = first..first + count;
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number) else { return (first, count) };
+        let block = (view.shown / SHOWN_PER_PAGE + 1).min(AROUND_PAGES_MAX);
+        let (block, file_end) = (block.next_power_of_two(), view.size.div_ceil(PAGE));
+        let end = pages.end.next_multiple_of(block).min(file_end.max(pages.end));
+        let (generation, limit) = (view.generation, first / block * block..end);
+        if state.is_unused() || limit == pages || count >= AROUND_PAGES_MAX {
+            return (first, count);
+        }
+        let room = state.room_around(&self.channel, generation, pages.clone(), limit);
+        drop(state);
+        let found = self.lane.vfs.cached_around(node, pages, room);
+        (found.start, found.end - found.start)
     }
 
     fn show_pages(&self, number: u32, node: &Node, first: u64, count: u64) {

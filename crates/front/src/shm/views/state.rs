@@ -2,6 +2,7 @@
 //! is made there in the same breath. Every function is called with the state locked.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use polylane_base::Time;
 use polylane_base::sync::Arc;
@@ -16,7 +17,7 @@ pub(super) const PAGE: u64 = FRAME_BYTES as u64;
 
 /// Pages past its end that a file gets at first when its client may make it longer, and at most.
 const ROOM_PAGES: u64 = 4;
-const ROOM_PAGES_MAX: u64 = 64;
+const ROOM_PAGES_MAX: u64 = 256;
 /// Writes past the end after a loan that moved it in vain, until the next such loan.
 const PAUSE: u32 = 16;
 
@@ -25,7 +26,8 @@ pub(super) struct State {
     pub(super) views: Vec<Option<View>>,
     /// Numbers of views, by the address of the inode that each holds.
     pub(super) by_node: HashMap<usize, u32>,
-    pub(super) frames: Vec<Frame>,
+    /// What lies in each entry's frame; words of zeros, so that it takes memory as it is used.
+    frames: Vec<[u64; 2]>,
     pub(super) generation: u64,
     /// Frames taken from what the server has.
     pub(super) used: usize,
@@ -63,16 +65,31 @@ pub(super) struct View {
     pub(super) stuck: bool,
     /// The page that a sequential reader would want next.
     pub(super) next: u64,
+    /// Pages put so far.
+    pub(super) shown: u64,
 }
 
-/// What lies in an entry's frame.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Frame {
-    pub(super) tag: u64,
-    pub(super) view: u32,
-    pub(super) writable: bool,
-    pub(super) stuck: bool,
-    pub(super) used: bool,
+/// What lies in an entry's frame. All zero is nothing.
+#[derive(Clone, Copy)]
+struct Frame {
+    tag: u64,
+    view: u32,
+    writable: bool,
+    stuck: bool,
+    used: bool,
+}
+
+impl Frame {
+    fn from_words([tag, rest]: [u64; 2]) -> Frame {
+        let bit = |n: u32| rest >> n & 1 != 0;
+        Frame { tag, view: rest as u32, writable: bit(32), stuck: bit(33), used: bit(34) }
+    }
+
+    fn to_words(self) -> [u64; 2] {
+        let bit = |set: bool, n: u32| u64::from(set) << n;
+        let bits = bit(self.writable, 32) | bit(self.stuck, 33) | bit(self.used, 34);
+        [self.tag, u64::from(self.view) | bits]
+    }
 }
 
 pub(super) fn address(node: &Node) -> usize {
@@ -84,6 +101,21 @@ pub(super) fn page_of(offset: u64) -> u64 {
 }
 
 impl State {
+    fn frame(&self, entry: usize) -> Frame {
+        Frame::from_words(self.frames[entry])
+    }
+
+    fn change(&mut self, entry: usize, change: impl FnOnce(&mut Frame)) {
+        let mut frame = self.frame(entry);
+        change(&mut frame);
+        self.frames[entry] = frame.to_words();
+    }
+
+    /// Whether nothing was ever put into a frame.
+    pub(super) fn is_unused(&self) -> bool {
+        self.frames.is_empty()
+    }
+
     pub(super) fn get(&mut self, view: u32) -> Option<&mut View> {
         self.views.get_mut(view as usize)?.as_mut()
     }
@@ -120,6 +152,7 @@ impl State {
             pause: 0,
             stuck: false,
             next: 0,
+            shown: 0,
         };
         channel.views().shut_gate(number);
         channel.views().put(number, (generation, 0), 0, &WireAttr::default());
@@ -164,7 +197,7 @@ impl State {
     }
 
     /// Whether a frame holds a page of a file that is shown.
-    pub(super) fn is_live(&self, frame: &Frame) -> bool {
+    fn is_live(&self, frame: &Frame) -> bool {
         let view = self.views.get(frame.view as usize).and_then(Option::as_ref);
         view.is_some_and(|view| {
             let first = tag(view.generation, 0).unwrap_or(0);
@@ -174,12 +207,12 @@ impl State {
 
     /// Whether nobody can be writing to an entry's frame.
     pub(super) fn is_quiet(&mut self, channel: &ServiceChannel, entry: usize) -> bool {
-        let frame = self.frames[entry];
-        if frame.stuck && channel.views().is_left(frame.view) {
-            self.frames[entry].stuck = false;
+        if self.frame(entry).stuck && channel.views().is_left(self.frame(entry).view) {
+            self.change(entry, |frame| frame.stuck = false);
         }
+        let frame = self.frame(entry);
         let lent = || self.views[frame.view as usize].as_ref().is_some_and(|v| v.lent.is_some());
-        !(self.frames[entry].stuck || frame.writable && self.is_live(&frame) && lent())
+        !(frame.stuck || frame.writable && self.is_live(&frame) && lent())
     }
 
     /// The entry for a page: that in which it lies already, a void one, or the next in turn.
@@ -190,14 +223,14 @@ impl State {
         tag: u64,
     ) -> Option<usize> {
         let set = channel.views().set_of(tag);
-        if let Some(entry) = (set..set + WAYS).find(|&entry| self.frames[entry].tag == tag) {
+        if let Some(entry) = (set..set + WAYS).find(|&entry| self.frame(entry).tag == tag) {
             return Some(entry);
         }
         self.hand += 1;
         for live in [false, true] {
             for way in 0..WAYS {
                 let entry = set + (way + self.hand) % WAYS;
-                if self.is_live(&self.frames[entry]) == live && self.is_quiet(channel, entry) {
+                if self.is_live(&self.frame(entry)) == live && self.is_quiet(channel, entry) {
                     return self.pay(left, entry).then_some(entry);
                 }
             }
@@ -207,9 +240,12 @@ impl State {
 
     /// Whether an entry's frame may take memory, or has.
     pub(super) fn pay(&mut self, left: &FramesLeft, entry: usize) -> bool {
-        let paid = self.frames[entry].used || left.take();
-        self.used += usize::from(paid && !self.frames[entry].used);
-        self.frames[entry].used |= paid;
+        let used = self.frame(entry).used;
+        let paid = used || left.take(self.used);
+        if paid && !used {
+            self.used += 1;
+            self.change(entry, |frame| frame.used = true);
+        }
         paid
     }
 
@@ -218,19 +254,50 @@ impl State {
         let Some(view) = self.get(at.view) else { return };
         let generation = view.generation;
         if self.frames.is_empty() {
-            self.frames = vec![Frame::default(); channel.geometry().frames as usize];
+            self.frames = vec![[0; 2]; channel.geometry().frames as usize];
         }
+        let mut shown = 0;
         for (page, bytes) in (at.first..).zip(at.bytes.chunks(FRAME_BYTES)) {
-            let Some(tag) = tag(generation, page) else { return };
+            let Some(tag) = tag(generation, page) else { break };
             let Some(entry) = self.place(channel, left, tag) else { continue };
-            let writable = self.frames[entry].tag == tag && self.frames[entry].writable;
+            let before = self.frame(entry);
+            let writable = before.tag == tag && before.writable;
             channel.views().put_page(entry, tag, |offset| channel.frame_put(offset, bytes));
             if writable {
                 channel.views().let_write(entry);
             }
-            let frame = &mut self.frames[entry];
-            (frame.tag, frame.view, frame.writable) = (tag, at.view, writable);
+            self.change(entry, |frame| {
+                (frame.tag, frame.view, frame.writable) = (tag, at.view, writable);
+            });
+            shown += 1;
         }
+        if let Some(view) = self.get(at.view) {
+            view.shown += shown;
+        }
+    }
+
+    /// The pages around `pages`, within `limit`, that are not shown yet and take no other page's
+    /// place.
+    pub(super) fn room_around(
+        &mut self,
+        channel: &ServiceChannel,
+        generation: u64,
+        pages: Range<u64>,
+        limit: Range<u64>,
+    ) -> Range<u64> {
+        let mut is_room = |page| {
+            let set = tag(generation, page).map(|tag| (channel.views().set_of(tag), tag));
+            set.is_some_and(|(set, tag)| {
+                let shown = (set..set + WAYS).any(|entry| self.frame(entry).tag == tag);
+                !shown
+                    && (set..set + WAYS).any(|entry| {
+                        !self.is_live(&self.frame(entry)) && self.is_quiet(channel, entry)
+                    })
+            })
+        };
+        let before = (limit.start..pages.start).rev().take_while(|&page| is_room(page)).count();
+        let after = (pages.end..limit.end).take_while(|&page| is_room(page)).count();
+        pages.start - before as u64..pages.end + after as u64
     }
 
     /// The entry in which a page of a view lies.
@@ -242,14 +309,13 @@ impl State {
     ) -> Option<usize> {
         let tag = tag(generation, page).filter(|_| !self.frames.is_empty())?;
         let set = channel.views().set_of(tag);
-        (set..set + WAYS).find(|&entry| self.frames[entry].tag == tag)
+        (set..set + WAYS).find(|&entry| self.frame(entry).tag == tag)
     }
 
     /// Takes a page out of what is shown.
     pub(super) fn hide(&mut self, channel: &ServiceChannel, entry: usize) {
         channel.views().put_page(entry, 0, |_| ());
-        let frame = &mut self.frames[entry];
-        (frame.tag, frame.writable) = (0, false);
+        self.change(entry, |frame| (frame.tag, frame.writable) = (0, false));
     }
 
     /// The client may write the pages for which the file system has room, because it has just
@@ -265,7 +331,8 @@ impl State {
             let Some(entry) = self.find(channel, generation, page).filter(|_| inside) else {
                 continue;
             };
-            if !std::mem::replace(&mut self.frames[entry].writable, true) {
+            if !self.frame(entry).writable {
+                self.change(entry, |frame| frame.writable = true);
                 channel.views().let_write(entry);
                 entries.push(entry);
             }
@@ -287,12 +354,12 @@ impl State {
         let mut parts = Vec::new();
         entries.sort_unstable();
         entries.dedup();
-        entries.retain(|&entry| self.frames[entry].writable && self.is_mine(entry, number));
+        entries.retain(|&entry| self.frame(entry).writable && self.is_mine(entry, number));
         for &entry in &entries {
             if channel.views().take_dirty(entry) {
                 let mut bytes = vec![0; FRAME_BYTES].into_boxed_slice();
                 channel.frame_get(channel.views().frame_offset(entry), &mut bytes);
-                parts.push(((self.frames[entry].tag - first) * PAGE, bytes));
+                parts.push(((self.frame(entry).tag - first) * PAGE, bytes));
             }
         }
         if let Some(view) = self.get(number) {
@@ -317,8 +384,9 @@ impl State {
             let Some(entry) = self.place(channel, left, tag) else { break };
             channel.views().put_page(entry, tag, |_| ());
             channel.views().let_write(entry);
-            let frame = &mut self.frames[entry];
-            (frame.tag, frame.view, frame.writable) = (tag, number, true);
+            self.change(entry, |frame| {
+                (frame.tag, frame.view, frame.writable) = (tag, number, true);
+            });
             entries.push(entry);
             page += 1;
         }
@@ -351,7 +419,7 @@ impl State {
         let last = first.saturating_add(page_of(end));
         let entries = std::mem::take(&mut view.writable);
         let (gone, kept): (Vec<usize>, Vec<usize>) =
-            entries.into_iter().partition(|&entry| self.frames[entry].tag >= last);
+            entries.into_iter().partition(|&entry| self.frame(entry).tag >= last);
         gone.into_iter().for_each(|entry| self.hide(channel, entry));
         if let Some(view) = self.get(number) {
             view.writable = kept;
@@ -359,7 +427,7 @@ impl State {
     }
 
     pub(super) fn is_mine(&self, entry: usize, number: u32) -> bool {
-        self.frames[entry].view == number && self.is_live(&self.frames[entry])
+        self.frame(entry).view == number && self.is_live(&self.frame(entry))
     }
 
     /// Somebody is inside: nothing is put where it may be writing until it has left.
@@ -368,7 +436,7 @@ impl State {
         view.stuck = true;
         for entry in std::mem::take(&mut view.writable) {
             self.hide(channel, entry);
-            self.frames[entry].stuck = true;
+            self.change(entry, |frame| frame.stuck = true);
         }
     }
 }
