@@ -109,7 +109,8 @@ impl Attached {
         let own = fs::canonicalize(volume).context("a volume")?;
         let own = listed.iter().find(|one| one["volume"].as_str().map(Path::new) == Some(&own));
         let own = own.context("the volume is not listed as attached")?;
-        Ok(own["passthrough"].as_bool().unwrap_or(false))
+        let passed = own["stats"]["engine"]["passthrough"].as_bool();
+        passed.context("the engine does not say whether the volume is passed through")
     }
 
     /// Runs this program quietly; what it printed.
