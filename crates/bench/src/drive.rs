@@ -7,7 +7,9 @@ use anyhow::{Context, Result, bail, ensure};
 use polylane_base::rng::Rng;
 use polylane_block::device::{Channel, Completion, Op, Request, SECTOR_BYTES, Sector, Submitted};
 use polylane_sys::buffer::Buffer;
+use rustix::time::{ClockId, clock_gettime};
 
+use crate::histogram::Histogram;
 use crate::place::command;
 
 /// What is read or written.
@@ -57,19 +59,70 @@ impl Load {
     }
 }
 
-/// Runs the load through a channel; requests per second.
+/// What a load came to. CPU time and switches, unlike rates, tell systems apart on a busy machine
+/// too.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    /// Requests per second.
+    pub rate: f64,
+    /// From a request's submission to its completion, in microseconds, 99 of 100.
+    pub p99_us: f64,
+    /// CPU time of the thread that drives the load, in microseconds per request.
+    pub cpu_us: f64,
+    /// How often that thread slept, per request.
+    pub switches: f64,
+}
+
+impl Found {
+    /// All but the rate, for a report.
+    pub fn extra(&self) -> [(&'static str, f64); 3] {
+        [("p99_us", self.p99_us), ("cpu_us", self.cpu_us), ("switches", self.switches)]
+    }
+}
+
+/// What this thread took up to now.
+struct Spent {
+    wall: Instant,
+    cpu: Duration,
+    switches: u64,
+}
+
+impl Spent {
+    fn now() -> Spent {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        let switches = count.and_then(|count| count.trim().parse().ok()).unwrap_or(0);
+        let cpu = clock_gettime(ClockId::ThreadCPUTime);
+        let cpu = Duration::new(cpu.tv_sec as u64, cpu.tv_nsec as u32);
+        Spent { wall: Instant::now(), cpu, switches }
+    }
+
+    fn found(self, requests: u64, latencies: &Histogram) -> Found {
+        let (end, requests) = (Spent::now(), requests as f64);
+        Found {
+            rate: requests / (end.wall - self.wall).as_secs_f64(),
+            p99_us: latencies.quantile(0.99) / 1e3,
+            cpu_us: (end.cpu - self.cpu).as_secs_f64() * 1e6 / requests,
+            switches: (end.switches - self.switches) as f64 / requests,
+        }
+    }
+}
+
+/// Runs the load through a channel.
 ///
 /// # Errors
 /// A request failed.
-pub fn channel(channel: &mut dyn Channel, load: &Load, until: Until) -> Result<f64> {
+pub fn channel(channel: &mut dyn Channel, load: &Load, until: Until) -> Result<Found> {
     let mut rng = Rng::new(7);
-    let mut spare: Vec<Vec<Buffer>> =
-        (0..load.depth).map(|_| vec![Buffer::copy_of(&vec![0x5a; load.piece as usize])]).collect();
+    // A buffer's place among these is its request's tag: who is in flight has none to spare.
+    let fresh = |tag| (tag, vec![Buffer::copy_of(&vec![0x5a; load.piece as usize])]);
+    let mut spare: Vec<(u64, Vec<Buffer>)> = (0..load.depth).map(fresh).collect();
+    let mut starts = vec![Instant::now(); load.depth as usize];
+    let mut latencies = Histogram::default();
     let mut done: Vec<Completion> = Vec::with_capacity(load.depth as usize);
     let op = if load.write { Op::Write { fua: false } } else { Op::Read };
-    let (begin, mut sent, mut answered) = (Instant::now(), 0, 0);
+    let (spent, begin, mut sent, mut answered) = (Spent::now(), Instant::now(), 0, 0);
     let goes_on = |sent: u64| match until {
-        // A clock read per request would be in the result.
         Until::Time(time) => !sent.is_multiple_of(16) || begin.elapsed() < time,
         Until::End => sent < load.span / load.piece,
     };
@@ -77,8 +130,9 @@ pub fn channel(channel: &mut dyn Channel, load: &Load, until: Until) -> Result<f
     while open || answered < sent {
         while open && !spare.is_empty() {
             open = goes_on(sent);
-            let Some(data) = spare.pop_if(|_| open) else { break };
-            let request = Request::with_data(op, load.place(sent, &mut rng), data, sent);
+            let Some((tag, data)) = spare.pop_if(|_| open) else { break };
+            let request = Request::with_data(op, load.place(sent, &mut rng), data, tag);
+            starts[tag as usize] = Instant::now();
             match channel.submit(request) {
                 Submitted::Done(completion) => done.push(completion),
                 Submitted::Pending => {}
@@ -95,34 +149,35 @@ pub fn channel(channel: &mut dyn Channel, load: &Load, until: Until) -> Result<f
         channel.poll(&mut done);
         for completion in done.drain(..) {
             completion.result.context("a request")?;
-            spare.push(completion.data);
+            latencies.record(starts[completion.tag as usize].elapsed().as_nanos() as u64, 1);
+            spare.push((completion.tag, completion.data));
             answered += 1;
         }
     }
-    Ok(answered as f64 / begin.elapsed().as_secs_f64())
+    Ok(spent.found(answered, &latencies))
 }
 
-/// Runs the load by fio's io_uring engine, direct, on a file; requests per second.
+/// Runs the load by fio's io_uring engine, direct, on a file.
 ///
 /// # Errors
 /// fio is missing or failed.
-pub fn fio(file: &Path, load: &Load, until: Until) -> Result<f64> {
+pub fn fio(file: &Path, load: &Load, until: Until) -> Result<Found> {
     let file = format!("--filename={}", file.display());
     let engine = ["--ioengine=io_uring", "--direct=1", "--fallocate=none", "--overwrite=0"];
     fio_by(&[&engine[..], &[&file]].concat(), load, until)
 }
 
 /// Runs the load by fio's client of the Network Block Device protocol on the server that listens at
-/// `socket`; requests per second.
+/// `socket`.
 ///
 /// # Errors
 /// fio is missing, has no such engine, or failed.
-pub fn fio_nbd(socket: &Path, load: &Load, until: Until) -> Result<f64> {
+pub fn fio_nbd(socket: &Path, load: &Load, until: Until) -> Result<Found> {
     let uri = format!("--uri=nbd+unix:///?socket={}", socket.display());
     fio_by(&["--ioengine=nbd", &uri], load, until)
 }
 
-fn fio_by(engine: &[&str], load: &Load, until: Until) -> Result<f64> {
+fn fio_by(engine: &[&str], load: &Load, until: Until) -> Result<Found> {
     let kind = match (load.write, load.random) {
         (true, true) => "randwrite",
         (true, false) => "write",
@@ -145,8 +200,17 @@ fn fio_by(engine: &[&str], load: &Load, until: Until) -> Result<f64> {
     // Notes may come before the report.
     let json = said.find('{').map(|at| &said[at..]).unwrap_or_default();
     let report: serde_json::Value = serde_json::from_str(json).context("fio's report")?;
-    let side = if load.write { "write" } else { "read" };
-    let rate = report["jobs"][0][side]["iops"].as_f64().unwrap_or(0.0);
-    ensure!(rate > 0.0, "fio did nothing");
-    Ok(rate)
+    let job = &report["jobs"][0];
+    let side = &job[if load.write { "write" } else { "read" }];
+    let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
+    let (rate, count) = (number(&side["iops"]), number(&side["total_ios"]));
+    ensure!(rate > 0.0 && count > 0.0, "fio did nothing");
+    // Shares of the job's run time, in percent.
+    let cpu = (number(&job["usr_cpu"]) + number(&job["sys_cpu"])) / 100.0;
+    Ok(Found {
+        rate,
+        p99_us: number(&side["clat_ns"]["percentile"]["99.000000"]) / 1e3,
+        cpu_us: cpu * number(&job["job_runtime"]) * 1e3 / count,
+        switches: number(&job["ctx"]) / count,
+    })
 }

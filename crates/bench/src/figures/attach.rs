@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::engine::fill;
 use crate::attached::Front;
-use crate::drive::{self, Load, Until};
+use crate::drive::{self, Found, Load, Until};
 use crate::place::{Ground, Place, command, path};
 use crate::report::{Better, Report};
 use crate::{Options, progress};
@@ -53,8 +53,8 @@ pub fn run(options: &Options) -> Result<Report> {
                 let point = format!("{place} {}", load.name());
                 for system in systems {
                     progress(&format!("{point}, {}, repeat {}", system.name, repeat + 1));
-                    let rate = system.target.run(&load, Until::Time(time))?;
-                    report.add(system.name, &point, rate, &[]);
+                    let found = system.target.run(&load, Until::Time(time))?;
+                    report.add(system.name, &point, found.rate, &[("p99_us", found.p99_us)]);
                 }
             }
         }
@@ -85,7 +85,7 @@ enum Target {
 }
 
 impl Target {
-    fn run(&self, load: &Load, until: Until) -> Result<f64> {
+    fn run(&self, load: &Load, until: Until) -> Result<Found> {
         match self {
             Target::Device { path, .. } => drive::fio(path, load, until),
             Target::Nbd(socket) => drive::fio_nbd(socket, load, until),

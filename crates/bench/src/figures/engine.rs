@@ -73,18 +73,23 @@ pub fn run(options: &Options) -> Result<Report> {
                 progress(&format!("{point}, repeat {}", repeat + 1));
                 one(&mut report, path, &point, &load, time)?;
                 if let Some(pool) = pool {
-                    let rate =
+                    let found =
                         drive::channel(&mut *pool.open()?.channel(), &load, Until::Time(time))?;
-                    report.add(BYPASS, &point, rate, &[]);
+                    report.add(BYPASS, &point, found.rate, &found.extra());
                 }
             }
         }
         alone(&mut report)?;
     }
     report.notes.push("all blocks of the file are written before".into());
+    report.notes.push(CPU_NOTE.into());
     report.notes.push("null: a medium that answers at once; own_ns is the engine's part".into());
     Ok(report)
 }
+
+/// What the further columns are.
+pub(super) const CPU_NOTE: &str =
+    "cpu_us, switches: of the thread that drives the load, per request";
 
 /// A pool file with one volume in it, beside the plain file.
 struct Pool {
@@ -136,14 +141,16 @@ pub(super) fn fill(path: &Path, span: u64) -> Result<()> {
 
 fn one(report: &mut Report, path: &Path, point: &str, load: &Load, time: Duration) -> Result<()> {
     let until = Until::Time(time);
-    report.add(FIO, point, drive::fio(path, load, until)?, &[]);
+    let found = drive::fio(path, load, until)?;
+    report.add(FIO, point, found.rate, &found.extra());
     let files = image::open(path).map_err(|error| anyhow::anyhow!("{error:?}"))?;
     let file = FileDevice::open(files, Way::Ring).context("open the file")?;
     let unit = Unit::start(&UnitOptions::default())?;
     let engine = Engine::open(file.clone(), Some(unit), &EngineOptions::default())?;
-    let rate = drive::channel(&mut *engine.channel(), load, until)?;
-    report.add(ENGINE, point, rate, &[]);
-    report.add(FILE, point, drive::channel(&mut *file.channel(), load, until)?, &[]);
+    let found = drive::channel(&mut *engine.channel(), load, until)?;
+    report.add(ENGINE, point, found.rate, &found.extra());
+    let found = drive::channel(&mut *file.channel(), load, until)?;
+    report.add(FILE, point, found.rate, &found.extra());
     Ok(())
 }
 

@@ -53,6 +53,7 @@ pub fn run(options: &Options) -> Result<Report> {
         }
     }
     report.notes.push("ahead N: space is made up to N MiB ahead of the stream".into());
+    report.notes.push(super::engine::CPU_NOTE.into());
     report.notes.push("written file: fio where all space had been written before".into());
     Ok(report)
 }
@@ -61,9 +62,10 @@ fn one(report: &mut Report, dir: &Path, point: &str, load: &Load) -> Result<()> 
     let path = dir.join("stream");
     let mib = |rate: f64| rate * load.piece as f64 / (1 << 20) as f64;
     fresh(&path, load.span)?;
-    report.add(FIO, point, mib(drive::fio(&path, load, Until::End)?), &[]);
+    let first = drive::fio(&path, load, Until::End)?;
+    report.add(FIO, point, mib(first.rate), &first.extra());
     let again = drive::fio(&path, load, Until::End)?;
-    report.add("fio, written file", point, mib(again), &[]);
+    report.add("fio, written file", point, mib(again.rate), &again.extra());
     for ahead in AHEAD_MIB {
         fresh(&path, load.span)?;
         let files = image::open(&path).map_err(|error| anyhow::anyhow!("{error:?}"))?;
@@ -71,9 +73,10 @@ fn one(report: &mut Report, dir: &Path, point: &str, load: &Load) -> Result<()> 
         let unit = Unit::start(&UnitOptions::default())?;
         let options = EngineOptions { ahead_bytes: ahead << 20, ..EngineOptions::default() };
         let engine = Engine::open(file, Some(unit), &options)?;
-        let rate = drive::channel(&mut *engine.clone().channel(), load, Until::End)?;
-        let made = engine.totals().made_ahead as f64;
-        report.add(&format!("engine, ahead {ahead}"), point, mib(rate), &[("chunks", made)]);
+        let found = drive::channel(&mut *engine.clone().channel(), load, Until::End)?;
+        let made = ("chunks", engine.totals().made_ahead as f64);
+        let extra = [&found.extra()[..], &[made]].concat();
+        report.add(&format!("engine, ahead {ahead}"), point, mib(found.rate), &extra);
     }
     std::fs::remove_file(&path).context("remove the volume")
 }
