@@ -72,6 +72,7 @@ impl Volume {
         let options = Options {
             chunk_bytes: CHUNK_BYTES,
             ahead_bytes: 8 * CHUNK_BYTES,
+            ahead_always: true,
             prefetch_bytes: 4 * CHUNK_BYTES,
             reserve_bytes: 0,
             ..Options::default()

@@ -30,6 +30,7 @@ fn options() -> Options {
     Options {
         chunk_bytes: CHUNK,
         ahead_bytes: 4 * CHUNK,
+        ahead_always: true,
         prefetch_bytes: 8 * CHUNK,
         reserve_bytes: 0,
         ..Options::default()

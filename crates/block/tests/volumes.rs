@@ -151,7 +151,7 @@ fn streams_fill_a_host_and_go_on_when_there_is_room() {
     let path = host.dir.path().join("volume");
     let file = volume(&path, 256 * MIB, Way::Ring);
     let unit = Unit::start(&UnitOptions::default()).expect("thread");
-    let options = Options { reserve_bytes: 0, ..Options::default() };
+    let options = Options { reserve_bytes: 0, ahead_always: true, ..Options::default() };
     let engine = Engine::open(file, Some(unit), &options).expect("engine");
     let waiter = Waiter::new(engine.clone());
     let block = |at: u64| Buffer::copy_of(&[(at % 251) as u8 + 1; 4096]);

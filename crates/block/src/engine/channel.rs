@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::Engine;
-use super::ahead::Streams;
+use super::ahead::{Cost, Streams};
 use super::events::Events;
 use crate::device::{
     BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Submitted,
@@ -260,12 +260,17 @@ fn resolve(engine: &Engine, slot: &mut Slot, streams: &mut Streams, request: &Re
         slot.empties = emptied(engine, &sectors, chunks.clone());
     } else if keeps
         && engine.ahead_sectors > 0
-        && let Some(ahead) = streams.note(&sectors, engine.ahead_sectors)
+        && let Some(ahead) = streams.note(&sectors, engine.ahead_sectors, &cost(engine))
     {
         engine.make(&ahead);
     }
     slot.entered = Some(chunks);
     Way::Medium
+}
+
+/// What space ahead of a stream takes.
+fn cost(engine: &Engine) -> Cost<'static> {
+    Cost { per_sector: engine.lane.counts.cost(), any: engine.ahead_always, clock: &now }
 }
 
 fn gives_back(op: Op) -> bool {

@@ -50,6 +50,9 @@ pub struct Options {
     pub chunk_bytes: u64,
     /// How far ahead of a stream its space is made; 0: never.
     pub ahead_bytes: u64,
+    /// Make it however long that takes; else where it takes far less than the stream took to come
+    /// along without.
+    pub ahead_always: bool,
     /// What one look at the host's map takes in.
     pub prefetch_bytes: u64,
     /// Host space that is left alone: below it nothing is made ahead.
@@ -65,6 +68,7 @@ impl Default for Options {
         Options {
             chunk_bytes: 1 << 20,
             ahead_bytes: 16 << 20,
+            ahead_always: false,
             prefetch_bytes: 64 << 20,
             reserve_bytes: 256 << 20,
             must_translate: false,
@@ -88,6 +92,7 @@ pub struct Engine {
     /// Works on its map; `None`: nothing is ever known, every request goes to the medium.
     unit: Option<Arc<Unit>>,
     ahead_sectors: u64,
+    ahead_always: bool,
     must_translate: bool,
     admission: Option<Arc<dyn Admission>>,
 }
@@ -117,7 +122,8 @@ impl Engine {
             lane.ask(unit, Work::Survey, 0, false);
         }
         let (must_translate, admission) = (options.must_translate, options.admission.clone());
-        Ok(Arc::new(Engine { lane, unit, ahead_sectors, must_translate, admission }))
+        let ahead_always = options.ahead_always;
+        Ok(Arc::new(Engine { lane, unit, ahead_sectors, ahead_always, must_translate, admission }))
     }
 
     /// What it did so far.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Condvar, Mutex, RwLock};
 use polylane_sys::event;
@@ -32,6 +32,22 @@ pub(crate) struct Lane {
 pub(crate) struct Counts {
     pub(crate) translations: AtomicU64,
     pub(crate) allocations: AtomicU64,
+    /// Picoseconds per sector that making space took, a mean that forgets; 0: not known.
+    cost: AtomicU64,
+}
+
+impl Counts {
+    /// What making space takes, in picoseconds per sector, once some was made.
+    pub(crate) fn cost(&self) -> Option<u64> {
+        Some(self.cost.load(Ordering::Relaxed)).filter(|cost| *cost > 0)
+    }
+
+    fn note_cost(&self, took: Duration, sectors: u64) {
+        let new = (took.as_nanos() as u64).saturating_mul(1000) / sectors.max(1);
+        let mean = self.cost().map_or(new, |old| (old * 3 + new) / 4);
+        // One thread's note may be lost to another's: it is a mean.
+        self.cost.store(mean.max(1), Ordering::Relaxed);
+    }
 }
 
 impl Lane {
@@ -132,7 +148,11 @@ impl Lane {
         if !self.map.at(chunk).claim_empty() {
             return;
         }
+        let (start, count) = (Instant::now(), sectors.end - sectors.start);
         let made = self.medium.allocate(sectors);
+        if made.is_ok() {
+            self.counts.note_cost(start.elapsed(), count);
+        }
         self.map.at(chunk).end_claim(made.is_ok());
         self.counts.allocations.fetch_add(made.is_ok().into(), Ordering::Relaxed);
     }
