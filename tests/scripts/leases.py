@@ -549,6 +549,16 @@ def times():
     os.unlink("t/vain")
     vain = time.time_ns()
     time.sleep(1.1)
+    new = os.open("t/written", os.O_CREAT | os.O_WRONLY)
+    time.sleep(1.1)
+    os.write(new, b"late")
+    written = time.time_ns()
+    time.sleep(1.1)
+    (_, (mtime, ctime)) = look("state", os.path.abspath("t/written"))
+    close_to(mtime, written, "mtime of the written file")
+    close_to(ctime, written, "ctime of the written file")
+    os.unlink("t/written")
+    vain = time.time_ns()
     (_, (mtime, ctime)) = look("state", os.path.abspath("t"))
     close_to(mtime, vain, "mtime of the directory")
     close_to(ctime, vain, "ctime of the directory")
@@ -556,6 +566,56 @@ def times():
     close_to(mtime, made, "mtime of the file")
     close_to(ctime, renamed, "ctime of the renamed file")
     close_to(os.fstat(fd).st_ctime_ns, unlinked, "ctime of the unlinked file")
+    look.end()
+
+
+def data(seed):
+    """What is written to new files is there for everybody, and after a kill."""
+    rng, look = random.Random(seed), Far()
+    os.mkdir("d")
+    expected = {}
+    for n in range(400):
+        path, text = f"d/f{n}", bytearray()
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | rng.choice([os.O_WRONLY, os.O_RDWR]), 0o600)
+        for _ in range(rng.randrange(6)):
+            piece = rng.randbytes(rng.choice([1, 100, 4096, 10240, 40000]))
+            if rng.random() < 0.7:
+                at = os.lseek(fd, 0, os.SEEK_CUR)
+                os.write(fd, piece)
+            else:
+                at = rng.randrange(20000)
+                os.pwrite(fd, piece, at)
+            text.extend(bytes(max(0, at + len(piece) - len(text))))
+            text[at : at + len(piece)] = piece
+        if rng.random() < 0.1:
+            same(os.fstat(fd).st_size, len(text))
+        if rng.random() < 0.1:
+            os.ftruncate(fd, 50)
+            text = text[:50].ljust(50, b"\0")
+        if rng.random() < 0.1:
+            same(look("state", os.path.abspath(path))[0][-1], bytes(text))
+        os.close(fd)
+        expected[f"f{n}"] = bytes(text)
+    found = {name: value[0][-1] for name, value in look("tree", os.path.abspath("d")).items()}
+    same(found, expected)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for n in range(10000):
+            fd = os.open(f"d/k{n}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            os.write(fd, bytes([n % 251]) * (n % 5000 + 1))
+            os.close(fd)
+            os.write(writer, b".")
+    time.sleep(0.3)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(writer)
+    done = sum(len(some) for some in iter(lambda: os.read(reader, 65536), b""))
+    if done == 0:
+        raise AssertionError("the child came to nothing")
+    found = look("tree", os.path.abspath("d"))
+    for n in range(done):
+        same(found[f"k{n}"][0][-1], bytes([n % 251]) * (n % 5000 + 1))
     look.end()
 
 
@@ -574,6 +634,7 @@ def main():
         "fight": lambda: fight(seed),
         "threads": lambda: threads(seed),
         "kill": lambda: kill(seed),
+        "data": lambda: data(seed),
         "times": times,
     }
     cases[case]()

@@ -43,8 +43,9 @@ pub(crate) fn paths_read(
 
 /// What comes with a lease.
 pub(crate) enum Granted<'a> {
-    /// Its number; `afresh`: all leases before it are over. Comes first.
-    Lease { lease: u8, afresh: bool },
+    /// Its number; `afresh`: all leases before it are over; `data`: writes may be streamed. Comes
+    /// first.
+    Lease { lease: u8, afresh: bool, data: bool },
     /// A name that is in the directory.
     Name { lease: u8, name: &'a [u8] },
 }
@@ -62,7 +63,7 @@ pub(crate) fn lease(
         return false;
     };
     let (lease, afresh) = (reply.value[0] as u8, reply.value[1] != 0);
-    if !each(Granted::Lease { lease, afresh }) {
+    if !each(Granted::Lease { lease, afresh, data: reply.value[2] != 0 }) {
         return false;
     }
     let mut at = 0;

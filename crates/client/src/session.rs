@@ -23,7 +23,7 @@ use std::time::Duration;
 use polylane_base::{Errno, Result};
 use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
 use polylane_ipc::layout::MAILBOXES_MAX;
-use polylane_ipc::message::Message;
+use polylane_ipc::message::{Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex, Watch};
 use polylane_sys::scm;
 
@@ -228,6 +228,16 @@ impl Session {
             return Err(Detour::Kernel);
         }
         Ok(self.mark(mailbox.index))
+    }
+
+    /// Tells the service that there is work in the stream, unless it is about to look there anyway.
+    pub(crate) fn nudge(&'static self) {
+        let Ok(mailbox) = self.free_mailbox([UNAWAITED, AWAITED]) else { return };
+        if self.channel.is_free(mailbox.index) {
+            drop(mailbox);
+            // If it cannot be told now, it will be later.
+            let _ = self.post(&Message::new(Op::Ping));
+        }
     }
 
     /// Claims the thread's mailboxes in this session; those of a former one are of no use.

@@ -105,13 +105,7 @@ impl Promised {
 /// # Errors
 /// `ENOSPC`, `EFBIG`, the device's, or a corrupt tree.
 pub fn reserve(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<()> {
-    let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-    if end > max_file_bytes(volume.geometry.block_bytes)? {
-        return Err(Errno::EFBIG.into());
-    }
-    let block_bytes = volume.io.block_bytes() as u64;
-    let blocks = ((offset / block_bytes) as u32, end.div_ceil(block_bytes) as u32);
-    let gaps = cell.promised.lock().gaps(blocks.0, blocks.1);
+    let gaps = unpromised(volume, cell, offset, len)?;
     if gaps.is_empty() {
         return Ok(());
     }
@@ -127,6 +121,45 @@ pub fn reserve(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<()
         }
         result => result,
     }
+}
+
+/// The same out of `left` promised blocks that are not for any file yet; returns how many it took.
+///
+/// # Errors
+/// `ENOSPC`: they are too few; the others as above.
+pub fn reserve_aside(
+    volume: &Volume,
+    cell: &Cell,
+    (offset, len): (u64, u64),
+    left: u64,
+) -> Result<u64> {
+    let gaps = unpromised(volume, cell, offset, len)?;
+    let missing = match cell.core.try_read() {
+        Some(core) => holes(volume, cell, &core, &gaps)?,
+        None => gaps,
+    };
+    let count = count(&missing);
+    if count > left {
+        return Err(Errno::ENOSPC.into());
+    }
+    let mut promised = cell.promised.lock();
+    missing.into_iter().for_each(|range| promised.insert(range));
+    Ok(count)
+}
+
+/// The file blocks of `offset..offset + len` that are not promised.
+fn unpromised(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<Vec<Range>> {
+    let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
+    if end > max_file_bytes(volume.geometry.block_bytes)? {
+        return Err(Errno::EFBIG.into());
+    }
+    let block_bytes = volume.io.block_bytes() as u64;
+    let blocks = ((offset / block_bytes) as u32, end.div_ceil(block_bytes) as u32);
+    Ok(cell.promised.lock().gaps(blocks.0, blocks.1))
+}
+
+fn count(ranges: &[Range]) -> u64 {
+    ranges.iter().map(|(start, end)| u64::from(end - start)).sum()
 }
 
 /// The parts of `ranges` that have no blocks.
@@ -150,7 +183,7 @@ fn holes(volume: &Volume, cell: &Cell, core: &Core, ranges: &[Range]) -> Result<
 }
 
 fn promise(volume: &Volume, cell: &Cell, ranges: Vec<Range>) -> Result<()> {
-    let count: u64 = ranges.iter().map(|(start, end)| u64::from(end - start)).sum();
+    let count = count(&ranges);
     if count == 0 {
         return Ok(());
     }

@@ -243,6 +243,37 @@ impl FileSystem for Ext4 {
         });
     }
 
+    fn blocks_for(&self, bytes: u64, pieces: u64) -> Option<u64> {
+        let block_bytes = self.volume.io.block_bytes() as u64;
+        self.volume.journal.as_ref().map(|_| bytes.div_ceil(block_bytes) + 2 * pieces)
+    }
+
+    fn reserve_blocks(&self, count: u64) -> polylane_base::Result<()> {
+        self.changing(|| {
+            if self.volume.is_medium_full() {
+                return Err(Errno::ENOSPC.into());
+            }
+            self.volume.with_space(|| self.volume.alloc.reserve(count))
+        })
+    }
+
+    fn release_blocks(&self, count: u64) {
+        self.volume.alloc.unreserve(count);
+    }
+
+    fn reserve_aside(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        left: u64,
+    ) -> polylane_base::Result<u64> {
+        self.changing_anyway(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            promised::reserve_aside(&self.volume, &cell, (offset, len), left)
+        })
+    }
+
     fn fallocate(
         &self,
         ino: Ino,

@@ -16,6 +16,9 @@
 //!             applied             one: it writes the variant not in use and flips the gate's bit
 //! ```
 //!
+//! What is written to a file lies in a ring of bytes behind the entries, each piece without a gap.
+//! The client alone says where; it uses a place again when the entry that named it is applied.
+//!
 //! # Invariants
 //!
 //! - `tail` and `variant` are changed by the client, `claimed` and `shut` by the service. One word
@@ -32,7 +35,11 @@ use polylane_base::{Errno, Result};
 use crate::queue::memory::{Memory, Word32, Word64};
 
 /// Entries that may wait or be under way; under loom so few that they wrap.
-pub const ENTRIES: u32 = if cfg!(loom) { 2 } else { 128 };
+pub const ENTRIES: u32 = if cfg!(loom) { 2 } else { 256 };
+/// Bytes of file data that may wait or be under way.
+pub const DATA_BYTES: usize = 256 << 10;
+/// Most bytes of one write; longer ones take the ordinary way.
+pub const WRITE_BYTES_MAX: usize = DATA_BYTES / 8;
 /// 64-bit words of an entry.
 pub const ENTRY_WORDS: usize = 16;
 /// Longest name in an entry. Longer ones take the ordinary way.
@@ -41,7 +48,10 @@ pub const NAME_BYTES_MAX: usize = 40;
 pub const LEASES_MAX: u8 = 4;
 
 /// Bytes of a stream in a channel.
-pub const STREAM_BYTES: usize = HEAD_BYTES + ENTRIES as usize * 2 * ENTRY_BYTES;
+pub const STREAM_BYTES: usize = DATA_AT + DATA_BYTES;
+
+/// Where the ring of bytes begins in a stream.
+pub(crate) const DATA_AT: usize = HEAD_BYTES + ENTRIES as usize * 2 * ENTRY_BYTES;
 
 const HEAD_BYTES: usize = 128;
 const ENTRY_BYTES: usize = 8 * ENTRY_WORDS;
@@ -79,12 +89,21 @@ pub enum Change {
     Unlink = 3,
     /// Sets rights and times, those in `set`, of the open file `handle`.
     Set = 4,
+    /// Writes `len` bytes, which lie at `at`, to `offset` of the open file `handle`.
+    Write = 5,
+    /// Closes the file `handle`.
+    Close = 6,
 }
 
 impl Change {
     fn from_number(number: u8) -> Option<Change> {
-        let all = [Change::Touch, Change::Make, Change::Rename, Change::Unlink, Change::Set];
-        all.get(number as usize).copied()
+        use Change::{Close, Make, Rename, Set, Touch, Unlink, Write};
+        [Touch, Make, Rename, Unlink, Set, Write, Close].get(number as usize).copied()
+    }
+
+    /// Whether it changes an open file, not a name.
+    pub fn is_of_file(self) -> bool {
+        matches!(self, Change::Set | Change::Write | Change::Close)
     }
 }
 
@@ -175,7 +194,8 @@ pub struct Entry {
     pub slot: u32,
     /// `Make` with a slot: flags of open(2).
     pub flags: u32,
-    /// `Make` with a slot, `Set`: what the client calls the open file; see [`streamed_handle`].
+    /// `Make` with a slot, `Set`, `Write`, `Close`: what the client calls the open file; see
+    /// [`streamed_handle`].
     pub handle: u64,
     /// When it happened: nanoseconds since 1970, by the coarse clock.
     pub time: i64,
@@ -183,6 +203,12 @@ pub struct Entry {
     pub born: i64,
     /// `Set`: the access time.
     pub atime: i64,
+    /// `Write`: where its bytes begin in the ring.
+    pub at: u32,
+    /// `Write`: how many they are.
+    pub len: u32,
+    /// `Write`: where they go in the file.
+    pub offset: u64,
     /// The name.
     pub name: ShortName,
     /// `Rename`: the new name.
@@ -204,6 +230,10 @@ impl Entry {
         words[4] = self.born.cast_unsigned();
         match self.change {
             Change::Set => words[5] = self.atime.cast_unsigned(),
+            Change::Write => {
+                words[5] = u64::from(self.at) | u64::from(self.len) << 32;
+                words[6] = self.offset;
+            }
             _ => words[5..10].copy_from_slice(&self.name.words),
         }
         words[10..15].copy_from_slice(&self.name2.words);
@@ -221,7 +251,8 @@ impl Entry {
         };
         let entry = || {
             let change = Change::from_number(byte(0))?;
-            let is_set = change == Change::Set;
+            let (is_set, is_write) = (change == Change::Set, change == Change::Write);
+            let of_write = |word: u64| if is_write { word } else { 0 };
             Some(Entry {
                 change,
                 lease: byte(8),
@@ -233,7 +264,13 @@ impl Entry {
                 time: words[3].cast_signed(),
                 born: words[4].cast_signed(),
                 atime: if is_set { words[5].cast_signed() } else { 0 },
-                name: if is_set { ShortName::default() } else { name(byte(16), 5)? },
+                at: of_write(words[5]) as u32,
+                len: (of_write(words[5]) >> 32) as u32,
+                offset: of_write(words[6]),
+                name: match is_set || is_write {
+                    true => ShortName::default(),
+                    false => name(byte(16), 5)?,
+                },
                 name2: name(byte(24), 10)?,
             })
         };
@@ -348,6 +385,18 @@ impl<M: Memory> Stream<M> {
         let last = distance(gate.tail(), 1);
         let words = std::array::from_fn(|n| self.read_word(last, gate.variant(), n));
         Entry::from_words(&words).0
+    }
+
+    /// Client: entries applied so far, the count's modulo.
+    #[inline]
+    pub fn done(&self) -> u32 {
+        self.0.word32(DONE).load(Acquire)
+    }
+
+    /// Client: the place of the next entry, below [`ENTRIES`].
+    #[inline]
+    pub fn next_place(&self) -> u32 {
+        self.gate().tail() % ENTRIES
     }
 
     /// Client: whether the session's leases are over.

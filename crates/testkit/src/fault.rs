@@ -254,6 +254,22 @@ impl FileSystem for Faulty {
         self.inner.reserve(ino, offset, len)
     }
 
+    fn blocks_for(&self, bytes: u64, pieces: u64) -> Option<u64> {
+        self.inner.blocks_for(bytes, pieces)
+    }
+
+    fn reserve_blocks(&self, count: u64) -> Result<()> {
+        self.inner.reserve_blocks(count)
+    }
+
+    fn release_blocks(&self, count: u64) {
+        self.inner.release_blocks(count);
+    }
+
+    fn reserve_aside(&self, ino: Ino, offset: u64, len: u64, left: u64) -> Result<u64> {
+        self.inner.reserve_aside(ino, offset, len, left)
+    }
+
     fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {
         self.pass(Call::Change)?;
         self.inner.fallocate(ino, mode, offset, len)

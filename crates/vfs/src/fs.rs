@@ -434,6 +434,27 @@ pub trait FileSystem: Send + Sync {
     /// Ends what [`reserve`](Self::reserve) promised from `offset` on: nobody will write there.
     fn unreserve(&self, _ino: Ino, _offset: u64) {}
 
+    /// How many blocks may be needed for so many bytes in at most so many pieces, wherever they go;
+    /// `None`: no blocks can be set aside ([`reserve_blocks`](Self::reserve_blocks)).
+    fn blocks_for(&self, _bytes: u64, _pieces: u64) -> Option<u64> {
+        None
+    }
+
+    /// Sets blocks aside for data, at which nobody else can be faster. `ENOSPC`; `EOPNOTSUPP`.
+    fn reserve_blocks(&self, _count: u64) -> Result<()> {
+        Err(polylane_base::Errno::EOPNOTSUPP)
+    }
+
+    /// Gives blocks back that were set aside.
+    fn release_blocks(&self, _count: u64) {}
+
+    /// [`reserve`](Self::reserve) out of `left` blocks that were set aside; returns how many of them
+    /// it took. `ENOSPC`: they are too few, and none was taken.
+    fn reserve_aside(&self, ino: Ino, offset: u64, len: u64, left: u64) -> Result<u64> {
+        let _ = (ino, offset, len, left);
+        Err(polylane_base::Errno::EOPNOTSUPP)
+    }
+
     /// `fallocate(2)`; `EOPNOTSUPP` for modes it cannot do. `len` > 0, `offset + len` in range.
     fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr>;
 

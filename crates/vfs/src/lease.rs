@@ -58,6 +58,15 @@ pub trait Holder: Send + Sync {
     fn revoke(&self);
 }
 
+/// Blocks set aside for what is written under leases, and when the write was made.
+#[derive(Clone, Copy, Debug)]
+pub struct Aside {
+    /// Blocks left.
+    pub blocks: u64,
+    /// The time that the file is to show.
+    pub time: Time,
+}
+
 struct Held {
     session: u64,
     holder: Weak<dyn Holder>,
@@ -74,6 +83,8 @@ pub(crate) struct Leases {
     epoch: AtomicU64,
     /// Names that room is set aside for.
     room: AtomicU64,
+    /// Blocks that are set aside for data.
+    blocks: AtomicU64,
     held: Mutex<HashMap<u64, Held>>,
 }
 
@@ -85,6 +96,11 @@ impl Leases {
     /// Names that room is set aside for.
     pub(crate) fn room(&self) -> u64 {
         self.room.load(Relaxed)
+    }
+
+    /// Blocks that are set aside for data.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks.load(Relaxed)
     }
 
     fn insert(&self, dir: &Inode, held: Held) {
@@ -176,6 +192,30 @@ impl Vfs {
     pub fn release_names(&self, count: u32) {
         self.core.leases.room.fetch_sub(count.into(), Relaxed);
         self.core.fs.release_names(count);
+    }
+
+    /// How many blocks it takes to write so many bytes in at most so many pieces; `None`: this file
+    /// system sets none aside.
+    pub fn blocks_for(&self, bytes: u64, pieces: u64) -> Option<u64> {
+        self.core.fs.blocks_for(bytes, pieces)
+    }
+
+    /// Sets blocks aside for data. `ENOSPC`.
+    pub fn reserve_blocks(&self, count: u64) -> Result<()> {
+        self.core.fs.reserve_blocks(count)?;
+        self.core.leases.blocks.fetch_add(count, Relaxed);
+        Ok(())
+    }
+
+    /// Gives blocks back that were set aside.
+    pub fn release_blocks(&self, count: u64) {
+        self.used_blocks(count);
+        self.core.fs.release_blocks(count);
+    }
+
+    /// So many blocks of those set aside were used.
+    pub fn used_blocks(&self, count: u64) {
+        self.core.leases.blocks.fetch_sub(count, Relaxed);
     }
 
     /// Whether streamed calls make files out of the room set aside, at which nobody else can be

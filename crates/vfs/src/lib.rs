@@ -57,7 +57,7 @@ pub use cred::Cred;
 pub use file::{OpenFile, Written, synchronous};
 pub use fs::{Attr, FileSystem, Kind, SetAttr};
 pub use inode::{Inode, Node};
-pub use lease::Holder;
+pub use lease::{Aside, Holder};
 pub use lock::{LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, LockWaiter, Ticket};
 pub use name::Name;
 pub use rename::{Moved, RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};

@@ -127,6 +127,8 @@ impl Vfs {
         let mut totals = self.core.fs.statfs()?;
         // Whoever needs what is set aside gets it.
         totals.ffree = totals.ffree.saturating_add(self.core.leases.room());
+        totals.bfree = totals.bfree.saturating_add(self.core.leases.blocks());
+        totals.bavail = totals.bavail.saturating_add(self.core.leases.blocks());
         Ok(totals)
     }
 

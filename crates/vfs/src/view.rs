@@ -334,7 +334,7 @@ impl Core {
         source: &mut dyn Source,
     ) -> Result<usize> {
         if let Some(pages) = node.pages() {
-            return self.cached_write(node, pages, at, len, source);
+            return self.cached_write(node, pages, at, len, source, None);
         }
         let count = self.fs.write(node.ino(), at, &mut crate::file::Front { source, len })?;
         node.grew(at + count as u64);

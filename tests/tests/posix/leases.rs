@@ -24,7 +24,7 @@ const ALL: [Lane; 3] = [Lane::Tmpfs, Lane::Preload, Lane::PreloadVolume];
 #[test]
 fn leases_agree_with_tmpfs() {
     for seed in 1..=2 {
-        holds("leases_agree_with_tmpfs", &format!("model {seed}"), &BOTH);
+        holds("leases_agree_with_tmpfs", &format!("model {seed}"), &ALL);
     }
 }
 
@@ -49,6 +49,11 @@ fn a_killed_holder_leaves_what_it_did() {
 }
 
 #[test]
+fn data_of_new_files_is_there() {
+    holds("data_of_new_files_is_there", "data 7", &ALL);
+}
+
+#[test]
 fn times_under_leases_are_those_of_the_calls() {
-    holds("times_under_leases_are_those_of_the_calls", "times", &BOTH);
+    holds("times_under_leases_are_those_of_the_calls", "times", &ALL);
 }

@@ -24,12 +24,13 @@
 mod names;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 
 use polylane_base::Errno;
 use polylane_ipc::message::{LEASED, Message, Op};
 use polylane_ipc::stream::{
-    self, Change, Entry, LEASES_MAX, Posted, STREAMED_HANDLE, ShortName, streamed_handle,
+    self, Change, DATA_BYTES, ENTRIES, Entry, LEASES_MAX, Posted, STREAMED_HANDLE, ShortName,
+    WRITE_BYTES_MAX, streamed_handle,
 };
 
 use self::names::{Known, Names};
@@ -49,8 +50,12 @@ const STREAK_MIN: u32 = 2;
 const STREAK_MAX: u32 = 1 << 16;
 /// Entries that make a lease worth its while.
 const WORTH: u32 = 1024;
+/// Writes beyond take the ordinary way, which knows what the largest file is.
+const OFFSET_MAX: u64 = 1 << 30;
 /// Entries that may wait before the service is told to go on.
 const WAITING_MAX: u32 = 64;
+/// Bytes of file data after which it is told.
+const NUDGE_BYTES: u64 = DATA_BYTES as u64 / 4;
 /// 64-bit words of the longest path of a leased directory.
 const PATH_WORDS: usize = 16;
 
@@ -72,7 +77,16 @@ pub(crate) struct Leases {
     /// The first of those whose files nobody can have met: they were made under the present leases,
     /// and this process has opened none of its files by another way since.
     alone_from: AtomicU32,
+    /// Writes may be streamed.
+    data: AtomicBool,
+    /// Bytes of the stream's ring used so far; for each entry, how many there were with it.
+    head: AtomicU64,
+    heads: [AtomicU64; ENTRIES as usize],
 }
+
+/// Flags of open files whose writes are not streamed: the service alone knows where they go, or
+/// they are not to wait.
+const UNSTREAMED_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
 
 /// Changes one after the other in one directory.
 struct Streak {
@@ -104,6 +118,9 @@ impl Leases {
             streamed: AtomicU32::new(0),
             handles: AtomicU32::new(0),
             alone_from: AtomicU32::new(0),
+            data: AtomicBool::new(false),
+            head: AtomicU64::new(0),
+            heads: [const { AtomicU64::new(0) }; ENTRIES as usize],
         }
     }
 
@@ -188,19 +205,26 @@ impl Inside {
         self.session.channel.stream().replace(entry)
     }
 
+    /// Has the service apply what is streamed, as any request does.
+    fn drain(&self) -> Result<(), Ordinary> {
+        call::plain(self.session, Message::new(Op::Ping)).map(drop).map_err(|_| Ordinary)
+    }
+
     fn post(&self, entry: &Entry) -> Result<(), Ordinary> {
-        let stream = self.session.channel.stream();
+        let (leases, stream) = (self.leases, self.session.channel.stream());
         let mut posted = stream.post(entry);
         if posted == Posted::Full {
-            // Any request has the stream applied.
-            call::plain(self.session, Message::new(Op::Ping)).map_err(|_| Ordinary)?;
+            self.drain()?;
             posted = stream.post(entry);
         }
         match posted {
             Posted::Waiting(count) => {
+                let place = stream.next_place().wrapping_sub(1) % ENTRIES;
+                let head = leases.head.load(Relaxed);
+                leases.heads[place as usize].store(head, Relaxed);
                 if count.is_multiple_of(WAITING_MAX) {
-                    // The service may as well begin. If it cannot be told now, it will be later.
-                    let _ = self.session.post(&Message::new(Op::Ping));
+                    // The service may as well begin.
+                    self.session.nudge();
                 }
                 let streamed = self.leases.streamed.load(Relaxed);
                 self.leases.streamed.store(streamed.saturating_add(1), Relaxed);
@@ -212,6 +236,27 @@ impl Inside {
                 Err(Ordinary)
             }
         }
+    }
+
+    /// Takes a place in the ring for so many bytes; returns where it begins.
+    fn take_bytes(&self, len: usize) -> Option<usize> {
+        let (leases, ring, len) = (self.leases, DATA_BYTES as u64, len as u64);
+        let head = leases.head.load(Relaxed);
+        // No piece goes on at the ring's beginning.
+        let start = if head % ring + len > ring { head.next_multiple_of(ring) } else { head };
+        let fits = || {
+            let done = self.session.channel.stream().done();
+            let free = leases.heads[(done.wrapping_sub(1) % ENTRIES) as usize].load(Relaxed);
+            start + len - free <= ring
+        };
+        if !fits() && (self.drain().is_err() || !fits()) {
+            return None;
+        }
+        leases.head.store(start + len, Relaxed);
+        if start / NUDGE_BYTES != (start + len) / NUDGE_BYTES {
+            self.session.nudge();
+        }
+        Some((start % ring) as usize)
     }
 
     /// Somebody ended the leases. Those that ended early make the next ones dearer.
@@ -308,15 +353,63 @@ pub(crate) fn is_streamed(handle: u64) -> bool {
     handle as u32 & STREAMED_HANDLE != 0
 }
 
-/// Closes a file that nobody but its maker has heard of yet: true then. Its slot is free.
+/// Closes a file that was made under a lease: true then, and its slot is free. False: the ordinary
+/// way.
 pub(crate) fn close(session: &'static Session, handle: u64) -> bool {
     let Some(inside) = state::get().leases.enter(session) else { return false };
     match session.channel.stream().last() {
-        Some(last) if last.change == Change::Make && last.slot != 0 && last.handle == handle => {
-            inside.replace(&Entry { slot: 0, flags: 0, handle: 0, ..last })
+        Some(last)
+            if last.change == Change::Make
+                && last.slot != 0
+                && last.handle == handle
+                && inside.replace(&Entry { slot: 0, flags: 0, handle: 0, ..last }) =>
+        {
+            true
         }
-        _ => false,
+        _ => inside.post(&Entry { change: Change::Close, handle, ..Entry::default() }).is_ok(),
     }
+}
+
+/// Writes to a file that was made under a lease and that nobody else can have met: true. False: the
+/// ordinary way.
+#[inline]
+pub(crate) fn write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
+    is_streamed(file.handle.load(Relaxed)) && write_streamed(session, file, offset, from)
+}
+
+fn write_streamed(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
+    let (leases, handle) = (&state::get().leases, file.handle.load(Relaxed));
+    let flags = file.flags.load(Relaxed).cast_signed();
+    if from.len() > WRITE_BYTES_MAX || flags & UNSTREAMED_FLAGS != 0 || offset > OFFSET_MAX {
+        return false;
+    }
+    let alone = || leases.is_alone(handle) && file.view.load(Relaxed) == 0;
+    if !alone() || file.is(bit::SHARED | bit::ESCAPED) {
+        return false;
+    }
+    let inside = leases.enter(session).filter(|_| alone() && leases.data.load(Relaxed));
+    let Some(inside) = inside else { return false };
+    let Some(at) = inside.take_bytes(from.len()) else { return false };
+    session.channel.stream_put(at, from);
+    let entry = Entry {
+        handle,
+        at: at as u32,
+        len: from.len() as u32,
+        offset,
+        ..inside.stamped(Change::Write, 0, ShortName::default())
+    };
+    if inside.post(&entry).is_err() {
+        return false;
+    }
+    drop(inside);
+    is_still_alone(session, handle)
+}
+
+/// Another thread that opened the file meanwhile did so before the entry, or is seen here: then the
+/// entry is applied before anybody hears of it.
+fn is_still_alone(session: &'static Session, handle: u64) -> bool {
+    fence(SeqCst);
+    state::get().leases.is_alone(handle) || call::plain(session, Message::new(Op::Ping)).is_ok()
 }
 
 /// A file is about to be opened by a request: it may be one that was made under a lease, and what
@@ -350,10 +443,7 @@ pub(crate) fn set(session: &'static Session, file: &Record, what: &NewState) -> 
         return false;
     }
     drop(inside);
-    // Another thread that opened the file meanwhile did so before the entry, or is seen here: then
-    // the entry is applied before anybody hears of it.
-    fence(SeqCst);
-    leases.is_alone(handle) || call::plain(session, Message::new(Op::Ping)).is_ok()
+    is_still_alone(session, handle)
 }
 
 /// What [`set`] sets.
@@ -480,8 +570,12 @@ impl Leases {
         if had != 0 && (had != session.number || session.channel.stream().is_shut()) {
             inside.ended();
         }
-        let place = |afresh: bool, lease: u8| {
+        let place = |afresh: bool, data: bool, lease: u8| {
             if afresh {
+                // Nothing is under way: all of the ring is free.
+                let head = self.head.load(Relaxed);
+                self.heads.iter().for_each(|place| place.store(head, Relaxed));
+                self.data.store(data, Relaxed);
                 // One too many: we ended the others ourselves, nobody was in the way.
                 let own = self.session.load(Relaxed) != 0;
                 own.then(|| self.streak.judge(true));
@@ -495,8 +589,8 @@ impl Leases {
         let fits = path.len() <= 8 * PATH_WORDS;
         let granted = fits
             && call::lease(session, (start, path), |granted| match granted {
-                call::Granted::Lease { lease, afresh } => {
-                    place(afresh, lease).is_some_and(|held| held.set(start, path))
+                call::Granted::Lease { lease, afresh, data } => {
+                    place(afresh, data, lease).is_some_and(|held| held.set(start, path))
                 }
                 call::Granted::Name { lease, name } => match ShortName::new(name) {
                     Some(name) => self.names.insert(lease, &name, Known::Other),

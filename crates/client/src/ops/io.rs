@@ -12,6 +12,7 @@ use polylane_ipc::message::{Message, Op};
 use super::{limit, offset};
 use crate::call;
 use crate::file;
+use crate::lease;
 use crate::outcome::{Detour, Outcome};
 use crate::rings;
 use crate::session::Session;
@@ -241,6 +242,11 @@ impl Open<'_> {
     fn write_all(&self, at: u64, from: Sources<'_, '_>, total: usize) -> Outcome<(usize, u64)> {
         let room = self.session.channel.buffer_bytes();
         let place = if self.file.appends() { None } else { Some(at) };
+        if let ([source], Some(at)) = (from, place)
+            && lease::write(self.session, self.file, at, source)
+        {
+            return Ok((total, at + total as u64));
+        }
         if let [source] = from
             && let Some(end) = view::write(self.session, self.file, place, source)
         {

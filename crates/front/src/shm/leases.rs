@@ -11,8 +11,9 @@
 //! - Before a request of this session is served, and before anybody else sees a leased directory or
 //!   a file of the session's slots, all that the client streamed before has been applied.
 //! - The gate is open only while there is a lease. When [`Holder::revoke`] returns there is none.
-//! - Room for as many new names as entries fit into the stream is set aside while the gate is open:
-//!   what the client was allowed to stream does not fail for want of room.
+//! - Room for as many new names as entries fit into the stream, and for all the data that fits, is
+//!   set aside while the gate is open: what the client was allowed to stream does not fail for want
+//!   of room. While more is dirty than may be, there are no leases: who writes must wait.
 //! - An entry is a claim: it is applied with the client's own rights, in a directory that is leased
 //!   to it, or not at all. One that fails is counted and harms nobody but its client. What fails
 //!   for a reason that is not the client's is told by its next fsync, and its file's handle is
@@ -28,18 +29,23 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result, Time};
+use polylane_ipc::ServiceChannel;
 use polylane_ipc::stream::{
-    Change, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, STREAMED_HANDLE, set,
+    Change, DATA_BYTES, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, STREAMED_HANDLE,
+    WRITE_BYTES_MAX, set,
 };
-use polylane_vfs::fs::{SetAttr, SetTime};
-use polylane_vfs::{Create, Cred, Holder, Kind, Node, PathError};
+use polylane_vfs::fs::{SetAttr, SetTime, Source};
+use polylane_vfs::{Aside, Create, Cred, Holder, Kind, Node, PathError};
 
 use super::request::Handle;
-use super::serve::is_virtual;
+use super::serve::{is_virtual, kernel_has_pages};
 use super::session::{Open, Session};
 
 /// Longest list of names that goes with a lease: a client's table has no room for more.
 const NAMES_MAX: usize = 1024;
+
+/// Entries applied until the client may use their places again.
+const STRIDE: usize = 32;
 
 /// Nanoseconds of a second.
 const SECOND: i64 = 1_000_000_000;
@@ -67,6 +73,8 @@ struct State {
     claimed: u32,
     /// Room that is set aside.
     room: u32,
+    /// Blocks that are set aside for data.
+    blocks: u64,
     /// The session ended.
     closed: bool,
     /// Time of the last applied entry.
@@ -80,6 +88,8 @@ pub(super) struct Granted {
     pub(super) lease: u8,
     /// All leases that the client had before are over.
     pub(super) afresh: bool,
+    /// What is written to new files may be streamed.
+    pub(super) data: bool,
     /// Every name of the directory that fits into an entry, each after its length in one byte.
     pub(super) names: Vec<u8>,
     /// How many.
@@ -156,7 +166,7 @@ impl Session {
                 if afresh {
                     self.open_gate(&mut state);
                 }
-                Ok(Granted { lease: place as u8, afresh, names, count })
+                Ok(Granted { lease: place as u8, afresh, data: state.blocks > 0, names, count })
             }
             None => {
                 vfs.end_lease(&dir);
@@ -202,10 +212,17 @@ impl Session {
 
     /// Sets room aside for a whole stream.
     fn make_room(&self, state: &mut State) -> bool {
+        let vfs = &self.lane.vfs;
         let missing = ENTRIES - state.room;
-        let made = missing == 0 || self.lane.vfs.reserve_names(missing).is_ok();
+        if missing > 0 && vfs.reserve_names(missing).is_err() {
+            return false;
+        }
+        state.room = ENTRIES;
+        let blocks = vfs.blocks_for(DATA_BYTES as u64, ENTRIES.into()).unwrap_or(0);
+        let missing = blocks - state.blocks;
+        let made = missing == 0 || vfs.reserve_blocks(missing).is_ok();
         if made {
-            state.room = ENTRIES;
+            state.blocks = blocks;
         }
         made
     }
@@ -214,13 +231,15 @@ impl Session {
     fn give_room_back(&self, state: &mut State) {
         if state.dirs.iter().all(Option::is_none) {
             self.lane.vfs.release_names(std::mem::take(&mut state.room));
+            self.lane.vfs.release_blocks(std::mem::take(&mut state.blocks));
         }
     }
 
-    /// Applies all that waits. Where room cannot be made anew, the leases end.
+    /// Applies all that waits. Where room cannot be made anew, or too much is dirty, the leases end.
     fn apply_all(&self, state: &mut State) {
         let honest = self.apply_waiting(state);
-        if honest && self.make_room(state) {
+        let more = honest && !self.lane.vfs.write_may_wait(DATA_BYTES);
+        if more && self.make_room(state) {
             self.finish(state);
         } else {
             self.end_all(state);
@@ -239,12 +258,15 @@ impl Session {
         state.claimed = claimed.unwrap_or(state.claimed);
         let cred = Cred { streamed: true, ..self.cred.clone() };
         let mut touched = [None; LEASES_MAX as usize];
-        for entry in entries.drain(..) {
+        for (left, entry) in (0..entries.len()).rev().zip(entries.drain(..)) {
             let time = entry.time.clamp(state.last, self.now().max(state.last));
             state.last = time;
-            if entry.change == Change::Set {
-                let done = catch_unwind(AssertUnwindSafe(|| self.set(&cred, &entry, time)));
-                let done = done.unwrap_or(Err(PathError::Errno(Errno::EIO)));
+            if left > 0 && left.is_multiple_of(STRIDE) && self.make_room(state) {
+                self.channel.stream().finish(state.claimed.wrapping_sub(left as u32 + 1));
+            }
+            if entry.change.is_of_file() {
+                let apply = AssertUnwindSafe(|| self.apply_to_file(state, &cred, &entry, time));
+                let done = catch_unwind(apply).unwrap_or(Err(PathError::Errno(Errno::EIO)));
                 self.leases.note(&done);
                 self.stats.streamed(done.is_ok());
                 continue;
@@ -283,7 +305,7 @@ impl Session {
             return Err(Errno::EPERM.into());
         }
         match entry.change {
-            Change::Touch | Change::Set => {}
+            Change::Touch | Change::Set | Change::Write | Change::Close => {}
             Change::Make => {
                 let born = entry.born.clamp(0, time);
                 let node = self.make(state, cred, (dir, name), entry)?;
@@ -309,12 +331,55 @@ impl Session {
         Ok(())
     }
 
-    /// Sets rights and times of a file that the client made by its stream and has open.
-    fn set(&self, cred: &Cred, entry: &Entry, time: i64) -> Result<(), PathError> {
+    /// Changes a file that the client made by its stream and has open.
+    fn apply_to_file(
+        &self,
+        state: &mut State,
+        cred: &Cred,
+        entry: &Entry,
+        time: i64,
+    ) -> Result<(), PathError> {
         let handle = Handle::from_wire(entry.handle);
         if handle.index & STREAMED_HANDLE == 0 {
             return Err(Errno::EPERM.into());
         }
+        match entry.change {
+            Change::Write => self.write(state, (cred, handle), entry, time),
+            Change::Close => Ok(self.close(handle).map(drop)?),
+            _ => self.set((cred, handle), entry, time),
+        }
+    }
+
+    /// Writes out of the room that was set aside.
+    fn write(
+        &self,
+        state: &mut State,
+        (cred, handle): (&Cred, Handle),
+        entry: &Entry,
+        time: i64,
+    ) -> Result<(), PathError> {
+        let file = self.file(handle)?;
+        let (at, len) = (entry.at as usize, entry.len as usize);
+        let lies_there = len <= WRITE_BYTES_MAX && at <= DATA_BYTES - len;
+        if !lies_there || len == 0 || kernel_has_pages(file.node()) {
+            return Err(Errno::EPERM.into());
+        }
+        let mut aside = Aside { blocks: state.blocks, time: to_time(time) };
+        let mut data = Data { channel: &self.channel, at, len };
+        let written = file.write_streamed(cred, entry.offset, &mut data, &mut aside);
+        self.lane.vfs.used_blocks(state.blocks - aside.blocks);
+        state.blocks = aside.blocks;
+        self.stats.written(len);
+        Ok(written?)
+    }
+
+    /// Sets rights and times.
+    fn set(
+        &self,
+        (cred, handle): (&Cred, Handle),
+        entry: &Entry,
+        time: i64,
+    ) -> Result<(), PathError> {
         let node = self.node(handle)?;
         let is = |bit: u16| entry.umask & bit != 0;
         let stamp = |given, now, at| match (is(given), is(now)) {
@@ -433,6 +498,24 @@ impl Session {
     fn now(&self) -> i64 {
         let Time { sec, nsec } = self.lane.vfs.now();
         sec.saturating_mul(SECOND).saturating_add(nsec.into())
+    }
+}
+
+/// Bytes in the stream's ring.
+struct Data<'a> {
+    channel: &'a ServiceChannel,
+    at: usize,
+    len: usize,
+}
+
+impl Source for Data<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&mut self, at: usize, into: &mut [u8]) {
+        // It was looked at whether they lie there.
+        self.channel.stream_get(self.at + at, into);
     }
 }
 

@@ -28,7 +28,7 @@ use crate::message::{
 };
 use crate::queue::Mapped;
 use crate::queue::bell::Bell;
-use crate::stream::Stream;
+use crate::stream::{DATA_AT, DATA_BYTES, Stream};
 use crate::view::Views;
 
 /// How long a sleeper goes without asking whether the service lives.
@@ -180,6 +180,15 @@ impl ClientChannel {
     #[inline]
     pub fn stream(&self) -> Stream<Mapped<'_>> {
         Stream(Mapped::new(&self.region, self.layout.stream()))
+    }
+
+    /// Copies bytes into the stream's ring, where no entry refers to any more.
+    #[inline]
+    pub fn stream_put(&self, at: usize, from: &[u8]) {
+        let fits = at <= DATA_BYTES && from.len() <= DATA_BYTES - at;
+        assert!(fits, "outside the stream's ring");
+        let method = self.plan.method_for(from.len());
+        self.region.copy_in_with(method, self.layout.stream() + DATA_AT + at, from);
     }
 
     /// Whether the service is known to be dead. False where it cannot be known without asking.

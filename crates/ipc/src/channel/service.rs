@@ -23,7 +23,7 @@ use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, QueueKind, header};
 use crate::message::{MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, VERSION, WORDS};
 use crate::queue::bell::{Bell, NO_CPU};
 use crate::queue::{Mapped, Ticket};
-use crate::stream::Stream;
+use crate::stream::{DATA_AT, DATA_BYTES, Stream};
 use crate::view::Views;
 
 /// Looks at an overlapped write's progress before it is served as short: some 20 to 50 µs.
@@ -232,6 +232,16 @@ impl ServiceChannel {
     #[inline]
     pub fn stream(&self) -> Stream<Mapped<'_>> {
         Stream(Mapped::new(&self.region, self.layout.stream()))
+    }
+
+    /// Copies bytes out of the stream's ring. False: they do not lie in it.
+    pub fn stream_get(&self, at: usize, into: &mut [u8]) -> bool {
+        let fits = at <= DATA_BYTES && into.len() <= DATA_BYTES - at;
+        if fits {
+            let method = self.plan.method_for(into.len());
+            self.region.copy_out_with(method, self.layout.stream() + DATA_AT + at, into);
+        }
+        fits
     }
 
     /// What the client sees of its files. Use them only if there are frames.

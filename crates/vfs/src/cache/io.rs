@@ -8,6 +8,7 @@ use super::{PAGE, PageData};
 use crate::core::Core;
 use crate::fs::{Attr, Fallocate, SetAttr, Sink, Source};
 use crate::inode::{ATIME_DUE, Inode, Node};
+use crate::lease::Aside;
 use crate::stats::Count;
 
 /// Largest read-ahead: 128 KiB, what one request of a disk moves at little more cost than a page.
@@ -148,8 +149,8 @@ impl Core {
         Ok(sink.0)
     }
 
-    /// Writes `len` bytes at `offset`; returns how far it came. Call with the data lock held for
-    /// change.
+    /// Writes `len` bytes at `offset`, with room that was set `aside` or any; returns how far it
+    /// came. Call with the data lock held for change.
     pub(crate) fn cached_write(
         &self,
         node: &Node,
@@ -157,7 +158,9 @@ impl Core {
         offset: u64,
         len: usize,
         source: &mut dyn Source,
+        mut aside: Option<&mut Aside>,
     ) -> Result<usize> {
+        let now = aside.as_ref().map_or_else(|| self.now(), |aside| aside.time);
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
@@ -168,7 +171,7 @@ impl Core {
                 Err(errno) => return Err(errno),
             };
             if !pages.are_dirty(at, count)
-                && let Err(errno) = self.fs.reserve(node.ino(), at, count as u64)
+                && let Err(errno) = self.room_for(node, (at, count as u64), aside.as_deref_mut())
             {
                 if done > 0 {
                     break;
@@ -177,7 +180,7 @@ impl Core {
             }
             // Size before data: the flusher cuts what it writes at the size, and would otherwise
             // take the new end of a page for written.
-            self.delay(node, pages, at + count as u64);
+            self.delay(node, pages, at + count as u64, now);
             let written = pages.write((at, count), (source, done), &mut edges, &self.cache.frames);
             pages.landed();
             // Another thread needed room and took an edge that was cached: once more.
@@ -219,9 +222,19 @@ impl Core {
         Ok(edges)
     }
 
+    fn room_for(
+        &self,
+        node: &Inode,
+        (at, count): (u64, u64),
+        aside: Option<&mut Aside>,
+    ) -> Result<()> {
+        let Some(aside) = aside else { return self.fs.reserve(node.ino(), at, count) };
+        aside.blocks -= self.fs.reserve_aside(node.ino(), at, count, aside.blocks)?;
+        Ok(())
+    }
+
     /// Size and times change here first.
-    fn delay(&self, node: &Inode, pages: &FilePages, end: u64) {
-        let now = self.now();
+    fn delay(&self, node: &Inode, pages: &FilePages, end: u64, now: Time) {
         let mut attr = node.attr();
         pages.delay();
         attr.size = attr.size.max(end);

@@ -67,7 +67,7 @@ struct FlushState {
 
 impl Flusher {
     /// Wants a pass soon.
-    pub(super) fn kick(&self) {
+    pub(crate) fn kick(&self) {
         let mut state = self.state.lock();
         if !state.kicked {
             state.kicked = true;
@@ -136,7 +136,7 @@ pub(crate) fn run_flusher(core: &Core) {
 
 impl PageCache {
     /// More than half of what may be dirty is.
-    fn is_pressed(&self) -> bool {
+    pub(crate) fn is_pressed(&self) -> bool {
         self.dirty_now() > self.dirty_max / 2
     }
 

@@ -30,7 +30,8 @@ impl Call<'_> {
         let granted = self.session.grant(&start, path)?;
         self.session.channel.payload_put(self.mailbox, 0, &granted.names);
         let mut reply = done(granted.count);
-        reply.value[..2].copy_from_slice(&[granted.lease.into(), granted.afresh.into()]);
+        let told = [granted.lease.into(), granted.afresh.into(), granted.data.into()];
+        reply.value[..3].copy_from_slice(&told);
         Ok(reply)
     }
 

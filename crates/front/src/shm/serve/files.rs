@@ -12,7 +12,7 @@ use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
 use crate::notifier::Range;
 use crate::shm::request::{At, Handle};
-use crate::shm::session::Open;
+use crate::shm::session::{Open, Session};
 use crate::shm::views::Wish;
 use crate::slots::Unbound;
 use crate::tickets::Ticket;
@@ -79,18 +79,7 @@ impl Call<'_> {
 
     pub(super) fn close(&mut self, handle: Handle) -> Answer {
         let mut reply = done(0);
-        if let Open::File { file, slot, view } = self.session.remove(handle)? {
-            if let Some(view) = view {
-                self.session.leave_view(view);
-            }
-            // close(2) of any descriptor of a file drops the process's POSIX locks on it.
-            self.vfs().drop_locks(file.node(), self.session.process.owner);
-            if let Some(number) = slot {
-                // The slot is gone when the kernel has released it already.
-                let escaped = self.session.slots.unbind(number) == Ok(Unbound::Escaped);
-                reply.value[0] = u64::from(escaped);
-            }
-        }
+        reply.value[0] = self.session.close(handle)?.into();
         Ok(reply)
     }
 
@@ -282,6 +271,20 @@ impl Call<'_> {
             LockFamily::Posix | LockFamily::Ofd if refused_mode == Some(mode) => Err(Errno::EBADF),
             _ => Ok(file),
         }
+    }
+}
+
+impl Session {
+    /// Closes what is open; whether its slot escaped.
+    pub(in crate::shm) fn close(&self, handle: Handle) -> Result<bool> {
+        let Open::File { file, slot, view } = self.remove(handle)? else { return Ok(false) };
+        if let Some(view) = view {
+            self.leave_view(view);
+        }
+        // close(2) of any descriptor of a file drops the process's POSIX locks on it.
+        self.lane.vfs.drop_locks(file.node(), self.process.owner);
+        // The slot is gone when the kernel has released it already.
+        Ok(slot.is_some_and(|number| self.slots.unbind(number) == Ok(Unbound::Escaped)))
     }
 }
 
