@@ -587,10 +587,15 @@ mod tests {
             atime: i64::MIN,
             ..Entry::default()
         };
-        stream.post(&entry);
+        let (handle, time) = (streamed_handle(3, 9), i64::MAX);
+        let (at, len, offset) = (DATA_BYTES as u32 - 1, u32::MAX, u64::MAX - 1);
+        let write = Entry { change: Change::Write, handle, time, at, len, offset, ..entry };
+        let write = Entry { born: 0, atime: 0, ..write };
+        let close = Entry { change: Change::Close, handle, ..Entry::default() };
+        [entry, write, close].iter().for_each(|entry| drop(stream.post(entry)));
         let mut out = Vec::new();
-        assert_eq!(stream.claim(0, &mut out), Ok(1));
-        assert_eq!(out, [entry]);
+        assert_eq!(stream.claim(0, &mut out), Ok(3));
+        assert_eq!(out, [entry, write, close]);
     }
 
     #[test]
