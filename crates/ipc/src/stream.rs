@@ -592,7 +592,7 @@ mod tests {
         let write = Entry { change: Change::Write, handle, time, at, len, offset, ..entry };
         let write = Entry { born: 0, atime: 0, ..write };
         let close = Entry { change: Change::Close, handle, ..Entry::default() };
-        [entry, write, close].iter().for_each(|entry| drop(stream.post(entry)));
+        [entry, write, close].iter().for_each(|entry| _ = stream.post(entry));
         let mut out = Vec::new();
         assert_eq!(stream.claim(0, &mut out), Ok(3));
         assert_eq!(out, [entry, write, close]);
