@@ -448,8 +448,8 @@ pub trait FileSystem: Send + Sync {
     /// Gives blocks back that were set aside.
     fn release_blocks(&self, _count: u64) {}
 
-    /// [`reserve`](Self::reserve) out of `left` blocks that were set aside; returns how many of them
-    /// it took. `ENOSPC`: they are too few, and none was taken.
+    /// [`reserve`](Self::reserve) out of `left` blocks that were set aside; returns how many of
+    /// them it took. `ENOSPC`: they are too few, and none was taken.
     fn reserve_aside(&self, ino: Ino, offset: u64, len: u64, left: u64) -> Result<u64> {
         let _ = (ino, offset, len, left);
         Err(polylane_base::Errno::EOPNOTSUPP)

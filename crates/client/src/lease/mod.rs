@@ -21,23 +21,25 @@
 //! One lock, never waited for beyond a moment: who does not get it goes the ordinary way, so a
 //! signal handler that interrupted the holder does not wait for itself.
 
+mod files;
 mod names;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use polylane_base::Errno;
 use polylane_ipc::message::{LEASED, Message, Op};
 use polylane_ipc::stream::{
-    self, Change, DATA_BYTES, ENTRIES, Entry, LEASES_MAX, Posted, STREAMED_HANDLE, ShortName,
-    WRITE_BYTES_MAX, streamed_handle,
+    Change, DATA_BYTES, ENTRIES, Entry, LEASES_MAX, Posted, STREAMED_HANDLE, ShortName,
+    streamed_handle,
 };
 
+pub(crate) use self::files::{NewState, close, set, write};
 use self::names::{Known, Names};
 use crate::outcome::{Detour, Outcome};
 use crate::path::At;
 use crate::session::Session;
-use crate::table::{Record, bit};
+use crate::table::Record;
 use crate::{call, config, state};
 
 /// Turns that a call waits for another thread's.
@@ -50,8 +52,6 @@ const STREAK_MIN: u32 = 2;
 const STREAK_MAX: u32 = 1 << 16;
 /// Entries that make a lease worth its while.
 const WORTH: u32 = 1024;
-/// Writes beyond take the ordinary way, which knows what the largest file is.
-const OFFSET_MAX: u64 = 1 << 30;
 /// Entries that may wait before the service is told to go on.
 const WAITING_MAX: u32 = 64;
 /// Bytes of file data after which it is told.
@@ -83,10 +83,6 @@ pub(crate) struct Leases {
     head: AtomicU64,
     heads: [AtomicU64; ENTRIES as usize],
 }
-
-/// Flags of open files whose writes are not streamed: the service alone knows where they go, or
-/// they are not to wait.
-const UNSTREAMED_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
 
 /// Changes one after the other in one directory.
 struct Streak {
@@ -353,65 +349,6 @@ pub(crate) fn is_streamed(handle: u64) -> bool {
     handle as u32 & STREAMED_HANDLE != 0
 }
 
-/// Closes a file that was made under a lease: true then, and its slot is free. False: the ordinary
-/// way.
-pub(crate) fn close(session: &'static Session, handle: u64) -> bool {
-    let Some(inside) = state::get().leases.enter(session) else { return false };
-    match session.channel.stream().last() {
-        Some(last)
-            if last.change == Change::Make
-                && last.slot != 0
-                && last.handle == handle
-                && inside.replace(&Entry { slot: 0, flags: 0, handle: 0, ..last }) =>
-        {
-            true
-        }
-        _ => inside.post(&Entry { change: Change::Close, handle, ..Entry::default() }).is_ok(),
-    }
-}
-
-/// Writes to a file that was made under a lease and that nobody else can have met: true. False: the
-/// ordinary way.
-#[inline]
-pub(crate) fn write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
-    is_streamed(file.handle.load(Relaxed)) && write_streamed(session, file, offset, from)
-}
-
-fn write_streamed(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
-    let (leases, handle) = (&state::get().leases, file.handle.load(Relaxed));
-    let flags = file.flags.load(Relaxed).cast_signed();
-    if from.len() > WRITE_BYTES_MAX || flags & UNSTREAMED_FLAGS != 0 || offset > OFFSET_MAX {
-        return false;
-    }
-    let alone = || leases.is_alone(handle) && file.view.load(Relaxed) == 0;
-    if !alone() || file.is(bit::SHARED | bit::ESCAPED) {
-        return false;
-    }
-    let inside = leases.enter(session).filter(|_| alone() && leases.data.load(Relaxed));
-    let Some(inside) = inside else { return false };
-    let Some(at) = inside.take_bytes(from.len()) else { return false };
-    session.channel.stream_put(at, from);
-    let entry = Entry {
-        handle,
-        at: at as u32,
-        len: from.len() as u32,
-        offset,
-        ..inside.stamped(Change::Write, 0, ShortName::default())
-    };
-    if inside.post(&entry).is_err() {
-        return false;
-    }
-    drop(inside);
-    is_still_alone(session, handle)
-}
-
-/// Another thread that opened the file meanwhile did so before the entry, or is seen here: then the
-/// entry is applied before anybody hears of it.
-fn is_still_alone(session: &'static Session, handle: u64) -> bool {
-    fence(SeqCst);
-    state::get().leases.is_alone(handle) || call::plain(session, Message::new(Op::Ping)).is_ok()
-}
-
 /// A file is about to be opened by a request: it may be one that was made under a lease, and what
 /// the service shows of it would miss what is streamed about it.
 #[inline]
@@ -419,64 +356,6 @@ pub(crate) fn opens(session: &'static Session) {
     let leases = &state::get().leases;
     if leases.session.load(Relaxed) == session.number {
         leases.meet();
-    }
-}
-
-/// Sets rights or times of a file that was made under a lease and that nobody else can have met:
-/// true. False: the ordinary way.
-pub(crate) fn set(session: &'static Session, file: &Record, what: &NewState) -> bool {
-    let handle = file.handle.load(Relaxed);
-    let alone = |leases: &Leases| leases.is_alone(handle) && file.view.load(Relaxed) == 0;
-    let leases = &state::get().leases;
-    if !alone(leases) || file.is(bit::SHARED | bit::ESCAPED) {
-        return false;
-    }
-    let Some(inside) = leases.enter(session).filter(|_| alone(leases)) else { return false };
-    let mut entry = inside.stamped(Change::Set, 0, ShortName::default());
-    entry.handle = handle;
-    let former = session.channel.stream().last();
-    let former = former.filter(|last| last.change == Change::Set && last.handle == handle);
-    let merged = former.map(|last| what.on(Entry { time: entry.time, ..last }));
-    if !merged.is_some_and(|merged| inside.replace(&merged))
-        && inside.post(&what.on(entry)).is_err()
-    {
-        return false;
-    }
-    drop(inside);
-    is_still_alone(session, handle)
-}
-
-/// What [`set`] sets.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct NewState {
-    /// Bits of [`stream::set`].
-    pub(crate) mask: u16,
-    /// Permission bits.
-    pub(crate) perm: u16,
-    /// Access and modification time: nanoseconds since 1970.
-    pub(crate) times: [i64; 2],
-}
-
-impl NewState {
-    /// As a change of what `entry` sets already.
-    fn on(&self, mut entry: Entry) -> Entry {
-        let is = |bits: u16| self.mask & bits != 0;
-        if is(stream::set::PERM) {
-            entry.perm = self.perm;
-        }
-        for bits in [stream::set::ATIME_ANY, stream::set::MTIME_ANY] {
-            if is(bits) {
-                entry.umask &= !bits;
-            }
-        }
-        if is(stream::set::ATIME) {
-            entry.atime = self.times[0];
-        }
-        if is(stream::set::MTIME) {
-            entry.born = self.times[1];
-        }
-        entry.umask |= self.mask;
-        entry
     }
 }
 

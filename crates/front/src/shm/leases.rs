@@ -235,7 +235,7 @@ impl Session {
         }
     }
 
-    /// Applies all that waits. Where room cannot be made anew, or too much is dirty, the leases end.
+    /// Applies all that waits. Where room cannot be made anew, or too much is dirty, leases end.
     fn apply_all(&self, state: &mut State) {
         let honest = self.apply_waiting(state);
         let more = honest && !self.lane.vfs.write_may_wait(DATA_BYTES);
