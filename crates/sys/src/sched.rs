@@ -1,4 +1,4 @@
-//! How long a thread may run before others that wait get the CPU.
+//! How long a thread may run before others that wait get the CPU, and how long it has.
 #![expect(unsafe_code, reason = "UNSAFETY: sched_setattr(2), which rustix and glibc lack")]
 
 use std::time::Duration;
@@ -36,6 +36,12 @@ pub fn set_slice(slice: Duration) -> Result<()> {
     now.runtime_ns = slice.as_nanos() as u64;
     // SAFETY: the kernel reads `size` bytes of `now`.
     check(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const now, 0) })
+}
+
+/// CPU time of the calling thread so far.
+pub fn cpu_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn check(rc: libc::c_long) -> Result<()> {

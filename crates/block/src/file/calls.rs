@@ -2,6 +2,7 @@
 //! that somebody waits for: each request is done when it is submitted.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::Arc;
 
 use polylane_base::Result;
@@ -13,6 +14,10 @@ use super::counters::Counters;
 use super::task::{Next, Task};
 use super::{FileDevice, errno};
 use crate::device::{Channel, Completion, Request, Submitted};
+
+/// Most bytes in a call that copies them to or from the host's page cache. A kernel that is not
+/// preemptible gives the CPU to nobody else meanwhile: this is some 10 µs.
+const COPIED_BYTES_MAX: usize = 32 << 10;
 
 /// Most pieces of memory in one call (`IOV_MAX`).
 const PIECES_MAX: usize = 1024;
@@ -57,6 +62,12 @@ impl Channel for CallChannel {
 fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
     let file = device.file(operation.file);
     let (offset, skip) = (operation.offset, operation.skip);
+    let durable = matches!(operation.action, Action::Write { durable: true });
+    // A durable one waits for the medium, and would do so in each part.
+    let most = match device.copies(operation.file) && !durable {
+        true => COPIED_BYTES_MAX,
+        false => usize::MAX,
+    };
     let done = match operation.action {
         Action::Sync => rustix::fs::fdatasync(file).map(|()| 0),
         Action::Fallocate { mode, length } => {
@@ -66,37 +77,45 @@ fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
         // Most have one buffer: no list of pieces is made for it.
         Action::Read if operation.buffers.len() == 1 => {
             let buffer = &mut operation.buffers[0];
-            let here = skip.min(buffer.len());
-            let mut piece = [IoSliceMut::new(&mut buffer[here..])];
+            let part = part(buffer.len(), &mut (skip, most));
+            let mut piece = [IoSliceMut::new(&mut buffer[part])];
             rustix::io::preadv2(file, &mut piece, offset, ReadWriteFlags::empty())
         }
         Action::Read => {
-            let mut left = skip;
+            let mut left = (skip, most);
             let buffers = operation.buffers.iter_mut().filter_map(|buffer| {
-                let here = left.min(buffer.len());
-                left -= here;
-                (here < buffer.len()).then(|| IoSliceMut::new(&mut buffer[here..]))
+                let part = part(buffer.len(), &mut left);
+                (!part.is_empty()).then(|| IoSliceMut::new(&mut buffer[part]))
             });
             let mut pieces: Vec<_> = buffers.take(PIECES_MAX).collect();
             rustix::io::preadv2(file, &mut pieces, offset, ReadWriteFlags::empty())
         }
         Action::Write { durable } if operation.buffers.len() == 1 => {
             let buffer = &operation.buffers[0];
-            let piece = [IoSlice::new(&buffer[skip.min(buffer.len())..])];
+            let piece = [IoSlice::new(&buffer[part(buffer.len(), &mut (skip, most))])];
             rustix::io::pwritev2(file, &piece, offset, durably(durable))
         }
         Action::Write { durable } => {
-            let mut left = skip;
+            let mut left = (skip, most);
             let buffers = operation.buffers.iter().filter_map(|buffer| {
-                let here = left.min(buffer.len());
-                left -= here;
-                (here < buffer.len()).then(|| IoSlice::new(&buffer[here..]))
+                let part = part(buffer.len(), &mut left);
+                (!part.is_empty()).then(|| IoSlice::new(&buffer[part]))
             });
             let pieces: Vec<_> = buffers.take(PIECES_MAX).collect();
             rustix::io::pwritev2(file, &pieces, offset, durably(durable))
         }
     };
     done.map_err(errno)
+}
+
+/// The part of the next buffer, of `bytes` bytes, that a transfer takes which still has `skip` bytes
+/// to leave out and then `most` to move; counts both down.
+fn part(bytes: usize, (skip, most): &mut (usize, usize)) -> Range<usize> {
+    let start = (*skip).min(bytes);
+    let end = start + (bytes - start).min(*most);
+    *skip -= start;
+    *most -= end - start;
+    start..end
 }
 
 fn durably(durable: bool) -> ReadWriteFlags {

@@ -58,6 +58,9 @@ pub use counters::Totals;
 /// Requests in flight per channel.
 const DEPTH: u32 = 64;
 
+/// `f_type` of a file system in memory.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
 /// Alignment of direct I/O where the kernel does not say: enough for every disk.
 const DIRECT_ALIGNMENT: u64 = 4096;
 
@@ -101,6 +104,8 @@ pub struct FileDevice {
     direct_alignment: Option<u64>,
     sectors: AtomicU64,
     read_only: bool,
+    /// The file lies in memory: direct I/O is copying too.
+    in_memory: bool,
     way: Way,
     /// Some channel is a ring.
     rings: AtomicBool,
@@ -159,12 +164,15 @@ impl FileDevice {
         bytes: u64,
         way: Way,
     ) -> FileDevice {
+        let found = rustix::fs::fstatfs(&files.plain);
+        let in_memory = found.is_ok_and(|found| found.f_type == TMPFS_MAGIC);
         FileDevice {
             files,
             kind,
             direct_alignment,
             sectors: AtomicU64::new(bytes / SECTOR_BYTES as u64),
             read_only: false,
+            in_memory,
             way,
             rings: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -240,6 +248,11 @@ impl FileDevice {
 
     fn file(&self, index: usize) -> BorrowedFd<'_> {
         if index == IO { self.files.io.as_fd() } else { self.files.plain.as_fd() }
+    }
+
+    /// Whether the host copies what goes through that descriptor while its caller waits.
+    fn copies(&self, index: usize) -> bool {
+        index == PLAIN || self.direct_alignment.is_none() || self.in_memory
     }
 
     fn new_counters(&self) -> Arc<Counters> {

@@ -14,6 +14,7 @@ use polylane_base::Result;
 use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 
 use super::guarded;
+use super::slices::Slices;
 
 /// Something to do that may take a while.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -76,8 +77,11 @@ impl Helpers {
 
 impl Shared {
     fn run(&self) {
+        let mut slices = Slices::default();
         while let Some(job) = self.next() {
+            slices.begin();
             guarded(job);
+            slices.end();
         }
     }
 

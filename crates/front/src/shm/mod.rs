@@ -30,6 +30,7 @@ mod request;
 mod roster;
 mod serve;
 mod session;
+mod slices;
 mod stats;
 mod table;
 mod views;

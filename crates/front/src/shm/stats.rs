@@ -130,6 +130,11 @@ impl Stats {
         self.written_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
+    /// File bytes that went either way.
+    pub(super) fn moved(&self) -> u64 {
+        self.read_bytes.load(Relaxed).wrapping_add(self.written_bytes.load(Relaxed))
+    }
+
     /// The worker goes to sleep.
     pub(super) fn slept(&self) {
         self.sleeps.fetch_add(1, Relaxed);

@@ -35,6 +35,7 @@ use super::post::Post;
 use super::request::PATHS_BYTES_MAX;
 use super::roster::Roster;
 use super::session::Session;
+use super::slices::Slices;
 use super::stats::Stats;
 use crate::beat;
 
@@ -124,6 +125,7 @@ pub(super) struct Worker {
     roster: Roster,
     scratch: Scratch,
     budget: Budget,
+    slices: Slices,
     false_hints: u32,
     /// Looks and requests since it last listened for doorbells.
     unheard: usize,
@@ -146,6 +148,7 @@ impl Worker {
             stats,
             scratch: Box::new([0; PATHS_BYTES_MAX]),
             budget: Budget::default(),
+            slices: Slices::default(),
             false_hints: 0,
             unheard: 0,
             stopping: false,
@@ -173,6 +176,7 @@ impl Worker {
                 self.listen(Some(Duration::ZERO));
             }
             if count > 0 {
+                self.slices.served(count as u64, || self.stats.moved());
                 self.false_hints = 0;
                 self.waited_for(near);
             } else if self.budget.spin(self.roster.hot_count() as u32) {
