@@ -1,0 +1,136 @@
+//! Open files that were made under a lease: what nobody else can have met is written, set and
+//! closed by the stream.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::fence;
+
+use polylane_ipc::message::{Message, Op};
+use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
+
+use super::{Leases, is_streamed};
+use crate::session::Session;
+use crate::table::{Record, bit};
+use crate::{call, state};
+
+/// Writes beyond take the ordinary way, which knows what the largest file is.
+const OFFSET_MAX: u64 = 1 << 30;
+/// Flags of open files whose writes are not streamed: the service alone knows where they go, or
+/// they are not to wait.
+const UNSTREAMED_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
+
+/// Closes a file that was made under a lease: true then, and its slot is free. False: the ordinary
+/// way.
+pub(crate) fn close(session: &'static Session, handle: u64) -> bool {
+    let Some(inside) = state::get().leases.enter(session) else { return false };
+    match session.channel.stream().last() {
+        Some(last)
+            if last.change == Change::Make
+                && last.slot != 0
+                && last.handle == handle
+                && inside.replace(&Entry { slot: 0, flags: 0, handle: 0, ..last }) =>
+        {
+            true
+        }
+        _ => inside.post(&Entry { change: Change::Close, handle, ..Entry::default() }).is_ok(),
+    }
+}
+
+/// Writes to a file that was made under a lease and that nobody else can have met: true. False: the
+/// ordinary way.
+#[inline]
+pub(crate) fn write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
+    is_streamed(file.handle.load(Relaxed)) && write_streamed(session, file, offset, from)
+}
+
+fn write_streamed(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
+    let (leases, handle) = (&state::get().leases, file.handle.load(Relaxed));
+    let flags = file.flags.load(Relaxed).cast_signed();
+    if from.len() > WRITE_BYTES_MAX || flags & UNSTREAMED_FLAGS != 0 || offset > OFFSET_MAX {
+        return false;
+    }
+    let alone = || leases.is_alone(handle) && file.view.load(Relaxed) == 0;
+    if !alone() || file.is(bit::SHARED | bit::ESCAPED) {
+        return false;
+    }
+    let inside = leases.enter(session).filter(|_| alone() && leases.data.load(Relaxed));
+    let Some(inside) = inside else { return false };
+    let Some(at) = inside.take_bytes(from.len()) else { return false };
+    session.channel.stream_put(at, from);
+    let entry = Entry {
+        handle,
+        at: at as u32,
+        len: from.len() as u32,
+        offset,
+        ..inside.stamped(Change::Write, 0, ShortName::default())
+    };
+    if inside.post(&entry).is_err() {
+        return false;
+    }
+    drop(inside);
+    is_still_alone(session, handle)
+}
+
+/// Another thread that opened the file meanwhile did so before the entry, or is seen here: then the
+/// entry is applied before anybody hears of it.
+fn is_still_alone(session: &'static Session, handle: u64) -> bool {
+    fence(SeqCst);
+    state::get().leases.is_alone(handle) || call::plain(session, Message::new(Op::Ping)).is_ok()
+}
+
+/// Sets rights or times of a file that was made under a lease and that nobody else can have met:
+/// true. False: the ordinary way.
+pub(crate) fn set(session: &'static Session, file: &Record, what: &NewState) -> bool {
+    let handle = file.handle.load(Relaxed);
+    let alone = |leases: &Leases| leases.is_alone(handle) && file.view.load(Relaxed) == 0;
+    let leases = &state::get().leases;
+    if !alone(leases) || file.is(bit::SHARED | bit::ESCAPED) {
+        return false;
+    }
+    let Some(inside) = leases.enter(session).filter(|_| alone(leases)) else { return false };
+    let mut entry = inside.stamped(Change::Set, 0, ShortName::default());
+    entry.handle = handle;
+    let former = session.channel.stream().last();
+    let former = former.filter(|last| last.change == Change::Set && last.handle == handle);
+    let merged = former.map(|last| what.on(Entry { time: entry.time, ..last }));
+    if !merged.is_some_and(|merged| inside.replace(&merged))
+        && inside.post(&what.on(entry)).is_err()
+    {
+        return false;
+    }
+    drop(inside);
+    is_still_alone(session, handle)
+}
+
+/// What [`set`] sets.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct NewState {
+    /// Bits of [`stream::set`].
+    pub(crate) mask: u16,
+    /// Permission bits.
+    pub(crate) perm: u16,
+    /// Access and modification time: nanoseconds since 1970.
+    pub(crate) times: [i64; 2],
+}
+
+impl NewState {
+    /// As a change of what `entry` sets already.
+    fn on(&self, mut entry: Entry) -> Entry {
+        let is = |bits: u16| self.mask & bits != 0;
+        if is(stream::set::PERM) {
+            entry.perm = self.perm;
+        }
+        for bits in [stream::set::ATIME_ANY, stream::set::MTIME_ANY] {
+            if is(bits) {
+                entry.umask &= !bits;
+            }
+        }
+        if is(stream::set::ATIME) {
+            entry.atime = self.times[0];
+        }
+        if is(stream::set::MTIME) {
+            entry.born = self.times[1];
+        }
+        entry.umask |= self.mask;
+        entry
+    }
+}
