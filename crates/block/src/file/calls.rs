@@ -108,8 +108,8 @@ fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
     done.map_err(errno)
 }
 
-/// The part of the next buffer, of `bytes` bytes, that a transfer takes which still has `skip` bytes
-/// to leave out and then `most` to move; counts both down.
+/// The part of the next buffer, of `bytes` bytes, that a transfer takes which still has `skip`
+/// bytes to leave out and then `most` to move; counts both down.
 fn part(bytes: usize, (skip, most): &mut (usize, usize)) -> Range<usize> {
     let start = (*skip).min(bytes);
     let end = start + (bytes - start).min(*most);

@@ -11,8 +11,8 @@ use polylane_sys::sched;
 
 /// Slices for short stretches: the shortest that Linux gives.
 const SHORT: Duration = Duration::from_micros(100);
-/// Slices for long ones: longer than those of tenants' threads, and shorter than Linux' own, so that
-/// a program outside of any lane that only computes keeps nobody waiting.
+/// Slices for long ones: longer than those of tenants' threads, and shorter than Linux' own, so
+/// that a program outside of any lane that only computes keeps nobody waiting.
 const LONG: Duration = Duration::from_millis(1);
 
 /// Stretches of CPU time from which on they are long, and up to which they are short again.
