@@ -263,16 +263,19 @@ fn a_region_of_the_last_use_is_hot_from_the_first_write() {
     assert_eq!(volume.write(journal().first + 2 * BLOCK, BLOCK), Admission::Bypass);
 }
 
-/// A log goes on where it was when the service died; what else is written there is not the log's.
+/// A log goes on where it was when the service died; what else is written there is not the log's,
+/// until a commit proves that the region is still what it was.
 #[test]
 fn a_region_of_the_last_use_goes_on_anywhere_but_once() {
     let mut volume = Volume::new(FlushSolo::with_regions(&[journal()]), Some(journal()));
     let middle = journal().first + 40 * MIB;
+    let elsewhere = journal().first + 20 * MIB;
     assert_eq!(volume.write(middle, 2 * BLOCK), Admission::Bypass);
+    assert_eq!(volume.write(elsewhere, BLOCK), Admission::Normal);
     volume.flush();
     assert_eq!(volume.write(middle + 2 * BLOCK, BLOCK), Admission::Bypass);
     volume.flush();
-    assert_eq!(volume.write(journal().first + 20 * MIB, BLOCK), Admission::Normal);
+    assert_eq!(volume.write(elsewhere, BLOCK), Admission::Bypass);
     assert_eq!(volume.write(middle + 3 * BLOCK, BLOCK), Admission::Bypass);
     assert_eq!(volume.regions(), [journal()]);
 }

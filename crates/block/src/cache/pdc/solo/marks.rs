@@ -23,6 +23,11 @@ pub const GAP_BYTES: u64 = 8 << 10;
 /// A log's superblock is no larger.
 const BLOCK_BYTES_MAX: u64 = 4096;
 
+/// A region that bypasses this much without a solo epoch or a commit was taken over by data. It is
+/// a quarter of the journal that mke2fs makes on volumes up to 64 GiB, and so the largest
+/// transaction there. Of a larger region it is a quarter, too.
+const UNPROVEN_BYTES_MAX: u64 = 64 << 20;
+
 /// Reads of a region that are borne before it is a journal no longer: probes of `blkid` and the
 /// like.
 pub const READ_COUNT_MAX: u32 = 2;
@@ -35,11 +40,36 @@ struct Mark {
     /// Where the log's last write ended. `None`: it is known from the volume's last use, and goes
     /// on wherever its next write begins.
     head: Option<u64>,
-    /// Where the log's last solo epoch ended: data may follow behind the log's end without a gap.
+    /// What lies before is the log's alone: its last solo epoch or commit ended here, in this lap or
+    /// an earlier one. Data may follow behind the log's end without a gap.
     proven: u64,
     /// The log came round: its end is known.
     closed: bool,
+    /// How far this lap and the one before seemed to reach.
+    reach: u64,
+    last_reach: u64,
+    /// Bytes that bypassed since a solo epoch or a commit.
+    unproven_bytes: u64,
     reads: u32,
+}
+
+impl Mark {
+    /// Whether all of `range` is the log's for certain.
+    fn holds(&self, range: Region) -> bool {
+        self.region.first <= range.first && range.end <= self.proven
+    }
+
+    /// A lap is over. What two laps in turn reached is the log's end.
+    fn end_lap(&mut self, written_end: u64) {
+        let reach = std::mem::take(&mut self.reach);
+        if reach == self.last_reach {
+            self.proven = self.proven.max(reach);
+        }
+        if !self.closed || reach == self.last_reach {
+            self.region.end = self.proven.max(written_end);
+        }
+        (self.last_reach, self.closed) = (reach, true);
+    }
 }
 
 /// What became of a log's advance.
@@ -67,8 +97,18 @@ impl Marks {
         self.active().map(|mark| mark.region)
     }
 
-    /// Marks a range, together with the regions that it touches.
-    pub(super) fn add(&mut self, found: Region) {
+    /// Marks a range, together with the regions that it touches. The log is at `head`: at the end,
+    /// or inside, if this is not its first lap.
+    pub(super) fn add(&mut self, found: Region, head: u64) {
+        self.put(found, Some(head), found.end);
+    }
+
+    /// Marks a range that was a journal when the volume was used last: nothing is proven yet.
+    pub(super) fn remember(&mut self, known: Region) {
+        self.put(known, None, known.first);
+    }
+
+    fn put(&mut self, found: Region, head: Option<u64>, proven: u64) {
         let mut region = found;
         self.0.retain(|known| {
             let same = known.region.overlaps(&found);
@@ -84,19 +124,19 @@ impl Marks {
         self.0.push(Mark {
             region,
             active: true,
-            head: Some(found.end),
-            proven: found.end,
+            head,
+            proven,
             closed: false,
+            reach: 0,
+            last_reach: 0,
+            unproven_bytes: 0,
             reads: 0,
         });
     }
 
-    /// Marks a range that was a journal when the volume was used last.
-    pub(super) fn remember(&mut self, known: Region) {
-        self.add(known);
-        if let Some(mark) = self.0.last_mut() {
-            mark.head = None;
-        }
+    /// Whether a write is a known log's, whatever it continues.
+    pub(super) fn holds(&self, range: Region) -> bool {
+        self.active().any(|mark| mark.holds(range))
     }
 
     /// Whether a write that continues no flow is a known log's: a new lap, or out of order.
@@ -104,8 +144,19 @@ impl Marks {
         self.active().any(|mark| {
             let lap = range.first - mark.region.first.min(range.first) <= LAP_SLACK_BYTES;
             let near = |head| head < range.first && range.first - head <= REORDER_BYTES;
-            mark.region.contains(range.first) && (lap || mark.head.is_none_or(near))
+            let open = lap || mark.head.is_none_or(near);
+            mark.holds(range) || (mark.region.contains(range.first) && open)
         })
+    }
+
+    /// Counts `bytes` that the log which wrote `written` lets bypass; a region that thereby had too
+    /// much without a solo epoch or a commit to be a log's.
+    pub(super) fn bypass(&mut self, written: Region, bytes: u64) -> Option<Region> {
+        let hit = |mark: &&mut Mark| mark.active && mark.region.overlaps(&written);
+        let mark = self.0.iter_mut().find(hit)?;
+        mark.unproven_bytes = mark.unproven_bytes.saturating_add(bytes);
+        let transaction = (mark.proven - mark.region.first) / 4;
+        (mark.unproven_bytes > transaction.max(UNPROVEN_BYTES_MAX)).then_some(mark.region)
     }
 
     /// The head of the log that this write continues after a small gap.
@@ -141,12 +192,10 @@ impl Marks {
         let Some(old) = mark.head.replace(written.end) else { return Advance::Inside };
         let start = written.first.saturating_sub(LAP_SLACK_BYTES) <= mark.region.first;
         if written.end < old && start {
-            if !mark.closed {
-                mark.region.end = mark.proven.max(written.end);
-            }
-            mark.closed = true;
+            mark.end_lap(written.end);
             return Advance::NewLap(old);
         }
+        mark.reach = mark.reach.max(written.end);
         if written.end <= mark.region.end {
             return Advance::Inside;
         }
@@ -157,15 +206,18 @@ impl Marks {
         let region = Region { first: mark.region.first, end: written.end };
         match self.0.iter().filter(|mark| mark.region.overlaps(&region)).count() {
             1 => self.stretch(region),
-            _ => self.add(region),
+            _ => self.add(region, region.end),
         }
         Advance::Inside
     }
 
-    /// What a log wrote up to `end` shared its epoch with nothing else.
+    /// What a log wrote up to `end` shared its epoch with nothing else, or is a commit.
     pub(super) fn prove(&mut self, end: u64) {
-        let inside = |mark: &&mut Mark| mark.active && mark.head == Some(end);
-        self.0.iter_mut().filter(inside).for_each(|mark| mark.proven = end);
+        let inside =
+            |mark: &&mut Mark| mark.active && mark.region.first < end && end <= mark.region.end;
+        self.0.iter_mut().filter(inside).for_each(|mark| {
+            (mark.proven, mark.unproven_bytes) = (mark.proven.max(end), 0);
+        });
     }
 
     fn stretch(&mut self, grown: Region) {

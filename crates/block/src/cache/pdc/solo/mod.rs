@@ -20,7 +20,7 @@ pub mod marks;
 pub mod stream;
 
 use marks::{Advance, Marks};
-use stream::{CIRCLE_BYTES_MAX, EPOCH_COUNT_MIN, Stream};
+use stream::Stream;
 
 use super::flows::{Flows, Slot};
 use super::{Access, Admission, Opening, Region, Rule};
@@ -29,17 +29,16 @@ use super::{Access, Admission, Opening, Region, Rule};
 pub const FLOW_COUNT_MAX: u16 = 512;
 
 /// Flows watched for reads and for coming round.
-pub const CANDIDATE_COUNT_MAX: usize = 32;
+pub const CANDIDATE_COUNT_MAX: usize = 64;
 
 /// Flows begun last, among which is the one that overtook its predecessor.
-const RECENT_COUNT: usize = 8;
+const RECENT_COUNT: usize = 16;
+
+/// The block of most file systems, and so of their logs' superblocks.
+const BLOCK_BYTES: u64 = 4096;
 
 /// Sizes of blocks that are written again when a record ends inside them.
 const TAIL_BYTES: [u64; 4] = [4096, 512, 1024, 2048];
-
-/// A hot flow that writes this much without a solo epoch was taken over by data. It is a quarter of
-/// the journal that mke2fs makes on volumes up to 64 GiB, and so the largest transaction there.
-const UNPROVEN_BYTES_MAX: u64 = 64 << 20;
 
 /// Who wrote in the epoch that is not over yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -117,22 +116,12 @@ impl FlushSolo {
     fn follow(&mut self, range: Region) -> Slot {
         let epoch = self.epoch;
         if let Some(slot) = self.continued(range) {
-            let grown = self.flows.get(slot).is_grown();
-            let resumes = self.marks.resumes(range);
-            self.flows.touch(slot, grown, |stream| {
-                if stream.is_in_place() {
-                    // A log that begins right behind its superblock.
-                    *stream = Stream::begin(range, epoch);
-                    stream.hot = resumes;
-                } else {
-                    stream.append(range, epoch);
-                }
-            });
+            let (grown, mut paired) = (self.flows.get(slot).is_grown(), false);
+            self.flows.touch(slot, grown, |stream| paired = stream.append(range, epoch));
+            if paired {
+                self.prove(slot);
+            }
             return self.join_overtaken(slot, range.end);
-        }
-        if let Some(slot) = self.skipped(range) {
-            self.flows.touch(slot, true, |stream| stream.append(range, epoch));
-            return slot;
         }
         if let Some(slot) = self.rewound(range) {
             let grown = self.flows.get(slot).is_grown();
@@ -141,7 +130,11 @@ impl FlushSolo {
         }
         let old = self.came_round(range);
         let mut begun = match old {
-            Some(slot) => self.flows.get(slot).again(range, epoch),
+            Some(slot) => {
+                let log = self.committed(slot);
+                log.into_iter().for_each(|log| self.flows.get_mut(log).end_circle());
+                self.flows.get(slot).again(range, epoch, log.is_some())
+            }
             None => Stream::begin(range, epoch),
         };
         begun.hot = self.marks.resumes(range);
@@ -152,16 +145,22 @@ impl FlushSolo {
         }
         self.recent[self.recent_at % RECENT_COUNT] = Watch { first: range.first, slot };
         self.recent_at += 1;
-        slot
+        self.join_overtaken(slot, range.end)
     }
 
-    /// The flow that this write continues. Data may fill the volume up to the start of a log; the
-    /// log's next lap does not continue it.
+    /// The flow that this write continues: a hot one first, which may leave out a little. A
+    /// superblock is continued by none. Data may fill the volume up to the start of a log; the log's
+    /// next lap does not continue it.
     fn continued(&self, range: Region) -> Option<Slot> {
-        let slot = self.flows.find(range.first)?;
-        let stream = self.flows.get(slot);
-        let own = stream.hot || stream.is_in_place() || !self.marks.starts_at(range.first);
-        own.then_some(slot)
+        let exact = self.flows.find(range.first);
+        let hot = |slot: &Slot| self.flows.get(*slot).hot;
+        if let Some(slot) = exact.filter(hot).or_else(|| self.skipped(range)) {
+            return Some(slot).filter(|slot| !self.flows.get(*slot).is_in_place());
+        }
+        let own = |slot: &Slot| {
+            !self.flows.get(*slot).is_in_place() && !self.marks.starts_at(range.first)
+        };
+        exact.filter(own)
     }
 
     /// The hot flow that goes on here after a small gap.
@@ -177,14 +176,19 @@ impl FlushSolo {
         (self.flows.get(slot).first <= range.first).then_some(slot)
     }
 
-    /// A short flow with solo epochs whose first address this write starts at.
+    /// The watched flow whose next lap begins with this write.
     fn came_round(&self, range: Region) -> Option<Slot> {
-        let watch = self.candidates.iter().find(|watch| watch.first == range.first)?;
-        let short = self.is_live(*watch) && {
-            let stream = self.flows.get(watch.slot);
-            stream.next - stream.first <= CIRCLE_BYTES_MAX
+        let round = |watch: &&Watch| {
+            self.is_live(**watch) && self.flows.get(watch.slot).comes_round(range)
         };
-        short.then_some(watch.slot)
+        self.candidates.iter().rev().find(round).map(|watch| watch.slot)
+    }
+
+    /// The flow other than `slot` that has just written a commit.
+    fn committed(&self, slot: Slot) -> Option<Slot> {
+        let logs = self.candidates.iter().filter(|watch| watch.slot != slot);
+        let mut live = logs.filter(|watch| self.is_live(**watch));
+        live.find(|watch| self.flows.get(watch.slot).has_committed(self.epoch)).map(|log| log.slot)
     }
 
     /// A flow that began ahead of this one's end, because requests came out of order, is the same.
@@ -194,7 +198,7 @@ impl FlushSolo {
             return slot;
         }
         let later = *self.flows.get(watch.slot);
-        if !later.is_one_piece(self.epoch) {
+        if !later.is_new(self.epoch) {
             return slot;
         }
         self.flows.remove(watch.slot);
@@ -210,17 +214,21 @@ impl FlushSolo {
     }
 
     fn admit(&mut self, slot: Slot, range: Region) -> Admission {
-        let stream = self.flows.get(slot);
-        if !stream.hot && !self.marks.enters(range) {
+        let (stream, inside) = (self.flows.get(slot), self.marks.holds(range));
+        if !stream.hot && !inside && !self.marks.enters(range) {
             return if stream.is_append_like() { Admission::Cold } else { Admission::Normal };
         }
         if stream.is_in_place() {
             // The superblock at the start of a log: part of it, but not its head.
-            return if stream.hot { Admission::Bypass } else { Admission::Normal };
+            return if stream.hot || inside { Admission::Bypass } else { Admission::Normal };
         }
         let written = stream.range();
-        if stream.is_refuted() || stream.unproven_bytes > UNPROVEN_BYTES_MAX {
-            self.discard(written);
+        let lost = match stream.is_refuted() {
+            true => Some(written),
+            false => self.marks.bypass(written, range.bytes()),
+        };
+        if let Some(region) = lost {
+            self.discard(region);
             return Admission::Normal;
         }
         let advance = self.marks.advance(written);
@@ -237,19 +245,8 @@ impl FlushSolo {
 
     fn end_epoch(&mut self) {
         if let Writers::One(slot) = self.writers {
-            let stream = self.flows.get_mut(slot);
-            stream.end_solo();
-            let (found, solo) = (stream.journal_range(), stream.solo);
-            if stream.hot {
-                self.marks.prove(found.end);
-            } else if stream.is_journal() {
-                stream.hot = true;
-                self.mark(found);
-            }
-            if solo == EPOCH_COUNT_MIN {
-                let first = self.flows.get(slot).first;
-                self.watch(Watch { first, slot });
-            }
+            self.flows.get_mut(slot).end_solo();
+            self.prove(slot);
         }
         if self.writers != Writers::None {
             self.epoch += 1;
@@ -257,14 +254,35 @@ impl FlushSolo {
         }
     }
 
-    /// Marks a new journal. Perhaps it is the next lap of one whose end is not known yet: what is
-    /// written there from now on proves itself anew.
-    fn mark(&mut self, found: Region) {
+    /// A flow had an epoch to itself, or wrote a commit: perhaps it is a journal.
+    fn prove(&mut self, slot: Slot) {
+        let stream = *self.flows.get(slot);
+        if stream.hot {
+            self.marks.prove(stream.proven);
+        } else if stream.is_journal(self.has_superblock(&stream)) {
+            self.flows.get_mut(slot).hot = true;
+            self.mark(stream.journal_range(), stream.journal_end());
+        }
+        if stream.is_candidate() {
+            self.watch(Watch { first: stream.first, slot });
+        }
+    }
+
+    /// Whether a block right before a flow is rewritten in epochs of its own.
+    fn has_superblock(&self, stream: &Stream) -> bool {
+        let ends = [stream.first, stream.first.saturating_add(BLOCK_BYTES)];
+        let slots = ends.iter().filter_map(|end| self.flows.find(*end));
+        slots.map(|slot| self.flows.get(slot)).any(Stream::is_superblock)
+    }
+
+    /// Marks a new journal, whose laps before reached up to `end`. Perhaps it is the next lap of one
+    /// whose end is not known yet: what is written there from now on proves itself anew.
+    fn mark(&mut self, found: Region, end: u64) {
         let flows = &self.flows;
         let ends = self.marks.open_ends(found).filter_map(|end| flows.find(end));
         let ends: Vec<Slot> = ends.collect();
         ends.into_iter().for_each(|slot| self.flows.remove(slot));
-        self.marks.add(found);
+        self.marks.add(Region { first: found.first, end }, found.end);
     }
 
     fn watch(&mut self, watch: Watch) {

@@ -8,13 +8,14 @@
 //! | *commit pairs*: blocks, flush, one block alone, flush, in turn | jbd2 | pieces of any size |
 //! | *odd sectors*: pieces begin and end at any sector | XFS | page-cache writes are whole blocks |
 //! | *record headers*: writes open with one | XFS, on any sectors | other first bytes |
-//! | *small circle*: a block at a time, over and over in a few MiB | fast commits | longer logs |
+//! | *small circle*: a block at a time, started over after commits | fast commits | start over at any time |
 //!
 //! Whoever rewrites the block it wrote last (`Stream::rewind`) has no journal: a journal's record
 //! is never touched again before the next lap.
 
 use super::super::Region;
 use super::super::flows::Flow;
+use super::marks::LAP_SLACK_BYTES;
 
 /// Epochs, and solo epochs, before a flow says anything.
 pub const EPOCH_COUNT_MIN: u32 = 8;
@@ -26,6 +27,18 @@ pub const EPOCH_BYTES_MEAN_MAX: u64 = 256 << 10;
 /// three for every two that break the turn, about once in a hundred.
 pub const PAIR_COUNT_MIN: u32 = 6;
 
+/// Commit pairs behind a superblock before the two are a journal.
+pub const SUPERBLOCK_PAIR_COUNT_MIN: u32 = 3;
+
+/// Epochs that a superblock must have had to itself.
+const SUPERBLOCK_SOLO_COUNT: u32 = 2;
+
+/// Commit pairs that need no solo epochs, four for every one that breaks the turn.
+const STRICT_PAIR_COUNT_MIN: u32 = 10;
+
+/// Solo epochs from which on a flow is watched for its next lap.
+const CANDIDATE_SOLO_COUNT: u32 = 4;
+
 /// A flow of odd sectors is a journal with this part of its epochs solo.
 pub const SOLO_PERCENT_MIN: u64 = 10;
 
@@ -35,8 +48,11 @@ const ODD_PERCENT_MIN: u64 = 25;
 /// A circle is small up to here: ext4 gives fast commits 256 blocks unless told otherwise.
 pub const CIRCLE_BYTES_MAX: u64 = 4 << 20;
 
-/// Times a small circle must have come round.
-const CIRCLE_LAP_COUNT_MIN: u32 = 2;
+/// A small circle comes round at most so many epochs after a commit.
+const COMMIT_EPOCH_COUNT: u64 = 4;
+
+/// Times a small circle must have come round after a commit.
+const CIRCLE_LAP_COUNT_MIN: u32 = 1;
 
 /// No file system's block, and so no commit record, is larger.
 const COMMIT_BYTES_MAX: u64 = 64 << 10;
@@ -70,10 +86,16 @@ pub(in super::super) struct Stream {
     commit_bytes: u64,
     /// Where the record of the first commit pair lies.
     proven_from: u64,
-    /// Times it started over at `first`.
-    pub(super) laps: u32,
-    /// Bytes since an epoch was last solo.
-    pub(super) unproven_bytes: u64,
+    /// Times it started over at `first` when another flow had just written a commit.
+    laps: u32,
+    /// Times another flow started over when this one had just written a commit.
+    circles: u32,
+    /// Bytes that it wrote, in all laps.
+    bytes: u64,
+    /// Where its last solo epoch or commit pair ended: what lies before is its own.
+    pub(super) proven: u64,
+    /// As far as the lap before was proven.
+    lap_end: u64,
     now: Piece,
     last: Piece,
 }
@@ -100,26 +122,35 @@ impl Stream {
         stream
     }
 
-    /// A flow that starts over where `self` began.
-    pub(super) fn again(&self, range: Region, epoch: u64) -> Self {
-        let mut stream = Stream::begin(range, epoch);
-        let (epochs, writes) = (self.epochs + stream.epochs, self.writes + stream.writes);
-        stream = Stream { epochs, writes, odd: self.odd + stream.odd, ..stream };
-        stream.records += self.records;
-        stream.laps = self.laps + 1;
-        Stream { solo: self.solo, single: self.single, rewinds: self.rewinds, ..stream }
+    /// A flow that starts over where `self` began, or nearly there: the same log's next lap.
+    /// `committed`: another flow has just written a commit.
+    pub(super) fn again(&self, range: Region, epoch: u64, committed: bool) -> Self {
+        let lap = Stream {
+            first: range.first,
+            next: range.first,
+            proven: range.first,
+            proven_from: range.first,
+            lap_end: self.lap_end.max(self.proven),
+            laps: self.laps.saturating_add(committed.into()),
+            read: false,
+            ..*self
+        };
+        let mut lap = Stream { hot: false, ..lap };
+        lap.append(range, epoch);
+        lap
     }
 
-    /// The flow goes on with `range`.
-    pub(super) fn append(&mut self, range: Region, epoch: u64) {
-        self.enter(epoch);
+    /// The flow goes on with `range`; whether the piece before was a commit record in turn.
+    pub(super) fn append(&mut self, range: Region, epoch: u64) -> bool {
+        let paired = self.enter(epoch);
         let odd = |address: u64| !address.is_multiple_of(1024);
         self.writes = self.writes.saturating_add(1);
         self.odd += u32::from(odd(range.first) || odd(range.end));
         self.now.bytes += range.bytes();
         self.now.writes += 1;
-        self.unproven_bytes += range.bytes();
+        self.bytes += range.bytes();
         self.next = range.end;
+        paired
     }
 
     /// What was appended last opens with the header of a log record.
@@ -136,6 +167,7 @@ impl Stream {
     /// `later` continues where this flow has now arrived: requests came out of order.
     pub(super) fn join(&mut self, later: &Stream) {
         self.next = later.next;
+        self.bytes += later.bytes;
         self.epochs += later.epochs;
         self.solo += later.solo;
         self.single += later.single;
@@ -149,35 +181,40 @@ impl Stream {
         }
     }
 
-    fn enter(&mut self, epoch: u64) {
-        if self.now.epoch != epoch {
-            self.end_piece();
-            self.last = self.now;
-            self.now = Piece { epoch, bytes: 0, writes: 0 };
-            self.epochs = self.epochs.saturating_add(1);
+    fn enter(&mut self, epoch: u64) -> bool {
+        if self.now.epoch == epoch {
+            return false;
         }
+        let paired = self.end_piece();
+        self.last = self.now;
+        self.now = Piece { epoch, bytes: 0, writes: 0 };
+        self.epochs = self.epochs.saturating_add(1);
+        paired
     }
 
     /// The epoch is over and nobody else wrote in it.
     pub(super) fn end_solo(&mut self) {
         self.solo = self.solo.saturating_add(1);
         self.single += u32::from(self.now.writes == 1 && self.now.bytes <= BLOCK_BYTES_MAX);
-        self.unproven_bytes = 0;
+        self.proven = self.next;
     }
 
     /// Judges the piece of the epoch that the flow leaves: a record alone, after more than that in
     /// the epoch before, is a commit; two records or two transactions in a row are out of turn.
-    /// Other flows may have written in those epochs too.
-    fn end_piece(&mut self) {
+    /// Other flows may have written in those epochs too. Whether it is a commit.
+    fn end_piece(&mut self) -> bool {
         let (now, last) = (self.now, self.last);
         let record =
             now.writes == 1 && now.bytes.is_power_of_two() && now.bytes <= COMMIT_BYTES_MAX;
         if record && last.bytes >= 2 * now.bytes && last.epoch + 1 == now.epoch {
             self.count_pair(now.bytes);
-        } else if last.bytes > 0 {
+            return now.bytes == self.commit_bytes;
+        }
+        if last.bytes > 0 {
             let same = (last.bytes > self.commit_bytes) == (now.bytes > self.commit_bytes);
             self.out_of_turn += u32::from(same);
         }
+        false
     }
 
     fn count_pair(&mut self, record_bytes: u64) {
@@ -185,9 +222,11 @@ impl Stream {
             (self.commit_bytes, self.out_of_turn) = (record_bytes, 0);
             self.proven_from = self.next - self.now.bytes;
         }
-        match record_bytes == self.commit_bytes {
-            true => self.pairs += 1,
-            false => self.pairs -= 1,
+        if record_bytes == self.commit_bytes {
+            self.pairs += 1;
+            self.proven = self.next;
+        } else {
+            self.pairs -= 1;
         }
     }
 
@@ -201,13 +240,34 @@ impl Stream {
         Region { first: if all { self.first } else { self.proven_from }, end: self.next }
     }
 
-    fn bytes_per_epoch(&self) -> u64 {
-        (self.next - self.first) / u64::from(self.epochs.max(1))
+    /// The end of what is its own: of this lap, or of the one before.
+    pub(super) fn journal_end(&self) -> u64 {
+        self.next.max(self.lap_end)
     }
 
-    /// Whether it began in this epoch, with one write: a request that overtook another one.
-    pub(super) fn is_one_piece(&self, epoch: u64) -> bool {
-        self.writes == 1 && self.now.epoch == epoch
+    fn bytes_per_epoch(&self) -> u64 {
+        self.bytes / u64::from(self.epochs.max(1))
+    }
+
+    /// Whether it is worth watching for the next lap.
+    pub(super) fn is_candidate(&self) -> bool {
+        self.solo == CANDIDATE_SOLO_COUNT || (self.pairs == 1 && self.solo < CANDIDATE_SOLO_COUNT)
+    }
+
+    /// Whether `range` may be the beginning of its next lap. A superblock before the log, rewritten
+    /// where a long lap began, is not.
+    pub(super) fn comes_round(&self, range: Region) -> bool {
+        let short = self.next - self.first <= CIRCLE_BYTES_MAX;
+        let near = range.first.abs_diff(self.first) <= LAP_SLACK_BYTES;
+        match self.first == range.first && short {
+            true => true,
+            false => self.pairs > 0 && near && range.bytes() > BLOCK_BYTES_MAX,
+        }
+    }
+
+    /// Whether it began in this epoch: requests that overtook another one.
+    pub(super) fn is_new(&self, epoch: u64) -> bool {
+        self.epochs == 1 && self.now.epoch == epoch
     }
 
     /// Whether it has at least two epochs: more than one burst.
@@ -227,15 +287,21 @@ impl Stream {
     }
 
     /// A file system's journal.
-    pub(super) fn is_journal(&self) -> bool {
+    /// A file system's journal. `superblock`: a block right before it is rewritten in epochs of its
+    /// own.
+    pub(super) fn is_journal(&self, superblock: bool) -> bool {
         let rewinds = u64::from(self.rewinds) * 8 > u64::from(self.epochs);
-        let solo = self.solo >= EPOCH_COUNT_MIN.min(PAIR_COUNT_MIN);
-        solo && !rewinds
+        !rewinds
             && !self.read
-            && (self.has_commit_pairs()
+            && (self.has_commit_pairs(superblock)
                 || self.has_odd_sectors()
                 || self.has_records()
                 || self.is_small_circle())
+    }
+
+    /// Whether it is one block that had epochs to itself again and again.
+    pub(super) fn is_superblock(&self) -> bool {
+        self.is_in_place() && self.single >= SUPERBLOCK_SOLO_COUNT
     }
 
     /// What made it a journal does not hold any more.
@@ -243,8 +309,18 @@ impl Stream {
         u64::from(self.rewinds) * 8 > u64::from(self.epochs).max(16)
     }
 
-    fn has_commit_pairs(&self) -> bool {
-        self.pairs >= PAIR_COUNT_MIN && self.pairs * 2 >= self.out_of_turn * 3
+    /// The more beside them speaks for a journal, the fewer pairs it takes: a superblock, or fast
+    /// commits.
+    fn has_commit_pairs(&self, superblock: bool) -> bool {
+        let superblock = superblock || self.circles >= SUPERBLOCK_PAIR_COUNT_MIN;
+        let in_turn = self.pairs * 2 >= self.out_of_turn * 3;
+        let alone = self.solo >= PAIR_COUNT_MIN;
+        match self.pairs {
+            pairs if pairs < SUPERBLOCK_PAIR_COUNT_MIN => false,
+            pairs if pairs < PAIR_COUNT_MIN => superblock && in_turn,
+            pairs if pairs < STRICT_PAIR_COUNT_MIN => (superblock || alone) && in_turn,
+            pairs => ((superblock || alone) && in_turn) || pairs >= self.out_of_turn * 4,
+        }
     }
 
     fn has_odd_sectors(&self) -> bool {
@@ -259,9 +335,23 @@ impl Stream {
         self.is_append_like() && self.records >= EPOCH_COUNT_MIN && self.records * 2 >= self.writes
     }
 
+    /// Whether it wrote a commit record in turn, a few epochs ago at most.
+    pub(super) fn has_committed(&self, epoch: u64) -> bool {
+        let record = self.now.writes == 1 && self.now.bytes == self.commit_bytes;
+        self.pairs > 0 && record && epoch - self.now.epoch <= COMMIT_EPOCH_COUNT
+    }
+
+    /// Another flow started over when this one had just written a commit.
+    pub(super) fn end_circle(&mut self) {
+        self.circles = self.circles.saturating_add(1);
+    }
+
+    /// ext4's fast commits start over when the log beside them has taken a whole commit. Blocks of
+    /// a file that are written again one by one start over at any time.
     fn is_small_circle(&self) -> bool {
-        let round = self.laps >= CIRCLE_LAP_COUNT_MIN && self.solo >= 2 * EPOCH_COUNT_MIN;
+        let small = self.journal_end() - self.first <= CIRCLE_BYTES_MAX;
+        let round = self.laps >= CIRCLE_LAP_COUNT_MIN && self.solo >= EPOCH_COUNT_MIN;
         let mostly_solo = self.solo * 10 >= self.epochs * 3;
-        round && mostly_solo && self.single * 10 >= self.solo * 8
+        small && round && mostly_solo && self.single * 10 >= self.solo * 8
     }
 }
