@@ -178,9 +178,8 @@ impl FlushSolo {
 
     /// The watched flow whose next lap begins with this write.
     fn came_round(&self, range: Region) -> Option<Slot> {
-        let round = |watch: &&Watch| {
-            self.is_live(**watch) && self.flows.get(watch.slot).comes_round(range)
-        };
+        let round =
+            |watch: &&Watch| self.is_live(**watch) && self.flows.get(watch.slot).comes_round(range);
         self.candidates.iter().rev().find(round).map(|watch| watch.slot)
     }
 
