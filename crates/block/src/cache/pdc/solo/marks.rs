@@ -40,8 +40,8 @@ struct Mark {
     /// Where the log's last write ended. `None`: it is known from the volume's last use, and goes
     /// on wherever its next write begins.
     head: Option<u64>,
-    /// What lies before is the log's alone: its last solo epoch or commit ended here, in this lap or
-    /// an earlier one. Data may follow behind the log's end without a gap.
+    /// What lies before is the log's alone: its last solo epoch or commit ended here, in this lap
+    /// or an earlier one. Data may follow behind the log's end without a gap.
     proven: u64,
     /// The log came round: its end is known.
     closed: bool,

@@ -149,8 +149,8 @@ impl FlushSolo {
     }
 
     /// The flow that this write continues: a hot one first, which may leave out a little. A
-    /// superblock is continued by none. Data may fill the volume up to the start of a log; the log's
-    /// next lap does not continue it.
+    /// superblock is continued by none. Data may fill the volume up to the start of a log; the
+    /// log's next lap does not continue it.
     fn continued(&self, range: Region) -> Option<Slot> {
         let exact = self.flows.find(range.first);
         let hot = |slot: &Slot| self.flows.get(*slot).hot;
@@ -274,8 +274,8 @@ impl FlushSolo {
         slots.map(|slot| self.flows.get(slot)).any(Stream::is_superblock)
     }
 
-    /// Marks a new journal, whose laps before reached up to `end`. Perhaps it is the next lap of one
-    /// whose end is not known yet: what is written there from now on proves itself anew.
+    /// Marks a new journal, whose laps before reached up to `end`. Perhaps it is the next lap of
+    /// one whose end is not known yet: what is written there from now on proves itself anew.
     fn mark(&mut self, found: Region, end: u64) {
         let flows = &self.flows;
         let ends = self.marks.open_ends(found).filter_map(|end| flows.find(end));

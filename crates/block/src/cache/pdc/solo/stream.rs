@@ -8,7 +8,7 @@
 //! | *commit pairs*: blocks, flush, one block alone, flush, in turn | jbd2 | pieces of any size |
 //! | *odd sectors*: pieces begin and end at any sector | XFS | page-cache writes are whole blocks |
 //! | *record headers*: writes open with one | XFS, on any sectors | other first bytes |
-//! | *small circle*: a block at a time, started over after commits | fast commits | start over at any time |
+//! | *small circle*: block by block, over again after commits | fast commits | at any time |
 //!
 //! Whoever rewrites the block it wrote last (`Stream::rewind`) has no journal: a journal's record
 //! is never touched again before the next lap.
