@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+pub mod attached;
 pub mod guest;
 pub mod oracle;
 pub mod pool;

@@ -286,6 +286,16 @@ fn the_kernels_file_systems_at_length() {
     }
 }
 
+/// Does it on a device that the kernel passes through, where it can, and on one that it does not.
+fn by_either_way(act: impl Fn(&Place, &str, bool)) {
+    for passthrough in [true, false] {
+        let mut place = Place::new("64M");
+        place.passthrough = passthrough;
+        let device = place.attach(&["--via", "loop"]);
+        act(&place, &device.display().to_string(), passthrough);
+    }
+}
+
 /// What is written to the device, by either way, is in the volume's file, and the reverse; and what
 /// the engine is asked to drop is no longer there.
 #[test]
@@ -294,10 +304,7 @@ fn a_volume_is_the_same_through_the_kernel_and_through_the_engine() {
     if no_loop(test) {
         return;
     }
-    for passthrough in [true, false] {
-        let mut place = Place::new("64M");
-        place.passthrough = passthrough;
-        let device = place.attach(&["--via", "loop"]).display().to_string();
+    by_either_way(|place, device, passthrough| {
         let engine = &place.listed()["stats"]["engine"];
         assert!(passthrough || engine["passthrough"] == false, "{engine}");
         let (data, back) = (place.path("data"), place.path("back"));
@@ -321,7 +328,7 @@ fn a_volume_is_the_same_through_the_kernel_and_through_the_engine() {
         let failed = &place.listed()["stats"]["engine"]["failed"];
         assert_eq!(failed, 0);
         place.detach();
-    }
+    });
 }
 
 #[test]
@@ -353,10 +360,7 @@ fn nothing_hangs_when_keeper_and_engine_are_dead() {
     if no_loop(test) {
         return;
     }
-    for passthrough in [true, false] {
-        let mut place = Place::new("64M");
-        place.passthrough = passthrough;
-        let device = place.attach(&["--via", "loop"]).display().to_string();
+    by_either_way(|place, device, _| {
         let listed = place.listed();
         let passthrough = listed["stats"]["engine"]["passthrough"] == true;
         let (keeper, engine) = (&listed["pid"], engine_of(&place.volume).expect("an engine"));
@@ -380,5 +384,5 @@ fn nothing_hangs_when_keeper_and_engine_are_dead() {
         let list = good(&place.polylane(&["attach", "--list"]));
         assert!(!list.contains("dead") && list.contains("up"), "{list}");
         place.detach();
-    }
+    });
 }

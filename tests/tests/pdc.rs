@@ -5,10 +5,10 @@
 //! flush, round and round.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use polylane_tests::attached::Attached;
 use polylane_tests::volume::engine_of;
 use polylane_tests::{binary, lacks};
 
@@ -18,34 +18,16 @@ const JOURNAL: u64 = 16 * MIB;
 /// No wait takes longer.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
-struct Place {
-    dir: tempfile::TempDir,
-    volume: PathBuf,
-}
+struct Place(Attached);
 
 impl Place {
     fn new(store: &str) -> Place {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let place = Place { volume: dir.path().join("v.img"), dir };
-        let create = ["volume", "create", "--size", "64M", "--fs", "none"];
-        place.polylane(&[&create[..], &["--cache", "pdc", "--cache-store", store]].concat());
-        place
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.dir.path().join(name).to_str().expect("a name").to_string()
-    }
-
-    /// `polylane WORDS VOLUME`; what it printed.
-    fn polylane(&self, words: &[&str]) -> String {
-        let mut command = Command::new(binary());
-        command.args(words).arg(&self.volume).env("XDG_STATE_HOME", self.dir.path());
-        good(words[0], &command.output().expect("polylane runs"))
+        Place(Attached::new("64M", &["--cache", "pdc", "--cache-store", store]))
     }
 
     fn attach(&self, options: &[&str]) {
-        let socket = self.path("nbd");
-        self.polylane(&[&["attach", "--via", "nbd", "--socket", &socket], options].concat());
+        let socket = self.0.path("nbd");
+        self.0.on_volume(&[&["attach", "--via", "nbd", "--socket", &socket], options].concat());
     }
 
     /// Executes commands of qemu-io on it.
@@ -53,7 +35,7 @@ impl Place {
         let mut command = Command::new("timeout");
         command.args(["60", "qemu-io", "-f", "raw"]);
         command.args(commands.iter().flat_map(|one| ["-c", one]));
-        command.arg(format!("nbd+unix:///?socket={}", self.path("nbd")));
+        command.arg(format!("nbd+unix:///?socket={}", self.0.path("nbd")));
         let said = good("qemu-io", &command.output().expect("timeout runs"));
         assert!(!said.contains("failed"), "{said}");
     }
@@ -61,8 +43,8 @@ impl Place {
     /// Kills the engine and waits for the next one.
     fn kill(&self) {
         let restarts = |stats: &serde_json::Value| stats["engine_restarts"].as_u64();
-        let before = restarts(&self.stats());
-        let killed = engine_of(&self.volume).expect("an engine");
+        let before = restarts(&self.0.stats());
+        let killed = engine_of(&self.0.volume).expect("an engine");
         let killed = killed.to_string();
         good("kill", &Command::new("kill").args(["-9", &killed]).output().expect("kill runs"));
         self.wait_for("another engine", |stats| {
@@ -70,37 +52,20 @@ impl Place {
         });
     }
 
-    /// What keeper and engine say.
-    fn stats(&self) -> serde_json::Value {
-        let mut command = Command::new(binary());
-        command.args(["attach", "--list", "--json"]).env("XDG_STATE_HOME", self.dir.path());
-        let listed = good("attach --list", &command.output().expect("polylane runs"));
-        let listed: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
-        listed[0]["stats"].clone()
-    }
-
     fn bypassed(&self) -> u64 {
-        self.stats()["engine"]["cache"]["bypassed_bytes"].as_u64().expect("a number")
+        self.0.stats()["engine"]["cache"]["bypassed_bytes"].as_u64().expect("a number")
     }
 
     fn wait_for(&self, what: &str, done: impl Fn(&serde_json::Value) -> bool) {
         let start = Instant::now();
         loop {
-            let stats = self.stats();
+            let stats = self.0.stats();
             if done(&stats) {
                 return;
             }
             assert!(start.elapsed() < TIME_MAX, "waited in vain for {what}: {stats}");
             std::thread::sleep(Duration::from_millis(200));
         }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut command = Command::new(binary());
-        command.arg("detach").arg(&self.volume).env("XDG_STATE_HOME", self.dir.path());
-        let _ = command.output();
     }
 }
 
@@ -131,15 +96,15 @@ fn a_journal_is_found_shown_and_remembered() {
         return;
     }
     let place = Place::new("host");
-    let trace = place.path("trace.csv");
+    let trace = place.0.path("trace.csv");
     place.attach(&["--record", &trace]);
     let mut at = JOURNAL;
     place.guest(&commits(&mut at, 30));
     let bypassed = place.bypassed();
     assert!(bypassed > 20 * 8192, "{bypassed} bytes went past the cache");
     // Shown.
-    let svg = place.path("journal.svg");
-    let map = place.polylane(&["volume", "map", "--journal", "--json", "--svg", &svg]);
+    let svg = place.0.path("journal.svg");
+    let map = place.0.on_volume(&["volume", "map", "--journal", "--json", "--svg", &svg]);
     let map: serde_json::Value = serde_json::from_str(&map).expect("JSON");
     let region = |map: &serde_json::Value| {
         let bound = |index: usize| map["regions"][0][index].as_u64().expect("a region");
@@ -156,19 +121,19 @@ fn a_journal_is_found_shown_and_remembered() {
     place.guest(&[format!("write -P 3 {middle} 8192"), "flush".into()]);
     assert_eq!(place.bypassed(), 8192, "at once");
     place.guest(&[format!("read -P 3 {middle} 8192")]);
-    place.polylane(&["detach"]);
+    place.0.on_volume(&["detach"]);
     // So does another attachment.
-    let sidecar = fs::read_to_string(place.path("v.img.polylane")).expect("a sidecar");
+    let sidecar = fs::read_to_string(place.0.path("v.img.polylane")).expect("a sidecar");
     let sidecar: serde_json::Value = serde_json::from_str(&sidecar).expect("JSON");
     assert_eq!(sidecar["journals"][0][1].as_u64(), Some(end));
     place.attach(&[]);
-    let map = place.polylane(&["volume", "map", "--journal", "--json"]);
+    let map = place.0.on_volume(&["volume", "map", "--journal", "--json"]);
     assert_eq!(region(&serde_json::from_str(&map).expect("JSON")), (first, end));
     // What was written down is what was asked for, by both engines.
     let lines = fs::read_to_string(&trace).expect("a trace");
     assert_eq!(lines.matches("# time_us,op,").count(), 2);
     assert_eq!(lines.lines().filter(|line| line.contains(",W,")).count(), 61);
-    let (out, lo, hi) = (place.path("out"), JOURNAL, at - 4096);
+    let (out, lo, hi) = (place.0.path("out"), JOURNAL, at - 4096);
     let mut judge = Command::new(binary());
     judge.args(["bench", "run", "pdc-trace", "--quick", "--trace", &trace, "--out", &out]);
     judge.args(["--journal", &format!("{lo}-{hi}")]);
@@ -211,6 +176,6 @@ fn what_was_flushed_outlives_killed_engines() {
             place.guest(&model.iter().map(read).collect::<Vec<_>>());
         }
         assert!(marked > 0, "{store}: nothing went past the cache");
-        place.polylane(&["detach"]);
+        place.0.on_volume(&["detach"]);
     }
 }

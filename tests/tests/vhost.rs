@@ -3,19 +3,17 @@
 //! They run with `make test-guest`; see `polylane_tests::guest`.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
+use polylane_tests::attached::Attached;
 use polylane_tests::guest::{Guest, Kernel, Kit};
+use polylane_tests::lacks;
 use polylane_tests::volume::engine_of;
-use polylane_tests::{binary, lacks};
 
-/// A volume, its socket, and a state directory of their own.
-struct Place {
-    dir: tempfile::TempDir,
-    volume: PathBuf,
-}
+/// A volume that a guest uses.
+struct Place(Attached);
 
 impl Place {
     fn new(cache: &[&str]) -> Place {
@@ -24,49 +22,19 @@ impl Place {
 
     /// With every request written down, if `record` says so.
     fn attached(cache: &[&str], record: bool) -> Place {
-        let dir = tempfile::tempdir().expect("tempdir");
-        let place = Place { volume: dir.path().join("guest.img"), dir };
-        let create = ["volume", "create", "--size", "512M", "--fs", "none"];
-        place.polylane(&[&create[..], cache].concat(), true);
-        let (socket, trace) = (place.socket(), place.path("trace.csv"));
+        let volume = Attached::new("512M", cache);
+        let (socket, trace) = (volume.path("socket"), volume.path("trace.csv"));
         let attach = ["attach", "--via", "vhost-user", "--socket", &socket];
         let record = if record { vec!["--record", &trace] } else { vec![] };
-        place.polylane(&[&attach[..], &record].concat(), true);
-        place
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.dir.path().join(name).to_str().expect("a name").into()
-    }
-
-    fn socket(&self) -> String {
-        self.path("socket")
-    }
-
-    fn polylane(&self, words: &[&str], volume: bool) -> Output {
-        let mut command = Command::new(binary());
-        command.args(words).env("XDG_STATE_HOME", self.dir.path());
-        if volume {
-            command.arg(&self.volume);
-        }
-        let output = command.output().expect("polylane runs");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{words:?}: {said}");
-        output
-    }
-
-    /// What the engine counted.
-    fn stats(&self) -> serde_json::Value {
-        let output = self.polylane(&["attach", "--list", "--json"], false);
-        let listed: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        listed[0]["stats"].clone()
+        volume.on_volume(&[&attach[..], &record].concat());
+        Place(volume)
     }
 
     /// Recall and precision of the default rule on what was written down.
     fn judge(&self, journal: &str) -> (f64, f64) {
-        let (trace, out) = (self.path("trace.csv"), self.path("out"));
+        let (trace, out) = (self.0.path("trace.csv"), self.0.path("out"));
         let bench = ["bench", "run", "pdc-trace", "--quick", "--trace", &trace, "--out", &out];
-        self.polylane(&[&bench[..], &["--journal", journal]].concat(), false);
+        self.0.polylane(&[&bench[..], &["--journal", journal]].concat());
         let report = fs::read(Path::new(&out).join("pdc-trace.json")).expect("a report");
         let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
         let cells = report["cells"].as_array().expect("cells");
@@ -77,7 +45,7 @@ impl Place {
 
     /// A guest with the volume as `/dev/vda`.
     fn guest(&self, kit: &Kit, name: &str, script: &str) -> Guest {
-        let socket = format!("socket,id=c0,path={},reconnect=1", self.socket());
+        let socket = format!("socket,id=c0,path={},reconnect=1", self.0.path("socket"));
         Guest::new(kit, &format!("vhost-{name}"), script).arguments(&[
             "-object",
             "memory-backend-memfd,id=mem,size=1024M,share=on",
@@ -88,14 +56,6 @@ impl Place {
             "-device",
             "vhost-user-blk-pci,chardev=c0,num-queues=1",
         ])
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut command = Command::new(binary());
-        command.arg("detach").arg(&self.volume).env("XDG_STATE_HOME", self.dir.path());
-        let _ = command.output();
     }
 }
 
@@ -127,9 +87,9 @@ fn a_guest_s_files_are_whole_and_its_journal_bypasses_the_cache() {
     let printed = place.guest(&kit, "whole", WORK).run();
     assert!(printed.contains("60") && printed.contains("CLEAN"), "{printed}");
     assert!(!printed.to_lowercase().contains("i/o error"), "{printed}");
-    let cache = &place.stats()["engine"]["cache"];
+    let cache = &place.0.stats()["engine"]["cache"];
     assert!(cache["bypassed_bytes"].as_u64() > Some(100_000), "{cache}");
-    assert_eq!(place.stats()["engine"]["failed"], 0);
+    assert_eq!(place.0.stats()["engine"]["failed"], 0);
 }
 
 #[test]
@@ -140,19 +100,19 @@ fn a_guest_outlives_engines_that_are_killed() {
     let guest = place.guest(&kit, "killed", WORK).start();
     for _ in 0..200 {
         std::thread::sleep(Duration::from_millis(200));
-        if place.stats()["engine"]["writes"].as_u64() > Some(100) {
+        if place.0.stats()["engine"]["writes"].as_u64() > Some(100) {
             break;
         }
     }
     for _ in 0..3 {
-        let engine = engine_of(&place.volume).expect("an engine");
+        let engine = engine_of(&place.0.volume).expect("an engine");
         let _ = Command::new("kill").args(["-9", &engine.to_string()]).status();
         std::thread::sleep(Duration::from_secs(1));
     }
     let printed = guest.finish();
     assert!(printed.contains("60") && printed.contains("CLEAN"), "{printed}");
     assert!(!printed.to_lowercase().contains("i/o error"), "{printed}");
-    assert_eq!(place.stats()["engine_restarts"], 3);
+    assert_eq!(place.0.stats()["engine_restarts"], 3);
 }
 
 #[test]
@@ -165,7 +125,7 @@ fn a_guest_that_switches_its_write_cache_off_gets_durable_writes() {
         dd if=/dev/zero of=/dev/vda bs=4k count=50 oflag=direct 2>/dev/null";
     let printed = place.guest(&kit, "write-through", script).run();
     assert!(printed.contains("write through"), "{printed}");
-    let engine = &place.stats()["engine"];
+    let engine = &place.0.stats()["engine"];
     assert_eq!((&engine["writes"], &engine["durable_writes"]), (&54.into(), &50.into()));
 }
 
@@ -218,13 +178,13 @@ fn journals_of_guests_are_found_and_nothing_else() {
         let script = format!("{make} && echo MOUNTED\n{MAIL}");
         let printed = place.guest(&kit, &format!("journal-{name}"), &script).run();
         assert!(printed.contains("MOUNTED") && printed.contains("UNMOUNTED"), "{name}: {printed}");
-        let bypassed = place.stats()["engine"]["cache"]["bypassed_bytes"].as_u64();
-        place.polylane(&["detach"], true);
+        let bypassed = place.0.stats()["engine"]["cache"]["bypassed_bytes"].as_u64();
+        place.0.on_volume(&["detach"]);
         if truth.is_empty() {
             assert_eq!(bypassed, Some(0), "{name} has no journal");
             continue;
         }
-        let found = Command::new("sh").args(["-c", truth, "sh"]).arg(&place.volume).output();
+        let found = Command::new("sh").args(["-c", truth, "sh"]).arg(&place.0.volume).output();
         let found = String::from_utf8(found.expect("sh runs").stdout).expect("text");
         let (recall, precision) = place.judge(found.trim());
         eprintln!("{name}: recall {recall:.3}, precision {precision:.3}, journal {}", found.trim());
