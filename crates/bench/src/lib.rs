@@ -17,6 +17,7 @@ mod in_process;
 mod place;
 mod plot;
 mod report;
+mod tenants;
 pub mod worker;
 
 /// How to run figures.
@@ -32,6 +33,8 @@ pub struct Options {
     pub traces: Vec<PathBuf>,
     /// Where the journal lies in the trace: first and last byte address. `None`: as the trace says.
     pub journal: Option<AddressRange>,
+    /// Directory on the disk to measure on, for figures that are of a simulated device otherwise.
+    pub disk: Option<PathBuf>,
 }
 
 impl Options {
@@ -58,6 +61,14 @@ pub fn run(names: &[String], options: &Options) -> Result<()> {
         ensure!(
             deaf.is_none(),
             "figure {}: takes no --trace",
+            deaf.map_or("", |figure| figure.name)
+        );
+    }
+    if options.disk.is_some() {
+        let deaf = chosen.iter().find(|figure| !figures::TAKE_A_DISK.contains(&figure.name));
+        ensure!(
+            deaf.is_none(),
+            "figure {}: takes no --disk",
             deaf.map_or("", |figure| figure.name)
         );
     }

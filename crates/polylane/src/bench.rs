@@ -24,6 +24,7 @@ pub(crate) fn execute(command: BenchCommand) -> Result<u8> {
                 out: arguments.out,
                 traces: arguments.trace,
                 journal: arguments.journal,
+                disk: arguments.disk,
             };
             polylane_bench::run(&arguments.figures, &options).map_err(failure)?;
         }

@@ -129,7 +129,7 @@ impl Drop for Pool {
 }
 
 /// Writes the first `span` bytes of a file, so that no request changes its map.
-pub(super) fn fill(path: &Path, span: u64) -> Result<()> {
+pub(crate) fn fill(path: &Path, span: u64) -> Result<()> {
     let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
     let file = file.with_context(|| format!("create {}", path.display()))?;
     let data = vec![0x5a; 1 << 20];

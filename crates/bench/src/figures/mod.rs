@@ -32,8 +32,10 @@ mod stream;
 mod sweep;
 mod translate;
 mod vhost;
+mod wdt_disk;
 mod wdt_model;
 
+pub(crate) use engine::fill;
 pub use pdc_trace::AddressRange;
 
 /// A figure that can be run.
@@ -50,6 +52,9 @@ pub struct Figure {
 
 /// Figures that replay recorded traces.
 pub const TAKE_TRACES: &[&str] = &["pdc-trace", "pdc-fig3", "pdc-fig5", "pdc-fig8"];
+
+/// Figures that a real disk can be given to.
+pub const TAKE_A_DISK: &[&str] = &["wdt-fig8", "wdt-fig9", "bully"];
 
 /// Every figure.
 pub const FIGURES: &[Figure] = &[

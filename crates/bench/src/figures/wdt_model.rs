@@ -9,6 +9,7 @@ use polylane_block::qos::scenarios::{self, Case, PolicyName, WEIGHTS};
 use polylane_block::qos::wdt::Wdt;
 use polylane_block::qos::{Kind, Policy};
 
+use super::wdt_disk;
 use crate::report::{Better, Report};
 use crate::{Options, progress};
 
@@ -66,7 +67,7 @@ pub fn fig2(options: &Options) -> Result<Report> {
 }
 
 /// The weights of Fig. 8's runs, of C1 to C4.
-const COMBINATIONS: [(&str, [u32; 4]); 4] = [
+pub(super) const COMBINATIONS: [(&str, [u32; 4]); 4] = [
     ("10:5:2.5:1", [1000, 500, 250, 100]),
     ("1:2.5:5:10", [100, 250, 500, 1000]),
     ("4:3:2:1", [400, 300, 200, 100]),
@@ -78,6 +79,9 @@ const COMBINATIONS: [(&str, [u32; 4]); 4] = [
 /// # Errors
 /// None.
 pub fn fig8(options: &Options) -> Result<Report> {
+    if let Some(disk) = &options.disk {
+        return wdt_disk::fig8(options, disk);
+    }
     let title = "device time over what the weight gives, Table 1, four sets of weights, simulated";
     let mut report =
         Report::new("wdt-fig8", title, "weights, container", "achieved/entitled", Better::Higher);
@@ -103,6 +107,9 @@ pub fn fig8(options: &Options) -> Result<Report> {
 /// # Errors
 /// None.
 pub fn fig9(options: &Options) -> Result<Report> {
+    if let Some(disk) = &options.disk {
+        return wdt_disk::fig9(options, disk);
+    }
     let title = "device time over what the weight gives, 4 KiB random, Fig. 9's mixes, simulated";
     let mut report =
         Report::new("wdt-fig9", title, "weights, container", "achieved/entitled", Better::Higher);
@@ -146,6 +153,9 @@ fn add_shares(report: &mut Report, label: &str, case: &Case) {
 /// # Errors
 /// None.
 pub fn bully(options: &Options) -> Result<Report> {
+    if let Some(disk) = &options.disk {
+        return wdt_disk::bully(options, disk);
+    }
     let title = "latency of a small reader beside a flood, simulated device";
     let mut report = Report::new("bully", title, "device, percentile", "us", Better::Lower);
     report.baseline = "alone".into();

@@ -3,6 +3,7 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`board`] | the coordinator's side of the pages: lanes come and go, windows are planned |
+//! | [`calibrate`] | what requests cost on a device, measured |
 //! | [`cost`] | what a request costs, in nanoseconds of device time |
 //! | [`share`] | weighted max-min sharing of a budget |
 //! | [`fixed`] | policies `none` and `static` (the paper's ST) |
@@ -19,6 +20,7 @@
 //! clock. `docs/design/qos.md` has the reasons and the measurements.
 
 pub mod board;
+pub mod calibrate;
 pub mod cost;
 pub mod fixed;
 pub mod governed;

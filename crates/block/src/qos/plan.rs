@@ -10,18 +10,22 @@
 //!
 //! *Capacity* is how much device time a second of time holds, in the unit that is charged, so
 //! errors of the cost model do not matter to it. It is learned only while lanes keep the device
-//! busy: with a queue at the device, it is what was done; with lanes waiting for credit and no
-//! queue, it may be more, and is probed upwards. A late tick teaches nothing.
+//! busy: it goes up while lanes wait for credit, a little above the best of late, until somebody is
+//! *hurt* by it; then it is what was done and a little less. A late tick teaches nothing.
 //!
 //! *The queue at the device* shows in the time that requests stay there, of which lanes take
 //! samples, against the time they take when hardly anything else is in flight.
 //! That one is found by *trials*: for a few windows every ten seconds each lane has one request in
-//! flight. A lane that leaves credit because the device's queue holds it up is *hurt*: what it
-//! leaves is not donated, or those who hurt it would live on it. A lane that leaves credit
-//! because it has not more to ask for is not, and the rest of the device goes to the others.
+//! flight. A lane that leaves credit, and gets less than its weight gives it, while its requests
+//! stay long may be hurt: what it leaves is not donated then, or those who hurt it would live on
+//! it. Its requests may also stay long because its thread waits for a CPU, or it may have no more
+//! to ask for. So it is believed for a moment only: if it does not get more while the others get
+//! less, it is content, and the rest of the device goes to the others.
 //!
-//! *In flight.* Beside lanes that want little, the others have one and a half times in flight what
-//! keeps the device busy, by their shares, so that a small lane does not queue behind a flood.
+//! *In flight.* Beside lanes that want little, the others have no more in flight, by their shares,
+//! than keeps the device busy, so that a small lane does not queue behind a flood. How much that is
+//! is found by trying: half as much again as by Little's law at first, then more while more is done
+//! for it, and less while no less is done.
 //! With more active lanes than requests fit in, that would be round-robin, so it is lifted then.
 //!
 //! # Invariants
@@ -58,10 +62,27 @@ const AVERAGE_WINDOWS: f64 = 8.0;
 /// that went together with them: there is a queue.
 const QUEUED: f64 = 2.0;
 
-/// With a queue, the capacity is what is done and a little more, lest it be taken for less and
-/// less; or a little less while somebody leaves credit, so that the queue drains and credit counts.
-const HEADROOM: f64 = 1.01;
-const DRAIN: f64 = 0.99;
+/// While somebody leaves credit because of a queue, the capacity is a little less than what is done,
+/// so that the queue drains and credit counts; but not less than this part of the best of late.
+const DRAIN: f64 = 0.97;
+const DRAIN_MAX: f64 = 0.8;
+
+/// With a queue and nobody hurt by it, the capacity goes up by less, at most so many times the best
+/// of late. Requests may only seem to wait at the device, where it is their thread that waits for
+/// a CPU: without going up, what is done would be taken for less and less.
+const CREEP: f64 = 0.003;
+const CREEP_MAX: f64 = 1.05;
+
+/// The best of late is the most that was done in the last one or two times so many windows.
+const BEST_WINDOWS: u32 = 12;
+
+/// A lane that seems hurt is believed for so many windows, and then on while it gets so many times
+/// more for it; else it is content, for so many windows.
+const DOUBT_WINDOWS: u32 = 16;
+const RELIEF: f64 = 1.05;
+/// Who gets this part of what its weight gives it of all that is done is not hurt.
+const DEPRIVED: f64 = 0.98;
+const CONTENT_WINDOWS: u32 = 400;
 
 /// The capacity changes by at most so much in a window while there is a queue.
 const CUT_MAX: f64 = 0.9;
@@ -86,6 +107,16 @@ const DEBT_PART: u64 = 4;
 
 /// What is in flight beside lanes that want little, as a multiple of what keeps the device busy.
 const ROOM: f64 = 1.5;
+
+/// That is where it begins; then it is tried so many times more or less, for so many windows, the
+/// first of which do not count. More is kept if that much more is done, less if not that much less.
+const ROOM_STEP: f64 = 1.3;
+const ROOM_STEP_WINDOWS: u32 = 12;
+const ROOM_SETTLE_WINDOWS: u32 = 2;
+const ROOM_GAIN: f64 = 1.03;
+/// Steps between two tries: more after each one in vain.
+const ROOM_REST_MIN: u32 = 32;
+const ROOM_REST_MAX: u32 = 1024;
 
 /// That is reckoned for so many times what is done.
 const ROOM_RATE: f64 = 1.05;
@@ -128,6 +159,22 @@ pub struct Memory {
     /// How long its requests stay alone; 0: not known.
     base_ns: f64,
     trial: Trial,
+    /// Device time per nanosecond that it gets done, on average.
+    done: f64,
+    hurt: Hurt,
+}
+
+/// Whether a lane that leaves credit gets more when the others get less.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+enum Hurt {
+    /// It has not been looked at.
+    #[default]
+    Unknown,
+    /// It is believed to be for so many windows; before, it got this done.
+    Believed(u32, f64),
+    /// It is not, for so many windows more, unless it gets less done than it did: it has no more to
+    /// ask for.
+    Content(u32, f64),
 }
 
 /// What a lane showed in the present trial.
@@ -149,6 +196,7 @@ impl Memory {
             ease(&mut self.request_ns, mean);
         }
         ease(&mut self.rate, look.requests as f64 / elapsed_ns.max(1) as f64);
+        ease(&mut self.done, look.done_ns as f64 / elapsed_ns.max(1) as f64);
         ease(&mut self.stayed.0, look.stayed_ns as f64);
         ease(&mut self.stayed.1, look.stayed as f64);
     }
@@ -156,6 +204,24 @@ impl Memory {
     /// How long its requests stay at the device.
     fn stay_ns(&self) -> f64 {
         if self.stayed.1 > 1e-6 { self.stayed.0 / self.stayed.1 } else { 0.0 }
+    }
+
+    /// Goes on with the question whether it is hurt, as it seems or does not.
+    fn doubt(&mut self, seems: bool) {
+        self.hurt = match self.hurt {
+            Hurt::Content(left, done) if left > 0 && self.done * RELIEF > done => {
+                Hurt::Content(left - 1, done)
+            }
+            Hurt::Unknown | Hurt::Content(..) if seems => Hurt::Believed(0, self.done),
+            Hurt::Believed(windows, before) if windows + 1 < DOUBT_WINDOWS => {
+                Hurt::Believed(windows + 1, before)
+            }
+            Hurt::Believed(_, before) if seems && self.done < RELIEF * before => {
+                Hurt::Content(CONTENT_WINDOWS, self.done)
+            }
+            Hurt::Believed(..) if seems => Hurt::Believed(0, self.done),
+            _ => Hurt::Unknown,
+        };
     }
 
     /// By Little's law.
@@ -237,11 +303,72 @@ struct Scene {
     /// One that wants little is among them.
     modest: bool,
     short_of_credit: bool,
+    /// All that want more wait for credit: nobody can be hurt.
+    all_short: bool,
     /// Some lane waits for room in flight, and leaves credit.
     roomy: bool,
     queued: bool,
     /// Some lane leaves credit because of the queue.
     hurt: bool,
+}
+
+/// How much may be in flight beside lanes that want little: the least that keeps the device busy,
+/// found by trying more and less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Room {
+    /// Device time in flight; 0: not known.
+    ns: f64,
+    /// What was tried, and what was done before: more if positive.
+    tried: Option<(bool, f64)>,
+    /// The next try is to be of less.
+    less: bool,
+    /// Steps to wait until then, and how many there were last.
+    rest: u32,
+    rest_last: u32,
+    /// Windows of the present step and the sum of what was done in them.
+    windows: u32,
+    sum: f64,
+    last: f64,
+}
+
+impl Room {
+    /// A window in which lanes waited for room, and what was done in it.
+    fn see(&mut self, done: f64) {
+        self.windows += 1;
+        // What was in flight before a step is done in its first windows.
+        if self.windows > ROOM_SETTLE_WINDOWS {
+            self.sum += done;
+        }
+        if self.windows < ROOM_STEP_WINDOWS {
+            return;
+        }
+        let mean = self.sum / f64::from(ROOM_STEP_WINDOWS - ROOM_SETTLE_WINDOWS);
+        (self.windows, self.sum) = (0, 0.0);
+        match self.tried.take() {
+            Some((true, before)) if mean > ROOM_GAIN * before => self.attempt(true, mean),
+            Some((true, _)) => self.give_up(true),
+            Some((false, before)) if mean * ROOM_GAIN > before => self.pause(ROOM_REST_MIN),
+            Some((false, _)) => self.give_up(false),
+            None if self.rest > 0 => self.rest -= 1,
+            None => self.attempt(!self.less, if self.last > 0.0 { self.last } else { mean }),
+        }
+        self.last = mean;
+    }
+
+    fn attempt(&mut self, more: bool, before: f64) {
+        self.ns *= if more { ROOM_STEP } else { 1.0 / ROOM_STEP };
+        self.tried = Some((more, before));
+    }
+
+    fn give_up(&mut self, more: bool) {
+        self.ns *= if more { 1.0 / ROOM_STEP } else { ROOM_STEP };
+        self.less = more;
+        self.pause((2 * self.rest_last).clamp(ROOM_REST_MIN, ROOM_REST_MAX));
+    }
+
+    fn pause(&mut self, steps: u32) {
+        (self.rest, self.rest_last) = (steps, steps);
+    }
 }
 
 /// The plan of a device.
@@ -253,6 +380,10 @@ pub struct Planner {
     done_mean: f64,
     probe: f64,
     probes: u32,
+    /// The most that was done, in the present and in the last span of time.
+    best: [f64; 2],
+    best_windows: u32,
+    room: Room,
     /// Latency alone, on average over the lanes of the last trial.
     base_ns: f64,
     /// Windows of the present trial.
@@ -270,6 +401,9 @@ impl Planner {
             done_mean: 1.0,
             probe: PROBE_MIN,
             probes: 0,
+            best: [1.0; 2],
+            best_windows: 0,
+            room: Room::default(),
             base_ns: config.base_ns.max(1) as f64,
             trial: None,
             since_trial_ns: Nanos::MAX,
@@ -297,6 +431,7 @@ impl Planner {
         if capacity.is_finite() && capacity > 0.0 {
             self.capacity = capacity.clamp(1e-3, 1e6);
             self.done_mean = self.capacity;
+            self.best = [self.capacity; 2];
         }
     }
 
@@ -316,6 +451,14 @@ impl Planner {
         }
         self.since_trial_ns = self.since_trial_ns.saturating_add(elapsed_ns);
         self.take_back(lanes, elapsed_ns);
+        if self.trial.is_none() && !late {
+            let weights: f64 = lanes.iter().map(|lane| f64::from(lane.weight.max(1))).sum();
+            for lane in &mut *lanes {
+                let fair = self.done_mean * f64::from(lane.weight.max(1)) / weights;
+                let seems = self.seems_hurt(lane) && lane.memory.done < DEPRIVED * fair;
+                lane.memory.doubt(seems);
+            }
+        }
         if self.trial.is_some() {
             self.go_on_trying(lanes, late);
         } else if !late {
@@ -353,14 +496,20 @@ impl Planner {
         wants && lane.memory.stay_ns() > QUEUED * self.base_of(lane) + burst_ns
     }
 
-    /// It has credit that it cannot use because its requests wait at the device.
-    fn is_hurt(&self, lane: &LookBack) -> bool {
+    /// It has credit that it does not use while its requests wait at the device.
+    fn seems_hurt(&self, lane: &LookBack) -> bool {
         lane.leaves_credit() && !lane.waits() && self.is_queued(lane)
     }
 
+    /// It has credit that it cannot use because its requests wait at the device.
+    fn is_hurt(&self, lane: &LookBack) -> bool {
+        matches!(lane.memory.hurt, Hurt::Believed(..)) && self.seems_hurt(lane)
+    }
+
     fn scene(&self, lanes: &[LookBack]) -> Scene {
-        let mut scene = Scene::default();
+        let mut scene = Scene { all_short: true, ..Scene::default() };
         for lane in lanes {
+            scene.all_short &= lane.short_of_credit || !lane.wants_more();
             scene.done_ns = scene.done_ns.saturating_add(lane.done_ns);
             scene.inflight |= lane.inflight_ns > 0;
             scene.greedy += usize::from(lane.wants_more());
@@ -381,20 +530,45 @@ impl Planner {
         }
         let measured = scene.done_ns as f64 / elapsed_ns.max(1) as f64;
         self.done_mean += (measured - self.done_mean) / AVERAGE_WINDOWS;
-        if scene.queued || scene.roomy {
-            let found = self.done_mean * if scene.hurt || scene.roomy { DRAIN } else { HEADROOM };
+        self.keep_best();
+        let best = self.best();
+        if scene.roomy {
+            self.room.see(measured);
+        }
+        if scene.hurt || scene.roomy {
+            let found = (self.done_mean * DRAIN).max(DRAIN_MAX * best);
             self.capacity = found.clamp(CUT_MAX * self.capacity, GAIN_MAX * self.capacity);
             (self.probe, self.probes) = (PROBE_MIN, 0);
             self.queued_windows += u32::from(scene.hurt);
         } else {
             self.queued_windows = 0;
-            if scene.short_of_credit {
-                self.probe();
+            match (scene.short_of_credit, scene.queued) {
+                (true, true) if !scene.all_short => self.capacity *= 1.0 + CREEP,
+                (true, true) => self.capacity *= 1.0 + PROBE_MIN,
+                (true, false) => self.probe(),
+                (false, _) => {}
             }
             // What was done can be done.
             self.capacity = self.capacity.max(self.done_mean);
         }
-        self.capacity = self.capacity.min(RUNAWAY_MAX * self.done_mean.max(measured)).max(1e-3);
+        let most = match scene.queued && !scene.all_short {
+            true => CREEP_MAX * best,
+            false => RUNAWAY_MAX * best.max(measured),
+        };
+        self.capacity = self.capacity.min(most).max(1e-3);
+    }
+
+    fn best(&self) -> f64 {
+        self.best[0].max(self.best[1])
+    }
+
+    fn keep_best(&mut self) {
+        self.best_windows += 1;
+        if self.best_windows >= BEST_WINDOWS {
+            self.best_windows = 0;
+            self.best = [self.done_mean, self.best[0]];
+        }
+        self.best[0] = self.best[0].max(self.done_mean);
     }
 
     fn probe(&mut self) {
@@ -449,12 +623,14 @@ impl Planner {
             (lane.memory.rate, lane.memory.stayed) = (0.0, (0.0, 0.0));
         }
         if count > 0.0 {
+            // Room is for as many requests as before.
+            self.room.ns *= sum / count / self.base_ns;
             self.base_ns = sum / count;
         }
         (self.trial, self.since_trial_ns) = (None, 0);
     }
 
-    fn shares(&self, lanes: &[LookBack]) -> Vec<Share> {
+    fn shares(&mut self, lanes: &[LookBack]) -> Vec<Share> {
         if self.trial.is_some() {
             return lanes.iter().map(|lane| self.on_trial(lane, lanes)).collect();
         }
@@ -494,16 +670,19 @@ impl Planner {
     }
 
     /// Room in flight, when somebody is there who wants little.
-    fn give_room(&self, scene: &Scene, lanes: &[LookBack], shares: &mut [Share]) {
+    fn give_room(&mut self, scene: &Scene, lanes: &[LookBack], shares: &mut [Share]) {
         let requests: f64 =
             lanes.iter().filter(|lane| lane.wants_more()).map(|lane| lane.memory.request_ns).sum();
         let crowded = requests > ROOM * self.base_ns * self.capacity;
         // By what is done: the capacity may be on its way up.
         let all = self.capacity.min(ROOM_RATE * self.done_mean);
-        let per_grant = all / self.capacity / self.config.tick_ns.max(1) as f64;
+        if scene.modest && scene.greedy > 0 && self.room.ns == 0.0 {
+            self.room.ns = ROOM * self.base_ns * all;
+        }
+        let granted = self.capacity * self.config.tick_ns.max(1) as f64;
         for (lane, share) in lanes.iter().zip(shares) {
-            let rate = if share.free { all } else { share.grant_ns as f64 * per_grant };
-            let room = ROOM * self.base_of(lane) * rate;
+            let part = if share.free { 1.0 } else { share.grant_ns as f64 / granted };
+            let room = self.room.ns * part * self.base_of(lane) / self.base_ns;
             // For two of its requests whatever its share.
             let room = room.max(lane.memory.request_ns + 1.0) as u64;
             share.inflight_ns_max = if crowded || !scene.modest { u64::MAX } else { room };
@@ -695,6 +874,7 @@ mod tests {
             planner.plan(TICK, &mut lanes);
         }
         assert!(planner.is_queued(&lanes[0]));
-        assert!(planner.capacity() <= before.max(1.0) && planner.capacity() > 0.95);
+        let most = RUNAWAY_MAX * before.max(1.0);
+        assert!(planner.capacity() <= most && planner.capacity() > 0.95, "nobody is hurt");
     }
 }

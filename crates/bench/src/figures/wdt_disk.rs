@@ -1,0 +1,259 @@
+//! `wdt-fig8`, `wdt-fig9` and `bully` on a real disk (`--disk DIR`): the same tenants, the policies
+//! between real threads on a file in that directory, with peers of the kernel's where the host has
+//! them. Repeats are interleaved; a policy's throughput is a ratio to the ungoverned run beside it.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use polylane_block::device::BlockDevice;
+use polylane_block::file::{FileDevice, Way as FileWay};
+use polylane_block::image;
+use polylane_block::qos::board::Rule;
+use polylane_block::qos::calibrate;
+use polylane_block::qos::cost::CostModel;
+use polylane_block::qos::model::{Tenant, io};
+use polylane_block::qos::{Kind, scenarios};
+
+use super::wdt_model::COMBINATIONS;
+use crate::report::{Better, Report, number};
+use crate::tenants::{self, Got, Run, SLICE, Way, jain};
+use crate::{Options, progress};
+
+/// Bytes of the file, all of them written.
+const SPAN: u64 = 1 << 30;
+
+/// A disk to measure on.
+struct Ground {
+    device: Arc<dyn BlockDevice>,
+    cost: CostModel,
+    /// The kernel's number of the disk, where control groups of version 1 can limit it.
+    throttled: Option<String>,
+    /// The disk's scheduler is BFQ, which has weights.
+    weighted: bool,
+}
+
+impl Ground {
+    /// A file in `dir` that has no name any more, and what requests to it cost.
+    fn new(dir: &Path, report: &mut Report) -> Result<Ground> {
+        progress("fill a file, measure costs");
+        let path = tenants::scratch(dir, SPAN)?;
+        let files = image::open(&path).map_err(|error| anyhow::anyhow!("{error:?}"));
+        std::fs::remove_file(&path).context("remove the file's name")?;
+        let device = FileDevice::open(files?, FileWay::Ring).context("open the file")?;
+        let device: Arc<dyn BlockDevice> = device;
+        let cost = calibrate::measure(&device, Duration::from_millis(300))?;
+        report.notes.push(format!(
+            "costs as measured before, in ns: read {} + {} per page, write {} + {}",
+            cost.read.random_ns, cost.read.page_ns, cost.write.random_ns, cost.write.page_ns
+        ));
+        let stat = rustix::fs::stat(dir).context("look at the directory")?;
+        let number = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        let number = format!("{}:{}", number.0, number.1);
+        let sys = |file: &str| {
+            std::fs::read_to_string(format!("/sys/dev/block/{number}/{file}")).unwrap_or_default()
+        };
+        let scheduler = sys("queue/scheduler");
+        let throttled = Path::new(tenants::BLKIO).join("blkio.throttle.read_iops_device").exists();
+        let weighted = throttled && scheduler.contains("[bfq]");
+        if !throttled {
+            report.notes.push("blk-throttle, BFQ left out: no control groups of version 1".into());
+        } else if !weighted {
+            let scheduler = scheduler.trim();
+            report.notes.push(format!("BFQ left out: the disk's scheduler is '{scheduler}'"));
+        }
+        Ok(Ground { device, cost, throttled: throttled.then_some(number), weighted })
+    }
+
+    /// The kernel's own ways, given what was done by nobody's rule.
+    fn peers(&self, tenants: &[Tenant], got: &[Got], seconds: f64) -> Vec<(&'static str, Way)> {
+        let mut ways = Vec::new();
+        let weights: f64 = tenants.iter().map(|tenant| f64::from(tenant.weight)).sum();
+        let all: f64 = got.iter().map(Got::cost_ns).sum::<f64>() / seconds;
+        if let Some(number) = &self.throttled {
+            let limits = |tenant: &Tenant| {
+                let part = all * f64::from(tenant.weight) / weights;
+                let (sum, reads, cost) = self.mean(tenant);
+                let rate = |count: f64| ((part / cost * count / sum) as u64).max(1);
+                [("read", rate(reads)), ("write", rate(sum - reads))]
+                    .map(|(kind, rate)| {
+                        let file = format!("blkio.throttle.{kind}_iops_device");
+                        (file, format!("{number} {rate}"))
+                    })
+                    .to_vec()
+            };
+            ways.push(("blk-throttle", Way::Groups(tenants.iter().map(limits).collect())));
+        }
+        if self.weighted {
+            let weight = |tenant: &Tenant| {
+                vec![("blkio.bfq.weight".to_string(), tenant.weight.clamp(1, 1000).to_string())]
+            };
+            ways.push(("BFQ", Way::Groups(tenants.iter().map(weight).collect())));
+        }
+        ways
+    }
+
+    /// Parts of a tenant's mix in all and of them reads, and what a request costs on average.
+    fn mean(&self, tenant: &Tenant) -> (f64, f64, f64) {
+        let sum: u64 = tenant.mix.iter().map(|(part, _)| part).sum();
+        let reads = tenant.mix.iter().filter(|(_, io)| io.kind == Kind::Read);
+        let reads: u64 = reads.map(|(part, _)| part).sum();
+        let cost: u64 = tenant.mix.iter().map(|(part, io)| part * self.cost.cost_ns(io)).sum();
+        (sum as f64, reads as f64, cost as f64 / sum as f64)
+    }
+
+    fn run(&self, tenants: &[Tenant], way: &Way, options: &Options, seed: u64) -> Result<Vec<Got>> {
+        let ms = |ms| Duration::from_millis(if options.quick { ms / 2 } else { ms });
+        let run = Run {
+            device: self.device.clone(),
+            tenants,
+            cost: self.cost,
+            way: way.clone(),
+            length: (ms(1200), ms(2000)),
+            seed,
+        };
+        run.go()
+    }
+}
+
+/// The policies, ungoverned first.
+fn ways() -> VecDeque<(&'static str, Way)> {
+    let rules = Rule::ALL.map(|rule| (rule.name(), Way::Governed(rule)));
+    [("none", Way::Ungoverned)].into_iter().chain(rules).collect()
+}
+
+/// Shares by policy: `labels` are sets of tenants.
+fn shares(
+    options: &Options,
+    disk: &Path,
+    name: &str,
+    sets: &[(&str, Vec<Tenant>)],
+) -> Result<Report> {
+    let title = "device time over what the weight gives, on a disk";
+    let mut report =
+        Report::new(name, title, "weights, container", "achieved/entitled", Better::Higher);
+    report.baseline = "none".into();
+    let ground = Ground::new(disk, &mut report)?;
+    for repeat in 0..options.repeats() {
+        for (label, tenants) in sets {
+            let mut ungoverned = f64::NAN;
+            let mut ways = ways();
+            while let Some((policy, way)) = ways.pop_front() {
+                progress(&format!("{name} {label}, {policy}, repeat {}", repeat + 1));
+                let got = ground.run(tenants, &way, options, repeat as u64)?;
+                let all: f64 = got.iter().map(Got::cost_ns).sum();
+                if policy == "none" {
+                    ungoverned = all;
+                    let seconds = got[0].slices.len() as f64 * SLICE.as_secs_f64();
+                    ways.extend(ground.peers(tenants, &got, seconds));
+                }
+                add(&mut report, policy, label, tenants, &got, all / ungoverned);
+            }
+        }
+    }
+    report.notes.extend(NOTES.map(String::from));
+    Ok(report)
+}
+
+const NOTES: [&str; 4] = [
+    "1 is fair; jain: weighted, of charged device time over the run, jain_worst: its worst half second",
+    "throughput: charged device time of all over that of the ungoverned run beside it",
+    "blk-throttle: limits of requests a second, by weight, of what the ungoverned run did",
+    "tenants: a thread with 64 requests in flight each on a quarter of one file, O_DIRECT, io_uring",
+];
+
+fn add(
+    report: &mut Report,
+    policy: &str,
+    label: &str,
+    tenants: &[Tenant],
+    got: &[Got],
+    ratio: f64,
+) {
+    let weights: Vec<u32> = tenants.iter().map(|tenant| tenant.weight).collect();
+    let sum: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
+    let all: f64 = got.iter().map(Got::cost_ns).sum();
+    let slices = got[0].slices.len();
+    let each = (500 / SLICE.as_millis()) as usize;
+    let spans = (0..slices / each).map(|n| n * each..(n + 1) * each);
+    let worst = spans.map(|span| jain(got, &weights, span)).fold(1.0, f64::min);
+    let seconds = slices as f64 * SLICE.as_secs_f64();
+    for (index, (got_one, weight)) in got.iter().zip(&weights).enumerate() {
+        let extra = [
+            ("jain", jain(got, &weights, 0..slices)),
+            ("jain_worst", worst),
+            ("throughput", ratio),
+            ("mb_per_s", got_one.bytes as f64 / seconds / 1e6),
+            ("p99_us", got_one.latency.quantile(0.99) / 1e3),
+        ];
+        let part = got_one.cost_ns() / all.max(1.0) * sum / f64::from(*weight);
+        report.add(policy, &format!("{label} C{}", index + 1), part, &extra);
+    }
+}
+
+/// `wdt-fig8` there.
+///
+/// # Errors
+/// The directory cannot be written to, or a request failed.
+pub fn fig8(options: &Options, disk: &Path) -> Result<Report> {
+    let weighted = |weights: [u32; 4]| {
+        let mut tenants = scenarios::table1();
+        tenants.iter_mut().zip(weights).for_each(|(tenant, weight)| tenant.weight = weight);
+        tenants
+    };
+    let sets = COMBINATIONS.map(|(label, weights)| (label, weighted(weights)));
+    shares(options, disk, "wdt-fig8-disk", &sets)
+}
+
+/// `wdt-fig9` there.
+///
+/// # Errors
+/// As [`fig8`].
+pub fn fig9(options: &Options, disk: &Path) -> Result<Report> {
+    shares(options, disk, "wdt-fig9-disk", &[("10:5:2.5:1", scenarios::fig9())])
+}
+
+/// `bully` there.
+///
+/// # Errors
+/// As [`fig8`].
+pub fn bully(options: &Options, disk: &Path) -> Result<Report> {
+    let title = "latency of a small reader beside a flood, on a disk";
+    let mut report = Report::new("bully-disk", title, "flood, percentile", "us", Better::Lower);
+    report.baseline = "alone".into();
+    let ground = Ground::new(disk, &mut report)?;
+    let small = Tenant::reader(100, 1).thinking(1_000_000);
+    let large = vec![(100, io(Kind::Write, 128 << 10))];
+    let floods = [
+        ("4k reads", Tenant::reader(100, 64)),
+        ("128k writes", Tenant::reader(100, 64).with_mix(large)),
+    ];
+    for repeat in 0..options.repeats() {
+        for (label, flood) in &floods {
+            let all = [small.clone(), flood.clone(), flood.clone(), flood.clone()];
+            let mut ungoverned = f64::NAN;
+            let alone = [("alone", Way::Ungoverned)];
+            for (policy, way) in alone.into_iter().chain(ways()) {
+                progress(&format!("bully {label}, {policy}, repeat {}", repeat + 1));
+                let tenants = if policy == "alone" { &all[..1] } else { &all[..] };
+                let got = ground.run(tenants, &way, options, repeat as u64)?;
+                let done: f64 = got.iter().map(Got::cost_ns).sum();
+                if policy == "none" {
+                    ungoverned = done;
+                }
+                for (part, name) in [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")] {
+                    let us = got[0].latency.quantile(part) / 1e3;
+                    let extra = [("throughput", done / ungoverned)];
+                    report.add(policy, &format!("{label} {name}"), us, &extra);
+                }
+            }
+        }
+    }
+    report.notes.push(format!(
+        "small: one 4 KiB read a millisecond; the flood: three tenants with 64 requests each; {} MiB",
+        number(SPAN as f64 / f64::from(1 << 20))
+    ));
+    Ok(report)
+}
