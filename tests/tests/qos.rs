@@ -205,6 +205,17 @@ fn a_coordinator_that_is_killed_is_replaced() {
         writer.until("writes after that", |stats| written(stats) > before);
     }
     second.until("its part", |stats| (entitled(stats) - 0.75).abs() < 0.01);
+    // The pool has another keeper, which is a candidate again: with the second's killed too,
+    // somebody still coordinates.
+    let replaced = until_some("another keeper", || {
+        keeper_of(first.running().child.id()).filter(|pid| *pid != keeper)
+    });
+    assert_ne!(replaced, keeper);
+    signal_to(keeper_of(second.running().child.id()).expect("a keeper"), "KILL");
+    for writer in [&first, &second] {
+        writer.until("a coordinator once more", coordinated);
+    }
+    second.until("its part", |stats| (entitled(stats) - 0.75).abs() < 0.01);
     first.end();
     second.until("all of the device", |stats| entitled(stats) > 0.99);
     second.end();
@@ -253,6 +264,18 @@ fn limits_of_a_person_hold_and_are_lifted() {
     // Not to wait for its last bytes at that rate.
     set(&["--max-bandwidth", "0"]);
     writer.end();
+}
+
+/// What `find` finds, as soon as it does.
+fn until_some<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = find() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "waited for: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// The keeper among the children of a supervisor.

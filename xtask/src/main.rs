@@ -30,7 +30,7 @@ const USAGE: &str = "usage: cargo xtask TASK
           tests with such names)
   rooms   which crate may use which
   tidy    sizes, headers and forbidden words of every source file; steps of docs/walks
-  loom    the request queues under every interleaving (bounds are stated in the tests)
+  loom    queues and the page of shares under every interleaving (bounds are stated in the tests)
   crash   power cuts, failing media and damaged images; with --full all of docs/design/crash.md,
           which takes hours (POLYLANE_CRASH_SECONDS, POLYLANE_CORRUPT_IMAGES: how long, how many)
   campaign  the long runs: crash, corrupt (100 000 images), fsx, power-cut, stress, attach, fuzz;
@@ -130,26 +130,31 @@ fn whole_system(mut tally: Tally) -> Result<()> {
     tally.finish(&skips)
 }
 
-/// Runs every `*loom*.rs` test of `ipc` under `--cfg loom`, in a target directory of its own so
-/// that the ordinary build is not thrown away.
+/// Runs every `*loom*.rs` test of the rooms that have one under `--cfg loom`, in a target directory
+/// of its own so that the ordinary build is not thrown away.
 fn loom() -> Result<()> {
-    let mut args: Vec<String> =
-        ["test", "--release", "--quiet", "--package", "polylane-ipc"].map(String::from).into();
-    let tests = root().join("crates/ipc/tests");
-    let entries = std::fs::read_dir(&tests).with_context(|| format!("read {}", tests.display()))?;
-    for entry in entries {
-        let name = entry?.file_name().to_string_lossy().into_owned();
-        if let Some(stem) = name.strip_suffix(".rs").filter(|stem| stem.contains("loom")) {
-            args.extend(["--test".into(), stem.into()]);
-        }
-    }
-    if !args.iter().any(|arg| arg == "--test") {
-        bail!("no test in {} has 'loom' in its name", tests.display());
-    }
     let target = target_dir().join("loom");
     let target = target.to_str().context("target directory is not UTF-8")?;
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    cargo(&args, &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", target)])
+    for room in ["ipc", "block"] {
+        let package = format!("polylane-{room}");
+        let mut args: Vec<String> =
+            ["test", "--release", "--quiet", "--package", &package].map(String::from).into();
+        let tests = root().join("crates").join(room).join("tests");
+        let entries =
+            std::fs::read_dir(&tests).with_context(|| format!("read {}", tests.display()))?;
+        for entry in entries {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if let Some(stem) = name.strip_suffix(".rs").filter(|stem| stem.contains("loom")) {
+                args.extend(["--test".into(), stem.into()]);
+            }
+        }
+        if !args.iter().any(|arg| arg == "--test") {
+            bail!("no test in {} has 'loom' in its name", tests.display());
+        }
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        cargo(&args, &[("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", target)])?;
+    }
+    Ok(())
 }
 
 /// The crash and damage tests with their counts shown; `full`: the campaign.

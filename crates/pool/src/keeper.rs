@@ -59,30 +59,62 @@ impl Drop for Leftovers {
     }
 }
 
+/// How long a keeper must have run to be replaced when it is killed.
+const REPLACED_AFTER: Duration = Duration::from_millis(200);
+
 /// The process that watches over the leftovers. Dropped, it is gone.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     link: Link,
     process: Process,
+    duty: Duty,
+    since: Instant,
+}
+
+/// What a keeper does, whichever process it is.
+#[derive(Clone, Debug)]
+pub(crate) struct Duty {
+    /// Where the pool's run-time files are going to be.
+    pub(crate) dir: PathBuf,
+    /// The pool's name.
+    pub(crate) name: String,
+    /// Its control groups.
+    pub(crate) groups: Vec<PathBuf>,
+    /// The shares of a device that it coordinates when nobody else does.
+    pub(crate) shares: Option<(Meeting, Profile)>,
 }
 
 impl Keeper {
-    /// Starts the keeper of the pool `name`, whose run-time files are going to be in `dir`, and of
-    /// its control groups. It coordinates the shares of a device when nobody else does.
-    pub(crate) fn start(
-        dir: &Path,
-        name: &str,
-        groups: &[PathBuf],
-        shares: Option<(Meeting, Profile)>,
-    ) -> Result<Keeper> {
+    /// Starts the keeper of a pool.
+    pub(crate) fn start(duty: Duty) -> Result<Keeper> {
         let failed = |error: std::io::Error| Failure::because("keeper", "start it", error);
         let supervisor =
             rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())
                 .map_err(|error| failed(error.into()))?;
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
         match ns::fork(Namespaces::default()).map_err(failed)? {
-            Fork::Child => keep(dir, name, groups, shares, &supervisor, &other),
-            Fork::Parent(child) => Ok(Keeper { link, process: Process::new(child) }),
+            Fork::Child => keep(duty, &supervisor, &other),
+            Fork::Parent(child) => {
+                Ok(Keeper { link, process: Process::new(child), duty, since: Instant::now() })
+            }
+        }
+    }
+
+    /// Readable when it was killed and is to be [replaced](Keeper::replace). One that was killed
+    /// at once is not, for the time being: whoever looks comes by again.
+    pub(crate) fn end(&self) -> Option<BorrowedFd<'_>> {
+        (self.since.elapsed() >= REPLACED_AFTER).then(|| self.process.as_fd())
+    }
+
+    /// Starts another one in place of one that was killed.
+    pub(crate) fn replace(&mut self, service: BorrowedFd<'_>) {
+        match Keeper::start(self.duty.clone()) {
+            Ok(next) => {
+                *self = next;
+                self.watch(service);
+            }
+            // It is tried again.
+            Err(_) => self.since = Instant::now(),
         }
     }
 
@@ -112,14 +144,8 @@ enum ToKeeper {
 }
 
 /// The keeper's own life.
-fn keep(
-    dir: &Path,
-    name: &str,
-    groups: &[PathBuf],
-    shares: Option<(Meeting, Profile)>,
-    supervisor: &OwnedFd,
-    link: &Link,
-) -> ! {
+fn keep(duty: Duty, supervisor: &OwnedFd, link: &Link) -> ! {
+    let Duty { dir, name, groups, shares } = duty;
     let _ = rustix::thread::set_name(c"polylane-keep");
     // Out of reach of the terminal's and the user's signals, which are meant for the supervisor.
     let _ = rustix::process::setpgid(None, None);
@@ -152,8 +178,8 @@ fn keep(
         let _ = rustix::process::pidfd_send_signal(&service, Signal::KILL);
     }
     drop(candidate);
-    if let Some(name) = inherit(dir, name) {
-        drop(Leftovers { name, groups: groups.to_vec() });
+    if let Some(name) = inherit(&dir, &name) {
+        drop(Leftovers { name, groups });
     }
     ns::exit_now(0)
 }

@@ -26,7 +26,8 @@ use crate::attach::{self, AttachOptions};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromInit, Link, ToInit};
 use crate::process::Process;
-use crate::supervise::{KILLED_TIME_MAX, TERMINATION_TIME_MAX, pass_signals};
+use crate::signals::pass_signals;
+use crate::supervise::{KILLED_TIME_MAX, TERMINATION_TIME_MAX};
 use crate::volume::tools;
 use crate::volume::{self, SetOptions, Sidecar};
 

@@ -27,6 +27,7 @@ mod root;
 pub mod run;
 pub mod service;
 pub mod share;
+mod signals;
 mod skeleton;
 pub mod spec;
 pub mod stats;

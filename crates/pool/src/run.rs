@@ -18,7 +18,7 @@ use crate::copying::Copies;
 use crate::cpus::CpuList;
 use crate::failure::{Failure, Result, say};
 use crate::init::{self, Place, Plan};
-use crate::keeper::{Keeper, Leftovers};
+use crate::keeper::{Duty, Keeper, Leftovers};
 use crate::kernel_fs::{self, Disk, KernelLane, Tenant};
 use crate::link::Link;
 use crate::names::{self, PoolName};
@@ -127,7 +127,12 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
     let group_dirs: Vec<_> = groups.groups.iter().map(|group| group.dir.clone()).collect();
     let runtime_dir = names::runtime_dir();
     let (mut member, shares) = shares_of(&options, &handed, &runtime_dir, &name)?.unzip();
-    let keeper = Keeper::start(&runtime_dir, &name, &group_dirs, shares)?;
+    let keeper = Keeper::start(Duty {
+        dir: runtime_dir.clone(),
+        name: name.clone(),
+        groups: group_dirs.clone(),
+        shares,
+    })?;
     let name = PoolName::take(&runtime_dir, &name)?;
     if let Some(member) = &mut member {
         member.join()?;
@@ -204,7 +209,9 @@ fn run_on_kernel_fs(
     let disk = Disk::open(&path, lane, options.size, options.cache)?;
     let mounted = Some(disk.mounted());
     let run = || {
-        let _keeper = Keeper::start(&runtime_dir, &name, &group_dirs, None)?;
+        let (dir, groups_made) = (runtime_dir.clone(), group_dirs.clone());
+        let duty = Duty { dir, name: name.clone(), groups: groups_made, shares: None };
+        let _keeper = Keeper::start(duty)?;
         let name = PoolName::take(&runtime_dir, &name)?;
         let _leftovers = Leftovers { name, groups: group_dirs.clone() };
         groups.create();

@@ -23,6 +23,7 @@ use crate::link::{FromInit, FromService, Link, ToInit, ToService};
 use crate::log;
 use crate::process::{Ended, Process};
 use crate::share::member::Member;
+use crate::signals::pass_signals;
 use crate::spec::{Backing, PoolSpec};
 use crate::stats::Listener;
 use crate::upgrade::{Control, Wish};
@@ -202,6 +203,10 @@ impl Supervisor {
             if ready.from_service {
                 self.hear_service(service, &mut listener);
             }
+            if ready.keeper {
+                self.keeper.replace(service.process.as_fd());
+                log::event("keeper", serde_json::json!({ "replaced": true }));
+            }
             self.keep_share(service, ready.share);
             if ready.questions {
                 self.hear_questions(service, &mut listener);
@@ -265,7 +270,9 @@ impl Supervisor {
         // One that is not there is the init's in its place, which is looked at first.
         let (share, copier) = (self.member.as_ref().and_then(Member::link), self.copies.as_fd());
         let control = control.as_fd();
-        fds.extend([share, copier, control].map(|fd| watched(fd.unwrap_or(self.init.as_fd()))));
+        let keeper = self.keeper.end();
+        let others = [share, copier, control, keeper];
+        fds.extend(others.map(|fd| watched(fd.unwrap_or(self.init.as_fd()))));
         fds.extend(listener.fds().map(watched));
         let timeout = timeout.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
@@ -285,7 +292,8 @@ impl Supervisor {
             share: share.is_some() && is(&fds[5]),
             copier: copier.is_some() && is(&fds[6]),
             control: control.is_some() && is(&fds[7]),
-            questions: fds[8..].iter().any(is),
+            keeper: keeper.is_some() && is(&fds[8]),
+            questions: fds[9..].iter().any(is),
         })
     }
 
@@ -513,6 +521,7 @@ struct Ready {
     control: bool,
     share: bool,
     copier: bool,
+    keeper: bool,
 }
 
 /// When what is too late.
@@ -579,22 +588,4 @@ pub(crate) fn execute(
     let error = command.exec();
     say(Failure::because(hidden, "execute it", error));
     ns::exit_now(FAILED.into())
-}
-
-/// Passes signals on to COMMAND; whether one of them asks it to end.
-///
-/// Ctrl-C and Ctrl-\ come from the kernel and go to the whole foreground process group, COMMAND
-/// among it: passing them on would double them, and an interactive COMMAND may well live on.
-pub(crate) fn pass_signals(signals: &SignalFd, link: &Link) -> Result<bool> {
-    let mut ends = false;
-    let failed = |error| Failure::because("signals", "read them", error);
-    while let Some(received) = signals.next().map_err(failed)? {
-        let hang_up = received.signal == libc::SIGHUP;
-        if !received.from_kernel {
-            let _ = link.send(&ToInit::Signal(received.signal), &[]);
-        }
-        let asks = matches!(received.signal, libc::SIGINT | libc::SIGTERM | libc::SIGHUP);
-        ends |= asks && (hang_up || !received.from_kernel);
-    }
-    Ok(ends)
 }

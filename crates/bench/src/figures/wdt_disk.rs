@@ -158,10 +158,10 @@ fn shares(
 }
 
 const NOTES: [&str; 4] = [
-    "1 is fair; jain: weighted, of charged device time over the run, jain_worst: its worst half second",
+    "1 is fair; jain: weighted, of charged device time; jain_worst: of the worst half second",
     "throughput: charged device time of all over that of the ungoverned run beside it",
     "blk-throttle: limits of requests a second, by weight, of what the ungoverned run did",
-    "tenants: a thread with 64 requests in flight each on a quarter of one file, O_DIRECT, io_uring",
+    "tenants: threads with 64 requests in flight, each on a quarter of a file, O_DIRECT, io_uring",
 ];
 
 fn add(
@@ -252,7 +252,7 @@ pub fn bully(options: &Options, disk: &Path) -> Result<Report> {
         }
     }
     report.notes.push(format!(
-        "small: one 4 KiB read a millisecond; the flood: three tenants with 64 requests each; {} MiB",
+        "small: one 4 KiB read a millisecond; flood: three tenants with 64 requests; {} MiB",
         number(SPAN as f64 / f64::from(1 << 20))
     ));
     Ok(report)

@@ -35,6 +35,13 @@
 //! - A lane carries over [`CARRY_IDLE`] deposits at most, or [`CARRY_WAITING`] if it had to wait;
 //!   debt is carried whole.
 
+mod memory;
+mod room;
+
+use memory::{AVERAGE_WINDOWS, Hurt, Trial};
+pub use memory::{LookBack, Memory};
+use room::Room;
+
 use super::Nanos;
 use super::share::{Claim, max_min};
 
@@ -55,15 +62,13 @@ impl Default for Config {
     }
 }
 
-/// Over what rates and what is in flight are averaged, in windows.
-const AVERAGE_WINDOWS: f64 = 8.0;
-
 /// Requests stay at the device for so many times what they take alone, and half a slice for those
 /// that went together with them: there is a queue.
 const QUEUED: f64 = 2.0;
 
-/// While somebody leaves credit because of a queue, the capacity is a little less than what is done,
-/// so that the queue drains and credit counts; but not less than this part of the best of late.
+/// While somebody leaves credit because of a queue, the capacity is a little less than what is
+/// done, so that the queue drains and credit counts; but not less than this part of the best of
+/// late.
 const DRAIN: f64 = 0.97;
 const DRAIN_MAX: f64 = 0.8;
 
@@ -76,13 +81,8 @@ const CREEP_MAX: f64 = 1.05;
 /// The best of late is the most that was done in the last one or two times so many windows.
 const BEST_WINDOWS: u32 = 12;
 
-/// A lane that seems hurt is believed for so many windows, and then on while it gets so many times
-/// more for it; else it is content, for so many windows.
-const DOUBT_WINDOWS: u32 = 16;
-const RELIEF: f64 = 1.05;
 /// Who gets this part of what its weight gives it of all that is done is not hurt.
 const DEPRIVED: f64 = 0.98;
-const CONTENT_WINDOWS: u32 = 400;
 
 /// The capacity changes by at most so much in a window while there is a queue.
 const CUT_MAX: f64 = 0.9;
@@ -108,17 +108,7 @@ const DEBT_PART: u64 = 4;
 /// What is in flight beside lanes that want little, as a multiple of what keeps the device busy.
 const ROOM: f64 = 1.5;
 
-/// That is where it begins; then it is tried so many times more or less, for so many windows, the
-/// first of which do not count. More is kept if that much more is done, less if not that much less.
-const ROOM_STEP: f64 = 1.3;
-const ROOM_STEP_WINDOWS: u32 = 12;
-const ROOM_SETTLE_WINDOWS: u32 = 2;
-const ROOM_GAIN: f64 = 1.03;
-/// Steps between two tries: more after each one in vain.
-const ROOM_REST_MIN: u32 = 32;
-const ROOM_REST_MAX: u32 = 1024;
-
-/// That is reckoned for so many times what is done.
+/// That is reckoned for so many times what is done, and is where it begins.
 const ROOM_RATE: f64 = 1.05;
 
 /// Requests per window of a lane that wants little and is looked after.
@@ -127,9 +117,6 @@ const MODEST_MIN: f64 = 0.02;
 /// A window in which lanes had I/O in flight and less than this part of the capacity was done is a
 /// stall: nothing was there to be deposited.
 const STALL_MAX: f64 = 0.5;
-
-/// A lane has so many requests in flight on average if it always wants the device.
-const BUSY: f64 = 0.7;
 
 /// Time between two trials, and the least when a queue does not go away: the latencies alone may
 /// be others than they were.
@@ -146,135 +133,6 @@ const TRIAL_REQUESTS_MIN: u64 = 4;
 
 /// Totals that a lane reports beyond this part of a window's capacity are not believed.
 const BELIEF_MAX: u64 = 64;
-
-/// What is remembered of a lane from window to window; whoever keeps the lane keeps it.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Memory {
-    /// What a request of its costs on average.
-    request_ns: f64,
-    /// Requests per nanosecond.
-    rate: f64,
-    /// Time at the device and how many requests it is of, in a window on average.
-    stayed: (f64, f64),
-    /// How long its requests stay alone; 0: not known.
-    base_ns: f64,
-    trial: Trial,
-    /// Device time per nanosecond that it gets done, on average.
-    done: f64,
-    hurt: Hurt,
-}
-
-/// Whether a lane that leaves credit gets more when the others get less.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-enum Hurt {
-    /// It has not been looked at.
-    #[default]
-    Unknown,
-    /// It is believed to be for so many windows; before, it got this done.
-    Believed(u32, f64),
-    /// It is not, for so many windows more, unless it gets less done than it did: it has no more to
-    /// ask for.
-    Content(u32, f64),
-}
-
-/// What a lane showed in the present trial.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-struct Trial {
-    windows: u32,
-    requests: u64,
-    stayed: (u64, u64),
-}
-
-impl Memory {
-    fn look(&mut self, look: &LookBack, elapsed_ns: Nanos) {
-        let ease = |mean: &mut f64, new: f64| *mean += (new - *mean) / AVERAGE_WINDOWS;
-        if look.requests > 0 {
-            let mean = look.spent_ns as f64 / look.requests as f64;
-            if self.request_ns == 0.0 {
-                self.request_ns = mean;
-            }
-            ease(&mut self.request_ns, mean);
-        }
-        ease(&mut self.rate, look.requests as f64 / elapsed_ns.max(1) as f64);
-        ease(&mut self.done, look.done_ns as f64 / elapsed_ns.max(1) as f64);
-        ease(&mut self.stayed.0, look.stayed_ns as f64);
-        ease(&mut self.stayed.1, look.stayed as f64);
-    }
-
-    /// How long its requests stay at the device.
-    fn stay_ns(&self) -> f64 {
-        if self.stayed.1 > 1e-6 { self.stayed.0 / self.stayed.1 } else { 0.0 }
-    }
-
-    /// Goes on with the question whether it is hurt, as it seems or does not.
-    fn doubt(&mut self, seems: bool) {
-        self.hurt = match self.hurt {
-            Hurt::Content(left, done) if left > 0 && self.done * RELIEF > done => {
-                Hurt::Content(left - 1, done)
-            }
-            Hurt::Unknown | Hurt::Content(..) if seems => Hurt::Believed(0, self.done),
-            Hurt::Believed(windows, before) if windows + 1 < DOUBT_WINDOWS => {
-                Hurt::Believed(windows + 1, before)
-            }
-            Hurt::Believed(_, before) if seems && self.done < RELIEF * before => {
-                Hurt::Content(CONTENT_WINDOWS, self.done)
-            }
-            Hurt::Believed(..) if seems => Hurt::Believed(0, self.done),
-            _ => Hurt::Unknown,
-        };
-    }
-
-    /// By Little's law.
-    fn is_busy(&self) -> bool {
-        self.rate * self.stay_ns() >= BUSY
-    }
-}
-
-/// What a lane did in the window that is over.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct LookBack {
-    /// At least 1.
-    pub weight: u32,
-    /// Device time of requests that went.
-    pub spent_ns: u64,
-    /// Device time of requests that were answered.
-    pub done_ns: u64,
-    /// Requests that went.
-    pub requests: u64,
-    /// Device time in flight now.
-    pub inflight_ns: u64,
-    /// Time that requests stayed at the device, ...
-    pub stayed_ns: u64,
-    /// ... of so many whose time was taken.
-    pub stayed: u64,
-    /// What was granted for this window ...
-    pub grant_ns: u64,
-    /// ... and is in its account: debt if negative.
-    pub left_ns: i64,
-    /// It had to wait for credit.
-    pub short_of_credit: bool,
-    /// It had to wait for room in flight.
-    pub short_of_room: bool,
-    /// Least device time that it is to have in a window, if it wants it.
-    pub floor_ns: u64,
-    /// From the last call.
-    pub memory: Memory,
-}
-
-impl LookBack {
-    fn waits(&self) -> bool {
-        self.short_of_credit || self.short_of_room
-    }
-
-    fn leaves_credit(&self) -> bool {
-        self.left_ns > i64::try_from(self.grant_ns).unwrap_or(i64::MAX)
-    }
-
-    /// It would do more if it could.
-    fn wants_more(&self) -> bool {
-        self.waits() || self.inflight_ns > 0 && self.memory.is_busy()
-    }
-}
 
 /// What a lane may do in the next window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -310,65 +168,6 @@ struct Scene {
     queued: bool,
     /// Some lane leaves credit because of the queue.
     hurt: bool,
-}
-
-/// How much may be in flight beside lanes that want little: the least that keeps the device busy,
-/// found by trying more and less.
-#[derive(Clone, Copy, Debug, Default)]
-struct Room {
-    /// Device time in flight; 0: not known.
-    ns: f64,
-    /// What was tried, and what was done before: more if positive.
-    tried: Option<(bool, f64)>,
-    /// The next try is to be of less.
-    less: bool,
-    /// Steps to wait until then, and how many there were last.
-    rest: u32,
-    rest_last: u32,
-    /// Windows of the present step and the sum of what was done in them.
-    windows: u32,
-    sum: f64,
-    last: f64,
-}
-
-impl Room {
-    /// A window in which lanes waited for room, and what was done in it.
-    fn see(&mut self, done: f64) {
-        self.windows += 1;
-        // What was in flight before a step is done in its first windows.
-        if self.windows > ROOM_SETTLE_WINDOWS {
-            self.sum += done;
-        }
-        if self.windows < ROOM_STEP_WINDOWS {
-            return;
-        }
-        let mean = self.sum / f64::from(ROOM_STEP_WINDOWS - ROOM_SETTLE_WINDOWS);
-        (self.windows, self.sum) = (0, 0.0);
-        match self.tried.take() {
-            Some((true, before)) if mean > ROOM_GAIN * before => self.attempt(true, mean),
-            Some((true, _)) => self.give_up(true),
-            Some((false, before)) if mean * ROOM_GAIN > before => self.pause(ROOM_REST_MIN),
-            Some((false, _)) => self.give_up(false),
-            None if self.rest > 0 => self.rest -= 1,
-            None => self.attempt(!self.less, if self.last > 0.0 { self.last } else { mean }),
-        }
-        self.last = mean;
-    }
-
-    fn attempt(&mut self, more: bool, before: f64) {
-        self.ns *= if more { ROOM_STEP } else { 1.0 / ROOM_STEP };
-        self.tried = Some((more, before));
-    }
-
-    fn give_up(&mut self, more: bool) {
-        self.ns *= if more { 1.0 / ROOM_STEP } else { ROOM_STEP };
-        self.less = more;
-        self.pause((2 * self.rest_last).clamp(ROOM_REST_MIN, ROOM_REST_MAX));
-    }
-
-    fn pause(&mut self, steps: u32) {
-        (self.rest, self.rest_last) = (steps, steps);
-    }
 }
 
 /// The plan of a device.

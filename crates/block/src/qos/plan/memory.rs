@@ -1,0 +1,144 @@
+//! What a lane did in a window, and what is remembered of it.
+
+use crate::qos::Nanos;
+
+/// Over what rates and what is in flight are averaged, in windows.
+pub(super) const AVERAGE_WINDOWS: f64 = 8.0;
+
+/// A lane that seems hurt is believed for so many windows, and then on while it gets so many times
+/// more for it; else it is content, for so many windows.
+const DOUBT_WINDOWS: u32 = 16;
+const RELIEF: f64 = 1.05;
+const CONTENT_WINDOWS: u32 = 400;
+
+/// A lane has so many requests in flight on average if it always wants the device.
+const BUSY: f64 = 0.7;
+
+/// What is remembered of a lane from window to window; whoever keeps the lane keeps it.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Memory {
+    /// What a request of its costs on average.
+    pub(super) request_ns: f64,
+    /// Requests per nanosecond.
+    pub(super) rate: f64,
+    /// Time at the device and how many requests it is of, in a window on average.
+    pub(super) stayed: (f64, f64),
+    /// How long its requests stay alone; 0: not known.
+    pub(super) base_ns: f64,
+    pub(super) trial: Trial,
+    /// Device time per nanosecond that it gets done, on average.
+    pub(super) done: f64,
+    pub(super) hurt: Hurt,
+}
+
+/// Whether a lane that leaves credit gets more when the others get less.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) enum Hurt {
+    /// It has not been looked at.
+    #[default]
+    Unknown,
+    /// It is believed to be for so many windows; before, it got this done.
+    Believed(u32, f64),
+    /// It is not, for so many windows more, unless it gets less done than it did: it has no more to
+    /// ask for.
+    Content(u32, f64),
+}
+
+/// What a lane showed in the present trial.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub(super) struct Trial {
+    pub(super) windows: u32,
+    pub(super) requests: u64,
+    pub(super) stayed: (u64, u64),
+}
+
+impl Memory {
+    pub(super) fn look(&mut self, look: &LookBack, elapsed_ns: Nanos) {
+        let ease = |mean: &mut f64, new: f64| *mean += (new - *mean) / AVERAGE_WINDOWS;
+        if look.requests > 0 {
+            let mean = look.spent_ns as f64 / look.requests as f64;
+            if self.request_ns == 0.0 {
+                self.request_ns = mean;
+            }
+            ease(&mut self.request_ns, mean);
+        }
+        ease(&mut self.rate, look.requests as f64 / elapsed_ns.max(1) as f64);
+        ease(&mut self.done, look.done_ns as f64 / elapsed_ns.max(1) as f64);
+        ease(&mut self.stayed.0, look.stayed_ns as f64);
+        ease(&mut self.stayed.1, look.stayed as f64);
+    }
+
+    /// How long its requests stay at the device.
+    pub(super) fn stay_ns(&self) -> f64 {
+        if self.stayed.1 > 1e-6 { self.stayed.0 / self.stayed.1 } else { 0.0 }
+    }
+
+    /// Goes on with the question whether it is hurt, as it seems or does not.
+    pub(super) fn doubt(&mut self, seems: bool) {
+        self.hurt = match self.hurt {
+            Hurt::Content(left, done) if left > 0 && self.done * RELIEF > done => {
+                Hurt::Content(left - 1, done)
+            }
+            Hurt::Unknown | Hurt::Content(..) if seems => Hurt::Believed(0, self.done),
+            Hurt::Believed(windows, before) if windows + 1 < DOUBT_WINDOWS => {
+                Hurt::Believed(windows + 1, before)
+            }
+            Hurt::Believed(_, before) if seems && self.done < RELIEF * before => {
+                Hurt::Content(CONTENT_WINDOWS, self.done)
+            }
+            Hurt::Believed(..) if seems => Hurt::Believed(0, self.done),
+            _ => Hurt::Unknown,
+        };
+    }
+
+    /// By Little's law.
+    pub(super) fn is_busy(&self) -> bool {
+        self.rate * self.stay_ns() >= BUSY
+    }
+}
+
+/// What a lane did in the window that is over.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct LookBack {
+    /// At least 1.
+    pub weight: u32,
+    /// Device time of requests that went.
+    pub spent_ns: u64,
+    /// Device time of requests that were answered.
+    pub done_ns: u64,
+    /// Requests that went.
+    pub requests: u64,
+    /// Device time in flight now.
+    pub inflight_ns: u64,
+    /// Time that requests stayed at the device, ...
+    pub stayed_ns: u64,
+    /// ... of so many whose time was taken.
+    pub stayed: u64,
+    /// What was granted for this window ...
+    pub grant_ns: u64,
+    /// ... and is in its account: debt if negative.
+    pub left_ns: i64,
+    /// It had to wait for credit.
+    pub short_of_credit: bool,
+    /// It had to wait for room in flight.
+    pub short_of_room: bool,
+    /// Least device time that it is to have in a window, if it wants it.
+    pub floor_ns: u64,
+    /// From the last call.
+    pub memory: Memory,
+}
+
+impl LookBack {
+    pub(super) fn waits(&self) -> bool {
+        self.short_of_credit || self.short_of_room
+    }
+
+    pub(super) fn leaves_credit(&self) -> bool {
+        self.left_ns > i64::try_from(self.grant_ns).unwrap_or(i64::MAX)
+    }
+
+    /// It would do more if it could.
+    pub(super) fn wants_more(&self) -> bool {
+        self.waits() || self.inflight_ns > 0 && self.memory.is_busy()
+    }
+}
