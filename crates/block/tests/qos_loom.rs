@@ -24,13 +24,24 @@ use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
 use polylane_block::qos::lane::Lane;
-use polylane_block::qos::page::{Terms, Words, flag, lane};
+use polylane_block::qos::page::{self, Terms, Words, flag, lane};
 use polylane_block::qos::{Io, Kind, Verdict};
 
 const PREEMPTIONS: usize = 2;
 
 /// Words of the page that lanes and coordinators touch here: lines A and B, and the costs.
 const WORDS: usize = 48;
+
+/// Those whose every value and order is tried. The others say the same in every window here, or are
+/// for one thread alone.
+const WATCHED: [usize; 6] = [
+    lane::SPENT,
+    lane::DONE,
+    lane::WAITERS,
+    page::terms::SEQUENCE,
+    page::terms::BASE,
+    page::terms::GRANT,
+];
 
 /// How much of the algorithm is kept.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -57,8 +68,14 @@ fn lives() -> bool {
     })
 }
 
+/// A word of the page.
+enum Word {
+    Watched(AtomicU64),
+    Plain(std::sync::atomic::AtomicU64),
+}
+
 struct Page {
-    words: Vec<AtomicU64>,
+    words: Vec<Word>,
     bell: AtomicU32,
     sleepers: Mutex<()>,
     woken: Condvar,
@@ -68,7 +85,12 @@ struct Page {
 impl Page {
     fn new(strength: Strength) -> Arc<Page> {
         Arc::new(Page {
-            words: (0..WORDS).map(|_| AtomicU64::new(0)).collect(),
+            words: (0..WORDS)
+                .map(|word| match WATCHED.contains(&word) {
+                    true => Word::Watched(AtomicU64::new(0)),
+                    false => Word::Plain(Default::default()),
+                })
+                .collect(),
             bell: AtomicU32::new(0),
             sleepers: Mutex::new(()),
             woken: Condvar::new(),
@@ -83,24 +105,36 @@ impl Page {
 
 impl Words for Page {
     fn load(&self, word: usize, order: Ordering) -> u64 {
-        self.words[word].load(self.order(order))
+        match &self.words[word] {
+            Word::Watched(word) => word.load(self.order(order)),
+            Word::Plain(word) => word.load(Ordering::Relaxed),
+        }
     }
 
     fn store(&self, word: usize, value: u64, order: Ordering) {
-        if lives() {
-            self.words[word].store(value, self.order(order));
+        match &self.words[word] {
+            Word::Watched(word) if lives() => word.store(value, self.order(order)),
+            Word::Plain(word) => word.store(value, Ordering::Relaxed),
+            Word::Watched(_) => {}
         }
     }
 
     fn add(&self, word: usize, value: u64, order: Ordering) -> u64 {
-        // loom's adds do not wrap.
-        let add = |old: u64| Some(old.wrapping_add(value));
-        let order = if self.strength == Strength::Full { order } else { Ordering::Relaxed };
-        self.words[word].fetch_update(order, Ordering::Relaxed, add).unwrap_or_default()
+        match &self.words[word] {
+            Word::Watched(word) => word.fetch_add(value, self.order(order)),
+            Word::Plain(word) => word.fetch_add(value, Ordering::Relaxed),
+        }
     }
 
     fn exchange(&self, word: usize, current: u64, new: u64, order: Ordering) -> bool {
-        self.words[word].compare_exchange(current, new, order, Ordering::Relaxed).is_ok()
+        match &self.words[word] {
+            Word::Watched(word) => {
+                word.compare_exchange(current, new, order, Ordering::Relaxed).is_ok()
+            }
+            Word::Plain(word) => {
+                word.compare_exchange(current, new, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            }
+        }
     }
 
     fn bell(&self) -> u32 {
@@ -211,7 +245,7 @@ fn a_waiter_hears_of_room_in_flight() {
 /// Line B is read whole or not at all, wherever its writer is, or died.
 fn torn(strength: Strength, writes: usize) {
     let page = Page::new(strength);
-    let line = |number: u64| Terms { base: number, grant: number, start: number, ..terms(0, 9) };
+    let line = |number: u64| Terms { base: number, grant: number, ..terms(0, 9) };
     line(1).publish(&page);
     let writer = page.clone();
     let writing = thread::spawn(move || {
@@ -219,7 +253,7 @@ fn torn(strength: Strength, writes: usize) {
         line(2).publish(&writer);
     });
     if let Some(seen) = Terms::read(&page) {
-        assert!(seen.base == seen.grant && seen.grant == seen.start, "torn: {seen:?}");
+        assert!(seen.base == seen.grant, "torn: {seen:?}");
     }
     writing.join().unwrap();
 }
@@ -238,7 +272,8 @@ fn weak_line_is_read_torn() {
 /// A coordinator that dies at any point leaves a line that is whole, or that nobody reads.
 #[test]
 fn a_coordinator_may_die_at_any_point() {
-    for writes in 0..18 {
+    // The sequence, two words of the line, the sequence.
+    for writes in 0..4 {
         model(move || torn(Strength::Full, writes));
     }
 }

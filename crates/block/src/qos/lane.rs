@@ -228,7 +228,9 @@ impl<W: Words> Lane<W> {
     #[inline]
     pub fn complete(&self, cost: Cost) {
         self.words.add(lane::DONE, cost, Ordering::AcqRel);
-        if self.total(lane::WAITERS) > 0 {
+        // By a change that changes nothing: it comes before a waiter's own, who then sees what was
+        // done, or after it.
+        if self.words.add(lane::WAITERS, 0, Ordering::AcqRel) > 0 {
             // Somebody waits for room in flight.
             ring_if_heard(&self.words);
         }
