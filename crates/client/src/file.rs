@@ -24,7 +24,7 @@ use crate::rings;
 use crate::session::{Mark, Session};
 use crate::slots::Slot;
 use crate::state;
-use crate::table::{Entry, Pin, Record, bit};
+use crate::table::{Entry, Glance, Pin, Record, bit};
 
 /// The open file that `fd` means; an unknown number is looked at.
 #[inline]
@@ -40,6 +40,14 @@ pub(crate) fn find(fd: RawFd) -> Outcome<Pin> {
         Err(Entry::Unknown) if fd >= 0 => look_at(fd),
         Err(_) => Err(Detour::Kernel),
     }
+}
+
+/// A look at the open file that `fd` is known to mean, for what is read of its view.
+#[inline]
+pub(crate) fn glance(fd: RawFd) -> Option<Glance> {
+    path::mount().ok()?;
+    let state = state::started().filter(|_| !rings::close_unseen())?;
+    state.records.glance(&state.table, fd)
 }
 
 /// The open file that `fd` is known to mean.

@@ -16,10 +16,11 @@
 //!
 //! # Locking
 //!
-//! Lookups take no lock. [`Record::offset_lock`] orders uses of one file's offset.
+//! Lookups take no lock, and a [`Glance`] not even a reference. [`Record::offset_lock`] orders uses
+//! of one file's offset.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::lock::OffsetLock;
 
@@ -150,6 +151,8 @@ pub(crate) struct Record {
     /// The kernel's inode number of descriptors that the kernel opened; 0: they are copies of the
     /// slot's.
     pub(crate) node: AtomicU64,
+    /// Open files that the place has stood for: see [`Glance`].
+    generation: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Record>() == 64);
@@ -168,6 +171,7 @@ impl Record {
             asked: AtomicU32::new(0),
             view: AtomicU64::new(0),
             node: AtomicU64::new(0),
+            generation: AtomicU32::new(0),
         }
     }
 
@@ -195,6 +199,9 @@ impl Record {
     }
 
     fn reset(&self) {
+        // First: who reads anything of the new file finds that it is another.
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
         self.state.store(0, Ordering::Relaxed);
         self.offset.store(0, Ordering::Relaxed);
         self.slot.store(0, Ordering::Relaxed);
@@ -269,6 +276,19 @@ impl RecordPool {
         }
     }
 
+    /// A look at the record that `fd` means; `None`: it means none.
+    #[inline]
+    pub(crate) fn glance(&'static self, table: &'static FdTable, fd: RawFd) -> Option<Glance> {
+        let place = table.entries.get(fd as usize)?;
+        let word = place.load(Ordering::Acquire);
+        let Entry::Record(index) = Entry::from_word(word) else { return None };
+        let record = self.records.get(index as usize)?;
+        let generation = record.generation.load(Ordering::Acquire);
+        let glance = Glance { record, place, word, generation };
+        // Else it may be a later file that the number meant only before.
+        glance.is_still().then_some(glance)
+    }
+
     /// The record that an entry names, held.
     #[inline]
     pub(crate) fn find_word(&'static self, place: &AtomicU32) -> Result<Pin, Entry> {
@@ -304,6 +324,36 @@ impl RecordPool {
                 with(&Pin { index: index as u32, record });
             }
         }
+    }
+}
+
+/// A look at a record without holding it: no write to shared memory. What was read there, and by
+/// its view, is of the open file that the number meant all the while if [`Glance::is_still`] says
+/// so afterwards. Nothing may be written by it.
+pub(crate) struct Glance {
+    record: &'static Record,
+    place: &'static AtomicU32,
+    word: u32,
+    generation: u32,
+}
+
+impl Glance {
+    /// Whether the number has meant the same open file since the look: its entry is what it was,
+    /// and what it names was not given up meanwhile.
+    #[inline]
+    pub(crate) fn is_still(&self) -> bool {
+        fence(Ordering::Acquire);
+        self.place.load(Ordering::Relaxed) == self.word
+            && self.record.generation.load(Ordering::Relaxed) == self.generation
+    }
+}
+
+impl std::ops::Deref for Glance {
+    type Target = Record;
+
+    #[inline]
+    fn deref(&self) -> &Record {
+        self.record
     }
 }
 
@@ -360,5 +410,43 @@ impl Drop for Pin {
         crate::file::finish(self.record);
         refs.store(0, Ordering::Release);
         crate::state::get().records.hint.store(self.index, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static TABLE: FdTable = FdTable::new();
+    static RECORDS: RecordPool = RecordPool::new();
+
+    fn open(fd: RawFd) -> u32 {
+        let pin = RECORDS.allocate().unwrap();
+        let index = pin.index;
+        TABLE.swap(fd, pin.into_entry());
+        index
+    }
+
+    fn close(fd: RawFd) {
+        drop(RECORDS.adopt(TABLE.swap(fd, Entry::Unknown)));
+    }
+
+    #[test]
+    fn a_glance_counts_as_long_as_the_number_means_the_file() {
+        assert!(RECORDS.glance(&TABLE, 7).is_none() && RECORDS.glance(&TABLE, -1).is_none());
+        let place = open(7);
+        let glance = RECORDS.glance(&TABLE, 7).unwrap();
+        assert!(glance.is_still());
+        open(8);
+        close(8);
+        assert!(glance.is_still());
+        close(7);
+        assert!(!glance.is_still());
+        // The same number, and the same place for another file.
+        RECORDS.hint.store(place, Ordering::Relaxed);
+        assert_eq!(open(7), place);
+        assert!(!glance.is_still());
+        assert!(RECORDS.glance(&TABLE, 7).unwrap().is_still());
+        close(7);
     }
 }

@@ -23,7 +23,7 @@ use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, Look, NOTES_READS};
 
 use crate::config;
 use crate::session::Session;
-use crate::table::Record;
+use crate::table::{Glance, Record};
 
 /// Longer reads and writes are requests: what one of them moves costs more than the way.
 const BYTES_MAX: usize = 64 << 10;
@@ -104,8 +104,8 @@ pub(crate) fn learn(session: &Session, file: &Record, number: u64) {
     }
 }
 
-/// The state of an open file, if it is shown.
-#[inline]
+/// The state of an open file, if it is shown. Writes nothing.
+#[inline(always)]
 pub(crate) fn attr(session: &'static Session, file: &Record) -> Option<WireAttr> {
     let (views, number) = shown(session, file)?;
     views.attr(number).filter(|_| !session.channel.is_dead())
@@ -118,6 +118,36 @@ pub(crate) fn read(
     file: &Record,
     offset: u64,
     into: &mut [u8],
+) -> Option<usize> {
+    let note = |views: &Views, number| views.note_read(number, now);
+    copy(session, file, offset, into, note).inspect(|_| hit(file))
+}
+
+/// As [`read`], and writes nothing but the bytes: it suffices to glance at the file. `None` too
+/// where the read is to be noted.
+#[inline]
+pub(crate) fn read_glanced(
+    session: &'static Session,
+    file: &Glance,
+    offset: u64,
+    into: &mut [u8],
+) -> Option<usize> {
+    let mut noted = true;
+    let look = |views: &Views, number| noted = views.has_noted(number);
+    let count = copy(session, file, offset, into, look).filter(|_| noted && file.is_still())?;
+    // Whatever file it is by now: a guess of what is worth asking for.
+    hit(file);
+    Some(count)
+}
+
+/// Copies what is shown; `note` is called before it counts where the read moves the access time.
+#[inline(always)]
+fn copy(
+    session: &'static Session,
+    file: &Record,
+    offset: u64,
+    into: &mut [u8],
+    note: impl FnOnce(&Views, u32),
 ) -> Option<usize> {
     let (views, number) = shown(session, file).filter(|_| into.len() <= BYTES_MAX)?;
     let look = views.look(number).filter(|look| look.has(HAS_DATA))?;
@@ -136,13 +166,9 @@ pub(crate) fn read(
         done += part;
     }
     if look.has(NOTES_READS) && count > 0 {
-        views.note_read(number, now);
+        note(&views, number);
     }
-    let counts = views.is_same(number, look) && !session.channel.is_dead();
-    if counts {
-        hit(file);
-    }
-    counts.then_some(count)
+    (views.is_same(number, look) && !session.channel.is_dead()).then_some(count)
 }
 
 /// Writes where the service lends it, at an offset or, without one, at the end of the file; returns

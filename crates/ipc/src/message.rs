@@ -482,6 +482,7 @@ impl WireAttr {
     }
 
     /// From the first [`WireAttr::WORDS`] of `words`, of which there are that many.
+    #[inline(always)]
     pub(crate) fn from_words(words: &[u64]) -> Self {
         WireAttr {
             ino: words[0],

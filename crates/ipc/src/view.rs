@@ -206,7 +206,7 @@ impl<M: Memory> Views<M> {
     }
 
     /// State of the file; `None`: to be asked for.
-    #[inline]
+    #[inline(always)]
     pub fn attr(&self, view: u32) -> Option<WireAttr> {
         let look = self.look(view).filter(|look| look.has(HAS_ATTR))?;
         let mut words = [0; WireAttr::WORDS];
@@ -271,6 +271,12 @@ impl<M: Memory> Views<M> {
             loan.store(WRITABLE | DIRTY, Relaxed);
         }
         may
+    }
+
+    /// Whether a read was noted since the gate was opened.
+    #[inline]
+    pub fn has_noted(&self, view: u32) -> bool {
+        self.memory.word64(self.view(view, READ)).load(Relaxed) != 0
     }
 
     /// Notes that the file is read; `time` gives when, and is asked once.

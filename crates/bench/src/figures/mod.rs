@@ -28,6 +28,7 @@ mod pdc_trace;
 mod qos_scenarios;
 mod queue;
 mod rocksdb;
+mod sqlite;
 mod stream;
 mod sweep;
 mod translate;
@@ -165,6 +166,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "RocksDB: gets of random keys by db_bench, 1–32 tenants",
         run: rocksdb::read,
+    },
+    Figure {
+        name: "sqlite",
+        mounts: true,
+        about: "SQLite: a fixed load like speedtest1, by every way in",
+        run: sqlite::run,
     },
     Figure {
         name: "cached-read",

@@ -46,14 +46,32 @@ pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
 }
 
 /// `fstat`.
-#[inline]
+#[inline(always)]
 pub(crate) fn fstat(fd: RawFd) -> Outcome<Stat> {
+    match shown(fd) {
+        Some(stat) => Ok(stat),
+        None => asked(fd),
+    }
+}
+
+/// The state of an open file, where it is shown. Inlined, so that each field goes from the view to
+/// where the caller wants it.
+#[inline(always)]
+fn shown(fd: RawFd) -> Option<Stat> {
+    let file = file::glance(fd)?;
+    let device = path::device().ok()?;
+    let attr = view::attr(path::ready().ok()?, &file)?;
+    file.is_still().then_some(Stat { attr, device })
+}
+
+#[inline(never)]
+fn asked(fd: RawFd) -> Outcome<Stat> {
     let file = file::find(fd)?;
     let (session, handle) = file::usable(&file, fd)?;
-    if let Some(attr) = view::attr(session, &file) {
-        return with_device(Some(attr));
+    match view::attr(session, &file) {
+        Some(attr) => with_device(Some(attr)),
+        None => with_device(ask(session, &file, handle)?),
     }
-    with_device(ask(session, &file, handle)?)
 }
 
 /// Asks for the state of an open file.
