@@ -356,6 +356,95 @@ fn we_see_what_the_kernel_wrote_and_go_on() {
     }
 }
 
+/// Files in use that have no name any more: of one block, of a tree of extents, with attributes in a
+/// block, empty. And one that is cut over and over.
+fn hold_without_names(root: &Path) -> Vec<std::fs::File> {
+    let make = |number: usize| {
+        let path = root.join(format!("held-{number}"));
+        let file = std::fs::File::create(&path).expect("made");
+        match number % 4 {
+            0 => file.write_all_at(b"small", 0).expect("written"),
+            1 => {
+                for block in (0..800u64).step_by(2) {
+                    file.write_all_at(&[7; 4096], block * 4096).expect("written");
+                }
+            }
+            2 => {
+                let none = rustix::fs::XattrFlags::empty();
+                rustix::fs::setxattr(&path, "user.big", &[b'b'; 900], none).expect("set");
+            }
+            _ => {}
+        }
+        std::fs::remove_file(&path).expect("removed");
+        file
+    };
+    (0..24).map(make).collect()
+}
+
+/// Ranges moved and zeroed, names removed and made again: transactions that are in the log only.
+fn change_as_kernel(root: &Path) {
+    use rustix::fs::FallocateFlags as Flags;
+    let sparse = std::fs::OpenOptions::new().write(true).open(root.join("sparse"));
+    let sparse = sparse.expect("is there");
+    for (flags, block, count) in [
+        (Flags::COLLAPSE_RANGE, 100, 33),
+        (Flags::INSERT_RANGE, 700, 5),
+        (Flags::ZERO_RANGE, 301, 64),
+        (Flags::PUNCH_HOLE | Flags::KEEP_SIZE, 900, 77),
+    ] {
+        let bytes = |blocks: u64| blocks * 4096;
+        rustix::fs::fallocate(&sparse, flags, bytes(block), bytes(count)).expect("moved");
+    }
+    for number in (1..8000).step_by(5) {
+        let name = format!("name-{number:x}-{}", "y".repeat(number % 90));
+        std::fs::remove_file(root.join("many").join(name)).expect("removed");
+    }
+    for number in 0..500 {
+        let dir = root.join(format!("dir-{}", number % 7));
+        std::fs::create_dir_all(&dir).expect("made");
+        std::fs::write(dir.join(format!("after-{number}")), [1; 5000]).expect("written");
+    }
+    std::fs::remove_dir_all(root.join("dir-3")).expect("removed");
+}
+
+/// The kernel's log and its list or file of orphans, as the lights go out: we bring back what it
+/// brings back itself, and nothing is lost of what nobody has a name for.
+#[test]
+fn we_recover_what_the_kernel_left() {
+    if !can_mount() {
+        return;
+    }
+    for features in ["^orphan_file", "orphan_file,metadata_csum_seed"] {
+        let image = Image::new(120, &[common::LANE, &["-O", features]].concat());
+        let cut = {
+            let mount = image.mount();
+            furnish_as_kernel(mount.path());
+            let dir = std::fs::File::open(mount.path()).expect("opens");
+            rustix::fs::syncfs(&dir).expect("syncs");
+            change_as_kernel(mount.path());
+            let held = hold_without_names(mount.path());
+            rustix::fs::syncfs(&dir).expect("syncs");
+            let bytes = std::fs::read(image.file.borrow().path()).expect("readable");
+            drop(held);
+            bytes
+        };
+        let copy = || {
+            let file = tempfile::NamedTempFile::new().expect("temporary file");
+            std::fs::write(file.path(), &cut).expect("written");
+            Image { file: RefCell::new(file) }
+        };
+        let (for_us, for_kernel) = (copy(), copy());
+        let ours = for_us.ours(|fs| {
+            assert!(fs.recovered.transactions > 0, "{features}: {:?}", fs.recovered);
+            (of_ours(&**fs), fs.statfs().expect("totals").ffree)
+        });
+        let mount = for_kernel.mount();
+        snapshot::assert_same(&ours.0, &of_kernel(mount.path()));
+        let free = rustix::fs::statvfs(mount.path()).expect("totals").f_ffree;
+        assert_eq!(ours.1, free, "{features}: inodes that nobody has");
+    }
+}
+
 /// Random steps on one image, in turns by us and by the kernel.
 #[test]
 fn one_image_used_in_turns() {
