@@ -19,6 +19,7 @@ mod script;
 mod sites;
 
 use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
 use std::panic::AssertUnwindSafe;
 use std::process::Command;
 use std::sync::{Arc, Mutex, mpsc};
@@ -319,6 +320,21 @@ fn damaged_images_are_named_and_survived() {
     assert!(endings.len() == 3 || count < 500, "damage did too little or too much: {endings:?}");
 }
 
+/// Says how an image as it is ended, and what was found wrong with it.
+fn tell(name: &OsStr, ending: Ending, image: &Image) {
+    let found = match open(&SimDisk::new(image.clone(), SimOptions::default())) {
+        Err(error) => error.to_string(),
+        Ok(fs) => {
+            let _ = walk(&fs);
+            match fs.stopped_by() {
+                Some(error) => error.to_string(),
+                None => fs.read_only_reasons.join(", "),
+            }
+        }
+    };
+    println!("{}: {ending:?} {found}", name.to_string_lossy());
+}
+
 #[test]
 fn images_of_a_folder_are_survived() {
     let Some(folder) = std::env::var_os("POLYLANE_EXT4_IMAGES") else {
@@ -338,8 +354,12 @@ fn images_of_a_folder_are_survived() {
                 let at = rng.below((image.len() as u64).min(1 << 20)) as usize;
                 image.write(at, &[rng.next_u64() as u8]);
             }
+            let untouched = (seed == 0).then(|| image.clone());
             match guarded(image, seed) {
-                Ok(ending) => *endings.entry(ending).or_insert(0) += 1,
+                Ok(ending) => {
+                    *endings.entry(ending).or_insert(0) += 1;
+                    untouched.inspect(|image| tell(&file.file_name(), ending, image));
+                }
                 Err(why) => failures.push(format!("{:?}, seed {seed}: {why}", file.file_name())),
             }
         }

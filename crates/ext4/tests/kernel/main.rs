@@ -356,8 +356,8 @@ fn we_see_what_the_kernel_wrote_and_go_on() {
     }
 }
 
-/// Files in use that have no name any more: of one block, of a tree of extents, with attributes in a
-/// block, empty. And one that is cut over and over.
+/// Files in use that have no name any more: of one block, of a tree of extents, with attributes in
+/// a block, empty.
 fn hold_without_names(root: &Path) -> Vec<std::fs::File> {
     let make = |number: usize| {
         let path = root.join(format!("held-{number}"));
