@@ -72,6 +72,15 @@ impl Place {
         self.dir.path().join(name).to_str().expect("a name").to_string()
     }
 
+    /// A mount point in a mount that tells copies of it in other namespaces of what is unmounted:
+    /// who makes a namespace while a volume is mounted does not keep its device busy.
+    fn mount_point(&self) -> String {
+        let stage = self.path("stage");
+        sh(&format!("mkdir -p {stage}/mnt; mount --bind {stage} {stage}"));
+        sh(&format!("mount --make-shared {stage}"));
+        format!("{stage}/mnt")
+    }
+
     /// Bytes that the volume takes on the host.
     fn allocated(&self) -> u64 {
         fs::metadata(&self.volume).expect("stat").blocks() * 512
@@ -96,11 +105,16 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut unmount = Command::new("umount");
-        unmount.arg(self.path("mnt"));
+        let unmount = |name: &str| {
+            let mut unmount = Command::new("umount");
+            unmount.arg(self.path(name));
+            unmount
+        };
+        let (mut mount, mut staged) = (unmount("mnt"), unmount("stage/mnt"));
+        let mut stage = unmount("stage");
         let mut detach = Command::new(binary());
         detach.arg("detach").arg(&self.volume).env("XDG_STATE_HOME", self.dir.path());
-        for step in [&mut unmount, &mut detach] {
+        for step in [&mut mount, &mut staged, &mut stage, &mut detach] {
             if ended(step.stdout(Stdio::null()).stderr(Stdio::null()), STEP_TIME_MAX).is_none() {
                 self.cut_off();
             }
@@ -227,8 +241,8 @@ fn verify(kind: (&str, &str, &str), volume: &str, size: &str, way: Way) {
     let mut place = Place::new(volume);
     place.passthrough = way == Way::PassedThrough;
     let device = place.attach(&["--via", "loop"]);
-    let (device, mount) = (device.display().to_string(), place.path("mnt"));
-    sh(&format!("{make} {device}; mkdir {mount}; mount -t {name} {device} {mount}"));
+    let (device, mount) = (device.display().to_string(), place.mount_point());
+    sh(&format!("{make} {device}; mount -t {name} {device} {mount}"));
     let load = fio(&mount, size);
     let limit = if size.ends_with('g') { LONG_LOAD_TIME_MAX } else { LOAD_TIME_MAX };
     if way == Way::Killed {

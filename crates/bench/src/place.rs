@@ -113,7 +113,7 @@ pub fn enter_namespace() -> Result<()> {
         return Ok(());
     }
     let failure = Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "--"])
+        .args(["--mount", "--propagation", "slave", "--"])
         .arg(std::env::current_exe().context("own path")?)
         .args(std::env::args_os().skip(1))
         .env(NAMESPACE_MARK, "1")
