@@ -190,7 +190,7 @@ fn attachments_are_listed_held_and_told_apart() {
     good(&place.polylane(&["detach", &socket]));
     assert!(!good(&place.polylane(&["attach", "--list"])).contains("nbd"));
     assert_eq!(place.polylane(&["detach", &volume]).status.code(), Some(1));
-    for wrong in [&["attach", &volume, "--via", "nbd"][..], &["attach"], &["detach"]] {
+    for wrong in [&["attach", &volume, "--via", "vhost-user"][..], &["attach"], &["detach"]] {
         assert_eq!(place.polylane(wrong).status.code(), Some(2), "{wrong:?}");
     }
 }

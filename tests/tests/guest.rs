@@ -6,22 +6,43 @@ use polylane_tests::guest::{Guest, Kernel, Kit};
 /// What the guest's disk holds, sparse.
 const DISK_BYTES: u64 = 3 << 30;
 
-/// Runs `tests/guest/attach.sh` for a front end; `recovers`: nothing is lost with an engine.
-fn attach(test: &str, kernel: Kernel, via: &str, recovers: bool) {
+/// What a front end cannot do on a kernel.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lacks {
+    Nothing,
+    /// Requests that an engine has taken when it is killed fail.
+    Recovery,
+    /// Devices have one size.
+    Growth,
+}
+
+/// Runs `tests/guest/attach.sh` for a front end.
+fn attach(test: &str, kernel: Kernel, via: &str, lacks: Lacks) {
     let Some(kit) = Kit::find(test, kernel) else { return };
-    let recovers = if recovers { "yes" } else { "no" };
+    let word = |has: bool| if has { "yes" } else { "no" };
+    let (recovers, grows) = (word(lacks != Lacks::Recovery), word(lacks != Lacks::Growth));
     let steps = include_str!("../guest/attach.sh");
-    let script = format!("VIA={via} RECOVERS={recovers}\n{steps}");
+    let script = format!("VIA={via} RECOVERS={recovers} GROWS={grows}\n{steps}");
     let name = format!("attach-{via}-{kernel:?}").to_lowercase();
     let guest = Guest::new(&kit, &name, &script).program(&binary()).disk(DISK_BYTES);
-    let printed = guest.limit(300).run();
+    let printed = guest.limit(900).run();
     let steps = printed.lines().filter(|line| line.starts_with("ok ")).count();
-    // Four steps, and one for each file system that the kernel has.
-    assert!(steps > 4, "{steps} steps: {printed}");
+    // Five steps, and one for each file system that the kernel has.
+    assert!(steps > 5, "{steps} steps: {printed}");
 }
 
 #[test]
 fn fuse_and_a_loop_device_before_linux_6_9() {
-    // Requests that an engine has taken when it is killed fail there.
-    attach("fuse_and_a_loop_device_before_linux_6_9", Kernel::Stable, "loop", false);
+    let test = "fuse_and_a_loop_device_before_linux_6_9";
+    attach(test, Kernel::Stable, "loop", Lacks::Recovery);
+}
+
+#[test]
+fn the_kernels_nbd_client() {
+    attach("the_kernels_nbd_client", Kernel::Stable, "nbd", Lacks::Nothing);
+}
+
+#[test]
+fn ublk() {
+    attach("ublk", Kernel::Backports, "ublk", Lacks::Growth);
 }

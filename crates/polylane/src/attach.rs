@@ -19,7 +19,7 @@ pub(crate) struct AttachArgs {
     /// Front end [default: auto, the best that this host has]
     #[arg(long, value_name = "FRONT", default_value = "auto")]
     via: ViaArg,
-    /// Where to listen, for nbd and vhost-user
+    /// Where to listen, for vhost-user and for NBD clients other than the kernel's
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     #[command(flatten)]
@@ -68,6 +68,7 @@ pub(crate) struct EngineArgs {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum ViaArg {
     Auto,
+    Ublk,
     Nbd,
     Loop,
     VhostUser,
@@ -77,6 +78,7 @@ impl ViaArg {
     fn via(self) -> Option<Via> {
         match self {
             ViaArg::Auto => None,
+            ViaArg::Ublk => Some(Via::Ublk),
             ViaArg::Nbd => Some(Via::Nbd),
             ViaArg::Loop => Some(Via::Loop),
             ViaArg::VhostUser => Some(Via::VhostUser),

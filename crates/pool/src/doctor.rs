@@ -1,15 +1,15 @@
 //! `polylane doctor`: what this host can do, what polylane uses of it, what is worse without.
 
 use std::fs;
-use std::path::Path;
 
 use polylane_front::fuse::Params;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
+use crate::attach::{self, Via};
 use crate::volume::tools;
-use crate::{attach, cgroup, confine, preload, probe};
+use crate::{cgroup, confine, preload, probe};
 
 /// What a finding means for polylane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -289,17 +289,19 @@ fn volume_tools() -> Vec<Finding> {
 
 /// What makes block devices of volumes, and which of it 'attach' takes.
 fn block_doors() -> Vec<Finding> {
-    let nbd = Path::new("/sys/block/nbd0").exists();
-    let (good, found) = openable("/dev/loop-control");
-    let loop_notes = [
-        "volumes become block devices through it ('attach --via loop')",
-        "no block devices of volumes: load the loop module, or give the container this device",
-    ];
-    let lacks = attach::host_lacks();
-    let auto = lacks.as_ref().map_or("loop".to_string(), |why| format!("none: {why}"));
+    let device = |name, via, good: &'static str, bad: &'static str| {
+        let lacks = attach::lacks(via);
+        let found = lacks.clone().unwrap_or_else(|| "ready".to_string());
+        Finding::new(name, lacks.is_none(), found, [good, bad])
+    };
+    let choice = attach::choice();
+    let auto = match &choice {
+        Ok(via) => via.to_string(),
+        Err(why) => format!("none: {why}"),
+    };
     let auto_notes = [
-        "what 'attach --via auto' takes: FUSE and a loop device, the one way this version has",
-        "'attach' serves volumes at sockets only (--via nbd, --via vhost-user)",
+        "what 'attach --via auto' takes: the first there is of ublk, nbd and loop",
+        "'attach' serves volumes at sockets only (--via nbd or vhost-user, --socket)",
     ];
     let flusher = rustix::thread::capabilities(None)
         .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_RESOURCE));
@@ -308,10 +310,25 @@ fn block_doors() -> Vec<Finding> {
         "attached devices may be slow under memory pressure: give CAP_SYS_RESOURCE",
     ];
     vec![
-        Finding::new("loop", good, found, loop_notes),
-        Finding::unused("ublk", openable("/dev/ublk-control").1),
-        Finding::unused("nbd", if nbd { "module loaded" } else { "module not loaded" }),
-        Finding::new("attach", lacks.is_none(), auto, auto_notes),
+        device(
+            "ublk",
+            Via::Ublk,
+            "volumes become block devices through it ('attach --via ublk')",
+            "the fastest block devices of volumes: modprobe ublk_drv, Linux 6.5 or newer",
+        ),
+        device(
+            "nbd",
+            Via::NbdDevice,
+            "volumes become block devices through it ('attach --via nbd')",
+            "block devices of volumes by the kernel's NBD client: modprobe nbd",
+        ),
+        device(
+            "loop",
+            Via::Loop,
+            "volumes become block devices through FUSE and it ('attach --via loop')",
+            "block devices of volumes on any kernel: needs /dev/loop-control and /dev/fuse",
+        ),
+        Finding::new("attach", choice.is_ok(), auto, auto_notes),
         Finding::new(
             "io-flusher",
             flusher,

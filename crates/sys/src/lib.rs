@@ -15,6 +15,7 @@ pub mod frames;
 pub mod futex;
 pub mod lock;
 pub mod loopdev;
+pub mod nbd;
 pub mod ns;
 pub mod pulse;
 pub mod region;
@@ -23,6 +24,7 @@ pub mod scm;
 #[cfg(feature = "subverted")]
 pub mod subverted;
 pub mod swap;
+pub mod ublk;
 pub mod uring;
 
 pub use region::Region;

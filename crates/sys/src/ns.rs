@@ -63,13 +63,25 @@ pub struct Child {
     pub pidfd: OwnedFd,
 }
 
+/// Whether this process has one thread of its own. A worker of io_uring's, which stays with the
+/// thread that it works for, shows as one too.
+fn is_alone() -> io::Result<bool> {
+    let mut own = 0;
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let name = std::fs::read(task?.path().join("comm")).unwrap_or_default();
+        own += usize::from(!name.starts_with(b"iou-wrk-"));
+    }
+    Ok(own == 1)
+}
+
 /// Forks with the given new namespaces. The parent gets SIGCHLD at the child's end.
 ///
 /// # Errors
 /// `EBUSY` when this process has more than one thread (a lock held by another thread would stay
-/// locked for ever in the child), else what clone3(2) says: `EPERM`, `ENOSPC` (namespace limit).
+/// locked for ever in the child; io_uring's workers are the kernel's and hold none), else what
+/// clone3(2) says: `EPERM`, `ENOSPC` (namespace limit).
 pub fn fork(namespaces: Namespaces) -> io::Result<Fork> {
-    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+    if !is_alone()? {
         return Err(io::Error::from_raw_os_error(libc::EBUSY));
     }
     let mut pidfd: RawFd = -1;

@@ -62,6 +62,15 @@ impl Bell {
     }
 }
 
+/// Rings when it is dropped.
+pub(crate) struct RingAtEnd(pub(crate) Bell);
+
+impl Drop for RingAtEnd {
+    fn drop(&mut self) {
+        self.0.ring();
+    }
+}
+
 impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.fd.as_fd()

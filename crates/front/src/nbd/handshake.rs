@@ -254,12 +254,12 @@ impl<'a> Data<'a> {
     }
 }
 
-fn array<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
+pub(super) fn array<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-fn invalid() -> io::Error {
+pub(super) fn invalid() -> io::Error {
     io::ErrorKind::InvalidData.into()
 }

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `protocol.rs` | numbers |
 //! | `handshake.rs` | options, until client and server agree |
+//! | `client.rs` | the same from the other side, for the kernel's client |
 //! | `request.rs` | bytes to commands, checked once |
 //! | `reply.rs` | results to bytes, the way to the client |
 //! | `session.rs` | one connection after the handshake |
@@ -19,6 +20,7 @@
 //!
 //! `Shared::connections` is a leaf.
 
+pub mod client;
 mod handshake;
 mod protocol;
 mod reply;
@@ -28,7 +30,7 @@ mod session;
 use std::collections::HashMap;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
@@ -51,6 +53,8 @@ pub struct Export {
     pub name: String,
     /// The device.
     pub device: Arc<dyn BlockDevice>,
+    /// Nobody comes once the last client has said that it leaves: then it is over.
+    pub ends: bool,
 }
 
 /// A server at work.
@@ -62,6 +66,7 @@ pub struct Server {
 struct Shared {
     export: Export,
     stop: Bell,
+    ended: Bell,
     /// Open connections by number, to be shut down, and the threads that serve them.
     connections: Mutex<HashMap<u64, Connection>>,
 }
@@ -82,6 +87,7 @@ pub fn serve(listener: OwnedFd, export: Export) -> io::Result<Server> {
     let shared = Arc::new(Shared {
         export,
         stop: Bell::new().map_err(io::Error::from)?,
+        ended: Bell::new().map_err(io::Error::from)?,
         connections: Mutex::default(),
     });
     let accepting = shared.clone();
@@ -94,6 +100,10 @@ pub fn serve(listener: OwnedFd, export: Export) -> io::Result<Server> {
 impl Serving for Server {
     /// Clients that connect from now on see the new size; the protocol has no way to tell others.
     fn grown(&self) {}
+
+    fn ended(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.export.ends.then(|| self.shared.ended.as_fd())
+    }
 
     fn end(self: Box<Self>) {
         self.shared.stop.ring();
@@ -146,19 +156,24 @@ impl Shared {
         let shared = self.clone();
         let thread = thread::Builder::new().name(format!("nbd-{number}")).spawn(move || {
             // However it ended, the connection is over, and the client sees that.
-            let _error = shared.converse(&stream);
+            let left = shared.converse(&stream).unwrap_or(false);
             let _ = stream.shutdown(Shutdown::Both);
-            shared.connections.lock().remove(&number);
+            let mut connections = shared.connections.lock();
+            connections.remove(&number);
+            if left && connections.is_empty() {
+                shared.ended.ring();
+            }
         })?;
         connections.insert(number, Connection { stream: kept, thread: Some(thread) });
         Ok(())
     }
 
-    fn converse(&self, stream: &UnixStream) -> io::Result<()> {
+    /// Serves a client; whether it said that it leaves.
+    fn converse(&self, stream: &UnixStream) -> io::Result<bool> {
         stream.set_read_timeout(Some(HANDSHAKE_TIME_MAX))?;
         stream.set_write_timeout(Some(HANDSHAKE_TIME_MAX))?;
         let Some(agreed) = handshake::negotiate(&mut &*stream, &self.export)? else {
-            return Ok(());
+            return Ok(false);
         };
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;

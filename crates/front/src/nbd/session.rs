@@ -68,9 +68,12 @@ struct Session<'a> {
     start: usize,
     end: usize,
     due: Due,
+    /// The client said that it leaves.
+    left: bool,
 }
 
-/// Serves requests until the client leaves or `stop` rings; what was taken in is answered.
+/// Serves requests until the client leaves or `stop` rings; what was taken in is answered. Whether
+/// the client said that it leaves.
 ///
 /// # Errors
 /// The stream's; `InvalidData` when the client does not speak the protocol.
@@ -79,7 +82,7 @@ pub(super) fn transmit(
     device: &Arc<dyn BlockDevice>,
     agreed: Agreed,
     stop: &Bell,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     let mut session = Session {
         stream,
         device,
@@ -90,6 +93,7 @@ pub(super) fn transmit(
         start: 0,
         end: 0,
         due: Due::Header,
+        left: false,
     };
     let mut open = true;
     while open || !session.work.is_idle() {
@@ -101,7 +105,7 @@ pub(super) fn transmit(
         let stop = open.then(|| stop.as_fd());
         session.work.wait(listens.then(|| stream.as_fd()), stop)?;
     }
-    Ok(())
+    Ok(session.left)
 }
 
 impl Session<'_> {
@@ -136,7 +140,10 @@ impl Session<'_> {
         self.start += HEADER_BYTES;
         let payload = header.payload().ok_or(io::ErrorKind::InvalidData)?;
         match header.check(&**self.device, self.agreed.allocation) {
-            Ok(Command::Disconnect) => return Ok(Input::Over),
+            Ok(Command::Disconnect) => {
+                self.left = true;
+                return Ok(Input::Over);
+            }
             Ok(Command::Write { fua }) => {
                 let buffer = self.work.buffer(payload);
                 self.due = Due::Payload { header, fua, buffer, filled: 0 };

@@ -11,7 +11,7 @@ use super::*;
 const SIZE: u64 = 1 << 20;
 
 fn export() -> Export {
-    Export { name: "disk".to_string(), device: Arc::new(RamDevice::new(SIZE / 512)) }
+    Export { name: "disk".to_string(), device: Arc::new(RamDevice::new(SIZE / 512)), ends: false }
 }
 
 /// A client's side, and the server's thread.
@@ -19,7 +19,8 @@ fn connect(export: Export) -> (UnixStream, thread::JoinHandle<io::Result<()>>) {
     let (ours, theirs) = UnixStream::pair().expect("pair");
     let server = thread::spawn(move || {
         let Some(agreed) = handshake::negotiate(&mut &theirs, &export)? else { return Ok(()) };
-        session::transmit(&theirs, &export.device, agreed, &Bell::new().map_err(io::Error::from)?)
+        let stop = Bell::new().map_err(io::Error::from)?;
+        session::transmit(&theirs, &export.device, agreed, &stop).map(drop)
     });
     (ours, server)
 }
@@ -174,4 +175,32 @@ fn a_server_ends_with_clients_that_do_nothing() {
     greet(&mut other);
     Box::new(server).end();
     assert_eq!(one.read(&mut [0; 16]).expect("end"), 0);
+}
+
+#[test]
+fn the_kernels_client_gets_size_and_flags_and_ends_the_server() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let server = serve(listener.into(), Export { ends: true, ..export() }).expect("serve");
+    let connections = [(); 2].map(|()| client::connect(&path).expect("connect"));
+    for connection in &connections {
+        assert_eq!(connection.size_bytes, SIZE);
+        let wanted = protocol::flag::SEND_FLUSH | protocol::flag::SEND_FUA;
+        assert_eq!(connection.flags & wanted, wanted);
+    }
+    let ended = |limit_ms: i64| {
+        let limit = rustix::event::Timespec { tv_sec: 0, tv_nsec: limit_ms * 1_000_000 };
+        let bell = server.ended().expect("it can end");
+        let mut fds = [PollFd::from_borrowed_fd(bell, PollFlags::IN)];
+        poll(&mut fds, Some(&limit)).expect("poll") == 1
+    };
+    let [mut first, mut last] = connections.map(|connection| connection.stream);
+    let leave = request(cmd::DISC, 0, 0, 0, 0);
+    first.write_all(&leave).expect("leave");
+    assert_eq!(first.read(&mut [0]).expect("end"), 0);
+    assert!(!ended(20), "there is another client");
+    last.write_all(&leave).expect("leave");
+    assert!((0..500).any(|_| ended(20)), "the last one has left");
+    Box::new(server).end();
 }

@@ -1,13 +1,18 @@
 //! The table of front ends: what each needs in each of the three processes.
 //!
-//! | step | process | `nbd`, `vhost-user` | `loop` |
-//! |---|---|---|---|
-//! | [`Door::open`] | the command | listens at the socket | mounts a file through FUSE |
-//! | [`serve`] | the engine | answers clients | answers the kernel |
-//! | [`engage`] | the command | nothing: the socket is the device | sets a loop device up |
-//! | [`grown`] | the command that resizes | nothing | tells the loop device |
-//! | [`disengage`] | the command that detaches | nothing | frees the loop device |
-//! | [`Door::remove`] | the keeper, at the end | removes the socket | nothing |
+//! | step | process | what |
+//! |---|---|---|
+//! | [`Door::open`] | the command | listens at a socket; mounts a file; makes a ublk device |
+//! | [`guard`] | the keeper | ublk: starts who stops the device when the keeper is killed |
+//! | [`open_own`] | the engine to be | ublk: opens the device |
+//! | [`serve`] | the engine | answers clients, or the kernel |
+//! | [`engage`] | the command | the socket is the device, or there is one now |
+//! | [`mend`] | the keeper | nbd of the kernel: connects again |
+//! | [`begin_recovery`], [`end_recovery`] | the keeper | ublk: tells the driver of a new engine |
+//! | [`may_grow`], [`grown`] | the command that resizes | tells the device |
+//! | [`disengage`] | the command that detaches | takes the device away |
+//! | [`Door::remove`] | the keeper, at the end | removes the socket, the ublk device |
+//! | [`forget`] | who clears up after a dead keeper | removes the ublk device |
 //!
 //! One more front end is one more arm in each of these functions.
 
@@ -23,14 +28,15 @@ use polylane_block::file::Files;
 use polylane_front::export::Serving;
 use polylane_front::export::file::{self, FileOptions};
 use polylane_front::fuse::Params;
-use polylane_front::{nbd, vhost_user};
-use polylane_sys::backing;
+use polylane_front::{nbd as nbd_server, ublk as ublk_server, vhost_user};
+use polylane_sys::{backing, nbd as nbd_client};
 use rustix::fs::Mode;
 
 use super::engine::EngineSpec;
-use super::record::Record;
-use super::{AttachOptions, Via};
-use crate::attach::loopdev::{self, FileMount};
+use super::loopdev::{self, FileMount};
+use super::message::Shape;
+use super::record::{self, Record};
+use super::{AttachOptions, Via, nbd, ublk};
 use crate::failure::{Failure, Result};
 use crate::volume::cache::CacheSpec;
 
@@ -40,7 +46,7 @@ const THREADS_MAX: usize = 4;
 /// What outlives an engine: the keeper holds it and hands it to one engine after the other.
 #[derive(Debug)]
 pub(super) struct Door {
-    /// A listening socket, or a FUSE device.
+    /// A listening socket, a FUSE device, the line to the ublk driver.
     pub(super) fd: OwnedFd,
     /// The socket's path.
     pub(super) socket: Option<PathBuf>,
@@ -48,20 +54,52 @@ pub(super) struct Door {
     pub(super) fuse: Option<Params>,
     /// The file that the kernel reads and writes without the engine.
     pub(super) backing: Option<u32>,
+    /// The line to the kernel's NBD client.
+    pub(super) links: Option<nbd_client::Client>,
+    /// A device of the ublk driver's.
+    pub(super) ublk: Option<ublk::Device>,
     /// The mount itself, which the command alone holds, and not for long.
     pub(super) mount: Option<OwnedFd>,
 }
 
+/// Where an attachment has its files, and under which name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    pub(super) dir: &'a Path,
+    pub(super) id: &'a str,
+}
+
 impl Door {
+    /// One of nothing but a descriptor.
+    fn of(fd: OwnedFd) -> Door {
+        let (socket, fuse, backing, links, ublk, mount) = (None, None, None, None, None, None);
+        Door { fd, socket, fuse, backing, links, ublk, mount }
+    }
+
     /// Opens the door that `via` needs to a volume on these files.
     pub(super) fn open(
         via: Via,
         options: &AttachOptions,
+        place: Place<'_>,
         files: &[Files],
         cache: &CacheSpec,
     ) -> Result<Door> {
         match via {
-            Via::Nbd | Via::VhostUser => Door::listen(via, options),
+            Via::Nbd | Via::VhostUser => {
+                let missing =
+                    || Failure::usage(format!("--via {via}: needs --socket PATH to listen at"));
+                Door::listen(options.socket.as_deref().ok_or_else(missing)?)
+            }
+            Via::NbdDevice => {
+                let links = Some(nbd::open()?);
+                let listening = Door::listen(&record::nbd_of(place.dir, place.id))?;
+                Ok(Door { links, ..listening })
+            }
+            Via::Ublk => {
+                let control = ublk::open()?;
+                let ublk = Some(ublk::make(&control, place.id, threads() as u16)?);
+                Ok(Door { ublk, ..Door::of(control) })
+            }
             Via::Loop => {
                 let mounted = loopdev::mount()?;
                 let backing = match options.record {
@@ -71,15 +109,13 @@ impl Door {
                 };
                 let FileMount { fuse, mount, params } = mounted;
                 let (fd, fuse, mount) = (fuse, Some(params), Some(mount));
-                Ok(Door { fd, socket: None, fuse, backing, mount })
+                Ok(Door { fuse, backing, mount, ..Door::of(fd) })
             }
         }
     }
 
     /// A UNIX stream socket for its owner alone.
-    fn listen(via: Via, options: &AttachOptions) -> Result<Door> {
-        let missing = || Failure::usage(format!("--via {via}: needs --socket PATH to listen at"));
-        let path = options.socket.as_deref().ok_or_else(missing)?;
+    fn listen(path: &Path) -> Result<Door> {
         let path = std::path::absolute(path)
             .map_err(|error| Failure::path(path, "listen there", error))?;
         let failed = |error| Failure::path(&path, "listen there", error);
@@ -90,7 +126,7 @@ impl Door {
         }
         rustix::process::umask(old);
         let fd = bound.map_err(failed)?.into();
-        Ok(Door { fd, socket: Some(path), fuse: None, backing: None, mount: None })
+        Ok(Door { socket: Some(path), ..Door::of(fd) })
     }
 
     /// Removes what has a name, and lets go of the volume.
@@ -100,6 +136,9 @@ impl Door {
         }
         if let Some(socket) = &self.socket {
             let _ = fs::remove_file(socket);
+        }
+        if let Some(made) = self.ublk {
+            ublk::remove(&self.fd, made);
         }
     }
 }
@@ -127,9 +166,14 @@ pub(super) fn serve(
 ) -> Result<Box<dyn Serving>> {
     let failed = |error: io::Error| Failure::because("engine", "serve the volume", error);
     match spec.via {
-        Via::Nbd => {
-            let export = nbd::Export { name: spec.name.clone(), device };
-            nbd::serve(door, export).map(boxed).map_err(failed)
+        Via::Nbd | Via::NbdDevice => {
+            let ends = spec.via == Via::NbdDevice;
+            let export = nbd_server::Export { name: spec.name.clone(), device, ends };
+            nbd_server::serve(door, export).map(boxed).map_err(failed)
+        }
+        Via::Ublk => {
+            let made = spec.ublk.ok_or_else(|| Failure::failed("engine: no device was made"))?;
+            ublk_server::serve(door, &device, made.geometry()).map(boxed).map_err(failed)
         }
         Via::VhostUser => {
             let queues = threads() as u16;
@@ -166,9 +210,21 @@ pub(super) fn engage(
     via: Via,
     id: &str,
     door: &Door,
+    shape: Shape,
     mut record: impl FnMut(&Path) -> Result<()>,
 ) -> Result<PathBuf> {
     match via {
+        Via::NbdDevice => {
+            let missing = || Failure::failed("attachment: no line to the kernel");
+            let client = door.links.as_ref().ok_or_else(missing)?;
+            let socket = door.socket.as_deref().unwrap_or(Path::new(""));
+            nbd::engage(client, id, socket, threads(), record)
+        }
+        Via::Ublk => {
+            let made = door.ublk;
+            let made = made.ok_or_else(|| Failure::failed("attachment: no device was made"))?;
+            ublk::engage(door, made, shape, record)
+        }
         Via::Loop => {
             let mount = door.mount.as_ref();
             let mount = mount.ok_or_else(|| Failure::failed("attachment: no mount was made"))?;
@@ -189,7 +245,65 @@ pub(super) fn engage(
 pub(super) fn disengage(record: &Record) -> Result<()> {
     match record.via {
         Via::Nbd | Via::VhostUser => Ok(()),
+        Via::NbdDevice => nbd::disengage(record),
+        Via::Ublk => ublk::disengage(record),
         Via::Loop => loopdev::disengage(record),
+    }
+}
+
+/// In the command that clears up after a keeper that is dead: removes what it would have.
+pub(super) fn forget(record: &Record) {
+    if record.via == Via::Ublk {
+        ublk::forget(record);
+    }
+}
+
+/// In the keeper, once an engine serves: has somebody see to the device when the keeper is killed.
+pub(super) fn guard(door: &Door, id: &str) -> Result<()> {
+    door.ublk.map_or(Ok(()), |made| ublk::guard(door, made, id))
+}
+
+/// In an engine to be: what only it may open.
+pub(super) fn open_own(door: &Door) -> rustix::io::Result<Option<OwnedFd>> {
+    door.ublk.map(ublk::Device::open).transpose()
+}
+
+/// In the keeper, when the command is gone that makes the device: whether there may be one, which
+/// has to be taken away. The end of that shows at the door.
+pub(super) fn is_engaged(record: &Record) -> bool {
+    match record.via {
+        Via::Nbd | Via::VhostUser => false,
+        Via::NbdDevice => nbd::is_engaged(record),
+        Via::Loop | Via::Ublk => record.device.is_some(),
+    }
+}
+
+/// In the keeper: gives the device a connection for each that it has lost.
+pub(super) fn mend(door: &Door, record: &Record) -> Result<()> {
+    match (&door.links, &door.socket) {
+        (Some(client), Some(socket)) => nbd::mend(client, record, socket),
+        _ => Ok(()),
+    }
+}
+
+/// In the keeper, when an engine has died.
+pub(super) fn begin_recovery(door: &Door) -> Result<()> {
+    door.ublk.map_or(Ok(()), |made| ublk::begin_recovery(door, made))
+}
+
+/// In the keeper, when the engine after that serves.
+pub(super) fn end_recovery(door: &Door, shape: Shape) -> Result<()> {
+    door.ublk.map_or(Ok(()), |made| ublk::end_recovery(door, made, shape.pid))
+}
+
+/// In the command that resizes, before it does: whether the device could follow.
+///
+/// # Errors
+/// It could not.
+pub(super) fn may_grow(record: &Record) -> Result<()> {
+    match record.via {
+        Via::Ublk => ublk::may_grow(record),
+        _ => Ok(()),
     }
 }
 
@@ -197,6 +311,8 @@ pub(super) fn disengage(record: &Record) -> Result<()> {
 pub(super) fn grown(record: &Record) -> Result<()> {
     match record.via {
         Via::Nbd | Via::VhostUser => Ok(()),
+        Via::NbdDevice => nbd::grown(record),
+        Via::Ublk => ublk::grown(record),
         Via::Loop => loopdev::grown(record),
     }
 }

@@ -21,8 +21,8 @@ use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
 
-use super::message::{FromEngine, ToEngine};
-use super::{Via, arm};
+use super::message::{FromEngine, Shape, ToEngine};
+use super::{Via, arm, ublk};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::wait_either;
 use crate::link::Link;
@@ -60,6 +60,8 @@ pub(super) struct EngineSpec {
     pub(super) fuse: Option<Params>,
     /// The kernel reads and writes the volume's file itself; its number at the mount.
     pub(super) backing: Option<u32>,
+    /// The device that it serves, of the ublk driver.
+    pub(super) ublk: Option<ublk::Device>,
     /// How the volume is cached.
     pub(super) cache: CacheSpec,
     /// How it is translated.
@@ -75,7 +77,7 @@ pub(super) struct EngineSpec {
 pub struct EngineFds {
     /// The specification, a sealed memfd.
     pub spec: RawFd,
-    /// What the front end serves: a FUSE device, a listening socket.
+    /// What the front end serves: a FUSE or ublk device, a listening socket.
     pub door: RawFd,
     /// The line to the keeper.
     pub control: RawFd,
@@ -185,7 +187,13 @@ fn harden() -> Result<()> {
 
 /// Answers the keeper until it wants the end or is gone itself.
 fn serve(mut engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
-    if control.send(&FromEngine::Ready(warnings), &[]).is_err() {
+    let device = engine.volume.device();
+    let shape = Shape {
+        pid: std::process::id(),
+        sectors: device.sector_count(),
+        read_only: device.read_only(),
+    };
+    if control.send(&FromEngine::Ready(shape, warnings), &[]).is_err() {
         return FAILED;
     }
     let (mut told, mut journals) = (false, engine.journals());

@@ -24,7 +24,7 @@ use rustix::fs::{Mode, OFlags};
 
 use super::arm::{self, Door};
 use super::engine::EngineSpec;
-use super::message::{FromEngine, FromKeeper, ToEngine, ToKeeper};
+use super::message::{FromEngine, FromKeeper, Shape, ToEngine, ToKeeper};
 use super::record::{self, Record};
 use crate::build::Handed;
 use crate::copying::Copies;
@@ -75,6 +75,7 @@ pub(super) struct Keeper {
 struct Engine {
     link: Link,
     process: Process,
+    shape: Shape,
     /// Where it saw journals, if it said so since it was asked for something.
     journals: RefCell<Option<Vec<(u64, u64)>>>,
     /// Other answers that came before those that were waited for.
@@ -93,6 +94,8 @@ enum Event {
     Copier,
     /// The command that makes the attachment says something, or is gone.
     Maker,
+    /// The device has lost a connection to the engine.
+    Lost,
     /// A signal.
     Signal,
 }
@@ -157,8 +160,9 @@ impl Keeper {
             .map_err(|error| Failure::path(&path, "listen there", error))?;
         self.record.store(&self.dir)?;
         let engine = self.start_engine()?;
+        arm::guard(&self.door, &self.record.id)?;
         maker
-            .send(&FromKeeper::Serving, &[])
+            .send(&FromKeeper::Serving(engine.shape), &[])
             .map_err(|error| Failure::because("attachment", "talk to its maker", error))?;
         Ok((engine, listener, signals))
     }
@@ -208,13 +212,17 @@ impl Keeper {
                         None
                     }
                     // What it engaged may still be mounted, in namespaces that go with it.
-                    Heard::Gone if self.record.device.is_some() && self.door.fuse.is_some() => {
+                    Heard::Gone if arm::is_engaged(&self.record) => {
                         self.write_to_log();
                         maker = None;
                         self.release().err()
                     }
                     Heard::Gone => return self.shut_down(engine, listener, None),
                 },
+                Event::Lost => {
+                    arm::mend(&self.door, &self.record).err().into_iter().for_each(say);
+                    None
+                }
                 Event::Client => match self.hear_client(&engine, listener) {
                     Some(client) => return self.shut_down(engine, listener, Some(client)),
                     None => None,
@@ -242,6 +250,7 @@ impl Keeper {
                 return Event::Engine;
             }
             let (process, copier) = (engine.process.as_fd(), self.copies.as_fd());
+            let links = self.door.links.as_ref().map(AsFd::as_fd);
             let mut fds = [
                 process,
                 engine.link.as_fd(),
@@ -249,6 +258,7 @@ impl Keeper {
                 signals.as_fd(),
                 maker.map_or(process, AsFd::as_fd),
                 copier.unwrap_or(process),
+                links.unwrap_or(process),
             ]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             if poll(&mut fds, None).is_err() {
@@ -261,6 +271,7 @@ impl Keeper {
                 () if is(3) && matches!(signals.next(), Ok(Some(_))) => return Event::Signal,
                 () if maker.is_some() && is(4) => return Event::Maker,
                 () if copier.is_some() && is(5) => return Event::Copier,
+                () if links.is_some() && is(6) => return Event::Lost,
                 () if is(2) => return Event::Client,
                 () => {}
             }
@@ -378,8 +389,9 @@ impl Keeper {
         }
         say(format_args!("{name}: its engine {}: starting it again", supervise::how(ended)));
         self.spec.incarnation = self.spec.incarnation.checked_add(1).ok_or_else(too_often)?;
+        arm::begin_recovery(&self.door)?;
         *engine = self.start_engine()?;
-        Ok(())
+        arm::end_recovery(&self.door, engine.shape)
     }
 
     /// Starts an engine and waits until it serves.
@@ -387,16 +399,15 @@ impl Keeper {
         let failed = |error: std::io::Error| Failure::because("engine", "start it", error);
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
         let spec = spec::seal(&self.spec)?;
-        let mut fds = vec![
-            ("--spec", spec.as_fd()),
-            ("--door", self.door.as_fd()),
-            ("--control", other.as_fd()),
-        ];
-        fds.extend(self.handed.options());
-        fds.extend(self.trace.iter().map(|trace| ("--record", trace.as_fd())));
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
             Fork::Child => {
                 self.write_to_log();
+                let Ok(own) = arm::open_own(&self.door) else { ns::exit_now(1) };
+                let door = own.as_ref().map_or(self.door.as_fd(), AsFd::as_fd);
+                let mut fds =
+                    vec![("--spec", spec.as_fd()), ("--door", door), ("--control", other.as_fd())];
+                fds.extend(self.handed.options());
+                fds.extend(self.trace.iter().map(|trace| ("--record", trace.as_fd())));
                 supervise::execute(None, "engine", &self.spec.name, &fds)
             }
             Fork::Parent(child) => Process::new(child),
@@ -406,10 +417,10 @@ impl Keeper {
             return Err(Failure::failed("engine: it does not start"));
         }
         match link.receive::<FromEngine>() {
-            Ok(Some((FromEngine::Ready(warnings), _))) => {
+            Ok(Some((FromEngine::Ready(shape, warnings), _))) => {
                 warnings.iter().filter(|_| self.spec.incarnation == 0).for_each(say);
                 let (journals, early) = (RefCell::default(), RefCell::default());
-                Ok(Engine { link, process, journals, early })
+                Ok(Engine { link, process, shape, journals, early })
             }
             Ok(Some((FromEngine::Failed(line), _))) => Err(Failure::failed(line)),
             _ => Err(Failure::failed("engine: it ended before it was ready")),

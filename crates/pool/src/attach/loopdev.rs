@@ -18,6 +18,7 @@ use polylane_sys::{backing, loopdev};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags};
 use rustix::mount::MountAttrFlags;
 
+use super::device;
 use super::record::Record;
 use crate::failure::{Failure, Result};
 use crate::init;
@@ -32,10 +33,6 @@ const INIT_TIME_MAX_S: u32 = 10;
 
 /// Free devices that somebody else may take before we do.
 const TRIES_MAX: usize = 64;
-
-/// How long a device that is mounted nowhere may stay in use: other mount namespaces may have
-/// copies of a mount that was just taken off here, and let go of them when they end.
-const BUSY_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long a loop device may take to let go of its file once it was told to: a program that looks
 /// at every new device may have it open for a moment.
@@ -149,7 +146,7 @@ pub(super) fn disengage(record: &Record) -> Result<()> {
         // It went by itself, or never came; the number may be somebody else's by now.
         return Ok(());
     }
-    let device = exclusively(path)?;
+    let device = device::exclusively(path)?;
     // Of an engine that is dead for good nothing can be had any more; whoever lost data was told.
     let _ = rustix::fs::fsync(&device);
     loopdev::clear(&device).map_err(|error| Failure::path(path, "take the volume off", error))?;
@@ -165,40 +162,6 @@ pub(super) fn disengage(record: &Record) -> Result<()> {
             path.display()
         ))),
     }
-}
-
-/// Opens a device that nobody has mounted. A file system that was just unmounted, or is so in some
-/// other mount namespace, may take a moment to let go of it.
-fn exclusively(path: &Path) -> Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
-    let start = Instant::now();
-    loop {
-        match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(device) => return Ok(device),
-            Err(rustix::io::Errno::BUSY)
-                if !is_mounted(path) && start.elapsed() < BUSY_TIME_MAX =>
-            {
-                thread::sleep(Duration::from_millis(20));
-            }
-            Err(rustix::io::Errno::BUSY) => {
-                return Err(Failure::failed(format!(
-                    "{}: is in use: unmount it first",
-                    path.display()
-                )));
-            }
-            Err(error) => return Err(Failure::path(path, "open it", error)),
-        }
-    }
-}
-
-/// Whether a device is mounted as far as this process sees.
-fn is_mounted(path: &Path) -> bool {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let source = |line: &str| {
-        let (_, after) = line.split_once(" - ")?;
-        after.split(' ').nth(1).map(|source| Path::new(source) == path)
-    };
-    mounts.lines().any(|line| source(line) == Some(true))
 }
 
 /// Whether a loop device lies on the file of an attachment. The device itself would ask whoever

@@ -7,6 +7,17 @@ use serde::{Deserialize, Serialize};
 use crate::copying::Target;
 use crate::volume::held::{Answer, Ask};
 
+/// What an engine serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Shape {
+    /// The engine's process.
+    pub(super) pid: u32,
+    /// Size in sectors of 512 bytes.
+    pub(super) sectors: u64,
+    /// Writes fail.
+    pub(super) read_only: bool,
+}
+
 /// What a command tells a keeper. The one that makes an attachment says the first two.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum ToKeeper {
@@ -28,7 +39,7 @@ pub(super) enum ToKeeper {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) enum FromKeeper {
     /// The engine serves. Unasked, to the command that makes the attachment.
-    Serving,
+    Serving(Shape),
     /// That was done. Comes with what the command needs to go on, for a `Grow`.
     Done,
     /// It was not; one line says why.
@@ -53,8 +64,8 @@ pub(super) enum ToEngine {
 /// What an engine answers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) enum FromEngine {
-    /// It serves, with these warnings.
-    Ready(Vec<String>),
+    /// It serves this, with these warnings.
+    Ready(Shape, Vec<String>),
     /// It could not start; the keeper says this line for it.
     Failed(String),
     /// The device has its new size, or the errno why not.

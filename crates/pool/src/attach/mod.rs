@@ -5,18 +5,24 @@
 //! |---|---|
 //! | `mod.rs` | the commands: attach, detach, list |
 //! | `arm.rs` | the table of front ends |
+//! | `ublk.rs` | a device of the ublk driver's |
+//! | `nbd.rs` | a device of the kernel's NBD client |
 //! | `loopdev.rs` | a FUSE mount that is one file, under a loop device |
+//! | `device.rs` | what these have in common |
 //! | `keeper.rs` | the process that holds door and volume, and starts engines |
 //! | `engine.rs` | the process that serves |
 //! | `message.rs` | what these say to each other |
 //! | `record.rs` | what is known of attachments in the state directory |
 
 mod arm;
+mod device;
 pub mod engine;
 mod keeper;
 mod loopdev;
 mod message;
+mod nbd;
 mod record;
+mod ublk;
 
 use std::fmt;
 use std::fs;
@@ -36,7 +42,7 @@ use crate::names::PoolName;
 use crate::volume;
 use crate::volume::SetOptions;
 use crate::volume::stack::Stack;
-use arm::Door;
+use arm::{Door, Place};
 use engine::EngineSpec;
 use keeper::Keeper;
 use message::{FromKeeper, ToKeeper};
@@ -58,7 +64,11 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(40);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Via {
-    /// An NBD server at a UNIX socket.
+    /// A block device of the kernel's ublk driver.
+    Ublk,
+    /// A block device of the kernel's NBD client.
+    NbdDevice,
+    /// An NBD server at a UNIX socket; without one, [`NbdDevice`](Via::NbdDevice) is meant.
     Nbd,
     /// A loop device on a file that FUSE makes of the volume.
     Loop,
@@ -69,14 +79,15 @@ pub enum Via {
 impl Via {
     /// Whether only this host's kernel writes to the volume, on behalf of root.
     fn is_kernels(self) -> bool {
-        matches!(self, Via::Loop)
+        matches!(self, Via::Ublk | Via::NbdDevice | Via::Loop)
     }
 }
 
 impl fmt::Display for Via {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Via::Nbd => "nbd",
+            Via::Ublk => "ublk",
+            Via::NbdDevice | Via::Nbd => "nbd",
             Via::Loop => "loop",
             Via::VhostUser => "vhost-user",
         })
@@ -174,6 +185,7 @@ fn make(options: &AttachOptions) -> Result<Made> {
     let path = fs::canonicalize(&options.volume)
         .map_err(|error| Failure::path(&options.volume, "open it", error))?;
     let via = match options.via {
+        Some(Via::Nbd) if options.socket.is_none() => Via::NbdDevice,
         Some(via) => via,
         None => best(options)?,
     };
@@ -192,9 +204,10 @@ fn make(options: &AttachOptions) -> Result<Made> {
     let trace = options.record.as_deref().map(create_trace).transpose()?;
     // The file of a bypass volume holds none of it: the kernel cannot serve it by itself.
     let whole = if bypass.is_some() { &[][..] } else { &handed.volume[..] };
-    let door = Door::open(via, options, whole, &cache)?;
     let id = fresh_id()?;
     let lock = PoolName::take(&dir, &id)?;
+    let place = Place { dir: &dir, id: &id };
+    let door = Door::open(via, options, place, whole, &cache)?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let record = Record { id: id.clone(), volume: path, via, device: None, pid: 0 };
     let keeper = Keeper {
@@ -205,6 +218,7 @@ fn make(options: &AttachOptions) -> Result<Made> {
             id: id.clone(),
             fuse: door.fuse,
             backing: door.backing,
+            ublk: door.ublk,
             cache,
             translation,
             journals,
@@ -231,23 +245,34 @@ fn create_trace(path: &Path) -> Result<OwnedFd> {
 
 /// The maker's side of a new attachment: its device.
 fn engage(via: Via, id: &str, link: &Link, door: Door) -> Result<PathBuf> {
-    expect(link, &FromKeeper::Serving)?;
-    arm::engage(via, id, &door, |device| tell(link, &ToKeeper::Engaging(device.to_path_buf())))
+    let shape = match answer(link)? {
+        FromKeeper::Serving(shape) => shape,
+        other => return Err(unexpected(&other)),
+    };
+    let record = |device: &Path| tell(link, &ToKeeper::Engaging(device.to_path_buf()));
+    arm::engage(via, id, &door, shape, record)
 }
 
 /// Says something to a keeper that it answers with `Done`.
 fn tell(link: &Link, message: &ToKeeper) -> Result<()> {
     link.send(message, &[])
         .map_err(|error| Failure::because("attachment", "talk to its keeper", error))?;
-    expect(link, &FromKeeper::Done)
+    match answer(link)? {
+        FromKeeper::Done => Ok(()),
+        other => Err(unexpected(&other)),
+    }
 }
 
-fn expect(link: &Link, wanted: &FromKeeper) -> Result<()> {
+fn answer(link: &Link) -> Result<FromKeeper> {
     match link.receive::<FromKeeper>() {
-        Ok(Some((answer, _))) if answer == *wanted => Ok(()),
         Ok(Some((FromKeeper::Failed(line), _))) => Err(Failure::failed(line)),
+        Ok(Some((answer, _))) => Ok(answer),
         _ => Err(Failure::failed("attachment: its keeper ended before the device was there")),
     }
+}
+
+fn unexpected(answer: &FromKeeper) -> Failure {
+    Failure::failed(format!("attachment: its keeper answered {answer:?}"))
 }
 
 /// Grows an attached volume, if this is one: its file, and the device under whoever uses it. The
@@ -260,6 +285,7 @@ pub(crate) fn resize(volume: &Path, size: u64) -> Result<Option<()>> {
     let Some(record) = record::all(&dir).into_iter().find(|record| record.is(volume)) else {
         return Ok(None);
     };
+    arm::may_grow(&record)?;
     match keeper::ask(&dir, &record.id, &ToKeeper::Grow(size), ANSWER_TIME_MAX) {
         Some(FromKeeper::Done) => arm::grown(&record).map(Some),
         Some(FromKeeper::Failed(line)) => Err(Failure::failed(line)),
@@ -279,26 +305,47 @@ pub(crate) fn copier(volume: &Path, target: Target) -> Option<Link> {
 
 /// The best front end of this host: a block device of the kernel's, unless a socket is asked for.
 fn best(options: &AttachOptions) -> Result<Via> {
-    match (&options.socket, host_lacks()) {
+    match (&options.socket, choice()) {
         (Some(_), _) => Ok(Via::Nbd),
-        (None, None) => Ok(Via::Loop),
-        (None, Some(why)) => Err(Failure::failed(format!(
+        (None, Ok(via)) => Ok(via),
+        (None, Err(why)) => Err(Failure::failed(format!(
             "{}: no block device can be made of it here ({why}): use --via nbd --socket PATH",
             options.volume.display()
         ))),
     }
 }
 
-/// What the host lacks for block devices of the kernel's; `None` when it has all.
-pub(crate) fn host_lacks() -> Option<String> {
+/// The front ends that make block devices of the kernel's, best first.
+const DEVICES: [Via; 3] = [Via::Ublk, Via::NbdDevice, Via::Loop];
+
+/// The best front end that makes block devices here; what the last one lacks.
+pub(crate) fn choice() -> Result<Via, String> {
+    let mut why = None;
+    for via in DEVICES {
+        why = lacks(via);
+        if why.is_none() {
+            return Ok(via);
+        }
+    }
+    Err(why.unwrap_or_default())
+}
+
+/// What the host lacks for a front end that makes block devices; `None` when it has all.
+pub(crate) fn lacks(via: Via) -> Option<String> {
     use rustix::fs::{Mode, OFlags};
     if crate::run::rootless().is_some() {
-        return Some("only root can set loop devices up".to_string());
+        return Some("only root can make block devices".to_string());
     }
-    [loopdev::CONTROL, crate::init::FUSE_DEVICE].into_iter().find_map(|path| {
+    let opens = |path: &str| {
         let opened = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         opened.err().map(|error| format!("{path}: {}", crate::failure::plain(&error.into())))
-    })
+    };
+    match via {
+        Via::Ublk => ublk::open().err().map(|failure| failure.line),
+        Via::NbdDevice => nbd::open().err().map(|failure| failure.line),
+        Via::Loop => [loopdev::CONTROL, crate::init::FUSE_DEVICE].into_iter().find_map(opens),
+        Via::Nbd | Via::VhostUser => None,
+    }
 }
 
 /// 16 hexadecimal digits that are never given twice.
@@ -329,6 +376,7 @@ fn clear_stale(dir: &Path, volume: &Path) -> Result<bool> {
     for record in record::all(dir).iter().filter(|record| record.volume == volume) {
         if let Ok(Some(lock)) = PoolName::take_over(dir, &record.id) {
             arm::disengage(record)?;
+            arm::forget(record);
             record.remove(dir, &lock);
             cleared = true;
         }
@@ -361,6 +409,7 @@ fn end(dir: &Path, record: &Record) -> Result<()> {
     loop {
         match PoolName::take_over(dir, &record.id) {
             Ok(Some(lock)) => {
+                arm::forget(record);
                 record.remove(dir, &lock);
                 return Ok(());
             }

@@ -5,6 +5,7 @@
 //! | `ID.json` | the [`Record`], replaced as a whole |
 //! | `ID.lock` | held by the attachment's keeper, so that a record whose keeper is dead is known |
 //! | `ID.sock` | where the keeper listens |
+//! | `ID.nbd` | where the engine listens for the kernel's NBD client |
 //! | `ID.log` | what keeper and engines had to say |
 //!
 //! ID is 16 hexadecimal digits that are never given twice. Every user has a directory of their own.
@@ -65,6 +66,11 @@ pub(super) fn socket_of(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.sock"))
 }
 
+/// Where the engine of an attachment listens for the kernel's NBD client.
+pub(super) fn nbd_of(dir: &Path, id: &str) -> PathBuf {
+    dir.join(format!("{id}.nbd"))
+}
+
 /// What keeper and engines say, as long as the attachment lives.
 pub(super) fn log_of(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.log"))
@@ -86,6 +92,7 @@ impl Record {
     pub(super) fn remove(&self, dir: &Path, lock: &PoolName) {
         let _ = fs::remove_file(path_of(dir, &self.id));
         let _ = fs::remove_file(log_of(dir, &self.id));
+        let _ = fs::remove_file(nbd_of(dir, &self.id));
         lock.remove_files();
     }
 

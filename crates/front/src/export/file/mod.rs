@@ -35,7 +35,7 @@ use polylane_base::sync::{Arc, thread};
 use polylane_block::BlockDevice;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::{Bell, Serving};
+use super::{Bell, RingAtEnd, Serving};
 use crate::fuse::Params;
 use crate::fuse::reply::Device;
 pub use init::negotiate;
@@ -100,15 +100,6 @@ pub fn serve(
         server.threads.push(thread);
     }
     Ok(server)
-}
-
-/// Rings when it is dropped.
-struct RingAtEnd(Bell);
-
-impl Drop for RingAtEnd {
-    fn drop(&mut self) {
-        self.0.ring();
-    }
 }
 
 impl Serving for FileServer {
