@@ -8,9 +8,9 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use polylane_base::{Errno, Result};
-use rustix::net::netlink::GENERIC;
+use rustix::net::netlink::{GENERIC, SocketAddrNetlink};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
 };
 
 /// A device of these is free to take: `/dev/nbdN`.
@@ -200,9 +200,12 @@ impl AsFd for Client {
     }
 }
 
+/// A socket with an address of the kernel's choice: one without is told nothing.
 fn generic() -> Result<OwnedFd> {
     let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
-    socket_with(family, SocketType::RAW, flags, Some(GENERIC)).map_err(errno)
+    let socket = socket_with(family, SocketType::RAW, flags, Some(GENERIC)).map_err(errno)?;
+    bind(&socket, &SocketAddrNetlink::new(0, 0)).map_err(errno)?;
+    Ok(socket)
 }
 
 fn errno(error: rustix::io::Errno) -> Errno {
