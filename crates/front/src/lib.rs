@@ -2,8 +2,8 @@
 //!
 //! Each folder speaks one protocol: it checks what comes in once, charges the tenant and calls the
 //! [`Vfs`](polylane_vfs::Vfs) ([`fuse`], [`shm`]), or hands requests to a
-//! [device](polylane_block::BlockDevice) ([`nbd`], [`export`], [`ublk`], [`vhost_user`]). What front
-//! ends of one lane must know of each other is in [`lane`].
+//! [device](polylane_block::BlockDevice) ([`nbd`], [`export`], [`ublk`], [`vhost_user`]). What
+//! front ends of one lane must know of each other is in [`lane`].
 #![forbid(unsafe_code)]
 
 pub mod beat;
