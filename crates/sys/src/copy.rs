@@ -83,10 +83,25 @@ pub(crate) unsafe fn raw_zero(to: *mut u8, len: usize) {
     unsafe { to.write_bytes(0, len) }
 }
 
+/// What any memcpy copies by vector instructions. From 2112 bytes on glibc's uses `rep movsb` on
+/// CPUs that are said to be fast at it; where the target does not begin a cache line, whatever
+/// comes after such a copy waits for it: a read of 4 KiB takes 147 ns, not 70 (Xeon, AVX-512).
+const PIECE: usize = 2048;
+
+/// Longer copies are worth that wait.
+const PIECED_MAX: usize = 4 * PIECE;
+
 #[inline(never)]
 unsafe fn plain(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: the caller's contract.
-    unsafe { to.copy_from_nonoverlapping(from, len) }
+    let pieced = len > PIECE && len <= PIECED_MAX && !(to as usize).is_multiple_of(LINE);
+    let mut done = 0;
+    while pieced && len - done > PIECE {
+        // SAFETY: the caller's contract; the piece ends before `len`.
+        unsafe { to.add(done).copy_from_nonoverlapping(from.add(done), PIECE) };
+        done += PIECE;
+    }
+    // SAFETY: the caller's contract; what is left.
+    unsafe { to.add(done).copy_from_nonoverlapping(from.add(done), len - done) }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -111,7 +126,6 @@ unsafe fn streaming(to: *mut u8, from: *const u8, len: usize) {
 }
 
 /// Bytes of a cache line.
-#[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 /// Lines prefetched before the first store.
 #[cfg(target_arch = "x86_64")]
@@ -176,7 +190,8 @@ mod tests {
     fn methods_agree_with_the_plain_loop() {
         let mut rng = Rng::new(1);
         for round in 0..3000 {
-            let len = rng.below(if round % 10 == 0 { 70_000 } else { 700 }) as usize;
+            let most = [70_000, 9000, 700, 700, 700][round % 5];
+            let len = rng.below(most) as usize;
             let (skip_from, skip_to) = (rng.below(70) as usize, rng.below(70) as usize);
             let from: Vec<u8> = (0..len + 70).map(|_| rng.next_u64() as u8).collect();
             for method in Method::ALL {
