@@ -7,20 +7,9 @@
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-
-#[path = "../../crates/front/tests/fuzz_kit/mod.rs"]
-#[allow(dead_code)]
-mod fuzz_kit;
-#[path = "../../crates/front/tests/fuse/kernel.rs"]
-#[allow(dead_code)]
-mod kernel;
-#[path = "../../crates/front/tests/shm_kit/mod.rs"]
-#[allow(dead_code)]
-mod shm_kit;
-
-use fuzz_kit::channel::Ground;
+use polylane_fuzz::fuzz_kit::channel::{self, Ground};
 
 fuzz_target!(|input: &[u8]| {
     static GROUND: OnceLock<Ground> = OnceLock::new();
-    fuzz_kit::channel::play(GROUND.get_or_init(Ground::new), input);
+    channel::play(GROUND.get_or_init(Ground::new), input);
 });

@@ -5,16 +5,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-
-#[path = "../../crates/front/tests/fuzz_kit/mod.rs"]
-#[allow(dead_code)]
-mod fuzz_kit;
-#[path = "../../crates/front/tests/fuse/kernel.rs"]
-#[allow(dead_code)]
-mod kernel;
-#[path = "../../crates/front/tests/shm_kit/mod.rs"]
-#[allow(dead_code)]
-mod shm_kit;
+use polylane_fuzz::fuzz_kit;
 
 fuzz_target!(|input: &[u8]| {
     let _done = fuzz_kit::fuse::play(input);

@@ -2,9 +2,9 @@
 //!
 //! The input is a list of changes to a sound image (made by mke2fs at the start, with a tree of
 //! everything in it): `{block: u16, offset: u16, how: u8, value: u32}` each, nine bytes,
-//! little-endian. `how & 3`: how many bytes of `value` are stored, less one; `how & 4`: the block
-//! is sealed again with a right checksum where it is the superblock, a group descriptor's or an
-//! inode's.
+//! little-endian; what the last one lacks is 0. `how & 3`: how many bytes of `value` are stored,
+//! less one; `how & 4`: where the block is the superblock's it is sealed again with a right
+//! checksum.
 //!
 //! # Oracle
 //!
@@ -99,7 +99,10 @@ fn furnish(fs: &Ext4) -> polylane_base::Result<()> {
 
 /// Applies the input's changes.
 fn damage(image: &mut [u8], input: &[u8]) {
-    for change in input.chunks_exact(9).take(32) {
+    for given in input.chunks(9).take(32) {
+        // A short one goes on with zeros, so that every input but the empty one is a change.
+        let mut change = [0; 9];
+        change[..given.len()].copy_from_slice(given);
         let word = |at: usize| usize::from(u16::from_le_bytes([change[at], change[at + 1]]));
         let block = word(0) % (IMAGE_BYTES / BLOCK) * BLOCK;
         let at = word(2) % (BLOCK - 4);

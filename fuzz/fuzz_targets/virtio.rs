@@ -14,13 +14,8 @@
 use std::sync::OnceLock;
 
 use libfuzzer_sys::fuzz_target;
-
-#[path = "../../crates/front/tests/virtio_kit/mod.rs"]
-#[allow(dead_code)]
-mod virtio_kit;
-
-use virtio_kit::hostile::{self, Secret};
-use virtio_kit::{House, count_panics};
+use polylane_fuzz::virtio_kit::hostile::{self, Secret};
+use polylane_fuzz::virtio_kit::{House, count_panics};
 
 fuzz_target!(|input: &[u8]| {
     static PLACE: OnceLock<(House, Secret)> = OnceLock::new();

@@ -12,6 +12,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::{fuzz, target_dir};
+
 /// Begins the name of a part that runs a fuzz target, which follows.
 const FUZZ: &str = "fuzz-";
 
@@ -36,11 +38,8 @@ fn parts(seconds: u64) -> Vec<Part> {
     let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
     let fuzz = |name: &'static str| {
         let target = name.strip_prefix(FUZZ).unwrap_or(name);
-        let command = format!(
-            "cargo fuzz run --sanitizer none {target} -- -max_total_time={seconds} -timeout=30 \
-             -rss_limit_mb=2048 -print_final_stats=1"
-        );
-        Part { name, command: words(&command), env: vec![], repeat_seconds: 0 }
+        let command = fuzz::command(&target_dir(), target, seconds);
+        Part { name, command, env: vec![], repeat_seconds: 0 }
     };
     let full = || ("POLYLANE_CRASH", "full".to_string());
     let seconds_each = ("POLYLANE_CRASH_SECONDS", seconds.to_string());
@@ -115,7 +114,12 @@ impl Part {
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let path = folder.join(format!("campaign-{}.txt", self.name));
         let mut file = File::create(&path).with_context(|| path.display().to_string())?;
-        writeln!(file, "{}", self.command.join(" "))?;
+        if let Some(target) = self.name.strip_prefix(FUZZ) {
+            fuzz::prepare(root, &target_dir(), target)?;
+        }
+        // Where things are on this machine is nobody's business.
+        let shown = self.command.join(" ").replace(&*target_dir().to_string_lossy(), "target");
+        writeln!(file, "{shown}")?;
         for (name, value) in &self.env {
             writeln!(file, "{name}={}", std::env::var(name).unwrap_or(value.clone()))?;
         }
@@ -141,13 +145,11 @@ impl Part {
 
     /// One run of the command, its words added to `file`. Whether it succeeded.
     fn once(&self, root: &Path, file: &mut File) -> Result<bool> {
-        let folder =
-            if self.name.starts_with(FUZZ) { root.join("fuzz") } else { root.to_path_buf() };
         let (program, arguments) = self.command.split_first().context("a command")?;
         let mut child = Command::new(program)
             .args(arguments)
             .envs(self.env.iter().filter(|(name, _)| std::env::var_os(name).is_none()).cloned())
-            .current_dir(folder)
+            .current_dir(root)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(file.try_clone()?)

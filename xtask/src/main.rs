@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 
 mod apps;
 mod campaign;
+mod fuzz;
 mod guest;
 mod lexer;
 mod limit;
@@ -33,7 +34,9 @@ const USAGE: &str = "usage: cargo xtask TASK
   loom    queues and the page of shares under every interleaving (bounds are stated in the tests)
   crash   power cuts, failing media and damaged images; with --full all of docs/design/crash.md,
           which takes hours (POLYLANE_CRASH_SECONDS, POLYLANE_CORRUPT_IMAGES: how long, how many)
-  campaign  the long runs: crash, corrupt (100 000 images), fsx, power-cut, stress, attach, fuzz;
+  miri    what Miri can run: words of shared memory, buffers, pure parts (a nightly toolchain)
+  campaign  the long runs: crash, corrupt (100 000 images), fsx, power-cut, stress, attach, and
+          fuzz-image, fuzz-fuse, fuzz-channel, fuzz-virtio, or all four as 'fuzz';
           results in docs/results (campaign NAME…: only those; POLYLANE_CAMPAIGN_SECONDS)";
 
 fn main() -> ExitCode {
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         "tidy" => step("tidy", || tidy::check(&root()).and_then(|()| walks::check(&root()))),
         "loom" => step("loom", loom),
         "crash" => step("crash", || crash(full)),
+        "miri" => step("miri", miri),
         "campaign" => campaign::run(&root(), &words),
         _ => {
             eprintln!("{USAGE}");
@@ -103,6 +107,7 @@ fn check() -> Result<()> {
     for (name, run) in STEPS {
         step(name, run)?;
     }
+    step("fuzz", || fuzz::check(&root(), &target_dir()))?;
     step("test", || cargo(&[&["test"], ROOM_TESTS].concat(), &[]))
 }
 
@@ -169,6 +174,33 @@ fn crash(full: bool) -> Result<()> {
     let given = std::env::var_os("POLYLANE_CRASH_SECONDS").is_some();
     let env: &[(&str, &str)] = if full && !given { &longer } else { &[] };
     cargo(&[&["test", "--package", "polylane-block"][..], &tests].concat(), env)
+}
+
+/// What Miri can run: no shared memory of the kernel's, no system calls but files and clocks.
+const MIRI: &[(&str, &[&str])] = &[
+    ("polylane-base", &[]),
+    ("polylane-sys", &["buffer::"]),
+    ("polylane-ipc", &["message::", "layout::", "handshake::"]),
+    ("polylane-client", &["ops::lock::", "ops::offset::", "path::", "table::"]),
+    ("polylane-vfs", &["lock::", "name::", "dentry::", "lease::"]),
+];
+
+fn miri() -> Result<()> {
+    for (package, filters) in MIRI {
+        let mut command = Command::new("rustup");
+        command.args(["run", "nightly", "cargo", "miri", "test", "--quiet", "--package", package]);
+        command.args(["--lib", "--"]).args(*filters).current_dir(root());
+        for own in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN", "RUSTFLAGS"] {
+            command.env_remove(own);
+        }
+        command.env("CARGO_TARGET_DIR", target_dir().join("miri"));
+        // Files and clocks of the host are looked at by the tests themselves.
+        command.env("MIRIFLAGS", "-Zmiri-disable-isolation");
+        if !command.status().context("run rustup")?.success() {
+            bail!("{package} under Miri failed");
+        }
+    }
+    Ok(())
 }
 
 fn step(name: &str, run: impl FnOnce() -> Result<()>) -> Result<()> {

@@ -9,6 +9,7 @@ use polylane_ipc::stream::NAME_BYTES_MAX;
 
 use crate::outcome::{Detour, Outcome};
 use crate::session::{Alive, Mailbox, Session};
+use crate::{state, thread};
 
 /// Paths start at the payload's first byte; what follows them is data.
 pub(crate) type Place<'a> = (u64, &'a [u8]);
@@ -21,8 +22,9 @@ pub(crate) fn paths(
     second: Place<'_>,
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    let message = put_paths(&mailbox, message, first, second);
-    finish(&mailbox, mailbox.session.channel.call(mailbox.index, &message, &Alive(session)))
+    let message = counted(put_paths(&mailbox, message, first, second));
+    let reply = mailbox.session.channel.call(mailbox.index, &message, &Alive(session));
+    finish(&mailbox, &message, reply)
 }
 
 /// Sends a request with up to two paths that is answered with data; returns the count of the reply.
@@ -38,7 +40,7 @@ pub(crate) fn paths_read(
     let room = into.len().min(session.channel.buffer_bytes());
     let watch = Alive(session);
     let into = &mut into[..room];
-    finish(&mailbox, session.channel.call_read(mailbox.index, &message, into, &watch))
+    finish(&mailbox, &message, session.channel.call_read(mailbox.index, &message, into, &watch))
 }
 
 /// What comes with a lease.
@@ -59,9 +61,8 @@ pub(crate) fn lease(
     let Ok(mailbox) = session.mailbox() else { return false };
     let (channel, index) = (&session.channel, mailbox.index);
     let message = put_paths(&mailbox, Message::new(Op::Lease), (dir, path), (dir, b""));
-    let Ok(reply) = finish(&mailbox, channel.call(index, &message, &Alive(session))) else {
-        return false;
-    };
+    let reply = channel.call(index, &message, &Alive(session));
+    let Ok(reply) = finish(&mailbox, &message, reply) else { return false };
     let (lease, afresh) = (reply.value[0] as u8, reply.value[1] != 0);
     if !each(Granted::Lease { lease, afresh, data: reply.value[2] != 0 }) {
         return false;
@@ -86,14 +87,14 @@ pub(crate) fn paths_write(
     data: &[u8],
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    let message = put_paths(&mailbox, message, first, second);
+    let message = counted(put_paths(&mailbox, message, first, second));
     let at = first.1.len() + second.1.len();
     if data.len() > session.channel.buffer_bytes() - at {
         return Err(Detour::Kernel);
     }
     let watch = Alive(session);
     let reply = session.channel.call_write(mailbox.index, &message, (at, data), false, &watch);
-    finish(&mailbox, reply)
+    finish(&mailbox, &message, reply)
 }
 
 /// Sends a request about an open file, without payload.
@@ -106,7 +107,8 @@ pub(crate) fn on_handle(session: &'static Session, op: Op, handle: u64) -> Outco
 #[inline]
 pub(crate) fn plain(session: &'static Session, message: Message) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    finish(&mailbox, session.channel.call(mailbox.index, &message, &Alive(session)))
+    let message = counted(message);
+    finish(&mailbox, &message, session.channel.call(mailbox.index, &message, &Alive(session)))
 }
 
 /// Reads into `into`, at most one payload buffer of it.
@@ -118,7 +120,7 @@ pub(crate) fn read(
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
     let watch = Alive(session);
-    finish(&mailbox, session.channel.call_read(mailbox.index, message, into, &watch))
+    finish(&mailbox, message, session.channel.call_read(mailbox.index, message, into, &watch))
 }
 
 /// Writes `from`, at most one payload buffer of it.
@@ -132,7 +134,7 @@ pub(crate) fn write(
     let mailbox = session.mailbox()?;
     let watch = Alive(session);
     let reply = session.channel.call_write(mailbox.index, message, (0, from), overlap, &watch);
-    finish(&mailbox, reply)
+    finish(&mailbox, message, reply)
 }
 
 /// Writes what lies in several places; together at most one payload buffer.
@@ -150,7 +152,8 @@ pub(crate) fn gather(
     }
     // The last piece goes with the call, which says how much there is.
     let watch = Alive(session);
-    finish(&mailbox, session.channel.call_write(mailbox.index, message, (at, last), false, &watch))
+    let reply = session.channel.call_write(mailbox.index, message, (at, last), false, &watch);
+    finish(&mailbox, message, reply)
 }
 
 /// Reads into several places, together at most one payload buffer; returns how many bytes came.
@@ -161,7 +164,7 @@ pub(crate) fn scatter(
 ) -> Outcome<usize> {
     let mailbox = session.mailbox()?;
     let reply = session.channel.call(mailbox.index, message, &Alive(session));
-    let count = count(&finish(&mailbox, reply)?);
+    let count = count(&finish(&mailbox, message, reply)?);
     let mut at = 0;
     for sink in into.iter_mut() {
         let part = sink.len().min(count.saturating_sub(at));
@@ -188,8 +191,12 @@ fn put_paths(mailbox: &Mailbox, message: Message, first: Place<'_>, second: Plac
 
 /// What became of a request.
 #[inline]
-pub(crate) fn finish(mailbox: &Mailbox, reply: Result<Reply, CallError>) -> Outcome<Reply> {
-    let reply = reply.map_err(|error| lost(mailbox.session, error))?;
+pub(crate) fn finish(
+    mailbox: &Mailbox,
+    message: &Message,
+    reply: Result<Reply, CallError>,
+) -> Outcome<Reply> {
+    let reply = reply.map_err(|_| lost(mailbox.session, message))?;
     match reply.status {
         Status::Done(_) => Ok(reply),
         Status::Failed(errno) => Err(Detour::Errno(polylane_base::Errno(errno))),
@@ -197,10 +204,68 @@ pub(crate) fn finish(mailbox: &Mailbox, reply: Result<Reply, CallError>) -> Outc
     }
 }
 
+/// What can be done twice is done again by the kernel's way; locks are the process's own with the
+/// service alone.
 #[cold]
-fn lost(session: &Session, _error: CallError) -> Detour {
+fn lost(session: &Session, message: &Message) -> Detour {
     session.lose();
-    Detour::Kernel
+    match message.op {
+        Op::Lock | Op::GetLock => Detour::Lost(0),
+        _ if message.turn != 0 => Detour::Lost(message.turn),
+        _ => Detour::Kernel,
+    }
+}
+
+/// A number for a request that must be done once, by which the next service knows it should this
+/// one die.
+fn counted(message: Message) -> Message {
+    let flags = message.flags.cast_signed();
+    let once = match message.op {
+        Op::Mkdir | Op::Mknod | Op::Symlink | Op::Link | Op::Unlink | Op::Rename => true,
+        Op::Removexattr => true,
+        Op::Open => flags & libc::O_EXCL != 0,
+        Op::Setxattr => message.arg[0] & libc::XATTR_CREATE as u64 != 0,
+        Op::Fallocate => {
+            flags & (libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE) != 0
+        }
+        _ => false,
+    };
+    match once && message.turn == 0 {
+        true => Message { turn: state::get().sessions.turn(), ..message },
+        false => message,
+    }
+}
+
+/// Does `part`; and once more whenever it lost its service on the way, as soon as there is the
+/// next, which finds out what had been done. Without one the kernel is asked.
+#[inline]
+pub(crate) fn once<T>(part: &mut impl FnMut() -> Outcome<T>) -> Outcome<T> {
+    match part() {
+        Err(Detour::Lost(turn)) => again(part, turn),
+        done => done,
+    }
+}
+
+/// Services that one call may lose.
+const AGAIN_MAX: u32 = 16;
+
+#[cold]
+fn again<T>(part: &mut impl FnMut() -> Outcome<T>, mut turn: u32) -> Outcome<T> {
+    for _ in 0..AGAIN_MAX {
+        if !state::get().sessions.await_next() {
+            break;
+        }
+        thread::with(|thread| thread.again.set(turn));
+        let done = part();
+        let asked = thread::with(|thread| thread.again.replace(0)) == 0;
+        match done {
+            Err(Detour::Lost(next)) => turn = next,
+            // The next service is gone as well, or not ready: nobody was asked.
+            Err(Detour::Kernel) if !asked => {}
+            done => return done,
+        }
+    }
+    Err(Detour::Kernel)
 }
 
 /// The count of a reply that [`finish`] let through.

@@ -53,7 +53,7 @@ impl Cwd {
         let found = path::open_cwd();
         let entry = match &found {
             Ok(pin) => pin.again().into_entry(),
-            Err(Detour::Kernel) => Entry::Foreign,
+            Err(Detour::Kernel | Detour::Lost(_)) => Entry::Foreign,
             Err(Detour::Errno(_)) => return Err(Detour::Kernel),
         };
         let unknown = Entry::Unknown.to_word();

@@ -11,6 +11,7 @@
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
 
+use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 use rustix::fs::{SeekFrom, seek};
 
@@ -21,7 +22,7 @@ use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::real;
 use crate::rings;
-use crate::session::{Mark, Session};
+use crate::session::{self, Mark, Session};
 use crate::slots::Slot;
 use crate::state;
 use crate::table::{Entry, Glance, Pin, Record, bit};
@@ -95,12 +96,22 @@ fn look_at(fd: RawFd) -> Outcome<Pin> {
     Ok(record)
 }
 
+/// Whether changes of the file may have been in the stream of a service that died: they are lost.
+fn lost_bytes(file: &Record) -> bool {
+    lease::is_streamed(file.handle.load(Ordering::Relaxed))
+        && session::of(file.session.load(Ordering::Relaxed))
+            .is_some_and(|former| !former.channel.stream().is_all_done())
+}
+
 /// Gives a record a handle of this session, by the ticket of its descriptor.
 #[cold]
 fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
     let _guard = file.offset_lock.lock();
     if file.session.load(Ordering::Acquire) == session.number {
         return Ok(());
+    }
+    if lost_bytes(file) {
+        return Err(Errno::EIO.into());
     }
     let errno = real::errno();
     let ticket = real::identify(fd);

@@ -9,6 +9,9 @@ pub(crate) enum Detour {
     Kernel,
     /// The call fails with this.
     Errno(Errno),
+    /// The service died before it answered a request that the next one must be asked again, under
+    /// this number; 0: one without. Never leaves `abi::attempt`.
+    Lost(u32),
 }
 
 /// The result of a call that the fast lane handled, or a [`Detour`].

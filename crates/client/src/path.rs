@@ -103,6 +103,11 @@ fn relative(dir: RawFd, path: &[u8]) -> Outcome<(&'static Session, At<'_>)> {
     Ok((session, At { dir: handle, path, _start: Some(start) }))
 }
 
+/// Whether paths mean the same in this process as in the service.
+pub(crate) fn is_at_home() -> bool {
+    state::get().estranged.load(Ordering::Relaxed) == 0
+}
+
 /// The session, unless paths mean something else in this process.
 pub(crate) fn ready() -> Outcome<&'static Session> {
     let state = state::get();

@@ -17,7 +17,7 @@ use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use polylane_base::{Errno, Result};
@@ -30,12 +30,17 @@ use polylane_sys::scm;
 use crate::ops::process;
 use crate::outcome::{Detour, Outcome};
 use crate::thread::{self, AWAITED, BOXES, Thread, UNAWAITED};
-use crate::{config, private, real, state};
+use crate::{config, path, private, real, state};
 
 /// Sessions of one process and its ancestors back to the last exec.
 const SESSIONS_MAX: usize = 64;
 /// How long a service may take to welcome us before the kernel path is taken.
 const WELCOME_PATIENCE: Duration = Duration::from_secs(5);
+/// How long the next service may take to come up after one that died, in seconds: as long as a
+/// volume's journal may take to be replayed.
+const NEXT_SECONDS: i64 = 30;
+/// Pause between looks for it.
+const NEXT_PAUSE: Duration = Duration::from_millis(5);
 /// Seconds between attempts to connect.
 const RETRY_SECONDS: i64 = 1;
 
@@ -58,6 +63,11 @@ pub(crate) struct Session {
     posts: Box<[AtomicU32]>,
 }
 
+/// The session of that number, present or former.
+pub(crate) fn of(number: u32) -> Option<&'static Session> {
+    SESSIONS.get(number.checked_sub(1)? as usize)?.get()
+}
+
 /// Which session is the present one. Zero is "none".
 pub(crate) struct Sessions {
     current: AtomicU32,
@@ -66,6 +76,10 @@ pub(crate) struct Sessions {
     wanted: AtomicU32,
     /// Second of the monotonic clock before which nothing is tried.
     retry_at: AtomicI64,
+    /// This process's secret; 0: none yet.
+    key: AtomicU64,
+    /// Requests so far that must be done once.
+    turns: AtomicU32,
 }
 
 impl Sessions {
@@ -75,6 +89,8 @@ impl Sessions {
             connecting: AtomicBool::new(false),
             wanted: AtomicU32::new(0),
             retry_at: AtomicI64::new(0),
+            key: AtomicU64::new(0),
+            turns: AtomicU32::new(0),
         }
     }
 
@@ -100,6 +116,54 @@ impl Sessions {
         if self.wanted.load(Ordering::Relaxed) < config::patience() {
             self.wanted.store(config::patience(), Ordering::Relaxed);
         }
+    }
+
+    /// Whether there was a session, whose service is gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.current.load(Ordering::Relaxed) != 0 && self.present().is_none()
+    }
+
+    /// Waits until the next service has let this process in. False: it does not.
+    #[cold]
+    pub(crate) fn await_next(&self) -> bool {
+        let end = seconds() + NEXT_SECONDS;
+        loop {
+            self.hurry();
+            self.retry_at.store(0, Ordering::Relaxed);
+            if path::ready().is_ok() {
+                return true;
+            }
+            let used_up = MADE.load(Ordering::Relaxed) as usize >= SESSIONS_MAX;
+            if used_up || !path::is_at_home() || thread::is_inside() || seconds() >= end {
+                return false;
+            }
+            std::thread::sleep(NEXT_PAUSE);
+        }
+    }
+
+    /// A number for a request that must be done once: a new one, or that of the request that this
+    /// thread asks again.
+    pub(crate) fn turn(&self) -> u32 {
+        match thread::with(|thread| thread.again.take()) {
+            0 => (self.turns.fetch_add(1, Ordering::Relaxed) % (u32::MAX - 1)) + 1,
+            again => again,
+        }
+    }
+
+    /// This process's secret, by which every service knows its requests.
+    fn key(&self) -> Result<u64> {
+        let known = self.key.load(Ordering::Relaxed);
+        if known != 0 {
+            return Ok(known);
+        }
+        let mut bytes = [0; 8];
+        match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
+            Ok(8) => {}
+            _ => return Err(Errno::EIO),
+        }
+        // One thread connects at a time.
+        self.key.store(u64::from_le_bytes(bytes).max(1), Ordering::Relaxed);
+        Ok(self.key.load(Ordering::Relaxed))
     }
 
     #[cold]
@@ -129,7 +193,8 @@ impl Sessions {
     fn make(&self) -> Outcome<&'static Session> {
         let number = MADE.load(Ordering::Relaxed);
         let cell = SESSIONS.get(number as usize).ok_or(Detour::Kernel)?;
-        let session = Session::connect(number + 1).map_err(|_| Detour::Kernel)?;
+        let key = self.key()?;
+        let session = Session::connect(number + 1, key).map_err(|_| Detour::Kernel)?;
         MADE.store(number + 1, Ordering::Relaxed);
         let session = cell.get_or_init(|| session);
         self.current.store(session.number, Ordering::Release);
@@ -152,23 +217,23 @@ fn seconds() -> i64 {
 }
 
 impl Session {
-    fn connect(number: u32) -> Result<Session> {
+    fn connect(number: u32, key: u64) -> Result<Session> {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
         let path = config::under_mount(&mut path, b".polylane/socket").ok_or(Errno::ENOENT)?;
         let socket = high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
-        let greeted = Self::greet(number, socket);
+        let greeted = Self::greet(number, key, socket);
         if greeted.is_err() {
             private::close(socket);
         }
         greeted
     }
 
-    fn greet(number: u32, socket: RawFd) -> Result<Session> {
+    fn greet(number: u32, key: u64, socket: RawFd) -> Result<Session> {
         let fd = real::borrow(socket);
         let timeout = rustix::net::sockopt::Timeout::Recv;
         rustix::net::sockopt::set_socket_timeout(fd, timeout, Some(WELCOME_PATIENCE))
             .map_err(|error| Errno(error.raw_os_error()))?;
-        scm::send(fd, &Hello { queue: None }.to_bytes(), &[])?;
+        scm::send(fd, &Hello { queue: None, key }.to_bytes(), &[])?;
         let mut bytes = vec![0; WELCOME_BYTES_MAX];
         let received = scm::receive(fd, &mut bytes)?;
         let welcome = Welcome::from_bytes(&bytes[..received.count])?;
@@ -362,6 +427,6 @@ fn high(fd: OwnedFd) -> Result<RawFd> {
     match private::adopt(fd.into_raw_fd()) {
         Ok(fd) => Ok(fd),
         Err(Detour::Errno(errno)) => Err(errno),
-        Err(Detour::Kernel) => Err(Errno::EMFILE),
+        Err(_) => Err(Errno::EMFILE),
     }
 }

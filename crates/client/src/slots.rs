@@ -81,7 +81,8 @@ impl Price {
         if paid {
             self.misses.store(0, Ordering::Relaxed);
         }
-        paid || config::patience() == 0
+        // A request that is asked again must not be the kernel's, which would do it twice.
+        paid || config::patience() == 0 || thread::with(|thread| thread.again.get() != 0)
     }
 
     /// A slot is gone after so many uses.

@@ -30,6 +30,8 @@ pub(crate) struct Thread {
     number: Cell<u32>,
     /// The session that `boxes` belong to; 0: none were claimed.
     pub(crate) session: Cell<u32>,
+    /// The number of a request that is asked again, for the next one that has a number; 0: none.
+    pub(crate) again: Cell<u32>,
     /// Mailbox numbers.
     pub(crate) boxes: [Cell<u32>; BOXES],
     /// Whether a call of this thread is using the mailbox.
@@ -66,6 +68,7 @@ thread_local! {
             came: Cell::new(None),
             number: Cell::new(0),
             session: Cell::new(0),
+            again: Cell::new(0),
             boxes: [const { Cell::new(0) }; BOXES],
             busy: [const { Cell::new(false) }; BOXES],
         }

@@ -22,14 +22,16 @@
 //!
 //! [`Inode::tag`]: polylane_vfs::Inode::tag
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use polylane_base::sync::atomic::Ordering;
-use polylane_base::sync::{Arc, Mutex};
+use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_vfs::handover::{self, Record, Store, Turns};
-use polylane_vfs::{Cred, Kind, Node, Vfs};
+use polylane_vfs::{Cred, Kind, Node, OpenFile, Vfs};
 
 use crate::fuse::{self, nodes::NodeTable, nodes::Target};
+use crate::kept::{FormerProcess, Kept};
 use crate::notifier::{Level, Notifier, Range};
 use crate::pace::Pace;
 use crate::restore;
@@ -66,6 +68,8 @@ pub struct Lane {
     pub(crate) syncs: Pace,
     /// What the next service is to know.
     pub handover: Option<Handover>,
+    /// Locks that it is to know.
+    pub(crate) kept: Arc<Kept>,
 }
 
 /// What passes from one service of a lane to the next.
@@ -76,13 +80,67 @@ pub struct Handover {
     pub turns: Arc<Turns>,
     /// What the former service left, until it was taken in.
     pub(crate) former: Mutex<Vec<Record>>,
+    processes: Mutex<Vec<FormerProcess>>,
+    /// Files that lost bytes with the former service.
+    lost: HashSet<(u64, u64)>,
+    /// Files of a former service that are open again, by tag.
+    reopened: Mutex<HashMap<u64, Weak<OpenFile>>>,
 }
 
 impl Handover {
-    /// Goes on from the records that a former service left.
-    pub fn new(store: Arc<Store>, records: Vec<Record>) -> Handover {
-        let turns = Turns::new(store.clone(), &records);
-        Handover { store, turns, former: Mutex::new(records) }
+    /// Goes on from the records that a former service left, and for the `processes` among them
+    /// that live. `lasting`: nothing that the former service had answered is lost.
+    pub fn new(
+        store: Arc<Store>,
+        records: Vec<Record>,
+        processes: Vec<FormerProcess>,
+        lasting: bool,
+    ) -> Handover {
+        let turns = Turns::new(store.clone(), &records, lasting);
+        for record in records.iter().filter(|record| record.kind == handover::Kind::Process) {
+            if !processes.iter().any(|process| process.record == record.slot) {
+                store.free(record.slot);
+            }
+        }
+        let unsynced = records.iter().filter(|record| record.kind == handover::Kind::Unsynced);
+        let lost = unsynced.filter(|_| !lasting).map(|record| (record.words[0], record.words[1]));
+        let lost = lost.collect();
+        let (former, processes) = (Mutex::new(records), Mutex::new(processes));
+        Handover { store, turns, former, processes, lost, reopened: Mutex::default() }
+    }
+
+    /// Whether a file lost bytes with the former service.
+    pub(crate) fn is_lost(&self, ino: u64, generation: u64) -> bool {
+        self.lost.contains(&(ino, generation))
+    }
+
+    /// A file that a former service had open under that tag is open again.
+    pub(crate) fn reopen(&self, tag: u64, file: &Arc<OpenFile>) {
+        file.tag().store(tag, Ordering::Relaxed);
+        self.reopened.lock().insert(tag, Arc::downgrade(file));
+    }
+
+    /// The file that is open again under that tag.
+    pub(crate) fn reopened(&self, tag: u64) -> Option<Arc<OpenFile>> {
+        self.reopened.lock().get(&tag).and_then(Weak::upgrade)
+    }
+
+    /// All open files and locks are taken in.
+    pub(crate) fn end_reopening(&self) {
+        self.reopened.lock().clear();
+        for record in self.take(handover::Kind::Unsynced) {
+            self.store.free(record.slot);
+        }
+    }
+
+    /// Whether a process of a former service lives.
+    pub(crate) fn lives(&self, number: u64) -> bool {
+        self.processes.lock().iter().any(|process| process.number == number)
+    }
+
+    /// The processes of the former service, once.
+    pub(crate) fn take_processes(&self) -> Vec<FormerProcess> {
+        std::mem::take(&mut *self.processes.lock())
     }
 
     /// The records of one kind, each once.
@@ -103,6 +161,7 @@ impl Lane {
     /// others in the same way. What of the former's cannot be found again is left out.
     pub fn handed_over(vfs: Arc<Vfs>, handover: Handover) -> Arc<Lane> {
         let (nodes, slots) = restore::nodes(&vfs, &handover);
+        vfs.tell_unsynced(handover.store.clone());
         Lane::with(vfs, nodes, slots, Some(handover))
     }
 
@@ -112,7 +171,9 @@ impl Lane {
         slots: SlotTable,
         handover: Option<Handover>,
     ) -> Arc<Lane> {
+        let kept = Kept::new(handover.as_ref().map(|handover| handover.store.clone()));
         Arc::new(Lane {
+            kept,
             nodes,
             vfs,
             slots,

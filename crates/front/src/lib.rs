@@ -9,6 +9,7 @@
 pub mod beat;
 pub mod export;
 pub mod fuse;
+mod kept;
 pub mod lane;
 pub mod nbd;
 pub mod notifier;
@@ -20,4 +21,5 @@ pub mod tickets;
 pub mod ublk;
 pub mod vhost_user;
 
+pub use kept::{FormerProcess, former_processes};
 pub use lane::{Handover, Lane};

@@ -34,7 +34,12 @@ impl Record {
 
     /// One that a former service put.
     pub(crate) fn adopt(store: &Arc<Store>, record: &handover::Record) -> Record {
-        Record { store: store.clone(), slot: record.slot }
+        Record::of(store, record.slot)
+    }
+
+    /// That of a place.
+    pub(crate) fn of(store: &Arc<Store>, slot: handover::Slot) -> Record {
+        Record { store: store.clone(), slot }
     }
 
     /// Changes a word.
@@ -49,8 +54,16 @@ impl Drop for Record {
     }
 }
 
-/// Opens a file of a former service again.
-pub(crate) fn open(vfs: &Vfs, flags: u64, ino: u64, generation: u64) -> Option<Arc<OpenFile>> {
+/// Opens a file of a former service again. `None`: it cannot be found, or lost bytes.
+pub(crate) fn open(
+    vfs: &Vfs,
+    handover: &Handover,
+    flags: u64,
+    (ino, generation): (u64, u64),
+) -> Option<Arc<OpenFile>> {
+    if handover.is_lost(ino, generation) {
+        return None;
+    }
     let node = vfs.revive(Ino(ino), generation).ok()?;
     let cred = Cred { kernel_checked: true, ..Cred::root() };
     let flags = (flags as u32).cast_signed() & !(libc::O_TRUNC | libc::O_NOATIME);
@@ -70,7 +83,7 @@ pub(crate) fn nodes(vfs: &Vfs, handover: &Handover) -> (NodeTable, SlotTable) {
         let [id, ino, generation, lookups, is_slot, ..] = record.words;
         let target = match is_slot {
             0 => vfs.revive(Ino(ino), generation).ok().map(Target::Node),
-            _ => by_id.remove(&id).and_then(|of| slot(vfs, store, &of)).map(Target::Slot),
+            _ => by_id.remove(&id).and_then(|of| slot(vfs, handover, &of)).map(Target::Slot),
         };
         let record = Record::adopt(store, &record);
         if let Some(target) = target {
@@ -81,8 +94,12 @@ pub(crate) fn nodes(vfs: &Vfs, handover: &Handover) -> (NodeTable, SlotTable) {
     (nodes, slots)
 }
 
-fn slot(vfs: &Vfs, store: &Arc<Store>, record: &handover::Record) -> Option<Arc<Slot>> {
-    let [_, _, _, flags, ino, generation, _] = record.words;
-    let file = Slot::bound_flags(flags).and_then(|flags| open(vfs, flags, ino, generation));
-    Slot::restore(record, file, Record::adopt(store, record)).map(Arc::new)
+fn slot(vfs: &Vfs, handover: &Handover, record: &handover::Record) -> Option<Arc<Slot>> {
+    let [_, _, _, flags, ino, generation, tag] = record.words;
+    let bound = Slot::bound_flags(flags);
+    let file = bound.and_then(|flags| open(vfs, handover, flags, (ino, generation)));
+    if let Some(file) = &file {
+        handover.reopen(tag, file);
+    }
+    Slot::restore(record, file, Record::adopt(&handover.store, record)).map(Arc::new)
 }

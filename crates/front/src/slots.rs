@@ -34,6 +34,7 @@
 //! | 2 | owner: user, group |
 //! | 3 | flags of the bound file; bit 32: it is bound |
 //! | 4, 5 | number and generation of its inode |
+//! | 6 | tag of the bound file |
 //! | bytes | the session's token |
 //!
 //! # Locking
@@ -45,6 +46,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 
+use polylane_base::sync::atomic::Ordering;
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_vfs::handover::{self, Kind, Store};
@@ -143,12 +145,15 @@ pub struct Slot {
 const FLAGS: usize = 3;
 const INO: usize = 4;
 const GENERATION: usize = 5;
+const TAG: usize = 6;
 /// In the word of flags: there is a bound file.
 const BOUND: u64 = 1 << 32;
 
 #[derive(Default)]
 struct State {
     file: Option<Arc<OpenFile>>,
+    /// Its file was lost with a former service.
+    lost: bool,
     escaped: bool,
     /// The kernel may have pages of the file under the slot's node.
     mapped: bool,
@@ -169,6 +174,7 @@ impl State {
             if let Some(file) = &file {
                 record.set(INO, file.node().ino().0);
                 record.set(GENERATION, file.node().generation());
+                record.set(TAG, file.tag().load(Ordering::Relaxed));
                 record.set(FLAGS, BOUND | u64::from(file.flags().cast_unsigned()));
             }
         }
@@ -193,7 +199,8 @@ impl Slot {
         let session = Token(from.bytes.as_slice().try_into().ok()?);
         let owner = (Uid((owner >> 32) as u32), Gid(owner as u32));
         let record = Some(record);
-        let state = State { file, escaped: true, node_id, record, ..State::default() };
+        let lost = file.is_none() && Self::bound_flags(from.words[FLAGS]).is_some();
+        let state = State { file, lost, escaped: true, node_id, record, ..State::default() };
         let (state, holder) = (Mutex::new(state), Arc::default());
         Some(Slot { session, number: number as u32, access, owner, state, holder })
     }
@@ -213,7 +220,9 @@ impl Slot {
     }
 
     fn bound(&self) -> Result<Arc<OpenFile>> {
-        self.state.lock().file.clone().ok_or(Errno::EBADF)
+        let state = self.state.lock();
+        let none = if state.lost { Errno::EIO } else { Errno::EBADF };
+        state.file.clone().ok_or(none)
     }
 
     /// Whether other descriptors than the client's own may mean this slot.
@@ -229,6 +238,7 @@ pub struct SessionSlots {
     /// Who applies what the client did under leases.
     holder: Arc<OnceLock<Weak<dyn Holder>>>,
     slots: Mutex<Slots>,
+    store: Option<Arc<Store>>,
 }
 
 #[derive(Default)]
@@ -260,6 +270,9 @@ impl SessionSlots {
         let mut state = slot.state.lock();
         if state.file.is_some() || state.escaped {
             return Err(Errno::EBUSY);
+        }
+        if let Some(store) = &self.store {
+            file.tag().store(store.next_handle(), Ordering::Relaxed);
         }
         state.bind(Some(file));
         Ok(())
@@ -356,6 +369,7 @@ impl SlotTable {
             groups,
             holder: Arc::default(),
             slots: Mutex::default(),
+            store: self.store.clone(),
         });
         self.sessions.lock().insert(token, Arc::downgrade(&session));
         session

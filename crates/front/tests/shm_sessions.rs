@@ -52,7 +52,7 @@ fn limits_are_an_answer() {
 #[test]
 fn a_wrong_hello_is_refused() {
     let house = House::new();
-    let good = Hello { queue: None }.to_bytes();
+    let good = Hello { queue: None, key: 0 }.to_bytes();
     let mut other_version = good;
     other_version[8] ^= 1;
     let long = [good.as_slice(), b"more"].concat();

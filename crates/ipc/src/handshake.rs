@@ -19,7 +19,7 @@ const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"plhello\0");
 const WELCOME_MAGIC: u64 = u64::from_le_bytes(*b"plwelcm\0");
 
 /// Bytes of a hello.
-pub const HELLO_BYTES: usize = 16;
+pub const HELLO_BYTES: usize = 24;
 /// Bytes of a welcome before its list of covered directories.
 pub const WELCOME_HEAD_BYTES: usize = 64;
 /// Longest welcome; a receive buffer of this size takes any.
@@ -33,6 +33,9 @@ const ANY_QUEUE: u32 = u32::MAX;
 pub struct Hello {
     /// The request queue it would like; `None` for the service's default.
     pub queue: Option<QueueKind>,
+    /// A secret of the client process, the same in all its sessions: with it goes the `turn` of a
+    /// message.
+    pub key: u64,
 }
 
 impl Hello {
@@ -42,7 +45,8 @@ impl Hello {
         bytes[..8].copy_from_slice(&HELLO_MAGIC.to_le_bytes());
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         let queue = self.queue.map_or(ANY_QUEUE, |kind| kind as u32);
-        bytes[12..].copy_from_slice(&queue.to_le_bytes());
+        bytes[12..16].copy_from_slice(&queue.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.key.to_le_bytes());
         bytes
     }
 
@@ -58,7 +62,7 @@ impl Hello {
             ANY_QUEUE => None,
             number => Some(QueueKind::from_number(number).ok_or(Errno::EPROTO)?),
         };
-        Ok(Hello { queue })
+        Ok(Hello { queue, key: u64_at(bytes, 16) })
     }
 }
 
@@ -186,7 +190,7 @@ mod tests {
     #[test]
     fn both_survive_the_wire() {
         for queue in [None, Some(QueueKind::Mailbox), Some(QueueKind::Rcqb)] {
-            let hello = Hello { queue };
+            let hello = Hello { queue, key: u64::MAX - 5 };
             assert_eq!(Hello::from_bytes(&hello.to_bytes()), Ok(hello));
         }
         let welcome = sample();

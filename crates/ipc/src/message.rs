@@ -209,10 +209,13 @@ pub struct Message {
     pub mode: u32,
     /// The caller's umask, for operations that create.
     pub umask: u32,
-    /// Bytes of the first path, at the start of the buffer.
+    /// Bytes of the first path, at the start of the buffer: at most [`PATH_BYTES_MAX`].
     pub path_len: u32,
     /// Bytes of the second path, right after the first.
     pub path2_len: u32,
+    /// Which of the client's requests that must be done once this is, whichever service does it;
+    /// 0: one that may be done again.
+    pub turn: u32,
     /// The open file meant.
     pub handle: u64,
     /// Where the first path starts: a directory handle or [`DIR_ROOT`].
@@ -239,6 +242,7 @@ impl Message {
             umask: 0,
             path_len: 0,
             path2_len: 0,
+            turn: 0,
             handle: 0,
             dir: DIR_ROOT,
             dir2: DIR_ROOT,
@@ -259,7 +263,7 @@ impl Message {
             self.offset,
             self.length,
             pair(self.mode, self.umask),
-            pair(self.path_len, self.path2_len),
+            pair(self.path_len & 0xffff | self.path2_len << 16, self.turn),
         ]
     }
 
@@ -304,8 +308,9 @@ impl Message {
             length: words[3],
             mode: low(words[4]),
             umask: high(words[4]),
-            path_len: low(words[5]),
-            path2_len: high(words[5]),
+            path_len: low(words[5]) & 0xffff,
+            path2_len: low(words[5]) >> 16,
+            turn: high(words[5]),
             dir: !words[6],
             dir2: !words[7],
             arg: [words[8], words[9], words[10], words[11]],

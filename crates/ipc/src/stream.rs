@@ -393,6 +393,12 @@ impl<M: Memory> Stream<M> {
         self.0.word32(DONE).load(Acquire)
     }
 
+    /// Client: whether every entry was applied.
+    pub fn is_all_done(&self) -> bool {
+        // The count of all entries and that of the applied ones go round together.
+        self.gate().tail() == self.done()
+    }
+
     /// Client: the place of the next entry, below [`ENTRIES`].
     #[inline]
     pub fn next_place(&self) -> u32 {

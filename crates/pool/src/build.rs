@@ -10,7 +10,7 @@ use polylane_base::sync::{Arc, thread};
 use polylane_base::{Clock, Errno, Gid, SystemClock, Uid};
 use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::Files;
-use polylane_front::fuse::{self, ServeOptions, Stop};
+use polylane_front::fuse::{Door, ServeOptions, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
 use polylane_vfs::handover::Heart;
@@ -189,13 +189,15 @@ fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<(Rece
         incarnation: spec.incarnation,
         threads: spec.cpus.as_slice().len().clamp(FUSE_THREADS_MIN, FUSE_THREADS_MAX),
     };
+    // What a former service's programs have locked is theirs before anybody is let in.
+    let door = Door::open(device, lane, options).map_err(failed)?;
     let stop = Stop::new().map_err(failed)?;
     let for_thread = stop.clone();
     let (serving, unmounted) = mpsc::channel();
     thread::Builder::new()
         .name("fuse".to_string())
         .spawn(move || {
-            if let Err(error) = fuse::serve(device, lane, options, &for_thread) {
+            if let Err(error) = door.serve(&for_thread) {
                 say(Failure::because("lane", "go on serving its FUSE mount", error));
                 std::process::exit(FAILED.into());
             }

@@ -12,7 +12,7 @@ use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_block::bypass::PoolFiles;
 use polylane_block::file::Files;
-use polylane_front::{Handover, beat};
+use polylane_front::{Handover, beat, former_processes};
 use polylane_sys::{ns, sched, uring};
 use polylane_vfs::handover::{Heart, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
@@ -115,7 +115,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     // It opens /proc, and must do so before nothing can be opened any more.
     let host = dir.as_ref().map(OwnedFd::try_clone).transpose().map_err(Errno::from);
     let open = |dir| match &handover {
-        Some((store, records)) => HostDir::handed_over(dir, store.clone(), records),
+        Some((store, records, _)) => HostDir::handed_over(dir, store.clone(), records),
         None => HostDir::new(dir),
     };
     let host = host.and_then(|dir| dir.map(open).transpose());
@@ -124,31 +124,30 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
         None if volume.is_empty() => Store::Memory,
         None => Store::Volume(volume, claim),
     };
+    let former = handover.as_ref().map(|(_, records, _)| former_processes(records));
     let confined = confine(dir.as_ref().map(AsFd::as_fd))?;
     drop(dir);
     and_then();
-    let handover = handover.map(|(store, records)| Handover::new(store, records));
+    let handover = handover.map(|(store, records, lasting)| {
+        Handover::new(store, records, former.unwrap_or_default(), lasting)
+    });
     build::start(&spec, (fuse, socket), store, confined, (handover, heart))
 }
 
-/// What a former service left, where that is true: a host directory is as the former service left
-/// it, however it ended; a volume only when it closed it in order. What was in memory is gone.
-fn take_over(
-    backing: &Backing,
-    kept: &OwnedFd,
-) -> polylane_base::Result<Option<(Arc<Kept>, Vec<Record>)>> {
-    let (store, mut records) = Kept::attach(kept)?;
+/// What a former service left, and whether all that it had answered is there.
+type Former = (Arc<Kept>, Vec<Record>, bool);
+
+/// Takes what a former service left. A host directory is as that service left it, however it ended;
+/// a volume only when it closed it in order. What was in memory is gone.
+fn take_over(backing: &Backing, kept: &OwnedFd) -> polylane_base::Result<Option<Former>> {
+    let (store, records) = Kept::attach(kept)?;
     let orderly = store.was_left_orderly();
-    match backing {
+    let lasting = match backing {
         Backing::Mem { .. } => return Ok(None),
-        Backing::Dir => {}
-        Backing::Volume { .. } if orderly => {}
-        Backing::Volume { .. } => {
-            store.clear();
-            records.clear();
-        }
-    }
-    Ok(Some((Arc::new(store), records)))
+        Backing::Dir => true,
+        Backing::Volume { .. } => orderly,
+    };
+    Ok(Some((Arc::new(store), records, lasting)))
 }
 
 /// The service holds many descriptors, and its tenant's files in RAM: in a pool that runs out of

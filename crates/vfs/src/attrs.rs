@@ -45,6 +45,7 @@ impl Vfs {
             Some(size) if size > self.core.character.max_file_size => Err(Errno::EFBIG),
             Some(_) => {
                 let _data = self.core.lock_exclusive(node);
+                self.core.begins_to_change(node);
                 node.data_changes(0, u64::MAX);
                 self.core.kill_caps(node)?;
                 apply_rules(cred, node, &mut set);

@@ -17,6 +17,7 @@ use crate::inodes::InodeTable;
 use crate::lease::Leases;
 use crate::lock::LockTable;
 use crate::stats::{Count, Counters};
+use crate::unsynced::Unsynced;
 use crate::vfs::Options;
 use crate::walk::Covered;
 
@@ -31,6 +32,7 @@ pub(crate) struct Core {
     pub(crate) locks: LockTable,
     pub(crate) cache: PageCache,
     pub(crate) leases: Leases,
+    pub(crate) unsynced: Unsynced,
     /// Files on loan, by id; see [`view`](crate::view).
     pub(crate) lent: Mutex<FxHashMap<u64, Weak<Inode>>>,
     pub(crate) counters: Counters,
@@ -49,6 +51,7 @@ impl Core {
             locks: LockTable::default(),
             cache: PageCache::new(&options),
             leases: Leases::default(),
+            unsynced: Unsynced::default(),
             lent: Mutex::default(),
             counters: Counters::default(),
             renaming: Mutex::new(()),

@@ -1,5 +1,7 @@
 //! Open files: reading, writing, space, directory streams.
 
+use std::sync::OnceLock;
+
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use polylane_base::{Errno, Result};
@@ -66,6 +68,17 @@ pub struct OpenFile {
     ahead: ReadAhead,
     /// Write-back failures of the file that this opening knows of.
     failures_seen: AtomicU64,
+    tag: AtomicU64,
+    attached: OnceLock<Attached>,
+}
+
+/// What goes with an open file.
+struct Attached(#[expect(dead_code, reason = "it is held until the end")] Box<dyn Send + Sync>);
+
+impl std::fmt::Debug for Attached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Attached")
+    }
 }
 
 impl OpenFile {
@@ -73,7 +86,18 @@ impl OpenFile {
         let flags = AtomicI32::new(flags & !CREATION.bits().cast_signed());
         let failures_seen = AtomicU64::new(node.pages_used().map_or(0, FilePages::failures));
         let (locked, ahead) = (AtomicBool::new(false), ReadAhead::default());
-        Arc::new(OpenFile { node, flags, locked, ahead, failures_seen })
+        let (tag, attached) = (AtomicU64::new(0), OnceLock::new());
+        Arc::new(OpenFile { node, flags, locked, ahead, failures_seen, tag, attached })
+    }
+
+    /// A word that the front ends own. Starts as 0; the VFS never looks at it.
+    pub fn tag(&self) -> &AtomicU64 {
+        &self.tag
+    }
+
+    /// Keeps what `make` makes until the file is closed; once, later calls do nothing.
+    pub fn attach(&self, make: impl FnOnce() -> Box<dyn Send + Sync>) {
+        self.attached.get_or_init(|| Attached(make()));
     }
 
     /// The inode that is open.
@@ -176,6 +200,7 @@ impl OpenFile {
         }
         let len = room(core.character.max_file_size, at, source.len())?;
         core.kill_set_id(Some(cred), node)?;
+        core.begins_to_change(node);
         node.data_changes(at, at + len as u64);
         let count = core.put(node, at, len, source)?;
         Ok(Written { count, end: at + count as u64 })
@@ -202,6 +227,7 @@ impl OpenFile {
         let _data = core.lock_exclusive(node);
         let len = room(core.character.max_file_size, at, source.len())?;
         core.kill_set_id(Some(cred), node)?;
+        core.begins_to_change(node);
         node.data_changes(at, at + len as u64);
         match core.cached_write(node, pages, at, len, source, Some(aside))? {
             count if count == source.len() => Ok(()),
@@ -231,8 +257,12 @@ impl OpenFile {
         let Some(pages) = self.node.pages_used() else {
             return core.fs.fsync(self.node.ino(), data_only);
         };
+        let begun = core.begin_sync(&self.node);
         let written = core.write_back(&self.node, pages);
         let synced = core.fs.fsync(self.node.ino(), data_only);
+        if written.is_ok() && synced.is_ok() {
+            core.end_sync(begun);
+        }
         // A failure of this very write-back is among those reported.
         pages.report(&self.failures_seen).and(written).and(synced)
     }
@@ -254,6 +284,7 @@ impl OpenFile {
         if handover::counts() && node.shifted_before(mode, len)? {
             return Ok(());
         }
+        core.begins_to_change(node);
         node.data_changes(0, u64::MAX);
         match node.pages() {
             Some(pages) => core.cached_fallocate(node, pages, mode, offset, len)?,

@@ -41,6 +41,8 @@ pub(crate) const VIEWED: u32 = 32;
 pub(crate) const LENT: u32 = 64;
 /// A regular file that is known to have no `security.capability`. Changes with `attr` locked.
 pub(crate) const NO_CAPS: u32 = 128;
+/// A regular file that changed since it was made durable; see [`unsynced`](crate::unsynced).
+pub(crate) const UNSYNCED: u32 = 256;
 
 /// A live inode. Thread-safe.
 pub struct Inode {

@@ -48,6 +48,7 @@ mod open;
 mod pieces;
 mod rename;
 mod stats;
+mod unsynced;
 mod vfs;
 mod view;
 mod walk;

@@ -137,8 +137,12 @@ impl Vfs {
         self.begin();
         self.core.settle_all();
         self.core.end_loans();
+        let begun = self.core.begin_sync_all();
         let written = self.core.write_back_all();
         let synced = self.core.fs.sync();
+        if written.is_ok() && synced.is_ok() {
+            self.core.end_sync(begun);
+        }
         written.and(synced)
     }
 

@@ -117,6 +117,7 @@ impl Vfs {
         if !alone || node.perm() & (SET_UID | SET_GID) != 0 || self.core.writable().is_err() {
             return false;
         }
+        self.core.begins_to_change(node);
         node.raise(LENT);
         let begun = begin();
         if begun {

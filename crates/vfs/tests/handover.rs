@@ -36,7 +36,7 @@ impl Service {
             covered: vec![],
         };
         let vfs = Vfs::new(Arc::new(host), options).expect("root");
-        Service { turns: Turns::new(store.clone(), &records), store, vfs }
+        Service { turns: Turns::new(store.clone(), &records, true), store, vfs }
     }
 
     fn make(&self, dir: &Node, name: &str, kind: Kind) -> Result<Node> {

@@ -180,7 +180,9 @@ hooks! {
             Ok(()) => 0,
             Err(Detour::Errno(errno)) => errno.0,
             // SAFETY: the caller's own arguments.
-            Err(Detour::Kernel) => unsafe { real::posix_fadvise(fd, offset, len, advice) },
+            Err(Detour::Kernel | Detour::Lost(_)) => unsafe {
+                real::posix_fadvise(fd, offset, len, advice)
+            },
         }
     }
 

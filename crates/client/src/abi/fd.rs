@@ -24,7 +24,7 @@ fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
             rc
         }
         Err(Detour::Errno(errno)) => super::failed(errno.0),
-        Err(Detour::Kernel) => close(),
+        Err(Detour::Kernel | Detour::Lost(_)) => close(),
     }
 }
 

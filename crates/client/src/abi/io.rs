@@ -265,7 +265,7 @@ fn send(to: c_int, from: c_int, at: &mut off_t, len: size_t) -> Option<ssize_t> 
             Ok(count) => count,
             Err(_) if sent > 0 => break,
             Err(Detour::Errno(errno)) => return Some(super::failed(errno.0)),
-            Err(Detour::Kernel) => return None,
+            Err(Detour::Kernel | Detour::Lost(_)) => return None,
         };
         // SAFETY: so many bytes were read.
         let Ok(wrote) = usize::try_from(unsafe { real::write(to, part.as_ptr().cast(), count) })

@@ -37,15 +37,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::ops::lock::AGAIN;
 use crate::outcome::{Detour, Outcome};
-use crate::{real, thread};
+use crate::{call, real, thread};
 
 /// Runs the part of a hook that may be handled here. Signal handlers wait meanwhile, and so does a
 /// cancellation that may come at any time.
 #[inline]
-fn attempt<T>(part: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+fn attempt<T>(mut part: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     let cancellable = cancel::defer();
     thread::hold();
-    let done = catch_unwind(AssertUnwindSafe(part)).unwrap_or(Err(Detour::Kernel));
+    let whole = AssertUnwindSafe(|| call::once(&mut part));
+    let done = catch_unwind(whole).unwrap_or(Err(Detour::Kernel));
     if thread::release() {
         signal::deliver();
     }
@@ -78,7 +79,9 @@ macro_rules! answer {
             Ok(value) => value,
             Err(crate::outcome::Detour::Errno(errno)) => crate::abi::failed(errno.0),
             // SAFETY: the caller's own arguments go to the function that it meant to call.
-            Err(crate::outcome::Detour::Kernel) => unsafe { $real },
+            Err(crate::outcome::Detour::Kernel | crate::outcome::Detour::Lost(_)) => unsafe {
+                $real
+            },
         }
     };
 }

@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{Message, Op};
+use polylane_ipc::message::{Message, Op, Reply};
 
 use super::{limit, offset};
 use crate::call;
@@ -17,6 +17,7 @@ use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::rings;
 use crate::session::Session;
+use crate::state;
 use crate::table::{Record, bit};
 use crate::view;
 
@@ -324,10 +325,32 @@ impl Open<'_> {
         from: Sources<'_, '_>,
         total: usize,
     ) -> Outcome<(usize, u64)> {
-        let (handle, length) = (self.handle, total as u64);
-        let message = Message { handle, offset, length, ..Message::new(Op::Write) };
-        let reply = call::gather(self.session, &message, from)?;
+        let reply = self.put(|session, handle, turn| {
+            let length = total as u64;
+            let message = Message { handle, offset, length, turn, ..Message::new(Op::Write) };
+            call::gather(session, &message, from)
+        })?;
         Ok((call::count(&reply).min(total), reply.value[0]))
+    }
+
+    /// Sends a write. One that appends is repeated here when the service dies, as the piece that it
+    /// is: what was written before it counts.
+    #[inline]
+    fn put(
+        &self,
+        mut send: impl FnMut(&'static Session, u64, u32) -> Outcome<Reply>,
+    ) -> Outcome<Reply> {
+        if !self.file.appends() {
+            return send(self.session, self.handle, 0);
+        }
+        let mut first = true;
+        call::once(&mut || {
+            let (session, handle) = match std::mem::take(&mut first) {
+                true => (self.session, self.handle),
+                false => file::usable(self.file, self.fd)?,
+            };
+            send(session, handle, state::get().sessions.turn())
+        })
     }
 
     /// One payload buffer at most. A large one may be served in part when this thread is stopped
@@ -352,11 +375,14 @@ impl Open<'_> {
     #[inline]
     fn write_once(&self, at: u64, from: &[u8]) -> Outcome<(usize, u64)> {
         let overlap = !self.file.appends();
-        let (handle, length, flags) =
-            (self.handle, from.len() as u64, view::wish_to_write(self.file, from.len()));
-        let message = Message { handle, offset: at, length, flags, ..Message::new(Op::Write) };
-        let reply = call::write(self.session, &message, from, overlap)?;
-        view::learn(self.session, self.file, reply.handle);
+        let (length, flags) = (from.len() as u64, view::wish_to_write(self.file, from.len()));
+        let reply = self.put(|session, handle, turn| {
+            let message = Message { handle, offset: at, length, flags, ..Message::new(Op::Write) };
+            call::write(session, &Message { turn, ..message }, from, overlap)
+        })?;
+        if !self.session.is_lost() {
+            view::learn(self.session, self.file, reply.handle);
+        }
         Ok((call::count(&reply).min(from.len()), reply.value[0]))
     }
 }

@@ -40,6 +40,10 @@ pub(crate) struct Range {
 
 /// `F_SETLK`, `F_SETLKW` and their OFD forms.
 pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
+    by_service(set_once(fd, range, ofd, wait))
+}
+
+fn set_once(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
     let file = find(fd)?;
     let asked = request(&file, fd, range, ofd, Op::Lock);
     let (session, message) = file::or_kernel(&file, asked)?;
@@ -60,6 +64,10 @@ pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()>
 
 /// `F_GETLK` and its OFD form.
 pub(crate) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
+    by_service(get_once(fd, range, ofd))
+}
+
+fn get_once(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
     let file = find(fd)?;
     let asked = request(&file, fd, range, ofd, Op::GetLock);
     let (session, message) = file::or_kernel(&file, asked)?;
@@ -78,6 +86,10 @@ pub(crate) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
 
 /// `flock(2)`.
 pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
+    by_service(flock_once(fd, operation))
+}
+
+fn flock_once(fd: RawFd, operation: i32) -> Outcome<()> {
     let kind = match operation & !libc::LOCK_NB {
         libc::LOCK_SH => libc::F_RDLCK,
         libc::LOCK_EX => libc::F_WRLCK,
@@ -98,6 +110,14 @@ pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
     wait_for(session, Message { flags: flags | LOCK_WAIT, ..message })
 }
 
+/// Locks are not taken by the kernel's way while the service is away: the next one is asked.
+fn by_service<T>(done: Outcome<T>) -> Outcome<T> {
+    match done {
+        Err(Detour::Kernel) if state::get().sessions.is_lost() => Err(Detour::Lost(0)),
+        done => done,
+    }
+}
+
 /// The file to lock. A process must take all its locks on one road: the kernel's FUSE and the
 /// service know it by different names, and its own lock would be in its way.
 fn find(fd: RawFd) -> Outcome<Pin> {
@@ -109,9 +129,17 @@ fn find(fd: RawFd) -> Outcome<Pin> {
 /// A descriptor that the kernel opened may be one of a file with locks: it is looked at before it
 /// is closed, in a process that takes locks.
 pub(crate) fn find_for_close(fd: RawFd) {
-    if state::started().is_some_and(|state| state.has_locked.load(Ordering::Relaxed) != 0) {
-        // Whatever cannot be found has no locks that the service knows.
-        let _ = file::find(fd);
+    let Some(state) = state::started() else { return };
+    if state.has_locked.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    // Whatever cannot be found has no locks that the service knows. What is found is attached to
+    // the present one, which has the locks of a former one.
+    if let Ok(file) = file::find(fd)
+        && !file.is(bit::DIRECTORY)
+        && (!state.sessions.is_lost() || state.sessions.await_next())
+    {
+        let _ = file::usable(&file, fd);
     }
 }
 
@@ -185,7 +213,7 @@ fn wait_for(session: &'static Session, message: Message) -> Outcome<()> {
             Err(Detour::Errno(Errno::EINTR)) => Err(watch.reason().into()),
             done => done,
         },
-        other => call::finish(&mailbox, other).map(|_| ()),
+        other => call::finish(&mailbox, &message, other).map(|_| ()),
     }
 }
 
@@ -196,7 +224,7 @@ fn cancel(mailbox: &Mailbox) -> Outcome<()> {
     message.arg[0] = mailbox.index.0.into();
     call::plain(session, message)?;
     let reply: Result<Reply, CallError> = session.channel.wait(mailbox.index, &Alive(session));
-    call::finish(mailbox, reply).map(|_| ())
+    call::finish(mailbox, &message, reply).map(|_| ())
 }
 
 /// What ended a sleep.

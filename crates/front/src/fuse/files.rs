@@ -15,6 +15,7 @@ use super::protocol::{
     opcode,
 };
 use super::request::TransferIn;
+use crate::kept::Whose;
 use crate::notifier::Range;
 use crate::slots::Slot;
 
@@ -147,7 +148,8 @@ fn reopen(call: &Call<'_>, node: &Node) -> Result<Arc<OpenFile>> {
 pub(super) fn flush(call: &mut Call<'_>) -> End {
     let (fh, _unused, owner) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
     let (_, file) = call.handle(fh)?;
-    call.session.kept.drop_posix(call.header.node_id, owner);
+    let whose = Whose::Posix { node_id: call.header.node_id, owner };
+    call.session.lane.kept.drop_all(whose);
     let owner = call.posix_owner(owner);
     call.session.lane.vfs.drop_locks(file.node(), owner);
     Ok(Outcome::Reply)
@@ -157,7 +159,7 @@ pub(super) fn release(call: &mut Call<'_>) -> End {
     let fh = call.args.u64()?;
     // A handle of a former incarnation is as gone as it can be.
     let Some(handle) = call.session.handles.remove(fh) else { return Ok(Outcome::Reply) };
-    call.session.kept.drop_flock(fh);
+    call.session.lane.kept.drop_all(Whose::Flock { fh });
     call.session.close(&handle);
     Ok(Outcome::Reply)
 }

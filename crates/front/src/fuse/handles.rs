@@ -109,6 +109,9 @@ impl HandleTable {
         let fh = match &self.store {
             Some(store) => {
                 let fh = store.next_handle();
+                if let Some(file) = &handle.opened {
+                    file.tag().store(fh, Ordering::Relaxed);
+                }
                 handle.record = handle.to_record(store, fh);
                 fh
             }

@@ -27,11 +27,11 @@ use polylane_vfs::{
     LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, Node, OpenFile, Ticket,
 };
 
-use super::kept::Given;
 use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::LK_FLOCK;
 use super::request::LockIn;
 use super::session::Session;
+use crate::kept::{self, Given, Whose};
 
 /// The kernel's `OFFSET_MAX`: to the end of the file, however far it grows.
 const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -166,16 +166,12 @@ pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
             owners.push(request.owner);
         }
     }
-    let given = Given {
-        node_id: handle.node_id,
-        fh: lock.fh,
-        owner: lock.owner,
-        start: request.start,
-        end: request.end,
-        kind: request.kind,
-        flock: request.family == LockFamily::Flock,
-        pid: request.pid,
+    let whose = match request.family {
+        LockFamily::Flock => Whose::Flock { fh: lock.fh },
+        _ => Whose::Posix { node_id: handle.node_id, owner: lock.owner },
     };
+    let LockRequest { start, end, kind, pid, .. } = request;
+    let given = Given { whose, by: lock.fh, start, end, kind, pid };
     match wait && request.kind != LockKind::Unlock {
         true => wait_for(call, file.node(), request, given),
         false => set_now(call, file.node(), request, given),
@@ -185,18 +181,40 @@ pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
 impl Session {
     /// Sets a lock again that a former service gave. False: it cannot be.
     pub(super) fn lock_again(&self, given: &Given) -> bool {
-        let Ok(handle) = self.handles.get(given.fh) else { return false };
-        let Ok(file) = handle.file() else { return false };
-        let (owner, family) = match given.flock {
-            true => (file.lock_owner(LockFamily::Flock), LockFamily::Flock),
-            false => (posix_owner(given.owner), LockFamily::Posix),
-        };
-        if !given.flock {
-            handle.owners.lock().push(owner);
-        }
+        let Some((file, owner, family)) = self.holder(given) else { return false };
         let Given { start, end, kind, pid, .. } = *given;
         let request = LockRequest { owner, family, kind, start, end, pid };
         matches!(self.lane.vfs.set_lock(file.node(), request, None), LockOutcome::Done(Ok(())))
+    }
+
+    /// The open file by which a former service gave a lock, and who has it now.
+    fn holder(&self, given: &Given) -> Option<(Arc<OpenFile>, LockOwner, LockFamily)> {
+        let of_kernel = || self.handles.get(given.by);
+        let handover = self.lane.handover.as_ref()?;
+        match given.whose {
+            Whose::Flock { .. } => {
+                let file = of_kernel().ok()?.file().ok()?;
+                let owner = file.lock_owner(LockFamily::Flock);
+                Some((file, owner, LockFamily::Flock))
+            }
+            Whose::Posix { owner, .. } => {
+                let (handle, owner) = (of_kernel().ok()?, posix_owner(owner));
+                handle.owners.lock().push(owner);
+                Some((handle.file().ok()?, owner, LockFamily::Posix))
+            }
+            Whose::Process { process, .. } => {
+                let owner = kept::process_owner(process);
+                handover.lives(process).then_some(())?;
+                Some((handover.reopened(given.by)?, owner, LockFamily::Posix))
+            }
+            Whose::File { tag, flock } => {
+                let file = handover.reopened(tag)?;
+                let family = if flock { LockFamily::Flock } else { LockFamily::Ofd };
+                self.lane.kept.follow(&file)?;
+                let owner = file.lock_owner(family);
+                Some((file, owner, family))
+            }
+        }
     }
 }
 
@@ -212,7 +230,7 @@ fn set_now(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) -> 
         LockOutcome::Done(Err(Errno::EAGAIN)) if !call.deferred => Err(Exit::Defer),
         LockOutcome::Done(result) => {
             result?;
-            call.session.kept.set(given);
+            call.session.lane.kept.set(given);
             Ok(Outcome::Reply)
         }
         // Never without a waiter.
@@ -222,7 +240,7 @@ fn set_now(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) -> 
 
 fn wait_for(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) -> End {
     let (unique, vfs) = (call.header.unique, &call.session.lane.vfs);
-    let kept = call.session.kept.clone();
+    let kept = call.session.lane.kept.clone();
     let (waits, device) = (call.session.waits.clone(), call.session.device.clone());
     waits.enter(unique);
     let granted = Box::new(move |result: Result<()>| {
@@ -241,7 +259,7 @@ fn wait_for(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) ->
         LockOutcome::Done(result) => {
             waits.leave(unique);
             result?;
-            call.session.kept.set(given);
+            call.session.lane.kept.set(given);
             Ok(Outcome::Reply)
         }
         LockOutcome::Parked(ticket) => {

@@ -14,7 +14,6 @@
 //! | `progress.rs` | what the kernel sent before is done first                        |
 //! | `nodes.rs`    | node ids and lookup counts                                       |
 //! | `handles.rs`  | open files                                                       |
-//! | `kept.rs`     | locks, for the next service                                      |
 //! | `ops.rs`      | the table of operations; the rest by subject: `names`, `attrs`,  |
 //! |               | `files`, `dirs`, `locks`                                         |
 
@@ -24,7 +23,6 @@ mod files;
 mod handles;
 pub(crate) mod init;
 mod ioctl;
-mod kept;
 mod locks;
 mod names;
 pub mod nodes;
@@ -38,5 +36,5 @@ mod stats;
 
 pub use init::{Params, mount_options, negotiate, negotiate_without};
 pub use progress::Progress;
-pub use session::{Ended, NOTIFIER_NAME, ServeOptions, Stop, serve};
+pub use session::{Door, Ended, NOTIFIER_NAME, ServeOptions, Stop, serve};
 pub use stats::{Stats, Totals};

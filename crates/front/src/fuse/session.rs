@@ -34,7 +34,6 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::handles::{HANDLE_FILE, HANDLE_SECOND, HANDLE_SLOT, Handle, HandleTable};
 use super::init::{self, MESSAGE_BYTES_MAX, Params};
-use super::kept::Kept;
 use super::locks::Waits;
 use super::names::name_of_slot;
 use super::nodes::{Target, VirtualDir};
@@ -43,6 +42,7 @@ use super::progress::{Mark, Marks};
 use super::protocol::{UNIQUE_RESEND, fopen, init as init_flags};
 use super::reply::{Body, Device};
 use super::request::{Header, Reader, Request, changes, wants_reply};
+use crate::kept::Whose;
 use crate::lane::Lane;
 use crate::notifier::{Action, Level, Range};
 use crate::restore::{self, Record};
@@ -94,7 +94,6 @@ pub(super) struct Session {
     pub(super) device: Device,
     pub(super) handles: HandleTable,
     pub(super) waits: Arc<Waits>,
-    pub(super) kept: Arc<Kept>,
     pub(super) no_groups: Arc<[Gid]>,
     /// INIT flags agreed on.
     flags: AtomicU64,
@@ -162,18 +161,49 @@ impl Deferred {
     }
 }
 
+/// A session that has begun: what a former service had open and locked is so again.
+pub struct Door {
+    session: Arc<Session>,
+    options: ServeOptions,
+}
+
+impl Door {
+    /// Begins a session on the mount behind `fd`.
+    ///
+    /// # Errors
+    /// What fcntl(2) says to the descriptor.
+    pub fn open(fd: OwnedFd, lane: Arc<Lane>, options: ServeOptions) -> io::Result<Door> {
+        let flags = fcntl_getfl(&fd)?;
+        fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        let session = Session::new(Device::new(fd), lane, &options);
+        session.restore();
+        Ok(Door { session, options })
+    }
+
+    /// Serves the mount until it is unmounted or `stop` is asked for.
+    ///
+    /// # Errors
+    /// What the device says; or that a thread panicked.
+    pub fn serve(self, stop: &Stop) -> io::Result<Ended> {
+        run(&self.session, &self.options, stop)
+    }
+}
+
 /// Serves the mount behind `fd` until it is unmounted or `stop` is asked for.
+///
+/// # Errors
+/// As those of [`Door`].
 pub fn serve(
     fd: OwnedFd,
     lane: Arc<Lane>,
     options: ServeOptions,
     stop: &Stop,
 ) -> io::Result<Ended> {
-    let flags = fcntl_getfl(&fd)?;
-    fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+    Door::open(fd, lane, options)?.serve(stop)
+}
+
+fn run(session: &Arc<Session>, options: &ServeOptions, stop: &Stop) -> io::Result<Ended> {
     let (wake, ended) = (Stop::new()?, Stop::new()?);
-    let session = Session::new(Device::new(fd), lane, &options);
-    session.restore();
     if options.incarnation > 0 && options.params.is_some_and(|params| params.resend()) {
         session.device.resend();
     }
@@ -248,7 +278,6 @@ impl Session {
     fn new(device: Device, lane: Arc<Lane>, options: &ServeOptions) -> Arc<Session> {
         Arc::new(Session {
             handles: HandleTable::new(options.incarnation, store(&lane)),
-            kept: Kept::new(store(&lane)),
             lane,
             device,
             waits: Arc::default(),
@@ -266,12 +295,16 @@ impl Session {
         for record in handover.take(Kind::Handle) {
             let kept = Record::adopt(&handover.store, &record);
             if let Some(handle) = self.open_again(&record, kept) {
+                if let Some(file) = &handle.opened {
+                    handover.reopen(record.words[0], file);
+                }
                 self.handles.restore(record.words[0], handle);
             }
         }
         for record in handover.take(Kind::Lock) {
-            self.kept.restore(&record, |given| self.lock_again(given));
+            self.lane.kept.restore(&record, |given| self.lock_again(given));
         }
+        handover.end_reopening();
         self.lane.vfs.end_revival();
     }
 
@@ -287,7 +320,8 @@ impl Session {
         };
         let opened = match which {
             HANDLE_FILE | HANDLE_SECOND => {
-                Some(restore::open(&self.lane.vfs, flags, ino, generation)?)
+                let handover = self.lane.handover.as_ref()?;
+                Some(restore::open(&self.lane.vfs, handover, flags, (ino, generation))?)
             }
             _ => None,
         };
@@ -384,7 +418,7 @@ impl Session {
                 self.defer(&self.deferred, Job::Drop { node, range, except });
             }
             Err(exit @ (Exit::Defer | Exit::DeferFill)) => {
-                drop(turn);
+                turn.into_iter().for_each(Turn::postpone);
                 self.lane.fuse.deferred();
                 let fill = matches!(exit, Exit::DeferFill);
                 let queue = if fill { &self.fills } else { &self.deferred };
@@ -392,7 +426,7 @@ impl Session {
             }
             // Room that was just given up may come back with what the kernel has sent already.
             Err(Exit::Failed(Errno::ENOSPC)) if !deferred => {
-                drop(turn);
+                turn.into_iter().for_each(Turn::postpone);
                 self.lane.fuse.deferred();
                 self.defer(&self.deferred, Job::Again(message.to_vec()));
             }
@@ -502,7 +536,8 @@ impl Session {
     pub(super) fn close(&self, handle: &Handle) {
         if let Ok(file) = handle.file() {
             for owner in handle.owners.lock().drain(..) {
-                self.kept.drop_posix(handle.node_id, owner.0 as u64);
+                let (node_id, owner_number) = (handle.node_id, owner.0 as u64);
+                self.lane.kept.drop_all(Whose::Posix { node_id, owner: owner_number });
                 self.lane.vfs.drop_locks(file.node(), owner);
             }
         }

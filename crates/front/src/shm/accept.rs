@@ -25,7 +25,7 @@ use polylane_ipc::{Geometry, ServiceChannel};
 use polylane_sys::event::{Epoll, Interest, Ready};
 use polylane_sys::pulse::Pulse;
 use polylane_sys::scm::{self, Peer};
-use polylane_vfs::{Cred, LockOwner};
+use polylane_vfs::Cred;
 
 use super::helpers::Helpers;
 use super::holders::{Holders, is_readable};
@@ -34,7 +34,9 @@ use super::stats::Stats;
 use super::views::FramesLeft;
 use super::worker::Inbox;
 use super::{Config, guarded};
+use crate::kept::{FormerProcess, process_owner};
 use crate::lane::Lane;
+use crate::restore::Record;
 use crate::slots::Token;
 
 /// How long a connection may stay silent before its Hello.
@@ -43,9 +45,6 @@ const HELLO_TIME: Duration = Duration::from_secs(5);
 /// Pause after accept(2) failed for want of descriptors or memory: the listener stays ready
 /// meanwhile.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-
-/// High bits of a process's lock owner: no owner of another kind looks like it.
-const PROCESS_OWNER: u128 = 0x5348_4d50 << 96;
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -96,7 +95,21 @@ impl Acceptor {
         let (watched, processes) = (HashMap::new(), HashMap::new());
         let holders = Arc::default();
         let (next, beats) = (STOP, false);
-        Ok(Acceptor { around, listener, epoll, watched, processes, holders, next, beats })
+        let mut acceptor =
+            Acceptor { around, listener, epoll, watched, processes, holders, next, beats };
+        acceptor.go_on_for_former()?;
+        Ok(acceptor)
+    }
+
+    /// Watches the processes that had locks of a former service.
+    fn go_on_for_former(&mut self) -> Result<()> {
+        let lane = self.around.lane.clone();
+        let Some(handover) = &lane.handover else { return Ok(()) };
+        for FormerProcess { number, pid, pidfd, record } in handover.take_processes() {
+            lane.kept.restore_process(number, Record::of(&handover.store, record));
+            self.watch_process(number, pid, pidfd)?;
+        }
+        Ok(())
     }
 
     /// Lets clients in and out until the server stops.
@@ -216,11 +229,12 @@ impl Acceptor {
         let channel = ServiceChannel::create(geometry, around.config.plan)?;
         let groups: Arc<[Gid]> = groups.into_iter().map(Gid).collect();
         let slots = around.lane.slots.open_session(Token::random()?, groups.clone());
-        let id = self.token();
+        let (id, key) = (self.token(), hello.key);
         let (uid, gid) = (Uid(uid), Gid(gid));
         let cred = Cred { uid, gid, groups, pid, session: id, ..Cred::root() };
         Ok(Session::new(Parts {
             id,
+            key,
             cred,
             process,
             channel,
@@ -260,11 +274,19 @@ impl Acceptor {
         if self.processes.len() >= self.around.config.processes_max {
             return Err(Errno::EAGAIN);
         }
+        let number = match &self.around.lane.handover {
+            Some(handover) => handover.store.next_handle(),
+            None => self.token(),
+        };
+        self.watch_process(number, pid, pidfd)
+    }
+
+    fn watch_process(&mut self, number: u64, pid: u32, pidfd: OwnedFd) -> Result<Arc<Process>> {
         let token = self.token();
         self.epoll.add(&pidfd, token, Interest::Level)?;
-        let owner = LockOwner(PROCESS_OWNER | u128::from(token));
+        let owner = process_owner(number);
         let (gone, holders) = (AtomicBool::new(false), self.holders.clone());
-        let process = Arc::new(Process { pid, pidfd, owner, gone, holders });
+        let process = Arc::new(Process { pid, pidfd, number, owner, gone, holders });
         self.holders.add(&process);
         self.processes.insert(pid, process.clone());
         self.watched.insert(token, Watched::Process { pid });
@@ -331,11 +353,12 @@ impl Acceptor {
         self.newcomers().next().map(|_| HELLO_TIME)
     }
 
-    /// The server stops: every session ends.
+    /// The server stops: every session ends. Processes keep their locks, which the next service
+    /// knows.
     fn end_all(&mut self) {
-        let pids: Vec<u32> = self.processes.keys().copied().collect();
-        for pid in pids {
-            self.bury_pid(pid);
+        let tokens: Vec<u64> = self.watched.keys().copied().collect();
+        for token in tokens {
+            self.depart(token);
         }
         self.watched.clear();
     }

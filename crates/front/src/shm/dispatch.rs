@@ -6,13 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
-use polylane_ipc::message::{Message, Reply, Status};
+use polylane_ipc::message::{Message, Op, Reply, Status};
 use polylane_vfs::Node;
+use polylane_vfs::handover::Answered;
 
 use super::helpers::Helpers;
 use super::request::{self, FileRequest, PATHS_BYTES_MAX};
 use super::serve::{self, Call, Failure};
-use super::session::{Pending, Session};
+use super::session::{Pending, Session, from_answer, to_answer};
 use super::stats::Stats;
 use crate::notifier::Range;
 
@@ -52,7 +53,8 @@ pub(super) fn on_worker(
     let call = Call { session, mailbox, stats, may_block: false, changed: None };
     // What a panic would leave.
     let mut reply = failed(Errno::EIO);
-    match attempt(call, (&message, paths), &mut reply) {
+    let (next, until_sent) = attempt(call, (&message, paths), &mut reply);
+    match next {
         Next::Reply => {
             stats.ended(reply.status);
             session.channel.reply(mailbox, &reply);
@@ -60,7 +62,10 @@ pub(super) fn on_worker(
         Next::TellKernel(node, range) => {
             stats.handed_off();
             let pending = Pending::new(session.clone(), mailbox);
-            let job = move || tell_kernel(pending, (&node, range), &reply);
+            let job = move || {
+                tell_kernel(pending, (&node, range), &reply);
+                drop(until_sent);
+            };
             helpers.post(session.id, Box::new(job));
         }
         next @ (Next::HandOff | Next::Again) => {
@@ -85,7 +90,8 @@ fn on_helper(pending: Pending, message: &Message, paths: &[u8]) {
     let stats = &session.stats;
     let call = Call { session: &session, mailbox, stats, may_block: true, changed: None };
     let mut reply = failed(Errno::EIO);
-    match attempt(call, (message, paths), &mut reply) {
+    let (next, _until_sent) = attempt(call, (message, paths), &mut reply);
+    match next {
         Next::Reply => pending.reply(&reply),
         Next::TellKernel(node, range) => tell_kernel(pending, (&node, range), &reply),
         Next::Parked => pending.release(),
@@ -115,8 +121,43 @@ fn copy_paths<'a>(
     Ok(paths)
 }
 
+/// Serves a request in its turn, where it is one to be done once. What comes with the next step is
+/// to be dropped when the reply is sent.
+fn attempt(
+    call: Call<'_>,
+    (message, paths): (&Message, &[u8]),
+    reply: &mut Reply,
+) -> (Next, Option<Answered>) {
+    let turn = match call.session.turn(message.turn) {
+        Ok(turn) => turn,
+        Err((answer, until_sent)) => {
+            *reply = from_answer(&answer);
+            return (Next::Reply, Some(until_sent));
+        }
+    };
+    let next = check_and_serve(call, (message, paths), reply);
+    let Some(turn) = turn else { return (next, None) };
+    let answered = match (&next, reply.status) {
+        (Next::HandOff | Next::Again | Next::Parked, _) => {
+            turn.postpone();
+            None
+        }
+        // The handle that an open gives is of no use to another service.
+        (_, Status::Done(_)) if turn.is_begun() && message.op == Op::Open => {
+            Some(turn.found_again())
+        }
+        (_, Status::Done(_)) if turn.is_begun() => Some(turn.done(&to_answer(reply))),
+        _ => None,
+    };
+    (next, answered)
+}
+
 /// Checks and serves. A panic on the way is ours, not the client's doing: it costs this request.
-fn attempt(mut call: Call<'_>, (message, paths): (&Message, &[u8]), reply: &mut Reply) -> Next {
+fn check_and_serve(
+    mut call: Call<'_>,
+    (message, paths): (&Message, &[u8]),
+    reply: &mut Reply,
+) -> Next {
     let request = match FileRequest::check(message, paths, call.session.channel.buffer_bytes()) {
         Ok(request) => request,
         Err(errno) => {

@@ -35,7 +35,7 @@ use polylane_ipc::stream::{
     WRITE_BYTES_MAX, set,
 };
 use polylane_vfs::fs::{SetAttr, SetTime, Source};
-use polylane_vfs::{Aside, Create, Cred, Holder, Kind, Node, PathError};
+use polylane_vfs::{Aside, Create, Cred, Holder, Kind, Node, PathError, handover};
 
 use super::request::Handle;
 use super::serve::{is_virtual, kernel_has_pages};
@@ -237,7 +237,8 @@ impl Session {
 
     /// Applies all that waits. Where room cannot be made anew, or too much is dirty, leases end.
     fn apply_all(&self, state: &mut State) {
-        let honest = self.apply_waiting(state);
+        // Whoever came near has a turn of his own, in which these changes have no part.
+        let honest = handover::aside(|| self.apply_waiting(state));
         let more = honest && !self.lane.vfs.write_may_wait(DATA_BYTES);
         if more && self.make_room(state) {
             self.finish(state);

@@ -185,6 +185,7 @@ impl Server {
             inbox.stop();
         }
         join(workers);
+        self.around.lane.kept.leave();
         self.around.stopping.store(true, Ordering::Release);
         event::notify(&self.around.stop);
         join(acceptor);

@@ -201,9 +201,10 @@ mod tests {
         let client = ClientChannel::attach(fds.remove(0), fds, geometry, plan).unwrap();
         let (pidfd, gone) = (event::eventfd().unwrap(), AtomicBool::new(false));
         let holders = Arc::default();
-        let process = Process { pid: 1, pidfd, owner: LockOwner(1), gone, holders };
+        let process = Process { pid: 1, pidfd, number: 1, owner: LockOwner(1), gone, holders };
         let session = Session::new(Parts {
             id,
+            key: id,
             cred: Cred::root(),
             process: Arc::new(process),
             channel,

@@ -21,6 +21,7 @@ use polylane_base::{Errno, Result};
 use polylane_ipc::message::{Reply, Status};
 use polylane_ipc::stream::STREAMED_HANDLE;
 use polylane_ipc::{MailboxIndex, ServiceChannel};
+use polylane_vfs::handover::{Answered, Origin, Turn};
 use polylane_vfs::{Cred, LockOwner, Node, OpenFile, Ticket};
 
 use super::holders::Holders;
@@ -35,6 +36,29 @@ use crate::slots::SessionSlots;
 /// Open files and directories of one session: the highest limit of descriptors (`NR_OPEN`).
 const HANDLES_MAX: u32 = 1 << 20;
 
+/// In the first word of an origin: no request of the kernel's has it.
+const OF_CLIENT: u64 = 1 << 63;
+
+/// A reply as it is recorded: its count, and its first value.
+pub(super) fn to_answer(reply: &Reply) -> [u8; 16] {
+    let count = if let Status::Done(count) = reply.status { count } else { 0 };
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&count.to_le_bytes());
+    bytes[8..].copy_from_slice(&reply.value[0].to_le_bytes());
+    bytes
+}
+
+/// What [`to_answer`] recorded.
+pub(super) fn from_answer(bytes: &[u8]) -> Reply {
+    let word = |at: usize| {
+        let word = bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        word.map_or(0, u64::from_le_bytes)
+    };
+    let mut reply = Reply::new(Status::Done(word(0)));
+    reply.value[0] = word(8);
+    reply
+}
+
 /// A client process. Outlives its sessions, so that POSIX locks survive exec.
 #[derive(Debug)]
 pub(super) struct Process {
@@ -42,7 +66,9 @@ pub(super) struct Process {
     pub(super) pid: u32,
     /// Readable once the process is gone.
     pub(super) pidfd: OwnedFd,
-    /// Owner of its POSIX locks, unlike that of any other process that ever was.
+    /// Its own, unlike that of any other process that ever was.
+    pub(super) number: u64,
+    /// Owner of its POSIX locks.
     pub(super) owner: LockOwner,
     /// It is gone: set before its locks are dropped, looked at after one was set.
     pub(super) gone: AtomicBool,
@@ -54,14 +80,19 @@ impl Process {
     /// The process is gone, and with it every lock it has or will still be given.
     pub(super) fn bury(&self, lane: &Lane) {
         self.gone.store(true, Ordering::SeqCst);
-        lane.vfs.drop_owner(self.owner);
+        self.drop_locks(lane);
         self.holders.remove(self.owner);
+    }
+
+    fn drop_locks(&self, lane: &Lane) {
+        lane.kept.drop_process(self.number);
+        lane.vfs.drop_owner(self.owner);
     }
 
     /// After a lock was set for it: if it was buried in between, the lock goes too.
     pub(super) fn check_alive(&self, lane: &Lane) {
         if self.gone.load(Ordering::SeqCst) {
-            lane.vfs.drop_owner(self.owner);
+            self.drop_locks(lane);
         }
     }
 }
@@ -101,6 +132,8 @@ impl Open {
 pub(super) struct Session {
     /// Unique in this service process.
     pub(super) id: u64,
+    /// The client process's own secret: with it go the turns of its requests.
+    pub(super) key: u64,
     /// Who the client is.
     pub(super) cred: Cred,
     /// Its process.
@@ -127,6 +160,7 @@ pub(super) struct Session {
 /// What a new session is made of.
 pub(super) struct Parts {
     pub(super) id: u64,
+    pub(super) key: u64,
     pub(super) cred: Cred,
     pub(super) process: Arc<Process>,
     pub(super) channel: ServiceChannel,
@@ -139,9 +173,10 @@ pub(super) struct Parts {
 impl Session {
     /// A session with nothing open.
     pub(super) fn new(parts: Parts) -> Arc<Session> {
-        let Parts { id, cred, process, channel, slots, lane, stats, frames_left } = parts;
+        let Parts { id, key, cred, process, channel, slots, lane, stats, frames_left } = parts;
         let session = Arc::new(Session {
             id,
+            key,
             cred,
             process,
             channel,
@@ -158,6 +193,16 @@ impl Session {
         let weak: Weak<Session> = Arc::downgrade(&session);
         session.slots.set_holder(weak);
         session
+    }
+
+    /// This thread's turn with a request that is to be done once; or what a former service was
+    /// about to answer it, and what to drop when that is sent.
+    pub(super) fn turn(&self, turn: u32) -> std::result::Result<Option<Turn>, (Vec<u8>, Answered)> {
+        let Some(handover) = self.lane.handover.as_ref().filter(|_| turn != 0) else {
+            return Ok(None);
+        };
+        let origin = Origin(self.key | OF_CLIENT, turn.into());
+        handover.turns.recall(origin).map_or_else(|| Ok(Some(handover.turns.begin(origin))), Err)
     }
 
     /// Adds an open file or directory. `EMFILE` at the limit or after the end.
@@ -259,7 +304,7 @@ impl Session {
         self.lane.slots.drop_session(&self.slots);
         let parked = std::mem::take(&mut *self.parked.lock());
         for parked in parked.into_values() {
-            parked.cancel(&self.lane);
+            parked.withdraw(&self.lane);
         }
         let (open, streamed) = (self.open.lock().close(), self.streamed.lock().close());
         drop((open, streamed));
@@ -278,7 +323,7 @@ impl Session {
     pub(super) fn parked(&self, parked: &Parked, ticket: Ticket) {
         *parked.ticket.lock() = Some(ticket);
         if self.ended.load(Ordering::SeqCst) {
-            parked.cancel(&self.lane);
+            parked.withdraw(&self.lane);
         }
     }
 
@@ -322,14 +367,24 @@ impl Parked {
 
     /// Takes the request back, if it still waits: the reply is `EINTR`.
     fn cancel(&self, lane: &Lane) -> bool {
-        let Some(ticket) = *self.ticket.lock() else { return false };
-        if !lane.vfs.cancel_lock(ticket) {
-            return false;
-        }
-        if let Some(pending) = self.take() {
+        let withdrawn = self.withdrawn(lane);
+        let cancelled = withdrawn.is_some();
+        if let Some(Some(pending)) = withdrawn {
             pending.reply(&Reply::new(Status::Failed(Errno::EINTR.0)));
         }
-        true
+        cancelled
+    }
+
+    /// Takes the request back with its session: a client that lives asks the next service.
+    fn withdraw(&self, lane: &Lane) {
+        if let Some(Some(pending)) = self.withdrawn(lane) {
+            pending.release();
+        }
+    }
+
+    fn withdrawn(&self, lane: &Lane) -> Option<Option<Pending>> {
+        let ticket = (*self.ticket.lock())?;
+        lane.vfs.cancel_lock(ticket).then(|| self.take())
     }
 }
 

@@ -93,7 +93,14 @@ impl Kernel {
     pub fn receive(&mut self, ms: i64) -> Option<Message> {
         let timeout = Timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
         let mut ready = [PollFd::new(&self.socket, PollFlags::IN)];
-        if poll(&mut ready, Some(&timeout)).expect("poll") == 0 {
+        // A fuzzer's own signals come now and then.
+        let count = loop {
+            match poll(&mut ready, Some(&timeout)) {
+                Err(rustix::io::Errno::INTR) => {}
+                done => break done.expect("poll"),
+            }
+        };
+        if count == 0 {
             return None;
         }
         let mut bytes = vec![0; 2 << 20];

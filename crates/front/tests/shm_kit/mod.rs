@@ -136,7 +136,7 @@ pub struct Client {
 
 pub fn connect_raw(path: &Path) -> Result<(OwnedFd, Welcome, Vec<OwnedFd>), Errno> {
     let socket = scm::connect(path)?;
-    scm::send(&socket, &Hello { queue: None }.to_bytes(), &[])?;
+    scm::send(&socket, &Hello { queue: None, key: 0 }.to_bytes(), &[])?;
     let mut bytes = vec![0; WELCOME_BYTES_MAX];
     let received = scm::receive(&socket, &mut bytes)?;
     let welcome = Welcome::from_bytes(&bytes[..received.count])?;

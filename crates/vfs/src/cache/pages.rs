@@ -336,7 +336,7 @@ impl FilePages {
     }
 
     /// Whether nothing is dirty.
-    pub(super) fn is_clean(&self) -> bool {
+    pub(crate) fn is_clean(&self) -> bool {
         self.map.read().dirty.is_empty()
     }
 

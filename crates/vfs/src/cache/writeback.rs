@@ -130,7 +130,13 @@ pub(crate) fn run_flusher(core: &Core) {
         core.settle_all();
         core.end_loans();
         let pressed = urgent || core.cache.is_pressed();
-        core.cache.flusher.finished(core.write_back_files(pressed));
+        let begun = core.begin_sync_all();
+        let written = core.write_back_files(pressed);
+        core.cache.flusher.finished(written);
+        if written.is_ok() {
+            // What fails here the next fsync tells.
+            let _ = core.sync_changed(begun);
+        }
     }
 }
 

@@ -19,5 +19,5 @@ mod store;
 mod turn;
 
 pub use store::{Heart, Kind, Record, Slot, Store};
-pub use turn::{Answered, Origin, Turn, Turns};
+pub use turn::{Answered, Origin, Turn, Turns, aside};
 pub(crate) use turn::{Op, counts, former, intend};

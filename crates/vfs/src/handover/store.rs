@@ -18,8 +18,8 @@ use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::{Errno, Result};
 use polylane_sys::Region;
 
-/// First word of a memfd in use: "plhand01". Another layout has another word.
-const MAGIC: u64 = u64::from_le_bytes(*b"plhand01");
+/// First word of a memfd in use: "plhand02". Another layout has another word.
+const MAGIC: u64 = u64::from_le_bytes(*b"plhand02");
 
 /// Bytes before the first record.
 const HEAD_BYTES: usize = 4096;
@@ -73,12 +73,16 @@ pub enum Kind {
     Begun = 7,
     /// An operation that was done, and what its answer is.
     Done = 8,
+    /// A process that took locks through the library.
+    Process = 9,
+    /// A file whose newest bytes are not durable.
+    Unsynced = 10,
 }
 
 impl Kind {
     fn from_word(word: u64) -> Option<Kind> {
-        use Kind::{Begun, Done, Handle, HostNode, HostPlace, Lock, Node, Slot};
-        [HostNode, HostPlace, Node, Handle, Slot, Lock, Begun, Done]
+        use Kind::{Begun, Done, Handle, HostNode, HostPlace, Lock, Node, Process, Slot, Unsynced};
+        [HostNode, HostPlace, Node, Handle, Slot, Lock, Begun, Done, Process, Unsynced]
             .into_iter()
             .find(|kind| *kind as u64 == word & 0xff)
     }

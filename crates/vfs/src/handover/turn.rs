@@ -84,12 +84,19 @@ thread_local! {
 }
 
 impl Turns {
-    /// Those among the records that a former service left.
-    pub fn new(store: Arc<Store>, records: &[Record]) -> Arc<Turns> {
+    /// Those among the records that a former service left. `lasting`: what it had done is there;
+    /// if not, answers say nothing, and what there is decides alone.
+    pub fn new(store: Arc<Store>, records: &[Record], lasting: bool) -> Arc<Turns> {
         let mut former: HashMap<Origin, Former> = HashMap::new();
         for record in records {
-            if !matches!(record.kind, Kind::Begun | Kind::Done) {
-                continue;
+            match record.kind {
+                Kind::Begun => {}
+                Kind::Done if lasting => {}
+                Kind::Done => {
+                    store.free(record.slot);
+                    continue;
+                }
+                _ => continue,
             }
             let [first, second, op, facts @ ..] = record.words;
             let (slot, kind, answer) = (record.slot, record.kind, record.bytes.clone());
@@ -140,6 +147,31 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// Whether something was begun that must not be done twice, now or by a former service.
+    pub fn is_begun(&self) -> bool {
+        CURRENT.with(|place| place.borrow().as_ref().is_some_and(|now| now.begun.is_some()))
+    }
+
+    /// Nothing was done: another thread begins again, with what a former service left.
+    pub fn postpone(self) {
+        let Some(Current { turns, origin, begun, former }) = take() else { return };
+        match (begun, former) {
+            (Some(slot), Some((op, facts))) => {
+                let (kind, answer) = (Kind::Begun, Vec::new());
+                turns.former.lock().insert(origin, Former { slot, kind, op, facts, answer });
+            }
+            (Some(begun), None) => turns.store.free(begun),
+            (None, _) => {}
+        }
+    }
+
+    /// The operation is done, and its answer is of no use to another service, which finds it done
+    /// by its intention. The result is to be dropped when the answer is sent.
+    pub fn found_again(self) -> Answered {
+        let Some(current) = take() else { unreachable!("a turn has its record") };
+        Answered { store: current.turns.store.clone(), slots: [current.begun, None] }
+    }
+
     /// The operation is done: records its answer. The result is to be dropped when the answer is
     /// sent. An answer that is too long for a record is found again by its intention.
     pub fn done(self, answer: &[u8]) -> Answered {
@@ -175,6 +207,14 @@ impl Drop for Answered {
     fn drop(&mut self) {
         self.slots.into_iter().flatten().for_each(|slot| self.store.free(slot));
     }
+}
+
+/// Runs what this thread does for somebody else: it is no part of its turn.
+pub fn aside<T>(other: impl FnOnce() -> T) -> T {
+    let current = take();
+    let result = other();
+    CURRENT.with(|place| *place.borrow_mut() = current);
+    result
 }
 
 /// Whether this thread's operation is to be done once.
@@ -214,7 +254,7 @@ mod tests {
     fn turns(fd: &std::os::fd::OwnedFd) -> (Arc<Store>, Arc<Turns>) {
         let (store, records) = Store::attach(fd).expect("attach");
         let store = Arc::new(store);
-        (store.clone(), Turns::new(store, &records))
+        (store.clone(), Turns::new(store, &records, true))
     }
 
     #[test]
@@ -239,6 +279,25 @@ mod tests {
         let (answer, recalled) = third.recall(Origin(0, 8)).expect("answered");
         assert_eq!(answer, b"gone");
         drop((answered, recalled));
+        assert!(Store::attach(&fd).expect("attach").1.is_empty());
+    }
+
+    #[test]
+    fn what_is_put_off_is_found_again_and_answers_that_do_not_last_are_not() {
+        let fd = Store::create().expect("memfd");
+        let (_store, first) = turns(&fd);
+        let turn = first.begin(Origin(1, 1));
+        intend(Op::Make, [1, 0, 0, 0]);
+        assert!(turn.is_begun());
+        let _not_sent = turn.done(b"made");
+        let (store, records) = Store::attach(&fd).expect("attach");
+        let second = Turns::new(Arc::new(store), &records, false);
+        assert!(second.recall(Origin(1, 1)).is_none(), "what was done may be gone");
+        second.begin(Origin(1, 1)).postpone();
+        let turn = second.begin(Origin(1, 1));
+        aside(|| assert!(!counts()));
+        assert_eq!(former(Op::Make), Some([1, 0, 0, 0]));
+        drop(turn.found_again());
         assert!(Store::attach(&fd).expect("attach").1.is_empty());
     }
 

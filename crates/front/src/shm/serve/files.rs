@@ -10,6 +10,7 @@ use polylane_vfs::{Holder, Kind, LockFamily, Node, OpenFile, synchronous};
 
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
+use crate::kept::Whose;
 use crate::notifier::Range;
 use crate::shm::request::{At, Handle};
 use crate::shm::session::{Open, Session};
@@ -282,7 +283,10 @@ impl Session {
             self.leave_view(view);
         }
         // close(2) of any descriptor of a file drops the process's POSIX locks on it.
-        self.lane.vfs.drop_locks(file.node(), self.process.owner);
+        let (node, process) = (file.node(), &self.process);
+        self.lane.vfs.drop_locks(node, process.owner);
+        let (ino, generation) = (node.ino().0, node.generation());
+        self.lane.kept.drop_all(Whose::Process { ino, generation, process: process.number });
         // The slot is gone when the kernel has released it already.
         Ok(slot.is_some_and(|number| self.slots.unbind(number) == Ok(Unbound::Escaped)))
     }

@@ -7,6 +7,7 @@ use polylane_ipc::message::{Reply, Status};
 use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockRequest, OpenFile};
 
 use super::{Answer, Call, Failure, done};
+use crate::kept::{Given, Whose};
 use crate::shm::request::{LockArgs, TO_THE_END};
 
 /// Dead holders looked through for one request: those that died within moments of each other.
@@ -21,12 +22,42 @@ impl Call<'_> {
         };
         let file = self.lockable(args.handle, args.family, refused)?;
         let request = self.request(&file, args);
+        let given = self.to_keep(&file, &request);
         let answer = match args.wait && args.kind != LockKind::Unlock {
             false => self.lock_now(&file, request),
-            true => self.lock_or_park(&file, request),
+            true => self.lock_or_park(&file, request, given),
         };
+        if let (Ok(_), Some(given)) = (&answer, given) {
+            self.session.lane.kept.set(given);
+        }
         self.session.process.check_alive(&self.session.lane);
         answer
+    }
+
+    /// What the next service is to know of a lock once it is given. `None`: nothing.
+    fn to_keep(&self, file: &OpenFile, request: &LockRequest) -> Option<Given> {
+        let (kept, process) = (&self.session.lane.kept, &self.session.process);
+        let LockRequest { family, kind, start, end, pid, .. } = *request;
+        let tag = kept.follow(file)?;
+        let whose = match family {
+            LockFamily::Posix => {
+                if kind != LockKind::Unlock {
+                    kept.note(process.number, process.pid, &process.pidfd);
+                }
+                Whose::Process {
+                    ino: file.node().ino().0,
+                    generation: file.node().generation(),
+                    process: process.number,
+                }
+            }
+            LockFamily::Ofd => Whose::File { tag, flock: false },
+            LockFamily::Flock => Whose::File { tag, flock: true },
+        };
+        let (start, end) = match family {
+            LockFamily::Flock => (0, u64::MAX),
+            _ => (start, end),
+        };
+        Some(Given { whose, by: tag, start, end, kind, pid })
     }
 
     /// Locks or says `EAGAIN`, also when the lock in the way turns out to be a dead process's and
@@ -58,11 +89,14 @@ impl Call<'_> {
         dead.is_some()
     }
 
-    fn lock_or_park(&self, file: &OpenFile, request: LockRequest) -> Answer {
+    fn lock_or_park(&self, file: &OpenFile, request: LockRequest, given: Option<Given>) -> Answer {
         let parked = self.session.park(self.mailbox);
-        let waiter = parked.clone();
+        let (waiter, kept) = (parked.clone(), self.session.lane.kept.clone());
         let wake = move |result: Result<()>| {
             if let Some(pending) = waiter.take() {
+                if let (Ok(()), Some(given)) = (result, given) {
+                    kept.set(given);
+                }
                 pending.reply(&Reply::new(status(result)));
             }
         };
