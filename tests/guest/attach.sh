@@ -8,7 +8,7 @@ export XDG_STATE_HOME=/disk HOME=/disk
 volume=/disk/v.img
 ok() { echo "ok $VIA on $(uname -r | cut -d- -f1): $*"; }
 taken() { stat -c %b $volume; }
-engine() { grep -al '^polylane-engine' /proc/[0-9]*/cmdline | cut -d/ -f3 | head -n 1; }
+engine() { grep -als '^polylane-engine' /proc/[0-9]*/cmdline | cut -d/ -f3 | head -n 1; }
 load() {
     fio --name=verify --directory=/mnt --size="$1" --rw=randwrite --bsrange=4k-256k --direct=1 \
         --ioengine=libaio --iodepth=32 --verify=crc32c --do_verify=1 --verify_fatal=1 \
@@ -96,4 +96,17 @@ test -z "$(engine)"
 test ! -b "$device" || test "$(blockdev --getsize64 "$device" 2>/dev/null || echo 0)" = 0
 no_errors
 ok "detached; nothing is left"
+
+device=$(polylane attach $volume --via "$VIA")
+dd if=/data of="$device" bs=64k seek=32 oflag=direct conv=fsync 2>/dev/null
+keeper=$(sed 's/.*"pid":\([0-9]*\).*/\1/' /disk/polylane/attachments/*.json)
+kill -9 "$keeper" "$(engine)"
+if timeout 100 dd if="$device" of=/dev/null bs=64k skip=64 count=1 iflag=direct 2>/dev/null; then
+    false
+fi
+device=$(polylane attach $volume --via "$VIA")
+dd if="$device" of=/back bs=64k skip=32 count=16 iflag=direct 2>/dev/null
+cmp /back /data
+polylane detach "$device"
+ok "all that serves it killed: requests fail, nothing hangs; attached anew, what was flushed is there"
 umount /disk

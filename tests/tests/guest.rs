@@ -27,8 +27,8 @@ fn attach(test: &str, kernel: Kernel, via: &str, lacks: Lacks) {
     let guest = Guest::new(&kit, &name, &script).program(&binary()).disk(DISK_BYTES);
     let printed = guest.limit(900).run();
     let steps = printed.lines().filter(|line| line.starts_with("ok ")).count();
-    // Five steps, and one for each file system that the kernel has.
-    assert!(steps > 5, "{steps} steps: {printed}");
+    // Six steps, and one for each file system that the kernel has.
+    assert!(steps > 6, "{steps} steps: {printed}");
 }
 
 #[test]

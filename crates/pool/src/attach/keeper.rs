@@ -374,24 +374,38 @@ impl Keeper {
         }
     }
 
-    /// Starts an engine in place of one that has died.
+    /// Starts an engine in place of one that has died, and again if that one does not get as far as
+    /// to serve.
     fn replace(&mut self, engine: &mut Engine, restarts: &mut Vec<Instant>) -> Result<()> {
         let failed = |error| Failure::because("engine", "wait for it", error);
         let ended = engine.process.wait().map_err(failed)?;
         self.copies.server_ended();
-        let now = Instant::now();
-        restarts.retain(|at| now.duration_since(*at) < RESTARTS_WINDOW);
-        restarts.push(now);
-        let name = &self.spec.name;
-        let too_often = || Failure::failed(format!("{name}: its engine died too often: giving up"));
-        if restarts.len() > RESTARTS_MAX {
-            return Err(too_often());
-        }
+        let name = self.spec.name.clone();
         say(format_args!("{name}: its engine {}: starting it again", supervise::how(ended)));
-        self.spec.incarnation = self.spec.incarnation.checked_add(1).ok_or_else(too_often)?;
+        let too_often = || Failure::failed(format!("{name}: its engine died too often: giving up"));
+        loop {
+            let now = Instant::now();
+            restarts.retain(|at| now.duration_since(*at) < RESTARTS_WINDOW);
+            restarts.push(now);
+            if restarts.len() > RESTARTS_MAX {
+                return Err(too_often());
+            }
+            self.spec.incarnation = self.spec.incarnation.checked_add(1).ok_or_else(too_often)?;
+            match self.start_again() {
+                Ok(started) => {
+                    *engine = started;
+                    return Ok(());
+                }
+                Err(failure) => say(failure),
+            }
+        }
+    }
+
+    fn start_again(&mut self) -> Result<Engine> {
         arm::begin_recovery(&self.door)?;
-        *engine = self.start_engine()?;
-        arm::end_recovery(&self.door, engine.shape)
+        let engine = self.start_engine()?;
+        arm::end_recovery(&self.door, engine.shape)?;
+        Ok(engine)
     }
 
     /// Starts an engine and waits until it serves.

@@ -122,6 +122,12 @@ pub(super) fn begin_recovery(control: impl AsFd, made: Device) -> Result<()> {
             Err(Errno::EBUSY) if start.elapsed() < NOTICE_TIME_MAX => {
                 thread::sleep(Duration::from_millis(5));
             }
+            // The last engine did not get as far as to serve: the driver waits for one already.
+            Err(Errno::EINVAL)
+                if control.state(made.number).is_ok_and(|(state, _)| state == State::Quiesced) =>
+            {
+                return Ok(());
+            }
             result => {
                 return result.map_err(|error| Failure::because(CONTROL, "recover", error));
             }
