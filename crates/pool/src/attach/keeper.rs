@@ -13,7 +13,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
@@ -53,6 +53,9 @@ const RELEASE_TIME_MAX: Duration = Duration::from_secs(30);
 const RESTARTS_MAX: usize = 10;
 /// ... within this time is not started again.
 const RESTARTS_WINDOW: Duration = Duration::from_secs(30);
+
+/// Engines one after the other that end before they serve.
+const STARTS_MAX: usize = 3;
 
 /// Commands that may wait at a time.
 const BACKLOG: i32 = 16;
@@ -383,7 +386,7 @@ impl Keeper {
         let name = self.spec.name.clone();
         say(format_args!("{name}: its engine {}: starting it again", supervise::how(ended)));
         let too_often = || Failure::failed(format!("{name}: its engine died too often: giving up"));
-        loop {
+        for _ in 0..STARTS_MAX {
             let now = Instant::now();
             restarts.retain(|at| now.duration_since(*at) < RESTARTS_WINDOW);
             restarts.push(now);
@@ -399,6 +402,7 @@ impl Keeper {
                 Err(failure) => say(failure),
             }
         }
+        Err(too_often())
     }
 
     fn start_again(&mut self) -> Result<Engine> {
@@ -588,24 +592,4 @@ pub(super) fn start(keeper: Keeper) -> Result<(Link, Door)> {
             Ok((link, door))
         }
     }
-}
-
-/// Asks the keeper of an attachment. `None` when there is none, or it does not answer.
-pub(super) fn ask(
-    dir: &Path,
-    id: &str,
-    question: &ToKeeper,
-    limit: Duration,
-) -> Option<FromKeeper> {
-    let link = Link::from_fd(scm::connect(&record::socket_of(dir, id)).ok()?);
-    link.send(question, &[]).ok()?;
-    if !wait_for(link.as_fd(), limit) {
-        return None;
-    }
-    let answer = link.receive::<FromKeeper>().ok()??.0;
-    if *question == ToKeeper::Stop {
-        // The end of the line is the end of the keeper.
-        let _ = wait_for(link.as_fd(), limit);
-    }
-    Some(answer)
 }

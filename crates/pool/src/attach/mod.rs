@@ -26,7 +26,7 @@ mod ublk;
 
 use std::fmt;
 use std::fs;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,7 @@ use serde::{Deserialize, Serialize};
 use crate::build::Handed;
 use crate::copying::{Copies, Target};
 use crate::failure::{Failure, Result, say};
+use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::names::PoolName;
 use crate::volume;
@@ -275,6 +276,21 @@ fn unexpected(answer: &FromKeeper) -> Failure {
     Failure::failed(format!("attachment: its keeper answered {answer:?}"))
 }
 
+/// Asks the keeper of an attachment. `None` when there is none, or it does not answer.
+fn ask(dir: &Path, id: &str, question: &ToKeeper, limit: Duration) -> Option<FromKeeper> {
+    let link = Link::from_fd(scm::connect(&record::socket_of(dir, id)).ok()?);
+    link.send(question, &[]).ok()?;
+    if !wait_for(link.as_fd(), limit) {
+        return None;
+    }
+    let answer = link.receive::<FromKeeper>().ok()??.0;
+    if *question == ToKeeper::Stop {
+        // The end of the line is the end of the keeper.
+        let _ = wait_for(link.as_fd(), limit);
+    }
+    Some(answer)
+}
+
 /// Grows an attached volume, if this is one: its file, and the device under whoever uses it. The
 /// file system on it is left to its own tools. `None`: it is not attached.
 ///
@@ -286,7 +302,7 @@ pub(crate) fn resize(volume: &Path, size: u64) -> Result<Option<()>> {
         return Ok(None);
     };
     arm::may_grow(&record)?;
-    match keeper::ask(&dir, &record.id, &ToKeeper::Grow(size), ANSWER_TIME_MAX) {
+    match ask(&dir, &record.id, &ToKeeper::Grow(size), ANSWER_TIME_MAX) {
         Some(FromKeeper::Done) => arm::grown(&record).map(Some),
         Some(FromKeeper::Failed(line)) => Err(Failure::failed(line)),
         _ => Ok(None),
@@ -399,7 +415,7 @@ pub fn detach(name: &Path) -> Result<()> {
 /// Takes the device of an attachment away and has its keeper make everything durable and end.
 fn end(dir: &Path, record: &Record) -> Result<()> {
     arm::disengage(record)?;
-    match keeper::ask(dir, &record.id, &ToKeeper::Stop, STOP_TIME_MAX) {
+    match ask(dir, &record.id, &ToKeeper::Stop, STOP_TIME_MAX) {
         Some(FromKeeper::Done) => return Ok(()),
         Some(FromKeeper::Failed(line)) => return Err(Failure::failed(line)),
         _ => {}
@@ -481,7 +497,7 @@ pub fn list() -> Result<Vec<Listed>> {
     let mut listed: Vec<Listed> = record::all(&dir)
         .into_iter()
         .map(|record| {
-            let answer = keeper::ask(&dir, &record.id, &ToKeeper::Stats, ANSWER_TIME_MAX);
+            let answer = ask(&dir, &record.id, &ToKeeper::Stats, ANSWER_TIME_MAX);
             let stats = match answer {
                 Some(FromKeeper::Stats(stats)) => Some(stats),
                 _ => None,
