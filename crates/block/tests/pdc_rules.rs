@@ -46,6 +46,87 @@ fn data_in_the_journal_too() {
     assert_found(volume.score(), 0.95, 0.99);
 }
 
+/// A stream through data=journal: a few transactions a lap, beside a checkpoint that never ends. No
+/// epoch is solo but the superblock's.
+#[test]
+fn transactions_as_large_as_a_third_of_the_journal_are_found_in_the_second_lap() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    for _ in 0..60 {
+        let blocks = volume.rng.below(1000) + 5000;
+        let home = (volume.rng.below(64) * 16 * MIB + 1024 * MIB, MIB);
+        ext4.commit(&mut volume, blocks, &[home]);
+        ext4.update_superblock(&mut volume);
+    }
+    assert_found(volume.score(), 0.9, 1.0);
+    assert!(volume.score().lead_bytes < 128 * MIB, "{:?}", volume.score());
+}
+
+/// Others write in every epoch: what is left are the commits in turn.
+#[test]
+fn commits_in_turn_are_found_without_solo_epochs() {
+    let (mut volume, mut head) = (volume(Some(journal())), journal().first);
+    for round in 0..400 {
+        for bytes in [(2 + round % 7) * BLOCK, BLOCK] {
+            let block = volume.rng.below(8192);
+            volume.write(1024 * MIB + block * 16 * BLOCK, BLOCK);
+            volume.write(head, bytes);
+            volume.flush();
+            head += bytes;
+        }
+    }
+    assert_found(volume.score(), 0.95, 1.0);
+}
+
+/// Requests of a proven log may come in any order, and what lies on the log's end may be data that
+/// goes on without a gap.
+#[test]
+fn the_inside_of_a_proven_log_is_its_own_and_what_follows_it_is_not() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    mail(&mut volume, &mut ext4, 6_000);
+    for step in [40, 3, 17, 60] {
+        assert_eq!(volume.write(journal().first + step * MIB, 64 * BLOCK), Admission::Bypass);
+        assert_ne!(volume.write(journal().end + step * MIB, BLOCK), Admission::Bypass);
+    }
+    assert_ne!(volume.write(journal().end, BLOCK), Admission::Bypass);
+}
+
+/// mke2fs writes indirect blocks that the log of ext3 later leaves out; it does not go on there.
+#[test]
+fn blocks_written_where_a_log_leaves_out_some_do_not_continue_it() {
+    let (mut volume, mut head) = (volume(Some(journal())), journal().first);
+    for hole in (1..16).map(|index| journal().first + index * 4 * MIB) {
+        volume.write(hole, BLOCK);
+    }
+    volume.flush();
+    for _ in 0..3_000 {
+        for bytes in [6 * BLOCK, BLOCK] {
+            let hole = (head + bytes).next_multiple_of(4 * MIB).max(4 * MIB) - 4 * MIB;
+            if head <= hole && hole < head + bytes {
+                head = hole + BLOCK;
+            }
+            head = if head + bytes > journal().end { journal().first + BLOCK } else { head };
+            volume.write(head, bytes);
+            volume.flush();
+            head += bytes;
+        }
+    }
+    assert_found(volume.score(), 0.98, 1.0);
+}
+
+/// Small files that lie one behind the other, fsynced one by one, again and again, beside a log:
+/// they come round like fast commits, but not after commits.
+#[test]
+fn small_files_written_again_in_turn_are_no_journal() {
+    let mut volume = volume(None);
+    for _ in 0..20 {
+        for block in 0..300 {
+            volume.write(64 * MIB + block * BLOCK, BLOCK);
+            volume.flush();
+        }
+    }
+    assert_eq!(volume.score().bypassed_bytes, 0);
+}
+
 #[test]
 fn an_ext3_journal_has_holes() {
     // An indirect block every 4 MiB: the log leaves it out.
