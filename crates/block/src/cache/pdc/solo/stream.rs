@@ -23,9 +23,9 @@ pub const EPOCH_COUNT_MIN: u32 = 8;
 /// A flow that writes more than this per epoch is not the append of a log.
 pub const EPOCH_BYTES_MEAN_MAX: u64 = 256 << 10;
 
-/// Commit pairs before a flow is a journal. Pieces of random size make 6 in a row of one size,
-/// three for every two that break the turn, about once in a hundred.
-pub const PAIR_COUNT_MIN: u32 = 6;
+/// Commit pairs before a flow is a journal whose epochs are little else. Pieces of random size make
+/// 6, three for every two that break the turn, about once in a hundred.
+pub const PAIR_COUNT_MIN: u32 = 8;
 
 /// Commit pairs behind a superblock before the two are a journal.
 pub const SUPERBLOCK_PAIR_COUNT_MIN: u32 = 3;
@@ -314,7 +314,8 @@ impl Stream {
     fn has_commit_pairs(&self, superblock: bool) -> bool {
         let superblock = superblock || self.circles >= SUPERBLOCK_PAIR_COUNT_MIN;
         let in_turn = self.pairs * 2 >= self.out_of_turn * 3;
-        let alone = self.solo >= PAIR_COUNT_MIN;
+        // Files that are fsynced one behind the other pair at times, and break the turn as often.
+        let alone = self.solo >= PAIR_COUNT_MIN && self.epochs * 2 <= self.pairs * 5 + 8;
         match self.pairs {
             pairs if pairs < SUPERBLOCK_PAIR_COUNT_MIN => false,
             pairs if pairs < PAIR_COUNT_MIN => superblock && in_turn,
