@@ -177,6 +177,39 @@ fn an_nbd_client_goes_on_when_the_engine_is_killed() {
     assert!(list.contains("up") && list.contains(&socket), "{list}");
 }
 
+/// What an attachment is charged, and for which weight; its weight changes while it is attached.
+#[test]
+fn an_attachment_shares_its_device() {
+    if no_loop("an_attachment_shares_its_device") || lacks("shares", &["dd"]) {
+        return;
+    }
+    let place = Place::new("32M");
+    let device = place.attach(&["--via", "loop", "--weight", "300"]);
+    let until = |what: &str, shows: &dyn Fn(&serde_json::Value) -> bool| {
+        let start = Instant::now();
+        loop {
+            let share = place.listed()["stats"]["engine"]["share"].clone();
+            if shows(&share) {
+                return;
+            }
+            assert!(start.elapsed() < STEP_TIME_MAX, "waited for {what}: {share:#}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    until("its weight", &|share| share["weight"] == 300 && share["coordinated"] == true);
+    let device = device.to_str().expect("a name");
+    sh(&format!("dd if=/dev/zero of={device} bs=64k count=64 oflag=direct conv=fsync 2>&1"));
+    until("what it wrote", &|share| share["written_bytes"].as_u64() >= Some(4 << 20));
+    good(&place.polylane(&["pool", "set", device, "--weight", "700"]));
+    until("another weight", &|share| share["weight"] == 700);
+    // Its engine goes on with the same lane.
+    let engine = engine_of(&place.volume).expect("an engine");
+    polylane_tests::pool::signal_to(engine, "KILL");
+    sh(&format!("dd if=/dev/zero of={device} bs=64k count=1 oflag=direct 2>&1"));
+    until("the weight as set", &|share| share["weight"] == 700 && share["writes"].is_u64());
+    place.detach();
+}
+
 #[test]
 fn attachments_are_listed_held_and_told_apart() {
     let place = Place::new("16M");

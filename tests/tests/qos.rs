@@ -266,6 +266,53 @@ fn limits_of_a_person_hold_and_are_lifted() {
     writer.end();
 }
 
+/// Services and coordinators are killed at random instants; everybody has their part again.
+#[test]
+#[ignore = "long: cargo xtask campaign qos"]
+fn shares_recover_from_kills_at_length() {
+    let Some((dir, _alone)) = place("shares_recover_from_kills_at_length") else { return };
+    let seconds = std::env::var("POLYLANE_QOS_SECONDS").ok().and_then(|text| text.parse().ok());
+    let limit = Duration::from_secs(seconds.unwrap_or(60));
+    let weights = [100, 300, 600];
+    let writers =
+        weights.map(|weight| Writer::start(dir.path(), &format!("--qos ledger --weight {weight}")));
+    let (start, mut dice) = (Instant::now(), u64::from(std::process::id()));
+    let mut times = [Vec::new(), Vec::new()];
+    while start.elapsed() < limit {
+        // A congruential generator: what counts is that the instants differ.
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        std::thread::sleep(Duration::from_millis(3000 + (dice >> 33) % 2000));
+        let victim = writers[(dice >> 40) as usize % writers.len()].running();
+        let kills_service = (dice >> 50) % 2 == 0;
+        let killed = match kills_service {
+            true => victim.service(),
+            false => until_some("a keeper", || keeper_of(victim.child.id())),
+        };
+        signal_to(killed, "KILL");
+        let since = Instant::now();
+        let before: Vec<u64> =
+            writers.iter().map(|writer| written(&writer.until("counters", |_| true))).collect();
+        for ((writer, weight), before) in writers.iter().zip(weights).zip(before) {
+            let part = f64::from(weight) / 1000.0;
+            writer.until("its part", |stats| {
+                coordinated(stats) && (entitled(stats) - part).abs() < 0.01
+            });
+            // A service that was killed begins to count anew.
+            writer.until("writes", |stats| written(stats) != before);
+        }
+        times[usize::from(kills_service)].push(since.elapsed().as_millis());
+    }
+    for (what, times) in ["keepers", "services"].into_iter().zip(&mut times) {
+        times.sort_unstable();
+        let (median, worst) = (times.get(times.len() / 2), times.last());
+        println!(
+            "{what}: {} killed, all have their parts after {median:?} ms, at most {worst:?} ms",
+            times.len()
+        );
+    }
+    writers.into_iter().for_each(Writer::end);
+}
+
 /// What `find` finds, as soon as it does.
 fn until_some<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
     let start = Instant::now();

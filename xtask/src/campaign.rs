@@ -36,6 +36,7 @@ fn parts(seconds: u64) -> Vec<Part> {
     let stress = "cargo test --release -p polylane-ext4 --test stress --test model";
     let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
     let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
+    let qos = "cargo test -p polylane-tests --test qos at_length -- --ignored --nocapture";
     let fuzz = |name: &'static str| {
         let target = name.strip_prefix(FUZZ).unwrap_or(name);
         let command = fuzz::command(&target_dir(), target, seconds);
@@ -66,6 +67,12 @@ fn parts(seconds: u64) -> Vec<Part> {
         },
         Part { name: "stress", command: words(stress), env: vec![], repeat_seconds: seconds },
         Part { name: "attach", command: words(attach), env: vec![], repeat_seconds: 0 },
+        Part {
+            name: "qos",
+            command: words(qos),
+            env: vec![("POLYLANE_QOS_SECONDS", seconds.to_string())],
+            repeat_seconds: 0,
+        },
         fuzz("fuzz-image"),
         fuzz("fuzz-fuse"),
         fuzz("fuzz-channel"),

@@ -6,8 +6,9 @@ use clap::{Args, ValueEnum};
 use polylane_pool::attach::engine::{self, EngineFds};
 use polylane_pool::attach::{self, AttachOptions, Listed, Via};
 use polylane_pool::failure::{Failure, Result};
+use polylane_pool::share::{Policy, Wanted};
 
-use crate::cli::{CacheArgs, JsonArgs};
+use crate::cli::{CacheArgs, JsonArgs, policies};
 use crate::commands::{print, print_json};
 
 /// `polylane attach`.
@@ -27,6 +28,12 @@ pub(crate) struct AttachArgs {
     /// Write every request down there, without its data, for 'polylane bench run pdc-trace'
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Share of its device, 1 to 10000; 'pool set DEVICE' changes it [default: 100]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    weight: Option<u32>,
+    /// How volumes on that device share it [default: none; ledger with --weight]
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
+    qos: Option<String>,
     /// List what is attached
     #[arg(long, conflicts_with_all = ["volume", "via", "socket"])]
     list: bool,
@@ -103,6 +110,12 @@ pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
         socket: arguments.socket,
         cache: arguments.cache.options(),
         record: arguments.record,
+        wanted: Wanted { weight: arguments.weight, ..Wanted::default() },
+        qos: match &arguments.qos {
+            Some(name) => Policy::named(name).unwrap_or_default(),
+            None if arguments.weight.is_some() => Policy::Ledger,
+            None => Policy::None,
+        },
     };
     let device = attach::attach(&options)?;
     match arguments.json.json {

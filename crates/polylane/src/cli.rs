@@ -122,7 +122,7 @@ fn kernel_file_systems() -> clap::builder::PossibleValuesParser {
     KernelFs::ALL.map(KernelFs::name).into()
 }
 
-fn policies() -> clap::builder::PossibleValuesParser {
+pub(crate) fn policies() -> clap::builder::PossibleValuesParser {
     Policy::ALL.map(Policy::name).into()
 }
 

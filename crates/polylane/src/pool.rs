@@ -27,7 +27,7 @@ pub(crate) enum PoolCommand {
 /// `polylane pool set`.
 #[derive(Debug, Args)]
 pub(crate) struct SetArgs {
-    /// Name of the pool
+    /// Name of the pool, or path of an attachment's device, socket or volume
     pool: String,
     /// Share of the device, 1 to 10000
     #[arg(long, value_name = "N")]

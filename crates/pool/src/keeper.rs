@@ -76,8 +76,8 @@ pub(crate) struct Keeper {
 pub(crate) struct Duty {
     /// Where the pool's run-time files are going to be.
     pub(crate) dir: PathBuf,
-    /// The pool's name.
-    pub(crate) name: String,
+    /// The pool's name; `None`: there is nothing to clear up.
+    pub(crate) name: Option<String>,
     /// Its control groups.
     pub(crate) groups: Vec<PathBuf>,
     /// The shares of a device that it coordinates when nobody else does.
@@ -107,11 +107,13 @@ impl Keeper {
     }
 
     /// Starts another one in place of one that was killed.
-    pub(crate) fn replace(&mut self, service: BorrowedFd<'_>) {
+    pub(crate) fn replace(&mut self, service: Option<BorrowedFd<'_>>) {
         match Keeper::start(self.duty.clone()) {
             Ok(next) => {
                 *self = next;
-                self.watch(service);
+                if let Some(service) = service {
+                    self.watch(service);
+                }
             }
             // It is tried again.
             Err(_) => self.since = Instant::now(),
@@ -178,7 +180,7 @@ fn keep(duty: Duty, supervisor: &OwnedFd, link: &Link) -> ! {
         let _ = rustix::process::pidfd_send_signal(&service, Signal::KILL);
     }
     drop(candidate);
-    if let Some(name) = inherit(&dir, &name) {
+    if let Some(name) = name.and_then(|name| inherit(&dir, &name)) {
         drop(Leftovers { name, groups });
     }
     ns::exit_now(0)

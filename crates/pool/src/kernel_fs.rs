@@ -26,6 +26,7 @@ use crate::attach::{self, AttachOptions};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::link::{FromInit, Link, ToInit};
 use crate::process::Process;
+use crate::share::{Policy, Wanted};
 use crate::signals::pass_signals;
 use crate::supervise::{KILLED_TIME_MAX, TERMINATION_TIME_MAX};
 use crate::volume::tools;
@@ -147,7 +148,15 @@ impl Disk {
 
     fn attach(path: &Path, kind: KernelFs, cache: SetOptions) -> Result<Disk> {
         let volume = path.to_path_buf();
-        let options = AttachOptions { volume, via: None, socket: None, cache, record: None };
+        let options = AttachOptions {
+            volume,
+            via: None,
+            socket: None,
+            cache,
+            record: None,
+            wanted: Wanted::default(),
+            qos: Policy::None,
+        };
         Ok(Disk { held: attach::hold(&options)?, kind })
     }
 

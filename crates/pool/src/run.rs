@@ -129,7 +129,7 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
     let (mut member, shares) = shares_of(&options, &handed, &runtime_dir, &name)?.unzip();
     let keeper = Keeper::start(Duty {
         dir: runtime_dir.clone(),
-        name: name.clone(),
+        name: Some(name.clone()),
         groups: group_dirs.clone(),
         shares,
     })?;
@@ -210,7 +210,7 @@ fn run_on_kernel_fs(
     let mounted = Some(disk.mounted());
     let run = || {
         let (dir, groups_made) = (runtime_dir.clone(), group_dirs.clone());
-        let duty = Duty { dir, name: name.clone(), groups: groups_made, shares: None };
+        let duty = Duty { dir, name: Some(name.clone()), groups: groups_made, shares: None };
         let _keeper = Keeper::start(duty)?;
         let name = PoolName::take(&runtime_dir, &name)?;
         let _leftovers = Leftovers { name, groups: group_dirs.clone() };

@@ -204,7 +204,7 @@ impl Supervisor {
                 self.hear_service(service, &mut listener);
             }
             if ready.keeper {
-                self.keeper.replace(service.process.as_fd());
+                self.keeper.replace(Some(service.process.as_fd()));
                 log::event("keeper", serde_json::json!({ "replaced": true }));
             }
             self.keep_share(service, ready.share);

@@ -33,6 +33,7 @@ mod stream;
 mod sweep;
 mod translate;
 mod vhost;
+mod wdt_cores;
 mod wdt_disk;
 mod wdt_model;
 
@@ -304,6 +305,24 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "ST: read and write bandwidth given to C2 and used (simulated device)",
         run: wdt_model::fig4,
+    },
+    Figure {
+        name: "wdt-fig6",
+        mounts: false,
+        about: "admission by policy, threads and kind of lock (no device)",
+        run: wdt_cores::fig6,
+    },
+    Figure {
+        name: "wdt-fig7",
+        mounts: false,
+        about: "cache misses of admission, where the CPU's counters can be read",
+        run: wdt_cores::fig7,
+    },
+    Figure {
+        name: "qos-cost",
+        mounts: false,
+        about: "what the coordinator of shares costs, by lanes (no device)",
+        run: wdt_cores::cost,
     },
     Figure {
         name: "wdt-fig8",

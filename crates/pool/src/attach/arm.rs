@@ -38,6 +38,7 @@ use super::message::Shape;
 use super::record::{self, Record};
 use super::{AttachOptions, Via, nbd, ublk};
 use crate::failure::{Failure, Result};
+use crate::share::Policy;
 use crate::volume::cache::CacheSpec;
 
 /// Most threads of an engine.
@@ -102,10 +103,11 @@ impl Door {
             }
             Via::Loop => {
                 let mounted = loopdev::mount()?;
-                let backing = match options.record {
-                    None => loopdev::pass_through(&mounted, files, cache),
-                    // What is to be written down has to come by.
-                    Some(_) => None,
+                let comes_by = options.record.is_some() || options.qos != Policy::None;
+                let backing = match comes_by {
+                    false => loopdev::pass_through(&mounted, files, cache),
+                    // What is to be written down, or charged, has to come by.
+                    true => None,
                 };
                 let FileMount { fuse, mount, params } = mounted;
                 let (fd, fuse, mount) = (fuse, Some(params), Some(mount));

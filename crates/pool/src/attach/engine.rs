@@ -12,6 +12,7 @@ use polylane_block::BlockDevice;
 use polylane_block::bypass::PoolFiles;
 use polylane_block::cache::pdc::Region;
 use polylane_block::file::Files;
+use polylane_block::qos::governed::{Governed, Governor};
 use polylane_block::recorder::Recorder;
 use polylane_block::wait::Waiter;
 use polylane_front::export::Serving;
@@ -26,6 +27,7 @@ use super::{Via, arm, ublk};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::wait_either;
 use crate::link::Link;
+use crate::share::{member, report};
 use crate::spec;
 use crate::volume::bypass;
 use crate::volume::cache::CacheSpec;
@@ -68,6 +70,8 @@ pub(super) struct EngineSpec {
     pub(super) translation: Translation,
     /// Its id in its pool file, of a bypass volume.
     pub(super) bypass: Option<String>,
+    /// Its requests are charged to a lane, which is told of later.
+    pub(super) shared: bool,
     /// What is known of the guest's journals: first byte and end.
     pub(super) journals: Vec<(u64, u64)>,
 }
@@ -99,6 +103,9 @@ struct Engine {
     volume: Held,
     recorder: Option<Arc<Recorder>>,
     passthrough: bool,
+    governor: Option<Arc<Governor>>,
+    /// Held as long as the lane of the governor.
+    share: Option<OwnedFd>,
 }
 
 /// Runs an engine to its end; its exit status.
@@ -154,11 +161,17 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
         true => volume.file(),
         false => volume.device(),
     };
+    let governor = spec.shared.then(Governor::new);
+    let device = match &governor {
+        Some(governor) => Governed::new(device, governor.clone()),
+        None => device,
+    };
     let trace = fds.record.map(take).transpose()?;
     let recorder = trace.map(|trace| Recorder::new(device.clone(), trace.into()));
     let device = recorder.clone().map_or(device, |device| device as _);
     let serving = arm::serve(&spec, door, device)?;
-    Ok((Engine { serving, volume, recorder, passthrough }, warnings))
+    let engine = Engine { serving, volume, recorder, passthrough, governor, share: None };
+    Ok((engine, warnings))
 }
 
 /// Memory that this process allocates must not be freed by writing to the device that it serves:
@@ -217,6 +230,10 @@ fn serve(mut engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
         let answer = match control.receive::<ToEngine>() {
             Ok(Some((ToEngine::Grow, _))) => FromEngine::Grown(engine.grow()),
             Ok(Some((ToEngine::Stats, _))) => FromEngine::Stats(engine.stats()),
+            Ok(Some((ToEngine::Share, fds))) => {
+                engine.go_on_with(fds);
+                continue;
+            }
             // Who settles a kernel's file system is its user: a copy is what a power cut leaves.
             Ok(Some((ToEngine::Copy(_), _))) if engine.passthrough => {
                 FromEngine::Copied(Some(PASSED_THROUGH.to_string()))
@@ -250,7 +267,17 @@ impl Engine {
     fn stats(&self) -> serde_json::Value {
         let mut stats = self.volume.stats();
         stats["passthrough"] = self.passthrough.into();
+        stats["share"] = self.governor.as_deref().map(report::describe).into();
         stats
+    }
+
+    /// Charges requests to another lane from now on.
+    fn go_on_with(&mut self, fds: Vec<OwnedFd>) {
+        if let Some(governor) = &self.governor
+            && let Ok(link) = member::adopt(governor, fds)
+        {
+            self.share = Some(link);
+        }
     }
 
     /// Where its cache sees journals.

@@ -11,8 +11,7 @@
 //!   after that, with `Stop`, a SIGTERM or the other side of the door.
 
 use std::cell::RefCell;
-use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -20,12 +19,14 @@ use polylane_base::sync::thread;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_sys::scm;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, Timespec};
 
 use super::arm::{self, Door};
 use super::engine::EngineSpec;
-use super::message::{FromEngine, FromKeeper, Shape, ToEngine, ToKeeper};
+use super::message::{FromEngine, FromKeeper, ToEngine, ToKeeper};
 use super::record::{self, Record};
+use super::served::Engine;
+use super::share::Share;
 use crate::build::Handed;
 use crate::copying::Copies;
 use crate::failure::{Failure, Result, say};
@@ -33,12 +34,12 @@ use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::names::PoolName;
 use crate::process::Process;
-use crate::volume::held::Ask;
+use crate::share::member::Member;
 use crate::volume::sidecar::Sidecar;
 use crate::{spec, supervise};
 
 /// How long an engine may take to start, or to answer.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
+pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long an engine may take to make everything durable at the end.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(300);
@@ -57,6 +58,9 @@ const RESTARTS_WINDOW: Duration = Duration::from_secs(30);
 /// Engines one after the other that end before they serve.
 const STARTS_MAX: usize = 3;
 
+/// How often it looks whether the process that coordinates its device still lives.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// Commands that may wait at a time.
 const BACKLOG: i32 = 16;
 
@@ -72,17 +76,8 @@ pub(super) struct Keeper {
     pub(super) lock: PoolName,
     /// Somebody copies the volume.
     pub(super) copies: Copies,
-}
-
-/// The running engine and the line to it.
-struct Engine {
-    link: Link,
-    process: Process,
-    shape: Shape,
-    /// Where it saw journals, if it said so since it was asked for something.
-    journals: RefCell<Option<Vec<(u64, u64)>>>,
-    /// Other answers that came before those that were waited for.
-    early: RefCell<VecDeque<FromEngine>>,
+    /// Its part of the device that the volume is on.
+    pub(super) share: Option<Share>,
 }
 
 /// What the loop waits for.
@@ -93,6 +88,8 @@ enum Event {
     Engine,
     /// A command connects.
     Client,
+    /// Its part of the device may have changed.
+    Share,
     /// Whoever copies the volume says something, or is gone.
     Copier,
     /// The command that makes the attachment says something, or is gone.
@@ -162,6 +159,7 @@ impl Keeper {
         let listener = scm::listen(&path, BACKLOG)
             .map_err(|error| Failure::path(&path, "listen there", error))?;
         self.record.store(&self.dir)?;
+        self.share = self.share.take().map(|share| share.join(&self.record.id)).transpose()?;
         let engine = self.start_engine()?;
         arm::guard(&self.door, &self.record.id)?;
         maker
@@ -202,6 +200,7 @@ impl Keeper {
                     Ok(None) => self.replace(&mut engine, &mut restarts).err(),
                     _ => None,
                 },
+                Event::Share => self.keep_share(&engine),
                 Event::Copier => {
                     self.copies.hear(&mut self.handed, &engine.copier());
                     None
@@ -254,6 +253,8 @@ impl Keeper {
             }
             let (process, copier) = (engine.process.as_fd(), self.copies.as_fd());
             let links = self.door.links.as_ref().map(AsFd::as_fd);
+            let member = self.share.as_ref().and_then(Share::member);
+            let share = member.and_then(Member::link);
             let mut fds = [
                 process,
                 engine.link.as_fd(),
@@ -262,10 +263,18 @@ impl Keeper {
                 maker.map_or(process, AsFd::as_fd),
                 copier.unwrap_or(process),
                 links.unwrap_or(process),
+                share.unwrap_or(process),
             ]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            if poll(&mut fds, None).is_err() {
-                continue;
+            let limit = member.map(|member| member.retry_in().unwrap_or(LOOK_AGAIN));
+            let limit = limit.map(|limit| Timespec {
+                tv_sec: limit.as_secs() as i64,
+                tv_nsec: limit.subsec_nanos().into(),
+            });
+            match poll(&mut fds, limit.as_ref()) {
+                Ok(0) => return Event::Share,
+                Ok(_) => {}
+                Err(_) => continue,
             }
             let is = |index: usize| !fds[index].revents().is_empty();
             match () {
@@ -275,6 +284,7 @@ impl Keeper {
                 () if maker.is_some() && is(4) => return Event::Maker,
                 () if copier.is_some() && is(5) => return Event::Copier,
                 () if links.is_some() && is(6) => return Event::Lost,
+                () if share.is_some() && is(7) => return Event::Share,
                 () if is(2) => return Event::Client,
                 () => {}
             }
@@ -437,11 +447,28 @@ impl Keeper {
         match link.receive::<FromEngine>() {
             Ok(Some((FromEngine::Ready(shape, warnings), _))) => {
                 warnings.iter().filter(|_| self.spec.incarnation == 0).for_each(say);
+                self.tell_share(&link);
                 let (journals, early) = (RefCell::default(), RefCell::default());
                 Ok(Engine { link, process, shape, journals, early })
             }
             Ok(Some((FromEngine::Failed(line), _))) => Err(Failure::failed(line)),
             _ => Err(Failure::failed("engine: it ended before it was ready")),
+        }
+    }
+
+    /// Its part of the device may have changed. Never fails.
+    fn keep_share(&mut self, engine: &Engine) -> Option<Failure> {
+        if self.share.as_mut().is_some_and(Share::keep) {
+            self.tell_share(&engine.link);
+        }
+        None
+    }
+
+    /// Tells an engine of the lane that its requests are charged to, if there is one.
+    fn tell_share(&self, engine: &Link) {
+        let fds = self.share.as_ref().and_then(Share::member).map(Member::fds).unwrap_or_default();
+        if !fds.is_empty() {
+            let _ = engine.send(&ToEngine::Share, &fds);
         }
     }
 
@@ -528,51 +555,6 @@ enum Heard {
     Engaged,
     /// It gave up.
     Gone,
-}
-
-impl Engine {
-    /// What it says next; `None` at its end.
-    fn next(&self) -> polylane_base::Result<Option<FromEngine>> {
-        match self.early.borrow_mut().pop_front() {
-            Some(early) => Ok(Some(early)),
-            None => Ok(self.link.receive()?.map(|(said, _)| said)),
-        }
-    }
-
-    /// Passes on what a copy of the volume asks for.
-    fn copier(&self) -> impl Fn(Ask, &[BorrowedFd<'_>]) {
-        // One that does not hear it has ended, which shows at its process.
-        |ask, fds| {
-            let _ = self.link.send(&ToEngine::Copy(ask), fds);
-        }
-    }
-
-    /// Asks for something; its answer.
-    fn ask(&self, question: ToEngine) -> Option<FromEngine> {
-        self.link.send(&question, &[]).ok()?;
-        self.answer(ANSWER_TIME_MAX, |answer| {
-            !matches!(answer, FromEngine::Ended | FromEngine::Copied(_))
-        })
-    }
-
-    /// The next message that is `wanted`.
-    fn answer(&self, limit: Duration, wanted: impl Fn(&FromEngine) -> bool) -> Option<FromEngine> {
-        let end = Instant::now() + limit;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            if !wait_for(self.link.as_fd(), left) {
-                return None;
-            }
-            match self.link.receive::<FromEngine>() {
-                Ok(Some((FromEngine::Journals(found), _))) => {
-                    self.journals.replace(Some(found));
-                }
-                Ok(Some((answer, _))) if wanted(&answer) => return Some(answer),
-                Ok(Some((answer, _))) => self.early.borrow_mut().push_back(answer),
-                Ok(None) | Err(_) => return None,
-            }
-        }
-    }
 }
 
 /// Forks a keeper; the line to it.

@@ -55,6 +55,8 @@ pub(super) enum ToEngine {
     Grow,
     /// Answer `Stats`.
     Stats,
+    /// Charge all requests to the lane of this page from now on. Not answered.
+    Share,
     /// Do this for a copy of the volume, answer `Copied`.
     Copy(Ask),
     /// Make everything durable, answer `Flushed`, exit 0.

@@ -12,6 +12,8 @@
 //! | `keeper.rs` | the process that holds door and volume, and starts engines |
 //! | `engine.rs` | the process that serves |
 //! | `message.rs` | what these say to each other |
+//! | `served.rs` | an engine as its keeper sees it |
+//! | `share.rs` | an attachment's part of its device |
 //! | `record.rs` | what is known of attachments in the state directory |
 
 mod arm;
@@ -22,6 +24,8 @@ mod loopdev;
 mod message;
 mod nbd;
 mod record;
+mod served;
+mod share;
 mod ublk;
 
 use std::fmt;
@@ -39,7 +43,8 @@ use crate::copying::{Copies, Target};
 use crate::failure::{Failure, Result, say};
 use crate::keeper::wait_for;
 use crate::link::Link;
-use crate::names::PoolName;
+use crate::names::{self, PoolName};
+use crate::share::{Meeting, Policy, Wanted};
 use crate::volume;
 use crate::volume::SetOptions;
 use crate::volume::stack::Stack;
@@ -48,6 +53,7 @@ use engine::EngineSpec;
 use keeper::Keeper;
 use message::{FromKeeper, ToKeeper};
 pub use record::Record;
+use share::Share;
 
 /// How long a keeper may take to make everything durable and end.
 const STOP_TIME_MAX: Duration = Duration::from_secs(360);
@@ -95,6 +101,13 @@ impl fmt::Display for Via {
     }
 }
 
+/// The name under which a coordinator knows the attachment that `name` is: its device, its socket
+/// or the volume.
+pub(crate) fn share_name(name: &Path) -> Option<String> {
+    let record = record::all(&record::dir().ok()?).into_iter().find(|record| record.is(name))?;
+    Some(record.id)
+}
+
 /// What `attach` was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AttachOptions {
@@ -108,6 +121,10 @@ pub struct AttachOptions {
     pub cache: SetOptions,
     /// A file to write requests down in.
     pub record: Option<PathBuf>,
+    /// What it is to have of its device.
+    pub wanted: Wanted,
+    /// How it shares its device.
+    pub qos: Policy,
 }
 
 /// Attaches a volume; its device or socket.
@@ -206,6 +223,13 @@ fn make(options: &AttachOptions) -> Result<Made> {
     // The file of a bypass volume holds none of it: the kernel cannot serve it by itself.
     let whole = if bypass.is_some() { &[][..] } else { &handed.volume[..] };
     let id = fresh_id()?;
+    let share = match handed.volume.first().filter(|_| options.qos != Policy::None) {
+        Some(files) => {
+            let meeting = Meeting::of(&names::runtime_dir(), &files.plain)?;
+            Some(Share::Asked(meeting, options.wanted, options.qos))
+        }
+        None => None,
+    };
     let lock = PoolName::take(&dir, &id)?;
     let place = Place { dir: &dir, id: &id };
     let door = Door::open(via, options, place, whole, &cache)?;
@@ -224,7 +248,9 @@ fn make(options: &AttachOptions) -> Result<Made> {
             translation,
             journals,
             bypass,
+            shared: share.is_some(),
         },
+        share,
         door,
         trace,
         handed,

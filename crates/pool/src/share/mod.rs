@@ -223,6 +223,9 @@ pub fn set(pool: &str, change: Wanted) -> Result<()> {
         return Err(Failure::usage(format!("pool '{pool}': say what to change, as --weight N")));
     }
     let dir = crate::names::runtime_dir();
+    // A path is that of an attachment.
+    let attached = pool.contains('/').then(|| crate::attach::share_name(Path::new(pool))).flatten();
+    let pool = attached.as_deref().unwrap_or(pool);
     let mut changed = 0;
     for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

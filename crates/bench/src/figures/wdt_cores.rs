@@ -1,0 +1,188 @@
+//! `wdt-fig6`: what admission costs by policy and by threads, with a lock for each lane or one for
+//! all; `qos-cost`: what the coordinator costs by lanes. No device: time of the threads alone.
+//! `wdt-fig7`: cache misses of the former, where the CPU's counters can be read.
+
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Result, ensure};
+use polylane_block::qos::board::{Board, Device, Limits, Rule};
+use polylane_block::qos::cost::{CostModel, Line};
+use polylane_block::qos::lane::Lane;
+use polylane_block::qos::page::{Mapped, PAGE_BYTES, Private, Words, lane};
+use polylane_block::qos::{Io, Kind, Verdict};
+use polylane_sys::Region;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::place::command;
+use crate::report::{Better, Report};
+use crate::{Options, progress};
+
+const READ: Io = Io { kind: Kind::Read, bytes: 4096, sequential: false };
+
+/// Requests between two looks at the window: what a lane may do in one.
+const REQUESTS: u64 = 200_000;
+
+fn cpu_ns() -> f64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
+}
+
+/// A device on which nothing is ever short of credit.
+fn endless() -> Device {
+    let line = Line { sequential_ns: 1, random_ns: 1, page_ns: 1 };
+    let cost = CostModel { read: line, write: line, discard_ns: 1, flush_ns: 1 };
+    Device { cost, capacity: Some(1e6), ..Device::default() }
+}
+
+/// Lanes of one board, as processes have them, in a window that is nearly over, and the time then.
+fn lanes(rule: Rule, count: usize) -> Result<(u64, Vec<Lane<Mapped>>)> {
+    let mut board = Board::new(rule, endless(), 0);
+    let (_, lock) = Region::create("polylane-bench-lock", PAGE_BYTES)?;
+    let mut lanes = Vec::new();
+    for _ in 0..count {
+        let (page, fd) = Region::create("polylane-bench", PAGE_BYTES)?;
+        board.join(Mapped(page), Limits::default(), 0);
+        let shared = match rule {
+            Rule::WdtSharedLock => Some(Mapped(Region::attach(&lock, PAGE_BYTES)?)),
+            Rule::Static | Rule::Wdt | Rule::Ledger => None,
+        };
+        lanes.push(Lane::new(Mapped(Region::attach(fd, PAGE_BYTES)?), shared));
+    }
+    for lane in &lanes {
+        // Whoever did nothing has no window of its own.
+        if lane.admit(&READ, || 1) == Verdict::Go {
+            lane.complete(lane.cost(&READ));
+        }
+    }
+    let begin = board.next_tick().max(board.tick_ns());
+    board.tick(begin);
+    Ok((begin + board.tick_ns() / 10 * 9, lanes))
+}
+
+/// Admission by threads and policy.
+///
+/// # Errors
+/// A request is held back: the measurement would be of something else.
+pub fn fig6(options: &Options) -> Result<Report> {
+    let title = "admission and completion of a request, a lane for each thread, no device";
+    let mut report = Report::new("wdt-fig6", title, "threads", "ns", Better::Lower);
+    report.baseline = Rule::Wdt.name().into();
+    let cpus = thread::available_parallelism().map_or(1, |count| count.get());
+    let threads = [1, 2, 4, 8].into_iter().filter(|count| *count <= 2 * cpus);
+    for repeat in 0..options.repeats() {
+        for count in threads.clone() {
+            for rule in [Rule::Wdt, Rule::WdtSharedLock, Rule::Ledger] {
+                progress(&format!("wdt-fig6 {} {count}, repeat {}", rule.name(), repeat + 1));
+                let (ns, per_second) = admit(rule, count)?;
+                let point = count.to_string();
+                report.add(rule.name(), &point, ns, &[("million_per_s", per_second / 1e6)]);
+            }
+        }
+    }
+    report.notes.push(format!(
+        "ns: CPU time of a thread for a request; million_per_s: of all by the clock; {cpus} CPUs"
+    ));
+    Ok(report)
+}
+
+/// Nanoseconds of a thread for each request, and requests per second of all.
+fn admit(rule: Rule, count: usize) -> Result<(f64, f64)> {
+    let (now, lanes) = lanes(rule, count)?;
+    let begin = std::time::Instant::now();
+    let done: Vec<Option<f64>> = thread::scope(|scope| {
+        let work = |lane: Lane<Mapped>| {
+            move || {
+                let (begin, cost) = (cpu_ns(), lane.cost(&READ));
+                for _ in 0..REQUESTS {
+                    // A window that never ends: the lane's clock stands still.
+                    if lane.admit(&READ, || now) != Verdict::Go {
+                        return None;
+                    }
+                    lane.complete(cost);
+                }
+                Some((cpu_ns() - begin) / REQUESTS as f64)
+            }
+        };
+        let threads: Vec<_> = lanes.into_iter().map(|lane| scope.spawn(work(lane))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a thread")).collect()
+    });
+    let seconds = begin.elapsed().as_secs_f64();
+    let known: Vec<f64> = done.iter().flatten().copied().collect();
+    ensure!(known.len() == count, "{}: a request was held back", rule.name());
+    let mean = known.iter().sum::<f64>() / count as f64;
+    Ok((mean, (REQUESTS * count as u64) as f64 / seconds))
+}
+
+/// Cache misses of admission.
+///
+/// # Errors
+/// The load failed.
+pub fn fig7(options: &Options) -> Result<Report> {
+    let title = "cache references that miss in admission, two threads";
+    let mut report = Report::new("wdt-fig7", title, "policies", "part", Better::Lower);
+    let events = ["stat", "-x", ",", "-e", "cache-references,cache-misses"];
+    match command("perf", &[&events[..], &["true"]].concat()) {
+        Err(error) => report.notes.push(format!("left out: {error:#}")),
+        Ok(_) => {
+            let file = std::env::temp_dir().join(format!("polylane-fig7-{}", std::process::id()));
+            let (out, me) = (crate::place::path(&file)?.to_string(), std::env::current_exe()?);
+            let results = file.with_extension("results");
+            let me = [crate::place::path(&me)?, "bench", "run", "wdt-fig6", "--quick", "--out"];
+            let rest = [crate::place::path(&results)?];
+            for _ in 0..options.repeats() {
+                command("perf", &[&events[..], &["-o", &out], &me, &rest].concat())?;
+                let text = std::fs::read_to_string(&file)?;
+                let count = |name: &str| {
+                    let line = text.lines().find(|line| line.contains(name))?;
+                    line.split(',').next()?.parse::<f64>().ok()
+                };
+                match count("cache-misses").zip(count("cache-references")) {
+                    Some((misses, all)) => report.add("all of wdt-fig6", "all", misses / all, &[]),
+                    None => {
+                        report.notes.push("left out: this CPU's counters are not read here".into());
+                        break;
+                    }
+                }
+            }
+            let _ = (std::fs::remove_file(&file), std::fs::remove_dir_all(&results));
+        }
+    }
+    Ok(report)
+}
+
+/// The coordinator's CPU time by lanes, all of them active.
+///
+/// # Errors
+/// None.
+pub fn cost(options: &Options) -> Result<Report> {
+    const TICKS: u64 = 100;
+    let title = "CPU time of the ledger's coordinator for a window of 5 ms";
+    let mut report = Report::new("qos-cost", title, "active lanes", "us", Better::Lower);
+    for _ in 0..options.repeats() {
+        for count in [4_u64, 100, 1000] {
+            progress(&format!("qos-cost {count}"));
+            let mut board = Board::new(Rule::Ledger, Device::default(), 0);
+            let pages: Vec<Arc<Private>> = (0..count).map(|_| Arc::default()).collect();
+            for page in &pages {
+                board.join(page.clone(), Limits::default(), 0);
+            }
+            let mut ns = 0.0;
+            for tick in 1..=TICKS {
+                for page in &pages {
+                    for word in [lane::SPENT, lane::DONE] {
+                        let order = std::sync::atomic::Ordering::Relaxed;
+                        page.add(word, 5_000_000 / count, order);
+                    }
+                }
+                let begin = cpu_ns();
+                board.tick(tick * 5_000_000);
+                ns += cpu_ns() - begin;
+            }
+            let us = ns / TICKS as f64 / 1e3;
+            report.add("ledger", &count.to_string(), us, &[("percent_of_a_core", us / 50.0)]);
+        }
+    }
+    report.notes.push("CPU time of the thread; memory of one process, no futexes rung".into());
+    Ok(report)
+}

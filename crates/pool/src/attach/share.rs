@@ -1,0 +1,54 @@
+//! An attachment's part of the device that its volume is on.
+
+use std::time::Duration;
+
+use crate::failure::Result;
+use crate::keeper::{Duty, Keeper, wait_for};
+use crate::names;
+use crate::share::member::Member;
+use crate::share::profile::Profile;
+use crate::share::{Meeting, Policy, Wanted};
+
+/// An attachment's part of its device.
+pub(super) enum Share {
+    /// It is to have one: where, what, and how lanes share there.
+    Asked(Meeting, Wanted, Policy),
+    /// Its lane, and the process that coordinates the device when nobody else does.
+    Joined(Member, Keeper),
+}
+
+impl Share {
+    /// Joins the others on the device, for the attachment `id`.
+    pub(super) fn join(self, id: &str) -> Result<Share> {
+        let Share::Asked(meeting, wanted, policy) = self else { return Ok(self) };
+        let profile = Profile::of(&meeting);
+        let helper = Keeper::start(Duty {
+            dir: names::runtime_dir(),
+            name: None,
+            groups: Vec::new(),
+            shares: Some((meeting.clone(), profile)),
+        })?;
+        let mut member = Member::new(meeting, id, wanted, policy);
+        member.join()?;
+        Ok(Share::Joined(member, helper))
+    }
+
+    pub(super) fn member(&self) -> Option<&Member> {
+        match self {
+            Share::Joined(member, _) => Some(member),
+            Share::Asked(..) => None,
+        }
+    }
+
+    /// Hears what is new, joins again where it lost its place; whether it has another lane.
+    pub(super) fn keep(&mut self) -> bool {
+        let Share::Joined(member, helper) = self else { return false };
+        if helper.end().is_some_and(|end| wait_for(end, Duration::ZERO)) {
+            helper.replace(None);
+        }
+        if member.link().is_some_and(|link| wait_for(link, Duration::ZERO)) {
+            member.news();
+        }
+        member.link().is_none() && member.rejoin()
+    }
+}
