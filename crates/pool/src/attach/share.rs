@@ -14,7 +14,7 @@ pub(super) enum Share {
     /// It is to have one: where, what, and how lanes share there.
     Asked(Meeting, Wanted, Policy),
     /// Its lane, and the process that coordinates the device when nobody else does.
-    Joined(Member, Keeper),
+    Joined(Box<Member>, Box<Keeper>),
 }
 
 impl Share {
@@ -30,7 +30,7 @@ impl Share {
         })?;
         let mut member = Member::new(meeting, id, wanted, policy);
         member.join()?;
-        Ok(Share::Joined(member, helper))
+        Ok(Share::Joined(Box::new(member), Box::new(helper)))
     }
 
     pub(super) fn member(&self) -> Option<&Member> {
