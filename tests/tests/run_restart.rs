@@ -429,3 +429,64 @@ fn open_files_of_a_volume_outlive_a_killed_service() {
         polylane_tests::volume::assert_clean(&volume);
     }
 }
+
+/// Files without a name, one of them from the beginning, which another service must have.
+const NAMELESS: &str = r#"
+import os, sys
+d = "/lane"
+gone = os.open(d + "/gone", os.O_RDWR | os.O_CREAT)
+os.write(gone, b"gone" * 5000)
+os.unlink(d + "/gone")
+never = os.open(d, os.O_RDWR | os.O_TMPFILE, 0o600)
+os.write(never, b"never")
+closed = os.open(d + "/closed", os.O_RDWR | os.O_CREAT)
+os.write(closed, b"closed" * 5000)
+os.unlink(d + "/closed")
+for fd in gone, never, closed:
+    os.fsync(fd)
+os.fsync(os.open(d, os.O_RDONLY))
+for turn in range(4):
+    print("up", flush=True)
+    sys.stdin.readline()
+    if turn == 1:
+        os.close(closed)
+    assert os.pread(gone, 4, 19996) == b"gone", turn
+    assert os.pread(never, 5, 0) == b"never", turn
+    assert os.fstat(gone).st_nlink == 0, turn
+    assert os.listdir(d) == [], os.listdir(d)
+    assert os.pread(gone, 4 * turn + 1, 20000) == b"more" * turn, turn
+    os.pwrite(gone, b"more", 20000 + 4 * turn)
+    # An upgrade takes along what is not durable.
+    if turn == 1:
+        os.fsync(gone)
+print("on", flush=True)
+"#;
+
+#[test]
+fn open_files_of_a_volume_without_a_name_go_on() {
+    let name = "open_files_of_a_volume_without_a_name_go_on";
+    if unavailable(name) || no_library(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    for options in ["--size 1G --volume", "--no-preload --size 1G --volume"] {
+        let place = tempfile::tempdir().expect("tempdir");
+        let volume = place.path().join("volume");
+        let script = format!("exec /usr/bin/python3 -c '{NAMELESS}'");
+        let run = Run::new(options).arg(&volume).script(&script);
+        let (mut run, mut input) = run.start_with_input();
+        let _limit = Limit::on(&run, 60);
+        for turn in 0..4 {
+            assert_eq!(run.line(), "up", "{options}, turn {turn}");
+            if turn % 2 == 0 {
+                kill_service(&run);
+            } else {
+                let (done, said) = upgrade(&run.pool);
+                assert!(done && said.contains("replaced"), "{options}: {said}");
+            }
+            writeln!(input, "go").expect("COMMAND listens");
+        }
+        assert_eq!(run.line(), "on", "{options}");
+        assert_eq!(run.end().code(), Some(0));
+        polylane_tests::volume::assert_clean(&volume);
+    }
+}

@@ -1,6 +1,6 @@
 //! Opening and closing: superblock, journal recovery, orphans, and the way back to a clean image.
 
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use polylane_base::sync::{Arc, Mutex, thread};
@@ -40,13 +40,23 @@ pub struct Options {
     pub discard: bool,
     /// How commits work together.
     pub tuning: Tuning,
+    /// Files without a name may still be open since a former life: they are kept until
+    /// `end_revival`, which frees those that were not revived.
+    pub keep_nameless: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let commit_interval = Duration::from_secs(5);
         let tuning = Tuning::default();
-        Options { read_only: false, commit_interval, cache_blocks: 8192, discard: false, tuning }
+        Options {
+            read_only: false,
+            commit_interval,
+            cache_blocks: 8192,
+            discard: false,
+            tuning,
+            keep_nameless: false,
+        }
     }
 }
 
@@ -57,6 +67,10 @@ pub struct Ext4 {
     /// Operations that change something, as long as they run.
     pub(crate) changes: Changes,
     committer: Mutex<Option<thread::JoinHandle<()>>>,
+    /// Files without a name that nobody has revived yet.
+    pub(crate) nameless: Mutex<Vec<u32>>,
+    /// Files without a name stay, for whoever opens the image next.
+    pub(crate) leaves_nameless: AtomicBool,
     /// What recovery did when the image was opened.
     pub recovered: Recovered,
     /// Why the image is open for reading only; empty when it is not.
@@ -92,15 +106,26 @@ impl Ext4 {
             recovered = replay(&mut volume, needs_recovery, options)?;
         }
         let volume = Arc::new(volume);
-        let committer = if read_only {
-            None
-        } else {
-            finish_orphans(&volume)?;
-            Some(start_committer(volume.clone(), options.commit_interval))
-        };
-        let committer = Mutex::new(committer);
-        let changes = Changes::default();
-        Ok(Ext4 { volume, changes, committer, recovered, read_only_reasons: reasons })
+        let (mut committer, mut nameless) = (None, Vec::new());
+        if !read_only {
+            nameless = finish_orphans(&volume, options.keep_nameless)?;
+            committer = Some(start_committer(volume.clone(), options.commit_interval));
+        }
+        Ok(Ext4 {
+            volume,
+            changes: Changes::default(),
+            committer: Mutex::new(committer),
+            nameless: Mutex::new(nameless),
+            leaves_nameless: AtomicBool::new(false),
+            recovered,
+            read_only_reasons: reasons,
+        })
+    }
+
+    /// From now on files without a name stay in the image, for one who opens it next with
+    /// [`Options::keep_nameless`]; any other frees them.
+    pub fn leave_nameless(&self) {
+        self.leaves_nameless.store(true, Ordering::SeqCst);
     }
 
     /// Waits for the changes under way, commits, writes everything home and marks the image clean.
@@ -130,16 +155,16 @@ impl Ext4 {
     fn leave_clean(&self, journal: &Journal) -> Result<()> {
         let volume = &self.volume;
         let orphans = volume.orphans.lock().members();
-        for ino in orphans {
-            finish_orphan(volume, ino)?;
-        }
+        let left = finish_all(volume, orphans, self.leaves_nameless.load(Ordering::SeqCst))?;
         journal.commit(&**volume)?;
         let mut superblock = volume.superblock.lock();
         journal.finish()?;
         superblock.set_free_blocks(volume.alloc.available_blocks());
         superblock.set_free_inodes(volume.alloc.free_inodes());
         superblock.set_recover(false);
-        superblock.set_orphan_present(false);
+        if left.is_empty() {
+            superblock.set_orphan_present(false);
+        }
         let state = superblock.state() | STATE_VALID;
         superblock.set_state(state);
         superblock.note_write(volume.now().sec as u32);
@@ -316,44 +341,55 @@ pub(crate) fn write_superblock(volume: &Volume, superblock: &Superblock) -> Resu
     Ok(())
 }
 
-/// Frees the orphans that a former life left, and truncates what it had begun to.
-fn finish_orphans(volume: &Arc<Volume>) -> Result<()> {
+/// Frees the orphans that a former life left, and truncates what it had begun to. Returns those
+/// that are kept because they may be open.
+fn finish_orphans(volume: &Arc<Volume>, keep_nameless: bool) -> Result<Vec<u32>> {
     let superblock = volume.superblock.lock().clone();
     let (list, file) = orphan::read(volume, &superblock)?;
     let all = volume.orphans.lock().take_over(&list, file);
-    for ino in all {
-        finish_orphan(volume, ino)?;
-    }
+    let kept = finish_all(volume, all, keep_nameless)?;
     if let Some(journal) = &volume.journal {
         journal.commit(&**volume)?;
     }
-    if superblock.last_orphan() != 0 {
+    if superblock.last_orphan() != 0 && kept.is_empty() {
         let mut superblock = volume.superblock.lock();
         superblock.set_last_orphan(0);
         write_superblock(volume, &superblock)?;
     }
-    Ok(())
+    Ok(kept)
 }
 
-/// Frees one orphan, or cuts what lies past its end.
-fn finish_orphan(volume: &Volume, ino: u32) -> Result<()> {
+/// Frees or cuts those orphans; returns those without a name when they are kept.
+pub(crate) fn finish_all(volume: &Volume, all: Vec<u32>, keep_nameless: bool) -> Result<Vec<u32>> {
+    let mut kept = Vec::new();
+    for ino in all {
+        if !finish_orphan(volume, ino, keep_nameless)? {
+            kept.push(ino);
+        }
+    }
+    Ok(kept)
+}
+
+/// Frees one orphan, or cuts what lies past its end. False: it has no name, and is kept.
+fn finish_orphan(volume: &Volume, ino: u32, keep_nameless: bool) -> Result<bool> {
     let cell = match volume.cell(ino) {
         Ok(cell) => cell,
         // The orphan file may name inodes that were freed before it was emptied.
         Err(Error::Errno(Errno::ESTALE)) => {
             volume.orphans.lock().drop_stale(ino);
-            return Ok(());
+            return Ok(true);
         }
         Err(error) => return Err(error),
     };
     let mut core = cell.core.write();
     match core.raw.links() {
+        0 if keep_nameless => return Ok(false),
         0 => ops::free_inode(volume, &cell, &mut core)?,
         _ => space::cut_tail(volume, &cell, &mut core)?,
     }
     drop(core);
     volume.inodes.remove(ino);
-    Ok(())
+    Ok(true)
 }
 
 fn start_committer(volume: Arc<Volume>, interval: Duration) -> thread::JoinHandle<()> {

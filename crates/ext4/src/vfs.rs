@@ -1,5 +1,7 @@
 //! The adapter to the file door: the only file that knows [`FileSystem`].
 
+use std::sync::atomic::Ordering;
+
 use polylane_base::{Errno, Ino};
 use polylane_vfs::fs::{
     Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, Piece, RenameMode,
@@ -13,7 +15,7 @@ use crate::format::inode::{RawInode, Stamp};
 use crate::format::superblock::max_file_bytes;
 use crate::inode::Core;
 use crate::journal::Journal;
-use crate::mount::Ext4;
+use crate::mount::{Ext4, finish_all};
 use crate::ops::{self, LINKS_MAX, NAME_SHARE, Room};
 use crate::promised;
 use crate::rename::rename;
@@ -393,10 +395,14 @@ impl FileSystem for Ext4 {
 
     fn revive(&self, ino: Ino, generation: Option<u64>) -> polylane_base::Result<Revived> {
         let attr = self.getattr(ino)?;
-        // Without a name it was freed when the former service closed the file system.
         let other = generation.is_some_and(|generation| generation != attr.generation);
-        if other || attr.nlink == 0 {
+        // What a removed directory was in may be another's by now.
+        if other || attr.nlink == 0 && attr.kind == Kind::Dir {
             return Err(Errno::ESTALE);
+        }
+        if attr.nlink == 0 {
+            let number = number(ino)?;
+            self.nameless.lock().retain(|nameless| *nameless != number);
         }
         let parent = |cell: &_| dir::parent(&self.volume, cell);
         let dir = match attr.kind {
@@ -404,6 +410,14 @@ impl FileSystem for Ext4 {
             _ => None,
         };
         Ok(Revived { attr, dir: dir.map(|dir| Ino(dir.into())) })
+    }
+
+    fn end_revival(&self) {
+        let nameless = std::mem::take(&mut *self.nameless.lock());
+        let Some(_change) = self.changes.begin() else { return };
+        // Nobody waits for the answer. A failure has stopped the file system, and the next open
+        // frees what is left.
+        let _ = self.volume.stop_on(finish_all(&self.volume, nameless, false));
     }
 
     fn statfs(&self) -> polylane_base::Result<StatFs> {
@@ -466,7 +480,8 @@ impl FileSystem for Ext4 {
             let number = number(ino)?;
             let Some(cell) = self.volume.inodes.get(number) else { return Ok(()) };
             let mut core = cell.core.write();
-            if core.raw.links() > 0 || self.volume.journal.is_none() {
+            let stays = core.raw.links() > 0 || self.leaves_nameless.load(Ordering::SeqCst);
+            if stays || self.volume.journal.is_none() {
                 promised::release(&self.volume, &cell, 0, u32::MAX);
                 self.volume.inodes.remove(number);
             } else if core.raw.mode() != 0 {

@@ -1,7 +1,8 @@
 //! From the records of a former service to the tables of this one.
 //!
-//! What cannot be found again (an open file whose last name was gone, a name that moved on the host
-//! behind our back) is left out: its node id is `ESTALE`, its handle `EIO`, as after any loss.
+//! What cannot be found again (in a host directory an open file whose last name was gone, or a name
+//! that moved behind our back) is left out: its node id is `ESTALE`, its handle `EIO`, as after any
+//! loss.
 
 use std::collections::HashMap;
 

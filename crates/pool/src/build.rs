@@ -133,7 +133,7 @@ pub(crate) fn start(
         mount_path: spec.mount_path.clone(),
         covered: spec.covered.clone(),
     };
-    let (fs, disk) = libservice(spec, store, clock)?;
+    let (fs, disk) = libservice(spec, store, clock, handover.is_some())?;
     let vfs =
         Vfs::new(fs, options).map_err(|error| Failure::because("lane", "start its VFS", error))?;
     let lane = match handover {
@@ -158,6 +158,7 @@ fn libservice(
     spec: &PoolSpec,
     store: Store,
     clock: Arc<dyn Clock>,
+    goes_on: bool,
 ) -> Result<(Arc<dyn FileSystem>, Option<Disk>)> {
     let failed = |error| Failure::because("lane", "open its files", error);
     match (&spec.backing, store) {
@@ -173,8 +174,8 @@ fn libservice(
         (Backing::Volume { label, cache, translation, bypass }, Store::Volume(files, claim)) => {
             let parts = bypass::parts(files, claim, bypass.as_deref())?;
             let metadata_bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);
-            let disk =
-                Disk::open(label, parts, (*cache, translation.clone()), clock, metadata_bytes)?;
+            let how = (*cache, translation.clone());
+            let disk = Disk::open(label, parts, how, clock, (metadata_bytes, goes_on))?;
             Ok((disk.fs.clone(), Some(disk)))
         }
         _ => Err(Failure::failed("lane: what was handed down is not what its files are on")),
@@ -219,7 +220,7 @@ impl Running {
             self.fuse_stop.request();
             let _ = self.unmounted.recv_timeout(UNMOUNT_TIME_MAX);
         }
-        self.settle()
+        self.settle(Vfs::sync)
     }
 
     /// Closes the doors while the mount lives on and makes everything durable for the next service;
@@ -233,16 +234,19 @@ impl Running {
             return Some(Errno::ETIMEDOUT.0);
         }
         let store = self.lane.handover.as_ref().map(|handover| handover.store.clone());
-        let failed = self.settle();
+        if let Some(disk) = &self.disk {
+            disk.fs.leave_nameless();
+        }
+        let failed = self.settle(Vfs::sync_nameless);
         if let (Some(store), None) = (store, failed) {
             store.left_orderly();
         }
         failed
     }
 
-    fn settle(self) -> Option<i32> {
+    fn settle(self, sync: fn(&Vfs) -> polylane_base::Result<()>) -> Option<i32> {
         drop(self.server);
-        let synced = self.vfs.sync();
+        let synced = sync(&self.vfs);
         // With the doors and the VFS go the last references to removed files, whose space the file
         // system can free now. Whatever is held all the same, the next open frees.
         drop(self.lane);

@@ -120,7 +120,7 @@ impl Core {
             let node = inode.upgrade();
             let pages = node.as_ref().and_then(|node| node.pages_used());
             if pages.is_some_and(|pages| !pages.is_clean()) {
-                // Changed again, or without a name: those are written under pressure alone. The
+                // Changed again, or without a name: those are not always written. The
                 // flag that is down has the next change counted.
                 continue;
             }

@@ -134,11 +134,21 @@ impl Vfs {
 
     /// Makes everything durable.
     pub fn sync(&self) -> Result<()> {
+        self.sync_files(false)
+    }
+
+    /// Makes everything durable, with what is in files without a name: another service goes on
+    /// with them. Errors as of [`Vfs::sync`].
+    pub fn sync_nameless(&self) -> Result<()> {
+        self.sync_files(true)
+    }
+
+    fn sync_files(&self, nameless: bool) -> Result<()> {
         self.begin();
         self.core.settle_all();
         self.core.end_loans();
         let begun = self.core.begin_sync_all();
-        let written = self.core.write_back_all();
+        let written = self.core.write_back_files(nameless);
         let synced = self.core.fs.sync();
         if written.is_ok() && synced.is_ok() {
             self.core.end_sync(begun);
@@ -182,7 +192,7 @@ impl Drop for Vfs {
             let _ = flusher.join();
         }
         // Nobody is left to be told of an error; `sync` reported it to whoever asked.
-        let _ = self.core.write_back_all();
+        let _ = self.core.write_back_files(false);
         // These hold inodes, and inodes hold the core: this opens the circles.
         self.core.cache.abandon();
         self.core.dentries.clear();

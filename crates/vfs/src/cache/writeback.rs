@@ -34,11 +34,11 @@ impl DirtyFile {
         }
     }
 
-    /// The file, if it is to be written: one without a name only under pressure.
-    fn to_write(&self, pressed: bool) -> Option<Node> {
+    /// The file, if it is to be written: one without a name only when that is asked for.
+    fn to_write(&self, nameless: bool) -> Option<Node> {
         match self {
             DirtyFile::Linked(node) => Some(node.clone()),
-            DirtyFile::Unlinked(inode) if pressed => inode.upgrade(),
+            DirtyFile::Unlinked(inode) if nameless => inode.upgrade(),
             DirtyFile::Unlinked(_) => None,
         }
     }
@@ -214,15 +214,12 @@ impl Core {
         Ok(())
     }
 
-    /// Writes all dirty pages of all files back. The first error is returned after trying them all.
-    pub(crate) fn write_back_all(&self) -> Result<()> {
-        self.write_back_files(false)
-    }
-
-    fn write_back_files(&self, pressed: bool) -> Result<()> {
+    /// Writes all dirty pages of all files back, those of files without a name only if asked to.
+    /// The first error is returned after trying them all.
+    pub(crate) fn write_back_files(&self, nameless: bool) -> Result<()> {
         let files: Vec<Node> = {
             let files = self.cache.dirty_files.lock();
-            files.values().filter_map(|file| file.to_write(pressed)).collect()
+            files.values().filter_map(|file| file.to_write(nameless)).collect()
         };
         let mut result = Ok(());
         for node in files {
