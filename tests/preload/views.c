@@ -103,6 +103,32 @@ static void size_and_state(void)
 	CHECK(stat(in_dir("linked"), &st) == 0 && st.st_size == 0);
 }
 
+/* Read to its end, whatever the buffer, and then made longer and shorter by others. */
+static void end_of_file(void)
+{
+	static char large[200 * 1024];
+	for (int n = 1; n <= 20; n++) {
+		int other = make("end", "four"), fd = open(in_dir("end"), O_RDONLY);
+		size_t want = n % 2 ? sizeof large : 4;
+		CHECK(fd >= 0 && read(fd, large, want) == 4);
+		CHECK(read(fd, large, want) == 0 && read(fd, large, want) == 0);
+		CHECK(raw(SYS_pwrite64, other, (long)"kernel", 6, 4) == 6);
+		CHECK(read(fd, large, sizeof large) == 6 && memcmp(large, "kernel", 6) == 0);
+		CHECK(read(fd, large, sizeof large) == 0);
+		int child = fork();
+		CHECK(child >= 0);
+		if (child == 0)
+			_exit(pwrite(other, "child", 5, 10) != 5);
+		int status;
+		CHECK(waitpid(child, &status, 0) == child && status == 0);
+		CHECK(read(fd, large, sizeof large) == 5 && memcmp(large, "child", 5) == 0);
+		CHECK(read(fd, large, sizeof large) == 0 && ftruncate(other, 2) == 0);
+		CHECK(pread(fd, large, sizeof large, 1) == 1 && pread(fd, large, 9, 2) == 0);
+		CHECK(pwrite(other, "own", 3, 2) == 3 && pread(fd, large, 9, 2) == 3);
+		CHECK(close(fd) == 0 && close(other) == 0 && unlink(in_dir("end")) == 0);
+	}
+}
+
 static void mapped(void)
 {
 	int fd = warm("mapped");
@@ -257,6 +283,7 @@ int main(int argc, char **argv)
 	start(argc, argv);
 	other_door();
 	size_and_state();
+	end_of_file();
 	mapped();
 	processes();
 	passing();

@@ -18,12 +18,16 @@
 
 use std::sync::atomic::Ordering;
 
-use polylane_ipc::message::{SHOW, WireAttr};
+use polylane_ipc::message::{SHOW, SHOW_END, WireAttr};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, Look, NOTES_READS};
 
 use crate::config;
+use crate::lease;
 use crate::session::Session;
 use crate::table::{Glance, Record};
+
+/// Of a record's view: it came with a read that reached the end, before any was asked for.
+const END_ONLY: u64 = 1 << 31;
 
 /// Longer reads and writes are requests: what one of them moves costs more than the way.
 const BYTES_MAX: usize = 64 << 10;
@@ -52,7 +56,7 @@ fn now() -> i64 {
 #[inline]
 fn shown(session: &'static Session, file: &Record) -> Option<(Views, u32)> {
     let word = file.view.load(Ordering::Relaxed);
-    let number = (word as u32).checked_sub(1)?;
+    let number = ((word & !END_ONLY) as u32).checked_sub(1)?;
     if (word >> 32) as u32 != session.number {
         return None;
     }
@@ -71,12 +75,23 @@ pub(crate) fn wish(file: &Record, len: usize) -> u32 {
     }
     let asked = file.asked.fetch_add(1, Ordering::Relaxed);
     let worth = match file.view.load(Ordering::Relaxed) {
-        0 => asked
+        word if word == 0 || word & END_ONLY != 0 => asked
             .checked_sub(config::views())
             .is_some_and(|tries| tries < TRIES || tries.is_multiple_of(16)),
         _ => asked < MISSES || asked.is_multiple_of(8),
     };
     if worth { SHOW } else { 0 }
+}
+
+/// As [`wish`], for a read: one of any length that reaches the end shows where that is. A file
+/// whose writes may be streamed stays out of view.
+#[inline]
+pub(crate) fn wish_to_read(file: &Record, len: usize) -> u32 {
+    let streamed = lease::is_streamed(file.handle.load(Ordering::Relaxed));
+    match wish(file, len) {
+        0 if !streamed && config::views() != config::NEVER => SHOW_END,
+        flags => flags,
+    }
 }
 
 /// As [`wish`], for a write, after which the pages are to be lent.
@@ -86,20 +101,24 @@ pub(crate) fn wish_to_write(file: &Record, len: usize) -> u32 {
     if awaited { 0 } else { wish(file, len) }
 }
 
-/// A page was found where it is shown.
+/// So many bytes were found or put where they are shown.
 #[inline]
-fn hit(file: &Record) {
-    if file.asked.load(Ordering::Relaxed) != 0 {
+fn hit(file: &Record, bytes: usize) {
+    if bytes > 0 && file.asked.load(Ordering::Relaxed) != 0 {
         file.asked.store(0, Ordering::Relaxed);
     }
 }
 
-/// The answer of such a request: its `handle`.
+/// The answer to such a request with these flags: its `handle`.
 #[inline]
-pub(crate) fn learn(session: &Session, file: &Record, number: u64) {
-    if number != 0 && file.view.load(Ordering::Relaxed) == 0 {
-        let word = u64::from(session.number) << 32 | u64::from(number as u32);
-        file.asked.store(0, Ordering::Relaxed);
+pub(crate) fn learn(session: &Session, file: &Record, flags: u32, number: u64) {
+    let end_only = if flags & SHOW != 0 { 0 } else { END_ONLY };
+    let known = file.view.load(Ordering::Relaxed);
+    if number != 0 && (known == 0 || known & END_ONLY > end_only) {
+        let word = u64::from(session.number) << 32 | number & (END_ONLY - 1) | end_only;
+        if end_only == 0 {
+            file.asked.store(0, Ordering::Relaxed);
+        }
         file.view.store(word, Ordering::Relaxed);
     }
 }
@@ -120,7 +139,7 @@ pub(crate) fn read(
     into: &mut [u8],
 ) -> Option<usize> {
     let note = |views: &Views, number| views.note_read(number, now);
-    copy(session, file, offset, into, note).inspect(|_| hit(file))
+    copy(session, file, offset, into, note).inspect(|&count| hit(file, count))
 }
 
 /// As [`read`], and writes nothing but the bytes: it suffices to glance at the file. `None` too
@@ -136,7 +155,7 @@ pub(crate) fn read_glanced(
     let look = |views: &Views, number| noted = views.has_noted(number);
     let count = copy(session, file, offset, into, look).filter(|_| noted && file.is_still())?;
     // Whatever file it is by now: a guess of what is worth asking for.
-    hit(file);
+    hit(file, count);
     Some(count)
 }
 
@@ -149,9 +168,17 @@ fn copy(
     into: &mut [u8],
     note: impl FnOnce(&Views, u32),
 ) -> Option<usize> {
-    let (views, number) = shown(session, file).filter(|_| into.len() <= BYTES_MAX)?;
-    let look = views.look(number).filter(|look| look.has(HAS_DATA))?;
+    let (views, number) = shown(session, file)?;
+    let look = views.look(number)?;
+    if !look.has(HAS_DATA) {
+        // Bytes may be missing because reading them moves the access time; finding none does not.
+        let ended = views.attr(number).is_some_and(|attr| attr.size <= offset);
+        return (ended && !session.channel.is_dead()).then_some(0);
+    }
     let count = views.size(number)?.saturating_sub(offset).min(into.len() as u64) as usize;
+    if count > BYTES_MAX {
+        return None;
+    }
     let mut done = 0;
     while done < count {
         let at = offset + done as u64;
@@ -201,7 +228,7 @@ pub(crate) fn write(
     });
     let put = end.and_then(|end| put(session, &views, number, (at, from)).map(|()| end));
     let counts = views.leave(number, inside, put.map(|_| now()), put.unwrap_or(0).max(size));
-    put.filter(|_| counts && !session.channel.is_dead()).inspect(|_| hit(file))
+    put.filter(|_| counts && !session.channel.is_dead()).inspect(|_| hit(file, from.len()))
 }
 
 /// Stores bytes in frames, from inside the gate. All of them, or nothing that counts.

@@ -13,7 +13,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use polylane_front::shm::Config;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{Message, Op, Reply, SHOW, WireAttr, set};
+use polylane_ipc::message::{Message, Op, Reply, SHOW, SHOW_END, WireAttr, set};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
 use polylane_sys::Region;
 use polylane_vfs::{Cred, OpenFile, SetAttr};
@@ -163,6 +163,10 @@ fn read_beside(file: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
     data
 }
 
+fn write_beside(file: &OpenFile, offset: u64, mut data: &[u8]) {
+    file.write(&Cred::root(), Some(offset), &mut data).unwrap();
+}
+
 fn workers() -> Config {
     Config { workers: vec![None, None], ..Config::default() }
 }
@@ -241,6 +245,60 @@ fn what_was_read_or_written_twice_needs_no_request() {
     assert_eq!(file.unasked, 20);
     assert_eq!(read_beside(&beside(&house, "f"), 0, 31)[29..], [9, 8]);
     assert!(house.server.totals().brought_back > 0);
+}
+
+/// A read that shows the end: the bytes, and the view's number plus one.
+fn read_to_end(client: &Client, handle: u64, offset: u64, data: &mut [u8]) -> (usize, u64) {
+    let (length, flags) = (data.len() as u64, SHOW_END);
+    let message = Message { handle, offset, length, flags, ..Message::new(Op::Read) };
+    let reply = client.channel.call_read(client.mailbox, &message, data, &Trusting).unwrap();
+    let reply = outcome(reply).unwrap();
+    (count(&reply), reply.handle)
+}
+
+#[test]
+fn who_read_to_the_end_finds_it_without_a_request_until_it_moves() {
+    let house = House::new();
+    let client = house.client();
+    let handle = client.open("f", libc::O_CREAT | libc::O_RDWR).unwrap().0;
+    let direct = beside(&house, "f");
+    let mut data = vec![0; 3 * FRAME_BYTES];
+    write_beside(&direct, 0, &[7; 2 * FRAME_BYTES]);
+    let part = read_to_end(&client, handle, 0, &mut data[..FRAME_BYTES]);
+    assert_eq!(part, (FRAME_BYTES, 0), "a read that does not reach the end shows nothing");
+    // Once more than there is, once exactly to the end.
+    for len in [3 * FRAME_BYTES, 2 * FRAME_BYTES] {
+        let handle = client.open("f", libc::O_RDONLY).unwrap().0;
+        let (count, number) = read_to_end(&client, handle, 0, &mut data[..len]);
+        assert!(count == 2 * FRAME_BYTES && number > 0, "{count} bytes, view {number}");
+        let file = File { client: &client, handle, view: number as u32 - 1, unasked: 0 };
+        let end = 2 * PAGE;
+        assert_eq!(file.read_shown(end, &mut [0; 9]), Some(0), "the end is shown");
+        assert_eq!(file.read_shown(end - 1, &mut [0; 9]), None, "no page is");
+        write_beside(&direct, end, b"more");
+        assert_eq!(file.read_shown(end, &mut [0; 9]), None, "the end has moved");
+        let (count, _) = read_to_end(&client, handle, end, &mut data[..9]);
+        assert_eq!((count, &data[..count]), (4, &b"more"[..]));
+        assert_eq!(file.read_shown(end + 4, &mut [0; 9]), Some(0), "the end is shown again");
+        let cut = SetAttr { size: Some(end), ..SetAttr::default() };
+        house.lane.vfs.setattr(&Cred::root(), direct.node(), &cut).unwrap();
+        assert_eq!(file.read_shown(end + 4, &mut [0; 9]), None, "a cut hides it too");
+        client.close(handle).unwrap();
+    }
+}
+
+#[test]
+fn files_read_to_the_end_leave_views_to_others() {
+    let house = House::new();
+    let client = house.client();
+    let shown = (0..polylane_ipc::view::VIEWS_MAX).filter(|n| {
+        let name = format!("f{n}");
+        let handle = client.open(&name, libc::O_CREAT | libc::O_RDWR).unwrap().0;
+        write_beside(&beside(&house, &name), 0, &[7; 10]);
+        read_to_end(&client, handle, 0, &mut [0; 20]).1 > 0
+    });
+    assert_eq!(shown.count() as u32, polylane_ipc::view::VIEWS_MAX / 2);
+    File::open(&client, "f");
 }
 
 #[test]

@@ -171,6 +171,10 @@ pub const LEASED: u32 = 1 << 31;
 /// ([`crate::view`]). The reply's `handle` is the number of the view plus one, 0 for none.
 pub const SHOW: u32 = 1;
 
+/// `flags` of [`Op::Read`]: show the state of the file if the read reached its end, so that the one
+/// that finds nothing more needs no request. The reply's `handle` as for [`SHOW`].
+pub const SHOW_END: u32 = 2;
+
 /// `flags` of [`Op::Lock`]: wait for the lock (`F_SETLKW`).
 pub const LOCK_WAIT: u32 = 1;
 /// `flags` of [`Op::Lock`]: an open-file-description lock (`F_OFD_*`).

@@ -172,6 +172,11 @@ impl OpenFile {
         Ok(count)
     }
 
+    /// Whether the file ends at `offset` or before, as far as is known: others may be changing it.
+    pub fn ends_by(&self, offset: u64) -> bool {
+        self.node.size() <= offset
+    }
+
     /// Writes at `at`, or at the end of the file with `None` or `O_APPEND`. Set-id bits go unless
     /// `cred` is root. Short only when space or the largest file size ran out after the first
     /// bytes. `EBADF`, `EFBIG`, `ENOSPC`.

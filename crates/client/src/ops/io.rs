@@ -201,10 +201,10 @@ impl Open<'_> {
             return Ok(count);
         }
         let (handle, length, flags) =
-            (self.handle, into.len() as u64, view::wish(self.file, into.len()));
+            (self.handle, into.len() as u64, view::wish_to_read(self.file, into.len()));
         let message = Message { handle, offset, length, flags, ..Message::new(Op::Read) };
         let reply = call::read(self.session, &message, into)?;
-        view::learn(self.session, self.file, reply.handle);
+        view::learn(self.session, self.file, flags, reply.handle);
         Ok(call::count(&reply).min(into.len()))
     }
 
@@ -381,7 +381,7 @@ impl Open<'_> {
             call::write(session, &Message { turn, ..message }, from, overlap)
         })?;
         if !self.session.is_lost() {
-            view::learn(self.session, self.file, reply.handle);
+            view::learn(self.session, self.file, flags, reply.handle);
         }
         Ok((call::count(&reply).min(from.len()), reply.value[0]))
     }

@@ -82,7 +82,7 @@ pub(super) fn ask(
 ) -> Outcome<Option<WireAttr>> {
     let flags = view::wish(file, 0);
     let reply = call::plain(session, Message { handle, flags, ..Message::new(Op::Fstat) })?;
-    view::learn(session, file, reply.handle);
+    view::learn(session, file, flags, reply.handle);
     Ok(reply.attr)
 }
 

@@ -7,7 +7,7 @@
 //! Pure: no I/O, no locks, no panics on any input (`tests` feed it random words).
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
-use polylane_ipc::message::{self, Message, Op, PATH_BYTES_MAX, SHOW, set};
+use polylane_ipc::message::{self, Message, Op, PATH_BYTES_MAX, SHOW, SHOW_END, set};
 use polylane_vfs::fs::{SeekFor, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{LockFamily, LockKind};
 
@@ -112,13 +112,32 @@ pub struct LockArgs {
     pub pid: u32,
 }
 
+/// What a client that reads would like to see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ShowRead {
+    Nothing,
+    /// The state, if the file ends where the read did.
+    End,
+    Pages,
+}
+
+impl ShowRead {
+    fn from_flags(flags: u32) -> ShowRead {
+        match flags {
+            _ if flags & SHOW != 0 => ShowRead::Pages,
+            _ if flags & SHOW_END != 0 => ShowRead::End,
+            _ => ShowRead::Nothing,
+        }
+    }
+}
+
 /// A request whose every argument was checked. Field meanings: [`Op`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FileRequest<'a> {
     Ping,
     Open { at: At<'a>, flags: i32, perm: u32, umask: u32, slot: Option<u32> },
     Close { handle: Handle },
-    Read { handle: Handle, offset: u64, len: usize, show: bool },
+    Read { handle: Handle, offset: u64, len: usize, show: ShowRead },
     Write { handle: Handle, offset: u64, len: usize, show: bool },
     Stat { object: Object<'a> },
     Fstat { handle: Handle, show: bool },
@@ -202,7 +221,10 @@ impl<'a> Checker<'a> {
             Op::Ping => FileRequest::Ping,
             Op::Open => self.open()?,
             Op::Close => FileRequest::Close { handle },
-            Op::Read => FileRequest::Read { handle, offset: m.offset, len: self.read_len()?, show },
+            Op::Read => {
+                let show = ShowRead::from_flags(m.flags);
+                FileRequest::Read { handle, offset: m.offset, len: self.read_len()?, show }
+            }
             Op::Write => {
                 FileRequest::Write { handle, offset: m.offset, len: self.write_len()?, show }
             }

@@ -80,7 +80,8 @@ fn io_stays_in_range() {
     message.length = u64::MAX;
     message.offset = OFFSET_MAX - 5;
     let handle = Handle::from_wire(0);
-    let want = FileRequest::Read { handle, offset: OFFSET_MAX - 5, len: 5, show: false };
+    let want =
+        FileRequest::Read { handle, offset: OFFSET_MAX - 5, len: 5, show: ShowRead::Nothing };
     assert_eq!(check(&message, b""), Ok(want));
     message.offset = OFFSET_MAX + 1;
     assert_eq!(check(&message, b""), Err(Errno::EINVAL));

@@ -12,7 +12,7 @@ use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
 use crate::kept::Whose;
 use crate::notifier::Range;
-use crate::shm::request::{At, Handle};
+use crate::shm::request::{At, Handle, ShowRead};
 use crate::shm::session::{Open, Session};
 use crate::shm::views::Wish;
 use crate::slots::Unbound;
@@ -86,7 +86,7 @@ impl Call<'_> {
 
     pub(super) fn read(
         &mut self,
-        (handle, show): (Handle, bool),
+        (handle, show): (Handle, ShowRead),
         offset: u64,
         len: usize,
     ) -> Answer {
@@ -96,10 +96,12 @@ impl Call<'_> {
         let count = file.read(offset, len, &mut sink)?;
         self.stats.read(count);
         let mut reply = done(count);
-        if show && self.can_show() {
-            let wish = Wish { handle, offset, len: count as u64 };
-            reply.handle = self.session.show_read(wish, &file);
-        }
+        let wish = Wish { handle, offset, len: count as u64 };
+        reply.handle = match show {
+            ShowRead::Pages if self.can_show() => self.session.show_read(wish, &file),
+            ShowRead::End if self.can_show() => self.session.show_end(wish, &file),
+            _ => 0,
+        };
         Ok(reply)
     }
 

@@ -84,6 +84,16 @@ impl Session {
         shown.map_or(0, |view| u64::from(view) + 1)
     }
 
+    /// Shows the state if what was just read ends where the file does: who reads a file whole reads
+    /// once more. Leaves half of the views to files that are used for longer.
+    pub(super) fn show_end(self: &Arc<Self>, wish: Wish, file: &OpenFile) -> u64 {
+        let at_end = wish.len > 0 && file.ends_by(wish.offset + wish.len);
+        match at_end && !self.views.state.lock().is_half_full() {
+            true => self.show_state(wish.handle, file),
+            false => 0,
+        }
+    }
+
     /// Shows the state, and the pages that were just read.
     pub(super) fn show_read(self: &Arc<Self>, wish: Wish, file: &OpenFile) -> u64 {
         let Some(view) = self.view_of(wish.handle, file.node()) else { return 0 };

@@ -116,6 +116,11 @@ impl State {
         self.frames.is_empty()
     }
 
+    /// Whether half of all views are in use.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.by_node.len() >= VIEWS_MAX as usize / 2
+    }
+
     pub(super) fn get(&mut self, view: u32) -> Option<&mut View> {
         self.views.get_mut(view as usize)?.as_mut()
     }
