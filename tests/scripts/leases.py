@@ -5,11 +5,12 @@
 Every case runs in the working directory. `model` does the same to a tree on a tmpfs of the kernel's
 and compares every result, every error and, seen by a process without the preload library, every
 name with its attributes and times. `kill`, `fight` and `threads` know by themselves what must be
-there.
+there; `full` wants a small volume, of which `digest` tells afterwards what it holds.
 """
 
 import ctypes
 import errno
+import hashlib
 import mmap
 import os
 import pickle
@@ -619,6 +620,68 @@ def data(seed):
     look.end()
 
 
+def full(seed):
+    """On a volume that fills up, a write says so itself: all that was acknowledged is there."""
+    rng, look = random.Random(seed), Far()
+    os.mkdir("d")
+    free = os.statvfs(".")
+    with open("filler", "wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, free.f_bavail * free.f_frsize - (16 << 20))
+    expected = {}
+    for turn in range(3):
+        for n in range(20000):
+            text, refused = fill_file(rng, f"d/{turn}-{n}")
+            if text is not None:
+                expected[f"{turn}-{n}"] = text
+            if refused:
+                break
+        same(refused, True)
+        found = {name: value[0][-1] for name, value in look("tree", os.path.abspath("d")).items()}
+        same_files(found, expected)
+        # What a stream lost would be told here.
+        directory = os.open("d", os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
+        for name in rng.sample(sorted(expected), len(expected) * 2 // 3):
+            os.unlink(f"d/{name}")
+            del expected[name]
+    look.end()
+    same_files({name: value[0][-1] for name, value in tree("d").items()}, expected)
+    print(digest(expected))
+
+
+def fill_file(rng, path):
+    """Makes a file: what it holds by what the writes said, and whether there was no room."""
+    try:
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    except OSError as error:
+        same(error.errno, errno.ENOSPC)
+        return None, True
+    text, refused = bytearray(), False
+    for _ in range(rng.randrange(1, 5)):
+        piece = rng.randbytes(rng.choice([100, 4096, 10240, 40000]))
+        try:
+            text.extend(piece[: os.write(fd, piece)])
+        except OSError as error:
+            same(error.errno, errno.ENOSPC)
+            refused = True
+            break
+    os.close(fd)
+    return bytes(text), refused
+
+
+def same_files(found, expected):
+    same(sorted(found), sorted(expected))
+    differing = [name for name in expected if found[name] != expected[name]]
+    same(differing, [])
+
+
+def digest(files):
+    """One number for names and what they hold."""
+    sums = [(name, hashlib.sha256(files[name]).hexdigest()) for name in sorted(files)]
+    return hashlib.sha256(repr(sums).encode()).hexdigest()
+
+
 def same(found, expected):
     if found != expected:
         raise AssertionError(f"{found} is not {expected}")
@@ -636,9 +699,11 @@ def main():
         "kill": lambda: kill(seed),
         "data": lambda: data(seed),
         "times": times,
+        "full": lambda: full(seed),
+        "digest": lambda: print(digest({name: value[0][-1] for name, value in tree("d").items()})),
     }
     cases[case]()
-    if case != "far":
+    if case not in ("far", "digest"):
         print("holds")
 
 

@@ -9,7 +9,7 @@ use std::process::Output;
 
 use polylane_tests::pool::{Run, signal_to};
 use polylane_tests::volume::assert_clean;
-use polylane_tests::{lacks, unavailable};
+use polylane_tests::{lacks, scripts, unavailable};
 
 /// A directory with a volume's path in it; `None` where volumes cannot be tested.
 fn place(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
@@ -80,6 +80,23 @@ fn removed_files_that_were_still_open_are_gone_at_the_end() {
     let before = printed(&run("", &volume, free));
     printed(&run("", &volume, "cd /lane; exec 3>x; rm x; head -c 9999999 /dev/zero >&3"));
     assert_eq!(printed(&run("", &volume, free)), before, "free inodes");
+}
+
+/// Data of new files goes the way of leases; where there is no room for it, the write says so.
+#[test]
+fn streamed_data_on_a_full_volume_is_refused_by_the_write() {
+    let name = "streamed_data_on_a_full_volume_is_refused_by_the_write";
+    let Some((_dir, volume)) = place(name) else { return };
+    let case = |options: &str, case: &str| {
+        let run = Run::new(&format!("{options} --volume")).arg(&volume);
+        let run = run.env("SCRIPTS", scripts()).env("POLYLANE_LEASES", "eager");
+        let script = format!("cd /lane; timeout 90 /usr/bin/python3 -B $SCRIPTS/leases.py {case}");
+        printed(&run.script(&script).output())
+    };
+    let told = case("--size 64M", "full 3");
+    let digest = told.strip_suffix("holds\n").expect("holds");
+    assert_clean(&volume);
+    assert_eq!(case("--no-preload", "digest"), digest);
 }
 
 #[test]
