@@ -29,6 +29,7 @@ use polylane_front::export::Serving;
 use polylane_front::export::file::{self, FileOptions};
 use polylane_front::fuse::Params;
 use polylane_front::{nbd as nbd_server, ublk as ublk_server, vhost_user};
+use polylane_sys::ns::Child;
 use polylane_sys::{backing, nbd as nbd_client};
 use rustix::fs::Mode;
 
@@ -280,11 +281,11 @@ pub(super) fn is_engaged(record: &Record) -> bool {
     }
 }
 
-/// In the keeper: gives the device a connection for each that it has lost.
-pub(super) fn mend(door: &Door, record: &Record) -> Result<()> {
+/// In the keeper: gives the device a connection for each that it has lost; the process that does so.
+pub(super) fn mend(door: &Door, record: &Record) -> Result<Option<Child>> {
     match (&door.links, &door.socket) {
         (Some(client), Some(socket)) => nbd::mend(client, record, socket),
-        _ => Ok(()),
+        _ => Ok(None),
     }
 }
 

@@ -78,6 +78,8 @@ pub(super) struct Keeper {
     pub(super) copies: Copies,
     /// Its part of the device that the volume is on.
     pub(super) share: Option<Share>,
+    /// Processes that wait for what this one may not wait for.
+    pub(super) helpers: Vec<Process>,
 }
 
 /// What the loop waits for.
@@ -96,6 +98,8 @@ enum Event {
     Maker,
     /// The device has lost a connection to the engine.
     Lost,
+    /// A helper has ended.
+    Helper,
     /// A signal.
     Signal,
 }
@@ -222,7 +226,15 @@ impl Keeper {
                     Heard::Gone => return self.shut_down(engine, listener, None),
                 },
                 Event::Lost => {
-                    arm::mend(&self.door, &self.record).err().into_iter().for_each(say);
+                    match arm::mend(&self.door, &self.record) {
+                        Ok(helper) => self.helpers.extend(helper.map(Process::new)),
+                        Err(failure) => say(failure),
+                    }
+                    None
+                }
+                Event::Helper => {
+                    // Dropped, it is reaped.
+                    self.helpers.retain(|helper| !wait_for(helper.as_fd(), Duration::ZERO));
                     None
                 }
                 Event::Client => match self.hear_client(&engine, listener) {
@@ -255,6 +267,7 @@ impl Keeper {
             let links = self.door.links.as_ref().map(AsFd::as_fd);
             let member = self.share.as_ref().and_then(Share::member);
             let share = member.and_then(Member::link);
+            let helper = self.helpers.first().map(AsFd::as_fd);
             let mut fds = [
                 process,
                 engine.link.as_fd(),
@@ -264,6 +277,7 @@ impl Keeper {
                 copier.unwrap_or(process),
                 links.unwrap_or(process),
                 share.unwrap_or(process),
+                helper.unwrap_or(process),
             ]
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             let limit = member.map(|member| member.retry_in().unwrap_or(LOOK_AGAIN));
@@ -285,6 +299,7 @@ impl Keeper {
                 () if copier.is_some() && is(5) => return Event::Copier,
                 () if links.is_some() && is(6) => return Event::Lost,
                 () if share.is_some() && is(7) => return Event::Share,
+                () if helper.is_some() && is(8) => return Event::Helper,
                 () if is(2) => return Event::Client,
                 () => {}
             }
@@ -313,10 +328,13 @@ impl Keeper {
 
     /// Has the device taken away by a process that may wait for it, while this one keeps the engine
     /// alive. Its end shows at the door.
-    fn release(&self) -> Result<()> {
+    fn release(&mut self) -> Result<()> {
         let failed = |error| Failure::because("attachment", "let go of its device", error);
         match ns::fork(Namespaces::default()).map_err(failed)? {
-            Fork::Parent(_) => Ok(()),
+            Fork::Parent(helper) => {
+                self.helpers.push(Process::new(helper));
+                Ok(())
+            }
             Fork::Child => {
                 let _ = ns::keep_only(&[]);
                 let start = Instant::now();

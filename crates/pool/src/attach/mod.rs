@@ -258,6 +258,7 @@ fn make(options: &AttachOptions) -> Result<Made> {
         dir: dir.clone(),
         lock,
         copies: Copies::default(),
+        helpers: Vec::new(),
     };
     let (link, door) = keeper::start(keeper)?;
     let device = engage(via, &id, &link, door)?;

@@ -15,7 +15,7 @@ use polylane_base::Errno;
 use polylane_base::sync::thread;
 use polylane_front::nbd::client::{self, Connection};
 use polylane_sys::nbd::{Client, Index, Setup};
-use polylane_sys::ns::{self, Fork, Namespaces};
+use polylane_sys::ns::{self, Child, Fork, Namespaces};
 
 use super::device;
 use super::record::Record;
@@ -100,13 +100,13 @@ fn connect(socket: &Path) -> Result<Connection> {
 
 /// Gives the device of an attachment a connection for each that it has lost: by a process that may
 /// wait for the next engine, which this one starts.
-pub(super) fn mend(client: &Client, record: &Record, socket: &Path) -> Result<()> {
+pub(super) fn mend(client: &Client, record: &Record, socket: &Path) -> Result<Option<Child>> {
     let own = record.device.as_deref().and_then(index_of);
     let lost = std::iter::from_fn(|| client.lost()).filter(|lost| Some(*lost) == own).count();
-    let Some(index) = own.filter(|_| lost > 0) else { return Ok(()) };
+    let Some(index) = own.filter(|_| lost > 0) else { return Ok(None) };
     let failed = |error| Failure::because("attachment", "connect its device again", error);
     match ns::fork(Namespaces::default()).map_err(failed)? {
-        Fork::Parent(_) => Ok(()),
+        Fork::Parent(helper) => Ok(Some(helper)),
         Fork::Child => {
             let replaced = (0..lost).try_for_each(|_| {
                 let connection = connect(socket)?;
