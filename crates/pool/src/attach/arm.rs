@@ -281,7 +281,8 @@ pub(super) fn is_engaged(record: &Record) -> bool {
     }
 }
 
-/// In the keeper: gives the device a connection for each that it has lost; the process that does so.
+/// In the keeper: gives the device a connection for each that it has lost; the process that does
+/// so.
 pub(super) fn mend(door: &Door, record: &Record) -> Result<Option<Child>> {
     match (&door.links, &door.socket) {
         (Some(client), Some(socket)) => nbd::mend(client, record, socket),

@@ -225,18 +225,8 @@ impl Keeper {
                     }
                     Heard::Gone => return self.shut_down(engine, listener, None),
                 },
-                Event::Lost => {
-                    match arm::mend(&self.door, &self.record) {
-                        Ok(helper) => self.helpers.extend(helper.map(Process::new)),
-                        Err(failure) => say(failure),
-                    }
-                    None
-                }
-                Event::Helper => {
-                    // Dropped, it is reaped.
-                    self.helpers.retain(|helper| !wait_for(helper.as_fd(), Duration::ZERO));
-                    None
-                }
+                Event::Lost => self.mend(),
+                Event::Helper => self.reap(),
                 Event::Client => match self.hear_client(&engine, listener) {
                     Some(client) => return self.shut_down(engine, listener, Some(client)),
                     None => None,
@@ -324,6 +314,21 @@ impl Keeper {
             }
             _ => Heard::Gone,
         }
+    }
+
+    /// Has the device given its connections again. Never fails.
+    fn mend(&mut self) -> Option<Failure> {
+        match arm::mend(&self.door, &self.record) {
+            Ok(helper) => self.helpers.extend(helper.map(Process::new)),
+            Err(failure) => say(failure),
+        }
+        None
+    }
+
+    /// Lets go of helpers that have ended: dropped, they are reaped. Never fails.
+    fn reap(&mut self) -> Option<Failure> {
+        self.helpers.retain(|helper| !wait_for(helper.as_fd(), Duration::ZERO));
+        None
     }
 
     /// Has the device taken away by a process that may wait for it, while this one keeps the engine
