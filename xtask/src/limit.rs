@@ -255,7 +255,11 @@ mod tests {
         let pid = Pid::from_child(&child);
         assert_eq!(parent(pid.as_raw_nonzero().get()), Some(me));
         assert!(descendants().contains(&pid));
-        assert!(portrait(pid).contains("sleep 60"), "{}", portrait(pid));
+        // It has words once the kernel has read the program, which takes a busy disk a while.
+        while !portrait(pid).contains("sleep 60") {
+            assert!(child.try_wait().expect("look at sleep").is_none(), "{}", portrait(pid));
+            std::thread::yield_now();
+        }
         child.kill().expect("kill sleep");
         while parent(pid.as_raw_nonzero().get()).is_some() {
             std::thread::yield_now();
