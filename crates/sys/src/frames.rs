@@ -2,9 +2,12 @@
 //!
 //! A page cache takes and gives back frames all day. From the general allocator each would be a
 //! chunk of its own that straddles two pages, and a fresh one costs a fault of the kernel's, which
-//! takes longer than filling it. Here frames lie in regions of 2 MiB that the kernel may back with
-//! one huge page, one fault for all. The lowest are used first, so that the highest become empty,
-//! and go back to the kernel.
+//! takes longer than filling it. Here frames lie in regions of 2 MiB whose pages the kernel is
+//! asked for some at a time, in one call. A huge page would be one fault for the region, but in a
+//! guest whose host takes free memory back (virtio-balloon's free page reporting, in blocks of
+//! 2 MiB) the host has to find it again, in milliseconds; small pages are reused while they are
+//! warm. The lowest regions are used first, so that the highest become empty, and go back to the
+//! kernel.
 //!
 //! # Invariants
 //!
@@ -25,9 +28,13 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 /// Bytes in a frame.
 pub const FRAME_BYTES: usize = 4096;
 
-/// Bytes in a region: a huge page of x86-64 and of aarch64 with 4 KiB pages.
+/// Bytes in a region.
 const REGION_BYTES: usize = 2 << 20;
 const FRAMES: usize = REGION_BYTES / FRAME_BYTES;
+
+/// Frames whose pages the kernel is asked for at a time: 128 KiB are filled from the CPU's caches.
+const AHEAD: u16 = 32;
+const _: () = assert!(FRAMES.is_multiple_of(AHEAD as usize));
 
 /// Regions without a used frame that are kept for the next ones.
 const EMPTY_MAX: usize = 1;
@@ -53,14 +60,15 @@ struct Region {
     free: Vec<u16>,
     /// The first of those that never were.
     fresh: u16,
+    /// Fresh frames get their pages some at a time; else as they are touched.
+    ahead: bool,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread.
 unsafe impl Send for Region {}
 
 impl Region {
-    /// `huge`: one fault may fill it whole.
-    fn map(huge: bool) -> Region {
+    fn map(ahead: bool) -> Region {
         let none = || -> ! { handle_alloc_error(Layout::new::<[u8; REGION_BYTES]>()) };
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // Twice as much holds an aligned one; what is around it goes back.
@@ -80,13 +88,9 @@ impl Region {
                 let _ = munmap(start.as_ptr().cast(), before);
             }
             let _ = munmap(base.add(REGION_BYTES).as_ptr().cast(), REGION_BYTES - before);
-            if huge {
-                // Advice: a kernel without huge pages has small ones.
-                let _ = madvise(base.as_ptr().cast(), REGION_BYTES, Advice::LinuxHugepage);
-            }
             base
         };
-        Region { base, free: Vec::new(), fresh: 0 }
+        Region { base, free: Vec::new(), fresh: 0, ahead }
     }
 
     fn is_empty(&self) -> bool {
@@ -97,19 +101,31 @@ impl Region {
         self.free.is_empty() && usize::from(self.fresh) == FRAMES
     }
 
-    /// A free frame, and whether it was used before.
-    fn take(&mut self) -> (NonNull<[u8; FRAME_BYTES]>, bool) {
-        let (index, used) = match self.free.pop() {
-            Some(index) => (index, true),
+    /// A free frame, and what it holds.
+    fn take(&mut self) -> (NonNull<[u8; FRAME_BYTES]>, Holds) {
+        let (index, holds) = match self.free.pop() {
+            Some(index) => (index, Holds::Bytes),
             None => {
+                let first = self.ahead && self.fresh.is_multiple_of(AHEAD);
                 self.fresh += 1;
-                (self.fresh - 1, false)
+                (self.fresh - 1, if first { Holds::NoPages } else { Holds::Zeros })
             }
         };
         assert!(usize::from(index) < FRAMES, "a full region");
         // SAFETY: within the mapping, by the assertion.
-        (unsafe { self.base.add(usize::from(index) * FRAME_BYTES) }.cast(), used)
+        (unsafe { self.base.add(usize::from(index) * FRAME_BYTES) }.cast(), holds)
     }
+}
+
+/// What a frame holds when it is taken.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    /// What a user before left.
+    Bytes,
+    /// Zeros.
+    Zeros,
+    /// Zeros, and neither it nor the rest of [`AHEAD`] frames has a page.
+    NoPages,
 }
 
 impl Drop for Region {
@@ -120,7 +136,7 @@ impl Drop for Region {
 }
 
 impl State {
-    fn take(&mut self) -> (NonNull<[u8; FRAME_BYTES]>, bool) {
+    fn take(&mut self) -> (NonNull<[u8; FRAME_BYTES]>, Holds) {
         let at = match self.open.first() {
             Some(at) => *at,
             None => {
@@ -164,11 +180,19 @@ impl State {
 impl Frames {
     /// A frame of zeros.
     pub fn zeroed(&self) -> Frame {
-        let (base, used) = self.0.lock().take();
+        let (base, holds) = self.0.lock().take();
         let mut frame = Frame { base, owner: self.0.clone() };
-        // What another file's page held must not be seen, whoever is to fill this one.
-        if used {
-            frame.fill(0);
+        match holds {
+            // What another file's page held must not be seen, whoever is to fill this one.
+            Holds::Bytes => frame.fill(0),
+            Holds::Zeros => {}
+            Holds::NoPages => {
+                let bytes = usize::from(AHEAD) * FRAME_BYTES;
+                // Linux 5.14; what is not had this way comes as it is touched.
+                // SAFETY: a region is whole steps of so many frames, and this one stays mapped as
+                // long as `frame` is held. What pages there are keep their bytes.
+                let _ = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
+            }
         }
         frame
     }
