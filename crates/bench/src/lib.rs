@@ -17,6 +17,7 @@ mod in_process;
 mod place;
 mod plot;
 mod report;
+mod slow_disk;
 mod tenants;
 pub mod worker;
 

@@ -19,6 +19,7 @@ mod multilanes;
 mod ocrd;
 mod overhead;
 mod pdc_csv;
+mod pdc_hdd;
 mod pdc_loads;
 mod pdc_mail;
 mod pdc_precision;
@@ -269,6 +270,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "the same load on four guests at the same time",
         run: pdc_mail::fig7,
+    },
+    Figure {
+        name: "pdc-hdd",
+        mounts: false,
+        about: "the same load by one and four guests on an emulated 7200 rpm disk",
+        run: pdc_hdd::run,
     },
     Figure {
         name: "pdc-precision",
