@@ -58,6 +58,27 @@ if [ "$RECOVERS" = yes ]; then
     test "$(engine)" != "$before"
     no_errors
     ok "engine killed under fio verify: another went on, without an error"
+    (until [ -e /enough ]; do load 24m || exit 1; done) &
+    for delay in 0 0.1 0.3; do
+        sleep 2
+        killed=$(engine)
+        echo "killing engine $killed"
+        kill -9 "$killed"
+        for _ in $(seq 200); do
+            next=$(engine)
+            if [ -n "$next" ] && [ "$next" != "$killed" ]; then break; fi
+            sleep 0.05
+        done
+        sleep $delay
+        echo "killing engine $next"
+        kill -9 "$next"
+    done
+    touch /enough
+    wait $!
+    no_errors
+    if grep -hs '(polylane[^)]*) Z' /proc/[0-9]*/stat; then false; fi
+    early=$(cat /disk/polylane/attachments/*.log | grep -c 'ended before it was ready' || true)
+    ok "six engines killed under fio verify, $early while they start: the next went on, without an error"
 fi
 unmount ext4
 

@@ -52,8 +52,10 @@ impl Tally {
     pub fn cargo_test(&mut self, root: &Path, args: &[&str], env: &[(&str, &str)]) -> Result<()> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
-        command.current_dir(root).arg("test").arg("--no-fail-fast").args(args);
-        command.arg("--config").arg(self.runner()?).env(DEADLINE, self.deadline().to_string());
+        command.current_dir(root).arg("test").arg("--no-fail-fast");
+        // Before `args`: what comes after a "--" there is the tests'.
+        command.arg("--config").arg(self.runner()?).args(args);
+        command.env(DEADLINE, self.deadline().to_string());
         command.envs(env.iter().copied()).stdin(Stdio::null()).stdout(Stdio::piped());
         let mut child = command.spawn().context("run cargo")?;
         let output = child.stdout.take().context("cargo's output")?;

@@ -23,6 +23,7 @@ mod session;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc;
 
 use polylane_base::sync::{Arc, thread};
 use polylane_block::BlockDevice;
@@ -48,25 +49,45 @@ pub struct Server {
     threads: Vec<thread::JoinHandle<()>>,
 }
 
-/// Serves the device behind `fd`, `/dev/ublkcN`, which was made with `geometry`.
+/// Serves the device behind `fd`, `/dev/ublkcN`, which was made with `geometry`. On return the
+/// driver has all commands of all queues: the device can be started.
 ///
 /// # Errors
-/// The host's: no more threads or descriptors.
+/// The host's: no more threads or descriptors; the driver's.
 pub fn serve(fd: OwnedFd, device: &Arc<dyn BlockDevice>, geometry: Geometry) -> io::Result<Server> {
     let (stop, ended) = (Bell::new()?, Bell::new()?);
     let mut server = Server { stop, ended, threads: Vec::new() };
-    for number in 0..geometry.queues {
-        let queue = Queue::new(&fd, number, geometry)?;
-        let session = session::Session::new(queue, device);
-        let (stop, ended) = (server.stop.clone(), server.ended.clone());
+    // All are made before the first begins: the driver sees some queues without the others for as
+    // short a time as can be.
+    let queues: io::Result<Vec<_>> =
+        (0..geometry.queues).map(|number| Ok(Queue::new(&fd, number, geometry)?)).collect();
+    let (begun, answers) = mpsc::channel();
+    for (number, queue) in queues?.into_iter().enumerate() {
+        let mut session = session::Session::new(queue, device);
+        let (stop, ended, begun) = (server.stop.clone(), server.ended.clone(), begun.clone());
         let thread = thread::Builder::new().name(format!("ublk-{number}")).spawn(move || {
             // However it ends: a queue that nobody serves would keep requests for ever.
             let _end = RingAtEnd(ended);
-            session.run(&stop)
+            let result = session.begin();
+            let begins = result.is_ok();
+            let _ = begun.send(result);
+            drop(begun);
+            if begins {
+                session.run(&stop);
+            }
         })?;
         server.threads.push(thread);
     }
-    Ok(server)
+    drop(begun);
+    // Ends with the last thread's answer, or its panic.
+    let refused = answers.iter().find_map(|result| result.err());
+    match refused {
+        None => Ok(server),
+        Some(errno) => {
+            Box::new(server).end();
+            Err(errno.into())
+        }
+    }
 }
 
 impl Serving for Server {

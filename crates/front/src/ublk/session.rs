@@ -31,9 +31,13 @@ impl Session {
         Session { queue, work: Work::new(device) }
     }
 
+    /// Asks for requests, in the thread that [serves](Session::run) them.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        self.queue.begin()
+    }
+
     /// Serves until the device is stopped or `stop` rings; what was taken in is answered.
     pub(super) fn run(mut self, stop: &Bell) {
-        self.queue.begin();
         let mut open = true;
         while open || !self.work.is_idle() {
             open &= !stop.is_rung();

@@ -296,8 +296,8 @@ pub(super) fn begin_recovery(door: &Door) -> Result<()> {
 }
 
 /// In the keeper, when the engine after that serves.
-pub(super) fn end_recovery(door: &Door, shape: Shape) -> Result<()> {
-    door.ublk.map_or(Ok(()), |made| ublk::end_recovery(door, made, shape.pid))
+pub(super) fn end_recovery(door: &Door, shape: Shape, engine: impl AsFd) -> Result<()> {
+    door.ublk.map_or(Ok(()), |made| ublk::end_recovery(door, made, shape.pid, engine))
 }
 
 /// In the command that resizes, before it does: whether the device could follow.

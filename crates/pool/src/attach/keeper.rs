@@ -441,7 +441,7 @@ impl Keeper {
     fn start_again(&mut self) -> Result<Engine> {
         arm::begin_recovery(&self.door)?;
         let engine = self.start_engine()?;
-        arm::end_recovery(&self.door, engine.shape)?;
+        arm::end_recovery(&self.door, engine.shape, &engine.process)?;
         Ok(engine)
     }
 

@@ -27,6 +27,9 @@ use crate::keeper::wait_for;
 /// How long the driver may take to notice that an engine is gone.
 const NOTICE_TIME_MAX: Duration = Duration::from_secs(30);
 
+/// How long a dead engine may hold the device after its end was told.
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(5);
+
 const SECTOR_BYTES: u64 = 512;
 
 /// A device of the driver's.
@@ -44,10 +47,18 @@ impl Device {
         polylane_front::ublk::geometry(self.queues)
     }
 
-    /// Opens it to serve it.
+    /// Opens it to serve it, once nobody else does.
     pub(super) fn open(self) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        rustix::fs::open(format!("/dev/ublkc{}", self.number), flags, Mode::empty())
+        let (path, start) = (format!("/dev/ublkc{}", self.number), Instant::now());
+        loop {
+            match rustix::fs::open(&path, flags, Mode::empty()) {
+                Err(rustix::io::Errno::BUSY) if start.elapsed() < RELEASE_TIME_MAX => {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                result => return result,
+            }
+        }
     }
 }
 
@@ -135,8 +146,17 @@ pub(super) fn begin_recovery(control: impl AsFd, made: Device) -> Result<()> {
     }
 }
 
-/// Lets the device go on with an engine that serves.
-pub(super) fn end_recovery(control: impl AsFd, made: Device, pid: u32) -> Result<()> {
+/// Lets the device go on with an engine that serves; `engine` is its process.
+pub(super) fn end_recovery(
+    control: impl AsFd,
+    made: Device,
+    pid: u32,
+    engine: impl AsFd,
+) -> Result<()> {
+    // The driver would not notice that a device that goes on with a dead one has lost it.
+    if wait_for(engine.as_fd(), Duration::ZERO) {
+        return Err(Failure::failed("engine: it ended before it was ready"));
+    }
     let ended = Control(control).end_recovery(made.number, pid);
     ended.map_err(|error| Failure::because(CONTROL, "recover", error))
 }

@@ -9,7 +9,7 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use io_uring::register::Restriction;
@@ -88,7 +88,9 @@ pub struct Queue {
     uring: IoUring,
     number: u16,
     geometry: Geometry,
-    descriptors: *const Descriptor,
+    device: OwnedFd,
+    /// None before it has begun.
+    descriptors: Option<*const Descriptor>,
     /// By tag; none for a request that is out.
     buffers: ManuallyDrop<Vec<Option<Buffer>>>,
     /// Commands in the kernel.
@@ -100,7 +102,8 @@ pub struct Queue {
 unsafe impl Send for Queue {}
 
 impl Queue {
-    /// Queue `number` of the device behind `device`, `/dev/ublkcN`.
+    /// Queue `number` of the device behind `device`, `/dev/ublkcN`, with all of its memory: what
+    /// takes time is over before the driver hears of it.
     ///
     /// # Errors
     /// The kernel's.
@@ -118,26 +121,43 @@ impl Queue {
         ];
         submitter.register_restrictions(&mut rules)?;
         submitter.register_enable_rings()?;
-        let descriptors = map(device.as_fd(), number, geometry)?;
-        let depth = usize::from(geometry.depth);
+        let device = device.as_fd().try_clone_to_owned();
+        let device = device.map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EIO)))?;
+        let buffer = |_| Some(Buffer::zeroed(geometry.transfer_bytes as usize));
         Ok(Queue {
             uring,
             number,
             geometry,
-            descriptors,
-            buffers: ManuallyDrop::new((0..depth).map(|_| None).collect()),
+            device,
+            descriptors: None,
+            buffers: ManuallyDrop::new((0..geometry.depth).map(buffer).collect()),
             pending: 0,
             unsubmitted: 0,
         })
     }
 
-    /// Asks for requests. All later calls come from the same thread, or the kernel refuses them.
-    pub fn begin(&mut self) {
+    /// Asks for requests, before the device is started. All later calls come from the same thread,
+    /// or the kernel refuses them.
+    ///
+    /// Commands come first, all in one system call, and the mapping after that: the driver
+    /// remembers whose memory it was mapped into, and forgets that in a recovery only if it had a
+    /// queue with all of its commands.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn begin(&mut self) -> Result<()> {
         for tag in 0..self.geometry.depth {
-            let buffer = Buffer::zeroed(self.geometry.transfer_bytes as usize);
-            self.push(FETCH, tag, 0, buffer);
+            if let Some(buffer) = self.buffers[usize::from(tag)].take() {
+                self.push(FETCH, tag, 0, buffer);
+            }
         }
         self.submit();
+        // There are no requests before the start: what is over was refused.
+        if let Some(refused) = self.uring.completion().next() {
+            return Err(Errno(-refused.result()));
+        }
+        self.descriptors = Some(map(self.device.as_fd(), self.number, self.geometry)?);
+        Ok(())
     }
 
     /// The next request.
@@ -153,16 +173,16 @@ impl Queue {
             let buffer = self.buffers.get_mut(usize::from(tag))?.take()?;
             self.pending -= 1;
             // Anything but 0 is the end: the device is stopped, or the command was refused.
-            if completion.result() == 0 {
-                return Some(self.wanted(tag, buffer));
+            if let (0, Some(descriptors)) = (completion.result(), self.descriptors) {
+                return Some(self.wanted(descriptors, tag, buffer));
             }
         }
     }
 
-    fn wanted(&self, tag: u16, mut buffer: Buffer) -> Wanted {
+    fn wanted(&self, descriptors: *const Descriptor, tag: u16, mut buffer: Buffer) -> Wanted {
         // SAFETY: the mapping has a descriptor for each tag below the depth, which `buffers` has as
         // its length; the kernel wrote this one before it completed the command.
-        let told = unsafe { self.descriptors.add(usize::from(tag)).read_volatile() };
+        let told = unsafe { descriptors.add(usize::from(tag)).read_volatile() };
         let (fua, unmap) = (told.op_flags & 1 << 13 != 0, told.op_flags & 1 << 15 == 0);
         let op = match told.op_flags & 0xff {
             0 => Op::Read,
@@ -253,10 +273,11 @@ impl AsFd for Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; not used again.
-        let _ = unsafe {
-            rustix::mm::munmap(self.descriptors.cast_mut().cast(), map_bytes(self.geometry))
-        };
+        if let Some(descriptors) = self.descriptors {
+            let len = map_bytes(self.geometry);
+            // SAFETY: mapped in `begin` with this length; not used again.
+            let _ = unsafe { rustix::mm::munmap(descriptors.cast_mut().cast(), len) };
+        }
         if self.pending == 0 {
             // SAFETY: nothing is in the kernel, so it holds no address any more; not used again.
             unsafe { ManuallyDrop::drop(&mut self.buffers) }
