@@ -131,7 +131,7 @@ fn in_use(name: &str) -> Failure {
 
 /// Makes the directory, mode 0700, and refuses one that belongs to somebody else: in `/tmp` anybody
 /// could have made it first.
-fn ensure_private_dir(dir: &Path) -> Result<()> {
+pub(crate) fn ensure_private_dir(dir: &Path) -> Result<()> {
     match rustix::fs::mkdir(dir, Mode::RWXU) {
         Ok(()) | Err(Errno::EXIST) => {}
         Err(error) => return Err(Failure::path(dir, "make the run-time directory", error)),

@@ -26,6 +26,7 @@ use super::profile::Profile;
 use super::{FromCoordinator, MESSAGE_BYTES_MAX, Meeting, Policy, ToCoordinator, Wanted};
 use crate::failure::{Failure, Result};
 use crate::keeper::wait_either;
+use crate::names::ensure_private_dir;
 
 /// How long a candidate waits before it looks again for a coordinator that does not listen yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(3);
@@ -85,6 +86,8 @@ struct Hold {
 impl Hold {
     /// Takes the lock if nobody has it.
     fn take(meeting: &Meeting) -> Option<Hold> {
+        // Whoever was there last has removed it.
+        ensure_private_dir(meeting.dir()).ok()?;
         let path = meeting.holder();
         let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let lock = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).ok()?;
@@ -327,7 +330,8 @@ mod tests {
     fn meeting() -> (tempfile::TempDir, Meeting, Candidate) {
         let dir = tempfile::tempdir().expect("tempdir");
         let file = tempfile::tempfile().expect("tempfile");
-        let meeting = Meeting::of(dir.path(), &file).expect("a device");
+        // The directory in which they meet is for the coordinator to make.
+        let meeting = Meeting::of(&dir.path().join("run"), &file).expect("a device");
         let candidate =
             Candidate::start(meeting.clone(), Profile::default()).expect("a coordinator");
         (dir, meeting, candidate)
