@@ -68,6 +68,12 @@ const APPS: &[App] = &[
         &["${POLYLANE_LTP:-no-POLYLANE_LTP}/runtest/fs"],
         3000,
     ),
+    app(
+        "xfstests",
+        "xfstests' quick generic tests that need one file system",
+        &["${POLYLANE_XFSTESTS:-no-POLYLANE_XFSTESTS}/tests/generic/001", "losetup"],
+        2500,
+    ),
 ];
 
 /// How a program's files are reached.
