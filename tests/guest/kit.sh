@@ -21,7 +21,7 @@ if ! ls ./linux-image-*.deb >/dev/null 2>&1; then
         archive=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.sources 2>/dev/null |
             sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] *\)*\([^ ]*\) .*/\2/p' |
             grep '/debian/*$' | head -n 1)
-        echo "deb ${archive:-http://deb.debian.org/debian} bookworm-backports main" > apt/sources.list
+        echo "deb ${archive:?no Debian archive among the sources of apt} bookworm-backports main" > apt/sources.list
         cat > apt/conf <<CONF
 Dir::State::Lists "$PWD/apt/lists";
 Dir::Cache "$PWD/apt";
