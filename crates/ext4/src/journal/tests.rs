@@ -8,7 +8,7 @@ use std::time::Duration;
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid, Ino, TestClock, Uid};
 use polylane_block::Error as DeviceError;
-use polylane_testkit::sim::{Crash, Fate, Gate, Image, SimDisk, SimOptions, Tear};
+use polylane_testkit::sim::{Crash, Fate, Gate, Held, Image, SimDisk, SimOptions, Tear};
 use polylane_vfs::fs::{FileSystem, Kind, NewNode};
 
 use super::Tuning;
@@ -96,6 +96,18 @@ impl Bench {
         });
     }
 
+    /// Shuts the gate on two commits, of files "first" and "second": the flush of the first is
+    /// held, and the body of the second, written and made durable meanwhile, waits for it.
+    fn overlap(&self) -> (Answer, Answer, Held) {
+        self.gate.shut();
+        let first = self.sync_on_thread(create(&self.fs, "first"), false);
+        let flush = self.gate.flush(&[]);
+        let second = self.sync_on_thread(create(&self.fs, "second"), false);
+        self.gate.let_go(self.gate.flush(&[flush]));
+        self.somebody_waits();
+        (first, second, flush)
+    }
+
     /// Names of the root directory after a power cut now: of what is not durable nothing is there.
     fn names_after_a_cut(&self) -> Vec<String> {
         let events = self.disk.events();
@@ -134,14 +146,8 @@ fn untold(answer: &Answer) -> bool {
 #[test]
 fn a_commit_is_told_after_the_one_before_it() {
     let Some(bench) = Bench::with(&[]) else { return };
-    let (gate, fs) = (&bench.gate, &bench.fs);
-    gate.shut();
-    let first = bench.sync_on_thread(create(fs, "first"), false);
-    let flush = gate.flush(&[]);
-    // The body of the second is written, and made durable, while the first is being flushed.
-    let second = bench.sync_on_thread(create(fs, "second"), false);
-    gate.let_go(gate.flush(&[flush]));
-    bench.somebody_waits();
+    let gate = &bench.gate;
+    let (first, second, flush) = bench.overlap();
     assert!(untold(&first) && untold(&second), "nothing is durable");
     let there = bench.names_after_a_cut();
     assert!(!there.iter().any(|name| name == "first" || name == "second"), "{there:?}");
@@ -165,12 +171,7 @@ fn a_commit_is_told_after_the_one_before_it() {
 fn a_commit_whose_predecessor_fails_is_not_told_durable() {
     let Some(bench) = Bench::with(&[]) else { return };
     let (gate, fs) = (&bench.gate, &bench.fs);
-    gate.shut();
-    let first = bench.sync_on_thread(create(fs, "first"), false);
-    let flush = gate.flush(&[]);
-    let second = bench.sync_on_thread(create(fs, "second"), false);
-    gate.let_go(gate.flush(&[flush]));
-    bench.somebody_waits();
+    let (first, second, flush) = bench.overlap();
     gate.fail(flush, DeviceError::Medium(Errno::EIO));
     assert_eq!(told(&first), Err(Errno::EIO));
     assert!(told(&second).is_err());
@@ -184,12 +185,7 @@ fn a_commit_whose_predecessor_fails_is_not_told_durable() {
 fn commits_called_back_for_want_of_room_are_written_again_in_their_order() {
     let Some(bench) = Bench::with(&[]) else { return };
     let (gate, fs) = (&bench.gate, &bench.fs);
-    gate.shut();
-    let first = bench.sync_on_thread(create(fs, "first"), false);
-    let flush = gate.flush(&[]);
-    let second = bench.sync_on_thread(create(fs, "second"), false);
-    gate.let_go(gate.flush(&[flush]));
-    bench.somebody_waits();
+    let (first, second, flush) = bench.overlap();
     gate.let_go(flush);
     gate.fail(gate.durable_write(), DeviceError::NoSpace);
     assert_eq!(told(&first), Err(Errno::ENOSPC));
