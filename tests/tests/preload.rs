@@ -94,6 +94,7 @@ programs! {
     one_offset_for_all_who_share_a_file = "offsets";
     copies_of_descriptors = "dups";
     relative_paths = "at";
+    paths_that_others_change = "paths";
     stat_agrees_with_the_kernel = "stats";
     locks_between_processes = "locks";
     mappings_are_coherent = "maps";

@@ -27,6 +27,19 @@ pub(crate) fn paths(
     finish(&mailbox, &message, reply)
 }
 
+/// Sends a question about a path to which the answer may be kept. What the service answers is the
+/// caller's, a failure too.
+pub(crate) fn question(
+    session: &'static Session,
+    message: Message,
+    place: Place<'_>,
+) -> Outcome<Reply> {
+    let mailbox = session.mailbox()?;
+    let message = put_paths(&mailbox, message, place, (place.0, b""));
+    let reply = mailbox.session.channel.call(mailbox.index, &message, &Alive(session));
+    reply.map_err(|_| lost(session, &message))
+}
+
 /// Sends a request with up to two paths that is answered with data; returns the count of the reply.
 pub(crate) fn paths_read(
     session: &'static Session,
@@ -196,7 +209,12 @@ pub(crate) fn finish(
     message: &Message,
     reply: Result<Reply, CallError>,
 ) -> Outcome<Reply> {
-    let reply = reply.map_err(|_| lost(mailbox.session, message))?;
+    accept(reply.map_err(|_| lost(mailbox.session, message))?)
+}
+
+/// What the service said.
+#[inline]
+pub(crate) fn accept(reply: Reply) -> Outcome<Reply> {
     match reply.status {
         Status::Done(_) => Ok(reply),
         Status::Failed(errno) => Err(Detour::Errno(polylane_base::Errno(errno))),

@@ -35,6 +35,7 @@ mod call;
 mod config;
 mod cwd;
 mod file;
+mod known;
 mod lease;
 mod lock;
 mod ops;

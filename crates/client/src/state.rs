@@ -17,6 +17,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::cwd::Cwd;
+use crate::known::Paths;
 use crate::lease::Leases;
 use crate::session::Sessions;
 use crate::slots::SlotPool;
@@ -46,6 +47,8 @@ pub(crate) struct Fields {
     pub(crate) sessions: Sessions,
     /// Directories whose names this process may change without asking.
     pub(crate) leases: Leases,
+    /// What is known of paths.
+    pub(crate) paths: Paths,
     /// The working directory.
     pub(crate) cwd: Cwd,
     /// `st_dev` of the mount plus one; 0: not known yet.
@@ -71,6 +74,7 @@ static STATE: State = State(Fields {
     slots: SlotPool::new(),
     sessions: Sessions::new(),
     leases: Leases::new(),
+    paths: Paths::new(),
     cwd: Cwd::new(),
     device: AtomicU64::new(0),
     umask: AtomicU32::new(0),

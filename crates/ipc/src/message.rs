@@ -175,6 +175,16 @@ pub const SHOW: u32 = 1;
 /// that finds nothing more needs no request. The reply's `handle` as for [`SHOW`].
 pub const SHOW_END: u32 = 2;
 
+/// `flags` of [`Op::Stat`] and [`Op::Access`], beside the others: with the answer, and with
+/// `ENOENT`, a mark is wanted, by which the client knows that it still holds. The reply's
+/// `value[0]` is [`IS_MARK`] with the places of two counts (bits 0..32, 32..63), `value[1]` the
+/// sum of these and of the first count; 0: no mark.
+pub const MARK: u32 = 1 << 30;
+/// Beside the places of a mark: it is one.
+pub const IS_MARK: u64 = 1 << 63;
+/// Counts that the service shows for marks.
+pub const MARK_PLACES: usize = 8192;
+
 /// `flags` of [`Op::Lock`]: wait for the lock (`F_SETLKW`).
 pub const LOCK_WAIT: u32 = 1;
 /// `flags` of [`Op::Lock`]: an open-file-description lock (`F_OFD_*`).
@@ -468,9 +478,10 @@ const _: () = assert!(ATTR + WireAttr::WORDS <= WORDS);
 
 impl WireAttr {
     /// Words of an attr.
-    pub(crate) const WORDS: usize = 13;
+    pub const WORDS: usize = 13;
 
-    pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
+    /// As words.
+    pub fn to_words(self) -> [u64; Self::WORDS] {
         let [anow, mnow, cnow, bnow] = self.nsec;
         let [asec, msec, csec, bsec] = self.sec.map(|sec| sec as u64);
         [
@@ -492,7 +503,7 @@ impl WireAttr {
 
     /// From the first [`WireAttr::WORDS`] of `words`, of which there are that many.
     #[inline(always)]
-    pub(crate) fn from_words(words: &[u64]) -> Self {
+    pub fn from_words(words: &[u64]) -> Self {
         WireAttr {
             ino: words[0],
             mode: low(words[1]),

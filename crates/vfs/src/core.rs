@@ -16,6 +16,7 @@ use crate::inode::{Inode, LOCKED, Node};
 use crate::inodes::InodeTable;
 use crate::lease::Leases;
 use crate::lock::LockTable;
+use crate::marks::Marks;
 use crate::stats::{Count, Counters};
 use crate::unsynced::Unsynced;
 use crate::vfs::Options;
@@ -32,6 +33,7 @@ pub(crate) struct Core {
     pub(crate) locks: LockTable,
     pub(crate) cache: PageCache,
     pub(crate) leases: Leases,
+    pub(crate) marks: Marks,
     pub(crate) unsynced: Unsynced,
     /// Files on loan, by id; see [`view`](crate::view).
     pub(crate) lent: Mutex<FxHashMap<u64, Weak<Inode>>>,
@@ -51,6 +53,7 @@ impl Core {
             locks: LockTable::default(),
             cache: PageCache::new(&options),
             leases: Leases::default(),
+            marks: Marks::default(),
             unsynced: Unsynced::default(),
             lent: Mutex::default(),
             counters: Counters::default(),
@@ -201,6 +204,7 @@ impl Core {
         if inode.has(LOCKED) {
             self.locks.forget(inode.id);
         }
+        self.marks.forgets(inode);
         self.cache.retire(inode);
         self.fs.forget(inode.ino());
         self.inodes.remove(inode);

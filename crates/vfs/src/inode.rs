@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use polylane_base::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use polylane_base::sync::atomic::{AtomicU32, AtomicU64};
 use polylane_base::sync::{Arc, Mutex, MutexGuard, RwLock};
-use polylane_base::{Errno, Gid, Ino, Result, Uid};
+use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 
 use crate::cache::FilePages;
 use crate::core::Core;
@@ -43,6 +43,10 @@ pub(crate) const LENT: u32 = 64;
 pub(crate) const NO_CAPS: u32 = 128;
 /// A regular file that changed since it was made durable; see [`unsynced`](crate::unsynced).
 pub(crate) const UNSYNCED: u32 = 256;
+/// Its state was marked; see [`marks`](crate::marks). Never goes down.
+pub(crate) const MARKED: u32 = 512;
+/// A directory of which a name was marked. Goes up with its entries locked, and never down.
+pub(crate) const NAMED: u32 = 1024;
 
 /// A live inode. Thread-safe.
 pub struct Inode {
@@ -180,6 +184,12 @@ impl Inode {
     /// [`keep`](Self::keep) for results that need no order: the caller holds the directory lock.
     pub(crate) fn keep_now(&self, new: Attr) {
         self.keep(&mut self.attr.lock(), new);
+    }
+
+    /// Keeps the time of a change of its names, of which nothing else is to be known.
+    pub(crate) fn set_ctime(&self, held: &mut Attr, ctime: Time) {
+        held.ctime = ctime;
+        self.attr_changed();
     }
 
     /// Repeats the fields that are read without a lock. Call with `attr` locked.

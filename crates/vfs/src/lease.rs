@@ -44,6 +44,7 @@ use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::{Changed, NewNode};
 use crate::inode::{Inode, LEASED, Node};
+use crate::marks::Moving;
 use crate::names::{check_alive, check_dir};
 use crate::vfs::{PathError, Vfs};
 use crate::walk::{Goal, Walk};
@@ -159,6 +160,7 @@ impl Vfs {
         access::check(cred, &dir, EXEC | WRITE)?;
         core.leases.insert(&dir, Held { session: cred.session, holder });
         dir.raise(LEASED);
+        core.marks.leased();
         let mut all = true;
         let listed = core.fs.readdir(dir.ino(), 0, &mut |entry| {
             all = each(entry.name);
@@ -376,14 +378,17 @@ impl Core {
     /// end, and none is granted while what is returned lives. Call without locks.
     pub(crate) fn change_paths(&self) -> ChangingPaths<'_> {
         self.leases.changing.fetch_add(1, SeqCst);
-        let announced = ChangingPaths(&self.leases);
+        let announced = ChangingPaths(&self.leases, self.marks.moving());
         self.end_leases();
         announced
     }
 }
 
 /// See [`Core::change_paths`].
-pub(crate) struct ChangingPaths<'a>(&'a Leases);
+pub(crate) struct ChangingPaths<'a>(
+    &'a Leases,
+    #[expect(dead_code, reason = "dropped")] Moving<'a>,
+);
 
 impl Drop for ChangingPaths<'_> {
     fn drop(&mut self) {

@@ -204,6 +204,7 @@ impl Vfs {
         {
             return Ok(made);
         }
+        core.marks.name_changes(dir, name);
         let changed = core.create(cred, dir, name, &node)?;
         dir.keep_now(changed.dir);
         let node = core.adopt_new(changed.node, Some(dir));
@@ -264,6 +265,7 @@ impl Vfs {
             drop(attr);
             return Err(exists_or(core, dir, name, refused));
         }
+        core.marks.name_changes(dir, name);
         let changed = core.fs.link(node.ino(), dir.ino(), name)?;
         node.lower(LINKABLE);
         node.keep(&mut attr, changed.node);
@@ -300,6 +302,9 @@ impl Vfs {
             return Err(Errno::EISDIR);
         }
         core.removes(&victim);
+        // Paths may lead through a link.
+        let _moving = (victim.kind() == Kind::Symlink).then(|| core.marks.moving());
+        core.marks.name_changes(dir, name);
         let mut attr = victim.attr();
         let changed = core.fs.unlink(dir.ino(), name)?;
         victim.keep(&mut attr, changed.node);
@@ -344,6 +349,8 @@ impl Vfs {
                 continue;
             }
             core.removes(&victim);
+            let _moving = core.marks.moving();
+            core.marks.name_changes(dir, name);
             let mut changed = core.fs.rmdir(dir.ino(), name)?;
             changed.node.nlink = 0;
             victim.keep_now(changed.node);

@@ -16,7 +16,7 @@ use polylane_base::{Errno, Result};
 use crate::access::{self, WRITE};
 use crate::core::{Core, is_ancestor};
 use crate::cred::Cred;
-use crate::fs::{RenameMode, Renamed};
+use crate::fs::{Kind, RenameMode, Renamed};
 use crate::handover::{self, Op};
 use crate::inode::{LEASED, Node};
 use crate::names::{check_alive, check_dir, check_name, is};
@@ -203,8 +203,13 @@ fn move_name(
     let moving = lock_directories(from, to, &moved, target.as_ref(), wish.mode);
     check_leases(&target)?;
     handover::intend(Op::Rename, [moved.ino().0, moved.generation(), 0, 0]);
+    let is_link = |node: &Node| node.kind() == Kind::Symlink;
+    let links = is_link(&moved) || target.as_ref().is_some_and(is_link);
+    let _moving = links.then(|| core.marks.moving());
+    core.marks.name_changes(from.dir, from.name);
+    core.marks.name_changes(to.dir, to.name);
     let renamed = change(core, cred, from, to, wish.mode, target.as_ref())?;
-    moved.attr().ctime = renamed.node.ctime;
+    moved.set_ctime(&mut moved.attr(), renamed.node.ctime);
     from.dir.keep_now(renamed.from_dir);
     if from.dir.id != to.dir.id {
         to.dir.keep_now(renamed.to_dir);
@@ -343,7 +348,7 @@ fn change(
     let renamed = ask()?;
     if let Some(mut other) = renamed.other {
         if mode == RenameMode::Exchange {
-            attr.ctime = other.ctime;
+            target.set_ctime(&mut attr, other.ctime);
         } else {
             if target.is_dir() {
                 other.nlink = 0;

@@ -119,6 +119,7 @@ impl Vfs {
         }
         self.core.begins_to_change(node);
         node.raise(LENT);
+        self.core.marks.state_changed(node);
         let begun = begin();
         if begun {
             self.core.lent.lock().insert(node.id, Arc::downgrade(node));
@@ -248,9 +249,11 @@ impl Inode {
         }
     }
 
-    /// Tells the views that the state has changed. Call with the attributes locked.
+    /// Tells the views, and by its mark everybody, that the state has changed. Call with the
+    /// attributes locked.
     #[inline]
     pub(crate) fn attr_changed(&self) {
+        self.core.marks.state_changed(self);
         if self.has(VIEWED) {
             self.tell(|viewer, view| viewer.attr_changed(view));
         }

@@ -58,6 +58,10 @@ pub(crate) struct Walk<'a> {
     done: usize,
     /// The component looked at last.
     last: Range<usize>,
+    /// Whether to keep `looked_up`.
+    keeps: bool,
+    /// The directory in which a name was looked up last, and that name.
+    looked_up: Option<(Node, Vec<u8>)>,
     links: u32,
 }
 
@@ -76,8 +80,20 @@ impl<'a> Walk<'a> {
         }
         let start = if path[0] == b'/' { &vfs.root } else { start };
         let text = Cow::Borrowed(path);
-        let (core, root) = (&vfs.core, &vfs.root);
-        Ok(Walk { core, root, cred, start, at: None, text, done: 0, last: 0..0, links: 0 })
+        let (core, root, last) = (&vfs.core, &vfs.root, 0..0);
+        let (at, looked_up) = (None, None);
+        let (done, keeps, links) = (0, false, 0);
+        Ok(Walk { core, root, cred, start, at, text, done, last, keeps, looked_up, links })
+    }
+
+    /// The same, and remembers which name it looks up last.
+    pub(crate) fn keeping(self) -> Walk<'a> {
+        Walk { keeps: true, ..self }
+    }
+
+    /// The directory in which a name was looked up last, and that name.
+    pub(crate) fn take_looked_up(&mut self) -> Option<(Node, Vec<u8>)> {
+        self.looked_up.take()
     }
 
     /// The inode that the walk stands on.
@@ -129,6 +145,9 @@ impl<'a> Walk<'a> {
                 name => {
                     if self.is_covered(name) {
                         return Err(PathError::Leaves);
+                    }
+                    if self.keeps {
+                        self.looked_up = Some((self.at().clone(), name.to_vec()));
                     }
                     let look = || self.core.child(self.at(), name);
                     let child = self.core.look(self.cred, self.at(), look)?;

@@ -2,13 +2,16 @@
 
 use std::os::fd::RawFd;
 
-use polylane_ipc::message::{Message, Op, WireAttr};
+use polylane_base::Errno;
+use polylane_ipc::message::{MARK, Message, Op, Reply, WireAttr};
 
 use crate::call;
 use crate::file;
+use crate::known::{Asked, Known, Question};
 use crate::outcome::{Detour, Outcome};
-use crate::path;
+use crate::path::{self, At};
 use crate::session::Session;
+use crate::state;
 use crate::table::Record;
 use crate::view;
 
@@ -40,9 +43,38 @@ pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
     }
     let (session, at) = path::at(dir, path)?;
     let flags = (flags & libc::AT_SYMLINK_NOFOLLOW) as u32;
-    let message = Message { flags, ..Message::new(Op::Stat) };
-    let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
-    with_device(reply.attr)
+    let asked = Asked::new(&at, Question::Stat { follow: flags == 0 });
+    match known(session, asked.as_ref()) {
+        Some(Known::Attr(attr)) => with_device(Some(attr)),
+        Some(Known::Absent) => Err(Errno::ENOENT.into()),
+        _ => {
+            let message = Message { flags, ..Message::new(Op::Stat) };
+            with_device(question(session, &at, message, asked.as_ref())?.attr)
+        }
+    }
+}
+
+/// What is known of a path.
+#[inline(always)]
+fn known(session: &'static Session, asked: Option<&Asked<'_>>) -> Option<Known> {
+    state::get().paths.find(session, asked?)
+}
+
+/// Asks, and keeps the answer where the question has come before.
+fn question(
+    session: &'static Session,
+    at: &At<'_>,
+    message: Message,
+    asked: Option<&Asked<'_>>,
+) -> Outcome<Reply> {
+    let paths = &state::get().paths;
+    let Some(asked) = asked.filter(|asked| paths.came_before(asked)) else {
+        return call::paths(session, message, (at.dir, at.path), (at.dir, b""));
+    };
+    let message = Message { flags: message.flags | MARK, ..message };
+    let reply = call::question(session, message, (at.dir, at.path))?;
+    paths.learn(session, asked, &reply);
+    call::accept(reply)
 }
 
 /// `fstat`.
@@ -98,11 +130,20 @@ pub(crate) fn access(dir: RawFd, path: &[u8], mode: i32, flags: i32) -> Outcome<
         return Err(Detour::Kernel);
     }
     let (session, at) = path::at(dir, path)?;
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    let asked = Asked::new(&at, Question::Access { follow, mask: mode as u32 });
+    // Found in this session with the real identity that the effective one still is: a change of
+    // either ends the session.
+    let asked = asked.filter(|_| flags & libc::AT_EACCESS == 0);
+    match known(session, asked.as_ref()) {
+        Some(Known::Done) => return Ok(()),
+        Some(Known::Absent) => return Err(Errno::ENOENT.into()),
+        _ => {}
+    }
     if flags & libc::AT_EACCESS == 0 && (getuid() != geteuid() || getgid() != getegid()) {
         return Err(Detour::Kernel);
     }
     let flags = (flags & libc::AT_SYMLINK_NOFOLLOW) as u32;
     let message = Message { mode: mode as u32, flags, ..Message::new(Op::Access) };
-    call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
-    Ok(())
+    question(session, &at, message, asked.as_ref()).map(|_| ())
 }

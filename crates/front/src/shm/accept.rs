@@ -29,6 +29,7 @@ use polylane_vfs::Cred;
 
 use super::helpers::Helpers;
 use super::holders::{Holders, is_readable};
+use super::marks::Marks;
 use super::session::{Parts, Process, Session};
 use super::stats::Stats;
 use super::views::FramesLeft;
@@ -62,6 +63,8 @@ pub(super) struct Around {
     pub(super) frames_left: Arc<FramesLeft>,
     /// Beats as long as the acceptor runs: no client believes what it was shown by a dead service.
     pub(super) pulse: Arc<Pulse>,
+    /// Shown where the files change through this service alone.
+    pub(super) marks: Option<Arc<Marks>>,
 }
 
 /// Something the epoll set watches.
@@ -258,7 +261,10 @@ impl Acceptor {
             covered: self.around.config.covered.clone(),
         };
         let pulse = self.beats.then(|| self.around.pulse.fd());
-        let fds: Vec<_> = session.channel.client_fds().into_iter().chain(pulse).collect();
+        // Without the pulse nobody would know that what he sees is a dead service's.
+        let marks = self.around.marks.as_ref().filter(|_| self.beats).map(|marks| marks.0.fd());
+        let more = pulse.into_iter().chain(marks);
+        let fds: Vec<_> = session.channel.client_fds().into_iter().chain(more).collect();
         scm::send(socket, &welcome.to_bytes()?, &fds)
     }
 

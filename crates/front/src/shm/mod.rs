@@ -25,6 +25,7 @@ mod frames;
 mod helpers;
 mod holders;
 mod leases;
+mod marks;
 mod post;
 mod request;
 mod roster;
@@ -43,8 +44,10 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_base::{Errno, Result};
 use polylane_ipc::layout::GROUPS_MAX;
+use polylane_ipc::message::MARK_PLACES;
 use polylane_ipc::view::FRAME_BYTES;
 use polylane_ipc::{CopyPlan, Geometry};
+use polylane_sys::board::Board;
 use polylane_sys::cpu;
 use polylane_sys::event::{self, eventfd};
 use polylane_sys::pulse::Pulse;
@@ -52,6 +55,7 @@ use polylane_vfs::handover::Heart;
 
 use self::accept::{Acceptor, Around};
 use self::helpers::Helpers;
+use self::marks::Marks;
 use self::post::Post;
 use self::stats::Stats;
 use self::views::FramesLeft;
@@ -135,6 +139,8 @@ impl Server {
         let frames = config.view_bytes_max / FRAME_BYTES as u64;
         let frames = usize::try_from(frames).unwrap_or(usize::MAX);
         let frames_left = Arc::new(FramesLeft(AtomicUsize::new(frames)));
+        let marks = Arc::new(Marks(Board::new(MARK_PLACES)?));
+        let marks = lane.vfs.mark_with(marks.clone()).then_some(marks);
         let around = Arc::new(Around {
             lane,
             config,
@@ -146,6 +152,7 @@ impl Server {
             session_count: AtomicUsize::new(0),
             frames_left,
             pulse: Arc::new(Pulse::new()?),
+            marks,
         });
         let worker_stats = workers.iter().map(|_| Arc::default()).collect();
         // From here on a failure drops the server, which stops what was started.

@@ -7,7 +7,7 @@
 //! Pure: no I/O, no locks, no panics on any input (`tests` feed it random words).
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
-use polylane_ipc::message::{self, Message, Op, PATH_BYTES_MAX, SHOW, SHOW_END, set};
+use polylane_ipc::message::{self, MARK, Message, Op, PATH_BYTES_MAX, SHOW, SHOW_END, set};
 use polylane_vfs::fs::{SeekFor, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{LockFamily, LockKind};
 
@@ -139,9 +139,9 @@ pub enum FileRequest<'a> {
     Close { handle: Handle },
     Read { handle: Handle, offset: u64, len: usize, show: ShowRead },
     Write { handle: Handle, offset: u64, len: usize, show: bool },
-    Stat { object: Object<'a> },
+    Stat { object: Object<'a>, mark: bool },
     Fstat { handle: Handle, show: bool },
-    Access { object: Object<'a>, mask: u32 },
+    Access { object: Object<'a>, mask: u32, mark: bool },
     Mkdir { at: At<'a>, perm: u32, umask: u32 },
     Mknod { at: At<'a>, mode: u32, umask: u32, rdev: u64 },
     Symlink { target: &'a [u8], at: At<'a> },
@@ -228,7 +228,9 @@ impl<'a> Checker<'a> {
             Op::Write => {
                 FileRequest::Write { handle, offset: m.offset, len: self.write_len()?, show }
             }
-            Op::Stat => FileRequest::Stat { object: self.object(m.flags)? },
+            Op::Stat => {
+                FileRequest::Stat { object: self.object(m.flags)?, mark: m.flags & MARK != 0 }
+            }
             Op::Fstat => FileRequest::Fstat { handle, show },
             Op::Access => self.access()?,
             Op::Mkdir => self.mkdir()?,
@@ -337,7 +339,8 @@ impl<'a> Checker<'a> {
         if mask & !7 != 0 {
             return Err(Errno::EINVAL);
         }
-        Ok(FileRequest::Access { object: self.object(self.message.flags)?, mask })
+        let flags = self.message.flags;
+        Ok(FileRequest::Access { object: self.object(flags)?, mask, mark: flags & MARK != 0 })
     }
 
     fn mkdir(&self) -> Result<FileRequest<'a>> {

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use polylane_base::{Errno, Result};
+use polylane_sys::board::Seen;
 use polylane_sys::futex::Woken;
 use polylane_sys::pulse::Felt;
 use polylane_sys::{Region, cpu, event};
@@ -24,7 +25,7 @@ use super::{CopyPlan, MailboxIndex, with_queue};
 use crate::budget::{self, BUDGET_MAX, SHORT_SLEEP};
 use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, MAILBOXES_MAX, QueueKind, header};
 use crate::message::{
-    MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, Status, VERSION, WORDS,
+    MARK_PLACES, MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, Status, VERSION, WORDS,
 };
 use crate::queue::Mapped;
 use crate::queue::bell::Bell;
@@ -84,6 +85,7 @@ pub struct ClientChannel {
     plan: CopyPlan,
     doorbells: Vec<OwnedFd>,
     pulse: Option<Felt>,
+    marks: Option<Seen>,
     claimed: [AtomicU64; MAILBOXES_MAX as usize / 64],
     own: Box<[Own]>,
 }
@@ -96,18 +98,18 @@ struct Posted {
 
 impl ClientChannel {
     /// Maps a channel that the service made: its memfd, one eventfd per core group and perhaps the
-    /// service's pulse after them, and what the welcome said. `EPROTO` when they do not fit each
-    /// other.
+    /// service's pulse and its marks after them, and what the welcome said. `EPROTO`
+    /// when they do not fit each other.
     pub fn attach(
         memfd: OwnedFd,
         mut doorbells: Vec<OwnedFd>,
         geometry: Geometry,
         plan: CopyPlan,
     ) -> Result<ClientChannel> {
-        let pulse = match doorbells.len().checked_sub(geometry.groups as usize) {
-            Some(1) => doorbells.pop().map(Felt::attach).transpose()?,
-            _ => None,
-        };
+        let more = doorbells.split_off(doorbells.len().min(geometry.groups as usize));
+        let mut more = more.into_iter();
+        let pulse = more.next().map(Felt::attach).transpose()?;
+        let marks = more.next().map(|fd| Seen::attach(fd, MARK_PLACES)).transpose()?;
         let layout = geometry.layout().map_err(|_| Errno::EPROTO)?;
         let region = Region::attach(&memfd, layout.total_bytes())?;
         let word = |offset| region.word32(offset).load(Ordering::Relaxed);
@@ -126,7 +128,7 @@ impl ClientChannel {
         let budget = || Own { budget: AtomicU32::new(BUDGET_MAX), sleeps: AtomicU32::new(0) };
         let own = (0..geometry.mailbox_count).map(|_| budget()).collect();
         let claimed = std::array::from_fn(|_| AtomicU64::new(0));
-        Ok(ClientChannel { region, layout, geometry, plan, doorbells, pulse, claimed, own })
+        Ok(ClientChannel { region, layout, geometry, plan, doorbells, pulse, marks, claimed, own })
     }
 
     /// Its shape.
@@ -195,6 +197,12 @@ impl ClientChannel {
     #[inline]
     pub fn is_dead(&self) -> bool {
         self.pulse.as_ref().is_some_and(|pulse| !pulse.beats())
+    }
+
+    /// The counts by which answers are known to hold still; `None`: the service shows none.
+    #[inline]
+    pub fn marks(&self) -> Option<&Seen> {
+        self.marks.as_ref()
     }
 
     /// What the service shows of open files; `None`: it shows nothing, or it would not be known

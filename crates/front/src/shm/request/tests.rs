@@ -53,7 +53,7 @@ fn an_empty_path_needs_leave() {
     message.dir = 5;
     let start = Start::Dir(Handle { index: 5, generation: 0 });
     let request = check(&message, &paths);
-    assert_eq!(request, Ok(FileRequest::Stat { object: Object::Start(start) }));
+    assert_eq!(request, Ok(FileRequest::Stat { object: Object::Start(start), mark: false }));
 }
 
 #[test]

@@ -1,17 +1,37 @@
 //! The state of inodes and of the lane.
 
-use polylane_base::Errno;
-use polylane_vfs::{Cred, Kind, SetAttr};
+use polylane_base::{Errno, Result};
+use polylane_ipc::message::{Reply, Status};
+use polylane_vfs::{Cred, Kind, Node, PathError, SetAttr};
 
 use super::{Answer, Call, done, with_attr};
 use crate::notifier::Range;
-use crate::shm::request::{Handle, Object};
+use crate::shm::marks;
+use crate::shm::request::{At, Handle, Object};
 use crate::shm::session::Open;
 
 impl Call<'_> {
-    pub(super) fn stat(&mut self, object: Object<'_>) -> Answer {
+    pub(super) fn stat(&mut self, object: Object<'_>, mark: bool) -> Answer {
+        if let (Object::Path { at, follow }, true) = (object, mark) {
+            let vfs = self.vfs();
+            return self.marked(at, follow, |node| Ok(with_attr(&vfs.getattr(node)?)));
+        }
         let node = self.node(object)?;
         Ok(with_attr(&self.vfs().getattr(&node)?))
+    }
+
+    /// What `ask` says about the inode of a path, with a mark where there is one. That there is no
+    /// inode is an answer like others.
+    fn marked(&self, at: At<'_>, follow: bool, ask: impl FnOnce(&Node) -> Result<Reply>) -> Answer {
+        let start = self.start(at)?;
+        let path = (&start, at.path);
+        let (answer, mark) = self.vfs().resolve_marked(self.cred(), path, follow, ask);
+        let mut reply = match answer {
+            Err(PathError::Errno(Errno::ENOENT)) => Reply::new(Status::Failed(Errno::ENOENT.0)),
+            answer => answer?,
+        };
+        reply.value = marks::values(mark);
+        Ok(reply)
     }
 
     /// The state of an open file or directory; a file's is shown from now on if it is to be.
@@ -29,7 +49,14 @@ impl Call<'_> {
         !self.vfs().character().volatile
     }
 
-    pub(super) fn access(&mut self, object: Object<'_>, mask: u32) -> Answer {
+    pub(super) fn access(&mut self, object: Object<'_>, mask: u32, mark: bool) -> Answer {
+        if let (Object::Path { at, follow }, true) = (object, mark) {
+            let (vfs, cred) = (self.vfs(), self.cred());
+            return self.marked(at, follow, |node| {
+                vfs.access(cred, node, mask)?;
+                Ok(done(0))
+            });
+        }
         let node = self.node(object)?;
         self.vfs().access(self.cred(), &node, mask)?;
         Ok(done(0))
