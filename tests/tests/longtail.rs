@@ -70,6 +70,17 @@ gcc -O2 -static -o "$BUILT/static" "$SOURCES/static_writer.c"
 exec "$PROGRAM" "$BUILT/lib.so" "$BUILT/static"
 "#;
 
+/// A file's middle block is taken away, then a block of zeros put there.
+const RANGES: &str = r#"
+block() { head -c 4096 /dev/zero | tr '\0' "$1"; }
+{ block a; block b; block c; } > ranges
+"$PROGRAM" collapse ranges
+{ block a; block c; } | cmp - ranges
+"$PROGRAM" insert ranges
+{ block a; head -c 4096 /dev/zero; block c; } > whole
+cmp whole ranges
+"#;
+
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/longtail")
 }
@@ -91,6 +102,22 @@ fn compile(test: &str, topic: &Topic) -> Option<PathBuf> {
     }
     assert!(output.status.success(), "{}: {text}", source.display());
     Some(into)
+}
+
+/// tmpfs refuses these ranges and the library's ext4 does not, so the judge is what they mean.
+#[test]
+fn ranges_are_moved_by_the_first_call_of_a_process() {
+    let test = "ranges_are_moved_by_the_first_call_of_a_process";
+    if unavailable(test) || lacks(test, &["gcc", "mke2fs"]) {
+        return;
+    }
+    let Some(built) = compile(test, &Topic { source: "ranges", ..PROGRAM }) else { return };
+    let script = Script::new(RANGES).limit(60).env("PROGRAM", built.join("program"));
+    for lane in chosen(&[Lane::PreloadVolume]) {
+        let seen = outcome(&script, lane).stdout;
+        let calls = seen.lines().filter(|line| line.ends_with(" = 0")).count();
+        assert_eq!(calls, 2, "{seen}");
+    }
 }
 
 /// The lines that a program prints, and how it ended.
@@ -163,7 +190,7 @@ macro_rules! topics {
             for entry in std::fs::read_dir(sources()).expect("tests/longtail").flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 let Some(name) = name.strip_suffix(".c") else { continue };
-                let part = LOADS.contains(&format!("/{name}.c"));
+                let part = LOADS.contains(&format!("/{name}.c")) || name == "ranges";
                 assert!(part || run.contains(&name), "{name} is not run");
             }
         }

@@ -95,8 +95,15 @@ pub(crate) fn truncate_open(fd: RawFd, size: i64) -> Outcome<()> {
     Ok(())
 }
 
+/// What the kernel refuses on every FUSE mount, without asking the service.
+const NOT_BY_KERNEL: i32 = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
+
 /// `fallocate`.
 pub(crate) fn fallocate(fd: RawFd, flags: i32, offset: i64, len: i64) -> Outcome<()> {
+    if flags & NOT_BY_KERNEL != 0 {
+        path::mount()?;
+        state::get().sessions.hurry();
+    }
     let (session, handle) = writable(fd, Errno::EBADF)?;
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
     let length = u64::try_from(len).ok().filter(|&len| len > 0).ok_or(Errno::EINVAL)?;
