@@ -10,7 +10,7 @@ use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashSet;
 
 use crate::alloc::{Allocator, Promise};
-use crate::cache::{BlockCache, MetaBlock, Seal};
+use crate::cache::{BlockCache, MetaBlock};
 use crate::damage;
 use crate::data::RUN_BLOCKS_MAX;
 use crate::error::{Error, Result};
@@ -153,8 +153,7 @@ impl Volume {
     fn table_block(&self, ino: u32) -> Result<(Arc<MetaBlock>, usize)> {
         let (home, offset) = self.alloc.inode_place(ino);
         let bytes = usize::from(self.geometry.inode_bytes);
-        let first = ino - (offset / bytes) as u32;
-        let seal = if self.has_sums { Seal::Inodes(self.seed, first, bytes) } else { Seal::None };
+        let seal = self.alloc.table_seal(ino - (offset / bytes) as u32);
         Ok((self.cache.get(&self.io, home, seal, |_| Ok(()))?, offset))
     }
 

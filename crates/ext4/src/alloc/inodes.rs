@@ -65,6 +65,8 @@ impl Allocator {
             let found = bitmap::first_clear(&bits.read(), floor, limit);
             group.first_free_inode = found.map_or(limit, |bit| bit + 1);
             let Some(bit) = found else { continue };
+            let ino = index.0 * limit + bit + 1;
+            self.begin_table_block(&bits.read(), ino);
             bitmap::set(&mut handle.modify(&bits), bit, 1);
             let descriptor = &mut group.descriptor;
             descriptor.set_free_inodes(descriptor.free_inodes() - 1);
@@ -72,7 +74,7 @@ impl Allocator {
             descriptor.set_unused_inodes(descriptor.unused_inodes().min(limit - bit - 1));
             descriptor.set_flags(descriptor.flags() & !INODE_UNINIT);
             group.touch(handle);
-            return Ok(index.0 * limit + bit + 1);
+            return Ok(ino);
         }
         Err(Errno::ENOSPC.into())
     }
@@ -150,6 +152,29 @@ impl Allocator {
         let bits = self.load_inodes(&mut group)?;
         let used = bitmap::get(&bits.read(), (ino - 1) % per_group);
         Ok(used)
+    }
+
+    /// Before `ino` is marked in use: a block of the inode table in which no inode is in use need
+    /// not be read, since what is there means nothing. Under the group's lock, so that nobody has
+    /// stored another inode in it meanwhile.
+    fn begin_table_block(&self, bits: &[u8], ino: u32) {
+        let bytes = u32::from(self.geometry.inode_bytes);
+        let (home, offset) = self.inode_place(ino);
+        let index = offset as u32 / bytes;
+        let first_bit = (ino - 1) % self.geometry.inodes_per_group - index;
+        let in_block = self.geometry.block_bytes / bytes;
+        let count = in_block.min(self.geometry.inodes_per_group - first_bit);
+        if bitmap::all_clear(bits, first_bit, count) && self.cache.peek(home).is_none() {
+            self.cache.create(&self.io, home, self.table_seal(ino - index));
+        }
+    }
+
+    /// How a block of the inode table is sealed whose first inode is `first`.
+    pub fn table_seal(&self, first: u32) -> Seal {
+        match self.layout.has_sums {
+            true => Seal::Inodes(self.layout.seed, first, self.geometry.inode_bytes.into()),
+            false => Seal::None,
+        }
     }
 
     /// Where `ino` lies: the block of the inode table and the offset in it.
