@@ -39,13 +39,13 @@ use super::session::Session;
 /// Pages that a sequential reader gets beyond what it asked for.
 const AHEAD_PAGES: u64 = 15;
 /// Most pages that one request shows.
-const SHOWN_PAGES_MAX: u64 = 32;
+const SHOWN_PAGES_MAX: u64 = 64;
 /// Most pages, a power of two, that a reader at random gets with those it asked for: of one block
 /// of so many, while they take no other page's place.
-const AROUND_PAGES_MAX: u64 = 16;
+const AROUND_PAGES_MAX: u64 = 64;
 /// For so many pages that were shown of a file, the block is one page larger: who reads a few
 /// places gets those alone.
-const SHOWN_PER_PAGE: u64 = 16;
+const SHOWN_PER_PAGE: u64 = 4;
 /// Changed pages that are looked for one by one; more make the whole file unshown.
 const CHANGED_PAGES_MAX: u64 = 64;
 
