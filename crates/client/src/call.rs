@@ -7,7 +7,7 @@ use polylane_ipc::CallError;
 use polylane_ipc::message::{Message, Op, Reply, Status};
 use polylane_ipc::stream::NAME_BYTES_MAX;
 
-use crate::outcome::{Detour, Outcome};
+use crate::outcome::{Detour, Outcome, Unanswered};
 use crate::session::{Alive, Mailbox, Session};
 use crate::{state, thread};
 
@@ -257,10 +257,12 @@ fn counted(message: Message) -> Message {
 /// Does `part`; and once more whenever it lost its service on the way, as soon as there is the
 /// next, which finds out what had been done. Without one the kernel is asked.
 #[inline]
-pub(crate) fn once<T>(part: &mut impl FnMut() -> Outcome<T>) -> Outcome<T> {
+pub(crate) fn once<T>(part: &mut impl FnMut() -> Outcome<T>) -> Result<T, Unanswered> {
     match part() {
+        Ok(done) => Ok(done),
+        Err(Detour::Errno(errno)) => Err(Unanswered::Errno(errno)),
+        Err(Detour::Kernel) => Err(Unanswered::Kernel),
         Err(Detour::Lost(turn)) => again(part, turn),
-        done => done,
     }
 }
 
@@ -268,7 +270,7 @@ pub(crate) fn once<T>(part: &mut impl FnMut() -> Outcome<T>) -> Outcome<T> {
 const AGAIN_MAX: u32 = 16;
 
 #[cold]
-fn again<T>(part: &mut impl FnMut() -> Outcome<T>, mut turn: u32) -> Outcome<T> {
+fn again<T>(part: &mut impl FnMut() -> Outcome<T>, mut turn: u32) -> Result<T, Unanswered> {
     for _ in 0..AGAIN_MAX {
         if !state::get().sessions.await_next() {
             break;
@@ -277,13 +279,15 @@ fn again<T>(part: &mut impl FnMut() -> Outcome<T>, mut turn: u32) -> Outcome<T> 
         let done = part();
         let asked = thread::with(|thread| thread.again.replace(0)) == 0;
         match done {
-            Err(Detour::Lost(next)) => turn = next,
+            Ok(done) => return Ok(done),
+            Err(Detour::Errno(errno)) => return Err(Unanswered::Errno(errno)),
+            Err(Detour::Kernel) if asked => break,
             // The next service is gone as well, or not ready: nobody was asked.
-            Err(Detour::Kernel) if !asked => {}
-            done => return done,
+            Err(Detour::Kernel) => {}
+            Err(Detour::Lost(next)) => turn = next,
         }
     }
-    Err(Detour::Kernel)
+    Err(Unanswered::Kernel)
 }
 
 /// The count of a reply that [`finish`] let through.

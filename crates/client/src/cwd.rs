@@ -53,8 +53,8 @@ impl Cwd {
         let found = path::open_cwd();
         let entry = match &found {
             Ok(pin) => pin.again().into_entry(),
-            Err(Detour::Kernel | Detour::Lost(_)) => Entry::Foreign,
             Err(Detour::Errno(_)) => return Err(Detour::Kernel),
+            Err(_) => Entry::Foreign,
         };
         let unknown = Entry::Unknown.to_word();
         let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);

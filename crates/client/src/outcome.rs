@@ -10,8 +10,26 @@ pub(crate) enum Detour {
     /// The call fails with this.
     Errno(Errno),
     /// The service died before it answered a request that the next one must be asked again, under
-    /// this number; 0: one without. Never leaves `abi::attempt`.
+    /// this number; 0: one without.
     Lost(u32),
+}
+
+/// Why a call has no result from the fast lane, once no service is left to be asked again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unanswered {
+    /// As [`Detour::Kernel`].
+    Kernel,
+    /// As [`Detour::Errno`].
+    Errno(Errno),
+}
+
+impl From<Unanswered> for Detour {
+    fn from(unanswered: Unanswered) -> Self {
+        match unanswered {
+            Unanswered::Kernel => Detour::Kernel,
+            Unanswered::Errno(errno) => Detour::Errno(errno),
+        }
+    }
 }
 
 /// The result of a call that the fast lane handled, or a [`Detour`].

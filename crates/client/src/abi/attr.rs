@@ -9,7 +9,7 @@ use libc::{
 
 use super::{answer, arg, hooks};
 use crate::ops::attr::{self as ops, Change, Stamp};
-use crate::outcome::{Detour, Outcome};
+use crate::outcome::{Detour, Outcome, Unanswered};
 use crate::real;
 
 fn zero(done: Outcome<()>) -> Outcome<c_int> {
@@ -167,7 +167,7 @@ hooks! {
     fn posix_fallocate(fd: c_int, offset: off_t, len: off_t) -> c_int {
         match super::attempt(|| ops::fallocate(fd, 0, offset, len)) {
             Ok(()) => 0,
-            Err(Detour::Errno(errno)) if errno != polylane_base::Errno::EOPNOTSUPP => errno.0,
+            Err(Unanswered::Errno(errno)) if errno != polylane_base::Errno::EOPNOTSUPP => errno.0,
             // SAFETY: the caller's own arguments.
             Err(_) => unsafe { real::posix_fallocate(fd, offset, len) },
         }
@@ -178,9 +178,9 @@ hooks! {
     fn posix_fadvise(fd: c_int, offset: off_t, len: off_t, advice: c_int) -> c_int {
         match super::attempt(|| ops::advise(fd, len, advice)) {
             Ok(()) => 0,
-            Err(Detour::Errno(errno)) => errno.0,
+            Err(Unanswered::Errno(errno)) => errno.0,
             // SAFETY: the caller's own arguments.
-            Err(Detour::Kernel | Detour::Lost(_)) => unsafe {
+            Err(Unanswered::Kernel) => unsafe {
                 real::posix_fadvise(fd, offset, len, advice)
             },
         }
@@ -215,7 +215,7 @@ hooks! {
     ["sync"]
     fn sync() -> () {
         // `sync` cannot fail: an error of the lane is told by the next fsync.
-        if super::attempt(ops::sync).is_err_and(|error| error == Detour::Kernel) {
+        if super::attempt(ops::sync).is_err_and(|error| error == Unanswered::Kernel) {
             rustix::fs::sync();
         }
     }

@@ -5,7 +5,7 @@ use libc::{FILE, c_int, c_long, c_uint, off_t};
 use super::{answer, cancel, hooks};
 use crate::ops::lock::Range;
 use crate::ops::{fd as ops, lock};
-use crate::outcome::{Detour, Outcome};
+use crate::outcome::{Detour, Outcome, Unanswered};
 use crate::{file, real, state, thread};
 
 /// `fcntl` commands of Linux that the libc crate does not name on every target.
@@ -23,8 +23,8 @@ fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
             real::set_errno(errno);
             rc
         }
-        Err(Detour::Errno(errno)) => super::failed(errno.0),
-        Err(Detour::Kernel | Detour::Lost(_)) => close(),
+        Err(Unanswered::Errno(errno)) => super::failed(errno.0),
+        Err(Unanswered::Kernel) => close(),
     }
 }
 

@@ -6,7 +6,7 @@ use libc::{c_int, c_uint, iovec, off_t, size_t, ssize_t};
 
 use super::{answer, arg, cancel, hooks};
 use crate::ops::io::Position;
-use crate::outcome::{Detour, Outcome};
+use crate::outcome::{Detour, Outcome, Unanswered};
 use crate::{file, ops, real};
 
 /// The count as C returns it. It fits: no buffer is longer than `isize::MAX`.
@@ -264,8 +264,8 @@ fn send(to: c_int, from: c_int, at: &mut off_t, len: size_t) -> Option<ssize_t> 
             Ok(0) => break,
             Ok(count) => count,
             Err(_) if sent > 0 => break,
-            Err(Detour::Errno(errno)) => return Some(super::failed(errno.0)),
-            Err(Detour::Kernel | Detour::Lost(_)) => return None,
+            Err(Unanswered::Errno(errno)) => return Some(super::failed(errno.0)),
+            Err(Unanswered::Kernel) => return None,
         };
         // SAFETY: so many bytes were read.
         let Ok(wrote) = usize::try_from(unsafe { real::write(to, part.as_ptr().cast(), count) })

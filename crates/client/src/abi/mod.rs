@@ -36,17 +36,17 @@ mod xattr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::ops::lock::AGAIN;
-use crate::outcome::{Detour, Outcome};
+use crate::outcome::{Outcome, Unanswered};
 use crate::{call, real, thread};
 
 /// Runs the part of a hook that may be handled here. Signal handlers wait meanwhile, and so does a
 /// cancellation that may come at any time.
 #[inline]
-fn attempt<T>(mut part: impl FnMut() -> Outcome<T>) -> Outcome<T> {
+fn attempt<T>(mut part: impl FnMut() -> Outcome<T>) -> Result<T, Unanswered> {
     let cancellable = cancel::defer();
     thread::hold();
     let whole = AssertUnwindSafe(|| call::once(&mut part));
-    let done = catch_unwind(whole).unwrap_or(Err(Detour::Kernel));
+    let done = catch_unwind(whole).unwrap_or(Err(Unanswered::Kernel));
     if thread::release() {
         signal::deliver();
     }
@@ -56,10 +56,10 @@ fn attempt<T>(mut part: impl FnMut() -> Outcome<T>) -> Outcome<T> {
 
 /// As [`attempt`], for what waits: a signal whose handler does not interrupt has it begin again
 /// after the handler ran, and a cancelled thread ends here.
-fn attempt_again<T>(mut part: impl FnMut() -> Outcome<T>) -> Outcome<T> {
+fn attempt_again<T>(mut part: impl FnMut() -> Outcome<T>) -> Result<T, Unanswered> {
     loop {
         match attempt(&mut part) {
-            Err(Detour::Errno(AGAIN)) => cancel::point(),
+            Err(Unanswered::Errno(AGAIN)) => cancel::point(),
             done => return done,
         }
     }
@@ -77,11 +77,9 @@ macro_rules! answer {
     (@given $done:expr, $real:expr) => {
         match $done {
             Ok(value) => value,
-            Err(crate::outcome::Detour::Errno(errno)) => crate::abi::failed(errno.0),
+            Err(crate::outcome::Unanswered::Errno(errno)) => crate::abi::failed(errno.0),
             // SAFETY: the caller's own arguments go to the function that it meant to call.
-            Err(crate::outcome::Detour::Kernel | crate::outcome::Detour::Lost(_)) => unsafe {
-                $real
-            },
+            Err(crate::outcome::Unanswered::Kernel) => unsafe { $real },
         }
     };
 }
