@@ -24,7 +24,9 @@ pub enum Place {
     LaneAwaited,
     /// Every tenant in a lane of its own on ext4 on a volume in RAM, through the preload library.
     LaneExt4,
-    /// The same through FUSE alone.
+    /// The same on a volume in the directory on the disk.
+    LaneExt4Disk,
+    /// The one in RAM through FUSE alone.
     LaneExt4Fuse,
     /// A lane on memfs through FUSE alone.
     LaneFuse,
@@ -51,6 +53,7 @@ impl Place {
             Place::Lane => "lane".into(),
             Place::LaneAwaited => "lane (awaited)".into(),
             Place::LaneExt4 => "lane (ext4)".into(),
+            Place::LaneExt4Disk => "lane (ext4, disk)".into(),
             Place::LaneExt4Fuse => "lane (ext4, FUSE)".into(),
             Place::LaneFuse => "lane (FUSE)".into(),
             Place::Tmpfs => "tmpfs".into(),
@@ -72,7 +75,7 @@ impl Place {
         match self {
             Place::Lane | Place::LaneAwaited => mem.into(),
             Place::LaneFuse => [&mem[..], &["--no-preload".into()]].concat(),
-            Place::LaneExt4 => on_volume(own),
+            Place::LaneExt4 | Place::LaneExt4Disk => on_volume(own),
             Place::LaneExt4Fuse => [on_volume(own), vec!["--no-preload".into()]].concat(),
             Place::Tmpfs | Place::Disk => Vec::new(),
             Place::Kernel(_) | Place::KernelEach(_) => Vec::new(),
@@ -168,6 +171,11 @@ impl Ground {
         match place {
             Place::Lane | Place::LaneAwaited | Place::LaneFuse => Ok(PathBuf::new()),
             Place::LaneExt4 | Place::LaneExt4Fuse => self.directory("volumes"),
+            Place::LaneExt4Disk => {
+                let dir = self.disk.path().join("volumes");
+                fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+                Ok(dir)
+            }
             Place::Disk => Ok(self.disk.path().to_path_buf()),
             Place::Tmpfs => self.directory("tmpfs"),
             Place::Kernel(kind) => {
@@ -188,7 +196,7 @@ impl Ground {
     /// A volume cannot be removed.
     pub fn tidy(&self, place: Place, shared: &Path) -> Result<()> {
         match place {
-            Place::LaneExt4 | Place::LaneExt4Fuse => {
+            Place::LaneExt4 | Place::LaneExt4Disk | Place::LaneExt4Fuse => {
                 fs::remove_dir_all(shared).context("remove volumes")?;
                 fs::create_dir_all(shared).context("directory of volumes")
             }
@@ -355,11 +363,38 @@ impl Tenant {
         index: usize,
         length: Length,
     ) -> Result<Self> {
+        Tenant::worker(None, place, shared, load, index, length)
+    }
+
+    /// The same with all that the tenant consists of, its lane's service included, on CPU `cpu`.
+    /// What the kernel does for it on threads of the kernel's own stays where that is.
+    ///
+    /// # Errors
+    /// As [`Tenant::start`]; the CPU may not be used; `taskset` of util-linux is missing.
+    pub fn start_on(
+        cpu: u32,
+        place: Place,
+        shared: &Path,
+        load: &str,
+        index: usize,
+        length: Length,
+    ) -> Result<Self> {
+        Tenant::worker(Some(cpu), place, shared, load, index, length)
+    }
+
+    fn worker(
+        cpu: Option<u32>,
+        place: Place,
+        shared: &Path,
+        load: &str,
+        index: usize,
+        length: Length,
+    ) -> Result<Self> {
         let me = std::env::current_exe().context("own path")?.into_os_string();
         let length = length.to_string();
         let before = [me, "bench".into(), "worker".into(), load.into()];
         let args = [&before[..], &[length.into()]];
-        Tenant::spawn(place, shared, load, index, args, Outcome::from_json)
+        Tenant::spawn(cpu, place, shared, load, index, args, Outcome::from_json)
     }
 
     /// The same for a shell script that speaks as a worker does; it is given its directory and
@@ -377,11 +412,13 @@ impl Tenant {
         let before = ["sh", "-euc", script.text, script.name].map(OsString::from);
         let after: Vec<OsString> = arguments.iter().map(OsString::from).collect();
         let args = [&before[..], &after];
-        Tenant::spawn(place, shared, script.name, index, args, script.outcome)
+        Tenant::spawn(None, place, shared, script.name, index, args, script.outcome)
     }
 
-    /// Starts `before DIRECTORY after`; a program's answer is for `understand` to read.
+    /// Starts `before DIRECTORY after`, all on one CPU if one is given; a program's answer is for
+    /// `understand` to read.
     fn spawn(
+        cpu: Option<u32>,
         place: Place,
         shared: &Path,
         load: &str,
@@ -398,6 +435,9 @@ impl Tenant {
         };
         let lane = place.lane(&own);
         let mut args = Vec::new();
+        if let Some(cpu) = cpu {
+            args.extend(["taskset", "--cpu-list", &cpu.to_string()].map(OsString::from));
+        }
         if !lane.is_empty() {
             args.push(me.into_os_string());
             args.extend([lane.as_slice(), &["--".into()]].concat());

@@ -3,7 +3,7 @@
 //! First real programs (git, sqlite3) work in a lane and the lane's own statistics are printed.
 //! Then two tenants side by side: one does small transactions (write 4 KiB, fsync, rename), the
 //! other floods: with large writes and fsyncs where fsync means something (a shared ext4, an ext4
-//! on a loop device each, an ext4 lane each, a directory of the disk), with creates, renames and
+//! on a loop device each, an ext4 lane each, and these on the disk), with creates, renames and
 //! deletes where it does not (a shared tmpfs, a lane in memory each).
 
 use std::io::{BufRead, BufReader, Write};
@@ -17,11 +17,12 @@ use crate::report::{Better, Report, align, number};
 use crate::worker::{Length, Outcome};
 use crate::{Options, progress};
 
-const PLACES: [Place; 6] = [
+const PLACES: [Place; 7] = [
     Place::Kernel("ext4"),
     Place::KernelEach("ext4"),
     Place::LaneExt4,
     Place::Disk,
+    Place::LaneExt4Disk,
     Place::Tmpfs,
     Place::Lane,
 ];
@@ -33,6 +34,9 @@ fn flood_in(place: Place) -> &'static str {
         _ => "flood",
     }
 }
+
+/// Where tenants are looked at on a CPU each, too: what they share then is storage alone.
+const APART: [Place; 3] = [Place::Kernel("ext4"), Place::KernelEach("ext4"), Place::LaneExt4];
 
 /// What runs in the lane of the first part. It ends by waiting for a line, so that the statistics
 /// can be asked for while the lane still exists.
@@ -116,24 +120,42 @@ fn neighbours(options: &Options) -> Result<Report> {
     let title = "A quiet tenant's p99 (write 4 KiB, fsync, rename), alone and beside a flood";
     let mut report = Report::new("demo", title, "quiet tenant is", "p99 µs", Better::Lower);
     report.baseline = "ext4".into();
-    let length = Length::Seconds(if options.quick { 0.4 } else { 0.8 });
+    let length = Length::Seconds(if options.quick { 0.4 } else { 0.6 });
     let ready = available(&ground, &PLACES, &mut report);
+    let cpus = polylane_sys::cpu::allowed()?;
     for repeat in 0..options.repeats() {
         for (place, shared) in &ready {
             progress(&format!("{}, repeat {}", place.name(), repeat + 1));
             let quiet = || Tenant::start(*place, shared, "transact", 0, length);
             let alone = together(vec![quiet()?])?;
-            record(&mut report, *place, "alone", &alone[0]);
+            record(&mut report, *place, ALONE, &alone[0]);
             let flood = Tenant::start(*place, shared, flood_in(*place), 1, length)?;
             let both = together(vec![quiet()?, flood])?;
-            record(&mut report, *place, "beside a flood", &both[0]);
+            record(&mut report, *place, BESIDE, &both[0]);
+            if let ([own, other, ..], true) = (&cpus[..], APART.contains(place)) {
+                let tenant =
+                    |cpu, load, index| Tenant::start_on(cpu, *place, shared, load, index, length);
+                let alone = together(vec![tenant(*own, "transact", 0)?])?;
+                record(&mut report, *place, APART_ALONE, &alone[0]);
+                let flood = tenant(*other, flood_in(*place), 1)?;
+                let both = together(vec![tenant(*own, "transact", 0)?, flood])?;
+                record(&mut report, *place, APART_BESIDE, &both[0]);
+            }
         }
     }
     progress("");
     report.notes = notes(report.notes);
+    if cpus.len() < 2 {
+        report.notes.push("a CPU each: left out, there is one CPU".into());
+    }
     crate::line!("{}", harm(&report));
     Ok(report)
 }
+
+const ALONE: &str = "alone";
+const BESIDE: &str = "beside a flood";
+const APART_ALONE: &str = "alone, on one CPU";
+const APART_BESIDE: &str = "beside a flood, a CPU each";
 
 fn record(report: &mut Report, place: Place, point: &str, outcome: &Outcome) {
     let extra = [("p50_us", outcome.latency.p50_ns / 1000.0), ("tx_per_s", outcome.rate())];
@@ -146,6 +168,8 @@ fn notes(mut left_out: Vec<String>) -> Vec<String> {
             "ext4: both in one ext4 in RAM; ext4 each: one on a loop device in RAM for each",
             "lane (ext4): a lane each, ext4 in user space on a volume in RAM",
             "disk: both in one directory of the host's own file system; fsync reaches the disk",
+            "lane (ext4, disk): the same on volumes in that directory",
+            "a CPU each: all of a tenant, its service too, is on one CPU; kernel threads are free",
             "tmpfs: both in one tmpfs; lane: a lane each in memory; fsync does nothing in either",
             "the flood: 256 KiB writes and fsyncs; on tmpfs and lanes in memory: names come and go",
         ]
@@ -157,16 +181,21 @@ fn notes(mut left_out: Vec<String>) -> Vec<String> {
 /// How much slower the flood makes the quiet tenant, per place: the point of the demo in one table.
 fn harm(report: &Report) -> String {
     let mut rows = vec![["place", "p50", "p99", "transactions/s"].map(String::from).to_vec()];
-    for system in report.systems() {
-        let cells = (report.cell(system, "alone"), report.cell(system, "beside a flood"));
-        let (Some(alone), Some(beside)) = cells else { continue };
-        let change = |name: &str| format!("× {}", number(beside.extra[name] / alone.extra[name]));
-        rows.push(vec![
-            system.to_string(),
-            change("p50_us"),
-            format!("× {}", number(beside.median() / alone.median())),
-            change("tx_per_s"),
-        ]);
+    for (alone, beside, suffix) in
+        [(ALONE, BESIDE, ""), (APART_ALONE, APART_BESIDE, ", a CPU each")]
+    {
+        for system in report.systems() {
+            let cells = (report.cell(system, alone), report.cell(system, beside));
+            let (Some(alone), Some(beside)) = cells else { continue };
+            let change =
+                |name: &str| format!("× {}", number(beside.extra[name] / alone.extra[name]));
+            rows.push(vec![
+                format!("{system}{suffix}"),
+                change("p50_us"),
+                format!("× {}", number(beside.median() / alone.median())),
+                change("tx_per_s"),
+            ]);
+        }
     }
     format!("  What the flood does to the quiet tenant:\n{}", align(&rows))
 }
