@@ -57,6 +57,10 @@ static struct seen look(const char *name)
 	int found = stat(in_dir(name), &st) == 0;
 	CHECK(found || errno == ENOENT);
 	CHECK((access(in_dir(name), F_OK) == 0) == found);
+	int fd = open(in_dir(name), O_RDONLY);
+	CHECK((fd >= 0) == found && (found || errno == ENOENT));
+	if (found)
+		CHECK(close(fd) == 0);
 	if (found)
 		seen = (struct seen){ st.st_mode & 0777, (int)st.st_nlink, (long)st.st_size };
 	return seen;

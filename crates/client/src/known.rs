@@ -76,7 +76,11 @@ const DONE: u64 = 2;
 const ABSENT: u64 = 3;
 
 /// All that is known of paths. Zero is "nothing".
-pub(crate) struct Paths([Entry; ENTRIES]);
+pub(crate) struct Paths {
+    entries: [Entry; ENTRIES],
+    /// An open found nothing, ever: opens look here first. Most programs open what is there.
+    missed: AtomicU32,
+}
 
 /// A question about a path that is short enough to be kept, ready to be looked for.
 #[derive(Clone, Copy)]
@@ -194,12 +198,12 @@ impl Entry {
 
 impl Paths {
     pub(crate) const fn new() -> Self {
-        Paths([const { Entry::new() }; ENTRIES])
+        Paths { entries: [const { Entry::new() }; ENTRIES], missed: AtomicU32::new(0) }
     }
 
     #[inline]
     fn entry(&self, asked: &Asked<'_>) -> &Entry {
-        &self.0[asked.hash as usize % ENTRIES]
+        &self.entries[asked.hash as usize % ENTRIES]
     }
 
     /// The answer, if it is known to hold now.
@@ -216,6 +220,17 @@ impl Paths {
         fence(Ordering::Acquire);
         let same = entry.seq.load(Ordering::Relaxed) == seq;
         (same && sum_now(session, places)? == sum).then_some(answer)
+    }
+
+    /// Whether an open found nothing, ever.
+    #[inline]
+    pub(crate) fn has_missed(&self) -> bool {
+        self.missed.load(Ordering::Relaxed) != 0
+    }
+
+    /// An open found nothing.
+    pub(crate) fn miss(&self) {
+        self.missed.store(1, Ordering::Relaxed);
     }
 
     /// Whether the question came before, lately; notes that it came.

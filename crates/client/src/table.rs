@@ -329,7 +329,8 @@ impl RecordPool {
 
 /// A look at a record without holding it: no write to shared memory. What was read there, and by
 /// its view, is of the open file that the number meant all the while if [`Glance::is_still`] says
-/// so afterwards. Nothing may be written by it.
+/// so afterwards. Nothing of it may be written, and what is written through its view only if
+/// [`Glance::is_still`] says so inside the view's gate.
 pub(crate) struct Glance {
     record: &'static Record,
     place: &'static AtomicU32,

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use super::process;
+use super::{process, stat};
 use crate::call;
 use crate::file;
 use crate::lease::{self, NewFile, Says};
@@ -32,6 +32,11 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
     let (session, at) = path::at(dir, path)?;
     if flags & KERNEL_FLAGS != 0 || rings::any() {
         return Err(Detour::Kernel);
+    }
+    // Nothing is there to be followed, and nothing is to be made.
+    let looks = flags & (libc::O_CREAT | libc::O_NOFOLLOW) == 0;
+    if looks && stat::is_absent(session, &at) {
+        return Err(Errno::ENOENT.into());
     }
     let file = prepare(session, flags)?;
     let slot = file::slot(&file).ok_or(Detour::Kernel)?;
@@ -65,7 +70,11 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
         }
         Err(error) => {
             real::close_quietly(fd);
-            Err(refused(&file, error))
+            let error = refused(&file, error);
+            if looks && error == Errno::ENOENT.into() {
+                stat::note_absent(session, &at);
+            }
+            Err(error)
         }
     }
 }

@@ -54,6 +54,26 @@ pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
     }
 }
 
+/// Whether a path is known to lead to nothing, in a process whose opens ever did.
+#[inline]
+pub(crate) fn is_absent(session: &'static Session, at: &At<'_>) -> bool {
+    let asked = || Asked::new(at, Question::Stat { follow: true });
+    state::get().paths.has_missed() && known(session, asked().as_ref()) == Some(Known::Absent)
+}
+
+/// An open found nothing at a path: the third is to know.
+#[cold]
+pub(crate) fn note_absent(session: &'static Session, at: &At<'_>) {
+    let paths = &state::get().paths;
+    paths.miss();
+    if let Some(asked) = Asked::new(at, Question::Stat { follow: true })
+        && paths.came_before(&asked)
+    {
+        // Whatever comes of it: the open was answered.
+        let _ = question(session, at, Message::new(Op::Stat), Some(&asked));
+    }
+}
+
 /// What is known of a path.
 #[inline(always)]
 fn known(session: &'static Session, asked: Option<&Asked<'_>>) -> Option<Known> {
