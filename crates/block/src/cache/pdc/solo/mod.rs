@@ -131,9 +131,11 @@ impl FlushSolo {
         let old = self.came_round(range);
         let mut begun = match old {
             Some(slot) => {
-                let log = self.committed(slot);
-                log.into_iter().for_each(|log| self.flows.get_mut(log).end_circle());
-                self.flows.get(slot).again(range, epoch, log.is_some())
+                let (log, circle) = (self.committed(slot), *self.flows.get(slot));
+                if circle.is_block_by_block() {
+                    log.into_iter().for_each(|log| self.flows.get_mut(log).end_circle());
+                }
+                circle.again(range, epoch, log.is_some())
             }
             None => Stream::begin(range, epoch),
         };

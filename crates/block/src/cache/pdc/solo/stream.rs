@@ -36,6 +36,10 @@ const SUPERBLOCK_SOLO_COUNT: u32 = 2;
 /// Commit pairs that need no solo epochs, four for every one that breaks the turn.
 const STRICT_PAIR_COUNT_MIN: u32 = 10;
 
+/// Times that fast commits must have started over behind a log's commits to say as much as its
+/// superblock does. Once may be chance.
+const CIRCLE_COUNT_MIN: u32 = 2;
+
 /// Solo epochs from which on a flow is watched for its next lap.
 const CANDIDATE_SOLO_COUNT: u32 = 4;
 
@@ -88,7 +92,7 @@ pub(in super::super) struct Stream {
     proven_from: u64,
     /// Times it started over at `first` when another flow had just written a commit.
     laps: u32,
-    /// Times another flow started over when this one had just written a commit.
+    /// Times that fast commits started over when it had just written a commit.
     circles: u32,
     /// Bytes that it wrote, in all laps.
     bytes: u64,
@@ -286,7 +290,6 @@ impl Stream {
         self.epochs >= EPOCH_COUNT_MIN && small && !self.read
     }
 
-    /// A file system's journal.
     /// A file system's journal. `superblock`: a block right before it is rewritten in epochs of its
     /// own.
     pub(super) fn is_journal(&self, superblock: bool) -> bool {
@@ -312,7 +315,7 @@ impl Stream {
     /// The more beside them speaks for a journal, the fewer pairs it takes: a superblock, or fast
     /// commits.
     fn has_commit_pairs(&self, superblock: bool) -> bool {
-        let superblock = superblock || self.circles >= SUPERBLOCK_PAIR_COUNT_MIN;
+        let superblock = superblock || self.circles >= CIRCLE_COUNT_MIN;
         let in_turn = self.pairs * 2 >= self.out_of_turn * 3;
         // Files that are fsynced one behind the other pair at times, and break the turn as often.
         let alone = self.solo >= PAIR_COUNT_MIN && self.epochs * 2 <= self.pairs * 5 + 8;
@@ -342,7 +345,12 @@ impl Stream {
         self.pairs > 0 && record && epoch - self.now.epoch <= COMMIT_EPOCH_COUNT
     }
 
-    /// Another flow started over when this one had just written a commit.
+    /// Whether most of its own epochs are one block, as fast commits are.
+    pub(super) fn is_block_by_block(&self) -> bool {
+        self.solo >= CANDIDATE_SOLO_COUNT && self.single * 10 >= self.solo * 8
+    }
+
+    /// Fast commits started over when this flow had just written a commit.
     pub(super) fn end_circle(&mut self) {
         self.circles = self.circles.saturating_add(1);
     }
@@ -353,6 +361,6 @@ impl Stream {
         let small = self.journal_end() - self.first <= CIRCLE_BYTES_MAX;
         let round = self.laps >= CIRCLE_LAP_COUNT_MIN && self.solo >= EPOCH_COUNT_MIN;
         let mostly_solo = self.solo * 10 >= self.epochs * 3;
-        small && round && mostly_solo && self.single * 10 >= self.solo * 8
+        small && round && mostly_solo && self.is_block_by_block()
     }
 }
