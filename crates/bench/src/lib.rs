@@ -26,7 +26,7 @@ pub mod worker;
 pub struct Options {
     /// Fewer points and shorter runs, for a look.
     pub quick: bool,
-    /// Repeats of every measurement; `None`: 5, or 3 when quick.
+    /// Repeats of every measurement; `None`: 5, or 3 when quick, or 1 where one takes long.
     pub repeat: Option<usize>,
     /// Where JSON, table and plot go.
     pub out: PathBuf,
@@ -42,6 +42,17 @@ impl Options {
     /// Repeats of every measurement, at least one.
     pub fn repeats(&self) -> usize {
         self.repeat.unwrap_or(if self.quick { 3 } else { 5 }).max(1)
+    }
+
+    /// The same for a figure of which one repeat takes a minute: a quick run has one unless told
+    /// otherwise, and a note in `report` says so.
+    pub fn slow(&self, report: &mut report::Report) -> Options {
+        let mut slow = self.clone();
+        if self.quick && self.repeat.is_none() {
+            slow.repeat = Some(1);
+            report.notes.push("quick: one repeat, so no spread; fewer points, shorter runs".into());
+        }
+        slow
     }
 }
 

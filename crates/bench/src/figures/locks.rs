@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::sweep::{Work, available};
 use crate::place::{Ground, Place, Tenant, command, together};
-use crate::report::{Better, Report, median};
-use crate::worker::Length;
+use crate::report::{Better, Report, median, number};
+use crate::worker::{Length, Outcome};
 use crate::{Options, progress};
 
 const PLACES: [Place; 6] = [
@@ -34,6 +34,38 @@ const HOTTEST: usize = 3;
 struct Wait {
     count: f64,
     us: f64,
+}
+
+/// What tenants did while they were watched, and the locks that they and all others waited for.
+type Watched = (Vec<Outcome>, BTreeMap<String, Wait>);
+
+/// What 16 tenants came to in one run, slowed down by the tracing.
+struct Got {
+    /// Operations per second of all of them.
+    total: f64,
+    /// 99 of 100 operations took this long at most, in µs: the tenants' mean, and the worst's.
+    p99_us: f64,
+    p99_worst_us: f64,
+}
+
+impl Got {
+    fn of(outcomes: &[Outcome]) -> Got {
+        let p99 = || outcomes.iter().map(|outcome| outcome.latency.p99_ns / 1000.0);
+        Got {
+            total: outcomes.iter().map(Outcome::rate).sum(),
+            p99_us: p99().sum::<f64>() / outcomes.len().max(1) as f64,
+            p99_worst_us: p99().fold(0.0, f64::max),
+        }
+    }
+
+    /// Medians of several runs, for readers.
+    fn typical(runs: &[Got]) -> String {
+        let of =
+            |value: fn(&Got) -> f64| number(median(&runs.iter().map(value).collect::<Vec<_>>()));
+        let (total, each) = (of(|got| got.total), of(|got| got.total / TENANTS as f64));
+        let (mean, worst) = (of(|got| got.p99_us), of(|got| got.p99_worst_us));
+        format!("under perf {total} operations/s, {each} each; p99 {mean} µs, the worst {worst}")
+    }
 }
 
 /// Locks under buffered sequential writes.
@@ -59,17 +91,22 @@ fn measure(options: &Options, figure: &str, load: &'static str, title: &str) -> 
     report.baseline = PLACES[0].name();
     let seconds = if options.quick { 1.0 } else { 3.0 };
     let work = Work::Load(load, Length::Seconds(seconds));
+    let options = &options.slow(&mut report);
     for (place, shared) in available(&ground, &PLACES, &mut report) {
         let mut seen: BTreeMap<String, Vec<Wait>> = BTreeMap::new();
+        let mut tenants_got = Vec::new();
         for repeat in 0..options.repeats() {
             progress(&format!("{load} {}, repeat {}", place.name(), repeat + 1));
             let tenants = (0..TENANTS).map(|index| work.start(place, &shared, index));
-            for (lock, wait) in watched(tenants.collect::<Result<_>>()?, seconds)? {
+            let (outcomes, waits) = watched(tenants.collect::<Result<_>>()?, seconds)?;
+            tenants_got.push(Got::of(&outcomes));
+            for (lock, wait) in waits {
                 seen.entry(lock).or_default().push(wait);
             }
             ground.tidy(place, &shared)?;
         }
         add(&mut report, &place.name(), seen, options.repeats());
+        report.notes.push(format!("{}: {}", place.name(), Got::typical(&tenants_got)));
     }
     report.notes.push("every place's three hottest; a lock is named by who waits for it".into());
     report
@@ -90,12 +127,12 @@ fn add(report: &mut Report, place: &str, mut seen: BTreeMap<String, Vec<Wait>>, 
 }
 
 /// Lets the tenants work under perf; what they and all others waited for.
-fn watched(tenants: Vec<Tenant>, seconds: f64) -> Result<BTreeMap<String, Wait>> {
+fn watched(tenants: Vec<Tenant>, seconds: f64) -> Result<Watched> {
     let dir = tempfile::tempdir().context("directory for perf's data")?;
     let data = dir.path().join("perf.data");
     let data = data.to_str().context("temporary directory is not UTF-8")?;
     let recorder = record(data, seconds)?;
-    together(tenants)?;
+    let outcomes = together(tenants)?;
     let done = recorder.wait_with_output().context("wait for perf")?;
     if !done.status.success() {
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -104,7 +141,8 @@ fn watched(tenants: Vec<Tenant>, seconds: f64) -> Result<BTreeMap<String, Wait>>
     let text = command("sh", &["-c", "exec perf lock contention -i \"$0\" 2>&1", data])?;
     let waits = parse(&text);
     ensure!(!waits.is_empty(), "perf lock contention told nothing");
-    Ok(waits.into_iter().map(|(lock, w)| (lock, per_second(w, seconds))).collect())
+    let waits = waits.into_iter().map(|(lock, w)| (lock, per_second(w, seconds))).collect();
+    Ok((outcomes, waits))
 }
 
 fn per_second(wait: Wait, seconds: f64) -> Wait {

@@ -75,7 +75,8 @@ pub fn run(options: &Options) -> Result<Report> {
     let work = Work::Script(SCRIPT, vec![events.into(), data.into()]);
     let tenants = if options.quick { &[1, 4] } else { up_to_16(options) };
     let sweep = Sweep { work, per_op: 1.0, tenants };
-    sweep.measure(options, &ground, &PLACES, &mut report)?;
+    let slow = options.slow(&mut report);
+    sweep.measure(&slow, &ground, &PLACES, &mut report)?;
     report.notes.extend(NOTES.map(String::from));
     Ok(report)
 }

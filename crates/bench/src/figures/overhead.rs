@@ -51,7 +51,8 @@ pub fn run(options: &Options) -> Result<Report> {
     let ready = available(&ground, &PLACES, &mut report);
     report.baseline = PLACES[0].name();
     let loads = loads(options, &mut report);
-    for repeat in 0..options.repeats() {
+    let slow = options.slow(&mut report);
+    for repeat in 0..slow.repeats() {
         for (name, work, per_op) in &loads {
             for (place, shared) in &ready {
                 progress(&format!("{name} {}, repeat {}", place.name(), repeat + 1));

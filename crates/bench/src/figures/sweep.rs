@@ -91,9 +91,12 @@ impl Sweep {
         let mean = |of: fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / count as f64;
         let p50 = mean(|outcome| outcome.latency.p50_ns) / 1000.0;
         let p99 = mean(|outcome| outcome.latency.p99_ns) / 1000.0;
+        let of_each = outcomes.iter().map(|outcome| outcome.latency.p99_ns / 1000.0);
+        let worst = of_each.fold(0.0, f64::max);
         let mut extra = vec![("each", total / count as f64)];
         // Scripts do not know both.
-        extra.extend([("p50_us", p50), ("p99_us", p99)].into_iter().filter(|(_, us)| *us > 0.0));
+        let latencies = [("p50_us", p50), ("p99_us", p99), ("p99_worst_us", worst)];
+        extra.extend(latencies.into_iter().filter(|(_, us)| *us > 0.0));
         let kinds = by_kind(outcomes);
         extra.extend(kinds.iter().map(|(name, us)| (name.as_str(), *us)));
         if outcomes.iter().any(|outcome| outcome.settle_seconds > 0.0) {
