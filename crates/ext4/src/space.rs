@@ -74,7 +74,9 @@ fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) ->
     Ok(())
 }
 
-/// Changes the size. Shrinking gives blocks back and zeroes the rest of the last one.
+/// Changes the size. What lies past a size that is no larger than before is given back, blocks that
+/// were allocated past the end among it (as Linux does, ext4_setattr), and the rest of the last
+/// block is zeroed.
 ///
 /// # Errors
 /// `EFBIG`, the device's, or a corrupt tree.
@@ -89,7 +91,7 @@ pub fn truncate(volume: &Volume, cell: &Cell, core: &mut Core, size: u64) -> Res
     }
     let has_blocks = core.raw.sectors(volume.geometry.block_bytes) > 0;
     core.touch(volume.now());
-    if size >= old || !has_blocks {
+    if size > old || !has_blocks {
         promised::release(volume, cell, size.div_ceil(block_bytes) as u32, u32::MAX);
         core.raw.set_size(size);
         return store(volume, cell, core);

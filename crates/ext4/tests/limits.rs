@@ -96,6 +96,23 @@ fn a_file_of_many_extents_is_cut_and_punched() {
 }
 
 #[test]
+fn a_file_cut_to_its_size_keeps_nothing_past_its_end() {
+    on(64, common::LANE, |fs| {
+        let file = create(fs, root(fs), "file", Kind::File);
+        fs.write(file, 0, &mut &[7; 5000][..]).expect("room");
+        let written = fs.getattr(file).expect("a state").blocks;
+        let past = Fallocate::Allocate { keep_size: true };
+        fs.fallocate(file, past, 0, 4 << 20).expect("room");
+        assert!(fs.getattr(file).expect("a state").blocks > written);
+        let longer = SetAttr { size: Some(6000), ..SetAttr::default() };
+        let attr = fs.setattr(file, &longer).expect("a longer file");
+        assert!(attr.blocks > written, "what lies past a growing end is going to be used");
+        let attr = fs.setattr(file, &longer).expect("the same size");
+        assert_eq!((attr.size, attr.blocks), (6000, written));
+    });
+}
+
+#[test]
 fn a_full_disk_has_room_again_after_a_removal() {
     on(32, common::LANE, |fs| {
         let root = root(fs);
