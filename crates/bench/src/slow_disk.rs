@@ -9,12 +9,13 @@
 //! ```
 //!
 //! There is no write cache in it (`hdparm -W0`): a write is durable at its end, a flush waits for
-//! what came before it. No reordering (NCQ) either. The numbers are those of data sheets in round
-//! figures; the formula has no chance in it, only the times at which requests come differ.
+//! what its own volume wrote before it. No reordering (NCQ) either. The numbers are those of data
+//! sheets in round figures; the formula has no chance in it, only the times at which requests come
+//! differ.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::Mutex;
@@ -103,8 +104,9 @@ impl Mechanics {
         self.made.elapsed().as_nanos() as u64
     }
 
-    /// When `request` ends, on a volume that begins at `first` on the disk.
-    fn due(&self, first: u64, request: &Request) -> u64 {
+    /// When `request` ends, on a volume that begins at `first` on the disk and whose earlier
+    /// requests end at `before`.
+    fn due(&self, first: u64, before: u64, request: &Request) -> u64 {
         let now = self.now();
         if self.ended.load(Ordering::Relaxed) {
             return now;
@@ -112,7 +114,7 @@ impl Mechanics {
         let mut arm = self.arm.lock();
         match request.op {
             Op::Discard => now,
-            Op::Flush => now.max(arm.free_at),
+            Op::Flush => now.max(before),
             _ => arm.serve(now, first + request.sector.0, request.count),
         }
     }
@@ -124,12 +126,14 @@ pub struct SlowDisk {
     /// Its first sector on the disk.
     first: u64,
     data: Arc<RamDevice>,
+    /// When the last of its requests ends.
+    last_due: AtomicU64,
 }
 
 impl SlowDisk {
     /// `data` as the sectors from `first` on.
     pub fn new(mechanics: Arc<Mechanics>, first: u64, data: Arc<RamDevice>) -> Arc<SlowDisk> {
-        Arc::new(SlowDisk { mechanics, first, data })
+        Arc::new(SlowDisk { mechanics, first, data, last_due: AtomicU64::new(0) })
     }
 }
 
@@ -156,7 +160,10 @@ impl Channel for SlowChannel {
         if request.validate(self.disk.sector_count()).is_err() {
             return self.data.submit(request);
         }
-        let due = self.disk.mechanics.due(self.disk.first, &request);
+        let disk = &self.disk;
+        let before = disk.last_due.load(Ordering::Relaxed);
+        let due = disk.mechanics.due(disk.first, before, &request);
+        disk.last_due.fetch_max(due, Ordering::Relaxed);
         match self.data.submit(request) {
             Submitted::Done(completion) => {
                 self.waiting.push_back((due, completion));

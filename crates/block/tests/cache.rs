@@ -343,9 +343,46 @@ fn what_is_marked_goes_past_the_cache_and_is_counted() {
     waiter.write(Sector(80), data, false).expect("write");
     let mut sector = [0; SECTOR_BYTES];
     disk.image().read(80 * SECTOR_BYTES, &mut sector);
-    assert_eq!(sector[0], 5, "on the medium without a flush");
+    assert_eq!(sector[0], 0, "it waits for the flush");
+    waiter.write(Sector(80), Buffer::copy_of(&[6; SECTOR_BYTES]), true).expect("FUA");
+    waiter.flush().expect("flush");
+    disk.image().read(80 * SECTOR_BYTES, &mut sector);
+    assert_eq!(sector[0], 6);
+    disk.image().read(81 * SECTOR_BYTES, &mut sector);
+    assert_eq!(sector[0], 5);
     let totals = device.totals();
-    assert_eq!(totals.bypassed_bytes, 16 * 512);
+    assert_eq!(totals.bypassed_bytes, 17 * 512);
     assert_eq!(totals.regions, [Region::at(80 * 512, 16 * 512)]);
-    assert_eq!(waiter.read(Sector(80), SECTOR_BYTES).expect("read")[0], 5);
+    assert_eq!(waiter.read(Sector(80), SECTOR_BYTES).expect("read")[0], 6);
+    assert_eq!(waiter.read(Sector(81), SECTOR_BYTES).expect("read")[0], 5);
+}
+
+/// Three quarters of the cache are read again and again while a journal of four times its size is
+/// written. The share of reads that find their block, and what is counted of it.
+fn hits_beside_a_journal(mode: Mode) -> (u64, u64) {
+    const HOT: u64 = BYTES_MIN / 4096 * 3 / 4;
+    let device = Cached::new(OwnStore::new(Arc::new(RamDevice::new(SECTORS)), BYTES_MIN), mode);
+    device.mark_journal(Sector(4096), 4096);
+    let waiter = Waiter::new(device.clone());
+    for round in 0..4 {
+        for block in 0..HOT {
+            waiter.read(Sector(block * 8), 4096).expect("read");
+        }
+        for piece in 0..32 {
+            let at = Sector(4096 + (round * 32 + piece) * 64 % 4096);
+            waiter.write(at, Buffer::zeroed(32 << 10), false).expect("a journal's write");
+            waiter.flush().expect("flush");
+        }
+    }
+    let (hits, misses) = device.totals().hits_and_misses.expect("own memory knows");
+    assert_eq!(hits + misses, 4 * HOT * 8, "in sectors");
+    (hits, misses)
+}
+
+#[test]
+fn a_journal_takes_no_hits_from_what_is_read_again() {
+    let (hits, misses) = hits_beside_a_journal(Mode::Pdc);
+    assert_eq!(hits, misses * 3, "all but the first round");
+    let (polluted, _) = hits_beside_a_journal(Mode::Writeback);
+    assert!(polluted < hits, "{polluted} hits of {hits}");
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! write ─► room? ─► block, dirty ─► answered          flush ─► dirty blocks of before ─► medium
 //!          no room, or durable ─► medium ─► block               ─► flush of the medium ─► answered
+//! journal's write ─► small: as any write, in a block that goes next; large or durable ─► medium
 //! read  ─► blocks that are there ─► answered; the rest from the medium, and kept
 //! ```
 //!

@@ -20,6 +20,10 @@ use crate::device::{Channel, Completion, Error, Op, Request, SECTOR_BYTES, Secto
 const DEPTH: usize = 64;
 /// Batches of dirty blocks under way per flush.
 const FLUSH_BATCHES: usize = 8;
+/// A journal's write below this many bytes waits for the flush that follows it, which writes it
+/// together with the data: for a medium with an arm that is one way to this volume instead of two.
+/// Larger ones would take too many blocks meanwhile.
+const HOLD_BYTES: u64 = 128 << 10;
 /// Requests of this many bytes and more are streams: past the cache, which they would only sweep.
 const STREAM_BYTES: u64 = 1 << 20;
 
@@ -203,14 +207,15 @@ impl OwnRoad {
 
     fn write(&mut self, request: Request, admission: Admission) -> Option<Completion> {
         let range = range_of(&request);
-        let stream = request.count * SECTOR_BYTES as u64 >= STREAM_BYTES;
-        let keep = admission != Admission::Bypass && !stream;
-        if matches!(request.op, Op::Write { fua: false }) && keep {
+        let bytes = request.count * SECTOR_BYTES as u64;
+        let keep = admission != Admission::Bypass && bytes < STREAM_BYTES;
+        let hold = keep || bytes < HOLD_BYTES;
+        if matches!(request.op, Op::Write { fua: false }) && hold {
             let mut state = self.store.state.lock();
             let data = &request.data;
             let from =
                 |sector: u64, into: &mut [u8]| gather(data, bytes_from(&range, sector), into);
-            let cold = admission == Admission::Cold;
+            let cold = admission != Admission::Normal;
             if !state.stopped && state.write(&range, cold, from) {
                 let sweep = state.wants_sweep();
                 drop(state);
