@@ -203,6 +203,27 @@ fn what_is_written_behind_the_end_needs_no_request() {
 }
 
 #[test]
+fn what_is_written_here_and_there_on_loan_comes_back_to_its_place() {
+    for house in [House::new(), House::over(cached_lane(), Config::default())] {
+        let client = house.client();
+        let mut file = File::open(&client, "f");
+        let mut want = vec![1; 50 * FRAME_BYTES];
+        file.write(0, &want);
+        // Pages side by side, more of them than come back in one piece, and pages alone.
+        let pages: Vec<usize> = (3..40).chain([42, 45, 46, 49]).collect();
+        for &page in pages.iter().rev() {
+            let at = page * FRAME_BYTES + 7;
+            assert!(file.write_lent(at as u64, &[page as u8; 100]), "page {page} is not lent");
+            want[at..at + 100].fill(page as u8);
+        }
+        let direct = beside(&house, "f");
+        assert!(read_beside(&direct, 0, want.len() + 1) == want);
+        let totals = house.server.totals();
+        assert_eq!((totals.brought_back, totals.loans_failed), (pages.len() as u64, 0));
+    }
+}
+
+#[test]
 fn a_client_that_dies_while_it_appends_leaves_whole_records() {
     let house = House::over(cached_lane(), Config::default());
     let client = house.client();

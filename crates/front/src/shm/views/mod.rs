@@ -24,10 +24,12 @@
 
 mod state;
 
+use std::ops::Range;
+
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Result, Time};
 use polylane_ipc::message::WireAttr;
-use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
+use polylane_ipc::view::{FRAME_BYTES, HAS_ATTR, HAS_DATA, NOTES_READS};
 use polylane_vfs::{Attr, Node, OpenFile, Viewer};
 
 use self::state::{PAGE, Pages, State, address, page_of};
@@ -38,14 +40,16 @@ use super::session::Session;
 
 /// Pages that a sequential reader gets beyond what it asked for.
 const AHEAD_PAGES: u64 = 15;
-/// Most pages that one request shows.
+/// Most pages that one request shows to a sequential reader or a writer.
 const SHOWN_PAGES_MAX: u64 = 64;
+/// Pages that are copied at a time: through a buffer that stays in a processor's cache.
+const COPIED_PAGES: u64 = 16;
 /// Most pages, a power of two, that a reader at random gets with those it asked for: of one block
 /// of so many, while they take no other page's place.
-const AROUND_PAGES_MAX: u64 = 64;
+const AROUND_PAGES_MAX: u64 = 256;
 /// For so many pages that were shown of a file, the block is one page larger: who reads a few
 /// places gets those alone.
-const SHOWN_PER_PAGE: u64 = 4;
+const SHOWN_PER_PAGE: u64 = 2;
 /// Changed pages that are looked for one by one; more make the whole file unshown.
 const CHANGED_PAGES_MAX: u64 = 64;
 
@@ -103,9 +107,9 @@ impl Session {
             let count = page_of(wish.offset + wish.len - 1) - first + 1;
             let (first, count) = match self.ahead(view, first, count) {
                 0 => self.around(view, file.node(), first, count),
-                ahead => (first, count + ahead),
+                ahead => (first, (count + ahead).min(SHOWN_PAGES_MAX)),
             };
-            self.show_pages(view, file.node(), first, count.min(SHOWN_PAGES_MAX));
+            self.show_pages(view, file.node(), first..first + count);
         }
         u64::from(view) + 1
     }
@@ -127,7 +131,8 @@ impl Session {
         let lendable = again && file.flags() & UNLENT_FLAGS == 0 && self.may_show(file);
         if let (Ok(()), true, Some(changes)) = (shown, lendable, changes) {
             let (first, last) = (page_of(wish.offset), page_of(end - 1));
-            self.show_pages(view, file.node(), first, (last - first + 1).min(SHOWN_PAGES_MAX));
+            let last = last.min(first + SHOWN_PAGES_MAX - 1);
+            self.show_pages(view, file.node(), first..last + 1);
             self.lend(view, file.node(), changes + 1, (wish.offset, end), room_pages);
         }
         u64::from(view) + 1
@@ -276,10 +281,20 @@ impl Session {
         (found.start, found.end - found.start)
     }
 
-    fn show_pages(&self, number: u32, node: &Node, first: u64, count: u64) {
-        let mut bytes = vec![0; (count * PAGE) as usize];
+    fn show_pages(&self, number: u32, node: &Node, pages: Range<u64>) {
+        let mut buffer = vec![0; (COPIED_PAGES.min(pages.end - pages.start) * PAGE) as usize];
+        for first in pages.clone().step_by(COPIED_PAGES as usize) {
+            let count = COPIED_PAGES.min(pages.end - first);
+            self.show_copied(number, node, first, &mut buffer[..(count * PAGE) as usize]);
+        }
+    }
+
+    /// Shows the pages from `first` on that fill `bytes`.
+    fn show_copied(&self, number: u32, node: &Node, first: u64, bytes: &mut [u8]) {
+        // Past the end of the file nothing of the pages before may be left.
+        bytes.fill(0);
         // What cannot be read is not shown; the next read says why.
-        let _ = self.lane.vfs.show(node, first * PAGE, &mut bytes, &mut |bytes| {
+        let _ = self.lane.vfs.show(node, first * PAGE, bytes, &mut |bytes| {
             let mut state = self.views.state.lock();
             if kernel_has_pages(node) || !state.get(number).is_some_and(|view| view.watched) {
                 return;
@@ -366,7 +381,8 @@ impl Viewer for Session {
         let written = (!parts.is_empty()).then(|| at(views.written(number)));
         let read = views.read(number).map(at);
         let back = self.lane.vfs.bring_back(node, (&parts, end), (written, read));
-        self.stats.brought_back(parts.len(), back.is_ok());
+        let pages: usize = parts.iter().map(|(_, bytes)| bytes.len() / FRAME_BYTES).sum();
+        self.stats.brought_back(pages, back.is_ok());
         self.lane.vfs.end_loan(node);
     }
 }
