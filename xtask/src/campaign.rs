@@ -156,6 +156,8 @@ impl Part {
         let mut child = Command::new(program)
             .args(arguments)
             .envs(self.env.iter().filter(|(name, _)| std::env::var_os(name).is_none()).cloned())
+            // What cargo builds, and where, is no result.
+            .env("CARGO_TERM_QUIET", "true")
             .current_dir(root)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -21,7 +21,7 @@ use polylane_block::qos::cost::CostModel;
 use polylane_block::qos::governed::{Governed, Governor, monotonic_ns};
 use polylane_block::qos::lane::Lane;
 use polylane_block::qos::model::Tenant;
-use polylane_block::qos::page::{Mapped, PAGE_BYTES};
+use polylane_block::qos::page::{Mapped, PAGE_BYTES, note};
 use polylane_block::qos::{Io, Kind};
 use polylane_sys::Region;
 use polylane_sys::buffer::Buffer;
@@ -72,6 +72,8 @@ pub struct Got {
     pub bytes: u64,
     /// Times from submission to answer.
     pub latency: Histogram,
+    /// Nanoseconds of windows in which it waited for credit and at whose end the device was idle.
+    pub idle_ns: u64,
 }
 
 impl Got {
@@ -119,12 +121,13 @@ impl Run<'_> {
 
     fn tenant(&self, index: usize, governor: Arc<Governor>, begin: Instant) -> Result<Got> {
         let device = match self.way {
-            Way::Governed(_) => Governed::new(self.device.clone(), governor) as _,
+            Way::Governed(_) => Governed::new(self.device.clone(), governor.clone()) as _,
             _ => self.device.clone(),
         };
         let mut channel = device.channel();
         let mut load = Load::new(self, index, begin);
         let done = load.run(&mut *channel);
+        load.got.idle_ns = governor.total(note::IDLE_NS);
         done.map(|()| load.got)
     }
 }

@@ -10,6 +10,7 @@ use polylane_pool::share::{Policy, Wanted};
 
 use crate::cli::{CacheArgs, JsonArgs, policies};
 use crate::commands::{print, print_json};
+use crate::pool::LimitArgs;
 
 /// `polylane attach`.
 #[derive(Debug, Args)]
@@ -31,7 +32,9 @@ pub(crate) struct AttachArgs {
     /// Share of its device, 1 to 10000; 'pool set DEVICE' changes it [default: 100]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     weight: Option<u32>,
-    /// How volumes on that device share it [default: none; ledger with --weight]
+    #[command(flatten)]
+    limits: LimitArgs,
+    /// How volumes on that device share it [default: none; ledger with a weight or a limit]
     #[arg(long, value_name = "POLICY", value_parser = policies())]
     qos: Option<String>,
     /// List what is attached
@@ -104,18 +107,16 @@ pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
         return Ok(0);
     }
     let volume = arguments.volume.ok_or_else(|| Failure::usage("attach: no VOLUME"))?;
+    let wanted = arguments.limits.wanted(arguments.weight);
+    let qos = policy(arguments.qos.as_deref(), &wanted);
     let options = AttachOptions {
         volume,
         via: arguments.via.via(),
         socket: arguments.socket,
         cache: arguments.cache.options(),
         record: arguments.record,
-        wanted: Wanted { weight: arguments.weight, ..Wanted::default() },
-        qos: match &arguments.qos {
-            Some(name) => Policy::named(name).unwrap_or_default(),
-            None if arguments.weight.is_some() => Policy::Ledger,
-            None => Policy::None,
-        },
+        wanted,
+        qos,
     };
     let device = attach::attach(&options)?;
     match arguments.json.json {
@@ -123,6 +124,15 @@ pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
         false => print(&format!("{}\n", device.display()))?,
     }
     Ok(0)
+}
+
+/// How to share: as is said, or by the ledger when something is asked for.
+fn policy(named: Option<&str>, wanted: &Wanted) -> Policy {
+    match named {
+        Some(name) => Policy::named(name).unwrap_or_default(),
+        None if *wanted == Wanted::default() => Policy::None,
+        None => Policy::Ledger,
+    }
 }
 
 /// Executes `detach`; the exit status.
@@ -156,4 +166,37 @@ fn table(listed: &[Listed]) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        attach: AttachArgs,
+    }
+
+    fn asked(words: &[&str]) -> (Wanted, Policy) {
+        let AttachArgs { limits, weight, qos, .. } =
+            Line::try_parse_from([&["attach", "v.img"], words].concat()).expect("parses").attach;
+        let wanted = limits.wanted(weight);
+        (wanted, policy(qos.as_deref(), &wanted))
+    }
+
+    #[test]
+    fn limits_are_asked_for_and_make_the_ledger_share() {
+        assert_eq!(asked(&[]), (Wanted::default(), Policy::None));
+        let (wanted, qos) = asked(&["--max-iops", "500", "--min-bandwidth", "2M"]);
+        assert_eq!((wanted.iops_max, wanted.bw_min), (Some(500), Some(2 << 20)));
+        assert_eq!(qos, Policy::Ledger);
+        let (wanted, qos) =
+            asked(&["--latency", "2ms", "--max-bandwidth", "1M", "--qos", "static"]);
+        assert_eq!((wanted.latency_target_us, wanted.bw_max), (Some(2000), Some(1 << 20)));
+        assert_eq!((wanted.weight, qos), (None, Policy::Static));
+        assert_eq!(asked(&["--weight", "7", "--min-iops", "9"]).0.iops_min, Some(9));
+    }
 }

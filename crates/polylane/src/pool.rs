@@ -32,6 +32,13 @@ pub(crate) struct SetArgs {
     /// Share of the device, 1 to 10000
     #[arg(long, value_name = "N")]
     weight: Option<u32>,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// Limits of a lane on its device.
+#[derive(Debug, Args)]
+pub(crate) struct LimitArgs {
     /// Requests per second that it is to have at least, if it wants them
     #[arg(long, value_name = "N")]
     min_iops: Option<u64>,
@@ -49,10 +56,11 @@ pub(crate) struct SetArgs {
     latency: Option<u64>,
 }
 
-impl SetArgs {
-    fn change(&self) -> Wanted {
+impl LimitArgs {
+    /// What they and a weight ask for.
+    pub(crate) fn wanted(&self, weight: Option<u32>) -> Wanted {
         Wanted {
-            weight: self.weight,
+            weight,
             iops_max: self.max_iops,
             iops_min: self.min_iops,
             bw_max: self.max_bandwidth.map(|size| size.0),
@@ -90,7 +98,9 @@ pub(crate) fn execute(command: &PoolCommand) -> Result<u8> {
                 false => print(&table(&pools))?,
             }
         }
-        PoolCommand::Set(arguments) => share::set(&arguments.pool, arguments.change())?,
+        PoolCommand::Set(arguments) => {
+            share::set(&arguments.pool, arguments.limits.wanted(arguments.weight))?
+        }
     }
     Ok(0)
 }

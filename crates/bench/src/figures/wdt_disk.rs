@@ -157,9 +157,10 @@ fn shares(
     Ok(report)
 }
 
-const NOTES: [&str; 4] = [
+const NOTES: [&str; 5] = [
     "1 is fair; jain: weighted, of charged device time; jain_worst: of the worst half second",
     "throughput: charged device time of all over that of the ungoverned run beside it",
+    "idle_ms: ledger: windows in which a tenant waited for credit and the device ended up idle",
     "blk-throttle: limits of requests a second, by weight, of what the ungoverned run did",
     "tenants: threads with 64 requests in flight, each on a quarter of a file, O_DIRECT, io_uring",
 ];
@@ -180,11 +181,13 @@ fn add(
     let spans = (0..slices / each).map(|n| n * each..(n + 1) * each);
     let worst = spans.map(|span| jain(got, &weights, span)).fold(1.0, f64::min);
     let seconds = slices as f64 * SLICE.as_secs_f64();
+    let idle = got.iter().map(|got| got.idle_ns).max().unwrap_or(0) as f64 / 1e6;
     for (index, (got_one, weight)) in got.iter().zip(&weights).enumerate() {
         let extra = [
             ("jain", jain(got, &weights, 0..slices)),
             ("jain_worst", worst),
             ("throughput", ratio),
+            ("idle_ms", idle),
             ("mb_per_s", got_one.bytes as f64 / seconds / 1e6),
             ("p99_us", got_one.latency.quantile(0.99) / 1e3),
         ];

@@ -121,6 +121,9 @@ pub mod note {
     pub const WEIGHT: usize = 48;
     /// Capacity of the device, in millionths.
     pub const CAPACITY: usize = 49;
+    /// Nanoseconds of windows in which the lane waited for credit, and at whose end nothing was in
+    /// flight on the device: work that was not conserved.
+    pub const IDLE_NS: usize = 50;
 }
 
 /// Words of the counters.

@@ -131,6 +131,11 @@ const TRIAL_WINDOWS_MAX: u32 = 40;
 const TRIAL_WINDOWS_MIN: u32 = 2;
 const TRIAL_REQUESTS_MIN: u64 = 4;
 
+/// Active lanes per tick: with more the windows are longer, so many times at most. Each lane's part
+/// of a short window would be less than a request.
+const LANES_PER_TICK: usize = 250;
+const STRETCH_MAX: u64 = 4;
+
 /// Totals that a lane reports beyond this part of a window's capacity are not believed.
 const BELIEF_MAX: u64 = 64;
 
@@ -174,6 +179,8 @@ struct Scene {
 #[derive(Clone, Debug)]
 pub struct Planner {
     config: Config,
+    /// The window when few lanes are active.
+    tick_ns: Nanos,
     /// Device time per time.
     capacity: f64,
     done_mean: f64,
@@ -196,6 +203,7 @@ impl Planner {
     pub fn new(config: Config) -> Self {
         Planner {
             config: Config { slice_count: config.slice_count.max(1), ..config },
+            tick_ns: config.tick_ns,
             capacity: 1.0,
             done_mean: 1.0,
             probe: PROBE_MIN,
@@ -210,7 +218,7 @@ impl Planner {
         }
     }
 
-    /// What it goes by.
+    /// What it goes by; the window is that of the last plan.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -265,6 +273,8 @@ impl Planner {
             self.learn(&scene, elapsed_ns);
             self.try_at_times(&scene, lanes);
         }
+        let stretch = lanes.len().div_ceil(LANES_PER_TICK) as u64;
+        self.config.tick_ns = self.tick_ns * stretch.clamp(1, STRETCH_MAX);
         self.shares(lanes)
     }
 

@@ -9,83 +9,15 @@
 //!   have done, and no arithmetic on them can fail.
 //! - Line B of a lane is written by one board at a time; a new board goes on from the page's words.
 
+mod told;
+
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::cost::CostModel;
 use super::page::{Terms, Words, ahead, counters, flag, lane, note};
-use super::plan::{Config, LookBack, Memory, Planner, Share};
+use super::plan::{LookBack, Memory, Planner, Share};
 use super::wdt::{self, Wdt};
 use super::{Nanos, lane as lane_side};
-
-/// How lanes share.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Rule {
-    /// Limits of read and of write bandwidth, by weight (the WDT paper's ST).
-    Static,
-    /// WDT as published.
-    Wdt,
-    /// The same with one lock for all lanes (the paper's WDT-).
-    WdtSharedLock,
-    /// Device time, short windows, donation.
-    #[default]
-    Ledger,
-}
-
-impl Rule {
-    /// All of them.
-    pub const ALL: [Rule; 4] = [Rule::Static, Rule::Wdt, Rule::WdtSharedLock, Rule::Ledger];
-
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Rule::Static => "static",
-            Rule::Wdt => "wdt",
-            Rule::WdtSharedLock => "wdt-shared-lock",
-            Rule::Ledger => "ledger",
-        }
-    }
-}
-
-/// What a person may set for a lane. Rates are per second.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
-    /// 1 to 10000.
-    pub weight: u32,
-    /// Most requests.
-    pub requests_max: Option<u64>,
-    /// Requests that it is to have at least, if it wants them.
-    pub requests_min: Option<u64>,
-    /// Most bytes.
-    pub bytes_max: Option<u64>,
-    /// Bytes that it is to have at least, if it wants them.
-    pub bytes_min: Option<u64>,
-    /// Latency that 99 per cent of its requests are to stay below, in nanoseconds.
-    pub latency_ns: Option<u64>,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            weight: 100,
-            requests_max: None,
-            requests_min: None,
-            bytes_max: None,
-            bytes_min: None,
-            latency_ns: None,
-        }
-    }
-}
-
-/// A device, as its coordinator knows it.
-#[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Device {
-    /// What requests cost.
-    pub cost: CostModel,
-    /// How the ledger plans.
-    pub config: Config,
-    /// Device time per time, where it is known.
-    pub capacity: Option<f64>,
-}
+pub use told::{Device, Limits, Rule};
 
 /// Number of a lane on a board.
 pub type SeatId = u64;
@@ -99,8 +31,11 @@ const STALE_TICKS: u64 = 4;
 /// Windows between two notes to a lane that does nothing.
 const IDLE_TICKS: u64 = 16;
 
-/// Windows between two looks when no lane does anything.
+/// Windows between two looks at a lane that does nothing, when none does anything ...
 const SLEEP_TICKS: u64 = 4;
+
+/// ... or there are more lanes than this.
+const LANES_FEW: usize = 64;
 
 /// Time for which unused allowance of a limit lasts.
 const BURST_NS: u128 = 20_000_000;
@@ -171,6 +106,10 @@ pub struct Board<W> {
     seats: Vec<Seat<W>>,
     next_id: SeatId,
     last_tick: Nanos,
+    /// Some lane was active then.
+    awake: bool,
+    /// Counts ticks: which of the lanes that do nothing are looked at.
+    turn: u64,
     second_end: Nanos,
     /// Part of the in-flight room that is given out: latency targets lower it.
     room: f64,
@@ -189,6 +128,8 @@ impl<W: Words> Board<W> {
             seats: Vec::new(),
             next_id: 0,
             last_tick: now,
+            awake: true,
+            turn: 0,
             second_end: now + SECOND,
             room: 1.0,
         }
@@ -261,15 +202,14 @@ impl<W: Words> Board<W> {
     pub fn tick_ns(&self) -> Nanos {
         match self.rule {
             Rule::Static | Rule::Wdt | Rule::WdtSharedLock => wdt::WINDOW_NS,
-            Rule::Ledger => self.device.config.tick_ns,
+            Rule::Ledger => self.planner.config().tick_ns,
         }
     }
 
     /// When [`Board::tick`] is due.
     pub fn next_tick(&self) -> Nanos {
-        let idle = self.rule == Rule::Ledger
-            && self.seats.iter().all(|seat| seat.active_until < self.last_tick);
-        self.last_tick + self.tick_ns() * if idle { SLEEP_TICKS } else { 1 }
+        let sleeps = self.rule == Rule::Ledger && !self.awake;
+        self.last_tick + self.tick_ns() * if sleeps { SLEEP_TICKS } else { 1 }
     }
 
     /// Looks back and plans the next window.
@@ -292,7 +232,7 @@ impl<W: Words> Board<W> {
     /// The first terms of a new lane.
     fn begin(&mut self, index: usize, now: Nanos) {
         match self.rule {
-            Rule::Ledger => self.inform_idle(index, now),
+            Rule::Ledger => self.inform_idle(index, self.active_weight(now), now),
             Rule::Wdt | Rule::WdtSharedLock => {
                 let seat = &mut self.seats[index];
                 seat.terms.grant = self.wdt.budget(index) as u64;
@@ -305,7 +245,14 @@ impl<W: Words> Board<W> {
     fn tick_ledger(&mut self, now: Nanos, elapsed: Nanos) {
         let (believable, tick_ns) = (self.planner.believable_ns(elapsed), self.tick_ns());
         let (mut active, mut looks, mut idle) = (Vec::new(), Vec::new(), Vec::new());
+        let parts = if self.awake && self.seats.len() > LANES_FEW { SLEEP_TICKS } else { 1 };
+        self.turn = self.turn.wrapping_add(1);
         for (index, seat) in self.seats.iter_mut().enumerate() {
+            if seat.active_until < now
+                && !self.turn.wrapping_add(index as u64).is_multiple_of(parts)
+            {
+                continue;
+            }
             let look = seat.look(now, believable, tick_ns);
             if seat.active_until >= now {
                 active.push(index);
@@ -314,13 +261,31 @@ impl<W: Words> Board<W> {
                 idle.push(index);
             }
         }
+        self.awake = !active.is_empty();
+        self.note_idle(&active, &looks, elapsed);
         let shares = self.planner.plan(elapsed, &mut looks);
         let weights = active.iter().map(|index| u64::from(self.seats[*index].limits.weight)).sum();
         let alone = active.len() == 1;
         for ((index, look), share) in active.into_iter().zip(&looks).zip(&shares) {
             self.inform(index, (look, share), (alone, weights), now);
         }
-        idle.into_iter().for_each(|index| self.inform_idle(index, now));
+        idle.into_iter().for_each(|index| self.inform_idle(index, weights, now));
+    }
+
+    /// Books a window at whose end the device had nothing to do to the lanes that waited in it.
+    fn note_idle(&self, active: &[usize], looks: &[LookBack], elapsed: Nanos) {
+        if looks.iter().any(|look| look.inflight_ns > 0) {
+            return;
+        }
+        for (index, _) in active.iter().zip(looks).filter(|(_, look)| look.short_of_credit) {
+            self.seats[*index].words.add(note::IDLE_NS, elapsed, Relaxed);
+        }
+    }
+
+    /// Weights of the lanes that are active.
+    fn active_weight(&self, now: Nanos) -> u64 {
+        let active = self.seats.iter().filter(|seat| seat.active_until >= now);
+        active.map(|seat| u64::from(seat.limits.weight)).sum()
     }
 
     /// Tells an active lane what it may do.
@@ -367,11 +332,10 @@ impl<W: Words> Board<W> {
         seat.publish(now);
     }
 
-    /// Tells a lane that does nothing how it may begin. What it does shows at the next tick.
-    fn inform_idle(&mut self, index: usize, now: Nanos) {
+    /// Tells a lane that does nothing how it may begin beside others of these weights. What it
+    /// does shows at the next look.
+    fn inform_idle(&mut self, index: usize, others: u64, now: Nanos) {
         let tick_ns = self.tick_ns();
-        let active = self.seats.iter().filter(|seat| seat.active_until >= now);
-        let others: u64 = active.map(|seat| u64::from(seat.limits.weight)).sum();
         let capacity = self.planner.capacity();
         let inflight_max = self.planner.base_ns();
         let seat = &mut self.seats[index];

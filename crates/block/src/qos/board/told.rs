@@ -1,0 +1,74 @@
+//! What a board is told: how lanes share, what each is to have, what is known of the device.
+
+use crate::qos::cost::CostModel;
+use crate::qos::plan::Config;
+
+/// How lanes share.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Rule {
+    /// Limits of read and of write bandwidth, by weight (the WDT paper's ST).
+    Static,
+    /// WDT as published.
+    Wdt,
+    /// The same with one lock for all lanes (the paper's WDT-).
+    WdtSharedLock,
+    /// Device time, short windows, donation.
+    #[default]
+    Ledger,
+}
+
+impl Rule {
+    /// All of them.
+    pub const ALL: [Rule; 4] = [Rule::Static, Rule::Wdt, Rule::WdtSharedLock, Rule::Ledger];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Rule::Static => "static",
+            Rule::Wdt => "wdt",
+            Rule::WdtSharedLock => "wdt-shared-lock",
+            Rule::Ledger => "ledger",
+        }
+    }
+}
+
+/// What a person may set for a lane. Rates are per second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// 1 to 10000.
+    pub weight: u32,
+    /// Most requests.
+    pub requests_max: Option<u64>,
+    /// Requests that it is to have at least, if it wants them.
+    pub requests_min: Option<u64>,
+    /// Most bytes.
+    pub bytes_max: Option<u64>,
+    /// Bytes that it is to have at least, if it wants them.
+    pub bytes_min: Option<u64>,
+    /// Latency that 99 per cent of its requests are to stay below, in nanoseconds.
+    pub latency_ns: Option<u64>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            weight: 100,
+            requests_max: None,
+            requests_min: None,
+            bytes_max: None,
+            bytes_min: None,
+            latency_ns: None,
+        }
+    }
+}
+
+/// A device, as its coordinator knows it.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Device {
+    /// What requests cost.
+    pub cost: CostModel,
+    /// How the ledger plans.
+    pub config: Config,
+    /// Device time per time, where it is known.
+    pub capacity: Option<f64>,
+}
