@@ -8,7 +8,7 @@ use polylane_ipc::message::{Message, Op, Reply, Status};
 use polylane_ipc::stream::NAME_BYTES_MAX;
 
 use crate::outcome::{Detour, Outcome, Unanswered};
-use crate::session::{Alive, Mailbox, Session};
+use crate::session::{Alive, Mailbox, Mark, Session};
 use crate::{state, thread};
 
 /// Paths start at the payload's first byte; what follows them is data.
@@ -38,6 +38,18 @@ pub(crate) fn question(
     let message = put_paths(&mailbox, message, place, (place.0, b""));
     let reply = mailbox.session.channel.call(mailbox.index, &message, &Alive(session));
     reply.map_err(|_| lost(session, &message))
+}
+
+/// Opens a file; with the reply comes the mark by which the bytes that it brought are found.
+pub(crate) fn open(
+    session: &'static Session,
+    message: Message,
+    at: Place<'_>,
+) -> Outcome<(Reply, Mark)> {
+    let mailbox = session.mailbox()?;
+    let message = counted(put_paths(&mailbox, message, at, (at.0, b"")));
+    let reply = session.channel.call(mailbox.index, &message, &Alive(session));
+    Ok((finish(&mailbox, &message, reply)?, session.mark(mailbox.index)))
 }
 
 /// Sends a request with up to two paths that is answered with data; returns the count of the reply.

@@ -38,6 +38,7 @@ mod file;
 mod known;
 mod lease;
 mod lock;
+mod opened;
 mod ops;
 mod outcome;
 mod path;

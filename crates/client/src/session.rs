@@ -17,7 +17,7 @@ use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::time::Duration;
 
 use polylane_base::{Errno, Result};
@@ -322,7 +322,7 @@ impl Session {
     }
 
     /// The mark of the last request posted to a mailbox.
-    fn mark(&self, index: MailboxIndex) -> Mark {
+    pub(crate) fn mark(&self, index: MailboxIndex) -> Mark {
         let posts = self.posts[index.0 as usize].load(Ordering::Relaxed);
         Mark { mailbox: index.0 + 1, posts }
     }
@@ -332,6 +332,20 @@ impl Session {
         let Some(mailbox) = mark.mailbox.checked_sub(1) else { return true };
         self.posts[mailbox as usize].load(Ordering::Relaxed) != mark.posts
             || self.channel.is_free(MailboxIndex(mailbox))
+    }
+
+    /// Copies bytes of the payload that came with the answer to the request of that mark; false:
+    /// they are gone, for the mailbox has been used again. For the thread that it belongs to.
+    pub(crate) fn answered_get(&self, mark: Mark, at: usize, into: &mut [u8]) -> bool {
+        let Some(mailbox) = mark.mailbox.checked_sub(1) else { return false };
+        let is_last = || self.posts[mailbox as usize].load(Ordering::Relaxed) == mark.posts;
+        if !is_last() {
+            return false;
+        }
+        self.channel.payload_get(MailboxIndex(mailbox), at, into);
+        // A handler may have interrupted the copying, and used the mailbox.
+        compiler_fence(Ordering::SeqCst);
+        is_last()
     }
 
     /// Waits until the request of that mark is answered.
@@ -355,6 +369,9 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
+    /// Of no request.
+    pub(crate) const NONE: Mark = Mark { mailbox: 0, posts: 0 };
+
     /// As one word.
     pub(crate) fn to_word(self) -> u64 {
         u64::from(self.mailbox) | u64::from(self.posts) << 32

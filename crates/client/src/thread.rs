@@ -11,6 +11,8 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use crate::opened::Opened;
+
 /// Mailboxes of one thread.
 pub(crate) const BOXES: usize = 2;
 /// The one for calls. The worker that serves a busy thread looks at it without being told to.
@@ -36,6 +38,10 @@ pub(crate) struct Thread {
     pub(crate) boxes: [Cell<u32>; BOXES],
     /// Whether a call of this thread is using the mailbox.
     pub(crate) busy: [Cell<bool>; BOXES],
+    /// What came with the last open.
+    pub(crate) opened: Cell<Opened>,
+    /// Files in a row that were read from their begin after they were opened.
+    pub(crate) first_reads: Cell<u32>,
 }
 
 /// A signal whose handler waits.
@@ -71,6 +77,8 @@ thread_local! {
             again: Cell::new(0),
             boxes: [const { Cell::new(0) }; BOXES],
             busy: [const { Cell::new(false) }; BOXES],
+            opened: Cell::new(Opened::NOTHING),
+            first_reads: Cell::new(0),
         }
     };
 }

@@ -13,7 +13,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use polylane_front::shm::Config;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{Message, Op, Reply, SHOW, SHOW_END, WireAttr, set};
+use polylane_ipc::message::{Message, NO_SLOT, Op, Reply, SHOW, SHOW_END, WireAttr, set};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
 use polylane_sys::Region;
 use polylane_vfs::{Cred, OpenFile, SetAttr};
@@ -305,6 +305,58 @@ fn who_read_to_the_end_finds_it_without_a_request_until_it_moves() {
         house.lane.vfs.setattr(&Cred::root(), direct.node(), &cut).unwrap();
         assert_eq!(file.read_shown(end + 4, &mut [0; 9]), None, "a cut hides it too");
         client.close(handle).unwrap();
+    }
+}
+
+/// An open that asks for bytes: its reply, and the bytes.
+fn open_bringing(client: &Client, path: &str, flags: i32, bytes: u64) -> (Reply, Vec<u8>) {
+    let mut message = Message { flags: flags as u32, ..Message::new(Op::Open) };
+    (message.arg[0], message.arg[1]) = (NO_SLOT, bytes);
+    let reply = client.call_at(message, path.as_bytes(), b"").unwrap();
+    let brought = client.payload(count(&reply));
+    (reply, brought)
+}
+
+#[test]
+fn an_open_brings_a_small_file_and_tells_when_its_bytes_are_old() {
+    let house = House::new();
+    let client = house.client();
+    client.close(client.create("f")).unwrap();
+    let direct = beside(&house, "f");
+    let none = |flags, bytes| {
+        let (reply, _) = open_bringing(&client, "f", flags, bytes);
+        assert_eq!((count(&reply), reply.value[0]), (0, 0), "flags {flags}, {bytes} bytes");
+        client.close(reply.handle).unwrap();
+    };
+    none(libc::O_RDONLY, 9000);
+    write_beside(&direct, 0, &[7; 5000]);
+    none(libc::O_RDONLY, 9000);
+    // Whoever reads it now moves the access time; later nobody does.
+    read_beside(&direct, 0, 1);
+    none(libc::O_RDONLY, 0);
+    none(libc::O_RDONLY, 4999);
+    none(libc::O_WRONLY, u64::MAX);
+    let views = client.channel.views().unwrap();
+    for change in 0..3 {
+        let (reply, brought) = open_bringing(&client, "f", libc::O_RDWR, u64::MAX);
+        assert_eq!(brought, [7; 5000]);
+        let (view, sequence) = (reply.value[0] as u32 - 1, reply.value[1] as u32);
+        assert!(views.is_at(view, sequence));
+        let file = File { client: &client, handle: reply.handle, view, unasked: 0 };
+        assert_eq!(file.read_shown(5000, &mut [0; 9]), Some(0), "the end is shown");
+        match change {
+            0 => write_beside(&direct, 10, &[7]),
+            1 => _ = client.write(reply.handle, 10, &[7]).unwrap(),
+            _ => {
+                let cut = SetAttr { size: Some(4), ..SetAttr::default() };
+                house.lane.vfs.setattr(&Cred::root(), direct.node(), &cut).unwrap();
+            }
+        }
+        assert!(!views.is_at(view, sequence), "change {change} is told");
+        // Shown again, it is another state.
+        read_to_end(&client, reply.handle, 0, &mut [0; 9000]);
+        assert!(!views.is_at(view, sequence), "change {change} is told for good");
+        client.close(reply.handle).unwrap();
     }
 }
 

@@ -121,6 +121,12 @@ impl Look {
     pub fn has(&self, bits: u64) -> bool {
         self.state & bits == bits
     }
+
+    /// The number of the state that was found; the next one has another.
+    #[inline]
+    pub fn sequence(&self) -> u32 {
+        self.seq
+    }
 }
 
 /// A frame that was found.
@@ -168,8 +174,14 @@ impl<M: Memory> Views<M> {
     /// Whether all that was read of a view since the look was one state.
     #[inline]
     pub fn is_same(&self, view: u32, look: Look) -> bool {
+        self.is_at(view, look.seq)
+    }
+
+    /// As [`Views::is_same`], since the look with that [`Look::sequence`], whoever looked.
+    #[inline]
+    pub fn is_at(&self, view: u32, sequence: u32) -> bool {
         self.memory.fence_acquire();
-        self.memory.word32(self.view(view, SEQ)).load(Relaxed) == look.seq
+        self.memory.word32(self.view(view, SEQ)).load(Relaxed) == sequence
     }
 
     /// Size of the file, once [`Views::is_same`] says so; `None`: it grows too fast to say.

@@ -174,7 +174,12 @@ impl OpenFile {
 
     /// Whether the file ends at `offset` or before, as far as is known: others may be changing it.
     pub fn ends_by(&self, offset: u64) -> bool {
-        self.node.size() <= offset
+        self.size() <= offset
+    }
+
+    /// The size of the file, as far as is known: others may be changing it.
+    pub fn size(&self) -> u64 {
+        self.node.size()
     }
 
     /// Writes at `at`, or at the end of the file with `None` or `O_APPEND`. Set-id bits go unless

@@ -13,6 +13,7 @@ use super::{limit, offset};
 use crate::call;
 use crate::file;
 use crate::lease;
+use crate::opened;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::rings;
@@ -217,12 +218,19 @@ impl Open<'_> {
         if let Some(count) = view::read(self.session, self.file, offset, into) {
             return Ok(count);
         }
+        if let Some(count) = opened::read(self.session, self.file, offset, into) {
+            return Ok(count);
+        }
         let (handle, length, flags) =
             (self.handle, into.len() as u64, view::wish_to_read(self.file, into.len()));
         let message = Message { handle, offset, length, flags, ..Message::new(Op::Read) };
         let reply = call::read(self.session, &message, into)?;
+        let count = call::count(&reply).min(into.len());
+        if offset == 0 {
+            opened::missed(self.file, count);
+        }
         view::learn(self.session, self.file, flags, reply.handle);
-        Ok(call::count(&reply).min(into.len()))
+        Ok(count)
     }
 
     fn write(&self, from: Sources<'_, '_>) -> Outcome<usize> {

@@ -10,6 +10,7 @@ use super::{process, stat};
 use crate::call;
 use crate::file;
 use crate::lease::{self, NewFile, Says};
+use crate::opened;
 use crate::outcome::{Detour, Outcome};
 use crate::path::{self, At};
 use crate::real;
@@ -57,10 +58,12 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
     }
     let mut message = Message { flags: flags as u32, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = slot.number().into();
-    match call::paths(session, message, (at.dir, at.path), (at.dir, b"")) {
-        Ok(reply) => {
+    message.arg[1] = opened::wish(session, flags);
+    match call::open(session, message, (at.dir, at.path)) {
+        Ok((reply, mark)) => {
             file.handle.store(reply.handle, Ordering::Relaxed);
             file.session.store(session.number, Ordering::Release);
+            opened::learn(session, &file, &reply, mark);
             file::share_late(&file);
             file::install(fd, file);
             if flags & libc::O_CREAT != 0 {

@@ -135,7 +135,7 @@ impl ShowRead {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FileRequest<'a> {
     Ping,
-    Open { at: At<'a>, flags: i32, perm: u32, umask: u32, slot: Option<u32> },
+    Open { at: At<'a>, flags: i32, perm: u32, umask: u32, slot: Option<u32>, bytes: usize },
     Close { handle: Handle },
     Read { handle: Handle, offset: u64, len: usize, show: ShowRead },
     Write { handle: Handle, offset: u64, len: usize, show: bool },
@@ -331,7 +331,8 @@ impl<'a> Checker<'a> {
             number => Some(small(number)?),
         };
         let (perm, umask) = (m.mode & 0o7777, m.umask & 0o777);
-        Ok(FileRequest::Open { at: self.at()?, flags, perm, umask, slot })
+        let bytes = m.arg[1].min(self.buffer_bytes as u64) as usize;
+        Ok(FileRequest::Open { at: self.at()?, flags, perm, umask, slot, bytes })
     }
 
     fn access(&self) -> Result<FileRequest<'a>> {

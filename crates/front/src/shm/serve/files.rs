@@ -30,7 +30,7 @@ impl Call<'_> {
         at: At<'_>,
         flags: i32,
         (perm, umask): (u32, u32),
-        slot: Option<u32>,
+        (slot, bytes): (Option<u32>, usize),
     ) -> Answer {
         if is_for_kernel(flags) {
             return Err(Failure::UseKernel);
@@ -51,8 +51,28 @@ impl Call<'_> {
             self.changed(file.node(), Range::ALL);
         }
         // No state: a reply without it is one cache line instead of three, and few who open ask.
-        let handle = self.hold(file, slot)?;
-        Ok(Reply { handle: handle.to_wire(), ..done(0) })
+        let handle = self.hold(file.clone(), slot)?;
+        let mut reply = Reply { handle: handle.to_wire(), ..done(0) };
+        if bytes > 0 && self.can_show() {
+            self.bring(handle, &file, bytes, &mut reply);
+        }
+        Ok(reply)
+    }
+
+    /// Has the answer to an open bring all of a file of at most `bytes` along, with the state at
+    /// which they count; nothing where that takes more than a copy, or reading would be noted.
+    fn bring(&mut self, handle: Handle, file: &OpenFile, bytes: usize, reply: &mut Reply) {
+        let readable = file.flags() & libc::O_ACCMODE != libc::O_WRONLY;
+        if !readable || !file.ends_by(bytes as u64) || file.ends_by(0) {
+            return;
+        }
+        let Some((view, sequence)) = self.session.show_opened(handle, file) else { return };
+        let mut sink = Out(self.session.channel.read_pipe(self.mailbox, bytes));
+        // What cannot be read is not brought; the read says why.
+        let Ok(count) = file.read(0, bytes, &mut sink) else { return };
+        self.stats.read(count);
+        reply.status = done(count).status;
+        (reply.value[0], reply.value[1]) = (u64::from(view) + 1, sequence.into());
     }
 
     /// What programs stored through mappings of the file comes back before the file is cut: pages

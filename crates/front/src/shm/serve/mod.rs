@@ -84,7 +84,9 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
     use FileRequest as R;
     match *request {
         R::Ping => Ok(done(0)),
-        R::Open { at, flags, perm, umask, slot } => call.open(at, flags, (perm, umask), slot),
+        R::Open { at, flags, perm, umask, slot, bytes } => {
+            call.open(at, flags, (perm, umask), (slot, bytes))
+        }
         R::Close { handle } => call.close(handle),
         R::Read { handle, offset, len, show } => call.read((handle, show), offset, len),
         R::Write { handle, offset, len, show } => call.write((handle, show), offset, len),

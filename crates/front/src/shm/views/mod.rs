@@ -98,6 +98,26 @@ impl Session {
         }
     }
 
+    /// Shows the state of a file that was just opened, if all of it is cached, and reading it now
+    /// would move no time: the number of its view, and that of the state. The bytes that are read
+    /// after this are the file's as long as the state is that one. Leaves views as `show_end` does.
+    pub(super) fn show_opened(
+        self: &Arc<Self>,
+        handle: Handle,
+        file: &OpenFile,
+    ) -> Option<(u32, u32)> {
+        let (vfs, node) = (&self.lane.vfs, file.node());
+        let pages = 0..file.size().div_ceil(PAGE);
+        let is_cached = vfs.cached_around(node, 0..0, pages.clone()) == pages;
+        if !is_cached || self.views.state.lock().is_half_full() {
+            return None;
+        }
+        let view = self.view_of(handle, node)?;
+        self.show_attr(view, node).ok()?;
+        let look = self.channel.views().look(view).filter(|look| look.has(HAS_DATA))?;
+        Some((view, look.sequence()))
+    }
+
     /// Shows the state, and the pages that were just read.
     pub(super) fn show_read(self: &Arc<Self>, wish: Wish, file: &OpenFile) -> u64 {
         let Some(view) = self.view_of(wish.handle, file.node()) else { return 0 };

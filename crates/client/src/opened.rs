@@ -1,0 +1,118 @@
+//! What comes with the answer to an open: all bytes of a small file, so that who opens a file to
+//! read it needs no request more.
+//!
+//! The bytes stay where the answer brought them, in the payload of the thread's mailbox, and are
+//! the file's as long as its view shows the same state and the mailbox is not used again.
+//! `docs/design/client-cache.md`.
+
+use std::sync::atomic::Ordering;
+
+use polylane_ipc::message::{Reply, SHOW_END};
+
+use crate::call;
+use crate::config;
+use crate::session::{Mark, Session};
+use crate::table::Record;
+use crate::thread;
+use crate::view;
+
+/// Longer files are read by requests: copying them costs more than the way.
+const BYTES_MAX: usize = 64 << 10;
+/// Files in a row that were read from their begin, before opens ask for bytes.
+const PATIENCE: u32 = 2;
+/// Flags of opens that ask for none: there are none, or the file may not be there.
+const WITHOUT: i32 = libc::O_CREAT | libc::O_TRUNC | libc::O_SYNC | libc::O_DSYNC;
+
+/// What came with a thread's last open.
+#[derive(Clone, Copy)]
+pub(crate) struct Opened {
+    /// The number of the session, and the handle, that it is of.
+    session: u32,
+    handle: u64,
+    mark: Mark,
+    view: u32,
+    /// The state of the view at which the bytes count.
+    sequence: u32,
+    /// How many bytes the file has; 0: nothing came.
+    count: usize,
+    was_read: bool,
+}
+
+impl Opened {
+    /// Nothing came.
+    pub(crate) const NOTHING: Opened = Opened {
+        session: 0,
+        handle: 0,
+        mark: Mark::NONE,
+        view: 0,
+        sequence: 0,
+        count: 0,
+        was_read: false,
+    };
+}
+
+/// How many bytes the next open should bring at most: whether it is worth it is told by what became
+/// of those before.
+pub(crate) fn wish(session: &Session, flags: i32) -> u64 {
+    let reads = flags & libc::O_ACCMODE != libc::O_WRONLY && flags & WITHOUT == 0;
+    if !reads || config::views() == config::NEVER {
+        return 0;
+    }
+    let reads = thread::with(|thread| {
+        let last = thread.opened.replace(Opened::NOTHING);
+        if last.count > 0 && !last.was_read {
+            thread.first_reads.set(0);
+        }
+        thread.first_reads.get()
+    });
+    let worth = reads >= PATIENCE || config::views() == 0;
+    if worth { BYTES_MAX.min(session.channel.buffer_bytes()) as u64 } else { 0 }
+}
+
+/// The answer to such an open.
+pub(crate) fn learn(session: &Session, file: &Record, reply: &Reply, mark: Mark) {
+    let [number, sequence, ..] = reply.value;
+    let Some(view) = (number as u32).checked_sub(1) else { return };
+    view::learn(session, file, SHOW_END, number);
+    let (count, sequence) = (call::count(reply).min(BYTES_MAX), sequence as u32);
+    let (session, handle) = (session.number, reply.handle);
+    let opened = Opened { session, handle, mark, view, sequence, count, was_read: false };
+    thread::with(|thread| thread.opened.set(opened));
+}
+
+/// Reads what came with the open of a file; `None`: to be asked for.
+#[inline]
+pub(crate) fn read(
+    session: &'static Session,
+    file: &Record,
+    offset: u64,
+    into: &mut [u8],
+) -> Option<usize> {
+    let opened = thread::with(|thread| thread.opened.get());
+    let handle = file.handle.load(Ordering::Relaxed);
+    if opened.count == 0 || opened.handle != handle || opened.session != session.number {
+        return None;
+    }
+    // At the end nothing is left, and the view says so.
+    let start = usize::try_from(offset).ok().filter(|start| *start < opened.count)?;
+    let len = into.len().min(opened.count - start);
+    let copied = session.answered_get(opened.mark, start, &mut into[..len]);
+    let counts = session.channel.views()?.is_at(opened.view, opened.sequence);
+    if !copied || !counts || session.channel.is_dead() {
+        return None;
+    }
+    if !opened.was_read {
+        thread::with(|thread| thread.opened.set(Opened { was_read: true, ..opened }));
+    }
+    Some(len)
+}
+
+/// The begin of a file was read by a request that brought so many bytes.
+#[inline]
+pub(crate) fn missed(file: &Record, count: usize) {
+    if file.view.load(Ordering::Relaxed) == 0 && count <= BYTES_MAX {
+        thread::with(|thread| {
+            thread.first_reads.set(thread.first_reads.get().saturating_add(1));
+        });
+    }
+}
