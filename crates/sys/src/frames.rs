@@ -9,10 +9,16 @@
 //! warm. The lowest regions are used first, so that the highest become empty, and go back to the
 //! kernel.
 //!
+//! A page of the kernel's is cleared before it is had, and that takes longer than all else that is
+//! done for a small file. A thread has it done some frames ahead of need, so that whoever writes
+//! fast does not wait for it; who comes before it asks the kernel himself.
+//!
 //! # Invariants
 //!
 //! - A frame belongs to one [`Frame`] or is free; a region is unmapped only when all of its frames
-//!   are free.
+//!   are free and the thread is not at work in it.
+//! - Frames of a region up to `paged` have pages, or somebody is about to ask for them: one asks
+//!   for each.
 //! - Frames of a region from `fresh` on were never handed out: they are zero.
 #![expect(unsafe_code, reason = "UNSAFETY: maps memory and hands parts of it out")]
 
@@ -21,8 +27,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use polylane_base::sync::{Arc, Mutex};
+use polylane_base::sync::{Arc, Mutex, Weak, thread};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Bytes in a frame.
@@ -35,6 +42,14 @@ const FRAMES: usize = REGION_BYTES / FRAME_BYTES;
 /// Frames whose pages the kernel is asked for at a time: 128 KiB are filled from the CPU's caches.
 const AHEAD: u16 = 32;
 const _: () = assert!(FRAMES.is_multiple_of(AHEAD as usize));
+
+/// Fresh frames that the thread has pages made for, at most: 1 MiB.
+const READY_MAX: u16 = 256;
+/// It is woken when fewer are left.
+const READY_MIN: u16 = 128;
+/// Frames that the thread asks for in one call, which keeps mappings from being changed meanwhile.
+const PAGER_FRAMES: u16 = 4;
+const _: () = assert!(AHEAD.is_multiple_of(PAGER_FRAMES));
 
 /// Regions without a used frame that are kept for the next ones.
 const EMPTY_MAX: usize = 1;
@@ -51,6 +66,23 @@ struct State {
     open: BTreeSet<usize>,
     /// How many have free frames only.
     empty: usize,
+    /// The region whose fresh frames are used now, when few of them have pages.
+    wanted: Option<usize>,
+    /// Where the thread is at work.
+    paging: Option<usize>,
+    /// Wakes the thread; it ends with this.
+    pager: Pager,
+}
+
+/// The thread that has pages made.
+#[derive(Default)]
+enum Pager {
+    /// A pool that fits into its first region has none.
+    #[default]
+    Unneeded,
+    Runs(SyncSender<()>),
+    /// There could be none.
+    Failed,
 }
 
 /// Mapped memory; unmapped when dropped.
@@ -60,8 +92,8 @@ struct Region {
     free: Vec<u16>,
     /// The first of those that never were.
     fresh: u16,
-    /// Fresh frames get their pages some at a time; else as they are touched.
-    ahead: bool,
+    /// The first without a page that is to have one before it is touched.
+    paged: u16,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread.
@@ -90,7 +122,9 @@ impl Region {
             let _ = munmap(base.add(REGION_BYTES).as_ptr().cast(), REGION_BYTES - before);
             base
         };
-        Region { base, free: Vec::new(), fresh: 0, ahead }
+        // Else all get their pages as they are touched.
+        let paged = if ahead { 0 } else { FRAMES as u16 };
+        Region { base, free: Vec::new(), fresh: 0, paged }
     }
 
     fn is_empty(&self) -> bool {
@@ -106,7 +140,7 @@ impl Region {
         let (index, holds) = match self.free.pop() {
             Some(index) => (index, Holds::Bytes),
             None => {
-                let first = self.ahead && self.fresh.is_multiple_of(AHEAD);
+                let first = self.fresh == self.paged && self.page_some();
                 self.fresh += 1;
                 (self.fresh - 1, if first { Holds::NoPages } else { Holds::Zeros })
             }
@@ -115,7 +149,51 @@ impl Region {
         // SAFETY: within the mapping, by the assertion.
         (unsafe { self.base.add(usize::from(index) * FRAME_BYTES) }.cast(), holds)
     }
+
+    /// Leaves it to the caller to ask for the pages of the next [`AHEAD`] frames; false when all
+    /// have theirs.
+    fn page_some(&mut self) -> bool {
+        let more = usize::from(self.paged) < FRAMES;
+        self.paged += if more { AHEAD } else { 0 };
+        more
+    }
+
+    /// Fresh frames with pages are fewer than `few`, and there could be more.
+    fn lacks(&self, few: u16) -> bool {
+        usize::from(self.paged) < FRAMES && self.paged - self.fresh < few
+    }
 }
+
+/// Asks the kernel for pages of `frames` frames from `base` on: Linux 5.14. What is not had this
+/// way comes as it is touched, and what pages there are keep their bytes.
+///
+/// # Safety
+/// They lie in one region, which stays mapped meanwhile.
+unsafe fn populate(base: NonNull<u8>, frames: u16) {
+    let bytes = usize::from(frames) * FRAME_BYTES;
+    // SAFETY: mapped, as the caller promises; no byte of it is changed.
+    let _ = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
+}
+
+/// Has pages made ahead of need, as long as there is the pool.
+fn run_pager(pool: &Weak<Mutex<State>>, wake: &Receiver<()>) {
+    while wake.recv().is_ok() {
+        let Some(pool) = pool.upgrade() else { return };
+        loop {
+            let Some(base) = pool.lock().page_next() else { break };
+            for frame in (0..AHEAD).step_by(PAGER_FRAMES.into()) {
+                // SAFETY: `page_next` gave out `AHEAD` frames of a region, which stays until
+                // `paged` is told.
+                unsafe { populate(base.0.add(usize::from(frame) * FRAME_BYTES), PAGER_FRAMES) };
+            }
+            let emptied = pool.lock().paged();
+            drop(emptied);
+        }
+    }
+}
+
+/// Where the thread is to have pages made.
+struct Place(NonNull<u8>);
 
 /// What a frame holds when it is taken.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -155,7 +233,38 @@ impl State {
         if region.is_full() {
             self.open.remove(&at);
         }
+        if taken.1 != Holds::Bytes && region.lacks(READY_MIN) {
+            self.wanted = Some(at);
+        }
         taken
+    }
+
+    /// The next frames for the thread; none when enough have pages.
+    fn page_next(&mut self) -> Option<Place> {
+        let at = self.wanted?;
+        let region = self.regions.get_mut(&at);
+        let region = region.filter(|region| !region.is_empty() && region.lacks(READY_MAX));
+        let Some(region) = region else {
+            self.wanted = None;
+            return None;
+        };
+        let first = usize::from(region.paged);
+        region.page_some();
+        self.paging = Some(at);
+        // SAFETY: a region that lacks pages has `AHEAD` frames from `first` on.
+        Some(Place(unsafe { region.base.add(first * FRAME_BYTES) }))
+    }
+
+    /// They have pages. A region that became empty meanwhile and is to be unmapped is returned.
+    fn paged(&mut self) -> Option<Region> {
+        let at = self.paging.take()?;
+        let empty = self.regions.get(&at).is_some_and(Region::is_empty);
+        if !empty || self.empty <= EMPTY_MAX {
+            return None;
+        }
+        self.empty -= 1;
+        self.open.remove(&at);
+        self.regions.remove(&at)
     }
 
     /// Takes a frame back. A region that is to be unmapped is returned.
@@ -167,7 +276,7 @@ impl State {
             self.open.insert(at);
             return None;
         }
-        if self.empty < EMPTY_MAX {
+        if self.empty < EMPTY_MAX || self.paging == Some(at) {
             self.empty += 1;
             self.open.insert(at);
             return None;
@@ -180,21 +289,42 @@ impl State {
 impl Frames {
     /// A frame of zeros.
     pub fn zeroed(&self) -> Frame {
-        let (base, holds) = self.0.lock().take();
+        let (base, holds) = self.take();
         let mut frame = Frame { base, owner: self.0.clone() };
         match holds {
             // What another file's page held must not be seen, whoever is to fill this one.
             Holds::Bytes => frame.fill(0),
             Holds::Zeros => {}
-            Holds::NoPages => {
-                let bytes = usize::from(AHEAD) * FRAME_BYTES;
-                // Linux 5.14; what is not had this way comes as it is touched.
-                // SAFETY: a region is whole steps of so many frames, and this one stays mapped as
-                // long as `frame` is held. What pages there are keep their bytes.
-                let _ = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) };
-            }
+            // SAFETY: a region is whole steps of so many frames, and this one stays mapped as long
+            // as `frame` is held.
+            Holds::NoPages => unsafe { populate(base.cast(), AHEAD) },
         }
         frame
+    }
+
+    fn take(&self) -> (NonNull<[u8; FRAME_BYTES]>, Holds) {
+        let mut state = self.0.lock();
+        let taken = state.take();
+        if state.wanted.is_some() && state.paging.is_none() {
+            if let Pager::Unneeded = state.pager {
+                state.pager = self.start_pager();
+            }
+            if let Pager::Runs(wake) = &state.pager {
+                // One that is full wakes it anyway.
+                let _ = wake.try_send(());
+            }
+        }
+        taken
+    }
+
+    fn start_pager(&self) -> Pager {
+        let (wake, woken) = sync_channel(1);
+        let pool = Arc::downgrade(&self.0);
+        let named = thread::Builder::new().name("frames".into());
+        match named.spawn(move || run_pager(&pool, &woken)) {
+            Ok(_) => Pager::Runs(wake),
+            Err(_) => Pager::Failed,
+        }
     }
 
     /// Bytes mapped.
@@ -270,8 +400,44 @@ mod tests {
         assert!(held.len() > FRAMES, "more than one region");
         assert!(frames.mapped_bytes() >= (held.len() * FRAME_BYTES) as u64);
         held.clear();
+        // The thread may be at work in one more.
+        while frames.0.lock().paging.is_some() {
+            thread::yield_now();
+        }
         assert_eq!(frames.mapped_bytes(), (EMPTY_MAX * REGION_BYTES) as u64);
         assert!(frames.zeroed().iter().all(|byte| *byte == 0));
+    }
+
+    /// The thread is ahead of who takes frames, has no more made than it may, and ends with the
+    /// pool.
+    #[test]
+    fn pages_are_made_ahead_of_need() {
+        let frames = Frames::default();
+        let first: Vec<Frame> = (0..FRAMES).map(|_| frames.zeroed()).collect();
+        assert!(matches!(frames.0.lock().pager, Pager::Unneeded), "one region needs none");
+        let mut more = vec![frames.zeroed()];
+        let at = more[0].base.addr().get() / REGION_BYTES * REGION_BYTES;
+        let ready = |frames: &Frames| {
+            let state = frames.0.lock();
+            let region = &state.regions[&at];
+            (region.paged - region.fresh, state.wanted.is_none() && state.paging.is_none())
+        };
+        let settled = |frames: &Frames| {
+            while !ready(frames).1 {
+                thread::yield_now();
+            }
+            ready(frames).0
+        };
+        for _ in 0..READY_MAX {
+            assert!((READY_MIN..READY_MAX + AHEAD).contains(&settled(&frames)));
+            more.push(frames.zeroed());
+        }
+        assert!(more.iter().all(|frame| frame.iter().all(|byte| *byte == 0)));
+        let pool = Arc::downgrade(&frames.0);
+        drop((first, more, frames));
+        while pool.strong_count() > 0 {
+            thread::yield_now();
+        }
     }
 
     #[test]
