@@ -78,7 +78,7 @@ pub struct Files {
 /// How requests reach the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
-    /// A ring per channel, and system calls where rings are not allowed.
+    /// A ring per channel, and system calls where rings are not allowed or the file is in memory.
     Ring,
     /// preadv2(2) and pwritev2(2), which wait.
     Calls,
@@ -276,12 +276,17 @@ impl BlockDevice for FileDevice {
         self.read_only
     }
 
+    /// A ring. On a file in memory a request is a copy, over when its system call is, and a ring
+    /// would hand it to a thread of the kernel's own: tmpfs does not say that it never waits
+    /// (`RWF_NOWAIT`). fio's reads of 4 KiB at queue depth 32: 32 thousand a second by a ring, and
+    /// 99 by calls.
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
         let mut files = vec![self.file(IO), self.file(PLAIN)];
         if self.kind != Kind::File {
             files.push(self.files.lock.as_fd());
         }
         if self.way == Way::Ring
+            && !self.in_memory
             && let Ok(ring) = Ring::new(DEPTH, &files)
         {
             self.rings.store(true, Ordering::Relaxed);

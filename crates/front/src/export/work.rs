@@ -142,6 +142,12 @@ impl<T> Work<T> {
             }
             self.channel.poll(&mut self.done);
         }
+        self.over()
+    }
+
+    /// The same of what was over when it was started, or is known to be over: the device isn't
+    /// asked, and goes on collecting what it will start in one go.
+    pub(crate) fn over(&mut self) -> Option<(T, Completion)> {
         let completion = self.done.pop()?;
         self.bytes -= completion.data.iter().map(|buffer| buffer.len()).sum::<usize>();
         let index = completion.tag as usize;

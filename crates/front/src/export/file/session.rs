@@ -58,6 +58,8 @@ pub(super) struct Session {
     work: Work<Asked>,
     head: [u8; HEAD_BYTES],
     receive: Buffer,
+    /// A request other than a WRITE, in one piece.
+    message: Vec<u8>,
     body: Body,
 }
 
@@ -87,6 +89,7 @@ impl Session {
             receive: work.buffer(LARGE_BYTES),
             work,
             head: [0; HEAD_BYTES],
+            message: Vec::new(),
             body: Body::default(),
         })
     }
@@ -107,11 +110,16 @@ impl Session {
         }
     }
 
-    /// Takes in what is there, as far as there is room; whether more may come.
+    /// Takes in what is there, as far as there is room, and answers what needs no waiting; whether
+    /// more may come.
     fn take_all(&mut self, open: bool) -> bool {
         while open && !self.work.is_full() {
             match self.take() {
-                Input::Taken => {}
+                Input::Taken => {
+                    while let Some((asked, completion)) = self.work.over() {
+                        self.answer(&asked, completion);
+                    }
+                }
                 Input::Empty => return true,
                 Input::Over => return false,
             }
@@ -142,13 +150,21 @@ impl Session {
         if code == opcode::WRITE && rest > 0 {
             return self.write(rest);
         }
-        let mut message = self.head[..head].to_vec();
+        let mut message = std::mem::take(&mut self.message);
+        message.clear();
+        message.extend_from_slice(&self.head[..head]);
         message.extend_from_slice(&self.receive[..rest]);
         // What has no header has no address for a reply either.
-        let Some(request) = Request::parse(&message) else { return };
+        if let Some(request) = Request::parse(&message) {
+            self.reply(&request);
+        }
+        self.message = message;
+    }
+
+    fn reply(&mut self, request: &Request<'_>) {
         let (code, unique) = (request.header.opcode, request.header.unique);
         self.body.0.clear();
-        match self.dispatch(&request) {
+        match self.dispatch(request) {
             Ok(Outcome::Reply) if wants_reply(code) => self.kernel.reply(unique, &self.body.0),
             Ok(_) => {}
             Err(errno) if wants_reply(code) => self.kernel.fail(unique, errno),
