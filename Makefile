@@ -29,7 +29,7 @@ test-apps:
 	@cargo xtask apps $(APPS)
 
 # Front ends on kernels that have them, and whole machines on volumes: Debian's kernels under QEMU,
-# about ten minutes; GUESTS="nbd ublk": only tests with such names.
+# a quarter to half an hour; GUESTS="nbd ublk": only tests with such names.
 test-guest:
 	@scripts/setup.sh build test guest
 	@$(MAKE) --no-print-directory build
@@ -37,6 +37,7 @@ test-guest:
 
 build:
 	@cargo build --release --quiet --package polylane --package polylane-client
+	@scripts/build-musl.sh
 
 check:
 	@cargo xtask check
@@ -67,6 +68,9 @@ install: build
 	install -D -m 755 $(BIN) $(DESTDIR)$(PREFIX)/bin/polylane
 	install -D -m 755 $(CARGO_TARGET_DIR)/release/libpolylane.so \
 		$(DESTDIR)$(PREFIX)/lib/polylane/libpolylane.so
+	[ ! -e $(CARGO_TARGET_DIR)/release/libpolylane-musl.so ] || \
+		install -D -m 755 $(CARGO_TARGET_DIR)/release/libpolylane-musl.so \
+			$(DESTDIR)$(PREFIX)/lib/polylane/libpolylane-musl.so
 
 clean:
 	@cargo clean

@@ -130,3 +130,7 @@ else
     exit 1
 fi
 install_rust
+# For libpolylane-musl.so; without it programs for musl use FUSE.
+if command -v rustup >/dev/null && command -v musl-gcc >/dev/null; then
+    rustup target add "$(uname -m)-unknown-linux-musl" >/dev/null 2>&1 || true
+fi

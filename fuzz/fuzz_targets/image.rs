@@ -16,7 +16,7 @@
 //!   and then shows the same names.
 #![no_main]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
@@ -40,9 +40,12 @@ fn node(kind: Kind) -> NewNode<'static> {
     NewNode { kind, perm: 0o755, uid: Uid(0), gid: Gid(0), rdev: 0, target }
 }
 
+/// Blocks of an image that are not zeros, by their numbers.
+type Blocks = BTreeMap<usize, Vec<u8>>;
+
 /// A sound image with a bit of everything.
-fn base() -> &'static [u8] {
-    static BASE: OnceLock<Vec<u8>> = OnceLock::new();
+fn base() -> &'static Blocks {
+    static BASE: OnceLock<Blocks> = OnceLock::new();
     BASE.get_or_init(|| {
         let path = std::env::temp_dir().join(format!("polylane-fuzz-{}", std::process::id()));
         std::fs::write(&path, vec![0; IMAGE_BYTES]).expect("temporary file");
@@ -51,22 +54,25 @@ fn base() -> &'static [u8] {
         assert!(made.expect("mke2fs runs").success());
         let bytes = std::fs::read(&path).expect("readable");
         std::fs::remove_file(&path).expect("removed");
-        let device = load(&bytes);
+        let device = load(&blocks(&bytes));
         let fs = open(device.clone()).expect("a sound image");
         furnish(&fs).expect("room");
         fs.close().expect("closes");
-        save(&device)
+        blocks(&save(&device))
     })
 }
 
-fn load(bytes: &[u8]) -> Arc<RamDevice> {
-    let device = Arc::new(RamDevice::new((bytes.len() / 512) as u64));
+fn blocks(image: &[u8]) -> Blocks {
+    let all = image.chunks(BLOCK).enumerate();
+    all.filter(|(_, block)| *block != [0; BLOCK]).map(|(n, block)| (n, block.to_vec())).collect()
+}
+
+fn load(blocks: &Blocks) -> Arc<RamDevice> {
+    let device = Arc::new(RamDevice::new((IMAGE_BYTES / 512) as u64));
     let waiter = Waiter::new(device.clone());
-    for (index, block) in bytes.chunks(BLOCK).enumerate() {
-        if block.iter().any(|byte| *byte != 0) {
-            let sector = Sector((index * BLOCK / 512) as u64);
-            waiter.write(sector, Buffer::copy_of(block), false).expect("in range");
-        }
+    for (number, block) in blocks {
+        let sector = Sector((number * BLOCK / 512) as u64);
+        waiter.write(sector, Buffer::copy_of(block), false).expect("in range");
     }
     device
 }
@@ -98,19 +104,20 @@ fn furnish(fs: &Ext4) -> polylane_base::Result<()> {
 }
 
 /// Applies the input's changes.
-fn damage(image: &mut [u8], input: &[u8]) {
+fn damage(image: &mut Blocks, input: &[u8]) {
     for given in input.chunks(9).take(32) {
         // A short one goes on with zeros, so that every input but the empty one is a change.
         let mut change = [0; 9];
         change[..given.len()].copy_from_slice(given);
         let word = |at: usize| usize::from(u16::from_le_bytes([change[at], change[at + 1]]));
-        let block = word(0) % (IMAGE_BYTES / BLOCK) * BLOCK;
+        let number = word(0) % (IMAGE_BYTES / BLOCK);
+        let block = image.entry(number).or_insert_with(|| vec![0; BLOCK]);
         let at = word(2) % (BLOCK - 4);
         let len = usize::from(change[4] & 3) + 1;
-        image[block + at..][..len].copy_from_slice(&change[5..5 + len]);
-        if change[4] & 4 != 0 && block == 0 {
-            let sum = crc(!0, &image[1024..2044]);
-            image[2044..2048].copy_from_slice(&sum.to_le_bytes());
+        block[at..][..len].copy_from_slice(&change[5..5 + len]);
+        if change[4] & 4 != 0 && number == 0 {
+            let sum = crc(!0, &block[1024..2044]);
+            block[2044..2048].copy_from_slice(&sum.to_le_bytes());
         }
     }
 }
@@ -176,7 +183,7 @@ fn work(fs: &Ext4) -> polylane_base::Result<()> {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let mut image = base().to_vec();
+    let mut image = base().clone();
     damage(&mut image, input);
     let device = load(&image);
     let fs = match open(device.clone()) {

@@ -66,6 +66,7 @@ pub struct Guest {
     name: String,
     script: String,
     programs: Vec<PathBuf>,
+    trees: Vec<PathBuf>,
     /// Bytes of `/dev/vda`, a disk of its own.
     disk: Option<u64>,
     arguments: Vec<String>,
@@ -80,6 +81,7 @@ impl Guest {
             name: name.replace(' ', "-"),
             script: script.to_string(),
             programs: Vec::new(),
+            trees: Vec::new(),
             disk: None,
             arguments: Vec::new(),
             limit: Duration::from_secs(180),
@@ -90,6 +92,13 @@ impl Guest {
     #[must_use]
     pub fn program(mut self, path: &Path) -> Guest {
         self.programs.push(path.to_path_buf());
+        self
+    }
+
+    /// Puts a directory of the host into its root, by the name that it has here.
+    #[must_use]
+    pub fn tree(mut self, path: &Path) -> Guest {
+        self.trees.push(path.to_path_buf());
         self
     }
 
@@ -168,6 +177,10 @@ impl Guest {
             let closure = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/closure.sh");
             let copied = Command::new("sh").arg(closure).arg(&root).arg(program).status();
             assert!(copied.expect("sh runs").success(), "copy {}", program.display());
+        }
+        for tree in &self.trees {
+            let copied = Command::new("cp").arg("-a").arg(tree).arg(&root).status();
+            assert!(copied.expect("cp runs").success(), "copy {}", tree.display());
         }
         let pack = "cp \"$1/initrd.gz\" \"$2/initrd\"; cd \"$2/root\"; \
             find . | busybox cpio -o -H newc 2>/dev/null | gzip -1 >> ../initrd; rm -r ../root";

@@ -263,7 +263,9 @@ fn remains_of(pool: &str) -> Vec<String> {
 }
 
 fn run_files(pool: &str) -> impl Iterator<Item = PathBuf> {
-    ["lock", "sock"].into_iter().map(move |end| format!("/run/polylane/{pool}.{end}").into())
+    ["lock", "sock", "control"]
+        .into_iter()
+        .map(move |end| format!("/run/polylane/{pool}.{end}").into())
 }
 
 /// The processes of a pool, its supervisor among them.

@@ -218,6 +218,10 @@ fn attachments_are_listed_held_and_told_apart() {
     let again = place.polylane(&["attach", &volume, "--via", "nbd", "--socket", &socket]);
     assert_eq!(again.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&again.stderr).contains("in use"));
+    // Whoever is refused learns what to do about it.
+    let refused = place.polylane(&["volume", "rm", &volume]);
+    let line = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(line.contains(&format!("in use by its attachment {socket}")), "{line}");
     let list = good(&place.polylane(&["attach", "--list", "--json"]));
     assert!(list.contains("\"alive\": true") && list.contains("\"via\": \"nbd\""), "{list}");
     good(&place.polylane(&["detach", &socket]));

@@ -8,6 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use polylane_tests::pool::no_library;
 use polylane_tests::{Lane, Outcome, Script, chosen, lacks, skip, unavailable};
 
 /// What a program exits with when this host cannot say.
@@ -49,6 +50,9 @@ esac
 exec 9>&-
 rm ../probe
 "#;
+
+/// For another C library: by the library's build for it, where there is one, and else by FUSE.
+const MUSL: Topic = Topic { compiler: "musl-gcc", ..PROGRAM };
 
 /// Where the library differs (docs/semantics.md says how).
 const FUSE: &[Lane] = &[Lane::Fuse];
@@ -117,6 +121,28 @@ fn ranges_are_moved_by_the_first_call_of_a_process() {
         let seen = outcome(&script, lane).stdout;
         let calls = seen.lines().filter(|line| line.ends_with(" = 0")).count();
         assert_eq!(calls, 2, "{seen}");
+    }
+}
+
+/// Dynamic programs for musl load the library's build for it; those of GNU beside them, theirs.
+#[test]
+fn programs_for_musl_have_the_fast_lane() {
+    let test = "programs_for_musl_have_the_fast_lane";
+    if unavailable(test) || no_library(test) || lacks(test, &["musl-gcc", "gcc"]) {
+        return;
+    }
+    if !polylane_tests::binary().with_file_name("libpolylane-musl.so").is_file() {
+        return skip(test, "libpolylane-musl.so is not built (scripts/build-musl.sh)");
+    }
+    for compiler in ["gcc", "musl-gcc"] {
+        let topic = Topic { source: "fast_lane", compiler, ..PROGRAM };
+        let Some(built) = compile(&format!("{test}-{compiler}"), &topic) else { return };
+        let script = Script::new("exec \"$PROGRAM\" file").limit(60);
+        let script = script.env("PROGRAM", built.join("program")).env("POLYLANE_PATIENCE", "0");
+        for lane in chosen(&[Lane::Preload, Lane::Fuse]) {
+            let way = if lane == Lane::Fuse { "fuse" } else { "fast" };
+            assert_eq!(outcome(&script, lane).stdout.trim(), way, "{compiler}, {lane:?}");
+        }
     }
 }
 
@@ -190,7 +216,8 @@ macro_rules! topics {
             for entry in std::fs::read_dir(sources()).expect("tests/longtail").flatten() {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 let Some(name) = name.strip_suffix(".c") else { continue };
-                let part = LOADS.contains(&format!("/{name}.c")) || name == "ranges";
+                let alone = ["ranges", "fast_lane"].contains(&name);
+                let part = LOADS.contains(&format!("/{name}.c")) || alone;
                 assert!(part || run.contains(&name), "{name} is not run");
             }
         }
@@ -216,6 +243,8 @@ topics! {
     links_in_proc = Topic { source: "proc_fd", ways: FUSE, ..ALL };
     descriptors_over_exec = Topic { source: "descriptors", ..PROGRAM };
     a_lock_right_after_a_close = Topic { source: "locks_closed", ..PROGRAM };
+    locks_of_a_process_that_takes_many = Topic { source: "locks_many", ..PROGRAM };
+    locks_of_threads_that_begin_together = Topic { source: "locks_threads", ..PROGRAM };
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
     spawn_with_actions = Topic { source: "spawn_actions", ..PROGRAM };
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };
@@ -231,9 +260,16 @@ topics! {
     plain = Topic { source: "plain", ..PROGRAM };
     fortified = Topic { source: "streams", options: &["-D_FORTIFY_SOURCE=2"], ..PROGRAM };
     static_program = Topic { source: "plain", options: &["-static"], ..PROGRAM };
-    musl_program = Topic { source: "plain", compiler: "musl-gcc", ..PROGRAM };
+    musl_program = Topic { source: "plain", ..MUSL };
+    musl_streams = Topic { source: "streams", ..MUSL };
+    musl_mappings = Topic { source: "mmap_shared", ..MUSL };
+    musl_threads_cancelled = Topic { source: "cancelled", ..MUSL };
+    musl_signals = Topic { source: "interrupted", ..MUSL };
+    musl_locks = Topic { source: "locks_fork", ..MUSL };
+    musl_clones = Topic { source: "clones", ..MUSL };
+    musl_environments = Topic { source: "environments", ..MUSL };
     musl_static_program =
-        Topic { source: "plain", compiler: "musl-gcc", options: &["-static"], ..PROGRAM };
+        Topic { source: "plain", options: &["-static"], ..MUSL };
 }
 
 /// Two libraries in one program, in either order.

@@ -112,7 +112,15 @@ fn a_journal_is_found_shown_and_remembered() {
     };
     let (first, end) = region(&map);
     assert!((JOURNAL..JOURNAL + MIB / 4).contains(&first) && end == at, "{first} {end} {at}");
-    assert!(fs::read_to_string(&svg).expect("a picture").contains("<svg"));
+    let picture = fs::read_to_string(&svg).expect("a picture");
+    assert!(picture.starts_with("<svg") && picture.ends_with("</svg>\n"), "{picture}");
+    assert_eq!(picture.matches("fill=\"#d00000\"").count(), 1, "{picture}");
+    let text = place.0.on_volume(&["volume", "map", "--journal"]);
+    let lines: Vec<Vec<&str>> =
+        text.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["FIRST", "END", "LENGTH"]);
+    assert_eq!(lines[1][..2], [first.to_string(), end.to_string()]);
+    assert_eq!(lines.len(), 2, "{text}");
     // Another engine goes on in the middle of it.
     place.wait_for("the keeper to know", |stats| stats["known_journals"][0][1] == at);
     place.kill();
@@ -173,7 +181,13 @@ fn what_was_flushed_outlives_killed_engines() {
             marked += place.bypassed();
             place.kill();
             let read = |(block, pattern)| format!("read -P {pattern} {} 4096", block * 4096);
-            place.guest(&model.iter().map(read).collect::<Vec<_>>());
+            let reads: Vec<String> = model.iter().map(read).collect();
+            place.guest(&reads);
+            place.guest(&reads);
+            // What the host's page cache holds is not known.
+            let ratio = place.0.stats()["engine"]["cache"]["hit_ratio"].as_f64();
+            assert_eq!(ratio.is_some(), store == "own", "{ratio:?}");
+            assert!(ratio.is_none_or(|ratio| (0.4..1.0).contains(&ratio)), "{ratio:?}");
         }
         assert!(marked > 0, "{store}: nothing went past the cache");
         place.0.on_volume(&["detach"]);

@@ -196,6 +196,12 @@ fn a_coordinator_that_is_killed_is_replaced() {
     let first = Writer::start(dir.path(), "--qos ledger --weight 100");
     let second = Writer::start(dir.path(), "--qos ledger --weight 300");
     first.until("its part beside the second", |stats| (entitled(stats) - 0.25).abs() < 0.01);
+    for writer in [&first, &second] {
+        let stats = writer.until("counters", |_| true);
+        let device = stats["share"]["device"].as_str().expect("a device").replacen('-', ":", 1);
+        let counted = Path::new("/sys/dev/block").join(device).join("inflight").exists();
+        assert_eq!(stats["service"]["share"]["sees_device"], counted, "what the kernel counts");
+    }
     // The first pool's keeper: the second's only waits for its turn.
     let keeper = keeper_of(first.running().child.id()).expect("a keeper");
     signal_to(keeper, "KILL");
@@ -243,7 +249,9 @@ fn lanes_that_are_killed_hold_up_nobody() {
 #[test]
 fn limits_of_a_person_hold_and_are_lifted() {
     let Some((dir, _alone)) = place("limits_of_a_person_hold_and_are_lifted") else { return };
-    let writer = Writer::start(dir.path(), "--qos ledger");
+    let writer = Writer::start(dir.path(), "");
+    let stats = writer.until("a policy", |stats| stats["share"]["joined"] == true);
+    assert_eq!(stats["share"]["policy"], "ledger", "the default");
     let pool = &writer.running().pool;
     let set = |words: &[&str]| {
         let (status, said) = polylane(&[&["pool", "set", pool], words].concat());

@@ -1,7 +1,7 @@
 //! Where the lane appears: mount paths that exist, that do not, and the root.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -156,6 +156,66 @@ fn the_preload_library_works_in_a_root_lane() {
     assert!(said.starts_with("one\n"), "{said}");
     assert!(said.contains("/.polylane/libpolylane.so"), "{said}");
     assert_eq!(fs::read_to_string(dir.path().join("file")).expect("kept"), "one\n");
+}
+
+/// The shell works in the lane all the while, by the library if there is one; what it runs, too.
+const MOUNTS: &str = r#"
+set -e
+cd /lane
+mkdir d
+echo below >d/f
+for n in 1 2 3; do read said <d/f; done
+mount -t tmpfs none d
+test ! -e d/f && test ! -e /lane/d/f
+echo above >d/f
+echo over >/lane/d/g
+read said </lane/d/f
+test "$said" = above
+test "$(cat d/f /lane/d/g | paste -sd' ')" = "above over"
+test "$(LD_PRELOAD= cat d/f /lane/d/g | paste -sd' ')" = "above over"
+! rmdir d 2>/dev/null
+! mv d e 2>/dev/null
+umount d
+read said <d/f
+test "$said" = below
+test ! -e /lane/d/g
+# Mounts that nobody else sees.
+unshare -m sh -ec "
+    mount -t tmpfs none d
+    for n in 1 2 3; do echo apart >d/h; done
+    sh -ec 'read said <d/h; test \$said = apart'
+"
+test ! -e d/h
+# Programs that no library reaches tell the others a moment later.
+busybox mount -t tmpfs none d
+for n in $(seq 200); do test -e d/f || break; sleep 0.01; done
+echo above >d/f
+test "$(busybox cat d/f)" = above
+busybox umount d
+for n in $(seq 200); do test "$(cat d/f)" = above || break; sleep 0.01; done
+cat d/f
+"#;
+
+#[test]
+fn what_is_mounted_in_a_lane_covers_it_for_everybody() {
+    let name = "what_is_mounted_in_a_lane_covers_it_for_everybody";
+    if unavailable(name) || lacks(name, &["busybox", "unshare", "mount"]) {
+        return;
+    }
+    if fs::metadata("/proc/self").expect("stat").uid() != 0 {
+        return polylane_tests::skip(name, "only root mounts in a lane");
+    }
+    for options in ["--mem", "--size 1G --volume", "--mem --no-preload"] {
+        let place = tempfile::tempdir().expect("tempdir");
+        let mut run = Run::new(options);
+        if options.ends_with("--volume") {
+            run = run.arg(place.path().join("volume"));
+        }
+        let run = run.env("POLYLANE_PATIENCE", "0").script(MOUNTS);
+        let output = run.output();
+        assert_eq!(output.status.code(), Some(0), "{options}: {output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "below\n", "{options}");
+    }
 }
 
 #[test]

@@ -191,7 +191,7 @@ assert not refused(lambda fd: fcntl.flock(fd, exclusive)), "the flock stays"
 other = os.open(d + "/held", os.O_RDONLY)
 os.close(other)
 assert not refused(lambda fd: fcntl.lockf(fd, exclusive)), "the lock outlives a close"
-print("exact", flush=True)
+os.write(1, b"exact\n")  # in one call: two of these run, and share the pipe
 "#;
 
 /// Ends a run that takes too long, so that whoever reads from it comes to an end.
@@ -331,6 +331,78 @@ fn a_service_that_hangs_is_replaced() {
     assert_eq!(run.end().code(), Some(0));
 }
 
+/// A process that keeps its locks itself loses none with the service. Until it has come to the next
+/// one, nobody else gets any.
+const KEEPS_LOCKS: &str = r#"
+import fcntl, os, sys
+held = os.open("/lane/held", os.O_RDWR | os.O_CREAT)
+os.write(held, b"held")
+os.fsync(held)
+os.fsync(os.open("/lane", os.O_RDONLY))
+for _ in range(10):
+    fcntl.lockf(held, fcntl.LOCK_EX, 50, 100)
+    fcntl.lockf(held, fcntl.LOCK_UN, 50, 100)
+fcntl.lockf(held, fcntl.LOCK_EX, 10, 10)
+fcntl.lockf(held, fcntl.LOCK_SH, 10, 30)
+def others():
+    child = os.fork()
+    if child == 0:
+        fd = os.open("/lane/held", os.O_RDWR)
+        got = ""
+        for how in fcntl.LOCK_SH, fcntl.LOCK_EX:
+            for start in 5, 15, 35, 100:
+                try:
+                    fcntl.lockf(fd, how | fcntl.LOCK_NB, 1, start)
+                    got += "y"
+                except BlockingIOError:
+                    got += "n"
+        print(got, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+def again():
+    for _ in range(10):
+        fcntl.lockf(held, fcntl.LOCK_EX, 50, 100)
+        fcntl.lockf(held, fcntl.LOCK_UN, 50, 100)
+print("up", flush=True)
+sys.stdin.readline()
+others()
+assert os.pread(held, 4, 0) == b"held"
+others()
+again()
+others()
+again()
+print("again", flush=True)
+sys.stdin.readline()
+fcntl.lockf(held, fcntl.LOCK_UN, 10, 10)
+others()
+os.close(held)
+others()
+"#;
+
+#[test]
+fn a_process_that_keeps_its_locks_has_them_after_a_kill() {
+    let name = "a_process_that_keeps_its_locks_has_them_after_a_kill";
+    if unavailable(name) || no_library(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let place = tempfile::tempdir().expect("tempdir");
+    let volume = place.path().join("volume");
+    let script = format!("exec /usr/bin/python3 -c '{KEEPS_LOCKS}'");
+    let run = Run::new("--size 64M --volume").arg(&volume).script(&script);
+    let (mut run, mut input) = run.env("POLYLANE_VIEWS", "eager").start_with_input();
+    let _limit = Limit::on(&run, 60);
+    assert_eq!(run.line(), "up");
+    kill_service(&run);
+    writeln!(input, "on").expect("COMMAND listens");
+    assert_eq!(run.line(), "nnnnnnnn", "before it came to the next service");
+    assert_eq!([run.line(), run.line()], ["ynyyynny", "ynyyynny"]);
+    assert_eq!(run.line(), "again");
+    kill_service(&run);
+    writeln!(input, "on").expect("COMMAND listens");
+    assert_eq!([run.line(), run.line()], ["yyyyyyny", "yyyyyyyy"]);
+    assert_eq!(run.end().code(), Some(0));
+}
+
 /// On a volume: what was synced goes on, what was not is an error and can be opened anew, locks
 /// stay, and no call is done twice. Names that were not synced may be gone.
 const GOES_ON: &str = r#"
@@ -399,7 +471,7 @@ while True:
     except OSError as error:
         # Its name was not committed.
         assert error.errno == errno.EIO, error
-print("exact", flush=True)
+os.write(1, b"exact\n")
 "#;
 
 #[test]
@@ -442,9 +514,13 @@ os.write(never, b"never")
 closed = os.open(d + "/closed", os.O_RDWR | os.O_CREAT)
 os.write(closed, b"closed" * 5000)
 os.unlink(d + "/closed")
-for fd in gone, never, closed:
+late = [os.open(d, os.O_RDWR | os.O_TMPFILE, 0o640) for turn in range(4)]
+for fd in late:
+    os.write(fd, b"late")
+for fd in gone, never, closed, *late:
     os.fsync(fd)
-os.fsync(os.open(d, os.O_RDONLY))
+root = os.open(d, os.O_RDONLY)
+os.fsync(root)
 for turn in range(4):
     print("up", flush=True)
     sys.stdin.readline()
@@ -454,6 +530,13 @@ for turn in range(4):
     assert os.pread(never, 5, 0) == b"never", turn
     assert os.fstat(gone).st_nlink == 0, turn
     assert os.listdir(d) == [], os.listdir(d)
+    link = "/proc/self/fd/%d" % late[turn]
+    os.link(link, d + "/late", src_dir_fd=root, follow_symlinks=True)
+    assert open(d + "/late").read() == "late", turn
+    assert os.stat(d + "/late").st_mode == 0o100640, turn
+    assert os.fstat(late[turn]).st_nlink == 1, turn
+    os.unlink(d + "/late")
+    os.fsync(root)
     assert os.pread(gone, 4 * turn + 1, 20000) == b"more" * turn, turn
     os.pwrite(gone, b"more", 20000 + 4 * turn)
     # An upgrade takes along what is not durable.

@@ -2,14 +2,11 @@
 //!
 //! They run with `make test-guest`; see `polylane_tests::guest`.
 
-use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use polylane_tests::attached::Attached;
 use polylane_tests::guest::{Guest, Kernel, Kit};
-use polylane_tests::lacks;
 use polylane_tests::volume::engine_of;
 
 /// A volume that a guest uses.
@@ -17,30 +14,10 @@ struct Place(Attached);
 
 impl Place {
     fn new(cache: &[&str]) -> Place {
-        Place::attached(cache, false)
-    }
-
-    /// With every request written down, if `record` says so.
-    fn attached(cache: &[&str], record: bool) -> Place {
         let volume = Attached::new("512M", cache);
-        let (socket, trace) = (volume.path("socket"), volume.path("trace.csv"));
-        let attach = ["attach", "--via", "vhost-user", "--socket", &socket];
-        let record = if record { vec!["--record", &trace] } else { vec![] };
-        volume.on_volume(&[&attach[..], &record].concat());
+        let socket = volume.path("socket");
+        volume.on_volume(&["attach", "--via", "vhost-user", "--socket", &socket]);
         Place(volume)
-    }
-
-    /// Recall and precision of the default rule on what was written down.
-    fn judge(&self, journal: &str) -> (f64, f64) {
-        let (trace, out) = (self.0.path("trace.csv"), self.0.path("out"));
-        let bench = ["bench", "run", "pdc-trace", "--quick", "--trace", &trace, "--out", &out];
-        self.0.polylane(&[&bench[..], &["--journal", journal]].concat());
-        let report = fs::read(Path::new(&out).join("pdc-trace.json")).expect("a report");
-        let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
-        let cells = report["cells"].as_array().expect("cells");
-        let cell = cells.iter().find(|cell| cell["system"] == "flush-solo").expect("a row");
-        let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
-        (number(&cell["samples"][0]), number(&cell["extra"]["precision"]))
     }
 
     /// A guest with the volume as `/dev/vda`.
@@ -129,65 +106,48 @@ fn a_guest_that_switches_its_write_cache_off_gets_durable_writes() {
     assert_eq!((&engine["writes"], &engine["durable_writes"]), (&54.into(), &50.into()));
 }
 
-/// Three writers that fsync small files, for as long as it takes to commit some MiB.
-const MAIL: &str = r#"
-end=$(($(date +%s) + 45))
-for t in 1 2 3; do (
-    i=0
-    while [ $(date +%s) -lt $end ]; do
-        dd if=/dev/zero of=/mnt/$t-$((i % 50)) bs=4k count=$((i % 5 + 1)) conv=fsync 2>/dev/null
-        i=$((i + 1))
-    done
-) & done
-wait
-umount /mnt && echo UNMOUNTED
-"#;
-
-/// A file system: its name, how a guest makes and mounts it, and how its journal's first and last
-/// block are found in the volume `$1`; nothing for one without.
-const KINDS: [(&str, &str, &str); 5] = [
-    ("ext4", "mkfs.ext4 -F -q /dev/vda && mount -t ext4 /dev/vda /mnt", EXT_JOURNAL),
-    (
-        "ext4 data=journal",
-        "mkfs.ext4 -F -q /dev/vda && mount -t ext4 -o data=journal /dev/vda /mnt",
-        EXT_JOURNAL,
-    ),
-    ("ext3", "mkfs.ext4 -F -q -t ext3 /dev/vda && mount -t ext3 /dev/vda /mnt", EXT_JOURNAL),
-    ("XFS", "mkfs.xfs -q -f /dev/vda && mount -t xfs /dev/vda /mnt", XFS_LOG),
-    ("btrfs", "mkfs.btrfs -q -f /dev/vda && mount -t btrfs /dev/vda /mnt", ""),
-];
-
-const EXT_JOURNAL: &str = "debugfs -R 'stat <8>' \"$1\" 2>/dev/null | grep -o '):[0-9-]*' | \
-    tr -d '):' | tr - '\\n' | sort -n | \
-    awk 'NR == 1 { first = $1 } { last = $1 } END { print first * 4096 \"-\" last * 4096 }'";
-
-const XFS_LOG: &str = "xfs_db -r -c 'sb 0' -c 'p blocksize agblocks agblklog logstart logblocks' \
-    \"$1\" | awk '{ v[$1] = $3 } END { n = 2 ^ v[\"agblklog\"]; s = v[\"logstart\"]; \
-    b = int(s / n) * v[\"agblocks\"] + s % n; printf \"%d-%d\\n\", b * v[\"blocksize\"], \
-    (b + v[\"logblocks\"] - 1) * v[\"blocksize\"] }'";
+/// Verifies what fio writes in the guest, over and over until the host grows the volume; then the
+/// file system grows, and all of it is looked at again.
+const VERIFY: &str = include_str!("../guest/verify.sh");
 
 #[test]
-fn journals_of_guests_are_found_and_nothing_else() {
-    let test = "journals_of_guests_are_found_and_nothing_else";
+fn fio_verifies_in_a_guest_whose_engines_are_killed_and_whose_disk_grows() {
+    let test = "fio_verifies_in_a_guest_whose_engines_are_killed_and_whose_disk_grows";
     let Some(kit) = Kit::find(test, Kernel::Stable) else { return };
-    if lacks(test, &["debugfs", "xfs_db", "awk"]) {
-        return;
+    let place = Place::new(&["--cache", "pdc"]);
+    let mut guest = place.guest(&kit, "verify", VERIFY).limit(600).start();
+    guest.wait_for("VERIFIED 1");
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_secs(2));
+        let engine = engine_of(&place.0.volume).expect("an engine");
+        let _ = Command::new("kill").args(["-9", &engine.to_string()]).status();
     }
-    for (name, make, truth) in KINDS {
-        let place = Place::attached(&["--cache", "pdc"], true);
-        let script = format!("{make} && echo MOUNTED\n{MAIL}");
-        let printed = place.guest(&kit, &format!("journal-{name}"), &script).run();
-        assert!(printed.contains("MOUNTED") && printed.contains("UNMOUNTED"), "{name}: {printed}");
-        let bypassed = place.0.stats()["engine"]["cache"]["bypassed_bytes"].as_u64();
-        place.0.on_volume(&["detach"]);
-        if truth.is_empty() {
-            assert_eq!(bypassed, Some(0), "{name} has no journal");
-            continue;
-        }
-        let found = Command::new("sh").args(["-c", truth, "sh"]).arg(&place.0.volume).output();
-        let found = String::from_utf8(found.expect("sh runs").stdout).expect("text");
-        let (recall, precision) = place.judge(found.trim());
-        eprintln!("{name}: recall {recall:.3}, precision {precision:.3}, journal {}", found.trim());
-        assert!(recall > 0.8 && precision > 0.95, "{name}: {recall} {precision} {found}");
-    }
+    place.0.polylane(&["volume", "resize", &place.0.volume.display().to_string(), "1G"]);
+    let printed = guest.finish();
+    assert!(printed.contains("grew from 512 to 1024 MiB"), "{printed}");
+    assert!(printed.contains("ok ext4 grew"), "{printed}");
+    let stats = place.0.stats();
+    assert_eq!((&stats["engine_restarts"], &stats["engine"]["failed"]), (&4.into(), &0.into()));
+}
+
+/// QEMU's words in the documentation, for a socket.
+fn documented_words(socket: &str) -> Vec<String> {
+    let text = include_str!("../../docs/design/vhost-user.md");
+    let (_, line) = text.split_once("qemu-system-x86_64 … ").expect("QEMU's line");
+    let (line, _) = line.split_once("\ncloud-hypervisor").expect("its end");
+    let words = line.split_whitespace().filter(|word| *word != "\\");
+    words.map(|word| word.replace("/run/v.sock", socket)).collect()
+}
+
+#[test]
+fn a_guest_boots_with_the_words_of_the_documentation() {
+    let test = "a_guest_boots_with_the_words_of_the_documentation";
+    let Some(kit) = Kit::find(test, Kernel::Stable) else { return };
+    let place = Place::new(&["--cache", "pdc"]);
+    let words = documented_words(&place.0.path("socket"));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let script = "echo queues $(ls /sys/block/vda/mq | wc -l); \
+        mkfs.ext4 -F -q /dev/vda && mount /dev/vda /mnt && umount /mnt && echo MOUNTED";
+    let printed = Guest::new(&kit, "vhost-documented", script).arguments(&words).run();
+    assert!(printed.contains("queues 2") && printed.contains("MOUNTED"), "{printed}");
 }

@@ -113,6 +113,10 @@ fn a_thick_volume_has_its_space() {
     let stat = fs::metadata(dir.path().join("v")).expect("stat");
     assert!(stat.blocks() * 512 >= 64 << 20, "{} blocks", stat.blocks());
     assert_clean(&dir.path().join("v"));
+    // What does not fit is refused before the host is filled with it.
+    let line = refused(dir.path(), "create big --size 9000T --thick", 1);
+    assert!(line.contains("big: its host has") && line.contains("no room for"), "{line}");
+    assert!(!dir.path().join("big").exists());
 }
 
 #[test]

@@ -4,9 +4,10 @@
 //! anything it finds is not as it must be, and ends with a line that says how fast it was. It knows
 //! `LANE` (the lane's path), `SECONDS_EACH` (how long a load runs), `CACHE` (a directory of the
 //! host for what all runs share) and `OTHER`: what it puts before some of its commands, nothing or
-//! what takes the preload library from them. First each runs in a directory of the host: what fails
-//! there is not the lane's. After each run e2fsck looks at the volume. What a failed script did is
-//! in `apps-NAME.log` beside the binary.
+//! what takes the preload library from them (an `LD_PRELOAD` of another value: one that is missing
+//! the library puts back). First each runs in a directory of the host: what fails there is not the
+//! lane's. After each run e2fsck looks at the volume. What a failed script did is in
+//! `apps-NAME.log` beside the binary.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -178,7 +179,8 @@ impl App {
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
         let lane = if way == Way::Host { dir.display().to_string() } else { "/lane".into() };
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=20", &self.limit.to_string()]);
+        let limit = self.limit * patience();
+        command.args(["--kill-after=20", &limit.to_string()]);
         if way != Way::Host {
             command.arg(binary).args(["run", "--size", "8G", "--volume"]);
             command.arg(dir.join("volume.img")).args(place);
@@ -187,7 +189,7 @@ impl App {
         let start = if place.contains(&"--root") { "/" } else { lane.as_str() };
         command.args(["sh", "-euxc", &format!("cd {start}\n{text}")]);
         let seconds = std::env::var("POLYLANE_APPS_SECONDS").unwrap_or_else(|_| "60".into());
-        let other = if way == Way::Mixed { "env -u LD_PRELOAD" } else { "" };
+        let other = if way == Way::Mixed { "env LD_PRELOAD=" } else { "" };
         command.env("OTHER", other).env("LANE", lane).env("SECONDS_EACH", seconds);
         let cache = binary.with_file_name("apps-cache");
         std::fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
@@ -195,7 +197,7 @@ impl App {
         let done = command.output().context("run timeout")?;
         Ok(match done.status.code() {
             Some(0) => Ok(last_line(&done.stdout)),
-            Some(124 | 137) => Err(format!("not done after {} s", self.limit)),
+            Some(124 | 137) => Err(format!("not done after {limit} s")),
             code => {
                 let log = binary.with_file_name(format!("apps-{name}.log"));
                 std::fs::write(&log, &done.stderr).with_context(|| log.display().to_string())?;
@@ -204,6 +206,12 @@ impl App {
             }
         })
     }
+}
+
+/// How many times its limit a program may take: `POLYLANE_APPS_PATIENCE`, for hosts that are busy.
+fn patience() -> u32 {
+    let said = std::env::var("POLYLANE_APPS_PATIENCE").ok();
+    said.and_then(|number| number.parse().ok()).unwrap_or(1)
 }
 
 /// The last line that is not empty, as it can stand in a table.

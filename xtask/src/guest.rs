@@ -44,7 +44,7 @@ pub fn run(root: &Path, target: &Path, names: &[String]) -> Result<()> {
         (limit::AGAIN, "1"),
     ];
     let mut words = vec!["--package", "polylane-tests", "--test", "guest", "--test", "vhost"];
-    words.extend(["--", "--test-threads=1"]);
+    words.extend(["--test", "vhost_journals", "--", "--test-threads=1"]);
     words.extend(names.iter().map(String::as_str));
     let mut tally = Tally::new();
     tally.cargo_test(root, &words, &env)?;

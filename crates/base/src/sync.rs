@@ -71,6 +71,15 @@ impl<T: ?Sized> RwLock<T> {
         }
     }
 
+    /// The exclusive hold, if it is to be had without waiting.
+    pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        match self.0.try_write() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Waits for the exclusive hold.
     pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().unwrap_or_else(|poison| poison.into_inner())

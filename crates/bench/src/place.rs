@@ -363,26 +363,16 @@ impl Tenant {
         index: usize,
         length: Length,
     ) -> Result<Self> {
-        Tenant::worker(None, place, shared, load, index, length)
+        Tenant::start_on(None, place, shared, load, index, length)
     }
 
-    /// The same with all that the tenant consists of, its lane's service included, on CPU `cpu`.
-    /// What the kernel does for it on threads of the kernel's own stays where that is.
+    /// The same with all that the tenant consists of, its lane's service included, on one CPU if
+    /// one is given. What the kernel does for it on threads of the kernel's own stays where that
+    /// is.
     ///
     /// # Errors
     /// As [`Tenant::start`]; the CPU may not be used; `taskset` of util-linux is missing.
     pub fn start_on(
-        cpu: u32,
-        place: Place,
-        shared: &Path,
-        load: &str,
-        index: usize,
-        length: Length,
-    ) -> Result<Self> {
-        Tenant::worker(Some(cpu), place, shared, load, index, length)
-    }
-
-    fn worker(
         cpu: Option<u32>,
         place: Place,
         shared: &Path,

@@ -18,6 +18,7 @@ use polylane_block::device::{
 };
 use polylane_block::qos::board::{Board, Device, Limits, Rule};
 use polylane_block::qos::cost::CostModel;
+use polylane_block::qos::depth::{Counted, Depth};
 use polylane_block::qos::governed::{Governed, Governor, monotonic_ns};
 use polylane_block::qos::lane::Lane;
 use polylane_block::qos::model::Tenant;
@@ -51,6 +52,8 @@ pub struct Run<'a> {
     pub device: Arc<dyn BlockDevice>,
     /// Who they are. Each has an equal part of the device's bytes.
     pub tenants: &'a [Tenant],
+    /// What the kernel counts of the requests at it, where it does.
+    pub depth: Option<Arc<Counted>>,
     /// What is charged.
     pub cost: CostModel,
     /// Who decides.
@@ -275,11 +278,13 @@ impl Coordinator {
                 Rule::WdtSharedLock => Some(Mapped(Region::attach(&lock, PAGE_BYTES)?)),
                 Rule::Static | Rule::Wdt | Rule::Ledger => None,
             };
+            let depth = run.depth.clone().map(|depth| depth as Arc<dyn Depth>);
             let lane = Lane::new(Mapped(Region::attach(fd, PAGE_BYTES)?), shared);
+            let lane = lane.with_depth(depth);
             governor.set(Some(lane));
         }
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
+        let (stopped, depth) = (stop.clone(), run.depth.clone());
         let thread = thread::spawn(move || {
             // As the coordinator of pools.
             let _ = rustix::process::setpriority_process(None, -20);
@@ -287,7 +292,8 @@ impl Coordinator {
             while !stopped.load(Ordering::Relaxed) {
                 let left = board.next_tick().saturating_sub(monotonic_ns());
                 thread::sleep(Duration::from_nanos(left));
-                board.tick(monotonic_ns());
+                let depth = depth.as_ref().and_then(|depth| depth.requests());
+                board.tick(monotonic_ns(), depth);
             }
         });
         Ok(Coordinator { stop, thread: Some(thread) })

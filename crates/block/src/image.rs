@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_sys::lock::{is_locked, lock_range, share_range};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, renameat_with};
 
 use crate::file::Files;
 
@@ -158,8 +158,8 @@ pub fn proc_path(file: impl AsFd) -> PathBuf {
 pub struct Draft {
     file: OwnedFd,
     path: PathBuf,
-    /// The host cannot make files without a name, so it has one already.
-    named: bool,
+    /// Its name as a draft, on hosts that cannot make files without one.
+    temporary: Option<PathBuf>,
 }
 
 impl Draft {
@@ -171,21 +171,20 @@ impl Draft {
         if rustix::fs::lstat(path).is_ok() {
             return Err(ImageError::Host("create it", Errno::EEXIST));
         }
-        let dir = match path.parent() {
-            Some(dir) if !dir.as_os_str().is_empty() => dir,
-            _ => Path::new("."),
-        };
         let mode = Mode::RUSR | Mode::WUSR;
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let (file, named) = match rustix::fs::open(dir, flags | OFlags::TMPFILE, mode) {
-            Ok(file) => (file, false),
+        let opened = rustix::fs::open(directory_of(path), flags | OFlags::TMPFILE, mode);
+        let (file, temporary) = match opened {
+            Ok(file) => (file, None),
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
                 let flags = flags | OFlags::CREATE | OFlags::EXCL;
-                (rustix::fs::open(path, flags, mode).map_err(host("create it"))?, true)
+                let name = draft_name(path);
+                let file = rustix::fs::open(&name, flags, mode).map_err(host("create it"))?;
+                (file, Some(name))
             }
             Err(error) => return Err(host("create it")(error)),
         };
-        let draft = Draft { file, path: path.to_path_buf(), named };
+        let draft = Draft { file, path: path.to_path_buf(), temporary };
         rustix::fs::ftruncate(&draft.file, bytes).map_err(host("give it its size"))?;
         Ok(draft)
     }
@@ -195,7 +194,7 @@ impl Draft {
         &self.file
     }
 
-    /// Makes the content durable, gives the file its name and opens it.
+    /// Makes the content durable, gives the file its name, durably, and opens it.
     ///
     /// # Errors
     /// See [`ImageError`]; `EEXIST` when somebody was faster.
@@ -205,21 +204,64 @@ impl Draft {
         let lock = self.file.try_clone();
         let lock = lock.map_err(|error| ImageError::Host("open it", error.into()))?;
         let files = take(lock)?;
-        if !self.named {
-            let from = proc_path(&self.file);
-            rustix::fs::linkat(CWD, &from, CWD, &self.path, AtFlags::SYMLINK_FOLLOW)
-                .map_err(host("create it"))?;
+        match &self.temporary {
+            None => {
+                let from = proc_path(&self.file);
+                rustix::fs::linkat(CWD, &from, CWD, &self.path, AtFlags::SYMLINK_FOLLOW)
+            }
+            Some(name) => rename_new(name, &self.path),
         }
-        self.named = false;
+        .map_err(host("create it"))?;
+        self.temporary = None;
+        sync_names(&self.path)?;
         Ok(files)
     }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if self.named {
-            let _ = fs::remove_file(&self.path);
+        if let Some(name) = &self.temporary {
+            let _ = fs::remove_file(name);
         }
+    }
+}
+
+/// A name for a file that is going to be `path`.
+fn draft_name(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".draft-{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+/// Renames a file to a name that is free.
+fn rename_new(from: &Path, to: &Path) -> rustix::io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // Network file systems know the older calls alone.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
+            rustix::fs::link(from, to)?;
+            rustix::fs::unlink(from)
+        }
+        done => done,
+    }
+}
+
+/// The directory that the name of `path` is in.
+pub fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Makes durable which files the names in the directory of `path` stand for. Hosts that cannot do
+/// so for a directory do it by themselves, or never.
+///
+/// # Errors
+/// The host's.
+pub fn sync_names(path: &Path) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(directory_of(path), flags, Mode::empty());
+    let dir = dir.map_err(host("open its directory"))?;
+    match rustix::fs::fsync(&dir) {
+        Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOTSUP) => Ok(()),
+        Err(error) => Err(host("make its name durable")(error)),
     }
 }
 
@@ -297,6 +339,21 @@ mod tests {
         open(&path).expect("free");
         let again = Draft::new(&path, 1).expect_err("exists");
         assert_eq!(again, ImageError::Host("create it", Errno::EEXIST));
+    }
+
+    #[test]
+    fn a_draft_with_a_name_takes_nobody_s_place() {
+        let dir = tempfile::tempdir().expect("dir");
+        let (path, taken) = (dir.path().join("volume"), dir.path().join("taken"));
+        let draft = draft_name(&path);
+        fs::write(&draft, "new").expect("write");
+        fs::write(&taken, "old").expect("write");
+        assert_eq!(rename_new(&draft, &taken), Err(rustix::io::Errno::EXIST));
+        rename_new(&draft, &path).expect("free");
+        sync_names(&path).expect("sync");
+        assert_eq!(fs::read_to_string(&path).expect("read"), "new");
+        assert_eq!(fs::read_to_string(&taken).expect("read"), "old");
+        assert!(sync_names(&dir.path().join("none/volume")).is_err());
     }
 
     #[test]

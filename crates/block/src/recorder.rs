@@ -8,7 +8,7 @@
 //! | `op` | R, W, F(lush), D(iscard), Z (write-zeroes) |
 //! | `fua` | 1: durable at completion |
 //! | `offset`, `length` | bytes; 0 of a flush |
-//! | `opening` | `xfs`: the data begins with a record of XFS's log; else nothing |
+//! | `opening` | what the data begins with, by [`Opening::name`]; nothing where it is not known |
 //!
 //! No data is written down. A file that cannot take more ends the recording, not the device.
 //!
@@ -62,10 +62,7 @@ impl Recorder {
             Op::Flush => ('F', false),
         };
         let data = request.data.first().map_or(&[][..], |buffer| &buffer[..]);
-        let opening = match op == 'W' && Opening::of(data) == Opening::XfsRecord {
-            true => "xfs",
-            false => "",
-        };
+        let opening = if op == 'W' { Opening::of(data).name() } else { "" };
         let offset = request.sector.byte().unwrap_or(u64::MAX);
         let length = request.count.saturating_mul(SECTOR_BYTES as u64);
         let mut log = self.log.lock();
@@ -167,11 +164,23 @@ mod tests {
         waiter.write(Sector(9), log, true).expect("write");
         waiter.flush().expect("flush");
         waiter.read(Sector(8), 1024).expect("read");
+        for kind in [1, 2, 4] {
+            let mut block = Buffer::zeroed(512);
+            block[..12].copy_from_slice(&[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, kind, 0, 0, 0, 7]);
+            waiter.write(Sector(0), block, false).expect("write");
+        }
         assert!(recorder.finish());
         let text = std::fs::read_to_string(&path).expect("read");
         let lines = text.lines().skip(1).map(|line| line.split_once(',').expect("a time").1);
         let lines: Vec<&str> = lines.collect();
-        assert_eq!(lines, ["W,0,4096,512,", "W,1,4608,1024,xfs", "F,0,0,0,", "R,0,4096,1024,"]);
+        assert_eq!(
+            lines[..4],
+            ["W,0,4096,512,", "W,1,4608,1024,xfs", "F,0,0,0,", "R,0,4096,1024,"]
+        );
+        assert_eq!(
+            lines[4..],
+            ["W,0,0,512,jbd2", "W,0,0,512,jbd2-commit", "W,0,0,512,jbd2-superblock"]
+        );
     }
 
     #[test]

@@ -185,17 +185,47 @@ fn the_log_of_xfs_on_large_sectors_is_found_by_its_records() {
     }
 }
 
+/// First bytes, and which of them say what it is.
+const OPENINGS: [(Opening, [u8; 12], &[usize]); 5] = [
+    (
+        Opening::XfsRecord,
+        [0xfe, 0xed, 0xba, 0xbe, 0, 0, 0, 7, 0, 0, 0, 2],
+        &[0, 1, 2, 3, 8, 9, 10, 11],
+    ),
+    (
+        Opening::JournalBlocks,
+        [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 5, 9, 9, 9, 9],
+        &[0, 1, 2, 3, 4, 5, 6, 7],
+    ),
+    (
+        Opening::JournalCommit,
+        [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2, 0, 0, 0, 9],
+        &[0, 1, 2, 3, 4, 5, 6, 7],
+    ),
+    (
+        Opening::JournalSuperblock,
+        [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 4, 0, 0, 0, 0],
+        &[0, 1, 2, 3, 4, 5, 6, 7],
+    ),
+    (Opening::FastCommit, [9, 0, 8, 0, 0, 0, 0, 0, 7, 0, 0, 0], &[0, 1, 2, 3, 4, 5, 6, 7]),
+];
+
 #[test]
-fn a_record_is_known_by_magic_number_and_version() {
-    let record = [0xfe, 0xed, 0xba, 0xbe, 0, 0, 0, 7, 0, 0, 0, 2, 0, 0];
-    assert_eq!(Opening::of(&record), Opening::XfsRecord);
-    assert_eq!(Opening::of(&record[..11]), Opening::Unknown);
-    for at in [0, 1, 2, 3, 8, 9, 10, 11] {
-        let mut other = record;
-        other[at] ^= 0x40;
-        assert_eq!(Opening::of(&other), Opening::Unknown, "byte {at}");
+fn a_journal_s_block_is_known_by_its_first_bytes() {
+    for (opening, bytes, telling) in OPENINGS {
+        assert_eq!(Opening::of(&bytes), opening);
+        assert_eq!(Opening::of(&[&bytes[..], &[1; 4]].concat()), opening);
+        assert_eq!(Opening::of(&bytes[..11]), Opening::Unknown);
+        for at in telling {
+            let mut other = bytes;
+            other[*at] ^= 0x40;
+            assert_eq!(Opening::of(&other), Opening::Unknown, "{opening:?}, byte {at}");
+        }
+        assert_eq!(Opening::named(opening.name()), opening);
     }
     assert_eq!(Opening::of(&[]), Opening::Unknown);
+    assert_eq!(Opening::of(&[9, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0]), Opening::Unknown);
+    assert_eq!((Opening::named("other"), Opening::Unknown.name()), (Opening::Unknown, ""));
 }
 
 /// A file that holds records, written where it was made: they come in pieces that hold many.
@@ -217,6 +247,167 @@ fn fast_commits_are_found() {
     let (mut volume, mut ext4) = (volume(Some(area)), Jbd2::new(journal()));
     fast_commits(&mut volume, &mut ext4, 8_000);
     assert_found(volume.score(), 0.85, 0.98);
+}
+
+/// What the blocks of jbd2 begin with says more than its turns: one commit is enough.
+#[test]
+fn a_log_that_names_itself_is_found_at_its_first_commit() {
+    for (fua, blocks) in [(false, 3), (true, 3), (false, 4000)] {
+        let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+        (ext4.headers, ext4.fua) = (true, fua);
+        ext4.commit(&mut volume, blocks, &[(2048 * MIB, BLOCK)]);
+        let lead = (1 + blocks) * BLOCK;
+        assert_eq!(volume.score().lead_bytes, lead, "{blocks} blocks, FUA {fua}");
+        assert_eq!(volume.regions(), [Region::at(journal().first + BLOCK, lead + BLOCK)]);
+        mail(&mut volume, &mut ext4, 8_000);
+        let score = volume.score();
+        assert_found(score, 0.94, 0.99);
+        assert!(score.recall_after_lead() > Some(0.99), "{score:?}");
+    }
+}
+
+/// jbd2 writes its superblock before the first transaction, which lies right behind it: nothing of
+/// the log is missed, however few commits there are.
+#[test]
+fn a_log_behind_its_superblock_is_found_at_its_first_write() {
+    for rewritten in [0, 1, 5] {
+        let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+        ext4.headers = true;
+        (0..=rewritten).for_each(|_| ext4.update_superblock(&mut volume));
+        ext4.commit(&mut volume, 1000, &[(2048 * MIB, BLOCK)]);
+        let score = volume.score();
+        assert_eq!(score.lead_bytes, (1 + rewritten) * BLOCK, "{score:?}");
+        assert_eq!(score.hit_bytes, 1002 * BLOCK, "{score:?}");
+        mail(&mut volume, &mut ext4, 8_000);
+        assert_found(volume.score(), 0.99, 1.0);
+    }
+}
+
+/// What lies right before the superblock was written, too, when the file system was made.
+#[test]
+fn a_superblock_behind_other_blocks_is_one_when_they_rest() {
+    for (epochs, found) in [(0, false), (1, false), (3, true)] {
+        let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+        ext4.headers = true;
+        volume.write(journal().first - 8 * BLOCK, 8 * BLOCK);
+        for epoch in 0..epochs {
+            volume.flush();
+            volume.write(epoch * 64 * BLOCK, BLOCK);
+        }
+        volume.write_opening(journal().first, BLOCK, Opening::JournalSuperblock);
+        ext4.commit(&mut volume, 30, &[]);
+        let score = volume.score();
+        let lead = if found { BLOCK } else { 32 * BLOCK };
+        assert_eq!(score.lead_bytes, lead, "{epochs} epochs: {score:?}");
+    }
+}
+
+/// The superblock of an external journal lies behind that of its device; both are written in turn.
+#[test]
+fn a_superblock_behind_another_one_is_known() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    ext4.headers = true;
+    for _ in 0..3 {
+        ext4.update_superblock(&mut volume);
+        volume.write(journal().first - BLOCK, BLOCK);
+        volume.flush();
+    }
+    ext4.update_superblock(&mut volume);
+    ext4.commit(&mut volume, 20, &[]);
+    let score = volume.score();
+    assert_eq!(score.lead_bytes, 4 * BLOCK, "{score:?}");
+    mail(&mut volume, &mut ext4, 2_000);
+    assert_found(volume.score(), 0.99, 1.0);
+}
+
+/// A transaction that fills the end of the log and goes on at its beginning: the end is the log's
+/// in the next lap, though no commit lies there.
+#[test]
+fn transactions_that_come_round_leave_no_hole_at_the_end() {
+    let (mut volume, mut ext4) = (volume(Some(journal())), Jbd2::new(journal()));
+    ext4.headers = true;
+    ext4.update_superblock(&mut volume);
+    for _ in 0..60 {
+        ext4.commit(&mut volume, 3000, &[]);
+    }
+    assert_found(volume.score(), 0.999, 1.0);
+}
+
+/// An image copied in pieces of a block: its log's superblock, and what follows that, lie in the
+/// middle of the copy.
+#[test]
+fn a_copy_of_a_superblock_and_its_log_is_not_a_journal() {
+    let mut volume = volume(None);
+    for number in 0..20_000 {
+        let opening = match number % 1000 {
+            500 => Opening::JournalSuperblock,
+            501 => Opening::JournalBlocks,
+            _ => Opening::Unknown,
+        };
+        volume.write_opening(number * BLOCK, BLOCK, opening);
+        if number % 64 == 0 {
+            volume.flush();
+        }
+    }
+    assert_eq!(volume.score().bypassed_bytes, 0);
+}
+
+#[test]
+fn fast_commits_that_name_themselves_are_found_at_once() {
+    let area = Region { first: journal().first, end: journal().end + 256 * BLOCK };
+    let (mut volume, mut ext4) = (volume(Some(area)), Jbd2::new(journal()));
+    ext4.headers = true;
+    ext4.commit(&mut volume, 8, &[]);
+    fast_commits(&mut volume, &mut ext4, 60);
+    let found = volume.score();
+    assert!(found.journal_bytes - found.hit_bytes <= (9 + 2) * BLOCK, "{found:?}");
+    ext4.commit(&mut volume, 8, &[]);
+    fast_commits(&mut volume, &mut ext4, 8_000);
+    assert_found(volume.score(), 0.98, 0.99);
+}
+
+/// A database that syncs has whole commits now and then; fast commits between them are one block or
+/// many.
+#[test]
+fn fast_commits_of_any_length_are_found() {
+    let area = Region { first: journal().first, end: journal().end + 256 * BLOCK };
+    let (mut volume, mut ext4) = (volume(Some(area)), Jbd2::new(journal()));
+    ext4.headers = true;
+    ext4.update_superblock(&mut volume);
+    for count in [1, 2, 1, 1, 3, 200, 1, 256, 1, 1, 1, 1, 1, 1, 1, 1, 1, 40] {
+        ext4.commit(&mut volume, 8, &[]);
+        for number in 0..count {
+            let data = volume.rng.below(1000) * BLOCK;
+            volume.write(2048 * MIB + data, BLOCK);
+            volume.flush();
+            let head = if number == 0 { Opening::FastCommit } else { Opening::Unknown };
+            volume.write_opening(journal().end + number * BLOCK, BLOCK, head);
+            volume.flush();
+        }
+    }
+    let score = volume.score();
+    assert!(score.journal_bytes - score.hit_bytes <= 3 * BLOCK, "{score:?}");
+    assert_eq!(score.hit_bytes, score.bypassed_bytes);
+}
+
+/// The first blocks of transactions, or of fast commits, in files: copies of logs in pieces of one
+/// size, each made durable, and an image copied in large ones.
+#[test]
+fn copies_of_logs_that_name_themselves_are_not_journals() {
+    for bytes in [BLOCK, 2 * BLOCK, 64 << 10, MIB] {
+        let mut volume = volume(None);
+        for number in 0..2000 {
+            let opening = match number % 7 {
+                0 => Opening::JournalBlocks,
+                5 => Opening::JournalCommit,
+                6 => Opening::FastCommit,
+                _ => Opening::Unknown,
+            };
+            volume.write_opening(number * bytes, bytes, opening);
+            volume.flush();
+        }
+        assert_eq!(volume.score().bypassed_bytes, 0, "pieces of {bytes} bytes");
+    }
 }
 
 #[test]
@@ -401,7 +592,11 @@ fn hostile_ranges_are_borne() {
     for (offset, length) in
         [(0, 0), (u64::MAX, 1), (u64::MAX - 4, 4096), (u64::MAX - 4096, 1 << 20)]
     {
-        volume.write_fua(offset, length);
+        [Opening::Unknown, Opening::JournalBlocks, Opening::JournalCommit, Opening::FastCommit]
+            .into_iter()
+            .for_each(|opening| {
+                volume.write_fua(offset, length, opening);
+            });
         volume.write(offset, length);
         volume.read(offset, length);
         volume.discard(offset, length);

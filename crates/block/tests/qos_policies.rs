@@ -1,10 +1,17 @@
 //! Policies on the simulated device, and the arithmetic of sharing.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+
 use polylane_base::rng::Rng;
 use polylane_block::qos::board::Limits;
 use polylane_block::qos::cost::CostModel;
+use polylane_block::qos::depth::Depth;
+use polylane_block::qos::lane::Lane;
 use polylane_block::qos::ledger::{Config, Ledger};
 use polylane_block::qos::model::{Device, SECOND, Scenario, Tenant, io, run};
+use polylane_block::qos::page::{Private, Terms, Words, lane};
 use polylane_block::qos::scenarios::{self, Case, Findings, PolicyName};
 use polylane_block::qos::share::{Claim, max_min};
 use polylane_block::qos::{Kind, Nanos, Policy, Verdict};
@@ -147,6 +154,7 @@ fn nobody_starves_under_the_ledger() {
             tenants,
             weights: vec![],
             late_ns: (0, 0),
+            cpu_ns: (0, 0),
             until: SECOND,
             bucket_ns,
             seed,
@@ -217,6 +225,90 @@ fn a_late_coordinator_learns_nothing() {
     assert_eq!(ledger.capacity(), before, "in flight and nothing done: not known");
 }
 
+/// A device that has as many requests as is said, and counts who asks.
+#[derive(Debug, Default)]
+struct Said {
+    requests: AtomicU64,
+    looks: AtomicU64,
+}
+
+impl Depth for Said {
+    fn requests(&self) -> Option<u64> {
+        self.looks.fetch_add(1, Relaxed);
+        Some(self.requests.load(Relaxed))
+    }
+}
+
+/// Requests that go at once to a device that has so many, without any of them being answered.
+fn burst(lane: &Lane<Arc<Private>>, device: &Said, requests: u64) -> u64 {
+    device.requests.store(requests, Relaxed);
+    let goes = |_: &u32| {
+        let goes = lane.admit(&io(Kind::Read, 4096), || 1_000) == Verdict::Go;
+        device.requests.fetch_add(u64::from(goes), Relaxed);
+        goes
+    };
+    (0..1000).take_while(goes).count() as u64
+}
+
+#[test]
+fn who_would_wait_goes_where_the_device_has_little_to_do() {
+    let (page, device) = (Arc::new(Private::default()), Arc::new(Said::default()));
+    CostModel::default().store(&page);
+    // A grant of ten requests, all of it used, and room for none.
+    let all = Terms {
+        tick: 5_000_000,
+        slices: 1,
+        grant: 100_000,
+        low_water: 16,
+        stale_at: u64::MAX,
+        start: 1_000,
+        ..Terms::default()
+    };
+    let lane = Lane::new(page.clone(), None).with_depth(Some(device.clone()));
+    all.publish(&page);
+    let asked = &device.looks;
+    // One may start, as without a look: nothing of it is in flight.
+    assert_eq!((burst(&lane, &device, 16), asked.load(Relaxed)), (1, 1), "the device is busy");
+    assert_eq!(burst(&lane, &device, 12), 4, "what the device is short of, and no more");
+    assert_eq!(asked.load(Relaxed), 3, "one look for all of them, and one in vain");
+    // The more it owes, the less there must be.
+    let went: Vec<u64> = (0..60).map(|_| burst(&lane, &device, 0)).collect();
+    assert!(went.windows(2).all(|two| two[1] <= two[0]), "{went:?}");
+    assert_eq!((went[0] > 8, went.last()), (true, Some(&1)), "never less than one if it is idle");
+    assert_eq!(page.load(lane::SPENT, Relaxed), 10_000 * (5 + went.iter().sum::<u64>()), "charged");
+    // Without low water there is no look.
+    let looks = asked.load(Relaxed);
+    Terms { low_water: 0, ..all }.publish(&page);
+    assert_eq!((burst(&lane, &device, 0), asked.load(Relaxed)), (0, looks));
+    // A limit that a person set holds whatever the device has.
+    Terms { requests_max: Some(0), ..all }.publish(&page);
+    assert_eq!((burst(&lane, &device, 0), asked.load(Relaxed)), (0, looks));
+}
+
+/// Many lanes, of which few do anything: one more that begins is noticed in the next window.
+#[test]
+fn a_lane_among_many_is_noticed_at_once() {
+    let mut ledger = Ledger::new(CostModel::default(), Config::default());
+    let lanes: Vec<usize> = (0..200).map(|_| ledger.add_lane(100)).collect();
+    let (request, mut now) = (io(Kind::Read, 4096), 0);
+    let mut window = |ledger: &mut Ledger, busy: &[usize]| {
+        for lane in busy {
+            // A lane that is not limited would go on for ever.
+            let goes = |_: &u32| ledger.admit(now, *lane, &request) == Verdict::Go;
+            let count = (0..500).take_while(goes).count();
+            (0..count).for_each(|_| ledger.complete(now, *lane, &request));
+        }
+        now = ledger.next_tick();
+        ledger.tick(now);
+    };
+    (0..300).for_each(|_| window(&mut ledger, &lanes[..2]));
+    for late in [7, 77, 123, 198] {
+        assert_eq!(ledger.grants()[late], 0);
+        window(&mut ledger, &[lanes[0], lanes[1], late]);
+        assert!(ledger.grants()[late] > 0, "lane {late}");
+    }
+}
+
 #[test]
 fn wrong_costs_keep_what_is_charged_fair() {
     // Writes truly take three times what they are charged.
@@ -253,4 +345,27 @@ fn a_slow_limit_holds() {
         }
     }
     assert!((34..=42).contains(&went), "{went} requests in 1.9 s at 20 per second");
+}
+
+#[test]
+fn the_ledger_looks_seldom_while_nobody_does_anything_and_at_once_when_somebody_does() {
+    let mut ledger = Ledger::new(CostModel::default(), Config::default());
+    let lane = ledger.add_lane(1);
+    let mut now = 0;
+    let look = |ledger: &mut Ledger, now: &mut Nanos| {
+        let pause = ledger.next_tick() - *now;
+        *now += pause;
+        ledger.tick(*now);
+        pause
+    };
+    while now < 10 * SECOND {
+        let pause = look(&mut ledger, &mut now);
+        assert!(now < 8 * SECOND || pause == SECOND / 10, "{pause} at {now}");
+    }
+    // It goes at once: what it was told before is still good.
+    let read = io(Kind::Read, 4096);
+    assert_eq!(ledger.admit(now + 1, lane, &read), Verdict::Go);
+    ledger.complete(now + 2, lane, &read);
+    assert_eq!(look(&mut ledger, &mut now), SECOND / 10);
+    assert_eq!(look(&mut ledger, &mut now), SECOND / 200);
 }

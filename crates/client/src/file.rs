@@ -18,6 +18,7 @@ use rustix::fs::{SeekFrom, seek};
 use crate::call;
 use crate::config;
 use crate::lease;
+use crate::ops::lock;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::real;
@@ -26,6 +27,7 @@ use crate::session::{self, Mark, Session};
 use crate::slots::Slot;
 use crate::state;
 use crate::table::{Entry, Glance, Pin, Record, bit};
+use crate::view;
 
 /// The open file that `fd` means; an unknown number is looked at.
 #[inline]
@@ -121,6 +123,10 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
     message.arg[0] = ticket as u64;
     message.arg[1] = (ticket >> 64) as u64;
     let reply = call::plain(session, message).map_err(|_| Detour::Kernel)?;
+    let former = session::of(file.session.load(Ordering::Relaxed)).filter(|one| one.is_own());
+    if let Some(held) = former.and_then(|former| view::keep_locks(former, file)) {
+        lock::reclaim(session, reply.handle, &held);
+    }
     file.flags.store(reply.value[0] as u32, Ordering::Relaxed);
     file.handle.store(reply.handle, Ordering::Relaxed);
     file.view.store(0, Ordering::Relaxed);

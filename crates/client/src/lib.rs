@@ -14,7 +14,7 @@
 //! |---|---|
 //! | `abi` | the C surface: names, pointers, `errno` |
 //! | `ops` | what each call means |
-//! | `path`, `cwd` | whether a path is the lane's |
+//! | `path`, `cwd`, `mounts` | whether a path is the lane's |
 //! | `table`, `file`, `slots` | descriptors, open files, kernel descriptors opened ahead |
 //! | `lease` | names that may be changed without asking |
 //! | `view` | what open files hold, to be read and written without asking |
@@ -38,6 +38,7 @@ mod file;
 mod known;
 mod lease;
 mod lock;
+mod mounts;
 mod opened;
 mod ops;
 mod outcome;

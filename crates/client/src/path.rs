@@ -18,7 +18,7 @@ use crate::outcome::{Detour, Outcome};
 use crate::session::Session;
 use crate::state;
 use crate::table::{Pin, bit};
-use crate::{real, thread};
+use crate::{mounts, real, thread};
 
 /// A path as the service takes it.
 pub(crate) struct At<'a> {
@@ -73,7 +73,7 @@ pub(crate) fn two<'a>(
 fn absolute<'a>(mount: &[u8], path: &'a [u8]) -> Outcome<(&'static Session, At<'a>)> {
     let rest = inside(mount, path).ok_or(Detour::Kernel)?;
     let session = ready()?;
-    if is_covered(session, rest) || rest.len() > PATH_BYTES_MAX {
+    if mounts::changed() || is_covered(session, rest) || rest.len() > PATH_BYTES_MAX {
         return Err(Detour::Kernel);
     }
     Ok((session, At { dir: DIR_ROOT, path: rest, _start: None }))
@@ -93,6 +93,9 @@ fn relative(dir: RawFd, path: &[u8]) -> Outcome<(&'static Session, At<'_>)> {
         return Err(Detour::Kernel);
     }
     let session = ready()?;
+    if mounts::changed() {
+        return Err(Detour::Kernel);
+    }
     if start.session.load(Ordering::Relaxed) != session.number {
         if dir == libc::AT_FDCWD {
             state.cwd.changed();

@@ -528,6 +528,12 @@ real! {
     fn login_tty(fd: c_int) -> c_int;
     fn daemon(no_chdir: c_int, no_close: c_int) -> c_int;
     fn chroot(path: *const c_char) -> c_int;
+    fn mount(source: *const c_char, target: *const c_char, kind: *const c_char,
+        flags: libc::c_ulong, data: *const c_void) -> c_int;
+    fn umount(target: *const c_char) -> c_int;
+    fn umount2(target: *const c_char, flags: c_int) -> c_int;
+    fn move_mount(from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char,
+        flags: c_uint) -> c_int;
     fn unshare(flags: c_int) -> c_int;
     fn setns(fd: c_int, kind: c_int) -> c_int;
     fn setuid(user: uid_t) -> c_int;

@@ -30,7 +30,7 @@ use polylane_sys::scm;
 use crate::ops::process;
 use crate::outcome::{Detour, Outcome};
 use crate::thread::{self, AWAITED, BOXES, Thread, UNAWAITED};
-use crate::{config, path, private, real, state};
+use crate::{config, mounts, path, private, real, state};
 
 /// Sessions of one process and its ancestors back to the last exec.
 const SESSIONS_MAX: usize = 64;
@@ -41,6 +41,8 @@ const WELCOME_PATIENCE: Duration = Duration::from_secs(5);
 const NEXT_SECONDS: i64 = 30;
 /// Pause between looks for it.
 const NEXT_PAUSE: Duration = Duration::from_millis(5);
+/// Pause between looks whether another thread has connected.
+const CONNECTION_PAUSE: Duration = Duration::from_micros(100);
 /// Seconds between attempts to connect.
 const RETRY_SECONDS: i64 = 1;
 
@@ -58,6 +60,8 @@ pub(crate) struct Session {
     /// Directories with something else mounted on them, without leading slash.
     pub(crate) covered: Vec<Vec<u8>>,
     socket: RawFd,
+    /// The process that made it: one that was forked from it has sessions of its own.
+    pid: i32,
     lost: AtomicBool,
     /// Requests posted so far, by mailbox.
     posts: Box<[AtomicU32]>,
@@ -107,6 +111,18 @@ impl Sessions {
         match self.present() {
             Some(session) => Ok(session),
             None => self.connect(),
+        }
+    }
+
+    /// As [`get`](Self::get), but where another thread is connecting that is waited for.
+    pub(crate) fn get_together(&self) -> Outcome<&'static Session> {
+        loop {
+            let done = self.get();
+            let meanwhile = self.connecting.load(Ordering::Acquire) || self.present().is_some();
+            if done.is_ok() || !meanwhile || thread::is_inside() {
+                return done;
+            }
+            std::thread::sleep(CONNECTION_PAUSE);
         }
     }
 
@@ -182,6 +198,11 @@ impl Sessions {
         if self.connecting.swap(true, Ordering::Acquire) {
             return Err(Detour::Kernel);
         }
+        if !thread::slow(mounts::find) {
+            process::estranged();
+            self.connecting.store(false, Ordering::Release);
+            return Err(Detour::Kernel);
+        }
         let made = thread::slow(|| self.make());
         if made.is_err() {
             self.retry_at.store(seconds() + RETRY_SECONDS, Ordering::Relaxed);
@@ -209,6 +230,10 @@ impl Sessions {
         }
         self.current.store(0, Ordering::Release);
     }
+}
+
+fn pid_now() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 /// Seconds of the monotonic clock; no system call.
@@ -253,7 +278,13 @@ impl Session {
         let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
         let (token, covered) = (welcome.token, welcome.covered);
         let lost = AtomicBool::new(false);
-        Ok(Session { number, channel, token, covered, socket, lost, posts })
+        let pid = pid_now();
+        Ok(Session { number, channel, token, covered, socket, pid, lost, posts })
+    }
+
+    /// Whether this process made it.
+    pub(crate) fn is_own(&self) -> bool {
+        self.pid == pid_now()
     }
 
     #[inline]
@@ -295,14 +326,20 @@ impl Session {
         Ok(self.mark(mailbox.index))
     }
 
+    /// As [`Session::post`], unless that would have to wait.
+    pub(crate) fn post_if_free(&'static self, message: &Message) -> Option<Mark> {
+        let mailbox = self.free_mailbox([UNAWAITED, AWAITED]).ok()?;
+        if !self.channel.is_free(mailbox.index) {
+            return None;
+        }
+        drop(mailbox);
+        self.post(message).ok()
+    }
+
     /// Tells the service that there is work in the stream, unless it is about to look there anyway.
     pub(crate) fn nudge(&'static self) {
-        let Ok(mailbox) = self.free_mailbox([UNAWAITED, AWAITED]) else { return };
-        if self.channel.is_free(mailbox.index) {
-            drop(mailbox);
-            // If it cannot be told now, it will be later.
-            let _ = self.post(&Message::new(Op::Ping));
-        }
+        // If it cannot be told now, it will be later.
+        let _ = self.post_if_free(&Message::new(Op::Ping));
     }
 
     /// Claims the thread's mailboxes in this session; those of a former one are of no use.

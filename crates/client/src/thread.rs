@@ -12,6 +12,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::opened::Opened;
+use crate::session::Mark;
 
 /// Mailboxes of one thread.
 pub(crate) const BOXES: usize = 2;
@@ -42,6 +43,8 @@ pub(crate) struct Thread {
     pub(crate) opened: Cell<Opened>,
     /// Files in a row that were read from their begin after they were opened.
     pub(crate) first_reads: Cell<u32>,
+    /// The view that this thread asked more room for, and by which request.
+    pub(crate) extended: Cell<(u64, Mark)>,
 }
 
 /// A signal whose handler waits.
@@ -79,6 +82,7 @@ thread_local! {
             busy: [const { Cell::new(false) }; BOXES],
             opened: Cell::new(Opened::NOTHING),
             first_reads: Cell::new(0),
+            extended: Cell::new((0, Mark::NONE)),
         }
     };
 }

@@ -18,13 +18,15 @@
 
 use std::sync::atomic::Ordering;
 
-use polylane_ipc::message::{SHOW, SHOW_END, WireAttr};
+use polylane_ipc::lent::Locks;
+use polylane_ipc::message::{Message, Op, SHOW, SHOW_END, WireAttr};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, Look, NOTES_READS};
 
 use crate::config;
 use crate::lease;
-use crate::session::Session;
+use crate::session::{Mark, Session};
 use crate::table::{Glance, Record};
+use crate::thread;
 
 /// Of a record's view: it came with a read that reached the end, before any was asked for.
 const END_ONLY: u64 = 1 << 31;
@@ -159,6 +161,32 @@ pub(crate) fn read_glanced(
     Some(count)
 }
 
+/// Whether nobody but this process has POSIX locks of the file.
+pub(crate) fn has_locks(session: &'static Session, file: &Record) -> bool {
+    shown(session, file)
+        .is_some_and(|(views, number)| views.has_locks(number) && !session.channel.is_dead())
+}
+
+/// Changes the POSIX locks that this process has of the file, where they are lent; `writes`: it
+/// write-locks. False: to be done by a request.
+pub(crate) fn change_locks(
+    session: &'static Session,
+    file: &Record,
+    writes: bool,
+    change: impl FnOnce(&mut Locks) -> bool,
+) -> bool {
+    shown(session, file).is_some_and(|(views, number)| {
+        views.change_locks(number, writes, change) && !session.channel.is_dead()
+    })
+}
+
+/// The POSIX locks that were lent by the service of a former session of this process, which died
+/// before it took them back; once.
+pub(crate) fn keep_locks(former: &'static Session, file: &Record) -> Option<Locks> {
+    let number = ((file.view.load(Ordering::Relaxed) & !END_ONLY) as u32).checked_sub(1)?;
+    former.channel.views()?.keep_locks(number)
+}
+
 /// Copies what is shown; `note` is called before it counts where the read moves the access time.
 #[inline(always)]
 fn copy(
@@ -207,7 +235,24 @@ pub(crate) fn write(
     offset: Option<u64>,
     from: &[u8],
 ) -> Option<u64> {
-    store(session, file, offset, from, || true)
+    let put = || store(session, file, offset, from, || true);
+    put().or_else(|| if extended(session, file) { put() } else { None })
+}
+
+/// Asks for more room behind the end, and goes on.
+#[cold]
+fn ask(session: &'static Session, file: &Record) {
+    let (handle, view) = (file.handle.load(Ordering::Relaxed), file.view.load(Ordering::Relaxed));
+    if let Some(mark) = session.post_if_free(&Message { handle, ..Message::new(Op::Extend) }) {
+        thread::with(|thread| thread.extended.set((view, mark)));
+    }
+}
+
+/// Waits for the room that this thread asked for, for this file; false: it did not ask.
+#[cold]
+fn extended(session: &'static Session, file: &Record) -> bool {
+    let (view, mark) = thread::with(|thread| thread.extended.replace((0, Mark::NONE)));
+    view != 0 && view == file.view.load(Ordering::Relaxed) && session.wait_for(mark).is_ok()
 }
 
 /// As [`write()`], at an offset; it suffices to glance at the file. Who is inside the gate of the
@@ -253,7 +298,12 @@ fn store(
     });
     let put = end.and_then(|end| put(session, &views, number, (at, from)).map(|()| end));
     let counts = views.leave(number, inside, put.map(|_| now()), put.unwrap_or(0).max(size));
-    put.filter(|_| counts && !session.channel.is_dead()).inspect(|_| hit(file, from.len()))
+    let end = put.filter(|_| counts && !session.channel.is_dead())?;
+    hit(file, from.len());
+    if views.is_to_ask(number, end) {
+        ask(session, file);
+    }
+    Some(end)
 }
 
 /// Stores bytes in frames, from inside the gate. All of them, or nothing that counts.

@@ -14,6 +14,7 @@
 //! | [`extents`], [`blockmap`] | where a file's blocks are; ext2's and ext3's way, for reading |
 //! | [`dir`] | names, linear and hashed, with an index in memory |
 //! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
+//! | `late` | new small files that are written together |
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
 //! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
 //! | `changes` | what closing waits for |
@@ -30,11 +31,11 @@
 //!   cell (Cell::core)            a directory before what it names; two of those by number
 //!     promised │ inode shard
 //!       log                      who writes a transaction's body or checkpoints; kept across I/O
-//!         gate                   shared: a handle; exclusive: a transaction is being closed
+//!         gate                   entered: a handle; shut: a transaction is being closed
 //!           orphans
 //!             superblock │ group of the allocator, one at a time
 //!               block            a metadata block's bytes, one at a time
-//!                 running │ cache shard │ progress
+//!                 changes of a slot │ cache shard │ progress
 //! ```
 //!
 //! A thread that holds a handle never waits for a cell, the log or another handle: so a transaction
@@ -57,6 +58,7 @@ pub mod format;
 pub mod inode;
 pub mod io;
 pub mod journal;
+mod late;
 pub mod mount;
 pub mod ops;
 pub mod orphan;

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use polylane_base::{Errno, Ino};
 use polylane_vfs::fs::{
-    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, Piece, RenameMode,
-    Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Late, NewNode, Piece,
+    RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
 };
 
 use crate::data::{self, INODE_CREDITS};
@@ -15,6 +15,7 @@ use crate::format::inode::{RawInode, Stamp};
 use crate::format::superblock::max_file_bytes;
 use crate::inode::Core;
 use crate::journal::Journal;
+use crate::late;
 use crate::mount::{Ext4, finish_all};
 use crate::ops::{self, LINKS_MAX, NAME_SHARE, Room};
 use crate::promised;
@@ -27,7 +28,7 @@ const ROOT: u32 = 2;
 /// `EXT4_SUPER_MAGIC` of statfs(2).
 const STATFS_MAGIC: u32 = 0xef53;
 
-fn number(ino: Ino) -> Result<u32> {
+pub(crate) fn number(ino: Ino) -> Result<u32> {
     u32::try_from(ino.0).map_err(|_| Errno::ESTALE.into())
 }
 
@@ -222,6 +223,18 @@ impl FileSystem for Ext4 {
             let written = data::write(&self.volume, &cell, &mut core, offset, source);
             written.inspect(|_| self.volume.note_room())
         })
+    }
+
+    fn write_late(&self, writes: &mut [Late<'_>]) -> Vec<polylane_base::Result<Attr>> {
+        let mut done = Vec::with_capacity(writes.len());
+        while let Some(rest) = writes.get_mut(done.len()..).filter(|rest| !rest.is_empty()) {
+            match self.changing(|| late::write(&self.volume, rest)) {
+                Ok(together) if !together.is_empty() => done.extend(together.into_iter().map(Ok)),
+                // By itself, which also tells why.
+                _ => done.push(rest[0].store(self)),
+            }
+        }
+        done
     }
 
     fn reserve(&self, ino: Ino, offset: u64, len: u64) -> polylane_base::Result<()> {

@@ -220,6 +220,11 @@ impl Kept {
         self.left.store(true, Ordering::SeqCst);
     }
 
+    /// Whether what ends now ends for the next service, too.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.left.load(Ordering::SeqCst)
+    }
+
     fn store(&self) -> Option<&Arc<Store>> {
         self.store.as_ref().filter(|_| !self.left.load(Ordering::Relaxed))
     }

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use polylane_base::Ino;
 use polylane_base::sync::Arc;
 use polylane_vfs::handover::{self, Kind, Store};
-use polylane_vfs::{Cred, OpenFile, Vfs};
+use polylane_vfs::{Cred, Node, OpenFile, Vfs};
 
 use crate::fuse::nodes::{NodeTable, Target};
 use crate::lane::Handover;
@@ -81,9 +81,9 @@ pub(crate) fn nodes(vfs: &Vfs, handover: &Handover) -> (NodeTable, SlotTable) {
         by_id.insert(record.words[0], record);
     }
     for record in handover.take(Kind::Node) {
-        let [id, ino, generation, lookups, is_slot, ..] = record.words;
+        let [id, ino, generation, lookups, is_slot, linkable, _] = record.words;
         let target = match is_slot {
-            0 => vfs.revive(Ino(ino), generation).ok().map(Target::Node),
+            0 => node(vfs, (ino, generation), linkable == 1).map(Target::Node),
             _ => by_id.remove(&id).and_then(|of| slot(vfs, handover, &of)).map(Target::Slot),
         };
         let record = Record::adopt(store, &record);
@@ -93,6 +93,14 @@ pub(crate) fn nodes(vfs: &Vfs, handover: &Handover) -> (NodeTable, SlotTable) {
     }
     by_id.values().for_each(|record| store.free(record.slot));
     (nodes, slots)
+}
+
+fn node(vfs: &Vfs, (ino, generation): (u64, u64), linkable: bool) -> Option<Node> {
+    let node = vfs.revive(Ino(ino), generation).ok()?;
+    if linkable {
+        node.make_linkable();
+    }
+    Some(node)
 }
 
 fn slot(vfs: &Vfs, handover: &Handover, record: &handover::Record) -> Option<Arc<Slot>> {

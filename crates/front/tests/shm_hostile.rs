@@ -294,7 +294,7 @@ fn flags(op: Op, rng: &mut Rng) -> u32 {
     let open = [libc::O_CREAT | libc::O_RDWR, libc::O_TRUNC | libc::O_WRONLY, libc::O_TMPFILE | 2];
     match op {
         Op::Open if rng.percent(80) => *rng.pick(&open) as u32,
-        Op::Lock | Op::GetLock => rng.below(8) as u32,
+        Op::Lock | Op::GetLock => rng.below(16) as u32,
         Op::Seek => 3 + rng.below(2) as u32,
         _ if rng.percent(60) => 0,
         _ => rng.next_u64() as u32,

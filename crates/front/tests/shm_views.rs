@@ -8,17 +8,25 @@ mod shm_kit;
 
 use std::time::{Duration, Instant};
 
+use polylane_base::Errno;
 use polylane_base::rng::Rng;
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use polylane_front::shm::Config;
+use polylane_ipc::Geometry;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{Message, NO_SLOT, Op, Reply, SHOW, SHOW_END, WireAttr, set};
+use polylane_ipc::lent::{Locks, Range};
+use polylane_ipc::message::{
+    LOCK_LEND, Message, NO_SLOT, Op, Reply, SHOW, SHOW_END, WireAttr, set,
+};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
 use polylane_sys::Region;
-use polylane_vfs::{Cred, OpenFile, SetAttr};
+use polylane_vfs::{
+    Cred, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpenFile, SetAttr,
+};
 use shm_kit::{
-    Client, House, cached_lane, connect_raw, count, count_panics, outcome, panics, wait_for,
+    Client, House, cached_lane, connect_raw, count, count_panics, lock_message, outcome, panics,
+    wait_for,
 };
 
 const PAGE: u64 = FRAME_BYTES as u64;
@@ -110,7 +118,17 @@ impl<'a> File<'a> {
         let fits = end <= size || offset <= size && end <= room;
         let put = if fits { self.put(offset, data) } else { None };
         let end = if put.is_some() { end.max(size) } else { size };
-        views.leave(self.view, inside, put.map(|()| now()), end) && put.is_some()
+        let done = views.leave(self.view, inside, put.map(|()| now()), end) && put.is_some();
+        if done && views.is_to_ask(self.view, end) {
+            self.ask();
+        }
+        done
+    }
+
+    /// Asks for more room, and goes on.
+    fn ask(&self) {
+        let message = Message { handle: self.handle, ..Message::new(Op::Extend) };
+        self.client.channel.post(self.client.mailbox, &message, &Trusting).unwrap();
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
@@ -199,6 +217,130 @@ fn what_is_written_behind_the_end_needs_no_request() {
     file.write(150_000, b"far");
     assert_eq!(file.read(100_028, 4), [3, 3, 0, 0]);
     assert_eq!(read_beside(&direct, 149_998, 10), *b"\0\0far");
+    assert_eq!(house.server.totals().loans_failed, 0);
+}
+
+fn requests_of(house: &House, op: Op) -> u64 {
+    let of = |&(counted, count): &(Op, u64)| (counted == op).then_some(count);
+    house.server.totals().by_op.iter().find_map(of).unwrap()
+}
+
+/// A file that is longer than all that can be shown of it, and than what may be lent of it.
+#[test]
+fn a_long_file_grows_without_waiting_from_frames_that_are_used_again() {
+    const PAGES: u64 = 2000;
+    let geometry = Geometry { frames: 256, ..Geometry::default() };
+    let house = House::over(cached_lane(), Config { geometry, ..Config::default() });
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    for page in 0..PAGES {
+        file.write(page * PAGE, &[page as u8; FRAME_BYTES]);
+        if page % 61 == 60 {
+            // What it just wrote, and what it wrote long ago, it reads as it is.
+            assert_eq!(file.read(page * PAGE - 1, 2), [(page - 1) as u8, page as u8]);
+            assert_eq!(file.read(page / 2 * PAGE, 1), [(page / 2) as u8]);
+        }
+    }
+    let direct = beside(&house, "f");
+    for page in 0..PAGES {
+        assert_eq!(read_beside(&direct, page * PAGE, FRAME_BYTES), [page as u8; FRAME_BYTES]);
+    }
+    assert_eq!(house.lane.vfs.getattr(direct.node()).unwrap().size, PAGES * PAGE);
+    // Reading ends a loan now and then; else it is half of the writes that need none.
+    let writes = requests_of(&house, Op::Write);
+    assert!(writes < PAGES / 5, "{writes} requests for {PAGES} writes");
+    assert!(requests_of(&house, Op::Extend) > 0);
+    assert_eq!(house.server.totals().loans_failed, 0);
+}
+
+#[test]
+fn a_loan_is_extended_while_its_client_goes_on() {
+    let house = House::over(cached_lane(), Config::default());
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    // The first write has room set aside for four pages.
+    file.write(0, &[1; FRAME_BYTES]);
+    let views = client.channel.views().unwrap();
+    let brought = || house.server.totals().brought_back;
+    let room = |file: &File<'_>| {
+        let inside = views.enter(file.view).expect("on loan");
+        let (end, room) = views.end_and_room(file.view, &inside);
+        assert!(views.leave(file.view, inside, None, end));
+        (end, room)
+    };
+    assert_eq!(room(&file), (PAGE, 5 * PAGE));
+    // Who is inside may be writing to any page: nothing is taken, and nothing is lost.
+    let inside = views.enter(file.view).unwrap();
+    file.put(PAGE, &[2; 2 * FRAME_BYTES + 10]).expect("room");
+    file.call(Message::new(Op::Extend));
+    assert_eq!(brought(), 0);
+    assert!(views.leave(file.view, inside, Some(now()), 3 * PAGE + 10), "the loan goes on");
+    // Whole pages are taken in, and there is more room; the last one is still lent.
+    file.call(Message::new(Op::Extend));
+    assert_eq!(brought(), 2);
+    let (end, more) = room(&file);
+    assert!(end == 3 * PAGE + 10 && more > 5 * PAGE, "{end} {more}");
+    assert!(file.write_lent(end, &[3; 20]));
+    assert_eq!(file.read_shown(2 * PAGE, &mut [0; 9]), Some(9), "it is shown on");
+    // Pages that were taken in are changed by a request.
+    assert!(!file.write_lent(PAGE, &[4; 5]));
+    file.write(PAGE, &[4; 5]);
+    let direct = beside(&house, "f");
+    let want = [&[4; 5][..], &[2; 2 * FRAME_BYTES + 5], &[3; 20]].concat();
+    assert_eq!(read_beside(&direct, PAGE, 4 * FRAME_BYTES), want);
+    // Asking where nothing is lent changes nothing; no file, no room.
+    file.call(Message::new(Op::Extend));
+    assert_eq!(
+        client.call(&Message { handle: 999, ..Message::new(Op::Extend) }),
+        Err(Errno::EBADF)
+    );
+    assert_eq!(house.server.totals().loans_failed, 0);
+}
+
+/// The state of a file changes while its loan goes on: nothing that was written on loan is lost.
+#[test]
+fn a_file_that_grows_on_loan_may_get_another_name() {
+    let house = House::over(cached_lane(), Config::default());
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    file.write(0, &[1; FRAME_BYTES]);
+    assert!(file.write_lent(PAGE, &[2; FRAME_BYTES]));
+    client.call_at(Message::new(Op::Link), b"f", b"g").unwrap();
+    assert!(!file.write_lent(2 * PAGE, &[3; 10]), "what is shown is to be asked for");
+    file.write(2 * PAGE, &[3; 10]);
+    let want = [&[1; FRAME_BYTES][..], &[2; FRAME_BYTES], &[3; 10]].concat();
+    assert!(read_beside(&beside(&house, "f"), 0, 3 * FRAME_BYTES) == want);
+    assert_eq!(house.server.totals().loans_failed, 0);
+}
+
+/// Somebody looks by the other door all the time while a client appends and asks for room.
+#[test]
+fn who_looks_while_a_loan_is_extended_sees_a_prefix() {
+    let house = House::over(cached_lane(), workers());
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    let direct = beside(&house, "f");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut last = 0;
+            while !over.load(SeqCst) {
+                let size = house.lane.vfs.getattr(direct.node()).unwrap().size;
+                assert!(size >= last && size.is_multiple_of(512), "{size} after {last}");
+                let from = size.saturating_sub(3 * PAGE) / 512 * 512;
+                let bytes = read_beside(&direct, from, (size - from) as usize);
+                for (n, record) in (from / 512..).zip(bytes.chunks(512)) {
+                    assert!(record.iter().all(|byte| *byte == n as u8), "record {n}");
+                }
+                last = size;
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        (0..40_000_u64).for_each(|n| file.write(n * 512, &[n as u8; 512]));
+        over.store(true, SeqCst);
+    });
+    assert!(requests_of(&house, Op::Extend) > 0);
+    assert_eq!(house.lane.vfs.getattr(direct.node()).unwrap().size, 40_000 * 512);
     assert_eq!(house.server.totals().loans_failed, 0);
 }
 
@@ -663,4 +805,111 @@ fn a_file_that_is_only_written_shows_no_bytes() {
     let views = fresh.channel.views().unwrap();
     let look = views.look(0).unwrap();
     assert!(views.find(look, 0).is_none());
+}
+
+#[test]
+fn room_behind_the_end_leaves_what_is_shown() {
+    let house = House::over(cached_lane(), Config::default());
+    let client = house.client();
+    let mut file = File::open(&client, "f");
+    file.write(0, &[7; 6000]);
+    // Nothing is on loan, and no read moves the access time any more.
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(read_beside(&beside(&house, "f"), 0, 6000), [7; 6000]);
+    assert_eq!(file.read(0, 6000), [7; 6000]);
+    let unasked = |file: &mut File<'_>| {
+        let before = file.unasked;
+        assert_eq!(file.read(10, 5000), [7; 5000]);
+        file.unasked > before
+    };
+    assert!(unasked(&mut file), "shown");
+    let flags = libc::FALLOC_FL_KEEP_SIZE as u32;
+    file.call(Message { flags, offset: 0, length: 1 << 20, ..Message::new(Op::Fallocate) });
+    file.state();
+    assert!(unasked(&mut file), "room");
+    file.punch(4096, 1 << 20);
+    assert_eq!(file.read(4000, 2000), [[7; 96].as_slice(), &[0; 1904]].concat());
+}
+
+/// Another process's lock, by the VFS.
+fn lock_beside(house: &House, file: &OpenFile, kind: LockKind, (start, end): (u64, u64)) -> bool {
+    let (owner, family) = (LockOwner(99), LockFamily::Posix);
+    let request = LockRequest { owner, family, kind, start, end, pid: 99 };
+    house.lane.vfs.set_lock(file.node(), request, None) == LockOutcome::Done(Ok(()))
+}
+
+/// Asks for a lock of all of a file, to be lent; the view where it is.
+fn lend(client: &Client, handle: u64, kind: i32) -> u32 {
+    let message = lock_message(handle, LOCK_LEND, kind);
+    client.call(&message).unwrap().handle as u32 - 1
+}
+
+#[test]
+fn lent_locks_are_the_clients_until_somebody_comes_near() {
+    let house = House::new();
+    let client = house.client();
+    let handle = client.open("f", libc::O_CREAT | libc::O_RDWR).unwrap().0;
+    let direct = beside(&house, "f");
+    let view = lend(&client, handle, libc::F_WRLCK);
+    let views = client.channel.views().unwrap();
+    assert!(views.has_locks(view) && !lock_beside(&house, &direct, LockKind::Read, (9, 9)));
+    assert!(!views.has_locks(view), "asked back");
+    assert_eq!(lend(&client, handle, libc::F_WRLCK), view);
+    let part = |locks: &mut Locks| {
+        locks.unlock(0, u64::MAX) && locks.lock(Range { start: 10, end: 20, write: true })
+    };
+    assert!(views.change_locks(view, true, part));
+    assert!(lock_beside(&house, &direct, LockKind::Write, (0, 9)));
+    assert!(!lock_beside(&house, &direct, LockKind::Read, (20, 30)));
+    assert!(!views.change_locks(view, true, part));
+    // Another has one: nothing to lend.
+    let message =
+        Message { length: 5, offset: 30, ..lock_message(handle, LOCK_LEND, libc::F_RDLCK) };
+    client.call(&message).unwrap();
+    assert!(!views.has_locks(view));
+    house.lane.vfs.drop_owner(LockOwner(99));
+    client.call(&message).unwrap();
+    assert!(views.has_locks(view));
+    client.close(handle).unwrap();
+    assert!(!views.has_locks(view) && lock_beside(&house, &direct, LockKind::Write, (0, u64::MAX)));
+}
+
+#[test]
+fn who_keeps_its_locks_cannot_have_what_its_files_are_not_open_for() {
+    count_panics();
+    let house = House::new();
+    let client = house.client();
+    client.create("f");
+    let handle = client.open("f", libc::O_RDONLY).unwrap().0;
+    let direct = beside(&house, "f");
+    let view = lend(&client, handle, libc::F_RDLCK);
+    let views = client.channel.views().unwrap();
+    assert!(views.has_locks(view) && !views.change_locks(view, true, |_| true));
+    // What it says by scribbling does not count.
+    let mut claimed = Locks::default();
+    assert!(claimed.lock(Range { start: 0, end: u64::MAX, write: true }));
+    views.lend_locks(view, &claimed, true);
+    assert!(lock_beside(&house, &direct, LockKind::Read, (0, u64::MAX)));
+    house.lane.vfs.drop_owner(LockOwner(99));
+    // A loan that it says goes on is over.
+    views.lend_locks(view, &claimed, true);
+    assert!(lock_beside(&house, &direct, LockKind::Write, (0, u64::MAX)));
+    assert_eq!(panics(), 0);
+}
+
+#[test]
+fn lent_locks_outlive_the_session_but_not_a_close() {
+    let house = House::new();
+    let client = house.client();
+    let handle = client.open("f", libc::O_CREAT | libc::O_RDWR).unwrap().0;
+    let direct = beside(&house, "f");
+    lend(&client, handle, libc::F_WRLCK);
+    drop(client);
+    // As after exec: its process lives.
+    assert!(!lock_beside(&house, &direct, LockKind::Read, (0, 0)));
+    let client = house.client();
+    let handle = client.open("f", libc::O_RDWR).unwrap().0;
+    lend(&client, handle, libc::F_WRLCK);
+    client.close(client.open("f", libc::O_RDONLY).unwrap().0).unwrap();
+    assert!(lock_beside(&house, &direct, LockKind::Write, (0, u64::MAX)));
 }

@@ -105,11 +105,7 @@ fn the_write_cache_can_be_switched_and_the_device_can_grow() {
     driver.set_config(32, &[1]).expect("on");
     assert_eq!(driver.config(32, 1).expect("config"), [1]);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("pair");
-    use vhost::vhost_user::VhostUserFrontend;
-    let features = vhost::vhost_user::VhostUserProtocolFeatures::BACKEND_REQ
-        | vhost::vhost_user::VhostUserProtocolFeatures::CONFIG;
-    driver.frontend().set_protocol_features(features).expect("features");
-    driver.frontend().set_backend_request_fd(&theirs).expect("channel");
+    open_channel(&mut driver, &theirs);
     driver.config(0, 8).expect("config");
     house.grown();
     let mut message = [0; 12];
@@ -117,6 +113,49 @@ fn the_write_cache_can_be_switched_and_the_device_can_grow() {
     (&ours).read_exact(&mut message).expect("told");
     assert_eq!(message, [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     house.end();
+}
+
+/// The device has another size than the one that the frontend read from a server that died: the
+/// next server says so, since frontends that come again do not ask.
+#[test]
+fn growth_while_there_was_no_server_is_told_by_the_next_one() {
+    use std::io::Read;
+    use std::os::unix::fs::FileExt;
+    use std::os::unix::net::UnixStream;
+    let mut house = House::new();
+    let mut driver = house.connect();
+    let sectors = driver.config(0, 8).expect("config");
+    // Behind the areas of the queues, in 64 bytes at the end.
+    let kept = driver.inflight().expect("memory for requests under way").try_clone().expect("fd");
+    let at = kept.metadata().expect("metadata").len() / 64 * 64 - 64 + 8;
+    let mut told = [0; 8];
+    for (known, is_told) in [(None, false), (Some(8u64), true)] {
+        house.end();
+        kept.read_exact_at(&mut told, at).expect("read");
+        assert_eq!(told[..], sectors[..], "what it read is kept");
+        if let Some(known) = known {
+            kept.write_all_at(&known.to_le_bytes(), at).expect("written");
+        }
+        house.serve();
+        driver.reconnect(&house.path).expect("again");
+        let (ours, theirs) = UnixStream::pair().expect("pair");
+        open_channel(&mut driver, &theirs);
+        ours.set_read_timeout(Some(Duration::from_secs(if is_told { 20 } else { 1 })))
+            .expect("set");
+        let mut message = [0; 12];
+        let heard = (&ours).read_exact(&mut message);
+        assert_eq!(heard.is_ok(), is_told, "{known:?}: {heard:?}");
+        assert_eq!(driver.config(0, 8).expect("config"), sectors);
+    }
+    house.end();
+}
+
+/// Gives the server a line for messages of its own.
+fn open_channel(driver: &mut Driver, line: &std::os::unix::net::UnixStream) {
+    use vhost::vhost_user::{VhostUserFrontend, VhostUserProtocolFeatures as Protocol};
+    let features = Protocol::BACKEND_REQ | Protocol::CONFIG;
+    driver.frontend().set_protocol_features(features).expect("features");
+    driver.frontend().set_backend_request_fd(line).expect("channel");
 }
 
 /// Three descriptors: address, length, flags, next.

@@ -23,6 +23,7 @@ pub mod calibrate;
 pub mod channel;
 pub mod handshake;
 pub mod layout;
+pub mod lent;
 pub mod message;
 pub mod queue;
 pub mod stream;

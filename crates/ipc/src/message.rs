@@ -15,6 +15,7 @@ pub const VERSION: u32 = {
     let hash = fnv1a(hash, include_bytes!("layout.rs"));
     let hash = fnv1a(hash, include_bytes!("stream.rs"));
     let hash = fnv1a(hash, include_bytes!("view.rs"));
+    let hash = fnv1a(hash, include_bytes!("lent.rs"));
     fnv1a(hash, include_bytes!("channel/mailbox.rs"))
 };
 
@@ -155,6 +156,9 @@ ops! {
     /// in the buffer each name of at most `stream::NAME_BYTES_MAX` bytes after its length in one
     /// byte.
     Lease = 36,
+    /// Takes in what the client wrote of `handle` on loan behind the end, as far as whole pages go,
+    /// and gives room for more, while the client goes on. Sent without waiting for the reply.
+    Extend = 37,
 }
 
 /// `arg[0]` of [`Op::Open`]: no slot, the file is to be used through this channel only.
@@ -191,6 +195,9 @@ pub const LOCK_WAIT: u32 = 1;
 pub const LOCK_OFD: u32 = 2;
 /// `flags` of [`Op::Lock`]: flock(2); the range is ignored.
 pub const LOCK_FLOCK: u32 = 4;
+/// Flag of [`Op::Lock`]: POSIX locks of the file are to be lent, if the process is alone with them;
+/// the reply's `handle` is the number of the file's view plus one.
+pub const LOCK_LEND: u32 = 8;
 
 /// `arg[0]` bits of [`Op::SetattrPath`]: which of [`set`] are meant.
 pub mod set {

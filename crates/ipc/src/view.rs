@@ -10,6 +10,9 @@
 //!  ├ view 0 ┼ view 1 ┼ … ┼ entries, 16 bytes per frame ┼ frames, 4096 bytes each ┤
 //! ```
 //!
+//! An entry says which page lies in which frame. A page has few entries that may name it, and any
+//! frame may hold it, so that frames that are given up are used again while they are warm.
+//!
 //! # Invariants
 //!
 //! - A view and an entry each have a sequence number, odd while the service changes them. Who finds
@@ -19,6 +22,8 @@
 //! - The client changes a frame only while it has the gate of the frame's view: it put `BUSY` there
 //!   while the gate was open. What it wrote counts once `BUSY` is taken back from a gate that is
 //!   still open; the service shuts the gate without waiting and sees whether somebody was inside.
+//! - A page that the service takes back while the gate is open stays what it is once nobody was
+//!   found inside after `WRITABLE` went.
 //! - A frame that somebody may still be writing to is not used for another page.
 //! - The gate of a view is shut before the client is told the view's number.
 
@@ -36,7 +41,7 @@ pub const WAYS: usize = if cfg!(loom) { 1 } else { 4 };
 /// Most frames of a channel.
 pub const FRAMES_MAX: u32 = 1 << 16;
 
-const VIEW_BYTES: usize = 256;
+pub(crate) const VIEW_BYTES: usize = 512;
 const ENTRY_BYTES: usize = 16;
 
 /// Offsets in a view.
@@ -49,8 +54,11 @@ const WRITTEN: usize = 136;
 const READ: usize = 144;
 const ROOM: usize = 152;
 const ENDS: usize = 160;
+const ASK: usize = 176;
+/// Locks on loan: see [`crate::lent`].
+pub(crate) const LOCKS: usize = 256;
 
-const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE);
+const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE && ASK + 8 <= LOCKS);
 
 /// Offsets in an entry.
 const ENTRY_SEQ: usize = 0;
@@ -61,12 +69,16 @@ const TAG: usize = 8;
 const DIRTY: u32 = 1;
 /// The client may write to the frame while it is inside.
 const WRITABLE: u32 = 2;
+/// Above those bits: the number of the frame.
+const FRAME_SHIFT: u32 = 8;
+
+const _: () = assert!(FRAMES_MAX <= 1 << (32 - FRAME_SHIFT));
 
 /// Looks at an end that moves before its size is asked for.
 const LOOKS: u32 = 16;
 
-const SHUT: u64 = 1 << 63;
-const BUSY: u64 = 1 << 62;
+pub(crate) const SHUT: u64 = 1 << 63;
+pub(crate) const BUSY: u64 = 1 << 62;
 
 /// Bits of a page number in a tag; pages beyond have no frames.
 const PAGE_BITS: u32 = 24;
@@ -134,10 +146,11 @@ impl Look {
 pub struct Found {
     entry: usize,
     seq: u32,
+    frame: u32,
 }
 
 impl<M: Memory> Views<M> {
-    fn view(&self, view: u32, offset: usize) -> usize {
+    pub(crate) fn view(&self, view: u32, offset: usize) -> usize {
         view as usize % VIEWS_MAX as usize * VIEW_BYTES + offset
     }
 
@@ -145,12 +158,14 @@ impl<M: Memory> Views<M> {
         VIEWS_MAX as usize * VIEW_BYTES + entry * ENTRY_BYTES + offset
     }
 
-    /// Where the bytes of an entry's frame lie. The first ways of all sets come first, so that the
-    /// pages of a file that is alone lie side by side.
+    fn loan(&self, entry: usize) -> &M::W32 {
+        self.memory.word32(self.entry(entry, LOAN))
+    }
+
+    /// Where the bytes of a frame lie.
     #[inline]
-    pub fn frame_offset(&self, entry: usize) -> usize {
-        let sets = self.frames / WAYS;
-        frames_at(self.frames) + (entry % WAYS * sets + entry / WAYS) * FRAME_BYTES
+    pub fn frame_offset(&self, frame: u32) -> usize {
+        frames_at(self.frames) + frame as usize * FRAME_BYTES
     }
 
     /// The first of the [`WAYS`] entries that a page may have. There must be frames.
@@ -208,13 +223,12 @@ impl<M: Memory> Views<M> {
         self.view(view, ENDS + 8 * (gate % 2) as usize)
     }
 
-    /// The end of the file for who is inside, and how far it may be moved (0: not at all).
+    /// The end of the file for who is inside, and how far it may be moved (0: not at all). Room
+    /// that was taken away while the gate is open leaves the end where it was moved to.
     #[inline]
     pub fn end_and_room(&self, view: u32, inside: &Inside) -> (u64, u64) {
-        match self.memory.word64(self.view(view, ROOM)).load(Acquire) {
-            0 => (self.memory.word64(self.view(view, SIZE)).load(Acquire), 0),
-            room => (self.memory.word64(self.end_word(view, inside.0)).load(Relaxed), room),
-        }
+        let room = self.memory.word64(self.view(view, ROOM)).load(Acquire);
+        (self.memory.word64(self.end_word(view, inside.0)).load(Relaxed), room)
     }
 
     /// State of the file; `None`: to be asked for.
@@ -239,14 +253,16 @@ impl<M: Memory> Views<M> {
         (set..set + WAYS).find_map(|entry| {
             let seq = self.memory.word32(self.entry(entry, ENTRY_SEQ)).load(Acquire);
             let found = self.memory.word64(self.entry(entry, TAG)).load(Acquire);
-            (found == tag && seq.is_multiple_of(2)).then_some(Found { entry, seq })
+            let frame = || self.loan(entry).load(Acquire) >> FRAME_SHIFT;
+            let there = found == tag && seq.is_multiple_of(2);
+            there.then(|| Found { entry, seq, frame: frame() })
         })
     }
 
     /// Where the bytes of a found frame lie.
     #[inline]
     pub fn found_offset(&self, found: Found) -> usize {
-        self.frame_offset(found.entry)
+        self.frame_offset(found.frame)
     }
 
     /// Whether what was copied out of a frame was its page all the time.
@@ -277,12 +293,21 @@ impl<M: Memory> Views<M> {
     /// The page of a found frame is about to be written. False: it must not be.
     #[inline]
     pub fn mark(&self, found: Found) -> bool {
-        let loan = self.memory.word32(self.entry(found.entry, LOAN));
-        let may = loan.load(Relaxed) & WRITABLE != 0;
-        if may {
-            loan.store(WRITABLE | DIRTY, Relaxed);
-        }
-        may
+        let loan = self.loan(found.entry);
+        let seen = loan.load(Relaxed);
+        let may = seen & WRITABLE != 0;
+        // Not stored: the service may take the page back meanwhile.
+        let marked = || loan.compare_exchange(seen, seen | DIRTY, Relaxed, Relaxed).is_ok();
+        may && (seen & DIRTY != 0 || marked())
+    }
+
+    /// Whether a file that ends at `end` is worth asking for more room for: true once for each
+    /// time that the service said from where on.
+    #[inline]
+    pub fn is_to_ask(&self, view: u32, end: u64) -> bool {
+        let ask = self.memory.word64(self.view(view, ASK));
+        let from = ask.load(Relaxed);
+        from != 0 && end >= from && ask.compare_exchange(from, 0, Relaxed, Relaxed).is_ok()
     }
 
     /// Whether a read was noted since the gate was opened.
@@ -348,38 +373,64 @@ impl<M: Memory> Views<M> {
         seq.store(odd.wrapping_add(1), Release);
     }
 
-    /// Puts a page into the frame of an entry: `fill` stores its bytes. Tag 0: none.
-    pub fn put_page(&self, entry: usize, tag: u64, fill: impl FnOnce(usize)) {
+    /// Puts a page into an entry, to lie in a frame: `fill` stores its bytes at an offset. Tag 0:
+    /// none.
+    pub fn put_page(&self, entry: usize, (tag, frame): (u64, u32), fill: impl FnOnce(usize)) {
         let seq = self.memory.word32(self.entry(entry, ENTRY_SEQ));
         let odd = seq.load(Relaxed) | 1;
         seq.store(odd, Relaxed);
         self.memory.fence_release();
         self.memory.word64(self.entry(entry, TAG)).store(tag, Release);
-        self.memory.word32(self.entry(entry, LOAN)).store(0, Relaxed);
-        fill(self.frame_offset(entry));
+        self.loan(entry).store(frame << FRAME_SHIFT, Release);
+        fill(self.frame_offset(frame));
         seq.store(odd.wrapping_add(1), Release);
     }
 
-    /// The client may write to the page in an entry. The gate must be shut.
-    pub fn let_write(&self, entry: usize) {
-        self.memory.word32(self.entry(entry, LOAN)).store(WRITABLE, Relaxed);
+    /// The client may write to the page in an entry, which lies in `frame`. The gate must be shut,
+    /// or the page one that the client was not shown before.
+    pub fn let_write(&self, entry: usize, frame: u32) {
+        self.loan(entry).store(frame << FRAME_SHIFT | WRITABLE, Release);
+    }
+
+    /// The client may not write to the page in an entry any more. Who is inside meanwhile may be
+    /// writing to it.
+    pub fn keep_from_writing(&self, entry: usize, frame: u32) {
+        self.loan(entry).store(frame << FRAME_SHIFT, Relaxed);
+    }
+
+    /// Undoes [`Views::keep_from_writing`] for a page that the client wrote.
+    pub fn let_write_again(&self, entry: usize, frame: u32) {
+        self.loan(entry).store(frame << FRAME_SHIFT | WRITABLE | DIRTY, Release);
     }
 
     /// Whether the client wrote to the writable page in an entry since it was last taken.
-    pub fn take_dirty(&self, entry: usize) -> bool {
-        self.memory.word32(self.entry(entry, LOAN)).swap(WRITABLE, AcqRel) & DIRTY != 0
+    pub fn take_dirty(&self, entry: usize, frame: u32) -> bool {
+        self.loan(entry).swap(frame << FRAME_SHIFT | WRITABLE, AcqRel) & DIRTY != 0
     }
 
     /// Lets the client in, and lets it make the file longer, from `end` up to `room` (0: not at
-    /// all). The gate must be shut and nobody inside.
-    pub fn open_gate(&self, view: u32, end: u64, room: u64) {
+    /// all); past `ask` (0: never) it asks for more. The gate must be shut and nobody inside.
+    pub fn open_gate(&self, view: u32, end: u64, (room, ask): (u64, u64)) {
         let gate = self.memory.word64(self.view(view, GATE));
         let count = gate.load(Relaxed) & !(SHUT | BUSY);
         self.memory.word64(self.view(view, READ)).store(0, Relaxed);
         self.memory.word64(self.end_word(view, count + 1)).store(end, Relaxed);
         gate.store((count + 1) & !(SHUT | BUSY), Release);
         // Last: who sees it sees the gate that the end belongs to.
+        self.put_room(view, room, ask);
+    }
+
+    /// As with [`Views::open_gate`], for a gate that is open.
+    pub fn put_room(&self, view: u32, room: u64, ask: u64) {
+        self.memory.word64(self.view(view, ASK)).store(ask, Relaxed);
         self.memory.word64(self.view(view, ROOM)).store(room, Release);
+    }
+
+    /// Whether nobody is inside, whose gate may be open. What was forbidden before is obeyed by
+    /// whoever comes in after.
+    pub fn is_passed(&self, view: u32) -> bool {
+        // Changed without a change: who comes in next sees what was stored before.
+        self.memory.word64(self.view(view, GATE)).fetch_or(0, AcqRel) & BUSY == 0
     }
 
     /// Where the file ends by the client's account: what passed the gate before it was shut.
@@ -429,8 +480,7 @@ mod tests {
     #[test]
     fn frames_are_apart_and_within_bounds() {
         with(|region, views| {
-            let mut at: Vec<usize> = (0..FRAMES).map(|entry| views.frame_offset(entry)).collect();
-            at.sort_unstable();
+            let at: Vec<usize> = (0..FRAMES as u32).map(|n| views.frame_offset(n)).collect();
             assert!(at.windows(2).all(|two| two[1] - two[0] == FRAME_BYTES));
             assert!(at[0] >= views.entry(FRAMES, 0));
             assert_eq!(at[FRAMES - 1] + FRAME_BYTES, region.len());
@@ -455,7 +505,11 @@ mod tests {
             let attr = WireAttr { size: 5000, nlink: 3, ..WireAttr::default() };
             views.put(2, (9, HAS_DATA | HAS_ATTR), 5000, &attr);
             let tag = tag(9, 1).unwrap();
-            views.put_page(views.set_of(tag) + 1, tag, |at| region.copy_in(at, b"bytes"));
+            views.put_page(views.set_of(tag) + 1, (tag, 5), |at| region.copy_in(at, b"bytes"));
+            assert_eq!(
+                views.found_offset(views.find(views.look(2).unwrap(), 1).unwrap()),
+                views.frame_offset(5)
+            );
             let look = views.look(2).unwrap();
             assert!(
                 look.has(HAS_DATA) && views.size(2) == Some(5000) && views.find(look, 0).is_none()
@@ -465,7 +519,7 @@ mod tests {
             let mut seen = [0; 5];
             region.copy_out(views.found_offset(found), &mut seen);
             assert!(&seen == b"bytes" && views.is_whole(found) && views.is_same(2, look));
-            views.put_page(found.entry, 0, |_| ());
+            views.put_page(found.entry, (0, 0), |_| ());
             assert!(!views.is_whole(found));
             views.put(2, (next_generation(9), HAS_DATA), 1, &attr);
             assert!(!views.is_same(2, look) && views.attr(2).is_none());
@@ -476,7 +530,10 @@ mod tests {
     fn an_end_moves_with_the_gate_alone() {
         with(|_, views| {
             views.put(3, (1, HAS_DATA), 100, &WireAttr::default());
-            views.open_gate(3, 100, 5000);
+            views.open_gate(3, 100, (5000, 250));
+            assert!(
+                !views.is_to_ask(3, 249) && views.is_to_ask(3, 250) && !views.is_to_ask(3, 251)
+            );
             assert_eq!(views.size(3), Some(100));
             for end in [200, 300, 5000] {
                 let inside = views.enter(3).unwrap();
@@ -490,7 +547,18 @@ mod tests {
             assert!(!views.leave(3, inside, Some(2), 5001));
             assert_eq!((views.end(3), views.size(3)), (5000, Some(5000)));
             views.put(3, (1, HAS_DATA), 5000, &WireAttr::default());
-            views.open_gate(3, 5000, 0);
+            views.open_gate(3, 5000, (9000, 0));
+            let inside = views.enter(3).unwrap();
+            assert!(views.leave(3, inside, Some(3), 6000));
+            // Another state while the gate is open: what was moved stays moved.
+            views.put(3, (1, 0), 5000, &WireAttr::default());
+            let inside = views.enter(3).unwrap();
+            assert_eq!(views.end_and_room(3, &inside), (6000, 0));
+            assert!(views.leave(3, inside, None, 6000));
+            assert!(views.shut_gate(3));
+            assert_eq!(views.end(3), 6000);
+            views.put(3, (1, HAS_DATA), 5000, &WireAttr::default());
+            views.open_gate(3, 5000, (0, 0));
             let inside = views.enter(3).unwrap();
             assert_eq!(views.end_and_room(3, &inside), (5000, 0));
             assert!(views.leave(3, inside, None, 5000));
@@ -498,10 +566,34 @@ mod tests {
     }
 
     #[test]
+    fn a_page_is_taken_back_while_the_gate_is_open() {
+        with(|_, views| {
+            let tag = tag(1, 0).unwrap();
+            let entry = views.set_of(tag);
+            views.put(0, (1, HAS_DATA), 0, &WireAttr::default());
+            views.put_page(entry, (tag, 9), |_| ());
+            views.let_write(entry, 9);
+            views.open_gate(0, 0, (4096, 0));
+            let inside = views.enter(0).unwrap();
+            let found = views.find(views.look(0).unwrap(), 0).unwrap();
+            assert!(views.mark(found) && views.mark(found));
+            views.keep_from_writing(entry, 9);
+            assert!(!views.is_passed(0), "somebody is inside");
+            views.let_write_again(entry, 9);
+            assert!(views.leave(0, inside, None, 4096));
+            views.keep_from_writing(entry, 9);
+            assert!(views.is_passed(0));
+            let inside = views.enter(0).unwrap();
+            assert!(!views.mark(found));
+            assert!(views.leave(0, inside, None, 4096));
+        });
+    }
+
+    #[test]
     fn a_shut_gate_voids_what_is_being_written() {
         with(|_, views| {
             assert!(views.enter(0).is_none());
-            views.open_gate(0, 0, 0);
+            views.open_gate(0, 0, (0, 0));
             let inside = views.enter(0).unwrap();
             assert!(views.enter(0).is_none() && views.is_crowded(0));
             assert!(views.leave(0, inside, Some(7), 0));

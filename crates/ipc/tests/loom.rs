@@ -728,13 +728,20 @@ fn weak_stream_yields_a_stale_entry() {
 
 // ---- views -----------------------------------------------------------------------------------
 
+/// Where the entry of the one frame lies: behind the one view.
+const FIRST_ENTRY: usize = 512;
+
 /// Words of one view and one frame: a sequence number, the state, two words for 13 of the file's
-/// own, the gate with its times, the room to grow and the two ends; the entry's, and two words for
-/// the bytes of the frame.
+/// own, the gate with its times, the room to grow, the two ends and where to ask for more; the
+/// entry's, and two words for the bytes of the frame.
 fn views(strength: Strength) -> (Views<Shared>, Shared) {
     let attr: Vec<usize> = (0..13).map(|n| 24 + 8 * n).collect();
-    let w64 = [&[8, 16, 128, 136, 144, 152, 160, 168, 256 + 8][..], &attr].concat();
-    let views = Views { memory: Shared::new(strength, &[0, 256, 256 + 4], &w64), frames: 1 };
+    let own = [8, 16, 128, 136, 144, 152, 160, 168, 176, FIRST_ENTRY + 8];
+    let w64 = [&own[..], &attr].concat();
+    let views = Views {
+        memory: Shared::new(strength, &[0, FIRST_ENTRY, FIRST_ENTRY + 4], &w64),
+        frames: 1,
+    };
     (views, Shared::new(strength, &[], &[0, 8]))
 }
 
@@ -751,7 +758,7 @@ fn get_bytes(bytes: &Shared) -> [u64; 2] {
 fn frame_is_read_whole(strength: Strength) {
     let ((ours, bytes), told) = (views(strength), Arc::new(AtomicU32::new(0)));
     let no_attr = WireAttr::default();
-    let put = |value, tag| ours.put_page(0, tag, |_| put_bytes(&bytes, value));
+    let put = |value, tag| ours.put_page(0, (tag, 0), |_| put_bytes(&bytes, value));
     ours.put(0, (1, HAS_DATA), 1, &no_attr);
     put(1, tag(1, 0).unwrap());
     let (theirs, seen, heard) = (ours.clone(), bytes.clone(), told.clone());
@@ -782,15 +789,21 @@ fn weak_frame_is_read_torn() {
     check(|| frame_is_read_whole(Strength::NoAcquireRelease));
 }
 
+/// A page of ones on loan, and its bytes.
+fn lent_page(strength: Strength) -> (Views<Shared>, Shared) {
+    let (ours, bytes) = views(strength);
+    ours.put(0, (1, HAS_DATA), 1, &WireAttr::default());
+    ours.put_page(0, (tag(1, 0).unwrap(), 0), |_| put_bytes(&bytes, 1));
+    assert!(ours.shut_gate(0));
+    ours.let_write(0, 0);
+    ours.open_gate(0, 0, (0, 0));
+    (ours, bytes)
+}
+
 /// A client writes while the service takes back: what counts as written is taken, and the frame is
 /// used for something else only when nobody is inside.
 fn written_is_taken(strength: Strength) {
-    let (ours, bytes) = views(strength);
-    ours.put(0, (1, HAS_DATA), 1, &WireAttr::default());
-    ours.put_page(0, tag(1, 0).unwrap(), |_| put_bytes(&bytes, 1));
-    assert!(ours.shut_gate(0));
-    ours.let_write(0);
-    ours.open_gate(0, 0, 0);
+    let (ours, bytes) = lent_page(strength);
     let (theirs, frame) = (ours.clone(), bytes.clone());
     let client = thread::spawn(move || {
         let inside = theirs.enter(0)?;
@@ -801,13 +814,45 @@ fn written_is_taken(strength: Strength) {
         theirs.leave(0, inside, None, 0).then_some(())
     });
     let left = ours.shut_gate(0);
-    let taken = if ours.take_dirty(0) { get_bytes(&bytes) } else { [1, 1] };
+    let taken = if ours.take_dirty(0, 0) { get_bytes(&bytes) } else { [1, 1] };
     if left || ours.is_left(0) {
         put_bytes(&bytes, 9);
     }
     let done = client.join().unwrap().is_some();
     assert!(!done || taken == [2, 2], "lost: {taken:?}");
     assert!(ours.is_left(0));
+}
+
+/// A page is taken back while the gate stays open: once nobody was found inside, it stays what it
+/// is, and what counts as written before is in it.
+fn passed_stays(strength: Strength) {
+    let (ours, bytes) = lent_page(strength);
+    let (theirs, frame) = (ours.clone(), bytes.clone());
+    let client = thread::spawn(move || {
+        let inside = theirs.enter(0)?;
+        let found = theirs.find(theirs.look(0)?, 0).expect("it stays while we are inside");
+        let may = theirs.mark(found);
+        if may {
+            put_bytes(&frame, 2);
+        }
+        let counts = theirs.leave(0, inside, None, 0);
+        assert!(counts, "nobody shuts the gate");
+        may.then_some(())
+    });
+    ours.keep_from_writing(0, 0);
+    let taken = ours.is_passed(0).then(|| get_bytes(&bytes));
+    let done = client.join().unwrap().is_some();
+    if let Some(taken) = taken {
+        assert!(
+            taken == if done { [2, 2] } else { [1, 1] },
+            "changed after it was taken: {taken:?}"
+        );
+    }
+}
+
+#[test]
+fn what_was_passed_stays() {
+    check(|| passed_stays(Strength::Full));
 }
 
 #[test]

@@ -100,9 +100,9 @@ pub(crate) struct RunArgs {
     pub(crate) weight: Option<u32>,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
-    /// How lanes on the volume's device share it
-    #[arg(long, value_name = "POLICY", default_value = "none", value_parser = policies())]
-    pub(crate) qos: String,
+    /// How lanes on the volume's device share it [default: as others there do, else ledger]
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
+    pub(crate) qos: Option<String>,
     /// Let the kernel serve the lane, by a file system of its own on the volume
     #[arg(long, value_name = "KIND", value_parser = kernel_file_systems())]
     #[arg(conflicts_with_all = ["dir", "mem"])]

@@ -49,8 +49,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         size: arguments.size.map(|size| size.0),
         weight: arguments.weight,
         cache: arguments.cache.options(),
-        // clap takes no other names.
-        qos: Policy::named(&arguments.qos).unwrap_or_default(),
+        qos: arguments.qos.as_deref().and_then(Policy::named),
         kernel_fs: arguments
             .kernel_fs
             .as_deref()

@@ -34,8 +34,8 @@ use serde::{Deserialize, Serialize};
 use crate::build::Handed;
 use crate::failure::{Failure, Result, say};
 use crate::link::Link;
-use crate::volume::failure;
 use crate::volume::held::{Answer, Ask, FROZEN_TIME_MAX, files_of};
+use crate::volume::{failure, sync_both};
 
 /// Names are not exchanged so shortly before the server goes on by itself.
 const MARGIN: Duration = Duration::from_secs(5);
@@ -266,6 +266,10 @@ fn exchange(
     let read_only = image::reopen_read_only(own).map_err(|error| failure(volume, error))?;
     renameat_with(CWD, volume, CWD, base, RenameFlags::EXCHANGE)
         .map_err(|error| failed(error.into()))?;
+    // Before anybody is told that something is durable in the new file.
+    if let Err(error) = sync_both(volume, base) {
+        say(error);
+    }
     // From here on nobody writes to it.
     if let Err(error) = image::share(own) {
         say(failure(base, error));

@@ -81,7 +81,7 @@ pub fn look() -> Vec<Finding> {
     findings.push(io_uring());
     findings.extend(volume_tools());
     findings.extend(block_doors());
-    findings.push(preload_library());
+    findings.extend(preload_libraries());
     findings
 }
 
@@ -338,14 +338,25 @@ fn block_doors() -> Vec<Finding> {
     ]
 }
 
-fn preload_library() -> Finding {
+fn preload_libraries() -> [Finding; 2] {
     let path = preload::find();
-    let found = path.as_ref().map_or("not found".to_string(), |path| path.display().to_string());
+    let told = |path: &Option<std::path::PathBuf>| {
+        path.as_ref().map_or("not found".to_string(), |path| path.display().to_string())
+    };
+    let [_, musl] = preload::BUILDS;
+    let for_musl = path.as_ref().and_then(|path| musl.beside(path));
     let notes = [
         "dynamic programs reach the service through shared memory",
         "FUSE only: put libpolylane.so beside the program or set POLYLANE_LIB",
     ];
-    Finding::new("preload-library", path.is_some(), found, notes)
+    let notes_of_musl = [
+        "dynamic programs for the C library musl too",
+        "programs for the C library musl use FUSE: build libpolylane-musl.so beside the other",
+    ];
+    [
+        Finding::new("preload-library", path.is_some(), told(&path), notes),
+        Finding::new("preload-musl", for_musl.is_some(), told(&for_musl), notes_of_musl),
+    ]
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ use rustix::process::{Signal, WaitOptions};
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::kernel_fs::{self, KernelFs};
 use crate::link::{FromInit, Link, ToInit};
+use crate::mount_table::MountTable;
 use crate::mounts::Parameter;
 use crate::process::Ended;
 use crate::skeleton::{self, MountPoint};
@@ -127,11 +128,11 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
         Some(mounted) => mount_kernel_fs(mounted, link)?,
         None => mount_lane(device, link)?,
     };
-    let lane_dir = put_in_place(&mut plan, lane)?;
+    let (lane_dir, mut table) = put_in_place(&mut plan, lane)?;
     let signals = SignalFd::new(&[libc::SIGCHLD])
         .map_err(|error| Failure::because("init", "watch its children", error))?;
     let command = start_command(&plan)?;
-    let ended = watch(command, link, &signals)?;
+    let ended = watch(command, link, &signals, table.as_mut())?;
     let _ = link.send(&FromInit::Ended, &[]);
     kill_the_rest();
     let _ = link.send(&FromInit::Alone, &[]);
@@ -238,9 +239,11 @@ fn listen_in(dir: &OwnedFd) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Puts the tenant's tree together; returns the lane's root directory for the final sync.
-fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<OwnedFd> {
-    let library = pick_up_library(plan)?;
+/// Puts the tenant's tree together; returns the lane's root directory for the final sync, and the
+/// table of mounts where the library is to be told of it.
+fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<(OwnedFd, Option<MountTable>)> {
+    let mut watched = None;
+    let mut libraries = pick_up_libraries(plan)?;
     match &plan.place {
         Place::At(point) => {
             let path = point.path();
@@ -252,8 +255,11 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<OwnedFd> {
         }
         Place::Root => {
             root::enter(&lane.lane)?;
-            if plan.library.is_some() && !preload::loader_exists() {
-                say("lane: no dynamic linker of the GNU C library in this root: FUSE only");
+            libraries.retain(|(build, _)| build.has_linker());
+            if plan.library.is_some() && libraries.is_empty() {
+                say(
+                    "lane: no dynamic linker in this root that the library is built for: FUSE only",
+                );
                 plan.library = None;
             }
         }
@@ -261,23 +267,35 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<OwnedFd> {
     let failed = |error| Failure::because("lane", "mount its run directory", error);
     if let Some(run_dir) = &lane.run_dir {
         mounts::attach(run_dir, &lane.lane, Path::new(".polylane")).map_err(failed)?;
-        if let (Some(library), Some(_)) = (library, &plan.library) {
-            let name = Path::new(preload::LIBRARY);
-            skeleton::make_file(run_dir, name).map_err(failed)?;
-            preload::link_folders(run_dir).map_err(failed)?;
-            mounts::attach(&library, run_dir, name).map_err(failed)?;
+        if !libraries.is_empty() {
+            preload::make_folders(run_dir).map_err(failed)?;
+            watched = MountTable::watch(&plan.place.path(), run_dir);
+        }
+        for (build, library) in &libraries {
+            let place = Path::new(build.place);
+            skeleton::make_file(run_dir, place).map_err(failed)?;
+            mounts::attach(library, run_dir, place).map_err(failed)?;
         }
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    if let Some(table) = &mut watched {
+        table.begin();
+    }
     rustix::fs::openat(&lane.lane, ".", flags, Mode::empty())
+        .map(|root| (root, watched))
         .map_err(|error| Failure::because("lane", "open its root", error))
 }
 
-fn pick_up_library(plan: &Plan) -> Result<Option<OwnedFd>> {
-    let Some(path) = &plan.library else { return Ok(None) };
-    mounts::copy_of(rustix::fs::CWD, path)
-        .map(Some)
-        .map_err(|error| Failure::path(path, "bring it into the lane", error))
+/// What there is of the library, picked up before the lane may cover it.
+fn pick_up_libraries(plan: &Plan) -> Result<Vec<(&'static preload::Build, OwnedFd)>> {
+    let Some(path) = &plan.library else { return Ok(Vec::new()) };
+    let beside = |build: &'static preload::Build| build.beside(path).map(|path| (build, path));
+    let pick_up = |(build, path): (_, PathBuf)| {
+        mounts::copy_of(rustix::fs::CWD, &path)
+            .map(|library| (build, library))
+            .map_err(|error| Failure::path(&path, "bring it into the lane", error))
+    };
+    preload::BUILDS.iter().filter_map(beside).map(pick_up).collect()
 }
 
 /// Forks and executes COMMAND.
@@ -339,15 +357,26 @@ fn say_not_started(name: &OsStr, error: &std::io::Error) {
 }
 
 /// Reaps and passes signals on until COMMAND has ended.
-fn watch(command: Process, link: &Link, signals: &SignalFd) -> Result<Ended> {
+fn watch(
+    command: Process,
+    link: &Link,
+    signals: &SignalFd,
+    mut table: Option<&mut MountTable>,
+) -> Result<Ended> {
     let failed = |error: std::io::Error| Failure::because("init", "wait for COMMAND", error);
     loop {
-        let mut fds = [PollFd::new(signals, PollFlags::IN), PollFd::new(link, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(signals, PollFlags::IN), PollFd::new(link, PollFlags::IN)];
+        fds.extend(table.iter().map(|table| PollFd::new(&table.file, PollFlags::PRI)));
         match rustix::event::poll(&mut fds, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(failed(error.into())),
         }
         let told = !fds[1].revents().is_empty();
+        let mounted = fds.get(2).is_some_and(|fd| !fd.revents().is_empty());
+        drop(fds);
+        if let (true, Some(table)) = (mounted, &mut table) {
+            table.look();
+        }
         while signals.next().map_err(failed)?.is_some() {}
         if let Some(ended) = reap(command.pid) {
             return Ok(ended);

@@ -18,6 +18,7 @@ mod keeper;
 pub mod kernel_fs;
 mod link;
 mod log;
+mod mount_table;
 mod mounts;
 pub mod names;
 mod preload;

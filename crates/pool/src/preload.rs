@@ -6,7 +6,45 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// File name of the library.
-pub(crate) const LIBRARY: &str = "libpolylane.so";
+const LIBRARY: &str = "libpolylane.so";
+
+/// The library as it is built for one C library.
+pub(crate) struct Build {
+    /// Its file's name beside the library for the GNU C library; `None` for that one itself.
+    file: Option<&'static str>,
+    /// Where it is in the lane's run directory.
+    pub(crate) place: &'static str,
+    /// The linkers that can load it.
+    linkers: [&'static str; 2],
+}
+
+/// Every build, that for the GNU C library first. That for musl may be missing.
+pub(crate) const BUILDS: [Build; 2] = [
+    Build {
+        file: None,
+        place: LIBRARY,
+        linkers: ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"],
+    },
+    Build {
+        file: Some("libpolylane-musl.so"),
+        place: "$LIB/libpolylane.so",
+        linkers: ["/lib/ld-musl-x86_64.so.1", "/lib/ld-musl-aarch64.so.1"],
+    },
+];
+
+impl Build {
+    /// Its file, given that of the library for the GNU C library.
+    pub(crate) fn beside(&self, library: &Path) -> Option<PathBuf> {
+        let path = self.file.map_or(library.to_path_buf(), |name| library.with_file_name(name));
+        path.is_file().then_some(path)
+    }
+
+    /// Whether the root file system has a dynamic linker for it. Where there is none for any, no
+    /// program could use the library.
+    pub(crate) fn has_linker(&self) -> bool {
+        self.linkers.iter().any(|linker| Path::new(linker).exists())
+    }
+}
 
 /// The library: `POLYLANE_LIB`, or beside the program, or in `../lib` or `../lib/polylane` from
 /// there.
@@ -21,14 +59,6 @@ pub fn find() -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.is_file())?.canonicalize().ok()
 }
 
-/// Whether the root file system has the dynamic linker that the library needs. In a root with
-/// another C library, a library that cannot be loaded would keep every program from starting.
-pub(crate) fn loader_exists() -> bool {
-    ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"]
-        .iter()
-        .any(|loader| Path::new(loader).exists())
-}
-
 /// Whether the dynamic linker can be told of a library below this path: it splits at blanks and
 /// colons, and knows no quoting.
 pub(crate) fn can_name(mount: &Path) -> bool {
@@ -40,14 +70,16 @@ pub(crate) fn can_name(mount: &Path) -> bool {
 const FOLDERS: [&str; 6] =
     ["lib", "lib64", "libx32", "x86_64-linux-gnu", "aarch64-linux-gnu", "x86_64-linux-gnux32"];
 
-/// Lets the library in a directory be found under every name that [`for_linker`] may mean.
-pub(crate) fn link_folders(dir: &OwnedFd) -> rustix::io::Result<()> {
-    FOLDERS.iter().try_for_each(|name| rustix::fs::symlinkat(".", dir, *name))
+/// Where [`for_linker`] leads: for the GNU C library's linker back to the directory, and for
+/// musl's, which knows no `$LIB`, to a directory of that very name.
+pub(crate) fn make_folders(dir: &OwnedFd) -> rustix::io::Result<()> {
+    FOLDERS.iter().try_for_each(|name| rustix::fs::symlinkat(".", dir, *name))?;
+    rustix::fs::mkdirat(dir, "$LIB", rustix::fs::Mode::from_raw_mode(0o755))
 }
 
-/// The library's path below `dir` as the GNU C library's linker reads it. That of musl, which could
-/// not load the library and would end the program, takes `$LIB` for a name, finds nothing, and goes
-/// on.
+/// The library's path below `dir` as dynamic linkers read it: each finds the build for its C
+/// library, since one that it could not load would end the program. musl's goes on where it finds
+/// none.
 pub(crate) fn for_linker(dir: &Path) -> PathBuf {
     dir.join("$LIB").join(LIBRARY)
 }
@@ -84,6 +116,17 @@ fn others() -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_linker_finds_the_build_for_its_c_library() {
+        let path = for_linker(Path::new("run"));
+        let [gnu, musl] = BUILDS;
+        assert_eq!(path, Path::new("run").join(musl.place));
+        for folder in FOLDERS {
+            let path = path.to_string_lossy().replace("$LIB", folder);
+            assert_eq!(path, format!("run/{folder}/{}", gnu.place));
+        }
+    }
 
     #[test]
     fn a_mount_path_that_the_linker_would_split_is_seen() {

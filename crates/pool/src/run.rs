@@ -82,8 +82,8 @@ pub struct RunOptions {
     pub weight: Option<u32>,
     /// How the volume is cached, where its sidecar shall not decide.
     pub cache: SetOptions,
-    /// How lanes of the volume's device share it.
-    pub qos: Policy,
+    /// How lanes of the volume's device share it; `None`: as others there do, or by the ledger.
+    pub qos: Option<Policy>,
     /// A file system of the kernel's on the volume, in place of a service.
     pub kernel_fs: Option<KernelLane>,
     /// Use the preload library.
@@ -243,9 +243,9 @@ fn shares_of(
     dir: &Path,
     pool: &str,
 ) -> Result<Option<(Member, (Meeting, Profile))>> {
-    let Some(files) = handed.volume.first().filter(|_| options.qos != Policy::None) else {
-        return Ok(None);
-    };
+    // What the kernel serves nobody could charge.
+    let shared = options.qos != Some(Policy::None) && options.kernel_fs.is_none();
+    let Some(files) = handed.volume.first().filter(|_| shared) else { return Ok(None) };
     let meeting = Meeting::of(dir, &files.plain)?;
     let wanted = Wanted { weight: options.weight, ..Wanted::default() };
     let member = Member::new(meeting.clone(), pool, wanted, options.qos);
@@ -283,7 +283,7 @@ fn check(options: &RunOptions) -> Result<()> {
                 "--kernel-fs: lives on a volume: leave --dir and --mem out",
             ));
         }
-        if options.qos != Policy::None {
+        if options.qos.is_some_and(|policy| policy != Policy::None) {
             return Err(Failure::usage("--kernel-fs: its device knows no shares: no --qos"));
         }
         if rootless().is_some() {

@@ -114,7 +114,7 @@ fn pool(name: &str, source: &str) -> ExitCode {
         size: None,
         weight: None,
         cache: SetOptions::default(),
-        qos: Policy::None,
+        qos: Some(Policy::None),
         preload: false,
         command: vec!["true".into()],
     };

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use polylane_base::{Errno, Result};
 
 /// `FS_IOC_FIEMAP`: `_IOWR('f', 11, struct fiemap)`.
-const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
+const FS_IOC_FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
 const FIEMAP_FLAG_SYNC: u32 = 1;
 const FIEMAP_EXTENT_LAST: u32 = 1;
 const FIEMAP_EXTENT_UNWRITTEN: u32 = 0x800;
@@ -60,7 +60,7 @@ pub struct HostExtent {
 }
 
 /// `FS_IOC_FSGETXATTR`: `_IOR('X', 31, struct fsxattr)`.
-const FS_IOC_FSGETXATTR: libc::c_ulong = 0x801c_581f;
+const FS_IOC_FSGETXATTR: libc::Ioctl = 0x801c_581f_u32 as libc::Ioctl;
 const FS_XFLAG_REALTIME: u32 = 1;
 
 /// Whether a file's data lies on another device than its file system: XFS' realtime section.

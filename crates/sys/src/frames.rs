@@ -289,17 +289,29 @@ impl State {
 impl Frames {
     /// A frame of zeros.
     pub fn zeroed(&self) -> Frame {
-        let (base, holds) = self.take();
-        let mut frame = Frame { base, owner: self.0.clone() };
-        match holds {
+        let (mut frame, held) = self.frame();
+        if held == Holds::Bytes {
             // What another file's page held must not be seen, whoever is to fill this one.
-            Holds::Bytes => frame.fill(0),
-            Holds::Zeros => {}
+            frame.fill(0);
+        }
+        frame
+    }
+
+    /// A frame for who fills all of it before anybody sees it: it holds whatever it held.
+    pub fn unfilled(&self) -> Frame {
+        self.frame().0
+    }
+
+    fn frame(&self) -> (Frame, Holds) {
+        let (base, holds) = self.take();
+        let frame = Frame { base, owner: self.0.clone() };
+        match holds {
+            Holds::Bytes | Holds::Zeros => {}
             // SAFETY: a region is whole steps of so many frames, and this one stays mapped as long
             // as `frame` is held.
             Holds::NoPages => unsafe { populate(base.cast(), AHEAD) },
         }
-        frame
+        (frame, holds)
     }
 
     fn take(&self) -> (NonNull<[u8; FRAME_BYTES]>, Holds) {

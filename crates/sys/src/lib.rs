@@ -14,9 +14,12 @@ pub mod event;
 pub mod extents;
 pub mod frames;
 pub mod futex;
+#[cfg(target_env = "gnu")]
+pub mod heap;
 pub mod lock;
 pub mod loopdev;
 pub mod nbd;
+pub mod notice;
 pub mod ns;
 pub mod pulse;
 pub mod region;

@@ -85,7 +85,7 @@ impl Region {
         Ok(())
     }
 
-    fn map(fd: impl AsFd, len: usize, prot: ProtFlags) -> Result<Region> {
+    pub(crate) fn map(fd: impl AsFd, len: usize, prot: ProtFlags) -> Result<Region> {
         // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let base =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) };

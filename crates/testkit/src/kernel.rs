@@ -219,7 +219,7 @@ impl Kernel {
                 Ok(Value::State(state(&stat.map_err(errno)?)))
             }
             Op::Access { path, mask } => {
-                let mask = Access::from_bits_retain(*mask);
+                let mask = Access::from_bits_retain(*mask as _);
                 done(rustix::fs::accessat(CWD, self.path(path), mask, AtFlags::EACCESS))
             }
             Op::SetXattr { path, name, len, mode } => {

@@ -11,8 +11,8 @@ use polylane_base::{Errno, Ino, Result, Time};
 
 use crate::cache::PageCache;
 use crate::dentry::{Cached, DentryTable};
-use crate::fs::{Attr, Character, FileSystem, Revived};
-use crate::inode::{Inode, LOCKED, Node};
+use crate::fs::{Attr, Character, FileSystem, Kind, Revived};
+use crate::inode::{Inode, LOCKED, NO_CAPS, Node};
 use crate::inodes::InodeTable;
 use crate::lease::Leases;
 use crate::lock::LockTable;
@@ -78,7 +78,7 @@ impl Core {
     }
 
     fn build(self: &Arc<Self>, attr: Attr, parent: Option<&Node>) -> Node {
-        let parent = parent.filter(|_| attr.kind == crate::fs::Kind::Dir).cloned();
+        let parent = parent.filter(|_| attr.kind == Kind::Dir).cloned();
         let id = self.next_id.fetch_add(1, Relaxed);
         Arc::new(Inode::new(Arc::clone(self), id, attr, parent))
     }
@@ -86,6 +86,10 @@ impl Core {
     /// The inode of something that was just created.
     pub(crate) fn adopt_new(self: &Arc<Self>, attr: Attr, parent: Option<&Node>) -> Node {
         let node = self.build(attr, parent);
+        if attr.kind == Kind::File {
+            // What is new has no attributes.
+            node.raise(NO_CAPS);
+        }
         self.inodes.insert(&node);
         node
     }
@@ -114,8 +118,8 @@ impl Core {
             let Revived { attr, dir } = self.fs.revive(next.0, next.1)?;
             below.push(attr);
             match (attr.kind, dir) {
-                (crate::fs::Kind::Dir, Some(dir)) if below.len() < DEPTH_MAX => next = (dir, None),
-                (crate::fs::Kind::Dir, _) => return Err(Errno::ESTALE),
+                (Kind::Dir, Some(dir)) if below.len() < DEPTH_MAX => next = (dir, None),
+                (Kind::Dir, _) => return Err(Errno::ESTALE),
                 _ => break root.clone(),
             }
         };

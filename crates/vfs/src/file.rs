@@ -295,7 +295,17 @@ impl OpenFile {
             return Ok(());
         }
         core.begins_to_change(node);
-        node.data_changes(0, u64::MAX);
+        // Nothing lies there. Who closes a log does this after cutting it, and all of it would be
+        // written back, often right before it is removed.
+        if let (Fallocate::PunchHole, Some(pages)) = (mode, node.pages())
+            && offset >= node.size()
+        {
+            core.retime(node, pages, core.now(), None);
+            return core.kill_set_id(Some(cred), node);
+        }
+        if mode != (Fallocate::Allocate { keep_size: true }) {
+            node.data_changes(0, u64::MAX);
+        }
         match node.pages() {
             Some(pages) => core.cached_fallocate(node, pages, mode, offset, len)?,
             None => {

@@ -25,7 +25,7 @@
 //! - Hostile or corrupt media are an error, never a panic. After a failed metadata write the file
 //!   system answers `EROFS` or `EIO` to changes until it is opened again.
 
-use polylane_base::{Gid, Ino, Result, Time, Uid};
+use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 
 /// What a directory entry or inode is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -160,6 +160,30 @@ pub struct NewNode<'a> {
     pub rdev: u64,
     /// Target, for `Symlink`; empty otherwise.
     pub target: &'a [u8],
+}
+
+/// Bytes of a file that were kept elsewhere since they were written, and when that was.
+pub struct Late<'a> {
+    /// The file.
+    pub ino: Ino,
+    /// Where the bytes belong.
+    pub offset: u64,
+    /// The bytes, at least one.
+    pub source: &'a mut dyn Source,
+    /// The modification and change times that the file is to have.
+    pub times: [Time; 2],
+}
+
+impl Late<'_> {
+    /// Stores it by a write and a change of state. `ENOSPC`: not all of it, or nothing; the errors
+    /// of [`FileSystem::write`] and [`FileSystem::setattr`].
+    pub fn store(&mut self, fs: &(impl FileSystem + ?Sized)) -> Result<Attr> {
+        if fs.write(self.ino, self.offset, self.source)? < self.source.len() {
+            return Err(Errno::ENOSPC);
+        }
+        let (mtime, ctime) = (Some(SetTime::At(self.times[0])), Some(self.times[1]));
+        fs.setattr(self.ino, &SetAttr { mtime, ctime, ..SetAttr::default() })
+    }
 }
 
 /// The states after a change of one directory entry.
@@ -422,6 +446,12 @@ pub trait FileSystem: Send + Sync {
     /// Writes all of `source` at `offset`, growing the file; returns bytes written, fewer only when
     /// space ran out after the first ones. Moves `mtime` and `ctime`.
     fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize>;
+
+    /// Stores what was kept of several files, each as [`Late::store`] does, and answers each. A
+    /// file system may store many small files at the price of one.
+    fn write_late(&self, writes: &mut [Late<'_>]) -> Vec<Result<Attr>> {
+        writes.iter_mut().map(|late| late.store(self)).collect()
+    }
 
     /// Promises space for `len` bytes at `offset` that the VFS is about to keep as dirty pages, so
     /// that `ENOSPC` is told to the writer and not found at write-back. What was promised before is

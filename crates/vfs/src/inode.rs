@@ -166,6 +166,16 @@ impl Inode {
         self.has(flag) && self.flags.fetch_and(!flag, AcqRel) & flag != 0
     }
 
+    /// Whether `link` may give it a first name: it was made without one (`O_TMPFILE`). Thread-safe.
+    pub fn is_linkable(&self) -> bool {
+        self.has(LINKABLE)
+    }
+
+    /// It is as [`is_linkable`](Self::is_linkable) says, by the word of a former service.
+    pub fn make_linkable(&self) {
+        self.raise(LINKABLE);
+    }
+
     /// The state, locked. Whoever changes the inode through the libservice holds this over the
     /// call, so that results are kept in the order in which they happened.
     pub(crate) fn attr(&self) -> MutexGuard<'_, Attr> {

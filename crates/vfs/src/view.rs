@@ -51,8 +51,8 @@ pub trait Viewer: Send + Sync {
     fn end_loan(&self, view: u32, node: &Node);
 }
 
-/// Bytes that a client wrote on loan, and where.
-pub type Part = (u64, Box<[u8]>);
+/// Where a client wrote on loan, and what.
+pub type Part<'a> = (u64, &'a mut dyn Source);
 
 /// One view of an inode.
 #[derive(Clone)]
@@ -153,7 +153,7 @@ impl Vfs {
     pub fn bring_back(
         &self,
         node: &Node,
-        (parts, end): (&[Part], Option<u64>),
+        (parts, end): (&mut [Part<'_>], Option<u64>),
         (written, read): (Option<Time>, Option<Time>),
     ) -> Result<()> {
         let _data = node.lock.write();
@@ -168,13 +168,31 @@ impl Vfs {
         done
     }
 
-    fn put_parts(&self, node: &Node, (parts, size): (&[Part], u64), time: Time) -> Result<()> {
+    /// Stores what a client wrote on loan behind the end of a file, `part`, while the loan goes on;
+    /// it wrote last at `written`. Whether the loan may go on. For [`Viewer`]s only, which see to
+    /// it that the loan does not end meanwhile.
+    pub fn take_in(&self, node: &Node, part: Part<'_>, written: Time) -> Result<bool> {
+        let core = &self.core;
+        if core.cache.is_pressed() {
+            core.cache.flusher.kick();
+        }
+        let _data = node.lock.write();
+        let size = part.0.saturating_add(part.1.len() as u64);
+        self.put_parts(node, (&mut [part], size), written)?;
+        Ok(node.perm() & (SET_UID | SET_GID) == 0)
+    }
+
+    fn put_parts(
+        &self,
+        node: &Node,
+        (parts, size): (&mut [Part<'_>], u64),
+        time: Time,
+    ) -> Result<()> {
         let (core, mut result) = (&self.core, Ok(()));
-        for (offset, bytes) in parts {
-            let len = size.saturating_sub(*offset).min(bytes.len() as u64);
-            let mut source = &bytes[..len as usize];
+        for (offset, source) in parts {
+            let len = size.saturating_sub(*offset).min(source.len() as u64);
             if len > 0 {
-                let written = core.put(node, *offset, len as usize, &mut source);
+                let written = core.put(node, *offset, len as usize, &mut **source);
                 let whole = |count| if count as u64 == len { Ok(()) } else { Err(Errno::ENOSPC) };
                 result = result.and(written.and_then(whole));
             }

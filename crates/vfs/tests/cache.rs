@@ -68,6 +68,28 @@ fn written_data_is_read_back_and_reaches_the_file_at_fsync() {
 }
 
 #[test]
+fn a_hole_past_the_end_writes_nothing_back() {
+    let (lane, root) = (cached(), Cred::root());
+    let bytes = pattern(3 * PAGE + 100, 1);
+    let file = lane.file("f", &bytes);
+    let before = lane.vfs.getattr(file.node()).unwrap();
+    let punch = |from: usize| {
+        let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        file.fallocate(&root, flags, from as u64, 1 << 20).unwrap();
+    };
+    punch(bytes.len());
+    punch(64 * PAGE);
+    assert_eq!((lane.fs.calls(Call::Write), lane.vfs.stats().dirty_bytes), (0, 4 * PAGE as u64));
+    let after = lane.vfs.getattr(file.node()).unwrap();
+    assert!(after.mtime >= before.mtime && after.size == before.size);
+    assert_eq!(read(&file, 0, bytes.len() + 50), bytes);
+    // One that begins a byte before it takes that byte.
+    punch(bytes.len() - 1);
+    let zero = [&bytes[..bytes.len() - 1], &[0]].concat();
+    assert_eq!(read(&file, 0, bytes.len() + 50), zero);
+}
+
+#[test]
 fn a_second_reader_hits_and_a_sequential_one_reads_ahead() {
     let lane = cached();
     let bytes = pattern(100 * PAGE, 2);
@@ -284,6 +306,44 @@ fn what_is_written_during_a_write_back_is_written_again() {
     file.fsync(false).unwrap();
     assert_eq!(below(&lane, file.node()), expected);
     assert_eq!(lane.vfs.stats().dirty_bytes, 0);
+}
+
+/// Files that are written back together: one changes meanwhile, and is not told the older times.
+#[test]
+fn what_is_set_during_a_write_back_of_many_files_stays() {
+    use polylane_vfs::fs::FileSystem;
+    let lane = cached();
+    let files: Vec<_> = (0..5).map(|n| lane.file(&format!("f{n}"), &[n; 3000])).collect();
+    let told = || files.iter().map(|file| lane.vfs.getattr(file.node()).unwrap());
+    let before: Vec<_> = told().collect();
+    let time = Time { sec: 77, nsec: 88 };
+    let set = SetAttr { mtime: Some(SetTime::At(time)), perm: Some(0o600), ..SetAttr::default() };
+    lane.fs.block(Call::Write, true);
+    std::thread::scope(|scope| {
+        let sync = scope.spawn(|| lane.vfs.sync());
+        lane.fs.await_blocked(1);
+        lane.vfs.setattr(&Cred::root(), files[2].node(), &set).unwrap();
+        write(&files[3], 10, b"more");
+        lane.fs.block(Call::Write, false);
+        sync.join().unwrap().unwrap();
+    });
+    lane.vfs.sync().unwrap();
+    assert_eq!(lane.vfs.stats().dirty_bytes, 0);
+    for (at, (file, before)) in files.iter().zip(&before).enumerate() {
+        let mut bytes = vec![at as u8; 3000];
+        if at == 3 {
+            bytes[10..14].copy_from_slice(b"more");
+        }
+        assert_eq!(below(&lane, file.node()), bytes);
+        let now = lane.vfs.getattr(file.node()).unwrap();
+        let below = lane.fs.getattr(file.node().ino()).unwrap();
+        assert_eq!((now.mtime, now.ctime, now.perm), (below.mtime, below.ctime, below.perm));
+        match at {
+            2 => assert_eq!((now.mtime, now.perm), (time, 0o600)),
+            3 => assert!(now.mtime >= before.mtime),
+            _ => assert_eq!((now.mtime, now.ctime), (before.mtime, before.ctime)),
+        }
+    }
 }
 
 #[test]

@@ -3,9 +3,11 @@
 mod common;
 
 use common::*;
+use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result};
 use polylane_vfs::{
-    LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, LockWaiter, Node, Ticket,
+    LockFamily, LockKind, LockLender, LockLoan, LockOutcome, LockOwner, LockRequest, LockWaiter,
+    Node, Ticket, Vfs,
 };
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 
@@ -278,4 +280,89 @@ fn many_threads_share_one_lock() {
             });
         }
     });
+}
+
+/// A session that keeps what was lent of one file, and counts how often that was asked back.
+struct Keeper {
+    vfs: Arc<Vfs>,
+    kept: Mutex<(Option<LockLoan>, Vec<LockRequest>)>,
+    asked: Mutex<u32>,
+}
+
+impl LockLender for Keeper {
+    fn end_lock_loan(&self, view: u32) {
+        assert_eq!(view, 7);
+        *self.asked.lock() += 1;
+        let mut kept = self.kept.lock();
+        if let Some(loan) = kept.0.take() {
+            self.vfs.take_back_locks(loan, &std::mem::take(&mut kept.1));
+        }
+    }
+}
+
+impl Keeper {
+    fn lend(self: &Arc<Self>, bench: &Bench, owner: u128) -> bool {
+        let mut lent = false;
+        let weak: Weak<Keeper> = Arc::downgrade(self);
+        bench.lane.vfs.lend_locks(&bench.a, LockOwner(owner), (weak, 7), &mut |loan, held| {
+            lent = true;
+            *self.kept.lock() = (Some(loan), held.to_vec());
+            true
+        });
+        lent
+    }
+}
+
+#[test]
+fn lent_locks_are_asked_back_by_whoever_comes_near() {
+    let bench = bench();
+    let vfs = &bench.lane.vfs;
+    let (kept, asked) = (Mutex::default(), Mutex::default());
+    let keeper = Arc::new(Keeper { vfs: vfs.clone(), kept, asked });
+    let asked = || std::mem::take(&mut *keeper.asked.lock());
+    assert!(!keeper.lend(&bench, 1), "of a file without locks there is no table");
+    assert_eq!(bench.now(&bench.a, posix(1, Read, 0, 9)), Ok(()));
+    assert!(!keeper.lend(&bench, 2), "another's");
+    assert!(keeper.lend(&bench, 1) && !keeper.lend(&bench, 1), "once");
+    assert_eq!(keeper.kept.lock().1, [posix(1, Read, 0, 9)]);
+    // What sees them not, and what is of another file, leaves them alone.
+    assert_eq!(bench.now(&bench.a, flock(2, Write)), Ok(()));
+    assert_eq!(bench.now(&bench.b, posix(2, Write, 0, 9)), Ok(()));
+    vfs.drop_locks(&bench.a, LockOwner(2));
+    assert_eq!(asked(), 0);
+    // What the owner did meanwhile is what the next one finds.
+    keeper.kept.lock().1 = vec![posix(1, Write, 20, 29), posix(1, Read, 40, 40)];
+    assert_eq!(bench.now(&bench.a, posix(2, Write, 0, 9)), Ok(()));
+    assert_eq!((asked(), keeper.lend(&bench, 1)), (1, false));
+    let blocked = posix(2, Read, 0, u64::MAX);
+    assert_eq!(vfs.get_lock(&bench.a, &blocked), Some(posix(1, Write, 20, 29)));
+    vfs.drop_owner(LockOwner(2));
+    assert!(keeper.lend(&bench, 1));
+    assert_eq!(
+        vfs.get_lock(&bench.a, &ask(3, Ofd, Write, 40, 40)).map(|held| held.start),
+        Some(40)
+    );
+    assert!(keeper.lend(&bench, 1));
+    // Who waits is granted what the owner, who has to ask by now, gives back.
+    let (_, told) = bench.park(&bench.a, posix(2, Write, 20, 20));
+    assert_eq!((asked(), keeper.lend(&bench, 1)), (2, false));
+    assert_eq!(bench.now(&bench.a, posix(1, Unlock, 20, 29)), Ok(()));
+    assert_eq!(told.try_recv(), Ok(Ok(())));
+    vfs.drop_owner(LockOwner(2));
+    // With its process goes what was lent, whatever comes back later.
+    assert!(keeper.lend(&bench, 1));
+    vfs.drop_owner(LockOwner(1));
+    keeper.end_lock_loan(7);
+    assert_eq!(vfs.get_lock(&bench.a, &posix(3, Write, 0, u64::MAX)), None);
+}
+
+#[test]
+fn lent_locks_whose_session_is_gone_are_gone() {
+    let bench = bench();
+    let (kept, asked) = (Mutex::default(), Mutex::default());
+    let keeper = Arc::new(Keeper { vfs: bench.lane.vfs.clone(), kept, asked });
+    assert_eq!(bench.now(&bench.a, posix(1, Write, 0, 9)), Ok(()));
+    assert!(keeper.lend(&bench, 1));
+    drop(keeper);
+    assert_eq!(bench.now(&bench.a, posix(2, Write, 0, 9)), Ok(()));
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use common::{Lane, O_CREAT, O_RDWR, O_TRUNC, PAGE, cached, lane, lane_with, options};
 use polylane_base::{Errno, Time};
 use polylane_vfs::fs::{SeekFor, SetAttr};
-use polylane_vfs::{Cred, Node, OpenFile, Vfs, Viewer};
+use polylane_vfs::{Cred, Node, OpenFile, Part, Vfs, Viewer};
 
 type Parts = Vec<(u64, Box<[u8]>)>;
 
@@ -38,7 +38,11 @@ impl Viewer for Watcher {
     fn end_loan(&self, _view: u32, node: &Node) {
         let Some((parts, time)) = self.told.lock().unwrap().lent.take() else { return };
         let vfs = self.vfs.upgrade().unwrap();
-        vfs.bring_back(node, (&parts, None), (Some(time), None)).unwrap();
+        let mut bytes: Vec<&[u8]> = parts.iter().map(|(_, bytes)| &bytes[..]).collect();
+        let offsets = parts.iter().map(|(offset, _)| *offset);
+        let mut parts: Vec<Part<'_>> =
+            offsets.zip(&mut bytes).map(|(offset, bytes)| (offset, bytes as _)).collect();
+        vfs.bring_back(node, (&mut parts, None), (Some(time), None)).unwrap();
         self.told.lock().unwrap().loans_ended += 1;
         vfs.end_loan(node);
     }

@@ -2,9 +2,10 @@
 //!
 //! First real programs (git, sqlite3) work in a lane and the lane's own statistics are printed.
 //! Then two tenants side by side: one does small transactions (write 4 KiB, fsync, rename), the
-//! other floods: with large writes and fsyncs where fsync means something (a shared ext4, an ext4
-//! on a loop device each, an ext4 lane each, and these on the disk), with creates, renames and
-//! deletes where it does not (a shared tmpfs, a lane in memory each).
+//! other floods: with large writes and fsyncs where fsync means something (in RAM a shared ext4, an
+//! ext4 on a loop device each, an ext4 lane each; on the disk a shared directory and an ext4 lane
+//! each), with creates, renames and deletes where it does not (a shared tmpfs, a lane in memory
+//! each).
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -35,8 +36,9 @@ fn flood_in(place: Place) -> &'static str {
     }
 }
 
-/// Where tenants are looked at on a CPU each, too: what they share then is storage alone.
-const APART: [Place; 3] = [Place::Kernel("ext4"), Place::KernelEach("ext4"), Place::LaneExt4];
+/// Where tenants are looked at on a CPU each, too: what they share then is storage alone, and no
+/// disk.
+const IN_RAM: [Place; 3] = [Place::Kernel("ext4"), Place::KernelEach("ext4"), Place::LaneExt4];
 
 /// What runs in the lane of the first part. It ends by waiting for a line, so that the statistics
 /// can be asked for while the lane still exists.
@@ -126,20 +128,14 @@ fn neighbours(options: &Options) -> Result<Report> {
     for repeat in 0..options.repeats() {
         for (place, shared) in &ready {
             progress(&format!("{}, repeat {}", place.name(), repeat + 1));
-            let quiet = || Tenant::start(*place, shared, "transact", 0, length);
-            let alone = together(vec![quiet()?])?;
-            record(&mut report, *place, ALONE, &alone[0]);
-            let flood = Tenant::start(*place, shared, flood_in(*place), 1, length)?;
-            let both = together(vec![quiet()?, flood])?;
-            record(&mut report, *place, BESIDE, &both[0]);
-            if let ([own, other, ..], true) = (&cpus[..], APART.contains(place)) {
+            for (seats, [own, other]) in seatings(*place, &cpus) {
                 let tenant =
                     |cpu, load, index| Tenant::start_on(cpu, *place, shared, load, index, length);
-                let alone = together(vec![tenant(*own, "transact", 0)?])?;
-                record(&mut report, *place, APART_ALONE, &alone[0]);
-                let flood = tenant(*other, flood_in(*place), 1)?;
-                let both = together(vec![tenant(*own, "transact", 0)?, flood])?;
-                record(&mut report, *place, APART_BESIDE, &both[0]);
+                let alone = together(vec![tenant(own, "transact", 0)?])?;
+                record(&mut report, *place, seats.alone, &alone[0]);
+                let flood = tenant(other, flood_in(*place), 1)?;
+                let both = together(vec![tenant(own, "transact", 0)?, flood])?;
+                record(&mut report, *place, seats.beside, &both[0]);
             }
         }
     }
@@ -152,10 +148,35 @@ fn neighbours(options: &Options) -> Result<Report> {
     Ok(report)
 }
 
-const ALONE: &str = "alone";
-const BESIDE: &str = "beside a flood";
-const APART_ALONE: &str = "alone, on one CPU";
-const APART_BESIDE: &str = "beside a flood, a CPU each";
+/// Where the two tenants run, as the report calls it.
+struct Seats {
+    /// The point of the quiet tenant alone.
+    alone: &'static str,
+    /// The point of the quiet tenant beside the flood.
+    beside: &'static str,
+    /// Follows a place's name in the table of harm.
+    suffix: &'static str,
+}
+
+/// Both wherever the scheduler puts them.
+const SHARED: Seats = Seats { alone: "alone", beside: "beside a flood", suffix: "" };
+
+/// A CPU for each.
+const APART: Seats = Seats {
+    alone: "alone, on one CPU",
+    beside: "beside a flood, a CPU each",
+    suffix: ", a CPU each",
+};
+
+/// How the tenants are seated in that place, one way after the other, with the CPUs of the quiet
+/// and of the flooding one.
+fn seatings(place: Place, cpus: &[u32]) -> Vec<(&'static Seats, [Option<u32>; 2])> {
+    let mut seatings = vec![(&SHARED, [None; 2])];
+    if let ([own, other, ..], true) = (cpus, IN_RAM.contains(&place)) {
+        seatings.push((&APART, [Some(*own), Some(*other)]));
+    }
+    seatings
+}
 
 fn record(report: &mut Report, place: Place, point: &str, outcome: &Outcome) {
     let extra = [("p50_us", outcome.latency.p50_ns / 1000.0), ("tx_per_s", outcome.rate())];
@@ -181,9 +202,7 @@ fn notes(mut left_out: Vec<String>) -> Vec<String> {
 /// How much slower the flood makes the quiet tenant, per place: the point of the demo in one table.
 fn harm(report: &Report) -> String {
     let mut rows = vec![["place", "p50", "p99", "transactions/s"].map(String::from).to_vec()];
-    for (alone, beside, suffix) in
-        [(ALONE, BESIDE, ""), (APART_ALONE, APART_BESIDE, ", a CPU each")]
-    {
+    for Seats { alone, beside, suffix } in [SHARED, APART] {
         for system in report.systems() {
             let cells = (report.cell(system, alone), report.cell(system, beside));
             let (Some(alone), Some(beside)) = cells else { continue };

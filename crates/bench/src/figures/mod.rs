@@ -19,10 +19,11 @@ mod multilanes;
 mod ocrd;
 mod overhead;
 mod pdc_csv;
+mod pdc_guests;
 mod pdc_hdd;
 mod pdc_loads;
-mod pdc_mail;
 mod pdc_precision;
+mod pdc_programs;
 mod pdc_shares;
 mod pdc_sync;
 mod pdc_trace;
@@ -262,19 +263,19 @@ pub const FIGURES: &[Figure] = &[
     Figure {
         name: "pdc-fig6",
         mounts: true,
-        about: "mail-like load on ext4 on an attached volume: no cache, WB, PDC; 1–16 threads",
-        run: pdc_mail::fig6,
+        about: "mail and databases on ext4 on an attached volume: no cache, WB, PDC",
+        run: pdc_guests::fig6,
     },
     Figure {
         name: "pdc-fig7",
         mounts: true,
-        about: "the same load on four guests at the same time",
-        run: pdc_mail::fig7,
+        about: "the same loads on four guests at the same time",
+        run: pdc_guests::fig7,
     },
     Figure {
         name: "pdc-hdd",
         mounts: false,
-        about: "the same load by one and four guests on an emulated 7200 rpm disk",
+        about: "mail by one and four guests on an emulated 7200 rpm disk",
         run: pdc_hdd::run,
     },
     Figure {

@@ -4,8 +4,8 @@
 //! `offset` and `length` must be among them. Operations: R, W, F(lush), D(iscard), Z
 //! (write-zeroes). Lines that start with `#` are comments; the first one that speaks of a `header`
 //! names the lowest and the highest address of a journal block, `0 0` for none. Addresses and
-//! lengths are bytes. A sixth column, `opening`, may say `xfs`: the data begins with the header of
-//! a record of XFS's log. `polylane attach --record FILE` writes such files.
+//! lengths are bytes. A sixth column, `opening`, may say what the data begins with
+//! ([`Opening::named`]). `polylane attach --record FILE` writes such files.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -127,10 +127,7 @@ impl Columns {
         let field = |at: usize| fields.get(at).copied().filter(|field| !field.is_empty());
         let Some(op) = field(self.op) else { bail!("no operation: '{}'", excerpt(line)) };
         let fua = self.fua.and_then(field).is_some_and(|fua| fua != "0");
-        let opening = match self.opening.and_then(field) {
-            Some("xfs") => Opening::XfsRecord,
-            _ => Opening::Unknown,
-        };
+        let opening = self.opening.and_then(field).map_or(Opening::Unknown, Opening::named);
         let access = match op.to_ascii_lowercase().as_str() {
             "r" | "read" => Access::Read,
             "w" | "write" => Access::Write { fua, opening },
@@ -205,6 +202,18 @@ mod tests {
         assert_eq!(trace.records[1].access, Access::Flush);
         assert_eq!(trace.records[2].range.bytes(), 1 << 40);
         assert_eq!(trace.records[3].range, Region { first: 512, end: 516 });
+    }
+
+    #[test]
+    fn a_sixth_column_says_what_the_data_begins_with() {
+        let trace =
+            read("1,W,0,0,512,jbd2-commit\n2,W,0,0,512,\n3,W,0,0,512,other\n").expect("valid");
+        let opening = |record: &Record| match record.access {
+            Access::Write { opening, .. } => opening,
+            _ => panic!("{record:?}"),
+        };
+        let openings: Vec<Opening> = trace.records.iter().map(opening).collect();
+        assert_eq!(openings, [Opening::JournalCommit, Opening::Unknown, Opening::Unknown]);
     }
 
     #[test]

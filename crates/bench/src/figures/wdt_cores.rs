@@ -56,7 +56,7 @@ fn lanes(rule: Rule, count: usize) -> Result<(u64, Vec<Lane<Mapped>>)> {
         }
     }
     let begin = board.next_tick().max(board.tick_ns());
-    board.tick(begin);
+    board.tick(begin, None);
     Ok((begin + board.tick_ns() / 10 * 9, lanes))
 }
 
@@ -188,7 +188,7 @@ fn windows(active: u64, count: u64) -> (f64, f64) {
             }
         }
         let begin = cpu_ns();
-        board.tick(now);
+        board.tick(now, None);
         ns += cpu_ns() - begin;
     }
     let length = board.next_tick() as f64;

@@ -14,6 +14,7 @@ use polylane_block::image;
 use polylane_block::qos::board::Rule;
 use polylane_block::qos::calibrate;
 use polylane_block::qos::cost::CostModel;
+use polylane_block::qos::depth::Counted;
 use polylane_block::qos::model::{Tenant, io};
 use polylane_block::qos::{Kind, scenarios};
 
@@ -29,6 +30,8 @@ const SPAN: u64 = 1 << 30;
 struct Ground {
     device: Arc<dyn BlockDevice>,
     cost: CostModel,
+    /// What the kernel counts of its requests.
+    depth: Option<Arc<Counted>>,
     /// The kernel's number of the disk, where control groups of version 1 can limit it.
     throttled: Option<String>,
     /// The disk's scheduler is BFQ, which has weights.
@@ -51,6 +54,7 @@ impl Ground {
         ));
         let stat = rustix::fs::stat(dir).context("look at the directory")?;
         let number = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        let depth = Counted::of(number.0, number.1).map(Arc::new);
         let number = format!("{}:{}", number.0, number.1);
         let sys = |file: &str| {
             std::fs::read_to_string(format!("/sys/dev/block/{number}/{file}")).unwrap_or_default()
@@ -64,7 +68,7 @@ impl Ground {
             let scheduler = scheduler.trim();
             report.notes.push(format!("BFQ left out: the disk's scheduler is '{scheduler}'"));
         }
-        Ok(Ground { device, cost, throttled: throttled.then_some(number), weighted })
+        Ok(Ground { device, cost, depth, throttled: throttled.then_some(number), weighted })
     }
 
     /// The kernel's own ways, given what was done by nobody's rule.
@@ -108,6 +112,7 @@ impl Ground {
         let ms = |ms| Duration::from_millis(if options.quick { ms / 2 } else { ms });
         let run = Run {
             device: self.device.clone(),
+            depth: self.depth.clone(),
             tenants,
             cost: self.cost,
             way: way.clone(),

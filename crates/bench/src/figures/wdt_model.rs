@@ -25,6 +25,7 @@ fn scenario(options: &Options, seed: u64) -> Scenario {
         tenants: scenarios::table1(),
         weights: Vec::new(),
         late_ns: (0, 0),
+        cpu_ns: (0, 0),
         until: seconds * SECOND,
         bucket_ns: SECOND,
         seed,

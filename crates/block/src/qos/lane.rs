@@ -10,17 +10,27 @@
 //! The unthrottled way reads no clock, makes no system call and writes nothing that another lane
 //! reads. Threads of one lane may overdraw by a request each, as in WDT: debt.
 //!
+//! # Work first
+//!
+//! A lane that would have to wait looks at how many requests the device has, where the kernel tells
+//! ([`Depth`]). With fewer than the low water of its terms it goes, as many requests at once as the
+//! device is short of: whether the device works does not depend on when the coordinator, or the
+//! lane whose turn it would be, gets a CPU. What goes so is charged, and is debt. Whoever owes more
+//! has a lower low water, so that the lane to which most is owed goes first.
+//!
 //! # When the coordinator is gone
 //!
 //! Line B says until when it holds. After that the lane goes on at its fair share of the last
 //! window that it knows, by its own clock. A lane that never had a window is not held back.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use polylane_base::sync::Mutex;
 
 use super::cost::CostModel;
+use super::depth::Depth;
 use super::page::{Terms, Words, ahead, costs, counters, flag, lane, ring_if_heard};
 use super::{Io, Kind, Nanos, Verdict};
 
@@ -29,6 +39,10 @@ const FALLBACK_BURST_NS: u64 = 5_000_000;
 
 /// Cost between two looks at the clock when nothing is limited.
 const OPEN_COST: u64 = 20_000_000;
+
+/// A lane that owes so many of its grants goes before its turn only if the device has nothing to do
+/// at all; who owes less, with more there.
+const DEBT_GRANTS: u64 = 4;
 
 /// A sleeper looks again after this time at the latest.
 const SLEEP_MAX: Duration = Duration::from_millis(20);
@@ -60,6 +74,8 @@ pub struct Lane<W> {
     words: W,
     /// The word that all lanes lock, for `wdt-shared-lock`: its first.
     shared: Option<W>,
+    /// What the device has to do, where that can be told.
+    depth: Option<Arc<dyn Depth>>,
     cost: CostModel,
     sectors: bool,
     pass: Pass,
@@ -79,7 +95,18 @@ impl<W: Words> Lane<W> {
         let known = Known { terms: Terms::read(&words).unwrap_or_default(), fallback: None };
         let sectors = known.terms.flags & flag::SECTORS != 0;
         let (pass, known) = (Pass::default(), Mutex::new(known));
-        Lane { words, shared, cost, sectors, pass, known }
+        Lane { words, shared, depth: None, cost, sectors, pass, known }
+    }
+
+    /// The same lane, which looks at the device before it waits.
+    #[must_use]
+    pub fn with_depth(self, depth: Option<Arc<dyn Depth>>) -> Self {
+        Lane { depth, ..self }
+    }
+
+    /// Whether it can look at the device.
+    pub fn sees_device(&self) -> bool {
+        self.depth.is_some()
     }
 
     /// The page.
@@ -155,7 +182,7 @@ impl<W: Words> Lane<W> {
         let inflight = inflight(spent, self.total(lane::DONE));
         if inflight > 0 && inflight >= terms.inflight_max {
             self.words.store(lane::CROWDED_IN, terms.window, Ordering::Relaxed);
-            return Verdict::Wait(terms.next_slice(now));
+            return self.unless_low(terms, cost, now);
         }
         let free = terms.flags & flag::FREE != 0;
         let released = if free { spent.wrapping_add(u64::MAX >> 2) } else { terms.released(now) };
@@ -178,7 +205,36 @@ impl<W: Words> Lane<W> {
             self.words.store(lane::SHORT_SINCE, now, Ordering::Relaxed);
             self.words.store(lane::SHORT_IN, terms.window, Ordering::Release);
         }
-        Verdict::Wait(terms.next_slice(now))
+        self.unless_low(terms, cost, now)
+    }
+
+    /// To wait for the next slice, unless the device has little to do.
+    fn unless_low(&self, terms: &Terms, cost: Cost, now: Nanos) -> Verdict {
+        let spent = self.total(lane::SPENT);
+        let owed = ahead(spent, terms.released(now)).max(0) as u64;
+        let short_of = self.device_short_of(terms, owed);
+        if short_of == 0 {
+            return Verdict::Wait(terms.next_slice(now));
+        }
+        // Not to look again for each of them: to look costs as much as a request.
+        let room = inflight(spent, self.total(lane::DONE));
+        let all = cost.saturating_mul(short_of);
+        self.renew(terms, spent.wrapping_add(all), room.saturating_add(all));
+        Verdict::Go
+    }
+
+    /// How many requests the device has less than it should, for a lane that owes this.
+    fn device_short_of(&self, terms: &Terms, owed: u64) -> u64 {
+        if terms.low_water == 0 {
+            return 0;
+        }
+        let Some(requests) = self.depth.as_ref().and_then(|depth| depth.requests()) else {
+            return 0;
+        };
+        let most = u128::from(terms.grant.saturating_mul(DEBT_GRANTS).max(1));
+        let left = most.saturating_sub(owed.into());
+        let low = (u128::from(terms.low_water) * left).div_ceil(most) as u64;
+        low.max(1).saturating_sub(requests)
     }
 
     /// The coordinator has not been heard of: the fair share of the last window, by the clock.

@@ -13,9 +13,11 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::board::{Board, Device, Limits, Rule, SeatId};
 use super::cost::CostModel;
+use super::depth::Depth;
 use super::lane::Lane;
 use super::page::Private;
 pub use super::plan::Config;
@@ -25,6 +27,17 @@ use super::{Io, Nanos, Policy, Verdict};
 pub struct Ledger {
     board: Board<Arc<Private>>,
     lanes: Vec<Seated>,
+    depth: Arc<Told>,
+}
+
+/// What was said that the device has; `u64::MAX` before anything was.
+#[derive(Debug)]
+struct Told(AtomicU64);
+
+impl Depth for Told {
+    fn requests(&self) -> Option<u64> {
+        Some(self.0.load(Ordering::Relaxed)).filter(|requests| *requests < u64::MAX)
+    }
 }
 
 /// A lane of this process.
@@ -45,7 +58,8 @@ impl Ledger {
     /// Another rule by the same code.
     pub fn with_rule(rule: Rule, cost: CostModel, config: Config) -> Self {
         let device = Device { cost, config, capacity: None };
-        Ledger { board: Board::new(rule, device, 0), lanes: Vec::new() }
+        let depth = Arc::new(Told(AtomicU64::new(u64::MAX)));
+        Ledger { board: Board::new(rule, device, 0), lanes: Vec::new(), depth }
     }
 
     /// The capacity as estimated: device time per time, 1 when the cost model is right.
@@ -74,7 +88,7 @@ impl Policy for Ledger {
         let page = Arc::new(Private::default());
         let limits = Limits { weight, ..Limits::default() };
         let seat = self.board.join(page.clone(), limits, 0);
-        let lane = Lane::new(page, None);
+        let lane = Lane::new(page, None).with_depth(Some(self.depth.clone()));
         self.lanes.push(Seated { seat, lane, sent: VecDeque::new() });
         self.lanes.len() - 1
     }
@@ -102,8 +116,12 @@ impl Policy for Ledger {
         }
     }
 
+    fn at_device(&mut self, requests: u64) {
+        self.depth.0.store(requests, Ordering::Relaxed);
+    }
+
     fn tick(&mut self, now: Nanos) {
-        self.board.tick(now);
+        self.board.tick(now, self.depth.requests());
     }
 
     fn next_tick(&self) -> Nanos {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`board`] | the coordinator's side of the pages: lanes come and go, windows are planned |
 //! | [`calibrate`] | what requests cost on a device, measured |
+//! | [`depth`] | how many requests a device has, as the kernel counts them |
 //! | [`cost`] | what a request costs, in nanoseconds of device time |
 //! | [`share`] | weighted max-min sharing of a budget |
 //! | [`fixed`] | policies `none` and `static` (the paper's ST) |
@@ -22,6 +23,7 @@
 pub mod board;
 pub mod calibrate;
 pub mod cost;
+pub mod depth;
 pub mod fixed;
 pub mod governed;
 pub mod lane;
@@ -79,6 +81,10 @@ pub trait Policy {
 
     /// Whether `io` of `lane` may go now; if so it is charged and must be completed later.
     fn admit(&mut self, now: Nanos, lane: usize, io: &Io) -> Verdict;
+
+    /// The device has so many requests now, all lanes' together: called before each `admit` and
+    /// `tick` where that is known.
+    fn at_device(&mut self, _requests: u64) {}
 
     /// A request that went is done.
     fn complete(&mut self, now: Nanos, lane: usize, io: &Io);

@@ -3,7 +3,8 @@
 //! The device serves requests in order of arrival, by one unit or by several that each take their
 //! number times a request's true cost, and answers a fixed time after the service: throughput is
 //! limited by the cost, latency has a floor, and whoever floods the queue delays everybody. It may
-//! stall, and tenants and the policy may wake up late. A seed repeats a run exactly.
+//! stall, tenants and the policy may wake up late, and threads may have to wait for a CPU. A seed
+//! repeats a run exactly.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -120,6 +121,9 @@ pub struct Scenario {
     /// How late a tenant that waits for its turn wakes up, and how late the policy's tick comes,
     /// on average, in nanoseconds.
     pub late_ns: (Nanos, Nanos),
+    /// How long a tenant's thread has a CPU at a time, and how long it has none after that, on
+    /// average, in nanoseconds; zeroes: it always has one.
+    pub cpu_ns: (Nanos, Nanos),
     /// The end.
     pub until: Nanos,
     /// Length of a bucket of the result.
@@ -178,6 +182,8 @@ struct State {
     outstanding: u32,
     retry_at: Nanos,
     last_answer: Nanos,
+    /// It has a CPU: from, until.
+    on_cpu: (Nanos, Nanos),
 }
 
 struct Run<'a, P> {
@@ -188,6 +194,8 @@ struct Run<'a, P> {
     sequence: u64,
     /// When each unit of the device is free.
     units: BinaryHeap<Reverse<Nanos>>,
+    /// When the device answers what it has.
+    at_device: BinaryHeap<Reverse<Nanos>>,
     rng: Rng,
     outcome: Outcome,
 }
@@ -204,6 +212,7 @@ pub fn run(scenario: &Scenario, policy: impl Policy) -> Outcome {
         events: BinaryHeap::new(),
         sequence: 0,
         units: vec![Reverse(0); scenario.device.units.max(1) as usize].into(),
+        at_device: BinaryHeap::new(),
         rng: Rng::new(scenario.seed),
         outcome: Outcome {
             buckets: vec![vec![blank; count]; bucket_count],
@@ -260,6 +269,15 @@ impl<P: Policy> Run<'_, P> {
     }
 
     fn step(&mut self, now: Nanos, event: Event) {
+        if let Event::Arrival(tenant) | Event::Answer(tenant, ..) | Event::Retry(tenant) = event {
+            let from = self.on_cpu(now, tenant);
+            if from > now {
+                if event == Event::Retry(tenant) && self.states[tenant].retry_at == now {
+                    self.states[tenant].retry_at = from;
+                }
+                return self.at(from, event);
+            }
+        }
         match event {
             Event::Turn(tenant) => self.turn(now, tenant),
             Event::Arrival(tenant) => self.arrive(now, tenant),
@@ -268,17 +286,49 @@ impl<P: Policy> Run<'_, P> {
             Event::Retry(tenant) if self.states[tenant].retry_at == now => self.pump(now, tenant),
             Event::Retry(_) => {}
             Event::Tick => {
+                self.tell(now);
                 self.policy.tick(now);
                 let next = self.policy.next_tick().max(now + 1);
                 let late = self.late(self.scenario.late_ns.1);
                 self.at(next + late, Event::Tick);
-                (0..self.states.len()).for_each(|tenant| self.pump(now, tenant));
+                (0..self.states.len()).for_each(|tenant| self.wake(now, tenant));
             }
             Event::Weight(index) => {
                 let (_, tenant, weight) = self.scenario.weights[index];
                 self.policy.set_weight(tenant, weight);
             }
         }
+    }
+
+    /// Lets a tenant look again as soon as it has a CPU.
+    fn wake(&mut self, now: Nanos, tenant: usize) {
+        let from = self.on_cpu(now, tenant);
+        if from <= now {
+            return self.pump(now, tenant);
+        }
+        self.states[tenant].retry_at = from;
+        self.at(from, Event::Retry(tenant));
+    }
+
+    /// When a tenant has a CPU next, from `now` on; not asked about the past.
+    fn on_cpu(&mut self, now: Nanos, tenant: usize) -> Nanos {
+        let (on_ns, off_ns) = self.scenario.cpu_ns;
+        if on_ns == 0 {
+            return now;
+        }
+        while self.states[tenant].on_cpu.1 <= now {
+            let from = self.states[tenant].on_cpu.1 + self.late(off_ns);
+            self.states[tenant].on_cpu = (from, from + on_ns);
+        }
+        now.max(self.states[tenant].on_cpu.0)
+    }
+
+    /// Says what the device has now.
+    fn tell(&mut self, now: Nanos) {
+        while self.at_device.peek().is_some_and(|Reverse(until)| *until <= now) {
+            self.at_device.pop();
+        }
+        self.policy.at_device(self.at_device.len() as u64);
     }
 
     /// Exponentially distributed around a mean.
@@ -322,6 +372,7 @@ impl<P: Policy> Run<'_, P> {
     fn pump(&mut self, now: Nanos, tenant: usize) {
         while let Some((since, which)) = self.states[tenant].waiting.front().copied() {
             let io = self.scenario.tenants[tenant].mix[which].1;
+            self.tell(now);
             match self.policy.admit(now, tenant, &io) {
                 Verdict::Go => {
                     self.states[tenant].waiting.pop_front();
@@ -354,6 +405,7 @@ impl<P: Policy> Run<'_, P> {
         let end = start + (device.units.max(1) * cost * pace * noise / 10_000).max(1);
         self.units.push(Reverse(end));
         let answer = end + device.latency_ns;
+        self.at_device.push(Reverse(answer));
         self.at(answer, Event::Answer(tenant, which, since));
     }
 

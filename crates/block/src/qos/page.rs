@@ -67,7 +67,8 @@ pub mod terms {
     pub const START: usize = 17;
     /// Its length.
     pub const TICK: usize = 18;
-    /// [`super::flag`] bits, and in the upper half the number of slices of a window.
+    /// [`super::flag`] bits from bit 0, from bit 32 the number of slices of a window, from bit 48
+    /// the device's low water.
     pub const FLAGS: usize = 19;
     /// What `SPENT` may come up to without the grant.
     pub const BASE: usize = 20;
@@ -318,8 +319,11 @@ pub struct Terms {
     pub tick: u64,
     /// [`flag`] bits.
     pub flags: u64,
-    /// Parts in which the grant is released.
+    /// Parts in which the grant is released, at most 65 535.
     pub slices: u64,
+    /// With fewer requests than this at the device, a lane without credit or room may go; at most
+    /// 65 535. 0: it may not.
+    pub low_water: u64,
     /// See [`terms`].
     pub base: u64,
     /// See [`terms`].
@@ -349,6 +353,9 @@ pub struct Terms {
 /// Bits of the flags' word that say which of the four limits hold.
 const LIMIT_BITS: [u64; 4] = [1 << 16, 1 << 17, 1 << 18, 1 << 19];
 
+/// What fits in a quarter of the flags' word.
+const QUARTER_MAX: u64 = 0xffff;
+
 /// How often a reader looks again at a line that changes under it.
 const READ_TRIES: usize = if cfg!(loom) { 2 } else { 64 };
 
@@ -363,7 +370,8 @@ impl Terms {
         // Odd already when the last coordinator was killed right here.
         let window = (words.load(terms::SEQUENCE, Ordering::Relaxed) | 1).wrapping_add(1);
         words.store(terms::SEQUENCE, window.wrapping_sub(1), Ordering::Relaxed);
-        let mut flags = self.flags | self.slices.min(u64::from(u32::MAX)) << 32;
+        let mut flags = self.flags | self.slices.min(QUARTER_MAX) << 32;
+        flags |= self.low_water.min(QUARTER_MAX) << 48;
         for (bit, limit) in LIMIT_BITS.into_iter().zip(self.limits()) {
             flags |= if limit.is_some() { bit } else { 0 };
         }
@@ -406,7 +414,8 @@ impl Terms {
             start: get(terms::START),
             tick: get(terms::TICK),
             flags: flags & 0xffff,
-            slices: flags >> 32,
+            slices: flags >> 32 & QUARTER_MAX,
+            low_water: flags >> 48,
             base: get(terms::BASE),
             grant: get(terms::GRANT),
             overdraft: get(terms::OVERDRAFT),

@@ -62,6 +62,7 @@ impl Case {
             tenants,
             weights: Vec::new(),
             late_ns: (0, 0),
+            cpu_ns: (0, 0),
             until: seconds * SECOND,
             bucket_ns: 25 * MILLISECOND,
             seed: 1,
@@ -161,6 +162,8 @@ pub fn all() -> Vec<Case> {
         late_wakes(),
         stalls(),
         parallel_bully(),
+        busy_host(),
+        starved_host(),
     ]
 }
 
@@ -277,6 +280,23 @@ pub fn stalls() -> Case {
 /// A small tenant beside floods, on the device with many units.
 pub fn parallel_bully() -> Case {
     Case { name: "parallel-bully", ..with_units(bully(), 32) }
+}
+
+/// Beside busy CPUs: tenants' threads have one two thirds of the time, and the policy's tick comes
+/// 6 ms late on average.
+pub fn busy_host() -> Case {
+    let mut case = Case::new("busy-host", four(64), 10);
+    case.scenario.cpu_ns = (2_000_000, 1_000_000);
+    case.scenario.late_ns = (100_000, 6_000_000);
+    case
+}
+
+/// Beside busier ones: a quarter of the time, so that the heaviest cannot use its share.
+pub fn starved_host() -> Case {
+    let mut case = Case::new("starved-host", four(64), 10);
+    case.scenario.cpu_ns = (3_000_000, 9_000_000);
+    case.scenario.late_ns = (100_000, 6_000_000);
+    Case { fair: false, ..case }
 }
 
 /// A thousand tenants, all active.

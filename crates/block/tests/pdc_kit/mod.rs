@@ -35,11 +35,8 @@ impl<R: Rule> Volume<R> {
         self.request(Access::Write { fua: false, opening }, Region::at(offset, length))
     }
 
-    pub fn write_fua(&mut self, offset: u64, length: u64) -> Admission {
-        self.request(
-            Access::Write { fua: true, opening: Opening::Unknown },
-            Region::at(offset, length),
-        )
+    pub fn write_fua(&mut self, offset: u64, length: u64, opening: Opening) -> Admission {
+        self.request(Access::Write { fua: true, opening }, Region::at(offset, length))
     }
 
     pub fn read(&mut self, offset: u64, length: u64) {
@@ -78,23 +75,33 @@ pub struct Jbd2 {
     head: u64,
     /// The device has FUA: the record carries it and no flush follows.
     pub fua: bool,
+    /// The data of its writes is looked at.
+    pub headers: bool,
 }
 
 impl Jbd2 {
     pub fn new(area: Region) -> Self {
-        Jbd2 { area, head: area.first + BLOCK, fua: false }
+        Jbd2 { area, head: area.first + BLOCK, fua: false, headers: false }
     }
 
-    fn put<R: Rule>(&mut self, volume: &mut Volume<R>, mut blocks: u64, fua: bool) {
+    fn put<R: Rule>(
+        &mut self,
+        volume: &mut Volume<R>,
+        mut blocks: u64,
+        fua: bool,
+        opening: Opening,
+    ) {
+        let mut opening = if self.headers { opening } else { Opening::Unknown };
         while blocks > 0 {
             if self.head == self.area.end {
                 self.head = self.area.first + BLOCK;
             }
             let length = (blocks * BLOCK).min(self.area.end - self.head).min(512 << 10);
             match fua {
-                true => volume.write_fua(self.head, length),
-                false => volume.write(self.head, length),
+                true => volume.write_fua(self.head, length, opening),
+                false => volume.write_opening(self.head, length, opening),
             };
+            opening = Opening::Unknown;
             self.head += length;
             blocks -= length / BLOCK;
         }
@@ -106,12 +113,12 @@ impl Jbd2 {
         data[..at].iter().for_each(|(offset, length)| {
             volume.write(*offset, *length);
         });
-        self.put(volume, 1 + blocks, false);
+        self.put(volume, 1 + blocks, false, Opening::JournalBlocks);
         data[at..].iter().for_each(|(offset, length)| {
             volume.write(*offset, *length);
         });
         volume.flush();
-        self.put(volume, 1, self.fua);
+        self.put(volume, 1, self.fua, Opening::JournalCommit);
         if !self.fua {
             volume.flush();
         }
@@ -119,7 +126,8 @@ impl Jbd2 {
 
     /// The superblock, when the tail moves.
     pub fn update_superblock<R: Rule>(&mut self, volume: &mut Volume<R>) {
-        volume.write(self.area.first, BLOCK);
+        let opening = if self.headers { Opening::JournalSuperblock } else { Opening::Unknown };
+        volume.write_opening(self.area.first, BLOCK, opening);
         volume.flush();
     }
 }
@@ -210,7 +218,11 @@ pub fn fast_commits<R: Rule>(volume: &mut Volume<R>, journal: &mut Jbd2, fsyncs:
         volume.write(fresh, length);
         fresh += length;
         volume.flush();
-        volume.write(start + used * BLOCK, BLOCK);
+        let opening = match journal.headers && used == 0 {
+            true => Opening::FastCommit,
+            false => Opening::Unknown,
+        };
+        volume.write_opening(start + used * BLOCK, BLOCK, opening);
         volume.flush();
         used += 1;
         if used == 256 || volume.rng.percent(1) {

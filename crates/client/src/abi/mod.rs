@@ -117,7 +117,9 @@ macro_rules! hooks {
     };
     (@export $name:literal $body:ident ($($arg:ident: $type:ty),* $(,)?) $ret:ty) => {
         const _: () = {
-            #[unsafe(export_name = $name)]
+            // Miri's own `std` is not to call them.
+            #[cfg_attr(not(miri), unsafe(export_name = $name))]
+            #[cfg_attr(miri, allow(dead_code, reason = "nothing is exported"))]
             unsafe extern "C-unwind" fn hook($($arg: $type),*) -> $ret {
                 // SAFETY: the caller keeps the C function's contract.
                 unsafe { $body($($arg),*) }

@@ -2,11 +2,11 @@
 
 use std::ffi::{c_char, c_uint, c_void};
 
-use libc::{c_int, gid_t, mode_t, msghdr, pid_t, rlimit, size_t, ssize_t, uid_t};
+use libc::{c_int, c_ulong, gid_t, mode_t, msghdr, pid_t, rlimit, size_t, ssize_t, uid_t};
 
 use super::hooks;
 use crate::ops::{limit, process};
-use crate::real;
+use crate::{mounts, real};
 
 /// A call that changes who this process is.
 fn identity(rc: c_int) -> c_int {
@@ -22,6 +22,13 @@ fn elsewhere(rc: c_int) -> c_int {
         process::estranged();
     }
     rc
+}
+
+/// Whether mount(2) with these flags puts something in a place, and does not only change how it is
+/// there.
+pub(super) fn moves(flags: c_ulong) -> bool {
+    let how = libc::MS_SHARED | libc::MS_PRIVATE | libc::MS_SLAVE | libc::MS_UNBINDABLE;
+    flags & (libc::MS_REMOUNT | how) == 0
 }
 
 /// Before a message that may carry descriptors.
@@ -136,6 +143,39 @@ hooks! {
     fn chroot(path: *const c_char) -> c_int {
         // SAFETY: as above.
         elsewhere(unsafe { real::chroot(path) })
+    }
+
+    /// `mount`
+    ["mount"]
+    fn mount(
+        source: *const c_char, target: *const c_char, kind: *const c_char, flags: c_ulong,
+        data: *const c_void
+    ) -> c_int {
+        // SAFETY: as above.
+        mounts::change(moves(flags), || unsafe { real::mount(source, target, kind, flags, data) })
+    }
+
+    /// `umount`
+    ["umount"]
+    fn umount(target: *const c_char) -> c_int {
+        // SAFETY: as above.
+        mounts::change(true, || unsafe { real::umount(target) })
+    }
+
+    /// `umount2`
+    ["umount2"]
+    fn umount2(target: *const c_char, flags: c_int) -> c_int {
+        // SAFETY: as above.
+        mounts::change(true, || unsafe { real::umount2(target, flags) })
+    }
+
+    /// `move_mount`
+    ["move_mount"]
+    fn move_mount(
+        from_dir: c_int, from: *const c_char, to_dir: c_int, to: *const c_char, flags: c_uint
+    ) -> c_int {
+        // SAFETY: as above.
+        mounts::change(true, || unsafe { real::move_mount(from_dir, from, to_dir, to, flags) })
     }
 
     /// `unshare`

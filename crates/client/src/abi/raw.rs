@@ -7,7 +7,7 @@ use std::ffi::c_long;
 
 use super::{attr, fd, fork, hooks, io, process as identity, ring};
 use crate::ops::process;
-use crate::{file, real, rings};
+use crate::{file, mounts, real, rings};
 
 hooks! {
     /// A table of numbers. Arguments are passed on as they came.
@@ -64,6 +64,12 @@ hooks! {
                 libc::SYS_io_submit => {
                     ring::before_submit(b, c as _);
                     real::syscall(number, a, b, c, d, e, f)
+                }
+                libc::SYS_mount => mounts::change(identity::moves(d as _), || {
+                    real::syscall(number, a, b, c, d, e, f)
+                }),
+                libc::SYS_umount2 | libc::SYS_move_mount => {
+                    mounts::change(true, || real::syscall(number, a, b, c, d, e, f))
                 }
                 libc::SYS_mmap => {
                     super::map::mmap(a as _, b as _, c as _, d as _, e as _, f) as c_long

@@ -51,10 +51,12 @@ fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// All signals but those that cannot wait: faults, and two that libc keeps for itself.
+/// What libc keeps for itself.
+const LIBC: &[c_int] = if cfg!(target_env = "musl") { &[32, 33, 34] } else { &[32, 33] };
+
+/// All signals but those that cannot wait: faults, and libc's.
 fn waiting() -> u64 {
-    const LIBC: [c_int; 2] = [32, 33];
-    FAULTS.iter().chain(&LIBC).fold(u64::MAX, |mask, &signal| mask & !bit(signal))
+    FAULTS.iter().chain(LIBC).fold(u64::MAX, |mask, &signal| mask & !bit(signal))
 }
 
 /// Where the mask that is restored after a handler lies in its context: the kernel's 64 bits, not

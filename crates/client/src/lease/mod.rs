@@ -313,6 +313,12 @@ pub(crate) fn ask(session: &'static Session, at: &At<'_>) -> Says {
     }
 }
 
+/// Whether a lease says that a path leads to nothing.
+#[inline]
+pub(crate) fn is_absent(session: &'static Session, at: &At<'_>) -> bool {
+    matches!(ask(session, at), Says::Absent(_))
+}
+
 impl Claim {
     /// Makes and opens the file. `Kernel`: it must be done the ordinary way; nothing was done.
     pub(crate) fn make(self, new: &NewFile<'_>) -> Outcome<()> {

@@ -1,16 +1,18 @@
-//! POSIX, open-file-description and flock locks. The table is the service's; here are the ranges
-//! and the waiting.
+//! POSIX, open-file-description and flock locks. The table is the service's, but for POSIX locks
+//! that it lends (`docs/design/client-cache.md`); here are the ranges and the waiting.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, Op, Reply};
+use polylane_ipc::lent::{self, Locks};
+use polylane_ipc::message::{LOCK_FLOCK, LOCK_LEND, LOCK_OFD, LOCK_WAIT, Message, Op, Reply, SHOW};
 use polylane_ipc::{CallError, Watch};
 
 use super::offset;
 use crate::call;
+use crate::config;
 use crate::file;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
@@ -19,6 +21,7 @@ use crate::session::{Alive, Mailbox, Session};
 use crate::state;
 use crate::table::{Pin, Record, bit};
 use crate::thread;
+use crate::view;
 
 /// A wait for a lock that is to begin again, after the handlers of signals ran.
 pub(crate) const AGAIN: Errno = Errno(libc::ERESTART);
@@ -46,20 +49,50 @@ pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()>
 fn set_once(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
     let file = find(fd)?;
     let asked = request(&file, fd, range, ofd, Op::Lock);
-    let (session, message) = file::or_kernel(&file, asked)?;
-    match ofd {
-        true => _ = file.set(bit::LOCKED),
-        false => state::get().has_locked.store(1, Ordering::Relaxed),
-    }
+    let (session, mut message) = file::or_kernel(&file, asked)?;
     if !ofd && range.kind != libc::F_UNLCK {
         // Each close takes the process's locks of its file away: one that is still on its way must
         // not take this one.
         state::get().slots.settle(session)?;
     }
-    match wait && range.kind != libc::F_UNLCK {
-        false => call::plain(session, message).map(|_| ()),
-        true => wait_for(session, message),
+    match ofd {
+        true => _ = file.set(bit::LOCKED),
+        false => {
+            let asked = state::get().has_locked.fetch_add(1, Ordering::Relaxed);
+            if set_lent(session, &file, &message) {
+                return Ok(());
+            }
+            message.flags |= wish(asked);
+        }
     }
+    if wait && range.kind != libc::F_UNLCK {
+        return wait_for(session, &file, message);
+    }
+    let reply = call::plain(session, message)?;
+    view::learn(session, &file, SHOW, reply.handle);
+    Ok(())
+}
+
+/// Has the locks of the file lent to a process that takes them more than a few times.
+fn wish(asked: u32) -> u32 {
+    if asked >= config::views() { LOCK_LEND } else { 0 }
+}
+
+/// Sets or gives up POSIX locks that are lent.
+fn set_lent(session: &'static Session, file: &Record, message: &Message) -> bool {
+    let (kind, start) = (message.mode as i32, message.offset);
+    let end = message.length.checked_sub(1).map_or(u64::MAX, |more| start + more);
+    let wrong_mode = match kind {
+        libc::F_RDLCK => libc::O_WRONLY,
+        libc::F_WRLCK => libc::O_RDONLY,
+        _ => -1,
+    };
+    let write = kind == libc::F_WRLCK;
+    file.access_mode() != wrong_mode
+        && view::change_locks(session, file, write, |locks| match kind {
+            libc::F_UNLCK => locks.unlock(start, end),
+            _ => locks.lock(lent::Range { start, end, write }),
+        })
 }
 
 /// `F_GETLK` and its OFD form.
@@ -71,6 +104,9 @@ fn get_once(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
     let file = find(fd)?;
     let asked = request(&file, fd, range, ofd, Op::GetLock);
     let (session, message) = file::or_kernel(&file, asked)?;
+    if !ofd && view::has_locks(session, &file) {
+        return Ok(Range { kind: libc::F_UNLCK, ..range });
+    }
     let found = call::plain(session, message)?.value;
     if found[0] as i32 == libc::F_UNLCK {
         return Ok(Range { kind: libc::F_UNLCK, ..range });
@@ -107,7 +143,7 @@ fn flock_once(fd: RawFd, operation: i32) -> Outcome<()> {
     if kind == libc::F_UNLCK || operation & libc::LOCK_NB != 0 {
         return call::plain(session, message).map(|_| ());
     }
-    wait_for(session, Message { flags: flags | LOCK_WAIT, ..message })
+    wait_for(session, &file, Message { flags: flags | LOCK_WAIT, ..message })
 }
 
 /// Locks are not taken by the kernel's way while the service is away: the next one is asked.
@@ -119,10 +155,15 @@ fn by_service<T>(done: Outcome<T>) -> Outcome<T> {
 }
 
 /// The file to lock. A process must take all its locks on one road: the kernel's FUSE and the
-/// service know it by different names, and its own lock would be in its way.
+/// service know it by different names, and its own lock would be in its way. So no thread takes the
+/// kernel's because another one is connecting.
 fn find(fd: RawFd) -> Outcome<Pin> {
     path::mount()?;
-    state::get().sessions.hurry();
+    let sessions = &state::get().sessions;
+    sessions.hurry();
+    if path::is_at_home() {
+        sessions.get_together()?;
+    }
     file::find(fd)
 }
 
@@ -154,6 +195,9 @@ pub(crate) fn give_up(file: &Record) {
     if file.session.load(Ordering::Relaxed) == session.number {
         let (handle, mode) = (file.handle.load(Ordering::Relaxed), libc::F_UNLCK as u32);
         let message = Message { handle, mode, ..Message::new(Op::Lock) };
+        if set_lent(session, file, &message) {
+            return;
+        }
         // No locks, no service: either way they are gone.
         let _ = call::plain(session, message);
     }
@@ -203,8 +247,34 @@ fn absolute(base: i64, start: i64, len: i64) -> Result<(u64, u64), Errno> {
     Ok((start, len))
 }
 
+/// Sets what this process had of a file that was lent to it by the service of a former session,
+/// which died: the present one lets nobody else in until what is not held is given back.
+pub(crate) fn reclaim(session: &'static Session, handle: u64, held: &Locks) {
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let set = |kind: i32, start: u64, end: Option<u64>| {
+        let length = end.map_or(0, |end| end - start + 1);
+        let (offset, mode) = (start, kind as u32);
+        let mut message = Message { handle, offset, length, mode, ..Message::new(Op::Lock) };
+        message.arg[0] = u64::from(pid.unsigned_abs());
+        // What is held is this process's alone; should the service go too, its next one asks again.
+        let _ = call::plain(session, message);
+    };
+    let to_the_end = |end: u64| Some(end).filter(|&end| end != u64::MAX);
+    let mut gaps = Locks::default();
+    let all = lent::Range { start: 0, end: u64::MAX, write: true };
+    let mut known = gaps.lock(all);
+    for range in held.ranges() {
+        let kind = if range.write { libc::F_WRLCK } else { libc::F_RDLCK };
+        set(kind, range.start, to_the_end(range.end));
+        known &= gaps.unlock(range.start, range.end);
+    }
+    if known {
+        gaps.ranges().for_each(|gap| set(libc::F_UNLCK, gap.start, to_the_end(gap.end)));
+    }
+}
+
 /// Waits for a lock; a signal handler that was not installed with `SA_RESTART` ends the wait.
-fn wait_for(session: &'static Session, message: Message) -> Outcome<()> {
+fn wait_for(session: &'static Session, file: &Record, message: Message) -> Outcome<()> {
     let message = Message { flags: message.flags | LOCK_WAIT, ..message };
     let mailbox = session.mailbox()?;
     let watch = Interruptible { alive: Alive(session), woken: Cell::new(Woken::Otherwise) };
@@ -213,7 +283,11 @@ fn wait_for(session: &'static Session, message: Message) -> Outcome<()> {
             Err(Detour::Errno(Errno::EINTR)) => Err(watch.reason().into()),
             done => done,
         },
-        other => call::finish(&mailbox, &message, other).map(|_| ()),
+        other => {
+            let reply = call::finish(&mailbox, &message, other)?;
+            view::learn(session, file, SHOW, reply.handle);
+            Ok(())
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use polylane_ipc::message::{MARK, Message, Op, Reply, WireAttr};
 use crate::call;
 use crate::file;
 use crate::known::{Asked, Known, Question};
+use crate::lease;
 use crate::outcome::{Detour, Outcome};
 use crate::path::{self, At};
 use crate::session::Session;
@@ -47,6 +48,7 @@ pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
     match known(session, asked.as_ref()) {
         Some(Known::Attr(attr)) => with_device(Some(attr)),
         Some(Known::Absent) => Err(Errno::ENOENT.into()),
+        _ if lease::is_absent(session, &at) => Err(Errno::ENOENT.into()),
         _ => {
             let message = Message { flags, ..Message::new(Op::Stat) };
             with_device(question(session, &at, message, asked.as_ref())?.attr)
@@ -158,6 +160,9 @@ pub(crate) fn access(dir: RawFd, path: &[u8], mode: i32, flags: i32) -> Outcome<
     match known(session, asked.as_ref()) {
         Some(Known::Done) => return Ok(()),
         Some(Known::Absent) => return Err(Errno::ENOENT.into()),
+        _ if asked.is_some() && lease::is_absent(session, &at) => {
+            return Err(Errno::ENOENT.into());
+        }
         _ => {}
     }
     if flags & libc::AT_EACCESS == 0 && (getuid() != geteuid() || getgid() != getegid()) {

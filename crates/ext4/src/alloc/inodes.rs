@@ -53,8 +53,8 @@ impl Allocator {
     ) -> Result<u32> {
         let near = GroupIndex((parent - 1) / self.geometry.inodes_per_group);
         let first = if is_dir && spread { self.emptiest() } else { near };
-        for index in self.ring(first) {
-            let mut group = self.group(index);
+        for mut group in self.candidates(first) {
+            let index = group.index;
             if group.descriptor.free_inodes() == 0 {
                 continue;
             }

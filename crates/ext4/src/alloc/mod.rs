@@ -7,7 +7,10 @@
 //!
 //! # Locking
 //!
-//! `journal handle → group → bitmap block`. One group at a time.
+//! `journal handle → group → bitmap block`. One group at a time. Whoever looks for room and finds a
+//! group's lock taken tries the groups nearby before waiting for any, as XFS does: cores that
+//! allocate at the same time so come to groups of their own, and go on there, since what follows is
+//! allocated near what was there before.
 
 mod free;
 mod inodes;
@@ -27,6 +30,9 @@ use crate::format::{DeviceBlock, GroupIndex, bitmap, checksum};
 use crate::io::BlockIo;
 use crate::journal::{Freed, Handle};
 use free::FreeExtents;
+
+/// Groups that are tried before one whose lock is taken is waited for: mke2fs' flex group.
+const GROUPS_NEARBY: usize = 16;
 
 /// The allocator of one file system.
 pub struct Allocator {
@@ -270,6 +276,14 @@ impl Allocator {
         (0..count).map(move |step| GroupIndex((first.0 + step) % count))
     }
 
+    /// Groups to look for room in, locked: `first` and those nearby that nobody is in, then all in
+    /// turn.
+    fn candidates(&self, first: GroupIndex) -> impl Iterator<Item = MutexGuard<'_, Group>> {
+        let near = self.ring(first).take(GROUPS_NEARBY);
+        let idle = near.filter_map(|index| self.groups[index.0 as usize].try_lock());
+        idle.chain(self.ring(first).map(|index| self.group(index)))
+    }
+
     /// Allocates one metadata block near `goal`.
     ///
     /// # Errors
@@ -290,8 +304,8 @@ impl Allocator {
         let (first, within) = self.split(goal);
         // First look for a run of the whole length, then for anything.
         for least in [want, 1] {
-            for index in self.ring(first) {
-                let mut group = self.group(index);
+            for mut group in self.candidates(first) {
+                let index = group.index;
                 if group.descriptor.free_blocks() < least {
                     continue;
                 }
@@ -502,5 +516,60 @@ impl Group {
         if std::mem::replace(&mut self.touched_in, handle.tid().0) != handle.tid().0 {
             handle.touch_group(self.index);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use polylane_base::TestClock;
+    use polylane_testkit::sim::{Image, SimDisk, SimOptions};
+
+    use super::*;
+    use crate::{Ext4, Options};
+
+    /// An image of `groups` groups of 8 MiB. `None`, and said so, without mke2fs.
+    fn open(groups: u64) -> Option<Ext4> {
+        let file = tempfile::NamedTempFile::new().expect("temporary file");
+        file.as_file().set_len(groups * (8 << 20)).expect("sparse file");
+        let mut mke2fs = Command::new("mke2fs");
+        mke2fs.args(["-Fq", "-t", "ext4", "-b", "4096", "-g", "2048", "-J", "size=4"]);
+        let Ok(made) = mke2fs.arg(file.path()).output() else {
+            eprintln!("skipped: mke2fs is not installed");
+            return None;
+        };
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let image = Image::new(std::fs::read(file.path()).expect("readable"));
+        let disk = SimDisk::new(image, SimOptions::default());
+        Some(Ext4::open(disk, Arc::new(TestClock::default()), &Options::default()).expect("opens"))
+    }
+
+    #[test]
+    fn who_finds_a_group_taken_goes_to_the_next_one_and_comes_back() {
+        let Some(fs) = open(4) else { return };
+        let alloc = &fs.volume.alloc;
+        let goal = |group: u32| DeviceBlock(u64::from(group) * 2048 + 1000);
+        let group_of = |claim: &Claim| alloc.split(claim.start).0.0;
+        let others = alloc.group(GroupIndex(2));
+        let away = alloc.claim(goal(2), 8).expect("room");
+        assert_eq!(group_of(&away), 3, "not waited for");
+        drop(others);
+        let home = alloc.claim(goal(2), 8).expect("room");
+        assert_eq!(group_of(&home), 2, "nobody is there any more");
+        // Where all are taken the first one is waited for.
+        let waited = std::thread::scope(|scope| {
+            let all: Vec<_> = (0..4).map(|n| alloc.group(GroupIndex(n))).collect();
+            let claim = scope.spawn(|| alloc.claim(goal(2), 8).expect("room"));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!claim.is_finished(), "all are taken");
+            drop(all);
+            claim.join().expect("no panic")
+        });
+        assert_eq!(group_of(&waited), 2);
+        for claim in [away, home, waited] {
+            alloc.unclaim(claim);
+        }
+        fs.close().expect("closes");
     }
 }

@@ -108,7 +108,7 @@ impl Journal {
     pub fn finish(&self) -> Result<()> {
         let mut log = self.landed_log()?;
         self.checkpoint_locked(&mut log)?;
-        let next = self.running.lock().tid.0;
+        let next = self.current().0;
         log.superblock.set_tail(next, 0);
         self.write_superblock(&log)?;
         self.stopped.store(true, Ordering::Release);

@@ -12,8 +12,9 @@ use std::sync::atomic::Ordering;
 use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
 
+use super::gate::{Shut, Slot};
 use super::log::{Closed, Log};
-use super::{Client, Handle, Journal, RUNNING_OVERHEAD, Running, Tid, copy};
+use super::{Changes, Client, Handle, Journal, RUNNING_OVERHEAD, Tid, copy};
 use crate::cache::MetaBlock;
 use crate::error::Result;
 
@@ -89,14 +90,14 @@ impl Journal {
     fn may_follow(&self, log: &Log) -> bool {
         log.stalled.is_empty()
             && log.flying.len() < FLYING_MAX
-            && self.load.load(Ordering::Acquire) >= self.tuning.overlap_blocks
+            && self.load() >= self.tuning.overlap_blocks
     }
 
     /// Tells who waits for room that the full transaction is closed. An empty one stays open, and
     /// nobody is waited for any more.
     fn note_close(&self, empty: bool) {
         let mut progress = self.progress.lock();
-        progress.closes += 1;
+        self.closes.fetch_add(1, Ordering::AcqRel);
         if empty {
             progress.wanted = progress.committed;
         }
@@ -108,31 +109,45 @@ impl Journal {
     /// Closes the running transaction: no handle is open while its blocks are copied. An empty one
     /// keeps its number, since the log must have no gaps.
     fn close_running(&self, log: &mut Log, client: &dyn Client) -> Result<Closed> {
-        let _gate = self.gate.write();
-        let (tid, groups) = {
-            let mut running = self.running.lock();
-            (running.tid, std::mem::take(&mut running.groups))
-        };
-        let open = Cell::new(false);
-        let last = Handle { journal: self, _gate: None, tid, credits: 0, open };
+        let shut = self.gate.shut();
+        let tid = self.current();
+        let slots = shut.slots();
+        let groups = |slot: &Slot<Changes>| std::mem::take(&mut slot.changes.lock().groups);
+        let groups = slots.iter().flat_map(groups).collect();
+        let (credits, open) = (Cell::new(0), Cell::new(false));
+        let last = Handle { journal: self, slot: &slots[0], _pass: None, tid, credits, open };
         client.seal(&last, &groups)?;
         last.complete();
         // A handle that was dropped half done stops the journal before it leaves the gate.
         self.check()?;
-        let mut guard = self.running.lock();
-        let running = std::mem::replace(&mut *guard, Running::new(tid));
-        self.load.store(0, Ordering::Release);
-        let (mut blocks, freed, revoked) = (running.blocks, running.freed, running.revoked);
+        let Changes { mut blocks, freed, revoked, .. } = self.gather(&shut);
         blocks.iter().for_each(|block| block.dirty_in.store(0, Ordering::Release));
         blocks.retain(|block| !revoked.contains(&block.home));
         let copies = copy::out(&blocks, &mut log.spare, self.tuning.copiers);
-        let revoked = revoked.into_iter().collect();
+        let mut revoked: Vec<_> = revoked.into_iter().collect();
+        revoked.sort_unstable();
         let closed = Closed { tid, blocks, copies, freed, revoked };
         if !closed.is_empty() {
-            guard.tid = tid.next();
-            self.current.store(guard.tid.0, Ordering::Release);
+            self.current.store(tid.next().0, Ordering::Release);
         }
         Ok(closed)
+    }
+
+    /// What all slots know of the running transaction; then they know nothing, and have nothing
+    /// ahead. By places on the device, so that what is written does not depend on which CPU did it.
+    fn gather(&self, shut: &Shut<'_, Changes>) -> Changes {
+        let mut all = Changes::default();
+        for slot in shut.slots() {
+            let changes = std::mem::take(&mut *slot.changes.lock());
+            all.blocks.extend(changes.blocks);
+            all.freed.extend(changes.freed);
+            all.revoked.extend(changes.revoked);
+            slot.credits.store(0, Ordering::Release);
+        }
+        self.load.store(0, Ordering::Release);
+        all.blocks.sort_unstable_by_key(|block| block.home);
+        all.freed.sort_unstable_by_key(|freed| freed.start);
+        all
     }
 
     /// Writes descriptors, revokes and copies. In the log's first lap also the commit block's

@@ -24,7 +24,7 @@
 //!
 //! # Locking
 //!
-//! `log → gate (shared: a handle; exclusive: closing a transaction) → running → block data`;
+//! `log → gate (entered: a handle; shut: closing a transaction) → changes of a slot → block data`;
 //! `progress` is taken alone. Who writes a body or checkpoints takes `log` and keeps it across I/O;
 //! who flushes and writes a commit block does so without it, and takes it again afterwards.
 //! Whoever holds a handle waits for no lock that a thread without one may hold while it starts one:
@@ -34,6 +34,7 @@ mod checkpoint;
 mod commit;
 mod copy;
 mod flight;
+mod gate;
 mod log;
 #[cfg(test)]
 mod tests;
@@ -43,7 +44,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::Duration;
 
 use polylane_base::Time;
-use polylane_base::sync::{Arc, Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use polylane_base::sync::{Arc, Condvar, Mutex, RwLockWriteGuard};
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashSet;
 
@@ -53,6 +54,7 @@ use crate::format::journal::{CSUM_V3, JournalSuperblock, REVOKE, SIXTY_FOUR_BIT}
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::io::BlockIo;
 use crate::recovery::JournalMap;
+use gate::{Gate, Pass, Slot};
 use log::Log;
 
 /// The number of a transaction, as in the log. Compared modulo 2^32.
@@ -106,32 +108,22 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Numbers that fit into a revoke block of 1 KiB, the smallest.
 const REVOKES_PER_BLOCK: usize = 120;
 
-struct Running {
-    tid: Tid,
+/// Log blocks that a slot is given ahead for its next handles, at most.
+const CREDITS_AHEAD_MAX: usize = 32;
+
+/// What handles of the running transaction did, as far as one slot of the gate knows.
+#[derive(Default)]
+struct Changes {
     blocks: Vec<Arc<MetaBlock>>,
-    groups: FxHashSet<GroupIndex>,
+    groups: Vec<GroupIndex>,
     freed: Vec<Freed>,
     revoked: FxHashSet<DeviceBlock>,
-}
-
-impl Running {
-    fn new(tid: Tid) -> Self {
-        Running {
-            tid,
-            blocks: Vec::new(),
-            groups: FxHashSet::default(),
-            freed: Vec::new(),
-            revoked: FxHashSet::default(),
-        }
-    }
 }
 
 /// The state that waiters look at.
 struct Progress {
     committed: Tid,
     wanted: Tid,
-    /// Transactions closed, empty ones too: after each, room for handles has to be looked at anew.
-    closes: u64,
     /// Threads that wait for a close.
     waiting: u32,
     /// How often transactions on their way to the log were called back.
@@ -147,11 +139,15 @@ struct Progress {
 pub struct Journal {
     io: Arc<BlockIo>,
     map: JournalMap,
-    gate: RwLock<()>,
-    running: Mutex<Running>,
-    /// Log blocks that the running transaction comes to, with what open handles were promised.
+    gate: Gate<Changes>,
+    /// Log blocks that the running transaction comes to, with what open handles were promised and
+    /// slots were given ahead.
     load: AtomicUsize,
+    /// The running transaction. Changes while the gate is shut.
     current: AtomicU32,
+    /// Transactions closed, empty ones too: after each, room for handles has to be looked at anew.
+    /// Changes under `progress`.
+    closes: AtomicU64,
     log: Mutex<Log>,
     progress: Mutex<Progress>,
     /// A transaction was closed, or the journal stopped.
@@ -168,6 +164,7 @@ pub struct Journal {
     /// Blocks freed by transactions that have not committed.
     freeing: AtomicU64,
     blocks_max: usize,
+    credits_ahead: usize,
     /// See [`Tuning`].
     tuning: Tuning,
 }
@@ -180,6 +177,8 @@ pub struct Tuning {
     pub overlap_blocks: usize,
     /// Most threads that copy a transaction's blocks and make their checksums.
     pub copiers: usize,
+    /// Slots by which handles join a transaction: cores that do so at a time without meeting.
+    pub slots: usize,
 }
 
 /// 256 KiB: from here on writing the body takes longer than a wake-up.
@@ -191,7 +190,8 @@ const COPIERS_MAX: usize = 4;
 impl Default for Tuning {
     fn default() -> Self {
         let cpus = polylane_sys::cpu::allowed().map_or(1, |cpus| cpus.len());
-        Tuning { overlap_blocks: OVERLAP_BLOCKS, copiers: cpus.clamp(1, COPIERS_MAX) }
+        let copiers = cpus.clamp(1, COPIERS_MAX);
+        Tuning { overlap_blocks: OVERLAP_BLOCKS, copiers, slots: cpus }
     }
 }
 
@@ -199,10 +199,12 @@ impl Default for Tuning {
 /// for anything but device reads of metadata.
 pub struct Handle<'a> {
     journal: &'a Journal,
-    /// `None` for the one that seals a transaction: there the gate is held exclusively.
-    _gate: Option<RwLockReadGuard<'a, ()>>,
+    slot: &'a Slot<Changes>,
+    /// `None` for the one that seals a transaction: there the gate is shut.
+    _pass: Option<Pass<'a, Changes>>,
     tid: Tid,
-    credits: usize,
+    /// Blocks that it may still change of those it was promised.
+    credits: Cell<usize>,
     /// Changed something and not complete yet.
     open: Cell<bool>,
 }
@@ -226,18 +228,22 @@ impl Journal {
         let size = superblock.end() - first;
         let log = Log::empty(superblock);
         let before = Tid(tid.0.wrapping_sub(1));
+        polylane_sys::cpu::prepare();
+        let gate = Gate::new(tuning.slots);
+        let blocks_max = (size / 4) as usize;
+        // What all slots have ahead is at most an eighth of what a transaction may hold.
+        let credits_ahead = (blocks_max / 8 / gate.slots().len()).min(CREDITS_AHEAD_MAX);
         let journal = Journal {
             io,
             map,
-            gate: RwLock::new(()),
-            running: Mutex::new(Running::new(tid)),
+            gate,
             load: AtomicUsize::new(0),
             current: AtomicU32::new(tid.0),
+            closes: AtomicU64::new(0),
             log: Mutex::new(log),
             progress: Mutex::new(Progress {
                 committed: before,
                 wanted: before,
-                closes: 0,
                 waiting: 0,
                 grounded: 0,
                 writers: 0,
@@ -251,7 +257,8 @@ impl Journal {
             stopped: AtomicBool::new(false),
             reason: Mutex::new(None),
             freeing: AtomicU64::new(0),
-            blocks_max: (size / 4) as usize,
+            blocks_max,
+            credits_ahead,
             tuning,
         };
         journal.write_superblock(&journal.log.lock())?;
@@ -269,26 +276,73 @@ impl Journal {
         }
         loop {
             self.check()?;
-            let closes = self.progress.lock().closes;
-            let gate = self.gate.read();
-            // It stays the running one as long as the gate is held.
+            let closes = self.closes.load(Ordering::Acquire);
+            let pass = self.gate.enter(polylane_sys::cpu::current());
+            // It stays the running one until the pass is dropped.
             let tid = self.current();
-            let before = self.load.fetch_add(credits, Ordering::AcqRel);
-            if before + credits + RUNNING_OVERHEAD <= self.blocks_max {
-                let open = Cell::new(false);
-                return Ok(Handle { journal: self, _gate: Some(gate), tid, credits, open });
+            let slot = pass.slot();
+            if self.take_credits(slot, credits) {
+                let (credits, open) = (Cell::new(credits), Cell::new(false));
+                return Ok(Handle { journal: self, slot, _pass: Some(pass), tid, credits, open });
             }
-            self.load.fetch_sub(credits, Ordering::AcqRel);
-            drop(gate);
+            drop(pass);
             self.wait_for_room(tid, closes)?;
         }
+    }
+
+    /// Takes room for `count` block changes out of what the slot has ahead, or out of what the
+    /// running transaction has left, and then some ahead; if there is none left, out of what other
+    /// slots have ahead. Whether there was any.
+    fn take_credits(&self, slot: &Slot<Changes>, count: usize) -> bool {
+        let less = |have: usize| have.checked_sub(count);
+        if slot.credits.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok() {
+            return true;
+        }
+        if self.add_load(count + self.credits_ahead) {
+            slot.credits.fetch_add(self.credits_ahead, Ordering::AcqRel);
+            return true;
+        }
+        for slot in self.gate.slots() {
+            let ahead = slot.credits.swap(0, Ordering::AcqRel);
+            self.load.fetch_sub(ahead, Ordering::AcqRel);
+        }
+        self.add_load(count)
+    }
+
+    /// Adds `count` blocks to the running transaction's load, if it has room for them.
+    fn add_load(&self, count: usize) -> bool {
+        let most = self.blocks_max - RUNNING_OVERHEAD;
+        let more = |load: usize| Some(load + count).filter(|load| *load <= most);
+        self.load.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    /// Adds `count` blocks to the running transaction's load that no handle was promised.
+    fn grow(&self, count: usize) {
+        self.load.fetch_add(count, Ordering::AcqRel);
+    }
+
+    /// Takes back what a handle was promised and did not use: the slot keeps some.
+    fn return_credits(&self, slot: &Slot<Changes>, count: usize) {
+        if slot.credits.load(Ordering::Acquire) < self.credits_ahead {
+            slot.credits.fetch_add(count, Ordering::AcqRel);
+        } else {
+            self.load.fetch_sub(count, Ordering::AcqRel);
+        }
+    }
+
+    /// Log blocks that the running transaction comes to, with what open handles were promised.
+    /// Changes while it is counted.
+    fn load(&self) -> usize {
+        let ahead = |slot: &Slot<Changes>| slot.credits.load(Ordering::Acquire);
+        let ahead = self.gate.slots().iter().map(ahead).sum();
+        self.load.load(Ordering::Acquire).saturating_sub(ahead)
     }
 
     /// Waits until a transaction is closed after `closes` others; asks for the close of `full`.
     fn wait_for_room(&self, full: Tid, closes: u64) -> Result<()> {
         let mut progress = self.progress.lock();
         loop {
-            if progress.closes != closes {
+            if self.closes.load(Ordering::Acquire) != closes {
                 return Ok(());
             }
             self.check()?;
@@ -331,7 +385,7 @@ impl Journal {
     /// # Errors
     /// `ENOSPC`.
     pub fn admit(&self) -> Result<()> {
-        let is_full = || self.load.load(Ordering::Acquire) > self.blocks_max / 2;
+        let is_full = || self.load() > self.blocks_max / 2;
         match self.is_starved() && is_full() {
             true => Err(polylane_base::Errno::ENOSPC.into()),
             false => Ok(()),
@@ -435,34 +489,36 @@ impl Handle<'_> {
         if block.dirty_in.load(Ordering::Acquire) != self.tid.0
             && block.dirty_in.swap(self.tid.0, Ordering::AcqRel) != self.tid.0
         {
-            self.journal.load.fetch_add(1, Ordering::AcqRel);
-            self.journal.running.lock().blocks.push(block.clone());
+            match self.credits.get().checked_sub(1) {
+                Some(left) => self.credits.set(left),
+                None => self.journal.grow(1),
+            }
+            self.slot.changes.lock().blocks.push(block.clone());
         }
         block.data.write()
     }
 
-    /// Notes that bitmaps or counters of `group` changed.
+    /// Notes that bitmaps or counters of `group` changed, once in a transaction.
     pub fn touch_group(&self, group: GroupIndex) {
-        if self.journal.running.lock().groups.insert(group) {
-            self.journal.load.fetch_add(1, Ordering::AcqRel);
-        }
+        self.slot.changes.lock().groups.push(group);
+        self.journal.grow(1);
     }
 
     /// Frees data blocks: the allocator gets them back when the transaction has committed.
     pub fn free(&self, start: DeviceBlock, count: u32) {
         self.journal.freeing.fetch_add(count.into(), Ordering::AcqRel);
-        self.journal.running.lock().freed.push(Freed { start, count });
+        self.slot.changes.lock().freed.push(Freed { start, count });
     }
 
     /// Frees metadata blocks: older versions of them in the log must not be replayed any more.
     pub fn free_metadata(&self, cache: &BlockCache, start: DeviceBlock, count: u32) {
         let homes = (start.0..start.0 + u64::from(count)).map(DeviceBlock);
-        let mut running = self.journal.running.lock();
-        let before = running.revoked.len() / REVOKES_PER_BLOCK;
-        running.revoked.extend(homes.clone());
-        let more = running.revoked.len() / REVOKES_PER_BLOCK - before;
-        drop(running);
-        self.journal.load.fetch_add(more, Ordering::AcqRel);
+        let mut changes = self.slot.changes.lock();
+        let before = changes.revoked.len() / REVOKES_PER_BLOCK;
+        changes.revoked.extend(homes.clone());
+        let more = changes.revoked.len() / REVOKES_PER_BLOCK - before;
+        drop(changes);
+        self.journal.grow(more);
         self.free(start, count);
         homes.for_each(|home| cache.forget(home));
     }
@@ -473,6 +529,6 @@ impl Drop for Handle<'_> {
         if self.open.get() {
             self.journal.stop(None);
         }
-        self.journal.load.fetch_sub(self.credits, Ordering::AcqRel);
+        self.journal.return_credits(self.slot, self.credits.get());
     }
 }

@@ -194,6 +194,7 @@ pub(super) fn link(call: &mut Call<'_>) -> End {
     let (node, dir) = (call.inode(id)?, call.dir()?);
     call.not_reserved(call.header.node_id, name, Errno::EEXIST)?;
     call.session.lane.vfs.link(&call.cred()?, &node, &dir, name)?;
+    call.session.lane.nodes.linked(id);
     call.entry(&node)?;
     Ok(Outcome::Reply)
 }

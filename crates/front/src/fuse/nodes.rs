@@ -2,7 +2,16 @@
 //!
 //! An id is `incarnation << 48 | counter`. The counter of an inode stands in the inode's own tag,
 //! so one inode has one id however many names it has. An id of a former incarnation is unknown here
-//! and answered `ESTALE`; path walks recover, because the kernel looks every name up anew.
+//! and answered `ESTALE`; path walks recover, because the kernel looks every name up anew. With a
+//! handover there is one incarnation, and each id has a record:
+//!
+//! | word | what |
+//! |---|---|
+//! | 0 | the id |
+//! | 1, 2 | number and generation of the inode; 0 for a slot |
+//! | 3 | lookups |
+//! | 4 | 1: a slot |
+//! | 5 | 1: made without a name, and may be given its first (`O_TMPFILE`) |
 //!
 //! # Invariants
 //!
@@ -98,6 +107,8 @@ impl Entry {
 
 /// The word that counts lookups.
 const LOOKUPS: usize = 3;
+/// The word that says whether the first name may be given.
+const LINKABLE: usize = 5;
 
 /// Node ids of one incarnation. Thread-safe.
 pub struct NodeTable {
@@ -137,12 +148,12 @@ impl NodeTable {
     }
 
     fn record(&self, id: u64, target: &Target) -> Option<Record> {
-        let (ino, generation, slot) = match target {
-            Target::Node(node) => (node.ino().0, node.generation(), 0),
-            Target::Slot(_) => (0, 0, 1),
+        let (ino, generation, slot, linkable) = match target {
+            Target::Node(node) => (node.ino().0, node.generation(), 0, node.is_linkable()),
+            Target::Slot(_) => (0, 0, 1, false),
             Target::Virtual(_) => return None,
         };
-        let words = [id, ino, generation, 1, slot, 0, 0];
+        let words = [id, ino, generation, 1, slot, u64::from(linkable), 0];
         Record::put(self.store.as_ref()?, Kind::Node, words, b"")
     }
 
@@ -222,6 +233,14 @@ impl NodeTable {
         }
         drop(shard);
         drop(gone);
+    }
+
+    /// A file has got a name: should it lose its last one, no service gives it another.
+    pub fn linked(&self, id: u64) {
+        let shard = self.shard(id).lock();
+        if let Some(record) = shard.get(&id).and_then(|entry| entry.record.as_ref()) {
+            record.set(LINKABLE, 0);
+        }
     }
 
     /// A kernel handle was opened on a file's own node.

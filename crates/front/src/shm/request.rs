@@ -108,6 +108,8 @@ pub struct LockArgs {
     pub end: u64,
     /// Wait until the lock can be had.
     pub wait: bool,
+    /// Lend the POSIX locks of the file, if that can be.
+    pub lend: bool,
     /// What the caller calls itself, for those who ask who holds the lock; 0: it did not say.
     pub pid: u32,
 }
@@ -170,6 +172,7 @@ pub enum FileRequest<'a> {
     SetFlags { handle: Handle, flags: i32 },
     Readdir { handle: Handle, position: u64, len: usize },
     Lease { start: Start, path: &'a [u8] },
+    Extend { handle: Handle },
 }
 
 /// Bytes of both paths of `message`, which lie at the start of its buffer.
@@ -266,6 +269,7 @@ impl<'a> Checker<'a> {
             Op::SetFlags => FileRequest::SetFlags { handle, flags: m.flags as i32 },
             Op::Readdir => self.readdir(),
             Op::Lease => FileRequest::Lease { start: Start::from_wire(m.dir), path: self.first },
+            Op::Extend => FileRequest::Extend { handle },
         })
     }
 
@@ -502,8 +506,9 @@ impl<'a> Checker<'a> {
             LockFamily::Posix | LockFamily::Ofd => byte_range(m.offset, m.length)?,
         };
         let (handle, wait) = (Handle::from_wire(m.handle), m.flags & message::LOCK_WAIT != 0);
+        let lend = m.flags & message::LOCK_LEND != 0 && family == LockFamily::Posix;
         let pid = small(m.arg[0])?;
-        Ok(LockArgs { handle, family, kind, start, end, wait, pid })
+        Ok(LockArgs { handle, family, kind, start, end, wait, lend, pid })
     }
 
     fn open_dir(&self) -> Result<FileRequest<'a>> {

@@ -72,6 +72,10 @@ pub(super) struct Handler {
     /// Every write is durable when it is answered.
     durable: Arc<AtomicBool>,
     inflight: Option<Inflight>,
+    /// Sectors that the frontend has read in this session.
+    sectors_told: Option<u64>,
+    /// The frontend knows another size, from an earlier process.
+    behind: bool,
     /// For messages of ours.
     channel: Option<UnixStream>,
 }
@@ -100,6 +104,8 @@ impl Handler {
             writeback: true,
             durable: Arc::new(AtomicBool::new(false)),
             inflight: None,
+            sectors_told: None,
+            behind: false,
             channel: None,
         }
     }
@@ -120,6 +126,24 @@ impl Handler {
         if let Some(channel) = &mut self.channel {
             // A frontend that does not listen reads it when it starts again.
             let _ = channel.write_all(&CONFIG_CHANGE);
+        }
+    }
+
+    /// Whether the device has grown while nobody could tell the frontend.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Tells it.
+    pub(super) fn catch_up(&mut self) {
+        self.behind = false;
+        self.tell_config_change();
+    }
+
+    /// Keeps the size that the frontend has read, in its own memory.
+    fn keep_sectors_told(&mut self) {
+        if let (Some(inflight), Some(count)) = (&self.inflight, self.sectors_told) {
+            inflight.keep_sectors_told(count);
         }
     }
 
@@ -346,8 +370,14 @@ impl VhostUserBackendReqHandlerMut for Handler {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
-        config::read(&*self.export.device, self.export.queues, self.writeback, offset, size)
-            .ok_or(Error::InvalidParam)
+        let count = self.export.device.sector_count();
+        let read =
+            config::read(&*self.export.device, self.export.queues, self.writeback, offset, size);
+        if read.is_some() && offset == 0 && size >= 8 {
+            (self.sectors_told, self.behind) = (Some(count), false);
+            self.keep_sectors_told();
+        }
+        read.ok_or(Error::InvalidParam)
     }
 
     fn set_config(
@@ -377,6 +407,7 @@ impl VhostUserBackendReqHandlerMut for Handler {
         let made = Inflight::create(asked.num_queues, asked.queue_size);
         let (inflight, fd) = made.map_err(Error::ReqHandlerError)?;
         self.inflight = Some(inflight);
+        self.keep_sectors_told();
         let bytes = inflight::bytes(asked.num_queues, asked.queue_size).unwrap_or(0) as u64;
         let given = VhostUserInflight::new(bytes, 0, asked.num_queues, asked.queue_size);
         Ok((given, File::from(fd)))
@@ -390,7 +421,11 @@ impl VhostUserBackendReqHandlerMut for Handler {
         let inflight = inflight.map_err(Error::ReqHandlerError)?;
         // The frontend does not say it again to the next process.
         self.writeback &= !inflight.was_switched_off();
+        // Nor does it ask for the size again.
+        let told = self.sectors_told.or(inflight.sectors_told());
+        self.behind = told.is_some_and(|count| count != self.export.device.sector_count());
         self.inflight = Some(inflight);
+        self.keep_sectors_told();
         self.settle_cache()
     }
 

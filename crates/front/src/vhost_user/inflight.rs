@@ -13,7 +13,12 @@
 //! | 14..16 | the used ring's index after it |
 //! | 16.. | per descriptor 16 bytes: under way (1), …, a counter (8) |
 //!
-//! Behind the last area, 64 bytes of ours: the guest has switched its write cache off (1).
+//! Behind the last area, 64 bytes of ours:
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..4 | the guest has switched its write cache off (1) |
+//! | 8..16 | sectors of the device that the frontend read last; 0: none yet |
 //!
 //! # Order
 //!
@@ -80,8 +85,23 @@ impl Inflight {
         Ok(Inflight { region: Arc::new(Region::attach(fd, len)?), size, queues })
     }
 
+    /// Where our own fields begin.
+    fn own(&self) -> usize {
+        area_bytes(self.size) * usize::from(self.queues)
+    }
+
     fn switch(&self) -> &AtomicU32 {
-        self.region.word32(area_bytes(self.size) * usize::from(self.queues))
+        self.region.word32(self.own())
+    }
+
+    /// Keeps for the next process what size the frontend knows.
+    pub(super) fn keep_sectors_told(&self, count: u64) {
+        self.region.word64(self.own() + 8).store(count, Ordering::Release);
+    }
+
+    /// What size it knew, when an earlier process last told it.
+    pub(super) fn sectors_told(&self) -> Option<u64> {
+        Some(self.region.word64(self.own() + 8).load(Ordering::Acquire)).filter(|count| *count > 0)
     }
 
     /// Keeps for the next process whether the guest has switched its write cache off.
@@ -191,6 +211,9 @@ mod tests {
         assert!(next.area(2, 128).is_none());
         first.keep_switched_off(true);
         assert!(next.was_switched_off());
+        assert_eq!(next.sectors_told(), None);
+        first.keep_sectors_told(1 << 33);
+        assert_eq!((next.sectors_told(), next.was_switched_off()), (Some(1 << 33), true));
         assert!(Inflight::create(0, 128).is_err());
         assert!(Inflight::create(2, u16::MAX).is_err());
     }

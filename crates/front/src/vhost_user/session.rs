@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use polylane_base::sync::{Arc, thread};
 use polylane_sys::event;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::IoSliceMut;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg};
 use vhost::vhost_user::BackendReqHandler;
@@ -18,6 +18,10 @@ use super::locked::Locked;
 /// `VHOST_USER_SET_BACKEND_REQ_FD`.
 const SET_CHANNEL: u32 = 21;
 const HEADER_BYTES: usize = 12;
+
+/// A frontend that says nothing for so long has started what it wanted to. Before that, QEMU would
+/// not heed a message of ours.
+const SILENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Serves until it is told to stop.
 pub(super) fn run(listener: &UnixListener, shared: &Arc<Shared>) {
@@ -48,9 +52,11 @@ fn serve(stream: &UnixStream, shared: &Arc<Shared>) {
     while !shared.stop.is_rung() {
         let (line, stop, grown) = (stream.as_fd(), shared.stop.as_fd(), shared.grown.as_fd());
         let mut watched = [line, stop, grown].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        match poll(&mut watched, None) {
+        let silence = handler.lock().is_behind().then_some(&SILENCE);
+        match poll(&mut watched, silence) {
             Err(rustix::io::Errno::INTR) => continue,
             Err(_) => break,
+            Ok(0) => handler.lock().catch_up(),
             Ok(_) => {}
         }
         let [line, _, grown] = watched.map(|fd| !fd.revents().is_empty());

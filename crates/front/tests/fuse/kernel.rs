@@ -48,6 +48,8 @@ pub struct Kernel {
     server: Option<thread::JoinHandle<std::io::Result<Ended>>>,
     unique: u64,
     pub uid: u32,
+    /// Where messages are received.
+    room: Vec<u8>,
 }
 
 impl Kernel {
@@ -64,7 +66,15 @@ impl Kernel {
         let options = ServeOptions { params, incarnation, threads: 2 };
         let (served, stopped) = (lane.clone(), stop.clone());
         let server = thread::spawn(move || serve(device, served, options, &stopped));
-        Kernel { lane, socket, stop, server: Some(server), unique: 2, uid: 0 }
+        Kernel {
+            lane,
+            socket,
+            stop,
+            server: Some(server),
+            unique: 2,
+            uid: 0,
+            room: vec![0; 2 << 20],
+        }
     }
 
     /// Sends a request; its unique number.
@@ -103,9 +113,8 @@ impl Kernel {
         if count == 0 {
             return None;
         }
-        let mut bytes = vec![0; 2 << 20];
-        let count = rustix::io::read(&self.socket, &mut bytes).expect("a message");
-        let mut fields = Fields(&bytes[..count]);
+        let count = rustix::io::read(&self.socket, &mut self.room).expect("a message");
+        let mut fields = Fields(&self.room[..count]);
         assert_eq!(fields.u32() as usize, count, "the length of a message is its own");
         let (error, unique) = (fields.u32() as i32, fields.u64());
         Some(Message { unique, error, body: fields.0.to_vec() })

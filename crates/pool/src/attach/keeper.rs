@@ -395,12 +395,11 @@ impl Keeper {
         let failed = |error| Failure::path(path, "resize it", error);
         let stat = rustix::fs::fstat(&files.plain).map_err(failed)?;
         if (size as i64) < stat.st_size {
-            return Err(Failure::failed(format!(
-                "{}: volumes are not made smaller",
-                path.display()
-            )));
+            let path = path.display();
+            return Err(Failure::failed(format!("{path}: volumes are not made smaller")));
         }
-        rustix::fs::ftruncate(&files.plain, size).map_err(failed)?;
+        let grown = rustix::fs::ftruncate(&files.plain, size);
+        grown.and_then(|()| rustix::fs::fsync(&files.plain)).map_err(failed)?;
         match engine.ask(ToEngine::Grow) {
             Some(FromEngine::Grown(None)) => Ok(()),
             Some(FromEngine::Grown(Some(errno))) => {

@@ -346,6 +346,13 @@ pub(crate) fn copier(volume: &Path, target: Target) -> Option<Link> {
     Some(link)
 }
 
+/// The device or socket of a volume that is attached by this user.
+pub(crate) fn device_of(volume: &Path) -> Option<PathBuf> {
+    let dir = record::dir().ok()?;
+    let record = record::all(&dir).into_iter().find(|record| record.is(volume))?;
+    record.device.filter(|_| PoolName::take_over(&dir, &record.id).is_err())
+}
+
 /// The best front end of this host: a block device of the kernel's, unless a socket is asked for.
 fn best(options: &AttachOptions) -> Result<Via> {
     match (&options.socket, choice()) {

@@ -28,7 +28,7 @@ impl Share {
             groups: Vec::new(),
             shares: Some((meeting.clone(), profile)),
         })?;
-        let mut member = Member::new(meeting, id, wanted, policy);
+        let mut member = Member::new(meeting, id, wanted, Some(policy));
         member.join()?;
         Ok(Share::Joined(Box::new(member), Box::new(helper)))
     }

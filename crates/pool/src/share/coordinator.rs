@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use polylane_base::sync::thread;
 use polylane_block::qos::board::{Board, SeatId};
+use polylane_block::qos::depth::{Counted, Depth};
 use polylane_block::qos::governed::monotonic_ns;
 use polylane_block::qos::page::{Mapped, PAGE_BYTES};
 use polylane_sys::event::{self, Epoll, Interest, Ready};
@@ -143,6 +144,8 @@ struct Coordinator {
     board: Board<Mapped>,
     /// The page with the lock that all lanes share, for `wdt-shared-lock`.
     lock: Option<OwnedFd>,
+    /// What the kernel counts of the device's requests.
+    depth: Option<Counted>,
     connections: HashMap<u64, Connection>,
     next: u64,
 }
@@ -165,6 +168,7 @@ impl Coordinator {
             policy,
             board,
             lock: None,
+            depth: hold.meeting.depth(),
             connections: HashMap::new(),
             next: LISTENER + 1,
         })
@@ -188,7 +192,8 @@ impl Coordinator {
                 }
             }
             if !self.board.is_empty() {
-                self.board.tick(monotonic_ns());
+                let depth = self.depth.as_ref().and_then(Depth::requests);
+                self.board.tick(monotonic_ns(), depth);
             }
         }
     }
@@ -245,8 +250,9 @@ impl Coordinator {
     fn join(&mut self, token: u64, pool: String, wanted: Wanted, policy: Policy) {
         let answer = match self.seat(token, pool, wanted, policy) {
             Ok(page) => {
-                let fds: Vec<_> = [Some(&page), self.lock.as_ref()].into_iter().flatten().collect();
-                let fds: Vec<BorrowedFd<'_>> = fds.into_iter().map(AsFd::as_fd).collect();
+                let depth = self.depth.as_ref().map(|depth| depth.file().as_fd());
+                let extra = self.lock.as_ref().map(AsFd::as_fd).or(depth);
+                let fds: Vec<_> = [Some(page.as_fd()), extra].into_iter().flatten().collect();
                 return self.answer(token, &FromCoordinator::Joined, &fds);
             }
             Err(why) => FromCoordinator::Refused(why),
@@ -338,7 +344,11 @@ mod tests {
     }
 
     fn joined(meeting: &Meeting, pool: &str) -> Member {
-        let mut member = Member::new(meeting.clone(), pool, Wanted::default(), Policy::Ledger);
+        by(meeting, pool, Some(Policy::Ledger))
+    }
+
+    fn by(meeting: &Meeting, pool: &str, policy: Option<Policy>) -> Member {
+        let mut member = Member::new(meeting.clone(), pool, Wanted::default(), policy);
         let start = Instant::now();
         while !member.rejoin() {
             assert!(start.elapsed() < PATIENCE, "waited for a coordinator");
@@ -371,6 +381,21 @@ mod tests {
         assert!(wait_for(honest.link().expect("joined"), PATIENCE), "waited for the change");
         honest.news();
         assert_eq!(honest.wanted().weight, Some(7));
+    }
+
+    #[test]
+    fn who_asks_for_no_policy_shares_as_the_others_do() {
+        let (_dir, meeting, _candidate) = meeting();
+        let shares = |member: &Member| member.describe()["policy"].clone();
+        let alone = by(&meeting, "alone", None);
+        assert_eq!(shares(&alone), "ledger");
+        drop(alone);
+        let _first = by(&meeting, "first", Some(Policy::WdtSharedLock));
+        let mut other = Member::new(meeting.clone(), "no", Wanted::default(), Some(Policy::Wdt));
+        assert!(other.join().is_err(), "who asks for another is told so");
+        let mut second = Member::new(meeting.clone(), "second", Wanted::default(), None);
+        second.join().expect("joins");
+        assert_eq!(shares(&second), "wdt-shared-lock");
     }
 
     #[test]

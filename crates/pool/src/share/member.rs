@@ -1,13 +1,16 @@
 //! A lane's connection to the coordinator of its device.
 
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
+use polylane_block::qos::depth::Counted;
 use polylane_block::qos::governed::{Governor, SharedLane};
 use polylane_block::qos::lane::Lane;
-use polylane_block::qos::page::{Mapped, PAGE_BYTES};
+use polylane_block::qos::page::{Mapped, PAGE_BYTES, Terms, flag};
 use polylane_sys::{Region, scm};
 
 use super::{FromCoordinator, MESSAGE_BYTES_MAX, Meeting, Policy, ToCoordinator, Wanted};
@@ -30,8 +33,10 @@ pub(crate) struct Member {
     pool: String,
     wanted: Wanted,
     policy: Policy,
+    /// Another policy will do too: none was asked for.
+    any: bool,
     link: Option<OwnedFd>,
-    /// The page, and the one with the lock that all lanes share.
+    /// The page, and the other descriptor that comes with [`FromCoordinator::Joined`].
     pages: Vec<OwnedFd>,
 }
 
@@ -43,10 +48,17 @@ enum Tried {
 }
 
 impl Member {
-    /// A lane that is not joined yet.
-    pub(crate) fn new(meeting: Meeting, pool: &str, wanted: Wanted, policy: Policy) -> Member {
+    /// A lane that is not joined yet. Without a policy it shares as the others on the device do, or
+    /// by the default.
+    pub(crate) fn new(
+        meeting: Meeting,
+        pool: &str,
+        wanted: Wanted,
+        policy: Option<Policy>,
+    ) -> Member {
+        let (any, policy) = (policy.is_none(), policy.unwrap_or_default());
         let pool = pool.to_string();
-        Member { meeting, pool, wanted, policy, link: None, pages: Vec::new() }
+        Member { meeting, pool, wanted, policy, any, link: None, pages: Vec::new() }
     }
 
     /// Joins for the first time.
@@ -82,7 +94,22 @@ impl Member {
         self.link.is_some()
     }
 
-    fn try_join(&self) -> Tried {
+    /// Asks for a lane; where any policy will do, by one after the other.
+    fn try_join(&mut self) -> Tried {
+        let others = Policy::ALL.iter().filter(|policy| policy.rule().is_some());
+        let others: Vec<Policy> = others.copied().filter(|_| self.any).collect();
+        let mut tried = self.try_policy();
+        for policy in others {
+            if !matches!(tried, Tried::Refused(_)) {
+                break;
+            }
+            self.policy = policy;
+            tried = self.try_policy();
+        }
+        tried
+    }
+
+    fn try_policy(&self) -> Tried {
         let Ok(link) = scm::connect(&self.meeting.socket()) else { return Tried::Nobody };
         let message = ToCoordinator::Join {
             pool: self.pool.clone(),
@@ -140,7 +167,8 @@ impl Member {
         })
     }
 
-    /// What a service needs: the connection, to keep it, then the pages. Empty without a lane.
+    /// What a service needs: the connection, to keep it, then what came with
+    /// [`FromCoordinator::Joined`]. Empty without a lane.
     pub(crate) fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let fds = self.link.iter().chain(&self.pages);
         if self.link.is_some() { fds.map(AsFd::as_fd).collect() } else { Vec::new() }
@@ -174,8 +202,15 @@ pub(crate) fn adopt(governor: &Governor, fds: Vec<OwnedFd>) -> polylane_base::Re
     let missing = || polylane_base::Errno::EPROTO;
     let link = fds.next().ok_or_else(missing)?;
     let page = Mapped(Region::attach(fds.next().ok_or_else(missing)?, PAGE_BYTES)?);
-    let lock = fds.next().map(|fd| Region::attach(fd, PAGE_BYTES)).transpose()?.map(Mapped);
-    let lane: SharedLane = Lane::new(page, lock);
+    let locks = Terms::read(&page).is_some_and(|terms| terms.flags & flag::SHARED_LOCK != 0);
+    let lane: SharedLane = match fds.next() {
+        Some(lock) if locks => Lane::new(page, Some(Mapped(Region::attach(lock, PAGE_BYTES)?))),
+        Some(depth) => {
+            let counted = Counted::from(File::from(depth));
+            Lane::new(page, None).with_depth(Some(Arc::new(counted)))
+        }
+        None => Lane::new(page, None),
+    };
     governor.set(Some(lane));
     Ok(link)
 }

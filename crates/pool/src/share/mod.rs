@@ -30,6 +30,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use polylane_block::qos::board::{Limits, Rule};
+use polylane_block::qos::depth::Counted;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 
@@ -149,7 +150,8 @@ pub(crate) enum ToCoordinator {
 /// What the coordinator says.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum FromCoordinator {
-    /// The lane's page comes with it and, for `wdt-shared-lock`, the page with the lock.
+    /// The lane's page comes with it; then, for `wdt-shared-lock`, the page with the lock, and
+    /// otherwise the kernel's count of the device's requests, where there is one.
     Joined,
     /// What the lane on this connection is to have was changed.
     Changed(Wanted),
@@ -163,7 +165,8 @@ pub(crate) enum FromCoordinator {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Meeting {
     dir: PathBuf,
-    name: String,
+    /// Its number: major, minor.
+    device: (u32, u32),
 }
 
 impl Meeting {
@@ -175,13 +178,18 @@ impl Meeting {
             FileType::BlockDevice => stat.st_rdev,
             _ => stat.st_dev,
         };
-        let (major, minor) = whole_disk(rustix::fs::major(device), rustix::fs::minor(device));
-        Ok(Meeting { dir: dir.to_path_buf(), name: format!("{major}-{minor}") })
+        let device = whole_disk(rustix::fs::major(device), rustix::fs::minor(device));
+        Ok(Meeting { dir: dir.to_path_buf(), device })
     }
 
     /// The device, for people and file names.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    pub(crate) fn name(&self) -> String {
+        format!("{}-{}", self.device.0, self.device.1)
+    }
+
+    /// What the kernel counts of the device's requests, where it does.
+    pub(crate) fn depth(&self) -> Option<Counted> {
+        Counted::of(self.device.0, self.device.1)
     }
 
     fn dir(&self) -> &Path {
@@ -189,11 +197,11 @@ impl Meeting {
     }
 
     fn socket(&self) -> PathBuf {
-        self.dir.join(format!("shares-{}.socket", self.name))
+        self.dir.join(format!("shares-{}.socket", self.name()))
     }
 
     fn holder(&self) -> PathBuf {
-        self.dir.join(format!("shares-{}.holder", self.name))
+        self.dir.join(format!("shares-{}.holder", self.name()))
     }
 }
 

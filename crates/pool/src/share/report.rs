@@ -25,6 +25,8 @@ pub(crate) fn describe(governor: &Governor) -> Value {
         "weight": now(note::WEIGHT),
         "entitled_part": terms.entitled as f64 / 1e6,
         "achieved_part": terms.achieved as f64 / 1e6,
+        "sees_device": shared.sees_device(),
+        "low_water": terms.low_water,
         "limited": terms.flags & flag::OPEN == 0,
         "coordinated": monotonic_ns() < terms.stale_at,
         "unit": if sectors { "sectors" } else { "nanoseconds of device time" },

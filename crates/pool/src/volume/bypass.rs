@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::CacheSpec;
 use super::copy::materialize;
-use super::open::failure;
+use super::open::{failure, refuse_full};
 use super::sidecar::{self, Sidecar};
 use super::stack::{Parts, Stack, beside};
 use super::tools;
@@ -129,10 +129,6 @@ pub(crate) fn pool_failure(path: &Path, error: &PoolError) -> Failure {
     }
 }
 
-fn directory_of(volume: &Path) -> &Path {
-    volume.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 /// The pool file that has room for a volume beside `volume`, with that room made; nobody else makes
 /// volumes in it as long as it is open.
 fn room_for(volume: &Path, size: u64) -> Result<PoolFile> {
@@ -146,8 +142,8 @@ fn room_for(volume: &Path, size: u64) -> Result<PoolFile> {
             1 => "polylane.pool".to_string(),
             more => format!("polylane-{more}.pool"),
         };
-        let path = directory_of(volume).join(name);
-        if let Some(file) = try_room(&path, needed).map_err(|error| pool_failure(&path, &error))? {
+        let path = image::directory_of(volume).join(name);
+        if let Some(file) = try_room(&path, needed)? {
             return Ok(file);
         }
     }
@@ -155,27 +151,36 @@ fn room_for(volume: &Path, size: u64) -> Result<PoolFile> {
 }
 
 /// `None`: it has no room and cannot be given any now.
-fn try_room(path: &Path, needed: u32) -> Result<Option<PoolFile>, PoolError> {
+fn try_room(path: &Path, needed: u32) -> Result<Option<PoolFile>> {
+    let failed = |error: PoolError| pool_failure(path, &error);
+    let bytes = |chunks: u32| u64::from(chunks) * Layout::POOL.chunk_bytes;
     let file = match PoolFile::open(path) {
         Err(PoolError::Host(_, Errno::ENOENT)) => {
-            let id = Sidecar::fresh_id().ok().and_then(|id| parse_id(&id));
-            let id = id.ok_or(PoolError::Host("make an id for it", Errno::EIO))?;
-            match PoolFile::make(path, id, needed) {
-                Ok(()) | Err(PoolError::Host(_, Errno::EEXIST)) => PoolFile::open(path)?,
-                Err(error) => return Err(error),
-            }
+            refuse_full(path, bytes(needed))?;
+            make_pool(path, needed).map_err(failed)?
         }
-        opened => opened?,
+        opened => opened.map_err(failed)?,
     };
-    file.lock_for_making()?;
-    let directory = file.directory()?;
+    file.lock_for_making().map_err(failed)?;
+    let directory = file.directory().map_err(failed)?;
     let free = directory.free_chunks();
     if free >= needed {
         return Ok(Some(file));
     }
+    refuse_full(path, bytes(needed - free))?;
     match file.grow(directory.chunk_count().saturating_add(needed - free)) {
         Ok(()) => Ok(Some(file)),
         Err(PoolError::InUse | PoolError::Directory(DirectoryError::Geometry(..))) => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Makes a pool file, unless somebody is faster.
+fn make_pool(path: &Path, chunks: u32) -> Result<PoolFile, PoolError> {
+    let id = Sidecar::fresh_id().ok().and_then(|id| parse_id(&id));
+    let id = id.ok_or(PoolError::Host("make an id for it", Errno::EIO))?;
+    match PoolFile::make(path, id, chunks) {
+        Ok(()) | Err(PoolError::Host(_, Errno::EEXIST)) => PoolFile::open(path),
         Err(error) => Err(error),
     }
 }

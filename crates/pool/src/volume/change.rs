@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use polylane_base::Errno;
 use polylane_base::size::ByteSize;
 use polylane_block::cache::{Mode, StoreKind};
 use polylane_block::file::Files;
@@ -13,10 +14,10 @@ use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
 use super::bypass;
 use super::cache::CacheSpec;
-use super::copy::{beside_temporary, materialize};
+use super::copy::materialize;
 use super::cow;
 use super::info::{Content, content};
-use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure};
+use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure, refuse_full};
 use super::sidecar::{self, Sidecar};
 use super::stack::Stack;
 use super::tools;
@@ -124,6 +125,9 @@ pub fn make(options: &CreateOptions) -> Result<()> {
     if options.medium == MediumKind::Bypass {
         return make_bypass(path, size, owner, sidecar);
     }
+    if options.thick {
+        refuse_full(path, size)?;
+    }
     let files = create(path, size, owner)?;
     let done = match options.thick {
         true => rustix::fs::fallocate(&files.plain, FallocateFlags::KEEP_SIZE, 0, size)
@@ -189,8 +193,7 @@ fn warn_of_promises(path: &Path, size: u64, file: &OwnedFd) {
 
 /// What the other volumes in the same directory may still take: their holes.
 fn promised_beside(path: &Path) -> u64 {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(image::directory_of(path)).into_iter().flatten().flatten();
     let others =
         entries.map(|entry| entry.path()).filter(|other| other.file_name() != path.file_name());
     let volumes = others.filter(|other| sidecar::path_of(other).exists());
@@ -206,8 +209,22 @@ fn promised_beside(path: &Path) -> u64 {
 /// # Errors
 /// It is in use or cannot be removed.
 pub fn remove(path: &Path) -> Result<()> {
-    let _files = image::open(path).map_err(|error| failure(path, error))?;
     let own = Sidecar::load(path)?;
+    match image::open(path) {
+        // A removal that was cut short.
+        Err(ImageError::Host(_, Errno::ENOENT)) if sidecar::path_of(path).exists() => {}
+        opened => {
+            let _files = opened.map_err(|error| failure(path, error))?;
+            remove_file(path, &own)?;
+        }
+    }
+    cow::leave(path, &own.overlays)?;
+    Sidecar::remove(path)
+}
+
+/// Removes what a volume's name stands for; its sidecar and its bases are needed until that is
+/// certain.
+fn remove_file(path: &Path, own: &Sidecar) -> Result<()> {
     if let [child, ..] = &cow::children(path)?[..] {
         return Err(Failure::failed(format!(
             "{}: is the base of {}",
@@ -219,13 +236,7 @@ pub fn remove(path: &Path) -> Result<()> {
         bypass::remove(path, its)?;
     }
     std::fs::remove_file(path).map_err(|error| Failure::path(path, "remove it", error))?;
-    let sidecar = sidecar::path_of(path);
-    match std::fs::remove_file(&sidecar) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Failure::path(&sidecar, "remove it", error))
-        }
-        _ => cow::leave(path, &own),
-    }
+    image::sync_names(path).map_err(|error| failure(path, error))
 }
 
 /// Grows a volume that nobody has open, and the ext4 on it; or an attached one, whose file system
@@ -287,12 +298,14 @@ fn resize_bypass(path: &Path, size: u64, now: u64) -> Result<()> {
 
 /// Makes a raw file longer, and the ext4 on it.
 fn grow_file(path: &Path, file: &File, name: &Path, size: u64) -> Result<()> {
-    let set = |size| file.set_len(size).map_err(|error| Failure::path(path, "resize it", error));
+    // Durable at once: a file system is not to be larger than its disk after a power cut.
+    let set = || file.set_len(size).and_then(|()| file.sync_all());
+    let set = || set().map_err(|error| Failure::path(path, "resize it", error));
     if content(file) == Content::None {
-        return set(size);
+        return set();
     }
     mend(path, name)?;
-    set(size)?;
+    set()?;
     let mut command = tools::command("resize2fs", "e2fsprogs")?;
     command.arg(name);
     let output = tools::run(command)?;
@@ -309,7 +322,13 @@ pub(super) fn no_ext4(path: &Path) -> Failure {
 
 /// Opens a volume as the one file that it is. A copy-on-write volume becomes one first.
 pub(super) fn open_raw(path: &Path) -> Result<Files> {
-    let stack = Stack::open(path)?;
+    let mut stack = Stack::open(path)?;
+    let temporary = raw_name(path);
+    // One that was cut short left it.
+    let _ = std::fs::remove_file(&temporary);
+    if stack.pinned.is_none() {
+        cow::tidy(path, &stack.files[0].plain, &mut stack.sidecar)?;
+    }
     let mut sidecar = stack.sidecar.clone();
     if stack.is_raw() {
         let files = stack.files.into_iter().next();
@@ -317,19 +336,25 @@ pub(super) fn open_raw(path: &Path) -> Result<Files> {
     }
     // Nobody else is to open it before it has its new form.
     let _held = stack.files[0].lock.try_clone();
-    let temporary = beside_temporary(path);
     let draft = Draft::new(&temporary, 0).map_err(|error| failure(path, error))?;
     materialize(path, stack, draft.file(), path)?;
     let files = draft.publish().map_err(|error| failure(path, error))?;
     renameat_with(CWD, &temporary, CWD, path, RenameFlags::EXCHANGE)
         .map_err(|error| Failure::path(path, "exchange it for its raw form", error))?;
+    image::sync_names(path).map_err(|error| failure(path, error))?;
     std::fs::remove_file(&temporary)
         .map_err(|error| Failure::path(&temporary, "remove it", error))?;
-    let left = sidecar.clone();
-    sidecar.overlays.clear();
-    sidecar.store(path)?;
-    cow::leave(path, &left)?;
+    // It is on nothing now: lets go of its bases.
+    cow::tidy(path, &files.plain, &mut sidecar)?;
     Ok(files)
+}
+
+/// What the raw form of a copy-on-write volume is called until it takes the volume's place. Whoever
+/// has the volume alone has this name too.
+fn raw_name(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(".polylane-raw");
+    PathBuf::from(name)
 }
 
 /// Brings an ext4 into the state that resize2fs insists on.

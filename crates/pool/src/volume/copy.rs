@@ -70,7 +70,8 @@ pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
         own => own.map_err(|error| failure(from, error))?,
     };
     identify(from, &mut sidecar)?;
-    let stack = Stack::from_own(from, own)?;
+    let mut stack = Stack::from_own(from, own)?;
+    cow::tidy(from, &stack.files[0].plain, &mut stack.sidecar)?;
     rustix::fs::fsync(&stack.files[0].plain)
         .map_err(|error| Failure::path(from, "sync it", error))?;
     if stack.pinned.is_some() {
@@ -250,9 +251,13 @@ fn write_all(to: &OwnedFd, mut bytes: &[u8], mut at: u64) -> std::io::Result<()>
     Ok(())
 }
 
+/// The sidecar first: what has a name is whole.
 fn finish(draft: Draft, to: &Path, sidecar: &Sidecar) -> Result<()> {
-    let _files = draft.publish().map_err(|error| failure(to, error))?;
-    sidecar.store(to)
+    sidecar.store(to)?;
+    draft.publish().map(drop).map_err(|error| {
+        let _ = Sidecar::remove(to);
+        failure(to, error)
+    })
 }
 
 /// A raw file for qemu-img that we have open: no locks are looked for, because ours are on it.

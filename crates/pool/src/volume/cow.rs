@@ -3,23 +3,28 @@
 //! A writable volume that is copied is *frozen*: its file gets another name and stays as it is, and
 //! under its own name comes an empty overlay on it. The names are exchanged atomically; before, the
 //! sidecar of the volume knows the nonces of both files (see [`super::stack`]), so at every moment
-//! it is right about whichever file has the name.
+//! it is right about whichever file has the name; and the sidecar of the base knows the overlay
+//! that has its name until then. Every step is durable before the next; what a power cut left of
+//! one that was not the last is cleared up by the next copy ([`tidy`]).
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use polylane_block::file::Files;
-use polylane_block::image::Draft;
+use polylane_block::image::{self, Draft};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use super::info;
 use super::open::failure;
 use super::sidecar::{self, OverlayRef, Sidecar};
-use super::stack::{Shape, beside, make_top};
+use super::stack::{Shape, beside, is_cut_short, make_top, reference, refuse_damage};
 use crate::failure::{Failure, Result};
 
 /// Who exchanges the two names.
 pub(super) trait Exchange {
-    /// Gives the volume's file the name `base`, and `top`, which has that name, the volume's.
+    /// Gives the volume's file the name `base`, and `top`, which has that name, the volume's;
+    /// durably, before anybody writes to `top`.
     ///
     /// # Errors
     /// It is not done; or nobody knows.
@@ -32,7 +37,17 @@ pub(super) struct Closed;
 impl Exchange for Closed {
     fn exchange(&self, from: &Path, base: &Path, _top: &Files) -> Result<()> {
         renameat_with(CWD, from, CWD, base, RenameFlags::EXCHANGE)
-            .map_err(|error| Failure::path(from, "exchange it for its overlay", error))
+            .map_err(|error| Failure::path(from, "exchange it for its overlay", error))?;
+        sync_both(from, base)
+    }
+}
+
+/// Makes the names in the directories of both durable.
+pub(crate) fn sync_both(one: &Path, other: &Path) -> Result<()> {
+    image::sync_names(one).map_err(|error| failure(one, error))?;
+    match one.parent() == other.parent() {
+        true => Ok(()),
+        false => image::sync_names(other).map_err(|error| failure(other, error)),
     }
 }
 
@@ -74,7 +89,7 @@ pub(super) fn clone(from: &Path, shape: Shape, to: &Path, by: &dyn Exchange) -> 
     };
     sidecar.store(to)?;
     draft.publish().map(drop).map_err(|error| {
-        let _ = fs::remove_file(sidecar::path_of(to));
+        let _ = Sidecar::remove(to);
         failure(to, error)
     })
 }
@@ -112,27 +127,65 @@ fn freeze(
         overlays,
         children: vec![absolute(from)?],
         implicit,
+        awaits: Some(reference.nonce.clone()),
     };
-    frozen.store(base)?;
-    let top = draft.publish().map_err(|error| failure(base, error))?;
+    let below: Vec<_> = own.overlays.iter().map(|old| beside(from, &old.base)).collect();
     own.overlays.push(reference.clone());
-    own.store(from)?;
-    if let Err(failure) = by.exchange(from, base, &top)
-        && !names(from, &top)
-    {
+    let mut published = false;
+    let exchanged = own.store(from).and_then(|()| {
+        frozen.store(base)?;
+        // Kept to the end: its lock is on it.
+        let top = draft.publish().map_err(|error| failure(base, error))?;
+        published = true;
+        let child = absolute(base)?;
+        for below in &below {
+            adopt(below, None, Some(child.clone()))?;
+        }
+        let exchanged = by.exchange(from, base, &top);
+        exchanged.or_else(|failure| if names(from, &top) { Ok(()) } else { Err(failure) })
+    });
+    if let Err(failure) = exchanged {
         own.overlays.pop();
         let _ = own.store(from);
-        let _ = fs::remove_file(base);
-        let _ = fs::remove_file(sidecar::path_of(base));
+        // Not what somebody else has given that name meanwhile.
+        let _ = if published { erase(base) } else { Sidecar::remove(base) };
         return Err(failure);
-    }
-    let below = own.overlays.iter().rev().skip(1).map(|old| beside(from, &old.base));
-    for below in below.collect::<Vec<_>>() {
-        adopt(&below, &absolute(from)?, Some(absolute(base)?))?;
     }
     own.overlays = vec![reference];
     own.store(from)?;
+    for below in &below {
+        adopt(below, Some(&absolute(from)?), None)?;
+    }
     Ok(id)
+}
+
+/// Clears up what a copy, or becoming one file, left that was cut short: the sidecar of a volume
+/// names the base alone that its file is on.
+pub(super) fn tidy(volume: &Path, file: impl AsFd, sidecar: &mut Sidecar) -> Result<()> {
+    let now = reference(file, sidecar).map(|(overlay, _)| overlay);
+    let is_now = |overlay: &OverlayRef| Some(overlay) == now.as_ref();
+    let (kept, left): (Vec<_>, _) = sidecar.overlays.drain(..).partition(is_now);
+    sidecar.overlays = kept;
+    if left.is_empty() {
+        return Ok(());
+    }
+    for overlay in &left {
+        let base = beside(volume, &overlay.base);
+        let Ok(file) = info::open(&base) else { continue };
+        let its = Sidecar::load(&base)?;
+        if its.awaits.as_ref() == Some(&overlay.nonce) && is_cut_short(&file, &its) {
+            erase(&base)?;
+        }
+    }
+    leave(volume, &left)?;
+    sidecar.store(volume)
+}
+
+/// Removes a volume's file, if there is one, and its sidecar when that is certain to be gone.
+fn erase(volume: &Path) -> Result<()> {
+    sidecar::remove_if_there(volume)?;
+    image::sync_names(volume).map_err(|error| failure(volume, error))?;
+    Sidecar::remove(volume)
 }
 
 /// Whether the path names this file.
@@ -145,38 +198,43 @@ fn names(path: &Path, file: &Files) -> bool {
 /// Volumes that are still on this one.
 pub(super) fn children(path: &Path) -> Result<Vec<PathBuf>> {
     let own = Sidecar::load(path)?;
-    let is_on = |child: &PathBuf| {
-        child.exists()
-            && Sidecar::load(child)
-                .is_ok_and(|other| other.overlays.iter().any(|o| o.base_id == own.id))
-    };
-    Ok(own.children.iter().filter(|child| is_on(child)).cloned().collect())
+    Ok(own.children.iter().filter(|child| is_on(child, &own.id)).cloned().collect())
 }
 
-/// A volume is not on its bases any more: those that were made for it alone go too.
-pub(super) fn leave(volume: &Path, sidecar: &Sidecar) -> Result<()> {
-    for overlay in &sidecar.overlays {
+/// Whether a volume is on the base with this id. One that cannot be read may be.
+fn is_on(child: &Path, base_id: &str) -> bool {
+    let Ok(file) = info::open(child) else { return fs::symlink_metadata(child).is_ok() };
+    let Ok(sidecar) = Sidecar::load(child) else { return true };
+    match reference(&file, &sidecar) {
+        Some((overlay, _)) => overlay.base_id == base_id,
+        None if is_cut_short(&file, &sidecar) => false,
+        None => refuse_damage(child, &file, &sidecar).is_err(),
+    }
+}
+
+/// A volume is not on these bases any more: those that were made for it alone go too.
+pub(super) fn leave(volume: &Path, bases: &[OverlayRef]) -> Result<()> {
+    for overlay in bases {
         let base = beside(volume, &overlay.base);
         if !base.exists() {
             continue;
         }
-        adopt(&base, &absolute(volume)?, None)?;
-        let own = Sidecar::load(&base)?;
+        let own = adopt(&base, Some(&absolute(volume)?), None)?;
         if own.implicit && children(&base)?.is_empty() {
-            fs::remove_file(&base).map_err(|error| Failure::path(&base, "remove it", error))?;
-            let _ = fs::remove_file(sidecar::path_of(&base));
-            leave(&base, &own)?;
+            erase(&base)?;
+            leave(&base, &own.overlays)?;
         }
     }
     Ok(())
 }
 
-/// Replaces a child of a base, or takes it out.
-fn adopt(base: &Path, old: &Path, new: Option<PathBuf>) -> Result<()> {
+/// Takes a child of a base out, and a new one in.
+fn adopt(base: &Path, old: Option<&Path>, new: Option<PathBuf>) -> Result<Sidecar> {
     let mut sidecar = Sidecar::load(base)?;
-    sidecar.children.retain(|child| child != old);
+    sidecar.children.retain(|child| Some(child.as_path()) != old);
     sidecar.children.extend(new);
-    sidecar.store(base)
+    sidecar.store(base)?;
+    Ok(sidecar)
 }
 
 fn refer(base: &Path, volume: &Path, base_id: String) -> Result<OverlayRef> {

@@ -16,7 +16,7 @@ use super::sidecar::{self, Sidecar};
 use super::space::{self, Space};
 use super::stack::{self, DEPTH_MAX};
 use super::translation::Translation;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, say};
 
 /// Where ext4's superblock is, and what is read of it.
 const SUPERBLOCK_OFFSET: u64 = 1024;
@@ -106,6 +106,9 @@ pub fn info(path: &Path) -> Result<Info> {
     let holder = image::user_of(&file).map_err(|error| failure(path, error))?;
     let sidecar = Sidecar::load(path)?;
     let below = stack::reference(&file, &sidecar);
+    if below.is_none() {
+        stack::refuse_damage(path, &file, &sidecar)?;
+    }
     let space = match &bypass {
         Some(its) => bypass_space(its.size, extents.as_deref()),
         None => space::measure(path, &file, &sidecar)?,
@@ -128,7 +131,7 @@ pub fn info(path: &Path) -> Result<Info> {
             Some(glance) => judge(Superblock::of(&glance.start[SUPERBLOCK_OFFSET as usize..])),
             None => content_below(path, &file, &sidecar),
         },
-        used_by: holder.map(|holder| holder_text(holder.as_ref())),
+        used_by: holder.map(|holder| holder_text(path, holder.as_ref())),
         parent: sidecar.parent,
         base: below.map(|(overlay, _)| stack::beside(path, &overlay.base)),
         pool: bypass.map(|its| stack::beside(path, &its.pool)),
@@ -147,7 +150,7 @@ fn bypass_space(size: u64, extents: Option<&[HostExtent]>) -> Space {
 }
 
 /// All volumes of directories, by name; without any, of the state directory. Volumes are files that
-/// end in `.img` or have a sidecar.
+/// end in `.img` or have a sidecar. What cannot be looked at is told on standard error.
 ///
 /// # Errors
 /// A directory cannot be read. The state directory need not exist.
@@ -170,7 +173,10 @@ pub fn list(dirs: &[PathBuf]) -> Result<Vec<Info>> {
         });
         paths.sort();
         for path in paths {
-            found.push(info(&path)?);
+            match info(&path) {
+                Ok(info) => found.push(info),
+                Err(failure) => say(failure),
+            }
         }
     }
     Ok(found)

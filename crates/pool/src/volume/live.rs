@@ -107,6 +107,7 @@ pub(super) fn duplicate(still: Still, from: &Path, to: &Path, kind: Copy) -> Res
     let file = info::open(from)?;
     let mut shape = Shape::of(from, &file)?;
     copy::identify(from, &mut shape.sidecar)?;
+    cow::tidy(from, &file, &mut shape.sidecar)?;
     if shape.depth == 0 {
         let draft = Draft::new(to, shape.size).map_err(|error| failure(to, error))?;
         if copy::share_blocks(&file, &draft, to)? {

@@ -40,6 +40,7 @@ pub use change::{CreateOptions, MediumKind, SetOptions, make, remove, resize, se
 pub(crate) use change::{distrust, refuse_snapshot};
 pub use check::{Check, check};
 pub use copy::{Copy, duplicate, export, import};
+pub(crate) use cow::sync_both;
 pub use info::{Content, Info, info, list, map};
 pub(crate) use open::{Kept, default_path, failure, make_blank, open_or_create, state_dir};
 pub(crate) use sidecar::Sidecar;

@@ -14,6 +14,7 @@ use super::sidecar::Sidecar;
 use super::stack::Stack;
 use super::tools;
 use super::translation::Translation;
+use crate::attach;
 use crate::failure::{Failure, Result, plain};
 
 /// Size of a volume that was given none.
@@ -21,6 +22,9 @@ pub(crate) const SIZE_DEFAULT: u64 = 10 << 30;
 
 /// Sizes are whole blocks of the file system.
 pub(super) const BLOCK_BYTES: u64 = 4096;
+
+/// What is left free on a host when space is reserved on it; of a small host a sixteenth.
+const RESERVE_BYTES: u64 = 256 << 20;
 
 /// Where ext4's magic number is, and what it is.
 const MAGIC_OFFSET: u64 = 1024 + 0x38;
@@ -102,6 +106,24 @@ pub(crate) fn open_or_create(
     }
 }
 
+/// Refuses to reserve `bytes` beside `path` where its host has no room for them. Trying would fill
+/// the host first, for everybody on it.
+pub(super) fn refuse_full(path: &Path, bytes: u64) -> Result<()> {
+    let Ok(host) = rustix::fs::statvfs(image::directory_of(path)) else { return Ok(()) };
+    let free = host.f_bavail.saturating_mul(host.f_frsize);
+    let kept = RESERVE_BYTES.min(host.f_blocks.saturating_mul(host.f_frsize) / 16);
+    match bytes.saturating_add(kept) <= free {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: its host has {} left, of which {} are kept free: no room for {}",
+            path.display(),
+            ByteSize(free),
+            ByteSize(kept),
+            ByteSize(bytes)
+        ))),
+    }
+}
+
 /// Makes an empty volume when there is none; whether it did. `size` in bytes is that of a new
 /// volume; an existing one must have it already.
 pub(crate) fn make_blank(path: &Path, size: Option<u64>) -> Result<bool> {
@@ -158,21 +180,19 @@ fn check_magic(path: &Path, file: &OwnedFd) -> Result<()> {
 
 /// The one line for what went wrong with a volume's file.
 pub(crate) fn failure(path: &Path, error: ImageError) -> Failure {
-    let path = path.display();
-    let holder = match error {
-        ImageError::NotAFile => {
-            return Failure::failed(format!("{path}: not a regular file or block device"));
-        }
-        ImageError::Host(what, errno) => {
-            return Failure::failed(format!("{path}: cannot {what}: {}", plain(&errno.into())));
-        }
-        ImageError::InUse(holder) => holder,
+    let why = match error {
+        ImageError::NotAFile => "not a regular file or block device".to_string(),
+        ImageError::Host(what, errno) => format!("cannot {what}: {}", plain(&errno.into())),
+        ImageError::InUse(holder) => format!("in use by {}", holder_text(path, holder.as_ref())),
     };
-    Failure::failed(format!("{path}: in use by {}", holder_text(holder.as_ref())))
+    Failure::failed(format!("{}: {why}", path.display()))
 }
 
 /// Who has a volume open, for a person.
-pub(super) fn holder_text(holder: Option<&Holder>) -> String {
+pub(super) fn holder_text(path: &Path, holder: Option<&Holder>) -> String {
+    if let Some(device) = attach::device_of(path) {
+        return format!("its attachment {}, which 'polylane detach' ends", device.display());
+    }
     let Some(Holder { pid, name }) = holder else {
         return "a process that cannot be seen from here".to_string();
     };

@@ -2,16 +2,19 @@
 //!
 //! `VOLUME.polylane`, fields in docs/design/volume.md. A volume without one is an ordinary volume;
 //! fields that this version does not know are ignored and lost when it writes the file. The file is
-//! replaced as a whole, so a reader sees the old one or the new one.
+//! replaced as a whole, so a reader sees the old one or the new one, also after a power cut; what
+//! was stored is durable.
 
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use polylane_block::image;
 use serde::{Deserialize, Serialize};
 
 use super::bypass::BypassRef;
 use super::cache::CacheSpec;
+use super::open::failure;
 use super::translation::Translation;
 use crate::failure::{Failure, Result};
 
@@ -49,6 +52,10 @@ pub(crate) struct Sidecar {
     pub(crate) children: Vec<PathBuf>,
     /// Made to be a base, and to go with the last of its children.
     pub(crate) implicit: bool,
+    /// Of a copy: the nonce of the overlay that has its name until it gets its content. A file with
+    /// this nonce is a copy that was cut short.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) awaits: Option<String>,
 }
 
 /// A base of a copy-on-write volume.
@@ -71,6 +78,19 @@ pub(crate) fn path_of(volume: &Path) -> PathBuf {
     let mut path = volume.as_os_str().to_os_string();
     path.push(".polylane");
     PathBuf::from(path)
+}
+
+/// Removes a file, which need not be there.
+///
+/// # Errors
+/// The host's.
+pub(super) fn remove_if_there(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::path(path, "remove it", error))
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Sidecar {
@@ -103,11 +123,16 @@ impl Sidecar {
             _ => {}
         }
         let text = fs::read(&path).map_err(|error| Failure::path(&path, "read it", error))?;
-        serde_json::from_slice(&text)
-            .map_err(|error| Failure::failed(format!("{}: not a sidecar: {error}", path.display())))
+        serde_json::from_slice(&text).map_err(|error| {
+            Failure::failed(format!(
+                "{}: not a sidecar: {error}: restore it; a volume that is no copy and no bypass \
+                 volume can do without",
+                path.display()
+            ))
+        })
     }
 
-    /// Replaces the sidecar of a volume.
+    /// Replaces the sidecar of a volume, durably.
     ///
     /// # Errors
     /// The host's.
@@ -122,7 +147,16 @@ impl Sidecar {
         let mut file = fs::File::create(&draft).map_err(failed)?;
         file.write_all(text.as_bytes()).map_err(failed)?;
         file.sync_all().map_err(failed)?;
-        fs::rename(&draft, &path).map_err(failed)
+        fs::rename(&draft, &path).map_err(failed)?;
+        image::sync_names(&path).map_err(|error| failure(&path, error))
+    }
+
+    /// Removes the sidecar of a volume, if it has one.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn remove(volume: &Path) -> Result<()> {
+        remove_if_there(&path_of(volume))
     }
 }
 

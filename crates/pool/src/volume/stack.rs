@@ -402,9 +402,22 @@ impl Trailer {
     }
 }
 
+/// Whether a file is the overlay that had the name of a copy before the copy had its content.
+pub(super) fn is_cut_short(file: impl AsFd, sidecar: &Sidecar) -> bool {
+    let Some(awaited) = &sidecar.awaits else { return false };
+    read_trailer(file).is_some_and(|(nonce, _)| awaited.as_bytes() == nonce)
+}
+
 /// Refuses a file whose trailer is damaged: taken for a raw one, it would show its tenant holes in
-/// place of the base's blocks.
-fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> Result<()> {
+/// place of the base's blocks. So would a copy that was cut short.
+pub(super) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> Result<()> {
+    if is_cut_short(&file, sidecar) {
+        let path = path.display();
+        return Err(Failure::failed(format!(
+            "{path}: its making was cut short: remove it with 'polylane volume rm {path}', and \
+             make it again"
+        )));
+    }
     match Trailer::read(file) {
         Some(trailer) if !sidecar.overlays.is_empty() && trailer.was_one(sidecar) => {
             Err(Failure::failed(format!(

@@ -190,7 +190,10 @@ impl FilePages {
             let (index, from) = split(offset + done as u64);
             let to = PAGE.min(from + len - done);
             if !map.pages.contains_key(&index) {
-                let data = edges.take(index).unwrap_or_else(|| frames.zeroed());
+                // All of it is written below, with the map locked.
+                let whole = to - from == PAGE;
+                let fresh = || if whole { frames.unfilled() } else { frames.zeroed() };
+                let data = edges.take(index).unwrap_or_else(fresh);
                 map.add(index, data, true);
                 delta.pages += 1;
             }
@@ -207,6 +210,14 @@ impl FilePages {
             done += to - from;
         }
         Some(delta)
+    }
+
+    /// Whether there are dirty pages, at most `max`, in one piece.
+    pub(super) fn dirty_piece(&self, max: usize) -> bool {
+        let map = self.map.read();
+        let (first, last) = (map.dirty.first(), map.dirty.last());
+        let len = first.zip(last).map_or(0, |(first, last)| last - first + 1);
+        len == map.dirty.len() as u64 && (1..=max).contains(&map.dirty.len())
     }
 
     /// The next run of dirty pages from page `from` on, in a file of `size` bytes. They are clean

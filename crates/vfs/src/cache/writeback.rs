@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use polylane_base::sync::atomic::Ordering::Relaxed;
-use polylane_base::sync::{Arc, Condvar, Mutex, Weak, thread};
+use polylane_base::sync::{Arc, Condvar, Mutex, RwLockWriteGuard, Weak, thread};
 use polylane_base::{Errno, Result};
 
-use super::pages::{FilePages, RunSource};
+use super::pages::{FilePages, Run, RunSource};
 use super::{PAGE, PageCache};
 use crate::core::Core;
-use crate::fs::{SetAttr, SetTime};
+use crate::fs::{Attr, Late, SetAttr, SetTime};
 use crate::inode::{Inode, Node};
 use crate::stats::Count;
 
@@ -41,6 +41,98 @@ impl DirtyFile {
             DirtyFile::Unlinked(inode) if nameless => inode.upgrade(),
             DirtyFile::Unlinked(_) => None,
         }
+    }
+}
+
+/// Most dirty pages of a file that is written together with others.
+const SMALL_PAGES: usize = 16;
+
+/// Pages of files that are written together, and how many files: their reads of what is not cached
+/// wait meanwhile.
+const BATCH_PAGES: u64 = 128;
+const BATCH_FILES: usize = 64;
+
+/// A file of which little is dirty, on its way to the libservice.
+struct Small<'a> {
+    node: &'a Node,
+    pages: &'a FilePages,
+    backing: RwLockWriteGuard<'a, ()>,
+    run: Run,
+    /// Its state as the run was taken.
+    state: Attr,
+}
+
+impl<'a> Small<'a> {
+    /// Takes a file's dirty pages, if they are few, in one piece, and nobody is at the libservice's
+    /// copy. Who has several files never waits for one more.
+    fn take(node: &'a Node, pages: &'a FilePages) -> Option<Small<'a>> {
+        let backing = pages.backing.try_write().filter(|_| pages.dirty_piece(SMALL_PAGES))?;
+        let run = pages.take_run(0, node.size())?;
+        let state = *node.attr();
+        Some(Small { node, pages, backing, run, state })
+    }
+
+    fn late<'s>(&self, source: &'s mut RunSource<'a>) -> Late<'s> {
+        let times = [self.state.mtime, self.state.ctime];
+        Late { ino: self.node.ino(), offset: self.run.offset(), source, times }
+    }
+
+    /// The libservice answered.
+    fn end(self, core: &Core, stored: Result<Attr>) -> Result<()> {
+        let Small { node, pages, backing, run, state } = self;
+        let new = match stored {
+            Ok(new) => new,
+            Err(errno) => {
+                core.cache.removed(pages.failed(run, errno));
+                return Err(errno);
+            }
+        };
+        core.cache.removed(pages.written(run));
+        core.counters.add(Count::WrittenBack, run.len as u64);
+        let mut held = node.attr();
+        if pages.can_catch_up() && *held == state {
+            pages.caught_up();
+            node.keep(&mut held, new);
+        }
+        drop(held);
+        // Where it changed meanwhile, the libservice was told of what is over.
+        core.catch_up(node, pages)?;
+        drop(backing);
+        core.cache.unlist(node, pages);
+        Ok(())
+    }
+}
+
+/// Files that are written together.
+#[derive(Default)]
+struct Batch<'a> {
+    files: Vec<Small<'a>>,
+    pages: u64,
+}
+
+impl<'a> Batch<'a> {
+    fn add(&mut self, core: &Core, small: Small<'a>) -> Result<()> {
+        self.pages += small.run.len.div_ceil(PAGE) as u64;
+        self.files.push(small);
+        match self.pages >= BATCH_PAGES || self.files.len() == BATCH_FILES {
+            true => self.store(core),
+            false => Ok(()),
+        }
+    }
+
+    /// Has them stored. The first error is returned after trying them all.
+    fn store(&mut self, core: &Core) -> Result<()> {
+        let source = |small: &Small<'a>| RunSource { pages: small.pages, run: small.run };
+        let mut sources: Vec<_> = self.files.iter().map(source).collect();
+        let each = self.files.iter().zip(&mut sources);
+        let mut writes: Vec<_> = each.map(|(small, source)| small.late(source)).collect();
+        let stored = core.fs.write_late(&mut writes);
+        self.pages = 0;
+        let mut result = Ok(());
+        for (small, stored) in self.files.drain(..).zip(stored) {
+            result = result.and(small.end(core, stored));
+        }
+        result
     }
 }
 
@@ -129,6 +221,7 @@ pub(crate) fn run_flusher(core: &Core) {
         // What was done under leases becomes as old as what is dirty, and no older.
         core.settle_all();
         core.end_loans();
+        core.locks.end_loans();
         let pressed = urgent || core.cache.is_pressed();
         let begun = core.begin_sync_all();
         let written = core.write_back_files(pressed);
@@ -217,15 +310,24 @@ impl Core {
     /// Writes all dirty pages of all files back, those of files without a name only if asked to.
     /// The first error is returned after trying them all.
     pub(crate) fn write_back_files(&self, nameless: bool) -> Result<()> {
-        let files: Vec<Node> = {
+        let mut files: Vec<Node> = {
             let files = self.cache.dirty_files.lock();
             files.values().filter_map(|file| file.to_write(nameless)).collect()
         };
-        let mut result = Ok(());
-        for node in files {
-            if let Some(pages) = node.pages_used() {
-                result = result.and(self.write_back(&node, pages));
+        // Mostly the order in which they were made: so they lie in memory, and are to lie on disk.
+        files.sort_unstable_by_key(|node| node.ino());
+        let (mut result, mut large) = (Ok(()), Vec::new());
+        let mut small = Batch::default();
+        for node in &files {
+            let Some(pages) = node.pages_used() else { continue };
+            match Small::take(node, pages) {
+                Some(taken) => result = result.and(small.add(self, taken)),
+                None => large.push((node, pages)),
             }
+        }
+        result = result.and(small.store(self));
+        for (node, pages) in large {
+            result = result.and(self.write_back(node, pages));
         }
         result
     }

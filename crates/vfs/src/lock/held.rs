@@ -32,6 +32,11 @@ impl Held {
         self.ranges.is_empty() && self.whole.is_empty()
     }
 
+    /// POSIX and OFD locks, by start.
+    pub(super) fn ranges(&self) -> &[LockRequest] {
+        &self.ranges
+    }
+
     fn list(&self, family: LockFamily) -> &Vec<LockRequest> {
         if family == LockFamily::Flock { &self.whole } else { &self.ranges }
     }

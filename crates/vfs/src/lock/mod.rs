@@ -13,6 +13,7 @@ mod table;
 
 pub(crate) use table::LockTable;
 
+use polylane_base::sync::Weak;
 use polylane_base::{Errno, Result};
 
 use crate::inode::{LOCKED, Node};
@@ -70,6 +71,21 @@ pub type LockWaiter = Box<dyn FnOnce(Result<()>) + Send>;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Ticket(pub u64);
 
+/// Names a loan of the POSIX locks of a file to one process. Never used again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LockLoan {
+    /// `Inode::id`.
+    file: u64,
+    number: u64,
+}
+
+/// A front end's session that keeps locks which were lent to its client.
+pub trait LockLender: Send + Sync {
+    /// Ends the loan of the locks of the file with that view: [`Vfs::take_back_locks`] before this
+    /// returns, unless another thread did. Called without locks of the VFS.
+    fn end_lock_loan(&self, view: u32);
+}
+
 /// How a lock request went.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockOutcome {
@@ -98,6 +114,26 @@ impl Vfs {
         }
         node.raise(LOCKED);
         self.core.locks.set(node.id, request, wait)
+    }
+
+    /// Lends `owner` the POSIX locks of `node`: from now on it changes them without a word, until
+    /// [`LockLender::end_lock_loan`] is called, as it is before anybody else asks about them. Only
+    /// if nobody else has or awaits any, and if `begin` says so: it is told the loan and what the
+    /// owner holds, with the table locked, and must take no lock of the VFS.
+    pub fn lend_locks(
+        &self,
+        node: &Node,
+        owner: LockOwner,
+        lender: (Weak<dyn LockLender>, u32),
+        begin: &mut dyn FnMut(LockLoan, &[LockRequest]) -> bool,
+    ) {
+        self.core.locks.lend(node.id, owner, lender, begin);
+    }
+
+    /// A loan is over, and its owner has these locks: POSIX locks of its own. Nothing happens if it
+    /// was over before, because its owner was dropped.
+    pub fn take_back_locks(&self, loan: LockLoan, locks: &[LockRequest]) {
+        self.core.locks.take_back(loan, locks);
     }
 
     /// Takes back a parked request: true when it was still parked. Its closure is then never

@@ -7,14 +7,17 @@
 //! - A parked request has at least one conflict: every removal of a lock looks at the waiters of
 //!   the file, in the order in which they came, and grants those that have none left.
 //! - A waiter is told exactly once, unless it is cancelled: then never.
+//! - While the locks of a file are lent, nobody but their owner holds or awaits one that sees them;
+//!   who asks for one has the loan ended first. Its number tells a loan from the one before.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use polylane_base::sync::Mutex;
+use polylane_base::sync::{Mutex, Weak};
 use polylane_base::{Errno, Result};
 
 use super::held::Held;
-use super::{LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, LockWaiter, Ticket};
+use super::{LockFamily, LockKind, LockLender, LockLoan, LockOutcome, LockOwner, LockRequest};
+use super::{LockWaiter, Ticket};
 
 struct Parked {
     ticket: Ticket,
@@ -22,10 +25,19 @@ struct Parked {
     tell: LockWaiter,
 }
 
+/// One process keeps its POSIX locks of a file itself; nobody else has any that see them.
+struct Lent {
+    number: u64,
+    owner: LockOwner,
+    lender: Weak<dyn LockLender>,
+    view: u32,
+}
+
 #[derive(Default)]
 struct File {
     held: Held,
     parked: Vec<Parked>,
+    lent: Option<Lent>,
 }
 
 #[derive(Default)]
@@ -37,6 +49,7 @@ struct State {
     /// Files on which an owner holds or awaits something. May name more files than that.
     owners: FxHashMap<LockOwner, FxHashSet<u64>>,
     last_ticket: u64,
+    last_loan: u64,
 }
 
 /// Locks of all inodes of one VFS.
@@ -60,14 +73,92 @@ impl LockTable {
         wait: Option<LockWaiter>,
     ) -> LockOutcome {
         let mut told = Told::new();
-        let outcome = self.0.lock().set(file, request, wait, &mut told);
+        let outcome = loop {
+            let mut state = self.0.lock();
+            match state.loan_of(file, request.family) {
+                None => break state.set(file, request, wait, &mut told),
+                Some(loan) => {
+                    drop(state);
+                    self.end_loan(loan);
+                }
+            }
+        };
         tell(told);
         outcome
     }
 
     pub(crate) fn get(&self, file: u64, request: &LockRequest) -> Option<LockRequest> {
+        loop {
+            let state = self.0.lock();
+            match state.loan_of(file, request.family) {
+                None => return state.files.get(&file)?.held.conflicts(request).next().copied(),
+                Some(loan) => {
+                    drop(state);
+                    self.end_loan(loan);
+                }
+            }
+        }
+    }
+
+    /// Lends `owner` the POSIX locks of a file, if it is alone with them and `begin`, which is told
+    /// what it holds, says so.
+    pub(crate) fn lend(
+        &self,
+        file: u64,
+        owner: LockOwner,
+        (lender, view): (Weak<dyn LockLender>, u32),
+        begin: &mut dyn FnMut(LockLoan, &[LockRequest]) -> bool,
+    ) {
+        let mut state = self.0.lock();
+        let number = state.last_loan + 1;
+        let Some(place) = state.files.get_mut(&file) else { return };
+        let own = |held: &LockRequest| held.owner == owner && held.family == LockFamily::Posix;
+        let alone = place.held.ranges().iter().all(own) && place.parked.is_empty();
+        if place.lent.is_none() && alone && begin(LockLoan { file, number }, place.held.ranges()) {
+            place.lent = Some(Lent { number, owner, lender, view });
+            state.last_loan = number;
+            state.owners.entry(owner).or_default().insert(file);
+        }
+    }
+
+    /// A loan is over: these are the locks that its owner has. Nothing if it was over before.
+    pub(crate) fn take_back(&self, loan: LockLoan, locks: &[LockRequest]) {
+        let mut state = self.0.lock();
+        let Some(file) = state.files.get_mut(&loan.file) else { return };
+        let Some(lent) = file.lent.take_if(|lent| lent.number == loan.number) else { return };
+        let whole = LockRequest {
+            owner: lent.owner,
+            family: LockFamily::Posix,
+            kind: LockKind::Unlock,
+            start: 0,
+            end: u64::MAX,
+            pid: 0,
+        };
+        file.held.apply(&whole);
+        let own = |lock: &&LockRequest| {
+            lock.owner == lent.owner && lock.family == LockFamily::Posix && lock.start <= lock.end
+        };
+        locks.iter().filter(own).for_each(|lock| file.held.apply(lock));
+        state.tidy(loan.file, lent.owner);
+        drop(state);
+        drop(lent);
+    }
+
+    /// Has a loan ended by whom it was made for. Call without locks.
+    fn end_loan(&self, (loan, lender, view): (LockLoan, Weak<dyn LockLender>, u32)) {
+        if let Some(lender) = lender.upgrade() {
+            lender.end_lock_loan(view);
+        }
+        // Its session is gone without a word, and the process with it.
+        self.take_back(loan, &[]);
+    }
+
+    /// Has all loans ended. Call without locks.
+    pub(crate) fn end_loans(&self) {
         let state = self.0.lock();
-        state.files.get(&file)?.held.conflicts(request).next().copied()
+        let loans: Vec<_> = state.files.iter().filter_map(|(id, file)| file.loan(*id)).collect();
+        drop(state);
+        loans.into_iter().for_each(|loan| self.end_loan(loan));
     }
 
     pub(crate) fn cancel(&self, ticket: Ticket) -> bool {
@@ -78,7 +169,16 @@ impl LockTable {
     pub(crate) fn drop_on(&self, file: u64, owner: LockOwner) {
         let mut told = Told::new();
         let open_file = |family| family != LockFamily::Posix;
-        self.0.lock().drop_on(file, owner, open_file, &mut told);
+        loop {
+            let mut state = self.0.lock();
+            match state.loan_to(file, owner) {
+                None => break state.drop_on(file, owner, open_file, &mut told),
+                Some(loan) => {
+                    drop(state);
+                    self.end_loan(loan);
+                }
+            }
+        }
         tell(told);
     }
 
@@ -96,7 +196,31 @@ impl LockTable {
     }
 }
 
+impl File {
+    /// The loan of its locks, and who ends it.
+    fn loan(&self, file: u64) -> Option<(LockLoan, Weak<dyn LockLender>, u32)> {
+        let lent = self.lent.as_ref()?;
+        Some((LockLoan { file, number: lent.number }, lent.lender.clone(), lent.view))
+    }
+}
+
 impl State {
+    /// The loan that must end before a request of that family.
+    fn loan_of(
+        &self,
+        id: u64,
+        family: LockFamily,
+    ) -> Option<(LockLoan, Weak<dyn LockLender>, u32)> {
+        self.files.get(&id).filter(|_| family != LockFamily::Flock)?.loan(id)
+    }
+
+    /// The loan to that owner.
+    fn loan_to(&self, id: u64, owner: LockOwner) -> Option<(LockLoan, Weak<dyn LockLender>, u32)> {
+        let file = self.files.get(&id)?;
+        file.lent.as_ref().filter(|lent| lent.owner == owner)?;
+        file.loan(id)
+    }
+
     fn set(
         &mut self,
         id: u64,
@@ -218,10 +342,13 @@ impl State {
             self.tickets.remove(&parked.ticket);
             told.push((parked.tell, Err(Errno::EINTR)));
         }
+        // Its own: the process is gone.
+        let gone = file.lent.take_if(|lent| lent.owner == owner);
         if file.held.drop_owner(owner) {
             self.wake(id, told);
         }
         self.tidy(id, owner);
+        drop(gone);
     }
 
     fn drop_owner(&mut self, owner: LockOwner, told: &mut Told) {
@@ -246,8 +373,9 @@ impl State {
     fn tidy(&mut self, id: u64, owner: LockOwner) {
         let Some(file) = self.files.get(&id) else { return };
         let waits = file.parked.iter().any(|parked| parked.request.owner == owner);
-        let holds = file.held.has_owner(owner);
-        let empty = file.held.is_empty() && file.parked.is_empty();
+        let lent = file.lent.as_ref().is_some_and(|lent| lent.owner == owner);
+        let holds = lent || file.held.has_owner(owner);
+        let empty = file.held.is_empty() && file.parked.is_empty() && file.lent.is_none();
         if let Some(files) = self.owners.get_mut(&owner).filter(|_| !waits && !holds) {
             files.remove(&id);
             if files.is_empty() {

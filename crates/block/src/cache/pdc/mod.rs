@@ -63,23 +63,64 @@ pub enum Opening {
     Unknown,
     /// The header of a record of XFS's log.
     XfsRecord,
+    /// A block of jbd2's log that begins a transaction, or goes on with one: what blocks follow, or
+    /// what blocks are revoked.
+    JournalBlocks,
+    /// A commit record of jbd2's log.
+    JournalCommit,
+    /// The superblock of jbd2's log, right behind which the log begins.
+    JournalSuperblock,
+    /// The first block of ext4's fast commits after a whole commit.
+    FastCommit,
 }
 
 impl Opening {
+    /// All that are known, with their names in recordings.
+    const NAMED: [(Opening, &'static str); 5] = [
+        (Opening::XfsRecord, "xfs"),
+        (Opening::JournalBlocks, "jbd2"),
+        (Opening::JournalCommit, "jbd2-commit"),
+        (Opening::JournalSuperblock, "jbd2-superblock"),
+        (Opening::FastCommit, "fast-commit"),
+    ];
+
     /// `XLOG_HEADER_MAGIC_NUM`, big-endian, at the beginning of `struct xlog_rec_header`; after it
     /// the cycle, and the version of the log, 1 or 2.
     const XFS_RECORD: [u8; 4] = 0xfeed_babe_u32.to_be_bytes();
 
-    /// Looks at data.
+    /// `JBD2_MAGIC_NUMBER`, big-endian, at the beginning of `journal_header_t`; after it the kind
+    /// of block (1 descriptor, 2 commit, 3 and 4 superblock, 5 revocations) and the transaction's
+    /// number.
+    const JBD2_BLOCK: [u8; 4] = 0xc03b_3998_u32.to_be_bytes();
+
+    /// `struct ext4_fc_tl`, little-endian, of `EXT4_FC_TAG_HEAD` with its length, and
+    /// `fc_features`, none of which is defined; after it the transaction's number.
+    const FAST_COMMIT: [u8; 8] = [9, 0, 8, 0, 0, 0, 0, 0];
+
+    /// Looks at data, twelve bytes of it.
     pub fn of(data: &[u8]) -> Opening {
-        match data {
-            [a, b, c, d, _, _, _, _, 0, 0, 0, 1 | 2, ..]
-                if [*a, *b, *c, *d] == Self::XFS_RECORD =>
-            {
-                Opening::XfsRecord
+        let Some(head) = data.first_chunk::<12>() else { return Opening::Unknown };
+        let (magic, kind, last) = (&head[..4], &head[4..8], &head[8..]);
+        match (kind, last) {
+            (_, [0, 0, 0, 1 | 2]) if magic == Self::XFS_RECORD => Opening::XfsRecord,
+            ([0, 0, 0, 1 | 5], _) if magic == Self::JBD2_BLOCK => Opening::JournalBlocks,
+            ([0, 0, 0, 2], _) if magic == Self::JBD2_BLOCK => Opening::JournalCommit,
+            ([0, 0, 0, 3 | 4], _) if magic == Self::JBD2_BLOCK => Opening::JournalSuperblock,
+            (_, number) if head[..8] == Self::FAST_COMMIT && number != [0; 4] => {
+                Opening::FastCommit
             }
             _ => Opening::Unknown,
         }
+    }
+
+    /// Its name in recordings; empty where nothing is known.
+    pub fn name(self) -> &'static str {
+        Self::NAMED.iter().find(|named| named.0 == self).map_or("", |named| named.1)
+    }
+
+    /// What a recording says; [`Opening::Unknown`] for every other text.
+    pub fn named(name: &str) -> Opening {
+        Self::NAMED.iter().find(|named| named.1 == name).map_or(Opening::Unknown, |named| named.0)
     }
 }
 

@@ -34,8 +34,12 @@ const IDLE_TICKS: u64 = 16;
 /// Windows between two looks at a lane that does nothing, when none does anything ...
 const SLEEP_TICKS: u64 = 4;
 
-/// ... or there are more lanes than this.
+/// ... or there are more lanes than this, beside those that do something again.
 const LANES_FEW: usize = 64;
+
+/// Windows between two looks when none has done anything for [`DEEP_NS`]: less than its terms last.
+const DEEP_TICKS: u64 = 20;
+const DEEP_NS: Nanos = 5_000_000_000;
 
 /// Time for which unused allowance of a limit lasts.
 const BURST_NS: u128 = 20_000_000;
@@ -108,6 +112,8 @@ pub struct Board<W> {
     last_tick: Nanos,
     /// Some lane was active then.
     awake: bool,
+    /// When it was the last time.
+    awake_at: Nanos,
     /// Counts ticks: which of the lanes that do nothing are looked at.
     turn: u64,
     second_end: Nanos,
@@ -129,6 +135,7 @@ impl<W: Words> Board<W> {
             next_id: 0,
             last_tick: now,
             awake: true,
+            awake_at: now,
             turn: 0,
             second_end: now + SECOND,
             room: 1.0,
@@ -208,18 +215,23 @@ impl<W: Words> Board<W> {
 
     /// When [`Board::tick`] is due.
     pub fn next_tick(&self) -> Nanos {
-        let sleeps = self.rule == Rule::Ledger && !self.awake;
-        self.last_tick + self.tick_ns() * if sleeps { SLEEP_TICKS } else { 1 }
+        let asleep = self.last_tick.saturating_sub(self.awake_at);
+        let ticks = match self.rule == Rule::Ledger && !self.awake {
+            true if asleep >= DEEP_NS => DEEP_TICKS,
+            true => SLEEP_TICKS,
+            false => 1,
+        };
+        self.last_tick + self.tick_ns() * ticks
     }
 
-    /// Looks back and plans the next window.
-    pub fn tick(&mut self, now: Nanos) {
+    /// Looks back and plans the next window. `depth`: requests that the device has now, if known.
+    pub fn tick(&mut self, now: Nanos, depth: Option<u64>) {
         let elapsed = now.saturating_sub(self.last_tick);
         if elapsed < self.tick_ns() {
             return;
         }
         match self.rule {
-            Rule::Ledger => self.tick_ledger(now, elapsed),
+            Rule::Ledger => self.tick_ledger(now, elapsed, depth),
             Rule::Wdt | Rule::WdtSharedLock => self.tick_wdt(now),
             Rule::Static => self.tick_static(now),
         }
@@ -242,13 +254,14 @@ impl<W: Words> Board<W> {
         }
     }
 
-    fn tick_ledger(&mut self, now: Nanos, elapsed: Nanos) {
+    fn tick_ledger(&mut self, now: Nanos, elapsed: Nanos, depth: Option<u64>) {
         let (believable, tick_ns) = (self.planner.believable_ns(elapsed), self.tick_ns());
         let (mut active, mut looks, mut idle) = (Vec::new(), Vec::new(), Vec::new());
         let parts = if self.awake && self.seats.len() > LANES_FEW { SLEEP_TICKS } else { 1 };
         self.turn = self.turn.wrapping_add(1);
         for (index, seat) in self.seats.iter_mut().enumerate() {
             if seat.active_until < now
+                && !seat.stirs()
                 && !self.turn.wrapping_add(index as u64).is_multiple_of(parts)
             {
                 continue;
@@ -262,8 +275,11 @@ impl<W: Words> Board<W> {
             }
         }
         self.awake = !active.is_empty();
+        if self.awake {
+            self.awake_at = now;
+        }
         self.note_idle(&active, &looks, elapsed);
-        let shares = self.planner.plan(elapsed, &mut looks);
+        let shares = self.planner.plan(elapsed, depth, &mut looks);
         let weights = active.iter().map(|index| u64::from(self.seats[*index].limits.weight)).sum();
         let alone = active.len() == 1;
         for ((index, look), share) in active.into_iter().zip(&looks).zip(&shares) {
@@ -298,7 +314,7 @@ impl<W: Words> Board<W> {
     ) {
         let tick_ns = self.tick_ns();
         let config = *self.planner.config();
-        let room = self.room;
+        let (room, low_water) = (self.room, self.planner.low_water());
         let per_second = self.planner.capacity() * 1e9;
         let seat = &mut self.seats[index];
         let weight = u64::from(seat.limits.weight);
@@ -319,6 +335,7 @@ impl<W: Words> Board<W> {
             start: now - seat.phase(slice_ns).min(now),
             tick: tick_ns,
             slices: config.slice_count,
+            low_water,
             base: seat.seen.spent.wrapping_add(share.balance_ns as u64),
             grant: share.grant_ns,
             overdraft: seat.seen.spent.wrapping_add(share.debt_ns),
@@ -337,7 +354,7 @@ impl<W: Words> Board<W> {
     fn inform_idle(&mut self, index: usize, others: u64, now: Nanos) {
         let tick_ns = self.tick_ns();
         let capacity = self.planner.capacity();
-        let inflight_max = self.planner.base_ns();
+        let (inflight_max, low_water) = (self.planner.base_ns(), self.planner.low_water());
         let seat = &mut self.seats[index];
         let weight = u64::from(seat.limits.weight);
         let part = weight as f64 / (others + weight) as f64;
@@ -348,6 +365,7 @@ impl<W: Words> Board<W> {
             start: now,
             tick: tick_ns,
             slices: 1,
+            low_water,
             base: seat.seen.spent,
             grant: 0,
             overdraft: seat.seen.spent.wrapping_add(if others == 0 { fair } else { fair / 4 }),
@@ -451,6 +469,12 @@ impl<W: Words> Board<W> {
 }
 
 impl<W: Words> Seat<W> {
+    /// A lane that did nothing does something again.
+    fn stirs(&self) -> bool {
+        self.words.load(lane::SPENT, Relaxed) != self.seen.spent
+            || self.words.load(lane::SHORT_IN, Relaxed) == self.terms.window
+    }
+
     /// What the lane did since the last tick.
     fn look(&mut self, now: Nanos, believable: u64, tick_ns: Nanos) -> LookBack {
         let (last, seen) = (self.seen, Seen::of(&self.words));

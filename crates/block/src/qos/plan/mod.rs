@@ -37,10 +37,12 @@
 
 mod memory;
 mod room;
+mod water;
 
 use memory::{AVERAGE_WINDOWS, Hurt, Trial};
 pub use memory::{LookBack, Memory};
 use room::Room;
+use water::LowWater;
 
 use super::Nanos;
 use super::share::{Claim, max_min};
@@ -190,6 +192,7 @@ pub struct Planner {
     best: [f64; 2],
     best_windows: u32,
     room: Room,
+    water: LowWater,
     /// Latency alone, on average over the lanes of the last trial.
     base_ns: f64,
     /// Windows of the present trial.
@@ -211,6 +214,7 @@ impl Planner {
             best: [1.0; 2],
             best_windows: 0,
             room: Room::default(),
+            water: LowWater::default(),
             base_ns: config.base_ns.max(1) as f64,
             trial: None,
             since_trial_ns: Nanos::MAX,
@@ -233,6 +237,13 @@ impl Planner {
         self.base_ns as u64
     }
 
+    /// With fewer requests than this at the device whoever has one may go; 0 when that is not
+    /// known, or not wanted.
+    pub fn low_water(&self) -> u64 {
+        // In a trial there is to be little at the device.
+        if self.trial.is_some() { 0 } else { self.water.requests() }
+    }
+
     /// Starts from an estimate, as by an earlier coordinator of the device.
     pub fn set_capacity(&mut self, capacity: f64) {
         if capacity.is_finite() && capacity > 0.0 {
@@ -250,12 +261,18 @@ impl Planner {
 
     /// Learns from the window that is over and shares the next one; in the order of `lanes`, whose
     /// memories are brought up to date.
-    pub fn plan(&mut self, elapsed_ns: Nanos, lanes: &mut [LookBack]) -> Vec<Share> {
+    pub fn plan(
+        &mut self,
+        elapsed_ns: Nanos,
+        depth: Option<u64>,
+        lanes: &mut [LookBack],
+    ) -> Vec<Share> {
         let late = elapsed_ns > 2 * self.config.tick_ns;
         for lane in &mut *lanes {
             let seen = *lane;
             lane.memory.look(&seen, elapsed_ns);
         }
+        self.see_depth(depth, lanes);
         self.since_trial_ns = self.since_trial_ns.saturating_add(elapsed_ns);
         self.take_back(lanes, elapsed_ns);
         if self.trial.is_none() && !late {
@@ -268,7 +285,9 @@ impl Planner {
         }
         if self.trial.is_some() {
             self.go_on_trying(lanes, late);
-        } else if !late {
+        } else if late {
+            self.learn_late(lanes, elapsed_ns);
+        } else {
             let scene = self.scene(lanes);
             self.learn(&scene, elapsed_ns);
             self.try_at_times(&scene, lanes);
@@ -276,6 +295,22 @@ impl Planner {
         let stretch = lanes.len().div_ceil(LANES_PER_TICK) as u64;
         self.config.tick_ns = self.tick_ns * stretch.clamp(1, STRETCH_MAX);
         self.shares(lanes)
+    }
+
+    /// Looks at how many requests the device has.
+    fn see_depth(&mut self, depth: Option<u64>, lanes: &[LookBack]) {
+        let rate: f64 = lanes.iter().map(|lane| lane.memory.rate).sum();
+        let held = lanes.iter().any(LookBack::waits);
+        if self.trial.is_none() {
+            self.water.see(depth, rate * self.base_ns, held);
+        }
+    }
+
+    /// From a window that was longer than it should be: what was done in it can be done.
+    fn learn_late(&mut self, lanes: &[LookBack], elapsed_ns: Nanos) {
+        let done: u64 = lanes.iter().fold(0, |sum, lane| sum.saturating_add(lane.done_ns));
+        let measured = done as f64 / elapsed_ns.max(1) as f64;
+        self.capacity = self.capacity.max(measured.min(RUNAWAY_MAX * self.best()));
     }
 
     /// After a stall: what was deposited meanwhile was not there. To spend it later would be to
@@ -301,7 +336,7 @@ impl Planner {
     /// Its requests wait at the device.
     fn is_queued(&self, lane: &LookBack) -> bool {
         let burst_ns = (self.config.tick_ns / self.config.slice_count) as f64 / 2.0;
-        let wants = lane.wants_more() && lane.inflight_ns > 0;
+        let wants = lane.wants_more() && lane.inflight_ns > 0 && !self.water.is_below();
         wants && lane.memory.stay_ns() > QUEUED * self.base_of(lane) + burst_ns
     }
 
@@ -325,7 +360,7 @@ impl Planner {
             let requests = lane.memory.rate * self.config.tick_ns as f64;
             scene.modest |= !lane.wants_more() && requests > MODEST_MIN;
             scene.short_of_credit |= lane.short_of_credit;
-            scene.roomy |= lane.short_of_room && lane.leaves_credit();
+            scene.roomy |= lane.short_of_room && lane.leaves_credit() && !self.water.is_below();
             scene.queued |= self.is_queued(lane);
             scene.hurt |= self.is_hurt(lane);
         }
@@ -446,21 +481,22 @@ impl Planner {
         let scene = self.scene(lanes);
         let budget_ns = (self.capacity * self.config.tick_ns as f64) as u64;
         let deposits = deposits(budget_ns, lanes);
-        let mut donated = 0_u64;
+        let (mut donated, mut takers) = (0_u64, Vec::with_capacity(lanes.len()));
         let mut shares: Vec<Share> = lanes
             .iter()
             .zip(&deposits)
             .map(|(lane, deposit)| {
                 let (share, over) = settle(lane, *deposit);
                 donated = donated.saturating_add(if self.is_hurt(lane) { 0 } else { over });
+                // A lane whose account is full while the device has little to do has more than it
+                // can spend.
+                let takes = lane.wants_more() && (over == 0 || !self.water.is_below());
+                let demand = if takes { u64::MAX } else { 0 };
+                takers.push(Claim { weight: lane.weight.max(1), demand });
                 Share { free: scene.greedy <= 1 && lane.wants_more(), ..share }
             })
             .collect();
-        let takers = |lane: &LookBack| Claim {
-            weight: lane.weight.max(1),
-            demand: if lane.wants_more() { u64::MAX } else { 0 },
-        };
-        let taken = max_min(donated.min(budget_ns), &lanes.iter().map(takers).collect::<Vec<_>>());
+        let taken = max_min(donated.min(budget_ns), &takers);
         for (share, taken) in shares.iter_mut().zip(taken) {
             share.grant_ns += taken;
         }
@@ -587,7 +623,7 @@ mod tests {
         let mut planner = Planner::new(Config::default());
         planner.since_trial_ns = 0;
         let mut lanes = [lane(1, 2, floor_ns), lane(4, 8, 0), lane(16, 64, floor_ns / 2)];
-        let shares = planner.plan(TICK, &mut lanes);
+        let shares = planner.plan(TICK, None, &mut lanes);
         let budget = (planner.capacity() * TICK as f64) as u64;
         let deposits: u64 = shares.iter().map(|share| share.deposit_ns).sum();
         let granted: u64 = shares.iter().map(|share| share.grant_ns).sum();
@@ -616,10 +652,10 @@ mod tests {
         let stuck =
             LookBack { weight: 1, inflight_ns: 1, short_of_credit: true, ..LookBack::default() };
         let mut planner = Planner::new(Config::default());
-        planner.plan(TICK, &mut [stuck]);
+        planner.plan(TICK, None, &mut [stuck]);
         assert_eq!(planner.capacity(), 1.0);
         let slow = LookBack { done_ns: 1_000, ..stuck };
-        planner.plan(2 * TICK + 1, &mut [slow]);
+        planner.plan(2 * TICK + 1, None, &mut [slow]);
         assert_eq!(planner.capacity(), 1.0);
     }
 
@@ -639,13 +675,13 @@ mod tests {
         let busy = LookBack { short_of_credit: true, ..waits };
         let mut planner = Planner::new(Config::default());
         planner.since_trial_ns = 0;
-        let shares = planner.plan(TICK, &mut [idle, waits, busy]);
+        let shares = planner.plan(TICK, None, &mut [idle, waits, busy]);
         assert!(shares[0].balance_ns as u64 >= shares[0].deposit_ns, "the first may come back");
         let donated: u64 = shares[1..].iter().map(|share| share.grant_ns - share.deposit_ns).sum();
         let over = (7_000_000 - shares[0].balance_ns) as u64;
         assert!(donated + 2 >= over && donated <= over, "{donated} of {over}");
         assert!(shares.iter().all(|share| !share.free), "two lanes want more");
-        let shares = planner.plan(TICK, &mut [idle, waits]);
+        let shares = planner.plan(TICK, None, &mut [idle, waits]);
         assert!(shares[1].free && !shares[0].free, "one that wants more is not held back");
     }
 
@@ -660,7 +696,7 @@ mod tests {
             (lane.stayed_ns, lane.stayed) = (250_000_000, 250);
         };
         lanes.iter_mut().for_each(flood);
-        let shares = planner.plan(TICK, &mut lanes);
+        let shares = planner.plan(TICK, None, &mut lanes);
         assert!(shares.iter().all(|share| share.inflight_ns_max == 1 && share.free), "a trial");
         // One request at a time, each takes 110 µs: 45 in a window.
         let mut windows = 0;
@@ -673,14 +709,14 @@ mod tests {
                     (10_100, false, true);
                 (lane.stayed_ns, lane.stayed) = (4_950_000, 45);
             }
-            planner.plan(TICK, &mut lanes);
+            planner.plan(TICK, None, &mut lanes);
         }
         assert!((105_000..118_000).contains(&planner.base_ns()), "{}", planner.base_ns());
         // With the flood back, its queue is seen, and the capacity is what was done.
         let before = planner.capacity();
         for _ in 0..20 {
             lanes.iter_mut().for_each(flood);
-            planner.plan(TICK, &mut lanes);
+            planner.plan(TICK, None, &mut lanes);
         }
         assert!(planner.is_queued(&lanes[0]));
         let most = RUNAWAY_MAX * before.max(1.0);

@@ -160,6 +160,13 @@ impl Call<'_> {
         Ok(reply)
     }
 
+    /// What cannot be taken in now is asked for by a write that finds no room.
+    pub(super) fn extend(&mut self, handle: Handle) -> Answer {
+        let file = self.session.file(handle)?;
+        self.session.extend_loan(handle, file.node());
+        Ok(done(0))
+    }
+
     pub(super) fn fsync(&mut self, handle: Handle, data_only: bool) -> Answer {
         let file = self.session.file(handle);
         let file = match file {

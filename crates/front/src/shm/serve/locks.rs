@@ -23,12 +23,15 @@ impl Call<'_> {
         let file = self.lockable(args.handle, args.family, refused)?;
         let request = self.request(&file, args);
         let given = self.to_keep(&file, &request);
-        let answer = match args.wait && args.kind != LockKind::Unlock {
+        let mut answer = match args.wait && args.kind != LockKind::Unlock {
             false => self.lock_now(&file, request),
             true => self.lock_or_park(&file, request, given),
         };
         if let (Ok(_), Some(given)) = (&answer, given) {
             self.session.lane.kept.set(given);
+        }
+        if let (Ok(reply), true) = (&mut answer, args.lend && self.can_show()) {
+            reply.handle = self.session.lend_locks(args.handle, &file, (given, request.pid));
         }
         self.session.process.check_alive(&self.session.lane);
         answer

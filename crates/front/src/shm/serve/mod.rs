@@ -125,6 +125,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::SetFlags { handle, flags } => call.set_flags(handle, flags),
         R::Readdir { handle, position, len } => call.readdir(handle, position, len),
         R::Lease { start, path } => call.lease(start, path),
+        R::Extend { handle } => call.extend(handle),
     }
 }
 

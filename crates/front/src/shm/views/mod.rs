@@ -13,15 +13,16 @@
 //!   and when.
 //! - Pages are shown to a client whose session had the file open for reading.
 //! - A view number means one file as long as a handle of the client refers to it.
-//! - Frames that a client may still be writing to when its loan ends are *stuck*: they are used
+//! - Frames that a client may still be writing to when its loan ends are *stranded*: they are used
 //!   again when it has left. A client that never leaves has so many frames less.
 //! - Nothing is shown of a file of which the kernel has pages: the tag is looked at, and views are
 //!   blinded, under `state`.
 //!
 //! # Locking
 //!
-//! `ending`, then the locks of the VFS, then `state`, which is a leaf.
+//! `ending` or `ending_locks`, then the locks of the VFS, then `state`, which is a leaf.
 
+mod locks;
 mod state;
 
 use std::ops::Range;
@@ -29,10 +30,10 @@ use std::ops::Range;
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Result, Time};
 use polylane_ipc::message::WireAttr;
-use polylane_ipc::view::{FRAME_BYTES, HAS_ATTR, HAS_DATA, NOTES_READS};
-use polylane_vfs::{Attr, Node, OpenFile, Viewer};
+use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
+use polylane_vfs::{Attr, LockLender, Node, OpenFile, Part, Viewer};
 
-use self::state::{PAGE, Pages, State, address, page_of};
+use self::state::{PAGE, Pages, PieceSource, State, address, ask_from, page_of};
 pub(super) use super::frames::FramesLeft;
 use super::request::Handle;
 use super::serve::{kernel_has_pages, wire_attr};
@@ -61,12 +62,19 @@ pub(super) struct Views {
     state: Mutex<State>,
     /// Held while a loan ends: who comes second finds it ended.
     ending: Mutex<()>,
+    /// The same for loans of locks.
+    ending_locks: Mutex<()>,
     left: Arc<FramesLeft>,
 }
 
 impl Views {
     pub(super) fn new(left: Arc<FramesLeft>) -> Views {
-        Views { state: Mutex::default(), ending: Mutex::default(), left }
+        Views {
+            state: Mutex::default(),
+            ending: Mutex::default(),
+            ending_locks: Mutex::default(),
+            left,
+        }
     }
 }
 
@@ -224,6 +232,7 @@ impl Session {
 
     fn end_view(&self, number: u32, node: &Node) {
         Viewer::end_loan(self, number, node);
+        LockLender::end_lock_loan(self, number);
         self.lane.vfs.remove_view(node, (self.id, number));
         let mut state = self.views.state.lock();
         state.void(&self.channel, number);
@@ -352,7 +361,7 @@ impl Session {
             if let Some(view) = state.get(number) {
                 view.room = room;
             }
-            self.channel.views().open_gate(number, size, room);
+            self.channel.views().open_gate(number, size, (room, ask_from(size, room)));
             true
         });
     }
@@ -377,33 +386,91 @@ impl Viewer for Session {
 
     fn attr_changed(&self, number: u32) {
         let mut state = self.views.state.lock();
-        if state.get(number).is_some_and(|view| view.has != 0) {
+        // What is taken in while its loan goes on changes nothing of what is shown.
+        if state.get(number).is_some_and(|view| view.has != 0 && !view.advancing) {
             state.put(&self.channel, number, 0, &WireAttr::default());
         }
     }
 
     fn end_loan(&self, number: u32, node: &Node) {
         let _turn = self.views.ending.lock();
+        self.end_loan_now(number, node);
+    }
+}
+
+impl Session {
+    /// Call with `ending` locked.
+    fn end_loan_now(&self, number: u32, node: &Node) {
         let mut state = self.views.state.lock();
-        let Some(view) = state.get(number) else { return };
-        let Some(begun) = view.lent.take() else { return };
+        let Some(begun) = state.get(number).and_then(|view| view.lent) else { return };
         let views = self.channel.views();
         let left = views.shut_gate(number);
-        let parts = state.take_written(&self.channel, number);
-        if !left {
-            state.strand(&self.channel, number);
-        }
+        let pieces = state.take_written(&self.channel, number);
         let end = state.take_end(&self.channel, number);
         state.put(&self.channel, number, 0, &WireAttr::default());
         drop(state);
         let now = self.lane.vfs.now();
         let at = |time| to_time(time).clamp(begun, now.max(begun));
-        let written = (!parts.is_empty()).then(|| at(views.written(number)));
+        let written = (!pieces.is_empty()).then(|| at(views.written(number)));
         let read = views.read(number).map(at);
-        let back = self.lane.vfs.bring_back(node, (&parts, end), (written, read));
-        let pages: usize = parts.iter().map(|(_, bytes)| bytes.len() / FRAME_BYTES).sum();
+        let source = |piece| PieceSource { channel: &self.channel, piece };
+        let mut sources: Vec<PieceSource<'_>> = pieces.iter().map(source).collect();
+        let mut parts: Vec<Part<'_>> = pieces
+            .iter()
+            .zip(&mut sources)
+            .map(|(piece, source)| (piece.offset, source as _))
+            .collect();
+        let back = self.lane.vfs.bring_back(node, (&mut parts, end), (written, read));
+        let pages: usize = pieces.iter().map(|piece| piece.frames.len()).sum();
         self.stats.brought_back(pages, back.is_ok());
+        let mut state = self.views.state.lock();
+        if let Some(end) = end {
+            state.hide_end(&self.channel, number, end);
+        }
+        if left {
+            state.trim_writable(&self.channel, number);
+        } else {
+            state.strand(&self.channel, number);
+        }
+        // Not before: the frames stay what they were until they are stored.
+        if let Some(view) = state.get(number) {
+            view.lent = None;
+        }
+        drop(state);
         self.lane.vfs.end_loan(node);
+    }
+
+    /// Takes in what the client wrote behind the end of a file on loan, and gives it room for more,
+    /// while it goes on. Nothing where that would have to wait.
+    pub(super) fn extend_loan(&self, handle: Handle, node: &Node) {
+        let Some(number) = self.view_in(handle) else { return };
+        let _turn = self.views.ending.lock();
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number) else { return };
+        let lent = view.lent.filter(|_| view.room > view.size && view.watched);
+        let bytes = (view.room - view.size.min(view.room)) as usize;
+        let Some(begun) = lent.filter(|_| !self.lane.vfs.write_may_wait(bytes)) else { return };
+        let Some(piece) = state.take_passed(&self.channel, number) else { return };
+        drop(state);
+        let now = self.lane.vfs.now();
+        let time = to_time(self.channel.views().written(number)).clamp(begun, now.max(begun));
+        let source = &mut PieceSource { channel: &self.channel, piece: &piece };
+        let stored = self.lane.vfs.take_in(node, (piece.offset, source), time);
+        self.stats.brought_back(piece.frames.len(), stored.is_ok());
+        let mut state = self.views.state.lock();
+        state.put_behind(&self.channel, number, &piece);
+        let Some(view) = state.get(number) else { return };
+        view.advancing = false;
+        let (pages, room) = (view.room_pages, view.room);
+        drop(state);
+        if stored != Ok(true) {
+            return self.end_loan_now(number, node);
+        }
+        let wanted = room.div_ceil(PAGE).saturating_add(pages).saturating_mul(PAGE);
+        if self.lane.vfs.reserve_ahead(node, wanted).is_ok() {
+            let mut state = self.views.state.lock();
+            state.extend(&self.channel, &self.views.left, (number, pages));
+        }
     }
 }
 

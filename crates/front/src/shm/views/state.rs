@@ -1,7 +1,7 @@
 //! What a session keeps of its views, and what of it lies in the client's memory: each change here
 //! is made there in the same breath. Every function is called with the state locked.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 
 use polylane_base::Time;
@@ -9,30 +9,32 @@ use polylane_base::sync::Arc;
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::message::WireAttr;
 use polylane_ipc::view::{FRAME_BYTES, VIEWS_MAX, WAYS, next_generation, tag};
+use polylane_vfs::fs::Source;
 use polylane_vfs::{Inode, Node};
 
+use self::grow::ROOM_PAGES;
 use super::FramesLeft;
+use super::locks::LockLoanMade;
+
+mod grow;
+
+pub(super) use self::grow::ask_from;
 
 pub(super) const PAGE: u64 = FRAME_BYTES as u64;
-
-/// Pages past its end that a file gets at first when its client may make it longer, and at most.
-const ROOM_PAGES: u64 = 4;
-const ROOM_PAGES_MAX: u64 = 256;
-/// Pages side by side that are brought back in one piece: few pieces, each small enough to stay in
-/// a processor's cache and to be had from the allocator without a mapping.
-const PIECE_PAGES: usize = 16;
-/// Writes past the end after a loan that moved it in vain, until the next such loan.
-const PAUSE: u32 = 16;
 
 #[derive(Default)]
 pub(super) struct State {
     pub(super) views: Vec<Option<View>>,
     /// Numbers of views, by the address of the inode that each holds.
     pub(super) by_node: HashMap<usize, u32>,
-    /// What lies in each entry's frame; words of zeros, so that it takes memory as it is used.
+    /// What each entry says; words of zeros, so that it takes memory as it is used.
     frames: Vec<[u64; 2]>,
+    /// Frames that were used before, the last one first: it is warm.
+    free: Vec<u32>,
+    /// Frames that a client may still be writing to, and by which view.
+    stranded: Vec<(u32, u32)>,
     pub(super) generation: u64,
-    /// Frames taken from what the server has.
+    /// Frames taken from what the server has: those from this number on were never used.
     pub(super) used: usize,
     /// The way that is given up next.
     pub(super) hand: usize,
@@ -54,8 +56,16 @@ pub(super) struct View {
     pub(super) whole_pages: bool,
     /// Counts changes of data.
     pub(super) changes: u64,
-    /// Entries of the frames that the client may write.
+    /// Entries that name pages of it, and perhaps others that did.
+    entries: Vec<usize>,
+    /// Entries of the frames that the client may write, the oldest first.
     pub(super) writable: Vec<usize>,
+    /// Entries of pages that were taken in while their loan went on, the oldest first.
+    behind: VecDeque<usize>,
+    /// Pages are being taken in while the loan goes on.
+    pub(super) advancing: bool,
+    /// The client has moved the end since the loan began.
+    moved: bool,
     /// When the loan under way began.
     pub(super) lent: Option<Time>,
     /// How far the client may make the file longer; 0: not at all.
@@ -70,28 +80,33 @@ pub(super) struct View {
     pub(super) next: u64,
     /// Pages put so far.
     pub(super) shown: u64,
+    /// The locks of the file are lent.
+    pub(super) locks: Option<LockLoanMade>,
 }
 
-/// What lies in an entry's frame. All zero is nothing.
-#[derive(Clone, Copy)]
+/// What an entry says. All zero is nothing.
+#[derive(Clone, Copy, Default)]
 struct Frame {
+    /// 0: no page, and no frame.
     tag: u64,
     view: u32,
+    /// The number of the frame.
+    number: u32,
     writable: bool,
-    stuck: bool,
-    used: bool,
 }
 
 impl Frame {
+    const WRITABLE: u64 = 1 << 63;
+
     fn from_words([tag, rest]: [u64; 2]) -> Frame {
-        let bit = |n: u32| rest >> n & 1 != 0;
-        Frame { tag, view: rest as u32, writable: bit(32), stuck: bit(33), used: bit(34) }
+        let number = (rest & !Frame::WRITABLE) >> 32;
+        let writable = rest & Frame::WRITABLE != 0;
+        Frame { tag, view: rest as u32, number: number as u32, writable }
     }
 
     fn to_words(self) -> [u64; 2] {
-        let bit = |set: bool, n: u32| u64::from(set) << n;
-        let bits = bit(self.writable, 32) | bit(self.stuck, 33) | bit(self.used, 34);
-        [self.tag, u64::from(self.view) | bits]
+        let writable = if self.writable { Frame::WRITABLE } else { 0 };
+        [self.tag, u64::from(self.view) | u64::from(self.number) << 32 | writable]
     }
 }
 
@@ -153,7 +168,11 @@ impl State {
             size: 0,
             whole_pages: false,
             changes: 0,
+            entries: Vec::new(),
             writable: Vec::new(),
+            behind: VecDeque::new(),
+            advancing: false,
+            moved: false,
             lent: None,
             room: 0,
             room_pages: ROOM_PAGES,
@@ -161,6 +180,7 @@ impl State {
             stuck: false,
             next: 0,
             shown: 0,
+            locks: None,
         };
         channel.views().shut_gate(number);
         channel.views().put(number, (generation, 0), 0, &WireAttr::default());
@@ -194,89 +214,115 @@ impl State {
         }
     }
 
-    /// All pages of a view are void, by a new generation.
+    /// All pages of a view are void, by a new generation, and their frames free.
     pub(super) fn void(&mut self, channel: &ServiceChannel, number: u32) {
         let generation = self.next_generation();
-        if let Some(view) = self.get(number) {
-            view.generation = generation;
-            view.writable.clear();
-            self.put(channel, number, 0, &WireAttr::default());
+        let Some(view) = self.get(number) else { return };
+        view.generation = generation;
+        view.writable.clear();
+        view.behind.clear();
+        let entries = std::mem::take(&mut view.entries);
+        // First: who copies from a frame finds that it does not count.
+        self.put(channel, number, 0, &WireAttr::default());
+        for entry in entries {
+            let frame = self.frame(entry);
+            if frame.tag != 0 && frame.view == number {
+                self.frames[entry] = [0; 2];
+                self.free.push(frame.number);
+            }
         }
-    }
-
-    /// Whether a frame holds a page of a file that is shown.
-    fn is_live(&self, frame: &Frame) -> bool {
-        let view = self.views.get(frame.view as usize).and_then(Option::as_ref);
-        view.is_some_and(|view| {
-            let first = tag(view.generation, 0).unwrap_or(0);
-            frame.tag != 0 && frame.tag >= first && frame.tag - first < 1 << 24
-        })
     }
 
     /// Whether nobody can be writing to an entry's frame.
-    pub(super) fn is_quiet(&mut self, channel: &ServiceChannel, entry: usize) -> bool {
-        if self.frame(entry).stuck && channel.views().is_left(self.frame(entry).view) {
-            self.change(entry, |frame| frame.stuck = false);
-        }
+    fn is_quiet(&self, entry: usize) -> bool {
         let frame = self.frame(entry);
-        let lent = || self.views[frame.view as usize].as_ref().is_some_and(|v| v.lent.is_some());
-        !(frame.stuck || frame.writable && self.is_live(&frame) && lent())
+        let view = self.views.get(frame.view as usize).and_then(Option::as_ref);
+        !(frame.writable && view.is_some_and(|view| view.lent.is_some()))
     }
 
-    /// The entry for a page: that in which it lies already, a void one, or the next in turn.
-    pub(super) fn place(
+    /// An entry for a page of a view, with a frame: that which it has already, one without a page,
+    /// or the next in turn.
+    fn place(
         &mut self,
         channel: &ServiceChannel,
         left: &FramesLeft,
-        tag: u64,
-    ) -> Option<usize> {
+        (view, tag): (u32, u64),
+    ) -> Option<(usize, Frame)> {
+        if self.frames.is_empty() {
+            self.frames = vec![[0; 2]; channel.geometry().frames as usize];
+        }
         let set = channel.views().set_of(tag);
         if let Some(entry) = (set..set + WAYS).find(|&entry| self.frame(entry).tag == tag) {
-            return Some(entry);
+            return Some((entry, self.frame(entry)));
         }
         self.hand += 1;
-        for live in [false, true] {
-            for way in 0..WAYS {
-                let entry = set + (way + self.hand) % WAYS;
-                if self.is_live(&self.frame(entry)) == live && self.is_quiet(channel, entry) {
-                    return self.pay(left, entry).then_some(entry);
-                }
-            }
+        let turn = self.hand;
+        let ways = || (0..WAYS).map(|way| set + (way + turn) % WAYS);
+        let mut victims =
+            ways().filter(|&entry| self.frame(entry).tag != 0 && self.is_quiet(entry));
+        let victim = victims.next();
+        let unused = ways().find(|&entry| self.frame(entry).tag == 0);
+        let fresh = unused.and_then(|entry| Some((entry, self.take_frame(channel, left)?)));
+        let (entry, number) = fresh.or_else(|| victim.map(|at| (at, self.frame(at).number)))?;
+        if let Some(view) = self.get(view) {
+            view.entries.push(entry);
         }
-        None
+        self.tidy_entries(view);
+        Some((entry, Frame { tag, view, number, writable: false }))
     }
 
-    /// Whether an entry's frame may take memory, or has.
-    pub(super) fn pay(&mut self, left: &FramesLeft, entry: usize) -> bool {
-        let used = self.frame(entry).used;
-        let paid = used || left.take(self.used);
-        if paid && !used {
-            self.used += 1;
-            self.change(entry, |frame| frame.used = true);
+    /// Pages that went by themselves leave their entry behind.
+    fn tidy_entries(&mut self, number: u32) {
+        let most = 2 * self.frames.len();
+        let Some(view) = self.get(number).filter(|view| view.entries.len() > most) else { return };
+        let mut entries = std::mem::take(&mut view.entries);
+        entries.sort_unstable();
+        entries.dedup();
+        entries.retain(|&entry| self.is_mine(entry, number));
+        if let Some(view) = self.get(number) {
+            view.entries = entries;
         }
-        paid
+    }
+
+    /// A frame that nobody uses: the one that was used last, or one that never was, if it may take
+    /// memory.
+    fn take_frame(&mut self, channel: &ServiceChannel, left: &FramesLeft) -> Option<u32> {
+        if self.free.is_empty() && !self.stranded.is_empty() {
+            self.take_stranded(channel);
+        }
+        if let Some(frame) = self.free.pop() {
+            return Some(frame);
+        }
+        let fresh = self.used < self.frames.len() && left.take(self.used);
+        fresh.then(|| {
+            self.used += 1;
+            self.used as u32 - 1
+        })
+    }
+
+    /// Frames are free again whose writer has left.
+    fn take_stranded(&mut self, channel: &ServiceChannel) {
+        let (free, still): (Vec<_>, Vec<_>) = std::mem::take(&mut self.stranded)
+            .into_iter()
+            .partition(|(view, _)| channel.views().is_left(*view));
+        self.stranded = still;
+        self.free.extend(free.into_iter().map(|(_, frame)| frame));
     }
 
     /// Puts pages, whose bytes are in `bytes`, into frames.
     pub(super) fn put_pages(&mut self, channel: &ServiceChannel, left: &FramesLeft, at: Pages<'_>) {
         let Some(view) = self.get(at.view) else { return };
         let generation = view.generation;
-        if self.frames.is_empty() {
-            self.frames = vec![[0; 2]; channel.geometry().frames as usize];
-        }
         let mut shown = 0;
         for (page, bytes) in (at.first..).zip(at.bytes.chunks(FRAME_BYTES)) {
             let Some(tag) = tag(generation, page) else { break };
-            let Some(entry) = self.place(channel, left, tag) else { continue };
-            let before = self.frame(entry);
-            let writable = before.tag == tag && before.writable;
-            channel.views().put_page(entry, tag, |offset| channel.frame_put(offset, bytes));
-            if writable {
-                channel.views().let_write(entry);
+            let Some((entry, frame)) = self.place(channel, left, (at.view, tag)) else { continue };
+            let lies = (tag, frame.number);
+            channel.views().put_page(entry, lies, |offset| channel.frame_put(offset, bytes));
+            if frame.writable {
+                channel.views().let_write(entry, frame.number);
             }
-            self.change(entry, |frame| {
-                (frame.tag, frame.view, frame.writable) = (tag, at.view, writable);
-            });
+            self.frames[entry] = frame.to_words();
             shown += 1;
         }
         if let Some(view) = self.get(at.view) {
@@ -287,20 +333,17 @@ impl State {
     /// The pages around `pages`, within `limit`, that are not shown yet and take no other page's
     /// place.
     pub(super) fn room_around(
-        &mut self,
+        &self,
         channel: &ServiceChannel,
         generation: u64,
         pages: Range<u64>,
         limit: Range<u64>,
     ) -> Range<u64> {
-        let mut is_room = |page| {
+        let is_room = |page| {
             let set = tag(generation, page).map(|tag| (channel.views().set_of(tag), tag));
             set.is_some_and(|(set, tag)| {
                 let shown = (set..set + WAYS).any(|entry| self.frame(entry).tag == tag);
-                !shown
-                    && (set..set + WAYS).any(|entry| {
-                        !self.is_live(&self.frame(entry)) && self.is_quiet(channel, entry)
-                    })
+                !shown && (set..set + WAYS).any(|entry| self.frame(entry).tag == 0)
             })
         };
         let before = (limit.start..pages.start).rev().take_while(|&page| is_room(page)).count();
@@ -320,10 +363,18 @@ impl State {
         (set..set + WAYS).find(|&entry| self.frame(entry).tag == tag)
     }
 
-    /// Takes a page out of what is shown.
+    /// Takes a page out of what is shown; its frame is free.
     pub(super) fn hide(&mut self, channel: &ServiceChannel, entry: usize) {
-        channel.views().put_page(entry, 0, |_| ());
-        self.change(entry, |frame| (frame.tag, frame.writable) = (0, false));
+        if let Some(frame) = self.take_out(channel, entry) {
+            self.free.push(frame);
+        }
+    }
+
+    fn take_out(&mut self, channel: &ServiceChannel, entry: usize) -> Option<u32> {
+        let frame = self.frame(entry);
+        channel.views().put_page(entry, (0, 0), |_| ());
+        self.frames[entry] = [0; 2];
+        (frame.tag != 0).then_some(frame.number)
     }
 
     /// The client may write the pages for which the file system has room, because it has just
@@ -341,7 +392,7 @@ impl State {
             };
             if !self.frame(entry).writable {
                 self.change(entry, |frame| frame.writable = true);
-                channel.views().let_write(entry);
+                channel.views().let_write(entry, self.frame(entry).number);
                 entries.push(entry);
             }
         }
@@ -350,91 +401,29 @@ impl State {
         }
     }
 
-    /// Takes what a client wrote on loan: the bytes of the pages it says it wrote, in the order of
-    /// the file, those side by side in pieces.
-    pub(super) fn take_written(
-        &mut self,
-        channel: &ServiceChannel,
-        number: u32,
-    ) -> Vec<(u64, Box<[u8]>)> {
+    /// Takes what a client wrote on loan: the pages that it says it wrote, in the order of the
+    /// file, those side by side in one piece. Their frames stay as long as the loan is not over.
+    pub(super) fn take_written(&mut self, channel: &ServiceChannel, number: u32) -> Vec<Piece> {
         let Some(view) = self.get(number) else { return Vec::new() };
         let first = tag(view.generation, 0).unwrap_or(0);
         let mut entries = std::mem::take(&mut view.writable);
-        entries.sort_unstable();
-        entries.dedup();
         entries.retain(|&entry| self.frame(entry).writable && self.is_mine(entry, number));
-        let written = entries.iter().filter(|&&entry| channel.views().take_dirty(entry));
-        let mut pages: Vec<(u64, usize)> =
-            written.map(|&entry| (self.frame(entry).tag - first, entry)).collect();
+        let taken = |entry: usize| channel.views().take_dirty(entry, self.frame(entry).number);
+        let written = entries.iter().filter(|&&entry| taken(entry));
+        let mut pages: Vec<(u64, u32)> = written
+            .map(|&entry| (self.frame(entry).tag - first, self.frame(entry).number))
+            .collect();
         pages.sort_unstable();
         if let Some(view) = self.get(number) {
             view.writable = entries;
         }
         let runs = pages.chunk_by(|one, next| one.0 + 1 == next.0);
-        let pieces = runs.flat_map(|run| run.chunks(PIECE_PAGES));
-        pieces.map(|piece| (piece[0].0 * PAGE, bytes_of(channel, piece))).collect()
+        let frames = |run: &[(u64, u32)]| run.iter().map(|(_, frame)| *frame).collect();
+        runs.map(|run| Piece { offset: run[0].0 * PAGE, frames: frames(run) }).collect()
     }
 
-    /// Gives the client frames for pages past the end of the file, whose bytes it writes before
-    /// anybody reads them; returns the first offset that has none.
-    pub(super) fn let_grow(
-        &mut self,
-        channel: &ServiceChannel,
-        left: &FramesLeft,
-        (number, first, count): (u32, u64, u64),
-    ) -> u64 {
-        let Some(view) = self.get(number) else { return first * PAGE };
-        let (generation, mut entries) = (view.generation, Vec::new());
-        let mut page = first;
-        while page < first + count {
-            let Some(tag) = tag(generation, page) else { break };
-            let Some(entry) = self.place(channel, left, tag) else { break };
-            channel.views().put_page(entry, tag, |_| ());
-            channel.views().let_write(entry);
-            self.change(entry, |frame| {
-                (frame.tag, frame.view, frame.writable) = (tag, number, true);
-            });
-            entries.push(entry);
-            page += 1;
-        }
-        if let Some(view) = self.get(number) {
-            view.writable.append(&mut entries);
-        }
-        page * PAGE
-    }
-
-    /// Where the client has made the file end, if it was let: within its room. Judges what the next
-    /// loan should give.
-    pub(super) fn take_end(&mut self, channel: &ServiceChannel, number: u32) -> Option<u64> {
-        let view = self.get(number).filter(|view| view.room > 0)?;
-        let room = std::mem::take(&mut view.room);
-        let end = channel.views().end(number).clamp(view.size, room);
-        if end == view.size {
-            (view.room_pages, view.pause) = (ROOM_PAGES, PAUSE);
-        } else if room - end < PAGE {
-            view.room_pages = (view.room_pages * 2).min(ROOM_PAGES_MAX);
-        }
-        self.hide_end(channel, number, end);
-        Some(end)
-    }
-
-    /// Takes the page in which a file ends out of what is shown, and those after it: past the end
-    /// they hold whatever the client left there.
-    pub(super) fn hide_end(&mut self, channel: &ServiceChannel, number: u32, end: u64) {
-        let Some(view) = self.get(number) else { return };
-        let first = tag(view.generation, 0).unwrap_or(0);
-        let last = first.saturating_add(page_of(end));
-        let entries = std::mem::take(&mut view.writable);
-        let (gone, kept): (Vec<usize>, Vec<usize>) =
-            entries.into_iter().partition(|&entry| self.frame(entry).tag >= last);
-        gone.into_iter().for_each(|entry| self.hide(channel, entry));
-        if let Some(view) = self.get(number) {
-            view.writable = kept;
-        }
-    }
-
-    pub(super) fn is_mine(&self, entry: usize, number: u32) -> bool {
-        self.frame(entry).view == number && self.is_live(&self.frame(entry))
+    fn is_mine(&self, entry: usize, number: u32) -> bool {
+        self.frame(entry).tag != 0 && self.frame(entry).view == number
     }
 
     /// Somebody is inside: nothing is put where it may be writing until it has left.
@@ -442,19 +431,46 @@ impl State {
         let Some(view) = self.get(number) else { return };
         view.stuck = true;
         for entry in std::mem::take(&mut view.writable) {
-            self.hide(channel, entry);
-            self.change(entry, |frame| frame.stuck = true);
+            if let Some(frame) = self.take_out(channel, entry) {
+                self.stranded.push((number, frame));
+            }
         }
     }
 }
 
-/// The bytes of pages, one after the other: their numbers and entries.
-fn bytes_of(channel: &ServiceChannel, pages: &[(u64, usize)]) -> Box<[u8]> {
-    let mut bytes = vec![0; pages.len() * FRAME_BYTES].into_boxed_slice();
-    for (&(_, entry), into) in pages.iter().zip(bytes.chunks_mut(FRAME_BYTES)) {
-        channel.frame_get(channel.views().frame_offset(entry), into);
+/// Pages side by side that a client wrote.
+pub(super) struct Piece {
+    pub(super) offset: u64,
+    pub(super) frames: Vec<u32>,
+}
+
+impl Piece {
+    pub(super) fn len(&self) -> usize {
+        self.frames.len() * FRAME_BYTES
     }
-    bytes
+}
+
+/// The bytes of a piece, straight out of the frames.
+pub(super) struct PieceSource<'a> {
+    pub(super) channel: &'a ServiceChannel,
+    pub(super) piece: &'a Piece,
+}
+
+impl Source for PieceSource<'_> {
+    fn len(&self) -> usize {
+        self.piece.len()
+    }
+
+    fn get(&mut self, at: usize, into: &mut [u8]) {
+        let mut done = 0;
+        while done < into.len() {
+            let (page, from) = ((at + done) / FRAME_BYTES, (at + done) % FRAME_BYTES);
+            let count = (FRAME_BYTES - from).min(into.len() - done);
+            let offset = self.channel.views().frame_offset(self.piece.frames[page]);
+            self.channel.frame_get(offset + from, &mut into[done..done + count]);
+            done += count;
+        }
+    }
 }
 
 /// Pages of a file for a view.

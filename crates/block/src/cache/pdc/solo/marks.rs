@@ -196,7 +196,10 @@ impl Marks {
             return Advance::NewLap(old);
         }
         mark.reach = mark.reach.max(written.end);
-        if written.end <= mark.region.end {
+        // A transaction that came round had no commit at the log's end, which is not proven then:
+        // the next lap may go as far.
+        let end = if mark.closed { mark.last_reach } else { 0 };
+        if written.end <= mark.region.end.max(end) {
             return Advance::Inside;
         }
         if mark.closed {

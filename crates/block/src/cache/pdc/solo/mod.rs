@@ -65,6 +65,8 @@ pub struct FlushSolo {
     epoch: u64,
     writers: Writers,
     written: bool,
+    /// A commit of jbd2's was seen: one of its logs is on the volume.
+    committed: bool,
 }
 
 impl Default for FlushSolo {
@@ -78,6 +80,7 @@ impl Default for FlushSolo {
             epoch: 1,
             writers: Writers::None,
             written: false,
+            committed: false,
         }
     }
 }
@@ -97,10 +100,8 @@ impl FlushSolo {
             return Admission::Normal;
         }
         self.written = true;
-        let slot = self.follow(range);
-        if opening == Opening::XfsRecord {
-            self.flows.get_mut(slot).open_record();
-        }
+        let slot = self.follow(range, opening);
+        self.open(slot, range, opening);
         self.writers = match self.writers {
             Writers::None => Writers::One(slot),
             Writers::One(other) if other == slot => Writers::One(slot),
@@ -112,10 +113,46 @@ impl FlushSolo {
         self.admit(slot, range)
     }
 
-    /// The flow that a write belongs to, extended by it; a new one if it continues none.
-    fn follow(&mut self, range: Region) -> Slot {
+    /// Tells a flow what the data of its last write begins with.
+    fn open(&mut self, slot: Slot, range: Region, opening: Opening) {
+        let stream = self.flows.get_mut(slot);
+        match opening {
+            Opening::Unknown => {}
+            Opening::XfsRecord => stream.open_record(),
+            Opening::JournalSuperblock => stream.open_superblock(range),
+            Opening::JournalBlocks => {
+                stream.open_transaction(range);
+                if !stream.hot && self.follows_superblock(slot, range) {
+                    self.committed = true;
+                    self.flows.get_mut(slot).hot = true;
+                    self.marks.add(range, range.end);
+                }
+            }
+            Opening::FastCommit => stream.open_fast_commits(),
+            Opening::JournalCommit => {
+                if stream.commit(range) {
+                    self.committed = true;
+                    self.prove(slot);
+                }
+            }
+        }
+    }
+
+    /// Whether a write, which is now a part of `slot`, begins where a superblock ends that was
+    /// written alone. A copy of a log writes what lies before the superblock, too.
+    fn follows_superblock(&self, slot: Slot, range: Region) -> bool {
+        let ends_there = |slot: &Slot| self.flows.get(*slot).next == range.first;
+        let other = self.flows.find(range.first).filter(ends_there);
+        let other = other.is_some_and(|other| self.flows.get(other).is_log_superblock());
+        other || self.flows.get(slot).continues_superblock(range)
+    }
+
+    /// The flow that a write belongs to, extended by it; a new one if it continues none. Fast
+    /// commits begin where the log beside them ends, and over again after a single block.
+    fn follow(&mut self, range: Region, opening: Opening) -> Slot {
         let epoch = self.epoch;
-        if let Some(slot) = self.continued(range) {
+        let begins = opening == Opening::FastCommit || self.rewrites_superblock(range, opening);
+        if let Some(slot) = self.continued(range).filter(|_| !begins) {
             let (grown, mut paired) = (self.flows.get(slot).is_grown(), false);
             self.flows.touch(slot, grown, |stream| paired = stream.append(range, epoch));
             if paired {
@@ -123,7 +160,8 @@ impl FlushSolo {
             }
             return self.join_overtaken(slot, range.end);
         }
-        if let Some(slot) = self.rewound(range) {
+        let rewound = self.rewound(range);
+        if let Some(slot) = rewound.filter(|_| opening != Opening::FastCommit) {
             let grown = self.flows.get(slot).is_grown();
             self.flows.touch(slot, grown, |stream| stream.rewind(range, epoch));
             return slot;
@@ -176,6 +214,13 @@ impl FlushSolo {
         let ends = TAIL_BYTES.iter().filter_map(|bytes| range.first.checked_add(*bytes));
         let slot = ends.filter(|end| *end <= range.end).find_map(|end| self.flows.find(end))?;
         (self.flows.get(slot).first <= range.first).then_some(slot)
+    }
+
+    /// Whether it is a log's superblock that was written alone before, whatever ends at its
+    /// beginning.
+    fn rewrites_superblock(&self, range: Region, opening: Opening) -> bool {
+        let old = self.rewound(range).filter(|_| opening == Opening::JournalSuperblock);
+        old.is_some_and(|slot| self.flows.get(slot).is_log_superblock())
     }
 
     /// The watched flow whose next lap begins with this write.
@@ -239,7 +284,12 @@ impl FlushSolo {
                 self.flows.remove(old);
             });
         }
-        let hot = advance != Advance::Outside;
+        // Each lap of fast commits reaches as far as it does.
+        let grows = advance == Advance::Outside && self.flows.get(slot).is_fast_commits();
+        if grows {
+            self.marks.add(written, written.end);
+        }
+        let hot = grows || advance != Advance::Outside;
         self.flows.get_mut(slot).hot = hot;
         if hot { Admission::Bypass } else { Admission::Normal }
     }
@@ -260,9 +310,13 @@ impl FlushSolo {
         let stream = *self.flows.get(slot);
         if stream.hot {
             self.marks.prove(stream.proven);
-        } else if stream.is_journal(self.has_superblock(&stream)) {
+        } else if stream.is_journal(self.has_superblock(&stream), self.committed) {
             self.flows.get_mut(slot).hot = true;
-            self.mark(stream.journal_range(), stream.journal_end());
+            if !stream.is_fast_commits() {
+                self.forget_open_ends(stream.journal_range());
+            }
+            let found = stream.journal_range();
+            self.marks.add(Region { first: found.first, end: stream.journal_end() }, found.end);
         }
         if stream.is_candidate() {
             self.watch(Watch { first: stream.first, slot });
@@ -276,14 +330,13 @@ impl FlushSolo {
         slots.map(|slot| self.flows.get(slot)).any(Stream::is_superblock)
     }
 
-    /// Marks a new journal, whose laps before reached up to `end`. Perhaps it is the next lap of
-    /// one whose end is not known yet: what is written there from now on proves itself anew.
-    fn mark(&mut self, found: Region, end: u64) {
+    /// A new journal is perhaps the next lap of one whose end is not known yet: what is written
+    /// there from now on proves itself anew.
+    fn forget_open_ends(&mut self, found: Region) {
         let flows = &self.flows;
         let ends = self.marks.open_ends(found).filter_map(|end| flows.find(end));
         let ends: Vec<Slot> = ends.collect();
         ends.into_iter().for_each(|slot| self.flows.remove(slot));
-        self.marks.add(Region { first: found.first, end }, found.end);
     }
 
     fn watch(&mut self, watch: Watch) {

@@ -8,6 +8,7 @@
 //! | *commit pairs*: blocks, flush, one block alone, flush, in turn | jbd2 | pieces of any size |
 //! | *odd sectors*: pieces begin and end at any sector | XFS | page-cache writes are whole blocks |
 //! | *record headers*: writes open with one | XFS, on any sectors | other first bytes |
+//! | *headers*: a transaction's behind the superblock, or before a commit's | jbd2 | other bytes |
 //! | *small circle*: block by block, over again after commits | fast commits | at any time |
 //!
 //! Whoever rewrites the block it wrote last (`Stream::rewind`) has no journal: a journal's record
@@ -29,6 +30,10 @@ pub const PAIR_COUNT_MIN: u32 = 8;
 
 /// Commit pairs behind a superblock before the two are a journal.
 pub const SUPERBLOCK_PAIR_COUNT_MIN: u32 = 3;
+
+/// A log's superblock that is written so many epochs after what lies right before it is no part of
+/// a copy: those go on in the same epoch, or in the next.
+const SUPERBLOCK_REST_EPOCHS: u64 = 3;
 
 /// Epochs that a superblock must have had to itself.
 const SUPERBLOCK_SOLO_COUNT: u32 = 2;
@@ -82,6 +87,15 @@ pub(in super::super) struct Stream {
     odd: u32,
     /// Writes that open with the header of a log record.
     records: u32,
+    /// The transaction whose first block was written and whose commit record was not.
+    transaction: Option<Transaction>,
+    /// Commit records with their headers, and where the transaction of the first begins.
+    commits: u32,
+    log_from: u64,
+    /// It begins with the superblock of a log, which ends here; 0: it does not.
+    superblock_end: u64,
+    /// It begins with the header of fast commits.
+    fast: bool,
     /// Times the last block was written again.
     rewinds: u32,
     /// Commit pairs with a record of `commit_bytes`, and pieces out of turn.
@@ -102,6 +116,15 @@ pub(in super::super) struct Stream {
     lap_end: u64,
     now: Piece,
     last: Piece,
+}
+
+/// A transaction in a flow, known by its header.
+#[derive(Clone, Copy)]
+struct Transaction {
+    first: u64,
+    /// The epoch that it began in, and how many the flow had before that.
+    epoch: u64,
+    epochs: u32,
 }
 
 /// What a flow wrote in one epoch.
@@ -137,6 +160,10 @@ impl Stream {
             lap_end: self.lap_end.max(self.proven),
             laps: self.laps.saturating_add(committed.into()),
             read: false,
+            transaction: None,
+            commits: 0,
+            superblock_end: 0,
+            fast: false,
             ..*self
         };
         let mut lap = Stream { hot: false, ..lap };
@@ -162,6 +189,63 @@ impl Stream {
         self.records = self.records.saturating_add(1);
     }
 
+    /// What was appended last opens with a transaction's header.
+    pub(super) fn open_transaction(&mut self, range: Region) {
+        let begun =
+            Transaction { first: range.first, epoch: self.now.epoch, epochs: self.epochs - 1 };
+        self.transaction.get_or_insert(begun);
+    }
+
+    /// What was appended last opens with a log's superblock. Only one that was written alone
+    /// counts: its flow begins with it, or what lies before was written some epochs ago.
+    pub(super) fn open_superblock(&mut self, range: Region) {
+        let rested = self.last.epoch + SUPERBLOCK_REST_EPOCHS <= self.now.epoch;
+        let alone = range.first == self.first || (self.now.writes == 1 && rested);
+        if alone && range.bytes() <= COMMIT_BYTES_MAX {
+            self.superblock_end = range.end;
+        }
+    }
+
+    /// Whether it is nothing but a log's superblock, perhaps written again.
+    pub(super) fn is_log_superblock(&self) -> bool {
+        self.superblock_end > 0 && self.superblock_end == self.next
+    }
+
+    /// Whether `range`, which was appended last, is the first behind its superblock.
+    pub(super) fn continues_superblock(&self, range: Region) -> bool {
+        self.superblock_end > 0 && self.superblock_end == range.first
+    }
+
+    /// `range`, which was appended last, opens with a commit record's header; whether it ends a
+    /// transaction as jbd2 does. A copy of a log, made durable block by block, does not: its epochs
+    /// are all of one size.
+    pub(super) fn commit(&mut self, range: Region) -> bool {
+        let Some(begun) = self.transaction.take() else { return false };
+        if begun.epoch == self.now.epoch || range.bytes() > COMMIT_BYTES_MAX {
+            return false;
+        }
+        let epochs = u64::from((self.epochs - 1).saturating_sub(begun.epochs));
+        if range.first.saturating_sub(begun.first) < 2 * epochs * range.bytes() {
+            return false;
+        }
+        if self.commits == 0 {
+            self.log_from = begun.first;
+        }
+        self.commits = self.commits.saturating_add(1);
+        self.proven = self.next;
+        true
+    }
+
+    /// What was appended last opens with the header of fast commits: they begin there.
+    pub(super) fn open_fast_commits(&mut self) {
+        self.fast = self.now.writes == 1 && self.next - self.first == self.now.bytes;
+    }
+
+    /// Whether it is ext4's fast commits, which begin again and again and reach as far as they do.
+    pub(super) fn is_fast_commits(&self) -> bool {
+        self.fast
+    }
+
     /// The flow goes on with `range`, which writes its last block again.
     pub(super) fn rewind(&mut self, range: Region, epoch: u64) {
         self.rewinds += 1;
@@ -179,6 +263,9 @@ impl Stream {
         self.odd += later.odd;
         self.records += later.records;
         self.rewinds += later.rewinds;
+        let epochs = self.epochs.saturating_sub(1);
+        let begun = later.transaction.map(|begun| Transaction { epochs, ..begun });
+        self.transaction = self.transaction.or(begun);
         if self.now.epoch == later.now.epoch {
             self.now.bytes += later.now.bytes;
             self.now.writes += later.now.writes;
@@ -241,7 +328,12 @@ impl Stream {
     /// The part of it that is a journal's, if it is one: data may have run into the start of a log.
     pub(super) fn journal_range(&self) -> Region {
         let all = self.pairs == 0 || self.bytes_per_epoch() <= EPOCH_BYTES_MEAN_MAX;
-        Region { first: if all { self.first } else { self.proven_from }, end: self.next }
+        let first = match (self.commits, all) {
+            (1.., _) => self.log_from,
+            (0, true) => self.first,
+            (0, false) => self.proven_from,
+        };
+        Region { first, end: self.next }
     }
 
     /// The end of what is its own: of this lap, or of the one before.
@@ -255,7 +347,8 @@ impl Stream {
 
     /// Whether it is worth watching for the next lap.
     pub(super) fn is_candidate(&self) -> bool {
-        self.solo == CANDIDATE_SOLO_COUNT || (self.pairs == 1 && self.solo < CANDIDATE_SOLO_COUNT)
+        let begun = self.pairs == 1 || self.commits == 1;
+        self.solo == CANDIDATE_SOLO_COUNT || (begun && self.solo < CANDIDATE_SOLO_COUNT)
     }
 
     /// Whether `range` may be the beginning of its next lap. A superblock before the log, rewritten
@@ -291,14 +384,16 @@ impl Stream {
     }
 
     /// A file system's journal. `superblock`: a block right before it is rewritten in epochs of its
-    /// own.
-    pub(super) fn is_journal(&self, superblock: bool) -> bool {
+    /// own; `committed`: there is a log of jbd2's on the volume, known by its headers.
+    pub(super) fn is_journal(&self, superblock: bool, committed: bool) -> bool {
         let rewinds = u64::from(self.rewinds) * 8 > u64::from(self.epochs);
         !rewinds
             && !self.read
             && (self.has_commit_pairs(superblock)
                 || self.has_odd_sectors()
                 || self.has_records()
+                || self.commits > 0
+                || (committed && self.fast && self.single > 0)
                 || self.is_small_circle())
     }
 
@@ -309,7 +404,8 @@ impl Stream {
 
     /// What made it a journal does not hold any more.
     pub(super) fn is_refuted(&self) -> bool {
-        u64::from(self.rewinds) * 8 > u64::from(self.epochs).max(16)
+        let large = self.next - self.first > CIRCLE_BYTES_MAX;
+        (self.fast && large) || u64::from(self.rewinds) * 8 > u64::from(self.epochs).max(16)
     }
 
     /// The more beside them speaks for a journal, the fewer pairs it takes: a superblock, or fast

@@ -1,0 +1,66 @@
+//! Whether paths below the mount still lead into the lane.
+//!
+//! A tenant may mount something in its lane, or take the lane away. The service cannot see that;
+//! the tenant's first process can, and tells of it in a page ([`Notice`]). As long as the mounts
+//! are not those of the begin, every path goes to the kernel. Open files go on as they are.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use polylane_sys::notice::Notice;
+
+use crate::{config, path, real, thread};
+
+/// How often a mount or an unmount of this process looks whether it was seen, at most.
+const LOOKS_MAX: u32 = 500;
+/// Pause between two.
+const PAUSE: Duration = Duration::from_millis(1);
+
+static NOTICE: OnceLock<Notice> = OnceLock::new();
+
+/// Finds the page, on a slow path. False: this process has mounts of its own, of which nobody
+/// tells.
+pub(crate) fn find() -> bool {
+    if NOTICE.get().is_none() {
+        let mut path = [0; config::MOUNT_BYTES_MAX + 32];
+        let path = config::under_mount(&mut path, b".polylane/mounts");
+        let found = path.map(|path| Notice::open(Path::new(OsStr::from_bytes(path))));
+        if let Some(Ok(notice)) = found {
+            // Another thread may have been faster.
+            let _ = NOTICE.set(notice);
+        }
+    }
+    NOTICE.get().is_none_or(Notice::is_of_this_process)
+}
+
+/// Whether paths below the mount may lead elsewhere.
+#[inline]
+pub(crate) fn changed() -> bool {
+    NOTICE.get().is_some_and(Notice::is_changed)
+}
+
+/// Makes a call that mounts or unmounts, and waits until all processes know of it, so that what the
+/// program does next finds what it mounted. `seen`: such a call changes the table of mounts.
+///
+/// A look that was under way for another reason may end the wait a moment too early.
+pub(crate) fn change<T: PartialEq + From<i8>>(seen: bool, call: impl FnOnce() -> T) -> T {
+    let watched = seen && path::mount().is_ok() && path::is_at_home() && thread::slow(find);
+    let notice = NOTICE.get().filter(|_| watched);
+    let before = notice.map(Notice::looks);
+    let done = call();
+    if done == T::from(0)
+        && let Some(notice) = notice
+    {
+        let errno = real::errno();
+        let mut left = LOOKS_MAX;
+        while Some(notice.looks()) == before && left > 0 {
+            std::thread::sleep(PAUSE);
+            left -= 1;
+        }
+        real::set_errno(errno);
+    }
+    done
+}
