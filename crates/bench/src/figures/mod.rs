@@ -21,6 +21,7 @@ mod overhead;
 mod pdc_csv;
 mod pdc_guests;
 mod pdc_hdd;
+mod pdc_hits;
 mod pdc_loads;
 mod pdc_precision;
 mod pdc_programs;
@@ -286,9 +287,9 @@ pub const FIGURES: &[Figure] = &[
     },
     Figure {
         name: "pdc-fig8",
-        mounts: false,
-        about: "hit ratio of an LRU host cache under WB and PDC, by trace simulation (--trace)",
-        run: pdc_shares::hit_ratios,
+        mounts: true,
+        about: "hit ratio of caches smaller than the working set, WB and PDC (mail, or --trace)",
+        run: pdc_hits::run,
     },
     Figure {
         name: "vhost-user",

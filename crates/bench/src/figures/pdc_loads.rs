@@ -90,6 +90,61 @@ fn deliver(dir: &Path, thread: u64, start: Instant, time: Duration) -> Result<u6
     Ok(count)
 }
 
+/// Mails that [`mailboxes`] keeps.
+pub(super) const MAILS: u64 = 4096;
+
+/// A mail server whose mails do not fit into its guest's memory, so that reads reach the volume:
+/// what is read is dropped from the page cache before. `threads` threads; first all mails are
+/// written, then each thread delivers a mail in the place of an old one, appends to one, both made
+/// durable, and reads two, the lower its number the more often.
+///
+/// # Errors
+/// The file system's.
+pub(super) fn mailboxes(dir: &Path, threads: u64, time: Duration) -> Result<()> {
+    let (mut rng, data) = (Rng::new(7), vec![0x6d; 16 << 10]);
+    for number in 0..MAILS {
+        fs::write(dir.join(number.to_string()), &data[..(rng.below(4) as usize + 1) * 4096])?;
+    }
+    rustix::fs::syncfs(File::open(dir)?)?;
+    let start = Instant::now();
+    let results: Vec<Result<()>> = std::thread::scope(|scope| {
+        let begin = |thread| scope.spawn(move || serve(dir, thread, start, time));
+        let workers: Vec<_> = (0..threads).map(begin).collect();
+        let ended = workers.into_iter().map(|worker| worker.join());
+        ended.map(|result| result.unwrap_or(Ok(()))).collect()
+    });
+    results.into_iter().collect()
+}
+
+fn serve(dir: &Path, thread: u64, start: Instant, time: Duration) -> Result<()> {
+    let mut rng = Rng::new(100 + thread);
+    let (data, mut read) = (vec![0x6d; 16 << 10], Vec::new());
+    let mail = |number: u64| dir.join(number.to_string());
+    while start.elapsed() < time {
+        let (new, old) = (mail(rng.below(MAILS)), mail(rng.below(MAILS)));
+        // It may be another thread's by now, or gone for a moment.
+        let _ = fs::remove_file(&new);
+        let mut file = File::create(&new)?;
+        file.write_all(&data[..(rng.below(4) as usize + 1) * 4096])?;
+        file.sync_all()?;
+        if let Ok(mut file) = File::options().append(true).open(&old)
+            && file.metadata()?.len() < data.len() as u64
+        {
+            file.write_all(&data[..4096])?;
+            file.sync_all()?;
+        }
+        for _ in 0..2 {
+            let last = rng.below(MAILS);
+            let number = rng.below(last + 1);
+            let Ok(mut file) = File::open(mail(number)) else { continue };
+            rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+            read.clear();
+            file.read_to_end(&mut read)?;
+        }
+    }
+    Ok(())
+}
+
 /// Whether [`sqlite`] can run here.
 pub(super) fn has_sqlite() -> bool {
     super::guest::has("sqlite3")

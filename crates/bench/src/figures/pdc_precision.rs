@@ -177,7 +177,10 @@ fn finish(
 }
 
 /// The blocks of inode 8, without the indirect ones.
-fn of_ext(volume: &Path) -> Result<Vec<Region>> {
+///
+/// # Errors
+/// debugfs is missing, or names none.
+pub(super) fn of_ext(volume: &Path) -> Result<Vec<Region>> {
     let path = volume.to_str().context("a name")?;
     let said = command("debugfs", &["-R", "stat <8>", path])?;
     let regions = ext_blocks(&said);

@@ -1,29 +1,33 @@
-//! `pdc-fig3`, `pdc-fig5` and `pdc-fig8`: what recorded traces say about journals and caches,
-//! without a device.
+//! `pdc-fig3` and `pdc-fig5`: what recorded traces say about journals, without a device.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use polylane_block::cache::pdc::{Access, Admission, FlushSolo, Paper, Region, Rule};
+use polylane_block::cache::pdc::{Access, Admission, FlushSolo, Region, Rule};
 
 use super::pdc_csv::{self, Trace};
 use crate::report::{Better, Report};
 use crate::{Options, progress};
 
-const BLOCK_BYTES: u64 = 4096;
+/// The unit in which footprints and caches are counted.
+pub(super) const BLOCK_BYTES: u64 = 4096;
 /// Points in a plot: more are one blot.
 const POINTS_MAX: usize = 20_000;
 
 /// A trace with its name and where its journal is.
-struct Named {
-    name: String,
-    trace: Trace,
-    journal: Option<Region>,
+pub(super) struct Named {
+    pub(super) name: String,
+    pub(super) trace: Trace,
+    pub(super) journal: Option<Region>,
 }
 
-fn load(options: &Options) -> Result<Vec<Named>> {
+/// The traces that were named, one at least.
+///
+/// # Errors
+/// None was, or one cannot be read.
+pub(super) fn load(options: &Options) -> Result<Vec<Named>> {
     ensure!(!options.traces.is_empty(), "it looks at recorded traces: give --trace FILE.csv[.gz]");
     let load = |path: &std::path::PathBuf| {
         progress(&format!("loading {}", path.display()));
@@ -37,7 +41,8 @@ fn load(options: &Options) -> Result<Vec<Named>> {
     options.traces.iter().map(load).collect()
 }
 
-fn blocks(range: &Region) -> std::ops::Range<u64> {
+/// The blocks that a range touches.
+pub(super) fn blocks(range: &Region) -> std::ops::Range<u64> {
     range.first / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES)
 }
 
@@ -80,105 +85,6 @@ pub fn shares(options: &Options) -> Result<Report> {
         let footprint = percent(touched_own.len() as u64, touched.len() as u64);
         report.add("footprint", &name, footprint, &[]);
         report.add("flushes", &name, percent(flushes_own, flushes), &[]);
-    }
-    Ok(report)
-}
-
-/// An LRU of block numbers.
-struct Lru {
-    stamps: HashMap<u64, u64>,
-    order: BTreeMap<u64, u64>,
-    clock: u64,
-    capacity: usize,
-}
-
-impl Lru {
-    fn new(bytes: u64) -> Lru {
-        let capacity = (bytes / BLOCK_BYTES) as usize;
-        Lru { stamps: HashMap::new(), order: BTreeMap::new(), clock: 0, capacity }
-    }
-
-    /// Uses a block; whether it was there.
-    fn touch(&mut self, block: u64) -> bool {
-        self.clock += 1;
-        let old = self.stamps.insert(block, self.clock);
-        if let Some(old) = old {
-            self.order.remove(&old);
-        }
-        self.order.insert(self.clock, block);
-        if self.stamps.len() > self.capacity
-            && let Some((_, oldest)) = self.order.pop_first()
-        {
-            self.stamps.remove(&oldest);
-        }
-        old.is_some()
-    }
-
-    fn drop_block(&mut self, block: u64) {
-        if let Some(stamp) = self.stamps.remove(&block) {
-            self.order.remove(&stamp);
-        }
-    }
-}
-
-/// Share of read blocks found in an LRU of `bytes`, when writes that `bypasses` says go past it.
-fn hit_ratio(
-    trace: &Trace,
-    bytes: u64,
-    mut bypasses: impl FnMut(u64, Access, Region) -> bool,
-) -> f64 {
-    let mut lru = Lru::new(bytes);
-    let (mut hits, mut reads) = (0u64, 0u64);
-    for record in &trace.records {
-        let past = bypasses(record.time_us, record.access, record.range);
-        match record.access {
-            Access::Flush => {}
-            Access::Read => {
-                for block in blocks(&record.range) {
-                    reads += 1;
-                    hits += u64::from(lru.touch(block));
-                }
-            }
-            Access::Write { .. } if !past => blocks(&record.range).for_each(|block| {
-                lru.touch(block);
-            }),
-            Access::Write { .. } | Access::Discard => {
-                blocks(&record.range).for_each(|block| lru.drop_block(block));
-            }
-        }
-    }
-    hits as f64 / reads.max(1) as f64
-}
-
-/// Hit ratio of an LRU host cache, by trace simulation.
-///
-/// # Errors
-/// As [`shares`].
-pub fn hit_ratios(options: &Options) -> Result<Report> {
-    let title = "reads found in an LRU host cache, by what goes past it (trace simulation)";
-    let mut report = Report::new("pdc-fig8", title, "trace, cache", "hit ratio", Better::Higher);
-    report.baseline = "WB".into();
-    for Named { name, trace, journal } in load(options)? {
-        let reads = trace.records.iter().filter(|record| record.access == Access::Read);
-        let bytes = reads.map(|record| record.range.bytes()).sum::<u64>();
-        report.notes.push(format!("{name}: {} MiB read in all", bytes >> 20));
-        for mib in [32u64, 64, 128, 256, 512] {
-            progress(&format!("pdc-fig8 {name} {mib}"));
-            let (point, bytes) = (format!("{name} {mib}M"), mib << 20);
-            report.add("WB", &point, hit_ratio(&trace, bytes, |_, _, _| false), &[]);
-            let mut paper = Paper::default();
-            let by_paper =
-                |now, access, range| paper.observe(now, access, range) == Admission::Bypass;
-            report.add("PDC, paper's rule", &point, hit_ratio(&trace, bytes, by_paper), &[]);
-            let mut solo = FlushSolo::default();
-            let by_solo =
-                |now, access, range| solo.observe(now, access, range) == Admission::Bypass;
-            report.add("PDC, flush-solo", &point, hit_ratio(&trace, bytes, by_solo), &[]);
-            if let Some(journal) = journal {
-                let known = |_, _, range: Region| journal.overlaps(&range);
-                report.add("journal known", &point, hit_ratio(&trace, bytes, known), &[]);
-            }
-        }
     }
     Ok(report)
 }
@@ -241,18 +147,4 @@ fn draw(points: &[(u64, bool)], journal: Option<Region>, path: &Path) -> Result<
     }
     text += "</svg>\n";
     std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_lru_keeps_what_was_used_last() {
-        let mut lru = Lru::new(2 * BLOCK_BYTES);
-        assert!(!lru.touch(1) && !lru.touch(2) && lru.touch(1) && !lru.touch(3));
-        assert!(lru.touch(1) && !lru.touch(2));
-        lru.drop_block(1);
-        assert!(!lru.touch(1));
-    }
 }

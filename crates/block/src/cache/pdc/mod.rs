@@ -113,6 +113,22 @@ impl Opening {
         }
     }
 
+    /// Data that begins so, for replays: [`Opening::of`] finds it there.
+    pub fn example(self) -> [u8; 12] {
+        let block = |magic: [u8; 4], kind: u8, last: u8| {
+            let [a, b, c, d] = magic;
+            [a, b, c, d, 0, 0, 0, kind, 0, 0, 0, last]
+        };
+        match self {
+            Opening::Unknown => [0; 12],
+            Opening::XfsRecord => block(Self::XFS_RECORD, 1, 2),
+            Opening::JournalBlocks => block(Self::JBD2_BLOCK, 1, 1),
+            Opening::JournalCommit => block(Self::JBD2_BLOCK, 2, 1),
+            Opening::JournalSuperblock => block(Self::JBD2_BLOCK, 4, 1),
+            Opening::FastCommit => block([9, 0, 8, 0], 0, 1),
+        }
+    }
+
     /// Its name in recordings; empty where nothing is known.
     pub fn name(self) -> &'static str {
         Self::NAMED.iter().find(|named| named.0 == self).map_or("", |named| named.1)
@@ -163,4 +179,19 @@ pub trait Rule {
 
     /// The ranges now taken for journals, in no order.
     fn regions(&self) -> Vec<Region>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_opening_is_found_in_its_example_and_by_its_name() {
+        for (opening, name) in Opening::NAMED {
+            assert_eq!(Opening::of(&opening.example()), opening);
+            assert_eq!((opening.name(), Opening::named(name)), (name, opening));
+        }
+        assert_eq!(Opening::of(&Opening::Unknown.example()), Opening::Unknown);
+        assert_eq!(Opening::of(&[]), Opening::Unknown);
+    }
 }
