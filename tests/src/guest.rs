@@ -4,7 +4,8 @@
 //! A guest has the tools of `tests/guest/kit.sh` and runs one script (`sh -eu`); its console ends
 //! with the script's exit status. `POLYLANE_GUEST` names the directory of kits, which `cargo xtask
 //! guest` makes and sets; without it the tests that need one say so and are skipped. A guest takes
-//! half a minute, is ended when its time is over, and when it is dropped.
+//! half a minute, is ended when its time is over (`POLYLANE_GUEST_PATIENCE` times its limit), and
+//! when it is dropped.
 
 use std::fs;
 use std::io::Write as _;
@@ -128,6 +129,8 @@ impl Guest {
     /// # Panics
     /// QEMU or a tool cannot be run.
     pub fn start(self) -> Running {
+        let patience = std::env::var("POLYLANE_GUEST_PATIENCE").ok();
+        let limit = self.limit * patience.and_then(|number| number.parse().ok()).unwrap_or(1);
         let dir = tempfile::tempdir().expect("tempdir");
         let initrd = self.initrd(dir.path());
         let consoles = self.kit.dir.with_file_name("consoles");
@@ -136,7 +139,7 @@ impl Guest {
         let file = || fs::File::options().append(true).open(&console).expect("its console");
         fs::write(&console, "").expect("its console");
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", &self.limit.as_secs().to_string()]);
+        command.args(["--kill-after=5", &limit.as_secs().to_string()]);
         command.args(["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi"]);
         // Without it, that QEMU's emulation of cmpxchg16b crashes newer kernels.
         command.args(["-cpu", "max,-cx16", "-smp", "2", "-m", "1024"]);
@@ -157,7 +160,7 @@ impl Guest {
         command.args(&self.arguments);
         command.stdin(Stdio::null()).stdout(file()).stderr(file());
         let child = command.spawn().expect("timeout runs");
-        Running { child, console, shown: 0, limit: self.limit, begun: Instant::now(), _dir: dir }
+        Running { child, console, shown: 0, limit, begun: Instant::now(), _dir: dir }
     }
 
     /// Runs it to its end; what it printed.

@@ -3,16 +3,22 @@
 //! A kit is made once, by `tests/guest/kit.sh`, and lies in the target directory; where it cannot
 //! be made (no archive in reach, no such package) its tests say so and are skipped. At the end
 //! every step that a guest reported stands in a table.
+//!
+//! `POLYLANE_GUEST_PATIENCE` is how many times its limits everything may take, for busy hosts.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
 
 use crate::limit;
 use crate::suite::Tally;
+
+/// Seconds that all guests may take, and those of one test binary, on a host that is not busy.
+const LIMITS: (u64, u64) = (2 * 3600, 3600);
 
 /// The Debian suites whose kernels are booted.
 const SUITES: [&str; 2] = ["stable", "backports"];
@@ -37,7 +43,14 @@ pub fn run(root: &Path, target: &Path, names: &[String]) -> Result<()> {
     let _ = fs::remove_dir_all(&consoles);
     let text = |path: &Path| path.to_str().map(String::from).context("a path is not UTF-8");
     let (kits, skips_path) = (text(&kits)?, text(&skips)?);
+    let patience = std::env::var("POLYLANE_GUEST_PATIENCE").ok();
+    let patience: u64 = patience.and_then(|number| number.parse().ok()).unwrap_or(1);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let deadline = (now + LIMITS.0 * patience).to_string();
+    let each = (LIMITS.1 * patience).to_string();
     let env = [
+        (limit::DEADLINE, deadline.as_str()),
+        (limit::EACH, each.as_str()),
         ("POLYLANE_GUEST", kits.as_str()),
         ("POLYLANE_GUEST_SHOW", "1"),
         ("POLYLANE_TEST_SKIPS", skips_path.as_str()),

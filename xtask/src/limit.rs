@@ -24,6 +24,9 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Names the end of the whole check, seconds since the epoch: what begins later has no time left.
 pub const DEADLINE: &str = "POLYLANE_TEST_DEADLINE";
 
+/// Seconds that each test binary may run, where that is not [`LIMIT`].
+pub const EACH: &str = "POLYLANE_TEST_LIMIT";
+
 /// Set where tests that failed are run a second time.
 pub const AGAIN: &str = "POLYLANE_TEST_AGAIN";
 
@@ -116,12 +119,13 @@ fn failed_test(line: &str) -> Option<&str> {
     line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
 }
 
-/// What is left of the whole check's time, at most [`LIMIT`].
+/// What is left of the whole check's time, at most [`LIMIT`] or what [`EACH`] says.
 fn limit() -> Duration {
-    let deadline = std::env::var(DEADLINE).ok().and_then(|text| text.parse().ok());
-    let Some(deadline) = deadline.map(Duration::from_secs) else { return LIMIT };
+    let seconds = |name| std::env::var(name).ok()?.parse().ok().map(Duration::from_secs);
+    let most = seconds(EACH).unwrap_or(LIMIT);
+    let Some(deadline) = seconds(DEADLINE) else { return most };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    deadline.saturating_sub(now).min(LIMIT)
+    deadline.saturating_sub(now).min(most)
 }
 
 /// Waits for every child and every process that was adopted, in a thread that ends with this
