@@ -281,4 +281,18 @@ pub trait Channel: Send {
     fn event(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+
+    /// From now on [`rest`](Channel::rest) also ends when one of these descriptors, two at most,
+    /// becomes readable: at every change, whether or not somebody reads them. To be called once.
+    /// False: the channel cannot do that.
+    fn watch(&mut self, _inputs: &[BorrowedFd<'_>]) -> bool {
+        false
+    }
+
+    /// Starts what was submitted, without a `poll` first, and sleeps until `poll` has something to
+    /// yield or a watched descriptor has become readable since it slept last; it may come back
+    /// earlier. False, at once: not now, [`event`](Channel::event) is the way to wait.
+    fn rest(&mut self) -> bool {
+        false
+    }
 }

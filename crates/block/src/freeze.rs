@@ -16,7 +16,7 @@
 //! - A channel changes to another device below only when it has nothing under way.
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -120,6 +120,7 @@ impl Freezable {
             waiting,
             inside: 0,
             held: VecDeque::new(),
+            watched: Vec::new(),
         })
     }
 }
@@ -205,6 +206,8 @@ struct FreezeChannel {
     inside: usize,
     /// Requests that wait for the thaw, and then for room below, oldest first.
     held: VecDeque<Request>,
+    /// What `inner` watches.
+    watched: Vec<OwnedFd>,
 }
 
 impl FreezeChannel {
@@ -231,6 +234,11 @@ impl FreezeChannel {
         debug_assert_eq!(self.inside, 0, "exchanged before it was drained");
         self.generation = self.device.generation.load(Ordering::Acquire);
         self.inner = road(self.device.below(), self.waiting);
+        let watched: Vec<_> = self.watched.iter().map(|input| input.as_fd()).collect();
+        if !watched.is_empty() {
+            // If it cannot, its `rest` says so.
+            self.inner.watch(&watched);
+        }
     }
 
     fn collect(&mut self, done: &mut Vec<Completion>) {
@@ -291,6 +299,18 @@ impl Channel for FreezeChannel {
     /// While requests wait there is no descriptor that tells: [`Channel::park`] does.
     fn event(&self) -> Option<BorrowedFd<'_>> {
         if self.held.is_empty() { self.inner.event() } else { None }
+    }
+
+    fn watch(&mut self, inputs: &[BorrowedFd<'_>]) -> bool {
+        // For the device that may come in this one's place.
+        let kept = inputs.iter().map(|input| input.try_clone_to_owned());
+        let Ok(kept) = kept.collect::<std::io::Result<Vec<_>>>() else { return false };
+        self.watched = kept;
+        self.inner.watch(inputs)
+    }
+
+    fn rest(&mut self) -> bool {
+        self.held.is_empty() && self.inner.rest()
     }
 }
 

@@ -142,6 +142,14 @@ impl Channel for RecorderChannel {
     fn event(&self) -> Option<BorrowedFd<'_>> {
         self.inner.event()
     }
+
+    fn watch(&mut self, inputs: &[BorrowedFd<'_>]) -> bool {
+        self.inner.watch(inputs)
+    }
+
+    fn rest(&mut self) -> bool {
+        self.inner.rest()
+    }
 }
 
 #[cfg(test)]

@@ -48,7 +48,11 @@ fn every_kind_of_request_does_what_it_says() {
 
 #[test]
 fn many_requests_at_a_time_agree_with_a_model() {
-    let mut house = House::new();
+    many_requests(House::new());
+    many_requests(House::on_file());
+}
+
+fn many_requests(mut house: House) {
     let mut driver = house.connect();
     let mut model = vec![0u8; SECTORS as usize];
     let mut rng = Rng::new(1);
@@ -303,7 +307,11 @@ fn noise_on_the_socket_ends_the_session_and_no_more() {
 /// The server goes away between taking requests and answering them; the next one finds them.
 #[test]
 fn requests_under_way_survive_the_server() {
-    let mut house = House::new();
+    requests_under_way(House::new());
+    requests_under_way(House::on_file());
+}
+
+fn requests_under_way(mut house: House) {
     let mut driver = house.connect();
     let queue = &mut driver.queues()[0];
     assert_eq!(queue.execute(Kind::Write, 0, 512).expect("answer"), 0);
@@ -336,7 +344,11 @@ fn requests_under_way_survive_the_server() {
 /// Both queues at a time, each with a thread and sectors of its own.
 #[test]
 fn queues_work_side_by_side() {
-    let mut house = House::new();
+    queues_side_by_side(House::new());
+    queues_side_by_side(House::on_file());
+}
+
+fn queues_side_by_side(mut house: House) {
     let mut driver = house.connect();
     assert_eq!(driver.config(34, 2).expect("config"), [4, 0], "queues that are offered");
     std::thread::scope(|scope| {
@@ -372,8 +384,12 @@ fn answers(queue: &mut DriverQueue, count: usize) {
 /// whether at all.
 #[test]
 fn interrupts_come_when_they_were_asked_for() {
+    interrupts(House::new());
+    interrupts(House::on_file());
+}
+
+fn interrupts(mut house: House) {
     const EVENT_IDX: u64 = 1 << 29;
-    let mut house = House::new();
     for unknown in [0, EVENT_IDX] {
         let mut driver = Driver::connect_without(&house.path, SHAPE, unknown).expect("connect");
         let queue = &mut driver.queues()[0];

@@ -10,6 +10,8 @@
 //!   the submission queue holds, so the completion queue, twice as large, cannot overflow.
 //! - Dropping the ring waits for what is in flight and lets go of the files at once: the kernel
 //!   takes a closed ring apart later, and would keep their file system busy until then.
+//! - A watched descriptor is polled and never read. The kernel tells of every change of it while a
+//!   poll is armed; what [`Ring::reap`] took in of that is not slept over.
 #![expect(unsafe_code, reason = "UNSAFETY: hands addresses of owned buffers to the kernel")]
 
 use std::io;
@@ -21,7 +23,7 @@ use std::time::Duration;
 use io_uring::register::Restriction;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fixed, FsyncFlags};
-use io_uring::{IoUring, opcode};
+use io_uring::{IoUring, cqueue, opcode};
 use polylane_base::{Errno, Result};
 
 use crate::buffer::Buffer;
@@ -34,15 +36,27 @@ const BYTES_MAX: usize = 1 << 30;
 
 /// `IORING_UNREGISTER_FILES`.
 const UNREGISTER_FILES: u8 = 3;
+/// `IORING_REGISTER_FILES_UPDATE`.
+const UPDATE_FILES: u8 = 6;
+
+/// Descriptors that a ring can watch.
+pub const WATCHED_MAX: usize = 2;
+
+/// The kernel's number for the poll of the first watched descriptor; operations have small ones.
+const WATCH: u64 = u64::MAX - WATCHED_MAX as u64;
+/// Its number for the end of such a poll.
+const UNWATCH: u64 = u64::MAX;
 
 /// Everything a ring may do.
-const OPERATIONS: [u8; 6] = [
+const OPERATIONS: [u8; 8] = [
     opcode::Read::CODE,
     opcode::Write::CODE,
     opcode::Readv::CODE,
     opcode::Writev::CODE,
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
+    opcode::PollAdd::CODE,
+    opcode::PollRemove::CODE,
 ];
 
 /// What to do with a file.
@@ -107,6 +121,36 @@ pub fn waiters() -> usize {
     WAITERS.load(Ordering::Relaxed)
 }
 
+/// Descriptors that end a sleep beside the ring's own operations.
+#[derive(Default)]
+struct Watches {
+    /// How many there are, at most [`WATCHED_MAX`].
+    count: usize,
+    /// Which have a poll in the kernel.
+    armed: [bool; WATCHED_MAX],
+    /// Something was heard of one, and nobody slept since.
+    rang: bool,
+    /// Completions that were there when the last rest ended: whoever rested looks at everything
+    /// after that, so that these need not end another rest.
+    known: usize,
+    /// The kernel cannot poll one of them, or not more than once.
+    refused: bool,
+}
+
+impl Watches {
+    /// Takes in what the kernel says of a poll. `known`: it was there when the last rest ended.
+    fn heard(&mut self, number: u64, completion: &cqueue::Entry, known: bool) {
+        if number == UNWATCH {
+            return;
+        }
+        self.rang |= !known;
+        if !cqueue::more(completion.flags()) {
+            self.armed[(number - WATCH) as usize] = false;
+        }
+        self.refused |= completion.result() < 0;
+    }
+}
+
 /// A ring. Belongs to one thread at a time.
 pub struct Ring {
     uring: IoUring,
@@ -114,6 +158,9 @@ pub struct Ring {
     slots: ManuallyDrop<Vec<Slot>>,
     free: Vec<usize>,
     unsubmitted: usize,
+    /// Its files; those that are watched come behind them.
+    files: usize,
+    watches: Watches,
 }
 
 // SAFETY: the raw pointers in `slots` lead to memory that the slots themselves own.
@@ -135,12 +182,15 @@ impl Ring {
             }
             built => built?,
         };
-        let raw: Vec<RawFd> = files.iter().map(|file| file.as_raw_fd()).collect();
+        // Behind the files, room for what is watched: -1 is nothing.
+        let raw = files.iter().map(|file| file.as_raw_fd());
+        let raw: Vec<RawFd> = raw.chain([-1; WATCHED_MAX]).collect();
         let submitter = uring.submitter();
         submitter.register_files(&raw)?;
         let fixed = Flags::FIXED_FILE.bits();
         let mut rules: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
         rules.push(Restriction::register_op(UNREGISTER_FILES));
+        rules.push(Restriction::register_op(UPDATE_FILES));
         rules.push(Restriction::sqe_flags_allowed(fixed));
         rules.push(Restriction::sqe_flags_required(fixed));
         submitter.register_restrictions(&mut rules)?;
@@ -148,7 +198,24 @@ impl Ring {
         let count = uring.params().sq_entries() as usize;
         let slots = (0..count).map(|_| Slot::default()).collect();
         let free = (0..count).rev().collect();
-        Ok(Ring { uring, slots: ManuallyDrop::new(slots), free, unsubmitted: 0 })
+        let (slots, watches) = (ManuallyDrop::new(slots), Watches::default());
+        Ok(Ring { uring, slots, free, unsubmitted: 0, files: files.len(), watches })
+    }
+
+    /// From now on [`rest`](Ring::rest) also ends when one of these, [`WATCHED_MAX`] at most,
+    /// becomes readable. They are polled, never read: whoever writes to one again wakes again. To
+    /// be called once.
+    ///
+    /// # Errors
+    /// `EINVAL` for too many, or a second call; the kernel's.
+    pub fn watch(&mut self, inputs: &[BorrowedFd<'_>]) -> Result<()> {
+        if self.watches.count > 0 || inputs.len() > WATCHED_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let raw: Vec<RawFd> = inputs.iter().map(|input| input.as_raw_fd()).collect();
+        self.uring.submitter().register_files_update(self.files as u32, &raw)?;
+        self.watches.count = inputs.len();
+        Ok(())
     }
 
     /// Operations in flight, submitted or not.
@@ -191,14 +258,80 @@ impl Ring {
         }
     }
 
+    /// Starts what was pushed and sleeps until something is over, or a watched descriptor has
+    /// become readable since it slept last; all in one trip to the kernel. May return early. False,
+    /// at once and with nothing started: nothing is watched, or the kernel cannot.
+    pub fn rest(&mut self) -> bool {
+        if self.watches.count == 0 || self.watches.refused {
+            return false;
+        }
+        self.arm();
+        if std::mem::take(&mut self.watches.rang) || !self.uring.completion().is_empty() {
+            self.submit();
+        } else {
+            let waiting = usize::from(self.in_flight() > 0);
+            WAITERS.fetch_add(waiting, Ordering::Relaxed);
+            self.enter(1);
+            WAITERS.fetch_sub(waiting, Ordering::Relaxed);
+        }
+        self.watches.known = self.uring.completion().len();
+        true
+    }
+
+    /// Has the kernel poll what is watched.
+    fn arm(&mut self) {
+        for index in 0..self.watches.count {
+            if !self.watches.armed[index] {
+                let file = Fixed((self.files + index) as u32);
+                let poll = opcode::PollAdd::new(file, libc::POLLIN as u32).multi(true);
+                self.watches.armed[index] = true;
+                self.push_poll(poll.build().user_data(WATCH + index as u64));
+            }
+        }
+    }
+
+    /// Takes in an entry about a poll, which has no memory.
+    fn push_poll(&mut self, entry: Entry) {
+        if self.uring.submission().is_full() {
+            self.enter(0);
+        }
+        let entry = entry.flags(Flags::FIXED_FILE);
+        // SAFETY: the entry names no memory.
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        assert!(pushed.is_ok(), "there is room in an empty queue");
+        self.unsubmitted += 1;
+    }
+
+    /// Ends all polls: files are not let go of as long as there are any.
+    fn disarm(&mut self) {
+        for index in 0..self.watches.count {
+            if self.watches.armed[index] {
+                let end = opcode::PollRemove::new(WATCH + index as u64);
+                self.push_poll(end.build().user_data(UNWATCH));
+            }
+        }
+        while self.watches.armed.contains(&true) {
+            self.enter(1);
+            while self.reap().is_some() {}
+        }
+    }
+
     /// The next operation that is over.
     pub fn reap(&mut self) -> Option<Finished> {
-        let mut completion = self.uring.completion().next();
-        if completion.is_none() && self.uring.submission().taskrun() {
-            self.enter(0);
-            completion = self.uring.completion().next();
-        }
-        let completion = completion?;
+        let completion = loop {
+            let mut completion = self.uring.completion().next();
+            if completion.is_none() && self.uring.submission().taskrun() {
+                self.enter(0);
+                completion = self.uring.completion().next();
+            }
+            let completion = completion?;
+            let known = self.watches.known > 0;
+            self.watches.known -= usize::from(known);
+            match completion.user_data() {
+                number @ WATCH.. => self.watches.heard(number, &completion, known),
+                _ => break completion,
+            }
+        };
         let index = usize::try_from(completion.user_data()).ok()?;
         let operation = self.slots.get_mut(index)?.operation.take()?;
         self.free.push(index);
@@ -241,6 +374,7 @@ impl Drop for Ring {
             self.wait();
             while self.reap().is_some() {}
         }
+        self.disarm();
         let _ = self.uring.submitter().unregister_files();
         // SAFETY: nothing is in flight, so the kernel holds no address any more; not used again.
         unsafe { ManuallyDrop::drop(&mut self.slots) }
@@ -371,6 +505,53 @@ mod tests {
         assert_eq!(crate::lock::is_locked(&file, 0, 1), Ok(true), "the ring has it");
         drop(locked);
         assert_eq!(crate::lock::is_locked(&file, 0, 1), Ok(false));
+    }
+
+    #[test]
+    fn a_rest_ends_with_what_is_watched_each_time_and_nothing_is_slept_over() {
+        use std::sync::atomic::AtomicU64;
+        let file = tempfile::tempfile().expect("file");
+        let Some(mut ring) = ring(&file, 4) else { return println!("SKIP: no io_uring here") };
+        let events = [(); 2].map(|()| crate::event::eventfd().expect("event"));
+        assert!(!ring.rest(), "nothing to wait for");
+        ring.watch(&[events[0].as_fd(), events[1].as_fd()]).expect("watched");
+        assert_eq!(ring.watch(&[]), Err(Errno::EINVAL), "once");
+        let mut rest = |seen: &dyn Fn() -> bool| {
+            while !seen() {
+                if !ring.rest() {
+                    return false;
+                }
+                while ring.reap().is_some() {}
+            }
+            true
+        };
+        // Nobody reads the events: each write of them wakes all the same.
+        let rung = AtomicU64::new(0);
+        for round in 1..=6 {
+            let rested = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(5));
+                    rung.store(round, Ordering::SeqCst);
+                    crate::event::notify(&events[round as usize % 2]);
+                });
+                rest(&|| rung.load(Ordering::SeqCst) == round)
+            });
+            if !rested {
+                return println!("SKIP: the kernel cannot poll more than once");
+            }
+        }
+        // What was taken in on the way to something else still ends the next rest.
+        crate::event::notify(&events[0]);
+        assert!(ring.reap().is_none());
+        assert!(ring.rest());
+        // Operations go on beside it, and dropping it waits for nothing.
+        let write = Action::Write { durable: false };
+        ring.push(operation(write, 0, vec![Buffer::zeroed(512)])).expect("room");
+        while ring.in_flight() > 0 {
+            assert!(ring.rest());
+            while ring.reap().is_some() {}
+        }
+        drop(ring);
     }
 
     #[test]

@@ -198,4 +198,12 @@ impl Channel for CachedChannel {
     fn event(&self) -> Option<BorrowedFd<'_>> {
         self.road.event()
     }
+
+    fn watch(&mut self, inputs: &[BorrowedFd<'_>]) -> bool {
+        self.road.watch(inputs)
+    }
+
+    fn rest(&mut self) -> bool {
+        self.road.rest()
+    }
 }

@@ -276,4 +276,14 @@ impl Road for HostRoad {
     fn event(&self) -> Option<BorrowedFd<'_>> {
         self.bell.fd()
     }
+
+    fn watch(&mut self, inputs: &[BorrowedFd<'_>]) -> bool {
+        self.cached.watch(inputs)
+    }
+
+    /// Where all that is under way goes through the page cache.
+    fn rest(&mut self) -> bool {
+        let alone = self.waiting.is_empty() && self.arrived.is_empty();
+        alone && !self.in_flight(Way::Direct) && self.cached.rest()
+    }
 }

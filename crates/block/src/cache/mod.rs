@@ -66,4 +66,14 @@ pub trait Road: Send {
 
     /// As [`crate::device::Channel::event`].
     fn event(&self) -> Option<BorrowedFd<'_>>;
+
+    /// As [`crate::device::Channel::watch`].
+    fn watch(&mut self, _inputs: &[BorrowedFd<'_>]) -> bool {
+        false
+    }
+
+    /// As [`crate::device::Channel::rest`].
+    fn rest(&mut self) -> bool {
+        false
+    }
 }

@@ -373,6 +373,15 @@ impl Channel for EngineChannel {
         let events = self.events.get_or_init(|| self.new_events());
         Some(events.as_ref()?.as_fd())
     }
+
+    fn watch(&mut self, inputs: &[BorrowedFd<'_>]) -> bool {
+        self.below.watch(inputs)
+    }
+
+    fn rest(&mut self) -> bool {
+        // What is held waits for more than the medium.
+        self.held.is_empty() && self.below.rest()
+    }
 }
 
 impl Drop for EngineChannel {

@@ -85,4 +85,12 @@ impl Channel for RingChannel {
     fn event(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ring.as_fd())
     }
+
+    fn watch(&mut self, inputs: &[BorrowedFd<'_>]) -> bool {
+        self.ring.watch(inputs).is_ok()
+    }
+
+    fn rest(&mut self) -> bool {
+        self.ring.rest()
+    }
 }

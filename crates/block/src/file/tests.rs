@@ -190,3 +190,47 @@ fn a_channel_says_when_it_has_something() {
     }
     assert_eq!(done.len(), 1);
 }
+
+#[test]
+fn a_channel_rests_until_something_is_over_or_a_watched_descriptor_changes() {
+    use crate::freeze::Freezable;
+    let disks = [Disk::new(MIB), Disk::new(MIB)];
+    let event = polylane_sys::event::eventfd().expect("event");
+    let device = Freezable::new(disks[0].open(Way::Ring, true));
+    let mut channel = device.clone().channel();
+    if !channel.watch(&[event.as_fd()]) {
+        return println!("SKIP: no io_uring here");
+    }
+    // Nobody polls before the rest, which has to start the request itself.
+    let served = |channel: &mut dyn Channel| {
+        let read = Request::with_data(Op::Read, Sector(0), vec![Buffer::zeroed(4096)], 5);
+        assert!(matches!(channel.submit(read), crate::Submitted::Pending));
+        let mut done = Vec::new();
+        while done.is_empty() {
+            if !channel.rest() {
+                channel.park();
+                channel.poll(&mut done);
+                return false;
+            }
+            channel.poll(&mut done);
+        }
+        done[0].result.is_ok()
+    };
+    if !served(&mut *channel) {
+        return println!("SKIP: the kernel cannot poll more than once");
+    }
+    let frozen = device.freeze(std::time::Duration::from_secs(30)).expect("freeze");
+    let flush = Request::without_data(Op::Flush, Sector(0), 0, 1);
+    assert!(matches!(channel.submit(flush), crate::Submitted::Pending));
+    assert!(!channel.rest(), "what waits for the thaw is nothing to rest for");
+    frozen.replace(disks[1].open(Way::Ring, true)).expect("replace");
+    drop(frozen);
+    let mut done = Vec::new();
+    while done.is_empty() {
+        channel.poll(&mut done);
+        channel.park();
+    }
+    assert!(served(&mut *channel), "the device that took its place watches, too");
+    polylane_sys::event::notify(&event);
+    assert!(channel.rest());
+}

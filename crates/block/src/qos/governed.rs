@@ -391,6 +391,14 @@ impl Channel for GovernedChannel {
     fn event(&self) -> Option<BorrowedFd<'_>> {
         if self.kept.is_empty() && self.ready.is_empty() { self.inner.event() } else { None }
     }
+
+    fn watch(&mut self, inputs: &[BorrowedFd<'_>]) -> bool {
+        self.inner.watch(inputs)
+    }
+
+    fn rest(&mut self) -> bool {
+        self.kept.is_empty() && self.ready.is_empty() && self.inner.rest()
+    }
 }
 
 impl Drop for GovernedChannel {

@@ -57,6 +57,8 @@ pub(crate) struct Work<T> {
     bytes: usize,
     small: Vec<Buffer>,
     large: Vec<Buffer>,
+    /// The channel was told of descriptors that end its rest.
+    watches: bool,
 }
 
 impl<T> Work<T> {
@@ -71,7 +73,13 @@ impl<T> Work<T> {
             bytes: 0,
             small: Vec::new(),
             large: Vec::new(),
+            watches: false,
         }
+    }
+
+    /// Has [`rest`](Work::rest) end for these two as well. To be called once.
+    pub(crate) fn watch(&mut self, input: BorrowedFd<'_>, stop: BorrowedFd<'_>) {
+        self.watches = self.channel.watch(&[input, stop]);
     }
 
     /// Whether nothing is under way.
@@ -154,6 +162,18 @@ impl<T> Work<T> {
         let owner = self.owners[index].take();
         self.free.push(index);
         owner.map(|owner| (owner, completion))
+    }
+
+    /// Whether [`rest`](Work::rest) is worth trying.
+    pub(crate) fn watches(&self) -> bool {
+        self.watches
+    }
+
+    /// Starts what the device was given and sleeps, all in one: until something is over or what is
+    /// [watched](Work::watch) changes; may come back early. False, at once: it cannot just now;
+    /// [`next`](Work::next) and then [`wait`](Work::wait) do it.
+    pub(crate) fn rest(&mut self) -> bool {
+        self.watches && (!self.done.is_empty() || self.channel.rest())
     }
 
     /// Sleeps until something is over, `input` is readable or `stop` is. To be called when

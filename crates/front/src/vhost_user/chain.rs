@@ -134,27 +134,37 @@ pub(super) fn bytes(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.len)).sum()
 }
 
-/// Cuts segments in two, `at` bytes from their beginning.
-pub(super) fn split(segments: &[Segment], at: u64) -> (Vec<Segment>, Vec<Segment>) {
-    let (mut before, mut after) = (Vec::with_capacity(segments.len()), Vec::new());
-    let mut left = at;
-    for segment in segments {
+/// Takes the first `count` bytes off.
+pub(super) fn cut_first(segments: &mut Vec<Segment>, count: u64) {
+    let mut left = count;
+    for segment in segments.iter_mut() {
         let here = left.min(u64::from(segment.len)) as u32;
         left -= u64::from(here);
-        if here > 0 {
-            before.push(Segment { len: here, ..*segment });
-        }
-        if here < segment.len {
-            let address = segment.address.unchecked_add(u64::from(here));
-            after.push(Segment { address, len: segment.len - here });
-        }
+        segment.address = segment.address.unchecked_add(u64::from(here));
+        segment.len -= here;
     }
-    (before, after)
+    segments.retain(|segment| segment.len > 0);
 }
 
-/// Copies guest memory out. False: it is gone.
+/// Takes the last byte off. `None`: there is none.
+pub(super) fn cut_last(segments: &mut Vec<Segment>) -> Option<Segment> {
+    let last = segments.last_mut()?;
+    // None is empty: see `Chain::push`.
+    let len = last.len.checked_sub(1)?;
+    let byte = Segment { address: last.address.unchecked_add(u64::from(len)), len: 1 };
+    last.len = len;
+    if len == 0 {
+        segments.pop();
+    }
+    Some(byte)
+}
+
+/// Copies guest memory out, as much as there is room for. False: it is gone, or too little.
 pub(super) fn copy_out(memory: &Mapped, segments: &[Segment], mut into: &mut [u8]) -> bool {
     for segment in segments {
+        if into.is_empty() {
+            return true;
+        }
         let count = into.len().min(segment.len as usize);
         let (head, rest) = into.split_at_mut(count);
         if memory.read_slice(head, segment.address).is_err() {

@@ -10,7 +10,7 @@
 
 use polylane_block::{Error, Op, Sector};
 
-use super::chain::{Chain, Malformed, Segment, bytes, copy_out, split};
+use super::chain::{Chain, Malformed, Segment, bytes, copy_out, cut_first, cut_last};
 use super::config::{RANGE_SECTORS_MAX, REQUEST_BYTES_MAX};
 use super::memory::Mapped;
 
@@ -56,15 +56,15 @@ impl Parsed {
     ///
     /// # Errors
     /// It has no header, or no place for a status.
-    pub(super) fn read(memory: &Mapped, chain: &Chain, durable: bool) -> Result<Parsed, Malformed> {
+    pub(super) fn read(memory: &Mapped, chain: Chain, durable: bool) -> Result<Parsed, Malformed> {
+        let Chain { readable: mut payload, writable: mut into } = chain;
         let mut header = [0; HEADER_BYTES as usize];
-        let (head, payload) = split(&chain.readable, HEADER_BYTES);
-        if !copy_out(memory, &head, &mut header) {
+        if !copy_out(memory, &payload, &mut header) {
             return Err(Malformed);
         }
-        let room = bytes(&chain.writable).checked_sub(1).ok_or(Malformed)?;
-        let (into, status) = split(&chain.writable, room);
-        let [status] = status[..] else { return Err(Malformed) };
+        cut_first(&mut payload, HEADER_BYTES);
+        let status = cut_last(&mut into).ok_or(Malformed)?;
+        let room = bytes(&into);
         let [t0, t1, t2, t3, _, _, _, _, rest @ ..] = header;
         let sector = Sector(u64::from_le_bytes(rest));
         let want = match u32::from_le_bytes([t0, t1, t2, t3]) {

@@ -7,6 +7,11 @@
 //! moment, longer when looking paid last time; then it asks to be kicked, looks once more, and
 //! sleeps on kick, channel and stop together.
 //!
+//! With many under way a round is two trips to the kernel: what the disk has done is answered, and
+//! the guest told of it, before what the guest wants next is started: that takes a while, in which
+//! the guest works. Starting it and sleeping until the disk, the guest or the owner has something
+//! are then one call, where the channel can do that.
+//!
 //! A guest that has one request at a time, again and again, is served by calls that wait: whoever
 //! waits for one request pays for a trip through a ring and two more switches otherwise.
 //!
@@ -81,6 +86,8 @@ impl Worker {
     /// The host has no more descriptors or threads.
     pub(super) fn start(setup: Setup, export: &Export, index: usize) -> io::Result<Worker> {
         let stop = Bell::new()?;
+        let mut work = Work::new(&export.device);
+        work.watch(setup.kick.as_fd(), stop.as_fd());
         let ring = Ring {
             memory: setup.memory,
             table: GuestAddress(setup.queue.desc_table()),
@@ -90,7 +97,7 @@ impl Worker {
             durable: setup.durable,
             area: setup.area,
             left_over: setup.left_over.into(),
-            work: Work::new(&export.device),
+            work,
             under_way: 0,
             single: export.device.clone().waiting_channel(),
             alone: 0,
@@ -151,8 +158,9 @@ impl Ring {
         let (mut looks, mut looked) = (LOOKS_MIN, 0);
         self.quiet();
         loop {
-            let took = self.take();
             let ended = self.finish();
+            self.interrupt();
+            let took = self.take();
             if self.kicked && (took || !ended) {
                 self.kicked = false;
                 event::drain(&self.kick);
@@ -163,6 +171,9 @@ impl Ring {
                     looks = (looks * 2).min(LOOKS_MAX);
                 }
                 looked = 0;
+                if self.under_way > FEW && self.work.watches() {
+                    self.rest();
+                }
                 continue;
             }
             if self.stop.is_rung() && self.work.is_idle() {
@@ -215,7 +226,7 @@ impl Ring {
     fn begin(&mut self, head: u16) {
         let durable = self.durable.load(Ordering::Relaxed);
         let parsed = Chain::walk(&self.memory, self.table, self.queue.size(), head)
-            .and_then(|chain| Parsed::read(&self.memory, &chain, durable));
+            .and_then(|chain| Parsed::read(&self.memory, chain, durable));
         let Ok(Parsed { want, status }) = parsed else {
             // Nobody to tell what was wrong: there is no place for a status.
             return self.put(head, 0);
@@ -377,16 +388,41 @@ impl Ring {
         self.broken |= self.queue.disable_notification(&self.memory).is_err();
     }
 
-    fn sleep(&mut self) {
-        let stopping = self.stop.is_rung();
-        let listens = !stopping && !self.broken && !self.work.is_full();
+    /// Asks to be kicked, where that helps. `None`: more has come in between.
+    fn listen(&mut self) -> Option<bool> {
+        let listens = !self.stop.is_rung() && !self.broken && !self.work.is_full();
         if listens {
             match self.queue.enable_notification(&self.memory) {
-                // More has come in between.
-                Ok(true) => return self.quiet(),
+                Ok(true) => {
+                    self.quiet();
+                    return None;
+                }
                 Ok(false) => {}
                 Err(_) => self.broken = true,
             }
+        }
+        Some(listens)
+    }
+
+    /// Starts what was taken and sleeps, where the channel does both in one.
+    fn rest(&mut self) {
+        if let Some(listens) = self.listen() {
+            self.work.rest();
+            if listens {
+                self.quiet();
+            }
+        }
+    }
+
+    fn sleep(&mut self) {
+        let Some(listens) = self.listen() else { return };
+        let stopping = self.stop.is_rung();
+        // Whoever is asked to stop and has nothing under way is not to sleep any more.
+        if !(stopping && self.work.is_idle()) && self.work.rest() {
+            if listens {
+                self.quiet();
+            }
+            return;
         }
         let kick = listens.then(|| self.kick.as_fd());
         let stop = (!stopping).then(|| self.stop.as_fd());

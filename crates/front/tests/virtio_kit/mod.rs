@@ -1,8 +1,8 @@
-//! A server on memory, and what is asked of it.
+//! A server on memory, or on a file, and what is asked of it.
 
 pub mod hostile;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use polylane_base::rng::Rng;
 use polylane_base::sync::Arc;
+use polylane_block::file::{FileDevice, Way};
+use polylane_block::image;
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_block::{BlockDevice, Channel, Completion, Op, Request, Sector, Submitted};
@@ -24,19 +26,19 @@ pub const SECTORS: u64 = 4096;
 /// No test takes longer than this, on the slowest of machines.
 const TIME_MAX: Duration = Duration::from_secs(120);
 
-/// Memory that counts durable writes.
+/// A device that counts durable writes.
 struct Counting {
-    ram: Arc<RamDevice>,
+    inner: Arc<dyn BlockDevice>,
     durable: AtomicU64,
 }
 
 impl BlockDevice for Counting {
     fn sector_count(&self) -> u64 {
-        self.ram.sector_count()
+        self.inner.sector_count()
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {
-        Box::new(CountingChannel { inner: self.ram.clone().channel(), device: self })
+        Box::new(CountingChannel { inner: self.inner.clone().channel(), device: self })
     }
 }
 
@@ -59,6 +61,18 @@ impl Channel for CountingChannel {
     fn park(&mut self) {
         self.inner.park();
     }
+
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.event()
+    }
+
+    fn watch(&mut self, inputs: &[BorrowedFd<'_>]) -> bool {
+        self.inner.watch(inputs)
+    }
+
+    fn rest(&mut self) -> bool {
+        self.inner.rest()
+    }
 }
 
 /// A server at a socket, and its device.
@@ -77,13 +91,28 @@ impl House {
         House { _limit: Some(Limit::new("a virtio server under test")), ..House::lasting() }
     }
 
+    /// The same on a file, past the page cache and by io_uring where the host has that: its rings
+    /// wait for disk and guest in one.
+    pub fn on_file() -> House {
+        let dir = tempfile::tempdir().expect("dir");
+        let volume = dir.path().join("volume");
+        std::fs::write(&volume, vec![0; SECTORS as usize * 512]).expect("fill");
+        let files = image::open(&volume).expect("open");
+        let device = FileDevice::open(files, Way::Ring).expect("device");
+        let limit = Some(Limit::new("a virtio server under test, on a file"));
+        House { _limit: limit, ..House::at(dir, device) }
+    }
+
     /// For a process that somebody else watches.
     pub fn lasting() -> House {
         let dir = tempfile::tempdir().expect("dir");
+        House::at(dir, Arc::new(RamDevice::new(SECTORS)))
+    }
+
+    fn at(dir: tempfile::TempDir, inner: Arc<dyn BlockDevice>) -> House {
         let path = dir.path().join("socket");
         let door = OwnedFd::from(UnixListener::bind(&path).expect("bind"));
-        let ram = Arc::new(RamDevice::new(SECTORS));
-        let device = Arc::new(Counting { ram, durable: AtomicU64::default() });
+        let device = Arc::new(Counting { inner, durable: AtomicU64::default() });
         let mut house = House { _dir: dir, path, door, device, server: None, _limit: None };
         house.serve();
         house
