@@ -210,6 +210,57 @@ fn an_attachment_shares_its_device() {
     place.detach();
 }
 
+/// What fio gets through to a device at random places in half a second to three: requests and bytes
+/// per second.
+fn achieved(device: &str, bytes: &str) -> [f64; 2] {
+    let said = sh(&format!(
+        "fio --name=limit --filename={device} --rw=randwrite --bs={bytes} --direct=1 --size=48m \
+         --ioengine=libaio --iodepth=8 --time_based --runtime=3 --ramp_time=500ms \
+         --output-format=json"
+    ));
+    let found: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let write = &found["jobs"][0]["write"];
+    [&write["iops"], &write["bw_bytes"]].map(|rate| rate.as_f64().expect("a number"))
+}
+
+/// Asks fio again until what it gets is within these: beside other tests it may get less.
+fn until_achieved(device: &str, bytes: &str, index: usize, range: std::ops::Range<f64>) {
+    let (start, mut seen) = (Instant::now(), Vec::new());
+    while start.elapsed() < LOAD_TIME_MAX {
+        let rate = achieved(device, bytes)[index];
+        if range.contains(&rate) {
+            return;
+        }
+        seen.push(rate);
+    }
+    panic!("waited for a rate in {range:?}; seen: {seen:?}");
+}
+
+/// Limits of an attachment hold from the start and as they are changed, by the count of whoever
+/// writes to the device.
+#[test]
+fn limits_of_an_attachment_hold_and_change() {
+    let test = "limits_of_an_attachment_hold_and_change";
+    if no_loop(test) || lacks(test, &["fio"]) {
+        return;
+    }
+    let place = Place::new("64M");
+    let limits = ["--via", "loop", "--max-iops", "100", "--latency", "500ms"];
+    let device = place.attach(&limits).display().to_string();
+    until_achieved(&device, "4k", 0, 60.0..130.0);
+    let set = |words: &[&str]| good(&place.polylane(&[&["pool", "set", &device], words].concat()));
+    set(&["--max-iops", "300"]);
+    until_achieved(&device, "4k", 0, 180.0..390.0);
+    // Where more would get through, which shows that it was the limit that held.
+    set(&["--max-iops", "0", "--max-bandwidth", "0"]);
+    until_achieved(&device, "4k", 0, 400.0..f64::INFINITY);
+    set(&["--max-bandwidth", "2M"]);
+    until_achieved(&device, "64k", 1, 1.2e6..2.7e6);
+    set(&["--max-bandwidth", "0", "--min-iops", "50", "--latency", "0"]);
+    until_achieved(&device, "64k", 1, 3e6..f64::INFINITY);
+    place.detach();
+}
+
 #[test]
 fn attachments_are_listed_held_and_told_apart() {
     let place = Place::new("16M");

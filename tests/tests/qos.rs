@@ -35,6 +35,10 @@ impl Writer {
     fn start(dir: &Path, options: &str) -> Writer {
         let script = "while :; do dd if=/dev/zero of=/lane/f bs=4k count=16 conv=notrunc,fsync \
             2>/dev/null || sleep 0.05; done";
+        Writer::with(dir, options, script)
+    }
+
+    fn with(dir: &Path, options: &str, script: &str) -> Writer {
         let options = format!("--no-preload --size 64M {options} --volume");
         let run = Run::new(&options).env("XDG_STATE_HOME", dir);
         let count = fs::read_dir(dir).map_or(0, |entries| entries.count());
@@ -272,6 +276,97 @@ fn limits_of_a_person_hold_and_are_lifted() {
     // Not to wait for its last bytes at that rate.
     set(&["--max-bandwidth", "0"]);
     writer.end();
+}
+
+/// Something that ends with this.
+struct Flood(std::process::Child);
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Flood {
+    /// Reads a file at random places, as fast as the disk does, in this control group.
+    fn start(group: &Path, file: &Path) -> Flood {
+        let script = format!(
+            "echo $$ > {}/cgroup.procs && exec fio --name=flood --filename={} --size=128m \
+             --rw=randread --bs=4k --direct=1 --ioengine=libaio --iodepth=32 --thread \
+             --time_based --runtime=600 --output=/dev/null",
+            group.display(),
+            file.display()
+        );
+        Flood(Command::new("sh").args(["-c", &script]).spawn().expect("sh"))
+    }
+}
+
+/// Where version 1 counts and throttles what groups do at a device.
+const BLKIO: &str = "/sys/fs/cgroup/blkio";
+
+/// Requests that a group has read from a device so far, as the kernel counts them.
+fn reads_of(group: &Path, device: &str) -> u64 {
+    let text = fs::read_to_string(group.join("blkio.throttle.io_serviced")).unwrap_or_default();
+    let line = format!("{device} Read ");
+    let found = text.lines().find_map(|text| text.strip_prefix(&line)?.parse().ok());
+    found.unwrap_or(0)
+}
+
+/// A lane whose process does more at the disk than it says is held to its share by the kernel, and
+/// let go when it no longer does. What is added to the service here says nothing at all.
+#[test]
+fn a_lane_that_lies_is_held_to_its_share_by_the_kernel() {
+    let test = "a_lane_that_lies_is_held_to_its_share_by_the_kernel";
+    let throttle = Path::new(BLKIO).join("blkio.throttle.read_iops_device");
+    if let Err(error) = fs::OpenOptions::new().write(true).open(&throttle) {
+        return polylane_tests::skip(test, &format!("{}: {error}", throttle.display()));
+    }
+    let Some((dir, _alone)) = place(test) else { return };
+    if lacks(test, &["fio"]) {
+        return;
+    }
+    let script = "for i in 1 2 3 4; do (while :; do dd if=/dev/zero of=/lane/f$i bs=64k count=16 \
+        conv=notrunc,fsync 2>/dev/null || sleep 0.05; done) & done; wait";
+    let honest = Writer::with(dir.path(), "--qos ledger --weight 100", script);
+    let liar = Writer::start(dir.path(), "--qos ledger --weight 100");
+    let stats = liar.until("its group", |stats| stats["share"]["watched"] == true);
+    let device = stats["share"]["device"].as_str().expect("a device").replacen('-', ":", 1);
+    let service = liar.running().service();
+    let own = fs::read_to_string(format!("/proc/{service}/cgroup")).expect("its groups");
+    let own = own.lines().find_map(|line| line.split_once(":blkio:/")).expect("a group").1;
+    let group = Path::new(BLKIO).join(own);
+    assert!(own.ends_with("-io"), "{own}");
+
+    let rate = |time: u64| {
+        let (begin, before) = (Instant::now(), reads_of(&group, &device));
+        std::thread::sleep(Duration::from_millis(time));
+        (reads_of(&group, &device) - before) as f64 / begin.elapsed().as_secs_f64()
+    };
+    let bound = || liar.until("statistics", |_| true)["share"]["bound"].clone();
+    let reads = |bound: &Value| bound["read_requests"].as_f64().unwrap_or(f64::INFINITY);
+    let flood = Flood::start(&group, &dir.path().join("flood"));
+    let (start, mut best, mut seen) = (Instant::now(), 0.0_f64, Vec::new());
+    // Beside other tests the honest lane may want less for a while, and the bound go up.
+    loop {
+        let (before, got, after) = (bound(), rate(1500), bound());
+        if before.is_null() {
+            best = best.max(got);
+        }
+        seen.push((reads(&before), got, reads(&after)));
+        if got <= 1.25 * reads(&before).max(reads(&after)) && got <= 0.7 * best {
+            break;
+        }
+        assert!(start.elapsed() < 2 * PATIENCE, "its best {best}; bounds and rates: {seen:?}");
+    }
+    let (status, said) = polylane(&["top", "--once", "--interval", "0.2"]);
+    assert!(status == Some(0) && said.contains("bound"), "{said}");
+    assert!(honest.until("statistics", |_| true)["share"]["bound"].is_null());
+    drop(flood);
+    liar.until("its release", |stats| stats["share"]["bound"].is_null());
+    honest.end();
+    liar.end();
+    assert!(!group.exists(), "its group is gone with it");
 }
 
 /// Services and coordinators are killed at random instants; everybody has their part again.

@@ -14,7 +14,7 @@ use polylane_block::qos::model::{Device, SECOND, Scenario, Tenant, io, run};
 use polylane_block::qos::page::{Private, Terms, Words, lane};
 use polylane_block::qos::scenarios::{self, Case, Findings, PolicyName};
 use polylane_block::qos::share::{Claim, max_min};
-use polylane_block::qos::{Kind, Nanos, Policy, Verdict};
+use polylane_block::qos::{Io, Kind, Nanos, Policy, Verdict};
 
 fn findings(case: &Case, policy: PolicyName) -> Findings {
     Findings::of(case, &case.run(policy))
@@ -368,4 +368,79 @@ fn the_ledger_looks_seldom_while_nobody_does_anything_and_at_once_when_somebody_
     ledger.complete(now + 2, lane, &read);
     assert_eq!(look(&mut ledger, &mut now), SECOND / 10);
     assert_eq!(look(&mut ledger, &mut now), SECOND / 200);
+}
+
+/// A ledger with limits that somebody changes: when, whose, what.
+struct Changing {
+    ledger: Ledger,
+    changes: Vec<(Nanos, usize, Limits)>,
+}
+
+impl Policy for Changing {
+    fn add_lane(&mut self, weight: u32) -> usize {
+        self.ledger.add_lane(weight)
+    }
+
+    fn set_weight(&mut self, lane: usize, weight: u32) {
+        self.ledger.set_weight(lane, weight);
+    }
+
+    fn admit(&mut self, now: Nanos, lane: usize, io: &Io) -> Verdict {
+        self.ledger.admit(now, lane, io)
+    }
+
+    fn at_device(&mut self, requests: u64) {
+        self.ledger.at_device(requests);
+    }
+
+    fn complete(&mut self, now: Nanos, lane: usize, io: &Io) {
+        self.ledger.complete(now, lane, io);
+    }
+
+    fn tick(&mut self, now: Nanos) {
+        let (due, later) = self.changes.drain(..).partition(|(when, ..)| *when <= now);
+        self.changes = later;
+        let due: Vec<(Nanos, usize, Limits)> = due;
+        due.into_iter().for_each(|(_, lane, limits)| self.ledger.set_limits(lane, limits));
+        self.ledger.tick(now);
+    }
+
+    fn next_tick(&self) -> Nanos {
+        self.ledger.next_tick()
+    }
+}
+
+/// A light lane beside a heavy one on a device that does 100 000 requests of 4 KiB a second:
+/// minima of the light one, then maxima of the heavy one, each for two seconds.
+#[test]
+fn limits_of_lanes_hold_as_they_change() {
+    const PAGES_10K: Option<u64> = Some(10_000 * 4096);
+    let light = Limits { weight: 1, ..Limits::default() };
+    let heavy = Limits { weight: 100, ..Limits::default() };
+    let changes = vec![
+        (2, 0, Limits { requests_min: Some(20_000), ..light }),
+        (4, 0, Limits { bytes_min: PAGES_10K, ..light }),
+        (6, 0, light),
+        (6, 1, Limits { requests_max: Some(30_000), ..heavy }),
+        (8, 1, Limits { bytes_max: PAGES_10K, ..heavy }),
+    ];
+    let changes = changes.into_iter().map(|(at, lane, limits)| (at * SECOND, lane, limits));
+    let mut scenario = scenarios::all()[0].scenario.clone();
+    scenario.tenants = vec![Tenant::reader(1, 32), Tenant::reader(100, 32)];
+    scenario.until = 10 * SECOND;
+    let ledger = Ledger::new(CostModel::default(), Config::default());
+    let outcome = run(&scenario, Changing { ledger, changes: changes.collect() });
+    let rate = |lane: usize, second: u64| {
+        let (from, until) = (second * SECOND + SECOND / 2, (second + 2) * SECOND);
+        outcome.device_ns(lane, from, until) * SECOND / (until - from) / 10_000
+    };
+    let found: Vec<_> = (0..5).map(|step| [rate(0, 2 * step), rate(1, 2 * step)]).collect();
+    let within = |found: u64, least: u64, most: u64| (least..=most).contains(&found);
+    assert!(within(found[0][0], 500, 2_500), "by weight: {found:?}");
+    assert!(within(found[1][0], 19_000, 26_000), "a minimum of requests: {found:?}");
+    assert!(within(found[2][0], 9_500, 16_000), "a minimum of bytes: {found:?}");
+    assert!(within(found[3][1], 28_500, 31_000), "a maximum of requests: {found:?}");
+    assert!(found[3][0] > 60_000, "the light one has the rest: {found:?}");
+    assert!(within(found[4][1], 9_500, 10_500), "a maximum of bytes: {found:?}");
+    assert!(found[4][0] > 80_000, "the light one has the rest: {found:?}");
 }

@@ -138,7 +138,7 @@ fn words(pool: &Rates) -> [String; HEAD.len()] {
         pool.pool.clone(),
         or_dash(pool.weight.map(|weight| weight.to_string())),
         part(pool.entitled),
-        part(pool.achieved),
+        part(pool.achieved) + if pool.bound { " bound" } else { "" },
         short(pool.operations),
         or_dash(pool.iops.map(short)),
         or_dash(pool.read_bytes.map(short)),
@@ -179,6 +179,7 @@ mod tests {
             weight: Some(300),
             entitled: Some(0.75),
             achieved: Some(0.731),
+            bound: true,
             operations: 12_345.0,
             iops: Some(999.6),
             read_bytes: Some(4_096_000.0),
@@ -203,7 +204,16 @@ mod tests {
         let words: Vec<&str> = lines[2].split("  ").filter(|word| !word.is_empty()).collect();
         let words: Vec<&str> = words.iter().map(|word| word.trim()).collect();
         let expected = [
-            "web?[2J", "300", "75.0 %", "73.1 %", "12.3k", "1.0k", "4.1M", "0", "95/447", "1.2",
+            "web?[2J",
+            "300",
+            "75.0 %",
+            "73.1 % bound",
+            "12.3k",
+            "1.0k",
+            "4.1M",
+            "0",
+            "95/447",
+            "1.2",
             "50.0 %",
         ];
         assert_eq!(words[..11], expected);

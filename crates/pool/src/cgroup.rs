@@ -4,6 +4,10 @@
 //! that the supervisor itself is in (v1) or the nearest one above it that hands down what is needed
 //! (v2), so limits set from outside stay in force. Nothing is switched on in the host's own groups.
 //! A limit that cannot be set is said, never silently dropped.
+//!
+//! What a lane's service does at a device is counted in a group with nobody else in it. In version
+//! 1 that is one of its own; in version 2, where a process is in one group only, the pool's group
+//! is parted into one for the tenant and one for the service.
 
 use std::fs;
 use std::io;
@@ -13,6 +17,7 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::thread;
 
 use crate::cpus::CpuList;
+use crate::share::bound;
 
 /// How long a group may need to become empty after its last process ended.
 const EMPTY_WAIT_MAX: Duration = Duration::from_secs(5);
@@ -38,6 +43,29 @@ pub(crate) struct Group {
     pub(crate) dir: PathBuf,
     /// Files in it and what to write, in order, with the option that asked for it.
     settings: Vec<(&'static str, String, &'static str)>,
+    /// Its processes are in groups below it, by [`Leaf`].
+    parted: bool,
+}
+
+/// Whose process it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Leaf {
+    /// The tenant's.
+    Tenant,
+    /// The lane's service.
+    Service,
+}
+
+impl Leaf {
+    const ALL: [Leaf; 2] = [Leaf::Tenant, Leaf::Service];
+
+    /// Its directory in a parted group.
+    fn name(self) -> &'static str {
+        match self {
+            Leaf::Tenant => "tenant",
+            Leaf::Service => "service",
+        }
+    }
 }
 
 /// The groups for a pool and the options that no group can enforce.
@@ -47,6 +75,8 @@ pub(crate) struct Plan {
     pub(crate) groups: Vec<Group>,
     /// Options that nothing on this host enforces.
     pub(crate) not_enforced: Vec<&'static str>,
+    /// A group for what the service does at a device, which is made when there is reason to.
+    io: Option<PathBuf>,
 }
 
 /// Where the groups of this process are.
@@ -72,15 +102,26 @@ impl V2Parent {
 
 /// Plans the groups of pool `name` on this host. Changes nothing.
 pub(crate) fn plan(name: &str, limits: &Limits) -> Plan {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let host = Host::parse(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
-    plan_on(&host, name, limits)
+    plan_on(&Host::own(), name, limits)
+}
+
+/// Where what a process does at a device could be counted and limited, in a group of its own for
+/// `name`; `None` where it cannot.
+pub(crate) fn io_dir(name: &str) -> Option<PathBuf> {
+    io_dir_on(&Host::own(), name)
+}
+
+fn io_dir_on(host: &Host, name: &str) -> Option<PathBuf> {
+    let parent = match host.v1_dir("blkio") {
+        Some(dir) => dir.to_path_buf(),
+        None => host.v2_parent(&["io"])?.dir,
+    };
+    bound::usable(&parent).then(|| parent.join(format!("polylane-{name}-io")))
 }
 
 /// The version-1 and version-2 controllers of this host that a pool could use now: for `doctor`.
 pub(crate) fn usable_controllers() -> Vec<(&'static str, Option<&'static str>)> {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    let host = Host::parse(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+    let host = Host::own();
     ["memory", "cpuset", "cpu"]
         .into_iter()
         .map(|controller| {
@@ -98,6 +139,12 @@ pub(crate) fn usable_controllers() -> Vec<(&'static str, Option<&'static str>)> 
 }
 
 impl Host {
+    /// That of this process.
+    fn own() -> Host {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Host::parse(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"))
+    }
+
     fn parse(mountinfo: &str, own: &str) -> Host {
         let mut host = Host::default();
         for line in mountinfo.lines() {
@@ -227,23 +274,54 @@ impl Plan {
         let settings = settings.into_iter().map(|(file, value)| (file, value, option));
         match self.groups.iter_mut().find(|group| group.dir == dir) {
             Some(group) => group.settings.extend(settings),
-            None => self.groups.push(Group { dir, settings: settings.collect() }),
+            None => {
+                let settings = settings.collect();
+                self.groups.push(Group { dir, settings, parted: false });
+            }
         }
+    }
+
+    /// Where what the service does at a device can be counted and limited; parts the pool's group
+    /// for that where it has to. `None` where it cannot be.
+    pub(crate) fn watch_io(&mut self, name: &str) -> Option<PathBuf> {
+        self.watch_io_on(&Host::own(), name)
+    }
+
+    fn watch_io_on(&mut self, host: &Host, name: &str) -> Option<PathBuf> {
+        let dir = io_dir_on(host, name)?;
+        let own = host.v2.as_ref().filter(|_| host.v1_dir("blkio").is_none());
+        let mut groups = self.groups.iter_mut();
+        let pool = own.and_then(|(mount, _)| groups.find(|group| group.dir.starts_with(mount)));
+        let Some(pool) = pool else {
+            self.io = Some(dir.clone());
+            return Some(dir);
+        };
+        // In another place than where `io` is handed down it cannot be: a process is in one group.
+        pool.parted = pool.dir.parent() == dir.parent();
+        pool.parted.then(|| pool.dir.join(Leaf::Service.name()))
+    }
+
+    /// The directories of the groups, those below others first.
+    pub(crate) fn dirs(&self) -> Vec<PathBuf> {
+        let of = |group: &Group| {
+            let leaves = Leaf::ALL.into_iter().filter(|_| group.parted);
+            let leaves: Vec<_> = leaves.map(|leaf| group.dir.join(leaf.name())).collect();
+            leaves.into_iter().chain([group.dir.clone()])
+        };
+        self.io.iter().cloned().chain(self.groups.iter().flat_map(of)).collect()
     }
 
     /// Makes the groups and writes the limits; what fails moves to `not_enforced`.
     pub(crate) fn create(&mut self) {
-        for group in &self.groups {
-            let made = match fs::create_dir(&group.dir) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-                _ => Ok(()),
-            };
+        for group in &mut self.groups {
+            let made = make(&group.dir);
             for (file, value, option) in &group.settings {
                 let set = made.is_ok() && fs::write(group.dir.join(file), value).is_ok();
                 if !set && !self.not_enforced.contains(option) {
                     self.not_enforced.push(option);
                 }
             }
+            group.parted = group.parted && made.is_ok() && group.part().is_ok();
         }
     }
 
@@ -262,9 +340,10 @@ impl Plan {
     }
 
     /// Moves a process into the groups.
-    pub(crate) fn attach(&mut self, pid: u32) {
+    pub(crate) fn attach(&mut self, pid: u32, leaf: Leaf) {
         for group in &self.groups {
-            if fs::write(group.dir.join("cgroup.procs"), pid.to_string()).is_ok() {
+            let dir = if group.parted { group.dir.join(leaf.name()) } else { group.dir.clone() };
+            if enter(&dir, pid).is_ok() {
                 continue;
             }
             for (_, _, option) in &group.settings {
@@ -274,6 +353,29 @@ impl Plan {
             }
         }
     }
+}
+
+impl Group {
+    /// Makes the groups below it, and hands `io` down to them.
+    fn part(&self) -> io::Result<()> {
+        for leaf in Leaf::ALL {
+            make(&self.dir.join(leaf.name()))?;
+        }
+        fs::write(self.dir.join("cgroup.subtree_control"), "+io")
+    }
+}
+
+/// Makes a group that may be there already.
+pub(crate) fn make(dir: &Path) -> io::Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Moves a process into a group.
+pub(crate) fn enter(dir: &Path, pid: u32) -> io::Result<()> {
+    fs::write(dir.join("cgroup.procs"), pid.to_string())
 }
 
 /// Removes groups, waiting for their last processes to leave.
@@ -339,7 +441,7 @@ nonsense
         let slice = dir.path().join("slice/polylane-p");
         assert_eq!(dirs, std::slice::from_ref(&slice), "the nearest that has all");
         plan.create();
-        plan.attach(42);
+        plan.attach(42, Leaf::Tenant);
         assert!(plan.not_enforced.is_empty());
         let read = |path: PathBuf| fs::read_to_string(path).expect("setting");
         assert_eq!(read(slice.join("memory.max")), (64 << 20).to_string());
@@ -347,6 +449,45 @@ nonsense
         assert_eq!(read(slice.join("cgroup.procs")), "42");
         plan.reweigh(700);
         assert_eq!(read(slice.join("cpu.weight")), "700");
+    }
+
+    /// The kernel makes these files; here they are for it to be overwritten.
+    fn put_procs(dir: &Path) {
+        fs::create_dir_all(dir).expect("mkdir");
+        fs::write(dir.join("cgroup.procs"), "").expect("write");
+    }
+
+    #[test]
+    fn a_service_is_watched_in_a_group_of_its_own() {
+        let (dir, mut host) = v2_host();
+        let control = dir.path().join("slice/cgroup.subtree_control");
+        let mut plan = plan_on(&host, "p", &Limits::default());
+        assert_eq!(plan.watch_io_on(&host, "p"), None, "nobody hands io down");
+        fs::write(control, "memory io").expect("write");
+        let slice = dir.path().join("slice");
+        assert_eq!(plan.watch_io_on(&host, "p"), Some(slice.join("polylane-p-io")));
+        // Beside limits of version 2 the pool's group is parted.
+        let limits = Limits { memory: Some(64 << 20), ..Limits::default() };
+        let mut plan = plan_on(&host, "p", &limits);
+        let group = slice.join("polylane-p");
+        assert_eq!(plan.watch_io_on(&host, "p"), Some(group.join("service")));
+        let dirs = plan.dirs();
+        assert_eq!(dirs, [group.join("tenant"), group.join("service"), group.clone()]);
+        plan.create();
+        dirs.iter().for_each(|dir| put_procs(dir));
+        plan.attach(7, Leaf::Service);
+        plan.attach(8, Leaf::Tenant);
+        let read = |dir: &Path, name: &str| fs::read_to_string(dir.join(name)).expect("read");
+        assert_eq!(read(&group, "cgroup.subtree_control"), "+io");
+        let inside: Vec<_> = dirs.iter().map(|dir| read(dir, "cgroup.procs")).collect();
+        assert_eq!(inside, ["8", "7", ""]);
+        // Version 1 has a hierarchy of its own for it.
+        let blkio = dir.path().join("blkio");
+        fs::create_dir(&blkio).expect("mkdir");
+        host.v1 = vec![("blkio".to_string(), blkio.clone())];
+        assert_eq!(plan.watch_io_on(&host, "p"), None, "it cannot throttle");
+        fs::write(blkio.join("blkio.throttle.read_iops_device"), "").expect("write");
+        assert_eq!(plan.watch_io_on(&host, "p"), Some(blkio.join("polylane-p-io")));
     }
 
     /// A process that moves from one group of version 2 to another leaves the first one's limits.

@@ -180,8 +180,10 @@ fn keep(duty: Duty, supervisor: &OwnedFd, link: &Link) -> ! {
         let _ = rustix::process::pidfd_send_signal(&service, Signal::KILL);
     }
     drop(candidate);
-    if let Some(name) = name.and_then(|name| inherit(&dir, &name)) {
-        drop(Leftovers { name, groups });
+    match name {
+        Some(name) => drop(inherit(&dir, &name).map(|name| Leftovers { name, groups })),
+        // An engine's, which ends by itself.
+        None => cgroup::remove(&groups),
     }
     ns::exit_now(0)
 }

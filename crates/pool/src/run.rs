@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
@@ -13,7 +13,7 @@ use polylane_vfs::handover::{Heart, Store};
 use rustix::fs::{Mode, OFlags};
 
 use crate::build::Handed;
-use crate::cgroup::{self, Limits};
+use crate::cgroup::{self, Leaf, Limits};
 use crate::copying::Copies;
 use crate::cpus::CpuList;
 use crate::failure::{Failure, Result, say};
@@ -124,9 +124,9 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
     let limits =
         Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
     let mut groups = cgroup::plan(&name, &limits);
-    let group_dirs: Vec<_> = groups.groups.iter().map(|group| group.dir.clone()).collect();
     let runtime_dir = names::runtime_dir();
-    let (mut member, shares) = shares_of(&options, &handed, &runtime_dir, &name)?.unzip();
+    let (mut member, shares) = shares_of(&options, &handed, &name, &mut groups)?.unzip();
+    let group_dirs = groups.dirs();
     let keeper = Keeper::start(Duty {
         dir: runtime_dir.clone(),
         name: Some(name.clone()),
@@ -153,7 +153,7 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
         directory: working_directory(options.root),
     };
     let (init, link) = start_init(plan, rootless.is_some())?;
-    groups.attach(init.pid());
+    groups.attach(init.pid(), Leaf::Tenant);
     for option in &groups.not_enforced {
         say(not_enforced(option));
     }
@@ -204,7 +204,7 @@ fn run_on_kernel_fs(
     let limits =
         Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
     let mut groups = cgroup::plan(&name, &limits);
-    let group_dirs: Vec<_> = groups.groups.iter().map(|group| group.dir.clone()).collect();
+    let group_dirs = groups.dirs();
     let runtime_dir = names::runtime_dir();
     let disk = Disk::open(&path, lane, options.size, options.cache)?;
     let mounted = Some(disk.mounted());
@@ -227,7 +227,7 @@ fn run_on_kernel_fs(
             directory: working_directory(options.root),
         };
         let (init, link) = start_init(plan, false)?;
-        groups.attach(init.pid());
+        groups.attach(init.pid(), Leaf::Tenant);
         for option in &groups.not_enforced {
             say(not_enforced(option));
         }
@@ -240,16 +240,17 @@ fn run_on_kernel_fs(
 fn shares_of(
     options: &RunOptions,
     handed: &Handed,
-    dir: &Path,
     pool: &str,
+    groups: &mut cgroup::Plan,
 ) -> Result<Option<(Member, (Meeting, Profile))>> {
     // What the kernel serves nobody could charge.
     let shared = options.qos != Some(Policy::None) && options.kernel_fs.is_none();
     let Some(files) = handed.volume.first().filter(|_| shared) else { return Ok(None) };
-    let meeting = Meeting::of(dir, &files.plain)?;
+    let meeting = Meeting::of(&names::runtime_dir(), &files.plain)?;
     let wanted = Wanted { weight: options.weight, ..Wanted::default() };
-    let member = Member::new(meeting.clone(), pool, wanted, options.qos);
-    let profile = Profile::of(&meeting);
+    let mut member = Member::new(meeting.clone(), pool, wanted, options.qos);
+    member.watch_io(groups.watch_io(pool));
+    let profile = Profile::of(&meeting, &files.plain);
     Ok(Some((member, (meeting, profile))))
 }
 

@@ -314,6 +314,7 @@ impl Supervisor {
             let _ = service.link.send(&ToService::Share, &member.fds());
             log::event("share", member.describe());
         }
+        member.keep_io(service.process.pid());
     }
 
     /// A deadline has passed. An error ends everything: with the last descriptor of the FUSE device
@@ -427,7 +428,7 @@ impl Supervisor {
             Fork::Parent(child) => Process::new(child),
         };
         drop(other);
-        self.groups.attach(process.pid());
+        self.groups.attach(process.pid(), cgroup::Leaf::Service);
         self.keeper.watch(process.as_fd());
         if !wait_for(link.as_fd(), START_TIME_MAX) {
             return Err(Failure::failed("service: it does not start"));

@@ -47,7 +47,7 @@ impl Ground {
         std::fs::remove_file(&path).context("remove the file's name")?;
         let device = FileDevice::open(files?, FileWay::Ring).context("open the file")?;
         let device: Arc<dyn BlockDevice> = device;
-        let cost = calibrate::measure(&device, Duration::from_millis(300))?;
+        let cost = calibrate::measure(&device, Duration::from_millis(300))?.cost;
         report.notes.push(format!(
             "costs as measured before, in ns: read {} + {} per page, write {} + {}",
             cost.read.random_ns, cost.read.page_ns, cost.write.random_ns, cost.write.page_ns

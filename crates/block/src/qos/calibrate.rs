@@ -12,12 +12,14 @@
 //! long they keep others waiting differs too much from one to the next to be measured in a moment.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use polylane_base::rng::Rng;
 use polylane_sys::buffer::Buffer;
 
+use super::Nanos;
 use super::cost::{CostModel, Line, PAGE_BYTES};
+use super::governed::monotonic_ns;
 use crate::device::{
     BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted,
 };
@@ -31,24 +33,46 @@ const DEPTH: usize = 32;
 /// Bytes that the device must have.
 pub const BYTES_MIN: u64 = 16 << 20;
 
+/// What was measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Measured {
+    /// The costs.
+    pub cost: CostModel,
+    /// Requests that it took.
+    pub requests: u64,
+}
+
 /// Measures the costs on a device whose content does not matter: it is read **and written**. Takes
-/// six times `each`.
+/// six times `each`, and what is in flight after that.
 ///
 /// # Errors
 /// A request fails; [`Error::OutOfRange`] for a device that is smaller than [`BYTES_MIN`].
-pub fn measure(device: &Arc<dyn BlockDevice>, each: Duration) -> Result<CostModel, Error> {
+pub fn measure(device: &Arc<dyn BlockDevice>, each: Duration) -> Result<Measured, Error> {
+    measure_by(device, each, &monotonic_ns)
+}
+
+/// [`measure`] by another clock.
+fn measure_by(
+    device: &Arc<dyn BlockDevice>,
+    each: Duration,
+    clock: &dyn Fn() -> Nanos,
+) -> Result<Measured, Error> {
     if device.sector_count() * (SECTOR_BYTES as u64) < BYTES_MIN {
         return Err(Error::OutOfRange);
     }
-    let line = |op| {
-        let small = Probe { op, pages: 1, random: true }.time_ns(device, each)?;
-        let large = Probe { op, pages: LARGE_PAGES, random: true }.time_ns(device, each)?;
-        let next = Probe { op, pages: 1, random: false }.time_ns(device, each)?;
-        Ok::<_, Error>(solve(small, large, next))
+    let mut requests = 0;
+    let mut time = |op, pages, random| {
+        let (ns, sent) = Probe { op, pages, random }.time_ns(device, each, clock)?;
+        requests += sent;
+        Ok::<_, Error>(ns)
+    };
+    let mut line = |op| {
+        let (small, large) = (time(op, 1, true)?, time(op, LARGE_PAGES, true)?);
+        Ok::<_, Error>(solve(small, large, time(op, 1, false)?))
     };
     let (read, write) = (line(Op::Read)?, line(Op::Write { fua: false })?);
     let page = write.random_ns + write.page_ns;
-    Ok(CostModel { read, write, discard_ns: page, flush_ns: page })
+    Ok(Measured { cost: CostModel { read, write, discard_ns: page, flush_ns: page }, requests })
 }
 
 /// The coefficients that give these times of a random page, a large request and a page that
@@ -70,16 +94,22 @@ struct Probe {
 }
 
 impl Probe {
-    /// Device time of a request, in nanoseconds.
-    fn time_ns(&self, device: &Arc<dyn BlockDevice>, each: Duration) -> Result<f64, Error> {
+    /// Device time of a request, in nanoseconds, and how many were sent.
+    fn time_ns(
+        &self,
+        device: &Arc<dyn BlockDevice>,
+        each: Duration,
+        clock: &dyn Fn() -> Nanos,
+    ) -> Result<(f64, u64), Error> {
         let mut channel = device.clone().channel();
         let pieces = device.sector_count() * SECTOR_BYTES as u64 / self.bytes();
         let mut rng = Rng::new(pieces);
         let mut spare: Vec<Buffer> =
             (0..DEPTH).map(|_| Buffer::copy_of(&vec![0x5a; self.bytes() as usize])).collect();
-        let (begin, mut sent, mut done) = (Instant::now(), 0, Vec::new());
+        let (begin, mut sent, mut done) = (clock(), 0, Vec::new());
+        let elapsed = || clock().saturating_sub(begin);
         let mut answered = 0;
-        while begin.elapsed() < each {
+        while u128::from(elapsed()) < each.as_nanos() {
             while let Some(buffer) = spare.pop() {
                 let piece = if self.random { rng.below(pieces) } else { sent % pieces };
                 done.extend(self.send(&mut *channel, piece, buffer)?);
@@ -87,12 +117,12 @@ impl Probe {
             }
             answered += collect(&mut *channel, &mut done, &mut spare)?;
         }
-        let ns = begin.elapsed().as_nanos() as f64;
+        let ns = elapsed() as f64;
         let counted = answered.max(1);
         while answered < sent {
             answered += collect(&mut *channel, &mut done, &mut spare)?;
         }
-        Ok(ns / counted as f64)
+        Ok((ns / counted as f64, sent))
     }
 
     fn bytes(&self) -> u64 {
@@ -138,8 +168,111 @@ fn collect(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use polylane_base::Errno;
+
     use super::*;
     use crate::qos::{Io, Kind};
+
+    /// A device that serves one request after the other at what the model says, by a clock of its
+    /// own: it goes on when somebody waits.
+    struct Simulated {
+        truth: CostModel,
+        now: AtomicU64,
+        /// Requests after this many fail.
+        good: u64,
+    }
+
+    struct SimulatedChannel {
+        device: Arc<Simulated>,
+        /// When the device is done with each.
+        waiting: Vec<(Nanos, Completion)>,
+        busy_until: Nanos,
+        ends: [u64; 2],
+        count: u64,
+    }
+
+    impl BlockDevice for Simulated {
+        fn sector_count(&self) -> u64 {
+            BYTES_MIN / SECTOR_BYTES as u64
+        }
+
+        fn channel(self: Arc<Self>) -> Box<dyn Channel> {
+            let ends = [u64::MAX; 2];
+            Box::new(SimulatedChannel {
+                device: self,
+                waiting: Vec::new(),
+                busy_until: 0,
+                ends,
+                count: 0,
+            })
+        }
+    }
+
+    impl Channel for SimulatedChannel {
+        fn submit(&mut self, request: Request) -> Submitted {
+            let kind = if request.op == Op::Read { Kind::Read } else { Kind::Write };
+            let end = &mut self.ends[usize::from(kind == Kind::Write)];
+            let sequential = *end == request.sector.0;
+            *end = request.sector.0 + request.count;
+            let io = Io { kind, bytes: request.count * SECTOR_BYTES as u64, sequential };
+            let begin = self.busy_until.max(self.device.now.load(Ordering::Relaxed));
+            self.busy_until = begin + self.device.truth.cost_ns(&io);
+            self.count += 1;
+            let good = self.count <= self.device.good;
+            let result = if good { Ok(()) } else { Err(Error::Medium(Errno::EIO)) };
+            self.waiting.push((self.busy_until, request.complete(result)));
+            Submitted::Pending
+        }
+
+        fn poll(&mut self, done: &mut Vec<Completion>) {
+            let now = self.device.now.load(Ordering::Relaxed);
+            let ready = self.waiting.iter().take_while(|(at, _)| *at <= now).count();
+            done.extend(self.waiting.drain(..ready).map(|(_, completion)| completion));
+        }
+
+        fn park(&mut self) {
+            if let Some((at, _)) = self.waiting.first() {
+                self.device.now.fetch_max(*at, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn measured(truth: CostModel, good: u64) -> Result<Measured, Error> {
+        let device = Arc::new(Simulated { truth, now: AtomicU64::new(0), good });
+        let clock = || device.now.load(Ordering::Relaxed);
+        let seen: Arc<dyn BlockDevice> = device.clone();
+        measure_by(&seen, Duration::from_millis(80), &clock)
+    }
+
+    fn near(found: u64, truth: u64) -> bool {
+        found.abs_diff(truth) <= 200 + truth / 20
+    }
+
+    #[test]
+    fn the_costs_of_a_simulated_device_are_found() {
+        let slow = Line { sequential_ns: 90_000, random_ns: 800_000, page_ns: 20_000 };
+        let disk = CostModel { read: slow, write: slow, discard_ns: 0, flush_ns: 0 };
+        for truth in [CostModel::default(), disk] {
+            let found = measured(truth, u64::MAX).expect("measured").cost;
+            for (found, truth) in [(found.read, truth.read), (found.write, truth.write)] {
+                assert!(near(found.sequential_ns, truth.sequential_ns), "{found:?}: {truth:?}");
+                assert!(near(found.random_ns, truth.random_ns), "{found:?}: {truth:?}");
+                assert!(near(found.page_ns, truth.page_ns), "{found:?}: {truth:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_that_fails_or_is_too_small_has_no_costs() {
+        assert_eq!(measured(CostModel::default(), 5000), Err(Error::Medium(Errno::EIO)));
+        let requests = measured(CostModel::default(), u64::MAX).expect("measured").requests;
+        assert!(requests > 10_000, "{requests}");
+        let small: Arc<dyn BlockDevice> = Arc::new(crate::ram::RamDevice::new(64));
+        let each = Duration::from_millis(1);
+        assert_eq!(measure(&small, each), Err(Error::OutOfRange));
+    }
 
     #[test]
     fn what_is_solved_gives_the_times_back() {

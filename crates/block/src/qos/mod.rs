@@ -2,6 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`audit`] | whether a lane does what it says, and what the kernel is to hold it to |
 //! | [`board`] | the coordinator's side of the pages: lanes come and go, windows are planned |
 //! | [`calibrate`] | what requests cost on a device, measured |
 //! | [`depth`] | how many requests a device has, as the kernel counts them |
@@ -20,6 +21,7 @@
 //! Policies are pure code: time is an argument, the result is a decision; no locks, no I/O, no
 //! clock. `docs/design/qos.md` has the reasons and the measurements.
 
+pub mod audit;
 pub mod board;
 pub mod calibrate;
 pub mod cost;

@@ -127,6 +127,7 @@ pub(super) fn main(mut keeper: Keeper, maker: Link) -> ! {
         }
     };
     keeper.door.remove();
+    keeper.share.take().into_iter().for_each(Share::end);
     // This process is not unwound, and the pool file of a bypass volume is in use until told so.
     drop(std::mem::take(&mut keeper.handed));
     keeper.record.remove(&keeper.dir, &keeper.lock);
@@ -480,7 +481,7 @@ impl Keeper {
 
     /// Its part of the device may have changed. Never fails.
     fn keep_share(&mut self, engine: &Engine) -> Option<Failure> {
-        if self.share.as_mut().is_some_and(Share::keep) {
+        if self.share.as_mut().is_some_and(|share| share.keep(engine.process.pid())) {
             self.tell_share(&engine.link);
         }
         None

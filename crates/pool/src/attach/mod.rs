@@ -44,6 +44,7 @@ use crate::failure::{Failure, Result, say};
 use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::names::{self, PoolName};
+use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, Wanted};
 use crate::volume;
 use crate::volume::SetOptions;
@@ -226,7 +227,8 @@ fn make(options: &AttachOptions) -> Result<Made> {
     let share = match handed.volume.first().filter(|_| options.qos != Policy::None) {
         Some(files) => {
             let meeting = Meeting::of(&names::runtime_dir(), &files.plain)?;
-            Some(Share::Asked(meeting, options.wanted, options.qos))
+            let profile = Profile::of(&meeting, &files.plain);
+            Some(Share::Asked(meeting, Box::new(profile), options.wanted, options.qos))
         }
         None => None,
     };

@@ -9,12 +9,14 @@
 //!   listened to once, for its `Join`, and nobody who does not read what it is sent is waited for.
 //! - One thread, no lock: the board is its own.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use polylane_base::sync::thread;
+use polylane_block::qos::Nanos;
+use polylane_block::qos::audit::Decision;
 use polylane_block::qos::board::{Board, SeatId};
 use polylane_block::qos::depth::{Counted, Depth};
 use polylane_block::qos::governed::monotonic_ns;
@@ -23,6 +25,8 @@ use polylane_sys::event::{self, Epoll, Interest, Ready};
 use polylane_sys::{Region, scm};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
+use super::bound::{Bound, Group, Number};
+use super::costs::Measuring;
 use super::profile::Profile;
 use super::{FromCoordinator, MESSAGE_BYTES_MAX, Meeting, Policy, ToCoordinator, Wanted};
 use crate::failure::{Failure, Result};
@@ -38,9 +42,16 @@ const BACKLOG: i32 = 128;
 /// Connections at a time: more than anybody has lanes.
 const CONNECTIONS_MAX: usize = 4096;
 
-/// The name of [`Epoll`]'s first two descriptors; connections count from there.
+/// Between two looks at what the kernel counted ...
+const AUDIT_NS: Nanos = 1_000_000_000;
+
+/// ... of so many lanes at most: each takes system calls.
+const AUDITS_MAX: usize = 32;
+
+/// The name of [`Epoll`]'s first three descriptors; connections count from there.
 const STOP: u64 = 0;
 const LISTENER: u64 = 1;
+const COSTS: u64 = 2;
 
 /// A thread that coordinates a device whenever nobody else does. Dropped, it stops, and leaves no
 /// files behind if it was the one.
@@ -113,7 +124,8 @@ fn wait_for_turn(meeting: &Meeting, profile: &Profile, stop: &OwnedFd) {
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     loop {
         if let Some(hold) = Hold::take(meeting) {
-            if let Ok(mut coordinator) = Coordinator::new(&hold, profile, stop.as_fd()) {
+            let profile = profile.latest();
+            if let Ok(mut coordinator) = Coordinator::new(&hold, &profile, stop.as_fd()) {
                 coordinator.run();
                 return;
             }
@@ -134,6 +146,17 @@ fn wait_for_turn(meeting: &Meeting, profile: &Profile, stop: &OwnedFd) {
 struct Connection {
     fd: OwnedFd,
     lane: Option<(SeatId, String, Wanted)>,
+    /// Where the lane's process is counted and can be held back.
+    group: Option<Group>,
+}
+
+impl Connection {
+    /// Says something; a peer that is gone is seen by its event.
+    fn tell(&self, message: &FromCoordinator) {
+        if let Ok(bytes) = serde_json::to_vec(message) {
+            let _ = scm::send(&self.fd, &bytes, &[]);
+        }
+    }
 }
 
 struct Coordinator {
@@ -148,6 +171,12 @@ struct Coordinator {
     depth: Option<Counted>,
     connections: HashMap<u64, Connection>,
     next: u64,
+    device: Number,
+    /// Connections with a group: whose turn it is to be looked at comes first.
+    watched: VecDeque<u64>,
+    next_audit: Nanos,
+    /// What requests cost is being measured.
+    measuring: Option<Measuring>,
 }
 
 impl Coordinator {
@@ -159,6 +188,10 @@ impl Coordinator {
         let epoll = Epoll::new()?;
         epoll.add(stop, STOP, Interest::Level)?;
         epoll.add(&listener, LISTENER, Interest::Level)?;
+        let measuring = profile.measuring(&hold.meeting);
+        if let Some(measuring) = &measuring {
+            epoll.add(measuring, COSTS, Interest::Level)?;
+        }
         let policy = Policy::Ledger;
         let board = Board::new(policy.rule().unwrap_or_default(), profile.device, monotonic_ns());
         Ok(Coordinator {
@@ -170,7 +203,11 @@ impl Coordinator {
             lock: None,
             depth: hold.meeting.depth(),
             connections: HashMap::new(),
-            next: LISTENER + 1,
+            next: COSTS + 1,
+            device: hold.meeting.number(),
+            watched: VecDeque::new(),
+            next_audit: 0,
+            measuring,
         })
     }
 
@@ -188,14 +225,66 @@ impl Coordinator {
                 match event.token {
                     STOP => return,
                     LISTENER => self.accept(),
+                    COSTS => self.hear_costs(),
                     token => self.serve(token),
                 }
             }
             if !self.board.is_empty() {
                 let depth = self.depth.as_ref().and_then(Depth::requests);
                 self.board.tick(monotonic_ns(), depth);
+                self.audit(monotonic_ns());
             }
         }
+    }
+
+    /// What requests cost is known: all lanes join again, to be charged by that.
+    fn hear_costs(&mut self) {
+        let Some(measuring) = self.measuring.take() else { return };
+        let _ = self.epoll.remove(&measuring);
+        let Some(cost) = measuring.result() else { return };
+        self.profile.device.cost = cost;
+        let lanes = self.connections.iter().filter(|(_, one)| one.lane.is_some());
+        let lanes: Vec<u64> = lanes.map(|(token, _)| *token).collect();
+        lanes.into_iter().for_each(|token| self.leave(token));
+        self.renew_board();
+    }
+
+    fn renew_board(&mut self) {
+        let rule = self.policy.rule().unwrap_or_default();
+        self.board = Board::new(rule, self.profile.device, monotonic_ns());
+        self.lock = None;
+    }
+
+    /// Compares what lanes say with what the kernel counted, of some of them each second.
+    fn audit(&mut self, now: Nanos) {
+        if now < self.next_audit {
+            return;
+        }
+        self.next_audit = now + AUDIT_NS;
+        for _ in 0..self.watched.len().min(AUDITS_MAX) {
+            let Some(token) = self.watched.pop_front() else { return };
+            if self.audit_one(token, now).is_some() {
+                self.watched.push_back(token);
+            }
+        }
+    }
+
+    /// `None`: the lane is gone, or nothing is counted.
+    fn audit_one(&mut self, token: u64, now: Nanos) -> Option<()> {
+        let connection = self.connections.get(&token)?;
+        let ((seat, ..), group) = (connection.lane.as_ref()?, connection.group.as_ref()?);
+        let was = self.board.bound(*seat).is_some();
+        let bound = match self.board.audit(*seat, group.counts(self.device)?, now) {
+            Decision::Keep => return Some(()),
+            Decision::Bind(flows) => Some(Bound::from(flows)),
+            Decision::Free => None,
+        };
+        // A kernel that does not take it leaves things as they would be without.
+        let _ = group.bind(self.device, bound);
+        if was != bound.is_some() {
+            connection.tell(&FromCoordinator::Bound(bound.is_some()));
+        }
+        Some(())
     }
 
     fn accept(&mut self) {
@@ -211,7 +300,7 @@ impl Coordinator {
         let token = self.next;
         self.next += 1;
         if self.epoll.add(&fd, token, Interest::Level).is_ok() {
-            self.connections.insert(token, Connection { fd, lane: None });
+            self.connections.insert(token, Connection { fd, lane: None, group: None });
         }
     }
 
@@ -222,8 +311,10 @@ impl Coordinator {
             return self.leave(token);
         }
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let mut fds = Vec::new();
         let message = match scm::try_receive(&connection.fd, &mut bytes) {
             Ok(got) if got.count > 0 && !got.truncated => {
+                fds = got.fds;
                 serde_json::from_slice(&bytes[..got.count]).ok()
             }
             Err(polylane_base::Errno::EAGAIN | polylane_base::Errno::EINTR) => return,
@@ -234,6 +325,7 @@ impl Coordinator {
                 self.join(token, pool, wanted, policy);
             }
             Some(ToCoordinator::Set { pool, change }) => self.set(token, &pool, change),
+            Some(ToCoordinator::Watch { pool }) => self.watch(token, &pool, fds.pop()),
             // It is over, or talks nonsense.
             None => self.leave(token),
         }
@@ -243,8 +335,28 @@ impl Coordinator {
         let Some(connection) = self.connections.remove(&token) else { return };
         let _ = self.epoll.remove(&connection.fd);
         if let Some((seat, ..)) = connection.lane {
+            if let Some(group) = connection.group.filter(|_| self.board.bound(seat).is_some()) {
+                let _ = group.bind(self.device, None);
+            }
             self.board.leave(seat);
         }
+    }
+
+    /// A lane's process is in this group from now on. What an earlier coordinator held it to is
+    /// over.
+    fn watch(&mut self, token: u64, pool: &str, dir: Option<OwnedFd>) {
+        let named = self.connections.iter_mut().find(|(_, connection)| {
+            connection.lane.as_ref().is_some_and(|(_, name, _)| name == pool)
+        });
+        let mut count = 0;
+        if let (Some((lane, connection)), Some(group)) = (named, dir.and_then(Group::from_dir)) {
+            let _ = group.bind(self.device, None);
+            if connection.group.replace(group).is_none() {
+                self.watched.push_back(*lane);
+            }
+            count = 1;
+        }
+        self.answer(token, &FromCoordinator::Done(count), &[]);
     }
 
     fn join(&mut self, token: u64, pool: String, wanted: Wanted, policy: Policy) {
@@ -268,11 +380,10 @@ impl Coordinator {
         wanted: Wanted,
         policy: Policy,
     ) -> std::result::Result<OwnedFd, String> {
-        let rule = policy.rule().ok_or("--qos none: has no coordinator")?;
+        policy.rule().ok_or("--qos none: has no coordinator")?;
         if self.board.is_empty() && policy != self.policy {
             self.policy = policy;
-            self.board = Board::new(rule, self.profile.device, monotonic_ns());
-            self.lock = None;
+            self.renew_board();
         }
         if policy != self.policy {
             return Err(format!(
@@ -303,9 +414,8 @@ impl Coordinator {
             *wanted = wanted.changed(change);
             self.board.set(*seat, wanted.limits());
             count += 1;
-            if let Ok(bytes) = serde_json::to_vec(&FromCoordinator::Changed(*wanted)) {
-                let _ = scm::send(&connection.fd, &bytes, &[]);
-            }
+            let wanted = *wanted;
+            connection.tell(&FromCoordinator::Changed(wanted));
         }
         self.answer(token, &FromCoordinator::Done(count), &[]);
     }
@@ -322,8 +432,12 @@ impl Coordinator {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::Ordering::Relaxed;
     use std::time::Instant;
 
+    use polylane_block::qos::page::{Words, lane};
     use rustix::net::SendFlags;
 
     use super::*;
@@ -381,6 +495,61 @@ mod tests {
         assert!(wait_for(honest.link().expect("joined"), PATIENCE), "waited for the change");
         honest.news();
         assert_eq!(honest.wanted().weight, Some(7));
+    }
+
+    /// A group as version 1 has them, of files that only the test and the coordinator write.
+    fn fake_group(dir: &Path) -> PathBuf {
+        let group = dir.join("group");
+        fs::create_dir(&group).expect("mkdir");
+        for name in ["read_iops", "read_bps", "write_iops", "write_bps"] {
+            fs::write(group.join(format!("blkio.throttle.{name}_device")), "").expect("write");
+        }
+        group
+    }
+
+    /// What the kernel would say that the group has read.
+    fn count(group: &Path, (major, minor): Number, requests: u64) {
+        for (name, each) in [("io_serviced", 1), ("io_service_bytes", 4096)] {
+            let fresh = group.join("fresh");
+            let text = format!("{major}:{minor} Read {}\nTotal 1\n", requests * each);
+            fs::write(&fresh, text).expect("write");
+            fs::rename(fresh, group.join(format!("blkio.throttle.{name}"))).expect("rename");
+        }
+    }
+
+    #[test]
+    fn a_lane_whose_process_does_more_than_it_says_is_bound_until_it_leaves() {
+        let (dir, meeting, _candidate) = meeting();
+        let (group, device) = (fake_group(dir.path()), meeting.number());
+        let honest = joined(&meeting, "honest");
+        let mut liar = joined(&meeting, "liar");
+        liar.watch_io(Some(group.clone()));
+        let page = honest.fds()[1].try_clone_to_owned().expect("dup");
+        let page = Mapped(Region::attach(page, PAGE_BYTES).expect("a page"));
+        let (start, mut requests) = (Instant::now(), 0);
+        while liar.describe()["bound"].is_null() {
+            assert!(start.elapsed() < PATIENCE, "waited for a bound");
+            requests += 1000;
+            count(&group, device, requests);
+            // The other one always has something at the device.
+            page.add(lane::SPENT, 1_000_000, Relaxed);
+            page.add(lane::REQUESTS, 100, Relaxed);
+            page.add(lane::READ_BYTES, 100 * 4096, Relaxed);
+            liar.keep_io(std::process::id());
+            thread::sleep(Duration::from_millis(10));
+        }
+        let written = fs::read_to_string(group.join("cgroup.procs")).expect("its process");
+        assert_eq!(written, std::process::id().to_string());
+        assert!(wait_for(liar.link().expect("joined"), PATIENCE), "waited to be told");
+        liar.news();
+        assert!(liar.link().is_some() && honest.describe()["bound"].is_null());
+        drop(liar);
+        let limit = group.join("blkio.throttle.read_iops_device");
+        let lifted = format!("{}:{} 0", device.0, device.1);
+        while fs::read_to_string(&limit).expect("a limit") != lifted {
+            assert!(start.elapsed() < 2 * PATIENCE, "waited for its release");
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     #[test]

@@ -21,7 +21,9 @@
 //! | `shares-MAJOR-MINOR.socket` | where the coordinator of that device listens |
 //! | `shares-MAJOR-MINOR.holder` | locked by it |
 
+pub(crate) mod bound;
 pub(crate) mod coordinator;
+pub(crate) mod costs;
 pub(crate) mod member;
 pub(crate) mod profile;
 pub(crate) mod report;
@@ -138,6 +140,11 @@ pub(crate) enum ToCoordinator {
         /// How lanes are to share.
         policy: Policy,
     },
+    /// The process of a pool's lane is in the control group whose directory comes with it.
+    Watch {
+        /// The pool.
+        pool: String,
+    },
     /// Change what the lanes of a pool are to have.
     Set {
         /// The pool.
@@ -155,7 +162,9 @@ pub(crate) enum FromCoordinator {
     Joined,
     /// What the lane on this connection is to have was changed.
     Changed(Wanted),
-    /// So many lanes were changed.
+    /// The kernel holds the process of the lane on this connection to its share, or no longer does.
+    Bound(bool),
+    /// So many lanes were changed, or are watched.
     Done(usize),
     /// Why not.
     Refused(String),
@@ -190,6 +199,11 @@ impl Meeting {
     /// What the kernel counts of the device's requests, where it does.
     pub(crate) fn depth(&self) -> Option<Counted> {
         Counted::of(self.device.0, self.device.1)
+    }
+
+    /// The device's number: major, minor.
+    pub(crate) fn number(&self) -> bound::Number {
+        self.device
     }
 
     fn dir(&self) -> &Path {

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use polylane_block::qos::cost::{CostModel, Line};
 use polylane_block::qos::governed::{Governor, monotonic_ns};
 use polylane_block::qos::lane::percentile;
 use polylane_block::qos::page::{Terms, Words, ahead, counters, flag, lane, note};
@@ -29,6 +30,7 @@ pub(crate) fn describe(governor: &Governor) -> Value {
         "low_water": terms.low_water,
         "limited": terms.flags & flag::OPEN == 0,
         "coordinated": monotonic_ns() < terms.stale_at,
+        "costs_ns": costs(words),
         "unit": if sectors { "sectors" } else { "nanoseconds of device time" },
         "spent": get(lane::SPENT),
         "inflight": inflight,
@@ -47,5 +49,17 @@ pub(crate) fn describe(governor: &Governor) -> Value {
         "latency_p99_us": time(&latency, 0.99),
         "latency_counts": latency,
         "latency_ns": get(counters::LATENCY_NS),
+    })
+}
+
+/// What requests cost here.
+fn costs(words: &impl Words) -> Value {
+    let CostModel { read, write, discard_ns, flush_ns } = CostModel::load(words);
+    let line = |line: Line| {
+        let Line { sequential_ns, random_ns, page_ns } = line;
+        serde_json::json!({ "sequential": sequential_ns, "random": random_ns, "page": page_ns })
+    };
+    serde_json::json!({
+        "read": line(read), "write": line(write), "discard": discard_ns, "flush": flush_ns,
     })
 }

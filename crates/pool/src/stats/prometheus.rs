@@ -99,6 +99,16 @@ const FAMILIES: &[Family] = &[
         "/service/share/achieved_part",
         "Its part of what was done on the device in the last second.",
     ),
+    gauge(
+        "polylane_share_bound_read_bytes",
+        "/share/bound/read_bytes",
+        "Bytes per second that the kernel lets the lane read, since it did more than it said.",
+    ),
+    gauge(
+        "polylane_share_bound_written_bytes",
+        "/share/bound/written_bytes",
+        "Bytes per second that it lets it write.",
+    ),
     counter(
         "polylane_share_requests_total",
         "/service/share/requests",
@@ -286,7 +296,7 @@ mod tests {
         let mut counts = vec![0_u64; 128];
         (counts[0], counts[5], counts[127]) = (3, 4, 1);
         json!({
-            "pool": name, "service_restarts": 2, "share": {"device": "254-0"},
+            "pool": name, "service_restarts": 2, "share": {"device": "254-0", "bound": {"read_bytes": 5, "written_bytes": 6}},
             "service": {
                 "vfs": {"operations": 17, "dirty_bytes": 4096},
                 "share": {"held_ns": 1_500_000_000_u64, "entitled_part": 0.25,
@@ -304,6 +314,7 @@ mod tests {
         assert_eq!(of("polylane_service_restarts_total"), Some(2.0));
         assert_eq!(of("polylane_share_held_seconds_total"), Some(1.5));
         assert_eq!(of("polylane_share_entitled_ratio"), Some(0.25));
+        assert_eq!(of("polylane_share_bound_written_bytes"), Some(6.0));
         assert_eq!(scrape.value("polylane_operations_total", ("pool", strange)), Some(17.0));
         assert_eq!(scrape.value("polylane_operations_total", ("pool", "m")), None);
         for (name, of) in &scrape.types {

@@ -17,6 +17,8 @@ pub struct Rates {
     pub entitled: Option<f64>,
     /// Its part of what was done on the device in the last second, 0 to 1.
     pub achieved: Option<f64>,
+    /// The kernel holds its service back, since it did more than it said.
+    pub bound: bool,
     /// Calls of the file system per second.
     pub operations: f64,
     /// Requests to the volume's device per second.
@@ -60,6 +62,7 @@ impl Rates {
             weight: after.pointer("/service/share/weight").and_then(Value::as_u64),
             entitled: number(after, "/service/share/entitled_part"),
             achieved: number(after, "/service/share/achieved_part"),
+            bound: after.pointer("/share/bound").is_some_and(Value::is_object),
             operations: rate("/service/vfs/operations").unwrap_or(0.0),
             iops: sum([rate("/service/volume/reads"), rate("/service/volume/writes")]),
             read_bytes: rate("/service/volume/read_bytes"),
@@ -139,5 +142,15 @@ mod tests {
         let stats = json!({"pool": "m", "service": {"vfs": {"operations": 3}, "share": null}});
         let found = &rates(&[], &[stats], Duration::from_secs(1))[0];
         assert_eq!((found.iops, found.entitled, found.p99_us), (None, None, None));
+    }
+
+    #[test]
+    fn a_lane_that_is_held_back_by_the_kernel_shows() {
+        let mut stats = pool(1, 1, 1);
+        for (bound, shows) in [(Value::Null, false), (json!({"read_bytes": 1}), true)] {
+            stats["share"] = json!({ "bound": bound });
+            let found = &rates(&[], std::slice::from_ref(&stats), Duration::from_secs(1))[0];
+            assert_eq!(found.bound, shows);
+        }
     }
 }

@@ -9,6 +9,7 @@
 //!   have done, and no arithmetic on them can fail.
 //! - Line B of a lane is written by one board at a time; a new board goes on from the page's words.
 
+mod audit;
 mod told;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -67,6 +68,7 @@ struct Seat<W> {
     second_spent: u64,
     achieved: u64,
     latencies: Vec<u64>,
+    watched: audit::Watched,
 }
 
 /// A lane's totals at the last tick.
@@ -119,6 +121,9 @@ pub struct Board<W> {
     second_end: Nanos,
     /// Part of the in-flight room that is given out: latency targets lower it.
     room: f64,
+    /// What lanes that left said that they did, and at some time what all did.
+    told_by_gone: u64,
+    told: Option<(Nanos, u64)>,
 }
 
 impl<W: Words> Board<W> {
@@ -139,6 +144,8 @@ impl<W: Words> Board<W> {
             turn: 0,
             second_end: now + SECOND,
             room: 1.0,
+            told_by_gone: 0,
+            told: None,
         }
     }
 
@@ -178,6 +185,7 @@ impl<W: Words> Board<W> {
             second_spent: 0,
             achieved: 0,
             latencies: Vec::new(),
+            watched: audit::Watched::default(),
         });
         self.begin(self.seats.len() - 1, now);
         id
@@ -186,6 +194,7 @@ impl<W: Words> Board<W> {
     /// Takes a lane away.
     pub fn leave(&mut self, id: SeatId) {
         if let Some(index) = self.seats.iter().position(|seat| seat.id == id) {
+            self.told_by_gone = self.told_by_gone.saturating_add(self.told_by(index));
             self.seats.remove(index);
             self.wdt.remove(index);
         }
@@ -487,7 +496,9 @@ impl<W: Words> Seat<W> {
         let inflight_ns = ahead(seen.spent, seen.done).max(0) as u64;
         let (short_of_credit, short_of_room) =
             (in_window(lane::SHORT_IN), in_window(lane::CROWDED_IN));
-        if spent_ns > 0 || inflight_ns > 0 || short_of_credit || short_of_room {
+        let wants = inflight_ns > 0 || short_of_credit || short_of_room;
+        self.watched.hear(wants, tick_ns);
+        if spent_ns > 0 || wants {
             self.active_until = now + IDLE_NS;
         }
         LookBack {

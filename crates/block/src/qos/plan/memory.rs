@@ -14,6 +14,11 @@ const CONTENT_WINDOWS: u32 = 400;
 /// A lane has so many requests in flight on average if it always wants the device.
 const BUSY: f64 = 0.7;
 
+/// A lane with fewer requests than this there is small, if it has as many per nanosecond: four a
+/// second.
+const SMALL_MAX: f64 = 2.0;
+const SMALL_RATE_MIN: f64 = 4e-9;
+
 /// What is remembered of a lane from window to window; whoever keeps the lane keeps it.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Memory {
@@ -91,9 +96,19 @@ impl Memory {
         };
     }
 
-    /// By Little's law.
     pub(super) fn is_busy(&self) -> bool {
-        self.rate * self.stay_ns() >= BUSY
+        self.at_device() >= BUSY
+    }
+
+    /// It asks for less than it has, one request after the other or nearly so. Beside a flood it
+    /// always has one at the device, and may want no more for all that.
+    fn is_small(&self) -> bool {
+        self.rate > SMALL_RATE_MIN && self.at_device() < SMALL_MAX
+    }
+
+    /// Requests at the device, on average, by Little's law.
+    fn at_device(&self) -> f64 {
+        self.rate * self.stay_ns()
     }
 }
 
@@ -135,6 +150,11 @@ impl LookBack {
 
     pub(super) fn leaves_credit(&self) -> bool {
         self.left_ns > i64::try_from(self.grant_ns).unwrap_or(i64::MAX)
+    }
+
+    /// It has few requests, which wait behind all that are at the device.
+    pub(super) fn is_small(&self) -> bool {
+        self.memory.is_small() && self.leaves_credit() && !self.waits()
     }
 
     /// It would do more if it could.

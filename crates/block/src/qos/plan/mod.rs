@@ -302,7 +302,8 @@ impl Planner {
         let rate: f64 = lanes.iter().map(|lane| lane.memory.rate).sum();
         let held = lanes.iter().any(LookBack::waits);
         if self.trial.is_none() {
-            self.water.see(depth, rate * self.base_ns, held);
+            let small = lanes.iter().any(LookBack::is_small);
+            self.water.see(depth, rate * self.base_ns, (held, small));
         }
     }
 
