@@ -513,6 +513,7 @@ impl<W: Words> Seat<W> {
             left_ns: self.left(now),
             short_of_credit,
             short_of_room,
+            limited: self.is_limited(),
             floor_ns: self.floor_ns(tick_ns),
             memory: self.memory,
         }

@@ -1,6 +1,8 @@
 //! What a board is told: how lanes share, what each is to have, what is known of the device.
 
+use super::Seat;
 use crate::qos::cost::CostModel;
+use crate::qos::page::{Words, ahead};
 use crate::qos::plan::Config;
 
 /// How lanes share.
@@ -59,6 +61,17 @@ impl Default for Limits {
             bytes_min: None,
             latency_ns: None,
         }
+    }
+}
+
+impl<W: Words> Seat<W> {
+    /// The lane did as much as a person lets it do.
+    pub(super) fn is_limited(&self) -> bool {
+        let (terms, seen) = (&self.terms, &self.seen);
+        let reached = |most: Option<u64>, total| most.is_some_and(|most| ahead(most, total) <= 0);
+        let set = (self.limits.requests_max, self.limits.bytes_max);
+        set.0.is_some() && reached(terms.requests_max, seen.requests)
+            || set.1.is_some() && reached(terms.bytes_max, seen.bytes())
     }
 }
 

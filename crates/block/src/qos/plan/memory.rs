@@ -137,6 +137,8 @@ pub struct LookBack {
     pub short_of_credit: bool,
     /// It had to wait for room in flight.
     pub short_of_room: bool,
+    /// It did as much as a person lets it do.
+    pub limited: bool,
     /// Least device time that it is to have in a window, if it wants it.
     pub floor_ns: u64,
     /// From the last call.
@@ -159,6 +161,6 @@ impl LookBack {
 
     /// It would do more if it could.
     pub(super) fn wants_more(&self) -> bool {
-        self.waits() || self.inflight_ns > 0 && self.memory.is_busy()
+        !self.limited && (self.waits() || self.inflight_ns > 0 && self.memory.is_busy())
     }
 }
