@@ -49,8 +49,7 @@ impl Changes {
             if in_vain() {
                 return false;
             }
-            let waited = self.none.wait_timeout(guard, PAUSE);
-            guard = waited.unwrap_or_else(|poison| poison.into_inner()).0;
+            guard = self.none.wait_timeout(guard, PAUSE);
         }
         true
     }

@@ -129,7 +129,7 @@ impl<T> Queue<T> {
             if let Some(work) = queue.0.pop_front() {
                 return Some(work);
             }
-            queue = self.1.wait(queue).unwrap_or_else(|poison| poison.into_inner());
+            queue = self.1.wait(queue);
         }
     }
 }
@@ -177,7 +177,7 @@ impl Notifier {
         }
         let mut left = latch.left.lock();
         while *left > 0 {
-            left = latch.zero.wait(left).unwrap_or_else(|poison| poison.into_inner());
+            left = latch.zero.wait(left);
         }
     }
 

@@ -134,8 +134,7 @@ impl Desk {
     /// The jobs that are there, if need be after a while; `None` at the end.
     fn take(&self, limit: Duration) -> Option<VecDeque<Job>> {
         let idle = |queue: &mut Queue| queue.jobs.is_empty() && !queue.closed;
-        let waited = self.wake.wait_timeout_while(self.queue.lock(), limit, idle);
-        let (mut queue, _) = waited.unwrap_or_else(|poison| poison.into_inner());
+        let (mut queue, _) = self.wake.wait_timeout_while(self.queue.lock(), limit, idle);
         match queue.jobs.is_empty() && queue.closed {
             true => None,
             false => Some(std::mem::take(&mut queue.jobs)),

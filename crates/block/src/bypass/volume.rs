@@ -377,7 +377,7 @@ impl Syncer {
         let mut rounds = self.state.lock();
         let wanted = rounds.begun + 1;
         while rounds.running {
-            rounds = self.ended.wait(rounds).unwrap_or_else(|poison| poison.into_inner());
+            rounds = self.ended.wait(rounds);
             if rounds.ended >= wanted {
                 return rounds.failed.map_or(Ok(()), Err);
             }

@@ -139,6 +139,6 @@ fn next(shared: &Shared) -> Option<Job> {
         if let Some(job) = awaited.or_else(|| queue.ahead.pop_front()) {
             return Some(job);
         }
-        queue = shared.wake.wait(queue).unwrap_or_else(|poison| poison.into_inner());
+        queue = shared.wake.wait(queue);
     }
 }

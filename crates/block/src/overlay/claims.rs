@@ -4,8 +4,9 @@
 //! it is polled, and [`Claims::wait`] sleeps until somebody let go.
 
 use std::ops::Range;
-use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
+
+use polylane_base::sync::{Condvar, Mutex};
 
 /// A sleeper looks again after this time; somebody who lets go wakes it sooner.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -27,13 +28,9 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poison| poison.into_inner())
-    }
-
     /// Takes these blocks, unless somebody has one of them.
     pub(super) fn take(&self, blocks: &Range<u64>) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let free = |taken: &Range<u64>| taken.end <= blocks.start || blocks.end <= taken.start;
         let free = state.blocks.iter().all(free);
         if free {
@@ -44,7 +41,7 @@ impl Claims {
 
     /// Lets go of blocks that [`take`](Claims::take) gave.
     pub(super) fn release(&self, blocks: &Range<u64>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(at) = state.blocks.iter().position(|taken| taken == blocks) {
             state.blocks.swap_remove(at);
         }
@@ -54,17 +51,17 @@ impl Claims {
 
     /// Takes the map, unless somebody has it.
     pub(super) fn take_map(&self) -> bool {
-        !std::mem::replace(&mut self.state().map, true)
+        !std::mem::replace(&mut self.state.lock().map, true)
     }
 
     /// Whether somebody has the map.
     pub(super) fn has_map(&self) -> bool {
-        self.state().map
+        self.state.lock().map
     }
 
     /// Lets go of the map.
     pub(super) fn release_map(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.map = false;
         state.released += 1;
         self.changed.notify_all();
@@ -72,12 +69,12 @@ impl Claims {
 
     /// A number that changes with every release; to be read before a claim is tried.
     pub(super) fn released(&self) -> u64 {
-        self.state().released
+        self.state.lock().released
     }
 
     /// Sleeps until somebody has let go of something since `seen`.
     pub(super) fn wait(&self, seen: u64) {
-        let state = self.state();
+        let state = self.state.lock();
         let same = |state: &mut State| state.released == seen;
         drop(self.changed.wait_timeout_while(state, LOOK_AGAIN, same));
     }

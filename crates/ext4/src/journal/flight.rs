@@ -139,8 +139,7 @@ impl Journal {
     /// Waits for the next [`tell`](Journal::tell).
     fn watch<'a>(&self, mut progress: MutexGuard<'a, Progress>) -> MutexGuard<'a, Progress> {
         progress.watching += 1;
-        let waited = self.landed.wait(progress);
-        let mut progress = waited.unwrap_or_else(|poison| poison.into_inner());
+        progress = self.landed.wait(progress);
         progress.watching -= 1;
         progress
     }

@@ -15,7 +15,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-use polylane_base::sync::{Condvar, Mutex, MutexGuard};
+use polylane_base::sync::{Condvar, Mutex};
 
 /// How often who shuts the gate looks before it sleeps: handles are short.
 const SPINS: u32 = 200;
@@ -85,7 +85,7 @@ impl<T> Gate<T> {
             drop(pass);
             let mut waiting = self.waiting.lock();
             while self.shut.load(Ordering::SeqCst) {
-                waiting = wait(&self.opened, waiting);
+                waiting = self.opened.wait(waiting);
             }
         }
     }
@@ -102,7 +102,7 @@ impl<T> Gate<T> {
         }
         let mut waiting = self.waiting.lock();
         while !self.is_empty() {
-            waiting = wait(&self.left, waiting);
+            waiting = self.left.wait(waiting);
         }
         Shut(self)
     }
@@ -148,10 +148,6 @@ impl<T> Drop for Shut<'_, T> {
         drop(self.0.waiting.lock());
         self.0.opened.notify_all();
     }
-}
-
-fn wait<'a>(event: &Condvar, guard: MutexGuard<'a, ()>) -> MutexGuard<'a, ()> {
-    event.wait(guard).unwrap_or_else(|poison| poison.into_inner())
 }
 
 #[cfg(test)]

@@ -351,10 +351,7 @@ impl Journal {
                 self.wish.notify_all();
             }
             progress.waiting += 1;
-            progress = match self.closed.wait(progress) {
-                Ok(guard) => guard,
-                Err(poison) => poison.into_inner(),
-            };
+            progress = self.closed.wait(progress);
             progress.waiting -= 1;
         }
     }
@@ -461,8 +458,7 @@ impl Journal {
             let content = starved || (p.committed.reached(p.wanted) && !self.is_starved());
             content && !p.ending && !self.is_stopped()
         };
-        let waited = self.wish.wait_timeout_while(progress, pause, idle);
-        waited.unwrap_or_else(|poison| poison.into_inner()).0.ending
+        self.wish.wait_timeout_while(progress, pause, idle).0.ending
     }
 
     /// Tells the committer to commit what there is and return.

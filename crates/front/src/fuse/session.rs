@@ -151,7 +151,7 @@ impl Deferred {
             if state.1 {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(|poison| poison.into_inner());
+            state = self.changed.wait(state);
         }
     }
 

@@ -95,7 +95,7 @@ impl Shared {
             if queue.closed {
                 return None;
             }
-            queue = self.more.wait(queue).unwrap_or_else(|poison| poison.into_inner());
+            queue = self.more.wait(queue);
         }
     }
 }

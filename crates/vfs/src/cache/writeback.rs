@@ -182,7 +182,7 @@ impl Flusher {
             }
             (state.kicked, state.urgent) = (true, true);
             self.work.notify_one();
-            state = self.done.wait(state).unwrap_or_else(|poison| poison.into_inner());
+            state = self.done.wait(state);
         }
         state.last
     }
@@ -198,8 +198,7 @@ impl Flusher {
     fn wait(&self, pause: Duration) -> Option<bool> {
         let mut state = self.state.lock();
         if !state.kicked && !state.stop {
-            let waited = self.work.wait_timeout(state, pause);
-            state = waited.unwrap_or_else(|poison| poison.into_inner()).0;
+            state = self.work.wait_timeout(state, pause);
         }
         state.kicked = false;
         let urgent = std::mem::take(&mut state.urgent);

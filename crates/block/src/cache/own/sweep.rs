@@ -62,11 +62,10 @@ fn run(waiter: &Waiter, state: &Mutex<State>, wake: &Condvar) {
             return;
         }
         let idle = |state: &mut State| !state.closing && !state.wants_sweep();
-        let waited = wake.wait_timeout_while(guard, TICK, idle);
-        let (mut guard, timeout) = waited.unwrap_or_else(|poison| poison.into_inner());
+        let (mut guard, is_tick) = wake.wait_timeout_while(guard, TICK, idle);
         // What is older than the last tick; everything, when it is much.
-        let before = if timeout.timed_out() { old } else { u64::MAX };
-        if timeout.timed_out() {
+        let before = if is_tick { old } else { u64::MAX };
+        if is_tick {
             old = guard.now();
         }
         drop(guard);
