@@ -87,7 +87,7 @@ pub(crate) fn nodes(vfs: &Vfs, handover: &Handover) -> (NodeTable, SlotTable) {
             _ => by_id.remove(&id).and_then(|of| slot(vfs, handover, &of)).map(Target::Slot),
         };
         let record = Record::adopt(store, &record);
-        if let Some(target) = target {
+        if target.is_some() || nodes.ino_of(id).is_some() {
             nodes.restore(id, target, lookups, record);
         }
     }

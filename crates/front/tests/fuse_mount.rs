@@ -657,6 +657,54 @@ sys.stdin.readline()
     assert!(python.wait().expect("waited").success());
 }
 
+#[test]
+#[ignore = "in a private mount namespace"]
+fn a_file_handle_outlives_what_the_kernel_remembers() {
+    let lane = Mounted::new("handle");
+    let program = r#"
+import ctypes, errno, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+class Handle(ctypes.Structure):
+    _fields_ = [('bytes', ctypes.c_uint), ('kind', ctypes.c_int), ('data', ctypes.c_ubyte * 128)]
+handle, mount, path = Handle(128), ctypes.c_int(), sys.argv[1] + '/a'
+with open(path, 'w') as file: file.write('bytes')
+error = libc.name_to_handle_at(-100, path.encode(), ctypes.byref(handle), ctypes.byref(mount), 0)
+assert error == 0, os.strerror(ctypes.get_errno())
+lane = os.open(sys.argv[1], os.O_RDONLY)
+print('handle', flush=True)
+sys.stdin.readline()
+path = sys.argv[1] + '/b'
+file = libc.open_by_handle_at(lane, ctypes.byref(handle), os.O_RDWR)
+assert file >= 0, os.strerror(ctypes.get_errno())
+assert os.read(file, 9) == b'bytes'
+assert os.fstat(file).st_ino == os.stat(path).st_ino
+os.close(file)
+os.unlink(path)
+assert libc.open_by_handle_at(lane, ctypes.byref(handle), os.O_RDWR) == -1
+assert ctypes.get_errno() == errno.ESTALE, os.strerror(ctypes.get_errno())
+"#;
+    let started = Command::new("python3")
+        .args(["-c", program])
+        .arg(&lane.at)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let Ok(mut python) = started else { return println!("skipped: no python3") };
+    await_word(&mut python, "handle");
+    let (vfs, root) = (&lane.lane.vfs, polylane_vfs::Cred::root());
+    let node = vfs.lookup(&root, &vfs.root(), b"a").expect("there");
+    // As the fast lane does it: the kernel lets go of the name that is gone, and knows no other.
+    vfs.rename(&root, &vfs.root(), b"a", &vfs.root(), b"b", 0).expect("renamed");
+    lane.lane.name_gone(&vfs.root(), b"a", &node);
+    let forgotten = || lane.lane.nodes.id_of(&node).is_none();
+    assert!((0..500).any(|_| {
+        thread::sleep(Duration::from_millis(10));
+        forgotten()
+    }));
+    python.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("told");
+    assert!(python.wait().expect("waited").success());
+}
+
 /// A mapping that is longer than its file, which then grows without the kernel.
 #[test]
 #[ignore = "in a private mount namespace"]

@@ -16,6 +16,7 @@ const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
 const SETATTR: u32 = 4;
+const MKDIR: u32 = 9;
 const UNLINK: u32 = 10;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
@@ -30,6 +31,7 @@ const SETLKW: u32 = 33;
 const CREATE: u32 = 35;
 const INTERRUPT: u32 = 36;
 const IOCTL: u32 = 39;
+const FALLOCATE: u32 = 43;
 const READDIRPLUS: u32 = 44;
 
 const SLOT_DIR: u64 = 3;
@@ -105,7 +107,7 @@ fn init_agrees_on_what_both_have() {
         7,
         45,
         131_072,
-        0x7244_8c6b, // ASYNC_READ … INIT_EXT
+        0x7244_8c7b, // ASYNC_READ … INIT_EXT
         64 | 48 << 16,
         1 << 20,
         1,
@@ -173,9 +175,10 @@ fn lookups_are_counted_exactly() {
     forget(&mut kernel, id, 1);
     assert_eq!(kernel.ask(GETATTR, id, &[0; 16]), Err(Errno::ESTALE));
     assert!(kernel.lane.nodes.is_empty());
-    // The next lookup starts anew, under another id.
+    // The next lookup starts anew, under the same id: file handles have it.
     let body = lookup(&mut kernel, ROOT, "a").expect("found");
-    assert_ne!(Fields(&body).u64(), id);
+    assert_eq!(Fields(&body).u64(), id);
+    assert_eq!(kernel.lane.nodes.len(), 1);
 }
 
 #[test]
@@ -233,6 +236,70 @@ fn set_id_bits_go_when_the_kernel_says_so() {
     kernel.ask(WRITE, id, &args).expect("written");
     let body = kernel.ask(GETATTR, id, &[0; 16]).expect("attributes");
     assert_eq!(mode(&body), 0o100_755);
+}
+
+/// What open_by_handle_at(2) asks for: `.` in what the kernel has forgotten, and `..`.
+#[test]
+fn a_forgotten_inode_is_found_by_its_node_id_until_it_is_removed() {
+    let mut kernel = Kernel::new();
+    let mut args = Bytes::new();
+    args.u32(0o40755).u32(0o022).name("d");
+    let body = kernel.ask(MKDIR, ROOT, &args.0).expect("made");
+    let (dir, generation) = (Fields(&body).u64(), Fields(&body).skip(8).u64());
+    let (file, fh) = create(&mut kernel, dir, "a");
+    kernel.ask(RELEASE, file, &[&fh.to_ne_bytes()[..], &[0; 16][..]].concat()).expect("closed");
+    for id in [file, dir] {
+        forget(&mut kernel, id, 1);
+    }
+    assert_eq!(kernel.ask(GETATTR, file, &[0; 16]), Err(Errno::ESTALE));
+    for id in [file, dir] {
+        let body = lookup(&mut kernel, id, ".").expect("found");
+        assert_eq!(Fields(&body).u64(), id);
+        kernel.ask(GETATTR, id, &[0; 16]).expect("known again");
+    }
+    let body = lookup(&mut kernel, dir, ".").expect("again");
+    assert_eq!((Fields(&body).u64(), Fields(&body).skip(8).u64()), (dir, generation));
+    assert_eq!(Fields(&lookup(&mut kernel, dir, "..").expect("its parent")).u64(), ROOT);
+    let body = lookup(&mut kernel, dir, "a").expect("by its name");
+    assert_eq!(Fields(&body).u64(), file, "one inode has one id");
+    forget(&mut kernel, file, 2);
+    let mut args = Bytes::new();
+    args.name("a");
+    kernel.ask(UNLINK, dir, &args.0).expect("removed");
+    assert_eq!(lookup(&mut kernel, file, "."), Err(Errno::ESTALE));
+    // Numbers that were made up, of nothing and of what the front end keeps for itself.
+    for id in [file + 1000, u64::MAX, 1 << 47, 77] {
+        assert_eq!(lookup(&mut kernel, id, "."), Err(Errno::ESTALE), "{id}");
+    }
+    assert_eq!(lookup(&mut kernel, SLOT_DIR, "."), Err(Errno::ESTALE));
+}
+
+/// FALLOCATE comes without a word on set-id bits, and WRITE with no word on groups.
+#[test]
+fn who_is_no_member_leaves_no_set_gid_bit_behind() {
+    const KILL_SUIDGID: u32 = 4;
+    let mut kernel = Kernel::new();
+    let (id, fh) = create(&mut kernel, ROOT, "a");
+    let mut set_id = Bytes::new();
+    set_id.u32(1).raw(&[0; 64]).u32(0o6666).raw(&[0; 16]);
+    let (mut reserve, mut punch) = (Bytes::new(), Bytes::new());
+    reserve.u64(fh).u64(0).u64(4096).u32(0).u32(0);
+    punch.u64(fh).u64(1 << 20).u64(4096).u32(3).u32(0);
+    let written = write_args(fh, 0, b"x", KILL_SUIDGID, libc::O_RDWR);
+    for (opcode, args) in [(FALLOCATE, &reserve.0), (FALLOCATE, &punch.0), (WRITE, &written)] {
+        for (uid, after) in [(0, 0o106_666), (1000, 0o100_666)] {
+            // The write says itself that it is not root's.
+            if (opcode, uid) == (WRITE, 0) {
+                continue;
+            }
+            kernel.uid = 0;
+            kernel.ask(SETATTR, id, &set_id.0).expect("chmod");
+            kernel.uid = uid;
+            kernel.ask(opcode, id, args).expect("done");
+            let body = kernel.ask(GETATTR, id, &[0; 16]).expect("attributes");
+            assert_eq!(Fields(&body[16 + 60..]).u32(), after, "{opcode} by {uid}");
+        }
+    }
 }
 
 #[test]

@@ -89,10 +89,10 @@ pub(crate) fn inherit(cred: &Cred, dir: &Inode, kind: Kind, perm: u32) -> (Gid, 
 
 /// `perm` of `inode` after a change by `cred` (`None`: by nobody in particular) that takes set-id
 /// bits away: set-uid always, set-gid where it means "run as the group", and for who is not a
-/// member of the group also where it does not (`setattr_should_drop_sgid` of Linux). The kernel saw
-/// to its own callers' membership: it does not tell us all of their groups.
+/// known as a member of the group also where it does not (`setattr_should_drop_sgid` of Linux). The
+/// kernel's checks say nothing of that: with HANDLE_KILLPRIV_V2 it leaves all of this to us.
 pub(crate) fn without_set_id(cred: Option<&Cred>, inode: &Inode, perm: u32) -> u32 {
-    let member = |cred: &Cred| cred.kernel_checked || cred.is_root() || cred.in_group(inode.gid());
+    let member = |cred: &Cred| cred.is_root() || cred.in_group(inode.gid());
     let keeps = perm & GROUP_EXEC == 0 && cred.is_some_and(member);
     perm & !(SET_UID | if keeps { 0 } else { SET_GID })
 }

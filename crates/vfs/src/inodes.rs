@@ -80,6 +80,11 @@ impl InodeTable {
         Some(node)
     }
 
+    /// The inode of that number, if it is alive. To be dropped without locks.
+    pub(crate) fn live(&self, ino: Ino) -> Option<Node> {
+        self.shard(ino).lock().get(&ino)?.inode.upgrade()
+    }
+
     /// Removes an inode that the libservice has forgotten.
     pub(crate) fn remove(&self, inode: &Inode) {
         let mut shard = self.shard(inode.ino()).lock();

@@ -110,6 +110,12 @@ impl Vfs {
         self.core.revive(&self.root, ino, generation)
     }
 
+    /// The inode of that number, if it is alive: in use, or not long ago. Nothing is asked of the
+    /// file system, which finds inodes by their names.
+    pub fn live(&self, ino: Ino) -> Option<Node> {
+        self.core.inodes.live(ino)
+    }
+
     /// No more inodes of a former service are going to be asked for.
     pub fn end_revival(&self) {
         self.core.fs.end_revival();

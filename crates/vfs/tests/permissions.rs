@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use polylane_base::{Errno, Gid, Result, Time, Uid};
 use polylane_vfs::fs::{SetAttr, SetTime, XattrMode};
-use polylane_vfs::{Create, Cred, Kind, Node};
+use polylane_vfs::{Create, Cred, Kind, Node, OpenFile};
 
 fn perm(lane: &Lane, node: &Node) -> u32 {
     lane.vfs.getattr(node).unwrap().perm
@@ -275,6 +275,32 @@ fn changes_of_data_take_set_id_bits_away() {
             let file = lane.vfs.open(&alice, &node, O_RDWR).unwrap();
             file.fallocate(&alice, 0, 0, 10).unwrap();
             assert_eq!(perm(&lane, &node), after, "fallocate of {before:o}");
+        }
+    }
+}
+
+type Change<'a> = &'a dyn Fn(&OpenFile);
+
+/// Whoever checked the rights: that a caller may write does not make a member of the group of it.
+#[test]
+fn changes_by_who_is_no_member_take_set_gid_away() {
+    let checked = Cred { kernel_checked: true, ..user(2, 99, &[7]) };
+    let member = Cred { kernel_checked: true, ..user(2, 99, &[7, 10]) };
+    let size = SetAttr { size: Some(3), ..SetAttr::default() };
+    for (which, lane) in [lane(), cached()].iter().enumerate() {
+        for (who, after) in [(&checked, 0o666), (&member, 0o2666)] {
+            // The second punches where nothing lies: a way of its own.
+            let changes: [(&str, Change<'_>); 4] = [
+                ("write", &|file| _ = file.write(who, Some(0), &mut &b"x"[..]).unwrap()),
+                ("fallocate", &|file| file.fallocate(who, 0, 0, 10).unwrap()),
+                ("punch", &|file| file.fallocate(who, 3, 1 << 20, 4096).unwrap()),
+                ("truncate", &|file| _ = lane.vfs.setattr(who, file.node(), &size).unwrap()),
+            ];
+            for (what, change) in changes {
+                let node = file_of_alice(lane, &format!("{what}-{after:o}"), 0o6666);
+                change(&lane.vfs.open(&Cred::root(), &node, O_RDWR).unwrap());
+                assert_eq!(perm(lane, &node), after, "{what} of lane {which}");
+            }
         }
     }
 }

@@ -177,7 +177,9 @@ pub(super) fn fallocate(call: &mut Call<'_>) -> End {
     let mode = call.args.u32()? as i32;
     let (_, file) = call.handle(fh)?;
     call.settle(file.node(), Range::ALL)?;
-    file.fallocate(&call.writer(true), mode, offset, len)?;
+    // Here the kernel does not say whether the caller keeps set-id bits.
+    let kills = call.header.uid != 0;
+    file.fallocate(&call.writer(kills), mode, offset, len)?;
     // Collapse and insert move everything behind.
     Ok(call.changed(file.node(), Range { offset, len: 0 }))
 }

@@ -28,12 +28,13 @@ const BACKGROUND_MAX: u16 = 64;
 const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// Everything wanted where the kernel offers it. Not wanted: writeback cache, cached symbolic
-/// links, zero-message opens (a fast-lane open must be seen), ACLs, splice, export. Without
+/// links, zero-message opens (a fast-lane open must be seen), ACLs, splice. Without
 /// asynchronous direct I/O, Linux does io_uring's reads at once but does not move their position: a
 /// read across the end of a file repeats the last bytes until it is full.
 const WANTED: u64 = init::ASYNC_READ
     | init::POSIX_LOCKS
     | init::ATOMIC_O_TRUNC
+    | init::EXPORT_SUPPORT
     | init::BIG_WRITES
     | init::ASYNC_DIO
     | init::DONT_MASK

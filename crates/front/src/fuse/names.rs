@@ -87,6 +87,9 @@ impl Call<'_> {
 
 pub(super) fn lookup(call: &mut Call<'_>) -> End {
     let name = call.args.name()?;
+    if name == b"." {
+        return itself(call);
+    }
     match call.target()? {
         Target::Virtual(VirtualDir::Slots) => return exposed(call, name),
         Target::Virtual(VirtualDir::Reserved) => return Err(Errno::ENOENT.into()),
@@ -99,6 +102,26 @@ pub(super) fn lookup(call: &mut Call<'_>) -> End {
     }
     let dir = call.dir()?;
     let node = call.session.lane.vfs.lookup(&call.cred()?, &dir, name)?;
+    call.entry(&node)?;
+    Ok(Outcome::Reply)
+}
+
+/// `.` in anything: what a file handle means that the kernel was given while it knew the inode.
+fn itself(call: &mut Call<'_>) -> End {
+    let id = call.header.node_id;
+    let lane = &call.session.lane;
+    let node = match lane.nodes.get(id) {
+        Ok(Target::Node(node)) => node,
+        Ok(Target::Slot(_) | Target::Virtual(_)) => return Err(Errno::ESTALE.into()),
+        Err(_) => {
+            let live = lane.nodes.ino_of(id).and_then(|ino| lane.vfs.live(ino));
+            live.ok_or(Errno::ESTALE)?
+        }
+    };
+    // As others do with what is removed: the kernel asks for what it does not have in use.
+    if lane.vfs.getattr(&node)?.nlink == 0 {
+        return Err(Errno::ESTALE.into());
+    }
     call.entry(&node)?;
     Ok(Outcome::Reply)
 }

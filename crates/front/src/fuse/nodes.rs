@@ -1,7 +1,10 @@
 //! Node ids: what the kernel calls our inodes, and how often it was told.
 //!
 //! An id is `incarnation << 48 | counter`. The counter of an inode stands in the inode's own tag,
-//! so one inode has one id however many names it has. An id of a former incarnation is unknown here
+//! so one inode has one id however many names it has. It is the inode's number with bit 47 set, so
+//! that an inode that the kernel has forgotten is found by what a file handle says
+//! (name_to_handle_at(2)), or, where that is taken or the number is too large, one that nobody else
+//! ever has, as those of slots are. An id of a former incarnation is unknown here
 //! and answered `ESTALE`; path walks recover, because the kernel looks every name up anew. With a
 //! handover there is one incarnation, and each id has a record:
 //!
@@ -15,7 +18,8 @@
 //!
 //! # Invariants
 //!
-//! - An entry exists as long as the kernel holds lookups on it, to the exact count. The root and
+//! - An entry exists as long as the kernel holds lookups on it, to the exact count: also that of an
+//!   inode that a former service took with it, whose number another may have by now. The root and
 //!   the virtual directories always exist, under the same ids in every incarnation: there are
 //!   mounts on them that the kernel would detach if their ids changed.
 //! - The tag's counter is set exactly while the entry exists; both change under the shard's lock.
@@ -29,7 +33,7 @@ use std::collections::HashMap;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_base::{Errno, Result};
+use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::Node;
 use polylane_vfs::handover::{Kind, Store};
 
@@ -44,6 +48,8 @@ const SLOT_DIR_ID: u64 = 3;
 /// Counters below are for fixed ids.
 const FIRST_COUNTER: u64 = 16;
 const COUNTER_BITS: u32 = 48;
+/// Counters from here on are numbers of inodes.
+const INO_COUNTER: u64 = 1 << (COUNTER_BITS - 1);
 /// Enough that session threads rarely meet.
 const SHARDS: usize = 16;
 
@@ -78,7 +84,8 @@ pub enum Target {
 }
 
 struct Entry {
-    target: Target,
+    /// `None`: it was lost with a former service.
+    target: Option<Target>,
     lookups: u64,
     /// Kernel handles open on a file's own node.
     opens: u32,
@@ -92,11 +99,17 @@ struct Entry {
 
 impl Entry {
     fn new(target: Target, record: Option<Record>) -> Entry {
+        let target = Some(target);
         Entry { target, lookups: 1, opens: 0, size: 0, exposed: false, record }
     }
-}
 
-impl Entry {
+    fn node(&self) -> Option<&Node> {
+        match &self.target {
+            Some(Target::Node(node)) => Some(node),
+            _ => None,
+        }
+    }
+
     fn counted(&mut self, lookups: u64) {
         self.lookups = lookups;
         if let Some(record) = &self.record {
@@ -138,13 +151,30 @@ impl NodeTable {
         table
     }
 
-    /// Takes in what a former service told the kernel.
-    pub(crate) fn restore(&self, id: u64, target: Target, lookups: u64, record: Record) {
-        if let Target::Node(node) = &target {
+    /// Takes in what a former service told the kernel. Without a `target` it was lost, and its id
+    /// is nobody else's until the kernel lets go of it.
+    pub(crate) fn restore(&self, id: u64, target: Option<Target>, lookups: u64, record: Record) {
+        let (opens, size, exposed, record) = (0, 0, false, Some(record));
+        let entry = Entry { target, lookups, opens, size, exposed, record };
+        if let Some(node) = entry.node() {
             set_counter(node, id);
         }
-        let entry = Entry { lookups, ..Entry::new(target, Some(record)) };
         self.shard(id).lock().insert(id, entry);
+    }
+
+    /// The number of the inode that has, or had, this id; `None`: the id does not say.
+    pub(crate) fn ino_of(&self, id: u64) -> Option<Ino> {
+        let counter = id.checked_sub(self.incarnation)?;
+        (INO_COUNTER..2 * INO_COUNTER).contains(&counter).then(|| Ino(counter - INO_COUNTER))
+    }
+
+    /// The counter that says the number of an inode, where no other inode's id has it.
+    fn counter_of(&self, node: &Node) -> Option<u64> {
+        let counter = Some(node.ino().0).filter(|ino| *ino < INO_COUNTER)? + INO_COUNTER;
+        let id = self.incarnation | counter;
+        let shard = self.shard(id).lock();
+        let is_it = |entry: &Entry| entry.node().is_some_and(|other| Arc::ptr_eq(other, node));
+        shard.get(&id).is_none_or(is_it).then_some(counter)
     }
 
     fn record(&self, id: u64, target: &Target) -> Option<Record> {
@@ -171,7 +201,10 @@ impl NodeTable {
             ROOT_ID => Ok(Target::Node(self.root.clone())),
             RESERVED_DIR_ID => Ok(Target::Virtual(VirtualDir::Reserved)),
             SLOT_DIR_ID => Ok(Target::Virtual(VirtualDir::Slots)),
-            _ => self.shard(id).lock().get(&id).map(|e| e.target.clone()).ok_or(Errno::ESTALE),
+            _ => {
+                let shard = self.shard(id).lock();
+                shard.get(&id).and_then(|entry| entry.target.clone()).ok_or(Errno::ESTALE)
+            }
         }
     }
 
@@ -227,7 +260,7 @@ impl NodeTable {
             return;
         }
         let gone = shard.remove(&id);
-        if let Some(Entry { target: Target::Node(node), .. }) = &gone {
+        if let Some(node) = gone.as_ref().and_then(Entry::node) {
             set_counter(node, 0);
             clear_tag(node, TAG_PAGES);
         }
@@ -247,7 +280,7 @@ impl NodeTable {
     pub fn opened(&self, id: u64) {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
             entry.opens += 1;
-            if let (Target::Node(node), true) = (&entry.target, entry.exposed) {
+            if let (Some(node), true) = (entry.node(), entry.exposed) {
                 set_tag(node, TAG_PAGES);
             }
         }
@@ -263,7 +296,7 @@ impl NodeTable {
     /// The kernel may have pages of a file from now on, until its last handle is released.
     pub fn has_pages(&self, id: u64) {
         if let Some(entry) = self.shard(id).lock().get(&id)
-            && let (Target::Node(node), 1..) = (&entry.target, entry.opens)
+            && let (Some(node), 1..) = (entry.node(), entry.opens)
         {
             set_tag(node, TAG_PAGES);
         }
@@ -286,9 +319,9 @@ impl NodeTable {
     pub fn released(&self, id: u64) {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
             entry.opens = entry.opens.saturating_sub(1);
-            if let (Target::Node(node), 0) = (&entry.target, entry.opens) {
+            if entry.opens == 0 {
                 entry.exposed = false;
-                clear_tag(node, TAG_PAGES);
+                entry.node().into_iter().for_each(|node| clear_tag(node, TAG_PAGES));
             }
         }
     }
@@ -305,9 +338,12 @@ impl NodeTable {
 
     /// Gives a node its id. `None`: another thread was faster.
     fn insert(&self, node: &Node) -> Option<u64> {
-        let counter = self.next();
+        let counter = self.counter_of(node).unwrap_or_else(|| self.next());
         let id = self.incarnation | counter;
         let mut shard = self.shard(id).lock();
+        if shard.contains_key(&id) {
+            return None;
+        }
         let claim = |tag| (tag >> TAG_ID_SHIFT == 0).then_some(tag | counter << TAG_ID_SHIFT);
         node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim).ok()?;
         let target = Target::Node(node.clone());
@@ -326,7 +362,7 @@ impl Drop for NodeTable {
     fn drop(&mut self) {
         for shard in &mut self.shards {
             for entry in shard.get_mut().values() {
-                if let Target::Node(node) = &entry.target {
+                if let Some(node) = entry.node() {
                     set_counter(node, 0);
                     clear_tag(node, TAG_PAGES);
                 }
@@ -339,4 +375,53 @@ fn set_counter(node: &Node, counter: u64) {
     let low = (1 << TAG_ID_SHIFT) - 1;
     node.tag().fetch_and(low, Ordering::SeqCst);
     node.tag().fetch_or(counter << TAG_ID_SHIFT, Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use polylane_base::SystemClock;
+    use polylane_vfs::memfs::MemFs;
+    use polylane_vfs::{Create, Cred, Kind as FileKind, Options, Vfs};
+
+    use super::*;
+
+    fn vfs() -> Arc<Vfs> {
+        let clock = Arc::new(SystemClock);
+        let fs = Arc::new(MemFs::new(1 << 20, 64, clock.clone()));
+        let options = Options {
+            clock,
+            cache_bytes_limit: 1 << 20,
+            dirty_bytes_limit: 1 << 20,
+            flush_interval: Duration::from_secs(5),
+            mount_path: b"/lane".to_vec(),
+            covered: vec![],
+        };
+        Vfs::new(fs, options).expect("an empty memfs opens")
+    }
+
+    #[test]
+    fn the_id_of_a_lost_inode_is_nobodys_until_the_kernel_lets_go_of_it() {
+        let vfs = vfs();
+        let new = Create { kind: FileKind::File, perm: 0o600, umask: 0, rdev: 0, target: b"" };
+        let node = vfs.create(&Cred::root(), &vfs.root(), b"a", &new).expect("made");
+        let (store, _) = Store::attach(Store::create().expect("memfd")).expect("attached");
+        let store = Arc::new(store);
+        let table = NodeTable::handed_over(vfs.root(), store.clone());
+        let id = INO_COUNTER | node.ino().0;
+        let words = [id, node.ino().0, node.generation() + 1, 2, 0, 0, 0];
+        let record = Record::put(&store, Kind::Node, words, b"").expect("room");
+        table.restore(id, None, 2, record);
+        for left in [2, 1] {
+            assert_eq!((table.get(id).err(), table.len()), (Some(Errno::ESTALE), 1));
+            let other = table.remember(&node);
+            assert_ne!(other, id, "{left} lookups of the lost one are left");
+            assert_eq!((table.ino_of(other), store.len()), (None, 2));
+            table.forget(other, 1);
+            table.forget(id, 1);
+        }
+        assert!(table.is_empty() && store.is_empty());
+        assert_eq!((table.remember(&node), table.ino_of(id)), (id, Some(node.ino())));
+    }
 }

@@ -77,7 +77,8 @@ impl Call<'_> {
     }
 
     /// Who writes. All that counts in a write is whether the writer keeps set-id bits, and that is
-    /// the kernel's word, not the user's number.
+    /// the kernel's word, not the user's number. Of the groups of who does not, it tells one; those
+    /// of a slot's session are known as long as the slot has not escaped.
     pub(super) fn writer(&self, kills_suidgid: bool) -> Cred {
         const NOBODY: u32 = 65534;
         let uid = match (kills_suidgid, self.header.uid) {
@@ -85,7 +86,12 @@ impl Call<'_> {
             (true, 0) => NOBODY,
             (true, uid) => uid,
         };
-        let groups = self.session.no_groups.clone();
+        let groups = match self.target() {
+            Ok(Target::Slot(slot)) if kills_suidgid && !slot.escaped() => {
+                self.session.lane.slots.groups(&slot)
+            }
+            _ => self.session.no_groups.clone(),
+        };
         let gid = Gid(self.header.gid);
         Cred {
             uid: Uid(uid),

@@ -165,12 +165,9 @@ impl Reference {
     /// `file_remove_privs`: set-id bits go with a change of data.
     pub(super) fn kill_privileges(&self, user: Option<User>, ino: Ino) {
         let member = user.is_some_and(|user| user.in_group(self.attr(ino).gid));
-        if !user.is_some_and(User::is_root) {
-            self.kill_privileges_of(member, ino);
+        if user.is_some_and(User::is_root) {
+            return;
         }
-    }
-
-    pub(super) fn kill_privileges_of(&self, member: bool, ino: Ino) {
         let attr = self.attr(ino);
         let perm = without_set_id(&attr, member);
         if perm != attr.perm {
@@ -179,15 +176,10 @@ impl Reference {
         }
     }
 
-    /// Truncation of a file that is open: the `Vfs` takes the user for a member of the file's
-    /// group.
+    /// Truncation of a file that is open.
     pub(super) fn set_open_size(&self, user: User, ino: Ino, size: u64) -> Result<(), Errno> {
         self.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
-        match self.knows_caller {
-            true => self.kill_privileges(Some(user), ino),
-            false if user.is_root() => {}
-            false => self.kill_privileges_of(true, ino),
-        }
+        self.kill_privileges(Some(user), ino);
         Ok(())
     }
 
