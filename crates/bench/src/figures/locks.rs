@@ -116,6 +116,9 @@ fn measure(options: &Options, figure: &str, load: &'static str, title: &str) -> 
 }
 
 fn add(report: &mut Report, place: &str, mut seen: BTreeMap<String, Vec<Wait>>, repeats: usize) {
+    if seen.is_empty() {
+        seen.insert("no lock".into(), Vec::new());
+    }
     // A lock that a repeat did not see was not waited for in it.
     seen.values_mut().for_each(|waits| waits.resize(repeats, Wait::default()));
     let typical = |waits: &[Wait]| median(&waits.iter().map(|w| w.us).collect::<Vec<_>>());
@@ -139,9 +142,9 @@ fn watched(tenants: Vec<Tenant>, seconds: f64) -> Result<Watched> {
         bail!("perf lock record: {}", said.lines().next().unwrap_or("no message"));
     }
     let text = command("sh", &["-c", "exec perf lock contention -i \"$0\" 2>&1", data])?;
-    let waits = parse(&text);
-    ensure!(!waits.is_empty(), "perf lock contention told nothing");
-    let waits = waits.into_iter().map(|(lock, w)| (lock, per_second(w, seconds))).collect();
+    // The head of its table comes before nothing where nobody waited.
+    ensure!(text.contains("contended"), "perf lock contention told nothing: {text}");
+    let waits = parse(&text).into_iter().map(|(lock, w)| (lock, per_second(w, seconds))).collect();
     Ok((outcomes, waits))
 }
 
