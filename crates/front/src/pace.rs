@@ -1,8 +1,9 @@
 //! How long something usually takes: a running median, one atomic word.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use polylane_sys::sched;
 
 /// Up to this a worker does it itself: what a sleeping helper costs to wake, twice.
 const QUICK_US: u32 = 60;
@@ -27,8 +28,21 @@ impl Pace {
         self.0.load(Relaxed) <= QUICK_US
     }
 
+    /// Does it, and learns from it. Time in which the CPU was another's says nothing of it: on a
+    /// busy host it would be the more, the more threads share the work.
+    pub(crate) fn of<T>(&self, work: impl FnOnce() -> T) -> T {
+        let (start, before) = (Instant::now(), sched::usage());
+        let result = work();
+        let after = sched::usage();
+        self.took(match after.waits == before.waits {
+            true => after.cpu.saturating_sub(before.cpu),
+            false => start.elapsed(),
+        });
+        result
+    }
+
     /// It took this long.
-    pub(crate) fn took(&self, time: Duration) {
+    fn took(&self, time: Duration) {
         let now = self.0.load(Relaxed);
         let step = now / 8 + 1;
         let next = match time.as_micros() > u128::from(now) {
@@ -42,6 +56,15 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_waits_for_nothing_but_a_cpu_is_quick() {
+        let pace = Pace::default();
+        (0..60).for_each(|_| pace.of(|| ()));
+        assert!(pace.is_quick());
+        (0..60).for_each(|_| pace.of(|| std::thread::sleep(Duration::from_micros(300))));
+        assert!(!pace.is_quick());
+    }
 
     #[test]
     fn it_follows_what_is_usual_and_not_what_is_rare() {

@@ -1,6 +1,10 @@
 //! How long a thread may run before others that wait get the CPU, and how long it has.
-#![expect(unsafe_code, reason = "UNSAFETY: sched_setattr(2), which rustix and glibc lack")]
+#![expect(
+    unsafe_code,
+    reason = "UNSAFETY: sched_setattr(2), getrusage(2) of a thread: rustix lacks them"
+)]
 
+use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use polylane_base::{Errno, Result};
@@ -44,6 +48,30 @@ pub fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// What a thread did so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Usage {
+    /// CPU time, in microseconds.
+    pub cpu: Duration,
+    /// Times it gave the CPU up to wait for something; being preempted is not one.
+    pub waits: u64,
+}
+
+/// What the calling thread did so far: getrusage(2) of `RUSAGE_THREAD`.
+pub fn usage() -> Usage {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel writes one `rusage`, of which all zeros is one too; it only fails for
+    // what is not `RUSAGE_THREAD`.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let time = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
+    };
+    Usage { cpu: time(usage.ru_utime) + time(usage.ru_stime), waits: usage.ru_nvcsw as u64 }
+}
+
 fn check(rc: libc::c_long) -> Result<()> {
     match rc {
         0 => Ok(()),
@@ -54,6 +82,17 @@ fn check(rc: libc::c_long) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waiting_is_told_from_work() {
+        let before = usage();
+        std::thread::sleep(Duration::from_millis(2));
+        let slept = usage();
+        assert!(slept.waits > before.waits && slept.cpu - before.cpu < Duration::from_millis(2));
+        let busy = Duration::from_millis(20);
+        while usage().cpu - slept.cpu < busy {}
+        assert!(cpu_time() >= busy);
+    }
 
     #[test]
     fn a_slice_can_be_asked_for_and_is_inherited() {

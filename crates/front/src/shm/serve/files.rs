@@ -1,7 +1,5 @@
 //! Open files: open and close, data, handles and slots.
 
-use std::time::Instant;
-
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_ipc::message::{NO_SLOT, Reply};
@@ -191,10 +189,7 @@ impl Call<'_> {
     }
 
     fn sync_file(&self, file: &OpenFile, data_only: bool) -> std::result::Result<(), Failure> {
-        let start = Instant::now();
-        let synced = file.fsync(data_only);
-        self.session.lane.syncs.took(start.elapsed());
-        Ok(synced?)
+        Ok(self.session.lane.syncs.of(|| file.fsync(data_only))?)
     }
 
     pub(super) fn sync(&mut self) -> Answer {
