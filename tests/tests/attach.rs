@@ -47,7 +47,6 @@ impl Place {
     fn polylane(&self, words: &[&str]) -> Output {
         let mut command = Command::new(binary());
         command.args(words).env("XDG_STATE_HOME", self.dir.path());
-        command.env("POLYLANE_PASSTHROUGH", if self.passthrough { "1" } else { "0" });
         output(command, STEP_TIME_MAX, &format!("polylane {words:?}"))
     }
 
@@ -60,8 +59,16 @@ impl Place {
     /// The device or socket.
     fn attach(&self, options: &[&str]) -> PathBuf {
         let volume = self.volume.to_str().expect("a name");
-        let output = self.polylane(&[&["attach", volume], options].concat());
-        PathBuf::from(good(&output).trim())
+        let attach = [&["attach", volume], options].concat();
+        if self.passthrough {
+            let output = self.polylane(&[&attach[..], &["--passthrough"]].concat());
+            let said = String::from_utf8_lossy(&output.stderr);
+            if !said.contains("cannot be passed through") {
+                return PathBuf::from(good(&output).trim());
+            }
+            eprintln!("through the engine then: {said}");
+        }
+        PathBuf::from(good(&self.polylane(&attach)).trim())
     }
 
     fn detach(&self) {

@@ -160,4 +160,11 @@ fn later_commands_and_completions() {
     }
     let (_, findings) = polylane(&["doctor", "--json"]);
     assert!(findings.contains("\"fuse-resend\""), "{findings}");
+    let findings: serde_json::Value = serde_json::from_str(&findings).expect("JSON");
+    let attach = findings.as_array().and_then(|all| all.iter().find(|one| one["name"] == "attach"));
+    let found = attach.and_then(|one| one["found"].as_str()).expect("what auto takes");
+    // A front end that is passed over is named with what it lacks.
+    for (better, taken) in [("ublk", "nbd"), ("ublk", "loop"), ("nbd", "loop"), ("loop", "none")] {
+        assert!(!found.starts_with(taken) || found.contains(&format!("; not {better}: ")), "{found}");
+    }
 }

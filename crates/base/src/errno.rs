@@ -33,10 +33,20 @@ errnos! {
     ECONNRESET, EALREADY,
 }
 
+/// The kernel's words for it: `Permission denied`.
 impl fmt::Display for Errno {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        std::io::Error::from_raw_os_error(self.0).fmt(f)
+        f.write_str(&plain(&std::io::Error::from_raw_os_error(self.0)))
     }
+}
+
+/// The text of a system error without Rust's ` (os error N)`.
+pub fn plain(error: &std::io::Error) -> String {
+    let mut text = error.to_string();
+    if let Some(end) = text.find(" (os error ") {
+        text.truncate(end);
+    }
+    text
 }
 
 impl fmt::Debug for Errno {
@@ -59,5 +69,16 @@ impl From<std::io::Error> for Errno {
 impl From<Errno> for std::io::Error {
     fn from(errno: Errno) -> Self {
         std::io::Error::from_raw_os_error(errno.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_said_in_the_kernels_words_alone() {
+        assert_eq!(Errno::EPERM.to_string(), "Operation not permitted");
+        assert_eq!(plain(&std::io::Error::other("a word")), "a word");
     }
 }

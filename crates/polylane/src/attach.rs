@@ -24,6 +24,10 @@ pub(crate) struct AttachArgs {
     /// Where to listen, for vhost-user and for NBD clients other than the kernel's
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Have the kernel read and write the volume's file itself (--via loop): as fast as a plain
+    /// loop device, but the volume cannot be copied meanwhile
+    #[arg(long)]
+    passthrough: bool,
     #[command(flatten)]
     cache: CacheArgs,
     /// Write every request down there, without its data, for 'polylane bench run pdc-trace'
@@ -113,6 +117,7 @@ pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
         volume,
         via: arguments.via.via(),
         socket: arguments.socket,
+        passthrough: arguments.passthrough,
         cache: arguments.cache.options(),
         record: arguments.record,
         wanted,

@@ -117,10 +117,15 @@ fn print_findings(json: bool) -> Result<u8> {
         print_json(&findings)?;
     } else {
         let widest = findings.iter().map(|finding| finding.found.len()).max().unwrap_or(0);
+        // A longer one has its line, and the others do not follow it.
+        let widest = widest.min(FOUND_WIDTH_MAX);
         print(&findings.iter().map(|finding| describe(finding, widest)).collect::<String>())?;
     }
     Ok(if doctor::can_run(&findings) { 0 } else { FAILED })
 }
+
+/// Widest column of what was found.
+const FOUND_WIDTH_MAX: usize = 48;
 
 fn describe(finding: &Finding, widest: usize) -> String {
     let mark = match finding.state {

@@ -155,7 +155,7 @@ fn fuse_mount(kernel: Kernel) -> Vec<Finding> {
         "requests in flight when a service dies hang until the run ends; Linux 6.9 helps",
     ];
     let through = [
-        "attached volumes can be read and written inside the kernel (POLYLANE_PASSTHROUGH=1)",
+        "attached volumes can be read and written inside the kernel ('attach --passthrough')",
         "attached volumes are read and written by their engines",
     ];
     let passthrough = match kernel >= Kernel(6, 9) {
@@ -295,10 +295,6 @@ fn block_doors() -> Vec<Finding> {
         Finding::new(name, lacks.is_none(), found, [good, bad])
     };
     let choice = attach::choice();
-    let auto = match &choice {
-        Ok(via) => via.to_string(),
-        Err(why) => format!("none: {why}"),
-    };
     let auto_notes = [
         "what 'attach --via auto' takes: the first there is of ublk, nbd and loop",
         "'attach' serves volumes at sockets only (--via nbd or vhost-user, --socket)",
@@ -328,7 +324,7 @@ fn block_doors() -> Vec<Finding> {
             "volumes become block devices through FUSE and it ('attach --via loop')",
             "block devices of volumes on any kernel: needs /dev/loop-control and /dev/fuse",
         ),
-        Finding::new("attach", choice.is_ok(), auto, auto_notes),
+        Finding::new("attach", choice.via.is_some(), choice.to_string(), auto_notes),
         Finding::new(
             "io-flusher",
             flusher,

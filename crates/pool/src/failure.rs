@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
+pub(crate) use polylane_base::errno::plain;
+
 /// Exit status for wrong usage.
 pub const USAGE: u8 = 2;
 
@@ -40,15 +42,6 @@ impl Failure {
     /// [`because`](Self::because) for a path.
     pub fn path(path: &Path, what: &str, why: impl Into<std::io::Error>) -> Self {
         Self::because(path.display(), what, why)
-    }
-}
-
-/// The text of a system error without Rust's ` (os error N)`.
-pub(crate) fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    match text.find(" (os error ") {
-        Some(end) => text[..end].to_string(),
-        None => text,
     }
 }
 

@@ -152,6 +152,7 @@ impl Disk {
             volume,
             via: None,
             socket: None,
+            passthrough: false,
             cache,
             record: None,
             wanted: Wanted::default(),

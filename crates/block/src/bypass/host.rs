@@ -31,7 +31,8 @@ pub enum Refused {
     NoDevice(u32, u32),
     /// The device's blocks are larger than a sector: bytes.
     BlockBytes(u32),
-    /// The device cannot be opened for writing while its file system is mounted.
+    /// The device cannot be opened for writing: `EBUSY` where the kernel refuses that while its
+    /// file system is mounted, others where this process may not.
     DeviceOpen(Errno),
     /// The kernel does not let this process make swap areas, which pin the file.
     NoRightToPin,
@@ -52,12 +53,16 @@ impl fmt::Display for Refused {
             Refused::BlockBytes(bytes) => {
                 write!(f, "its disk has blocks of {bytes} bytes, and only 512 will do")
             }
+            Refused::DeviceOpen(Errno::EBUSY) => f.write_str(
+                "this kernel lets nobody write to the disk of a mounted file system \
+                 (CONFIG_BLK_DEV_WRITE_MOUNTED is off)",
+            ),
             Refused::DeviceOpen(errno) => {
-                write!(f, "its disk cannot be written while mounted ({errno})")
+                write!(f, "its disk cannot be opened for writing ({errno})")
             }
             Refused::NoRightToPin => f.write_str(
                 "not allowed to pin its pool file (swapon needs CAP_SYS_ADMIN, and a free swap \
-                 area): run as root outside of a container, or use --medium file",
+                 area): run as root outside of a container",
             ),
         }
     }
@@ -116,11 +121,15 @@ fn check_file_system(file: &OwnedFd, stat: &Stat) -> Result<()> {
 
 /// What a file system is called: some have a device number that no mount has.
 fn name_of(magic: u64, kind: String) -> String {
-    const NAMES: [(u64, &str); 6] = [
+    const NAMES: [(u64, &str); 10] = [
         (0x9123_683e, "btrfs"),
         (0x794c_7630, "overlay"),
         (0x0102_1994, "tmpfs"),
         (0x6969, "NFS"),
+        (0xff53_4d42, "CIFS"),
+        (0xfe53_4d42, "SMB"),
+        (0x00c3_6400, "Ceph"),
+        (0x0102_1997, "9P"),
         (0x6573_5546, "FUSE"),
         (0xca45_1a4e, "bcachefs"),
     ];
@@ -176,4 +185,30 @@ fn device_path(stat: &Stat) -> Result<PathBuf> {
     let told = told.map_err(|_| no_device(stat))?;
     let name = told.lines().find_map(|line| line.strip_prefix("DEVNAME="));
     name.map(|name| Path::new("/dev").join(name)).ok_or_else(|| no_device(stat))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_is_called_by_its_name() {
+        let named = |magic, kind: &str| Refused::FileSystem(name_of(magic, kind.into())).to_string();
+        // As a mount says it; where no mount has the device's number, as the magic number does.
+        assert_eq!(named(0x6969, "nfs4"), "nfs4 is neither ext4 nor XFS");
+        for (magic, name) in [(0x6969, "NFS"), (0xff53_4d42, "CIFS"), (0x794c_7630, "overlay")] {
+            assert_eq!(named(magic, ""), format!("{name} is neither ext4 nor XFS"));
+        }
+        assert_eq!(named(7, ""), "file system 0x7 is neither ext4 nor XFS");
+    }
+
+    #[test]
+    fn a_disk_that_cannot_be_opened_is_told_apart_from_a_kernel_that_forbids_it() {
+        let said = |errno| Refused::DeviceOpen(errno).to_string();
+        assert!(said(Errno::EBUSY).contains("CONFIG_BLK_DEV_WRITE_MOUNTED"));
+        assert_eq!(
+            said(Errno::EPERM),
+            "its disk cannot be opened for writing (Operation not permitted)"
+        );
+    }
 }

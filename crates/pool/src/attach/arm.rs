@@ -104,11 +104,9 @@ impl Door {
             }
             Via::Loop => {
                 let mounted = loopdev::mount()?;
-                let comes_by = options.record.is_some() || options.qos != Policy::None;
-                let backing = match comes_by {
-                    false => loopdev::pass_through(&mounted, files, cache),
-                    // What is to be written down, or charged, has to come by.
-                    true => None,
+                let backing = match options.passthrough {
+                    true => Some(pass_through(options, &mounted, files, cache)?),
+                    false => None,
                 };
                 let FileMount { fuse, mount, params } = mounted;
                 let (fd, fuse, mount) = (fuse, Some(params), Some(mount));
@@ -150,6 +148,24 @@ impl AsFd for Door {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Has the kernel read and write the volume's file itself, as was asked for.
+fn pass_through(
+    options: &AttachOptions,
+    mounted: &FileMount,
+    files: &[Files],
+    cache: &CacheSpec,
+) -> Result<u32> {
+    let comes_by = options.record.is_some() || options.qos != Policy::None;
+    let backing = match comes_by {
+        true => Err("its requests are to be written down or shared, and so have to come by".into()),
+        false => loopdev::pass_through(mounted, files, cache),
+    };
+    backing.map_err(|why| {
+        let volume = options.volume.display();
+        Failure::failed(format!("{volume}: cannot be passed through: {why}"))
+    })
 }
 
 /// Whether a socket lies at `path` at which nobody listens any more.

@@ -38,8 +38,8 @@ use crate::volume::translation::Translation;
 const OOM_SCORE_ADJ: &str = "-1000";
 
 /// Why a volume that the kernel writes to cannot stand still.
-const PASSED_THROUGH: &str = "volume: is attached past its engine (POLYLANE_PASSTHROUGH=1): detach \
-                              it to copy it";
+const PASSED_THROUGH: &str =
+    "volume: is attached past its engine (--passthrough): detach it to copy it";
 
 /// How long an engine sleeps without a reason to wake up.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);

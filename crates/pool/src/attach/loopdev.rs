@@ -38,9 +38,6 @@ const TRIES_MAX: usize = 64;
 /// at every new device may have it open for a moment.
 const CLEAR_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Switches passthrough on when it is `1`.
-const PASSTHROUGH_SWITCH: &str = "POLYLANE_PASSTHROUGH";
-
 /// What loop devices may ask for; a host whose direct I/O wants more is not passed through to.
 const SECTOR_BYTES: u32 = 512;
 
@@ -83,30 +80,39 @@ pub(super) fn file_name(id: &str) -> String {
     format!("polylane-{id}")
 }
 
-/// Lets the kernel read and write the volume's file itself, where that is wanted and the same as
-/// through the engine: an ordinary file with direct I/O in sectors, nothing under it and no cache.
-/// `None`: all goes through the engine.
-pub(super) fn pass_through(mount: &FileMount, files: &[Files], cache: &CacheSpec) -> Option<u32> {
-    let wanted = std::env::var_os(PASSTHROUGH_SWITCH).is_some_and(|value| value == "1");
-    let [file] = files else { return None };
-    if !wanted || !mount.params.passthrough() || cache.mode != CacheMode::None {
-        return None;
+/// Lets the kernel read and write the volume's file itself, where that is the same as through the
+/// engine: an ordinary file with direct I/O in sectors, nothing under it and no cache. The file's
+/// number at the mount, or why it cannot be.
+pub(super) fn pass_through(
+    mount: &FileMount,
+    files: &[Files],
+    cache: &CacheSpec,
+) -> Result<u32, String> {
+    let [file] = files else {
+        return Err("it is not one file: 'volume resize VOLUME ITS-SIZE' makes it one".to_string());
+    };
+    if !mount.params.passthrough() {
+        return Err("this kernel's FUSE cannot (Linux 6.9 can)".to_string());
     }
-    let flags = rustix::fs::fcntl_getfl(&file.io).ok()?;
-    let told = rustix::fs::statx(
-        &file.io,
-        "",
-        AtFlags::EMPTY_PATH,
-        StatxFlags::TYPE | StatxFlags::DIOALIGN,
-    );
-    let told = told.ok()?;
+    if cache.mode != CacheMode::None {
+        return Err("it is cached: add --cache none".to_string());
+    }
+    if !is_direct(file).unwrap_or(false) {
+        return Err("its host has no direct I/O in sectors of 512 bytes".to_string());
+    }
+    // With its lock: whoever can still write keeps others out, also when the keeper is dead.
+    backing::register(&mount.fuse, &file.lock)
+        .map_err(|error| format!("the kernel does not take its file: {error}"))
+}
+
+/// Whether a volume's file is an ordinary one with direct I/O in sectors.
+fn is_direct(file: &Files) -> rustix::io::Result<bool> {
+    let flags = rustix::fs::fcntl_getfl(&file.io)?;
+    let wanted = StatxFlags::TYPE | StatxFlags::DIOALIGN;
+    let told = rustix::fs::statx(&file.io, "", AtFlags::EMPTY_PATH, wanted)?;
     let regular = FileType::from_raw_mode(told.stx_mode.into()) == FileType::RegularFile;
     let aligned = (1..=SECTOR_BYTES).contains(&told.stx_dio_offset_align);
-    match regular && aligned && flags.contains(OFlags::DIRECT) {
-        // With its lock: whoever can still write keeps others out, also when the keeper is dead.
-        true => backing::register(&mount.fuse, &file.lock).ok(),
-        false => None,
-    }
+    Ok(regular && aligned && flags.contains(OFlags::DIRECT))
 }
 
 /// Puts the file of `mount` under a free loop device. `record` is told its path before that.

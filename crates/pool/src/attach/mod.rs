@@ -118,6 +118,9 @@ pub struct AttachOptions {
     pub via: Option<Via>,
     /// Where to listen, for front ends that have a socket.
     pub socket: Option<PathBuf>,
+    /// The kernel reads and writes the volume's file itself (`loop` alone). The volume cannot be
+    /// copied meanwhile.
+    pub passthrough: bool,
     /// How it is cached, where its sidecar shall not decide.
     pub cache: SetOptions,
     /// A file to write requests down in.
@@ -204,10 +207,14 @@ fn make(options: &AttachOptions) -> Result<Made> {
     let path = fs::canonicalize(&options.volume)
         .map_err(|error| Failure::path(&options.volume, "open it", error))?;
     let via = match options.via {
+        None if options.passthrough => Via::Loop,
         Some(Via::Nbd) if options.socket.is_none() => Via::NbdDevice,
         Some(via) => via,
         None => best(options)?,
     };
+    if options.passthrough && via != Via::Loop {
+        return Err(Failure::usage("--passthrough: only --via loop has it"));
+    }
     let dir = record::made_dir()?;
     let cleared = clear_stale(&dir, &path)?;
     volume::refuse_snapshot(&path)?;
@@ -357,12 +364,14 @@ pub(crate) fn device_of(volume: &Path) -> Option<PathBuf> {
 
 /// The best front end of this host: a block device of the kernel's, unless a socket is asked for.
 fn best(options: &AttachOptions) -> Result<Via> {
-    match (&options.socket, choice()) {
+    let found = choice();
+    match (&options.socket, found.via) {
         (Some(_), _) => Ok(Via::Nbd),
-        (None, Ok(via)) => Ok(via),
-        (None, Err(why)) => Err(Failure::failed(format!(
-            "{}: no block device can be made of it here ({why}): use --via nbd --socket PATH",
-            options.volume.display()
+        (None, Some(via)) => Ok(via),
+        (None, None) => Err(Failure::failed(format!(
+            "{}: no block device can be made of it here ({}): use --via nbd --socket PATH",
+            options.volume.display(),
+            found.lacking.last().map_or("", |(_, why)| why)
         ))),
     }
 }
@@ -370,16 +379,42 @@ fn best(options: &AttachOptions) -> Result<Via> {
 /// The front ends that make block devices of the kernel's, best first.
 const DEVICES: [Via; 3] = [Via::Ublk, Via::NbdDevice, Via::Loop];
 
-/// The best front end that makes block devices here; what the last one lacks.
-pub(crate) fn choice() -> Result<Via, String> {
-    let mut why = None;
+/// What `--via auto` takes here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Choice {
+    /// The best front end that makes block devices and lacks nothing.
+    pub(crate) via: Option<Via>,
+    /// The better ones, and what the host lacks for each.
+    pub(crate) lacking: Vec<(Via, String)>,
+}
+
+/// See the result.
+pub(crate) fn choice() -> Choice {
+    choose(lacks)
+}
+
+fn choose(lacks: impl Fn(Via) -> Option<String>) -> Choice {
+    let mut lacking = Vec::new();
     for via in DEVICES {
-        why = lacks(via);
-        if why.is_none() {
-            return Ok(via);
+        match lacks(via) {
+            None => return Choice { via: Some(via), lacking },
+            Some(why) => lacking.push((via, why)),
         }
     }
-    Err(why.unwrap_or_default())
+    Choice { via: None, lacking }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.via {
+            Some(via) => write!(f, "{via}")?,
+            None => f.write_str("none")?,
+        }
+        for (via, why) in &self.lacking {
+            write!(f, "; not {via}: {why}")?;
+        }
+        Ok(())
+    }
 }
 
 /// What the host lacks for a front end that makes block devices; `None` when it has all.
@@ -544,4 +579,21 @@ pub fn list() -> Result<Vec<Listed>> {
         .collect();
     listed.sort_by(|one, other| one.record.volume.cmp(&other.record.volume));
     Ok(listed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_front_end_is_taken_and_the_better_ones_are_told() {
+        let best = choose(|_| None);
+        assert_eq!(best.to_string(), "ublk");
+        let third = choose(|via| (via != Via::Loop).then(|| format!("no {via}")));
+        assert_eq!(third.via, Some(Via::Loop));
+        assert_eq!(third.to_string(), "loop; not ublk: no ublk; not nbd: no nbd");
+        let none = choose(|_| Some("nothing".to_string()));
+        assert_eq!((none.via, none.lacking.len()), (None, DEVICES.len()));
+        assert!(none.to_string().starts_with("none; not ublk: nothing; "), "{none}");
+    }
 }

@@ -43,8 +43,7 @@ const END_TIME_MAX: Duration = Duration::from_secs(30);
 pub(super) fn open() -> Result<Client> {
     Client::open().map_err(|error| match error {
         Errno::ENOENT => Failure::failed(format!(
-            "{CLIENT}: is not there (modprobe nbd); --socket PATH \
-             serves other clients"
+            "{CLIENT}: is not there (modprobe nbd; --socket PATH serves other clients)"
         )),
         error => Failure::because(CLIENT, "reach it", error),
     })

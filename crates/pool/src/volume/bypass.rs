@@ -125,6 +125,9 @@ pub(crate) fn pool_failure(path: &Path, error: &PoolError) -> Failure {
         PoolError::Host(what, errno) => {
             Failure::failed(format!("{path}: cannot {what}: {}", plain(&(*errno).into())))
         }
+        PoolError::Refused(_) => {
+            Failure::failed(format!("{path}: {error}: '--medium file' needs none of this"))
+        }
         other => Failure::failed(format!("{path}: {other}")),
     }
 }
