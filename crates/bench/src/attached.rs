@@ -75,12 +75,12 @@ impl Attached {
     ) -> Result<PathBuf> {
         let name = path(volume)?;
         let size = bytes.to_string();
-        self.run(Front::Loop, &["volume", "create", "--fs", "none", "--size", &size, name])?;
+        self.run(&["volume", "create", "--fs", "none", "--size", &size, name])?;
         fill(volume)?;
         self.register(name)?;
         let attached = self.engage(name, front);
         if attached.is_err() {
-            let _ = self.run(front, &["detach", name]);
+            let _ = self.run(&["detach", name]);
             fs::remove_file(volume).context("remove a volume")?;
         }
         attached
@@ -90,20 +90,20 @@ impl Attached {
         let device = match front {
             Front::Nbd(socket) => {
                 let socket = path(socket)?;
-                self.run(front, &["attach", "--via", "nbd", "--socket", socket, volume])?
+                self.run(&["attach", "--via", "nbd", "--socket", socket, volume])?
             }
-            _ => self.run(front, &["attach", "--via", "loop", volume])?,
+            Front::Loop => self.run(&["attach", "--via", "loop", volume])?,
+            Front::LoopPassedThrough => {
+                self.run(&["attach", "--via", "loop", "--passthrough", volume])?
+            }
         };
         let passed = self.is_passed_through(volume)?;
-        ensure!(
-            passed == (front == Front::LoopPassedThrough),
-            "this host does not read and write the volume inside the kernel"
-        );
+        ensure!(passed == (front == Front::LoopPassedThrough), "it is not served as was asked for");
         Ok(PathBuf::from(device.trim()))
     }
 
     fn is_passed_through(&self, volume: &str) -> Result<bool> {
-        let listed = self.run(Front::Loop, &["attach", "--list", "--json"])?;
+        let listed = self.run(&["attach", "--list", "--json"])?;
         let listed: Vec<serde_json::Value> =
             serde_json::from_str(&listed).context("list of attachments")?;
         let own = fs::canonicalize(volume).context("a volume")?;
@@ -114,10 +114,9 @@ impl Attached {
     }
 
     /// Runs this program quietly; what it printed.
-    fn run(&self, front: Front<'_>, args: &[&str]) -> Result<String> {
-        let pass = if front == Front::LoopPassedThrough { "1" } else { "0" };
+    fn run(&self, args: &[&str]) -> Result<String> {
         let mut command = Command::new(&self.program);
-        command.args(args).env("POLYLANE_PASSTHROUGH", pass).stdin(Stdio::null());
+        command.args(args).stdin(Stdio::null());
         let done = command.output().context("run polylane")?;
         if !done.status.success() {
             let said = String::from_utf8_lossy(&done.stderr);

@@ -68,6 +68,26 @@ impl Place {
 }
 
 impl Place {
+    /// Whether each tenant has a kernel file system of its own, mounted at its number below the
+    /// directory that all share.
+    fn is_each(self) -> bool {
+        match self {
+            Place::KernelEach(_) | Place::KernelEachDirect(_) => true,
+            Place::Attached(_) | Place::AttachedJournal(_) => true,
+            Place::Lane | Place::LaneAwaited | Place::LaneFuse => false,
+            Place::LaneExt4 | Place::LaneExt4Disk | Place::LaneExt4Fuse => false,
+            Place::Tmpfs | Place::Kernel(_) | Place::Disk => false,
+        }
+    }
+
+    /// Where tenant number `index` works below the directory that all share.
+    fn own(self, shared: &Path, index: usize, load: &str) -> PathBuf {
+        match self.is_each() {
+            true => shared.join(index.to_string()).join(load),
+            false => shared.join(format!("tenant-{index}-{load}")),
+        }
+    }
+
     /// The arguments of `polylane` that make the tenant's lane; none for a kernel file system.
     /// `own` is a path for what only this tenant needs.
     fn lane(self, own: &Path) -> Vec<OsString> {
@@ -201,15 +221,10 @@ impl Ground {
                 fs::create_dir_all(shared).context("directory of volumes")
             }
             Place::Kernel(_) => trim(shared),
-            Place::KernelEach(_)
-            | Place::KernelEachDirect(_)
-            | Place::Attached(_)
-            | Place::AttachedJournal(_) => {
+            _ if place.is_each() => {
                 (0..self.tenants).try_for_each(|n| trim(&shared.join(n.to_string())))
             }
-            Place::Lane | Place::LaneAwaited | Place::LaneFuse | Place::Tmpfs | Place::Disk => {
-                Ok(())
-            }
+            _ => Ok(()),
         }
     }
 
@@ -417,12 +432,7 @@ impl Tenant {
         understand: Understand,
     ) -> Result<Self> {
         let me = std::env::current_exe().context("own path")?;
-        let own = match place {
-            Place::KernelEach(_) | Place::KernelEachDirect(_) | Place::Attached(_) => {
-                shared.join(index.to_string()).join(load)
-            }
-            _ => shared.join(format!("tenant-{index}-{load}")),
-        };
+        let own = place.own(shared, index, load);
         let lane = place.lane(&own);
         let mut args = Vec::new();
         if let Some(cpu) = cpu {
@@ -485,4 +495,24 @@ pub fn together(mut tenants: Vec<Tenant>) -> Result<Vec<Outcome>> {
     let outcomes = tenants.iter_mut().map(Tenant::outcome).collect();
     tenants.into_iter().try_for_each(Tenant::end)?;
     outcomes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_with_a_file_system_of_its_own_works_on_it() {
+        let shared = Path::new("/shared");
+        let own = |place: Place| place.own(shared, 3, "load");
+        for place in [
+            Place::KernelEach("xfs"),
+            Place::KernelEachDirect("ext4"),
+            Place::Attached("btrfs"),
+            Place::AttachedJournal("ext3"),
+        ] {
+            assert_eq!(own(place), Path::new("/shared/3/load"), "{}", place.name());
+        }
+        assert_eq!(own(Place::Kernel("ext4")), Path::new("/shared/tenant-3-load"));
+    }
 }

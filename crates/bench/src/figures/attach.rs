@@ -66,7 +66,7 @@ pub fn run(options: &Options) -> Result<Report> {
 const NOTES: [&str; 4] = [
     "fio: io_uring, O_DIRECT; NBD by its own client. All blocks of the files are written before",
     "loop: the kernel's alone on such a file, through the page cache or by direct I/O",
-    "FUSE+loop: a volume by `polylane attach`; passed through: with POLYLANE_PASSTHROUGH=1",
+    "FUSE+loop: a volume by `polylane attach`; passed through: with --passthrough",
     "requests of 1 MiB: IO/s are MiB/s; disk: what the current directory lies on",
 ];
 

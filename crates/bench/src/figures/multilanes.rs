@@ -13,7 +13,7 @@ use crate::place::{Ground, Place};
 use crate::report::{Better, Report};
 use crate::worker::Length;
 
-/// Shared and own file systems; the first is the baseline.
+/// Shared and own file systems; the first is the baseline. Of figures that take long.
 pub(super) const PLACES: [Place; 10] = [
     Place::Kernel("ext4"),
     Place::KernelEach("ext4"),
@@ -26,6 +26,42 @@ pub(super) const PLACES: [Place; 10] = [
     Place::Kernel("btrfs"),
     Place::KernelEach("btrfs"),
 ];
+
+/// The same of all kinds: shared, on a loop device each, on a lane each.
+const KINDS: [Place; 14] = [
+    Place::Kernel("ext4"),
+    Place::KernelEach("ext4"),
+    Place::KernelEachDirect("ext4"),
+    Place::LaneExt4,
+    Place::Attached("ext4"),
+    Place::Kernel("ext3"),
+    Place::KernelEach("ext3"),
+    Place::Attached("ext3"),
+    Place::Kernel("xfs"),
+    Place::KernelEach("xfs"),
+    Place::Attached("xfs"),
+    Place::Kernel("btrfs"),
+    Place::KernelEach("btrfs"),
+    Place::Attached("btrfs"),
+];
+
+/// What is measured besides when there is time: loop devices with direct I/O under the other kinds,
+/// and data in the journal as the paper's guests had it.
+const MORE: [Place; 5] = [
+    Place::KernelEachDirect("ext3"),
+    Place::KernelEachDirect("xfs"),
+    Place::KernelEachDirect("btrfs"),
+    Place::AttachedJournal("ext3"),
+    Place::AttachedJournal("ext4"),
+];
+
+/// Where a figure is measured. Direct I/O is never in a journal: the paper's guests have
+/// data=ordered then.
+fn places(options: &Options, direct: bool) -> Vec<Place> {
+    let more = if options.quick { &[][..] } else { &MORE[..] };
+    let fits = |place: &&Place| !(direct && matches!(place, Place::AttachedJournal(_)));
+    KINDS.iter().chain(more).filter(fits).copied().collect()
+}
 
 /// Operations of 4 KiB for the paper's 256 MB.
 const FILE_OPS: u64 = 65536;
@@ -49,7 +85,8 @@ impl Figure {
         let work = Work::Load(load, length);
         let sweep = Sweep { work, per_op: self.per_op, tenants: up_to_16(options) };
         let slow = options.slow(&mut report);
-        sweep.measure(&slow, &ground, &PLACES, &mut report)?;
+        let places = places(options, load.ends_with("-direct"));
+        sweep.measure(&slow, &ground, &places, &mut report)?;
         report.notes.extend(NOTES.map(String::from));
         Ok(report)
     }
@@ -126,8 +163,9 @@ pub fn fig8_fileserver(options: &Options) -> Result<Report> {
 /// away to see what the virtual device does alone; a kernel file system on a lane's volume has the
 /// kernel's shared VFS in front of it, and the user-space lane has none.
 pub fn fig5(options: &Options) -> Result<Report> {
-    const PLACES: [Place; 4] = [
+    const PLACES: [Place; 5] = [
         Place::Kernel("ext4"),
+        Place::KernelEach("ext4"),
         Place::Attached("ext4"),
         Place::AttachedJournal("ext4"),
         Place::LaneExt4,
@@ -148,8 +186,9 @@ pub fn fig5(options: &Options) -> Result<Report> {
 /// Transactions of a tenant in the paper.
 const TRANSACTIONS: u64 = 65536;
 
-const FIG5_NOTES: [&str; 4] = [
+const FIG5_NOTES: [&str; 5] = [
     "ext4: Linux, one file system of 8 GiB for all tenants on a loop device, data=ordered",
+    "each: one of 2500 MB on a loop device for each tenant: what a host can do without lanes",
     "on a lane: without the private VFS, the kernel's ext4 on a volume of 2500 MB for each tenant",
     "lane (ext4): complete, ext4 in user space on such a volume, by the preload library",
     "lane (ext4): under a lease one file's create, rename and removal cancel out; see ocrd-spread",
@@ -163,4 +202,24 @@ pub fn unpack(options: &Options) -> Result<Report> {
 /// Removing them.
 pub fn remove(options: &Options) -> Result<Report> {
     tree("remove", "small files removed as rm -r does").run(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_stands_beside_its_baselines() {
+        let quick = places(&Options { quick: true, ..Options::default() }, false);
+        let whole = places(&Options::default(), false);
+        for kind in ["ext3", "ext4", "xfs", "btrfs"] {
+            for place in [Place::Kernel(kind), Place::KernelEach(kind), Place::Attached(kind)] {
+                assert!(quick.contains(&place), "{}", place.name());
+            }
+            assert!(whole.contains(&Place::KernelEachDirect(kind)), "{kind}");
+        }
+        assert!(whole.contains(&Place::AttachedJournal("ext4")));
+        let direct = places(&Options::default(), true);
+        assert!(!direct.contains(&Place::AttachedJournal("ext4")));
+    }
 }

@@ -44,7 +44,7 @@ rm -r "$1"
 /// # Errors
 /// Not root, or a tenant failed.
 pub fn run(options: &Options) -> Result<Report> {
-    let ground = Ground::new()?;
+    let ground = Ground::with_tenants(1)?;
     let title = "fig10: one tenant alone; the baseline is a kernel ext4 shared with nobody";
     let unit = "builds/min, operations/s, MiB/s";
     let mut report = Report::new("fig10", title, "load", unit, Better::Higher);
