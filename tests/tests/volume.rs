@@ -1,7 +1,7 @@
 //! `polylane volume`: what it makes, tells, refuses.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -132,7 +132,31 @@ fn a_grown_volume_has_more_room_and_the_same_files() {
     let mut words = said.split_whitespace().map(|word| word.parse::<u64>().expect("number"));
     assert_eq!(words.next(), Some(100_000));
     assert!(words.product::<u64>() > 280 << 20, "{said}");
-    assert!(refused(dir.path(), "resize v 64M", 1).contains("not made smaller"));
+}
+
+#[test]
+fn a_volume_is_made_smaller_where_its_files_fit() {
+    let name = "a_volume_is_made_smaller_where_its_files_fit";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let (path, dir) = (dir.path().join("v"), dir.path());
+    done(dir, "create v --size 300M");
+    run(&path, "seq 100000 > /lane/numbers; head -c 40M /dev/urandom > /lane/big; rm /lane/numbers; \
+         seq 100000 > /lane/numbers; sha1sum /lane/big > /lane/sum");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("mode");
+    let line = refused(dir, "resize v 32M", 1);
+    assert!(line.contains("v: its files need ") && line.contains("MiB"), "{line}");
+    assert!(refused(dir, "resize v 8M", 1).contains("not below 16 MiB"));
+    assert_eq!(fs::metadata(&path).expect("stat").len(), 300 << 20, "left as it was");
+    done(dir, "resize v 128M");
+    let stat = fs::metadata(&path).expect("stat");
+    assert_eq!((stat.len(), stat.mode() & 0o777), (128 << 20, 0o640));
+    assert_clean(&path);
+    let said = run(&path, "tail -1 /lane/numbers; sha1sum --quiet -c /lane/sum; echo good");
+    assert_eq!(said, "100000\ngood\n");
+    done(dir, "create raw --size 64M --fs none");
+    assert!(refused(dir, "resize raw 32M", 1).contains("raw: holds no ext4 file system"));
+    let names = fs::read_dir(dir).expect("list").flatten().map(|entry| entry.file_name());
+    assert_eq!(names.filter(|name| name.to_string_lossy().contains("-raw")).count(), 0);
 }
 
 #[test]

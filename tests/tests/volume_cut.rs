@@ -245,3 +245,31 @@ fn an_ext4_that_is_cut_while_it_grows_keeps_its_files() {
         place.done("check v");
     });
 }
+
+/// A smaller form takes the volume's place when it is whole: a cut shows one of both.
+#[test]
+fn an_ext4_that_is_cut_while_it_shrinks_is_the_old_one_or_the_new_one() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let name = "an_ext4_that_is_cut_while_it_shrinks_is_the_old_one_or_the_new_one";
+    let Some(mut place) = Place::new(name, dir.path()) else { return };
+    (place.random, place.most) = (1, 12);
+    place.done("create v --size 64M");
+    let text = "kept\n".repeat(20_000);
+    std::fs::write(dir.path().join("text"), &text).expect("write");
+    let debugfs = |command: &str| {
+        let program = tool("debugfs").expect("debugfs");
+        let mut debugfs = Command::new(program);
+        debugfs.current_dir(&place.dir).args(["-w", "-R", command, "v"]);
+        debugfs.output().expect("run debugfs")
+    };
+    debugfs("write ../text text");
+    place.cut("resize v 32M", |state, returned| {
+        let length = state.file("v").expect("v").length();
+        assert!(length == 32 * MIB || (length == 64 * MIB && !returned), "{length}");
+        place.done("check v");
+        let read = debugfs("cat text");
+        assert!(read.stdout == text.as_bytes(), "{}", String::from_utf8_lossy(&read.stderr));
+        place.done("resize v 32M");
+        place.done("check v");
+    });
+}

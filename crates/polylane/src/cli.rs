@@ -151,7 +151,7 @@ pub(crate) enum VolumeCommand {
         #[arg(required = true, value_name = "VOLUME")]
         volumes: Vec<PathBuf>,
     },
-    /// Grow a volume and the file system on it
+    /// Grow a volume and the file system on it; make one with an ext4 smaller that nobody uses
     Resize {
         /// Its file
         volume: PathBuf,

@@ -1,5 +1,6 @@
 //! Making, growing, checking and removing volumes.
 
+use std::cmp::Ordering;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +15,7 @@ use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 
 use super::bypass;
 use super::cache::CacheSpec;
-use super::copy::materialize;
+use super::copy::{copy_data, materialize};
 use super::cow;
 use super::info::{Content, content};
 use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure, refuse_full};
@@ -241,10 +242,11 @@ fn remove_file(path: &Path, own: &Sidecar) -> Result<()> {
 
 /// Grows a volume that nobody has open, and the ext4 on it; or an attached one, whose file system
 /// its user grows. A copy-on-write volume that nobody has open becomes one file of its own, also
-/// when it has that size already.
+/// when it has that size already. One that holds an ext4 and that nobody has open is made smaller
+/// where its files fit.
 ///
 /// # Errors
-/// It would shrink, is in use, or its file system has errors.
+/// It would shrink and cannot, is in use, or its file system has errors.
 pub fn resize(path: &Path, size: u64) -> Result<()> {
     refuse_snapshot(path)?;
     let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
@@ -266,34 +268,96 @@ pub fn resize(path: &Path, size: u64) -> Result<()> {
     if !stat.is_file() {
         return Err(Failure::failed(format!("{}: not a regular file", path.display())));
     }
-    refuse_smaller(path, size, stat.len())?;
-    if size == stat.len() {
+    match size.cmp(&stat.len()) {
+        Ordering::Less => shrink(path, &file, &stat, size),
         // It is one file now: all that there was to do.
-        return Ok(());
+        Ordering::Equal => Ok(()),
+        Ordering::Greater => grow_file(path, &file, &image::proc_path(&file), size),
     }
-    let name = image::proc_path(&file);
-    grow_file(path, &file, &name, size)
 }
 
-fn refuse_smaller(path: &Path, size: u64, now: u64) -> Result<()> {
-    match size < now {
-        true => Err(Failure::failed(format!(
-            "{}: has {}: volumes are not made smaller",
-            path.display(),
-            ByteSize(now)
-        ))),
+/// A bypass volume becomes another one of that size.
+fn resize_bypass(path: &Path, size: u64, now: u64) -> Result<()> {
+    bypass::rewrite(path, |copy| {
+        let file = File::options().read(true).write(true).open(copy);
+        let file = file.map_err(|error| Failure::path(path, "open its copy", error))?;
+        match size < now {
+            true => shrink_file(path, &file, copy, size),
+            false => grow_file(path, &file, copy, size),
+        }
+    })
+}
+
+/// Makes a raw volume smaller. resize2fs moves blocks about, and a power cut would leave some
+/// neither here nor there: so it does that to a copy, which takes the volume's place when it is
+/// whole.
+fn shrink(path: &Path, file: &File, stat: &std::fs::Metadata, size: u64) -> Result<()> {
+    refuse_small(path, file, size)?;
+    let temporary = raw_name(path);
+    let draft = Draft::new(&temporary, stat.len()).map_err(|error| failure(path, error))?;
+    copy_data(file, draft.file(), stat.len())
+        .map_err(|error| Failure::path(path, "copy its data", error))?;
+    let copy = draft.file().try_clone().map_err(|e| Failure::path(path, "open its copy", e))?;
+    let copy = File::from(copy);
+    let name = image::proc_path(draft.file());
+    shrink_file(path, &copy, &name, size)?;
+    let kept = copy.set_permissions(stat.permissions());
+    kept.and_then(|()| std::os::unix::fs::fchown(&copy, Some(stat.uid()), Some(stat.gid())))
+        .map_err(|error| Failure::path(path, "give its copy the same owner", error))?;
+    if stat.blocks() * 512 >= stat.len() {
+        // It had all of its space, and keeps what it needs of that.
+        rustix::fs::fallocate(&copy, FallocateFlags::empty(), 0, size)
+            .map_err(|error| Failure::path(path, "reserve its space", error))?;
+    }
+    put_in_place(path, draft)?;
+    // Its journal may be somewhere else now.
+    let sidecar = Sidecar::load(path)?;
+    match sidecar.journals.is_empty() {
+        true => Ok(()),
+        false => Sidecar { journals: Vec::new(), ..sidecar }.store(path),
+    }
+}
+
+/// Only ext4 is made smaller, and not below what a volume has at least.
+fn refuse_small(path: &Path, file: &File, size: u64) -> Result<()> {
+    let path = path.display();
+    if content(file) == Content::None {
+        return Err(Failure::failed(format!(
+            "{path}: holds no ext4 file system, and only those are made smaller"
+        )));
+    }
+    match size < SIZE_MIN {
+        true => Err(Failure::failed(format!("{path}: not below {}", ByteSize(SIZE_MIN)))),
         false => Ok(()),
     }
 }
 
-/// A bypass volume becomes another one that is larger.
-fn resize_bypass(path: &Path, size: u64, now: u64) -> Result<()> {
-    refuse_smaller(path, size, now)?;
-    bypass::rewrite(path, |copy| {
-        let file = File::options().read(true).write(true).open(copy);
-        let file = file.map_err(|error| Failure::path(path, "open its copy", error))?;
-        grow_file(path, &file, copy, size)
-    })
+/// Makes the ext4 in a raw file smaller, then the file.
+fn shrink_file(path: &Path, file: &File, name: &Path, size: u64) -> Result<()> {
+    refuse_small(path, file, size)?;
+    mend(path, name)?;
+    let mut command = tools::command("resize2fs", "e2fsprogs")?;
+    command.arg(name).arg(format!("{}K", size / 1024));
+    let output = tools::run(command)?;
+    if !output.status.success() {
+        return Err(Failure::failed(match tools::minimum_bytes(&output, file) {
+            Some(least) => format!(
+                "{}: its files need {}: remove some, or take a larger size",
+                path.display(),
+                ByteSize(least)
+            ),
+            None => format!(
+                "{}: cannot make its file system smaller: {}",
+                path.display(),
+                tools::last_words(&output)
+            ),
+        }));
+    }
+    // The end of the file is nobody's any more once that is durable.
+    file.sync_all()
+        .and_then(|()| file.set_len(size))
+        .and_then(|()| file.sync_all())
+        .map_err(|error| Failure::path(path, "cut it", error))
 }
 
 /// Makes a raw file longer, and the ext4 on it.
@@ -338,19 +402,26 @@ pub(super) fn open_raw(path: &Path) -> Result<Files> {
     let _held = stack.files[0].lock.try_clone();
     let draft = Draft::new(&temporary, 0).map_err(|error| failure(path, error))?;
     materialize(path, stack, draft.file(), path)?;
+    let files = put_in_place(path, draft)?;
+    // It is on nothing now: lets go of its bases.
+    cow::tidy(path, &files.plain, &mut sidecar)?;
+    Ok(files)
+}
+
+/// Exchanges a volume for a new form of it, which was made under its [`raw_name`].
+fn put_in_place(path: &Path, draft: Draft) -> Result<Files> {
+    let temporary = raw_name(path);
     let files = draft.publish().map_err(|error| failure(path, error))?;
     renameat_with(CWD, &temporary, CWD, path, RenameFlags::EXCHANGE)
         .map_err(|error| Failure::path(path, "exchange it for its raw form", error))?;
     image::sync_names(path).map_err(|error| failure(path, error))?;
     std::fs::remove_file(&temporary)
         .map_err(|error| Failure::path(&temporary, "remove it", error))?;
-    // It is on nothing now: lets go of its bases.
-    cow::tidy(path, &files.plain, &mut sidecar)?;
     Ok(files)
 }
 
-/// What the raw form of a copy-on-write volume is called until it takes the volume's place. Whoever
-/// has the volume alone has this name too.
+/// What a volume's new form is called until it takes the volume's place: the raw form of a
+/// copy-on-write volume, a smaller one. Whoever has the volume alone has this name too.
 fn raw_name(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(".polylane-raw");

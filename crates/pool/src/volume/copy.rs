@@ -283,7 +283,7 @@ fn convert(source: &[OsString], to: &Path, to_format: &str, name: &Path) -> Resu
 }
 
 /// Copies what is not a hole; the bytes copied.
-fn copy_data(from: impl AsFd, to: impl AsFd, size: u64) -> std::io::Result<u64> {
+pub(super) fn copy_data(from: impl AsFd, to: impl AsFd, size: u64) -> std::io::Result<u64> {
     let (from, to) = (from.as_fd(), to.as_fd());
     let (mut at, mut copied) = (0, 0);
     // Space that was only reserved counts as data where zeros of it are in the page cache.

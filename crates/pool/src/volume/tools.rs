@@ -1,5 +1,7 @@
 //! The programs of e2fsprogs, found on the path or where Debian keeps them.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -48,6 +50,20 @@ pub(crate) fn last_words(output: &Output) -> String {
     let said = String::from_utf8_lossy(&said);
     let last = said.lines().rev().map(str::trim).find(|line| !line.is_empty());
     last.unwrap_or("it did not say why").to_string()
+}
+
+/// What resize2fs says that the ext4 in `file` needs at least, in bytes; `None` when it failed for
+/// another reason.
+pub(super) fn minimum_bytes(output: &Output, file: &File) -> Option<u64> {
+    /// Where the superblock has the binary logarithm of the block size in KiB.
+    const LOG_BLOCK_KIB_AT: u64 = 1024 + 24;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let (_, number) = said.split_once("smaller than minimum (")?;
+    let blocks: u64 = number.split(')').next()?.parse().ok()?;
+    let mut log = [0; 4];
+    file.read_exact_at(&mut log, LOG_BLOCK_KIB_AT).ok()?;
+    let block_bytes = 1024u64.checked_shl(u32::from_le_bytes(log)).filter(|bytes| *bytes > 0)?;
+    blocks.checked_mul(block_bytes)
 }
 
 /// Makes an ext4 file system in `file`, whose root directory belongs to `owner`.
