@@ -34,6 +34,9 @@ const PIECES_MAX: usize = 1024;
 /// Most bytes in one single-buffer operation; the rest is a short transfer.
 const BYTES_MAX: usize = 1 << 30;
 
+/// This many operations at least are started together, unless somebody asks for it before.
+const BATCH_MIN: usize = 4;
+
 /// `IORING_UNREGISTER_FILES`.
 const UNREGISTER_FILES: u8 = 3;
 /// `IORING_REGISTER_FILES_UPDATE`.
@@ -224,8 +227,12 @@ impl Ring {
     }
 
     /// Takes an operation in; it starts at the next [`submit`](Ring::submit) or
-    /// [`wait`](Ring::wait). A full ring gives it back.
+    /// [`wait`](Ring::wait), or when others are pushed and it is [time](Ring::should_start). A full
+    /// ring gives it back.
     pub fn push(&mut self, operation: Operation) -> Result<(), Operation> {
+        if self.should_start() {
+            self.enter(0);
+        }
         let Some(index) = self.free.pop() else { return Err(operation) };
         let slot = &mut self.slots[index];
         let operation = slot.operation.insert(operation);
@@ -236,6 +243,15 @@ impl Ring {
         assert!(pushed.is_ok(), "as many slots as entries");
         self.unsubmitted += 1;
         Ok(())
+    }
+
+    /// Whether what was pushed is started before more is: the kernel hands a batch to the disk when
+    /// it has prepared all of it, so a disk that has nothing to do would wait for the last one. Each
+    /// batch is as large as all that is with the disk: it is busy with those while the next is
+    /// prepared, and neighbours in a batch are still merged.
+    fn should_start(&self) -> bool {
+        let started = self.in_flight() - self.unsubmitted;
+        self.unsubmitted >= started.max(BATCH_MIN)
     }
 
     /// Starts what was pushed. Does not wait.
@@ -485,6 +501,22 @@ mod tests {
                 assert!(buffer[256..].iter().all(|b| *b == 1));
             }
         }
+    }
+
+    #[test]
+    fn a_disk_with_nothing_to_do_does_not_wait_for_the_last_of_many() {
+        let file = tempfile::tempfile().expect("file");
+        let Some(mut ring) = ring(&file, 32) else { return };
+        // How many are not started after so many pushes.
+        for (pushed, waiting) in [(4, 4), (5, 1), (8, 4), (9, 1), (16, 8), (17, 1), (32, 16)] {
+            while ring.in_flight() < pushed {
+                let action = Action::Write { durable: false };
+                ring.push(operation(action, 0, vec![Buffer::zeroed(512)])).expect("room");
+            }
+            assert_eq!(ring.unsubmitted, waiting, "{pushed}");
+        }
+        let done = all(&mut ring);
+        assert!(done.len() == 32 && done.iter().all(|one| one.result == Ok(512)));
     }
 
     #[test]
