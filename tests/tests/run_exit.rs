@@ -165,6 +165,9 @@ fn later_commands_and_completions() {
     let found = attach.and_then(|one| one["found"].as_str()).expect("what auto takes");
     // A front end that is passed over is named with what it lacks.
     for (better, taken) in [("ublk", "nbd"), ("ublk", "loop"), ("nbd", "loop"), ("loop", "none")] {
-        assert!(!found.starts_with(taken) || found.contains(&format!("; not {better}: ")), "{found}");
+        assert!(
+            !found.starts_with(taken) || found.contains(&format!("; not {better}: ")),
+            "{found}"
+        );
     }
 }

@@ -140,8 +140,11 @@ fn a_volume_is_made_smaller_where_its_files_fit() {
     let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
     let (path, dir) = (dir.path().join("v"), dir.path());
     done(dir, "create v --size 300M");
-    run(&path, "seq 100000 > /lane/numbers; head -c 40M /dev/urandom > /lane/big; rm /lane/numbers; \
-         seq 100000 > /lane/numbers; sha1sum /lane/big > /lane/sum");
+    run(
+        &path,
+        "seq 100000 > /lane/numbers; head -c 40M /dev/urandom > /lane/big; rm /lane/numbers; \
+         seq 100000 > /lane/numbers; sha1sum /lane/big > /lane/sum",
+    );
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("mode");
     let line = refused(dir, "resize v 32M", 1);
     assert!(line.contains("v: its files need ") && line.contains("MiB"), "{line}");

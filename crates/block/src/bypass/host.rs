@@ -193,7 +193,8 @@ mod tests {
 
     #[test]
     fn what_is_refused_is_called_by_its_name() {
-        let named = |magic, kind: &str| Refused::FileSystem(name_of(magic, kind.into())).to_string();
+        let named =
+            |magic, kind: &str| Refused::FileSystem(name_of(magic, kind.into())).to_string();
         // As a mount says it; where no mount has the device's number, as the magic number does.
         assert_eq!(named(0x6969, "nfs4"), "nfs4 is neither ext4 nor XFS");
         for (magic, name) in [(0x6969, "NFS"), (0xff53_4d42, "CIFS"), (0x794c_7630, "overlay")] {

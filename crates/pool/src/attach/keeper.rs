@@ -397,7 +397,9 @@ impl Keeper {
         let stat = rustix::fs::fstat(&files.plain).map_err(failed)?;
         if (size as i64) < stat.st_size {
             let path = path.display();
-            return Err(Failure::failed(format!("{path}: is attached: detach it to make it smaller")));
+            return Err(Failure::failed(format!(
+                "{path}: is attached: detach it to make it smaller"
+            )));
         }
         let grown = rustix::fs::ftruncate(&files.plain, size);
         grown.and_then(|()| rustix::fs::fsync(&files.plain)).map_err(failed)?;
