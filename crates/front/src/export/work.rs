@@ -10,12 +10,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use polylane_base::sync::Arc;
 use polylane_block::{BlockDevice, Channel, Completion, Op, Request, Sector, Submitted};
 use polylane_sys::buffer::Buffer;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, epoll, poll};
 
 /// Requests under way.
 const DEPTH: usize = 128;
@@ -176,7 +176,8 @@ impl<T> Work<T> {
         self.watches && (!self.done.is_empty() || self.channel.rest())
     }
 
-    /// Sleeps until something is over, `input` is readable or `stop` is. To be called when
+    /// Sleeps until something is over, `input`, this thread's alone, is readable or `stop` is. To be
+    /// called when
     /// [`next`](Work::next) has nothing.
     ///
     /// # Errors
@@ -212,6 +213,31 @@ impl<T> Work<T> {
     }
 }
 
+impl<T> Work<T> {
+    /// [`wait`](Work::wait) for an input that several threads share: each watches it by a
+    /// `doorbell` of its own, an epoll, as exclusive, together with what stops it. Of threads that
+    /// sleep in epoll_wait(2) on theirs the kernel wakes one per event; one that poll(2)s the epoll
+    /// counts as nobody, so all would be woken.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn wait_at(&mut self, doorbell: &OwnedFd) -> io::Result<()> {
+        if !self.is_idle() {
+            let Some(event) = self.channel.event() else {
+                self.channel.park();
+                return Ok(());
+            };
+            arm(doorbell, event)?;
+        }
+        let none = epoll::EventData::new_u64(0);
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: none }; 4];
+        match epoll::wait(doorbell, &mut events[..], None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
 /// The device's buffers and requests are its own until they are over.
 impl<T> Drop for Work<T> {
     fn drop(&mut self) {
@@ -220,6 +246,17 @@ impl<T> Drop for Work<T> {
                 self.channel.park();
             }
         }
+    }
+}
+
+/// Has `event` reported once by `doorbell`. A channel may have had another descriptor before, which
+/// is closed and with that forgotten.
+fn arm(doorbell: &OwnedFd, event: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
+    let data = epoll::EventData::new_u64(0);
+    match epoll::modify(doorbell, event, data, flags) {
+        Err(rustix::io::Errno::NOENT) => epoll::add(doorbell, event, data, flags),
+        armed => armed,
     }
 }
 
@@ -266,5 +303,54 @@ mod tests {
         assert!(work.is_full());
         assert!(work.next().is_some());
         assert!(!work.is_full());
+    }
+
+    #[test]
+    fn of_those_who_wait_for_shared_input_one_wakes_up() {
+        use super::super::Bell;
+        use polylane_base::sync::atomic::{AtomicUsize, Ordering};
+        use polylane_base::sync::thread;
+        use polylane_sys::event;
+        use std::os::fd::AsFd;
+        use std::time::{Duration, Instant};
+
+        const EVENTS: usize = 20;
+        let (input, stop) = (event::eventfd().expect("an event"), Bell::new().expect("a bell"));
+        let input = Arc::new(input);
+        let woken = Arc::new(AtomicUsize::new(0));
+        let waits = |_| {
+            let (input, stop, woken) = (input.clone(), stop.clone(), woken.clone());
+            thread::spawn(move || {
+                let device: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(8));
+                let mut work: Work<()> = Work::new(&device);
+                let doorbell = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll");
+                let none = epoll::EventData::new_u64(0);
+                let readable = epoll::EventFlags::IN;
+                let exclusive = readable | epoll::EventFlags::EXCLUSIVE;
+                epoll::add(&doorbell, input.as_fd(), none, exclusive).expect("watched");
+                epoll::add(&doorbell, &stop, none, readable).expect("watched");
+                while !stop.is_rung() {
+                    work.wait_at(&doorbell).expect("waited");
+                    event::drain(input.as_fd());
+                    woken.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let threads: Vec<_> = (0..4).map(waits).collect();
+        let begin = Instant::now();
+        for event in 0..EVENTS {
+            thread::sleep(Duration::from_millis(5));
+            event::notify(input.as_fd());
+            while woken.load(Ordering::Relaxed) <= event {
+                assert!(begin.elapsed() < Duration::from_secs(30), "nobody woke up");
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        thread::sleep(Duration::from_millis(5));
+        let woken = woken.load(Ordering::Relaxed);
+        // One who was not asleep yet may see an event that another takes.
+        assert!(woken < EVENTS * 2, "{woken} woke up for {EVENTS} events");
+        stop.ring();
+        threads.into_iter().for_each(|thread| thread.join().expect("a thread"));
     }
 }

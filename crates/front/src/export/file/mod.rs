@@ -90,7 +90,8 @@ pub fn serve(
     let threads = options.threads.max(1);
     let options = Arc::new(options);
     for number in 0..threads {
-        let session = session::Session::new(&server.kernel, &server.device, &options)?;
+        let stop = &server.stop;
+        let session = session::Session::new(&server.kernel, &server.device, &options, stop)?;
         let (stop, ended) = (server.stop.clone(), server.ended.clone());
         let thread = thread::Builder::new().name(format!("file-{number}")).spawn(move || {
             // However it ends: one thread that is gone would leave requests to nobody.

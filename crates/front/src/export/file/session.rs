@@ -53,7 +53,7 @@ pub(super) struct Session {
     kernel: Device,
     device: Arc<dyn BlockDevice>,
     options: Arc<FileOptions>,
-    /// Wakes one sleeping thread per request.
+    /// Wakes one sleeping thread per request, and all when they are to stop.
     doorbell: OwnedFd,
     work: Work<Asked>,
     head: [u8; HEAD_BYTES],
@@ -76,10 +76,12 @@ impl Session {
         kernel: &Device,
         device: &Arc<dyn BlockDevice>,
         options: &Arc<FileOptions>,
+        stop: &Bell,
     ) -> rustix::io::Result<Session> {
         let doorbell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let exclusive = epoll::EventFlags::IN | epoll::EventFlags::EXCLUSIVE;
         epoll::add(&doorbell, kernel.as_fd(), epoll::EventData::new_u64(0), exclusive)?;
+        epoll::add(&doorbell, stop, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         let mut work = Work::new(device);
         Ok(Session {
             kernel: kernel.clone(),
@@ -102,9 +104,11 @@ impl Session {
             while let Some((asked, completion)) = self.work.next() {
                 self.answer(&asked, completion);
             }
-            let listens = open && !self.work.is_full();
-            let stop = open.then(|| stop.as_fd());
-            if self.work.wait(listens.then(|| self.doorbell.as_fd()), stop).is_err() {
+            let waited = match open && !self.work.is_full() {
+                true => self.work.wait_at(&self.doorbell),
+                false => self.work.wait(None, open.then(|| stop.as_fd())),
+            };
+            if waited.is_err() {
                 return;
             }
         }
