@@ -42,8 +42,8 @@ impl Share {
         }
     }
 
-    /// Hears what is new, joins again where it lost its place; whether it has another lane, which is
-    /// that of the engine `pid`.
+    /// Hears what is new for the engine `pid`, joins again where it lost its place; whether it has
+    /// another lane.
     pub(super) fn keep(&mut self, pid: u32) -> bool {
         let Share::Joined(member, helper) = self else { return false };
         if helper.end().is_some_and(|end| wait_for(end, Duration::ZERO)) {

@@ -296,7 +296,9 @@ mod tests {
         let mut counts = vec![0_u64; 128];
         (counts[0], counts[5], counts[127]) = (3, 4, 1);
         json!({
-            "pool": name, "service_restarts": 2, "share": {"device": "254-0", "bound": {"read_bytes": 5, "written_bytes": 6}},
+            "pool": name, "service_restarts": 2, "share": {
+                "device": "254-0", "bound": {"read_bytes": 5, "written_bytes": 6},
+            },
             "service": {
                 "vfs": {"operations": 17, "dirty_bytes": 4096},
                 "share": {"held_ns": 1_500_000_000_u64, "entitled_part": 0.25,
