@@ -115,6 +115,7 @@ programs! {
     handlers_do_io_too = "signals";
     calls_past_every_hook = "raw";
     files_in_constant_use = "views";
+    files_opened_again_and_again = "reopen";
 }
 
 /// Names that a shared library defines for others.

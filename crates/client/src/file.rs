@@ -22,6 +22,7 @@ use crate::ops::lock;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::real;
+use crate::resting;
 use crate::rings;
 use crate::session::{self, Mark, Session};
 use crate::slots::Slot;
@@ -220,6 +221,8 @@ pub(crate) fn share_all() {
 
 fn tell_shared(state: &'static state::Fields) {
     if let Some(session) = state.sessions.present() {
+        // The slots of files at rest are not to belong to copies.
+        resting::close_all(session);
         // Without an answer the session is over, and bound slots belong to their descriptors
         // anyway.
         let _ = call::plain(session, Message::new(Op::ShareAll));
@@ -231,6 +234,8 @@ fn tell_shared(state: &'static state::Fields) {
 pub(crate) fn leave_session() {
     share_all();
     if let Some(state) = state::started() {
+        // Free slots are of no use to the next session, and those of files at rest hold these open.
+        state.slots.shed();
         state.sessions.leave();
         state.cwd.changed();
     }
@@ -270,8 +275,11 @@ pub(crate) fn share_late(file: &Record) {
 }
 
 /// The last reference is gone: the service closes the file, and its slot is free again unless it
-/// escaped. Called by `Pin` only.
+/// escaped; or the file rests. Called by `Pin` only.
 pub(crate) fn finish(file: &Record) {
+    if resting::lies_down(file) {
+        return;
+    }
     let closed = close_handle(file).ok().filter(|_| !file.is(bit::ESCAPED));
     if let Some(index) = file.slot.load(Ordering::Relaxed).checked_sub(1) {
         if let Some(slot) = slot(file).filter(|_| closed.is_some() && file.is(bit::FLAGGED)) {

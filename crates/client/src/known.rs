@@ -23,7 +23,7 @@ use crate::session::Session;
 const ENTRIES: usize = 1024;
 /// Longer paths are asked for.
 const PATH_BYTES_MAX: usize = 8 * PATH_WORDS;
-const PATH_WORDS: usize = 24;
+pub(crate) const PATH_WORDS: usize = 24;
 
 /// What is asked of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,6 +32,8 @@ pub(crate) enum Question {
     Stat { follow: bool },
     /// Whether it may be used so: the mask of access(2).
     Access { follow: bool, mask: u32 },
+    /// Which file an open with these flags gives, as far as `resting` lets them differ.
+    Open { flags: i32 },
 }
 
 impl Question {
@@ -39,6 +41,11 @@ impl Question {
         match self {
             Question::Stat { follow } => u64::from(follow),
             Question::Access { follow, mask } => u64::from(follow) | u64::from(mask & 7) << 1 | 16,
+            Question::Open { flags } => {
+                let bits = [libc::O_NOFOLLOW, libc::O_NONBLOCK, libc::O_RDWR, libc::O_APPEND];
+                let set = (0..).zip(bits).map(|(n, bit)| u64::from(flags & bit != 0) << n);
+                set.sum::<u64>() | 32
+            }
         }
     }
 }
@@ -85,10 +92,10 @@ pub(crate) struct Paths {
 /// A question about a path that is short enough to be kept, ready to be looked for.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked<'a> {
-    path: &'a [u8],
-    dir: u64,
+    pub(crate) path: &'a [u8],
+    pub(crate) dir: u64,
     question: u64,
-    hash: u64,
+    pub(crate) hash: u64,
 }
 
 impl<'a> Asked<'a> {
@@ -106,14 +113,15 @@ impl<'a> Asked<'a> {
         Some(Asked { path, dir, question, hash: hash ^ hash >> 29 })
     }
 
-    fn head(&self, kind: u64) -> u64 {
+    /// Length of the path, the question and a kind of answer.
+    pub(crate) fn head(&self, kind: u64) -> u64 {
         self.path.len() as u64 | self.question << 16 | kind << 32
     }
 }
 
 /// A path as words, the last one filled up with zeros.
 #[inline]
-fn words(path: &[u8]) -> impl Iterator<Item = u64> {
+pub(crate) fn words(path: &[u8]) -> impl Iterator<Item = u64> {
     let (whole, rest) = path.as_chunks::<8>();
     let mut last = [0; 8];
     last[..rest.len()].copy_from_slice(rest);
@@ -123,7 +131,7 @@ fn words(path: &[u8]) -> impl Iterator<Item = u64> {
 
 /// The sum of a mark's counts now; `None`: the service shows none, or is dead.
 #[inline]
-fn sum_now(session: &'static Session, places: u64) -> Option<u64> {
+pub(crate) fn sum_now(session: &'static Session, places: u64) -> Option<u64> {
     let marks = session.channel.marks()?;
     let (name, state) = (places as u32, (places & !IS_MARK) >> 32);
     let sum = [0, name as usize, state as usize]

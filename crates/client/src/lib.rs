@@ -17,6 +17,7 @@
 //! | `path`, `cwd`, `mounts` | whether a path is the lane's |
 //! | `table`, `file`, `slots` | descriptors, open files, kernel descriptors opened ahead |
 //! | `lease` | names that may be changed without asking |
+//! | `known`, `resting` | paths whose state is known, files that are opened again without asking |
 //! | `view` | what open files hold, to be read and written without asking |
 //! | `rings` | what changes where the kernel uses descriptors unseen |
 //! | `session`, `call`, `thread` | the channel and its mailboxes |
@@ -45,6 +46,7 @@ mod outcome;
 mod path;
 mod private;
 mod real;
+mod resting;
 mod rings;
 mod session;
 mod slots;

@@ -219,6 +219,7 @@ impl Sessions {
         MADE.store(number + 1, Ordering::Relaxed);
         let session = cell.get_or_init(|| session);
         self.current.store(session.number, Ordering::Release);
+        state::get().slots.drop_former(session.number);
         Ok(session)
     }
 

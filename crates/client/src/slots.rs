@@ -3,7 +3,8 @@
 //! A *master* is the library's own descriptor of a slot. A program's descriptor is a copy of it,
 //! hence shares its file position. While the file is open the slot is taken; after the last close
 //! it is free again, unless a copy may have got away (fork, exec, a message to another process):
-//! then the master is closed and the slot belongs to whoever holds the copies.
+//! then the master is closed and the slot belongs to whoever holds the copies. The slot of a file
+//! at rest stays bound to it, until the file is opened again or another needs the slot.
 //!
 //! # Invariants
 //!
@@ -20,19 +21,24 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use polylane_ipc::message::SLOT_DIR;
 
 use crate::outcome::{Detour, Outcome};
+use crate::resting::Rested;
 use crate::session::{Mark, Session};
-use crate::{config, private, real, thread};
+use crate::{config, private, real, resting, state, thread};
 
 /// Slots per access mode: files open at a time that need no kernel trip. More use the kernel path.
-const SLOTS_PER_MODE: usize = 64;
+pub(crate) const SLOTS_PER_MODE: usize = 64;
 /// Access modes: read, write, both.
 const MODES: usize = 3;
+/// All slots.
+pub(crate) const SLOTS: usize = SLOTS_PER_MODE * MODES;
 
 const EMPTY: u32 = 0;
 const FREE: u32 = 1;
 const TAKEN: u32 = 2;
 /// Being made or unmade by one thread.
 const CHANGING: u32 = 3;
+/// Bound to a file at rest: see `resting`.
+const RESTING: u32 = 4;
 
 /// One place. Zero is empty.
 pub(crate) struct Slot {
@@ -126,7 +132,7 @@ impl SlotPool {
     }
 
     /// A slot for an open with these flags; made when none is free. `Kernel` when there are enough.
-    pub(crate) fn take(&'static self, session: &Session, flags: i32) -> Outcome<Taken> {
+    pub(crate) fn take(&'static self, session: &'static Session, flags: i32) -> Outcome<Taken> {
         let mode = usize::try_from(flags & libc::O_ACCMODE).ok().filter(|&mode| mode < MODES);
         let mode = mode.ok_or(Detour::Kernel)?;
         // One whose former file is closed for certain; else the first, once it is.
@@ -148,8 +154,31 @@ impl SlotPool {
                 session.wait_for(taken.slot.closing())?;
                 Ok(taken)
             }
-            None => self.make(session, mode),
+            None => match self.take_resting(session, mode) {
+                Some(taken) => Ok(taken),
+                None => self.make(session, mode),
+            },
         }
+    }
+
+    /// The slot of the file that has rested longest, which is closed; now and then a new one, so
+    /// that more files may rest.
+    fn take_resting(&'static self, session: &'static Session, mode: usize) -> Option<Taken> {
+        let ours = |slot: &Slot| slot.session.load(Ordering::Relaxed) == session.number;
+        let rested = self.slots[mode].iter().enumerate();
+        let rested = rested.filter(|(_, slot)| slot.is(RESTING) && ours(slot));
+        let first = mode * SLOTS_PER_MODE;
+        let (place, slot) = rested.min_by_key(|(place, _)| resting::since(first + place))?;
+        if resting::is_crowded()
+            && let Ok(taken) = self.make_now(session, mode)
+        {
+            return Some(taken);
+        }
+        if !slot.turn(RESTING, TAKEN) {
+            return None;
+        }
+        let rested = resting::evict(session, first + place);
+        Some(Taken { index: (first + place) as u32, slot, rested })
     }
 
     /// Waits until every close that was posted is answered.
@@ -171,8 +200,8 @@ impl SlotPool {
     ) -> Option<Taken> {
         self.slots[mode].iter().enumerate().find_map(|(place, slot)| {
             let ours = slot.session.load(Ordering::Relaxed) == session.number;
-            (ours && slot.is_free() && fit(slot) && slot.turn(FREE, TAKEN))
-                .then(|| Taken { index: (mode * SLOTS_PER_MODE + place) as u32, slot })
+            (ours && slot.is(FREE) && fit(slot) && slot.turn(FREE, TAKEN))
+                .then(|| Taken::new((mode * SLOTS_PER_MODE + place) as u32, slot))
         })
     }
 
@@ -181,6 +210,11 @@ impl SlotPool {
         if !self.prices[mode].is_paid() {
             return Err(Detour::Kernel);
         }
+        self.make_now(session, mode)
+    }
+
+    #[cold]
+    fn make_now(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
         if self.slots.iter().flatten().filter(|slot| slot.is_open()).count() >= masters_max() {
             return Err(Detour::Kernel);
         }
@@ -196,7 +230,7 @@ impl SlotPool {
                 slot.pending.store(0, Ordering::Relaxed);
                 slot.uses.store(0, Ordering::Relaxed);
                 slot.state.store(TAKEN, Ordering::Release);
-                Ok(Taken { index: (mode * SLOTS_PER_MODE + place) as u32, slot })
+                Ok(Taken::new((mode * SLOTS_PER_MODE + place) as u32, slot))
             }
             Err(_) => {
                 slot.state.store(EMPTY, Ordering::Release);
@@ -222,17 +256,49 @@ impl SlotPool {
         true
     }
 
-    /// Closes the masters of all free slots: the program ran out of descriptors.
+    /// Closes the masters of all free slots, and of files at rest: the program ran out of
+    /// descriptors.
     pub(crate) fn shed(&'static self) -> bool {
         let mut any = false;
-        for slot in self.slots.iter().flatten() {
-            if slot.turn(FREE, CHANGING) {
-                private::close(slot.fd.load(Ordering::Relaxed));
-                slot.state.store(EMPTY, Ordering::Release);
+        for (index, slot) in self.slots.iter().flatten().enumerate() {
+            let rested = slot.turn(RESTING, CHANGING);
+            if rested || slot.turn(FREE, CHANGING) {
+                if rested && let Some(session) = slot.its_session() {
+                    // Gone with the master at the latest.
+                    let _ = resting::close(session, index);
+                }
+                slot.unmake();
                 any = true;
             }
         }
         any
+    }
+
+    /// Closes the masters of what a former session left: they may hold files open.
+    pub(crate) fn drop_former(&'static self, session: u32) {
+        self.slots.iter().flatten().filter(|slot| slot.reclaim(session)).for_each(|slot| {
+            slot.state.store(EMPTY, Ordering::Release);
+        });
+    }
+
+    /// Takes the slot of a file at rest, at a place in the pool. False: another thread did.
+    pub(crate) fn get_up(&'static self, session: &Session, place: usize) -> bool {
+        self.get(place as u32).is_some_and(|slot| {
+            let ours = slot.session.load(Ordering::Relaxed) == session.number;
+            ours && slot.turn(RESTING, TAKEN)
+        })
+    }
+
+    /// The file of a taken slot rests, with it.
+    pub(crate) fn lie_down(&'static self, place: usize) {
+        if let Some(slot) = self.get(place as u32) {
+            slot.state.store(RESTING, Ordering::Release);
+        }
+    }
+
+    /// Has the file of a taken slot rest no longer: the slot is free.
+    pub(crate) fn free_rested(&'static self, place: usize, closed: Option<Mark>) {
+        self.release(place as u32, closed);
     }
 }
 
@@ -254,8 +320,20 @@ impl Slot {
             && self.state.compare_exchange(from, to, done, else_).is_ok()
     }
 
-    fn is_free(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == FREE
+    fn is(&self, state: u32) -> bool {
+        self.state.load(Ordering::Relaxed) == state
+    }
+
+    /// The session that it belongs to, if that is the present one.
+    fn its_session(&self) -> Option<&'static Session> {
+        let session = state::started()?.sessions.present()?;
+        (self.session.load(Ordering::Relaxed) == session.number).then_some(session)
+    }
+
+    /// Closes the master of a slot that is changing.
+    fn unmake(&self) {
+        private::close(self.fd.load(Ordering::Relaxed));
+        self.state.store(EMPTY, Ordering::Release);
     }
 
     /// The close of its former file.
@@ -270,7 +348,7 @@ impl Slot {
     /// Takes the place of a free slot of a session that is over.
     fn reclaim(&self, session: u32) -> bool {
         let old = self.session.load(Ordering::Relaxed) != session;
-        if old && self.turn(FREE, CHANGING) {
+        if old && (self.turn(FREE, CHANGING) || self.turn(RESTING, CHANGING)) {
             private::close(self.fd.load(Ordering::Relaxed));
             return true;
         }
@@ -296,8 +374,7 @@ impl Slot {
     /// Never to be used again: what copies there are keep it.
     fn retire(&self, closed: Mark) {
         self.pending.store(closed.to_word(), Ordering::Relaxed);
-        private::close(self.fd.load(Ordering::Relaxed));
-        self.state.store(EMPTY, Ordering::Release);
+        self.unmake();
     }
 }
 
@@ -305,17 +382,25 @@ impl Slot {
 pub(crate) struct Taken {
     index: u32,
     slot: &'static Slot,
+    /// The file that rested with it, still to be closed.
+    rested: Option<Rested>,
 }
 
 impl Taken {
-    /// The slot stays taken; its place in the pool.
-    pub(crate) fn keep(self) -> u32 {
-        std::mem::ManuallyDrop::new(self).index
+    fn new(index: u32, slot: &'static Slot) -> Taken {
+        Taken { index, slot, rested: None }
+    }
+
+    /// The slot stays taken; its place in the pool, and what is to be closed before it is bound.
+    pub(crate) fn keep(mut self) -> (u32, Option<Rested>) {
+        let rested = self.rested.take();
+        (std::mem::ManuallyDrop::new(self).index, rested)
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
+        drop(self.rested.take());
         self.slot.state.store(FREE, Ordering::Release);
     }
 }

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::cwd::Cwd;
 use crate::known::Paths;
 use crate::lease::Leases;
+use crate::resting::Rests;
 use crate::session::Sessions;
 use crate::slots::SlotPool;
 use crate::table::{FdTable, RecordPool};
@@ -49,6 +50,8 @@ pub(crate) struct Fields {
     pub(crate) leases: Leases,
     /// What is known of paths.
     pub(crate) paths: Paths,
+    /// Files that were closed and may be opened again without a request.
+    pub(crate) rests: Rests,
     /// The working directory.
     pub(crate) cwd: Cwd,
     /// `st_dev` of the mount plus one; 0: not known yet.
@@ -75,6 +78,7 @@ static STATE: State = State(Fields {
     sessions: Sessions::new(),
     leases: Leases::new(),
     paths: Paths::new(),
+    rests: Rests::new(),
     cwd: Cwd::new(),
     device: AtomicU64::new(0),
     umask: AtomicU32::new(0),

@@ -123,6 +123,8 @@ pub(crate) mod bit {
     pub(crate) const FLAGGED: u32 = 32;
     /// It took locks that belong to the open file: its close is waited for.
     pub(crate) const LOCKED: u32 = 16;
+    /// It may rest after its close: see `resting`.
+    pub(crate) const RESTS: u32 = 64;
 }
 
 /// One open file. All zero is a free place.

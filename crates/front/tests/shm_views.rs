@@ -481,11 +481,16 @@ fn an_open_brings_a_small_file_and_tells_when_its_bytes_are_old() {
     let views = client.channel.views().unwrap();
     for change in 0..3 {
         let (reply, brought) = open_bringing(&client, "f", libc::O_RDWR, u64::MAX);
-        assert_eq!(brought, [7; 5000]);
         let (view, sequence) = (reply.value[0] as u32 - 1, reply.value[1] as u32);
         assert!(views.is_at(view, sequence));
         let file = File { client: &client, handle: reply.handle, view, unasked: 0 };
         assert_eq!(file.read_shown(5000, &mut [0; 9]), Some(0), "the end is shown");
+        // Opened again, it lies in frames.
+        let mut bytes = if change == 0 { brought } else { vec![0; 5000] };
+        if change > 0 {
+            assert_eq!((count(&reply), file.read_shown(0, &mut bytes)), (0, Some(5000)));
+        }
+        assert_eq!(bytes, [7; 5000]);
         match change {
             0 => write_beside(&direct, 10, &[7]),
             1 => _ = client.write(reply.handle, 10, &[7]).unwrap(),
@@ -500,6 +505,112 @@ fn an_open_brings_a_small_file_and_tells_when_its_bytes_are_old() {
         assert!(!views.is_at(view, sequence), "change {change} is told for good");
         client.close(reply.handle).unwrap();
     }
+}
+
+/// A new file, or what is there.
+fn made_beside(house: &House, path: &str) -> Arc<OpenFile> {
+    let (vfs, cred) = (&house.lane.vfs, Cred::root());
+    let flags = libc::O_RDWR | libc::O_CREAT;
+    vfs.open_path(&cred, &vfs.root(), path.as_bytes(), flags, 0o666, 0).unwrap()
+}
+
+/// Makes a file of so many bytes whose reading moves no time.
+fn make_quiet(house: &House, path: &str, bytes: &[u8]) -> Arc<OpenFile> {
+    let direct = made_beside(house, path);
+    write_beside(&direct, 0, bytes);
+    read_later(house, &direct);
+    direct
+}
+
+/// Whoever reads the file now moves the access time; later nobody does.
+fn read_later(house: &House, direct: &OpenFile) {
+    std::thread::sleep(Duration::from_millis(20));
+    house.lane.vfs.getattr(direct.node()).unwrap();
+    read_beside(direct, 0, 1);
+}
+
+#[test]
+fn a_view_outlives_the_last_handle_with_what_it_shows() {
+    for house in [House::new(), House::over(cached_lane(), Config::default())] {
+        let client = house.client();
+        let direct = make_quiet(&house, "f", &[7; 5000]);
+        for round in 0..4 {
+            let (reply, brought) = open_bringing(&client, "f", libc::O_RDONLY, u64::MAX);
+            assert_eq!(brought.is_empty(), round > 0, "round {round}");
+            client.close(reply.handle).unwrap();
+        }
+        // Of what changed meanwhile nothing is shown, and then the new bytes are.
+        write_beside(&direct, 4990, &[8; 20]);
+        read_later(&house, &direct);
+        let (reply, brought) = open_bringing(&client, "f", libc::O_RDONLY, u64::MAX);
+        let view = reply.value[0] as u32 - 1;
+        let file = File { client: &client, handle: reply.handle, view, unasked: 0 };
+        let mut bytes = vec![0; 6000];
+        let count = match brought.len() {
+            0 => file.read_shown(0, &mut bytes),
+            len => {
+                bytes[..len].copy_from_slice(&brought);
+                Some(len)
+            }
+        };
+        assert_eq!(count, Some(5010));
+        assert_eq!(bytes[4980..5010], [[7; 10], [8; 10], [8; 10]].concat());
+    }
+}
+
+#[test]
+fn a_file_without_a_name_is_kept_by_no_view() {
+    for house in [House::new(), House::over(cached_lane(), Config::default())] {
+        let client = house.client();
+        let (vfs, root) = (&house.lane.vfs, house.lane.vfs.root());
+        for how in 0..3 {
+            let gone = Arc::downgrade(make_quiet(&house, "f", &[7; 5000]).node());
+            let open = || open_bringing(&client, "f", libc::O_RDONLY, u64::MAX).0.handle;
+            client.close(open()).unwrap();
+            client.close(open()).unwrap();
+            assert!(gone.upgrade().is_some());
+            let in_use = if how == 0 { Some(open()) } else { None };
+            match how {
+                2 => {
+                    drop(made_beside(&house, "new"));
+                    vfs.rename(&Cred::root(), &root, b"new", &root, b"f", 0).unwrap();
+                    vfs.unlink(&Cred::root(), &root, b"f").unwrap();
+                }
+                _ => vfs.unlink(&Cred::root(), &root, b"f").unwrap(),
+            }
+            if let Some(handle) = in_use {
+                assert!(gone.upgrade().is_some(), "it is open");
+                client.close(handle).unwrap();
+            }
+            assert!(gone.upgrade().is_none(), "way {how}");
+        }
+    }
+}
+
+#[test]
+fn a_view_that_nobody_uses_is_in_no_loans_way() {
+    let house = House::over(cached_lane(), Config::default());
+    let (reader, writer) = (house.client(), house.client());
+    drop(make_quiet(&house, "f", &[7; 5000]));
+    let handle = open_bringing(&reader, "f", libc::O_RDONLY, u64::MAX).0.handle;
+    reader.close(handle).unwrap();
+    let mut file = File::open(&writer, "f");
+    (0..20).for_each(|n| file.write(n * 10, &[n as u8; 10]));
+    assert!(file.unasked > 0, "it is lent");
+    assert_eq!(read_beside(&beside(&house, "f"), 195, 9), [[19; 5], [7; 5]].concat()[..9]);
+}
+
+#[test]
+fn more_files_than_there_are_views_are_opened_one_after_the_other() {
+    let house = House::new();
+    let client = house.client();
+    for n in 0..polylane_ipc::view::VIEWS_MAX + 9 {
+        let name = format!("f{n}");
+        let file = File::open(&client, &name);
+        client.close(file.handle).unwrap();
+    }
+    // What was used last is kept, what was used first is not.
+    File::open(&client, "f0");
 }
 
 #[test]

@@ -67,11 +67,13 @@ ops! {
     /// Nothing: measures the way there and back.
     Ping = 0,
     /// Opens `path` below `dir`. `flags`: open(2) flags; `mode`, `umask`; `arg[0]`: number of the
-    /// FUSE slot to bind, `NO_SLOT` for none. Reply: handle. A result that is not a regular
-    /// file is answered [`Status::UseKernel`], and nothing stays open.
+    /// FUSE slot to bind, `NO_SLOT` for none; `arg[1]`: bytes that the answer may bring; `arg[2]`:
+    /// [`MAY_REST`]; `arg[3]`: handle of a file at rest that is closed first, 0 for none. Reply:
+    /// handle. A result that is not a regular file is answered [`Status::UseKernel`], and nothing
+    /// stays open.
     Open = 1,
     /// Drops `handle`, and unbinds its slot unless it escaped (then `value[0]` of the reply is 1).
-    /// Sent without waiting for the reply.
+    /// Sent without waiting for the reply. `flags`: [`AT_REST`].
     Close = 2,
     /// Reads `length` bytes at `offset`. Reply: count; data in the buffer.
     Read = 3,
@@ -163,6 +165,15 @@ ops! {
 
 /// `arg[0]` of [`Op::Open`]: no slot, the file is to be used through this channel only.
 pub const NO_SLOT: u64 = u64::MAX;
+
+/// `arg[2]` of [`Op::Open`], for reading: the client would close the file and open it again
+/// without a request ([`crate::view`]: "at rest"). The reply's `value[2..4]` are a mark as for
+/// [`MARK`], `value[4]` the number under which the file may rest (0: it may not), `value[5]` its
+/// view's number plus one.
+pub const MAY_REST: u64 = 1;
+/// `flags` of [`Op::Close`]: the program closed the file before, and the locks of its process on
+/// the file are none that this close gives up.
+pub const AT_REST: u32 = 1;
 
 /// `dir` of a message: the root of the lane.
 pub const DIR_ROOT: u64 = u64::MAX;

@@ -26,14 +26,21 @@
 //!   found inside after `WRITABLE` went.
 //! - A frame that somebody may still be writing to is not used for another page.
 //! - The gate of a view is shut before the client is told the view's number.
+//!
+//! # At rest
+//!
+//! One open file of a view may *rest*: its program closed it, and may open it again with nobody
+//! asked. A word says whether it is in use or at rest; the client changes it from one to the other,
+//! and the service takes a file at rest back. Each change is a compare-and-swap from what the word
+//! must say, with the number of that very open in it, so that one side wins.
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use crate::message::WireAttr;
 use crate::queue::memory::{Memory, Word32, Word64};
 
 /// Views of one channel.
-pub const VIEWS_MAX: u32 = if cfg!(loom) { 1 } else { 256 };
+pub const VIEWS_MAX: u32 = if cfg!(loom) { 1 } else { 2048 };
 /// Bytes of a frame: a page of a file.
 pub const FRAME_BYTES: usize = 4096;
 /// Frames that a page may lie in.
@@ -55,10 +62,11 @@ const READ: usize = 144;
 const ROOM: usize = 152;
 const ENDS: usize = 160;
 const ASK: usize = 176;
+const REST: usize = 184;
 /// Locks on loan: see [`crate::lent`].
 pub(crate) const LOCKS: usize = 256;
 
-const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE && ASK + 8 <= LOCKS);
+const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE && REST + 8 <= LOCKS);
 
 /// Offsets in an entry.
 const ENTRY_SEQ: usize = 0;
@@ -76,6 +84,12 @@ const _: () = assert!(FRAMES_MAX <= 1 << (32 - FRAME_SHIFT));
 
 /// Looks at an end that moves before its size is asked for.
 const LOOKS: u32 = 16;
+
+/// Below the number of an open file that may rest: its program uses it.
+const USED: u64 = 1;
+/// Its program closed it.
+const RESTING: u64 = 2;
+const REST_SHIFT: u32 = 2;
 
 pub(crate) const SHUT: u64 = 1 << 63;
 pub(crate) const BUSY: u64 = 1 << 62;
@@ -325,6 +339,28 @@ impl<M: Memory> Views<M> {
         }
     }
 
+    /// The program closed the file that may rest under `number`. False: it may not.
+    #[inline]
+    pub fn lie_down(&self, view: u32, number: u64) -> bool {
+        self.turn(view, number, USED, RESTING)
+    }
+
+    /// The program uses the file again that rests under `number`. False: the service took it back.
+    #[inline]
+    pub fn get_up(&self, view: u32, number: u64) -> bool {
+        self.turn(view, number, RESTING, USED)
+    }
+
+    #[inline]
+    fn turn(&self, view: u32, number: u64, from: u64, to: u64) -> bool {
+        let (word, number) = (self.rest_word(view), number << REST_SHIFT);
+        word.compare_exchange(number | from, number | to, SeqCst, Relaxed).is_ok()
+    }
+
+    fn rest_word(&self, view: u32) -> &M::W64 {
+        self.memory.word64(self.view(view, REST))
+    }
+
     /// Goes out. `time`: when it was written, nanoseconds since 1970; `None`: nothing was. `end`:
     /// where the file ends now. False: the gate was shut meanwhile and what was written does not
     /// count.
@@ -371,6 +407,19 @@ impl<M: Memory> Views<M> {
             }
         }
         seq.store(odd.wrapping_add(1), Release);
+    }
+
+    /// An open file of the view may rest under `number`, which is not 0, below 2^62 and of no file
+    /// before; or, 0, none may. It is in use.
+    pub fn put_rest(&self, view: u32, number: u64) {
+        let word = if number == 0 { 0 } else { number << REST_SHIFT | USED };
+        self.rest_word(view).store(word, Release);
+    }
+
+    /// Takes back the file that may rest under `number`, if it rests: true then.
+    pub fn take_rest(&self, view: u32, number: u64) -> bool {
+        let resting = number << REST_SHIFT | RESTING;
+        self.rest_word(view).compare_exchange(resting, 0, SeqCst, Relaxed).is_ok()
     }
 
     /// Puts a page into an entry, to lie in a frame: `fill` stores its bytes at an offset. Tag 0:
@@ -475,6 +524,21 @@ mod tests {
         let views = Views { memory: Mapped::new(&region, 0), frames: FRAMES };
         (0..VIEWS_MAX).for_each(|view| assert!(views.shut_gate(view)));
         test(&region, views);
+    }
+
+    #[test]
+    fn a_file_at_rest_is_got_up_or_taken_back_but_not_both() {
+        with(|_, views| {
+            assert!(!views.lie_down(3, 7) && !views.take_rest(3, 7));
+            views.put_rest(3, 7);
+            assert!(!views.take_rest(3, 7) && !views.get_up(3, 7), "in use");
+            assert!(views.lie_down(3, 7) && views.get_up(3, 7) && views.lie_down(3, 7));
+            assert!(!views.take_rest(3, 6) && views.take_rest(3, 7) && !views.get_up(3, 7));
+            views.put_rest(3, 8);
+            assert!(!views.lie_down(3, 7) && views.lie_down(3, 8));
+            views.put_rest(3, 0);
+            assert!(!views.get_up(3, 8) && !views.lie_down(3, 0));
+        });
     }
 
     #[test]

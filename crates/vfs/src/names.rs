@@ -284,6 +284,14 @@ impl Vfs {
     /// [`unlink`](Self::unlink), and the inode that lost its name; `None` when a former service
     /// removed it.
     pub fn take_unlinked(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
+        let victim = self.unlink_once(cred, dir, name)?;
+        if let Some(victim) = &victim {
+            self.core.lost_a_name(victim);
+        }
+        Ok(victim)
+    }
+
+    fn unlink_once(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
         self.begin();
         check_dir(dir)?;
         check_name(name)?;

@@ -131,7 +131,12 @@ impl Vfs {
         loop {
             wish.announced = announced.is_some();
             match self.rename_once(cred, from, to, wish) {
-                Ok(done) => return Ok(done),
+                Ok(done) => {
+                    if let Some(replaced) = &done.replaced {
+                        self.core.lost_a_name(replaced);
+                    }
+                    return Ok(done);
+                }
                 Err(Stop::Errno(errno)) => return Err(errno),
                 Err(Stop::Leased(dir)) => self.core.end_lease_on(&dir),
                 Err(Stop::Unannounced) => announced = Some(self.core.change_paths()),

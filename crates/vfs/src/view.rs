@@ -11,6 +11,7 @@
 //! | anybody | changes the state in any way | views lose the state |
 //! | anybody, by a request | reads, changes, syncs, asks for the state | a loan ends |
 //! | a program | maps the file through the kernel | a loan ends, views lose all |
+//! | anybody | removes the last name; lends the file to another | a view that nobody uses goes |
 //!
 //! # Why nothing is missed
 //!
@@ -49,6 +50,11 @@ pub trait Viewer: Send + Sync {
     /// Brings back what the client wrote on loan ([`Vfs::bring_back`]) and ends the loan
     /// ([`Vfs::end_loan`]). Called without locks of the VFS. When it returns, the loan is over.
     fn end_loan(&self, view: u32, node: &Node);
+
+    /// The file has lost its last name, or somebody else would have it on loan: a view that was
+    /// kept though its client has the file open no longer is given up. Called without locks of the
+    /// VFS. Who keeps no such views has nothing to do.
+    fn let_go(&self, _view: u32) {}
 }
 
 /// Where a client wrote on loan, and what.
@@ -108,6 +114,10 @@ impl Vfs {
     /// system has given room, and nowhere else: within the size, and past it up to where
     /// [`Vfs::reserve_ahead`] was asked to.
     pub fn lend(&self, node: &Node, session: u64, begin: &mut dyn FnMut() -> bool) -> bool {
+        let several = node.views.lock().len() > 1;
+        if several {
+            self.core.let_go_of(node);
+        }
         let _data = self.core.lock_exclusive(node);
         let alone = {
             let views = node.views.lock();
@@ -128,6 +138,12 @@ impl Vfs {
             self.core.fs.unreserve(node.ino(), node.size());
         }
         begun
+    }
+
+    /// Whether a file has no name any more, and lives only as long as somebody holds it. Once true
+    /// it stays so, but for a file made without a name that is given one.
+    pub fn is_unlinked(&self, node: &Node) -> bool {
+        node.nlink() == 0
     }
 
     /// Whether a process may read a file, so that a part of a page that it writes may be shown to
@@ -338,6 +354,27 @@ impl Core {
             // Its session is gone without a word; there is nobody left to bring anything.
             node.lower(LENT);
             self.lent.lock().remove(&node.id);
+        }
+    }
+
+    /// Has views of a file given up that nobody uses. Call without locks.
+    pub(crate) fn let_go_of(&self, node: &Node) {
+        if !node.has(VIEWED) {
+            return;
+        }
+        let views = node.views.lock().clone();
+        for viewed in views {
+            if let Some(viewer) = viewed.viewer.upgrade() {
+                viewer.let_go(viewed.view);
+            }
+        }
+    }
+
+    /// After a name was removed: nothing but open files keeps what has none left. Call without
+    /// locks.
+    pub(crate) fn lost_a_name(&self, node: &Node) {
+        if node.nlink() == 0 {
+            self.let_go_of(node);
         }
     }
 

@@ -93,6 +93,8 @@ struct Streak {
     doublings: AtomicU32,
     /// The last leases were worth their while: it takes but few.
     worth: AtomicU32,
+    /// The directory that was made last, where its first file is to find a lease; 0: none.
+    made: AtomicU64,
 }
 
 /// A directory: where its path starts, and the path.
@@ -441,6 +443,28 @@ pub(crate) fn changed(session: &'static Session, at: &At<'_>) {
     }
 }
 
+/// A directory was made. Who unpacks a tree fills it at once: a process whose leases were worth
+/// their while asks for the next one before the directory's first file.
+pub(crate) fn made_dir(at: &At<'_>) {
+    let path = at.path.strip_suffix(b"/").unwrap_or(at.path);
+    state::get().leases.streak.made(at.dir, hash(path));
+}
+
+/// A file is about to be made in the directory of `at`: where that is new, under a lease if there
+/// is one to be had. Whether there is.
+pub(crate) fn enters_new(session: &'static Session, at: &At<'_>) -> bool {
+    let leases = &state::get().leases;
+    if leases.streak.made.load(Relaxed) == 0 || !config::leases() {
+        return false;
+    }
+    let (dir, _) = split(at.path);
+    let new = leases.streak.enters(at.dir, hash(dir));
+    if new {
+        leases.ask_for(session, at.dir, dir);
+    }
+    new && leases.session.load(Relaxed) == session.number
+}
+
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -498,6 +522,7 @@ impl Streak {
             count: AtomicU32::new(0),
             doublings: AtomicU32::new(0),
             worth: AtomicU32::new(0),
+            made: AtomicU64::new(0),
         }
     }
 
@@ -519,6 +544,27 @@ impl Streak {
         let due = count >= streak;
         self.count.store(if due { 0 } else { count }, Relaxed);
         due
+    }
+
+    /// A directory of this name was made.
+    fn made(&self, dir: u64, path: u64) {
+        if self.worth.load(Relaxed) != 0 {
+            self.made.store(Self::key(dir, path), Relaxed);
+        }
+    }
+
+    /// Whether that directory was made last, and nothing in it since.
+    fn enters(&self, dir: u64, path: u64) -> bool {
+        let made = self.made.load(Relaxed);
+        let new = made == Self::key(dir, path);
+        if new {
+            self.made.store(0, Relaxed);
+        }
+        new
+    }
+
+    fn key(dir: u64, path: u64) -> u64 {
+        (dir.rotate_left(17) ^ path).max(1)
     }
 
     /// A lease is over.
@@ -589,6 +635,17 @@ mod tests {
         assert_eq!(changes(2), STREAK_MIN);
         streak.judge(false);
         assert_eq!(changes(2), 2 * STREAK);
+    }
+
+    #[test]
+    fn a_directory_is_entered_once_by_who_had_leases_that_were_worth_it() {
+        let streak = Streak::new();
+        streak.made(1, 2);
+        assert!(!streak.enters(1, 2));
+        streak.judge(true);
+        streak.made(1, 2);
+        assert!(!streak.enters(1, 3) && !streak.enters(2, 2));
+        assert!(streak.enters(1, 2) && !streak.enters(1, 2));
     }
 
     #[test]

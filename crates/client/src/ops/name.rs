@@ -27,8 +27,11 @@ fn two(from: Place<'_>, to: Place<'_>, message: Message) -> Outcome<()> {
 
 /// `mkdirat`.
 pub(crate) fn mkdir(place: Place<'_>, mode: u32) -> Outcome<()> {
-    path::at(place.0, place.1)?;
-    one(place, Message { mode, umask: umask_now(), ..Message::new(Op::Mkdir) })
+    let (session, at) = path::at(place.0, place.1)?;
+    let message = Message { mode, umask: umask_now(), ..Message::new(Op::Mkdir) };
+    call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
+    lease::made_dir(&at);
+    Ok(())
 }
 
 /// `mknodat`.

@@ -9,11 +9,13 @@ use polylane_ipc::message::{Message, Op};
 use super::{process, stat};
 use crate::call;
 use crate::file;
+use crate::known::Asked;
 use crate::lease::{self, NewFile, Says};
 use crate::opened;
 use crate::outcome::{Detour, Outcome};
 use crate::path::{self, At};
 use crate::real;
+use crate::resting::{self, Rested};
 use crate::rings;
 use crate::session::Session;
 use crate::slots::Slot;
@@ -39,7 +41,13 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
     if looks && stat::is_absent(session, &at) {
         return Err(Errno::ENOENT.into());
     }
-    let file = prepare(session, flags)?;
+    let asked = resting::question(&at, flags);
+    if let Some(fd) = asked.as_ref().and_then(|asked| reopen(session, asked, flags)) {
+        return Ok(fd);
+    }
+    let (file, rested) = prepare(session, flags)?;
+    // What the stream binds to the slot needs it free.
+    let rested = rested.filter(|_| flags & libc::O_CREAT == 0);
     let slot = file::slot(&file).ok_or(Detour::Kernel)?;
     let fd = copy(slot, flags & libc::O_CLOEXEC != 0).map_err(|error| refused(&file, error))?;
     let umask = if flags & libc::O_CREAT != 0 { process::umask_now() } else { 0 };
@@ -59,11 +67,16 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
     let mut message = Message { flags: flags as u32, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = slot.number().into();
     message.arg[1] = opened::wish(session, flags);
+    message.arg[2] = asked.as_ref().map_or(0, resting::wish);
+    message.arg[3] = rested.map_or(0, Rested::into_handle);
     match call::open(session, message, (at.dir, at.path)) {
         Ok((reply, mark)) => {
             file.handle.store(reply.handle, Ordering::Relaxed);
             file.session.store(session.number, Ordering::Release);
             opened::learn(session, &file, &reply, mark);
+            if let Some(asked) = &asked {
+                resting::learn(session, &file, asked, &reply);
+            }
             file::share_late(&file);
             file::install(fd, file);
             if flags & libc::O_CREAT != 0 {
@@ -96,7 +109,11 @@ fn make_leased(session: &'static Session, at: &At<'_>, new: &NewFile<'_>) -> Opt
     if new.flags & !LEASED_FLAGS != 0 {
         return None;
     }
-    match lease::ask(session, at) {
+    let said = match lease::ask(session, at) {
+        Says::Nothing if create && lease::enters_new(session, at) => lease::ask(session, at),
+        said => said,
+    };
+    match said {
         Says::Absent(claim) if create => match claim.make(new) {
             Err(Detour::Kernel) => None,
             done => Some(done),
@@ -107,15 +124,27 @@ fn make_leased(session: &'static Session, at: &At<'_>, new: &NewFile<'_>) -> Opt
     }
 }
 
-/// A record that owns a slot. It is complete before the request is sent, so that a fork in another
-/// thread finds it.
-fn prepare(session: &'static Session, flags: i32) -> Outcome<Pin> {
+/// A record that owns a slot, and the file that rested there and is to be closed before. It is
+/// complete before the request is sent, so that a fork in another thread finds it.
+fn prepare(session: &'static Session, flags: i32) -> Outcome<(Pin, Option<Rested>)> {
     let state = state::get();
     let slot = state.slots.take(session, flags)?;
     let file = state.records.allocate().ok_or(Detour::Kernel)?;
     file.flags.store((flags & !CREATION_FLAGS) as u32 | LARGEFILE, Ordering::Relaxed);
-    file.slot.store(slot.keep() + 1, Ordering::Release);
-    Ok(file)
+    let (index, rested) = slot.keep();
+    file.slot.store(index + 1, Ordering::Release);
+    Ok((file, rested))
+}
+
+/// Opens a file that rests. Where that cannot be done it rests again, and the ordinary way says
+/// why.
+fn reopen(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<RawFd> {
+    let file = resting::again(session, asked, flags)?;
+    lease::opens(session);
+    let fd = copy(file::slot(&file)?, flags & libc::O_CLOEXEC != 0).ok()?;
+    file::share_late(&file);
+    file::install(fd, file);
+    Some(fd)
 }
 
 /// The lowest free number as a copy of the slot's descriptor.
@@ -138,7 +167,7 @@ fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
 }
 
 /// `O_LARGEFILE` as the kernel reports it; libc's own constant is 0 on 64-bit machines.
-const LARGEFILE: u32 = 0o100000;
+pub(crate) const LARGEFILE: u32 = 0o100000;
 
 /// A slot that the service calls busy is in other hands (a second open through /proc, a foreign
 /// copy); one without a master was closed past our hooks. Neither can be used again.

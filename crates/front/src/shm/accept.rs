@@ -110,7 +110,7 @@ impl Acceptor {
         let Some(handover) = &lane.handover else { return Ok(()) };
         for FormerProcess { number, pid, pidfd, record } in handover.take_processes() {
             lane.kept.restore_process(number, Record::of(&handover.store, record));
-            self.watch_process(number, pid, pidfd)?;
+            self.watch_process(number, pid, pidfd)?.locks.store(true, Ordering::SeqCst);
         }
         Ok(())
     }
@@ -291,8 +291,9 @@ impl Acceptor {
         let token = self.token();
         self.epoll.add(&pidfd, token, Interest::Level)?;
         let owner = process_owner(number);
-        let (gone, holders) = (AtomicBool::new(false), self.holders.clone());
-        let process = Arc::new(Process { pid, pidfd, number, owner, gone, holders });
+        let (gone, locks) = (AtomicBool::new(false), AtomicBool::new(false));
+        let holders = self.holders.clone();
+        let process = Arc::new(Process { pid, pidfd, number, owner, gone, locks, holders });
         self.holders.add(&process);
         self.processes.insert(pid, process.clone());
         self.watched.insert(token, Watched::Process { pid });

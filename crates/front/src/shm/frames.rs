@@ -1,14 +1,48 @@
-//! How much memory views may take: a count of frames that all sessions of a server share.
+//! How much memory views may take: counts that all sessions of a server share.
 //!
-//! A frame takes memory from when it is first used until its session ends.
+//! A frame takes memory from when it is first used until its session ends; a view that is kept
+//! after its file was closed holds an inode.
 
 use polylane_base::sync::atomic::{AtomicUsize, Ordering};
 
-/// Frames that the sessions of a server may still use. Shared by them.
+/// Views of closed files that the sessions of a server keep together: at about a kibibyte each,
+/// with their inode, no more than a few MiB.
+const KEPT_VIEWS: usize = 8192;
+
+/// What the sessions of a server may still use.
 #[derive(Debug)]
-pub(super) struct FramesLeft(pub(super) AtomicUsize);
+pub(super) struct FramesLeft {
+    frames: Left,
+    /// Views of files that are closed.
+    pub(super) kept: Left,
+}
+
+/// A count of what is left. Shared by all sessions.
+#[derive(Debug)]
+pub(super) struct Left(AtomicUsize);
 
 impl FramesLeft {
+    /// So many frames for all sessions.
+    pub(super) fn new(frames: usize) -> FramesLeft {
+        FramesLeft { frames: Left::new(frames), kept: Left::new(KEPT_VIEWS) }
+    }
+
+    /// One frame less, for a session that has `own`: see [`Left::take`].
+    pub(super) fn take(&self, own: usize) -> bool {
+        self.frames.take(own)
+    }
+
+    /// So many frames more again.
+    pub(super) fn give(&self, frames: usize) {
+        self.frames.give(frames);
+    }
+}
+
+impl Left {
+    fn new(count: usize) -> Left {
+        Left(AtomicUsize::new(count))
+    }
+
     /// One less, for a session that has `own`; false when there are none, or it has more than are
     /// left to all who come after it.
     pub(super) fn take(&self, own: usize) -> bool {
@@ -17,8 +51,8 @@ impl FramesLeft {
     }
 
     /// So many more again.
-    pub(super) fn give(&self, frames: usize) {
-        self.0.fetch_add(frames, Ordering::Relaxed);
+    pub(super) fn give(&self, count: usize) {
+        self.0.fetch_add(count, Ordering::Relaxed);
     }
 }
 
@@ -28,7 +62,7 @@ mod tests {
 
     #[test]
     fn nobody_has_more_than_is_left_to_others() {
-        let left = FramesLeft(AtomicUsize::new(1000));
+        let left = Left::new(1000);
         let all = || (0..).take_while(|&own| left.take(own)).count();
         assert_eq!([all(), all(), all()], [500, 250, 125]);
         left.give(500);

@@ -346,7 +346,7 @@ impl Session {
         }
         match entry.change {
             Change::Write => self.write(state, (cred, handle), entry, time),
-            Change::Close => Ok(self.close(handle).map(drop)?),
+            Change::Close => Ok(self.close(handle, false).map(drop)?),
             _ => self.set((cred, handle), entry, time),
         }
     }

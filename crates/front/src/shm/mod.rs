@@ -138,7 +138,7 @@ impl Server {
         let inboxes = (0..workers.len()).map(Inbox::new).collect::<Result<Vec<_>>>()?;
         let frames = config.view_bytes_max / FRAME_BYTES as u64;
         let frames = usize::try_from(frames).unwrap_or(usize::MAX);
-        let frames_left = Arc::new(FramesLeft(AtomicUsize::new(frames)));
+        let frames_left = Arc::new(FramesLeft::new(frames));
         let marks = Arc::new(Marks(Board::new(MARK_PLACES)?));
         let marks = lane.vfs.mark_with(marks.clone()).then_some(marks);
         let around = Arc::new(Around {

@@ -6,10 +6,16 @@
 //!
 //! Pure: no I/O, no locks, no panics on any input (`tests` feed it random words).
 
+mod brings;
+
 use polylane_base::{Errno, Gid, Result, Time, Uid};
-use polylane_ipc::message::{self, MARK, Message, Op, PATH_BYTES_MAX, SHOW, SHOW_END, set};
+use polylane_ipc::message::{
+    self, AT_REST, MARK, Message, Op, PATH_BYTES_MAX, SHOW, SHOW_END, set,
+};
 use polylane_vfs::fs::{SeekFor, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{LockFamily, LockKind};
+
+pub use self::brings::Brings;
 
 /// Largest offset of a byte behind the end of a file: `i64::MAX`, as `loff_t` allows.
 pub(super) const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -137,8 +143,8 @@ impl ShowRead {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FileRequest<'a> {
     Ping,
-    Open { at: At<'a>, flags: i32, perm: u32, umask: u32, slot: Option<u32>, bytes: usize },
-    Close { handle: Handle },
+    Open { at: At<'a>, flags: i32, perm: u32, umask: u32, slot: Option<u32>, brings: Brings },
+    Close { handle: Handle, at_rest: bool },
     Read { handle: Handle, offset: u64, len: usize, show: ShowRead },
     Write { handle: Handle, offset: u64, len: usize, show: bool },
     Stat { object: Object<'a>, mark: bool },
@@ -223,7 +229,7 @@ impl<'a> Checker<'a> {
         Ok(match m.op {
             Op::Ping => FileRequest::Ping,
             Op::Open => self.open()?,
-            Op::Close => FileRequest::Close { handle },
+            Op::Close => FileRequest::Close { handle, at_rest: m.flags & AT_REST != 0 },
             Op::Read => {
                 let show = ShowRead::from_flags(m.flags);
                 FileRequest::Read { handle, offset: m.offset, len: self.read_len()?, show }
@@ -335,8 +341,8 @@ impl<'a> Checker<'a> {
             number => Some(small(number)?),
         };
         let (perm, umask) = (m.mode & 0o7777, m.umask & 0o777);
-        let bytes = m.arg[1].min(self.buffer_bytes as u64) as usize;
-        Ok(FileRequest::Open { at: self.at()?, flags, perm, umask, slot, bytes })
+        let brings = Brings::new(m, self.buffer_bytes);
+        Ok(FileRequest::Open { at: self.at()?, flags, perm, umask, slot, brings })
     }
 
     fn access(&self) -> Result<FileRequest<'a>> {

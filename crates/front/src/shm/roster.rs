@@ -201,7 +201,8 @@ mod tests {
         let client = ClientChannel::attach(fds.remove(0), fds, geometry, plan).unwrap();
         let (pidfd, gone) = (event::eventfd().unwrap(), AtomicBool::new(false));
         let holders = Arc::default();
-        let process = Process { pid: 1, pidfd, number: 1, owner: LockOwner(1), gone, holders };
+        let (owner, locks) = (LockOwner(1), AtomicBool::new(false));
+        let process = Process { pid: 1, pidfd, number: 1, owner, gone, locks, holders };
         let session = Session::new(Parts {
             id,
             key: id,
@@ -211,7 +212,7 @@ mod tests {
             slots: lane.slots.open_session(Token::random().unwrap(), Arc::new([])),
             lane: lane.clone(),
             stats: Arc::default(),
-            frames_left: Arc::new(crate::shm::views::FramesLeft(0.into())),
+            frames_left: Arc::new(crate::shm::views::FramesLeft::new(0)),
         });
         (session, client)
     }

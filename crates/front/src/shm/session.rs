@@ -72,6 +72,8 @@ pub(super) struct Process {
     pub(super) owner: LockOwner,
     /// It is gone: set before its locks are dropped, looked at after one was set.
     pub(super) gone: AtomicBool,
+    /// It has asked for a POSIX lock.
+    pub(super) locks: AtomicBool,
     /// It and the others.
     pub(super) holders: Arc<Holders>,
 }

@@ -65,7 +65,8 @@ fn open_takes_slot_and_mode() {
     message.arg[0] = NO_SLOT;
     let at = At { start: Start::Root, path: b"f" };
     let flags = libc::O_CREAT | libc::O_RDWR;
-    let want = FileRequest::Open { at, flags, perm: 0o7777, umask: 0o22, slot: None, bytes: 0 };
+    let brings = Brings::default();
+    let want = FileRequest::Open { at, flags, perm: 0o7777, umask: 0o22, slot: None, brings };
     assert_eq!(check(&message, &paths), Ok(want));
     message.arg[0] = 1 << 32;
     assert_eq!(check(&message, &paths), Err(Errno::EINVAL));

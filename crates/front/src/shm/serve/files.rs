@@ -1,16 +1,18 @@
 //! Open files: open and close, data, handles and slots.
 
 use polylane_base::sync::Arc;
+use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::message::{NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
-use polylane_vfs::{Holder, Kind, LockFamily, Node, OpenFile, synchronous};
+use polylane_vfs::{Holder, Kind, LockFamily, Mark, Node, OpenFile, synchronous};
 
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
 use crate::kept::Whose;
 use crate::notifier::Range;
-use crate::shm::request::{At, Handle, ShowRead};
+use crate::shm::marks;
+use crate::shm::request::{At, Brings, Handle, ShowRead};
 use crate::shm::session::{Open, Session};
 use crate::shm::views::Wish;
 use crate::slots::Unbound;
@@ -18,6 +20,18 @@ use crate::tickets::Ticket;
 
 /// Most bytes copied by one request, so that a helper comes back to others; the caller goes on.
 const COPY_BYTES_MAX: u64 = 64 << 20;
+
+/// Flags of an open file that may rest: those that change nothing, or that the client tells apart.
+/// `O_RDONLY` is none, `O_WRONLY` not among them.
+const REST_FLAGS: i32 = libc::O_RDWR
+    | libc::O_APPEND
+    | libc::O_CLOEXEC
+    | libc::O_NOFOLLOW
+    | libc::O_NONBLOCK
+    | libc::O_NOCTTY
+    | LARGEFILE;
+/// `O_LARGEFILE` of programs; libc's own constant is 0 on 64-bit machines.
+const LARGEFILE: i32 = 0o100_000;
 
 /// Most dirty bytes of a file that a worker syncs itself.
 const SYNC_BYTES_MAX: u64 = 64 << 10;
@@ -28,8 +42,12 @@ impl Call<'_> {
         at: At<'_>,
         flags: i32,
         (perm, umask): (u32, u32),
-        (slot, bytes): (Option<u32>, usize),
+        (slot, brings): (Option<u32>, Brings),
     ) -> Answer {
+        if let Some(rested) = brings.instead_of {
+            // Closed already, where a helper serves the request again.
+            let _ = self.session.close(rested, true);
+        }
         if is_for_kernel(flags) {
             return Err(Failure::UseKernel);
         }
@@ -41,7 +59,14 @@ impl Call<'_> {
         if flags & libc::O_TRUNC != 0 && flags & libc::O_EXCL == 0 {
             self.before_truncation(&start, at.path, flags)?;
         }
-        let file = self.vfs().open_path(self.cred(), &start, at.path, flags, perm, umask)?;
+        let rests = brings.may_rest && self.may_rest(flags);
+        let (file, mark) = match rests {
+            true => self.open_marked((&start, at.path), flags)?,
+            false => {
+                let (vfs, cred) = (self.vfs(), self.cred());
+                (vfs.open_path(cred, &start, at.path, flags, perm, umask)?, None)
+            }
+        };
         if file.node().kind() != Kind::File {
             return Err(Failure::UseKernel);
         }
@@ -51,10 +76,41 @@ impl Call<'_> {
         // No state: a reply without it is one cache line instead of three, and few who open ask.
         let handle = self.hold(file.clone(), slot)?;
         let mut reply = Reply { handle: handle.to_wire(), ..done(0) };
-        if bytes > 0 && self.can_show() {
-            self.bring(handle, &file, bytes, &mut reply);
+        if let Some(mark) = mark {
+            self.let_rest(handle, &file, mark, &mut reply);
+        }
+        if brings.bytes > 0 && self.can_show() {
+            self.bring(handle, &file, brings.bytes, &mut reply);
         }
         Ok(reply)
+    }
+
+    /// Whether a file that is opened so may rest after its close: it is read, and the process has
+    /// never had POSIX locks, which a close gives up.
+    fn may_rest(&self, flags: i32) -> bool {
+        flags & !REST_FLAGS == 0
+            && self.can_show()
+            && !self.session.process.locks.load(Ordering::SeqCst)
+    }
+
+    /// Opens what is there, with the mark of what the path leads to.
+    fn open_marked(
+        &self,
+        path: (&Node, &[u8]),
+        flags: i32,
+    ) -> Result<(Arc<OpenFile>, Option<Mark>), Failure> {
+        let (vfs, cred, follow) = (self.vfs(), self.cred(), flags & libc::O_NOFOLLOW == 0);
+        let open = |node: &Node| vfs.open(cred, node, flags);
+        let (file, mark) = vfs.resolve_marked(cred, path, follow, open);
+        Ok((file?, mark))
+    }
+
+    /// Lets an open file rest, as long as its mark holds.
+    fn let_rest(&self, handle: Handle, file: &OpenFile, mark: Mark, reply: &mut Reply) {
+        if let Some((view, number)) = self.session.let_rest(handle, file) {
+            reply.value[2..4].copy_from_slice(&marks::values(Some(mark))[..2]);
+            (reply.value[4], reply.value[5]) = (number, u64::from(view) + 1);
+        }
     }
 
     /// Has the answer to an open bring all of a file of at most `bytes` along, with the state at
@@ -64,13 +120,17 @@ impl Call<'_> {
         if !readable || !file.ends_by(bytes as u64) || file.ends_by(0) {
             return;
         }
-        let Some((view, sequence)) = self.session.show_opened(handle, file) else { return };
+        let Some(opened) = self.session.show_opened(handle, file) else { return };
+        let shown = [u64::from(opened.view) + 1, opened.sequence.into()];
+        if opened.whole {
+            return reply.value[..2].copy_from_slice(&shown);
+        }
         let mut sink = Out(self.session.channel.read_pipe(self.mailbox, bytes));
         // What cannot be read is not brought; the read says why.
         let Ok(count) = file.read(0, bytes, &mut sink) else { return };
         self.stats.read(count);
         reply.status = done(count).status;
-        (reply.value[0], reply.value[1]) = (u64::from(view) + 1, sequence.into());
+        reply.value[..2].copy_from_slice(&shown);
     }
 
     /// What programs stored through mappings of the file comes back before the file is cut: pages
@@ -96,9 +156,9 @@ impl Call<'_> {
         handle
     }
 
-    pub(super) fn close(&mut self, handle: Handle) -> Answer {
+    pub(super) fn close(&mut self, handle: Handle, at_rest: bool) -> Answer {
         let mut reply = done(0);
-        reply.value[0] = self.session.close(handle)?.into();
+        reply.value[0] = self.session.close(handle, at_rest)?.into();
         Ok(reply)
     }
 
@@ -300,17 +360,19 @@ impl Call<'_> {
 }
 
 impl Session {
-    /// Closes what is open; whether its slot escaped.
-    pub(in crate::shm) fn close(&self, handle: Handle) -> Result<bool> {
+    /// Closes what is open; whether its slot escaped. `at_rest`: its program did so before.
+    pub(in crate::shm) fn close(&self, handle: Handle, at_rest: bool) -> Result<bool> {
         let Open::File { file, slot, view } = self.remove(handle)? else { return Ok(false) };
         if let Some(view) = view {
-            self.leave_view(view);
+            self.leave_view(view, Some(handle));
         }
-        // close(2) of any descriptor of a file drops the process's POSIX locks on it.
-        let (node, process) = (file.node(), &self.process);
-        self.lane.vfs.drop_locks(node, process.owner);
-        let (ino, generation) = (node.ino().0, node.generation());
-        self.lane.kept.drop_all(Whose::Process { ino, generation, process: process.number });
+        if !at_rest {
+            // close(2) of any descriptor of a file drops the process's POSIX locks on it.
+            let (node, process) = (file.node(), &self.process);
+            self.lane.vfs.drop_locks(node, process.owner);
+            let (ino, generation) = (node.ino().0, node.generation());
+            self.lane.kept.drop_all(Whose::Process { ino, generation, process: process.number });
+        }
         // The slot is gone when the kernel has released it already.
         Ok(slot.is_some_and(|number| self.slots.unbind(number) == Ok(Unbound::Escaped)))
     }

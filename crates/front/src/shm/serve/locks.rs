@@ -1,6 +1,7 @@
 //! Locks. A worker never waits for one: a request that must wait is parked in the VFS, and the
 //! thread that makes room posts its reply.
 
+use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{Reply, Status};
@@ -22,6 +23,9 @@ impl Call<'_> {
         };
         let file = self.lockable(args.handle, args.family, refused)?;
         let request = self.request(&file, args);
+        if args.family == LockFamily::Posix && args.kind != LockKind::Unlock {
+            self.session.process.locks.store(true, Ordering::SeqCst);
+        }
         let given = self.to_keep(&file, &request);
         let mut answer = match args.wait && args.kind != LockKind::Unlock {
             false => self.lock_now(&file, request),

@@ -84,10 +84,10 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
     use FileRequest as R;
     match *request {
         R::Ping => Ok(done(0)),
-        R::Open { at, flags, perm, umask, slot, bytes } => {
-            call.open(at, flags, (perm, umask), (slot, bytes))
+        R::Open { at, flags, perm, umask, slot, brings } => {
+            call.open(at, flags, (perm, umask), (slot, brings))
         }
-        R::Close { handle } => call.close(handle),
+        R::Close { handle, at_rest } => call.close(handle, at_rest),
         R::Read { handle, offset, len, show } => call.read((handle, show), offset, len),
         R::Write { handle, offset, len, show } => call.write((handle, show), offset, len),
         R::Stat { object, mark } => call.stat(object, mark),

@@ -12,7 +12,9 @@
 //!   frames may be written, is this side's own record. The client says only which of those it wrote
 //!   and when.
 //! - Pages are shown to a client whose session had the file open for reading.
-//! - A view number means one file as long as a handle of the client refers to it.
+//! - A view number means one file as long as a handle of the client refers to it, and while it is
+//!   *kept* afterwards: told of changes as before, but with nothing on loan. Whoever opens the file
+//!   again finds in it what was shown before. A file without a name has no kept view.
 //! - Frames that a client may still be writing to when its loan ends are *stranded*: they are used
 //!   again when it has left. A client that never leaves has so many frames less.
 //! - Nothing is shown of a file of which the kernel has pages: the tag is looked at, and views are
@@ -23,6 +25,7 @@
 //! `ending` or `ending_locks`, then the locks of the VFS, then `state`, which is a leaf.
 
 mod locks;
+mod rest;
 mod state;
 
 use std::ops::Range;
@@ -30,10 +33,10 @@ use std::ops::Range;
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Result, Time};
 use polylane_ipc::message::WireAttr;
-use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
+use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS, VIEWS_MAX};
 use polylane_vfs::{Attr, LockLender, Node, OpenFile, Part, Viewer};
 
-use self::state::{PAGE, Pages, PieceSource, State, address, ask_from, page_of};
+use self::state::{PAGE, Pages, PieceSource, State, View, address, ask_from, page_of};
 pub(super) use super::frames::FramesLeft;
 use super::request::Handle;
 use super::serve::{kernel_has_pages, wire_attr};
@@ -53,6 +56,11 @@ const AROUND_PAGES_MAX: u64 = 256;
 const SHOWN_PER_PAGE: u64 = 2;
 /// Changed pages that are looked for one by one; more make the whole file unshown.
 const CHANGED_PAGES_MAX: u64 = 64;
+
+/// Views of closed files that one session keeps: no more than half of all.
+const KEPT_MAX: usize = 1024;
+
+const _: () = assert!(KEPT_MAX <= VIEWS_MAX as usize / 2);
 
 /// Flags of an open file whose writes must not wait with the client.
 const UNLENT_FLAGS: i32 = libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
@@ -86,6 +94,15 @@ pub(super) struct Wish {
     pub(super) len: u64,
 }
 
+/// What is shown of a file that was just opened.
+pub(super) struct Opened {
+    pub(super) view: u32,
+    /// The number of its state.
+    pub(super) sequence: u32,
+    /// All bytes lie in frames.
+    pub(super) whole: bool,
+}
+
 impl Session {
     /// Shows the state of an open file. Returns the view's number plus one, 0 for none.
     pub(super) fn show_state(self: &Arc<Self>, handle: Handle, file: &OpenFile) -> u64 {
@@ -107,13 +124,10 @@ impl Session {
     }
 
     /// Shows the state of a file that was just opened, if all of it is cached, and reading it now
-    /// would move no time: the number of its view, and that of the state. The bytes that are read
-    /// after this are the file's as long as the state is that one. Leaves views as `show_end` does.
-    pub(super) fn show_opened(
-        self: &Arc<Self>,
-        handle: Handle,
-        file: &OpenFile,
-    ) -> Option<(u32, u32)> {
+    /// would move no time. The bytes that are read after this are the file's as long as the state
+    /// is that one; of a file that is opened again they are put into frames, where they outlive the
+    /// close. Leaves views as `show_end` does.
+    pub(super) fn show_opened(self: &Arc<Self>, handle: Handle, file: &OpenFile) -> Option<Opened> {
         let (vfs, node) = (&self.lane.vfs, file.node());
         let pages = 0..file.size().div_ceil(PAGE);
         let is_cached = vfs.cached_around(node, 0..0, pages.clone()) == pages;
@@ -123,7 +137,26 @@ impl Session {
         let view = self.view_of(handle, node)?;
         self.show_attr(view, node).ok()?;
         let look = self.channel.views().look(view).filter(|look| look.has(HAS_DATA))?;
-        Some((view, look.sequence()))
+        let whole = self.show_again(view, node, pages);
+        Some(Opened { view, sequence: look.sequence(), whole })
+    }
+
+    /// Whether all pages of a file that was brought before are shown; from now on, if they were
+    /// not.
+    fn show_again(&self, number: u32, node: &Node, pages: Range<u64>) -> bool {
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number) else { return false };
+        view.brought = view.brought.saturating_add(1);
+        if view.brought == 1 && view.resting.is_none() {
+            return false;
+        }
+        let missing = state.missing(&self.channel, number, pages);
+        drop(state);
+        if missing.is_empty() {
+            return true;
+        }
+        self.show_pages(number, node, missing.clone());
+        self.views.state.lock().missing(&self.channel, number, missing).is_empty()
     }
 
     /// Shows the state, and the pages that were just read.
@@ -199,7 +232,7 @@ impl Session {
         if let Some(view) = self.view_in(handle) {
             return Some(view);
         }
-        let (view, new) = self.views.state.lock().enter(&self.channel, node)?;
+        let (view, new) = self.views.state.lock().enter(&self.channel, &self.views.left, node)?;
         if new {
             let weak: Weak<Session> = Arc::downgrade(self);
             let added = self.lane.vfs.add_view(node, (self.id, view), weak);
@@ -211,23 +244,49 @@ impl Session {
             return Some(view);
         }
         // Closed meanwhile, or another thread was faster.
-        self.leave_view(view);
+        self.leave_view(view, None);
         self.view_in(handle)
     }
 
-    /// A handle refers to a view no longer. The last one ends it.
-    pub(super) fn leave_view(&self, number: u32) {
+    /// A handle refers to a view no longer. After the last one it is kept, or ends.
+    pub(super) fn leave_view(&self, number: u32, handle: Option<Handle>) {
         let mut state = self.views.state.lock();
         let Some(view) = state.get(number) else { return };
+        if view.resting.take_if(|resting| Some(resting.handle) == handle).is_some() {
+            self.channel.views().put_rest(number, 0);
+        }
         view.users -= 1;
         if view.users > 0 {
             return;
         }
-        let Some(node) = view.node.take() else { return };
-        view.watched = false;
-        state.by_node.remove(&address(&node));
+        let Some(node) = view.node.clone() else { return };
         drop(state);
-        self.end_view(number, &node);
+        Viewer::end_loan(self, number, &node);
+        LockLender::end_lock_loan(self, number);
+        self.keep_view(number, &node);
+    }
+
+    /// Keeps a view that no handle refers to any more, or ends it. Its loans are over.
+    fn keep_view(&self, number: u32, node: &Node) {
+        let mut state = self.views.state.lock();
+        let (own, closed) = (state.kept.len(), state.closed);
+        let unused = |view: &&mut View| view.users == 0 && view.kept.is_none();
+        let Some(view) = state.get(number).filter(unused) else { return };
+        let quiet = view.watched && !view.stuck && view.lent.is_none() && view.locks.is_none();
+        let room = quiet && !closed && own < KEPT_MAX && self.views.left.kept.take(own);
+        if !quiet || closed || (!room && own == 0) {
+            drop(state);
+            return self.let_go(number);
+        }
+        let oldest = state.keep(number, room);
+        drop(state);
+        if let Some(oldest) = oldest {
+            self.let_go(oldest);
+        }
+        // Who removes the last name later finds it kept.
+        if self.lane.vfs.is_unlinked(node) {
+            self.let_go(number);
+        }
     }
 
     fn end_view(&self, number: u32, node: &Node) {
@@ -236,13 +295,9 @@ impl Session {
         self.lane.vfs.remove_view(node, (self.id, number));
         let mut state = self.views.state.lock();
         state.void(&self.channel, number);
-        if let Some(place) = state.views.get_mut(number as usize)
-            && place.as_ref().is_some_and(|view| !view.stuck)
-        {
-            let gone = place.take();
-            drop(state);
-            drop(gone);
-        }
+        let gone = state.retire(number);
+        drop(state);
+        drop(gone);
     }
 
     /// No views from now on: the session is over.
@@ -259,7 +314,9 @@ impl Session {
             })
             .collect();
         let used = std::mem::take(&mut state.used);
+        let kept = std::mem::take(&mut state.kept).len();
         drop(state);
+        self.views.left.kept.give(kept);
         for (number, node) in views {
             self.end_view(number, &node);
         }
@@ -395,6 +452,22 @@ impl Viewer for Session {
     fn end_loan(&self, number: u32, node: &Node) {
         let _turn = self.views.ending.lock();
         self.end_loan_now(number, node);
+    }
+
+    fn let_go(&self, number: u32) {
+        self.end_rest(number);
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number).filter(|view| view.users == 0) else { return };
+        let Some(node) = view.node.take() else { return };
+        view.watched = false;
+        let kept = view.kept.take();
+        state.by_node.remove(&address(&node));
+        if let Some(stamp) = kept {
+            state.kept.remove(&stamp);
+            self.views.left.kept.give(1);
+        }
+        drop(state);
+        self.end_view(number, &node);
     }
 }
 

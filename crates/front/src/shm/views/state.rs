@@ -1,7 +1,7 @@
 //! What a session keeps of its views, and what of it lies in the client's memory: each change here
 //! is made there in the same breath. Every function is called with the state locked.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
 use polylane_base::Time;
@@ -15,6 +15,7 @@ use polylane_vfs::{Inode, Node};
 use self::grow::ROOM_PAGES;
 use super::FramesLeft;
 use super::locks::LockLoanMade;
+use super::rest::Resting;
 
 mod grow;
 
@@ -27,6 +28,13 @@ pub(super) struct State {
     pub(super) views: Vec<Option<View>>,
     /// Numbers of views, by the address of the inode that each holds.
     pub(super) by_node: HashMap<usize, u32>,
+    /// Views that no handle refers to, by when they were left: the oldest first.
+    pub(super) kept: BTreeMap<u64, u32>,
+    stamps: u64,
+    /// Numbers under which files may rest, so far.
+    pub(super) rests: u64,
+    /// Numbers of views that are over.
+    unused: Vec<u32>,
     /// What each entry says; words of zeros, so that it takes memory as it is used.
     frames: Vec<[u64; 2]>,
     /// Frames that were used before, the last one first: it is warm.
@@ -44,8 +52,16 @@ pub(super) struct State {
 pub(super) struct View {
     /// The file; none once it is over.
     pub(super) node: Option<Node>,
-    /// Handles that refer to it; none: it is over, and only waits for its client to leave.
+    /// Handles that refer to it.
     pub(super) users: u32,
+    /// Place in `kept`, while none refers to it.
+    pub(super) kept: Option<u64>,
+    /// It has ended, and only waits for its client to leave.
+    pub(super) over: bool,
+    /// The open file that may rest.
+    pub(super) resting: Option<Resting>,
+    /// Opens that could bring all of the file along.
+    pub(super) brought: u32,
     pub(super) generation: u64,
     /// The VFS tells us of changes.
     pub(super) watched: bool,
@@ -136,7 +152,7 @@ impl State {
 
     /// Whether half of all views are in use.
     pub(super) fn is_half_full(&self) -> bool {
-        self.by_node.len() >= VIEWS_MAX as usize / 2
+        self.by_node.len() - self.kept.len().min(self.by_node.len()) >= VIEWS_MAX as usize / 2
     }
 
     pub(super) fn get(&mut self, view: u32) -> Option<&mut View> {
@@ -149,12 +165,22 @@ impl State {
     }
 
     /// The view of an inode with one user more, or a new one: its number, and whether it is new.
-    pub(super) fn enter(&mut self, channel: &ServiceChannel, node: &Node) -> Option<(u32, bool)> {
+    pub(super) fn enter(
+        &mut self,
+        channel: &ServiceChannel,
+        left: &FramesLeft,
+        node: &Node,
+    ) -> Option<(u32, bool)> {
         if self.closed || channel.geometry().frames == 0 {
             return None;
         }
         if let Some(&number) = self.by_node.get(&address(node)) {
-            self.get(number)?.users += 1;
+            let view = self.get(number)?;
+            view.users += 1;
+            if let Some(stamp) = view.kept.take() {
+                self.kept.remove(&stamp);
+                left.kept.give(1);
+            }
             return Some((number, false));
         }
         let number = self.free_number(channel)?;
@@ -162,6 +188,10 @@ impl State {
         let view = View {
             node: Some(node.clone()),
             users: 1,
+            kept: None,
+            over: false,
+            resting: None,
+            brought: 0,
             generation,
             watched: false,
             has: 0,
@@ -189,21 +219,64 @@ impl State {
         Some((number, true))
     }
 
-    pub(super) fn free_number(&mut self, channel: &ServiceChannel) -> Option<u32> {
-        let over =
-            |view: &View, number: usize| view.users == 0 && channel.views().is_left(number as u32);
-        let free = |(number, view): (usize, &Option<View>)| match view {
-            None => Some(number),
-            Some(view) => over(view, number).then_some(number),
+    fn free_number(&mut self, channel: &ServiceChannel) -> Option<u32> {
+        if let Some(number) = self.unused.pop() {
+            return Some(number);
+        }
+        if self.views.len() < VIEWS_MAX as usize {
+            self.views.push(None);
+            return Some(self.views.len() as u32 - 1);
+        }
+        // Those that somebody was still in when they ended.
+        let left = |(number, view): (u32, &Option<View>)| {
+            let over = view.as_ref().is_some_and(|view| view.over);
+            (over && channel.views().is_left(number)).then_some(number)
         };
-        if let Some(number) = self.views.iter().enumerate().find_map(free) {
-            return Some(number as u32);
+        (0..).zip(&self.views).find_map(left)
+    }
+
+    /// A view has ended. Its number is free unless its client is still in: then it is once it left.
+    pub(super) fn retire(&mut self, number: u32) -> Option<View> {
+        let place = self.views.get_mut(number as usize)?;
+        match place {
+            Some(view) if view.stuck => {
+                view.over = true;
+                None
+            }
+            _ => {
+                let gone = place.take();
+                self.unused.extend(gone.is_some().then_some(number));
+                gone
+            }
         }
-        if self.views.len() == VIEWS_MAX as usize {
-            return None;
+    }
+
+    /// A view stays though no handle refers to it any more. Without `room` for one more the oldest
+    /// is to go: its number.
+    pub(super) fn keep(&mut self, number: u32, room: bool) -> Option<u32> {
+        let oldest = if room { None } else { self.kept.pop_first().map(|(_, oldest)| oldest) };
+        if let Some(view) = oldest.and_then(|oldest| self.get(oldest)) {
+            view.kept = None;
         }
-        self.views.push(None);
-        Some(self.views.len() as u32 - 1)
+        self.stamps += 1;
+        let stamp = self.stamps;
+        self.kept.insert(stamp, number);
+        if let Some(view) = self.get(number) {
+            view.kept = Some(stamp);
+        }
+        oldest
+    }
+
+    /// Those of the pages that are not shown, from the first one on.
+    pub(super) fn missing(
+        &mut self,
+        channel: &ServiceChannel,
+        number: u32,
+        pages: Range<u64>,
+    ) -> Range<u64> {
+        let generation = self.get(number).map_or(0, |view| view.generation);
+        let is_missing = |&page: &u64| self.find(channel, generation, page).is_none();
+        pages.clone().find(is_missing).unwrap_or(pages.end)..pages.end
     }
 
     /// Lets what a view shows count, or not.

@@ -1,0 +1,409 @@
+//! Files at rest: what a program opens again and again, without changing it, it closes and opens
+//! without a request.
+//!
+//! ```text
+//!   Op::Open, MAY_REST ──► in use ── last close ──► at rest ── open of the same path ──► in use
+//!                             └─ mark broken ─► Op::Close └─ another needs the slot ─► Op::Close
+//! ```
+//!
+//! A file at rest keeps its handle, its slot and its view. It is opened again by a path as long as
+//! the mark that came with its open holds (`known`): the path leads to the same file in the same
+//! state, and this session may read it. The service takes a file at rest back when it lost its last
+//! name; a word in its view says whose it is. One that has to make room is closed by the open that
+//! takes its slot. `docs/design/client-cache.md`.
+//!
+//! # Invariants
+//!
+//! - The place of a file at rest is that of its slot, and belongs to the thread that has the slot.
+//! - A file lies down, or gets up, first; then its mark is looked at. Who removes its last name
+//!   raises the mark first, and then takes it back if it rests. So none rests without a name.
+//! - A process that takes POSIX locks has no file lie down: a close gives locks up.
+//!
+//! # Locking
+//!
+//! None: see `slots`.
+
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+
+use polylane_ipc::message::{AT_REST, IS_MARK, MAY_REST, Message, Op, Reply, SHOW_END};
+
+use crate::known::{Asked, PATH_WORDS, Question, sum_now, words};
+use crate::ops::open::LARGEFILE;
+use crate::path::At;
+use crate::session::{Mark, Session};
+use crate::slots::{SLOTS, SLOTS_PER_MODE};
+use crate::table::{Pin, Record, bit};
+use crate::{config, rings, state, view};
+
+/// Flags of opens that may rest, `O_RDONLY` too; those not in the question change nothing that
+/// lasts.
+const FLAGS: i32 = libc::O_RDWR
+    | libc::O_APPEND
+    | libc::O_CLOEXEC
+    | libc::O_NOFOLLOW
+    | libc::O_NONBLOCK
+    | libc::O_NOCTTY
+    | LARGEFILE as i32;
+/// What an open file has that does not rest.
+const BARRED: u32 = bit::ESCAPED | bit::SHARED | bit::LOCKED | bit::FLAGGED | bit::DIRECTORY;
+/// Seconds since it was really opened, after which it is opened anew: an open looks whether the
+/// access time is due.
+const AGE_MAX: i64 = 60;
+
+/// What a slot more is worth at most, and at least: files that were opened again count up, those
+/// that had to make room down.
+const WORTH_MAX: i32 = 64;
+/// What a file is worth that was opened again.
+const HIT: i32 = 4;
+/// One more slot is made for so many files that had to make room, if it is worth it.
+const CROWD: u32 = 8;
+
+/// A file that rests, or may. All zero: none.
+#[repr(align(64))]
+struct Rest {
+    /// Bytes of the path, and the question.
+    head: AtomicU64,
+    dir: AtomicU64,
+    places: AtomicU64,
+    sum: AtomicU64,
+    handle: AtomicU64,
+    /// Under which it may rest; 0: it may not.
+    number: AtomicU64,
+    /// Number of its view.
+    view: AtomicU32,
+    /// As the record's.
+    flags: AtomicU32,
+    /// Number of the session that it is open in.
+    session: AtomicU32,
+    /// What the record knew of the view.
+    shown: AtomicU64,
+    /// Seconds of the monotonic clock when it was opened.
+    opened_at: AtomicI64,
+    /// When it lay down, in opens.
+    since: AtomicU64,
+    path: [AtomicU64; PATH_WORDS],
+}
+
+/// All of them, by the places of their slots. Zero is "none".
+pub(crate) struct Rests {
+    rests: [Rest; SLOTS],
+    /// Hashes of what was asked for them, side by side.
+    hashes: [AtomicU64; SLOTS],
+    /// What a slot more is worth.
+    worth: AtomicI32,
+    /// Files that made room for others.
+    gone: AtomicU32,
+    /// Files that lay down so far.
+    count: AtomicU64,
+}
+
+impl Rests {
+    pub(crate) const fn new() -> Self {
+        Rests {
+            rests: [const { Rest::new() }; SLOTS],
+            hashes: [const { AtomicU64::new(0) }; SLOTS],
+            worth: AtomicI32::new(0),
+            gone: AtomicU32::new(0),
+            count: AtomicU64::new(0),
+        }
+    }
+
+    fn count_hit(&self) {
+        let worth = self.worth.load(Ordering::Relaxed);
+        self.worth.store((worth + HIT).min(WORTH_MAX), Ordering::Relaxed);
+    }
+
+    fn count_miss(&self) {
+        let worth = self.worth.load(Ordering::Relaxed);
+        self.worth.store((worth - 1).max(-WORTH_MAX), Ordering::Relaxed);
+    }
+
+    /// As [`is_crowded`].
+    fn is_crowded(&self) -> bool {
+        let gone = self.gone.fetch_add(1, Ordering::Relaxed);
+        gone % CROWD == CROWD - 1 && self.worth.load(Ordering::Relaxed) > -WORTH_MAX
+    }
+}
+
+impl Rest {
+    const fn new() -> Self {
+        Rest {
+            head: AtomicU64::new(0),
+            dir: AtomicU64::new(0),
+            places: AtomicU64::new(0),
+            sum: AtomicU64::new(0),
+            handle: AtomicU64::new(0),
+            number: AtomicU64::new(0),
+            view: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            session: AtomicU32::new(0),
+            shown: AtomicU64::new(0),
+            opened_at: AtomicI64::new(0),
+            since: AtomicU64::new(0),
+            path: [const { AtomicU64::new(0) }; PATH_WORDS],
+        }
+    }
+
+    fn is(&self, asked: &Asked<'_>) -> bool {
+        self.head.load(Ordering::Relaxed) == asked.head(0)
+            && self.dir.load(Ordering::Relaxed) == asked.dir
+            && words(asked.path).zip(&self.path).all(|(a, b)| a == b.load(Ordering::Relaxed))
+    }
+
+    /// Whether an open of the path would give this very file. To be asked after it lay down or got
+    /// up.
+    fn holds(&self, session: &'static Session) -> bool {
+        fence(Ordering::SeqCst);
+        let places = self.places.load(Ordering::Relaxed);
+        let age = seconds() - self.opened_at.load(Ordering::Relaxed);
+        age < AGE_MAX && sum_now(session, places) == Some(self.sum.load(Ordering::Relaxed))
+    }
+
+    fn lie_down(&self, session: &Session) -> bool {
+        let (view, number) = self.name(session);
+        number != 0 && session.channel.views().is_some_and(|views| views.lie_down(view, number))
+    }
+
+    fn get_up(&self, session: &Session) -> bool {
+        let (view, number) = self.name(session);
+        number != 0 && session.channel.views().is_some_and(|views| views.get_up(view, number))
+    }
+
+    /// Its view, and under which number it may rest; 0: not in this session.
+    fn name(&self, session: &Session) -> (u32, u64) {
+        let ours = self.session.load(Ordering::Relaxed) == session.number;
+        let number = if ours { self.number.load(Ordering::Relaxed) } else { 0 };
+        (self.view.load(Ordering::Relaxed), number)
+    }
+
+    /// Nothing may rest here any more.
+    fn clear(&self) {
+        self.number.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Seconds of the monotonic clock; no system call.
+fn seconds() -> i64 {
+    rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse).tv_sec
+}
+
+/// What an open asks that may rest; `None`: it may not.
+#[inline]
+pub(crate) fn question<'a>(at: &At<'a>, flags: i32) -> Option<Asked<'a>> {
+    if flags & !FLAGS != 0 {
+        return None;
+    }
+    Asked::new(at, Question::Open { flags })
+}
+
+/// `arg[2]` of an open: whether the file may rest, which is worth it from the second open on.
+pub(crate) fn wish(asked: &Asked<'_>) -> u64 {
+    let state = state::get();
+    let locks = state.has_locked.load(Ordering::Relaxed) != 0;
+    match !locks && state.paths.came_before(asked) {
+        true => MAY_REST,
+        false => 0,
+    }
+}
+
+/// The answer to such an open.
+pub(crate) fn learn(session: &Session, file: &Record, asked: &Asked<'_>, reply: &Reply) {
+    let [_, _, places, sum, number, view, ..] = reply.value;
+    let Some(shown) = (view as u32).checked_sub(1) else { return };
+    let (rests, place) = (&state::get().rests, file.slot.load(Ordering::Relaxed).wrapping_sub(1));
+    let rest = rests.rests.get(place as usize);
+    let Some(rest) = rest.filter(|_| number != 0 && places & IS_MARK != 0) else { return };
+    rests.hashes[place as usize].store(asked.hash, Ordering::Relaxed);
+    rest.head.store(asked.head(0), Ordering::Relaxed);
+    rest.dir.store(asked.dir, Ordering::Relaxed);
+    rest.places.store(places, Ordering::Relaxed);
+    rest.sum.store(sum, Ordering::Relaxed);
+    rest.handle.store(reply.handle, Ordering::Relaxed);
+    rest.number.store(number, Ordering::Relaxed);
+    rest.view.store(shown, Ordering::Relaxed);
+    rest.session.store(session.number, Ordering::Relaxed);
+    rest.flags.store(file.flags.load(Ordering::Relaxed), Ordering::Relaxed);
+    rest.opened_at.store(seconds(), Ordering::Relaxed);
+    words(asked.path).zip(&rest.path).for_each(|(a, b)| b.store(a, Ordering::Relaxed));
+    view::learn(session, file, SHOW_END, view);
+    file.set(bit::RESTS);
+}
+
+/// The file that rests and that an open of a path gives, in use again.
+#[inline]
+pub(crate) fn again(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<Pin> {
+    let hashes = &state::get().rests.hashes;
+    let first = (flags & libc::O_ACCMODE) as usize * SLOTS_PER_MODE;
+    let places = first..(first + SLOTS_PER_MODE).min(SLOTS);
+    let is_it = |place: &usize| hashes[*place].load(Ordering::Relaxed) == asked.hash;
+    places.filter(is_it).find_map(|place| get_up(session, place, asked))
+}
+
+fn get_up(session: &'static Session, place: usize, asked: &Asked<'_>) -> Option<Pin> {
+    let state = state::get();
+    let rest = &state.rests.rests[place];
+    if !state.slots.get_up(session, place) {
+        return None;
+    }
+    if !rest.is(asked) {
+        state.slots.lie_down(place);
+        return None;
+    }
+    if !rest.get_up(session) {
+        // The service took it back, and the slot with it.
+        rest.clear();
+        state.slots.free_rested(place, Some(Mark::NONE));
+        return None;
+    }
+    if !rest.holds(session) {
+        state.slots.free_rested(place, post_close(session, rest));
+        return None;
+    }
+    let Some(file) = state.records.allocate() else {
+        state.slots.free_rested(place, post_close(session, rest));
+        return None;
+    };
+    state.rests.count_hit();
+    file.flags.store(rest.flags.load(Ordering::Relaxed), Ordering::Relaxed);
+    file.handle.store(rest.handle.load(Ordering::Relaxed), Ordering::Relaxed);
+    file.view.store(rest.shown.load(Ordering::Relaxed), Ordering::Relaxed);
+    // Who opens it again reads it again: what it asks for is to be shown.
+    file.asked.store(config::views(), Ordering::Relaxed);
+    file.session.store(session.number, Ordering::Relaxed);
+    file.set(bit::RESTS);
+    file.slot.store(place as u32 + 1, Ordering::Release);
+    Some(file)
+}
+
+/// The last reference to an open file is gone. True: it rests, or was taken back meanwhile; false:
+/// it is to be closed.
+pub(crate) fn lies_down(file: &Record) -> bool {
+    file.is(bit::RESTS) && !file.is(BARRED) && lie_down(file)
+}
+
+fn lie_down(file: &Record) -> bool {
+    let state = state::get();
+    let place = file.slot.load(Ordering::Relaxed).wrapping_sub(1) as usize;
+    let Some(rest) = state.rests.rests.get(place) else { return false };
+    let session = state.sessions.present();
+    let number = file.session.load(Ordering::Relaxed);
+    let Some(session) = session.filter(|session| session.number == number) else { return false };
+    let same = file.flags.load(Ordering::Relaxed) == rest.flags.load(Ordering::Relaxed);
+    let locks = state.has_locked.load(Ordering::Relaxed) != 0;
+    if !same || locks || rings::any() || !rest.lie_down(session) {
+        return false;
+    }
+    if !rest.holds(session) {
+        if rest.get_up(session) {
+            return false;
+        }
+        // Its last name is gone, and it was taken back.
+        rest.clear();
+        state.slots.free_rested(place, Some(Mark::NONE));
+        return true;
+    }
+    rest.shown.store(file.view.load(Ordering::Relaxed), Ordering::Relaxed);
+    rest.since.store(state.rests.count.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+    state.slots.lie_down(place);
+    true
+}
+
+/// When the file at a place lay down: smaller is earlier.
+pub(crate) fn since(place: usize) -> u64 {
+    state::get().rests.rests[place].since.load(Ordering::Relaxed)
+}
+
+/// Whether so many files had to make room for others that one more slot is worth it. The file whose
+/// room is asked for is one of them.
+pub(crate) fn is_crowded() -> bool {
+    state::get().rests.is_crowded()
+}
+
+/// A file that rested and has to be closed. Dropped, it is closed by a request of its own, and
+/// waited for.
+pub(crate) struct Rested {
+    session: &'static Session,
+    handle: u64,
+}
+
+impl Rested {
+    /// Its handle, for a request that closes it first.
+    pub(crate) fn into_handle(self) -> u64 {
+        std::mem::ManuallyDrop::new(self).handle
+    }
+}
+
+impl Drop for Rested {
+    fn drop(&mut self) {
+        // Without an answer the session is over.
+        let _ = post(self.session, self.handle).map(|mark| self.session.wait_for(mark));
+    }
+}
+
+/// Has the file that rests at a place whose slot the caller has make room. `None`: the service took
+/// it back.
+pub(crate) fn evict(session: &'static Session, place: usize) -> Option<Rested> {
+    let rests = &state::get().rests;
+    rests.count_miss();
+    let rest = &rests.rests[place];
+    let handle = rest.handle.load(Ordering::Relaxed);
+    let ours = rest.get_up(session);
+    rest.clear();
+    ours.then_some(Rested { session, handle })
+}
+
+/// Closes the file that rests at a place whose slot the caller has: the close, under way. `None`:
+/// the session is over.
+pub(crate) fn close(session: &'static Session, place: usize) -> Option<Mark> {
+    let rests = &state::get().rests;
+    rests.count_miss();
+    let rest = &rests.rests[place];
+    if rest.get_up(session) {
+        return post_close(session, rest);
+    }
+    // The service took it back, and the slot with it.
+    rest.clear();
+    Some(Mark::NONE)
+}
+
+fn post_close(session: &'static Session, rest: &Rest) -> Option<Mark> {
+    let handle = rest.handle.load(Ordering::Relaxed);
+    rest.clear();
+    post(session, handle)
+}
+
+fn post(session: &'static Session, handle: u64) -> Option<Mark> {
+    session.post(&Message { handle, flags: AT_REST, ..Message::new(Op::Close) }).ok()
+}
+
+/// Closes all files that rest, and waits until they are: their slots must not be bound.
+pub(crate) fn close_all(session: &'static Session) {
+    let state = state::get();
+    let mut any = false;
+    for place in 0..SLOTS {
+        if state.slots.get_up(session, place) {
+            state.slots.free_rested(place, close(session, place));
+            any = true;
+        }
+    }
+    if any {
+        // Without an answer the session is over.
+        let _ = state.slots.settle(session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_made_while_files_are_opened_again() {
+        let rests = Rests::new();
+        let made = || (0..64).filter(|_| rests.is_crowded()).count();
+        assert_eq!(made(), 64 / CROWD as usize);
+        (0..WORTH_MAX).for_each(|_| rests.count_miss());
+        assert_eq!(made(), 0);
+        rests.count_hit();
+        assert_eq!(made(), 64 / CROWD as usize);
+    }
+}

@@ -1,0 +1,28 @@
+//! What the answer to an open may bring along.
+
+use polylane_ipc::message::{MAY_REST, Message};
+
+use super::Handle;
+
+/// See the head of this file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Brings {
+    /// All bytes of a file of at most so many; 0: none.
+    pub bytes: usize,
+    /// The right to close the file and open it again unasked.
+    pub may_rest: bool,
+    /// A file at rest, which is closed first.
+    pub instead_of: Option<Handle>,
+}
+
+impl Brings {
+    /// As a message asks, through a payload of so many bytes.
+    pub(super) fn new(message: &Message, buffer_bytes: usize) -> Brings {
+        let [_, bytes, wish, rested] = message.arg;
+        Brings {
+            bytes: bytes.min(buffer_bytes as u64) as usize,
+            may_rest: wish & MAY_REST != 0,
+            instead_of: Some(rested).filter(|&word| word != 0).map(Handle::from_wire),
+        }
+    }
+}
