@@ -177,8 +177,7 @@ impl<T> Work<T> {
     }
 
     /// Sleeps until something is over, `input`, this thread's alone, is readable or `stop` is. To be
-    /// called when
-    /// [`next`](Work::next) has nothing.
+    /// called when [`next`](Work::next) has nothing.
     ///
     /// # Errors
     /// The host's.
