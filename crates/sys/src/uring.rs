@@ -248,7 +248,7 @@ impl Ring {
     /// Whether what was pushed is started before more is: the kernel hands a batch to the disk when
     /// it has prepared all of it, so a disk that has nothing to do would wait for the last one.
     /// Each batch is as large as all that is with the disk: it is busy with those while the next
-    /// is prepared, and neighbours in a batch are still merged. Polls are never pushed and left.
+    /// is prepared, and neighbours in a batch are still merged.
     fn should_start(&self) -> bool {
         let started = self.in_flight() - self.unsubmitted;
         self.unsubmitted >= started.max(BATCH_MIN)

@@ -89,8 +89,8 @@ impl Sweep {
         Ok(())
     }
 
-    /// Lets one tenant work in each place for nothing: where there are no further repeats, the first
-    /// place, which is the baseline, would pay for memory that the machine never used before.
+    /// Lets one tenant work in each place for nothing: where there are no further repeats, the
+    /// first place, which is the baseline, would pay for memory that the machine never used before.
     fn warm_up(&self, ground: &Ground, ready: &[(Place, PathBuf)]) -> Result<()> {
         for (place, shared) in ready {
             progress(&format!("{} {}, warming up", self.work.name(), place.name()));

@@ -176,8 +176,8 @@ impl<T> Work<T> {
         self.watches && (!self.done.is_empty() || self.channel.rest())
     }
 
-    /// Sleeps until something is over, `input`, this thread's alone, is readable or `stop` is. To be
-    /// called when [`next`](Work::next) has nothing.
+    /// Sleeps until something is over, `input`, this thread's alone, is readable or `stop` is. To
+    /// be called when [`next`](Work::next) has nothing.
     ///
     /// # Errors
     /// The host's.

@@ -396,10 +396,8 @@ impl Keeper {
         let failed = |error| Failure::path(path, "resize it", error);
         let stat = rustix::fs::fstat(&files.plain).map_err(failed)?;
         if (size as i64) < stat.st_size {
-            let path = path.display();
-            return Err(Failure::failed(format!(
-                "{path}: is attached: detach it to make it smaller"
-            )));
+            let why = "is attached: detach it to make it smaller";
+            return Err(Failure::failed(format!("{}: {why}", path.display())));
         }
         let grown = rustix::fs::ftruncate(&files.plain, size);
         grown.and_then(|()| rustix::fs::fsync(&files.plain)).map_err(failed)?;
