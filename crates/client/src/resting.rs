@@ -52,7 +52,7 @@ const AGE_MAX: i64 = 60;
 
 /// What a slot more is worth at most, and at least: files that were opened again count up, those
 /// that had to make room down.
-const WORTH_MAX: i32 = 64;
+const WORTH_MAX: i32 = 256;
 /// What a file is worth that was opened again.
 const HIT: i32 = 4;
 /// One more slot is made for so many files that had to make room, if it is worth it.

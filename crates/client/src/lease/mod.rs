@@ -23,6 +23,7 @@
 
 mod files;
 mod names;
+mod streak;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -36,6 +37,7 @@ use polylane_ipc::stream::{
 
 pub(crate) use self::files::{NewState, close, set, write};
 use self::names::{Known, Names};
+use self::streak::Streak;
 use crate::outcome::{Detour, Outcome};
 use crate::path::At;
 use crate::session::Session;
@@ -44,12 +46,6 @@ use crate::{call, config, state};
 
 /// Turns that a call waits for another thread's.
 const LOCK_TURNS: u32 = 200;
-/// Changes in one directory, one after the other, that a lease is asked for.
-const STREAK: u32 = 8;
-/// As many of them, after leases that were worth their while.
-const STREAK_MIN: u32 = 2;
-/// Most of them, after leases that ended early.
-const STREAK_MAX: u32 = 1 << 16;
 /// Entries that make a lease worth its while.
 const WORTH: u32 = 1024;
 /// Entries that may wait before the service is told to go on.
@@ -82,19 +78,6 @@ pub(crate) struct Leases {
     /// Bytes of the stream's ring used so far; for each entry, how many there were with it.
     head: AtomicU64,
     heads: [AtomicU64; ENTRIES as usize],
-}
-
-/// Changes one after the other in one directory.
-struct Streak {
-    dir: AtomicU64,
-    path: AtomicU64,
-    count: AtomicU32,
-    /// Doublings of how many it takes.
-    doublings: AtomicU32,
-    /// The last leases were worth their while: it takes but few.
-    worth: AtomicU32,
-    /// The directory that was made last, where its first file is to find a lease; 0: none.
-    made: AtomicU64,
 }
 
 /// A directory: where its path starts, and the path.
@@ -454,7 +437,7 @@ pub(crate) fn made_dir(at: &At<'_>) {
 /// is one to be had. Whether there is.
 pub(crate) fn enters_new(session: &'static Session, at: &At<'_>) -> bool {
     let leases = &state::get().leases;
-    if leases.streak.made.load(Relaxed) == 0 || !config::leases() {
+    if !leases.streak.has_made() || !config::leases() {
         return false;
     }
     let (dir, _) = split(at.path);
@@ -514,68 +497,6 @@ impl Leases {
     }
 }
 
-impl Streak {
-    const fn new() -> Self {
-        Streak {
-            dir: AtomicU64::new(0),
-            path: AtomicU64::new(0),
-            count: AtomicU32::new(0),
-            doublings: AtomicU32::new(0),
-            worth: AtomicU32::new(0),
-            made: AtomicU64::new(0),
-        }
-    }
-
-    /// Counts a change; whether it is time to ask for a lease. Threads that meet here may lose a
-    /// count, no more.
-    fn count(&self, dir: u64, path: u64) -> bool {
-        let same = self.dir.load(Relaxed) == dir && self.path.load(Relaxed) == path;
-        if !same {
-            self.dir.store(dir, Relaxed);
-            self.path.store(path, Relaxed);
-            self.count.store(0, Relaxed);
-        }
-        let count = self.count.load(Relaxed) + 1;
-        let streak = match config::leases_eager() {
-            true => STREAK_MIN,
-            false if self.worth.load(Relaxed) != 0 => STREAK_MIN,
-            false => (STREAK << self.doublings.load(Relaxed)).min(STREAK_MAX),
-        };
-        let due = count >= streak;
-        self.count.store(if due { 0 } else { count }, Relaxed);
-        due
-    }
-
-    /// A directory of this name was made.
-    fn made(&self, dir: u64, path: u64) {
-        if self.worth.load(Relaxed) != 0 {
-            self.made.store(Self::key(dir, path), Relaxed);
-        }
-    }
-
-    /// Whether that directory was made last, and nothing in it since.
-    fn enters(&self, dir: u64, path: u64) -> bool {
-        let made = self.made.load(Relaxed);
-        let new = made == Self::key(dir, path);
-        if new {
-            self.made.store(0, Relaxed);
-        }
-        new
-    }
-
-    fn key(dir: u64, path: u64) -> u64 {
-        (dir.rotate_left(17) ^ path).max(1)
-    }
-
-    /// A lease is over.
-    fn judge(&self, worth: bool) {
-        let doublings = if worth { 0 } else { (self.doublings.load(Relaxed) + 1).min(13) };
-        self.doublings.store(doublings, Relaxed);
-        self.worth.store(worth.into(), Relaxed);
-        self.count.store(0, Relaxed);
-    }
-}
-
 impl Held {
     const fn new() -> Self {
         Held {
@@ -619,34 +540,6 @@ fn word_of(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_streak_is_broken_by_another_directory_and_dearer_after_a_bad_lease() {
-        let streak = Streak::new();
-        let changes = |path: u64| (1..).find(|_| streak.count(1, path)).unwrap();
-        assert_eq!(changes(1), STREAK);
-        streak.count(1, 1);
-        assert_eq!(changes(2), STREAK);
-        streak.judge(false);
-        assert_eq!(changes(2), 2 * STREAK);
-        (0..40).for_each(|_| streak.judge(false));
-        assert_eq!(changes(2), STREAK_MAX);
-        streak.judge(true);
-        assert_eq!(changes(2), STREAK_MIN);
-        streak.judge(false);
-        assert_eq!(changes(2), 2 * STREAK);
-    }
-
-    #[test]
-    fn a_directory_is_entered_once_by_who_had_leases_that_were_worth_it() {
-        let streak = Streak::new();
-        streak.made(1, 2);
-        assert!(!streak.enters(1, 2));
-        streak.judge(true);
-        streak.made(1, 2);
-        assert!(!streak.enters(1, 3) && !streak.enters(2, 2));
-        assert!(streak.enters(1, 2) && !streak.enters(1, 2));
-    }
 
     #[test]
     fn a_path_is_a_directory_and_a_name() {

@@ -1,0 +1,127 @@
+//! When a lease is worth asking for: after changes one after the other in one directory, the more
+//! of them the less the last leases were worth, and in a directory that was just made.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::config;
+
+/// Changes in one directory, one after the other, that a lease is asked for.
+const STREAK: u32 = 8;
+/// As many of them, after leases that were worth their while.
+const STREAK_MIN: u32 = 2;
+/// Most of them, after leases that ended early.
+const STREAK_MAX: u32 = 1 << 16;
+
+/// Changes one after the other in one directory.
+pub(super) struct Streak {
+    dir: AtomicU64,
+    path: AtomicU64,
+    count: AtomicU32,
+    /// Doublings of how many it takes.
+    doublings: AtomicU32,
+    /// The last leases were worth their while: it takes but few.
+    worth: AtomicU32,
+    /// The directory that was made last, where its first file is to find a lease; 0: none.
+    made: AtomicU64,
+}
+
+impl Streak {
+    pub(super) const fn new() -> Self {
+        Streak {
+            dir: AtomicU64::new(0),
+            path: AtomicU64::new(0),
+            count: AtomicU32::new(0),
+            doublings: AtomicU32::new(0),
+            worth: AtomicU32::new(0),
+            made: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts a change; whether it is time to ask for a lease. Threads that meet here may lose a
+    /// count, no more.
+    pub(super) fn count(&self, dir: u64, path: u64) -> bool {
+        let same = self.dir.load(Relaxed) == dir && self.path.load(Relaxed) == path;
+        if !same {
+            self.dir.store(dir, Relaxed);
+            self.path.store(path, Relaxed);
+            self.count.store(0, Relaxed);
+        }
+        let count = self.count.load(Relaxed) + 1;
+        let streak = match config::leases_eager() {
+            true => STREAK_MIN,
+            false if self.worth.load(Relaxed) != 0 => STREAK_MIN,
+            false => (STREAK << self.doublings.load(Relaxed)).min(STREAK_MAX),
+        };
+        let due = count >= streak;
+        self.count.store(if due { 0 } else { count }, Relaxed);
+        due
+    }
+
+    /// A directory of this name was made.
+    pub(super) fn made(&self, dir: u64, path: u64) {
+        if self.worth.load(Relaxed) != 0 {
+            self.made.store(Self::key(dir, path), Relaxed);
+        }
+    }
+
+    /// Whether there is a directory that was made and not entered yet.
+    pub(super) fn has_made(&self) -> bool {
+        self.made.load(Relaxed) != 0
+    }
+
+    /// Whether that directory was made last, and nothing in it since.
+    pub(super) fn enters(&self, dir: u64, path: u64) -> bool {
+        let made = self.made.load(Relaxed);
+        let new = made == Self::key(dir, path);
+        if new {
+            self.made.store(0, Relaxed);
+        }
+        new
+    }
+
+    fn key(dir: u64, path: u64) -> u64 {
+        (dir.rotate_left(17) ^ path).max(1)
+    }
+
+    /// A lease is over.
+    pub(super) fn judge(&self, worth: bool) {
+        let doublings = if worth { 0 } else { (self.doublings.load(Relaxed) + 1).min(13) };
+        self.doublings.store(doublings, Relaxed);
+        self.worth.store(worth.into(), Relaxed);
+        self.count.store(0, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_streak_is_broken_by_another_directory_and_dearer_after_a_bad_lease() {
+        let streak = Streak::new();
+        let changes = |path: u64| (1..).find(|_| streak.count(1, path)).unwrap();
+        assert_eq!(changes(1), STREAK);
+        streak.count(1, 1);
+        assert_eq!(changes(2), STREAK);
+        streak.judge(false);
+        assert_eq!(changes(2), 2 * STREAK);
+        (0..40).for_each(|_| streak.judge(false));
+        assert_eq!(changes(2), STREAK_MAX);
+        streak.judge(true);
+        assert_eq!(changes(2), STREAK_MIN);
+        streak.judge(false);
+        assert_eq!(changes(2), 2 * STREAK);
+    }
+
+    #[test]
+    fn a_directory_is_entered_once_by_who_had_leases_that_were_worth_it() {
+        let streak = Streak::new();
+        streak.made(1, 2);
+        assert!(!streak.enters(1, 2));
+        streak.judge(true);
+        streak.made(1, 2);
+        assert!(!streak.enters(1, 3) && !streak.enters(2, 2));
+        assert!(streak.enters(1, 2) && !streak.enters(1, 2));
+    }
+}
