@@ -55,7 +55,7 @@ pub mod init {
     pub const POSIX_LOCKS: u64 = 1 << 1;
     /// OPEN carries `O_TRUNC`.
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
-    /// Inodes that the kernel has forgotten can be looked up by their node ids, as `.` in themselves.
+    /// Inodes that the kernel has forgotten are found by their node ids, as `.` in themselves.
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     /// WRITE may be larger than a page.
     pub const BIG_WRITES: u64 = 1 << 5;

@@ -35,7 +35,6 @@ use crate::link::Link;
 use crate::names::PoolName;
 use crate::process::Process;
 use crate::share::member::Member;
-use crate::volume::sidecar::Sidecar;
 use crate::{spec, supervise};
 
 /// How long an engine may take to start, or to answer.
@@ -521,7 +520,9 @@ impl Keeper {
         if let Some(found) = engine.journals.take() {
             self.spec.journals = found;
         }
-        self.remember_journals();
+        if let Some(files) = self.handed.volume.first() {
+            record::remember_journals(&self.record.volume, &files.plain, &self.spec.journals);
+        }
         let _ = wait_for(engine.process.as_fd(), ANSWER_TIME_MAX);
         engine.process.kill();
         let _ = engine.process.wait();
@@ -534,27 +535,6 @@ impl Keeper {
             let _ = client.send(&answer, &[]);
         }
         (i32::from(answer != FromKeeper::Done), clients)
-    }
-
-    /// Keeps for the next attachment where the guest's journals lie. It is a help, not a need: what
-    /// cannot be stored is found again.
-    fn remember_journals(&self) {
-        let path = &self.record.volume;
-        let known = Sidecar::load(path).ok().filter(|known| known.journals != self.spec.journals);
-        let (Some(sidecar), Some(files)) = (known, self.handed.volume.first()) else { return };
-        // It may have been renamed, and another be in its place.
-        let same = rustix::fs::fstat(&files.plain).is_ok_and(|own| {
-            let named = rustix::fs::stat(path);
-            named.is_ok_and(|named| (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino))
-        });
-        let id = match sidecar.id.is_empty() {
-            true => Sidecar::fresh_id().unwrap_or_default(),
-            false => sidecar.id.clone(),
-        };
-        if same {
-            let journals = self.spec.journals.clone();
-            let _ = Sidecar { id, journals, ..sidecar }.store(path);
-        }
     }
 
     /// What is known of the attachment.

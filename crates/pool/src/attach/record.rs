@@ -12,6 +12,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -21,6 +22,7 @@ use super::Via;
 use crate::failure::{Failure, Result};
 use crate::names::PoolName;
 use crate::volume;
+use crate::volume::sidecar::Sidecar;
 
 /// Largest record in bytes.
 const BYTES_MAX: u64 = 64 << 10;
@@ -55,6 +57,26 @@ pub(super) fn made_dir() -> Result<PathBuf> {
         .create(&dir)
         .map_err(|error| Failure::path(&dir, "make the directory of attachments", error))?;
     Ok(dir)
+}
+
+/// Keeps for the next attachment of a volume where the guest's journals lie: first byte and end.
+/// `own`: the file that was attached. It is a help, not a need: what cannot be stored is found
+/// again.
+pub(super) fn remember_journals(volume: &Path, own: &OwnedFd, journals: &[(u64, u64)]) {
+    let known = Sidecar::load(volume).ok().filter(|known| known.journals != journals);
+    let Some(sidecar) = known else { return };
+    // It may have been renamed, and another be in its place.
+    let same = rustix::fs::fstat(own).is_ok_and(|own| {
+        let named = rustix::fs::stat(volume);
+        named.is_ok_and(|named| (named.st_dev, named.st_ino) == (own.st_dev, own.st_ino))
+    });
+    let id = match sidecar.id.is_empty() {
+        true => Sidecar::fresh_id().unwrap_or_default(),
+        false => sidecar.id.clone(),
+    };
+    if same {
+        let _ = Sidecar { id, journals: journals.to_vec(), ..sidecar }.store(volume);
+    }
 }
 
 fn path_of(dir: &Path, id: &str) -> PathBuf {

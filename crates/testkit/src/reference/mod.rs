@@ -67,7 +67,7 @@ pub struct Reference {
 }
 
 impl Reference {
-    /// An empty tree. `knows_caller`: as Linux, who knows who copies a range; the `Vfs` is not told.
+    /// An empty tree. `knows_caller`: as Linux, who knows who copies a range; `Vfs` is not told.
     pub fn new(clock: Arc<dyn Clock>, knows_caller: bool) -> Reference {
         let fs = Arc::new(Model::new(clock));
         let root = fs.root().map_or(Ino(1), |attr| attr.ino);
