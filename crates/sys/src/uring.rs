@@ -227,8 +227,8 @@ impl Ring {
     }
 
     /// Takes an operation in; it starts at the next [`submit`](Ring::submit) or
-    /// [`wait`](Ring::wait), or when others are pushed and it is [time](Ring::should_start). A full
-    /// ring gives it back.
+    /// [`wait`](Ring::wait), or when enough others are pushed to make a batch. A full ring gives it
+    /// back.
     pub fn push(&mut self, operation: Operation) -> Result<(), Operation> {
         if self.should_start() {
             self.enter(0);
