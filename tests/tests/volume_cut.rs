@@ -215,6 +215,21 @@ fn a_removal_that_is_cut_takes_nothing_of_others() {
     assert_eq!(State::of(&place.dir).names(), [""; 0], "left behind");
 }
 
+fn debugfs(place: &Place, command: &str) -> Output {
+    let mut debugfs = Command::new(tool("debugfs").expect("debugfs"));
+    debugfs.current_dir(&place.dir).args(["-w", "-R", command, "v"]);
+    debugfs.output().expect("run debugfs")
+}
+
+/// Puts a file `text` into the ext4 on the volume `v`; what is in it.
+fn put_text(place: &Place) -> String {
+    let text = "kept\n".repeat(20_000);
+    let source = place.dir.with_file_name("text");
+    std::fs::write(&source, &text).expect("write");
+    debugfs(place, "write ../text text");
+    text
+}
+
 /// resize2fs in place: after a cut e2fsck mends what is left, and no file has changed.
 #[test]
 fn an_ext4_that_is_cut_while_it_grows_keeps_its_files() {
@@ -223,15 +238,7 @@ fn an_ext4_that_is_cut_while_it_grows_keeps_its_files() {
     let Some(mut place) = Place::new(name, dir.path()) else { return };
     (place.random, place.most) = (1, 12);
     place.done("create v --size 32M");
-    let text = "kept\n".repeat(20_000);
-    std::fs::write(dir.path().join("text"), &text).expect("write");
-    let debugfs = |command: &str| {
-        let program = tool("debugfs").expect("debugfs");
-        let mut debugfs = Command::new(program);
-        debugfs.current_dir(&place.dir).args(["-w", "-R", command, "v"]);
-        debugfs.output().expect("run debugfs")
-    };
-    debugfs("write ../text text");
+    let text = put_text(&place);
     place.cut("resize v 300M", |state, returned| {
         let length = state.file("v").expect("v").length();
         assert!([32 * MIB, 300 * MIB].contains(&length), "{length}");
@@ -239,7 +246,7 @@ fn an_ext4_that_is_cut_while_it_grows_keeps_its_files() {
             place.done("check v");
         }
         place.done("check --repair v");
-        let read = debugfs("cat text");
+        let read = debugfs(&place, "cat text");
         assert!(read.stdout == text.as_bytes(), "{}", String::from_utf8_lossy(&read.stderr));
         place.done("resize v 300M");
         place.done("check v");
@@ -254,20 +261,12 @@ fn an_ext4_that_is_cut_while_it_shrinks_is_the_old_one_or_the_new_one() {
     let Some(mut place) = Place::new(name, dir.path()) else { return };
     (place.random, place.most) = (1, 12);
     place.done("create v --size 64M");
-    let text = "kept\n".repeat(20_000);
-    std::fs::write(dir.path().join("text"), &text).expect("write");
-    let debugfs = |command: &str| {
-        let program = tool("debugfs").expect("debugfs");
-        let mut debugfs = Command::new(program);
-        debugfs.current_dir(&place.dir).args(["-w", "-R", command, "v"]);
-        debugfs.output().expect("run debugfs")
-    };
-    debugfs("write ../text text");
+    let text = put_text(&place);
     place.cut("resize v 32M", |state, returned| {
         let length = state.file("v").expect("v").length();
         assert!(length == 32 * MIB || (length == 64 * MIB && !returned), "{length}");
         place.done("check v");
-        let read = debugfs("cat text");
+        let read = debugfs(&place, "cat text");
         assert!(read.stdout == text.as_bytes(), "{}", String::from_utf8_lossy(&read.stderr));
         place.done("resize v 32M");
         place.done("check v");

@@ -158,7 +158,7 @@ fn one(report: &mut Report, path: &Path, point: &str, load: &Load, time: Duratio
 /// thread, so that what else runs does not count.
 fn alone(report: &mut Report) -> Result<()> {
     for (write, point) in [(false, "null read 4k"), (true, "null write 4k")] {
-        let null: Arc<dyn Medium> = Arc::new(Null);
+        let null: Arc<dyn Medium> = Arc::new(Null { sectors: SPAN / 512 });
         let unit = Unit::start(&UnitOptions::default())?;
         let engine = Engine::open(null.clone(), Some(unit), &EngineOptions::default())?;
         let bare_ns = cost_ns(&mut *null.channel(), write)?;
@@ -189,12 +189,14 @@ fn cost_ns(channel: &mut dyn Channel, write: bool) -> Result<f64> {
     Ok(ns as f64 / COUNT as f64)
 }
 
-/// A medium that answers at once, all of it written.
-struct Null;
+/// A medium that answers at once, all of it written, and holds nothing.
+pub(super) struct Null {
+    pub(super) sectors: u64,
+}
 
 impl BlockDevice for Null {
     fn sector_count(&self) -> u64 {
-        SPAN / 512
+        self.sectors
     }
 
     fn channel(self: Arc<Self>) -> Box<dyn Channel> {

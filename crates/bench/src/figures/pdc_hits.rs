@@ -11,13 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use polylane_block::Sector;
 use polylane_block::cache::own::{BYTES_MIN, OwnStore};
 use polylane_block::cache::pdc::{Access, Admission, FlushSolo, Opening, Paper, Region, Rule};
 use polylane_block::cache::{Cached, Mode};
 use polylane_block::wait::Waiter;
-use polylane_block::{BlockDevice, Channel, Completion, Request, Sector, Submitted};
 use polylane_sys::buffer::Buffer;
 
+use super::engine::Null;
 use super::guest::Guest;
 use super::pdc_csv::{self, Trace};
 use super::pdc_loads::{MAILS, mailboxes};
@@ -250,33 +251,6 @@ fn data(opening: Opening, bytes: usize) -> Buffer {
     let head = opening.example();
     data[..head.len()].copy_from_slice(&head);
     data
-}
-
-/// A medium that answers at once and holds nothing.
-struct Null {
-    sectors: u64,
-}
-
-impl BlockDevice for Null {
-    fn sector_count(&self) -> u64 {
-        self.sectors
-    }
-
-    fn channel(self: Arc<Self>) -> Box<dyn Channel> {
-        Box::new(NullChannel)
-    }
-}
-
-struct NullChannel;
-
-impl Channel for NullChannel {
-    fn submit(&mut self, request: Request) -> Submitted {
-        Submitted::Done(request.complete(Ok(())))
-    }
-
-    fn poll(&mut self, _done: &mut Vec<Completion>) {}
-
-    fn park(&mut self) {}
 }
 
 #[cfg(test)]
