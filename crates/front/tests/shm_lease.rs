@@ -405,14 +405,16 @@ fn no_file_is_lost_for_want_of_room() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let rival = house.client();
-            let mut made = 0;
-            while !stop.load(SeqCst) {
-                match rival.open(&format!("e/{made}"), libc::O_CREAT | libc::O_RDWR) {
-                    Ok((handle, _)) => {
-                        rival.close(handle).unwrap();
-                        made += 1;
-                    }
+            // Never all there is: the others are to be told of some files in each round.
+            for number in (0..600).cycle() {
+                let name = format!("e/{number}");
+                match rival.open(&name, libc::O_CREAT | libc::O_EXCL | libc::O_RDWR) {
+                    Ok((handle, _)) => drop(rival.close(handle).unwrap()),
+                    Err(Errno::EEXIST) => drop(rival.op_at(Op::Unlink, &name).unwrap()),
                     Err(errno) => assert_eq!(errno, Errno::ENOSPC),
+                }
+                if stop.load(SeqCst) {
+                    break;
                 }
             }
         });

@@ -55,6 +55,8 @@ pub struct Usage {
     pub cpu: Duration,
     /// Times it gave the CPU up to wait for something; being preempted is not one.
     pub waits: u64,
+    /// Times it was preempted: another thread got the CPU though this one had more to do.
+    pub preemptions: u64,
 }
 
 /// What the calling thread did so far: getrusage(2) of `RUSAGE_THREAD`.
@@ -69,7 +71,19 @@ pub fn usage() -> Usage {
     let time = |time: libc::timeval| {
         Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64)
     };
-    Usage { cpu: time(usage.ru_utime) + time(usage.ru_stime), waits: usage.ru_nvcsw as u64 }
+    Usage {
+        cpu: time(usage.ru_utime) + time(usage.ru_stime),
+        waits: usage.ru_nvcsw as u64,
+        preemptions: usage.ru_nivcsw as u64,
+    }
+}
+
+/// Lets others that wait for this CPU have it; whether there were any. Half a microsecond where
+/// there are none, two switches of the CPU and the others' turns where there are. Async-signal-safe.
+pub fn give_way() -> bool {
+    let before = usage().preemptions;
+    rustix::thread::sched_yield();
+    usage().preemptions != before
 }
 
 fn check(rc: libc::c_long) -> Result<()> {
@@ -92,6 +106,24 @@ mod tests {
         let busy = Duration::from_millis(20);
         while usage().cpu - slept.cpu < busy {}
         assert!(cpu_time() >= busy);
+    }
+
+    #[test]
+    fn who_gives_way_knows_whether_anybody_took_it() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let stop = AtomicBool::new(false);
+        let all = crate::cpu::allowed().unwrap();
+        crate::cpu::pin(&all[..1]).unwrap();
+        std::thread::scope(|scope| {
+            // Inherits the one CPU.
+            scope.spawn(|| while !stop.load(Ordering::Relaxed) {});
+            let taken = (0..1000).any(|_| give_way());
+            stop.store(true, Ordering::Relaxed);
+            assert!(taken, "another thread had nothing but this CPU");
+        });
+        // Others of this machine may be in the way now and then, not always.
+        assert!((0..10_000).any(|_| !give_way()));
+        crate::cpu::pin(&all).unwrap();
     }
 
     #[test]

@@ -6,6 +6,10 @@
 //! scheduler puts them; so the worker makes room: after many requests in a row from its own CPU it
 //! moves to another of the pool's. The scheduler may follow, hence the streak, and hence no more
 //! than one move per streak.
+//!
+//! Where threads wait for CPUs nobody is to be pinned: a pinned worker that waits for its CPU beside
+//! an idle one keeps its client waiting too. So a worker that finds its CPU crowded lets itself be
+//! moved, until it was alone on its CPU for a while.
 
 use polylane_base::Result;
 use polylane_sys::cpu;
@@ -14,18 +18,24 @@ use polylane_sys::cpu;
 /// scheduler's time slice: moving more often would cost more than it gains.
 const STREAK: u32 = 64;
 
+/// Sleeps in a row, none of which began because others waited for the CPU, after which a worker
+/// that was let go is pinned again.
+const CALM: u32 = 256;
+
 /// A worker's CPU, and those it may move to.
 #[derive(Debug)]
 pub(super) struct Post {
     cpu: Option<u32>,
     allowed: Vec<u32>,
     streak: u32,
+    /// It was let go, and has slept so many times since its CPU was crowded.
+    adrift: Option<u32>,
 }
 
 impl Post {
     /// Pinned to `cpu` (`None`: nowhere), free to move among `allowed`.
     pub(super) fn new(cpu: Option<u32>, allowed: Vec<u32>) -> Post {
-        Post { cpu, allowed, streak: 0 }
+        Post { cpu, allowed, streak: 0, adrift: None }
     }
 
     /// Pins the calling thread. A CPU that went offline or out of the cpuset is given up: any other
@@ -34,6 +44,25 @@ impl Post {
         if self.cpu.is_some_and(|cpu| cpu::pin(&[cpu]).is_err()) {
             self.cpu = None;
         }
+    }
+
+    /// The worker slept; `crowded`: because others waited for its CPU. Returns whether it is pinned
+    /// again, perhaps to another CPU than before.
+    pub(super) fn slept(&mut self, crowded: bool) -> bool {
+        match (self.adrift, crowded) {
+            (None, true) if self.cpu.is_some() && cpu::pin(&self.allowed).is_ok() => {
+                (self.cpu, self.adrift) = (None, Some(0));
+            }
+            (Some(_), true) => self.adrift = Some(0),
+            (Some(calm), false) if calm + 1 < CALM => self.adrift = Some(calm + 1),
+            (Some(_), false) => {
+                (self.cpu, self.adrift) = (Some(cpu::current()), None);
+                self.take();
+                return self.cpu.is_some();
+            }
+            (None, _) => {}
+        }
+        false
     }
 
     /// Whether the worker stays where it is.
@@ -81,6 +110,24 @@ mod tests {
         assert_eq!(Post::new(Some(1), vec![1]).next(), None);
         assert_eq!(Post::new(None, vec![1, 2]).next(), None);
         assert_eq!(Post::new(Some(3), vec![]).next(), None);
+    }
+
+    #[test]
+    fn a_crowded_worker_is_let_go_until_it_is_calm() {
+        let here = cpu::allowed().unwrap();
+        let mut post = Post::new(Some(here[0]), here.clone());
+        post.take();
+        post.slept(false);
+        assert!(post.is_pinned());
+        post.slept(true);
+        assert!(!post.is_pinned());
+        assert_eq!(cpu::allowed().unwrap(), here);
+        assert!(!(1..CALM).any(|_| post.slept(false)));
+        post.slept(true);
+        assert!(!(1..CALM).any(|_| post.slept(false)), "it was crowded in between");
+        assert!(post.slept(false) && post.is_pinned());
+        assert_eq!(cpu::allowed().unwrap(), [post.cpu.unwrap()]);
+        assert!(!Post { cpu: None, ..post }.is_pinned());
     }
 
     #[test]

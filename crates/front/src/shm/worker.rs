@@ -26,8 +26,9 @@ use std::time::{Duration, Instant};
 use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex};
-use polylane_ipc::budget::{self, BUDGET_MAX, SHORT_SLEEP};
+use polylane_ipc::budget::{self, BUDGET_MAX, Sleep, WORKER_PATIENCE};
 use polylane_sys::event::{self, Epoll, Interest, eventfd};
+use polylane_sys::sched;
 
 use super::dispatch::{self, Scratch};
 use super::helpers::Helpers;
@@ -179,7 +180,7 @@ impl Worker {
                 self.slices.served(count as u64, || self.stats.moved());
                 self.false_hints = 0;
                 self.waited_for(near);
-            } else if self.budget.spin(self.roster.hot_count() as u32) {
+            } else if self.budget.spin(self.roster.hot_count() as u32, sched::give_way) {
                 std::hint::spin_loop();
             } else {
                 self.sleep();
@@ -230,12 +231,20 @@ impl Worker {
             self.stats.slept();
             let start = Instant::now();
             self.listen(timeout);
-            self.budget.slept(start.elapsed() < SHORT_SLEEP);
+            self.slept(start.elapsed());
         } else {
-            self.budget.slept(true);
+            self.slept(Duration::ZERO);
         }
         self.roster.set_asleep(false);
         self.publish_cpu();
+    }
+
+    /// A sleep is over. Where CPUs are short the worker goes to whichever is free.
+    fn slept(&mut self, took: Duration) {
+        if self.post.slept(self.budget.crowded) {
+            self.roster.set_cpu(self.post.here());
+        }
+        self.budget.slept(took);
     }
 
     /// Waits for doorbells and the inbox (`None`: for ever), and wakes the sessions that rang.
@@ -271,21 +280,32 @@ impl Worker {
 struct Budget {
     full: u32,
     left: u32,
+    /// Looks since there was work last, by which it is told when to give way.
+    looks: u32,
     sleeps: u32,
+    /// Others were found to wait for this CPU.
+    crowded: bool,
     /// The next sleep is no sign that looking is in vain.
     yielding: bool,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Budget { full: BUDGET_MAX, left: BUDGET_MAX, sleeps: 0, yielding: false }
+        Budget {
+            full: BUDGET_MAX,
+            left: BUDGET_MAX,
+            looks: 0,
+            sleeps: 0,
+            crowded: false,
+            yielding: false,
+        }
     }
 }
 
 impl Budget {
     /// There was work.
     fn found(&mut self) {
-        self.yielding = false;
+        (self.looks, self.crowded, self.yielding) = (0, false, false);
         if self.left < self.full {
             self.full = budget::after_find(self.full);
         }
@@ -294,24 +314,32 @@ impl Budget {
 
     /// There was work, and whoever gave it needs this CPU to go on: looking for more keeps it away.
     fn yield_now(&mut self) {
-        (self.left, self.yielding) = (0, true);
+        (self.left, self.looks, self.crowded, self.yielding) = (0, 0, false, true);
     }
 
-    /// There was none in a round over `channels`; whether to look again.
-    fn spin(&mut self, channels: u32) -> bool {
+    /// There was none in a round over `channels`; whether to look again. `give_way` lets others
+    /// have this CPU, and says whether they waited for it: then there is one look more.
+    fn spin(&mut self, channels: u32, give_way: impl FnOnce() -> bool) -> bool {
+        if self.crowded {
+            return false;
+        }
         self.left = self.left.saturating_sub(channels.max(1));
+        self.looks = self.looks.wrapping_add(1);
+        if self.left > 0 && self.looks.is_multiple_of(WORKER_PATIENCE) {
+            self.crowded = give_way();
+        }
         self.left > 0
     }
 
-    /// Looking was in vain, or was not tried; a `short` sleep shows that a little more would have
-    /// paid off.
-    fn slept(&mut self, short: bool) {
-        if std::mem::take(&mut self.yielding) {
-            self.left = self.full;
-            return;
+    /// Looking was in vain, or was not tried, and a sleep that took this long is over.
+    fn slept(&mut self, took: Duration) {
+        self.looks = 0;
+        let (crowded, yielding) =
+            (std::mem::take(&mut self.crowded), std::mem::take(&mut self.yielding));
+        if crowded || !yielding {
+            self.sleeps = self.sleeps.wrapping_add(1);
+            self.full = budget::after_sleep(self.full, self.sleeps, Sleep::new(took, crowded));
         }
-        self.sleeps = self.sleeps.wrapping_add(1);
-        self.full = budget::after_sleep(self.full, self.sleeps, short);
         self.left = self.full;
     }
 }
@@ -322,35 +350,55 @@ mod tests {
 
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(1);
+
+    fn looks(budget: &mut Budget) -> u32 {
+        (1..).find(|_| !budget.spin(1, || false)).unwrap()
+    }
+
     #[test]
     fn the_budget_shrinks_in_vain_and_grows_with_finds() {
         let mut budget = Budget::default();
-        let looks = |budget: &mut Budget| (1..).find(|_| !budget.spin(1)).unwrap();
         assert_eq!(looks(&mut budget), BUDGET_MAX);
         for _ in 0..40 {
-            budget.slept(false);
+            budget.slept(LONG);
         }
         assert_eq!(looks(&mut budget), BUDGET_MIN);
-        budget.slept(false);
+        budget.slept(LONG);
         for _ in 0..40 {
-            budget.spin(1);
+            budget.spin(1, || false);
             budget.found();
         }
         assert_eq!(looks(&mut budget), BUDGET_MAX);
         let probed = (0..PROBE_PERIOD).any(|_| {
-            budget.slept(false);
+            budget.slept(LONG);
             budget.full == BUDGET_MAX
         });
         assert!(probed);
-        (0..40).for_each(|_| budget.slept(false));
-        (0..5).for_each(|_| budget.slept(true));
+        (0..40).for_each(|_| budget.slept(LONG));
+        (0..5).for_each(|_| budget.slept(Duration::ZERO));
         assert_eq!(looks(&mut budget), BUDGET_MAX);
     }
 
     #[test]
     fn many_channels_use_the_budget_up_sooner() {
         let mut budget = Budget::default();
-        assert_eq!((1..).find(|_| !budget.spin(100)), Some(BUDGET_MAX / 100));
-        assert!(Budget::default().spin(0));
+        assert_eq!((1..).find(|_| !budget.spin(100, || false)), Some(BUDGET_MAX / 100));
+        assert!(Budget::default().spin(0, || false));
+    }
+
+    #[test]
+    fn where_others_wait_for_the_cpu_it_sleeps_after_one_look_more() {
+        let mut budget = Budget::default();
+        let asked = (1..).find(|_| budget.spin(1, || true) && budget.crowded);
+        assert_eq!(asked, Some(WORKER_PATIENCE));
+        assert!(!budget.spin(1, || unreachable!("it knows")));
+        budget.slept(Duration::ZERO);
+        assert_eq!((budget.full, budget.crowded), (BUDGET_MAX, false));
+        // Who works is asked anew.
+        (1..WORKER_PATIENCE).for_each(|_| assert!(budget.spin(1, || true)));
+        budget.found();
+        (1..WORKER_PATIENCE).for_each(|_| assert!(budget.spin(1, || true)));
+        assert!(!budget.crowded);
     }
 }

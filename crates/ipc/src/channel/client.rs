@@ -7,8 +7,8 @@
 //! # Waiting
 //!
 //! The worker sleeps, or runs on the CPU that this thread needs: sleep at once, after waking it.
-//! Otherwise spin a budget of pauses, then sleep. The budget of a mailbox grows while spinning pays
-//! off and shrinks when it was in vain; no clock is read.
+//! Otherwise spin a budget of pauses, then sleep; sooner where others wait for this CPU. The budget
+//! of a mailbox grows while spinning pays off and shrinks when it was in vain; no clock is read.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -18,11 +18,11 @@ use polylane_base::{Errno, Result};
 use polylane_sys::board::Seen;
 use polylane_sys::futex::Woken;
 use polylane_sys::pulse::Felt;
-use polylane_sys::{Region, cpu, event};
+use polylane_sys::{Region, cpu, event, sched};
 
 use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
-use crate::budget::{self, BUDGET_MAX, SHORT_SLEEP};
+use crate::budget::{self, BUDGET_MAX, CLIENT_PATIENCE, Sleep};
 use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, MAILBOXES_MAX, QueueKind, header};
 use crate::message::{
     MARK_PLACES, MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, Status, VERSION, WORDS,
@@ -422,8 +422,9 @@ impl ClientChannel {
         let own = &self.own[index.0 as usize];
         if spin {
             let budget = own.budget.load(Ordering::Relaxed);
-            let (mut left, mut seen) = (budget, 0);
-            while left > 0 {
+            let (mut left, mut looks) = (budget, 0_u32);
+            let (mut seen, mut crowded) = (0, false);
+            while left > 0 && !crowded {
                 if mailbox.is_free() {
                     own.budget.store(budget::after_find(budget), Ordering::Relaxed);
                     return Ok(());
@@ -434,11 +435,13 @@ impl ClientChannel {
                     progress(ready as usize);
                 }
                 left -= 1;
+                looks += 1;
+                crowded = left > 0 && looks.is_multiple_of(CLIENT_PATIENCE) && sched::give_way();
                 std::hint::spin_loop();
             }
             let start = Instant::now();
             let slept = self.sleep_until_free(index, watch);
-            own.slept(budget, start.elapsed() < SHORT_SLEEP);
+            own.slept(budget, Sleep::new(start.elapsed(), crowded));
             return slept;
         }
         self.sleep_until_free(index, watch)
@@ -489,10 +492,10 @@ impl ClientChannel {
 }
 
 impl Own {
-    /// Spinning was in vain; a `short` sleep shows that a little more would have paid off.
-    fn slept(&self, budget: u32, short: bool) {
+    /// Spinning was in vain, and ended so.
+    fn slept(&self, budget: u32, sleep: Sleep) {
         let sleeps = self.sleeps.load(Ordering::Relaxed).wrapping_add(1);
         self.sleeps.store(sleeps, Ordering::Relaxed);
-        self.budget.store(budget::after_sleep(budget, sleeps, short), Ordering::Relaxed);
+        self.budget.store(budget::after_sleep(budget, sleeps, sleep), Ordering::Relaxed);
     }
 }

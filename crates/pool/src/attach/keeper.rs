@@ -452,7 +452,10 @@ impl Keeper {
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
             Fork::Child => {
                 self.write_to_log();
-                let Ok(own) = arm::open_own(&self.door) else { ns::exit_now(1) };
+                let own = arm::open_own(&self.door).unwrap_or_else(|error| {
+                    say(Failure::because("engine", "open its device", error));
+                    ns::exit_now(1)
+                });
                 let door = own.as_ref().map_or(self.door.as_fd(), AsFd::as_fd);
                 let mut fds =
                     vec![("--spec", spec.as_fd()), ("--door", door), ("--control", other.as_fd())];

@@ -19,6 +19,7 @@ use rustix::process::PidfdFlags;
 use serde::{Deserialize, Serialize};
 
 use super::device;
+use super::keeper::ANSWER_TIME_MAX;
 use super::message::Shape;
 use super::record::Record;
 use crate::failure::{Failure, Result};
@@ -27,8 +28,11 @@ use crate::keeper::wait_for;
 /// How long the driver may take to notice that an engine is gone.
 const NOTICE_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How long a dead engine may hold the device after its end was told.
-const RELEASE_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long a dead engine may hold the device after its end was told: io_uring lets go of its files
+/// on a thread of the kernel's own, which has to wait for a CPU as everybody. Less than an engine
+/// may take to start.
+const RELEASE_TIME_MAX: Duration = Duration::from_secs(25);
+const _: () = assert!(RELEASE_TIME_MAX.as_secs() < ANSWER_TIME_MAX.as_secs());
 
 const SECTOR_BYTES: u64 = 512;
 
