@@ -1,8 +1,9 @@
 //! `cargo xtask campaign`: the long runs, one after the other, each with what it said kept under
 //! docs/results/. A part that fails does not end the others.
 //!
-//! `POLYLANE_CAMPAIGN_SECONDS` bounds each part (default an hour); variables that a part sets can
-//! be given from outside, for a trial: `POLYLANE_CORRUPT_IMAGES=500 cargo xtask campaign corrupt`.
+//! `POLYLANE_CAMPAIGN_SECONDS` bounds each part that has no end by itself (default an hour); lists
+//! are done whole. Variables that a part sets can be given from outside, for a trial:
+//! `POLYLANE_CORRUPT_IMAGES=500 cargo xtask campaign corrupt`. What was cut short is said so.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -16,6 +17,26 @@ use crate::{fuzz, target_dir};
 
 /// Begins the name of a part that runs a fuzz target, which follows.
 const FUZZ: &str = "fuzz-";
+
+/// What a test says of a list that it did not do whole.
+const CUT: &str = "cut short";
+
+/// How a part went.
+enum Outcome {
+    Whole,
+    Cut,
+    Failed,
+}
+
+impl Outcome {
+    fn of(good: bool, text: &str) -> Outcome {
+        match good {
+            false => Outcome::Failed,
+            true if text.contains(CUT) => Outcome::Cut,
+            true => Outcome::Whole,
+        }
+    }
+}
 
 /// One part: its name, the command, and what it finds in its environment.
 struct Part {
@@ -97,7 +118,8 @@ pub fn run(root: &Path, names: &[String]) -> Result<()> {
         let ended = part.run(root);
         let minutes = start.elapsed().as_secs_f64() / 60.0;
         match &ended {
-            Ok(()) => eprintln!("campaign: {:12} ok      {minutes:6.1} min", part.name),
+            Ok(false) => eprintln!("campaign: {:12} ok      {minutes:6.1} min", part.name),
+            Ok(true) => eprintln!("campaign: {:12} ok, {CUT} {minutes:6.1} min", part.name),
             Err(error) => {
                 eprintln!("campaign: {:12} FAILED  {minutes:6.1} min: {error:#}", part.name);
                 failed.push(part.name);
@@ -116,7 +138,8 @@ impl Part {
         self.name == name || name == "fuzz" && self.name.starts_with(FUZZ)
     }
 
-    fn run(&self, root: &Path) -> Result<()> {
+    /// Runs the part; whether some of it was cut short.
+    fn run(&self, root: &Path) -> Result<bool> {
         let folder = root.join("docs/results").join(said("date", &["-u", "+%F"])?);
         std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
         let path = folder.join(format!("campaign-{}.txt", self.name));
@@ -134,11 +157,12 @@ impl Part {
         let machine = said("uname", &["-srm"])?;
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         writeln!(file, "revision {revision}, {}, {machine}, {cores} CPUs", now()?)?;
-        let (start, mut rounds) = (Instant::now(), 0);
+        let (start, mut rounds, mut is_cut) = (Instant::now(), 0, false);
         loop {
-            let good = self.once(root, &mut file)?;
+            let outcome = self.once(root, &mut file)?;
             rounds += 1;
-            if !good {
+            is_cut |= matches!(outcome, Outcome::Cut);
+            if matches!(outcome, Outcome::Failed) {
                 writeln!(file, "FAILED in round {rounds}, {}", now()?)?;
                 bail!("see {}", path.display());
             }
@@ -146,12 +170,13 @@ impl Part {
                 break;
             }
         }
-        writeln!(file, "ok, {rounds} round(s), {}", now()?)?;
-        Ok(())
+        let cut = if is_cut { ", some of it cut short" } else { "" };
+        writeln!(file, "ok{cut}, {rounds} round(s), {}", now()?)?;
+        Ok(is_cut)
     }
 
-    /// One run of the command, its words added to `file`. Whether it succeeded.
-    fn once(&self, root: &Path, file: &mut File) -> Result<bool> {
+    /// One run of the command, its words added to `file`.
+    fn once(&self, root: &Path, file: &mut File) -> Result<Outcome> {
         let (program, arguments) = self.command.split_first().context("a command")?;
         let mut child = Command::new(program)
             .args(arguments)
@@ -173,7 +198,7 @@ impl Part {
         let dull = |line: &str| line.starts_with("test ") && line.ends_with("... ok");
         let keep = |line: &&str| !good || !dull(line);
         text.lines().filter(keep).try_for_each(|line| writeln!(file, "{line}"))?;
-        Ok(good)
+        Ok(Outcome::of(good, &text))
     }
 }
 
@@ -190,6 +215,14 @@ fn now() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_that_was_cut_is_not_whole() {
+        let said = "crash: depth 2: 812 of 18605, cut short: Totals";
+        assert!(matches!(Outcome::of(true, said), Outcome::Cut));
+        assert!(matches!(Outcome::of(true, "depth 2: 18605 of 18605, whole"), Outcome::Whole));
+        assert!(matches!(Outcome::of(false, said), Outcome::Failed));
+    }
 
     #[test]
     fn every_fuzz_target_is_a_part() {

@@ -9,7 +9,7 @@
 //! synced.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use polylane_base::TestClock;
 use polylane_base::rng::Rng;
@@ -21,7 +21,7 @@ use polylane_vfs::{Cred, OpenFile, Vfs};
 
 use super::states::{FEATURES, format, keep, open_with, reopen_with, tear};
 use super::tree::Tree;
-use super::{WHOLE, have_tools, is_full, judge, number, until};
+use super::{Limit, have_tools, is_full, judge, number};
 
 /// Files that are written in place, and files that are replaced.
 const WRITTEN: usize = 4;
@@ -297,11 +297,9 @@ fn delayed_writes_keep_their_promises() {
     let bases = FEATURES.map(|features| format(features, &[]));
     let first = number("POLYLANE_CRASH_SEED", 1) << 20;
     let (runs, steps, cuts) = if is_full() { (2000, 250, 200) } else { (12, 120, 40) };
-    let (mut states, mut done, until) = (0, 0, until(WHOLE));
-    for seed in first..first + runs {
-        if Instant::now() > until {
-            break;
-        }
+    let (mut states, mut done, limit) = (0, 0, Limit::list(runs));
+    while !limit.ends_at(done) {
+        let seed = first + done as u64;
         done += 1;
         let (count, outcome) = explore(&bases[seed as usize % 2], seed, steps, cuts);
         states += count;
@@ -309,6 +307,6 @@ fn delayed_writes_keep_their_promises() {
             panic!("seed {seed}: {why}");
         }
     }
-    println!("crash: page cache: {done} runs, {states} states");
+    println!("crash: page cache: runs: {}, {states} states", limit.told(done));
     assert!(states > 100);
 }

@@ -4,7 +4,7 @@
 //! it must show everything that was acknowledged as durable.
 
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use polylane_block::Error as DeviceError;
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
@@ -12,7 +12,7 @@ use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
 use super::oracle::Window;
 use super::script::{Op, Runner};
 use super::states::{FEATURES, Run, Workload, format, keep, look, open, record, reopen};
-use super::{WHOLE, ace, have_tools, is_full, judge, spread, until};
+use super::{Limit, ace, have_tools, is_full, judge, spread};
 
 /// Longer than any of these takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -111,15 +111,14 @@ fn a_medium_that_fails_stops_the_file_system_and_loses_nothing() {
     if !have_tools() {
         return;
     }
-    let (all, mut tried, until) = (ace::depth_one(), 0, until(WHOLE));
+    let (all, mut tried, mut done) = (ace::depth_one(), 0, 0);
     let (count, reads) = if is_full() { (all.len(), 1) } else { (14, 9) };
+    let limit = Limit::list(count);
     let bases = FEATURES.map(|features| format(features, &ace::setup()));
-    for (index, ops) in (0..count).filter_map(|at| Some((at, spread(&all, at)?))) {
-        if Instant::now() > until {
-            break;
-        }
-        let base = &bases[index % 2];
-        let warm = index % 3 == 0;
+    while !limit.ends_at(done) {
+        let (ops, base) = (spread(&all, done), &bases[done % 2]);
+        let warm = done % 3 == 0;
+        done += 1;
         let workload = Workload { ops: ops.clone(), delay: None, warm, backwards: false };
         let run = record(base, &workload).expect("works on a good medium");
         for (on, stride) in [(FaultOn::Write, 1), (FaultOn::Flush, 1), (FaultOn::Read, reads)] {
@@ -133,7 +132,8 @@ fn a_medium_that_fails_stops_the_file_system_and_loses_nothing() {
             }
         }
     }
-    println!("crash: faults: {tried} runs, each with a request that fails");
+    let told = limit.told(done);
+    println!("crash: faults: {told}; {tried} runs, each with a request that fails");
     assert!(tried > 300);
 }
 
@@ -145,11 +145,10 @@ fn a_full_host_loses_nothing() {
     }
     let base = format(FEATURES[0], &ace::setup());
     let all = ace::depth_one();
-    let (count, until) = (if is_full() { all.len() } else { 6 }, until(WHOLE));
-    for ops in (0..count).filter_map(|at| spread(&all, at)) {
-        if Instant::now() > until {
-            break;
-        }
+    let (limit, mut done) = (Limit::list(if is_full() { all.len() } else { 6 }), 0);
+    while !limit.ends_at(done) {
+        let ops = spread(&all, done);
+        done += 1;
         let workload = Workload { ops: ops.clone(), delay: None, warm: false, backwards: false };
         let run = record(&base, &workload).expect("works with space");
         for nth in 0.. {
@@ -162,4 +161,5 @@ fn a_full_host_loses_nothing() {
             }
         }
     }
+    println!("crash: full host: {}", limit.told(done));
 }

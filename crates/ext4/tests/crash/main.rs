@@ -7,8 +7,9 @@
 //!
 //! `cargo test` looks at some thousand states. `POLYLANE_CRASH=full` looks at everything that
 //! docs/design/crash.md lists, as `cargo xtask crash --full` does; `POLYLANE_CRASH_SECONDS` ends
-//! each part after that time, `POLYLANE_CRASH_KEEP` is a file for the first bad image,
-//! `POLYLANE_CRASH_SEED` another beginning.
+//! each part that has no end after that time, `POLYLANE_CRASH_LIST_SECONDS` each that has one, and
+//! says so; `POLYLANE_CRASH_KEEP` is a file for the first bad image, `POLYLANE_CRASH_SEED` another
+//! beginning.
 
 mod ace;
 mod cached;
@@ -51,19 +52,53 @@ fn images() -> Vec<Image> {
     FEATURES.iter().map(|features| states::format(features, &ace::setup())).collect()
 }
 
-/// When a part of the campaign ends, done or not: whole lists end by themselves, random workloads
-/// after ten minutes.
-fn until(otherwise: u64) -> Instant {
-    let seconds = if is_full() { number("POLYLANE_CRASH_SECONDS", otherwise) } else { 60 };
-    Instant::now() + Duration::from_secs(seconds)
+/// How much of a part there is, and when it ends anyway.
+struct Limit {
+    until: Instant,
+    /// Its items; `None` for a part without an end.
+    total: Option<usize>,
 }
 
+/// Each part of an ordinary test.
+const SHORT_SECONDS: u64 = 60;
 /// A day: whole lists are done long before.
-const WHOLE: u64 = 86_400;
+const LIST_SECONDS: u64 = 86_400;
+
+impl Limit {
+    fn after(seconds: u64, total: Option<usize>) -> Limit {
+        let seconds = if is_full() { seconds } else { SHORT_SECONDS };
+        Limit { until: Instant::now() + Duration::from_secs(seconds), total }
+    }
+
+    /// A list of `total` items: done whole, unless its time is bounded on purpose.
+    fn list(total: usize) -> Limit {
+        Limit::after(number("POLYLANE_CRASH_LIST_SECONDS", LIST_SECONDS), Some(total))
+    }
+
+    /// In full there is no end but `seconds`; else it is a list of `short` items.
+    fn endless(short: usize, seconds: u64) -> Limit {
+        let total = (!is_full()).then_some(short);
+        Limit::after(number("POLYLANE_CRASH_SECONDS", seconds), total)
+    }
+
+    /// Whether item `at` is not to be done any more.
+    fn ends_at(&self, at: usize) -> bool {
+        self.total.is_some_and(|total| at >= total) || Instant::now() >= self.until
+    }
+
+    /// How far `done` items went.
+    fn told(&self, done: usize) -> String {
+        match self.total {
+            Some(total) if done < total => format!("{done} of {total}, cut short"),
+            Some(total) => format!("{done} of {total}, whole"),
+            None => format!("{done}, without an end"),
+        }
+    }
+}
 
 /// Item `at` of a list in an order that spreads: whoever ends early has seen something of all.
-fn spread<T>(list: &[T], at: usize) -> Option<&T> {
-    (at < list.len()).then(|| &list[at * 7919 % list.len()])
+fn spread<T>(list: &[T], at: usize) -> &T {
+    &list[at * 7919 % list.len()]
 }
 
 /// The effort of a test that runs every time, and that of a campaign.
@@ -89,24 +124,31 @@ fn effort() -> Effort {
     }
 }
 
-/// Runs workloads on as many threads as there are cores, or until `until`; panics at the first
-/// failure.
+/// Runs workloads on images of every kind, as many threads as there are cores, until `limit`;
+/// panics at the first failure.
 fn explore_all(
     name: &str,
     effort: Effort,
-    until: Instant,
-    next: &(dyn Fn(usize) -> Option<Workload> + Sync),
+    limit: &Limit,
+    next: &(dyn Fn(usize) -> Workload + Sync),
 ) {
     let images = images();
-    let (started, totals) = (Instant::now(), Mutex::new(Totals::default()));
+    let (started, totals) = (Instant::now(), Mutex::new((0, Totals::default())));
     let (index, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let work = || {
-        while !failed.load(Ordering::Relaxed) && Instant::now() < until {
+        while !failed.load(Ordering::Relaxed) {
             let at = index.fetch_add(1, Ordering::Relaxed);
-            let Some(workload) = next(at) else { return };
+            if limit.ends_at(at) {
+                return;
+            }
+            let workload = next(at);
             match explore_one(&images[at % images.len()], &workload, effort, at as u64) {
-                Ok(done) => totals.lock().expect("no panic").add(done),
+                Ok(found) => {
+                    let mut totals = totals.lock().expect("no panic");
+                    totals.0 += 1;
+                    totals.1.add(found);
+                }
                 Err(why) => {
                     failed.store(true, Ordering::Relaxed);
                     panic!("{name} {at}: {why}\n{workload}");
@@ -117,7 +159,8 @@ fn explore_all(
     std::thread::scope(|scope| {
         (0..threads).for_each(|_| drop(scope.spawn(work)));
     });
-    report(name, started.elapsed(), &totals.into_inner().expect("no panic"));
+    let (done, totals) = totals.into_inner().expect("no panic");
+    report(&format!("{name}: {}", limit.told(done)), started.elapsed(), &totals);
 }
 
 fn explore_one(
@@ -149,8 +192,8 @@ fn varied(ops: Vec<Op>, at: usize) -> Workload {
 fn single_operations_survive_every_cut() {
     if have_tools() {
         let all = ace::depth_one();
-        let next = |at: usize| spread(&all, at).map(|ops| varied(ops.clone(), at));
-        explore_all("depth 1", effort(), until(WHOLE), &next);
+        let next = |at: usize| varied(spread(&all, at).clone(), at);
+        explore_all("depth 1", effort(), &Limit::list(all.len()), &next);
     }
 }
 
@@ -163,11 +206,8 @@ fn pairs_of_operations_survive_every_cut() {
             true => Effort { single: 4, random: 2, fsck_every: 20, ..effort() },
             false => effort(),
         };
-        let next = |at: usize| {
-            let ops = spread(&all, at).filter(|_| at < count);
-            ops.map(|ops| varied(ops.clone(), at))
-        };
-        explore_all("depth 2", effort, until(WHOLE), &next);
+        let next = |at: usize| varied(spread(&all, at).clone(), at);
+        explore_all("depth 2", effort, &Limit::list(count), &next);
     }
 }
 
@@ -176,13 +216,12 @@ fn pairs_of_operations_survive_every_cut() {
 fn triples_of_operations_survive_cuts() {
     if have_tools() {
         let seed = number("POLYLANE_CRASH_SEED", 1) << 32;
-        let count = if is_full() { usize::MAX } else { 24 };
         let effort = match is_full() {
             true => Effort { cut_every: 2, single: 2, random: 2, fsck_every: 20, ..effort() },
             false => effort(),
         };
-        let next = |at: usize| (at < count).then(|| varied(ace::triple(seed + at as u64), at));
-        explore_all("depth 3", effort, until(1800), &next);
+        let next = |at: usize| varied(ace::triple(seed + at as u64), at);
+        explore_all("depth 3", effort, &Limit::endless(24, 1800), &next);
     }
 }
 
@@ -190,14 +229,12 @@ fn triples_of_operations_survive_cuts() {
 fn random_workloads_survive_cuts() {
     if have_tools() {
         let seed = number("POLYLANE_CRASH_SEED", 1) << 32;
-        let count = if is_full() { usize::MAX } else { 60 };
         let next = |at: usize| {
             let syncs = [5, 15, 40][at % 3];
-            let ops = random::workload(seed + at as u64, 60, syncs);
-            (at < count).then(|| varied(ops, at))
+            varied(random::workload(seed + at as u64, 60, syncs), at)
         };
         let effort = Effort { cut_every: 4, fsck_every: 30, ..effort() };
-        explore_all("random", effort, until(600), &next);
+        explore_all("random", effort, &Limit::endless(60, 600), &next);
     }
 }
 
@@ -206,12 +243,9 @@ fn random_workloads_survive_cuts() {
 fn a_log_that_wraps_survives_cuts() {
     if have_tools() {
         let count = if is_full() { 40 } else { 2 };
-        let next = |at: usize| {
-            let ops = random::workload(77 + at as u64, 500, 35);
-            (at < count).then(|| varied(ops, at))
-        };
+        let next = |at: usize| varied(random::workload(77 + at as u64, 500, 35), at);
         let effort = Effort { cut_every: 150, fsck_every: 30, ..effort() };
-        explore_all("wrapping log", effort, until(WHOLE), &next);
+        explore_all("wrapping log", effort, &Limit::list(count), &next);
     }
 }
 
@@ -219,12 +253,9 @@ fn a_log_that_wraps_survives_cuts() {
 fn a_growing_directory_survives_cuts() {
     if have_tools() {
         let count = if is_full() { 20 } else { 1 };
-        let next = |at: usize| {
-            let ops = random::directory(5 + at as u64, 150);
-            (at < count).then(|| varied(ops, at))
-        };
+        let next = |at: usize| varied(random::directory(5 + at as u64, 150), at);
         let effort = Effort { cut_every: 2, fsck_every: 20, ..effort() };
-        explore_all("directory", effort, until(WHOLE), &next);
+        explore_all("directory", effort, &Limit::list(count), &next);
     }
 }
 
@@ -242,10 +273,19 @@ fn a_recovery_that_is_cut_is_done_again() {
             fsck_every: if is_full() { 10 } else { 40 },
             ..effort()
         };
-        let next = |at: usize| {
-            let ops = spread(&all, at).filter(|_| at < count);
-            ops.map(|ops| varied(ops.clone(), at))
-        };
-        explore_all("recovery", effort, until(WHOLE), &next);
+        let next = |at: usize| varied(spread(&all, at).clone(), at);
+        explore_all("recovery", effort, &Limit::list(count), &next);
     }
+}
+
+/// Whoever reads that a list was done may rely on it.
+#[test]
+fn a_list_that_was_cut_says_so() {
+    let list = Limit { until: Instant::now(), total: Some(5) };
+    assert!(list.ends_at(0));
+    assert_eq!(list.told(3), "3 of 5, cut short");
+    assert_eq!(list.told(5), "5 of 5, whole");
+    let endless = Limit { until: Instant::now() + Duration::from_secs(600), total: None };
+    assert!(!endless.ends_at(usize::MAX));
+    assert_eq!(endless.told(3), "3, without an end");
 }

@@ -4,7 +4,7 @@
 //! through (or on the way between two), whatever the others did.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use polylane_base::rng::Rng;
 use polylane_base::{Ino, TestClock};
@@ -15,7 +15,7 @@ use super::oracle::{History, Span};
 use super::script::{Op, Runner};
 use super::states::{FEATURES, format, keep, open_with, reopen_with, tear};
 use super::tree::{Tree, snapshot_of};
-use super::{WHOLE, have_tools, is_full, judge, number, random, until};
+use super::{Limit, have_tools, is_full, judge, number, random};
 
 const THREADS: usize = 3;
 
@@ -162,11 +162,9 @@ fn threads_get_what_they_were_promised() {
     let bases = FEATURES.map(|features| format(features, &setup()));
     let first = number("POLYLANE_CRASH_SEED", 1) << 20;
     let (runs, len, cuts) = if is_full() { (400, 300, 200) } else { (8, 60, 40) };
-    let (mut states, mut done, until) = (0, 0, until(WHOLE));
-    for seed in first..first + runs {
-        if Instant::now() > until {
-            break;
-        }
+    let (mut states, mut done, limit) = (0, 0, Limit::list(runs));
+    while !limit.ends_at(done) {
+        let seed = first + done as u64;
         done += 1;
         let (count, outcome) = explore(&bases[seed as usize % 2], seed, len, cuts);
         states += count;
@@ -174,6 +172,6 @@ fn threads_get_what_they_were_promised() {
             panic!("seed {seed}: {why}");
         }
     }
-    println!("crash: together: {THREADS} threads, {done} runs, {states} states");
+    println!("crash: together: {THREADS} threads, runs: {}, {states} states", limit.told(done));
     assert!(states > 100);
 }
