@@ -123,21 +123,19 @@ impl Reader<'_> {
         while walked < self.end - self.first {
             let block = self.read(at)?;
             let step = match Codec::header(&block) {
-                Some((kind, found)) if found == span.sequence => {
-                    match self.step(kind, &block, at)? {
-                        Step::Stop => break,
-                        Step::Committed => {
-                            let next = span.sequence.wrapping_add(1);
-                            let empty = Span { sequence: next, blocks: Vec::new() };
-                            spans.push(std::mem::replace(&mut span, empty));
-                            1
-                        }
-                        Step::Part(blocks) => {
-                            span.blocks.push((at, block));
-                            blocks
-                        }
+                Some((kind, found)) if found == span.sequence => match self.step(kind, &block) {
+                    Step::Stop => break,
+                    Step::Committed => {
+                        let next = span.sequence.wrapping_add(1);
+                        let empty = Span { sequence: next, blocks: Vec::new() };
+                        spans.push(std::mem::replace(&mut span, empty));
+                        1
                     }
-                }
+                    Step::Part(blocks) => {
+                        span.blocks.push((at, block));
+                        blocks
+                    }
+                },
                 _ => break,
             };
             at = self.advance(at, step);
@@ -146,22 +144,19 @@ impl Reader<'_> {
         Ok(spans)
     }
 
-    fn step(&self, kind: u32, block: &[u8], at: u32) -> Result<Step> {
+    fn step(&self, kind: u32, block: &[u8]) -> Step {
         const DESCRIPTOR: u32 = BlockType::Descriptor as u32;
         const COMMIT: u32 = BlockType::Commit as u32;
         const REVOKE: u32 = BlockType::Revoke as u32;
         match kind {
             // A damaged block here belongs to the transaction that was being written: a torn tail.
-            DESCRIPTOR | REVOKE if !self.codec.tail_ok(block) => Ok(Step::Stop),
-            DESCRIPTOR => {
-                let tags = self.codec.tags(block).map_err(|field| Self::damaged(at, field))?;
-                Ok(Step::Part(1 + tags.len() as u32))
-            }
-            REVOKE => Ok(Step::Part(1)),
-            COMMIT if !self.codec.commit_ok(block) => Ok(Step::Stop),
+            DESCRIPTOR | REVOKE if !self.codec.tail_ok(block) => Step::Stop,
+            DESCRIPTOR => Step::Part(1 + self.codec.tags(block).len() as u32),
+            REVOKE => Step::Part(1),
+            COMMIT if !self.codec.commit_ok(block) => Step::Stop,
             // Its time says nothing: clocks are set back, and what was promised was promised.
-            COMMIT => Ok(Step::Committed),
-            _ => Ok(Step::Stop),
+            COMMIT => Step::Committed,
+            _ => Step::Stop,
         }
     }
 
@@ -181,7 +176,7 @@ impl Reader<'_> {
     fn replay(&self, span: &Span, revoked: &FxHashMap<DeviceBlock, u32>) -> Result<u64> {
         let mut written = 0;
         for (at, block) in span.blocks.iter().filter(|(_, b)| is(b, BlockType::Descriptor)) {
-            let tags = self.codec.tags(block).map_err(|field| Self::damaged(*at, field))?;
+            let tags = self.codec.tags(block);
             for (index, tag) in tags.iter().enumerate() {
                 let newer = |by: &u32| by.wrapping_sub(span.sequence) as i32 >= 0;
                 if revoked.get(&tag.home).is_none_or(|by| !newer(by)) {

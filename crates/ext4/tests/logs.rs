@@ -1,0 +1,129 @@
+//! Journals as others leave them: logs that debugfs wrote in every form, journals whose features
+//! are not ours, logs that nobody wants replayed any more, and maps that lead nowhere. debugfs and
+//! e2fsck are the oracle.
+
+mod common;
+
+use std::io::Write as _;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use polylane_base::TestClock;
+use polylane_block::ram::RamDevice;
+use polylane_ext4::{Error, Ext4, Options};
+use polylane_vfs::fs::{FileSystem, Kind};
+use tempfile::NamedTempFile;
+
+const BLOCK: usize = 4096;
+/// What the tests make has the same shape, whatever this machine's mke2fs.conf says.
+const FORMAT: &[&str] = &["-t", "ext4", "-b", "4096", "-J", "size=4"];
+
+/// An image in a file, formatted with `features`.
+fn format(features: &str) -> NamedTempFile {
+    let file = NamedTempFile::new().expect("temporary file");
+    let args = [FORMAT, &["-O", features]].concat();
+    std::fs::write(file.path(), common::image(32, &args)).expect("written");
+    file
+}
+
+fn load(image: &Path) -> Arc<RamDevice> {
+    common::load(&std::fs::read(image).expect("readable"))
+}
+
+fn open(device: &Arc<RamDevice>) -> Result<Ext4, Error> {
+    Ext4::open(device.clone(), Arc::new(TestClock::default()), &Options::default())
+}
+
+/// Has debugfs do `commands`, a line for each; what it said.
+fn debugfs(image: &Path, commands: &str) -> String {
+    let mut debugfs = Command::new("debugfs");
+    debugfs.arg("-w").arg(image).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = debugfs.stderr(Stdio::null()).spawn().expect("debugfs runs");
+    let mut input = child.stdin.take().expect("piped");
+    input.write_all(commands.as_bytes()).expect("read by it");
+    drop(input);
+    let said = child.wait_with_output().expect("ends").stdout;
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// The bytes of a file, as debugfs sees it.
+fn cat(image: &Path, path: &str) -> Vec<u8> {
+    let request = format!("cat {path}");
+    let output = Command::new("debugfs").args(["-R", &request]).arg(image).output();
+    output.expect("debugfs runs").stdout
+}
+
+fn e2fsck(flags: &str, image: &Path) -> (Option<i32>, String) {
+    let done = Command::new("e2fsck").arg(flags).arg(image).output().expect("e2fsck runs");
+    (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// Bytes of `count` blocks from `first` on.
+fn blocks(image: &Path, first: u64, count: usize) -> Vec<u8> {
+    let file = std::fs::File::open(image).expect("readable");
+    let mut bytes = vec![0; count * BLOCK];
+    file.read_exact_at(&mut bytes, first * BLOCK as u64).expect("inside");
+    bytes
+}
+
+/// A file of `count` blocks that differ; the second one begins as the journal's own do.
+fn content(count: usize) -> NamedTempFile {
+    let mut bytes: Vec<u8> = (0..count).flat_map(|n| vec![1 + (n % 251) as u8; BLOCK]).collect();
+    bytes[BLOCK..BLOCK + 4].copy_from_slice(&0xc03b_3998u32.to_be_bytes());
+    let file = NamedTempFile::new().expect("temporary file");
+    std::fs::write(file.path(), bytes).expect("written");
+    file
+}
+
+/// Makes a file durable; its bytes.
+fn keep(fs: &Ext4, name: &str) -> Vec<u8> {
+    let bytes: Vec<u8> = (0..40_000u32).map(|n| (n % 253) as u8).collect();
+    let root = fs.root().expect("root").ino;
+    let new = polylane_testkit::fs_suite::node(Kind::File, 0o600);
+    let file = fs.create(root, name.as_bytes(), &new).expect("room").node.ino;
+    assert_eq!(fs.write(file, 0, &mut &bytes[..]), Ok(bytes.len()));
+    fs.fsync(file, false).expect("durable");
+    bytes
+}
+
+/// Every form of a log is replayed as e2fsck does: several descriptors, escapes, revokes.
+#[test]
+fn logs_of_every_form_are_replayed() {
+    if !common::have_tools() {
+        return;
+    }
+    let source = content(404);
+    for (features, jo) in [
+        ("64bit,metadata_csum", "jo -c -v 2"),
+        ("^64bit,metadata_csum", "jo -c -v 2"),
+        ("64bit,metadata_csum", "jo -c -v 3"),
+        ("^64bit,metadata_csum", "jo -c -v 3"),
+        ("64bit,^metadata_csum", "jo"),
+        ("^64bit,^metadata_csum", "jo"),
+    ] {
+        let image = format(features);
+        let from = source.path().display();
+        let said = debugfs(
+            image.path(),
+            &format!("{jo}\njw -b 5000-5403 {from}\njw -r 5002\njw -b 5500 {from}\njc\n"),
+        );
+        let device = load(image.path());
+        let fs = open(&device).unwrap_or_else(|error| panic!("{features} {jo}: {error}"));
+        assert_eq!(fs.recovered.transactions, 3, "{features} {jo}: {said}");
+        let kept = keep(&fs, "kept");
+        fs.close().expect("closes");
+        let ours = common::save(&device);
+        assert_eq!(e2fsck("-fy", image.path()).0, Some(0), "{features} {jo}");
+        let same = |first, count| {
+            let theirs = blocks(image.path(), first, count);
+            assert!(theirs.iter().any(|byte| *byte != 0), "{features} {jo}: e2fsck replays it");
+            assert!(blocks(ours.path(), first, count) == theirs, "{features} {jo}: {first}");
+        };
+        same(5000, 404);
+        same(5500, 1);
+        assert_eq!(common::complaints(&device), None, "{features} {jo}");
+        assert!(cat(ours.path(), "/kept") == kept, "{features} {jo}");
+    }
+}
