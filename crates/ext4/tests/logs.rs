@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use polylane_base::TestClock;
 use polylane_block::ram::RamDevice;
+use polylane_ext4::format::journal::{ASYNC_COMMIT, COMPAT_CHECKSUM, CSUM_V2, JournalSuperblock};
 use polylane_ext4::{Error, Ext4, Options};
 use polylane_vfs::fs::{FileSystem, Kind};
 use tempfile::NamedTempFile;
@@ -66,6 +67,28 @@ fn blocks(image: &Path, first: u64, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count * BLOCK];
     file.read_exact_at(&mut bytes, first * BLOCK as u64).expect("inside");
     bytes
+}
+
+/// Changes the journal's superblock as bytes; makes its checksum right where it has one.
+fn edit_journal(image: &Path, edit: impl FnOnce(&mut [u8])) {
+    let said = debugfs(image, "bmap <8> 0\n");
+    let home = said.lines().filter_map(|line| line.trim().parse::<u64>().ok()).next_back();
+    let home = home.expect("the journal has a first block");
+    let mut block = blocks(image, home, 1);
+    edit(&mut block);
+    let incompat = u32::from_be_bytes(block[0x28..0x2c].try_into().expect("4 bytes"));
+    if incompat & CSUM_V2 != 0 {
+        block[0xfc..0x100].fill(0);
+        let sum = polylane_ext4::format::checksum::crc(!0, &block[..1024]);
+        block[0xfc..0x100].copy_from_slice(&sum.to_be_bytes());
+    }
+    let file = std::fs::File::options().write(true).open(image).expect("writable");
+    file.write_all_at(&block, home * BLOCK as u64).expect("inside");
+}
+
+fn set_bits(block: &mut [u8], at: usize, bits: u32) {
+    let old = u32::from_be_bytes(block[at..at + 4].try_into().expect("4 bytes"));
+    block[at..at + 4].copy_from_slice(&(old | bits).to_be_bytes());
 }
 
 /// A file of `count` blocks that differ; the second one begins as the journal's own do.
@@ -125,5 +148,65 @@ fn logs_of_every_form_are_replayed() {
         same(5500, 1);
         assert_eq!(common::complaints(&device), None, "{features} {jo}");
         assert!(cat(ours.path(), "/kept") == kept, "{features} {jo}");
+    }
+}
+
+/// What a journal can be like that its last user left empty.
+const FORMS: [&str; 6] = ["plain", "v1", "v1 async", "v2", "v2 async", "first version"];
+
+fn form(kind: &str) -> NamedTempFile {
+    let image = format("64bit,metadata_csum,^orphan_file");
+    if kind.starts_with("v2") {
+        debugfs(image.path(), "jo -c -v 2\njc\n");
+    }
+    edit_journal(image.path(), |block| match kind {
+        "v1" => set_bits(block, 0x24, COMPAT_CHECKSUM),
+        "v1 async" => {
+            set_bits(block, 0x24, COMPAT_CHECKSUM);
+            set_bits(block, 0x28, ASYNC_COMMIT);
+        }
+        "v2 async" => set_bits(block, 0x28, ASYNC_COMMIT),
+        "first version" => {
+            block[4..8].copy_from_slice(&3u32.to_be_bytes());
+            block[0x24..].fill(0);
+        }
+        _ => {}
+    });
+    let incompat = JournalSuperblock::decode(&journal_block(image.path()), 4096, 1024);
+    let incompat = incompat.expect("a journal").incompat();
+    assert_eq!(incompat & CSUM_V2 != 0, kind.starts_with("v2"), "{kind}");
+    image
+}
+
+fn journal_block(image: &Path) -> Vec<u8> {
+    let mut found = Vec::new();
+    edit_journal(image, |block| found = block.to_vec());
+    found
+}
+
+/// Whatever checksums a journal had before us: e2fsck takes it, also in the middle of our use, and
+/// finds in the log what was synced.
+#[test]
+fn a_journal_of_any_form_is_one_that_others_can_replay() {
+    if !common::have_tools() {
+        return;
+    }
+    for kind in FORMS {
+        let image = form(kind);
+        let (code, said) = e2fsck("-fn", image.path());
+        assert_eq!(code, Some(0), "{kind}: {said}");
+        let device = load(image.path());
+        let fs = open(&device).unwrap_or_else(|error| panic!("{kind}: {error}"));
+        let kept = keep(&fs, "kept");
+        let cut = common::save(&device);
+        fs.close().expect("closes");
+        let (code, said) = e2fsck("-fy", cut.path());
+        assert!(code.is_some_and(|code| code <= 1), "{kind}: {said}");
+        assert!(said.contains("recovering journal") && !said.contains("corrupt"), "{kind}: {said}");
+        assert!(cat(cut.path(), "/kept") == kept, "{kind}: what was synced is lost");
+        assert_eq!(common::complaints(&device), None, "{kind}");
+        assert!(cat(common::save(&device).path(), "/kept") == kept, "{kind}");
+        drop(fs);
+        drop(open(&load(cut.path())).expect("opens again"));
     }
 }

@@ -62,6 +62,11 @@ pub const HEADER_BYTES: usize = 12;
 const TAIL_BYTES: usize = 4;
 const UUID_BYTES: usize = 16;
 
+/// Where the fields begin that the first version of the superblock has not.
+const V2_FIELDS: usize = 0x24;
+/// The kind of checksum.
+const CRC32C: u8 = 4;
+
 const TAG_ESCAPE: u32 = 1;
 const TAG_SAME_UUID: u32 = 2;
 const TAG_LAST: u32 = 8;
@@ -147,13 +152,20 @@ impl JournalSuperblock {
         self.incompat() & (CSUM_V2 | CSUM_V3) != 0
     }
 
-    /// Turns features on.
-    pub fn add_incompat(&mut self, features: u32) {
-        let all = self.incompat() | features;
-        put_be32(&mut *self.raw, 0x28, all);
-        if features & CSUM_V3 != 0 {
-            self.raw[0x50] = 4;
+    /// Makes the journal, whose log is empty, one that we write: of the second version, with
+    /// checksums v3. No reader takes a journal that has those of another version, too.
+    pub fn take_over(&mut self) {
+        let raw = &mut *self.raw;
+        if be32(raw, 4) == BlockType::SuperV1 as u32 {
+            put_be32(raw, 4, BlockType::SuperV2 as u32);
+            raw[V2_FIELDS..].fill(0);
+            put_be32(raw, 0x40, 1);
         }
+        let compat = be32(raw, 0x24) & !COMPAT_CHECKSUM;
+        put_be32(raw, 0x24, compat);
+        let incompat = be32(raw, 0x28) & !(ASYNC_COMMIT | CSUM_V2);
+        put_be32(raw, 0x28, incompat | SIXTY_FOUR_BIT | CSUM_V3 | REVOKE);
+        raw[0x50] = CRC32C;
     }
 
     /// First block of the log area, counted from the journal's start.

@@ -50,7 +50,7 @@ use rustc_hash::FxHashSet;
 
 use crate::cache::{BlockCache, MetaBlock};
 use crate::error::{Error, Result};
-use crate::format::journal::{CSUM_V3, JournalSuperblock, REVOKE, SIXTY_FOUR_BIT};
+use crate::format::journal::JournalSuperblock;
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::io::BlockIo;
 use crate::recovery::JournalMap;
@@ -223,7 +223,7 @@ impl Journal {
     ) -> Result<Journal> {
         let first = superblock.first();
         let tid = Tid(next_sequence.max(1));
-        superblock.add_incompat(SIXTY_FOUR_BIT | CSUM_V3 | REVOKE);
+        superblock.take_over();
         superblock.set_tail(tid.0, first);
         let size = superblock.end() - first;
         let log = Log::empty(superblock);
