@@ -10,7 +10,7 @@
 //! threads that miss the same block read it both; the first to insert wins, and both then share
 //! that one.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use polylane_base::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 use polylane_sys::buffer::Buffer;
@@ -75,7 +75,7 @@ pub struct MetaBlock {
     pub(crate) data: RwLock<Buffer>,
     pub(crate) seal: Mutex<Seal>,
     /// The running transaction that has it on its list, 0 for none.
-    pub(crate) dirty_in: AtomicU32,
+    pub(crate) dirty_in: AtomicU64,
     /// The journal holds a newer version than the home: it must not be read from there.
     pub(crate) home_is_old: AtomicBool,
     /// Closed transactions that hold a version of it and have not committed.
@@ -91,7 +91,7 @@ impl MetaBlock {
             home,
             data: RwLock::new(data),
             seal: Mutex::new(seal),
-            dirty_in: AtomicU32::new(0),
+            dirty_in: AtomicU64::new(0),
             home_is_old: AtomicBool::new(false),
             closed_in: AtomicU32::new(0),
             used: AtomicBool::new(true),

@@ -5,7 +5,7 @@
 //! `table shard → nothing`; `cell → journal handle → group → block`. Two cells are locked in the
 //! order of their numbers, a directory before what it names.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use polylane_base::sync::{Arc, Mutex, RwLock};
 use polylane_base::{Gid, Ino, Time, Uid};
@@ -29,9 +29,9 @@ pub struct Cell {
     /// Its state.
     pub core: RwLock<Core>,
     /// The last transaction that changed it; 0: none since it was read.
-    changed_in: AtomicU32,
+    changed_in: AtomicU64,
     /// The last transaction that changed what fdatasync must save.
-    data_changed_in: AtomicU32,
+    data_changed_in: AtomicU64,
     /// Its place in the image's list of orphans: [`CHAINED`] and the number of the next one; 0 when
     /// it is not in the list. Changes only while no other handle exists, or under the cell's lock.
     chained: AtomicU64,
@@ -57,8 +57,8 @@ impl Cell {
             ino,
             seed: inode_seed(file_system_seed, ino, raw.generation()),
             core: RwLock::new(Core { raw, index: None }),
-            changed_in: AtomicU32::new(0),
-            data_changed_in: AtomicU32::new(0),
+            changed_in: AtomicU64::new(0),
+            data_changed_in: AtomicU64::new(0),
             chained: AtomicU64::new(0),
             promised: Mutex::default(),
         })

@@ -93,7 +93,7 @@ struct Group {
     /// No inode below this one is free.
     first_free_inode: u32,
     /// The transaction that knows of a change here.
-    touched_in: u32,
+    touched_in: u64,
 }
 
 struct BlockMap {

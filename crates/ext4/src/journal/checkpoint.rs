@@ -55,15 +55,15 @@ impl Journal {
         let blocks = self.send_home(log)?;
         self.io.flush()?;
         for block in &blocks {
-            let newer = [&block.dirty_in, &block.closed_in];
-            if newer.iter().all(|count| count.load(Ordering::Acquire) == 0) {
+            let is_dirty = block.dirty_in.load(Ordering::Acquire) != 0;
+            if !is_dirty && block.closed_in.load(Ordering::Acquire) == 0 {
                 block.home_is_old.store(false, Ordering::Release);
             }
         }
         log.tail = log.flying.front().map_or(log.head, |flying| flying.start);
         log.checkpoint_at = 0;
         if let Some(last) = log.last.take() {
-            let (next, tail) = (last.next().0, log.tail);
+            let (next, tail) = (last.next().sequence(), log.tail);
             log.superblock.set_tail(next, tail);
             self.write_superblock(log)?;
         }
@@ -108,7 +108,7 @@ impl Journal {
     pub fn finish(&self) -> Result<()> {
         let mut log = self.landed_log()?;
         self.checkpoint_locked(&mut log)?;
-        let next = self.current().0;
+        let next = self.current().sequence();
         log.superblock.set_tail(next, 0);
         self.write_superblock(&log)?;
         self.stopped.store(true, Ordering::Release);

@@ -154,7 +154,7 @@ impl Journal {
     /// place, so that no room can be missing for what must not fail.
     pub(super) fn write_body(&self, log: &mut Log, closed: &mut Closed) -> Result<()> {
         let block_bytes = self.io.block_bytes();
-        let sequence = closed.tid.0;
+        let sequence = closed.tid.sequence();
         let mut body: Vec<Buffer> = Vec::with_capacity(closed.blocks.len() + 8);
         for part in closed.revoked.chunks(log.codec.revokes_per_block(block_bytes)) {
             let mut block = Buffer::zeroed(block_bytes);

@@ -55,7 +55,7 @@ impl Journal {
         }
         let mut block = Buffer::zeroed(self.io.block_bytes());
         let now = client.now();
-        log.codec.put_commit(&mut block, tid.0, now.sec.max(0) as u64, now.nsec);
+        log.codec.put_commit(&mut block, tid.sequence(), now.sec.max(0) as u64, now.nsec);
         let place = self.map.device_block(log.head);
         log.advance(1);
         let before = log.last_flying();

@@ -40,7 +40,7 @@ mod log;
 mod tests;
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use polylane_base::Time;
@@ -57,19 +57,35 @@ use crate::recovery::JournalMap;
 use gate::{Gate, Pass, Slot};
 use log::Log;
 
-/// The number of a transaction, as in the log. Compared modulo 2^32.
+/// The number of a transaction: its lower half is the one in the log, which wraps to 0 and goes on.
+/// The upper half is what keeps numbers apart in memory: they grow, and none is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Tid(pub u32);
+pub struct Tid(pub u64);
 
 impl Tid {
     /// Whether `self` is `other` or a later one.
     pub fn reached(self, other: Tid) -> bool {
-        self.0.wrapping_sub(other.0) as i32 >= 0
+        self.0 >= other.0
     }
 
-    /// The following transaction. 0 is skipped: it marks clean blocks.
+    /// The first transaction of a life that begins with `sequence` in the log.
+    fn first(sequence: u32) -> Tid {
+        Tid(1 << 32 | u64::from(sequence))
+    }
+
+    /// The following transaction.
     fn next(self) -> Tid {
-        Tid(self.0.wrapping_add(1).max(1))
+        Tid(self.0 + 1)
+    }
+
+    /// The one before.
+    fn before(self) -> Tid {
+        Tid(self.0 - 1)
+    }
+
+    /// Its number in the log. Recovery, ours and everybody's, wants them without a gap.
+    fn sequence(self) -> u32 {
+        self.0 as u32
     }
 }
 
@@ -144,7 +160,7 @@ pub struct Journal {
     /// slots were given ahead.
     load: AtomicUsize,
     /// The running transaction. Changes while the gate is shut.
-    current: AtomicU32,
+    current: AtomicU64,
     /// Transactions closed, empty ones too: after each, room for handles has to be looked at anew.
     /// Changes under `progress`.
     closes: AtomicU64,
@@ -222,12 +238,12 @@ impl Journal {
         tuning: Tuning,
     ) -> Result<Journal> {
         let first = superblock.first();
-        let tid = Tid(next_sequence.max(1));
+        let tid = Tid::first(next_sequence);
         superblock.take_over();
-        superblock.set_tail(tid.0, first);
+        superblock.set_tail(tid.sequence(), first);
         let size = superblock.end() - first;
         let log = Log::empty(superblock);
-        let before = Tid(tid.0.wrapping_sub(1));
+        let before = tid.before();
         polylane_sys::cpu::prepare();
         let gate = Gate::new(tuning.slots);
         let blocks_max = (size / 4) as usize;
@@ -238,7 +254,7 @@ impl Journal {
             map,
             gate,
             load: AtomicUsize::new(0),
-            current: AtomicU32::new(tid.0),
+            current: AtomicU64::new(tid.0),
             closes: AtomicU64::new(0),
             log: Mutex::new(log),
             progress: Mutex::new(Progress {
@@ -365,7 +381,7 @@ impl Journal {
     pub fn latest(&self, block: &MetaBlock) -> Tid {
         let current = self.current();
         match block.dirty_in.load(Ordering::Acquire) {
-            0 => Tid(current.0.wrapping_sub(1)),
+            0 => current.before(),
             _ => current,
         }
     }

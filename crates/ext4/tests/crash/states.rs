@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use polylane_base::rng::Rng;
 use polylane_base::{Clock, TestClock, Time};
+use polylane_ext4::format::journal::JournalSuperblock;
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Crash, Event, Fate, Image, SimDisk, SimOptions, Tear};
 
@@ -61,6 +62,22 @@ pub fn format(features: &str, setup: &[Op]) -> Image {
     let image = disk.image().rebased();
     judge::clean(&image).expect("clean after setup");
     image
+}
+
+/// The same image, its next transaction's number one of the last in 32 bits.
+pub fn late_numbered(mut image: Image) -> Image {
+    for at in (0..image.len()).step_by(4096) {
+        let mut block = [0; 4096];
+        image.read(at, &mut block);
+        let is_journal = block[..8] == [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 4];
+        if let (true, Ok(mut journal)) = (is_journal, JournalSuperblock::decode(&block, 4096, 1024))
+        {
+            journal.set_tail(0xffff_fff0, 0);
+            image.write(at, &journal.encode());
+            return image;
+        }
+    }
+    panic!("no journal in the image");
 }
 
 /// Opens; commits happen when asked for, not by the clock, so that runs repeat.
