@@ -22,7 +22,7 @@ use crate::io::BlockIo;
 use crate::journal::{Journal, Tuning};
 use crate::ops;
 use crate::orphan;
-use crate::recovery::{JournalMap, Recovered, recover};
+use crate::recovery::{JournalMap, Recovered, forget, recover};
 use crate::space;
 use crate::volume::{Traits, Volume};
 
@@ -270,6 +270,9 @@ fn replay(volume: &mut Volume, needed: bool, options: &Options) -> Result<Recove
         volume.inodes = InodeTable::default();
         volume.alloc = Allocator::open(volume.io.clone(), volume.cache.clone(), &fresh)?;
         *volume.superblock.get_mut() = fresh;
+    } else if journal.start() != 0 {
+        // Before the superblock says that the log is to be replayed, if the power goes.
+        recovered.next_sequence = forget(&volume.io, &map, &mut journal)?;
     }
     // An error that stopped the journal's last user: replay may have undone what was written about
     // it in the superblock. Opening the journal forgets it, so the superblock says it first.

@@ -101,6 +101,24 @@ pub fn recover(
     Ok(done)
 }
 
+/// Empties a log that is not wanted: the file system was closed after it. Returns the number for
+/// the next transaction. It is behind all that the log may hold, each of which takes a block at
+/// least: so nothing of it can ever follow a transaction of ours.
+///
+/// # Errors
+/// The device failed.
+pub fn forget(io: &BlockIo, map: &JournalMap, superblock: &mut JournalSuperblock) -> Result<u32> {
+    let blocks = superblock.end() - superblock.first();
+    let next = superblock.sequence().wrapping_add(blocks);
+    superblock.set_tail(next, 0);
+    let home = map.device_block(0);
+    let mut block = io.read(home)?;
+    let bytes = superblock.encode();
+    block[..bytes.len()].copy_from_slice(&bytes);
+    io.write_durable(home, block)?;
+    Ok(next)
+}
+
 impl Reader<'_> {
     fn read(&self, index: u32) -> Result<Buffer> {
         Ok(self.io.read(self.map.device_block(index))?)

@@ -210,3 +210,47 @@ fn a_journal_of_any_form_is_one_that_others_can_replay() {
         drop(open(&load(cut.path())).expect("opens again"));
     }
 }
+
+/// A log that the superblock does not want replayed is passed over, and none of it ever comes back
+/// behind a transaction of ours: whatever length that has, the old one's successor may follow it.
+#[test]
+fn a_log_that_is_not_wanted_does_not_come_back() {
+    if !common::have_tools() {
+        return;
+    }
+    let source = content(20);
+    for length in 1..16 {
+        let image = format("64bit,metadata_csum,^orphan_file");
+        let from = source.path().display();
+        let last = 5000 + length - 1;
+        debugfs(
+            image.path(),
+            &format!("jo -c -v 3\njw -b 5000-{last} {from}\njw -b 5500 {from}\njc\n"),
+        );
+        // The flag goes behind debugfs' back: it would ask for a replay.
+        debugfs(image.path(), "feature -needs_recovery\n");
+        let device = load(image.path());
+        let fs = open(&device).expect("opens");
+        assert_eq!(fs.recovered.transactions, 0);
+        keep(&fs, "kept");
+        let cut = common::save(&device);
+        for judge in ["ours", "e2fsck"] {
+            let seen = match judge {
+                "ours" => {
+                    let device = load(cut.path());
+                    open(&device).expect("opens").close().expect("closes");
+                    common::save(&device)
+                }
+                _ => {
+                    let copy = NamedTempFile::new().expect("temporary file");
+                    std::fs::copy(cut.path(), copy.path()).expect("copied");
+                    let (code, said) = e2fsck("-fy", copy.path());
+                    assert!(code.is_some_and(|code| code <= 1), "{length}: {said}");
+                    copy
+                }
+            };
+            let old = [blocks(seen.path(), 5000, 1), blocks(seen.path(), 5500, 1)].concat();
+            assert!(old.iter().all(|byte| *byte == 0), "{length}: {judge} replays the old log");
+        }
+    }
+}
