@@ -528,17 +528,24 @@ fn store_root(
     Ok(())
 }
 
-/// All extents of a file, in order; for the journal's map and for FIEMAP.
+/// All extents of a file, in order.
 ///
 /// # Errors
 /// The device's, or a corrupt tree.
 pub fn all(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<Extent>> {
     let (mut extents, mut at) = (Vec::new(), 0u64);
+    // Each has blocks of its own, so a map with more of them leads in circles.
+    let followed = |extents: &Vec<Extent>| match extents.len() as u64 > volume.geometry.block_count
+    {
+        true => Err(corrupt(cell, "more extents than blocks")),
+        false => Ok(()),
+    };
     let end = core.raw.size().div_ceil(volume.io.block_bytes() as u64);
     while !core.raw.has_flag(EXTENTS) && at < end {
         match blockmap::map(volume, cell, core, FileBlock(at as u32))? {
             Mapping::Data(extent) => {
                 extents.push(extent);
+                followed(&extents)?;
                 at = extent.end();
             }
             Mapping::Hole(blocks) => at = at.saturating_add(blocks),
@@ -550,6 +557,7 @@ pub fn all(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<Extent>> {
         let limit = leaf.limit;
         let start = leaf.extents().partition_point(|e| e.end() <= at);
         extents.extend_from_slice(&leaf.extents()[start..]);
+        followed(&extents)?;
         at = limit;
     }
     Ok(extents)

@@ -12,11 +12,11 @@ use crate::alloc::Allocator;
 use crate::cache::BlockCache;
 use crate::changes::Changes;
 use crate::error::{Corrupt, Error, Result, Structure};
-use crate::extents;
+use crate::extents::{self, Mapping};
 use crate::format::superblock::{
     BYTES, OFFSET, STATE_ERROR, STATE_VALID, Superblock, compat, incompat,
 };
-use crate::format::{DeviceBlock, journal::JournalSuperblock};
+use crate::format::{FileBlock, journal::JournalSuperblock};
 use crate::inode::InodeTable;
 use crate::io::BlockIo;
 use crate::journal::{Journal, Tuning};
@@ -309,25 +309,25 @@ fn find_journal(volume: &Volume) -> Result<(JournalMap, JournalSuperblock)> {
         return Err(Error::Incompatible(vec!["no journal".into()]));
     }
     let cell = volume.cell(ino)?;
-    let mut blocks = Vec::new();
-    for extent in extents::all(volume, &cell, &cell.core.read())? {
-        if extent.first.0 as usize != blocks.len() {
-            return Err(Corrupt::new(Structure::Journal, 0, "hole in the journal").into());
+    let core = cell.core.read();
+    let piece = |at: u32| match extents::map(volume, &cell, &core, FileBlock(at))? {
+        Mapping::Data(extent) => Ok(extent),
+        Mapping::Hole(_) => {
+            Err(Error::from(Corrupt::new(Structure::Journal, at.into(), "hole in the journal")))
         }
-        blocks.extend((0..u64::from(extent.count)).map(|n| DeviceBlock(extent.start.0 + n)));
-    }
-    let Some(first) = blocks.first() else {
-        return Err(Corrupt::new(Structure::JournalSuperblock, 0, "no blocks").into());
     };
-    let bytes = volume.io.read(*first)?;
-    let length = blocks.len() as u32;
-    let superblock = JournalSuperblock::decode(&bytes, volume.geometry.block_bytes, length)?;
-    let map = JournalMap::new(blocks);
-    let mut index = 0;
-    while index < length {
-        let count = map.run(index, length - index).max(1);
-        volume.io.mark_journal(map.device_block(index), count);
-        index += count;
+    let bytes = volume.io.read(piece(0)?.start)?;
+    // The inode may map far more than there is: what is followed is what the journal speaks of.
+    let block_bytes = volume.geometry.block_bytes;
+    let blocks = (core.raw.size() / u64::from(block_bytes)).min(volume.geometry.block_count);
+    let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
+    let superblock = JournalSuperblock::decode(&bytes, block_bytes, blocks)?;
+    let mut map = JournalMap::default();
+    while map.len() < superblock.end() {
+        let extent = piece(map.len())?;
+        let count = extent.count.min(superblock.end() - map.len());
+        volume.io.mark_journal(extent.start, count);
+        map.push(extent.start, count);
     }
     Ok((map, superblock))
 }

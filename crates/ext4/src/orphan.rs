@@ -19,10 +19,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::cache::Seal;
 use crate::error::{Corrupt, Result, Structure};
-use crate::extents;
+use crate::extents::{self, Mapping};
 use crate::format::checksum::crc;
 use crate::format::superblock::{BYTES, OFFSET, Superblock, compat};
-use crate::format::{DeviceBlock, le32};
+use crate::format::{DeviceBlock, FileBlock, le32};
 use crate::inode::{Cell, Core, in_range};
 use crate::journal::Handle;
 use crate::volume::Volume;
@@ -80,10 +80,7 @@ impl OrphanFile {
             free: Vec::new(),
             next: 0,
         };
-        for extent in extents::all(volume, &cell, &cell.core.read())? {
-            let homes = (0..u64::from(extent.count)).map(|n| DeviceBlock(extent.start.0 + n));
-            file.homes.extend(homes);
-        }
+        file.find_homes(volume, &cell)?;
         let mut index = 0;
         while let Some(first) = file.homes.get(index) {
             let rest = file.homes[index..].iter().take(RUN_BLOCKS_MAX).enumerate();
@@ -98,6 +95,26 @@ impl OrphanFile {
         let used: FxHashSet<u32> = file.slots.values().copied().collect();
         file.free = (0..file.next).rev().filter(|slot| !used.contains(slot)).collect();
         Ok(file)
+    }
+
+    /// Finds its blocks. A map that is damaged may name more than there are.
+    fn find_homes(&mut self, volume: &Volume, cell: &Cell) -> Result<()> {
+        let corrupt = |field| Err(Corrupt::new(Structure::Orphan, cell.ino.into(), field).into());
+        let core = cell.core.read();
+        let blocks = core.raw.size() / volume.io.block_bytes() as u64;
+        let slots = blocks.checked_mul(self.per_block.into());
+        if blocks > volume.geometry.block_count || slots.is_none_or(|n| n > u32::MAX.into()) {
+            return corrupt("size");
+        }
+        while (self.homes.len() as u64) < blocks {
+            let at = self.homes.len() as u32;
+            let Mapping::Data(extent) = extents::map(volume, cell, &core, FileBlock(at))? else {
+                return corrupt("hole");
+            };
+            let count = u64::from(extent.count).min(blocks - u64::from(at));
+            self.homes.extend((0..count).map(|n| DeviceBlock(extent.start.0 + n)));
+        }
+        Ok(())
     }
 
     /// Takes the slots of one block, which was read past the cache: most are never changed.

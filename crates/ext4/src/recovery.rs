@@ -14,37 +14,56 @@ use crate::format::journal::{BlockType, Codec, JournalSuperblock, Tag};
 use crate::io::BlockIo;
 
 /// The journal's blocks on the device, in order.
+#[derive(Default)]
 pub struct JournalMap {
-    blocks: Vec<DeviceBlock>,
+    /// Those that lie side by side are one.
+    runs: Vec<Run>,
+}
+
+struct Run {
+    /// Its first block's number in the journal.
+    index: u32,
+    start: DeviceBlock,
+    count: u32,
 }
 
 impl JournalMap {
-    /// From the journal inode's extents, expanded.
-    pub fn new(blocks: Vec<DeviceBlock>) -> Self {
-        JournalMap { blocks }
+    /// Adds `count` blocks that lie side by side, the next ones of the journal.
+    pub fn push(&mut self, start: DeviceBlock, count: u32) {
+        let index = self.len();
+        match self.runs.last_mut() {
+            Some(last) if last.start.0 + u64::from(last.count) == start.0 => last.count += count,
+            _ => self.runs.push(Run { index, start, count }),
+        }
     }
 
     /// Blocks in the journal.
     pub fn len(&self) -> u32 {
-        self.blocks.len() as u32
+        self.runs.last().map_or(0, |run| run.index + run.count)
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.runs.is_empty()
+    }
+
+    /// The run that block `index` of the journal is in, and how far.
+    fn find(&self, index: u32) -> (&Run, u32) {
+        let behind = self.runs.partition_point(|run| run.index <= index);
+        let run = &self.runs[behind - 1];
+        (run, index - run.index)
     }
 
     /// Where block `index` of the journal is.
     pub fn device_block(&self, index: u32) -> DeviceBlock {
-        self.blocks[index as usize]
+        let (run, within) = self.find(index);
+        DeviceBlock(run.start.0 + u64::from(within))
     }
 
     /// How many blocks from `index` on, at most `count`, lie side by side on the device.
     pub fn run(&self, index: u32, count: u32) -> u32 {
-        let start = self.blocks[index as usize].0;
-        let rest = &self.blocks[index as usize..self.blocks.len().min((index + count) as usize)];
-        let follows = |(n, block): &(usize, &DeviceBlock)| block.0 == start + *n as u64;
-        rest.iter().enumerate().take_while(follows).count() as u32
+        let (run, within) = self.find(index);
+        (run.count - within).min(count)
     }
 }
 

@@ -21,6 +21,9 @@ const BLOCK: usize = 4096;
 /// What the tests make has the same shape, whatever this machine's mke2fs.conf says.
 const FORMAT: &[&str] = &["-t", "ext4", "-b", "4096", "-J", "size=4"];
 
+/// Far more than an image of this size needs; what the tests hold themselves is less than half.
+const MEMORY_KIB_MAX: u64 = 400 << 10;
+
 /// An image in a file, formatted with `features`.
 fn format(features: &str) -> NamedTempFile {
     let file = NamedTempFile::new().expect("temporary file");
@@ -252,5 +255,54 @@ fn a_log_that_is_not_wanted_does_not_come_back() {
             let old = [blocks(seen.path(), 5000, 1), blocks(seen.path(), 5500, 1)].concat();
             assert!(old.iter().all(|byte| *byte == 0), "{length}: {judge} replays the old log");
         }
+    }
+}
+
+/// Makes inode `ino` a file with a map of blocks that leads to one block again and again.
+fn into_a_circle(image: &Path, ino: u32, size: u64) {
+    let said = debugfs(image, "ffb 1\n");
+    let free = said.lines().find_map(|line| line.strip_prefix("Free blocks found:"));
+    let free: u64 = free.and_then(|rest| rest.trim().parse().ok()).expect("a free block");
+    let said = debugfs(image, &format!("bmap <{ino}> 0\n"));
+    let first = said.lines().filter_map(|line| line.trim().parse::<u64>().ok()).next_back();
+    let first = first.expect("a first block");
+    let mut commands = format!("setb {free}\nsif <{ino}> flags 0\nsif <{ino}> size {size}\n");
+    for n in 0..12 {
+        commands += &format!("sif <{ino}> block[{n}] {}\n", if n == 0 { first } else { free });
+    }
+    for level in ["IND", "DIND", "TIND"] {
+        commands += &format!("sif <{ino}> block[{level}] {free}\n");
+    }
+    debugfs(image, &commands);
+    let bytes: Vec<u8> = (0..BLOCK / 4).flat_map(|_| (free as u32).to_le_bytes()).collect();
+    let file = std::fs::File::options().write(true).open(image).expect("writable");
+    file.write_all_at(&bytes, free * BLOCK as u64).expect("inside");
+}
+
+/// Most memory that this process ever had, in KiB.
+fn memory_peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1));
+    number.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+/// Maps of the journal and of the orphan file that name more blocks than there are cost no more
+/// than the device is worth.
+#[test]
+fn maps_larger_than_the_device_are_not_followed() {
+    if !common::have_tools() {
+        return;
+    }
+    for (features, ino) in [("^orphan_file", 8), ("orphan_file,^metadata_csum", 12)] {
+        let image = format(features);
+        into_a_circle(image.path(), ino, 20_000_000 * BLOCK as u64);
+        // Either is right: what the journal's superblock speaks of is there.
+        match open(&load(image.path())) {
+            Ok(fs) => drop(fs.close()),
+            Err(error) => assert!(matches!(error, Error::Corrupt(_)), "{ino}: {error}"),
+        }
+        let peak = memory_peak_kib();
+        assert!(peak < MEMORY_KIB_MAX, "{ino}: {peak} KiB");
     }
 }
