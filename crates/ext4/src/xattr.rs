@@ -178,10 +178,14 @@ pub fn release_block(
         return Ok(());
     }
     let shared = block(volume, cell, home)?;
-    let references = xattr::references(&shared.read());
+    // Counted and changed under one guard: other inodes let go of it too.
+    let mut bytes = handle.modify(&shared);
+    let references = xattr::references(&bytes);
     if references > 1 {
-        xattr::set_references(&mut handle.modify(&shared), references - 1);
+        xattr::set_references(&mut bytes, references - 1);
+        drop(bytes);
     } else {
+        drop(bytes);
         volume.alloc.free_metadata(handle, DeviceBlock(home), 1)?;
     }
     core.raw.set_xattr_block(0);

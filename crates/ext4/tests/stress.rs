@@ -5,16 +5,17 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
 use polylane_base::rng::Rng;
-use polylane_base::{Errno, TestClock};
+use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::ram::RamDevice;
 use polylane_ext4::Ext4;
 use polylane_testkit::subject::small_options;
-use polylane_vfs::fs::{Kind, SetAttr};
+use polylane_vfs::fs::{FileSystem, Kind, SetAttr, XattrMode};
 use polylane_vfs::{Create, Cred, Node, RENAME_EXCHANGE, Vfs};
 
 const THREADS: u64 = 8;
@@ -315,4 +316,74 @@ fn fill_and_empty(vfs: &Vfs, thread: u64) -> u32 {
         vfs.unlink(&cred, &vfs.root(), name.as_bytes()).expect("unlinks on a full disk");
     }
     full
+}
+
+/// Inodes that share one block of attributes, as the kernel makes them: `SHARERS` files of the
+/// root, made from one that has the block alone.
+const SHARERS: u64 = 64;
+
+/// An image where they do.
+fn with_shared_attributes() -> Arc<RamDevice> {
+    let device = common::make(16, &[common::LANE, &["-O", "^metadata_csum"]].concat());
+    let fs = common::open(&device);
+    let root = fs.root().expect("root").ino;
+    let new = polylane_testkit::fs_suite::node(Kind::File, 0o600);
+    let make = |n: u64| {
+        let name = format!("file-{n}");
+        fs.create(root, name.as_bytes(), &new).expect("room").node.ino.0
+    };
+    let inodes: Vec<u64> = (0..SHARERS).map(make).collect();
+    fs.setxattr(Ino(inodes[0]), b"user.shared", &[7; 2000], XattrMode::Any).expect("room");
+    fs.close().expect("closes");
+    let image = common::save(&device);
+    let debugfs = |commands: &str| {
+        let mut debugfs = Command::new("debugfs");
+        let file = tempfile::NamedTempFile::new().expect("temporary file");
+        std::fs::write(file.path(), commands).expect("written");
+        let done = debugfs.arg("-wf").arg(file.path()).arg(image.path()).output();
+        String::from_utf8_lossy(&done.expect("debugfs runs").stdout).into_owned()
+    };
+    let said = debugfs(&format!("stat <{}>\n", inodes[0]));
+    let block = said.lines().find_map(|line| line.strip_prefix("File ACL: "));
+    let block: u64 = block.and_then(|text| text.trim().parse().ok()).expect("it has a block");
+    assert_ne!(block, 0);
+    let share = |ino: &u64| format!("sif <{ino}> file_acl {block}\nsif <{ino}> blocks 8\n");
+    debugfs(&inodes[1..].iter().map(share).collect::<String>());
+    let mut bytes = std::fs::read(image.path()).expect("readable");
+    let place = &mut bytes[block as usize * 4096..][..4096];
+    polylane_ext4::format::xattr::set_references(place, SHARERS as u32);
+    let device = common::load(&bytes);
+    assert_eq!(common::complaints(&device), None);
+    device
+}
+
+/// Each lets go of it once: the block is free when the last has, and not before.
+#[test]
+fn a_shared_block_of_attributes_is_let_go_of_by_many_at_once() {
+    if !common::have_tools() {
+        return;
+    }
+    let device = with_shared_attributes();
+    let base = std::fs::read(common::save(&device).path()).expect("readable");
+    for _ in 0..40 {
+        let device = common::load(&base);
+        let fs = common::open(&device);
+        let root = fs.root().expect("root").ino;
+        let start = std::sync::Barrier::new(THREADS as usize);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (fs, start) = (&fs, &start);
+                scope.spawn(move || {
+                    for n in (thread..SHARERS).step_by(THREADS as usize) {
+                        let name = format!("file-{n}");
+                        let file = fs.lookup(root, name.as_bytes()).expect("is there").ino;
+                        start.wait();
+                        fs.removexattr(file, b"user.shared").expect("has it");
+                    }
+                });
+            }
+        });
+        fs.close().expect("closes");
+        assert_eq!(common::complaints(&device), None);
+    }
 }
