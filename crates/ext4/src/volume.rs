@@ -313,13 +313,14 @@ impl Client for Volume {
         Ok(())
     }
 
-    fn release(&self, freed: &[Freed]) {
-        if self.discard {
-            for run in freed {
-                // Advice: a device that cannot, or will not, keeps the blocks.
-                let _ = self.io.discard(run.start, run.count.into());
-            }
+    fn discard(&self, freed: &[Freed]) {
+        for run in freed.iter().filter(|_| self.discard) {
+            // Advice: a device that cannot, or will not, keeps the blocks.
+            let _ = self.io.discard(run.start, run.count.into());
         }
+    }
+
+    fn release(&self, freed: &[Freed]) {
         self.alloc.release(freed);
     }
 

@@ -4,8 +4,8 @@
 //!  log's lock held        not held                                     held
 //!  ───────────────        ────────                                     ────
 //!  body ──► log,          flush; the transaction before is durable;    versions wait for their
-//!  place of the commit    commit block, FUA                            homes, freed blocks are
-//!  block                                                               free; all are told
+//!  place of the commit    commit block, FUA; freed blocks are          homes, freed blocks are
+//!  block                  discarded, where that is wanted              free; all are told
 //! ```
 //!
 //! While one transaction is in the middle column, the next may be in the first. One that the medium
@@ -58,11 +58,14 @@ impl Journal {
         log.codec.put_commit(&mut block, tid.sequence(), now.sec.max(0) as u64, now.nsec);
         let place = self.map.device_block(log.head);
         log.advance(1);
-        let before = log.last_flying();
+        let (before, freed) = (log.last_flying(), closed.freed.clone());
         log.flying.push_back(Flying { closed, start });
         let grounded = self.board();
         drop(log);
         let written = self.write_commit(before, grounded, place, block);
+        if written.is_ok() && !self.is_stopped() {
+            client.discard(&freed);
+        }
         let mut log = self.log.lock();
         match written {
             Ok(()) => {

@@ -41,7 +41,7 @@ fn open(disk: Arc<dyn polylane_block::BlockDevice>) -> Arc<Ext4> {
     // Every commit begins before the one before has ended, and none by the clock.
     let tuning = Tuning { overlap_blocks: 0, ..Tuning::default() };
     let commit_interval = Duration::from_secs(3600);
-    let options = Options { commit_interval, tuning, ..Options::default() };
+    let options = Options { commit_interval, tuning, discard: true, ..Options::default() };
     Arc::new(Ext4::open(disk, Arc::new(TestClock::default()), &options).expect("opens"))
 }
 
@@ -220,4 +220,28 @@ fn fdatasync_beside_a_commit_flushes_what_was_written_since_its_flush() {
     assert!(flush.is_flush);
     gate.let_go(flush);
     assert_eq!(told(&data), Ok(()));
+}
+
+/// A device may take its time with what it is given back; others commit meanwhile.
+#[test]
+fn nobody_waits_for_the_log_while_freed_blocks_are_given_back() {
+    let Some(bench) = Bench::with(&["file", "other"]) else { return };
+    let (gate, fs) = (&bench.gate, &bench.fs);
+    let lookup = |name: &[u8]| fs.lookup(root(fs), name).expect("is there").ino;
+    fs.write(lookup(b"file"), 0, &mut &[1; 4096][..]).expect("room");
+    fs.sync().expect("durable");
+    let gone = fs.unlink(root(fs), b"file").expect("is there").node;
+    fs.forget(gone.ino);
+    let other = lookup(b"other");
+    fs.write(other, 0, &mut &[1; 4096][..]).expect("room");
+    gate.shut();
+    let commit = bench.sync_on_thread(other, false);
+    gate.let_go(gate.flush(&[]));
+    gate.let_go(gate.durable_write());
+    let discard = gate.durable_write();
+    let journal = fs.volume.journal.as_ref().expect("a journal");
+    assert!(journal.log.try_lock().is_some(), "the log waits for a discard");
+    assert!(untold(&commit), "its blocks are not free yet");
+    gate.let_go(discard);
+    assert_eq!(told(&commit), Ok(()));
 }

@@ -1,6 +1,6 @@
-//! A door in front of the simulated disk at which flushes and writes with FUA wait until the test
-//! lets them go, in the order that it likes. So the moments in between can be looked at, without
-//! any sleep.
+//! A door in front of the simulated disk at which flushes, writes with FUA and discards wait until
+//! the test lets them go, in the order that it likes. So the moments in between can be looked at,
+//! without any sleep.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ const LOOK: Duration = Duration::from_millis(1);
 pub struct Held {
     /// Its number, in the order of arrival.
     pub number: u64,
-    /// A flush; otherwise a write with FUA.
+    /// A flush; otherwise a write with FUA, or a discard.
     pub is_flush: bool,
 }
 
@@ -50,7 +50,7 @@ impl Gate {
         self.state.lock().expect("no thread panics in here")
     }
 
-    /// From now on flushes and writes with FUA wait.
+    /// From now on flushes, writes with FUA and discards wait.
     pub fn shut(&self) {
         self.state().shut = true;
     }
@@ -111,7 +111,7 @@ impl Gate {
         self.wait("a flush", |held| held.iter().find(new).copied())
     }
 
-    /// Waits until a write with FUA waits here.
+    /// Waits until a write with FUA, or a discard, waits here.
     ///
     /// # Panics
     /// As [`wait`](Gate::wait).
@@ -158,7 +158,7 @@ impl Channel for Passage {
     fn submit(&mut self, request: Request) -> Submitted {
         let passed = match request.op {
             Op::Flush => self.gate.pass(true),
-            Op::Write { fua: true } => self.gate.pass(false),
+            Op::Write { fua: true } | Op::Discard => self.gate.pass(false),
             _ => Ok(()),
         };
         match passed {
