@@ -88,10 +88,7 @@ impl Ext4 {
         options: &Options,
     ) -> Result<Ext4> {
         let superblock = read_superblock(&device)?;
-        let mut reasons = match superblock.check_features()? {
-            true => Vec::new(),
-            false => superblock.read_only_reasons(),
-        };
+        let mut reasons = superblock.read_only_reasons();
         if device.read_only() || options.read_only {
             reasons.push("asked for".into());
         }

@@ -29,6 +29,15 @@ fn what_cannot_be_read_is_refused_by_name() {
         let refused = open(64, &["-t", "ext4", "-b", "4096", "-O", &features]).err();
         assert_eq!(refused, Some(Error::Incompatible(vec![feature.into()])), "{feature}");
     }
+    for (name, args) in [
+        ("bigalloc with blocks of 1 KiB", &["-b", "1024", "-O", "bigalloc"][..]),
+        ("journal_dev", &["-O", "journal_dev"]),
+        ("blocks of 8 KiB", &["-b", "8192"]),
+        ("blocks of 64 KiB", &["-b", "65536"]),
+    ] {
+        let refused = open(64, &[&["-t", "ext4"], args].concat()).err();
+        assert_eq!(refused, Some(Error::Incompatible(vec![name.into()])), "{name}");
+    }
 }
 
 #[test]

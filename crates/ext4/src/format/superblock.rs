@@ -12,6 +12,10 @@ pub const OFFSET: u64 = 1024;
 pub const BYTES: usize = 1024;
 
 const MAGIC: u16 = 0xef53;
+/// Largest blocks, by the binary logarithm of their KiB: ours ...
+const LOG_BLOCK_MAX: u32 = 2;
+/// ... and Linux'.
+const LINUX_LOG_BLOCK_MAX: u32 = 6;
 /// `s_state`: unmounted cleanly.
 pub const STATE_VALID: u16 = 1;
 /// `s_state`: errors were found.
@@ -144,7 +148,8 @@ impl Superblock {
     /// Reads and checks a superblock.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] names the field. Features are checked by [`Superblock::check_features`].
+    /// [`Error::Incompatible`] with the names of what we lack and without which an image cannot
+    /// even be read; [`Error::Corrupt`] names the field.
     pub fn decode(bytes: &[u8; BYTES]) -> Result<Self> {
         if le16(bytes, 0x38) != MAGIC {
             return Err(corrupt("magic number"));
@@ -152,6 +157,11 @@ impl Superblock {
         let has_sums = le32(bytes, 0x64) & ro_compat::METADATA_CSUM != 0;
         if has_sums && le32(bytes, 0x3fc) != crc(!0, &bytes[..0x3fc]) {
             return Err(corrupt("checksum"));
+        }
+        // Before the geometry: what we do not know may have another one.
+        let names = lacking(bytes);
+        if !names.is_empty() {
+            return Err(Error::Incompatible(names));
         }
         Ok(Superblock { geometry: decode_geometry(bytes)?, raw: Box::new(*bytes) })
     }
@@ -166,24 +176,7 @@ impl Superblock {
         bytes
     }
 
-    /// Refuses features that we lack. Returns whether the image may be written.
-    ///
-    /// # Errors
-    /// [`Error::Incompatible`] with the names of what cannot even be read.
-    pub fn check_features(&self) -> Result<bool> {
-        let mut names = incompat::names(self.incompat() & !INCOMPAT_KNOWN);
-        if !self.has_incompat(incompat::FILETYPE) {
-            names.push("directories without file types".into());
-        }
-        if !names.is_empty() {
-            return Err(Error::Incompatible(names));
-        }
-        let writable =
-            self.ro_compat() & !RO_COMPAT_KNOWN == 0 && self.has_incompat(incompat::EXTENTS);
-        Ok(writable)
-    }
-
-    /// Names of the features that keep the image from being written, for the message.
+    /// What keeps the image from being written, for the message; nothing when it may be.
     pub fn read_only_reasons(&self) -> Vec<String> {
         let mut names = ro_compat::names(self.ro_compat() & !RO_COMPAT_KNOWN);
         if !self.has_incompat(incompat::EXTENTS) {
@@ -463,11 +456,28 @@ impl ErrorPlaces {
     };
 }
 
+/// What an image has that we cannot even read.
+fn lacking(bytes: &[u8; BYTES]) -> Vec<String> {
+    let (features, log) = (le32(bytes, 0x60), le32(bytes, 0x18));
+    let mut names = incompat::names(features & !INCOMPAT_KNOWN);
+    if features & (incompat::FILETYPE | incompat::JOURNAL_DEV) == 0 {
+        names.push("directories without file types".into());
+    }
+    if (LOG_BLOCK_MAX + 1..=LINUX_LOG_BLOCK_MAX).contains(&log) {
+        names.push(format!("blocks of {} KiB", 1 << log));
+    }
+    // Its blocks are counted from another place than those of all others.
+    if log == 0 && le32(bytes, 0x64) & ro_compat::BIGALLOC != 0 {
+        names.push("bigalloc with blocks of 1 KiB".into());
+    }
+    names
+}
+
 fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
     let features = (le32(bytes, 0x60), le32(bytes, 0x64));
     let wide = features.0 & incompat::SIXTY_FOUR_BIT != 0;
     let block_bytes = match le32(bytes, 0x18) {
-        log @ 0..=2 => 1024 << log,
+        log @ 0..=LOG_BLOCK_MAX => 1024 << log,
         _ => return Err(corrupt("s_log_block_size")),
     };
     let block_count =
