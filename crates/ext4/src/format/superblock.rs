@@ -182,6 +182,11 @@ impl Superblock {
         if !self.has_incompat(incompat::EXTENTS) {
             names.push("no extents (ext2 or ext3)".into());
         }
+        match (self.has_compat(compat::HAS_JOURNAL), self.journal_inode()) {
+            (false, _) => names.push("no journal".into()),
+            (true, 0) => names.push("its journal is on another device".into()),
+            (true, _) => {}
+        }
         names
     }
 
