@@ -84,6 +84,9 @@ pub enum Error {
     Corrupt(Corrupt),
     /// The image is sound but uses features that this implementation lacks; their names.
     Incompatible(Vec<String>),
+    /// The image can be opened for reading only, for these reasons, and its journal must be
+    /// replayed before.
+    Unreplayed(Vec<String>),
     /// The device failed.
     Device(DeviceError),
     /// An earlier failure stopped the file system; open it again to replay its journal.
@@ -124,7 +127,7 @@ impl From<Error> for Errno {
             Error::Corrupt(_) => Errno(117),
             Error::Incompatible(_) => Errno::EOPNOTSUPP,
             Error::Device(error) => error.into(),
-            Error::Stopped => Errno::EROFS,
+            Error::Unreplayed(_) | Error::Stopped => Errno::EROFS,
         }
     }
 }
@@ -137,6 +140,12 @@ impl fmt::Display for Error {
             Error::Incompatible(names) => {
                 write!(f, "unsupported features: {}", names.join(", "))
             }
+            Error::Unreplayed(reasons) => write!(
+                f,
+                "its journal must be replayed first, by e2fsck or a mount by the kernel: it is \
+                 not written here ({})",
+                reasons.join(", ")
+            ),
             Error::Device(error) => error.fmt(f),
             Error::Stopped => f.write_str("file system stopped after an error; open it again"),
         }

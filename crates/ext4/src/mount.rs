@@ -95,7 +95,7 @@ impl Ext4 {
         let read_only = !reasons.is_empty();
         let needs_recovery = superblock.has_incompat(incompat::RECOVER);
         if read_only && needs_recovery {
-            return Err(Errno::EROFS.into());
+            return Err(Error::Unreplayed(reasons));
         }
         let mut volume = assemble(device, clock, superblock, options)?;
         let mut recovered = Recovered::default();

@@ -6,6 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 
 use polylane_base::{Errno, Ino, TestClock};
@@ -67,6 +68,26 @@ fn what_cannot_be_written_is_read_only_and_says_why() {
         assert_eq!(fs.lookup(root, b"lost+found").map(|attr| attr.kind), Ok(Kind::Dir));
         fs.close().expect("nothing to do");
     }
+}
+
+/// Whoever is refused is told why, and who can help.
+#[test]
+fn what_is_not_written_and_must_be_replayed_is_refused_and_says_so() {
+    if !common::have_tools() {
+        return;
+    }
+    let image = tempfile::NamedTempFile::new().expect("temporary file");
+    std::fs::write(image.path(), common::image(64, &["-t", "ext3"])).expect("written");
+    let mut debugfs = Command::new("debugfs");
+    debugfs.args(["-w", "-R", "feature needs_recovery"]).arg(image.path());
+    assert!(debugfs.output().expect("debugfs runs").status.success());
+    let device = common::load(&std::fs::read(image.path()).expect("readable"));
+    let refused = Ext4::open(device, Arc::new(TestClock::default()), &Options::default());
+    let why = refused.err().expect("it needs what we do not do");
+    let said = why.to_string();
+    assert!(said.contains("journal must be replayed first") && said.contains("ext3"), "{said}");
+    assert!(said.contains("e2fsck") && !said.contains('\n'), "{said}");
+    assert_eq!(Errno::from(why), Errno::EROFS);
 }
 
 #[test]
