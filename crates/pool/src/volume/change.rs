@@ -433,6 +433,10 @@ fn mend(path: &Path, name: &Path) -> Result<()> {
     let mut command = tools::command("e2fsck", "e2fsprogs")?;
     command.arg("-fp").arg(name);
     let output = tools::run(command)?;
+    if let Some(why) = tools::fsck_failure(&output) {
+        let why = why.replace(&name.display().to_string(), "it");
+        return Err(Failure::failed(format!("{}: e2fsck cannot check it: {why}", path.display())));
+    }
     match output.status.code() {
         Some(tools::FSCK_CLEAN | tools::FSCK_MENDED) => Ok(()),
         _ => Err(Failure::failed(format!(

@@ -69,7 +69,12 @@ fn judge(path: &Path, file: &File, how: Check) -> Result<String> {
     let output = tools::run(command)?;
     let said = String::from_utf8_lossy(&output.stdout);
     let said = said.replace(&name.display().to_string(), &path.display().to_string());
+    let failed = tools::fsck_failure(&output);
+    let failed = failed.map(|why| why.replace(&name.display().to_string(), "it"));
     let path = path.display();
+    if let Some(why) = failed {
+        return Err(Failure::failed(format!("{path}: e2fsck cannot check it: {why}")));
+    }
     match (output.status.code(), how) {
         (Some(tools::FSCK_CLEAN), _) | (Some(tools::FSCK_MENDED), Check::Repair) => Ok(said),
         (_, Check::Repair) => {
@@ -137,6 +142,35 @@ fn settle(path: &Path, file: &File) -> Result<()> {
             tools::run(command)?;
             say(format_args!("{path}: cannot be mounted ({why}): only its journal is replayed"));
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// An e2fsck that does not know a feature has found no error, and could mend none.
+    #[test]
+    fn what_e2fsck_does_not_know_is_no_damage() {
+        if tools::find("mke2fs").is_none() {
+            eprintln!("skipped: mke2fs is not installed");
+            return;
+        }
+        let image = tempfile::NamedTempFile::new().expect("temporary file");
+        image.as_file().set_len(64 << 20).expect("sparse file");
+        tools::make_ext4(image.path(), image.path(), (0, 0)).expect("formatted");
+        assert!(judge(image.path(), image.as_file(), Check::Look).is_ok());
+        let debugfs = tools::find("debugfs").expect("comes with mke2fs");
+        let mut debugfs = Command::new(debugfs);
+        debugfs.args(["-w", "-R", "feature FEATURE_I30"]).arg(image.path());
+        assert!(debugfs.output().expect("runs").status.success());
+        for how in [Check::Look, Check::Settle, Check::Repair] {
+            let said = judge(image.path(), image.as_file(), how).expect_err("unknown").to_string();
+            assert!(said.contains("cannot check it: it has unsupported feature"), "{said}");
+            assert!(!said.contains("errors") && !said.contains('\n'), "{said}");
         }
     }
 }

@@ -11,6 +11,9 @@ use crate::failure::{Failure, Result};
 pub(super) const FSCK_CLEAN: i32 = 0;
 /// ... or all of it was mended.
 pub(super) const FSCK_MENDED: i32 = 1;
+/// ... or it could not look: it failed itself, does not know the file system's features, or was
+/// ended. A set of bits: of errors that it left it says another.
+const FSCK_FAILED: i32 = 8 | 16 | 32 | 128;
 
 /// Where system programs are, also for users whose path lacks it.
 const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
@@ -50,6 +53,18 @@ pub(crate) fn last_words(output: &Output) -> String {
     let said = String::from_utf8_lossy(&said);
     let last = said.lines().rev().map(str::trim).find(|line| !line.is_empty());
     last.unwrap_or("it did not say why").to_string()
+}
+
+/// Why e2fsck has not judged, in one line; `None` when it has.
+pub(super) fn fsck_failure(output: &Output) -> Option<String> {
+    if output.status.code().is_some_and(|code| code & FSCK_FAILED == 0) {
+        return None;
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let is_name = |line: &&str| line.starts_with("e2fsck 1.");
+    let lines = said.lines().map(str::trim).filter(|line| !line.is_empty() && !is_name(line));
+    let why = lines.collect::<Vec<_>>().join("; ");
+    Some(if why.is_empty() { last_words(output) } else { why })
 }
 
 /// What resize2fs says that the ext4 in `file` needs at least, in bytes; `None` when it failed for
