@@ -266,7 +266,8 @@ fn numbers_that_wrap_survive_cuts() {
         let count = if is_full() { 40 } else { 4 };
         let images: Vec<Image> = images().into_iter().map(states::late_numbered).collect();
         let next = |at: usize| varied(random::workload(99 + at as u64, 200, 60), at);
-        let effort = Effort { cut_every: 8, fsck_every: 10, ..effort() };
+        let kernel_every = effort().kernel_every / 10;
+        let effort = Effort { cut_every: 8, fsck_every: 10, kernel_every, ..effort() };
         explore_on(&images, "wrapping numbers", effort, &Limit::list(count), &next);
     }
 }
