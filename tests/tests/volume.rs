@@ -1,7 +1,7 @@
 //! `polylane volume`: what it makes, tells, refuses.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -234,6 +234,53 @@ fn copies_on_any_host_are_made_in_a_moment_and_small() {
     done(dir, "rm s");
     let left: Vec<_> = fs::read_dir(dir).expect("list").flatten().map(|e| e.file_name()).collect();
     assert_eq!(left, ["lost+found"]);
+}
+
+#[test]
+fn a_link_to_a_volume_means_the_volume_and_other_names_of_its_file_none() {
+    let name = "a_link_to_a_volume_means_the_volume_and_other_names_of_its_file_none";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let (dir, at) = (dir.path(), |name: &str| dir.path().join(name));
+    done(dir, "create v --size 64M");
+    fs::create_dir(at("links")).expect("mkdir");
+    symlink(at("v"), at("links/l")).expect("link");
+    assert_eq!(field(dir, "links/l", "id"), field(dir, "v", "id"));
+    run(&at("links/l"), "echo first > /lane/f");
+    done(dir, "snapshot links/l s");
+    assert!(fs::symlink_metadata(at("links/l")).expect("stat").is_symlink());
+    assert!(fs::symlink_metadata(at("s")).expect("stat").is_file());
+    // The snapshot stays as it is, under whichever name the volume is written.
+    run(&at("v"), "echo second > /lane/f");
+    run(&at("links/l"), "echo third >> /lane/f");
+    done(dir, "clone s c");
+    assert_eq!(run(&at("c"), "cat /lane/f"), "first\n");
+    assert_eq!(run(&at("v"), "cat /lane/f"), "second\nthird\n");
+    done(dir, "resize links/l 80M");
+    assert_eq!(field(dir, "v", "size_bytes"), 80 << 20);
+    assert!(refused(dir, "rm links/l", 1).contains("remove the volume by its name, /"));
+    symlink("nowhere", at("links/d")).expect("link");
+    assert!(refused(dir, "info links/d", 1).contains("links/d: cannot follow the link: No such"));
+    let mut user = Run::new("--volume").arg(at("links/l")).script("echo up; sleep 60").start();
+    assert_eq!(user.line(), "up");
+    done(dir, "snapshot links/l used");
+    user.signal("TERM");
+    user.end();
+    assert!(fs::symlink_metadata(at("links/l")).expect("stat").is_symlink());
+    assert_eq!(run(&at("v"), "cat /lane/f"), "second\nthird\n");
+    // A frozen file must not have a name under which it is written.
+    done(dir, "create w --size 64M");
+    fs::hard_link(at("w"), at("h")).expect("link");
+    let before = fs::metadata(at("w")).expect("stat").ino();
+    let tried = volume(dir, "snapshot w s2");
+    if field(dir, "s", "base").is_null() && field(dir, "c", "base").is_null() {
+        assert!(tried.status.success(), "blocks are shared: no file is frozen");
+    } else {
+        let said = String::from_utf8_lossy(&tried.stderr);
+        assert!(said.contains("w: its file has 2 names (hard links)"), "{said}");
+        assert!(!at("s2").exists() && fs::metadata(at("w")).expect("stat").ino() == before);
+        fs::remove_file(at("h")).expect("remove");
+        done(dir, "snapshot w s2");
+    }
 }
 
 #[test]

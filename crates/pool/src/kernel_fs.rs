@@ -136,6 +136,7 @@ impl Disk {
         size: Option<u64>,
         cache: SetOptions,
     ) -> Result<Disk> {
+        let path = &volume::resolve(path)?;
         let made = volume::make_blank(path, size)?;
         let disk = Disk::attach(path, lane.kind, cache);
         let opened = disk.and_then(|disk| disk.prepare(path, lane).map(|()| disk));

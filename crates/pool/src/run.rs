@@ -342,8 +342,8 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
             let handed = Handed { dir: Some(dir), ..Handed::default() };
             return Ok((handed, path.display().to_string(), Kept::default()));
         }
-        Source::Volume(Some(path)) => path.clone(),
-        Source::Volume(None) => volume::default_path(pool)?,
+        Source::Volume(Some(path)) => volume::resolve(path)?,
+        Source::Volume(None) => volume::resolve(&volume::default_path(pool)?)?,
     };
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let (stack, kept) = volume::open_or_create(&path, options.size, owner)?;

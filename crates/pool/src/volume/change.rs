@@ -18,7 +18,7 @@ use super::cache::CacheSpec;
 use super::copy::{copy_data, materialize};
 use super::cow;
 use super::info::{Content, content};
-use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure, refuse_full};
+use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure, refuse_full, refuse_links, resolve};
 use super::sidecar::{self, Sidecar};
 use super::stack::Stack;
 use super::tools;
@@ -96,6 +96,7 @@ impl SetOptions {
 /// # Errors
 /// It does not exist, or its sidecar cannot be written.
 pub fn set(path: &Path, options: &SetOptions) -> Result<()> {
+    let path = &resolve(path)?;
     std::fs::metadata(path).map_err(|error| Failure::path(path, "look at it", error))?;
     let mut sidecar = Sidecar::load(path)?;
     if sidecar.id.is_empty() {
@@ -205,11 +206,20 @@ fn promised_beside(path: &Path) -> u64 {
     holes.fold(0, u64::saturating_add)
 }
 
-/// Removes a volume that nobody has open, and its sidecar.
+/// Removes a volume that nobody has open, and its sidecar. A link to one may have been made for
+/// another purpose, and would lead nowhere: the volume is removed by its own name alone.
 ///
 /// # Errors
 /// It is in use or cannot be removed.
 pub fn remove(path: &Path) -> Result<()> {
+    let file = resolve(path)?;
+    if file != path {
+        return Err(Failure::failed(format!(
+            "{}: is a symbolic link: remove the volume by its name, {}",
+            path.display(),
+            file.display()
+        )));
+    }
     let own = Sidecar::load(path)?;
     match image::open(path) {
         // A removal that was cut short.
@@ -248,6 +258,7 @@ fn remove_file(path: &Path, own: &Sidecar) -> Result<()> {
 /// # Errors
 /// It would shrink and cannot, is in use, or its file system has errors.
 pub fn resize(path: &Path, size: u64) -> Result<()> {
+    let path = &resolve(path)?;
     refuse_snapshot(path)?;
     let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
     if attach::resize(path, size)?.is_some() {
@@ -293,6 +304,7 @@ fn resize_bypass(path: &Path, size: u64, now: u64) -> Result<()> {
 /// whole.
 fn shrink(path: &Path, file: &File, stat: &std::fs::Metadata, size: u64) -> Result<()> {
     refuse_small(path, file, size)?;
+    refuse_links(path)?;
     let temporary = raw_name(path);
     let draft = Draft::new(&temporary, stat.len()).map_err(|error| failure(path, error))?;
     copy_data(file, draft.file(), stat.len())
@@ -398,6 +410,7 @@ pub(super) fn open_raw(path: &Path) -> Result<Files> {
         let files = stack.files.into_iter().next();
         return files.ok_or_else(|| no_ext4(path));
     }
+    refuse_links(path)?;
     // Nobody else is to open it before it has its new form.
     let _held = stack.files[0].lock.try_clone();
     let draft = Draft::new(&temporary, 0).map_err(|error| failure(path, error))?;

@@ -17,7 +17,7 @@ use super::bypass;
 use super::change::{no_ext4, open_raw, refuse_snapshot};
 use super::copy::{beside_temporary, materialize};
 use super::info::{Content, content, needs_replay};
-use super::open::failure;
+use super::open::{failure, resolve};
 use super::sidecar::Sidecar;
 use super::stack::Stack;
 use super::tools;
@@ -40,6 +40,7 @@ pub enum Check {
 /// # Errors
 /// There are errors, with what e2fsck said last; it is in use; it holds no ext4.
 pub fn check(path: &Path, how: Check) -> Result<String> {
+    let path = &resolve(path)?;
     if how == Check::Repair && Sidecar::load(path)?.bypass.is_some() {
         let mut said = String::new();
         bypass::rewrite(path, |copy| {

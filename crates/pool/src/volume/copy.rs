@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::cache::CacheSpec;
 use super::live::{self, Still};
-use super::open::failure;
+use super::open::{failure, resolve};
 use super::sidecar::Sidecar;
 use super::stack::Stack;
 use super::{cow, info, tools};
@@ -49,6 +49,7 @@ pub enum Copy {
 /// # Errors
 /// The volume is in use by somebody else, the copy exists, the host is full.
 pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
+    let from = &resolve(from)?;
     let mut sidecar = Sidecar::load(from)?;
     let own = match sidecar.snapshot {
         // It does not change, and other volumes may be on it.
@@ -131,6 +132,7 @@ pub(super) fn finish_copy(draft: Draft, to: &Path, of: &Sidecar, kind: Copy) -> 
 /// # Errors
 /// The file cannot be read, the volume exists, qemu-img is not installed.
 pub fn import(from: &Path, to: &Path) -> Result<()> {
+    let from = &resolve(from)?;
     let source = info::open(from)?;
     let mut magic = [0; 4];
     let is_qcow2 = source.read_exact_at(&mut magic, 0).is_ok() && magic == QCOW2_MAGIC;
@@ -155,6 +157,7 @@ pub fn import(from: &Path, to: &Path) -> Result<()> {
 /// # Errors
 /// The volume is in use, the file exists, qemu-img is not installed.
 pub fn export(from: &Path, to: &Path, qcow2: bool) -> Result<()> {
+    let from = &resolve(from)?;
     let shared = Sidecar::load(from)?.snapshot;
     let own = if shared { image::open_shared(from) } else { image::open(from) };
     let stack = Stack::from_own(from, own.map_err(|error| failure(from, error))?)?;

@@ -16,7 +16,7 @@ use polylane_block::image::{self, Draft};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::info;
-use super::open::failure;
+use super::open::{failure, refuse_links};
 use super::sidecar::{self, OverlayRef, Sidecar};
 use super::stack::{Shape, beside, is_cut_short, make_top, reference, refuse_damage};
 use crate::failure::{Failure, Result};
@@ -104,6 +104,7 @@ fn freeze(
     by: &dyn Exchange,
 ) -> Result<String> {
     shape.refuse_depth(from)?;
+    refuse_links(from)?;
     let mut own = shape.sidecar.clone();
     let id = Sidecar::fresh_id()?;
     let reference = refer(base, from, id.clone())?;

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::bypass;
 use super::cache::CacheSpec;
-use super::open::{failure, holder_text, volumes_dir};
+use super::open::{failure, holder_text, resolve, volumes_dir};
 use super::sidecar::{self, Sidecar};
 use super::space::{self, Space};
 use super::stack::{self, DEPTH_MAX};
@@ -89,7 +89,8 @@ pub struct Info {
 ///
 /// # Errors
 /// It is no volume or cannot be read.
-pub fn info(path: &Path) -> Result<Info> {
+pub fn info(named: &Path) -> Result<Info> {
+    let path = &resolve(named)?;
     let file = open(path)?;
     let stat = file.metadata().map_err(|error| Failure::path(path, "look at it", error))?;
     let bypass = Sidecar::load(path)?.bypass;
@@ -114,7 +115,7 @@ pub fn info(path: &Path) -> Result<Info> {
         None => space::measure(path, &file, &sidecar)?,
     };
     Ok(Info {
-        path: path.to_path_buf(),
+        path: named.to_path_buf(),
         id: sidecar.id.clone(),
         size_bytes: match &bypass {
             Some(its) => its.size,
@@ -187,6 +188,7 @@ pub fn list(dirs: &[PathBuf]) -> Result<Vec<Info>> {
 /// # Errors
 /// `EOPNOTSUPP` where the host cannot tell.
 pub fn map(path: &Path) -> Result<Vec<HostExtent>> {
+    let path = &resolve(path)?;
     if let Some(its) = Sidecar::load(path)?.bypass {
         return Ok(bypass::glance(path, &its, START_BYTES)?.extents);
     }

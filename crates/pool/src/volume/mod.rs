@@ -42,5 +42,7 @@ pub use check::{Check, check};
 pub use copy::{Copy, duplicate, export, import};
 pub(crate) use cow::sync_both;
 pub use info::{Content, Info, info, list, map};
-pub(crate) use open::{Kept, default_path, failure, make_blank, open_or_create, state_dir};
+pub(crate) use open::{
+    Kept, default_path, failure, make_blank, open_or_create, resolve, state_dir,
+};
 pub(crate) use sidecar::Sidecar;

@@ -53,6 +53,33 @@ pub(crate) fn volumes_dir() -> Result<PathBuf> {
     Ok(state_dir()?.join("volumes"))
 }
 
+/// The file that a volume's path means. A symbolic link is followed here and nowhere else: the
+/// sidecar has the file's name, and names are exchanged where the file has its own.
+///
+/// # Errors
+/// It is a link that leads nowhere.
+pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
+    match std::fs::symlink_metadata(path) {
+        Ok(stat) if stat.is_symlink() => {
+            path.canonicalize().map_err(|error| Failure::path(path, "follow the link", error))
+        }
+        _ => Ok(path.to_path_buf()),
+    }
+}
+
+/// Refuses a file that has other names: they would go on to mean what the volume was.
+pub(super) fn refuse_links(path: &Path) -> Result<()> {
+    let stat = rustix::fs::stat(path).map_err(|error| Failure::path(path, "look at it", error))?;
+    match stat.st_nlink {
+        0 | 1 => Ok(()),
+        count => Err(Failure::failed(format!(
+            "{}: its file has {count} names (hard links), which would mean different volumes \
+             after this: remove the others first",
+            path.display()
+        ))),
+    }
+}
+
 /// The own volume of a pool; its directory is made.
 pub(crate) fn default_path(pool: &str) -> Result<PathBuf> {
     use std::os::unix::fs::DirBuilderExt;
