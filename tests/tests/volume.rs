@@ -514,6 +514,53 @@ fn what_goes_out_comes_back() {
 }
 
 #[test]
+fn what_is_imported_of_a_volume_is_what_its_tenant_sees() {
+    let name = "what_is_imported_of_a_volume_is_what_its_tenant_sees";
+    let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
+    let (dir, at) = (dir.path(), |name: &str| dir.path().join(name));
+    done(dir, "create v --size 64M");
+    run(&at("v"), "echo first > /lane/f");
+    done(dir, "clone v c");
+    run(&at("c"), "echo second > /lane/g");
+    done(dir, "import c i");
+    assert_clean(&at("i"));
+    assert_eq!(run(&at("i"), "cat /lane/f /lane/g"), "first\nsecond\n");
+    let mut user = Run::new("--volume").arg(at("c")).script("echo up; sleep 60").start();
+    assert_eq!(user.line(), "up");
+    assert!(refused(dir, "import c j", 1).contains("c: in use by pool"));
+    user.signal("TERM");
+    user.end();
+    // What a guest writes to the start of its volume is no header of ours.
+    done(dir, "create q --size 16M --fs none");
+    sh(dir, "printf 'QFI\\373' | dd of=q conv=notrunc status=none");
+    done(dir, "import q r");
+    assert_eq!(fs::read(at("r")).expect("read"), fs::read(at("q")).expect("read"));
+    fs::write(at("odd"), vec![7; 20 << 20 | 100]).expect("write");
+    let output = volume(dir, "import odd whole");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("412 bytes of zeros follow"), "{said}");
+    assert_eq!(field(dir, "whole", "size_bytes"), 20 << 20 | 512);
+}
+
+#[test]
+fn a_volume_on_a_read_only_host_is_looked_at_and_exported() {
+    let name = "a_volume_on_a_read_only_host_is_looked_at_and_exported";
+    let Some(host) = HostFs::new(name, "ext4", 200 << 20) else { return };
+    let dir = &host.path();
+    done(dir, "create v --size 32M");
+    done(dir, "clone v c");
+    sh(dir, "mount -o remount,ro .");
+    let out = tempfile::tempdir().expect("tempdir");
+    for volume in ["v", "c"] {
+        done(dir, &format!("check -n {volume}"));
+        let copy = out.path().join(volume);
+        done(dir, &format!("export {volume} {}", copy.display()));
+        assert_clean(&copy);
+    }
+    assert!(refused(dir, "check v", 1).contains("v: cannot open it: Read-only file system"));
+}
+
+#[test]
 fn the_map_covers_what_is_allocated() {
     let Some(dir) = place("the_map_covers_what_is_allocated") else { return };
     let dir = dir.path();

@@ -7,17 +7,17 @@
 use std::fs::File;
 use std::path::Path;
 
-use polylane_base::SystemClock;
 use polylane_base::sync::Arc;
+use polylane_base::{Errno, SystemClock};
 use polylane_block::file::{FileDevice, Files, Way};
-use polylane_block::image::{self, Draft};
+use polylane_block::image::{self, Draft, ImageError};
 use polylane_ext4::{Ext4, Options};
 
 use super::bypass;
 use super::change::{no_ext4, open_raw, refuse_snapshot};
 use super::copy::{beside_temporary, materialize};
 use super::info::{Content, content, needs_replay};
-use super::open::{failure, resolve};
+use super::open::{failure, open_to_read, resolve};
 use super::sidecar::Sidecar;
 use super::stack::Stack;
 use super::tools;
@@ -100,21 +100,31 @@ fn subject(path: &Path, how: Check) -> Result<(File, Option<std::os::fd::OwnedFd
         let Files { plain, lock, .. } = open_raw(path)?;
         return Ok((File::from(plain), Some(lock)));
     }
-    let stack = match sidecar.snapshot {
-        true => {
-            let own = image::open_shared(path).map_err(|error| failure(path, error))?;
-            Stack::from_own(path, own)?
-        }
+    let stack = match sidecar.snapshot || how == Check::Look {
+        true => Stack::from_own(path, open_to_read(path, &sidecar)?)?,
         false => Stack::open(path)?,
     };
     if stack.is_raw() && (!sidecar.snapshot || how == Check::Look) {
         let own = stack.files.into_iter().next().ok_or_else(|| no_ext4(path))?;
         return Ok((File::from(own.plain), Some(own.lock)));
     }
-    let draft = Draft::new(&beside_temporary(path), 0).map_err(|error| failure(path, error))?;
+    let draft = nameless(path)?;
     materialize(path, stack, draft.file(), path)?;
     let copy = draft.file().try_clone();
     Ok((File::from(copy.map_err(|error| Failure::path(path, "copy it", error))?), None))
+}
+
+/// A file that never gets a name: beside the volume, which has room for it as a rule; where nothing
+/// can be made there, among temporary files.
+fn nameless(path: &Path) -> Result<Draft> {
+    let name = beside_temporary(path);
+    match Draft::new(&name, 0) {
+        Err(ImageError::Host(_, Errno::EROFS | Errno::EACCES)) => {
+            let elsewhere = std::env::temp_dir().join(name.file_name().unwrap_or_default());
+            Draft::new(&elsewhere, 0).map_err(|error| failure(&elsewhere, error))
+        }
+        made => made.map_err(|error| failure(path, error)),
+    }
 }
 
 /// Does what a mount does before anybody sees a file.

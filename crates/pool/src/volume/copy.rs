@@ -16,11 +16,11 @@ use rustix::io::Errno;
 
 use super::cache::CacheSpec;
 use super::live::{self, Still};
-use super::open::{failure, resolve};
-use super::sidecar::Sidecar;
-use super::stack::Stack;
+use super::open::{failure, open_to_read, resolve};
+use super::sidecar::{self, Sidecar};
+use super::stack::{SECTOR_BYTES, Stack};
 use super::{cow, info, tools};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, say};
 
 /// Bytes per copy_file_range(2), so that a signal gets through and progress shows.
 const PIECE_BYTES: u64 = 64 << 20;
@@ -127,29 +127,45 @@ pub(super) fn finish_copy(draft: Draft, to: &Path, of: &Sidecar, kind: Copy) -> 
     finish(draft, to, &copy)
 }
 
-/// Makes a volume of a raw or qcow2 file.
+/// Makes a volume of a raw or qcow2 file, or of what the tenant of another volume sees.
 ///
 /// # Errors
-/// The file cannot be read, the volume exists, qemu-img is not installed.
+/// The file cannot be read or is in use, the volume exists, qemu-img is not installed.
 pub fn import(from: &Path, to: &Path) -> Result<()> {
     let from = &resolve(from)?;
     let source = info::open(from)?;
     let mut magic = [0; 4];
     let is_qcow2 = source.read_exact_at(&mut magic, 0).is_ok() && magic == QCOW2_MAGIC;
-    let draft = if is_qcow2 {
-        let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
-        let source = ["-U".into(), "-f".into(), "qcow2".into(), from.into()];
+    drop(source);
+    let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
+    // The guest of a volume can write such a header too, that names files of the host.
+    if is_qcow2 && !sidecar::path_of(from).exists() {
+        let source = ["-f".into(), "qcow2".into(), from.into()];
         convert(&source, &image::proc_path(draft.file()), "raw", to)?;
-        draft
     } else {
-        let stat = source.metadata();
-        let size = stat.map_err(|error| Failure::path(from, "look at it", error))?.len();
-        let draft = Draft::new(to, size).map_err(|error| failure(to, error))?;
-        copy_data(&source, draft.file(), size)
-            .map_err(|error| Failure::path(to, "copy the data", error))?;
-        draft
-    };
+        let own = open_to_read(from, &Sidecar::load(from)?)?;
+        let stack = Stack::from_own(from, own)?;
+        let size = stack.size;
+        materialize(from, stack, draft.file(), to)?;
+        fill_sector(from, size, &draft, to)?;
+    }
     finish(draft, to, &Sidecar::new()?)
+}
+
+/// Disks are whole sectors: a file that ends within one is continued with zeros.
+fn fill_sector(from: &Path, size: u64, draft: &Draft, to: &Path) -> Result<()> {
+    let whole = size.next_multiple_of(SECTOR_BYTES);
+    if whole == size {
+        return Ok(());
+    }
+    say(format_args!(
+        "{}: is {size} bytes, no whole sectors: {} bytes of zeros follow in {}",
+        from.display(),
+        whole - size,
+        to.display()
+    ));
+    rustix::fs::ftruncate(draft.file(), whole)
+        .map_err(|error| Failure::path(to, "give it its size", error))
 }
 
 /// Writes a volume that nobody has open to a new file.
@@ -158,9 +174,8 @@ pub fn import(from: &Path, to: &Path) -> Result<()> {
 /// The volume is in use, the file exists, qemu-img is not installed.
 pub fn export(from: &Path, to: &Path, qcow2: bool) -> Result<()> {
     let from = &resolve(from)?;
-    let shared = Sidecar::load(from)?.snapshot;
-    let own = if shared { image::open_shared(from) } else { image::open(from) };
-    let stack = Stack::from_own(from, own.map_err(|error| failure(from, error))?)?;
+    let own = open_to_read(from, &Sidecar::load(from)?)?;
+    let stack = Stack::from_own(from, own)?;
     let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
     if !qcow2 {
         materialize(from, stack, draft.file(), to)?;

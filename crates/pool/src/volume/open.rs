@@ -67,6 +67,22 @@ pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
     }
 }
 
+/// Opens a volume that is only going to be read, so that nobody changes it meanwhile: alone; what
+/// never changes, or may not be written by this user or on this host, together with others who
+/// read.
+pub(super) fn open_to_read(path: &Path, sidecar: &Sidecar) -> Result<Files> {
+    if sidecar.snapshot {
+        return image::open_shared(path).map_err(|error| failure(path, error));
+    }
+    match image::open(path) {
+        Err(ImageError::Host(_, Errno::EROFS | Errno::EACCES | Errno::EPERM)) => {
+            image::open_shared(path)
+        }
+        opened => opened,
+    }
+    .map_err(|error| failure(path, error))
+}
+
 /// Refuses a file that has other names: they would go on to mean what the volume was.
 pub(super) fn refuse_links(path: &Path) -> Result<()> {
     let stat = rustix::fs::stat(path).map_err(|error| Failure::path(path, "look at it", error))?;
