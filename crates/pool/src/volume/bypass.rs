@@ -3,6 +3,7 @@
 //! The volume's own file carries its name, its lock and its sidecar; its bytes are in the pool
 //! file, which `polylane_block::bypass` knows about. The sidecar names both.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use polylane_base::Errno;
@@ -29,6 +30,11 @@ use crate::failure::{Failure, Result, plain};
 
 /// Bytes of a volume's own file: text for whoever looks into it.
 const STUB_BYTES: u64 = 4096;
+
+/// What it begins with.
+const STUB_TEXT: [u8; 90] =
+    *b"A polylane bypass volume: its blocks are in the pool file beside it, \
+    as its sidecar says.\n";
 
 /// Pool files in a directory, at most.
 const POOLS_MAX: u32 = 24;
@@ -216,11 +222,18 @@ fn make(file: PoolFile, pool: &Path, id: Id, size: u64) -> Result<()> {
 
 fn stub(path: &Path) -> Result<Draft> {
     let draft = Draft::new(path, STUB_BYTES).map_err(|error| failure(path, error))?;
-    let text = "A polylane bypass volume: its blocks are in the pool file beside it, as its \
-                sidecar says.\n";
-    rustix::io::pwrite(draft.file(), text.as_bytes(), 0)
+    rustix::io::pwrite(draft.file(), &STUB_TEXT, 0)
         .map_err(|error| Failure::path(path, "write it", error))?;
     Ok(draft)
+}
+
+/// Whether a file is the one that stands for a bypass volume.
+pub(super) fn is_stub(file: impl AsFd) -> bool {
+    let mut start = [0; STUB_TEXT.len()];
+    let size = seek(&file, SeekFrom::End(0));
+    size == Ok(STUB_BYTES)
+        && rustix::io::pread(&file, &mut start, 0) == Ok(start.len())
+        && start == STUB_TEXT
 }
 
 /// Puts an ext4 on a new volume, whose root belongs to `owner`.

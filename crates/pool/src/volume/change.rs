@@ -17,10 +17,10 @@ use super::bypass;
 use super::cache::CacheSpec;
 use super::copy::{copy_data, materialize};
 use super::cow;
-use super::info::{Content, content};
+use super::info::{self, Content, content};
 use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure, refuse_full, refuse_links, resolve};
 use super::sidecar::{self, Sidecar};
-use super::stack::Stack;
+use super::stack::{Stack, refuse_damage};
 use super::tools;
 use super::translation::Translation;
 use crate::attach;
@@ -100,6 +100,8 @@ pub fn set(path: &Path, options: &SetOptions) -> Result<()> {
     std::fs::metadata(path).map_err(|error| Failure::path(path, "look at it", error))?;
     let mut sidecar = Sidecar::load(path)?;
     if sidecar.id.is_empty() {
+        // With a sidecar it is known to be a raw volume.
+        refuse_damage(path, info::open(path)?, &sidecar)?;
         sidecar.id = Sidecar::fresh_id()?;
     }
     options.apply(&mut sidecar);
@@ -415,6 +417,8 @@ pub(super) fn open_raw(path: &Path) -> Result<Files> {
     let _held = stack.files[0].lock.try_clone();
     let draft = Draft::new(&temporary, 0).map_err(|error| failure(path, error))?;
     materialize(path, stack, draft.file(), path)?;
+    sidecar.raw = true;
+    sidecar.store(path)?;
     let files = put_in_place(path, draft)?;
     // It is on nothing now: lets go of its bases.
     cow::tidy(path, &files.plain, &mut sidecar)?;

@@ -50,7 +50,7 @@ pub enum Copy {
 /// The volume is in use by somebody else, the copy exists, the host is full.
 pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
     let from = &resolve(from)?;
-    let mut sidecar = Sidecar::load(from)?;
+    let sidecar = Sidecar::load(from)?;
     let own = match sidecar.snapshot {
         // It does not change, and other volumes may be on it.
         true => image::open_shared(from),
@@ -70,9 +70,10 @@ pub fn duplicate(from: &Path, to: &Path, kind: Copy) -> Result<()> {
         }
         own => own.map_err(|error| failure(from, error))?,
     };
-    identify(from, &mut sidecar)?;
     let mut stack = Stack::from_own(from, own)?;
+    identify(from, &mut stack.sidecar)?;
     cow::tidy(from, &stack.files[0].plain, &mut stack.sidecar)?;
+    let sidecar = stack.sidecar.clone();
     rustix::fs::fsync(&stack.files[0].plain)
         .map_err(|error| Failure::path(from, "sync it", error))?;
     if stack.pinned.is_some() {

@@ -126,12 +126,14 @@ fn freeze(
         translation: own.translation.clone(),
         journals: own.journals.clone(),
         overlays,
+        raw: false,
         children: vec![absolute(from)?],
         implicit,
         awaits: Some(reference.nonce.clone()),
     };
     let below: Vec<_> = own.overlays.iter().map(|old| beside(from, &old.base)).collect();
     own.overlays.push(reference.clone());
+    own.raw = shape.depth == 0;
     let mut published = false;
     let exchanged = own.store(from).and_then(|()| {
         frozen.store(base)?;
@@ -147,12 +149,13 @@ fn freeze(
     });
     if let Err(failure) = exchanged {
         own.overlays.pop();
+        own.raw = false;
         let _ = own.store(from);
         // Not what somebody else has given that name meanwhile.
         let _ = if published { erase(base) } else { Sidecar::remove(base) };
         return Err(failure);
     }
-    own.overlays = vec![reference];
+    (own.overlays, own.raw) = (vec![reference], false);
     own.store(from)?;
     for below in &below {
         adopt(below, Some(&absolute(from)?), None)?;
@@ -167,7 +170,8 @@ pub(super) fn tidy(volume: &Path, file: impl AsFd, sidecar: &mut Sidecar) -> Res
     let is_now = |overlay: &OverlayRef| Some(overlay) == now.as_ref();
     let (kept, left): (Vec<_>, _) = sidecar.overlays.drain(..).partition(is_now);
     sidecar.overlays = kept;
-    if left.is_empty() {
+    let was_raw = std::mem::take(&mut sidecar.raw);
+    if left.is_empty() && !was_raw {
         return Ok(());
     }
     for overlay in &left {

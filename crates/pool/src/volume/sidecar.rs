@@ -48,6 +48,10 @@ pub(crate) struct Sidecar {
     pub(crate) bypass: Option<BypassRef>,
     /// What a copy-on-write volume is on, by the nonce in its file.
     pub(crate) overlays: Vec<OverlayRef>,
+    /// The file may be raw although `overlays` names bases: a copy of it, or making it one file, is
+    /// under way or was cut short.
+    #[serde(skip_serializing_if = "is_false")]
+    pub(crate) raw: bool,
     /// Volumes that are on this one.
     pub(crate) children: Vec<PathBuf>,
     /// Made to be a base, and to go with the last of its children.
@@ -71,6 +75,10 @@ pub(crate) struct OverlayRef {
 
 fn is_default(translation: &Translation) -> bool {
     *translation == Translation::default()
+}
+
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Where the sidecar of a volume is.

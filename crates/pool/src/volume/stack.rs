@@ -33,7 +33,7 @@ use rustix::fs::SeekFrom;
 use super::bypass::{self, BypassRef, Pinned};
 use super::cache::{CacheSpec, through_page_cache};
 use super::open::failure;
-use super::sidecar::{OverlayRef, Sidecar};
+use super::sidecar::{self, OverlayRef, Sidecar};
 use crate::failure::{Failure, Result, say};
 
 const MAGIC: [u8; 16] = *b"polylane-overlay";
@@ -408,8 +408,11 @@ pub(super) fn is_cut_short(file: impl AsFd, sidecar: &Sidecar) -> bool {
     read_trailer(file).is_some_and(|(nonce, _)| awaited.as_bytes() == nonce)
 }
 
-/// Refuses a file whose trailer is damaged: taken for a raw one, it would show its tenant holes in
+/// Refuses a file that is a copy-on-write volume's without being whole: its trailer is damaged or
+/// cut off, its sidecar was left behind. Taken for a raw one, it would show its tenant holes in
 /// place of the base's blocks. So would a copy that was cut short.
+///
+/// Where the sidecar says that the volume is raw, its end is its guest's, who may write a trailer.
 pub(super) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> Result<()> {
     if is_cut_short(&file, sidecar) {
         let path = path.display();
@@ -418,16 +421,44 @@ pub(super) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> 
              make it again"
         )));
     }
-    match Trailer::read(file) {
-        Some(trailer) if !sidecar.overlays.is_empty() && trailer.was_one(sidecar) => {
-            Err(Failure::failed(format!(
-                "{}: its trailer is damaged, or its sidecar: it was a copy on '{}'",
-                path.display(),
-                sidecar.overlays[0].base.display()
-            )))
-        }
-        _ => Ok(()),
+    let trailer = Trailer::read(&file);
+    let Some(overlay) = sidecar.overlays.first() else {
+        return match sidecar.id.is_empty() {
+            true => refuse_lost(path, &file, trailer),
+            false => Ok(()),
+        };
+    };
+    let base = overlay.base.display();
+    if trailer.is_some_and(|trailer| trailer.was_one(sidecar)) {
+        return Err(Failure::failed(format!(
+            "{}: its trailer is damaged, or its sidecar: it was a copy on '{base}'",
+            path.display()
+        )));
     }
+    match sidecar.raw {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: was cut, or replaced: it was a copy on '{base}', and its trailer is missing: \
+             restore it; if the file is a whole disk by itself, remove {}",
+            path.display(),
+            sidecar::path_of(path).display()
+        ))),
+    }
+}
+
+/// Refuses a file that is not whole without the sidecar that it has lost.
+fn refuse_lost(path: &Path, file: impl AsFd, trailer: Option<Trailer>) -> Result<()> {
+    let kind = match trailer {
+        Some(trailer) if trailer.is_right() => "copy-on-write",
+        _ if bypass::is_stub(&file) => "bypass",
+        _ => return Ok(()),
+    };
+    Err(Failure::failed(format!(
+        "{}: is a {kind} volume without its sidecar: put that beside it again, as {}; a copy is \
+         made with 'polylane volume clone', not with cp",
+        path.display(),
+        sidecar::path_of(path).display()
+    )))
 }
 
 /// Whether a copy-on-write volume of this size has its first block itself.
@@ -501,6 +532,32 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_that_lost_its_trailer_or_its_sidecar_is_refused_by_name() {
+        let dir = tempfile::tempdir().expect("dir");
+        let (_, volume) = copy(dir.path());
+        let refused = |path: &Path| Stack::open(path).map(drop).expect_err("not whole").line;
+        let alone = dir.path().join("alone");
+        std::fs::copy(&volume, &alone).expect("copy");
+        assert!(refused(&alone).contains("alone: is a copy-on-write volume without its sidecar"));
+        // A guest may write what it likes to a volume of which it is known that it is raw.
+        Sidecar::new().and_then(|sidecar| sidecar.store(&alone)).expect("store");
+        assert_eq!(Stack::open(&alone).expect("raw").files.len(), 1);
+        let file = File::options().write(true).open(&volume).expect("open");
+        for size in [SIZE + 4096, SIZE, SIZE / 2, 0] {
+            file.set_len(size).expect("cut");
+            let line = refused(&volume);
+            assert!(
+                line.contains("volume: was cut, or replaced: it was a copy on 'base'"),
+                "{line}"
+            );
+        }
+        // While its form changes it may be either.
+        let sidecar = Sidecar::load(&volume).expect("sidecar");
+        Sidecar { raw: true, ..sidecar }.store(&volume).expect("store");
+        assert_eq!(Stack::open(&volume).expect("raw").files.len(), 1);
+    }
+
+    #[test]
     fn random_damage_is_refused_or_shows_blocks_of_the_volume_or_its_base() {
         let dir = tempfile::tempdir().expect("dir");
         let (_, volume) = copy(dir.path());
@@ -539,6 +596,7 @@ mod tests {
                     let structures = [
                         "not a sidecar",
                         "trailer is damaged",
+                        "trailer is missing",
                         "is not the base",
                         "open it",
                         "not a regular file",
