@@ -77,6 +77,26 @@ fn a_volume_is_made_listed_and_removed() {
 }
 
 #[test]
+fn only_volumes_are_removed_unless_forced() {
+    let Some(dir) = place("only_volumes_are_removed_unless_forced") else { return };
+    let (dir, at) = (dir.path(), |name: &str| dir.path().join(name));
+    fs::write(at("letter"), "dear").expect("write");
+    fs::write(at("raw.img"), "disk").expect("write");
+    let line = refused(dir, "rm letter", 1);
+    assert!(line.contains("letter: nothing says that it is a volume") && line.contains("--force"));
+    assert!(at("letter").exists());
+    done(dir, "rm raw.img");
+    done(dir, "rm --force letter");
+    done(dir, "create v --size 16M --fs none");
+    fs::write(at("v.polylane"), "nonsense").expect("write");
+    let line = refused(dir, "rm v", 1);
+    assert!(line.contains("v.polylane: not a sidecar") && line.contains("--force"), "{line}");
+    done(dir, "rm --force v");
+    assert!(refused(dir, "rm v", 1).contains("v: cannot open it: No such file"));
+    assert_eq!(fs::read_dir(dir).expect("list").count(), 0, "nothing left");
+}
+
+#[test]
 fn translation_is_kept_shown_and_bound() {
     let name = "translation_is_kept_shown_and_bound";
     let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
@@ -315,8 +335,10 @@ fn what_a_guest_writes_makes_no_overlay_of_its_volume() {
     // A base that is another file is not taken.
     let base = dir.join(field(dir, "c", "base").as_str().expect("a base"));
     let sidecar = PathBuf::from(format!("{}.polylane", base.display()));
-    let text = fs::read_to_string(&sidecar).expect("sidecar");
-    fs::write(&sidecar, text.replacen("\"id\": \"", "\"id\": \"x", 1)).expect("write");
+    let text = fs::read(&sidecar).expect("sidecar");
+    let mut other: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
+    other["id"] = "0".repeat(32).into();
+    fs::write(&sidecar, other.to_string()).expect("write");
     let (status, line) = Run::new("--volume").arg(at("c")).script("true").refusal();
     assert!(status == 1 && line.contains("is not the base"), "{line}");
 }

@@ -147,6 +147,10 @@ pub(crate) enum VolumeCommand {
     },
     /// Remove volumes that nobody uses
     Rm {
+        /// Also files that nothing says to be volumes (no sidecar, no name in .img), and volumes
+        /// whose sidecar cannot be read
+        #[arg(long)]
+        force: bool,
         /// Their files
         #[arg(required = true, value_name = "VOLUME")]
         volumes: Vec<PathBuf>,

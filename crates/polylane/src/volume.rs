@@ -46,8 +46,8 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
                 false => print(&describe(&info))?,
             }
         }
-        VolumeCommand::Rm { volumes } => {
-            volumes.iter().try_for_each(|path| volume::remove(path))?;
+        VolumeCommand::Rm { volumes, force } => {
+            volumes.iter().try_for_each(|path| volume::remove(path, force))?;
         }
         VolumeCommand::Set { volume, weight, cache } => {
             check_weight(weight)?;

@@ -142,7 +142,7 @@ impl Disk {
         let opened = disk.and_then(|disk| disk.prepare(path, lane).map(|()| disk));
         if made && opened.is_err() {
             // It holds nothing.
-            let _ = volume::remove(path);
+            let _ = volume::remove(path, false);
         }
         opened
     }

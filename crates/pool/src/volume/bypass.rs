@@ -83,7 +83,7 @@ impl BypassRef {
 /// 32 hexadecimal digits as bytes.
 pub(crate) fn parse_id(text: &str) -> Option<Id> {
     let mut id = Id::default();
-    if text.len() != 2 * id.len() || !text.is_ascii() {
+    if text.len() != 2 * id.len() || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
     for (byte, at) in id.iter_mut().zip((0..).step_by(2)) {

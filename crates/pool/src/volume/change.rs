@@ -160,7 +160,7 @@ fn make_bypass(
     let formatted = owner.map_or(Ok(()), |owner| bypass::format(path, files, owner));
     if formatted.is_err() {
         // What went wrong is said; that nothing stays behind is tried.
-        let _ = remove(path);
+        let _ = remove(path, false);
     }
     formatted
 }
@@ -211,9 +211,12 @@ fn promised_beside(path: &Path) -> u64 {
 /// Removes a volume that nobody has open, and its sidecar. A link to one may have been made for
 /// another purpose, and would lead nowhere: the volume is removed by its own name alone.
 ///
+/// A file that nothing says to be a volume is removed by `force` alone, and so is one whose sidecar
+/// cannot be read: nobody knows then what is on it, and bases made for it alone stay.
+///
 /// # Errors
-/// It is in use or cannot be removed.
-pub fn remove(path: &Path) -> Result<()> {
+/// It is in use, the base of others, or cannot be removed.
+pub fn remove(path: &Path, force: bool) -> Result<()> {
     let file = resolve(path)?;
     if file != path {
         return Err(Failure::failed(format!(
@@ -222,12 +225,27 @@ pub fn remove(path: &Path) -> Result<()> {
             file.display()
         )));
     }
-    let own = Sidecar::load(path)?;
+    let own = match Sidecar::load(path) {
+        Err(failure) if !force => {
+            return Err(Failure {
+                line: format!("{failure}; 'polylane volume rm --force' removes the file without"),
+                ..failure
+            });
+        }
+        loaded => loaded.unwrap_or_default(),
+    };
     match image::open(path) {
         // A removal that was cut short.
         Err(ImageError::Host(_, Errno::ENOENT)) if sidecar::path_of(path).exists() => {}
         opened => {
             let _files = opened.map_err(|error| failure(path, error))?;
+            if !force && !info::is_named_a_volume(path) {
+                return Err(Failure::failed(format!(
+                    "{}: nothing says that it is a volume: it has no sidecar, and its name does \
+                     not end in .img: 'polylane volume rm --force' removes it",
+                    path.display()
+                )));
+            }
             remove_file(path, &own)?;
         }
     }
@@ -238,7 +256,7 @@ pub fn remove(path: &Path) -> Result<()> {
 /// Removes what a volume's name stands for; its sidecar and its bases are needed until that is
 /// certain.
 fn remove_file(path: &Path, own: &Sidecar) -> Result<()> {
-    if let [child, ..] = &cow::children(path)?[..] {
+    if let [child, ..] = &cow::children(own)[..] {
         return Err(Failure::failed(format!(
             "{}: is the base of {}",
             path.display(),

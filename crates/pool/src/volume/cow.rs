@@ -200,10 +200,9 @@ fn names(path: &Path, file: &Files) -> bool {
     matches!((named, held), (Ok(named), Ok(held)) if numbers(named) == numbers(held))
 }
 
-/// Volumes that are still on this one.
-pub(super) fn children(path: &Path) -> Result<Vec<PathBuf>> {
-    let own = Sidecar::load(path)?;
-    Ok(own.children.iter().filter(|child| is_on(child, &own.id)).cloned().collect())
+/// Volumes that are still on the one with this sidecar.
+pub(super) fn children(own: &Sidecar) -> Vec<PathBuf> {
+    own.children.iter().filter(|child| is_on(child, &own.id)).cloned().collect()
 }
 
 /// Whether a volume is on the base with this id. One that cannot be read may be.
@@ -225,7 +224,7 @@ pub(super) fn leave(volume: &Path, bases: &[OverlayRef]) -> Result<()> {
             continue;
         }
         let own = adopt(&base, Some(&absolute(volume)?), None)?;
-        if own.implicit && children(&base)?.is_empty() {
+        if own.implicit && children(&own).is_empty() {
             erase(&base)?;
             leave(&base, &own.overlays)?;
         }

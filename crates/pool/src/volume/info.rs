@@ -168,10 +168,7 @@ pub fn list(dirs: &[PathBuf]) -> Result<Vec<Info>> {
             entries => entries.map_err(|error| Failure::path(&dir, "list it", error))?,
         };
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-        paths.retain(|path| {
-            let named = path.extension().is_some_and(|extension| extension == "img");
-            path.is_file() && (named || sidecar::path_of(path).is_file())
-        });
+        paths.retain(|path| path.is_file() && is_named_a_volume(path));
         paths.sort();
         for path in paths {
             match info(&path) {
@@ -181,6 +178,12 @@ pub fn list(dirs: &[PathBuf]) -> Result<Vec<Info>> {
         }
     }
     Ok(found)
+}
+
+/// Whether a file says that it is a volume: by its name, or by a sidecar.
+pub(super) fn is_named_a_volume(path: &Path) -> bool {
+    let named = path.extension().is_some_and(|extension| extension == "img");
+    named || sidecar::path_of(path).exists()
 }
 
 /// Where a volume lies on its host.

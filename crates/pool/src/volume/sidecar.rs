@@ -6,13 +6,14 @@
 //! was stored is durable.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use polylane_block::image;
 use serde::{Deserialize, Serialize};
 
-use super::bypass::BypassRef;
+use super::bypass::{self, BypassRef};
 use super::cache::CacheSpec;
 use super::open::failure;
 use super::translation::Translation;
@@ -20,6 +21,9 @@ use crate::failure::{Failure, Result};
 
 /// Largest sidecar in bytes.
 const BYTES_MAX: u64 = 64 << 10;
+
+/// Largest weight.
+const WEIGHT_MAX: u32 = 10_000;
 
 /// The content.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -101,6 +105,27 @@ pub(super) fn remove_if_there(path: &Path) -> Result<()> {
     }
 }
 
+/// What a sidecar holds; `None`: there is none. Whoever may write beside a volume may put anything
+/// there.
+fn read(path: &Path) -> Result<Option<Vec<u8>>> {
+    let failed = |error| Failure::path(path, "read it", error);
+    let mut options = fs::OpenOptions::new();
+    let opened = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+    let file = match opened {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        opened => opened.map_err(failed)?,
+    };
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(Failure::failed(format!("{}: not a regular file", path.display())));
+    }
+    let mut text = Vec::new();
+    file.take(BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
+    match text.len() as u64 > BYTES_MAX {
+        true => Err(Failure::failed(format!("{}: too large for a sidecar", path.display()))),
+        false => Ok(Some(text)),
+    }
+}
+
 impl Sidecar {
     /// One for a new volume.
     pub(crate) fn new() -> Result<Sidecar> {
@@ -121,23 +146,53 @@ impl Sidecar {
     /// It cannot be read, or is none.
     pub(crate) fn load(volume: &Path) -> Result<Sidecar> {
         let path = path_of(volume);
-        match fs::metadata(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Sidecar::default());
-            }
-            Ok(stat) if stat.len() > BYTES_MAX => {
-                return Err(Failure::failed(format!("{}: too large", path.display())));
-            }
-            _ => {}
-        }
-        let text = fs::read(&path).map_err(|error| Failure::path(&path, "read it", error))?;
-        serde_json::from_slice(&text).map_err(|error| {
+        let Some(text) = read(&path)? else { return Ok(Sidecar::default()) };
+        let parsed = serde_json::from_slice(&text).map_err(|error| error.to_string());
+        let checked = parsed.and_then(|sidecar: Sidecar| match sidecar.nonsense() {
+            None => Ok(sidecar),
+            Some(what) => Err(what),
+        });
+        checked.map_err(|why| {
             Failure::failed(format!(
-                "{}: not a sidecar: {error}: restore it; a volume that is no copy and no bypass \
+                "{}: not a sidecar: {why}: restore it; a volume that is no copy and no bypass \
                  volume can do without",
                 path.display()
             ))
         })
+    }
+
+    /// What in it nobody of us writes, by the name of its field.
+    fn nonsense(&self) -> Option<String> {
+        let mut ids = vec![
+            ("id", Some(&self.id).filter(|id| !id.is_empty())),
+            ("parent", self.parent.as_ref()),
+            ("awaits", self.awaits.as_ref()),
+        ];
+        for overlay in &self.overlays {
+            ids.push(("overlays: nonce", Some(&overlay.nonce)));
+            ids.push(("overlays: base_id", Some(&overlay.base_id)));
+        }
+        let mut bypass = self.bypass.as_ref();
+        while let Some(its) = bypass {
+            ids.push(("bypass: id", Some(&its.id)));
+            if its.pool.file_name() != Some(its.pool.as_os_str()) {
+                return Some(format!("'bypass: pool' is no file's name: {:?}", its.pool));
+            }
+            bypass = its.next.as_deref();
+        }
+        let bad = |id: &&String| bypass::parse_id(id).is_none();
+        let bad_id = ids.into_iter().find_map(|(field, id)| Some((field, id.filter(bad)?)));
+        if let Some((field, id)) = bad_id {
+            return Some(format!("'{field}' is not 32 hexadecimal digits: {id:?}"));
+        }
+        if let Some(weight) = self.weight.filter(|weight| !(1..=WEIGHT_MAX).contains(weight)) {
+            return Some(format!("'weight' is not 1 to {WEIGHT_MAX}: {weight}"));
+        }
+        if self.overlays.iter().any(|overlay| overlay.base.file_name().is_none()) {
+            return Some("'overlays: base' is no path of a file".to_string());
+        }
+        let journal = self.journals.iter().find(|(first, end)| first >= end)?;
+        Some(format!("'journals' has a range without bytes: {journal:?}"))
     }
 
     /// Replaces the sidecar of a volume, durably.
@@ -177,19 +232,65 @@ mod tests {
         let dir = tempfile::tempdir().expect("dir");
         let volume = dir.path().join("v");
         assert_eq!(Sidecar::load(&volume).expect("none"), Sidecar::default());
-        let parent = Some("x".to_string());
+        let parent = Some("0".repeat(32));
         let sidecar = Sidecar { parent, snapshot: true, ..Sidecar::new().expect("id") };
         assert_eq!(sidecar.id.len(), 32);
         sidecar.store(&volume).expect("store");
         assert_eq!(Sidecar::load(&volume).expect("load"), sidecar);
-        fs::write(path_of(&volume), r#"{"id": "7", "later": [1]}"#).expect("write");
-        assert_eq!(Sidecar::load(&volume).expect("load").id, "7");
+        let later = format!("{{\"weight\": 7, \"id\": \"{}\", \"later\": [1]}}", "a".repeat(32));
+        fs::write(path_of(&volume), later).expect("write");
+        assert_eq!(Sidecar::load(&volume).expect("load").weight, Some(7));
         for nonsense in [&b"{"[..], b"", b"[1]", b"\xff\xfe", b"{\"weight\": -1}"] {
             fs::write(path_of(&volume), nonsense).expect("write");
             let failure = Sidecar::load(&volume).expect_err("nonsense");
             assert!(failure.line.contains("v.polylane: not a sidecar"), "{failure}");
         }
         fs::write(path_of(&volume), vec![b' '; 1 << 17]).expect("write");
+        assert!(Sidecar::load(&volume).is_err());
+    }
+
+    #[test]
+    fn what_nobody_writes_is_refused_by_its_field() {
+        let dir = tempfile::tempdir().expect("dir");
+        let volume = dir.path().join("v");
+        let id = "a".repeat(32);
+        let overlay = format!(r#""nonce": "{id}", "base_id": "{id}", "base""#);
+        for (field, text) in [
+            ("'id'", r#""id": "../../etc""#.to_string()),
+            ("'id'", format!(r#""id": "+{}""#, "f".repeat(31))),
+            ("'parent'", r#""parent": "x""#.to_string()),
+            ("'awaits'", r#""awaits": "0""#.to_string()),
+            ("'weight'", r#""weight": 99999999"#.to_string()),
+            ("'weight'", r#""weight": 0"#.to_string()),
+            ("'journals'", r#""journals": [[8, 8]]"#.to_string()),
+            ("'overlays: base'", format!(r#""overlays": [{{{overlay}: ".."}}]"#)),
+            (
+                "'overlays: nonce'",
+                r#""overlays": [{"nonce": "", "base_id": "", "base": "b"}]"#.to_string(),
+            ),
+            ("'bypass: id'", r#""bypass": {"pool": "p", "id": "7", "size": 1}"#.to_string()),
+            ("'bypass: pool'", format!(r#""bypass": {{"pool": "../p", "id": "{id}", "size": 1}}"#)),
+        ] {
+            fs::write(path_of(&volume), format!("{{{text}}}")).expect("write");
+            let line = Sidecar::load(&volume).expect_err(field).line;
+            assert!(line.contains(&format!("v.polylane: not a sidecar: {field}")), "{line}");
+        }
+        fs::write(path_of(&volume), format!(r#"{{"overlays": [{{{overlay}: "b"}}]}}"#)).expect("w");
+        Sidecar::load(&volume).expect("good");
+    }
+
+    #[test]
+    fn a_sidecar_without_end_or_writer_is_refused_at_once() {
+        let dir = tempfile::tempdir().expect("dir");
+        let volume = dir.path().join("v");
+        for path in ["/dev/zero", "/dev/null", "/"] {
+            let _ = fs::remove_file(path_of(&volume));
+            std::os::unix::fs::symlink(path, path_of(&volume)).expect("link");
+            let line = Sidecar::load(&volume).expect_err(path).line;
+            assert!(line.contains("v.polylane: not a regular file"), "{line}");
+        }
+        fs::remove_file(path_of(&volume)).expect("remove");
+        rustix::fs::mkfifoat(rustix::fs::CWD, path_of(&volume), 0o600.into()).expect("fifo");
         assert!(Sidecar::load(&volume).is_err());
     }
 }
