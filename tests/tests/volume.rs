@@ -140,6 +140,21 @@ fn a_thick_volume_has_its_space() {
 }
 
 #[test]
+fn a_volume_beyond_its_host_takes_little_of_it() {
+    let name = "a_volume_beyond_its_host_takes_little_of_it";
+    let Some(host) = HostFs::new(name, "ext4", 300 << 20) else { return };
+    let (dir, path) = (&host.path(), host.path().join("v"));
+    done(dir, "create v --size 200G");
+    let stat = fs::metadata(&path).expect("stat");
+    assert!(stat.blocks() * 512 < 32 << 20, "{} bytes", stat.blocks() * 512);
+    let script = "seq 100000 > /lane/numbers; mkdir /lane/d; for i in $(seq 500); do \
+                  echo $i > /lane/d/$i; done; sync /lane; cat /lane/d/* | wc -l";
+    assert_eq!(run(&path, script), "500\n");
+    assert_clean(&path);
+    assert_eq!(run(&path, "tail -1 /lane/numbers"), "100000\n");
+}
+
+#[test]
 fn a_grown_volume_has_more_room_and_the_same_files() {
     let name = "a_grown_volume_has_more_room_and_the_same_files";
     let Some(dir) = place(name).filter(|_| !unavailable(name)) else { return };
@@ -394,6 +409,8 @@ fn what_is_mapped_and_shared_is_counted_to_the_byte() {
         sh(dir, write);
         sh(dir, "fallocate -n -o 20M -l 3M v; fallocate -p -o 6M -l 1M v; sync -f .");
         assert_eq!(bytes(dir, "v", "mapped_bytes"), 6 * MIB, "{kind}");
+        sh(dir, "cat v > /dev/null");
+        assert_eq!(bytes(dir, "v", "mapped_bytes"), 6 * MIB, "{kind}: zeros that were read");
         assert_eq!(bytes(dir, "v", "mapped_bytes"), bytes(dir, "v", "written_bytes"), "{kind}");
         assert_eq!(bytes(dir, "v", "reserved_bytes"), 3 * MIB, "{kind}");
         assert_eq!(bytes(dir, "v", "shared_bytes"), 0, "{kind}");

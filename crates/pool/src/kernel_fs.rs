@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 
 use polylane_sys::ns::SignalFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use crate::attach::{self, AttachOptions};
@@ -164,7 +163,7 @@ impl Disk {
 
     fn prepare(&self, path: &Path, lane: KernelLane) -> Result<()> {
         let device = self.held.device();
-        if is_blank(path)? {
+        if volume::is_blank(path)? {
             format(path, device, lane.kind)?;
             let sidecar = Sidecar::load(path)?;
             let formatted = Some(lane.kind.name().to_string());
@@ -193,17 +192,6 @@ impl Disk {
     }
 }
 
-/// Whether a volume's file holds no data at all. One with bases never does not.
-fn is_blank(path: &Path) -> Result<bool> {
-    let failed = |error: std::io::Error| Failure::path(path, "look at it", error);
-    let file = File::open(path).map_err(failed)?;
-    match rustix::fs::seek(&file, SeekFrom::Data(0)) {
-        Ok(_) => Ok(false),
-        Err(Errno::NXIO) => Ok(true),
-        Err(error) => Err(failed(error.into())),
-    }
-}
-
 fn format(path: &Path, device: &Path, kind: KernelFs) -> Result<()> {
     let (program, options, package) = kind.maker();
     let mut command = tools::command(program, package)?;
@@ -227,7 +215,8 @@ fn check_magic(path: &Path, device: &Path, kind: KernelFs) -> Result<()> {
     match found == magic {
         true => Ok(()),
         false => Err(Failure::failed(format!(
-            "{}: holds no {kind} file system: name the one that it holds, or another volume",
+            "{}: holds no {kind} file system, and is not blank: name the one that it holds, or \
+             another volume",
             path.display()
         ))),
     }

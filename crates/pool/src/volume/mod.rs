@@ -46,3 +46,4 @@ pub(crate) use open::{
     Kept, default_path, failure, make_blank, open_or_create, resolve, state_dir,
 };
 pub(crate) use sidecar::Sidecar;
+pub(crate) use space::is_blank;

@@ -77,8 +77,49 @@ fn length(path: &Path, file: &File) -> Result<u64> {
     Ok(stat.len())
 }
 
-/// Where a file holds data, of its first `size` bytes.
+/// Whether a volume's file holds nothing but zeros. One with bases never does, nor does one that is
+/// no regular file.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn is_blank(path: &Path) -> Result<bool> {
+    let failed = |error| Failure::path(path, "look at it", error);
+    let file = File::open(path).map_err(failed)?;
+    let stat = file.metadata().map_err(failed)?;
+    if !stat.is_file() {
+        return Ok(false);
+    }
+    let mut bytes = vec![0; MAP_PIECE_BYTES as usize];
+    for range in data_of(path, &file, stat.len())? {
+        for at in range.clone().step_by(MAP_PIECE_BYTES as usize) {
+            let bytes = &mut bytes[..(range.end - at).min(MAP_PIECE_BYTES) as usize];
+            file.read_exact_at(bytes, at).map_err(failed)?;
+            if bytes.iter().any(|byte| *byte != 0) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Where a file holds data, of its first `size` bytes. Space that is only reserved is none; a host
+/// that cannot tell counts what of that is in its page cache.
 fn data_of(path: &Path, file: &File, size: u64) -> Result<Ranges> {
+    match extents::within(file, 0..size) {
+        Ok(extents) => {
+            let mut found = Vec::new();
+            for extent in extents.iter().filter(|extent| !extent.unwritten) {
+                let end = extent.offset.saturating_add(extent.length).min(size);
+                push(&mut found, extent.offset.min(end)..end);
+            }
+            Ok(found)
+        }
+        Err(_) => sought(path, file, size),
+    }
+}
+
+/// [`data_of`], by looking for holes.
+fn sought(path: &Path, file: &File, size: u64) -> Result<Ranges> {
     let failed = |error: Errno| Failure::path(path, "look for its data", error);
     let (mut found, mut at) = (Vec::new(), 0);
     while at < size {
@@ -290,6 +331,39 @@ mod tests {
             assert_eq!(found.in_bases, bytes(&|block| block.0 && !block.1), "level {level}");
             assert!(found.shared.is_none_or(|shared| shared == found.in_bases));
         }
+    }
+
+    #[test]
+    fn zeros_and_reserved_space_are_blank_and_no_data_also_when_they_were_read() {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let dir = tempfile::tempdir().expect("dir");
+        let path = dir.path().join("v");
+        let file = File::options().read(true).write(true).create_new(true).open(&path);
+        let file = file.expect("create");
+        file.set_len(SIZE).expect("size");
+        let mapped = || measure(&path, &file, &Sidecar::default()).expect("measured").mapped;
+        let read = || drop(std::fs::read(&path).expect("read"));
+        read();
+        assert_eq!((mapped(), is_blank(&path).expect("look")), (0, true), "a hole");
+        if fallocate(&file, FallocateFlags::empty(), 0, SIZE / 2).is_ok()
+            && extents::of(&file).is_ok()
+        {
+            read();
+            assert_eq!(mapped(), 0, "reserved");
+        }
+        assert!(is_blank(&path).expect("look"), "reserved");
+        file.write_all_at(&[0; 3 * BLOCK_BYTES as usize], 5 * BLOCK_BYTES).expect("write");
+        assert!(is_blank(&path).expect("look"), "zeros");
+        for at in [0, SIZE / 2 + 7, SIZE - 1] {
+            file.write_all_at(&[1], at).expect("write");
+            assert!(!is_blank(&path).expect("look"), "a byte at {at}");
+            file.write_all_at(&[0], at).expect("write");
+        }
+        let base = dir.path().join("b");
+        File::create(&base).and_then(|file| file.set_len(SIZE)).expect("base");
+        Sidecar::new().and_then(|sidecar| sidecar.store(&base)).expect("sidecar");
+        put_on(&base, &dir.path().join("c"));
+        assert!(!is_blank(&dir.path().join("c")).expect("look"), "its base's blocks");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use super::open::{host_free, refuse_full};
 use crate::failure::{Failure, Result};
 
 /// e2fsck: nothing was wrong ...
@@ -23,6 +24,12 @@ const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
 const FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,\
                         flex_bg,metadata_csum,metadata_csum_seed,sparse_super,large_file,\
                         huge_file,dir_nlink,extra_isize";
+
+/// The file reads as zeros: what is to be zeros need not be set aside, and stays a hole.
+const HOLES: &str = ",assume_storage_prezeroed=1";
+
+/// Largest journal that mke2fs makes.
+const JOURNAL_BYTES_MAX: u64 = 1 << 30;
 
 /// The path of a program.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
@@ -81,28 +88,51 @@ pub(super) fn minimum_bytes(output: &Output, file: &File) -> Option<u64> {
     blocks.checked_mul(block_bytes)
 }
 
-/// Makes an ext4 file system in `file`, whose root directory belongs to `owner`.
+/// Makes an ext4 file system in `file`, which is going to be `name`; its root directory belongs to
+/// `owner`.
 pub(crate) fn make_ext4(name: &Path, file: &Path, owner: (u32, u32)) -> Result<()> {
-    let with = |features: &str| -> Result<Output> {
+    let mut sparse = sets_much_aside(name, file)?;
+    let with = |features: &str, sparse: Option<u64>| -> Result<Output> {
         let mut command = command("mke2fs", "e2fsprogs")?;
         let (uid, gid) = owner;
+        let holes = if sparse.is_some() { HOLES } else { "" };
         command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0"]);
         command.arg("-O").arg(features).arg("-E").arg(format!(
-            "nodiscard,lazy_itable_init=0,lazy_journal_init=0,root_owner={uid}:{gid}"
+            "nodiscard,lazy_itable_init=0,lazy_journal_init=0,root_owner={uid}:{gid}{holes}"
         ));
         command.arg(file);
         run(command)
     };
-    let mut output = with(&format!("{FEATURES},orphan_file"))?;
+    let mut output = with(&format!("{FEATURES},orphan_file"), sparse)?;
+    if let Some(bytes) = sparse
+        && !output.status.success()
+        && String::from_utf8_lossy(&output.stderr).contains("assume_storage_prezeroed")
+    {
+        // mke2fs before 1.47 does not know that either.
+        refuse_full(name, bytes)?;
+        sparse = None;
+        output = with(&format!("{FEATURES},orphan_file"), sparse)?;
+    }
     if !output.status.success() && last_words(&output).contains("Invalid filesystem option") {
         // mke2fs before 1.47 does not know the orphan file; the orphan list does as well.
-        output = with(FEATURES)?;
+        output = with(FEATURES, sparse)?;
     }
     if !output.status.success() {
         let why = last_words(&output);
         return Err(Failure::failed(format!("{}: cannot format it: {why}", name.display())));
     }
     remove_lost_and_found(file)
+}
+
+/// What mke2fs would have the host set aside in `file` for tables of inodes and the journal, where
+/// that is much of what the host has left.
+fn sets_much_aside(name: &Path, file: &Path) -> Result<Option<u64>> {
+    let stat = std::fs::metadata(file).map_err(|error| Failure::path(name, "look at it", error))?;
+    // 256 bytes for each 16 KiB; the journal is no larger than that is, and has an end.
+    let tables = stat.len() / 64;
+    let bytes = tables + tables.min(JOURNAL_BYTES_MAX);
+    let free = host_free(name).unwrap_or(u64::MAX);
+    Ok((bytes > free / 16).then_some(bytes))
 }
 
 /// A new lane is empty: programs look at a directory before they fill it (`initdb`, `git clone` to
