@@ -285,9 +285,18 @@ fn attachments_are_listed_held_and_told_apart() {
     good(&place.polylane(&["detach", &socket]));
     assert!(!good(&place.polylane(&["attach", "--list"])).contains("nbd"));
     assert_eq!(place.polylane(&["detach", &volume]).status.code(), Some(1));
-    for wrong in [&["attach", &volume, "--via", "vhost-user"][..], &["attach"], &["detach"]] {
+    let no_socket = ["attach", &volume, "--via", "loop", "--socket", &socket];
+    let needs_one = ["attach", &volume, "--via", "vhost-user"];
+    for wrong in [&needs_one[..], &no_socket, &["attach"], &["detach"]] {
         assert_eq!(place.polylane(wrong).status.code(), Some(2), "{wrong:?}");
     }
+    let state = fs::read_dir(place.path("polylane/attachments")).into_iter().flatten().flatten();
+    assert_eq!(state.map(|entry| entry.file_name()).collect::<Vec<_>>(), [""; 0]);
+    // One whose file was removed is detached by its name all the same.
+    place.attach(&["--via", "nbd", "--socket", &socket]);
+    fs::remove_file(&volume).expect("remove");
+    good(&place.polylane(&["detach", &volume]));
+    assert!(!good(&place.polylane(&["attach", "--list"])).contains("nbd"));
 }
 
 /// How a file system is made and checked.

@@ -215,6 +215,12 @@ fn make(options: &AttachOptions) -> Result<Made> {
     if options.passthrough && via != Via::Loop {
         return Err(Failure::usage("--passthrough: only --via loop has it"));
     }
+    if options.socket.is_some() && via.is_kernels() {
+        return Err(Failure::usage(format!(
+            "--socket: --via {via} makes a device and listens nowhere: leave it out, or use --via \
+             nbd or vhost-user"
+        )));
+    }
     let dir = record::made_dir()?;
     let cleared = clear_stale(&dir, &path)?;
     volume::refuse_snapshot(&path)?;
@@ -241,7 +247,9 @@ fn make(options: &AttachOptions) -> Result<Made> {
     };
     let lock = PoolName::take(&dir, &id)?;
     let place = Place { dir: &dir, id: &id };
-    let door = Door::open(via, options, place, whole, &cache)?;
+    // From here on the keeper removes what has a name.
+    let door = Door::open(via, options, place, whole, &cache);
+    let door = door.inspect_err(|_| lock.remove_files())?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let record = Record { id: id.clone(), volume: path, via, device: None, pid: 0 };
     let keeper = Keeper {

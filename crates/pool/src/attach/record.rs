@@ -16,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use polylane_block::image;
 use serde::{Deserialize, Serialize};
 
 use super::Via;
@@ -120,12 +121,18 @@ impl Record {
 
     /// Whether a path means this attachment: its device, or its volume.
     pub(super) fn is(&self, path: &Path) -> bool {
-        let real = fs::canonicalize(path);
+        let real = fs::canonicalize(path).or_else(|_| place_of(path));
         let real = real.as_deref().unwrap_or(path);
         self.device.as_deref() == Some(path)
             || self.device.as_deref() == Some(real)
             || self.volume == real
     }
+}
+
+/// Where a file was that is gone: it may have been removed while it was attached.
+fn place_of(path: &Path) -> std::io::Result<PathBuf> {
+    let dir = image::directory_of(path).canonicalize()?;
+    Ok(dir.join(path.file_name().unwrap_or_default()))
 }
 
 /// All records, in no particular order. What cannot be read is none.
@@ -166,6 +173,12 @@ mod tests {
         assert_eq!(all(dir.path()), [record.clone()]);
         assert!(record.is(Path::new("/dev/loop99")) && record.is(Path::new("/nowhere/v.img")));
         assert!(!record.is(Path::new("/dev/loop9")));
+        // Also when its file is gone, however it is named.
+        let dir_of = dir.path().canonicalize().expect("a directory");
+        let gone = Record { volume: dir_of.join("v.img"), ..record.clone() };
+        assert!(
+            gone.is(&dir.path().join(".").join("v.img")) && !gone.is(&dir.path().join("w.img"))
+        );
         let lock = PoolName::take(dir.path(), &record.id).expect("free");
         record.remove(dir.path(), &lock);
         assert_eq!(all(dir.path()), []);

@@ -353,14 +353,14 @@ fn shrink(path: &Path, file: &File, stat: &std::fs::Metadata, size: u64) -> Resu
 /// Only ext4 is made smaller, and not below what a volume has at least.
 fn refuse_small(path: &Path, file: &File, size: u64) -> Result<()> {
     let path = path.display();
-    if content(file) == Content::None {
-        return Err(Failure::failed(format!(
-            "{path}: holds no ext4 file system, and only those are made smaller"
-        )));
+    if size < SIZE_MIN {
+        return Err(Failure::usage(format!("{path}: not below {}", ByteSize(SIZE_MIN))));
     }
-    match size < SIZE_MIN {
-        true => Err(Failure::failed(format!("{path}: not below {}", ByteSize(SIZE_MIN)))),
-        false => Ok(()),
+    match content(file) {
+        Content::None => Err(Failure::failed(format!(
+            "{path}: holds no ext4 file system, and only those are made smaller"
+        ))),
+        _ => Ok(()),
     }
 }
 

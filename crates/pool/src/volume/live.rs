@@ -76,7 +76,9 @@ impl Still {
         match tell(&self.holder, DONE_TIME_MAX) {
             Some(Told::Done) => Ok(()),
             Some(Told::Failed(line)) => {
-                Err(Failure::failed(format!("{}: cannot be copied: {line}", path.display())))
+                // Whoever serves a volume knows no name for it.
+                let why = line.strip_prefix("volume: ").unwrap_or(&line);
+                Err(Failure::failed(format!("{}: cannot be copied: {why}", path.display())))
             }
             _ => Err(Failure::failed(format!(
                 "{}: whoever has it does not answer, or has ended: try again",
