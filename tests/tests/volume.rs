@@ -89,6 +89,11 @@ fn only_volumes_are_removed_unless_forced() {
     done(dir, "rm --force letter");
     done(dir, "create v --size 16M --fs none");
     fs::write(at("v.polylane"), "nonsense").expect("write");
+    let (listed, missed) = (volume(dir, "ls ."), refused(dir, "info v", 1));
+    assert_eq!(
+        (listed.status.code(), listed.stderr),
+        (Some(1), missed.replace("v.p", "./v.p").into())
+    );
     let line = refused(dir, "rm v", 1);
     assert!(line.contains("v.polylane: not a sidecar") && line.contains("--force"), "{line}");
     done(dir, "rm --force v");
@@ -183,7 +188,7 @@ fn a_volume_is_made_smaller_where_its_files_fit() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("mode");
     let line = refused(dir, "resize v 32M", 1);
     assert!(line.contains("v: its files need ") && line.contains("MiB"), "{line}");
-    assert!(refused(dir, "resize v 8M", 1).contains("not below 16 MiB"));
+    assert!(refused(dir, "resize v 8M", 2).contains("not below 16 MiB"));
     assert_eq!(fs::metadata(&path).expect("stat").len(), 300 << 20, "left as it was");
     done(dir, "resize v 128M");
     let stat = fs::metadata(&path).expect("stat");
@@ -557,6 +562,10 @@ fn what_goes_out_comes_back() {
     }
     done(dir, "export v q --format qcow2");
     assert_eq!(fs::read(at("q")).expect("qcow2")[..4], *b"QFI\xfb");
+    done(dir, "export v named.qcow2");
+    assert_eq!(fs::read(at("named.qcow2")).expect("qcow2")[..4], *b"QFI\xfb");
+    done(dir, "export v raw.qcow2 --format raw");
+    assert_eq!(fs::read(at("raw.qcow2")).expect("raw"), fs::read(at("v")).expect("volume"));
     done(dir, "import q again");
     assert_eq!(run(&at("again"), "wc -l < /lane/numbers"), "1000\n");
 }
@@ -618,12 +627,31 @@ fn the_map_covers_what_is_allocated() {
         return skip("the_map_covers_what_is_allocated", "this host cannot map files");
     }
     let map: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let layers = map["layers"].as_array().expect("list");
+    assert_eq!((layers.len(), &layers[0]["base"]), (1, &false.into()));
+    let extents = layers[0]["extents"].as_array().expect("list");
     let sum = |unwritten: bool| -> u64 {
-        let extents = map.as_array().expect("list").iter();
-        let wanted = extents.filter(|extent| extent["unwritten"] == unwritten);
+        let wanted = extents.iter().filter(|extent| extent["unwritten"] == unwritten);
         wanted.map(|extent| extent["length"].as_u64().expect("length")).sum()
     };
     assert_eq!(field(dir, "v", "written_bytes"), sum(false));
     assert_eq!(field(dir, "v", "reserved_bytes"), sum(true));
-    assert_eq!(done(dir, "map v").lines().count(), map.as_array().expect("list").len() + 1);
+    assert_eq!(map["extent_count"], extents.len());
+    assert_eq!(map["mean_extent_bytes"], (sum(false) + sum(true)) / extents.len() as u64);
+    assert_eq!(done(dir, "map v").lines().count(), extents.len() + 2);
+    done(dir, "clone v c");
+    let Some(base) = field(dir, "c", "base").as_str().map(String::from) else { return };
+    sh(dir, "dd if=/dev/urandom of=c bs=4k seek=3 count=1 conv=notrunc,fsync status=none");
+    let map: serde_json::Value = serde_json::from_str(&done(dir, "map --json c")).expect("JSON");
+    let (own, below) = (&map["layers"][0], &map["layers"][1]);
+    assert_eq!((&own["base"], &below["base"]), (&false.into(), &true.into()));
+    assert_eq!(below["file"], base.as_str());
+    assert_eq!(own["extent_count"], 1, "neither map nor trailer: {own}");
+    assert_eq!(
+        (&own["extents"][0]["offset"], &own["mean_extent_bytes"]),
+        (&12288.into(), &4096.into())
+    );
+    assert_eq!(below["extents"], layers[0]["extents"]);
+    assert_eq!(map["extent_count"], extents.len() + 1);
+    assert!(done(dir, "map c").contains("own: c: 1 extent of 4 KiB\n"));
 }

@@ -210,9 +210,9 @@ pub(crate) enum VolumeCommand {
         volume: PathBuf,
         /// The new file
         to: PathBuf,
-        /// Format of the new file
-        #[arg(long, default_value = "raw")]
-        format: ExportFormat,
+        /// Format of the new file [default: qcow2 for names in .qcow2, else raw]
+        #[arg(long)]
+        format: Option<ExportFormat>,
     },
     /// Show where a volume lies on its host
     Map {

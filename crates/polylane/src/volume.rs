@@ -5,10 +5,10 @@ use std::path::Path;
 
 use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
-use polylane_pool::failure::{Failure, Result};
+use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::volume::translation::Translation;
 use polylane_pool::volume::{
-    self, Check, Content, Copy, CreateOptions, Info, MediumKind, SetOptions,
+    self, Check, Content, Copy, CreateOptions, Fragmentation, Info, Layer, MediumKind, SetOptions,
 };
 
 use crate::cli::{ExportFormat, FileSystemKind, MediumArg, VolumeCommand};
@@ -33,10 +33,13 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
             })?;
         }
         VolumeCommand::Ls { dirs, json } => {
-            let volumes = volume::list(&dirs)?;
+            let (volumes, all) = volume::list(&dirs)?;
             match json.json {
                 true => print_json(&volumes)?,
                 false => print(&table(&volumes))?,
+            }
+            if !all {
+                return Ok(FAILED);
             }
         }
         VolumeCommand::Info { volume, json } => {
@@ -71,7 +74,8 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         }
         VolumeCommand::Import { from, volume } => volume::import(&from, &volume)?,
         VolumeCommand::Export { volume, to, format } => {
-            volume::export(&volume, &to, format == ExportFormat::Qcow2)?;
+            let named = to.extension().is_some_and(|extension| extension == "qcow2");
+            volume::export(&volume, &to, format.map_or(named, |it| it == ExportFormat::Qcow2))?;
         }
         VolumeCommand::Map { volume, journal: true, svg, json } => {
             print_journals(&volume, svg.as_deref(), json.json)?;
@@ -182,28 +186,61 @@ fn picture(map: &JournalMap) -> String {
 }
 
 fn print_map(path: &Path, json: bool) -> Result<()> {
-    let extents = volume::map(path)?;
+    let layers = volume::map(path)?;
+    let whole = Fragmentation::of(&layers);
     if json {
-        let rows: Vec<_> = extents
-            .iter()
-            .map(|extent| {
-                serde_json::json!({
-                    "offset": extent.offset,
-                    "physical": extent.physical,
-                    "length": extent.length,
-                    "unwritten": extent.unwritten,
-                    "shared": extent.shared,
-                })
-            })
-            .collect();
-        return print_json(&rows);
+        return print_json(&serde_json::json!({
+            "extent_count": whole.extent_count,
+            "mean_extent_bytes": whole.mean_extent_bytes,
+            "layers": layers.iter().map(layer_json).collect::<Vec<_>>(),
+        }));
     }
-    let mut text = format!("{:>16} {:>16} {:>14}\n", "OFFSET", "ON THE HOST", "LENGTH");
-    for extent in &extents {
+    let mut text: String = layers.iter().map(layer_table).collect();
+    if layers.len() > 1 {
+        text += &format!("all: {}\n", pieces(whole));
+    }
+    print(&text)
+}
+
+fn layer_json(layer: &Layer) -> serde_json::Value {
+    let rows = layer.extents.iter().map(|extent| {
+        serde_json::json!({
+            "offset": extent.offset,
+            "physical": extent.physical,
+            "length": extent.length,
+            "unwritten": extent.unwritten,
+            "shared": extent.shared,
+        })
+    });
+    let its = Fragmentation::of(std::slice::from_ref(layer));
+    serde_json::json!({
+        "file": layer.file,
+        "base": layer.is_base,
+        "extent_count": its.extent_count,
+        "mean_extent_bytes": its.mean_extent_bytes,
+        "extents": rows.collect::<Vec<_>>(),
+    })
+}
+
+fn layer_table(layer: &Layer) -> String {
+    let kind = if layer.is_base { "base" } else { "own" };
+    let its = pieces(Fragmentation::of(std::slice::from_ref(layer)));
+    let mut text = format!("{kind}: {}: {its}\n", layer.file.display());
+    text += &format!("{:>16} {:>16} {:>14}\n", "OFFSET", "ON THE HOST", "LENGTH");
+    for extent in &layer.extents {
         let marks = [(extent.unwritten, " unwritten"), (extent.shared, " shared")];
         let marks: String = marks.iter().filter(|mark| mark.0).map(|mark| mark.1).collect();
         let (offset, physical, length) = (extent.offset, extent.physical, extent.length);
         text += &format!("{offset:>16} {physical:>16} {length:>14}{marks}\n");
     }
-    print(&text)
+    text
+}
+
+fn pieces(its: Fragmentation) -> String {
+    let mean = ByteSize(its.mean_extent_bytes);
+    match its.extent_count {
+        0 => "no extents".to_string(),
+        1 => format!("1 extent of {mean}"),
+        count => format!("{count} extents of {mean} on average"),
+    }
 }

@@ -4,7 +4,6 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use polylane_base::Errno;
 use polylane_block::image;
 use polylane_sys::extents::{self, HostExtent};
 use serde::Serialize;
@@ -151,17 +150,18 @@ fn bypass_space(size: u64, extents: Option<&[HostExtent]>) -> Space {
 }
 
 /// All volumes of directories, by name; without any, of the state directory. Volumes are files that
-/// end in `.img` or have a sidecar. What cannot be looked at is told on standard error.
+/// end in `.img` or have a sidecar. What cannot be looked at is told on standard error; whether that
+/// was none comes beside them.
 ///
 /// # Errors
 /// A directory cannot be read. The state directory need not exist.
-pub fn list(dirs: &[PathBuf]) -> Result<Vec<Info>> {
+pub fn list(dirs: &[PathBuf]) -> Result<(Vec<Info>, bool)> {
     let state = volumes_dir();
     let (dirs, may_miss) = match dirs {
         [] => (vec![state?], true),
         dirs => (dirs.to_vec(), false),
     };
-    let mut found = Vec::new();
+    let (mut found, mut all) = (Vec::new(), true);
     for dir in dirs {
         let entries = match fs::read_dir(&dir) {
             Err(error) if may_miss && error.kind() == std::io::ErrorKind::NotFound => continue,
@@ -173,30 +173,20 @@ pub fn list(dirs: &[PathBuf]) -> Result<Vec<Info>> {
         for path in paths {
             match info(&path) {
                 Ok(info) => found.push(info),
-                Err(failure) => say(failure),
+                Err(failure) => {
+                    say(failure);
+                    all = false;
+                }
             }
         }
     }
-    Ok(found)
+    Ok((found, all))
 }
 
 /// Whether a file says that it is a volume: by its name, or by a sidecar.
 pub(super) fn is_named_a_volume(path: &Path) -> bool {
     let named = path.extension().is_some_and(|extension| extension == "img");
     named || sidecar::path_of(path).exists()
-}
-
-/// Where a volume lies on its host.
-///
-/// # Errors
-/// `EOPNOTSUPP` where the host cannot tell.
-pub fn map(path: &Path) -> Result<Vec<HostExtent>> {
-    let path = &resolve(path)?;
-    if let Some(its) = Sidecar::load(path)?.bypass {
-        return Ok(bypass::glance(path, &its, START_BYTES)?.extents);
-    }
-    let file = open(path)?;
-    extents::of(&file).map_err(|errno: Errno| Failure::path(path, "map it", errno))
 }
 
 /// Opens a volume for reading.
@@ -233,7 +223,7 @@ fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
 }
 
 /// How much of a volume's start tells what is on it.
-const START_BYTES: usize = SUPERBLOCK_OFFSET as usize + SUPERBLOCK_BYTES;
+pub(super) const START_BYTES: usize = SUPERBLOCK_OFFSET as usize + SUPERBLOCK_BYTES;
 
 /// What is on an open volume that is raw, or has its first block itself.
 pub(super) fn content(file: &fs::File) -> Content {

@@ -11,6 +11,7 @@
 //! | `cow` | copy-on-write where the host's file system has none |
 //! | `held` | in the process that serves a volume: a device that stands still for a copy |
 //! | `info` | looks at volumes |
+//! | `layers` | says where a volume lies, file by file |
 //! | `live` | copies volumes that are in use |
 //! | `sidecar` | what a raw file cannot say |
 //! | `space` | adds up what of a volume holds data, and whose it is |
@@ -28,6 +29,7 @@ mod cow;
 pub(crate) mod disk;
 pub(crate) mod held;
 mod info;
+mod layers;
 mod live;
 mod open;
 pub(crate) mod sidecar;
@@ -41,7 +43,8 @@ pub(crate) use change::{distrust, refuse_snapshot};
 pub use check::{Check, check};
 pub use copy::{Copy, duplicate, export, import};
 pub(crate) use cow::sync_both;
-pub use info::{Content, Info, info, list, map};
+pub use info::{Content, Info, info, list};
+pub use layers::{Fragmentation, Layer, map};
 pub(crate) use open::{
     Kept, default_path, failure, make_blank, open_or_create, resolve, state_dir,
 };
