@@ -557,6 +557,44 @@ mod tests {
         assert_eq!(Stack::open(&volume).expect("raw").files.len(), 1);
     }
 
+    /// Changes one value of a sidecar, and keeps it JSON.
+    fn change_a_field(text: &[u8], rng: &mut Rng) -> Vec<u8> {
+        let mut json: serde_json::Value = serde_json::from_slice(text).expect("JSON");
+        let fields = json.as_object_mut().expect("an object");
+        let at = rng.below(fields.len() as u64) as usize;
+        let value = fields.values_mut().nth(at).expect("a field");
+        let value = match value.as_array_mut().filter(|_| rng.below(4) > 0) {
+            Some(list) if !list.is_empty() => &mut list[0],
+            _ => value,
+        };
+        let other = [
+            serde_json::Value::Null,
+            true.into(),
+            rng.next_u64().into(),
+            "../../etc".into(),
+            "0".repeat(32).into(),
+            serde_json::json!([]),
+            serde_json::json!({"nonce": "", "base_id": "", "base": "/"}),
+        ];
+        *value = other[rng.below(other.len() as u64) as usize].clone();
+        serde_json::to_vec(&json).expect("JSON")
+    }
+
+    /// What the commands that look see of a volume: it, or one line that names a file of it.
+    fn look(volume: &Path) {
+        let looked = [
+            super::super::info::info(volume).map(drop),
+            super::super::layers::map(volume).map(drop),
+            super::super::space::is_blank(volume).map(drop),
+        ];
+        for failure in looked.into_iter().filter_map(Result::err) {
+            assert!(
+                failure.line.starts_with('/') && failure.line.lines().count() == 1,
+                "{failure}"
+            );
+        }
+    }
+
     #[test]
     fn random_damage_is_refused_or_shows_blocks_of_the_volume_or_its_base() {
         let dir = tempfile::tempdir().expect("dir");
@@ -567,7 +605,7 @@ mod tests {
         let base = dir.path().join("base");
         let below = std::fs::read(super::super::sidecar::path_of(&base)).expect("read");
         let (mut opened, mut refused) = (0, 0);
-        for round in 0..400 {
+        for round in 0..800 {
             let (mut bytes, mut beside) = (original.clone(), sidecar.clone());
             let mut under = below.clone();
             let map = (SIZE as usize)..bytes.len();
@@ -582,6 +620,8 @@ mod tests {
             match round % 8 {
                 1 => under[rng.below(below.len() as u64) as usize] = rng.next_u64() as u8,
                 3 => bytes.truncate(rng.below(bytes.len() as u64) as usize),
+                2 => beside = change_a_field(&sidecar, &mut rng),
+                4 => under = change_a_field(&below, &mut rng),
                 5 => beside.truncate(rng.below(beside.len() as u64) as usize),
                 7 => under.truncate(rng.below(under.len() as u64) as usize),
                 _ => {}
@@ -589,6 +629,7 @@ mod tests {
             std::fs::write(&volume, &bytes).expect("write");
             std::fs::write(super::super::sidecar::path_of(&volume), &beside).expect("write");
             std::fs::write(super::super::sidecar::path_of(&base), &under).expect("write");
+            look(&volume);
             let stack = match Stack::open(&volume) {
                 Ok(stack) => stack,
                 Err(failure) => {
@@ -599,6 +640,9 @@ mod tests {
                         "trailer is missing",
                         "is not the base",
                         "open it",
+                        "too many bases",
+                        "its making was cut short",
+                        "cannot use it",
                         "not a regular file",
                     ];
                     let named = structures.iter().any(|structure| line.contains(structure));
