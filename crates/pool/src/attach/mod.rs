@@ -203,9 +203,8 @@ impl Made {
     }
 }
 
-fn make(options: &AttachOptions) -> Result<Made> {
-    let path = fs::canonicalize(&options.volume)
-        .map_err(|error| Failure::path(&options.volume, "open it", error))?;
+/// The front end that is meant.
+fn front_end(options: &AttachOptions) -> Result<Via> {
     let via = match options.via {
         None if options.passthrough => Via::Loop,
         Some(Via::Nbd) if options.socket.is_none() => Via::NbdDevice,
@@ -221,6 +220,13 @@ fn make(options: &AttachOptions) -> Result<Made> {
              nbd or vhost-user"
         )));
     }
+    Ok(via)
+}
+
+fn make(options: &AttachOptions) -> Result<Made> {
+    let path = fs::canonicalize(&options.volume)
+        .map_err(|error| Failure::path(&options.volume, "open it", error))?;
+    let via = front_end(options)?;
     let dir = record::made_dir()?;
     let cleared = clear_stale(&dir, &path)?;
     volume::refuse_snapshot(&path)?;

@@ -150,8 +150,8 @@ fn bypass_space(size: u64, extents: Option<&[HostExtent]>) -> Space {
 }
 
 /// All volumes of directories, by name; without any, of the state directory. Volumes are files that
-/// end in `.img` or have a sidecar. What cannot be looked at is told on standard error; whether that
-/// was none comes beside them.
+/// end in `.img` or have a sidecar. What cannot be looked at is told on standard error; beside them
+/// comes whether they are all.
 ///
 /// # Errors
 /// A directory cannot be read. The state directory need not exist.
