@@ -57,7 +57,8 @@ fn parts(seconds: u64) -> Vec<Part> {
     let stress = "cargo test --release -p polylane-ext4 --test stress --test model";
     let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
     let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
-    let qos = "cargo test -p polylane-tests --test qos at_length -- --ignored --nocapture";
+    // One after the other: the lanes of a disk share it.
+    let qos = "cargo test -p polylane-tests --test qos -- --ignored --nocapture --test-threads=1";
     let fuzz = |name: &'static str| {
         let target = name.strip_prefix(FUZZ).unwrap_or(name);
         let command = fuzz::command(&target_dir(), target, seconds);
@@ -215,6 +216,35 @@ fn now() -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whether a part runs this ignored test of this file of `tests/`.
+    fn runs(part: &Part, file: &str, test: &str) -> bool {
+        let words: Vec<&str> = part.command.iter().map(String::as_str).collect();
+        let named = words.windows(2).position(|two| two == ["--test", file]);
+        let Some(at) = named.filter(|_| words.contains(&"--ignored")) else { return false };
+        let mut filters = words[at + 2..].iter().filter(|word| !word.starts_with('-')).peekable();
+        filters.peek().is_none() || filters.any(|filter| test.contains(filter))
+    }
+
+    #[test]
+    fn every_test_that_is_left_to_a_part_is_run_by_it() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(folder).unwrap().flatten() {
+            let Ok(text) = std::fs::read_to_string(entry.path()) else { continue };
+            let file = entry.path().file_stem().unwrap().to_str().unwrap().to_string();
+            for rest in text.split("#[ignore").skip(1) {
+                let Some((_, rest)) = rest.split_once("cargo xtask campaign ") else { continue };
+                let (name, rest) = rest.split_once('"').unwrap();
+                let test = rest.split_once("fn ").unwrap().1.split_once('(').unwrap().0;
+                let parts = parts(1);
+                let part = parts.iter().find(|part| part.is(name)).unwrap();
+                assert!(runs(part, &file, test), "{name} does not run {file}'s {test}");
+                seen += 1;
+            }
+        }
+        assert!(seen >= 3, "{seen}");
+    }
 
     #[test]
     fn a_list_that_was_cut_is_not_whole() {
