@@ -149,6 +149,50 @@ fn a_journal_is_found_shown_and_remembered() {
     assert!(table.contains("flush-solo") && table.contains("precision"), "{table}");
 }
 
+/// `stats`, for people, as JSON and for a scraper, and `top` show attachments beside pools.
+#[test]
+fn what_an_attachment_does_shows_beside_pools() {
+    if lacks("what_an_attachment_does_shows_beside_pools", &["qemu-io", "timeout"]) {
+        return;
+    }
+    let place = Place::new("own");
+    place.attach(&["--weight", "250", "--qos", "ledger"]);
+    let mut at = JOURNAL;
+    place.guest(&commits(&mut at, 30));
+    place.guest(&["write -P 5 0 64k", "read -P 5 0 64k", "read -P 5 0 64k"].map(String::from));
+    let bypassed = place.bypassed();
+    place.wait_for("its lane", |stats| stats["engine"]["share"]["weight"] == 250);
+    let socket = place.0.path("nbd");
+    let said = place.0.polylane(&["stats", "--json"]);
+    let all: Vec<serde_json::Value> = serde_json::from_str(&said).expect("JSON");
+    let own = all.iter().find(|one| one["attachment"] == socket.as_str()).expect("its counters");
+    let volume = place.0.volume.display().to_string();
+    assert!(own["volume"] == volume.as_str() && own["share"]["policy"] == "ledger", "{own}");
+    assert_eq!(own["service"]["volume"]["cache"]["bypassed_bytes"], bypassed);
+    // A scraper.
+    let said = place.0.polylane(&["stats", "--prometheus"]);
+    let label = format!("{{attachment=\"{socket}\",volume=\"{volume}\",device=\"");
+    let sample = |name: &str| -> f64 {
+        let own = said.lines().find(|line| line.starts_with(&format!("polylane_{name}{label}")));
+        let own = own.unwrap_or_else(|| panic!("no {name}: {said}"));
+        own.rsplit(' ').next().expect("a value").parse().expect("a number")
+    };
+    assert_eq!(sample("volume_cache_bypassed_bytes_total"), bypassed as f64);
+    assert!(sample("volume_cache_hit_bytes_total") >= 65_536.0, "{said}");
+    assert!(sample("volume_cache_missed_bytes_total") >= 0.0);
+    assert_eq!(sample("share_weight"), 250.0);
+    let histogram = format!("polylane_share_latency_seconds_bucket{label}");
+    assert!(said.contains(&histogram), "{said}");
+    // People: no histograms, and a row of its own.
+    let said = place.0.polylane(&["stats"]);
+    assert!(said.contains(&format!("attachment: {socket}")), "{said}");
+    assert!(said.contains("latency_p99_us") && !said.contains("latency_counts"), "{said}");
+    let said = place.0.polylane(&["top", "--once", "--interval", "0.2"]);
+    let row = said.lines().find(|line| line.starts_with(&socket)).expect("its row");
+    assert_eq!(row.split_whitespace().nth(1), Some("250"), "{said}");
+    assert!(!place.0.polylane(&["pool", "ls"]).contains(&socket));
+}
+
 /// Journal and data, in marked ranges and outside, over each other: what was flushed before the
 /// engine was killed is what the next one reads.
 #[test]

@@ -35,12 +35,12 @@ pub(crate) enum Command {
     Attach(attach::AttachArgs),
     /// End an attachment; everything is durable then
     Detach(attach::DetachArgs),
-    /// Show what running pools do and what share of the device they get
+    /// Show what running pools and attachments do and what share of the device they get
     Top(crate::top::TopArgs),
     /// Running pools and their shares
     #[command(subcommand)]
     Pool(crate::pool::PoolCommand),
-    /// Show the counters of running pools
+    /// Show the counters of running pools and of attachments
     Stats(StatsArgs),
     /// Say what this host can do and what polylane uses of it
     Doctor(JsonArgs),

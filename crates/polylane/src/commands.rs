@@ -93,7 +93,10 @@ pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
 }
 
 fn print_stats(arguments: &StatsArgs) -> Result<u8> {
-    let pools = stats::collect(arguments.pool.as_deref())?;
+    let pools = match &arguments.pool {
+        Some(pool) => stats::collect(Some(pool))?,
+        None => stats::all()?,
+    };
     if arguments.prometheus {
         print(&stats::prometheus::text(&pools))?;
         return Ok(0);
@@ -103,7 +106,7 @@ fn print_stats(arguments: &StatsArgs) -> Result<u8> {
         return Ok(0);
     }
     if pools.is_empty() {
-        print("no pool is running\n")?;
+        print("no pool is running, and no volume is attached\n")?;
     }
     for pool in &pools {
         print(&(stats::lines(pool).join("\n") + "\n\n"))?;

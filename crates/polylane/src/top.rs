@@ -1,4 +1,4 @@
-//! `polylane top`: what running pools do, over and over.
+//! `polylane top`: what running pools and attachments do, over and over.
 //!
 //! It reads the counters that `polylane stats` prints and shows what they grew by.
 
@@ -41,8 +41,8 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 /// Columns of the table.
-const HEAD: [&str; 11] = [
-    "POOL",
+const HEAD: [&str; 12] = [
+    "POOL/DEVICE",
     "WEIGHT",
     "ENTITLED",
     "ACHIEVED",
@@ -53,14 +53,15 @@ const HEAD: [&str; 11] = [
     "p50/p99 us",
     "WAIT us",
     "HITS",
+    "BYPASSED/s",
 ];
 
 /// Executes `top`; the exit status.
 pub(crate) fn execute(arguments: &TopArgs) -> Result<u8> {
     if arguments.once {
-        let (before, start) = (stats::collect(None)?, Instant::now());
+        let (before, start) = (stats::all()?, Instant::now());
         std::thread::sleep(arguments.interval);
-        let after = stats::collect(None)?;
+        let after = stats::all()?;
         print(&text(&rates(&before, &after, start.elapsed())))?;
         return Ok(0);
     }
@@ -83,7 +84,7 @@ fn text(pools: &[Rates]) -> String {
 
 /// Until somebody wants the end.
 fn show(terminal: &mut ratatui::DefaultTerminal, interval: Duration) -> Result<()> {
-    let (mut before, mut start): (Vec<Value>, _) = (stats::collect(None)?, Instant::now());
+    let (mut before, mut start): (Vec<Value>, _) = (stats::all()?, Instant::now());
     let mut shown = rates(&before, &before, interval);
     loop {
         terminal.draw(|frame| draw(frame, &shown, interval)).map_err(failed)?;
@@ -94,7 +95,7 @@ fn show(terminal: &mut ratatui::DefaultTerminal, interval: Duration) -> Result<(
                 _ => continue,
             }
         }
-        let after = stats::collect(None)?;
+        let after = stats::all()?;
         shown = rates(&before, &after, start.elapsed());
         (before, start) = (after, Instant::now());
     }
@@ -109,8 +110,12 @@ fn ends(key: KeyEvent) -> bool {
 fn draw(frame: &mut Frame<'_>, pools: &[Rates], interval: Duration) {
     let [title, body] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(1)]).areas(frame.area());
-    let count = pools.len();
-    let line = format!("polylane: {count} pools, every {} s; q ends", interval.as_secs_f64());
+    let attached = pools.iter().filter(|pool| pool.attached).count();
+    let line = format!(
+        "polylane: {} pools, {attached} attachments, every {} s; q ends",
+        pools.len() - attached,
+        interval.as_secs_f64()
+    );
     frame.render_widget(Line::from(line), title);
     let rows: Vec<[String; HEAD.len()]> = pools.iter().map(words).collect();
     let width = |column: usize| {
@@ -135,11 +140,11 @@ fn words(pool: &Rates) -> [String; HEAD.len()] {
     let part = |part: Option<f64>| or_dash(part.map(|part| format!("{:.1} %", 100.0 * part)));
     let time = |us: Option<f64>| or_dash(us.map(|us| format!("{us:.0}")));
     [
-        pool.pool.clone(),
+        pool.name.clone(),
         or_dash(pool.weight.map(|weight| weight.to_string())),
         part(pool.entitled),
         part(pool.achieved) + if pool.bound { " bound" } else { "" },
-        short(pool.operations),
+        or_dash(pool.operations.map(short)),
         or_dash(pool.iops.map(short)),
         or_dash(pool.read_bytes.map(short)),
         or_dash(pool.written_bytes.map(short)),
@@ -149,6 +154,7 @@ fn words(pool: &Rates) -> [String; HEAD.len()] {
         },
         or_dash(pool.held_us.map(|us| format!("{us:.1}"))),
         part(pool.hits),
+        or_dash(pool.bypassed_bytes.map(short)),
     ]
 }
 
@@ -175,12 +181,13 @@ mod tests {
 
     fn pools() -> Vec<Rates> {
         let governed = Rates {
-            pool: "web\u{1b}[2J".to_string(),
+            name: "web\u{1b}[2J".to_string(),
+            attached: false,
             weight: Some(300),
             entitled: Some(0.75),
             achieved: Some(0.731),
             bound: true,
-            operations: 12_345.0,
+            operations: Some(12_345.0),
             iops: Some(999.6),
             read_bytes: Some(4_096_000.0),
             written_bytes: Some(0.0),
@@ -188,18 +195,21 @@ mod tests {
             p99_us: Some(447.0),
             held_us: Some(1.25),
             hits: Some(0.5),
+            bypassed_bytes: Some(8192.0),
         };
-        vec![governed, Rates { pool: "scratch".to_string(), ..Rates::default() }]
+        let scratch = Rates { name: "scratch".to_string(), ..Rates::default() };
+        let attached = Rates { name: "/dev/loop0".to_string(), attached: true, ..governed.clone() };
+        vec![governed, scratch, attached]
     }
 
     #[test]
     fn the_screen_shows_every_pool() {
-        let mut terminal = Terminal::new(TestBackend::new(110, 6)).expect("a terminal");
+        let mut terminal = Terminal::new(TestBackend::new(130, 6)).expect("a terminal");
         let frame =
             terminal.draw(|frame| draw(frame, &pools(), Duration::from_secs(1))).expect("draws");
         let lines: Vec<String> =
-            (0..6).map(|y| (0..110).map(|x| frame.buffer[(x, y)].symbol()).collect()).collect();
-        assert!(lines[0].starts_with("polylane: 2 pools, every 1 s"), "{lines:?}");
+            (0..6).map(|y| (0..130).map(|x| frame.buffer[(x, y)].symbol()).collect()).collect();
+        assert!(lines[0].starts_with("polylane: 2 pools, 1 attachments, every 1 s"), "{lines:?}");
         assert!(lines[1].starts_with("POOL") && lines[1].contains("ENTITLED"), "{lines:?}");
         let words: Vec<&str> = lines[2].split("  ").filter(|word| !word.is_empty()).collect();
         let words: Vec<&str> = words.iter().map(|word| word.trim()).collect();
@@ -215,16 +225,17 @@ mod tests {
             "95/447",
             "1.2",
             "50.0 %",
+            "8.2k",
         ];
-        assert_eq!(words[..11], expected);
-        assert!(lines[3].starts_with("scratch"));
+        assert_eq!(words[..12], expected);
+        assert!(lines[3].starts_with("scratch") && lines[4].starts_with("/dev/loop0"));
     }
 
     #[test]
     fn numbers_are_short() {
         let words = [0.0, 999.4, 999.5, 12_340.0, 99_949.0, 99_951.0, 5e9, 3e15].map(short);
         assert_eq!(words, ["0", "999", "1.0k", "12.3k", "99.9k", "100k", "5.0G", "3000T"]);
-        assert_eq!(text(&pools()).lines().count(), 3);
+        assert_eq!(text(&pools()).lines().count(), 4);
     }
 
     #[test]

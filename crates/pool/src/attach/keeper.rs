@@ -548,6 +548,7 @@ impl Keeper {
             "via": self.record.via,
             "engine_restarts": self.spec.incarnation,
             "known_journals": self.spec.journals,
+            "share": self.share.as_ref().and_then(Share::member).map(Member::describe),
             "engine": engine,
         })
     }

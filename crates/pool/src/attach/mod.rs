@@ -15,10 +15,12 @@
 //! | `served.rs` | an engine as its keeper sees it |
 //! | `share.rs` | an attachment's part of its device |
 //! | `record.rs` | what is known of attachments in the state directory |
+//! | `journals.rs` | where a volume's cache sees journals |
 
 mod arm;
 mod device;
 pub mod engine;
+mod journals;
 mod keeper;
 mod loopdev;
 mod message;
@@ -51,6 +53,7 @@ use crate::volume::SetOptions;
 use crate::volume::stack::Stack;
 use arm::{Door, Place};
 use engine::EngineSpec;
+pub use journals::{JournalMap, journals};
 use keeper::Keeper;
 use message::{FromKeeper, ToKeeper};
 pub use record::Record;
@@ -529,38 +532,6 @@ fn end(dir: &Path, record: &Record) -> Result<()> {
     }
 }
 
-/// Where an attached volume's cache sees journals now.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct JournalMap {
-    /// Bytes of the volume.
-    pub size_bytes: u64,
-    /// First byte and end of each range.
-    pub regions: Vec<(u64, u64)>,
-}
-
-/// Where an attached volume's cache sees journals now.
-///
-/// # Errors
-/// It is not attached, or not cached.
-pub fn journals(volume: &Path) -> Result<JournalMap> {
-    let found = list()?.into_iter().find(|listed| listed.record.is(volume));
-    let engine = found.and_then(|listed| Some(listed.stats?.get("engine")?.clone()));
-    let engine = engine.ok_or_else(|| {
-        Failure::failed(format!(
-            "{}: is not attached: where its journal is, is known while it is in use",
-            volume.display()
-        ))
-    })?;
-    let regions = engine["cache"]["journal_regions"].clone();
-    let regions = serde_json::from_value(regions).map_err(|_| {
-        Failure::failed(format!(
-            "{}: is not cached: 'polylane attach --cache pdc' looks for journals",
-            volume.display()
-        ))
-    })?;
-    Ok(JournalMap { size_bytes: engine["size_bytes"].as_u64().unwrap_or(0), regions })
-}
-
 /// An attachment, as a list shows it.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Listed {
@@ -578,12 +549,16 @@ pub struct Listed {
 /// # Errors
 /// The state directory cannot be used.
 pub fn list() -> Result<Vec<Listed>> {
+    listed(ANSWER_TIME_MAX)
+}
+
+/// [`list`], without the counters of those that take longer than `limit`.
+fn listed(limit: Duration) -> Result<Vec<Listed>> {
     let dir = record::dir()?;
     let mut listed: Vec<Listed> = record::all(&dir)
         .into_iter()
         .map(|record| {
-            let answer = ask(&dir, &record.id, &ToKeeper::Stats, ANSWER_TIME_MAX);
-            let stats = match answer {
+            let stats = match ask(&dir, &record.id, &ToKeeper::Stats, limit) {
                 Some(FromKeeper::Stats(stats)) => Some(stats),
                 _ => None,
             };
@@ -593,6 +568,32 @@ pub fn list() -> Result<Vec<Listed>> {
         .collect();
     listed.sort_by(|one, other| one.record.volume.cmp(&other.record.volume));
     Ok(listed)
+}
+
+/// What the attachments of this user did, in the form that pools say it in. One that does not
+/// answer within `limit` is left out.
+pub(crate) fn statistics(limit: Duration) -> Vec<serde_json::Value> {
+    // Without a state directory nothing is attached.
+    let listed = listed(limit).unwrap_or_default();
+    listed.into_iter().filter_map(Listed::as_pools_say_it).collect()
+}
+
+impl Listed {
+    fn as_pools_say_it(self) -> Option<serde_json::Value> {
+        let Listed { record, stats, .. } = self;
+        let mut stats = stats?;
+        let mut engine = stats.get_mut("engine")?.take();
+        let share = engine.as_object_mut()?.remove("share");
+        Some(serde_json::json!({
+            "attachment": record.device.as_ref().unwrap_or(&record.volume),
+            "volume": record.volume,
+            "via": record.via,
+            "pid": record.pid,
+            "service_restarts": stats["engine_restarts"],
+            "share": stats["share"],
+            "service": { "volume": engine, "share": share },
+        }))
+    }
 }
 
 #[cfg(test)]

@@ -1,4 +1,7 @@
 //! What a running pool can be asked, over a socket beside its lock; and `polylane stats`.
+//!
+//! Attachments are asked by [`attach`]; their statistics have the form of a pool's: `attachment`
+//! stands for `pool`, and `service` is the engine.
 
 pub mod prometheus;
 pub mod rates;
@@ -12,6 +15,7 @@ use polylane_sys::scm;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::attach;
 use crate::copying::Target;
 use crate::failure::{Failure, Result};
 use crate::keeper::wait_for;
@@ -108,6 +112,16 @@ pub fn collect(pool: Option<&str>) -> Result<Vec<Value>> {
     Ok(sockets().iter().filter_map(|socket| ask(socket)).collect())
 }
 
+/// The statistics of all running pools of this user, then those of attachments.
+///
+/// # Errors
+/// As [`collect`].
+pub fn all() -> Result<Vec<Value>> {
+    let mut all = collect(None)?;
+    all.extend(attach::statistics(ANSWER_TIME_MAX));
+    Ok(all)
+}
+
 /// The sockets of this user's pools, by name.
 pub(crate) fn sockets() -> Vec<PathBuf> {
     let entries = fs::read_dir(names::runtime_dir()).into_iter().flatten();
@@ -127,6 +141,9 @@ fn ask(socket: &Path) -> Option<Value> {
     Some(pool.receive().ok()??.0)
 }
 
+/// Histograms, whose buckets say nothing to people.
+const HISTOGRAM: &str = "latency_counts";
+
 /// A pool's statistics as lines for people: nested names joined by dots.
 pub fn lines(stats: &Value) -> Vec<String> {
     let mut lines = Vec::new();
@@ -137,12 +154,25 @@ pub fn lines(stats: &Value) -> Vec<String> {
 fn flatten(name: &str, value: &Value, lines: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
-            for (key, value) in fields {
+            for (key, value) in fields.iter().filter(|(key, _)| *key != HISTOGRAM) {
                 let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
                 flatten(&name, value, lines);
             }
         }
         Value::String(text) => lines.push(format!("{name}: {text}")),
         other => lines.push(format!("{name}: {other}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_are_spared_histograms() {
+        let share = serde_json::json!({ "latency_counts": [1, 2, 3], "latency_p99_us": 7.5 });
+        let stats = serde_json::json!({ "pool": "p", "service": { "share": share, "dir": null } });
+        let expected = ["pool: p", "service.dir: null", "service.share.latency_p99_us: 7.5"];
+        assert_eq!(lines(&stats), expected);
     }
 }

@@ -1,7 +1,8 @@
 //! Statistics in the text format that Prometheus scrapes (version 0.0.4).
 //!
 //! Each family is one row of `FAMILIES`: where its number is in a pool's statistics, and what
-//! makes it seconds or bytes. A pool that does not have the number has no sample.
+//! makes it seconds or bytes. A pool that does not have the number has no sample. An attachment is
+//! labelled `attachment` and `volume` where a pool is labelled `pool`.
 
 use std::fmt::Write;
 
@@ -43,7 +44,7 @@ const FAMILIES: &[Family] = &[
     counter(
         "polylane_service_restarts_total",
         "/service_restarts",
-        "Times that the pool's service died and was started again.",
+        "Times that the pool's service, or the attachment's engine, died and was started again.",
     ),
     counter(
         "polylane_operations_total",
@@ -88,6 +89,26 @@ const FAMILIES: &[Family] = &[
     ),
     counter("polylane_volume_flushes_total", "/service/volume/flushes", "Flushes of it."),
     counter("polylane_volume_failed_total", "/service/volume/failed", "Requests that failed."),
+    counter(
+        "polylane_volume_cache_hit_bytes_total",
+        "/service/volume/cache/hit_bytes",
+        "Bytes that reads found in the volume's cache, where it can say.",
+    ),
+    counter(
+        "polylane_volume_cache_missed_bytes_total",
+        "/service/volume/cache/missed_bytes",
+        "Bytes that they did not find there.",
+    ),
+    counter(
+        "polylane_volume_cache_written_bytes_total",
+        "/service/volume/cache/written_bytes",
+        "Bytes written to the volume, by way of its cache or past it.",
+    ),
+    counter(
+        "polylane_volume_cache_bypassed_bytes_total",
+        "/service/volume/cache/bypassed_bytes",
+        "Those that were a journal's and went past its cache.",
+    ),
     gauge("polylane_share_weight", "/service/share/weight", "Weight of the lane, 1 to 10000."),
     gauge(
         "polylane_share_entitled_ratio",
@@ -187,9 +208,16 @@ fn line(text: &mut String, name: &str, labels: &str, value: f64) {
 
 fn labels(pool: &Value) -> String {
     let of = |name: &str| pool.pointer(name).and_then(Value::as_str);
-    let mut labels = format!("pool=\"{}\"", escaped(of("/pool").unwrap_or_default()));
+    let label = |name: &str, value: &str| format!("{name}=\"{}\"", escaped(value));
+    let mut labels = match of("/attachment") {
+        Some(device) => {
+            let volume = of("/volume").unwrap_or_default();
+            label("attachment", device) + "," + &label("volume", volume)
+        }
+        None => label("pool", of("/pool").unwrap_or_default()),
+    };
     if let Some(device) = of("/share/device") {
-        let _ = write!(labels, ",device=\"{}\"", escaped(device));
+        let _ = write!(labels, ",{}", label("device", device));
     }
     labels
 }
@@ -322,6 +350,25 @@ mod tests {
         for (name, of) in &scrape.types {
             assert_eq!(of == "counter", name.ends_with("_total"), "{name} is a {of}");
         }
+    }
+
+    #[test]
+    fn an_attachment_has_its_device_and_its_volume_for_labels() {
+        let cache = json!({"hit_bytes": 512, "missed_bytes": null, "bypassed_bytes": 8192});
+        let attached = json!({
+            "attachment": "/dev/loop3", "volume": "/v \"1\".img", "service_restarts": 1,
+            "share": {"device": "254-0"}, "service": {"volume": {"reads": 5, "cache": cache}},
+        });
+        let scrape = Scrape::of(&text(&[pool("p"), attached]));
+        for label in [("attachment", "/dev/loop3"), ("volume", "/v \"1\".img")] {
+            let of = |name: &str| scrape.value(&format!("polylane_{name}_total"), label);
+            assert_eq!((of("volume_reads"), of("service_restarts")), (Some(5.0), Some(1.0)));
+            assert_eq!(of("volume_cache_hit_bytes"), Some(512.0));
+            assert_eq!(of("volume_cache_missed_bytes"), None);
+            assert_eq!(of("volume_cache_bypassed_bytes"), Some(8192.0));
+        }
+        let pools = |(_, labels, _): &&(String, Labels, f64)| labels.contains_key("pool");
+        assert!(scrape.samples.iter().filter(pools).all(|(_, labels, _)| labels["pool"] == "p"));
     }
 
     #[test]

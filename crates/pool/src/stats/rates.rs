@@ -1,16 +1,18 @@
-//! What pools did between two looks at their counters: for `polylane top`.
+//! What pools and attachments did between two looks at their counters: for `polylane top`.
 
 use std::time::Duration;
 
 use polylane_block::qos::lane::percentile;
 use serde_json::Value;
 
-/// A pool's doings in the time between two looks. What a lane does not have is `None`: one in
-/// memory has no device, one without a policy no share.
+/// A pool's or an attachment's doings in the time between two looks. What a lane does not have is
+/// `None`: one in memory has no device, one without a policy no share, an attachment no files.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Rates {
-    /// The pool.
-    pub pool: String,
+    /// The pool, or the attachment's device or socket.
+    pub name: String,
+    /// It is an attachment.
+    pub attached: bool,
     /// Its weight.
     pub weight: Option<u64>,
     /// Its part of the device by weight, 0 to 1.
@@ -20,7 +22,7 @@ pub struct Rates {
     /// The kernel holds its service back, since it did more than it said.
     pub bound: bool,
     /// Calls of the file system per second.
-    pub operations: f64,
+    pub operations: Option<f64>,
     /// Requests to the volume's device per second.
     pub iops: Option<f64>,
     /// Bytes read from it per second.
@@ -33,13 +35,17 @@ pub struct Rates {
     pub p99_us: Option<f64>,
     /// Microseconds that a request was held back, on average over all of them.
     pub held_us: Option<f64>,
-    /// Part of the pages looked for that were in the lane's cache, 0 to 1.
+    /// Part of the pages looked for that were in the lane's cache, or of the bytes in the
+    /// attachment's, 0 to 1.
     pub hits: Option<f64>,
+    /// Bytes of journals written past the volume's cache per second.
+    pub bypassed_bytes: Option<f64>,
 }
 
 /// What the pools of `after` did since `before`; a pool that is new did nothing yet.
 pub fn rates(before: &[Value], after: &[Value], elapsed: Duration) -> Vec<Rates> {
-    let earlier = |pool: &Value| before.iter().find(|old| old["pool"] == pool["pool"]);
+    let same = |old: &Value, new: &Value| names(old) == names(new);
+    let earlier = |pool: &Value| before.iter().find(|old| same(old, pool));
     after.iter().map(|pool| Rates::between(earlier(pool).unwrap_or(pool), pool, elapsed)).collect()
 }
 
@@ -55,24 +61,37 @@ impl Rates {
         let rate = |pointer: &str| grown(pointer).map(|count| count / seconds);
         let latencies = latencies(if restarted { &Value::Null } else { before }, after);
         let time = |part| percentile(latencies.as_deref()?, part).map(|ns| ns as f64 / 1e3);
+        let of = |name: &str| grown(&format!("/service/{name}"));
+        let hits = |hits: &str, misses: &str| hit_ratio(of(hits), of(misses));
+        let attached = after["attachment"].is_string();
         let requests = grown("/service/share/requests").filter(|count| *count > 0.0);
         let held_ns = grown("/service/share/held_ns");
         Rates {
-            pool: after["pool"].as_str().unwrap_or_default().to_string(),
+            name: names(after).into_iter().flatten().next().unwrap_or_default().to_string(),
+            attached,
             weight: after.pointer("/service/share/weight").and_then(Value::as_u64),
             entitled: number(after, "/service/share/entitled_part"),
             achieved: number(after, "/service/share/achieved_part"),
             bound: after.pointer("/share/bound").is_some_and(Value::is_object),
-            operations: rate("/service/vfs/operations").unwrap_or(0.0),
+            operations: rate("/service/vfs/operations"),
             iops: sum([rate("/service/volume/reads"), rate("/service/volume/writes")]),
             read_bytes: rate("/service/volume/read_bytes"),
             written_bytes: rate("/service/volume/written_bytes"),
             p50_us: time(0.5),
             p99_us: time(0.99),
             held_us: requests.zip(held_ns).map(|(requests, ns)| ns / requests / 1e3),
-            hits: hit_ratio(grown("/service/vfs/page_hits"), grown("/service/vfs/page_misses")),
+            hits: match attached {
+                true => hits("volume/cache/hit_bytes", "volume/cache/missed_bytes"),
+                false => hits("vfs/page_hits", "vfs/page_misses"),
+            },
+            bypassed_bytes: rate("/service/volume/cache/bypassed_bytes"),
         }
     }
+}
+
+/// What a pool, or an attachment, is told apart by.
+fn names(stats: &Value) -> [Option<&str>; 2] {
+    ["pool", "attachment"].map(|name| stats[name].as_str())
 }
 
 fn number(stats: &Value, pointer: &str) -> Option<f64> {
@@ -121,7 +140,7 @@ mod tests {
     fn rates_are_differences_over_time() {
         let found = &rates(&[pool(10, 1, 5)], &[pool(30, 9, 5)], Duration::from_secs(2))[0];
         assert_eq!((found.iops, found.read_bytes), (Some(10.0), Some(40_960.0)));
-        assert_eq!((found.operations, found.held_us), (100.0, Some(3.0)));
+        assert_eq!((found.operations, found.held_us), (Some(100.0), Some(3.0)));
         assert_eq!((found.entitled, found.achieved), (Some(0.5), Some(0.25)));
         assert_eq!(found.hits, None, "nothing was looked for");
         assert!(found.p99_us.is_some_and(|us| us < 0.5), "all were in the first bucket: {found:?}");
@@ -135,6 +154,27 @@ mod tests {
         after["service_restarts"] = 1.into();
         let found = &rates(&[pool(70, 90, 7)], &[after], Duration::from_secs(1))[0];
         assert_eq!((found.iops, found.hits), (Some(31.0), Some(0.5)));
+    }
+
+    #[test]
+    fn an_attachment_has_a_cache_and_no_files() {
+        let attached = |hit: u64, bypassed: u64| {
+            let cache = json!({"hit_bytes": hit, "missed_bytes": 512, "bypassed_bytes": bypassed});
+            json!({"attachment": "/dev/loop1", "service_restarts": 0,
+                "service": {"volume": {"reads": 1, "cache": cache}, "share": null}})
+        };
+        let (mut before, mut after) = (attached(0, 0), attached(1536, 8192));
+        before["service"]["volume"]["cache"]["missed_bytes"] = 0.into();
+        // A pool of this name is somebody else.
+        let other = json!({"pool": "/dev/loop1", "service_restarts": 0});
+        let looks = [[other, before], [json!({"pool": "p"}), after.clone()]];
+        let found = &rates(&looks[0], &looks[1], Duration::from_secs(2))[1];
+        assert_eq!((found.name.as_str(), found.attached), ("/dev/loop1", true));
+        assert_eq!((found.hits, found.bypassed_bytes), (Some(0.75), Some(4096.0)));
+        assert_eq!((found.operations, found.iops), (None, Some(0.0)));
+        after["service"]["volume"]["cache"] = Value::Null;
+        let found = &rates(&[], &[after], Duration::from_secs(2))[0];
+        assert_eq!((found.hits, found.bypassed_bytes), (None, None));
     }
 
     #[test]

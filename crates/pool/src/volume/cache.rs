@@ -13,6 +13,8 @@ pub use polylane_block::cache::{Mode, StoreKind};
 use polylane_block::file::{FileDevice, Files, Way};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::stack::SECTOR_BYTES;
+
 /// How a volume is cached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -84,10 +86,13 @@ pub(crate) fn stats(cache: &Cached) -> serde_json::Value {
     let totals = cache.totals();
     let ratio =
         totals.hits_and_misses.map(|(hits, misses)| hits as f64 / (hits + misses).max(1) as f64);
+    let bytes = |sectors: u64| sectors.saturating_mul(SECTOR_BYTES);
     let regions: Vec<[u64; 2]> =
         totals.regions.iter().map(|region| [region.first, region.end]).collect();
     serde_json::json!({
         "hit_ratio": ratio,
+        "hit_bytes": totals.hits_and_misses.map(|(hits, _)| bytes(hits)),
+        "missed_bytes": totals.hits_and_misses.map(|(_, misses)| bytes(misses)),
         "written_bytes": totals.written_bytes,
         "bypassed_bytes": totals.bypassed_bytes,
         "cold_bytes": totals.cold_bytes,
