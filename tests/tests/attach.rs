@@ -268,6 +268,80 @@ fn limits_of_an_attachment_hold_and_change() {
     place.detach();
 }
 
+/// The name of a file is that of its attachment when no pool is called so.
+#[test]
+fn an_attachment_is_set_by_the_name_of_its_file() {
+    let place = Place::new("16M");
+    let socket = place.path("nbd");
+    place.attach(&["--via", "nbd", "--socket", &socket, "--weight", "50"]);
+    let set = |name: &str, options: &[&str]| {
+        let mut command = Command::new(binary());
+        command.args(["pool", "set", name]).args(options).current_dir(place.dir.path());
+        command.env("XDG_STATE_HOME", place.dir.path());
+        let set = output(command, STEP_TIME_MAX, &format!("pool set {name} {options:?}"));
+        (set.status.code(), String::from_utf8_lossy(&set.stderr).into_owned())
+    };
+    let wanted = || place.listed()["stats"]["share"]["wanted"].clone();
+    let start = Instant::now();
+    while place.listed()["stats"]["share"]["joined"] != true {
+        assert!(start.elapsed() < STEP_TIME_MAX, "waited for a coordinator");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(set("v.img", &["--weight", "7", "--max-iops", "100"]), (Some(0), String::new()));
+    while wanted()["weight"] != 7 {
+        assert!(start.elapsed() < STEP_TIME_MAX, "waited for its weight: {}", wanted());
+        thread::sleep(Duration::from_millis(20));
+    }
+    // Against what was set before.
+    let (status, said) = set("v.img", &["--min-iops", "101", "--weight", "8"]);
+    assert!(status == Some(2) && said.contains("--min-iops 101: is more than"), "{said}");
+    assert_eq!(wanted()["weight"], 7);
+    // What is no pool and no attachment.
+    fs::write(place.path("other"), "").expect("write");
+    for (name, why) in [("other", "is not attached"), ("no-such", "not running")] {
+        let (status, said) = set(name, &["--weight", "7"]);
+        assert!(status == Some(1) && said.contains(why) && said.contains(name), "{said}");
+    }
+    place.detach();
+}
+
+/// Each is refused in a line that names the option, and nothing is attached.
+#[test]
+fn what_contradicts_itself_is_not_attached() {
+    let place = Place::new("16M");
+    let (volume, socket) = (place.path("v.img"), place.path("nbd"));
+    let refused = |at: &str, options: &[&str]| {
+        let words = [&["attach", &volume, "--via", "nbd", "--socket", at], options].concat();
+        let output = place.polylane(&words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        (output.status.code(), said)
+    };
+    for (options, line) in [
+        ("--qos none --weight 7", "--weight: has no effect with --qos none"),
+        ("--qos none --max-iops 7", "--max-iops: has no effect with --qos none"),
+        ("--min-iops 9 --max-iops 8", "--min-iops 9: is more than --max-iops 8"),
+        ("--min-bandwidth 2M --max-bandwidth 1M", "--min-bandwidth 2097152: is more than"),
+        ("--latency 2ms --qos wdt", "--latency: has no effect with --qos wdt"),
+        ("--cache none --cache-store own", "--cache-store: --cache none keeps nothing"),
+        ("--cache none --cache-size 1M", "--cache-size: --cache none keeps nothing"),
+    ] {
+        let options: Vec<&str> = options.split(' ').collect();
+        let (status, said) = refused(&socket, &options);
+        assert!(status == Some(2) && said.contains(line), "{options:?}: {said}");
+    }
+    // Nor what cannot listen where it is to.
+    let (file, folder) = (place.path("file"), place.path("folder"));
+    fs::write(&file, "kept").expect("write");
+    fs::create_dir(&folder).expect("mkdir");
+    for (at, what) in [(&file, "is a file: "), (&folder, "is a directory: ")] {
+        let (status, said) = refused(at, &[]);
+        assert!(status == Some(1) && said.contains(&format!("--socket {at}: {what}")), "{said}");
+    }
+    assert_eq!(fs::read_to_string(&file).expect("still there"), "kept");
+    assert_eq!(engine_of(&place.volume), None);
+}
+
 #[test]
 fn attachments_are_listed_held_and_told_apart() {
     let place = Place::new("16M");

@@ -113,12 +113,15 @@ pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
     let volume = arguments.volume.ok_or_else(|| Failure::usage("attach: no VOLUME"))?;
     let wanted = arguments.limits.wanted(arguments.weight);
     let qos = policy(arguments.qos.as_deref(), &wanted);
+    if let Some(why) = wanted.contradiction(qos) {
+        return Err(Failure::usage(why));
+    }
     let options = AttachOptions {
         volume,
         via: arguments.via.via(),
         socket: arguments.socket,
         passthrough: arguments.passthrough,
-        cache: arguments.cache.options(),
+        cache: arguments.cache.options()?,
         record: arguments.record,
         wanted,
         qos,
@@ -198,10 +201,10 @@ mod tests {
         let (wanted, qos) = asked(&["--max-iops", "500", "--min-bandwidth", "2M"]);
         assert_eq!((wanted.iops_max, wanted.bw_min), (Some(500), Some(2 << 20)));
         assert_eq!(qos, Policy::Ledger);
-        let (wanted, qos) =
-            asked(&["--latency", "2ms", "--max-bandwidth", "1M", "--qos", "static"]);
-        assert_eq!((wanted.latency_target_us, wanted.bw_max), (Some(2000), Some(1 << 20)));
+        let (wanted, qos) = asked(&["--max-iops", "5", "--max-bandwidth", "1M", "--qos", "static"]);
+        assert_eq!((wanted.iops_max, wanted.bw_max), (Some(5), Some(1 << 20)));
         assert_eq!((wanted.weight, qos), (None, Policy::Static));
+        assert_eq!(asked(&["--latency", "2ms"]).0.latency_target_us, Some(2000));
         assert_eq!(asked(&["--weight", "7", "--min-iops", "9"]).0.iops_min, Some(9));
     }
 }

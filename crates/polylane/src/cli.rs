@@ -8,6 +8,7 @@ use polylane_base::size::{BadSize, ByteSize};
 use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
 use polylane_pool::cpus::CpuList;
+use polylane_pool::failure::Failure;
 use polylane_pool::kernel_fs::KernelFs;
 use polylane_pool::share::Policy;
 use polylane_pool::volume::SetOptions;
@@ -288,8 +289,18 @@ fn prefetch(text: &str) -> Result<ByteSize, String> {
 
 impl CacheArgs {
     /// As options of a volume.
-    pub(crate) fn options(self) -> SetOptions {
-        SetOptions {
+    ///
+    /// # Errors
+    /// One says that there is a cache, and another one that there is none.
+    pub(crate) fn options(self) -> Result<SetOptions, Failure> {
+        let of_a_cache =
+            [(self.store.is_some(), "--cache-store"), (self.cache_size.is_some(), "--cache-size")];
+        if let Some(mode) = self.mode.filter(|mode| !mode.has_cache())
+            && let Some((_, option)) = of_a_cache.into_iter().find(|(given, _)| *given)
+        {
+            return Err(Failure::usage(format!("{option}: --cache {mode} keeps nothing")));
+        }
+        Ok(SetOptions {
             weight: None,
             mode: self.mode,
             store: self.store,
@@ -298,7 +309,7 @@ impl CacheArgs {
                 cpus: self.translation_cpus,
                 prefetch_bytes: self.prefetch.map(|size| size.0),
             },
-        }
+        })
     }
 }
 
@@ -403,6 +414,31 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn no_cache_has_no_place_and_no_size() {
+        let options = |words: &str| {
+            let line = format!("polylane volume set v {words}");
+            let cli = Cli::try_parse_from(line.split(' ')).expect("valid");
+            let Command::Volume(VolumeCommand::Set { cache, .. }) = cli.command else {
+                panic!("not a set")
+            };
+            cache.options().map_err(|failure| (failure.status, failure.line))
+        };
+        for (words, line) in [
+            ("--cache none --cache-store own", "--cache-store: --cache none keeps nothing"),
+            ("--cache none --cache-size 1M", "--cache-size: --cache none keeps nothing"),
+            (
+                "--cache directsync --cache-size 1M",
+                "--cache-size: --cache directsync keeps nothing",
+            ),
+        ] {
+            assert_eq!(options(words), Err((2, line.to_string())));
+        }
+        for words in ["--cache none", "--cache-store own", "--cache pdc --cache-size 1M"] {
+            assert!(options(words).is_ok(), "{words}");
+        }
     }
 
     #[test]

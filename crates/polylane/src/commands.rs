@@ -48,7 +48,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         memory: arguments.memory.map(|size| size.0),
         size: arguments.size.map(|size| size.0),
         weight: arguments.weight,
-        cache: arguments.cache.options(),
+        cache: arguments.cache.options()?,
         qos: arguments.qos.as_deref().and_then(Policy::named),
         kernel_fs: arguments
             .kernel_fs

@@ -29,7 +29,7 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
                     MediumArg::Bypass => MediumKind::Bypass,
                 },
                 weight: arguments.weight,
-                cache: arguments.cache.options(),
+                cache: arguments.cache.options()?,
             })?;
         }
         VolumeCommand::Ls { dirs, json } => {
@@ -54,7 +54,7 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         }
         VolumeCommand::Set { volume, weight, cache } => {
             check_weight(weight)?;
-            volume::set(&volume, &SetOptions { weight, ..cache.options() })?;
+            volume::set(&volume, &SetOptions { weight, ..cache.options()? })?;
         }
         VolumeCommand::Resize { volume, size } => volume::resize(&volume, size.0)?,
         VolumeCommand::Snapshot { volume, to } => {

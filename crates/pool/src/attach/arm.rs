@@ -19,6 +19,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
@@ -119,7 +120,10 @@ impl Door {
     fn listen(path: &Path) -> Result<Door> {
         let path = std::path::absolute(path)
             .map_err(|error| Failure::path(path, "listen there", error))?;
-        let failed = |error| Failure::path(&path, "listen there", error);
+        let failed = |error: io::Error| match (error.kind(), fs::symlink_metadata(&path)) {
+            (io::ErrorKind::AddrInUse, Ok(found)) => occupied(&path, found.file_type()),
+            _ => Failure::path(&path, "listen there", error),
+        };
         let old = rustix::process::umask(Mode::from_raw_mode(0o177));
         let mut bound = UnixListener::bind(&path);
         if is_stale(&path, &bound) {
@@ -168,9 +172,19 @@ fn pass_through(
     })
 }
 
+/// Something lies where a socket was to be made.
+fn occupied(path: &Path, found: fs::FileType) -> Failure {
+    let (what, advice) = match () {
+        () if found.is_socket() => ("somebody listens there", "name another path"),
+        () if found.is_dir() => ("is a directory", "name a path in it"),
+        () if found.is_file() => ("is a file", "name another path, or remove it"),
+        () => ("something lies there", "name another path, or remove it"),
+    };
+    Failure::failed(format!("--socket {}: {what}: {advice}", path.display()))
+}
+
 /// Whether a socket lies at `path` at which nobody listens any more.
 fn is_stale(path: &Path, bound: &io::Result<UnixListener>) -> bool {
-    use std::os::unix::fs::FileTypeExt;
     let in_use = matches!(bound, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
     let socket = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;

@@ -404,6 +404,16 @@ impl Coordinator {
     }
 
     fn set(&mut self, token: u64, pool: &str, change: Wanted) {
+        let lanes = self.connections.values().filter_map(|connection| connection.lane.as_ref());
+        let mut changed = lanes.filter(|(_, name, _)| name == pool);
+        // What was set under another policy is in nobody's way.
+        let why = changed.find_map(|(_, _, was)| {
+            let vain = change.contradiction(self.policy);
+            vain.or_else(|| was.changed(change).contradiction(Policy::Ledger))
+        });
+        if let Some(why) = why {
+            return self.answer(token, &FromCoordinator::Refused(why), &[]);
+        }
         let mut count = 0;
         for connection in self.connections.values_mut() {
             let Some((seat, _, wanted)) =
@@ -549,6 +559,30 @@ mod tests {
         while fs::read_to_string(&limit).expect("a limit") != lifted {
             assert!(start.elapsed() < 2 * PATIENCE, "waited for its release");
             thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[test]
+    fn what_contradicts_what_was_set_before_changes_nothing() {
+        let (_dir, meeting, _candidate) = meeting();
+        let mut lane = joined(&meeting, "lane");
+        let set = |change: Wanted| {
+            let message = ToCoordinator::Set { pool: "lane".to_string(), change };
+            ask(&meeting.socket(), &message)
+        };
+        let most = |iops| Wanted { iops_max: Some(iops), ..Wanted::default() };
+        let least = |iops| Wanted { iops_min: Some(iops), weight: Some(7), ..Wanted::default() };
+        assert_eq!(set(most(100)), Some(FromCoordinator::Done(1)));
+        let why = "--min-iops 101: is more than --max-iops 100".to_string();
+        assert_eq!(set(least(101)), Some(FromCoordinator::Refused(why)));
+        assert_eq!(set(most(0)), Some(FromCoordinator::Done(1)));
+        assert_eq!(set(least(101)), Some(FromCoordinator::Done(1)));
+        let start = Instant::now();
+        while lane.wanted() != least(101).changed(most(0)) {
+            assert!(start.elapsed() < PATIENCE, "waited for the last change: {:?}", lane.wanted());
+            assert!(wait_for(lane.link().expect("joined"), PATIENCE), "waited for news");
+            assert_ne!(lane.wanted().weight, Some(100), "what was refused changes nothing");
+            lane.news();
         }
     }
 

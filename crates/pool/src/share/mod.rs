@@ -115,6 +115,37 @@ impl Wanted {
         }
     }
 
+    /// Why nobody can have all of this under a policy; one line that begins with the option.
+    pub fn contradiction(self, policy: Policy) -> Option<String> {
+        let some = |value: Option<u64>| value.filter(|value| *value > 0);
+        let pairs = [
+            (self.iops_min, self.iops_max, ["--min-iops", "--max-iops"]),
+            (self.bw_min, self.bw_max, ["--min-bandwidth", "--max-bandwidth"]),
+        ];
+        for (least, most, names) in pairs {
+            if let Some((least, most)) = some(least).zip(some(most)).filter(|(l, m)| l > m) {
+                let [least_name, most_name] = names;
+                return Some(format!("{least_name} {least}: is more than {most_name} {most}"));
+            }
+        }
+        let named = [
+            (some(self.latency_target_us), "--latency"),
+            (some(self.iops_min), "--min-iops"),
+            (some(self.bw_min), "--min-bandwidth"),
+            (some(self.iops_max), "--max-iops"),
+            (some(self.bw_max), "--max-bandwidth"),
+            (self.weight.map(u64::from), "--weight"),
+        ];
+        // Only the ledger plans for minima and latencies; without a policy there is no lane.
+        let in_vain = match policy {
+            Policy::Ledger => &[][..],
+            Policy::Static | Policy::Wdt | Policy::WdtSharedLock => &named[..3],
+            Policy::None => &named[..],
+        };
+        let (_, name) = in_vain.iter().find(|(value, _)| value.is_some())?;
+        Some(format!("{name}: has no effect with --qos {}", policy.name()))
+    }
+
     pub(crate) fn limits(self) -> Limits {
         let some = |value: Option<u64>| value.filter(|value| *value > 0);
         Limits {
@@ -231,10 +262,31 @@ fn whole_disk(major: u32, minor: u32) -> (u32, u32) {
     disk().unwrap_or((major, minor))
 }
 
-/// Changes what the lanes of a running pool are to have.
+/// What `pool set` was told to change.
+enum Subject {
+    /// A pool.
+    Pool,
+    /// An attachment, by the name under which its coordinator knows it.
+    Attachment(String),
+}
+
+/// A path is that of an attachment, and so is the name of a file when no pool is called so.
+fn subject(name: &str) -> Result<Subject> {
+    let is_pool = || crate::stats::collect(Some(name)).is_ok();
+    if !name.contains('/') && (!Path::new(name).exists() || is_pool()) {
+        return Ok(Subject::Pool);
+    }
+    match crate::attach::share_name(Path::new(name)) {
+        Some(id) => Ok(Subject::Attachment(id)),
+        None => Err(Failure::failed(format!("{name}: is not attached"))),
+    }
+}
+
+/// Changes what the lanes of a running pool, or of an attachment, are to have.
 ///
 /// # Errors
-/// One line when the pool does not run, or has no volume and so no share of a device.
+/// One line when the pool does not run, or has no volume and so no share of a device, and when
+/// nobody can have what is asked for beside what was set before.
 pub fn set(pool: &str, change: Wanted) -> Result<()> {
     if let Some(weight) = change.weight
         && !(1..=10_000).contains(&weight)
@@ -244,21 +296,33 @@ pub fn set(pool: &str, change: Wanted) -> Result<()> {
     if change == Wanted::default() {
         return Err(Failure::usage(format!("pool '{pool}': say what to change, as --weight N")));
     }
+    if let Some(why) = change.contradiction(Policy::Ledger) {
+        return Err(Failure::usage(why));
+    }
     let dir = crate::names::runtime_dir();
-    // A path is that of an attachment.
-    let attached = pool.contains('/').then(|| crate::attach::share_name(Path::new(pool))).flatten();
-    let pool = attached.as_deref().unwrap_or(pool);
+    let subject = subject(pool)?;
+    let lane = match &subject {
+        Subject::Pool => pool,
+        Subject::Attachment(id) => id,
+    };
     let mut changed = 0;
     for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("shares-") && name.ends_with(".socket") {
-            let message = ToCoordinator::Set { pool: pool.to_string(), change };
-            if let Some(FromCoordinator::Done(count)) = member::ask(&entry.path(), &message) {
-                changed += count;
+            let message = ToCoordinator::Set { pool: lane.to_string(), change };
+            match member::ask(&entry.path(), &message) {
+                Some(FromCoordinator::Done(count)) => changed += count,
+                Some(FromCoordinator::Refused(why)) => return Err(Failure::usage(why)),
+                _ => {}
             }
         }
     }
     if changed == 0 {
+        if let Subject::Attachment(_) = subject {
+            return Err(Failure::failed(format!(
+                "{pool}: shares no device: attach it with --qos ledger, a weight or a limit"
+            )));
+        }
         // A pool that does not run is the likelier mistake, and is said first.
         crate::stats::collect(Some(pool))?;
         return Err(Failure::failed(format!(
@@ -266,4 +330,37 @@ pub fn set(pool: &str, change: Wanted) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_can_have_is_named() {
+        let said = |wanted: Wanted, policy| wanted.contradiction(policy).unwrap_or_default();
+        let least = Wanted { iops_min: Some(9), iops_max: Some(8), ..Wanted::default() };
+        assert_eq!(said(least, Policy::Ledger), "--min-iops 9: is more than --max-iops 8");
+        let least = Wanted { bw_min: Some(2), bw_max: Some(1), ..Wanted::default() };
+        assert_eq!(
+            said(least, Policy::Ledger),
+            "--min-bandwidth 2: is more than --max-bandwidth 1"
+        );
+        // 0 lifts, and equal is not more.
+        for (iops_min, iops_max) in [(9, 0), (0, 8), (8, 8)] {
+            let (iops_min, iops_max) = (Some(iops_min), Some(iops_max));
+            let fits = Wanted { iops_min, iops_max, ..Wanted::default() };
+            assert_eq!(fits.contradiction(Policy::Ledger), None);
+        }
+        let latency = Wanted { latency_target_us: Some(1), ..Wanted::default() };
+        assert_eq!(latency.contradiction(Policy::Ledger), None);
+        for policy in [Policy::Static, Policy::Wdt, Policy::WdtSharedLock, Policy::None] {
+            let line = format!("--latency: has no effect with --qos {}", policy.name());
+            assert_eq!(said(latency, policy), line);
+        }
+        let weight = Wanted { weight: Some(7), ..Wanted::default() };
+        assert_eq!(weight.contradiction(Policy::Wdt), None);
+        assert_eq!(said(weight, Policy::None), "--weight: has no effect with --qos none");
+        assert_eq!(Wanted::default().contradiction(Policy::None), None);
+    }
 }
