@@ -38,6 +38,8 @@ pub struct Trace {
     pub journal: Option<(u64, u64)>,
     /// Lines left out because their operation is unknown.
     pub unknown_count: u64,
+    /// The first of them: its operation and its number.
+    pub unknown_first: Option<(String, usize)>,
 }
 
 /// Reads a trace.
@@ -68,13 +70,22 @@ fn parse(reader: impl BufRead) -> Result<Trace> {
         } else if !line.is_empty() {
             let record = columns.record(line).with_context(|| format!("line {}", index + 1))?;
             match record {
-                Some(record) => {
+                Ok(record) => {
                     time_us = record.time_us.max(time_us);
                     trace.records.push(Record { time_us, ..record });
                 }
-                None => trace.unknown_count += 1,
+                Err(Unknown(operation)) => {
+                    trace.unknown_count += 1;
+                    trace.unknown_first.get_or_insert((operation, index + 1));
+                }
             }
         }
+    }
+    if let (true, Some((operation, line))) = (trace.records.is_empty(), &trace.unknown_first) {
+        bail!(
+            "no requests in it: line {line}: operation '{operation}' is unknown: R, W, F, D and Z \
+             are known"
+        );
     }
     ensure!(!trace.records.is_empty(), "no requests in it");
     Ok(trace)
@@ -87,6 +98,9 @@ fn journal_of(comment: &str) -> Option<(u64, u64)> {
     let (first, last) = (numbers.next()?, numbers.next()?);
     (last > 0 && first <= last).then_some((first, last))
 }
+
+/// An operation that is none of those known.
+struct Unknown(String);
 
 /// Where each field is in a line.
 #[derive(Clone, Copy)]
@@ -121,8 +135,8 @@ impl Columns {
         }))
     }
 
-    /// The request in a line; `None` when its operation is unknown.
-    fn record(&self, line: &str) -> Result<Option<Record>> {
+    /// The request in a line, if its operation is known.
+    fn record(&self, line: &str) -> Result<Result<Record, Unknown>> {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         let field = |at: usize| fields.get(at).copied().filter(|field| !field.is_empty());
         let Some(op) = field(self.op) else { bail!("no operation: '{}'", excerpt(line)) };
@@ -133,14 +147,14 @@ impl Columns {
             "w" | "write" => Access::Write { fua, opening },
             "f" | "flush" => Access::Flush,
             "d" | "discard" | "trim" | "z" | "write-zeroes" => Access::Discard,
-            _ => return Ok(None),
+            _ => return Ok(Err(Unknown(excerpt(op)))),
         };
         let time_us = match self.time.and_then(field) {
             Some(text) => number("time", text)?,
             None => 0,
         };
         if access == Access::Flush {
-            return Ok(Some(Record { time_us, access, range: Region::at(0, 0) }));
+            return Ok(Ok(Record { time_us, access, range: Region::at(0, 0) }));
         }
         let [Some(offset), Some(length)] = [field(self.offset), field(self.length)] else {
             bail!("'{}' has no offset or no length", excerpt(line));
@@ -149,7 +163,7 @@ impl Columns {
         let sane = length <= LENGTH_MAX || access == Access::Discard;
         ensure!(sane, "length {length} is more than 1 GiB; lengths are in bytes");
         ensure!(offset.checked_add(length).is_some(), "offset {offset} is past 2^64");
-        Ok(Some(Record { time_us, access, range: Region::at(offset, length) }))
+        Ok(Ok(Record { time_us, access, range: Region::at(offset, length) }))
     }
 }
 
@@ -239,6 +253,8 @@ mod tests {
         assert!(message("1,R,0,18446744073709551615,2").contains("past 2^64"));
         assert!(message("time_us,op,offset\n1,W,0").contains("line 1: no column 'length'"));
         assert_eq!(message("# nothing\n\n"), "no requests in it");
+        let unknown = message("# made by another tool\n1,Q,0,0,512\n2,C,0,0,512\n");
+        assert!(unknown.starts_with("no requests in it: line 2: operation 'Q' is"), "{unknown}");
     }
 
     #[test]

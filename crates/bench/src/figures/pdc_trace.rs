@@ -122,7 +122,10 @@ fn describe(report: &mut Report, point: &str, trace: &Trace, journal: Option<Add
         .push(format!("{point}: {requests} requests, {} written; {truth}", ByteSize(bytes)));
     if trace.unknown_count > 0 {
         let count = trace.unknown_count;
-        report.notes.push(format!("{point}: {count} lines of unknown operations left out"));
+        let first = trace.unknown_first.as_ref();
+        let first =
+            first.map_or(String::new(), |(op, line)| format!(", first '{op}' in line {line}"));
+        report.notes.push(format!("{point}: {count} lines of unknown operations left out{first}"));
     }
 }
 
