@@ -134,6 +134,14 @@ fn a_journal_is_found_shown_and_remembered() {
     let sidecar = fs::read_to_string(place.0.path("v.img.polylane")).expect("a sidecar");
     let sidecar: serde_json::Value = serde_json::from_str(&sidecar).expect("JSON");
     assert_eq!(sidecar["journals"][0][1].as_u64(), Some(end));
+    let map = place.0.on_volume(&["volume", "map", "--journal", "--json", "--svg", &svg]);
+    let map: serde_json::Value = serde_json::from_str(&map).expect("JSON");
+    assert!(region(&map) == (first, end) && map["of_last_use"] == true, "{map}");
+    assert!(map["size_bytes"] == 64 * MIB, "{map}");
+    let picture = fs::read_to_string(&svg).expect("a picture");
+    assert!(picture.contains("v.img, 64 MiB: journals of the last use"), "{picture}");
+    let text = place.0.on_volume(&["volume", "map", "--journal"]);
+    assert!(text.starts_with("of the last use:\n") && text.contains(&end.to_string()), "{text}");
     place.attach(&[]);
     let map = place.0.on_volume(&["volume", "map", "--journal", "--json"]);
     assert_eq!(region(&serde_json::from_str(&map).expect("JSON")), (first, end));
@@ -147,6 +155,25 @@ fn a_journal_is_found_shown_and_remembered() {
     judge.args(["--journal", &format!("{lo}-{hi}")]);
     let table = good("bench", &judge.output().expect("polylane runs"));
     assert!(table.contains("flush-solo") && table.contains("precision"), "{table}");
+}
+
+#[test]
+fn a_map_of_journals_says_why_there_is_none() {
+    let place = Place::new("host");
+    let (volume, svg) = (place.0.volume.display().to_string(), place.0.path("m.svg"));
+    let (missing, never) = (place.0.path("nosuch.img"), "is not attached, and no journal is known");
+    for (words, status, line) in [
+        (&["--journal", &missing][..], 1, "nosuch.img: cannot open it: No such file"),
+        (&["--journal", &volume], 1, never),
+        (&[&volume, "--svg", &svg], 2, "--svg: draws journals alone: say --journal, too"),
+    ] {
+        let mut map = Command::new(binary());
+        map.args(["volume", "map"]).args(words).env("XDG_STATE_HOME", place.0.path("state"));
+        let output = map.output().expect("polylane runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{said}");
+        assert!(said.contains(line) && said.lines().count() == 1, "{said}");
+    }
 }
 
 /// `stats`, for people, as JSON and for a scraper, and `top` show attachments beside pools.

@@ -219,11 +219,11 @@ pub(crate) enum VolumeCommand {
     Map {
         /// Its file
         volume: PathBuf,
-        /// Show where its cache sees journals instead, of an attached volume
+        /// Show where its cache sees journals instead, or saw them when it was attached last
         #[arg(long)]
         journal: bool,
-        /// Draw the journals to this file
-        #[arg(long, value_name = "FILE", requires = "journal")]
+        /// Draw the journals to this file (with --journal)
+        #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
         #[command(flatten)]
         json: JsonArgs,

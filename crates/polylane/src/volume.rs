@@ -80,6 +80,9 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         VolumeCommand::Map { volume, journal: true, svg, json } => {
             print_journals(&volume, svg.as_deref(), json.json)?;
         }
+        VolumeCommand::Map { svg: Some(_), .. } => {
+            return Err(Failure::usage("--svg: draws journals alone: say --journal, too"));
+        }
         VolumeCommand::Map { volume, json, .. } => print_map(&volume, json.json)?,
     }
     Ok(0)
@@ -153,7 +156,7 @@ fn describe(info: &Info) -> String {
     known.map(|(name, value)| format!("{name:<12} {value}\n")).collect()
 }
 
-/// Where an attached volume's cache sees journals: a table, JSON, and a picture.
+/// Where a volume's cache sees journals: a table, JSON, and a picture.
 fn print_journals(path: &Path, svg: Option<&Path>, json: bool) -> Result<()> {
     let map = polylane_pool::attach::journals(path)?;
     if let Some(file) = svg {
@@ -163,26 +166,57 @@ fn print_journals(path: &Path, svg: Option<&Path>, json: bool) -> Result<()> {
     if json {
         return print_json(&map);
     }
-    let mut text = format!("{:>16} {:>16} {:>14}\n", "FIRST", "END", "LENGTH");
+    let mut text = String::new();
+    if map.of_last_use {
+        text += "of the last use:\n";
+    }
+    text += &format!("{:>16} {:>16} {:>14}\n", "FIRST", "END", "LENGTH");
     for (first, end) in &map.regions {
-        text += &format!("{first:>16} {end:>16} {:>14}\n", ByteSize(end - first).to_string());
+        text += &format!("{first:>16} {end:>16} {:>14}\n", length(*first, *end));
     }
     print(&text)
 }
 
-/// The volume as a bar, its journals in red.
+fn length(first: u64, end: u64) -> String {
+    ByteSize(end.saturating_sub(first)).to_string()
+}
+
+/// The volume as a bar between its ends' addresses, its journals in red.
 fn picture(map: &JournalMap) -> String {
     let scale = |byte: u64| byte as f64 / map.size_bytes.max(1) as f64 * 1000.0;
-    let mut text = String::from(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 40\">\n\
-         <rect width=\"1000\" height=\"40\" fill=\"#d8d8d8\"/>\n",
+    let name = map.volume.file_name().unwrap_or(map.volume.as_os_str()).to_string_lossy();
+    let mut title = format!("{}, {}: ", escaped(&name), ByteSize(map.size_bytes));
+    title += match (map.regions.is_empty(), map.of_last_use) {
+        (true, _) => "no journal is marked",
+        (false, false) => "journals",
+        (false, true) => "journals of the last use",
+    };
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 1000 90\" \
+         font-family=\"sans-serif\" font-size=\"16\">\n<title>{title}</title>\n\
+         <text x=\"0\" y=\"18\">{title}</text>\n\
+         <rect y=\"26\" width=\"1000\" height=\"40\" fill=\"#d8d8d8\"/>\n"
     );
     for (first, end) in &map.regions {
         let (x, width) = (scale(*first), scale(end.saturating_sub(*first)).max(0.5));
-        text +=
-            &format!("<rect x=\"{x:.2}\" width=\"{width:.2}\" height=\"40\" fill=\"#d00000\"/>\n");
+        text += &format!(
+            "<rect x=\"{x:.2}\" y=\"26\" width=\"{width:.2}\" height=\"40\" fill=\"#d00000\">\
+             <title>{first} to {end}, {}</title></rect>\n",
+            length(*first, *end)
+        );
     }
-    text + "</svg>\n"
+    let size = map.size_bytes;
+    text += &format!(
+        "<text x=\"0\" y=\"84\">0</text>\n\
+         <text x=\"1000\" y=\"84\" text-anchor=\"end\">{size}</text>\n</svg>\n"
+    );
+    text
+}
+
+/// A name as XML's text. Control characters, which XML cannot have, are shown as `?`.
+fn escaped(name: &str) -> String {
+    let plain: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    plain.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn print_map(path: &Path, json: bool) -> Result<()> {
@@ -242,5 +276,29 @@ fn pieces(its: Fragmentation) -> String {
         0 => "no extents".to_string(),
         1 => format!("1 extent of {mean}"),
         count => format!("{count} extents of {mean} on average"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(regions: &[(u64, u64)], of_last_use: bool) -> JournalMap {
+        let volume = "/somewhere/a<&>b.img".into();
+        JournalMap { volume, size_bytes: 64 << 20, of_last_use, regions: regions.to_vec() }
+    }
+
+    #[test]
+    fn a_picture_says_what_it_is_of() {
+        let drawn = picture(&map(&[(0, 4096), (16 << 20, 24 << 20)], false));
+        assert!(drawn.starts_with("<svg") && drawn.ends_with("</svg>\n"), "{drawn}");
+        let title = "<title>a&lt;&amp;&gt;b.img, 64 MiB: journals</title>";
+        assert!(drawn.contains(title), "{drawn}");
+        assert!(drawn.contains("<title>16777216 to 25165824, 8 MiB</title>"), "{drawn}");
+        assert!(drawn.contains(">0</text>") && drawn.contains(">67108864</text>"), "{drawn}");
+        assert_eq!(drawn.matches("fill=\"#d00000\"").count(), 2);
+        assert!(picture(&map(&[(0, 4096)], true)).contains("64 MiB: journals of the last use<"));
+        let nothing = picture(&map(&[], false));
+        assert!(nothing.contains("64 MiB: no journal is marked</text>"), "{nothing}");
     }
 }
