@@ -26,6 +26,12 @@ use crate::{Options, progress};
 /// Bytes of the file, all of them written.
 const SPAN: u64 = 1 << 30;
 
+/// How long shares are measured.
+const SHARES_MS: u64 = 2000;
+
+/// The small reader of `bully` asks once a millisecond: a p99.9 is the slowest six of these.
+const BULLY_MS: u64 = 6000;
+
 /// A disk to measure on.
 struct Ground {
     device: Arc<dyn BlockDevice>,
@@ -108,7 +114,14 @@ impl Ground {
         (sum as f64, reads as f64, cost as f64 / sum as f64)
     }
 
-    fn run(&self, tenants: &[Tenant], way: &Way, options: &Options, seed: u64) -> Result<Vec<Got>> {
+    /// Has tenants at the device for so many milliseconds, for half of them in a quick run.
+    fn run(
+        &self,
+        tenants: &[Tenant],
+        way: &Way,
+        options: &Options,
+        (measured_ms, seed): (u64, u64),
+    ) -> Result<Vec<Got>> {
         let ms = |ms| Duration::from_millis(if options.quick { ms / 2 } else { ms });
         let run = Run {
             device: self.device.clone(),
@@ -116,7 +129,7 @@ impl Ground {
             tenants,
             cost: self.cost,
             way: way.clone(),
-            length: (ms(1200), ms(2000)),
+            length: (ms(1200), ms(measured_ms)),
             seed,
         };
         run.go()
@@ -147,7 +160,7 @@ fn shares(
             let mut ways = ways();
             while let Some((policy, way)) = ways.pop_front() {
                 progress(&format!("{name} {label}, {policy}, repeat {}", repeat + 1));
-                let got = ground.run(tenants, &way, options, repeat as u64)?;
+                let got = ground.run(tenants, &way, options, (SHARES_MS, repeat as u64))?;
                 let all: f64 = got.iter().map(Got::cost_ns).sum();
                 if policy == "none" {
                     ungoverned = all;
@@ -238,6 +251,7 @@ pub fn bully(options: &Options, disk: &Path) -> Result<Report> {
         ("4k reads", Tenant::reader(100, 64)),
         ("128k writes", Tenant::reader(100, 64).with_mix(large)),
     ];
+    let measured_ms = if options.quick { SHARES_MS } else { BULLY_MS };
     for repeat in 0..options.repeats() {
         for (label, flood) in &floods {
             let all = [small.clone(), flood.clone(), flood.clone(), flood.clone()];
@@ -246,7 +260,7 @@ pub fn bully(options: &Options, disk: &Path) -> Result<Report> {
             for (policy, way) in alone.into_iter().chain(ways()) {
                 progress(&format!("bully {label}, {policy}, repeat {}", repeat + 1));
                 let tenants = if policy == "alone" { &all[..1] } else { &all[..] };
-                let got = ground.run(tenants, &way, options, repeat as u64)?;
+                let got = ground.run(tenants, &way, options, (measured_ms, repeat as u64))?;
                 let done: f64 = got.iter().map(Got::cost_ns).sum();
                 if policy == "none" {
                     ungoverned = done;
