@@ -57,12 +57,12 @@ impl Static {
         Static { read_bytes_per_s, write_bytes_per_s, weights, used, slice: 0 }
     }
 
-    /// What a lane may read and write in a slice.
+    /// What a lane may read and write in a slice: a byte at least, which lets a request go.
     pub fn limit(&self, lane: usize) -> Used {
         let sum: u64 = self.weights.iter().map(|weight| u64::from(*weight)).sum();
         let part = |bytes_per_s: u64| {
             let per_slice = u128::from(bytes_per_s) * u128::from(SLICE_NS) / 1_000_000_000;
-            (per_slice * u128::from(self.weights[lane]) / u128::from(sum.max(1))) as u64
+            (per_slice * u128::from(self.weights[lane]) / u128::from(sum.max(1))).max(1) as u64
         };
         Used { read: part(self.read_bytes_per_s), write: part(self.write_bytes_per_s) }
     }

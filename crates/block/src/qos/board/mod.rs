@@ -396,7 +396,8 @@ impl<W: Words> Board<W> {
     }
 
     fn publish_wdt(&mut self, index: usize, now: Nanos) {
-        let grant = self.wdt.budget(index).clamp(0.0, 1e15) as u64;
+        // Rounded up: less than a credit a window would else be none for ever.
+        let grant = self.wdt.budget(index).clamp(0.0, 1e15).ceil() as u64;
         let flags = match self.rule {
             Rule::WdtSharedLock => flag::SECTORS | flag::SHARED_LOCK,
             _ => flag::SECTORS,
@@ -435,8 +436,11 @@ impl<W: Words> Board<W> {
         let cost = self.device.cost;
         let seat = &mut self.seats[index];
         let weight = u128::from(seat.limits.weight);
-        let part =
-            |per_s: u64| (u128::from(per_s) * weight / u128::from(weights.max(1)) / 10) as u64;
+        // A byte lets a request go each window; none would be none for ever.
+        let part = |per_s: u64| {
+            let part = u128::from(per_s) * weight / u128::from(weights.max(1)) / 10;
+            (part as u64).max(1)
+        };
         seat.limit(now, wdt::WINDOW_NS);
         seat.terms = Terms {
             flags: flag::FREE,
