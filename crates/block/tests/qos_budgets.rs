@@ -1,6 +1,6 @@
-//! Budgets of the policies that go by weight alone, `static` and `wdt`, in random sets of lanes: what
-//! they are in sum, that they are bounded and grow with the weight, and that every lane that asks
-//! is let go in the end.
+//! Budgets of the policies that go by weight alone, `static` and `wdt`, in random sets of lanes:
+//! what they are in sum, that they are bounded and grow with the weight, and that every lane that
+//! asks is let go in the end.
 
 use std::sync::Arc;
 

@@ -575,11 +575,11 @@ fn listed(limit: Duration) -> Result<Vec<Listed>> {
 pub(crate) fn statistics(limit: Duration) -> Vec<serde_json::Value> {
     // Without a state directory nothing is attached.
     let listed = listed(limit).unwrap_or_default();
-    listed.into_iter().filter_map(Listed::as_pools_say_it).collect()
+    listed.into_iter().filter_map(Listed::said_as_by_pools).collect()
 }
 
 impl Listed {
-    fn as_pools_say_it(self) -> Option<serde_json::Value> {
+    fn said_as_by_pools(self) -> Option<serde_json::Value> {
         let Listed { record, stats, .. } = self;
         let mut stats = stats?;
         let mut engine = stats.get_mut("engine")?.take();

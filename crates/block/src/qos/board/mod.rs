@@ -435,13 +435,8 @@ impl<W: Words> Board<W> {
         let weights: u64 = self.seats.iter().map(|seat| u64::from(seat.limits.weight)).sum();
         let cost = self.device.cost;
         let seat = &mut self.seats[index];
-        let weight = u128::from(seat.limits.weight);
-        // A byte lets a request go each window; none would be none for ever.
-        let part = |per_s: u64| {
-            let part = u128::from(per_s) * weight / u128::from(weights.max(1)) / 10;
-            (part as u64).max(1)
-        };
         seat.limit(now, wdt::WINDOW_NS);
+        let part = |per_s| seat.limits.part_of_window(per_s, weights);
         seat.terms = Terms {
             flags: flag::FREE,
             start: now,

@@ -64,6 +64,15 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// Its part by weight of what all of these weights may do in a second, for a window of
+    /// `static`. A byte lets a request go each window; none would be none for ever.
+    pub(super) fn part_of_window(&self, per_s: u64, weights: u64) -> u64 {
+        let whole = u128::from(per_s) * u128::from(self.weight);
+        ((whole / u128::from(weights.max(1)) / 10) as u64).max(1)
+    }
+}
+
 impl<W: Words> Seat<W> {
     /// The lane did as much as a person lets it do.
     pub(super) fn is_limited(&self) -> bool {
