@@ -5,8 +5,8 @@
 //! costs. Budgets grow while looking pays off or would have, and shrink while it is in vain.
 //!
 //! Looking is free while the CPU has nothing else to do. Where threads wait for it each look is
-//! taken from one of them, most likely from the very thread that is to answer. So who has looked for
-//! long gives way now and then, which tells whether anybody did: then it sleeps instead.
+//! taken from one of them, most likely from the very thread that is to answer. So who has looked
+//! for long gives way now and then, which tells whether anybody waited: then it sleeps instead.
 
 use std::time::Duration;
 

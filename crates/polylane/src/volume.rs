@@ -61,17 +61,7 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
             volume::duplicate(&volume, &to, Copy::Snapshot)?;
         }
         VolumeCommand::Clone { volume, to } => volume::duplicate(&volume, &to, Copy::Clone)?,
-        VolumeCommand::Check { volume, repair, look } => {
-            let how = match (repair, look) {
-                (true, _) => Check::Repair,
-                (false, true) => Check::Look,
-                (false, false) => Check::Settle,
-            };
-            let said = volume::check(&volume, how)?;
-            if std::io::stdout().is_terminal() {
-                print(&said)?;
-            }
-        }
+        VolumeCommand::Check { volume, repair, look } => check(&volume, repair, look)?,
         VolumeCommand::Import { from, volume } => volume::import(&from, &volume)?,
         VolumeCommand::Export { volume, to, format } => {
             let named = to.extension().is_some_and(|extension| extension == "qcow2");
@@ -86,6 +76,19 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         VolumeCommand::Map { volume, json, .. } => print_map(&volume, json.json)?,
     }
     Ok(0)
+}
+
+fn check(volume: &Path, repair: bool, look: bool) -> Result<()> {
+    let how = match (repair, look) {
+        (true, _) => Check::Repair,
+        (false, true) => Check::Look,
+        (false, false) => Check::Settle,
+    };
+    let said = volume::check(volume, how)?;
+    if std::io::stdout().is_terminal() {
+        print(&said)?;
+    }
+    Ok(())
 }
 
 fn check_weight(weight: Option<u32>) -> Result<()> {

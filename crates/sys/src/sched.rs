@@ -79,7 +79,8 @@ pub fn usage() -> Usage {
 }
 
 /// Lets others that wait for this CPU have it; whether there were any. Half a microsecond where
-/// there are none, two switches of the CPU and the others' turns where there are. Async-signal-safe.
+/// there are none, two switches of the CPU and the others' turns where there are.
+/// Async-signal-safe.
 pub fn give_way() -> bool {
     let before = usage().preemptions;
     rustix::thread::sched_yield();

@@ -7,9 +7,9 @@
 //! moves to another of the pool's. The scheduler may follow, hence the streak, and hence no more
 //! than one move per streak.
 //!
-//! Where threads wait for CPUs nobody is to be pinned: a pinned worker that waits for its CPU beside
-//! an idle one keeps its client waiting too. So a worker that finds its CPU crowded lets itself be
-//! moved, until it was alone on its CPU for a while.
+//! Where threads wait for CPUs nobody is to be pinned: a pinned worker that waits for its CPU
+//! beside an idle one keeps its client waiting too. So a worker that finds its CPU crowded lets
+//! itself be moved, until it was alone on its CPU for a while.
 
 use polylane_base::Result;
 use polylane_sys::cpu;
