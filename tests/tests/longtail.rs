@@ -252,6 +252,7 @@ topics! {
     walks_and_temporary_names = Topic { source: "walks", ..PROGRAM };
     threads_cancelled_in_calls = Topic { source: "cancelled", ..ALL };
     signals_in_calls = Topic { source: "interrupted", ..ALL };
+    status_flags_that_others_set = Topic { source: "status_flags", ..PROGRAM };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };
     files_that_grow = Topic { source: "growing", ..PROGRAM };

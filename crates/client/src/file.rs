@@ -12,7 +12,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{Message, Op};
+use polylane_ipc::message::{APPENDS, Message, Op, SAYS_APPENDS};
 use rustix::fs::{SeekFrom, seek};
 
 use crate::call;
@@ -85,7 +85,7 @@ fn look_at(fd: RawFd) -> Outcome<Pin> {
     let session = path::ready()?;
     let record = state.records.allocate().ok_or(Detour::Kernel)?;
     record.node.store(node, Ordering::Relaxed);
-    record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { 0 });
+    record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { bit::COMMON });
     if attach(&record, fd, session).is_err() {
         // Such as an O_PATH descriptor, which cannot be asked for a ticket.
         state.table.learn(fd, Entry::Foreign);
@@ -116,6 +116,11 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
     if lost_bytes(file) {
         return Err(Errno::EIO.into());
     }
+    // Who hears of F_SETFL last is the service.
+    let status = match file.is(bit::KERNEL_OFFSET) {
+        true => real::status_flags(fd)?,
+        false => file.flags.load(Ordering::Relaxed) as i32,
+    };
     let errno = real::errno();
     let ticket = real::identify(fd);
     real::set_errno(errno);
@@ -128,7 +133,13 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
     if let Some(held) = former.and_then(|former| view::keep_locks(former, file)) {
         lock::reclaim(session, reply.handle, &held);
     }
-    file.flags.store(reply.value[0] as u32, Ordering::Relaxed);
+    let told = reply.value[0] as i32;
+    let flags = told & !STATUS_FLAGS | status & STATUS_FLAGS;
+    if (flags ^ told) & libc::O_APPEND != 0 && !file.is(bit::DIRECTORY) {
+        let (handle, flags) = (reply.handle, flags as u32);
+        call::plain(session, Message { handle, flags, ..Message::new(Op::SetFlags) })?;
+    }
+    file.flags.store(flags as u32, Ordering::Relaxed);
     file.handle.store(reply.handle, Ordering::Relaxed);
     file.view.store(0, Ordering::Relaxed);
     file.asked.store(0, Ordering::Relaxed);
@@ -140,6 +151,23 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
 pub(crate) fn slot(file: &Record) -> Option<&'static Slot> {
     let index = file.slot.load(Ordering::Relaxed).checked_sub(1)?;
     state::get().slots.get(index)
+}
+
+/// Before a write: takes the status flags over from the kernel where others may have changed them.
+/// What the service is to be told of them with the write.
+#[inline]
+pub(crate) fn status_now(file: &Record, fd: RawFd) -> Outcome<u32> {
+    if file.is(bit::COMMON) { take_status(file, fd) } else { Ok(0) }
+}
+
+fn take_status(file: &Record, fd: RawFd) -> Outcome<u32> {
+    let (known, now) = (file.flags.load(Ordering::Relaxed) as i32, real::status_flags(fd)?);
+    if (known ^ now) & STATUS_FLAGS != 0 {
+        let flags = known & !STATUS_FLAGS | now & STATUS_FLAGS;
+        file.flags.store(flags as u32, Ordering::Relaxed);
+    }
+    let appends = if now & libc::O_APPEND != 0 { APPENDS } else { 0 };
+    Ok(SAYS_APPENDS | appends)
 }
 
 /// Makes the kernel's file position count. Whether it did not before: then the kernel has heard of
@@ -210,7 +238,7 @@ pub(crate) fn share_all() {
     state.records.each(|file| {
         if file.slot.load(Ordering::Relaxed) != 0 && !file.is(bit::SHARED) {
             publish(file);
-            file.set(bit::ESCAPED | bit::SHARED);
+            file.set(bit::ESCAPED | bit::SHARED | bit::COMMON);
             any = true;
         }
     });

@@ -198,6 +198,11 @@ pub(crate) fn kind_cached(fd: RawFd) -> rustix::io::Result<(u64, u32, u64)> {
     Ok((device, u32::from(stat.stx_mode) & libc::S_IFMT, stat.stx_ino))
 }
 
+/// What `F_GETFL` says.
+pub(crate) fn status_flags(fd: RawFd) -> rustix::io::Result<c_int> {
+    rustix::fs::fcntl_getfl(borrow(fd)).map(|flags| flags.bits().cast_signed())
+}
+
 /// Inode number of an open file, without asking the file system.
 pub(crate) fn node_cached(fd: RawFd) -> rustix::io::Result<u64> {
     state_cached(fd).map(|stat| stat.stx_ino)

@@ -125,6 +125,8 @@ pub(crate) mod bit {
     pub(crate) const LOCKED: u32 = 16;
     /// It may rest after its close: see `resting`.
     pub(crate) const RESTS: u32 = 64;
+    /// Others may change its status flags: the kernel is asked for them before a write.
+    pub(crate) const COMMON: u32 = 128;
 }
 
 /// One open file. All zero is a free place.

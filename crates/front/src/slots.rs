@@ -155,6 +155,8 @@ struct State {
     /// Its file was lost with a former service.
     lost: bool,
     escaped: bool,
+    /// Its client readied it for other processes: its kernel descriptor has the file's flags.
+    shared: bool,
     /// The kernel may have pages of the file under the slot's node.
     mapped: bool,
     /// FUSE handles open on the node: the slot's own and those of second opens.
@@ -228,6 +230,11 @@ impl Slot {
     /// Whether other descriptors than the client's own may mean this slot.
     pub fn escaped(&self) -> bool {
         self.state.lock().escaped
+    }
+
+    /// Whether its client readied it for other processes.
+    pub fn is_shared(&self) -> bool {
+        self.state.lock().shared
     }
 }
 
@@ -307,6 +314,15 @@ impl SessionSlots {
     pub fn share_all(&self) {
         for slot in self.slots.lock().by_number.values() {
             let mut state = slot.state.lock();
+            let bound = state.file.is_some();
+            (state.escaped, state.shared) = (state.escaped | bound, state.shared | bound);
+        }
+    }
+
+    /// Marks every bound slot escaped, as its client left it.
+    fn abandon_all(&self) {
+        for slot in self.slots.lock().by_number.values() {
+            let mut state = slot.state.lock();
             state.escaped |= state.file.is_some();
         }
     }
@@ -380,7 +396,7 @@ impl SlotTable {
     pub fn drop_session(&self, session: &SessionSlots) {
         self.sessions.lock().remove(&session.token);
         session.slots.lock().closed = true;
-        session.share_all();
+        session.abandon_all();
     }
 
     /// Makes a slot, on behalf of the kernel's CREATE. `EACCES`: no such session; `EEXIST`: the

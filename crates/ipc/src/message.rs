@@ -186,6 +186,12 @@ pub const LEASED: u32 = 1 << 31;
 /// ([`crate::view`]). The reply's `handle` is the number of the view plus one, 0 for none.
 pub const SHOW: u32 = 1;
 
+/// `flags` of [`Op::Write`]: what `O_APPEND` is by now is said by [`APPENDS`]; others than the
+/// client may have changed it.
+pub const SAYS_APPENDS: u32 = 1 << 4;
+/// Beside [`SAYS_APPENDS`]: it is set.
+pub const APPENDS: u32 = 1 << 5;
+
 /// `flags` of [`Op::Read`]: show the state of the file if the read reached its end, so that the one
 /// that finds nothing more needs no request. The reply's `handle` as for [`SHOW`].
 pub const SHOW_END: u32 = 2;

@@ -125,6 +125,15 @@ impl OpenFile {
         self.flags.store(kept | flags & mask, Relaxed);
     }
 
+    /// Sets or clears `O_APPEND` alone.
+    pub fn set_appends(&self, appends: bool) {
+        let append = OFlags::APPEND.bits().cast_signed();
+        let flags = self.flags();
+        if appends != (flags & append != 0) {
+            self.flags.store(flags ^ append, Relaxed);
+        }
+    }
+
     fn wish(&self) -> OFlags {
         OFlags::from_bits_retain(self.flags().cast_unsigned())
     }

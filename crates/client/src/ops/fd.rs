@@ -16,7 +16,7 @@ use crate::private;
 use crate::real;
 use crate::rings;
 use crate::state;
-use crate::table::{Pin, bit};
+use crate::table::{Pin, Record, bit};
 use crate::thread;
 
 /// What was known of a number that is about to be closed. Dropped after the real close.
@@ -100,14 +100,12 @@ pub(crate) fn set_flags(fd: RawFd, flags: i32) -> Outcome<i32> {
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    let (session, handle) = file::usable(&file, fd)?;
-    let old = file.flags.load(Ordering::Relaxed) as i32;
-    let new = old & !SETTABLE | flags & SETTABLE;
-    if (old ^ new) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
-        let message = Message { handle, flags: new as u32, ..Message::new(Op::SetFlags) };
-        call::plain(session, message)?;
+    if let Err(error) = tell_flags(&file, fd, flags) {
+        // What the kernel makes of it, it alone will know.
+        file::publish(&file);
+        file.set(bit::COMMON | bit::FLAGGED);
+        return Err(error);
     }
-    file.flags.store(new as u32, Ordering::Relaxed);
     match file.is(bit::KERNEL_OFFSET) {
         true => {
             file.set(bit::FLAGGED);
@@ -115,6 +113,18 @@ pub(crate) fn set_flags(fd: RawFd, flags: i32) -> Outcome<i32> {
         }
         false => Ok(0),
     }
+}
+
+fn tell_flags(file: &Record, fd: RawFd, flags: i32) -> Outcome<()> {
+    let (session, handle) = file::usable(file, fd)?;
+    let old = file.flags.load(Ordering::Relaxed) as i32;
+    let new = old & !SETTABLE | flags & SETTABLE;
+    if (old ^ new) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
+        let message = Message { handle, flags: new as u32, ..Message::new(Op::SetFlags) };
+        call::plain(session, message)?;
+    }
+    file.flags.store(new as u32, Ordering::Relaxed);
+    Ok(())
 }
 
 /// `close_range(2)` without flags: every number on its own where something is known of it, the rest

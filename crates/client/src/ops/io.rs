@@ -52,6 +52,8 @@ struct Open<'a> {
     fd: RawFd,
     session: &'static Session,
     handle: u64,
+    /// What the service is to be told of its status flags with a write.
+    status: u32,
 }
 
 /// `read`, `pread`, `readv`, `preadv`.
@@ -109,6 +111,7 @@ fn write_shown(fd: RawFd, offset: u64, from: &[u8]) -> Option<u64> {
     let file = file::glance(fd)?;
     let fits = file.access_mode() != libc::O_RDONLY
         && !file.appends()
+        && !file.is(bit::COMMON)
         && !lease::is_streamed(file.handle.load(Ordering::Relaxed))
         && !limit::is_set()
         && !rings::any();
@@ -124,7 +127,8 @@ fn open(file: &Record, fd: RawFd, wrong_mode: i32) -> Outcome<Open<'_>> {
     if file.access_mode() == wrong_mode {
         return Err(Errno::EBADF.into());
     }
-    Ok(Open { file, fd, session, handle })
+    let status = if wrong_mode == libc::O_RDONLY { file::status_now(file, fd)? } else { 0 };
+    Ok(Open { file, fd, session, handle, status })
 }
 
 impl Open<'_> {
@@ -352,7 +356,9 @@ impl Open<'_> {
     ) -> Outcome<(usize, u64)> {
         let reply = self.put(|session, handle, turn| {
             let length = total as u64;
-            let message = Message { handle, offset, length, turn, ..Message::new(Op::Write) };
+            let flags = self.status;
+            let message =
+                Message { handle, offset, length, turn, flags, ..Message::new(Op::Write) };
             call::gather(session, &message, from)
         })?;
         Ok((call::count(&reply).min(total), reply.value[0]))
@@ -402,6 +408,7 @@ impl Open<'_> {
         let overlap = !self.file.appends();
         let (length, flags) = (from.len() as u64, view::wish_to_write(self.file, from.len()));
         let reply = self.put(|session, handle, turn| {
+            let flags = flags | self.status;
             let message = Message { handle, offset: at, length, flags, ..Message::new(Op::Write) };
             call::write(session, &Message { turn, ..message }, from, overlap)
         })?;

@@ -104,9 +104,9 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     }
     call.settle(file.node(), range)?;
     let kills = transfer.transfer_flags & WRITE_KILL_SUIDGID != 0;
-    if !handle.is_slot() && (transfer.flags ^ file.flags()) & libc::O_APPEND != 0 {
+    if handle.has_kernel_flags() {
         // fcntl(F_SETFL) comes to us with the next write.
-        file.set_flags(file.flags() & !libc::O_APPEND | transfer.flags & libc::O_APPEND);
+        file.set_appends(transfer.flags & libc::O_APPEND != 0);
     }
     let written = file.write(&call.writer(kills), Some(transfer.offset), &mut data)?;
     // RWF_SYNC and RWF_DSYNC come as flags of the one write.

@@ -82,6 +82,12 @@ impl Handle {
     pub fn is_slot(&self) -> bool {
         self.opened.is_none() && self.slot.is_some()
     }
+
+    /// Whether the kernel's descriptor has the file's status flags: that of a slot has them since
+    /// its client shared it.
+    pub fn has_kernel_flags(&self) -> bool {
+        !self.is_slot() || self.slot.as_ref().is_some_and(|slot| slot.is_shared())
+    }
 }
 
 /// The open files of one session. Thread-safe.

@@ -7,15 +7,15 @@
 //! Pure: no I/O, no locks, no panics on any input (`tests` feed it random words).
 
 mod brings;
+mod shows;
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
-use polylane_ipc::message::{
-    self, AT_REST, MARK, Message, Op, PATH_BYTES_MAX, SHOW, SHOW_END, set,
-};
+use polylane_ipc::message::{self, AT_REST, MARK, Message, Op, PATH_BYTES_MAX, SHOW, set};
 use polylane_vfs::fs::{SeekFor, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{LockFamily, LockKind};
 
 pub use self::brings::Brings;
+pub use self::shows::{HowToWrite, ShowRead};
 
 /// Largest offset of a byte behind the end of a file: `i64::MAX`, as `loff_t` allows.
 pub(super) const OFFSET_MAX: u64 = i64::MAX as u64;
@@ -120,25 +120,6 @@ pub struct LockArgs {
     pub pid: u32,
 }
 
-/// What a client that reads would like to see.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ShowRead {
-    Nothing,
-    /// The state, if the file ends where the read did.
-    End,
-    Pages,
-}
-
-impl ShowRead {
-    fn from_flags(flags: u32) -> ShowRead {
-        match flags {
-            _ if flags & SHOW != 0 => ShowRead::Pages,
-            _ if flags & SHOW_END != 0 => ShowRead::End,
-            _ => ShowRead::Nothing,
-        }
-    }
-}
-
 /// A request whose every argument was checked. Field meanings: [`Op`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FileRequest<'a> {
@@ -146,7 +127,7 @@ pub enum FileRequest<'a> {
     Open { at: At<'a>, flags: i32, perm: u32, umask: u32, slot: Option<u32>, brings: Brings },
     Close { handle: Handle, at_rest: bool },
     Read { handle: Handle, offset: u64, len: usize, show: ShowRead },
-    Write { handle: Handle, offset: u64, len: usize, show: bool },
+    Write { handle: Handle, offset: u64, len: usize, how: HowToWrite },
     Stat { object: Object<'a>, mark: bool },
     Fstat { handle: Handle, show: bool },
     Access { object: Object<'a>, mask: u32, mark: bool },
@@ -235,7 +216,8 @@ impl<'a> Checker<'a> {
                 FileRequest::Read { handle, offset: m.offset, len: self.read_len()?, show }
             }
             Op::Write => {
-                FileRequest::Write { handle, offset: m.offset, len: self.write_len()?, show }
+                let how = HowToWrite::from_flags(m.flags);
+                FileRequest::Write { handle, offset: m.offset, len: self.write_len()?, how }
             }
             Op::Stat => {
                 FileRequest::Stat { object: self.object(m.flags)?, mark: m.flags & MARK != 0 }

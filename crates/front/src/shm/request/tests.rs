@@ -1,7 +1,9 @@
 //! Every operation's checks: what passes, what is refused with which errno, and random words.
 
 use polylane_base::rng::Rng;
-use polylane_ipc::message::{DIR_ROOT, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, NO_SLOT, WORDS};
+use polylane_ipc::message::{
+    APPENDS, DIR_ROOT, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, NO_SLOT, SAYS_APPENDS, WORDS,
+};
 
 use super::*;
 
@@ -90,8 +92,14 @@ fn io_stays_in_range() {
     message.offset = OFFSET_MAX;
     assert_eq!(check(&message, b""), Err(Errno::EFBIG));
     message.offset = 0;
-    let want = FileRequest::Write { handle, offset: 0, len: BUFFER, show: false };
+    let want = FileRequest::Write { handle, offset: 0, len: BUFFER, how: HowToWrite::default() };
     assert_eq!(check(&message, b""), Ok(want));
+    for (bits, appends) in [(SAYS_APPENDS, Some(false)), (SAYS_APPENDS | APPENDS, Some(true))] {
+        message.flags = SHOW | bits;
+        let how = HowToWrite { show: true, appends };
+        let want = FileRequest::Write { handle, offset: 0, len: BUFFER, how };
+        assert_eq!(check(&message, b""), Ok(want));
+    }
 }
 
 #[test]

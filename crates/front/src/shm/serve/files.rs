@@ -12,7 +12,7 @@ use super::{Answer, Call, Failure, done, with_attr};
 use crate::kept::Whose;
 use crate::notifier::Range;
 use crate::shm::marks;
-use crate::shm::request::{At, Brings, Handle, ShowRead};
+use crate::shm::request::{At, Brings, Handle, HowToWrite, ShowRead};
 use crate::shm::session::{Open, Session};
 use crate::shm::views::Wish;
 use crate::slots::Unbound;
@@ -185,11 +185,14 @@ impl Call<'_> {
 
     pub(super) fn write(
         &mut self,
-        (handle, show): (Handle, bool),
+        (handle, how): (Handle, HowToWrite),
         offset: u64,
         len: usize,
     ) -> Answer {
         let file = self.session.file(handle)?;
+        if let Some(appends) = how.appends {
+            file.set_appends(appends);
+        }
         let append = file.flags() & libc::O_APPEND != 0;
         let range = if append { Range::ALL } else { Range { offset, len: len as u64 } };
         self.before_io(file.node(), range)?;
@@ -200,7 +203,7 @@ impl Call<'_> {
         if durable.is_some() {
             self.before_sync(&file, len as u64)?;
         }
-        let changes = if show { self.session.changes_of(file.node()) } else { None };
+        let changes = if how.show { self.session.changes_of(file.node()) } else { None };
         let mut source = In(self.session.channel.write_pipe(self.mailbox, 0, len));
         let written = file.write(self.cred(), Some(offset), &mut source)?;
         let start = written.end.saturating_sub(written.count as u64);
@@ -211,7 +214,7 @@ impl Call<'_> {
         self.stats.written(written.count);
         let mut reply = done(written.count);
         reply.value[0] = written.end;
-        if show && self.can_show() {
+        if how.show && self.can_show() {
             let wish = Wish { handle, offset: start, len: written.count as u64 };
             reply.handle = self.session.show_written(wish, changes, &file);
         }

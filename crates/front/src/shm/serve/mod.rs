@@ -89,7 +89,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         }
         R::Close { handle, at_rest } => call.close(handle, at_rest),
         R::Read { handle, offset, len, show } => call.read((handle, show), offset, len),
-        R::Write { handle, offset, len, show } => call.write((handle, show), offset, len),
+        R::Write { handle, offset, len, how } => call.write((handle, how), offset, len),
         R::Stat { object, mark } => call.stat(object, mark),
         R::Fstat { handle, show } => call.fstat(handle, show),
         R::Access { object, mask, mark } => call.access(object, mask, mark),

@@ -1,0 +1,40 @@
+//! What a client says with a read or a write besides where and how much.
+
+use polylane_ipc::message::{APPENDS, SAYS_APPENDS, SHOW, SHOW_END};
+
+/// What a client that reads would like to see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ShowRead {
+    /// Nothing.
+    Nothing,
+    /// The state, if the file ends where the read did.
+    End,
+    /// The state and pages.
+    Pages,
+}
+
+impl ShowRead {
+    pub(super) fn from_flags(flags: u32) -> ShowRead {
+        match flags {
+            _ if flags & SHOW != 0 => ShowRead::Pages,
+            _ if flags & SHOW_END != 0 => ShowRead::End,
+            _ => ShowRead::Nothing,
+        }
+    }
+}
+
+/// What a client says with a write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct HowToWrite {
+    /// It would like to see what it wrote.
+    pub show: bool,
+    /// Whether the open file appends by now, where others may have changed that.
+    pub appends: Option<bool>,
+}
+
+impl HowToWrite {
+    pub(super) fn from_flags(flags: u32) -> HowToWrite {
+        let appends = (flags & SAYS_APPENDS != 0).then_some(flags & APPENDS != 0);
+        HowToWrite { show: flags & SHOW != 0, appends }
+    }
+}
