@@ -74,6 +74,15 @@ gcc -O2 -static -o "$BUILT/static" "$SOURCES/static_writer.c"
 exec "$PROGRAM" "$BUILT/lib.so" "$BUILT/static"
 "#;
 
+/// A plugin, and a library that only the plugin's own search path finds.
+const PLUGINS: &str = r#"
+mkdir -p "$BUILT/found"
+gcc -shared -fPIC -o "$BUILT/found/only_here.so" "$SOURCES/loads_library.c"
+gcc -shared -fPIC -Wl,--enable-new-dtags,-rpath,"$BUILT/found" -o "$BUILT/plugin.so" \
+    "$SOURCES/plugins_library.c"
+exec "$PROGRAM" "$BUILT/plugin.so" only_here.so
+"#;
+
 /// A file's middle block is taken away, then a block of zeros put there.
 const RANGES: &str = r#"
 block() { head -c 4096 /dev/zero | tr '\0' "$1"; }
@@ -217,7 +226,8 @@ macro_rules! topics {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 let Some(name) = name.strip_suffix(".c") else { continue };
                 let alone = ["ranges", "fast_lane"].contains(&name);
-                let part = LOADS.contains(&format!("/{name}.c")) || alone;
+                let used = [LOADS, PLUGINS].map(|script| script.contains(&format!("/{name}.c")));
+                let part = used.contains(&true) || alone;
                 assert!(part || run.contains(&name), "{name} is not run");
             }
         }
@@ -253,6 +263,8 @@ topics! {
     threads_cancelled_in_calls = Topic { source: "cancelled", ..ALL };
     signals_in_calls = Topic { source: "interrupted", ..ALL };
     status_flags_that_others_set = Topic { source: "status_flags", ..PROGRAM };
+    descriptors_that_libc_makes_itself = Topic { source: "unseen", ..PROGRAM };
+    plugins_bound_deeply = Topic { source: "plugins", script: PLUGINS, ..PROGRAM };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };
     files_that_grow = Topic { source: "growing", ..PROGRAM };

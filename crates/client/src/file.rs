@@ -72,6 +72,28 @@ pub(crate) fn usable(file: &Record, fd: RawFd) -> Outcome<(&'static Session, u64
     Ok((session, file.handle.load(Ordering::Relaxed)))
 }
 
+/// Whether `fd` is a regular file or a directory of the lane; no session is needed.
+pub(crate) fn is_of_lane(fd: RawFd) -> bool {
+    let Ok(device) = path::mount().and_then(|_| path::device()) else { return false };
+    match state::get().table.get(fd) {
+        Entry::Record(_) if !rings::close_unseen() => return true,
+        Entry::Foreign => return false,
+        _ => {}
+    }
+    real::kind_cached(fd)
+        .is_ok_and(|(of, kind, _)| of == device && matches!(kind, libc::S_IFREG | libc::S_IFDIR))
+}
+
+/// A descriptor that came from another process: if it is one of the lane, the service learns at
+/// once that it has, whatever the patience.
+pub(crate) fn take_over(fd: RawFd) -> Outcome<()> {
+    if is_of_lane(fd) {
+        state::get().sessions.hurry();
+        find(fd)?;
+    }
+    Ok(())
+}
+
 /// The first look at a descriptor: is it a file or directory of the lane?
 #[cold]
 fn look_at(fd: RawFd) -> Outcome<Pin> {

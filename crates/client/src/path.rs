@@ -169,7 +169,7 @@ fn find_device() -> Outcome<u64> {
 pub(crate) fn open_cwd() -> Outcome<Pin> {
     let mount = mount()?;
     let mut path = [0; PATH_BYTES_MAX + 1];
-    let path = thread::slow(|| real::getcwd(&mut path)).ok_or(Detour::Kernel)?;
+    let path = thread::slow(|| real::working_directory(&mut path)).ok_or(Detour::Kernel)?;
     let rest = inside(mount, path).ok_or(Detour::Kernel)?;
     // There may be a session later.
     let session = ready().map_err(|_| Errno::EAGAIN)?;

@@ -46,7 +46,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 
-use polylane_base::sync::atomic::Ordering;
+use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_vfs::handover::{self, Kind, Store};
@@ -245,6 +245,8 @@ pub struct SessionSlots {
     /// Who applies what the client did under leases.
     holder: Arc<OnceLock<Weak<dyn Holder>>>,
     slots: Mutex<Slots>,
+    /// Its client may take a slot for its own that others hold: see [`SlotTable::stray`].
+    strayed: AtomicBool,
     store: Option<Arc<Store>>,
 }
 
@@ -259,6 +261,12 @@ impl SessionSlots {
     /// The session's secret name.
     pub fn token(&self) -> Token {
         self.token
+    }
+
+    /// Whether its client may take a slot for its own that others hold. What it tells of by a
+    /// stream can then not be refused in time.
+    pub fn has_strays(&self) -> bool {
+        self.strayed.load(Ordering::SeqCst)
     }
 
     /// Says who applies what the client did under leases. Once.
@@ -385,6 +393,7 @@ impl SlotTable {
             groups,
             holder: Arc::default(),
             slots: Mutex::default(),
+            strayed: AtomicBool::new(false),
             store: self.store.clone(),
         });
         self.sessions.lock().insert(token, Arc::downgrade(&session));
@@ -440,10 +449,28 @@ impl SlotTable {
 
     /// Marks a bound slot escaped. `EBADF` when it is not bound.
     pub(crate) fn escape(&self, slot: &Slot) -> Result<()> {
+        if let Ok(session) = self.session(slot.session) {
+            session.strayed.store(true, Ordering::SeqCst);
+        }
         slot.end_leases();
         let mut state = slot.state.lock();
         state.escaped |= state.file.is_some();
         if state.escaped { Ok(()) } else { Err(Errno::EBADF) }
+    }
+
+    /// Another process than the client's has the slot's descriptor, and the client may not know:
+    /// the slot is never bound again. Nothing is done where it is `own`, of the asker's session.
+    pub(crate) fn stray(&self, token: Token, number: u32, own: Token) {
+        let session = if token == own { Err(Errno::EACCES) } else { self.session(token) };
+        let Ok(session) = session else { return };
+        let Ok(slot) = session.find(number) else { return };
+        if slot.escaped() {
+            // As of all that a child inherits: the client said so itself.
+            return;
+        }
+        session.strayed.store(true, Ordering::SeqCst);
+        slot.end_leases();
+        slot.state.lock().escaped = true;
     }
 
     /// The kernel fills a page of a bound slot's node: a program maps it.

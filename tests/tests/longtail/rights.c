@@ -1,5 +1,6 @@
 /* Descriptors over sockets, in every direction, and taken out of a process by pidfd_getfd. */
 #include "say.h"
+#include <sys/pidfd.h>
 #include <sys/socket.h>
 
 static void send_all(int socket, const int *fds, int count)
@@ -42,6 +43,56 @@ static void numbers(int socket)
 		SAY(pwrite(fds[n], "X", 1, 6));
 		printf("%s\n", text);
 	}
+}
+
+/* What was taken out of a process means the same file when that process has closed it and opens
+ * others. */
+static void reused(int by_number)
+{
+	int ready[2], go[2], fd, others[8], mine[8];
+	char byte, name[16], text[32] = "";
+	MUST(pipe(ready) == 0 && pipe(go) == 0);
+	pid_t pid = begin();
+	if (pid == 0) {
+		for (int n = 0; n < 12; n++)
+			MUST(close(make("warm", "warm")) == 0);
+		fd = make("held", "what was held");
+		MUST(write(ready[1], &fd, sizeof fd) == sizeof fd && read(go[0], &byte, 1) == 1);
+		MUST(close(fd) == 0);
+		for (int n = 0; n < 8; n++) {
+			snprintf(name, sizeof name, "other%d", n);
+			others[n] = make(name, "another's file");
+		}
+		MUST(write(ready[1], "r", 1) == 1 && read(go[0], &byte, 1) == 1);
+		for (int n = 0; n < 8; n++) {
+			MUST(pread(others[n], text, 31, 0) == 14 && strcmp(text, "another's file") == 0);
+			MUST(close(others[n]) == 0);
+			MUST(close(make("later", "later")) == 0);
+		}
+		show("other0");
+		show("other7");
+		show("later");
+		_exit(0);
+	}
+	MUST(read(ready[0], &fd, sizeof fd) == sizeof fd);
+	for (int n = 0; n < 8; n++) {
+		snprintf(name, sizeof name, "mine%d", n);
+		mine[n] = make(name, "mine");
+	}
+	int pidfd = by_number ? syscall(SYS_pidfd_open, pid, 0) : pidfd_open(pid, 0);
+	int taken = by_number ? syscall(SYS_pidfd_getfd, pidfd, fd, 0) : pidfd_getfd(pidfd, fd, 0);
+	MUST(taken >= 0);
+	MUST(write(go[1], "g", 1) == 1 && read(ready[0], &byte, 1) == 1);
+	SAY(pread(taken, text, 31, 0));
+	printf("%s\n", text);
+	SAY(pwrite(taken, "TAKER", 5, 0));
+	MUST(write(go[1], "g", 1) == 1);
+	reap(pid);
+	show("held");
+	close(taken);
+	close(pidfd);
+	for (int n = 0; n < 8; n++)
+		close(mine[n]);
 }
 
 int main(void)
@@ -106,5 +157,7 @@ int main(void)
 	reap(pid);
 	SAY(pread(taken, text, 15, 0));
 	printf("%s\n", text);
+	for (int round = 0; round < 3; round++)
+		reused(round);
 	return 0;
 }

@@ -163,6 +163,48 @@ hooks! {
     }
 }
 
+hooks! {
+    /// `pidfd_spawn`
+    ["pidfd_spawn"]
+    fn pidfd_spawn(
+        process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        argv: Strings, envp: Strings
+    ) -> c_int {
+        let (actions, attributes) = (actions.cast(), attributes.cast());
+        // SAFETY: as above.
+        spawned(process, unsafe {
+            with_environment(envp, |envp| {
+                real::pidfd_spawn(process, path, actions, attributes, argv, envp)
+            })
+        })
+    }
+
+    /// `pidfd_spawnp`
+    ["pidfd_spawnp"]
+    fn pidfd_spawnp(
+        process: *mut c_int, file: *const c_char, actions: *const c_void, attributes: *const c_void,
+        argv: Strings, envp: Strings
+    ) -> c_int {
+        let (actions, attributes) = (actions.cast(), attributes.cast());
+        // SAFETY: as above.
+        spawned(process, unsafe {
+            with_environment(envp, |envp| {
+                real::pidfd_spawnp(process, file, actions, attributes, argv, envp)
+            })
+        })
+    }
+}
+
+/// The descriptor of a new process. A libc without these functions has -1 for a result, where
+/// they return an error's number.
+fn spawned(process: *const c_int, rc: c_int) -> c_int {
+    if rc == 0 {
+        // SAFETY: the call wrote it.
+        super::number::made(unsafe { *process });
+    }
+    if rc < 0 { libc::ENOSYS } else { rc }
+}
+
 /// What became of the C list of arguments of `execl` and its like: the first in five registers, the
 /// rest on the stack.
 struct List {

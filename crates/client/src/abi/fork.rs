@@ -44,7 +44,7 @@ hooks! {
     /// traces.
     ["vfork", "__vfork"]
     fn vfork() -> pid_t {
-        let Ok((reader, writer)) = real::pipe() else {
+        let Ok((reader, writer)) = real::private_pipe() else {
             // SAFETY: as this function; only the waiting is lost.
             return unsafe { fork() };
         };

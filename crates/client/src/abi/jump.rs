@@ -110,8 +110,9 @@ jumps! {
     "dprintf" publish dprintf;
     "__dprintf_chk" publish __dprintf_chk;
     "clone" share clone;
+    "__clone" share __clone;
     "system" share system;
-    "popen" share popen;
+    "wordexp" share wordexp;
     "forkpty" share forkpty;
     "io_setup" aio io_setup;
     "io_queue_init" aio io_queue_init;

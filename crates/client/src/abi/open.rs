@@ -4,16 +4,9 @@ use std::ffi::{c_char, c_uint};
 
 use libc::{AT_FDCWD, c_int};
 
+use super::number::made;
 use super::{answer, arg, cancel, hooks};
-use crate::{file, ops, real};
-
-/// A descriptor that the kernel gave out: what was known of its number is stale.
-fn made(fd: c_int) -> c_int {
-    if fd >= 0 {
-        file::forget(fd);
-    }
-    fd
-}
+use crate::{ops, real};
 
 hooks! {
     /// `open(path, flags, ...)`: the mode travels as a variadic integer does, in the third

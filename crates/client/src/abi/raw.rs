@@ -5,9 +5,9 @@
 
 use std::ffi::c_long;
 
-use super::{attr, fd, fork, hooks, io, process as identity, ring};
+use super::{attr, fd, fork, hooks, io, number, process as identity, ring};
 use crate::ops::process;
-use crate::{file, mounts, real, rings};
+use crate::{mounts, real, rings};
 
 hooks! {
     /// A table of numbers. Arguments are passed on as they came.
@@ -45,26 +45,6 @@ hooks! {
                 libc::SYS_flock => fd::flock(a as _, b as _).into(),
                 libc::SYS_sendmsg => identity::sendmsg(a as _, b as _, c as _) as c_long,
                 libc::SYS_umask => process::umask(a as u32).into(),
-                libc::SYS_execve | libc::SYS_execveat | libc::SYS_clone | libc::SYS_clone3 => {
-                    process::before_sharing();
-                    real::syscall(number, a, b, c, d, e, f)
-                }
-                libc::SYS_io_uring_setup => {
-                    rings::ring_begins();
-                    real::syscall(number, a, b, c, d, e, f)
-                }
-                libc::SYS_io_uring_enter => {
-                    rings::settle();
-                    real::syscall(number, a, b, c, d, e, f)
-                }
-                libc::SYS_io_setup => {
-                    rings::aio_begins();
-                    real::syscall(number, a, b, c, d, e, f)
-                }
-                libc::SYS_io_submit => {
-                    ring::before_submit(b, c as _);
-                    real::syscall(number, a, b, c, d, e, f)
-                }
                 libc::SYS_mount => mounts::change(identity::moves(d as _), || {
                     real::syscall(number, a, b, c, d, e, f)
                 }),
@@ -76,20 +56,47 @@ hooks! {
                 }
                 _ => match old(number, a, b) {
                     Some(rc) => rc,
-                    None => after(number, real::syscall(number, a, b, c, d, e, f)),
+                    None => {
+                        before(number, b, c);
+                        after(number, (a, b, d), real::syscall(number, a, b, c, d, e, f))
+                    }
                 },
             }
         }
     }
 }
 
+/// What is to be done before the kernel does a call.
+///
+/// # Safety
+///
+/// The second and third argument of that system call.
+unsafe fn before(number: c_long, b: c_long, c: c_long) {
+    match number {
+        libc::SYS_execve | libc::SYS_execveat | libc::SYS_clone | libc::SYS_clone3 => {
+            process::before_sharing();
+        }
+        libc::SYS_io_uring_setup => rings::ring_begins(),
+        libc::SYS_io_uring_enter => rings::settle(),
+        libc::SYS_io_setup => rings::aio_begins(),
+        // SAFETY: by contract.
+        libc::SYS_io_submit => unsafe { ring::before_submit(b, c as _) },
+        _ => {}
+    }
+}
+
 /// What a call that the kernel did means for what is known here.
-fn after(number: c_long, rc: c_long) -> c_long {
+///
+/// # Safety
+///
+/// The arguments of that system call.
+unsafe fn after(number: c_long, given: (c_long, c_long, c_long), rc: c_long) -> c_long {
     if rc < 0 {
         return rc;
     }
+    // SAFETY: by contract.
+    unsafe { number::after(number, given, rc) };
     match number {
-        libc::SYS_openat | libc::SYS_openat2 => file::forget(rc as i32),
         libc::SYS_chdir | libc::SYS_fchdir => process::directory_changed(),
         libc::SYS_setuid
         | libc::SYS_setgid

@@ -27,6 +27,9 @@ impl Call<'_> {
     pub(super) fn lease(&mut self, start: Start, path: &[u8]) -> Answer {
         let start = self.session.start(start)?;
         self.device()?;
+        if self.session.slots.has_strays() {
+            return Err(Errno::EAGAIN.into());
+        }
         let granted = self.session.grant(&start, path)?;
         self.session.channel.payload_put(self.mailbox, 0, &granted.names);
         let mut reply = done(granted.count);

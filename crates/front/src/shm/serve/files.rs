@@ -310,6 +310,11 @@ impl Call<'_> {
     pub(super) fn redeem(&mut self, key: &[u8; 16]) -> Answer {
         let ticket = self.session.lane.tickets.redeem(key).ok_or(Errno::ENOENT)?;
         let Ticket { file, slot } = ticket;
+        if let Some((token, number)) = slot {
+            // Where it is another session's, a copy of its descriptor is in our process's hands,
+            // and that session need not know: pidfd_getfd asks nobody.
+            self.session.lane.slots.stray(token, number, self.session.slots.token());
+        }
         let attr = self.vfs().getattr(file.node())?;
         // Whether or not the slot is one of ours, this handle does not own it: the slot's file ends
         // with its kernel descriptor, or with the handle that bound it.
