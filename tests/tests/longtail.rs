@@ -265,6 +265,8 @@ topics! {
     status_flags_that_others_set = Topic { source: "status_flags", ..PROGRAM };
     descriptors_that_libc_makes_itself = Topic { source: "unseen", ..PROGRAM };
     plugins_bound_deeply = Topic { source: "plugins", script: PLUGINS, ..PROGRAM };
+    files_that_cannot_be_waited_for =
+        Topic { source: "epoll", ways: &[Lane::Preload, Lane::PreloadVolume], ..PROGRAM };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };
     files_that_grow = Topic { source: "growing", ..PROGRAM };

@@ -15,6 +15,7 @@
 mod arg;
 mod attr;
 mod cancel;
+mod epoll;
 mod exec;
 mod fd;
 mod fork;

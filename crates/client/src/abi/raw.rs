@@ -5,7 +5,7 @@
 
 use std::ffi::c_long;
 
-use super::{attr, fd, fork, hooks, io, number, process as identity, ring};
+use super::{attr, epoll, fd, fork, hooks, io, number, process as identity, ring};
 use crate::ops::process;
 use crate::{mounts, real, rings};
 
@@ -37,6 +37,7 @@ hooks! {
                     0 => 0,
                     errno => super::failed(errno),
                 },
+                libc::SYS_epoll_ctl => epoll::epoll_ctl(a as _, b as _, c as _, d as _).into(),
                 libc::SYS_close => fd::close(a as _).into(),
                 libc::SYS_close_range => fd::close_range(a as _, b as _, c as _).into(),
                 libc::SYS_dup => fd::dup(a as _).into(),
