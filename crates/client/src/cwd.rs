@@ -12,10 +12,14 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use polylane_ipc::message::PATH_BYTES_MAX;
+
 use crate::outcome::{Detour, Outcome};
 use crate::path;
+use crate::real;
 use crate::state;
 use crate::table::{Entry, Pin};
+use crate::thread;
 
 /// Zero is "not known".
 pub(crate) struct Cwd {
@@ -23,11 +27,17 @@ pub(crate) struct Cwd {
     entry: AtomicU32,
     /// Counts changes of the directory.
     changes: AtomicU32,
+    /// This process removed a directory that the kernel knows: it may be, or become, this one.
+    may_be_removed: AtomicU32,
 }
 
 impl Cwd {
     pub(crate) const fn new() -> Self {
-        Cwd { entry: AtomicU32::new(0), changes: AtomicU32::new(0) }
+        Cwd {
+            entry: AtomicU32::new(0),
+            changes: AtomicU32::new(0),
+            may_be_removed: AtomicU32::new(0),
+        }
     }
 
     /// The directory's record; `Kernel` when it is outside the lane.
@@ -45,6 +55,21 @@ impl Cwd {
         self.changes.fetch_add(1, Ordering::AcqRel);
         let old = Entry::from_word(self.entry.swap(Entry::Unknown.to_word(), Ordering::AcqRel));
         drop(state::get().records.adopt(old));
+    }
+
+    /// To be called after a directory was removed that the kernel knows.
+    pub(crate) fn may_be_removed(&self) {
+        self.may_be_removed.store(1, Ordering::Relaxed);
+    }
+
+    /// Before the kernel is asked for the directory's path: it finds out whether that is gone.
+    pub(crate) fn look_again(&self) {
+        if self.may_be_removed.load(Ordering::Relaxed) != 0 {
+            let mut path = [0; PATH_BYTES_MAX + 1];
+            if let Some(path) = thread::slow(|| real::working_directory(&mut path)) {
+                real::look(libc::AT_FDCWD, path);
+            }
+        }
     }
 
     #[cold]

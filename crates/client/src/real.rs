@@ -184,6 +184,18 @@ pub(crate) fn working_directory(into: &mut [u8]) -> Option<&[u8]> {
     (!path.is_null()).then(|| &into[..end])
 }
 
+/// Has the kernel look a path up, whatever there is.
+pub(crate) fn look(dir: RawFd, path: &[u8]) {
+    use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+    let mut text = [0; polylane_ipc::message::PATH_BYTES_MAX + 1];
+    let Some(place) = text.get_mut(..path.len()) else { return };
+    place.copy_from_slice(path);
+    let Ok(text) = CStr::from_bytes_until_nul(&text) else { return };
+    let dir = if dir == libc::AT_FDCWD { CWD } else { borrow(dir) };
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    let _ = statx(dir, text, flags, StatxFlags::TYPE);
+}
+
 /// Device and inode number of a path as the kernel remembers them, without asking the file system.
 pub(crate) fn stat_cached(path: &[u8]) -> rustix::io::Result<(u64, u64)> {
     use rustix::fs::{AtFlags, CWD, StatxFlags, makedev, statx};

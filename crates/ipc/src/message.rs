@@ -94,9 +94,10 @@ ops! {
     Symlink = 10,
     /// `linkat`: first path below `dir`, second below `dir2`; `flags`: `AT_SYMLINK_FOLLOW`.
     Link = 11,
-    /// `unlinkat`; `flags`: `AT_REMOVEDIR`.
+    /// `unlinkat`; `flags`: `AT_REMOVEDIR`. Reply: `value[0]`: [`MOVED_DIR`] or 0.
     Unlink = 12,
-    /// `renameat2`: first path below `dir`, second below `dir2`; `flags`: `RENAME_*`.
+    /// `renameat2`: first path below `dir`, second below `dir2`; `flags`: `RENAME_*`. Reply:
+    /// `value[0]`: [`MOVED_DIR`], [`REPLACED_DIR`].
     Rename = 13,
     /// `readlinkat`. Reply: count; target in the buffer.
     Readlink = 14,
@@ -181,6 +182,12 @@ pub const DIR_ROOT: u64 = u64::MAX;
 /// Beside the other `flags` of [`Op::Unlink`] and [`Op::Rename`]: the client keeps account of the
 /// names in the directory, on which it has a lease, and the lease goes on.
 pub const LEASED: u32 = 1 << 31;
+
+/// Replies of [`Op::Unlink`] and [`Op::Rename`]: what was moved or removed is a directory that the
+/// kernel knows, by its former name until it looks again.
+pub const MOVED_DIR: u64 = 1;
+/// Reply of [`Op::Rename`]: so is what was replaced, or exchanged.
+pub const REPLACED_DIR: u64 = 2;
 
 /// `flags` of [`Op::Read`], [`Op::Write`] and [`Op::Fstat`]: show the file in a view
 /// ([`crate::view`]). The reply's `handle` is the number of the view plus one, 0 for none.

@@ -91,6 +91,11 @@ fn share(_first: c_int) {
     process::before_sharing();
 }
 
+/// The function asks the kernel for the working directory's path.
+fn look(_first: c_int) {
+    process::look_for_directory();
+}
+
 /// libaio makes a context.
 fn aio(_first: c_int) {
     rings::aio_begins();
@@ -114,6 +119,13 @@ jumps! {
     "system" share system;
     "wordexp" share wordexp;
     "forkpty" share forkpty;
+    "getcwd" look getcwd;
+    "__getcwd_chk" look __getcwd_chk;
+    "getwd" look getwd;
+    "get_current_dir_name" look get_current_dir_name;
+    "realpath" look realpath;
+    "__realpath_chk" look __realpath_chk;
+    "canonicalize_file_name" look canonicalize_file_name;
     "io_setup" aio io_setup;
     "io_queue_init" aio io_queue_init;
     "io_uring_setup" ring io_uring_setup;

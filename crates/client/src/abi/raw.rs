@@ -77,6 +77,7 @@ unsafe fn before(number: c_long, b: c_long, c: c_long) {
         libc::SYS_execve | libc::SYS_execveat | libc::SYS_clone | libc::SYS_clone3 => {
             process::before_sharing();
         }
+        libc::SYS_getcwd => process::look_for_directory(),
         libc::SYS_io_uring_setup => rings::ring_begins(),
         libc::SYS_io_uring_enter => rings::settle(),
         libc::SYS_io_setup => rings::aio_begins(),

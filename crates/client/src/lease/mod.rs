@@ -373,13 +373,14 @@ pub(crate) fn unlink(session: &'static Session, at: &At<'_>) -> Option<Outcome<(
     Some(Ok(()))
 }
 
-/// `rename` with `RENAME_NOREPLACE` or no flags. `None`: the ordinary way.
+/// `rename` with `RENAME_NOREPLACE` or no flags: what the reply says of directories. `None`: the
+/// ordinary way.
 pub(crate) fn rename(
     session: &'static Session,
     from: &At<'_>,
     to: &At<'_>,
     replace: bool,
-) -> Option<Outcome<()>> {
+) -> Option<Outcome<u64>> {
     let inside = state::get().leases.enter(session)?;
     let ((lease, name), (lease2, name2)) = (inside.find(from)?, inside.find(to)?);
     if lease != lease2 || name == name2 {
@@ -396,9 +397,10 @@ pub(crate) fn rename(
             let flags = LEASED | if replace { 0 } else { libc::RENAME_NOREPLACE };
             let message = Message { flags, ..Message::new(Op::Rename) };
             let done = call::paths(session, message, (from.dir, from.path), (to.dir, to.path));
-            return Some(done.map(|_| {
+            return Some(done.map(|reply| {
                 names.remove(lease, &name);
                 names.insert(lease, &name2, known);
+                reply.value[0]
             }));
         }
         (Some(_), _) => {}
@@ -412,7 +414,7 @@ pub(crate) fn rename(
     }
     names.remove(lease, &name);
     names.insert(lease, &name2, Known::Own);
-    Some(Ok(()))
+    Some(Ok(0))
 }
 
 /// A name in the directory of `at` was changed the ordinary way. A process that keeps doing so asks

@@ -2,13 +2,15 @@
 
 use std::os::fd::RawFd;
 
-use polylane_ipc::message::{Message, Op, Reply};
+use polylane_ipc::message::{Message, Op, REPLACED_DIR, Reply};
 
 use super::process::umask_now;
 use crate::call;
 use crate::lease;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
+use crate::real;
+use crate::state;
 
 /// A path and the directory it is relative to, as `*at` calls take them.
 pub(crate) type Place<'a> = (RawFd, &'a [u8]);
@@ -51,22 +53,38 @@ pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
         return done;
     }
     let message = Message { flags: flags as u32, ..Message::new(Op::Unlink) };
-    call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
+    let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
     lease::changed(session, &at);
+    if reply.value[0] != 0 {
+        state::get().cwd.may_be_removed();
+    }
     Ok(())
 }
 
 /// `renameat2`.
 pub(crate) fn rename(from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> {
-    let (session, from, to) = path::two(from, to)?;
-    if flags & !libc::RENAME_NOREPLACE == 0
-        && let Some(done) = lease::rename(session, &from, &to, flags == 0)
-    {
-        return done;
+    let (session, old, new) = path::two(from, to)?;
+    let leased = match flags & !libc::RENAME_NOREPLACE {
+        0 => lease::rename(session, &old, &new, flags == 0),
+        _ => None,
+    };
+    let dirs = match leased {
+        Some(done) => done?,
+        None => {
+            let message = Message { flags, ..Message::new(Op::Rename) };
+            let reply = call::paths(session, message, (old.dir, old.path), (new.dir, new.path))?;
+            lease::changed(session, &new);
+            reply.value[0]
+        }
+    };
+    if dirs != 0 {
+        // Whoever works in a directory has its name from the kernel, which keeps the former one
+        // until somebody looks at the new one through it.
+        real::look(to.0, to.1);
+        if dirs & REPLACED_DIR != 0 && flags & libc::RENAME_EXCHANGE != 0 {
+            real::look(from.0, from.1);
+        }
     }
-    let message = Message { flags, ..Message::new(Op::Rename) };
-    call::paths(session, message, (from.dir, from.path), (to.dir, to.path))?;
-    lease::changed(session, &to);
     Ok(())
 }
 

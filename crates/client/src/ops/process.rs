@@ -104,6 +104,15 @@ pub(crate) fn capabilities_changed() {
     }
 }
 
+/// The kernel is about to be asked for the path of the working directory.
+pub(crate) fn look_for_directory() {
+    if path::mount().is_ok()
+        && let Some(state) = state::started()
+    {
+        state.cwd.look_again();
+    }
+}
+
 /// The working directory was changed.
 pub(crate) fn directory_changed() {
     if let Some(state) = state::started() {

@@ -2,6 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
+use polylane_ipc::message::Reply;
 use polylane_vfs::{Create, Cred, Kind, Last, Node, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use super::{Answer, Call, Failure, done, is_virtual};
@@ -66,7 +67,7 @@ impl Call<'_> {
         if dir {
             let gone = self.vfs().take_removed_dir(self.cred(), &last.dir, &last.name)?;
             if let Some(gone) = gone {
-                self.session.lane.name_gone(&last.dir, &last.name, &gone);
+                return Ok(dirs(&[self.is_known_dir(&gone)]));
             }
             return Ok(done(0));
         }
@@ -111,7 +112,13 @@ impl Call<'_> {
         if let Some(replaced) = &names.replaced {
             self.session.lane.name_gone(to_dir, &to.name, replaced);
         }
-        Ok(done(0))
+        let replaced = names.replaced.as_ref().is_some_and(|node| self.is_known_dir(node));
+        Ok(dirs(&[self.is_known_dir(&names.moved), replaced]))
+    }
+
+    /// Whether it is a directory that the kernel knows, by its former name.
+    fn is_known_dir(&self, node: &Node) -> bool {
+        node.kind() == Kind::Dir && self.session.lane.nodes.id_of(node).is_some()
     }
 
     /// Slashes after a name that is renamed: what they mean, in the kernel's order.
@@ -140,4 +147,12 @@ impl Call<'_> {
         self.session.channel.payload_put(self.mailbox, 0, &target[..count]);
         Ok(done(count))
     }
+}
+
+/// Done; which of the inodes that changed names are directories that the kernel knows.
+fn dirs(known: &[bool]) -> Reply {
+    let mut reply = done(0);
+    let bit = |(n, is): (usize, &bool)| u64::from(*is) << n;
+    reply.value[0] = known.iter().enumerate().map(bit).sum();
+    reply
 }
