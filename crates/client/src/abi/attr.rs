@@ -43,7 +43,11 @@ unsafe fn stamps(times: *const timespec) -> Outcome<Change> {
         nsec @ 0..=999_999_999 => Ok(Stamp::At(time.tv_sec, nsec)),
         _ => Err(Detour::Kernel),
     };
-    Ok(Change::Times(stamp(&times[0])?, stamp(&times[1])?))
+    match (stamp(&times[0])?, stamp(&times[1])?) {
+        // The kernel looks at nothing then, not even at the path.
+        (Stamp::Keep, Stamp::Keep) => Err(Detour::Kernel),
+        (atime, mtime) => Ok(Change::Times(atime, mtime)),
+    }
 }
 
 /// As above, in microseconds.

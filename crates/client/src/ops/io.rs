@@ -74,6 +74,7 @@ pub(crate) fn read(fd: RawFd, into: Sinks<'_, '_>, position: Position) -> Outcom
 /// Reads at an offset what is shown.
 #[inline]
 fn read_shown(fd: RawFd, offset: u64, into: &mut [u8]) -> Option<usize> {
+    check_end(offset, into.len()).ok()?;
     let file = file::glance(fd)?;
     let readable = file.access_mode() != libc::O_WRONLY;
     view::read_glanced(path::ready().ok().filter(|_| readable)?, &file, offset, into)
@@ -116,6 +117,15 @@ fn write_shown(fd: RawFd, offset: u64, from: &[u8]) -> Option<u64> {
         && !limit::is_set()
         && !rings::any();
     view::write_glanced(path::ready().ok().filter(|_| fits)?, &file, offset, from)
+}
+
+/// No call reaches past the last offset that there can be, however little there is to be read.
+#[inline]
+fn check_end(at: u64, total: usize) -> Outcome<()> {
+    match at.checked_add(total as u64) {
+        Some(end) if end <= i64::MAX as u64 => Ok(()),
+        _ => Err(Errno::EINVAL.into()),
+    }
 }
 
 /// Looks whether the file can be used this way.
@@ -178,6 +188,7 @@ impl Open<'_> {
 
     fn read_at(&self, at: u64, into: Sinks<'_, '_>) -> Outcome<usize> {
         let total: usize = into.iter().map(|sink| sink.len()).sum();
+        check_end(at, total)?;
         let room = self.session.channel.buffer_bytes();
         match into {
             [sink] if total <= room => self.read_message(at, sink),
@@ -277,6 +288,7 @@ impl Open<'_> {
         if total == 0 {
             return Ok((0, at));
         }
+        check_end(at, total)?;
         if limit::is_set() {
             return self.write_limited(at, from, total);
         }

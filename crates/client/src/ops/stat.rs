@@ -33,7 +33,8 @@ const STAT_FLAGS: i32 = libc::AT_SYMLINK_NOFOLLOW
 /// `stat`, `lstat`, `fstatat`, `statx`.
 #[inline]
 pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
-    if flags & !STAT_FLAGS != 0 {
+    let contradicts = flags & libc::AT_STATX_SYNC_TYPE == libc::AT_STATX_SYNC_TYPE;
+    if flags & !STAT_FLAGS != 0 || contradicts {
         return Err(Detour::Kernel);
     }
     if path.is_empty() {
