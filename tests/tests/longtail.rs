@@ -268,6 +268,7 @@ topics! {
     files_that_cannot_be_waited_for =
         Topic { source: "epoll", ways: &[Lane::Preload, Lane::PreloadVolume], ..PROGRAM };
     working_directories_that_move = Topic { source: "directories_moved", ..PROGRAM };
+    hard_links_to_files_of_others = Topic { source: "links", ..PROGRAM };
     arguments_at_the_edge = Topic { source: "edges", ..PROGRAM };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };

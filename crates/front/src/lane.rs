@@ -25,7 +25,8 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use polylane_base::sync::atomic::Ordering;
+use polylane_base::Result;
+use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_vfs::handover::{self, Record, Store, Turns};
 use polylane_vfs::{Cred, Kind, Node, OpenFile, Vfs};
@@ -70,6 +71,8 @@ pub struct Lane {
     pub handover: Option<Handover>,
     /// Locks that it is to know.
     pub(crate) kept: Arc<Kept>,
+    /// As the host's `fs.protected_hardlinks`, which the kernel minds for FUSE alone.
+    guards_links: AtomicBool,
 }
 
 /// What passes from one service of a lane to the next.
@@ -183,7 +186,27 @@ impl Lane {
             progress: fuse::Progress::default(),
             syncs: Pace::default(),
             handover,
+            guards_links: AtomicBool::new(false),
         })
+    }
+
+    /// From now on files are given names only by who owns them or may read and write them.
+    pub fn guard_links(&self) {
+        self.guards_links.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether `cred` may give the inode a name more, wherever: the kernel's `may_linkat`.
+    pub(crate) fn may_link(&self, cred: &Cred, node: &Node) -> Result<bool> {
+        if !self.guards_links.load(Ordering::Relaxed) || cred.is_root() {
+            return Ok(true);
+        }
+        let attr = self.vfs.getattr(node)?;
+        let runs_as_group = libc::S_ISGID | libc::S_IXGRP;
+        let harmless = node.kind() == Kind::File
+            && attr.perm & libc::S_ISUID == 0
+            && attr.perm & runs_as_group != runs_as_group;
+        let can_use = || self.vfs.access(cred, node, (libc::R_OK | libc::W_OK) as u32).is_ok();
+        Ok(cred.uid == attr.uid || harmless && can_use())
     }
 
     /// To be called by the shared-memory front end before it reads, writes, truncates or syncs

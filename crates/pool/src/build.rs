@@ -123,6 +123,7 @@ pub(crate) fn start(
     store: Store,
     confined: Confined,
     (handover, heart): (Option<Handover>, Arc<Heart>),
+    guards_links: bool,
 ) -> Result<Running> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let options = Options {
@@ -140,6 +141,9 @@ pub(crate) fn start(
         Some(handover) => Lane::handed_over(vfs.clone(), handover),
         None => Lane::new(vfs.clone(), spec.incarnation),
     };
+    if guards_links {
+        lane.guard_links();
+    }
     let (unmounted, fuse_stop) = serve_fuse(spec, fuse, lane.clone())?;
     let config = shm::Config {
         workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),

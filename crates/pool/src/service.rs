@@ -127,13 +127,15 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
         None => Store::Volume(volume, claim),
     };
     let former = handover.as_ref().map(|(_, records, _)| former_processes(records));
+    let links = std::fs::read("/proc/sys/fs/protected_hardlinks");
+    let guards_links = links.is_ok_and(|text| !text.starts_with(b"0"));
     let confined = confine(dir.as_ref().map(AsFd::as_fd))?;
     drop(dir);
     and_then();
     let handover = handover.map(|(store, records, lasting)| {
         Handover::new(store, records, former.unwrap_or_default(), lasting)
     });
-    build::start(&spec, (fuse, socket), store, confined, (handover, heart))
+    build::start(&spec, (fuse, socket), store, confined, (handover, heart), guards_links)
 }
 
 /// What a former service left, and whether all that it had answered is there.

@@ -58,6 +58,10 @@ impl Call<'_> {
         }
         let node = self.node(from)?;
         let last = self.last_file(to)?;
+        if !self.session.lane.may_link(self.cred(), &node)? {
+            let found = self.vfs().lookup(self.cred(), &last.dir, &last.name);
+            return Err(if found.is_ok() { Errno::EEXIST } else { Errno::EPERM }.into());
+        }
         self.vfs().link(self.cred(), &node, &last.dir, &last.name)?;
         Ok(done(0))
     }
