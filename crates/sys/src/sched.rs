@@ -117,7 +117,11 @@ mod tests {
         crate::cpu::pin(&all[..1]).unwrap();
         std::thread::scope(|scope| {
             // Inherits the one CPU.
-            scope.spawn(|| while !stop.load(Ordering::Relaxed) {});
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
             let taken = (0..1000).any(|_| give_way());
             stop.store(true, Ordering::Relaxed);
             assert!(taken, "another thread had nothing but this CPU");
