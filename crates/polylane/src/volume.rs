@@ -6,6 +6,7 @@ use std::path::Path;
 use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{FAILED, Failure, Result};
+use polylane_pool::share::WEIGHTS;
 use polylane_pool::volume::translation::Translation;
 use polylane_pool::volume::{
     self, Check, Content, Copy, CreateOptions, Fragmentation, Info, Layer, MediumKind, SetOptions,
@@ -93,8 +94,10 @@ fn check(volume: &Path, repair: bool, look: bool) -> Result<()> {
 
 fn check_weight(weight: Option<u32>) -> Result<()> {
     match weight {
-        None | Some(1..=10_000) => Ok(()),
-        Some(_) => Err(Failure::usage("--weight: must be 1 to 10000")),
+        Some(weight) if !WEIGHTS.contains(&weight) => {
+            Err(Failure::usage("--weight: must be 1 to 10000"))
+        }
+        _ => Ok(()),
     }
 }
 

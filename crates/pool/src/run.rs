@@ -25,7 +25,7 @@ use crate::names::{self, PoolName};
 use crate::process::Process;
 use crate::share::member::Member;
 use crate::share::profile::Profile;
-use crate::share::{Meeting, Policy, Wanted};
+use crate::share::{Meeting, Policy, WEIGHTS, Wanted};
 use crate::skeleton::MountPoint;
 use crate::spec::{Backing, PoolSpec};
 use crate::supervise::Supervisor;
@@ -263,7 +263,7 @@ fn check(options: &RunOptions) -> Result<()> {
         )));
     }
     if let Some(weight) = options.weight
-        && !(1..=10_000).contains(&weight)
+        && !WEIGHTS.contains(&weight)
     {
         return Err(Failure::usage(format!("--weight {weight}: must be 1 to 10000")));
     }

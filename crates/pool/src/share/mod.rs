@@ -31,6 +31,7 @@ pub(crate) mod report;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+pub use polylane_block::qos::board::WEIGHTS;
 use polylane_block::qos::board::{Limits, Rule};
 use polylane_block::qos::depth::Counted;
 use rustix::fs::FileType;
@@ -289,7 +290,7 @@ fn subject(name: &str) -> Result<Subject> {
 /// nobody can have what is asked for beside what was set before.
 pub fn set(pool: &str, change: Wanted) -> Result<()> {
     if let Some(weight) = change.weight
-        && !(1..=10_000).contains(&weight)
+        && !WEIGHTS.contains(&weight)
     {
         return Err(Failure::usage(format!("--weight {weight}: must be 1 to 10000")));
     }

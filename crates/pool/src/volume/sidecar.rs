@@ -18,12 +18,10 @@ use super::cache::CacheSpec;
 use super::open::failure;
 use super::translation::Translation;
 use crate::failure::{Failure, Result};
+use crate::share::WEIGHTS;
 
 /// Largest sidecar in bytes.
 const BYTES_MAX: u64 = 64 << 10;
-
-/// Largest weight.
-const WEIGHT_MAX: u32 = 10_000;
 
 /// The content.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -185,8 +183,8 @@ impl Sidecar {
         if let Some((field, id)) = bad_id {
             return Some(format!("'{field}' is not 32 hexadecimal digits: {id:?}"));
         }
-        if let Some(weight) = self.weight.filter(|weight| !(1..=WEIGHT_MAX).contains(weight)) {
-            return Some(format!("'weight' is not 1 to {WEIGHT_MAX}: {weight}"));
+        if let Some(weight) = self.weight.filter(|weight| !WEIGHTS.contains(weight)) {
+            return Some(format!("'weight' is not 1 to {}: {weight}", WEIGHTS.end()));
         }
         if self.overlays.iter().any(|overlay| overlay.base.file_name().is_none()) {
             return Some("'overlays: base' is no path of a file".to_string());

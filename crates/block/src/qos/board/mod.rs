@@ -18,7 +18,7 @@ use super::page::{Terms, Words, ahead, counters, flag, lane, note};
 use super::plan::{LookBack, Memory, Planner, Share};
 use super::wdt::{self, Wdt};
 use super::{Nanos, lane as lane_side};
-pub use told::{Device, Limits, Rule};
+pub use told::{Device, Limits, Rule, WEIGHTS};
 
 /// Number of a lane on a board.
 pub type SeatId = u64;
@@ -166,7 +166,7 @@ impl<W: Words> Board<W> {
 
     /// Adds a lane and writes its page, so that it may start at once.
     pub fn join(&mut self, words: W, limits: Limits, now: Nanos) -> SeatId {
-        let limits = Limits { weight: limits.weight.clamp(1, 10_000), ..limits };
+        let limits = limits.bounded();
         self.device.cost.store(&words);
         let seen = Seen::of(&words);
         let id = self.next_id;
@@ -203,7 +203,7 @@ impl<W: Words> Board<W> {
     /// Changes a lane's limits, from the next window on.
     pub fn set(&mut self, id: SeatId, limits: Limits) {
         if let Some(index) = self.seats.iter().position(|seat| seat.id == id) {
-            let limits = Limits { weight: limits.weight.clamp(1, 10_000), ..limits };
+            let limits = limits.bounded();
             self.seats[index].limits = limits;
             self.wdt.set(index, limits.weight);
         }

@@ -1,5 +1,7 @@
 //! What a board is told: how lanes share, what each is to have, what is known of the device.
 
+use std::ops::RangeInclusive;
+
 use super::Seat;
 use crate::qos::cost::CostModel;
 use crate::qos::page::{Words, ahead};
@@ -34,10 +36,13 @@ impl Rule {
     }
 }
 
+/// Weights that a lane can have.
+pub const WEIGHTS: RangeInclusive<u32> = 1..=10_000;
+
 /// What a person may set for a lane. Rates are per second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// 1 to 10000.
+    /// One of [`WEIGHTS`].
     pub weight: u32,
     /// Most requests.
     pub requests_max: Option<u64>,
@@ -49,6 +54,13 @@ pub struct Limits {
     pub bytes_min: Option<u64>,
     /// Latency that 99 per cent of its requests are to stay below, in nanoseconds.
     pub latency_ns: Option<u64>,
+}
+
+impl Limits {
+    /// The same, with a weight that a lane can have.
+    pub(super) fn bounded(self) -> Limits {
+        Limits { weight: self.weight.clamp(*WEIGHTS.start(), *WEIGHTS.end()), ..self }
+    }
 }
 
 impl Default for Limits {

@@ -2,7 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_ipc::message::Reply;
+use polylane_ipc::message::{MOVED_DIR, REPLACED_DIR, Reply};
 use polylane_vfs::{Create, Cred, Kind, Last, Node, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use super::{Answer, Call, Failure, done, is_virtual};
@@ -71,7 +71,7 @@ impl Call<'_> {
         if dir {
             let gone = self.vfs().take_removed_dir(self.cred(), &last.dir, &last.name)?;
             if let Some(gone) = gone {
-                return Ok(dirs(&[self.is_known_dir(&gone)]));
+                return Ok(dirs(self.is_known_dir(&gone), false));
             }
             return Ok(done(0));
         }
@@ -117,7 +117,7 @@ impl Call<'_> {
             self.session.lane.name_gone(to_dir, &to.name, replaced);
         }
         let replaced = names.replaced.as_ref().is_some_and(|node| self.is_known_dir(node));
-        Ok(dirs(&[self.is_known_dir(&names.moved), replaced]))
+        Ok(dirs(self.is_known_dir(&names.moved), replaced))
     }
 
     /// Whether it is a directory that the kernel knows, by its former name.
@@ -154,9 +154,9 @@ impl Call<'_> {
 }
 
 /// Done; which of the inodes that changed names are directories that the kernel knows.
-fn dirs(known: &[bool]) -> Reply {
+fn dirs(moved: bool, replaced: bool) -> Reply {
+    let bit = |is: bool, bit: u64| if is { bit } else { 0 };
     let mut reply = done(0);
-    let bit = |(n, is): (usize, &bool)| u64::from(*is) << n;
-    reply.value[0] = known.iter().enumerate().map(bit).sum();
+    reply.value[0] = bit(moved, MOVED_DIR) | bit(replaced, REPLACED_DIR);
     reply
 }
