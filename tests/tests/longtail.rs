@@ -272,6 +272,7 @@ topics! {
     arguments_at_the_edge = Topic { source: "edges", ..PROGRAM };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };
+    appends_to_new_files = Topic { source: "appending", ..PROGRAM };
     files_that_grow = Topic { source: "growing", ..PROGRAM };
     numbers_of_descriptors = Topic { source: "numbers", ..PROGRAM };
     environments_of_exec = Topic { source: "environments", ..PROGRAM };

@@ -8,6 +8,7 @@
 use std::sync::atomic::Ordering;
 
 use polylane_ipc::message::{Reply, SHOW_END};
+use polylane_ipc::view::NOTES_READS;
 
 use crate::call;
 use crate::config;
@@ -97,7 +98,11 @@ pub(crate) fn read(
     let start = usize::try_from(offset).ok().filter(|start| *start < opened.count)?;
     let len = into.len().min(opened.count - start);
     let copied = session.answered_get(opened.mark, start, &mut into[..len]);
-    let counts = session.channel.views()?.is_at(opened.view, opened.sequence);
+    let views = session.channel.views()?;
+    if views.look(opened.view)?.has(NOTES_READS) {
+        views.note_read(opened.view, view::now);
+    }
+    let counts = views.is_at(opened.view, opened.sequence);
     if !copied || !counts || session.channel.is_dead() {
         return None;
     }

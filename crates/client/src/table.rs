@@ -127,6 +127,9 @@ pub(crate) mod bit {
     pub(crate) const RESTS: u32 = 64;
     /// Others may change its status flags: the kernel is asked for them before a write.
     pub(crate) const COMMON: u32 = 128;
+    /// The private offset is where the file ends: it was made under a lease, and nothing but
+    /// appends that were streamed has changed either since.
+    pub(crate) const AT_END: u32 = 256;
 }
 
 /// One open file. All zero is a free place.
@@ -188,6 +191,24 @@ impl Record {
     /// Sets bits; returns whether all were set before.
     pub(crate) fn set(&self, bits: u32) -> bool {
         self.state.fetch_or(bits, Ordering::AcqRel) & bits == bits
+    }
+
+    /// The offset moves by another way than a streamed append. Call with the offset locked.
+    #[inline]
+    pub(crate) fn leaves_end(&self) {
+        if self.is(bit::AT_END) {
+            self.state.fetch_and(!bit::AT_END, Ordering::AcqRel);
+        }
+    }
+
+    /// The file is about to end elsewhere, by another way than a streamed append. Call without the
+    /// lock of the offset.
+    #[inline]
+    pub(crate) fn end_moves(&self) {
+        if self.is(bit::AT_END) {
+            let _guard = self.offset_lock.lock();
+            self.leaves_end();
+        }
     }
 
     /// Whether it was opened with `O_APPEND`.

@@ -49,7 +49,7 @@ const AWAITED_FLAGS: u32 = (libc::O_SYNC | libc::O_DSYNC) as u32;
 type Views = polylane_ipc::view::Views<polylane_ipc::queue::Mapped<'static>>;
 
 /// Nanoseconds since 1970 by the coarse clock, as file times are; no system call.
-fn now() -> i64 {
+pub(crate) fn now() -> i64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
 }

@@ -472,7 +472,7 @@ fn an_open_brings_a_small_file_and_tells_when_its_bytes_are_old() {
     };
     none(libc::O_RDONLY, 9000);
     write_beside(&direct, 0, &[7; 5000]);
-    none(libc::O_RDONLY, 9000);
+    none(libc::O_RDONLY | libc::O_NOATIME, 9000);
     // Whoever reads it now moves the access time; later nobody does.
     read_beside(&direct, 0, 1);
     none(libc::O_RDONLY, 0);
@@ -504,6 +504,49 @@ fn an_open_brings_a_small_file_and_tells_when_its_bytes_are_old() {
         read_to_end(&client, reply.handle, 0, &mut [0; 9000]);
         assert!(!views.is_at(view, sequence), "change {change} is told for good");
         client.close(reply.handle).unwrap();
+    }
+}
+
+#[test]
+fn who_reads_what_an_open_brought_moves_the_access_time_for_all_to_see() {
+    for (house, how) in (0..4).flat_map(|how| {
+        [House::new(), House::over(cached_lane(), Config::default())].map(|house| (house, how))
+    }) {
+        let (client, other) = (house.client(), house.client());
+        let views = client.channel.views().unwrap();
+        let direct = made_beside(&house, "f");
+        let atime = |attr: WireAttr| (attr.sec[0], attr.nsec[0]);
+        let told = || atime(other.stat("f").unwrap());
+        write_beside(&direct, 0, &[7; 5000]);
+        std::thread::sleep(Duration::from_millis(20));
+        let before = told();
+        let open = || open_bringing(&client, "f", libc::O_RDWR, u64::MAX);
+        client.close(open().0.handle).unwrap();
+        assert_eq!(told(), before, "nobody has read it");
+        let (reply, brought) = open();
+        assert_eq!(brought, [7; 5000]);
+        let (view, sequence) = (reply.value[0] as u32 - 1, reply.value[1] as u32);
+        assert!(views.look(view).unwrap().has(HAS_DATA | NOTES_READS));
+        assert_eq!(views.attr(view).map(atime), Some(before));
+        views.note_read(view, now);
+        assert!(views.is_at(view, sequence) && views.attr(view).is_none(), "it is to be asked for");
+        match how {
+            0 => {}
+            1 => _ = client.close(reply.handle).unwrap(),
+            2 => assert_eq!(client.write(reply.handle, 5000, b"more"), Ok(4)),
+            _ => assert_eq!(client.read(reply.handle, 0, 1), Ok(vec![7])),
+        }
+        assert!(told() > before, "way {how}");
+        if how != 1 {
+            assert!(!views.is_at(view, sequence), "way {how}");
+            client.close(reply.handle).unwrap();
+        }
+        // Where others have the file in view, nothing is brought whose reading is to be noted.
+        write_beside(&direct, 0, &[8; 5000]);
+        let shown = File::open(&other, "f");
+        let (reply, brought) = open();
+        assert_eq!((reply.value[0], brought.len()), (0, 0));
+        other.close(shown.handle).unwrap();
     }
 }
 

@@ -245,10 +245,13 @@ impl<M: Memory> Views<M> {
         (self.memory.word64(self.end_word(view, inside.0)).load(Relaxed), room)
     }
 
-    /// State of the file; `None`: to be asked for.
+    /// State of the file; `None`: to be asked for, as where a read was noted that moves a time.
     #[inline(always)]
     pub fn attr(&self, view: u32) -> Option<WireAttr> {
         let look = self.look(view).filter(|look| look.has(HAS_ATTR))?;
+        if look.has(NOTES_READS) && self.has_noted(view) {
+            return None;
+        }
         let mut words = [0; WireAttr::WORDS];
         for (n, word) in words.iter_mut().enumerate() {
             *word = self.memory.word64(self.view(view, ATTR + 8 * n)).load(Acquire);
@@ -335,7 +338,8 @@ impl<M: Memory> Views<M> {
     pub fn note_read(&self, view: u32, time: impl FnOnce() -> i64) {
         let read = self.memory.word64(self.view(view, READ));
         if read.load(Relaxed) == 0 {
-            read.store(time().cast_unsigned(), Relaxed);
+            // Either the service takes it, or what it showed before is seen to be over.
+            read.swap(time().cast_unsigned(), AcqRel);
         }
     }
 
@@ -406,6 +410,18 @@ impl<M: Memory> Views<M> {
                 self.memory.word64(self.view(view, ATTR + 8 * n)).store(word, Release);
             }
         }
+        seq.store(odd.wrapping_add(1), Release);
+    }
+
+    /// From now on the bytes of a view count beside its state, and reads of them are to be noted.
+    pub fn let_read(&self, view: u32, generation: u64) {
+        let seq = self.memory.word32(self.view(view, SEQ));
+        let odd = seq.load(Relaxed) | 1;
+        seq.store(odd, Relaxed);
+        self.memory.fence_release();
+        let state = generation << PAGE_BITS | HAS_DATA | HAS_ATTR | NOTES_READS;
+        self.memory.word64(self.view(view, STATE)).store(state, Release);
+        self.memory.word64(self.view(view, READ)).store(0, Release);
         seq.store(odd.wrapping_add(1), Release);
     }
 
@@ -498,10 +514,11 @@ impl<M: Memory> Views<M> {
         self.memory.word64(self.view(view, GATE)).load(Acquire) & BUSY == 0
     }
 
-    /// When the client read first since the gate was opened, by its own account: nanoseconds since
+    /// When the client read first since it was let to, by its own account: nanoseconds since
     /// 1970. The gate must be shut.
     pub fn read(&self, view: u32) -> Option<i64> {
-        let time = self.memory.word64(self.view(view, READ)).load(Relaxed).cast_signed();
+        // A change without a change: see `note_read`.
+        let time = self.memory.word64(self.view(view, READ)).fetch_or(0, AcqRel).cast_signed();
         (time != 0).then_some(time)
     }
 

@@ -166,19 +166,33 @@ impl OpenFile {
     /// Reads at most `len` bytes at `offset`; fewer only at the end of the file. `EBADF` when not
     /// open for reading, `EISDIR`.
     pub fn read(&self, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
+        let count = self.peek(offset, len, sink)?;
+        if self.moves_atime() {
+            self.node.core.touch(&self.node);
+        }
+        Ok(count)
+    }
+
+    /// As [`OpenFile::read`], for who may not read it in the end: no access time moves.
+    pub fn peek(&self, offset: u64, len: usize, sink: &mut dyn Sink) -> Result<usize> {
         let node = self.readable()?;
         let core = &node.core;
         core.count(Count::Ops);
-        let data = core.lock_shared(node);
-        let count = match node.pages() {
-            Some(pages) => core.cached_read(node, pages, &self.ahead, offset, len, sink)?,
-            None => core.fs.read(node.ino(), offset, len, sink)?,
-        };
-        drop(data);
-        if node.has(ATIME_DUE) && !self.wish().contains(OFlags::NOATIME) {
-            core.touch(node);
+        let _data = core.lock_shared(node);
+        match node.pages() {
+            Some(pages) => core.cached_read(node, pages, &self.ahead, offset, len, sink),
+            None => core.fs.read(node.ino(), offset, len, sink),
         }
-        Ok(count)
+    }
+
+    /// Whether the next read moves the access time.
+    fn moves_atime(&self) -> bool {
+        self.node.has(ATIME_DUE) && !self.is_noatime()
+    }
+
+    /// Whether it was opened with `O_NOATIME`, or set to it: reads move no access time.
+    pub fn is_noatime(&self) -> bool {
+        self.wish().contains(OFlags::NOATIME)
     }
 
     /// Whether the file ends at `offset` or before, as far as is known: others may be changing it.
@@ -225,9 +239,10 @@ impl OpenFile {
         Ok(Written { count, end: at + count as u64 })
     }
 
-    /// Writes at `at` what the client of `cred` wrote under a lease at the time that `aside` says,
-    /// out of the room set aside. `EBADF`, `EFBIG`; `EBUSY` for appends and where there is no page
-    /// cache; `ENOSPC`: more than there is room for, and perhaps only the first bytes were written.
+    /// Writes at `at`, or with `O_APPEND` at the end, what the client of `cred` wrote under a lease
+    /// at the time that `aside` says, out of the room set aside. `EBADF`, `EFBIG`; `EBUSY` where
+    /// there is no page cache; `ENOSPC`: more than there is room for, and perhaps only the first
+    /// bytes were written.
     pub fn write_streamed(
         &self,
         cred: &Cred,
@@ -238,12 +253,13 @@ impl OpenFile {
         let node = self.writable()?;
         let core = &node.core;
         core.count(Count::Ops);
-        let pages = node.pages().filter(|_| !self.wish().contains(OFlags::APPEND));
-        let pages = pages.ok_or(Errno::EBUSY)?;
+        let pages = node.pages().ok_or(Errno::EBUSY)?;
         if core.cache.is_pressed() {
             core.cache.flusher.kick();
         }
         let _data = core.lock_exclusive(node);
+        // The end as it is, not as the client thinks.
+        let at = if self.wish().contains(OFlags::APPEND) { node.end()? } else { at };
         let len = room(core.character.max_file_size, at, source.len())?;
         core.kill_set_id(Some(cred), node)?;
         core.begins_to_change(node);
@@ -368,7 +384,7 @@ impl OpenFile {
             entry.next = entry.next.saturating_add(AFTER_DOT_DOT);
             each(entry)
         })?;
-        if node.has(ATIME_DUE) && !self.wish().contains(OFlags::NOATIME) {
+        if self.moves_atime() {
             node.core.touch(node);
         }
         Ok(())

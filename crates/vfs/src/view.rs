@@ -119,25 +119,25 @@ impl Vfs {
             self.core.let_go_of(node);
         }
         let _data = self.core.lock_exclusive(node);
-        let alone = {
-            let views = node.views.lock();
-            views.len() == 1 && views[0].session == session
-        };
         // Writing would take set-id bits away.
-        if !alone || node.perm() & (SET_UID | SET_GID) != 0 || self.core.writable().is_err() {
+        let plain = node.perm() & (SET_UID | SET_GID) == 0 && self.core.writable().is_ok();
+        if !plain || !node.is_viewed_by(session) {
             return false;
         }
         self.core.begins_to_change(node);
-        node.raise(LENT);
-        self.core.marks.state_changed(node);
-        let begun = begin();
-        if begun {
-            self.core.lent.lock().insert(node.id, Arc::downgrade(node));
-        } else {
-            node.lower(LENT);
+        let begun = self.core.begin_loan(node, begin);
+        if !begun {
             self.core.fs.unreserve(node.ino(), node.size());
         }
         begun
+    }
+
+    /// Lends the only view of a file whose access time the next read moves, for reading alone: the
+    /// client may read what it is shown, and notes when it did first. It writes nowhere. Otherwise
+    /// as [`Vfs::lend`], but for views of others, which stay.
+    pub fn lend_reads(&self, node: &Node, session: u64, begin: &mut dyn FnMut() -> bool) -> bool {
+        let _data = self.core.lock_exclusive(node);
+        node.is_viewed_by(session) && self.core.begin_loan(node, begin)
     }
 
     /// Whether a file has no name any more, and lives only as long as somebody holds it. Once true
@@ -275,6 +275,12 @@ impl Vfs {
 }
 
 impl Inode {
+    /// Whether a session has the only view.
+    fn is_viewed_by(&self, session: u64) -> bool {
+        let views = self.views.lock();
+        views.len() == 1 && views[0].session == session
+    }
+
     /// Tells the views that bytes are about to change. Call with the data locked for change.
     #[inline]
     pub(crate) fn data_changes(&self, start: u64, end: u64) {
@@ -330,6 +336,19 @@ impl Core {
             drop(data);
             self.end_loan_on(node);
         }
+    }
+
+    /// A loan begins, if `begin` says so. Call with the data locked for change.
+    fn begin_loan(&self, node: &Node, begin: &mut dyn FnMut() -> bool) -> bool {
+        node.raise(LENT);
+        self.marks.state_changed(node);
+        let begun = begin();
+        if begun {
+            self.lent.lock().insert(node.id, Arc::downgrade(node));
+        } else {
+            node.lower(LENT);
+        }
+        begun
     }
 
     /// Has what is on loan of a file brought back. Call without locks.

@@ -14,9 +14,8 @@ use crate::{call, state};
 
 /// Writes beyond take the ordinary way, which knows what the largest file is.
 const OFFSET_MAX: u64 = 1 << 30;
-/// Flags of open files whose writes are not streamed: the service alone knows where they go, or
-/// they are not to wait.
-const UNSTREAMED_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
+/// Flags of open files whose writes are not to wait.
+const UNSTREAMED_FLAGS: i32 = libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
 
 /// Closes a file that was made under a lease: true then, and its slot is free. False: the ordinary
 /// way.
@@ -35,21 +34,40 @@ pub(crate) fn close(session: &'static Session, handle: u64) -> bool {
     }
 }
 
-/// Writes to a file that was made under a lease and that nobody else can have met: true. False: the
-/// ordinary way.
+/// Writes to a file that was made under a lease and that nobody else can have met, at an offset or,
+/// without one, at its end, with the file's own offset locked. Returns the offset after it; `None`:
+/// the ordinary way.
 #[inline]
-pub(crate) fn write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
-    is_streamed(file.handle.load(Relaxed)) && write_streamed(session, file, offset, from)
+pub(crate) fn write(
+    session: &'static Session,
+    file: &Record,
+    offset: Option<u64>,
+    from: &[u8],
+) -> Option<u64> {
+    if !is_streamed(file.handle.load(Relaxed)) {
+        return None;
+    }
+    let start = match offset {
+        Some(offset) => offset,
+        None if file.is(bit::AT_END) => file.offset.load(Relaxed),
+        None => return None,
+    };
+    if !post_write(session, file, start, from) {
+        return None;
+    }
+    // An append is not done twice. Where its service is gone, so is what it had in memory alone.
+    let alone = is_still_alone(session, file.handle.load(Relaxed));
+    (alone || offset.is_none()).then_some(start + from.len() as u64)
 }
 
-fn write_streamed(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
+fn post_write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
     let (leases, handle) = (&state::get().leases, file.handle.load(Relaxed));
     let flags = file.flags.load(Relaxed).cast_signed();
     if from.len() > WRITE_BYTES_MAX || flags & UNSTREAMED_FLAGS != 0 || offset > OFFSET_MAX {
         return false;
     }
     let alone = || leases.is_alone(handle) && file.view.load(Relaxed) == 0;
-    if !alone() || file.is(bit::SHARED | bit::ESCAPED) {
+    if !alone() || file.is(bit::SHARED | bit::ESCAPED | bit::KERNEL_OFFSET) {
         return false;
     }
     let inside = leases.enter(session).filter(|_| alone() && leases.data.load(Relaxed));
@@ -63,11 +81,7 @@ fn write_streamed(session: &'static Session, file: &Record, offset: u64, from: &
         offset,
         ..inside.stamped(Change::Write, 0, ShortName::default())
     };
-    if inside.post(&entry).is_err() {
-        return false;
-    }
-    drop(inside);
-    is_still_alone(session, handle)
+    inside.post(&entry).is_ok()
 }
 
 /// Another thread that opened the file meanwhile did so before the entry, or is seen here: then the

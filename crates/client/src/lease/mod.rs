@@ -41,7 +41,7 @@ use self::streak::Streak;
 use crate::outcome::{Detour, Outcome};
 use crate::path::At;
 use crate::session::Session;
-use crate::table::Record;
+use crate::table::{Record, bit};
 use crate::{call, config, state};
 
 /// Turns that a call waits for another thread's.
@@ -329,6 +329,9 @@ impl Claim {
             inside.post(&entry).map_err(|Ordinary| Detour::Kernel)?;
         }
         leases.names.insert(lease, &name, Known::Own);
+        if new.flags & libc::O_APPEND != 0 {
+            new.file.set(bit::AT_END);
+        }
         new.file.handle.store(handle, Relaxed);
         new.file.session.store(inside.session.number, Release);
         Ok(())
@@ -340,10 +343,10 @@ pub(crate) fn is_streamed(handle: u64) -> bool {
     handle as u32 & STREAMED_HANDLE != 0
 }
 
-/// A file is about to be opened by a request: it may be one that was made under a lease, and what
-/// the service shows of it would miss what is streamed about it.
+/// A file is about to be opened or made longer or shorter by its path: it may be one that was made
+/// under a lease, and what the service shows of it would miss what is streamed about it.
 #[inline]
-pub(crate) fn opens(session: &'static Session) {
+pub(crate) fn meets(session: &'static Session) {
     let leases = &state::get().leases;
     if leases.session.load(Relaxed) == session.number {
         leases.meet();

@@ -46,6 +46,9 @@ pub(crate) fn change(place: Place<'_>, what: Change, follow: bool) -> Outcome<()
     let (session, at) = path::at(place.0, place.1)?;
     let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW as u32 };
     let message = fill(Message { flags, ..Message::new(Op::SetattrPath) }, what)?;
+    if matches!(what, Change::Size(_)) {
+        lease::meets(session);
+    }
     call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
     Ok(())
 }
@@ -89,7 +92,7 @@ fn to_stream(what: Change) -> Option<NewState> {
 
 /// `ftruncate`.
 pub(crate) fn truncate_open(fd: RawFd, size: i64) -> Outcome<()> {
-    let (session, handle) = writable(fd, Errno::EINVAL)?;
+    let (session, handle) = resizable(fd, Errno::EINVAL)?;
     let message = fill(Message { handle, ..Message::new(Op::SetattrHandle) }, Change::Size(size))?;
     call::plain(session, message)?;
     Ok(())
@@ -104,7 +107,7 @@ pub(crate) fn fallocate(fd: RawFd, flags: i32, offset: i64, len: i64) -> Outcome
         path::mount()?;
         state::get().sessions.hurry();
     }
-    let (session, handle) = writable(fd, Errno::EBADF)?;
+    let (session, handle) = resizable(fd, Errno::EBADF)?;
     let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
     let length = u64::try_from(len).ok().filter(|&len| len > 0).ok_or(Errno::EINVAL)?;
     if flags & libc::FALLOC_FL_KEEP_SIZE == 0 && limit::is_set() {
@@ -170,16 +173,17 @@ pub(crate) fn syncfs(fd: RawFd) -> Outcome<()> {
 }
 
 /// A regular file that is open for writing.
-fn writable(fd: RawFd, otherwise: Errno) -> Outcome<(&'static Session, u64)> {
+fn resizable(fd: RawFd, otherwise: Errno) -> Outcome<(&'static Session, u64)> {
     let file = file::find(fd)?;
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     let usable = file::usable(&file, fd)?;
-    match file.access_mode() {
-        libc::O_RDONLY => Err(otherwise.into()),
-        _ => Ok(usable),
+    if file.access_mode() == libc::O_RDONLY {
+        return Err(otherwise.into());
     }
+    file.end_moves();
+    Ok(usable)
 }
 
 fn fill(mut message: Message, what: Change) -> Outcome<Message> {

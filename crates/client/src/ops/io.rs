@@ -89,12 +89,15 @@ pub(crate) fn write(fd: RawFd, from: Sources<'_, '_>, position: Position) -> Out
     }
     let file = file::find(fd)?;
     let done = open(&file, fd, libc::O_RDONLY).and_then(|open| match position {
-        Position::At(offset) => open.write_at(offset, from).map(|(count, end)| {
-            if rings::any() {
-                rings::written(fd, end);
-            }
-            count
-        }),
+        Position::At(offset) => {
+            file.end_moves();
+            open.write_at(offset, from).map(|(count, end)| {
+                if rings::any() {
+                    rings::written(fd, end);
+                }
+                count
+            })
+        }
         Position::Own => open.write(from).inspect(|_| {
             if rings::any()
                 && let Ok(end) = offset::advance(fd, 0)
@@ -149,7 +152,10 @@ impl Open<'_> {
         }
         let at = self.file.offset.load(Ordering::Relaxed);
         let count = self.read_at(at, into)?;
-        self.file.offset.store(at + count as u64, Ordering::Relaxed);
+        if count > 0 {
+            self.file.leaves_end();
+            self.file.offset.store(at + count as u64, Ordering::Relaxed);
+        }
         Ok(count)
     }
 
@@ -298,10 +304,13 @@ impl Open<'_> {
     fn write_all(&self, at: u64, from: Sources<'_, '_>, total: usize) -> Outcome<(usize, u64)> {
         let room = self.session.channel.buffer_bytes();
         let place = if self.file.appends() { None } else { Some(at) };
-        if let ([source], Some(at)) = (from, place)
-            && lease::write(self.session, self.file, at, source)
+        if let [source] = from
+            && let Some(end) = lease::write(self.session, self.file, place, source)
         {
-            return Ok((total, at + total as u64));
+            return Ok((total, end));
+        }
+        if place.is_none() {
+            self.file.leaves_end();
         }
         if let [source] = from
             && let Some(end) = view::write(self.session, self.file, place, source)

@@ -54,6 +54,7 @@ fn seek_in(file: &Record, fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
     };
     let target = target.ok_or(Errno::EOVERFLOW)?;
     let unsigned = u64::try_from(target).map_err(|_| Errno::EINVAL)?;
+    file.leaves_end();
     match kernel {
         true => set(fd, unsigned)?,
         false => file.offset.store(unsigned, Ordering::Relaxed),
@@ -102,6 +103,7 @@ pub(crate) fn given_or_current(file: &Record, fd: RawFd, given: Option<i64>) -> 
 /// Moves the file's own offset.
 pub(crate) fn store(file: &Record, fd: RawFd, offset: u64) -> Outcome<()> {
     let _guard = file.offset_lock.lock();
+    file.leaves_end();
     match file.is(bit::KERNEL_OFFSET) {
         true => set(fd, offset),
         false => {

@@ -62,7 +62,7 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
             real::close_quietly(fd);
             return Err(error);
         }
-        None => lease::opens(session),
+        None => lease::meets(session),
     }
     let mut message = Message { flags: flags as u32, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = slot.number().into();
@@ -140,7 +140,7 @@ fn prepare(session: &'static Session, flags: i32) -> Outcome<(Pin, Option<Rested
 /// why.
 fn reopen(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<RawFd> {
     let file = resting::again(session, asked, flags)?;
-    lease::opens(session);
+    lease::meets(session);
     let fd = copy(file::slot(&file)?, flags & libc::O_CLOEXEC != 0).ok()?;
     file::share_late(&file);
     file::install(fd, file);

@@ -376,7 +376,7 @@ mod tests {
         });
         assert!(probed);
         (0..40).for_each(|_| budget.slept(LONG));
-        (0..5).for_each(|_| budget.slept(Duration::ZERO));
+        (0..8).for_each(|_| budget.slept(Duration::ZERO));
         assert_eq!(looks(&mut budget), BUDGET_MAX);
     }
 

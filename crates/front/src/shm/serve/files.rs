@@ -114,23 +114,25 @@ impl Call<'_> {
     }
 
     /// Has the answer to an open bring all of a file of at most `bytes` along, with the state at
-    /// which they count; nothing where that takes more than a copy, or reading would be noted.
+    /// which they count; nothing where that takes more than a copy.
     fn bring(&mut self, handle: Handle, file: &OpenFile, bytes: usize, reply: &mut Reply) {
         let readable = file.flags() & libc::O_ACCMODE != libc::O_WRONLY;
         if !readable || !file.ends_by(bytes as u64) || file.ends_by(0) {
             return;
         }
-        let Some(opened) = self.session.show_opened(handle, file) else { return };
-        let shown = [u64::from(opened.view) + 1, opened.sequence.into()];
-        if opened.whole {
-            return reply.value[..2].copy_from_slice(&shown);
+        let mut brought = None;
+        let bring = || {
+            let mut sink = Out(self.session.channel.read_pipe(self.mailbox, bytes));
+            // What cannot be read is not brought; the read says why.
+            brought = file.peek(0, bytes, &mut sink).ok();
+            brought.is_some()
+        };
+        let Some(opened) = self.session.show_opened(handle, file, bring) else { return };
+        reply.value[..2].copy_from_slice(&[u64::from(opened.view) + 1, opened.sequence.into()]);
+        if let Some(count) = brought {
+            self.stats.read(count);
+            reply.status = done(count).status;
         }
-        let mut sink = Out(self.session.channel.read_pipe(self.mailbox, bytes));
-        // What cannot be read is not brought; the read says why.
-        let Ok(count) = file.read(0, bytes, &mut sink) else { return };
-        self.stats.read(count);
-        reply.status = done(count).status;
-        reply.value[..2].copy_from_slice(&shown);
     }
 
     /// What programs stored through mappings of the file comes back before the file is cut: pages

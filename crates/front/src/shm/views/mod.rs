@@ -99,8 +99,6 @@ pub(super) struct Opened {
     pub(super) view: u32,
     /// The number of its state.
     pub(super) sequence: u32,
-    /// All bytes lie in frames.
-    pub(super) whole: bool,
 }
 
 impl Session {
@@ -123,22 +121,59 @@ impl Session {
         }
     }
 
-    /// Shows the state of a file that was just opened, if all of it is cached, and reading it now
-    /// would move no time. The bytes that are read after this are the file's as long as the state
-    /// is that one; of a file that is opened again they are put into frames, where they outlive the
-    /// close. Leaves views as `show_end` does.
-    pub(super) fn show_opened(self: &Arc<Self>, handle: Handle, file: &OpenFile) -> Option<Opened> {
+    /// Shows the state of a file that was just opened, if all of it is cached, and has `bring` bring
+    /// its bytes. They are the file's as long as the state is that one; of a file that is opened
+    /// again they are put into frames instead, where they outlive the close. Where reading moves
+    /// the access time the client notes that it did, if nobody else has a view. Leaves views as
+    /// `show_end` does.
+    pub(super) fn show_opened(
+        self: &Arc<Self>,
+        handle: Handle,
+        file: &OpenFile,
+        bring: impl FnOnce() -> bool,
+    ) -> Option<Opened> {
         let (vfs, node) = (&self.lane.vfs, file.node());
         let pages = 0..file.size().div_ceil(PAGE);
         let is_cached = vfs.cached_around(node, 0..0, pages.clone()) == pages;
-        if !is_cached || self.views.state.lock().is_half_full() {
+        if !is_cached || kernel_has_pages(node) || self.views.state.lock().is_half_full() {
             return None;
         }
         let view = self.view_of(handle, node)?;
+        let changes = self.changes_of(node)?;
         self.show_attr(view, node).ok()?;
-        let look = self.channel.views().look(view).filter(|look| look.has(HAS_DATA))?;
-        let whole = self.show_again(view, node, pages);
-        Some(Opened { view, sequence: look.sequence(), whole })
+        let look = self.channel.views().look(view).filter(|look| look.has(HAS_ATTR))?;
+        let noted = !look.has(HAS_DATA);
+        if noted && file.is_noatime() {
+            return None;
+        }
+        // What was just changed may change again: frames are for files that are read for longer.
+        let whole = !noted && self.show_again(view, node, pages);
+        if !whole && !bring() {
+            return None;
+        }
+        let sequence = match noted {
+            true => self.lend_reads(view, node, changes)?,
+            false => look.sequence(),
+        };
+        Some(Opened { view, sequence })
+    }
+
+    /// Lets the client read what it is shown, and note that it did, if nobody changed the file since
+    /// `changes`. The number of the view's state.
+    fn lend_reads(&self, number: u32, node: &Node, changes: u64) -> Option<u32> {
+        let vfs = &self.lane.vfs;
+        vfs.lend_reads(node, self.id, &mut || {
+            let mut state = self.views.state.lock();
+            let Some(view) = state.get(number) else { return false };
+            let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
+            if !same || view.stuck || kernel_has_pages(node) {
+                return false;
+            }
+            (view.lent, view.room) = (Some(vfs.now()), 0);
+            state.let_read(&self.channel, number);
+            true
+        })
+        .then(|| self.channel.views().look(number).map(|look| look.sequence()))?
     }
 
     /// Whether all pages of a file that was brought before are shown; from now on, if they were

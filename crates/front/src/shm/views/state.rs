@@ -8,7 +8,9 @@ use polylane_base::Time;
 use polylane_base::sync::Arc;
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::message::WireAttr;
-use polylane_ipc::view::{FRAME_BYTES, VIEWS_MAX, WAYS, next_generation, tag};
+use polylane_ipc::view::{
+    FRAME_BYTES, HAS_ATTR, HAS_DATA, NOTES_READS, VIEWS_MAX, WAYS, next_generation, tag,
+};
 use polylane_vfs::fs::Source;
 use polylane_vfs::{Inode, Node};
 
@@ -284,6 +286,14 @@ impl State {
         if let Some(view) = self.get(number) {
             view.has = has;
             channel.views().put(number, (view.generation, has), view.size, attr);
+        }
+    }
+
+    /// What a view shows counts, its bytes too, but reads are to be noted.
+    pub(super) fn let_read(&mut self, channel: &ServiceChannel, number: u32) {
+        if let Some(view) = self.get(number) {
+            view.has = HAS_DATA | HAS_ATTR | NOTES_READS;
+            channel.views().let_read(number, view.generation);
         }
     }
 
