@@ -2,7 +2,8 @@
 //! follow.
 //!
 //! A look costs 10 to 40 ns, so the largest budget is about what waking a sleeper on another CPU
-//! costs, on both sides. Budgets grow while looking pays off or would have, and shrink while it is in vain.
+//! costs, on both sides. Budgets grow while looking pays off or would have, and shrink while it is
+//! in vain.
 //!
 //! Looking is free while the CPU has nothing else to do. Where threads wait for it each look is
 //! taken from one of them, most likely from the very thread that is to answer. So who has looked

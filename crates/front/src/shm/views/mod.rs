@@ -121,11 +121,11 @@ impl Session {
         }
     }
 
-    /// Shows the state of a file that was just opened, if all of it is cached, and has `bring` bring
-    /// its bytes. They are the file's as long as the state is that one; of a file that is opened
-    /// again they are put into frames instead, where they outlive the close. Where reading moves
-    /// the access time the client notes that it did, if nobody else has a view. Leaves views as
-    /// `show_end` does.
+    /// Shows the state of a file that was just opened, if all of it is cached, and has `bring`
+    /// bring its bytes. They are the file's as long as the state is that one; of a file that is
+    /// opened again they are put into frames instead, where they outlive the close. Where reading
+    /// moves the access time the client notes that it did, if nobody else has a view. Leaves views
+    /// as `show_end` does.
     pub(super) fn show_opened(
         self: &Arc<Self>,
         handle: Handle,
@@ -158,8 +158,8 @@ impl Session {
         Some(Opened { view, sequence })
     }
 
-    /// Lets the client read what it is shown, and note that it did, if nobody changed the file since
-    /// `changes`. The number of the view's state.
+    /// Lets the client read what it is shown, and note that it did, if nobody changed the file
+    /// since `changes`. The number of the view's state.
     fn lend_reads(&self, number: u32, node: &Node, changes: u64) -> Option<u32> {
         let vfs = &self.lane.vfs;
         vfs.lend_reads(node, self.id, &mut || {
