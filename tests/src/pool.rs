@@ -25,6 +25,7 @@ const MARK: &str = "POLYLANE_TEST_POOL";
 pub struct Run {
     command: Command,
     pool: String,
+    limit: Duration,
 }
 
 /// A run that has begun, its standard output piped.
@@ -43,12 +44,12 @@ struct TimeLimit {
 }
 
 impl TimeLimit {
-    fn on(child: &Child) -> TimeLimit {
+    fn on(child: &Child, limit: Duration) -> TimeLimit {
         let (done, end) = mpsc::channel::<()>();
         let pid = child.id();
         std::thread::spawn(move || {
-            if end.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-                eprintln!("polylane run ({pid}) had not ended after {} s", LIMIT.as_secs());
+            if end.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+                eprintln!("polylane run ({pid}) had not ended after {} s", limit.as_secs());
                 signal_to(pid, "KILL");
             }
         });
@@ -68,7 +69,13 @@ impl Run {
     pub fn named(pool: &str, options: &str) -> Run {
         let mut command = Command::new(crate::binary());
         command.args(["run", "--pool", pool]).args(options.split_whitespace());
-        Run { command, pool: pool.to_string() }.env(MARK, pool)
+        Run { command, pool: pool.to_string(), limit: LIMIT }.env(MARK, pool)
+    }
+
+    /// Lets it run for so much longer than any other.
+    #[must_use]
+    pub fn longer(self, time: Duration) -> Run {
+        Run { limit: LIMIT + time, ..self }
     }
 
     /// Adds an argument of any shape.
@@ -98,7 +105,7 @@ impl Run {
     pub fn output(mut self) -> Output {
         let piped = self.command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = piped.spawn().expect("start polylane");
-        let limit = TimeLimit::on(&child);
+        let limit = TimeLimit::on(&child, self.limit);
         let output = child.wait_with_output().expect("wait for polylane");
         drop(limit);
         assert_nothing_remains(&self.pool);
@@ -140,7 +147,7 @@ impl Run {
     fn spawn(mut self) -> Running {
         let mut child = self.command.stdout(Stdio::piped()).spawn().expect("start polylane");
         let lines = BufReader::new(child.stdout.take().expect("piped"));
-        let limit = TimeLimit::on(&child);
+        let limit = TimeLimit::on(&child, self.limit);
         Running { child, pool: self.pool, lines, _limit: limit }
     }
 }

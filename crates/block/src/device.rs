@@ -250,6 +250,12 @@ pub trait BlockDevice: Send + Sync {
         (Allocation::Data, count)
     }
 
+    /// Sectors that reads found in the host's page cache, and that they did not, since it was opened.
+    /// `None`: reads do not go through it, or the host does not tell.
+    fn page_cache_hits(&self) -> Option<(u64, u64)> {
+        None
+    }
+
     /// Its user writes a journal to these sectors: nobody reads it but after a crash, so a cache
     /// need not keep it.
     fn mark_journal(&self, _sector: Sector, _count: u64) {}

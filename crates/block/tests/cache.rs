@@ -31,7 +31,11 @@ fn host_store(way: Way) -> Arc<dyn Store> {
     let path = tempfile::NamedTempFile::new().expect("file").into_temp_path();
     let file = std::fs::OpenOptions::new().write(true).open(&path).expect("open");
     file.set_len(SECTORS * SECTOR_BYTES as u64).expect("size");
-    let direct = image::open(&path).expect("open");
+    host_store_on(&path, way)
+}
+
+fn host_store_on(path: &std::path::Path, way: Way) -> Arc<dyn Store> {
+    let direct = image::open(path).expect("open");
     let copy = |fd: &std::os::fd::OwnedFd| fd.try_clone().expect("dup");
     let cached =
         Files { io: copy(&direct.plain), plain: copy(&direct.plain), lock: copy(&direct.lock) };
@@ -59,6 +63,36 @@ fn host_stores_are_devices_like_any_other() {
         [(Mode::Writeback, Way::Ring), (Mode::Pdc, Way::Ring), (Mode::Pdc, Way::Calls)]
     {
         block_suite::run(&|| Cached::new(host_store(way), mode));
+    }
+}
+
+#[test]
+fn a_host_store_tells_what_reads_find_in_the_page_cache() {
+    const BYTES: usize = 256 << 10;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory");
+    for way in [Way::Ring, Way::Calls] {
+        let path = dir.path().join("volume");
+        std::fs::write(&path, vec![7; SECTORS as usize * SECTOR_BYTES]).expect("file");
+        let file = std::fs::File::open(&path).expect("open");
+        file.sync_all().expect("synced");
+        let device = Cached::new(host_store_on(&path, way), Mode::Writeback);
+        let waiter = Waiter::new(device.clone());
+        let read = |from: u64| {
+            let before = device.totals().hits_and_misses?;
+            let data = waiter.read(Sector(from), BYTES).expect("read");
+            assert!(data.iter().all(|byte| *byte == 7));
+            let (hits, misses) = device.totals().hits_and_misses?;
+            Some((hits - before.0, misses - before.1))
+        };
+        let all = (BYTES / SECTOR_BYTES) as u64;
+        if read(0).is_none() {
+            eprintln!("skipped: {}: its file system does not tell hits", dir.path().display());
+            return;
+        }
+        assert_eq!(read(0), Some((all, 0)), "{way:?}: just read");
+        let dropped = rustix::fs::Advice::DontNeed;
+        rustix::fs::fadvise(&file, 0, None, dropped).expect("dropped");
+        assert_eq!(read(0), Some((0, all)), "{way:?}: dropped");
     }
 }
 

@@ -1,13 +1,16 @@
 //! Budgets of the policies that go by weight alone, `static` and `wdt`, in random sets of lanes:
 //! what they are in sum, that they are bounded and grow with the weight, and that every lane that
-//! asks is let go in the end.
+//! asks is let go in the end. And what it costs to ask.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use polylane_base::rng::Rng;
 use polylane_block::qos::board::{Board, Device, Limits, Rule};
 use polylane_block::qos::fixed::Static;
-use polylane_block::qos::page::{Private, Terms};
+use polylane_block::qos::lane::Lane;
+use polylane_block::qos::page::{Private, Terms, Words};
 use polylane_block::qos::wdt::{self, Wdt};
 use polylane_block::qos::{Io, Kind, Nanos, Policy, Verdict};
 
@@ -198,4 +201,73 @@ fn what_pages_say_is_in_sum_what_the_device_has() {
         let granted: Vec<u64> = terms(Rule::Wdt).iter().map(|terms| terms.grant).collect();
         assert_parts(&granted, device.cost.read_bandwidth() / 10 / 512, &weights);
     }
+}
+
+/// A lane's page that lets it load, store and add, and ask the kernel for nothing.
+struct Silent(Arc<Private>);
+
+impl Words for Silent {
+    fn load(&self, word: usize, order: Ordering) -> u64 {
+        self.0.load(word, order)
+    }
+
+    fn store(&self, word: usize, value: u64, order: Ordering) {
+        self.0.store(word, value, order);
+    }
+
+    fn add(&self, word: usize, value: u64, order: Ordering) -> u64 {
+        self.0.add(word, value, order)
+    }
+
+    fn exchange(&self, word: usize, current: u64, new: u64, order: Ordering) -> bool {
+        self.0.exchange(word, current, new, order)
+    }
+
+    fn bell(&self) -> u32 {
+        panic!("a lane that is not held back listens for its bell")
+    }
+
+    fn ring(&self) {
+        panic!("a lane that is not held back wakes somebody")
+    }
+
+    fn sleep(&self, _: u32, _: Duration) {
+        panic!("a lane that is not held back sleeps")
+    }
+
+    fn fence(&self) {
+        panic!("a lane that is not held back waits for its stores")
+    }
+}
+
+/// Beside others that want nothing, a lane asks the clock once a window, and the kernel for nothing
+/// at all.
+#[test]
+fn requests_that_are_not_held_back_cost_no_system_call() {
+    const WINDOWS: u64 = 200;
+    const REQUESTS: u64 = 500;
+    let mut board = Board::new(Rule::Ledger, Device::default(), 0);
+    let page: Arc<Private> = Arc::default();
+    board.join(page.clone(), Limits { weight: 5, ..Limits::default() }, 0);
+    board.join(Arc::default(), Limits { weight: 500, ..Limits::default() }, 0);
+    let lane = Lane::new(Silent(page), None);
+    let io = Io { kind: Kind::Read, bytes: 4096, sequential: false };
+    let mut looks = 0;
+    for window in 0..WINDOWS {
+        let now = board.next_tick();
+        board.tick(now, None);
+        for number in 0..REQUESTS {
+            let verdict = lane.admit(&io, || {
+                looks += 1;
+                now + 1
+            });
+            // At first it is not known that it is the only one.
+            assert!(verdict == Verdict::Go || window < 2, "window {window}, request {number}");
+            if verdict == Verdict::Go {
+                lane.complete(lane.cost(&io));
+            }
+        }
+    }
+    let most = 2 * WINDOWS + 2 * REQUESTS;
+    assert!((1..=most).contains(&looks), "{looks} looks at the clock, {most} at most");
 }

@@ -139,7 +139,7 @@ impl Store for HostStore {
     }
 
     fn hits_and_misses(&self) -> Option<(u64, u64)> {
-        None
+        self.cached.page_cache_hits()
     }
 }
 

@@ -1,11 +1,12 @@
 //! The channel on plain system calls, for hosts that switch io_uring off and for single requests
-//! that somebody waits for: each request is done when it is submitted.
+//! that somebody waits for: each request is done when it is submitted. And what a read finds in the
+//! host's page cache, for both kinds of channel.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
-use polylane_base::Result;
+use polylane_base::{Errno, Result};
 use polylane_sys::uring::{Action, Finished, Operation};
 use rustix::fs::FallocateFlags;
 use rustix::io::ReadWriteFlags;
@@ -37,9 +38,12 @@ impl CallChannel {
             Ok(task) => task,
             Err(completion) => return completion,
         };
+        if look(&self.device, &self.counters, &mut task) {
+            return task.complete(Ok(()));
+        }
         loop {
             let mut operation = task.operation(&self.device, 0);
-            let result = call(&self.device, &mut operation);
+            let result = call(&self.device, &mut operation, ReadWriteFlags::empty());
             if let Next::Over(result) = task.step(&self.device, Finished { operation, result }) {
                 return task.complete(result);
             }
@@ -59,7 +63,41 @@ impl Channel for CallChannel {
     fn park(&mut self) {}
 }
 
-fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
+/// Reads what lies in the host's page cache, from the start on, and counts what does not. True: all
+/// of it was there. Only where reads go through that cache and its host can tell.
+pub(super) fn look(device: &FileDevice, counters: &Counters, task: &mut Task) -> bool {
+    if !device.tells_hits() || !task.is_read() {
+        return false;
+    }
+    let (mut found, mut over) = (0, false);
+    while !over {
+        let mut operation = task.operation(device, 0);
+        let result = match call(device, &mut operation, ReadWriteFlags::NOWAIT) {
+            Ok(0) => Err(Errno::EAGAIN),
+            Err(Errno::EOPNOTSUPP) => {
+                device.cannot_tell_hits();
+                Err(Errno::EAGAIN)
+            }
+            result => result,
+        };
+        found += result.unwrap_or(0) as u64;
+        let missed = result.is_err();
+        // Any other error comes again, from a read that waits.
+        let result = result.map_err(|_| Errno::EAGAIN);
+        over = matches!(task.step(device, Finished { operation, result }), Next::Over(_));
+        if missed {
+            break;
+        }
+    }
+    counters.note_look(found, task.bytes() - found);
+    over
+}
+
+fn call(
+    device: &FileDevice,
+    operation: &mut Operation,
+    read_flags: ReadWriteFlags,
+) -> Result<usize> {
     let file = device.file(operation.file);
     let (offset, skip) = (operation.offset, operation.skip);
     let durable = matches!(operation.action, Action::Write { durable: true });
@@ -79,7 +117,7 @@ fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
             let buffer = &mut operation.buffers[0];
             let part = part(buffer.len(), &mut (skip, most));
             let mut piece = [IoSliceMut::new(&mut buffer[part])];
-            rustix::io::preadv2(file, &mut piece, offset, ReadWriteFlags::empty())
+            rustix::io::preadv2(file, &mut piece, offset, read_flags)
         }
         Action::Read => {
             let mut left = (skip, most);
@@ -88,7 +126,7 @@ fn call(device: &FileDevice, operation: &mut Operation) -> Result<usize> {
                 (!part.is_empty()).then(|| IoSliceMut::new(&mut buffer[part]))
             });
             let mut pieces: Vec<_> = buffers.take(PIECES_MAX).collect();
-            rustix::io::preadv2(file, &mut pieces, offset, ReadWriteFlags::empty())
+            rustix::io::preadv2(file, &mut pieces, offset, read_flags)
         }
         Action::Write { durable } if operation.buffers.len() == 1 => {
             let buffer = &operation.buffers[0];

@@ -23,6 +23,11 @@ pub struct Totals {
     pub zeroings: u64,
     /// Requests of any kind that failed.
     pub failed: u64,
+    /// Bytes that reads found in the host's page cache, and that they did not; both 0 where nobody
+    /// looks.
+    pub cached_bytes: u64,
+    /// See `cached_bytes`.
+    pub uncached_bytes: u64,
     /// Requests go through io_uring.
     pub ring: bool,
     /// Requests go past the host's page cache.
@@ -40,6 +45,8 @@ impl Totals {
         self.flushes += other.flushes;
         self.zeroings += other.zeroings;
         self.failed += other.failed;
+        self.cached_bytes += other.cached_bytes;
+        self.uncached_bytes += other.uncached_bytes;
         self.ring |= other.ring;
         self.direct |= other.direct;
     }
@@ -57,6 +64,8 @@ pub(super) struct Counters {
     flushes: AtomicU64,
     zeroings: AtomicU64,
     failed: AtomicU64,
+    cached_bytes: AtomicU64,
+    uncached_bytes: AtomicU64,
 }
 
 /// A plain addition: there is one writer.
@@ -84,6 +93,12 @@ impl Counters {
         }
     }
 
+    /// Counts what a read found in the host's page cache, and what it did not.
+    pub(super) fn note_look(&self, found: u64, missed: u64) {
+        add(&self.cached_bytes, found);
+        add(&self.uncached_bytes, missed);
+    }
+
     /// Adds this channel's part.
     pub(super) fn add_to(&self, totals: &mut Totals) {
         totals.reads += self.reads.load(Relaxed);
@@ -94,5 +109,7 @@ impl Counters {
         totals.flushes += self.flushes.load(Relaxed);
         totals.zeroings += self.zeroings.load(Relaxed);
         totals.failed += self.failed.load(Relaxed);
+        totals.cached_bytes += self.cached_bytes.load(Relaxed);
+        totals.uncached_bytes += self.uncached_bytes.load(Relaxed);
     }
 }

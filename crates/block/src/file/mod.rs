@@ -109,6 +109,8 @@ pub struct FileDevice {
     way: Way,
     /// Some channel is a ring.
     rings: AtomicBool,
+    /// The host's file system does not say what lies in its page cache.
+    hides_cache: AtomicBool,
     stopped: AtomicBool,
     counters: Mutex<Vec<Arc<Counters>>>,
 }
@@ -175,6 +177,7 @@ impl FileDevice {
             in_memory,
             way,
             rings: AtomicBool::new(false),
+            hides_cache: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             counters: Mutex::default(),
         }
@@ -255,6 +258,16 @@ impl FileDevice {
         index == PLAIN || self.direct_alignment.is_none() || self.in_memory
     }
 
+    /// Whether reads are first looked for in the host's page cache, to tell what is found there.
+    fn tells_hits(&self) -> bool {
+        let through_cache = self.kind == Kind::File && self.direct_alignment.is_none();
+        through_cache && !self.in_memory && !self.hides_cache.load(Ordering::Relaxed)
+    }
+
+    fn cannot_tell_hits(&self) {
+        self.hides_cache.store(true, Ordering::Relaxed);
+    }
+
     fn new_counters(&self) -> Arc<Counters> {
         let counters = Arc::new(Counters::default());
         self.counters.lock().push(counters.clone());
@@ -303,6 +316,12 @@ impl BlockDevice for FileDevice {
 
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
         self.data_or_hole(sector, count).unwrap_or((Allocation::Data, count))
+    }
+
+    fn page_cache_hits(&self) -> Option<(u64, u64)> {
+        let totals = self.totals();
+        let sectors = |bytes: u64| bytes / SECTOR_BYTES as u64;
+        self.tells_hits().then(|| (sectors(totals.cached_bytes), sectors(totals.uncached_bytes)))
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use polylane_sys::uring::Ring;
 
 use super::FileDevice;
+use super::calls;
 use super::counters::Counters;
 use super::task::{Next, Task};
 use crate::device::{Channel, Completion, Request, Submitted};
@@ -51,7 +52,11 @@ impl Channel for RingChannel {
     fn submit(&mut self, request: Request) -> Submitted {
         let Some(index) = self.free.pop() else { return Submitted::Busy(request) };
         match Task::new(&self.device, request) {
-            Ok(task) => {
+            Ok(mut task) => {
+                if calls::look(&self.device, &self.counters, &mut task) {
+                    self.free.push(index);
+                    return Submitted::Done(self.end(task, Ok(())));
+                }
                 self.start(index, task);
                 Submitted::Pending
             }

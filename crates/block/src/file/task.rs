@@ -74,7 +74,13 @@ impl Task {
         matches!(self.request.op, Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. })
     }
 
-    fn bytes(&self) -> u64 {
+    /// Whether it moves data out of the file.
+    pub(super) fn is_read(&self) -> bool {
+        self.request.op == Op::Read
+    }
+
+    /// Bytes of its range.
+    pub(super) fn bytes(&self) -> u64 {
         self.request.count * crate::device::SECTOR_BYTES as u64
     }
 
