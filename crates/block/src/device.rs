@@ -250,8 +250,8 @@ pub trait BlockDevice: Send + Sync {
         (Allocation::Data, count)
     }
 
-    /// Sectors that reads found in the host's page cache, and that they did not, since it was opened.
-    /// `None`: reads do not go through it, or the host does not tell.
+    /// Sectors that reads found in the host's page cache, and that they did not, since it was
+    /// opened. `None`: reads do not go through it, or the host does not tell.
     fn page_cache_hits(&self) -> Option<(u64, u64)> {
         None
     }
