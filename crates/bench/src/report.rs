@@ -62,6 +62,10 @@ pub struct Machine {
     pub kernel: String,
     /// One-minute load average when the run began.
     pub load: String,
+    /// The host takes memory back that is free here, so that the first touch of a page costs
+    /// microseconds, and again whenever it was free for seconds.
+    #[serde(default)]
+    pub memory_taken_back: bool,
 }
 
 impl Machine {
@@ -80,8 +84,29 @@ impl Machine {
             memory_bytes: kib * 1024,
             kernel: read("/proc/sys/kernel/osrelease").trim().to_string(),
             load: read("/proc/loadavg").split(' ').next().unwrap_or("").to_string(),
+            memory_taken_back: reports_free_pages(),
         }
     }
+}
+
+/// Bit of a memory balloon's features: it tells its host of free pages (virtio 1.2, 5.5.3).
+const PAGE_REPORTING: usize = 5;
+
+/// Most pages of one piece of free memory, as a power of two; to report larger ones only is to
+/// report none.
+const ORDER_MAX: u32 = 10;
+
+/// Whether this guest tells its host which pages are free, who then takes them.
+fn reports_free_pages() -> bool {
+    let order = "/sys/module/page_reporting/parameters/page_reporting_order";
+    let order = std::fs::read_to_string(order).ok().and_then(|text| text.trim().parse().ok());
+    let devices = std::fs::read_dir("/sys/bus/virtio/drivers/virtio_balloon");
+    let offers = |path: std::path::PathBuf| {
+        let features = std::fs::read(path.join("features")).unwrap_or_default();
+        features.get(PAGE_REPORTING) == Some(&b'1')
+    };
+    order.is_none_or(|order: u32| order <= ORDER_MAX)
+        && devices.is_ok_and(|found| found.flatten().any(|device| offers(device.path())))
 }
 
 /// The result of one figure.
@@ -115,18 +140,22 @@ impl Report {
     /// An empty report of `figure` made here and now.
     pub fn new(figure: &str, title: &str, axis: &str, unit: &str, better: Better) -> Self {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let machine = Machine::here();
+        let taken = "the host of this machine takes free memory back: the first touch of a page \
+                     may cost more here than what is measured (docs/HACKING.md)";
+        let notes = machine.memory_taken_back.then(|| taken.to_string());
         Report {
             figure: figure.into(),
             title: title.into(),
             command: std::env::args().skip(1).fold("polylane".into(), |all, arg| all + " " + &arg),
             unix_time: now.unwrap_or_default().as_secs(),
-            machine: Machine::here(),
+            machine,
             axis: axis.into(),
             unit: unit.into(),
             better,
             baseline: String::new(),
             cells: Vec::new(),
-            notes: Vec::new(),
+            notes: notes.into_iter().collect(),
         }
     }
 
