@@ -184,6 +184,28 @@ fn an_nbd_client_goes_on_when_the_engine_is_killed() {
     assert!(list.contains("up") && list.contains(&socket), "{list}");
 }
 
+#[test]
+fn what_an_engine_was_asked_when_it_died_the_next_one_answers() {
+    let place = Place::new("32M");
+    place.attach(&["--via", "nbd", "--socket", &place.path("nbd")]);
+    for command in [&["volume", "resize", &place.path("v.img"), "64M"][..], &["stats", "--json"]] {
+        let engine = engine_of(&place.volume).expect("an engine").to_string();
+        let signal = |name: &str| sh(&format!("kill -{name} {engine}"));
+        signal("STOP");
+        let answer = std::thread::scope(|scope| {
+            let asked = scope.spawn(|| place.polylane(command));
+            std::thread::sleep(Duration::from_millis(300));
+            signal("KILL");
+            asked.join().expect("a command")
+        });
+        let said = good(&answer);
+        assert!(command[0] == "volume" || said.contains("\"attachment\""), "{said}");
+        assert_ne!(engine_of(&place.volume).map(|pid| pid.to_string()), Some(engine));
+    }
+    let size = std::fs::metadata(&place.volume).expect("the volume").len();
+    assert_eq!(size, 64 << 20);
+}
+
 /// What an attachment is charged, and for which weight; its weight changes while it is attached.
 #[test]
 fn an_attachment_shares_its_device() {

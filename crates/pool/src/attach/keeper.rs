@@ -46,6 +46,9 @@ const FLUSH_TIME_MAX: Duration = Duration::from_secs(300);
 /// How long a command may take to say what it connected for.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// How long an engine that has closed its line may take to end.
+const DEATH_TIME_MAX: Duration = Duration::from_millis(500);
+
 /// How long a device may stay in use after the command that held it was killed.
 const RELEASE_TIME_MAX: Duration = Duration::from_secs(30);
 
@@ -75,6 +78,8 @@ pub(super) struct Keeper {
     pub(super) lock: PoolName,
     /// Somebody copies the volume.
     pub(super) copies: Copies,
+    /// A command whose engine died before it answered.
+    pub(super) unanswered: Option<(Link, ToKeeper)>,
     /// Its part of the device that the volume is on.
     pub(super) share: Option<Share>,
     /// Processes that wait for what this one may not wait for.
@@ -357,28 +362,41 @@ impl Keeper {
         if !wait_for(client.as_fd(), QUESTION_TIME_MAX) {
             return None;
         }
-        let answer = match client.receive::<ToKeeper>() {
+        match client.receive::<ToKeeper>() {
             Ok(Some((ToKeeper::Stop, _))) => return Some(client),
-            Ok(Some((ToKeeper::Stats, _))) => match engine.ask(ToEngine::Stats) {
-                Some(FromEngine::Stats(stats)) => FromKeeper::Stats(self.describe(stats)),
-                _ => FromKeeper::Failed("engine: does not answer".to_string()),
-            },
             Ok(Some((ToKeeper::Copy(target), _))) => {
                 self.copies.begin(client, target, &self.handed, &engine.copier());
-                return None;
             }
-            Ok(Some((ToKeeper::Grow(size), _))) => match self.grow(engine, size) {
-                Ok(()) => FromKeeper::Done,
-                Err(failure) => FromKeeper::Failed(failure.line),
-            },
-            _ => return None,
-        };
-        let _ = client.send(&answer, &[]);
+            Ok(Some((question, _))) => self.answer(engine, client, question),
+            _ => {}
+        }
         None
     }
 
-    /// Makes the volume's file longer and tells the engine.
-    fn grow(&self, engine: &Engine, size: u64) -> Result<()> {
+    /// Answers what the engine is to be asked for. One that dies over it is replaced, and the next
+    /// one asked.
+    fn answer(&mut self, engine: &Engine, client: Link, question: ToKeeper) {
+        let answer = match question {
+            ToKeeper::Stats => match engine.ask(ToEngine::Stats) {
+                Some(FromEngine::Stats(stats)) => Some(FromKeeper::Stats(self.describe(stats))),
+                _ => None,
+            },
+            ToKeeper::Grow(size) => match self.grow(engine, size) {
+                Ok(grown) => grown.then_some(FromKeeper::Done),
+                Err(failure) => Some(FromKeeper::Failed(failure.line)),
+            },
+            _ => return,
+        };
+        if answer.is_none() && wait_for(engine.process.as_fd(), DEATH_TIME_MAX) {
+            self.unanswered = Some((client, question));
+            return;
+        }
+        let silent = || FromKeeper::Failed("engine: does not answer".to_string());
+        let _ = client.send(&answer.unwrap_or_else(silent), &[]);
+    }
+
+    /// Makes the volume's file longer and tells the engine. False: it does not answer.
+    fn grow(&self, engine: &Engine, size: u64) -> Result<bool> {
         let path = &self.record.volume;
         if self.handed.bypass.is_some() {
             return Err(Failure::failed(format!(
@@ -401,11 +419,11 @@ impl Keeper {
         let grown = rustix::fs::ftruncate(&files.plain, size);
         grown.and_then(|()| rustix::fs::fsync(&files.plain)).map_err(failed)?;
         match engine.ask(ToEngine::Grow) {
-            Some(FromEngine::Grown(None)) => Ok(()),
+            Some(FromEngine::Grown(None)) => Ok(true),
             Some(FromEngine::Grown(Some(errno))) => {
                 Err(failed(rustix::io::Errno::from_raw_os_error(errno)))
             }
-            _ => Err(Failure::failed("engine: does not answer")),
+            _ => Ok(false),
         }
     }
 
@@ -429,6 +447,9 @@ impl Keeper {
             match self.start_again() {
                 Ok(started) => {
                     *engine = started;
+                    if let Some((client, question)) = self.unanswered.take() {
+                        self.answer(engine, client, question);
+                    }
                     return Ok(());
                 }
                 Err(failure) => say(failure),

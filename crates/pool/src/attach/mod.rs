@@ -284,6 +284,7 @@ fn make(options: &AttachOptions) -> Result<Made> {
         dir: dir.clone(),
         lock,
         copies: Copies::default(),
+        unanswered: None,
         helpers: Vec::new(),
     };
     let (link, door) = keeper::start(keeper)?;
