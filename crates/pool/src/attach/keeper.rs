@@ -398,23 +398,17 @@ impl Keeper {
     /// Makes the volume's file longer and tells the engine. False: it does not answer.
     fn grow(&self, engine: &Engine, size: u64) -> Result<bool> {
         let path = &self.record.volume;
+        let refused = |why| Err(Failure::failed(format!("{}: {why}", path.display())));
         if self.handed.bypass.is_some() {
-            return Err(Failure::failed(format!(
-                "{}: is a bypass volume, which has one size while in use: detach it first",
-                path.display()
-            )));
+            return refused("is a bypass volume, which has one size while in use: detach it first");
         }
         let [files] = &self.handed.volume[..] else {
-            return Err(Failure::failed(format!(
-                "{}: is on other volumes: detach it to resize it",
-                path.display()
-            )));
+            return refused("is on other volumes: detach it to resize it");
         };
         let failed = |error| Failure::path(path, "resize it", error);
         let stat = rustix::fs::fstat(&files.plain).map_err(failed)?;
         if (size as i64) < stat.st_size {
-            let why = "is attached: detach it to make it smaller";
-            return Err(Failure::failed(format!("{}: {why}", path.display())));
+            return refused("is attached: detach it to make it smaller");
         }
         let grown = rustix::fs::ftruncate(&files.plain, size);
         grown.and_then(|()| rustix::fs::fsync(&files.plain)).map_err(failed)?;
