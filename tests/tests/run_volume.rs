@@ -46,6 +46,39 @@ fn a_volume_is_made_once_and_keeps_its_files() {
     assert!(file.blocks() * 512 < 128 << 20, "sparse");
 }
 
+/// What a tenant changed is on its volume after the time that was given, without any fsync: a copy
+/// of the file, as a power cut leaves it, has it.
+#[test]
+fn changes_wait_no_longer_than_was_said() {
+    let Some((dir, volume)) = place("changes_wait_no_longer_than_was_said") else { return };
+    let copy = dir.path().join("copy");
+    let script = format!(
+        "seq 300000 >/lane/f; sleep 2; cp --sparse=always {} {}",
+        volume.display(),
+        copy.display()
+    );
+    let options = "--size 256M --flush-interval 200ms --dirty-limit 1M";
+    printed(&run(options, &volume, &script));
+    assert_eq!(printed(&run("", &copy, "seq 300000 | cmp - /lane/f && echo same")), "same\n");
+    assert_clean(&copy);
+}
+
+#[test]
+fn limits_of_changes_that_cannot_be_kept_are_refused() {
+    let refused = |words: &str| Run::new(words).script("true").refusal();
+    for (words, part) in [
+        ("--mem --dirty-limit 2M", "--dirty-limit: only a lane on a volume"),
+        ("--kernel-fs ext4 --flush-interval 1s", "--flush-interval: the kernel writes back"),
+        ("--dirty-limit 100K", "--dirty-limit: from 1M to "),
+        ("--memory 64M --dirty-limit 17M", "--dirty-limit: from 1M to 16 MiB"),
+        ("--flush-interval 1ms", "--flush-interval: too short: at least 10ms"),
+        ("--flush-interval 5", "--flush-interval <TIME>"),
+    ] {
+        let (status, line) = refused(words);
+        assert!(status == 2 && line.contains(part), "{words}: {status}: {line}");
+    }
+}
+
 #[test]
 fn without_a_source_the_pool_has_its_own_volume() {
     let Some((dir, _)) = place("without_a_source_the_pool_has_its_own_volume") else { return };

@@ -16,6 +16,7 @@ use polylane_pool::volume::cache::{Mode, StoreKind};
 use polylane_pool::volume::translation::{PREFETCH_BYTES_MIN, Translation};
 
 use crate::attach;
+use crate::pool::microseconds;
 
 /// Storage lanes for tenants: a private file system, its own service process, and a short way in.
 #[derive(Debug, Parser)]
@@ -101,6 +102,13 @@ pub(crate) struct RunArgs {
     pub(crate) weight: Option<u32>,
     #[command(flatten)]
     pub(crate) cache: CacheArgs,
+    /// Most changed data that waits to be written; writers wait above it [default: a sixteenth of
+    /// the pool's memory]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) dirty_limit: Option<ByteSize>,
+    /// How long changes wait at most to be written, such as 500ms [default: 5s]
+    #[arg(long, value_name = "TIME", value_parser = microseconds)]
+    pub(crate) flush_interval: Option<u64>,
     /// How lanes on the volume's device share it [default: as others there do, else ledger]
     #[arg(long, value_name = "POLICY", value_parser = policies())]
     pub(crate) qos: Option<String>,

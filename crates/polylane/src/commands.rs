@@ -9,6 +9,7 @@ use polylane_pool::kernel_fs::{KernelFs, KernelLane};
 use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
+use polylane_pool::spec::WriteBack;
 use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, RunArgs, ServiceArgs, StatsArgs};
@@ -49,6 +50,10 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         size: arguments.size.map(|size| size.0),
         weight: arguments.weight,
         cache: arguments.cache.options()?,
+        write_back: WriteBack {
+            dirty_bytes_limit: arguments.dirty_limit.map(|size| size.0),
+            flush_interval_us: arguments.flush_interval,
+        },
         qos: arguments.qos.as_deref().and_then(Policy::named),
         kernel_fs: arguments
             .kernel_fs

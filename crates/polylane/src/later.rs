@@ -10,8 +10,7 @@ const COMMANDS: [&str; 4] = ["container", "mount", "umount", "daemon"];
 const POOL_COMMANDS: [&str; 2] = ["create", "rm"];
 
 /// Options of `run` of later versions.
-const RUN_OPTIONS: [&str; 5] =
-    ["--lower", "--ceph", "--medium", "--dirty-limit", "--flush-interval"];
+const RUN_OPTIONS: [&str; 3] = ["--lower", "--ceph", "--medium"];
 
 /// The line that refuses these arguments, if they name something of a later version.
 pub(crate) fn refusal(arguments: &[OsString]) -> Option<String> {

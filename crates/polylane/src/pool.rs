@@ -71,7 +71,7 @@ impl LimitArgs {
 }
 
 /// A time such as `500us`, `2ms` or `1s`, or 0, in microseconds.
-fn microseconds(text: &str) -> Result<u64, String> {
+pub(crate) fn microseconds(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let unit_us = match unit {

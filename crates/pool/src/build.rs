@@ -129,8 +129,11 @@ pub(crate) fn start(
     let options = Options {
         clock: clock.clone(),
         cache_bytes_limit: spec.cache_bytes_limit,
-        dirty_bytes_limit: spec.cache_bytes_limit / DIRTY_PART,
-        flush_interval: FLUSH_INTERVAL,
+        dirty_bytes_limit: spec
+            .write_back
+            .dirty_bytes_limit
+            .unwrap_or(spec.cache_bytes_limit / DIRTY_PART),
+        flush_interval: flush_interval(spec),
         mount_path: spec.mount_path.clone(),
         covered: spec.covered.clone(),
     };
@@ -179,11 +182,22 @@ fn libservice(
             let parts = bypass::parts(files, claim, bypass.as_deref())?;
             let metadata_bytes = (spec.cache_bytes_limit / METADATA_PART).min(METADATA_BYTES_MAX);
             let how = (*cache, translation.clone());
-            let disk = Disk::open(label, parts, how, clock, (metadata_bytes, goes_on))?;
+            let options = polylane_ext4::Options {
+                commit_interval: flush_interval(spec),
+                cache_blocks: usize::try_from(metadata_bytes / 4096).unwrap_or(usize::MAX),
+                keep_nameless: goes_on,
+                ..polylane_ext4::Options::default()
+            };
+            let disk = Disk::open(label, parts, how, clock, &options)?;
             Ok((disk.fs.clone(), Some(disk)))
         }
         _ => Err(Failure::failed("lane: what was handed down is not what its files are on")),
     }
+}
+
+/// How long what changed waits, in the cache and in the journal.
+fn flush_interval(spec: &PoolSpec) -> Duration {
+    spec.write_back.flush_interval_us.map_or(FLUSH_INTERVAL, Duration::from_micros)
 }
 
 /// Serves the mount from threads of its own. When it is gone, so is the reason for this process.

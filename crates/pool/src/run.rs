@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use polylane_base::size::ByteSize;
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_vfs::handover::{Heart, Store};
@@ -27,7 +28,7 @@ use crate::share::member::Member;
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, WEIGHTS, Wanted};
 use crate::skeleton::MountPoint;
-use crate::spec::{Backing, PoolSpec};
+use crate::spec::{Backing, PoolSpec, WriteBack};
 use crate::supervise::Supervisor;
 use crate::volume::cache::CacheSpec;
 use crate::volume::translation::Translation;
@@ -40,6 +41,10 @@ pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
 
 /// Weight of a pool that was given none.
 pub const WEIGHT_DEFAULT: u32 = 100;
+
+/// Least of `--dirty-limit`, in bytes, and of `--flush-interval`, in microseconds.
+const DIRTY_BYTES_MIN: u64 = 1 << 20;
+const FLUSH_INTERVAL_US_MIN: u64 = 10_000;
 
 /// Name of a pool with a volume of its own that was given none.
 const POOL_DEFAULT: &str = "default";
@@ -82,6 +87,8 @@ pub struct RunOptions {
     pub weight: Option<u32>,
     /// How the volume is cached, where its sidecar shall not decide.
     pub cache: SetOptions,
+    /// How what changed waits to be written to the volume.
+    pub write_back: WriteBack,
     /// How lanes of the volume's device share it; `None`: as others there do, or by the ledger.
     pub qos: Option<Policy>,
     /// A file system of the kernel's on the volume, in place of a service.
@@ -278,6 +285,7 @@ fn check(options: &RunOptions) -> Result<()> {
     if options.cache != SetOptions::default() && !matches!(options.source, Source::Volume(_)) {
         return Err(Failure::usage("--cache: only a volume has one: this lane is on none"));
     }
+    check_write_back(options)?;
     if options.kernel_fs.is_some() {
         if !matches!(options.source, Source::Volume(_)) {
             return Err(Failure::usage(
@@ -295,6 +303,39 @@ fn check(options: &RunOptions) -> Result<()> {
         true => Err(Failure::usage("no COMMAND: write it after '--'")),
         false => Ok(()),
     }
+}
+
+fn check_write_back(options: &RunOptions) -> Result<()> {
+    let WriteBack { dirty_bytes_limit: dirty, flush_interval_us: interval } = options.write_back;
+    let option = match (dirty, interval) {
+        (Some(_), _) => "--dirty-limit",
+        (None, Some(_)) => "--flush-interval",
+        (None, None) => return Ok(()),
+    };
+    if options.kernel_fs.is_some() {
+        return Err(Failure::usage(format!("{option}: the kernel writes back as it does for all")));
+    }
+    if !matches!(options.source, Source::Volume(_)) {
+        return Err(Failure::usage(format!(
+            "{option}: only a lane on a volume keeps changes back"
+        )));
+    }
+    let cache = cache_bytes_limit(options);
+    if dirty.is_some_and(|bytes| !(DIRTY_BYTES_MIN..=cache).contains(&bytes)) {
+        return Err(Failure::usage(format!(
+            "--dirty-limit: from 1M to {}, a quarter of the pool's memory",
+            ByteSize(cache)
+        )));
+    }
+    if interval.is_some_and(|us| us < FLUSH_INTERVAL_US_MIN) {
+        return Err(Failure::usage("--flush-interval: too short: at least 10ms"));
+    }
+    Ok(())
+}
+
+/// Bytes of file data that a pool's service may cache.
+fn cache_bytes_limit(options: &RunOptions) -> u64 {
+    options.memory.unwrap_or_else(total_memory) / 4
 }
 
 /// The pool's CPUs: those asked for, all of which must be allowed here, or all that are allowed.
@@ -426,7 +467,8 @@ fn specify(
         covered: covered.collect(),
         worker_cpus: cpus.worker_cpus(name.running_count()),
         cpus,
-        cache_bytes_limit: memory / 4,
+        cache_bytes_limit: cache_bytes_limit(options),
+        write_back: options.write_back,
         weight: options.weight.unwrap_or(WEIGHT_DEFAULT),
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
         incarnation: 0,

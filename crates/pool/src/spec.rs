@@ -52,6 +52,15 @@ impl Backing {
     }
 }
 
+/// How what changed in a lane on a volume waits to be written there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct WriteBack {
+    /// Most bytes of changed file data, above which writers wait; `None`: a quarter of the cache.
+    pub dirty_bytes_limit: Option<u64>,
+    /// Microseconds that changed data, and changes in the journal, wait at most; `None`: 5 s.
+    pub flush_interval_us: Option<u64>,
+}
+
 /// Everything a service process is told. Descriptors come beside it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolSpec {
@@ -69,6 +78,8 @@ pub struct PoolSpec {
     pub worker_cpus: Vec<u32>,
     /// Bytes of file data that the service may cache.
     pub cache_bytes_limit: u64,
+    /// How long changed data may wait, and how much of it.
+    pub write_back: WriteBack,
     /// The pool's share, 1–10000. For people; its lane's page has the one that counts.
     pub weight: u32,
     /// Owner and group of the root of a lane in RAM.
@@ -130,6 +141,7 @@ mod tests {
             cpus: "0-1".parse().expect("cpus"),
             worker_cpus: vec![1],
             cache_bytes_limit: 5,
+            write_back: WriteBack { dirty_bytes_limit: Some(3), flush_interval_us: None },
             weight: 100,
             owner: (1, 2),
             incarnation: 3,

@@ -15,6 +15,7 @@ use std::process::{Command, ExitCode};
 use polylane_pool::run::{self, RunOptions, Source};
 use polylane_pool::service::{self, ServiceFds};
 use polylane_pool::share::Policy;
+use polylane_pool::spec::WriteBack;
 use polylane_pool::volume::SetOptions;
 use polylane_sys::subverted;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
@@ -114,6 +115,7 @@ fn pool(name: &str, source: &str) -> ExitCode {
         size: None,
         weight: None,
         cache: SetOptions::default(),
+        write_back: WriteBack::default(),
         qos: Some(Policy::None),
         preload: false,
         command: vec!["true".into()],

@@ -25,20 +25,18 @@ pub(crate) struct Disk {
 
 impl Disk {
     /// Opens the volume that messages call `name`, cached and translated as told; replays its
-    /// journal if need be. `keep_nameless`: for a service that goes on for another.
+    /// journal if need be.
     pub(crate) fn open(
         name: &str,
         parts: Parts,
         (cache, translation): (CacheSpec, Translation),
         clock: Arc<dyn Clock>,
-        (metadata_bytes_max, keep_nameless): (u64, bool),
+        options: &Options,
     ) -> Result<Disk> {
         let volume = Held::open(name, parts, cache, translation)?;
         let governor = Governor::new();
         let whole = Governed::new(volume.device(), governor.clone());
-        let cache_blocks = usize::try_from(metadata_bytes_max / 4096).unwrap_or(usize::MAX);
-        let options = Options { cache_blocks, keep_nameless, ..Options::default() };
-        let fs = Ext4::open(whole, clock, &options)
+        let fs = Ext4::open(whole, clock, options)
             .map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));
