@@ -255,10 +255,11 @@ fn what_was_flushed_outlives_killed_engines() {
             let reads: Vec<String> = model.iter().map(read).collect();
             place.guest(&reads);
             place.guest(&reads);
-            // What the host's page cache holds is not known.
+            // The host's page cache outlives the engine; what lies in memory alone tells nothing.
             let ratio = place.0.stats()["engine"]["cache"]["hit_ratio"].as_f64();
-            assert_eq!(ratio.is_some(), store == "own", "{ratio:?}");
-            assert!(ratio.is_none_or(|ratio| (0.4..1.0).contains(&ratio)), "{ratio:?}");
+            assert!(ratio.is_some() || store == "host", "{store}");
+            assert!(ratio.is_none_or(|ratio| (0.4..=1.0).contains(&ratio)), "{store}: {ratio:?}");
+            assert!(ratio != Some(1.0) || store == "host", "its own memory goes with the engine");
         }
         assert!(marked > 0, "{store}: nothing went past the cache");
         place.0.on_volume(&["detach"]);
