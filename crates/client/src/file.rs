@@ -209,6 +209,7 @@ pub(crate) fn publish(file: &Record) -> bool {
         file.set(bit::FLAGGED);
     }
     tell_size(fd);
+    file.leaves_end();
     file.set(bit::KERNEL_OFFSET);
     true
 }

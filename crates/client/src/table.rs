@@ -193,7 +193,8 @@ impl Record {
         self.state.fetch_or(bits, Ordering::AcqRel) & bits == bits
     }
 
-    /// The offset moves by another way than a streamed append. Call with the offset locked.
+    /// The offset moves by another way than a streamed append, or is private no longer. Call with
+    /// the offset locked.
     #[inline]
     pub(crate) fn leaves_end(&self) {
         if self.is(bit::AT_END) {

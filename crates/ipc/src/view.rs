@@ -394,35 +394,39 @@ pub struct Inside(u64);
 
 /// The service's side. Changes of one view, and of one entry, exclude each other.
 impl<M: Memory> Views<M> {
-    /// Changes a view: its generation, what counts of it (`HAS_` bits), and that. The client may
-    /// not make the file longer.
-    pub fn put(&self, view: u32, (generation, has): (u64, u64), size: u64, attr: &WireAttr) {
-        let seq = self.memory.word32(self.view(view, SEQ));
+    /// Makes a change while the sequence number at `seq` is odd; the next even one follows.
+    fn change(&self, seq: usize, change: impl FnOnce()) {
+        let seq = self.memory.word32(seq);
         let odd = seq.load(Relaxed) | 1;
         seq.store(odd, Relaxed);
         self.memory.fence_release();
-        let state = generation << PAGE_BITS | has;
-        self.memory.word64(self.view(view, STATE)).store(state, Release);
-        self.memory.word64(self.view(view, SIZE)).store(size, Release);
-        self.memory.word64(self.view(view, ROOM)).store(0, Release);
-        if has & HAS_ATTR != 0 {
-            for (n, word) in attr.to_words().into_iter().enumerate() {
-                self.memory.word64(self.view(view, ATTR + 8 * n)).store(word, Release);
-            }
-        }
+        change();
         seq.store(odd.wrapping_add(1), Release);
+    }
+
+    /// Changes a view: its generation, what counts of it (`HAS_` bits), and that. The client may
+    /// not make the file longer.
+    pub fn put(&self, view: u32, (generation, has): (u64, u64), size: u64, attr: &WireAttr) {
+        let word = |offset| self.memory.word64(self.view(view, offset));
+        self.change(self.view(view, SEQ), || {
+            word(STATE).store(generation << PAGE_BITS | has, Release);
+            word(SIZE).store(size, Release);
+            word(ROOM).store(0, Release);
+            if has & HAS_ATTR != 0 {
+                for (n, value) in attr.to_words().into_iter().enumerate() {
+                    word(ATTR + 8 * n).store(value, Release);
+                }
+            }
+        });
     }
 
     /// From now on the bytes of a view count beside its state, and reads of them are to be noted.
     pub fn let_read(&self, view: u32, generation: u64) {
-        let seq = self.memory.word32(self.view(view, SEQ));
-        let odd = seq.load(Relaxed) | 1;
-        seq.store(odd, Relaxed);
-        self.memory.fence_release();
         let state = generation << PAGE_BITS | HAS_DATA | HAS_ATTR | NOTES_READS;
-        self.memory.word64(self.view(view, STATE)).store(state, Release);
-        self.memory.word64(self.view(view, READ)).store(0, Release);
-        seq.store(odd.wrapping_add(1), Release);
+        self.change(self.view(view, SEQ), || {
+            self.memory.word64(self.view(view, STATE)).store(state, Release);
+            self.memory.word64(self.view(view, READ)).store(0, Release);
+        });
     }
 
     /// An open file of the view may rest under `number`, which is not 0, below 2^62 and of no file
@@ -441,14 +445,11 @@ impl<M: Memory> Views<M> {
     /// Puts a page into an entry, to lie in a frame: `fill` stores its bytes at an offset. Tag 0:
     /// none.
     pub fn put_page(&self, entry: usize, (tag, frame): (u64, u32), fill: impl FnOnce(usize)) {
-        let seq = self.memory.word32(self.entry(entry, ENTRY_SEQ));
-        let odd = seq.load(Relaxed) | 1;
-        seq.store(odd, Relaxed);
-        self.memory.fence_release();
-        self.memory.word64(self.entry(entry, TAG)).store(tag, Release);
-        self.loan(entry).store(frame << FRAME_SHIFT, Release);
-        fill(self.frame_offset(frame));
-        seq.store(odd.wrapping_add(1), Release);
+        self.change(self.entry(entry, ENTRY_SEQ), || {
+            self.memory.word64(self.entry(entry, TAG)).store(tag, Release);
+            self.loan(entry).store(frame << FRAME_SHIFT, Release);
+            fill(self.frame_offset(frame));
+        });
     }
 
     /// The client may write to the page in an entry, which lies in `frame`. The gate must be shut,

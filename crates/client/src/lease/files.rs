@@ -67,7 +67,7 @@ fn post_write(session: &'static Session, file: &Record, offset: u64, from: &[u8]
         return false;
     }
     let alone = || leases.is_alone(handle) && file.view.load(Relaxed) == 0;
-    if !alone() || file.is(bit::SHARED | bit::ESCAPED | bit::KERNEL_OFFSET) {
+    if !alone() || file.is(bit::SHARED | bit::ESCAPED) {
         return false;
     }
     let inside = leases.enter(session).filter(|_| alone() && leases.data.load(Relaxed));

@@ -172,7 +172,7 @@ pub(crate) fn syncfs(fd: RawFd) -> Outcome<()> {
     Ok(())
 }
 
-/// A regular file that is open for writing.
+/// A regular file that is open for writing, and about to end elsewhere.
 fn resizable(fd: RawFd, otherwise: Errno) -> Outcome<(&'static Session, u64)> {
     let file = file::find(fd)?;
     if file.is(bit::DIRECTORY) {

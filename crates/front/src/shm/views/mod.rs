@@ -139,22 +139,15 @@ impl Session {
             return None;
         }
         let view = self.view_of(handle, node)?;
-        let changes = self.changes_of(node)?;
         self.show_attr(view, node).ok()?;
         let look = self.channel.views().look(view).filter(|look| look.has(HAS_ATTR))?;
-        let noted = !look.has(HAS_DATA);
-        if noted && file.is_noatime() {
-            return None;
+        if look.has(HAS_DATA) {
+            let there = self.show_again(view, node, pages) || bring();
+            return there.then_some(Opened { view, sequence: look.sequence() });
         }
         // What was just changed may change again: frames are for files that are read for longer.
-        let whole = !noted && self.show_again(view, node, pages);
-        if !whole && !bring() {
-            return None;
-        }
-        let sequence = match noted {
-            true => self.lend_reads(view, node, changes)?,
-            false => look.sequence(),
-        };
+        let changes = self.changes_of(node).filter(|_| !file.is_noatime())?;
+        let sequence = if bring() { self.lend_reads(view, node, changes)? } else { return None };
         Some(Opened { view, sequence })
     }
 
@@ -164,16 +157,28 @@ impl Session {
         let vfs = &self.lane.vfs;
         vfs.lend_reads(node, self.id, &mut || {
             let mut state = self.views.state.lock();
-            let Some(view) = state.get(number) else { return false };
-            let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
-            if !same || view.stuck || kernel_has_pages(node) {
-                return false;
-            }
+            let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
             (view.lent, view.room) = (Some(vfs.now()), 0);
             state.let_read(&self.channel, number);
             true
         })
         .then(|| self.channel.views().look(number).map(|look| look.sequence()))?
+    }
+
+    /// A view that can be lent: what it shows counts, nobody changed the data since `changes`, and
+    /// nobody is inside since a former loan. With the data locked for change.
+    fn to_lend<'a>(
+        &self,
+        state: &'a mut State,
+        number: u32,
+        node: &Node,
+        changes: u64,
+    ) -> Option<&'a mut View> {
+        let left = self.channel.views().is_left(number);
+        let view = state.get(number)?;
+        view.stuck &= !left;
+        let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
+        (same && !view.stuck && !kernel_has_pages(node)).then_some(view)
     }
 
     /// Whether all pages of a file that was brought before are shown; from now on, if they were
@@ -435,13 +440,7 @@ impl Session {
             let room = (first + room_pages) * PAGE;
             let grows = room_pages > 0 && vfs.reserve_ahead(node, room).is_ok();
             let mut state = self.views.state.lock();
-            let left = self.channel.views().is_left(number);
-            let Some(view) = state.get(number) else { return false };
-            view.stuck &= !left;
-            let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
-            if !same || view.stuck || kernel_has_pages(node) {
-                return false;
-            }
+            let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
             view.lent = Some(vfs.now());
             let size = view.size;
             let ends = grows && size == range.1;
