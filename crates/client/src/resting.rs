@@ -23,7 +23,7 @@
 //!
 //! None: see `slots`.
 
-use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use polylane_ipc::message::{AT_REST, IS_MARK, MAY_REST, Message, Op, Reply, SHOW_END};
 
@@ -153,7 +153,6 @@ impl Rest {
     /// Whether an open of the path would give this very file. To be asked after it lay down or got
     /// up.
     fn holds(&self, session: &'static Session) -> bool {
-        fence(Ordering::SeqCst);
         let places = self.places.load(Ordering::Relaxed);
         let age = seconds() - self.opened_at.load(Ordering::Relaxed);
         age < AGE_MAX && sum_now(session, places) == Some(self.sum.load(Ordering::Relaxed))

@@ -358,7 +358,11 @@ impl<M: Memory> Views<M> {
     #[inline]
     fn turn(&self, view: u32, number: u64, from: u64, to: u64) -> bool {
         let (word, number) = (self.rest_word(view), number << REST_SHIFT);
-        word.compare_exchange(number | from, number | to, SeqCst, Relaxed).is_ok()
+        let turned = word.compare_exchange(number | from, number | to, SeqCst, Relaxed).is_ok();
+        // The client looks at the file's mark next, and the service raised that before it looked
+        // here: one of the two sees what the other did.
+        self.memory.fence();
+        turned
     }
 
     fn rest_word(&self, view: u32) -> &M::W64 {
@@ -436,8 +440,10 @@ impl<M: Memory> Views<M> {
         self.rest_word(view).store(word, Release);
     }
 
-    /// Takes back the file that may rest under `number`, if it rests: true then.
+    /// Takes back the file that may rest under `number`, if it rests: true then. Whatever is a
+    /// reason to was raised before, as a mark that the client looks at after it turned the word.
     pub fn take_rest(&self, view: u32, number: u64) -> bool {
+        self.memory.fence();
         let resting = number << REST_SHIFT | RESTING;
         self.rest_word(view).compare_exchange(resting, 0, SeqCst, Relaxed).is_ok()
     }

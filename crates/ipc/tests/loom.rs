@@ -241,6 +241,7 @@ fn weakened_orderings_are_found_out() {
     must_fail("weak_stream_yields_a_stale_entry", "stale: ");
     must_fail("weak_frame_is_read_torn", "stale: ");
     must_fail("weak_gate_loses_a_write", "lost: ");
+    must_fail("weak_rest_keeps_a_file_without_a_name", "kept: ");
 }
 
 // ---- values through queues -------------------------------------------------------------------
@@ -732,11 +733,12 @@ fn weak_stream_yields_a_stale_entry() {
 const FIRST_ENTRY: usize = 512;
 
 /// Words of one view and one frame: a sequence number, the state, two words for 13 of the file's
-/// own, the gate with its times, the room to grow, the two ends and where to ask for more; the
+/// own, the gate with its times, the room to grow, the two ends, where to ask for more, and the open
+/// file that may rest; the
 /// entry's, and two words for the bytes of the frame.
 fn views(strength: Strength) -> (Views<Shared>, Shared) {
     let attr: Vec<usize> = (0..13).map(|n| 24 + 8 * n).collect();
-    let own = [8, 16, 128, 136, 144, 152, 160, 168, 176, FIRST_ENTRY + 8];
+    let own = [8, 16, 128, 136, 144, 152, 160, 168, 176, 184, FIRST_ENTRY + 8];
     let w64 = [&own[..], &attr].concat();
     let views = Views {
         memory: Shared::new(strength, &[0, FIRST_ENTRY, FIRST_ENTRY + 4], &w64),
@@ -864,4 +866,37 @@ fn what_counts_as_written_is_taken() {
 #[ignore = "must fail; run by weakened_orderings_are_found_out"]
 fn weak_gate_loses_a_write() {
     check(|| written_is_taken(Strength::NoAcquireRelease));
+}
+
+/// A client closes a file that may rest, and may find it again, while its last name is removed: it
+/// stays open afterwards only where the client knows that its name is gone, and closes it.
+fn nothing_nameless_rests(strength: Strength, opens_again: bool) {
+    let (ours, mark) = views(strength);
+    ours.put_rest(0, 1);
+    let (theirs, seen) = (ours.clone(), mark.clone());
+    let holds = move || seen.word64(0).load(Ordering::Acquire) == 0;
+    let client = thread::spawn(move || {
+        let mut rests = theirs.lie_down(0, 1) && (holds() || !theirs.get_up(0, 1));
+        if rests && opens_again && theirs.get_up(0, 1) {
+            // In use while it had its name; closed at once, by a request.
+            let _ = holds();
+            rests = false;
+        }
+        rests
+    });
+    mark.word64(0).fetch_add(1, Ordering::SeqCst);
+    let taken = ours.take_rest(0, 1);
+    assert!(!client.join().unwrap() || taken, "kept: at rest without a name");
+}
+
+#[test]
+fn what_rests_has_a_name() {
+    check(|| nothing_nameless_rests(Strength::Full, false));
+    check(|| nothing_nameless_rests(Strength::Full, true));
+}
+
+#[test]
+#[ignore = "must fail; run by weakened_orderings_are_found_out"]
+fn weak_rest_keeps_a_file_without_a_name() {
+    check(|| nothing_nameless_rests(Strength::NoTotalOrder, false));
 }
