@@ -147,20 +147,29 @@ pub(crate) fn device() -> Outcome<u64> {
     let known = &state::get().device;
     match known.load(Ordering::Relaxed).checked_sub(1) {
         Some(device) => Ok(device),
-        None => {
-            let device = find_device()?;
-            known.store(device + 1, Ordering::Relaxed);
-            Ok(device)
-        }
+        None => find_mount().map(|(device, _)| device),
     }
 }
 
+/// The inode number of the mount's root.
+pub(crate) fn root_ino() -> Outcome<u64> {
+    match state::get().root_ino.load(Ordering::Relaxed) {
+        0 => find_mount().map(|(_, root)| root),
+        root => Ok(root),
+    }
+}
+
+/// Device and inode number of the mount's root.
 #[cold]
-fn find_device() -> Outcome<u64> {
+fn find_mount() -> Outcome<(u64, u64)> {
     let mut path = [0; config::MOUNT_BYTES_MAX + 1];
     let path = config::under_mount(&mut path, b"").ok_or(Detour::Kernel)?;
     // After chroot there may be nothing of that name.
-    real::stat_cached(path).map(|(device, _)| device).map_err(|_| Detour::Kernel)
+    let (device, root) = real::stat_cached(path).map_err(|_| Detour::Kernel)?;
+    let state = state::get();
+    state.root_ino.store(root, Ordering::Relaxed);
+    state.device.store(device + 1, Ordering::Relaxed);
+    Ok((device, root))
 }
 
 /// Opens the kernel's working directory at the service. `Kernel`: it is not the lane's; an errno:

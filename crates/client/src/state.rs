@@ -56,6 +56,8 @@ pub(crate) struct Fields {
     pub(crate) cwd: Cwd,
     /// `st_dev` of the mount plus one; 0: not known yet.
     pub(crate) device: AtomicU64,
+    /// Inode number of the mount's root; 0: not known yet.
+    pub(crate) root_ino: AtomicU64,
     /// The umask plus one; 0: not known yet.
     pub(crate) umask: AtomicU32,
     /// `RLIMIT_FSIZE` plus one; 0: not known yet.
@@ -81,6 +83,7 @@ static STATE: State = State(Fields {
     rests: Rests::new(),
     cwd: Cwd::new(),
     device: AtomicU64::new(0),
+    root_ino: AtomicU64::new(0),
     umask: AtomicU32::new(0),
     file_limit: AtomicU64::new(0),
     has_locked: AtomicU32::new(0),

@@ -7,6 +7,7 @@ use libc::{AT_FDCWD, AT_SYMLINK_NOFOLLOW, c_int};
 use super::{answer, arg, hooks};
 use crate::ops::stat::{self as ops, Stat};
 use crate::outcome::{Detour, Outcome};
+use crate::path;
 use crate::real;
 
 /// Stores what a stat call found.
@@ -40,14 +41,24 @@ unsafe fn store(found: Outcome<Stat>, into: *mut libc::stat) -> Outcome<c_int> {
     Ok(0)
 }
 
+/// What statx is asked for that the kernel alone knows: the mount's numbers, the old (Linux 5.8) and
+/// the unique one (6.8).
+const KERNELS: c_uint = libc::STATX_MNT_ID | 0x4000;
+
+/// Attributes of mounts that the kernel knows of every file whether it has them.
+const MOUNT_ATTRIBUTES: c_int =
+    libc::STATX_ATTR_MOUNT_ROOT | libc::STATX_ATTR_AUTOMOUNT | STATX_ATTR_DAX;
+/// Linux 5.8.
+const STATX_ATTR_DAX: c_int = 0x0020_0000;
+
 /// Stores what statx found. The mask says what is valid: the basic fields, and the creation time
 /// where it was asked for, as the kernel's FUSE does it.
 ///
 /// # Safety
 ///
 /// Null or valid for a write.
-unsafe fn store_x(found: Outcome<Stat>, mask: c_uint, into: *mut libc::statx) -> Outcome<c_int> {
-    let Stat { attr, device } = found?;
+unsafe fn store_x(found: &Stat, mask: c_uint, into: *mut libc::statx) -> Outcome<c_int> {
+    let Stat { attr, device } = *found;
     if into.is_null() {
         return Err(Detour::Kernel);
     }
@@ -60,6 +71,8 @@ unsafe fn store_x(found: Outcome<Stat>, mask: c_uint, into: *mut libc::statx) ->
     // SAFETY: plain data.
     let mut x: libc::statx = unsafe { std::mem::zeroed() };
     x.stx_mask = libc::STATX_BASIC_STATS | mask & libc::STATX_BTIME;
+    // It has none of them; the root of the mount is the kernel's to tell of.
+    x.stx_attributes_mask = MOUNT_ATTRIBUTES as u64;
     x.stx_blksize = attr.blksize;
     x.stx_nlink = attr.nlink;
     x.stx_uid = attr.uid;
@@ -177,8 +190,14 @@ hooks! {
                 if mask & libc::STATX__RESERVED as c_uint != 0 {
                     return Err(Detour::Kernel);
                 }
-                // SAFETY: a C string and a buffer, by contract.
-                unsafe { store_x(ops::stat(dir, arg::text(path)?, flags), mask, into) }
+                // SAFETY: a C string, by contract.
+                let found = ops::stat(dir, unsafe { arg::text(path)? }, flags)?;
+                // What belongs to the mount, the kernel knows.
+                if mask & KERNELS != 0 || found.attr.ino == path::root_ino()? {
+                    return Err(Detour::Kernel);
+                }
+                // SAFETY: a buffer, by contract.
+                unsafe { store_x(&found, mask, into) }
             },
             real::statx(dir, path, flags, mask, into)
         )
