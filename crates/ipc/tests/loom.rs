@@ -733,9 +733,8 @@ fn weak_stream_yields_a_stale_entry() {
 const FIRST_ENTRY: usize = 512;
 
 /// Words of one view and one frame: a sequence number, the state, two words for 13 of the file's
-/// own, the gate with its times, the room to grow, the two ends, where to ask for more, and the open
-/// file that may rest; the
-/// entry's, and two words for the bytes of the frame.
+/// own, the gate with its times, the room to grow, the two ends, where to ask for more, the open
+/// file that may rest; the entry's, and two words for the bytes of the frame.
 fn views(strength: Strength) -> (Views<Shared>, Shared) {
     let attr: Vec<usize> = (0..13).map(|n| 24 + 8 * n).collect();
     let own = [8, 16, 128, 136, 144, 152, 160, 168, 176, 184, FIRST_ENTRY + 8];

@@ -41,8 +41,8 @@ unsafe fn store(found: Outcome<Stat>, into: *mut libc::stat) -> Outcome<c_int> {
     Ok(0)
 }
 
-/// What statx is asked for that the kernel alone knows: the mount's numbers, the old (Linux 5.8) and
-/// the unique one (6.8).
+/// What statx is asked for that the kernel alone knows: the mount's numbers, the old (Linux 5.8)
+/// and the unique one (6.8).
 const KERNELS: c_uint = libc::STATX_MNT_ID | 0x4000;
 
 /// Attributes of mounts that the kernel knows of every file whether it has them.
