@@ -124,6 +124,20 @@ impl Place {
         });
     }
 
+    /// Makes a volume of a name whose removal was cut, and removes it: at once, or when that
+    /// removal has been ended, as the refusal says.
+    pub fn make_again(&self, name: &str) {
+        let (make, remove) = (format!("create {name} --size 16M --fs none"), format!("rm {name}"));
+        let output = self.volume(&make);
+        if !output.status.success() {
+            let line = String::from_utf8_lossy(&output.stderr);
+            assert!(line.contains(&format!("'polylane volume {remove}' clears up")), "{line}");
+            self.done(&remove);
+            self.done(&make);
+        }
+        self.done(&remove);
+    }
+
     /// Removes volumes, the last of which leave nothing behind.
     pub fn remove(&self, volumes: &str) {
         self.done(&format!("rm {volumes}"));
