@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use polylane_base::Errno;
 use polylane_sys::lock::{is_locked, lock_range, share_range};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, renameat_with};
+use rustix::fs::{
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, renameat_with,
+};
 
 use crate::file::Files;
 
@@ -27,6 +29,8 @@ const LOCK_LENGTH: i64 = 200;
 
 /// How long a lock is waited for whose holder is in no list of processes.
 const DYING_MAX: Duration = Duration::from_secs(2);
+/// How long somebody else who makes a volume in a directory is waited for.
+const NAMING_MAX: Duration = Duration::from_secs(5);
 /// Between two tries.
 const DYING_PERIOD: Duration = Duration::from_millis(10);
 
@@ -262,6 +266,23 @@ pub fn sync_names(path: &Path) -> Result<()> {
     match rustix::fs::fsync(&dir) {
         Ok(()) | Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOTSUP) => Ok(()),
         Err(error) => Err(host("make its name durable")(error)),
+    }
+}
+
+/// Keeps others who make volumes out of the directory of `path` until it is dropped. `None`: the
+/// host has no such locks, or somebody holds one for longer than making a name takes.
+pub fn hold_names(path: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(directory_of(path), flags, Mode::empty()).ok()?;
+    let begin = Instant::now();
+    loop {
+        match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(dir),
+            Err(rustix::io::Errno::WOULDBLOCK) if begin.elapsed() < NAMING_MAX => {
+                std::thread::sleep(DYING_PERIOD);
+            }
+            Err(_) => return None,
+        }
     }
 }
 

@@ -10,8 +10,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::rc::Rc;
 
 use polylane_base::rng::Rng;
 
@@ -26,7 +28,7 @@ const UNIT: usize = 4096;
 #[derive(Clone, PartialEq, Eq, Hash, Default, Debug)]
 pub struct Content {
     length: u64,
-    units: BTreeMap<u64, Vec<u8>>,
+    units: BTreeMap<u64, Rc<Vec<u8>>>,
 }
 
 impl Content {
@@ -66,11 +68,14 @@ impl Content {
     fn write_unit(&mut self, number: u64, inside: usize, piece: &[u8]) {
         let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         match self.units.get_mut(&number) {
-            Some(unit) => unit[inside..inside + piece.len()].copy_from_slice(piece),
+            Some(unit) => {
+                Rc::make_mut(unit)[inside..inside + piece.len()].copy_from_slice(piece);
+            }
             None if is_zero(piece) => return,
             None => {
-                let unit = self.units.entry(number).or_insert_with(|| vec![0; UNIT]);
+                let mut unit = vec![0; UNIT];
                 unit[inside..inside + piece.len()].copy_from_slice(piece);
+                self.units.insert(number, Rc::new(unit));
             }
         }
         if self.units.get(&number).is_some_and(|unit| is_zero(unit)) {
@@ -135,10 +140,14 @@ enum Event {
     Zero(Inode, u64, u64),
     /// All of another file's content, shared.
     Share(Inode, Content),
-    Sync(Inode),
+    /// Of a file, for what had been done when it began: so many events.
+    Sync(Inode, usize),
+    /// The event of this number is durable.
+    Through(usize),
     /// Names that mean other files from here on, all at once.
     Names(Vec<(Name, Option<Inode>)>),
-    SyncNames,
+    /// For what had been done when it began.
+    SyncNames(usize),
 }
 
 /// What a directory holds.
@@ -192,6 +201,7 @@ pub struct Record {
     inodes: Vec<Content>,
     first_names: BTreeMap<Name, Inode>,
     events: Vec<Event>,
+    marks: Vec<usize>,
 }
 
 /// A change that no sync has made durable yet, and whether it is there after the cut.
@@ -212,13 +222,15 @@ impl Record {
         let before = State::of(dir);
         let log = tempfile::NamedTempFile::new().expect("file");
         let mut traced = Command::new("strace");
-        traced.args(["-f", "-qq", "-y", "-xx", "-s", "16777216", "-e", trace::CALLS, "-o"]);
+        traced.args(["-f", "-qq", "-y", "-xx", "-s", "16777216", "-e", trace::CALLS]);
+        traced.args(["-e", trace::NO_RINGS, "-o"]);
         traced.arg(log.path()).arg(command.get_program()).args(command.get_args());
-        let output = traced.current_dir(dir).output().expect("run strace");
+        let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        let output = traced.envs(set).current_dir(dir).output().expect("run strace");
         let mut reader = Reader::new(dir, &before);
         let text = fs::read_to_string(log.path()).expect("strace's output");
         reader.read(&text);
-        let Reader { first, first_names, events, live, names, .. } = reader;
+        let Reader { first, first_names, events, live, names, marks, .. } = reader;
         let after = State::of(dir);
         let seen = names.iter().map(|(name, inode)| (name.clone(), live[*inode].clone()));
         let seen = State { files: seen.collect() };
@@ -226,23 +238,41 @@ impl Record {
         for name in after.names() {
             assert!(seen.file(name) == after.file(name), "{name}: changed by what was not seen");
         }
-        (Record { before, inodes: first, first_names, events }, output)
+        (Record { before, inodes: first, first_names, events, marks }, output)
     }
 
     /// Every directory that a power cut may leave, at any moment of the command or right after it:
-    /// of what was in doubt then nothing, all, each alone, each alone missing (of many only some),
-    /// and `random` mixtures with torn writes. Equal ones once.
+    /// of up to five changes in doubt then every combination, of more nothing, all, some alone,
+    /// some alone missing; and `random` mixtures with torn writes. Equal ones once.
     pub fn states(&self, rng: &mut Rng, random: usize) -> Vec<State> {
+        let found = self.states_between(0..=self.events.len(), rng, random);
+        found.into_iter().map(|(state, _)| state).collect()
+    }
+
+    /// The same for cuts after so many changes alone, each with how many marks had been made then:
+    /// files called `mark-…` beside the directory.
+    pub fn states_between(
+        &self,
+        cuts: RangeInclusive<usize>,
+        rng: &mut Rng,
+        random: usize,
+    ) -> Vec<(State, usize)> {
         let mut found = HashMap::new();
-        for cut in 0..=self.events.len() {
+        for cut in cuts {
+            let marks = self.marks.iter().filter(|mark| **mark <= cut).count();
             for state in self.states_at(cut, rng, random) {
                 let order = found.len();
-                found.entry(state).or_insert(order);
+                found.entry(state).or_insert((order, marks)).1 = marks;
             }
         }
         let mut found: Vec<_> = found.into_iter().collect();
-        found.sort_by_key(|(_, order)| *order);
-        found.into_iter().map(|(state, _)| state).collect()
+        found.sort_by_key(|(_, (order, _))| *order);
+        found.into_iter().map(|(state, (_, marks))| (state, marks)).collect()
+    }
+
+    /// How many changes there had been when each mark was made.
+    pub fn marks(&self) -> &[usize] {
+        &self.marks
     }
 
     /// The directories that a power cut may leave once the command has returned.
@@ -270,18 +300,26 @@ impl Record {
     fn doubt(&self, cut: usize) -> Vec<bool> {
         let mut doubt = vec![false; cut];
         for (at, event) in self.events[..cut].iter().enumerate() {
-            doubt[at] = !matches!(event, Event::Sync(_) | Event::SyncNames);
-            for (earlier, doubtful) in self.events[..at].iter().zip(&mut doubt) {
-                match (event, earlier) {
-                    (Event::SyncNames, Event::Names(_)) => *doubtful = false,
-                    (Event::Sync(synced), earlier) if earlier.inode() == Some(*synced) => {
-                        *doubtful = false;
-                    }
-                    _ => {}
+            doubt[at] = event.inode().is_some() || matches!(event, Event::Names(_));
+            match event {
+                Event::Through(which) => doubt[*which] = false,
+                Event::SyncNames(begun) => {
+                    let is_names = |earlier: &Event| matches!(earlier, Event::Names(_));
+                    self.settle(&mut doubt[..*begun], is_names);
                 }
+                Event::Sync(inode, begun) => {
+                    self.settle(&mut doubt[..*begun], |earlier| earlier.inode() == Some(*inode));
+                }
+                _ => {}
             }
         }
         doubt
+    }
+
+    fn settle(&self, doubt: &mut [bool], is_durable: impl Fn(&Event) -> bool) {
+        for (event, doubtful) in self.events.iter().zip(doubt) {
+            *doubtful &= !is_durable(event);
+        }
     }
 
     fn state(&self, cut: usize, doubt: &[bool], fates: &[Fate]) -> State {
@@ -301,31 +339,37 @@ impl Record {
     }
 }
 
-/// What may become of so many changes in doubt.
+/// What may become of so many changes in doubt: of a few each there or not, in every combination.
 fn fates(count: usize, rng: &mut Rng, random: usize) -> Vec<Vec<Fate>> {
     const SINGLE: usize = 8;
-    let mut all = vec![vec![Fate::Lost; count]];
-    if count == 0 {
-        return all;
+    const EVERY: usize = 5;
+    if count <= EVERY {
+        let fate = |set: usize, at: usize| if set >> at & 1 == 1 { Fate::Kept } else { Fate::Lost };
+        let every = (0..1 << count).map(|set| (0..count).map(|at| fate(set, at)).collect());
+        let every: Vec<_> = every.collect();
+        let torn = (0..random.min(count)).map(|_| mixture(count, rng));
+        return every.into_iter().chain(torn).collect();
     }
-    all.push(vec![Fate::Kept; count]);
-    for turn in 0..count.min(SINGLE) {
-        let which = if count <= SINGLE { turn } else { rng.below(count as u64) as usize };
+    let mut all = vec![vec![Fate::Lost; count], vec![Fate::Kept; count]];
+    for _ in 0..SINGLE {
+        let which = rng.below(count as u64) as usize;
         for (rest, one) in [(Fate::Kept, Fate::Lost), (Fate::Lost, Fate::Kept)] {
             let mut fates = vec![rest; count];
             fates[which] = one;
             all.push(fates);
         }
     }
-    for _ in 0..random {
-        let any = |_| match rng.below(3) {
-            0 => Fate::Lost,
-            1 => Fate::Kept,
-            _ => Fate::Torn(rng.next_u64()),
-        };
-        all.push((0..count).map(any).collect());
-    }
+    all.extend((0..random).map(|_| mixture(count, rng)));
     all
+}
+
+fn mixture(count: usize, rng: &mut Rng) -> Vec<Fate> {
+    let mut any = |_| match rng.below(3) {
+        0 => Fate::Lost,
+        1 => Fate::Kept,
+        _ => Fate::Torn(rng.next_u64()),
+    };
+    (0..count).map(&mut any).collect()
 }
 
 impl Event {
@@ -335,7 +379,7 @@ impl Event {
                 Some(*inode)
             }
             Event::Share(inode, _) => Some(*inode),
-            Event::Sync(_) | Event::Names(_) | Event::SyncNames => None,
+            Event::Sync(..) | Event::Through(_) | Event::Names(_) | Event::SyncNames(_) => None,
         }
     }
 
@@ -348,7 +392,7 @@ impl Event {
             Event::Length(inode, length) => files[*inode].set_length(*length),
             Event::Zero(inode, at, length) => files[*inode].zero(*at, *length),
             Event::Share(inode, content) => files[*inode] = content.clone(),
-            Event::Sync(_) | Event::SyncNames => {}
+            Event::Sync(..) | Event::Through(_) | Event::SyncNames(_) => {}
             Event::Names(changes) => change(names, changes),
         }
     }

@@ -8,22 +8,35 @@ use super::{Content, Event, Fate, Inode, Name, State, UNIT};
 /// System calls that change files or names, or say which descriptor is which file.
 pub(super) const CALLS: &str = "trace=?open,openat,?creat,fcntl,dup,?dup2,dup3,?link,linkat,\
     ?rename,?renameat,renameat2,?unlink,unlinkat,write,writev,pwrite64,pwritev,pwritev2,truncate,\
-    ftruncate,fallocate,fsync,fdatasync,ioctl,lseek,copy_file_range,sendfile,io_uring_enter";
+    ftruncate,fallocate,fsync,fdatasync,ioctl,lseek,copy_file_range,sendfile,io_uring_setup";
+
+/// Nobody is given a ring, whose writes would not be seen: they become calls. (In place of the call
+/// stands one that every process may make.)
+pub(super) const NO_RINGS: &str = "inject=io_uring_setup:error=ENOSYS:syscall=getpid";
+
+/// A system call that has returned.
+struct Line {
+    process: String,
+    text: String,
+    /// How many others had returned when it began.
+    begun: usize,
+}
 
 /// Lines of strace with their processes; those that another process interrupted are put together.
-fn whole_lines(text: &str) -> Vec<(String, String)> {
-    let (mut begun, mut lines) = (HashMap::new(), Vec::new());
+fn whole_lines(text: &str) -> Vec<Line> {
+    let (mut begun, mut lines) = (HashMap::new(), Vec::<Line>::new());
     for line in text.lines() {
         let (process, line) = line.split_once(' ').expect("a process");
         let line = line.trim_start();
         if let Some(start) = line.strip_suffix(" <unfinished ...>") {
-            begun.insert(process, start.to_string());
+            begun.insert(process, (start.to_string(), lines.len()));
         } else if let Some(rest) = line.strip_prefix("<... ") {
             let rest = rest.split_once(" resumed>").expect("resumed").1;
-            let start = begun.remove(process).unwrap_or_default();
-            lines.push((process.to_string(), start + rest));
+            let (start, begun) = begun.remove(process).unwrap_or_default();
+            lines.push(Line { process: process.to_string(), text: start + rest, begun });
         } else {
-            lines.push((process.to_string(), line.to_string()));
+            let (text, begun) = (line.to_string(), lines.len());
+            lines.push(Line { process: process.to_string(), text, begun });
         }
     }
     lines
@@ -48,6 +61,10 @@ pub(super) struct Reader {
     position: HashMap<(String, String), u64>,
     /// What was done.
     pub(super) events: Vec<Event>,
+    /// How much had been done when each `mark-…` beside the directory was made.
+    pub(super) marks: Vec<usize>,
+    /// How much had been done when the call began that is looked at.
+    begun: usize,
 }
 
 /// Strings of a call's arguments: `\x2f` and so on.
@@ -110,12 +127,19 @@ impl Reader {
             open: HashMap::new(),
             position: HashMap::new(),
             events: Vec::new(),
+            marks: Vec::new(),
+            begun: 0,
         }
     }
 
     /// Takes in what strace said.
     pub(super) fn read(&mut self, text: &str) {
-        whole_lines(text).iter().for_each(|(process, line)| self.take(process, line));
+        let mut done = vec![0];
+        for line in whole_lines(text) {
+            self.begun = done[line.begun];
+            self.take(&line.process, &line.text);
+            done.push(self.events.len());
+        }
     }
 
     fn push(&mut self, event: Event) {
@@ -202,6 +226,9 @@ impl Reader {
             self.open.insert(key, inode);
             return;
         }
+        if Path::new(&path).parent() == self.dir.parent() && path.contains("/mark-") {
+            self.marks.push(self.events.len());
+        }
         let Some(name) = self.name(&path) else { return };
         let known = self.nameless.get(&path).or_else(|| self.names.get(&name)).copied();
         let inode = match known {
@@ -262,9 +289,9 @@ impl Reader {
     fn sync(&mut self, process: &str, argument: &str) {
         let is_dir = |(_, path): &(String, String)| Path::new(path) == self.dir;
         if descriptor(argument).as_ref().is_some_and(is_dir) {
-            self.push(Event::SyncNames);
+            self.push(Event::SyncNames(self.begun));
         } else if let Some(inode) = self.file(process, argument) {
-            self.push(Event::Sync(inode));
+            self.push(Event::Sync(inode, self.begun));
         }
     }
 
@@ -285,6 +312,7 @@ impl Reader {
                 let bytes = unescape(arguments[1])[..done() as usize].to_vec();
                 self.push(Event::Write(inode, number(arguments[3]), bytes));
             }
+            "pwritev2" => self.gathered(inode, arguments, done()),
             "ftruncate" => self.push(Event::Length(inode, number(arguments[1]))),
             "fallocate" => self.allocate(inode, arguments),
             "copy_file_range" => {
@@ -303,6 +331,17 @@ impl Reader {
             }
             "ioctl" | "fcntl" => {}
             other => panic!("{other} on a file of the directory is not understood"),
+        }
+    }
+
+    fn gathered(&mut self, inode: Inode, arguments: &[&str], done: u64) {
+        let pieces = arguments[1].split("iov_base=\"").skip(1);
+        let text = pieces.map(|piece| piece.split('"').next().unwrap_or_default());
+        let mut bytes: Vec<u8> = text.flat_map(unescape).collect();
+        bytes.truncate(done as usize);
+        self.push(Event::Write(inode, number(arguments[3]), bytes));
+        if arguments[4].contains("DSYNC") {
+            self.push(Event::Through(self.events.len() - 1));
         }
     }
 

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::CacheSpec;
 use super::copy::materialize;
-use super::open::{failure, refuse_full};
+use super::open::{failure, introduce, refuse_full};
 use super::sidecar::{self, Sidecar};
 use super::stack::{Parts, Stack, beside};
 use super::tools;
@@ -201,13 +201,12 @@ pub(super) fn create(path: &Path, size: u64, sidecar: &mut Sidecar) -> Result<Fi
     let wanted = BypassRef::new(file.path(), size)?;
     let id = wanted.id(path)?;
     let pool = file.path().to_path_buf();
-    let files = draft.publish().map_err(|error| failure(path, error))?;
     sidecar.bypass = Some(wanted);
     // The name first: chunks always belong to something that can be removed.
-    let made = sidecar.store(path).and_then(|()| make(file, &pool, id, size));
-    if let Err(error) = made {
-        let _ = std::fs::remove_file(sidecar::path_of(path));
+    let files = introduce(draft, path, sidecar)?;
+    if let Err(error) = make(file, &pool, id, size) {
         let _ = std::fs::remove_file(path);
+        let _ = Sidecar::remove(path);
         return Err(error);
     }
     Ok(files)

@@ -18,7 +18,9 @@ use super::cache::CacheSpec;
 use super::copy::{copy_data, materialize};
 use super::cow;
 use super::info::{self, Content, content};
-use super::open::{BLOCK_BYTES, SIZE_DEFAULT, create, failure, refuse_full, refuse_links, resolve};
+use super::open::{
+    BLOCK_BYTES, SIZE_DEFAULT, draft, failure, introduce, refuse_full, refuse_links, resolve,
+};
 use super::sidecar::{self, Sidecar};
 use super::stack::{Stack, refuse_damage};
 use super::tools;
@@ -132,16 +134,12 @@ pub fn make(options: &CreateOptions) -> Result<()> {
     if options.thick {
         refuse_full(path, size)?;
     }
-    let files = create(path, size, owner)?;
-    let done = match options.thick {
-        true => rustix::fs::fallocate(&files.plain, FallocateFlags::KEEP_SIZE, 0, size)
-            .map_err(|error| Failure::path(path, "reserve its space", error)),
-        false => Ok(()),
-    };
-    if let Err(failure) = done.and_then(|()| sidecar.store(path)) {
-        let _ = std::fs::remove_file(path);
-        return Err(failure);
+    let draft = draft(path, size, owner)?;
+    if options.thick {
+        rustix::fs::fallocate(draft.file(), FallocateFlags::KEEP_SIZE, 0, size)
+            .map_err(|error| Failure::path(path, "reserve its space", error))?;
     }
+    let files = introduce(draft, path, &sidecar)?;
     if !options.thick {
         warn_of_promises(path, size, &files.plain);
     }
@@ -250,7 +248,10 @@ pub fn remove(path: &Path, force: bool) -> Result<()> {
         }
     }
     cow::leave(path, &own.overlays)?;
-    Sidecar::remove(path)
+    // What a change of its form left that was cut short.
+    sidecar::remove_if_there(&raw_name(path))?;
+    Sidecar::remove(path)?;
+    image::sync_names(path).map_err(|error| failure(path, error))
 }
 
 /// Removes what a volume's name stands for; its sidecar and its bases are needed until that is

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use super::cache::CacheSpec;
 use super::live::{self, Still};
-use super::open::{failure, open_to_read, resolve};
+use super::open::{failure, introduce, open_to_read, resolve};
 use super::sidecar::{self, Sidecar};
 use super::stack::{SECTOR_BYTES, Stack};
 use super::{cow, info, tools};
@@ -125,7 +125,7 @@ pub(super) fn finish_copy(draft: Draft, to: &Path, of: &Sidecar, kind: Copy) -> 
         weight: of.weight,
         ..Sidecar::new()?
     };
-    finish(draft, to, &copy)
+    introduce(draft, to, &copy).map(drop)
 }
 
 /// Makes a volume of a raw or qcow2 file, or of what the tenant of another volume sees.
@@ -150,7 +150,7 @@ pub fn import(from: &Path, to: &Path) -> Result<()> {
         materialize(from, stack, draft.file(), to)?;
         fill_sector(from, size, &draft, to)?;
     }
-    finish(draft, to, &Sidecar::new()?)
+    introduce(draft, to, &Sidecar::new()?).map(drop)
 }
 
 /// Disks are whole sectors: a file that ends within one is continued with zeros.
@@ -268,15 +268,6 @@ fn write_all(to: &OwnedFd, mut bytes: &[u8], mut at: u64) -> std::io::Result<()>
         (bytes, at) = (&bytes[count..], at + count as u64);
     }
     Ok(())
-}
-
-/// The sidecar first: what has a name is whole.
-fn finish(draft: Draft, to: &Path, sidecar: &Sidecar) -> Result<()> {
-    sidecar.store(to)?;
-    draft.publish().map(drop).map_err(|error| {
-        let _ = Sidecar::remove(to);
-        failure(to, error)
-    })
 }
 
 /// A raw file for qemu-img that we have open: no locks are looked for, because ours are on it.

@@ -16,7 +16,7 @@ use polylane_block::image::{self, Draft};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::info;
-use super::open::{failure, refuse_links};
+use super::open::{failure, introduce, refuse_links};
 use super::sidecar::{self, OverlayRef, Sidecar};
 use super::stack::{Shape, beside, is_cut_short, make_top, reference, refuse_damage};
 use crate::failure::{Failure, Result};
@@ -87,11 +87,7 @@ pub(super) fn clone(from: &Path, shape: Shape, to: &Path, by: &dyn Exchange) -> 
         overlays: vec![reference],
         ..Sidecar::new()?
     };
-    sidecar.store(to)?;
-    draft.publish().map(drop).map_err(|error| {
-        let _ = Sidecar::remove(to);
-        failure(to, error)
-    })
+    introduce(draft, to, &sidecar).map(drop)
 }
 
 /// Gives the file of a volume the name `base`, as it is, and puts an overlay on it in its place.
@@ -136,9 +132,8 @@ fn freeze(
     own.raw = shape.depth == 0;
     let mut published = false;
     let exchanged = own.store(from).and_then(|()| {
-        frozen.store(base)?;
         // Kept to the end: its lock is on it.
-        let top = draft.publish().map_err(|error| failure(base, error))?;
+        let top = introduce(draft, base, &frozen)?;
         published = true;
         let child = absolute(base)?;
         for below in &below {
@@ -152,7 +147,7 @@ fn freeze(
         own.raw = false;
         let _ = own.store(from);
         // Not what somebody else has given that name meanwhile.
-        let _ = if published { erase(base) } else { Sidecar::remove(base) };
+        let _ = if published { erase(base) } else { Ok(()) };
         return Err(failure);
     }
     (own.overlays, own.raw) = (vec![reference], false);
@@ -186,11 +181,20 @@ pub(super) fn tidy(volume: &Path, file: impl AsFd, sidecar: &mut Sidecar) -> Res
     sidecar.store(volume)
 }
 
-/// Removes a volume's file, if there is one, and its sidecar when that is certain to be gone.
+/// Removes a volume's file, if there is one, and its sidecar when that is certain to be gone; both
+/// durably.
 fn erase(volume: &Path) -> Result<()> {
+    erase_with(volume, || Ok(()))
+}
+
+/// The same, with something to be done as long as the sidecar tells of it.
+fn erase_with(volume: &Path, before: impl FnOnce() -> Result<()>) -> Result<()> {
+    let sync = || image::sync_names(volume).map_err(|error| failure(volume, error));
     sidecar::remove_if_there(volume)?;
-    image::sync_names(volume).map_err(|error| failure(volume, error))?;
-    Sidecar::remove(volume)
+    sync()?;
+    before()?;
+    Sidecar::remove(volume)?;
+    sync()
 }
 
 /// Whether the path names this file.
@@ -220,16 +224,48 @@ fn is_on(child: &Path, base_id: &str) -> bool {
 pub(super) fn leave(volume: &Path, bases: &[OverlayRef]) -> Result<()> {
     for overlay in bases {
         let base = beside(volume, &overlay.base);
-        if !base.exists() {
-            continue;
-        }
-        let own = adopt(&base, Some(&absolute(volume)?), None)?;
+        let own = match base.exists() {
+            true => adopt(&base, Some(&absolute(volume)?), None)?,
+            false => match half_gone(&base, overlay)? {
+                Some(own) => own,
+                None => continue,
+            },
+        };
         if own.implicit && children(&own).is_empty() {
-            erase(&base)?;
-            leave(&base, &own.overlays)?;
+            // What it is on is known from its sidecar alone, and that from the volume's.
+            erase_with(&base, || leave(&base, &own.overlays))?;
         }
     }
     Ok(())
+}
+
+/// The sidecar of a base whose file has gone or was never there: a removal or a copy was cut short.
+fn half_gone(base: &Path, overlay: &OverlayRef) -> Result<Option<Sidecar>> {
+    if !sidecar::path_of(base).exists() {
+        // Nor was that stored whole.
+        return Sidecar::remove(base).map(|()| None);
+    }
+    let own = Sidecar::load(base)?;
+    Ok((own.id == overlay.base_id).then_some(own))
+}
+
+/// Refuses a name whose file has gone, when its sidecar alone tells of what else belonged to it.
+pub(super) fn refuse_half_gone(volume: &Path) -> Result<()> {
+    let Ok(own) = Sidecar::load(volume) else { return Ok(()) };
+    let alone = |overlay: &OverlayRef| {
+        let base = beside(volume, &overlay.base);
+        Sidecar::load(&base)
+            .is_ok_and(|its| its.id == overlay.base_id && its.implicit && children(&its).is_empty())
+    };
+    match own.bypass.is_some() || own.overlays.iter().any(alone) {
+        false => Ok(()),
+        true => Err(Failure::failed(format!(
+            "{}: a volume of this name was being made or removed, and that was cut short: \
+             'polylane volume rm {}' clears up what is left of it",
+            volume.display(),
+            volume.display()
+        ))),
+    }
 }
 
 /// Takes a child of a base out, and a new one in.

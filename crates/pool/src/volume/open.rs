@@ -10,6 +10,7 @@ use polylane_block::image::{self, Draft, Holder, ImageError};
 
 use super::cache::CacheSpec;
 use super::change::refuse_snapshot;
+use super::cow;
 use super::sidecar::Sidecar;
 use super::stack::Stack;
 use super::tools;
@@ -131,8 +132,9 @@ pub(crate) fn open_or_create(
 ) -> Result<(Stack, Kept)> {
     match image::open(path) {
         Err(ImageError::Host(_, Errno::ENOENT)) => {
-            let files = create(path, size.unwrap_or(SIZE_DEFAULT), Some(owner))?;
-            Sidecar { formatted: Some("ext4".to_string()), ..Sidecar::new()? }.store(path)?;
+            let sidecar = Sidecar { formatted: Some("ext4".to_string()), ..Sidecar::new()? };
+            let draft = draft(path, size.unwrap_or(SIZE_DEFAULT), Some(owner))?;
+            let files = introduce(draft, path, &sidecar)?;
             Ok((Stack::from_own(path, files)?, Kept::default()))
         }
         opened => {
@@ -178,8 +180,8 @@ pub(super) fn refuse_full(path: &Path, bytes: u64) -> Result<()> {
 pub(crate) fn make_blank(path: &Path, size: Option<u64>) -> Result<bool> {
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            create(path, size.unwrap_or(SIZE_DEFAULT), None)?;
-            Sidecar::new()?.store(path)?;
+            let draft = draft(path, size.unwrap_or(SIZE_DEFAULT), None)?;
+            introduce(draft, path, &Sidecar::new()?)?;
             Ok(true)
         }
         _ => {
@@ -192,14 +194,32 @@ pub(crate) fn make_blank(path: &Path, size: Option<u64>) -> Result<bool> {
     }
 }
 
-/// Makes a new volume: with an ext4 whose root belongs to `owner`, or empty.
-pub(super) fn create(path: &Path, size: u64, owner: Option<(u32, u32)>) -> Result<Files> {
+/// Makes what is going to be a volume: with an ext4 whose root belongs to `owner`, or empty.
+pub(super) fn draft(path: &Path, size: u64, owner: Option<(u32, u32)>) -> Result<Draft> {
     let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
     let draft = Draft::new(path, size).map_err(|error| failure(path, error))?;
     if let Some(owner) = owner {
         tools::make_ext4(path, &image::proc_path(draft.file()), owner)?;
     }
-    draft.publish().map_err(|error| failure(path, error))
+    Ok(draft)
+}
+
+/// Gives a new volume its name, and opens it. Its sidecar comes first: what has a name is whole,
+/// and a sidecar that a former volume of that name left says nothing of this one.
+///
+/// # Errors
+/// The name is taken, and its sidecar stays as it was; the host's.
+pub(super) fn introduce(draft: Draft, path: &Path, sidecar: &Sidecar) -> Result<Files> {
+    let _names = image::hold_names(path);
+    if std::fs::symlink_metadata(path).is_ok() {
+        return Err(failure(path, ImageError::Host("create it", Errno::EEXIST)));
+    }
+    cow::refuse_half_gone(path)?;
+    sidecar.store(path)?;
+    draft.publish().map_err(|error| {
+        let _ = Sidecar::remove(path);
+        failure(path, error)
+    })
 }
 
 fn check_size(path: &Path, size: u64, asked: Option<u64>) -> Result<()> {

@@ -90,6 +90,13 @@ pub(crate) fn path_of(volume: &Path) -> PathBuf {
     PathBuf::from(path)
 }
 
+/// Where the next one of a volume is until it takes the place of the last.
+fn draft_of(volume: &Path) -> PathBuf {
+    let mut path = path_of(volume).into_os_string();
+    path.push(".new");
+    PathBuf::from(path)
+}
+
 /// Removes a file, which need not be there.
 ///
 /// # Errors
@@ -198,10 +205,7 @@ impl Sidecar {
     /// # Errors
     /// The host's.
     pub(crate) fn store(&self, volume: &Path) -> Result<()> {
-        let path = path_of(volume);
-        let mut draft = path.as_os_str().to_os_string();
-        draft.push(".new");
-        let draft = PathBuf::from(draft);
+        let (path, draft) = (path_of(volume), draft_of(volume));
         let failed = |error: std::io::Error| Failure::path(&path, "write it", error);
         let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
         text.push('\n');
@@ -217,6 +221,8 @@ impl Sidecar {
     /// # Errors
     /// The host's.
     pub(crate) fn remove(volume: &Path) -> Result<()> {
+        // One that was not stored whole.
+        remove_if_there(&draft_of(volume))?;
         remove_if_there(&path_of(volume))
     }
 }
