@@ -203,7 +203,7 @@ fn a_coordinator_that_is_killed_is_replaced() {
     for writer in [&first, &second] {
         let stats = writer.until("counters", |_| true);
         let device = stats["share"]["device"].as_str().expect("a device").replacen('-', ":", 1);
-        let counted = Path::new("/sys/dev/block").join(device).join("inflight").exists();
+        let counted = Path::new("/sys/dev/block").join(device).join("stat").exists();
         assert_eq!(stats["service"]["share"]["sees_device"], counted, "what the kernel counts");
     }
     // The first pool's keeper: the second's only waits for its turn.

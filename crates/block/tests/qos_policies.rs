@@ -1,5 +1,7 @@
 //! Policies on the simulated device, and the arithmetic of sharing.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -407,6 +409,80 @@ impl Policy for Changing {
 
     fn next_tick(&self) -> Nanos {
         self.ledger.next_tick()
+    }
+}
+
+/// A ledger that counts how often the first lane had to wait in its own queue.
+struct Watched {
+    ledger: Ledger,
+    waits: Rc<Cell<u64>>,
+}
+
+impl Policy for Watched {
+    fn add_lane(&mut self, weight: u32) -> usize {
+        self.ledger.add_lane(weight)
+    }
+
+    fn set_weight(&mut self, lane: usize, weight: u32) {
+        self.ledger.set_weight(lane, weight);
+    }
+
+    fn admit(&mut self, now: Nanos, lane: usize, io: &Io) -> Verdict {
+        let verdict = self.ledger.admit(now, lane, io);
+        let waits = lane == 0 && verdict != Verdict::Go;
+        self.waits.set(self.waits.get() + u64::from(waits));
+        verdict
+    }
+
+    fn at_device(&mut self, requests: u64) {
+        self.ledger.at_device(requests);
+    }
+
+    fn complete(&mut self, now: Nanos, lane: usize, io: &Io) {
+        self.ledger.complete(now, lane, io);
+    }
+
+    fn tick(&mut self, now: Nanos) {
+        self.ledger.tick(now);
+    }
+
+    fn next_tick(&self) -> Nanos {
+        self.ledger.next_tick()
+    }
+}
+
+/// What a small tenant's p99 is beside floods of this request, in nanoseconds, and how often it
+/// waited in its own queue.
+fn beside_floods(mut case: Case, think_ns: Nanos, flood: Io) -> (Nanos, u64) {
+    case.scenario.tenants[0].think_ns = think_ns;
+    case.scenario.tenants[1..].iter_mut().for_each(|tenant| tenant.mix = vec![(100, flood)]);
+    let waits = Rc::new(Cell::new(0));
+    let ledger = Ledger::new(case.scenario.device.cost, Config::default());
+    let outcome = run(&case.scenario, Watched { ledger, waits: waits.clone() });
+    assert!(outcome.throughput(SECOND, case.scenario.until) >= 0.95, "the floods go on");
+    (outcome.latency_ns(0, 0.99), waits.get())
+}
+
+/// Whatever a flood does, who asks for less than their part goes as soon as they ask, and waits at
+/// the device for little more than what is in service there. With the shorter pause the tenant
+/// would always have one at a device that is flooded, and wants no more for all that.
+#[test]
+fn a_small_tenant_never_waits_in_its_own_queue() {
+    let (small, large) = (io(Kind::Read, 4096), io(Kind::Write, 128 << 10));
+    // With 32 units a large one is in service for 4.6 ms.
+    let cases = [
+        (scenarios::bully(), small, 200_000),
+        (scenarios::bully(), large, 900_000),
+        (scenarios::parallel_bully(), small, 680_000),
+        (scenarios::parallel_bully(), large, 4_700_000),
+    ];
+    for (case, flood, most) in cases {
+        for think_ns in [1_000_000, 5_000_000] {
+            let case = Case { scenario: case.scenario.clone(), ..case };
+            let (p99, waits) = beside_floods(case, think_ns, flood);
+            assert!(p99 <= most, "{p99} ns beside {flood:?}");
+            assert_eq!(waits, 0, "beside {flood:?}");
+        }
     }
 }
 

@@ -1,8 +1,11 @@
 //! How many requests a device has at this moment, whoever sent them.
 //!
-//! The kernel counts that for every disk (`inflight`, `Documentation/block/stat.rst`), and no lane
+//! The kernel counts that for every disk (`stat`, `Documentation/block/stat.rst`), and no lane
 //! can lie about it. Requests that are answered are not among them, also while the thread that
 //! waits for them has no CPU: a disk that has none is idle, whatever lanes' own counts say.
+//!
+//! Its file `inflight` has only those that the driver has taken, which may be few while others wait
+//! in the kernel: seven of 128 KiB fill the 256 descriptors of a virtual disk.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -13,7 +16,7 @@ pub trait Depth: Send + Sync + std::fmt::Debug {
     fn requests(&self) -> Option<u64>;
 }
 
-/// What the kernel counts, by an open `/sys/dev/block/MAJOR:MINOR/inflight`: the descriptor may be
+/// What the kernel counts, by an open `/sys/dev/block/MAJOR:MINOR/stat`: the descriptor may be
 /// handed to a process that cannot open anything.
 #[derive(Debug)]
 pub struct Counted(File);
@@ -25,7 +28,7 @@ impl Counted {
         let dir = format!("/sys/dev/block/{major}:{minor}");
         let counts = fs::read_to_string(format!("{dir}/queue/iostats")).ok()?;
         (counts.trim() != "0").then_some(())?;
-        let counted = Counted(File::open(format!("{dir}/inflight")).ok()?);
+        let counted = Counted(File::open(format!("{dir}/stat")).ok()?);
         counted.requests().map(|_| counted)
     }
 
@@ -43,17 +46,16 @@ impl From<File> for Counted {
 
 impl Depth for Counted {
     fn requests(&self) -> Option<u64> {
-        let mut bytes = [0; 64];
+        let mut bytes = [0; 256];
         let count = self.0.read_at(&mut bytes, 0).ok()?;
-        sum(bytes.get(..count)?)
+        at_disk(bytes.get(..count)?)
     }
 }
 
-/// Reads and writes, as the kernel prints them: two numbers.
-fn sum(text: &[u8]) -> Option<u64> {
+/// The number of requests among the statistics of a disk: the ninth.
+fn at_disk(text: &[u8]) -> Option<u64> {
     let mut words = text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-    let mut next = || std::str::from_utf8(words.next()?).ok()?.parse::<u64>().ok();
-    next()?.checked_add(next()?)
+    std::str::from_utf8(words.nth(8)?).ok()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -61,10 +63,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_s_two_numbers_are_summed() {
-        assert_eq!(sum(b"       3       14\n"), Some(17));
-        assert_eq!((sum(b""), sum(b"3"), sum(b"3 x\n"), sum(b"\xff 1")), (None, None, None, None));
-        assert_eq!(sum(format!("{} 1", u64::MAX).as_bytes()), None);
+    fn the_kernel_s_count_of_requests_is_found() {
+        let now = b" 10453247   185431 94053836  5813686   680720   244654 192338032  3343042  65 \
+                     181508  9172166    33245       88 64833960    12258    40510     3178\n";
+        assert_eq!(at_disk(now), Some(65));
+        assert_eq!(at_disk(b"1 2 3 4 5 6 7 8 17 10 11"), Some(17), "of an older kernel");
+        assert_eq!((at_disk(b""), at_disk(b"3 14\n"), at_disk(b"\xff 1")), (None, None, None));
+        assert_eq!(at_disk(b"1 2 3 4 5 6 7 8 x"), None);
         assert!(Counted::of(0, 0).is_none(), "no such disk");
     }
 }

@@ -14,8 +14,8 @@ const CONTENT_WINDOWS: u32 = 400;
 /// A lane has so many requests in flight on average if it always wants the device.
 const BUSY: f64 = 0.7;
 
-/// A lane with fewer requests than this there is small, if it has as many per nanosecond: four a
-/// second.
+/// A lane with fewer requests than this there may be small, if it has as many per nanosecond: four
+/// a second.
 const SMALL_MAX: f64 = 2.0;
 const SMALL_RATE_MIN: f64 = 4e-9;
 
@@ -34,6 +34,8 @@ pub struct Memory {
     /// Device time per nanosecond that it gets done, on average.
     pub(super) done: f64,
     pub(super) hurt: Hurt,
+    /// It asks for less than its weight gives it, however long its requests stay.
+    pub(super) small: bool,
 }
 
 /// Whether a lane that leaves credit gets more when the others get less.
@@ -100,10 +102,20 @@ impl Memory {
         self.at_device() >= BUSY
     }
 
-    /// It asks for less than it has, one request after the other or nearly so. Beside a flood it
-    /// always has one at the device, and may want no more for all that.
-    fn is_small(&self) -> bool {
-        self.rate > SMALL_RATE_MIN && self.at_device() < SMALL_MAX
+    /// Finds out whether it is small: one request after the other or nearly so, which are less than
+    /// its `fair` part of device time even if each stays only as long as one alone, `base_ns`.
+    /// Beside a flood such a lane always has one at the device, and wants no more for all that.
+    pub(super) fn measure(&mut self, fair: f64, base_ns: f64) {
+        let few = self.rate > SMALL_RATE_MIN && self.at_device() < SMALL_MAX;
+        self.small = few && self.demand(base_ns) < fair;
+    }
+
+    /// Device time per nanosecond that it would do if it had the device for itself: it pauses as
+    /// long as it does now, or has as many requests there.
+    fn demand(&self, base_ns: f64) -> f64 {
+        let at_device = self.at_device();
+        let pause_ns = (1.0 - at_device).max(0.0) / self.rate;
+        at_device.max(1.0) * self.request_ns / (pause_ns + base_ns)
     }
 
     /// Requests at the device, on average, by Little's law.
@@ -156,11 +168,12 @@ impl LookBack {
 
     /// It has few requests, which wait behind all that are at the device.
     pub(super) fn is_small(&self) -> bool {
-        self.memory.is_small() && self.leaves_credit() && !self.waits()
+        self.memory.small && !self.waits()
     }
 
     /// It would do more if it could.
     pub(super) fn wants_more(&self) -> bool {
-        !self.limited && (self.waits() || self.inflight_ns > 0 && self.memory.is_busy())
+        let busy = self.inflight_ns > 0 && self.memory.is_busy() && !self.memory.small;
+        !self.limited && (self.waits() || busy)
     }
 }

@@ -35,10 +35,12 @@
 //! - A lane carries over [`CARRY_IDLE`] deposits at most, or [`CARRY_WAITING`] if it had to wait;
 //!   debt is carried whole.
 
+mod accounts;
 mod memory;
 mod room;
 mod water;
 
+use accounts::{deposits, settle, weights};
 use memory::{AVERAGE_WINDOWS, Hurt, Trial};
 pub use memory::{LookBack, Memory};
 use room::Room;
@@ -103,9 +105,6 @@ pub const CARRY_IDLE: u64 = 1;
 
 /// One that wants more, and woke up late perhaps, carries over at most so many.
 pub const CARRY_WAITING: u64 = 4;
-
-/// A lane that spent less than this part of its fair share goes into debt rather than wait.
-const DEBT_PART: u64 = 4;
 
 /// What is in flight beside lanes that want little, as a multiple of what keeps the device busy.
 const ROOM: f64 = 1.5;
@@ -272,11 +271,12 @@ impl Planner {
             let seen = *lane;
             lane.memory.look(&seen, elapsed_ns);
         }
+        self.find_small(lanes);
         self.see_depth(depth, lanes);
         self.since_trial_ns = self.since_trial_ns.saturating_add(elapsed_ns);
         self.take_back(lanes, elapsed_ns);
         if self.trial.is_none() && !late {
-            let weights: f64 = lanes.iter().map(|lane| f64::from(lane.weight.max(1))).sum();
+            let weights = weights(lanes);
             for lane in &mut *lanes {
                 let fair = self.done_mean * f64::from(lane.weight.max(1)) / weights;
                 let seems = self.seems_hurt(lane) && lane.memory.done < DEPRIVED * fair;
@@ -297,6 +297,16 @@ impl Planner {
         self.shares(lanes)
     }
 
+    /// Which lanes would not use their part if they could.
+    fn find_small(&self, lanes: &mut [LookBack]) {
+        let weights = weights(lanes);
+        for lane in lanes {
+            let fair = self.done_mean * f64::from(lane.weight.max(1)) / weights;
+            let base_ns = self.base_of(lane);
+            lane.memory.measure(fair, base_ns);
+        }
+    }
+
     /// Looks at how many requests the device has.
     fn see_depth(&mut self, depth: Option<u64>, lanes: &[LookBack]) {
         let rate: f64 = lanes.iter().map(|lane| lane.memory.rate).sum();
@@ -315,7 +325,8 @@ impl Planner {
     }
 
     /// After a stall: what was deposited meanwhile was not there. To spend it later would be to
-    /// share the device by depth of queues until it is spent.
+    /// share the device by depth of queues until it is spent. Who wants no more keeps the one
+    /// deposit that it may carry, or its next request would wait for a window.
     fn take_back(&self, lanes: &mut [LookBack], elapsed_ns: Nanos) {
         let most = self.capacity * elapsed_ns as f64;
         let done: f64 = lanes.iter().map(|lane| lane.done_ns as f64).sum();
@@ -324,7 +335,7 @@ impl Planner {
             return;
         }
         let part = (1.0 - done / most) * elapsed_ns as f64 / self.config.tick_ns.max(1) as f64;
-        for lane in lanes.iter_mut().filter(|lane| lane.left_ns > 0) {
+        for lane in lanes.iter_mut().filter(|lane| lane.left_ns > 0 && lane.wants_more()) {
             let fictional = (lane.grant_ns as f64 * part) as i64;
             lane.left_ns = lane.left_ns.saturating_sub(fictional).max(0);
         }
@@ -536,59 +547,6 @@ impl Planner {
     }
 }
 
-/// By weight, minima first; minima are cut in proportion when they exceed the budget.
-fn deposits(budget_ns: u64, lanes: &[LookBack]) -> Vec<u64> {
-    let floor = |lane: &LookBack| if lane.wants_more() { lane.floor_ns } else { 0 };
-    let claims: Vec<Claim> =
-        lanes.iter().map(|lane| Claim { weight: lane.weight.max(1), demand: u64::MAX }).collect();
-    let fair = max_min(budget_ns, &claims);
-    let mut floors: Vec<u64> = lanes.iter().map(floor).collect();
-    if floors.iter().zip(&fair).all(|(floor, fair)| floor <= fair) {
-        return fair;
-    }
-    let sum: u128 = floors.iter().map(|floor| u128::from(*floor)).sum();
-    if sum > u128::from(budget_ns) {
-        let cut = |floor: u64| (u128::from(floor) * u128::from(budget_ns) / sum) as u64;
-        floors.iter_mut().for_each(|floor| *floor = cut(*floor));
-    }
-    // Those whose weight gives them less than their minimum have it; the rest is shared by weight
-    // among the others. Whoever falls short by that joins them.
-    let mut fixed: Vec<bool> = floors.iter().zip(&fair).map(|(floor, fair)| floor > fair).collect();
-    loop {
-        let kept: u64 =
-            floors.iter().zip(&fixed).map(|(floor, is)| if *is { *floor } else { 0 }).sum();
-        let rest: Vec<Claim> = claims
-            .iter()
-            .zip(&fixed)
-            .map(|(claim, is)| Claim { demand: if *is { 0 } else { u64::MAX }, ..*claim })
-            .collect();
-        let rest = max_min(budget_ns - kept.min(budget_ns), &rest);
-        let short = (0..lanes.len()).find(|&lane| !fixed[lane] && rest[lane] < floors[lane]);
-        match short {
-            Some(lane) => fixed[lane] = true,
-            None => {
-                let both = floors.iter().zip(&rest).zip(&fixed);
-                return both.map(|((floor, rest), is)| if *is { *floor } else { *rest }).collect();
-            }
-        }
-    }
-}
-
-/// A lane's account for the next window, and what it leaves beyond its cap.
-fn settle(lane: &LookBack, deposit_ns: u64) -> (Share, u64) {
-    let deposits = if lane.wants_more() { CARRY_WAITING } else { CARRY_IDLE };
-    let cap = i64::try_from(deposit_ns.saturating_mul(deposits)).unwrap_or(i64::MAX);
-    let over = lane.left_ns.saturating_sub(cap).max(0) as u64;
-    let share = Share {
-        balance_ns: lane.left_ns.min(cap),
-        deposit_ns,
-        grant_ns: deposit_ns,
-        debt_ns: if lane.wants_more() { 0 } else { deposit_ns / DEBT_PART },
-        ..Share::default()
-    };
-    (share, over)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -722,5 +680,61 @@ mod tests {
         assert!(planner.is_queued(&lanes[0]));
         let most = RUNAWAY_MAX * before.max(1.0);
         assert!(planner.capacity() <= most && planner.capacity() > 0.95, "nobody is hurt");
+    }
+
+    /// A reader that pauses for a millisecond, beside floods that make it wait for ten; one of the
+    /// same that never pauses and could use more than its part.
+    #[test]
+    fn who_asks_for_less_than_its_part_is_small_however_long_it_waits() {
+        let flood = LookBack {
+            weight: 1,
+            spent_ns: 1_600_000,
+            done_ns: 1_600_000,
+            requests: 160,
+            inflight_ns: 640_000,
+            short_of_room: true,
+            left_ns: 5_000_000,
+            grant_ns: 1_000_000,
+            stayed_ns: 1_600_000_000,
+            stayed: 160,
+            ..LookBack::default()
+        };
+        let reader = LookBack {
+            weight: 1,
+            spent_ns: 10_000,
+            done_ns: 10_000,
+            requests: 1,
+            inflight_ns: 10_000,
+            left_ns: 1_000_000,
+            grant_ns: 1_000_000,
+            stayed_ns: 4_500_000,
+            stayed: 1,
+            ..LookBack::default()
+        };
+        let greedy = LookBack { spent_ns: 200_000, done_ns: 200_000, ..reader };
+        for (lane, small) in [(reader, true), (greedy, false)] {
+            let mut planner = Planner::new(Config::default());
+            planner.since_trial_ns = 0;
+            let mut lanes = [lane, flood, flood, flood];
+            for _ in 0..40 {
+                planner.plan(TICK, None, &mut lanes);
+            }
+            assert!(lanes[0].memory.is_busy(), "it always has one there");
+            assert_eq!((lanes[0].memory.small, lanes[0].wants_more()), (small, !small));
+            let shares = planner.plan(TICK, None, &mut lanes);
+            let held = shares[1].inflight_ns_max < u64::MAX;
+            assert_eq!(held, small, "the floods have room for what keeps the device busy");
+        }
+    }
+
+    #[test]
+    fn a_stall_takes_nothing_back_from_who_wants_no_more() {
+        let mut planner = Planner::new(Config::default());
+        planner.since_trial_ns = 0;
+        let rests =
+            LookBack { weight: 1, left_ns: 800_000, grant_ns: 1_000_000, ..LookBack::default() };
+        let stuck = LookBack { inflight_ns: 1, short_of_credit: true, ..rests };
+        let shares = planner.plan(TICK, None, &mut [rests, stuck]);
+        assert_eq!((shares[0].balance_ns, shares[1].balance_ns), (800_000, 0));
     }
 }
