@@ -73,10 +73,27 @@ fn limits_of_changes_that_cannot_be_kept_are_refused() {
         ("--memory 64M --dirty-limit 17M", "--dirty-limit: from 1M to 16 MiB"),
         ("--flush-interval 1ms", "--flush-interval: too short: at least 10ms"),
         ("--flush-interval 5", "--flush-interval <TIME>"),
+        ("--mem --discard", "--discard: only a lane on a volume"),
+        ("--kernel-fs ext4 --journal-mode ordered", "--journal-mode: the kernel mounts"),
+        ("--journal-mode fast", "--journal-mode <MODE>"),
     ] {
         let (status, line) = refused(words);
         assert!(status == 2 && line.contains(part), "{words}: {status}: {line}");
     }
+}
+
+/// What is removed goes back to the host at once if that was asked for, else when fstrim asks; and
+/// a file is what was written, whatever the journal does with its data.
+#[test]
+fn what_is_freed_goes_back_to_the_host() {
+    let Some((_dir, volume)) = place("what_is_freed_goes_back_to_the_host") else { return };
+    let used_mib = || fs::metadata(&volume).expect("stat").blocks() >> 11;
+    let fill = "seq 9000000 >/lane/f; sync; seq 9000000 | cmp - /lane/f && rm /lane/f; sync";
+    printed(&run("--size 256M", &volume, fill));
+    let kept = used_mib();
+    printed(&run("--discard --journal-mode writeback", &volume, fill));
+    assert!(used_mib() + 50 < kept, "{kept} MiB, then {}", used_mib());
+    assert_clean(&volume);
 }
 
 #[test]

@@ -58,6 +58,19 @@ impl Waiter {
         done.data.pop().ok_or(Error::OutOfRange)
     }
 
+    /// Sends a write of `buffer` at `sector` and does not wait for it, not durable: the answer is
+    /// [`UnderWay::wait`]'s.
+    pub fn begin_write(&self, sector: Sector, buffer: Buffer) -> UnderWay<'_> {
+        let request = Request::with_data(Op::Write { fua: false }, sector, vec![buffer], 0);
+        let idle = self.idle.lock().pop();
+        let mut channel = idle.unwrap_or_else(|| self.device.clone().channel());
+        let mut done = Vec::new();
+        push(&mut *channel, request, &mut done);
+        // A channel may start what was submitted when it is asked for what is done.
+        channel.poll(&mut done);
+        UnderWay { waiter: self, channel: Some(channel), done }
+    }
+
     /// Makes `count` sectors read as zeros.
     ///
     /// # Errors
@@ -102,6 +115,43 @@ impl Waiter {
         let done = run(&mut *channel, [request]).pop();
         self.idle_single.lock().push(channel);
         done.expect("a channel answers every request once")
+    }
+}
+
+/// A write that was sent. Dropping it waits, too.
+#[must_use]
+pub struct UnderWay<'a> {
+    waiter: &'a Waiter,
+    /// Until the answer was taken.
+    channel: Option<Box<dyn Channel>>,
+    done: Vec<Completion>,
+}
+
+impl UnderWay<'_> {
+    /// Waits for the write and gives its buffer back.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub fn wait(mut self) -> Result<Buffer, Error> {
+        let mut done = self.take().expect("nobody took it");
+        done.result?;
+        done.data.pop().ok_or(Error::OutOfRange)
+    }
+
+    fn take(&mut self) -> Option<Completion> {
+        let mut channel = self.channel.take()?;
+        while self.done.is_empty() {
+            channel.park();
+            channel.poll(&mut self.done);
+        }
+        self.waiter.idle.lock().push(channel);
+        self.done.pop()
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.take();
     }
 }
 

@@ -4,8 +4,13 @@
 //! claimed in memory, written, and only then marked, mapped and counted in one handle. A power cut
 //! in between leaves blocks that nothing refers to and that the bitmaps call free; a reader never
 //! sees what a block held before.
+//!
+//! *Writeback mode* differs where a hole is filled: the handle does its work while the data is on
+//! its way, and a commit that closes it then does not wait for them. What fsync promises is the
+//! same: the write has ended before it begins.
 
 use polylane_base::Errno;
+use polylane_block::wait::UnderWay;
 use polylane_sys::buffer::Buffer;
 use polylane_vfs::fs::{Sink, Source};
 
@@ -17,6 +22,7 @@ use crate::format::superblock::max_file_bytes;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
+use crate::mount::DataMode;
 use crate::promised;
 use crate::volume::Volume;
 
@@ -147,20 +153,43 @@ fn fill_hole(
     let (claim, was_promised) = claim(volume, cell, goal, first, want)?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
-    let written =
-        assemble(volume, core, place, (at, within, bytes), source, from).and_then(|data| {
-            volume.keep_buffer(volume.io.write(claim.start, data)?);
-            Ok(())
-        });
-    let started = written.and_then(|()| volume.start(MAP_CREDITS));
-    if started.is_err() && was_promised {
+    let begun = assemble(volume, core, place, (at, within, bytes), source, from)
+        .and_then(|data| begin(volume, claim.start, data));
+    if begun.is_err() && was_promised {
         promised::renew(volume, cell, first.0, first.0 + claim.count);
     }
+    let (started, sent) = match begun {
+        Ok((handle, sent)) => (Ok(handle), sent),
+        Err(error) => (Err(error), None),
+    };
     let (handle, count) = link_claim(volume, cell, core, (claim, started), first, false)?;
     finish(volume, handle, cell, core, at + bytes as u64, true)?;
     drop(promise);
     promised::release(volume, cell, first.0, first.0 + count);
+    if let Some(sent) = sent {
+        volume.keep_buffer(sent.wait()?);
+    }
     Ok(bytes)
+}
+
+/// A handle for mapping new blocks, to which `data` goes. Ordered: it is there when the handle
+/// begins. Else it is on its way, and the caller waits for that when the handle has ended: not
+/// before, and soon, since who copies the device waits for what is under way.
+fn begin(
+    volume: &Volume,
+    start: DeviceBlock,
+    data: Buffer,
+) -> Result<(Handle<'_>, Option<UnderWay<'_>>)> {
+    match volume.data {
+        DataMode::Ordered => {
+            volume.keep_buffer(volume.io.write(start, data)?);
+            Ok((volume.start(MAP_CREDITS)?, None))
+        }
+        DataMode::Writeback => {
+            let handle = volume.start(MAP_CREDITS)?;
+            Ok((handle, Some(volume.io.begin_write(start, data)?)))
+        }
+    }
 }
 
 /// Makes claimed blocks the file's, from `first` on, in the handle that was `started` for it;

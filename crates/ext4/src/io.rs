@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use polylane_block::device::{Op, Request, SECTOR_BYTES, Sector};
-use polylane_block::wait::Waiter;
+use polylane_block::wait::{UnderWay, Waiter};
 use polylane_block::{BlockDevice, Error as DeviceError};
 use polylane_sys::buffer::Buffer;
 
@@ -63,6 +63,11 @@ impl BlockIo {
     /// Writes whole blocks from `block` on; not durable before a flush.
     pub fn write(&self, block: DeviceBlock, data: Buffer) -> Result<Buffer> {
         self.waiter.write(self.sector(block)?, data, false)
+    }
+
+    /// Sends whole blocks from `block` on, without waiting.
+    pub fn begin_write(&self, block: DeviceBlock, data: Buffer) -> Result<UnderWay<'_>> {
+        Ok(self.waiter.begin_write(self.sector(block)?, data))
     }
 
     /// Writes whole blocks, durable on return.

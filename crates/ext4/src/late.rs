@@ -3,7 +3,8 @@
 //! A tree that was unpacked is thousands of files of a page or two. Their bytes go to one run of
 //! blocks by one write to the device; after it each file has a handle of its own, which marks its
 //! part of the run in use, maps it, and stores size and times. That is ordered mode, as for a file
-//! by itself ([`data`]): until its handle nothing refers to a file's blocks.
+//! by itself ([`data`]): until its handle nothing refers to a file's blocks. It is the same in
+//! writeback mode: one wait serves them all.
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;

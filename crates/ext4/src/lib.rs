@@ -71,4 +71,4 @@ pub mod volume;
 pub mod xattr;
 
 pub use error::{Corrupt, Error, Result};
-pub use mount::{Ext4, Options};
+pub use mount::{DataMode, Ext4, Options};

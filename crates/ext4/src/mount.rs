@@ -26,6 +26,17 @@ use crate::recovery::{JournalMap, Recovered, forget, recover};
 use crate::space;
 use crate::volume::{Traits, Volume};
 
+/// What is known of a new block's data when the block becomes a file's (Linux' `data=`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DataMode {
+    /// It is there: nobody ever sees what the block held before.
+    #[default]
+    Ordered,
+    /// It is on its way. After a power cut the file may show what the block held before, wherever
+    /// nobody waited for an fsync.
+    Writeback,
+}
+
 /// How to open an image.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -38,6 +49,8 @@ pub struct Options {
     /// Give the device back what is freed, after each commit. An image may want that by itself
     /// (`tune2fs -o discard`).
     pub discard: bool,
+    /// What is known of a new block's data when it becomes a file's.
+    pub data: DataMode,
     /// How commits work together.
     pub tuning: Tuning,
     /// Files without a name may still be open since a former life: they are kept until
@@ -54,6 +67,7 @@ impl Default for Options {
             commit_interval,
             cache_blocks: 8192,
             discard: false,
+            data: DataMode::default(),
             tuning,
             keep_nameless: false,
         }
@@ -240,6 +254,7 @@ fn assemble(
         has_sums: superblock.has_checksums(),
         traits: Traits::new(&superblock)?,
         discard: options.discard || superblock.wants_discard(),
+        data: options.data,
         superblock: Mutex::new(superblock),
         inodes: InodeTable::default(),
         orphans: Mutex::default(),

@@ -4,13 +4,18 @@
 //! tail and finds the last whole transaction. *Revoke* collects the blocks that older transactions
 //! must not be replayed to. *Replay* writes the logged blocks home in order. Replaying twice gives
 //! the same result, so a power cut here is harmless.
+//!
+//! A journal with checksum v1 has one sum for each transaction, which the scan compares. Where
+//! commits were asynchronous, the commit block may be there and what is before it not: a wrong sum
+//! then ends the log, like a missing commit block. But if the log goes on behind it, or commits
+//! were not asynchronous, what was durable is damaged, and that is an error, as it is for Linux.
 
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashMap;
 
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::DeviceBlock;
-use crate::format::journal::{BlockType, Codec, JournalSuperblock, Tag};
+use crate::format::journal::{BlockType, Codec, JournalSuperblock, Tag, TransactionSum};
 use crate::io::BlockIo;
 
 /// The journal's blocks on the device, in order.
@@ -84,6 +89,10 @@ struct Reader<'a> {
     codec: Codec,
     first: u32,
     end: u32,
+    /// Transactions have one checksum each (v1).
+    transaction_sums: bool,
+    /// Commit blocks did not wait for the transactions that they end.
+    async_commits: bool,
 }
 
 /// One transaction's part of the log.
@@ -103,7 +112,15 @@ pub fn recover(
     superblock: &JournalSuperblock,
 ) -> Result<Recovered> {
     let (first, end) = (superblock.first(), superblock.end());
-    let reader = Reader { io, map, codec: superblock.codec(), first, end };
+    let reader = Reader {
+        io,
+        map,
+        codec: superblock.codec(),
+        first,
+        end,
+        transaction_sums: superblock.has_transaction_checksums(),
+        async_commits: superblock.has_async_commits(),
+    };
     if superblock.start() == 0 {
         let next_sequence = superblock.sequence();
         return Ok(Recovered { next_sequence, ..Recovered::default() });
@@ -157,18 +174,25 @@ impl Reader<'_> {
     fn scan(&self, start: u32, sequence: u32) -> Result<Vec<Span>> {
         let (mut spans, mut at, mut walked) = (Vec::new(), start, 0);
         let mut span = Span { sequence, blocks: Vec::new() };
+        let mut sum = TransactionSum::default();
+        // Where the first transaction ends whose checksum is wrong.
+        let mut torn = None;
         while walked < self.end - self.first {
             let block = self.read(at)?;
             let step = match Codec::header(&block) {
                 Some((kind, found)) if found == span.sequence => match self.step(kind, &block) {
                     Step::Stop => break,
                     Step::Committed => {
+                        let sum = std::mem::take(&mut sum);
+                        torn = self.check_transaction(at, &block, sum, torn)?;
                         let next = span.sequence.wrapping_add(1);
                         let empty = Span { sequence: next, blocks: Vec::new() };
-                        spans.push(std::mem::replace(&mut span, empty));
+                        let whole = std::mem::replace(&mut span, empty);
+                        spans.extend(torn.is_none().then_some(whole));
                         1
                     }
                     Step::Part(blocks) => {
+                        self.add_to(&mut sum, at, (&block, blocks))?;
                         span.blocks.push((at, block));
                         blocks
                     }
@@ -179,6 +203,45 @@ impl Reader<'_> {
             walked += step;
         }
         Ok(spans)
+    }
+
+    /// Takes a descriptor and what it describes, `blocks` in all, into the transaction's checksum,
+    /// if it has one. Revokes are not in it.
+    fn add_to(
+        &self,
+        sum: &mut TransactionSum,
+        at: u32,
+        (block, blocks): (&[u8], u32),
+    ) -> Result<()> {
+        if !self.transaction_sums || !is(block, BlockType::Descriptor) {
+            return Ok(());
+        }
+        sum.add(block);
+        for index in 1..blocks {
+            sum.add(&self.read(self.advance(at, index))?);
+        }
+        Ok(())
+    }
+
+    /// Compares a transaction's checksum with its commit block, which is at `at`. Returns where the
+    /// first one ends whose checksum is wrong: `torn`, or this one.
+    fn check_transaction(
+        &self,
+        at: u32,
+        commit: &[u8],
+        sum: TransactionSum,
+        torn: Option<u32>,
+    ) -> Result<Option<u32>> {
+        const FIELD: &str = "checksum of a transaction";
+        if !self.transaction_sums {
+            return Ok(None);
+        }
+        match (torn, Codec::transaction_ok(commit, sum)) {
+            (None, true) => Ok(None),
+            (None, false) if self.async_commits => Ok(Some(at)),
+            (None, false) => Err(Self::damaged(at, FIELD)),
+            (Some(torn), _) => Err(Self::damaged(torn, FIELD)),
+        }
     }
 
     fn step(&self, kind: u32, block: &[u8]) -> Step {

@@ -21,6 +21,7 @@ use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
 use crate::io::BlockIo;
 use crate::journal::{Client, Freed, Handle, Journal};
+use crate::mount::DataMode;
 use crate::orphan::{self, Orphans};
 
 /// What the superblock says about names and new inodes. Constant while open.
@@ -82,6 +83,8 @@ pub struct Volume {
     pub traits: Traits,
     /// What is freed is discarded.
     pub discard: bool,
+    /// What is known of a new block's data when it becomes a file's.
+    pub data: DataMode,
     /// The superblock; counters in it are brought up to date at unmount.
     pub superblock: Mutex<Superblock>,
     /// Inodes in use.

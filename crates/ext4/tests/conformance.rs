@@ -46,6 +46,13 @@ fn an_image_without_checksums_conforms() {
     conforms(32, &["-t", "ext4", "-b", "4096", "-O", features]);
 }
 
+/// What mke2fs made before it knew checksums of all metadata; most groups were never used.
+#[test]
+fn an_image_with_checksums_of_groups_alone_conforms() {
+    let features = "^metadata_csum,uninit_bg";
+    conforms(32, &["-t", "ext4", "-b", "4096", "-g", "1024", "-O", features]);
+}
+
 /// The suite wants an empty root.
 fn empty(fs: &Ext4) {
     let root = fs.root().expect("root").ino;

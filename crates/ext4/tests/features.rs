@@ -51,7 +51,6 @@ fn what_cannot_be_written_is_read_only_and_says_why() {
         ("project", &["-t", "ext4", "-b", "4096", "-O", "project,quota"]),
         ("verity", &["-t", "ext4", "-b", "4096", "-O", "verity"]),
         ("bigalloc", &["-t", "ext4", "-b", "4096", "-O", "bigalloc"]),
-        ("gdt_csum", &["-t", "ext4", "-b", "4096", "-O", "uninit_bg,^metadata_csum"]),
         ("no extents (ext2 or ext3)", &["-t", "ext3"]),
         ("no journal", &["-t", "ext4", "-b", "4096", "-O", "^has_journal"]),
         ("no journal", &["-t", "ext4", "-b", "1024", "-O", "^has_journal"]),

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use common::BLOCK;
 use polylane_base::TestClock;
 use polylane_block::ram::RamDevice;
 use polylane_ext4::format::journal::{ASYNC_COMMIT, COMPAT_CHECKSUM, CSUM_V2, JournalSuperblock};
@@ -17,7 +18,6 @@ use polylane_ext4::{Error, Ext4, Options};
 use polylane_vfs::fs::{FileSystem, Kind};
 use tempfile::NamedTempFile;
 
-const BLOCK: usize = 4096;
 /// What the tests make has the same shape, whatever this machine's mke2fs.conf says.
 const FORMAT: &[&str] = &["-t", "ext4", "-b", "4096", "-J", "size=4"];
 
@@ -151,6 +151,77 @@ fn logs_of_every_form_are_replayed() {
         same(5500, 1);
         assert_eq!(common::complaints(&device), None, "{features} {jo}");
         assert!(cat(ours.path(), "/kept") == kept, "{features} {jo}");
+    }
+}
+
+/// An image with three transactions in its log, each with one checksum (v1), as Linux writes it
+/// with `journal_checksum` and, where it does not wait, with `journal_async_commit`.
+fn summed(source: &Path, is_async: bool) -> NamedTempFile {
+    let image = format("64bit,^metadata_csum");
+    let from = source.display();
+    debugfs(
+        image.path(),
+        &format!("jo\njw -b 5000-5403 {from}\njw -r 5002\njw -b 5500 {from}\njc\n"),
+    );
+    edit_journal(image.path(), |block| {
+        set_bits(block, 0x24, COMPAT_CHECKSUM);
+        set_bits(block, 0x28, if is_async { ASYNC_COMMIT } else { 0 });
+    });
+    let log = common::log::Log::read(image.path());
+    assert!(log.superblock.has_transaction_checksums());
+    for transaction in log.transactions() {
+        let mut commit = log.block(transaction.commit).to_vec();
+        commit[12..14].copy_from_slice(&[1, 4]);
+        commit[16..20].copy_from_slice(&log.sum(&transaction).to_be_bytes());
+        common::log::put(image.path(), transaction.commit, &commit);
+    }
+    image
+}
+
+/// A log with one checksum for each transaction is replayed up to the first that is not whole. It
+/// may be torn where commits did not wait, and nothing may follow; else it is damaged, and refused.
+/// e2fsck agrees in each case.
+#[test]
+fn checksums_of_whole_transactions_count() {
+    if !common::have_tools() {
+        return;
+    }
+    let source = content(404);
+    for (is_async, damaged, transactions) in [
+        (false, None, Some(3)),
+        (true, None, Some(3)),
+        (true, Some(2), Some(2)),
+        (false, Some(2), None),
+        (true, Some(0), None),
+        (false, Some(0), None),
+    ] {
+        let what = format!("async {is_async}, damaged {damaged:?}");
+        let image = summed(source.path(), is_async);
+        let log = common::log::Log::read(image.path());
+        let all = log.transactions();
+        assert_eq!(all.len(), 3, "{what}");
+        if let Some(damaged) = damaged {
+            common::log::damage(image.path(), &log, &all[damaged]);
+        }
+        let device = load(image.path());
+        let opened = open(&device);
+        let (_, said) = e2fsck("-fy", image.path());
+        assert_eq!(said.contains("corrupt"), transactions.is_none(), "{what}: {said}");
+        let Some(transactions) = transactions else {
+            let error = opened.err().expect("damage is refused");
+            let named = error.to_string().contains("checksum of a transaction");
+            assert!(matches!(error, Error::Corrupt(_)) && named, "{what}: {error}");
+            continue;
+        };
+        let fs = opened.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(fs.recovered.transactions, transactions, "{what}");
+        fs.close().expect("closes");
+        let ours = common::save(&device);
+        for (first, count) in [(5000, 404), (5500, 1)] {
+            let theirs = blocks(image.path(), first, count);
+            assert!(blocks(ours.path(), first, count) == theirs, "{what}: {first}");
+        }
+        assert_eq!(common::complaints(&device), None, "{what}");
     }
 }
 

@@ -11,6 +11,7 @@ use polylane_pool::cpus::CpuList;
 use polylane_pool::failure::Failure;
 use polylane_pool::kernel_fs::KernelFs;
 use polylane_pool::share::Policy;
+use polylane_pool::spec::JournalMode;
 use polylane_pool::volume::SetOptions;
 use polylane_pool::volume::cache::{Mode, StoreKind};
 use polylane_pool::volume::translation::{PREFETCH_BYTES_MIN, Translation};
@@ -109,6 +110,12 @@ pub(crate) struct RunArgs {
     /// How long changes wait at most to be written, such as 500ms [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = microseconds)]
     pub(crate) flush_interval: Option<u64>,
+    /// Whether new data is on the volume before the metadata that shows it [default: ordered]
+    #[arg(long, value_name = "MODE", value_parser = journal_modes())]
+    pub(crate) journal_mode: Option<String>,
+    /// Give what is freed back to the host at once, not only when fstrim asks
+    #[arg(long)]
+    pub(crate) discard: bool,
     /// How lanes on the volume's device share it [default: as others there do, else ledger]
     #[arg(long, value_name = "POLICY", value_parser = policies())]
     pub(crate) qos: Option<String>,
@@ -129,6 +136,10 @@ pub(crate) struct RunArgs {
 
 fn kernel_file_systems() -> clap::builder::PossibleValuesParser {
     KernelFs::ALL.map(KernelFs::name).into()
+}
+
+fn journal_modes() -> clap::builder::PossibleValuesParser {
+    JournalMode::ALL.map(JournalMode::name).into()
 }
 
 pub(crate) fn policies() -> clap::builder::PossibleValuesParser {

@@ -9,7 +9,7 @@ use polylane_pool::kernel_fs::{KernelFs, KernelLane};
 use polylane_pool::run::{RunOptions, Source};
 use polylane_pool::service::ServiceFds;
 use polylane_pool::share::Policy;
-use polylane_pool::spec::WriteBack;
+use polylane_pool::spec::{JournalMode, WriteBack};
 use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, RunArgs, ServiceArgs, StatsArgs};
@@ -53,6 +53,8 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         write_back: WriteBack {
             dirty_bytes_limit: arguments.dirty_limit.map(|size| size.0),
             flush_interval_us: arguments.flush_interval,
+            journal_mode: arguments.journal_mode.as_deref().and_then(JournalMode::named),
+            discard: arguments.discard,
         },
         qos: arguments.qos.as_deref().and_then(Policy::named),
         kernel_fs: arguments

@@ -306,19 +306,20 @@ fn check(options: &RunOptions) -> Result<()> {
 }
 
 fn check_write_back(options: &RunOptions) -> Result<()> {
-    let WriteBack { dirty_bytes_limit: dirty, flush_interval_us: interval } = options.write_back;
-    let option = match (dirty, interval) {
-        (Some(_), _) => "--dirty-limit",
-        (None, Some(_)) => "--flush-interval",
-        (None, None) => return Ok(()),
-    };
+    let WriteBack { dirty_bytes_limit: dirty, flush_interval_us: interval, .. } =
+        options.write_back;
+    let Some(option) = write_back_option(&options.write_back) else { return Ok(()) };
+    let waits = (dirty, interval) != (None, None);
     if options.kernel_fs.is_some() {
-        return Err(Failure::usage(format!("{option}: the kernel writes back as it does for all")));
+        let why = match waits {
+            true => "the kernel writes back as it does for all",
+            false => "the kernel mounts its file systems as it does for all",
+        };
+        return Err(Failure::usage(format!("{option}: {why}")));
     }
     if !matches!(options.source, Source::Volume(_)) {
-        return Err(Failure::usage(format!(
-            "{option}: only a lane on a volume keeps changes back"
-        )));
+        let why = if waits { "keeps changes back" } else { "has a journal and blocks to free" };
+        return Err(Failure::usage(format!("{option}: only a lane on a volume {why}")));
     }
     let cache = cache_bytes_limit(options);
     if dirty.is_some_and(|bytes| !(DIRTY_BYTES_MIN..=cache).contains(&bytes)) {
@@ -331,6 +332,17 @@ fn check_write_back(options: &RunOptions) -> Result<()> {
         return Err(Failure::usage("--flush-interval: too short: at least 10ms"));
     }
     Ok(())
+}
+
+/// The first of these options that was given.
+fn write_back_option(asked: &WriteBack) -> Option<&'static str> {
+    let given = [
+        ("--dirty-limit", asked.dirty_bytes_limit.is_some()),
+        ("--flush-interval", asked.flush_interval_us.is_some()),
+        ("--journal-mode", asked.journal_mode.is_some()),
+        ("--discard", asked.discard),
+    ];
+    given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
 }
 
 /// Bytes of file data that a pool's service may cache.

@@ -59,6 +59,38 @@ pub struct WriteBack {
     pub dirty_bytes_limit: Option<u64>,
     /// Microseconds that changed data, and changes in the journal, wait at most; `None`: 5 s.
     pub flush_interval_us: Option<u64>,
+    /// How the journal treats file data; `None`: ordered.
+    pub journal_mode: Option<JournalMode>,
+    /// What is freed is given back to the volume at once.
+    pub discard: bool,
+}
+
+/// How a lane's journal treats file data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JournalMode {
+    /// New data is on the volume before the metadata that shows it.
+    Ordered,
+    /// It may get there later: after a power cut files may show what their blocks held before.
+    Writeback,
+}
+
+impl JournalMode {
+    /// All of them.
+    pub const ALL: [JournalMode; 2] = [JournalMode::Ordered, JournalMode::Writeback];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            JournalMode::Ordered => "ordered",
+            JournalMode::Writeback => "writeback",
+        }
+    }
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<JournalMode> {
+        JournalMode::ALL.into_iter().find(|mode| mode.name() == name)
+    }
 }
 
 /// Everything a service process is told. Descriptors come beside it.
@@ -141,7 +173,11 @@ mod tests {
             cpus: "0-1".parse().expect("cpus"),
             worker_cpus: vec![1],
             cache_bytes_limit: 5,
-            write_back: WriteBack { dirty_bytes_limit: Some(3), flush_interval_us: None },
+            write_back: WriteBack {
+                dirty_bytes_limit: Some(3),
+                journal_mode: Some(JournalMode::Writeback),
+                ..WriteBack::default()
+            },
             weight: 100,
             owner: (1, 2),
             incarnation: 3,

@@ -1,4 +1,5 @@
-//! crc32c as ext4 uses it: raw, seeded, without the final inversion.
+//! crc32c as ext4 uses it: raw, seeded, without the final inversion. And the two sums from before
+//! `metadata_csum`: [`crc16`] of group descriptors, [`crc32_be`] of transactions.
 //!
 //! | structure | seed | covers |
 //! |---|---|---|
@@ -11,6 +12,9 @@
 //!
 //! *File system* seed: crc32c(~0, UUID), or `s_checksum_seed`. *Inode* seed: crc32c(file-system
 //! seed, inode number, generation).
+//!
+//! With `gdt_csum` (`uninit_bg`) alone, a group descriptor has crc16(~0) over the UUID, its number,
+//! and itself without the field; nothing else has a checksum.
 
 /// Goes on from `seed` over `bytes`.
 pub fn crc(seed: u32, bytes: &[u8]) -> u32 {
@@ -22,6 +26,50 @@ pub fn inode_seed(file_system: u32, ino: u32, generation: u32) -> u32 {
     crc(crc(file_system, &ino.to_le_bytes()), &generation.to_le_bytes())
 }
 
+/// Goes on from `seed` over `bytes` with the crc16 of polynomial 0x8005, lowest bit first: the
+/// checksum of group descriptors with `gdt_csum`.
+pub fn crc16(seed: u16, bytes: &[u8]) -> u16 {
+    bytes.iter().fold(seed, |sum, byte| sum >> 8 ^ CRC16[usize::from(sum as u8 ^ byte)])
+}
+
+/// Goes on from `seed` over `bytes` with the crc32 of polynomial 0x04c11db7, highest bit first:
+/// the checksum of whole transactions in a journal of checksums v1.
+pub fn crc32_be(seed: u32, bytes: &[u8]) -> u32 {
+    let step = |sum: u32, byte: &u8| sum << 8 ^ CRC32_BE[usize::from((sum >> 24) as u8 ^ byte)];
+    bytes.iter().fold(seed, step)
+}
+
+static CRC16: [u16; 256] = crc16_table();
+static CRC32_BE: [u32; 256] = crc32_be_table();
+
+const fn crc16_table() -> [u16; 256] {
+    let (mut table, mut byte) = ([0; 256], 0);
+    while byte < 256 {
+        let (mut sum, mut bit) = (byte as u16, 0);
+        while bit < 8 {
+            sum = (sum >> 1) ^ ((sum & 1) * 0xa001);
+            bit += 1;
+        }
+        table[byte] = sum;
+        byte += 1;
+    }
+    table
+}
+
+const fn crc32_be_table() -> [u32; 256] {
+    let (mut table, mut byte) = ([0; 256], 0);
+    while byte < 256 {
+        let (mut sum, mut bit) = ((byte as u32) << 24, 0);
+        while bit < 8 {
+            sum = (sum << 1) ^ ((sum >> 31) * 0x04c1_1db7);
+            bit += 1;
+        }
+        table[byte] = sum;
+        byte += 1;
+    }
+    table
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -31,5 +79,14 @@ mod tests {
         // RFC 3720 B.4: 32 bytes of zeros, standard form 0x8a9136aa; raw form is its complement.
         assert_eq!(crc(!0, &[0; 32]), !0x8a91_36aa);
         assert_eq!(crc(crc(!0, b"1234"), b"56789"), crc(!0, b"123456789"));
+    }
+
+    /// The check values of the catalogue of CRCs: CRC-16/MODBUS and /ARC, CRC-32/MPEG-2.
+    #[test]
+    fn the_older_sums_are_what_the_catalogue_says() {
+        assert_eq!(crc16(!0, b"123456789"), 0x4b37);
+        assert_eq!(crc16(crc16(0, b"1234"), b"56789"), 0xbb3d);
+        assert_eq!(crc32_be(!0, b"123456789"), 0x0376_e6e7);
+        assert_eq!(crc32_be(crc32_be(!0, b"1234"), b"56789"), 0x0376_e6e7);
     }
 }

@@ -1,6 +1,6 @@
 //! Group descriptors: where a group's bitmaps and inode table are, and its counters.
 
-use super::checksum::crc;
+use super::checksum::{crc, crc16};
 use super::superblock::{Geometry, Superblock};
 use super::{DeviceBlock, GroupIndex, le16, le32, put16};
 use crate::error::{Corrupt, Result, Structure};
@@ -33,12 +33,15 @@ impl GroupDescriptor {
         let source = bytes.get(..len).ok_or(corrupt("length"))?;
         let mut raw = [0; BYTES_MAX];
         raw[..len].copy_from_slice(source);
-        let descriptor = GroupDescriptor { raw, len };
-        let seed = superblock.checksum_seed();
-        if superblock.has_checksums() && le16(&raw, 0x1e) != descriptor.checksum(seed, group) {
+        let mut descriptor = GroupDescriptor { raw, len };
+        if descriptor.checksum(superblock, group).is_some_and(|sum| sum != le16(&raw, 0x1e)) {
             return Err(corrupt("checksum").into());
         }
         descriptor.check_places(geometry).map_err(corrupt)?;
+        if !superblock.has_group_checksums() {
+            // Nobody keeps them right then: what is on the device counts.
+            descriptor.set_flags(descriptor.flags() & !(INODE_UNINIT | BLOCK_UNINIT));
+        }
         Ok(descriptor)
     }
 
@@ -61,17 +64,25 @@ impl GroupDescriptor {
     /// The bytes for the disk, with a fresh checksum where the image has them.
     pub fn encode(&self, superblock: &Superblock, group: GroupIndex, into: &mut [u8]) {
         let mut copy = *self;
-        if superblock.has_checksums() {
-            let sum = self.checksum(superblock.checksum_seed(), group);
+        if let Some(sum) = self.checksum(superblock, group) {
             put16(&mut copy.raw, 0x1e, sum);
         }
         into[..self.len].copy_from_slice(&copy.raw[..self.len]);
     }
 
-    fn checksum(&self, seed: u32, group: GroupIndex) -> u16 {
-        let mut raw = self.raw;
-        put16(&mut raw, 0x1e, 0);
-        crc(crc(seed, &group.0.to_le_bytes()), &raw[..self.len]) as u16
+    /// The checksum that the image wants; the older kind passes over its own field, the other takes
+    /// it for zero.
+    fn checksum(&self, superblock: &Superblock, group: GroupIndex) -> Option<u16> {
+        let number = group.0.to_le_bytes();
+        if superblock.has_checksums() {
+            let mut raw = self.raw;
+            put16(&mut raw, 0x1e, 0);
+            let seed = crc(superblock.checksum_seed(), &number);
+            return Some(crc(seed, &raw[..self.len]) as u16);
+        }
+        let seed = crc16(crc16(!0, &superblock.uuid()), &number);
+        let sum = || crc16(crc16(seed, &self.raw[..0x1e]), &self.raw[0x20..self.len]);
+        superblock.has_group_checksums().then(sum)
     }
 
     fn wide(&self) -> bool {

@@ -16,9 +16,13 @@
 //! The first tag of a descriptor is followed by the journal's UUID. A logged block that begins with
 //! the journal's magic number has it zeroed (ESCAPE). Descriptor and revoke blocks end in a
 //! checksum over the block with that field zero.
+//!
+//! With checksum v1 a commit block has one sum for its transaction: the kind (1) at 12, its length
+//! (4) at 13, and at 16 the crc32 ([`crc32_be`], from ~0) over every descriptor block and every
+//! block as logged, in the order of the log, without revokes. All three zero: it has none.
 
 use super::DeviceBlock;
-use super::checksum::crc;
+use super::checksum::{crc, crc32_be};
 use crate::error::{Corrupt, Error, Result, Structure};
 
 /// First word of every journal block that is not a logged one.
@@ -66,6 +70,8 @@ const UUID_BYTES: usize = 16;
 const V2_FIELDS: usize = 0x24;
 /// The kind of checksum.
 const CRC32C: u8 = 4;
+/// Kind and length of the checksum of a transaction.
+const CRC32: [u8; 2] = [1, 4];
 
 const TAG_ESCAPE: u32 = 1;
 const TAG_SAME_UUID: u32 = 2;
@@ -150,6 +156,18 @@ impl JournalSuperblock {
     /// Whether per-block checksums are in use.
     pub fn has_checksums(&self) -> bool {
         self.incompat() & (CSUM_V2 | CSUM_V3) != 0
+    }
+
+    /// Whether each transaction has one checksum, in its commit block (v1). In the same journal as
+    /// other ones it counts for nothing.
+    pub fn has_transaction_checksums(&self) -> bool {
+        let compat = if be32(&*self.raw, 4) == 4 { be32(&*self.raw, 0x24) } else { 0 };
+        compat & COMPAT_CHECKSUM != 0 && !self.has_checksums()
+    }
+
+    /// Whether commit blocks were written without waiting for what is before them in the log.
+    pub fn has_async_commits(&self) -> bool {
+        self.incompat() & ASYNC_COMMIT != 0
     }
 
     /// Makes the journal, whose log is empty, one that we write: of the second version, with
@@ -249,6 +267,23 @@ pub struct Tag {
     /// Its first word was the magic number and is stored as zero.
     pub escaped: bool,
     checksum: u32,
+}
+
+/// The checksum v1 of a transaction: of its descriptors and logged blocks so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TransactionSum(u32);
+
+impl Default for TransactionSum {
+    fn default() -> Self {
+        TransactionSum(!0)
+    }
+}
+
+impl TransactionSum {
+    /// Takes the next block of the log in: a descriptor, or a block as logged.
+    pub fn add(&mut self, block: &[u8]) {
+        self.0 = crc32_be(self.0, block);
+    }
 }
 
 impl Codec {
@@ -459,6 +494,12 @@ impl Codec {
             crc(sum, &block[0x14..])
         };
         self.sums == Sums::None || be32(block, 0x10) == sum()
+    }
+
+    /// Whether a commit block with checksum v1 ends a transaction of the blocks that `sum` is of.
+    pub fn transaction_ok(block: &[u8], sum: TransactionSum) -> bool {
+        let (kind, stored) = (&block[12..14], be32(block, 0x10));
+        kind == CRC32 && stored == sum.0 || kind == [0, 0] && stored == 0
     }
 
     /// When a transaction was committed, in seconds.

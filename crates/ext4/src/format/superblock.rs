@@ -77,6 +77,7 @@ const INCOMPAT_KNOWN: u32 = incompat::FILETYPE
 const RO_COMPAT_KNOWN: u32 = ro_compat::SPARSE_SUPER
     | ro_compat::LARGE_FILE
     | ro_compat::HUGE_FILE
+    | ro_compat::GDT_CSUM
     | ro_compat::DIR_NLINK
     | ro_compat::EXTRA_ISIZE
     | ro_compat::METADATA_CSUM
@@ -223,6 +224,12 @@ impl Superblock {
     /// Whether metadata carries checksums.
     pub fn has_checksums(&self) -> bool {
         self.has_ro_compat(ro_compat::METADATA_CSUM)
+    }
+
+    /// Whether group descriptors carry checksums, all there are with `gdt_csum`. Only then do their
+    /// flags say what was never initialised.
+    pub fn has_group_checksums(&self) -> bool {
+        self.has_checksums() || self.has_ro_compat(ro_compat::GDT_CSUM)
     }
 
     /// Sets or clears [`incompat::RECOVER`]: the journal holds something to replay.

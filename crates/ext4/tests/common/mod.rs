@@ -12,6 +12,10 @@ use polylane_block::{BlockDevice, Sector};
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
 
+pub mod log;
+
+/// Bytes in a block of most images here.
+pub const BLOCK: usize = 4096;
 /// Bytes moved at a time.
 const PIECE: usize = 1 << 20;
 

@@ -290,7 +290,12 @@ fn damaged_images_are_named_and_survived() {
         return;
     }
     watch_panics();
-    let features = ["^orphan_file", "orphan_file,metadata_csum_seed", "^metadata_csum,^64bit"];
+    let features = [
+        "^orphan_file",
+        "orphan_file,metadata_csum_seed",
+        "^metadata_csum,^64bit",
+        "^metadata_csum,uninit_bg",
+    ];
     let bases: Vec<Image> = features.iter().flat_map(|features| bases(features)).collect();
     let sites: Vec<sites::Sites> = bases.iter().map(sites::Sites::of).collect();
     let (first, count) =

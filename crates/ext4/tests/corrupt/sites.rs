@@ -1,6 +1,6 @@
 //! Where the structures of an image lie, so that each can be damaged on purpose and sealed again.
 
-use polylane_ext4::format::checksum::{crc, inode_seed};
+use polylane_ext4::format::checksum::{crc, crc16, inode_seed};
 use polylane_ext4::format::group::{GroupDescriptor, descriptor_place};
 use polylane_ext4::format::inode::{EXTENTS, INDEX, RawInode};
 use polylane_ext4::format::superblock::{BYTES, OFFSET, Superblock, compat};
@@ -167,8 +167,8 @@ impl Sites {
             }
             Kind::Descriptor(group) => {
                 bytes[0x1e..0x20].fill(0);
-                let sum = crc(crc(seed, &group.to_le_bytes()), &bytes);
-                bytes[0x1e..0x20].copy_from_slice(&(sum as u16).to_le_bytes());
+                let sum = self.descriptor_sum(&bytes, &group.to_le_bytes());
+                bytes[0x1e..0x20].copy_from_slice(&sum.to_le_bytes());
             }
             Kind::Inode(ino) => {
                 let mut raw = RawInode::from_bytes(&bytes);
@@ -195,6 +195,14 @@ impl Sites {
             Kind::Data => {}
         }
         image.write(site.at, &bytes);
+    }
+
+    fn descriptor_sum(&self, bytes: &[u8], group: &[u8]) -> u16 {
+        if self.superblock.has_checksums() {
+            return crc(crc(self.superblock.checksum_seed(), group), bytes) as u16;
+        }
+        let seed = crc16(crc16(!0, &self.superblock.uuid()), group);
+        crc16(crc16(seed, &bytes[..0x1e]), &bytes[0x20..])
     }
 
     fn seal_journal(&self, bytes: &mut [u8]) {

@@ -68,9 +68,13 @@ impl Image {
     }
 
     fn mount(&self) -> Mount {
+        self.mount_with("loop,user_xattr,acl")
+    }
+
+    fn mount_with(&self, options: &str) -> Mount {
         let dir = tempfile::tempdir().expect("a place to mount at");
         let done = Command::new("mount")
-            .args(["-t", "ext4", "-o", "loop,user_xattr,acl"])
+            .args(["-t", "ext4", "-o", options])
             .args([self.file.borrow().path(), dir.path()])
             .output()
             .expect("mount runs");
@@ -339,7 +343,10 @@ fn we_see_what_the_kernel_wrote_and_go_on() {
     let plain: &[&str] = &["-t", "ext4", "-b", "4096"];
     let small: &[&str] = &["-t", "ext4", "-b", "1024"];
     let old: &[&str] = &["-t", "ext4", "-b", "2048", "-I", "128", "-O", "^64bit,^metadata_csum"];
-    for args in [common::LANE, recent, plain, small, old] {
+    // As mke2fs made them before it knew checksums of all metadata, and with 64bit.
+    let former: &[&str] = &["-t", "ext4", "-b", "4096", "-O", "^64bit,^metadata_csum,uninit_bg"];
+    let wide: &[&str] = &["-t", "ext4", "-b", "1024", "-O", "64bit,^metadata_csum,uninit_bg"];
+    for args in [common::LANE, recent, plain, small, old, former, wide] {
         let image = Image::new(200, args);
         let theirs = {
             let mount = image.mount();
@@ -445,9 +452,63 @@ fn we_recover_what_the_kernel_left() {
     }
 }
 
+/// The kernel's log where commits wait for nothing and each has one checksum: whole, and with one
+/// block of the last transaction not as it was logged, which then does not count.
+#[test]
+fn we_recover_what_the_kernel_did_not_wait_for() {
+    if !can_mount() {
+        return;
+    }
+    let image = Image::new(120, &[common::LANE, &["-O", "^metadata_csum"]].concat());
+    let cut = {
+        let mount = image.mount_with("loop,data=writeback,journal_async_commit");
+        furnish_as_kernel(mount.path());
+        let dir = std::fs::File::open(mount.path()).expect("opens");
+        rustix::fs::syncfs(&dir).expect("syncs");
+        change_as_kernel(mount.path());
+        rustix::fs::syncfs(&dir).expect("syncs");
+        std::fs::write(mount.path().join("last"), b"in a transaction of its own").expect("room");
+        rustix::fs::syncfs(&dir).expect("syncs");
+        std::fs::read(image.file.borrow().path()).expect("readable")
+    };
+    for damaged in [false, true] {
+        let copy = || {
+            let file = tempfile::NamedTempFile::new().expect("temporary file");
+            std::fs::write(file.path(), &cut).expect("written");
+            let log = common::log::Log::read(file.path());
+            assert!(log.superblock.has_transaction_checksums(), "as the options want it");
+            assert!(log.superblock.has_async_commits());
+            if damaged {
+                let all = log.transactions();
+                common::log::damage(file.path(), &log, all.last().expect("transactions"));
+            }
+            Image { file: RefCell::new(file) }
+        };
+        let (for_us, for_kernel) = (copy(), copy());
+        let ours = for_us.ours(|fs| {
+            assert!(fs.recovered.transactions > 0, "{:?}", fs.recovered);
+            of_ours(&**fs)
+        });
+        assert_eq!(ours.contains_key(&b"/last"[..]), !damaged);
+        snapshot::assert_same(&ours, &of_kernel(for_kernel.mount().path()));
+    }
+}
+
 /// Random steps on one image, in turns by us and by the kernel.
 #[test]
 fn one_image_used_in_turns() {
+    turns(common::LANE);
+}
+
+/// Groups that were never used, whose descriptors alone have a checksum, an older one.
+#[test]
+fn one_image_of_a_former_mke2fs_used_in_turns() {
+    let former = ["-t", "ext4", "-b", "1024", "-g", "1024", "-O", "^metadata_csum,uninit_bg"];
+    turns(&former);
+    turns(&[&former[..6], &["-O", "^64bit,^flex_bg,^metadata_csum,uninit_bg"]].concat());
+}
+
+fn turns(args: &[&str]) {
     if !can_mount() {
         return;
     }
@@ -455,7 +516,7 @@ fn one_image_used_in_turns() {
     let exact = Exact { holes: false, times: false, dir_links: true, leaving: false };
     let limits = Limits { host: true, ..Limits::default() };
     for seed in 1..4 {
-        let image = Image::new(32, common::LANE);
+        let image = Image::new(32, args);
         let mut reference = Reference::new(Arc::new(TestClock::default()), true);
         let mut generator = Generator::new(seed, limits);
         let open = Step { who: 0, op: Op::Chmod { path: "/".into(), perm: 0o777 } };
