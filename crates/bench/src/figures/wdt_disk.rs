@@ -3,7 +3,8 @@
 //! them. Repeats are interleaved; a policy's throughput is a ratio to the ungoverned run beside it.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use polylane_block::qos::model::{Tenant, io};
 use polylane_block::qos::{Kind, scenarios};
 
 use super::wdt_model::COMBINATIONS;
+use crate::place::command;
 use crate::report::{Better, Report, number};
 use crate::tenants::{self, Got, Run, SLICE, Way, jain};
 use crate::{Options, progress};
@@ -40,8 +42,53 @@ struct Ground {
     depth: Option<Arc<Counted>>,
     /// The kernel's number of the disk, where control groups of version 1 can limit it.
     throttled: Option<String>,
-    /// The disk's scheduler is BFQ, which has weights.
-    weighted: bool,
+    /// The same under a scheduler that has weights.
+    bfq: Option<Bfq>,
+}
+
+/// A way, its name, and what it is measured on.
+type Entry = (&'static str, Way, Arc<dyn BlockDevice>);
+
+/// A loop device on the file, with direct I/O and the kernel's scheduler BFQ: the disk's own is what
+/// its owner chose. It goes with the last who has it open.
+struct Bfq {
+    device: Arc<dyn BlockDevice>,
+    /// Where its scheduler is chosen, and the former one.
+    scheduler: (PathBuf, String),
+}
+
+impl Bfq {
+    fn new(file: &Path) -> Result<Bfq> {
+        let file = file.to_str().context("the file's name is not UTF-8")?;
+        let made = command("losetup", &["--find", "--show", "--direct-io=on", file])?;
+        let node = Path::new(made.trim());
+        let opened = Bfq::on(node);
+        // Takes effect when nobody has it open.
+        command("losetup", &["--detach", made.trim()])?;
+        opened
+    }
+
+    fn on(node: &Path) -> Result<Bfq> {
+        let name = node.file_name().context("a loop device has a name")?.to_string_lossy();
+        let place = PathBuf::from(format!("/sys/block/{name}/queue/scheduler"));
+        let all = fs::read_to_string(&place).context("look at its scheduler")?;
+        let former = all.split(['[', ']']).nth(1).unwrap_or("none").to_string();
+        fs::write(&place, "bfq").context("the kernel has no scheduler BFQ")?;
+        let scheduler = (place, former);
+        Ok(Bfq { device: open(node)?, scheduler })
+    }
+}
+
+impl Drop for Bfq {
+    fn drop(&mut self) {
+        let (place, former) = &self.scheduler;
+        let _ = fs::write(place, former);
+    }
+}
+
+fn open(path: &Path) -> Result<Arc<dyn BlockDevice>> {
+    let files = image::open(path).map_err(|error| anyhow::anyhow!("{error:?}"))?;
+    Ok(FileDevice::open(files, FileWay::Ring).context("open the file")?)
 }
 
 impl Ground {
@@ -49,10 +96,9 @@ impl Ground {
     fn new(dir: &Path, report: &mut Report) -> Result<Ground> {
         progress("fill a file, measure costs");
         let path = tenants::scratch(dir, SPAN)?;
-        let files = image::open(&path).map_err(|error| anyhow::anyhow!("{error:?}"));
-        std::fs::remove_file(&path).context("remove the file's name")?;
-        let device = FileDevice::open(files?, FileWay::Ring).context("open the file")?;
-        let device: Arc<dyn BlockDevice> = device;
+        let (device, bfq) = (open(&path), Bfq::new(&path));
+        fs::remove_file(&path).context("remove the file's name")?;
+        let device = device?;
         let cost = calibrate::measure(&device, Duration::from_millis(300))?.cost;
         report.notes.push(format!(
             "costs as measured before, in ns: read {} + {} per page, write {} + {}",
@@ -62,24 +108,37 @@ impl Ground {
         let number = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let depth = Counted::of(number.0, number.1).map(Arc::new);
         let number = format!("{}:{}", number.0, number.1);
-        let sys = |file: &str| {
-            std::fs::read_to_string(format!("/sys/dev/block/{number}/{file}")).unwrap_or_default()
-        };
-        let scheduler = sys("queue/scheduler");
         let throttled = Path::new(tenants::BLKIO).join("blkio.throttle.read_iops_device").exists();
-        let weighted = throttled && scheduler.contains("[bfq]");
-        if !throttled {
-            report.notes.push("blk-throttle, BFQ left out: no control groups of version 1".into());
-        } else if !weighted {
-            let scheduler = scheduler.trim();
-            report.notes.push(format!("BFQ left out: the disk's scheduler is '{scheduler}'"));
-        }
-        Ok(Ground { device, cost, depth, throttled: throttled.then_some(number), weighted })
+        let bfq = match (throttled, bfq) {
+            (false, _) => {
+                let why = "blk-throttle, BFQ left out: no control groups of version 1";
+                report.notes.push(why.into());
+                None
+            }
+            (true, Err(error)) => {
+                report.notes.push(format!("BFQ left out: {error:#}"));
+                None
+            }
+            (true, Ok(bfq)) => {
+                let how = "BFQ: weights on a loop device over the file, with direct I/O";
+                report.notes.push(how.into());
+                Some(bfq)
+            }
+        };
+        Ok(Ground { device, cost, depth, throttled: throttled.then_some(number), bfq })
+    }
+
+    /// The policies, ungoverned first.
+    fn ways(&self) -> VecDeque<Entry> {
+        let rules = Rule::ALL.map(|rule| (rule.name(), Way::Governed(rule)));
+        let all = [("none", Way::Ungoverned)].into_iter().chain(rules);
+        all.map(|(name, way)| (name, way, self.device.clone())).collect()
     }
 
     /// The kernel's own ways, given what was done by nobody's rule.
-    fn peers(&self, tenants: &[Tenant], got: &[Got], seconds: f64) -> Vec<(&'static str, Way)> {
+    fn peers(&self, tenants: &[Tenant], got: &[Got]) -> Vec<Entry> {
         let mut ways = Vec::new();
+        let seconds = got[0].slices.len() as f64 * SLICE.as_secs_f64();
         let weights: f64 = tenants.iter().map(|tenant| f64::from(tenant.weight)).sum();
         let all: f64 = got.iter().map(Got::cost_ns).sum::<f64>() / seconds;
         if let Some(number) = &self.throttled {
@@ -94,13 +153,15 @@ impl Ground {
                     })
                     .to_vec()
             };
-            ways.push(("blk-throttle", Way::Groups(tenants.iter().map(limits).collect())));
+            let limits = Way::Groups(tenants.iter().map(limits).collect());
+            ways.push(("blk-throttle", limits, self.device.clone()));
         }
-        if self.weighted {
+        if let Some(bfq) = &self.bfq {
             let weight = |tenant: &Tenant| {
                 vec![("blkio.bfq.weight".to_string(), tenant.weight.clamp(1, 1000).to_string())]
             };
-            ways.push(("BFQ", Way::Groups(tenants.iter().map(weight).collect())));
+            let weights = Way::Groups(tenants.iter().map(weight).collect());
+            ways.push(("BFQ", weights, bfq.device.clone()));
         }
         ways
     }
@@ -118,28 +179,22 @@ impl Ground {
     fn run(
         &self,
         tenants: &[Tenant],
-        way: &Way,
+        (way, device): (Way, Arc<dyn BlockDevice>),
         options: &Options,
         (measured_ms, seed): (u64, u64),
     ) -> Result<Vec<Got>> {
         let ms = |ms| Duration::from_millis(if options.quick { ms / 2 } else { ms });
         let run = Run {
-            device: self.device.clone(),
+            device,
             depth: self.depth.clone(),
             tenants,
             cost: self.cost,
-            way: way.clone(),
+            way,
             length: (ms(1200), ms(measured_ms)),
             seed,
         };
         run.go()
     }
-}
-
-/// The policies, ungoverned first.
-fn ways() -> VecDeque<(&'static str, Way)> {
-    let rules = Rule::ALL.map(|rule| (rule.name(), Way::Governed(rule)));
-    [("none", Way::Ungoverned)].into_iter().chain(rules).collect()
 }
 
 /// Shares by policy: `labels` are sets of tenants.
@@ -157,15 +212,15 @@ fn shares(
     for repeat in 0..options.repeats() {
         for (label, tenants) in sets {
             let mut ungoverned = f64::NAN;
-            let mut ways = ways();
-            while let Some((policy, way)) = ways.pop_front() {
+            let mut ways = ground.ways();
+            while let Some((policy, way, device)) = ways.pop_front() {
                 progress(&format!("{name} {label}, {policy}, repeat {}", repeat + 1));
-                let got = ground.run(tenants, &way, options, (SHARES_MS, repeat as u64))?;
+                let when = (SHARES_MS, repeat as u64);
+                let got = ground.run(tenants, (way, device), options, when)?;
                 let all: f64 = got.iter().map(Got::cost_ns).sum();
                 if policy == "none" {
                     ungoverned = all;
-                    let seconds = got[0].slices.len() as f64 * SLICE.as_secs_f64();
-                    ways.extend(ground.peers(tenants, &got, seconds));
+                    ways.extend(ground.peers(tenants, &got));
                 }
                 add(&mut report, policy, label, tenants, &got, all / ungoverned);
             }
@@ -256,14 +311,17 @@ pub fn bully(options: &Options, disk: &Path) -> Result<Report> {
         for (label, flood) in &floods {
             let all = [small.clone(), flood.clone(), flood.clone(), flood.clone()];
             let mut ungoverned = f64::NAN;
-            let alone = [("alone", Way::Ungoverned)];
-            for (policy, way) in alone.into_iter().chain(ways()) {
+            let mut ways = ground.ways();
+            ways.push_front(("alone", Way::Ungoverned, ground.device.clone()));
+            while let Some((policy, way, device)) = ways.pop_front() {
                 progress(&format!("bully {label}, {policy}, repeat {}", repeat + 1));
                 let tenants = if policy == "alone" { &all[..1] } else { &all[..] };
-                let got = ground.run(tenants, &way, options, (measured_ms, repeat as u64))?;
+                let when = (measured_ms, repeat as u64);
+                let got = ground.run(tenants, (way, device), options, when)?;
                 let done: f64 = got.iter().map(Got::cost_ns).sum();
                 if policy == "none" {
                     ungoverned = done;
+                    ways.extend(ground.peers(tenants, &got));
                 }
                 for (part, name) in [(0.5, "p50"), (0.99, "p99"), (0.999, "p99.9")] {
                     let us = got[0].latency.quantile(part) / 1e3;

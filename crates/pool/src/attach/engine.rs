@@ -150,21 +150,19 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     let warnings = stay_out_of_reclaim().into_iter().collect();
     harden()?;
-    let volume = Held::open(&spec.name, parts, spec.cache, spec.translation.clone())?;
+    let governor = spec.shared.then(Governor::new);
+    let (cache, translation) = (spec.cache, spec.translation.clone());
+    let volume = Held::open(&spec.name, parts, cache, translation, governor.clone())?;
     if let Some(cache) = volume.cache() {
         let known = spec.journals.iter().map(|(first, end)| Region { first: *first, end: *end });
         cache.remember(&known.collect::<Vec<_>>());
     }
     // An engine remembers where it has seen no data, and does not see what the kernel writes.
     let passthrough = spec.backing.is_some();
-    let device: Arc<dyn BlockDevice> = match passthrough {
-        true => volume.file(),
-        false => volume.device(),
-    };
-    let governor = spec.shared.then(Governor::new);
-    let device = match &governor {
-        Some(governor) => Governed::new(device, governor.clone()),
-        None => device,
+    let device: Arc<dyn BlockDevice> = match (passthrough, &governor) {
+        (true, Some(governor)) => Governed::new(volume.file(), governor.clone()),
+        (true, None) => volume.file(),
+        (false, _) => volume.device(),
     };
     let trace = fds.record.map(take).transpose()?;
     let recorder = trace.map(|trace| Recorder::new(device.clone(), trace.into()));

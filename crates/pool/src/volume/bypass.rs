@@ -253,7 +253,7 @@ fn fill(path: &Path, stack: Stack, from: &Draft) -> Result<()> {
     let failed = |error: rustix::io::Errno| Failure::path(path, "copy its data", error);
     let size = stack.size;
     let (parts, _pinned) = stack.parts()?;
-    let assembled = Stack::assemble(parts, Way::Calls, None, CacheSpec::default())?;
+    let assembled = Stack::assemble(parts, Way::Calls, None, CacheSpec::default(), None)?;
     let waiter = Waiter::new(assembled.device);
     let wrote = |error| Failure::path(path, "write it", Errno::from(error));
     let mut at = 0;

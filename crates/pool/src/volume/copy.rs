@@ -217,7 +217,7 @@ pub(super) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) 
             }
         }
         let (parts, _pinned) = stack.parts()?;
-        let whole = Stack::assemble(parts, Way::Calls, None, CacheSpec::default())?;
+        let whole = Stack::assemble(parts, Way::Calls, None, CacheSpec::default(), None)?;
         let waiter = Waiter::new(whole.device);
         for at in chunks(ranges) {
             let bytes = (size - at).min(CHUNK_BYTES);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use polylane_base::Clock;
 use polylane_base::sync::Arc;
-use polylane_block::qos::governed::{Governed, Governor};
+use polylane_block::qos::governed::Governor;
 use polylane_ext4::{Ext4, Options};
 
 use super::cache::CacheSpec;
@@ -33,10 +33,9 @@ impl Disk {
         clock: Arc<dyn Clock>,
         options: &Options,
     ) -> Result<Disk> {
-        let volume = Held::open(name, parts, cache, translation)?;
         let governor = Governor::new();
-        let whole = Governed::new(volume.device(), governor.clone());
-        let fs = Ext4::open(whole, clock, options)
+        let volume = Held::open(name, parts, cache, translation, Some(governor.clone()))?;
+        let fs = Ext4::open(volume.device(), clock, options)
             .map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));

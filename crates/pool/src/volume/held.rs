@@ -16,6 +16,7 @@ use polylane_block::cache::Cached;
 use polylane_block::file::{Files, Totals, Way};
 use polylane_block::freeze::{Freezable, Frozen};
 use polylane_block::map::Unit;
+use polylane_block::qos::governed::Governor;
 use serde::{Deserialize, Serialize};
 
 use super::cache::{self, CacheSpec};
@@ -50,6 +51,7 @@ pub(crate) struct Held {
     unit: Arc<Unit>,
     cache: CacheSpec,
     translation: Translation,
+    governor: Option<Arc<Governor>>,
     frozen: Option<Frozen>,
     /// What was counted over former stacks.
     carried: Totals,
@@ -58,17 +60,18 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Makes a device of a volume's files.
+    /// Makes a device of a volume's files; what goes on to them is charged to `governor`'s lane.
     pub(crate) fn open(
         name: &str,
         parts: Parts,
         cache: CacheSpec,
         translation: Translation,
+        governor: Option<Arc<Governor>>,
     ) -> Result<Held> {
         let unit = Unit::start(&translation.unit());
         let unit = unit.map_err(|error| Failure::because(name, "start its translation", error))?;
         let engine = (unit.clone(), translation.engine());
-        let now = Stack::assemble(parts, Way::Ring, Some(engine), cache)?;
+        let now = Stack::assemble(parts, Way::Ring, Some(engine), cache, governor.as_ref())?;
         let device = Freezable::new(now.device.clone());
         let (carried, longest) = (Totals::default(), Duration::ZERO);
         Ok(Held {
@@ -77,6 +80,7 @@ impl Held {
             unit,
             cache,
             translation,
+            governor,
             frozen: None,
             carried,
             freezes: 0,
@@ -152,7 +156,8 @@ impl Held {
         let start = Instant::now();
         let engine = (self.unit.clone(), self.translation.engine());
         let parts = Parts { files: files_of(fds), bypass: None };
-        let next = Stack::assemble(parts, Way::Ring, Some(engine), self.cache)?;
+        let next =
+            Stack::assemble(parts, Way::Ring, Some(engine), self.cache, self.governor.as_ref())?;
         if let (Some(old), Some(new)) = (self.cache(), &next.cache) {
             new.remember(&old.found());
         }
@@ -224,7 +229,10 @@ mod tests {
     use super::*;
     use polylane_block::Sector;
     use polylane_block::image::Draft;
+    use polylane_block::qos::lane::Lane;
+    use polylane_block::qos::page::{Mapped, PAGE_BYTES, counters};
     use polylane_block::wait::Waiter;
+    use polylane_sys::Region;
     use polylane_sys::buffer::Buffer;
 
     #[test]
@@ -237,6 +245,7 @@ mod tests {
             Parts { files, bypass: None },
             CacheSpec::default(),
             Translation::default(),
+            None,
         );
         let mut held = held.expect("open");
         let settled = || Ok(());
@@ -256,5 +265,31 @@ mod tests {
         waiter.write(Sector(0), Buffer::zeroed(4096), false).expect("write");
         assert_eq!(held.stats()["copies"], 1);
         assert_eq!(held.stats()["writes"], 1);
+    }
+
+    /// Reads one place `times`: how many reads the lane was charged for.
+    fn charged_reads(cache: &str, times: usize) -> u64 {
+        let dir = tempfile::tempdir().expect("dir");
+        let files = Draft::new(&dir.path().join("v"), 1 << 20).and_then(Draft::publish);
+        let parts = Parts { files: vec![files.expect("volume")], bypass: None };
+        let spec = serde_json::json!({ "mode": cache, "store": "own" });
+        let spec: CacheSpec = serde_json::from_value(spec).expect("a cache");
+        let governor = Governor::new();
+        let page = Region::create("test-lane", PAGE_BYTES).expect("page").0;
+        governor.set(Some(Lane::new(Mapped(page), None)));
+        let held = Held::open("v", parts, spec, Translation::default(), Some(governor.clone()));
+        let waiter = Waiter::new(held.expect("open").device());
+        waiter.write(Sector(0), Buffer::zeroed(4096), false).expect("write");
+        for _ in 0..times {
+            waiter.read(Sector(0), 4096).expect("read");
+        }
+        governor.total(counters::READS)
+    }
+
+    #[test]
+    fn what_the_own_cache_finds_is_not_charged() {
+        assert_eq!(charged_reads("none", 3), 3);
+        assert_eq!(charged_reads("writethrough", 3), 0);
+        assert_eq!(charged_reads("directsync", 3), 3);
     }
 }

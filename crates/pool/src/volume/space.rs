@@ -271,7 +271,8 @@ mod tests {
         use polylane_block::{Sector, file::Way, wait::Waiter};
         let (parts, _) = stack::Stack::open(volume).and_then(stack::Stack::parts).expect("opens");
         let cache = super::super::cache::CacheSpec::default();
-        let device = stack::Stack::assemble(parts, Way::Calls, None, cache).expect("fits").device;
+        let device =
+            stack::Stack::assemble(parts, Way::Calls, None, cache, None).expect("fits").device;
         let waiter = Waiter::new(device);
         let mut own = vec![Own::Nothing; BLOCKS as usize];
         for _ in 0..60 {

@@ -28,6 +28,7 @@ use polylane_block::image;
 use polylane_block::map::Unit;
 use polylane_block::medium::Medium;
 use polylane_block::overlay::{Layout, Overlay};
+use polylane_block::qos::governed::{Governed, Governor};
 use rustix::fs::SeekFrom;
 
 use super::bypass::{self, BypassRef, Pinned};
@@ -196,18 +197,22 @@ impl Stack {
 
     /// The volume as a device: an engine on its own file, an overlay on that where it has bases.
     /// Without a `unit` requests go to the files as they are; so do those that the host's page
-    /// cache is to keep, since two ways to a file cannot share an engine's map of it.
+    /// cache is to keep, since two ways to a file cannot share an engine's map of it. A
+    /// `governor` has what goes on to the files charged and held back: not what the volume's own
+    /// cache finds, and what the host's page cache finds like the rest, which nobody can tell
+    /// before.
     pub(crate) fn assemble(
         parts: Parts,
         way: Way,
         unit: Option<(Arc<Unit>, Options)>,
         cache: CacheSpec,
+        governor: Option<&Arc<Governor>>,
     ) -> Result<Assembled> {
         let failed = |error: std::io::Error| Failure::because("volume", "use it as a disk", error);
         let refused = |error| failed(polylane_base::Errno::from(error).into());
         let Parts { files, bypass } = parts;
         if let Some((claim, id)) = bypass {
-            return Stack::assemble_bypass(claim, id, way, unit, cache);
+            return Stack::assemble_bypass((claim, id), way, unit, cache, governor);
         }
         let mut files = files.into_iter();
         let own = files.next().ok_or_else(|| Failure::failed("volume: no file was handed down"))?;
@@ -240,22 +245,18 @@ impl Stack {
             None => top,
             Some(base) => Overlay::open(base, top).map_err(refused)?,
         };
-        let over = cache.over(&device);
-        let device = match &over {
-            Some(cached) => cached.clone(),
-            None => device,
-        };
+        let (device, over) = finish(device, cache, governor);
         let own = Own::File(file);
         Ok(Assembled { device, engine, own, buffered, cache: in_host.or(over) })
     }
 
     /// The same of a bypass volume, which has no bases and nothing in the page cache.
     fn assemble_bypass(
-        claim: Claim,
-        id: Id,
+        (claim, id): (Claim, Id),
         way: Way,
         unit: Option<(Arc<Unit>, Options)>,
         cache: CacheSpec,
+        governor: Option<&Arc<Governor>>,
     ) -> Result<Assembled> {
         if cache.in_host() {
             return Err(Failure::failed(
@@ -273,14 +274,25 @@ impl Stack {
             let errno = polylane_base::Errno::from(error);
             Failure::because("volume", "use it as a disk", errno)
         })?;
-        let device: Arc<dyn BlockDevice> = engine.clone();
-        let over = cache.over(&device);
-        let device = match &over {
-            Some(cached) => cached.clone(),
-            None => device,
-        };
+        let (device, over) = finish(engine.clone(), cache, governor);
         Ok(Assembled { device, engine, own, buffered: None, cache: over })
     }
+}
+
+/// The top of a volume: who charges for its I/O, and above that its cache, where that is the place
+/// for it.
+fn finish(
+    whole: Arc<dyn BlockDevice>,
+    cache: CacheSpec,
+    governor: Option<&Arc<Governor>>,
+) -> (Arc<dyn BlockDevice>, Option<Arc<Cached>>) {
+    let charged = match governor {
+        Some(governor) => Governed::new(whole, governor.clone()),
+        None => whole,
+    };
+    let over = cache.over(&charged);
+    let top = over.clone().map_or(charged, |cached| cached as _);
+    (top, over)
 }
 
 /// A volume as a copy sees it.
@@ -652,7 +664,7 @@ mod tests {
                 }
             };
             let (parts, _) = stack.parts().expect("files");
-            let whole = Stack::assemble(parts, Way::Calls, None, CacheSpec::default());
+            let whole = Stack::assemble(parts, Way::Calls, None, CacheSpec::default(), None);
             let waiter = polylane_block::wait::Waiter::new(whole.expect("assemble").device);
             // One that was cut may be left with nothing at all.
             let bytes = (waiter.device().sector_count() * SECTOR_BYTES).min(SIZE) as usize;
