@@ -32,8 +32,14 @@ use crate::histogram::Histogram;
 /// Most requests of a tenant at a time: a channel of a file takes no more.
 const DEPTH_MAX: u32 = 64;
 
+/// What is not answered so long after the end is held back for ever: a policy may starve a tenant.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How often one who is idle looks whether it still is.
+const PAUSE: Duration = Duration::from_micros(500);
+
 /// Slices in which what tenants got is booked.
-pub const SLICE: Duration = Duration::from_millis(100);
+pub const SLICE: Duration = Duration::from_millis(10);
 
 /// Who decides which request goes.
 #[derive(Clone, Debug)]
@@ -178,10 +184,16 @@ impl<'a> Load<'a> {
         let mut done = Vec::new();
         loop {
             let now = Instant::now();
-            if now >= self.end && self.free.len() == self.sent.len() {
+            let answered = self.free.len() == self.sent.len();
+            if now >= self.end && (answered || now >= self.end + GRACE) {
                 return Ok(());
             }
-            while let Some(tag) = self.free.pop_if(|_| now < self.end) {
+            let active = now < self.end && self.is_active(now);
+            if !active && answered {
+                thread::sleep(PAUSE);
+                continue;
+            }
+            while let Some(tag) = self.free.pop_if(|_| active) {
                 if let Some(completion) = self.send(channel, tag, now)? {
                     done.push(completion);
                 }
@@ -195,6 +207,12 @@ impl<'a> Load<'a> {
                 self.book(completion)?;
             }
         }
+    }
+
+    /// Whether it is active now; what lies before the time that counts is its begin.
+    fn is_active(&self, now: Instant) -> bool {
+        let at = now.saturating_duration_since(self.begin).as_nanos() as u64;
+        self.tenant.active.iter().any(|(from, until)| (*from..*until).contains(&at))
     }
 
     fn send(

@@ -394,7 +394,8 @@ pub(crate) struct BenchRunArgs {
     /// Byte addresses of the journal's first and last block [default: as the trace says]
     #[arg(long, value_name = "LO-HI", requires = "trace")]
     pub(crate) journal: Option<AddressRange>,
-    /// Directory on the disk to measure on, not a simulated device (wdt-fig8, wdt-fig9, bully)
+    /// Directory on the disk to measure on, not a simulated device (wdt-fig8,
+    /// wdt-fig9, joins, bully)
     #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
 }

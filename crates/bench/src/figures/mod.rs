@@ -59,7 +59,7 @@ pub struct Figure {
 pub const TAKE_TRACES: &[&str] = &["pdc-trace", "pdc-fig3", "pdc-fig5", "pdc-fig8"];
 
 /// Figures that a real disk can be given to.
-pub const TAKE_A_DISK: &[&str] = &["wdt-fig8", "wdt-fig9", "bully"];
+pub const TAKE_A_DISK: &[&str] = &["wdt-fig8", "wdt-fig9", "joins", "bully"];
 
 /// Every figure.
 pub const FIGURES: &[Figure] = &[
@@ -344,6 +344,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "shares of four containers by policy, random 4 KiB (simulated device)",
         run: wdt_model::fig9,
+    },
+    Figure {
+        name: "joins",
+        mounts: false,
+        about: "the heaviest of four is idle, then joins, by policy (simulated device)",
+        run: wdt_model::joins,
     },
     Figure {
         name: "bully",

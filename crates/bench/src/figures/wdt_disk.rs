@@ -1,5 +1,5 @@
-//! `wdt-fig8`, `wdt-fig9` and `bully` on a real disk (`--disk DIR`): the same tenants, the policies
-//! between real threads on a file in that directory, with peers of the kernel's where the host has
+//! `wdt-fig8`, `wdt-fig9`, `joins` and `bully` on a real disk (`--disk DIR`): the same tenants, the
+//! policies between real threads on a file in that directory, with peers of the kernel's where the host has
 //! them. Repeats are interleaved; a policy's throughput is a ratio to the ungoverned run beside it.
 
 use std::collections::VecDeque;
@@ -289,6 +289,73 @@ pub fn fig8(options: &Options, disk: &Path) -> Result<Report> {
 /// As [`fig8`].
 pub fn fig9(options: &Options, disk: &Path) -> Result<Report> {
     shares(options, disk, "wdt-fig9-disk", &[("10:5:2.5:1", scenarios::fig9())])
+}
+
+/// A tenant has its share when so many slices show so much of it: the rest is the disk's noise.
+const SETTLED_SLICES: usize = 5;
+const SETTLED_PART: f64 = 0.9;
+
+/// `joins` there: the heaviest is idle for half of the time.
+///
+/// # Errors
+/// As [`fig8`].
+pub fn joins(options: &Options, disk: &Path) -> Result<Report> {
+    let title = "the heaviest of four is idle, then joins: until it has its share, on a disk";
+    let mut report = Report::new("joins-disk", title, "weights", "ms", Better::Lower);
+    report.baseline = "none".into();
+    let ground = Ground::new(disk, &mut report)?;
+    let mut tenants = scenarios::fig9();
+    let half = Duration::from_millis(if options.quick { SHARES_MS / 4 } else { SHARES_MS / 2 });
+    tenants[0] = tenants[0].clone().active_in(vec![(half.as_nanos() as u64, u64::MAX)]);
+    let entitled = part(&tenants);
+    let half = (half.as_nanos() / SLICE.as_nanos()) as usize;
+    for repeat in 0..options.repeats() {
+        let mut ungoverned = f64::NAN;
+        for (policy, way, device) in ground.ways() {
+            progress(&format!("joins {policy}, repeat {}", repeat + 1));
+            let when = (SHARES_MS, repeat as u64);
+            let got = ground.run(&tenants, (way, device), options, when)?;
+            let before: u64 = got.iter().flat_map(|got| &got.slices[..half]).sum();
+            if policy == "none" {
+                ungoverned = before as f64;
+            }
+            let after: Vec<&[u64]> = got.iter().map(|got| &got.slices[half..]).collect();
+            let slices = settles(&after, entitled).unwrap_or(after[0].len());
+            let ms = slices as f64 * SLICE.as_secs_f64() * 1e3;
+            let extra = [
+                ("idle_throughput", before as f64 / ungoverned),
+                ("share", share(&after, 0..after[0].len()) / entitled),
+            ];
+            report.add(policy, "10:5:2.5:1", ms, &extra);
+        }
+    }
+    report.notes.extend([
+        "the first 50 ms, in steps of 10 ms, with 0.9 of its share or more; never: all of the time"
+            .into(),
+        "share: what it got after it joined, over what its weight gives".into(),
+        "idle_throughput: of all before, over that of the ungoverned run beside it".into(),
+    ]);
+    Ok(report)
+}
+
+/// What the first tenant's weight gives it of the whole.
+fn part(tenants: &[Tenant]) -> f64 {
+    let sum: f64 = tenants.iter().map(|tenant| f64::from(tenant.weight)).sum();
+    f64::from(tenants[0].weight) / sum
+}
+
+/// What the first tenant got of the whole.
+fn share(got: &[&[u64]], slices: std::ops::Range<usize>) -> f64 {
+    let sum = |slices: &[u64]| slices.iter().sum::<u64>() as f64;
+    let all: f64 = got.iter().map(|one| sum(&one[slices.clone()])).sum();
+    sum(&got[0][slices]) / all.max(1.0)
+}
+
+/// The first slice from which on the first tenant has its share, for as long as is looked at.
+fn settles(got: &[&[u64]], entitled: f64) -> Option<usize> {
+    let spans = got[0].len().saturating_sub(SETTLED_SLICES);
+    let has = |at: usize| share(got, at..at + SETTLED_SLICES) >= SETTLED_PART * entitled;
+    (0..spans).find(|at| has(*at))
 }
 
 /// `bully` there.

@@ -4,8 +4,8 @@
 
 use anyhow::Result;
 use polylane_block::qos::fixed::Static;
-use polylane_block::qos::model::{self, Device, Outcome, SECOND, Scenario};
-use polylane_block::qos::scenarios::{self, Case, PolicyName, WEIGHTS};
+use polylane_block::qos::model::{self, Device, MILLISECOND, Outcome, SECOND, Scenario};
+use polylane_block::qos::scenarios::{self, Case, Findings, PolicyName, WEIGHTS};
 use polylane_block::qos::wdt::Wdt;
 use polylane_block::qos::{Kind, Policy};
 
@@ -147,6 +147,36 @@ fn add_shares(report: &mut Report, label: &str, case: &Case) {
             report.add(policy.name(), &point, got * sum / f64::from(*weight), &extra);
         }
     }
+}
+
+/// How long the heaviest of four, who was idle, waits for its share when it joins.
+///
+/// # Errors
+/// None.
+pub fn joins(options: &Options) -> Result<Report> {
+    if let Some(disk) = &options.disk {
+        return wdt_disk::joins(options, disk);
+    }
+    let title =
+        "the heaviest of four is idle, then joins: until all shares are within 5 %, simulated";
+    let mut report = Report::new("joins", title, "weights", "ms", Better::Lower);
+    report.baseline = "none".into();
+    for seed in 0..options.repeats() as u64 {
+        let mut case = scenarios::joins();
+        case.scenario.seed = seed + 1;
+        for policy in PolicyName::ALL {
+            progress(&format!("joins {}", policy.name()));
+            let outcome = case.run(policy);
+            let found = Findings::of(&case, &outcome);
+            let rest = (case.scenario.until - case.span.0) as f64 / MILLISECOND as f64;
+            let ms = found.settle_ms.min(rest);
+            let idle = outcome.throughput(SECOND, case.event.unwrap_or(SECOND));
+            report.add(policy.name(), "10:5:2.5:1", ms, &[("idle_throughput", idle)]);
+        }
+    }
+    report.notes.push("never: all of the time, 5000 ms".into());
+    report.notes.push("idle_throughput: part of the device that is used before".into());
+    Ok(report)
 }
 
 /// A tenant with one small read at a time beside three that flood the device.
