@@ -1,6 +1,7 @@
 //! `wdt-fig8`, `wdt-fig9`, `joins` and `bully` on a real disk (`--disk DIR`): the same tenants, the
-//! policies between real threads on a file in that directory, with peers of the kernel's where the host has
-//! them. Repeats are interleaved; a policy's throughput is a ratio to the ungoverned run beside it.
+//! policies between real threads on a file in that directory, with peers of the kernel's where the
+//! host has them. Repeats are interleaved; a policy's throughput is a ratio to the ungoverned run
+//! beside it.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -49,8 +50,8 @@ struct Ground {
 /// A way, its name, and what it is measured on.
 type Entry = (&'static str, Way, Arc<dyn BlockDevice>);
 
-/// A loop device on the file, with direct I/O and the kernel's scheduler BFQ: the disk's own is what
-/// its owner chose. It goes with the last who has it open.
+/// A loop device on the file, with direct I/O and the kernel's scheduler BFQ: the disk's own is
+/// what its owner chose. It goes with the last who has it open.
 struct Bfq {
     device: Arc<dyn BlockDevice>,
     /// Where its scheduler is chosen, and the former one.
