@@ -2,10 +2,11 @@
 //! all; `qos-cost`: what the coordinator costs by lanes. No device: time of the threads alone.
 //! `wdt-fig7`: cache misses of the former, where the CPU's counters can be read.
 
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use polylane_block::qos::board::{Board, Device, Limits, Rule};
 use polylane_block::qos::cost::{CostModel, Line};
 use polylane_block::qos::lane::Lane;
@@ -14,7 +15,6 @@ use polylane_block::qos::{Io, Kind, Verdict};
 use polylane_sys::Region;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::place::command;
 use crate::report::{Better, Report};
 use crate::{Options, progress};
 
@@ -114,41 +114,53 @@ fn admit(rule: Rule, count: usize) -> Result<(f64, f64)> {
     Ok((mean, (REQUESTS * count as u64) as f64 / seconds))
 }
 
-/// Cache misses of admission.
+/// Cache misses of admission, by threads and policy.
 ///
 /// # Errors
 /// The load failed.
 pub fn fig7(options: &Options) -> Result<Report> {
-    let title = "cache references that miss in admission, two threads";
-    let mut report = Report::new("wdt-fig7", title, "policies", "part", Better::Lower);
-    let events = ["stat", "-x", ",", "-e", "cache-references,cache-misses"];
-    match command("perf", &[&events[..], &["true"]].concat()) {
-        Err(error) => report.notes.push(format!("left out: {error:#}")),
-        Ok(_) => {
-            let file = std::env::temp_dir().join(format!("polylane-fig7-{}", std::process::id()));
-            let (out, me) = (crate::place::path(&file)?.to_string(), std::env::current_exe()?);
-            let results = file.with_extension("results");
-            let me = [crate::place::path(&me)?, "bench", "run", "wdt-fig6", "--quick", "--out"];
-            let rest = [crate::place::path(&results)?];
-            for _ in 0..options.repeats() {
-                command("perf", &[&events[..], &["-o", &out], &me, &rest].concat())?;
-                let text = std::fs::read_to_string(&file)?;
-                let count = |name: &str| {
-                    let line = text.lines().find(|line| line.contains(name))?;
-                    line.split(',').next()?.parse::<f64>().ok()
-                };
-                match count("cache-misses").zip(count("cache-references")) {
-                    Some((misses, all)) => report.add("all of wdt-fig6", "all", misses / all, &[]),
-                    None => {
+    let title = "cache references that miss in admission";
+    let mut report = Report::new("wdt-fig7", title, "threads", "part", Better::Lower);
+    report.baseline = Rule::Wdt.name().into();
+    let cpus = thread::available_parallelism().map_or(1, |count| count.get());
+    for repeat in 0..options.repeats() {
+        for count in [1, 2, 4, 8].into_iter().filter(|count| *count <= 2 * cpus) {
+            for rule in [Rule::Wdt, Rule::WdtSharedLock, Rule::Ledger] {
+                progress(&format!("wdt-fig7 {} {count}, repeat {}", rule.name(), repeat + 1));
+                match misses(|| admit(rule, count).map(drop)) {
+                    Ok(Some(part)) => report.add(rule.name(), &count.to_string(), part, &[]),
+                    Ok(None) => {
                         report.notes.push("left out: this CPU's counters are not read here".into());
-                        break;
+                        return Ok(report);
+                    }
+                    Err(error) => {
+                        report.notes.push(format!("left out: {error:#}"));
+                        return Ok(report);
                     }
                 }
             }
-            let _ = (std::fs::remove_file(&file), std::fs::remove_dir_all(&results));
         }
     }
     Ok(report)
+}
+
+/// The part of this process's cache references that miss while `work` is done over and over for a
+/// moment; `None` where they are not counted.
+fn misses(mut work: impl FnMut() -> Result<()>) -> Result<Option<f64>> {
+    let me = std::process::id().to_string();
+    let events = ["stat", "-x", ",", "-e", "cache-references,cache-misses", "-p", &me];
+    let mut perf = Command::new("perf");
+    perf.args(events).args(["--", "sleep", "0.3"]).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut perf = perf.spawn().context("run perf")?;
+    while perf.try_wait().context("wait for perf")?.is_none() {
+        work()?;
+    }
+    let text = String::from_utf8(perf.wait_with_output().context("hear perf")?.stderr)?;
+    let count = |name: &str| {
+        let line = text.lines().find(|line| line.contains(name))?;
+        line.split(',').next()?.parse::<f64>().ok()
+    };
+    Ok(count("cache-misses").zip(count("cache-references")).map(|(misses, all)| misses / all))
 }
 
 /// The coordinator's CPU time by lanes and how many of them are active.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use polylane_base::TestClock;
 use polylane_base::rng::Rng;
-use polylane_ext4::Ext4;
+use polylane_ext4::{DataMode, Ext4};
 use polylane_testkit::sim::{Crash, Event, Image, SimDisk, SimOptions};
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::SetAttr;
@@ -223,7 +223,8 @@ fn record(base: &Image, seed: u64, steps: usize) -> Recorded {
     let disk = SimDisk::new(base.clone(), SimOptions { record: true, delay, ..Default::default() });
     let clock = Arc::new(TestClock::default());
     let interval = Duration::from_millis(2 + seed % 7);
-    let fs: Arc<Ext4> = Arc::new(open_with(&disk, clock.clone(), interval).expect("opens"));
+    let fs: Arc<Ext4> =
+        Arc::new(open_with(&disk, clock.clone(), (interval, DataMode::Ordered)).expect("opens"));
     let mut options = small_options(clock, CACHE_BYTES);
     options.flush_interval = Duration::from_millis(1 + seed % 5);
     let vfs = Vfs::new(fs.clone(), options).expect("a cache");
@@ -301,7 +302,7 @@ fn delayed_writes_keep_their_promises() {
     while !limit.ends_at(done) {
         let seed = first + done as u64;
         done += 1;
-        let (count, outcome) = explore(&bases[seed as usize % 2], seed, steps, cuts);
+        let (count, outcome) = explore(&bases[seed as usize % bases.len()], seed, steps, cuts);
         states += count;
         if let Err(why) = outcome {
             panic!("seed {seed}: {why}");

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use polylane_block::Error as DeviceError;
+use polylane_ext4::DataMode;
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
 
 use super::oracle::Window;
@@ -116,10 +117,11 @@ fn a_medium_that_fails_stops_the_file_system_and_loses_nothing() {
     let limit = Limit::list(count);
     let bases = FEATURES.map(|features| format(features, &ace::setup()));
     while !limit.ends_at(done) {
-        let (ops, base) = (spread(&all, done), &bases[done % 2]);
+        let (ops, base) = (spread(&all, done), &bases[done % bases.len()]);
         let warm = done % 3 == 0;
         done += 1;
-        let workload = Workload { ops: ops.clone(), delay: None, warm, backwards: false };
+        let data = DataMode::Ordered;
+        let workload = Workload { ops: ops.clone(), delay: None, warm, backwards: false, data };
         let run = record(base, &workload).expect("works on a good medium");
         for (on, stride) in [(FaultOn::Write, 1), (FaultOn::Flush, 1), (FaultOn::Read, reads)] {
             for nth in (0..).step_by(stride) {
@@ -149,7 +151,9 @@ fn a_full_host_loses_nothing() {
     while !limit.ends_at(done) {
         let ops = spread(&all, done);
         done += 1;
-        let workload = Workload { ops: ops.clone(), delay: None, warm: false, backwards: false };
+        let data = DataMode::Ordered;
+        let workload =
+            Workload { ops: ops.clone(), delay: None, warm: false, backwards: false, data };
         let run = record(&base, &workload).expect("works with space");
         for nth in 0.. {
             let error = DeviceError::NoSpace;

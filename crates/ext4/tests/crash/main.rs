@@ -26,6 +26,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use polylane_ext4::DataMode;
 use polylane_testkit::sim::Image;
 
 use script::Op;
@@ -191,10 +192,11 @@ fn report(name: &str, took: Duration, totals: &Totals) {
     assert!(totals.states > 50, "too few states were looked at");
 }
 
-/// Variants take turns: cold and warm inodes, a prompt and a lazy disk.
+/// Variants take turns: cold and warm inodes, a prompt and a lazy disk, both modes of data.
 fn varied(ops: Vec<Op>, at: usize) -> Workload {
     let delay = (at / 2 % 3 == 2).then_some(at as u64);
-    Workload { ops, delay, warm: at / 2 % 2 == 1, backwards: at % 5 == 4 }
+    let data = if at % 7 == 3 { DataMode::Writeback } else { DataMode::Ordered };
+    Workload { ops, delay, warm: at / 2 % 2 == 1, backwards: at % 5 == 4, data }
 }
 
 #[test]

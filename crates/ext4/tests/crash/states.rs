@@ -10,7 +10,7 @@ use std::time::Duration;
 use polylane_base::rng::Rng;
 use polylane_base::{Clock, TestClock, Time};
 use polylane_ext4::format::journal::JournalSuperblock;
-use polylane_ext4::{Ext4, Options};
+use polylane_ext4::{DataMode, Ext4, Options};
 use polylane_testkit::sim::{Crash, Event, Fate, Image, SimDisk, SimOptions, Tear};
 
 use super::judge;
@@ -37,8 +37,10 @@ const FORMAT: &[&str] = &[
      hash_seed=33333333-3333-3333-3333-333333333333",
 ];
 
-/// Kinds of images that are tried: with the list of orphans, and with the orphan file.
-pub const FEATURES: [&str; 2] = ["^orphan_file", "orphan_file,metadata_csum_seed"];
+/// Kinds of images that are tried: with the list of orphans, with the orphan file, and as older
+/// mke2fs make them.
+pub const FEATURES: [&str; 3] =
+    ["^orphan_file", "orphan_file,metadata_csum_seed", "^orphan_file,^metadata_csum,uninit_bg"];
 
 const IMAGE_BYTES: usize = 16 << 20;
 
@@ -82,7 +84,8 @@ pub fn late_numbered(mut image: Image) -> Image {
 
 /// Opens; commits happen when asked for, not by the clock, so that runs repeat.
 pub fn open(disk: &Arc<SimDisk>) -> Result<Ext4, String> {
-    open_with(disk, Arc::new(TestClock::default()), Duration::from_secs(3600))
+    let seldom = (Duration::from_secs(3600), DataMode::Ordered);
+    open_with(disk, Arc::new(TestClock::default()), seldom)
 }
 
 /// Opens with a clock, and commits every `commit_interval`: with an odd one as many as possible at
@@ -93,9 +96,9 @@ pub fn open(disk: &Arc<SimDisk>) -> Result<Ext4, String> {
 pub fn open_with(
     disk: &Arc<SimDisk>,
     clock: Arc<dyn Clock>,
-    commit_interval: Duration,
+    (commit_interval, data): (Duration, DataMode),
 ) -> Result<Ext4, String> {
-    let mut options = Options { commit_interval, ..Options::default() };
+    let mut options = Options { commit_interval, data, ..Options::default() };
     if commit_interval.subsec_millis() % 2 == 1 {
         // Every commit begins before the one before has ended.
         options.tuning.overlap_blocks = 0;
@@ -124,6 +127,9 @@ pub struct Workload {
     pub warm: bool,
     /// The clock is set back again and again.
     pub backwards: bool,
+    /// Writeback differs only where a commit meets a write, which no commit does here: what may be
+    /// found is the same.
+    pub data: DataMode,
 }
 
 /// A clock that loses a minute at every reading.
@@ -139,8 +145,8 @@ impl fmt::Display for Workload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "workload: {:?}, warm {}, backwards {}",
-            self.delay, self.warm, self.backwards
+            "workload: {:?}, warm {}, backwards {}, {:?}",
+            self.delay, self.warm, self.backwards, self.data
         )?;
         self.ops.iter().enumerate().try_for_each(|(at, op)| writeln!(f, "  {at}: {op:?}"))
     }
@@ -165,7 +171,7 @@ pub fn record(base: &Image, workload: &Workload) -> Result<Run, String> {
         true => Arc::new(Backwards(AtomicI64::new(0))),
         false => Arc::new(TestClock::default()),
     };
-    let fs = open_with(&disk, clock, Duration::from_secs(3600))?;
+    let fs = open_with(&disk, clock, (Duration::from_secs(3600), workload.data))?;
     let mut history = History::default();
     let mut runner = Runner::new(&fs, workload.warm);
     history.states.push(look(&fs, &runner)?);

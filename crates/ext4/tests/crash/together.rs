@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use polylane_base::rng::Rng;
 use polylane_base::{Ino, TestClock};
+use polylane_ext4::DataMode;
 use polylane_testkit::sim::{Crash, Event, Image, SimDisk, SimOptions};
 use polylane_vfs::fs::{Fallocate, FileSystem};
 
@@ -106,7 +107,8 @@ fn record(base: &Image, seed: u64, len: usize) -> (Vec<Event>, Vec<History>) {
     let disk = SimDisk::new(base.clone(), options);
     // Odd ones overlap, see `open_with`: on prompt disks and on late ones.
     let interval = Duration::from_millis(1 + seed / 2 % 4);
-    let fs = open_with(&disk, Arc::new(TestClock::default()), interval).expect("opens");
+    let fs = open_with(&disk, Arc::new(TestClock::default()), (interval, DataMode::Ordered))
+        .expect("opens");
     let histories = std::thread::scope(|scope| {
         let start = |thread: usize| {
             let (disk, fs) = (&disk, &fs);
@@ -166,7 +168,7 @@ fn threads_get_what_they_were_promised() {
     while !limit.ends_at(done) {
         let seed = first + done as u64;
         done += 1;
-        let (count, outcome) = explore(&bases[seed as usize % 2], seed, len, cuts);
+        let (count, outcome) = explore(&bases[seed as usize % bases.len()], seed, len, cuts);
         states += count;
         if let Err(why) = outcome {
             panic!("seed {seed}: {why}");
