@@ -1,7 +1,7 @@
 //! A service that dies is replaced under the running tenant.
 
 use std::io::Write as _;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -44,6 +44,29 @@ fn a_killed_service_is_replaced_under_load() {
     assert_eq!(run.line(), "x");
     assert_eq!(run.line(), "/lane/again");
     assert_eq!(run.end().code(), Some(0));
+}
+
+/// Asked for its counters, a service dies before it answers: the next one does.
+#[test]
+fn what_a_killed_service_was_asked_the_next_one_answers() {
+    if unavailable("what_a_killed_service_was_asked_the_next_one_answers") {
+        return;
+    }
+    let mut run = Run::new("--mem").script("echo up; sleep 60").start();
+    assert_eq!(run.line(), "up");
+    let service = run.service();
+    signal_to(service, "STOP");
+    let mut stats = Command::new(binary());
+    let stats = stats.args(["stats", "--json", "--pool", &run.pool]).stdout(Stdio::piped());
+    let asked = Instant::now();
+    let stats = stats.spawn().expect("polylane");
+    std::thread::sleep(Duration::from_millis(500));
+    signal_to(service, "KILL");
+    let output = stats.wait_with_output().expect("stats ends");
+    assert!(output.status.success(), "{output:?}");
+    assert!(asked.elapsed() < Duration::from_secs(4), "it was told nothing");
+    signal_to(run.child.id(), "TERM");
+    run.end();
 }
 
 #[test]

@@ -90,6 +90,11 @@ impl Listener {
         (stats, copiers)
     }
 
+    /// Whether anybody waits for statistics.
+    pub(crate) fn is_waited_at(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Answers everybody who wants statistics. A packet never blocks on an empty socket buffer.
     pub(crate) fn answer(&mut self, stats: &Value) {
         for client in self.waiting.drain(..) {
