@@ -188,7 +188,7 @@ impl Supervisor {
             if ready.service {
                 self.copies.server_ended();
                 self.replace(doors, service)?;
-                ask_again(service, &listener);
+                listener.ask_again(&service.link);
                 continue;
             }
             if self.watchdog.look(service.process.pid()) {
@@ -200,7 +200,7 @@ impl Supervisor {
             {
                 let (client, program) = wish.into_parts();
                 Wish::answer(&client, &self.upgrade(doors, service, program)?);
-                ask_again(service, &listener);
+                listener.ask_again(&service.link);
             }
             if ready.from_service {
                 self.hear_service(service, &mut listener);
@@ -544,14 +544,6 @@ enum Late {
 impl Late {
     fn after(self, time: Duration) -> Deadline {
         Some((Instant::now() + time, self))
-    }
-}
-
-/// Asks a new service what the former one was asked and did not answer.
-fn ask_again(service: &Service, listener: &Listener) {
-    if listener.is_waited_at() {
-        // Its end shows at its process.
-        let _ = service.link.send(&ToService::Stats, &[]);
     }
 }
 

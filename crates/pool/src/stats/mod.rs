@@ -19,7 +19,7 @@ use crate::attach;
 use crate::copying::Target;
 use crate::failure::{Failure, Result};
 use crate::keeper::wait_for;
-use crate::link::Link;
+use crate::link::{Link, ToService};
 use crate::names;
 
 /// How long a pool may take to answer.
@@ -90,9 +90,12 @@ impl Listener {
         (stats, copiers)
     }
 
-    /// Whether anybody waits for statistics.
-    pub(crate) fn is_waited_at(&self) -> bool {
-        !self.waiting.is_empty()
+    /// Asks a new service what the former one was asked and did not answer.
+    pub(crate) fn ask_again(&self, service: &Link) {
+        if !self.waiting.is_empty() {
+            // Its end shows at its process.
+            let _ = service.send(&ToService::Stats, &[]);
+        }
     }
 
     /// Answers everybody who wants statistics. A packet never blocks on an empty socket buffer.
