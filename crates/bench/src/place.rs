@@ -251,15 +251,9 @@ impl Ground {
             return Ok(());
         }
         fs::File::create(&image)?.set_len(bytes)?;
-        let (image, dir) = (path(&image)?, path(&dir)?);
-        format(kind, image)?;
-        let direct = format!("--direct-io={}", if direct { "on" } else { "off" });
-        let device = command("losetup", &["--find", "--show", &direct, image])?;
-        let device = device.trim();
-        let mounted = command("mount", &["-t", kind, device, dir]);
-        // Takes effect when the mount is gone.
-        command("losetup", &["--detach", device])?;
-        mounted.map(drop)
+        format(kind, path(&image)?)?;
+        let dir = path(&dir)?;
+        on_loop(&image, direct, |device| command("mount", &["-t", kind, device, dir]).map(drop))
     }
 
     fn attach_each(&self, kind: &str, journal: &str) -> Result<PathBuf> {
@@ -341,6 +335,20 @@ pub fn command(tool: &str, args: &[&str]) -> Result<String> {
         bail!("{tool} failed: {}", said.lines().next().unwrap_or("no message").trim());
     }
     Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+/// Has `open` open, or mount, a loop device on a file, which goes with the last who has it open.
+///
+/// # Errors
+/// There can be none, or what `open` says.
+pub fn on_loop<T>(file: &Path, direct: bool, open: impl FnOnce(&str) -> Result<T>) -> Result<T> {
+    let direct = format!("--direct-io={}", if direct { "on" } else { "off" });
+    let device = command("losetup", &["--find", "--show", &direct, path(file)?])?;
+    let device = device.trim();
+    let opened = open(device);
+    // Takes effect when nobody has it open.
+    command("losetup", &["--detach", device])?;
+    opened
 }
 
 /// A tenant's load that is a shell script: prepares the directory `$1`, prints `ready`, reads a

@@ -372,49 +372,12 @@ fn the_ledger_looks_seldom_while_nobody_does_anything_and_at_once_when_somebody_
     assert_eq!(look(&mut ledger, &mut now), SECOND / 200);
 }
 
-/// A ledger with limits that somebody changes: when, whose, what.
-struct Changing {
-    ledger: Ledger,
-    changes: Vec<(Nanos, usize, Limits)>,
-}
-
-impl Policy for Changing {
-    fn add_lane(&mut self, weight: u32) -> usize {
-        self.ledger.add_lane(weight)
-    }
-
-    fn set_weight(&mut self, lane: usize, weight: u32) {
-        self.ledger.set_weight(lane, weight);
-    }
-
-    fn admit(&mut self, now: Nanos, lane: usize, io: &Io) -> Verdict {
-        self.ledger.admit(now, lane, io)
-    }
-
-    fn at_device(&mut self, requests: u64) {
-        self.ledger.at_device(requests);
-    }
-
-    fn complete(&mut self, now: Nanos, lane: usize, io: &Io) {
-        self.ledger.complete(now, lane, io);
-    }
-
-    fn tick(&mut self, now: Nanos) {
-        let (due, later) = self.changes.drain(..).partition(|(when, ..)| *when <= now);
-        self.changes = later;
-        let due: Vec<(Nanos, usize, Limits)> = due;
-        due.into_iter().for_each(|(_, lane, limits)| self.ledger.set_limits(lane, limits));
-        self.ledger.tick(now);
-    }
-
-    fn next_tick(&self) -> Nanos {
-        self.ledger.next_tick()
-    }
-}
-
-/// A ledger that counts how often the first lane had to wait in its own queue.
+/// A ledger that is watched, with limits that somebody changes.
 struct Watched {
     ledger: Ledger,
+    /// When, whose, what.
+    changes: Vec<(Nanos, usize, Limits)>,
+    /// How often the first lane had to wait in its own queue.
     waits: Rc<Cell<u64>>,
 }
 
@@ -443,6 +406,10 @@ impl Policy for Watched {
     }
 
     fn tick(&mut self, now: Nanos) {
+        let (due, later) = self.changes.drain(..).partition(|(when, ..)| *when <= now);
+        self.changes = later;
+        let due: Vec<(Nanos, usize, Limits)> = due;
+        due.into_iter().for_each(|(_, lane, limits)| self.ledger.set_limits(lane, limits));
         self.ledger.tick(now);
     }
 
@@ -458,7 +425,8 @@ fn beside_floods(mut case: Case, think_ns: Nanos, flood: Io) -> (Nanos, u64) {
     case.scenario.tenants[1..].iter_mut().for_each(|tenant| tenant.mix = vec![(100, flood)]);
     let waits = Rc::new(Cell::new(0));
     let ledger = Ledger::new(case.scenario.device.cost, Config::default());
-    let outcome = run(&case.scenario, Watched { ledger, waits: waits.clone() });
+    let outcome =
+        run(&case.scenario, Watched { ledger, changes: Vec::new(), waits: waits.clone() });
     assert!(outcome.throughput(SECOND, case.scenario.until) >= 0.95, "the floods go on");
     (outcome.latency_ns(0, 0.99), waits.get())
 }
@@ -505,7 +473,8 @@ fn limits_of_lanes_hold_as_they_change() {
     scenario.tenants = vec![Tenant::reader(1, 32), Tenant::reader(100, 32)];
     scenario.until = 10 * SECOND;
     let ledger = Ledger::new(CostModel::default(), Config::default());
-    let outcome = run(&scenario, Changing { ledger, changes: changes.collect() });
+    let outcome =
+        run(&scenario, Watched { ledger, changes: changes.collect(), waits: Rc::default() });
     let rate = |lane: usize, second: u64| {
         let (from, until) = (second * SECOND + SECOND / 2, (second + 2) * SECOND);
         outcome.device_ns(lane, from, until) * SECOND / (until - from) / 10_000

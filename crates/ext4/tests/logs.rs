@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use common::BLOCK;
+use common::log::cat;
 use polylane_base::TestClock;
 use polylane_block::ram::RamDevice;
 use polylane_ext4::format::journal::{ASYNC_COMMIT, COMPAT_CHECKSUM, CSUM_V2, JournalSuperblock};
@@ -52,13 +53,6 @@ fn debugfs(image: &Path, commands: &str) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-/// The bytes of a file, as debugfs sees it.
-fn cat(image: &Path, path: &str) -> Vec<u8> {
-    let request = format!("cat {path}");
-    let output = Command::new("debugfs").args(["-R", &request]).arg(image).output();
-    output.expect("debugfs runs").stdout
-}
-
 fn e2fsck(flags: &str, image: &Path) -> (Option<i32>, String) {
     let done = Command::new("e2fsck").arg(flags).arg(image).output().expect("e2fsck runs");
     (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
@@ -74,10 +68,7 @@ fn blocks(image: &Path, first: u64, count: usize) -> Vec<u8> {
 
 /// Changes the journal's superblock as bytes; makes its checksum right where it has one.
 fn edit_journal(image: &Path, edit: impl FnOnce(&mut [u8])) {
-    let said = debugfs(image, "bmap <8> 0\n");
-    let home = said.lines().filter_map(|line| line.trim().parse::<u64>().ok()).next_back();
-    let home = home.expect("the journal has a first block");
-    let mut block = blocks(image, home, 1);
+    let mut block = cat(image, "<8>")[..BLOCK].to_vec();
     edit(&mut block);
     let incompat = u32::from_be_bytes(block[0x28..0x2c].try_into().expect("4 bytes"));
     if incompat & CSUM_V2 != 0 {
@@ -85,8 +76,7 @@ fn edit_journal(image: &Path, edit: impl FnOnce(&mut [u8])) {
         let sum = polylane_ext4::format::checksum::crc(!0, &block[..1024]);
         block[0xfc..0x100].copy_from_slice(&sum.to_be_bytes());
     }
-    let file = std::fs::File::options().write(true).open(image).expect("writable");
-    file.write_all_at(&block, home * BLOCK as u64).expect("inside");
+    common::log::put(image, 0, &block);
 }
 
 fn set_bits(block: &mut [u8], at: usize, bits: u32) {
@@ -114,6 +104,13 @@ fn keep(fs: &Ext4, name: &str) -> Vec<u8> {
     bytes
 }
 
+/// Has debugfs write three transactions into a log that it opens by `jo`; what it said.
+fn write_three(image: &Path, jo: &str, source: &Path) -> String {
+    let from = source.display();
+    let script = format!("{jo}\njw -b 5000-5403 {from}\njw -r 5002\njw -b 5500 {from}\njc\n");
+    debugfs(image, &script)
+}
+
 /// Every form of a log is replayed as e2fsck does: several descriptors, escapes, revokes.
 #[test]
 fn logs_of_every_form_are_replayed() {
@@ -130,11 +127,7 @@ fn logs_of_every_form_are_replayed() {
         ("^64bit,^metadata_csum", "jo"),
     ] {
         let image = format(features);
-        let from = source.path().display();
-        let said = debugfs(
-            image.path(),
-            &format!("{jo}\njw -b 5000-5403 {from}\njw -r 5002\njw -b 5500 {from}\njc\n"),
-        );
+        let said = write_three(image.path(), jo, source.path());
         let device = load(image.path());
         let fs = open(&device).unwrap_or_else(|error| panic!("{features} {jo}: {error}"));
         assert_eq!(fs.recovered.transactions, 3, "{features} {jo}: {said}");
@@ -158,11 +151,7 @@ fn logs_of_every_form_are_replayed() {
 /// with `journal_checksum` and, where it does not wait, with `journal_async_commit`.
 fn summed(source: &Path, is_async: bool) -> NamedTempFile {
     let image = format("64bit,^metadata_csum");
-    let from = source.display();
-    debugfs(
-        image.path(),
-        &format!("jo\njw -b 5000-5403 {from}\njw -r 5002\njw -b 5500 {from}\njc\n"),
-    );
+    write_three(image.path(), "jo", source);
     edit_journal(image.path(), |block| {
         set_bits(block, 0x24, COMPAT_CHECKSUM);
         set_bits(block, 0x28, if is_async { ASYNC_COMMIT } else { 0 });

@@ -6,7 +6,7 @@ use polylane_base::rng::Rng;
 use polylane_tests::cut::{Record, State};
 use polylane_tests::{binary, tool};
 
-use super::place::Place;
+use super::place::{Place, is_full};
 
 /// A tenant makes a file durable, and the next when it is told to; after the first a snapshot is
 /// taken, after the second a clone. Each of these five is told by a mark.
@@ -56,18 +56,16 @@ pub fn copies(place: &Place) {
     let (record, output) = Record::of(&place.dir, command.env("POOL", pool));
     assert!(output.status.success(), "{output:?}");
     assert_eq!(record.marks().len(), 5, "{output:?}");
-    let full = std::env::var_os("POLYLANE_CRASH").is_some_and(|how| how == "full");
     let marks = record.marks();
-    let ranges = match full {
+    let ranges = match is_full() {
         true => vec![0..=record.len()],
         false => vec![marks[0]..=marks[1] + 3, marks[2]..=marks[3] + 3],
     };
     let (mut rng, mut all, mut judged) = (Rng::new(11), 0, 0);
     for range in ranges {
         let states = record.states_between(range, &mut rng, place.random);
-        let step = if full { 1 } else { states.len().div_ceil(place.most) };
         all += states.len();
-        for (state, told) in states.iter().step_by(step) {
+        for (state, told) in states.iter().step_by(place.step(states.len())) {
             state.restore(&place.dir);
             judge(place, state, *told);
             judged += 1;

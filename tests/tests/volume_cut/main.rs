@@ -11,7 +11,7 @@ mod live;
 mod place;
 mod random;
 
-use place::{MIB, Place, debugfs, put_text};
+use place::{MIB, Place, assert_text, put_text};
 
 /// On a host that cannot share blocks, the temporary directory's as a rule: overlays and bases.
 #[test]
@@ -146,8 +146,7 @@ fn an_ext4_that_is_cut_while_it_grows_keeps_its_files() {
             place.done("check v");
         }
         place.done("check --repair v");
-        let read = debugfs(&place, "cat text");
-        assert!(read.stdout == text.as_bytes(), "{}", String::from_utf8_lossy(&read.stderr));
+        assert_text(&place, &text);
         place.done("resize v 300M");
         place.done("check v");
     });
@@ -166,8 +165,7 @@ fn an_ext4_that_is_cut_while_it_shrinks_is_the_old_one_or_the_new_one() {
         let length = state.file("v").expect("v").length();
         assert!(length == 32 * MIB || (length == 64 * MIB && !returned), "{length}");
         place.done("check v");
-        let read = debugfs(&place, "cat text");
-        assert!(read.stdout == text.as_bytes(), "{}", String::from_utf8_lossy(&read.stderr));
+        assert_text(&place, &text);
         place.done("resize v 32M");
         place.done("check v");
     });

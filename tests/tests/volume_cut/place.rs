@@ -9,6 +9,11 @@ use polylane_tests::{binary, lacks, skip, tool};
 
 pub const MIB: u64 = 1 << 20;
 
+/// Whether everything is looked at, as in the campaign.
+pub fn is_full() -> bool {
+    std::env::var_os("POLYLANE_CRASH").is_some_and(|how| how == "full")
+}
+
 /// A directory of volumes whose host is cut off the power.
 pub struct Place {
     pub dir: PathBuf,
@@ -79,8 +84,7 @@ impl Place {
         assert!(output.status.success(), "volume {words}: {output:?}");
         let mut rng = Rng::new(7);
         let states = record.states(&mut rng, self.random);
-        let full = std::env::var_os("POLYLANE_CRASH").is_some_and(|how| how == "full");
-        let step = if full { 1 } else { states.len().div_ceil(self.most) };
+        let step = self.step(states.len());
         for state in states.iter().step_by(step) {
             state.restore(&self.dir);
             judge(state, false);
@@ -95,6 +99,11 @@ impl Place {
             states.len().div_ceil(step),
             states.len()
         );
+    }
+
+    /// One directory in so many of these is judged.
+    pub fn step(&self, directories: usize) -> usize {
+        if is_full() { 1 } else { directories.div_ceil(self.most) }
     }
 
     /// A copy `to` of `from` that was cut, by `words`: the volume is as it was, the copy is whole
@@ -145,10 +154,16 @@ impl Place {
     }
 }
 
-pub fn debugfs(place: &Place, command: &str) -> Output {
+fn debugfs(place: &Place, command: &str) -> Output {
     let mut debugfs = Command::new(tool("debugfs").expect("debugfs"));
     debugfs.current_dir(&place.dir).args(["-w", "-R", command, "v"]);
     debugfs.output().expect("run debugfs")
+}
+
+/// The ext4 on the volume `v` still has the file `text`, as it was put there.
+pub fn assert_text(place: &Place, text: &str) {
+    let read = debugfs(place, "cat text");
+    assert!(read.stdout == text.as_bytes(), "{}", String::from_utf8_lossy(&read.stderr));
 }
 
 /// Puts a file `text` into the ext4 on the volume `v`; what is in it.

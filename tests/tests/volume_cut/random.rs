@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use polylane_base::rng::Rng;
 use polylane_tests::cut::{Content, Record, State};
 
-use super::place::{MIB, Place};
+use super::place::{MIB, Place, is_full};
 
 const NAMES: [&str; 4] = ["a", "b.img", "c", "d"];
 
@@ -51,10 +51,9 @@ pub fn walk(place: &Place, seed: u64, steps: usize) -> usize {
 
 /// Seeds for the ordinary test; in the campaign, all for so long.
 pub fn seeds(ordinary: u64) -> impl Iterator<Item = u64> {
-    let full = std::env::var_os("POLYLANE_CRASH").is_some_and(|how| how == "full");
     let given = std::env::var("POLYLANE_CRASH_SECONDS").ok().and_then(|text| text.parse().ok());
     let (begin, limit) = (Instant::now(), Duration::from_secs(given.unwrap_or(600)));
-    (0..).take_while(move |seed| *seed < ordinary || (full && begin.elapsed() < limit))
+    (0..).take_while(move |seed| *seed < ordinary || (is_full() && begin.elapsed() < limit))
 }
 
 impl Walk<'_> {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use super::engine::fill;
 use crate::attached::Front;
 use crate::drive::{self, Found, Load, Until};
-use crate::place::{Ground, Place, command, path};
+use crate::place::{Ground, Place, command, on_loop};
 use crate::report::{Better, Report};
 use crate::{Options, progress};
 
@@ -134,15 +134,11 @@ fn plain(file: &Path, span: u64, direct: bool) -> Result<Target> {
     let made = File::create(file).with_context(|| format!("create {}", file.display()))?;
     made.set_len(span)?;
     fill(file, span)?;
-    let wanted = if direct { "on" } else { "off" };
-    let option = format!("--direct-io={wanted}");
-    let device = command("losetup", &["--find", "--show", &option, path(file)?])?;
-    let device = device.trim();
-    let held = File::open(device).with_context(|| format!("open {device}"));
-    // Takes effect when nobody has it open.
-    command("losetup", &["--detach", device])?;
-    let held = held?;
-    let is_direct = command("losetup", &["--noheadings", "--output", "DIO", device])?;
+    let (device, held) = on_loop(file, direct, |device| {
+        let held = File::open(device).with_context(|| format!("open {device}"))?;
+        Ok((device.to_string(), held))
+    })?;
+    let is_direct = command("losetup", &["--noheadings", "--output", "DIO", &device])?;
     ensure!((is_direct.trim() == "1") == direct, "{device} does not do direct I/O as told");
     Ok(Target::Device { path: device.into(), _held: Some(held) })
 }

@@ -5,6 +5,7 @@
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use polylane_block::qos::board::{Board, Device, Limits, Rule};
@@ -67,23 +68,40 @@ fn lanes(rule: Rule, count: usize) -> Result<(u64, Vec<Lane<Mapped>>)> {
 pub fn fig6(options: &Options) -> Result<Report> {
     let title = "admission and completion of a request, a lane for each thread, no device";
     let mut report = Report::new("wdt-fig6", title, "threads", "ns", Better::Lower);
+    sweep(options, &mut report, |report, rule, count| {
+        let (ns, per_second) = admit(rule, count)?;
+        let extra = [("million_per_s", per_second / 1e6)];
+        report.add(rule.name(), &count.to_string(), ns, &extra);
+        Ok(())
+    })?;
+    report.notes.push(format!(
+        "ns: CPU time of a thread for a request; million_per_s: of all by the clock; {} CPUs",
+        cpus()
+    ));
+    Ok(report)
+}
+
+fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, |count| count.get())
+}
+
+/// Does `one` for each number of threads and policy, interleaved.
+fn sweep(
+    options: &Options,
+    report: &mut Report,
+    mut one: impl FnMut(&mut Report, Rule, usize) -> Result<()>,
+) -> Result<()> {
     report.baseline = Rule::Wdt.name().into();
-    let cpus = thread::available_parallelism().map_or(1, |count| count.get());
-    let threads = [1, 2, 4, 8].into_iter().filter(|count| *count <= 2 * cpus);
     for repeat in 0..options.repeats() {
-        for count in threads.clone() {
+        for count in [1, 2, 4, 8].into_iter().filter(|count| *count <= 2 * cpus()) {
             for rule in [Rule::Wdt, Rule::WdtSharedLock, Rule::Ledger] {
-                progress(&format!("wdt-fig6 {} {count}, repeat {}", rule.name(), repeat + 1));
-                let (ns, per_second) = admit(rule, count)?;
-                let point = count.to_string();
-                report.add(rule.name(), &point, ns, &[("million_per_s", per_second / 1e6)]);
+                let (figure, name) = (&report.figure, rule.name());
+                progress(&format!("{figure} {name} {count}, repeat {}", repeat + 1));
+                one(report, rule, count)?;
             }
         }
     }
-    report.notes.push(format!(
-        "ns: CPU time of a thread for a request; million_per_s: of all by the clock; {cpus} CPUs"
-    ));
-    Ok(report)
+    Ok(())
 }
 
 /// Nanoseconds of a thread for each request, and requests per second of all.
@@ -121,26 +139,26 @@ fn admit(rule: Rule, count: usize) -> Result<(f64, f64)> {
 pub fn fig7(options: &Options) -> Result<Report> {
     let title = "cache references that miss in admission";
     let mut report = Report::new("wdt-fig7", title, "threads", "part", Better::Lower);
-    report.baseline = Rule::Wdt.name().into();
-    let cpus = thread::available_parallelism().map_or(1, |count| count.get());
-    for repeat in 0..options.repeats() {
-        for count in [1, 2, 4, 8].into_iter().filter(|count| *count <= 2 * cpus) {
-            for rule in [Rule::Wdt, Rule::WdtSharedLock, Rule::Ledger] {
-                progress(&format!("wdt-fig7 {} {count}, repeat {}", rule.name(), repeat + 1));
-                match misses(|| admit(rule, count).map(drop)) {
-                    Ok(Some(part)) => report.add(rule.name(), &count.to_string(), part, &[]),
-                    Ok(None) => {
-                        report.notes.push("left out: this CPU's counters are not read here".into());
-                        return Ok(report);
-                    }
-                    Err(error) => {
-                        report.notes.push(format!("left out: {error:#}"));
-                        return Ok(report);
-                    }
-                }
-            }
+    let nothing = || {
+        thread::sleep(Duration::from_millis(10));
+        Ok(())
+    };
+    match misses(nothing) {
+        Ok(Some(_)) => {}
+        Ok(None) => {
+            report.notes.push("left out: this CPU's counters are not read here".into());
+            return Ok(report);
+        }
+        Err(error) => {
+            report.notes.push(format!("left out: {error:#}"));
+            return Ok(report);
         }
     }
+    sweep(options, &mut report, |report, rule, count| {
+        let part = misses(|| admit(rule, count).map(drop))?.context("perf counts no more")?;
+        report.add(rule.name(), &count.to_string(), part, &[]);
+        Ok(())
+    })?;
     Ok(report)
 }
 

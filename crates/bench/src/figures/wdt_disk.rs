@@ -21,7 +21,7 @@ use polylane_block::qos::model::{Tenant, io};
 use polylane_block::qos::{Kind, scenarios};
 
 use super::wdt_model::COMBINATIONS;
-use crate::place::command;
+use crate::place::on_loop;
 use crate::report::{Better, Report, number};
 use crate::tenants::{self, Got, Run, SLICE, Way, jain};
 use crate::{Options, progress};
@@ -41,10 +41,33 @@ struct Ground {
     cost: CostModel,
     /// What the kernel counts of its requests.
     depth: Option<Arc<Counted>>,
+    peers: Peers,
+}
+
+/// The kernel's own ways to share it, where the host has them.
+#[derive(Default)]
+struct Peers {
     /// The kernel's number of the disk, where control groups of version 1 can limit it.
     throttled: Option<String>,
-    /// The same under a scheduler that has weights.
+    /// The same file under a scheduler that has weights.
     bfq: Option<Bfq>,
+}
+
+impl Peers {
+    /// Those of a file on the disk of that number.
+    fn find(file: &Path, number: String, report: &mut Report) -> Peers {
+        if !Path::new(tenants::BLKIO).join("blkio.throttle.read_iops_device").exists() {
+            let why = "blk-throttle, BFQ left out: no control groups of version 1";
+            report.notes.push(why.into());
+            return Peers::default();
+        }
+        let bfq = Bfq::new(file);
+        report.notes.push(match &bfq {
+            Ok(_) => "BFQ: weights on a loop device over the file, with direct I/O".into(),
+            Err(error) => format!("BFQ left out: {error:#}"),
+        });
+        Peers { throttled: Some(number), bfq: bfq.ok() }
+    }
 }
 
 /// A way, its name, and what it is measured on.
@@ -60,13 +83,7 @@ struct Bfq {
 
 impl Bfq {
     fn new(file: &Path) -> Result<Bfq> {
-        let file = file.to_str().context("the file's name is not UTF-8")?;
-        let made = command("losetup", &["--find", "--show", "--direct-io=on", file])?;
-        let node = Path::new(made.trim());
-        let opened = Bfq::on(node);
-        // Takes effect when nobody has it open.
-        command("losetup", &["--detach", made.trim()])?;
-        opened
+        on_loop(file, true, |device| Bfq::on(Path::new(device)))
     }
 
     fn on(node: &Path) -> Result<Bfq> {
@@ -74,9 +91,9 @@ impl Bfq {
         let place = PathBuf::from(format!("/sys/block/{name}/queue/scheduler"));
         let all = fs::read_to_string(&place).context("look at its scheduler")?;
         let former = all.split(['[', ']']).nth(1).unwrap_or("none").to_string();
+        let device = open(node)?;
         fs::write(&place, "bfq").context("the kernel has no scheduler BFQ")?;
-        let scheduler = (place, former);
-        Ok(Bfq { device: open(node)?, scheduler })
+        Ok(Bfq { device, scheduler: (place, former) })
     }
 }
 
@@ -95,9 +112,24 @@ fn open(path: &Path) -> Result<Arc<dyn BlockDevice>> {
 impl Ground {
     /// A file in `dir` that has no name any more, and what requests to it cost.
     fn new(dir: &Path, report: &mut Report) -> Result<Ground> {
+        Ground::with(dir, report, |_, _, _| Peers::default())
+    }
+
+    /// The same, with the kernel's own ways beside ours.
+    fn beside_peers(dir: &Path, report: &mut Report) -> Result<Ground> {
+        Ground::with(dir, report, Peers::find)
+    }
+
+    fn with(
+        dir: &Path,
+        report: &mut Report,
+        find: impl FnOnce(&Path, String, &mut Report) -> Peers,
+    ) -> Result<Ground> {
         progress("fill a file, measure costs");
+        let stat = rustix::fs::stat(dir).context("look at the directory")?;
+        let (major, minor) = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let path = tenants::scratch(dir, SPAN)?;
-        let (device, bfq) = (open(&path), Bfq::new(&path));
+        let (device, peers) = (open(&path), find(&path, format!("{major}:{minor}"), report));
         fs::remove_file(&path).context("remove the file's name")?;
         let device = device?;
         let cost = calibrate::measure(&device, Duration::from_millis(300))?.cost;
@@ -105,28 +137,8 @@ impl Ground {
             "costs as measured before, in ns: read {} + {} per page, write {} + {}",
             cost.read.random_ns, cost.read.page_ns, cost.write.random_ns, cost.write.page_ns
         ));
-        let stat = rustix::fs::stat(dir).context("look at the directory")?;
-        let number = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
-        let depth = Counted::of(number.0, number.1).map(Arc::new);
-        let number = format!("{}:{}", number.0, number.1);
-        let throttled = Path::new(tenants::BLKIO).join("blkio.throttle.read_iops_device").exists();
-        let bfq = match (throttled, bfq) {
-            (false, _) => {
-                let why = "blk-throttle, BFQ left out: no control groups of version 1";
-                report.notes.push(why.into());
-                None
-            }
-            (true, Err(error)) => {
-                report.notes.push(format!("BFQ left out: {error:#}"));
-                None
-            }
-            (true, Ok(bfq)) => {
-                let how = "BFQ: weights on a loop device over the file, with direct I/O";
-                report.notes.push(how.into());
-                Some(bfq)
-            }
-        };
-        Ok(Ground { device, cost, depth, throttled: throttled.then_some(number), bfq })
+        let depth = Counted::of(major, minor).map(Arc::new);
+        Ok(Ground { device, cost, depth, peers })
     }
 
     /// The policies, ungoverned first.
@@ -142,7 +154,7 @@ impl Ground {
         let seconds = got[0].slices.len() as f64 * SLICE.as_secs_f64();
         let weights: f64 = tenants.iter().map(|tenant| f64::from(tenant.weight)).sum();
         let all: f64 = got.iter().map(Got::cost_ns).sum::<f64>() / seconds;
-        if let Some(number) = &self.throttled {
+        if let Some(number) = &self.peers.throttled {
             let limits = |tenant: &Tenant| {
                 let part = all * f64::from(tenant.weight) / weights;
                 let (sum, reads, cost) = self.mean(tenant);
@@ -157,7 +169,7 @@ impl Ground {
             let limits = Way::Groups(tenants.iter().map(limits).collect());
             ways.push(("blk-throttle", limits, self.device.clone()));
         }
-        if let Some(bfq) = &self.bfq {
+        if let Some(bfq) = &self.peers.bfq {
             let weight = |tenant: &Tenant| {
                 vec![("blkio.bfq.weight".to_string(), tenant.weight.clamp(1, 1000).to_string())]
             };
@@ -209,7 +221,7 @@ fn shares(
     let mut report =
         Report::new(name, title, "weights, container", "achieved/entitled", Better::Higher);
     report.baseline = "none".into();
-    let ground = Ground::new(disk, &mut report)?;
+    let ground = Ground::beside_peers(disk, &mut report)?;
     for repeat in 0..options.repeats() {
         for (label, tenants) in sets {
             let mut ungoverned = f64::NAN;
@@ -367,7 +379,7 @@ pub fn bully(options: &Options, disk: &Path) -> Result<Report> {
     let title = "latency of a small reader beside a flood, on a disk";
     let mut report = Report::new("bully-disk", title, "flood, percentile", "us", Better::Lower);
     report.baseline = "alone".into();
-    let ground = Ground::new(disk, &mut report)?;
+    let ground = Ground::beside_peers(disk, &mut report)?;
     let small = Tenant::reader(100, 1).thinking(1_000_000);
     let large = vec![(100, io(Kind::Write, 128 << 10))];
     let floods = [

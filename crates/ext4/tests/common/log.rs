@@ -28,8 +28,7 @@ pub struct Log {
 impl Log {
     /// The journal of the image in this file.
     pub fn read(image: &Path) -> Log {
-        let output = Command::new("debugfs").args(["-R", "cat <8>"]).arg(image).output();
-        let bytes = output.expect("debugfs runs").stdout;
+        let bytes = cat(image, "<8>");
         let blocks = (bytes.len() / BLOCK) as u32;
         let superblock = JournalSuperblock::decode(&bytes, BLOCK as u32, blocks);
         Log { superblock: superblock.expect("a journal"), bytes }
@@ -77,11 +76,21 @@ impl Log {
     }
 }
 
+/// What debugfs says.
+fn asked(image: &Path, request: &str) -> Vec<u8> {
+    let output = Command::new("debugfs").args(["-R", request]).arg(image).output();
+    output.expect("debugfs runs").stdout
+}
+
+/// The bytes of a file, as debugfs sees it.
+pub fn cat(image: &Path, path: &str) -> Vec<u8> {
+    asked(image, &format!("cat {path}"))
+}
+
 /// Overwrites block `index` of the journal of the image in this file.
 pub fn put(image: &Path, index: u32, block: &[u8]) {
-    let request = format!("bmap <8> {index}");
-    let output = Command::new("debugfs").args(["-R", &request]).arg(image).output();
-    let said = String::from_utf8_lossy(&output.expect("debugfs runs").stdout).into_owned();
+    let said = asked(image, &format!("bmap <8> {index}"));
+    let said = String::from_utf8_lossy(&said);
     let home: u64 = said.trim().parse().expect("a block of the journal");
     let file = std::fs::File::options().write(true).open(image).expect("writable");
     file.write_all_at(block, home * BLOCK as u64).expect("inside");

@@ -147,7 +147,9 @@ fn freeze(
         own.raw = false;
         let _ = own.store(from);
         // Not what somebody else has given that name meanwhile.
-        let _ = if published { erase(base) } else { Ok(()) };
+        if published {
+            let _ = erase(base);
+        }
         return Err(failure);
     }
     (own.overlays, own.raw) = (vec![reference], false);

@@ -278,7 +278,7 @@ impl Planner {
         if self.trial.is_none() && !late {
             let weights = weights(lanes);
             for lane in &mut *lanes {
-                let fair = self.done_mean * f64::from(lane.weight.max(1)) / weights;
+                let fair = self.fair(lane, weights);
                 let seems = self.seems_hurt(lane) && lane.memory.done < DEPRIVED * fair;
                 lane.memory.doubt(seems);
             }
@@ -301,10 +301,14 @@ impl Planner {
     fn find_small(&self, lanes: &mut [LookBack]) {
         let weights = weights(lanes);
         for lane in lanes {
-            let fair = self.done_mean * f64::from(lane.weight.max(1)) / weights;
-            let base_ns = self.base_of(lane);
+            let (fair, base_ns) = (self.fair(lane, weights), self.base_of(lane));
             lane.memory.measure(fair, base_ns);
         }
+    }
+
+    /// A lane's part by weight of what is done.
+    fn fair(&self, lane: &LookBack, weights: f64) -> f64 {
+        self.done_mean * f64::from(lane.weight.max(1)) / weights
     }
 
     /// Looks at how many requests the device has.
