@@ -36,12 +36,21 @@ pub struct Options {
     pub journal: Option<AddressRange>,
     /// Directory on the disk to measure on, for figures that are of a simulated device otherwise.
     pub disk: Option<PathBuf>,
+    /// How many tenants work at a time, one point after the other; empty: as the figure says.
+    pub tenants: Vec<usize>,
+    /// What is measured, by the names in tables; empty: all that the figure knows.
+    pub systems: Vec<String>,
 }
 
 impl Options {
     /// Repeats of every measurement, at least one.
     pub fn repeats(&self) -> usize {
         self.repeat.unwrap_or(if self.quick { 3 } else { 5 }).max(1)
+    }
+
+    /// The numbers of tenants to measure where the figure has `usual` by itself.
+    pub fn points(&self, usual: &[usize]) -> Vec<usize> {
+        if self.tenants.is_empty() { usual.to_vec() } else { self.tenants.clone() }
     }
 
     /// The same for a figure of which one repeat takes a minute: a quick run has one unless told
@@ -68,21 +77,14 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 /// An unknown name (before anything is run), a host that lacks what a figure needs, a failed load.
 pub fn run(names: &[String], options: &Options) -> Result<()> {
     let chosen = names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?.concat();
-    if !options.traces.is_empty() {
-        let deaf = chosen.iter().find(|figure| !figures::TAKE_TRACES.contains(&figure.name));
-        ensure!(
-            deaf.is_none(),
-            "figure {}: takes no --trace",
-            deaf.map_or("", |figure| figure.name)
-        );
-    }
-    if options.disk.is_some() {
-        let deaf = chosen.iter().find(|figure| !figures::TAKE_A_DISK.contains(&figure.name));
-        ensure!(
-            deaf.is_none(),
-            "figure {}: takes no --disk",
-            deaf.map_or("", |figure| figure.name)
-        );
+    for (option, given, take_it) in [
+        ("--trace", !options.traces.is_empty(), figures::TAKE_TRACES),
+        ("--disk", options.disk.is_some(), figures::TAKE_A_DISK),
+        ("--tenants", !options.tenants.is_empty(), figures::SWEEPS),
+        ("--system", !options.systems.is_empty(), figures::SWEEPS),
+    ] {
+        let deaf = chosen.iter().find(|figure| given && !take_it.contains(&figure.name));
+        ensure!(deaf.is_none(), "figure {}: takes no {option}", deaf.map_or("", |it| it.name));
     }
     if chosen.iter().any(|figure| figure.mounts) {
         place::enter_namespace()?;

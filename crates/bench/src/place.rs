@@ -164,6 +164,14 @@ impl Ground {
         Ground::with_tenants(TENANTS_MAX)
     }
 
+    /// A ground for the most of these numbers of tenants.
+    ///
+    /// # Errors
+    /// As [`Ground::with_tenants`].
+    pub fn for_tenants(points: &[usize]) -> Result<Self> {
+        Ground::with_tenants(points.iter().copied().max().unwrap_or(1))
+    }
+
     /// A tmpfs (root: one of its own; otherwise the host's `/dev/shm`) and a directory on the disk,
     /// below the current one, for up to so many `tenants` at a time.
     ///

@@ -25,6 +25,8 @@ pub(crate) fn execute(command: BenchCommand) -> Result<u8> {
                 traces: arguments.trace,
                 journal: arguments.journal,
                 disk: arguments.disk,
+                tenants: arguments.tenants.into_iter().map(usize::from).collect(),
+                systems: arguments.system,
             };
             polylane_bench::run(&arguments.figures, &options).map_err(failure)?;
         }

@@ -398,6 +398,13 @@ pub(crate) struct BenchRunArgs {
     /// wdt-fig9, joins, bully)
     #[arg(long, value_name = "DIR")]
     pub(crate) disk: Option<PathBuf>,
+    /// Numbers of tenants to measure, such as 1,4,16 (figures that go over several)
+    #[arg(long, value_name = "N,N…", value_delimiter = ',',
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) tenants: Vec<u16>,
+    /// What to measure, by its name in the figure's table (the same figures; repeatable)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) system: Vec<String>,
 }
 
 #[derive(Debug, Args)]

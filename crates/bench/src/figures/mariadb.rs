@@ -72,8 +72,8 @@ pub fn run(options: &Options) -> Result<Report> {
     let mut report = Report::new("fig9", title, "tenants", "updates/s", Better::Higher);
     let events = if options.quick { "2000" } else { "20000" };
     let work = Work::Script(SCRIPT, vec![events.into(), data.into()]);
-    let tenants = if options.quick { &[1, 4] } else { up_to_16(options) };
-    let ground = Ground::with_tenants(tenants.last().copied().unwrap_or(1))?;
+    let tenants = if options.quick { options.points(&[1, 4]) } else { up_to_16(options) };
+    let ground = Ground::for_tenants(&tenants)?;
     let sweep = Sweep { work, per_op: 1.0, tenants };
     let slow = options.slow(&mut report);
     sweep.measure(&slow, &ground, &PLACES, &mut report)?;

@@ -58,6 +58,25 @@ pub struct Figure {
 /// Figures that replay recorded traces.
 pub const TAKE_TRACES: &[&str] = &["pdc-trace", "pdc-fig3", "pdc-fig5", "pdc-fig8"];
 
+/// Figures of one load in several places by several numbers of tenants, which can be chosen.
+pub const SWEEPS: &[&str] = &[
+    "ocrd",
+    "ocrd-spread",
+    "fig1",
+    "fig5",
+    "fig6-buffered",
+    "fig6-direct",
+    "fig7",
+    "fig8-varmail",
+    "fig8-fileserver",
+    "fig9",
+    "unpack",
+    "remove",
+    "rocksdb-mixed",
+    "rocksdb-read",
+    "sqlite",
+];
+
 /// Figures that a real disk can be given to.
 pub const TAKE_A_DISK: &[&str] = &["wdt-fig8", "wdt-fig9", "joins", "bully"];
 

@@ -78,7 +78,7 @@ struct Figure {
 
 impl Figure {
     fn run(self, options: &Options) -> Result<Report> {
-        let ground = Ground::new()?;
+        let ground = Ground::for_tenants(&up_to_16(options))?;
         let title = format!("{}: {}, all tenants in total", self.name, self.title);
         let mut report = Report::new(self.name, &title, "tenants", self.unit, Better::Higher);
         let (load, length) = if options.quick { self.quick } else { self.full };
@@ -170,7 +170,7 @@ pub fn fig5(options: &Options) -> Result<Report> {
         Place::AttachedJournal("ext4"),
         Place::LaneExt4,
     ];
-    let ground = Ground::new()?;
+    let ground = Ground::for_tenants(&up_to_16(options))?;
     let title = "fig5: ocrd (create, rename, remove of one file), all tenants in total";
     let mut report = Report::new("fig5", title, "tenants", "tx/s", Better::Higher);
     let ops = if options.quick { TRANSACTIONS / 16 } else { TRANSACTIONS };

@@ -44,7 +44,7 @@ pub fn run_spread(options: &Options) -> Result<Report> {
 }
 
 fn measure(options: &Options, load: &'static str, title: &str) -> Result<Report> {
-    let ground = Ground::new()?;
+    let ground = Ground::for_tenants(&up_to_16(options))?;
     let mut report = Report::new(load, title, "tenants", "tx/s", Better::Higher);
     let seconds = if options.quick { 0.5 } else { 1.5 };
     let work = Work::Load(load, Length::Seconds(seconds));

@@ -80,7 +80,8 @@ fn measure(options: &Options, figure: &str, title: &str, load: &str) -> Result<R
         true => (TENANTS_QUICK, "1", "20000"),
         false => (TENANTS, "5", "50000"),
     };
-    let ground = Ground::with_tenants(tenants.iter().copied().max().unwrap_or(1))?;
+    let tenants = options.points(tenants);
+    let ground = Ground::for_tenants(&tenants)?;
     let mut report = Report::new(figure, title, "tenants", "ops/s", Better::Higher);
     let arguments = [load, seconds, keys].map(String::from).to_vec();
     let sweep = Sweep { work: Work::Script(SCRIPT, arguments), per_op: 1.0, tenants };

@@ -80,11 +80,12 @@ pub fn run(options: &Options) -> Result<Report> {
         bail!("sqlite3 is missing: 'scripts/setup.sh demo' installs it");
     }
     let rows = if options.quick { "4000" } else { "20000" };
-    let ground = Ground::new()?;
+    let tenants = options.points(TENANTS);
+    let ground = Ground::for_tenants(&tenants)?;
     let title = "sqlite: a fixed load like speedtest1, all tenants in total";
     let mut report = Report::new("sqlite", title, "tenants", "statements/s", Better::Higher);
     let work = Work::Script(SCRIPT, vec![rows.into()]);
-    let sweep = Sweep { work, per_op: 1.0, tenants: TENANTS };
+    let sweep = Sweep { work, per_op: 1.0, tenants };
     sweep.measure(options, &ground, &PLACES, &mut report)?;
     report.notes.push(format!("tables of {rows} rows"));
     report.notes.extend(NOTES.map(String::from));

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::histogram::Summary;
 use crate::place::{Ground, Place, Script, Tenant, together};
@@ -47,12 +47,12 @@ pub struct Sweep {
     /// How many of the report's units one operation is.
     pub per_op: f64,
     /// How many tenants work at a time, one point after the other.
-    pub tenants: &'static [usize],
+    pub tenants: Vec<usize>,
 }
 
 /// What most figures count to: 16 tenants, or fewer points for a look.
-pub fn up_to_16(options: &Options) -> &'static [usize] {
-    if options.quick { &[1, 16] } else { &[1, 2, 4, 8, 16] }
+pub fn up_to_16(options: &Options) -> Vec<usize> {
+    options.points(if options.quick { &[1, 16] } else { &[1, 2, 4, 8, 16] })
 }
 
 impl Sweep {
@@ -69,13 +69,13 @@ impl Sweep {
         places: &[Place],
         report: &mut Report,
     ) -> Result<()> {
-        let ready = available(ground, places, report);
+        let ready = available(ground, &chosen(options, places)?, report);
         report.baseline = ready.first().map(|(place, _)| place.name()).unwrap_or_default();
         if options.repeats() == 1 {
             self.warm_up(ground, &ready)?;
         }
         for repeat in 0..options.repeats() {
-            for count in self.tenants {
+            for count in &self.tenants {
                 for (place, shared) in &ready {
                     let (load, name) = (self.work.name(), place.name());
                     progress(&format!("{load} {name} × {count}, repeat {}", repeat + 1));
@@ -134,6 +134,18 @@ fn by_kind(outcomes: &[Outcome]) -> Vec<(String, f64)> {
         values.push((format!("{name}_p99_us"), mean(|kind| kind.p99_ns) / 1000.0));
     }
     values
+}
+
+/// The places that `options` name, in the figure's order.
+fn chosen(options: &Options, places: &[Place]) -> Result<Vec<Place>> {
+    let names: Vec<_> = places.iter().map(|place| place.name()).collect();
+    let unknown = options.systems.iter().find(|asked| !names.contains(asked));
+    if let Some(unknown) = unknown {
+        bail!("no system '{unknown}' is measured here, but {}", names.join(", "));
+    }
+    let is_asked =
+        |place: &&Place| options.systems.is_empty() || options.systems.contains(&place.name());
+    Ok(places.iter().filter(is_asked).copied().collect())
 }
 
 /// The places that this host can provide, with their shared directories; the others become notes.
