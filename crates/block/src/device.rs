@@ -259,6 +259,10 @@ pub trait BlockDevice: Send + Sync {
     /// Its user writes a journal to these sectors: nobody reads it but after a crash, so a cache
     /// need not keep it.
     fn mark_journal(&self, _sector: Sector, _count: u64) {}
+
+    /// Nobody will read these sectors: the host's page cache need not keep them. A hint, which
+    /// changes no content; what waits for a flush stays. May take some microseconds.
+    fn forget(&self, _sector: Sector, _count: u64) {}
 }
 
 /// What a range of sectors is to its device.

@@ -189,6 +189,10 @@ impl BlockDevice for Freezable {
         self.below().allocation(sector, count)
     }
 
+    fn forget(&self, sector: Sector, count: u64) {
+        self.below().forget(sector, count);
+    }
+
     fn mark_journal(&self, sector: Sector, count: u64) {
         self.journals.lock().push((sector, count));
         self.below().mark_journal(sector, count);

@@ -106,6 +106,10 @@ impl BlockDevice for Recorder {
         self.device.allocation(sector, count)
     }
 
+    fn forget(&self, sector: Sector, count: u64) {
+        self.device.forget(sector, count);
+    }
+
     fn mark_journal(&self, sector: Sector, count: u64) {
         self.device.mark_journal(sector, count);
     }

@@ -35,12 +35,18 @@ fn host_store(way: Way) -> Arc<dyn Store> {
 }
 
 fn host_store_on(path: &std::path::Path, way: Way) -> Arc<dyn Store> {
+    let (cached, direct) = devices_on(path, way);
+    HostStore::new(cached, direct, true)
+}
+
+/// A file through the page cache, and past it.
+fn devices_on(path: &std::path::Path, way: Way) -> (Arc<FileDevice>, Arc<FileDevice>) {
     let direct = image::open(path).expect("open");
     let copy = |fd: &std::os::fd::OwnedFd| fd.try_clone().expect("dup");
     let cached =
         Files { io: copy(&direct.plain), plain: copy(&direct.plain), lock: copy(&direct.lock) };
     let cached = FileDevice::open(cached, way).expect("device");
-    HostStore::new(cached, FileDevice::open(direct, way).expect("device"), true)
+    (cached, FileDevice::open(direct, way).expect("device"))
 }
 
 #[test]
@@ -93,6 +99,48 @@ fn a_host_store_tells_what_reads_find_in_the_page_cache() {
         let dropped = rustix::fs::Advice::DontNeed;
         rustix::fs::fadvise(&file, 0, None, dropped).expect("dropped");
         assert_eq!(read(0), Some((0, all)), "{way:?}: dropped");
+    }
+}
+
+/// A journal's write that is alone goes past the cache, one beside data goes with it; neither is
+/// there afterwards.
+#[test]
+fn a_host_store_keeps_no_journal_by_either_way() {
+    const PIECE: usize = 32 << 10;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("directory");
+    for way in [Way::Ring, Way::Calls] {
+        let path = dir.path().join("volume");
+        std::fs::write(&path, vec![7; SECTORS as usize * SECTOR_BYTES]).expect("file");
+        std::fs::File::open(&path).expect("open").sync_all().expect("synced");
+        let (cached, direct) = devices_on(&path, way);
+        let device = Cached::new(HostStore::new(cached.clone(), direct.clone(), true), Mode::Pdc);
+        device.mark_journal(Sector(4096), 4096);
+        let waiter = Waiter::new(device.clone());
+        let pieces = |beside_data: bool, byte: u8| {
+            for piece in 0..16 {
+                if beside_data {
+                    let data = Buffer::copy_of(&[byte; 4096]);
+                    waiter.write(Sector(piece * 8), data, false).expect("data");
+                }
+                let at = Sector(4096 + piece * PIECE as u64 / SECTOR_BYTES as u64);
+                let log = Buffer::copy_of(&[byte; PIECE]);
+                waiter.write(at, log, false).expect("a journal's write");
+                waiter.flush().expect("flush");
+            }
+            (cached.totals().writes, direct.totals().writes)
+        };
+        waiter.flush().expect("flush");
+        assert_eq!(pieces(false, 1), (0, 16), "{way:?}: past the cache");
+        assert_eq!(device.totals().forgotten_bytes, 0);
+        assert_eq!(pieces(true, 2), (32, 16), "{way:?}: with the data");
+        let totals = device.totals();
+        assert_eq!(totals.bypassed_bytes, 2 * 16 * PIECE as u64);
+        assert_eq!(totals.forgotten_bytes, 16 * PIECE as u64, "{way:?}");
+        let found = waiter.read(Sector(4096), 16 * PIECE).expect("read");
+        assert!(found.iter().all(|byte| *byte == 2), "{way:?}: the newest");
+        if let Some((hits, misses)) = device.totals().hits_and_misses {
+            assert_eq!((hits, misses), (0, (16 * PIECE / SECTOR_BYTES) as u64), "{way:?}");
+        }
     }
 }
 

@@ -113,7 +113,11 @@ pub fn fig6(options: &Options) -> Result<Report> {
         let cache = &guest.stats()?["cache"];
         let mib = |field: &str| cache[field].as_u64().unwrap_or(0) >> 20;
         let (written, bypassed) = (mib("written_bytes"), mib("bypassed_bytes"));
-        let line = format!("{}: {bypassed} of {written} MiB went past the cache", system.0);
+        let line = format!(
+            "{}: of {written} MiB {bypassed} were kept out of the cache, {} of them behind a flush",
+            system.0,
+            mib("forgotten_bytes")
+        );
         report.notes.push(line);
     }
     report.notes.extend(NOTES.map(String::from));

@@ -25,8 +25,11 @@ const TOLD_MAX: usize = 64;
 /// What a cache did since it was made.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Totals {
-    /// Bytes written past the cache because they are a journal's.
+    /// Bytes written that the cache did not keep because they are a journal's: they went past it,
+    /// or left it behind the flush that brought them to the medium.
     pub bypassed_bytes: u64,
+    /// Of these, what left the host's page cache so.
+    pub forgotten_bytes: u64,
     /// Bytes written to the cache's cold end.
     pub cold_bytes: u64,
     /// All bytes written.
@@ -91,6 +94,7 @@ impl Cached {
         regions.extend(new);
         Totals {
             bypassed_bytes: load(&self.counts.bypassed),
+            forgotten_bytes: self.store.forgotten_bytes(),
             cold_bytes: load(&self.counts.cold),
             written_bytes: load(&self.counts.written),
             hits_and_misses: self.store.hits_and_misses(),

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`mode`] | the modes by their names: which store, whether writes wait for the medium |
 //! | [`device`] | the decorator: asks the rule, makes writes durable, counts |
-//! | [`host`] | a store: the host's page cache, journals past it by O_DIRECT |
+//! | [`host`] | a store: the host's page cache, journals past it by O_DIRECT, or dropped from it |
 //! | [`own`] | a store: memory of the pool's own, S3-FIFO, a bounded number of dirty blocks |
 //! | [`pdc`] | which writes are a journal's, so that they bypass the cache (pollution defence) |
 //!
@@ -47,6 +47,12 @@ pub trait Store: Send + Sync {
 
     /// Sectors that reads found in the cache and did not find. `None`: this store cannot say.
     fn hits_and_misses(&self) -> Option<(u64, u64)>;
+
+    /// Bytes of journals that went through the cache beside data, and were dropped behind the
+    /// flush.
+    fn forgotten_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// One thread's road to a store: a [`crate::device::Channel`] that is told how to take each write.

@@ -181,4 +181,8 @@ impl BlockDevice for Engine {
     fn allocation(&self, sector: Sector, count: u64) -> (Allocation, u64) {
         self.lane.medium.allocation(sector, count)
     }
+
+    fn forget(&self, sector: Sector, count: u64) {
+        self.lane.medium.forget(sector, count);
+    }
 }

@@ -41,6 +41,7 @@ mod ring;
 mod space;
 mod task;
 
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -322,6 +323,15 @@ impl BlockDevice for FileDevice {
         let totals = self.totals();
         let sectors = |bytes: u64| bytes / SECTOR_BYTES as u64;
         self.tells_hits().then(|| (sectors(totals.cached_bytes), sectors(totals.uncached_bytes)))
+    }
+
+    fn forget(&self, sector: Sector, count: u64) {
+        let bytes = count.checked_mul(SECTOR_BYTES as u64).and_then(NonZeroU64::new);
+        let (Some(start), false) = (sector.byte(), bytes.is_none() || self.in_memory) else {
+            return;
+        };
+        // What the host does not do stays in its cache.
+        let _ = rustix::fs::fadvise(&self.files.plain, start, bytes, rustix::fs::Advice::DontNeed);
     }
 }
 

@@ -157,6 +157,10 @@ impl BlockDevice for Governed {
         self.device.allocation(sector, count)
     }
 
+    fn forget(&self, sector: Sector, count: u64) {
+        self.device.forget(sector, count);
+    }
+
     fn mark_journal(&self, sector: Sector, count: u64) {
         self.device.mark_journal(sector, count);
     }

@@ -107,7 +107,7 @@ const FAMILIES: &[Family] = &[
     counter(
         "polylane_volume_cache_bypassed_bytes_total",
         "/service/volume/cache/bypassed_bytes",
-        "Those that were a journal's and went past its cache.",
+        "Those that were a journal's and so were kept out of its cache.",
     ),
     gauge("polylane_share_weight", "/service/share/weight", "Weight of the lane, 1 to 10000."),
     gauge(

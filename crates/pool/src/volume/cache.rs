@@ -95,6 +95,7 @@ pub(crate) fn stats(cache: &Cached) -> serde_json::Value {
         "missed_bytes": totals.hits_and_misses.map(|(_, misses)| bytes(misses)),
         "written_bytes": totals.written_bytes,
         "bypassed_bytes": totals.bypassed_bytes,
+        "forgotten_bytes": totals.forgotten_bytes,
         "cold_bytes": totals.cold_bytes,
         "journal_regions": regions,
     })

@@ -1,6 +1,10 @@
 //! The host's page cache as a store: a descriptor without O_DIRECT for what is cached, one with it
 //! for what goes past.
 //!
+//! A journal's write goes past the cache when nothing else waits for a flush, or when it is durable
+//! by itself; beside dirty data it goes with that, and is dropped from the cache behind the flush
+//! (`ways`).
+//!
 //! The kernel keeps the two coherent: before a direct write it writes cached pages of the range
 //! back, after it drops them, so that a read returns the newest data. What it does not order are
 //! a cached and a direct write *in flight together* to parts of one folio: the cached one brings
@@ -11,51 +15,39 @@
 //! - No cached change and no direct write that touch a common folio are in flight together: a
 //!   change claims its folios for its way, and waits for those who have them for the other way.
 //! - Flushes go to the cached device alone: fdatasync covers both ways.
+//! - A journal's write that went through the cache is forgotten behind a flush that began after
+//!   it. That is a hint: the kernel keeps what is dirty, so nothing can be lost by it.
 //!
 //! # Locking
 //!
-//! `claims` is held for a look at the changes in flight. Without a rule nothing goes past the cache
+//! `shared` is held for a look at the changes in flight. Without a rule nothing goes past the cache
 //! and no claims are made.
+
+mod ways;
 
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use polylane_base::sync::Mutex;
 
 use super::bell::{Bell, nap, ring_all};
-use super::pdc::Admission;
+use super::pdc::{Admission, Region};
 use super::{Road, Store};
 use crate::device::{
-    Allocation, BlockDevice, Channel, Completion, Error, Op, Request, Sector, Submitted,
+    Allocation, BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector,
+    Submitted,
 };
+use ways::{Change, Claim, Flush, Way, Ways};
 
 /// Requests under way per road.
 const DEPTH: usize = 64;
 
-/// Sectors in the largest folio of the page cache (2 MiB): the kernel drops whole folios, and none
-/// that somebody makes dirty at the same time.
-const FOLIO_SECTORS: u64 = 4096;
-
-/// The two ways to the file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
-    Cached,
-    Direct,
-}
-
-/// Folios that a change in flight has for its way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Claim {
-    way: Way,
-    first: u64,
-    end: u64,
-}
-
 #[derive(Default)]
-struct Claims {
-    taken: Vec<Claim>,
-    /// Bells of those who wait.
+struct Shared {
+    ways: Ways,
+    /// Bells of those who wait for folios.
     waiting: Vec<Arc<OwnedFd>>,
 }
 
@@ -63,7 +55,8 @@ struct Claims {
 pub struct HostStore {
     cached: Arc<dyn BlockDevice>,
     direct: Arc<dyn BlockDevice>,
-    claims: Option<Mutex<Claims>>,
+    shared: Option<Mutex<Shared>>,
+    forgotten: AtomicU64,
 }
 
 impl HostStore {
@@ -74,32 +67,47 @@ impl HostStore {
         direct: Arc<dyn BlockDevice>,
         bypass: bool,
     ) -> Arc<HostStore> {
-        Arc::new(HostStore { cached, direct, claims: bypass.then(Mutex::default) })
+        let shared = bypass.then(Mutex::default);
+        Arc::new(HostStore { cached, direct, shared, forgotten: AtomicU64::new(0) })
     }
 
-    /// Claims folios; if somebody has one of them for the other way, rings `bell` when that
-    /// changes.
-    fn take(&self, claim: Claim, bell: &Bell) -> bool {
-        let Some(claims) = &self.claims else { return true };
-        let mut claims = claims.lock();
-        let clash = |taken: &Claim| {
-            taken.way != claim.way && taken.first < claim.end && claim.first < taken.end
-        };
-        let free = !claims.taken.iter().any(clash);
-        match free {
-            true => claims.taken.push(claim),
-            false => bell.join(&mut claims.waiting),
+    /// Begins a change: its way, and its folios on it. If somebody has one of them for the other
+    /// way, rings `bell` when that changes.
+    fn take(shared: &Mutex<Shared>, change: Change, bell: &Bell) -> Option<Claim> {
+        let mut shared = shared.lock();
+        let claim = shared.ways.take(change);
+        if claim.is_none() {
+            bell.join(&mut shared.waiting);
         }
-        free
+        claim
     }
 
     fn release(&self, claim: Claim) {
-        let Some(claims) = &self.claims else { return };
-        let mut claims = claims.lock();
-        if let Some(at) = claims.taken.iter().position(|taken| *taken == claim) {
-            claims.taken.swap_remove(at);
+        let Some(shared) = &self.shared else { return };
+        let mut shared = shared.lock();
+        shared.ways.release(claim);
+        ring_all(&mut shared.waiting);
+    }
+
+    fn end_flush(&self, flush: Flush, done: bool) {
+        let Some(shared) = &self.shared else { return };
+        let forgotten = shared.lock().ways.end_flush(flush, done);
+        self.forget(&forgotten);
+    }
+
+    fn forget(&self, ranges: &[Region]) {
+        for range in ranges {
+            let (first, bytes) = (range.first / SECTOR_BYTES as u64, range.bytes());
+            self.cached.forget(Sector(first), bytes / SECTOR_BYTES as u64);
+            self.forgotten.fetch_add(bytes, Ordering::Relaxed);
         }
-        ring_all(&mut claims.waiting);
+    }
+}
+
+impl Drop for HostStore {
+    fn drop(&mut self) {
+        let rest = self.shared.as_ref().map(|shared| shared.lock().ways.rest());
+        self.forget(&rest.unwrap_or_default());
     }
 }
 
@@ -122,7 +130,7 @@ impl Store for HostStore {
             false => device.clone().channel(),
         };
         let cached = channel(&self.cached);
-        let direct = self.claims.as_ref().map(|_| channel(&self.direct));
+        let direct = self.shared.as_ref().map(|_| channel(&self.direct));
         let events = [Some(cached.event()), direct.as_ref().map(|direct| direct.event())];
         let bell = Bell::new(&events.into_iter().flatten().collect::<Vec<_>>());
         Box::new(HostRoad {
@@ -141,14 +149,38 @@ impl Store for HostStore {
     fn hits_and_misses(&self) -> Option<(u64, u64)> {
         self.cached.page_cache_hits()
     }
+
+    fn forgotten_bytes(&self) -> u64 {
+        self.forgotten.load(Ordering::Relaxed)
+    }
 }
 
 /// A request under way.
 struct Job {
     /// Its maker's number for it.
     tag: u64,
-    way: Way,
+    /// Whether it is a journal's write.
+    journal: bool,
+    /// A change that has begun, where there are two ways.
     claim: Option<Claim>,
+    /// A flush that has begun, where there are two ways.
+    flush: Option<Flush>,
+}
+
+impl Job {
+    fn way(&self) -> Way {
+        self.claim.map_or(Way::Cached, |claim| claim.way)
+    }
+}
+
+fn change(request: &Request, journal: bool) -> Change {
+    let durable = match request.op {
+        Op::Write { fua } | Op::WriteZeroes { fua, .. } => fua,
+        Op::Read | Op::Discard | Op::Flush => false,
+    };
+    let first = request.sector.byte().unwrap_or(u64::MAX);
+    let range = Region::at(first, request.count.saturating_mul(SECTOR_BYTES as u64));
+    Change { range, journal, durable }
 }
 
 struct HostRoad {
@@ -172,17 +204,18 @@ impl HostRoad {
         let Some(job) = &mut self.jobs[request.tag as usize] else {
             return Ok(Some(request.complete(Err(Error::Unsupported))));
         };
-        if request.is_change() && job.claim.is_none() && self.store.claims.is_some() {
-            let first = request.sector.0 / FOLIO_SECTORS;
-            let end = (request.sector.0 + request.count).div_ceil(FOLIO_SECTORS);
-            let claim = Claim { way: job.way, first, end };
-            if !self.store.take(claim, &self.bell) {
-                self.listens = true;
-                return Err(request);
+        if let Some(shared) = &self.store.shared {
+            if request.is_change() && job.claim.is_none() {
+                job.claim = HostStore::take(shared, change(&request, job.journal), &self.bell);
+                if job.claim.is_none() {
+                    self.listens = true;
+                    return Err(request);
+                }
+            } else if request.op == Op::Flush && job.flush.is_none() {
+                job.flush = Some(shared.lock().ways.begin_flush());
             }
-            job.claim = Some(claim);
         }
-        let channel = match (job.way, &mut self.direct) {
+        let channel = match (job.way(), &mut self.direct) {
             (Way::Direct, Some(direct)) => direct,
             _ => &mut self.cached,
         };
@@ -201,13 +234,16 @@ impl HostRoad {
             if let Some(claim) = job.claim {
                 self.store.release(claim);
             }
+            if let Some(flush) = job.flush {
+                self.store.end_flush(flush, completion.result.is_ok());
+            }
             self.free.push(index);
         }
         completion
     }
 
     fn in_flight(&self, way: Way) -> bool {
-        self.jobs.iter().flatten().any(|job| job.way == way)
+        self.jobs.iter().flatten().any(|job| job.way() == way)
     }
 }
 
@@ -218,9 +254,8 @@ impl Road for HostRoad {
 
     fn submit(&mut self, mut request: Request, admission: Admission) -> Submitted {
         let Some(index) = self.free.pop() else { return Submitted::Busy(request) };
-        let past = admission == Admission::Bypass && matches!(request.op, Op::Write { .. });
-        let way = if past { Way::Direct } else { Way::Cached };
-        self.jobs[index] = Some(Job { tag: request.tag, way, claim: None });
+        let journal = admission == Admission::Bypass && matches!(request.op, Op::Write { .. });
+        self.jobs[index] = Some(Job { tag: request.tag, journal, claim: None, flush: None });
         request.tag = index as u64;
         match self.start(request) {
             Ok(Some(completion)) => Submitted::Done(self.finish(completion)),
