@@ -7,7 +7,8 @@ mount /dev/vda /disk
 export XDG_STATE_HOME=/disk HOME=/disk
 volume=/disk/v.img
 # What keepers and engines said would go with the guest.
-trap '[ $? -eq 0 ] || tail -n 40 /disk/polylane/attachments/*.log' EXIT
+trap 'status=$?; ended $status $LINENO
+    [ $status -eq 0 ] || tail -n 40 /disk/polylane/attachments/*.log' EXIT
 ok() { echo "ok $VIA on $(uname -r | cut -d- -f1): $*"; }
 taken() { stat -c %b $volume; }
 engine() { grep -als '^polylane-engine' /proc/[0-9]*/cmdline | cut -d/ -f3 | head -n 1; }
