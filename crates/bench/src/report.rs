@@ -207,7 +207,7 @@ impl Report {
         let mut rows = vec![head];
         for cell in &self.cells {
             let least = cell.samples.iter().copied().fold(f64::INFINITY, f64::min);
-            let most = cell.samples.iter().copied().fold(0.0, f64::max);
+            let most = cell.samples.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let base = self.cell(&self.baseline, &cell.point).map_or(f64::NAN, Cell::median);
             let ratio = cell.median() / base;
             let mut row = vec![cell.system.clone(), cell.point.clone(), number(cell.median())];

@@ -71,6 +71,7 @@ const DESCRIPTORS: &[i64] = &[
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_wait,
     libc::SYS_eventfd2,
+    libc::SYS_fadvise64,
     libc::SYS_fallocate,
     libc::SYS_fcntl,
     libc::SYS_fdatasync,

@@ -28,7 +28,7 @@ pub use solo::FlushSolo;
 /// How the cache shall take a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Admission {
-    /// A journal's: past the cache to the medium; cached copies of the range are dropped.
+    /// A journal's: the cache does not keep it; cached copies of the range are dropped.
     Bypass,
     /// Appended and flushed like a log, but not known to be a journal: the cold end of the cache.
     Cold,
