@@ -27,11 +27,23 @@ impl HostFs {
     /// # Panics
     /// mkfs fails.
     pub fn new(test: &str, kind: &str, size: u64) -> Option<HostFs> {
+        HostFs::within(test, kind, size, tempfile::tempdir().expect("tempdir"))
+    }
+
+    /// The same, in memory.
+    ///
+    /// # Panics
+    /// mkfs fails.
+    pub fn in_memory(test: &str, kind: &str, size: u64) -> Option<HostFs> {
+        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        HostFs::within(test, kind, size, dir.expect("tempdir"))
+    }
+
+    fn within(test: &str, kind: &str, size: u64, dir: tempfile::TempDir) -> Option<HostFs> {
         let make = format!("mkfs.{kind}");
         if crate::unavailable(test) || crate::lacks(test, &[&make, "mount"]) {
             return None;
         }
-        let dir = tempfile::tempdir().expect("tempdir");
         let image = dir.path().join("host.img");
         fs::File::create(&image).expect("create").set_len(size).expect("size");
         let formatted =

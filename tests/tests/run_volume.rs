@@ -367,3 +367,39 @@ fn statistics_show_the_volume_s_requests() {
     run.end();
     assert_clean(&volume);
 }
+
+/// One line, and exit status `status`, from a run that makes nothing.
+fn refused(words: &str, volume: Option<&Path>, status: i32) -> String {
+    let run = match volume {
+        Some(volume) => Run::new(&format!("{words} --volume")).arg(volume),
+        None => Run::new(words),
+    };
+    let output = run.script("true").output();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "{words}: {said}");
+    assert_eq!(said.lines().count(), 1, "{words}: {said}");
+    said
+}
+
+#[test]
+fn a_medium_is_that_of_the_volume_or_refused() {
+    let Some((_dir, volume)) = place("a_medium_is_that_of_the_volume_or_refused") else { return };
+    printed(&run("--medium file --size 32M", &volume, "echo kept >/lane/f"));
+    assert_eq!(printed(&run("--medium file", &volume, "cat /lane/f")), "kept\n");
+    let said = refused("--medium bypass", Some(&volume), 1);
+    assert!(said.contains("exists on the medium file: leave --medium out"), "{said}");
+    let said = refused("--medium mem", Some(&volume), 2);
+    assert!(said.contains("leave --volume and --dir out"), "{said}");
+    for words in ["--mem --medium file", "--mem --medium bypass", "--dir / --medium file"] {
+        let said = refused(words, None, 2);
+        assert!(said.contains("--medium: only a volume has one"), "{said}");
+    }
+    let said = refused("--mem --qos ledger", None, 2);
+    assert!(said.contains("--qos: ") && said.contains("this lane is on none"), "{said}");
+    let lane = |words: &str| {
+        let script = "echo x >/lane/f && stat -f -c %S:%b:%T /lane";
+        printed(&Run::new(&format!("{words} --size 64M")).script(script).output())
+    };
+    let mem = lane("--mem");
+    assert_eq!((lane("--medium mem"), lane("--mem --medium mem")), (mem.clone(), mem));
+}

@@ -33,7 +33,7 @@ fn id(number: u8) -> Id {
 
 /// Makes a volume as a pool file does.
 fn make(road: &Road, layout: Layout, id: Id, size: u64) -> Result<Volume, DirectoryError> {
-    let mut directory = Directory::load(road, layout, POOL)?;
+    let mut directory = Directory::load_to_change(road, layout, POOL)?;
     directory.reclaim(road)?;
     let volume = directory.begin(road, id, size)?;
     for chunk in directory.unclean(&volume) {
@@ -156,7 +156,7 @@ fn discarded_chunks_serve_other_volumes_which_see_zeros() {
     assert!(read[..512].iter().all(|b| *b == 0) && read[512..].iter().all(|b| *b == 5));
     one.allocate(16..24).expect("a hole gets its chunk");
     assert_eq!(one.allocation(Sector(8), 100), (Allocation::Data, 8));
-    let mut directory = Directory::load(&road(), SMALL, POOL).expect("load");
+    let mut directory = Directory::load_to_change(&road(), SMALL, POOL).expect("load");
     let volume = directory.find(&id(1)).expect("there");
     directory.remove(&road(), &volume).expect("remove");
     assert_eq!(directory.find(&id(1)), Err(DirectoryError::NoVolume));
@@ -248,7 +248,7 @@ fn check(image: Image, volume: u8, allowed: &Allowed, what: &str) {
 fn check_new(image: Image, what: &str) {
     let disk = SimDisk::new(image, SimOptions::default());
     let road = || Road::new(disk.clone(), Extents::identity(small_sectors()));
-    let mut directory = Directory::load(&road(), SMALL, POOL).expect("load");
+    let mut directory = Directory::load_to_change(&road(), SMALL, POOL).expect("load");
     directory.reclaim(&road()).expect("reclaim");
     let free = u64::from(directory.free_chunks());
     if free == 0 {
@@ -310,7 +310,7 @@ fn cut_everywhere(seed: u64) -> usize {
         allowed[which] = own;
         history.push((disk.position(), allowed.clone()));
         if number % 8 == 5 && make(&road(), SMALL, id(3), 2 * CHUNK).is_ok() {
-            let mut directory = Directory::load(&road(), SMALL, POOL).expect("load");
+            let mut directory = Directory::load_to_change(&road(), SMALL, POOL).expect("load");
             let third = directory.find(&id(3)).expect("made");
             directory.remove(&road(), &third).expect("remove");
             history.push((disk.position(), allowed.clone()));

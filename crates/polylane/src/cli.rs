@@ -12,9 +12,9 @@ use polylane_pool::failure::Failure;
 use polylane_pool::kernel_fs::KernelFs;
 use polylane_pool::share::Policy;
 use polylane_pool::spec::JournalMode;
-use polylane_pool::volume::SetOptions;
 use polylane_pool::volume::cache::{Mode, StoreKind};
 use polylane_pool::volume::translation::{PREFETCH_BYTES_MIN, Translation};
+use polylane_pool::volume::{MediumKind, SetOptions};
 
 use crate::attach;
 use crate::pool::microseconds;
@@ -74,7 +74,7 @@ pub(crate) struct RunArgs {
     /// Keep the lane's files on this volume, made and formatted if absent [default: the pool's own]
     #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "mem"])]
     pub(crate) volume: Option<PathBuf>,
-    /// Keep the lane's files in RAM
+    /// Keep the lane's files in RAM: they are gone with the lane
     #[arg(long, conflicts_with = "dir")]
     pub(crate) mem: bool,
     /// Keep the lane's files in this directory of the host
@@ -98,6 +98,11 @@ pub(crate) struct RunArgs {
     /// Size of a new volume [default: 10G] or of a lane in RAM [default: half of the memory]
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Option<ByteSize>,
+    /// What a new volume is made on, and an existing one must be: a file of its own, or chunks of a
+    /// pool file past the host's file system (which reserves all of it); mem: no volume, the same
+    /// as --mem [default: file for a new one]
+    #[arg(long, value_name = "file|bypass|mem")]
+    pub(crate) medium: Option<LaneMedium>,
     /// Share of the pool, 1 to 10000 [default: 100]
     #[arg(long, value_name = "N")]
     pub(crate) weight: Option<u32>,
@@ -199,7 +204,8 @@ pub(crate) enum VolumeCommand {
         /// The file of the snapshot
         to: PathBuf,
     },
-    /// Make a volume of a volume or snapshot; blocks are shared where the host can
+    /// Make a volume of a volume or snapshot; blocks are shared where the host can. It is a file,
+    /// as thin as can be: 'import' makes a thick one, or one on another medium
     Clone {
         /// Its file
         volume: PathBuf,
@@ -219,10 +225,16 @@ pub(crate) enum VolumeCommand {
     },
     /// Make a volume of a raw or qcow2 file
     Import {
-        /// The raw or qcow2 file
+        /// The raw or qcow2 file, or another volume
         from: PathBuf,
         /// The file of the new volume
         volume: PathBuf,
+        /// Reserve all of its space on the host
+        #[arg(long)]
+        thick: bool,
+        /// How it is reached: through a file of its own, or past the host's file system
+        #[arg(long, value_name = "file|bypass", default_value = "file", value_parser = media())]
+        medium: String,
     },
     /// Write a volume to a new file
     Export {
@@ -263,8 +275,8 @@ pub(crate) struct VolumeCreateArgs {
     #[arg(long)]
     pub(crate) thick: bool,
     /// How it is reached: through a file of its own, or past the host's file system
-    #[arg(long, default_value = "file")]
-    pub(crate) medium: MediumArg,
+    #[arg(long, value_name = "file|bypass", default_value = "file", value_parser = media())]
+    pub(crate) medium: String,
     /// Share of pools on it, 1 to 10000
     #[arg(long, value_name = "N")]
     pub(crate) weight: Option<u32>,
@@ -272,10 +284,30 @@ pub(crate) struct VolumeCreateArgs {
     pub(crate) cache: CacheArgs,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum MediumArg {
-    File,
-    Bypass,
+/// What a lane is on, by `--medium`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LaneMedium {
+    /// A volume of this kind.
+    Volume(MediumKind),
+    /// RAM.
+    Mem,
+}
+
+impl ValueEnum for LaneMedium {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[Self::Volume(MediumKind::File), Self::Volume(MediumKind::Bypass), Self::Mem]
+    }
+
+    fn to_possible_value(&self) -> Option<clap::builder::PossibleValue> {
+        Some(match self {
+            LaneMedium::Volume(kind) => kind.name().into(),
+            LaneMedium::Mem => "mem".into(),
+        })
+    }
+}
+
+fn media() -> clap::builder::PossibleValuesParser {
+    MediumKind::ALL.map(MediumKind::name).into()
 }
 
 /// How a volume is cached and translated.

@@ -12,7 +12,7 @@ use polylane_pool::share::Policy;
 use polylane_pool::spec::{JournalMode, WriteBack};
 use polylane_pool::{run, service, stats};
 
-use crate::cli::{Cli, Command, RunArgs, ServiceArgs, StatsArgs};
+use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
 use crate::{attach, bench, pool, top, volume};
 
 /// Executes a command; the exit status.
@@ -35,10 +35,20 @@ pub(crate) fn execute(command: Command) -> Result<u8> {
 }
 
 fn run_options(arguments: RunArgs) -> Result<RunOptions> {
-    let source = match (arguments.mem, arguments.dir) {
-        (true, _) => Source::Mem,
-        (false, Some(dir)) => Source::Dir(dir),
-        (false, None) => Source::Volume(arguments.volume),
+    let in_memory = arguments.mem || arguments.medium == Some(LaneMedium::Mem);
+    let medium = arguments.medium.and_then(|medium| match medium {
+        LaneMedium::Volume(kind) => Some(kind),
+        LaneMedium::Mem => None,
+    });
+    let source = match (in_memory, arguments.dir, arguments.volume) {
+        (true, None, None) => Source::Mem,
+        (true, ..) => {
+            return Err(Failure::usage(
+                "--medium mem: keeps the lane's files in RAM: leave --volume and --dir out",
+            ));
+        }
+        (false, Some(dir), _) => Source::Dir(dir),
+        (false, None, volume) => Source::Volume(volume),
     };
     Ok(RunOptions {
         source,
@@ -48,6 +58,7 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
         cpus: arguments.cpus,
         memory: arguments.memory.map(|size| size.0),
         size: arguments.size.map(|size| size.0),
+        medium,
         weight: arguments.weight,
         cache: arguments.cache.options()?,
         write_back: WriteBack {

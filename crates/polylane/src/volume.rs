@@ -9,10 +9,11 @@ use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::share::WEIGHTS;
 use polylane_pool::volume::translation::Translation;
 use polylane_pool::volume::{
-    self, Check, Content, Copy, CreateOptions, Fragmentation, Info, Layer, MediumKind, SetOptions,
+    self, Check, Content, Copy, CreateOptions, Form, Fragmentation, Info, Layer, MediumKind,
+    SetOptions,
 };
 
-use crate::cli::{ExportFormat, FileSystemKind, MediumArg, VolumeCommand};
+use crate::cli::{ExportFormat, FileSystemKind, VolumeCommand};
 use crate::commands::{print, print_json};
 
 /// Executes a volume command; the exit status.
@@ -25,10 +26,7 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
                 size: arguments.size.map(|size| size.0),
                 ext4: arguments.fs == FileSystemKind::Ext4,
                 thick: arguments.thick,
-                medium: match arguments.medium {
-                    MediumArg::File => MediumKind::File,
-                    MediumArg::Bypass => MediumKind::Bypass,
-                },
+                medium: MediumKind::named(&arguments.medium).unwrap_or_default(),
                 weight: arguments.weight,
                 cache: arguments.cache.options()?,
             })?;
@@ -63,7 +61,10 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         }
         VolumeCommand::Clone { volume, to } => volume::duplicate(&volume, &to, Copy::Clone)?,
         VolumeCommand::Check { volume, repair, look } => check(&volume, repair, look)?,
-        VolumeCommand::Import { from, volume } => volume::import(&from, &volume)?,
+        VolumeCommand::Import { from, volume, thick, medium } => {
+            let medium = MediumKind::named(&medium).unwrap_or_default();
+            volume::import(&from, &volume, Form { medium, thick })?;
+        }
         VolumeCommand::Export { volume, to, format } => {
             let named = to.extension().is_some_and(|extension| extension == "qcow2");
             volume::export(&volume, &to, format.map_or(named, |it| it == ExportFormat::Qcow2))?;

@@ -127,16 +127,15 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Makes, attaches, formats and checks the volume, as far as each is needed. `size` in bytes is
-    /// that of a new one.
+    /// Makes, attaches, formats and checks the volume, as far as each is needed.
     pub(crate) fn open(
         path: &Path,
         lane: KernelLane,
-        size: Option<u64>,
+        asked: volume::Asked,
         cache: SetOptions,
     ) -> Result<Disk> {
         let path = &volume::resolve(path)?;
-        let made = volume::make_blank(path, size)?;
+        let made = volume::make_blank(path, asked)?;
         let disk = Disk::attach(path, lane.kind, cache);
         let opened = disk.and_then(|disk| disk.prepare(path, lane).map(|()| disk));
         if made && opened.is_err() {

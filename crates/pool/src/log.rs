@@ -31,7 +31,7 @@ pub(crate) fn name(process: &'static str, name: &str) {
 }
 
 /// Whether lines are to be JSON.
-fn is_json() -> bool {
+pub(crate) fn is_json() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|value| value == "json")
 }
 

@@ -32,7 +32,7 @@ use crate::spec::{Backing, PoolSpec, WriteBack};
 use crate::supervise::Supervisor;
 use crate::volume::cache::CacheSpec;
 use crate::volume::translation::Translation;
-use crate::volume::{Kept, SetOptions};
+use crate::volume::{Kept, MediumKind, SetOptions};
 use crate::watchdog::Watchdog;
 use crate::{log, preload, root, volume};
 
@@ -83,6 +83,8 @@ pub struct RunOptions {
     pub memory: Option<u64>,
     /// Bytes of a lane in RAM, or of a new volume.
     pub size: Option<u64>,
+    /// How the volume is reached: a new one is made so, an existing one must be.
+    pub medium: Option<MediumKind>,
     /// The pool's share, 1–10000.
     pub weight: Option<u32>,
     /// How the volume is cached, where its sidecar shall not decide.
@@ -97,6 +99,12 @@ pub struct RunOptions {
     pub preload: bool,
     /// COMMAND and its arguments.
     pub command: Vec<OsString>,
+}
+
+impl RunOptions {
+    fn asked(&self) -> volume::Asked {
+        volume::Asked { size: self.size, medium: self.medium }
+    }
 }
 
 /// Runs COMMAND in a pool; its exit status, or 128 + n when signal n ended it.
@@ -213,7 +221,7 @@ fn run_on_kernel_fs(
     let mut groups = cgroup::plan(&name, &limits);
     let group_dirs = groups.dirs();
     let runtime_dir = names::runtime_dir();
-    let disk = Disk::open(&path, lane, options.size, options.cache)?;
+    let disk = Disk::open(&path, lane, options.asked(), options.cache)?;
     let mounted = Some(disk.mounted());
     let run = || {
         let (dir, groups_made) = (runtime_dir.clone(), group_dirs.clone());
@@ -282,9 +290,7 @@ fn check(options: &RunOptions) -> Result<()> {
     if options.size.is_some() && matches!(options.source, Source::Dir(_)) {
         return Err(Failure::usage("--size: a host directory has no size of its own"));
     }
-    if options.cache != SetOptions::default() && !matches!(options.source, Source::Volume(_)) {
-        return Err(Failure::usage("--cache: only a volume has one: this lane is on none"));
-    }
+    refuse_without_volume(options)?;
     check_write_back(options)?;
     if options.kernel_fs.is_some() {
         if !matches!(options.source, Source::Volume(_)) {
@@ -302,6 +308,23 @@ fn check(options: &RunOptions) -> Result<()> {
     match options.command.is_empty() {
         true => Err(Failure::usage("no COMMAND: write it after '--'")),
         false => Ok(()),
+    }
+}
+
+/// Refuses what says how a volume, or its device, is used, for a lane that is on none.
+fn refuse_without_volume(options: &RunOptions) -> Result<()> {
+    if matches!(options.source, Source::Volume(_)) {
+        return Ok(());
+    }
+    let shares = options.qos.is_some_and(|policy| policy != Policy::None);
+    let refused = [
+        (options.cache != SetOptions::default(), "--cache: only a volume has one"),
+        (options.medium.is_some(), "--medium: only a volume has one of the host's"),
+        (shares, "--qos: lanes share the devices of their volumes"),
+    ];
+    match refused.into_iter().find(|(given, _)| *given) {
+        Some((_, why)) => Err(Failure::usage(format!("{why}: this lane is on none"))),
+        None => Ok(()),
     }
 }
 
@@ -399,7 +422,7 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
         Source::Volume(None) => volume::resolve(&volume::default_path(pool)?)?,
     };
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let (stack, kept) = volume::open_or_create(&path, options.size, owner)?;
+    let (stack, kept) = volume::open_or_create(&path, options.asked(), &options.cache, owner)?;
     Ok((Handed::volume(stack)?, path.display().to_string(), kept))
 }
 

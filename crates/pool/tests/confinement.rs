@@ -113,6 +113,7 @@ fn pool(name: &str, source: &str) -> ExitCode {
         cpus: None,
         memory: None,
         size: None,
+        medium: None,
         weight: None,
         cache: SetOptions::default(),
         write_back: WriteBack::default(),

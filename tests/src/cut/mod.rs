@@ -18,8 +18,10 @@ use std::rc::Rc;
 use polylane_base::rng::Rng;
 
 mod trace;
+mod written;
 
 use trace::Reader;
+use written::Written;
 
 /// What is written, lost or torn as one.
 const UNIT: usize = 4096;
@@ -29,6 +31,7 @@ const UNIT: usize = 4096;
 pub struct Content {
     length: u64,
     units: BTreeMap<u64, Rc<Vec<u8>>>,
+    written: Written,
 }
 
 impl Content {
@@ -39,7 +42,8 @@ impl Content {
     pub fn of(path: &Path) -> Content {
         let mut file = fs::File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let length = file.metadata().expect("stat").len();
-        let (mut content, mut unit) = (Content { length, units: BTreeMap::new() }, [0; UNIT]);
+        let mut content = Content { length, ..Content::default() };
+        let mut unit = [0; UNIT];
         for number in 0..length.div_ceil(UNIT as u64) {
             let at = number * UNIT as u64;
             let size = (length - at).min(UNIT as u64) as usize;
@@ -47,6 +51,7 @@ impl Content {
             file.read_exact(&mut unit[..size]).expect("read");
             content.write(at, &unit[..size]);
         }
+        content.written = Written::of(&file);
         content
     }
 
@@ -56,6 +61,8 @@ impl Content {
     }
 
     fn write(&mut self, mut at: u64, mut bytes: &[u8]) {
+        let end = (at + bytes.len() as u64).div_ceil(UNIT as u64);
+        self.written.add(at / UNIT as u64..end);
         self.length = self.length.max(at + bytes.len() as u64);
         while !bytes.is_empty() {
             let inside = (at % UNIT as u64) as usize;
@@ -93,6 +100,7 @@ impl Content {
             return;
         }
         self.units.retain(|number, _| !(first..last).contains(number));
+        self.written.remove(first..last);
         self.write(at, &vec![0; (first * UNIT as u64 - at) as usize]);
         self.write(last * UNIT as u64, &vec![0; (end - last * UNIT as u64) as usize]);
     }
@@ -102,6 +110,7 @@ impl Content {
         if length < old {
             let kept = self.units.split_off(&length.div_ceil(UNIT as u64));
             drop(kept);
+            self.written.remove(length.div_ceil(UNIT as u64)..u64::MAX);
             let rest = (UNIT as u64 - length % UNIT as u64) % UNIT as u64;
             self.write(length, &vec![0; rest as usize]);
             self.length = length;
@@ -123,6 +132,14 @@ impl Content {
             let size = (self.length - at).min(UNIT as u64) as usize;
             file.seek(SeekFrom::Start(at)).expect("seek");
             file.write_all(&unit[..size]).expect("write");
+        }
+        // Of a file that is to have all its blocks it matters where zeros were written.
+        let fills = path.extension().is_some_and(|extension| extension == "pool");
+        let units =
+            self.written.units().take_while(|unit| fills && unit * (UNIT as u64) < self.length);
+        for number in units.filter(|number| !self.units.contains_key(number)) {
+            file.seek(SeekFrom::Start(number * UNIT as u64)).expect("seek");
+            file.write_all(&[0; UNIT]).expect("write");
         }
         file.set_len(self.length).expect("size");
     }
@@ -223,7 +240,7 @@ impl Record {
         let log = tempfile::NamedTempFile::new().expect("file");
         let mut traced = Command::new("strace");
         traced.args(["-f", "-qq", "-y", "-xx", "-s", "16777216", "-e", trace::CALLS]);
-        traced.args(["-e", trace::NO_RINGS, "-o"]);
+        traced.args(["-e", trace::NO_RINGS, "-e", trace::NO_PINS, "-o"]);
         traced.arg(log.path()).arg(command.get_program()).args(command.get_args());
         let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
         let output = traced.envs(set).current_dir(dir).output().expect("run strace");

@@ -8,11 +8,15 @@ use super::{Content, Event, Fate, Inode, Name, State, UNIT};
 /// System calls that change files or names, or say which descriptor is which file.
 pub(super) const CALLS: &str = "trace=?open,openat,?creat,fcntl,dup,?dup2,dup3,?link,linkat,\
     ?rename,?renameat,renameat2,?unlink,unlinkat,write,writev,pwrite64,pwritev,pwritev2,truncate,\
-    ftruncate,fallocate,fsync,fdatasync,ioctl,lseek,copy_file_range,sendfile,io_uring_setup";
+    ftruncate,fallocate,fsync,fdatasync,ioctl,lseek,copy_file_range,sendfile,io_uring_setup,swapon";
 
 /// Nobody is given a ring, whose writes would not be seen: they become calls. (In place of the call
 /// stands one that every process may make.)
 pub(super) const NO_RINGS: &str = "inject=io_uring_setup:error=ENOSYS:syscall=getpid";
+
+/// Pool files of bypass volumes are said to be pinned, and found not to be: so what goes to them
+/// goes through them, in the order in which it would go past them, and is seen.
+pub(super) const NO_PINS: &str = "inject=swapon:error=EBUSY";
 
 /// A system call that has returned.
 struct Line {
@@ -69,9 +73,9 @@ pub(super) struct Reader {
 
 /// Strings of a call's arguments: `\x2f` and so on.
 fn unescape(text: &str) -> Vec<u8> {
-    let text = text.trim_matches('"');
-    let hex = text.split("\\x").skip(1);
-    hex.map(|hex| u8::from_str_radix(&hex[..2], 16).expect("hex")).collect()
+    let digit = |byte: u8| (byte as char).to_digit(16).expect("hex") as u8;
+    let bytes = text.trim_matches('"').as_bytes();
+    bytes.chunks_exact(4).map(|byte| digit(byte[2]) << 4 | digit(byte[3])).collect()
 }
 
 fn text_of(argument: &str) -> String {
@@ -316,9 +320,13 @@ impl Reader {
             "ftruncate" => self.push(Event::Length(inode, number(arguments[1]))),
             "fallocate" => self.allocate(inode, arguments),
             "copy_file_range" => {
-                let from = self.file(process, arguments[0]).expect("a file of the directory");
                 let (start, length) = (offset(arguments[1]), done());
-                let bytes = self.live[from].read(start, length);
+                let bytes = match self.file(process, arguments[0]) {
+                    Some(from) => self.live[from].read(start, length),
+                    // From elsewhere, where it is still.
+                    None => Content::of(Path::new(&descriptor(arguments[0]).expect("a file").1))
+                        .read(start, length),
+                };
                 self.push(Event::Write(inode, offset(arguments[3]), bytes));
             }
             "ioctl" if arguments[1].contains("FICLONE") => {

@@ -7,6 +7,7 @@ use polylane_base::rng::Rng;
 use polylane_tests::cut::{Record, State};
 use polylane_tests::volume::HostFs;
 
+mod bypass;
 mod live;
 mod place;
 mod random;
@@ -204,4 +205,69 @@ fn copies_with_shared_blocks_of_a_lane_at_work_that_are_cut_are_whole_or_none() 
     let Some(mut place) = Place::new(name, &host.path()) else { return };
     (place.random, place.most) = (1, 20);
     live::copies(&place);
+}
+
+#[test]
+fn a_bypass_volume_that_is_cut_while_it_is_made_is_whole_or_none() {
+    let name = "a_bypass_volume_that_is_cut_while_it_is_made_is_whole_or_none";
+    let Some(host) = bypass::host(name) else { return };
+    let Some(mut place) = Place::new(name, &host.path()) else { return };
+    (place.random, place.most) = (1, 8);
+    bypass::made(&place);
+}
+
+#[test]
+fn a_bypass_volume_that_is_cut_while_it_grows_or_goes_leaves_nothing_and_harms_none() {
+    let name = "a_bypass_volume_that_is_cut_while_it_grows_or_goes_leaves_nothing_and_harms_none";
+    let Some(host) = bypass::host(name) else { return };
+    let Some(mut place) = Place::new(name, &host.path()) else { return };
+    (place.random, place.most) = (1, 8);
+    bypass::changed(&place);
+}
+
+#[test]
+fn a_bypass_volume_that_is_cut_while_it_is_copied_or_mended_keeps_its_files() {
+    let name = "a_bypass_volume_that_is_cut_while_it_is_copied_or_mended_keeps_its_files";
+    let Some(host) = bypass::host(name) else { return };
+    let Some(mut place) = Place::new(name, &host.path()) else { return };
+    (place.random, place.most) = (1, 8);
+    bypass::copied(&mut place);
+}
+
+/// e2fsck works in place on a volume that is one file; a copy-on-write volume becomes one first.
+#[test]
+fn a_volume_that_is_cut_while_it_is_mended_keeps_its_files() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let name = "a_volume_that_is_cut_while_it_is_mended_keeps_its_files";
+    let Some(mut place) = Place::new(name, dir.path()) else { return };
+    (place.random, place.most) = (1, 6);
+    place.done("create v --size 32M");
+    let text = put_text(&place);
+    place.cut("check --repair v", |_, _| {
+        place.done("check --repair v");
+        place.done("check v");
+        assert_text(&place, &text);
+    });
+    place.done("snapshot v s");
+    place.cut("check --repair v", |_, _| {
+        place.done("check --repair v");
+        place.done("check s");
+        place.done("check v");
+        assert_text(&place, &text);
+        place.done("rm v s");
+    });
+}
+
+#[test]
+fn commands_on_bypass_volumes_in_any_order_go_on_from_what_a_cut_left() {
+    let name = "commands_on_bypass_volumes_in_any_order_go_on_from_what_a_cut_left";
+    let (mut count, mut judged) = (0, 0);
+    for seed in random::seeds(1) {
+        let Some(host) = bypass::host(name) else { return };
+        let Some(mut place) = Place::new(name, &host.path()) else { return };
+        (place.random, place.most, place.bypass) = (1, 3, true);
+        judged += random::walk(&place, seed, 7);
+        count += 1;
+    }
+    println!("{count} workloads of 7 commands, {judged} directories");
 }

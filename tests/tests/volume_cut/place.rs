@@ -21,6 +21,8 @@ pub struct Place {
     pub random: usize,
     /// Directories that are judged of one command; `POLYLANE_CRASH=full`: all.
     pub most: usize,
+    /// Some volumes are bypass volumes.
+    pub bypass: bool,
 }
 
 impl Place {
@@ -35,7 +37,7 @@ impl Place {
             skip(test, "strace may not trace here");
             return None;
         }
-        Some(Place { dir, random: 2, most: usize::MAX })
+        Some(Place { dir, random: 2, most: usize::MAX, bypass: false })
     }
 
     pub fn command(&self, words: &str) -> Command {

@@ -78,20 +78,26 @@ impl Walk<'_> {
     }
 
     fn choose_new(&mut self, name: &'static str, sources: &[&'static str]) -> Step {
+        let medium = match self.place.bypass && self.rng.percent(60) {
+            true => " --medium bypass",
+            false => "",
+        };
         if sources.is_empty() || self.rng.percent(15) {
             let content = Content::default().cut_to(16 * MIB);
-            let words = format!("create {name} --size 16M --fs none --weight 7");
+            let words = format!("create {name} --size 16M --fs none --weight 7{medium}");
             return Step { words, name, after: Some(Known { content, is_snapshot: false }) };
         }
         let from = *self.rng.pick(sources);
         let source = self.known[from].clone();
         let (verb, is_snapshot) = match self.rng.below(5) {
             0..2 if !source.is_snapshot => ("snapshot", true),
+            _ if !medium.is_empty() => ("import", false),
             2 => ("import", false),
             _ => ("clone", false),
         };
         let after = Some(Known { is_snapshot, ..source });
-        Step { words: format!("{verb} {from} {name}"), name, after }
+        let medium = if verb == "import" { medium } else { "" };
+        Step { words: format!("{verb} {from} {name}{medium}"), name, after }
     }
 
     /// Writes into a volume, if it is one file.

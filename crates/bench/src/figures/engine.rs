@@ -102,11 +102,11 @@ impl Pool {
         let path = beside.with_extension("pool");
         let chunks = u32::try_from(span.div_ceil(Layout::POOL.chunk_bytes))?;
         let failed = |error: PoolError| anyhow::anyhow!("{}: {error}", path.display());
-        PoolFile::make(&path, POOL_ID, chunks).map_err(failed)?;
+        PoolFile::make(&path, POOL_ID, chunks, &|_| ()).map_err(failed)?;
         let used = PoolFile::open(&path).and_then(PoolFile::use_it).map_err(failed)?;
         // From here on it is unpinned, whatever happens.
         let pool = Pool { used, path: path.clone() };
-        pool.used.make_volume(VOLUME_ID, span).map_err(failed)?;
+        pool.used.make_volume(VOLUME_ID, span, &|_| ()).map_err(failed)?;
         Ok(pool)
     }
 

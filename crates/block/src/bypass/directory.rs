@@ -3,8 +3,10 @@
 //! # Power cut
 //!
 //! A page is written to its second place, durably, then to its first: whatever is cut, one of the
-//! two is whole, and both are equal once the change is acknowledged. The order of changes does the
-//! rest:
+//! two is whole, and both are equal once the change is acknowledged. Who changes a directory of
+//! which a change was cut short makes both equal first ([`Directory::load_to_change`]): else the
+//! next cut could bring back what was there before the change that everybody has seen since. The
+//! order of changes does the rest:
 //!
 //! - A new volume's record says that it is being made before any chunk names it as its owner, and
 //!   that it is there after all of them do and hold zeros. A removed one's says so before the first
@@ -132,6 +134,8 @@ pub struct Directory {
     pages: Vec<Page>,
     /// Changed, and not written yet.
     changed: Vec<u32>,
+    /// Pages of which one place, 0 or 1, does not hold what counts: a change was cut short.
+    stale: Vec<(u32, usize)>,
 }
 
 impl Directory {
@@ -141,7 +145,8 @@ impl Directory {
     /// The medium's.
     pub fn format(bytes: &dyn PoolBytes, layout: Layout, pool: Id, chunks: u32) -> Result<Self> {
         let pages = (0..layout.pages()).map(|_| Page::empty()).collect();
-        let mut new = Directory { layout, pool, pages, changed: Vec::new() };
+        let (changed, stale) = (Vec::new(), Vec::new());
+        let mut new = Directory { layout, pool, pages, changed, stale };
         new.pages[0].set_geometry(chunks, layout.chunk_bytes);
         for copy in 0..2 {
             let mut all = Buffer::zeroed(new.pages.len() * PAGE_BYTES);
@@ -163,20 +168,32 @@ impl Directory {
         let copies = [0, 1].map(|copy| bytes.read(layout.page_at(copy, 0), count * PAGE_BYTES));
         let [one, other] = copies;
         let (one, other) = (one?, other?);
-        let (mut pages, mut changed) = (Vec::with_capacity(count), Vec::new());
+        let (mut pages, mut stale) = (Vec::with_capacity(count), Vec::new());
         for number in 0..count {
             let range = number * PAGE_BYTES..(number + 1) * PAGE_BYTES;
             let decode = |copy: &Buffer| Page::decode(&copy[range.clone()], &pool, number as u32);
             let both = [decode(&one), decode(&other)];
-            if both[0] != both[1] {
-                // A change was cut short; the next one makes both copies equal again.
-                changed.push(number as u32);
-            }
-            let newest = both.into_iter().flatten().max_by_key(|page| page.generation);
-            pages.push(newest.ok_or(DirectoryError::Page(number as u32))?);
+            let newest = both.iter().flatten().max_by_key(|page| page.generation).cloned();
+            let newest = newest.ok_or(DirectoryError::Page(number as u32))?;
+            let old = both.iter().position(|page| page.as_ref() != Some(&newest));
+            stale.extend(old.map(|copy| (number as u32, copy)));
+            pages.push(newest);
         }
-        let directory = Directory { layout, pool, pages, changed };
+        let directory = Directory { layout, pool, pages, changed: Vec::new(), stale };
         directory.check()?;
+        Ok(directory)
+    }
+
+    /// The same for somebody who is going to change it, and keeps all others from that: what a
+    /// power cut left half done is ended first.
+    ///
+    /// # Errors
+    /// What is wrong with it, or the medium.
+    pub fn load_to_change(bytes: &dyn PoolBytes, layout: Layout, pool: Id) -> Result<Self> {
+        let mut directory = Directory::load(bytes, layout, pool)?;
+        for (number, copy) in std::mem::take(&mut directory.stale) {
+            directory.write_page(bytes, copy, number)?;
+        }
         Ok(directory)
     }
 
@@ -217,6 +234,13 @@ impl Directory {
     /// Chunks that no volume has.
     pub fn free_chunks(&self) -> u32 {
         let free = |chunk: &u32| self.entry(*chunk).owner.is_none();
+        (0..self.chunk_count()).filter(free).count() as u32
+    }
+
+    /// Chunks that no volume has once [`reclaim`](Self::reclaim) has been there.
+    pub fn free_chunks_reclaimed(&self) -> u32 {
+        let live = |owner: u16| self.record(owner.into()).is_ok_and(|it| it.life == Life::Live);
+        let free = |chunk: &u32| self.entry(*chunk).owner.is_none_or(|owner| !live(owner));
         (0..self.chunk_count()).filter(free).count() as u32
     }
 
@@ -427,11 +451,14 @@ impl Directory {
             self.pages[*number as usize].generation += 1;
         }
         for copy in [1, 0] {
-            for number in &changed {
-                let encoded = self.pages[*number as usize].encode(&self.pool, *number);
-                bytes.write(self.layout.page_at(copy, *number), Buffer::copy_of(&encoded))?;
-            }
+            changed.iter().try_for_each(|number| self.write_page(bytes, copy, *number))?;
         }
+        Ok(())
+    }
+
+    fn write_page(&self, bytes: &dyn PoolBytes, copy: usize, number: u32) -> Result<()> {
+        let encoded = self.pages[number as usize].encode(&self.pool, number);
+        bytes.write(self.layout.page_at(copy, number), Buffer::copy_of(&encoded))?;
         Ok(())
     }
 }

@@ -22,7 +22,7 @@ use super::host::{Disk, Refused};
 use super::volume::Road;
 use crate::device::BlockDevice;
 use crate::file::{FileDevice, Files, Way};
-use crate::image::proc_path;
+use crate::image::{self, Draft, ImageError, proc_path};
 
 const LAYOUT: Layout = Layout::POOL;
 
@@ -95,6 +95,14 @@ pub(super) fn failed(what: &'static str) -> impl Fn(rustix::io::Errno) -> PoolEr
     move |error| PoolError::Host(what, errno(error))
 }
 
+fn image_error(error: ImageError) -> PoolError {
+    match error {
+        ImageError::Host(what, errno) => PoolError::Host(what, errno),
+        ImageError::InUse(_) => PoolError::InUse,
+        ImageError::NotAFile => PoolError::Head,
+    }
+}
+
 /// An open pool file.
 #[derive(Debug)]
 pub struct PoolFile {
@@ -120,30 +128,26 @@ impl PoolFile {
     }
 
     /// Makes a pool file with room for `chunks` chunks, all of them zeros on the disk; it has its
-    /// name when it is complete.
+    /// name, durably, when it is complete, and none before: nothing is left of one that is cut
+    /// short. `wrote` is told how many bytes were written, piece by piece.
     ///
     /// # Errors
     /// The host is not fit, or full; `EEXIST` when somebody was faster.
-    pub fn make(path: &Path, id: Id, chunks: u32) -> Result<()> {
-        let draft = path.with_extension(format!("pool.new-{}", std::process::id()));
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::CREATE | OFlags::EXCL;
-        let _ = fs::remove_file(&draft);
-        let plain = rustix::fs::open(&draft, flags, Mode::RUSR | Mode::WUSR);
-        let plain = plain.map_err(failed("create it"))?;
-        let made = PoolFile::fill(&draft, plain, id, chunks).and_then(|()| {
-            fs::hard_link(&draft, path).map_err(|e| PoolError::Host("name it", e.into()))
-        });
-        let _ = fs::remove_file(&draft);
-        made
-    }
-
-    fn fill(draft: &Path, plain: OwnedFd, id: Id, chunks: u32) -> Result<()> {
+    pub fn make(path: &Path, id: Id, chunks: u32, wrote: &dyn Fn(u64)) -> Result<()> {
+        let draft = Draft::new(path, 0).map_err(image_error)?;
+        let plain = copy(draft.file())?;
         Disk::under(&plain)?;
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
-        let direct = rustix::fs::open(draft, flags, Mode::empty());
+        let direct = rustix::fs::open(proc_path(&plain), flags, Mode::empty());
         let direct = direct.map_err(failed("open it with O_DIRECT"))?;
-        let file = PoolFile { path: draft.to_path_buf(), id, direct, plain };
-        file.write_zeros(0..LAYOUT.chunk_at(chunks))?;
+        let file = PoolFile { path: path.to_path_buf(), id, direct, plain };
+        file.fill(chunks, wrote)?;
+        draft.publish().map(drop).map_err(image_error)
+    }
+
+    fn fill(self, chunks: u32, wrote: &dyn Fn(u64)) -> Result<()> {
+        let (id, file) = (self.id, self);
+        file.write_zeros(0..LAYOUT.chunk_at(chunks), wrote)?;
         let mut head = Buffer::zeroed(ID_BYTES);
         head[..16].copy_from_slice(&ID_MAGIC);
         head[16..32].copy_from_slice(&id);
@@ -166,7 +170,7 @@ impl PoolFile {
     }
 
     /// Gives a range at the end its blocks, with zeros in them.
-    fn write_zeros(&self, range: std::ops::Range<u64>) -> Result<()> {
+    fn write_zeros(&self, range: std::ops::Range<u64>, wrote: &dyn Fn(u64)) -> Result<()> {
         let length = range.end - range.start;
         rustix::fs::fallocate(&self.plain, FallocateFlags::empty(), range.start, length)
             .map_err(failed("make room for it"))?;
@@ -176,7 +180,10 @@ impl PoolFile {
             let piece = &zeros[..(range.end - at).min(ZEROS_BYTES as u64) as usize];
             match rustix::io::pwrite(&self.direct, piece, at) {
                 Ok(0) => return Err(PoolError::Host("write zeros to it", Errno::EIO)),
-                Ok(moved) => at += moved as u64,
+                Ok(moved) => {
+                    at += moved as u64;
+                    wrote(moved as u64);
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(failed("write zeros to it")(error)),
             }
@@ -211,8 +218,10 @@ impl PoolFile {
             return Ok(());
         }
         let removed = match self.directory()?.volumes().is_empty() {
+            // Durably: once it is told, nothing else may tell of the file.
             true => self.unpin().and_then(|()| {
-                fs::remove_file(&self.path).map_err(|e| PoolError::Host("remove it", e.into()))
+                fs::remove_file(&self.path).map_err(|e| PoolError::Host("remove it", e.into()))?;
+                image::sync_names(&self.path).map_err(image_error)
             }),
             false => Ok(()),
         };
@@ -265,26 +274,26 @@ impl PoolFile {
     }
 
     /// Makes room for `chunks` chunks in all. Nobody uses a volume in it, and nobody begins to
-    /// meanwhile.
+    /// meanwhile. `wrote` is told how many bytes were written, piece by piece.
     ///
     /// # Errors
     /// [`PoolError::InUse`]; the host is full.
-    pub fn grow(&self, chunks: u32) -> Result<()> {
+    pub fn grow(&self, chunks: u32, wrote: &dyn Fn(u64)) -> Result<()> {
         match lock_range(&self.direct, USE_BYTE, 1) {
             Err(Errno::EAGAIN) => return Err(PoolError::InUse),
             other => other.map_err(|errno| PoolError::Host("lock it", errno))?,
         }
-        let grown = self.grow_alone(chunks);
+        let grown = self.grow_alone(chunks, wrote);
         let _ = unlock_range(&self.direct, USE_BYTE, 1);
         grown
     }
 
-    fn grow_alone(&self, chunks: u32) -> Result<()> {
+    fn grow_alone(&self, chunks: u32, wrote: &dyn Fn(u64)) -> Result<()> {
         self.unpin()?;
         let road = self.file_road()?;
-        let mut directory = Directory::load(&road, LAYOUT, self.id)?;
+        let mut directory = Directory::load_to_change(&road, LAYOUT, self.id)?;
         let start = LAYOUT.chunk_at(directory.chunk_count());
-        if let Err(error) = self.write_zeros(start..LAYOUT.chunk_at(chunks)) {
+        if let Err(error) = self.write_zeros(start..LAYOUT.chunk_at(chunks), wrote) {
             let _ = rustix::fs::ftruncate(&self.plain, start);
             return Err(error);
         }
@@ -316,12 +325,35 @@ impl PoolFile {
         }
     }
 
+    /// Takes off what was to become more room, if growing was cut short: it may have holes, and
+    /// blocks that were never written, and with either the file cannot be pinned.
+    fn cut_to_size(&self) -> Result<()> {
+        if lock_range(&self.direct, USE_BYTE, 1).is_err() {
+            // Others use it, and did this.
+            return Ok(());
+        }
+        let cut = self.cut_alone();
+        let _ = unlock_range(&self.direct, USE_BYTE, 1);
+        cut
+    }
+
+    fn cut_alone(&self) -> Result<()> {
+        let bytes = rustix::fs::fstat(&self.plain).map_err(failed("look at it"))?.st_size as u64;
+        let size = LAYOUT.chunk_at(self.directory()?.chunk_count());
+        if bytes <= size || hold::is_pinned(&self.direct) {
+            return Ok(());
+        }
+        rustix::fs::ftruncate(&self.plain, size).map_err(failed("cut it to its size"))?;
+        self.sync()
+    }
+
     /// Begins to use volumes in it: from here on it is pinned, unless somebody goes through the
     /// file, and all others do too then.
     ///
     /// # Errors
     /// The host is not fit, does not let us pin it; somebody grows it for longer than a minute.
     pub fn use_it(self) -> Result<Use> {
+        self.cut_to_size()?;
         let begin = std::time::Instant::now();
         loop {
             match share_range(&self.direct, USE_BYTE, 1) {
@@ -384,11 +416,11 @@ impl Use {
         &self.file
     }
 
-    /// Makes a volume of zeros.
+    /// Makes a volume of zeros. `wrote` is told how many bytes of them had to be written.
     ///
     /// # Errors
     /// No room; the medium's.
-    pub fn make_volume(&self, id: Id, size: u64) -> Result<()> {
+    pub fn make_volume(&self, id: Id, size: u64, wrote: &dyn Fn(u64)) -> Result<()> {
         self.file.lock_for_making()?;
         let road = self.road()?;
         let volume = self.change(&road, |directory| {
@@ -399,6 +431,7 @@ impl Use {
         for chunk in &unclean {
             let zeroed = road.zero(LAYOUT.chunk_at(*chunk), LAYOUT.chunk_bytes);
             zeroed.map_err(DirectoryError::Medium)?;
+            wrote(LAYOUT.chunk_bytes);
         }
         road.flush().map_err(DirectoryError::Medium)?;
         self.change(&road, |directory| directory.finish(&road, &volume))
@@ -428,7 +461,8 @@ impl Use {
     ) -> Result<T> {
         wait_for_lock(&self.file.direct, DIRECTORY_BYTE, OTHERS_TIME_MAX)
             .map_err(|errno| PoolError::Host("lock its directory", errno))?;
-        let result = Directory::load(road, LAYOUT, self.file.id).and_then(|mut it| change(&mut it));
+        let result = Directory::load_to_change(road, LAYOUT, self.file.id);
+        let result = result.and_then(|mut directory| change(&mut directory));
         let _ = unlock_range(&self.file.direct, DIRECTORY_BYTE, 1);
         Ok(result?)
     }

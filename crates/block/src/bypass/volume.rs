@@ -306,7 +306,7 @@ impl Shared {
     ) -> Result<T, DirectoryError> {
         let _lock = lock(self.hold.as_ref())?;
         let road = self.current();
-        let mut directory = Directory::load(road, self.layout, self.pool)?;
+        let mut directory = Directory::load_to_change(road, self.layout, self.pool)?;
         change(&mut directory, road)
     }
 

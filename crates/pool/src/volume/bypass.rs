@@ -13,7 +13,7 @@ use polylane_block::bypass::{
     Claim, DirectoryError, Id, Layout, PoolError, PoolFile, PoolFiles, Use,
 };
 use polylane_block::file::{Files, Way};
-use polylane_block::image::{self, Draft};
+use polylane_block::image::{self, Draft, ImageError};
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
 use polylane_sys::extents::HostExtent;
@@ -22,10 +22,11 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::CacheSpec;
 use super::copy::materialize;
-use super::open::{failure, introduce, refuse_full};
-use super::sidecar::{self, Sidecar};
+use super::cow;
+use super::open::{failure, refuse_full};
+use super::progress::Progress;
+use super::sidecar::{self, Making, Sidecar};
 use super::stack::{Parts, Stack, beside};
-use super::tools;
 use crate::failure::{Failure, Result, plain};
 
 /// Bytes of a volume's own file: text for whoever looks into it.
@@ -51,15 +52,19 @@ pub(crate) struct BypassRef {
     pub(crate) id: String,
     /// Bytes.
     pub(crate) size: u64,
-    /// What is going to take its place, or failed to.
+    /// What is going to take its place, failed to, or had it before: nobody's, and to be removed.
     #[serde(default)]
     pub(crate) next: Option<Box<BypassRef>>,
 }
 
 impl BypassRef {
-    fn new(pool: &Path, size: u64) -> Result<BypassRef> {
-        let pool = PathBuf::from(pool.file_name().unwrap_or_default());
-        Ok(BypassRef { pool, id: Sidecar::fresh_id()?, size, next: None })
+    /// One that has an id, and no place yet.
+    fn new(size: u64) -> Result<BypassRef> {
+        Ok(BypassRef { pool: PathBuf::new(), id: Sidecar::fresh_id()?, size, next: None })
+    }
+
+    fn lie_in(&mut self, pool: &Path) {
+        self.pool = PathBuf::from(pool.file_name().unwrap_or_default());
     }
 
     /// The id as bytes.
@@ -139,8 +144,13 @@ pub(crate) fn pool_failure(path: &Path, error: &PoolError) -> Failure {
 }
 
 /// The pool file that has room for a volume beside `volume`, with that room made; nobody else makes
-/// volumes in it as long as it is open.
-fn room_for(volume: &Path, size: u64) -> Result<PoolFile> {
+/// volumes in it as long as it is open. Before anything is made, `announce` writes down where, so
+/// that nothing of it is lost when the power is cut.
+fn room_for(
+    volume: &Path,
+    size: u64,
+    announce: &mut dyn FnMut(&Path) -> Result<()>,
+) -> Result<PoolFile> {
     let needed = size.div_ceil(Layout::POOL.chunk_bytes);
     let needed = u32::try_from(needed).ok().filter(|n| *n <= Layout::POOL.chunks_max());
     let needed = needed.ok_or_else(|| {
@@ -152,7 +162,7 @@ fn room_for(volume: &Path, size: u64) -> Result<PoolFile> {
             more => format!("polylane-{more}.pool"),
         };
         let path = image::directory_of(volume).join(name);
-        if let Some(file) = try_room(&path, needed)? {
+        if let Some(file) = try_room(&path, volume, needed, announce)? {
             return Ok(file);
         }
     }
@@ -160,63 +170,118 @@ fn room_for(volume: &Path, size: u64) -> Result<PoolFile> {
 }
 
 /// `None`: it has no room and cannot be given any now.
-fn try_room(path: &Path, needed: u32) -> Result<Option<PoolFile>> {
+fn try_room(
+    path: &Path,
+    volume: &Path,
+    needed: u32,
+    announce: &mut dyn FnMut(&Path) -> Result<()>,
+) -> Result<Option<PoolFile>> {
     let failed = |error: PoolError| pool_failure(path, &error);
     let bytes = |chunks: u32| u64::from(chunks) * Layout::POOL.chunk_bytes;
-    let file = match PoolFile::open(path) {
-        Err(PoolError::Host(_, Errno::ENOENT)) => {
-            refuse_full(path, bytes(needed))?;
-            make_pool(path, needed).map_err(failed)?
+    let file = loop {
+        let file = match PoolFile::open(path) {
+            Err(PoolError::Host(_, Errno::ENOENT)) => {
+                refuse_full(path, bytes(needed))?;
+                announce(path)?;
+                let progress = Progress::new("making room", volume, bytes(needed));
+                make_pool(path, needed, &|bytes| progress.add(bytes)).map_err(failed)?
+            }
+            opened => opened.map_err(failed)?,
+        };
+        match file.lock_for_making() {
+            // The last volume in it was removed just now, and the file with it.
+            Err(PoolError::Host(_, Errno::ENOENT)) => {}
+            locked => break locked.map(|()| file).map_err(failed)?,
         }
-        opened => opened.map_err(failed)?,
     };
-    file.lock_for_making().map_err(failed)?;
     let directory = file.directory().map_err(failed)?;
-    let free = directory.free_chunks();
-    if free >= needed {
-        return Ok(Some(file));
+    let free = directory.free_chunks_reclaimed();
+    if free < needed {
+        refuse_full(path, bytes(needed - free))?;
+        let progress = Progress::new("making room", volume, bytes(needed - free));
+        let chunks = directory.chunk_count().saturating_add(needed - free);
+        match file.grow(chunks, &|bytes| progress.add(bytes)) {
+            Ok(()) => {}
+            Err(PoolError::InUse | PoolError::Directory(DirectoryError::Geometry(..))) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(failed(error)),
+        }
     }
-    refuse_full(path, bytes(needed - free))?;
-    match file.grow(directory.chunk_count().saturating_add(needed - free)) {
-        Ok(()) => Ok(Some(file)),
-        Err(PoolError::InUse | PoolError::Directory(DirectoryError::Geometry(..))) => Ok(None),
-        Err(error) => Err(failed(error)),
-    }
+    announce(path)?;
+    Ok(Some(file))
 }
 
 /// Makes a pool file, unless somebody is faster.
-fn make_pool(path: &Path, chunks: u32) -> Result<PoolFile, PoolError> {
+fn make_pool(path: &Path, chunks: u32, wrote: &dyn Fn(u64)) -> Result<PoolFile, PoolError> {
     let id = Sidecar::fresh_id().ok().and_then(|id| parse_id(&id));
     let id = id.ok_or(PoolError::Host("make an id for it", Errno::EIO))?;
-    match PoolFile::make(path, id, chunks) {
+    match PoolFile::make(path, id, chunks, wrote) {
         Ok(()) | Err(PoolError::Host(_, Errno::EEXIST)) => PoolFile::open(path),
         Err(error) => Err(error),
     }
 }
 
-/// Makes a new bypass volume of zeros, and its sidecar.
-pub(super) fn create(path: &Path, size: u64, sidecar: &mut Sidecar) -> Result<Files> {
+/// Makes a bypass volume, and its sidecar: of zeros, or of what `content` holds. It has its name
+/// when all of it is there; until then its sidecar is alone, and tells where a part of it may be.
+pub(super) fn create(
+    path: &Path,
+    size: u64,
+    mut sidecar: Sidecar,
+    content: Option<&Draft>,
+) -> Result<Files> {
     let draft = stub(path)?;
-    let file = room_for(path, size)?;
-    let wanted = BypassRef::new(file.path(), size)?;
-    let id = wanted.id(path)?;
-    let pool = file.path().to_path_buf();
-    sidecar.bypass = Some(wanted);
-    // The name first: chunks always belong to something that can be removed.
-    let files = introduce(draft, path, sidecar)?;
-    if let Err(error) = make(file, &pool, id, size) {
-        let _ = std::fs::remove_file(path);
-        let _ = Sidecar::remove(path);
-        return Err(error);
+    let mut its = BypassRef::new(size)?;
+    let mut making = None;
+    let made = room_for(path, size, &mut |pool| {
+        its.lie_in(pool);
+        sidecar.bypass = Some(its.clone());
+        making = Some(announce(path, &sidecar, making.take())?);
+        Ok(())
+    })
+    .and_then(|file| {
+        make(file, path, its.id(path)?, size)?;
+        let Some(content) = content else { return Ok(()) };
+        let own = files_of(&draft, path)?;
+        fill(path, Stack::bypass(path, own, sidecar.clone(), &its)?, content)
+    })
+    .and_then(|()| {
+        let _names = image::hold_names(path);
+        draft.publish().map_err(|error| failure(path, error))
+    });
+    if made.is_err() && making.is_some() {
+        // What went wrong is said; that nothing stays behind is tried.
+        let gone = remove(path, &its).and_then(|()| Sidecar::remove(path));
+        let _ = gone.map(|()| image::sync_names(path));
     }
-    Ok(files)
+    made
 }
 
-fn make(file: PoolFile, pool: &Path, id: Id, size: u64) -> Result<()> {
-    let used = file.use_it().map_err(|error| pool_failure(pool, &error))?;
-    let made = used.make_volume(id, size).map_err(|error| pool_failure(pool, &error));
+/// Writes down where a volume is going to be, and keeps others from clearing that up.
+fn announce(path: &Path, sidecar: &Sidecar, before: Option<Making>) -> Result<Making> {
+    let _names = image::hold_names(path);
+    if std::fs::symlink_metadata(path).is_ok() {
+        return Err(failure(path, ImageError::Host("create it", Errno::EEXIST)));
+    }
+    if before.is_none() {
+        cow::refuse_half_gone(path)?;
+    }
+    sidecar.store(path)?;
+    Making::hold(path)
+}
+
+fn files_of(draft: &Draft, path: &Path) -> Result<Files> {
+    let copy = || draft.file().try_clone().map_err(|e| Failure::path(path, "open it again", e));
+    Ok(Files { io: copy()?, plain: copy()?, lock: copy()? })
+}
+
+fn make(file: PoolFile, path: &Path, id: Id, size: u64) -> Result<()> {
+    let pool = file.path().to_path_buf();
+    let used = file.use_it().map_err(|error| pool_failure(&pool, &error))?;
+    let progress = Progress::new("clearing", path, size);
+    let made = used.make_volume(id, size, &|bytes| progress.add(bytes));
     used.end();
-    made
+    made.map_err(|error| pool_failure(&pool, &error))
 }
 
 fn stub(path: &Path) -> Result<Draft> {
@@ -235,15 +300,8 @@ pub(super) fn is_stub(file: impl AsFd) -> bool {
         && start == STUB_TEXT
 }
 
-/// Puts an ext4 on a new volume, whose root belongs to `owner`.
-pub(super) fn format(path: &Path, files: Files, owner: (u32, u32)) -> Result<()> {
-    let stack = Stack::from_own(path, files)?;
-    let draft = temporary(path, stack.size)?;
-    tools::make_ext4(path, &image::proc_path(draft.file()), owner)?;
-    fill(path, stack, &draft)
-}
-
-fn temporary(path: &Path, size: u64) -> Result<Draft> {
+/// A file that never gets a name, for what a volume beside it is going to hold.
+pub(super) fn temporary(path: &Path, size: u64) -> Result<Draft> {
     let draft = Draft::new(&super::copy::beside_temporary(path), size);
     draft.map_err(|error| failure(path, error))
 }
@@ -256,8 +314,10 @@ fn fill(path: &Path, stack: Stack, from: &Draft) -> Result<()> {
     let assembled = Stack::assemble(parts, Way::Calls, None, CacheSpec::default(), None)?;
     let waiter = Waiter::new(assembled.device);
     let wrote = |error| Failure::path(path, "write it", Errno::from(error));
+    let progress = Progress::new("writing", path, size);
     let mut at = 0;
     while at < size {
+        let begin = at;
         at = match seek(from.file(), SeekFrom::Data(at)) {
             Ok(start) if start < size => start / 512 * 512,
             Ok(_) | Err(rustix::io::Errno::NXIO) => break,
@@ -265,6 +325,7 @@ fn fill(path: &Path, stack: Stack, from: &Draft) -> Result<()> {
         };
         let end = seek(from.file(), SeekFrom::Hole(at)).map_err(failed)?.min(size);
         let end = end.next_multiple_of(512).min(size);
+        progress.add(at.saturating_sub(begin));
         while at < end {
             let mut data = Buffer::zeroed((end - at).min(PIECE_BYTES) as usize);
             let read = rustix::io::pread(from.file(), &mut data[..], at).map_err(failed)?;
@@ -274,6 +335,7 @@ fn fill(path: &Path, stack: Stack, from: &Draft) -> Result<()> {
             let length = data.len() as u64;
             waiter.write(Sector(at / 512), data, false).map_err(wrote)?;
             at += length;
+            progress.add(length);
         }
     }
     waiter.flush().map_err(wrote)
@@ -294,17 +356,19 @@ pub(super) fn rewrite(path: &Path, edit: impl FnOnce(&Path) -> Result<()>) -> Re
     edit(&image::proc_path(draft.file()))?;
     let size = seek(draft.file(), SeekFrom::End(0))
         .map_err(|error| Failure::path(path, "find its size", error))?;
-    let file = room_for(path, size)?;
-    let pool = file.path().to_path_buf();
-    let new = BypassRef::new(&pool, size)?;
-    sidecar.bypass = Some(BypassRef { next: Some(Box::new(new.clone())), ..old.clone() });
-    sidecar.store(path)?;
-    let id = new.id(path)?;
-    make(file, &pool, id, size)?;
+    let mut new = BypassRef::new(size)?;
+    let file = room_for(path, size, &mut |pool| {
+        new.lie_in(pool);
+        sidecar.bypass = Some(BypassRef { next: Some(Box::new(new.clone())), ..old.clone() });
+        sidecar.store(path)
+    })?;
+    make(file, path, new.id(path)?, size)?;
     sidecar.bypass = Some(new.clone());
     fill(path, Stack::bypass(path, own, sidecar.clone(), &new)?, &draft)?;
+    // Whatever is cut: the one that the volume is not is the one that is to be removed.
+    sidecar.bypass = Some(BypassRef { next: Some(Box::new(old)), ..new });
     sidecar.store(path)?;
-    remove_from_pool(path, &old)
+    remove_next(path, &mut sidecar)
 }
 
 fn again(files: &Files) -> std::io::Result<Files> {
@@ -312,35 +376,63 @@ fn again(files: &Files) -> std::io::Result<Files> {
     Ok(Files { io: io.try_clone()?, plain: plain.try_clone()?, lock: lock.try_clone()? })
 }
 
-/// Removes what was to take a volume's place, and did not.
+/// Removes what was to take a volume's place, and did not, or had it before.
 fn remove_next(path: &Path, sidecar: &mut Sidecar) -> Result<()> {
     let Some(next) = sidecar.bypass.as_mut().and_then(|bypass| bypass.next.take()) else {
         return Ok(());
     };
-    remove_from_pool(path, &next)?;
+    remove(path, &next)?;
     sidecar.store(path)
 }
 
 /// Removes all of a volume's chunks.
 pub(super) fn remove(path: &Path, bypass: &BypassRef) -> Result<()> {
-    if let Some(next) = &bypass.next {
-        remove_from_pool(path, next)?;
-    }
-    remove_from_pool(path, bypass)
+    Removal::begin(path, bypass)?.end()
 }
 
-/// Frees a volume's chunks; a pool file without volumes goes.
-fn remove_from_pool(path: &Path, bypass: &BypassRef) -> Result<()> {
-    let pool = beside(path, &bypass.pool);
-    let file = match PoolFile::open(&pool) {
-        // Whoever removed it removed the volume.
-        Err(PoolError::Host(_, Errno::ENOENT)) => return Ok(()),
-        opened => opened.map_err(|error| pool_failure(&pool, &error))?,
-    };
-    let used = file.use_it().map_err(|error| pool_failure(&pool, &error))?;
-    let removed = used.remove_volume(&bypass.id(path)?);
-    used.end();
-    removed.and_then(|()| used.file().remove_if_empty()).map_err(|e| pool_failure(&pool, &e))
+/// The pool files that a volume's chunks are in, in use and so fit to have them removed.
+pub(super) struct Removal(Vec<(Use, Id)>);
+
+impl Removal {
+    /// Opens what is there.
+    pub(super) fn begin(path: &Path, bypass: &BypassRef) -> Result<Removal> {
+        let (mut found, mut next) = (Removal(Vec::new()), Some(bypass));
+        while let Some(its) = next {
+            let pool = beside(path, &its.pool);
+            let id = its.id(path)?;
+            match PoolFile::open(&pool).and_then(PoolFile::use_it) {
+                // Whoever removed it removed the volume.
+                Err(PoolError::Host(_, Errno::ENOENT)) => {}
+                used => found.0.push((used.map_err(|e| pool_failure(&pool, &e))?, id)),
+            }
+            next = its.next.as_deref();
+        }
+        Ok(found)
+    }
+
+    /// Frees the chunks; a pool file without volumes goes.
+    pub(super) fn end(self) -> Result<()> {
+        let free = |used: &Use, id: &Id| {
+            used.remove_volume(id).map_err(|error| pool_failure(used.file().path(), &error))
+        };
+        self.0.iter().try_for_each(|(used, id)| free(used, id))?;
+        for (used, _) in &self.0 {
+            used.end();
+            match used.file().remove_if_empty() {
+                // It was, when the other one went.
+                Ok(()) | Err(PoolError::Host(_, Errno::ENOENT)) => {}
+                Err(error) => return Err(pool_failure(used.file().path(), &error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        // Nothing to end where it has been.
+        self.0.iter().for_each(|(used, _)| used.end());
+    }
 }
 
 /// What can be told of a volume without using it.

@@ -1,6 +1,7 @@
 //! Making, growing, checking and removing volumes.
 
 use std::cmp::Ordering;
+use std::fmt;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +22,8 @@ use super::info::{self, Content, content};
 use super::open::{
     BLOCK_BYTES, SIZE_DEFAULT, draft, failure, introduce, refuse_full, refuse_links, resolve,
 };
-use super::sidecar::{self, Sidecar};
+use super::progress::Progress;
+use super::sidecar::{self, Making, Sidecar};
 use super::stack::{Stack, refuse_damage};
 use super::tools;
 use super::translation::Translation;
@@ -39,6 +41,30 @@ pub enum MediumKind {
     File,
     /// Chunks of a pool file, past the host's file system.
     Bypass,
+}
+
+impl MediumKind {
+    /// Both.
+    pub const ALL: [MediumKind; 2] = [MediumKind::File, MediumKind::Bypass];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            MediumKind::File => "file",
+            MediumKind::Bypass => "bypass",
+        }
+    }
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<MediumKind> {
+        MediumKind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+impl fmt::Display for MediumKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// What `volume create` was asked for.
@@ -108,7 +134,7 @@ pub fn set(path: &Path, options: &SetOptions) -> Result<()> {
     }
     options.apply(&mut sidecar);
     if sidecar.bypass.is_some() {
-        refuse_host_cache(path, &sidecar)?;
+        refuse_host_cache(path, sidecar.cache.unwrap_or_default())?;
     }
     sidecar.store(path)
 }
@@ -129,15 +155,14 @@ pub fn make(options: &CreateOptions) -> Result<()> {
     options.cache.apply(&mut sidecar);
     let owner = options.ext4.then_some(owner);
     if options.medium == MediumKind::Bypass {
-        return make_bypass(path, size, owner, sidecar);
+        return make_bypass(path, size, owner, sidecar).map(drop);
     }
     if options.thick {
         refuse_full(path, size)?;
     }
     let draft = draft(path, size, owner)?;
     if options.thick {
-        rustix::fs::fallocate(draft.file(), FallocateFlags::KEEP_SIZE, 0, size)
-            .map_err(|error| Failure::path(path, "reserve its space", error))?;
+        reserve(path, &draft, size)?;
     }
     let files = introduce(draft, path, &sidecar)?;
     if !options.thick {
@@ -146,32 +171,36 @@ pub fn make(options: &CreateOptions) -> Result<()> {
     Ok(())
 }
 
-fn make_bypass(
+/// Makes a bypass volume of `size` bytes: of zeros, or with an ext4 whose root belongs to `owner`.
+pub(super) fn make_bypass(
     path: &Path,
     size: u64,
     owner: Option<(u32, u32)>,
-    mut sidecar: Sidecar,
-) -> Result<()> {
-    refuse_host_cache(path, &sidecar)?;
+    sidecar: Sidecar,
+) -> Result<Files> {
+    refuse_host_cache(path, sidecar.cache.unwrap_or_default())?;
     let size = size.checked_next_multiple_of(BLOCK_BYTES).unwrap_or(size);
-    let files = bypass::create(path, size, &mut sidecar)?;
-    let formatted = owner.map_or(Ok(()), |owner| bypass::format(path, files, owner));
-    if formatted.is_err() {
-        // What went wrong is said; that nothing stays behind is tried.
-        let _ = remove(path, false);
-    }
-    formatted
+    let Some(owner) = owner else { return bypass::create(path, size, sidecar, None) };
+    let content = bypass::temporary(path, size)?;
+    tools::make_ext4(path, &image::proc_path(content.file()), owner)?;
+    bypass::create(path, size, sidecar, Some(&content))
 }
 
 /// What goes past the host's file system is not in its page cache.
-fn refuse_host_cache(path: &Path, sidecar: &Sidecar) -> Result<()> {
-    match sidecar.cache.is_some_and(|cache| cache.in_host()) {
+pub(super) fn refuse_host_cache(path: &Path, cache: CacheSpec) -> Result<()> {
+    match cache.in_host() {
         true => Err(Failure::usage(format!(
             "--cache: {} bypasses the host's page cache: use --cache-store own",
             path.display()
         ))),
         false => Ok(()),
     }
+}
+
+/// Has the host set aside all of the space of a new volume.
+pub(super) fn reserve(path: &Path, draft: &Draft, size: u64) -> Result<()> {
+    rustix::fs::fallocate(draft.file(), FallocateFlags::KEEP_SIZE, 0, size)
+        .map_err(|error| Failure::path(path, "reserve its space", error))
 }
 
 /// Says when the host could not keep what this volume and those beside it promise.
@@ -233,8 +262,9 @@ pub fn remove(path: &Path, force: bool) -> Result<()> {
         loaded => loaded.unwrap_or_default(),
     };
     match image::open(path) {
-        // A removal that was cut short.
-        Err(ImageError::Host(_, Errno::ENOENT)) if sidecar::path_of(path).exists() => {}
+        Err(ImageError::Host(_, Errno::ENOENT)) if sidecar::path_of(path).exists() => {
+            return clear_up(path);
+        }
         opened => {
             let _files = opened.map_err(|error| failure(path, error))?;
             if !force && !info::is_named_a_volume(path) {
@@ -247,6 +277,25 @@ pub fn remove(path: &Path, force: bool) -> Result<()> {
             remove_file(path, &own)?;
         }
     }
+    remove_rest(path, &own)
+}
+
+/// Ends a removal, or undoes the making of a bypass volume, that was cut short.
+fn clear_up(path: &Path) -> Result<()> {
+    let _held = Making::hold(path)?;
+    // Whoever made it until now has made it.
+    if std::fs::symlink_metadata(path).is_ok() {
+        return Err(Failure::failed(format!("{}: has just been made", path.display())));
+    }
+    let own = Sidecar::load(path).unwrap_or_default();
+    if let Some(its) = &own.bypass {
+        bypass::remove(path, its)?;
+    }
+    remove_rest(path, &own)
+}
+
+/// Removes what belonged to a volume that has gone.
+fn remove_rest(path: &Path, own: &Sidecar) -> Result<()> {
     cow::leave(path, &own.overlays)?;
     // What a change of its form left that was cut short.
     sidecar::remove_if_there(&raw_name(path))?;
@@ -264,11 +313,11 @@ fn remove_file(path: &Path, own: &Sidecar) -> Result<()> {
             child.display()
         )));
     }
-    if let Some(its) = &own.bypass {
-        bypass::remove(path, its)?;
-    }
+    // Whether its chunks can be removed is seen before its name goes.
+    let chunks = own.bypass.as_ref().map(|its| bypass::Removal::begin(path, its)).transpose()?;
     std::fs::remove_file(path).map_err(|error| Failure::path(path, "remove it", error))?;
-    image::sync_names(path).map_err(|error| failure(path, error))
+    image::sync_names(path).map_err(|error| failure(path, error))?;
+    chunks.map_or(Ok(()), bypass::Removal::end)
 }
 
 /// Grows a volume that nobody has open, and the ext4 on it; or an attached one, whose file system
@@ -328,7 +377,8 @@ fn shrink(path: &Path, file: &File, stat: &std::fs::Metadata, size: u64) -> Resu
     refuse_links(path)?;
     let temporary = raw_name(path);
     let draft = Draft::new(&temporary, stat.len()).map_err(|error| failure(path, error))?;
-    copy_data(file, draft.file(), stat.len())
+    let progress = Progress::new("copying", path, stat.len());
+    copy_data(file, draft.file(), stat.len(), &progress)
         .map_err(|error| Failure::path(path, "copy its data", error))?;
     let copy = draft.file().try_clone().map_err(|e| Failure::path(path, "open its copy", e))?;
     let copy = File::from(copy);
@@ -466,9 +516,7 @@ fn raw_name(path: &Path) -> PathBuf {
 
 /// Brings an ext4 into the state that resize2fs insists on.
 fn mend(path: &Path, name: &Path) -> Result<()> {
-    let mut command = tools::command("e2fsck", "e2fsprogs")?;
-    command.arg("-fp").arg(name);
-    let output = tools::run(command)?;
+    let output = tools::fsck(path, "-fp", name)?;
     if let Some(why) = tools::fsck_failure(&output) {
         let why = why.replace(&name.display().to_string(), "it");
         return Err(Failure::failed(format!("{}: e2fsck cannot check it: {why}", path.display())));

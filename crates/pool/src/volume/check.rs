@@ -65,9 +65,7 @@ fn judge(path: &Path, file: &File, how: Check) -> Result<String> {
         settle(path, file)?;
     }
     let name = image::proc_path(file);
-    let mut command = tools::command("e2fsck", "e2fsprogs")?;
-    command.arg(if how == Check::Repair { "-fy" } else { "-fn" }).arg(&name);
-    let output = tools::run(command)?;
+    let output = tools::fsck(path, if how == Check::Repair { "-fy" } else { "-fn" }, &name)?;
     let said = String::from_utf8_lossy(&output.stdout);
     let said = said.replace(&name.display().to_string(), &path.display().to_string());
     let failed = tools::fsck_failure(&output);

@@ -15,11 +15,13 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::cache::CacheSpec;
+use super::change::{MediumKind, reserve};
 use super::live::{self, Still};
-use super::open::{failure, introduce, open_to_read, resolve};
+use super::open::{failure, introduce, open_to_read, refuse_full, resolve};
+use super::progress::Progress;
 use super::sidecar::{self, Sidecar};
 use super::stack::{SECTOR_BYTES, Stack};
-use super::{cow, info, tools};
+use super::{bypass, cow, info, tools};
 use crate::failure::{Failure, Result, say};
 
 /// Bytes per copy_file_range(2), so that a signal gets through and progress shows.
@@ -128,17 +130,30 @@ pub(super) fn finish_copy(draft: Draft, to: &Path, of: &Sidecar, kind: Copy) -> 
     introduce(draft, to, &copy).map(drop)
 }
 
+/// What an imported volume is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Form {
+    /// How it is reached.
+    pub medium: MediumKind,
+    /// All of its space is reserved on the host.
+    pub thick: bool,
+}
+
 /// Makes a volume of a raw or qcow2 file, or of what the tenant of another volume sees.
 ///
 /// # Errors
 /// The file cannot be read or is in use, the volume exists, qemu-img is not installed.
-pub fn import(from: &Path, to: &Path) -> Result<()> {
+pub fn import(from: &Path, to: &Path, form: Form) -> Result<()> {
     let from = &resolve(from)?;
     let source = info::open(from)?;
     let mut magic = [0; 4];
     let is_qcow2 = source.read_exact_at(&mut magic, 0).is_ok() && magic == QCOW2_MAGIC;
     drop(source);
     let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
+    let size_of = |draft: &Draft| {
+        rustix::fs::seek(draft.file(), SeekFrom::End(0))
+            .map_err(|error| Failure::path(to, "find its size", error))
+    };
     // The guest of a volume can write such a header too, that names files of the host.
     if is_qcow2 && !sidecar::path_of(from).exists() {
         let source = ["-f".into(), "qcow2".into(), from.into()];
@@ -150,7 +165,25 @@ pub fn import(from: &Path, to: &Path) -> Result<()> {
         materialize(from, stack, draft.file(), to)?;
         fill_sector(from, size, &draft, to)?;
     }
-    introduce(draft, to, &Sidecar::new()?).map(drop)
+    let size = size_of(&draft)?;
+    match form.medium {
+        MediumKind::Bypass if size == 0 => {
+            Err(Failure::failed(format!("{}: is empty: no volume of it", from.display())))
+        }
+        MediumKind::Bypass => bypass::create(to, size, Sidecar::new()?, Some(&draft)).map(drop),
+        MediumKind::File => {
+            if form.thick && size > 0 {
+                refuse_full(to, size.saturating_sub(allocated(&draft)))?;
+                reserve(to, &draft, size)?;
+            }
+            introduce(draft, to, &Sidecar::new()?).map(drop)
+        }
+    }
+}
+
+/// Bytes that the host has set aside for it already.
+fn allocated(draft: &Draft) -> u64 {
+    rustix::fs::fstat(draft.file()).map_or(0, |stat| stat.st_blocks as u64 * 512)
 }
 
 /// Disks are whole sectors: a file that ends within one is continued with zeros.
@@ -203,8 +236,9 @@ pub(super) fn beside_temporary(path: &Path) -> PathBuf {
 pub(super) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) -> Result<()> {
     rustix::fs::ftruncate(to, stack.size)
         .map_err(|error| Failure::path(name, "give it its size", error))?;
+    let progress = Progress::new("copying", name, stack.size);
     let copied = if stack.is_raw() {
-        copy_data(&stack.files[0].plain, to, stack.size)
+        copy_data(&stack.files[0].plain, to, stack.size, &progress)
     } else {
         let (size, mut ranges) = (stack.size, Vec::new());
         match &stack.pinned {
@@ -219,8 +253,11 @@ pub(super) fn materialize(from: &Path, stack: Stack, to: &OwnedFd, name: &Path) 
         let (parts, _pinned) = stack.parts()?;
         let whole = Stack::assemble(parts, Way::Calls, None, CacheSpec::default(), None)?;
         let waiter = Waiter::new(whole.device);
+        let mut told = 0;
         for at in chunks(ranges) {
             let bytes = (size - at).min(CHUNK_BYTES);
+            progress.add(at + bytes - told);
+            told = at + bytes;
             let read = waiter.read(Sector(at / 512), bytes as usize);
             let data = read.map_err(|error| {
                 Failure::path(from, "read it", polylane_base::Errno::from(error))
@@ -281,7 +318,11 @@ fn held(path: &Path) -> [OsString; 2] {
 fn convert(source: &[OsString], to: &Path, to_format: &str, name: &Path) -> Result<()> {
     let mut command = tools::command("qemu-img", "qemu-utils")?;
     command.args(["convert", "-O", to_format]).args(source).arg(to);
-    let output = tools::run(command)?;
+    let progress = Progress::of_share("converting", name);
+    if progress.is_seen() {
+        command.arg("-p");
+    }
+    let output = tools::run_watched(command, &progress, convert_share)?;
     match output.status.success() {
         true => Ok(()),
         false => Err(Failure::failed(format!(
@@ -292,8 +333,19 @@ fn convert(source: &[OsString], to: &Path, to_format: &str, name: &Path) -> Resu
     }
 }
 
+/// What `qemu-img -p` says of how far it is: `    (12.34/100%)`.
+fn convert_share(line: &str) -> Option<f64> {
+    let percent: f64 = line.trim().strip_prefix('(')?.strip_suffix("/100%)")?.parse().ok()?;
+    Some(percent / 100.0)
+}
+
 /// Copies what is not a hole; the bytes copied.
-pub(super) fn copy_data(from: impl AsFd, to: impl AsFd, size: u64) -> std::io::Result<u64> {
+pub(super) fn copy_data(
+    from: impl AsFd,
+    to: impl AsFd,
+    size: u64,
+    progress: &Progress,
+) -> std::io::Result<u64> {
     let (from, to) = (from.as_fd(), to.as_fd());
     let (mut at, mut copied) = (0, 0);
     // Space that was only reserved counts as data where zeros of it are in the page cache.
@@ -305,6 +357,7 @@ pub(super) fn copy_data(from: impl AsFd, to: impl AsFd, size: u64) -> std::io::R
             Err(error) => return Err(error.into()),
         };
         let end = rustix::fs::seek(from, SeekFrom::Hole(start))?.min(size);
+        progress.add(start.saturating_sub(at));
         at = start;
         while at < end {
             let (mut source, mut target) = (at, at);
@@ -313,7 +366,10 @@ pub(super) fn copy_data(from: impl AsFd, to: impl AsFd, size: u64) -> std::io::R
                 rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), length);
             match moved? {
                 0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-                count => (at, copied) = (at + count as u64, copied + count as u64),
+                count => {
+                    (at, copied) = (at + count as u64, copied + count as u64);
+                    progress.add(count as u64);
+                }
             }
         }
     }

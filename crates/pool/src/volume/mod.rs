@@ -13,6 +13,7 @@
 //! | `info` | looks at volumes |
 //! | `layers` | says where a volume lies, file by file |
 //! | `live` | copies volumes that are in use |
+//! | `progress` | says on a terminal how far long work is |
 //! | `sidecar` | what a raw file cannot say |
 //! | `space` | adds up what of a volume holds data, and whose it is |
 //! | `stack` | a volume's file with the bases under it |
@@ -32,6 +33,7 @@ mod info;
 mod layers;
 mod live;
 mod open;
+mod progress;
 pub(crate) mod sidecar;
 mod space;
 pub(crate) mod stack;
@@ -41,12 +43,12 @@ pub mod translation;
 pub use change::{CreateOptions, MediumKind, SetOptions, make, remove, resize, set};
 pub(crate) use change::{distrust, refuse_snapshot};
 pub use check::{Check, check};
-pub use copy::{Copy, duplicate, export, import};
+pub use copy::{Copy, Form, duplicate, export, import};
 pub(crate) use cow::sync_both;
 pub use info::{Content, Info, info, list};
 pub use layers::{Fragmentation, Layer, map};
 pub(crate) use open::{
-    Kept, default_path, failure, make_blank, open_or_create, resolve, state_dir,
+    Asked, Kept, default_path, failure, make_blank, open_or_create, resolve, state_dir,
 };
 pub(crate) use sidecar::Sidecar;
 pub(crate) use space::is_blank;

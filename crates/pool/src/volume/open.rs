@@ -9,7 +9,7 @@ use polylane_block::file::Files;
 use polylane_block::image::{self, Draft, Holder, ImageError};
 
 use super::cache::CacheSpec;
-use super::change::refuse_snapshot;
+use super::change::{MediumKind, SetOptions, make_bypass, refuse_host_cache, refuse_snapshot};
 use super::cow;
 use super::sidecar::Sidecar;
 use super::stack::Stack;
@@ -123,30 +123,56 @@ pub(crate) struct Kept {
     pub(crate) bypass: Option<String>,
 }
 
-/// Opens a volume alone; makes it, formatted, when there is none. `size` in bytes is that of a new
-/// volume; an existing one must have it already. What its sidecar says of its use comes with it.
+/// What a volume is to be: a new one is made so, an existing one must be so already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Asked {
+    /// Bytes.
+    pub(crate) size: Option<u64>,
+    /// How it is reached.
+    pub(crate) medium: Option<MediumKind>,
+}
+
+/// Opens a volume alone, to be cached as `cache` says; makes it, formatted, when there is none.
+/// What its sidecar says of its use comes with it.
 pub(crate) fn open_or_create(
     path: &Path,
-    size: Option<u64>,
+    asked: Asked,
+    cache: &SetOptions,
     owner: (u32, u32),
 ) -> Result<(Stack, Kept)> {
     match image::open(path) {
         Err(ImageError::Host(_, Errno::ENOENT)) => {
-            let sidecar = Sidecar { formatted: Some("ext4".to_string()), ..Sidecar::new()? };
-            let draft = draft(path, size.unwrap_or(SIZE_DEFAULT), Some(owner))?;
-            let files = introduce(draft, path, &sidecar)?;
-            Ok((Stack::from_own(path, files)?, Kept::default()))
+            let files = create(path, asked, cache, owner)?;
+            let stack = Stack::from_own(path, files)?;
+            let bypass = stack.sidecar.bypass.as_ref().map(|bypass| bypass.id.clone());
+            Ok((stack, Kept { bypass, ..Kept::default() }))
         }
         opened => {
             let files = opened.map_err(|error| failure(path, error))?;
+            check_medium(path, asked.medium)?;
             let stack = Stack::from_own(path, files)?;
-            check_size(path, stack.size, size)?;
+            check_size(path, stack.size, asked.size)?;
             if stack.is_raw() {
                 check_magic(path, &stack.files[0].plain)?;
             }
-            let Sidecar { weight, cache, translation, bypass, .. } = refuse_snapshot(path)?;
-            let (cache, bypass) = (cache.unwrap_or_default(), bypass.map(|bypass| bypass.id));
-            Ok((stack, Kept { weight, cache, translation, bypass }))
+            let Sidecar { weight, cache: kept, translation, bypass, .. } = refuse_snapshot(path)?;
+            let (kept, bypass) = (kept.unwrap_or_default(), bypass.map(|bypass| bypass.id));
+            if bypass.is_some() {
+                refuse_host_cache(path, cache.change(kept))?;
+            }
+            Ok((stack, Kept { weight, cache: kept, translation, bypass }))
+        }
+    }
+}
+
+fn create(path: &Path, asked: Asked, cache: &SetOptions, owner: (u32, u32)) -> Result<Files> {
+    let sidecar = Sidecar { formatted: Some("ext4".to_string()), ..Sidecar::new()? };
+    let size = asked.size.unwrap_or(SIZE_DEFAULT);
+    match asked.medium.unwrap_or_default() {
+        MediumKind::File => introduce(draft(path, size, Some(owner))?, path, &sidecar),
+        MediumKind::Bypass => {
+            refuse_host_cache(path, cache.change(CacheSpec::default()))?;
+            make_bypass(path, size, Some(owner), sidecar)
         }
     }
 }
@@ -175,22 +201,42 @@ pub(super) fn refuse_full(path: &Path, bytes: u64) -> Result<()> {
     }
 }
 
-/// Makes an empty volume when there is none; whether it did. `size` in bytes is that of a new
-/// volume; an existing one must have it already.
-pub(crate) fn make_blank(path: &Path, size: Option<u64>) -> Result<bool> {
+/// Makes an empty volume when there is none; whether it did.
+pub(crate) fn make_blank(path: &Path, asked: Asked) -> Result<bool> {
+    let size = asked.size.unwrap_or(SIZE_DEFAULT);
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            let draft = draft(path, size.unwrap_or(SIZE_DEFAULT), None)?;
-            introduce(draft, path, &Sidecar::new()?)?;
+            match asked.medium.unwrap_or_default() {
+                MediumKind::File => introduce(draft(path, size, None)?, path, &Sidecar::new()?)?,
+                MediumKind::Bypass => make_bypass(path, size, None, Sidecar::new()?)?,
+            };
             Ok(true)
         }
         _ => {
-            if size.is_some() {
+            check_medium(path, asked.medium)?;
+            if asked.size.is_some() {
                 let stack = Stack::open(path)?;
-                check_size(path, stack.size, size)?;
+                check_size(path, stack.size, asked.size)?;
             }
             Ok(false)
         }
+    }
+}
+
+/// Refuses a volume that is reached in another way than asked.
+fn check_medium(path: &Path, asked: Option<MediumKind>) -> Result<()> {
+    let Some(asked) = asked else { return Ok(()) };
+    let has = match Sidecar::load(path)?.bypass {
+        Some(_) => MediumKind::Bypass,
+        None => MediumKind::File,
+    };
+    match asked == has {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{0}: exists on the medium {has}: leave --medium out, or make another volume of it with \
+             'polylane volume import {0} NEW --medium {asked}'",
+            path.display()
+        ))),
     }
 }
 

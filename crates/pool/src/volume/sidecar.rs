@@ -10,7 +10,9 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use polylane_base::Errno;
 use polylane_block::image;
+use polylane_sys::lock::lock_range;
 use serde::{Deserialize, Serialize};
 
 use super::bypass::{self, BypassRef};
@@ -224,6 +226,29 @@ impl Sidecar {
         // One that was not stored whole.
         remove_if_there(&draft_of(volume))?;
         remove_if_there(&path_of(volume))
+    }
+}
+
+/// Whoever makes a volume, or clears up what is left of one, while its sidecar is alone.
+pub(super) struct Making(#[expect(dead_code, reason = "its lock")] fs::File);
+
+impl Making {
+    /// Keeps others out until this is dropped.
+    ///
+    /// # Errors
+    /// Somebody else is at it; there is no sidecar.
+    pub(super) fn hold(volume: &Path) -> Result<Making> {
+        let path = path_of(volume);
+        let failed = |error: std::io::Error| Failure::path(&path, "lock it", error);
+        let file = fs::File::options().read(true).write(true).open(&path).map_err(failed)?;
+        match lock_range(&file, 0, 1) {
+            Ok(()) => Ok(Making(file)),
+            Err(Errno::EAGAIN) => Err(Failure::failed(format!(
+                "{}: is being made or removed by another command",
+                volume.display()
+            ))),
+            Err(error) => Err(failed(error.into())),
+        }
     }
 }
 

@@ -1,11 +1,13 @@
 //! The programs of e2fsprogs, found on the path or where Debian keeps them.
 
 use std::fs::File;
+use std::io::{BufReader, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use super::open::{host_free, refuse_full};
+use super::progress::Progress;
 use crate::failure::{Failure, Result};
 
 /// e2fsck: nothing was wrong ...
@@ -52,6 +54,68 @@ pub(crate) fn command(name: &str, package: &str) -> Result<Command> {
 pub(crate) fn run(mut command: Command) -> Result<Output> {
     let name = PathBuf::from(command.get_program());
     command.output().map_err(|error| Failure::path(&name, "run it", error))
+}
+
+/// [`run`] of a program that says on its standard output how far it is, in lines that `share_of`
+/// understands; those are shown, and left out of what it said.
+pub(super) fn run_watched(
+    mut command: Command,
+    progress: &Progress,
+    share_of: fn(&str) -> Option<f64>,
+) -> Result<Output> {
+    if !progress.is_seen() {
+        return run(command);
+    }
+    let name = PathBuf::from(command.get_program());
+    let failed = |error| Failure::path(&name, "run it", error);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(failed)?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let read = std::thread::scope(|scope| {
+        let other = scope.spawn(|| err.map_or(Ok(0), |mut err| err.read_to_end(&mut stderr)));
+        let mut line = Vec::new();
+        for byte in out.into_iter().flat_map(|out| BufReader::new(out).bytes()) {
+            let byte = byte?;
+            line.push(byte);
+            if byte == b'\r' || byte == b'\n' {
+                match share_of(&String::from_utf8_lossy(&line)) {
+                    Some(share) => progress.set_share(share),
+                    None => stdout.append(&mut line),
+                }
+                line.clear();
+            }
+        }
+        stdout.append(&mut line);
+        other.join().unwrap_or(Ok(0))
+    });
+    let status = child.wait().map_err(failed)?;
+    read.map_err(failed)?;
+    Ok(Output { status, stdout, stderr })
+}
+
+/// e2fsck, with `options`, on a file; how far it is, is shown.
+pub(super) fn fsck(path: &Path, options: &str, file: &Path) -> Result<Output> {
+    let mut command = command("e2fsck", "e2fsprogs")?;
+    let progress = Progress::of_share("checking", path);
+    command.arg(options);
+    if progress.is_seen() {
+        command.args(["-C", "1"]);
+    }
+    command.arg(file);
+    run_watched(command, &progress, fsck_share)
+}
+
+/// What e2fsck says of how far it is: the pass, how much of how much in it, and the file. Passes
+/// take times of their own: these are rough.
+fn fsck_share(line: &str) -> Option<f64> {
+    const PASSES: [(f64, f64); 5] =
+        [(0.0, 0.6), (0.6, 0.9), (0.9, 0.92), (0.92, 0.95), (0.95, 1.0)];
+    let mut words = line.split_whitespace();
+    let pass: usize = words.next()?.parse().ok()?;
+    let (at, most): (f64, f64) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let (begin, end) = *PASSES.get(pass.checked_sub(1)?)?;
+    words.next()?.starts_with('/').then(|| begin + (end - begin) * at / most.max(1.0))
 }
 
 /// The last line that a program said, for the one line that we say.
