@@ -271,3 +271,15 @@ fn commands_on_bypass_volumes_in_any_order_go_on_from_what_a_cut_left() {
     }
     println!("{count} workloads of 7 commands, {judged} directories");
 }
+
+#[test]
+fn copies_of_an_attached_volume_that_are_cut_are_whole_or_none() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let name = "copies_of_an_attached_volume_that_are_cut_are_whole_or_none";
+    if polylane_tests::lacks(name, &["qemu-io"]) {
+        return;
+    }
+    let Some(mut place) = Place::new(name, dir.path()) else { return };
+    (place.random, place.most) = (1, 20);
+    live::copies_attached(&place);
+}

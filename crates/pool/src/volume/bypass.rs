@@ -391,7 +391,7 @@ pub(super) fn remove(path: &Path, bypass: &BypassRef) -> Result<()> {
 }
 
 /// The pool files that a volume's chunks are in, in use and so fit to have them removed.
-pub(super) struct Removal(Vec<(Use, Id)>);
+pub(super) struct Removal(Vec<(Use, Vec<Id>)>);
 
 impl Removal {
     /// Opens what is there.
@@ -400,29 +400,29 @@ impl Removal {
         while let Some(its) = next {
             let pool = beside(path, &its.pool);
             let id = its.id(path)?;
+            next = its.next.as_deref();
+            // Who makes or removes volumes in a file is alone in it: once for both.
+            let same = found.0.iter_mut().find(|(used, _)| used.file().path() == pool);
+            if let Some((_, ids)) = same {
+                ids.push(id);
+                continue;
+            }
             match PoolFile::open(&pool).and_then(PoolFile::use_it) {
                 // Whoever removed it removed the volume.
                 Err(PoolError::Host(_, Errno::ENOENT)) => {}
-                used => found.0.push((used.map_err(|e| pool_failure(&pool, &e))?, id)),
+                used => found.0.push((used.map_err(|e| pool_failure(&pool, &e))?, vec![id])),
             }
-            next = its.next.as_deref();
         }
         Ok(found)
     }
 
     /// Frees the chunks; a pool file without volumes goes.
     pub(super) fn end(self) -> Result<()> {
-        let free = |used: &Use, id: &Id| {
-            used.remove_volume(id).map_err(|error| pool_failure(used.file().path(), &error))
-        };
-        self.0.iter().try_for_each(|(used, id)| free(used, id))?;
-        for (used, _) in &self.0 {
+        for (used, ids) in &self.0 {
+            let failed = |error| pool_failure(used.file().path(), &error);
+            ids.iter().try_for_each(|id| used.remove_volume(id)).map_err(failed)?;
             used.end();
-            match used.file().remove_if_empty() {
-                // It was, when the other one went.
-                Ok(()) | Err(PoolError::Host(_, Errno::ENOENT)) => {}
-                Err(error) => return Err(pool_failure(used.file().path(), &error)),
-            }
+            used.file().remove_if_empty().map_err(failed)?;
         }
         Ok(())
     }
