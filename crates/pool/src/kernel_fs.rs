@@ -137,7 +137,7 @@ impl Disk {
         let path = &volume::resolve(path)?;
         let made = volume::make_blank(path, asked)?;
         let disk = Disk::attach(path, lane.kind, cache);
-        let opened = disk.and_then(|disk| disk.prepare(path, lane).map(|()| disk));
+        let opened = disk.and_then(|disk| disk.prepare(path, lane, made).map(|()| disk));
         if made && opened.is_err() {
             // It holds nothing.
             let _ = volume::remove(path, false);
@@ -160,9 +160,10 @@ impl Disk {
         Ok(Disk { held: attach::hold(&options)?, kind })
     }
 
-    fn prepare(&self, path: &Path, lane: KernelLane) -> Result<()> {
+    fn prepare(&self, path: &Path, lane: KernelLane, made: bool) -> Result<()> {
         let device = self.held.device();
-        if volume::is_blank(path)? {
+        // A bypass volume's own file is not blank, and only of a new one it is known what it holds.
+        if made || volume::is_blank(path)? {
             format(path, device, lane.kind)?;
             let sidecar = Sidecar::load(path)?;
             let formatted = Some(lane.kind.name().to_string());
