@@ -233,8 +233,8 @@ fn check_medium(path: &Path, asked: Option<MediumKind>) -> Result<()> {
     match asked == has {
         true => Ok(()),
         false => Err(Failure::failed(format!(
-            "{0}: exists on the medium {has}: leave --medium out, or make another volume of it with \
-             'polylane volume import {0} NEW --medium {asked}'",
+            "{0}: exists on the medium {has}: leave --medium out, or make another volume of it \
+             with 'polylane volume import {0} NEW --medium {asked}'",
             path.display()
         ))),
     }
