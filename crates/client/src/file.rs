@@ -107,7 +107,10 @@ fn look_at(fd: RawFd) -> Outcome<Pin> {
     let session = path::ready()?;
     let record = state.records.allocate().ok_or(Detour::Kernel)?;
     record.node.store(node, Ordering::Relaxed);
-    record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { bit::COMMON });
+    record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { 0 });
+    if file && !state.table.is_fresh(fd) {
+        record.set(bit::COMMON);
+    }
     if attach(&record, fd, session).is_err() {
         // Such as an O_PATH descriptor, which cannot be asked for a ticket.
         state.table.learn(fd, Entry::Foreign);
@@ -240,6 +243,17 @@ pub(crate) fn publish_fd(fd: RawFd) {
     }
 }
 
+/// As [`publish_fd`], for a stream of libc's, which may change the status flags as well.
+pub(crate) fn lend_to_libc(fd: RawFd) {
+    match find_known(fd) {
+        Some(file) => {
+            publish(&file);
+            file.set(bit::COMMON | bit::FLAGGED);
+        }
+        None => is_copied(fd),
+    }
+}
+
 /// Readies the file that `fd` means for sendfile and splice, which the kernel does.
 pub(crate) fn publish_for_splice(fd: RawFd) {
     if find_known(fd).is_some_and(|file| !publish(&file)) {
@@ -257,9 +271,13 @@ pub(crate) fn ready_to_map(fd: RawFd) {
 /// To be called before other processes get copies of our descriptors.
 pub(crate) fn share_all() {
     let Some(state) = state::started().filter(|_| config::mount().is_some()) else { return };
+    state.shares.fetch_add(1, Ordering::SeqCst);
+    state.table.stale_all();
     let mut any = false;
     state.records.each(|file| {
-        if file.slot.load(Ordering::Relaxed) != 0 && !file.is(bit::SHARED) {
+        if file.slot.load(Ordering::Relaxed) == 0 {
+            file.set(bit::COMMON);
+        } else if !file.is(bit::SHARED) {
             publish(file);
             file.set(bit::ESCAPED | bit::SHARED | bit::COMMON);
             any = true;
@@ -298,11 +316,39 @@ pub(crate) fn forget(fd: RawFd) {
     drop(take(fd));
 }
 
+/// The kernel opens a file for a call of this process; returns its number as [`forget`] leaves it,
+/// and remembers that no other process has a copy. What others can do to it need not be asked for.
+pub(crate) fn opened_by(open: impl FnOnce() -> RawFd) -> RawFd {
+    let shares = || state::started().map(|state| state.shares.load(Ordering::SeqCst));
+    let before = shares();
+    let fd = open();
+    if fd >= 0
+        && let Some(state) = state::started()
+    {
+        forget(fd);
+        if path::mount().is_ok() && !rings::any() {
+            state.table.set_fresh(fd);
+            if shares() != before {
+                state.table.stale(fd);
+            }
+        }
+    }
+    fd
+}
+
+/// `fd`, of which nothing is known, is about to be copied or lent to libc: what is done to its open
+/// file by another way will not be seen.
+pub(crate) fn is_copied(fd: RawFd) {
+    if let Some(state) = state::started() {
+        state.table.stale(fd);
+    }
+}
+
 /// Clears the entry of a number; its reference is the caller's, to be dropped after the real close.
 #[inline]
 pub(crate) fn take(fd: RawFd) -> Option<Pin> {
     let state = state::started()?;
-    if state.table.get(fd) == Entry::Unknown {
+    if state.table.is_blank(fd) {
         return None;
     }
     state.records.adopt(state.table.swap(fd, Entry::Unknown))

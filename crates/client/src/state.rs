@@ -62,6 +62,8 @@ pub(crate) struct Fields {
     pub(crate) umask: AtomicU32,
     /// `RLIMIT_FSIZE` plus one; 0: not known yet.
     pub(crate) file_limit: AtomicU64,
+    /// How often other processes may have got copies of descriptors.
+    pub(crate) shares: AtomicU32,
     /// This process took POSIX locks, which any close of the file gives up.
     pub(crate) has_locked: AtomicU32,
     /// Paths mean something else here than in the service (chroot, another mount namespace).
@@ -86,6 +88,7 @@ static STATE: State = State(Fields {
     root_ino: AtomicU64::new(0),
     umask: AtomicU32::new(0),
     file_limit: AtomicU64::new(0),
+    shares: AtomicU32::new(0),
     has_locked: AtomicU32::new(0),
     estranged: AtomicU32::new(0),
 });

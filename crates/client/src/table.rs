@@ -33,6 +33,8 @@ pub(crate) const RECORDS_MAX: usize = 16384;
 const UNKNOWN: u32 = 0;
 /// Nothing of the lane.
 const FOREIGN: u32 = 1;
+/// Nothing known but this: the process opened it itself and nobody else has a copy.
+const FRESH: u32 = 2;
 /// First entry value that names a record.
 const RECORD_FIRST: u32 = 16;
 
@@ -57,7 +59,7 @@ pub(crate) enum Entry {
 impl Entry {
     pub(crate) fn from_word(word: u32) -> Entry {
         match word {
-            UNKNOWN => Entry::Unknown,
+            UNKNOWN | FRESH => Entry::Unknown,
             word if word < RECORD_FIRST => Entry::Foreign,
             word => Entry::Record(word - RECORD_FIRST),
         }
@@ -100,7 +102,45 @@ impl FdTable {
         let Some(place) = self.entries.get(fd as usize) else { return false };
         self.top.fetch_max(fd as u32 + 1, Ordering::Relaxed);
         let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
-        place.compare_exchange(UNKNOWN, entry.to_word(), done, else_).is_ok()
+        let word = entry.to_word();
+        place.compare_exchange(UNKNOWN, word, done, else_).is_ok()
+            || place.compare_exchange(FRESH, word, done, else_).is_ok()
+    }
+
+    /// Whether nothing at all is said of `fd`.
+    pub(crate) fn is_blank(&self, fd: RawFd) -> bool {
+        self.entries.get(fd as usize).is_none_or(|place| place.load(Ordering::Relaxed) == UNKNOWN)
+    }
+
+    /// This process has just opened `fd`, of which nothing was known.
+    pub(crate) fn set_fresh(&self, fd: RawFd) {
+        let Some(place) = self.entries.get(fd as usize) else { return };
+        let (done, else_) = (Ordering::Release, Ordering::Relaxed);
+        if place.compare_exchange(UNKNOWN, FRESH, done, else_).is_ok() {
+            self.top.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this process opened `fd` and nobody else has a copy.
+    pub(crate) fn is_fresh(&self, fd: RawFd) -> bool {
+        // A record that was taken before this look is found by whoever shares after it.
+        fence(Ordering::SeqCst);
+        self.entries.get(fd as usize).is_some_and(|place| place.load(Ordering::Acquire) == FRESH)
+    }
+
+    /// There may be a copy of `fd` from now on.
+    pub(crate) fn stale(&self, fd: RawFd) {
+        if let Some(place) = self.entries.get(fd as usize) {
+            let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
+            // Whatever else is known of it is no matter of who has copies.
+            let _ = place.compare_exchange(FRESH, UNKNOWN, done, else_);
+        }
+    }
+
+    /// There may be copies of every number from now on.
+    pub(crate) fn stale_all(&self) {
+        (0..self.top()).for_each(|fd| self.stale(fd as RawFd));
+        fence(Ordering::SeqCst);
     }
 
     /// One more than the highest number that may mean something.
@@ -125,7 +165,8 @@ pub(crate) mod bit {
     pub(crate) const LOCKED: u32 = 16;
     /// It may rest after its close: see `resting`.
     pub(crate) const RESTS: u32 = 64;
-    /// Others may change its status flags: the kernel is asked for them before a write.
+    /// Others may change its status flags: the kernel is asked for them before a write. So it is
+    /// with whatever was inherited or received, and with what was shared since it was opened.
     pub(crate) const COMMON: u32 = 128;
     /// The private offset is where the file ends: it was made under a lease, and nothing but
     /// appends that were streamed has changed either since.
@@ -459,6 +500,24 @@ mod tests {
 
     fn close(fd: RawFd) {
         drop(RECORDS.adopt(TABLE.swap(fd, Entry::Unknown)));
+    }
+
+    #[test]
+    fn a_number_is_fresh_until_something_else_is_known_or_copies_may_be_about() {
+        static FDS: FdTable = FdTable::new();
+        FDS.set_fresh(3);
+        assert!(FDS.is_fresh(3) && FDS.get(3) == Entry::Unknown && !FDS.is_blank(3));
+        assert!(FDS.learn(3, Entry::Record(1)) && !FDS.is_fresh(3));
+        FDS.set_fresh(3);
+        assert_eq!(FDS.get(3), Entry::Record(1));
+        FDS.stale(3);
+        assert_eq!(FDS.swap(3, Entry::Unknown), Entry::Record(1));
+        FDS.set_fresh(4);
+        FDS.set_fresh(9);
+        FDS.stale(4);
+        assert!(FDS.is_blank(4) && FDS.is_fresh(9));
+        FDS.stale_all();
+        assert!(FDS.is_blank(9) && FDS.is_blank(-1) && !FDS.is_fresh(-1));
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub(crate) fn now() -> i64 {
 }
 
 /// The views of a session, and the number of the file's.
-#[inline]
+#[inline(always)]
 fn shown(session: &'static Session, file: &Record) -> Option<(Views, u32)> {
     let word = file.view.load(Ordering::Relaxed);
     let number = ((word & !END_ONLY) as u32).checked_sub(1)?;
@@ -146,7 +146,7 @@ pub(crate) fn read(
 
 /// As [`read`], and writes nothing but the bytes: it suffices to glance at the file. `None` too
 /// where the read is to be noted.
-#[inline]
+#[inline(always)]
 pub(crate) fn read_glanced(
     session: &'static Session,
     file: &Glance,
@@ -258,7 +258,7 @@ fn extended(session: &'static Session, file: &Record) -> bool {
 /// As [`write()`], at an offset; it suffices to glance at the file. Who is inside the gate of the
 /// view, and then finds the number to mean the same file, is inside the gate of that file: its view
 /// is another's only after its last number was given up.
-#[inline]
+#[inline(always)]
 pub(crate) fn write_glanced(
     session: &'static Session,
     file: &Glance,

@@ -89,8 +89,35 @@ static void round_of(const char *name)
 	show(path);
 }
 
+/* A process's first file, which it goes on using, and who sets the flag. */
+static void first(const char *name, int who)
+{
+	CHILD {
+		FILE *stream = NULL;
+		int fd = make(name, "0123456789"), copy = who == 1 ? dup(fd) : fd;
+		for (int n = 0; n < 24; n++)
+			MUST(pwrite(fd, "ab", 2, n % 4) == 2);
+		if (who == 2)
+			CHILD {
+				MUST(fcntl(fd, F_SETFL, O_APPEND) == 0);
+			}
+		else if (who == 3)
+			MUST((stream = fdopen(fd, "a")) != NULL);
+		else
+			MUST(fcntl(copy, F_SETFL, O_APPEND) == 0);
+		appends(fd);
+		show(name);
+		if (stream)
+			SAY(fclose(stream));
+	}
+}
+
 int main(void)
 {
+	first("first-own", 0);
+	first("first-copy", 1);
+	first("first-child", 2);
+	first("first-stream", 3);
 	/* A process's first files, and later ones. */
 	for (int n = 0; n < 8; n++) {
 		char name[16];

@@ -34,6 +34,9 @@ fn copying(fd: c_int, copy: impl FnOnce() -> c_int) -> c_int {
         return copy();
     }
     let known = file::find_known(fd);
+    if known.is_none() {
+        file::is_copied(fd);
+    }
     let new = copy();
     if new >= 0 && new != fd {
         ops::copied(known, new);

@@ -69,11 +69,8 @@ hooks! {
     fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off_t) -> ssize_t {
         cancel::point();
         answer!(
-            {
-                // SAFETY: `len` bytes to write, by contract.
-                let into = unsafe { arg::sink(into, len)? };
-                count(ops::io::read(fd, &mut [into], Position::at(offset)?))
-            },
+            // SAFETY: `len` bytes to write, by contract.
+            count(ops::io::read_one(fd, unsafe { arg::sink(into, len)? }, offset)),
             real::pread(fd, into, len, offset)
         )
     }
@@ -93,11 +90,8 @@ hooks! {
     fn pwrite(fd: c_int, from: *const c_void, len: size_t, offset: off_t) -> ssize_t {
         cancel::point();
         answer!(
-            {
-                // SAFETY: `len` bytes to read, by contract.
-                let from = unsafe { arg::source(from, len)? };
-                count(ops::io::write(fd, &[from], Position::at(offset)?))
-            },
+            // SAFETY: `len` bytes to read, by contract.
+            count(ops::io::write_one(fd, unsafe { arg::source(from, len)? }, offset)),
             real::pwrite(fd, from, len, offset)
         )
     }

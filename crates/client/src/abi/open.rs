@@ -4,9 +4,8 @@ use std::ffi::{c_char, c_uint};
 
 use libc::{AT_FDCWD, c_int};
 
-use super::number::made;
 use super::{answer, arg, cancel, hooks};
-use crate::{ops, real};
+use crate::{file, ops, real};
 
 hooks! {
     /// `open(path, flags, ...)`: the mode travels as a variadic integer does, in the third
@@ -17,7 +16,7 @@ hooks! {
         answer!(
             // SAFETY: a C string, by contract.
             ops::open::open(AT_FDCWD, unsafe { arg::text(path)? }, flags, mode),
-            made(real::open(path, flags, mode))
+            file::opened_by(|| real::open(path, flags, mode))
         )
     }
 
@@ -28,7 +27,7 @@ hooks! {
         answer!(
             // SAFETY: a C string, by contract.
             ops::open::open(dir, unsafe { arg::text(path)? }, flags, mode),
-            made(real::openat(dir, path, flags, mode))
+            file::opened_by(|| real::openat(dir, path, flags, mode))
         )
     }
 

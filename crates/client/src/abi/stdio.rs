@@ -9,10 +9,10 @@ use super::hooks;
 use crate::{file, ops, real};
 
 hooks! {
-    /// `fdopen`
+    /// `fdopen`, which may set `O_APPEND`.
     ["fdopen"]
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        file::publish_fd(fd);
+        file::lend_to_libc(fd);
         // SAFETY: the caller's own arguments.
         unsafe { real::fdopen(fd, mode) }
     }

@@ -56,13 +56,19 @@ struct Open<'a> {
     status: u32,
 }
 
-/// `read`, `pread`, `readv`, `preadv`.
-pub(crate) fn read(fd: RawFd, into: Sinks<'_, '_>, position: Position) -> Outcome<usize> {
-    if let (Position::At(offset), [sink]) = (position, &mut *into)
-        && let Some(count) = read_shown(fd, offset, sink)
-    {
-        return Ok(count);
+/// `pread`. What is shown is read in the hook itself: calls and saved registers would cost as much
+/// as the look-up.
+#[inline(always)]
+pub(crate) fn read_one(fd: RawFd, into: &mut [u8], offset: i64) -> Outcome<usize> {
+    match u64::try_from(offset).ok().and_then(|offset| read_shown(fd, offset, into)) {
+        Some(count) => Ok(count),
+        None => read(fd, &mut [into], Position::at(offset)?),
     }
+}
+
+/// `read`, `readv`, `preadv`.
+#[inline(never)]
+pub(crate) fn read(fd: RawFd, into: Sinks<'_, '_>, position: Position) -> Outcome<usize> {
     let file = file::find(fd)?;
     let done = open(&file, fd, libc::O_WRONLY).and_then(|open| match position {
         Position::At(offset) => open.read_at(offset, into),
@@ -72,7 +78,7 @@ pub(crate) fn read(fd: RawFd, into: Sinks<'_, '_>, position: Position) -> Outcom
 }
 
 /// Reads at an offset what is shown.
-#[inline]
+#[inline(always)]
 fn read_shown(fd: RawFd, offset: u64, into: &mut [u8]) -> Option<usize> {
     check_end(offset, into.len()).ok()?;
     let file = file::glance(fd)?;
@@ -80,13 +86,18 @@ fn read_shown(fd: RawFd, offset: u64, into: &mut [u8]) -> Option<usize> {
     view::read_glanced(path::ready().ok().filter(|_| readable)?, &file, offset, into)
 }
 
-/// `write`, `pwrite`, `writev`, `pwritev`.
-pub(crate) fn write(fd: RawFd, from: Sources<'_, '_>, position: Position) -> Outcome<usize> {
-    if let (Position::At(offset), [source]) = (position, from)
-        && write_shown(fd, offset, source).is_some()
-    {
-        return Ok(source.len());
+/// `pwrite`, as [`read_one`].
+#[inline(always)]
+pub(crate) fn write_one(fd: RawFd, from: &[u8], offset: i64) -> Outcome<usize> {
+    match u64::try_from(offset).ok().and_then(|offset| write_shown(fd, offset, from)) {
+        Some(_) => Ok(from.len()),
+        None => write(fd, &[from], Position::at(offset)?),
     }
+}
+
+/// `write`, `writev`, `pwritev`.
+#[inline(never)]
+pub(crate) fn write(fd: RawFd, from: Sources<'_, '_>, position: Position) -> Outcome<usize> {
     let file = file::find(fd)?;
     let done = open(&file, fd, libc::O_RDONLY).and_then(|open| match position {
         Position::At(offset) => {
@@ -110,7 +121,7 @@ pub(crate) fn write(fd: RawFd, from: Sources<'_, '_>, position: Position) -> Out
 }
 
 /// Writes at an offset where it is lent, and nobody else is to be told.
-#[inline]
+#[inline(always)]
 fn write_shown(fd: RawFd, offset: u64, from: &[u8]) -> Option<u64> {
     let file = file::glance(fd)?;
     let fits = file.access_mode() != libc::O_RDONLY

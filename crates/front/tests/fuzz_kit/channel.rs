@@ -12,6 +12,7 @@
 //! - The next hostile client is let in: nothing of the last one stays.
 
 use memchr::memmem;
+use polylane_base::Errno;
 use polylane_base::sync::atomic::Ordering::Relaxed;
 use polylane_front::shm::Config;
 use polylane_ipc::QueueKind;
@@ -65,7 +66,13 @@ pub fn play(ground: &Ground, input: &[u8]) {
     let socket = scm::connect(&ground.house.socket).expect("the socket is there");
     scm::send(&socket, &Hello { queue, key: 0 }.to_bytes(), &[]).expect("sent");
     let mut bytes = vec![0; WELCOME_BYTES_MAX];
-    let received = scm::receive(&socket, &mut bytes).expect("answered");
+    let received = loop {
+        match scm::receive(&socket, &mut bytes) {
+            // libFuzzer's alarm.
+            Err(Errno::EINTR) => {}
+            answer => break answer.expect("answered"),
+        }
+    };
     let welcome = Welcome::from_bytes(&bytes[..received.count]).expect("a welcome");
     assert_eq!(welcome.status, 0, "let in");
     let layout = welcome.geometry.layout().expect("a layout");
