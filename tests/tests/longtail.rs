@@ -262,6 +262,7 @@ topics! {
     walks_and_temporary_names = Topic { source: "walks", ..PROGRAM };
     threads_cancelled_in_calls = Topic { source: "cancelled", ..ALL };
     signals_in_calls = Topic { source: "interrupted", ..ALL };
+    directories_synced = Topic { source: "synced", ..PROGRAM };
     status_flags_that_others_set = Topic { source: "status_flags", ..PROGRAM };
     descriptors_that_libc_makes_itself = Topic { source: "unseen", ..PROGRAM };
     plugins_bound_deeply = Topic { source: "plugins", script: PLUGINS, ..PROGRAM };

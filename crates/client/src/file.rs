@@ -84,6 +84,25 @@ pub(crate) fn is_of_lane(fd: RawFd) -> bool {
         .is_ok_and(|(of, kind, _)| of == device && matches!(kind, libc::S_IFREG | libc::S_IFDIR))
 }
 
+/// Whether `fd` is a directory that is not known here.
+pub(crate) fn is_unknown_directory(fd: RawFd) -> bool {
+    let is_directory = |(_, kind, _)| kind == libc::S_IFDIR;
+    let unknown = |state: &state::Fields| state.table.get(fd) == Entry::Unknown;
+    state::started().is_some_and(unknown) && real::kind_cached(fd).is_ok_and(is_directory)
+}
+
+/// Whether the kernel is to sync `fd`: a directory that this process opened, and did not sync yet.
+/// Programs open one to sync what they did in it and close it again: to learn of it would cost as
+/// many trips as the kernel's way, and two requests more.
+pub(crate) fn is_synced_once(fd: RawFd) -> bool {
+    let fresh = state::started().is_some_and(|state| state.table.is_fresh(fd));
+    let once = fresh && path::mount().is_ok() && is_unknown_directory(fd);
+    if once {
+        is_copied(fd);
+    }
+    once
+}
+
 /// A descriptor that came from another process: if it is one of the lane, the service learns at
 /// once that it has, whatever the patience.
 pub(crate) fn take_over(fd: RawFd) -> Outcome<()> {

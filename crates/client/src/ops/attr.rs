@@ -146,6 +146,9 @@ fn data_file(fd: RawFd) -> Outcome<Pin> {
 
 /// `fsync`, `fdatasync`.
 pub(crate) fn fsync(fd: RawFd, data_only: bool) -> Outcome<()> {
+    if file::is_synced_once(fd) {
+        return Err(Detour::Kernel);
+    }
     let file = file::find(fd)?;
     let (session, handle) = file::usable(&file, fd)?;
     let message = Message { handle, flags: data_only.into(), ..Message::new(Op::Fsync) };

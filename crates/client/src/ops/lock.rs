@@ -174,6 +174,10 @@ pub(crate) fn find_for_close(fd: RawFd) {
     if state.has_locked.load(Ordering::Relaxed) == 0 {
         return;
     }
+    // None has locks.
+    if file::is_unknown_directory(fd) {
+        return;
+    }
     // Whatever cannot be found has no locks that the service knows. What is found is attached to
     // the present one, which has the locks of a former one.
     if let Ok(file) = file::find(fd)
