@@ -251,7 +251,7 @@ mod tests {
     /// However much is read, what is kept is what was allowed, and one sweep of a shard more.
     #[test]
     fn the_limit_is_kept() {
-        const BLOCKS: u64 = 20_000;
+        const BLOCKS: u64 = if cfg!(miri) { 700 } else { 20_000 };
         let io = BlockIo::new(std::sync::Arc::new(RamDevice::new(BLOCKS * 8)), 4096, BLOCKS);
         let cache = BlockCache::new(256);
         let held: Vec<_> = (0..40)

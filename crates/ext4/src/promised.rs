@@ -219,7 +219,7 @@ mod tests {
         const BLOCKS: u64 = 200;
         let mut rng = Rng::new(5);
         let (mut promised, mut model) = (Promised::default(), [false; BLOCKS as usize]);
-        for _ in 0..5000 {
+        for _ in 0..if cfg!(miri) { 50 } else { 5000 } {
             let start = rng.below(BLOCKS - 1);
             let end = start + 1 + rng.below((BLOCKS - start).min(40));
             let end = end.min(BLOCKS);

@@ -105,7 +105,8 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned_zeroed_and_their_own() {
-        let mut buffers: Vec<Buffer> = (1..20).map(|n| Buffer::zeroed(n * 512)).collect();
+        let most = if cfg!(miri) { 4 } else { 20 };
+        let mut buffers: Vec<Buffer> = (1..most).map(|n| Buffer::zeroed(n * 512)).collect();
         for (index, buffer) in buffers.iter_mut().enumerate() {
             assert!(buffer.as_ptr().addr().is_multiple_of(ALIGNMENT));
             assert!(buffer.iter().all(|byte| *byte == 0));

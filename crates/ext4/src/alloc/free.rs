@@ -113,7 +113,7 @@ mod tests {
         let mut bits = [0u8; 125];
         let mut free = FreeExtents::from_bitmap(&bits, BLOCKS);
         let mut taken: Vec<(u32, u32)> = Vec::new();
-        for _ in 0..5000 {
+        for _ in 0..if cfg!(miri) { 50 } else { 5000 } {
             if rng.percent(55) {
                 let (goal, want) = (rng.below(1000) as u32, 1 + rng.below(60) as u32);
                 match free.take(goal, want, 1) {

@@ -519,6 +519,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "12 MB of checksums")]
     fn descriptors_come_back_full() {
         for codec in codecs() {
             let count = codec.tags_per_block(4096);
