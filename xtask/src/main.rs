@@ -188,12 +188,11 @@ const MIRI: &[(&str, &[&str])] = &[
     ("polylane-sys", &["buffer::"]),
     ("polylane-ipc", &["message::", "layout::", "handshake::"]),
     ("polylane-client", &["ops::lock::", "ops::offset::", "path::", "table::"]),
-    ("polylane-vfs", &["lock::", "name::", "handover::turn::", "memfs::"]),
+    ("polylane-vfs", &["lock::", "name::", "memfs::"]),
     (
         "polylane-ext4",
         &[
             "alloc::free::",
-            "cache::",
             "changes::",
             "dir::",
             "extents::",

@@ -173,6 +173,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "runs debugfs")]
     fn hashes_agree_with_debugfs() {
         let seed = [0x0403_0201, 0x0807_0605, 0x0c0b_0a09, 0x100f_0e0d];
         let long = "a-name-of-more-than-thirty-two-characters-so-that-several-steps-are-made";
