@@ -268,6 +268,12 @@ impl Core {
         set: &SetAttr,
     ) -> Result<Attr> {
         let _backing = pages.backing.write();
+        let known = node.size();
+        if 0 < size && size <= known && self.fs.getattr(node.ino())?.size < size {
+            // What was written is still here: the file system would take this for growth, and keep
+            // what was allocated past the end.
+            self.set(node, &SetAttr { size: Some(known), ..SetAttr::default() })?;
+        }
         let attr = self.set(node, set)?;
         self.cache.removed(pages.cut(size));
         Ok(attr)
