@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use polylane_base::sync::thread;
+
 use super::open::{host_free, refuse_full};
 use super::progress::Progress;
 use crate::failure::{Failure, Result};
@@ -72,7 +74,7 @@ pub(super) fn run_watched(
     let mut child = command.spawn().map_err(failed)?;
     let (out, err) = (child.stdout.take(), child.stderr.take());
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
-    let read = std::thread::scope(|scope| {
+    let read = thread::scope(|scope| {
         let other = scope.spawn(|| err.map_or(Ok(0), |mut err| err.read_to_end(&mut stderr)));
         let mut line = Vec::new();
         for byte in out.into_iter().flat_map(|out| BufReader::new(out).bytes()) {
