@@ -6,14 +6,14 @@
 //! `POLYLANE_CORRUPT_IMAGES=500 cargo xtask campaign corrupt`. What was cut short is said so.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::{fuzz, target_dir};
+use crate::{PROFILE, fuzz, target_dir};
 
 /// Begins the name of a part that runs a fuzz target, which follows.
 const FUZZ: &str = "fuzz-";
@@ -52,9 +52,12 @@ fn words(text: &str) -> Vec<String> {
 }
 
 fn parts(seconds: u64) -> Vec<Part> {
-    let crash = "cargo test -p polylane-ext4 --test crash -- --nocapture --test-threads=1";
-    let corrupt = "cargo test -p polylane-ext4 --test corrupt -- --nocapture --test-threads=1";
-    let stress = "cargo test --release -p polylane-ext4 --test stress --test model";
+    // What works in the test's own process is built to be fast, with every check.
+    let room = |tests: &str| words(&format!("cargo test {PROFILE} -p polylane-ext4 {tests}"));
+    let alone = "-- --nocapture --test-threads=1";
+    let crash = room(&format!("--test crash {alone}"));
+    let corrupt = room(&format!("--test corrupt {alone}"));
+    let stress = room("--test stress --test model");
     let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
     let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
     // One after the other: the lanes of a disk share it.
@@ -68,13 +71,8 @@ fn parts(seconds: u64) -> Vec<Part> {
     let seconds_each = ("POLYLANE_CRASH_SECONDS", seconds.to_string());
     let images = ("POLYLANE_CORRUPT_IMAGES", "100000".to_string());
     vec![
-        Part {
-            name: "crash",
-            command: words(crash),
-            env: vec![full(), seconds_each],
-            repeat_seconds: 0,
-        },
-        Part { name: "corrupt", command: words(corrupt), env: vec![images], repeat_seconds: 0 },
+        Part { name: "crash", command: crash, env: vec![full(), seconds_each], repeat_seconds: 0 },
+        Part { name: "corrupt", command: corrupt, env: vec![images], repeat_seconds: 0 },
         Part {
             name: "fsx",
             command: words(fsx),
@@ -87,7 +85,7 @@ fn parts(seconds: u64) -> Vec<Part> {
             env: vec![("POLYLANE_POWER_CUTS", "25".to_string())],
             repeat_seconds: 0,
         },
-        Part { name: "stress", command: words(stress), env: vec![], repeat_seconds: seconds },
+        Part { name: "stress", command: stress, env: vec![], repeat_seconds: seconds },
         Part { name: "attach", command: words(attach), env: vec![], repeat_seconds: 0 },
         Part {
             name: "qos",
@@ -191,16 +189,28 @@ impl Part {
             .spawn()
             .with_context(|| format!("run {program}"))?;
         let mut text = String::new();
-        if let Some(mut output) = child.stdout.take() {
-            output.read_to_string(&mut text)?;
+        for line in
+            child.stdout.take().into_iter().flat_map(|output| BufReader::new(output).lines())
+        {
+            let line = line?;
+            if is_progress(&line) {
+                eprintln!("campaign: {line}");
+            }
+            text.extend([&*line, "\n"]);
         }
-        // Sums, and all of a failure; not every test's line.
+        // Sums, and all of a failure; not every test's line, nor how far it was on the way.
         let good = child.wait()?.success();
-        let dull = |line: &str| line.starts_with("test ") && line.ends_with("... ok");
+        let is_passed = |line: &str| line.starts_with("test ") && line.ends_with("... ok");
+        let dull = |line: &str| is_passed(line) || is_progress(line);
         let keep = |line: &&str| !good || !dull(line);
         text.lines().filter(keep).try_for_each(|line| writeln!(file, "{line}"))?;
         Ok(Outcome::of(good, &text))
     }
+}
+
+/// Whether a test says how far it is: `crash: depth 2: at 459 of 18605`.
+fn is_progress(line: &str) -> bool {
+    line.split_once(": at ").is_some_and(|(_, rest)| rest.contains(" of "))
 }
 
 fn said(program: &str, arguments: &[&str]) -> Result<String> {
@@ -252,6 +262,12 @@ mod tests {
         assert!(matches!(Outcome::of(true, said), Outcome::Cut));
         assert!(matches!(Outcome::of(true, "depth 2: 18605 of 18605, whole"), Outcome::Whole));
         assert!(matches!(Outcome::of(false, said), Outcome::Failed));
+    }
+
+    #[test]
+    fn how_far_a_part_is_is_no_result() {
+        assert!(is_progress("test pairs ... crash: depth 2: at 459 of 18605"));
+        assert!(!is_progress("crash: depth 2: 18605 of 18605, whole: Totals"));
     }
 
     #[test]

@@ -162,22 +162,27 @@ fn loom() -> Result<()> {
     Ok(())
 }
 
+/// How tests are built that run for hours: Cargo.toml says what it is.
+const PROFILE: &str = "--profile=campaign";
+
 /// The crash and damage tests with their counts shown; `full`: the campaign.
 fn crash(full: bool) -> Result<()> {
     let images = std::env::var("POLYLANE_CORRUPT_IMAGES").unwrap_or_else(|_| "100000".into());
     let campaign = [("POLYLANE_CRASH", "full"), ("POLYLANE_CORRUPT_IMAGES", images.as_str())];
     let env: &[(&str, &str)] = if full { &campaign } else { &[] };
-    let tests = ["--test", "crash", "--test", "corrupt", "--", "--nocapture", "--test-threads=1"];
-    cargo(&[&["test", "--package", "polylane-ext4"][..], &tests].concat(), env)?;
-    let tests = ["--test", "crash", "--test", "overlay", "--", "--nocapture", "--test-threads=1"];
+    let test: &[&str] = if full { &["test", PROFILE] } else { &["test"] };
+    let run = |package: &str, tests: &[&str], env: &[(&str, &str)]| {
+        let alone = ["--", "--nocapture", "--test-threads=1"];
+        cargo(&[test, &["--package", package], tests, &alone].concat(), env)
+    };
+    run("polylane-ext4", &["--test", "crash", "--test", "corrupt"], env)?;
     let longer = [("POLYLANE_CRASH_SECONDS", "600")];
     let given = std::env::var_os("POLYLANE_CRASH_SECONDS").is_some();
     let env: &[(&str, &str)] = if full && !given { &longer } else { &[] };
-    cargo(&[&["test", "--package", "polylane-block"][..], &tests].concat(), env)?;
+    run("polylane-block", &["--test", "crash", "--test", "overlay"], env)?;
     cargo(&["build", "--release", "--package", "polylane"], &[])?;
-    let tests = ["--test", "volume_cut", "--", "--nocapture", "--test-threads=1"];
     let env: &[(&str, &str)] = if full { &campaign[..1] } else { &[] };
-    cargo(&[&["test", "--package", "polylane-tests"][..], &tests].concat(), env)
+    run("polylane-tests", &["--test", "volume_cut"], env)
 }
 
 /// What Miri can run of the rooms' own tests: what asks the kernel for nothing but files and

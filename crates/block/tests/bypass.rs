@@ -14,6 +14,7 @@ use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
 use polylane_sys::extents::HostExtent;
 use polylane_testkit::block_suite;
+use polylane_testkit::effort::number;
 use polylane_testkit::sim::{Crash, Image, SimDisk, SimOptions, Tear};
 
 const POOL: Id = [7; 16];
@@ -264,8 +265,7 @@ fn check_new(image: Image, what: &str) {
 /// every event.
 #[test]
 fn after_a_power_cut_every_sector_shows_durable_content_or_later() {
-    let seconds = std::env::var("POLYLANE_CRASH_SECONDS").ok().and_then(|text| text.parse().ok());
-    let (begin, limit) = (std::time::Instant::now(), seconds.unwrap_or(0u64));
+    let (begin, limit) = (std::time::Instant::now(), number("POLYLANE_CRASH_SECONDS", 0));
     let (mut seed, mut states) = (0, 0);
     while seed < 6 || begin.elapsed().as_secs() < limit {
         states += cut_everywhere(seed);

@@ -16,6 +16,7 @@ use polylane_block::overlay::{Layout, Overlay};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
+use polylane_testkit::effort::number;
 use polylane_testkit::sim::{Crash, Fault, FaultOn, Image, SimDisk, SimOptions, Tear};
 
 /// Sectors of the volume: 32 chunks.
@@ -227,8 +228,7 @@ fn cut(volume: &Volume, first: &Image, disk: &SimDisk, history: &History, seed: 
 
 /// How long to go on with new seeds.
 fn time() -> Duration {
-    let seconds = std::env::var("POLYLANE_CRASH_SECONDS").ok().and_then(|text| text.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(0))
+    Duration::from_secs(number("POLYLANE_CRASH_SECONDS", 0))
 }
 
 /// Runs a test for the first seeds, and for more of them as long as there is time.

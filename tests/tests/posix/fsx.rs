@@ -1,16 +1,26 @@
 //! fsx: random operations on one file, each read checked against what was written.
 
+use polylane_testkit::effort::number;
 use polylane_tests::{Lane, Script, lacks, scripts, tools, unavailable};
+
+/// One process does no more: fsx keeps all that it did, and grows slow.
+const ONCE: u32 = 400_000;
 
 fn exercise(test: &str, lane: Lane, operations: u32, seed: u32) {
     if unavailable(test) || lacks(test, &["fsx"]) {
         return;
     }
-    let asked = std::env::var("POLYLANE_FSX_OPERATIONS").ok().and_then(|text| text.parse().ok());
-    let operations: u32 = asked.unwrap_or(operations);
-    let text = format!("$FSX -q -f $SCRIPTS/fsx.toml -N {operations} -S {seed} -P . file");
-    let script = Script::new(text).env("FSX", tools().join("fsx")).env("SCRIPTS", scripts());
-    script.limit(600 + u64::from(operations / 200)).succeeds(lane);
+    let asked = number("POLYLANE_FSX_OPERATIONS", operations.into());
+    let operations = u32::try_from(asked).expect("a number of operations");
+    for first in (0..operations).step_by(ONCE as usize) {
+        let count = ONCE.min(operations - first);
+        // Another seed for each process.
+        let seed = seed + first / ONCE * 100;
+        let text = format!("$FSX -q -f $SCRIPTS/fsx.toml -N {count} -S {seed} -P . file");
+        let script = Script::new(text).env("FSX", tools().join("fsx")).env("SCRIPTS", scripts());
+        script.limit(600 + u64::from(count / 200)).succeeds(lane);
+        println!("fsx: {test}: at {} of {operations}, seed {seed} done", first + count);
+    }
 }
 
 #[test]

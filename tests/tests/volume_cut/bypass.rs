@@ -1,10 +1,11 @@
 //! Bypass volumes whose host is cut off the power: what is in pool files, and the files themselves.
 //! The commands that judge pin the pool file, and so find whatever would keep it from that.
 
+use polylane_testkit::effort::is_full;
 use polylane_tests::cut::{Content, State};
 use polylane_tests::volume::HostFs;
 
-use super::place::{MIB, Place, is_full};
+use super::place::{MIB, Place};
 
 /// Needs the right to pin; on a host of its own in memory.
 pub fn host(test: &str) -> Option<HostFs> {

@@ -3,10 +3,11 @@
 use std::process::{Command, Output};
 
 use polylane_base::rng::Rng;
+use polylane_testkit::effort::is_full;
 use polylane_tests::cut::{Record, State};
 use polylane_tests::{binary, tool};
 
-use super::place::{Place, is_full};
+use super::place::Place;
 
 /// A tenant makes a file durable, and the next when it is told to; after the first a snapshot is
 /// taken, after the second a clone. Each of these five is told by a mark.

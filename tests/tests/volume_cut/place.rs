@@ -4,15 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use polylane_base::rng::Rng;
+use polylane_testkit::effort::is_full;
 use polylane_tests::cut::{Content, Record, State};
 use polylane_tests::{binary, lacks, skip, tool};
 
 pub const MIB: u64 = 1 << 20;
-
-/// Whether everything is looked at, as in the campaign.
-pub fn is_full() -> bool {
-    std::env::var_os("POLYLANE_CRASH").is_some_and(|how| how == "full")
-}
 
 /// A directory of volumes whose host is cut off the power.
 pub struct Place {

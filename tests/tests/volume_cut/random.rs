@@ -6,9 +6,10 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use polylane_base::rng::Rng;
+use polylane_testkit::effort::{is_full, number};
 use polylane_tests::cut::{Content, Record, State};
 
-use super::place::{MIB, Place, is_full};
+use super::place::{MIB, Place};
 
 const NAMES: [&str; 4] = ["a", "b.img", "c", "d"];
 
@@ -51,8 +52,8 @@ pub fn walk(place: &Place, seed: u64, steps: usize) -> usize {
 
 /// Seeds for the ordinary test; in the campaign, all for so long.
 pub fn seeds(ordinary: u64) -> impl Iterator<Item = u64> {
-    let given = std::env::var("POLYLANE_CRASH_SECONDS").ok().and_then(|text| text.parse().ok());
-    let (begin, limit) = (Instant::now(), Duration::from_secs(given.unwrap_or(600)));
+    let limit = Duration::from_secs(number("POLYLANE_CRASH_SECONDS", 600));
+    let begin = Instant::now();
     (0..).take_while(move |seed| *seed < ordinary || (is_full() && begin.elapsed() < limit))
 }
 

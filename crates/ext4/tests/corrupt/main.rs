@@ -28,13 +28,14 @@ use std::time::Duration;
 use polylane_base::rng::Rng;
 use polylane_base::{Ino, TestClock};
 use polylane_ext4::{Error, Ext4, Options};
+use polylane_testkit::effort::number;
 use polylane_testkit::sim::{Image, SimDisk, SimOptions};
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, RenameMode};
 
 use script::{Op, Runner};
 
-/// Far longer than any image takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Far longer than any image takes, also for a campaign that gives way to all else for minutes.
+const PATIENCE: Duration = Duration::from_secs(300);
 /// Far more than any image needs; the test itself holds some.
 const MEMORY_KIB_MAX: u64 = 1 << 20;
 /// Names read in one walk: damage can make directories point anywhere.
@@ -270,10 +271,6 @@ fn memory_peak_kib() -> u64 {
     number.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
-}
-
 /// Collects panics of the threads that look at images; others are shown as ever.
 fn watch_panics() {
     let usual = std::panic::take_hook();
@@ -302,6 +299,9 @@ fn damaged_images_are_named_and_survived() {
         (number("POLYLANE_CORRUPT_SEED", 0), number("POLYLANE_CORRUPT_IMAGES", 2000));
     let (mut endings, mut failures) = (BTreeMap::new(), BTreeMap::new());
     for seed in first..first + count {
+        if seed > first && (seed - first) % 5000 == 0 {
+            println!("corrupt: at {} of {count}", seed - first);
+        }
         let base = (seed % bases.len() as u64) as usize;
         let (mut image, mut rng) = (bases[base].clone(), Rng::new(seed));
         let how = mutate::damage(&mut image, &sites[base], &mut rng);
@@ -316,7 +316,9 @@ fn damaged_images_are_named_and_survived() {
             break;
         }
     }
-    println!("corrupt: {endings:?} of {count}, peak {} KiB", memory_peak_kib());
+    let done: u64 = endings.values().sum();
+    let how = if done == count { "whole" } else { "cut short" };
+    println!("corrupt: {done} of {count}, {how}: {endings:?}, peak {} KiB", memory_peak_kib());
     for (why, seeds) in &failures {
         println!("{} times {why}\n  {}", seeds.len(), seeds[..seeds.len().min(3)].join("\n  "));
     }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use polylane_base::TestClock;
 use polylane_base::rng::Rng;
 use polylane_ext4::{DataMode, Ext4};
+use polylane_testkit::effort::{is_full, number};
 use polylane_testkit::sim::{Crash, Event, Image, SimDisk, SimOptions};
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::SetAttr;
@@ -21,7 +22,7 @@ use polylane_vfs::{Cred, OpenFile, Vfs};
 
 use super::states::{FEATURES, format, keep, open_with, reopen_with, tear};
 use super::tree::Tree;
-use super::{Limit, have_tools, is_full, judge, number};
+use super::{Limit, have_tools, judge};
 
 /// Files that are written in place, and files that are replaced.
 const WRITTEN: usize = 4;
@@ -300,6 +301,7 @@ fn delayed_writes_keep_their_promises() {
     let (runs, steps, cuts) = if is_full() { (2000, 250, 200) } else { (12, 120, 40) };
     let (mut states, mut done, limit) = (0, 0, Limit::list(runs));
     while !limit.ends_at(done) {
+        limit.progress("page cache", done);
         let seed = first + done as u64;
         done += 1;
         let (count, outcome) = explore(&bases[seed as usize % bases.len()], seed, steps, cuts);

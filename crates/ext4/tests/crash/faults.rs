@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use polylane_block::Error as DeviceError;
 use polylane_ext4::DataMode;
+use polylane_testkit::effort::is_full;
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
 
 use super::oracle::Window;
 use super::script::{Op, Runner};
 use super::states::{FEATURES, Run, Workload, format, keep, look, open, record, reopen};
-use super::{Limit, ace, have_tools, is_full, judge, spread};
+use super::{Limit, ace, have_tools, judge, spread};
 
-/// Longer than any of these takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longer than any of these takes on a busy machine, or in a campaign that gives way to all else.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How far a run with a fault came.
 struct Outcome {

@@ -1,8 +1,9 @@
 //! The outside judges: e2fsck and the kernel.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use polylane_testkit::sim::Image;
 use tempfile::NamedTempFile;
@@ -81,36 +82,44 @@ pub fn recovered(image: &Image) -> Result<NamedTempFile, String> {
 /// Names, modes, sizes and bytes as the kernel sees them after its own recovery.
 pub type Seen = BTreeMap<String, (u32, u64, Vec<u8>)>;
 
+/// Mounts image $1 at $2, says so, and unmounts at the end of its input. What a namespace of its
+/// own has mounted no other's copy keeps mounted.
+const MOUNT: &str = r#"
+mount -o loop,noatime -t ext4 "$1" "$2" && echo mounted && read -r _
+n=0
+while mountpoint -q "$2" && ! umount "$2" && [ $((n += 1)) -lt 100 ]; do sleep 0.05; done
+! mountpoint -q "$2"
+"#;
+
 /// Lets the kernel mount (and recover) the image; `None` when it may not here.
 pub fn kernel(image: &Image) -> Result<Option<Seen>, String> {
     let file = save(image);
     let dir = tempfile::tempdir().expect("temporary directory");
-    let mut mount = Command::new("mount");
-    mount.args(["-o", "loop,noatime", "-t", "ext4"]).arg(file.path()).arg(dir.path());
-    let done = mount.output().expect("mount runs");
-    if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        let denied = said.contains("ermission") || said.contains("superuser");
+    let mut mounter = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-uc", MOUNT, "sh"])
+        .args([file.path(), dir.path()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("unshare runs");
+    let mut told = [0];
+    let mounted = mounter.stdout.as_mut().expect("piped").read(&mut told).expect("told") == 1;
+    let inside = format!("/proc/{}/root{}", mounter.id(), dir.path().display());
+    let seen = mounted.then(|| look(Path::new(&inside)));
+    let done = mounter.wait_with_output().expect("unshare ends");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    let Some(seen) = seen else {
+        let denied = said.contains("ermission")
+            || said.contains("not permitted")
+            || said.contains("superuser");
         return if denied { Ok(None) } else { Err(format!("kernel: {said}")) };
-    }
-    let seen = look(dir.path());
-    unmount(dir.path());
+    };
+    assert!(done.status.success(), "{} cannot be unmounted: {said}", dir.path().display());
     match e2fsck("-fn", file.path()) {
         (0, _) => seen.map(Some).map_err(|error| format!("kernel: {error}")),
         (code, said) => Err(format!("e2fsck -fn after the kernel: {code}\n{said}")),
     }
-}
-
-/// Whoever looks at new mounts on this machine may keep one busy for a moment.
-fn unmount(dir: &Path) {
-    for _ in 0..100 {
-        let done = Command::new("umount").arg(dir).output().expect("umount runs");
-        if done.status.success() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
-    panic!("{} cannot be unmounted", dir.display());
 }
 
 fn look(root: &Path) -> std::io::Result<Seen> {

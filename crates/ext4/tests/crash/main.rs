@@ -8,8 +8,8 @@
 //! `cargo test` looks at some thousand states. `POLYLANE_CRASH=full` looks at everything that
 //! docs/design/crash.md lists, as `cargo xtask crash --full` does; `POLYLANE_CRASH_SECONDS` ends
 //! each part that has no end after that time, `POLYLANE_CRASH_LIST_SECONDS` each that has one, and
-//! says so; `POLYLANE_CRASH_KEEP` is a file for the first bad image, `POLYLANE_CRASH_SEED` another
-//! beginning.
+//! says so. In full each part tells every minute how far it is. `POLYLANE_CRASH_KEEP` is a file for
+//! the first bad image, `POLYLANE_CRASH_SEED` another beginning.
 
 mod ace;
 mod cached;
@@ -27,18 +27,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use polylane_ext4::DataMode;
+use polylane_testkit::effort::{is_full, number};
 use polylane_testkit::sim::Image;
 
 use script::Op;
 use states::{Effort, Explorer, FEATURES, Totals, Workload, record};
-
-fn is_full() -> bool {
-    std::env::var("POLYLANE_CRASH").is_ok_and(|mode| mode == "full")
-}
-
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
-}
 
 /// Whether e2fsprogs are here; says so when they are not.
 fn have_tools() -> bool {
@@ -58,17 +51,22 @@ struct Limit {
     until: Instant,
     /// Its items; `None` for a part without an end.
     total: Option<usize>,
+    /// When how far it is was last said.
+    said: Mutex<Instant>,
 }
 
 /// Each part of an ordinary test.
 const SHORT_SECONDS: u64 = 60;
 /// A day: whole lists are done long before.
 const LIST_SECONDS: u64 = 86_400;
+/// A long run says how far it is this often.
+const SAID_EVERY: Duration = Duration::from_secs(60);
 
 impl Limit {
     fn after(seconds: u64, total: Option<usize>) -> Limit {
         let seconds = if is_full() { seconds } else { SHORT_SECONDS };
-        Limit { until: Instant::now() + Duration::from_secs(seconds), total }
+        let now = Instant::now();
+        Limit { until: now + Duration::from_secs(seconds), total, said: Mutex::new(now) }
     }
 
     /// A list of `total` items: done whole, unless its time is bounded on purpose.
@@ -85,6 +83,16 @@ impl Limit {
     /// Whether item `at` is not to be done any more.
     fn ends_at(&self, at: usize) -> bool {
         self.total.is_some_and(|total| at >= total) || Instant::now() >= self.until
+    }
+
+    /// Says now and then that item `at` of `name` is begun; ordinary tests end before.
+    fn progress(&self, name: &str, at: usize) {
+        let mut said = self.said.lock().expect("no panic");
+        if said.elapsed() >= SAID_EVERY {
+            *said = Instant::now();
+            let total = self.total.map_or("no end".into(), |total| total.to_string());
+            println!("crash: {name}: at {at} of {total}");
+        }
     }
 
     /// How far `done` items went.
@@ -152,6 +160,7 @@ fn explore_on(
             if limit.ends_at(at) {
                 return;
             }
+            limit.progress(name, at);
             let workload = next(at);
             match explore_one(&images[at % images.len()], &workload, effort, at as u64) {
                 Ok(found) => {
@@ -306,11 +315,12 @@ fn a_recovery_that_is_cut_is_done_again() {
 /// Whoever reads that a list was done may rely on it.
 #[test]
 fn a_list_that_was_cut_says_so() {
-    let list = Limit { until: Instant::now(), total: Some(5) };
+    let mut list = Limit::list(5);
+    list.until = Instant::now();
     assert!(list.ends_at(0));
     assert_eq!(list.told(3), "3 of 5, cut short");
     assert_eq!(list.told(5), "5 of 5, whole");
-    let endless = Limit { until: Instant::now() + Duration::from_secs(600), total: None };
+    let endless = Limit { total: None, until: Instant::now() + Duration::from_secs(600), ..list };
     assert!(!endless.ends_at(usize::MAX));
     assert_eq!(endless.told(3), "3, without an end");
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use polylane_base::rng::Rng;
 use polylane_base::{Ino, TestClock};
 use polylane_ext4::DataMode;
+use polylane_testkit::effort::{is_full, number};
 use polylane_testkit::sim::{Crash, Event, Image, SimDisk, SimOptions};
 use polylane_vfs::fs::{Fallocate, FileSystem};
 
@@ -16,7 +17,7 @@ use super::oracle::{History, Span};
 use super::script::{Op, Runner};
 use super::states::{FEATURES, format, keep, open_with, reopen_with, tear};
 use super::tree::{Tree, snapshot_of};
-use super::{Limit, have_tools, is_full, judge, number, random};
+use super::{Limit, have_tools, judge, random};
 
 const THREADS: usize = 3;
 
@@ -166,6 +167,7 @@ fn threads_get_what_they_were_promised() {
     let (runs, len, cuts) = if is_full() { (400, 300, 200) } else { (8, 60, 40) };
     let (mut states, mut done, limit) = (0, 0, Limit::list(runs));
     while !limit.ends_at(done) {
+        limit.progress("together", done);
         let seed = first + done as u64;
         done += 1;
         let (count, outcome) = explore(&bases[seed as usize % bases.len()], seed, len, cuts);

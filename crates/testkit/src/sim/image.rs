@@ -3,17 +3,37 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Bytes in a chunk, the unit of copying.
 pub const CHUNK_BYTES: usize = 4096;
 
 type Chunk = [u8; CHUNK_BYTES];
 
+/// What copies share.
+struct Base {
+    bytes: Vec<u8>,
+    /// Which chunks are not all zeros. Looked up once: a campaign makes a disk of each of millions
+    /// of copies, and each disk asks.
+    data: OnceLock<Vec<bool>>,
+}
+
+impl Base {
+    fn chunk(&self, index: usize) -> &[u8] {
+        &self.bytes[index * CHUNK_BYTES..(index + 1) * CHUNK_BYTES]
+    }
+
+    fn data(&self) -> &[bool] {
+        let has_data = |chunk: &Chunk| chunk.iter().any(|byte| *byte != 0);
+        let chunks = self.bytes.as_chunks::<CHUNK_BYTES>().0;
+        self.data.get_or_init(|| chunks.iter().map(has_data).collect())
+    }
+}
+
 /// A disk's content. A copy costs as much as there are changed chunks.
 #[derive(Clone)]
 pub struct Image {
-    base: Arc<Vec<u8>>,
+    base: Arc<Base>,
     changed: BTreeMap<usize, Arc<Chunk>>,
 }
 
@@ -21,7 +41,8 @@ impl Image {
     /// The bytes as they are, filled up with zeros to whole chunks.
     pub fn new(mut bytes: Vec<u8>) -> Image {
         bytes.resize(bytes.len().next_multiple_of(CHUNK_BYTES), 0);
-        Image { base: Arc::new(bytes), changed: BTreeMap::new() }
+        let base = Base { bytes, data: OnceLock::new() };
+        Image { base: Arc::new(base), changed: BTreeMap::new() }
     }
 
     /// `len` bytes, all zero.
@@ -31,26 +52,35 @@ impl Image {
 
     /// Bytes in it.
     pub fn len(&self) -> usize {
-        self.base.len()
+        self.base.bytes.len()
     }
 
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.base.is_empty()
+        self.base.bytes.is_empty()
     }
 
     fn chunk(&self, index: usize) -> &[u8] {
         match self.changed.get(&index) {
             Some(chunk) => &chunk[..],
-            None => &self.base[index * CHUNK_BYTES..(index + 1) * CHUNK_BYTES],
+            None => self.base.chunk(index),
         }
+    }
+
+    /// For each chunk whether it is not all zeros.
+    pub(super) fn data(&self) -> Vec<bool> {
+        let mut data = self.base.data().to_vec();
+        for (index, chunk) in &self.changed {
+            data[*index] = chunk.iter().any(|byte| *byte != 0);
+        }
+        data
     }
 
     fn chunk_mut(&mut self, index: usize) -> &mut Chunk {
         let base = &self.base;
         let chunk = self.changed.entry(index).or_insert_with(|| {
             let mut chunk = [0; CHUNK_BYTES];
-            chunk.copy_from_slice(&base[index * CHUNK_BYTES..(index + 1) * CHUNK_BYTES]);
+            chunk.copy_from_slice(base.chunk(index));
             Arc::new(chunk)
         });
         Arc::make_mut(chunk)
@@ -83,7 +113,7 @@ impl Image {
         let mut mix =
             |word: u64| sum = (sum ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
         for (index, chunk) in &self.changed {
-            if chunk[..] == self.base[index * CHUNK_BYTES..(index + 1) * CHUNK_BYTES] {
+            if chunk[..] == *self.base.chunk(*index) {
                 continue;
             }
             mix(*index as u64);
@@ -95,7 +125,7 @@ impl Image {
 
     /// All bytes, in one piece.
     pub fn bytes(&self) -> Vec<u8> {
-        let mut bytes = self.base.to_vec();
+        let mut bytes = self.base.bytes.clone();
         for (index, chunk) in &self.changed {
             bytes[index * CHUNK_BYTES..(index + 1) * CHUNK_BYTES].copy_from_slice(&chunk[..]);
         }
@@ -113,7 +143,7 @@ impl Image {
     /// The file's.
     pub fn save(&self, file: &mut std::fs::File) -> io::Result<()> {
         file.seek(SeekFrom::Start(0))?;
-        file.write_all(&self.base)?;
+        file.write_all(&self.base.bytes)?;
         for (index, chunk) in &self.changed {
             file.seek(SeekFrom::Start((index * CHUNK_BYTES) as u64))?;
             file.write_all(&chunk[..])?;
@@ -139,6 +169,17 @@ fn pieces(at: usize, len: usize) -> impl Iterator<Item = (usize, usize, usize, u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chunks_with_data_are_known() {
+        let mut image = Image::zeroed(4 * CHUNK_BYTES);
+        image.write(CHUNK_BYTES, &[1]);
+        let mut copy = image.rebased();
+        assert_eq!((image.data(), copy.data()), (vec![false, true, false, false], image.data()));
+        copy.zero(CHUNK_BYTES, 1);
+        copy.write(4 * CHUNK_BYTES - 1, &[1]);
+        assert_eq!(copy.data(), [false, false, false, true]);
+    }
 
     #[test]
     fn copies_do_not_see_each_other() {

@@ -1,6 +1,5 @@
 //! The blocks that a simulated disk has given space to, and how many it has.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use polylane_block::device::{Error, SECTOR_BYTES, Sector};
@@ -14,25 +13,22 @@ const BLOCK_SECTORS: u64 = (CHUNK_BYTES / SECTOR_BYTES) as u64;
 /// Which blocks take space.
 #[derive(Debug)]
 pub(super) struct Blocks {
-    mapped: BTreeSet<u64>,
+    mapped: Vec<bool>,
+    taken: u64,
     limit: u64,
 }
 
 impl Blocks {
     /// Those that are not all zeros take space; `limit` blocks are to be had, 0: any number.
     pub(super) fn of(image: &Image, limit: u64) -> Blocks {
-        let mut block = vec![0; CHUNK_BYTES];
-        let mut has_data = |number: &u64| {
-            image.read(*number as usize * CHUNK_BYTES, &mut block);
-            block.iter().any(|byte| *byte != 0)
-        };
-        let count = (image.len() / CHUNK_BYTES) as u64;
-        let mapped = (0..count).filter(&mut has_data).collect();
-        Blocks { mapped, limit: if limit == 0 { count } else { limit } }
+        let mapped = image.data();
+        let taken = mapped.iter().filter(|mapped| **mapped).count() as u64;
+        let limit = if limit == 0 { mapped.len() as u64 } else { limit };
+        Blocks { mapped, taken, limit }
     }
 
     pub(super) fn free(&self) -> u64 {
-        self.limit.saturating_sub(self.mapped.len() as u64)
+        self.limit.saturating_sub(self.taken)
     }
 
     pub(super) fn set_limit(&mut self, limit: u64) {
@@ -41,12 +37,15 @@ impl Blocks {
 
     /// Gives space to all blocks that the sectors touch.
     pub(super) fn map(&mut self, sectors: Range<u64>) -> Result<(), Error> {
-        let blocks = sectors.start / BLOCK_SECTORS..sectors.end.div_ceil(BLOCK_SECTORS);
-        let had = self.mapped.range(blocks.clone()).count() as u64;
-        if blocks.end - blocks.start - had > self.free() {
+        let (first, end) = (sectors.start / BLOCK_SECTORS, sectors.end.div_ceil(BLOCK_SECTORS));
+        let free = self.free();
+        let blocks = &mut self.mapped[first as usize..end as usize];
+        let more = blocks.iter().filter(|mapped| !**mapped).count() as u64;
+        if more > free {
             return Err(Error::NoSpace);
         }
-        self.mapped.extend(blocks);
+        blocks.fill(true);
+        self.taken += more;
         Ok(())
     }
 
@@ -54,7 +53,7 @@ impl Blocks {
     pub(super) fn unmap(&mut self, sectors: Range<u64>) {
         let first = sectors.start.div_ceil(BLOCK_SECTORS);
         for block in first..sectors.end / BLOCK_SECTORS {
-            self.mapped.remove(&block);
+            self.taken -= u64::from(std::mem::take(&mut self.mapped[block as usize]));
         }
     }
 
@@ -65,7 +64,7 @@ impl Blocks {
         while at < range.end {
             let block = at / BLOCK_SECTORS;
             let end = ((block + 1) * BLOCK_SECTORS).min(range.end);
-            let mapped = self.mapped.contains(&block);
+            let mapped = self.mapped.get(block as usize) == Some(&true);
             let space = if mapped { Space::Written } else { Space::Hole };
             match runs.last_mut().filter(|last| last.space == space) {
                 Some(last) => last.sectors.end = end,
