@@ -37,6 +37,24 @@ pub enum DataMode {
     Writeback,
 }
 
+impl DataMode {
+    /// All of them.
+    pub const ALL: [DataMode; 2] = [DataMode::Ordered, DataMode::Writeback];
+
+    /// What Linux's `data=` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            DataMode::Ordered => "ordered",
+            DataMode::Writeback => "writeback",
+        }
+    }
+
+    /// The one of this name.
+    pub fn named(name: &str) -> Option<DataMode> {
+        DataMode::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+}
+
 /// How to open an image.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -116,6 +134,7 @@ impl Ext4 {
         if !read_only {
             recovered = replay(&mut volume, needs_recovery, options)?;
         }
+        volume.overhead_blocks += journal_blocks(&volume);
         let volume = Arc::new(volume);
         let (mut committer, mut nameless) = (None, Vec::new());
         if !read_only {
@@ -250,6 +269,7 @@ fn assemble(
         cache,
         journal: None,
         geometry,
+        overhead_blocks: superblock.overhead_blocks(),
         seed: superblock.checksum_seed(),
         has_sums: superblock.has_checksums(),
         traits: Traits::new(&superblock)?,
@@ -310,6 +330,17 @@ fn mark_in_use(volume: &Volume, damaged: bool) -> Result<()> {
     superblock.set_orphan_present(has_file);
     superblock.note_mount(volume.clock.now().sec as u32);
     write_superblock(volume, &superblock)
+}
+
+/// Blocks of the journal, if there is one and its inode is readable.
+fn journal_blocks(volume: &Volume) -> u64 {
+    let (has, ino) = {
+        let superblock = volume.superblock.lock();
+        (superblock.has_compat(compat::HAS_JOURNAL), superblock.journal_inode())
+    };
+    let cell = (has && ino != 0).then(|| volume.cell(ino).ok()).flatten();
+    let bytes = cell.map_or(0, |cell| cell.core.read().raw.size());
+    bytes.div_ceil(volume.geometry.block_bytes.into()).min(volume.geometry.block_count)
 }
 
 fn find_journal(volume: &Volume) -> Result<(JournalMap, JournalSuperblock)> {

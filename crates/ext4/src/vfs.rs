@@ -441,7 +441,8 @@ impl FileSystem for Ext4 {
         let reserved = reserved + self.volume.alloc.pool_blocks();
         Ok(StatFs {
             bsize: geometry.block_bytes,
-            blocks: geometry.block_count,
+            // As Linux counts by default (`bsddf`): what nobody's files take is no part of it.
+            blocks: geometry.block_count.saturating_sub(self.volume.overhead_blocks),
             bfree: free,
             bavail: free.saturating_sub(reserved),
             files: geometry.inode_count.into(),

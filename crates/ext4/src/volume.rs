@@ -75,6 +75,8 @@ pub struct Volume {
     pub journal: Option<Journal>,
     /// Geometry of the image.
     pub geometry: Geometry,
+    /// Blocks that no tenant's file can have: the format's own and the journal.
+    pub overhead_blocks: u64,
     /// Seed of all checksums.
     pub seed: u32,
     /// Whether metadata carries checksums.

@@ -25,7 +25,7 @@ use rustc_hash::FxHashSet;
 use crate::cache::{BlockCache, MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, descriptor_place};
-use crate::format::superblock::{Geometry, Superblock};
+use crate::format::superblock::{Geometry, Superblock, incompat};
 use crate::format::{DeviceBlock, GroupIndex, bitmap, checksum};
 use crate::io::BlockIo;
 use crate::journal::{Freed, Handle};
@@ -149,7 +149,7 @@ impl Allocator {
             free_inodes: AtomicI64::new(free_inodes),
             promised_inodes: AtomicI64::new(0),
             promised_blocks: AtomicI64::new(0),
-            pool_blocks: pool_blocks(geometry.block_count),
+            pool_blocks: pool_blocks(superblock),
             inode_tables,
         })
     }
@@ -446,9 +446,7 @@ impl Allocator {
         let first = geometry.first_block(group.index);
         bitmap::set(bits, blocks, bits.len() as u32 * 8 - blocks);
         if self.layout.superblock.has_copy(group.index) {
-            let table = geometry.group_count.div_ceil(geometry.descriptors_per_block());
-            let reserved = u32::from(self.layout.superblock.reserved_descriptor_blocks());
-            bitmap::set(bits, 0, (1 + table + reserved).min(blocks));
+            bitmap::set(bits, 0, self.layout.superblock.copy_blocks().min(blocks));
         }
         let own = [
             (group.descriptor.block_bitmap(), 1),
@@ -491,9 +489,12 @@ impl Allocator {
     }
 }
 
-/// As many as Linux keeps: 2 %, at most 4096.
-fn pool_blocks(block_count: u64) -> i64 {
-    (block_count / 50).min(4096) as i64
+/// As many as Linux keeps: 2 %, at most 4096, where files have extents.
+fn pool_blocks(superblock: &Superblock) -> i64 {
+    match superblock.has_incompat(incompat::EXTENTS) {
+        true => (superblock.geometry.block_count / 50).min(4096) as i64,
+        false => 0,
+    }
 }
 
 impl Group {

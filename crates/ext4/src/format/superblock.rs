@@ -409,6 +409,10 @@ impl Superblock {
 
     /// Whether `group` holds a copy of the superblock and the descriptors.
     pub fn has_copy(&self, group: GroupIndex) -> bool {
+        if self.has_compat(compat::SPARSE_SUPER2) {
+            // 0: there is none.
+            return [0, le32(&*self.raw, 0x24c), le32(&*self.raw, 0x250)].contains(&group.0);
+        }
         if !self.has_ro_compat(ro_compat::SPARSE_SUPER) || group.0 <= 1 {
             return true;
         }
@@ -420,6 +424,25 @@ impl Superblock {
             value == group.0
         };
         power_of(3) || power_of(5) || power_of(7)
+    }
+
+    /// Blocks at the start of a group that holds a copy: the superblock, the descriptors, and the
+    /// room that they may grow into.
+    pub fn copy_blocks(&self) -> u32 {
+        let descriptors = self.geometry.group_count.div_ceil(self.geometry.descriptors_per_block());
+        1 + descriptors + u32::from(self.reserved_descriptor_blocks())
+    }
+
+    /// Blocks that are no file's from the beginning: copies, bitmaps, inode tables. The journal,
+    /// which is a file, is not counted.
+    pub fn overhead_blocks(&self) -> u64 {
+        let geometry = &self.geometry;
+        let groups = (0..geometry.group_count).map(GroupIndex);
+        let copies = groups.filter(|group| self.has_copy(*group)).count() as u64;
+        let own = 2 + u64::from(geometry.inode_table_blocks());
+        u64::from(geometry.first_data_block)
+            + copies * u64::from(self.copy_blocks())
+            + u64::from(geometry.group_count) * own
     }
 }
 

@@ -560,3 +560,27 @@ fn turns(args: &[&str]) {
         });
     }
 }
+
+/// What df(1) shows: a new file system is as good as empty, and as large as the kernel says.
+#[test]
+fn the_kernel_counts_the_same_room() {
+    if !can_mount() {
+        return;
+    }
+    let kinds: [&[&str]; 5] = [
+        common::LANE,
+        &["-t", "ext4", "-b", "1024"],
+        &["-t", "ext4", "-O", "^metadata_csum,uninit_bg,^64bit"],
+        &["-t", "ext4", "-b", "1024", "-O", "sparse_super2,^resize_inode"],
+        &["-t", "ext3"],
+    ];
+    for kind in kinds {
+        let image = Image::new(64, kind);
+        let device = common::load(&std::fs::read(image.file.borrow().path()).expect("readable"));
+        let ours = common::open(&device).statfs().expect("statfs");
+        let mount = image.mount();
+        let theirs = rustix::fs::statfs(mount.path()).expect("statfs");
+        let theirs = (theirs.f_blocks, theirs.f_bfree, theirs.f_bavail, theirs.f_files);
+        assert_eq!((ours.blocks, ours.bfree, ours.bavail, ours.files), theirs, "{kind:?}");
+    }
+}
