@@ -10,7 +10,6 @@ use polylane_base::sync::{Arc, thread};
 use polylane_base::{Clock, Errno, Gid, SystemClock, Uid};
 use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::Files;
-use polylane_ext4::DataMode;
 use polylane_front::fuse::{Door, ServeOptions, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
@@ -22,7 +21,7 @@ use polylane_vfs::{FileSystem, Options, SetAttr, Vfs};
 use crate::confine::Confined;
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::share;
-use crate::spec::{Backing, JournalMode, PoolSpec};
+use crate::spec::{Backing, PoolSpec};
 use crate::volume::bypass::{self, Pinned};
 use crate::volume::disk::Disk;
 use crate::volume::held::{Answer, Ask};
@@ -187,7 +186,7 @@ fn libservice(
                 commit_interval: flush_interval(spec),
                 cache_blocks: usize::try_from(metadata_bytes / 4096).unwrap_or(usize::MAX),
                 keep_nameless: goes_on,
-                data: data_mode(spec),
+                data: spec.write_back.journal_mode.unwrap_or_default(),
                 discard: spec.write_back.discard,
                 ..polylane_ext4::Options::default()
             };
@@ -201,13 +200,6 @@ fn libservice(
 /// How long what changed waits, in the cache and in the journal.
 fn flush_interval(spec: &PoolSpec) -> Duration {
     spec.write_back.flush_interval_us.map_or(FLUSH_INTERVAL, Duration::from_micros)
-}
-
-fn data_mode(spec: &PoolSpec) -> DataMode {
-    match spec.write_back.journal_mode {
-        None | Some(JournalMode::Ordered) => DataMode::Ordered,
-        Some(JournalMode::Writeback) => DataMode::Writeback,
-    }
 }
 
 /// Serves the mount from threads of its own. When it is gone, so is the reason for this process.

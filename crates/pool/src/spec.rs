@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 
+/// How a lane's journal treats file data.
+pub use polylane_ext4::DataMode as JournalMode;
 use polylane_front::fuse::Params;
 use rustix::fs::{MemfdFlags, SealFlags};
 use serde::de::DeserializeOwned;
@@ -60,36 +62,32 @@ pub struct WriteBack {
     /// Microseconds that changed data, and changes in the journal, wait at most; `None`: 5 s.
     pub flush_interval_us: Option<u64>,
     /// How the journal treats file data; `None`: ordered.
+    #[serde(with = "mode")]
     pub journal_mode: Option<JournalMode>,
     /// What is freed is given back to the volume at once.
     pub discard: bool,
 }
 
-/// How a lane's journal treats file data.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum JournalMode {
-    /// New data is on the volume before the metadata that shows it.
-    Ordered,
-    /// It may get there later: after a power cut files may show what their blocks held before.
-    Writeback,
-}
+/// A journal's mode, told by its name.
+mod mode {
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
-impl JournalMode {
-    /// All of them.
-    pub const ALL: [JournalMode; 2] = [JournalMode::Ordered, JournalMode::Writeback];
+    use super::JournalMode;
 
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            JournalMode::Ordered => "ordered",
-            JournalMode::Writeback => "writeback",
-        }
+    pub(super) fn serialize<S: Serializer>(
+        mode: &Option<JournalMode>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        mode.map(JournalMode::name).serialize(to)
     }
 
-    /// The one of this name.
-    pub fn named(name: &str) -> Option<JournalMode> {
-        JournalMode::ALL.into_iter().find(|mode| mode.name() == name)
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<JournalMode>, D::Error> {
+        let unknown = |name: String| D::Error::custom(format!("no journal mode is '{name}'"));
+        let known = |name: String| JournalMode::named(&name).ok_or_else(|| unknown(name));
+        Option::<String>::deserialize(from)?.map(known).transpose()
     }
 }
 
