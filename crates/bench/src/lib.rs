@@ -6,7 +6,7 @@
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 mod attached;
 mod drive;
@@ -48,11 +48,6 @@ impl Options {
         self.repeat.unwrap_or(if self.quick { 3 } else { 5 }).max(1)
     }
 
-    /// The numbers of tenants to measure where the figure has `usual` by itself.
-    pub fn points(&self, usual: &[usize]) -> Vec<usize> {
-        if self.tenants.is_empty() { usual.to_vec() } else { self.tenants.clone() }
-    }
-
     /// The same for a figure of which one repeat takes a minute: a quick run has one unless told
     /// otherwise, and a note in `report` says so.
     pub fn slow(&self, report: &mut report::Report) -> Options {
@@ -62,6 +57,25 @@ impl Options {
             report.notes.push("quick: one repeat, so no spread; fewer points, shorter runs".into());
         }
         slow
+    }
+
+    /// The numbers of tenants to measure where the figure has `usual` by itself.
+    pub fn points(&self, usual: &[usize]) -> Vec<usize> {
+        if self.tenants.is_empty() { usual.to_vec() } else { self.tenants.clone() }
+    }
+
+    /// Which of a figure's systems to measure, by their place among all that it has, in its order.
+    ///
+    /// # Errors
+    /// One was asked for that the figure does not have.
+    pub fn chosen(&self, names: &[String]) -> Result<Vec<usize>> {
+        let unknown = self.systems.iter().find(|asked| !names.contains(asked));
+        if let Some(unknown) = unknown {
+            bail!("no system '{unknown}' is measured here, but {}", names.join(", "));
+        }
+        let is_asked =
+            |which: &usize| self.systems.is_empty() || self.systems.contains(&names[*which]);
+        Ok((0..names.len()).filter(is_asked).collect())
     }
 }
 
@@ -77,11 +91,12 @@ pub fn list() -> Vec<(&'static str, &'static str)> {
 /// An unknown name (before anything is run), a host that lacks what a figure needs, a failed load.
 pub fn run(names: &[String], options: &Options) -> Result<()> {
     let chosen = names.iter().map(|name| find(name)).collect::<Result<Vec<_>>>()?.concat();
+    let choose = [figures::SWEEPS, figures::PDC_GUESTS].concat();
     for (option, given, take_it) in [
         ("--trace", !options.traces.is_empty(), figures::TAKE_TRACES),
         ("--disk", options.disk.is_some(), figures::TAKE_A_DISK),
         ("--tenants", !options.tenants.is_empty(), figures::SWEEPS),
-        ("--system", !options.systems.is_empty(), figures::SWEEPS),
+        ("--system", !options.systems.is_empty(), &choose),
     ] {
         let deaf = chosen.iter().find(|figure| given && !take_it.contains(&figure.name));
         ensure!(deaf.is_none(), "figure {}: takes no {option}", deaf.map_or("", |it| it.name));

@@ -434,7 +434,8 @@ pub(crate) struct BenchRunArgs {
     #[arg(long, value_name = "N,N…", value_delimiter = ',',
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) tenants: Vec<u16>,
-    /// What to measure, by its name in the figure's table (the same figures; repeatable)
+    /// What to measure, by its name in the figure's table (the same figures, pdc-fig6 and
+    /// pdc-fig7; repeatable)
     #[arg(long, value_name = "NAME")]
     pub(crate) system: Vec<String>,
 }

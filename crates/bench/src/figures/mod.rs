@@ -77,6 +77,9 @@ pub const SWEEPS: &[&str] = &[
     "sqlite",
 ];
 
+/// Figures of guests on volumes by cache mode, which can be chosen as the systems of the former.
+pub const PDC_GUESTS: &[&str] = &["pdc-fig6", "pdc-fig7"];
+
 /// Figures that a real disk can be given to.
 pub const TAKE_A_DISK: &[&str] = &["wdt-fig8", "wdt-fig9", "joins", "bully"];
 

@@ -84,6 +84,19 @@ fn place(options: &Options) -> Result<(tempfile::TempDir, PathBuf)> {
     Ok((dir, made))
 }
 
+/// The systems that `options` name.
+fn systems(options: &Options) -> Result<Vec<System>> {
+    let chosen = options.chosen(&SYSTEMS.map(|system| system.0.to_string()))?;
+    Ok(chosen.into_iter().map(|which| SYSTEMS[which]).collect())
+}
+
+/// In which order systems are measured: each comes after each other one as often as before it, so
+/// that none always finds what the same one has left for the disk to do.
+fn order(repeat: usize, count: usize) -> Vec<usize> {
+    let turned = (0..count).map(|turn| (turn + repeat / 2) % count);
+    if repeat.is_multiple_of(2) { turned.collect() } else { turned.rev().collect() }
+}
+
 /// One guest.
 ///
 /// # Errors
@@ -93,23 +106,24 @@ pub fn fig6(options: &Options) -> Result<Report> {
     let mut report = Report::new("pdc-fig6", title, "load", "operations/s", Better::Higher);
     report.baseline = "WB".into();
     let (dir, made) = place(options)?;
-    let guests: Vec<Guest> = SYSTEMS
+    let systems = systems(options)?;
+    let guests: Vec<Guest> = systems
         .iter()
         .enumerate()
         .map(|(which, system)| guest(dir.path(), &which.to_string(), system))
         .collect::<Result<_>>()?;
     for load in loads(&mut report, &[1, 2, 4, 8, 16]) {
         for repeat in 0..options.repeats() {
-            for turn in 0..guests.len() {
-                let which = (turn + repeat) % guests.len();
-                let (name, point) = (SYSTEMS[which].0, load.name());
+            for which in order(repeat, guests.len()) {
+                let (name, point) = (systems[which].0, load.name());
                 progress(&format!("pdc-fig6 {point} {name} {repeat}"));
+                rustix::fs::sync();
                 let rate = load.run(&guests[which].mount, time(options), &made)?;
                 report.add(name, &point, rate, &[]);
             }
         }
     }
-    for (system, guest) in SYSTEMS.iter().zip(&guests) {
+    for (system, guest) in systems.iter().zip(&guests) {
         let cache = &guest.stats()?["cache"];
         let mib = |field: &str| cache[field].as_u64().unwrap_or(0) >> 20;
         let (written, bypassed) = (mib("written_bytes"), mib("bypassed_bytes"));
@@ -134,17 +148,17 @@ pub fn fig7(options: &Options) -> Result<Report> {
     let mut report = Report::new("pdc-fig7", title, "load", "operations/s", Better::Higher);
     report.baseline = "WB".into();
     let (dir, made) = place(options)?;
-    let loads = loads(&mut report, &[4]);
+    let (systems, loads) = (systems(options)?, loads(&mut report, &[4]));
     for repeat in 0..options.repeats() {
-        for turn in 0..SYSTEMS.len() {
-            let which = (turn + repeat) % SYSTEMS.len();
+        for which in order(repeat, systems.len()) {
             let own = dir.path().join(format!("{repeat}-{which}"));
             fs::create_dir(&own)?;
-            let named = |index: usize| guest(&own, &index.to_string(), &SYSTEMS[which]);
+            let named = |index: usize| guest(&own, &index.to_string(), &systems[which]);
             let guests: Vec<Guest> = (0..GUESTS).map(named).collect::<Result<_>>()?;
             for load in &loads {
-                let (name, point) = (SYSTEMS[which].0, load.name());
+                let (name, point) = (systems[which].0, load.name());
                 progress(&format!("pdc-fig7 {point} {name} {repeat}"));
+                rustix::fs::sync();
                 let rate = together(&guests, *load, time(options), &made)?;
                 report.add(name, &point, rate, &[]);
             }

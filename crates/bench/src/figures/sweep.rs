@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use crate::histogram::Summary;
 use crate::place::{Ground, Place, Script, Tenant, together};
@@ -69,7 +69,9 @@ impl Sweep {
         places: &[Place],
         report: &mut Report,
     ) -> Result<()> {
-        let ready = available(ground, &chosen(options, places)?, report);
+        let names: Vec<_> = places.iter().map(|place| place.name()).collect();
+        let chosen = options.chosen(&names)?.into_iter().map(|which| places[which]);
+        let ready = available(ground, &chosen.collect::<Vec<_>>(), report);
         report.baseline = ready.first().map(|(place, _)| place.name()).unwrap_or_default();
         if options.repeats() == 1 {
             self.warm_up(ground, &ready)?;
@@ -134,18 +136,6 @@ fn by_kind(outcomes: &[Outcome]) -> Vec<(String, f64)> {
         values.push((format!("{name}_p99_us"), mean(|kind| kind.p99_ns) / 1000.0));
     }
     values
-}
-
-/// The places that `options` name, in the figure's order.
-fn chosen(options: &Options, places: &[Place]) -> Result<Vec<Place>> {
-    let names: Vec<_> = places.iter().map(|place| place.name()).collect();
-    let unknown = options.systems.iter().find(|asked| !names.contains(asked));
-    if let Some(unknown) = unknown {
-        bail!("no system '{unknown}' is measured here, but {}", names.join(", "));
-    }
-    let is_asked =
-        |place: &&Place| options.systems.is_empty() || options.systems.contains(&place.name());
-    Ok(places.iter().filter(is_asked).copied().collect())
 }
 
 /// The places that this host can provide, with their shared directories; the others become notes.
