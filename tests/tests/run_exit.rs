@@ -64,7 +64,9 @@ fn wrong_usage_is_one_line_and_status_2() {
         ("--mem --lower /usr -- true", "--lower: not in this version yet"),
         ("--ceph a -- true", "--ceph: not in this version yet"),
         ("--mem --cache=none -- true", "--cache: only a volume has one"),
-        ("--mem --medium mem -- true", "--medium: not in this version yet"),
+        ("--mem --medium file -- true", "--medium: only a volume has one"),
+        ("--dir /tmp --medium mem -- true", "--medium mem: keeps"),
+        ("--mem --qos ledger -- true", "--qos: lanes share the devices"),
         ("--mem --kernel-fs ext4 -- true", "'--mem' cannot be used with '--kernel-fs"),
     ] {
         let (status, line) = Run::new(options).refusal();
