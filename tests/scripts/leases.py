@@ -77,8 +77,24 @@ class Far:
         self.child.wait()
 
 
+def make_files(directory, names):
+    for name in names:
+        with open(f"{directory}/{name}", "w") as file:
+            file.write(name)
+
+
 def far():
-    looks = {"tree": tree, "listdir": os.listdir, "state": state, "exists": os.path.lexists}
+    held = {}
+    looks = {
+        "tree": tree,
+        "listdir": os.listdir,
+        "state": state,
+        "exists": os.path.lexists,
+        "make": make_files,
+        "hold": lambda path: held.update({path: os.open(path, os.O_RDONLY)}),
+        "nlink": lambda path: os.fstat(held[path]).st_nlink,
+        "drop": lambda: [os.close(held.popitem()[1]) for _ in range(len(held))],
+    }
     while True:
         try:
             function, arguments = pickle.load(sys.stdin.buffer)
@@ -570,6 +586,69 @@ def times():
     look.end()
 
 
+# ---- files that were there before ----------------------------------------------------------------
+
+
+def removed(seed):
+    """Others' files are removed as one's own: at once for everybody, however they look."""
+    rng, look = random.Random(seed), Far()
+    os.mkdir("elsewhere")
+    for turn in range(12):
+        removed_tree(rng, look, f"r{turn}")
+    look.end()
+
+
+def removed_tree(rng, look, directory):
+    where, names = os.path.abspath(directory), {f"n{n}": f"n{n}" for n in range(120)}
+    nlink, held, far_held = dict.fromkeys(names, 1), {}, set(rng.sample(sorted(names), 5))
+    os.mkdir(directory)
+    look("make", where, sorted(names))
+    os.symlink(f"{where}/n0", f"elsewhere/link-{directory}")
+    for name in rng.sample(sorted(names), 5):
+        os.link(f"{directory}/{name}", f"elsewhere/{directory}-{name}")
+        nlink[name] += 1
+    [look("hold", f"{where}/{name}") for name in far_held]
+
+    def hold(name):
+        if names[name] not in held:
+            held[names[name]] = os.open(f"{directory}/{name}", os.O_RDWR)
+
+    def gone(file):
+        nlink[file] -= 1
+        if file in held:
+            same(os.fstat(held[file]).st_nlink, nlink[file])
+        if file in far_held:
+            same(look("nlink", f"{where}/{file}"), nlink[file])
+
+    [hold(name) for name in rng.sample(sorted(names), 5)]
+    while names:
+        name, other, kind = rng.choice(list(names)), rng.choice(list(names)), rng.random()
+        path = f"{directory}/{name}"
+        if kind < 0.02:
+            hold(name)
+        elif kind < 0.04 and names.get("n0") == "n0":
+            held.setdefault("n0", os.open(f"elsewhere/link-{directory}", os.O_RDONLY))
+        elif kind < 0.08 and name != other:
+            os.rename(path, f"{directory}/{other}")
+            replaced = names[other]
+            names[other] = names.pop(name)
+            gone(replaced)
+        elif kind < 0.12:
+            os.rename(path, f"{directory}/{name}x")
+            names[f"{name}x"] = names.pop(name)
+        else:
+            os.unlink(path)
+            same(os.path.lexists(path), False)
+            gone(names.pop(name))
+        if rng.random() < 0.03:
+            same(look("exists", path), name in names)
+            same(sorted(look("listdir", where)), sorted(names))
+    os.rmdir(directory)
+    same(look("exists", where), False)
+    [os.close(fd) for fd in held.values()]
+    look("drop")
+
+
 def data(seed):
     """What is written to new files is there for everybody, and after a kill."""
     rng, look = random.Random(seed), Far()
@@ -699,6 +778,7 @@ def main():
         "kill": lambda: kill(seed),
         "data": lambda: data(seed),
         "times": times,
+        "removed": lambda: removed(seed),
         "full": lambda: full(seed),
         "digest": lambda: print(digest({name: value[0][-1] for name, value in tree("d").items()})),
     }

@@ -4,7 +4,7 @@
 //! kernel", and the session is given up; what the service answers is handed on.
 
 use polylane_ipc::CallError;
-use polylane_ipc::message::{Message, Op, Reply, Status};
+use polylane_ipc::message::{Message, Op, Reply, SOLE, Status, TELL_SOLE};
 use polylane_ipc::stream::NAME_BYTES_MAX;
 
 use crate::outcome::{Detour, Outcome, Unanswered};
@@ -73,19 +73,23 @@ pub(crate) enum Granted<'a> {
     /// Its number; `afresh`: all leases before it are over; `data`: writes may be streamed. Comes
     /// first.
     Lease { lease: u8, afresh: bool, data: bool },
-    /// A name that is in the directory.
-    Name { lease: u8, name: &'a [u8] },
+    /// A name that is in the directory; `sole`: see [`SOLE`].
+    Name { lease: u8, name: &'a [u8], sole: bool },
 }
 
-/// Asks for a lease on a directory. False when there is none, or `each` said false.
+/// Asks for a lease on a directory, and for which names in it are sole. False when there is none,
+/// or `each` said false.
 pub(crate) fn lease(
     session: &'static Session,
     (dir, path): Place<'_>,
+    tell_sole: bool,
     mut each: impl FnMut(Granted<'_>) -> bool,
 ) -> bool {
     let Ok(mailbox) = session.mailbox() else { return false };
     let (channel, index) = (&session.channel, mailbox.index);
-    let message = put_paths(&mailbox, Message::new(Op::Lease), (dir, path), (dir, b""));
+    let flags = if tell_sole { TELL_SOLE } else { 0 };
+    let message = Message { flags, ..Message::new(Op::Lease) };
+    let message = put_paths(&mailbox, message, (dir, path), (dir, b""));
     let reply = channel.call(index, &message, &Alive(session));
     let Ok(reply) = finish(&mailbox, &message, reply) else { return false };
     let (lease, afresh) = (reply.value[0] as u8, reply.value[1] != 0);
@@ -96,10 +100,10 @@ pub(crate) fn lease(
     (0..count(&reply)).all(|_| {
         let (mut len, mut name) = ([0], [0; NAME_BYTES_MAX]);
         channel.payload_get(index, at, &mut len);
-        let Some(name) = name.get_mut(..usize::from(len[0])) else { return false };
+        let Some(name) = name.get_mut(..usize::from(len[0] & !SOLE)) else { return false };
         channel.payload_get(index, at + 1, name);
         at += 1 + name.len();
-        each(Granted::Name { lease, name })
+        each(Granted::Name { lease, name, sole: len[0] & SOLE != 0 })
     })
 }
 

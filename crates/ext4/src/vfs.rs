@@ -380,6 +380,15 @@ impl FileSystem for Ext4 {
         })
     }
 
+    fn can_lose_name(&self, ino: Ino) -> bool {
+        let can = || {
+            let cell = self.volume.cell(number(ino)?)?;
+            let core = cell.core.read();
+            ops::can_free(&self.volume, &core)
+        };
+        can().is_ok()
+    }
+
     fn fsync(&self, ino: Ino, data_only: bool) -> polylane_base::Result<()> {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;

@@ -157,7 +157,7 @@ ops! {
     /// Asks for a lease on the directory `path` below `dir` (see [`crate::stream`]); an empty path
     /// is `dir` itself. `EAGAIN`: not now. Reply: count of names, `value[0]` = number of the lease;
     /// in the buffer each name of at most `stream::NAME_BYTES_MAX` bytes after its length in one
-    /// byte.
+    /// byte, whose highest bit says, for [`TELL_SOLE`], that it is the only way to its file.
     Lease = 36,
     /// Takes in what the client wrote of `handle` on loan behind the end, as far as whole pages go,
     /// and gives room for more, while the client goes on. Sent without waiting for the reply.
@@ -183,9 +183,19 @@ pub const DIR_ROOT: u64 = u64::MAX;
 /// names in the directory, on which it has a lease, and the lease goes on.
 pub const LEASED: u32 = 1 << 31;
 
+/// `flags` of [`Op::Lease`]: the client is about to remove names, and is to be told which are the
+/// only way to a regular file: whose name is its only one, which nobody has in hand, and which the
+/// client may remove.
+pub const TELL_SOLE: u32 = 1;
+/// The length of such a name in the reply of [`Op::Lease`] has this bit.
+pub const SOLE: u8 = 1 << 7;
+
 /// Replies of [`Op::Unlink`] and [`Op::Rename`]: what was moved or removed is a directory that the
 /// kernel knows, by its former name until it looks again.
 pub const MOVED_DIR: u64 = 1;
+/// Reply of [`Op::Unlink`]: what was removed was a directory on which the client had a lease, and
+/// its leases are over.
+pub const ENDED_LEASES: u64 = 4;
 /// Reply of [`Op::Rename`]: so is what was replaced, or exchanged.
 pub const REPLACED_DIR: u64 = 2;
 

@@ -559,6 +559,13 @@ pub trait FileSystem: Send + Sync {
         self.rename(dir, from, dir, to, RenameMode::Replace)
     }
 
+    /// Whether [`FileSystem::unlink`] of a name of this regular file fails only when the medium
+    /// does.
+    fn can_lose_name(&self, ino: Ino) -> bool {
+        let _ = ino;
+        true
+    }
+
     /// An inode that a former service of the same files held, by its number: as if it had been
     /// looked up. `ESTALE`: it is gone, is another one than `generation` says, or cannot be found
     /// again.

@@ -21,8 +21,9 @@
 //!   streamed change run side by side.
 //! - Who looks a name up looks at the flag before and after: what it found under a lease of another
 //!   that was granted meanwhile does not count.
-//! - Streamed calls touch only the leased directory and files that the holder made in it since:
-//!   nobody else has seen those, because a look ends the lease.
+//! - Streamed calls touch only the leased directory and files that nobody else has in hand, because
+//!   a look ends the lease: those that the holder made in it since, and *sole* ones, which had no
+//!   other name and no user when the lease was granted ([`Core::is_sole`]).
 //! - The client finds the directory by a path without symbolic links. Such a path comes to mean
 //!   something else, or to be forbidden, only by a rename of a directory or a change of its rights:
 //!   all leases end before it, and none is granted until it is done ([`Core::change_paths`]).
@@ -42,12 +43,15 @@ use polylane_base::{Errno, Result, Time};
 use crate::access::{self, EXEC, WRITE};
 use crate::core::Core;
 use crate::cred::Cred;
-use crate::fs::{Changed, NewNode};
+use crate::fs::{Changed, Kind, NewNode};
 use crate::inode::{Inode, LEASED, Node};
 use crate::marks::Moving;
 use crate::names::{check_alive, check_dir};
 use crate::vfs::{PathError, Vfs};
 use crate::walk::{Goal, Walk};
+
+/// Most files of a directory that are looked at when a lease is granted.
+const SOLE_MAX: usize = 1024;
 
 /// A front end's session with leases. Called without locks of the VFS; may call the VFS.
 pub trait Holder: Send + Sync {
@@ -139,7 +143,9 @@ impl Leases {
 impl Vfs {
     /// Grants the session of `cred` a lease on the directory that `path` names, seen from `start`:
     /// an empty path is `start` itself. `each` is told the names in it, until it says false: too
-    /// many. The front end must have room set aside for what its client may do
+    /// many; where `tell_sole` wants it, also whether a name is the only way to a regular file,
+    /// which the session may remove. The front end must have room set aside for what its client
+    /// may do
     /// ([`Vfs::reserve_names`]) before it lets it. `EAGAIN`: paths are changing just now, or there
     /// are too many names; `EOPNOTSUPP`: the path has symbolic links or `..`, or the file system
     /// cannot promise room; `EACCES` and the errors of a path walk.
@@ -148,7 +154,8 @@ impl Vfs {
         cred: &Cred,
         (start, path): (&Node, &[u8]),
         holder: Weak<dyn Holder>,
-        each: &mut dyn FnMut(&[u8]) -> bool,
+        tell_sole: bool,
+        each: &mut dyn FnMut(&[u8], bool) -> bool,
     ) -> Result<Node, PathError> {
         let core = &self.core;
         core.fs.reserve_names(0)?;
@@ -161,11 +168,16 @@ impl Vfs {
         core.leases.insert(&dir, Held { session: cred.session, holder });
         dir.raise(LEASED);
         core.marks.leased();
-        let mut all = true;
+        let (mut all, mut files) = (true, Vec::new());
         let listed = core.fs.readdir(dir.ino(), 0, &mut |entry| {
-            all = each(entry.name);
+            match tell_sole && entry.kind == Kind::File && files.len() < SOLE_MAX {
+                // A look at it waits for the end of the listing.
+                true => files.push(Vec::from(entry.name)),
+                false => all = each(entry.name, false),
+            }
             all
         });
+        all = all && files.iter().all(|name| each(name, core.is_sole(cred, &dir, name)));
         drop(entries);
         let good = all && !core.leases.moved_since(epoch);
         if listed.is_err() || !good {
@@ -322,6 +334,19 @@ impl Core {
             drop(entries);
             self.end_lease_on(dir);
         }
+    }
+
+    /// Whether a name of `dir` is the only way to a regular file, and `cred` may remove it. Call
+    /// with the entries of `dir` locked for change and the flag [`LEASED`] up: whoever comes to the
+    /// file from now on comes by this directory.
+    fn is_sole(self: &Arc<Self>, cred: &Cred, dir: &Node, name: &[u8]) -> bool {
+        let Ok(node) = self.child_locked(dir, name) else { return false };
+        node.kind() == Kind::File
+            && node.nlink() == 1
+            && access::check_remove(cred, dir, &node).is_ok()
+            && self.fs.can_lose_name(node.ino())
+            // The table of names has it, we, and those who have it in hand.
+            && self.cache.holders(&node) == 2
     }
 
     /// Ends the lease on `dir`, if there is one. Call without locks.

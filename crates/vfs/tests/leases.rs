@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, Weak};
@@ -66,11 +66,22 @@ impl Session {
     }
 
     fn lease(self: &Arc<Self>, start: &Node, path: &str) -> Result<BTreeSet<String>, PathError> {
+        Ok(self.lease_and_sole(start, path, false)?.into_keys().collect())
+    }
+
+    /// The same, and which names are sole.
+    fn lease_and_sole(
+        self: &Arc<Self>,
+        start: &Node,
+        path: &str,
+        tell_sole: bool,
+    ) -> Result<BTreeMap<String, bool>, PathError> {
         let ends = self.ends.load(Ordering::SeqCst);
-        let mut names = BTreeSet::new();
+        let mut names = BTreeMap::new();
         let weak: Weak<Session> = Arc::downgrade(self);
-        let dir = self.vfs.lease(&self.cred, (start, path.as_bytes()), weak, &mut |name| {
-            names.insert(String::from_utf8(name.to_vec()).unwrap());
+        let path = (start, path.as_bytes());
+        let dir = self.vfs.lease(&self.cred, path, weak, tell_sole, &mut |name, sole| {
+            names.insert(String::from_utf8(name.to_vec()).unwrap(), sole);
             true
         })?;
         let mut state = self.state.lock().unwrap();
@@ -723,4 +734,37 @@ fn stress() {
     }
     let totals = lane.vfs.statfs().unwrap();
     assert!(totals.ffree > (1 << 20) - 10_000, "room leaked: {} free", totals.ffree);
+}
+
+/// Which names of `d` a session that may do what `cred` may is told are sole.
+fn sole(lane: &Lane, cred: Cred) -> BTreeSet<String> {
+    let session = Session::of(&lane.vfs, cred);
+    let names = session.lease_and_sole(&lane.root, "d", true).ok().unwrap();
+    session.revoke();
+    names.into_iter().filter_map(|(name, sole)| sole.then_some(name)).collect()
+}
+
+#[test]
+fn a_name_is_sole_as_long_as_nobody_can_come_by_another_way() {
+    let lane = lane();
+    let names =
+        |text: &str| -> BTreeSet<String> { text.split_whitespace().map(String::from).collect() };
+    lane.make("d/other", Kind::File, "");
+    lane.make("d/link", Kind::Symlink, "other");
+    let mine = || Cred { session: 7, ..Cred::root() };
+    assert_eq!(sole(&lane, mine()), names("old other"));
+    let held = lane.node("d/old");
+    assert_eq!(sole(&lane, mine()), names("other"));
+    drop(held);
+    let (other, e) = (lane.node("d/other"), lane.node("e"));
+    lane.vfs.link(&Cred::root(), &other, &e, b"again").unwrap();
+    drop(other);
+    assert_eq!(sole(&lane, mine()), names("old"), "another name");
+    lane.vfs.unlink(&Cred::root(), &e, b"again").unwrap();
+    assert_eq!(sole(&lane, mine()), names("old other"));
+    // In a sticky directory only one's own.
+    lane.chmod("d", 0o1777);
+    let stranger = Cred { session: 8, ..common::user(1000, 1000, &[]) };
+    assert_eq!(sole(&lane, stranger), names(""));
+    assert_eq!(sole(&lane, mine()), names("old other"));
 }

@@ -180,7 +180,7 @@ fn a_lease_voids_what_is_known_and_nothing_in_it_is_marked() {
     let holder: Weak<dyn Holder> = Weak::<Nobody>::new();
     let start = house.vfs.root();
     let path = (&start, &b"d"[..]);
-    let dir = house.vfs.lease(&house.cred, path, holder, &mut |_| true).unwrap();
+    let dir = house.vfs.lease(&house.cred, path, holder, false, &mut |_, _| true).unwrap();
     assert!(found.iter().all(|found| !house.holds(found)));
     // The holder itself: it looks its own directory up without ending the lease.
     for path in ["d/f", "d/none", "d", "l"] {

@@ -57,3 +57,10 @@ fn data_of_new_files_is_there() {
 fn times_under_leases_are_those_of_the_calls() {
     holds("times_under_leases_are_those_of_the_calls", "times", &ALL);
 }
+
+#[test]
+fn files_of_others_are_removed_at_once() {
+    for seed in 1..=2 {
+        holds("files_of_others_are_removed_at_once", &format!("removed {seed}"), &ALL);
+    }
+}

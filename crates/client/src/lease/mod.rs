@@ -13,7 +13,11 @@
 //! - A lease is believed only as long as the stream's gate is open: an answer that needs no entry
 //!   ("there is none") looks at the gate, all others are an entry that passed it.
 //! - `names` holds every name of a leased directory that an entry can hold: files that this process
-//!   made there since the lease began, and everything else, of which only the existence is known.
+//!   made there since the lease began, *sole* ones, and everything else, of which only the existence
+//!   is known.
+//! - A sole file had one name and no user when the lease was granted. Others come to it by the
+//!   directory alone, which ends the lease; this process might by opening something, after which
+//!   none counts as sole.
 //! - A streamed handle belongs to a slot, which is bound once at a time.
 //!
 //! # Locking
@@ -37,7 +41,7 @@ use polylane_ipc::stream::{
 
 pub(crate) use self::files::{NewState, close, set, write};
 use self::names::{Known, Names};
-use self::streak::Streak;
+use self::streak::{STREAK, Streak};
 use crate::outcome::{Detour, Outcome};
 use crate::path::At;
 use crate::session::Session;
@@ -73,6 +77,8 @@ pub(crate) struct Leases {
     /// The first of those whose files nobody can have met: they were made under the present leases,
     /// and this process has opened none of its files by another way since.
     alone_from: AtomicU32,
+    /// This process has opened no file by a request since the present leases began.
+    none_opened: AtomicBool,
     /// Writes may be streamed.
     data: AtomicBool,
     /// Bytes of the stream's ring used so far; for each entry, how many there were with it.
@@ -99,6 +105,7 @@ impl Leases {
             streamed: AtomicU32::new(0),
             handles: AtomicU32::new(0),
             alone_from: AtomicU32::new(0),
+            none_opened: AtomicBool::new(false),
             data: AtomicBool::new(false),
             head: AtomicU64::new(0),
             heads: [const { AtomicU64::new(0) }; ENTRIES as usize],
@@ -109,6 +116,7 @@ impl Leases {
     fn meet(&self) {
         let next = self.handles.load(Relaxed).wrapping_add(1);
         self.alone_from.store(next, SeqCst);
+        self.none_opened.store(false, SeqCst);
     }
 
     /// Whether nobody has met the file of a streamed handle.
@@ -177,6 +185,14 @@ impl Inside {
         Entry { change, lease, name, time, born: time, ..Entry::default() }
     }
 
+    /// What is known of a name.
+    fn known(&self, lease: u8, name: &ShortName) -> Option<Known> {
+        match self.leases.names.get(lease, name) {
+            Some(Known::Sole) if !self.leases.none_opened.load(SeqCst) => Some(Known::Other),
+            known => known,
+        }
+    }
+
     /// The last entry, as long as the service has not taken it and it is of this lease.
     fn last(&self, lease: u8) -> Option<Entry> {
         self.session.channel.stream().last().filter(|entry| entry.lease == lease)
@@ -243,8 +259,13 @@ impl Inside {
     /// Somebody ended the leases. Those that ended early make the next ones dearer.
     #[cold]
     fn ended(&self) {
+        self.over(WORTH);
+    }
+
+    /// The leases are over; so many entries made them worth their while.
+    fn over(&self, worth: u32) {
         let leases = self.leases;
-        let worth = leases.streamed.swap(0, Relaxed) >= WORTH;
+        let worth = leases.streamed.swap(0, Relaxed) >= worth;
         leases.streak.judge(worth);
         leases.held.iter().for_each(Held::clear);
         leases.names.clear();
@@ -357,14 +378,14 @@ pub(crate) fn meets(session: &'static Session) {
 pub(crate) fn unlink(session: &'static Session, at: &At<'_>) -> Option<Outcome<()>> {
     let inside = state::get().leases.enter(session)?;
     let (lease, name) = inside.find(at)?;
-    match inside.leases.names.get(lease, &name) {
+    match inside.known(lease, &name) {
         None => return Some(Err(Errno::ENOENT.into())),
         Some(Known::Other) => {
             let message = Message { flags: LEASED, ..Message::new(Op::Unlink) };
             let done = call::paths(session, message, (at.dir, at.path), (at.dir, b""));
             return Some(done.map(|_| inside.leases.names.remove(lease, &name)));
         }
-        Some(Known::Own) => {}
+        Some(Known::Own | Known::Sole) => {}
     }
     let made = |last: &Entry| last.change == Change::Make && last.slot == 0 && last.name == name;
     let vain = inside.last(lease).filter(made);
@@ -390,19 +411,18 @@ pub(crate) fn rename(
         return None;
     }
     let names = &inside.leases.names;
-    let target = names.get(lease, &name2);
-    match (names.get(lease, &name), target) {
+    let target = inside.known(lease, &name2);
+    match (inside.known(lease, &name), target) {
         (None, _) => return Some(Err(Errno::ENOENT.into())),
         (Some(_), Some(_)) if !replace => return Some(Err(Errno::EEXIST.into())),
         // Perhaps names of one file: then nothing happens.
         (Some(Known::Other), Some(Known::Other)) => return None,
-        (Some(known), target) if known == Known::Other || target == Some(Known::Other) => {
+        (known, target) if known.into_iter().chain(target).any(|known| known == Known::Other) => {
             let flags = LEASED | if replace { 0 } else { libc::RENAME_NOREPLACE };
             let message = Message { flags, ..Message::new(Op::Rename) };
             let done = call::paths(session, message, (from.dir, from.path), (to.dir, to.path));
             return Some(done.map(|reply| {
-                names.remove(lease, &name);
-                names.insert(lease, &name2, known);
+                names.rename(lease, &name, &name2);
                 reply.value[0]
             }));
         }
@@ -415,19 +435,28 @@ pub(crate) fn rename(
     if !fresh.is_some_and(renamed) {
         inside.post(&moved).ok()?;
     }
-    names.remove(lease, &name);
-    names.insert(lease, &name2, Known::Own);
+    names.rename(lease, &name, &name2);
     Some(Ok(0))
 }
 
 /// A name in the directory of `at` was changed the ordinary way. A process that keeps doing so asks
-/// for a lease.
+/// for a lease; where the name was `removed`, others may be next.
 #[inline]
-pub(crate) fn changed(session: &'static Session, at: &At<'_>) {
+pub(crate) fn changed(session: &'static Session, at: &At<'_>, removed: bool) {
     let leases = &state::get().leases;
     let (dir, _) = split(at.path);
     if leases.streak.count(at.dir, hash(dir)) && config::leases() {
-        leases.ask_for(session, at.dir, dir);
+        leases.ask_for(session, (at.dir, dir), removed);
+    }
+}
+
+/// A call of this process ended the leases: it removed a leased directory. They were worth their
+/// while if more was streamed than it takes to ask for one.
+pub(crate) fn gave_up(session: &'static Session) {
+    let leases = &state::get().leases;
+    let Some(inside) = leases.lock(session) else { return };
+    if leases.session.load(Relaxed) == session.number && session.channel.stream().is_shut() {
+        inside.over(STREAK);
     }
 }
 
@@ -448,7 +477,7 @@ pub(crate) fn enters_new(session: &'static Session, at: &At<'_>) -> bool {
     let (dir, _) = split(at.path);
     let new = leases.streak.enters(at.dir, hash(dir));
     if new {
-        leases.ask_for(session, at.dir, dir);
+        leases.ask_for(session, (at.dir, dir), false);
     }
     new && leases.session.load(Relaxed) == session.number
 }
@@ -461,7 +490,12 @@ fn hash(bytes: &[u8]) -> u64 {
 
 impl Leases {
     #[cold]
-    fn ask_for(&'static self, session: &'static Session, start: u64, path: &[u8]) {
+    fn ask_for(
+        &'static self,
+        session: &'static Session,
+        (start, path): (u64, &[u8]),
+        tell_sole: bool,
+    ) {
         let Some(inside) = self.lock(session) else { return };
         let had = self.session.load(Relaxed);
         if had != 0 && (had != session.number || session.channel.stream().is_shut()) {
@@ -480,19 +514,20 @@ impl Leases {
                 self.held.iter().for_each(Held::clear);
                 self.names.clear();
                 self.meet();
+                self.none_opened.store(true, SeqCst);
             }
             self.held.get(lease as usize)
         };
         let fits = path.len() <= 8 * PATH_WORDS;
         let granted = fits
-            && call::lease(session, (start, path), |granted| match granted {
+            && call::lease(session, (start, path), tell_sole, |granted| match granted {
                 call::Granted::Lease { lease, afresh, data } => {
                     place(afresh, data, lease).is_some_and(|held| held.set(start, path))
                 }
-                call::Granted::Name { lease, name } => match ShortName::new(name) {
-                    Some(name) => self.names.insert(lease, &name, Known::Other),
-                    None => false,
-                },
+                call::Granted::Name { lease, name, sole } => {
+                    let known = if sole { Known::Sole } else { Known::Other };
+                    ShortName::new(name).is_some_and(|name| self.names.insert(lease, &name, known))
+                }
             });
         match granted {
             true => self.session.store(session.number, Relaxed),

@@ -11,6 +11,8 @@ pub(super) enum Known {
     Own = 1,
     /// Anything else.
     Other = 2,
+    /// A file that can be reached by this name alone, as long as this process opens nothing.
+    Sole = 3,
 }
 
 /// Names of leased directories: a hash table with linear probing, without tombstones.
@@ -80,6 +82,15 @@ impl Names {
         true
     }
 
+    /// What is known of a name is known of another one instead.
+    pub(super) fn rename(&self, lease: u8, from: &ShortName, to: &ShortName) {
+        if let Some(known) = self.get(lease, from) {
+            self.remove(lease, from);
+            // There is room: one name less was there a moment ago.
+            self.insert(lease, to, known);
+        }
+    }
+
     pub(super) fn remove(&self, lease: u8, name: &ShortName) {
         let mut hole = self.place(lease, name);
         if self.places[hole].what.load(Relaxed) == 0 {
@@ -113,6 +124,7 @@ impl Place {
         let known = match what as u8 {
             0 => return None,
             1 => Known::Own,
+            3 => Known::Sole,
             _ => Known::Other,
         };
         let words = std::array::from_fn(|n| self.name[n].load(Relaxed));

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::config;
 
 /// Changes in one directory, one after the other, that a lease is asked for.
-const STREAK: u32 = 8;
+pub(super) const STREAK: u32 = 8;
 /// As many of them, after leases that were worth their while.
 const STREAK_MIN: u32 = 2;
 /// Most of them, after leases that ended early.

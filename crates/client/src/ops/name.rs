@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use polylane_ipc::message::{Message, Op, REPLACED_DIR, Reply};
+use polylane_ipc::message::{ENDED_LEASES, MOVED_DIR, Message, Op, REPLACED_DIR, Reply};
 
 use super::process::umask_now;
 use crate::call;
@@ -54,8 +54,11 @@ pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
     }
     let message = Message { flags: flags as u32, ..Message::new(Op::Unlink) };
     let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
-    lease::changed(session, &at);
-    if reply.value[0] != 0 {
+    if reply.value[0] & ENDED_LEASES != 0 {
+        lease::gave_up(session);
+    }
+    lease::changed(session, &at, flags == 0);
+    if reply.value[0] & MOVED_DIR != 0 {
         state::get().cwd.may_be_removed();
     }
     Ok(())
@@ -73,7 +76,7 @@ pub(crate) fn rename(from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> 
         None => {
             let message = Message { flags, ..Message::new(Op::Rename) };
             let reply = call::paths(session, message, (old.dir, old.path), (new.dir, new.path))?;
-            lease::changed(session, &new);
+            lease::changed(session, &new, false);
             reply.value[0]
         }
     };

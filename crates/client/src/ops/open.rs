@@ -62,6 +62,8 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
             real::close_quietly(fd);
             return Err(error);
         }
+        // A directory is no file that anybody could stream anything about.
+        None if flags & libc::O_DIRECTORY != 0 => {}
         None => lease::meets(session),
     }
     let mut message = Message { flags: flags as u32, mode, umask, ..Message::new(Op::Open) };
@@ -80,7 +82,7 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
             file::share_late(&file);
             file::install(fd, file);
             if flags & libc::O_CREAT != 0 {
-                lease::changed(session, &at);
+                lease::changed(session, &at, false);
             }
             Ok(fd)
         }

@@ -30,6 +30,7 @@ use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, O
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result, Time};
 use polylane_ipc::ServiceChannel;
+use polylane_ipc::message::SOLE;
 use polylane_ipc::stream::{
     Change, DATA_BYTES, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, STREAMED_HANDLE,
     WRITE_BYTES_MAX, set,
@@ -90,7 +91,8 @@ pub(super) struct Granted {
     pub(super) afresh: bool,
     /// What is written to new files may be streamed.
     pub(super) data: bool,
-    /// Every name of the directory that fits into an entry, each after its length in one byte.
+    /// Every name of the directory that fits into an entry, each after its length in one byte, and
+    /// [`SOLE`] there.
     pub(super) names: Vec<u8>,
     /// How many.
     pub(super) count: usize,
@@ -135,18 +137,23 @@ impl Session {
         }
     }
 
-    /// Grants a lease on the directory of `path` below `start`. `EAGAIN`: not now; the errors of
+    /// Grants a lease on the directory of a path below a node, and says of its names whether they
+    /// are sole where that is wanted. `EAGAIN`: not now; the errors of
     /// [`Vfs::lease`](polylane_vfs::Vfs::lease).
-    pub(super) fn grant(self: &Arc<Self>, start: &Node, path: &[u8]) -> Result<Granted, PathError> {
+    pub(super) fn grant(
+        self: &Arc<Self>,
+        path: (&Node, &[u8]),
+        tell_sole: bool,
+    ) -> Result<Granted, PathError> {
         let ends = self.leases.ends.load(Ordering::SeqCst);
         let mut names = Vec::new();
         let (mut count, mut all) = (0, 0);
         let weak: Weak<Session> = Arc::downgrade(self);
         let vfs = &self.lane.vfs;
-        let dir = vfs.lease(&self.cred, (start, path), weak, &mut |name| {
+        let dir = vfs.lease(&self.cred, path, weak, tell_sole, &mut |name, sole| {
             all += 1;
             if name.len() <= NAME_BYTES_MAX {
-                names.push(name.len() as u8);
+                names.push(name.len() as u8 | if sole { SOLE } else { 0 });
                 names.extend_from_slice(name);
                 count += 1;
             }
@@ -196,6 +203,11 @@ impl Session {
         }
         drop(state);
         work(&self.cred)
+    }
+
+    /// Whether there is a lease just now.
+    pub(super) fn has_leases(&self) -> bool {
+        self.leases.open.load(Ordering::Acquire)
     }
 
     /// No lease from now on: the session is over.

@@ -158,7 +158,7 @@ pub enum FileRequest<'a> {
     Expose { handle: Handle },
     SetFlags { handle: Handle, flags: i32 },
     Readdir { handle: Handle, position: u64, len: usize },
-    Lease { start: Start, path: &'a [u8] },
+    Lease { start: Start, path: &'a [u8], tell_sole: bool },
     Extend { handle: Handle },
 }
 
@@ -256,7 +256,7 @@ impl<'a> Checker<'a> {
             Op::Expose => FileRequest::Expose { handle },
             Op::SetFlags => FileRequest::SetFlags { handle, flags: m.flags as i32 },
             Op::Readdir => self.readdir(),
-            Op::Lease => FileRequest::Lease { start: Start::from_wire(m.dir), path: self.first },
+            Op::Lease => self.lease(),
             Op::Extend => FileRequest::Extend { handle },
         })
     }
@@ -387,6 +387,12 @@ impl<'a> Checker<'a> {
         }
         let leased = self.is_leased();
         Ok(FileRequest::Rename { from: self.at()?, to: self.at2()?, flags, leased })
+    }
+
+    fn lease(&self) -> FileRequest<'a> {
+        let start = Start::from_wire(self.message.dir);
+        let tell_sole = self.message.flags & message::TELL_SOLE != 0;
+        FileRequest::Lease { start, path: self.first, tell_sole }
     }
 
     fn is_leased(&self) -> bool {

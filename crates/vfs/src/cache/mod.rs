@@ -150,6 +150,14 @@ impl PageCache {
         drop(former);
     }
 
+    /// How many hold the file, beside the list of dirty files.
+    pub(crate) fn holders(&self, node: &Node) -> usize {
+        // Nobody is added to the list or taken off it meanwhile.
+        let files = self.dirty_files.lock();
+        let listed = matches!(files.get(&node.id), Some(DirtyFile::Linked(_)));
+        Arc::strong_count(node) - usize::from(listed)
+    }
+
     /// A file with pages takes part in the CLOCK.
     fn watch(&self, node: &Node, pages: &FilePages) {
         if !pages.clocked.swap(true, Relaxed) {

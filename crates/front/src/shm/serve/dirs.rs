@@ -24,13 +24,13 @@ impl Call<'_> {
     }
 
     /// A lease on a directory, and the names in it.
-    pub(super) fn lease(&mut self, start: Start, path: &[u8]) -> Answer {
+    pub(super) fn lease(&mut self, start: Start, path: &[u8], tell_sole: bool) -> Answer {
         let start = self.session.start(start)?;
         self.device()?;
         if self.session.slots.has_strays() {
             return Err(Errno::EAGAIN.into());
         }
-        let granted = self.session.grant(&start, path)?;
+        let granted = self.session.grant((&start, path), tell_sole)?;
         self.session.channel.payload_put(self.mailbox, 0, &granted.names);
         let mut reply = done(granted.count);
         let told = [granted.lease.into(), granted.afresh.into(), granted.data.into()];

@@ -124,7 +124,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::Expose { handle } => call.expose(handle),
         R::SetFlags { handle, flags } => call.set_flags(handle, flags),
         R::Readdir { handle, position, len } => call.readdir(handle, position, len),
-        R::Lease { start, path } => call.lease(start, path),
+        R::Lease { start, path, tell_sole } => call.lease(start, path, tell_sole),
         R::Extend { handle } => call.extend(handle),
     }
 }

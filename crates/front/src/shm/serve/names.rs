@@ -2,7 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_ipc::message::{MOVED_DIR, REPLACED_DIR, Reply};
+use polylane_ipc::message::{ENDED_LEASES, MOVED_DIR, REPLACED_DIR, Reply};
 use polylane_vfs::{Create, Cred, Kind, Last, Node, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use super::{Answer, Call, Failure, done, is_virtual};
@@ -69,11 +69,13 @@ impl Call<'_> {
     pub(super) fn unlink(&mut self, at: At<'_>, dir: bool, leased: bool) -> Answer {
         let last = self.last(at)?;
         if dir {
+            let had_leases = self.session.has_leases();
             let gone = self.vfs().take_removed_dir(self.cred(), &last.dir, &last.name)?;
-            if let Some(gone) = gone {
-                return Ok(dirs(self.is_known_dir(&gone), false));
+            let mut reply = dirs(gone.is_some_and(|gone| self.is_known_dir(&gone)), false);
+            if had_leases && !self.session.has_leases() {
+                reply.value[0] |= ENDED_LEASES;
             }
-            return Ok(done(0));
+            return Ok(reply);
         }
         if last.must_be_dir {
             let node = self.vfs().lookup(self.cred(), &last.dir, &last.name)?;
