@@ -13,8 +13,7 @@
 //! - A lease is believed only as long as the stream's gate is open: an answer that needs no entry
 //!   ("there is none") looks at the gate, all others are an entry that passed it.
 //! - `names` holds every name of a leased directory that an entry can hold: files that this process
-//!   made there since the lease began, *sole* ones, and everything else, of which only the existence
-//!   is known.
+//!   made there since the lease began, *sole* ones, and everything else, which is known to exist.
 //! - A sole file had one name and no user when the lease was granted. Others come to it by the
 //!   directory alone, which ends the lease; this process might by opening something, after which
 //!   none counts as sole.

@@ -7,35 +7,52 @@
 //! moves to another of the pool's. The scheduler may follow, hence the streak, and hence no more
 //! than one move per streak.
 //!
-//! Where threads wait for CPUs nobody is to be pinned: a pinned worker that waits for its CPU
-//! beside an idle one keeps its client waiting too. So a worker that finds its CPU crowded lets
-//! itself be moved, until it was alone on its CPU for a while.
+//! Where threads wait for CPUs a client and its worker on two of them both wait behind others, and a
+//! wake-up on another CPU costs more than a turn on the own one. So a worker that finds its CPU
+//! crowded *joins* its client: it is pinned to the client's CPU, and follows it. Each sleeps as soon
+//! as it has nothing to do, and a trip is two turns of one CPU. After a while the worker steps aside
+//! to see whether CPUs are short still; the more often they were, the longer it stays
+//! (`docs/decisions/0020-crowded-cpus.md`).
 
-use polylane_base::Result;
+use polylane_base::{Errno, Result};
 use polylane_sys::cpu;
 
 /// Requests in a row from the worker's own CPU before it moves. At 3 µs a turn this is a tenth of a
 /// scheduler's time slice: moving more often would cost more than it gains.
 const STREAK: u32 = 64;
 
-/// Sleeps in a row, none of which began because others waited for the CPU, after which a worker
-/// that was let go is pinned again.
+/// Sleeps that a worker stays with its client before it looks whether CPUs are short still, at
+/// first and at most: a few milliseconds, and a second or so.
+const STAY_MIN: u32 = 256;
+const STAY_MAX: u32 = 1 << 15;
+
+/// Sleeps without a crowded CPU after which staying was in vain: the next stay is a short one.
 const CALM: u32 = 256;
+
+/// Requests in a row from one other CPU after which a worker that joined its client follows it.
+const FOLLOW: u32 = 4;
 
 /// A worker's CPU, and those it may move to.
 #[derive(Debug)]
 pub(super) struct Post {
     cpu: Option<u32>,
     allowed: Vec<u32>,
+    /// Requests in a row from the own CPU; of a worker that joined its client, from `other`.
     streak: u32,
-    /// It was let go, and has slept so many times since its CPU was crowded.
-    adrift: Option<u32>,
+    other: u32,
+    /// It joined its client, and stays for so many sleeps.
+    stays: Option<u32>,
+    /// How long the last stay was to be.
+    stay: u32,
+    /// Sleeps since then.
+    calm: u32,
 }
 
 impl Post {
     /// Pinned to `cpu` (`None`: nowhere), free to move among `allowed`.
     pub(super) fn new(cpu: Option<u32>, allowed: Vec<u32>) -> Post {
-        Post { cpu, allowed, streak: 0, adrift: None }
+        let (streak, other, stays) = (0, u32::MAX, None);
+        Post { cpu, allowed, streak, other, stays, stay: STAY_MIN, calm: CALM }
     }
 
     /// Pins the calling thread. A CPU that went offline or out of the cpuset is given up: any other
@@ -46,23 +63,30 @@ impl Post {
         }
     }
 
-    /// The worker slept; `crowded`: because others waited for its CPU. Returns whether it is pinned
-    /// again, perhaps to another CPU than before.
-    pub(super) fn slept(&mut self, crowded: bool) -> bool {
-        match (self.adrift, crowded) {
-            (None, true) if self.cpu.is_some() && cpu::pin(&self.allowed).is_ok() => {
-                (self.cpu, self.adrift) = (None, Some(0));
+    /// The worker slept; `crowded`: because others waited for its CPU; `client`: where the last
+    /// request came from. Returns whether the worker has moved.
+    pub(super) fn slept(&mut self, crowded: bool, client: u32) -> bool {
+        match self.stays {
+            None if crowded && self.cpu.is_some() => self.join(client),
+            None => {
+                self.calm = self.calm.saturating_add(1);
+                false
             }
-            (Some(_), true) => self.adrift = Some(0),
-            (Some(calm), false) if calm + 1 < CALM => self.adrift = Some(calm + 1),
-            (Some(_), false) => {
-                (self.cpu, self.adrift) = (Some(cpu::current()), None);
-                self.take();
-                return self.cpu.is_some();
+            Some(left) if left > 1 => {
+                self.stays = Some(left - 1);
+                false
             }
-            (None, _) => {}
+            Some(_) => {
+                (self.stays, self.calm) = (None, 0);
+                self.step_aside().is_ok()
+            }
         }
-        false
+    }
+
+    fn join(&mut self, client: u32) -> bool {
+        self.stay = if self.calm < CALM { (self.stay * 2).min(STAY_MAX) } else { STAY_MIN };
+        (self.stays, self.streak) = (Some(self.stay), 0);
+        self.move_to(client).is_ok()
     }
 
     /// Whether the worker stays where it is.
@@ -75,19 +99,30 @@ impl Post {
         self.cpu.unwrap_or_else(cpu::current)
     }
 
-    /// A request was served whose client is (`near`) or is not on this CPU. Returns whether the
-    /// worker has moved.
-    pub(super) fn served(&mut self, near: bool) -> bool {
-        self.streak = if near { self.streak + 1 } else { 0 };
-        self.streak >= STREAK && self.step_aside().is_ok()
+    /// A request was served whose client is on that CPU. Returns whether the worker has moved.
+    pub(super) fn served(&mut self, client: u32) -> bool {
+        let near = client == self.here();
+        if self.stays.is_none() {
+            self.streak = if near { self.streak + 1 } else { 0 };
+            return self.streak >= STREAK && self.step_aside().is_ok();
+        }
+        self.streak = if near || client != self.other { 0 } else { self.streak + 1 };
+        self.other = client;
+        self.streak >= FOLLOW && self.move_to(client).is_ok()
     }
 
     /// Moves to the next CPU.
     fn step_aside(&mut self) -> Result<()> {
+        self.move_to(self.next().ok_or(Errno::ENOENT)?)
+    }
+
+    fn move_to(&mut self, cpu: u32) -> Result<()> {
         self.streak = 0;
-        let next = self.next().ok_or(polylane_base::Errno::ENOENT)?;
-        cpu::pin(&[next])?;
-        self.cpu = Some(next);
+        if self.cpu == Some(cpu) || !self.allowed.contains(&cpu) {
+            return Err(Errno::ENOENT);
+        }
+        cpu::pin(&[cpu])?;
+        self.cpu = Some(cpu);
         Ok(())
     }
 
@@ -113,32 +148,48 @@ mod tests {
     }
 
     #[test]
-    fn a_crowded_worker_is_let_go_until_it_is_calm() {
+    fn a_crowded_worker_joins_its_client_for_a_while() {
         let here = cpu::allowed().unwrap();
-        let mut post = Post::new(Some(here[0]), here.clone());
+        let [first, second] = [here[0], here[here.len() - 1]];
+        let mut post = Post::new(Some(first), vec![first, second]);
         post.take();
-        post.slept(false);
-        assert!(post.is_pinned());
-        post.slept(true);
-        assert!(!post.is_pinned());
-        assert_eq!(cpu::allowed().unwrap(), here);
-        assert!(!(1..CALM).any(|_| post.slept(false)));
-        post.slept(true);
-        assert!(!(1..CALM).any(|_| post.slept(false)), "it was crowded in between");
-        assert!(post.slept(false) && post.is_pinned());
-        assert_eq!(cpu::allowed().unwrap(), [post.cpu.unwrap()]);
-        assert!(!Post { cpu: None, ..post }.is_pinned());
+        let moves = first != second;
+        assert!(!post.slept(false, second));
+        assert_eq!(post.slept(true, second), moves);
+        assert_eq!(post.here(), second);
+        let stay = |post: &mut Post| (1..).find(|_| post.slept(false, second) || !moves).unwrap();
+        if moves {
+            assert_eq!(stay(&mut post), STAY_MIN);
+            assert_eq!(post.here(), first, "it looks whether they are short still");
+            assert!(post.slept(true, second));
+            assert_eq!(stay(&mut post), 2 * STAY_MIN);
+            (0..CALM).for_each(|_| _ = post.slept(false, second));
+            assert!(post.slept(true, second));
+            assert_eq!(stay(&mut post), STAY_MIN, "they were not for a while");
+        }
+        cpu::pin(&here).unwrap();
+    }
+
+    #[test]
+    fn a_worker_that_joined_its_client_follows_it() {
+        let mut post = Post::new(Some(u32::MAX), vec![0, u32::MAX]);
+        post.slept(true, u32::MAX);
+        assert!(!(0..100).any(|_| post.served(u32::MAX)), "where it is anyway");
+        assert!(!(0..100).any(|number| post.served(number % 2)), "now here, now there");
+        let moved = (0..FOLLOW + 1).filter(|_| post.served(0)).count();
+        // CPU 0 may be outside this process's set; then the worker stays where it is.
+        assert_eq!(moved, usize::from(post.here() == 0));
     }
 
     #[test]
     fn only_a_streak_from_the_own_cpu_moves_a_worker() {
         let mut post = Post::new(Some(u32::MAX), vec![0, u32::MAX]);
         for _ in 1..STREAK {
-            assert!(!post.served(true));
+            assert!(!post.served(u32::MAX));
         }
-        assert!(!post.served(false));
-        let moved = (0..STREAK).filter(|_| post.served(true)).count();
-        // CPU 0 may be outside this process's set; then the worker stays where it is.
+        assert!(!post.served(1));
+        let moved = (0..STREAK).filter(|_| post.served(u32::MAX)).count();
+        // As above.
         assert_eq!(moved, usize::from(post.here() == 0));
     }
 }

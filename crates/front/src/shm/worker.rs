@@ -127,6 +127,8 @@ pub(super) struct Worker {
     scratch: Scratch,
     budget: Budget,
     slices: Slices,
+    /// The CPU that the last request came from.
+    client: u32,
     false_hints: u32,
     /// Looks and requests since it last listened for doorbells.
     unheard: usize,
@@ -150,6 +152,7 @@ impl Worker {
             scratch: Box::new([0; PATHS_BYTES_MAX]),
             budget: Budget::default(),
             slices: Slices::default(),
+            client: u32::MAX,
             false_hints: 0,
             unheard: 0,
             stopping: false,
@@ -171,7 +174,7 @@ impl Worker {
                 // Not one more round: it could end in a sleep from which nobody rings.
                 continue;
             }
-            let (count, near) = self.round();
+            let (count, client) = self.round();
             self.unheard += count + 1;
             if self.unheard >= LISTEN_PERIOD && self.roster.any_dormant() {
                 self.listen(Some(Duration::ZERO));
@@ -179,7 +182,7 @@ impl Worker {
             if count > 0 {
                 self.slices.served(count as u64, || self.stats.moved());
                 self.false_hints = 0;
-                self.waited_for(near);
+                self.waited_for(client);
             } else if self.budget.spin(self.roster.hot_count() as u32, sched::give_way) {
                 std::hint::spin_loop();
             } else {
@@ -194,31 +197,32 @@ impl Worker {
         }
     }
 
-    /// Somebody was served who waits on this CPU (`near`) or on another.
-    fn waited_for(&mut self, near: bool) {
-        if self.post.served(near) {
+    /// Somebody was served who waits on that CPU, perhaps this very one: then the client waits for
+    /// the CPU, not only for the reply.
+    fn waited_for(&mut self, client: u32) {
+        self.client = client;
+        if self.post.served(client) {
             self.roster.set_cpu(self.post.here());
-        } else if near {
+        } else if client == self.post.here() {
             return self.budget.yield_now();
         }
         self.budget.found();
     }
 
-    /// A few requests of each channel; returns how many there were, and whether the last came from
-    /// this very CPU: then its client waits for the CPU, not only for the reply.
-    fn round(&mut self) -> (usize, bool) {
+    /// A few requests of each channel; returns how many there were, and where the last came from.
+    fn round(&mut self) -> (usize, u32) {
         let around = (&*self.helpers, &*self.stats);
         let scratch = &mut self.scratch;
-        let (here, mut near) = (self.post.here(), false);
+        let mut client = self.client;
         let count = self.roster.round(BATCH, |session, mailbox| {
-            near = session.channel.client_cpu(mailbox) == here;
+            client = session.channel.client_cpu(mailbox);
             beat::busy();
             dispatch::on_worker(session, mailbox, scratch, around);
         });
         if count > 0 {
             beat::idle();
         }
-        (count, near)
+        (count, client)
     }
 
     /// Announces sleep, looks once more, sleeps until a client or the inbox rings.
@@ -239,9 +243,9 @@ impl Worker {
         self.publish_cpu();
     }
 
-    /// A sleep is over. Where CPUs are short the worker goes to whichever is free.
+    /// A sleep is over. Where CPUs are short the worker goes to its client's.
     fn slept(&mut self, took: Duration) {
-        if self.post.slept(self.budget.crowded) {
+        if self.post.slept(self.budget.crowded, self.client) {
             self.roster.set_cpu(self.post.here());
         }
         self.budget.slept(took);
