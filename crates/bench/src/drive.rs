@@ -187,6 +187,8 @@ fn fio_by(engine: &[&str], load: &Load, until: Until) -> Result<Found> {
     let mut args: Vec<String> =
         ["--name=load", "--norandommap", "--output-format=json"].map(String::from).into();
     args.extend(engine.iter().map(|arg| arg.to_string()));
+    // From the submission on, as ours.
+    args.push("--lat_percentiles=1".into());
     args.push(format!("--rw={kind}"));
     args.push(format!("--bs={}", load.piece));
     args.push(format!("--iodepth={}", load.depth));
@@ -209,7 +211,7 @@ fn fio_by(engine: &[&str], load: &Load, until: Until) -> Result<Found> {
     let cpu = (number(&job["usr_cpu"]) + number(&job["sys_cpu"])) / 100.0;
     Ok(Found {
         rate,
-        p99_us: number(&side["clat_ns"]["percentile"]["99.000000"]) / 1e3,
+        p99_us: number(&side["lat_ns"]["percentile"]["99.000000"]) / 1e3,
         cpu_us: cpu * number(&job["job_runtime"]) * 1e3 / count,
         switches: number(&job["ctx"]) / count,
     })
