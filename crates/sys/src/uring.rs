@@ -263,20 +263,15 @@ impl Ring {
 
     /// Starts what was pushed and waits until something is over, or nothing is in flight.
     pub fn wait(&mut self) {
-        let reapable = !self.uring.completion().is_empty();
-        match self.in_flight() > 0 && !reapable {
-            true => {
-                WAITERS.fetch_add(1, Ordering::Relaxed);
-                self.enter(1);
-                WAITERS.fetch_sub(1, Ordering::Relaxed);
-            }
+        match self.in_flight() > 0 && self.uring.completion().is_empty() {
+            true => self.sleep(1),
             false => self.submit(),
         }
     }
 
     /// Starts what was pushed and sleeps until something is over, or a watched descriptor has
-    /// become readable since it slept last; all in one trip to the kernel. May return early. False,
-    /// at once and with nothing started: nothing is watched, or the kernel cannot.
+    /// become readable since it slept last. May return early. False, at once and with nothing
+    /// started: nothing is watched, or the kernel cannot.
     pub fn rest(&mut self) -> bool {
         if self.watches.count == 0 || self.watches.refused {
             return false;
@@ -285,13 +280,23 @@ impl Ring {
         if std::mem::take(&mut self.watches.rang) || !self.uring.completion().is_empty() {
             self.submit();
         } else {
-            let waiting = usize::from(self.in_flight() > 0);
-            WAITERS.fetch_add(waiting, Ordering::Relaxed);
-            self.enter(1);
-            WAITERS.fetch_sub(waiting, Ordering::Relaxed);
+            self.sleep(usize::from(self.in_flight() > 0));
         }
         self.watches.known = self.uring.completion().len();
         true
+    }
+
+    /// Starts what was pushed and sleeps until the completion queue holds something, as `waiting`
+    /// more of [`waiters`]. It is started by a call of its own: a medium whose thread shares this
+    /// CPU (a loop device's, a FUSE daemon) gets it on the way out of that call and is often done
+    /// when it comes back, so that nobody sleeps or is woken. A disk is at work meanwhile.
+    fn sleep(&mut self, waiting: usize) {
+        WAITERS.fetch_add(waiting, Ordering::Relaxed);
+        self.submit();
+        if self.uring.completion().is_empty() {
+            self.enter(1);
+        }
+        WAITERS.fetch_sub(waiting, Ordering::Relaxed);
     }
 
     /// Has the kernel poll what is watched.
