@@ -11,7 +11,7 @@ use polylane_block::wait::Waiter;
 use polylane_block::{BlockDevice, Sector};
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
-use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode};
+use polylane_vfs::fs::{Acls, FileSystem, Kind, NewNode, RenameMode};
 
 const PIECE: usize = 1 << 20;
 
@@ -29,7 +29,7 @@ fn load(path: &str) -> Arc<RamDevice> {
 }
 
 fn node(kind: Kind) -> NewNode<'static> {
-    NewNode { kind, perm: 0o755, uid: Uid(0), gid: Gid(0), rdev: 0, target: b"" }
+    NewNode { kind, perm: 0o755, uid: Uid(0), gid: Gid(0), rdev: 0, target: b"", acls: Acls::NONE }
 }
 
 /// Seconds for creations, renames, removals of `files` files in `dir`.

@@ -29,8 +29,8 @@ use crate::xattr;
 pub const NAME_CREDITS: usize = 48;
 
 /// Blocks that adding a name may take: two leaves, two index nodes, the directory's tree nodes, and
-/// the first block of a new directory or link.
-pub const NAME_BLOCKS: u64 = 12;
+/// the first block of a new directory or link, and one for what it inherits of access control lists.
+pub const NAME_BLOCKS: u64 = 13;
 
 /// Link counts stop here; directories then count as 1 (`dir_nlink`).
 pub const LINKS_MAX: u32 = 65000;
@@ -141,6 +141,7 @@ fn fill_inode(
             extents::init(core);
         }
     }
+    xattr::set_first(volume, handle, cell, core, new.acls)?;
     match new.kind {
         Kind::Dir => dir::init(volume, handle, cell, core, parent),
         Kind::Symlink if new.target.len() >= ROOT_BYTES => {
@@ -220,12 +221,7 @@ pub fn create(
     let added = fill_inode(volume, &handle, &cell, &mut core, dir, new)
         .and_then(|()| dir::insert(volume, &handle, &parent, &mut above, name, cell.ino, kind));
     if let Err(error) = added {
-        undo(volume, &handle, &cell, &mut core)?;
-        // An entry that a directory cannot take leaves it as it was; all else stops the journal.
-        if matches!(error, Error::Errno(_)) {
-            handle.complete();
-        }
-        return Err(error);
+        return Err(give_up(volume, handle, &cell, &mut core, error)?);
     }
     volume.store(&handle, &cell, &mut core, true)?;
     if new.kind == Kind::Dir {
@@ -273,11 +269,28 @@ pub(crate) fn can_count(volume: &Volume, above: &Core) -> bool {
     volume.traits.dir_nlink || u32::from(above.raw.links()) < LINKS_MAX
 }
 
+/// Ends the making of an inode that was refused. An entry that a directory cannot take leaves it as
+/// it was; all else stops the journal.
+fn give_up(
+    volume: &Volume,
+    handle: Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    refused: Error,
+) -> Result<Error> {
+    undo(volume, &handle, cell, core)?;
+    if matches!(refused, Error::Errno(_)) {
+        handle.complete();
+    }
+    Ok(refused)
+}
+
 /// A new inode that got no name is given back in the handle that made it.
 fn undo(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
     if core.raw.has_flag(EXTENTS) {
         extents::remove(volume, handle, cell, core, FileBlock(0), 1 << 32)?;
     }
+    xattr::release_block(volume, handle, cell, core)?;
     release_number(volume, handle, cell, core)
 }
 
@@ -303,10 +316,13 @@ fn release_number(
 /// `ENOSPC` or the device's.
 pub fn create_unlinked(volume: &Volume, dir: u32, new: &NewNode<'_>) -> Result<Attr> {
     volume.dir(dir)?;
+    let _promise = new.acls.each().next().map(|_| volume.promise(1)).transpose()?;
     let handle = volume.start(NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, dir, new, Room::Free)?;
     let mut core = cell.core.write();
-    fill_inode(volume, &handle, &cell, &mut core, dir, new)?;
+    if let Err(error) = fill_inode(volume, &handle, &cell, &mut core, dir, new) {
+        return Err(give_up(volume, handle, &cell, &mut core, error)?);
+    }
     core.raw.set_links(0);
     orphan::add(volume, &cell);
     volume.store(&handle, &cell, &mut core, true)?;

@@ -4,8 +4,9 @@ use std::sync::atomic::Ordering;
 
 use polylane_base::{Errno, Ino};
 use polylane_vfs::fs::{
-    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Late, NewNode, Piece,
-    RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Late, NewNode,
+    Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs,
+    XattrMode,
 };
 
 use crate::data::{self, INODE_CREDITS};
@@ -78,7 +79,7 @@ fn regular(core: &Core) -> Result<()> {
 fn apply(core: &mut Core, set: &SetAttr, now: polylane_base::Time) {
     let raw = &mut core.raw;
     if let Some(perm) = set.perm {
-        raw.set_mode(raw.mode() & 0xf000 | (perm & 0o7777) as u16);
+        raw.set_perm(perm);
     }
     if let Some(uid) = set.uid {
         raw.set_uid(uid.0);
@@ -105,6 +106,7 @@ impl FileSystem for Ext4 {
             max_file_size: max_file_bytes(self.volume.geometry.block_bytes)
                 .unwrap_or(i64::MAX as u64),
             max_links: LINKS_MAX,
+            acls: true,
         }
     }
 
@@ -358,7 +360,8 @@ impl FileSystem for Ext4 {
         self.changing(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
-            xattr::set(&self.volume, &cell, &mut core, name, Some(value), mode)?;
+            let change = xattr::Change { name, value: Some(value), mode, perm: None };
+            xattr::set(&self.volume, &cell, &mut core, &change)?;
             Ok(self.volume.attr(&cell, &core))
         })
     }
@@ -375,7 +378,26 @@ impl FileSystem for Ext4 {
         self.changing(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let mut core = cell.core.write();
-            xattr::set(&self.volume, &cell, &mut core, name, None, XattrMode::Replace)?;
+            let mode = XattrMode::Replace;
+            let change = xattr::Change { name, value: None, mode, perm: None };
+            xattr::set(&self.volume, &cell, &mut core, &change)?;
+            Ok(self.volume.attr(&cell, &core))
+        })
+    }
+
+    fn set_acl(
+        &self,
+        ino: Ino,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        perm: Option<u32>,
+    ) -> polylane_base::Result<Attr> {
+        self.changing(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let mut core = cell.core.write();
+            let (name, value, mode) = (kind.name(), acl.map(Acl::to_value), XattrMode::Any);
+            let change = xattr::Change { name, value: value.as_deref(), mode, perm };
+            xattr::set(&self.volume, &cell, &mut core, &change)?;
             Ok(self.volume.attr(&cell, &core))
         })
     }

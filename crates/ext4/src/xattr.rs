@@ -2,7 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_vfs::fs::XattrMode;
+use polylane_vfs::fs::{Acls, XattrMode};
 
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
@@ -76,50 +76,102 @@ fn is_acl(name: &[u8]) -> bool {
     name.starts_with(b"system.posix_acl_")
 }
 
-/// Sets (`Some`) or removes (`None`) an attribute.
+/// A change of an attribute.
+pub struct Change<'a> {
+    /// Its whole name.
+    pub name: &'a [u8],
+    /// What it is to be; `None`: it is to go.
+    pub value: Option<&'a [u8]>,
+    /// What may be there before.
+    pub mode: XattrMode,
+    /// Permission bits that the inode gets with it.
+    pub perm: Option<u32>,
+}
+
+/// Sets or removes an attribute.
 ///
 /// # Errors
-/// `EEXIST` or `ENODATA` by `mode`, as [`known`], `EINVAL` for an access control list that is none,
-/// `ENOSPC`, the device's.
-pub fn set(
-    volume: &Volume,
-    cell: &Cell,
-    core: &mut Core,
-    name: &[u8],
-    value: Option<&[u8]>,
-    mode: XattrMode,
-) -> Result<()> {
+/// `EEXIST` or `ENODATA` by the change's mode, as [`known`], `EINVAL` for an access control list
+/// that is none, `ENOSPC`, the device's.
+pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -> Result<()> {
+    let name = change.name;
     known(name)?;
     let mut attributes = all(volume, cell, core)?;
     let existing = attributes.iter().position(|attribute| attribute.name == name);
-    match (existing, mode) {
+    match (existing, change.mode) {
         (Some(_), XattrMode::Create) => return Err(Errno::EEXIST.into()),
         (None, XattrMode::Replace) => return Err(Errno::ENODATA.into()),
         (Some(at), _) => drop(attributes.remove(at)),
         (None, _) => {}
     }
-    if let Some(value) = value {
-        let value = match is_acl(name) {
-            true => acl::to_disk(value).ok_or(Errno::EINVAL)?,
-            false => value.to_vec(),
-        };
-        attributes.push(Attribute { name: name.to_vec(), value });
+    if let Some(value) = change.value {
+        attributes.push(stored(name, value)?);
     }
     let (inside, outside) = distribute(core.raw.xattr_area().len(), attributes);
-    let mut trial = vec![0; volume.io.block_bytes()];
-    if !xattr::encode_block(&mut trial, &outside) {
-        return Err(Errno::ENOSPC.into());
-    }
+    check_room(volume, &outside)?;
     let _promise = volume.promise(1)?;
     let handle = volume.start(NAME_CREDITS)?;
-    store_outside(volume, &handle, cell, core, &outside)?;
-    if !xattr::encode_inode(core.raw.xattr_area_mut(), &inside) {
-        return Err(corrupt(cell, "attributes outgrow the inode"));
+    write(volume, &handle, cell, core, (&inside, &outside))?;
+    if let Some(perm) = change.perm {
+        core.raw.set_perm(perm);
     }
     core.raw.set_time(Stamp::Change, volume.now());
     volume.store(&handle, cell, core, true)?;
     handle.complete();
     Ok(())
+}
+
+/// Gives an inode that was just made its access control lists, in the handle that made it. The
+/// caller stores the inode, and has a block promised.
+///
+/// # Errors
+/// `ENOSPC` for lists that are too long, the device's.
+pub fn set_first(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    acls: Acls<'_>,
+) -> Result<()> {
+    let each = acls.each().map(|(kind, acl)| stored(kind.name(), &acl.to_value()));
+    let (inside, outside) =
+        distribute(core.raw.xattr_area().len(), each.collect::<Result<Vec<_>>>()?);
+    check_room(volume, &outside)?;
+    if inside.is_empty() && outside.is_empty() {
+        return Ok(());
+    }
+    write(volume, handle, cell, core, (&inside, &outside))
+}
+
+/// An attribute as it is stored.
+fn stored(name: &[u8], value: &[u8]) -> Result<Attribute> {
+    let value = match is_acl(name) {
+        true => acl::to_disk(value).ok_or(Errno::EINVAL)?,
+        false => value.to_vec(),
+    };
+    Ok(Attribute { name: name.to_vec(), value })
+}
+
+/// `ENOSPC` for more than a block holds.
+fn check_room(volume: &Volume, outside: &[Attribute]) -> Result<()> {
+    match xattr::fit_block(volume.io.block_bytes(), outside) {
+        true => Ok(()),
+        false => Err(Errno::ENOSPC.into()),
+    }
+}
+
+fn write(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    (inside, outside): (&[Attribute], &[Attribute]),
+) -> Result<()> {
+    store_outside(volume, handle, cell, core, outside)?;
+    match xattr::encode_inode(core.raw.xattr_area_mut(), inside) {
+        true => Ok(()),
+        false => Err(corrupt(cell, "attributes outgrow the inode")),
+    }
 }
 
 /// The small ones inside, as many as fit.

@@ -15,7 +15,7 @@ use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::{BlockDevice, Error as DeviceError};
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
-use polylane_vfs::fs::{FileSystem, Kind, NewNode};
+use polylane_vfs::fs::{Acls, FileSystem, Kind, NewNode};
 use polylane_vfs::{Cred, Vfs};
 
 const ROOT: Ino = Ino(2);
@@ -31,6 +31,7 @@ fn file() -> NewNode<'static> {
         gid: polylane_base::Gid(0),
         rdev: 0,
         target: b"",
+        acls: Acls::NONE,
     }
 }
 

@@ -46,6 +46,6 @@ fn try_mount(rootless: Option<(u32, u32)>) -> Result<Params> {
     let failed = |error| Failure::because("lane", "mount it through FUSE", error);
     let device = init::open_fuse()?;
     let _mount = mounts::fuse(&device, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(failed)?;
-    fuse::negotiate(&device, INIT_TIME_MAX_MS)
+    fuse::negotiate(&device, INIT_TIME_MAX_MS, true)
         .map_err(|error| Failure::because(init::FUSE_DEVICE, "agree on a protocol", error))
 }

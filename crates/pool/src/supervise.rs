@@ -123,7 +123,8 @@ impl Supervisor {
         let (Some(socket), Some(fuse)) = (socket, fuse.or(opened)) else {
             return Err(Failure::failed("tenant: its first process sent no descriptors"));
         };
-        let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS)
+        let acls = self.spec.backing != Backing::Dir;
+        let params = fuse::negotiate(&fuse, INIT_TIME_MAX_MS, acls)
             .map_err(|error| Failure::because("/dev/fuse", "agree on a protocol", error))?;
         self.spec.fuse = Some(params);
         Ok(Some(Doors { fuse, socket }))

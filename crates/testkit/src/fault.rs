@@ -5,8 +5,8 @@
 
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::fs::{
-    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode, RenameMode, Renamed,
-    SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode, RenameMode,
+    Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -288,6 +288,17 @@ impl FileSystem for Faulty {
     fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Attr> {
         self.pass(Call::Change)?;
         self.inner.setxattr(ino, name, value, mode)
+    }
+
+    fn set_acl(
+        &self,
+        ino: Ino,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        perm: Option<u32>,
+    ) -> Result<Attr> {
+        self.pass(Call::Change)?;
+        self.inner.set_acl(ino, kind, acl, perm)
     }
 
     fn listxattr(&self, ino: Ino) -> Result<Vec<Vec<u8>>> {

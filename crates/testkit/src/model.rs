@@ -6,8 +6,8 @@
 
 use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
 use polylane_vfs::fs::{
-    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
-    SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+    Acls, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode,
+    Renamed, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -52,7 +52,15 @@ impl Model {
     pub fn new(clock: Arc<dyn Clock>) -> Model {
         let mut state = State::default();
         let (uid, gid) = (Uid(0), Gid(0));
-        let root = NewNode { kind: Kind::Dir, perm: 0o755, uid, gid, rdev: 0, target: b"" };
+        let root = NewNode {
+            kind: Kind::Dir,
+            perm: 0o755,
+            uid,
+            gid,
+            rdev: 0,
+            target: b"",
+            acls: Acls::NONE,
+        };
         state.add(&root, 2, clock.now());
         Model { state: Mutex::new(state), clock }
     }
@@ -261,6 +269,7 @@ impl FileSystem for Model {
             read_only: false,
             max_file_size: FILE_SIZE_MAX,
             max_links: 1000,
+            acls: false,
         }
     }
 
@@ -394,7 +403,8 @@ impl FileSystem for Model {
                 if mode == RenameMode::Whiteout {
                     let (uid, gid) = (Uid(0), Gid(0));
                     let kind = Kind::Char;
-                    let new = NewNode { kind, perm: 0, uid, gid, rdev: 0, target: b"" };
+                    let new =
+                        NewNode { kind, perm: 0, uid, gid, rdev: 0, target: b"", acls: Acls::NONE };
                     let left = state.add(&new, 1, now).ino;
                     state.insert(from_dir, from, left, now)?;
                 }

@@ -1,4 +1,4 @@
-//! Who may do what: pure decisions over owner, group and permission bits.
+//! Who may do what: decisions over owner, group, permission bits and access control lists.
 
 use polylane_base::{Errno, Gid, Result};
 
@@ -17,32 +17,31 @@ pub(crate) const SET_UID: u32 = 0o4000;
 pub(crate) const SET_GID: u32 = 0o2000;
 pub(crate) const STICKY: u32 = 0o1000;
 pub(crate) const GROUP_EXEC: u32 = 0o010;
+/// The rights of the group, or of the mask of an access control list.
+pub(crate) const GROUP_CLASS: u32 = 0o070;
 
-/// `EACCES` unless `cred` has every right in `mask` on `inode`.
+/// `EACCES` unless `cred` has every right in `mask` on `inode`; the errors of reading its list.
 pub(crate) fn check(cred: &Cred, inode: &Inode, mask: u32) -> Result<()> {
-    if cred.kernel_checked || granted(cred, inode) & mask == mask {
-        Ok(())
-    } else {
-        Err(Errno::EACCES)
-    }
+    if cred.kernel_checked || grants(cred, inode, mask)? { Ok(()) } else { Err(Errno::EACCES) }
 }
 
-/// The rights that `cred` has on `inode`.
-fn granted(cred: &Cred, inode: &Inode) -> u32 {
+/// Whether `cred` has every right in `mask` on `inode`.
+fn grants(cred: &Cred, inode: &Inode, mask: u32) -> Result<bool> {
     let perm = inode.perm();
     if cred.is_root() {
         // CAP_DAC_OVERRIDE: everything, but a file that nobody may execute is not executable.
-        let exec = inode.is_dir() || perm & 0o111 != 0;
-        return READ | WRITE | if exec { EXEC } else { 0 };
+        return Ok(mask & EXEC == 0 || inode.is_dir() || perm & 0o111 != 0);
     }
     // Exactly one class counts, also where a wider one would grant more.
     if inode.uid() == cred.uid {
-        perm >> 6 & 7
-    } else if cred.in_group(inode.gid()) {
-        perm >> 3 & 7
-    } else {
-        perm & 7
+        return Ok(perm >> 6 & mask == mask);
     }
+    let (perm, acl) = inode.rights()?;
+    if let Some(acl) = acl {
+        return Ok(acl.permits(cred, inode.gid(), mask));
+    }
+    let class = if cred.in_group(inode.gid()) { perm >> 3 } else { perm };
+    Ok(class & mask == mask)
 }
 
 /// `EPERM` unless `cred` owns `inode`.
@@ -92,7 +91,11 @@ pub(crate) fn inherit(cred: &Cred, dir: &Inode, kind: Kind, perm: u32) -> (Gid, 
 /// known as a member of the group also where it does not (`setattr_should_drop_sgid` of Linux). The
 /// kernel's checks say nothing of that: with HANDLE_KILLPRIV_V2 it leaves all of this to us.
 pub(crate) fn without_set_id(cred: Option<&Cred>, inode: &Inode, perm: u32) -> u32 {
-    let member = |cred: &Cred| cred.is_root() || cred.in_group(inode.gid());
-    let keeps = perm & GROUP_EXEC == 0 && cred.is_some_and(member);
+    let keeps = perm & GROUP_EXEC == 0 && cred.is_some_and(|cred| keeps_set_gid(cred, inode));
     perm & !(SET_UID | if keeps { 0 } else { SET_GID })
+}
+
+/// Whether the set-gid bit of `inode` may stay in a mode that `cred` sets.
+pub(crate) fn keeps_set_gid(cred: &Cred, inode: &Inode) -> bool {
+    cred.is_root() || cred.in_group(inode.gid())
 }

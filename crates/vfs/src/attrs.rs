@@ -49,6 +49,7 @@ impl Vfs {
                 node.data_changes(0, u64::MAX);
                 self.core.kill_caps(node)?;
                 apply_rules(cred, node, &mut set);
+                self.core.follow_mode(node, &set)?;
                 self.core.resize(node, &set)
             }
             None => {
@@ -61,6 +62,7 @@ impl Vfs {
                     self.core.kill_caps(node)?;
                 }
                 apply_rules(cred, node, &mut set);
+                self.core.follow_mode(node, &set)?;
                 self.core.set(node, &set)
             }
         }

@@ -27,6 +27,8 @@
 
 use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 
+pub use crate::acl::{Acl, AclKind};
+
 /// What a directory entry or inode is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
@@ -160,6 +162,28 @@ pub struct NewNode<'a> {
     pub rdev: u64,
     /// Target, for `Symlink`; empty otherwise.
     pub target: &'a [u8],
+    /// What it inherits of a default list; nothing where the file system keeps none.
+    pub acls: Acls<'a>,
+}
+
+/// The access control lists of something new.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Acls<'a> {
+    /// Its own; its mode agrees with it.
+    pub access: Option<&'a Acl>,
+    /// That of a directory, for what is made in it.
+    pub default: Option<&'a Acl>,
+}
+
+impl<'a> Acls<'a> {
+    /// No lists.
+    pub const NONE: Acls<'static> = Acls { access: None, default: None };
+
+    /// Each that there is.
+    pub fn each(self) -> impl Iterator<Item = (AclKind, &'a Acl)> {
+        let access = self.access.map(|acl| (AclKind::Access, acl));
+        access.into_iter().chain(self.default.map(|acl| (AclKind::Default, acl)))
+    }
 }
 
 /// Bytes of a file that were kept elsewhere since they were written, and when that was.
@@ -380,6 +404,9 @@ pub struct Character {
     pub max_file_size: u64,
     /// Largest link count; one more fails with `EMLINK`.
     pub max_links: u32,
+    /// It keeps access control lists, as the extended attributes that [`AclKind::name`] names. They
+    /// count where rights are decided.
+    pub acls: bool,
 }
 
 /// A file system as a stackable part. See the module header for the contract of both sides.
@@ -521,6 +548,20 @@ pub trait FileSystem: Send + Sync {
 
     /// Removes an extended attribute; returns the inode's new state.
     fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Attr>;
+
+    /// Sets (`Some`) or removes an access control list, and sets permission bits if `perm` is
+    /// given, as one change; returns the inode's new state. To remove one that is not there is no
+    /// error. Read by [`getxattr`](Self::getxattr). `EOPNOTSUPP` where none are kept.
+    fn set_acl(
+        &self,
+        ino: Ino,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        perm: Option<u32>,
+    ) -> Result<Attr> {
+        let _ = (ino, kind, acl, perm);
+        Err(Errno::EOPNOTSUPP)
+    }
 
     /// Makes the file's data, and its state unless `data_only`, durable.
     fn fsync(&self, ino: Ino, data_only: bool) -> Result<()>;

@@ -16,6 +16,8 @@ use polylane_base::sync::atomic::{AtomicU32, AtomicU64};
 use polylane_base::sync::{Arc, Mutex, MutexGuard, RwLock};
 use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 
+use crate::acl::Acl;
+use crate::acls::unknown_acls;
 use crate::cache::FilePages;
 use crate::core::Core;
 use crate::fs::{Attr, Kind};
@@ -48,6 +50,13 @@ pub(crate) const MARKED: u32 = 512;
 /// A directory of which a name was marked. Goes up with its entries locked, and never down.
 pub(crate) const NAMED: u32 = 1024;
 
+/// It is known to have no default access control list. Changes with `acls` locked.
+pub(crate) const NO_DEFAULT_ACL: u32 = 2048;
+
+/// Beside the permission bits: they may belong to an access control list. In one word with them, so
+/// that nobody takes the bits that come with a list for those of an inode without one.
+pub(crate) const LISTED: u32 = 1 << 31;
+
 /// A live inode. Thread-safe.
 pub struct Inode {
     pub(crate) core: Arc<Core>,
@@ -58,7 +67,8 @@ pub struct Inode {
     kind: Kind,
     tag: AtomicU64,
     flags: AtomicU32,
-    perm: AtomicU32,
+    /// Permission bits, and [`LISTED`], which changes with `acls` locked.
+    pub(crate) perm: AtomicU32,
     nlink: AtomicU32,
     owner: AtomicU64,
     size: AtomicU64,
@@ -67,6 +77,8 @@ pub struct Inode {
     pub(crate) lock: RwLock<()>,
     parent: Mutex<Option<Node>>,
     target: OnceLock<Box<[u8]>>,
+    /// Its access control lists, as far as they are known; by [`AclKind`].
+    pub(crate) acls: Mutex<[Option<Arc<Acl>>; 2]>,
     pages: OnceLock<Box<FilePages>>,
     /// Who shows its clients what is in the file.
     pub(crate) views: Mutex<Vec<Viewed>>,
@@ -100,6 +112,7 @@ impl Inode {
     }
 
     pub(crate) fn new(core: Arc<Core>, id: u64, attr: Attr, parent: Option<Node>) -> Inode {
+        let (listed, flags) = unknown_acls(&attr, &core.character);
         let inode = Inode {
             core,
             id,
@@ -107,8 +120,8 @@ impl Inode {
             generation: attr.generation,
             kind: attr.kind,
             tag: AtomicU64::new(0),
-            flags: AtomicU32::new(0),
-            perm: AtomicU32::new(0),
+            flags: AtomicU32::new(flags),
+            perm: AtomicU32::new(listed),
             nlink: AtomicU32::new(0),
             owner: AtomicU64::new(0),
             size: AtomicU64::new(0),
@@ -116,6 +129,7 @@ impl Inode {
             lock: RwLock::new(()),
             parent: Mutex::new(parent),
             target: OnceLock::new(),
+            acls: Mutex::default(),
             pages: OnceLock::new(),
             views: Mutex::default(),
         };
@@ -128,7 +142,7 @@ impl Inode {
     }
 
     pub(crate) fn perm(&self) -> u32 {
-        self.perm.load(Relaxed)
+        self.perm.load(Relaxed) & 0o7777
     }
 
     pub(crate) fn uid(&self) -> Uid {
@@ -204,7 +218,8 @@ impl Inode {
 
     /// Repeats the fields that are read without a lock. Call with `attr` locked.
     pub(crate) fn mirror(&self, attr: &Attr) {
-        self.perm.store(attr.perm, Relaxed);
+        let listed = self.perm.load(Relaxed) & LISTED;
+        self.perm.store(attr.perm & 0o7777 | listed, Release);
         self.owner.store(u64::from(attr.uid.0) << 32 | u64::from(attr.gid.0), Relaxed);
         self.nlink.store(attr.nlink, Release);
         self.size.store(attr.size, Release);

@@ -41,6 +41,7 @@ use polylane_base::sync::{Arc, Mutex, RwLockWriteGuard, Weak};
 use polylane_base::{Errno, Result, Time};
 
 use crate::access::{self, EXEC, WRITE};
+use crate::acl::AclKind;
 use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::{Changed, Kind, NewNode};
@@ -147,8 +148,8 @@ impl Vfs {
     /// which the session may remove. The front end must have room set aside for what its client
     /// may do
     /// ([`Vfs::reserve_names`]) before it lets it. `EAGAIN`: paths are changing just now, or there
-    /// are too many names; `EOPNOTSUPP`: the path has symbolic links or `..`, or the file system
-    /// cannot promise room; `EACCES` and the errors of a path walk.
+    /// are too many names; `EOPNOTSUPP`: the path has symbolic links or `..`, what is made there
+    /// inherits access control lists, or the file system cannot promise room; `EACCES` and the errors of a path walk.
     pub fn lease(
         &self,
         cred: &Cred,
@@ -165,6 +166,9 @@ impl Vfs {
         check_alive(&dir)?;
         core.writable()?;
         access::check(cred, &dir, EXEC | WRITE)?;
+        if dir.acl(AclKind::Default)?.is_some() {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
         core.leases.insert(&dir, Held { session: cred.session, holder });
         dir.raise(LEASED);
         core.marks.leased();

@@ -10,7 +10,7 @@
 //! # Lock order
 //!
 //! ```text
-//! renaming ─► entries of a directory, upper before lower ─► attr ─► libservice
+//! renaming ─► entries of a directory, upper before lower ─► attr ─► acls ─► libservice
 //!             a file's data ─► backing ────────────────────► attr
 //!                                     └─► dirty_files ─► a file's map
 //! leaves, held over nothing else: parent · a dentry shard · an inode-table shard ·
@@ -27,6 +27,8 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod acl;
+mod acls;
 mod attrs;
 mod cache;
 mod caps;

@@ -7,6 +7,7 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 
 use crate::access::{self, EXEC};
+use crate::acls::Inherited;
 use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::{Kind, NewNode, SetAttr};
@@ -44,12 +45,12 @@ fn exists_or(core: &Arc<Core>, dir: &Node, name: &[u8], denied: Errno) -> Errno 
     }
 }
 
-/// The permission bits that each way of creating can set, less the umask.
+/// The permission bits that each way of creating can set.
 fn new_perm(new: &Create<'_>) -> u32 {
     match new.kind {
         Kind::Symlink => 0o777,
-        Kind::Dir => new.perm & 0o1777 & !new.umask,
-        _ => new.perm & 0o7777 & !new.umask,
+        Kind::Dir => new.perm & 0o1777,
+        _ => new.perm & 0o7777,
     }
 }
 
@@ -190,7 +191,8 @@ impl Vfs {
         if new.kind == Kind::Dir && dir.nlink() >= core.character.max_links {
             return Err(exists_or(core, dir, name, Errno::EMLINK));
         }
-        let (gid, perm) = access::inherit(cred, dir, new.kind, new_perm(new));
+        let inherited = Inherited::new(dir, new.kind, new_perm(new), new.umask)?;
+        let (gid, perm) = access::inherit(cred, dir, new.kind, inherited.perm);
         let node = NewNode {
             kind: new.kind,
             perm,
@@ -198,6 +200,7 @@ impl Vfs {
             gid,
             rdev: if matches!(new.kind, Kind::Char | Kind::Block) { new.rdev } else { 0 },
             target: if new.kind == Kind::Symlink { new.target } else { b"" },
+            acls: inherited.acls(),
         };
         if handover::counts()
             && let Some(made) = core.made_before(dir, name, &node)?
@@ -208,6 +211,7 @@ impl Vfs {
         let changed = core.create(cred, dir, name, &node)?;
         dir.keep_now(changed.dir);
         let node = core.adopt_new(changed.node, Some(dir));
+        node.made_with(inherited);
         core.dentries.put(dir.id, name, Some(&node));
         Ok(node)
     }
@@ -219,14 +223,16 @@ impl Vfs {
         check_dir(dir)?;
         self.core.writable()?;
         access::check_add(cred, dir)?;
-        let (gid, perm) = access::inherit(cred, dir, Kind::File, perm & 0o7777 & !umask);
-        let (uid, rdev) = (cred.uid, 0);
-        let new = NewNode { kind: Kind::File, perm, uid, gid, rdev, target: b"" };
         self.core.with_room(cred, || {
             let _entries = self.core.lock_entries(cred, dir);
             check_alive(dir)?;
+            let inherited = Inherited::new(dir, Kind::File, perm & 0o7777, umask)?;
+            let (gid, perm) = access::inherit(cred, dir, Kind::File, inherited.perm);
+            let (kind, uid, rdev, acls) = (Kind::File, cred.uid, 0, inherited.acls());
+            let new = NewNode { kind, perm, uid, gid, rdev, target: b"", acls };
             let attr = self.core.fs.create_unlinked(dir.ino(), &new)?;
             let node = self.core.adopt_new(attr, None);
+            node.made_with(inherited);
             node.raise(LINKABLE);
             Ok(node)
         })

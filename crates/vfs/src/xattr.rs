@@ -3,6 +3,7 @@
 use polylane_base::{Errno, Result};
 
 use crate::access::{self, READ, STICKY, WRITE};
+use crate::acl::AclKind;
 use crate::caps::CAPABILITY;
 use crate::cred::Cred;
 use crate::fs::{Kind, XattrMode};
@@ -23,8 +24,8 @@ enum Space {
     Security,
 }
 
-/// The name space of an attribute. `EOPNOTSUPP` for those we do not have, ACLs (`system.`) among
-/// them.
+/// The name space of an attribute. `EOPNOTSUPP` for those we do not have; access control lists are
+/// in none (see [`acls`](crate::acls)).
 fn space(name: &[u8]) -> Result<Space> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::ERANGE);
@@ -70,6 +71,9 @@ impl Vfs {
     /// Reads an extended attribute whole. `ENODATA`, `EOPNOTSUPP`.
     pub fn getxattr(&self, cred: &Cred, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
         self.begin();
+        if let Some(kind) = AclKind::from_name(name) {
+            return self.get_acl(node, kind);
+        }
         check_get(cred, node, name)?;
         self.core.fs.getxattr(node.ino(), name)
     }
@@ -85,10 +89,14 @@ impl Vfs {
     ) -> Result<()> {
         self.begin();
         self.core.writable()?;
-        check_change(cred, node, name)?;
         if value.len() > VALUE_BYTES_MAX {
             return Err(Errno::E2BIG);
         }
+        // Lists are set whether or not they are there already, as in Linux.
+        if let Some(kind) = AclKind::from_name(name) {
+            return self.set_acl(cred, node, kind, Some(value));
+        }
+        check_change(cred, node, name)?;
         let _entries = lock_dir(node)?;
         let mut held = node.attr();
         let mode = self.xattr_mode(node, name, mode);
@@ -114,6 +122,9 @@ impl Vfs {
     pub fn removexattr(&self, cred: &Cred, node: &Node, name: &[u8]) -> Result<()> {
         self.begin();
         self.core.writable()?;
+        if let Some(kind) = AclKind::from_name(name) {
+            return self.set_acl(cred, node, kind, None);
+        }
         check_change(cred, node, name)?;
         let _entries = lock_dir(node)?;
         let mut held = node.attr();

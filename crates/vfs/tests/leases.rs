@@ -13,7 +13,7 @@ use std::time::Duration;
 use common::{O_CREAT, O_RDONLY, O_TMPFILE, errno, options, user};
 use polylane_base::rng::Rng;
 use polylane_base::{Errno, Gid, Uid};
-use polylane_vfs::fs::{SetAttr, SetTime};
+use polylane_vfs::fs::{AclKind, SetAttr, SetTime, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Create, Cred, Holder, Kind, Node, PathError, RENAME_EXCHANGE, Vfs};
 
@@ -230,6 +230,16 @@ impl Lane {
     }
 
     /// Names in a directory, by a stranger's listing.
+    fn set_acl(&self, path: &str, kind: AclKind) {
+        let mut value = 2u32.to_le_bytes().to_vec();
+        for (tag, id) in [(1u8, u32::MAX), (2, 7), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)] {
+            value.extend_from_slice(&[tag, 0, 7, 0]);
+            value.extend_from_slice(&id.to_le_bytes());
+        }
+        let (node, mode) = (self.node(path), XattrMode::Any);
+        self.vfs.setxattr(&Cred::root(), &node, kind.name(), &value, mode).unwrap();
+    }
+
     fn list(&self, path: &str) -> BTreeSet<String> {
         let cred = Cred::root();
         let dir = self.vfs.open_path(&cred, &self.root, path.as_bytes(), O_RDONLY, 0, 0).unwrap();
@@ -357,6 +367,10 @@ fn changes_of_the_directory_itself_end_it() {
     ends("chmod", |lane| lane.chmod("d", 0o700));
     ends("chmod of a directory above", |lane| lane.chmod(".", 0o700));
     ends("chmod of any directory", |lane| lane.chmod("e", 0o700));
+    for kind in [AclKind::Access, AclKind::Default] {
+        ends("an access control list", |lane| lane.set_acl("d", kind));
+    }
+    ends("one of any directory", |lane| lane.set_acl("e", AclKind::Access));
     ends("chown", |lane| {
         let set = SetAttr { uid: Some(Uid(5)), gid: Some(Gid(5)), ..SetAttr::default() };
         lane.vfs.setattr(&Cred::root(), &lane.node("d"), &set).unwrap();
@@ -505,6 +519,8 @@ fn a_grant_is_refused_where_the_path_is_not_plain() {
         assert_eq!(errno(granted), Some(Errno::EOPNOTSUPP), "{path}");
     }
     assert_eq!(errno(session.lease(&lane.root, "d/old")), Some(Errno::ENOTDIR));
+    lane.set_acl("e", AclKind::Default);
+    assert_eq!(errno(session.lease(&lane.root, "e")), Some(Errno::EOPNOTSUPP));
     assert_eq!(errno(session.lease(&lane.root, "d/none")), Some(Errno::ENOENT));
     for path in ["d", "d/sub", "d//sub", ""] {
         session.lease(&lane.root, path).unwrap_or_else(|_| panic!("{path}"));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use common::options;
-use polylane_vfs::fs::SetAttr;
+use polylane_vfs::fs::{AclKind, SetAttr, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{
     Create, Cred, Holder, Kind, MARK_PLACES, Mark, Marker, Node, PathError, RENAME_EXCHANGE, Vfs,
@@ -95,6 +95,16 @@ impl House {
         self.vfs.setattr(&self.cred, &self.node(path), &set).unwrap();
     }
 
+    fn set_acl(&self, path: &str, kind: AclKind) {
+        let mut value = 2u32.to_le_bytes().to_vec();
+        for (tag, id) in [(1u8, u32::MAX), (2, 7), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)] {
+            value.extend_from_slice(&[tag, 0, 7, 0]);
+            value.extend_from_slice(&id.to_le_bytes());
+        }
+        let node = self.node(path);
+        self.vfs.setxattr(&self.cred, &node, kind.name(), &value, XattrMode::Any).unwrap();
+    }
+
     fn unlink(&self, dir: &str, name: &str) {
         let dir = if dir.is_empty() { self.vfs.root() } else { self.node(dir) };
         self.vfs.unlink(&self.cred, &dir, name.as_bytes()).unwrap();
@@ -127,6 +137,12 @@ const ROWS: &[Row] = &[
         |h| h.vfs.link(&h.cred, &h.node("d/f"), &h.vfs.root(), b"none").unwrap(),
         &["d/f", "l", "w/f", "none"],
     ),
+    (
+        "a file gets an access control list",
+        |h| h.set_acl("d/f", AclKind::Access),
+        &["d/f", "l", "w/f"],
+    ),
+    ("a directory gets one", |h| h.set_acl("d", AclKind::Access), &PATHS),
     ("a directory moves", |h| h.rename(("d", "s"), ("", "s"), 0), &PATHS),
     ("a directory changes its rights", |h| h.set_perm("d"), &PATHS),
     ("a link goes", |h| h.unlink("", "w"), &PATHS),

@@ -2,7 +2,7 @@
 
 use polylane_base::{Errno, Gid, Ino, TestClock, Uid};
 use polylane_testkit::fs_suite::{self, Can};
-use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SetAttr, XattrMode};
+use polylane_vfs::fs::{Acls, Fallocate, FileSystem, Kind, NewNode, SetAttr, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ fn root(fs: &MemFs) -> Ino {
 
 fn file(fs: &MemFs, name: &str) -> Result<Ino, Errno> {
     let (uid, gid) = (Uid(0), Gid(0));
-    let new = NewNode { kind: Kind::File, perm: 0o644, uid, gid, rdev: 0, target: b"" };
+    let new =
+        NewNode { kind: Kind::File, perm: 0o644, uid, gid, rdev: 0, target: b"", acls: Acls::NONE };
     fs.create(root(fs), name.as_bytes(), &new).map(|made| made.node.ino)
 }
 
@@ -115,7 +116,15 @@ fn attributes_and_long_links_are_counted() {
     assert_eq!(free_pages(&fs), 3);
     let target = vec![b't'; 200];
     let (uid, gid) = (Uid(0), Gid(0));
-    let new = NewNode { kind: Kind::Symlink, perm: 0o777, uid, gid, rdev: 0, target: &target };
+    let new = NewNode {
+        kind: Kind::Symlink,
+        perm: 0o777,
+        uid,
+        gid,
+        rdev: 0,
+        target: &target,
+        acls: Acls::NONE,
+    };
     let link = fs.create(root(&fs), b"l", &new).unwrap().node;
     assert_eq!((free_pages(&fs), link.blocks), (2, 8));
     fs.setxattr(f, b"user.v", &value, XattrMode::Any).unwrap_err();

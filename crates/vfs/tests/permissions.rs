@@ -346,7 +346,7 @@ fn xattr_name_spaces() {
     assert_eq!(set(&alice, &file, b"security.a"), Some(Errno::EPERM));
     assert_eq!(set(&root, &file, b"security.a"), None);
     assert_eq!(get(&alice, &file, b"security.a"), Ok(b"v".to_vec()));
-    for name in [&b"system.posix_acl_access"[..], b"other.a", b"plain"] {
+    for name in [&b"system.posix_acl_accessory"[..], b"system.a", b"other.a", b"plain"] {
         assert_eq!(set(&root, &file, name), Some(Errno::EOPNOTSUPP));
         assert_eq!(get(&root, &file, name), Err(Errno::EOPNOTSUPP));
     }

@@ -165,6 +165,11 @@ impl RawInode {
         put16(&mut self.bytes, 0x00, mode);
     }
 
+    /// Stores the permission bits of `i_mode`, the low 12.
+    pub fn set_perm(&mut self, perm: u32) {
+        self.set_mode(self.mode() & 0xf000 | (perm & 0o7777) as u16);
+    }
+
     /// Owner.
     pub fn uid(&self) -> u32 {
         u32::from(le16(&self.bytes, 0x02)) | u32::from(le16(&self.bytes, 0x78)) << 16

@@ -118,10 +118,14 @@ pub fn encode_inode(area: &mut [u8], attributes: &[Attribute]) -> bool {
     true
 }
 
+/// Whether attributes fit into a block of so many bytes.
+pub fn fit_block(bytes: usize, attributes: &[Attribute]) -> bool {
+    BLOCK_HEADER + 4 + attributes.iter().map(cost).sum::<usize>() <= bytes
+}
+
 /// Writes attributes into a block with one reference. Returns false when they do not fit.
 pub fn encode_block(block: &mut [u8], attributes: &[Attribute]) -> bool {
-    let needed: usize = BLOCK_HEADER + 4 + attributes.iter().map(cost).sum::<usize>();
-    if needed > block.len() {
+    if !fit_block(block.len(), attributes) {
         return false;
     }
     block.fill(0);

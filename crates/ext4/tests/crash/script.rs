@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_vfs::fs::{
-    Attr, Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
+    Acls, Attr, Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
 };
 
 /// The byte that free blocks are filled with before a run: no file may ever show it.
@@ -288,7 +288,7 @@ impl<'a> Runner<'a> {
 
 fn new_node(kind: Kind, target: &[u8]) -> NewNode<'_> {
     let perm = if kind == Kind::Dir { 0o755 } else { 0o644 };
-    NewNode { kind, perm, uid: Uid(1000), gid: Gid(1000), rdev: 0, target }
+    NewNode { kind, perm, uid: Uid(1000), gid: Gid(1000), rdev: 0, target, acls: Acls::NONE }
 }
 
 /// Bytes that tell which write made them and where: neither zero nor poison.

@@ -1,12 +1,12 @@
 //! Operations on an inode's state: attributes, extended attributes, totals.
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
-use polylane_vfs::fs::{Attr, SetAttr, SetTime, XattrMode};
+use polylane_vfs::fs::{AclKind, Attr, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{Cred, Node};
 
 use super::nodes::Target;
 use super::ops::{Call, End, Outcome};
-use super::protocol::fattr;
+use super::protocol::{SETXATTR_ACL_KILL_SGID, fattr};
 use super::request::SetattrIn;
 use crate::notifier::Range;
 
@@ -107,9 +107,9 @@ pub(super) fn access(call: &mut Call<'_>) -> End {
     Ok(Outcome::Reply)
 }
 
-/// Attributes that are the kernel's own: access lists, which it was not asked to keep here.
-fn supported(name: &[u8]) -> Result<()> {
-    match name.starts_with(b"system.") {
+/// Access control lists are kept where the kernel minds them: it checks permissions for this door.
+fn supported(call: &Call<'_>, name: &[u8]) -> Result<()> {
+    match name.starts_with(b"system.") && !call.session.has_acls() {
         true => Err(Errno::EOPNOTSUPP),
         false => Ok(()),
     }
@@ -119,12 +119,10 @@ pub(super) fn setxattr(call: &mut Call<'_>) -> End {
     const XATTR_CREATE: u32 = 1;
     const XATTR_REPLACE: u32 = 2;
     let (size, flags) = (call.args.u32()?, call.args.u32()?);
-    if call.session.has_setxattr_ext() {
-        call.args.u64()?;
-    }
+    let extra = if call.session.has_setxattr_ext() { call.args.u64()? as u32 } else { 0 };
     let name = call.args.string()?;
     let value = call.args.bytes(size as usize)?;
-    supported(name)?;
+    supported(call, name)?;
     let mode = match flags {
         0 => XattrMode::Any,
         XATTR_CREATE => XattrMode::Create,
@@ -132,13 +130,17 @@ pub(super) fn setxattr(call: &mut Call<'_>) -> End {
         _ => return Err(Errno::EINVAL.into()),
     };
     let node = call.node()?;
-    call.session.lane.vfs.setxattr(&call.attr_cred()?, &node, name, value, mode)?;
+    let cred = match (AclKind::from_name(name), call.target()?) {
+        (Some(_), Target::Node(_)) => call.writer(extra & SETXATTR_ACL_KILL_SGID != 0),
+        _ => call.attr_cred()?,
+    };
+    call.session.lane.vfs.setxattr(&cred, &node, name, value, mode)?;
     Ok(Outcome::Reply)
 }
 
 pub(super) fn removexattr(call: &mut Call<'_>) -> End {
     let name = call.args.string()?;
-    supported(name)?;
+    supported(call, name)?;
     let node = call.node()?;
     call.session.lane.vfs.removexattr(&call.attr_cred()?, &node, name)?;
     Ok(Outcome::Reply)
@@ -148,9 +150,12 @@ pub(super) fn getxattr(call: &mut Call<'_>) -> End {
     let size = call.args.u32()?;
     call.args.u32()?;
     let name = call.args.string()?;
-    supported(name)?;
-    if let Target::Virtual(_) = call.target()? {
-        return Err(Errno::ENODATA.into());
+    supported(call, name)?;
+    match call.target()? {
+        Target::Virtual(_) => return Err(Errno::ENODATA.into()),
+        // Nobody's file yet: the kernel asks before it lets a program at it.
+        Target::Slot(slot) if slot.file().is_err() => return Err(Errno::ENODATA.into()),
+        _ => {}
     }
     let value = call.session.lane.vfs.getxattr(&call.attr_cred()?, &call.node()?, name)?;
     sized_reply(call, size, &value)

@@ -28,7 +28,7 @@ const BACKGROUND_MAX: u16 = 64;
 const CONGESTION: u16 = BACKGROUND_MAX / 4 * 3;
 
 /// Everything wanted where the kernel offers it. Not wanted: writeback cache, cached symbolic
-/// links, zero-message opens (a fast-lane open must be seen), ACLs, splice. Without
+/// links, zero-message opens (a fast-lane open must be seen), splice. Without
 /// asynchronous direct I/O, Linux does io_uring's reads at once but does not move their position: a
 /// read across the end of a file repeats the last bytes until it is full.
 const WANTED: u64 = init::ASYNC_READ
@@ -42,6 +42,7 @@ const WANTED: u64 = init::ASYNC_READ
     | init::HAS_IOCTL_DIR
     | init::PARALLEL_DIROPS
     | init::MAX_PAGES
+    | init::POSIX_ACL
     | init::EXPLICIT_INVAL_DATA
     | init::HANDLE_KILLPRIV_V2
     | init::SETXATTR_EXT
@@ -97,6 +98,11 @@ impl Params {
         self.flags & init::PASSTHROUGH != 0
     }
 
+    /// Whether the kernel minds access control lists.
+    pub fn acls(&self) -> bool {
+        self.flags & init::POSIX_ACL != 0
+    }
+
     /// Whether requests in flight survive a dead service (Linux 6.9).
     pub fn resend(&self) -> bool {
         self.flags & init::HAS_RESEND != 0
@@ -104,9 +110,18 @@ impl Params {
 }
 
 /// Answers FUSE_INIT on a freshly mounted /dev/fuse descriptor. Waits at most `timeout_ms` for it.
-/// Fails with `TimedOut` when none comes, with `EPROTO` when the kernel is too old.
-pub fn negotiate(fd: impl AsFd, timeout_ms: u32) -> io::Result<Params> {
-    negotiate_without(fd, timeout_ms, 0)
+/// `acls`: the lane keeps access control lists ([`Character::acls`]). Fails with `TimedOut` when
+/// none comes, with `EPROTO` when the kernel is too old.
+///
+/// [`Character::acls`]: polylane_vfs::fs::Character::acls
+pub fn negotiate(fd: impl AsFd, timeout_ms: u32, acls: bool) -> io::Result<Params> {
+    negotiate_without(fd, timeout_ms, without_acls(acls))
+}
+
+/// What is not wanted of a lane that keeps access control lists, or keeps none: the kernel would
+/// ask it for some at each step of a path.
+fn without_acls(acls: bool) -> u64 {
+    if acls { 0 } else { init::POSIX_ACL }
 }
 
 /// [`negotiate`], leaving out the INIT flags in `unwanted`: to see how a lane does on an older
@@ -159,9 +174,9 @@ fn write_reply(fd: impl AsFd, unique: u64, error: i32, body: &[u8]) -> io::Resul
 }
 
 /// Writes a lane's answer to an INIT. `None` when the kernel has a newer major version: it will
-/// send another INIT for ours. `EPROTO` when it is too old.
-pub fn answer(args: Reader<'_>, out: &mut Body) -> Result<Option<Params>> {
-    answer_as(args, &lane_without(0), out)
+/// send another INIT for ours. `acls` as in [`negotiate`]. `EPROTO` when it is too old.
+pub fn answer(args: Reader<'_>, acls: bool, out: &mut Body) -> Result<Option<Params>> {
+    answer_as(args, &lane_without(without_acls(acls)), out)
 }
 
 fn answer_as(mut args: Reader<'_>, wish: &Wish, out: &mut Body) -> Result<Option<Params>> {

@@ -71,6 +71,8 @@ pub mod init {
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
     /// `max_pages` is valid.
     pub const MAX_PAGES: u64 = 1 << 22;
+    /// The kernel asks for access control lists where it checks permissions.
+    pub const POSIX_ACL: u64 = 1 << 20;
     /// Pages are dropped on request only.
     pub const EXPLICIT_INVAL_DATA: u64 = 1 << 25;
     /// Set-id bits and file capabilities are cleared by us.
@@ -135,6 +137,8 @@ pub const READ_LOCKOWNER: u32 = 1 << 1;
 pub const WRITE_CACHE: u32 = 1 << 0;
 /// `fuse_write_in.write_flags`: set-id bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// `fuse_setxattr_in.setxattr_flags`: the set-gid bit goes with the access control list.
+pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
 /// `fuse_fsync_in.fsync_flags`: data only.
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// Extension of a request: groups of the caller.

@@ -553,7 +553,8 @@ impl Session {
 
     /// INIT on a mount whose supervisor left it to us, or sent twice.
     pub(super) fn init(&self, args: Reader<'_>, out: &mut Body) -> End {
-        if let Some(params) = init::answer(args, out)? {
+        let acls = self.lane.vfs.character().acls;
+        if let Some(params) = init::answer(args, acls, out)? {
             self.flags.store(params.flags, Ordering::Relaxed);
         }
         Ok(Outcome::Reply)
@@ -561,6 +562,11 @@ impl Session {
 
     pub(super) fn has_setxattr_ext(&self) -> bool {
         self.has(init_flags::SETXATTR_EXT)
+    }
+
+    /// Whether the kernel minds access control lists.
+    pub(super) fn has_acls(&self) -> bool {
+        self.has(init_flags::POSIX_ACL)
     }
 
     /// Whether file data goes past the kernel's page cache.

@@ -185,6 +185,7 @@ impl FileSystem for HostDir {
             read_only: false,
             max_file_size: i64::MAX as u64,
             max_links: u32::MAX,
+            acls: false,
         }
     }
 

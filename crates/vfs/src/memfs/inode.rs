@@ -8,7 +8,9 @@
 use super::dir::{Directory, Target};
 use super::pages::{Freed, PAGE_SIZE, Pages};
 use super::space::Space;
-use crate::fs::{Attr, Fallocate, Kind, NewNode, SeekFor, SetAttr, SetTime, Source, XattrMode};
+use crate::fs::{
+    Acl, AclKind, Attr, Fallocate, Kind, NewNode, SeekFor, SetAttr, SetTime, Source, XattrMode,
+};
 use polylane_base::{Errno, Ino, Result, Time};
 use std::collections::BTreeMap;
 
@@ -72,7 +74,8 @@ impl Inode {
             ctime: now,
             btime: now,
         };
-        let mut inode = Inode { attr, body, xattrs: BTreeMap::new() };
+        let value = |(kind, acl): (AclKind, &Acl)| (kind.name().into(), acl.to_value().into());
+        let mut inode = Inode { attr, body, xattrs: new.acls.each().map(value).collect() };
         inode.attr.blocks = inode.target_charge() / 512;
         inode
     }
@@ -295,7 +298,9 @@ impl Inode {
 
     /// An extended attribute's value.
     pub(super) fn xattr(&self, name: &[u8]) -> Result<Vec<u8>> {
-        check_xattr_name(name)?;
+        if AclKind::from_name(name).is_none() {
+            check_xattr_name(name)?;
+        }
         self.xattrs.get(name).map(|value| value.to_vec()).ok_or(Errno::ENODATA)
     }
 
@@ -330,6 +335,27 @@ impl Inode {
         self.xattrs.insert(name.into(), value.into());
         space.give_bytes(old.saturating_sub(new));
         self.attr.ctime = now;
+        Ok(())
+    }
+
+    /// Sets or removes an access control list and settles its charge.
+    pub(super) fn set_acl(
+        &mut self,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        space: &Space,
+    ) -> Result<()> {
+        let (name, value) = (kind.name(), acl.map(Acl::to_value));
+        let old = self.xattrs.get(name).map_or(0, |old| xattr_charge(name, old));
+        let new = value.as_ref().map_or(0, |value| xattr_charge(name, value));
+        if !space.take_bytes(new.saturating_sub(old)) {
+            return Err(Errno::ENOSPC);
+        }
+        match value {
+            Some(value) => self.xattrs.insert(name.into(), value.into()),
+            None => self.xattrs.remove(name),
+        };
+        space.give_bytes(old.saturating_sub(new));
         Ok(())
     }
 
@@ -370,7 +396,7 @@ fn xattr_charge(name: &[u8], value: &[u8]) -> u64 {
     XATTR_CHARGE + (name.len() + value.len()) as u64
 }
 
-/// Attributes with a meaning that memfs does not give them (POSIX ACLs) are refused.
+/// Attributes with a meaning are refused: access control lists are set by themselves.
 fn check_xattr_name(name: &[u8]) -> Result<()> {
     let known: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
     let Some(space) = known.iter().find(|space| name.starts_with(space)) else {

@@ -33,8 +33,8 @@ mod space;
 mod table;
 
 use crate::fs::{
-    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
-    SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    Acl, AclKind, Acls, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
+    RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use dir::Target;
 use inode::{Body, Inode};
@@ -73,6 +73,7 @@ impl MemFs {
             gid: Gid(0),
             rdev: 0,
             target: b"",
+            acls: Acls::NONE,
         };
         let taken = space.take_inode();
         let placed = table.insert(Box::new(Inode::new(&dir, 2, clock.now())));
@@ -104,12 +105,13 @@ impl MemFs {
 
     /// Places a new inode out of one that was taken; gives it back on failure.
     fn place_paid(&self, new: &NewNode<'_>, nlink: u32, now: Time) -> Result<Attr> {
-        let charge = inode::target_charge(new.target);
+        let inode = Box::new(Inode::new(new, nlink, now));
+        let charge = inode.charge();
         if !self.space.take_bytes(charge) {
             self.space.give_inode();
             return Err(Errno::ENOSPC);
         }
-        match self.table.insert(Box::new(Inode::new(new, nlink, now))) {
+        match self.table.insert(inode) {
             Ok(attr) => Ok(attr),
             Err(errno) => {
                 self.space.give_bytes(charge);
@@ -180,6 +182,7 @@ impl FileSystem for MemFs {
             read_only: false,
             max_file_size: inode::FILE_SIZE_MAX,
             max_links: u32::MAX / 2,
+            acls: true,
         }
     }
 
@@ -334,6 +337,22 @@ impl FileSystem for MemFs {
         let now = self.clock.now();
         self.change(ino, |inode| {
             inode.set_xattr(name, value, mode, &self.space, now)?;
+            Ok(inode.attr)
+        })
+    }
+
+    fn set_acl(
+        &self,
+        ino: Ino,
+        kind: AclKind,
+        acl: Option<&Acl>,
+        perm: Option<u32>,
+    ) -> Result<Attr> {
+        let now = self.clock.now();
+        self.change(ino, |inode| {
+            inode.set_acl(kind, acl, &self.space)?;
+            inode.attr.perm = perm.unwrap_or(inode.attr.perm);
+            inode.attr.ctime = now;
             Ok(inode.attr)
         })
     }

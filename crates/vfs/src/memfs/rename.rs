@@ -8,7 +8,7 @@ use super::MemFs;
 use super::dir::Target;
 use super::inode::Inode;
 use super::table::Slot;
-use crate::fs::{Attr, Kind, NewNode, RenameMode, Renamed};
+use crate::fs::{Acls, Attr, Kind, NewNode, RenameMode, Renamed};
 use polylane_base::sync::RwLockWriteGuard;
 use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 
@@ -149,5 +149,12 @@ impl MemFs {
 }
 
 /// What overlay file systems read as "nothing here": a character device 0/0.
-const WHITEOUT: NewNode<'static> =
-    NewNode { kind: Kind::Char, perm: 0, uid: Uid(0), gid: Gid(0), rdev: 0, target: b"" };
+const WHITEOUT: NewNode<'static> = NewNode {
+    kind: Kind::Char,
+    perm: 0,
+    uid: Uid(0),
+    gid: Gid(0),
+    rdev: 0,
+    target: b"",
+    acls: Acls::NONE,
+};

@@ -46,6 +46,7 @@ impl FileSystem for Forgetful {
             read_only: false,
             max_file_size: 1 << 40,
             max_links: 100,
+            acls: false,
         }
     }
     fn root(&self) -> Result<Attr> {
