@@ -2,6 +2,7 @@
 //! Every tree is compared whole: states, times, bytes, links, attributes. Needs root and a loop
 //! device; says so where there is none.
 
+mod acls;
 #[path = "../common/mod.rs"]
 mod common;
 mod snapshot;
