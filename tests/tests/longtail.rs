@@ -57,6 +57,9 @@ const MUSL: Topic = Topic { compiler: "musl-gcc", ..PROGRAM };
 /// Where the library differs (docs/semantics.md says how).
 const FUSE: &[Lane] = &[Lane::Fuse];
 
+/// Where lists are kept.
+const LISTS: &[Lane] = &[Lane::Fuse, Lane::Preload, Lane::FuseVolume, Lane::PreloadVolume];
+
 /// Beside another preloaded library, before it and after it.
 const BESIDE_JEMALLOC: &str = r#"
 for order in "$JEMALLOC ${LD_PRELOAD-}" "${LD_PRELOAD-} $JEMALLOC"; do
@@ -191,7 +194,7 @@ fn agrees(test: &str, topic: &Topic) {
     }
     for lane in chosen(topic.ways) {
         let mut ways = vec![script("")];
-        if lane != Lane::Fuse {
+        if !matches!(lane, Lane::Fuse | Lane::FuseVolume) {
             let eager =
                 script(CONNECTED).env("POLYLANE_PATIENCE", "0").env("POLYLANE_VIEWS", "eager");
             ways.push(eager.env("POLYLANE_LEASES", "eager"));
@@ -272,6 +275,7 @@ topics! {
     hard_links_to_files_of_others = Topic { source: "links", ..PROGRAM };
     arguments_at_the_edge = Topic { source: "edges", ..PROGRAM };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
+    access_control_lists = Topic { source: "lists", ways: LISTS, ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };
     appends_to_new_files = Topic { source: "appending", ..PROGRAM };
     files_that_grow = Topic { source: "growing", ..PROGRAM };

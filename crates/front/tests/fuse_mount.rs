@@ -445,6 +445,12 @@ fn extended_attributes_come_and_go() {
     rustix::fs::removexattr(&path, "user.one").expect("removed");
     assert_eq!(rustix::fs::getxattr(&path, "user.one", value.as_mut_slice()), Err(Errno::NODATA));
     let acl = "system.posix_acl_access";
+    assert_eq!(rustix::fs::getxattr(&path, acl, value.as_mut_slice()), Err(Errno::NODATA));
+    drop(lane);
+    // As mounted for a file system without access control lists, or by a former version.
+    let lane = Mounted::without("xattr", POSIX_ACL);
+    let path = lane.path("a");
+    fs::write(&path, b"").expect("written");
     assert_eq!(rustix::fs::getxattr(&path, acl, value.as_mut_slice()), Err(Errno::OPNOTSUPP));
 }
 
@@ -558,6 +564,8 @@ fn shared_mappings_see_each_other_and_the_file() {
 
 /// As on Linux before 6.6: data goes through the page cache.
 const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+/// The same for access control lists.
+const POSIX_ACL: u64 = 1 << 20;
 
 #[test]
 #[ignore = "in a private mount namespace"]

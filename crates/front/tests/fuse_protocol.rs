@@ -10,7 +10,7 @@ use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid};
 use polylane_front::notifier::Range;
 use polylane_front::slots::{Token, Unbound};
-use polylane_vfs::{Cred, OpenFile};
+use polylane_vfs::{Cred, OpenFile, SetAttr};
 
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
@@ -95,19 +95,23 @@ fn forget(kernel: &mut Kernel, node: u64, count: u64) {
     kernel.send(FORGET, node, &count.to_ne_bytes());
 }
 
+/// An INIT of 7.45 with every flag there is.
+fn init_with_all() -> Vec<u8> {
+    let mut args = Bytes::new();
+    args.u32(7).u32(45).u32(131_072).u32(u32::MAX).u32(u32::MAX);
+    args.0.resize(64, 0);
+    args.0
+}
+
 #[test]
 fn init_agrees_on_what_both_have() {
     let mut kernel = Kernel::new();
-    let mut args = Bytes::new();
-    // 7.45 with every flag there is.
-    args.u32(7).u32(45).u32(131_072).u32(u32::MAX).u32(u32::MAX);
-    args.0.resize(64, 0);
-    let body = kernel.ask(INIT, 0, &args.0).expect("agreed");
+    let body = kernel.ask(INIT, 0, &init_with_all()).expect("agreed");
     let expected: [u32; 16] = [
         7,
         45,
         131_072,
-        0x7244_8c7b, // ASYNC_READ … INIT_EXT
+        0x7254_8c7b, // ASYNC_READ … INIT_EXT
         64 | 48 << 16,
         1 << 20,
         1,
@@ -627,6 +631,40 @@ fn extended_attributes_answer_by_size() {
     assert_eq!(kernel.ask(GETXATTR, id, &get(5, "user.k")), Ok(b"value".to_vec()));
     let acl = get(64, "system.posix_acl_access");
     assert_eq!(kernel.ask(GETXATTR, id, &acl), Err(Errno::EOPNOTSUPP));
+}
+
+/// The kernel says whether the set-gid bit goes, and asks for lists of whatever it checks.
+#[test]
+fn lists_are_kept_where_the_kernel_minds_them() {
+    let mut kernel = Kernel::new();
+    kernel.ask(INIT, 0, &init_with_all()).expect("agreed");
+    let (id, _) = create(&mut kernel, ROOT, "a");
+    let vfs = &kernel.lane.vfs;
+    let node = vfs.resolve(&Cred::root(), &vfs.root(), b"a", true).expect("made");
+    let perm = |kernel: &Kernel| kernel.lane.vfs.getattr(&node).expect("known").perm;
+    let set = |set: SetAttr| kernel.lane.vfs.setattr(&Cred::root(), &node, &set).expect("set");
+    set(SetAttr { gid: Some(Gid(5)), ..SetAttr::default() });
+    set(SetAttr { perm: Some(0o2600), ..SetAttr::default() });
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, id) in [(1u8, u32::MAX), (2, 7), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)] {
+        list.extend_from_slice(&[tag, 0, 6, 0]);
+        list.extend_from_slice(&id.to_le_bytes());
+    }
+    let name = "system.posix_acl_access";
+    let set = |how: u32| {
+        let mut args = Bytes::new();
+        args.u32(list.len() as u32).u32(0).u32(how).u32(0).name(name).raw(&list);
+        args.0
+    };
+    let mut get = Bytes::new();
+    get.u32(64).u32(0).name(name);
+    assert_eq!(kernel.ask(GETXATTR, id, &get.0), Err(Errno::ENODATA));
+    assert_eq!(kernel.ask(SETXATTR, id, &set(0)), Ok(vec![]));
+    assert_eq!(perm(&kernel), 0o2666);
+    assert_eq!(kernel.ask(SETXATTR, id, &set(1)), Ok(vec![]));
+    assert_eq!(perm(&kernel), 0o666);
+    assert_eq!(kernel.ask(GETXATTR, id, &get.0), Ok(list.clone()));
+    assert_eq!(kernel.ask(GETXATTR, SLOT_DIR, &get.0), Err(Errno::ENODATA));
 }
 
 #[test]

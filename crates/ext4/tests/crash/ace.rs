@@ -2,7 +2,7 @@
 //! for durability behind it (after ACE of CrashMonkey, OSDI 2018).
 
 use polylane_base::rng::Rng;
-use polylane_vfs::fs::{Fallocate, RenameMode};
+use polylane_vfs::fs::{Fallocate, Kind, RenameMode};
 
 use super::script::Op;
 
@@ -131,6 +131,12 @@ fn contents() -> Vec<Case> {
             "foo",
             "",
         ),
+        one(Op::SetAcl(s("foo"), 2), "foo", ""),
+        one(Op::SetAcl(s("A/bar"), 200), "A/bar", "A"),
+        (vec![Op::SetAcl(s("foo"), 200), Op::SetAcl(s("foo"), 1)], "foo", ""),
+        one(Op::Inherit(Kind::File, s("A/new"), 2), "A/new", "A"),
+        one(Op::Inherit(Kind::File, s("new"), 200), "new", ""),
+        one(Op::Inherit(Kind::Dir, s("A/dir"), 100), "A/dir", "A"),
         one(Op::Chmod(s("foo"), 0o600), "foo", ""),
         one(Op::Chmod(s("A"), 0o700), "A", ""),
     ]

@@ -1,7 +1,7 @@
 //! Random workloads on few names, so that operations meet.
 
 use polylane_base::rng::Rng;
-use polylane_vfs::fs::{Fallocate, RenameMode};
+use polylane_vfs::fs::{Fallocate, Kind, RenameMode};
 
 use super::script::Op;
 
@@ -79,7 +79,10 @@ fn step(rng: &mut Rng, sync_percent: u64) -> Op {
         71..=74 => Op::Mkdir(dir(rng)),
         75..=77 => Op::Rmdir(dir(rng)),
         78 => Op::Symlink(path(rng), 1 + rng.below(400) as usize),
-        79..=83 => Op::SetXattr(path(rng), "user.a".into(), 1 + rng.below(80) as usize),
+        79 => Op::SetAcl(path(rng), rng.below(250) as usize),
+        80 if rng.percent(50) => Op::Inherit(Kind::File, path(rng), rng.below(250) as usize),
+        80 => Op::Inherit(Kind::Dir, dir(rng), rng.below(120) as usize),
+        81..=83 => Op::SetXattr(path(rng), "user.a".into(), 1 + rng.below(80) as usize),
         84 => Op::SetXattr(path(rng), "user.b".into(), 1 + rng.below(3500) as usize),
         85 | 86 => Op::RemoveXattr(path(rng), "user.b".into()),
         87 => Op::Chmod(path(rng), rng.below(0o1000) as u32),

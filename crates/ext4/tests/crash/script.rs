@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_vfs::fs::{
-    Acls, Attr, Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
+    Acl, AclKind, Acls, Attr, Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime,
+    XattrMode,
 };
 
 /// The byte that free blocks are filled with before a run: no file may ever show it.
@@ -37,6 +38,10 @@ pub enum Op {
     Rename(String, String, RenameMode),
     SetXattr(String, String, usize),
     RemoveXattr(String, String),
+    /// An access control list with so many users, and the mode that goes with it.
+    SetAcl(String, usize),
+    /// A file or a directory that inherits lists of so many users.
+    Inherit(Kind, String, usize),
     Fsync(String),
     Fdatasync(String),
     FsyncSlot(u8),
@@ -188,6 +193,23 @@ impl<'a> Runner<'a> {
                 let ino = self.resolve(path)?.ino;
                 self.fs.removexattr(ino, name.as_bytes()).map(drop)
             }
+            Op::SetAcl(path, users) => {
+                self.serial += 1;
+                let acl = acl(self.serial, *users);
+                let (ino, perm) = (self.resolve(path)?.ino, Some(acl.mode()));
+                self.fs.set_acl(ino, AclKind::Access, Some(&acl), perm).map(drop)
+            }
+            Op::Inherit(kind, path, users) => {
+                self.serial += 1;
+                let acl = acl(self.serial, *users);
+                let (dir, name) = self.parent(path)?;
+                let default = Some(&acl).filter(|_| *kind == Kind::Dir);
+                let acls = Acls { access: Some(&acl), default };
+                let new = NewNode { perm: acl.mode(), acls, ..new_node(*kind, &[]) };
+                let changed = self.fs.create(dir, name, &new)?;
+                self.seen.push(changed.node.ino);
+                Ok(())
+            }
             Op::Fsync(path) => self.resolve(path).and_then(|attr| self.fs.fsync(attr.ino, false)),
             Op::Fdatasync(path) => self.resolve(path).and_then(|a| self.fs.fsync(a.ino, true)),
             Op::Sync => self.fs.sync(),
@@ -289,6 +311,19 @@ impl<'a> Runner<'a> {
 fn new_node(kind: Kind, target: &[u8]) -> NewNode<'_> {
     let perm = if kind == Kind::Dir { 0o755 } else { 0o644 };
     NewNode { kind, perm, uid: Uid(1000), gid: Gid(1000), rdev: 0, target, acls: Acls::NONE }
+}
+
+/// A list whose mode tells which operation made it.
+fn acl(serial: u64, users: usize) -> Acl {
+    let others = (0..users as u32).map(|uid| (2u16, 6, uid));
+    let ends = [(4, 0, u32::MAX), (16, serial % 8, u32::MAX), (32, serial / 8 % 8, u32::MAX)];
+    let mut value = 2u32.to_le_bytes().to_vec();
+    for (tag, rights, id) in [(1, 7, u32::MAX)].into_iter().chain(others).chain(ends) {
+        value.extend_from_slice(&tag.to_le_bytes());
+        value.extend_from_slice(&(rights as u16).to_le_bytes());
+        value.extend_from_slice(&id.to_le_bytes());
+    }
+    Acl::parse(&value).expect("well-formed").expect("with entries")
 }
 
 /// Bytes that tell which write made them and where: neither zero nor poison.

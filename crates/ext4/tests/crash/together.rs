@@ -60,6 +60,8 @@ fn script(seed: u64, thread: usize, len: usize) -> Vec<Op> {
             Op::Rename(from, to, mode) => Op::Rename(at(from), at(to), mode),
             Op::SetXattr(path, name, len) => Op::SetXattr(at(path), name, len),
             Op::RemoveXattr(path, name) => Op::RemoveXattr(at(path), name),
+            Op::SetAcl(path, users) => Op::SetAcl(at(path), users),
+            Op::Inherit(kind, path, users) => Op::Inherit(kind, at(path), users),
             Op::Fsync(path) => Op::Fsync(at(path)),
             Op::Fdatasync(path) => Op::Fdatasync(at(path)),
             slot_or_sync => slot_or_sync,
