@@ -7,7 +7,7 @@
 use std::fs;
 
 use polylane_tests::oracle::same_as_tmpfs;
-use polylane_tests::{LANES, Script, chosen, lacks, scripts, unavailable};
+use polylane_tests::{LANES, Lane, Script, chosen, lacks, scripts, unavailable};
 
 #[test]
 fn coreutils_print_what_they_print_on_tmpfs() {
@@ -29,6 +29,18 @@ fn coreutils_print_what_they_print_on_tmpfs() {
     };
     let cases: Vec<(String, Script)> = names.into_iter().map(script).collect();
     same_as_tmpfs(&cases, &LANES);
+}
+
+#[test]
+fn access_control_lists() {
+    let test = "access_control_lists";
+    if unavailable(test) || lacks(test, &["setfacl", "getfacl", "setpriv", "tar"]) {
+        return;
+    }
+    let (tree, commands) = (Script::file("tree.sh"), Script::file("acl.sh"));
+    let script = Script::new(format!("exec 2>&1\n{}set +e\n{}", tree.text(), commands.text()));
+    let lanes = [Lane::Fuse, Lane::Preload, Lane::FuseVolume, Lane::PreloadVolume];
+    same_as_tmpfs(&[("acl.sh".to_owned(), script)], &lanes);
 }
 
 /// Beside what ext4 answers, not tmpfs: that has user attributes from Linux 6.6 on only.
