@@ -29,7 +29,8 @@ use crate::xattr;
 pub const NAME_CREDITS: usize = 48;
 
 /// Blocks that adding a name may take: two leaves, two index nodes, the directory's tree nodes, and
-/// the first block of a new directory or link, and one for what it inherits of access control lists.
+/// the first block of a new directory or link, and one for the access control lists that it
+/// inherits.
 pub const NAME_BLOCKS: u64 = 13;
 
 /// Link counts stop here; directories then count as 1 (`dir_nlink`).

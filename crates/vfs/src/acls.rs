@@ -1,7 +1,7 @@
 //! Access control lists of live inodes: read once, kept with the inode, changed with its mode.
 //!
-//! That an inode has none, as nearly all, is a bit beside its permission bits ([`LISTED`]): one load
-//! wherever rights are decided.
+//! That an inode has none, as nearly all, is a bit beside its permission bits ([`LISTED`]): one
+//! load wherever rights are decided.
 //!
 //! # Why nobody is judged by bits without the list that they belong to
 //!
@@ -180,8 +180,8 @@ impl Vfs {
     }
 
     /// Sets or removes (`None`, or one without entries) a list. An access list sets the permission
-    /// bits, and is not kept where these say all that it says. `EPERM` unless `cred` owns the inode,
-    /// `EACCES` for a default list of what is no directory, the errors of [`Acl::parse`].
+    /// bits, and is not kept where these say all that it says. `EPERM` unless `cred` owns the
+    /// inode, `EACCES` for a default list of what is no directory, the errors of [`Acl::parse`].
     pub(crate) fn set_acl(
         &self,
         cred: &Cred,

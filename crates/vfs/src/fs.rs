@@ -27,7 +27,7 @@
 
 use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 
-pub use crate::acl::{Acl, AclKind};
+pub use crate::acl::{Acl, AclKind, Acls};
 
 /// What a directory entry or inode is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -164,26 +164,6 @@ pub struct NewNode<'a> {
     pub target: &'a [u8],
     /// What it inherits of a default list; nothing where the file system keeps none.
     pub acls: Acls<'a>,
-}
-
-/// The access control lists of something new.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Acls<'a> {
-    /// Its own; its mode agrees with it.
-    pub access: Option<&'a Acl>,
-    /// That of a directory, for what is made in it.
-    pub default: Option<&'a Acl>,
-}
-
-impl<'a> Acls<'a> {
-    /// No lists.
-    pub const NONE: Acls<'static> = Acls { access: None, default: None };
-
-    /// Each that there is.
-    pub fn each(self) -> impl Iterator<Item = (AclKind, &'a Acl)> {
-        let access = self.access.map(|acl| (AclKind::Access, acl));
-        access.into_iter().chain(self.default.map(|acl| (AclKind::Default, acl)))
-    }
 }
 
 /// Bytes of a file that were kept elsewhere since they were written, and when that was.

@@ -149,7 +149,8 @@ impl Vfs {
     /// may do
     /// ([`Vfs::reserve_names`]) before it lets it. `EAGAIN`: paths are changing just now, or there
     /// are too many names; `EOPNOTSUPP`: the path has symbolic links or `..`, what is made there
-    /// inherits access control lists, or the file system cannot promise room; `EACCES` and the errors of a path walk.
+    /// inherits access control lists, or the file system cannot promise room; `EACCES` and the
+    /// errors of a path walk.
     pub fn lease(
         &self,
         cred: &Cred,

@@ -315,7 +315,7 @@ fn lists_pass_between_setfacl_and_us() {
         run("setfacl", &["-m", "u:7:rwx,g:8:rx,d:u:7:rw,d:g:8:r", "d"], mount.path());
     }
     with_vfs(&image, |vfs| {
-        let dir = vfs.resolve(&Cred::root(), &vfs.root(), b"d", true).ok().expect("is there");
+        let dir = vfs.resolve(&Cred::root(), &vfs.root(), b"d", true).expect("is there");
         let seven = Cred { uid: Uid(7), gid: Gid(1), ..Cred::root() };
         assert_eq!(vfs.access(&seven, &dir, 7), Ok(()));
         let new = Create { kind: Kind::File, perm: 0o666, umask: 0o77, rdev: 0, target: b"" };

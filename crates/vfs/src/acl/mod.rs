@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Owner, owning group and others are in every list, once; the mask is where users or groups are
-//! named. The mode of an inode repeats the owner's rights, those of the mask (or of the owning group
-//! where there is none) and those of others.
+//! named. The mode of an inode repeats the owner's rights, those of the mask (or of the owning
+//! group where there is none) and those of others.
 
 use polylane_base::{Errno, Gid, Result, Uid};
 
@@ -186,6 +186,26 @@ impl Acl {
     /// What the mode's group bits mean.
     fn group_class(&mut self) -> &mut u32 {
         self.mask.as_mut().unwrap_or(&mut self.group)
+    }
+}
+
+/// The access control lists of something new.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Acls<'a> {
+    /// Its own; its mode agrees with it.
+    pub access: Option<&'a Acl>,
+    /// That of a directory, for what is made in it.
+    pub default: Option<&'a Acl>,
+}
+
+impl<'a> Acls<'a> {
+    /// No lists.
+    pub const NONE: Acls<'static> = Acls { access: None, default: None };
+
+    /// Each that there is.
+    pub fn each(self) -> impl Iterator<Item = (AclKind, &'a Acl)> {
+        let access = self.access.map(|acl| (AclKind::Access, acl));
+        access.into_iter().chain(self.default.map(|acl| (AclKind::Default, acl)))
     }
 }
 

@@ -1,3 +1,5 @@
+//! Lists by the words of acl(5), examples and random ones.
+
 use polylane_base::rng::Rng;
 use polylane_base::sync::Arc;
 
