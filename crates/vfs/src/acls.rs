@@ -97,7 +97,7 @@ impl Inode {
         }
     }
 
-    /// The lists of an inode that was just made.
+    /// The lists of an inode that was just made, and that nobody knows yet.
     pub(crate) fn made_with(&self, inherited: Inherited) {
         let mut known = self.acls.lock();
         let each = [(AclKind::Access, inherited.access), (AclKind::Default, inherited.default)];

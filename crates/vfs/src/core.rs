@@ -9,6 +9,7 @@ use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use polylane_base::sync::{Arc, Mutex, Weak, thread};
 use polylane_base::{Errno, Ino, Result, Time};
 
+use crate::acls::Inherited;
 use crate::cache::PageCache;
 use crate::dentry::{Cached, DentryTable};
 use crate::fs::{Attr, Character, FileSystem, Kind, Revived};
@@ -83,13 +84,26 @@ impl Core {
         Arc::new(Inode::new(Arc::clone(self), id, attr, parent))
     }
 
+    /// The inode of the root.
+    pub(crate) fn adopt_root(self: &Arc<Self>, attr: Attr) -> Node {
+        let node = self.build(attr, None);
+        self.inodes.insert(&node);
+        node
+    }
+
     /// The inode of something that was just created.
-    pub(crate) fn adopt_new(self: &Arc<Self>, attr: Attr, parent: Option<&Node>) -> Node {
+    pub(crate) fn adopt_new(
+        self: &Arc<Self>,
+        attr: Attr,
+        parent: Option<&Node>,
+        inherited: Inherited,
+    ) -> Node {
         let node = self.build(attr, parent);
         if attr.kind == Kind::File {
-            // What is new has no attributes.
+            // What is new has no attributes but what it inherited.
             node.raise(NO_CAPS);
         }
+        node.made_with(inherited);
         self.inodes.insert(&node);
         node
     }

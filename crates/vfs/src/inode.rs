@@ -77,7 +77,7 @@ pub struct Inode {
     pub(crate) lock: RwLock<()>,
     parent: Mutex<Option<Node>>,
     target: OnceLock<Box<[u8]>>,
-    /// Its access control lists, as far as they are known; by [`AclKind`].
+    /// Its access control lists, as far as they are known; by [`AclKind`](crate::acl::AclKind).
     pub(crate) acls: Mutex<[Option<Arc<Acl>>; 2]>,
     pages: OnceLock<Box<FilePages>>,
     /// Who shows its clients what is in the file.

@@ -210,8 +210,7 @@ impl Vfs {
         core.marks.name_changes(dir, name);
         let changed = core.create(cred, dir, name, &node)?;
         dir.keep_now(changed.dir);
-        let node = core.adopt_new(changed.node, Some(dir));
-        node.made_with(inherited);
+        let node = core.adopt_new(changed.node, Some(dir), inherited);
         core.dentries.put(dir.id, name, Some(&node));
         Ok(node)
     }
@@ -231,8 +230,7 @@ impl Vfs {
             let (kind, uid, rdev, acls) = (Kind::File, cred.uid, 0, inherited.acls());
             let new = NewNode { kind, perm, uid, gid, rdev, target: b"", acls };
             let attr = self.core.fs.create_unlinked(dir.ino(), &new)?;
-            let node = self.core.adopt_new(attr, None);
-            node.made_with(inherited);
+            let node = self.core.adopt_new(attr, None, inherited);
             node.raise(LINKABLE);
             Ok(node)
         })

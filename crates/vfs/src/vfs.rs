@@ -94,7 +94,7 @@ impl Vfs {
         if attr.kind != Kind::Dir {
             return Err(Errno::ENOTDIR);
         }
-        let root = core.adopt_new(attr, None);
+        let root = core.adopt_root(attr);
         let flusher = core.character.cache_data.then(|| start_flusher(&core)).transpose()?;
         Ok(Arc::new(Vfs { core, root, flusher }))
     }
