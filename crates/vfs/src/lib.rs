@@ -30,6 +30,7 @@ mod access;
 mod acl;
 mod acls;
 mod attrs;
+mod bytes;
 mod cache;
 mod caps;
 mod core;
