@@ -183,6 +183,12 @@ impl InodeTable {
         self.shard(cell.ino).lock().entry(cell.ino).or_insert(cell).clone()
     }
 
+    /// Enters the cell of an inode that was just made, in place of any former one of its number.
+    pub fn replace(&self, cell: Arc<Cell>) {
+        let former = self.shard(cell.ino).lock().insert(cell.ino, cell);
+        drop(former);
+    }
+
     /// Takes a cell out.
     pub fn remove(&self, ino: u32) -> Option<Arc<Cell>> {
         self.shard(ino).lock().remove(&ino)

@@ -118,8 +118,8 @@ fn make_inode(
     raw.set_generation(volume.next_generation());
     raw.set_links(if is_dir { 2 } else { 1 });
     let cell = Cell::new(ino, volume.seed, raw);
-    volume.inodes.remove(ino);
-    Ok(volume.inodes.enter(cell))
+    volume.inodes.replace(cell.clone());
+    Ok(cell)
 }
 
 fn fill_inode(

@@ -245,7 +245,9 @@ impl Worker {
 
     /// A sleep is over. Where CPUs are short the worker goes to its client's.
     fn slept(&mut self, took: Duration) {
-        if self.post.slept(self.budget.crowded, self.client) {
+        // Who slept for its client's sake alone has learnt nothing of others.
+        let learnt = self.budget.crowded || !self.budget.yielding || self.post.has_joined();
+        if learnt && self.post.slept(self.budget.crowded, self.client) {
             self.roster.set_cpu(self.post.here());
         }
         self.budget.slept(took);
