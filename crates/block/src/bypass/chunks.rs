@@ -141,14 +141,14 @@ mod tests {
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
-                    for _ in 0..20_000 {
+                    for _ in 0..if cfg!(miri) { 100 } else { 20_000 } {
                         if let Found::Chunk(_) = chunks.enter(0) {
                             chunks.leave(0);
                         }
                     }
                 });
             }
-            for round in 0..500 {
+            for round in 0..if cfg!(miri) { 10 } else { 500 } {
                 chunks.close(0);
                 assert!(chunks.drain(0, Instant::now() + Duration::from_secs(30)));
                 chunks.open_as(0, (round % 2 == 1).then_some(1));

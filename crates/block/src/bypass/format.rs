@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(back, page);
         page.set_entry(507, entry);
         assert_eq!((page.entry(507), page.entry(506).owner), (entry, page.entry(506).owner));
-        for at in 0..PAGE_BYTES {
+        for at in (0..PAGE_BYTES).step_by(if cfg!(miri) { 1021 } else { 1 }) {
             let mut damaged = bytes;
             damaged[at] ^= 1 << (at % 8);
             assert_eq!(Page::decode(&damaged, &[3; 16], 5), None, "byte {at}");

@@ -151,7 +151,7 @@ mod tests {
         let table: Box<Names> = Box::new(Names::new());
         let mut map = HashMap::new();
         let mut state = 1_u64;
-        for _ in 0..200_000 {
+        for _ in 0..if cfg!(miri) { 400 } else { 200_000 } {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695);
             let number = state >> 33;
             let (lease, text) = ((number % 3) as u8, format!("name-{}", number / 3 % 1500));

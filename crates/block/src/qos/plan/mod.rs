@@ -562,7 +562,7 @@ mod tests {
     fn accounts_hold_their_bounds_in_every_small_case() {
         let lefts = [-5_000_000, -1, 0, 1, 400_000, 50_000_000];
         for (left, weight) in lefts.into_iter().flat_map(|l| (1..=4).map(move |w| (l, w))) {
-            for flags in 0..64_u32 {
+            for flags in (0..64_u32).step_by(if cfg!(miri) { 31 } else { 1 }) {
                 for floor_ns in [0, 1, 3_000_000, u64::MAX] {
                     check(left, weight, flags, floor_ns);
                 }
