@@ -332,13 +332,8 @@ pub fn create_unlinked(volume: &Volume, dir: u32, new: &NewNode<'_>) -> Result<A
 }
 
 /// Makes the device 0/0 that stands for a removed name in a union, and returns its number.
-pub(crate) fn make_whiteout(
-    volume: &Volume,
-    handle: &Handle<'_>,
-    parent: u32,
-    new: &NewNode<'_>,
-) -> Result<u32> {
-    let cell = make_inode(volume, handle, parent, new, Room::Free)?;
+pub(crate) fn make_whiteout(volume: &Volume, handle: &Handle<'_>, parent: u32) -> Result<u32> {
+    let cell = make_inode(volume, handle, parent, &NewNode::WHITEOUT, Room::Free)?;
     volume.store(handle, &cell, &mut cell.core.write(), true)?;
     Ok(cell.ino)
 }

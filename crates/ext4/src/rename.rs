@@ -2,8 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::{Arc, RwLockWriteGuard};
-use polylane_base::{Gid, Uid};
-use polylane_vfs::fs::{Acls, Kind, NewNode, RenameMode, Renamed};
+use polylane_vfs::fs::{Kind, RenameMode, Renamed};
 
 use crate::dir::{self, Found, Name};
 use crate::error::Result;
@@ -176,16 +175,7 @@ impl Move<'_> {
         if self.mode != RenameMode::Whiteout {
             return dir::remove(volume, handle, self.source, from, self.from, found);
         }
-        let new = NewNode {
-            kind: Kind::Char,
-            perm: 0,
-            uid: Uid(0),
-            gid: Gid(0),
-            rdev: 0,
-            target: b"",
-            acls: Acls::NONE,
-        };
-        let whiteout = crate::ops::make_whiteout(volume, handle, self.source.ino, &new)?;
+        let whiteout = crate::ops::make_whiteout(volume, handle, self.source.ino)?;
         let kind = file_type((Kind::Char.mode_bits()) as u16);
         dir::replace(volume, handle, self.source, from, found, whiteout, kind)
     }

@@ -52,6 +52,15 @@ impl Ext4 {
         self.guard(run)
     }
 
+    fn change_xattr(&self, ino: Ino, change: &xattr::Change<'_>) -> polylane_base::Result<Attr> {
+        self.changing(|| {
+            let cell = self.volume.cell(number(ino)?)?;
+            let mut core = cell.core.write();
+            xattr::set(&self.volume, &cell, &mut core, change)?;
+            Ok(self.volume.attr(&cell, &core))
+        })
+    }
+
     fn change(&self, ino: u32, set: &SetAttr) -> Result<Attr> {
         let cell = self.volume.cell(ino)?;
         let mut core = cell.core.write();
@@ -357,13 +366,7 @@ impl FileSystem for Ext4 {
         value: &[u8],
         mode: XattrMode,
     ) -> polylane_base::Result<Attr> {
-        self.changing(|| {
-            let cell = self.volume.cell(number(ino)?)?;
-            let mut core = cell.core.write();
-            let change = xattr::Change { name, value: Some(value), mode, perm: None };
-            xattr::set(&self.volume, &cell, &mut core, &change)?;
-            Ok(self.volume.attr(&cell, &core))
-        })
+        self.change_xattr(ino, &xattr::Change { name, value: Some(value), mode, perm: None })
     }
 
     fn listxattr(&self, ino: Ino) -> polylane_base::Result<Vec<Vec<u8>>> {
@@ -375,14 +378,8 @@ impl FileSystem for Ext4 {
     }
 
     fn removexattr(&self, ino: Ino, name: &[u8]) -> polylane_base::Result<Attr> {
-        self.changing(|| {
-            let cell = self.volume.cell(number(ino)?)?;
-            let mut core = cell.core.write();
-            let mode = XattrMode::Replace;
-            let change = xattr::Change { name, value: None, mode, perm: None };
-            xattr::set(&self.volume, &cell, &mut core, &change)?;
-            Ok(self.volume.attr(&cell, &core))
-        })
+        let mode = XattrMode::Replace;
+        self.change_xattr(ino, &xattr::Change { name, value: None, mode, perm: None })
     }
 
     fn set_acl(
@@ -392,14 +389,8 @@ impl FileSystem for Ext4 {
         acl: Option<&Acl>,
         perm: Option<u32>,
     ) -> polylane_base::Result<Attr> {
-        self.changing(|| {
-            let cell = self.volume.cell(number(ino)?)?;
-            let mut core = cell.core.write();
-            let (name, value, mode) = (kind.name(), acl.map(Acl::to_value), XattrMode::Any);
-            let change = xattr::Change { name, value: value.as_deref(), mode, perm };
-            xattr::set(&self.volume, &cell, &mut core, &change)?;
-            Ok(self.volume.attr(&cell, &core))
-        })
+        let (name, value, mode) = (kind.name(), acl.map(Acl::to_value), XattrMode::Any);
+        self.change_xattr(ino, &xattr::Change { name, value: value.as_deref(), mode, perm })
     }
 
     fn can_lose_name(&self, ino: Ino) -> bool {

@@ -134,12 +134,12 @@ pub fn set_first(
     acls: Acls<'_>,
 ) -> Result<()> {
     let each = acls.each().map(|(kind, acl)| stored(kind.name(), &acl.to_value()));
-    let (inside, outside) =
-        distribute(core.raw.xattr_area().len(), each.collect::<Result<Vec<_>>>()?);
-    check_room(volume, &outside)?;
-    if inside.is_empty() && outside.is_empty() {
+    let attributes = each.collect::<Result<Vec<_>>>()?;
+    if attributes.is_empty() {
         return Ok(());
     }
+    let (inside, outside) = distribute(core.raw.xattr_area().len(), attributes);
+    check_room(volume, &outside)?;
     write(volume, handle, cell, core, (&inside, &outside))
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use polylane_base::{Errno, Gid, Ino, TestClock, Uid};
 use polylane_ext4::Ext4;
+use polylane_testkit::acl::{self, NOBODY};
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::{Acl, AclKind, Acls, FileSystem, Kind, NewNode, SetAttr, XattrMode};
 use polylane_vfs::{Create, Cred, Vfs};
@@ -18,14 +19,8 @@ const ACCESS: &[u8] = AclKind::Access.name();
 /// The attribute of a list that names that many users.
 fn value(users: u32) -> Vec<u8> {
     let named = (0..users).map(|uid| (2u16, 6u16, 100 + uid));
-    let ends = [(4, 4, u32::MAX), (16, 6, u32::MAX), (32, 0, u32::MAX)];
-    let mut value = 2u32.to_le_bytes().to_vec();
-    for (tag, rights, id) in [(1, 6, u32::MAX)].into_iter().chain(named).chain(ends) {
-        value.extend_from_slice(&tag.to_le_bytes());
-        value.extend_from_slice(&rights.to_le_bytes());
-        value.extend_from_slice(&id.to_le_bytes());
-    }
-    value
+    let ends = [(4, 4, NOBODY), (16, 6, NOBODY), (32, 0, NOBODY)];
+    acl::value([(1, 6, NOBODY)].into_iter().chain(named).chain(ends))
 }
 
 fn acl(users: u32) -> Acl {

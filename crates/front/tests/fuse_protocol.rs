@@ -645,11 +645,7 @@ fn lists_are_kept_where_the_kernel_minds_them() {
     let set = |set: SetAttr| kernel.lane.vfs.setattr(&Cred::root(), &node, &set).expect("set");
     set(SetAttr { gid: Some(Gid(5)), ..SetAttr::default() });
     set(SetAttr { perm: Some(0o2600), ..SetAttr::default() });
-    let mut list = 2u32.to_le_bytes().to_vec();
-    for (tag, id) in [(1u8, u32::MAX), (2, 7), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)] {
-        list.extend_from_slice(&[tag, 0, 6, 0]);
-        list.extend_from_slice(&id.to_le_bytes());
-    }
+    let list = polylane_testkit::acl::naming_one(6);
     let name = "system.posix_acl_access";
     let set = |how: u32| {
         let mut args = Bytes::new();

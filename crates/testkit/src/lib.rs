@@ -13,12 +13,14 @@
 //! | `probe` | what a host directory can do | tests that use one |
 //! | `sim` | a disk that records, delays, fails, and is cut off at any write | crash tests |
 //! | `block_suite` | checks that every `BlockDevice` must pass | `tests/` of each device |
+//! | `acl` | values of access control lists | tests that set some |
 //! | `effort` | how much a test does: a sample or everything | what the campaign runs in full |
 //! | `driver` | both side by side, compared after every step | `tests/model.rs` |
 //!
 //! Code here may panic: it runs in tests, and a panic is how a test says no.
 #![forbid(unsafe_code)]
 
+pub mod acl;
 pub mod block_suite;
 pub mod driver;
 pub mod effort;

@@ -401,11 +401,7 @@ impl FileSystem for Model {
                     _ => {}
                 }
                 if mode == RenameMode::Whiteout {
-                    let (uid, gid) = (Uid(0), Gid(0));
-                    let kind = Kind::Char;
-                    let new =
-                        NewNode { kind, perm: 0, uid, gid, rdev: 0, target: b"", acls: Acls::NONE };
-                    let left = state.add(&new, 1, now).ino;
+                    let left = state.add(&NewNode::WHITEOUT, 1, now).ino;
                     state.insert(from_dir, from, left, now)?;
                 }
             }

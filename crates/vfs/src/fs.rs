@@ -167,6 +167,20 @@ pub struct NewNode<'a> {
     pub acls: Acls<'a>,
 }
 
+impl NewNode<'static> {
+    /// What [`RenameMode::Whiteout`] leaves, and overlay file systems read as "nothing here": a
+    /// character device 0/0.
+    pub const WHITEOUT: NewNode<'static> = NewNode {
+        kind: Kind::Char,
+        perm: 0,
+        uid: Uid(0),
+        gid: Gid(0),
+        rdev: 0,
+        target: b"",
+        acls: Acls::NONE,
+    };
+}
+
 /// Bytes of a file that were kept elsewhere since they were written, and when that was.
 pub struct Late<'a> {
     /// The file.

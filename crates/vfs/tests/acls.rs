@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::*;
 use polylane_base::{Errno, Gid, Uid};
+use polylane_testkit::acl::{NOBODY, value};
 use polylane_testkit::fault::Call;
 use polylane_vfs::fs::{AclKind, SetAttr, XattrMode};
 use polylane_vfs::{Create, Cred, Kind, Node};
@@ -16,8 +17,7 @@ const DEFAULT: &[u8] = AclKind::Default.name();
 
 /// `u::7 u:2:5 g::4 m::5 o::0`, with tags as setfacl(1) writes them.
 fn acl(text: &str) -> Vec<u8> {
-    let mut value = 2u32.to_le_bytes().to_vec();
-    for entry in text.split(' ') {
+    let entry = |entry: &str| {
         let mut parts = entry.split(':');
         let (class, id) = (parts.next().unwrap(), parts.next().unwrap());
         let rights: u16 = parts.next().unwrap().parse().unwrap();
@@ -29,11 +29,9 @@ fn acl(text: &str) -> Vec<u8> {
             ("m", _) => 16,
             _ => 32,
         };
-        value.extend_from_slice(&tag.to_le_bytes());
-        value.extend_from_slice(&rights.to_le_bytes());
-        value.extend_from_slice(&id.parse().unwrap_or(u32::MAX).to_le_bytes());
-    }
-    value
+        (tag, rights, id.parse().unwrap_or(NOBODY))
+    };
+    value(text.split(' ').map(entry))
 }
 
 impl Lane {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use common::{O_CREAT, O_RDONLY, O_TMPFILE, errno, options, user};
 use polylane_base::rng::Rng;
 use polylane_base::{Errno, Gid, Uid};
+use polylane_testkit::acl;
 use polylane_vfs::fs::{AclKind, SetAttr, SetTime, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Create, Cred, Holder, Kind, Node, PathError, RENAME_EXCHANGE, Vfs};
@@ -229,17 +230,12 @@ impl Lane {
         self.vfs.setattr(&Cred::root(), &self.node(path), &set).unwrap();
     }
 
-    /// Names in a directory, by a stranger's listing.
     fn set_acl(&self, path: &str, kind: AclKind) {
-        let mut value = 2u32.to_le_bytes().to_vec();
-        for (tag, id) in [(1u8, u32::MAX), (2, 7), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)] {
-            value.extend_from_slice(&[tag, 0, 7, 0]);
-            value.extend_from_slice(&id.to_le_bytes());
-        }
-        let (node, mode) = (self.node(path), XattrMode::Any);
+        let (node, value, mode) = (self.node(path), acl::naming_one(7), XattrMode::Any);
         self.vfs.setxattr(&Cred::root(), &node, kind.name(), &value, mode).unwrap();
     }
 
+    /// Names in a directory, by a stranger's listing.
     fn list(&self, path: &str) -> BTreeSet<String> {
         let cred = Cred::root();
         let dir = self.vfs.open_path(&cred, &self.root, path.as_bytes(), O_RDONLY, 0, 0).unwrap();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use common::options;
+use polylane_testkit::acl;
 use polylane_vfs::fs::{AclKind, SetAttr, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{
@@ -96,12 +97,7 @@ impl House {
     }
 
     fn set_acl(&self, path: &str, kind: AclKind) {
-        let mut value = 2u32.to_le_bytes().to_vec();
-        for (tag, id) in [(1u8, u32::MAX), (2, 7), (4, u32::MAX), (16, u32::MAX), (32, u32::MAX)] {
-            value.extend_from_slice(&[tag, 0, 7, 0]);
-            value.extend_from_slice(&id.to_le_bytes());
-        }
-        let node = self.node(path);
+        let (node, value) = (self.node(path), acl::naming_one(7));
         self.vfs.setxattr(&self.cred, &node, kind.name(), &value, XattrMode::Any).unwrap();
     }
 

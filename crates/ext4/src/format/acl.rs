@@ -69,13 +69,8 @@ mod tests {
 
     #[test]
     fn lists_come_back_and_others_are_refused() {
-        let mut attribute = 2u32.to_le_bytes().to_vec();
-        for (tag, perm, id) in [(1u16, 6u16, NO_ID), (2, 6, 1234), (4, 4, NO_ID), (0x20, 4, NO_ID)]
-        {
-            attribute.extend_from_slice(&tag.to_le_bytes());
-            attribute.extend_from_slice(&perm.to_le_bytes());
-            attribute.extend_from_slice(&id.to_le_bytes());
-        }
+        let entries = [(1, 6, NO_ID), (2, 6, 1234), (4, 4, NO_ID), (0x20, 4, NO_ID)];
+        let mut attribute = polylane_testkit::acl::value(entries);
         let disk = to_disk(&attribute).expect("a list");
         assert_eq!(disk.len(), 4 + 3 * 4 + 8);
         assert_eq!(from_disk(&disk), Some(attribute.clone()));

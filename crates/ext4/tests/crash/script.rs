@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
+use polylane_testkit::acl::{NOBODY, value};
 use polylane_vfs::fs::{
     Acl, AclKind, Acls, Attr, Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime,
     XattrMode,
@@ -315,14 +316,10 @@ fn new_node(kind: Kind, target: &[u8]) -> NewNode<'_> {
 
 /// A list whose mode tells which operation made it.
 fn acl(serial: u64, users: usize) -> Acl {
-    let others = (0..users as u32).map(|uid| (2u16, 6, uid));
-    let ends = [(4, 0, u32::MAX), (16, serial % 8, u32::MAX), (32, serial / 8 % 8, u32::MAX)];
-    let mut value = 2u32.to_le_bytes().to_vec();
-    for (tag, rights, id) in [(1, 7, u32::MAX)].into_iter().chain(others).chain(ends) {
-        value.extend_from_slice(&tag.to_le_bytes());
-        value.extend_from_slice(&(rights as u16).to_le_bytes());
-        value.extend_from_slice(&id.to_le_bytes());
-    }
+    let others = (0..users as u32).map(|uid| (2, 6, uid));
+    let [mask, rest] = [serial % 8, serial / 8 % 8].map(|rights| rights as u16);
+    let ends = [(4, 0, NOBODY), (16, mask, NOBODY), (32, rest, NOBODY)];
+    let value = value([(1, 7, NOBODY)].into_iter().chain(others).chain(ends));
     Acl::parse(&value).expect("well-formed").expect("with entries")
 }
 

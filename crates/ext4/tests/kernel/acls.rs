@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use polylane_base::rng::Rng;
 use polylane_base::{Errno, Gid, TestClock, Uid};
+use polylane_testkit::acl::{NOBODY, value};
 use polylane_testkit::ops::UMASK;
 use polylane_testkit::subject::small_options;
 use polylane_vfs::fs::{AclKind, FileSystem, Kind, SetAttr, XattrMode};
@@ -33,12 +34,8 @@ enum Step {
 }
 
 fn random_list(rng: &mut Rng) -> Vec<u8> {
-    let mut value = 2u32.to_le_bytes().to_vec();
-    let mut put = |tag: u16, rights: u64, id: u32| {
-        value.extend_from_slice(&tag.to_le_bytes());
-        value.extend_from_slice(&(rights as u16).to_le_bytes());
-        value.extend_from_slice(&id.to_le_bytes());
-    };
+    let mut entries = Vec::new();
+    let mut put = |tag: u16, rights: u64, id: u32| entries.push((tag, rights as u16, id));
     let mut any = || rng.below(8);
     let [owner, group, mask, others] = std::array::from_fn(|_| any());
     // Long ones do not fit into an inode.
@@ -47,15 +44,15 @@ fn random_list(rng: &mut Rng) -> Vec<u8> {
         1..3 => [0, 0],
         _ => [rng.below(4), rng.below(4)],
     };
-    put(1, owner, u32::MAX);
+    put(1, owner, NOBODY);
     (0..counts[0]).for_each(|at| put(2, rng.below(8), 1 + (at + rng.below(3)) as u32));
-    put(4, group, u32::MAX);
+    put(4, group, NOBODY);
     (0..counts[1]).for_each(|at| put(8, rng.below(8), 10 + (at + rng.below(3)) as u32));
     if counts != [0, 0] || rng.percent(50) {
-        put(16, mask, u32::MAX);
+        put(16, mask, NOBODY);
     }
-    put(32, others, u32::MAX);
-    value
+    put(32, others, NOBODY);
+    value(entries)
 }
 
 struct Steps {

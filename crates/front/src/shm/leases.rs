@@ -130,7 +130,7 @@ impl Session {
     /// Applies what the client streamed so far. Two loads when that is nothing.
     #[inline]
     pub(super) fn settle(&self) {
-        if self.leases.open.load(Ordering::Acquire)
+        if self.has_leases()
             && self.channel.stream().is_waiting(self.leases.applied.load(Ordering::Acquire))
         {
             self.apply_all(&mut self.leases.state.lock());
@@ -165,7 +165,7 @@ impl Session {
         if current && state.dirs.iter().all(Option::is_some) {
             self.end_all(&mut state);
         }
-        let afresh = !self.leases.open.load(Ordering::Acquire);
+        let afresh = !self.has_leases();
         let place = state.dirs.iter().position(Option::is_none);
         match place.filter(|_| current && !state.closed && self.make_room(&mut state)) {
             Some(place) => {
@@ -206,6 +206,7 @@ impl Session {
     }
 
     /// Whether there is a lease just now.
+    #[inline]
     pub(super) fn has_leases(&self) -> bool {
         self.leases.open.load(Ordering::Acquire)
     }

@@ -174,7 +174,7 @@ impl Worker {
                 // Not one more round: it could end in a sleep from which nobody rings.
                 continue;
             }
-            let (count, client) = self.round();
+            let count = self.round();
             self.unheard += count + 1;
             if self.unheard >= LISTEN_PERIOD && self.roster.any_dormant() {
                 self.listen(Some(Duration::ZERO));
@@ -182,7 +182,7 @@ impl Worker {
             if count > 0 {
                 self.slices.served(count as u64, || self.stats.moved());
                 self.false_hints = 0;
-                self.waited_for(client);
+                self.waited_for();
             } else if self.budget.spin(self.roster.hot_count() as u32, sched::give_way) {
                 std::hint::spin_loop();
             } else {
@@ -191,38 +191,36 @@ impl Worker {
         }
         self.roster.heat_all();
         for _ in 0..LAST_ROUNDS {
-            if self.round().0 == 0 {
+            if self.round() == 0 {
                 break;
             }
         }
     }
 
-    /// Somebody was served who waits on that CPU, perhaps this very one: then the client waits for
-    /// the CPU, not only for the reply.
-    fn waited_for(&mut self, client: u32) {
-        self.client = client;
-        if self.post.served(client) {
+    /// Somebody was served who waits, perhaps on this very CPU: then the client waits for the CPU,
+    /// not only for the reply.
+    fn waited_for(&mut self) {
+        if self.post.served(self.client) {
             self.roster.set_cpu(self.post.here());
-        } else if client == self.post.here() {
+        } else if self.client == self.post.here() {
             return self.budget.yield_now();
         }
         self.budget.found();
     }
 
-    /// A few requests of each channel; returns how many there were, and where the last came from.
-    fn round(&mut self) -> (usize, u32) {
+    /// A few requests of each channel; returns how many there were.
+    fn round(&mut self) -> usize {
         let around = (&*self.helpers, &*self.stats);
-        let scratch = &mut self.scratch;
-        let mut client = self.client;
+        let (scratch, client) = (&mut self.scratch, &mut self.client);
         let count = self.roster.round(BATCH, |session, mailbox| {
-            client = session.channel.client_cpu(mailbox);
+            *client = session.channel.client_cpu(mailbox);
             beat::busy();
             dispatch::on_worker(session, mailbox, scratch, around);
         });
         if count > 0 {
             beat::idle();
         }
-        (count, client)
+        count
     }
 
     /// Announces sleep, looks once more, sleeps until a client or the inbox rings.

@@ -2,19 +2,12 @@
 
 use polylane_base::rng::Rng;
 use polylane_base::sync::Arc;
+use polylane_testkit::acl::Entry;
 
 use super::*;
 
-type Entry = (u16, u16, u32);
-
 fn value(entries: &[Entry]) -> Vec<u8> {
-    let mut bytes = VERSION.to_le_bytes().to_vec();
-    for (tag, rights, id) in entries {
-        bytes.extend_from_slice(&tag.to_le_bytes());
-        bytes.extend_from_slice(&rights.to_le_bytes());
-        bytes.extend_from_slice(&id.to_le_bytes());
-    }
-    bytes
+    polylane_testkit::acl::value(entries.iter().copied())
 }
 
 fn parse(entries: &[Entry]) -> Result<Option<Acl>> {

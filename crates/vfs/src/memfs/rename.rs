@@ -8,9 +8,9 @@ use super::MemFs;
 use super::dir::Target;
 use super::inode::Inode;
 use super::table::Slot;
-use crate::fs::{Acls, Attr, Kind, NewNode, RenameMode, Renamed};
+use crate::fs::{Attr, Kind, NewNode, RenameMode, Renamed};
 use polylane_base::sync::RwLockWriteGuard;
-use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
+use polylane_base::{Errno, Ino, Result, Time};
 
 /// Where a name moves from and to.
 #[derive(Clone, Copy)]
@@ -69,7 +69,7 @@ impl MemFs {
             Some((false, true)) => return Err(Errno::EISDIR),
             _ => {}
         }
-        let whiteout = whiteout.then(|| self.place(&WHITEOUT, 1, now)).transpose()?;
+        let whiteout = whiteout.then(|| self.place(&NewNode::WHITEOUT, 1, now)).transpose()?;
         let buried = self.bury_replaced(other, now);
         let mut other_attr = buried.inspect_err(|_| {
             if let Some(attr) = whiteout {
@@ -147,14 +147,3 @@ impl MemFs {
         })
     }
 }
-
-/// What overlay file systems read as "nothing here": a character device 0/0.
-const WHITEOUT: NewNode<'static> = NewNode {
-    kind: Kind::Char,
-    perm: 0,
-    uid: Uid(0),
-    gid: Gid(0),
-    rdev: 0,
-    target: b"",
-    acls: Acls::NONE,
-};
