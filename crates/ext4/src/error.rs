@@ -124,7 +124,7 @@ impl From<Error> for Errno {
         match error {
             Error::Errno(errno) => errno,
             // Linux: EFSCORRUPTED is EUCLEAN.
-            Error::Corrupt(_) => Errno(117),
+            Error::Corrupt(_) => Errno::EUCLEAN,
             Error::Incompatible(_) => Errno::EOPNOTSUPP,
             Error::Device(error) => error.into(),
             Error::Unreplayed(_) | Error::Stopped => Errno::EROFS,

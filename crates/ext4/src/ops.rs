@@ -88,7 +88,7 @@ pub fn lookup(volume: &Volume, dir: u32, name: &[u8]) -> Result<Arc<Cell>> {
 /// An entry that names a free inode is damage, not staleness.
 fn dangling(error: Error) -> Error {
     match error {
-        Error::Errno(Errno::ESTALE) => Error::Errno(Errno(117)),
+        Error::Errno(Errno::ESTALE) => Error::Errno(Errno::EUCLEAN),
         other => other,
     }
 }
@@ -431,7 +431,7 @@ pub(crate) fn named(
 ) -> Result<(Arc<Cell>, Found)> {
     let found = dir::lookup(volume, parent, above, name)?.ok_or(Errno::ENOENT)?;
     if found.ino == parent.ino {
-        return Err(Errno(117).into());
+        return Err(Errno::EUCLEAN.into());
     }
     Ok((volume.cell(found.ino).map_err(dangling)?, found))
 }

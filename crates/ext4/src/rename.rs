@@ -88,9 +88,9 @@ impl Move<'_> {
         if dirs.to().raw.links() == 0 {
             return Err(Errno::ENOENT.into());
         }
-        let (cell, found) = named(volume, self.source, dirs.from(), self.from)?;
+        let (cell, found) = self.elsewhere(named(volume, self.source, dirs.from(), self.from)?)?;
         let existing = match named(volume, self.target, dirs.to(), self.to) {
-            Ok(existing) => Some(existing),
+            Ok(existing) => Some(self.elsewhere(existing)?),
             Err(crate::Error::Errno(Errno::ENOENT)) => None,
             Err(error) => return Err(error),
         };
@@ -103,6 +103,15 @@ impl Move<'_> {
                 self.exchange(dirs, (&cell, found), (&other, place))
             }
             (_, existing) => self.replace(dirs, (&cell, found), existing),
+        }
+    }
+
+    /// Refuses a name of one of the two directories, which are locked: on a sound tree the VFS has
+    /// refused that, since one is above the other.
+    fn elsewhere(&self, (cell, found): (Arc<Cell>, Found)) -> Result<(Arc<Cell>, Found)> {
+        match cell.ino == self.source.ino || cell.ino == self.target.ino {
+            true => Err(Errno::EUCLEAN.into()),
+            false => Ok((cell, found)),
         }
     }
 

@@ -15,7 +15,7 @@ use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::{BlockDevice, Error as DeviceError};
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
-use polylane_vfs::fs::{Acls, FileSystem, Kind, NewNode};
+use polylane_vfs::fs::{Acls, FileSystem, Kind, NewNode, RenameMode};
 use polylane_vfs::{Cred, Vfs};
 
 const ROOT: Ino = Ino(2);
@@ -276,7 +276,7 @@ fn damage_is_written_down_for_e2fsck() {
     bytes[at + 0x90] ^= 0xff;
     let disk = SimDisk::new(Image::new(bytes), SimOptions::default());
     let fs = open(disk.clone());
-    assert_eq!(fs.lookup(ROOT, &name(1)).map(|attr| attr.ino), Err(Errno(117)));
+    assert_eq!(fs.lookup(ROOT, &name(1)).map(|attr| attr.ino), Err(Errno::EUCLEAN));
     assert!(fs.is_stopped());
     drop(fs);
     let image = common::save(&common::load(&disk.image().bytes()));
@@ -290,6 +290,26 @@ fn damage_is_written_down_for_e2fsck() {
     assert!(mended.status.code().is_some_and(|code| code & !3 == 0));
     let fs = open(common::load(&std::fs::read(image.path()).unwrap()));
     check(&fs, 1);
+    fs.close().unwrap();
+}
+
+/// Where damage has made a directory's name appear below itself, a rename meets the directories
+/// that it works in once more. The VFS, which knows the tree, is left out here.
+#[test]
+fn renames_between_a_directory_and_one_above_it_end() {
+    if !common::have_tools() {
+        return;
+    }
+    let bytes = common::image(16, &[common::LANE, &["-J", "size=4"]].concat());
+    let fs = open(common::load(&bytes));
+    let directory = NewNode { kind: Kind::Dir, ..file() };
+    let above = fs.create(ROOT, b"above", &directory).unwrap().node.ino;
+    fs.create(above, b"below", &directory).unwrap();
+    for mode in [RenameMode::Replace, RenameMode::Exchange] {
+        let up = fs.rename(above, b"below", ROOT, b"above", mode);
+        let down = fs.rename(ROOT, b"above", above, b"below", mode);
+        assert_eq!((up, down), (Err(Errno::EUCLEAN), Err(Errno::EUCLEAN)));
+    }
     fs.close().unwrap();
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_block::Error as DeviceError;
 use polylane_sys::buffer::Buffer;
@@ -11,9 +12,6 @@ use super::log::{Log, Pending};
 use crate::cache::MetaBlock;
 use crate::error::Result;
 use crate::format::DeviceBlock;
-
-/// `EFSCORRUPTED`, which is Linux' `EUCLEAN`.
-const DAMAGED: i32 = 117;
 
 impl Journal {
     /// Writes every committed version home and empties the log.
@@ -125,7 +123,7 @@ impl Journal {
         // Whoever is on the way to a commit block sees the stop, or has been there.
         self.wait_for_writers();
         note()?;
-        log.superblock.set_errno(-DAMAGED);
+        log.superblock.set_errno(-Errno::EUCLEAN.0);
         self.write_superblock(&log)
     }
 
