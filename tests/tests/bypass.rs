@@ -226,6 +226,14 @@ fn a_bypass_volume_is_made_used_and_removed() {
         let second = run("cksum < /lane/f; cat /proc/swaps");
         assert_eq!(first.lines().next(), second.lines().next());
         assert_eq!(host.pinned(), Vec::<String>::new(), "nobody uses it any more");
+        // A backup that reads the pool file while it is in use, and again afterwards.
+        let pool = host.path("polylane.pool");
+        run(&format!("cat {pool} > /dev/null; cp /lane/f /lane/g; sync /lane/g"));
+        let read = |how| {
+            let script = format!("dd if={pool} bs=1M status=none {how} | cksum");
+            good(&Command::new("sh").args(["-euc", &script]).output().expect("sh runs"))
+        };
+        assert_eq!(read(""), read("iflag=direct"), "the page cache hides what went past it");
         good(&host.polylane(&["volume", "check", &volume]));
         let map = good(&host.polylane(&["volume", "map", "--json", &volume]));
         let map: serde_json::Value = serde_json::from_str(&map).expect("JSON");

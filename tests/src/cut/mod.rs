@@ -55,6 +55,17 @@ impl Content {
         content
     }
 
+    /// Where this is first unlike another content, for whoever reads of a failure.
+    fn difference(&self, other: &Content) -> Option<String> {
+        if self.length != other.length {
+            return Some(format!("length {}, is {}", self.length, other.length));
+        }
+        let all = self.units.keys().chain(other.units.keys());
+        let unit = all.filter(|unit| self.units.get(unit) != other.units.get(unit)).min()?;
+        let is = |content: &Content| if content.units.contains_key(unit) { "data" } else { "zeros" };
+        Some(format!("unit {unit}, {}, is {}", is(self), is(other)))
+    }
+
     /// Bytes.
     pub fn length(&self) -> u64 {
         self.length
@@ -252,8 +263,9 @@ impl Record {
         let seen = names.iter().map(|(name, inode)| (name.clone(), live[*inode].clone()));
         let seen = State { files: seen.collect() };
         assert!(seen.names() == after.names(), "{:?} {:?}", seen.names(), after.names());
-        for name in after.names() {
-            assert!(seen.file(name) == after.file(name), "{name}: changed by what was not seen");
+        for (name, content) in &after.files {
+            let difference = seen.files[name].difference(content);
+            assert!(difference.is_none(), "{command:?}: {name}: {difference:?} was not seen");
         }
         (Record { before, inodes: first, first_names, events, marks }, output)
     }

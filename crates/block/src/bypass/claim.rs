@@ -49,8 +49,6 @@ impl Claim {
         let direct = again(&|| proc_path(&files.pool), OFlags::DIRECT)?;
         // Whoever handed it down has this too, but may be killed before us.
         share_range(&direct, USE_BYTE, 1).map_err(|errno| PoolError::Host("lock it", errno))?;
-        // What of it is in the page cache would hide what goes past it.
-        let _ = rustix::fs::fadvise(&files.pool, 0, None, rustix::fs::Advice::DontNeed);
         match wait_for_lock(&volume, CLAIM_BYTE, OTHERS_TIME_MAX) {
             Ok(()) => Ok(Claim { volume, direct, files }),
             Err(Errno::EAGAIN) => Err(PoolError::Unfinished),

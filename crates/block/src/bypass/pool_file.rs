@@ -325,6 +325,12 @@ impl PoolFile {
         }
     }
 
+    /// Drops what of it is in the page cache, where it would hide what went past that from whoever
+    /// reads the file, such as a backup. Nothing of it is dirty: it is synced when it is pinned.
+    fn forget_cached(&self) {
+        let _ = rustix::fs::fadvise(&self.plain, 0, None, rustix::fs::Advice::DontNeed);
+    }
+
     /// Takes off what was to become more room, if growing was cut short: it may have holes, and
     /// blocks that were never written, and with either the file cannot be pinned.
     fn cut_to_size(&self) -> Result<()> {
@@ -397,6 +403,7 @@ impl Use {
             Err(errno) => Err(PoolError::Host("pin it (swapon)", errno)),
         };
         let _ = unlock_range(&self.file.direct, FILE_BYTE, 1);
+        self.file.forget_cached();
         pinned
     }
 
@@ -483,6 +490,7 @@ impl Use {
         if wait_for_lock(&self.file.direct, USE_BYTE, END_TIME_MAX).is_ok() {
             // What stays pinned harms nobody, and the next one takes it over.
             let _ = self.file.unpin();
+            self.file.forget_cached();
         }
         let _ = unlock_range(&self.file.direct, USE_BYTE, 1);
     }
