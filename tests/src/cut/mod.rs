@@ -62,7 +62,8 @@ impl Content {
         }
         let all = self.units.keys().chain(other.units.keys());
         let unit = all.filter(|unit| self.units.get(unit) != other.units.get(unit)).min()?;
-        let is = |content: &Content| if content.units.contains_key(unit) { "data" } else { "zeros" };
+        let is =
+            |content: &Content| if content.units.contains_key(unit) { "data" } else { "zeros" };
         Some(format!("unit {unit}, {}, is {}", is(self), is(other)))
     }
 

@@ -9,7 +9,8 @@
 //! docs/design/crash.md lists, as `cargo xtask crash --full` does; `POLYLANE_CRASH_SECONDS` ends
 //! each part that has no end after that time, `POLYLANE_CRASH_LIST_SECONDS` each that has one, and
 //! says so. In full each part tells every minute how far it is. `POLYLANE_CRASH_KEEP` is a file for
-//! the first bad image, `POLYLANE_CRASH_SEED` another beginning.
+//! the first bad image, `POLYLANE_CRASH_SEED` another beginning, and `POLYLANE_CRASH_FIRST` the item
+//! from which on a list that was cut short is gone on with.
 
 mod ace;
 mod cached;
@@ -95,10 +96,13 @@ impl Limit {
         }
     }
 
-    /// How far `done` items went.
-    fn told(&self, done: usize) -> String {
+    /// How far `done` items from `first` on went.
+    fn told(&self, first: usize, done: usize) -> String {
         match self.total {
-            Some(total) if done < total => format!("{done} of {total}, cut short"),
+            Some(total) if first > 0 && first + done == total => {
+                format!("the last {done} of {total}, from {first}")
+            }
+            Some(total) if done < total => format!("{done} of {total} from {first}, cut short"),
             Some(total) => format!("{done} of {total}, whole"),
             None => format!("{done}, without an end"),
         }
@@ -152,7 +156,8 @@ fn explore_on(
     next: &(dyn Fn(usize) -> Workload + Sync),
 ) {
     let (started, totals) = (Instant::now(), Mutex::new((0, Totals::default())));
-    let (index, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let first = number("POLYLANE_CRASH_FIRST", 0) as usize;
+    let (index, failed) = (AtomicUsize::new(first), AtomicBool::new(false));
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     let work = || {
         while !failed.load(Ordering::Relaxed) {
@@ -179,7 +184,7 @@ fn explore_on(
         (0..threads).for_each(|_| drop(scope.spawn(work)));
     });
     let (done, totals) = totals.into_inner().expect("no panic");
-    report(&format!("{name}: {}", limit.told(done)), started.elapsed(), &totals);
+    report(&format!("{name}: {}", limit.told(first, done)), started.elapsed(), &totals);
 }
 
 fn explore_one(
