@@ -310,6 +310,6 @@ fn delayed_writes_keep_their_promises() {
             panic!("seed {seed}: {why}");
         }
     }
-    println!("crash: page cache: runs: {}, {states} states", limit.told(done));
+    println!("crash: page cache: runs: {}, {states} states", limit.told(0, done));
     assert!(states > 100);
 }

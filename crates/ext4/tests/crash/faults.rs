@@ -135,7 +135,7 @@ fn a_medium_that_fails_stops_the_file_system_and_loses_nothing() {
             }
         }
     }
-    let told = limit.told(done);
+    let told = limit.told(0, done);
     println!("crash: faults: {told}; {tried} runs, each with a request that fails");
     assert!(tried > 300);
 }
@@ -166,5 +166,5 @@ fn a_full_host_loses_nothing() {
             }
         }
     }
-    println!("crash: full host: {}", limit.told(done));
+    println!("crash: full host: {}", limit.told(0, done));
 }

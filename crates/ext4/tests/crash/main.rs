@@ -323,9 +323,10 @@ fn a_list_that_was_cut_says_so() {
     let mut list = Limit::list(5);
     list.until = Instant::now();
     assert!(list.ends_at(0));
-    assert_eq!(list.told(3), "3 of 5, cut short");
-    assert_eq!(list.told(5), "5 of 5, whole");
+    assert_eq!(list.told(0, 3), "3 of 5 from 0, cut short");
+    assert_eq!(list.told(0, 5), "5 of 5, whole");
+    assert_eq!(list.told(3, 2), "the last 2 of 5, from 3");
     let endless = Limit { total: None, until: Instant::now() + Duration::from_secs(600), ..list };
     assert!(!endless.ends_at(usize::MAX));
-    assert_eq!(endless.told(3), "3, without an end");
+    assert_eq!(endless.told(0, 3), "3, without an end");
 }

@@ -178,6 +178,6 @@ fn threads_get_what_they_were_promised() {
             panic!("seed {seed}: {why}");
         }
     }
-    println!("crash: together: {THREADS} threads, runs: {}, {states} states", limit.told(done));
+    println!("crash: together: {THREADS} threads, runs: {}, {states} states", limit.told(0, done));
     assert!(states > 100);
 }
