@@ -7,8 +7,17 @@ use polylane_tests::volume::HostFs;
 
 use super::place::{MIB, Place};
 
-/// Needs the right to pin; on a host of its own in memory.
-pub fn host(test: &str) -> Option<HostFs> {
+/// A directory on a host of its own in memory, which goes with what is returned first; of each
+/// command at most so many directories are judged.
+pub fn place(test: &str, most: usize) -> Option<(HostFs, Place)> {
+    let host = host(test)?;
+    let mut place = Place::new(test, &host.path())?;
+    (place.random, place.most) = (1, most);
+    Some((host, place))
+}
+
+/// Needs the right to pin.
+fn host(test: &str) -> Option<HostFs> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let sets = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let sets = sets.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);

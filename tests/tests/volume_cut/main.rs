@@ -210,27 +210,21 @@ fn copies_with_shared_blocks_of_a_lane_at_work_that_are_cut_are_whole_or_none() 
 #[test]
 fn a_bypass_volume_that_is_cut_while_it_is_made_is_whole_or_none() {
     let name = "a_bypass_volume_that_is_cut_while_it_is_made_is_whole_or_none";
-    let Some(host) = bypass::host(name) else { return };
-    let Some(mut place) = Place::new(name, &host.path()) else { return };
-    (place.random, place.most) = (1, 8);
+    let Some((_host, place)) = bypass::place(name, 8) else { return };
     bypass::made(&place);
 }
 
 #[test]
 fn a_bypass_volume_that_is_cut_while_it_grows_or_goes_leaves_nothing_and_harms_none() {
     let name = "a_bypass_volume_that_is_cut_while_it_grows_or_goes_leaves_nothing_and_harms_none";
-    let Some(host) = bypass::host(name) else { return };
-    let Some(mut place) = Place::new(name, &host.path()) else { return };
-    (place.random, place.most) = (1, 8);
+    let Some((_host, place)) = bypass::place(name, 8) else { return };
     bypass::changed(&place);
 }
 
 #[test]
 fn a_bypass_volume_that_is_cut_while_it_is_copied_or_mended_keeps_its_files() {
     let name = "a_bypass_volume_that_is_cut_while_it_is_copied_or_mended_keeps_its_files";
-    let Some(host) = bypass::host(name) else { return };
-    let Some(mut place) = Place::new(name, &host.path()) else { return };
-    (place.random, place.most) = (1, 8);
+    let Some((_host, mut place)) = bypass::place(name, 8) else { return };
     bypass::copied(&mut place);
 }
 
@@ -263,9 +257,8 @@ fn commands_on_bypass_volumes_in_any_order_go_on_from_what_a_cut_left() {
     let name = "commands_on_bypass_volumes_in_any_order_go_on_from_what_a_cut_left";
     let (mut count, mut judged) = (0, 0);
     for seed in random::seeds(1) {
-        let Some(host) = bypass::host(name) else { return };
-        let Some(mut place) = Place::new(name, &host.path()) else { return };
-        (place.random, place.most, place.bypass) = (1, 3, true);
+        let Some((_host, mut place)) = bypass::place(name, 3) else { return };
+        place.bypass = true;
         judged += random::walk(&place, seed, 7);
         count += 1;
     }
