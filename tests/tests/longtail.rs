@@ -263,6 +263,7 @@ topics! {
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };
     system_calls_by_number = Topic { source: "syscalls", ..PROGRAM };
     walks_and_temporary_names = Topic { source: "walks", ..PROGRAM };
+    directory_streams = Topic { source: "listings", ..PROGRAM };
     threads_cancelled_in_calls = Topic { source: "cancelled", ..ALL };
     signals_in_calls = Topic { source: "interrupted", ..ALL };
     directories_synced = Topic { source: "synced", ..PROGRAM };
@@ -291,6 +292,7 @@ topics! {
     musl_signals = Topic { source: "interrupted", ..MUSL };
     musl_locks = Topic { source: "locks_fork", ..MUSL };
     musl_clones = Topic { source: "clones", ..MUSL };
+    musl_directory_streams = Topic { source: "listings", ..MUSL };
     musl_environments = Topic { source: "environments", ..MUSL };
     musl_static_program =
         Topic { source: "plain", options: &["-static"], ..MUSL };

@@ -596,3 +596,38 @@ fn open_files_of_a_volume_without_a_name_go_on() {
         polylane_tests::volume::assert_clean(&volume);
     }
 }
+
+/// Streams of a directory, by its path and by a descriptor: whatever is read before a kill and
+/// after it is all that there is, once.
+const LISTS: &str = r#"
+import os, sys
+os.chdir("/lane")
+os.mkdir("d")
+for n in range(3000):
+    os.close(os.open("d/file-number-%d" % n, os.O_CREAT | os.O_WRONLY))
+streams = [os.scandir(what) for what in ("/lane/d", "d", os.open("d", os.O_RDONLY))]
+seen = [[next(stream).name for _ in range(900)] for stream in streams]
+print("up", flush=True)
+sys.stdin.readline()
+for stream, names in zip(streams, seen):
+    names.extend(entry.name for entry in stream)
+print([(len(names), len(set(names))) for names in seen], flush=True)
+"#;
+
+#[test]
+fn a_directory_is_listed_to_its_end_over_a_kill() {
+    let name = "a_directory_is_listed_to_its_end_over_a_kill";
+    if unavailable(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let place = tempfile::tempdir().expect("tempdir");
+    let script = format!("exec /usr/bin/python3 -c '{LISTS}'");
+    let run = Run::new("--dir").arg(place.path()).script(&script);
+    let (mut run, mut input) = run.env("POLYLANE_PATIENCE", "0").start_with_input();
+    let _limit = Limit::on(&run, 60);
+    assert_eq!(run.line(), "up");
+    kill_service(&run);
+    writeln!(input, "on").expect("COMMAND listens");
+    assert_eq!(run.line(), "[(3000, 3000), (3000, 3000), (3000, 3000)]");
+    assert_eq!(run.end().code(), Some(0));
+}

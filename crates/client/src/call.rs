@@ -68,6 +68,23 @@ pub(crate) fn paths_read(
     finish(&mailbox, &message, session.channel.call_read(mailbox.index, &message, into, &watch))
 }
 
+/// Sends a request that is answered with entries of a directory, which replace what `into` holds.
+pub(crate) fn list(
+    session: &'static Session,
+    message: Message,
+    place: Place<'_>,
+    into: &mut Vec<u8>,
+) -> Outcome<Reply> {
+    let mailbox = session.mailbox()?;
+    let message = put_paths(&mailbox, message, place, (place.0, b""));
+    into.clear();
+    let reply = session.channel.call(mailbox.index, &message, &Alive(session));
+    let reply = finish(&mailbox, &message, reply)?;
+    into.resize(count(&reply).min(session.channel.buffer_bytes()), 0);
+    session.channel.payload_get(mailbox.index, 0, into);
+    Ok(reply)
+}
+
 /// What comes with a lease.
 pub(crate) enum Granted<'a> {
     /// Its number; `afresh`: all leases before it are over; `data`: writes may be streamed. Comes

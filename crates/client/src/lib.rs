@@ -26,7 +26,8 @@
 //!
 //! # Invariants
 //!
-//! - No threads; no heap after the first use of the lane; nothing in the constructor that waits.
+//! - No threads; no heap after the first use of the lane but in directory streams, as in libc;
+//!   nothing in the constructor that waits.
 //! - Everything on the way of a read, write, stat, open or close may run in a signal handler.
 
 // The C surface and the libc calls allow unsafe code themselves; nothing else does.

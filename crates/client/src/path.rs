@@ -33,7 +33,12 @@ pub(crate) struct At<'a> {
 impl At<'_> {
     /// No path at all: the message names a handle.
     pub(crate) fn nowhere() -> At<'static> {
-        At { dir: DIR_ROOT, path: b"", _start: None }
+        At::below(DIR_ROOT)
+    }
+
+    /// A directory itself, by its handle.
+    pub(crate) fn below(dir: u64) -> At<'static> {
+        At { dir, path: b"", _start: None }
     }
 }
 
@@ -68,6 +73,25 @@ pub(crate) fn two<'a>(
         return Err(Detour::Kernel);
     }
     Ok((session, one, two))
+}
+
+/// What a path of the lane is from its root, relative ones as seen from the working directory.
+pub(crate) fn from_root(path: &[u8], into: &mut Vec<u8>) -> Outcome<()> {
+    let mount = mount()?;
+    into.clear();
+    if path.first() == Some(&b'/') {
+        into.extend(inside(mount, path).ok_or(Detour::Kernel)?);
+    } else {
+        let mut cwd = [0; PATH_BYTES_MAX + 1];
+        let cwd = thread::slow(|| real::working_directory(&mut cwd)).ok_or(Detour::Kernel)?;
+        into.extend(inside(mount, cwd).ok_or(Detour::Kernel)?);
+        into.push(b'/');
+        into.extend(path);
+    }
+    match mount.len() + 1 + into.len() > PATH_BYTES_MAX {
+        true => Err(Detour::Kernel),
+        false => Ok(()),
+    }
 }
 
 fn absolute<'a>(mount: &[u8], path: &'a [u8]) -> Outcome<(&'static Session, At<'a>)> {

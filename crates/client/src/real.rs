@@ -245,6 +245,17 @@ pub(crate) fn open_file(path: &[u8], flags: c_int) -> rustix::io::Result<RawFd> 
     openat(CWD, path, flags, Mode::RUSR | Mode::WUSR).map(IntoRawFd::into_raw_fd)
 }
 
+/// `getdents64`: as many entries of a directory as fit; returns their bytes.
+pub(crate) fn list(fd: RawFd, into: &mut [u8]) -> rustix::io::Result<usize> {
+    let errno = errno();
+    let (number, at, len) = (libc::SYS_getdents64, into.as_mut_ptr() as Word, into.len() as Word);
+    // SAFETY: the kernel writes at most as many bytes as it is told that there are.
+    let rc = unsafe { syscall(number, fd.into(), at, len, 0, 0, 0) };
+    let failed = self::errno();
+    set_errno(errno);
+    usize::try_from(rc).map_err(|_| rustix::io::Errno::from_raw_os_error(failed))
+}
+
 /// Reads the start of a file, past our own hooks.
 pub(crate) fn read_file<'a>(path: &[u8], into: &'a mut [u8]) -> Option<&'a [u8]> {
     let fd = open_file(path, libc::O_RDONLY | libc::O_CLOEXEC).ok()?;

@@ -8,7 +8,7 @@ use polylane_base::sync::atomic::Ordering;
 use polylane_front::slots::Token;
 use polylane_front::tickets::Ticket;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, set};
+use polylane_ipc::message::{LISTED, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, set};
 use polylane_vfs::Cred;
 use shm_kit::{Client, House, USE_KERNEL, count, lock_message, make_slot, wait_for};
 
@@ -246,6 +246,50 @@ fn directories_list_and_start_paths() {
     assert_eq!(client.call_at(Message { dir: file, ..at_dir }, b"x", b""), Err(Errno::ENOTDIR));
     assert_eq!(client.op_at(Op::OpenDir, "file"), Err(Errno::ENOTDIR));
     assert_eq!(client.read(dir, 0, 1), Err(Errno::EISDIR));
+}
+
+#[test]
+fn a_directory_is_opened_with_its_first_entries() {
+    let house = House::new();
+    let client = house.client();
+    client.op_at(Op::Mkdir, "d").unwrap();
+    (0..300).for_each(|number| _ = client.create(&format!("d/file-{number}")));
+    let all = Message { length: 1 << 15, ..Message::new(Op::OpenDir) };
+    let whole = client.call_at(all, b"d", b"").unwrap();
+    let mut names = Vec::new();
+    let end = unpack(&client.payload(count(&whole)), &mut names);
+    assert_eq!((names.len(), whole.value[0]), (302, LISTED));
+    assert_eq!(whole.attr.unwrap().ino, client.op_at(Op::Stat, "d").unwrap().attr.unwrap().ino);
+    // By parts, to the same end.
+    let some = client.call_at(Message { length: 1000, ..all }, b"d", b"").unwrap();
+    let mut again = Vec::new();
+    let mut list = Message { handle: some.handle, length: 1000, ..Message::new(Op::Readdir) };
+    list.offset = unpack(&client.payload(count(&some)), &mut again);
+    assert_eq!(some.value[0], 0);
+    loop {
+        let reply = client.call(&list).unwrap();
+        list.offset = unpack(&client.payload(count(&reply)), &mut again);
+        if reply.value[0] == LISTED {
+            break;
+        }
+    }
+    assert_eq!((again, list.offset), (names, end));
+    let beyond = client.call(&list).unwrap();
+    assert_eq!((count(&beyond), beyond.value[0]), (0, LISTED));
+    assert_eq!(client.call_at(Message { length: 10, ..all }, b"d", b""), Err(Errno::EINVAL));
+}
+
+#[test]
+fn names_of_the_mount_itself_are_not_listed() {
+    let house = House::new();
+    let client = house.client();
+    client.create("file");
+    let all = Message { length: 1 << 15, ..Message::new(Op::OpenDir) };
+    let root = client.call_at(all, b".", b"").unwrap();
+    let mut names = Vec::new();
+    unpack(&client.payload(count(&root)), &mut names);
+    names.sort();
+    assert_eq!(names, [&b"."[..], b"..", b"file"]);
 }
 
 /// Appends the names in `bytes`; returns the position to go on from.

@@ -135,8 +135,8 @@ ops! {
     GetLock = 27,
     /// Takes back a waiting `Lock` of the mailbox number in `arg[0]`: its reply is `EINTR`.
     Cancel = 28,
-    /// A handle on the directory `path` below `dir`, good as `dir` only (for the working
-    /// directory).
+    /// A handle on the directory `path` below `dir`, good as `dir` and for `Readdir`. `length`: as
+    /// of that, from the begin; 0: none. `flags`: `O_NOFOLLOW`. Reply: handle, attr, the entries.
     OpenDir = 29,
     /// A handle for an inherited descriptor: `arg[0..2]` is the ticket that `ioctl(fd, IDENTIFY)`
     /// gave. Reply: handle, attr, `value[0]` = open flags, `value[1]` = slot number or `NO_SLOT`.
@@ -151,8 +151,8 @@ ops! {
     Expose = 33,
     /// `O_APPEND` and `O_DIRECT` of `handle` become those in `flags` (`F_SETFL`).
     SetFlags = 34,
-    /// Up to `length` bytes of packed directory entries of the directory handle from position
-    /// `offset`, in `linux_dirent64` form.
+    /// Up to `length` bytes of packed entries of the directory handle from position `offset`, in
+    /// `linux_dirent64` form. Reply: count; `value[0]`: [`LISTED`] or 0.
     Readdir = 35,
     /// Asks for a lease on the directory `path` below `dir` (see [`crate::stream`]); an empty path
     /// is `dir` itself. `EAGAIN`: not now. Reply: count of names, `value[0]` = number of the lease;
@@ -198,17 +198,17 @@ pub const MOVED_DIR: u64 = 1;
 pub const ENDED_LEASES: u64 = 4;
 /// Reply of [`Op::Rename`]: so is what was replaced, or exchanged.
 pub const REPLACED_DIR: u64 = 2;
+/// Replies of [`Op::OpenDir`] and [`Op::Readdir`]: these were the last entries.
+pub const LISTED: u64 = 1;
 
 /// `flags` of [`Op::Read`], [`Op::Write`] and [`Op::Fstat`]: show the file in a view
 /// ([`crate::view`]). The reply's `handle` is the number of the view plus one, 0 for none.
 pub const SHOW: u32 = 1;
-
 /// `flags` of [`Op::Write`]: what `O_APPEND` is by now is said by [`APPENDS`]; others than the
 /// client may have changed it.
 pub const SAYS_APPENDS: u32 = 1 << 4;
 /// Beside [`SAYS_APPENDS`]: it is set.
 pub const APPENDS: u32 = 1 << 5;
-
 /// `flags` of [`Op::Read`]: show the state of the file if the read reached its end, so that the one
 /// that finds nothing more needs no request. The reply's `handle` as for [`SHOW`].
 pub const SHOW_END: u32 = 2;

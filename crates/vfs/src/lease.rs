@@ -64,6 +64,17 @@ pub trait Holder: Send + Sync {
     fn revoke(&self);
 }
 
+/// What is looked at, of the names in a directory, when a lease on it is granted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// The names alone.
+    Names,
+    /// Also whether each is sole, if that can be told without waiting for a device.
+    Remembered,
+    /// Also whether each is sole.
+    Sole,
+}
+
 /// Blocks set aside for what is written under leases, and when the write was made.
 #[derive(Clone, Copy, Debug)]
 pub struct Aside {
@@ -76,6 +87,25 @@ pub struct Aside {
 struct Held {
     session: u64,
     holder: Weak<dyn Holder>,
+}
+
+/// Names of files, one after the other.
+#[derive(Default)]
+struct Files {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+impl Files {
+    fn push(&mut self, name: &[u8]) {
+        self.bytes.extend_from_slice(name);
+        self.ends.push(self.bytes.len());
+    }
+
+    fn names(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| &self.bytes[start..*end])
+    }
 }
 
 /// The leases of one VFS, by the directory's id.
@@ -144,21 +174,21 @@ impl Leases {
 impl Vfs {
     /// Grants the session of `cred` a lease on the directory that `path` names, seen from `start`:
     /// an empty path is `start` itself. `each` is told the names in it, until it says false: too
-    /// many; where `tell_sole` wants it, also whether a name is the only way to a regular file,
-    /// which the session may remove. The front end must have room set aside for what its client
-    /// may do
-    /// ([`Vfs::reserve_names`]) before it lets it. `EAGAIN`: paths are changing just now, or there
-    /// are too many names; `EOPNOTSUPP`: the path has symbolic links or `..`, what is made there
-    /// inherits access control lists, or the file system cannot promise room; `EACCES` and the
-    /// errors of a path walk.
+    /// many; where `look` wants it, also whether a name is the only way to a regular file, which
+    /// the session may remove. The front end must have room set aside for what its client may do
+    /// ([`Vfs::reserve_names`]) before it lets it. `None`: for [`Look::Remembered`], something is
+    /// not in memory. `EAGAIN`: paths are changing just now, or there are too many names;
+    /// `EOPNOTSUPP`: the path has symbolic links or `..`, what is made there inherits access
+    /// control lists, or the file system cannot promise room; `EACCES` and the errors of a path
+    /// walk.
     pub fn lease(
         &self,
         cred: &Cred,
         (start, path): (&Node, &[u8]),
         holder: Weak<dyn Holder>,
-        tell_sole: bool,
+        look: Look,
         each: &mut dyn FnMut(&[u8], bool) -> bool,
-    ) -> Result<Node, PathError> {
+    ) -> Result<Option<Node>, PathError> {
         let core = &self.core;
         core.fs.reserve_names(0)?;
         let epoch = core.leases.epoch.load(SeqCst);
@@ -173,23 +203,33 @@ impl Vfs {
         core.leases.insert(&dir, Held { session: cred.session, holder });
         dir.raise(LEASED);
         core.marks.leased();
-        let (mut all, mut files) = (true, Vec::new());
+        let (mut all, mut files) = (true, Files::default());
         let listed = core.fs.readdir(dir.ino(), 0, &mut |entry| {
-            match tell_sole && entry.kind == Kind::File && files.len() < SOLE_MAX {
+            match look != Look::Names && entry.kind == Kind::File && files.ends.len() < SOLE_MAX {
                 // A look at it waits for the end of the listing.
-                true => files.push(Vec::from(entry.name)),
+                true => files.push(entry.name),
                 false => all = each(entry.name, false),
             }
             all
         });
-        all = all && files.iter().all(|name| each(name, core.is_sole(cred, &dir, name)));
+        let mut known = true;
+        all = all
+            && files.names().all(|name| {
+                let sole = core.is_sole(cred, &dir, name, look);
+                known = sole.is_some();
+                sole.is_some_and(|sole| each(name, sole))
+            });
         drop(entries);
         let good = all && !core.leases.moved_since(epoch);
         if listed.is_err() || !good {
             self.end_lease(&dir);
         }
         listed?;
-        if good { Ok(dir) } else { Err(Errno::EAGAIN.into()) }
+        match (good, known) {
+            (true, _) => Ok(Some(dir)),
+            (false, true) => Err(Errno::EAGAIN.into()),
+            (false, false) => Ok(None),
+        }
     }
 
     /// Gives a lease back. Everything was applied.
@@ -341,17 +381,23 @@ impl Core {
         }
     }
 
-    /// Whether a name of `dir` is the only way to a regular file, and `cred` may remove it. Call
-    /// with the entries of `dir` locked for change and the flag [`LEASED`] up: whoever comes to the
-    /// file from now on comes by this directory.
-    fn is_sole(self: &Arc<Self>, cred: &Cred, dir: &Node, name: &[u8]) -> bool {
-        let Ok(node) = self.child_locked(dir, name) else { return false };
-        node.kind() == Kind::File
-            && node.nlink() == 1
-            && access::check_remove(cred, dir, &node).is_ok()
-            && self.fs.can_lose_name(node.ino())
-            // The table of names has it, we, and those who have it in hand.
-            && self.cache.holders(&node) == 2
+    /// Whether a name of `dir` is the only way to a regular file, and `cred` may remove it; `None`:
+    /// that is not remembered. Call with the entries of `dir` locked for change and the flag
+    /// [`LEASED`] up: whoever comes to the file from now on comes by this directory.
+    fn is_sole(self: &Arc<Self>, cred: &Cred, dir: &Node, name: &[u8], look: Look) -> Option<bool> {
+        let found = match look {
+            Look::Remembered => self.known_child(dir, name)?,
+            Look::Names | Look::Sole => self.child_locked(dir, name),
+        };
+        let is_sole = |node: &Node| {
+            node.kind() == Kind::File
+                && node.nlink() == 1
+                && access::check_remove(cred, dir, node).is_ok()
+                && self.fs.can_lose_name(node.ino())
+                // The table of names has it, we, and those who have it in hand.
+                && self.cache.holders(node) == 2
+        };
+        Some(found.is_ok_and(|node| is_sole(&node)))
     }
 
     /// Ends the lease on `dir`, if there is one. Call without locks.

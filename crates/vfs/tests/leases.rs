@@ -16,7 +16,7 @@ use polylane_base::{Errno, Gid, Uid};
 use polylane_testkit::acl;
 use polylane_vfs::fs::{AclKind, SetAttr, SetTime, XattrMode};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Create, Cred, Holder, Kind, Node, PathError, RENAME_EXCHANGE, Vfs};
+use polylane_vfs::{Create, Cred, Holder, Kind, Look, Node, PathError, RENAME_EXCHANGE, Vfs};
 
 /// Names that a holder has room for.
 const ROOM: u32 = 64;
@@ -67,7 +67,7 @@ impl Session {
     }
 
     fn lease(self: &Arc<Self>, start: &Node, path: &str) -> Result<BTreeSet<String>, PathError> {
-        Ok(self.lease_and_sole(start, path, false)?.into_keys().collect())
+        Ok(self.lease_and_sole(start, path, Look::Names)?.into_keys().collect())
     }
 
     /// The same, and which names are sole.
@@ -75,16 +75,17 @@ impl Session {
         self: &Arc<Self>,
         start: &Node,
         path: &str,
-        tell_sole: bool,
+        look: Look,
     ) -> Result<BTreeMap<String, bool>, PathError> {
         let ends = self.ends.load(Ordering::SeqCst);
         let mut names = BTreeMap::new();
         let weak: Weak<Session> = Arc::downgrade(self);
         let path = (start, path.as_bytes());
-        let dir = self.vfs.lease(&self.cred, path, weak, tell_sole, &mut |name, sole| {
+        let dir = self.vfs.lease(&self.cred, path, weak, look, &mut |name, sole| {
             names.insert(String::from_utf8(name.to_vec()).unwrap(), sole);
             true
         })?;
+        let Some(dir) = dir else { return Err(Errno(libc::EINPROGRESS).into()) };
         let mut state = self.state.lock().unwrap();
         if self.ends.load(Ordering::SeqCst) != ends || self.vfs.reserve_names(ROOM).is_err() {
             self.vfs.end_lease(&dir);
@@ -751,7 +752,7 @@ fn stress() {
 /// Which names of `d` a session that may do what `cred` may is told are sole.
 fn sole(lane: &Lane, cred: Cred) -> BTreeSet<String> {
     let session = Session::of(&lane.vfs, cred);
-    let names = session.lease_and_sole(&lane.root, "d", true).ok().unwrap();
+    let names = session.lease_and_sole(&lane.root, "d", Look::Sole).ok().unwrap();
     session.revoke();
     names.into_iter().filter_map(|(name, sole)| sole.then_some(name)).collect()
 }
@@ -779,4 +780,32 @@ fn a_name_is_sole_as_long_as_nobody_can_come_by_another_way() {
     let stranger = Cred { session: 8, ..common::user(1000, 1000, &[]) };
     assert_eq!(sole(&lane, stranger), names(""));
     assert_eq!(sole(&lane, mine()), names("old other"));
+}
+
+#[test]
+fn whether_names_are_sole_is_told_without_a_device_once_all_were_looked_up() {
+    let options = options();
+    let fs = Arc::new(MemFs::new(1 << 30, 1 << 10, options.clock.clone()));
+    let of = |fs: &Arc<MemFs>| {
+        let vfs = Vfs::new(fs.clone(), options.clone()).unwrap();
+        let root = vfs.root();
+        Lane { vfs, root }
+    };
+    let lane = of(&fs);
+    lane.make("d", Kind::Dir, "");
+    for name in ["d/one", "d/two"] {
+        lane.make(name, Kind::File, "");
+    }
+    // A service that has just begun remembers nothing.
+    drop(lane);
+    let lane = of(&fs);
+    let session = Session::of(&lane.vfs, Cred { session: 7, ..Cred::root() });
+    let remembered = || session.lease_and_sole(&lane.root, "d", Look::Remembered);
+    lane.node("d/one");
+    assert_eq!(errno(remembered()), Some(Errno(libc::EINPROGRESS)));
+    assert!(!session.has_lease());
+    assert_eq!(session.lease(&lane.root, "d").unwrap_or_default().len(), 2, "there is none now");
+    session.revoke();
+    lane.node("d/two");
+    assert!(remembered().is_ok_and(|names| names.len() == 2 && names.values().all(|sole| *sole)));
 }

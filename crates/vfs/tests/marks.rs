@@ -10,7 +10,8 @@ use polylane_testkit::acl;
 use polylane_vfs::fs::{AclKind, SetAttr, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{
-    Create, Cred, Holder, Kind, MARK_PLACES, Mark, Marker, Node, PathError, RENAME_EXCHANGE, Vfs,
+    Create, Cred, Holder, Kind, Look, MARK_PLACES, Mark, Marker, Node, PathError, RENAME_EXCHANGE,
+    Vfs,
 };
 
 struct Board(Vec<AtomicU64>);
@@ -192,7 +193,8 @@ fn a_lease_voids_what_is_known_and_nothing_in_it_is_marked() {
     let holder: Weak<dyn Holder> = Weak::<Nobody>::new();
     let start = house.vfs.root();
     let path = (&start, &b"d"[..]);
-    let dir = house.vfs.lease(&house.cred, path, holder, false, &mut |_, _| true).unwrap();
+    let names = &mut |_: &[u8], _| true;
+    let dir = house.vfs.lease(&house.cred, path, holder, Look::Names, names).unwrap().unwrap();
     assert!(found.iter().all(|found| !house.holds(found)));
     // The holder itself: it looks its own directory up without ending the lease.
     for path in ["d/f", "d/none", "d", "l"] {

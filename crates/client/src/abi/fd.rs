@@ -14,7 +14,7 @@ const F_OFD_SETLK: c_int = 37;
 const F_OFD_SETLKW: c_int = 38;
 
 /// Closes with `close` after what was known of `fd` is cleared.
-fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
+pub(super) fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
     match super::attempt(|| ops::closing(fd)) {
         Ok(known) => {
             let rc = close();
@@ -139,19 +139,6 @@ hooks! {
         }
         // SAFETY: the caller's own argument.
         ending(fd, || unsafe { real::fclose(stream) })
-    }
-
-    /// `closedir` closes past our hook.
-    ["closedir"]
-    fn closedir(dir: *mut libc::DIR) -> c_int {
-        if dir.is_null() {
-            // SAFETY: the caller's own argument.
-            return unsafe { real::closedir(dir) };
-        }
-        // SAFETY: an open stream, by contract.
-        let fd = unsafe { libc::dirfd(dir) };
-        // SAFETY: the caller's own argument.
-        ending(fd, || unsafe { real::closedir(dir) })
     }
 
     /// `close_range`: with flags nothing is closed here, or not in this process alone.

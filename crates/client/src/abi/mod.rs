@@ -15,6 +15,7 @@
 mod arg;
 mod attr;
 mod cancel;
+mod dir;
 mod epoll;
 mod exec;
 mod fd;

@@ -234,18 +234,6 @@ hooks! {
         // SAFETY: as above.
         made_stream(unsafe { real::popen(command, mode) })
     }
-
-    /// `opendir`
-    ["opendir"]
-    fn opendir(path: *const c_char) -> *mut libc::DIR {
-        // SAFETY: as above.
-        let dir = unsafe { real::opendir(path) };
-        if !dir.is_null() {
-            // SAFETY: an open stream.
-            made(unsafe { libc::dirfd(dir) });
-        }
-        dir
-    }
 }
 
 /// A system call by number that the kernel did: forgets the numbers that it gave out. What does

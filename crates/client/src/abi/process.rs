@@ -9,7 +9,9 @@ use crate::ops::{limit, process};
 use crate::{mounts, real};
 
 /// A call that changes who this process is.
-fn identity(rc: c_int) -> c_int {
+fn identity(call: impl FnOnce() -> c_int) -> c_int {
+    process::before_change();
+    let rc = call();
     if rc == 0 {
         process::identity_changed();
     }
@@ -17,7 +19,9 @@ fn identity(rc: c_int) -> c_int {
 }
 
 /// A call that changes what paths mean.
-fn elsewhere(rc: c_int) -> c_int {
+fn elsewhere(call: impl FnOnce() -> c_int) -> c_int {
+    process::before_change();
+    let rc = call();
     if rc == 0 {
         process::estranged();
     }
@@ -54,70 +58,70 @@ hooks! {
     ["setuid"]
     fn setuid(user: uid_t) -> c_int {
         // SAFETY: the caller's own arguments; so below.
-        identity(unsafe { real::setuid(user) })
+        identity(|| unsafe { real::setuid(user) })
     }
 
     /// `seteuid`
     ["seteuid"]
     fn seteuid(user: uid_t) -> c_int {
         // SAFETY: as above.
-        identity(unsafe { real::seteuid(user) })
+        identity(|| unsafe { real::seteuid(user) })
     }
 
     /// `setreuid`
     ["setreuid"]
     fn setreuid(real_user: uid_t, effective: uid_t) -> c_int {
         // SAFETY: as above.
-        identity(unsafe { real::setreuid(real_user, effective) })
+        identity(|| unsafe { real::setreuid(real_user, effective) })
     }
 
     /// `setresuid`
     ["setresuid"]
     fn setresuid(real_user: uid_t, effective: uid_t, saved: uid_t) -> c_int {
         // SAFETY: as above.
-        identity(unsafe { real::setresuid(real_user, effective, saved) })
+        identity(|| unsafe { real::setresuid(real_user, effective, saved) })
     }
 
     /// `setgid`
     ["setgid"]
     fn setgid(group: gid_t) -> c_int {
         // SAFETY: as above.
-        identity(unsafe { real::setgid(group) })
+        identity(|| unsafe { real::setgid(group) })
     }
 
     /// `setegid`
     ["setegid"]
     fn setegid(group: gid_t) -> c_int {
         // SAFETY: as above.
-        identity(unsafe { real::setegid(group) })
+        identity(|| unsafe { real::setegid(group) })
     }
 
     /// `setregid`
     ["setregid"]
     fn setregid(real_group: gid_t, effective: gid_t) -> c_int {
         // SAFETY: as above.
-        identity(unsafe { real::setregid(real_group, effective) })
+        identity(|| unsafe { real::setregid(real_group, effective) })
     }
 
     /// `setresgid`
     ["setresgid"]
     fn setresgid(real_group: gid_t, effective: gid_t, saved: gid_t) -> c_int {
         // SAFETY: as above.
-        identity(unsafe { real::setresgid(real_group, effective, saved) })
+        identity(|| unsafe { real::setresgid(real_group, effective, saved) })
     }
 
     /// `setgroups`
     ["setgroups"]
     fn setgroups(count: size_t, groups: *const gid_t) -> c_int {
         // SAFETY: as above.
-        identity(unsafe { real::setgroups(count, groups) })
+        identity(|| unsafe { real::setgroups(count, groups) })
     }
 
     /// `initgroups`
     ["initgroups"]
     fn initgroups(user: *const c_char, group: gid_t) -> c_int {
         // SAFETY: as above.
-        identity(unsafe { real::initgroups(user, group) })
+        identity(|| unsafe { real::initgroups(user, group) })
     }
 
     /// `setfsuid` returns the former one and never says that it failed. The peer credentials of a
@@ -125,6 +129,7 @@ hooks! {
     /// taken.
     ["setfsuid"]
     fn setfsuid(user: uid_t) -> c_int {
+        process::before_change();
         process::estranged();
         // SAFETY: as above.
         unsafe { real::setfsuid(user) }
@@ -133,6 +138,7 @@ hooks! {
     /// `setfsgid`
     ["setfsgid"]
     fn setfsgid(group: gid_t) -> c_int {
+        process::before_change();
         process::estranged();
         // SAFETY: as above.
         unsafe { real::setfsgid(group) }
@@ -142,7 +148,7 @@ hooks! {
     ["chroot"]
     fn chroot(path: *const c_char) -> c_int {
         // SAFETY: as above.
-        elsewhere(unsafe { real::chroot(path) })
+        elsewhere(|| unsafe { real::chroot(path) })
     }
 
     /// `mount`
@@ -182,14 +188,14 @@ hooks! {
     ["unshare"]
     fn unshare(flags: c_int) -> c_int {
         // SAFETY: as above.
-        elsewhere(unsafe { real::unshare(flags) })
+        elsewhere(|| unsafe { real::unshare(flags) })
     }
 
     /// `setns`
     ["setns"]
     fn setns(fd: c_int, kind: c_int) -> c_int {
         // SAFETY: as above.
-        elsewhere(unsafe { real::setns(fd, kind) })
+        elsewhere(|| unsafe { real::setns(fd, kind) })
     }
 
     /// `capset`

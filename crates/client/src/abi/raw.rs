@@ -77,6 +77,18 @@ unsafe fn before(number: c_long, b: c_long, c: c_long) {
         libc::SYS_execve | libc::SYS_execveat | libc::SYS_clone | libc::SYS_clone3 => {
             process::before_sharing();
         }
+        libc::SYS_setuid
+        | libc::SYS_setgid
+        | libc::SYS_setreuid
+        | libc::SYS_setregid
+        | libc::SYS_setresuid
+        | libc::SYS_setresgid
+        | libc::SYS_setgroups
+        | libc::SYS_setfsuid
+        | libc::SYS_setfsgid
+        | libc::SYS_chroot
+        | libc::SYS_unshare
+        | libc::SYS_setns => process::before_change(),
         libc::SYS_getcwd => process::look_for_directory(),
         libc::SYS_io_uring_setup => rings::ring_begins(),
         libc::SYS_io_uring_enter => rings::settle(),

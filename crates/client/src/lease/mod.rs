@@ -466,19 +466,24 @@ pub(crate) fn made_dir(at: &At<'_>) {
     state::get().leases.streak.made(at.dir, hash(path));
 }
 
+/// A directory was listed, whose handle or path `at` is. Who removes a tree empties it next: a
+/// process whose leases were worth their while asks for one before the directory's first file.
+pub(crate) fn listed_dir(at: &At<'_>) {
+    let path = at.path.strip_suffix(b"/").unwrap_or(at.path);
+    state::get().leases.streak.listed(at.dir, hash(path));
+}
+
 /// A file is about to be made in the directory of `at`: where that is new, under a lease if there
 /// is one to be had. Whether there is.
 pub(crate) fn enters_new(session: &'static Session, at: &At<'_>) -> bool {
     let leases = &state::get().leases;
-    if !leases.streak.has_made() || !config::leases() {
-        return false;
-    }
-    let (dir, _) = split(at.path);
-    let new = leases.streak.enters(at.dir, hash(dir));
-    if new {
-        leases.ask_for(session, (at.dir, dir), false);
-    }
-    new && leases.session.load(Relaxed) == session.number
+    leases.streak.has_made() && leases.begins(session, at, Streak::enters, false)
+}
+
+/// A name in the directory of `at` is about to be removed: as above, where that was just listed.
+pub(crate) fn empties_listed(session: &'static Session, at: &At<'_>) -> bool {
+    let leases = &state::get().leases;
+    leases.streak.has_listed() && leases.begins(session, at, Streak::empties, true)
 }
 
 fn hash(bytes: &[u8]) -> u64 {
@@ -488,6 +493,22 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 impl Leases {
+    /// Asks for a lease on the directory of `at` if that was expected; whether there is one.
+    fn begins(
+        &'static self,
+        session: &'static Session,
+        at: &At<'_>,
+        is_expected: impl FnOnce(&Streak, u64, u64) -> bool,
+        tell_sole: bool,
+    ) -> bool {
+        let (dir, _) = split(at.path);
+        let expected = config::leases() && is_expected(&self.streak, at.dir, hash(dir));
+        if expected {
+            self.ask_for(session, (at.dir, dir), tell_sole);
+        }
+        expected && self.session.load(Relaxed) == session.number
+    }
+
     #[cold]
     fn ask_for(
         &'static self,

@@ -24,6 +24,8 @@ pub(super) struct Streak {
     worth: AtomicU32,
     /// The directory that was made last, where its first file is to find a lease; 0: none.
     made: AtomicU64,
+    /// The directory that was listed last, whose first file that is removed is to find one.
+    listed: AtomicU64,
 }
 
 impl Streak {
@@ -35,6 +37,7 @@ impl Streak {
             doublings: AtomicU32::new(0),
             worth: AtomicU32::new(0),
             made: AtomicU64::new(0),
+            listed: AtomicU64::new(0),
         }
     }
 
@@ -60,8 +63,17 @@ impl Streak {
 
     /// A directory of this name was made.
     pub(super) fn made(&self, dir: u64, path: u64) {
+        self.expect(&self.made, dir, path);
+    }
+
+    /// A directory of this name was listed from its begin.
+    pub(super) fn listed(&self, dir: u64, path: u64) {
+        self.expect(&self.listed, dir, path);
+    }
+
+    fn expect(&self, what: &AtomicU64, dir: u64, path: u64) {
         if self.worth.load(Relaxed) != 0 {
-            self.made.store(Self::key(dir, path), Relaxed);
+            what.store(Self::key(dir, path), Relaxed);
         }
     }
 
@@ -70,14 +82,27 @@ impl Streak {
         self.made.load(Relaxed) != 0
     }
 
+    /// Whether there is a directory that was listed, and nothing removed from it yet.
+    pub(super) fn has_listed(&self) -> bool {
+        self.listed.load(Relaxed) != 0
+    }
+
     /// Whether that directory was made last, and nothing in it since.
     pub(super) fn enters(&self, dir: u64, path: u64) -> bool {
-        let made = self.made.load(Relaxed);
-        let new = made == Self::key(dir, path);
-        if new {
-            self.made.store(0, Relaxed);
+        Self::comes(&self.made, dir, path)
+    }
+
+    /// Whether that directory was listed last, and nothing removed from it since.
+    pub(super) fn empties(&self, dir: u64, path: u64) -> bool {
+        Self::comes(&self.listed, dir, path)
+    }
+
+    fn comes(what: &AtomicU64, dir: u64, path: u64) -> bool {
+        let comes = what.load(Relaxed) == Self::key(dir, path);
+        if comes {
+            what.store(0, Relaxed);
         }
-        new
+        comes
     }
 
     fn key(dir: u64, path: u64) -> u64 {
@@ -123,5 +148,17 @@ mod tests {
         streak.made(1, 2);
         assert!(!streak.enters(1, 3) && !streak.enters(2, 2));
         assert!(streak.enters(1, 2) && !streak.enters(1, 2));
+    }
+
+    #[test]
+    fn a_listed_directory_is_emptied_once_by_who_had_leases_that_were_worth_it() {
+        let streak = Streak::new();
+        streak.listed(1, 2);
+        assert!(!streak.has_listed() && !streak.empties(1, 2));
+        streak.judge(true);
+        streak.listed(1, 2);
+        assert!(streak.has_listed() && !streak.has_made() && !streak.enters(1, 2));
+        assert!(!streak.empties(1, 3) && !streak.empties(2, 2));
+        assert!(streak.empties(1, 2) && !streak.empties(1, 2));
     }
 }

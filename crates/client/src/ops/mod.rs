@@ -4,6 +4,7 @@
 //! [`Outcome`](crate::outcome::Outcome): the result, an error, or "the kernel does it".
 
 pub(crate) mod attr;
+pub(crate) mod dir;
 pub(crate) mod fd;
 pub(crate) mod io;
 pub(crate) mod limit;

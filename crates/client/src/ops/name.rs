@@ -47,10 +47,12 @@ pub(crate) fn mknod(place: Place<'_>, mode: u32, device: u64) -> Outcome<()> {
 /// `unlinkat`.
 pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
     let (session, at) = path::at(place.0, place.1)?;
-    if flags == 0
-        && let Some(done) = lease::unlink(session, &at)
-    {
-        return done;
+    if flags == 0 {
+        let done = lease::unlink(session, &at);
+        let again = done.is_none() && lease::empties_listed(session, &at);
+        if let Some(done) = if again { lease::unlink(session, &at) } else { done } {
+            return done;
+        }
     }
     let message = Message { flags: flags as u32, ..Message::new(Op::Unlink) };
     let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use rustix::fs::Mode;
 
+use super::dir;
 use crate::file;
 use crate::path;
 use crate::state;
@@ -56,7 +57,16 @@ fn find_umask(status: &[u8]) -> Option<u32> {
 
 /// Before fork, exec and spawn: everything that another process may inherit is made fit for it.
 pub(crate) fn before_sharing() {
+    before_change();
     file::share_all();
+}
+
+/// Before a change of who this process is, or of what paths mean in it: what it has open is what it
+/// was allowed to open.
+pub(crate) fn before_change() {
+    if path::mount().is_ok() && state::started().is_some() {
+        dir::settle_all();
+    }
 }
 
 /// After a change of user or group: the service must see the new one, so a new session is made at

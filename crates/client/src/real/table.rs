@@ -287,4 +287,16 @@ real! {
     fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE;
     fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE;
     fn opendir(path: *const c_char) -> *mut libc::DIR;
+    fn fdopendir(fd: c_int) -> *mut libc::DIR;
+    fn dirfd(dir: *mut libc::DIR) -> c_int;
+    fn readdir(dir: *mut libc::DIR) -> *mut libc::dirent64;
+    fn readdir_r(dir: *mut libc::DIR, into: *mut libc::dirent64,
+        result: *mut *mut libc::dirent64) -> c_int;
+    fn scandir(path: *const c_char, list: *mut *mut *mut libc::dirent64,
+        filter: Option<unsafe extern "C-unwind" fn(*const libc::dirent64) -> c_int>,
+        compare: Option<unsafe extern "C-unwind" fn(*const *const libc::dirent64,
+            *const *const libc::dirent64) -> c_int>) -> c_int;
+    fn telldir(dir: *mut libc::DIR) -> c_long;
+    fn seekdir(dir: *mut libc::DIR, position: c_long) -> ();
+    fn rewinddir(dir: *mut libc::DIR) -> ();
 }

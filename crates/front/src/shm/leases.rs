@@ -36,7 +36,7 @@ use polylane_ipc::stream::{
     WRITE_BYTES_MAX, set,
 };
 use polylane_vfs::fs::{SetAttr, SetTime, Source};
-use polylane_vfs::{Aside, Create, Cred, Holder, Kind, Node, PathError, handover};
+use polylane_vfs::{Aside, Create, Cred, Holder, Kind, Look, Node, PathError, handover};
 
 use super::request::Handle;
 use super::serve::{is_virtual, kernel_has_pages};
@@ -138,19 +138,19 @@ impl Session {
     }
 
     /// Grants a lease on the directory of a path below a node, and says of its names whether they
-    /// are sole where that is wanted. `EAGAIN`: not now; the errors of
-    /// [`Vfs::lease`](polylane_vfs::Vfs::lease).
+    /// are sole where that is wanted. `None`, `EAGAIN`: not now; these and the other errors are
+    /// those of [`Vfs::lease`](polylane_vfs::Vfs::lease).
     pub(super) fn grant(
         self: &Arc<Self>,
         path: (&Node, &[u8]),
-        tell_sole: bool,
-    ) -> Result<Granted, PathError> {
+        look: Look,
+    ) -> Result<Option<Granted>, PathError> {
         let ends = self.leases.ends.load(Ordering::SeqCst);
         let mut names = Vec::new();
         let (mut count, mut all) = (0, 0);
         let weak: Weak<Session> = Arc::downgrade(self);
         let vfs = &self.lane.vfs;
-        let dir = vfs.lease(&self.cred, path, weak, tell_sole, &mut |name, sole| {
+        let dir = vfs.lease(&self.cred, path, weak, look, &mut |name, sole| {
             all += 1;
             if name.len() <= NAME_BYTES_MAX {
                 names.push(name.len() as u8 | if sole { SOLE } else { 0 });
@@ -159,6 +159,7 @@ impl Session {
             }
             all < NAMES_MAX
         })?;
+        let Some(dir) = dir else { return Ok(None) };
         // A grant that somebody ended meanwhile is void: the list may be old.
         let mut state = self.leases.state.lock();
         let current = self.leases.ends.load(Ordering::SeqCst) == ends;
@@ -173,7 +174,8 @@ impl Session {
                 if afresh {
                     self.open_gate(&mut state);
                 }
-                Ok(Granted { lease: place as u8, afresh, data: state.blocks > 0, names, count })
+                let (lease, data) = (place as u8, state.blocks > 0);
+                Ok(Some(Granted { lease, afresh, data, names, count }))
             }
             None => {
                 vfs.end_lease(&dir);

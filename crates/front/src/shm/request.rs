@@ -151,7 +151,7 @@ pub enum FileRequest<'a> {
     Lock(LockArgs),
     GetLock(LockArgs),
     Cancel { mailbox: u32 },
-    OpenDir { at: At<'a>, follow: bool },
+    OpenDir { at: At<'a>, follow: bool, list: usize },
     Redeem { ticket: [u8; 16] },
     ShareAll,
     CopyRange { from: Handle, offset: u64, to: Handle, at: u64, len: u64 },
@@ -507,7 +507,7 @@ impl<'a> Checker<'a> {
 
     fn open_dir(&self) -> Result<FileRequest<'a>> {
         let follow = self.message.flags as i32 & libc::O_NOFOLLOW == 0;
-        Ok(FileRequest::OpenDir { at: self.at()?, follow })
+        Ok(FileRequest::OpenDir { at: self.at()?, follow, list: self.reply_len() })
     }
 
     fn ticket(&self) -> [u8; 16] {

@@ -1,36 +1,51 @@
 //! Directories: handles to start paths from, and listings.
 
 use polylane_base::Errno;
-use polylane_ipc::message::Reply;
-use polylane_vfs::Kind;
+use polylane_base::sync::Arc;
+use polylane_ipc::message::{LISTED, Reply};
 use polylane_vfs::fs::DirEntry;
+use polylane_vfs::{Kind, Look, OpenFile};
 
-use super::{Answer, Call, done, with_attr};
+use super::{Answer, Call, Failure, done, is_virtual, wire_attr};
 use crate::shm::request::{At, Handle, Object, Start};
 use crate::shm::session::Open;
 
 /// Bytes of `linux_dirent64` before the name: inode, position, record length, type.
 const DIRENT_HEAD: usize = 19;
+/// Bytes of an entry with the longest name.
+const RECORD_BYTES_MAX: usize = (DIRENT_HEAD + 255 + 1).next_multiple_of(8);
 
 impl Call<'_> {
-    pub(super) fn open_dir(&mut self, at: At<'_>, follow: bool) -> Answer {
+    /// A handle on a directory, and its first entries if some are wanted.
+    pub(super) fn open_dir(&mut self, at: At<'_>, follow: bool, list: usize) -> Answer {
         let node = self.node(Object::Path { at, follow })?;
         if node.kind() != Kind::Dir {
             return Err(Errno::ENOTDIR.into());
         }
-        let attr = self.vfs().getattr(&node)?;
-        let handle = self.session.add(Open::Dir { node, listing: None })?;
-        Ok(Reply { handle: handle.to_wire(), ..with_attr(&attr) })
+        let (mut listing, mut listed) = (None, done(0));
+        if list > 0 {
+            let flags = libc::O_RDONLY | libc::O_DIRECTORY;
+            let file = self.vfs().open(self.cred(), &node, flags)?;
+            listed = self.list(&file, 0, list)?;
+            listing = Some(file);
+        }
+        let attr = Some(wire_attr(&self.vfs().getattr(&node)?));
+        let handle = self.session.add(Open::Dir { node, listing })?.to_wire();
+        Ok(Reply { handle, attr, ..listed })
     }
 
-    /// A lease on a directory, and the names in it.
+    /// A lease on a directory, and the names in it. To look at each file may take a device.
     pub(super) fn lease(&mut self, start: Start, path: &[u8], tell_sole: bool) -> Answer {
         let start = self.session.start(start)?;
-        self.device()?;
         if self.session.slots.has_strays() {
             return Err(Errno::EAGAIN.into());
         }
-        let granted = self.session.grant((&start, path), tell_sole)?;
+        let look = match (tell_sole, self.device()) {
+            (false, _) => Look::Names,
+            (true, Ok(())) => Look::Sole,
+            (true, Err(_)) => Look::Remembered,
+        };
+        let granted = self.session.grant((&start, path), look)?.ok_or(Failure::HandOff)?;
         self.session.channel.payload_put(self.mailbox, 0, &granted.names);
         let mut reply = done(granted.count);
         let told = [granted.lease.into(), granted.afresh.into(), granted.data.into()];
@@ -40,43 +55,46 @@ impl Call<'_> {
 
     pub(super) fn readdir(&mut self, handle: Handle, position: u64, len: usize) -> Answer {
         let file = self.session.listing(handle)?;
-        let mut records = Records { bytes: Vec::with_capacity(len.min(32 << 10)), limit: len };
-        let mut cut = false;
+        self.list(&file, position, len)
+    }
+
+    /// Puts the entries from a position on into the payload.
+    fn list(&self, file: &OpenFile, position: u64, len: usize) -> Answer {
+        let (node, vfs) = (file.node(), self.vfs());
+        let in_root = Arc::ptr_eq(node, &vfs.root());
+        let (mut used, mut cut, mut record) = (0, false, Vec::with_capacity(RECORD_BYTES_MAX));
         file.readdir(position, &mut |entry| {
-            cut = !records.add(&entry);
+            if in_root && is_virtual(vfs, node, entry.name) {
+                return true;
+            }
+            put_record(&mut record, &entry);
+            cut = record.len() > len - used;
+            if !cut {
+                self.session.channel.payload_put(self.mailbox, used, &record);
+                used += record.len();
+            }
             !cut
         })?;
-        if records.bytes.is_empty() && cut {
+        if used == 0 && cut {
             return Err(Errno::EINVAL.into());
         }
-        self.session.channel.payload_put(self.mailbox, 0, &records.bytes);
-        Ok(done(records.bytes.len()))
+        let mut reply = done(used);
+        reply.value[0] = if cut { 0 } else { LISTED };
+        Ok(reply)
     }
 }
 
-/// Packed directory entries.
-struct Records {
-    bytes: Vec<u8>,
-    limit: usize,
-}
-
-impl Records {
-    /// Appends an entry; false when there is no room for it.
-    fn add(&mut self, entry: &DirEntry<'_>) -> bool {
-        let size = (DIRENT_HEAD + entry.name.len() + 1).next_multiple_of(8);
-        let Ok(record_len) = u16::try_from(size) else { return false };
-        if self.bytes.len() + size > self.limit {
-            return false;
-        }
-        let end = self.bytes.len() + size;
-        self.bytes.extend(entry.ino.0.to_ne_bytes());
-        self.bytes.extend(entry.next.to_ne_bytes());
-        self.bytes.extend(record_len.to_ne_bytes());
-        self.bytes.push(entry.kind as u8);
-        self.bytes.extend(entry.name);
-        self.bytes.resize(end, 0);
-        true
-    }
+/// Makes `record` what `getdents64` has for an entry.
+fn put_record(record: &mut Vec<u8>, entry: &DirEntry<'_>) {
+    let size = (DIRENT_HEAD + entry.name.len() + 1).next_multiple_of(8);
+    record.clear();
+    record.extend(entry.ino.0.to_ne_bytes());
+    record.extend(entry.next.to_ne_bytes());
+    // A name is at most 255 bytes long.
+    record.extend((size as u16).to_ne_bytes());
+    record.push(entry.kind as u8);
+    record.extend(entry.name);
+    record.resize(size, 0);
 }
 
 #[cfg(test)]
@@ -86,16 +104,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_have_the_kernel_form_and_keep_the_limit() {
-        let mut records = Records { bytes: Vec::new(), limit: 64 };
+    fn records_have_the_kernel_form() {
+        let mut record = vec![7; 100];
         let entry = |name| DirEntry { ino: Ino(5), next: 9, kind: Kind::Dir, name };
-        assert!(records.add(&entry(b"abcd")));
-        assert_eq!(records.bytes.len(), 24);
-        assert_eq!(&records.bytes[16..18], &24u16.to_ne_bytes());
-        assert_eq!(&records.bytes[18..24], b"\x04abcd\0");
-        assert!(records.add(&entry(b"abcde")));
-        assert_eq!(records.bytes.len(), 24 + 32);
-        assert!(!records.add(&entry(b"x")));
-        assert_eq!(records.bytes.len(), 24 + 32);
+        put_record(&mut record, &entry(b"abcd"));
+        assert_eq!(record.len(), 24);
+        assert_eq!(&record[16..18], &24u16.to_ne_bytes());
+        assert_eq!(&record[18..24], b"\x04abcd\0");
+        put_record(&mut record, &entry(b"abcde"));
+        assert_eq!((record.len(), &record[23..]), (32, &[b'e', 0, 0, 0, 0, 0, 0, 0, 0][..]));
+        put_record(&mut record, &entry(&[b'x'; 255]));
+        assert_eq!(record.len(), RECORD_BYTES_MAX);
     }
 }

@@ -115,7 +115,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::Lock(args) => call.lock(&args),
         R::GetLock(args) => call.get_lock(&args),
         R::Cancel { mailbox } => call.cancel(mailbox),
-        R::OpenDir { at, follow } => call.open_dir(at, follow),
+        R::OpenDir { at, follow, list } => call.open_dir(at, follow, list),
         R::Redeem { ticket } => call.redeem(&ticket),
         R::ShareAll => call.share_all(),
         R::CopyRange { from, offset, to, at, len } => {
