@@ -56,7 +56,10 @@ const FORMAT: &[&str] = &[
     "-U",
     "6c616e65-6c61-4e65-8c61-6e656c616e65",
     "-E",
-    "nodiscard,lazy_itable_init=0,lazy_journal_init=0,hash_seed=706f6c79-6c61-4e65-8c61-6e656c616e65",
+    concat!(
+        "nodiscard,lazy_itable_init=0,lazy_journal_init=0,",
+        "hash_seed=706f6c79-6c61-4e65-8c61-6e656c616e65",
+    ),
 ];
 
 fn open(disk: &Arc<SimDisk>) -> polylane_ext4::Result<Ext4> {

@@ -9,8 +9,8 @@
 //! docs/design/crash.md lists, as `cargo xtask crash --full` does; `POLYLANE_CRASH_SECONDS` ends
 //! each part that has no end after that time, `POLYLANE_CRASH_LIST_SECONDS` each that has one, and
 //! says so. In full each part tells every minute how far it is. `POLYLANE_CRASH_KEEP` is a file for
-//! the first bad image, `POLYLANE_CRASH_SEED` another beginning, and `POLYLANE_CRASH_FIRST` the item
-//! from which on a list that was cut short is gone on with.
+//! the first bad image, `POLYLANE_CRASH_SEED` another beginning, and `POLYLANE_CRASH_FIRST` the
+//! item from which on a list that was cut short is gone on with.
 
 mod ace;
 mod cached;
