@@ -275,6 +275,7 @@ topics! {
     working_directories_that_move = Topic { source: "directories_moved", ..PROGRAM };
     hard_links_to_files_of_others = Topic { source: "links", ..PROGRAM };
     arguments_at_the_edge = Topic { source: "edges", ..PROGRAM };
+    handles_of_files_without_a_name = Topic { source: "handles", ..PROGRAM };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
     access_control_lists = Topic { source: "lists", ways: LISTS, ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };

@@ -688,6 +688,13 @@ assert os.read(file, 9) == b'bytes'
 assert os.fstat(file).st_ino == os.stat(path).st_ino
 os.close(file)
 os.unlink(path)
+# The fast lane has it open still.
+file = libc.open_by_handle_at(lane, ctypes.byref(handle), os.O_RDWR)
+assert file >= 0, os.strerror(ctypes.get_errno())
+assert os.read(file, 9) == b'bytes' and os.fstat(file).st_nlink == 0
+os.close(file)
+print('closed', flush=True)
+sys.stdin.readline()
 assert libc.open_by_handle_at(lane, ctypes.byref(handle), os.O_RDWR) == -1
 assert ctypes.get_errno() == errno.ESTALE, os.strerror(ctypes.get_errno())
 "#;
@@ -709,6 +716,11 @@ assert ctypes.get_errno() == errno.ESTALE, os.strerror(ctypes.get_errno())
         thread::sleep(Duration::from_millis(10));
         forgotten()
     }));
+    let file = vfs.open(&root, &node, libc::O_RDWR).expect("opens");
+    drop(node);
+    python.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("told");
+    await_word(&mut python, "closed");
+    drop(file);
     python.stdin.as_mut().expect("a pipe").write_all(b"\n").expect("told");
     assert!(python.wait().expect("waited").success());
 }

@@ -137,6 +137,12 @@ impl HandleTable {
         self.shard(fh).lock().get(&fh).cloned().ok_or(Errno::EIO)
     }
 
+    /// How many handles hold what is open on a node. Looks at all.
+    pub fn count_on(&self, node_id: u64) -> usize {
+        let on = |handle: &&Arc<Handle>| handle.node_id == node_id && handle.opened.is_some();
+        self.shards.iter().map(|shard| shard.lock().values().filter(on).count()).sum()
+    }
+
     /// Takes an open file out.
     pub fn remove(&self, fh: u64) -> Option<Arc<Handle>> {
         self.shard(fh).lock().remove(&fh)
