@@ -37,7 +37,7 @@ const NAMES_MAX: usize = 600;
 
 fn node(kind: Kind) -> NewNode<'static> {
     let target: &[u8] = if kind == Kind::Symlink { &[b't'; 200] } else { b"" };
-    NewNode { kind, perm: 0o755, uid: Uid(0), gid: Gid(0), rdev: 0, target, acls: Acls::NONE }
+    NewNode { kind, perm: 0o755, uid: Uid(0), gid: Gid(0), rdev: 0, target, acls: Acls::NONE, flags: 0 }
 }
 
 /// Blocks of an image that are not zeros, by their numbers.

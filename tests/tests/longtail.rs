@@ -25,6 +25,8 @@ struct Topic {
     /// Runs the program `$PROGRAM`; `$BUILT` is the folder of this topic.
     script: &'static str,
     ways: &'static [Lane],
+    /// Leads to where the program runs for the judge: a tmpfs, unless it is told otherwise.
+    judge: &'static str,
 }
 
 /// What most need.
@@ -34,6 +36,7 @@ const PROGRAM: Topic = Topic {
     options: &[],
     script: "exec \"$PROGRAM\"",
     ways: &[Lane::Fuse, Lane::Preload, Lane::PreloadVolume],
+    judge: "",
 };
 
 /// With an argument, which has it do what else there is.
@@ -56,6 +59,14 @@ const MUSL: Topic = Topic { compiler: "musl-gcc", ..PROGRAM };
 
 /// Where the library differs (docs/semantics.md says how).
 const FUSE: &[Lane] = &[Lane::Fuse];
+
+/// The kernel's ext4 on a loop device is the judge.
+const EXT4: &str = r#"
+truncate -s 64M ../disk && mke2fs -q -t ext4 ../disk
+mount -o loop ../disk . || exit 77
+trap 'cd ../..; umount work' EXIT
+cd ../work && mkdir work && cd work
+"#;
 
 /// Where lists are kept.
 const LISTS: &[Lane] = &[Lane::Fuse, Lane::Preload, Lane::FuseVolume, Lane::PreloadVolume];
@@ -84,6 +95,21 @@ gcc -shared -fPIC -o "$BUILT/found/only_here.so" "$SOURCES/loads_library.c"
 gcc -shared -fPIC -Wl,--enable-new-dtags,-rpath,"$BUILT/found" -o "$BUILT/plugin.so" \
     "$SOURCES/plugins_library.c"
 exec "$PROGRAM" "$BUILT/plugin.so" only_here.so
+"#;
+
+/// By the programs that everybody uses, then by all calls.
+const FLAGS: &str = r#"
+flags() { lsattr -d "$1" | cut -d ' ' -f 1 | tr -d 'e-'; }
+echo text > file
+mkdir dir
+for change in +i -i +a -a +dA -d; do
+    echo "chattr $change" && chattr $change file dir
+    flags file && flags dir
+    rm -f file || echo stays
+    (echo more > file) || (echo more >> file) || (echo more > dir/file) || echo nothing
+done 2> /dev/null
+chattr -R -i -a . && rm -r file dir
+"$PROGRAM"
 "#;
 
 /// A file's middle block is taken away, then a block of zeros put there.
@@ -173,7 +199,7 @@ fn difference(judge: &str, lane: &str) -> String {
     let at = judge.iter().zip(&lane).take_while(|(one, other)| one == other).count();
     let part =
         |lines: &[&str]| lines[at.saturating_sub(3)..(at + 4).min(lines.len())].join("\n    ");
-    format!("line {}: tmpfs says\n    {}\nthe lane\n    {}", at + 1, part(&judge), part(&lane))
+    format!("line {}: the judge says\n    {}\nthe lane\n    {}", at + 1, part(&judge), part(&lane))
 }
 
 /// Runs a topic on tmpfs and on every lane.
@@ -188,7 +214,7 @@ fn agrees(test: &str, topic: &Topic) {
         let script = script.env("PROGRAM", built.join("program"));
         jemalloc().iter().fold(script, |script, path| script.env("JEMALLOC", path))
     };
-    let judge = outcome(&script(""), Lane::Tmpfs);
+    let judge = outcome(&script(topic.judge), Lane::Tmpfs);
     if judge.status == SKIPPED {
         return skip(test, "not as this user, or not on this kernel");
     }
@@ -276,6 +302,14 @@ topics! {
     hard_links_to_files_of_others = Topic { source: "links", ..PROGRAM };
     arguments_at_the_edge = Topic { source: "edges", ..PROGRAM };
     handles_of_files_without_a_name = Topic { source: "handles", ..PROGRAM };
+    inode_flags = Topic { source: "flags", script: FLAGS, ways: LISTS, judge: EXT4, ..PROGRAM };
+    inode_flags_asked_for = Topic {
+        source: "flags",
+        script: "POLYLANE_PATIENCE=0 \"$PROGRAM\" more",
+        ways: &[Lane::Preload, Lane::PreloadVolume],
+        judge: EXT4,
+        ..PROGRAM
+    };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
     access_control_lists = Topic { source: "lists", ways: LISTS, ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };

@@ -153,7 +153,7 @@ pub(crate) fn wipe_on_fork<T>(memory: &'static T) {
 /// Asks the service, through the kernel, for a ticket for an open file of the lane.
 pub(crate) fn identify(fd: RawFd) -> Option<[u8; 16]> {
     let mut ticket = [0u8; 16];
-    let request = libc::c_ulong::from(polylane_ipc::message::IOCTL_IDENTIFY);
+    let request = libc::c_ulong::from(polylane_ipc::ioctl::IOCTL_IDENTIFY);
     let buffer = ticket.as_mut_ptr() as Word;
     // SAFETY: the request writes 16 bytes, as its number says.
     let rc = unsafe { ioctl(fd, request, buffer) };
@@ -161,12 +161,12 @@ pub(crate) fn identify(fd: RawFd) -> Option<[u8; 16]> {
 }
 
 /// Asks the service, through the kernel, where the file of a descriptor of the lane lies: the
-/// argument of [`IOCTL_PIECES`](polylane_ipc::message::IOCTL_PIECES), in and out.
+/// argument of [`IOCTL_PIECES`](polylane_ipc::ioctl::IOCTL_PIECES), in and out.
 pub(crate) fn pieces(
     fd: RawFd,
-    argument: &mut [u8; polylane_ipc::message::PIECES_BYTES],
+    argument: &mut [u8; polylane_ipc::ioctl::PIECES_BYTES],
 ) -> rustix::io::Result<()> {
-    let request = libc::c_ulong::from(polylane_ipc::message::IOCTL_PIECES);
+    let request = libc::c_ulong::from(polylane_ipc::ioctl::IOCTL_PIECES);
     let buffer = argument.as_mut_ptr() as Word;
     // SAFETY: the request reads and writes as many bytes as its number says, which the array has.
     match unsafe { ioctl(fd, request, buffer) } {

@@ -29,7 +29,16 @@ fn load(path: &str) -> Arc<RamDevice> {
 }
 
 fn node(kind: Kind) -> NewNode<'static> {
-    NewNode { kind, perm: 0o755, uid: Uid(0), gid: Gid(0), rdev: 0, target: b"", acls: Acls::NONE }
+    NewNode {
+        kind,
+        perm: 0o755,
+        uid: Uid(0),
+        gid: Gid(0),
+        rdev: 0,
+        target: b"",
+        acls: Acls::NONE,
+        flags: 0,
+    }
 }
 
 /// Seconds for creations, renames, removals of `files` files in `dir`.

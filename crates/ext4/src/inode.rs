@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::dir::DirIndex;
 use crate::error::{Corrupt, Result, Structure};
 use crate::format::checksum::inode_seed;
-use crate::format::inode::{EA_INODE, ENCRYPT, INLINE_DATA, RawInode, Stamp};
+use crate::format::inode::{EA_INODE, ENCRYPT, INLINE_DATA, RawInode, Stamp, VISIBLE};
 use crate::format::superblock::Geometry;
 use crate::journal::Tid;
 use crate::promised::Promised;
@@ -114,6 +114,7 @@ impl Core {
             mtime: raw.time(Stamp::Modify),
             ctime: raw.time(Stamp::Change),
             btime: raw.time(Stamp::Birth),
+            flags: raw.flags() & VISIBLE,
         }
     }
 

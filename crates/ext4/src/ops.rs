@@ -111,6 +111,7 @@ fn make_inode(
     raw.set_mode((new.kind.mode_bits() | new.perm) as u16);
     raw.set_uid(new.uid.0);
     raw.set_gid(new.gid.0);
+    raw.set_flags(new.flags);
     let now = volume.now();
     for stamp in [Stamp::Access, Stamp::Change, Stamp::Modify, Stamp::Birth] {
         raw.set_time(stamp, now);

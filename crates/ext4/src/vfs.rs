@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use polylane_base::{Errno, Ino};
+use polylane_vfs::flags;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Late, NewNode,
     Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs,
@@ -101,6 +102,9 @@ fn apply(core: &mut Core, set: &SetAttr, now: polylane_base::Time) {
         Some(SetTime::At(time)) => raw.set_time(which, time),
         None => {}
     };
+    if let Some(flags) = set.flags {
+        raw.set_flags(raw.flags() & !flags::SETTABLE | flags & flags::SETTABLE);
+    }
     stamp(raw, Stamp::Access, set.atime);
     stamp(raw, Stamp::Modify, set.mtime);
     raw.set_time(Stamp::Change, set.ctime.unwrap_or(now));
@@ -116,6 +120,7 @@ impl FileSystem for Ext4 {
                 .unwrap_or(i64::MAX as u64),
             max_links: LINKS_MAX,
             acls: true,
+            flags: flags::SETTABLE,
         }
     }
 

@@ -29,7 +29,7 @@ fn acl(users: u32) -> Acl {
 
 fn node(kind: Kind, acls: Acls<'_>) -> NewNode<'_> {
     let (uid, gid) = (Uid(1), Gid(1));
-    NewNode { kind, perm: 0o660, uid, gid, rdev: 0, target: b"", acls }
+    NewNode { kind, perm: 0o660, uid, gid, rdev: 0, target: b"", acls, flags: 0 }
 }
 
 /// Runs `work` on a fresh image; e2fsck finds nothing, before and after it is opened again.

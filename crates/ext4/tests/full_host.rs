@@ -32,6 +32,7 @@ fn file() -> NewNode<'static> {
         rdev: 0,
         target: b"",
         acls: Acls::NONE,
+        flags: 0,
     }
 }
 

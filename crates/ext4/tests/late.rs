@@ -42,8 +42,16 @@ fn name(at: usize) -> Vec<u8> {
 /// Makes a file, with room for its bytes promised.
 fn make(fs: &Ext4, at: usize) -> Ino {
     let (uid, gid) = (Uid(0), Gid(0));
-    let new =
-        NewNode { kind: Kind::File, perm: 0o644, uid, gid, rdev: 0, target: b"", acls: Acls::NONE };
+    let new = NewNode {
+        kind: Kind::File,
+        perm: 0o644,
+        uid,
+        gid,
+        rdev: 0,
+        target: b"",
+        acls: Acls::NONE,
+        flags: 0,
+    };
     let ino = fs.create(ROOT, &name(at), &new).unwrap().node.ino;
     fs.reserve(ino, 0, content(at).len() as u64).unwrap();
     ino

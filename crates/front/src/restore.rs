@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use polylane_base::Ino;
 use polylane_base::sync::Arc;
 use polylane_vfs::handover::{self, Kind, Store};
-use polylane_vfs::{Cred, Node, OpenFile, Vfs};
+use polylane_vfs::{Node, OpenFile, Vfs};
 
 use crate::fuse::nodes::{NodeTable, Target};
 use crate::lane::Handover;
@@ -66,9 +66,7 @@ pub(crate) fn open(
         return None;
     }
     let node = vfs.revive(Ino(ino), generation).ok()?;
-    let cred = Cred { kernel_checked: true, ..Cred::root() };
-    let flags = (flags as u32).cast_signed() & !(libc::O_TRUNC | libc::O_NOATIME);
-    vfs.open(&cred, &node, flags).ok()
+    Some(vfs.reopen(&node, (flags as u32).cast_signed()))
 }
 
 /// What the kernel knows under which node id, and the slots among it.

@@ -584,7 +584,7 @@ fn a_ticket_stands_for_the_open_file() {
         args.u64(fh).u32(0).u32(command).u64(0).u32(0).u32(16);
         args.0
     };
-    let command = polylane_ipc::message::IOCTL_IDENTIFY;
+    let command = polylane_ipc::ioctl::IOCTL_IDENTIFY;
     let ticket = |body: Vec<u8>| -> [u8; 16] { body[16..].try_into().expect("sixteen bytes") };
     let plain = ticket(kernel.ask(IOCTL, id, &identify(fh, command)).expect("a ticket"));
     let slots = ticket(kernel.ask(IOCTL, slot, &identify(slot_fh, command)).expect("a ticket"));

@@ -22,6 +22,7 @@ pub mod budget;
 pub mod calibrate;
 pub mod channel;
 pub mod handshake;
+pub mod ioctl;
 pub mod layout;
 pub mod lent;
 pub mod message;

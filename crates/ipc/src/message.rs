@@ -573,6 +573,9 @@ const fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
 
+/// In the flags of [`Op::Expose`]: the mapping is to be shared.
+pub const MAP_SHARED: u32 = 1;
+
 /// A directory name in the root of every lane that no libservice sees. The supervisor mounts the
 /// pool's run directory (socket, preload library) on it; `readdir` does not show it.
 pub const RESERVED_DIR: &str = ".polylane";
@@ -580,22 +583,6 @@ pub const RESERVED_DIR: &str = ".polylane";
 /// Name of the hidden directory in the root of a lane under which a client opens its slots:
 /// `SLOT_DIR/<32 hex digits of its token>-<number>`, with `O_CREAT`.
 pub const SLOT_DIR: &str = ".polylane-slots";
-
-/// `ioctl(2)` request on any descriptor of the lane's FUSE mount: writes a 16-byte one-use ticket
-/// for [`Op::Redeem`]. `_IOR('P', 1, [u8; 16])`.
-pub const IOCTL_IDENTIFY: u32 = 0x8010_5001;
-
-/// `ioctl(2)` request on a descriptor of the lane's FUSE mount: where its file lies on the medium.
-/// In: offset and length, words of 64 bits. Out: how many pieces follow and whether there are more
-/// (two words of 32 bits), then [`PIECE_BYTES`] for each: offset, place, length, whether it is
-/// unwritten. `_IOWR('P', 2, [u8; PIECES_BYTES])`.
-pub const IOCTL_PIECES: u32 = 0xd000_5002;
-
-/// Bytes of the argument of [`IOCTL_PIECES`].
-pub const PIECES_BYTES: usize = 4096;
-
-/// Bytes for a piece.
-pub const PIECE_BYTES: usize = 32;
 
 #[cfg(test)]
 mod tests {

@@ -60,6 +60,7 @@ impl Model {
             rdev: 0,
             target: b"",
             acls: Acls::NONE,
+            flags: 0,
         };
         state.add(&root, 2, clock.now());
         Model { state: Mutex::new(state), clock }
@@ -165,6 +166,7 @@ impl State {
             mtime: now,
             ctime: now,
             btime: now,
+            flags: 0,
         };
         let node = Node {
             attr,
@@ -270,6 +272,7 @@ impl FileSystem for Model {
             max_file_size: FILE_SIZE_MAX,
             max_links: 1000,
             acls: false,
+            flags: 0,
         }
     }
 

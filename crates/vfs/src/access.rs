@@ -4,7 +4,7 @@ use polylane_base::{Errno, Gid, Result};
 
 use crate::cred::Cred;
 use crate::fs::Kind;
-use crate::inode::Inode;
+use crate::inode::{FROZEN, Inode, ONLY_GROWS};
 
 /// `R_OK`: to read, or to list a directory.
 pub(crate) const READ: u32 = 4;
@@ -20,8 +20,12 @@ pub(crate) const GROUP_EXEC: u32 = 0o010;
 /// The rights of the group, or of the mask of an access control list.
 pub(crate) const GROUP_CLASS: u32 = 0o070;
 
-/// `EACCES` unless `cred` has every right in `mask` on `inode`; the errors of reading its list.
+/// `EACCES` unless `cred` has every right in `mask` on `inode`, `EPERM` for writing what is
+/// immutable; the errors of reading its list.
 pub(crate) fn check(cred: &Cred, inode: &Inode, mask: u32) -> Result<()> {
+    if mask & WRITE != 0 && inode.has(FROZEN) {
+        return Err(Errno::EPERM);
+    }
     if cred.kernel_checked || grants(cred, inode, mask)? { Ok(()) } else { Err(Errno::EACCES) }
 }
 
@@ -58,9 +62,13 @@ pub(crate) fn check_add(cred: &Cred, dir: &Inode) -> Result<()> {
     check(cred, dir, WRITE | EXEC)
 }
 
-/// Whether `cred` may remove the name of `victim` from `dir`, sticky directories included.
+/// Whether `cred` may remove the name of `victim` from `dir`, sticky directories and inode flags
+/// included.
 pub(crate) fn check_remove(cred: &Cred, dir: &Inode, victim: &Inode) -> Result<()> {
     check(cred, dir, WRITE | EXEC)?;
+    if dir.has(ONLY_GROWS) || victim.has(FROZEN | ONLY_GROWS) {
+        return Err(Errno::EPERM);
+    }
     let owns = || cred.uid == dir.uid() || cred.uid == victim.uid();
     if dir.perm() & STICKY == 0 || cred.kernel_checked || cred.is_root() || owns() {
         Ok(())

@@ -5,6 +5,7 @@ use polylane_base::{Errno, Result, Time};
 use crate::access::{self, SET_GID, SET_UID, WRITE};
 use crate::core::Core;
 use crate::cred::Cred;
+use crate::flags;
 use crate::fs::{Attr, Kind, SetAttr, SetTime};
 use crate::inode::{ATIME_DUE, Inode, Node};
 use crate::vfs::Vfs;
@@ -28,8 +29,8 @@ impl Vfs {
     }
 
     /// Changes the state of an inode as chmod(2), chown(2), truncate(2) and utimensat(2) may;
-    /// returns the new state. `EPERM` for other owners' inodes, `EACCES`, `EISDIR` and `EINVAL` for
-    /// the size of what is not a regular file, `EFBIG`.
+    /// returns the new state. `EPERM` for other owners' inodes and where [`flags`] forbid it,
+    /// `EACCES`, `EISDIR` and `EINVAL` for the size of what is not a regular file, `EFBIG`.
     ///
     /// ftruncate(2) needs no right on the inode, only a file that is open for writing: a front end
     /// that checked that says `kernel_checked`.
@@ -41,6 +42,7 @@ impl Vfs {
             check_sizable(node)?;
         }
         check_set(cred, node, &set)?;
+        flags::check_set(node, &set)?;
         match set.size {
             Some(size) if size > self.core.character.max_file_size => Err(Errno::EFBIG),
             Some(_) => {
@@ -208,7 +210,7 @@ impl Core {
     /// asking the clock at every read would cost more than the read.
     pub(crate) fn age_atime(&self, node: &Inode) {
         if !node.has(ATIME_DUE) && self.now().sec - node.attr().atime.sec > ATIME_AGE_MAX_SECONDS {
-            node.raise(ATIME_DUE);
+            node.atime_is_due();
         }
     }
 

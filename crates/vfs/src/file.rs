@@ -11,7 +11,7 @@ use crate::cache::{FilePages, ReadAhead};
 use crate::cred::Cred;
 use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
 use crate::handover::{self, Op};
-use crate::inode::{ATIME_DUE, Node, STALE};
+use crate::inode::{ATIME_DUE, FROZEN, Node, ONLY_GROWS, STALE};
 use crate::lease::Aside;
 use crate::lock::{LockFamily, LockOwner};
 use crate::stats::Count;
@@ -119,17 +119,22 @@ impl OpenFile {
     }
 
     /// `F_SETFL`: `O_APPEND`, `O_DIRECT`, `O_NOATIME` and `O_NONBLOCK` become those in `flags`.
-    pub fn set_flags(&self, flags: i32) {
+    /// `EPERM`: what can be appended to only stays as it was opened.
+    pub fn set_flags(&self, flags: i32) -> Result<()> {
         let mask = SETTABLE.bits().cast_signed();
-        let kept = self.flags() & !mask;
-        self.flags.store(kept | flags & mask, Relaxed);
+        let old = self.flags();
+        if (old ^ flags) & OFlags::APPEND.bits().cast_signed() != 0 && self.node.has(ONLY_GROWS) {
+            return Err(Errno::EPERM);
+        }
+        self.flags.store(old & !mask | flags & mask, Relaxed);
+        Ok(())
     }
 
-    /// Sets or clears `O_APPEND` alone.
+    /// Sets or clears `O_APPEND` alone, unless the file can be appended to only.
     pub fn set_appends(&self, appends: bool) {
         let append = OFlags::APPEND.bits().cast_signed();
         let flags = self.flags();
-        if appends != (flags & append != 0) {
+        if appends != (flags & append != 0) && !self.node.has(ONLY_GROWS) {
             self.flags.store(flags ^ append, Relaxed);
         }
     }
@@ -207,8 +212,38 @@ impl OpenFile {
 
     /// Writes at `at`, or at the end of the file with `None` or `O_APPEND`. Set-id bits go unless
     /// `cred` is root. Short only when space or the largest file size ran out after the first
-    /// bytes. `EBADF`, `EFBIG`, `ENOSPC`.
+    /// bytes. `EBADF`, `EPERM` when it is immutable, `EFBIG`, `ENOSPC`.
     pub fn write(&self, cred: &Cred, at: Option<u64>, source: &mut dyn Source) -> Result<Written> {
+        let at = at.filter(|_| !self.wish().contains(OFlags::APPEND));
+        self.write_if(cred, at, source, |node| check_unfrozen(node))
+    }
+
+    /// `EACCES` for what may be appended to only and is open for writing: not even a mapping to
+    /// read by is shared then, as in Linux.
+    pub fn may_be_mapped_shared(&self) -> Result<()> {
+        let reads = self.wish() & OFlags::ACCMODE == OFlags::RDONLY;
+        if reads || !self.node.has(ONLY_GROWS) { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// Stores bytes of a mapping at `at`, also where the file is open for appending, and though it
+    /// became immutable since it was mapped. `EPERM` where nothing but appending was allowed;
+    /// otherwise as [`OpenFile::write`].
+    pub fn write_mapped(&self, cred: &Cred, at: u64, source: &mut dyn Source) -> Result<Written> {
+        let appends = self.wish().contains(OFlags::APPEND);
+        self.write_if(cred, Some(at), source, |node| match appends && node.has(ONLY_GROWS) {
+            true => Err(Errno::EPERM),
+            false => Ok(()),
+        })
+    }
+
+    /// Writes, if `allowed` says so with the data locked.
+    fn write_if(
+        &self,
+        cred: &Cred,
+        at: Option<u64>,
+        source: &mut dyn Source,
+        allowed: impl FnOnce(&Node) -> Result<()>,
+    ) -> Result<Written> {
         let node = self.writable()?;
         let core = &node.core;
         core.count(Count::Ops);
@@ -217,7 +252,7 @@ impl OpenFile {
             core.throttle(source.len())?;
         }
         let _data = core.lock_exclusive(node);
-        let at = at.filter(|_| !self.wish().contains(OFlags::APPEND));
+        allowed(node)?;
         let at = match (at, handover::former(Op::Append)) {
             (Some(at), _) => at,
             // Where a former service put, or began to put, these very bytes.
@@ -258,6 +293,7 @@ impl OpenFile {
             core.cache.flusher.kick();
         }
         let _data = core.lock_exclusive(node);
+        check_unfrozen(node)?;
         // The end as it is, not as the client thinks.
         let at = if self.wish().contains(OFlags::APPEND) { node.end()? } else { at };
         let len = room(core.character.max_file_size, at, source.len())?;
@@ -302,7 +338,8 @@ impl OpenFile {
         pages.report(&self.failures_seen).and(written).and(synced)
     }
 
-    /// fallocate(2) with `FALLOC_FL_*` flags. `EBADF`, `EINVAL`, `EFBIG`, `ENOSPC`, `EOPNOTSUPP`.
+    /// fallocate(2) with `FALLOC_FL_*` flags. `EBADF`, `EINVAL`, `EPERM`, `EFBIG`,
+    /// `ENOSPC`, `EOPNOTSUPP`.
     pub fn fallocate(&self, cred: &Cred, flags: i32, offset: u64, len: u64) -> Result<()> {
         let node = self.writable().map_err(|_| Errno::EBADF)?;
         let core = &node.core;
@@ -316,6 +353,10 @@ impl OpenFile {
             _ => return Err(Errno::EFBIG),
         }
         let _data = core.lock_exclusive(node);
+        check_unfrozen(node)?;
+        if node.has(ONLY_GROWS) && !matches!(mode, Fallocate::Allocate { .. }) {
+            return Err(Errno::EPERM);
+        }
         if handover::counts() && node.shifted_before(mode, len)? {
             return Ok(());
         }
@@ -401,6 +442,7 @@ impl OpenFile {
         if to.wish().contains(OFlags::APPEND) {
             return Err(Errno::EBADF);
         }
+        check_unfrozen(target)?;
         // What lies past the end is not copied, so it cannot overlap either.
         let len = len.min(source.fresh_attr()?.size.saturating_sub(from));
         let (from_end, to_end) = (from.saturating_add(len), at.saturating_add(len));
@@ -439,6 +481,11 @@ impl Drop for OpenFile {
             }
         }
     }
+}
+
+/// `EPERM` for what is immutable. Exact while the data is locked.
+fn check_unfrozen(node: &Node) -> Result<()> {
+    if node.has(FROZEN) { Err(Errno::EPERM) } else { Ok(()) }
 }
 
 /// The first bytes of a source.
@@ -514,6 +561,7 @@ impl crate::inode::Inode {
         let mut attr = self.attr();
         attr.size = attr.size.max(end);
         self.mirror(&attr);
-        self.raise(STALE | ATIME_DUE);
+        self.raise(STALE);
+        self.atime_is_due();
     }
 }

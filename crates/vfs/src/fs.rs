@@ -109,6 +109,8 @@ pub struct Attr {
     pub ctime: Time,
     /// Creation.
     pub btime: Time,
+    /// Inode flags, bits of [`flags`](crate::flags).
+    pub flags: u32,
 }
 
 impl Attr {
@@ -146,6 +148,8 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Exactly this change time.
     pub ctime: Option<Time>,
+    /// New inode flags, of those that can be set ([`Character::flags`]); others stay.
+    pub flags: Option<u32>,
 }
 
 /// What to create.
@@ -165,6 +169,8 @@ pub struct NewNode<'a> {
     pub target: &'a [u8],
     /// What it inherits of a default list; nothing where the file system keeps none.
     pub acls: Acls<'a>,
+    /// Inode flags that it inherits, bits of [`flags`](crate::flags).
+    pub flags: u32,
 }
 
 impl NewNode<'static> {
@@ -178,6 +184,7 @@ impl NewNode<'static> {
         rdev: 0,
         target: b"",
         acls: Acls::NONE,
+        flags: 0,
     };
 }
 
@@ -357,6 +364,8 @@ pub struct Character {
     /// It keeps access control lists, as the extended attributes that [`AclKind::name`] names. They
     /// count where rights are decided.
     pub acls: bool,
+    /// The inode flags that can be set, bits of [`flags`](crate::flags); 0: none are kept.
+    pub flags: u32,
 }
 
 /// A file system as a stackable part. See the module header for the contract of both sides.

@@ -20,6 +20,7 @@ use crate::acl::Acl;
 use crate::acls::unknown_acls;
 use crate::cache::FilePages;
 use crate::core::Core;
+use crate::flags;
 use crate::fs::{Attr, Kind};
 use crate::view::Viewed;
 
@@ -52,6 +53,13 @@ pub(crate) const NAMED: u32 = 1024;
 
 /// It is known to have no default access control list. Changes with `acls` locked.
 pub(crate) const NO_DEFAULT_ACL: u32 = 2048;
+
+/// It is immutable; see [`flags`], as for the next two. These follow the state.
+pub(crate) const FROZEN: u32 = 4096;
+/// It can be appended to only.
+pub(crate) const ONLY_GROWS: u32 = 8192;
+/// Reading it moves no access time.
+pub(crate) const NO_ATIME: u32 = 16384;
 
 /// Beside the permission bits: they may belong to an access control list. In one word with them, so
 /// that nobody takes the bits that come with a list for those of an inode without one.
@@ -223,10 +231,28 @@ impl Inode {
         self.owner.store(u64::from(attr.uid.0) << 32 | u64::from(attr.gid.0), Relaxed);
         self.nlink.store(attr.nlink, Release);
         self.size.store(attr.size, Release);
+        self.mirror_flags(attr.flags);
         if attr.atime <= attr.mtime || attr.atime <= attr.ctime {
-            self.raise(ATIME_DUE);
+            self.atime_is_due();
         }
         self.attr_changed();
+    }
+
+    fn mirror_flags(&self, flags: u32) {
+        const ALL: u32 = FROZEN | ONLY_GROWS | NO_ATIME;
+        let held = flags::held(flags);
+        if self.flags.load(Acquire) & ALL != held {
+            self.flags.fetch_or(held, AcqRel);
+            let gone = if held & NO_ATIME == 0 { 0 } else { ATIME_DUE };
+            self.flags.fetch_and(!(ALL & !held | gone), AcqRel);
+        }
+    }
+
+    /// The next read moves the access time, if any read does.
+    pub(crate) fn atime_is_due(&self) {
+        if !self.has(NO_ATIME) {
+            self.raise(ATIME_DUE);
+        }
     }
 
     /// The state, asked for anew where the kept one may be old.

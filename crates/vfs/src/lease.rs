@@ -10,6 +10,7 @@
 //! | anybody else | looks a name up, lists, changes names, rights or times | the lease ends |
 //! | anybody | getattr or fsync of the directory, statfs, sync | what is outstanding is applied |
 //! | anybody | renames a directory, changes a directory's rights, links a file | all leases end |
+//! | anybody | sets inode flags of a file or directory | all leases end |
 //! | the holder, by an ordinary call | looks a name up | nothing: its front end applied it before |
 //! | the holder, by an ordinary call | lists, changes names, rights or times | the lease ends |
 //! | anybody | finds no room for a new name | all leases end, then once more |
@@ -45,7 +46,7 @@ use crate::acl::AclKind;
 use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::{Changed, Kind, NewNode};
-use crate::inode::{Inode, LEASED, Node};
+use crate::inode::{Inode, LEASED, Node, ONLY_GROWS};
 use crate::marks::Moving;
 use crate::names::{check_alive, check_dir};
 use crate::vfs::{PathError, Vfs};
@@ -179,8 +180,8 @@ impl Vfs {
     /// ([`Vfs::reserve_names`]) before it lets it. `None`: for [`Look::Remembered`], something is
     /// not in memory. `EAGAIN`: paths are changing just now, or there are too many names;
     /// `EOPNOTSUPP`: the path has symbolic links or `..`, what is made there inherits access
-    /// control lists, or the file system cannot promise room; `EACCES` and the errors of a path
-    /// walk.
+    /// control lists, names there cannot be removed, or the file system cannot promise room;
+    /// `EACCES` and the errors of a path walk.
     pub fn lease(
         &self,
         cred: &Cred,
@@ -197,7 +198,7 @@ impl Vfs {
         check_alive(&dir)?;
         core.writable()?;
         access::check(cred, &dir, EXEC | WRITE)?;
-        if dir.acl(AclKind::Default)?.is_some() {
+        if dir.has(ONLY_GROWS) || dir.acl(AclKind::Default)?.is_some() {
             return Err(Errno::EOPNOTSUPP.into());
         }
         core.leases.insert(&dir, Held { session: cred.session, holder });

@@ -37,6 +37,7 @@ mod core;
 mod cred;
 mod dentry;
 mod file;
+pub mod flags;
 pub mod fs;
 pub mod handover;
 pub mod hostdir;

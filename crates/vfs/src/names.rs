@@ -10,9 +10,10 @@ use crate::access::{self, EXEC};
 use crate::acls::Inherited;
 use crate::core::Core;
 use crate::cred::Cred;
+use crate::flags;
 use crate::fs::{Kind, NewNode, SetAttr};
 use crate::handover::{self, Op};
-use crate::inode::{ATIME_DUE, Inode, LEASED, LINKABLE, Node};
+use crate::inode::{ATIME_DUE, FROZEN, Inode, LEASED, LINKABLE, Node, ONLY_GROWS};
 use crate::vfs::{Create, Vfs};
 use crate::walk::{NAME_MAX, PATH_MAX};
 
@@ -67,6 +68,12 @@ fn check_create(cred: &Cred, new: &Create<'_>) -> Result<()> {
         Kind::Symlink if new.target.contains(&0) => Err(Errno::EINVAL),
         _ => Ok(()),
     }
+}
+
+/// `EPERM` for directories, and what is held by inode flags.
+fn check_may_be_linked(node: &Inode) -> Result<()> {
+    let held = node.is_dir() || node.has(FROZEN | ONLY_GROWS);
+    if held { Err(Errno::EPERM) } else { Ok(()) }
 }
 
 /// Whether `node` may be given one more name. Call with its state locked.
@@ -201,6 +208,7 @@ impl Vfs {
             rdev: if matches!(new.kind, Kind::Char | Kind::Block) { new.rdev } else { 0 },
             target: if new.kind == Kind::Symlink { new.target } else { b"" },
             acls: inherited.acls(),
+            flags: flags::inherited(dir, new.kind),
         };
         if handover::counts()
             && let Some(made) = core.made_before(dir, name, &node)?
@@ -228,7 +236,8 @@ impl Vfs {
             let inherited = Inherited::new(dir, Kind::File, perm & 0o7777, umask)?;
             let (gid, perm) = access::inherit(cred, dir, Kind::File, inherited.perm);
             let (kind, uid, rdev, acls) = (Kind::File, cred.uid, 0, inherited.acls());
-            let new = NewNode { kind, perm, uid, gid, rdev, target: b"", acls };
+            let flags = flags::inherited(dir, kind);
+            let new = NewNode { kind, perm, uid, gid, rdev, target: b"", acls, flags };
             let attr = self.core.fs.create_unlinked(dir.ino(), &new)?;
             let node = self.core.adopt_new(attr, None, inherited);
             node.raise(LINKABLE);
@@ -256,7 +265,7 @@ impl Vfs {
         let allowed = core
             .writable()
             .and_then(|()| access::check_add(cred, dir))
-            .and_then(|()| if node.is_dir() { Err(Errno::EPERM) } else { Ok(()) });
+            .and_then(|()| check_may_be_linked(node));
         if let Err(denied) = allowed {
             return Err(exists_or(core, dir, name, denied));
         }

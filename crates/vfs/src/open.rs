@@ -8,7 +8,7 @@ use crate::access::{self, READ, WRITE};
 use crate::cred::Cred;
 use crate::file::OpenFile;
 use crate::fs::{Kind, SetAttr};
-use crate::inode::{LINKABLE, Node};
+use crate::inode::{LINKABLE, Node, ONLY_GROWS};
 use crate::vfs::{Create, PathError, Vfs};
 use crate::walk::{End, Goal, Walk};
 
@@ -135,7 +135,8 @@ impl Vfs {
 
     /// Opens a known inode. Checks the rights that the access mode needs, truncates for `O_TRUNC`.
     /// `EISDIR` for writing a directory, `ENOTDIR`, `ELOOP` for a symbolic link, `EROFS`, `EPERM`
-    /// for another owner's file with `O_NOATIME`.
+    /// for another owner's file with `O_NOATIME`, and for writing where [`flags`](crate::flags)
+    /// forbid it.
     pub fn open(&self, cred: &Cred, node: &Node, flags: i32) -> Result<Arc<OpenFile>> {
         let wish = bits(flags);
         if wish.contains(OFlags::DIRECTORY) && !node.is_dir() {
@@ -152,6 +153,9 @@ impl Vfs {
             _ => (),
         }
         access::check(cred, node, mask)?;
+        if node.has(ONLY_GROWS) && mask & WRITE != 0 && !appends(wish) {
+            return Err(Errno::EPERM);
+        }
         if wish.contains(OFlags::NOATIME) {
             access::check_owner(cred, node)?;
         }
@@ -164,6 +168,17 @@ impl Vfs {
         }
         Ok(file)
     }
+
+    /// Opens an inode again that a former service had open: all was checked then.
+    pub fn reopen(&self, node: &Node, flags: i32) -> Arc<OpenFile> {
+        self.core.age_atime(node);
+        OpenFile::new(node.clone(), flags)
+    }
+}
+
+/// Whether what is opened so can do no more than append.
+fn appends(wish: OFlags) -> bool {
+    wish.contains(OFlags::APPEND) && !wish.contains(OFlags::TRUNC)
 }
 
 /// The rights that an access mode needs.

@@ -35,7 +35,7 @@ use crate::cache::ReadAhead;
 use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::{Attr, Kind, SetAttr, SetTime, Source};
-use crate::inode::{ATIME_DUE, Inode, LENT, Node, VIEWED};
+use crate::inode::{ATIME_DUE, FROZEN, Inode, LENT, Node, ONLY_GROWS, VIEWED};
 use crate::vfs::Vfs;
 
 /// A front end's session that keeps views. Its own lock is taken after any of the VFS.
@@ -120,7 +120,9 @@ impl Vfs {
         }
         let _data = self.core.lock_exclusive(node);
         // Writing would take set-id bits away.
-        let plain = node.perm() & (SET_UID | SET_GID) == 0 && self.core.writable().is_ok();
+        let plain = node.perm() & (SET_UID | SET_GID) == 0
+            && !node.has(FROZEN | ONLY_GROWS)
+            && self.core.writable().is_ok();
         if !plain || !node.is_viewed_by(session) {
             return false;
         }

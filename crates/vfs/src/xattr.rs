@@ -8,7 +8,7 @@ use crate::caps::CAPABILITY;
 use crate::cred::Cred;
 use crate::fs::{Kind, XattrMode};
 use crate::handover::{self, Op};
-use crate::inode::{Inode, NO_CAPS, Node};
+use crate::inode::{FROZEN, Inode, NO_CAPS, Node, ONLY_GROWS};
 use crate::names::check_alive;
 use crate::vfs::Vfs;
 
@@ -51,6 +51,11 @@ fn check_get(cred: &Cred, node: &Inode, name: &[u8]) -> Result<()> {
     }
 }
 
+/// `EPERM` where inode flags forbid a change of attributes and lists.
+fn check_flags(node: &Inode) -> Result<()> {
+    if node.has(FROZEN | ONLY_GROWS) { Err(Errno::EPERM) } else { Ok(()) }
+}
+
 fn check_change(cred: &Cred, node: &Inode, name: &[u8]) -> Result<()> {
     match space(name)? {
         Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::EPERM),
@@ -89,6 +94,7 @@ impl Vfs {
     ) -> Result<()> {
         self.begin();
         self.core.writable()?;
+        check_flags(node)?;
         if value.len() > VALUE_BYTES_MAX {
             return Err(Errno::E2BIG);
         }
@@ -122,6 +128,7 @@ impl Vfs {
     pub fn removexattr(&self, cred: &Cred, node: &Node, name: &[u8]) -> Result<()> {
         self.begin();
         self.core.writable()?;
+        check_flags(node)?;
         if let Some(kind) = AclKind::from_name(name) {
             return self.set_acl(cred, node, kind, None);
         }

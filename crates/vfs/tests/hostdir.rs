@@ -350,6 +350,7 @@ fn new_files_belong_to_whom_they_should() {
             rdev: 0,
             target,
             acls: Acls::NONE,
+            flags: 0,
         };
         let made = p.fs.create(p.root(), name.as_bytes(), &new).unwrap().node;
         assert_eq!((made.uid, made.gid, made.perm), (Uid(1000), Gid(1001), perm), "{kind:?}");

@@ -16,7 +16,7 @@ use polylane_base::{Errno, Gid, Uid};
 use polylane_testkit::acl;
 use polylane_vfs::fs::{AclKind, SetAttr, SetTime, XattrMode};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Create, Cred, Holder, Kind, Look, Node, PathError, RENAME_EXCHANGE, Vfs};
+use polylane_vfs::{Create, Cred, Holder, Kind, Look, Node, PathError, RENAME_EXCHANGE, Vfs, flags};
 
 /// Names that a holder has room for.
 const ROOM: u32 = 64;
@@ -808,4 +808,35 @@ fn whether_names_are_sole_is_told_without_a_device_once_all_were_looked_up() {
     session.revoke();
     lane.node("d/two");
     assert!(remembered().is_ok_and(|names| names.len() == 2 && names.values().all(|sole| *sole)));
+}
+
+#[test]
+fn inode_flags_end_leases_and_keep_them_away() {
+    let lane = lane();
+    let session = Session::new(&lane.vfs, 7);
+    let sole = |session: &Arc<Session>| session.lease_and_sole(&lane.root, "d", Look::Sole);
+    let set = |node: &Node, to| lane.vfs.set_flags(&session.cred, node, to).unwrap();
+    assert!(sole(&session).unwrap()["old"]);
+    // The holder's own look ends nothing.
+    let old = lane.vfs.resolve(&session.cred, &lane.root, b"d/old", false).unwrap();
+    assert!(session.has_lease());
+    for to in [flags::IMMUTABLE, flags::APPEND] {
+        set(&old, to);
+        assert!(!session.has_lease());
+        assert!(!sole(&session).unwrap()["old"]);
+        assert!(session.stream(Change::Unlink("old".into())));
+        lane.node("d/old");
+        assert_eq!(session.failed.swap(0, Ordering::SeqCst), 1);
+    }
+    set(&old, 0);
+    drop(old);
+    assert!(sole(&session).unwrap()["old"]);
+    let dir = lane.node("d");
+    set(&dir, flags::APPEND);
+    assert!(!session.has_lease());
+    assert_eq!(errno(sole(&session)), Some(Errno::EOPNOTSUPP));
+    set(&dir, flags::IMMUTABLE);
+    assert_eq!(errno(sole(&session)), Some(Errno::EPERM));
+    set(&dir, 0);
+    sole(&session).unwrap();
 }

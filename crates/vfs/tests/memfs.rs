@@ -18,8 +18,16 @@ fn root(fs: &MemFs) -> Ino {
 
 fn file(fs: &MemFs, name: &str) -> Result<Ino, Errno> {
     let (uid, gid) = (Uid(0), Gid(0));
-    let new =
-        NewNode { kind: Kind::File, perm: 0o644, uid, gid, rdev: 0, target: b"", acls: Acls::NONE };
+    let new = NewNode {
+        kind: Kind::File,
+        perm: 0o644,
+        uid,
+        gid,
+        rdev: 0,
+        target: b"",
+        acls: Acls::NONE,
+        flags: 0,
+    };
     fs.create(root(fs), name.as_bytes(), &new).map(|made| made.node.ino)
 }
 
@@ -124,6 +132,7 @@ fn attributes_and_long_links_are_counted() {
         rdev: 0,
         target: &target,
         acls: Acls::NONE,
+        flags: 0,
     };
     let link = fs.create(root(&fs), b"l", &new).unwrap().node;
     assert_eq!((free_pages(&fs), link.blocks), (2, 8));

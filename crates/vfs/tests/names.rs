@@ -128,8 +128,16 @@ fn a_volatile_file_system_is_asked_every_time() {
     let get = |path: &str| vfs.resolve(&cred, &root, path.as_bytes(), true);
     assert!(get("f").is_err());
     let (uid, gid) = (cred.uid, cred.gid);
-    let new =
-        NewNode { kind: Kind::File, perm: 0o600, uid, gid, rdev: 0, target: b"", acls: Acls::NONE };
+    let new = NewNode {
+        kind: Kind::File,
+        perm: 0o600,
+        uid,
+        gid,
+        rdev: 0,
+        target: b"",
+        acls: Acls::NONE,
+        flags: 0,
+    };
     let made = memfs.create(root.ino(), b"f", &new).unwrap().node;
     let node = get("f").unwrap();
     assert_eq!(node.ino(), made.ino);

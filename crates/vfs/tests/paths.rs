@@ -193,7 +193,7 @@ fn append_is_at_the_end_whatever_the_offset() {
         let cred = Cred::root();
         let written = log.write(&cred, Some(0), &mut &b"de"[..]).unwrap();
         assert_eq!((written.count, written.end), (2, 5));
-        log.set_flags(0);
+        log.set_flags(0).unwrap();
         log.write(&cred, Some(0), &mut &b"A"[..]).unwrap();
         assert_eq!(read(&file, 0, 9), b"Abcde");
         assert_eq!(file.write(&cred, None, &mut &b"f"[..]).unwrap().end, 6);

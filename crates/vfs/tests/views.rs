@@ -5,10 +5,10 @@ mod common;
 
 use std::sync::{Arc, Mutex, Weak};
 
-use common::{Lane, O_CREAT, O_RDWR, O_TRUNC, PAGE, cached, lane, lane_with, options};
+use common::{Lane, O_APPEND, O_CREAT, O_RDWR, O_TRUNC, PAGE, cached, lane, lane_with, options};
 use polylane_base::{Errno, Time};
 use polylane_vfs::fs::{SeekFor, SetAttr};
-use polylane_vfs::{Cred, Node, OpenFile, Part, Vfs, Viewer};
+use polylane_vfs::{Cred, Node, OpenFile, Part, Vfs, Viewer, flags};
 
 type Parts = Vec<(u64, Box<[u8]>)>;
 
@@ -186,4 +186,46 @@ fn files_that_change_behind_our_back_are_not_viewed() {
     let weak: Weak<Watcher> = Arc::downgrade(&watcher);
     let added = lane.vfs.add_view(opened.unwrap().node(), (1, 0), weak);
     assert_eq!(added, Err(Errno::EOPNOTSUPP));
+}
+
+#[test]
+fn inode_flags_end_a_loan_and_keep_the_next_away() {
+    for lane in [lane(), cached()] {
+        let scene = scene(lane);
+        let set = |to| scene.vfs().set_flags(&Cred::root(), scene.node(), to).unwrap();
+        for to in [flags::IMMUTABLE, flags::APPEND] {
+            assert!(scene.lend());
+            set(to);
+            assert_eq!((scene.told().loans_ended, scene.first_byte()), (1, b'b'));
+            assert!(!scene.lend());
+            set(0);
+        }
+        // To read by, one is lent as long as reading moves the access time.
+        let lend = || scene.vfs().lend_reads(scene.node(), 1, &mut || true);
+        set(flags::IMMUTABLE);
+        assert!(lend());
+        scene.vfs().end_loan(scene.node());
+        let write = |at| scene.file.write(&Cred::root(), at, &mut &b"x"[..]);
+        assert_eq!(write(Some(0)), Err(Errno::EPERM));
+        // A mapping that was there goes on to be written.
+        assert!(scene.file.write_mapped(&Cred::root(), 1, &mut &b"x"[..]).is_ok());
+    }
+}
+
+#[test]
+fn a_mapping_changes_nothing_of_what_was_opened_to_be_appended_to() {
+    let scene = scene(lane());
+    let flags = O_RDWR | O_APPEND;
+    let appends = scene.vfs().open(&Cred::root(), scene.node(), flags).unwrap();
+    let write = |file: &OpenFile| file.write_mapped(&Cred::root(), 0, &mut &b"x"[..]);
+    assert!(write(&appends).is_ok());
+    scene.vfs().set_flags(&Cred::root(), scene.node(), flags::APPEND).unwrap();
+    assert_eq!(write(&appends), Err(Errno::EPERM));
+    assert!(write(&scene.file).is_ok());
+    // What is told of F_SETFL later has no effect either.
+    appends.set_appends(false);
+    assert_eq!(appends.set_flags(O_RDWR), Err(Errno::EPERM));
+    let end = 2 * PAGE as u64 + 1;
+    let written = appends.write(&Cred::root(), Some(0), &mut &b"x"[..]).unwrap();
+    assert_eq!(written.end, end);
 }

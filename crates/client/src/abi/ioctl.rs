@@ -1,16 +1,22 @@
-//! `ioctl`, for FIEMAP alone: the kernel answers it for a FUSE mount without asking the service.
+//! `ioctl`, for what the kernel does not bring to the service as it is: FIEMAP, which it answers
+//! for a FUSE mount without asking, and inode flags, for which it opens another handle.
 
 use std::os::fd::RawFd;
 
 use libc::{c_int, c_long, c_ulong};
+use polylane_base::Errno;
+use polylane_ipc::ioctl::IOCTL_FLAGS;
 
 use super::{answer, hooks};
-use crate::ops::pieces;
-use crate::outcome::Outcome;
+use crate::ops::{flags, pieces};
+use crate::outcome::{Detour, Outcome};
 use crate::real;
 
 /// `FS_IOC_FIEMAP`, with a `struct fiemap`.
 const FIEMAP: u32 = 0xc020_660b;
+
+/// `FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`, `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`.
+const FLAGS: [u32; 4] = [0x8008_6601, 0x4008_6602, 0x801c_581f, 0x401c_5820];
 
 /// `struct fiemap` without its extents.
 #[repr(C)]
@@ -51,7 +57,7 @@ unsafe fn fiemap(fd: RawFd, head: *mut Head) -> Outcome<c_int> {
     if flags & !SYNC != 0 {
         // SAFETY: by contract.
         unsafe { (*head).flags = flags & !SYNC };
-        return Err(polylane_base::Errno(libc::EBADR).into());
+        return Err(Errno(libc::EBADR).into());
     }
     let wanted = if room == 0 { usize::MAX } else { room };
     let mut count = 0;
@@ -78,6 +84,22 @@ unsafe fn fiemap(fd: RawFd, head: *mut Head) -> Outcome<c_int> {
     Ok(0)
 }
 
+/// # Safety
+///
+/// `argument` is as the request wants it.
+unsafe fn inode_flags(fd: RawFd, request: u32, argument: c_long) -> Outcome<c_int> {
+    flags::announce(fd)?;
+    let ours = FLAGS.iter().zip(IOCTL_FLAGS).find(|(theirs, _)| **theirs == request);
+    let (_, ours) = ours.ok_or(Detour::Kernel)?;
+    // SAFETY: by contract; our request reads or writes what the kernel's does.
+    match unsafe { real::ioctl(fd, ours.into(), argument) } {
+        0 => Ok(0),
+        // Another FUSE mount, or nothing that has flags: the kernel's answer stands.
+        _ if matches!(real::errno(), libc::ENOTTY | libc::ENOSYS) => Err(Detour::Kernel),
+        _ => Err(Errno(real::errno()).into()),
+    }
+}
+
 hooks! {
     /// `ioctl(fd, request, ...)`.
     ["ioctl"]
@@ -86,6 +108,11 @@ hooks! {
             FIEMAP if argument != 0 => answer!(
                 // SAFETY: a struct fiemap, by the contract of the request.
                 unsafe { fiemap(fd, argument as *mut Head) },
+                real::ioctl(fd, request, argument)
+            ),
+            request_32 if FLAGS.contains(&request_32) => answer!(
+                // SAFETY: the caller's own argument, by the contract of the request.
+                unsafe { inode_flags(fd, request_32, argument) },
                 real::ioctl(fd, request, argument)
             ),
             // SAFETY: the caller's own arguments.

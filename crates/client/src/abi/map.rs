@@ -3,8 +3,10 @@
 use std::ffi::c_void;
 
 use libc::{c_int, off_t, size_t};
+use polylane_base::Errno;
 
 use super::hooks;
+use crate::outcome::Unanswered;
 use crate::{file, ops, real};
 
 hooks! {
@@ -16,9 +18,21 @@ hooks! {
     ) -> *mut c_void {
         let node = match fd {
             fd if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 => None,
-            fd => super::attempt(|| ops::map::true_node(fd))
-                .inspect_err(|_| file::ready_to_map(fd))
-                .ok(),
+            fd => {
+                // MAP_SHARED_VALIDATE holds the bit too.
+                let shared = flags & libc::MAP_SHARED != 0;
+                match super::attempt(|| ops::map::true_node(fd, shared)) {
+                    Ok(node) => Some(node),
+                    Err(Unanswered::Errno(Errno::EACCES)) => {
+                        real::set_errno(libc::EACCES);
+                        return libc::MAP_FAILED;
+                    }
+                    Err(_) => {
+                        file::ready_to_map(fd);
+                        None
+                    }
+                }
+            }
         };
         let Some(node) = node else {
             // SAFETY: the caller's own arguments.

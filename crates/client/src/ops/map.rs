@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{Message, Op, SLOT_DIR};
+use polylane_ipc::message::{MAP_SHARED, Message, Op, SLOT_DIR};
 
 use super::{limit, offset};
 use crate::call;
@@ -18,24 +18,28 @@ use crate::real;
 use crate::table::{Record, bit};
 use crate::thread;
 
-/// A descriptor of the true node of the file that `fd` means, to be mapped and closed. `Kernel`:
-/// map `fd` itself.
-pub(crate) fn true_node(fd: RawFd) -> Outcome<RawFd> {
+/// A descriptor of the true node of the file that `fd` means, to be mapped (`shared`) and closed.
+/// `Kernel`: map `fd` itself. `EACCES`: it may not be mapped so.
+pub(crate) fn true_node(fd: RawFd, shared: bool) -> Outcome<RawFd> {
     let file = file::find(fd)?;
     if file.slot.load(Ordering::Relaxed) == 0 {
         return Err(Detour::Kernel);
     }
-    expose(&file, fd).inspect_err(|_| {
-        // The slot's own node is mapped then: the mapping keeps it after the last close.
-        file::publish(&file);
-        file.set(bit::ESCAPED);
-        file::share_all();
+    expose(&file, fd, shared).inspect_err(|detour| {
+        if !matches!(detour, Detour::Errno(Errno::EACCES)) {
+            // The slot's own node is mapped then: the mapping keeps it after the last close.
+            file::publish(&file);
+            file.set(bit::ESCAPED);
+            file::share_all();
+        }
     })
 }
 
-fn expose(file: &Record, fd: RawFd) -> Outcome<RawFd> {
+fn expose(file: &Record, fd: RawFd, shared: bool) -> Outcome<RawFd> {
     let (session, handle) = file::usable(file, fd)?;
-    let name = call::on_handle(session, Op::Expose, handle)?.value;
+    let flags = if shared { MAP_SHARED } else { 0 };
+    let asked = Message { handle, flags, ..Message::new(Op::Expose) };
+    let name = call::plain(session, asked)?.value;
     let name = u128::from(name[0]) | u128::from(name[1]) << 64;
     let flags = file.access_mode() | libc::O_CLOEXEC;
     thread::slow(|| open_exposed(&name.to_le_bytes(), flags)).map_err(|_| Detour::Kernel)

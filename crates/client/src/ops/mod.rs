@@ -6,6 +6,7 @@
 pub(crate) mod attr;
 pub(crate) mod dir;
 pub(crate) mod fd;
+pub(crate) mod flags;
 pub(crate) mod io;
 pub(crate) mod limit;
 pub(crate) mod lock;

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use polylane_ipc::message::{PIECE_BYTES, PIECES_BYTES};
+use polylane_ipc::ioctl::{PIECE_BYTES, PIECES_BYTES};
 
 use crate::outcome::{Detour, Outcome};
 use crate::path;
@@ -68,7 +68,7 @@ pub(crate) fn each(
 
 /// Whether a descriptor is on a FUSE mount, where there is a lane. Needs no session, so that a
 /// program's first calls are answered as well.
-fn on_fuse(fd: RawFd) -> bool {
+pub(crate) fn on_fuse(fd: RawFd) -> bool {
     const FUSE_SUPER_MAGIC: u32 = 0x6573_5546;
     let kind = || rustix::fs::fstatfs(real::borrow(fd)).map(|totals| totals.f_type as u32);
     path::mount().is_ok() && kind() == Ok(FUSE_SUPER_MAGIC)

@@ -15,16 +15,16 @@ pub const EXTENTS: u32 = 0x8_0000;
 pub const INDEX: u32 = 0x1000;
 /// Flag: `i_blocks` counts file-system blocks.
 pub const HUGE_FILE: u32 = 0x4_0000;
-/// Flag: cannot be changed.
-pub const IMMUTABLE: u32 = 0x10;
-/// Flag: can be appended to only.
-pub const APPEND: u32 = 0x20;
 /// Flag: data lies in the inode; unsupported.
 pub const INLINE_DATA: u32 = 0x1000_0000;
 /// Flag: encrypted; unsupported.
 pub const ENCRYPT: u32 = 0x800;
 /// Flag: the value of an extended attribute; unsupported.
 pub const EA_INODE: u32 = 0x20_0000;
+
+/// Flags that programs see (`EXT4_FL_USER_VISIBLE`). What many of them mean is no affair of the
+/// format's: `polylane_vfs::flags`.
+pub const VISIBLE: u32 = 0x725b_dfff;
 
 /// Bytes of the original inode.
 const CLASSIC_BYTES: usize = 128;
@@ -233,6 +233,11 @@ impl RawInode {
         le32(&self.bytes, 0x20)
     }
 
+    /// Stores `i_flags`.
+    pub fn set_flags(&mut self, flags: u32) {
+        put32(&mut self.bytes, 0x20, flags);
+    }
+
     /// Whether `flag` is set.
     pub fn has_flag(&self, flag: u32) -> bool {
         self.flags() & flag != 0
@@ -241,7 +246,7 @@ impl RawInode {
     /// Sets or clears `flag`.
     pub fn set_flag(&mut self, flag: u32, on: bool) {
         let flags = self.flags();
-        put32(&mut self.bytes, 0x20, if on { flags | flag } else { flags & !flag });
+        self.set_flags(if on { flags | flag } else { flags & !flag });
     }
 
     /// Tells a reused inode number from its former owner.

@@ -131,8 +131,16 @@ fn root(fs: &Ext4) -> Ino {
 
 fn create(fs: &Ext4, name: &str) -> Ino {
     let (uid, gid) = (Uid(0), Gid(0));
-    let new =
-        NewNode { kind: Kind::File, perm: 0o600, uid, gid, rdev: 0, target: b"", acls: Acls::NONE };
+    let new = NewNode {
+        kind: Kind::File,
+        perm: 0o600,
+        uid,
+        gid,
+        rdev: 0,
+        target: b"",
+        acls: Acls::NONE,
+        flags: 0,
+    };
     fs.create(root(fs), name.as_bytes(), &new).expect("room").node.ino
 }
 

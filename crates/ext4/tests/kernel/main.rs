@@ -5,6 +5,7 @@
 mod acls;
 #[path = "../common/mod.rs"]
 mod common;
+mod flags;
 mod snapshot;
 
 use std::cell::RefCell;
@@ -122,7 +123,7 @@ fn can_mount() -> bool {
 
 fn new(kind: Kind, perm: u32, target: &[u8]) -> NewNode<'_> {
     let (uid, gid) = (polylane_base::Uid(70_000), polylane_base::Gid(80_000));
-    NewNode { kind, perm, uid, gid, rdev: 0, target, acls: Acls::NONE }
+    NewNode { kind, perm, uid, gid, rdev: 0, target, acls: Acls::NONE, flags: 0 }
 }
 
 /// A tree with everything that the format knows.

@@ -3,7 +3,7 @@
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_vfs::fs::SeekFor;
-use polylane_vfs::{Cred, Node, OpenFile};
+use polylane_vfs::{Node, OpenFile};
 
 use super::handles::Handle;
 use super::init::TRANSFER_BYTES_MAX;
@@ -131,17 +131,8 @@ fn write_pages(call: &Call<'_>, file: &OpenFile, offset: u64, data: &[u8]) -> Re
     if source.is_empty() {
         return Ok(());
     }
-    let written = match file.flags() & libc::O_APPEND {
-        0 => file.write(&call.writer(false), Some(offset), &mut source)?,
-        // The kernel picks any handle that can write; one that appends cannot place pages.
-        _ => reopen(call, file.node())?.write(&call.writer(false), Some(offset), &mut source)?,
-    };
+    let written = file.write_mapped(&call.writer(false), offset, &mut source)?;
     if written.count < keep { Err(Errno::ENOSPC) } else { Ok(()) }
-}
-
-fn reopen(call: &Call<'_>, node: &Node) -> Result<Arc<OpenFile>> {
-    let cred = Cred { kernel_checked: true, ..call.writer(false) };
-    call.session.lane.vfs.open(&cred, node, libc::O_WRONLY)
 }
 
 /// close(2) of one of a file's descriptors: the process's POSIX locks on the file go.

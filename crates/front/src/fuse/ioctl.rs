@@ -6,26 +6,61 @@
 //! | `IDENTIFY` | the client library | a ticket for the open file |
 //! | `PIECES` | the client library, for FIEMAP | where the file lies on the medium |
 //! | `FITRIM` | the tenant's root (fstrim(8)) | gives free space back to the host |
+//! | `FLAGS` | the client library | inode flags, in four ways |
+//! | `FS_IOC_GETFLAGS`, `_SETFLAGS` | anybody (chattr(1)), by the kernel | the same |
+//! | `FS_IOC_FSGETXATTR`, `_FSSETXATTR` | anybody, by the kernel | the same, in other words |
+//!
+//! The kernel asks about inode flags through a handle that it opens for this one request.
 
 use polylane_base::{Errno, Result};
-use polylane_ipc::message::{IOCTL_IDENTIFY, IOCTL_PIECES, PIECE_BYTES, PIECES_BYTES};
+use polylane_ipc::ioctl::{
+    FSXATTR_BYTES, IOCTL_FLAGS, IOCTL_IDENTIFY, IOCTL_PIECES, PIECE_BYTES, PIECES_BYTES,
+};
+use polylane_vfs::{Node, flags};
 
+use super::nodes::Target;
 use super::ops::{Call, End, Outcome};
 use crate::tickets::Ticket;
 
 /// `FITRIM`, with a `struct fstrim_range`: start, length, shortest run.
 const FITRIM: u32 = 0xc018_5879;
 
+/// `FS_IOC_GETFLAGS` and `FS_IOC_SETFLAGS`: an `int`, whatever their numbers say.
+const GETFLAGS: u32 = 0x8008_6601;
+const SETFLAGS: u32 = 0x4008_6602;
+/// `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`: a `struct fsxattr`.
+const FSGETXATTR: u32 = 0x801c_581f;
+const FSSETXATTR: u32 = 0x401c_5820;
+
+/// The client's requests for inode flags, in the same order.
+const ITS_GETFLAGS: u32 = IOCTL_FLAGS[0];
+const ITS_SETFLAGS: u32 = IOCTL_FLAGS[1];
+const ITS_FSGETXATTR: u32 = IOCTL_FLAGS[2];
+const ITS_FSSETXATTR: u32 = IOCTL_FLAGS[3];
+
+/// `fsx_xflags` and the inode flags that they mean.
+const XFLAGS: [(u32, u32); 5] = [
+    (0x08, flags::IMMUTABLE),
+    (0x10, flags::APPEND),
+    (0x20, flags::SYNC),
+    (0x40, flags::NOATIME),
+    (0x80, flags::NODUMP),
+];
+
 /// Bytes of `struct fuse_ioctl_out`: all zero for an answer with data.
 const HEAD_BYTES: usize = 16;
 
 pub(super) fn ioctl(call: &mut Call<'_>) -> End {
     let (fh, _flags, command) = (call.args.u64()?, call.args.u32()?, call.args.u32()?);
-    let (_arg, _in_size, out_size) = (call.args.u64()?, call.args.u32()?, call.args.u32()?);
-    match (command, out_size as usize) {
+    let (_arg, in_size, out_size) = (call.args.u64()?, call.args.u32()?, call.args.u32()?);
+    match (command, in_size.max(out_size) as usize) {
         (IOCTL_IDENTIFY, 16..) => identify(call, fh)?,
         (IOCTL_PIECES, PIECES_BYTES..) => pieces(call, fh)?,
         (FITRIM, 24..) => trim(call)?,
+        (ITS_GETFLAGS | GETFLAGS, 4) => tell_flags(call)?,
+        (ITS_SETFLAGS | SETFLAGS, 4) => set_flags(call)?,
+        (ITS_FSGETXATTR | FSGETXATTR, FSXATTR_BYTES) => tell_xflags(call)?,
+        (ITS_FSSETXATTR | FSSETXATTR, FSXATTR_BYTES) => set_xflags(call)?,
         (IOCTL_IDENTIFY | IOCTL_PIECES | FITRIM, _) => return Err(Errno::EINVAL.into()),
         _ => return Err(Errno::ENOTTY.into()),
     }
@@ -72,5 +107,56 @@ fn trim(call: &mut Call<'_>) -> Result<()> {
     let given = call.session.lane.vfs.trim(len_min)?;
     let out = &mut call.out.zeros(HEAD_BYTES).0;
     [start, given, len_min].iter().for_each(|word| out.extend_from_slice(&word.to_ne_bytes()));
+    Ok(())
+}
+
+/// The inode whose flags are asked for. `ENOTTY` for what has none.
+fn flagged(call: &Call<'_>) -> Result<Node> {
+    match call.target()? {
+        Target::Virtual(_) => Err(Errno::ENOTTY),
+        _ => call.node(),
+    }
+}
+
+fn tell_flags(call: &mut Call<'_>) -> Result<()> {
+    let flags = call.session.lane.vfs.flags(&flagged(call)?)?;
+    call.out.zeros(HEAD_BYTES).0.extend_from_slice(&flags.to_ne_bytes());
+    Ok(())
+}
+
+/// Out: `fsx_xflags`; the rest, of file systems with projects and extents of a given size, is 0.
+fn tell_xflags(call: &mut Call<'_>) -> Result<()> {
+    let flags = call.session.lane.vfs.flags(&flagged(call)?)?;
+    let of = |&(xflag, flag)| if flags & flag != 0 { xflag } else { 0 };
+    let xflags: u32 = XFLAGS.iter().map(of).sum();
+    call.out.zeros(HEAD_BYTES).0.extend_from_slice(&xflags.to_ne_bytes());
+    call.out.zeros(FSXATTR_BYTES - size_of::<u32>());
+    Ok(())
+}
+
+fn set_flags(call: &mut Call<'_>) -> Result<()> {
+    let flags = call.args.u32()?;
+    store_flags(call, &flagged(call)?, flags)
+}
+
+/// Flags that have no `fsx_xflags` stay as they are. `EOPNOTSUPP` for what none of ours mean.
+fn set_xflags(call: &mut Call<'_>) -> Result<()> {
+    let (xflags, extent, _extents) = (call.args.u32()?, call.args.u32()?, call.args.u32()?);
+    let (project, shared_extent) = (call.args.u32()?, call.args.u32()?);
+    let known: u32 = XFLAGS.iter().map(|(xflag, _)| xflag).sum();
+    if xflags & !known != 0 || (extent, project, shared_extent) != (0, 0, 0) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let node = flagged(call)?;
+    let mut flags = call.session.lane.vfs.flags(&node)?;
+    for (xflag, flag) in XFLAGS {
+        flags = if xflags & xflag != 0 { flags | flag } else { flags & !flag };
+    }
+    store_flags(call, &node, flags)
+}
+
+fn store_flags(call: &mut Call<'_>, node: &Node, flags: u32) -> Result<()> {
+    call.session.lane.vfs.set_flags(&call.cred()?, node, flags)?;
+    call.out.zeros(HEAD_BYTES);
     Ok(())
 }

@@ -155,7 +155,7 @@ pub enum FileRequest<'a> {
     Redeem { ticket: [u8; 16] },
     ShareAll,
     CopyRange { from: Handle, offset: u64, to: Handle, at: u64, len: u64 },
-    Expose { handle: Handle },
+    Expose { handle: Handle, shared: bool },
     SetFlags { handle: Handle, flags: i32 },
     Readdir { handle: Handle, position: u64, len: usize },
     Lease { start: Start, path: &'a [u8], tell_sole: bool },
@@ -253,7 +253,9 @@ impl<'a> Checker<'a> {
             Op::Redeem => FileRequest::Redeem { ticket: self.ticket() },
             Op::ShareAll => FileRequest::ShareAll,
             Op::CopyRange => self.copy_range()?,
-            Op::Expose => FileRequest::Expose { handle },
+            Op::Expose => {
+                FileRequest::Expose { handle, shared: m.flags & message::MAP_SHARED != 0 }
+            }
             Op::SetFlags => FileRequest::SetFlags { handle, flags: m.flags as i32 },
             Op::Readdir => self.readdir(),
             Op::Lease => self.lease(),
@@ -415,6 +417,7 @@ impl<'a> Checker<'a> {
             atime: stamp(has(set::ATIME), has(set::ATIME_NOW), m.time[0], m.time[1])?,
             mtime: stamp(has(set::MTIME), has(set::MTIME_NOW), m.time[2], m.time[3])?,
             ctime: None,
+            flags: None,
         };
         Ok(FileRequest::Setattr { object, set })
     }

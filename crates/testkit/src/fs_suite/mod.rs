@@ -79,7 +79,7 @@ pub fn run(can: Can, make: &mut dyn FnMut() -> Arc<dyn FileSystem>) {
 /// A new node for the service's own user.
 pub fn node(kind: Kind, perm: u32) -> NewNode<'static> {
     let (uid, gid) = own_ids();
-    NewNode { kind, perm, uid, gid, rdev: 0, target: b"", acls: Acls::NONE }
+    NewNode { kind, perm, uid, gid, rdev: 0, target: b"", acls: Acls::NONE, flags: 0 }
 }
 
 /// The ids of this process: what a service without privileges can create files as.

@@ -152,5 +152,14 @@ fn without_set_id(attr: &Attr, member: bool) -> u32 {
 }
 
 fn node(kind: Kind) -> NewNode<'static> {
-    NewNode { kind, perm: 0, uid: Uid(0), gid: Gid(0), rdev: 0, target: b"", acls: Acls::NONE }
+    NewNode {
+        kind,
+        perm: 0,
+        uid: Uid(0),
+        gid: Gid(0),
+        rdev: 0,
+        target: b"",
+        acls: Acls::NONE,
+        flags: 0,
+    }
 }

@@ -7,7 +7,7 @@ use super::pages::{Edges, FilePages};
 use super::{PAGE, PageData};
 use crate::core::Core;
 use crate::fs::{Attr, Fallocate, SetAttr, Sink, Source};
-use crate::inode::{ATIME_DUE, Inode, Node};
+use crate::inode::{Inode, Node};
 use crate::lease::Aside;
 use crate::stats::Count;
 
@@ -240,7 +240,7 @@ impl Core {
         attr.size = attr.size.max(end);
         (attr.mtime, attr.ctime) = (now, now);
         node.mirror(&attr);
-        node.raise(ATIME_DUE);
+        node.atime_is_due();
     }
 
     /// The last change was made at `time`: what was written had been kept elsewhere, and could be

@@ -116,6 +116,8 @@ fn attr(found: &Statx, kind: Kind, born: Time) -> Attr {
         mtime: time(found.stx_mtime),
         ctime: time(found.stx_ctime),
         btime: born,
+        // The host minds them itself.
+        flags: 0,
     }
 }
 

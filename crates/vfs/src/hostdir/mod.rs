@@ -186,6 +186,7 @@ impl FileSystem for HostDir {
             max_file_size: i64::MAX as u64,
             max_links: u32::MAX,
             acls: false,
+            flags: 0,
         }
     }
 

@@ -8,6 +8,7 @@
 use super::dir::{Directory, Target};
 use super::pages::{Freed, PAGE_SIZE, Pages};
 use super::space::Space;
+use crate::flags::SETTABLE;
 use crate::fs::{
     Acl, AclKind, Attr, Fallocate, Kind, NewNode, SeekFor, SetAttr, SetTime, Source, XattrMode,
 };
@@ -73,6 +74,7 @@ impl Inode {
             mtime: now,
             ctime: now,
             btime: now,
+            flags: new.flags,
         };
         let value = |(kind, acl): (AclKind, &Acl)| (kind.name().into(), acl.to_value().into());
         let mut inode = Inode { attr, body, xattrs: new.acls.each().map(value).collect() };
@@ -219,6 +221,9 @@ impl Inode {
         attr.perm = set.perm.map_or(attr.perm, |perm| perm & 0o7777);
         attr.uid = set.uid.unwrap_or(attr.uid);
         attr.gid = set.gid.unwrap_or(attr.gid);
+        if let Some(flags) = set.flags {
+            attr.flags = attr.flags & !SETTABLE | flags & SETTABLE;
+        }
         attr.atime = chosen(set.atime, attr.atime, now);
         attr.mtime = chosen(set.mtime, attr.mtime, now);
         attr.ctime = set.ctime.unwrap_or(now);

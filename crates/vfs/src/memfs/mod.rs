@@ -32,6 +32,7 @@ mod rename;
 mod space;
 mod table;
 
+use crate::flags;
 use crate::fs::{
     Acl, AclKind, Acls, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
     RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
@@ -74,6 +75,7 @@ impl MemFs {
             rdev: 0,
             target: b"",
             acls: Acls::NONE,
+            flags: 0,
         };
         let taken = space.take_inode();
         let placed = table.insert(Box::new(Inode::new(&dir, 2, clock.now())));
@@ -183,6 +185,7 @@ impl FileSystem for MemFs {
             max_file_size: inode::FILE_SIZE_MAX,
             max_links: u32::MAX / 2,
             acls: true,
+            flags: flags::SETTABLE,
         }
     }
 

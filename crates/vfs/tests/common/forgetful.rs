@@ -35,6 +35,7 @@ fn attr(ino: Ino) -> Attr {
         mtime: time,
         ctime: time,
         btime: time,
+        flags: 0,
     }
 }
 
@@ -47,6 +48,7 @@ impl FileSystem for Forgetful {
             max_file_size: 1 << 40,
             max_links: 100,
             acls: false,
+            flags: 0,
         }
     }
     fn root(&self) -> Result<Attr> {

@@ -305,7 +305,7 @@ impl Call<'_> {
     }
 
     pub(super) fn set_flags(&mut self, handle: Handle, flags: i32) -> Answer {
-        self.session.file(handle)?.set_flags(flags);
+        self.session.file(handle)?.set_flags(flags)?;
         Ok(done(0))
     }
 
@@ -341,8 +341,11 @@ impl Call<'_> {
     }
 
     /// The name under which the kernel opens the file's own node is a ticket of its own.
-    pub(super) fn expose(&mut self, handle: Handle) -> Answer {
+    pub(super) fn expose(&mut self, handle: Handle, shared: bool) -> Answer {
         let file = self.session.file(handle)?;
+        if shared {
+            file.may_be_mapped_shared()?;
+        }
         // Others may reach the file past the session from now on.
         Holder::revoke(&**self.session);
         let key = self.session.lane.tickets.issue(&Ticket { file, slot: None })?;

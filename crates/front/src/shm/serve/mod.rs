@@ -121,7 +121,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::CopyRange { from, offset, to, at, len } => {
             call.copy_range((from, offset), (to, at), len)
         }
-        R::Expose { handle } => call.expose(handle),
+        R::Expose { handle, shared } => call.expose(handle, shared),
         R::SetFlags { handle, flags } => call.set_flags(handle, flags),
         R::Readdir { handle, position, len } => call.readdir(handle, position, len),
         R::Lease { start, path, tell_sole } => call.lease(start, path, tell_sole),

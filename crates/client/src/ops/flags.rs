@@ -1,0 +1,24 @@
+//! Inode flags (chattr(1)). They are asked for by the program's own descriptor: the kernel would
+//! open another handle of a slot's node, which there may not be yet.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use crate::file;
+use crate::lease;
+use crate::ops::pieces;
+use crate::outcome::{Detour, Outcome};
+use crate::session;
+
+/// Before flags are asked for or set by a descriptor. `Kernel`: it is not on a lane.
+pub(crate) fn announce(fd: RawFd) -> Outcome<()> {
+    if !pieces::on_fuse(fd) {
+        return Err(Detour::Kernel);
+    }
+    // What was made under a lease is from now on written as everything else is.
+    let number = file::find(fd).map(|file| file.session.load(Ordering::Relaxed));
+    if let Some(session) = number.ok().and_then(session::of) {
+        lease::meets(session);
+    }
+    Ok(())
+}

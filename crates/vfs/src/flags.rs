@@ -1,0 +1,135 @@
+//! Inode flags (ioctl_iflags(2), chattr(1)): what holds of an inode for everybody, root included.
+//!
+//! | flag | what is refused, with `EPERM` | in a directory |
+//! |---|---|---|
+//! | [`IMMUTABLE`] | to write, to change state, attributes, names | to change entries |
+//! | [`APPEND`] | to write but at the end, to change state, attributes, names | to remove them |
+//!
+//! Judged here for all doors, whatever the kernel checked: it does not know these flags of a FUSE
+//! mount's inodes. As on Linux's ext4, what was open for writing before can write no more once the
+//! file is immutable; as on tmpfs, mappings that were there go on to be written.
+//!
+//! # Why a client's own answers are right
+//!
+//! Whoever sets flags announces it as a change of rights: leases and the file's loan end before,
+//! and neither is granted on what these flags hold.
+
+use polylane_base::{Errno, Result};
+
+use crate::access;
+use crate::core::Core;
+use crate::cred::Cred;
+use crate::fs::{Kind, SetAttr, SetTime};
+use crate::inode::{FROZEN, Inode, NO_ATIME, Node, ONLY_GROWS};
+use crate::names::check_alive;
+use crate::vfs::Vfs;
+
+/// `FS_SYNC_FL`: writes are synchronous. Kept, not honoured.
+pub const SYNC: u32 = 0x8;
+/// `FS_IMMUTABLE_FL`.
+pub const IMMUTABLE: u32 = 0x10;
+/// `FS_APPEND_FL`.
+pub const APPEND: u32 = 0x20;
+/// `FS_NODUMP_FL`: backups pass it over.
+pub const NODUMP: u32 = 0x40;
+/// `FS_NOATIME_FL`: reading moves no access time.
+pub const NOATIME: u32 = 0x80;
+/// `FS_INDEX_FL`: a directory with a hash tree.
+pub const INDEX: u32 = 0x1000;
+/// `FS_DIRSYNC_FL`: changes of the directory are synchronous. Kept, not honoured.
+pub const DIRSYNC: u32 = 0x1_0000;
+/// `FS_EXTENT_FL`: space is kept as extents.
+pub const EXTENTS: u32 = 0x8_0000;
+
+/// Flags that can be set where flags are kept.
+pub const SETTABLE: u32 = IMMUTABLE | APPEND | NODUMP | NOATIME;
+
+/// Flags that only root changes (`CAP_LINUX_IMMUTABLE`).
+const PRIVILEGED: u32 = IMMUTABLE | APPEND;
+
+/// Flags that tell how something is stored: programs hand them back as they got them, or not.
+const OF_STORAGE: u32 = INDEX | EXTENTS;
+
+/// Flags that what is made in a directory has from it.
+const INHERITED: u32 = SYNC | NODUMP | NOATIME | DIRSYNC;
+
+/// What is kept beside an inode's state for a look without a lock.
+pub(crate) fn held(flags: u32) -> u32 {
+    let one = |flag, held| if flags & flag != 0 { held } else { 0 };
+    one(IMMUTABLE, FROZEN) | one(APPEND, ONLY_GROWS) | one(NOATIME, NO_ATIME)
+}
+
+/// The flags of something of that kind that is made in `dir`.
+pub(crate) fn inherited(dir: &Inode, kind: Kind) -> u32 {
+    if dir.core.character.flags == 0 {
+        return 0;
+    }
+    let flags = dir.attr().flags & INHERITED;
+    match kind {
+        Kind::Dir => flags,
+        Kind::File => flags & !DIRSYNC,
+        _ => flags & (NODUMP | NOATIME),
+    }
+}
+
+/// `EPERM` where flags forbid a change of state. The rights of who asks are another question.
+pub(crate) fn check_set(node: &Inode, set: &SetAttr) -> Result<()> {
+    if !node.has(FROZEN | ONLY_GROWS) {
+        return Ok(());
+    }
+    let now = (Some(SetTime::Now), Some(SetTime::Now));
+    let touches = (set.atime, set.mtime) == now;
+    let times = !touches && (set.atime.is_some() || set.mtime.is_some());
+    let owner = set.perm.is_some() || set.uid.is_some() || set.gid.is_some();
+    let refused = owner || times || set.size.is_some() || touches && node.has(FROZEN);
+    if refused { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+impl Vfs {
+    /// The flags of a file or directory. `ENOTTY` for others, and where none are kept.
+    pub fn flags(&self, node: &Node) -> Result<u32> {
+        self.begin();
+        self.check_keeps_flags(node)?;
+        Ok(node.fresh_attr()?.flags)
+    }
+
+    /// Sets the flags of a file or directory to `flags`; those of how it is stored stay as they
+    /// are. `EPERM`: `cred` is neither its owner nor root, whatever the kernel checked; not root,
+    /// and [`IMMUTABLE`] or [`APPEND`] would change; it is immutable and would stay so, with other
+    /// flags. `EOPNOTSUPP`: a flag would change that cannot be set; `ENOTTY` as
+    /// [`flags`](Self::flags), `EROFS`.
+    pub fn set_flags(&self, cred: &Cred, node: &Node, flags: u32) -> Result<()> {
+        self.begin();
+        self.core.writable()?;
+        self.check_keeps_flags(node)?;
+        let cred = &Cred { kernel_checked: false, ..cred.clone() };
+        access::check_owner(cred, node)?;
+        let _announced = self.core.change_paths();
+        let _data = (!node.is_dir()).then(|| self.core.lock_exclusive(node));
+        let _entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
+        if node.is_dir() {
+            check_alive(node)?;
+        }
+        let changed = node.fresh_attr()?.flags ^ flags;
+        self.core.check_change(cred, node, flags, changed & !OF_STORAGE)?;
+        self.core.set(node, &SetAttr { flags: Some(flags), ..SetAttr::default() }).map(drop)
+    }
+
+    fn check_keeps_flags(&self, node: &Node) -> Result<()> {
+        let has = matches!(node.kind(), Kind::File | Kind::Dir);
+        if has && self.core.character.flags != 0 { Ok(()) } else { Err(Errno::ENOTTY) }
+    }
+}
+
+impl Core {
+    fn check_change(&self, cred: &Cred, node: &Inode, flags: u32, changed: u32) -> Result<()> {
+        if changed & PRIVILEGED != 0 && !cred.is_root() {
+            return Err(Errno::EPERM);
+        }
+        if changed & !self.character.flags != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let stays = node.has(FROZEN) && flags & IMMUTABLE != 0;
+        if stays && changed != 0 { Err(Errno::EPERM) } else { Ok(()) }
+    }
+}
