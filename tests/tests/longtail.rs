@@ -287,6 +287,7 @@ topics! {
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
     spawn_with_actions = Topic { source: "spawn_actions", ..PROGRAM };
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };
+    descriptors_without_memory = Topic { source: "shared_tables", ..PROGRAM };
     system_calls_by_number = Topic { source: "syscalls", ..PROGRAM };
     walks_and_temporary_names = Topic { source: "walks", ..PROGRAM };
     directory_streams = Topic { source: "listings", ..PROGRAM };

@@ -8,6 +8,10 @@
 //! - what a number means is asked of the kernel before it is used, as long as rings can close it;
 //! - before requests are submitted, the kernel is told of sizes that it has not heard of: it reads
 //!   nothing past the size that it knows.
+//!
+//! A process made with the table of descriptors in common (CLONE_FILES), but without the memory
+//! where the library keeps its own, is to the other as a ring is: it opens and closes without being
+//! seen.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -21,7 +25,7 @@ static MADE: AtomicU32 = AtomicU32::new(NONE);
 const NONE: u32 = 0;
 /// Contexts of Linux AIO, which neither open nor close.
 const AIO: u32 = 1;
-/// Rings of io_uring.
+/// Rings of io_uring, or a process that has the same descriptors.
 const RINGS: u32 = 2;
 
 /// Linux AIO is about to be used.
@@ -31,6 +35,11 @@ pub(crate) fn aio_begins() {
 
 /// A ring is about to be made.
 pub(crate) fn ring_begins() {
+    begin(RINGS);
+}
+
+/// Another process is about to have this one's descriptors, and not its memory.
+pub(crate) fn numbers_are_shared() {
     begin(RINGS);
 }
 

@@ -215,7 +215,7 @@ impl OpenFile {
     /// bytes. `EBADF`, `EPERM` when it is immutable, `EFBIG`, `ENOSPC`.
     pub fn write(&self, cred: &Cred, at: Option<u64>, source: &mut dyn Source) -> Result<Written> {
         let at = at.filter(|_| !self.wish().contains(OFlags::APPEND));
-        self.write_if(cred, at, source, |node| check_unfrozen(node))
+        self.write_if(cred, at, source, check_unfrozen)
     }
 
     /// `EACCES` for what may be appended to only and is open for writing: not even a mapping to

@@ -16,7 +16,9 @@ use polylane_base::{Errno, Gid, Uid};
 use polylane_testkit::acl;
 use polylane_vfs::fs::{AclKind, SetAttr, SetTime, XattrMode};
 use polylane_vfs::memfs::MemFs;
-use polylane_vfs::{Create, Cred, Holder, Kind, Look, Node, PathError, RENAME_EXCHANGE, Vfs, flags};
+use polylane_vfs::{
+    Create, Cred, Holder, Kind, Look, Node, PathError, RENAME_EXCHANGE, Vfs, flags,
+};
 
 /// Names that a holder has room for.
 const ROOM: u32 = 64;

@@ -16,15 +16,15 @@ fn target(symbol: &real::Symbol) -> *const c_void {
     if address.is_null() { nowhere as *const c_void } else { address }
 }
 
-/// `jumps!{ "name" prepare symbol; }`: exports `name`, which calls `prepare` with its first
-/// argument and then jumps to the real one.
+/// `jumps!{ "name" prepare symbol; }`: exports `name`, which calls `prepare` with its first and
+/// third argument and then jumps to the real one.
 macro_rules! jumps {
     ($( $(#[$meta:meta])* $name:literal $prepare:ident $symbol:ident; )*) => {$(
         const _: () = {
-            extern "C" fn before(first: c_int) -> *const c_void {
+            extern "C" fn before(first: c_int, _: usize, third: c_int) -> *const c_void {
                 let errno = real::errno();
                 // Whatever happens here, the call is made.
-                let _ = super::attempt(|| { $prepare(first); Ok(()) });
+                let _ = super::attempt(|| { $prepare(first, third); Ok(()) });
                 real::set_errno(errno);
                 target(&real::symbol::$symbol)
             }
@@ -82,40 +82,45 @@ macro_rules! jumps {
 }
 
 /// The function writes to the descriptor past our hooks.
-fn publish(fd: c_int) {
+fn publish(fd: c_int, _third: c_int) {
     file::publish_fd(fd);
 }
 
 /// The function makes another process, or replaces this one.
-fn share(_first: c_int) {
+fn share(_first: c_int, _third: c_int) {
     process::before_sharing();
 }
 
+/// The function makes another process, or a thread.
+fn clone(_first: c_int, flags: c_int) {
+    process::before_clone(flags);
+}
+
 /// The function asks the kernel for the working directory's path.
-fn look(_first: c_int) {
+fn look(_first: c_int, _third: c_int) {
     process::look_for_directory();
 }
 
 /// libaio makes a context.
-fn aio(_first: c_int) {
+fn aio(_first: c_int, _third: c_int) {
     rings::aio_begins();
 }
 
 /// liburing makes a ring.
-fn ring(_first: c_int) {
+fn ring(_first: c_int, _third: c_int) {
     rings::ring_begins();
 }
 
 /// liburing has the kernel begin.
-fn submit(_first: c_int) {
+fn submit(_first: c_int, _third: c_int) {
     rings::settle();
 }
 
 jumps! {
     "dprintf" publish dprintf;
     "__dprintf_chk" publish __dprintf_chk;
-    "clone" share clone;
-    "__clone" share __clone;
+    "clone" clone clone;
+    "__clone" clone __clone;
     "system" share system;
     "wordexp" share wordexp;
     "forkpty" share forkpty;

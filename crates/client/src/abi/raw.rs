@@ -3,7 +3,7 @@
 //! What touches descriptors or the process goes to the hook of that name; paths are left to the
 //! kernel.
 
-use std::ffi::c_long;
+use std::ffi::{c_int, c_long};
 
 use super::{attr, epoll, fd, fork, hooks, io, number, process as identity, ring};
 use crate::ops::process;
@@ -58,7 +58,7 @@ hooks! {
                 _ => match old(number, a, b) {
                     Some(rc) => rc,
                     None => {
-                        before(number, b, c);
+                        before(number, (a, b, c));
                         after(number, (a, b, d), real::syscall(number, a, b, c, d, e, f))
                     }
                 },
@@ -71,12 +71,13 @@ hooks! {
 ///
 /// # Safety
 ///
-/// The second and third argument of that system call.
-unsafe fn before(number: c_long, b: c_long, c: c_long) {
+/// The first arguments of that system call.
+unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) {
     match number {
-        libc::SYS_execve | libc::SYS_execveat | libc::SYS_clone | libc::SYS_clone3 => {
-            process::before_sharing();
-        }
+        libc::SYS_execve | libc::SYS_execveat => process::before_sharing(),
+        libc::SYS_clone => process::before_clone(a as c_int),
+        // SAFETY: by contract; the flags come first.
+        libc::SYS_clone3 if a != 0 => process::before_clone(unsafe { *(a as *const u64) } as c_int),
         libc::SYS_setuid
         | libc::SYS_setgid
         | libc::SYS_setreuid

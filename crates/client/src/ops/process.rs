@@ -8,6 +8,7 @@ use rustix::fs::Mode;
 use super::dir;
 use crate::file;
 use crate::path;
+use crate::rings;
 use crate::state;
 use crate::thread;
 
@@ -66,6 +67,14 @@ pub(crate) fn before_sharing() {
 pub(crate) fn before_change() {
     if path::mount().is_ok() && state::started().is_some() {
         dir::settle_all();
+    }
+}
+
+/// As [`before_sharing`], for `clone` with these flags.
+pub(crate) fn before_clone(flags: i32) {
+    before_sharing();
+    if flags & (libc::CLONE_FILES | libc::CLONE_VM) == libc::CLONE_FILES {
+        rings::numbers_are_shared();
     }
 }
 
