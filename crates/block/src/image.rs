@@ -17,7 +17,8 @@ use std::time::{Duration, Instant};
 use polylane_base::Errno;
 use polylane_sys::lock::{is_locked, lock_range, share_range};
 use rustix::fs::{
-    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, renameat_with,
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, Statx, StatxFlags,
+    renameat_with,
 };
 
 use crate::file::Files;
@@ -301,12 +302,16 @@ pub fn user_of(file: impl AsFd) -> Result<Option<Option<Holder>>> {
 /// A process that holds the lock on this file, as far as this user may look. A pool's service comes
 /// before other processes that share its descriptor.
 fn holder(file: impl AsFd) -> Option<Holder> {
-    let wanted = rustix::fs::fstat(file).ok()?;
+    // Without asking file systems: one of those that others have open may never answer.
+    let (flags, which) = (AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
+    let place = |stat: Statx| {
+        let numbers = [stat.stx_dev_major, stat.stx_dev_minor];
+        (numbers, stat.stx_ino, [stat.stx_rdev_major, stat.stx_rdev_minor])
+    };
+    let wanted = rustix::fs::statx(file, "", flags | AtFlags::EMPTY_PATH, which).ok()?;
+    let wanted = place(wanted);
     let same = |fd: &Path| {
-        rustix::fs::stat(fd).is_ok_and(|stat| {
-            (stat.st_dev, stat.st_ino, stat.st_rdev)
-                == (wanted.st_dev, wanted.st_ino, wanted.st_rdev)
-        })
+        rustix::fs::statx(CWD, fd, flags, which).is_ok_and(|stat| place(stat) == wanted)
     };
     let mut found: Option<Holder> = None;
     for entry in fs::read_dir("/proc").ok()?.flatten() {
