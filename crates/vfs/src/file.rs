@@ -63,6 +63,8 @@ const COPY_BYTES: usize = 64 * 1024;
 pub struct OpenFile {
     node: Node,
     flags: AtomicI32,
+    /// It is counted by [`Inode::is_open`](crate::Inode::is_open).
+    counts: AtomicBool,
     /// Somebody asked for its lock owner: there may be locks to drop.
     locked: AtomicBool,
     ahead: ReadAhead,
@@ -87,7 +89,16 @@ impl OpenFile {
         let failures_seen = AtomicU64::new(node.pages_used().map_or(0, FilePages::failures));
         let (locked, ahead) = (AtomicBool::new(false), ReadAhead::default());
         let (tag, attached) = (AtomicU64::new(0), OnceLock::new());
-        Arc::new(OpenFile { node, flags, locked, ahead, failures_seen, tag, attached })
+        node.opens.fetch_add(1, Relaxed);
+        let counts = AtomicBool::new(true);
+        Arc::new(OpenFile { node, flags, counts, locked, ahead, failures_seen, tag, attached })
+    }
+
+    /// The kernel has it from now on, and knows by itself whether it has the inode open.
+    pub fn leave_to_kernel(&self) {
+        if self.counts.swap(false, Relaxed) {
+            self.node.opens.fetch_sub(1, Relaxed);
+        }
     }
 
     /// A word that the front ends own. Starts as 0; the VFS never looks at it.
@@ -475,6 +486,8 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        // Nobody has it any more: it is not counted either.
+        self.leave_to_kernel();
         if *self.locked.get_mut() {
             for family in [LockFamily::Ofd, LockFamily::Flock] {
                 self.node.core.locks.drop_on(self.node.id, self.lock_owner(family));

@@ -78,6 +78,8 @@ pub struct Inode {
     /// Permission bits, and [`LISTED`], which changes with `acls` locked.
     pub(crate) perm: AtomicU32,
     nlink: AtomicU32,
+    /// Open files, but those that the kernel has.
+    pub(crate) opens: AtomicU32,
     owner: AtomicU64,
     size: AtomicU64,
     attr: Mutex<Attr>,
@@ -99,6 +101,11 @@ impl std::fmt::Debug for Inode {
 }
 
 impl Inode {
+    /// Whether anybody has it open but the kernel, which knows what it has open itself.
+    pub fn is_open(&self) -> bool {
+        self.opens.load(Relaxed) != 0
+    }
+
     /// Inode number.
     pub fn ino(&self) -> Ino {
         self.ino
@@ -131,6 +138,7 @@ impl Inode {
             flags: AtomicU32::new(flags),
             perm: AtomicU32::new(listed),
             nlink: AtomicU32::new(0),
+            opens: AtomicU32::new(0),
             owner: AtomicU64::new(0),
             size: AtomicU64::new(0),
             attr: Mutex::new(attr),

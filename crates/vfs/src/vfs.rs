@@ -116,12 +116,6 @@ impl Vfs {
         self.core.inodes.live(ino)
     }
 
-    /// Whether more than `count` hold a file that has no name: who has it open is among them, and
-    /// who has it in hand just now.
-    pub fn has_other_holders(&self, node: &Node, count: usize) -> bool {
-        self.core.cache.holders(node) > count
-    }
-
     /// No more inodes of a former service are going to be asked for.
     pub fn end_revival(&self) {
         self.core.fs.end_revival();

@@ -129,18 +129,15 @@ impl HandleTable {
 
     /// Adds an open file of a former service.
     pub(crate) fn restore(&self, fh: u64, handle: Handle) {
+        if let Some(file) = &handle.opened {
+            file.leave_to_kernel();
+        }
         self.shard(fh).lock().insert(fh, Arc::new(handle));
     }
 
     /// The open file of that number. `EIO` when there is none.
     pub fn get(&self, fh: u64) -> Result<Arc<Handle>> {
         self.shard(fh).lock().get(&fh).cloned().ok_or(Errno::EIO)
-    }
-
-    /// How many handles hold what is open on a node. Looks at all.
-    pub fn count_on(&self, node_id: u64) -> usize {
-        let on = |handle: &&Arc<Handle>| handle.node_id == node_id && handle.opened.is_some();
-        self.shards.iter().map(|shard| shard.lock().values().filter(on).count()).sum()
     }
 
     /// Takes an open file out.

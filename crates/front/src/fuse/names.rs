@@ -110,22 +110,17 @@ pub(super) fn lookup(call: &mut Call<'_>) -> End {
 fn itself(call: &mut Call<'_>) -> End {
     let id = call.header.node_id;
     let lane = &call.session.lane;
-    let (node, holders) = match lane.nodes.get(id) {
-        // We and the table, until the kernel's word that it forgot the inode has come.
-        Ok(Target::Node(node)) => (node, 2),
+    let node = match lane.nodes.get(id) {
+        Ok(Target::Node(node)) => node,
         Ok(Target::Slot(_) | Target::Virtual(_)) => return Err(Errno::ESTALE.into()),
         Err(_) => {
             let live = lane.nodes.ino_of(id).and_then(|ino| lane.vfs.live(ino));
-            (live.ok_or(Errno::ESTALE)?, 1)
+            live.ok_or(Errno::ESTALE)?
         }
     };
-    // The kernel asks for what it does not have in use: handles that it closed may be on their way.
     // What is removed is there for who has it open by the library.
-    let open = || {
-        let holders = holders + call.session.handles.count_on(id);
-        node.kind() != Kind::Dir && lane.vfs.has_other_holders(&node, holders)
-    };
-    if lane.vfs.getattr(&node)?.nlink == 0 && !open() {
+    let open = node.kind() != Kind::Dir && node.is_open();
+    if lane.vfs.getattr(&node)?.nlink == 0 && !open {
         return Err(Errno::ESTALE.into());
     }
     call.entry(&node)?;
