@@ -21,14 +21,14 @@ use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
 use libfuzzer_sys::fuzz_target;
-use polylane_base::{Gid, Ino, TestClock, Uid};
+use polylane_base::{Ino, TestClock};
 use polylane_block::Sector;
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_ext4::format::checksum::crc;
 use polylane_ext4::{Error, Ext4, Options};
 use polylane_sys::buffer::Buffer;
-use polylane_vfs::fs::{Acls, FileSystem, Kind, NewNode, RenameMode, SetAttr, XattrMode};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr, XattrMode};
 
 const BLOCK: usize = 4096;
 const IMAGE_BYTES: usize = 16 << 20;
@@ -37,7 +37,7 @@ const NAMES_MAX: usize = 600;
 
 fn node(kind: Kind) -> NewNode<'static> {
     let target: &[u8] = if kind == Kind::Symlink { &[b't'; 200] } else { b"" };
-    NewNode { kind, perm: 0o755, uid: Uid(0), gid: Gid(0), rdev: 0, target, acls: Acls::NONE, flags: 0 }
+    NewNode { target, ..NewNode::new(kind, 0o755) }
 }
 
 /// Blocks of an image that are not zeros, by their numbers.

@@ -5,13 +5,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use polylane_base::{Gid, Ino, SystemClock, Uid};
+use polylane_base::{Ino, SystemClock};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_block::{BlockDevice, Sector};
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
-use polylane_vfs::fs::{Acls, FileSystem, Kind, NewNode, RenameMode};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode};
 
 const PIECE: usize = 1 << 20;
 
@@ -29,16 +29,7 @@ fn load(path: &str) -> Arc<RamDevice> {
 }
 
 fn node(kind: Kind) -> NewNode<'static> {
-    NewNode {
-        kind,
-        perm: 0o755,
-        uid: Uid(0),
-        gid: Gid(0),
-        rdev: 0,
-        target: b"",
-        acls: Acls::NONE,
-        flags: 0,
-    }
+    NewNode::new(kind, 0o755)
 }
 
 /// Seconds for creations, renames, removals of `files` files in `dir`.

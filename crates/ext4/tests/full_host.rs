@@ -15,7 +15,7 @@ use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::{BlockDevice, Error as DeviceError};
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
-use polylane_vfs::fs::{Acls, FileSystem, Kind, NewNode, RenameMode};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode};
 use polylane_vfs::{Cred, Vfs};
 
 const ROOT: Ino = Ino(2);
@@ -24,16 +24,7 @@ const FILE_BYTES: usize = 20_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn file() -> NewNode<'static> {
-    NewNode {
-        kind: Kind::File,
-        perm: 0o644,
-        uid: polylane_base::Uid(0),
-        gid: polylane_base::Gid(0),
-        rdev: 0,
-        target: b"",
-        acls: Acls::NONE,
-        flags: 0,
-    }
+    NewNode::new(Kind::File, 0o644)
 }
 
 fn name(at: usize) -> Vec<u8> {

@@ -6,11 +6,11 @@ mod common;
 
 use std::sync::Arc;
 
-use polylane_base::{Errno, Gid, Ino, TestClock, Time, Uid};
+use polylane_base::{Errno, Ino, TestClock, Time};
 use polylane_block::Error as DeviceError;
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::sim::{Fault, FaultOn, Image, SimDisk, SimOptions};
-use polylane_vfs::fs::{Acls, Attr, FileSystem, Kind, Late, NewNode};
+use polylane_vfs::fs::{Attr, FileSystem, Kind, Late, NewNode};
 
 const ROOT: Ino = Ino(2);
 const FILES: usize = 60;
@@ -41,17 +41,7 @@ fn name(at: usize) -> Vec<u8> {
 
 /// Makes a file, with room for its bytes promised.
 fn make(fs: &Ext4, at: usize) -> Ino {
-    let (uid, gid) = (Uid(0), Gid(0));
-    let new = NewNode {
-        kind: Kind::File,
-        perm: 0o644,
-        uid,
-        gid,
-        rdev: 0,
-        target: b"",
-        acls: Acls::NONE,
-        flags: 0,
-    };
+    let new = NewNode::new(Kind::File, 0o644);
     let ino = fs.create(ROOT, &name(at), &new).unwrap().node.ino;
     fs.reserve(ino, 0, content(at).len() as u64).unwrap();
     ino

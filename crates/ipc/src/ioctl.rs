@@ -16,6 +16,10 @@ pub const IOCTL_PIECES: u32 = 0xd000_5002;
 /// `_IOW('P', 4, …)`, then 5 and 6.
 pub const IOCTL_FLAGS: [u32; 4] = [0x8004_5003, 0x4004_5004, 0x801c_5005, 0x401c_5006];
 
+/// `FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`, `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`, each at the
+/// place of its twin in [`IOCTL_FLAGS`]. The first two take an `int`, whatever their numbers say.
+pub const FS_IOC_FLAGS: [u32; 4] = [0x8008_6601, 0x4008_6602, 0x801c_581f, 0x401c_5820];
+
 /// Bytes of `struct fsxattr`.
 pub const FSXATTR_BYTES: usize = 28;
 

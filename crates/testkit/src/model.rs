@@ -4,10 +4,10 @@
 //! entries in the order of their cookies. It is the reference that others are compared with, and
 //! a libservice with `cache_data: true` below a `Vfs` whose page cache is under test.
 
-use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
+use polylane_base::{Clock, Errno, Ino, Result, Time};
 use polylane_vfs::fs::{
-    Acls, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode,
-    Renamed, SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
+    Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
+    SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -51,17 +51,7 @@ impl Model {
     /// Empty; the root belongs to user 0, mode 0755.
     pub fn new(clock: Arc<dyn Clock>) -> Model {
         let mut state = State::default();
-        let (uid, gid) = (Uid(0), Gid(0));
-        let root = NewNode {
-            kind: Kind::Dir,
-            perm: 0o755,
-            uid,
-            gid,
-            rdev: 0,
-            target: b"",
-            acls: Acls::NONE,
-            flags: 0,
-        };
+        let root = NewNode::new(Kind::Dir, 0o755);
         state.add(&root, 2, clock.now());
         Model { state: Mutex::new(state), clock }
     }

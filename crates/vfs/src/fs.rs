@@ -173,19 +173,16 @@ pub struct NewNode<'a> {
     pub flags: u32,
 }
 
-impl NewNode<'static> {
+impl NewNode<'_> {
     /// What [`RenameMode::Whiteout`] leaves, and overlay file systems read as "nothing here": a
     /// character device 0/0.
-    pub const WHITEOUT: NewNode<'static> = NewNode {
-        kind: Kind::Char,
-        perm: 0,
-        uid: Uid(0),
-        gid: Gid(0),
-        rdev: 0,
-        target: b"",
-        acls: Acls::NONE,
-        flags: 0,
-    };
+    pub const WHITEOUT: NewNode<'static> = NewNode::new(Kind::Char, 0);
+
+    /// Root's, with nothing but a kind and permission bits.
+    pub const fn new(kind: Kind, perm: u32) -> Self {
+        let (uid, gid, acls) = (Uid(0), Gid(0), Acls::NONE);
+        NewNode { kind, perm, uid, gid, rdev: 0, target: b"", acls, flags: 0 }
+    }
 }
 
 /// Bytes of a file that were kept elsewhere since they were written, and when that was.

@@ -3,7 +3,7 @@
 use polylane_base::{Errno, Gid, Ino, Uid};
 use polylane_testkit::fs_suite::{self, Can, node};
 use polylane_testkit::probe;
-use polylane_vfs::fs::{Acls, FileSystem, Kind, NewNode, RenameMode, SetAttr};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, RenameMode, SetAttr};
 use polylane_vfs::hostdir::HostDir;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -342,16 +342,7 @@ fn new_files_belong_to_whom_they_should() {
         let name = format!("{kind:?}");
         let target: &[u8] = if kind == Kind::Symlink { b"t" } else { b"" };
         let perm = if kind == Kind::Symlink { 0o777 } else { 0o4711 };
-        let new = NewNode {
-            kind,
-            perm,
-            uid: Uid(1000),
-            gid: Gid(1001),
-            rdev: 0,
-            target,
-            acls: Acls::NONE,
-            flags: 0,
-        };
+        let new = NewNode { uid: Uid(1000), gid: Gid(1001), target, ..NewNode::new(kind, perm) };
         let made = p.fs.create(p.root(), name.as_bytes(), &new).unwrap().node;
         assert_eq!((made.uid, made.gid, made.perm), (Uid(1000), Gid(1001), perm), "{kind:?}");
         let host = std::fs::symlink_metadata(p.inside(&name)).unwrap();

@@ -1,8 +1,8 @@
 //! `memfs`: conformance, and its limits to the byte.
 
-use polylane_base::{Errno, Gid, Ino, TestClock, Uid};
+use polylane_base::{Errno, Ino, TestClock};
 use polylane_testkit::fs_suite::{self, Can};
-use polylane_vfs::fs::{Acls, Fallocate, FileSystem, Kind, NewNode, SetAttr, XattrMode};
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, SetAttr, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use std::sync::Arc;
 
@@ -17,17 +17,7 @@ fn root(fs: &MemFs) -> Ino {
 }
 
 fn file(fs: &MemFs, name: &str) -> Result<Ino, Errno> {
-    let (uid, gid) = (Uid(0), Gid(0));
-    let new = NewNode {
-        kind: Kind::File,
-        perm: 0o644,
-        uid,
-        gid,
-        rdev: 0,
-        target: b"",
-        acls: Acls::NONE,
-        flags: 0,
-    };
+    let new = NewNode::new(Kind::File, 0o644);
     fs.create(root(fs), name.as_bytes(), &new).map(|made| made.node.ino)
 }
 
@@ -123,17 +113,7 @@ fn attributes_and_long_links_are_counted() {
     fs.removexattr(f, b"user.v").unwrap();
     assert_eq!(free_pages(&fs), 3);
     let target = vec![b't'; 200];
-    let (uid, gid) = (Uid(0), Gid(0));
-    let new = NewNode {
-        kind: Kind::Symlink,
-        perm: 0o777,
-        uid,
-        gid,
-        rdev: 0,
-        target: &target,
-        acls: Acls::NONE,
-        flags: 0,
-    };
+    let new = NewNode { target: &target, ..NewNode::new(Kind::Symlink, 0o777) };
     let link = fs.create(root(&fs), b"l", &new).unwrap().node;
     assert_eq!((free_pages(&fs), link.blocks), (2, 8));
     fs.setxattr(f, b"user.v", &value, XattrMode::Any).unwrap_err();

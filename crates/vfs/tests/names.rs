@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use polylane_base::{Errno, TestClock};
 use polylane_testkit::fault::{Call, Faulty};
-use polylane_vfs::fs::{Acls, FileSystem, NewNode};
+use polylane_vfs::fs::{FileSystem, NewNode};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Cred, Kind, Vfs};
 use std::sync::Arc;
@@ -128,16 +128,7 @@ fn a_volatile_file_system_is_asked_every_time() {
     let get = |path: &str| vfs.resolve(&cred, &root, path.as_bytes(), true);
     assert!(get("f").is_err());
     let (uid, gid) = (cred.uid, cred.gid);
-    let new = NewNode {
-        kind: Kind::File,
-        perm: 0o600,
-        uid,
-        gid,
-        rdev: 0,
-        target: b"",
-        acls: Acls::NONE,
-        flags: 0,
-    };
+    let new = NewNode { uid, gid, ..NewNode::new(Kind::File, 0o600) };
     let made = memfs.create(root.ino(), b"f", &new).unwrap().node;
     let node = get("f").unwrap();
     assert_eq!(node.ino(), made.ino);

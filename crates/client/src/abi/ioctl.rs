@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, c_long, c_ulong};
 use polylane_base::Errno;
-use polylane_ipc::ioctl::IOCTL_FLAGS;
+use polylane_ipc::ioctl::{FS_IOC_FLAGS, IOCTL_FLAGS};
 
 use super::{answer, hooks};
 use crate::ops::{flags, pieces};
@@ -14,9 +14,6 @@ use crate::real;
 
 /// `FS_IOC_FIEMAP`, with a `struct fiemap`.
 const FIEMAP: u32 = 0xc020_660b;
-
-/// `FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`, `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`.
-const FLAGS: [u32; 4] = [0x8008_6601, 0x4008_6602, 0x801c_581f, 0x401c_5820];
 
 /// `struct fiemap` without its extents.
 #[repr(C)]
@@ -89,7 +86,7 @@ unsafe fn fiemap(fd: RawFd, head: *mut Head) -> Outcome<c_int> {
 /// `argument` is as the request wants it.
 unsafe fn inode_flags(fd: RawFd, request: u32, argument: c_long) -> Outcome<c_int> {
     flags::announce(fd)?;
-    let ours = FLAGS.iter().zip(IOCTL_FLAGS).find(|(theirs, _)| **theirs == request);
+    let ours = FS_IOC_FLAGS.iter().zip(IOCTL_FLAGS).find(|(theirs, _)| **theirs == request);
     let (_, ours) = ours.ok_or(Detour::Kernel)?;
     // SAFETY: by contract; our request reads or writes what the kernel's does.
     match unsafe { real::ioctl(fd, ours.into(), argument) } {
@@ -110,7 +107,7 @@ hooks! {
                 unsafe { fiemap(fd, argument as *mut Head) },
                 real::ioctl(fd, request, argument)
             ),
-            request_32 if FLAGS.contains(&request_32) => answer!(
+            request_32 if FS_IOC_FLAGS.contains(&request_32) => answer!(
                 // SAFETY: the caller's own argument, by the contract of the request.
                 unsafe { inode_flags(fd, request_32, argument) },
                 real::ioctl(fd, request, argument)

@@ -89,6 +89,20 @@ impl<'a> Entry<'a> {
         let (ino, next) = (u64::from_ne_bytes(*ino), i64::from_ne_bytes(*next));
         Some(Entry { ino, next, len, kind: *kind, name: &name[..end] })
     }
+
+    /// All from the start of `bytes` on.
+    fn each(mut bytes: &'a [u8]) -> impl Iterator<Item = Entry<'a>> {
+        std::iter::from_fn(move || {
+            let entry = Entry::parse(bytes)?;
+            bytes = bytes.get(usize::from(entry.len)..).unwrap_or_default();
+            Some(entry)
+        })
+    }
+}
+
+/// Gives a handle back. If nobody hears of it, the session is over.
+fn give_back(session: &'static Session, handle: u64) {
+    let _ = session.post(&Message { handle, ..Message::new(Op::Close) });
 }
 
 /// A stream that is being made; dropped, it is nobody's again.
@@ -286,12 +300,8 @@ impl Listing {
             }
             asked => {
                 asked?;
-                let (mut at, mut end) = (0, None);
-                while let Some(entry) = self.entries.get(at..).and_then(Entry::parse) {
-                    (at, end) = (at + usize::from(entry.len), Some(entry.next as u64));
-                }
-                if let Some(end) = end {
-                    seek(fd, SeekFrom::Start(end))?;
+                if let Some(last) = Entry::each(&self.entries).last() {
+                    seek(fd, SeekFrom::Start(last.next as u64))?;
                 }
             }
         }
@@ -316,9 +326,7 @@ impl Listing {
     /// Gives the handle back.
     fn let_go(&mut self) {
         if let Ok(session) = self.own_session() {
-            let message = Message { handle: self.handle, ..Message::new(Op::Close) };
-            // If nobody hears of it, the session is over.
-            let _ = session.post(&message);
+            give_back(session, self.handle);
         }
         self.session = 0;
     }
@@ -415,16 +423,14 @@ impl Step {
         let mut entries = Vec::new();
         loop {
             call::list(self.session, message, (DIR_ROOT, b""), &mut entries)?;
-            let mut at = 0;
-            while let Some(entry) = entries.get(at..).and_then(Entry::parse) {
+            let mut last = None;
+            for entry in Entry::each(&entries) {
                 if entry.ino == ino && !matches!(entry.name, b"." | b"..") {
                     return Ok(entry.name.to_vec());
                 }
-                (at, message.offset) = (at + usize::from(entry.len), entry.next as u64);
+                last = Some(entry.next as u64);
             }
-            if at == 0 {
-                return Err(Errno::ENOENT.into());
-            }
+            message.offset = last.ok_or(Errno::ENOENT)?;
         }
     }
 }
@@ -432,9 +438,7 @@ impl Step {
 impl Drop for Step {
     fn drop(&mut self) {
         if self.is_own {
-            let message = Message { handle: self.handle, ..Message::new(Op::Close) };
-            // As for a stream's.
-            let _ = self.session.post(&message);
+            give_back(self.session, self.handle);
         }
     }
 }

@@ -48,9 +48,9 @@ pub(crate) fn mknod(place: Place<'_>, mode: u32, device: u64) -> Outcome<()> {
 pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
     let (session, at) = path::at(place.0, place.1)?;
     if flags == 0 {
-        let done = lease::unlink(session, &at);
-        let again = done.is_none() && lease::empties_listed(session, &at);
-        if let Some(done) = if again { lease::unlink(session, &at) } else { done } {
+        let unlink = || lease::unlink(session, &at);
+        let again = || if lease::empties_listed(session, &at) { unlink() } else { None };
+        if let Some(done) = unlink().or_else(again) {
             return done;
         }
     }

@@ -6,10 +6,10 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use polylane_base::sync::{Arc, thread};
-use polylane_base::{Errno, Gid, Ino, TestClock, Uid};
+use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::Error as DeviceError;
 use polylane_testkit::sim::{Crash, Fate, Gate, Held, Image, SimDisk, SimOptions, Tear};
-use polylane_vfs::fs::{Acls, FileSystem, Kind, NewNode};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode};
 
 use super::Tuning;
 use crate::{Ext4, Options};
@@ -130,17 +130,7 @@ fn root(fs: &Ext4) -> Ino {
 }
 
 fn create(fs: &Ext4, name: &str) -> Ino {
-    let (uid, gid) = (Uid(0), Gid(0));
-    let new = NewNode {
-        kind: Kind::File,
-        perm: 0o600,
-        uid,
-        gid,
-        rdev: 0,
-        target: b"",
-        acls: Acls::NONE,
-        flags: 0,
-    };
+    let new = NewNode::new(Kind::File, 0o600);
     fs.create(root(fs), name.as_bytes(), &new).expect("room").node.ino
 }
 

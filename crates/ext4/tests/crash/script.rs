@@ -311,16 +311,7 @@ impl<'a> Runner<'a> {
 
 fn new_node(kind: Kind, target: &[u8]) -> NewNode<'_> {
     let perm = if kind == Kind::Dir { 0o755 } else { 0o644 };
-    NewNode {
-        kind,
-        perm,
-        uid: Uid(1000),
-        gid: Gid(1000),
-        rdev: 0,
-        target,
-        acls: Acls::NONE,
-        flags: 0,
-    }
+    NewNode { uid: Uid(1000), gid: Gid(1000), target, ..NewNode::new(kind, perm) }
 }
 
 /// A list whose mode tells which operation made it.

@@ -23,9 +23,7 @@ use polylane_testkit::kernel::Kernel;
 use polylane_testkit::ops::{Generator, Limits, Op, Step, UMASK};
 use polylane_testkit::reference::Reference;
 use polylane_testkit::subject::{Failure, Subject, VfsSubject, small_options};
-use polylane_vfs::fs::{
-    Acls, Fallocate, FileSystem, Kind, NewNode, Piece, SetAttr, SetTime, XattrMode,
-};
+use polylane_vfs::fs::{Fallocate, FileSystem, Kind, NewNode, Piece, SetAttr, SetTime, XattrMode};
 use snapshot::{of_kernel, of_ours};
 
 const ROUNDS: usize = 6;
@@ -123,7 +121,7 @@ fn can_mount() -> bool {
 
 fn new(kind: Kind, perm: u32, target: &[u8]) -> NewNode<'_> {
     let (uid, gid) = (polylane_base::Uid(70_000), polylane_base::Gid(80_000));
-    NewNode { kind, perm, uid, gid, rdev: 0, target, acls: Acls::NONE, flags: 0 }
+    NewNode { uid, gid, target, ..NewNode::new(kind, perm) }
 }
 
 /// A tree with everything that the format knows.

@@ -14,7 +14,8 @@
 
 use polylane_base::{Errno, Result};
 use polylane_ipc::ioctl::{
-    FSXATTR_BYTES, IOCTL_FLAGS, IOCTL_IDENTIFY, IOCTL_PIECES, PIECE_BYTES, PIECES_BYTES,
+    FS_IOC_FLAGS, FSXATTR_BYTES, IOCTL_FLAGS, IOCTL_IDENTIFY, IOCTL_PIECES, PIECE_BYTES,
+    PIECES_BYTES,
 };
 use polylane_vfs::{Node, flags};
 
@@ -25,12 +26,11 @@ use crate::tickets::Ticket;
 /// `FITRIM`, with a `struct fstrim_range`: start, length, shortest run.
 const FITRIM: u32 = 0xc018_5879;
 
-/// `FS_IOC_GETFLAGS` and `FS_IOC_SETFLAGS`: an `int`, whatever their numbers say.
-const GETFLAGS: u32 = 0x8008_6601;
-const SETFLAGS: u32 = 0x4008_6602;
-/// `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`: a `struct fsxattr`.
-const FSGETXATTR: u32 = 0x801c_581f;
-const FSSETXATTR: u32 = 0x401c_5820;
+/// The kernel's requests for inode flags.
+const GETFLAGS: u32 = FS_IOC_FLAGS[0];
+const SETFLAGS: u32 = FS_IOC_FLAGS[1];
+const FSGETXATTR: u32 = FS_IOC_FLAGS[2];
+const FSSETXATTR: u32 = FS_IOC_FLAGS[3];
 
 /// The client's requests for inode flags, in the same order.
 const ITS_GETFLAGS: u32 = IOCTL_FLAGS[0];

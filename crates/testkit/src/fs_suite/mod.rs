@@ -12,7 +12,7 @@ mod rename;
 mod space;
 
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
-use polylane_vfs::fs::{Acls, Attr, Changed, DirEntry, FileSystem, Kind, NewNode};
+use polylane_vfs::fs::{Attr, Changed, DirEntry, FileSystem, Kind, NewNode};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ pub fn run(can: Can, make: &mut dyn FnMut() -> Arc<dyn FileSystem>) {
 /// A new node for the service's own user.
 pub fn node(kind: Kind, perm: u32) -> NewNode<'static> {
     let (uid, gid) = own_ids();
-    NewNode { kind, perm, uid, gid, rdev: 0, target: b"", acls: Acls::NONE, flags: 0 }
+    NewNode { uid, gid, ..NewNode::new(kind, perm) }
 }
 
 /// The ids of this process: what a service without privileges can create files as.

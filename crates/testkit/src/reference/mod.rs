@@ -13,7 +13,7 @@ use crate::model::Model;
 use crate::ops::{Op, Step, USERS};
 use crate::subject::{Outcome, Subject};
 use polylane_base::{Clock, Errno, Gid, Ino, Uid};
-use polylane_vfs::fs::{Acls, Attr, FileSystem, Kind, NewNode};
+use polylane_vfs::fs::{Attr, FileSystem, Kind, NewNode};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -152,14 +152,5 @@ fn without_set_id(attr: &Attr, member: bool) -> u32 {
 }
 
 fn node(kind: Kind) -> NewNode<'static> {
-    NewNode {
-        kind,
-        perm: 0,
-        uid: Uid(0),
-        gid: Gid(0),
-        rdev: 0,
-        target: b"",
-        acls: Acls::NONE,
-        flags: 0,
-    }
+    NewNode::new(kind, 0)
 }

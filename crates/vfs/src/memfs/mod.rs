@@ -34,13 +34,13 @@ mod table;
 
 use crate::flags;
 use crate::fs::{
-    Acl, AclKind, Acls, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
+    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode,
     RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use dir::Target;
 use inode::{Body, Inode};
 use pages::{Freed, PAGE_SIZE};
-use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
+use polylane_base::{Clock, Errno, Ino, Result, Time};
 use space::Space;
 use std::sync::Arc;
 use table::Table;
@@ -67,16 +67,7 @@ impl MemFs {
     pub fn new(bytes_limit: u64, inode_limit: u64, clock: Arc<dyn Clock>) -> MemFs {
         let space = Space::new(bytes_limit, inode_limit.max(1));
         let table = Table::new();
-        let dir = NewNode {
-            kind: Kind::Dir,
-            perm: 0o755,
-            uid: Uid(0),
-            gid: Gid(0),
-            rdev: 0,
-            target: b"",
-            acls: Acls::NONE,
-            flags: 0,
-        };
+        let dir = NewNode::new(Kind::Dir, 0o755);
         let taken = space.take_inode();
         let placed = table.insert(Box::new(Inode::new(&dir, 2, clock.now())));
         match (taken, placed) {
