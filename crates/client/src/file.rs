@@ -127,7 +127,7 @@ fn look_at(fd: RawFd) -> Outcome<Pin> {
     let record = state.records.allocate().ok_or(Detour::Kernel)?;
     record.node.store(node, Ordering::Relaxed);
     record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { 0 });
-    if file && !state.table.is_fresh(fd) {
+    if !state.table.is_fresh(fd) {
         record.set(bit::COMMON);
     }
     if attach(&record, fd, session).is_err() {

@@ -165,8 +165,9 @@ pub(crate) mod bit {
     pub(crate) const LOCKED: u32 = 16;
     /// It may rest after its close: see `resting`.
     pub(crate) const RESTS: u32 = 64;
-    /// Others may change its status flags: the kernel is asked for them before a write. So it is
-    /// with whatever was inherited or received, and with what was shared since it was opened.
+    /// Others may change its status flags, or take entries of the directory: the kernel is asked
+    /// for them. So it is with whatever was inherited or received, and with what was shared since
+    /// it was opened.
     pub(crate) const COMMON: u32 = 128;
     /// The private offset is where the file ends: it was made under a lease, and nothing but
     /// appends that were streamed has changed either since.

@@ -200,6 +200,9 @@ pub const ENDED_LEASES: u64 = 4;
 pub const REPLACED_DIR: u64 = 2;
 /// Replies of [`Op::OpenDir`] and [`Op::Readdir`]: these were the last entries.
 pub const LISTED: u64 = 1;
+/// Bytes of an entry in `linux_dirent64` form before its name: inode, position, length of the
+/// entry, type.
+pub const ENTRY_HEAD_BYTES: usize = 19;
 
 /// `flags` of [`Op::Read`], [`Op::Write`] and [`Op::Fstat`]: show the file in a view
 /// ([`crate::view`]). The reply's `handle` is the number of the view plus one, 0 for none.

@@ -3,6 +3,10 @@
 #include <dirent.h>
 #include <pthread.h>
 
+#ifndef __GLIBC__
+#define getdents64 getdents
+#endif
+
 enum { FILES = 2500, STREAMS = 100 };
 
 static int seen[FILES];
@@ -296,6 +300,132 @@ static void scans(void)
 	SAY(closedir(dir));
 }
 
+/* Where the last record that was read says that the next ones are. */
+static long last;
+
+/* Records by descriptor, by libc's function and by number. */
+static int records(int fd, size_t size)
+{
+	static char buffer[1 << 16];
+	static int turn;
+	long got = turn++ % 2 ? syscall(SYS_getdents64, fd, buffer, size)
+			      : (long)getdents64(fd, (void *)buffer, size);
+	for (long at = 0; at < got;) {
+		struct dirent *entry = (struct dirent *)(buffer + at);
+		if (number(entry) >= 0)
+			seen[number(entry)]++;
+		at += entry->d_reclen;
+		last = entry->d_off;
+	}
+	return got < 0 ? -1 : got > 0;
+}
+
+static void by_descriptor(void)
+{
+	int fd = open("many", O_RDONLY | O_DIRECTORY), size = 64;
+	while (records(fd, size) == 1) {
+		MUST(lseek(fd, 0, SEEK_CUR) == last);
+		size = size * 7 % (1 << 16) + 64;
+	}
+	told("by descriptor", 0, FILES);
+	SAY(records(fd, 1000));
+	SAY(lseek(fd, 0, SEEK_SET));
+	SAY(records(fd, 10) == -1 && errno == EINVAL);
+	SAY(records(fd, 10) == -1 && errno == EINVAL);
+	SAY(getdents64(fd, (void *)8, 1000));
+	MUST(records(fd, 5000) == 1);
+	DIR *dir = fdopendir(dup(fd));
+	MUST(records(fd, 5000) == 1);
+	take(dir, FILES * 2);
+	SAY(records(fd, 5000));
+	SAY(closedir(dir));
+	told("with a stream", 0, FILES);
+	SAY(lseek(fd, 0, SEEK_SET));
+	MUST(records(fd, 5000) == 1);
+	CHILD {
+		memset(seen, 0, sizeof seen);
+		MUST(records(fd, 5000) == 1);
+		fd = open("few", O_RDONLY | O_DIRECTORY);
+		SAY(records(fd, 5000));
+		_exit(0);
+	}
+	SAY(lseek(fd, 0, SEEK_SET));
+	memset(seen, 0, sizeof seen);
+	SAY(records(fd, 5000));
+	SAY(close(fd));
+	SAY(records(fd, 5000) == -1 && errno == EBADF);
+	SAY(records(fd = open("few/a-file-1", O_RDONLY), 5000));
+	SAY(close(fd));
+	SAY(records(fd = open("few", O_PATH), 5000));
+	SAY(close(fd));
+	MUST(mkdir("short", 0755) == 0);
+	fd = open("short", O_RDONLY);
+	SAY(records(fd, 5000));
+	MUST(rmdir("short") == 0 && lseek(fd, 0, SEEK_SET) == 0);
+	SAY(records(fd, 5000));
+	SAY(close(fd));
+	memset(seen, 0, sizeof seen);
+}
+
+/* Two processes take entries by one position: none is given out twice. */
+static void by_two(void)
+{
+	int *sum = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	int fd = open("many", O_RDONLY | O_DIRECTORY), count = 0;
+	MUST(records(fd, 3000) == 1);
+	pid_t pid = begin();
+	if (pid == 0)
+		memset(seen, 0, sizeof seen);
+	while (records(fd, 300) == 1)
+		;
+	for (int n = 0; n < FILES; n++)
+		count += seen[n];
+	if (pid == 0) {
+		*sum = count;
+		_exit(0);
+	}
+	reap(pid);
+	SAY(count + *sum);
+	SAY(close(fd));
+	memset(seen, 0, sizeof seen);
+}
+
+#ifdef __GLIBC__
+/* Has the stream be the kernel's before it is at its end. */
+static int runs_another(const struct dirent *entry)
+{
+	static int count;
+	if (count++ == 2)
+		MUST(system("true") == 0);
+	return number(entry) >= 0;
+}
+
+static void scans_at(void)
+{
+	struct dirent **names;
+	char path[PATH_MAX];
+	MUST(mkdir("above", 0755) == 0);
+	fill("above/inner", 0, 40);
+	int dir = open("above", O_RDONLY | O_DIRECTORY), file = open("few/a-file-1", O_RDONLY);
+	MUST(getcwd(path, PATH_MAX - 10) && strcat(path, "/few"));
+	SAY(scandirat(dir, "inner", &names, runs_another, alphasort));
+	SAY(strcmp(names[39]->d_name, "a-file-9"));
+	SAY(scandirat(dir, "..", &names, is_even, NULL));
+	SAY(scandirat(AT_FDCWD, "few", &names, NULL, NULL));
+	SAY(scandirat(-1, path, &names, NULL, NULL));
+	SAY(scandirat(-1, "few", &names, NULL, NULL));
+	SAY(scandirat(dir, "few", &names, NULL, NULL));
+	SAY(scandirat(dir, "", &names, NULL, NULL));
+	SAY(scandirat(file, ".", &names, NULL, NULL));
+	SAY(scandirat(dir, "inner/a-file-2", &names, NULL, NULL));
+	SAY(close(dir) | close(file));
+}
+#else
+static void scans_at(void)
+{
+}
+#endif
+
 static void errors(void)
 {
 	static char longest[PATH_MAX + 10];
@@ -355,6 +485,9 @@ int main(void)
 	identities();
 	many_at_once();
 	scans();
+	scans_at();
+	by_descriptor();
+	by_two();
 	errors();
 	removed();
 	return 0;

@@ -1,5 +1,6 @@
 /* Dropped and changed privileges: what may be opened, and whose the new files are. */
 #include "say.h"
+#include <dirent.h>
 #include <grp.h>
 #include <linux/capability.h>
 #include <pthread.h>
@@ -62,6 +63,8 @@ int main(int argc, char **argv)
 	MUST(chown("theirs", NOBODY, NOBODY) == 0);
 	MUST(close(make("group", "the group's")) == 0 && chmod("group", 0640) == 0);
 	MUST(chown("group", 0, GROUP) == 0 && mkdir("closed", 0700) == 0);
+	MUST(mkdir("nobodys", 0700) == 0 && close(make("nobodys/file", "")) == 0);
+	MUST(chown("nobodys", NOBODY, NOBODY) == 0);
 	char number[16];
 	snprintf(number, sizeof number, "%d", kept);
 	try_all("root");
@@ -106,7 +109,13 @@ int main(int argc, char **argv)
 		SAY(close(open("secret", O_RDONLY)));
 	}
 	CHILD {
+		DIR *dir = opendir("nobodys");
+		MUST(dir && readdir(dir));
 		without_capabilities();
+		SAY(dirfd(dir) >= 0 && faccessat(dirfd(dir), ".", F_OK, 0));
+		SAY(readdir(dir) && readdir(dir) && !readdir(dir));
+		SAY(closedir(dir));
+		SAY(opendir("nobodys") == NULL && errno == EACCES);
 		try_all("root without capabilities");
 	}
 	CHILD {

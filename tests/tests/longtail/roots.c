@@ -1,5 +1,6 @@
 /* chroot, unshare and mounts: paths that begin to mean something else. */
 #include "say.h"
+#include <dirent.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mount.h>
@@ -14,6 +15,28 @@ static void *apart(void *unused)
 	SAY(close(open("outside", O_RDONLY)));
 	umask(077);
 	return unused;
+}
+
+/* The root of all that run here is another for a while. */
+static void pivots(void)
+{
+	static char path[PATH_MAX + 32];
+	MUST(mkdir("many", 0755) == 0 && close(make("many/file", "")) == 0);
+	DIR *dir = opendir("many");
+	MUST(dir && readdir(dir));
+	MUST(mount("tmpfs", "/media", "tmpfs", 0, NULL) == 0 && mkdir("/media/old", 0755) == 0);
+	SAY(syscall(SYS_pivot_root, "/media", "/media/old"));
+	SAY(chdir("/"));
+	SAY(dirfd(dir) >= 0 && faccessat(dirfd(dir), "file", F_OK, 0) == 0);
+	SAY(readdir(dir) && readdir(dir) && !readdir(dir));
+	SAY(closedir(dir));
+	snprintf(path, sizeof path, "/old%s/outside", cwd);
+	show(path);
+	snprintf(path, sizeof path, "%s/outside", cwd);
+	show(path);
+	SAY(syscall(SYS_pivot_root, "/old", "/old/media"));
+	SAY(umount2("/media", MNT_DETACH));
+	show(path);
 }
 
 int main(void)
@@ -91,6 +114,9 @@ int main(void)
 		SAY(unshare(CLONE_NEWUSER));
 		SAY(pread(in, text, 5, 0));
 		SAY(close(open("jail/inside", O_RDONLY)));
+	}
+	CHILD {
+		pivots();
 	}
 	return 0;
 }

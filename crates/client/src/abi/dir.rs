@@ -6,9 +6,9 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_void};
 
-use libc::{DIR, c_int, c_long, dirent64};
+use libc::{DIR, c_int, c_long, dirent64, size_t, ssize_t};
 
-use super::{arg, attempt, failed, fd, hooks, number};
+use super::{answer, arg, attempt, failed, fd, hooks, number};
 use crate::ops::dir::{self as ops, STREAMS};
 use crate::outcome::{Outcome, Unanswered};
 use crate::real;
@@ -135,6 +135,67 @@ impl Found {
     }
 }
 
+/// What a scan of `path`, as seen from a directory, finds: ours, an error, or what `libc` says.
+///
+/// # Safety
+///
+/// A C string, valid for a write of the list, and functions that take entries.
+unsafe fn scanned(
+    (dir, path): (c_int, *const c_char),
+    list: *mut *mut *mut dirent64,
+    chosen: (Option<Filter>, Option<Compare>),
+    libc: impl FnOnce() -> c_int,
+) -> c_int {
+    // SAFETY: by contract.
+    match attempt(|| ops::open(dir, unsafe { arg::text(path)? })) {
+        // SAFETY: by contract.
+        Ok(stream) => unsafe { scan(stream, list, chosen) },
+        Err(Unanswered::Errno(errno)) => failed(errno.0),
+        Err(Unanswered::Kernel) => libc(),
+    }
+}
+
+/// Reads one of our streams to its end and closes it.
+///
+/// # Safety
+///
+/// As [`scanned`].
+unsafe fn scan(
+    stream: usize,
+    list: *mut *mut *mut dirent64,
+    (filter, compare): (Option<Filter>, Option<Compare>),
+) -> c_int {
+    let errno = real::errno();
+    let mut found = Found { list: std::ptr::null_mut(), count: 0, room: 0 };
+    let into = CURRENT[stream].0.get();
+    let failed = loop {
+        // SAFETY: the stream's own entry, which stays until it is read on; so below.
+        match unsafe { read(stream, into) } {
+            Ok(true) => {}
+            Ok(false) => break 0,
+            Err(errno) => break errno,
+        }
+        // SAFETY: as above; the caller's function takes entries.
+        let (entry, wanted) = unsafe { (&*into, filter.is_none_or(|filter| filter(into) != 0)) };
+        if wanted && !found.add(entry) {
+            break libc::ENOMEM;
+        }
+    };
+    // SAFETY: the stream is ours to close.
+    unsafe { closedir(pointer(stream)) };
+    if failed != 0 {
+        found.free();
+        return super::failed(failed);
+    }
+    if let Some(compare) = compare {
+        found.sort(compare);
+    }
+    real::set_errno(errno);
+    // SAFETY: valid for a write, by contract.
+    unsafe { list.write(found.list) };
+    found.count as c_int
+}
+
 type Filter = unsafe extern "C-unwind" fn(*const dirent64) -> c_int;
 type Compare = unsafe extern "C-unwind" fn(*const *const dirent64, *const *const dirent64) -> c_int;
 
@@ -143,7 +204,7 @@ hooks! {
     ["opendir"]
     fn opendir(path: *const c_char) -> *mut DIR {
         // SAFETY: a C string, by contract.
-        let ours = || ops::open(unsafe { arg::text(path)? });
+        let ours = || ops::open(libc::AT_FDCWD, unsafe { arg::text(path)? });
         opened(ours, || {
             // SAFETY: the caller's own argument.
             let dir = unsafe { real::opendir(path) };
@@ -263,45 +324,44 @@ hooks! {
         path: *const c_char, list: *mut *mut *mut dirent64, filter: Option<Filter>,
         compare: Option<Compare>
     ) -> c_int {
-        let errno = real::errno();
-        // SAFETY: the caller's own argument.
-        let dir = unsafe { opendir(path) };
-        let Some(_) = ours(dir) else {
-            if dir.is_null() {
-                return -1;
-            }
-            // SAFETY: the stream is ours to close; the caller's own arguments.
-            return unsafe {
-                closedir(dir);
-                real::scandir(path, list, filter, compare)
-            };
-        };
-        let mut found = Found { list: std::ptr::null_mut(), count: 0, room: 0 };
-        real::set_errno(0);
-        // SAFETY: an open stream, whose entry stays until it is read on; the caller's functions
-        // take entries.
-        let failed = unsafe {
-            loop {
-                let Some(entry) = readdir(dir).as_ref() else { break real::errno() };
-                let wanted = filter.is_none_or(|filter| filter(entry) != 0);
-                if wanted && !found.add(entry) {
-                    break libc::ENOMEM;
-                }
-                real::set_errno(0);
-            }
-        };
+        // SAFETY: the caller's own arguments; so below.
+        let libc = || unsafe { real::scandir(path, list, filter, compare) };
+        // SAFETY: by contract; so below.
+        unsafe { scanned((libc::AT_FDCWD, path), list, (filter, compare), libc) }
+    }
+
+    /// As above, as seen from a directory.
+    ["scandirat", "scandirat64"]
+    fn scandirat(
+        dir: c_int, path: *const c_char, list: *mut *mut *mut dirent64, filter: Option<Filter>,
+        compare: Option<Compare>
+    ) -> c_int {
         // SAFETY: as above.
-        unsafe { closedir(dir) };
-        if failed != 0 {
-            found.free();
-            return super::failed(failed);
-        }
-        if let Some(compare) = compare {
-            found.sort(compare);
-        }
-        real::set_errno(errno);
-        // SAFETY: valid for a write, by contract.
-        unsafe { list.write(found.list) };
-        found.count as c_int
+        let libc = || unsafe { real::scandirat(dir, path, list, filter, compare) };
+        // SAFETY: as above.
+        unsafe { scanned((dir, path), list, (filter, compare), libc) }
+    }
+
+    /// `getdents64`
+    ["getdents64"]
+    fn getdents64(fd: c_int, into: *mut c_void, count: size_t) -> ssize_t {
+        answer!(
+            // SAFETY: a buffer, by contract.
+            ops::entries(fd, unsafe { arg::sink(into, count)? }).map(|count| count as ssize_t),
+            {
+                let (fd, count) = (fd.into(), count.min(c_int::MAX as usize) as c_long);
+                real::syscall(libc::SYS_getdents64, fd, into as c_long, count, 0, 0, 0) as ssize_t
+            }
+        )
+    }
+}
+
+#[cfg(target_env = "musl")]
+hooks! {
+    /// What `getdents64` is there.
+    ["getdents"]
+    fn getdents(fd: c_int, into: *mut c_void, count: size_t) -> ssize_t {
+        // SAFETY: the caller's own arguments.
+        unsafe { getdents64(fd, into, count) }
     }
 }

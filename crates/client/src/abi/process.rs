@@ -151,6 +151,13 @@ hooks! {
         elsewhere(|| unsafe { real::chroot(path) })
     }
 
+    /// `pivot_root`, which libc has though no header says so.
+    ["pivot_root"]
+    fn pivot_root(new: *const c_char, old: *const c_char) -> c_int {
+        // SAFETY: as above.
+        elsewhere(|| unsafe { real::pivot_root(new, old) })
+    }
+
     /// `mount`
     ["mount"]
     fn mount(
@@ -201,6 +208,7 @@ hooks! {
     /// `capset`
     ["capset"]
     fn capset(header: *mut c_void, data: *const c_void) -> c_int {
+        process::before_change();
         // SAFETY: as above.
         let rc = unsafe { real::capset(header, data) };
         if rc == 0 {

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_long};
 
-use super::{attr, epoll, fd, fork, hooks, io, number, process as identity, ring};
+use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring};
 use crate::ops::process;
 use crate::{mounts, real, rings};
 
@@ -32,6 +32,7 @@ hooks! {
                 libc::SYS_copy_file_range => {
                     io::copy_file_range(a as _, b as _, c as _, d as _, e as _, f as _) as c_long
                 }
+                libc::SYS_getdents64 => dir::getdents64(a as _, b as _, c as _) as c_long,
                 libc::SYS_readahead => attr::readahead(a as _, b, c as _) as c_long,
                 libc::SYS_fadvise64 => match attr::posix_fadvise(a as _, b, c, d as _) {
                     0 => 0,
@@ -67,29 +68,50 @@ hooks! {
     }
 }
 
-/// What is to be done before the kernel does a call.
-///
-/// # Safety
-///
-/// The first arguments of that system call.
-unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) {
-    match number {
-        libc::SYS_execve | libc::SYS_execveat => process::before_sharing(),
-        libc::SYS_clone => process::before_clone(a as c_int),
-        // SAFETY: by contract; the flags come first.
-        libc::SYS_clone3 if a != 0 => process::before_clone(unsafe { *(a as *const u64) } as c_int),
+/// What a system call changes of this process, or of what paths mean in it.
+enum Change {
+    /// The user or groups.
+    Identity,
+    /// What the user may.
+    Capabilities,
+    /// Where paths lead; or an identity that the service cannot see.
+    Place,
+}
+
+fn change(number: c_long) -> Option<Change> {
+    Some(match number {
         libc::SYS_setuid
         | libc::SYS_setgid
         | libc::SYS_setreuid
         | libc::SYS_setregid
         | libc::SYS_setresuid
         | libc::SYS_setresgid
-        | libc::SYS_setgroups
-        | libc::SYS_setfsuid
+        | libc::SYS_setgroups => Change::Identity,
+        libc::SYS_capset => Change::Capabilities,
+        libc::SYS_setfsuid
         | libc::SYS_setfsgid
         | libc::SYS_chroot
+        | libc::SYS_pivot_root
         | libc::SYS_unshare
-        | libc::SYS_setns => process::before_change(),
+        | libc::SYS_setns => Change::Place,
+        _ => return None,
+    })
+}
+
+/// What is to be done before the kernel does a call.
+///
+/// # Safety
+///
+/// The first arguments of that system call.
+unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) {
+    if change(number).is_some() {
+        process::before_change();
+    }
+    match number {
+        libc::SYS_execve | libc::SYS_execveat => process::before_sharing(),
+        libc::SYS_clone => process::before_clone(a as c_int),
+        // SAFETY: by contract; the flags come first.
+        libc::SYS_clone3 if a != 0 => process::before_clone(unsafe { *(a as *const u64) } as c_int),
         libc::SYS_getcwd => process::look_for_directory(),
         libc::SYS_io_uring_setup => rings::ring_begins(),
         libc::SYS_io_uring_enter => rings::settle(),
@@ -111,24 +133,14 @@ unsafe fn after(number: c_long, given: (c_long, c_long, c_long), rc: c_long) -> 
     }
     // SAFETY: by contract.
     unsafe { number::after(number, given, rc) };
+    match change(number) {
+        Some(Change::Identity) => process::identity_changed(),
+        Some(Change::Capabilities) => process::capabilities_changed(),
+        Some(Change::Place) => process::estranged(),
+        None => {}
+    }
     match number {
         libc::SYS_chdir | libc::SYS_fchdir => process::directory_changed(),
-        libc::SYS_setuid
-        | libc::SYS_setgid
-        | libc::SYS_setreuid
-        | libc::SYS_setregid
-        | libc::SYS_setresuid
-        | libc::SYS_setresgid
-        | libc::SYS_setgroups => {
-            process::identity_changed();
-        }
-        libc::SYS_setfsuid
-        | libc::SYS_setfsgid
-        | libc::SYS_chroot
-        | libc::SYS_pivot_root
-        | libc::SYS_unshare
-        | libc::SYS_setns => process::estranged(),
-        libc::SYS_capset => process::capabilities_changed(),
         libc::SYS_prlimit64 | libc::SYS_setrlimit => crate::ops::limit::changed(),
         _ => {}
     }

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use polylane_base::Errno;
 use polylane_base::sync::{Mutex, MutexGuard};
-use polylane_ipc::message::{DIR_ROOT, LISTED, Message, Op, PATH_BYTES_MAX};
+use polylane_ipc::message::{DIR_ROOT, ENTRY_HEAD_BYTES, LISTED, Message, Op, PATH_BYTES_MAX};
 use rustix::fs::{SeekFrom, seek};
 
 use crate::outcome::{Detour, Outcome};
@@ -37,8 +37,6 @@ use crate::{call, config, file, lease, real, rings, state};
 pub(crate) const STREAMS: usize = 64;
 /// Entries that are asked for at a time: what libc asks for.
 const BYTES: usize = 32 << 10;
-/// Bytes of a record before the name.
-const HEAD: usize = 19;
 /// Deepest directory whose path is looked for name by name.
 const DEPTH_MAX: usize = 256;
 /// Turns of looking for the path of a directory that is being moved.
@@ -84,7 +82,8 @@ impl<'a> Entry<'a> {
         let (next, rest) = rest.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
         let len = u16::from_ne_bytes(*len);
-        let (kind, name) = rest.get(..usize::from(len).checked_sub(HEAD - 1)?)?.split_first()?;
+        let (kind, name) =
+            rest.get(..usize::from(len).checked_sub(ENTRY_HEAD_BYTES - 1)?)?.split_first()?;
         let end = name.iter().position(|&byte| byte == 0)?;
         let (ino, next) = (u64::from_ne_bytes(*ino), i64::from_ne_bytes(*next));
         Some(Entry { ino, next, len, kind: *kind, name: &name[..end] })
@@ -125,14 +124,14 @@ impl Drop for New {
     }
 }
 
-/// `opendir`: the stream's number.
-pub(crate) fn open(path: &[u8]) -> Outcome<usize> {
-    let (session, at) = path::at(libc::AT_FDCWD, path)?;
+/// `opendir`, as seen from the directory `dir`: the stream's number.
+pub(crate) fn open(dir: RawFd, path: &[u8]) -> Outcome<usize> {
+    let (session, at) = path::at(dir, path)?;
     if rings::any() {
         return Err(Detour::Kernel);
     }
     let new = New::claim()?;
-    LISTINGS[new.0].lock().open(session, &at, path)?;
+    LISTINGS[new.0].lock().open(session, &at, (dir, path))?;
     Ok(new.keep())
 }
 
@@ -159,6 +158,11 @@ pub(crate) fn next(stream: usize, mut put: impl FnMut(&Entry<'_>)) -> Outcome<bo
     put(&entry);
     (*at, *position) = (*at + usize::from(entry.len), entry.next as u64);
     Ok(true)
+}
+
+/// `getdents64`: as many entries of a directory as fit.
+pub(crate) fn entries(fd: RawFd, into: &mut [u8]) -> Outcome<usize> {
+    take(fd, into).map(|(count, _)| count)
 }
 
 /// `telldir`
@@ -210,6 +214,36 @@ pub(crate) fn settle_all() {
     }
 }
 
+/// The request for entries of a directory from a position on.
+fn from(handle: u64, offset: u64, len: usize) -> Message {
+    Message { handle, offset, length: len as u64, ..Message::new(Op::Readdir) }
+}
+
+/// Takes entries of the directory that `fd` means from where the kernel's position is, which is
+/// moved behind them; whether they were the last ones.
+fn take(fd: RawFd, into: &mut [u8]) -> Outcome<(usize, bool)> {
+    let directory = file::find(fd)?;
+    // Who shares the position may be about to do the same: the kernel gives each entry out once.
+    if !directory.is(bit::DIRECTORY) || directory.is(bit::COMMON) {
+        return Err(Detour::Kernel);
+    }
+    let (session, handle) = file::usable(&directory, fd)?;
+    let _guard = directory.offset_lock.lock();
+    let position = seek(real::borrow(fd), SeekFrom::Current(0))?;
+    if position == 0 {
+        lease::listed_dir(&At::below(handle));
+    }
+    let room = into.len().min(BYTES);
+    let message = from(handle, position, room);
+    let nowhere = (DIR_ROOT, &b""[..]);
+    let reply = call::paths_read(session, message, nowhere, nowhere, &mut into[..room])?;
+    let count = call::count(&reply).min(room);
+    if let Some(last) = Entry::each(&into[..count]).last() {
+        seek(real::borrow(fd), SeekFrom::Start(last.next as u64))?;
+    }
+    Ok((count, reply.value[0] == LISTED))
+}
+
 fn give_way<'a>() -> Option<MutexGuard<'a, Listing>> {
     std::thread::yield_now();
     None
@@ -239,9 +273,17 @@ impl Listing {
         (self.at, self.ended) = (0, false);
     }
 
-    fn open(&mut self, session: &'static Session, at: &At<'_>, path: &[u8]) -> Outcome<()> {
+    fn open(
+        &mut self,
+        session: &'static Session,
+        at: &At<'_>,
+        (dir, path): (RawFd, &[u8]),
+    ) -> Outcome<()> {
         self.begin(-1, 0);
-        path::from_root(path, &mut self.path)?;
+        // Below another directory it is found when it is wanted.
+        if dir == libc::AT_FDCWD || path.starts_with(b"/") {
+            path::from_root(path, &mut self.path)?;
+        }
         let message = Message { length: BYTES as u64, ..Message::new(Op::OpenDir) };
         let reply = call::list(session, message, (at.dir, at.path), &mut self.entries)?;
         self.ino = reply.attr.map_or(0, |attr| attr.ino);
@@ -255,7 +297,7 @@ impl Listing {
     fn fill(&mut self) -> Outcome<bool> {
         self.forget_entries();
         let filled = match self.fd {
-            -1 => self.ask(None),
+            -1 => self.ask(),
             _ => Err(Detour::Kernel),
         };
         let filled = match filled {
@@ -274,14 +316,10 @@ impl Listing {
         Ok(!self.entries.is_empty())
     }
 
-    /// Entries by the service, from the position on: of the stream's own handle, or of another one.
-    fn ask(&mut self, of: Option<(&'static Session, u64)>) -> Outcome<()> {
-        let (session, handle) = match of {
-            Some(of) => of,
-            None => (self.own_session()?, self.handle),
-        };
-        let (offset, length) = (self.position, BYTES as u64);
-        let message = Message { handle, offset, length, ..Message::new(Op::Readdir) };
+    /// Entries by the service, from the position on.
+    fn ask(&mut self) -> Outcome<()> {
+        let session = self.own_session()?;
+        let message = from(self.handle, self.position, BYTES);
         let reply = call::list(session, message, (DIR_ROOT, b""), &mut self.entries)?;
         self.ended = reply.value[0] == LISTED;
         Ok(())
@@ -289,32 +327,17 @@ impl Listing {
 
     /// Entries from where the kernel's position is, which is moved behind them.
     fn fill_settled(&mut self) -> Outcome<()> {
-        let fd = real::borrow(self.fd);
-        self.position = seek(fd, SeekFrom::Current(0))?;
-        match self.ask_about_descriptor() {
-            Err(Detour::Kernel | Detour::Lost(_)) => {
-                self.entries.resize(BYTES, 0);
-                let count = real::list(self.fd, &mut self.entries);
-                self.entries.truncate(*count.as_ref().unwrap_or(&0));
-                count?;
-            }
-            asked => {
-                asked?;
-                if let Some(last) = Entry::each(&self.entries).last() {
-                    seek(fd, SeekFrom::Start(last.next as u64))?;
-                }
-            }
-        }
+        self.position = seek(real::borrow(self.fd), SeekFrom::Current(0))?;
+        self.entries.resize(BYTES, 0);
+        let taken = match take(self.fd, &mut self.entries) {
+            Err(Detour::Kernel | Detour::Lost(_)) => real::list(self.fd, &mut self.entries)
+                .map(|count| (count, false))
+                .map_err(Into::into),
+            taken => taken,
+        };
+        self.entries.truncate(taken.map_or(0, |(count, _)| count));
+        self.ended = taken?.1;
         Ok(())
-    }
-
-    fn ask_about_descriptor(&mut self) -> Outcome<()> {
-        let directory = file::find(self.fd)?;
-        let (session, handle) = file::usable(&directory, self.fd)?;
-        if self.position == 0 {
-            lease::listed_dir(&At::below(handle));
-        }
-        self.ask(Some((session, handle)))
     }
 
     /// The session that keeps the directory open, if it is still the present one.
@@ -448,7 +471,7 @@ mod tests {
     use super::*;
 
     fn record(name: &[u8], next: i64) -> Vec<u8> {
-        let len = (HEAD + name.len() + 1).next_multiple_of(8);
+        let len = (ENTRY_HEAD_BYTES + name.len() + 1).next_multiple_of(8);
         let mut bytes = Vec::new();
         bytes.extend(7_u64.to_ne_bytes());
         bytes.extend(next.to_ne_bytes());

@@ -205,6 +205,7 @@ real! {
     fn login_tty(fd: c_int) -> c_int;
     fn daemon(no_chdir: c_int, no_close: c_int) -> c_int;
     fn chroot(path: *const c_char) -> c_int;
+    fn pivot_root(new: *const c_char, old: *const c_char) -> c_int;
     fn mount(source: *const c_char, target: *const c_char, kind: *const c_char,
         flags: libc::c_ulong, data: *const c_void) -> c_int;
     fn umount(target: *const c_char) -> c_int;
@@ -293,6 +294,10 @@ real! {
     fn readdir_r(dir: *mut libc::DIR, into: *mut libc::dirent64,
         result: *mut *mut libc::dirent64) -> c_int;
     fn scandir(path: *const c_char, list: *mut *mut *mut libc::dirent64,
+        filter: Option<unsafe extern "C-unwind" fn(*const libc::dirent64) -> c_int>,
+        compare: Option<unsafe extern "C-unwind" fn(*const *const libc::dirent64,
+            *const *const libc::dirent64) -> c_int>) -> c_int;
+    fn scandirat(dir: c_int, path: *const c_char, list: *mut *mut *mut libc::dirent64,
         filter: Option<unsafe extern "C-unwind" fn(*const libc::dirent64) -> c_int>,
         compare: Option<unsafe extern "C-unwind" fn(*const *const libc::dirent64,
             *const *const libc::dirent64) -> c_int>) -> c_int;

@@ -2,7 +2,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_ipc::message::{LISTED, Reply};
+use polylane_ipc::message::{ENTRY_HEAD_BYTES, LISTED, Reply};
 use polylane_vfs::fs::DirEntry;
 use polylane_vfs::{Kind, Look, OpenFile};
 
@@ -10,10 +10,8 @@ use super::{Answer, Call, Failure, done, is_virtual, wire_attr};
 use crate::shm::request::{At, Handle, Object, Start};
 use crate::shm::session::Open;
 
-/// Bytes of `linux_dirent64` before the name: inode, position, record length, type.
-const DIRENT_HEAD: usize = 19;
 /// Bytes of an entry with the longest name.
-const RECORD_BYTES_MAX: usize = (DIRENT_HEAD + 255 + 1).next_multiple_of(8);
+const RECORD_BYTES_MAX: usize = (ENTRY_HEAD_BYTES + 255 + 1).next_multiple_of(8);
 
 impl Call<'_> {
     /// A handle on a directory, and its first entries if some are wanted.
@@ -86,7 +84,7 @@ impl Call<'_> {
 
 /// Makes `record` what `getdents64` has for an entry.
 fn put_record(record: &mut Vec<u8>, entry: &DirEntry<'_>) {
-    let size = (DIRENT_HEAD + entry.name.len() + 1).next_multiple_of(8);
+    let size = (ENTRY_HEAD_BYTES + entry.name.len() + 1).next_multiple_of(8);
     record.clear();
     record.extend(entry.ino.0.to_ne_bytes());
     record.extend(entry.next.to_ne_bytes());
