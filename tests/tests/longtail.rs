@@ -311,6 +311,20 @@ topics! {
         judge: EXT4,
         ..PROGRAM
     };
+    attributes_of_files = Topic {
+        source: "flags",
+        script: "\"$PROGRAM\" attributes",
+        ways: &[Lane::Preload, Lane::PreloadVolume],
+        judge: EXT4,
+        ..PROGRAM
+    };
+    attributes_of_files_of_volumes = Topic {
+        source: "flags",
+        script: "\"$PROGRAM\" all",
+        ways: &[Lane::PreloadVolume],
+        judge: EXT4,
+        ..PROGRAM
+    };
     dropped_privileges = Topic { source: "privileges", ..PROGRAM };
     access_control_lists = Topic { source: "lists", ways: LISTS, ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };

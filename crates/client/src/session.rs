@@ -57,6 +57,8 @@ pub(crate) struct Session {
     pub(crate) channel: ClientChannel,
     /// Names this session's slots.
     pub(crate) token: [u8; 16],
+    /// Attributes of statx that files of the lane are known to have, or not to have.
+    pub(crate) attributes: u32,
     /// Directories with something else mounted on them, without leading slash.
     pub(crate) covered: Vec<Vec<u8>>,
     socket: RawFd,
@@ -277,10 +279,10 @@ impl Session {
         doorbells.extend(fds);
         let channel = ClientChannel::attach(memfd, doorbells, welcome.geometry, welcome.plan)?;
         let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
-        let (token, covered) = (welcome.token, welcome.covered);
+        let (token, attributes, covered) = (welcome.token, welcome.attributes, welcome.covered);
         let lost = AtomicBool::new(false);
         let pid = pid_now();
-        Ok(Session { number, channel, token, covered, socket, pid, lost, posts })
+        Ok(Session { number, channel, token, attributes, covered, socket, pid, lost, posts })
     }
 
     /// Whether this process made it.

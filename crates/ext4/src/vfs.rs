@@ -121,6 +121,7 @@ impl FileSystem for Ext4 {
             max_links: LINKS_MAX,
             acls: true,
             flags: flags::SETTABLE,
+            attributes: flags::ATTRIBUTES | flags::COMPRESSED | flags::ENCRYPTED | flags::VERITY,
         }
     }
 

@@ -21,7 +21,7 @@ const WELCOME_MAGIC: u64 = u64::from_le_bytes(*b"plwelcm\0");
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = 24;
 /// Bytes of a welcome before its list of covered directories.
-pub const WELCOME_HEAD_BYTES: usize = 64;
+pub const WELCOME_HEAD_BYTES: usize = 68;
 /// Longest welcome; a receive buffer of this size takes any.
 pub const WELCOME_BYTES_MAX: usize = 60 << 10;
 
@@ -77,6 +77,9 @@ pub struct Welcome {
     pub geometry: Geometry,
     /// How large payloads are moved.
     pub plan: CopyPlan,
+    /// Attributes of statx(2) of which the lane knows for each file whether it has them; they have
+    /// the bits of its inode flags.
+    pub attributes: u32,
     /// Directories of the lane that something else is mounted on: their paths from the root of the
     /// lane, without a leading slash.
     pub covered: Vec<Vec<u8>>,
@@ -90,6 +93,7 @@ impl Welcome {
             token: [0; 16],
             geometry: Geometry::default(),
             plan: CopyPlan::default(),
+            attributes: 0,
             covered: Vec::new(),
         }
     }
@@ -111,6 +115,7 @@ impl Welcome {
             self.plan.chunk_bytes,
             self.covered.len() as u32,
             geometry.frames,
+            self.attributes,
         ] {
             bytes.extend(word.to_le_bytes());
         }
@@ -144,8 +149,9 @@ impl Welcome {
             method: Method::from_number(u32_at(bytes, 48)).ok_or(Errno::EPROTO)?,
             chunk_bytes: u32_at(bytes, 52),
         };
+        let (status, attributes) = (u32_at(bytes, 12) as i32, u32_at(bytes, 64));
         let covered = paths(&bytes[WELCOME_HEAD_BYTES..], u32_at(bytes, 56))?;
-        Ok(Welcome { status: u32_at(bytes, 12) as i32, token, geometry, plan, covered })
+        Ok(Welcome { status, token, geometry, plan, attributes, covered })
     }
 }
 
@@ -183,6 +189,7 @@ mod tests {
             token: *b"0123456789abcdef",
             geometry: Geometry { groups: 2, queue: QueueKind::LapRing, ..Geometry::default() },
             plan: CopyPlan { method: Method::RepMovsb, chunk_bytes: 32768 },
+            attributes: 0x70,
             covered: vec![b".polylane".to_vec(), b"proc".to_vec()],
         }
     }

@@ -410,6 +410,8 @@ pub struct WireAttr {
     pub blocks: u64,
     /// Preferred I/O size.
     pub blksize: u32,
+    /// Inode flags (ioctl_iflags(2)).
+    pub flags: u32,
     /// Nanosecond parts of atime, mtime, ctime, btime.
     pub nsec: [u32; 4],
     /// Second parts of atime, mtime, ctime, btime.
@@ -535,7 +537,7 @@ impl WireAttr {
             self.rdev,
             self.size,
             self.blocks,
-            u64::from(self.blksize),
+            pair(self.blksize, self.flags),
             pair(anow, mnow),
             pair(cnow, bnow),
             asec,
@@ -558,6 +560,7 @@ impl WireAttr {
             size: words[4],
             blocks: words[5],
             blksize: low(words[6]),
+            flags: high(words[6]),
             nsec: [low(words[7]), high(words[7]), low(words[8]), high(words[8])],
             sec: [words[9], words[10], words[11], words[12]].map(|sec| sec as i64),
         }
@@ -604,6 +607,7 @@ mod tests {
             size: next(),
             blocks: next(),
             blksize: next() as u32,
+            flags: next() as u32,
             nsec: [next() as u32, next() as u32, next() as u32, next() as u32],
             sec: [next() as i64, next() as i64, next() as i64, next() as i64],
         }

@@ -263,6 +263,7 @@ impl FileSystem for Model {
             max_links: 1000,
             acls: false,
             flags: 0,
+            attributes: 0,
         }
     }
 

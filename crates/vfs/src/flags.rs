@@ -26,6 +26,8 @@ use crate::vfs::Vfs;
 
 /// `FS_SYNC_FL`: writes are synchronous. Kept, not honoured.
 pub const SYNC: u32 = 0x8;
+/// `FS_COMPR_FL`: compressed, which no file of ours is.
+pub const COMPRESSED: u32 = 0x4;
 /// `FS_IMMUTABLE_FL`.
 pub const IMMUTABLE: u32 = 0x10;
 /// `FS_APPEND_FL`.
@@ -34,6 +36,8 @@ pub const APPEND: u32 = 0x20;
 pub const NODUMP: u32 = 0x40;
 /// `FS_NOATIME_FL`: reading moves no access time.
 pub const NOATIME: u32 = 0x80;
+/// `FS_ENCRYPT_FL`: encrypted, which no file of ours is.
+pub const ENCRYPTED: u32 = 0x800;
 /// `FS_INDEX_FL`: a directory with a hash tree.
 pub const INDEX: u32 = 0x1000;
 /// `FS_DIRSYNC_FL`: changes of the directory are synchronous. Kept, not honoured.
@@ -41,8 +45,14 @@ pub const DIRSYNC: u32 = 0x1_0000;
 /// `FS_EXTENT_FL`: space is kept as extents.
 pub const EXTENTS: u32 = 0x8_0000;
 
+/// `FS_VERITY_FL`: checked against a tree of sums as it is read, which no file of ours is.
+pub const VERITY: u32 = 0x10_0000;
+
 /// Flags that can be set where flags are kept.
 pub const SETTABLE: u32 = IMMUTABLE | APPEND | NODUMP | NOATIME;
+
+/// Flags that can be set and are attributes of statx(2), in which they have the same bits.
+pub const ATTRIBUTES: u32 = IMMUTABLE | APPEND | NODUMP;
 
 /// Flags that only root changes (`CAP_LINUX_IMMUTABLE`).
 const PRIVILEGED: u32 = IMMUTABLE | APPEND;

@@ -363,6 +363,9 @@ pub struct Character {
     pub acls: bool,
     /// The inode flags that can be set, bits of [`flags`](crate::flags); 0: none are kept.
     pub flags: u32,
+    /// Those that statx(2) tells of as attributes, which it is known of each file whether it has;
+    /// bits of [`flags`](crate::flags).
+    pub attributes: u32,
 }
 
 /// A file system as a stackable part. See the module header for the contract of both sides.

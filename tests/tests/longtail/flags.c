@@ -3,6 +3,7 @@
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/xattr.h>
+#include <time.h>
 
 enum { ANN = 2001 };
 
@@ -294,6 +295,51 @@ static void asked(void)
 	SAY(fcntl(grows, F_SETFL, 0));
 }
 
+/* The attributes of statx, of which the kernel tells nothing on a FUSE mount: those that every file
+ * system keeps that has any, or all. */
+static void attributes_of(int dir, const char *path, int flags, unsigned long which)
+{
+	static const unsigned masks[] = { STATX_BASIC_STATS | STATX_BTIME, STATX_BASIC_STATS | STATX_MNT_ID,
+					  STATX_BTIME };
+	struct statx x;
+	struct timespec now;
+	printf("%s:", path);
+	for (int n = 0; n < 3; n++) {
+		MUST(statx(dir, path, flags, masks[n], &x) == 0 && clock_gettime(CLOCK_REALTIME, &now) == 0);
+		printf(" %#llx of %#llx", x.stx_attributes & which, x.stx_attributes_mask & which);
+		if (masks[n] & STATX_BTIME)
+			printf(" %s", !(x.stx_mask & STATX_BTIME)		? "no begin"
+				      : x.stx_btime.tv_sec + 60 > now.tv_sec	? "new"
+										: "old");
+		MUST(!(masks[n] & STATX_MNT_ID) || x.stx_mask & STATX_MNT_ID);
+	}
+	printf("\n");
+}
+
+static void attributes(unsigned long which)
+{
+	static const char *const names[] = { "plain", "frozen", "grows", "skipped", "dir", "link", "pipe", ".." };
+	static const int flags[] = { 0, FS_IMMUTABLE_FL, FS_APPEND_FL, FS_NODUMP_FL, FS_APPEND_FL | FS_NODUMP_FL };
+	MUST(mkdir("dir", 0755) == 0 && symlink("frozen", "link") == 0 && mkfifo("pipe", 0644) == 0);
+	for (int n = 0; n < 5; n++) {
+		int fd = n < 4 ? make(names[n], "text") : open(names[n], O_RDONLY);
+		attributes_of(fd, "", AT_EMPTY_PATH, which);
+		MUST(flags[n] == 0 || flag(names[n], flags[n], 1) == 0);
+		attributes_of(fd, "", AT_EMPTY_PATH, which);
+		close(fd);
+	}
+	SAY(flag("..", FS_NODUMP_FL, 1));
+	for (int turn = 0; turn < 3; turn++) {
+		for (int n = 0; n < 8; n++)
+			attributes_of(AT_FDCWD, names[n], AT_SYMLINK_NOFOLLOW, which);
+		SAY(flag("plain", FS_APPEND_FL, turn == 0));
+	}
+	attributes_of(AT_FDCWD, "link", 0, which);
+	SAY(flag("..", FS_NODUMP_FL, 0));
+	for (int n = 1; n < 5; n++)
+		SAY(flag(names[n], flags[n], 0));
+}
+
 int main(int count, char **arguments)
 {
 	int flags, fd;
@@ -303,9 +349,14 @@ int main(int count, char **arguments)
 	if (ioctl(fd, FS_IOC_GETFLAGS, &flags) != 0)
 		return SKIP;
 	close(fd);
-	(void)arguments;
 	if (count > 1) {
-		asked();
+		const char *what = arguments[1];
+		if (strcmp(what, "more") == 0)
+			asked();
+		else
+			attributes(strcmp(what, "all") == 0 ? ~0ul
+							    : STATX_ATTR_IMMUTABLE | STATX_ATTR_APPEND |
+								      STATX_ATTR_NODUMP);
 		return 0;
 	}
 	files();

@@ -51,6 +51,12 @@ const MOUNT_ATTRIBUTES: c_int =
 /// Linux 5.8.
 const STATX_ATTR_DAX: c_int = 0x0020_0000;
 
+/// Adds what the kernel does not know of a file of a FUSE mount.
+fn put_attributes(known: u32, found: &Stat, x: &mut libc::statx) {
+    x.stx_attributes |= u64::from(found.attr.flags & known);
+    x.stx_attributes_mask |= u64::from(known);
+}
+
 /// Stores what statx found. The mask says what is valid: the basic fields, and the creation time
 /// where it was asked for, as the kernel's FUSE does it.
 ///
@@ -62,6 +68,7 @@ unsafe fn store_x(found: &Stat, mask: c_uint, into: *mut libc::statx) -> Outcome
     if into.is_null() {
         return Err(Detour::Kernel);
     }
+    let known = ops::attributes()?;
     let stamp = |n: usize| {
         // SAFETY: plain data.
         let mut stamp: libc::statx_timestamp = unsafe { std::mem::zeroed() };
@@ -71,8 +78,9 @@ unsafe fn store_x(found: &Stat, mask: c_uint, into: *mut libc::statx) -> Outcome
     // SAFETY: plain data.
     let mut x: libc::statx = unsafe { std::mem::zeroed() };
     x.stx_mask = libc::STATX_BASIC_STATS | mask & libc::STATX_BTIME;
-    // It has none of them; the root of the mount is the kernel's to tell of.
+    // It has none of these; the root of the mount is the kernel's to tell of.
     x.stx_attributes_mask = MOUNT_ATTRIBUTES as u64;
+    put_attributes(known, found, &mut x);
     x.stx_blksize = attr.blksize;
     x.stx_nlink = attr.nlink;
     x.stx_uid = attr.uid;
@@ -183,6 +191,7 @@ hooks! {
     fn statx(
         dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, into: *mut libc::statx
     ) -> c_int {
+        let mut here = None;
         answer!(
             {
                 // Bits that exist today and are not known here make no difference to a file system
@@ -194,12 +203,19 @@ hooks! {
                 let found = ops::stat(dir, unsafe { arg::text(path)? }, flags)?;
                 // What belongs to the mount, the kernel knows.
                 if mask & KERNELS != 0 || found.attr.ino == path::root_ino()? {
+                    here = Some((ops::attributes()?, found));
                     return Err(Detour::Kernel);
                 }
                 // SAFETY: a buffer, by contract.
                 unsafe { store_x(&found, mask, into) }
             },
-            real::statx(dir, path, flags, mask, into)
+            {
+                let rc = real::statx(dir, path, flags, mask, into);
+                if let (0, Some((known, found))) = (rc, &here) {
+                    put_attributes(*known, found, &mut *into);
+                }
+                rc
+            }
         )
     }
 

@@ -145,6 +145,11 @@ fn with_device(attr: Option<WireAttr>) -> Outcome<Stat> {
     Ok(Stat { attr: attr.ok_or(Detour::Kernel)?, device: path::device()? })
 }
 
+/// Attributes of statx that are known of every file.
+pub(crate) fn attributes() -> Outcome<u32> {
+    path::ready().map(|session| session.attributes)
+}
+
 /// `access`, `eaccess`, `faccessat`. The service knows the effective identity; where the real one
 /// is asked for and differs, the kernel answers.
 pub(crate) fn access(dir: RawFd, path: &[u8], mode: i32, flags: i32) -> Outcome<()> {

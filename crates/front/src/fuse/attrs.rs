@@ -45,7 +45,7 @@ pub(super) fn getattr(call: &mut Call<'_>) -> End {
 pub(super) fn statx(call: &mut Call<'_>) -> End {
     let attr = call.attr()?;
     call.session.lane.nodes.tell_size(call.header.node_id, attr.size);
-    call.out.statx(&attr);
+    call.out.statx(&attr, call.session.lane.vfs.character().attributes);
     Ok(Outcome::Reply)
 }
 

@@ -85,11 +85,13 @@ impl Body {
         self.u32(st.bsize).u32(st.namelen).u32(st.bsize).zeros(28)
     }
 
-    /// `struct fuse_statx_out`.
-    pub fn statx(&mut self, attr: &Attr) -> &mut Self {
-        self.zeros(32).u32(STATX_MASK).u32(attr.blksize).u64(0);
+    /// `struct fuse_statx_out`; `known`: the attributes that are known of every file, of which
+    /// Linux (6.18) tells nobody.
+    pub fn statx(&mut self, attr: &Attr, known: u32) -> &mut Self {
+        let attributes = u64::from(attr.flags & known);
+        self.zeros(32).u32(STATX_MASK).u32(attr.blksize).u64(attributes);
         self.u32(attr.nlink).u32(attr.uid.0).u32(attr.gid.0).u32(attr.mode());
-        self.u64(attr.ino.0).u64(attr.size).u64(attr.blocks).u64(0);
+        self.u64(attr.ino.0).u64(attr.size).u64(attr.blocks).u64(known.into());
         self.statx_time(attr.atime).statx_time(attr.btime);
         self.statx_time(attr.ctime).statx_time(attr.mtime);
         self.u32(major(attr.rdev)).u32(minor(attr.rdev)).zeros(8 + 14 * 8)

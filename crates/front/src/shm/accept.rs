@@ -258,6 +258,7 @@ impl Acceptor {
             token: session.slots.token().0,
             geometry: *session.channel.geometry(),
             plan: session.channel.plan(),
+            attributes: self.around.lane.vfs.character().attributes,
             covered: self.around.config.covered.clone(),
         };
         let pulse = self.beats.then(|| self.around.pulse.fd());

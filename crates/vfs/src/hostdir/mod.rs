@@ -187,6 +187,7 @@ impl FileSystem for HostDir {
             max_links: u32::MAX,
             acls: false,
             flags: 0,
+            attributes: 0,
         }
     }
 

@@ -177,6 +177,7 @@ impl FileSystem for MemFs {
             max_links: u32::MAX / 2,
             acls: true,
             flags: flags::SETTABLE,
+            attributes: flags::ATTRIBUTES,
         }
     }
 

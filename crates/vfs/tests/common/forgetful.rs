@@ -49,6 +49,7 @@ impl FileSystem for Forgetful {
             max_links: 100,
             acls: false,
             flags: 0,
+            attributes: 0,
         }
     }
     fn root(&self) -> Result<Attr> {

@@ -221,6 +221,7 @@ pub(in crate::shm) fn wire_attr(attr: &Attr) -> WireAttr {
         size: attr.size,
         blocks: attr.blocks,
         blksize: attr.blksize,
+        flags: attr.flags,
         nsec: times.map(|time| time.nsec),
         sec: times.map(|time| time.sec),
     }
