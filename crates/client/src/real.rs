@@ -264,6 +264,39 @@ pub(crate) fn read_file<'a>(path: &[u8], into: &'a mut [u8]) -> Option<&'a [u8]>
     into.get(..count.ok()?)
 }
 
+/// Has `number`, which is open, be a copy of `fd` from now on; whether exec closes it stays.
+pub(crate) fn replace(number: RawFd, fd: RawFd) -> rustix::io::Result<()> {
+    use rustix::io::{DupFlags, FdFlags, dup3, fcntl_getfd};
+    let closes = fcntl_getfd(borrow(number))?.contains(FdFlags::CLOEXEC);
+    let flags = if closes { DupFlags::CLOEXEC } else { DupFlags::empty() };
+    // Whoever has the number keeps it.
+    let mut place = std::mem::ManuallyDrop::new(owned(number));
+    dup3(borrow(fd), &mut place, flags)
+}
+
+/// Has `to` send the signals that `from` sends (`F_SETSIG`), to whom it does (`F_SETOWN_EX`).
+pub(crate) fn copy_signals(from: RawFd, to: RawFd) {
+    const F_SETSIG: c_int = 10;
+    const F_GETSIG: c_int = 11;
+    const F_SETOWN_EX: c_int = 15;
+    const F_GETOWN_EX: c_int = 16;
+    let errno = errno();
+    // `struct f_owner_ex`: what it is, and its number.
+    let mut owner: [c_int; 2] = [0; 2];
+    let place = owner.as_mut_ptr() as Word;
+    // SAFETY: the kernel reads or writes the two numbers.
+    unsafe {
+        if fcntl(from, F_GETOWN_EX, place) == 0 && owner[1] != 0 {
+            fcntl(to, F_SETOWN_EX, place);
+        }
+        let signal = fcntl(from, F_GETSIG, 0);
+        if signal > 0 {
+            fcntl(to, F_SETSIG, signal.into());
+        }
+    }
+    set_errno(errno);
+}
+
 /// `close_range` without flags, past our own hook.
 pub(crate) fn close_run(first: u32, last: u32) -> rustix::io::Result<()> {
     let errno = errno();

@@ -495,6 +495,51 @@ fn expose_names_the_file_once() {
     assert!(house.lane.tickets.redeem(&key.to_le_bytes()).is_none());
 }
 
+/// The kernel opens a file, which is what `handle` is to mean.
+fn redeem_into(house: &House, (client, handle): (&Client, u64), path: &str) -> Result<(), Errno> {
+    let file = open_file(house, path);
+    file.leave_to_kernel();
+    let key = house.lane.tickets.issue(&Ticket { file: file.clone(), slot: None }).unwrap();
+    let key = u128::from_le_bytes(key);
+    let mut redeem = Message { handle, ..Message::new(Op::Redeem) };
+    redeem.arg[..2].copy_from_slice(&[key as u64, (key >> 64) as u64]);
+    client.call(&redeem).map(drop)
+}
+
+#[test]
+fn opens_of_a_file_that_may_have_a_lease_are_left_to_the_kernel() {
+    let house = House::new();
+    let (client, other) = (house.client(), house.client());
+    let (handle, _) = (client.create("f"), client.create("g"));
+    client.write(handle, 0, b"text").unwrap();
+    let lease = |kind: i32| Message { handle, mode: kind as u32, ..Message::new(Op::Oplock) };
+    assert_eq!(redeem_into(&house, (&client, handle), "g"), Err(Errno::EINVAL), "another file");
+    let reader = client.open("f", libc::O_RDONLY).unwrap().0;
+    assert_eq!(redeem_into(&house, (&client, reader), "f"), Err(Errno::EINVAL), "other rights");
+    redeem_into(&house, (&client, handle), "f").unwrap();
+    assert_eq!(client.read(handle, 0, 9).unwrap(), b"text");
+
+    assert_eq!(client.call(&lease(libc::F_WRLCK)), Err(Errno::EAGAIN), "it is open");
+    client.call(&lease(libc::F_RDLCK)).unwrap();
+    client.close(reader).unwrap();
+    client.call(&lease(libc::F_WRLCK)).unwrap();
+    for flags in [libc::O_RDONLY, libc::O_RDWR | libc::O_CREAT, libc::O_WRONLY | libc::O_TRUNC] {
+        assert_eq!(other.open("f", flags), Err(USE_KERNEL), "{flags:o}");
+    }
+    let cut = |path: &str| {
+        let mut cut = Message::new(Op::SetattrPath);
+        cut.arg[0] = set::SIZE;
+        other.call_at(cut, path.as_bytes(), b"")
+    };
+    assert_eq!(cut("f"), Err(USE_KERNEL));
+    assert_eq!(other.stat("f").unwrap().size, 4);
+    other.open("g", libc::O_RDWR).unwrap();
+    cut("g").unwrap();
+    client.close(handle).unwrap();
+    other.open("f", libc::O_RDWR).unwrap();
+    cut("f").unwrap();
+}
+
 #[test]
 fn what_the_kernel_has_mapped_is_served_by_a_helper() {
     let house = House::new();

@@ -140,6 +140,7 @@ ops! {
     OpenDir = 29,
     /// A handle for an inherited descriptor: `arg[0..2]` is the ticket that `ioctl(fd, IDENTIFY)`
     /// gave. Reply: handle, attr, `value[0]` = open flags, `value[1]` = slot number or `NO_SLOT`.
+    /// With a `handle` of the same file: that means it from now on, and its slot is free.
     Redeem = 30,
     /// The slots of all handles of this client are about to be shared with other processes: from
     /// now on they belong to their kernel descriptors and live until the kernel releases them.
@@ -162,6 +163,9 @@ ops! {
     /// Takes in what the client wrote of `handle` on loan behind the end, as far as whole pages go,
     /// and gives room for more, while the client goes on. Sent without waiting for the reply.
     Extend = 37,
+    /// The kernel, which opened `handle`, may have a lease of fcntl(2) on it from now on, `mode`:
+    /// `F_RDLCK` or `F_WRLCK`. `EAGAIN`: others have the file open through their channels.
+    Oplock = 38,
 }
 
 /// `arg[0]` of [`Op::Open`]: no slot, the file is to be used through this channel only.

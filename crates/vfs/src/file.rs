@@ -14,6 +14,7 @@ use crate::handover::{self, Op};
 use crate::inode::{ATIME_DUE, FROZEN, Node, ONLY_GROWS, STALE};
 use crate::lease::Aside;
 use crate::lock::{LockFamily, LockOwner};
+use crate::oplock::Guard;
 use crate::stats::Count;
 
 /// How far a write came.
@@ -65,6 +66,7 @@ pub struct OpenFile {
     flags: AtomicI32,
     /// It is counted by [`Inode::is_open`](crate::Inode::is_open).
     counts: AtomicBool,
+    pub(crate) guard: Guard,
     /// Somebody asked for its lock owner: there may be locks to drop.
     locked: AtomicBool,
     ahead: ReadAhead,
@@ -85,19 +87,29 @@ impl std::fmt::Debug for Attached {
 
 impl OpenFile {
     pub(crate) fn new(node: Node, flags: i32) -> Arc<OpenFile> {
+        node.opens.add(flags);
         let flags = AtomicI32::new(flags & !CREATION.bits().cast_signed());
         let failures_seen = AtomicU64::new(node.pages_used().map_or(0, FilePages::failures));
         let (locked, ahead) = (AtomicBool::new(false), ReadAhead::default());
         let (tag, attached) = (AtomicU64::new(0), OnceLock::new());
-        node.opens.fetch_add(1, Relaxed);
-        let counts = AtomicBool::new(true);
-        Arc::new(OpenFile { node, flags, counts, locked, ahead, failures_seen, tag, attached })
+        let (counts, guard) = (AtomicBool::new(true), Guard::default());
+        Arc::new(OpenFile {
+            node,
+            flags,
+            counts,
+            guard,
+            locked,
+            ahead,
+            failures_seen,
+            tag,
+            attached,
+        })
     }
 
     /// The kernel has it from now on, and knows by itself whether it has the inode open.
     pub fn leave_to_kernel(&self) {
         if self.counts.swap(false, Relaxed) {
-            self.node.opens.fetch_sub(1, Relaxed);
+            self.node.opens.remove(self.flags());
         }
     }
 
@@ -488,6 +500,7 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         // Nobody has it any more: it is not counted either.
         self.leave_to_kernel();
+        self.guard.end(&self.node);
         if *self.locked.get_mut() {
             for family in [LockFamily::Ofd, LockFamily::Flock] {
                 self.node.core.locks.drop_on(self.node.id, self.lock_owner(family));

@@ -22,6 +22,7 @@ use crate::cache::FilePages;
 use crate::core::Core;
 use crate::flags;
 use crate::fs::{Attr, Kind};
+use crate::oplock::Opens;
 use crate::view::Viewed;
 
 /// A live inode of one [`Vfs`](crate::Vfs); cheap to clone. While one is held, the inode lives.
@@ -78,8 +79,7 @@ pub struct Inode {
     /// Permission bits, and [`LISTED`], which changes with `acls` locked.
     pub(crate) perm: AtomicU32,
     nlink: AtomicU32,
-    /// Open files, but those that the kernel has.
-    pub(crate) opens: AtomicU32,
+    pub(crate) opens: Opens,
     owner: AtomicU64,
     size: AtomicU64,
     attr: Mutex<Attr>,
@@ -103,7 +103,7 @@ impl std::fmt::Debug for Inode {
 impl Inode {
     /// Whether anybody has it open but the kernel, which knows what it has open itself.
     pub fn is_open(&self) -> bool {
-        self.opens.load(Relaxed) != 0
+        self.opens.are_any()
     }
 
     /// Inode number.
@@ -138,7 +138,7 @@ impl Inode {
             flags: AtomicU32::new(flags),
             perm: AtomicU32::new(listed),
             nlink: AtomicU32::new(0),
-            opens: AtomicU32::new(0),
+            opens: Opens::default(),
             owner: AtomicU64::new(0),
             size: AtomicU64::new(0),
             attr: Mutex::new(attr),

@@ -50,6 +50,7 @@ pub mod memfs;
 mod name;
 mod names;
 mod open;
+mod oplock;
 mod pieces;
 mod rename;
 mod stats;

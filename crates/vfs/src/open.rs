@@ -9,6 +9,7 @@ use crate::cred::Cred;
 use crate::file::OpenFile;
 use crate::fs::{Kind, SetAttr};
 use crate::inode::{LINKABLE, Node, ONLY_GROWS};
+use crate::oplock;
 use crate::vfs::{Create, PathError, Vfs};
 use crate::walk::{End, Goal, Walk};
 
@@ -136,7 +137,7 @@ impl Vfs {
     /// Opens a known inode. Checks the rights that the access mode needs, truncates for `O_TRUNC`.
     /// `EISDIR` for writing a directory, `ENOTDIR`, `ELOOP` for a symbolic link, `EROFS`, `EPERM`
     /// for another owner's file with `O_NOATIME`, and for writing where [`flags`](crate::flags)
-    /// forbid it.
+    /// forbid it. `EAGAIN`: the kernel may have a lease on it, and is to open it for a client.
     pub fn open(&self, cred: &Cred, node: &Node, flags: i32) -> Result<Arc<OpenFile>> {
         let wish = bits(flags);
         if wish.contains(OFlags::DIRECTORY) && !node.is_dir() {
@@ -160,7 +161,7 @@ impl Vfs {
             access::check_owner(cred, node)?;
         }
         self.core.age_atime(node);
-        let file = OpenFile::new(node.clone(), flags);
+        let file = oplock::opened(cred, node, flags)?;
         if wish.contains(OFlags::TRUNC) && node.kind() == Kind::File {
             // The right to write was checked above.
             let checked = Cred { kernel_checked: true, ..cred.clone() };

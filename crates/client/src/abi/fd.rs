@@ -4,7 +4,7 @@ use libc::{FILE, c_int, c_long, c_uint, off_t};
 
 use super::{answer, cancel, hooks};
 use crate::ops::lock::Range;
-use crate::ops::{fd as ops, lock};
+use crate::ops::{fd as ops, lock, oplock};
 use crate::outcome::{Detour, Outcome, Unanswered};
 use crate::{file, real, state, thread};
 
@@ -202,6 +202,11 @@ hooks! {
                 waiting
                 // SAFETY: null or a struct flock, by contract.
                 unsafe { locking(fd, command, argument as *mut libc::flock) },
+                real::fcntl(fd, command, argument)
+            ),
+            libc::F_SETLEASE if argument as c_int != libc::F_UNLCK => answer!(
+                // What is ready for a lease gets it from the kernel.
+                oplock::begins(fd, argument as c_int).and(Err(Detour::Kernel)),
                 real::fcntl(fd, command, argument)
             ),
             // SAFETY: the caller's own arguments.

@@ -25,7 +25,7 @@ pub(crate) fn true_node(fd: RawFd, shared: bool) -> Outcome<RawFd> {
     if file.slot.load(Ordering::Relaxed) == 0 {
         return Err(Detour::Kernel);
     }
-    expose(&file, fd, shared).inspect_err(|detour| {
+    expose(&file, fd, shared, file.access_mode()).inspect_err(|detour| {
         if !matches!(detour, Detour::Errno(Errno::EACCES)) {
             // The slot's own node is mapped then: the mapping keeps it after the last close.
             file::publish(&file);
@@ -35,14 +35,19 @@ pub(crate) fn true_node(fd: RawFd, shared: bool) -> Outcome<RawFd> {
     })
 }
 
-fn expose(file: &Record, fd: RawFd, shared: bool) -> Outcome<RawFd> {
+/// The file that `fd` means, opened by the kernel with the same flags.
+pub(super) fn open_true_node(file: &Record, fd: RawFd) -> Outcome<RawFd> {
+    expose(file, fd, false, file.flags.load(Ordering::Relaxed) as i32)
+}
+
+fn expose(file: &Record, fd: RawFd, shared: bool, open_flags: i32) -> Outcome<RawFd> {
     let (session, handle) = file::usable(file, fd)?;
     let flags = if shared { MAP_SHARED } else { 0 };
     let asked = Message { handle, flags, ..Message::new(Op::Expose) };
     let name = call::plain(session, asked)?.value;
     let name = u128::from(name[0]) | u128::from(name[1]) << 64;
-    let flags = file.access_mode() | libc::O_CLOEXEC;
-    thread::slow(|| open_exposed(&name.to_le_bytes(), flags)).map_err(|_| Detour::Kernel)
+    let open_flags = open_flags | libc::O_CLOEXEC;
+    thread::slow(|| open_exposed(&name.to_le_bytes(), open_flags)).map_err(|_| Detour::Kernel)
 }
 
 fn open_exposed(ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {

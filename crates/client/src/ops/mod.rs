@@ -14,6 +14,7 @@ pub(crate) mod map;
 pub(crate) mod name;
 pub(crate) mod offset;
 pub(crate) mod open;
+pub(crate) mod oplock;
 pub(crate) mod pieces;
 pub(crate) mod process;
 pub(crate) mod stat;

@@ -152,7 +152,7 @@ pub enum FileRequest<'a> {
     GetLock(LockArgs),
     Cancel { mailbox: u32 },
     OpenDir { at: At<'a>, follow: bool, list: usize },
-    Redeem { ticket: [u8; 16] },
+    Redeem { ticket: [u8; 16], into: Option<Handle> },
     ShareAll,
     CopyRange { from: Handle, offset: u64, to: Handle, at: u64, len: u64 },
     Expose { handle: Handle, shared: bool },
@@ -160,6 +160,7 @@ pub enum FileRequest<'a> {
     Readdir { handle: Handle, position: u64, len: usize },
     Lease { start: Start, path: &'a [u8], tell_sole: bool },
     Extend { handle: Handle },
+    Oplock { handle: Handle, reads: bool },
 }
 
 /// Bytes of both paths of `message`, which lie at the start of its buffer.
@@ -250,7 +251,10 @@ impl<'a> Checker<'a> {
             Op::GetLock => FileRequest::GetLock(self.lock()?),
             Op::Cancel => FileRequest::Cancel { mailbox: small(m.arg[0])? },
             Op::OpenDir => self.open_dir()?,
-            Op::Redeem => FileRequest::Redeem { ticket: self.ticket() },
+            Op::Redeem => {
+                let into = (m.handle != 0).then_some(handle);
+                FileRequest::Redeem { ticket: self.ticket(), into }
+            }
             Op::ShareAll => FileRequest::ShareAll,
             Op::CopyRange => self.copy_range()?,
             Op::Expose => {
@@ -260,6 +264,7 @@ impl<'a> Checker<'a> {
             Op::Readdir => self.readdir(),
             Op::Lease => self.lease(),
             Op::Extend => FileRequest::Extend { handle },
+            Op::Oplock => FileRequest::Oplock { handle, reads: m.mode as i32 == libc::F_RDLCK },
         })
     }
 

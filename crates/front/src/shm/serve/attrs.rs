@@ -67,6 +67,8 @@ impl Call<'_> {
         if set.size.is_some() {
             self.before_io(&node, Range::ALL)?;
         }
+        let by_path = set.size.is_some() && !matches!(object, Object::Handle(_));
+        let _open = if by_path { self.open_to_cut(&node)? } else { None };
         let attr = match (object, set.size) {
             (Object::Handle(handle), Some(size)) => self.set_open(handle, size, set)?,
             _ => self.vfs().setattr(self.cred(), &node, set)?,

@@ -7,6 +7,7 @@ use polylane_ipc::message::{NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
 use polylane_vfs::{Holder, Kind, LockFamily, Mark, Node, OpenFile, synchronous};
 
+use super::oplocks::left_to_kernel;
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
 use crate::kept::Whose;
@@ -64,7 +65,8 @@ impl Call<'_> {
             true => self.open_marked((&start, at.path), flags)?,
             false => {
                 let (vfs, cred) = (self.vfs(), self.cred());
-                (vfs.open_path(cred, &start, at.path, flags, perm, umask)?, None)
+                let opened = vfs.open_path(cred, &start, at.path, flags, perm, umask);
+                (opened.map_err(left_to_kernel)?, None)
             }
         };
         if file.node().kind() != Kind::File {
@@ -102,7 +104,7 @@ impl Call<'_> {
         let (vfs, cred, follow) = (self.vfs(), self.cred(), flags & libc::O_NOFOLLOW == 0);
         let open = |node: &Node| vfs.open(cred, node, flags);
         let (file, mark) = vfs.resolve_marked(cred, path, follow, open);
-        Ok((file?, mark))
+        Ok((file.map_err(left_to_kernel)?, mark))
     }
 
     /// Lets an open file rest, as long as its mark holds.

@@ -18,6 +18,7 @@ mod dirs;
 mod files;
 mod locks;
 mod names;
+mod oplocks;
 mod payload;
 mod xattrs;
 
@@ -116,7 +117,8 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::GetLock(args) => call.get_lock(&args),
         R::Cancel { mailbox } => call.cancel(mailbox),
         R::OpenDir { at, follow, list } => call.open_dir(at, follow, list),
-        R::Redeem { ticket } => call.redeem(&ticket),
+        R::Redeem { ticket, into: None } => call.redeem(&ticket),
+        R::Redeem { ticket, into: Some(handle) } => call.redeem_into(&ticket, handle),
         R::ShareAll => call.share_all(),
         R::CopyRange { from, offset, to, at, len } => {
             call.copy_range((from, offset), (to, at), len)
@@ -126,6 +128,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::Readdir { handle, position, len } => call.readdir(handle, position, len),
         R::Lease { start, path, tell_sole } => call.lease(start, path, tell_sole),
         R::Extend { handle } => call.extend(handle),
+        R::Oplock { handle, reads } => call.oplock(handle, reads),
     }
 }
 
