@@ -317,6 +317,21 @@ fn tell_shared(state: &'static state::Fields) {
     }
 }
 
+/// Numbers may be closed where nobody sees it: what is open is kept open by them alone. To be
+/// called when all is shared.
+pub(crate) fn leave_to_numbers() {
+    let Some(state) = state::started() else { return };
+    state.records.each(|file| {
+        let _guard = file.offset_lock.lock();
+        let node = slot(file).and_then(|slot| real::node_cached(slot.master()).ok());
+        if let Some(node) = node {
+            file.node.store(node, Ordering::Relaxed);
+            let place = file.slot.swap(0, Ordering::AcqRel) - 1;
+            state.slots.release(place, None);
+        }
+    });
+}
+
 /// Leaves the session: who we are has changed, or its descriptors are in the way. Files attach to
 /// the next one when they are used.
 pub(crate) fn leave_session() {

@@ -41,12 +41,17 @@ pub(crate) fn ring_begins() {
 /// Another process is about to have this one's descriptors, and not its memory.
 pub(crate) fn numbers_are_shared() {
     begin(RINGS);
+    // It would take the session's descriptors for copies, and close them.
+    file::leave_session();
 }
 
 fn begin(kind: u32) {
     MADE.fetch_max(kind, Ordering::SeqCst);
     // The slots of files that are open now are theirs for good.
     file::share_all();
+    if kind == RINGS {
+        file::leave_to_numbers();
+    }
 }
 
 /// Whether descriptors may be used where nobody sees it.

@@ -13,7 +13,7 @@ use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
 use crate::handover::{self, Op};
 use crate::inode::{ATIME_DUE, FROZEN, Node, ONLY_GROWS, STALE};
 use crate::lease::Aside;
-use crate::lock::{LockFamily, LockOwner};
+use crate::lock::By;
 use crate::oplock::Guard;
 use crate::stats::Count;
 
@@ -53,9 +53,6 @@ pub fn synchronous(flags: i32) -> Option<bool> {
     (flags & O_DSYNC != 0).then_some(!all)
 }
 
-/// High bits of the lock owners that [`OpenFile::lock_owner`] gives; front ends use others.
-const OPEN_FILE_OWNER: u128 = 0x4F46 << 112;
-
 /// Bytes that one step of `copy_range` moves.
 const COPY_BYTES: usize = 64 * 1024;
 
@@ -67,8 +64,7 @@ pub struct OpenFile {
     /// It is counted by [`Inode::is_open`](crate::Inode::is_open).
     counts: AtomicBool,
     pub(crate) guard: Guard,
-    /// Somebody asked for its lock owner: there may be locks to drop.
-    locked: AtomicBool,
+    pub(crate) by: By,
     ahead: ReadAhead,
     /// Write-back failures of the file that this opening knows of.
     failures_seen: AtomicU64,
@@ -90,20 +86,10 @@ impl OpenFile {
         node.opens.add(flags);
         let flags = AtomicI32::new(flags & !CREATION.bits().cast_signed());
         let failures_seen = AtomicU64::new(node.pages_used().map_or(0, FilePages::failures));
-        let (locked, ahead) = (AtomicBool::new(false), ReadAhead::default());
+        let (by, ahead) = (By::default(), ReadAhead::default());
         let (tag, attached) = (AtomicU64::new(0), OnceLock::new());
         let (counts, guard) = (AtomicBool::new(true), Guard::default());
-        Arc::new(OpenFile {
-            node,
-            flags,
-            counts,
-            guard,
-            locked,
-            ahead,
-            failures_seen,
-            tag,
-            attached,
-        })
+        Arc::new(OpenFile { node, flags, counts, guard, by, ahead, failures_seen, tag, attached })
     }
 
     /// The kernel has it from now on, and knows by itself whether it has the inode open.
@@ -126,14 +112,6 @@ impl OpenFile {
     /// The inode that is open.
     pub fn node(&self) -> &Node {
         &self.node
-    }
-
-    /// The owner of this opening's OFD or flock locks, unlike any other while it is open; they are
-    /// dropped when it is closed. Not for `Posix` locks, whose owner is a process.
-    pub fn lock_owner(&self, family: LockFamily) -> LockOwner {
-        self.locked.store(true, Relaxed);
-        let address = std::ptr::from_ref(self) as usize as u128;
-        LockOwner(OPEN_FILE_OWNER | (family as u128) << 64 | address)
     }
 
     /// open(2) flags, those that only matter at the opening taken away.
@@ -501,11 +479,7 @@ impl Drop for OpenFile {
         // Nobody has it any more: it is not counted either.
         self.leave_to_kernel();
         self.guard.end(&self.node);
-        if *self.locked.get_mut() {
-            for family in [LockFamily::Ofd, LockFamily::Flock] {
-                self.node.core.locks.drop_on(self.node.id, self.lock_owner(family));
-            }
-        }
+        self.end_locks();
     }
 }
 

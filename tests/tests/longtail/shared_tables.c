@@ -19,21 +19,61 @@ static const char *lock_of_others(int command)
 	return lock.l_type == F_UNLCK ? "free" : "locked";
 }
 
-/* With `patience`: in the end, where the last close is told by and by. */
+/* With `patience`: where the last close is told by and by. */
+static const char *settled(int command, int patience)
+{
+	while (patience-- > 0 && *lock_of_others(command) == 'l')
+		usleep(5000);
+	return lock_of_others(command);
+}
+
 static void say_locks(const char *when, int patience)
 {
 	fflush(stdout);
 	pid_t pid = fork();
 	MUST(pid >= 0);
 	if (pid == 0) {
-		while (patience-- > 0 && *lock_of_others(F_OFD_GETLK) == 'l')
-			usleep(5000);
-		printf("%s: %s, by others %s\n", when, lock_of_others(F_OFD_GETLK),
+		printf("%s: %s, by others %s\n", when, settled(F_OFD_GETLK, patience),
 		       lock_of_others(F_GETLK));
 		fflush(stdout);
 		_exit(0);
 	}
 	MUST(waitpid(pid, NULL, 0) == pid);
+}
+
+static int closes_and_waits(void *nothing)
+{
+	char byte;
+	(void)nothing;
+	SAY(close(file));
+	fflush(stdout);
+	MUST(write(to_parent[1], "x", 1) == 1 && read(to_child[0], &byte, 1) == 1);
+	_exit(0);
+}
+
+/* Who sleeps meanwhile has no locks any more either. */
+static void while_the_parent_sleeps(int command, int flags)
+{
+	char byte;
+	MUST(pipe(to_child) == 0 && pipe(to_parent) == 0);
+	fflush(stdout);
+	pid_t pid = fork();
+	MUST(pid >= 0);
+	if (pid == 0) {
+		MUST(read(to_parent[0], &byte, 1) == 1);
+		printf("meanwhile: %s\n", settled(command == F_SETLK ? F_GETLK : F_OFD_GETLK, flags ? 200 : 0));
+		fflush(stdout);
+		MUST(write(to_child[1], "x", 1) == 1);
+		_exit(0);
+	}
+	file = make("file", "text");
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+	SAY(fcntl(file, command, &lock));
+	pid_t closing = clone(closes_and_waits, stack + sizeof stack, flags | SIGCHLD, NULL);
+	MUST(closing > 0 && waitpid(closing, NULL, 0) == closing && waitpid(pid, NULL, 0) == pid);
+	SAY(close(file));
+	for (int n = 0; n < 2; n++)
+		close(to_child[n]), close(to_parent[n]);
 }
 
 static int run(int (*child)(void *), int flags)
@@ -93,9 +133,6 @@ int main(void)
 	int status, number;
 	for (int flags = 0; flags <= CLONE_FILES; flags += CLONE_FILES) {
 		for (int way = 0; way < 3; way++) {
-			/* Locks of processes are the library's own (difference 30). */
-			if (way == 1 && flags)
-				continue;
 			file = make("file", "begun ");
 			SAY(way == 0 ? lock(F_OFD_SETLK) : way == 1 ? lock(F_SETLK) : 0);
 			say_locks("before", 0);
@@ -105,6 +142,10 @@ int main(void)
 			close(file);
 			show("file");
 		}
+	}
+	for (int flags = 0; flags <= CLONE_FILES; flags += CLONE_FILES) {
+		while_the_parent_sleeps(F_OFD_SETLK, flags);
+		while_the_parent_sleeps(F_SETLK, flags);
 	}
 	file = make("file", "bytes");
 	number = run(opens, CLONE_FILES);

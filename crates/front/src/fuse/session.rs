@@ -540,6 +540,7 @@ impl Session {
                 self.lane.kept.drop_all(Whose::Posix { node_id, owner: owner_number });
                 self.lane.vfs.drop_locks(file.node(), owner);
             }
+            file.gone();
         }
         match &handle.slot {
             Some(slot) if self.lane.slots.released(slot) => {

@@ -286,6 +286,17 @@ impl Session {
         self.with(handle, |open| open.node().clone())
     }
 
+    /// The open file of an inode, if there is one and no more.
+    pub(super) fn sole_file(&self, node: &Node) -> Option<Arc<OpenFile>> {
+        let file = |open: &Open| match open {
+            Open::File { file, .. } if Arc::ptr_eq(file.node(), node) => Some(file.clone()),
+            _ => None,
+        };
+        let mut files: Vec<_> = self.open.lock().values().filter_map(file).collect();
+        files.extend(self.streamed.lock().values().filter_map(file));
+        files.pop().filter(|_| files.is_empty())
+    }
+
     /// The inode that a path starts from.
     pub(super) fn start(&self, start: Start) -> Result<Node> {
         match start {

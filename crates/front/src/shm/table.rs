@@ -78,6 +78,11 @@ impl<T> Table<T> {
         place.value.take().ok_or(Errno::EBADF)
     }
 
+    /// All that is in it.
+    pub(super) fn values(&self) -> impl Iterator<Item = &T> {
+        self.places.iter().filter_map(|place| place.value.as_ref())
+    }
+
     /// Takes everything out; the table accepts nothing any more.
     pub(super) fn close(&mut self) -> Vec<T> {
         self.limit = 0;
@@ -118,6 +123,11 @@ impl<T> Chosen<T> {
         }
         self.places[place] = Some((handle.generation, value));
         Ok(())
+    }
+
+    /// All that is in it.
+    pub(super) fn values(&self) -> impl Iterator<Item = &T> {
+        self.places.iter().flatten().map(|(_, value)| value)
     }
 
     /// The thing of that handle. `EBADF` when there is none.

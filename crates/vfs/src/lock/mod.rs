@@ -2,15 +2,18 @@
 //!
 //! | file | what |
 //! |---|---|
+//! | `by.rs` | locks and the open files that they were taken by |
 //! | `held.rs` | the locks of one file: ranges and conflicts; pure |
 //! | `table.rs` | all files of a VFS: who holds, who waits, who would wait for itself |
 //!
 //! A request that has to wait is parked, never held by a thread: the thread that makes room grants
 //! it and tells the waiter.
 
+mod by;
 mod held;
 mod table;
 
+pub(crate) use by::By;
 pub(crate) use table::LockTable;
 
 use polylane_base::sync::Weak;

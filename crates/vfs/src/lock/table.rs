@@ -38,6 +38,8 @@ struct File {
     held: Held,
     parked: Vec<Parked>,
     lent: Option<Lent>,
+    /// By which open file a process took POSIX locks last, while it does not keep them itself.
+    by: Vec<(LockOwner, usize)>,
 }
 
 #[derive(Default)]
@@ -116,6 +118,7 @@ impl LockTable {
         let alone = place.held.ranges().iter().all(own) && place.parked.is_empty();
         if place.lent.is_none() && alone && begin(LockLoan { file, number }, place.held.ranges()) {
             place.lent = Some(Lent { number, owner, lender, view });
+            place.by.clear();
             state.last_loan = number;
             state.owners.entry(owner).or_default().insert(file);
         }
@@ -180,6 +183,21 @@ impl LockTable {
             }
         }
         tell(told);
+    }
+
+    /// A process took a POSIX lock by this open file.
+    pub(crate) fn note(&self, file: u64, owner: LockOwner, by: usize) {
+        if let Some(file) = self.0.lock().files.get_mut(&file) {
+            file.by.retain(|(other, _)| *other != owner);
+            file.by.push((owner, by));
+        }
+    }
+
+    /// An open file ends: who took POSIX locks by it last. They are named once.
+    pub(crate) fn take_noted(&self, file: u64, by: usize) -> Vec<LockOwner> {
+        let mut state = self.0.lock();
+        let Some(file) = state.files.get_mut(&file) else { return Vec::new() };
+        file.by.extract_if(.., |(_, other)| *other == by).map(|(owner, _)| owner).collect()
     }
 
     pub(crate) fn drop_owner(&self, owner: LockOwner) {

@@ -34,6 +34,9 @@ impl Call<'_> {
         if let (Ok(_), Some(given)) = (&answer, given) {
             self.session.lane.kept.set(given);
         }
+        if answer.is_ok() && args.family == LockFamily::Posix && args.kind != LockKind::Unlock {
+            file.note_locker(self.session.process.owner);
+        }
         if let (Ok(reply), true) = (&mut answer, args.lend && self.can_show()) {
             reply.handle = self.session.lend_locks(args.handle, &file, (given, request.pid));
         }

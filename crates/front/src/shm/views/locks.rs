@@ -10,7 +10,7 @@
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::sync::{Arc, Weak};
 use polylane_ipc::lent::{Locks, Range};
-use polylane_vfs::{LockFamily, LockKind, LockLender, LockLoan, LockRequest, OpenFile};
+use polylane_vfs::{LockFamily, LockKind, LockLender, LockLoan, LockRequest, Node, OpenFile};
 
 use super::super::request::Handle;
 use super::super::session::Session;
@@ -57,6 +57,17 @@ impl Session {
             true
         });
         u64::from(number) + 1
+    }
+}
+
+impl Session {
+    /// The session ends, and its client keeps no locks of a file itself any more: by which open
+    /// file it took those that it has, where that is certain.
+    pub(super) fn note_locker(&self, node: &Node) {
+        let file = self.process.locks.load(Ordering::SeqCst).then(|| self.sole_file(node));
+        if let Some(file) = file.flatten() {
+            file.note_locker(self.process.owner);
+        }
     }
 }
 

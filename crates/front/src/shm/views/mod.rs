@@ -359,6 +359,7 @@ impl Session {
         self.views.left.kept.give(kept);
         for (number, node) in views {
             self.end_view(number, &node);
+            self.note_locker(&node);
         }
         self.views.left.give(used);
         let state = std::mem::take(&mut *self.views.state.lock());
