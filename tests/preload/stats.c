@@ -55,11 +55,13 @@ static void compare(const char *path)
 	CHECK(x.stx_nlink == kx.stx_nlink && x.stx_blocks == kx.stx_blocks);
 	CHECK(x.stx_uid == kx.stx_uid && x.stx_gid == kx.stx_gid);
 	CHECK(memcmp(&x.stx_mtime, &kx.stx_mtime, sizeof x.stx_mtime) == 0);
-	CHECK(x.stx_attributes == kx.stx_attributes);
-	CHECK(x.stx_attributes_mask == kx.stx_attributes_mask);
+	/* The kernel's FUSE drops the attributes that file systems have. */
+	CHECK(((x.stx_attributes ^ kx.stx_attributes) & kx.stx_attributes_mask) == 0);
+	CHECK((kx.stx_attributes_mask & ~x.stx_attributes_mask) == 0);
 	struct statx m;
 	CHECK(statx(AT_FDCWD, path, 0, mask | STATX_MNT_ID, &m) == 0);
 	CHECK((m.stx_mask & STATX_MNT_ID) && m.stx_mnt_id == kx.stx_mnt_id && m.stx_ino == x.stx_ino);
+	CHECK(m.stx_attributes == x.stx_attributes && m.stx_attributes_mask == x.stx_attributes_mask);
 	if (x.stx_mask & kx.stx_mask & STATX_BTIME)
 		CHECK(memcmp(&x.stx_btime, &kx.stx_btime, sizeof x.stx_btime) == 0);
 }

@@ -516,7 +516,12 @@ fn opens_of_a_file_that_may_have_a_lease_are_left_to_the_kernel() {
     assert_eq!(redeem_into(&house, (&client, handle), "g"), Err(Errno::EINVAL), "another file");
     let reader = client.open("f", libc::O_RDONLY).unwrap().0;
     assert_eq!(redeem_into(&house, (&client, reader), "f"), Err(Errno::EINVAL), "other rights");
+    let of_reader = Message { handle: reader, ..lease(libc::F_RDLCK) };
+    client.close(handle).unwrap();
+    assert_eq!(client.call(&of_reader), Err(Errno::EAGAIN), "the kernel has it not");
+    let handle = client.open("f", libc::O_RDWR).unwrap().0;
     redeem_into(&house, (&client, handle), "f").unwrap();
+    let lease = |kind: i32| Message { handle, ..lease(kind) };
     assert_eq!(client.read(handle, 0, 9).unwrap(), b"text");
 
     assert_eq!(client.call(&lease(libc::F_WRLCK)), Err(Errno::EAGAIN), "it is open");

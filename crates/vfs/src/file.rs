@@ -99,6 +99,11 @@ impl OpenFile {
         }
     }
 
+    /// Whether the kernel has it: [`leave_to_kernel`](Self::leave_to_kernel).
+    pub(crate) fn is_kernels(&self) -> bool {
+        !self.counts.load(Relaxed)
+    }
+
     /// A word that the front ends own. Starts as 0; the VFS never looks at it.
     pub fn tag(&self) -> &AtomicU64 {
         &self.tag

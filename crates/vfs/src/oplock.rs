@@ -95,9 +95,12 @@ impl Vfs {
 impl OpenFile {
     /// The kernel, which has this open file, may have a lease for reading, or for all, on its inode
     /// from now on until the file is closed. `EAGAIN`: there can be none now, others have the
-    /// inode open past the kernel.
+    /// inode open past the kernel; or this one is no open file of the kernel's.
     pub fn guard(&self, reads: bool) -> Result<()> {
         let node = self.node();
+        if !self.is_kernels() {
+            return Err(Errno::EAGAIN);
+        }
         self.guard.begin(node);
         drop(node.core.change_paths());
         node.core.let_go_of(node);

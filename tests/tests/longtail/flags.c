@@ -1,5 +1,6 @@
 /* Inode flags: what chattr +i, +a and +A forbid and let, by every kind of call, and who sets them. */
 #include "say.h"
+#include <linux/capability.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/xattr.h>
@@ -237,6 +238,20 @@ static void who(void)
 	tell("hers");
 	SAY(more_flags("hers", 0));
 	SAY(unlink("hers"));
+	close(make("ours", ""));
+	CHILD {
+		struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+		struct __user_cap_data_struct data[2];
+		MUST(syscall(SYS_capget, &header, data) == 0);
+		data[0].effective &= ~(1u << CAP_LINUX_IMMUTABLE);
+		MUST(syscall(SYS_capset, &header, data) == 0);
+		SAY(flag("ours", FS_IMMUTABLE_FL, 1));
+		SAY(flag("ours", FS_APPEND_FL, 1));
+		SAY(flag("ours", FS_NODUMP_FL, 1));
+		SAY(more_flags("ours", 0x08 | 0x80));
+		SAY(more_flags("ours", 0x40 | 0x80));
+		tell("ours");
+	}
 	MUST(mkfifo("pipe", 0644) == 0);
 	int pipe = open("pipe", O_RDWR), flags;
 	(void)pipe;
@@ -305,7 +320,9 @@ static void attributes_of(int dir, const char *path, int flags, unsigned long wh
 	struct timespec now;
 	printf("%s:", path);
 	for (int n = 0; n < 3; n++) {
-		MUST(statx(dir, path, flags, masks[n], &x) == 0 && clock_gettime(CLOCK_REALTIME, &now) == 0);
+		int got = n < 2 ? statx(dir, path, flags, masks[n], &x)
+				: (int)syscall(SYS_statx, dir, path, flags, masks[n], &x);
+		MUST(got == 0 && clock_gettime(CLOCK_REALTIME, &now) == 0);
 		printf(" %#llx of %#llx", x.stx_attributes & which, x.stx_attributes_mask & which);
 		if (masks[n] & STATX_BTIME)
 			printf(" %s", !(x.stx_mask & STATX_BTIME)		? "no begin"

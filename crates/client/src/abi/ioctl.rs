@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use libc::{c_int, c_long, c_ulong};
 use polylane_base::Errno;
-use polylane_ipc::ioctl::{FS_IOC_FLAGS, IOCTL_FLAGS};
+use polylane_ipc::ioctl::{FS_IOC_FLAGS, FSXATTR_BYTES, IOCTL_FLAGS};
 
 use super::{answer, hooks};
 use crate::ops::{flags, pieces};
@@ -81,6 +81,35 @@ unsafe fn fiemap(fd: RawFd, head: *mut Head) -> Outcome<c_int> {
     Ok(0)
 }
 
+/// `CAP_LINUX_IMMUTABLE`.
+const MAY_FREEZE: u64 = 1 << 9;
+
+/// Whether a request would change what takes a capability that this thread lacks: whether a file is
+/// immutable, or can be appended to only. The kernel looks at its own requests for that.
+///
+/// # Safety
+///
+/// `argument` is as the request wants it.
+unsafe fn is_beyond(fd: RawFd, request: u32, argument: c_long) -> bool {
+    let [_, set, _, set_more] = FS_IOC_FLAGS;
+    let (get, bits) = match request {
+        _ if request == set => (IOCTL_FLAGS[0], 0x30),
+        _ if request == set_more => (IOCTL_FLAGS[2], 0x18),
+        _ => return false,
+    };
+    // No memory of a program: the kernel says so.
+    let nowhere = argument < 4096;
+    if nowhere || real::capabilities().is_none_or(|has| has & MAY_FREEZE != 0) {
+        return false;
+    }
+    let mut now = [0_u32; FSXATTR_BYTES / size_of::<u32>()];
+    // SAFETY: the request writes as many bytes as the array has, or fewer; both begin with flags.
+    unsafe {
+        let got = real::ioctl(fd, get.into(), now.as_mut_ptr() as c_long);
+        got == 0 && (now[0] ^ *(argument as *const u32)) & bits != 0
+    }
+}
+
 /// # Safety
 ///
 /// `argument` is as the request wants it.
@@ -88,6 +117,10 @@ unsafe fn inode_flags(fd: RawFd, request: u32, argument: c_long) -> Outcome<c_in
     flags::announce(fd)?;
     let ours = FS_IOC_FLAGS.iter().zip(IOCTL_FLAGS).find(|(theirs, _)| **theirs == request);
     let (_, ours) = ours.ok_or(Detour::Kernel)?;
+    // SAFETY: by contract.
+    if unsafe { is_beyond(fd, request, argument) } {
+        return Err(Errno::EPERM.into());
+    }
     // SAFETY: by contract; our request reads or writes what the kernel's does.
     match unsafe { real::ioctl(fd, ours.into(), argument) } {
         0 => Ok(0),

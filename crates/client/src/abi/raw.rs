@@ -1,11 +1,11 @@
 //! `syscall(2)`, the function: programs (libuv among them) call the kernel through it.
 //!
-//! What touches descriptors or the process goes to the hook of that name; paths are left to the
-//! kernel.
+//! What touches descriptors or the process goes to the hook of that name, and statx, of whose
+//! answer the kernel's FUSE drops a part; other paths are left to the kernel.
 
 use std::ffi::{c_int, c_long};
 
-use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring};
+use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring, stat};
 use crate::ops::process;
 use crate::{mounts, real, rings};
 
@@ -32,6 +32,7 @@ hooks! {
                 libc::SYS_copy_file_range => {
                     io::copy_file_range(a as _, b as _, c as _, d as _, e as _, f as _) as c_long
                 }
+                libc::SYS_statx => stat::statx(a as _, b as _, c as _, d as _, e as _).into(),
                 libc::SYS_getdents64 => dir::getdents64(a as _, b as _, c as _) as c_long,
                 libc::SYS_readahead => attr::readahead(a as _, b, c as _) as c_long,
                 libc::SYS_fadvise64 => match attr::posix_fadvise(a as _, b, c, d as _) {
