@@ -103,9 +103,9 @@ pub(crate) fn wish_to_write(file: &Record, len: usize) -> u32 {
     if awaited { 0 } else { wish(file, len) }
 }
 
-/// So many bytes were found or put where they are shown.
+/// So many bytes were found or put where they are shown, or put where that can be done without.
 #[inline]
-fn hit(file: &Record, bytes: usize) {
+pub(crate) fn hit(file: &Record, bytes: usize) {
     if bytes > 0 && file.asked.load(Ordering::Relaxed) != 0 {
         file.asked.store(0, Ordering::Relaxed);
     }
@@ -237,6 +237,25 @@ pub(crate) fn write(
 ) -> Option<u64> {
     let put = || store(session, file, offset, from, || true);
     put().or_else(|| if extended(session, file) { put() } else { None })
+}
+
+/// Whether whole pages of the file from `offset` to `end` may be written by the stream: the file is
+/// on loan, and none of them is shown.
+#[inline]
+pub(crate) fn takes_stream(
+    session: &'static Session,
+    file: &Record,
+    (offset, end): (u64, u64),
+) -> bool {
+    let Some((views, number)) = shown(session, file) else { return false };
+    let pages = offset / FRAME_BYTES as u64..end.div_ceil(FRAME_BYTES as u64);
+    let unseen = |look: Look| !pages.clone().any(|page| views.find(look, page).is_some());
+    views.streams(number)
+        && views
+            .look(number)
+            .filter(|look| look.has(HAS_DATA) && unseen(*look))
+            .is_some_and(|look| views.size(number) >= Some(end) && views.is_same(number, look))
+        && !session.channel.is_dead()
 }
 
 /// Asks for more room behind the end, and goes on.

@@ -36,6 +36,7 @@ use crate::kept::{FormerProcess, Kept};
 use crate::notifier::{Level, Notifier, Range};
 use crate::pace::Pace;
 use crate::restore;
+use crate::shm::Appliers;
 use crate::slots::SlotTable;
 use crate::tickets::TicketTable;
 
@@ -71,6 +72,8 @@ pub struct Lane {
     pub handover: Option<Handover>,
     /// Locks that it is to know.
     pub(crate) kept: Arc<Kept>,
+    /// Threads that apply what clients streamed.
+    pub(crate) appliers: Appliers,
     /// As the host's `fs.protected_hardlinks`, which the kernel minds for FUSE alone.
     guards_links: AtomicBool,
 }
@@ -186,6 +189,7 @@ impl Lane {
             progress: fuse::Progress::default(),
             syncs: Pace::default(),
             handover,
+            appliers: Appliers::default(),
             guards_links: AtomicBool::new(false),
         })
     }
@@ -278,11 +282,12 @@ impl Lane {
     }
 
     /// Waits, for a moment at most, for what gives room back: inodes without a name that only the
-    /// kernel remembers. To be called before an operation is refused for want of room; no lock may
-    /// be held.
+    /// kernel remembers, and what is set aside for clients that stream. To be called before an
+    /// operation is refused for want of room; no lock may be held.
     pub(crate) fn reclaim(&self) {
         self.notifier.settle_names(RECLAIM_PATIENCE);
         self.progress.settle();
+        self.vfs.give_room_back();
     }
 
     /// Whether I/O that the kernel itself brings through node `door` must not be answered before

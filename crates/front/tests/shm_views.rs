@@ -16,174 +16,17 @@ use polylane_front::shm::Config;
 use polylane_ipc::Geometry;
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::lent::{Locks, Range};
-use polylane_ipc::message::{
-    LOCK_LEND, Message, NO_SLOT, Op, Reply, SHOW, SHOW_END, WireAttr, set,
-};
-use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
+use polylane_ipc::message::{LOCK_LEND, Message, NO_SLOT, Op, Reply, SHOW, SHOW_END, WireAttr};
+use polylane_ipc::view::{FRAME_BYTES, HAS_DATA, NOTES_READS};
 use polylane_sys::Region;
 use polylane_vfs::{
     Cred, LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpenFile, SetAttr,
 };
+use shm_kit::file::{File, PAGE, beside, now, read_beside, write_beside};
 use shm_kit::{
     Client, House, cached_lane, connect_raw, count, count_panics, lock_message, outcome, panics,
-    wait_for,
+    requests_of, wait_for,
 };
-
-const PAGE: u64 = FRAME_BYTES as u64;
-
-fn now() -> i64 {
-    std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as i64
-}
-
-/// An open file of a client that uses its view as the library does.
-struct File<'a> {
-    client: &'a Client,
-    handle: u64,
-    view: u32,
-    /// Reads and writes that needed no request.
-    unasked: u32,
-}
-
-impl<'a> File<'a> {
-    fn open(client: &'a Client, path: &str) -> File<'a> {
-        let handle = client.open(path, libc::O_CREAT | libc::O_RDWR).unwrap().0;
-        let message = Message { handle, flags: SHOW, ..Message::new(Op::Fstat) };
-        let reply = client.call(&message).unwrap();
-        assert!(reply.handle > 0, "no view");
-        File { client, handle, view: reply.handle as u32 - 1, unasked: 0 }
-    }
-
-    fn read_shown(&self, offset: u64, into: &mut [u8]) -> Option<usize> {
-        let views = self.client.channel.views().unwrap();
-        let look = views.look(self.view).filter(|look| look.has(HAS_DATA))?;
-        let count = views.size(self.view)?.saturating_sub(offset).min(into.len() as u64) as usize;
-        let mut done = 0;
-        while done < count {
-            let at = offset + done as u64;
-            let within = (at % PAGE) as usize;
-            let part = (FRAME_BYTES - within).min(count - done);
-            let found = views.find(look, at / PAGE)?;
-            let from = views.found_offset(found) + within;
-            self.client.channel.frame_get(from, &mut into[done..done + part]);
-            if !views.is_whole(found) {
-                return None;
-            }
-            done += part;
-        }
-        if look.has(NOTES_READS) && count > 0 {
-            views.note_read(self.view, now);
-        }
-        views.is_same(self.view, look).then_some(count)
-    }
-
-    fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
-        let mut data = vec![0; len];
-        if let Some(count) = self.read_shown(offset, &mut data) {
-            self.unasked += 1;
-            data.truncate(count);
-            return data;
-        }
-        let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Read) };
-        (message.length, message.flags) = (len as u64, SHOW);
-        let (channel, mailbox) = (&self.client.channel, self.client.mailbox);
-        let reply = channel.call_read(mailbox, &message, &mut data, &Trusting).unwrap();
-        data.truncate(outcome(reply).map(|reply| count(&reply)).unwrap());
-        data
-    }
-
-    /// Writes what is lent, from inside the gate.
-    fn put(&self, offset: u64, data: &[u8]) -> Option<()> {
-        let views = self.client.channel.views().unwrap();
-        let look = views.look(self.view).filter(|look| look.has(HAS_DATA))?;
-        let end = offset + data.len() as u64;
-        let page = |page| views.find(look, page).filter(|found| views.mark(*found));
-        let pages = offset / PAGE..=(end - 1) / PAGE;
-        let frames: Vec<Found> = pages.map(page).collect::<Option<_>>()?;
-        let mut done = 0;
-        for frame in frames {
-            let within = ((offset + done as u64) % PAGE) as usize;
-            let part = (FRAME_BYTES - within).min(data.len() - done);
-            let to = views.found_offset(frame) + within;
-            self.client.channel.frame_put(to, &data[done..done + part]);
-            done += part;
-        }
-        Some(())
-    }
-
-    fn write_lent(&self, offset: u64, data: &[u8]) -> bool {
-        let views = self.client.channel.views().unwrap();
-        let Some(inside) = views.enter(self.view) else { return false };
-        let (size, room) = views.end_and_room(self.view, &inside);
-        let end = offset + data.len() as u64;
-        let fits = end <= size || offset <= size && end <= room;
-        let put = if fits { self.put(offset, data) } else { None };
-        let end = if put.is_some() { end.max(size) } else { size };
-        let done = views.leave(self.view, inside, put.map(|()| now()), end) && put.is_some();
-        if done && views.is_to_ask(self.view, end) {
-            self.ask();
-        }
-        done
-    }
-
-    /// Asks for more room, and goes on.
-    fn ask(&self) {
-        let message = Message { handle: self.handle, ..Message::new(Op::Extend) };
-        self.client.channel.post(self.client.mailbox, &message, &Trusting).unwrap();
-    }
-
-    fn write(&mut self, offset: u64, data: &[u8]) {
-        if self.write_lent(offset, data) {
-            self.unasked += 1;
-            return;
-        }
-        let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Write) };
-        (message.length, message.flags) = (data.len() as u64, SHOW);
-        let (channel, mailbox) = (&self.client.channel, self.client.mailbox);
-        let reply = channel.call_write(mailbox, &message, (0, data), false, &Trusting).unwrap();
-        assert_eq!(outcome(reply).map(|reply| count(&reply)), Ok(data.len()));
-    }
-
-    fn state(&mut self) -> WireAttr {
-        if let Some(attr) = self.client.channel.views().unwrap().attr(self.view) {
-            self.unasked += 1;
-            return attr;
-        }
-        let message = Message { handle: self.handle, flags: SHOW, ..Message::new(Op::Fstat) };
-        self.client.call(&message).unwrap().attr.unwrap()
-    }
-
-    fn call(&self, message: Message) -> Reply {
-        self.client.call(&Message { handle: self.handle, ..message }).unwrap()
-    }
-
-    fn truncate(&self, length: u64) {
-        let arg = [set::SIZE, 0, 0, 0];
-        self.call(Message { length, arg, ..Message::new(Op::SetattrHandle) });
-    }
-
-    fn punch(&self, offset: u64, length: u64) {
-        let flags = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
-        self.call(Message { flags, offset, length, ..Message::new(Op::Fallocate) });
-    }
-}
-
-/// The file as the other door opens it.
-fn beside(house: &House, path: &str) -> Arc<OpenFile> {
-    let vfs = &house.lane.vfs;
-    let opened = vfs.open_path(&Cred::root(), &vfs.root(), path.as_bytes(), libc::O_RDWR, 0, 0);
-    opened.unwrap()
-}
-
-fn read_beside(file: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
-    let mut data = vec![0; len];
-    let count = file.read(offset, len, &mut data.as_mut_slice()).unwrap();
-    data.truncate(count);
-    data
-}
-
-fn write_beside(file: &OpenFile, offset: u64, mut data: &[u8]) {
-    file.write(&Cred::root(), Some(offset), &mut data).unwrap();
-}
 
 fn workers() -> Config {
     Config { workers: vec![None, None], ..Config::default() }
@@ -218,11 +61,6 @@ fn what_is_written_behind_the_end_needs_no_request() {
     assert_eq!(file.read(100_028, 4), [3, 3, 0, 0]);
     assert_eq!(read_beside(&direct, 149_998, 10), *b"\0\0far");
     assert_eq!(house.server.totals().loans_failed, 0);
-}
-
-fn requests_of(house: &House, op: Op) -> u64 {
-    let of = |&(counted, count): &(Op, u64)| (counted == op).then_some(count);
-    house.server.totals().by_op.iter().find_map(of).unwrap()
 }
 
 /// A file that is longer than all that can be shown of it, and than what may be lent of it.
@@ -434,7 +272,7 @@ fn who_read_to_the_end_finds_it_without_a_request_until_it_moves() {
         let handle = client.open("f", libc::O_RDONLY).unwrap().0;
         let (count, number) = read_to_end(&client, handle, 0, &mut data[..len]);
         assert!(count == 2 * FRAME_BYTES && number > 0, "{count} bytes, view {number}");
-        let file = File { client: &client, handle, view: number as u32 - 1, unasked: 0 };
+        let file = File::of(&client, handle, number as u32 - 1);
         let end = 2 * PAGE;
         assert_eq!(file.read_shown(end, &mut [0; 9]), Some(0), "the end is shown");
         assert_eq!(file.read_shown(end - 1, &mut [0; 9]), None, "no page is");
@@ -483,7 +321,7 @@ fn an_open_brings_a_small_file_and_tells_when_its_bytes_are_old() {
         let (reply, brought) = open_bringing(&client, "f", libc::O_RDWR, u64::MAX);
         let (view, sequence) = (reply.value[0] as u32 - 1, reply.value[1] as u32);
         assert!(views.is_at(view, sequence));
-        let file = File { client: &client, handle: reply.handle, view, unasked: 0 };
+        let file = File::of(&client, reply.handle, view);
         assert_eq!(file.read_shown(5000, &mut [0; 9]), Some(0), "the end is shown");
         // Opened again, it lies in frames.
         let mut bytes = if change == 0 { brought } else { vec![0; 5000] };
@@ -587,7 +425,7 @@ fn a_view_outlives_the_last_handle_with_what_it_shows() {
         read_later(&house, &direct);
         let (reply, brought) = open_bringing(&client, "f", libc::O_RDONLY, u64::MAX);
         let view = reply.value[0] as u32 - 1;
-        let file = File { client: &client, handle: reply.handle, view, unasked: 0 };
+        let file = File::of(&client, reply.handle, view);
         let mut bytes = vec![0; 6000];
         let count = match brought.len() {
             0 => file.read_shown(0, &mut bytes),

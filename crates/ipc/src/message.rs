@@ -216,6 +216,9 @@ pub const SHOW: u32 = 1;
 pub const SAYS_APPENDS: u32 = 1 << 4;
 /// Beside [`SAYS_APPENDS`]: it is set.
 pub const APPENDS: u32 = 1 << 5;
+/// `flags` of [`Op::Write`]: the same bytes were written by the stream, in the entry at position
+/// `arg[0]`; they are written only if that one was refused.
+pub const STREAMED: u32 = 1 << 6;
 /// `flags` of [`Op::Read`]: show the state of the file if the read reached its end, so that the one
 /// that finds nothing more needs no request. The reply's `handle` as for [`SHOW`].
 pub const SHOW_END: u32 = 2;

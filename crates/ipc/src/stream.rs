@@ -57,6 +57,8 @@ const HEAD_BYTES: usize = 128;
 const ENTRY_BYTES: usize = 8 * ENTRY_WORDS;
 /// Offset of the gate.
 const GATE: usize = 0;
+/// Offset of what the client believes: not 0, that it may have leases.
+const BELIEF: usize = 8;
 /// Offset of the count of applied entries, in a line of its own.
 const DONE: usize = 64;
 
@@ -106,6 +108,9 @@ impl Change {
         matches!(self, Change::Set | Change::Write | Change::Close)
     }
 }
+
+/// `flags` of a `Write`: the file is on loan, and the handle any that may write to it.
+pub const LENT: u32 = 1;
 
 /// What an entry sets.
 pub mod set {
@@ -192,7 +197,7 @@ pub struct Entry {
     pub umask: u16,
     /// `Make`: slot number plus one; 0: the file is not open.
     pub slot: u32,
-    /// `Make` with a slot: flags of open(2).
+    /// `Make` with a slot: flags of open(2). `Write`: [`LENT`] or 0.
     pub flags: u32,
     /// `Make` with a slot, `Set`, `Write`, `Close`: what the client calls the open file; see
     /// [`streamed_handle`].
@@ -324,6 +329,11 @@ fn distance(a: u32, b: u32) -> u32 {
     a.wrapping_sub(b) & COUNT as u32
 }
 
+/// The position of the entry that so many lie before, from that at `position` on.
+pub fn position_after(position: u32, count: usize) -> u32 {
+    distance(position, (count as u32).wrapping_neg())
+}
+
 /// What became of an entry that the client wanted to add.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Posted {
@@ -391,6 +401,24 @@ impl<M: Memory> Stream<M> {
     #[inline]
     pub fn done(&self) -> u32 {
         self.0.word32(DONE).load(Acquire)
+    }
+
+    /// Client: the position of the entry that was posted last; positions count all entries.
+    #[inline]
+    pub fn last_position(&self) -> u32 {
+        distance(self.gate().tail(), 1)
+    }
+
+    /// Client: says whether it may believe that it has leases. Said before it asks for one, and
+    /// taken back once it has seen the gate shut.
+    pub fn believe(&self, leases: bool) {
+        self.0.word64(BELIEF).store(leases.into(), Release);
+    }
+
+    /// Service: whether the client may believe that it has leases: then the gate, once shut, stays
+    /// shut until it knows better.
+    pub fn believes(&self) -> bool {
+        self.0.word64(BELIEF).load(Acquire) != 0
     }
 
     /// Client: whether every entry was applied.

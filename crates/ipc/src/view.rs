@@ -63,10 +63,11 @@ const ROOM: usize = 152;
 const ENDS: usize = 160;
 const ASK: usize = 176;
 const REST: usize = 184;
+const STREAMS: usize = 192;
 /// Locks on loan: see [`crate::lent`].
 pub(crate) const LOCKS: usize = 256;
 
-const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE && REST + 8 <= LOCKS);
+const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE && STREAMS + 8 <= LOCKS);
 
 /// Offsets in an entry.
 const ENTRY_SEQ: usize = 0;
@@ -327,6 +328,15 @@ impl<M: Memory> Views<M> {
         from != 0 && end >= from && ask.compare_exchange(from, 0, Relaxed, Relaxed).is_ok()
     }
 
+    /// Whether whole pages that are not lent may be written by the stream, as long as the file is
+    /// on loan. Looked at again once that is done: who ends the loan forbids it before he looks at
+    /// the stream.
+    #[inline]
+    pub fn streams(&self, view: u32) -> bool {
+        self.memory.fence();
+        self.memory.word64(self.view(view, STREAMS)).load(SeqCst) != 0
+    }
+
     /// Whether a read was noted since the gate was opened.
     #[inline]
     pub fn has_noted(&self, view: u32) -> bool {
@@ -496,6 +506,13 @@ impl<M: Memory> Views<M> {
     pub fn put_room(&self, view: u32, room: u64, ask: u64) {
         self.memory.word64(self.view(view, ASK)).store(ask, Relaxed);
         self.memory.word64(self.view(view, ROOM)).store(room, Release);
+    }
+
+    /// Whether the client may write by the stream what is not lent of a file on loan. What was
+    /// posted before that was forbidden lies in the stream for who looks there next.
+    pub fn let_stream(&self, view: u32, may: bool) {
+        self.memory.word64(self.view(view, STREAMS)).store(may.into(), SeqCst);
+        self.memory.fence();
     }
 
     /// Whether nobody is inside, whose gate may be open. What was forbidden before is obeyed by

@@ -56,6 +56,8 @@ pub struct Faulty {
     calls: [AtomicU64; CALLS],
     bytes_left: AtomicU64,
     character: Character,
+    /// Room for data can be set aside, of which there is always enough.
+    has_room: bool,
 }
 
 impl Faulty {
@@ -67,14 +69,25 @@ impl Faulty {
 
     /// As [`new`](Self::new), and asks to be treated differently: for example with its data cached.
     pub fn with_character(inner: Arc<dyn FileSystem>, character: Character) -> Arc<Faulty> {
-        Arc::new(Faulty {
+        Arc::new(Faulty::of(inner, character, false))
+    }
+
+    /// As [`with_character`](Self::with_character), and sets room aside for names, as the inner
+    /// file system does, and for data.
+    pub fn with_room(inner: Arc<dyn FileSystem>, character: Character) -> Arc<Faulty> {
+        Arc::new(Faulty::of(inner, character, true))
+    }
+
+    fn of(inner: Arc<dyn FileSystem>, character: Character, has_room: bool) -> Faulty {
+        Faulty {
             character,
+            has_room,
             inner,
             state: Mutex::default(),
             changed: Condvar::new(),
             calls: Default::default(),
             bytes_left: AtomicU64::new(u64::MAX),
-        })
+        }
     }
 
     /// Sets what is to go wrong with a class of calls.
@@ -254,20 +267,33 @@ impl FileSystem for Faulty {
         self.inner.reserve(ino, offset, len)
     }
 
+    fn reserve_names(&self, count: u32) -> Result<()> {
+        if self.has_room { self.inner.reserve_names(count) } else { Err(Errno::EOPNOTSUPP) }
+    }
+
+    fn release_names(&self, count: u32) {
+        if self.has_room {
+            self.inner.release_names(count);
+        }
+    }
+
     fn blocks_for(&self, bytes: u64, pieces: u64) -> Option<u64> {
-        self.inner.blocks_for(bytes, pieces)
+        let own = self.has_room.then(|| bytes.div_ceil(4096) + pieces);
+        own.or_else(|| self.inner.blocks_for(bytes, pieces))
     }
 
     fn reserve_blocks(&self, count: u64) -> Result<()> {
-        self.inner.reserve_blocks(count)
+        if self.has_room { Ok(()) } else { self.inner.reserve_blocks(count) }
     }
 
     fn release_blocks(&self, count: u64) {
-        self.inner.release_blocks(count);
+        if !self.has_room {
+            self.inner.release_blocks(count);
+        }
     }
 
     fn reserve_aside(&self, ino: Ino, offset: u64, len: u64, left: u64) -> Result<u64> {
-        self.inner.reserve_aside(ino, offset, len, left)
+        if self.has_room { Ok(0) } else { self.inner.reserve_aside(ino, offset, len, left) }
     }
 
     fn fallocate(&self, ino: Ino, mode: Fallocate, offset: u64, len: u64) -> Result<Attr> {

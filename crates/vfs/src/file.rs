@@ -1,5 +1,7 @@
 //! Open files: reading, writing, space, directory streams.
 
+mod streamed;
+
 use std::sync::OnceLock;
 
 use polylane_base::sync::Arc;
@@ -12,7 +14,6 @@ use crate::cred::Cred;
 use crate::fs::{DirEntry, Fallocate, Kind, SeekFor, Sink, Source};
 use crate::handover::{self, Op};
 use crate::inode::{ATIME_DUE, FROZEN, Node, ONLY_GROWS, STALE};
-use crate::lease::Aside;
 use crate::lock::By;
 use crate::oplock::Guard;
 use crate::stats::Count;
@@ -278,38 +279,6 @@ impl OpenFile {
         node.data_changes(at, at + len as u64);
         let count = core.put(node, at, len, source)?;
         Ok(Written { count, end: at + count as u64 })
-    }
-
-    /// Writes at `at`, or with `O_APPEND` at the end, what the client of `cred` wrote under a lease
-    /// at the time that `aside` says, out of the room set aside. `EBADF`, `EFBIG`; `EBUSY` where
-    /// there is no page cache; `ENOSPC`: more than there is room for, and perhaps only the first
-    /// bytes were written.
-    pub fn write_streamed(
-        &self,
-        cred: &Cred,
-        at: u64,
-        source: &mut dyn Source,
-        aside: &mut Aside,
-    ) -> Result<()> {
-        let node = self.writable()?;
-        let core = &node.core;
-        core.count(Count::Ops);
-        let pages = node.pages().ok_or(Errno::EBUSY)?;
-        if core.cache.is_pressed() {
-            core.cache.flusher.kick();
-        }
-        let _data = core.lock_exclusive(node);
-        check_unfrozen(node)?;
-        // The end as it is, not as the client thinks.
-        let at = if self.wish().contains(OFlags::APPEND) { node.end()? } else { at };
-        let len = room(core.character.max_file_size, at, source.len())?;
-        core.kill_set_id(Some(cred), node)?;
-        core.begins_to_change(node);
-        node.data_changes(at, at + len as u64);
-        match core.cached_write(node, pages, at, len, source, Some(aside))? {
-            count if count == source.len() => Ok(()),
-            _ => Err(Errno::ENOSPC),
-        }
     }
 
     /// What a write by a descriptor with `flags` also does before it returns: with `O_SYNC` as

@@ -125,6 +125,12 @@ pub(crate) struct Leases {
     held: Mutex<HashMap<u64, Held>>,
 }
 
+/// Stands for a directory's id, of which there are never so many, where a session streams without a
+/// lease.
+fn streaming(session: u64) -> u64 {
+    !session
+}
+
 impl Leases {
     pub(crate) fn any(&self) -> bool {
         self.count.load(SeqCst) != 0
@@ -140,8 +146,8 @@ impl Leases {
         self.blocks.load(Relaxed)
     }
 
-    fn insert(&self, dir: &Inode, held: Held) {
-        self.held.lock().insert(dir.id, held);
+    fn insert(&self, id: u64, held: Held) {
+        self.held.lock().insert(id, held);
         self.count.fetch_add(1, SeqCst);
     }
 
@@ -150,8 +156,8 @@ impl Leases {
         self.changing.load(SeqCst) != 0 || self.epoch.load(SeqCst) != epoch
     }
 
-    fn remove(&self, dir: &Inode) -> bool {
-        let found = self.held.lock().remove(&dir.id);
+    fn remove(&self, id: u64) -> bool {
+        let found = self.held.lock().remove(&id);
         if found.is_some() {
             self.count.fetch_sub(1, SeqCst);
         }
@@ -201,7 +207,7 @@ impl Vfs {
         if dir.has(ONLY_GROWS) || dir.acl(AclKind::Default)?.is_some() {
             return Err(Errno::EOPNOTSUPP.into());
         }
-        core.leases.insert(&dir, Held { session: cred.session, holder });
+        core.leases.insert(dir.id, Held { session: cred.session, holder });
         dir.raise(LEASED);
         core.marks.leased();
         let (mut all, mut files) = (true, Files::default());
@@ -235,9 +241,20 @@ impl Vfs {
 
     /// Gives a lease back. Everything was applied.
     pub fn end_lease(&self, dir: &Node) {
-        if self.core.leases.remove(dir) {
+        if self.core.leases.remove(dir.id) {
             dir.lower(LEASED);
         }
+    }
+
+    /// From now on the holder of a session without a lease counts as one, too: its client streams
+    /// writes to files on loan, out of room set aside.
+    pub fn begin_streaming(&self, session: u64, holder: Weak<dyn Holder>) {
+        self.core.leases.insert(streaming(session), Held { session, holder });
+    }
+
+    /// It does so no longer. Everything was applied.
+    pub fn end_streaming(&self, session: u64) {
+        self.core.leases.remove(streaming(session));
     }
 
     /// Sets room aside for `count` names of new files. `ENOSPC`; `EOPNOTSUPP`: the file system
@@ -252,6 +269,11 @@ impl Vfs {
     pub fn release_names(&self, count: u32) {
         self.core.leases.room.fetch_sub(count.into(), Relaxed);
         self.core.fs.release_names(count);
+    }
+
+    /// Has all room that is set aside given back: all leases end. Call without locks.
+    pub fn give_room_back(&self) {
+        self.core.end_leases();
     }
 
     /// How many blocks it takes to write so many bytes in at most so many pieces; `None`: this file
@@ -415,7 +437,7 @@ impl Core {
         match holder.upgrade() {
             Some(holder) => holder.revoke(),
             // Its session is gone without a word; there is nobody left to apply anything.
-            None if self.leases.remove(dir) => _ = dir.lower(LEASED),
+            None if self.leases.remove(dir.id) => _ = dir.lower(LEASED),
             None => {}
         }
     }

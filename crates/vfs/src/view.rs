@@ -283,6 +283,11 @@ impl Inode {
         views.len() == 1 && views[0].session == session
     }
 
+    /// Whether another session has the file on loan. Call with the data locked.
+    pub(crate) fn is_lent_to_others(&self, session: u64) -> bool {
+        self.has(LENT) && !self.is_viewed_by(session)
+    }
+
     /// Tells the views that bytes are about to change. Call with the data locked for change.
     #[inline]
     pub(crate) fn data_changes(&self, start: u64, end: u64) {

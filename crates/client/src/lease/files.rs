@@ -6,14 +6,17 @@ use std::sync::atomic::fence;
 
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
+use polylane_ipc::view::FRAME_BYTES;
 
 use super::{Leases, is_streamed};
 use crate::session::Session;
 use crate::table::{Record, bit};
-use crate::{call, state};
+use crate::{call, state, view};
 
 /// Writes beyond take the ordinary way, which knows what the largest file is.
 const OFFSET_MAX: u64 = 1 << 30;
+/// Pages beyond have no place in a view.
+const LENT_OFFSET_MAX: u64 = 1 << 36;
 /// Flags of open files whose writes are not to wait.
 const UNSTREAMED_FLAGS: i32 = libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
 
@@ -82,6 +85,60 @@ fn post_write(session: &'static Session, file: &Record, offset: u64, from: &[u8]
         ..inside.stamped(Change::Write, 0, ShortName::default())
     };
     inside.post(&entry).is_ok()
+}
+
+/// What became of a write to a file on loan.
+pub(crate) enum Lent {
+    /// It is to be done the ordinary way.
+    Ordinary,
+    /// It counts.
+    Done,
+    /// The loan was over meanwhile, or the page lent: by the entry at this position it was done or
+    /// was not.
+    Asked(u32),
+}
+
+/// Writes whole pages of a file on loan that were not lent: they need no answer, since whoever else
+/// comes near the file first has them applied.
+pub(crate) fn write_lent(
+    session: &'static Session,
+    file: &Record,
+    offset: u64,
+    from: &[u8],
+) -> Lent {
+    let (page, end) = (FRAME_BYTES as u64, offset.saturating_add(from.len() as u64));
+    let flags = file.flags.load(Relaxed).cast_signed();
+    let fits = from.len() <= WRITE_BYTES_MAX && flags & UNSTREAMED_FLAGS == 0;
+    let whole = offset.is_multiple_of(page) && end.is_multiple_of(page) && end <= LENT_OFFSET_MAX;
+    let takes_stream = || view::takes_stream(session, file, (offset, end));
+    if !fits || !whole || !takes_stream() {
+        return Lent::Ordinary;
+    }
+    match post_lent(session, file, offset, from) {
+        None => Lent::Ordinary,
+        Some(position) => {
+            // Who ends the loan says so first, and then looks at the stream.
+            fence(SeqCst);
+            if takes_stream() { Lent::Done } else { Lent::Asked(position) }
+        }
+    }
+}
+
+/// The position of the entry.
+fn post_lent(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> Option<u32> {
+    let inside = state::get().leases.enter_stream(session)?;
+    let at = inside.take_bytes(from.len())?;
+    session.channel.stream_put(at, from);
+    let entry = Entry {
+        handle: file.handle.load(Relaxed),
+        at: at as u32,
+        len: from.len() as u32,
+        offset,
+        flags: stream::LENT,
+        ..inside.stamped(Change::Write, 0, ShortName::default())
+    };
+    inside.post(&entry).ok()?;
+    Some(session.channel.stream().last_position())
 }
 
 /// Another thread that opened the file meanwhile did so before the entry, or is seen here: then the

@@ -25,6 +25,7 @@
 //! signal handler that interrupted the holder does not wait for itself.
 
 mod files;
+mod held;
 mod names;
 mod streak;
 
@@ -38,7 +39,8 @@ use polylane_ipc::stream::{
     streamed_handle,
 };
 
-pub(crate) use self::files::{NewState, close, set, write};
+pub(crate) use self::files::{Lent, NewState, close, set, write, write_lent};
+use self::held::Held;
 use self::names::{Known, Names};
 use self::streak::{STREAK, Streak};
 use crate::outcome::{Detour, Outcome};
@@ -55,9 +57,6 @@ const WORTH: u32 = 1024;
 const WAITING_MAX: u32 = 64;
 /// Bytes of file data after which it is told.
 const NUDGE_BYTES: u64 = DATA_BYTES as u64 / 4;
-/// 64-bit words of the longest path of a leased directory.
-const PATH_WORDS: usize = 16;
-
 /// How names of the mount itself begin.
 const RESERVED: &[u8] = b".polylane";
 
@@ -66,6 +65,8 @@ pub(crate) struct Leases {
     locked: AtomicU32,
     /// The session that granted them.
     session: AtomicU32,
+    /// The session whose stream `head` and `heads` are of.
+    of_stream: AtomicU32,
     held: [Held; LEASES_MAX as usize],
     names: Names,
     streak: Streak,
@@ -85,19 +86,12 @@ pub(crate) struct Leases {
     heads: [AtomicU64; ENTRIES as usize],
 }
 
-/// A directory: where its path starts, and the path.
-struct Held {
-    /// Length of the path plus one; 0: no lease.
-    len: AtomicU32,
-    start: AtomicU64,
-    path: [AtomicU64; PATH_WORDS],
-}
-
 impl Leases {
     pub(crate) const fn new() -> Self {
         Leases {
             locked: AtomicU32::new(0),
             session: AtomicU32::new(0),
+            of_stream: AtomicU32::new(0),
             held: [const { Held::new() }; LEASES_MAX as usize],
             names: Names::new(),
             streak: Streak::new(),
@@ -135,6 +129,20 @@ impl Leases {
         if session.channel.stream().is_shut() {
             inside.ended();
             return None;
+        }
+        Some(inside)
+    }
+
+    /// The stream of this session, with leases or without.
+    fn enter_stream(&'static self, session: &'static Session) -> Option<Inside> {
+        let inside = self.lock(session)?;
+        let stream = session.channel.stream();
+        if stream.is_shut() {
+            return None;
+        }
+        if stream.is_all_done() && self.of_stream.swap(session.number, Relaxed) != session.number {
+            // The first time: all of the ring is free.
+            inside.clear_ring();
         }
         Some(inside)
     }
@@ -228,7 +236,9 @@ impl Inside {
             }
             Posted::Full => Err(Ordinary),
             Posted::Shut => {
-                self.ended();
+                if leases.session.load(Relaxed) != 0 {
+                    self.ended();
+                }
                 Err(Ordinary)
             }
         }
@@ -255,6 +265,12 @@ impl Inside {
         Some((start % ring) as usize)
     }
 
+    /// Nothing is under way: all of the ring is free.
+    fn clear_ring(&self) {
+        let head = self.leases.head.load(Relaxed);
+        self.leases.heads.iter().for_each(|place| place.store(head, Relaxed));
+    }
+
     /// Somebody ended the leases. Those that ended early make the next ones dearer.
     #[cold]
     fn ended(&self) {
@@ -270,6 +286,7 @@ impl Inside {
         leases.names.clear();
         leases.meet();
         leases.session.store(0, Relaxed);
+        self.session.channel.stream().believe(false);
     }
 }
 
@@ -523,9 +540,8 @@ impl Leases {
         }
         let place = |afresh: bool, data: bool, lease: u8| {
             if afresh {
-                // Nothing is under way: all of the ring is free.
-                let head = self.head.load(Relaxed);
-                self.heads.iter().for_each(|place| place.store(head, Relaxed));
+                self.of_stream.store(session.number, Relaxed);
+                inside.clear_ring();
                 self.data.store(data, Relaxed);
                 // One too many: we ended the others ourselves, nobody was in the way.
                 let own = self.session.load(Relaxed) != 0;
@@ -538,7 +554,8 @@ impl Leases {
             }
             self.held.get(lease as usize)
         };
-        let fits = path.len() <= 8 * PATH_WORDS;
+        session.channel.stream().believe(true);
+        let fits = path.len() <= held::PATH_BYTES_MAX;
         let granted = fits
             && call::lease(session, (start, path), tell_sole, |granted| match granted {
                 call::Granted::Lease { lease, afresh, data } => {
@@ -557,46 +574,6 @@ impl Leases {
     }
 }
 
-impl Held {
-    const fn new() -> Self {
-        Held {
-            len: AtomicU32::new(0),
-            start: AtomicU64::new(0),
-            path: [const { AtomicU64::new(0) }; PATH_WORDS],
-        }
-    }
-
-    fn clear(&self) {
-        self.len.store(0, Relaxed);
-    }
-
-    fn set(&self, start: u64, path: &[u8]) -> bool {
-        self.start.store(start, Relaxed);
-        for (word, bytes) in self.path.iter().zip(path.chunks(8)) {
-            word.store(word_of(bytes), Relaxed);
-        }
-        self.len.store(path.len() as u32 + 1, Relaxed);
-        true
-    }
-
-    #[inline]
-    fn is(&self, start: u64, path: &[u8]) -> bool {
-        self.len.load(Relaxed) as usize == path.len() + 1
-            && self.start.load(Relaxed) == start
-            && self
-                .path
-                .iter()
-                .zip(path.chunks(8))
-                .all(|(word, b)| word.load(Relaxed) == word_of(b))
-    }
-}
-
-fn word_of(bytes: &[u8]) -> u64 {
-    let mut whole = [0; 8];
-    whole[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(whole)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -606,12 +583,5 @@ mod tests {
         assert_eq!(split(b"a/b/c"), (&b"a/b"[..], &b"c"[..]));
         assert_eq!(split(b"c"), (&b""[..], &b"c"[..]));
         assert_eq!(split(b"a/"), (&b"a"[..], &b""[..]));
-        let held = Held::new();
-        assert!(!held.is(5, b""));
-        held.set(5, b"some/long/path");
-        assert!(held.is(5, b"some/long/path"));
-        assert!(!held.is(5, b"some/long/pat") && !held.is(4, b"some/long/path"));
-        held.set(5, b"");
-        assert!(held.is(5, b"") && !held.is(5, b"some/long/path"));
     }
 }

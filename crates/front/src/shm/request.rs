@@ -217,7 +217,7 @@ impl<'a> Checker<'a> {
                 FileRequest::Read { handle, offset: m.offset, len: self.read_len()?, show }
             }
             Op::Write => {
-                let how = HowToWrite::from_flags(m.flags);
+                let how = HowToWrite::of(m);
                 FileRequest::Write { handle, offset: m.offset, len: self.write_len()?, how }
             }
             Op::Stat => {

@@ -1,6 +1,8 @@
 //! A service on a memory file system, and a client of its fast lane that speaks the wire directly.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+pub mod file;
+
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -70,6 +72,14 @@ pub fn cached_lane() -> Arc<Lane> {
     let mut character = fs.character();
     character.cache_data = true;
     lane_of(Faulty::with_character(fs, character))
+}
+
+/// The same on a file system that sets room aside for data, as those on volumes do.
+pub fn roomy_lane() -> Arc<Lane> {
+    let fs = Arc::new(MemFs::new(1 << 30, 1 << 20, Arc::new(TestClock::default())));
+    let mut character = fs.character();
+    character.cache_data = true;
+    lane_of(Faulty::with_room(fs, character))
 }
 
 /// The same on a memory file system of the test's own.
@@ -255,6 +265,12 @@ impl Thread {
 
 pub fn lock_message(handle: u64, flags: u32, kind: i32) -> Message {
     Message { handle, flags, mode: kind as u32, ..Message::new(Op::Lock) }
+}
+
+/// Requests of one kind so far.
+pub fn requests_of(house: &House, op: Op) -> u64 {
+    let of = |&(counted, count): &(Op, u64)| (counted == op).then_some(count);
+    house.server.totals().by_op.iter().find_map(of).unwrap()
 }
 
 /// `UseKernel` shows as `ENOSYS`, which nothing else in here says.

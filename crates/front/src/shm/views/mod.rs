@@ -24,19 +24,21 @@
 //!
 //! `ending` or `ending_locks`, then the locks of the VFS, then `state`, which is a leaf.
 
+mod loans;
 mod locks;
 mod rest;
 mod state;
 
 use std::ops::Range;
 
+use polylane_base::Result;
 use polylane_base::sync::{Arc, Mutex, Weak};
-use polylane_base::{Result, Time};
 use polylane_ipc::message::WireAttr;
-use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS, VIEWS_MAX};
-use polylane_vfs::{Attr, LockLender, Node, OpenFile, Part, Viewer};
+use polylane_ipc::view::{HAS_ATTR, HAS_DATA, VIEWS_MAX};
+use polylane_vfs::{Attr, LockLender, Node, OpenFile, Viewer};
 
-use self::state::{PAGE, Pages, PieceSource, State, View, address, ask_from, page_of};
+use self::loans::Given;
+use self::state::{PAGE, Pages, State, View, address, page_of};
 pub(super) use super::frames::FramesLeft;
 use super::request::Handle;
 use super::serve::{kernel_has_pages, wire_attr};
@@ -151,36 +153,6 @@ impl Session {
         Some(Opened { view, sequence })
     }
 
-    /// Lets the client read what it is shown, and note that it did, if nobody changed the file
-    /// since `changes`. The number of the view's state.
-    fn lend_reads(&self, number: u32, node: &Node, changes: u64) -> Option<u32> {
-        let vfs = &self.lane.vfs;
-        vfs.lend_reads(node, self.id, &mut || {
-            let mut state = self.views.state.lock();
-            let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
-            (view.lent, view.room) = (Some(vfs.now()), 0);
-            state.let_read(&self.channel, number);
-            true
-        })
-        .then(|| self.channel.views().look(number).map(|look| look.sequence()))?
-    }
-
-    /// A view that can be lent: what it shows counts, nobody changed the data since `changes`, and
-    /// nobody is inside since a former loan. With the data locked for change.
-    fn to_lend<'a>(
-        &self,
-        state: &'a mut State,
-        number: u32,
-        node: &Node,
-        changes: u64,
-    ) -> Option<&'a mut View> {
-        let left = self.channel.views().is_left(number);
-        let view = state.get(number)?;
-        view.stuck &= !left;
-        let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
-        (same && !view.stuck && !kernel_has_pages(node)).then_some(view)
-    }
-
     /// Whether all pages of a file that was brought before are shown; from now on, if they were
     /// not.
     fn show_again(&self, number: u32, node: &Node, pages: Range<u64>) -> bool {
@@ -234,7 +206,11 @@ impl Session {
             let (first, last) = (page_of(wish.offset), page_of(end - 1));
             let last = last.min(first + SHOWN_PAGES_MAX - 1);
             self.show_pages(view, file.node(), first..last + 1);
-            self.lend(view, file.node(), changes + 1, (wish.offset, end), room_pages);
+            // Who writes whole pages here and there finds few of them lent.
+            let in_place = end <= size && (wish.offset | wish.len).is_multiple_of(PAGE);
+            let streams = in_place && file.flags() & libc::O_APPEND == 0 && self.open_stream();
+            let given = Given { range: (wish.offset, end), room_pages, streams };
+            self.lend(view, file.node(), changes + 1, given);
         }
         u64::from(view) + 1
     }
@@ -430,33 +406,6 @@ impl Session {
             state.put_pages(&self.channel, &self.views.left, pages);
         });
     }
-
-    /// Lets the client write to the pages that lie in `range`, and to those it was let before, if
-    /// nobody but it changed the file since `changes`; and to so many pages more, if the range ends
-    /// where the file does.
-    fn lend(&self, number: u32, node: &Node, changes: u64, range: (u64, u64), room_pages: u64) {
-        let first = range.1.div_ceil(PAGE);
-        let vfs = &self.lane.vfs;
-        vfs.lend(node, self.id, &mut || {
-            let room = (first + room_pages) * PAGE;
-            let grows = room_pages > 0 && vfs.reserve_ahead(node, room).is_ok();
-            let mut state = self.views.state.lock();
-            let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
-            view.lent = Some(vfs.now());
-            let size = view.size;
-            let ends = grows && size == range.1;
-            state.let_write(&self.channel, number, range);
-            let grown = (number, first, if ends { room_pages } else { 0 });
-            let room = state.let_grow(&self.channel, &self.views.left, grown);
-            state.put(&self.channel, number, HAS_DATA | NOTES_READS, &WireAttr::default());
-            let room = if grows { room.max(size) } else { 0 };
-            if let Some(view) = state.get(number) {
-                view.room = room;
-            }
-            self.channel.views().open_gate(number, size, (room, ask_from(size, room)));
-            true
-        });
-    }
 }
 
 impl Viewer for Session {
@@ -479,12 +428,17 @@ impl Viewer for Session {
     fn attr_changed(&self, number: u32) {
         let mut state = self.views.state.lock();
         // What is taken in while its loan goes on changes nothing of what is shown.
-        if state.get(number).is_some_and(|view| view.has != 0 && !view.advancing) {
+        let goes_on = |view: &View| view.advancing || view.applies;
+        if state.get(number).is_some_and(|view| view.has != 0 && !goes_on(view)) {
             state.put(&self.channel, number, 0, &WireAttr::default());
         }
     }
 
     fn end_loan(&self, number: u32, node: &Node) {
+        // Before the turn: who applies the stream may come here.
+        if self.stop_streaming(number) {
+            self.settle_loans();
+        }
         let _turn = self.views.ending.lock();
         self.end_loan_now(number, node);
     }
@@ -504,85 +458,4 @@ impl Viewer for Session {
         drop(state);
         self.end_view(number, &node);
     }
-}
-
-impl Session {
-    /// Call with `ending` locked.
-    fn end_loan_now(&self, number: u32, node: &Node) {
-        let mut state = self.views.state.lock();
-        let Some(begun) = state.get(number).and_then(|view| view.lent) else { return };
-        let views = self.channel.views();
-        let left = views.shut_gate(number);
-        let pieces = state.take_written(&self.channel, number);
-        let end = state.take_end(&self.channel, number);
-        state.put(&self.channel, number, 0, &WireAttr::default());
-        drop(state);
-        let now = self.lane.vfs.now();
-        let at = |time| to_time(time).clamp(begun, now.max(begun));
-        let written = (!pieces.is_empty()).then(|| at(views.written(number)));
-        let read = views.read(number).map(at);
-        let source = |piece| PieceSource { channel: &self.channel, piece };
-        let mut sources: Vec<PieceSource<'_>> = pieces.iter().map(source).collect();
-        let mut parts: Vec<Part<'_>> = pieces
-            .iter()
-            .zip(&mut sources)
-            .map(|(piece, source)| (piece.offset, source as _))
-            .collect();
-        let back = self.lane.vfs.bring_back(node, (&mut parts, end), (written, read));
-        let pages: usize = pieces.iter().map(|piece| piece.frames.len()).sum();
-        self.stats.brought_back(pages, back.is_ok());
-        let mut state = self.views.state.lock();
-        if let Some(end) = end {
-            state.hide_end(&self.channel, number, end);
-        }
-        if left {
-            state.trim_writable(&self.channel, number);
-        } else {
-            state.strand(&self.channel, number);
-        }
-        // Not before: the frames stay what they were until they are stored.
-        if let Some(view) = state.get(number) {
-            view.lent = None;
-        }
-        drop(state);
-        self.lane.vfs.end_loan(node);
-    }
-
-    /// Takes in what the client wrote behind the end of a file on loan, and gives it room for more,
-    /// while it goes on. Nothing where that would have to wait.
-    pub(super) fn extend_loan(&self, handle: Handle, node: &Node) {
-        let Some(number) = self.view_in(handle) else { return };
-        let _turn = self.views.ending.lock();
-        let mut state = self.views.state.lock();
-        let Some(view) = state.get(number) else { return };
-        let lent = view.lent.filter(|_| view.room > view.size && view.watched);
-        let bytes = (view.room - view.size.min(view.room)) as usize;
-        let Some(begun) = lent.filter(|_| !self.lane.vfs.write_may_wait(bytes)) else { return };
-        let Some(piece) = state.take_passed(&self.channel, number) else { return };
-        drop(state);
-        let now = self.lane.vfs.now();
-        let time = to_time(self.channel.views().written(number)).clamp(begun, now.max(begun));
-        let source = &mut PieceSource { channel: &self.channel, piece: &piece };
-        let stored = self.lane.vfs.take_in(node, (piece.offset, source), time);
-        self.stats.brought_back(piece.frames.len(), stored.is_ok());
-        let mut state = self.views.state.lock();
-        state.put_behind(&self.channel, number, &piece);
-        let Some(view) = state.get(number) else { return };
-        view.advancing = false;
-        let (pages, room) = (view.room_pages, view.room);
-        drop(state);
-        if stored != Ok(true) {
-            return self.end_loan_now(number, node);
-        }
-        let wanted = room.div_ceil(PAGE).saturating_add(pages).saturating_mul(PAGE);
-        if self.lane.vfs.reserve_ahead(node, wanted).is_ok() {
-            let mut state = self.views.state.lock();
-            state.extend(&self.channel, &self.views.left, (number, pages));
-        }
-    }
-}
-
-fn to_time(ns: i64) -> Time {
-    const SECOND: i64 = 1_000_000_000;
-    Time { sec: ns.div_euclid(SECOND), nsec: ns.rem_euclid(SECOND) as u32 }
 }

@@ -86,6 +86,10 @@ pub(super) struct View {
     moved: bool,
     /// When the loan under way began.
     pub(super) lent: Option<Time>,
+    /// On this loan the client may write by the stream what it was not lent.
+    pub(super) streams: bool,
+    /// What it wrote so is being applied.
+    pub(super) applies: bool,
     /// How far the client may make the file longer; 0: not at all.
     pub(super) room: u64,
     /// Pages past the end that the next loan gives.
@@ -206,6 +210,8 @@ impl State {
             advancing: false,
             moved: false,
             lent: None,
+            streams: false,
+            applies: false,
             room: 0,
             room_pages: ROOM_PAGES,
             pause: 0,
@@ -215,6 +221,7 @@ impl State {
             locks: None,
         };
         channel.views().shut_gate(number);
+        channel.views().let_stream(number, false);
         channel.views().put(number, (generation, 0), 0, &WireAttr::default());
         self.views[number as usize] = Some(view);
         self.by_node.insert(address(node), number);
@@ -444,6 +451,11 @@ impl State {
         let tag = tag(generation, page).filter(|_| !self.frames.is_empty())?;
         let set = channel.views().set_of(tag);
         (set..set + WAYS).find(|&entry| self.frame(entry).tag == tag)
+    }
+
+    /// Whether the client may write to a page of a view.
+    pub(super) fn is_writable(&self, channel: &ServiceChannel, generation: u64, page: u64) -> bool {
+        self.find(channel, generation, page).is_some_and(|entry| self.frame(entry).writable)
     }
 
     /// Takes a page out of what is shown; its frame is free.

@@ -10,7 +10,9 @@
 //!
 //! - Before a request of this session is served, and before anybody else sees a leased directory or
 //!   a file of the session's slots, all that the client streamed before has been applied.
-//! - The gate is open only while there is a lease. When [`Holder::revoke`] returns there is none.
+//! - The gate is open only while there is a lease, or while files may be on loan whose client
+//!   writes by the stream what it was not lent (`docs/design/client-cache.md`). When
+//!   [`Holder::revoke`] returns it is shut.
 //! - Room for as many new names as entries fit into the stream, and for all the data that fits, is
 //!   set aside while the gate is open: what the client was allowed to stream does not fail for want
 //!   of room. While more is dirty than may be, there are no leases: who writes must wait.
@@ -24,23 +26,23 @@
 //! `state` is held over VFS calls, which take locks of the leased directory and of what is below.
 //! So nobody may come here with a lock of the VFS held, and streamed calls never end a lease.
 
+mod appliers;
+mod apply;
+
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result, Time};
-use polylane_ipc::ServiceChannel;
 use polylane_ipc::message::SOLE;
 use polylane_ipc::stream::{
-    Change, DATA_BYTES, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, STREAMED_HANDLE,
-    WRITE_BYTES_MAX, set,
+    DATA_BYTES, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, position_after,
 };
-use polylane_vfs::fs::{SetAttr, SetTime, Source};
-use polylane_vfs::{Aside, Create, Cred, Holder, Kind, Look, Node, PathError, handover};
+use polylane_vfs::{Cred, Holder, Look, Node, PathError, handover};
 
-use super::request::Handle;
-use super::serve::{is_virtual, kernel_has_pages};
-use super::session::{Open, Session};
+pub use self::appliers::Appliers;
+use super::session::Session;
 
 /// Longest list of names that goes with a lease: a client's table has no room for more.
 const NAMES_MAX: usize = 1024;
@@ -76,6 +78,11 @@ struct State {
     room: u32,
     /// Blocks that are set aside for data.
     blocks: u64,
+    /// The gate is open for writes to files on loan, whether or not there are leases.
+    streams: bool,
+    /// Positions of entries that were refused, because their file was on loan to others by then:
+    /// the client asks. The last ones of a client that does not.
+    refused: VecDeque<u32>,
     /// The session ended.
     closed: bool,
     /// Time of the last applied entry.
@@ -130,7 +137,7 @@ impl Session {
     /// Applies what the client streamed so far. Two loads when that is nothing.
     #[inline]
     pub(super) fn settle(&self) {
-        if self.has_leases()
+        if self.leases.open.load(Ordering::Acquire)
             && self.channel.stream().is_waiting(self.leases.applied.load(Ordering::Acquire))
         {
             self.apply_all(&mut self.leases.state.lock());
@@ -166,14 +173,12 @@ impl Session {
         if current && state.dirs.iter().all(Option::is_some) {
             self.end_all(&mut state);
         }
-        let afresh = !self.has_leases();
+        let afresh = !state.has_leases();
         let place = state.dirs.iter().position(Option::is_none);
         match place.filter(|_| current && !state.closed && self.make_room(&mut state)) {
             Some(place) => {
                 state.dirs[place] = Some(dir);
-                if afresh {
-                    self.open_gate(&mut state);
-                }
+                self.open_gate(&mut state);
                 let (lease, data) = (place as u8, state.blocks > 0);
                 Ok(Some(Granted { lease, afresh, data, names, count }))
             }
@@ -208,9 +213,43 @@ impl Session {
     }
 
     /// Whether there is a lease just now.
-    #[inline]
     pub(super) fn has_leases(&self) -> bool {
-        self.leases.open.load(Ordering::Acquire)
+        self.leases.state.lock().has_leases()
+    }
+
+    /// Lets the client stream writes to files on loan, if it does not yet. Not while it may believe
+    /// in leases that it has no more, and not while writes must wait.
+    pub(super) fn open_stream(self: &Arc<Self>) -> bool {
+        let mut state = self.leases.state.lock();
+        if !state.streams {
+            let vfs = &self.lane.vfs;
+            let misled = !state.has_leases() && self.channel.stream().believes();
+            if state.closed || misled || vfs.write_may_wait(DATA_BYTES) {
+                return false;
+            }
+            if !self.make_room(&mut state) || state.blocks == 0 {
+                self.give_room_back(&mut state);
+                return false;
+            }
+            let weak: Weak<Session> = Arc::downgrade(self);
+            vfs.begin_streaming(self.id, weak);
+            state.streams = true;
+            self.open_gate(&mut state);
+        }
+        true
+    }
+
+    /// Whether an entry was refused: what it was to write was not written.
+    pub(super) fn was_refused(&self, position: u32) -> bool {
+        self.leases.state.lock().refused.contains(&position)
+    }
+
+    /// Applies what the client wrote to files on loan, before somebody sees one of them. What this
+    /// very thread is applying may lead here: that file sees the rest as it is applied.
+    pub(super) fn settle_loans(&self) {
+        if !self.lane.appliers.has_this() {
+            self.settle();
+        }
     }
 
     /// No lease from now on: the session is over.
@@ -219,10 +258,13 @@ impl Session {
         Holder::revoke(self);
     }
 
+    /// Opens the gate, unless it is.
     fn open_gate(&self, state: &mut State) {
-        state.last = self.now();
-        self.channel.stream().open(state.claimed);
-        self.leases.open.store(true, Ordering::Release);
+        if !self.leases.open.load(Ordering::Acquire) {
+            state.last = self.now();
+            self.channel.stream().open(state.claimed);
+            self.leases.open.store(true, Ordering::Release);
+        }
     }
 
     /// Sets room aside for a whole stream.
@@ -242,9 +284,9 @@ impl Session {
         made
     }
 
-    /// Gives the room back unless there is a lease.
+    /// Gives the room back unless it is needed.
     fn give_room_back(&self, state: &mut State) {
-        if state.dirs.iter().all(Option::is_none) {
+        if !state.streams && !state.has_leases() {
             self.lane.vfs.release_names(std::mem::take(&mut state.room));
             self.lane.vfs.release_blocks(std::mem::take(&mut state.blocks));
         }
@@ -270,7 +312,10 @@ impl Session {
     /// Claims and applies. False for a client that broke the rules: its gate is shut.
     fn apply_waiting(&self, state: &mut State) -> bool {
         let mut entries = std::mem::take(&mut state.entries);
+        let former = state.claimed;
         let claimed = self.channel.stream().claim(state.claimed, &mut entries);
+        let _applies = self.lane.appliers.enter();
+        let count = entries.len();
         state.claimed = claimed.unwrap_or(state.claimed);
         let cred = Cred { streamed: true, ..self.cred.clone() };
         let mut touched = [None; LEASES_MAX as usize];
@@ -281,7 +326,9 @@ impl Session {
                 self.channel.stream().finish(state.claimed.wrapping_sub(left as u32 + 1));
             }
             if entry.change.is_of_file() {
-                let apply = AssertUnwindSafe(|| self.apply_to_file(state, &cred, &entry, time));
+                let position = position_after(former, count - 1 - left);
+                let apply = || self.apply_to_file(state, &cred, (&entry, position), time);
+                let apply = AssertUnwindSafe(apply);
                 let done = catch_unwind(apply).unwrap_or(Err(PathError::Errno(Errno::EIO)));
                 self.leases.note(&done);
                 self.stats.streamed(done.is_ok());
@@ -306,199 +353,6 @@ impl Session {
         claimed.is_ok()
     }
 
-    fn apply(
-        &self,
-        state: &mut State,
-        (cred, dir): (&Cred, &Node),
-        entry: &Entry,
-        time: i64,
-    ) -> Result<(), PathError> {
-        let vfs = &self.lane.vfs;
-        let ((name, len), (name2, len2)) = (entry.name.to_bytes(), entry.name2.to_bytes());
-        let (name, name2) = (&name[..len], &name2[..len2]);
-        let beside = |name: &&[u8]| name.contains(&b'/') || matches!(*name, b"." | b"..");
-        if [name, name2].iter().any(|name| beside(name) || is_virtual(vfs, dir, name)) {
-            return Err(Errno::EPERM.into());
-        }
-        match entry.change {
-            Change::Touch | Change::Set | Change::Write | Change::Close => {}
-            Change::Make => {
-                let born = entry.born.clamp(0, time);
-                let node = self.make(state, cred, (dir, name), entry)?;
-                self.stamp(cred, &node, (born, time));
-            }
-            Change::Rename => {
-                let rename = || Ok(vfs.take_renamed(cred, dir, name, dir, name2, 0)?);
-                let names = self.with_room(state, false, rename)?;
-                self.lane.name_gone(dir, name, &names.moved);
-                self.stamp_change(cred, &names.moved, time);
-                if let Some(replaced) = &names.replaced {
-                    self.lane.name_gone(dir, name2, replaced);
-                    self.stamp_gone(cred, replaced, time);
-                }
-            }
-            Change::Unlink => {
-                if let Some(gone) = vfs.take_unlinked(cred, dir, name)? {
-                    self.lane.name_gone(dir, name, &gone);
-                    self.stamp_gone(cred, &gone, time);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Changes a file that the client made by its stream and has open.
-    fn apply_to_file(
-        &self,
-        state: &mut State,
-        cred: &Cred,
-        entry: &Entry,
-        time: i64,
-    ) -> Result<(), PathError> {
-        let handle = Handle::from_wire(entry.handle);
-        if handle.index & STREAMED_HANDLE == 0 {
-            return Err(Errno::EPERM.into());
-        }
-        match entry.change {
-            Change::Write => self.write(state, (cred, handle), entry, time),
-            Change::Close => Ok(self.close(handle, false).map(drop)?),
-            _ => self.set((cred, handle), entry, time),
-        }
-    }
-
-    /// Writes out of the room that was set aside.
-    fn write(
-        &self,
-        state: &mut State,
-        (cred, handle): (&Cred, Handle),
-        entry: &Entry,
-        time: i64,
-    ) -> Result<(), PathError> {
-        let file = self.file(handle)?;
-        let (at, len) = (entry.at as usize, entry.len as usize);
-        let lies_there = len <= WRITE_BYTES_MAX && at <= DATA_BYTES - len;
-        if !lies_there || len == 0 || kernel_has_pages(file.node()) {
-            return Err(Errno::EPERM.into());
-        }
-        let mut aside = Aside { blocks: state.blocks, time: to_time(time) };
-        let mut data = Data { channel: &self.channel, at, len };
-        let written = file.write_streamed(cred, entry.offset, &mut data, &mut aside);
-        self.lane.vfs.used_blocks(state.blocks - aside.blocks);
-        state.blocks = aside.blocks;
-        self.stats.written(len);
-        Ok(written?)
-    }
-
-    /// Sets rights and times.
-    fn set(
-        &self,
-        (cred, handle): (&Cred, Handle),
-        entry: &Entry,
-        time: i64,
-    ) -> Result<(), PathError> {
-        let node = self.node(handle)?;
-        let is = |bit: u16| entry.umask & bit != 0;
-        let stamp = |given, now, at| match (is(given), is(now)) {
-            (true, _) => Some(SetTime::At(to_time(at))),
-            (_, true) => Some(SetTime::At(to_time(time))),
-            _ => None,
-        };
-        let set = SetAttr {
-            perm: is(set::PERM).then_some(u32::from(entry.perm) & 0o7777),
-            atime: stamp(set::ATIME, set::ATIME_NOW, entry.atime),
-            mtime: stamp(set::MTIME, set::MTIME_NOW, entry.born),
-            ctime: Some(to_time(time)),
-            ..SetAttr::default()
-        };
-        self.lane.vfs.setattr(cred, &node, &set)?;
-        Ok(())
-    }
-
-    /// Adds a name, of a new file or another one, with the room that was set aside for it.
-    fn with_room<T>(
-        &self,
-        state: &mut State,
-        is_new: bool,
-        add: impl Fn() -> Result<T, PathError>,
-    ) -> Result<T, PathError> {
-        if self.lane.vfs.creates_reserved() {
-            // Claims are bounded, so that there is room for every entry.
-            let room = state.room.checked_sub(is_new.into()).ok_or(Errno::ENOSPC)?;
-            let done = add()?;
-            state.room = room;
-            return Ok(done);
-        }
-        loop {
-            let had_room = state.room > 0;
-            if had_room {
-                state.room -= 1;
-                self.lane.vfs.release_names(1);
-            }
-            match add() {
-                // One share was not enough, or somebody else was faster; there is more.
-                Err(PathError::Errno(Errno::ENOSPC)) if had_room => {}
-                done => return done,
-            }
-        }
-    }
-
-    /// Makes a file, and opens it where the client has it open.
-    fn make(
-        &self,
-        state: &mut State,
-        cred: &Cred,
-        (dir, name): (&Node, &[u8]),
-        entry: &Entry,
-    ) -> Result<Node, PathError> {
-        let vfs = &self.lane.vfs;
-        let (perm, umask) = (u32::from(entry.perm) & 0o7777, u32::from(entry.umask) & 0o777);
-        let Some(slot) = entry.slot.checked_sub(1) else {
-            let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
-            return self.with_room(state, true, || Ok(vfs.create(cred, dir, name, &new)?));
-        };
-        let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC;
-        let flags = entry.flags.cast_signed() & kept | libc::O_CREAT | libc::O_EXCL;
-        let open = || vfs.open_path(cred, dir, name, flags, perm, umask);
-        let file = self.with_room(state, true, open)?;
-        let node = file.node().clone();
-        self.slots.bind(slot, file.clone())?;
-        let open = Open::File { file, slot: Some(slot), view: None };
-        if let Err(errno) = self.add_streamed(Handle::from_wire(entry.handle), open) {
-            self.slots.unbind(slot)?;
-            return Err(errno.into());
-        }
-        Ok(node)
-    }
-
-    /// Gives an inode the times that it would have had if nothing had waited.
-    fn stamp(&self, cred: &Cred, node: &Node, (born, time): (i64, i64)) {
-        let now = self.now();
-        if born == now && time == now {
-            return;
-        }
-        let cred = Cred { kernel_checked: true, ..cred.clone() };
-        let made = Some(SetTime::At(to_time(born)));
-        let atime = made.filter(|_| node.kind() == Kind::File);
-        let set = SetAttr { atime, mtime: made, ctime: Some(to_time(time)), ..SetAttr::default() };
-        // An inode that was just changed can be changed again; if not, its times are a little late.
-        let _ = self.lane.vfs.setattr(&cred, node, &set);
-    }
-
-    /// As [`Session::stamp`] for an inode of which only the name changed.
-    fn stamp_change(&self, cred: &Cred, node: &Node, time: i64) {
-        let cred = Cred { kernel_checked: true, ..cred.clone() };
-        let set = SetAttr { ctime: Some(to_time(time)), ..SetAttr::default() };
-        // As above.
-        let _ = self.lane.vfs.setattr(&cred, node, &set);
-    }
-
-    /// As [`Session::stamp_change`] for one that lost its name: it is over unless it is open.
-    fn stamp_gone(&self, cred: &Cred, node: &Node, time: i64) {
-        if Arc::strong_count(node) > 1 {
-            self.stamp_change(cred, node, time);
-        }
-    }
-
     fn end_all(&self, state: &mut State) {
         let stream = self.channel.stream();
         stream.shut();
@@ -507,6 +361,9 @@ impl Session {
         self.leases.open.store(false, Ordering::Release);
         for dir in state.dirs.iter_mut().filter_map(Option::take) {
             self.lane.vfs.end_lease(&dir);
+        }
+        if std::mem::take(&mut state.streams) {
+            self.lane.vfs.end_streaming(self.id);
         }
         self.give_room_back(state);
     }
@@ -517,28 +374,6 @@ impl Session {
     }
 }
 
-/// Bytes in the stream's ring.
-struct Data<'a> {
-    channel: &'a ServiceChannel,
-    at: usize,
-    len: usize,
-}
-
-impl Source for Data<'_> {
-    fn len(&self) -> usize {
-        self.len
-    }
-
-    fn get(&mut self, at: usize, into: &mut [u8]) {
-        // It was looked at whether they lie there.
-        self.channel.stream_get(self.at + at, into);
-    }
-}
-
-fn to_time(ns: i64) -> Time {
-    Time { sec: ns.div_euclid(SECOND), nsec: ns.rem_euclid(SECOND) as u32 }
-}
-
 impl Holder for Session {
     fn settle(&self) {
         Session::settle(self);
@@ -547,9 +382,15 @@ impl Holder for Session {
     fn revoke(&self) {
         self.leases.ends.fetch_add(1, Ordering::SeqCst);
         let mut state = self.leases.state.lock();
-        if state.dirs.iter().any(Option::is_some) {
+        if state.streams || state.has_leases() {
             self.end_all(&mut state);
         }
+    }
+}
+
+impl State {
+    fn has_leases(&self) -> bool {
+        self.dirs.iter().any(Option::is_some)
     }
 }
 

@@ -1,0 +1,274 @@
+//! What an entry of the stream does.
+
+use polylane_base::sync::Arc;
+use polylane_base::{Errno, Result, Time};
+use polylane_ipc::ServiceChannel;
+use polylane_ipc::stream::{
+    Change, DATA_BYTES, ENTRIES, Entry, LENT, STREAMED_HANDLE, WRITE_BYTES_MAX, set,
+};
+use polylane_vfs::fs::{SetAttr, SetTime, Source};
+use polylane_vfs::{Aside, Create, Cred, Kind, Node, PathError};
+
+use super::{SECOND, State};
+use crate::shm::request::Handle;
+use crate::shm::serve::{is_virtual, kernel_has_pages};
+use crate::shm::session::{Open, Session};
+
+impl Session {
+    pub(super) fn apply(
+        &self,
+        state: &mut State,
+        (cred, dir): (&Cred, &Node),
+        entry: &Entry,
+        time: i64,
+    ) -> Result<(), PathError> {
+        let vfs = &self.lane.vfs;
+        let ((name, len), (name2, len2)) = (entry.name.to_bytes(), entry.name2.to_bytes());
+        let (name, name2) = (&name[..len], &name2[..len2]);
+        let beside = |name: &&[u8]| name.contains(&b'/') || matches!(*name, b"." | b"..");
+        if [name, name2].iter().any(|name| beside(name) || is_virtual(vfs, dir, name)) {
+            return Err(Errno::EPERM.into());
+        }
+        match entry.change {
+            Change::Touch | Change::Set | Change::Write | Change::Close => {}
+            Change::Make => {
+                let born = entry.born.clamp(0, time);
+                let node = self.make(state, cred, (dir, name), entry)?;
+                self.stamp(cred, &node, (born, time));
+            }
+            Change::Rename => {
+                let rename = || Ok(vfs.take_renamed(cred, dir, name, dir, name2, 0)?);
+                let names = self.with_room(state, false, rename)?;
+                self.lane.name_gone(dir, name, &names.moved);
+                self.stamp_change(cred, &names.moved, time);
+                if let Some(replaced) = &names.replaced {
+                    self.lane.name_gone(dir, name2, replaced);
+                    self.stamp_gone(cred, replaced, time);
+                }
+            }
+            Change::Unlink => {
+                if let Some(gone) = vfs.take_unlinked(cred, dir, name)? {
+                    self.lane.name_gone(dir, name, &gone);
+                    self.stamp_gone(cred, &gone, time);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes a file that the client has open: one that it made by its stream, or, by writes, one
+    /// that it has on loan.
+    pub(super) fn apply_to_file(
+        &self,
+        state: &mut State,
+        cred: &Cred,
+        (entry, position): (&Entry, u32),
+        time: i64,
+    ) -> Result<(), PathError> {
+        let handle = Handle::from_wire(entry.handle);
+        if entry.change == Change::Write && entry.flags & LENT != 0 {
+            return self.write_lent(state, handle, (entry, position), time);
+        }
+        if handle.index & STREAMED_HANDLE == 0 {
+            return Err(Errno::EPERM.into());
+        }
+        match entry.change {
+            Change::Write => self.write(state, (cred, handle), entry, time),
+            Change::Close => Ok(self.close(handle, false).map(drop)?),
+            _ => self.set((cred, handle), entry, time),
+        }
+    }
+
+    /// Writes to a file that the client made by its stream.
+    fn write(
+        &self,
+        state: &mut State,
+        (cred, handle): (&Cred, Handle),
+        entry: &Entry,
+        time: i64,
+    ) -> Result<(), PathError> {
+        let file = self.file(handle)?;
+        if kernel_has_pages(file.node()) {
+            return Err(Errno::EPERM.into());
+        }
+        self.write_aside(state, entry, time, |data, aside| {
+            file.write_streamed(cred, entry.offset, data, aside)
+        })
+    }
+
+    /// Writes to a file that the client has on loan. Where others have it by now, it is refused:
+    /// the client finds its loan over, and asks.
+    fn write_lent(
+        &self,
+        state: &mut State,
+        handle: Handle,
+        (entry, position): (&Entry, u32),
+        time: i64,
+    ) -> Result<(), PathError> {
+        let file = self.file(handle)?;
+        let range = entry.offset..entry.offset.saturating_add(entry.len.into());
+        let done = self.write_aside(state, entry, time, |data, aside| {
+            let may = || self.may_stream_in(handle, range);
+            file.write_lent(self.id, (entry.offset, data), aside, may)
+        });
+        self.streamed_in(handle);
+        if let Err(PathError::Errno(Errno::EBUSY)) = done {
+            state.refused.truncate(ENTRIES as usize - 1);
+            state.refused.push_front(position);
+        }
+        done
+    }
+
+    /// Writes the bytes of an entry out of the room that was set aside.
+    fn write_aside(
+        &self,
+        state: &mut State,
+        entry: &Entry,
+        time: i64,
+        write: impl FnOnce(&mut Data<'_>, &mut Aside) -> Result<()>,
+    ) -> Result<(), PathError> {
+        let (at, len) = (entry.at as usize, entry.len as usize);
+        if len > WRITE_BYTES_MAX || at > DATA_BYTES - len || len == 0 {
+            return Err(Errno::EPERM.into());
+        }
+        let mut aside = Aside { blocks: state.blocks, time: to_time(time) };
+        let mut data = Data { channel: &self.channel, at, len };
+        let written = write(&mut data, &mut aside);
+        self.lane.vfs.used_blocks(state.blocks - aside.blocks);
+        state.blocks = aside.blocks;
+        self.stats.written(len);
+        Ok(written?)
+    }
+
+    /// Sets rights and times.
+    fn set(
+        &self,
+        (cred, handle): (&Cred, Handle),
+        entry: &Entry,
+        time: i64,
+    ) -> Result<(), PathError> {
+        let node = self.node(handle)?;
+        let is = |bit: u16| entry.umask & bit != 0;
+        let stamp = |given, now, at| match (is(given), is(now)) {
+            (true, _) => Some(SetTime::At(to_time(at))),
+            (_, true) => Some(SetTime::At(to_time(time))),
+            _ => None,
+        };
+        let set = SetAttr {
+            perm: is(set::PERM).then_some(u32::from(entry.perm) & 0o7777),
+            atime: stamp(set::ATIME, set::ATIME_NOW, entry.atime),
+            mtime: stamp(set::MTIME, set::MTIME_NOW, entry.born),
+            ctime: Some(to_time(time)),
+            ..SetAttr::default()
+        };
+        self.lane.vfs.setattr(cred, &node, &set)?;
+        Ok(())
+    }
+
+    /// Adds a name, of a new file or another one, with the room that was set aside for it.
+    fn with_room<T>(
+        &self,
+        state: &mut State,
+        is_new: bool,
+        add: impl Fn() -> Result<T, PathError>,
+    ) -> Result<T, PathError> {
+        if self.lane.vfs.creates_reserved() {
+            // Claims are bounded, so that there is room for every entry.
+            let room = state.room.checked_sub(is_new.into()).ok_or(Errno::ENOSPC)?;
+            let done = add()?;
+            state.room = room;
+            return Ok(done);
+        }
+        loop {
+            let had_room = state.room > 0;
+            if had_room {
+                state.room -= 1;
+                self.lane.vfs.release_names(1);
+            }
+            match add() {
+                // One share was not enough, or somebody else was faster; there is more.
+                Err(PathError::Errno(Errno::ENOSPC)) if had_room => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// Makes a file, and opens it where the client has it open.
+    fn make(
+        &self,
+        state: &mut State,
+        cred: &Cred,
+        (dir, name): (&Node, &[u8]),
+        entry: &Entry,
+    ) -> Result<Node, PathError> {
+        let vfs = &self.lane.vfs;
+        let (perm, umask) = (u32::from(entry.perm) & 0o7777, u32::from(entry.umask) & 0o777);
+        let Some(slot) = entry.slot.checked_sub(1) else {
+            let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
+            return self.with_room(state, true, || Ok(vfs.create(cred, dir, name, &new)?));
+        };
+        let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_SYNC;
+        let flags = entry.flags.cast_signed() & kept | libc::O_CREAT | libc::O_EXCL;
+        let open = || vfs.open_path(cred, dir, name, flags, perm, umask);
+        let file = self.with_room(state, true, open)?;
+        let node = file.node().clone();
+        self.slots.bind(slot, file.clone())?;
+        let open = Open::File { file, slot: Some(slot), view: None };
+        if let Err(errno) = self.add_streamed(Handle::from_wire(entry.handle), open) {
+            self.slots.unbind(slot)?;
+            return Err(errno.into());
+        }
+        Ok(node)
+    }
+
+    /// Gives an inode the times that it would have had if nothing had waited.
+    pub(super) fn stamp(&self, cred: &Cred, node: &Node, (born, time): (i64, i64)) {
+        let now = self.now();
+        if born == now && time == now {
+            return;
+        }
+        let cred = Cred { kernel_checked: true, ..cred.clone() };
+        let made = Some(SetTime::At(to_time(born)));
+        let atime = made.filter(|_| node.kind() == Kind::File);
+        let set = SetAttr { atime, mtime: made, ctime: Some(to_time(time)), ..SetAttr::default() };
+        // An inode that was just changed can be changed again; if not, its times are a little late.
+        let _ = self.lane.vfs.setattr(&cred, node, &set);
+    }
+
+    /// As [`Session::stamp`] for an inode of which only the name changed.
+    fn stamp_change(&self, cred: &Cred, node: &Node, time: i64) {
+        let cred = Cred { kernel_checked: true, ..cred.clone() };
+        let set = SetAttr { ctime: Some(to_time(time)), ..SetAttr::default() };
+        // As above.
+        let _ = self.lane.vfs.setattr(&cred, node, &set);
+    }
+
+    /// As [`Session::stamp_change`] for one that lost its name: it is over unless it is open.
+    fn stamp_gone(&self, cred: &Cred, node: &Node, time: i64) {
+        if Arc::strong_count(node) > 1 {
+            self.stamp_change(cred, node, time);
+        }
+    }
+}
+
+/// Bytes in the stream's ring.
+struct Data<'a> {
+    channel: &'a ServiceChannel,
+    at: usize,
+    len: usize,
+}
+
+impl Source for Data<'_> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn get(&mut self, at: usize, into: &mut [u8]) {
+        // It was looked at whether they lie there.
+        self.channel.stream_get(self.at + at, into);
+    }
+}
+
+fn to_time(ns: i64) -> Time {
+    Time { sec: ns.div_euclid(SECOND), nsec: ns.rem_euclid(SECOND) as u32 }
+}

@@ -1,0 +1,197 @@
+//! Loans: how they begin, what the client writes meanwhile, how they end.
+
+use std::ops::Range;
+
+use polylane_base::Time;
+use polylane_ipc::message::WireAttr;
+use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
+use polylane_vfs::{Node, Part, Viewer};
+
+use super::state::{PAGE, PieceSource, State, View, ask_from, page_of};
+use crate::shm::request::Handle;
+use crate::shm::serve::kernel_has_pages;
+use crate::shm::session::Session;
+
+/// What is lent to a client after a write.
+pub(super) struct Given {
+    /// Where it wrote: the pages that lie there.
+    pub(super) range: (u64, u64),
+    /// Pages behind the end.
+    pub(super) room_pages: u64,
+    /// Whether it may write elsewhere by the stream.
+    pub(super) streams: bool,
+}
+
+impl Session {
+    /// Lets the client read what it is shown, and note that it did, if nobody changed the file
+    /// since `changes`. The number of the view's state.
+    pub(super) fn lend_reads(&self, number: u32, node: &Node, changes: u64) -> Option<u32> {
+        let vfs = &self.lane.vfs;
+        vfs.lend_reads(node, self.id, &mut || {
+            let mut state = self.views.state.lock();
+            let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
+            (view.lent, view.room) = (Some(vfs.now()), 0);
+            state.let_read(&self.channel, number);
+            true
+        })
+        .then(|| self.channel.views().look(number).map(|look| look.sequence()))?
+    }
+
+    /// A view that can be lent: what it shows counts, nobody changed the data since `changes`, and
+    /// nobody is inside since a former loan. With the data locked for change.
+    fn to_lend<'a>(
+        &self,
+        state: &'a mut State,
+        number: u32,
+        node: &Node,
+        changes: u64,
+    ) -> Option<&'a mut View> {
+        let left = self.channel.views().is_left(number);
+        let view = state.get(number)?;
+        view.stuck &= !left;
+        let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
+        (same && !view.stuck && !kernel_has_pages(node)).then_some(view)
+    }
+
+    /// Lets the client write to the pages that lie in a range, and to those it was let before, if
+    /// nobody but it changed the file since `changes`; and to so many pages more, if the range ends
+    /// where the file does.
+    pub(super) fn lend(&self, number: u32, node: &Node, changes: u64, given: Given) {
+        let Given { range, room_pages, streams } = given;
+        let first = range.1.div_ceil(PAGE);
+        let vfs = &self.lane.vfs;
+        vfs.lend(node, self.id, &mut || {
+            let room = (first + room_pages) * PAGE;
+            let grows = room_pages > 0 && vfs.reserve_ahead(node, room).is_ok();
+            let mut state = self.views.state.lock();
+            let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
+            view.lent = Some(vfs.now());
+            view.streams = streams;
+            let size = view.size;
+            let ends = grows && size == range.1;
+            state.let_write(&self.channel, number, range);
+            let grown = (number, first, if ends { room_pages } else { 0 });
+            let room = state.let_grow(&self.channel, &self.views.left, grown);
+            state.put(&self.channel, number, HAS_DATA | NOTES_READS, &WireAttr::default());
+            let room = if grows { room.max(size) } else { 0 };
+            if let Some(view) = state.get(number) {
+                view.room = room;
+            }
+            self.channel.views().open_gate(number, size, (room, ask_from(size, room)));
+            self.channel.views().let_stream(number, streams);
+            true
+        });
+    }
+
+    /// Bytes of the file of a handle, `range`, are about to be written by the stream, with the data
+    /// locked for change: whether none of them lie where the client writes itself. A loan goes on,
+    /// and what is shown counts as before, until [`Session::streamed_in`].
+    pub(in super::super) fn may_stream_in(&self, handle: Handle, range: Range<u64>) -> bool {
+        let Some(number) = self.view_in(handle) else { return true };
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number).filter(|view| view.lent.is_some()) else { return true };
+        view.applies = true;
+        let generation = view.generation;
+        let pages = page_of(range.start)..range.end.div_ceil(PAGE);
+        !pages.into_iter().any(|page| state.is_writable(&self.channel, generation, page))
+    }
+
+    /// They were.
+    pub(in super::super) fn streamed_in(&self, handle: Handle) {
+        let Some(number) = self.view_in(handle) else { return };
+        if let Some(view) = self.views.state.lock().get(number) {
+            view.applies = false;
+        }
+    }
+
+    /// Keeps the client from writing by the stream to a file on loan. Whether it might: then what
+    /// it wrote so far lies in the stream.
+    pub(super) fn stop_streaming(&self, number: u32) -> bool {
+        let mut state = self.views.state.lock();
+        let streams = state.get(number).is_some_and(|view| view.lent.is_some() && view.streams);
+        if streams {
+            self.channel.views().let_stream(number, false);
+        }
+        streams
+    }
+
+    /// Call with `ending` locked.
+    pub(super) fn end_loan_now(&self, number: u32, node: &Node) {
+        let mut state = self.views.state.lock();
+        let Some(begun) = state.get(number).and_then(|view| view.lent) else { return };
+        let views = self.channel.views();
+        let left = views.shut_gate(number);
+        let pieces = state.take_written(&self.channel, number);
+        let end = state.take_end(&self.channel, number);
+        state.put(&self.channel, number, 0, &WireAttr::default());
+        drop(state);
+        let now = self.lane.vfs.now();
+        let at = |time| to_time(time).clamp(begun, now.max(begun));
+        let written = (!pieces.is_empty()).then(|| at(views.written(number)));
+        let read = views.read(number).map(at);
+        let source = |piece| PieceSource { channel: &self.channel, piece };
+        let mut sources: Vec<PieceSource<'_>> = pieces.iter().map(source).collect();
+        let mut parts: Vec<Part<'_>> = pieces
+            .iter()
+            .zip(&mut sources)
+            .map(|(piece, source)| (piece.offset, source as _))
+            .collect();
+        let back = self.lane.vfs.bring_back(node, (&mut parts, end), (written, read));
+        let pages: usize = pieces.iter().map(|piece| piece.frames.len()).sum();
+        self.stats.brought_back(pages, back.is_ok());
+        let mut state = self.views.state.lock();
+        if let Some(end) = end {
+            state.hide_end(&self.channel, number, end);
+        }
+        if left {
+            state.trim_writable(&self.channel, number);
+        } else {
+            state.strand(&self.channel, number);
+        }
+        // Not before: the frames stay what they were until they are stored.
+        if let Some(view) = state.get(number) {
+            view.lent = None;
+        }
+        drop(state);
+        self.lane.vfs.end_loan(node);
+    }
+
+    /// Takes in what the client wrote behind the end of a file on loan, and gives it room for more,
+    /// while it goes on. Nothing where that would have to wait.
+    pub(in super::super) fn extend_loan(&self, handle: Handle, node: &Node) {
+        let Some(number) = self.view_in(handle) else { return };
+        let turn = self.views.ending.lock();
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number) else { return };
+        let lent = view.lent.filter(|_| view.room > view.size && view.watched);
+        let bytes = (view.room - view.size.min(view.room)) as usize;
+        let Some(begun) = lent.filter(|_| !self.lane.vfs.write_may_wait(bytes)) else { return };
+        let Some(piece) = state.take_passed(&self.channel, number) else { return };
+        drop(state);
+        let now = self.lane.vfs.now();
+        let time = to_time(self.channel.views().written(number)).clamp(begun, now.max(begun));
+        let source = &mut PieceSource { channel: &self.channel, piece: &piece };
+        let stored = self.lane.vfs.take_in(node, (piece.offset, source), time);
+        self.stats.brought_back(piece.frames.len(), stored.is_ok());
+        let mut state = self.views.state.lock();
+        state.put_behind(&self.channel, number, &piece);
+        let Some(view) = state.get(number) else { return };
+        view.advancing = false;
+        let (pages, room) = (view.room_pages, view.room);
+        drop(state);
+        if stored != Ok(true) {
+            drop(turn);
+            return Viewer::end_loan(self, number, node);
+        }
+        let wanted = room.div_ceil(PAGE).saturating_add(pages).saturating_mul(PAGE);
+        if self.lane.vfs.reserve_ahead(node, wanted).is_ok() {
+            let mut state = self.views.state.lock();
+            state.extend(&self.channel, &self.views.left, (number, pages));
+        }
+    }
+}
+
+fn to_time(ns: i64) -> Time {
+    const SECOND: i64 = 1_000_000_000;
+    Time { sec: ns.div_euclid(SECOND), nsec: ns.rem_euclid(SECOND) as u32 }
+}

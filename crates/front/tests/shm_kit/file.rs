@@ -1,0 +1,245 @@
+//! An open file of a client that uses its view as the library does, and the other door beside.
+
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::SeqCst;
+
+use polylane_base::sync::Arc;
+use polylane_ipc::MailboxIndex;
+use polylane_ipc::channel::client::Trusting;
+use polylane_ipc::message::{Message, Op, Reply, SHOW, STREAMED, WireAttr, set};
+use polylane_ipc::stream::{Change, DATA_BYTES, Entry, LENT, Posted};
+use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
+use polylane_vfs::{Cred, OpenFile};
+
+use super::{Client, House, count, outcome};
+
+pub const PAGE: u64 = FRAME_BYTES as u64;
+
+pub fn now() -> i64 {
+    std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as i64
+}
+
+/// An open file of a client that uses its view as the library does.
+pub struct File<'a> {
+    pub client: &'a Client,
+    /// The mailbox of the thread that uses it.
+    pub mailbox: MailboxIndex,
+    pub handle: u64,
+    pub view: u32,
+    /// Reads and writes that needed no request.
+    pub unasked: u32,
+    /// Of these, writes by the stream.
+    pub streamed: u32,
+}
+
+/// What became of a write by the stream.
+enum Streamed {
+    Ordinary,
+    Done,
+    Asked(u32),
+}
+
+impl<'a> File<'a> {
+    pub fn open(client: &'a Client, path: &str) -> File<'a> {
+        let handle = client.open(path, libc::O_CREAT | libc::O_RDWR).unwrap().0;
+        let message = Message { handle, flags: SHOW, ..Message::new(Op::Fstat) };
+        let reply = client.call(&message).unwrap();
+        assert!(reply.handle > 0, "no view");
+        File::of(client, handle, reply.handle as u32 - 1)
+    }
+
+    pub fn of(client: &'a Client, handle: u64, view: u32) -> File<'a> {
+        File { client, mailbox: client.mailbox, handle, view, unasked: 0, streamed: 0 }
+    }
+
+    pub fn read_shown(&self, offset: u64, into: &mut [u8]) -> Option<usize> {
+        let views = self.client.channel.views().unwrap();
+        let look = views.look(self.view).filter(|look| look.has(HAS_DATA))?;
+        let count = views.size(self.view)?.saturating_sub(offset).min(into.len() as u64) as usize;
+        let mut done = 0;
+        while done < count {
+            let at = offset + done as u64;
+            let within = (at % PAGE) as usize;
+            let part = (FRAME_BYTES - within).min(count - done);
+            let found = views.find(look, at / PAGE)?;
+            let from = views.found_offset(found) + within;
+            self.client.channel.frame_get(from, &mut into[done..done + part]);
+            if !views.is_whole(found) {
+                return None;
+            }
+            done += part;
+        }
+        if look.has(NOTES_READS) && count > 0 {
+            views.note_read(self.view, now);
+        }
+        views.is_same(self.view, look).then_some(count)
+    }
+
+    pub fn read(&mut self, offset: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        if let Some(count) = self.read_shown(offset, &mut data) {
+            self.unasked += 1;
+            data.truncate(count);
+            return data;
+        }
+        let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Read) };
+        (message.length, message.flags) = (len as u64, SHOW);
+        let (channel, mailbox) = (&self.client.channel, self.mailbox);
+        let reply = channel.call_read(mailbox, &message, &mut data, &Trusting).unwrap();
+        data.truncate(outcome(reply).map(|reply| count(&reply)).unwrap());
+        data
+    }
+
+    /// Writes what is lent, from inside the gate.
+    pub fn put(&self, offset: u64, data: &[u8]) -> Option<()> {
+        let views = self.client.channel.views().unwrap();
+        let look = views.look(self.view).filter(|look| look.has(HAS_DATA))?;
+        let end = offset + data.len() as u64;
+        let page = |page| views.find(look, page).filter(|found| views.mark(*found));
+        let pages = offset / PAGE..=(end - 1) / PAGE;
+        let frames: Vec<Found> = pages.map(page).collect::<Option<_>>()?;
+        let mut done = 0;
+        for frame in frames {
+            let within = ((offset + done as u64) % PAGE) as usize;
+            let part = (FRAME_BYTES - within).min(data.len() - done);
+            let to = views.found_offset(frame) + within;
+            self.client.channel.frame_put(to, &data[done..done + part]);
+            done += part;
+        }
+        Some(())
+    }
+
+    pub fn write_lent(&self, offset: u64, data: &[u8]) -> bool {
+        let views = self.client.channel.views().unwrap();
+        let Some(inside) = views.enter(self.view) else { return false };
+        let (size, room) = views.end_and_room(self.view, &inside);
+        let end = offset + data.len() as u64;
+        let fits = end <= size || offset <= size && end <= room;
+        let put = if fits { self.put(offset, data) } else { None };
+        let end = if put.is_some() { end.max(size) } else { size };
+        let done = views.leave(self.view, inside, put.map(|()| now()), end) && put.is_some();
+        if done && views.is_to_ask(self.view, end) {
+            self.ask();
+        }
+        done
+    }
+
+    /// The same file as another thread of its client uses it.
+    pub fn on_thread(&self) -> File<'a> {
+        let mailbox = self.client.channel.claim().unwrap();
+        File { mailbox, unasked: 0, streamed: 0, ..*self }
+    }
+
+    /// Whether a page that is not lent may be streamed.
+    fn takes_stream(&self, offset: u64) -> bool {
+        let views = self.client.channel.views().unwrap();
+        let look = || {
+            let look = views.look(self.view).filter(|look| look.has(HAS_DATA))?;
+            let fits = views.size(self.view)? >= offset + PAGE;
+            (fits && views.find(look, offset / PAGE).is_none()).then_some(look)
+        };
+        views.streams(self.view) && look().is_some_and(|look| views.is_same(self.view, look))
+    }
+
+    /// Writes one whole page by the stream.
+    fn write_streamed(&self, offset: u64, data: &[u8]) -> Streamed {
+        let whole = data.len() == FRAME_BYTES && offset.is_multiple_of(PAGE);
+        if !whole || !self.takes_stream(offset) {
+            return Streamed::Ordinary;
+        }
+        let Some(position) = self.post(offset, data) else { return Streamed::Ordinary };
+        std::sync::atomic::fence(SeqCst);
+        match self.takes_stream(offset) {
+            true => Streamed::Done,
+            false => Streamed::Asked(position),
+        }
+    }
+
+    /// Puts a page into the ring, by one thread at a time, and an entry.
+    fn post(&self, offset: u64, data: &[u8]) -> Option<u32> {
+        static LOCK: Mutex<()> = Mutex::new(());
+        const PLACES: u32 = (DATA_BYTES / FRAME_BYTES) as u32;
+        let _lock = LOCK.lock().unwrap();
+        let stream = self.client.channel.stream();
+        let tail = || stream.last_position().wrapping_add(1);
+        if tail().wrapping_sub(stream.done()) >= PLACES {
+            let ping = self.client.channel.call(self.mailbox, &Message::new(Op::Ping), &Trusting);
+            ping.unwrap();
+        }
+        let at = (tail() % PLACES) as usize * FRAME_BYTES;
+        self.client.channel.stream_put(at, data);
+        let (change, handle, time) = (Change::Write, self.handle, now());
+        let (at, len, flags) = (at as u32, FRAME_BYTES as u32, LENT);
+        let entry = Entry { change, handle, time, at, len, offset, flags, ..Entry::default() };
+        matches!(stream.post(&entry), Posted::Waiting(_)).then(|| stream.last_position())
+    }
+
+    /// Asks for more room, and goes on.
+    pub fn ask(&self) {
+        let message = Message { handle: self.handle, ..Message::new(Op::Extend) };
+        self.client.channel.post(self.mailbox, &message, &Trusting).unwrap();
+    }
+
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        if self.write_lent(offset, data) {
+            self.unasked += 1;
+            return;
+        }
+        let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Write) };
+        (message.length, message.flags) = (data.len() as u64, SHOW);
+        match self.write_streamed(offset, data) {
+            Streamed::Ordinary => {}
+            Streamed::Asked(position) => {
+                (message.arg[0], message.flags) = (position.into(), SHOW | STREAMED);
+            }
+            Streamed::Done => {
+                (self.unasked, self.streamed) = (self.unasked + 1, self.streamed + 1);
+                return;
+            }
+        }
+        let (channel, mailbox) = (&self.client.channel, self.mailbox);
+        let reply = channel.call_write(mailbox, &message, (0, data), false, &Trusting).unwrap();
+        assert_eq!(outcome(reply).map(|reply| count(&reply)), Ok(data.len()));
+    }
+
+    pub fn state(&mut self) -> WireAttr {
+        if let Some(attr) = self.client.channel.views().unwrap().attr(self.view) {
+            self.unasked += 1;
+            return attr;
+        }
+        let message = Message { handle: self.handle, flags: SHOW, ..Message::new(Op::Fstat) };
+        self.client.call(&message).unwrap().attr.unwrap()
+    }
+
+    pub fn call(&self, message: Message) -> Reply {
+        self.client.call(&Message { handle: self.handle, ..message }).unwrap()
+    }
+
+    pub fn truncate(&self, length: u64) {
+        let arg = [set::SIZE, 0, 0, 0];
+        self.call(Message { length, arg, ..Message::new(Op::SetattrHandle) });
+    }
+
+    pub fn punch(&self, offset: u64, length: u64) {
+        let flags = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
+        self.call(Message { flags, offset, length, ..Message::new(Op::Fallocate) });
+    }
+}
+
+/// The file as the other door opens it.
+pub fn beside(house: &House, path: &str) -> Arc<OpenFile> {
+    let vfs = &house.lane.vfs;
+    let opened = vfs.open_path(&Cred::root(), &vfs.root(), path.as_bytes(), libc::O_RDWR, 0, 0);
+    opened.unwrap()
+}
+
+pub fn read_beside(file: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    let count = file.read(offset, len, &mut data.as_mut_slice()).unwrap();
+    data.truncate(count);
+    data
+}
+
+pub fn write_beside(file: &OpenFile, offset: u64, mut data: &[u8]) {
+    file.write(&Cred::root(), Some(offset), &mut data).unwrap();
+}

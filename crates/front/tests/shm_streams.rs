@@ -1,0 +1,276 @@
+//! Writes by the stream to files on loan: whoever looks, by either door, sees what was written
+//! before, whatever ends the loan, the client included; and what is claimed harms nobody else.
+
+mod shm_kit;
+
+use std::time::{Duration, Instant};
+
+use polylane_base::Errno;
+use polylane_base::rng::Rng;
+use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use polylane_front::shm::Config;
+use polylane_ipc::message::{Message, Op, STREAMED};
+use polylane_ipc::stream::{Change, DATA_BYTES, Entry, LENT, Posted, WRITE_BYTES_MAX};
+use polylane_ipc::view::FRAME_BYTES;
+use shm_kit::file::{File, PAGE, beside, read_beside, write_beside};
+use shm_kit::{Client, House, count, requests_of, roomy_lane, wait_for};
+
+const PAGES: u64 = 300;
+
+fn house() -> House {
+    House::over(roomy_lane(), Config { workers: vec![None, None], ..Config::default() })
+}
+
+/// A file of so many pages, of which its client has some on loan and may stream the others.
+fn on_loan<'a>(client: &'a Client, name: &str, pages: u64) -> File<'a> {
+    let mut file = File::open(client, name);
+    file.write(0, &vec![0; FRAME_BYTES]);
+    file.truncate(pages * PAGE);
+    (0..4).for_each(|_| file.write(0, &[0; FRAME_BYTES]));
+    assert!(client.channel.views().unwrap().streams(file.view), "no stream");
+    file
+}
+
+fn filled(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(FRAME_BYTES / 8)
+}
+
+/// The number that a page was filled with last; a reader beside may find it begun.
+fn number(page: &[u8]) -> u64 {
+    let count = |eight: &[u8]| u64::from_le_bytes(eight.try_into().unwrap());
+    page.chunks_exact(8).map(count).max().unwrap_or(0)
+}
+
+#[test]
+fn what_is_not_lent_needs_no_request_and_is_seen_by_all() {
+    let house = house();
+    let client = house.client();
+    let mut file = on_loan(&client, "f", PAGES);
+    let before = requests_of(&house, Op::Write);
+    for page in (1..PAGES).rev() {
+        file.write(page * PAGE, &filled(page));
+    }
+    assert_eq!(u64::from(file.streamed), PAGES - 1);
+    assert_eq!(requests_of(&house, Op::Write), before);
+    let direct = beside(&house, "f");
+    for page in 1..PAGES {
+        assert_eq!(number(&read_beside(&direct, page * PAGE, FRAME_BYTES)), page);
+    }
+    // The loan is over: the next one is asked for.
+    file.write(7 * PAGE, &filled(1));
+    assert_eq!(u64::from(file.streamed), PAGES - 1);
+    file.write(9 * PAGE, &filled(2));
+    assert_eq!(u64::from(file.streamed), PAGES);
+    assert_eq!(number(&file.read(9 * PAGE, FRAME_BYTES)), 2);
+}
+
+#[test]
+fn a_model_agrees_where_pages_are_streamed() {
+    let house = house();
+    let clients = [house.client(), house.client()];
+    for seed in 0..6 {
+        let (mut rng, name) = (Rng::new(seed), format!("f{seed}"));
+        let mut model = vec![0; (PAGES * PAGE) as usize];
+        let mut first = on_loan(&clients[0], &name, PAGES);
+        let direct = beside(&house, &name);
+        for step in 0..6000 {
+            let offset = rng.below(PAGES) * PAGE;
+            let (at, byte) = (offset as usize, rng.next_u64() as u8);
+            // Nothing is lent to who is not alone with the file.
+            let mut second = (rng.below(80) == 0).then(|| File::open(&clients[1], &name));
+            let file = second.as_mut().unwrap_or(&mut first);
+            match rng.below(200) {
+                0 => {
+                    let size = offset + rng.below(PAGE);
+                    file.truncate(size);
+                    file.truncate(PAGES * PAGE);
+                    model[size as usize..].fill(0);
+                }
+                1 => {
+                    file.punch(offset, PAGE);
+                    model[at..at + FRAME_BYTES].fill(0);
+                }
+                2 => {
+                    write_beside(&direct, offset, &[byte; FRAME_BYTES]);
+                    model[at..at + FRAME_BYTES].fill(byte);
+                }
+                3 => assert_eq!(file.state().size, model.len() as u64),
+                4 => {
+                    let got = read_beside(&direct, offset, FRAME_BYTES);
+                    assert!(got == model[at..at + FRAME_BYTES], "seed {seed}, step {step}");
+                }
+                5..=8 => {
+                    let got = file.read(offset, FRAME_BYTES);
+                    assert!(got == model[at..at + FRAME_BYTES], "seed {seed}, step {step}");
+                }
+                9..=11 => {
+                    let (from, len) = (at + rng.below(PAGE / 2) as usize, FRAME_BYTES / 2);
+                    file.write(from as u64, &vec![byte; len]);
+                    model[from..from + len].fill(byte);
+                }
+                _ => {
+                    file.write(offset, &[byte; FRAME_BYTES]);
+                    model[at..at + FRAME_BYTES].fill(byte);
+                }
+            }
+            if let Some(second) = second {
+                clients[1].close(second.handle).unwrap();
+            }
+        }
+        assert!(read_beside(&direct, 0, model.len() + 1) == model, "seed {seed}");
+        assert!(first.streamed > 500, "seed {seed}: {} of 6000 steps", first.streamed);
+    }
+    assert_eq!(house.server.totals().loans_failed, 0);
+}
+
+#[test]
+fn nobody_reads_what_is_older_than_what_was_streamed() {
+    let house = house();
+    let (writing, reading) = (house.client(), house.client());
+    let mut file = on_loan(&writing, "f", PAGES);
+    let told: Vec<AtomicU64> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
+    let (told, over) = (&told, &AtomicBool::new(false));
+    let mut threads = [file.on_thread(), file.on_thread()];
+    let [left, own_reader] = &mut threads;
+    let look = |mut read: Box<dyn FnMut(u64) -> Vec<u8> + '_>, seed: u64| {
+        let (mut rng, mut last) = (Rng::new(seed), vec![0; PAGES as usize]);
+        while !over.load(SeqCst) {
+            let page = rng.below(PAGES) as usize;
+            let before = told[page].load(SeqCst);
+            let seen = number(&read(page as u64 * PAGE));
+            assert!(seen >= before.max(last[page]), "page {page}: {seen} after {before}");
+            last[page] = seen;
+            if seed != 1 {
+                std::thread::sleep(Duration::from_micros(500));
+            }
+        }
+    };
+    let look = &look;
+    std::thread::scope(|scope| {
+        scope.spawn(move || look(Box::new(|at| own_reader.read(at, FRAME_BYTES)), 1));
+        scope.spawn(|| {
+            let handle = reading.open("f", libc::O_RDONLY).unwrap().0;
+            look(Box::new(|at| reading.read(handle, at, FRAME_BYTES).unwrap()), 2);
+        });
+        scope.spawn(|| {
+            let direct = beside(&house, "f");
+            look(Box::new(move |at| read_beside(&direct, at, FRAME_BYTES)), 3);
+        });
+        // Each has pages of its own, so that the last number told is the last one written.
+        let write = |file: &mut File<'_>, odd: u64| {
+            let (mut rng, start) = (Rng::new(odd), Instant::now());
+            let mut written = 0;
+            let goes_on = |streamed: u32| {
+                let seconds = if streamed > 300 { 3 } else { 30 };
+                start.elapsed() < Duration::from_secs(seconds)
+            };
+            while goes_on(file.streamed) {
+                let page = rng.below(PAGES / 2) * 2 + odd;
+                written += 1;
+                file.write(page * PAGE, &filled(written));
+                told[page as usize].store(written, SeqCst);
+            }
+        };
+        let other = scope.spawn(move || write(left, 1));
+        write(&mut file, 0);
+        other.join().unwrap();
+        over.store(true, SeqCst);
+    });
+    assert!(file.streamed > 300, "{}", file.streamed);
+}
+
+#[test]
+fn a_client_that_dies_leaves_what_it_streamed() {
+    let house = house();
+    let client = house.client();
+    let mut file = on_loan(&client, "f", PAGES);
+    (1..50).for_each(|page| file.write(page * PAGE, &filled(page)));
+    assert_eq!(file.streamed, 49);
+    drop(client);
+    wait_for("the session's end", || house.server.session_count() == 0);
+    let direct = beside(&house, "f");
+    for page in 1..50 {
+        assert_eq!(number(&read_beside(&direct, page * PAGE, FRAME_BYTES)), page);
+    }
+}
+
+/// An entry that writes pages of `7` to a file, and its position.
+fn post(client: &Client, handle: u64, offset: u64, (at, len): (usize, usize)) -> u32 {
+    client.channel.stream_put(0, &[7; WRITE_BYTES_MAX]);
+    let (change, at, len, flags) = (Change::Write, at as u32, len as u32, LENT);
+    let entry = Entry { change, handle, at, len, offset, flags, ..Entry::default() };
+    assert!(matches!(client.channel.stream().post(&entry), Posted::Waiting(_)));
+    client.channel.stream().last_position()
+}
+
+/// Asks for what was streamed at a position: what was written in the end.
+fn ask(client: &Client, handle: u64, offset: u64, position: u32) -> Result<usize, Errno> {
+    let mut message = Message { handle, offset, ..Message::new(Op::Write) };
+    (message.length, message.flags) = (PAGE, STREAMED);
+    message.arg[0] = position.into();
+    let (channel, mailbox) = (&client.channel, client.mailbox);
+    let trust = &polylane_ipc::channel::client::Trusting;
+    let reply = channel.call_write(mailbox, &message, (0, &[8; FRAME_BYTES]), false, trust);
+    shm_kit::outcome(reply.unwrap()).map(|reply| count(&reply))
+}
+
+#[test]
+fn what_others_have_by_now_is_refused_and_asked_for() {
+    let house = house();
+    let (client, other) = (house.client(), house.client());
+    on_loan(&client, "g", PAGES);
+    let (handle, len) = (client.create("f"), FRAME_BYTES);
+    client.write(handle, 0, &[0; 6 * FRAME_BYTES]).unwrap();
+    // Applied, though the file is not on loan: nobody else has it.
+    let direct = beside(&house, "f");
+    let applied = post(&client, handle, PAGE, (0, len));
+    assert_eq!(ask(&client, handle, PAGE, applied), Ok(FRAME_BYTES));
+    assert_eq!(read_beside(&direct, PAGE, 1), [7]);
+    // Refused where another session has the file on loan, then written by the request.
+    let mut theirs = File::open(&other, "f");
+    (0..3).for_each(|_| theirs.write(5 * PAGE, &[1; FRAME_BYTES]));
+    let refused = post(&client, handle, 2 * PAGE, (0, len));
+    client.call(&Message::new(Op::Ping)).unwrap();
+    assert!(theirs.write_lent(5 * PAGE, &[2; FRAME_BYTES]), "their loan goes on");
+    assert_eq!(ask(&client, handle, 2 * PAGE, refused), Ok(FRAME_BYTES));
+    assert_eq!(read_beside(&direct, 2 * PAGE, 1), [8]);
+    assert_eq!(read_beside(&direct, 5 * PAGE, 1), [2]);
+}
+
+#[test]
+fn strange_entries_do_nothing() {
+    let house = house();
+    let (client, other) = (house.client(), house.client());
+    let file = on_loan(&client, "f", PAGES);
+    let secret = other.create("secret");
+    other.write(secret, 0, &[3; 2 * FRAME_BYTES]).unwrap();
+    let readable = client.open("secret", libc::O_RDONLY).unwrap().0;
+    let page = FRAME_BYTES;
+    for (handle, offset, place) in [
+        (file.handle, 100, (0, page)),
+        (file.handle, PAGE, (0, 100)),
+        (file.handle, PAGE, (0, 0)),
+        (file.handle, PAGE, (DATA_BYTES - 1, page)),
+        (file.handle, PAGE, (usize::MAX, page)),
+        (file.handle, PAGE, (0, usize::MAX)),
+        (file.handle, PAGES * PAGE, (0, page)),
+        (file.handle, u64::MAX - PAGE + 1, (0, page)),
+        (file.handle, 1 << 62, (0, page)),
+        (readable, 0, (0, page)),
+        (secret, 0, (0, page)),
+        (u64::MAX, 0, (0, page)),
+    ] {
+        post(&client, handle, offset, place);
+    }
+    client.call(&Message::new(Op::Ping)).unwrap();
+    let direct = beside(&house, "f");
+    assert!(read_beside(&direct, 0, 1 << 30).iter().all(|byte| *byte == 0));
+    assert_eq!(read_beside(&beside(&house, "secret"), 0, 1 << 20), [3; 2 * FRAME_BYTES]);
+    // A gate that was shut stays so while the client believes in leases.
+    let leaseless = house.client();
+    leaseless.channel.stream().believe(true);
+    let mut file = File::open(&leaseless, "g");
+    (0..8).for_each(|page| file.write(page * PAGE, &[0; FRAME_BYTES]));
+    (0..8).for_each(|page| file.write(page * PAGE, &[0; FRAME_BYTES]));
+    assert!(leaseless.channel.stream().is_shut());
+}
