@@ -13,7 +13,7 @@ use polylane_base::sync::Arc;
 use polylane_block::bypass::PoolFiles;
 use polylane_block::file::Files;
 use polylane_front::{Handover, beat, former_processes};
-use polylane_sys::{heap, ns, sched, uring};
+use polylane_sys::{balloon, frames, heap, ns, sched, uring};
 use polylane_vfs::handover::{Heart, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -70,6 +70,9 @@ pub fn main(fds: ServiceFds, confined: impl FnOnce()) -> u8 {
     let _ = sched::set_slice(SLICE);
     // Without it, memory costs more.
     let _ = heap::share_one();
+    if !balloon::reports_free_pages() {
+        frames::use_huge_pages();
+    }
     let control = match ns::inherited_fd(fds.control) {
         Ok(fd) => Link::from_fd(fd),
         Err(_) => {

@@ -3,15 +3,17 @@
 //! A page cache takes and gives back frames all day. From the general allocator each would be a
 //! chunk of its own that straddles two pages, and a fresh one costs a fault of the kernel's, which
 //! takes longer than filling it. Here frames lie in regions of 2 MiB whose pages the kernel is
-//! asked for some at a time, in one call. A huge page would be one fault for the region, but in a
-//! guest whose host takes free memory back (virtio-balloon's free page reporting, in blocks of
-//! 2 MiB) the host has to find it again, in milliseconds; small pages are reused while they are
-//! warm. The lowest regions are used first, so that the highest become empty, and go back to the
-//! kernel.
+//! asked for some at a time, in one call. The lowest regions are used first, so that the highest
+//! become empty, and go back to the kernel.
 //!
 //! A page of the kernel's is cleared before it is had, and that takes longer than all else that is
 //! done for a small file. A thread has it done some frames ahead of need, so that whoever writes
 //! fast does not wait for it; who comes before it asks the kernel himself.
+//!
+//! A huge page is a region in one fault, a third of the time of small ones; from the second region
+//! on they are asked for, and the thread makes a region ahead ([`use_huge_pages`]). Not in a guest
+//! whose host takes free memory back (virtio-balloon's free page reporting, in blocks of 2 MiB):
+//! the host has to find it again, in milliseconds, where small pages are reused while warm.
 //!
 //! # Invariants
 //!
@@ -29,6 +31,7 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use polylane_base::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use polylane_base::sync::{Arc, Mutex, Weak, thread};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -51,6 +54,17 @@ const READY_MIN: u16 = 128;
 const PAGER_FRAMES: u16 = 4;
 const _: () = assert!(AHEAD.is_multiple_of(PAGER_FRAMES));
 
+/// Frames left in all when a region of a huge page is made ahead.
+const LEFT_MIN: usize = 128;
+
+/// See [`use_huge_pages`].
+static HUGE: AtomicBool = AtomicBool::new(false);
+
+/// Has pools ask for huge pages from now on: where the host leaves free memory alone.
+pub fn use_huge_pages() {
+    HUGE.store(true, Relaxed);
+}
+
 /// Regions without a used frame that are kept for the next ones.
 const EMPTY_MAX: usize = 1;
 
@@ -70,6 +84,8 @@ struct State {
     wanted: Option<usize>,
     /// Where the thread is at work.
     paging: Option<usize>,
+    /// A region of a huge page is to be made ahead, as few frames are left.
+    short: bool,
     /// Wakes the thread; it ends with this.
     pager: Pager,
 }
@@ -127,6 +143,21 @@ impl Region {
         Region { base, free: Vec::new(), fresh: 0, paged }
     }
 
+    /// One whose frames get their pages as they are touched: all at once, if there is a huge one.
+    fn map_huge() -> Region {
+        let region = Region::map(false);
+        let base = region.base.as_ptr().cast();
+        // What is refused comes in small pages.
+        // SAFETY: the mapping of this region; no byte of it is changed.
+        let _ = unsafe { madvise(base, REGION_BYTES, Advice::LinuxHugepage) };
+        region
+    }
+
+    /// Frames that can be taken.
+    fn left(&self) -> usize {
+        self.free.len() + FRAMES - usize::from(self.fresh)
+    }
+
     fn is_empty(&self) -> bool {
         self.free.len() == usize::from(self.fresh)
     }
@@ -179,6 +210,15 @@ unsafe fn populate(base: NonNull<u8>, frames: u16) {
 fn run_pager(pool: &Weak<Mutex<State>>, wake: &Receiver<()>) {
     while wake.recv().is_ok() {
         let Some(pool) = pool.upgrade() else { return };
+        if pool.lock().short {
+            let region = Region::map_huge();
+            for frame in (0..FRAMES).step_by(AHEAD.into()) {
+                // SAFETY: within a region, which nobody else knows yet.
+                unsafe { populate(region.base.add(frame * FRAME_BYTES), AHEAD) };
+            }
+            let unneeded = pool.lock().made_ahead(region);
+            drop(unneeded);
+        }
         loop {
             let Some(base) = pool.lock().page_next() else { break };
             for frame in (0..AHEAD).step_by(PAGER_FRAMES.into()) {
@@ -219,12 +259,11 @@ impl State {
             Some(at) => *at,
             None => {
                 // An idle pool shall stay small: its first region fills page by page.
-                let region = Region::map(!self.regions.is_empty());
-                let at = region.base.addr().get();
-                self.regions.insert(at, region);
-                self.open.insert(at);
-                self.empty += 1;
-                at
+                self.add(match (self.regions.is_empty(), HUGE.load(Relaxed)) {
+                    (true, _) => Region::map(false),
+                    (false, true) => Region::map_huge(),
+                    (false, false) => Region::map(true),
+                })
             }
         };
         let region = self.regions.get_mut(&at).expect("an open region is a region");
@@ -236,7 +275,27 @@ impl State {
         if taken.1 != Holds::Bytes && region.lacks(READY_MIN) {
             self.wanted = Some(at);
         }
+        let few = self.open.len() <= 1 && region.left() < LEFT_MIN;
+        self.short |= few && self.regions.len() > 1 && HUGE.load(Relaxed);
         taken
+    }
+
+    fn add(&mut self, region: Region) -> usize {
+        let at = region.base.addr().get();
+        self.regions.insert(at, region);
+        self.open.insert(at);
+        self.empty += 1;
+        at
+    }
+
+    /// A region was made ahead. It is returned where another one became empty meanwhile.
+    fn made_ahead(&mut self, region: Region) -> Option<Region> {
+        self.short = false;
+        if self.empty >= EMPTY_MAX {
+            return Some(region);
+        }
+        self.add(region);
+        None
     }
 
     /// The next frames for the thread; none when enough have pages.
@@ -317,7 +376,7 @@ impl Frames {
     fn take(&self) -> (NonNull<[u8; FRAME_BYTES]>, Holds) {
         let mut state = self.0.lock();
         let taken = state.take();
-        if state.wanted.is_some() && state.paging.is_none() {
+        if state.short || state.wanted.is_some() && state.paging.is_none() {
             if let Pager::Unneeded = state.pager {
                 state.pager = self.start_pager();
             }
@@ -390,6 +449,9 @@ impl DerefMut for Frame {
 mod tests {
     use super::*;
 
+    /// Names the process that is the test proper: one in which no other test has a pool.
+    const ALONE: &str = "POLYLANE_FRAMES_TEST";
+
     /// As random takes and returns as a cache makes: frames are nobody else's and zero, and
     /// memory goes back.
     #[test]
@@ -450,6 +512,36 @@ mod tests {
         while pool.strong_count() > 0 {
             thread::yield_now();
         }
+    }
+
+    /// With huge pages a region is ready before the last one is full, but for a pool that fits into
+    /// two; frames are zero, and what is empty goes back.
+    #[test]
+    fn a_huge_page_is_made_ahead_of_need() {
+        if std::env::var_os(ALONE).is_none() {
+            let name = "frames::tests::a_huge_page_is_made_ahead_of_need";
+            let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+            let done = again.args(["--exact", name, "--test-threads=1"]).env(ALONE, "1").output();
+            return assert!(done.is_ok_and(|done| done.status.success()));
+        }
+        use_huge_pages();
+        let frames = Frames::default();
+        let mut held: Vec<Frame> = (0..FRAMES).map(|_| frames.zeroed()).collect();
+        assert!(matches!(frames.0.lock().pager, Pager::Unneeded), "one region needs none");
+        held.extend((0..FRAMES).map(|_| frames.zeroed()));
+        while frames.mapped_bytes() < (3 * REGION_BYTES) as u64 {
+            thread::yield_now();
+        }
+        held.extend((0..FRAMES).map(|_| frames.zeroed()));
+        assert!(held.iter().all(|frame| frame.iter().all(|byte| *byte == 0)));
+        let address = |frame: &Frame| frame.base.addr().get();
+        let places: BTreeSet<usize> = held.iter().map(address).collect();
+        assert_eq!(places.len(), held.len(), "a frame is nobody else's");
+        held.clear();
+        while frames.0.lock().short {
+            thread::yield_now();
+        }
+        assert_eq!(frames.mapped_bytes(), (EMPTY_MAX * REGION_BYTES) as u64);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! signal handler.
 
 pub mod backing;
+pub mod balloon;
 pub mod board;
 pub mod buffer;
 pub mod copy;
