@@ -18,22 +18,25 @@ use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::{Errno, Result};
 use polylane_sys::Region;
 
-/// First word of a memfd in use: "plhand02". Another layout has another word.
-const MAGIC: u64 = u64::from_le_bytes(*b"plhand02");
+/// First word of a memfd in use: "plhand03". Another layout has another word.
+const MAGIC: u64 = u64::from_le_bytes(*b"plhand03");
 
 /// Bytes before the first record.
 const HEAD_BYTES: usize = 4096;
 /// Words of a record beside the one that makes it count.
 pub(super) const WORDS: usize = 7;
-/// Where a record's bytes start.
-const BYTES_AT: usize = 8 * (1 + WORDS);
+/// Bytes of a record's words.
+const WORD_BYTES: usize = 8 * (1 + WORDS);
 /// Most bytes of a record: a name, a reply.
 pub(super) const BYTES_MAX: usize = 256;
-/// Bytes of a record in all.
-const RECORD_BYTES: usize = BYTES_AT + BYTES_MAX;
 /// Records. The memfd is sparse: what is not used costs nothing. What does not fit is not handed
 /// over.
 const RECORDS: usize = 1 << 18;
+/// Where their bytes begin, behind the words of all of them: most have none, and the words of many
+/// share a page.
+const BYTES_AT: usize = HEAD_BYTES + RECORDS * WORD_BYTES;
+/// Bytes in all.
+const STORE_BYTES: usize = BYTES_AT + RECORDS * BYTES_MAX;
 
 /// Where the header's words are.
 mod head {
@@ -120,7 +123,7 @@ impl Store {
     /// # Errors
     /// What memfd_create(2) and mmap(2) say.
     pub fn create() -> Result<OwnedFd> {
-        let (_, fd) = Region::create("polylane-handover", HEAD_BYTES + RECORDS * RECORD_BYTES)?;
+        let (_, fd) = Region::create("polylane-handover", STORE_BYTES)?;
         Ok(fd)
     }
 
@@ -130,7 +133,7 @@ impl Store {
     /// # Errors
     /// `EPROTO`: it is none.
     pub fn attach(fd: impl AsFd) -> Result<(Store, Vec<Record>)> {
-        let region = Region::attach(fd, HEAD_BYTES + RECORDS * RECORD_BYTES)?;
+        let region = Region::attach(fd, STORE_BYTES)?;
         let store = Store { region, free: Mutex::default(), left: AtomicBool::new(false) };
         let head = |at| store.region.word64(at);
         match head(head::MAGIC).load(Ordering::Acquire) {
@@ -188,7 +191,7 @@ impl Store {
         let words = std::array::from_fn(|index| self.word(slot, index));
         let len = (first >> 8) as usize;
         let mut bytes = vec![0; len.min(BYTES_MAX)];
-        self.region.copy_out(at(slot) + BYTES_AT, &mut bytes);
+        self.region.copy_out(bytes_at(slot), &mut bytes);
         Some(Record { slot, kind, words, bytes })
     }
 
@@ -198,7 +201,7 @@ impl Store {
             return None;
         }
         let slot = self.claim()?;
-        self.region.copy_in(at(slot) + BYTES_AT, bytes);
+        self.region.copy_in(bytes_at(slot), bytes);
         for (index, word) in words.into_iter().enumerate() {
             self.set(slot, index, word);
         }
@@ -277,7 +280,11 @@ impl Store {
 }
 
 fn at(slot: Slot) -> usize {
-    HEAD_BYTES + slot.0 as usize * RECORD_BYTES
+    HEAD_BYTES + slot.0 as usize * WORD_BYTES
+}
+
+fn bytes_at(slot: Slot) -> usize {
+    BYTES_AT + slot.0 as usize * BYTES_MAX
 }
 
 /// The heart-beats of a service, as the service and its supervisor see them: one word for each
