@@ -158,9 +158,20 @@ pub fn in_range(geometry: &Geometry, ino: u32) -> bool {
 
 const SHARDS: usize = 64;
 
+/// Inodes in a row that lie together: files of one directory mostly have neighbouring numbers, and
+/// are used one after the other.
+const ROW: u32 = 32;
+
+/// Neighbouring cells.
+#[derive(Default)]
+struct Row {
+    cells: [Option<Arc<Cell>>; ROW as usize],
+    used: u32,
+}
+
 /// The cells in use, by number.
 pub struct InodeTable {
-    shards: Vec<Mutex<FxHashMap<u32, Arc<Cell>>>>,
+    shards: Vec<Mutex<FxHashMap<u32, Box<Row>>>>,
 }
 
 impl Default for InodeTable {
@@ -169,39 +180,94 @@ impl Default for InodeTable {
     }
 }
 
+impl Row {
+    /// The place of a cell.
+    fn at(&mut self, ino: u32) -> &mut Option<Arc<Cell>> {
+        &mut self.cells[(ino % ROW) as usize]
+    }
+
+    fn put(&mut self, cell: Arc<Cell>) -> Option<Arc<Cell>> {
+        let former = self.at(cell.ino).replace(cell);
+        self.used += u32::from(former.is_none());
+        former
+    }
+}
+
 impl InodeTable {
-    fn shard(&self, ino: u32) -> &Mutex<FxHashMap<u32, Arc<Cell>>> {
-        &self.shards[ino as usize % SHARDS]
+    fn shard(&self, ino: u32) -> &Mutex<FxHashMap<u32, Box<Row>>> {
+        &self.shards[(ino / ROW) as usize % SHARDS]
     }
 
     /// The cell of `ino`, if it is in use.
     pub fn get(&self, ino: u32) -> Option<Arc<Cell>> {
-        self.shard(ino).lock().get(&ino).cloned()
+        self.shard(ino).lock().get_mut(&(ino / ROW))?.at(ino).clone()
     }
 
     /// Enters a cell, unless another thread was first: then that one's.
     pub fn enter(&self, cell: Arc<Cell>) -> Arc<Cell> {
-        self.shard(cell.ino).lock().entry(cell.ino).or_insert(cell).clone()
+        let mut shard = self.shard(cell.ino).lock();
+        let row = shard.entry(cell.ino / ROW).or_default();
+        if let Some(former) = row.at(cell.ino) {
+            return former.clone();
+        }
+        row.put(cell.clone());
+        cell
     }
 
     /// Enters the cell of an inode that was just made, in place of any former one of its number.
     pub fn replace(&self, cell: Arc<Cell>) {
-        let former = self.shard(cell.ino).lock().insert(cell.ino, cell);
+        let former = self.shard(cell.ino).lock().entry(cell.ino / ROW).or_default().put(cell);
         drop(former);
     }
 
     /// Takes a cell out.
     pub fn remove(&self, ino: u32) -> Option<Arc<Cell>> {
-        self.shard(ino).lock().remove(&ino)
+        let mut shard = self.shard(ino).lock();
+        let row = shard.get_mut(&(ino / ROW))?;
+        let cell = row.at(ino).take()?;
+        row.used -= 1;
+        if row.used == 0 {
+            shard.remove(&(ino / ROW));
+        }
+        Some(cell)
     }
 
     /// Cells in use.
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        let used = |row: &Row| row.used as usize;
+        let of = |shard: &Mutex<FxHashMap<u32, Box<Row>>>| {
+            shard.lock().values().map(|row| used(row)).sum::<usize>()
+        };
+        self.shards.iter().map(of).sum()
     }
 
     /// Whether none is in use.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_found_as_in_a_map() {
+        let table = InodeTable::default();
+        let cell = |ino| Cell::new(ino, 0, RawInode::new(256, 32));
+        let numbers = [1, 31, 32, 33, 63, 64, 2048, u32::MAX];
+        for ino in numbers {
+            assert!(table.get(ino).is_none() && table.remove(ino).is_none());
+            let first = table.enter(cell(ino));
+            assert!(Arc::ptr_eq(&table.enter(cell(ino)), &first), "the first one stays");
+            let new = cell(ino);
+            table.replace(new.clone());
+            assert!(table.get(ino).is_some_and(|found| Arc::ptr_eq(&found, &new)));
+        }
+        assert_eq!(table.len(), numbers.len());
+        for ino in numbers {
+            assert_eq!(table.remove(ino).map(|cell| cell.ino), Some(ino));
+        }
+        assert!(table.is_empty() && table.shards.iter().all(|shard| shard.lock().is_empty()));
     }
 }
