@@ -6,7 +6,7 @@
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
-use polylane_vfs::fs::{Attr, Changed, Kind, NewNode};
+use polylane_vfs::fs::{Attr, Changed, Kind, Last, NewNode};
 
 use crate::alloc::Promise;
 use crate::cache::Seal;
@@ -21,7 +21,7 @@ use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::orphan;
 use crate::promised;
-use crate::space;
+use crate::space::{self, REMOVE_CREDITS};
 use crate::volume::Volume;
 use crate::xattr;
 
@@ -396,6 +396,54 @@ pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
 }
 
+/// Removes the last name of something that is not a directory; if `is_over` says that nobody holds
+/// the inode, it is freed with it, unless its blocks need more than one handle. `None`: it has
+/// other names, and nothing was done.
+///
+/// # Errors
+/// `ENOENT`, `EISDIR`, the device's, or a corrupt directory or tree.
+pub fn unlink_last(
+    volume: &Volume,
+    dir: u32,
+    name: &[u8],
+    is_over: &mut dyn FnMut() -> bool,
+) -> Result<Option<Last>> {
+    let name = Name::new(volume, name);
+    let parent = volume.dir(dir)?;
+    let mut above = parent.core.write();
+    let (cell, found) = named(volume, &parent, &mut above, name)?;
+    let mut core = cell.core.write();
+    match core.raw.mode() >> 12 {
+        4 => return Err(Errno::EISDIR.into()),
+        _ if core.raw.links() != 1 => return Ok(None),
+        _ => can_free(volume, &core)?,
+    }
+    let handle = volume.start(NAME_CREDITS + REMOVE_CREDITS)?;
+    dir::remove(volume, &handle, &parent, &mut above, name, found)?;
+    let is_freed = is_over() && free_with(volume, &handle, &cell, &mut core)?;
+    if !is_freed {
+        drop_link(volume, &handle, &cell, &mut core)?;
+    }
+    above.touch(volume.now());
+    volume.store(&handle, &parent, &mut above, true)?;
+    handle.complete();
+    Ok(Some(Last { dir: volume.attr(&parent, &above), is_freed }))
+}
+
+/// Frees an inode that lost its last name, with the same handle. False: its blocks need more.
+fn free_with(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<bool> {
+    promised::release(volume, cell, 0, u32::MAX);
+    let has_blocks = core.raw.sectors(volume.geometry.block_bytes) > 0;
+    if core.raw.has_flag(EXTENTS)
+        && has_blocks
+        && extents::remove(volume, handle, cell, core, FileBlock(0), 1 << 32)?.is_some()
+    {
+        return Ok(false);
+    }
+    end_inode(volume, handle, cell, core)?;
+    Ok(true)
+}
+
 /// Removes an empty directory.
 ///
 /// # Errors
@@ -476,9 +524,14 @@ pub fn free_inode(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
     }
     promised::release(volume, cell, 0, u32::MAX);
     let handle = volume.start(NAME_CREDITS)?;
-    xattr::release_block(volume, &handle, cell, core)?;
-    orphan::remove(volume, cell, core);
-    release_number(volume, &handle, cell, core)?;
+    end_inode(volume, &handle, cell, core)?;
     handle.complete();
     Ok(())
+}
+
+/// Frees an inode that has neither names nor blocks.
+fn end_inode(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
+    xattr::release_block(volume, handle, cell, core)?;
+    orphan::remove(volume, cell, core);
+    release_number(volume, handle, cell, core)
 }

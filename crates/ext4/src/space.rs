@@ -19,7 +19,7 @@ use crate::volume::Volume;
 
 /// Credits of a handle that removes the blocks of a few groups: their bitmaps and descriptors, one
 /// path of tree nodes that may split, the inode.
-const REMOVE_CREDITS: usize = 2 * (GROUPS_PER_REMOVAL + 2) + MAP_CREDITS;
+pub(crate) const REMOVE_CREDITS: usize = 2 * (GROUPS_PER_REMOVAL + 2) + MAP_CREDITS;
 /// Extents moved with one handle. Neighbours share leaves.
 const SHIFTS_PER_HANDLE: usize = 4;
 /// Credits of such a handle: each move takes from one leaf and adds to another.

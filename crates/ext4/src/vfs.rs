@@ -5,15 +5,15 @@ use std::sync::atomic::Ordering;
 use polylane_base::{Errno, Ino};
 use polylane_vfs::flags;
 use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Late, NewNode,
-    Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs,
+    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Last, Late,
+    NewNode, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs,
     XattrMode,
 };
 
 use crate::data::{self, INODE_CREDITS};
 use crate::dir;
 use crate::error::Result;
-use crate::format::inode::{RawInode, Stamp};
+use crate::format::inode::{EXTENTS, RawInode, Stamp};
 use crate::format::superblock::max_file_bytes;
 use crate::inode::Core;
 use crate::journal::Journal;
@@ -163,6 +163,20 @@ impl FileSystem for Ext4 {
 
     fn unlink(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
         self.changing(|| ops::unlink(&self.volume, number(dir)?, name))
+    }
+
+    fn unlink_last(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        is_over: &mut dyn FnMut() -> bool,
+    ) -> polylane_base::Result<Option<Last>> {
+        self.changing(|| {
+            if self.leaves_nameless.load(Ordering::SeqCst) {
+                return Ok(None);
+            }
+            ops::unlink_last(&self.volume, number(dir)?, name, is_over)
+        })
     }
 
     fn rmdir(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
@@ -399,13 +413,13 @@ impl FileSystem for Ext4 {
         self.change_xattr(ino, &xattr::Change { name, value: value.as_deref(), mode, perm })
     }
 
-    fn can_lose_name(&self, ino: Ino) -> bool {
+    fn can_lose_name(&self, attr: &Attr) -> bool {
         let can = || {
-            let cell = self.volume.cell(number(ino)?)?;
+            let cell = self.volume.cell(number(attr.ino)?)?;
             let core = cell.core.read();
             ops::can_free(&self.volume, &core)
         };
-        can().is_ok()
+        attr.flags & EXTENTS != 0 || can().is_ok()
     }
 
     fn fsync(&self, ino: Ino, data_only: bool) -> polylane_base::Result<()> {

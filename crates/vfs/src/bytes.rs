@@ -1,5 +1,9 @@
 //! Bytes of files on their way between a libservice and whoever asks for them.
 
+use polylane_base::{Errno, Ino, Result, Time};
+
+use crate::fs::{Attr, FileSystem, SetAttr, SetTime};
+
 /// Where read bytes go. Implemented over plain memory and over a client's request buffer.
 pub trait Sink {
     /// Stores `bytes` at `at` bytes from the start of the request. In range by contract: the reader
@@ -23,6 +27,30 @@ pub trait Source {
 
     /// Copies the `into.len()` bytes at `at` out. In range by contract.
     fn get(&mut self, at: usize, into: &mut [u8]);
+}
+
+/// Bytes of a file that were kept elsewhere since they were written, and when that was.
+pub struct Late<'a> {
+    /// The file.
+    pub ino: Ino,
+    /// Where the bytes belong.
+    pub offset: u64,
+    /// The bytes, at least one.
+    pub source: &'a mut dyn Source,
+    /// The modification and change times that the file is to have.
+    pub times: [Time; 2],
+}
+
+impl Late<'_> {
+    /// Stores it by a write and a change of state. `ENOSPC`: not all of it, or nothing; the errors
+    /// of [`FileSystem::write`] and [`FileSystem::setattr`].
+    pub fn store(&mut self, fs: &(impl FileSystem + ?Sized)) -> Result<Attr> {
+        if fs.write(self.ino, self.offset, self.source)? < self.source.len() {
+            return Err(Errno::ENOSPC);
+        }
+        let (mtime, ctime) = (Some(SetTime::At(self.times[0])), Some(self.times[1]));
+        fs.setattr(self.ino, &SetAttr { mtime, ctime, ..SetAttr::default() })
+    }
 }
 
 impl Sink for &mut [u8] {

@@ -13,7 +13,7 @@ use crate::acls::Inherited;
 use crate::cache::PageCache;
 use crate::dentry::{Cached, DentryTable};
 use crate::fs::{Attr, Character, FileSystem, Kind, Revived};
-use crate::inode::{Inode, LOCKED, NO_CAPS, Node};
+use crate::inode::{FREED, Inode, LOCKED, NO_CAPS, Node};
 use crate::inodes::InodeTable;
 use crate::lease::Leases;
 use crate::lock::LockTable;
@@ -224,7 +224,9 @@ impl Core {
         }
         self.marks.forgets(inode);
         self.cache.retire(inode);
-        self.fs.forget(inode.ino());
+        if !inode.has(FREED) {
+            self.fs.forget(inode.ino());
+        }
         self.inodes.remove(inode);
     }
 }

@@ -14,7 +14,8 @@
 //!   instance. Everything else may be called from any number of threads at once.
 //! - Data calls on one inode: any number of reads together; a write, truncate or fallocate is
 //!   alone.
-//! - [`FileSystem::forget`] is the last call for an inode until a lookup returns it again.
+//! - [`FileSystem::forget`] is the last call for an inode until a lookup returns it again, or the
+//!   [`FileSystem::unlink_last`] that freed it.
 //!
 //! # What the VFS may rely on
 //!
@@ -28,7 +29,7 @@
 use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 
 pub use crate::acl::{Acl, AclKind, Acls};
-pub use crate::bytes::{Sink, Source};
+pub use crate::bytes::{Late, Sink, Source};
 
 /// What a directory entry or inode is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -185,30 +186,6 @@ impl NewNode<'_> {
     }
 }
 
-/// Bytes of a file that were kept elsewhere since they were written, and when that was.
-pub struct Late<'a> {
-    /// The file.
-    pub ino: Ino,
-    /// Where the bytes belong.
-    pub offset: u64,
-    /// The bytes, at least one.
-    pub source: &'a mut dyn Source,
-    /// The modification and change times that the file is to have.
-    pub times: [Time; 2],
-}
-
-impl Late<'_> {
-    /// Stores it by a write and a change of state. `ENOSPC`: not all of it, or nothing; the errors
-    /// of [`FileSystem::write`] and [`FileSystem::setattr`].
-    pub fn store(&mut self, fs: &(impl FileSystem + ?Sized)) -> Result<Attr> {
-        if fs.write(self.ino, self.offset, self.source)? < self.source.len() {
-            return Err(Errno::ENOSPC);
-        }
-        let (mtime, ctime) = (Some(SetTime::At(self.times[0])), Some(self.times[1]));
-        fs.setattr(self.ino, &SetAttr { mtime, ctime, ..SetAttr::default() })
-    }
-}
-
 /// The states after a change of one directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Changed {
@@ -216,6 +193,15 @@ pub struct Changed {
     pub dir: Attr,
     /// The inode that the entry names or named.
     pub node: Attr,
+}
+
+/// The states after a last name was removed by [`FileSystem::unlink_last`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Last {
+    /// The directory.
+    pub dir: Attr,
+    /// The inode is freed; else [`FileSystem::forget`] frees it.
+    pub is_freed: bool,
 }
 
 /// The states after a rename.
@@ -398,6 +384,20 @@ pub trait FileSystem: Send + Sync {
     /// Removes the name of something that is not a directory. The inode lives on until `forget`.
     fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Changed>;
 
+    /// [`unlink`](Self::unlink) of a last name and [`forget`](Self::forget) in one change, if
+    /// `is_over`, asked once, when nothing but the medium can fail any more, says that nobody holds
+    /// the inode and nobody will. `None`: `is_over` was not asked, and nothing was done, as where
+    /// the inode has other names.
+    fn unlink_last(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        is_over: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Last>> {
+        let _ = (dir, name, is_over);
+        Ok(None)
+    }
+
     /// Removes an empty directory. `ENOTEMPTY` when it is not.
     fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Changed>;
 
@@ -559,10 +559,10 @@ pub trait FileSystem: Send + Sync {
         self.rename(dir, from, dir, to, RenameMode::Replace)
     }
 
-    /// Whether [`FileSystem::unlink`] of a name of this regular file fails only when the medium
-    /// does.
-    fn can_lose_name(&self, ino: Ino) -> bool {
-        let _ = ino;
+    /// Whether [`FileSystem::unlink`] of a name of this regular file, whose state is `attr`, fails
+    /// only when the medium does.
+    fn can_lose_name(&self, attr: &Attr) -> bool {
+        let _ = attr;
         true
     }
 

@@ -62,6 +62,9 @@ pub(crate) const ONLY_GROWS: u32 = 8192;
 /// Reading it moves no access time.
 pub(crate) const NO_ATIME: u32 = 16384;
 
+/// The libservice has freed it: it is not to be forgotten any more.
+pub(crate) const FREED: u32 = 32768;
+
 /// Beside the permission bits: they may belong to an access control list. In one word with them, so
 /// that nobody takes the bits that come with a list for those of an inode without one.
 pub(crate) const LISTED: u32 = 1 << 31;
@@ -224,6 +227,14 @@ impl Inode {
     /// [`keep`](Self::keep) for results that need no order: the caller holds the directory lock.
     pub(crate) fn keep_now(&self, new: Attr) {
         self.keep(&mut self.attr.lock(), new);
+    }
+
+    /// It lost its last name while nobody held it; `is_freed` by the libservice, too.
+    pub(crate) fn ended(&self, is_freed: bool) {
+        self.nlink.store(0, Release);
+        if is_freed {
+            self.raise(FREED);
+        }
     }
 
     /// Keeps the time of a change of its names, of which nothing else is to be known.

@@ -13,7 +13,7 @@ use crate::cred::Cred;
 use crate::flags;
 use crate::fs::{Kind, NewNode, SetAttr};
 use crate::handover::{self, Op};
-use crate::inode::{ATIME_DUE, FROZEN, Inode, LEASED, LINKABLE, Node, ONLY_GROWS};
+use crate::inode::{ATIME_DUE, FROZEN, Inode, LEASED, LINKABLE, Node, ONLY_GROWS, STALE};
 use crate::vfs::{Create, Vfs};
 use crate::walk::{NAME_MAX, PATH_MAX};
 
@@ -124,6 +124,57 @@ impl Core {
         handover::intend(Op::Remove, [victim.ino().0, victim.generation(), 0, 0]);
     }
 
+    /// Removes the last name of an inode that nobody else holds, and ends it with it: it is put
+    /// into `over`, to be dropped without locks.
+    fn unlink_last(
+        &self,
+        (dir, name): (&Inode, &[u8]),
+        victim: Node,
+        over: &mut Option<Inode>,
+    ) -> Result<Unlinked> {
+        // The table of names has it, and we.
+        if victim.nlink() != 1 || self.cache.holders(&victim) != 2 {
+            return Ok(Unlinked::NotYet(victim));
+        }
+        let mut held = Some(victim);
+        let mut is_over = || {
+            match held.take().map(|node| self.take_alone(dir, name, node)) {
+                Some(Ok(inode)) => *over = Some(inode),
+                Some(Err(node)) => held = Some(node),
+                None => {}
+            }
+            over.is_some()
+        };
+        let last = self.fs.unlink_last(dir.ino(), name, &mut is_over)?;
+        if let Some(last) = &last {
+            dir.keep_now(last.dir);
+        }
+        match (last, over, held) {
+            (Some(last), Some(inode), _) => {
+                inode.ended(last.is_freed);
+                Ok(Unlinked::Over)
+            }
+            (Some(_), None, Some(node)) => {
+                // Somebody came to it meanwhile, and may change it: its state is asked for in turn.
+                node.raise(STALE);
+                drop(node.fresh_attr()?);
+                self.cache.unlinked(&node);
+                Ok(Unlinked::Held(node))
+            }
+            (None, None, Some(node)) => Ok(Unlinked::NotYet(node)),
+            // Asked and not done, which no libservice does.
+            _ => Err(Errno::EIO),
+        }
+    }
+
+    /// Takes an inode from all who hold it for its name alone; gives it back where others do. From
+    /// then on nobody comes to it by its number, or by what refers to it weakly.
+    fn take_alone(&self, dir: &Inode, name: &[u8], node: Node) -> Result<Inode, Node> {
+        self.dentries.remove(dir.id, name);
+        self.cache.let_go(&node);
+        Arc::try_unwrap(node)
+    }
+
     /// Whether a former service gave `node` this name on behalf of this very request; else notes
     /// that it is about to get it.
     fn linked_before(self: &Arc<Self>, node: &Node, dir: &Node, name: &[u8]) -> bool {
@@ -136,6 +187,16 @@ impl Core {
             Err(_) => false,
         }
     }
+}
+
+/// What became of an inode whose last name was to be removed with it.
+enum Unlinked {
+    /// It is over.
+    Over,
+    /// It lost its name, and lives on while it is held.
+    Held(Node),
+    /// It has its name still.
+    NotYet(Node),
 }
 
 /// Whether this is the inode of that number and generation.
@@ -294,8 +355,8 @@ impl Vfs {
         self.take_unlinked(cred, dir, name).map(drop)
     }
 
-    /// [`unlink`](Self::unlink), and the inode that lost its name; `None` when a former service
-    /// removed it.
+    /// [`unlink`](Self::unlink), and the inode that lost its name; `None` when that is over, or a
+    /// former service removed it.
     pub fn take_unlinked(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
         let victim = self.unlink_once(cred, dir, name)?;
         if let Some(victim) = &victim {
@@ -310,6 +371,7 @@ impl Vfs {
         check_name(name)?;
         // Declared before the lock, dropped after it: this may be the last reference.
         let victim;
+        let mut over = None;
         let core = &self.core;
         let _entries = core.lock_entries(cred, dir);
         victim = core.child_locked(dir, name);
@@ -326,6 +388,11 @@ impl Vfs {
         // Paths may lead through a link.
         let _moving = (victim.kind() == Kind::Symlink).then(|| core.marks.moving());
         core.marks.name_changes(dir, name);
+        let victim = match core.unlink_last((dir, name), victim, &mut over)? {
+            Unlinked::NotYet(victim) => victim,
+            Unlinked::Held(victim) => return Ok(Some(victim)),
+            Unlinked::Over => return Ok(None),
+        };
         let mut attr = victim.attr();
         let changed = core.fs.unlink(dir.ino(), name)?;
         victim.keep(&mut attr, changed.node);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_testkit::acl::{NOBODY, value};
 use polylane_vfs::fs::{
-    Acl, AclKind, Acls, Attr, Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime,
-    XattrMode,
+    Acl, AclKind, Acls, Attr, Fallocate, FileSystem, Kind, Last, NewNode, RenameMode, SetAttr,
+    SetTime, XattrMode,
 };
 
 /// The byte that free blocks are filled with before a run: no file may ever show it.
@@ -125,6 +125,20 @@ impl<'a> Runner<'a> {
         let result = self.change(op);
         self.forget_seen();
         result
+    }
+
+    /// As the VFS does it: a last name takes the inode with it, unless somebody holds that.
+    fn unlink(&mut self, dir: Ino, name: &[u8]) -> Result<()> {
+        let ino = self.fs.lookup(dir, name)?.ino;
+        let is_over = self.held().all(|held| held != ino);
+        let last = self.fs.unlink_last(dir, name, &mut || is_over)?;
+        match last {
+            Some(Last { is_freed: true, .. }) => return Ok(()),
+            Some(_) => {}
+            None => drop(self.fs.unlink(dir, name)?),
+        }
+        self.seen.push(ino);
+        Ok(())
     }
 
     fn forget_seen(&mut self) {
@@ -272,8 +286,7 @@ impl<'a> Runner<'a> {
             }
             Op::Unlink(path) => {
                 let (dir, name) = self.parent(path)?;
-                self.seen.push(self.fs.lookup(dir, name)?.ino);
-                self.fs.unlink(dir, name).map(drop)
+                self.unlink(dir, name)
             }
             Op::Rmdir(path) => {
                 let (dir, name) = self.parent(path)?;

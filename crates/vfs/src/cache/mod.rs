@@ -138,24 +138,35 @@ impl PageCache {
         self.hold(node);
     }
 
+    /// `node` is no longer worth being kept for its data, until [`unlinked`](Self::unlinked) looks
+    /// again.
+    pub(crate) fn let_go(&self, node: &Node) {
+        self.hold_as(node, DirtyFile::nameless);
+    }
+
     /// Holds a dirty file as its link count demands.
     fn hold(&self, node: &Node) {
-        if node.pages_used().is_none() {
-            return;
-        }
-        let former = match self.dirty_files.lock().get_mut(&node.id) {
-            Some(file) => Some(std::mem::replace(file, DirtyFile::of(node))),
-            None => None,
-        };
+        self.hold_as(node, DirtyFile::of);
+    }
+
+    fn hold_as(&self, node: &Node, how: fn(&Node) -> DirtyFile) {
+        let Some(pages) = node.pages_used() else { return };
+        let mut files = self.dirty_files.lock();
+        let former = files.get_mut(&node.id).map(|file| {
+            let new = how(node);
+            pages.keep(new.keeps());
+            std::mem::replace(file, new)
+        });
+        drop(files);
         drop(former);
     }
 
     /// How many hold the file, beside the list of dirty files.
     pub(crate) fn holders(&self, node: &Node) -> usize {
         // Nobody is added to the list or taken off it meanwhile.
-        let files = self.dirty_files.lock();
-        let listed = matches!(files.get(&node.id), Some(DirtyFile::Linked(_)));
-        Arc::strong_count(node) - usize::from(listed)
+        let _files = self.dirty_files.lock();
+        let kept = node.pages_used().is_some_and(FilePages::is_kept);
+        Arc::strong_count(node) - usize::from(kept)
     }
 
     /// A file with pages takes part in the CLOCK.

@@ -53,6 +53,8 @@ pub(crate) struct FilePages {
     landing: AtomicU64,
     /// In the list of dirty files.
     pub(super) listed: AtomicBool,
+    /// That list keeps the file alive. Changes with the list locked.
+    kept: AtomicBool,
     /// In the CLOCK.
     pub(super) clocked: AtomicBool,
     /// Write-back errors so far; the last one.
@@ -286,6 +288,16 @@ impl FilePages {
         drop(map);
         self.blame(errno);
         Delta { pages: 0, dirty: twice }
+    }
+
+    /// Whether the list of dirty files keeps the file alive. Call with the list locked.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept.load(Relaxed)
+    }
+
+    /// From now on it does, or not. Call with the list locked.
+    pub(super) fn keep(&self, kept: bool) {
+        self.kept.store(kept, Relaxed);
     }
 
     /// Keeps an error of a write-back for the next fsync of every open file.

@@ -27,11 +27,16 @@ pub(super) enum DirtyFile {
 
 impl DirtyFile {
     pub(super) fn of(node: &Node) -> DirtyFile {
-        if node.nlink() > 0 {
-            DirtyFile::Linked(node.clone())
-        } else {
-            DirtyFile::Unlinked(Arc::downgrade(node))
-        }
+        if node.nlink() > 0 { DirtyFile::Linked(node.clone()) } else { DirtyFile::nameless(node) }
+    }
+
+    pub(super) fn nameless(node: &Node) -> DirtyFile {
+        DirtyFile::Unlinked(Arc::downgrade(node))
+    }
+
+    /// Whether it keeps the file alive.
+    pub(super) fn keeps(&self) -> bool {
+        matches!(self, DirtyFile::Linked(_))
     }
 
     /// The file, if it is to be written: one without a name only when that is asked for.
@@ -249,7 +254,11 @@ impl PageCache {
         if pages.listed.swap(true, Relaxed) {
             return;
         }
-        let former = self.dirty_files.lock().insert(node.id, DirtyFile::of(node));
+        let new = DirtyFile::of(node);
+        let mut files = self.dirty_files.lock();
+        pages.keep(new.keeps());
+        let former = files.insert(node.id, new);
+        drop(files);
         drop(former);
     }
 
@@ -260,6 +269,7 @@ impl PageCache {
         // down.
         pages.listed.store(false, Relaxed);
         let former = if pages.is_clean() {
+            pages.keep(false);
             files.remove(&inode.id)
         } else {
             pages.listed.store(true, Relaxed);
