@@ -239,23 +239,25 @@ pub(crate) fn write(
     put().or_else(|| if extended(session, file) { put() } else { None })
 }
 
-/// Whether whole pages of the file from `offset` to `end` may be written by the stream: the file is
-/// on loan, and none of them is shown.
+/// The loan on which whole pages of the file from `offset` to `end` may be written by the stream,
+/// none of which is shown; 0: there is none.
 #[inline]
-pub(crate) fn takes_stream(
+pub(crate) fn stream_for(
     session: &'static Session,
     file: &Record,
     (offset, end): (u64, u64),
-) -> bool {
-    let Some((views, number)) = shown(session, file) else { return false };
+) -> u64 {
+    let Some((views, number)) = shown(session, file) else { return 0 };
+    let loan = views.streams(number);
     let pages = offset / FRAME_BYTES as u64..end.div_ceil(FRAME_BYTES as u64);
     let unseen = |look: Look| !pages.clone().any(|page| views.find(look, page).is_some());
-    views.streams(number)
+    let there = loan != 0
         && views
             .look(number)
             .filter(|look| look.has(HAS_DATA) && unseen(*look))
             .is_some_and(|look| views.size(number) >= Some(end) && views.is_same(number, look))
-        && !session.channel.is_dead()
+        && !session.channel.is_dead();
+    if there { loan } else { 0 }
 }
 
 /// Asks for more room behind the end, and goes on.

@@ -36,7 +36,6 @@ use crate::kept::{FormerProcess, Kept};
 use crate::notifier::{Level, Notifier, Range};
 use crate::pace::Pace;
 use crate::restore;
-use crate::shm::Appliers;
 use crate::slots::SlotTable;
 use crate::tickets::TicketTable;
 
@@ -72,8 +71,6 @@ pub struct Lane {
     pub handover: Option<Handover>,
     /// Locks that it is to know.
     pub(crate) kept: Arc<Kept>,
-    /// Threads that apply what clients streamed.
-    pub(crate) appliers: Appliers,
     /// As the host's `fs.protected_hardlinks`, which the kernel minds for FUSE alone.
     guards_links: AtomicBool,
 }
@@ -189,7 +186,6 @@ impl Lane {
             progress: fuse::Progress::default(),
             syncs: Pace::default(),
             handover,
-            appliers: Appliers::default(),
             guards_links: AtomicBool::new(false),
         })
     }

@@ -9,11 +9,15 @@ use polylane_base::Errno;
 use polylane_base::rng::Rng;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use polylane_front::shm::Config;
-use polylane_ipc::message::{Message, Op, STREAMED};
-use polylane_ipc::stream::{Change, DATA_BYTES, Entry, LENT, Posted, WRITE_BYTES_MAX};
+use polylane_front::slots::Token;
+use polylane_ipc::message::{LEASED, MAY_REST, Message, NO_SLOT, Op, STREAMED};
+use polylane_ipc::stream::{
+    Change, DATA_BYTES, Entry, LENT, Posted, ShortName, WRITE_BYTES_MAX, set, streamed_handle,
+};
 use polylane_ipc::view::FRAME_BYTES;
+use polylane_vfs::Cred;
 use shm_kit::file::{File, PAGE, beside, read_beside, write_beside};
-use shm_kit::{Client, House, count, requests_of, roomy_lane, wait_for};
+use shm_kit::{Client, House, count, make_slot, requests_of, roomy_lane, wait_for};
 
 const PAGES: u64 = 300;
 
@@ -24,11 +28,15 @@ fn house() -> House {
 /// A file of so many pages, of which its client has some on loan and may stream the others.
 fn on_loan<'a>(client: &'a Client, name: &str, pages: u64) -> File<'a> {
     let mut file = File::open(client, name);
-    file.write(0, &vec![0; FRAME_BYTES]);
+    borrow(&mut file, pages);
+    file
+}
+
+fn borrow(file: &mut File<'_>, pages: u64) {
+    file.write(0, &[0; FRAME_BYTES]);
     file.truncate(pages * PAGE);
     (0..4).for_each(|_| file.write(0, &[0; FRAME_BYTES]));
-    assert!(client.channel.views().unwrap().streams(file.view), "no stream");
-    file
+    assert!(file.client.channel.views().unwrap().streams(file.view) != 0, "no stream");
 }
 
 fn filled(number: u64) -> Vec<u8> {
@@ -126,6 +134,7 @@ fn a_model_agrees_where_pages_are_streamed() {
 #[test]
 fn nobody_reads_what_is_older_than_what_was_streamed() {
     let house = house();
+    let free = house.lane.vfs.statfs().unwrap().bfree;
     let (writing, reading) = (house.client(), house.client());
     let mut file = on_loan(&writing, "f", PAGES);
     let told: Vec<AtomicU64> = (0..PAGES).map(|_| AtomicU64::new(0)).collect();
@@ -156,6 +165,14 @@ fn nobody_reads_what_is_older_than_what_was_streamed() {
             let direct = beside(&house, "f");
             look(Box::new(move |at| read_beside(&direct, at, FRAME_BYTES)), 3);
         });
+        // Gates are shut and opened again.
+        scope.spawn(|| {
+            while !over.load(SeqCst) {
+                house.lane.vfs.give_room_back();
+                std::thread::sleep(Duration::from_millis(1));
+                house.lane.vfs.sync().unwrap();
+            }
+        });
         // Each has pages of its own, so that the last number told is the last one written.
         let write = |file: &mut File<'_>, odd: u64| {
             let (mut rng, start) = (Rng::new(odd), Instant::now());
@@ -177,6 +194,9 @@ fn nobody_reads_what_is_older_than_what_was_streamed() {
         over.store(true, SeqCst);
     });
     assert!(file.streamed > 300, "{}", file.streamed);
+    // What was set aside is given back, the last loan's too.
+    drop((writing, reading));
+    wait_for("the room", || house.lane.vfs.statfs().unwrap().bfree == free - PAGES);
 }
 
 #[test]
@@ -215,25 +235,31 @@ fn ask(client: &Client, handle: u64, offset: u64, position: u32) -> Result<usize
 }
 
 #[test]
-fn what_others_have_by_now_is_refused_and_asked_for() {
+fn what_is_not_on_loan_by_now_is_refused_and_asked_for() {
     let house = house();
     let (client, other) = (house.client(), house.client());
-    on_loan(&client, "g", PAGES);
-    let (handle, len) = (client.create("f"), FRAME_BYTES);
-    client.write(handle, 0, &[0; 6 * FRAME_BYTES]).unwrap();
-    // Applied, though the file is not on loan: nobody else has it.
-    let direct = beside(&house, "f");
+    let (file, len) = (on_loan(&client, "f", PAGES), FRAME_BYTES);
+    let (handle, direct) = (file.handle, beside(&house, "f"));
+    // Applied, and not written once more.
     let applied = post(&client, handle, PAGE, (0, len));
-    assert_eq!(ask(&client, handle, PAGE, applied), Ok(FRAME_BYTES));
+    assert_eq!(ask(&client, handle, PAGE, applied), Ok(len));
     assert_eq!(read_beside(&direct, PAGE, 1), [7]);
-    // Refused where another session has the file on loan, then written by the request.
-    let mut theirs = File::open(&other, "f");
-    (0..3).for_each(|_| theirs.write(5 * PAGE, &[1; FRAME_BYTES]));
+    // The loan is over by that.
     let refused = post(&client, handle, 2 * PAGE, (0, len));
     client.call(&Message::new(Op::Ping)).unwrap();
-    assert!(theirs.write_lent(5 * PAGE, &[2; FRAME_BYTES]), "their loan goes on");
-    assert_eq!(ask(&client, handle, 2 * PAGE, refused), Ok(FRAME_BYTES));
+    assert_eq!(read_beside(&direct, 2 * PAGE, 1), [0]);
+    assert_eq!(ask(&client, handle, 2 * PAGE, refused), Ok(len));
     assert_eq!(read_beside(&direct, 2 * PAGE, 1), [8]);
+    // Another session has it.
+    let plain = client.open("f", libc::O_RDWR).unwrap().0;
+    client.close(handle).unwrap();
+    let mut theirs = File::open(&other, "f");
+    (0..3).for_each(|_| theirs.write(5 * PAGE, &[1; FRAME_BYTES]));
+    let refused = post(&client, plain, 3 * PAGE, (0, len));
+    client.call(&Message::new(Op::Ping)).unwrap();
+    assert!(theirs.write_lent(5 * PAGE, &[2; FRAME_BYTES]), "their loan goes on");
+    assert_eq!(ask(&client, plain, 3 * PAGE, refused), Ok(len));
+    assert_eq!(read_beside(&direct, 3 * PAGE, 1), [8]);
     assert_eq!(read_beside(&direct, 5 * PAGE, 1), [2]);
 }
 
@@ -273,4 +299,112 @@ fn strange_entries_do_nothing() {
     (0..8).for_each(|page| file.write(page * PAGE, &[0; FRAME_BYTES]));
     (0..8).for_each(|page| file.write(page * PAGE, &[0; FRAME_BYTES]));
     assert!(leaseless.channel.stream().is_shut());
+}
+
+/// A file on loan that may rest once its program closed it, and its number there.
+fn resting<'a>(client: &'a Client, path: &str) -> (File<'a>, u64) {
+    let made = client.create(path);
+    client.close(made).unwrap();
+    let arg = [NO_SLOT, 0, MAY_REST, 0];
+    let message = Message { flags: libc::O_RDWR as u32, arg, ..Message::new(Op::Open) };
+    let reply = client.call_at(message, path.as_bytes(), b"").unwrap();
+    let (number, view) = (reply.value[4], reply.value[5] as u32 - 1);
+    let mut file = File::of(client, reply.handle, view);
+    borrow(&mut file, PAGES);
+    (file, number)
+}
+
+#[test]
+fn a_file_that_is_taken_from_rest_keeps_what_was_streamed() {
+    let house = house();
+    let client = house.client();
+    let (mut file, number_at_rest) = resting(&client, "f");
+    let direct = beside(&house, "f");
+    file.write(9 * PAGE, &filled(2));
+    assert_eq!(file.streamed, 1);
+    // Its program closed it; before it looks whether that holds, the last name goes.
+    assert!(client.channel.views().unwrap().lie_down(file.view, number_at_rest));
+    let vfs = &house.lane.vfs;
+    vfs.unlink(&Cred::root(), &vfs.root(), b"f").unwrap();
+    assert_eq!(number(&read_beside(&direct, 9 * PAGE, FRAME_BYTES)), 2);
+}
+
+#[test]
+fn who_removes_a_file_at_rest_under_a_lease_waits_for_nobody() {
+    let house = house();
+    let client = house.client();
+    client.op_at(Op::Mkdir, "d").unwrap();
+    for round in 0..100 {
+        let name = format!("d/f{round}");
+        let (file, number_at_rest) = resting(&client, &name);
+        client.op_at(Op::Lease, "d").or_else(|_| client.op_at(Op::Lease, "d")).unwrap();
+        assert!(client.channel.views().unwrap().lie_down(file.view, number_at_rest));
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(SeqCst) {
+                    let handle = streamed_handle(3, 9);
+                    let entry = Entry { change: Change::Close, handle, ..Entry::default() };
+                    client.channel.stream().post(&entry);
+                    std::thread::yield_now();
+                }
+            });
+            let message = Message { flags: LEASED, ..Message::new(Op::Unlink) };
+            client.call_at(message, name.as_bytes(), b"").unwrap();
+            over.store(true, SeqCst);
+        });
+    }
+}
+
+#[test]
+fn bytes_that_an_open_brought_are_old_after_a_late_entry() {
+    let house = house();
+    let client = house.client();
+    // The gate is open for another file.
+    on_loan(&client, "g", PAGES);
+    let made = client.create("f");
+    client.write(made, 0, &[1; 2 * FRAME_BYTES]).unwrap();
+    let arg = [NO_SLOT, 64 << 10, 0, 0];
+    let message = Message { flags: libc::O_RDWR as u32, arg, ..Message::new(Op::Open) };
+    let reply = client.call_at(message, b"f", b"").unwrap();
+    assert_eq!(count(&reply), 2 * FRAME_BYTES);
+    let (view, sequence) = (reply.value[0] as u32 - 1, reply.value[1] as u32);
+    let views = client.channel.views().unwrap();
+    assert!(views.is_at(view, sequence));
+    let position = post(&client, reply.handle, PAGE, (0, FRAME_BYTES));
+    assert_eq!(ask(&client, reply.handle, PAGE, position), Ok(FRAME_BYTES));
+    assert!(!views.is_at(view, sequence));
+    assert_eq!(read_beside(&beside(&house, "f"), PAGE, 1), [8]);
+}
+
+#[test]
+fn a_streamed_change_ends_nobodys_loan() {
+    let house = house();
+    let (hostile, client) = (house.client(), house.client());
+    hostile.op_at(Op::Mkdir, "d").unwrap();
+    make_slot(&house, Token(hostile.welcome.token), 0).unwrap();
+    let lease = hostile.op_at(Op::Lease, "d").or_else(|_| hostile.op_at(Op::Lease, "d")).unwrap();
+    let (handle, name) = (streamed_handle(0, 1), ShortName::new(b"f").unwrap());
+    let (change, lease, flags) = (Change::Make, lease.value[0] as u8, libc::O_RDWR as u32);
+    let made =
+        Entry { change, lease, name, perm: 0o666, slot: 1, flags, handle, ..Entry::default() };
+    assert!(matches!(hostile.channel.stream().post(&made), Posted::Waiting(_)));
+    hostile.call(&Message::new(Op::Ping)).unwrap();
+    let mut file = on_loan(&client, "d/f", PAGES);
+    file.write(9 * PAGE, &filled(2));
+    assert_eq!(file.streamed, 1);
+    on_loan(&hostile, "g", PAGES);
+    let (change, len) = (Change::Write, FRAME_BYTES as u32);
+    for entry in [
+        Entry { change: Change::Set, umask: set::MTIME_NOW, handle, ..Entry::default() },
+        Entry { change, len, handle, offset: 9 * PAGE, ..Entry::default() },
+    ] {
+        assert!(matches!(hostile.channel.stream().post(&entry), Posted::Waiting(_)));
+    }
+    hostile.call(&Message::new(Op::Ping)).unwrap();
+    let direct = beside(&house, "d/f");
+    assert_eq!(number(&read_beside(&direct, 9 * PAGE, FRAME_BYTES)), 2);
+    write_beside(&direct, 9 * PAGE, &filled(5));
+    client.call(&Message::new(Op::Ping)).unwrap();
+    assert_eq!(number(&read_beside(&direct, 9 * PAGE, FRAME_BYTES)), 5);
 }

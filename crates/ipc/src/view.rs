@@ -328,13 +328,13 @@ impl<M: Memory> Views<M> {
         from != 0 && end >= from && ask.compare_exchange(from, 0, Relaxed, Relaxed).is_ok()
     }
 
-    /// Whether whole pages that are not lent may be written by the stream, as long as the file is
-    /// on loan. Looked at again once that is done: who ends the loan forbids it before he looks at
-    /// the stream.
+    /// The number of the loan on which whole pages that are not lent may be written by the stream;
+    /// 0: there is none. Looked at again once that is done: who ends the loan takes the number away
+    /// before he looks at the stream, and no other loan has the same.
     #[inline]
-    pub fn streams(&self, view: u32) -> bool {
+    pub fn streams(&self, view: u32) -> u64 {
         self.memory.fence();
-        self.memory.word64(self.view(view, STREAMS)).load(SeqCst) != 0
+        self.memory.word64(self.view(view, STREAMS)).load(SeqCst)
     }
 
     /// Whether a read was noted since the gate was opened.
@@ -508,10 +508,11 @@ impl<M: Memory> Views<M> {
         self.memory.word64(self.view(view, ROOM)).store(room, Release);
     }
 
-    /// Whether the client may write by the stream what is not lent of a file on loan. What was
-    /// posted before that was forbidden lies in the stream for who looks there next.
-    pub fn let_stream(&self, view: u32, may: bool) {
-        self.memory.word64(self.view(view, STREAMS)).store(may.into(), SeqCst);
+    /// On the loan with this number, which no other has, the client may write by the stream what it
+    /// is not lent; 0: it may not. What was posted before that was forbidden lies in the stream for
+    /// who looks there next.
+    pub fn let_stream(&self, view: u32, loan: u64) {
+        self.memory.word64(self.view(view, STREAMS)).store(loan, SeqCst);
         self.memory.fence();
     }
 

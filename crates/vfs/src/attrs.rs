@@ -56,7 +56,8 @@ impl Vfs {
             }
             None => {
                 // Times that are set now come after those of what was written before.
-                let _data = (node.kind() == Kind::File).then(|| self.core.lock_shared(node));
+                let is_file = node.kind() == Kind::File;
+                let _data = is_file.then(|| self.core.lock_shared_as(cred, node)).transpose()?;
                 let rights = set.perm.is_some() || set.uid.is_some() || set.gid.is_some();
                 let _announced = (node.is_dir() && rights).then(|| self.core.change_paths());
                 let _entries = node.is_dir().then(|| self.core.lock_entries(cred, node));

@@ -356,10 +356,10 @@ impl Vfs {
     }
 
     /// [`unlink`](Self::unlink), and the inode that lost its name; `None` when that is over, or a
-    /// former service removed it.
+    /// former service removed it. After a streamed call [`Vfs::lost_a_name`] is to be told.
     pub fn take_unlinked(&self, cred: &Cred, dir: &Node, name: &[u8]) -> Result<Option<Node>> {
         let victim = self.unlink_once(cred, dir, name)?;
-        if let Some(victim) = &victim {
+        if let Some(victim) = victim.as_ref().filter(|_| !cred.streamed) {
             self.core.lost_a_name(victim);
         }
         Ok(victim)

@@ -107,7 +107,8 @@ impl Vfs {
         self.take_renamed(cred, from_dir, from, to_dir, to, flags).map(drop)
     }
 
-    /// [`rename`](Self::rename), and the inodes that changed names.
+    /// [`rename`](Self::rename), and the inodes that changed names. After a streamed call
+    /// [`Vfs::lost_a_name`] is to be told of what was replaced.
     pub fn take_renamed(
         &self,
         cred: &Cred,
@@ -132,7 +133,7 @@ impl Vfs {
             wish.announced = announced.is_some();
             match self.rename_once(cred, from, to, wish) {
                 Ok(done) => {
-                    if let Some(replaced) = &done.replaced {
+                    if let Some(replaced) = done.replaced.as_ref().filter(|_| !cred.streamed) {
                         self.core.lost_a_name(replaced);
                     }
                     return Ok(done);

@@ -231,6 +231,12 @@ impl Vfs {
         drop(former);
     }
 
+    /// What a streamed call took a name from: where that was the last one, views that nobody uses
+    /// are given up. Call without locks, those of whoever has the call made included.
+    pub fn lost_a_name(&self, node: &Node) {
+        self.core.lost_a_name(node);
+    }
+
     /// Before the kernel gets pages of a file, which programs change without a word: what was lent
     /// comes back, and views lose what they show.
     pub fn blind_views(&self, node: &Node) {
@@ -283,11 +289,6 @@ impl Inode {
         views.len() == 1 && views[0].session == session
     }
 
-    /// Whether another session has the file on loan. Call with the data locked.
-    pub(crate) fn is_lent_to_others(&self, session: u64) -> bool {
-        self.has(LENT) && !self.is_viewed_by(session)
-    }
-
     /// Tells the views that bytes are about to change. Call with the data locked for change.
     #[inline]
     pub(crate) fn data_changes(&self, start: u64, end: u64) {
@@ -330,6 +331,20 @@ impl Core {
             drop(data);
             self.end_loan_on(node);
         }
+    }
+
+    /// As [`Core::lock_shared`] for the one of `cred`: a streamed call ends no loan. `EPERM`: there
+    /// is one.
+    pub(crate) fn lock_shared_as<'a>(
+        &self,
+        cred: &Cred,
+        node: &'a Node,
+    ) -> Result<RwLockReadGuard<'a, ()>> {
+        if !cred.streamed {
+            return Ok(self.lock_shared(node));
+        }
+        let data = node.lock.read();
+        if node.has(LENT) { Err(Errno::EPERM) } else { Ok(data) }
     }
 
     /// Locks a file's data for change, with nothing of it on loan. Call without locks.

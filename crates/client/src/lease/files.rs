@@ -110,8 +110,9 @@ pub(crate) fn write_lent(
     let flags = file.flags.load(Relaxed).cast_signed();
     let fits = from.len() <= WRITE_BYTES_MAX && flags & UNSTREAMED_FLAGS == 0;
     let whole = offset.is_multiple_of(page) && end.is_multiple_of(page) && end <= LENT_OFFSET_MAX;
-    let takes_stream = || view::takes_stream(session, file, (offset, end));
-    if !fits || !whole || !takes_stream() {
+    let stream = || view::stream_for(session, file, (offset, end));
+    let loan = if fits && whole { stream() } else { 0 };
+    if loan == 0 {
         return Lent::Ordinary;
     }
     match post_lent(session, file, offset, from) {
@@ -119,7 +120,7 @@ pub(crate) fn write_lent(
         Some(position) => {
             // Who ends the loan says so first, and then looks at the stream.
             fence(SeqCst);
-            if takes_stream() { Lent::Done } else { Lent::Asked(position) }
+            if stream() == loan { Lent::Done } else { Lent::Asked(position) }
         }
     }
 }
@@ -127,6 +128,7 @@ pub(crate) fn write_lent(
 /// The position of the entry.
 fn post_lent(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> Option<u32> {
     let inside = state::get().leases.enter_stream(session)?;
+    let head = inside.leases.head.load(Relaxed);
     let at = inside.take_bytes(from.len())?;
     session.channel.stream_put(at, from);
     let entry = Entry {
@@ -137,7 +139,10 @@ fn post_lent(session: &'static Session, file: &Record, offset: u64, from: &[u8])
         flags: stream::LENT,
         ..inside.stamped(Change::Write, 0, ShortName::default())
     };
-    inside.post(&entry).ok()?;
+    if inside.post(&entry).is_err() {
+        inside.leases.head.store(head, Relaxed);
+        return None;
+    }
     Some(session.channel.stream().last_position())
 }
 

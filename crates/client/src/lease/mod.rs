@@ -140,8 +140,12 @@ impl Leases {
         if stream.is_shut() {
             return None;
         }
-        if stream.is_all_done() && self.of_stream.swap(session.number, Relaxed) != session.number {
-            // The first time: all of the ring is free.
+        if self.of_stream.load(Relaxed) != session.number {
+            // The first time all of the ring is free; a thread that is late has a former session.
+            if !stream.is_all_done() || session.channel.is_dead() {
+                return None;
+            }
+            self.of_stream.store(session.number, Relaxed);
             inside.clear_ring();
         }
         Some(inside)
@@ -236,7 +240,7 @@ impl Inside {
             }
             Posted::Full => Err(Ordinary),
             Posted::Shut => {
-                if leases.session.load(Relaxed) != 0 {
+                if leases.session.load(Relaxed) == self.session.number {
                     self.ended();
                 }
                 Err(Ordinary)

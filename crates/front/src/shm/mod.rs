@@ -55,7 +55,6 @@ use polylane_vfs::handover::Heart;
 
 use self::accept::{Acceptor, Around};
 use self::helpers::Helpers;
-pub(crate) use self::leases::Appliers;
 use self::marks::Marks;
 use self::post::Post;
 use self::stats::Stats;

@@ -130,26 +130,29 @@ impl<'a> File<'a> {
         File { mailbox, unasked: 0, streamed: 0, ..*self }
     }
 
-    /// Whether a page that is not lent may be streamed.
-    fn takes_stream(&self, offset: u64) -> bool {
+    /// The loan on which a page that is not lent may be streamed; 0: none.
+    pub fn stream_for(&self, offset: u64) -> u64 {
         let views = self.client.channel.views().unwrap();
         let look = || {
             let look = views.look(self.view).filter(|look| look.has(HAS_DATA))?;
             let fits = views.size(self.view)? >= offset + PAGE;
             (fits && views.find(look, offset / PAGE).is_none()).then_some(look)
         };
-        views.streams(self.view) && look().is_some_and(|look| views.is_same(self.view, look))
+        let loan = views.streams(self.view);
+        let same = look().is_some_and(|look| views.is_same(self.view, look));
+        if same { loan } else { 0 }
     }
 
     /// Writes one whole page by the stream.
     fn write_streamed(&self, offset: u64, data: &[u8]) -> Streamed {
         let whole = data.len() == FRAME_BYTES && offset.is_multiple_of(PAGE);
-        if !whole || !self.takes_stream(offset) {
+        let loan = if whole { self.stream_for(offset) } else { 0 };
+        if loan == 0 {
             return Streamed::Ordinary;
         }
         let Some(position) = self.post(offset, data) else { return Streamed::Ordinary };
         std::sync::atomic::fence(SeqCst);
-        match self.takes_stream(offset) {
+        match self.stream_for(offset) == loan {
             true => Streamed::Done,
             false => Streamed::Asked(position),
         }

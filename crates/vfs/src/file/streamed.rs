@@ -7,7 +7,7 @@ use super::{OpenFile, check_unfrozen, room};
 use crate::cache::PAGE;
 use crate::cred::Cred;
 use crate::fs::Source;
-use crate::inode::FROZEN;
+use crate::inode::{FROZEN, LENT};
 use crate::lease::Aside;
 use crate::stats::Count;
 
@@ -30,7 +30,11 @@ impl OpenFile {
         if core.cache.is_pressed() {
             core.cache.flusher.kick();
         }
-        let _data = core.lock_exclusive(node);
+        // Streamed calls end no loan.
+        let _data = node.lock.write();
+        if node.has(LENT) {
+            return Err(Errno::EPERM);
+        }
         check_unfrozen(node)?;
         // The end as it is, not as the client thinks.
         let at = if self.wish().contains(OFlags::APPEND) { node.end()? } else { at };
@@ -44,14 +48,14 @@ impl OpenFile {
         }
     }
 
-    /// Writes whole pages within the file, at `at`, that the client of `session` wrote without
-    /// asking while the file was on loan to it, as [`OpenFile::write_streamed`] does; the loan goes
-    /// on. It may be over by now: then nobody else may have the file on loan. `may` has the last
-    /// word, with the data locked for change. `EBUSY`: it may not, or the file ends before, or
-    /// there is no page cache; nothing was written. `EPERM`: no whole pages.
+    /// Writes whole pages within the file, at `at`, that the client of `cred` wrote without asking
+    /// while the file was on loan to it, as [`OpenFile::write_streamed`] does; the loan goes on.
+    /// `may` says whether there still is one, with the data locked for change. `EBUSY`: there is
+    /// none, or the file ends before, or there is no page cache; nothing was written. `EPERM`: no
+    /// whole pages.
     pub fn write_lent(
         &self,
-        session: u64,
+        cred: &Cred,
         (at, source): (u64, &mut dyn Source),
         aside: &mut Aside,
         may: impl FnOnce() -> bool,
@@ -69,10 +73,10 @@ impl OpenFile {
         }
         let _data = node.lock.write();
         let fits = end <= node.size() && !node.has(FROZEN);
-        if !fits || node.is_lent_to_others(session) || !may() {
+        if !fits || !may() {
             return Err(Errno::EBUSY);
         }
-        core.kill_set_id(None, node)?;
+        core.kill_set_id(Some(cred), node)?;
         core.begins_to_change(node);
         node.data_changes(at, end);
         match core.cached_write(node, pages, at, source.len(), source, Some(aside))? {

@@ -45,11 +45,13 @@ impl Session {
                     self.lane.name_gone(dir, name2, replaced);
                     self.stamp_gone(cred, replaced, time);
                 }
+                state.nameless.extend(names.replaced);
             }
             Change::Unlink => {
                 if let Some(gone) = vfs.take_unlinked(cred, dir, name)? {
                     self.lane.name_gone(dir, name, &gone);
                     self.stamp_gone(cred, &gone, time);
+                    state.nameless.push(gone);
                 }
             }
         }
@@ -67,7 +69,7 @@ impl Session {
     ) -> Result<(), PathError> {
         let handle = Handle::from_wire(entry.handle);
         if entry.change == Change::Write && entry.flags & LENT != 0 {
-            return self.write_lent(state, handle, (entry, position), time);
+            return self.write_lent(state, (cred, handle), (entry, position), time);
         }
         if handle.index & STREAMED_HANDLE == 0 {
             return Err(Errno::EPERM.into());
@@ -96,12 +98,12 @@ impl Session {
         })
     }
 
-    /// Writes to a file that the client has on loan. Where others have it by now, it is refused:
-    /// the client finds its loan over, and asks.
+    /// Writes to a file that the client has on loan. Where it has not by now, it is refused: the
+    /// client finds its loan over, and asks.
     fn write_lent(
         &self,
         state: &mut State,
-        handle: Handle,
+        (cred, handle): (&Cred, Handle),
         (entry, position): (&Entry, u32),
         time: i64,
     ) -> Result<(), PathError> {
@@ -109,10 +111,10 @@ impl Session {
         let range = entry.offset..entry.offset.saturating_add(entry.len.into());
         let done = self.write_aside(state, entry, time, |data, aside| {
             let may = || self.may_stream_in(handle, range);
-            file.write_lent(self.id, (entry.offset, data), aside, may)
+            file.write_lent(cred, (entry.offset, data), aside, may)
         });
         self.streamed_in(handle);
-        if let Err(PathError::Errno(Errno::EBUSY)) = done {
+        if done.is_err() {
             state.refused.truncate(ENTRIES as usize - 1);
             state.refused.push_front(position);
         }

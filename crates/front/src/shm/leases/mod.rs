@@ -24,15 +24,16 @@
 //! # Locking
 //!
 //! `state` is held over VFS calls, which take locks of the leased directory and of what is below.
-//! So nobody may come here with a lock of the VFS held, and streamed calls never end a lease.
+//! So nobody may come here with a lock of the VFS held, and streamed calls never end a lease or a
+//! loan.
 
-mod appliers;
 mod apply;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use polylane_base::sync::thread::{self, ThreadId};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result, Time};
 use polylane_ipc::message::SOLE;
@@ -41,7 +42,6 @@ use polylane_ipc::stream::{
 };
 use polylane_vfs::{Cred, Holder, Look, Node, PathError, handover};
 
-pub use self::appliers::Appliers;
 use super::session::Session;
 
 /// Longest list of names that goes with a lease: a client's table has no room for more.
@@ -65,6 +65,8 @@ pub(super) struct Leases {
     ends: AtomicU64,
     /// What kept an entry from being applied, for the next sync to tell; 0: nothing did.
     failure: AtomicI32,
+    /// The thread that applies the stream just now. A leaf.
+    applier: Mutex<Option<ThreadId>>,
     /// Something did once: a handle that is not known may be one of its files.
     lost: AtomicBool,
 }
@@ -80,9 +82,11 @@ struct State {
     blocks: u64,
     /// The gate is open for writes to files on loan, whether or not there are leases.
     streams: bool,
-    /// Positions of entries that were refused, because their file was on loan to others by then:
-    /// the client asks. The last ones of a client that does not.
+    /// Positions of entries that were refused, because their loan was over by then, or failed: the
+    /// client asks. The last ones of a client that does not.
     refused: VecDeque<u32>,
+    /// What entries took names from.
+    nameless: Vec<Node>,
     /// The session ended.
     closed: bool,
     /// Time of the last applied entry.
@@ -140,8 +144,19 @@ impl Session {
         if self.leases.open.load(Ordering::Acquire)
             && self.channel.stream().is_waiting(self.leases.applied.load(Ordering::Acquire))
         {
-            self.apply_all(&mut self.leases.state.lock());
+            self.with_leases(|state| self.apply_all(state));
         }
+    }
+
+    /// Does `work` with the state locked. What lost its last name by it gives up what nobody uses
+    /// afterwards: that may lead to other sessions, and back.
+    fn with_leases<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.leases.state.lock();
+        let done = work(&mut state);
+        let nameless = std::mem::take(&mut state.nameless);
+        drop(state);
+        nameless.iter().for_each(|node| self.lane.vfs.lost_a_name(node));
+        done
     }
 
     /// Grants a lease on the directory of a path below a node, and says of its names whether they
@@ -168,31 +183,33 @@ impl Session {
         })?;
         let Some(dir) = dir else { return Ok(None) };
         // A grant that somebody ended meanwhile is void: the list may be old.
-        let mut state = self.leases.state.lock();
-        let current = self.leases.ends.load(Ordering::SeqCst) == ends;
-        if current && state.dirs.iter().all(Option::is_some) {
-            self.end_all(&mut state);
-        }
-        let afresh = !state.has_leases();
-        let place = state.dirs.iter().position(Option::is_none);
-        match place.filter(|_| current && !state.closed && self.make_room(&mut state)) {
-            Some(place) => {
-                state.dirs[place] = Some(dir);
-                self.open_gate(&mut state);
-                let (lease, data) = (place as u8, state.blocks > 0);
-                Ok(Some(Granted { lease, afresh, data, names, count }))
+        self.with_leases(|state| {
+            let current = self.leases.ends.load(Ordering::SeqCst) == ends;
+            if current && state.dirs.iter().all(Option::is_some) {
+                self.end_all(state);
             }
-            None => {
-                vfs.end_lease(&dir);
-                self.give_room_back(&mut state);
-                Err(Errno::EAGAIN.into())
+            let afresh = !state.has_leases();
+            let place = state.dirs.iter().position(Option::is_none);
+            match place.filter(|_| current && !state.closed && self.make_room(state)) {
+                Some(place) => {
+                    state.dirs[place] = Some(dir);
+                    self.open_gate(state);
+                    let (lease, data) = (place as u8, state.blocks > 0);
+                    Ok(Some(Granted { lease, afresh, data, names, count }))
+                }
+                None => {
+                    vfs.end_lease(&dir);
+                    self.give_room_back(state);
+                    Err(Errno::EAGAIN.into())
+                }
             }
-        }
+        })
     }
 
     /// Does `work` as the holder of a lease on `dir`, who keeps account of its names, or as anybody
     /// where there is no such lease. What would end leases, such as the rename of a directory, a
-    /// holder cannot do as such (`EISDIR`).
+    /// holder cannot do as such (`EISDIR`). [`Vfs::lost_a_name`](polylane_vfs::Vfs::lost_a_name) is
+    /// to be told of what lost a name, as after any streamed call.
     pub(super) fn as_holder<T>(
         &self,
         dir: Option<&Node>,
@@ -244,10 +261,10 @@ impl Session {
         self.leases.state.lock().refused.contains(&position)
     }
 
-    /// Applies what the client wrote to files on loan, before somebody sees one of them. What this
-    /// very thread is applying may lead here: that file sees the rest as it is applied.
+    /// Applies what the client wrote to a file on loan, before somebody sees it. Who applies it
+    /// already comes here by the file's last close, which is the last entry that names it.
     pub(super) fn settle_loans(&self) {
-        if !self.lane.appliers.has_this() {
+        if *self.leases.applier.lock() != Some(thread::current().id()) {
             self.settle();
         }
     }
@@ -262,8 +279,9 @@ impl Session {
     fn open_gate(&self, state: &mut State) {
         if !self.leases.open.load(Ordering::Acquire) {
             state.last = self.now();
+            // First: who is told of a file as soon as something can be posted looks at the stream.
+            self.leases.open.store(true, Ordering::SeqCst);
             self.channel.stream().open(state.claimed);
-            self.leases.open.store(true, Ordering::Release);
         }
     }
 
@@ -296,6 +314,11 @@ impl Session {
     fn apply_all(&self, state: &mut State) {
         // Whoever came near has a turn of his own, in which these changes have no part.
         let honest = handover::aside(|| self.apply_waiting(state));
+        if !state.streams && !state.has_leases() {
+            // Who waited for the state finds that they ended meanwhile.
+            self.finish(state);
+            return self.give_room_back(state);
+        }
         let more = honest && !self.lane.vfs.write_may_wait(DATA_BYTES);
         if more && self.make_room(state) {
             self.finish(state);
@@ -314,7 +337,7 @@ impl Session {
         let mut entries = std::mem::take(&mut state.entries);
         let former = state.claimed;
         let claimed = self.channel.stream().claim(state.claimed, &mut entries);
-        let _applies = self.lane.appliers.enter();
+        *self.leases.applier.lock() = Some(thread::current().id());
         let count = entries.len();
         state.claimed = claimed.unwrap_or(state.claimed);
         let cred = Cred { streamed: true, ..self.cred.clone() };
@@ -350,6 +373,7 @@ impl Session {
             }
         }
         state.entries = entries;
+        *self.leases.applier.lock() = None;
         claimed.is_ok()
     }
 
@@ -381,10 +405,11 @@ impl Holder for Session {
 
     fn revoke(&self) {
         self.leases.ends.fetch_add(1, Ordering::SeqCst);
-        let mut state = self.leases.state.lock();
-        if state.streams || state.has_leases() {
-            self.end_all(&mut state);
-        }
+        self.with_leases(|state| {
+            if state.streams || state.has_leases() {
+                self.end_all(state);
+            }
+        });
     }
 }
 

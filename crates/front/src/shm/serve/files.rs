@@ -196,7 +196,7 @@ impl Call<'_> {
         let file = self.session.file(handle)?;
         if how.streamed.is_some_and(|position| !self.session.was_refused(position)) {
             let mut reply = done(len);
-            reply.value[0] = offset + len as u64;
+            reply.value[0] = offset.saturating_add(len as u64);
             return Ok(reply);
         }
         if let Some(appends) = how.appends {

@@ -86,6 +86,7 @@ impl Call<'_> {
         let gone = self.session.as_holder(leased.then_some(&last.dir), unlink)?;
         if let Some(gone) = gone {
             self.session.lane.name_gone(&last.dir, &last.name, &gone);
+            self.vfs().lost_a_name(&gone);
         }
         Ok(done(0))
     }
@@ -117,6 +118,7 @@ impl Call<'_> {
         self.session.lane.name_gone(from_dir, &from.name, &names.moved);
         if let Some(replaced) = &names.replaced {
             self.session.lane.name_gone(to_dir, &to.name, replaced);
+            self.vfs().lost_a_name(replaced);
         }
         let replaced = names.replaced.as_ref().is_some_and(|node| self.is_known_dir(node));
         Ok(dirs(self.is_known_dir(&names.moved), replaced))

@@ -30,7 +30,7 @@ impl Session {
         vfs.lend_reads(node, self.id, &mut || {
             let mut state = self.views.state.lock();
             let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
-            (view.lent, view.room) = (Some(vfs.now()), 0);
+            (view.lent, view.room, view.streams) = (Some(vfs.now()), 0, 0);
             state.let_read(&self.channel, number);
             true
         })
@@ -64,9 +64,10 @@ impl Session {
             let room = (first + room_pages) * PAGE;
             let grows = room_pages > 0 && vfs.reserve_ahead(node, room).is_ok();
             let mut state = self.views.state.lock();
+            state.loans += 1;
+            let streams = if streams { state.loans } else { 0 };
             let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
-            view.lent = Some(vfs.now());
-            view.streams = streams;
+            (view.lent, view.streams) = (Some(vfs.now()), streams);
             let size = view.size;
             let ends = grows && size == range.1;
             state.let_write(&self.channel, number, range);
@@ -84,12 +85,14 @@ impl Session {
     }
 
     /// Bytes of the file of a handle, `range`, are about to be written by the stream, with the data
-    /// locked for change: whether none of them lie where the client writes itself. A loan goes on,
-    /// and what is shown counts as before, until [`Session::streamed_in`].
+    /// locked for change: whether the client has it on a loan on which it may do that, and none of
+    /// them lie where it writes itself. The loan goes on, and what is shown counts as before, until
+    /// [`Session::streamed_in`].
     pub(in super::super) fn may_stream_in(&self, handle: Handle, range: Range<u64>) -> bool {
-        let Some(number) = self.view_in(handle) else { return true };
+        let Some(number) = self.view_in(handle) else { return false };
         let mut state = self.views.state.lock();
-        let Some(view) = state.get(number).filter(|view| view.lent.is_some()) else { return true };
+        let streams = |view: &&mut View| view.lent.is_some() && view.streams != 0;
+        let Some(view) = state.get(number).filter(streams) else { return false };
         view.applies = true;
         let generation = view.generation;
         let pages = page_of(range.start)..range.end.div_ceil(PAGE);
@@ -104,22 +107,19 @@ impl Session {
         }
     }
 
-    /// Keeps the client from writing by the stream to a file on loan. Whether it might: then what
-    /// it wrote so far lies in the stream.
-    pub(super) fn stop_streaming(&self, number: u32) -> bool {
+    /// Ends a loan, once what the client wrote by the stream has been applied: `applied` is the
+    /// number of the loan for which that was done after it could stream no more. Returns the number
+    /// of the one for which it is to be done first.
+    pub(super) fn end_loan_after(&self, number: u32, node: &Node, applied: u64) -> Option<u64> {
+        let _turn = self.views.ending.lock();
         let mut state = self.views.state.lock();
-        let streams = state.get(number).is_some_and(|view| view.lent.is_some() && view.streams);
-        if streams {
-            self.channel.views().let_stream(number, false);
-        }
-        streams
-    }
-
-    /// Call with `ending` locked.
-    pub(super) fn end_loan_now(&self, number: u32, node: &Node) {
-        let mut state = self.views.state.lock();
-        let Some(begun) = state.get(number).and_then(|view| view.lent) else { return };
         let views = self.channel.views();
+        let view = state.get(number)?;
+        let begun = view.lent?;
+        if view.streams != applied && view.streams != 0 {
+            views.let_stream(number, 0);
+            return Some(view.streams);
+        }
         let left = views.shut_gate(number);
         let pieces = state.take_written(&self.channel, number);
         let end = state.take_end(&self.channel, number);
@@ -150,10 +150,11 @@ impl Session {
         }
         // Not before: the frames stay what they were until they are stored.
         if let Some(view) = state.get(number) {
-            view.lent = None;
+            (view.lent, view.streams) = (None, 0);
         }
         drop(state);
         self.lane.vfs.end_loan(node);
+        None
     }
 
     /// Takes in what the client wrote behind the end of a file on loan, and gives it room for more,

@@ -435,12 +435,12 @@ impl Viewer for Session {
     }
 
     fn end_loan(&self, number: u32, node: &Node) {
-        // Before the turn: who applies the stream may come here.
-        if self.stop_streaming(number) {
+        let mut applied = 0;
+        // The loan that is to end may be another one by then.
+        while let Some(loan) = self.end_loan_after(number, node, applied) {
             self.settle_loans();
+            applied = loan;
         }
-        let _turn = self.views.ending.lock();
-        self.end_loan_now(number, node);
     }
 
     fn let_go(&self, number: u32) {

@@ -53,6 +53,8 @@ impl Session {
         let taken = |resting: &mut Resting| self.channel.views().take_rest(view, resting.number);
         let Some(resting) = shown.resting.take_if(taken) else { return };
         drop(state);
+        // First what its client wrote by the stream: that names the handle.
+        self.settle();
         // A hostile client may have closed it meanwhile.
         let _ = self.close(resting.handle, true);
     }

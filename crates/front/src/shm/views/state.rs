@@ -35,6 +35,8 @@ pub(super) struct State {
     stamps: u64,
     /// Numbers under which files may rest, so far.
     pub(super) rests: u64,
+    /// Loans with a stream so far.
+    pub(super) loans: u64,
     /// Numbers of views that are over.
     unused: Vec<u32>,
     /// What each entry says; words of zeros, so that it takes memory as it is used.
@@ -86,8 +88,9 @@ pub(super) struct View {
     moved: bool,
     /// When the loan under way began.
     pub(super) lent: Option<Time>,
-    /// On this loan the client may write by the stream what it was not lent.
-    pub(super) streams: bool,
+    /// The number of the loan, if on it the client may write by the stream what it was not lent;
+    /// else 0.
+    pub(super) streams: u64,
     /// What it wrote so is being applied.
     pub(super) applies: bool,
     /// How far the client may make the file longer; 0: not at all.
@@ -210,7 +213,7 @@ impl State {
             advancing: false,
             moved: false,
             lent: None,
-            streams: false,
+            streams: 0,
             applies: false,
             room: 0,
             room_pages: ROOM_PAGES,
@@ -221,7 +224,7 @@ impl State {
             locks: None,
         };
         channel.views().shut_gate(number);
-        channel.views().let_stream(number, false);
+        channel.views().let_stream(number, 0);
         channel.views().put(number, (generation, 0), 0, &WireAttr::default());
         self.views[number as usize] = Some(view);
         self.by_node.insert(address(node), number);
