@@ -138,6 +138,9 @@ impl Leases {
         let inside = self.lock(session)?;
         let stream = session.channel.stream();
         if stream.is_shut() {
+            if self.session.load(Relaxed) == session.number {
+                inside.ended();
+            }
             return None;
         }
         if self.of_stream.load(Relaxed) != session.number {

@@ -85,8 +85,10 @@ struct State {
     /// Positions of entries that were refused, because their loan was over by then, or failed: the
     /// client asks. The last ones of a client that does not.
     refused: VecDeque<u32>,
-    /// What entries took names from.
+    /// What entries took names from, until that is told.
     nameless: Vec<Node>,
+    /// Somebody does.
+    tells_names: bool,
     /// The session ended.
     closed: bool,
     /// Time of the last applied entry.
@@ -153,9 +155,17 @@ impl Session {
     fn with_leases<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.leases.state.lock();
         let done = work(&mut state);
-        let nameless = std::mem::take(&mut state.nameless);
-        drop(state);
-        nameless.iter().for_each(|node| self.lane.vfs.lost_a_name(node));
+        // What that leads to may come here again: one level takes care of all.
+        if !std::mem::replace(&mut state.tells_names, true) {
+            while !state.nameless.is_empty() {
+                let nameless = std::mem::take(&mut state.nameless);
+                drop(state);
+                nameless.iter().for_each(|node| self.lane.vfs.lost_a_name(node));
+                drop(nameless);
+                state = self.leases.state.lock();
+            }
+            state.tells_names = false;
+        }
         done
     }
 
@@ -337,7 +347,7 @@ impl Session {
         let mut entries = std::mem::take(&mut state.entries);
         let former = state.claimed;
         let claimed = self.channel.stream().claim(state.claimed, &mut entries);
-        *self.leases.applier.lock() = Some(thread::current().id());
+        let _applier = Applier::is_this(&self.leases.applier);
         let count = entries.len();
         state.claimed = claimed.unwrap_or(state.claimed);
         let cred = Cred { streamed: true, ..self.cred.clone() };
@@ -373,7 +383,6 @@ impl Session {
             }
         }
         state.entries = entries;
-        *self.leases.applier.lock() = None;
         claimed.is_ok()
     }
 
@@ -395,6 +404,22 @@ impl Session {
     fn now(&self) -> i64 {
         let Time { sec, nsec } = self.lane.vfs.now();
         sec.saturating_mul(SECOND).saturating_add(nsec.into())
+    }
+}
+
+/// The calling thread applies the stream, as long as this lives.
+struct Applier<'a>(&'a Mutex<Option<ThreadId>>);
+
+impl Applier<'_> {
+    fn is_this(place: &Mutex<Option<ThreadId>>) -> Applier<'_> {
+        *place.lock() = Some(thread::current().id());
+        Applier(place)
+    }
+}
+
+impl Drop for Applier<'_> {
+    fn drop(&mut self) {
+        *self.0.lock() = None;
     }
 }
 

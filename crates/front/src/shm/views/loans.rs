@@ -7,7 +7,7 @@ use polylane_ipc::message::WireAttr;
 use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
 use polylane_vfs::{Node, Part, Viewer};
 
-use super::state::{PAGE, PieceSource, State, View, ask_from, page_of};
+use super::state::{PAGE, PieceSource, State, View, address, ask_from, page_of};
 use crate::shm::request::Handle;
 use crate::shm::serve::kernel_has_pages;
 use crate::shm::session::Session;
@@ -114,7 +114,8 @@ impl Session {
         let _turn = self.views.ending.lock();
         let mut state = self.views.state.lock();
         let views = self.channel.views();
-        let view = state.get(number)?;
+        // Another file's by now, the loan that was meant is over.
+        let view = state.get(number).filter(|view| view.inode == address(node))?;
         let begun = view.lent?;
         if view.streams != applied && view.streams != 0 {
             views.let_stream(number, 0);
@@ -150,7 +151,7 @@ impl Session {
         }
         // Not before: the frames stay what they were until they are stored.
         if let Some(view) = state.get(number) {
-            (view.lent, view.streams) = (None, 0);
+            (view.lent, view.streams, view.applies) = (None, 0, false);
         }
         drop(state);
         self.lane.vfs.end_loan(node);
@@ -163,7 +164,8 @@ impl Session {
         let Some(number) = self.view_in(handle) else { return };
         let turn = self.views.ending.lock();
         let mut state = self.views.state.lock();
-        let Some(view) = state.get(number) else { return };
+        let mine = |view: &&mut View| view.inode == address(node);
+        let Some(view) = state.get(number).filter(mine) else { return };
         let lent = view.lent.filter(|_| view.room > view.size && view.watched);
         let bytes = (view.room - view.size.min(view.room)) as usize;
         let Some(begun) = lent.filter(|_| !self.lane.vfs.write_may_wait(bytes)) else { return };

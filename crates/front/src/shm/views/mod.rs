@@ -34,6 +34,7 @@ use std::ops::Range;
 use polylane_base::Result;
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_ipc::message::WireAttr;
+use polylane_ipc::stream::STREAMED_HANDLE;
 use polylane_ipc::view::{HAS_ATTR, HAS_DATA, VIEWS_MAX};
 use polylane_vfs::{Attr, LockLender, Node, OpenFile, Viewer};
 
@@ -201,7 +202,10 @@ impl Session {
         let room_pages = if end > size { self.room_wanted(view, wish.offset == size) } else { 0 };
         // What is written far past the end is seldom written again soon.
         let again = wish.len > 0 && (end <= size || room_pages > 0);
-        let lendable = again && file.flags() & UNLENT_FLAGS == 0 && self.may_show(file);
+        // One that its client made by the stream it may write there yet, not knowing of the view.
+        let alone = wish.handle.index & STREAMED_HANDLE != 0 && self.has_leases();
+        let plain = file.flags() & UNLENT_FLAGS == 0 && !alone;
+        let lendable = again && plain && self.may_show(file);
         if let (Ok(()), true, Some(changes)) = (shown, lendable, changes) {
             let (first, last) = (page_of(wish.offset), page_of(end - 1));
             let last = last.min(first + SHOWN_PAGES_MAX - 1);
@@ -292,17 +296,33 @@ impl Session {
         let room = quiet && !closed && own < KEPT_MAX && self.views.left.kept.take(own);
         if !quiet || closed || (!room && own == 0) {
             drop(state);
-            return self.let_go(number);
+            return self.give_up(number);
         }
         let oldest = state.keep(number, room);
         drop(state);
         if let Some(oldest) = oldest {
-            self.let_go(oldest);
+            self.give_up(oldest);
         }
         // Who removes the last name later finds it kept.
         if self.lane.vfs.is_unlinked(node) {
-            self.let_go(number);
+            self.give_up(number);
         }
+    }
+
+    /// Ends a view that no handle refers to.
+    fn give_up(&self, number: u32) {
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number).filter(|view| view.users == 0) else { return };
+        let Some(node) = view.node.take() else { return };
+        view.watched = false;
+        let kept = view.kept.take();
+        state.by_node.remove(&address(&node));
+        if let Some(stamp) = kept {
+            state.kept.remove(&stamp);
+            self.views.left.kept.give(1);
+        }
+        drop(state);
+        self.end_view(number, &node);
     }
 
     fn end_view(&self, number: u32, node: &Node) {
@@ -428,7 +448,7 @@ impl Viewer for Session {
     fn attr_changed(&self, number: u32) {
         let mut state = self.views.state.lock();
         // What is taken in while its loan goes on changes nothing of what is shown.
-        let goes_on = |view: &View| view.advancing || view.applies;
+        let goes_on = |view: &View| view.advancing || view.applies && view.lent.is_some();
         if state.get(number).is_some_and(|view| view.has != 0 && !goes_on(view)) {
             state.put(&self.channel, number, 0, &WireAttr::default());
         }
@@ -445,17 +465,6 @@ impl Viewer for Session {
 
     fn let_go(&self, number: u32) {
         self.end_rest(number);
-        let mut state = self.views.state.lock();
-        let Some(view) = state.get(number).filter(|view| view.users == 0) else { return };
-        let Some(node) = view.node.take() else { return };
-        view.watched = false;
-        let kept = view.kept.take();
-        state.by_node.remove(&address(&node));
-        if let Some(stamp) = kept {
-            state.kept.remove(&stamp);
-            self.views.left.kept.give(1);
-        }
-        drop(state);
-        self.end_view(number, &node);
+        self.give_up(number);
     }
 }

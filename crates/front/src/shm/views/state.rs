@@ -56,6 +56,8 @@ pub(super) struct State {
 pub(super) struct View {
     /// The file; none once it is over.
     pub(super) node: Option<Node>,
+    /// Its inode's address: who holds the inode knows by it that the number still means its view.
+    pub(super) inode: usize,
     /// Handles that refer to it.
     pub(super) users: u32,
     /// Place in `kept`, while none refers to it.
@@ -196,6 +198,7 @@ impl State {
         let generation = self.next_generation();
         let view = View {
             node: Some(node.clone()),
+            inode: address(node),
             users: 1,
             kept: None,
             over: false,
