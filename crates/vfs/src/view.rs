@@ -333,18 +333,45 @@ impl Core {
         }
     }
 
-    /// As [`Core::lock_shared`] for the one of `cred`: a streamed call ends no loan. `EPERM`: there
-    /// is one.
+    /// As [`Core::lock_shared`] for the one of `cred`: a streamed call ends loans of its own
+    /// session alone. `EPERM`: another has one.
     pub(crate) fn lock_shared_as<'a>(
         &self,
         cred: &Cred,
         node: &'a Node,
     ) -> Result<RwLockReadGuard<'a, ()>> {
-        if !cred.streamed {
-            return Ok(self.lock_shared(node));
+        loop {
+            let data = node.lock.read();
+            if !node.has(LENT) {
+                return Ok(data);
+            }
+            drop(data);
+            self.end_loan_as(cred, node)?;
         }
-        let data = node.lock.read();
-        if node.has(LENT) { Err(Errno::EPERM) } else { Ok(data) }
+    }
+
+    /// As [`Core::lock_exclusive`], otherwise as [`Core::lock_shared_as`].
+    pub(crate) fn lock_exclusive_as<'a>(
+        &self,
+        cred: &Cred,
+        node: &'a Node,
+    ) -> Result<RwLockWriteGuard<'a, ()>> {
+        loop {
+            let data = node.lock.write();
+            if !node.has(LENT) {
+                return Ok(data);
+            }
+            drop(data);
+            self.end_loan_as(cred, node)?;
+        }
+    }
+
+    fn end_loan_as(&self, cred: &Cred, node: &Node) -> Result<()> {
+        if cred.streamed && !node.is_viewed_by(cred.session) {
+            return Err(Errno::EPERM);
+        }
+        self.end_loan_on(node);
+        Ok(())
     }
 
     /// Locks a file's data for change, with nothing of it on loan. Call without locks.

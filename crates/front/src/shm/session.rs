@@ -286,6 +286,13 @@ impl Session {
         self.with(handle, |open| open.node().clone())
     }
 
+    /// Whether the client has a file open that it made by its stream.
+    pub(super) fn has_streamed(&self, node: &Node) -> bool {
+        let is =
+            |open: &Open| matches!(open, Open::File { file, .. } if Arc::ptr_eq(file.node(), node));
+        self.streamed.lock().values().any(is)
+    }
+
     /// The open file of an inode, if there is one and no more.
     pub(super) fn sole_file(&self, node: &Node) -> Option<Arc<OpenFile>> {
         let file = |open: &Open| match open {

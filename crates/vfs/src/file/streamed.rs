@@ -7,15 +7,15 @@ use super::{OpenFile, check_unfrozen, room};
 use crate::cache::PAGE;
 use crate::cred::Cred;
 use crate::fs::Source;
-use crate::inode::{FROZEN, LENT};
+use crate::inode::FROZEN;
 use crate::lease::Aside;
 use crate::stats::Count;
 
 impl OpenFile {
     /// Writes at `at`, or with `O_APPEND` at the end, what the client of `cred` wrote under a lease
-    /// at the time that `aside` says, out of the room set aside. `EBADF`, `EFBIG`; `EBUSY` where
-    /// there is no page cache; `ENOSPC`: more than there is room for, and perhaps only the first
-    /// bytes were written.
+    /// at the time that `aside` says, out of the room set aside. `EBADF`, `EFBIG`; `EPERM` where
+    /// another session has the file on loan; `EBUSY` where there is no page cache; `ENOSPC`: more
+    /// than there is room for, and perhaps only the first bytes were written.
     pub fn write_streamed(
         &self,
         cred: &Cred,
@@ -30,11 +30,7 @@ impl OpenFile {
         if core.cache.is_pressed() {
             core.cache.flusher.kick();
         }
-        // Streamed calls end no loan.
-        let _data = node.lock.write();
-        if node.has(LENT) {
-            return Err(Errno::EPERM);
-        }
+        let _data = core.lock_exclusive_as(cred, node)?;
         check_unfrozen(node)?;
         // The end as it is, not as the client thinks.
         let at = if self.wish().contains(OFlags::APPEND) { node.end()? } else { at };

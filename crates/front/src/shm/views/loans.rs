@@ -47,7 +47,7 @@ impl Session {
         changes: u64,
     ) -> Option<&'a mut View> {
         let left = self.channel.views().is_left(number);
-        let view = state.get(number)?;
+        let view = state.get(number).filter(|view| view.inode == address(node))?;
         view.stuck &= !left;
         let same = view.changes == changes && view.has & HAS_ATTR != 0 && view.watched;
         (same && !view.stuck && !kernel_has_pages(node)).then_some(view)

@@ -34,7 +34,6 @@ use std::ops::Range;
 use polylane_base::Result;
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_ipc::message::WireAttr;
-use polylane_ipc::stream::STREAMED_HANDLE;
 use polylane_ipc::view::{HAS_ATTR, HAS_DATA, VIEWS_MAX};
 use polylane_vfs::{Attr, LockLender, Node, OpenFile, Viewer};
 
@@ -202,17 +201,16 @@ impl Session {
         let room_pages = if end > size { self.room_wanted(view, wish.offset == size) } else { 0 };
         // What is written far past the end is seldom written again soon.
         let again = wish.len > 0 && (end <= size || room_pages > 0);
-        // One that its client made by the stream it may write there yet, not knowing of the view.
-        let alone = wish.handle.index & STREAMED_HANDLE != 0 && self.has_leases();
-        let plain = file.flags() & UNLENT_FLAGS == 0 && !alone;
-        let lendable = again && plain && self.may_show(file);
+        let lendable = again && file.flags() & UNLENT_FLAGS == 0 && self.may_show(file);
         if let (Ok(()), true, Some(changes)) = (shown, lendable, changes) {
             let (first, last) = (page_of(wish.offset), page_of(end - 1));
             let last = last.min(first + SHOWN_PAGES_MAX - 1);
             self.show_pages(view, file.node(), first..last + 1);
             // Who writes whole pages here and there finds few of them lent.
             let in_place = end <= size && (wish.offset | wish.len).is_multiple_of(PAGE);
-            let streams = in_place && file.flags() & libc::O_APPEND == 0 && self.open_stream();
+            // One that it made by the stream it may write there yet, not knowing of the view.
+            let plain = file.flags() & libc::O_APPEND == 0 && !self.has_streamed(file.node());
+            let streams = in_place && plain && self.open_stream();
             let given = Given { range: (wish.offset, end), room_pages, streams };
             self.lend(view, file.node(), changes + 1, given);
         }
@@ -367,7 +365,8 @@ impl Session {
         self.lane.vfs.show_attr(node, &mut |attr: &Attr, due| {
             let mut state = self.views.state.lock();
             let hidden = kernel_has_pages(node) || due;
-            let Some(view) = state.get(number).filter(|view| view.watched) else { return };
+            let mine = |view: &&mut View| view.watched && view.inode == address(node);
+            let Some(view) = state.get(number).filter(mine) else { return };
             view.size = attr.size;
             view.whole_pages = u64::from(attr.blksize).is_multiple_of(PAGE);
             let has = if hidden { HAS_ATTR } else { HAS_ATTR | HAS_DATA };
@@ -419,7 +418,8 @@ impl Session {
         // What cannot be read is not shown; the next read says why.
         let _ = self.lane.vfs.show(node, first * PAGE, bytes, &mut |bytes| {
             let mut state = self.views.state.lock();
-            if kernel_has_pages(node) || !state.get(number).is_some_and(|view| view.watched) {
+            let mine = |view: &View| view.watched && view.inode == address(node);
+            if kernel_has_pages(node) || !state.get(number).is_some_and(|view| mine(view)) {
                 return;
             }
             let pages = Pages { view: number, first, bytes };
