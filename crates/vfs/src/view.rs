@@ -25,6 +25,7 @@
 //! An inode's data, then its attributes, then its `views`; a [`Viewer`] is told of changes under
 //! all three and takes its own lock last. It is asked to bring back a loan without any of them.
 
+use std::convert::Infallible;
 use std::ops::Range;
 
 use polylane_base::sync::{Arc, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -319,18 +320,37 @@ impl Inode {
     }
 }
 
+/// A file's data as `lock` locks it, once nothing of it is on loan; `end_loan` is called without
+/// that lock.
+#[inline]
+fn locked<G, E>(
+    node: &Node,
+    lock: impl Fn() -> G,
+    end_loan: impl Fn() -> Result<(), E>,
+) -> Result<G, E> {
+    loop {
+        let data = lock();
+        if !node.has(LENT) {
+            return Ok(data);
+        }
+        drop(data);
+        end_loan()?;
+    }
+}
+
 impl Core {
     /// Locks a file's data against change, with nothing of it on loan. Call without locks.
     #[inline]
     pub(crate) fn lock_shared<'a>(&self, node: &'a Node) -> RwLockReadGuard<'a, ()> {
-        loop {
-            let data = node.lock.read();
-            if !node.has(LENT) {
-                return data;
-            }
-            drop(data);
-            self.end_loan_on(node);
-        }
+        let Ok(data) = locked(node, || node.lock.read(), || self.end_any_loan(node));
+        data
+    }
+
+    /// Locks a file's data for change, with nothing of it on loan. Call without locks.
+    #[inline]
+    pub(crate) fn lock_exclusive<'a>(&self, node: &'a Node) -> RwLockWriteGuard<'a, ()> {
+        let Ok(data) = locked(node, || node.lock.write(), || self.end_any_loan(node));
+        data
     }
 
     /// As [`Core::lock_shared`] for the one of `cred`: a streamed call ends loans of its own
@@ -340,14 +360,7 @@ impl Core {
         cred: &Cred,
         node: &'a Node,
     ) -> Result<RwLockReadGuard<'a, ()>> {
-        loop {
-            let data = node.lock.read();
-            if !node.has(LENT) {
-                return Ok(data);
-            }
-            drop(data);
-            self.end_loan_as(cred, node)?;
-        }
+        locked(node, || node.lock.read(), || self.end_loan_as(cred, node))
     }
 
     /// As [`Core::lock_exclusive`], otherwise as [`Core::lock_shared_as`].
@@ -356,14 +369,12 @@ impl Core {
         cred: &Cred,
         node: &'a Node,
     ) -> Result<RwLockWriteGuard<'a, ()>> {
-        loop {
-            let data = node.lock.write();
-            if !node.has(LENT) {
-                return Ok(data);
-            }
-            drop(data);
-            self.end_loan_as(cred, node)?;
-        }
+        locked(node, || node.lock.write(), || self.end_loan_as(cred, node))
+    }
+
+    fn end_any_loan(&self, node: &Node) -> Result<(), Infallible> {
+        self.end_loan_on(node);
+        Ok(())
     }
 
     fn end_loan_as(&self, cred: &Cred, node: &Node) -> Result<()> {
@@ -372,19 +383,6 @@ impl Core {
         }
         self.end_loan_on(node);
         Ok(())
-    }
-
-    /// Locks a file's data for change, with nothing of it on loan. Call without locks.
-    #[inline]
-    pub(crate) fn lock_exclusive<'a>(&self, node: &'a Node) -> RwLockWriteGuard<'a, ()> {
-        loop {
-            let data = node.lock.write();
-            if !node.has(LENT) {
-                return data;
-            }
-            drop(data);
-            self.end_loan_on(node);
-        }
     }
 
     /// A loan begins, if `begin` says so. Call with the data locked for change.

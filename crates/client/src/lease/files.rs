@@ -8,7 +8,7 @@ use polylane_ipc::message::{Message, Op};
 use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
 use polylane_ipc::view::FRAME_BYTES;
 
-use super::{Leases, is_streamed};
+use super::{Inside, Leases, is_streamed};
 use crate::session::Session;
 use crate::table::{Record, bit};
 use crate::{call, state, view};
@@ -75,16 +75,7 @@ fn post_write(session: &'static Session, file: &Record, offset: u64, from: &[u8]
     }
     let inside = leases.enter(session).filter(|_| alone() && leases.data.load(Relaxed));
     let Some(inside) = inside else { return false };
-    let Some(at) = inside.take_bytes(from.len()) else { return false };
-    session.channel.stream_put(at, from);
-    let entry = Entry {
-        handle,
-        at: at as u32,
-        len: from.len() as u32,
-        offset,
-        ..inside.stamped(Change::Write, 0, ShortName::default())
-    };
-    inside.post(&entry).is_ok()
+    inside.post_write(handle, offset, from, 0)
 }
 
 /// What became of a write to a file on loan.
@@ -128,22 +119,24 @@ pub(crate) fn write_lent(
 /// The position of the entry.
 fn post_lent(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> Option<u32> {
     let inside = state::get().leases.enter_stream(session)?;
-    let head = inside.leases.head.load(Relaxed);
-    let at = inside.take_bytes(from.len())?;
-    session.channel.stream_put(at, from);
-    let entry = Entry {
-        handle: file.handle.load(Relaxed),
-        at: at as u32,
-        len: from.len() as u32,
-        offset,
-        flags: stream::LENT,
-        ..inside.stamped(Change::Write, 0, ShortName::default())
-    };
-    if inside.post(&entry).is_err() {
-        inside.leases.head.store(head, Relaxed);
-        return None;
+    let posted = inside.post_write(file.handle.load(Relaxed), offset, from, stream::LENT);
+    posted.then(|| session.channel.stream().last_position())
+}
+
+impl Inside {
+    /// Puts bytes into the ring, and the entry that writes them. False: neither.
+    fn post_write(&self, handle: u64, offset: u64, from: &[u8], flags: u32) -> bool {
+        let head = self.leases.head.load(Relaxed);
+        let Some(at) = self.take_bytes(from.len()) else { return false };
+        self.session.channel.stream_put(at, from);
+        let (at, len) = (at as u32, from.len() as u32);
+        let stamped = self.stamped(Change::Write, 0, ShortName::default());
+        let posted = self.post(&Entry { handle, at, len, offset, flags, ..stamped }).is_ok();
+        if !posted {
+            self.leases.head.store(head, Relaxed);
+        }
+        posted
     }
-    Some(session.channel.stream().last_position())
 }
 
 /// Another thread that opened the file meanwhile did so before the entry, or is seen here: then the

@@ -121,6 +121,16 @@ pub(super) enum Open {
 }
 
 impl Open {
+    /// The open file, if it is one of this inode.
+    fn file_of(&self, node: &Node) -> Option<&Arc<OpenFile>> {
+        match self {
+            Open::File { file, .. } if Arc::ptr_eq(file.node(), node) => Some(file),
+            _ => None,
+        }
+    }
+}
+
+impl Open {
     /// The inode that is open.
     pub(super) fn node(&self) -> &Node {
         match self {
@@ -288,17 +298,12 @@ impl Session {
 
     /// Whether the client has a file open that it made by its stream.
     pub(super) fn has_streamed(&self, node: &Node) -> bool {
-        let is =
-            |open: &Open| matches!(open, Open::File { file, .. } if Arc::ptr_eq(file.node(), node));
-        self.streamed.lock().values().any(is)
+        self.streamed.lock().values().any(|open| open.file_of(node).is_some())
     }
 
     /// The open file of an inode, if there is one and no more.
     pub(super) fn sole_file(&self, node: &Node) -> Option<Arc<OpenFile>> {
-        let file = |open: &Open| match open {
-            Open::File { file, .. } if Arc::ptr_eq(file.node(), node) => Some(file.clone()),
-            _ => None,
-        };
+        let file = |open: &Open| open.file_of(node).cloned();
         let mut files: Vec<_> = self.open.lock().values().filter_map(file).collect();
         files.extend(self.streamed.lock().values().filter_map(file));
         files.pop().filter(|_| files.is_empty())

@@ -65,10 +65,10 @@ pub(super) struct Leases {
     ends: AtomicU64,
     /// What kept an entry from being applied, for the next sync to tell; 0: nothing did.
     failure: AtomicI32,
-    /// The thread that applies the stream just now. A leaf.
-    applier: Mutex<Option<ThreadId>>,
     /// Something did once: a handle that is not known may be one of its files.
     lost: AtomicBool,
+    /// The thread that applies the stream just now. A leaf.
+    applier: Mutex<Option<ThreadId>>,
 }
 
 #[derive(Default)]
