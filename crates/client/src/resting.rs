@@ -31,7 +31,7 @@ use crate::known::{Asked, PATH_WORDS, Question, sum_now, words};
 use crate::ops::open::LARGEFILE;
 use crate::path::At;
 use crate::session::{Mark, Session};
-use crate::slots::{SLOTS, SLOTS_PER_MODE};
+use crate::slots::{MODES, SLOTS};
 use crate::table::{Pin, Record, bit};
 use crate::{config, rings, state, view};
 
@@ -50,11 +50,15 @@ const BARRED: u32 = bit::ESCAPED | bit::SHARED | bit::LOCKED | bit::FLAGGED | bi
 /// access time is due.
 const AGE_MAX: i64 = 60;
 
-/// What a slot more is worth at most, and at least: files that were opened again count up, those
-/// that had to make room down.
+/// What a slot more is worth at most, and at least: files that were opened again count up, also
+/// those that had had to make room; files that had to make room count down.
 const WORTH_MAX: i32 = 256;
 /// What a file is worth that was opened again.
 const HIT: i32 = 4;
+/// Hashes of files that had to make room, which are remembered; each has one place.
+const MISSED: usize = 1024;
+/// Hashes of opens that came before, which are remembered, in pairs.
+const SEEN: usize = 4096;
 /// One more slot is made for so many files that had to make room, if it is worth it.
 const CROWD: u32 = 8;
 
@@ -79,8 +83,6 @@ struct Rest {
     shown: AtomicU64,
     /// Seconds of the monotonic clock when it was opened.
     opened_at: AtomicI64,
-    /// When it lay down, in opens.
-    since: AtomicU64,
     path: [AtomicU64; PATH_WORDS],
 }
 
@@ -89,6 +91,12 @@ pub(crate) struct Rests {
     rests: [Rest; SLOTS],
     /// Hashes of what was asked for them, side by side.
     hashes: [AtomicU64; SLOTS],
+    /// When they lay down, in files that did.
+    since: [AtomicU64; SLOTS],
+    /// Upper halves of hashes of files that had to make room.
+    missed: [AtomicU32; MISSED],
+    /// Upper halves of hashes of opens that came, the last one first.
+    seen: [[AtomicU32; 2]; SEEN / 2],
     /// What a slot more is worth.
     worth: AtomicI32,
     /// Files that made room for others.
@@ -102,6 +110,9 @@ impl Rests {
         Rests {
             rests: [const { Rest::new() }; SLOTS],
             hashes: [const { AtomicU64::new(0) }; SLOTS],
+            since: [const { AtomicU64::new(0) }; SLOTS],
+            missed: [const { AtomicU32::new(0) }; MISSED],
+            seen: [const { [const { AtomicU32::new(0) }; 2] }; SEEN / 2],
             worth: AtomicI32::new(0),
             gone: AtomicU32::new(0),
             count: AtomicU64::new(0),
@@ -118,11 +129,42 @@ impl Rests {
         self.worth.store((worth - 1).max(-WORTH_MAX), Ordering::Relaxed);
     }
 
+    /// Whether such an open came before, lately; notes that it came.
+    fn came_before(&self, hash: u64) -> bool {
+        let [last, other] = &self.seen[hash as usize % (SEEN / 2)];
+        let before = [last, other].map(|seen| seen.load(Ordering::Relaxed));
+        if before[0] != upper(hash) {
+            other.store(before[0], Ordering::Relaxed);
+            last.store(upper(hash), Ordering::Relaxed);
+        }
+        before.contains(&upper(hash)) || config::views() == 0
+    }
+
+    /// The file of such an open has to make room.
+    fn makes_room(&self, hash: u64) {
+        self.count_miss();
+        self.missed[hash as usize % MISSED].store(upper(hash), Ordering::Relaxed);
+    }
+
+    /// Such an open found none at rest: had there been more room, it might have.
+    fn count_missed(&self, hash: u64) {
+        let missed = &self.missed[hash as usize % MISSED];
+        if missed.load(Ordering::Relaxed) == upper(hash) {
+            missed.store(0, Ordering::Relaxed);
+            self.count_hit();
+        }
+    }
+
     /// As [`is_crowded`].
     fn is_crowded(&self) -> bool {
         let gone = self.gone.fetch_add(1, Ordering::Relaxed);
         gone % CROWD == CROWD - 1 && self.worth.load(Ordering::Relaxed) > -WORTH_MAX
     }
+}
+
+/// The part of a hash that does not say its place; never 0.
+fn upper(hash: u64) -> u32 {
+    (hash >> 32) as u32 | 1
 }
 
 impl Rest {
@@ -139,7 +181,6 @@ impl Rest {
             session: AtomicU32::new(0),
             shown: AtomicU64::new(0),
             opened_at: AtomicI64::new(0),
-            since: AtomicU64::new(0),
             path: [const { AtomicU64::new(0) }; PATH_WORDS],
         }
     }
@@ -199,7 +240,7 @@ pub(crate) fn question<'a>(at: &At<'a>, flags: i32) -> Option<Asked<'a>> {
 pub(crate) fn wish(asked: &Asked<'_>) -> u64 {
     let state = state::get();
     let locks = state.has_locked.load(Ordering::Relaxed) != 0;
-    match !locks && state.paths.came_before(asked) {
+    match !locks && state.rests.came_before(asked.hash) {
         true => MAY_REST,
         false => 0,
     }
@@ -231,11 +272,16 @@ pub(crate) fn learn(session: &Session, file: &Record, asked: &Asked<'_>, reply: 
 /// The file that rests and that an open of a path gives, in use again.
 #[inline]
 pub(crate) fn again(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<Pin> {
-    let hashes = &state::get().rests.hashes;
-    let first = (flags & libc::O_ACCMODE) as usize * SLOTS_PER_MODE;
-    let places = first..(first + SLOTS_PER_MODE).min(SLOTS);
-    let is_it = |place: &usize| hashes[*place].load(Ordering::Relaxed) == asked.hash;
-    places.filter(is_it).find_map(|place| get_up(session, place, asked))
+    let state = state::get();
+    let places = state.slots.places((flags & libc::O_ACCMODE) as usize);
+    let hashes = places.clone().zip(&state.rests.hashes[places]);
+    let is_it = |hash: &AtomicU64| hash.load(Ordering::Relaxed) == asked.hash;
+    let mut places = hashes.filter(|(_, hash)| is_it(hash)).map(|(place, _)| place);
+    let found = places.find_map(|place| get_up(session, place, asked));
+    if found.is_none() {
+        state.rests.count_missed(asked.hash);
+    }
+    found
 }
 
 fn get_up(session: &'static Session, place: usize, asked: &Asked<'_>) -> Option<Pin> {
@@ -302,14 +348,15 @@ fn lie_down(file: &Record) -> bool {
         return true;
     }
     rest.shown.store(file.view.load(Ordering::Relaxed), Ordering::Relaxed);
-    rest.since.store(state.rests.count.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+    let count = state.rests.count.fetch_add(1, Ordering::Relaxed);
+    state.rests.since[place].store(count, Ordering::Relaxed);
     state.slots.lie_down(place);
     true
 }
 
 /// When the file at a place lay down: smaller is earlier.
 pub(crate) fn since(place: usize) -> u64 {
-    state::get().rests.rests[place].since.load(Ordering::Relaxed)
+    state::get().rests.since[place].load(Ordering::Relaxed)
 }
 
 /// Whether so many files had to make room for others that one more slot is worth it. The file whose
@@ -343,7 +390,7 @@ impl Drop for Rested {
 /// it back.
 pub(crate) fn evict(session: &'static Session, place: usize) -> Option<Rested> {
     let rests = &state::get().rests;
-    rests.count_miss();
+    rests.makes_room(rests.hashes[place].load(Ordering::Relaxed));
     let rest = &rests.rests[place];
     let handle = rest.handle.load(Ordering::Relaxed);
     let ours = rest.get_up(session);
@@ -379,7 +426,7 @@ fn post(session: &'static Session, handle: u64) -> Option<Mark> {
 pub(crate) fn close_all(session: &'static Session) {
     let state = state::get();
     let mut any = false;
-    for place in 0..SLOTS {
+    for place in (0..MODES).flat_map(|mode| state.slots.places(mode)) {
         if state.slots.get_up(session, place) {
             state.slots.free_rested(place, close(session, place));
             any = true;
@@ -404,5 +451,33 @@ mod tests {
         assert_eq!(made(), 0);
         rests.count_hit();
         assert_eq!(made(), 64 / CROWD as usize);
+    }
+
+    #[test]
+    fn two_opens_that_share_a_place_are_both_seen() {
+        let rests = Rests::new();
+        let hashes = [1 << 40, 2 << 40];
+        assert!(!hashes.iter().any(|hash| rests.came_before(*hash)));
+        (0..3).for_each(|_| assert!(hashes.iter().all(|hash| rests.came_before(*hash))));
+        assert!(!rests.came_before(3 << 40) && rests.came_before(2 << 40));
+    }
+
+    #[test]
+    fn slots_are_made_while_files_that_made_room_are_missed() {
+        let rests = Rests::new();
+        let hash = |file: u64| file.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (0..WORTH_MAX).for_each(|_| rests.count_miss());
+        // More files than may rest, one after the other and again: each made room just before.
+        for file in 0..100 {
+            rests.count_missed(hash(file));
+            rests.makes_room(hash(file));
+        }
+        assert!(!(0..CROWD).any(|_| rests.is_crowded()), "nobody asked for them again");
+        for file in 0..100 {
+            rests.count_missed(hash(file));
+        }
+        assert!((0..CROWD).any(|_| rests.is_crowded()));
+        rests.count_missed(hash(5));
+        assert_eq!(rests.worth.load(Ordering::Relaxed), 100 * HIT - WORTH_MAX, "counted once");
     }
 }

@@ -15,22 +15,33 @@
 //!
 //! None: a place changes hands by compare-and-swap of its state.
 
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use polylane_ipc::message::SLOT_DIR;
+use polylane_ipc::stream::STREAMED_PLACES;
 
 use crate::outcome::{Detour, Outcome};
 use crate::resting::Rested;
 use crate::session::{Mark, Session};
 use crate::{config, private, real, resting, state, thread};
 
-/// Slots per access mode: files open at a time that need no kernel trip. More use the kernel path.
-pub(crate) const SLOTS_PER_MODE: usize = 64;
+/// Slots per access mode: files open at a time, and at rest, that need no kernel trip. More use the
+/// kernel path.
+pub(crate) const SLOTS_PER_MODE: usize = 512;
 /// Access modes: read, write, both.
-const MODES: usize = 3;
+pub(crate) const MODES: usize = 3;
 /// All slots.
 pub(crate) const SLOTS: usize = SLOTS_PER_MODE * MODES;
+
+const _: () = assert!(SLOTS <= STREAMED_PLACES as usize);
+
+/// The place of a slot in an order in which those of all modes take turns: small where few of each
+/// are made.
+pub(crate) fn rank(place: u32) -> u32 {
+    place % SLOTS_PER_MODE as u32 * MODES as u32 + place / SLOTS_PER_MODE as u32
+}
 
 const EMPTY: u32 = 0;
 const FREE: u32 = 1;
@@ -102,6 +113,8 @@ impl Price {
 /// All slots. Zero is "none made".
 pub(crate) struct SlotPool {
     slots: [[Slot; SLOTS_PER_MODE]; MODES],
+    /// Places from this one on were never used.
+    reach: [AtomicU32; MODES],
     prices: [Price; MODES],
     /// Opens that found only slots whose close was under way.
     waits: [AtomicU32; MODES],
@@ -112,6 +125,7 @@ impl SlotPool {
     pub(crate) const fn new() -> Self {
         SlotPool {
             slots: [const { [const { Slot::new() }; SLOTS_PER_MODE] }; MODES],
+            reach: [const { AtomicU32::new(0) }; MODES],
             prices: [const { Price::new() }; MODES],
             waits: [const { AtomicU32::new(0) }; MODES],
             next_number: AtomicU32::new(0),
@@ -165,7 +179,7 @@ impl SlotPool {
     /// that more files may rest.
     fn take_resting(&'static self, session: &'static Session, mode: usize) -> Option<Taken> {
         let ours = |slot: &Slot| slot.session.load(Ordering::Relaxed) == session.number;
-        let rested = self.slots[mode].iter().enumerate();
+        let rested = self.used(mode).iter().enumerate();
         let rested = rested.filter(|(_, slot)| slot.is(RESTING) && ours(slot));
         let first = mode * SLOTS_PER_MODE;
         let (place, slot) = rested.min_by_key(|(place, _)| resting::since(first + place))?;
@@ -184,11 +198,27 @@ impl SlotPool {
     /// Waits until every close that was posted is answered.
     pub(crate) fn settle(&'static self, session: &Session) -> Outcome<()> {
         let ours = |slot: &&Slot| slot.session.load(Ordering::Relaxed) == session.number;
-        self.slots
-            .iter()
-            .flatten()
+        self.all()
+            .map(|(_, slot)| slot)
             .filter(ours)
             .try_for_each(|slot| session.wait_for(slot.closing()))
+    }
+
+    /// The slots of a mode that were ever made.
+    fn used(&self, mode: usize) -> &[Slot] {
+        let reach = self.reach[mode].load(Ordering::Acquire) as usize;
+        &self.slots[mode][..reach.min(SLOTS_PER_MODE)]
+    }
+
+    /// All of them, with their places in the pool.
+    fn all(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        (0..MODES).flat_map(|mode| (mode * SLOTS_PER_MODE..).zip(self.used(mode)))
+    }
+
+    /// The places that were ever used by opens of a mode.
+    pub(crate) fn places(&self, mode: usize) -> Range<usize> {
+        let used = if mode < MODES { self.used(mode).len() } else { 0 };
+        mode * SLOTS_PER_MODE..mode * SLOTS_PER_MODE + used
     }
 
     /// Takes a free slot that is `fit`.
@@ -198,7 +228,7 @@ impl SlotPool {
         mode: usize,
         fit: impl Fn(&Slot) -> bool,
     ) -> Option<Taken> {
-        self.slots[mode].iter().enumerate().find_map(|(place, slot)| {
+        self.used(mode).iter().enumerate().find_map(|(place, slot)| {
             let ours = slot.session.load(Ordering::Relaxed) == session.number;
             (ours && slot.is(FREE) && fit(slot) && slot.turn(FREE, TAKEN))
                 .then(|| Taken::new((mode * SLOTS_PER_MODE + place) as u32, slot))
@@ -215,11 +245,12 @@ impl SlotPool {
 
     #[cold]
     fn make_now(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
-        if self.slots.iter().flatten().filter(|slot| slot.is_open()).count() >= masters_max() {
+        if self.all().filter(|(_, slot)| slot.is_open()).count() >= masters_max() {
             return Err(Detour::Kernel);
         }
         let empty = |slot: &Slot| slot.turn(EMPTY, CHANGING) || slot.reclaim(session.number);
         let place = self.slots[mode].iter().position(empty).ok_or(Detour::Kernel)?;
+        self.reach[mode].fetch_max(place as u32 + 1, Ordering::AcqRel);
         let slot = &self.slots[mode][place];
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         match thread::slow(|| open_master(session, number, mode as i32)) {
@@ -249,7 +280,7 @@ impl SlotPool {
     /// there.
     pub(crate) fn move_master(&'static self, fd: RawFd) -> bool {
         let is_it = |slot: &&Slot| slot.is_open() && slot.master() == fd;
-        let Some(slot) = self.slots.iter().flatten().find(is_it) else { return false };
+        let Some(slot) = self.all().map(|(_, slot)| slot).find(is_it) else { return false };
         // Where no number is left the slot loses its master: -1 is never open.
         slot.fd.store(private::copy(fd).unwrap_or(-1), Ordering::Relaxed);
         private::forget(fd);
@@ -260,7 +291,7 @@ impl SlotPool {
     /// descriptors.
     pub(crate) fn shed(&'static self) -> bool {
         let mut any = false;
-        for (index, slot) in self.slots.iter().flatten().enumerate() {
+        for (index, slot) in self.all() {
             let rested = slot.turn(RESTING, CHANGING);
             if rested || slot.turn(FREE, CHANGING) {
                 if rested && let Some(session) = slot.its_session() {
@@ -276,9 +307,9 @@ impl SlotPool {
 
     /// Closes the masters of what a former session left: they may hold files open.
     pub(crate) fn drop_former(&'static self, session: u32) {
-        self.slots.iter().flatten().filter(|slot| slot.reclaim(session)).for_each(|slot| {
+        for (_, slot) in self.all().filter(|(_, slot)| slot.reclaim(session)) {
             slot.state.store(EMPTY, Ordering::Release);
-        });
+        }
     }
 
     /// Takes the slot of a file at rest, at a place in the pool. False: another thread did.
@@ -430,4 +461,19 @@ fn open_master(session: &Session, number: u32, mode: i32) -> Outcome<RawFd> {
     let path = config::under_mount(&mut path, &name[..len]).ok_or(Detour::Kernel)?;
     let flags = libc::O_CREAT | libc::O_CLOEXEC | mode;
     private::adopt(real::open_file(path, flags)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_different_and_small_where_few_slots_are_made() {
+        let mut ranks: Vec<u32> = (0..SLOTS as u32).map(rank).collect();
+        let few = (0..MODES)
+            .flat_map(|mode| (0..4).map(move |n| rank((mode * SLOTS_PER_MODE + n) as u32)));
+        assert!(few.into_iter().all(|rank| rank < 4 * MODES as u32));
+        ranks.sort_unstable();
+        assert!(ranks.into_iter().eq(0..SLOTS as u32));
+    }
 }

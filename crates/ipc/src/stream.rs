@@ -287,7 +287,11 @@ impl Entry {
 /// low bits of the index are the place of the slot with the client.
 pub const STREAMED_HANDLE: u32 = 1 << 31;
 
-/// The handle of a file opened through the stream: `place` below 65536, `use_count` any number.
+/// Places of such handles: a service has no others.
+pub const STREAMED_PLACES: u32 = 2048;
+
+/// The handle of a file opened through the stream: `place` below [`STREAMED_PLACES`], `use_count`
+/// any number.
 pub fn streamed_handle(place: u32, use_count: u32) -> u64 {
     u64::from(STREAMED_HANDLE | place) | u64::from(use_count) << 32
 }

@@ -47,7 +47,7 @@ use crate::outcome::{Detour, Outcome};
 use crate::path::At;
 use crate::session::Session;
 use crate::table::{Record, bit};
-use crate::{call, config, state};
+use crate::{call, config, slots, state};
 
 /// Turns that a call waits for another thread's.
 const LOCK_TURNS: u32 = 200;
@@ -359,7 +359,7 @@ impl Claim {
         let count = leases.handles.load(Relaxed).wrapping_add(1);
         leases.handles.store(count, Relaxed);
         let place = new.file.slot.load(Relaxed).saturating_sub(1);
-        let handle = streamed_handle(place, count);
+        let handle = streamed_handle(slots::rank(place), count);
         let entry = Entry {
             perm: new.perm as u16,
             umask: new.umask as u16,

@@ -6,7 +6,7 @@
 
 use polylane_base::{Errno, Result};
 
-use polylane_ipc::stream::STREAMED_HANDLE;
+use polylane_ipc::stream::{STREAMED_HANDLE, STREAMED_PLACES};
 
 use super::request::Handle;
 
@@ -91,9 +91,6 @@ impl<T> Table<T> {
     }
 }
 
-/// Places of handles that clients choose.
-const CHOSEN_MAX: usize = 1024;
-
 /// Open things under handles that the client chose: marked by [`STREAMED_HANDLE`], with any
 /// generation.
 #[derive(Debug)]
@@ -104,7 +101,7 @@ pub(super) struct Chosen<T> {
 
 impl<T> Default for Chosen<T> {
     fn default() -> Self {
-        Chosen { places: Vec::new(), limit: CHOSEN_MAX }
+        Chosen { places: Vec::new(), limit: STREAMED_PLACES as usize }
     }
 }
 
@@ -200,7 +197,7 @@ mod tests {
         let mut table = Chosen::default();
         let handle = |place: u32, generation| Handle { index: STREAMED_HANDLE | place, generation };
         assert_eq!(table.insert(Handle { index: 3, generation: 1 }, 'x'), Err(Errno::EBADF));
-        assert_eq!(table.insert(handle(CHOSEN_MAX as u32, 1), 'x'), Err(Errno::EBADF));
+        assert_eq!(table.insert(handle(STREAMED_PLACES, 1), 'x'), Err(Errno::EBADF));
         table.insert(handle(7, 1), 'a').unwrap();
         assert_eq!(table.insert(handle(7, 2), 'b'), Err(Errno::EBUSY));
         assert_eq!(table.get(handle(7, 2)), Err(Errno::EBADF));
