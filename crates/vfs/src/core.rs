@@ -3,10 +3,8 @@
 //! `Vfs` ─► `Core` ◄─ `Inode`. The dentry table holds inodes, which hold the core: the circle is
 //! broken when the `Vfs` is dropped, which empties the dentry table.
 
-use rustc_hash::FxHashMap;
-
 use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use polylane_base::sync::{Arc, Mutex, Weak, thread};
+use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_base::{Errno, Ino, Result, Time};
 
 use crate::acls::Inherited;
@@ -16,8 +14,10 @@ use crate::fs::{Attr, Character, FileSystem, Kind, Revived};
 use crate::inode::{FREED, Inode, LOCKED, NO_CAPS, Node};
 use crate::inodes::InodeTable;
 use crate::lease::Leases;
+use crate::loans::Loans;
 use crate::lock::LockTable;
 use crate::marks::Marks;
+use crate::nameless::Nameless;
 use crate::stats::{Count, Counters};
 use crate::unsynced::Unsynced;
 use crate::vfs::Options;
@@ -36,8 +36,8 @@ pub(crate) struct Core {
     pub(crate) leases: Leases,
     pub(crate) marks: Marks,
     pub(crate) unsynced: Unsynced,
-    /// Files on loan, by id; see [`view`](crate::view).
-    pub(crate) lent: Mutex<FxHashMap<u64, Weak<Inode>>>,
+    pub(crate) loans: Loans,
+    pub(crate) nameless: Nameless,
     pub(crate) counters: Counters,
     /// Held by a rename between two directories: while it is, no directory gets another parent.
     pub(crate) renaming: Mutex<()>,
@@ -56,7 +56,8 @@ impl Core {
             leases: Leases::default(),
             marks: Marks::default(),
             unsynced: Unsynced::default(),
-            lent: Mutex::default(),
+            loans: Loans::default(),
+            nameless: Nameless::default(),
             counters: Counters::default(),
             renaming: Mutex::new(()),
             next_id: AtomicU64::new(1),

@@ -130,6 +130,7 @@ impl Vfs {
     pub fn statfs(&self) -> Result<StatFs> {
         self.begin();
         self.core.settle_all();
+        self.core.end_nameless();
         let mut totals = self.core.fs.statfs()?;
         // Whoever needs what is set aside gets it.
         totals.ffree = totals.ffree.saturating_add(self.core.leases.room());

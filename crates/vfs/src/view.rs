@@ -18,7 +18,8 @@
 //! - Pages are put into a view with the file's data locked against change, and lost with it locked
 //!   for change; the state is put there with the attributes locked, as it is changed.
 //! - A loan begins with the data locked for change ([`LENT`] goes up), and everybody who locks the
-//!   data looks at the flag under that lock.
+//!   data looks at the flag under that lock. Where it is up, all viewers are asked once: what none
+//!   of them has is not on loan.
 //!
 //! # Locking
 //!
@@ -28,7 +29,7 @@
 use std::convert::Infallible;
 use std::ops::Range;
 
-use polylane_base::sync::{Arc, RwLockReadGuard, RwLockWriteGuard, Weak};
+use polylane_base::sync::{RwLockReadGuard, RwLockWriteGuard, Weak};
 use polylane_base::{Errno, Result, Time};
 
 use crate::access::{READ, SET_GID, SET_UID};
@@ -227,15 +228,7 @@ impl Vfs {
 
     /// A loan is over: everything was brought back.
     pub fn end_loan(&self, node: &Node) {
-        node.lower(LENT);
-        let former = self.core.lent.lock().remove(&node.id);
-        drop(former);
-    }
-
-    /// What a streamed call took a name from: where that was the last one, views that nobody uses
-    /// are given up. Call without locks, those of whoever has the call made included.
-    pub fn lost_a_name(&self, node: &Node) {
-        self.core.lost_a_name(node);
+        self.core.loans.end(node);
     }
 
     /// Before the kernel gets pages of a file, which programs change without a word: what was lent
@@ -387,13 +380,11 @@ impl Core {
 
     /// A loan begins, if `begin` says so. Call with the data locked for change.
     fn begin_loan(&self, node: &Node, begin: &mut dyn FnMut() -> bool) -> bool {
-        node.raise(LENT);
+        self.loans.begin(node);
         self.marks.state_changed(node);
         let begun = begin();
-        if begun {
-            self.lent.lock().insert(node.id, Arc::downgrade(node));
-        } else {
-            node.lower(LENT);
+        if !begun {
+            self.loans.end(node);
         }
         begun
     }
@@ -408,19 +399,16 @@ impl Core {
 
     #[cold]
     fn end_loan(&self, node: &Node) {
+        let Some(loan) = self.loans.of(node) else { return };
         let views = node.views.lock().clone();
-        let mut asked = false;
         for viewed in views {
             if let Some(viewer) = viewed.viewer.upgrade() {
                 viewer.end_loan(viewed.view, node);
-                asked = true;
             }
         }
-        if !asked {
-            // Its session is gone without a word; there is nobody left to bring anything.
-            node.lower(LENT);
-            self.lent.lock().remove(&node.id);
-        }
+        // Nobody who could have it has it: its session is gone without a word, or lost count of it.
+        // There is nothing left to be brought.
+        self.loans.end_if(node, loan);
     }
 
     /// Has views of a file given up that nobody uses. Call without locks.
@@ -436,18 +424,9 @@ impl Core {
         }
     }
 
-    /// After a name was removed: nothing but open files keeps what has none left. Call without
-    /// locks.
-    pub(crate) fn lost_a_name(&self, node: &Node) {
-        if node.nlink() == 0 {
-            self.let_go_of(node);
-        }
-    }
-
     /// Has all that is on loan brought back. Call without locks.
     pub(crate) fn end_loans(&self) {
-        let lent: Vec<Node> = self.lent.lock().values().filter_map(Weak::upgrade).collect();
-        lent.iter().for_each(|node| self.end_loan_on(node));
+        self.loans.files().iter().for_each(|node| self.end_loan_on(node));
     }
 
     /// Writes to the cache or the libservice. Call with the data locked for change.

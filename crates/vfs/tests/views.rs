@@ -3,7 +3,10 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 use common::{Lane, O_APPEND, O_CREAT, O_RDWR, O_TRUNC, PAGE, cached, lane, lane_with, options};
 use polylane_base::{Errno, Time};
@@ -19,6 +22,8 @@ struct Told {
     loans_ended: u32,
     /// What a client has written on loan, and when.
     lent: Option<(Parts, Time)>,
+    /// Asked to give the view up, it waits for this, and then says so.
+    let_go: Option<(Receiver<()>, Sender<()>)>,
 }
 
 struct Watcher {
@@ -45,6 +50,13 @@ impl Viewer for Watcher {
         vfs.bring_back(node, (&mut parts, None), (Some(time), None)).unwrap();
         self.told.lock().unwrap().loans_ended += 1;
         vfs.end_loan(node);
+    }
+
+    fn let_go(&self, _view: u32) {
+        let asked = self.told.lock().unwrap().let_go.take();
+        let Some((go_on, gone)) = asked else { return };
+        go_on.recv().expect("a bug of the front end's");
+        gone.send(()).unwrap();
     }
 }
 
@@ -228,4 +240,72 @@ fn a_mapping_changes_nothing_of_what_was_opened_to_be_appended_to() {
     let end = 2 * PAGE as u64 + 1;
     let written = appends.write(&Cred::root(), Some(0), &mut &b"x"[..]).unwrap();
     assert_eq!(written.end, end);
+}
+
+#[test]
+fn a_loan_that_its_viewer_knows_nothing_of_is_over() {
+    for lane in [lane(), cached()] {
+        let scene = scene(lane);
+        // Nobody has it, though the file says so.
+        assert!(scene.vfs().lend(scene.node(), 1, &mut || true));
+        assert_eq!(scene.first_byte(), b'a');
+        scene.file.write(&Cred::root(), Some(0), &mut &b"c"[..]).unwrap();
+        assert_eq!(scene.first_byte(), b'c');
+        // So it is where its begin panicked.
+        let lend = || scene.vfs().lend(scene.node(), 1, &mut || panic!("a bug of the front end's"));
+        assert!(catch_unwind(AssertUnwindSafe(lend)).is_err());
+        assert_eq!(scene.first_byte(), b'c');
+        // The next loan is one as ever.
+        assert!(scene.lend());
+        assert_eq!(scene.first_byte(), b'b');
+        assert_eq!(scene.told().loans_ended, 1);
+    }
+}
+
+/// The view of a file that a streamed call took the last name from is to be given up.
+fn nameless() -> Scene {
+    let scene = scene(cached());
+    let streamed = Cred { streamed: true, ..Cred::root() };
+    let gone = scene.vfs().take_unlinked(&streamed, &scene.lane.root, b"f").unwrap();
+    scene.vfs().note_nameless(gone.unwrap());
+    scene
+}
+
+#[test]
+fn statfs_waits_for_who_gives_up_views() {
+    let scene = nameless();
+    let ((go_on, waits), (gone, is_gone)) = (channel(), channel());
+    scene.watcher.told.lock().unwrap().let_go = Some((waits, gone));
+    std::thread::scope(|scope| {
+        let teller = scope.spawn(|| scene.vfs().tell_nameless());
+        while scene.watcher.told.lock().unwrap().let_go.is_some() {
+            std::thread::yield_now();
+        }
+        // Who comes meanwhile leaves it to the one who tells.
+        scene.vfs().tell_nameless();
+        let scene = &scene;
+        let asks = scope.spawn(move || {
+            scene.vfs().statfs().unwrap();
+            is_gone.try_recv().is_ok()
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        go_on.send(()).unwrap();
+        assert!(asks.join().unwrap(), "the view is still there");
+        teller.join().unwrap();
+    });
+}
+
+#[test]
+fn a_panic_costs_what_was_told_and_no_more() {
+    let scene = nameless();
+    let ((go_on, waits), (gone, is_gone)) = (channel(), channel());
+    drop(go_on);
+    scene.watcher.told.lock().unwrap().let_go = Some((waits, gone.clone()));
+    assert!(catch_unwind(AssertUnwindSafe(|| scene.vfs().tell_nameless())).is_err());
+    let (go_on, waits) = channel();
+    scene.watcher.told.lock().unwrap().let_go = Some((waits, gone));
+    go_on.send(()).unwrap();
+    scene.vfs().note_nameless(scene.node().clone());
+    scene.vfs().tell_nameless();
+    assert!(is_gone.try_recv().is_ok());
 }

@@ -41,17 +41,17 @@ impl Session {
                 let names = self.with_room(state, false, rename)?;
                 self.lane.name_gone(dir, name, &names.moved);
                 self.stamp_change(cred, &names.moved, time);
-                if let Some(replaced) = &names.replaced {
-                    self.lane.name_gone(dir, name2, replaced);
-                    self.stamp_gone(cred, replaced, time);
+                if let Some(replaced) = names.replaced {
+                    self.lane.name_gone(dir, name2, &replaced);
+                    self.stamp_gone(cred, &replaced, time);
+                    vfs.note_nameless(replaced);
                 }
-                state.nameless.extend(names.replaced);
             }
             Change::Unlink => {
                 if let Some(gone) = vfs.take_unlinked(cred, dir, name)? {
                     self.lane.name_gone(dir, name, &gone);
                     self.stamp_gone(cred, &gone, time);
-                    state.nameless.push(gone);
+                    vfs.note_nameless(gone);
                 }
             }
         }
@@ -109,11 +109,11 @@ impl Session {
     ) -> Result<(), PathError> {
         let file = self.file(handle)?;
         let range = entry.offset..entry.offset.saturating_add(entry.len.into());
+        let _streamed_in = self.stream_in(handle);
         let done = self.write_aside(state, entry, time, |data, aside| {
             let may = || self.may_stream_in(handle, range);
             file.write_lent(cred, (entry.offset, data), aside, may)
         });
-        self.streamed_in(handle);
         if done.is_err() {
             state.refused.truncate(ENTRIES as usize - 1);
             state.refused.push_front(position);

@@ -85,10 +85,6 @@ struct State {
     /// Positions of entries that were refused, because their loan was over by then, or failed: the
     /// client asks. The last ones of a client that does not.
     refused: VecDeque<u32>,
-    /// What entries took names from, until that is told.
-    nameless: Vec<Node>,
-    /// Somebody does.
-    tells_names: bool,
     /// The session ended.
     closed: bool,
     /// Time of the last applied entry.
@@ -153,19 +149,8 @@ impl Session {
     /// Does `work` with the state locked. What lost its last name by it gives up what nobody uses
     /// afterwards: that may lead to other sessions, and back.
     fn with_leases<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
-        let mut state = self.leases.state.lock();
-        let done = work(&mut state);
-        // What that leads to may come here again: one level takes care of all.
-        if !std::mem::replace(&mut state.tells_names, true) {
-            while !state.nameless.is_empty() {
-                let nameless = std::mem::take(&mut state.nameless);
-                drop(state);
-                nameless.iter().for_each(|node| self.lane.vfs.lost_a_name(node));
-                drop(nameless);
-                state = self.leases.state.lock();
-            }
-            state.tells_names = false;
-        }
+        let done = work(&mut self.leases.state.lock());
+        self.lane.vfs.tell_nameless();
         done
     }
 

@@ -22,6 +22,21 @@ pub(super) struct Given {
     pub(super) streams: bool,
 }
 
+/// Bytes of a file on loan are written by the stream, as long as this lives.
+pub(in super::super) struct StreamedIn<'a> {
+    session: &'a Session,
+    handle: Handle,
+}
+
+impl Drop for StreamedIn<'_> {
+    fn drop(&mut self) {
+        let Some(number) = self.session.view_in(self.handle) else { return };
+        if let Some(view) = self.session.views.state.lock().get(number) {
+            view.applies = false;
+        }
+    }
+}
+
 impl Session {
     /// Lets the client read what it is shown, and note that it did, if nobody changed the file
     /// since `changes`. The number of the view's state.
@@ -86,8 +101,8 @@ impl Session {
 
     /// Bytes of the file of a handle, `range`, are about to be written by the stream, with the data
     /// locked for change: whether the client has it on a loan on which it may do that, and none of
-    /// them lie where it writes itself. The loan goes on, and what is shown counts as before, until
-    /// [`Session::streamed_in`].
+    /// them lie where it writes itself. The loan goes on, and what is shown counts as before, as
+    /// long as [`StreamedIn`] lives.
     pub(in super::super) fn may_stream_in(&self, handle: Handle, range: Range<u64>) -> bool {
         let Some(number) = self.view_in(handle) else { return false };
         let mut state = self.views.state.lock();
@@ -99,12 +114,9 @@ impl Session {
         !pages.into_iter().any(|page| state.is_writable(&self.channel, generation, page))
     }
 
-    /// They were.
-    pub(in super::super) fn streamed_in(&self, handle: Handle) {
-        let Some(number) = self.view_in(handle) else { return };
-        if let Some(view) = self.views.state.lock().get(number) {
-            view.applies = false;
-        }
+    /// To be called before bytes of the file of a handle are written by the stream.
+    pub(in super::super) fn stream_in(&self, handle: Handle) -> StreamedIn<'_> {
+        StreamedIn { session: self, handle }
     }
 
     /// Ends a loan, once what the client wrote by the stream has been applied: `applied` is the

@@ -1,0 +1,72 @@
+//! What lost its last name: views that nobody uses are given up.
+//!
+//! That may lead to other sessions and their streams, so whoever has names removed by a stream does
+//! it afterwards, without locks. Nothing waits in between but for a moment: an inode lies here
+//! until it was told, and who would know how much room there is waits for that.
+//!
+//! # Locking
+//!
+//! `turn` is held over calls of [`Viewer`](crate::Viewer)s, which may remove names by streams: they
+//! find the turn taken and leave what they removed to whoever has it. `waiting` is a leaf.
+
+use polylane_base::sync::{Mutex, MutexGuard};
+
+use crate::core::Core;
+use crate::inode::Node;
+use crate::vfs::Vfs;
+
+/// See the head of this file.
+#[derive(Default)]
+pub(crate) struct Nameless {
+    waiting: Mutex<Vec<Node>>,
+    turn: Mutex<()>,
+}
+
+impl Vfs {
+    /// What a streamed call took a name from: where that was the last one, views that nobody uses
+    /// are given up. Call without locks, those of whoever has the call made included.
+    pub fn lost_a_name(&self, node: &Node) {
+        self.core.lost_a_name(node);
+    }
+
+    /// As [`Vfs::lost_a_name`], with locks of the caller's own: it is done by the next
+    /// [`Vfs::tell_nameless`].
+    pub fn note_nameless(&self, node: Node) {
+        self.core.nameless.waiting.lock().push(node);
+    }
+
+    /// Does what was noted. Call without locks, as above.
+    pub fn tell_nameless(&self) {
+        self.core.tell_nameless();
+    }
+}
+
+impl Core {
+    /// What was noted before this call is over when it returns, unless somebody has it
+    /// open. Call without locks, but not from a [`Viewer`](crate::Viewer).
+    pub(crate) fn end_nameless(&self) {
+        self.tell_waiting(self.nameless.turn.lock());
+        self.tell_nameless();
+    }
+
+    fn tell_nameless(&self) {
+        while !self.nameless.waiting.lock().is_empty() {
+            // Whoever has the turn looks again after it.
+            let Some(turn) = self.nameless.turn.try_lock() else { return };
+            self.tell_waiting(turn);
+        }
+    }
+
+    fn tell_waiting(&self, _turn: MutexGuard<'_, ()>) {
+        let nodes = std::mem::take(&mut *self.nameless.waiting.lock());
+        nodes.iter().for_each(|node| self.lost_a_name(node));
+    }
+
+    /// After a name was removed: nothing but open files keeps what has none left. Call without
+    /// locks.
+    pub(crate) fn lost_a_name(&self, node: &Node) {
+        if node.nlink() == 0 {
+            self.let_go_of(node);
+        }
+    }
+}
