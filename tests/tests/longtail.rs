@@ -285,6 +285,7 @@ topics! {
     locks_of_a_process_that_takes_many = Topic { source: "locks_many", ..PROGRAM };
     locks_of_threads_that_begin_together = Topic { source: "locks_threads", ..PROGRAM };
     leases_of_fcntl = Topic { source: "oplocks", ..PROGRAM };
+    files_met_by_threads_while_they_are_made = Topic { source: "met", ..PROGRAM };
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
     spawn_with_actions = Topic { source: "spawn_actions", ..PROGRAM };
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };

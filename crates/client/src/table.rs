@@ -172,6 +172,9 @@ pub(crate) mod bit {
     /// The private offset is where the file ends: it was made under a lease, and nothing but
     /// appends that were streamed has changed either since.
     pub(crate) const AT_END: u32 = 256;
+    /// It was made under a lease, and what is streamed about it may be missed by who meets it: the
+    /// service was asked to show it, or to let the kernel have pages of it, or is about to be.
+    pub(crate) const MET: u32 = 512;
 }
 
 /// One open file. All zero is a free place.

@@ -82,7 +82,11 @@ pub(crate) fn wish(file: &Record, len: usize) -> u32 {
             .is_some_and(|tries| tries < TRIES || tries.is_multiple_of(16)),
         _ => asked < MISSES || asked.is_multiple_of(8),
     };
-    if worth { SHOW } else { 0 }
+    if !worth {
+        return 0;
+    }
+    lease::meet(file);
+    SHOW
 }
 
 /// As [`wish`], for a read: one of any length that reaches the end shows where that is. A file

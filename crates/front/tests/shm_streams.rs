@@ -5,12 +5,12 @@ mod shm_kit;
 
 use std::time::{Duration, Instant};
 
-use polylane_base::Errno;
 use polylane_base::rng::Rng;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use polylane_front::lane::TAG_PAGES;
 use polylane_front::shm::Config;
 use polylane_front::slots::Token;
-use polylane_ipc::message::{LEASED, MAY_REST, Message, NO_SLOT, Op, STREAMED};
+use polylane_ipc::message::{LEASED, MAY_REST, Message, NO_SLOT, Op};
 use polylane_ipc::stream::{
     Change, DATA_BYTES, Entry, LENT, Posted, ShortName, WRITE_BYTES_MAX, set, streamed_handle,
 };
@@ -223,15 +223,16 @@ fn post(client: &Client, handle: u64, offset: u64, (at, len): (usize, usize)) ->
     client.channel.stream().last_position()
 }
 
-/// Asks for what was streamed at a position: what was written in the end.
-fn ask(client: &Client, handle: u64, offset: u64, position: u32) -> Result<usize, Errno> {
-    let mut message = Message { handle, offset, ..Message::new(Op::Write) };
-    (message.length, message.flags) = (PAGE, STREAMED);
-    message.arg[0] = position.into();
-    let (channel, mailbox) = (&client.channel, client.mailbox);
-    let trust = &polylane_ipc::channel::client::Trusting;
-    let reply = channel.call_write(mailbox, &message, (0, &[8; FRAME_BYTES]), false, trust);
-    shm_kit::outcome(reply.unwrap()).map(|reply| count(&reply))
+/// Writes pages of `8` where the entry at a position was refused, as the library does; whether it
+/// was.
+fn ask(client: &Client, handle: u64, offset: u64, position: u32) -> bool {
+    let refused = !client.was_done(client.mailbox, position);
+    if refused {
+        assert_eq!(client.write(handle, offset, &[8; FRAME_BYTES]), Ok(FRAME_BYTES));
+    }
+    // It is told once.
+    assert!(client.was_done(client.mailbox, position));
+    refused
 }
 
 #[test]
@@ -242,13 +243,13 @@ fn what_is_not_on_loan_by_now_is_refused_and_asked_for() {
     let (handle, direct) = (file.handle, beside(&house, "f"));
     // Applied, and not written once more.
     let applied = post(&client, handle, PAGE, (0, len));
-    assert_eq!(ask(&client, handle, PAGE, applied), Ok(len));
+    assert!(!ask(&client, handle, PAGE, applied));
     assert_eq!(read_beside(&direct, PAGE, 1), [7]);
     // The loan is over by that.
     let refused = post(&client, handle, 2 * PAGE, (0, len));
     client.call(&Message::new(Op::Ping)).unwrap();
     assert_eq!(read_beside(&direct, 2 * PAGE, 1), [0]);
-    assert_eq!(ask(&client, handle, 2 * PAGE, refused), Ok(len));
+    assert!(ask(&client, handle, 2 * PAGE, refused));
     assert_eq!(read_beside(&direct, 2 * PAGE, 1), [8]);
     // Another session has it.
     let plain = client.open("f", libc::O_RDWR).unwrap().0;
@@ -258,7 +259,7 @@ fn what_is_not_on_loan_by_now_is_refused_and_asked_for() {
     let refused = post(&client, plain, 3 * PAGE, (0, len));
     client.call(&Message::new(Op::Ping)).unwrap();
     assert!(theirs.write_lent(5 * PAGE, &[2; FRAME_BYTES]), "their loan goes on");
-    assert_eq!(ask(&client, plain, 3 * PAGE, refused), Ok(len));
+    assert!(ask(&client, plain, 3 * PAGE, refused));
     assert_eq!(read_beside(&direct, 3 * PAGE, 1), [8]);
     assert_eq!(read_beside(&direct, 5 * PAGE, 1), [2]);
 }
@@ -372,24 +373,62 @@ fn bytes_that_an_open_brought_are_old_after_a_late_entry() {
     let views = client.channel.views().unwrap();
     assert!(views.is_at(view, sequence));
     let position = post(&client, reply.handle, PAGE, (0, FRAME_BYTES));
-    assert_eq!(ask(&client, reply.handle, PAGE, position), Ok(FRAME_BYTES));
+    assert!(ask(&client, reply.handle, PAGE, position));
     assert!(!views.is_at(view, sequence));
     assert_eq!(read_beside(&beside(&house, "f"), PAGE, 1), [8]);
+}
+
+/// The file `d/f`, made and open by the stream.
+fn made_under_a_lease(house: &House, client: &Client) -> u64 {
+    client.op_at(Op::Mkdir, "d").unwrap();
+    make_slot(house, Token(client.welcome.token), 0).unwrap();
+    let lease = client.op_at(Op::Lease, "d").or_else(|_| client.op_at(Op::Lease, "d")).unwrap();
+    let (handle, name) = (streamed_handle(0, 1), ShortName::new(b"f").unwrap());
+    let (change, lease, flags) = (Change::Make, lease.value[0] as u8, libc::O_RDWR as u32);
+    let made =
+        Entry { change, lease, name, perm: 0o666, slot: 1, flags, handle, ..Entry::default() };
+    assert!(matches!(client.channel.stream().post(&made), Posted::Waiting(_)));
+    client.call(&Message::new(Op::Ping)).unwrap();
+    handle
+}
+
+/// The position of an entry that writes a page of `7` to a file made by the stream.
+fn post_plain(client: &Client, handle: u64, offset: u64) -> u32 {
+    client.channel.stream_put(0, &[7; FRAME_BYTES]);
+    let (change, len) = (Change::Write, FRAME_BYTES as u32);
+    let entry = Entry { change, handle, len, offset, ..Entry::default() };
+    assert!(matches!(client.channel.stream().post(&entry), Posted::Waiting(_)));
+    client.channel.stream().last_position()
+}
+
+#[test]
+fn whoever_met_a_file_meanwhile_hears_what_became_of_a_write() {
+    let house = house();
+    let client = house.client();
+    let handle = made_under_a_lease(&house, &client);
+    let applied = post_plain(&client, handle, 0);
+    assert!(!ask(&client, handle, 0, applied));
+    let direct = beside(&house, "d/f");
+    assert_eq!(read_beside(&direct, 0, 1), [7]);
+    // The kernel has pages of it; that ended the lease, and the gate is open for another file.
+    on_loan(&client, "g", PAGES);
+    direct.node().tag().fetch_or(TAG_PAGES, SeqCst);
+    let refused = post_plain(&client, handle, PAGE);
+    assert!(ask(&client, handle, PAGE, refused));
+    assert_eq!(read_beside(&direct, PAGE, 1), [8]);
+    direct.node().tag().fetch_and(!TAG_PAGES, SeqCst);
+    // So it is with times, of a file that is not open.
+    let (change, umask) = (Change::Set, set::MTIME_NOW);
+    let entry = Entry { change, umask, handle: streamed_handle(5, 5), ..Entry::default() };
+    assert!(matches!(client.channel.stream().post(&entry), Posted::Waiting(_)));
+    assert!(!client.was_done(client.mailbox, client.channel.stream().last_position()));
 }
 
 #[test]
 fn a_streamed_change_ends_nobodys_loan() {
     let house = house();
     let (hostile, client) = (house.client(), house.client());
-    hostile.op_at(Op::Mkdir, "d").unwrap();
-    make_slot(&house, Token(hostile.welcome.token), 0).unwrap();
-    let lease = hostile.op_at(Op::Lease, "d").or_else(|_| hostile.op_at(Op::Lease, "d")).unwrap();
-    let (handle, name) = (streamed_handle(0, 1), ShortName::new(b"f").unwrap());
-    let (change, lease, flags) = (Change::Make, lease.value[0] as u8, libc::O_RDWR as u32);
-    let made =
-        Entry { change, lease, name, perm: 0o666, slot: 1, flags, handle, ..Entry::default() };
-    assert!(matches!(hostile.channel.stream().post(&made), Posted::Waiting(_)));
-    hostile.call(&Message::new(Op::Ping)).unwrap();
+    let handle = made_under_a_lease(&house, &hostile);
     let mut file = on_loan(&client, "d/f", PAGES);
     file.write(9 * PAGE, &filled(2));
     assert_eq!(file.streamed, 1);

@@ -4,11 +4,11 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
-use polylane_ipc::message::{Message, Op};
+use polylane_ipc::message::{Message, Op, REFUSED, STREAMED};
 use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
 use polylane_ipc::view::FRAME_BYTES;
 
-use super::{Inside, Leases, is_streamed};
+use super::{Inside, is_streamed};
 use crate::session::Session;
 use crate::table::{Record, bit};
 use crate::{call, state, view};
@@ -55,107 +55,104 @@ pub(crate) fn write(
         None if file.is(bit::AT_END) => file.offset.load(Relaxed),
         None => return None,
     };
-    if !post_write(session, file, start, from) {
+    let position = post_write(session, file, start, from)?;
+    // An append is not done twice. Where its service is gone, so is what it had in memory alone.
+    let counts = counts(session, file, position).unwrap_or(offset.is_none());
+    counts.then_some(start + from.len() as u64)
+}
+
+/// The position of the entry.
+fn post_write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> Option<u32> {
+    let leases = &state::get().leases;
+    let flags = file.flags.load(Relaxed).cast_signed();
+    let fits = from.len() <= WRITE_BYTES_MAX && offset <= OFFSET_MAX;
+    if !fits || flags & UNSTREAMED_FLAGS != 0 || !leases.is_alone_with(file) {
         return None;
     }
-    // An append is not done twice. Where its service is gone, so is what it had in memory alone.
-    let alone = is_still_alone(session, file.handle.load(Relaxed));
-    (alone || offset.is_none()).then_some(start + from.len() as u64)
-}
-
-fn post_write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> bool {
-    let (leases, handle) = (&state::get().leases, file.handle.load(Relaxed));
-    let flags = file.flags.load(Relaxed).cast_signed();
-    if from.len() > WRITE_BYTES_MAX || flags & UNSTREAMED_FLAGS != 0 || offset > OFFSET_MAX {
-        return false;
-    }
-    let alone = || leases.is_alone(handle) && file.view.load(Relaxed) == 0;
-    if !alone() || file.is(bit::SHARED | bit::ESCAPED) {
-        return false;
-    }
-    let inside = leases.enter(session).filter(|_| alone() && leases.data.load(Relaxed));
-    let Some(inside) = inside else { return false };
-    inside.post_write(handle, offset, from, 0)
-}
-
-/// What became of a write to a file on loan.
-pub(crate) enum Lent {
-    /// It is to be done the ordinary way.
-    Ordinary,
-    /// It counts.
-    Done,
-    /// The loan was over meanwhile, or the page lent: by the entry at this position it was done or
-    /// was not.
-    Asked(u32),
+    let may = || leases.is_alone_with(file) && leases.data.load(Relaxed);
+    let inside = leases.enter(session).filter(|_| may())?;
+    inside.post_write(file.handle.load(Relaxed), offset, from, 0)
 }
 
 /// Writes whole pages of a file on loan that were not lent: they need no answer, since whoever else
-/// comes near the file first has them applied.
+/// comes near the file first has them applied. False: the ordinary way.
 pub(crate) fn write_lent(
     session: &'static Session,
     file: &Record,
     offset: u64,
     from: &[u8],
-) -> Lent {
+) -> bool {
     let (page, end) = (FRAME_BYTES as u64, offset.saturating_add(from.len() as u64));
     let flags = file.flags.load(Relaxed).cast_signed();
     let fits = from.len() <= WRITE_BYTES_MAX && flags & UNSTREAMED_FLAGS == 0;
     let whole = offset.is_multiple_of(page) && end.is_multiple_of(page) && end <= LENT_OFFSET_MAX;
     let stream = || view::stream_for(session, file, (offset, end));
     let loan = if fits && whole { stream() } else { 0 };
-    if loan == 0 {
-        return Lent::Ordinary;
-    }
-    match post_lent(session, file, offset, from) {
-        None => Lent::Ordinary,
-        Some(position) => {
-            // Who ends the loan says so first, and then looks at the stream.
-            fence(SeqCst);
-            if stream() == loan { Lent::Done } else { Lent::Asked(position) }
-        }
-    }
-}
-
-/// The position of the entry.
-fn post_lent(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> Option<u32> {
-    let inside = state::get().leases.enter_stream(session)?;
-    let posted = inside.post_write(file.handle.load(Relaxed), offset, from, stream::LENT);
-    posted.then(|| session.channel.stream().last_position())
+    let post =
+        |inside: Inside| inside.post_write(file.handle.load(Relaxed), offset, from, stream::LENT);
+    let inside = if loan == 0 { None } else { state::get().leases.enter_stream(session) };
+    inside.and_then(post).is_some_and(|position| {
+        // Who ends the loan says so first, and then looks at the stream.
+        fence(SeqCst);
+        stream() == loan || was_done(session, position) == Some(true)
+    })
 }
 
 impl Inside {
-    /// Puts bytes into the ring, and the entry that writes them. False: neither.
-    fn post_write(&self, handle: u64, offset: u64, from: &[u8], flags: u32) -> bool {
+    /// Puts bytes into the ring, and the entry that writes them; its position. `None`: neither.
+    fn post_write(&self, handle: u64, offset: u64, from: &[u8], flags: u32) -> Option<u32> {
         let head = self.leases.head.load(Relaxed);
-        let Some(at) = self.take_bytes(from.len()) else { return false };
+        let at = self.take_bytes(from.len())?;
         self.session.channel.stream_put(at, from);
         let (at, len) = (at as u32, from.len() as u32);
         let stamped = self.stamped(Change::Write, 0, ShortName::default());
-        let posted = self.post(&Entry { handle, at, len, offset, flags, ..stamped }).is_ok();
-        if !posted {
+        let posted = self.post(&Entry { handle, at, len, offset, flags, ..stamped });
+        if posted.is_err() {
             self.leases.head.store(head, Relaxed);
         }
-        posted
+        posted.ok().map(|()| self.session.channel.stream().last_position())
     }
 }
 
-/// Another thread that opened the file meanwhile did so before the entry, or is seen here: then the
-/// entry is applied before anybody hears of it.
-fn is_still_alone(session: &'static Session, handle: u64) -> bool {
+/// Whether an entry counts that was posted while nobody could have met the file. Who met it
+/// meanwhile did so before the entry was there, or is seen here: then the service says what became
+/// of it, before anybody hears of it. `None`: the service is gone.
+fn counts(session: &'static Session, file: &Record, position: u32) -> Option<bool> {
     fence(SeqCst);
-    state::get().leases.is_alone(handle) || call::plain(session, Message::new(Op::Ping)).is_ok()
+    match state::get().leases.is_alone_with(file) {
+        true => Some(true),
+        false => was_done(session, position),
+    }
+}
+
+/// Whether the entry at a position was applied, not refused.
+#[cold]
+fn was_done(session: &'static Session, position: u32) -> Option<bool> {
+    let arg = [position.into(), 0, 0, 0];
+    let asked = Message { flags: STREAMED, arg, ..Message::new(Op::Ping) };
+    call::plain(session, asked).ok().map(|reply| reply.value[0] != REFUSED)
+}
+
+/// The file of a record is about to be shown, or the kernel to get pages of it: what is streamed
+/// about it from now on would be missed.
+#[inline]
+pub(crate) fn meet(file: &Record) {
+    if is_streamed(file.handle.load(Relaxed)) && !file.is(bit::MET) {
+        file.set(bit::MET);
+        // Who streams posts first, and then looks.
+        fence(SeqCst);
+    }
 }
 
 /// Sets rights or times of a file that was made under a lease and that nobody else can have met:
 /// true. False: the ordinary way.
 pub(crate) fn set(session: &'static Session, file: &Record, what: &NewState) -> bool {
-    let handle = file.handle.load(Relaxed);
-    let alone = |leases: &Leases| leases.is_alone(handle) && file.view.load(Relaxed) == 0;
-    let leases = &state::get().leases;
-    if !alone(leases) || file.is(bit::SHARED | bit::ESCAPED) {
+    let (leases, handle) = (&state::get().leases, file.handle.load(Relaxed));
+    if !leases.is_alone_with(file) {
         return false;
     }
-    let Some(inside) = leases.enter(session).filter(|_| alone(leases)) else { return false };
+    let inside = leases.enter(session).filter(|_| leases.is_alone_with(file));
+    let Some(inside) = inside else { return false };
     let mut entry = inside.stamped(Change::Set, 0, ShortName::default());
     entry.handle = handle;
     let former = session.channel.stream().last();
@@ -166,8 +163,9 @@ pub(crate) fn set(session: &'static Session, file: &Record, what: &NewState) -> 
     {
         return false;
     }
+    let position = session.channel.stream().last_position();
     drop(inside);
-    is_still_alone(session, handle)
+    counts(session, file, position) == Some(true)
 }
 
 /// What [`set`] sets.

@@ -39,7 +39,7 @@ use polylane_ipc::stream::{
     streamed_handle,
 };
 
-pub(crate) use self::files::{Lent, NewState, close, set, write, write_lent};
+pub(crate) use self::files::{NewState, close, meet, set, write, write_lent};
 use self::held::Held;
 use self::names::{Known, Names};
 use self::streak::{STREAK, Streak};
@@ -117,6 +117,14 @@ impl Leases {
         let count = (handle >> 32) as u32;
         let since = count.wrapping_sub(self.alone_from.load(SeqCst));
         is_streamed(handle) && since.cast_signed() >= 0
+    }
+
+    /// Whether nobody has met the file of a record, in this process neither.
+    #[inline]
+    fn is_alone_with(&self, file: &Record) -> bool {
+        self.is_alone(file.handle.load(Relaxed))
+            && file.view.load(Relaxed) == 0
+            && !file.is(bit::SHARED | bit::ESCAPED | bit::MET)
     }
 
     /// The leases of this session, if there are any.

@@ -7,12 +7,12 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{Message, Op, Reply, STREAMED};
+use polylane_ipc::message::{Message, Op, Reply};
 
 use super::{limit, offset};
 use crate::call;
 use crate::file;
-use crate::lease::{self, Lent};
+use crate::lease;
 use crate::opened;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
@@ -328,18 +328,14 @@ impl Open<'_> {
         {
             return Ok((total, end));
         }
-        if let ([source], Some(at)) = (from, place) {
-            match lease::write_lent(self.session, self.file, at, source) {
-                Lent::Ordinary => {}
-                Lent::Done => {
-                    view::hit(self.file, total);
-                    return Ok((total, at + total as u64));
-                }
-                Lent::Asked(position) => return self.write_message(at, source, Some(position)),
-            }
+        if let ([source], Some(at)) = (from, place)
+            && lease::write_lent(self.session, self.file, at, source)
+        {
+            view::hit(self.file, total);
+            return Ok((total, at + total as u64));
         }
         match from {
-            [source] if total <= room => self.write_message(at, source, None),
+            [source] if total <= room => self.write_message(at, source),
             _ if total <= room => self.write_gathered(at, from, total),
             _ => self.write_long(at, from),
         }
@@ -377,7 +373,7 @@ impl Open<'_> {
             if want == 0 {
                 break;
             }
-            let (count, after) = match self.write_message(at + done as u64, &piece[..want], None) {
+            let (count, after) = match self.write_message(at + done as u64, &piece[..want]) {
                 Ok(written) => written,
                 Err(_) if done > 0 => return Ok((done, end)),
                 Err(error) => return Err(error),
@@ -428,17 +424,12 @@ impl Open<'_> {
 
     /// One payload buffer at most. A large one may be served in part when this thread is stopped
     /// while it copies; the rest follows, so that a write is short for the service's own reasons
-    /// only. `streamed`: the entry by which the same was tried.
-    fn write_message(
-        &self,
-        at: u64,
-        from: &[u8],
-        mut streamed: Option<u32>,
-    ) -> Outcome<(usize, u64)> {
+    /// only.
+    fn write_message(&self, at: u64, from: &[u8]) -> Outcome<(usize, u64)> {
         let (mut done, mut end) = (0, at);
         while done < from.len() {
             let (at, left) = (at + done as u64, &from[done..]);
-            let (count, after) = match self.write_once(at, left, streamed.take()) {
+            let (count, after) = match self.write_once(at, left) {
                 Ok(written) => written,
                 Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
@@ -452,14 +443,14 @@ impl Open<'_> {
     }
 
     #[inline]
-    fn write_once(&self, at: u64, from: &[u8], streamed: Option<u32>) -> Outcome<(usize, u64)> {
+    fn write_once(&self, at: u64, from: &[u8]) -> Outcome<(usize, u64)> {
         let overlap = !self.file.appends();
         let (length, flags) = (from.len() as u64, view::wish_to_write(self.file, from.len()));
         let reply = self.put(|session, handle, turn| {
-            let flags = flags | self.status | streamed.map_or(0, |_| STREAMED);
-            let message = Message { handle, offset: at, length, flags, ..Message::new(Op::Write) };
-            let arg = [streamed.unwrap_or(0).into(), 0, 0, 0];
-            call::write(session, &Message { turn, arg, ..message }, from, overlap)
+            let flags = flags | self.status;
+            let message =
+                Message { handle, offset: at, length, turn, flags, ..Message::new(Op::Write) };
+            call::write(session, &message, from, overlap)
         })?;
         if !self.session.is_lost() {
             view::learn(self.session, self.file, flags, reply.handle);

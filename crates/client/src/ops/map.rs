@@ -13,6 +13,7 @@ use super::{limit, offset};
 use crate::call;
 use crate::config;
 use crate::file;
+use crate::lease;
 use crate::outcome::{Detour, Outcome};
 use crate::real;
 use crate::table::{Record, bit};
@@ -42,6 +43,7 @@ pub(super) fn open_true_node(file: &Record, fd: RawFd) -> Outcome<RawFd> {
 
 fn expose(file: &Record, fd: RawFd, shared: bool, open_flags: i32) -> Outcome<RawFd> {
     let (session, handle) = file::usable(file, fd)?;
+    lease::meet(file);
     let flags = if shared { MAP_SHARED } else { 0 };
     let asked = Message { handle, flags, ..Message::new(Op::Expose) };
     let name = call::plain(session, asked)?.value;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use polylane_base::sync::Arc;
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::channel::client::Trusting;
-use polylane_ipc::message::{Message, Op, Reply, SHOW, STREAMED, WireAttr, set};
+use polylane_ipc::message::{Message, Op, Reply, SHOW, WireAttr, set};
 use polylane_ipc::stream::{Change, DATA_BYTES, Entry, LENT, Posted};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, NOTES_READS};
 use polylane_vfs::{Cred, OpenFile};
@@ -30,13 +30,6 @@ pub struct File<'a> {
     pub unasked: u32,
     /// Of these, writes by the stream.
     pub streamed: u32,
-}
-
-/// What became of a write by the stream.
-enum Streamed {
-    Ordinary,
-    Done,
-    Asked(u32),
 }
 
 impl<'a> File<'a> {
@@ -143,19 +136,18 @@ impl<'a> File<'a> {
         if same { loan } else { 0 }
     }
 
-    /// Writes one whole page by the stream.
-    fn write_streamed(&self, offset: u64, data: &[u8]) -> Streamed {
+    /// Writes one whole page by the stream: whether that counts.
+    fn write_streamed(&mut self, offset: u64, data: &[u8]) -> bool {
         let whole = data.len() == FRAME_BYTES && offset.is_multiple_of(PAGE);
         let loan = if whole { self.stream_for(offset) } else { 0 };
-        if loan == 0 {
-            return Streamed::Ordinary;
-        }
-        let Some(position) = self.post(offset, data) else { return Streamed::Ordinary };
+        let position = if loan == 0 { None } else { self.post(offset, data) };
+        let Some(position) = position else { return false };
         std::sync::atomic::fence(SeqCst);
-        match self.stream_for(offset) == loan {
-            true => Streamed::Done,
-            false => Streamed::Asked(position),
+        let unasked = self.stream_for(offset) == loan;
+        if unasked {
+            (self.unasked, self.streamed) = (self.unasked + 1, self.streamed + 1);
         }
+        unasked || self.client.was_done(self.mailbox, position)
     }
 
     /// Puts a page into the ring, by one thread at a time, and an entry.
@@ -188,18 +180,11 @@ impl<'a> File<'a> {
             self.unasked += 1;
             return;
         }
+        if self.write_streamed(offset, data) {
+            return;
+        }
         let mut message = Message { handle: self.handle, offset, ..Message::new(Op::Write) };
         (message.length, message.flags) = (data.len() as u64, SHOW);
-        match self.write_streamed(offset, data) {
-            Streamed::Ordinary => {}
-            Streamed::Asked(position) => {
-                (message.arg[0], message.flags) = (position.into(), SHOW | STREAMED);
-            }
-            Streamed::Done => {
-                (self.unasked, self.streamed) = (self.unasked + 1, self.streamed + 1);
-                return;
-            }
-        }
         let (channel, mailbox) = (&self.client.channel, self.mailbox);
         let reply = channel.call_write(mailbox, &message, (0, data), false, &Trusting).unwrap();
         assert_eq!(outcome(reply).map(|reply| count(&reply)), Ok(data.len()));

@@ -15,7 +15,7 @@ use polylane_front::shm::{Config, Server};
 use polylane_front::slots::{Access, Slot, Token};
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
-use polylane_ipc::message::{Message, NO_SLOT, Op, Reply, Status, WireAttr};
+use polylane_ipc::message::{Message, NO_SLOT, Op, REFUSED, Reply, STREAMED, Status, WireAttr};
 use polylane_ipc::{ClientChannel, MailboxIndex};
 use polylane_sys::scm;
 use polylane_testkit::fault::Faulty;
@@ -174,6 +174,14 @@ impl Client {
 
     pub fn call(&self, message: &Message) -> Result<Reply, Errno> {
         outcome(self.channel.call(self.mailbox, message, &Trusting).unwrap())
+    }
+
+    /// Whether the entry at a position of the stream was applied, not refused.
+    pub fn was_done(&self, mailbox: MailboxIndex, position: u32) -> bool {
+        let arg = [position.into(), 0, 0, 0];
+        let asked = Message { flags: STREAMED, arg, ..Message::new(Op::Ping) };
+        let reply = outcome(self.channel.call(mailbox, &asked, &Trusting).unwrap());
+        reply.unwrap().value[0] != REFUSED
     }
 
     /// A request with paths.

@@ -4,7 +4,7 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result, Time};
 use polylane_ipc::ServiceChannel;
 use polylane_ipc::stream::{
-    Change, DATA_BYTES, ENTRIES, Entry, LENT, STREAMED_HANDLE, WRITE_BYTES_MAX, set,
+    Change, DATA_BYTES, Entry, LENT, STREAMED_HANDLE, WRITE_BYTES_MAX, set,
 };
 use polylane_vfs::fs::{SetAttr, SetTime, Source};
 use polylane_vfs::{Aside, Create, Cred, Kind, Node, PathError};
@@ -64,12 +64,12 @@ impl Session {
         &self,
         state: &mut State,
         cred: &Cred,
-        (entry, position): (&Entry, u32),
+        entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
         let handle = Handle::from_wire(entry.handle);
         if entry.change == Change::Write && entry.flags & LENT != 0 {
-            return self.write_lent(state, (cred, handle), (entry, position), time);
+            return self.write_lent(state, (cred, handle), entry, time);
         }
         if handle.index & STREAMED_HANDLE == 0 {
             return Err(Errno::EPERM.into());
@@ -104,21 +104,16 @@ impl Session {
         &self,
         state: &mut State,
         (cred, handle): (&Cred, Handle),
-        (entry, position): (&Entry, u32),
+        entry: &Entry,
         time: i64,
     ) -> Result<(), PathError> {
         let file = self.file(handle)?;
         let range = entry.offset..entry.offset.saturating_add(entry.len.into());
         let _streamed_in = self.stream_in(handle);
-        let done = self.write_aside(state, entry, time, |data, aside| {
+        self.write_aside(state, entry, time, |data, aside| {
             let may = || self.may_stream_in(handle, range);
             file.write_lent(cred, (entry.offset, data), aside, may)
-        });
-        if done.is_err() {
-            state.refused.truncate(ENTRIES as usize - 1);
-            state.refused.push_front(position);
-        }
-        done
+        })
     }
 
     /// Writes the bytes of an entry out of the room that was set aside.

@@ -82,8 +82,8 @@ struct State {
     blocks: u64,
     /// The gate is open for writes to files on loan, whether or not there are leases.
     streams: bool,
-    /// Positions of entries that were refused, because their loan was over by then, or failed: the
-    /// client asks. The last ones of a client that does not.
+    /// Positions of entries that were refused, because somebody had met their file by then: the
+    /// client asks for each, once. The last ones of a client that does not.
     refused: VecDeque<u32>,
     /// The session ended.
     closed: bool,
@@ -110,12 +110,18 @@ pub(super) struct Granted {
 impl Leases {
     /// Keeps a failure that is not the client's doing: its program was told that all was well.
     fn note(&self, done: &Result<(), PathError>) {
-        let Err(PathError::Errno(errno)) = done else { return };
-        if matches!(*errno, Errno::EIO | Errno::EROFS | Errno::ENOSPC | Errno(libc::EUCLEAN)) {
+        if let Some(errno) = failure(done) {
             self.lost.store(true, Ordering::Release);
             self.failure.store(errno.0, Ordering::Release);
         }
     }
+}
+
+/// Why an entry failed that was not refused: perhaps a part of it was done.
+fn failure(done: &Result<(), PathError>) -> Option<Errno> {
+    let Err(PathError::Errno(errno)) = *done else { return None };
+    let is_ours = matches!(errno, Errno::EIO | Errno::EROFS | Errno::ENOSPC | Errno(libc::EUCLEAN));
+    is_ours.then_some(errno)
 }
 
 impl Session {
@@ -251,9 +257,11 @@ impl Session {
         true
     }
 
-    /// Whether an entry was refused: what it was to write was not written.
-    pub(super) fn was_refused(&self, position: u32) -> bool {
-        self.leases.state.lock().refused.contains(&position)
+    /// Whether an entry was refused: what it was to do was not done. Forgotten by that.
+    pub(super) fn take_refused(&self, position: u32) -> bool {
+        let mut state = self.leases.state.lock();
+        let found = state.refused.iter().position(|&refused| refused == position);
+        found.is_some_and(|at| state.refused.remove(at).is_some())
     }
 
     /// Applies what the client wrote to a file on loan, before somebody sees it. Who applies it
@@ -345,10 +353,12 @@ impl Session {
             }
             if entry.change.is_of_file() {
                 let position = position_after(former, count - 1 - left);
-                let apply = || self.apply_to_file(state, &cred, (&entry, position), time);
-                let apply = AssertUnwindSafe(apply);
+                let apply = AssertUnwindSafe(|| self.apply_to_file(state, &cred, &entry, time));
                 let done = catch_unwind(apply).unwrap_or(Err(PathError::Errno(Errno::EIO)));
                 self.leases.note(&done);
+                if done.is_err() && failure(&done).is_none() {
+                    state.refuse(position);
+                }
                 self.stats.streamed(done.is_ok());
                 continue;
             }
@@ -424,6 +434,11 @@ impl Holder for Session {
 }
 
 impl State {
+    fn refuse(&mut self, position: u32) {
+        self.refused.truncate(ENTRIES as usize - 1);
+        self.refused.push_front(position);
+    }
+
     fn has_leases(&self) -> bool {
         self.dirs.iter().any(Option::is_some)
     }

@@ -1,6 +1,6 @@
 //! What a client says with a read or a write besides where and how much.
 
-use polylane_ipc::message::{APPENDS, Message, SAYS_APPENDS, SHOW, SHOW_END, STREAMED};
+use polylane_ipc::message::{APPENDS, Message, SAYS_APPENDS, SHOW, SHOW_END};
 
 /// What a client that reads would like to see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,17 +30,11 @@ pub struct HowToWrite {
     pub show: bool,
     /// Whether the open file appends by now, where others may have changed that.
     pub appends: Option<bool>,
-    /// It was streamed before, in the entry at this position: to be done if that was refused.
-    pub streamed: Option<u32>,
 }
 
 impl HowToWrite {
     pub(super) fn of(message: &Message) -> HowToWrite {
         let is = |flag| message.flags & flag != 0;
-        HowToWrite {
-            show: is(SHOW),
-            appends: is(SAYS_APPENDS).then_some(is(APPENDS)),
-            streamed: is(STREAMED).then_some(message.arg[0] as u32),
-        }
+        HowToWrite { show: is(SHOW), appends: is(SAYS_APPENDS).then_some(is(APPENDS)) }
     }
 }

@@ -194,11 +194,6 @@ impl Call<'_> {
         len: usize,
     ) -> Answer {
         let file = self.session.file(handle)?;
-        if how.streamed.is_some_and(|position| !self.session.was_refused(position)) {
-            let mut reply = done(len);
-            reply.value[0] = offset.saturating_add(len as u64);
-            return Ok(reply);
-        }
         if let Some(appends) = how.appends {
             file.set_appends(appends);
         }

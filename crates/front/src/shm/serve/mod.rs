@@ -26,7 +26,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
-use polylane_ipc::message::{Reply, Status, WireAttr};
+use polylane_ipc::message::{REFUSED, Reply, Status, WireAttr};
 use polylane_vfs::{Attr, Cred, Kind, Node, PathError, Vfs};
 
 use super::request::{At, FileRequest, Object};
@@ -84,7 +84,7 @@ impl From<PathError> for Failure {
 pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
     use FileRequest as R;
     match *request {
-        R::Ping => Ok(done(0)),
+        R::Ping { position } => call.ping(position),
         R::Open { at, flags, perm, umask, slot, brings } => {
             call.open(at, flags, (perm, umask), (slot, brings))
         }
@@ -139,6 +139,15 @@ impl<'a> Call<'a> {
 
     fn cred(&self) -> &'a Cred {
         &self.session.cred
+    }
+
+    /// What was streamed is applied by now, as before every request.
+    fn ping(&self, position: Option<u32>) -> Answer {
+        let mut reply = done(0);
+        if position.is_some_and(|position| self.session.take_refused(position)) {
+            reply.value[0] = REFUSED;
+        }
+        Ok(reply)
     }
 
     /// The directory that a path starts from.
