@@ -64,8 +64,7 @@ macro_rules! ops {
 }
 
 ops! {
-    /// Nothing: measures the way there and back, and has the stream applied. `flags`:
-    /// [`STREAMED`].
+    /// Nothing: measures the way there and back. `flags`: [`STREAMED`].
     Ping = 0,
     /// Opens `path` below `dir`. `flags`: open(2) flags; `mode`, `umask`; `arg[0]`: number of the
     /// FUSE slot to bind, `NO_SLOT` for none; `arg[1]`: bytes that the answer may bring; `arg[2]`:
@@ -217,11 +216,9 @@ pub const SHOW: u32 = 1;
 pub const SAYS_APPENDS: u32 = 1 << 4;
 /// Beside [`SAYS_APPENDS`]: it is set.
 pub const APPENDS: u32 = 1 << 5;
-/// `flags` of [`Op::Ping`]: what became of the entry of the stream at position `arg[0]`? The reply's
-/// `value[0]` is [`REFUSED`], once, where it was refused and nothing of it was done.
+/// `flags` of [`Op::Ping`]: what became of the entry of the stream at position `arg[0]`? The
+/// reply's `value[0]` is 1, once, where it was refused and nothing of it was done.
 pub const STREAMED: u32 = 1;
-/// Reply of [`Op::Ping`] with [`STREAMED`].
-pub const REFUSED: u64 = 1;
 /// `flags` of [`Op::Read`]: show the state of the file if the read reached its end, so that the one
 /// that finds nothing more needs no request. The reply's `handle` as for [`SHOW`].
 pub const SHOW_END: u32 = 2;

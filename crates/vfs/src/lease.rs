@@ -31,6 +31,10 @@
 //! - Room for what may be outstanding is set aside before the client is told of its lease; where
 //!   the file system can do it, streamed calls make files out of that room alone.
 //!
+//! - The flag and the table of leases change under one lock, and each lease has a number. A holder
+//!   is asked once to give one back: what it knows nothing of is over, and void where it was just
+//!   being granted.
+//!
 //! # Locking
 //!
 //! `held` is a leaf. Holders are called without any lock of the VFS.
@@ -61,7 +65,8 @@ pub trait Holder: Send + Sync {
     fn settle(&self);
 
     /// Lets the client do nothing more under its leases, applies what it did, and gives them back
-    /// ([`Vfs::end_lease`]). When it returns, the session has no lease.
+    /// ([`Vfs::end_lease`]). When it returns, the session has no lease, and one that is being
+    /// granted to it is void.
     fn revoke(&self);
 }
 
@@ -85,9 +90,26 @@ pub struct Aside {
     pub time: Time,
 }
 
+/// A lease that was granted.
+#[derive(Clone)]
+pub struct Leased {
+    dir: Node,
+    number: u64,
+}
+
+impl Leased {
+    /// The directory.
+    pub fn dir(&self) -> &Node {
+        &self.dir
+    }
+}
+
+#[derive(Clone)]
 struct Held {
     session: u64,
     holder: Weak<dyn Holder>,
+    /// The lease's own, unlike that of any other.
+    number: u64,
 }
 
 /// Names of files, one after the other.
@@ -122,7 +144,10 @@ pub(crate) struct Leases {
     room: AtomicU64,
     /// Blocks that are set aside for data.
     blocks: AtomicU64,
+    /// The flag [`LEASED`] of a directory changes under this lock, with what is here.
     held: Mutex<HashMap<u64, Held>>,
+    /// Number of the last lease.
+    number: AtomicU64,
 }
 
 /// Stands for a directory's id, of which there are never so many, where a session streams without a
@@ -146,9 +171,26 @@ impl Leases {
         self.blocks.load(Relaxed)
     }
 
-    fn insert(&self, id: u64, held: Held) {
-        self.held.lock().insert(id, held);
+    /// A lease on a directory begins, on which nobody has one; its number.
+    fn begin(&self, dir: &Inode, (session, holder): (u64, Weak<dyn Holder>)) -> u64 {
+        let number = self.number.fetch_add(1, Relaxed) + 1;
+        let mut held = self.held.lock();
+        held.insert(dir.id, Held { session, holder, number });
+        dir.raise(LEASED);
         self.count.fetch_add(1, SeqCst);
+        number
+    }
+
+    /// The lease of that number on a directory is over, if it was not before.
+    fn end(&self, dir: &Inode, number: u64) {
+        let mut held = self.held.lock();
+        if held.get(&dir.id).is_some_and(|held| held.number == number) {
+            dir.lower(LEASED);
+            self.count.fetch_sub(1, SeqCst);
+            let former = held.remove(&dir.id);
+            drop(held);
+            drop(former);
+        }
     }
 
     /// Whether paths may have changed their meaning since `epoch`, or are about to.
@@ -156,16 +198,8 @@ impl Leases {
         self.changing.load(SeqCst) != 0 || self.epoch.load(SeqCst) != epoch
     }
 
-    fn remove(&self, id: u64) -> bool {
-        let found = self.held.lock().remove(&id);
-        if found.is_some() {
-            self.count.fetch_sub(1, SeqCst);
-        }
-        found.is_some()
-    }
-
-    fn holder(&self, dir: &Inode) -> Option<(u64, Weak<dyn Holder>)> {
-        self.held.lock().get(&dir.id).map(|held| (held.session, held.holder.clone()))
+    fn of_dir(&self, dir: &Inode) -> Option<Held> {
+        self.held.lock().get(&dir.id).cloned()
     }
 
     fn of(&self, session: u64) -> Option<Arc<dyn Holder>> {
@@ -195,7 +229,7 @@ impl Vfs {
         holder: Weak<dyn Holder>,
         look: Look,
         each: &mut dyn FnMut(&[u8], bool) -> bool,
-    ) -> Result<Option<Node>, PathError> {
+    ) -> Result<Option<Leased>, PathError> {
         let core = &self.core;
         core.fs.reserve_names(0)?;
         let epoch = core.leases.epoch.load(SeqCst);
@@ -207,8 +241,8 @@ impl Vfs {
         if dir.has(ONLY_GROWS) || dir.acl(AclKind::Default)?.is_some() {
             return Err(Errno::EOPNOTSUPP.into());
         }
-        core.leases.insert(dir.id, Held { session: cred.session, holder });
-        dir.raise(LEASED);
+        let number = core.leases.begin(&dir, (cred.session, holder));
+        let leased = Leased { dir: dir.clone(), number };
         core.marks.leased();
         let (mut all, mut files) = (true, Files::default());
         let listed = core.fs.readdir(dir.ino(), 0, &mut |entry| {
@@ -229,32 +263,36 @@ impl Vfs {
         drop(entries);
         let good = all && !core.leases.moved_since(epoch);
         if listed.is_err() || !good {
-            self.end_lease(&dir);
+            self.end_lease(&leased);
         }
         listed?;
         match (good, known) {
-            (true, _) => Ok(Some(dir)),
+            (true, _) => Ok(Some(leased)),
             (false, true) => Err(Errno::EAGAIN.into()),
             (false, false) => Ok(None),
         }
     }
 
     /// Gives a lease back. Everything was applied.
-    pub fn end_lease(&self, dir: &Node) {
-        if self.core.leases.remove(dir.id) {
-            dir.lower(LEASED);
-        }
+    pub fn end_lease(&self, leased: &Leased) {
+        self.core.leases.end(&leased.dir, leased.number);
     }
 
     /// From now on the holder of a session without a lease counts as one, too: its client streams
     /// writes to files on loan, out of room set aside.
     pub fn begin_streaming(&self, session: u64, holder: Weak<dyn Holder>) {
-        self.core.leases.insert(streaming(session), Held { session, holder });
+        let (leases, number) = (&self.core.leases, 0);
+        leases.held.lock().insert(streaming(session), Held { session, holder, number });
+        leases.count.fetch_add(1, SeqCst);
     }
 
     /// It does so no longer. Everything was applied.
     pub fn end_streaming(&self, session: u64) {
-        self.core.leases.remove(streaming(session));
+        let leases = &self.core.leases;
+        let former = leases.held.lock().remove(&streaming(session));
+        if former.is_some() {
+            leases.count.fetch_sub(1, SeqCst);
+        }
     }
 
     /// Sets room aside for `count` names of new files. `ENOSPC`; `EOPNOTSUPP`: the file system
@@ -352,16 +390,16 @@ impl Core {
 
     #[cold]
     fn look_at_leased(&self, cred: &Cred, dir: &Inode) {
-        match self.leases.holder(dir) {
-            Some((session, _)) if session == cred.session => {}
-            Some((_, holder)) => self.end(dir, &holder),
+        match self.leases.of_dir(dir) {
+            Some(held) if held.session == cred.session => {}
+            Some(held) => self.end(dir, &held),
             None => {}
         }
     }
 
     #[cold]
     fn is_holder(&self, cred: &Cred, dir: &Inode) -> bool {
-        self.leases.holder(dir).is_some_and(|(session, _)| session == cred.session)
+        self.leases.of_dir(dir).is_some_and(|held| held.session == cred.session)
     }
 
     /// Creates a name; a streamed call does so out of the room set aside.
@@ -427,26 +465,26 @@ impl Core {
     #[inline]
     pub(crate) fn end_lease_on(&self, dir: &Inode) {
         if dir.has(LEASED)
-            && let Some((_, holder)) = self.leases.holder(dir)
+            && let Some(held) = self.leases.of_dir(dir)
         {
-            self.end(dir, &holder);
+            self.end(dir, &held);
         }
     }
 
-    fn end(&self, dir: &Inode, holder: &Weak<dyn Holder>) {
-        match holder.upgrade() {
-            Some(holder) => holder.revoke(),
-            // Its session is gone without a word; there is nobody left to apply anything.
-            None if self.leases.remove(dir.id) => _ = dir.lower(LEASED),
-            None => {}
+    fn end(&self, dir: &Inode, held: &Held) {
+        if let Some(holder) = held.holder.upgrade() {
+            holder.revoke();
         }
+        // Its session is gone without a word, or was not told of the lease yet, which is void then.
+        // There is nothing left to be applied.
+        self.leases.end(dir, held.number);
     }
 
     /// Has everything applied that was done on `dir` under a lease. Call without locks.
     #[inline]
     pub(crate) fn settle(&self, dir: &Inode) {
         if dir.has(LEASED)
-            && let Some(holder) = self.leases.holder(dir).and_then(|(_, holder)| holder.upgrade())
+            && let Some(holder) = self.leases.of_dir(dir).and_then(|held| held.holder.upgrade())
         {
             holder.settle();
         }

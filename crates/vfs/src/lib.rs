@@ -66,7 +66,7 @@ pub use cred::Cred;
 pub use file::{OpenFile, Written, synchronous};
 pub use fs::{Attr, FileSystem, Kind, SetAttr};
 pub use inode::{Inode, Node};
-pub use lease::{Aside, Holder, Look};
+pub use lease::{Aside, Holder, Leased, Look};
 pub use lock::{LockFamily, LockKind, LockLender, LockLoan, LockOutcome, LockOwner, LockRequest};
 pub use lock::{LockWaiter, Ticket};
 pub use marks::{MARK_PLACES, Mark, Marker};

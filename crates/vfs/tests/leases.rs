@@ -17,7 +17,7 @@ use polylane_testkit::acl;
 use polylane_vfs::fs::{AclKind, SetAttr, SetTime, XattrMode};
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{
-    Create, Cred, Holder, Kind, Look, Node, PathError, RENAME_EXCHANGE, Vfs, flags,
+    Create, Cred, Holder, Kind, Leased, Look, Node, PathError, RENAME_EXCHANGE, Vfs, flags,
 };
 
 /// Names that a holder has room for.
@@ -32,7 +32,7 @@ enum Change {
 
 #[derive(Default)]
 struct State {
-    dir: Option<Node>,
+    dir: Option<Leased>,
     waiting: Vec<Change>,
     room: u32,
 }
@@ -126,19 +126,20 @@ impl Session {
     }
 
     fn apply(&self, state: &mut State) {
-        let Some(dir) = state.dir.clone() else { return };
+        let Some(leased) = state.dir.clone() else { return };
+        let dir = leased.dir();
         let cred = Cred { streamed: true, ..self.cred.clone() };
         for change in std::mem::take(&mut state.waiting) {
             let done = match &change {
                 Change::Make(name) => {
                     let new =
                         Create { kind: Kind::File, perm: 0o644, umask: 0, rdev: 0, target: b"" };
-                    self.vfs.create(&cred, &dir, name.as_bytes(), &new).map(|_| state.room -= 1)
+                    self.vfs.create(&cred, dir, name.as_bytes(), &new).map(|_| state.room -= 1)
                 }
                 Change::Rename(a, b) => {
-                    self.vfs.rename(&cred, &dir, a.as_bytes(), &dir, b.as_bytes(), 0)
+                    self.vfs.rename(&cred, dir, a.as_bytes(), dir, b.as_bytes(), 0)
                 }
-                Change::Unlink(name) => self.vfs.unlink(&cred, &dir, name.as_bytes()),
+                Change::Unlink(name) => self.vfs.unlink(&cred, dir, name.as_bytes()),
             };
             if let Err(error) = done {
                 eprintln!("{change:?}: {error:?}");
@@ -627,8 +628,8 @@ fn a_path_means_the_same_while_a_lease_lasts() {
         let state = session.state.lock().unwrap();
         if let Some(leased) = &state.dir {
             let here = lane.vfs.resolve(&session.cred, &lane.root, b"d/sub", true).ok().unwrap();
-            assert!(Arc::ptr_eq(leased, &here));
-            assert!(Arc::ptr_eq(leased, &d) || Arc::ptr_eq(leased, &e));
+            assert!(Arc::ptr_eq(leased.dir(), &here));
+            assert!(Arc::ptr_eq(leased.dir(), &d) || Arc::ptr_eq(leased.dir(), &e));
         }
     }
     done.store(true, Ordering::SeqCst);
@@ -841,4 +842,38 @@ fn inode_flags_end_leases_and_keep_them_away() {
     assert_eq!(errno(sole(&session)), Some(Errno::EPERM));
     set(&dir, 0);
     sole(&session).unwrap();
+}
+
+/// A front end that has not been told of its lease yet, or lost it.
+struct Unaware;
+
+impl Holder for Unaware {
+    fn settle(&self) {}
+
+    fn revoke(&self) {}
+}
+
+#[test]
+fn a_lease_that_its_holder_knows_nothing_of_is_over() {
+    let lane = lane();
+    let unaware = Arc::new(Unaware);
+    let grant = || {
+        let weak: Weak<Unaware> = Arc::downgrade(&unaware);
+        let cred = Cred { session: 7, ..Cred::root() };
+        let path = (&lane.root, &b"d"[..]);
+        lane.vfs.lease(&cred, path, weak, Look::Names, &mut |_, _| true).ok().unwrap().unwrap()
+    };
+    // Whoever looks, and whoever changes a name, goes on.
+    grant();
+    let dir = lane.vfs.lookup(&Cred::root(), &lane.root, b"d").unwrap();
+    lane.vfs.lookup(&Cred::root(), &dir, b"old").unwrap();
+    let late = grant();
+    lane.vfs.unlink(&Cred::root(), &dir, b"old").unwrap();
+    // Who hears of it too late, and gives it back, ends nobody else's.
+    let session = Session::new(&lane.vfs, 8);
+    session.lease(&lane.root, "d").ok().unwrap();
+    lane.vfs.end_lease(&late);
+    session.make("new");
+    lane.vfs.lookup(&Cred::root(), &dir, b"new").unwrap();
+    assert_eq!(session.counts().1, 1);
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::fence;
 
-use polylane_ipc::message::{Message, Op, REFUSED, STREAMED};
+use polylane_ipc::message::{Message, Op, STREAMED};
 use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
 use polylane_ipc::view::FRAME_BYTES;
 
@@ -130,7 +130,7 @@ fn counts(session: &'static Session, file: &Record, position: u32) -> Option<boo
 fn was_done(session: &'static Session, position: u32) -> Option<bool> {
     let arg = [position.into(), 0, 0, 0];
     let asked = Message { flags: STREAMED, arg, ..Message::new(Op::Ping) };
-    call::plain(session, asked).ok().map(|reply| reply.value[0] != REFUSED)
+    call::plain(session, asked).ok().map(|reply| reply.value[0] == 0)
 }
 
 /// The file of a record is about to be shown, or the kernel to get pages of it: what is streamed

@@ -123,168 +123,44 @@ pub struct LockArgs {
 /// A request whose every argument was checked. Field meanings: [`Op`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum FileRequest<'a> {
-    /// What became of the entry at this position of the stream, if that is asked.
-    Ping {
-        position: Option<u32>,
-    },
-    Open {
-        at: At<'a>,
-        flags: i32,
-        perm: u32,
-        umask: u32,
-        slot: Option<u32>,
-        brings: Brings,
-    },
-    Close {
-        handle: Handle,
-        at_rest: bool,
-    },
-    Read {
-        handle: Handle,
-        offset: u64,
-        len: usize,
-        show: ShowRead,
-    },
-    Write {
-        handle: Handle,
-        offset: u64,
-        len: usize,
-        how: HowToWrite,
-    },
-    Stat {
-        object: Object<'a>,
-        mark: bool,
-    },
-    Fstat {
-        handle: Handle,
-        show: bool,
-    },
-    Access {
-        object: Object<'a>,
-        mask: u32,
-        mark: bool,
-    },
-    Mkdir {
-        at: At<'a>,
-        perm: u32,
-        umask: u32,
-    },
-    Mknod {
-        at: At<'a>,
-        mode: u32,
-        umask: u32,
-        rdev: u64,
-    },
-    Symlink {
-        target: &'a [u8],
-        at: At<'a>,
-    },
-    Link {
-        from: Object<'a>,
-        to: At<'a>,
-    },
-    Unlink {
-        at: At<'a>,
-        dir: bool,
-        leased: bool,
-    },
-    Rename {
-        from: At<'a>,
-        to: At<'a>,
-        flags: u32,
-        leased: bool,
-    },
-    Readlink {
-        object: Object<'a>,
-    },
-    Setattr {
-        object: Object<'a>,
-        set: SetAttr,
-    },
-    Fsync {
-        handle: Handle,
-        data_only: bool,
-    },
+    Ping { position: Option<u32> },
+    Open { at: At<'a>, flags: i32, perm: u32, umask: u32, slot: Option<u32>, brings: Brings },
+    Close { handle: Handle, at_rest: bool },
+    Read { handle: Handle, offset: u64, len: usize, show: ShowRead },
+    Write { handle: Handle, offset: u64, len: usize, how: HowToWrite },
+    Stat { object: Object<'a>, mark: bool },
+    Fstat { handle: Handle, show: bool },
+    Access { object: Object<'a>, mask: u32, mark: bool },
+    Mkdir { at: At<'a>, perm: u32, umask: u32 },
+    Mknod { at: At<'a>, mode: u32, umask: u32, rdev: u64 },
+    Symlink { target: &'a [u8], at: At<'a> },
+    Link { from: Object<'a>, to: At<'a> },
+    Unlink { at: At<'a>, dir: bool, leased: bool },
+    Rename { from: At<'a>, to: At<'a>, flags: u32, leased: bool },
+    Readlink { object: Object<'a> },
+    Setattr { object: Object<'a>, set: SetAttr },
+    Fsync { handle: Handle, data_only: bool },
     Sync,
-    Fallocate {
-        handle: Handle,
-        flags: u32,
-        offset: u64,
-        len: u64,
-    },
-    Seek {
-        handle: Handle,
-        offset: u64,
-        target: SeekFor,
-    },
+    Fallocate { handle: Handle, flags: u32, offset: u64, len: u64 },
+    Seek { handle: Handle, offset: u64, target: SeekFor },
     Statfs,
-    Getxattr {
-        object: Object<'a>,
-        name: &'a [u8],
-        len: usize,
-    },
-    Setxattr {
-        object: Object<'a>,
-        name: &'a [u8],
-        value_at: usize,
-        len: usize,
-        mode: XattrMode,
-    },
-    Listxattr {
-        object: Object<'a>,
-        len: usize,
-    },
-    Removexattr {
-        object: Object<'a>,
-        name: &'a [u8],
-    },
+    Getxattr { object: Object<'a>, name: &'a [u8], len: usize },
+    Setxattr { object: Object<'a>, name: &'a [u8], value_at: usize, len: usize, mode: XattrMode },
+    Listxattr { object: Object<'a>, len: usize },
+    Removexattr { object: Object<'a>, name: &'a [u8] },
     Lock(LockArgs),
     GetLock(LockArgs),
-    Cancel {
-        mailbox: u32,
-    },
-    OpenDir {
-        at: At<'a>,
-        follow: bool,
-        list: usize,
-    },
-    Redeem {
-        ticket: [u8; 16],
-        into: Option<Handle>,
-    },
+    Cancel { mailbox: u32 },
+    OpenDir { at: At<'a>, follow: bool, list: usize },
+    Redeem { ticket: [u8; 16], into: Option<Handle> },
     ShareAll,
-    CopyRange {
-        from: Handle,
-        offset: u64,
-        to: Handle,
-        at: u64,
-        len: u64,
-    },
-    Expose {
-        handle: Handle,
-        shared: bool,
-    },
-    SetFlags {
-        handle: Handle,
-        flags: i32,
-    },
-    Readdir {
-        handle: Handle,
-        position: u64,
-        len: usize,
-    },
-    Lease {
-        start: Start,
-        path: &'a [u8],
-        tell_sole: bool,
-    },
-    Extend {
-        handle: Handle,
-    },
-    Oplock {
-        handle: Handle,
-        reads: bool,
-    },
+    CopyRange { from: Handle, offset: u64, to: Handle, at: u64, len: u64 },
+    Expose { handle: Handle, shared: bool },
+    SetFlags { handle: Handle, flags: i32 },
+    Readdir { handle: Handle, position: u64, len: usize },
+    Lease { start: Start, path: &'a [u8], tell_sole: bool },
+    Extend { handle: Handle },
+    Oplock { handle: Handle, reads: bool },
 }
 
 /// Bytes of both paths of `message`, which lie at the start of its buffer.
@@ -333,10 +209,7 @@ impl<'a> Checker<'a> {
         let m = self.message;
         let (handle, show) = (Handle::from_wire(m.handle), m.flags & SHOW != 0);
         Ok(match m.op {
-            Op::Ping => {
-                let asks = m.flags & message::STREAMED != 0;
-                FileRequest::Ping { position: asks.then_some(m.arg[0] as u32) }
-            }
+            Op::Ping => FileRequest::Ping { position: self.position() },
             Op::Open => self.open()?,
             Op::Close => FileRequest::Close { handle, at_rest: m.flags & AT_REST != 0 },
             Op::Read => {
@@ -393,6 +266,11 @@ impl<'a> Checker<'a> {
             Op::Extend => FileRequest::Extend { handle },
             Op::Oplock => FileRequest::Oplock { handle, reads: m.mode as i32 == libc::F_RDLCK },
         })
+    }
+
+    /// Of the entry of the stream that is asked about.
+    fn position(&self) -> Option<u32> {
+        (self.message.flags & message::STREAMED != 0).then_some(self.message.arg[0] as u32)
     }
 
     /// The first path below `dir`.

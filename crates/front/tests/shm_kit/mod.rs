@@ -15,7 +15,7 @@ use polylane_front::shm::{Config, Server};
 use polylane_front::slots::{Access, Slot, Token};
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
-use polylane_ipc::message::{Message, NO_SLOT, Op, REFUSED, Reply, STREAMED, Status, WireAttr};
+use polylane_ipc::message::{Message, NO_SLOT, Op, Reply, STREAMED, Status, WireAttr};
 use polylane_ipc::{ClientChannel, MailboxIndex};
 use polylane_sys::scm;
 use polylane_testkit::fault::Faulty;
@@ -181,7 +181,7 @@ impl Client {
         let arg = [position.into(), 0, 0, 0];
         let asked = Message { flags: STREAMED, arg, ..Message::new(Op::Ping) };
         let reply = outcome(self.channel.call(mailbox, &asked, &Trusting).unwrap());
-        reply.unwrap().value[0] != REFUSED
+        reply.unwrap().value[0] == 0
     }
 
     /// A request with paths.

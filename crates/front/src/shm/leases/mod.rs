@@ -40,7 +40,7 @@ use polylane_ipc::message::SOLE;
 use polylane_ipc::stream::{
     DATA_BYTES, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, position_after,
 };
-use polylane_vfs::{Cred, Holder, Look, Node, PathError, handover};
+use polylane_vfs::{Cred, Holder, Leased, Look, Node, PathError, handover};
 
 use super::session::Session;
 
@@ -73,7 +73,7 @@ pub(super) struct Leases {
 
 #[derive(Default)]
 struct State {
-    dirs: [Option<Node>; LEASES_MAX as usize],
+    dirs: [Option<Leased>; LEASES_MAX as usize],
     /// Entries claimed so far.
     claimed: u32,
     /// Room that is set aside.
@@ -173,7 +173,7 @@ impl Session {
         let (mut count, mut all) = (0, 0);
         let weak: Weak<Session> = Arc::downgrade(self);
         let vfs = &self.lane.vfs;
-        let dir = vfs.lease(&self.cred, path, weak, look, &mut |name, sole| {
+        let leased = vfs.lease(&self.cred, path, weak, look, &mut |name, sole| {
             all += 1;
             if name.len() <= NAME_BYTES_MAX {
                 names.push(name.len() as u8 | if sole { SOLE } else { 0 });
@@ -182,7 +182,7 @@ impl Session {
             }
             all < NAMES_MAX
         })?;
-        let Some(dir) = dir else { return Ok(None) };
+        let Some(leased) = leased else { return Ok(None) };
         // A grant that somebody ended meanwhile is void: the list may be old.
         self.with_leases(|state| {
             let current = self.leases.ends.load(Ordering::SeqCst) == ends;
@@ -193,13 +193,13 @@ impl Session {
             let place = state.dirs.iter().position(Option::is_none);
             match place.filter(|_| current && !state.closed && self.make_room(state)) {
                 Some(place) => {
-                    state.dirs[place] = Some(dir);
+                    state.dirs[place] = Some(leased);
                     self.open_gate(state);
                     let (lease, data) = (place as u8, state.blocks > 0);
                     Ok(Some(Granted { lease, afresh, data, names, count }))
                 }
                 None => {
-                    vfs.end_lease(&dir);
+                    vfs.end_lease(&leased);
                     self.give_room_back(state);
                     Err(Errno::EAGAIN.into())
                 }
@@ -218,7 +218,7 @@ impl Session {
     ) -> Result<T> {
         let Some(dir) = dir else { return work(&self.cred) };
         let mut state = self.leases.state.lock();
-        if state.dirs.iter().flatten().any(|leased| Arc::ptr_eq(leased, dir)) {
+        if state.dirs.iter().flatten().any(|leased| Arc::ptr_eq(leased.dir(), dir)) {
             // Times of a directory do not go back.
             state.last = state.last.max(self.now());
             match work(&Cred { streamed: true, ..self.cred.clone() }) {
@@ -362,9 +362,8 @@ impl Session {
                 self.stats.streamed(done.is_ok());
                 continue;
             }
-            let Some(dir) = state.dirs.get(entry.lease as usize).cloned().flatten() else {
-                continue;
-            };
+            let leased = state.dirs.get(entry.lease as usize).and_then(Option::as_ref);
+            let Some(dir) = leased.map(|leased| leased.dir().clone()) else { continue };
             touched[entry.lease as usize] = Some(time);
             // A panic is a bug of ours; it costs this entry.
             let apply = AssertUnwindSafe(|| self.apply(state, (&cred, &dir), &entry, time));
@@ -372,9 +371,9 @@ impl Session {
             self.leases.note(&done);
             self.stats.streamed(done.is_ok());
         }
-        for (dir, time) in state.dirs.iter().zip(touched) {
-            if let (Some(dir), Some(time)) = (dir, time) {
-                self.stamp(&cred, dir, (time, time));
+        for (leased, time) in state.dirs.iter().zip(touched) {
+            if let (Some(leased), Some(time)) = (leased, time) {
+                self.stamp(&cred, leased.dir(), (time, time));
             }
         }
         state.entries = entries;
@@ -387,8 +386,8 @@ impl Session {
         self.apply_waiting(state);
         self.finish(state);
         self.leases.open.store(false, Ordering::Release);
-        for dir in state.dirs.iter_mut().filter_map(Option::take) {
-            self.lane.vfs.end_lease(&dir);
+        for leased in state.dirs.iter_mut().filter_map(Option::take) {
+            self.lane.vfs.end_lease(&leased);
         }
         if std::mem::take(&mut state.streams) {
             self.lane.vfs.end_streaming(self.id);

@@ -26,7 +26,7 @@ use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
-use polylane_ipc::message::{REFUSED, Reply, Status, WireAttr};
+use polylane_ipc::message::{Reply, Status, WireAttr};
 use polylane_vfs::{Attr, Cred, Kind, Node, PathError, Vfs};
 
 use super::request::{At, FileRequest, Object};
@@ -144,9 +144,8 @@ impl<'a> Call<'a> {
     /// What was streamed is applied by now, as before every request.
     fn ping(&self, position: Option<u32>) -> Answer {
         let mut reply = done(0);
-        if position.is_some_and(|position| self.session.take_refused(position)) {
-            reply.value[0] = REFUSED;
-        }
+        reply.value[0] =
+            position.is_some_and(|position| self.session.take_refused(position)).into();
         Ok(reply)
     }
 
