@@ -5,7 +5,7 @@
 
 #include "say.h"
 
-enum { FILES = 400, WRITES = 60, BLOCK = 512 };
+enum { FILES = 200, WRITES = 40, BLOCK = 512 };
 
 /* Ways to come to it. */
 enum { READ, STATE, OPENED, MAPPED, WAYS };
