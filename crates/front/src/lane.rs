@@ -34,7 +34,7 @@ use polylane_vfs::{Cred, Kind, Node, OpenFile, Vfs};
 use crate::fuse::{self, nodes::NodeTable, nodes::Target};
 use crate::kept::{FormerProcess, Kept};
 use crate::notifier::{Level, Notifier, Range};
-use crate::pace::Pace;
+use crate::pace::Syncs;
 use crate::restore;
 use crate::slots::SlotTable;
 use crate::tickets::TicketTable;
@@ -66,7 +66,7 @@ pub struct Lane {
     /// How far the FUSE door has come with what the kernel sent.
     pub progress: fuse::Progress,
     /// How long an fsync takes here.
-    pub(crate) syncs: Pace,
+    pub(crate) syncs: Syncs,
     /// What the next service is to know.
     pub handover: Option<Handover>,
     /// Locks that it is to know.
@@ -184,7 +184,7 @@ impl Lane {
             notifier: Notifier::default(),
             fuse: fuse::Stats::default(),
             progress: fuse::Progress::default(),
-            syncs: Pace::default(),
+            syncs: Syncs::default(),
             handover,
             guards_links: AtomicBool::new(false),
         })

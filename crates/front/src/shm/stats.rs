@@ -15,6 +15,7 @@ pub struct Stats {
     use_kernel: AtomicU64,
     refused: AtomicU64,
     handed_off: AtomicU64,
+    waits: AtomicU64,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
     sleeps: AtomicU64,
@@ -69,6 +70,7 @@ impl Default for Stats {
             use_kernel: zero(),
             refused: zero(),
             handed_off: zero(),
+            waits: zero(),
             read_bytes: zero(),
             written_bytes: zero(),
             sleeps: zero(),
@@ -113,6 +115,16 @@ impl Stats {
     /// A message that is no request.
     pub(super) fn refused(&self) {
         self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// The worker is to wait for the medium.
+    pub(super) fn waits(&self) {
+        self.waits.fetch_add(1, Relaxed);
+    }
+
+    /// How often it did.
+    pub(super) fn waited(&self) -> u64 {
+        self.waits.load(Relaxed)
     }
 
     /// A helper was asked to finish a request.

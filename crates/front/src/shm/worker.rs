@@ -11,7 +11,8 @@
 //! # Invariants
 //!
 //! - A worker never waits for anything but work: what can block goes to the helpers. One thing is
-//!   excepted: an fsync of little on a medium that usually answers sooner than a helper wakes.
+//!   excepted: an fsync of little on a medium that usually answers sooner than a helper wakes, or a
+//!   little later while nobody else asks for anything.
 //! - A round takes at most [`BATCH`] requests from one channel, so that a client that floods delays
 //!   others by so many requests and no more.
 //! - No clock is read but around a sleep. An idle worker sleeps in epoll_wait.
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex};
+use polylane_ipc::MailboxIndex;
 use polylane_ipc::budget::{self, BUDGET_MAX, Sleep, WORKER_PATIENCE};
 use polylane_sys::event::{self, Epoll, Interest, eventfd};
 use polylane_sys::sched;
@@ -129,6 +131,8 @@ pub(super) struct Worker {
     slices: Slices,
     /// The CPU that the last request came from.
     client: u32,
+    /// For whom it waited for the medium in the last round.
+    waited: Option<(u64, MailboxIndex)>,
     false_hints: u32,
     /// Looks and requests since it last listened for doorbells.
     unheard: usize,
@@ -153,6 +157,7 @@ impl Worker {
             budget: Budget::default(),
             slices: Slices::default(),
             client: u32::MAX,
+            waited: None,
             false_hints: 0,
             unheard: 0,
             stopping: false,
@@ -211,11 +216,19 @@ impl Worker {
     /// A few requests of each channel; returns how many there were.
     fn round(&mut self) -> usize {
         let around = (&*self.helpers, &*self.stats);
-        let (scratch, client) = (&mut self.scratch, &mut self.client);
+        let (scratch, client, stats) = (&mut self.scratch, &mut self.client, &self.stats);
+        let (mut waited, mut waits) = (self.waited.take(), stats.waited());
         let count = self.roster.round(BATCH, |session, mailbox| {
+            let who = (session.id, mailbox);
+            if waited.is_some_and(|waited| waited != who) {
+                session.lane.syncs.kept_waiting();
+            }
             *client = session.channel.client_cpu(mailbox);
             beat::busy();
             dispatch::on_worker(session, mailbox, scratch, around);
+            if stats.waited() != waits {
+                (waited, waits, self.waited) = (Some(who), stats.waited(), Some(who));
+            }
         });
         if count > 0 {
             beat::idle();

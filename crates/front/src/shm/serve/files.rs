@@ -248,14 +248,17 @@ impl Call<'_> {
     /// Before a file is synced that `more` bytes are written to first: goes to a thread that may
     /// wait, unless it takes less than a wake-up, as on a fast medium.
     fn before_sync(&mut self, file: &OpenFile, more: u64) -> std::result::Result<(), Failure> {
-        let is_quick = self.session.lane.syncs.is_quick();
-        match is_quick && file.dirty_bytes() + more <= SYNC_BYTES_MAX {
+        let small = file.dirty_bytes() + more <= SYNC_BYTES_MAX;
+        match !self.may_block && small && self.session.lane.syncs.is_for_worker() {
             true => Ok(()),
             false => self.device(),
         }
     }
 
     fn sync_file(&self, file: &OpenFile, data_only: bool) -> std::result::Result<(), Failure> {
+        if !self.may_block {
+            self.stats.waits();
+        }
         Ok(self.session.lane.syncs.of(|| file.fsync(data_only))?)
     }
 
