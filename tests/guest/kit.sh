@@ -10,7 +10,7 @@ PATH=$PATH:/usr/sbin:/sbin
 [ ! -f "$dir/initrd.gz" ] || [ "$here/kit.sh" -nt "$dir/initrd.gz" ] ||
     [ "$here/init" -nt "$dir/initrd.gz" ] || exit 0
 
-TOOLS="fio mkfs.ext4 mkfs.xfs mkfs.btrfs e2fsck resize2fs xfs_repair xfs_growfs btrfs blkid"
+TOOLS="fio debugfs mkfs.ext4 mkfs.xfs mkfs.btrfs e2fsck resize2fs xfs_repair xfs_growfs btrfs blkid"
 MODULES="virtio_pci virtio_blk fuse loop nbd ublk_drv xfs btrfs"
 
 mkdir -p "$dir/work/apt/lists/partial" "$dir/work/apt/archives/partial"

@@ -1,4 +1,5 @@
-//! `polylane attach` on other kernels than the host's: in guests, with the kernel's file systems.
+//! Other kernels than the host's, in guests: `polylane attach` with the kernel's file systems, and
+//! lanes whose services are killed.
 
 use polylane_tests::binary;
 use polylane_tests::guest::{Guest, Kernel, Kit};
@@ -45,4 +46,15 @@ fn the_kernels_nbd_client() {
 #[test]
 fn ublk() {
     attach("ublk", Kernel::Backports, "ublk", Lacks::Growth);
+}
+
+/// The kernel of Debian 12 sends no request again (Linux 6.9 does).
+#[test]
+fn a_killed_service_leaves_nobody_hanging_before_linux_6_9() {
+    let test = "a_killed_service_leaves_nobody_hanging_before_linux_6_9";
+    let Some(kit) = Kit::find(test, Kernel::Stable) else { return };
+    let guest = Guest::new(&kit, "restart", include_str!("../guest/restart.sh"));
+    let printed = guest.program(&binary()).disk(DISK_BYTES).limit(600).run();
+    let steps = printed.lines().filter(|line| line.starts_with("ok ")).count();
+    assert_eq!(steps, 3, "{printed}");
 }

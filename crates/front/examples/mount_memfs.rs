@@ -48,7 +48,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     rustix::mount::mount("polylane", &path, "fuse.polylane", flags, Some(options.as_c_str()))?;
     let params = negotiate_without(&device, 5000, unwanted)?;
     println!("{path}: protocol 7.{}, flags {:#x}", params.minor, params.flags);
-    let serving = ServeOptions { params: Some(params), incarnation: 0, threads: 2 };
+    let serving =
+        ServeOptions { params: Some(params), incarnation: 0, threads: 2, in_flight: None };
     println!("{path}: {:?}", serve(device, lane.clone(), serving, &Stop::new()?)?);
     println!("{path}: {:?}", lane.fuse.totals());
     Ok(())

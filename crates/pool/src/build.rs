@@ -13,7 +13,7 @@ use polylane_block::file::Files;
 use polylane_front::fuse::{Door, ServeOptions, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
-use polylane_vfs::handover::Heart;
+use polylane_vfs::handover::{Heart, InFlight};
 use polylane_vfs::hostdir::HostDir;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{FileSystem, Options, SetAttr, Vfs};
@@ -122,7 +122,7 @@ pub(crate) fn start(
     (fuse, socket): (OwnedFd, OwnedFd),
     store: Store,
     confined: Confined,
-    (handover, heart): (Option<Handover>, Arc<Heart>),
+    (handover, heart, in_flight): (Option<Handover>, Arc<Heart>, Arc<InFlight>),
     guards_links: bool,
 ) -> Result<Running> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
@@ -147,7 +147,7 @@ pub(crate) fn start(
     if guards_links {
         lane.guard_links();
     }
-    let (unmounted, fuse_stop) = serve_fuse(spec, fuse, lane.clone())?;
+    let (unmounted, fuse_stop) = serve_fuse(spec, fuse, lane.clone(), in_flight)?;
     let config = shm::Config {
         workers: spec.worker_cpus.iter().map(|&cpu| Some(cpu)).collect(),
         covered: spec.covered.clone(),
@@ -203,12 +203,18 @@ fn flush_interval(spec: &PoolSpec) -> Duration {
 }
 
 /// Serves the mount from threads of its own. When it is gone, so is the reason for this process.
-fn serve_fuse(spec: &PoolSpec, device: OwnedFd, lane: Arc<Lane>) -> Result<(Receiver<()>, Stop)> {
+fn serve_fuse(
+    spec: &PoolSpec,
+    device: OwnedFd,
+    lane: Arc<Lane>,
+    in_flight: Arc<InFlight>,
+) -> Result<(Receiver<()>, Stop)> {
     let failed = |error| Failure::because("lane", "serve its FUSE mount", error);
     let options = ServeOptions {
         params: spec.fuse,
         incarnation: spec.incarnation,
         threads: spec.cpus.as_slice().len().clamp(FUSE_THREADS_MIN, FUSE_THREADS_MAX),
+        in_flight: Some(in_flight),
     };
     // What a former service's programs have locked is theirs before anybody is let in.
     let door = Door::open(device, lane, options).map_err(failed)?;

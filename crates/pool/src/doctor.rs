@@ -152,7 +152,7 @@ fn fuse_mount(kernel: Kernel) -> Vec<Finding> {
     ];
     let resend = [
         "requests in flight are sent again to a restarted service",
-        "requests in flight when a service dies hang until the run ends; Linux 6.9 helps",
+        "requests in flight when a service dies fail (EIO); since Linux 6.9 they are sent again",
     ];
     let through = [
         "attached volumes can be read and written inside the kernel ('attach --passthrough')",

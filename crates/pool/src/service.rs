@@ -14,7 +14,7 @@ use polylane_block::bypass::PoolFiles;
 use polylane_block::file::Files;
 use polylane_front::{Handover, beat, former_processes};
 use polylane_sys::{balloon, frames, heap, ns, sched, uring};
-use polylane_vfs::handover::{Heart, Record, Store as Kept};
+use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
 use polylane_vfs::hostdir::HostDir;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -114,6 +114,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let failed = |error| Failure::because("lane", "open its files", error);
     let handover = take_over(&spec.backing, &kept).map_err(failed)?;
     let heart = Arc::new(Heart::attach(&kept).map_err(failed)?);
+    let in_flight = Arc::new(InFlight::attach(&kept).map_err(failed)?);
     beat::watch(heart.clone(), beat::MAIN);
     // From the start: one that hangs before its first beat must be seen, too.
     beat::busy();
@@ -138,7 +139,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let handover = handover.map(|(store, records, lasting)| {
         Handover::new(store, records, former.unwrap_or_default(), lasting)
     });
-    build::start(&spec, (fuse, socket), store, confined, (handover, heart), guards_links)
+    build::start(&spec, (fuse, socket), store, confined, (handover, heart, in_flight), guards_links)
 }
 
 /// What a former service left, and whether all that it had answered is there.

@@ -103,8 +103,14 @@ fn trim(call: &mut Call<'_>) -> Result<()> {
     if call.header.uid != 0 {
         return Err(Errno::EPERM);
     }
-    let (start, _len, len_min) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
-    let given = call.session.lane.vfs.trim(len_min)?;
+    let (start, len, len_min) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
+    let vfs = &call.session.lane.vfs;
+    let totals = vfs.statfs()?;
+    let block_bytes = u64::from(totals.bsize);
+    if start / block_bytes >= totals.blocks || len < block_bytes {
+        return Err(Errno::EINVAL);
+    }
+    let given = vfs.trim(len_min)?;
     let out = &mut call.out.zeros(HEAD_BYTES).0;
     [start, given, len_min].iter().for_each(|word| out.extend_from_slice(&word.to_ne_bytes()));
     Ok(())

@@ -19,10 +19,11 @@
 //!
 //! `Waits::state` is a leaf; no reply is sent and no lock of the file door taken under it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Result};
+use polylane_vfs::handover::InFlight;
 use polylane_vfs::{
     LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, Node, OpenFile, Ticket,
 };
@@ -52,7 +53,7 @@ enum Wait {
 
 #[derive(Default)]
 struct WaitState {
-    waits: HashMap<u64, Wait>,
+    waits: BTreeMap<u64, Wait>,
     early: VecDeque<u64>,
 }
 
@@ -60,9 +61,22 @@ struct WaitState {
 #[derive(Default)]
 pub(super) struct Waits {
     state: Mutex<WaitState>,
+    /// Where the next service finds the oldest of them.
+    in_flight: Option<Arc<InFlight>>,
 }
 
 impl Waits {
+    pub(super) fn new(in_flight: Option<Arc<InFlight>>) -> Waits {
+        Waits { in_flight, ..Waits::default() }
+    }
+
+    /// Writes down the oldest.
+    fn tell(&self, state: &WaitState) {
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.waits_since(state.waits.keys().next().copied());
+        }
+    }
+
     /// A request is about to wait.
     fn enter(&self, unique: u64) {
         let mut state = self.state.lock();
@@ -70,6 +84,7 @@ impl Waits {
         state.early.retain(|early| *early != unique);
         let interrupted = state.early.len() < before;
         state.waits.insert(unique, if interrupted { Wait::Interrupted } else { Wait::Entered });
+        self.tell(&state);
     }
 
     /// A request was parked. True when it must be cancelled now.
@@ -86,7 +101,10 @@ impl Waits {
 
     /// A request ends. False when it has ended already.
     fn leave(&self, unique: u64) -> bool {
-        self.state.lock().waits.remove(&unique).is_some()
+        let mut state = self.state.lock();
+        let was_there = state.waits.remove(&unique).is_some();
+        self.tell(&state);
+        was_there
     }
 
     /// The kernel interrupts a request: the ticket to cancel, if there is one yet.

@@ -11,13 +11,16 @@
 //! | `request.rs`  | bytes to values, checked once                                    |
 //! | `reply.rs`    | values to bytes, the way to the kernel                           |
 //! | `session.rs`  | threads: read, serve, defer, notify                              |
+//! | `deferred.rs` | what must wait for the kernel                                    |
 //! | `progress.rs` | what the kernel sent before is done first                        |
+//! | `unanswered.rs` | what a former service left in the hands of older kernels       |
 //! | `nodes.rs`    | node ids and lookup counts                                       |
 //! | `handles.rs`  | open files                                                       |
 //! | `ops.rs`      | the table of operations; the rest by subject: `names`, `attrs`,  |
 //! |               | `files`, `dirs`, `locks`                                         |
 
 mod attrs;
+mod deferred;
 mod dirs;
 mod files;
 mod handles;
@@ -33,6 +36,7 @@ pub(crate) mod reply;
 pub(crate) mod request;
 mod session;
 mod stats;
+mod unanswered;
 
 pub use init::{Params, mount_options, negotiate, negotiate_without};
 pub use progress::Progress;

@@ -18,20 +18,19 @@
 //!
 //! # Locking
 //!
-//! `Deferred::state` is a leaf.
+//! `Deferred::state` (`deferred.rs`) is a leaf.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use polylane_base::sync::{Arc, Condvar, Mutex, thread};
+use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid};
-use polylane_vfs::Node;
-use polylane_vfs::handover::{self, Answered, Kind, Origin, Store, Turn};
+use polylane_vfs::handover::{self, Answered, InFlight, Kind, Origin, Store, Turn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
+use super::deferred::{Deferred, Job};
 use super::handles::{HANDLE_FILE, HANDLE_SECOND, HANDLE_SLOT, Handle, HandleTable};
 use super::init::{self, MESSAGE_BYTES_MAX, Params};
 use super::locks::Waits;
@@ -42,9 +41,10 @@ use super::progress::{Mark, Marks};
 use super::protocol::{UNIQUE_RESEND, fopen, init as init_flags};
 use super::reply::{Body, Device};
 use super::request::{Header, Reader, Request, changes, wants_reply};
+use super::unanswered;
 use crate::kept::Whose;
 use crate::lane::Lane;
-use crate::notifier::{Action, Level, Range};
+use crate::notifier::{Action, Level};
 use crate::restore::{self, Record};
 
 /// The name of threads that wait for the kernel, and with it perhaps for this session itself.
@@ -78,7 +78,7 @@ pub enum Ended {
 }
 
 /// How to serve.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ServeOptions {
     /// What was negotiated; `None` when the mount's INIT is still to come.
     pub params: Option<Params>,
@@ -86,6 +86,16 @@ pub struct ServeOptions {
     pub incarnation: u16,
     /// Threads that read requests; at least 1. With two, one may wait for a page.
     pub threads: usize,
+    /// Where the next service finds what this one left unanswered, on kernels that do not send it
+    /// again; without it such callers wait until the mount ends.
+    pub in_flight: Option<Arc<InFlight>>,
+}
+
+impl ServeOptions {
+    /// Whether the kernel sends requests again.
+    fn resends(&self) -> bool {
+        self.params.is_some_and(|params| params.resend())
+    }
 }
 
 /// What one session knows.
@@ -100,65 +110,8 @@ pub(super) struct Session {
     deferred: Deferred,
     fills: Deferred,
     quit: AtomicBool,
-}
-
-/// Work for the thread that may wait for the kernel.
-enum Job {
-    /// A request, from the start.
-    Request(Vec<u8>),
-    /// The same, once the readers are done with what may give room back.
-    Again(Vec<u8>),
-    /// A reply, after pages under other nodes than `except` are dropped.
-    Reply {
-        unique: u64,
-        body: Vec<u8>,
-        node: Node,
-        range: Range,
-        except: Option<u64>,
-        answered: Option<Answered>,
-    },
-    /// Pages to drop under other nodes than `except`; the reply was sent.
-    Drop { node: Node, range: Range, except: u64 },
-}
-
-/// The queue of the deferred thread or of the filler, and whether it is to end.
-#[derive(Default)]
-struct Deferred {
-    state: Mutex<(VecDeque<Job>, bool)>,
-    changed: Condvar,
-}
-
-impl Deferred {
-    /// Hands a job over; gives it back when the thread is about to end.
-    fn push(&self, job: Job) -> Option<Job> {
-        let mut state = self.state.lock();
-        if state.1 {
-            return Some(job);
-        }
-        state.0.push_back(job);
-        drop(state);
-        self.changed.notify_one();
-        None
-    }
-
-    /// The next job; `None` when all are done and no more will come.
-    fn next(&self) -> Option<Job> {
-        let mut state = self.state.lock();
-        loop {
-            if let Some(job) = state.0.pop_front() {
-                return Some(job);
-            }
-            if state.1 {
-                return None;
-            }
-            state = self.changed.wait(state);
-        }
-    }
-
-    fn stop(&self) {
-        self.state.lock().1 = true;
-        self.changed.notify_all();
-    }
+    /// For the next service; `None` where the kernel sends again what this one leaves.
+    in_flight: Option<Arc<InFlight>>,
 }
 
 /// A session that has begun: what a former service had open and locked is so again.
@@ -204,9 +157,7 @@ pub fn serve(
 
 fn run(session: &Arc<Session>, options: &ServeOptions, stop: &Stop) -> io::Result<Ended> {
     let (wake, ended) = (Stop::new()?, Stop::new()?);
-    if options.incarnation > 0 && options.params.is_some_and(|params| params.resend()) {
-        session.device.resend();
-    }
+    let old = session.take_over(options);
     let marks = Marks::new(options.threads.max(1));
     session.lane.progress.begin(session.device.clone(), marks.clone());
     let result = thread::scope(|scope| {
@@ -218,6 +169,9 @@ fn run(session: &Arc<Session>, options: &ServeOptions, stop: &Stop) -> io::Resul
         ];
         let deferred = [&session.deferred, &session.fills]
             .map(|queue| scope.spawn(|| session.run_deferred(queue)));
+        if let Some(old) = &old {
+            scope.spawn(|| unanswered::end_old(&session.device, old, &session.quit));
+        }
         let (wake, ended) = (&wake, &ended);
         let read = |mark| scope.spawn(|| session.read_until(mark, wake, ended));
         let readers: Vec<_> = marks.each().map(read).collect();
@@ -276,17 +230,30 @@ fn store(lane: &Lane) -> Option<Arc<Store>> {
 
 impl Session {
     fn new(device: Device, lane: Arc<Lane>, options: &ServeOptions) -> Arc<Session> {
+        let in_flight = options.in_flight.clone().filter(|_| !options.resends());
         Arc::new(Session {
             handles: HandleTable::new(options.incarnation, store(&lane)),
             lane,
             device,
-            waits: Arc::default(),
+            waits: Arc::new(Waits::new(in_flight.clone())),
             no_groups: Arc::new([]),
             flags: AtomicU64::new(options.params.map_or(0, |params| params.flags)),
             deferred: Deferred::default(),
             fills: Deferred::default(),
             quit: AtomicBool::new(false),
+            in_flight,
         })
+    }
+
+    /// Asks for what a former service had read and not answered, or ends it.
+    fn take_over(&self, options: &ServeOptions) -> Option<unanswered::Old> {
+        if options.incarnation == 0 {
+            return None;
+        }
+        if options.resends() {
+            self.device.resend();
+        }
+        self.in_flight.as_ref().and_then(|left| unanswered::end_recent(&self.device, left))
     }
 
     /// Goes on with the open files and the locks of a former service.
@@ -384,6 +351,9 @@ impl Session {
         let Some(request) = Request::parse(message) else { return };
         body.0.clear();
         let header = request.header;
+        if let Some(in_flight) = &self.in_flight {
+            in_flight.read(header.unique);
+        }
         let turn = match self.turn(header) {
             Ok(turn) => turn,
             Err((answer, _until_sent)) => return self.device.reply(header.unique, &answer),

@@ -63,7 +63,7 @@ impl Kernel {
                 .expect("a socket pair");
         let stop = Stop::new().expect("an eventfd");
         let params = Some(Params { minor: 45, flags: FLAGS });
-        let options = ServeOptions { params, incarnation, threads: 2 };
+        let options = ServeOptions { params, incarnation, threads: 2, in_flight: None };
         let (served, stopped) = (lane.clone(), stop.clone());
         let server = thread::spawn(move || serve(device, served, options, &stopped));
         Kernel {

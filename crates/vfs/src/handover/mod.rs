@@ -18,6 +18,6 @@
 mod store;
 mod turn;
 
-pub use store::{Heart, Kind, Record, Slot, Store};
+pub use store::{Heart, InFlight, Kind, Record, Slot, Store};
 pub use turn::{Answered, Origin, Turn, Turns, aside};
 pub(crate) use turn::{Op, counts, former, intend};

@@ -48,6 +48,9 @@ mod head {
     pub(super) const ORDERLY: usize = 24;
     /// From this place on nothing was ever put.
     pub(super) const FRESH: usize = 32;
+    /// Numbers of the kernel's requests: the highest that was read, the lowest that waits.
+    pub(super) const LAST_READ: usize = 40;
+    pub(super) const OLDEST_WAIT: usize = 48;
     /// Heart-beats of the service's threads, a cache line each.
     pub(super) const HEARTS: usize = 512;
     pub(super) const HEART_BYTES: usize = 64;
@@ -323,9 +326,57 @@ impl Heart {
     }
 }
 
+/// Which requests of the kernel's a service may leave unanswered when it is killed: for the next
+/// one, where the kernel does not send them again. Thread-safe.
+#[derive(Debug)]
+pub struct InFlight(Region);
+
+impl InFlight {
+    /// Maps the page that says so.
+    ///
+    /// # Errors
+    /// `EPROTO`: it is no handover.
+    pub fn attach(fd: impl AsFd) -> Result<InFlight> {
+        Ok(InFlight(Region::attach(fd, HEAD_BYTES)?))
+    }
+
+    /// A request was read.
+    pub fn read(&self, number: u64) {
+        self.0.word64(head::LAST_READ).fetch_max(number, Ordering::Relaxed);
+    }
+
+    /// The oldest request that waits for what others do.
+    pub fn waits_since(&self, oldest: Option<u64>) {
+        self.0.word64(head::OLDEST_WAIT).store(oldest.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// What a former service said: the last request that it read, and the oldest that waits. `None`
+    /// if it read none.
+    pub fn left(&self) -> Option<(u64, Option<u64>)> {
+        let word = |at| Some(self.0.word64(at).load(Ordering::Relaxed)).filter(|word| *word != 0);
+        Some((word(head::LAST_READ)?, word(head::OLDEST_WAIT)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_next_service_knows_what_was_in_flight() {
+        let fd = Store::create().expect("memfd");
+        let (former, next) =
+            (InFlight::attach(&fd).expect("map"), InFlight::attach(&fd).expect("map"));
+        assert_eq!(next.left(), None);
+        [4, 10, 6].into_iter().for_each(|number| former.read(number));
+        assert_eq!(next.left(), Some((10, None)));
+        former.waits_since(Some(4));
+        assert_eq!(next.left(), Some((10, Some(4))));
+        former.waits_since(None);
+        assert_eq!(next.left(), Some((10, None)));
+        assert!(Store::attach(&fd).expect("attach").1.is_empty());
+        assert_eq!(next.left(), Some((10, None)), "it is no record");
+    }
 
     #[test]
     fn records_outlive_their_service() {

@@ -1,0 +1,57 @@
+//! Requests that a former service had read and did not answer.
+//!
+//! Linux 6.9 sends them again to whoever asks. Before, their callers would wait for ever: only an
+//! answer ends that, and so each of them that may be left is answered EIO. What is no such request
+//! is not harmed: the kernel refuses an answer to what nobody has read, or what has its answer.
+//!
+//! Numbers of requests are even, each two more than the one before, and are read in this order. A
+//! service writes down the last one that it read, and the oldest that waits for a lock
+//! ([`InFlight`]).
+
+use polylane_base::Errno;
+use polylane_base::sync::atomic::{AtomicBool, Ordering};
+use polylane_vfs::handover::InFlight;
+
+use super::reply::Device;
+
+/// Between two requests.
+const STEP: usize = 2;
+/// Before the last that was read: more than are served while one waits for the kernel.
+const RECENT: u64 = 1 << 17;
+/// After the last that was written down: threads were killed between reading and writing.
+const AHEAD: u64 = 1 << 11;
+/// Old requests that are tried between two looks whether this service ends.
+const LOOK_EVERY: usize = 1 << 10;
+
+/// Old requests that may wait, for [`end_old`].
+#[derive(Debug)]
+pub(super) struct Old {
+    from: u64,
+    below: u64,
+}
+
+/// Ends what was in flight a moment ago; tells what may be older. For a service that has not read
+/// anything yet.
+pub(super) fn end_recent(device: &Device, in_flight: &InFlight) -> Option<Old> {
+    let (last, oldest_wait) = in_flight.left()?;
+    in_flight.waits_since(None);
+    let from = even(last).saturating_sub(RECENT).max(STEP as u64);
+    let numbers = (from..=even(last).saturating_add(AHEAD)).step_by(STEP);
+    numbers.for_each(|number| device.fail(number, Errno::EIO));
+    oldest_wait.map(|oldest| Old { from: even(oldest), below: from })
+}
+
+/// Ends what may have waited for long, beside the service's work: there may be millions.
+pub(super) fn end_old(device: &Device, old: &Old, quit: &AtomicBool) {
+    for (at, number) in (old.from..old.below).step_by(STEP).enumerate() {
+        if at % LOOK_EVERY == 0 && quit.load(Ordering::Acquire) {
+            return;
+        }
+        device.fail(number, Errno::EIO);
+    }
+}
+
+/// The request that an INTERRUPT, whose number is odd, is about.
+fn even(number: u64) -> u64 {
+    number & !1
+}
