@@ -3,6 +3,7 @@
 //! device; says so where there is none.
 
 mod acls;
+mod collisions;
 #[path = "../common/mod.rs"]
 mod common;
 mod flags;
