@@ -366,7 +366,11 @@ impl FileSystem for Ext4 {
     fn trim(&self, len_min: u64) -> polylane_base::Result<u64> {
         self.changing(|| {
             let block_bytes = self.volume.io.block_bytes() as u64;
-            let blocks_min = len_min.div_ceil(block_bytes).min(u32::MAX.into());
+            let blocks_min = len_min.div_ceil(block_bytes);
+            // No free run is longer than a group.
+            if blocks_min > self.volume.geometry.blocks_per_group.into() {
+                return Err(Errno::EINVAL.into());
+            }
             Ok(Ext4::trim(self, blocks_min as u32)? * block_bytes)
         })
     }

@@ -28,7 +28,12 @@ int main(void)
 	SAY(copy_file_range(in, &from, in, &to, 8, 0));
 	from = -1;
 	SAY(copy_file_range(in, &from, out, NULL, 8, 0));
+	/* Ends that no number holds, signed or not. */
+	from = to = LLONG_MAX;
+	SAY(copy_file_range(in, &from, out, NULL, 10ull << 60, 0));
+	SAY(copy_file_range(in, &from, out, NULL, 8, 0));
 	from = 0;
+	SAY(copy_file_range(in, &from, out, &to, 10ull << 60, 0));
 	SAY(copy_file_range(in, &from, out, NULL, 8, 1));
 	SAY(copy_file_range(in, &from, out, NULL, 0, 0));
 	int reads = open("out", O_RDONLY), writes = open("in", O_WRONLY), dir = open(".", O_RDONLY);

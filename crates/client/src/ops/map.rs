@@ -105,6 +105,10 @@ pub(crate) fn copy_range(
     }
     let start = offset::given_or_current(&source, from, from_at)?;
     let at = offset::given_or_current(&target, to, to_at)?;
+    // Unsigned here, too.
+    if start.max(at).checked_add(len as u64).is_none() {
+        return Err(Errno::EOVERFLOW.into());
+    }
     let mut message = Message::new(Op::CopyRange);
     (message.handle, message.dir, message.offset) = (handle, dir, start);
     message.arg[0] = at;
