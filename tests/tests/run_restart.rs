@@ -87,6 +87,63 @@ fn a_preloaded_command_outlives_its_service() {
     assert_eq!(run.end().code(), Some(0));
 }
 
+/// Makes, writes and renames a file again and again, for as long as it may.
+const BUSY: &str = r#"
+import os
+print("up", flush=True)
+while True:
+    try:
+        with open("/lane/f", "wb", 0) as f:
+            f.write(b"x" * 100)
+        os.rename("/lane/f", "/lane/g")
+    except OSError:
+        pass
+"#;
+
+/// How often the service was replaced, and how many renames came by the library since.
+fn replaced_and_renamed(pool: &str) -> Option<(u64, u64)> {
+    let output = Command::new(binary()).args(["stats", "--json", "--pool", pool]).output();
+    let said: serde_json::Value = serde_json::from_slice(&output.ok()?.stdout).ok()?;
+    let pool = said.get(0).unwrap_or(&said);
+    let by_library = &pool["service"]["shared_memory"]["by_operation"];
+    Some((pool["service_restarts"].as_u64()?, by_library["rename"].as_u64().unwrap_or(0)))
+}
+
+/// A program with the library is back at the next service, by the library, within a second.
+#[test]
+fn a_preloaded_program_is_back_within_a_second() {
+    let name = "a_preloaded_program_is_back_within_a_second";
+    if unavailable(name) || no_library(name) || lacks(name, &["mke2fs"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    std::fs::create_dir(dir.path().join("tree")).expect("made");
+    let tree = format!("--dir {}", dir.path().join("tree").display());
+    let volume = format!("--size 256M --volume {}", dir.path().join("volume").display());
+    for options in [tree, volume] {
+        let script = format!("exec /usr/bin/python3 -c '{BUSY}'");
+        let mut run = Run::new(&options).script(&script).start();
+        assert_eq!(run.line(), "up");
+        let mut times = Vec::new();
+        for round in 1..=5 {
+            std::thread::sleep(Duration::from_millis(700));
+            let killed = Instant::now();
+            signal_to(run.service(), "KILL");
+            let is_back = |(restarts, renames)| restarts == round && renames > 0;
+            let back = || replaced_and_renamed(&run.pool).is_some_and(is_back);
+            while !back() {
+                assert!(killed.elapsed() < Duration::from_secs(20), "it does not come back");
+            }
+            times.push(killed.elapsed());
+        }
+        times.sort();
+        println!("{options}: back after {times:?}");
+        assert!(times[2] < Duration::from_secs(1), "{options}: {times:?}");
+        run.signal("TERM");
+        run.end();
+    }
+}
+
 /// A file in constant use, which the library reads and writes without asking the service.
 const HOLDER: &str = r#"
 import os, time
