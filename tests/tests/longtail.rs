@@ -332,6 +332,7 @@ topics! {
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };
     appends_to_new_files = Topic { source: "appending", ..PROGRAM };
     files_that_grow = Topic { source: "growing", ..PROGRAM };
+    stores_beside_writes = Topic { source: "beside", ..PROGRAM };
     pages_written_here_and_there = Topic { source: "scattered", ..PROGRAM };
     numbers_of_descriptors = Topic { source: "numbers", ..PROGRAM };
     environments_of_exec = Topic { source: "environments", ..PROGRAM };

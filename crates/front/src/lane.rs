@@ -14,11 +14,16 @@
 //! |-------|-------------------------------------------------------------------------------|
 //! | 0     | [`TAG_PAGES`]: the kernel filled a page of the file's own node                |
 //! | 1     | [`TAG_SLOT_PAGES`]: the kernel filled a page of a slot's node bound to it     |
+//! | 2–15  | how often the kernel began to fill a page of it: see `Fills`                  |
 //! | 16–63 | counter of the FUSE node id; 0 when the kernel does not know the inode        |
 //!
 //! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`]
 //! after a change and before the reply, holding no lock. Both cost one atomic load when no bit is
 //! set.
+//!
+//! A page that the kernel fills between the two holds the old bytes, and where a program stores
+//! into it at once, all of it comes back with that store: over the change. So who writes looks
+//! whether pages were filled meanwhile, and then writes again (`Lane::settle_write`).
 //!
 //! [`Inode::tag`]: polylane_vfs::Inode::tag
 
@@ -43,8 +48,15 @@ use crate::tickets::TicketTable;
 pub const TAG_PAGES: u64 = 1;
 /// Bit of the inode's tag: the kernel may have pages of it under the node of a slot.
 pub const TAG_SLOT_PAGES: u64 = 2;
+/// Where the count of fills starts in the tag.
+const TAG_FILLS_SHIFT: u32 = 2;
 /// Where the node-id counter starts in the tag.
 pub(crate) const TAG_ID_SHIFT: u32 = 16;
+const TAG_FILLS: u64 = (1 << TAG_ID_SHIFT) - (1 << TAG_FILLS_SHIFT);
+
+/// Times that a write is done again, at most: a program that stores all the time has to win each of
+/// as many races.
+const WRITES_MAX: u32 = 100;
 
 /// Longest wait for names that the kernel is to drop.
 const RECLAIM_PATIENCE: Duration = Duration::from_millis(20);
@@ -235,6 +247,25 @@ impl Lane {
         }
     }
 
+    /// To be called after bytes of a range were written, `before` which so many fills had begun,
+    /// and before the reply: drops the kernel's pages, and has the same written `again`, unless
+    /// that fails, as long as some were filled meanwhile.
+    pub(crate) fn settle_write(
+        &self,
+        (node, range): (&Node, Range),
+        mut before: Fills,
+        mut again: impl FnMut() -> bool,
+    ) {
+        for _ in 0..WRITES_MAX {
+            self.invalidate(node, None, range);
+            let now = Fills::of(node);
+            if std::mem::replace(&mut before, now) == now || !again() {
+                break;
+            }
+        }
+        self.tell_growth(node);
+    }
+
     /// A mapping may reach as far as the kernel knows that the file does, and nothing makes the
     /// kernel ask again. So a mapped file that grew without the kernel is reported.
     pub(crate) fn tell_growth(&self, node: &Node) {
@@ -296,6 +327,13 @@ impl Lane {
         }
     }
 
+    /// Whether the kernel may have pages under node `door` itself.
+    pub(crate) fn has_pages_under(&self, node: &Node, door: u64) -> bool {
+        let tag = tag(node);
+        tag & (TAG_PAGES | TAG_SLOT_PAGES) != 0
+            && self.kernel_nodes(node).iter().any(|(_, id)| *id == door)
+    }
+
     /// Drops the pages of `range` under every node but `except`.
     pub(crate) fn invalidate(&self, node: &Node, except: Option<u64>, range: Range) {
         let mut nodes = self.kernel_nodes(node);
@@ -320,6 +358,23 @@ impl Lane {
         let slots = self.slots.mapped.node_ids(node).into_iter().map(|id| (Level::Slots, id));
         let own = self.nodes.id_of(node).filter(|_| tag(node) & TAG_PAGES != 0);
         slots.chain(own.map(|id| (Level::Own, id))).collect()
+    }
+}
+
+/// How often the kernel had begun to fill pages of a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Fills(u64);
+
+impl Fills {
+    /// Up to now.
+    pub(crate) fn of(node: &Node) -> Fills {
+        Fills(tag(node) & TAG_FILLS)
+    }
+
+    /// The kernel begins to fill a page: to be called before it is read.
+    pub(crate) fn begin(node: &Node) {
+        let next = |tag: u64| Some(tag & !TAG_FILLS | (tag + (1 << TAG_FILLS_SHIFT)) & TAG_FILLS);
+        let _always = node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
     }
 }
 

@@ -6,10 +6,11 @@
 
 use std::collections::VecDeque;
 
-use polylane_base::sync::{Condvar, Mutex};
-use polylane_vfs::Node;
+use polylane_base::sync::{Arc, Condvar, Mutex};
 use polylane_vfs::handover::Answered;
+use polylane_vfs::{Cred, Node, OpenFile};
 
+use crate::lane::Fills;
 use crate::notifier::Range;
 
 /// Work for the thread that may wait for the kernel.
@@ -27,8 +28,37 @@ pub(super) enum Job {
         except: Option<u64>,
         answered: Option<Answered>,
     },
+    /// A reply, after the pages of what was written are dropped.
+    ReplyWritten {
+        unique: u64,
+        body: Vec<u8>,
+        again: Again,
+        range: Range,
+        answered: Option<Answered>,
+    },
     /// Pages to drop under other nodes than `except`; the reply was sent.
     Drop { node: Node, range: Range, except: u64 },
+}
+
+/// A write that was done, while the kernel may have filled pages of the file.
+pub(super) struct Again {
+    pub(super) file: Arc<OpenFile>,
+    pub(super) writer: Cred,
+    /// Where it came to lie.
+    pub(super) offset: u64,
+    pub(super) data: Vec<u8>,
+    /// Of open(2), `O_SYNC` and `O_DSYNC` also by this write alone.
+    pub(super) flags: i32,
+    /// Those that had begun before it.
+    pub(super) fills: Fills,
+}
+
+impl Again {
+    /// Writes once more; whether that succeeded.
+    pub(super) fn write(&self) -> bool {
+        let written = self.file.write_mapped(&self.writer, self.offset, &mut &self.data[..]);
+        written.and_then(|_| self.file.sync_written(self.flags)).is_ok()
+    }
 }
 
 /// The queue of the deferred thread or of the filler, and whether it is to end.

@@ -5,6 +5,7 @@ use polylane_base::{Errno, Result};
 use polylane_vfs::fs::SeekFor;
 use polylane_vfs::{Node, OpenFile};
 
+use super::deferred::Again;
 use super::handles::Handle;
 use super::init::TRANSFER_BYTES_MAX;
 use super::names::open_flags;
@@ -16,6 +17,7 @@ use super::protocol::{
 };
 use super::request::TransferIn;
 use crate::kept::Whose;
+use crate::lane::Fills;
 use crate::notifier::Range;
 use crate::slots::Slot;
 
@@ -84,6 +86,7 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
         call.session.has_pages(&handle);
         call.session.lane.has_pages(file.node());
         call.settle_fill(file.node(), range)?;
+        Fills::begin(file.node());
     } else {
         call.settle(file.node(), range)?;
     }
@@ -102,13 +105,15 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
         call.out.count(transfer.size);
         return Ok(call.wrote_page(file.node(), range));
     }
-    call.settle(file.node(), range)?;
+    let fills = Fills::of(file.node());
+    let mapped = call.settle_write(file.node(), range)?;
     let kills = transfer.transfer_flags & WRITE_KILL_SUIDGID != 0;
     if handle.has_kernel_flags() {
         // fcntl(F_SETFL) comes to us with the next write.
         file.set_appends(transfer.flags & libc::O_APPEND != 0);
     }
-    let written = file.write(&call.writer(kills), Some(transfer.offset), &mut data)?;
+    let (writer, bytes) = (call.writer(kills), data);
+    let written = file.write(&writer, Some(transfer.offset), &mut data)?;
     // RWF_SYNC and RWF_DSYNC come as flags of the one write.
     file.sync_written(transfer.flags)?;
     call.out.count(written.count as u32);
@@ -119,7 +124,12 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
         // The kernel may have other handles' pages of the old end, and writes past them.
         return Ok(Outcome::ReplyAfter(file.node().clone(), range, None));
     }
-    Ok(call.changed(file.node(), range))
+    if !mapped && Fills::of(file.node()) == fills {
+        return Ok(call.changed(file.node(), range));
+    }
+    let (data, flags) = (bytes[..written.count].to_vec(), transfer.flags);
+    let again = Again { file, writer, offset: start, data, flags, fills };
+    Ok(Outcome::ReplyWritten(again, range))
 }
 
 /// Pages of a mapping. Stores through a mapping never grow a file, so what lies past the end now

@@ -8,6 +8,7 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_vfs::{Cred, Node, OpenFile};
 
+use super::deferred::Again;
 use super::handles::Handle;
 use super::nodes::Target;
 use super::protocol::opcode;
@@ -25,6 +26,8 @@ pub(super) enum Outcome {
     Silent,
     /// The reply may be sent when the pages of a range are dropped, except those under a node.
     ReplyAfter(Node, Range, Option<u64>),
+    /// The reply may be sent when the pages of what was written are dropped and it is still there.
+    ReplyWritten(Again, Range),
     /// The reply is in the body; then the pages of a range are dropped, except those under a node.
     ReplyBefore(Node, Range, u64),
 }
@@ -140,6 +143,19 @@ impl Call<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Before a write: what mappings hold comes in first. Whether the kernel may have pages under
+    /// this very node, which it cannot be told of from here before it has the reply.
+    pub(super) fn settle_write(&self, node: &Node, range: Range) -> Result<bool, Exit> {
+        let own = self.session.is_direct()
+            && self.session.lane.has_pages_under(node, self.header.node_id);
+        match own {
+            false => self.settle(node, range)?,
+            true if !self.deferred => return Err(Exit::Defer),
+            true => self.session.lane.invalidate(node, None, range),
+        }
+        Ok(own)
     }
 
     /// Before a page of the kernel's is filled. The page is locked until the reply, and others wait

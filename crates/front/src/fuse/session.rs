@@ -382,6 +382,12 @@ impl Session {
                 let job = Job::Reply { unique, body, node, range, except, answered };
                 if deferred { self.run_job(job) } else { self.defer(&self.deferred, job) }
             }
+            Ok(Outcome::ReplyWritten(again, range)) => {
+                let answered = turn.map(|turn| turn.done(&body.0));
+                let (unique, body) = (header.unique, body.0.clone());
+                let job = Job::ReplyWritten { unique, body, again, range, answered };
+                if deferred { self.run_job(job) } else { self.defer(&self.deferred, job) }
+            }
             Ok(Outcome::ReplyBefore(node, range, except)) => {
                 let _until_sent = turn.map(|turn| turn.done(&body.0));
                 self.device.reply(header.unique, &body.0);
@@ -444,6 +450,12 @@ impl Session {
             Job::Reply { unique, body, node, range, except, answered } => {
                 self.lane.invalidate(&node, except, range);
                 self.lane.tell_growth(&node);
+                self.device.reply(unique, &body);
+                drop(answered);
+            }
+            Job::ReplyWritten { unique, body, again, range, answered } => {
+                let node = again.file.node();
+                self.lane.settle_write((node, range), again.fills, || again.write());
                 self.device.reply(unique, &body);
                 drop(answered);
             }

@@ -7,15 +7,13 @@ use polylane_base::sync::Arc;
 use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{Message, Op, Reply, Status};
-use polylane_vfs::Node;
 use polylane_vfs::handover::Answered;
 
 use super::helpers::Helpers;
 use super::request::{self, FileRequest, PATHS_BYTES_MAX};
-use super::serve::{self, Call, Failure};
+use super::serve::{self, Call, Changed, Failure};
 use super::session::{Pending, Session, from_answer, to_answer};
 use super::stats::Stats;
-use crate::notifier::Range;
 
 /// What a worker sets aside for the paths of the request in its hands.
 pub(super) type Scratch = Box<[u8; PATHS_BYTES_MAX]>;
@@ -25,7 +23,7 @@ enum Next {
     /// Reply.
     Reply,
     /// Tell the kernel what changed, then reply.
-    TellKernel(Node, Range),
+    TellKernel(Changed),
     /// Serve on a thread that may wait.
     HandOff,
     /// The same, once what gives room back is done.
@@ -59,11 +57,11 @@ pub(super) fn on_worker(
             stats.ended(reply.status);
             session.channel.reply(mailbox, &reply);
         }
-        Next::TellKernel(node, range) => {
+        Next::TellKernel(changed) => {
             stats.handed_off();
             let pending = Pending::new(session.clone(), mailbox);
             let job = move || {
-                tell_kernel(pending, (&node, range), &reply);
+                tell_kernel(pending, &changed, &reply);
                 drop(until_sent);
             };
             helpers.post(session.id, Box::new(job));
@@ -93,7 +91,7 @@ fn on_helper(pending: Pending, message: &Message, paths: &[u8]) {
     let (next, _until_sent) = attempt(call, (message, paths), &mut reply);
     match next {
         Next::Reply => pending.reply(&reply),
-        Next::TellKernel(node, range) => tell_kernel(pending, (&node, range), &reply),
+        Next::TellKernel(changed) => tell_kernel(pending, &changed, &reply),
         Next::Parked => pending.release(),
         // A helper may block: dropping the pending reply says EIO should this ever come.
         Next::HandOff | Next::Again => drop(pending),
@@ -101,8 +99,8 @@ fn on_helper(pending: Pending, message: &Message, paths: &[u8]) {
 }
 
 /// The kernel gives up its pages of what changed, then the client hears that it changed.
-fn tell_kernel(pending: Pending, (node, range): (&Node, Range), reply: &Reply) {
-    pending.session().lane.changed(node, range);
+fn tell_kernel(pending: Pending, changed: &Changed, reply: &Reply) {
+    changed.tell_kernel(pending.session(), pending.mailbox());
     pending.reply(reply);
 }
 
@@ -186,7 +184,7 @@ fn check_and_serve(
         call.session.abandon(call.mailbox);
     }
     match (served, call.changed) {
-        (Ok(Next::Reply) | Err(_), Some((node, range))) => Next::TellKernel(node, range),
+        (Ok(Next::Reply) | Err(_), Some(changed)) => Next::TellKernel(changed),
         (Ok(next), _) => next,
         (Err(_), None) => Next::Reply,
     }

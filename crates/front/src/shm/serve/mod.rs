@@ -27,12 +27,13 @@ use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{Reply, Status, WireAttr};
-use polylane_vfs::{Attr, Cred, Kind, Node, PathError, Vfs};
+use polylane_vfs::{Attr, Cred, Kind, Node, OpenFile, PathError, Vfs};
 
+use self::payload::In;
 use super::request::{At, FileRequest, Object};
 use super::session::Session;
 use super::stats::Stats;
-use crate::lane::{self, TAG_PAGES, TAG_SLOT_PAGES};
+use crate::lane::{self, Fills, TAG_PAGES, TAG_SLOT_PAGES};
 use crate::notifier::Range;
 
 /// One request being served.
@@ -46,7 +47,38 @@ pub(super) struct Call<'a> {
     /// Whether this thread may wait for a device or for the kernel.
     pub(super) may_block: bool,
     /// Data that changed and that the kernel may have pages of: to be told before the reply.
-    pub(super) changed: Option<(Node, Range)>,
+    pub(super) changed: Option<Changed>,
+}
+
+/// Data that changed.
+pub(super) struct Changed {
+    pub(super) node: Node,
+    pub(super) range: Range,
+    /// What was written there.
+    pub(super) written: Option<Written>,
+}
+
+/// A write that was done, whose bytes lie in the mailbox still.
+pub(super) struct Written {
+    pub(super) file: Arc<OpenFile>,
+    /// How often the kernel had begun to fill pages of the file before.
+    pub(super) fills: Fills,
+}
+
+impl Changed {
+    /// Has the kernel give up its pages of what changed, and what was written be there all the
+    /// same.
+    pub(super) fn tell_kernel(&self, session: &Session, mailbox: MailboxIndex) {
+        let (node, Range { offset, len }) = (&self.node, self.range);
+        let Some(Written { file, fills }) = &self.written else {
+            return session.lane.changed(node, self.range);
+        };
+        session.lane.settle_write((node, self.range), *fills, || {
+            let mut source = In(session.channel.write_pipe(mailbox, 0, len as usize));
+            let written = file.write_mapped(&session.cred, offset, &mut source);
+            written.and_then(|_| file.sync_written(file.flags())).is_ok()
+        });
+    }
 }
 
 /// Why there is no reply from here and now.
@@ -195,7 +227,15 @@ impl<'a> Call<'a> {
     /// To be called after data changed: the kernel is told before the reply, if it must be told.
     fn changed(&mut self, node: &Node, range: Range) {
         if kernel_has_pages(node) {
-            self.changed = Some((node.clone(), range));
+            self.changed = Some(Changed { node: node.clone(), range, written: None });
+        }
+    }
+
+    /// As [`Call::changed`] after a write, before which so many fills had begun.
+    fn written(&mut self, file: Arc<OpenFile>, range: Range, fills: Fills) {
+        self.changed(file.node(), range);
+        if let Some(changed) = &mut self.changed {
+            changed.written = Some(Written { file, fills });
         }
     }
 }
