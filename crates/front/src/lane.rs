@@ -396,3 +396,62 @@ pub fn is_reserved(name: &[u8]) -> bool {
     name == polylane_ipc::message::RESERVED_DIR.as_bytes()
         || name == polylane_ipc::message::SLOT_DIR.as_bytes()
 }
+
+#[cfg(test)]
+mod tests {
+    use polylane_base::SystemClock;
+    use polylane_vfs::Options;
+    use polylane_vfs::memfs::MemFs;
+
+    use super::*;
+
+    fn lane() -> Arc<Lane> {
+        let clock = Arc::new(SystemClock);
+        let options = Options {
+            clock: clock.clone(),
+            cache_bytes_limit: 0,
+            dirty_bytes_limit: 0,
+            flush_interval: Duration::from_secs(5),
+            mount_path: b"/".to_vec(),
+            covered: Vec::new(),
+        };
+        Lane::new(Vfs::new(Arc::new(MemFs::new(1 << 20, 100, clock)), options).unwrap(), 0)
+    }
+
+    #[test]
+    fn a_write_is_done_again_as_long_as_pages_are_filled_beside_it() {
+        let lane = lane();
+        let node = lane.vfs.root();
+        let times = |before: Fills, beside: u32, succeeds: bool| {
+            let mut times = 0;
+            lane.settle_write((&node, Range::ALL), before, || {
+                times += 1;
+                (times < beside).then(|| Fills::begin(&node));
+                succeeds
+            });
+            times
+        };
+        let before = Fills::of(&node);
+        assert_eq!(times(before, 1, true), 0, "none was filled");
+        Fills::begin(&node);
+        assert_eq!(times(before, 1, true), 1);
+        assert_eq!(times(before, 3, true), 3);
+        assert_eq!(times(before, 3, false), 1);
+        assert_eq!(times(before, u32::MAX, true), WRITES_MAX);
+    }
+
+    #[test]
+    fn fills_are_counted_beside_the_rest_of_the_tag() {
+        let node = lane().vfs.root();
+        let others = TAG_PAGES | 77 << TAG_ID_SHIFT;
+        node.tag().store(others, Ordering::SeqCst);
+        let first = Fills::of(&node);
+        let all = TAG_FILLS >> TAG_FILLS_SHIFT;
+        for _ in 0..all {
+            Fills::begin(&node);
+            assert!(Fills::of(&node) != first);
+        }
+        Fills::begin(&node);
+        assert_eq!((Fills::of(&node), tag(&node)), (first, others));
+    }
+}
