@@ -14,7 +14,8 @@
 //! |-------|-------------------------------------------------------------------------------|
 //! | 0     | [`TAG_PAGES`]: the kernel filled a page of the file's own node                |
 //! | 1     | [`TAG_SLOT_PAGES`]: the kernel filled a page of a slot's node bound to it     |
-//! | 2–15  | how often the kernel began to fill a page of it: see `Fills`                  |
+//! | 2–8   | how often the kernel began to fill a page of it: see `Moment`                 |
+//! | 9–15  | how often it brought back what a program stored through a mapping             |
 //! | 16–63 | counter of the FUSE node id; 0 when the kernel does not know the inode        |
 //!
 //! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`]
@@ -23,7 +24,7 @@
 //!
 //! A page that the kernel fills between the two holds the old bytes, and where a program stores
 //! into it at once, all of it comes back with that store: over the change. So who writes looks
-//! whether pages were filled meanwhile, and then writes again (`Lane::settle_write`).
+//! whether pages were filled meanwhile and came back, and then writes again (`Lane::settle_write`).
 //!
 //! [`Inode::tag`]: polylane_vfs::Inode::tag
 
@@ -48,11 +49,13 @@ use crate::tickets::TicketTable;
 pub const TAG_PAGES: u64 = 1;
 /// Bit of the inode's tag: the kernel may have pages of it under the node of a slot.
 pub const TAG_SLOT_PAGES: u64 = 2;
-/// Where the count of fills starts in the tag.
+/// Where the counts of fills and of stores start in the tag.
 const TAG_FILLS_SHIFT: u32 = 2;
+const TAG_STORES_SHIFT: u32 = 9;
 /// Where the node-id counter starts in the tag.
 pub(crate) const TAG_ID_SHIFT: u32 = 16;
-const TAG_FILLS: u64 = (1 << TAG_ID_SHIFT) - (1 << TAG_FILLS_SHIFT);
+const TAG_FILLS: u64 = (1 << TAG_STORES_SHIFT) - (1 << TAG_FILLS_SHIFT);
+const TAG_STORES: u64 = (1 << TAG_ID_SHIFT) - (1 << TAG_STORES_SHIFT);
 
 /// Times that a write is done again, at most: a program that stores all the time has to win each of
 /// as many races.
@@ -247,23 +250,29 @@ impl Lane {
         }
     }
 
-    /// To be called after bytes of a range were written, `before` which so many fills had begun,
+    /// To be called after bytes of a range were written, while some pages were filled (`beside`),
     /// and before the reply: drops the kernel's pages, and has the same written `again`, unless
-    /// that fails, as long as some were filled meanwhile.
+    /// that fails, as long as stores through mappings came back meanwhile, perhaps with what was
+    /// there before. Pages that were filled after the write hold it, and what programs stored there
+    /// is newer. Whether it was written again.
     pub(crate) fn settle_write(
         &self,
         (node, range): (&Node, Range),
-        mut before: Fills,
+        mut beside: Beside,
         mut again: impl FnMut() -> bool,
-    ) {
-        for _ in 0..WRITES_MAX {
+    ) -> bool {
+        let mut times = 0;
+        while times < WRITES_MAX {
+            let next = Moment::of(node);
             self.invalidate(node, None, range);
-            let now = Fills::of(node);
-            if std::mem::replace(&mut before, now) == now || !again() {
+            if !beside.came_back(node) || !again() {
                 break;
             }
+            times += 1;
+            beside = next.until_now(node);
         }
         self.tell_growth(node);
+        times > 0
     }
 
     /// A mapping may reach as far as the kernel knows that the file does, and nothing makes the
@@ -361,21 +370,58 @@ impl Lane {
     }
 }
 
-/// How often the kernel had begun to fill pages of a file.
+/// A moment in the life of a file's pages in the kernel: how many fills had begun, and how many
+/// stores had come back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Fills(u64);
+pub(crate) struct Moment(u64);
 
-impl Fills {
-    /// Up to now.
-    pub(crate) fn of(node: &Node) -> Fills {
-        Fills(tag(node) & TAG_FILLS)
+impl Moment {
+    /// Now.
+    pub(crate) fn of(node: &Node) -> Moment {
+        Moment(tag(node) & (TAG_FILLS | TAG_STORES))
+    }
+
+    /// What happened between then and now.
+    pub(crate) fn until_now(self, node: &Node) -> Beside {
+        let filled = (tag(node) ^ self.0) & TAG_FILLS != 0;
+        Beside { filled, stores: self.0 & TAG_STORES }
     }
 
     /// The kernel begins to fill a page: to be called before it is read.
-    pub(crate) fn begin(node: &Node) {
-        let next = |tag: u64| Some(tag & !TAG_FILLS | (tag + (1 << TAG_FILLS_SHIFT)) & TAG_FILLS);
-        let _always = node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+    pub(crate) fn fill(node: &Node) {
+        count(node, TAG_FILLS, TAG_FILLS_SHIFT);
     }
+
+    /// What a program stored through a mapping came back: to be called once it is stored.
+    pub(crate) fn store(node: &Node) {
+        count(node, TAG_STORES, TAG_STORES_SHIFT);
+    }
+}
+
+/// What happened beside a write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beside {
+    filled: bool,
+    /// Stores that had come back before it.
+    stores: u64,
+}
+
+impl Beside {
+    /// Whether pages were filled, perhaps with what was there before.
+    pub(crate) fn filled(self) -> bool {
+        self.filled
+    }
+
+    /// Whether such a page may have come back.
+    fn came_back(self, node: &Node) -> bool {
+        self.filled && tag(node) & TAG_STORES != self.stores
+    }
+}
+
+/// Counts up in a part of the tag.
+fn count(node: &Node, part: u64, shift: u32) {
+    let next = |tag: u64| Some(tag & !part | (tag + (1 << shift)) & part);
+    let _always = node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
 }
 
 /// The inode's tag, ordered after every earlier change of its data by this thread.
@@ -419,39 +465,60 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_done_again_as_long_as_pages_are_filled_beside_it() {
+    fn a_write_is_done_again_as_long_as_pages_filled_beside_it_come_back() {
         let lane = lane();
         let node = lane.vfs.root();
-        let times = |before: Fills, beside: u32, succeeds: bool| {
+        let times = |beside: Beside, succeeds: bool| {
             let mut times = 0;
-            lane.settle_write((&node, Range::ALL), before, || {
+            let again = lane.settle_write((&node, Range::ALL), beside, || {
                 times += 1;
-                (times < beside).then(|| Fills::begin(&node));
                 succeeds
             });
+            assert_eq!(again, times > 0 && succeeds);
             times
         };
-        let before = Fills::of(&node);
-        assert_eq!(times(before, 1, true), 0, "none was filled");
-        Fills::begin(&node);
-        assert_eq!(times(before, 1, true), 1);
-        assert_eq!(times(before, 3, true), 3);
-        assert_eq!(times(before, 3, false), 1);
-        assert_eq!(times(before, u32::MAX, true), WRITES_MAX);
+        let before = Moment::of(&node);
+        Moment::store(&node);
+        assert_eq!(times(before.until_now(&node), true), 0, "none was filled");
+        let before = Moment::of(&node);
+        Moment::fill(&node);
+        let beside = before.until_now(&node);
+        assert!(beside.filled());
+        assert_eq!(times(beside, true), 0, "none came back");
+        Moment::store(&node);
+        assert_eq!(times(beside, true), 1);
+        assert_eq!(times(beside, false), 1);
+        // Beside the second write, too.
+        let mut left = 5;
+        lane.settle_write((&node, Range::ALL), beside, || {
+            left -= 1;
+            if left > 0 {
+                Moment::fill(&node);
+                Moment::store(&node);
+            }
+            true
+        });
+        assert_eq!(left, 0);
     }
 
     #[test]
-    fn fills_are_counted_beside_the_rest_of_the_tag() {
+    fn fills_and_stores_are_counted_beside_the_rest_of_the_tag() {
         let node = lane().vfs.root();
         let others = TAG_PAGES | 77 << TAG_ID_SHIFT;
         node.tag().store(others, Ordering::SeqCst);
-        let first = Fills::of(&node);
-        let all = TAG_FILLS >> TAG_FILLS_SHIFT;
-        for _ in 0..all {
-            Fills::begin(&node);
-            assert!(Fills::of(&node) != first);
+        let first = Moment::of(&node);
+        for _ in 0..TAG_FILLS >> TAG_FILLS_SHIFT {
+            Moment::fill(&node);
+            assert!(first.until_now(&node).filled());
         }
-        Fills::begin(&node);
-        assert_eq!((Fills::of(&node), tag(&node)), (first, others));
+        Moment::fill(&node);
+        assert_eq!((Moment::of(&node), tag(&node)), (first, others));
+        let beside = Beside { filled: true, ..first.until_now(&node) };
+        for _ in 0..TAG_STORES >> TAG_STORES_SHIFT {
+            Moment::store(&node);
+            assert!(beside.came_back(&node));
+        }
+        Moment::store(&node);
+        assert_eq!(tag(&node), others);
     }
 }

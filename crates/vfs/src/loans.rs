@@ -44,7 +44,7 @@ impl Loans {
         node.raise(LENT);
     }
 
-    /// The number of the loan of a file.
+    /// The number of the loan of a file. With its data locked none is just beginning.
     pub(crate) fn of(&self, node: &Node) -> Option<u64> {
         self.table.lock().lent.get(&node.id).map(|loan| loan.number)
     }

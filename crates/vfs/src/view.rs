@@ -399,7 +399,12 @@ impl Core {
 
     #[cold]
     fn end_loan(&self, node: &Node) {
-        let Some(loan) = self.loans.of(node) else { return };
+        // One that is beginning counts before its viewer has it: that is over once the lock is had.
+        let loan = {
+            let _data = node.lock.read();
+            self.loans.of(node)
+        };
+        let Some(loan) = loan else { return };
         let views = node.views.lock().clone();
         for viewed in views {
             if let Some(viewer) = viewed.viewer.upgrade() {

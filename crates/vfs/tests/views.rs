@@ -262,6 +262,32 @@ fn a_loan_that_its_viewer_knows_nothing_of_is_over() {
     }
 }
 
+#[test]
+fn who_comes_while_a_loan_begins_does_not_end_it_unseen() {
+    let scene = scene(cached());
+    let ((go_on, waits), (begun, begins)) = (channel(), channel());
+    std::thread::scope(|scope| {
+        let (scene, told) = (&scene, &scene.watcher.told);
+        let lends = scope.spawn(move || {
+            scene.vfs().lend(scene.node(), 1, &mut || {
+                begun.send(()).unwrap();
+                waits.recv().unwrap();
+                let parts = vec![(0, vec![b'b'; PAGE].into_boxed_slice())];
+                told.lock().unwrap().lent = Some((parts, Time::default()));
+                true
+            })
+        });
+        begins.recv().unwrap();
+        let comes = scope.spawn(move || scene.vfs().getattr(scene.node()).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        go_on.send(()).unwrap();
+        assert!(lends.join().unwrap());
+        comes.join().unwrap();
+    });
+    assert_eq!(scene.first_byte(), b'b', "what was written on loan is there for everybody");
+    assert_eq!(scene.told().loans_ended, 1);
+}
+
 /// The view of a file that a streamed call took the last name from is to be given up.
 fn nameless() -> Scene {
     let scene = scene(cached());

@@ -6,11 +6,12 @@
 
 use std::collections::VecDeque;
 
+use polylane_base::Result;
 use polylane_base::sync::{Arc, Condvar, Mutex};
 use polylane_vfs::handover::Answered;
 use polylane_vfs::{Cred, Node, OpenFile};
 
-use crate::lane::Fills;
+use crate::lane::Beside;
 use crate::notifier::Range;
 
 /// Work for the thread that may wait for the kernel.
@@ -40,7 +41,7 @@ pub(super) enum Job {
     Drop { node: Node, range: Range, except: u64 },
 }
 
-/// A write that was done, while the kernel may have filled pages of the file.
+/// A write that was done, while the kernel filled pages of the file.
 pub(super) struct Again {
     pub(super) file: Arc<OpenFile>,
     pub(super) writer: Cred,
@@ -49,15 +50,20 @@ pub(super) struct Again {
     pub(super) data: Vec<u8>,
     /// Of open(2), `O_SYNC` and `O_DSYNC` also by this write alone.
     pub(super) flags: i32,
-    /// Those that had begun before it.
-    pub(super) fills: Fills,
+    /// Those that began meanwhile.
+    pub(super) beside: Beside,
 }
 
 impl Again {
-    /// Writes once more; whether that succeeded.
+    /// Writes once more, what lies within the file still; whether that succeeded.
     pub(super) fn write(&self) -> bool {
-        let written = self.file.write_mapped(&self.writer, self.offset, &mut &self.data[..]);
-        written.and_then(|_| self.file.sync_written(self.flags)).is_ok()
+        let keep = self.file.size().saturating_sub(self.offset).min(self.data.len() as u64);
+        self.file.write_mapped(&self.writer, self.offset, &mut &self.data[..keep as usize]).is_ok()
+    }
+
+    /// What the first write was to do before it is answered.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.file.sync_written(self.flags)
     }
 }
 

@@ -17,7 +17,7 @@ use super::protocol::{
 };
 use super::request::TransferIn;
 use crate::kept::Whose;
-use crate::lane::Fills;
+use crate::lane::Moment;
 use crate::notifier::Range;
 use crate::slots::Slot;
 
@@ -86,7 +86,7 @@ pub(super) fn read(call: &mut Call<'_>) -> End {
         call.session.has_pages(&handle);
         call.session.lane.has_pages(file.node());
         call.settle_fill(file.node(), range)?;
-        Fills::begin(file.node());
+        Moment::fill(file.node());
     } else {
         call.settle(file.node(), range)?;
     }
@@ -101,12 +101,20 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     let (handle, file) = call.handle(transfer.fh)?;
     let range = Range { offset: transfer.offset, len: u64::from(transfer.size).max(1) };
     if transfer.transfer_flags & WRITE_CACHE != 0 {
-        write_pages(call, &file, transfer.offset, data)?;
+        let written = write_pages(call, &file, transfer.offset, data);
+        Moment::store(file.node());
+        match written {
+            // The kernel, and who waits for it, waits for this page: it waits for nobody.
+            Err(Errno::ENOSPC) => return Err(Exit::Full),
+            done => done?,
+        }
         call.out.count(transfer.size);
         return Ok(call.wrote_page(file.node(), range));
     }
-    let fills = Fills::of(file.node());
-    let mapped = call.settle_write(file.node(), range)?;
+    let before = Moment::of(file.node());
+    // Where an append comes to lie is not known yet.
+    let settled = if transfer.flags & libc::O_APPEND != 0 { Range::ALL } else { range };
+    call.settle_write(file.node(), settled)?;
     let kills = transfer.transfer_flags & WRITE_KILL_SUIDGID != 0;
     if handle.has_kernel_flags() {
         // fcntl(F_SETFL) comes to us with the next write.
@@ -114,6 +122,7 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     }
     let (writer, bytes) = (call.writer(kills), data);
     let written = file.write(&writer, Some(transfer.offset), &mut data)?;
+    let beside = before.until_now(file.node());
     // RWF_SYNC and RWF_DSYNC come as flags of the one write.
     file.sync_written(transfer.flags)?;
     call.out.count(written.count as u32);
@@ -124,11 +133,11 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
         // The kernel may have other handles' pages of the old end, and writes past them.
         return Ok(Outcome::ReplyAfter(file.node().clone(), range, None));
     }
-    if !mapped && Fills::of(file.node()) == fills {
+    if !beside.filled() || !call.session.is_direct() {
         return Ok(call.changed(file.node(), range));
     }
     let (data, flags) = (bytes[..written.count].to_vec(), transfer.flags);
-    let again = Again { file, writer, offset: start, data, flags, fills };
+    let again = Again { file, writer, offset: start, data, flags, beside };
     Ok(Outcome::ReplyWritten(again, range))
 }
 
@@ -141,7 +150,13 @@ fn write_pages(call: &Call<'_>, file: &OpenFile, offset: u64, data: &[u8]) -> Re
     if source.is_empty() {
         return Ok(());
     }
-    let written = file.write_mapped(&call.writer(false), offset, &mut source)?;
+    let mut written = file.write_mapped(&call.writer(false), offset, &mut source);
+    if written == Err(Errno::ENOSPC) {
+        call.session.lane.vfs.give_room_back();
+        source = &data[..keep];
+        written = file.write_mapped(&call.writer(false), offset, &mut source);
+    }
+    let written = written?;
     if written.count < keep { Err(Errno::ENOSPC) } else { Ok(()) }
 }
 

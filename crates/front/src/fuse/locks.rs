@@ -55,6 +55,8 @@ enum Wait {
 struct WaitState {
     waits: BTreeMap<u64, Wait>,
     early: VecDeque<u64>,
+    /// They are the next service's.
+    left: bool,
 }
 
 /// The lock requests of one session that wait, by their unique number. Thread-safe.
@@ -72,7 +74,7 @@ impl Waits {
 
     /// Writes down the oldest.
     fn tell(&self, state: &WaitState) {
-        if let Some(in_flight) = &self.in_flight {
+        if let Some(in_flight) = self.in_flight.as_ref().filter(|_| !state.left) {
             in_flight.waits_since(state.waits.keys().next().copied());
         }
     }
@@ -105,6 +107,14 @@ impl Waits {
         let was_there = state.waits.remove(&unique).is_some();
         self.tell(&state);
         was_there
+    }
+
+    /// Leaves them all to the next service, unanswered: locks that this one's end sets free are not
+    /// theirs.
+    pub(super) fn leave_all(&self) {
+        let mut state = self.state.lock();
+        state.left = true;
+        state.waits.clear();
     }
 
     /// The kernel interrupts a request: the ticket to cancel, if there is one yet.

@@ -36,6 +36,8 @@ pub(super) enum Outcome {
 pub(super) enum Exit {
     /// It failed.
     Failed(Errno),
+    /// There is no room, and nobody may be waited for.
+    Full,
     /// It must run on the thread that may wait for the kernel.
     Defer,
     /// It must run on the thread that may wait for the pages of files' own nodes.
@@ -145,17 +147,19 @@ impl Call<'_> {
         }
     }
 
-    /// Before a write: what mappings hold comes in first. Whether the kernel may have pages under
-    /// this very node, which it cannot be told of from here before it has the reply.
-    pub(super) fn settle_write(&self, node: &Node, range: Range) -> Result<bool, Exit> {
+    /// Before a write: what mappings hold comes in first, under this very node too. The kernel
+    /// dropped its pages before it asked, and may have filled some since.
+    pub(super) fn settle_write(&self, node: &Node, range: Range) -> Result<(), Exit> {
         let own = self.session.is_direct()
             && self.session.lane.has_pages_under(node, self.header.node_id);
         match own {
-            false => self.settle(node, range)?,
-            true if !self.deferred => return Err(Exit::Defer),
-            true => self.session.lane.invalidate(node, None, range),
+            false => self.settle(node, range),
+            true if !self.deferred => Err(Exit::Defer),
+            true => {
+                self.session.lane.invalidate(node, None, range);
+                Ok(())
+            }
         }
-        Ok(own)
     }
 
     /// Before a page of the kernel's is filled. The page is locked until the reply, and others wait

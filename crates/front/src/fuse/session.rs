@@ -199,6 +199,7 @@ fn run(session: &Arc<Session>, options: &ServeOptions, stop: &Stop) -> io::Resul
     // What is open is the next service's, where there is one.
     if let (Ok(Ended::Stopped), Some(handover)) = (&result, &session.lane.handover) {
         handover.store.leave();
+        session.waits.leave_all();
     }
     for handle in session.handles.drain() {
         session.close(&handle);
@@ -406,12 +407,15 @@ impl Session {
                 self.lane.fuse.deferred();
                 self.defer(&self.deferred, Job::Again(message.to_vec()));
             }
-            Err(Exit::Failed(errno)) if wants_reply(header.opcode) => {
-                self.lane.fuse.failed();
-                self.device.fail(header.unique, errno);
-            }
+            Err(Exit::Full) => self.fail(header, Errno::ENOSPC),
+            Err(Exit::Failed(errno)) if wants_reply(header.opcode) => self.fail(header, errno),
             Err(Exit::Failed(_)) => {}
         }
+    }
+
+    fn fail(&self, header: Header, errno: Errno) {
+        self.lane.fuse.failed();
+        self.device.fail(header.unique, errno);
     }
 
     /// This thread's turn with a request that changes something; or what a former service was about
@@ -455,8 +459,11 @@ impl Session {
             }
             Job::ReplyWritten { unique, body, again, range, answered } => {
                 let node = again.file.node();
-                self.lane.settle_write((node, range), again.fills, || again.write());
-                self.device.reply(unique, &body);
+                let twice = self.lane.settle_write((node, range), again.beside, || again.write());
+                match if twice { again.sync() } else { Ok(()) } {
+                    Ok(()) => self.device.reply(unique, &body),
+                    Err(errno) => self.device.fail(unique, errno),
+                }
                 drop(answered);
             }
             Job::Drop { node, range, except } => {

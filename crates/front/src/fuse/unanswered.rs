@@ -16,8 +16,11 @@ use super::reply::Device;
 
 /// Between two requests.
 const STEP: usize = 2;
-/// Before the last that was read: more than are served while one waits for the kernel.
+/// Before the last that was read, at once: more than are served while one waits for the kernel.
 const RECENT: u64 = 1 << 17;
+/// Before the last that was read, beside the new service's work: more than are served until a
+/// service that hangs is ended.
+const FAR: u64 = 1 << 24;
 /// After the last that was written down: threads were killed between reading and writing.
 const AHEAD: u64 = 1 << 11;
 /// Old requests that are tried between two looks whether this service ends.
@@ -38,7 +41,8 @@ pub(super) fn end_recent(device: &Device, in_flight: &InFlight) -> Option<Old> {
     let from = even(last).saturating_sub(RECENT).max(STEP as u64);
     let numbers = (from..=even(last).saturating_add(AHEAD)).step_by(STEP);
     numbers.for_each(|number| device.fail(number, Errno::EIO));
-    oldest_wait.map(|oldest| Old { from: even(oldest), below: from })
+    let far = even(last).saturating_sub(FAR).max(STEP as u64);
+    Some(Old { from: oldest_wait.map_or(far, |oldest| even(oldest).min(far)), below: from })
 }
 
 /// Ends what may have waited for long, beside the service's work: there may be millions.

@@ -100,8 +100,10 @@ fn on_helper(pending: Pending, message: &Message, paths: &[u8]) {
 
 /// The kernel gives up its pages of what changed, then the client hears that it changed.
 fn tell_kernel(pending: Pending, changed: &Changed, reply: &Reply) {
-    changed.tell_kernel(pending.session(), pending.mailbox());
-    pending.reply(reply);
+    match changed.tell_kernel(pending.session(), pending.mailbox()) {
+        Ok(()) => pending.reply(reply),
+        Err(errno) => pending.reply(&failed(errno)),
+    }
 }
 
 /// Copies the paths of a message out, once.

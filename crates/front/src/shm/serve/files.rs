@@ -11,7 +11,7 @@ use super::oplocks::left_to_kernel;
 use super::payload::{In, Out};
 use super::{Answer, Call, Failure, done, with_attr};
 use crate::kept::Whose;
-use crate::lane::Fills;
+use crate::lane::Moment;
 use crate::notifier::Range;
 use crate::shm::marks;
 use crate::shm::request::{At, Brings, Handle, HowToWrite, ShowRead};
@@ -200,7 +200,7 @@ impl Call<'_> {
         }
         let append = file.flags() & libc::O_APPEND != 0;
         let range = if append { Range::ALL } else { Range { offset, len: len as u64 } };
-        let fills = Fills::of(file.node());
+        let before = Moment::of(file.node());
         self.before_io(file.node(), range)?;
         if self.vfs().write_may_wait(len) {
             self.blocking()?;
@@ -212,10 +212,11 @@ impl Call<'_> {
         let changes = if how.show { self.session.changes_of(file.node()) } else { None };
         let mut source = In(self.session.channel.write_pipe(self.mailbox, 0, len));
         let written = file.write(self.cred(), Some(offset), &mut source)?;
+        let beside = before.until_now(file.node());
         let start = written.end.saturating_sub(written.count as u64);
         let range = Range { offset: start, len: written.count as u64 };
         if written.count > 0 {
-            self.written(file.clone(), range, fills);
+            self.written(file.clone(), range, beside);
         }
         if let Some(data_only) = durable {
             self.sync_file(&file, data_only)?;

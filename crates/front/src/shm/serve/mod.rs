@@ -33,7 +33,7 @@ use self::payload::In;
 use super::request::{At, FileRequest, Object};
 use super::session::Session;
 use super::stats::Stats;
-use crate::lane::{self, Fills, TAG_PAGES, TAG_SLOT_PAGES};
+use crate::lane::{self, Beside, TAG_PAGES, TAG_SLOT_PAGES};
 use crate::notifier::Range;
 
 /// One request being served.
@@ -61,23 +61,26 @@ pub(super) struct Changed {
 /// A write that was done, whose bytes lie in the mailbox still.
 pub(super) struct Written {
     pub(super) file: Arc<OpenFile>,
-    /// How often the kernel had begun to fill pages of the file before.
-    pub(super) fills: Fills,
+    /// Whether the kernel began to fill pages of the file meanwhile.
+    pub(super) beside: Beside,
 }
 
 impl Changed {
     /// Has the kernel give up its pages of what changed, and what was written be there all the
     /// same.
-    pub(super) fn tell_kernel(&self, session: &Session, mailbox: MailboxIndex) {
+    pub(super) fn tell_kernel(&self, session: &Session, mailbox: MailboxIndex) -> Result<()> {
         let (node, Range { offset, len }) = (&self.node, self.range);
-        let Some(Written { file, fills }) = &self.written else {
-            return session.lane.changed(node, self.range);
+        let Some(Written { file, beside }) = &self.written else {
+            session.lane.changed(node, self.range);
+            return Ok(());
         };
-        session.lane.settle_write((node, self.range), *fills, || {
-            let mut source = In(session.channel.write_pipe(mailbox, 0, len as usize));
-            let written = file.write_mapped(&session.cred, offset, &mut source);
-            written.and_then(|_| file.sync_written(file.flags())).is_ok()
+        let twice = session.lane.settle_write((node, self.range), *beside, || {
+            // What lies within the file still.
+            let keep = file.size().saturating_sub(offset).min(len) as usize;
+            let mut source = In(session.channel.write_pipe(mailbox, 0, keep));
+            file.write_mapped(&session.cred, offset, &mut source).is_ok()
         });
+        if twice { file.sync_written(file.flags()) } else { Ok(()) }
     }
 }
 
@@ -231,11 +234,11 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// As [`Call::changed`] after a write, before which so many fills had begun.
-    fn written(&mut self, file: Arc<OpenFile>, range: Range, fills: Fills) {
+    /// As [`Call::changed`] after a write.
+    fn written(&mut self, file: Arc<OpenFile>, range: Range, beside: Beside) {
         self.changed(file.node(), range);
         if let Some(changed) = &mut self.changed {
-            changed.written = Some(Written { file, fills });
+            changed.written = Some(Written { file, beside });
         }
     }
 }
