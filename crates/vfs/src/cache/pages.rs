@@ -222,14 +222,15 @@ impl FilePages {
         len == map.dirty.len() as u64 && (1..=max).contains(&map.dirty.len())
     }
 
-    /// The next run of dirty pages from page `from` on, in a file of `size` bytes. They are clean
-    /// from now on, unless [`failed`](Self::failed) takes that back. Call with `backing` held
-    /// exclusively.
-    pub(super) fn take_run(&self, from: u64, size: u64) -> Option<Run> {
+    /// The next run of dirty pages from page `from` on. They are clean from now on, unless
+    /// [`failed`](Self::failed) takes that back. `size` says how long the file is, with the map
+    /// locked: who makes it longer says so before its bytes come into pages, and a size of a moment
+    /// ago would leave those at the end of the last page out. Call with `backing` held exclusively.
+    pub(super) fn take_run(&self, from: u64, size: impl FnOnce() -> u64) -> Option<Run> {
         let mut map = self.map.write();
         let first = *map.dirty.range(from..).next()?;
         let offset = first * PAGE as u64;
-        let room = size.checked_sub(offset).filter(|&room| room > 0)?;
+        let room = size().checked_sub(offset).filter(|&room| room > 0)?;
         let max = RUN_PAGES_MAX.min(room.div_ceil(PAGE as u64));
         let pages = (0..max).take_while(|n| map.dirty.contains(&(first + n))).count() as u64;
         for index in first..first + pages {
@@ -464,6 +465,23 @@ impl Source for RunSource<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An append that comes while a run is taken is in it whole or not at all.
+    #[test]
+    fn how_long_a_file_is_counts_from_when_its_pages_stand_still() {
+        let (pages, frames) = (FilePages::default(), Frames::default());
+        let write = |at: u64| {
+            let mut source: &[u8] = &[1; 10];
+            pages.write((at, 10), (&mut source, 0), &mut Edges::default(), &frames)
+        };
+        write(0);
+        let size = || {
+            assert!(pages.map.try_write().is_none(), "another append could come");
+            20
+        };
+        write(10);
+        assert_eq!(pages.take_run(0, size).map(|run| run.len), Some(20));
+    }
 
     /// A page that a write covers in part was cached when the write began, and another thread
     /// evicts it before the write comes to it: the write must not take it for a page of zeros.

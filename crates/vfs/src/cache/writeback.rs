@@ -72,7 +72,7 @@ impl<'a> Small<'a> {
     /// copy. Who has several files never waits for one more.
     fn take(node: &'a Node, pages: &'a FilePages) -> Option<Small<'a>> {
         let backing = pages.backing.try_write().filter(|_| pages.dirty_piece(SMALL_PAGES))?;
-        let run = pages.take_run(0, node.size())?;
+        let run = pages.take_run(0, || node.size())?;
         let state = *node.attr();
         Some(Small { node, pages, backing, run, state })
     }
@@ -349,7 +349,7 @@ impl Core {
         }
         let _backing = pages.backing.write();
         let mut next = 0;
-        while let Some(run) = pages.take_run(next, node.size()) {
+        while let Some(run) = pages.take_run(next, || node.size()) {
             next = run.end();
             match self.fs.write(node.ino(), run.offset(), &mut RunSource { pages, run }) {
                 Ok(count) if count == run.len => {
