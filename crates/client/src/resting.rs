@@ -31,7 +31,7 @@ use crate::known::{Asked, PATH_WORDS, Question, sum_now, words};
 use crate::ops::open::LARGEFILE;
 use crate::path::At;
 use crate::session::{Mark, Session};
-use crate::slots::{MODES, SLOTS};
+use crate::slots::SLOTS;
 use crate::table::{Pin, Record, bit};
 use crate::{config, rings, state, view};
 
@@ -426,7 +426,7 @@ fn post(session: &'static Session, handle: u64) -> Option<Mark> {
 pub(crate) fn close_all(session: &'static Session) {
     let state = state::get();
     let mut any = false;
-    for place in (0..MODES).flat_map(|mode| state.slots.places(mode)) {
+    for (place, _) in state.slots.all() {
         if state.slots.get_up(session, place) {
             state.slots.free_rested(place, close(session, place));
             any = true;

@@ -31,7 +31,7 @@ use crate::{config, private, real, resting, state, thread};
 /// kernel path.
 pub(crate) const SLOTS_PER_MODE: usize = 512;
 /// Access modes: read, write, both.
-pub(crate) const MODES: usize = 3;
+const MODES: usize = 3;
 /// All slots.
 pub(crate) const SLOTS: usize = SLOTS_PER_MODE * MODES;
 
@@ -211,7 +211,7 @@ impl SlotPool {
     }
 
     /// All of them, with their places in the pool.
-    fn all(&self) -> impl Iterator<Item = (usize, &Slot)> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = (usize, &Slot)> {
         (0..MODES).flat_map(|mode| (mode * SLOTS_PER_MODE..).zip(self.used(mode)))
     }
 

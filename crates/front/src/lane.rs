@@ -35,7 +35,7 @@ use polylane_base::Result;
 use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_vfs::handover::{self, Record, Store, Turns};
-use polylane_vfs::{Cred, Kind, Node, OpenFile, Vfs};
+use polylane_vfs::{Cred, Kind, Node, OpenFile, Vfs, Written};
 
 use crate::fuse::{self, nodes::NodeTable, nodes::Target};
 use crate::kept::{FormerProcess, Kept};
@@ -275,6 +275,23 @@ impl Lane {
         times > 0
     }
 
+    /// As [`Lane::settle_write`] for what an open file wrote: `again` writes so many of the first
+    /// bytes, those that lie within the file still. What the file's `flags` of open(2) demand of a
+    /// write is done for the last one, too.
+    pub(crate) fn keep_written(
+        &self,
+        (file, flags): (&OpenFile, i32),
+        range: Range,
+        beside: Beside,
+        mut again: impl FnMut(usize) -> Result<Written>,
+    ) -> Result<()> {
+        let twice = self.settle_write((file.node(), range), beside, || {
+            let within = file.size().saturating_sub(range.offset).min(range.len);
+            again(within as usize).is_ok()
+        });
+        if twice { file.sync_written(flags) } else { Ok(()) }
+    }
+
     /// A mapping may reach as far as the kernel knows that the file does, and nothing makes the
     /// kernel ask again. So a mapped file that grew without the kernel is reported.
     pub(crate) fn tell_growth(&self, node: &Node) {
@@ -443,15 +460,16 @@ pub fn is_reserved(name: &[u8]) -> bool {
         || name == polylane_ipc::message::SLOT_DIR.as_bytes()
 }
 
+/// What tests of tables and threads stand on: an empty lane in memory.
 #[cfg(test)]
-mod tests {
+pub(crate) mod empty {
     use polylane_base::SystemClock;
     use polylane_vfs::Options;
     use polylane_vfs::memfs::MemFs;
 
     use super::*;
 
-    fn lane() -> Arc<Lane> {
+    pub(crate) fn vfs() -> Arc<Vfs> {
         let clock = Arc::new(SystemClock);
         let options = Options {
             clock: clock.clone(),
@@ -461,8 +479,18 @@ mod tests {
             mount_path: b"/".to_vec(),
             covered: Vec::new(),
         };
-        Lane::new(Vfs::new(Arc::new(MemFs::new(1 << 20, 100, clock)), options).unwrap(), 0)
+        Vfs::new(Arc::new(MemFs::new(1 << 20, 100, clock)), options).unwrap()
     }
+
+    pub(crate) fn lane() -> Arc<Lane> {
+        Lane::new(vfs(), 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::empty::lane;
+    use super::*;
 
     #[test]
     fn a_write_is_done_again_as_long_as_pages_filled_beside_it_come_back() {

@@ -106,23 +106,13 @@ pub(crate) fn random_bytes() -> Result<[u8; 16]> {
 mod tests {
     use std::time::Duration;
 
-    use polylane_base::SystemClock;
-    use polylane_vfs::memfs::MemFs;
-    use polylane_vfs::{Cred, Options, Vfs};
+    use polylane_vfs::{Cred, Vfs};
 
     use super::*;
+    use crate::lane::empty;
 
     fn ticket() -> (Arc<Vfs>, Ticket) {
-        let clock = Arc::new(SystemClock);
-        let options = Options {
-            clock: clock.clone(),
-            cache_bytes_limit: 0,
-            dirty_bytes_limit: 0,
-            flush_interval: Duration::from_secs(5),
-            mount_path: b"/".to_vec(),
-            covered: vec![],
-        };
-        let vfs = Vfs::new(Arc::new(MemFs::new(1 << 20, 16, clock)), options).unwrap();
+        let vfs = empty::vfs();
         let file = vfs.open(&Cred::root(), &vfs.root(), libc::O_DIRECTORY).unwrap();
         (vfs, Ticket { file, slot: None })
     }

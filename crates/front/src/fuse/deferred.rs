@@ -11,7 +11,7 @@ use polylane_base::sync::{Arc, Condvar, Mutex};
 use polylane_vfs::handover::Answered;
 use polylane_vfs::{Cred, Node, OpenFile};
 
-use crate::lane::Beside;
+use crate::lane::{Beside, Lane};
 use crate::notifier::Range;
 
 /// Work for the thread that may wait for the kernel.
@@ -21,32 +21,25 @@ pub(super) enum Job {
     /// The same, once the readers are done with what may give room back.
     Again(Vec<u8>),
     /// A reply, after pages under other nodes than `except` are dropped.
-    Reply {
-        unique: u64,
-        body: Vec<u8>,
-        node: Node,
-        range: Range,
-        except: Option<u64>,
-        answered: Option<Answered>,
-    },
+    Reply { reply: Reply, node: Node, range: Range, except: Option<u64> },
     /// A reply, after the pages of what was written are dropped.
-    ReplyWritten {
-        unique: u64,
-        body: Vec<u8>,
-        again: Again,
-        range: Range,
-        answered: Option<Answered>,
-    },
+    ReplyWritten { reply: Reply, again: Again, range: Range },
     /// Pages to drop under other nodes than `except`; the reply was sent.
     Drop { node: Node, range: Range, except: u64 },
+}
+
+/// A reply that waits for the kernel.
+pub(super) struct Reply {
+    pub(super) unique: u64,
+    pub(super) body: Vec<u8>,
+    /// Dropped with the rest, once it is sent.
+    pub(super) _until_sent: Option<Answered>,
 }
 
 /// A write that was done, while the kernel filled pages of the file.
 pub(super) struct Again {
     pub(super) file: Arc<OpenFile>,
     pub(super) writer: Cred,
-    /// Where it came to lie.
-    pub(super) offset: u64,
     pub(super) data: Vec<u8>,
     /// Of open(2), `O_SYNC` and `O_DSYNC` also by this write alone.
     pub(super) flags: i32,
@@ -55,15 +48,12 @@ pub(super) struct Again {
 }
 
 impl Again {
-    /// Writes once more, what lies within the file still; whether that succeeded.
-    pub(super) fn write(&self) -> bool {
-        let keep = self.file.size().saturating_sub(self.offset).min(self.data.len() as u64);
-        self.file.write_mapped(&self.writer, self.offset, &mut &self.data[..keep as usize]).is_ok()
-    }
-
-    /// What the first write was to do before it is answered.
-    pub(super) fn sync(&self) -> Result<()> {
-        self.file.sync_written(self.flags)
+    /// Has what was written in a range be there once the kernel's pages are gone.
+    pub(super) fn keep(&self, lane: &Lane, range: Range) -> Result<()> {
+        lane.keep_written((&self.file, self.flags), range, self.beside, |within| {
+            let mut bytes = &self.data[..within.min(self.data.len())];
+            self.file.write_mapped(&self.writer, range.offset, &mut bytes)
+        })
     }
 }
 

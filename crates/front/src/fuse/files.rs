@@ -137,7 +137,7 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
         return Ok(call.changed(file.node(), range));
     }
     let (data, flags) = (bytes[..written.count].to_vec(), transfer.flags);
-    let again = Again { file, writer, offset: start, data, flags, beside };
+    let again = Again { file, writer, data, flags, beside };
     Ok(Outcome::ReplyWritten(again, range))
 }
 
@@ -146,18 +146,19 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
 fn write_pages(call: &Call<'_>, file: &OpenFile, offset: u64, data: &[u8]) -> Result<()> {
     let size = call.session.lane.vfs.getattr(file.node())?.size;
     let keep = size.saturating_sub(offset).min(data.len() as u64) as usize;
-    let mut source = &data[..keep];
-    if source.is_empty() {
+    if keep == 0 {
         return Ok(());
     }
-    let mut written = file.write_mapped(&call.writer(false), offset, &mut source);
-    if written == Err(Errno::ENOSPC) {
-        call.session.lane.vfs.give_room_back();
-        source = &data[..keep];
-        written = file.write_mapped(&call.writer(false), offset, &mut source);
-    }
-    let written = written?;
-    if written.count < keep { Err(Errno::ENOSPC) } else { Ok(()) }
+    let writer = call.writer(false);
+    let store = || file.write_mapped(&writer, offset, &mut &data[..keep]);
+    let stored = match store() {
+        Err(Errno::ENOSPC) => {
+            call.session.lane.vfs.give_room_back();
+            store()?
+        }
+        stored => stored?,
+    };
+    if stored.count < keep { Err(Errno::ENOSPC) } else { Ok(()) }
 }
 
 /// close(2) of one of a file's descriptors: the process's POSIX locks on the file go.

@@ -30,7 +30,7 @@ use polylane_vfs::handover::{self, Answered, InFlight, Kind, Origin, Store, Turn
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::deferred::{Deferred, Job};
+use super::deferred::{Deferred, Job, Reply};
 use super::handles::{HANDLE_FILE, HANDLE_SECOND, HANDLE_SLOT, Handle, HandleTable};
 use super::init::{self, MESSAGE_BYTES_MAX, Params};
 use super::locks::Waits;
@@ -220,6 +220,12 @@ fn wait_for_end(stop: &Stop, ended: &Stop) -> io::Result<Ended> {
     }
 }
 
+/// The reply in the body, to be sent once the kernel did something.
+fn reply_later(header: Header, body: &Body, turn: Option<Turn>) -> Reply {
+    let until_sent = turn.map(|turn| turn.done(&body.0));
+    Reply { unique: header.unique, body: body.0.clone(), _until_sent: until_sent }
+}
+
 /// Gives the calling thread its name; one without it is only harder to tell from others.
 fn be_notifier() {
     let _ = rustix::thread::set_name(NOTIFIER_NAME_C);
@@ -378,16 +384,12 @@ impl Session {
             }
             Ok(Outcome::Silent) => {}
             Ok(Outcome::ReplyAfter(node, range, except)) => {
-                let answered = turn.map(|turn| turn.done(&body.0));
-                let (unique, body) = (header.unique, body.0.clone());
-                let job = Job::Reply { unique, body, node, range, except, answered };
-                if deferred { self.run_job(job) } else { self.defer(&self.deferred, job) }
+                let reply = reply_later(header, body, turn);
+                self.run_or_defer(Job::Reply { reply, node, range, except }, deferred);
             }
             Ok(Outcome::ReplyWritten(again, range)) => {
-                let answered = turn.map(|turn| turn.done(&body.0));
-                let (unique, body) = (header.unique, body.0.clone());
-                let job = Job::ReplyWritten { unique, body, again, range, answered };
-                if deferred { self.run_job(job) } else { self.defer(&self.deferred, job) }
+                let reply = reply_later(header, body, turn);
+                self.run_or_defer(Job::ReplyWritten { reply, again, range }, deferred);
             }
             Ok(Outcome::ReplyBefore(node, range, except)) => {
                 let _until_sent = turn.map(|turn| turn.done(&body.0));
@@ -438,6 +440,11 @@ impl Session {
         }
     }
 
+    /// Does what may wait for the kernel: here, where this is the thread that may.
+    fn run_or_defer(self: &Arc<Self>, job: Job, is_deferred: bool) {
+        if is_deferred { self.run_job(job) } else { self.defer(&self.deferred, job) }
+    }
+
     fn run_deferred(self: &Arc<Self>, queue: &Deferred) {
         while let Some(job) = queue.next() {
             self.run_job(job);
@@ -451,21 +458,15 @@ impl Session {
                 self.lane.reclaim();
                 self.serve_one(&message, &mut Body::default(), true);
             }
-            Job::Reply { unique, body, node, range, except, answered } => {
+            Job::Reply { reply, node, range, except } => {
                 self.lane.invalidate(&node, except, range);
                 self.lane.tell_growth(&node);
-                self.device.reply(unique, &body);
-                drop(answered);
+                self.device.reply(reply.unique, &reply.body);
             }
-            Job::ReplyWritten { unique, body, again, range, answered } => {
-                let node = again.file.node();
-                let twice = self.lane.settle_write((node, range), again.beside, || again.write());
-                match if twice { again.sync() } else { Ok(()) } {
-                    Ok(()) => self.device.reply(unique, &body),
-                    Err(errno) => self.device.fail(unique, errno),
-                }
-                drop(answered);
-            }
+            Job::ReplyWritten { reply, again, range } => match again.keep(&self.lane, range) {
+                Ok(()) => self.device.reply(reply.unique, &reply.body),
+                Err(errno) => self.device.fail(reply.unique, errno),
+            },
             Job::Drop { node, range, except } => {
                 self.lane.invalidate(&node, Some(except), range);
             }

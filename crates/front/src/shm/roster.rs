@@ -166,32 +166,18 @@ impl Roster {
 mod tests {
     use std::os::fd::{AsFd, OwnedFd};
 
-    use polylane_base::SystemClock;
     use polylane_base::sync::atomic::AtomicBool;
     use polylane_ipc::channel::client::Trusting;
     use polylane_ipc::message::{Message, Op, Reply, Status};
     use polylane_ipc::{ClientChannel, CopyPlan, Geometry, ServiceChannel};
     use polylane_sys::event;
-    use polylane_vfs::memfs::MemFs;
-    use polylane_vfs::{Cred, LockOwner, Options, Vfs};
+    use polylane_vfs::{Cred, LockOwner};
 
     use super::*;
     use crate::lane::Lane;
+    use crate::lane::empty::lane;
     use crate::shm::session::{Parts, Process};
     use crate::slots::Token;
-
-    fn lane() -> Arc<Lane> {
-        let clock = Arc::new(SystemClock);
-        let options = Options {
-            clock: clock.clone(),
-            cache_bytes_limit: 0,
-            dirty_bytes_limit: 0,
-            flush_interval: std::time::Duration::from_secs(5),
-            mount_path: b"/".to_vec(),
-            covered: Vec::new(),
-        };
-        Lane::new(Vfs::new(Arc::new(MemFs::new(1 << 20, 100, clock)), options).unwrap(), 0)
-    }
 
     fn session(lane: &Arc<Lane>, id: u64) -> (Arc<Session>, ClientChannel) {
         let (geometry, plan) = (Geometry::default(), CopyPlan::default());

@@ -128,9 +128,7 @@ impl Open {
             _ => None,
         }
     }
-}
 
-impl Open {
     /// The inode that is open.
     pub(super) fn node(&self) -> &Node {
         match self {

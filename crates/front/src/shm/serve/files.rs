@@ -216,7 +216,7 @@ impl Call<'_> {
         let start = written.end.saturating_sub(written.count as u64);
         let range = Range { offset: start, len: written.count as u64 };
         if written.count > 0 {
-            self.written(file.clone(), range, beside);
+            self.written(&file, range, beside);
         }
         if let Some(data_only) = durable {
             self.sync_file(&file, data_only)?;

@@ -52,35 +52,31 @@ pub(super) struct Call<'a> {
 
 /// Data that changed.
 pub(super) struct Changed {
-    pub(super) node: Node,
-    pub(super) range: Range,
+    node: Node,
+    range: Range,
     /// What was written there.
-    pub(super) written: Option<Written>,
+    written: Option<Written>,
 }
 
 /// A write that was done, whose bytes lie in the mailbox still.
-pub(super) struct Written {
-    pub(super) file: Arc<OpenFile>,
+struct Written {
+    file: Arc<OpenFile>,
     /// Whether the kernel began to fill pages of the file meanwhile.
-    pub(super) beside: Beside,
+    beside: Beside,
 }
 
 impl Changed {
     /// Has the kernel give up its pages of what changed, and what was written be there all the
     /// same.
     pub(super) fn tell_kernel(&self, session: &Session, mailbox: MailboxIndex) -> Result<()> {
-        let (node, Range { offset, len }) = (&self.node, self.range);
         let Some(Written { file, beside }) = &self.written else {
-            session.lane.changed(node, self.range);
+            session.lane.changed(&self.node, self.range);
             return Ok(());
         };
-        let twice = session.lane.settle_write((node, self.range), *beside, || {
-            // What lies within the file still.
-            let keep = file.size().saturating_sub(offset).min(len) as usize;
-            let mut source = In(session.channel.write_pipe(mailbox, 0, keep));
-            file.write_mapped(&session.cred, offset, &mut source).is_ok()
-        });
-        if twice { file.sync_written(file.flags()) } else { Ok(()) }
+        session.lane.keep_written((file, file.flags()), self.range, *beside, |within| {
+            let mut source = In(session.channel.write_pipe(mailbox, 0, within));
+            file.write_mapped(&session.cred, self.range.offset, &mut source)
+        })
     }
 }
 
@@ -235,10 +231,10 @@ impl<'a> Call<'a> {
     }
 
     /// As [`Call::changed`] after a write.
-    fn written(&mut self, file: Arc<OpenFile>, range: Range, beside: Beside) {
+    fn written(&mut self, file: &Arc<OpenFile>, range: Range, beside: Beside) {
         self.changed(file.node(), range);
         if let Some(changed) = &mut self.changed {
-            changed.written = Some(Written { file, beside });
+            changed.written = Some(Written { file: file.clone(), beside });
         }
     }
 }
