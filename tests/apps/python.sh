@@ -6,7 +6,7 @@ missing=
 cd tmp
 for name in test_os test_io test_shutil test_tempfile test_subprocess test_mmap test_asyncio test_sqlite3; do
     for python in /usr/bin/python3 ${POLYLANE_PYTHON-}; do
-        ! $python -c "import test.$name" 2>/dev/null || break
+        ! $python -c "import test.$name" >/dev/null 2>&1 || break
         python=
     done
     [ -n "$python" ] || { missing="$missing, no $name"; continue; }

@@ -47,7 +47,7 @@ const APPS: &[App] = &[
     app("rocksdb", "db_bench: fill, read, half and half, checksums", &["db_bench"], 300),
     app("redis", "append-only file, rewrite, kill -9, digest", &["redis-server"], 120),
     app("nginx", "a changing directory under wrk", &["nginx", "wrk", "curl"], 120),
-    app("tree", "100 000 files unpacked, compared, removed", &["tar", "/usr/bin/python3"], 300),
+    app("tree", "100 000 files unpacked, compared, removed", &["tar", "/usr/bin/python3"], 600),
     app("node", "npm install of three packages; they work", &["node", "npm"], 300),
     app("cargo", "a workspace built, tested, changed, built", &["cargo"], 300),
     app("java", "javac, jar, java with maps and locks", &["javac", "jar", "java"], 120),

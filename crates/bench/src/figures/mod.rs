@@ -31,6 +31,7 @@ mod pdc_trace;
 mod qos_scenarios;
 mod queue;
 mod rocksdb;
+mod rocksdb_flood;
 mod sqlite;
 mod stream;
 mod sweep;
@@ -192,6 +193,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: true,
         about: "RocksDB: gets of random keys by db_bench, 1–32 tenants",
         run: rocksdb::read,
+    },
+    Figure {
+        name: "rocksdb-flood",
+        mounts: true,
+        about: "RocksDB's puts beside a neighbour who floods with fsyncs: lanes, FUSE, kernel",
+        run: rocksdb_flood::run,
     },
     Figure {
         name: "sqlite",

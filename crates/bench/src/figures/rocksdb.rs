@@ -26,11 +26,13 @@ const TENANTS: &[usize] = &[1, 4, 16, 32];
 /// The same for a look.
 const TENANTS_QUICK: &[usize] = &[1, 4];
 
-/// What `db_bench` reports takes many lines; the tenant answers with one.
-const SCRIPT: Script = Script {
+/// A database under `db_bench`, given the benchmark, for how many seconds, the number of keys and
+/// whether puts are synced (`0`, `1`). What `db_bench` reports takes many lines; the tenant answers
+/// with one.
+pub const SCRIPT: Script = Script {
     name: "rocksdb",
     text: r#"
-dir=$1 load=$2 seconds=$3 keys=$4
+dir=$1 load=$2 seconds=$3 keys=$4 sync=$5
 rm -rf "$dir"
 mkdir -p "$dir"
 bench() {
@@ -41,7 +43,7 @@ bench --benchmarks=fillrandom,compact >>"$dir/log"
 echo ready
 read -r go
 bench --use_existing_db=1 --benchmarks="$load" --readwritepercent=50 --duration="$seconds" \
-    --histogram=1 | tr '\n' '\t'
+    --sync="$sync" --histogram=1 | tr '\n' '\t'
 echo
 read -r end || true
 rm -r "$dir"
@@ -73,9 +75,7 @@ pub fn read(options: &Options) -> Result<Report> {
 }
 
 fn measure(options: &Options, figure: &str, title: &str, load: &str) -> Result<Report> {
-    if command("sh", &["-c", "command -v db_bench"]).is_err() {
-        bail!("db_bench is missing: install rocksdb-tools ('scripts/setup.sh apps' does)");
-    }
+    is_there()?;
     let (tenants, seconds, keys) = match options.quick {
         true => (TENANTS_QUICK, "1", "20000"),
         false => (TENANTS, "5", "50000"),
@@ -83,12 +83,23 @@ fn measure(options: &Options, figure: &str, title: &str, load: &str) -> Result<R
     let tenants = options.points(tenants);
     let ground = Ground::for_tenants(&tenants)?;
     let mut report = Report::new(figure, title, "tenants", "ops/s", Better::Higher);
-    let arguments = [load, seconds, keys].map(String::from).to_vec();
+    let arguments = [load, seconds, keys, "0"].map(String::from).to_vec();
     let sweep = Sweep { work: Work::Script(SCRIPT, arguments), per_op: 1.0, tenants };
     sweep.measure(options, &ground, &PLACES, &mut report)?;
     report.notes.push(format!("{keys} random keys are put before, measured for {seconds} s"));
     report.notes.extend(NOTES.map(String::from));
     Ok(report)
+}
+
+/// Whether `db_bench` can be run here.
+///
+/// # Errors
+/// It is missing.
+pub fn is_there() -> Result<()> {
+    if command("sh", &["-c", "command -v db_bench"]).is_err() {
+        bail!("db_bench is missing: install rocksdb-tools ('scripts/setup.sh apps' does)");
+    }
+    Ok(())
 }
 
 /// Reads `db_bench`'s report of one benchmark with histograms, its lines ended by tabs.
