@@ -688,3 +688,61 @@ fn a_directory_is_listed_to_its_end_over_a_kill() {
     assert_eq!(run.line(), "[(3000, 3000), (3000, 3000), (3000, 3000)]");
     assert_eq!(run.end().code(), Some(0));
 }
+
+/// A file is replaced as all programs do, and the service killed before the last step. Three
+/// openings of the directory: two from before, one from after.
+const REPLACES: &str = r#"
+import errno, os, sys, time
+d = "/lane/d"
+os.mkdir(d)
+def put(name, text):
+    fd = os.open(d + name, os.O_RDWR | os.O_CREAT)
+    os.write(fd, text)
+    os.fsync(fd)
+    os.close(fd)
+put("/x", b"old")
+first, second = (os.open(d, os.O_RDONLY | os.O_DIRECTORY) for opening in range(2))
+os.fsync(first)
+put("/tmp", b"new")
+os.rename(d + "/tmp", d + "/x")
+print("renamed", flush=True)
+sys.stdin.readline()
+def refused(fd):
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        assert error.errno == errno.EIO, error
+        return True
+    return False
+is_new = open(d + "/x", "rb").read() == b"new"
+told = [refused(fd) for fd in (first, second)]
+third = os.open(d, os.O_RDONLY | os.O_DIRECTORY)
+# What a commit made last meanwhile may be told all the same.
+assert is_new or told == [True, True], told
+assert not any([refused(fd) for fd in (first, second, third)])
+os.close(os.open(d + "/y", os.O_RDWR | os.O_CREAT))
+os.fsync(third)
+print("kept" if is_new else "told", sorted(os.listdir(d)), flush=True)
+"#;
+
+#[test]
+fn names_that_went_with_a_service_are_told_by_the_fsync_of_their_directory() {
+    let name = "names_that_went_with_a_service_are_told_by_the_fsync_of_their_directory";
+    if unavailable(name) || no_library(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    for options in ["--size 1G --volume", "--no-preload --size 1G --volume"] {
+        let place = tempfile::tempdir().expect("tempdir");
+        let script = format!("exec /usr/bin/python3 -c '{REPLACES}'");
+        let run = Run::new(options).arg(place.path().join("volume")).script(&script);
+        let (mut run, mut input) = run.start_with_input();
+        let _limit = Limit::on(&run, 60);
+        assert_eq!(run.line(), "renamed", "{options}");
+        kill_service(&run);
+        writeln!(input, "go").expect("COMMAND listens");
+        // A commit may have come in between, seldom.
+        let said = run.line();
+        assert!(said == "told ['tmp', 'x', 'y']" || said == "kept ['x', 'y']", "{options}: {said}");
+        assert_eq!(run.end().code(), Some(0));
+    }
+}

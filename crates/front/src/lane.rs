@@ -101,6 +101,8 @@ pub struct Handover {
     processes: Mutex<Vec<FormerProcess>>,
     /// Files that lost bytes with the former service.
     lost: HashSet<(u64, u64)>,
+    /// Directories that lost names with it.
+    lost_names: Vec<(u64, u64)>,
     /// Files of a former service that are open again, by tag.
     reopened: Mutex<HashMap<u64, Weak<OpenFile>>>,
 }
@@ -121,10 +123,13 @@ impl Handover {
             }
         }
         let unsynced = records.iter().filter(|record| record.kind == handover::Kind::Unsynced);
-        let lost = unsynced.filter(|_| !lasting).map(|record| (record.words[0], record.words[1]));
-        let lost = lost.collect();
+        let lost = unsynced.filter(|_| !lasting).map(|record| record.words);
+        let (dirs, files): (Vec<_>, Vec<_>) = lost.partition(|words| words[2] == 1);
+        let numbers = |of: &[u64; 7]| (of[0], of[1]);
+        let (lost, lost_names) = (files.iter().map(numbers), dirs.iter().map(numbers));
+        let (lost, lost_names) = (lost.collect(), lost_names.collect());
         let (former, processes) = (Mutex::new(records), Mutex::new(processes));
-        Handover { store, turns, former, processes, lost, reopened: Mutex::default() }
+        Handover { store, turns, former, processes, lost, lost_names, reopened: Mutex::default() }
     }
 
     /// Whether a file lost bytes with the former service.
@@ -178,6 +183,7 @@ impl Lane {
     /// A lane on `vfs` that goes on for a former service of the same mount, and is followed by
     /// others in the same way. What of the former's cannot be found again is left out.
     pub fn handed_over(vfs: Arc<Vfs>, handover: Handover) -> Arc<Lane> {
+        vfs.names_were_lost(handover.lost_names.iter().copied());
         let (nodes, slots) = restore::nodes(&vfs, &handover);
         vfs.tell_unsynced(handover.store.clone());
         Lane::with(vfs, nodes, slots, Some(handover))

@@ -67,7 +67,8 @@ pub struct OpenFile {
     pub(crate) guard: Guard,
     pub(crate) by: By,
     ahead: ReadAhead,
-    /// Write-back failures of the file that this opening knows of.
+    /// Write-back failures of the file that this opening knows of; for a directory, whether it
+    /// knows, or need not, of names that a former service took along.
     failures_seen: AtomicU64,
     tag: AtomicU64,
     attached: OnceLock<Attached>,
@@ -86,7 +87,11 @@ impl OpenFile {
     pub(crate) fn new(node: Node, flags: i32) -> Arc<OpenFile> {
         node.opens.add(flags);
         let flags = AtomicI32::new(flags & !CREATION.bits().cast_signed());
-        let failures_seen = AtomicU64::new(node.pages_used().map_or(0, FilePages::failures));
+        let failures_seen = match node.is_dir() {
+            true => u64::from(node.core.was_told_of_lost_names(&node)),
+            false => node.pages_used().map_or(0, FilePages::failures),
+        };
+        let failures_seen = AtomicU64::new(failures_seen);
         let (by, ahead) = (By::default(), ReadAhead::default());
         let (tag, attached) = (AtomicU64::new(0), OnceLock::new());
         let (counts, guard) = (AtomicBool::new(true), Guard::default());
@@ -291,7 +296,7 @@ impl OpenFile {
     }
 
     /// fsync(2); fdatasync(2) with `data_only`. An error of an earlier write-back is reported once
-    /// to each open file.
+    /// to each open file, and so is `EIO` for a directory that lost names with a former service.
     pub fn fsync(&self, data_only: bool) -> Result<()> {
         let core = &self.node.core;
         core.count(Count::Ops);
@@ -300,10 +305,15 @@ impl OpenFile {
         }
         core.settle(&self.node);
         core.end_loan_on(&self.node);
-        let Some(pages) = self.node.pages_used() else {
-            return core.fs.fsync(self.node.ino(), data_only);
-        };
         let begun = core.begin_sync(&self.node);
+        let Some(pages) = self.node.pages_used() else {
+            core.fs.fsync(self.node.ino(), data_only)?;
+            core.end_sync(begun);
+            return match self.node.is_dir() && self.failures_seen.swap(1, Relaxed) == 0 {
+                true => core.tell_of_lost_names(&self.node),
+                false => Ok(()),
+            };
+        };
         let written = core.write_back(&self.node, pages);
         let synced = core.fs.fsync(self.node.ino(), data_only);
         if written.is_ok() && synced.is_ok() {

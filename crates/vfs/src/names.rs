@@ -276,7 +276,7 @@ impl Vfs {
         {
             return Ok(made);
         }
-        core.marks.name_changes(dir, name);
+        core.name_changes(dir, name);
         let changed = core.create(cred, dir, name, &node)?;
         dir.keep_now(changed.dir);
         let node = core.adopt_new(changed.node, Some(dir), inherited);
@@ -339,7 +339,7 @@ impl Vfs {
             drop(attr);
             return Err(exists_or(core, dir, name, refused));
         }
-        core.marks.name_changes(dir, name);
+        core.name_changes(dir, name);
         let changed = core.fs.link(node.ino(), dir.ino(), name)?;
         node.lower(LINKABLE);
         node.keep(&mut attr, changed.node);
@@ -387,7 +387,7 @@ impl Vfs {
         core.removes(&victim);
         // Paths may lead through a link.
         let _moving = (victim.kind() == Kind::Symlink).then(|| core.marks.moving());
-        core.marks.name_changes(dir, name);
+        core.name_changes(dir, name);
         let victim = match core.unlink_last((dir, name), victim, &mut over)? {
             Unlinked::NotYet(victim) => victim,
             Unlinked::Held(victim) => return Ok(Some(victim)),
@@ -438,7 +438,7 @@ impl Vfs {
             }
             core.removes(&victim);
             let _moving = core.marks.moving();
-            core.marks.name_changes(dir, name);
+            core.name_changes(dir, name);
             let mut changed = core.fs.rmdir(dir.ino(), name)?;
             changed.node.nlink = 0;
             victim.keep_now(changed.node);

@@ -212,8 +212,8 @@ fn move_name(
     let is_link = |node: &Node| node.kind() == Kind::Symlink;
     let links = is_link(&moved) || target.as_ref().is_some_and(is_link);
     let _moving = links.then(|| core.marks.moving());
-    core.marks.name_changes(from.dir, from.name);
-    core.marks.name_changes(to.dir, to.name);
+    core.name_changes(from.dir, from.name);
+    core.name_changes(to.dir, to.name);
     let renamed = change(core, cred, from, to, wish.mode, target.as_ref())?;
     moved.set_ctime(&mut moved.attr(), renamed.node.ctime);
     from.dir.keep_now(renamed.from_dir);

@@ -1,33 +1,40 @@
-//! Which files have bytes that a service takes along when it is killed: those that changed since
-//! they were last made durable.
+//! Which files have bytes, and which directories names, that a service takes along when it is
+//! killed: those that changed since they were last made durable.
 //!
-//! The next service must not go on with an open file that lost its middle. So a file that begins to
-//! change has a record in the handover (`Kind::Unsynced`: its number and generation), which goes
-//! when everything of it is durable. Only where data is cached; elsewhere nothing is lost.
+//! The next service must not go on with an open file that lost its middle, nor say that names are
+//! durable which are gone. So a file or directory that begins to change has a record in the
+//! handover (`Kind::Unsynced`: its number and generation, and 1 for a directory), which goes when
+//! everything of it is durable. Only where data is cached; elsewhere nothing is lost.
+//!
+//! A lost directory is as it was when it was last durable, and can be used; the fsync that was to
+//! make its names last fails, as the kernel has a failed write-back told: once to each that had it
+//! open, and else to the first who comes.
 //!
 //! # Invariants
 //!
-//! - A file whose data changed since it was made durable has a record and the flag [`UNSYNCED`], or
-//!   a sync is under way that began after the change, and the record is there.
-//! - The flag goes up with the data locked for change, before the change, and down with it locked.
+//! - A file whose data changed since it was made durable, and a directory whose names did, has a
+//!   record and the flag [`UNSYNCED`], or a sync is under way that began after the change, and the
+//!   record is there.
+//! - The flag goes up with data or entries locked for change, before the change, and down with them
+//!   locked.
 //!
 //! # Locking
 //!
-//! A file's data, then `files`, a leaf.
+//! A file's data or a directory's entries, then `files` or `lost`, leaves.
 
 use std::sync::OnceLock;
 
 use rustc_hash::FxHashMap;
 
-use polylane_base::Result;
 use polylane_base::sync::{Arc, Mutex, Weak};
+use polylane_base::{Errno, Result};
 
 use crate::core::Core;
 use crate::handover::{Kind, Slot, Store};
 use crate::inode::{Inode, LENT, Node, UNSYNCED};
 use crate::vfs::Vfs;
 
-/// A file that changed.
+/// A file or directory that changed.
 struct Changed {
     inode: Weak<Inode>,
     /// `None`: there is no room for a record.
@@ -36,12 +43,17 @@ struct Changed {
     times: u64,
 }
 
-/// The files of one VFS that changed since they were made durable. Thread-safe.
+/// The files and directories of one VFS that changed since they were made durable. Thread-safe.
 #[derive(Default)]
 pub(crate) struct Unsynced {
     store: OnceLock<Arc<Store>>,
     files: Mutex<FxHashMap<u64, Changed>>,
+    /// Directories that lost names with a former service, by number and generation.
+    lost: OnceLock<Mutex<FxHashMap<(u64, u64), Told>>>,
 }
+
+/// Whether anybody was told that a directory lost names.
+type Told = bool;
 
 /// A sync that has begun: a file, and how often it had begun to change.
 pub(crate) struct Begun {
@@ -51,7 +63,16 @@ pub(crate) struct Begun {
 }
 
 impl Vfs {
-    /// From now on the next service is told which files are not durable.
+    /// These directories, by number and generation, lost names with a former service: before the
+    /// first operation. A second call changes nothing.
+    pub fn names_were_lost(&self, lost: impl Iterator<Item = (u64, u64)>) {
+        let lost: FxHashMap<_, Told> = lost.map(|of| (of, false)).collect();
+        if !lost.is_empty() {
+            let _ = self.core.unsynced.lost.set(Mutex::new(lost));
+        }
+    }
+
+    /// From now on the next service is told which files and directories are not durable.
     pub fn tell_unsynced(&self, store: Arc<Store>) {
         if self.core.character.cache_data {
             // A second call would be a bug and changes nothing.
@@ -71,11 +92,36 @@ impl Core {
         }
     }
 
+    /// What `name` in `dir` names is about to change. Call with the entries locked for change.
+    #[inline]
+    pub(crate) fn name_changes(&self, dir: &Node, name: &[u8]) {
+        self.begins_to_change(dir);
+        self.marks.name_changes(dir, name);
+    }
+
+    /// Whether somebody was told that the directory lost names: who opens it now need not be.
+    pub(crate) fn was_told_of_lost_names(&self, dir: &Inode) -> bool {
+        let of = || (dir.ino().0, dir.generation());
+        self.unsynced.lost.get().is_some_and(|lost| lost.lock().get(&of()) == Some(&true))
+    }
+
+    /// `EIO` if the directory lost names: for an opening that was not told yet.
+    pub(crate) fn tell_of_lost_names(&self, dir: &Inode) -> Result<()> {
+        let Some(lost) = self.unsynced.lost.get() else { return Ok(()) };
+        match lost.lock().get_mut(&(dir.ino().0, dir.generation())) {
+            Some(told) => {
+                *told = true;
+                Err(Errno::EIO)
+            }
+            None => Ok(()),
+        }
+    }
+
     #[cold]
     fn note_change(&self, node: &Node, store: &Store) {
         let mut files = self.unsynced.files.lock();
         let changed = files.entry(node.id).or_insert_with(|| {
-            let words = [node.ino().0, node.generation(), 0, 0, 0, 0, 0];
+            let words = [node.ino().0, node.generation(), node.is_dir().into(), 0, 0, 0, 0];
             let record = store.put(Kind::Unsynced, words, b"");
             Changed { inode: Arc::downgrade(node), record, times: 0 }
         });
