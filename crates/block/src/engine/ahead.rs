@@ -26,6 +26,8 @@ const PIECE_SECTORS_MAX: u64 = 64;
 
 #[derive(Clone, Copy, Default, Debug)]
 struct Stream {
+    /// Where its last piece began.
+    last: u64,
     /// Where it goes on; 0: no stream.
     next: u64,
     sectors: u64,
@@ -98,18 +100,24 @@ impl Streams {
     ) -> Option<Range<u64>> {
         self.now += 1;
         let now = self.now;
-        let found = self.streams.iter_mut().find(|stream| stream.next == sectors.start);
+        // Who appends less than a block at a time and syncs writes the last block again.
+        let goes_on = |stream: &&mut Stream| (stream.last..=stream.next).contains(&sectors.start);
+        let found = self.streams.iter_mut().find(goes_on);
         let Some(stream) = found.filter(|stream| stream.pieces > 0) else {
             let oldest = self.streams.iter_mut().min_by_key(|stream| stream.seen)?;
-            let (next, length) = (sectors.end, sectors.end - sectors.start);
-            let pace = Pace::Unknown;
-            *oldest = Stream { next, sectors: length, pieces: 1, made: next, seen: now, pace };
+            let (last, next, length) = (sectors.start, sectors.end, sectors.end - sectors.start);
+            let (pieces, made, seen, pace) = (1, next, now, Pace::Unknown);
+            *oldest = Stream { last, next, sectors: length, pieces, made, seen, pace };
             return None;
         };
-        stream.next = sectors.end;
-        stream.sectors += sectors.end - sectors.start;
-        stream.pieces += 1;
         stream.seen = now;
+        if sectors.end <= stream.next {
+            return None;
+        }
+        stream.sectors += sectors.end - stream.next;
+        stream.last = sectors.start;
+        stream.next = sectors.end;
+        stream.pieces += 1;
         let small = stream.sectors <= stream.pieces * PIECE_SECTORS_MAX;
         // Half of it is used up before more is asked for, so that asking is rare.
         let due = stream.made < stream.next + ahead / 2;
@@ -162,6 +170,18 @@ mod tests {
         assert!(asked.len() <= 5, "{asked:?}");
         assert!(asked.windows(2).all(|pair| pair[0].end == pair[1].start), "{asked:?}");
         assert_eq!(asked.last().map(|last| last.end > 800 + 8 * 1024), Some(true));
+    }
+
+    #[test]
+    fn a_last_block_that_is_written_again_belongs_to_the_stream() {
+        let (mut once, mut again) = (Streams::default(), Streams::default());
+        let expected = asked(&mut once, 800, 8, 1024);
+        let pieces = (0..1024 * 4).map(|piece| 800 + piece / 4 * 8..808 + piece / 4 * 8);
+        let found: Vec<_> = pieces.filter_map(|piece| again.note(&piece, 4096, &ANY)).collect();
+        assert_eq!(found, expected);
+        // The end of one piece lies in the next.
+        let pieces = (0..1024).map(|piece| 800 + piece * 8..816 + piece * 8);
+        assert!(pieces.filter_map(|piece| once.note(&piece, 4096, &ANY)).count() > 0);
     }
 
     #[test]

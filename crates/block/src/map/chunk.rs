@@ -146,19 +146,24 @@ impl Chunk {
         published.is_some()
     }
 
-    /// Makes an empty chunk exclusive, if nobody is in it.
-    pub(super) fn claim_empty(&self) -> bool {
+    /// Makes a chunk exclusive of which something is known and not all is written, if nobody is in
+    /// it: what it is.
+    pub(super) fn claim(&self) -> Option<State> {
         let claimed = self.change(|word| {
-            let free = word & (EXCLUSIVE | USERS) == 0 && State::of(word) == State::Empty;
-            free.then_some(word | EXCLUSIVE)
+            let lacks = matches!(State::of(word), State::Empty | State::Partial);
+            (lacks && word & (EXCLUSIVE | USERS) == 0).then_some(word | EXCLUSIVE)
         });
-        claimed.is_some()
+        claimed.map(State::of)
     }
 
-    /// Ends what [`claim_empty`](Chunk::claim_empty) began: the chunk is whole now, or nothing is
-    /// known about it.
-    pub(super) fn end_claim(&self, whole: bool) {
-        let state = if whole { State::Whole.bits() | AHEAD } else { 0 };
+    /// Ends what [`claim`](Chunk::claim) began on a chunk that was in state `from`: it is whole
+    /// now, or nothing is known about it. Only what was empty can go back unused.
+    pub(super) fn end_claim(&self, from: State, whole: bool) {
+        let state = match (whole, from) {
+            (true, State::Empty) => State::Whole.bits() | AHEAD,
+            (true, _) => State::Whole.bits(),
+            (false, _) => 0,
+        };
         self.change(|word| Some((word & !(EXCLUSIVE | STATE)).wrapping_add(GENERATION) | state));
     }
 
@@ -216,14 +221,26 @@ mod tests {
     #[test]
     fn a_claim_excludes_changes_and_the_reverse() {
         let chunk = known(State::Empty);
-        assert!(chunk.claim_empty() && !chunk.claim_empty());
+        assert_eq!((chunk.claim(), chunk.claim()), (Some(State::Empty), None));
         assert!(!chunk.enter(true));
-        chunk.end_claim(true);
+        chunk.end_claim(State::Empty, true);
         assert_eq!(chunk.state(), State::Whole);
         assert!(chunk.take_ahead() && !chunk.take_ahead());
-        let chunk = known(State::Empty);
-        assert!(chunk.enter(true));
-        assert!(!chunk.claim_empty());
+        for state in [State::Empty, State::Partial] {
+            let chunk = known(state);
+            assert!(chunk.enter(true));
+            assert_eq!(chunk.claim(), None);
+        }
+        assert_eq!(known(State::Whole).claim(), None, "nothing is to be made");
+    }
+
+    #[test]
+    fn what_held_data_is_never_given_back() {
+        let chunk = known(State::Partial);
+        assert_eq!(chunk.claim(), Some(State::Partial));
+        chunk.end_claim(State::Partial, true);
+        assert_eq!(chunk.state(), State::Whole);
+        assert!(!chunk.take_ahead());
     }
 
     #[test]

@@ -133,8 +133,8 @@ impl Lane {
         Some(after)
     }
 
-    /// Gives an empty chunk its space, if nobody has begun to write to it and the host has room
-    /// left for others.
+    /// Gives a chunk the space that it lacks, and writes zeros to what is only reserved, if nobody
+    /// is in it and the host has room left for others.
     fn allocate(&self, chunk: u64) {
         if self.map.state(chunk) == State::Unknown {
             self.translate(chunk);
@@ -145,16 +145,26 @@ impl Lane {
         if sectors.is_empty() || self.medium.free_bytes().is_some_and(|free| free < wanted) {
             return;
         }
-        if !self.map.at(chunk).claim_empty() {
-            return;
-        }
-        let (start, count) = (Instant::now(), sectors.end - sectors.start);
-        let made = self.medium.allocate(sectors);
-        if made.is_ok() {
+        let Some(from) = self.map.at(chunk).claim() else { return };
+        let start = Instant::now();
+        let made = self.fill(sectors);
+        if let Ok(count @ 1..) = made {
             self.counts.note_cost(start.elapsed(), count);
+            self.counts.allocations.fetch_add(1, Ordering::Relaxed);
         }
-        self.map.at(chunk).end_claim(made.is_ok());
-        self.counts.allocations.fetch_add(made.is_ok().into(), Ordering::Relaxed);
+        self.map.at(chunk).end_claim(from, made.is_ok());
+    }
+
+    /// Writes zeros to all of an exclusive chunk that is not written; how many sectors that were.
+    fn fill(&self, sectors: Range<u64>) -> Result<u64, Error> {
+        let mut made = 0;
+        for run in self.medium.runs(sectors)? {
+            if run.space != Space::Written {
+                made += run.sectors.end - run.sectors.start;
+                self.medium.allocate(run.sectors)?;
+            }
+        }
+        Ok(made)
     }
 
     /// Ends all work for this lane and gives space back that was made ahead and never written to.
