@@ -8,8 +8,10 @@ use kernel::{Answer, Bytes, Fields, Kernel, ROOT};
 use polylane_base::rng::Rng;
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid};
+use polylane_front::Lane;
 use polylane_front::notifier::Range;
 use polylane_front::slots::{Token, Unbound};
+use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::{Cred, OpenFile, SetAttr};
 
 const LOOKUP: u32 = 1;
@@ -221,6 +223,17 @@ fn the_reserved_names_are_there_and_cannot_be_touched() {
     assert_eq!(kernel.ask(UNLINK, 2, b"x\0"), Err(Errno::EPERM));
     assert_eq!(lookup(&mut kernel, 2, "x"), Err(Errno::ENOENT));
     assert_eq!(lookup(&mut kernel, SLOT_DIR, "x"), Err(Errno::ENOENT));
+}
+
+#[test]
+fn an_append_whose_sync_finds_no_room_is_done_once() {
+    let fs = Faulty::new(kernel::memfs());
+    let mut kernel = Kernel::on(Lane::new(kernel::vfs_on(fs.clone()), 0), 0);
+    let (id, fh) = create(&mut kernel, ROOT, "log");
+    fs.fail_once(Call::Sync, 0, Errno::ENOSPC);
+    let args = write_args(fh, 0, b"x", 0, libc::O_RDWR | libc::O_APPEND | libc::O_SYNC);
+    assert_eq!(kernel.ask(WRITE, id, &args), Err(Errno::ENOSPC));
+    assert_eq!(size_of(&mut kernel, id), 1);
 }
 
 #[test]

@@ -3,14 +3,19 @@
 
 mod shm_kit;
 
-use polylane_base::Errno;
+use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
+use polylane_base::{Errno, TestClock};
+use polylane_front::shm::Config;
 use polylane_front::slots::Token;
 use polylane_front::tickets::Ticket;
 use polylane_ipc::channel::client::Trusting;
 use polylane_ipc::message::{LISTED, LOCK_FLOCK, LOCK_OFD, LOCK_WAIT, Message, NO_SLOT, Op, set};
+use polylane_testkit::fault::{Call as FsCall, Faulty};
 use polylane_vfs::Cred;
-use shm_kit::{Client, House, USE_KERNEL, count, lock_message, make_slot, wait_for};
+use polylane_vfs::fs::{Character, FileSystem};
+use polylane_vfs::memfs::MemFs;
+use shm_kit::{Client, House, USE_KERNEL, count, lane_of, lock_message, make_slot, wait_for};
 
 #[test]
 fn ping() {
@@ -82,6 +87,23 @@ fn access_modes_and_append() {
     client.call(&Message { handle: writer, flags: 0, ..Message::new(Op::SetFlags) }).unwrap();
     assert_eq!(client.write(writer, 0, b"X"), Ok(1));
     assert_eq!(client.read(reader, 0, 9).unwrap(), b"Xnetwo");
+}
+
+#[test]
+fn an_append_whose_sync_finds_no_room_is_done_once() {
+    let fs = Arc::new(MemFs::new(1 << 30, 1 << 20, Arc::new(TestClock::default())));
+    let fs = Faulty::with_character(fs.clone(), Character { cache_data: true, ..fs.character() });
+    let house = House::over(lane_of(fs.clone()), Config::default());
+    let client = house.client();
+    let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_APPEND | libc::O_SYNC;
+    let handle = client.open("log", flags).unwrap().0;
+    // So many that a worker syncs what it wrote itself.
+    for _ in 0..200 {
+        assert_eq!(client.write(handle, 0, b"x"), Ok(1));
+    }
+    fs.fail_once(FsCall::Sync, 0, Errno::ENOSPC);
+    assert_eq!(client.write(handle, 0, b"x"), Err(Errno::ENOSPC));
+    assert_eq!(client.stat("log").unwrap().size, 201);
 }
 
 #[test]

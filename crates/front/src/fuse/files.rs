@@ -103,11 +103,8 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     if transfer.transfer_flags & WRITE_CACHE != 0 {
         let written = write_pages(call, &file, transfer.offset, data);
         Moment::store(file.node());
-        match written {
-            // The kernel, and who waits for it, waits for this page: it waits for nobody.
-            Err(Errno::ENOSPC) => return Err(Exit::Full),
-            done => done?,
-        }
+        // The kernel, and who waits for it, waits for this page: it waits for nobody.
+        written.map_err(Exit::Late)?;
         call.out.count(transfer.size);
         return Ok(call.wrote_page(file.node(), range));
     }
@@ -123,11 +120,11 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     let (writer, bytes) = (call.writer(kills), data);
     let written = file.write(&writer, Some(transfer.offset), &mut data)?;
     let beside = before.until_now(file.node());
-    // RWF_SYNC and RWF_DSYNC come as flags of the one write.
-    file.sync_written(transfer.flags)?;
-    call.out.count(written.count as u32);
     let start = written.end.saturating_sub(written.count as u64);
     let range = Range { offset: start, len: range.len };
+    // RWF_SYNC and RWF_DSYNC come as flags of the one write.
+    file.sync_written(transfer.flags).map_err(Exit::Late)?;
+    call.out.count(written.count as u32);
     call.session.wrote(&handle, written.end);
     if transfer.flags & libc::O_APPEND != 0 && !call.session.is_direct() {
         // The kernel may have other handles' pages of the old end, and writes past them.

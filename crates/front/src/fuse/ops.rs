@@ -36,8 +36,8 @@ pub(super) enum Outcome {
 pub(super) enum Exit {
     /// It failed.
     Failed(Errno),
-    /// There is no room, and nobody may be waited for.
-    Full,
+    /// It failed and is not tried again: nobody may be waited for, or something was changed.
+    Late(Errno),
     /// It must run on the thread that may wait for the kernel.
     Defer,
     /// It must run on the thread that may wait for the pages of files' own nodes.

@@ -409,7 +409,7 @@ impl Session {
                 self.lane.fuse.deferred();
                 self.defer(&self.deferred, Job::Again(message.to_vec()));
             }
-            Err(Exit::Full) => self.fail(header, Errno::ENOSPC),
+            Err(Exit::Late(errno)) => self.fail(header, errno),
             Err(Exit::Failed(errno)) if wants_reply(header.opcode) => self.fail(header, errno),
             Err(Exit::Failed(_)) => {}
         }

@@ -171,7 +171,7 @@ fn check_and_serve(
             Next::Reply
         }
         Err(Failure::Errno(Errno::ENOSPC)) if !call.may_block => Next::Again,
-        Err(Failure::Errno(errno)) => {
+        Err(Failure::Errno(errno) | Failure::Late(errno)) => {
             reply.status = Status::Failed(errno.0);
             Next::Reply
         }

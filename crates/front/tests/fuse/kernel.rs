@@ -7,6 +7,7 @@ use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, SystemClock};
 use polylane_front::Lane;
 use polylane_front::fuse::{Ended, Params, ServeOptions, Stop, serve};
+use polylane_vfs::fs::FileSystem;
 use polylane_vfs::memfs::MemFs;
 use polylane_vfs::{Options, Vfs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,17 +18,23 @@ pub const ROOT: u64 = 1;
 pub const FLAGS: u64 = 1 << 29 | 1 << 36;
 
 pub fn vfs() -> Arc<Vfs> {
-    let clock = Arc::new(SystemClock);
-    let fs = Arc::new(MemFs::new(64 << 20, 4096, clock.clone()));
+    vfs_on(memfs())
+}
+
+pub fn memfs() -> Arc<MemFs> {
+    Arc::new(MemFs::new(64 << 20, 4096, Arc::new(SystemClock)))
+}
+
+pub fn vfs_on(fs: Arc<dyn FileSystem>) -> Arc<Vfs> {
     let options = Options {
-        clock,
+        clock: Arc::new(SystemClock),
         cache_bytes_limit: 1 << 20,
         dirty_bytes_limit: 1 << 20,
         flush_interval: Duration::from_secs(5),
         mount_path: b"/lane".to_vec(),
         covered: vec![],
     };
-    Vfs::new(fs, options).expect("an empty memfs opens")
+    Vfs::new(fs, options).expect("an empty file system opens")
 }
 
 /// What came back for a request: an errno, or a body.

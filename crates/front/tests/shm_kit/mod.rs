@@ -87,7 +87,8 @@ pub fn lane_on(fs: MemFs) -> Arc<Lane> {
     lane_of(Arc::new(fs))
 }
 
-fn lane_of(fs: Arc<dyn FileSystem>) -> Arc<Lane> {
+/// The same on any file system.
+pub fn lane_of(fs: Arc<dyn FileSystem>) -> Arc<Lane> {
     let options = Options {
         clock: Arc::new(SystemClock),
         cache_bytes_limit: 64 << 20,

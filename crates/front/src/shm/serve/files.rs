@@ -219,7 +219,7 @@ impl Call<'_> {
             self.written(&file, range, beside);
         }
         if let Some(data_only) = durable {
-            self.sync_file(&file, data_only)?;
+            self.sync_file(&file, data_only).map_err(Failure::Late)?;
         }
         self.stats.written(written.count);
         let mut reply = done(written.count);
@@ -261,11 +261,11 @@ impl Call<'_> {
         }
     }
 
-    fn sync_file(&self, file: &OpenFile, data_only: bool) -> std::result::Result<(), Failure> {
+    fn sync_file(&self, file: &OpenFile, data_only: bool) -> Result<()> {
         if !self.may_block {
             self.stats.waits();
         }
-        Ok(self.session.lane.syncs.of(|| file.fsync(data_only))?)
+        self.session.lane.syncs.of(|| file.fsync(data_only))
     }
 
     pub(super) fn sync(&mut self) -> Answer {

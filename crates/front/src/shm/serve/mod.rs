@@ -85,6 +85,8 @@ impl Changed {
 pub(super) enum Failure {
     /// The operation failed.
     Errno(Errno),
+    /// It failed after it had changed something: it is not served again.
+    Late(Errno),
     /// The kernel's way must be taken.
     UseKernel,
     /// This thread must not wait; nothing was done yet.
