@@ -591,7 +591,7 @@ fn shared_mappings(lane: &Mounted) {
     python(
         lane,
         r#"
-import mmap, os, sys
+import fcntl, mmap, os, sys
 path = sys.argv[1] + '/m'
 a, b = os.open(path, os.O_RDWR | os.O_CREAT), os.open(path, os.O_RDWR)
 os.ftruncate(a, 8192)
@@ -618,6 +618,9 @@ z.flush()
 os.write(log, b'tail')
 assert os.pread(a, 4, 4096) == b'tail' and os.pread(a, 3, 50) == b'log'
 assert os.fstat(a).st_size == 4100, os.fstat(a).st_size
+fcntl.fcntl(a, fcntl.F_SETFL, os.O_RDWR | os.O_APPEND)
+os.write(a, b'more')
+assert os.pread(b, 9, 4096) == b'tailmore'
 "#,
     );
 }

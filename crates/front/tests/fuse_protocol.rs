@@ -570,6 +570,24 @@ fn pages_under_other_nodes_are_dropped_before_and_after() {
     assert_eq!(kernel.ask(READ, slot, &read_args(slot_fh, 0, 2)), Ok(b"x2".to_vec()));
 }
 
+/// Before Linux 6.6.
+#[test]
+fn an_append_out_of_a_page_is_answered_before_that_page_is_dropped() {
+    const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    const LOCKOWNER: u32 = 2;
+    let flags = kernel::FLAGS & !DIRECT_IO_ALLOW_MMAP;
+    let mut kernel = Kernel::with(Lane::new(kernel::vfs(), 0), 0, flags);
+    let (id, fh) = create(&mut kernel, ROOT, "log");
+    let append = libc::O_RDWR | libc::O_APPEND;
+    let unique = kernel.send(WRITE, id, &write_args(fh, 0, b"by a page", 0, append));
+    let order: Vec<_> = (0..2).map(|_| kernel.receive(5000).expect("a message").unique).collect();
+    assert_eq!(order, [unique, 0]);
+    // Whoever appends past the page cache has no page locked.
+    let unique = kernel.send(WRITE, id, &write_args(fh, 9, b"past it", LOCKOWNER, append));
+    let order: Vec<_> = (0..2).map(|_| kernel.receive(5000).expect("a message").unique).collect();
+    assert_eq!(order, [0, unique]);
+}
+
 #[test]
 fn a_mapped_slot_escapes_and_its_pages_count_too() {
     let mut kernel = Kernel::new();

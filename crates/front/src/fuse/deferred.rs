@@ -25,7 +25,7 @@ pub(super) enum Job {
     /// A reply, after the pages of what was written are dropped.
     ReplyWritten { reply: Reply, again: Again, range: Range },
     /// Pages to drop under other nodes than `except`; the reply was sent.
-    Drop { node: Node, range: Range, except: u64 },
+    Drop { node: Node, range: Range, except: Option<u64> },
 }
 
 /// A reply that waits for the kernel.

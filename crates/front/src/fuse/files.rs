@@ -12,8 +12,8 @@ use super::names::open_flags;
 use super::nodes::Target;
 use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::{
-    FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, READ_LOCKOWNER, WRITE_CACHE, WRITE_KILL_SUIDGID, fopen,
-    opcode,
+    FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, READ_LOCKOWNER, WRITE_CACHE, WRITE_KILL_SUIDGID,
+    WRITE_LOCKOWNER, fopen, opcode,
 };
 use super::request::TransferIn;
 use crate::kept::Whose;
@@ -128,7 +128,14 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     call.session.wrote(&handle, written.end);
     if transfer.flags & libc::O_APPEND != 0 && !call.session.is_direct() {
         // The kernel may have other handles' pages of the old end, and writes past them.
-        return Ok(Outcome::ReplyAfter(file.node().clone(), range, None));
+        let node = file.node().clone();
+        if transfer.transfer_flags & WRITE_LOCKOWNER != 0 {
+            return Ok(Outcome::ReplyAfter(node, range, None));
+        }
+        // Or through one of them, where F_SETFL made it append; it may have that page locked until
+        // the reply, and takes it for the one at the end that it knows.
+        let offset = start.min(transfer.offset);
+        return Ok(Outcome::ReplyBefore(node, Range { offset, len: 0 }, None));
     }
     if !beside.filled() || !call.session.is_direct() {
         return Ok(call.changed(file.node(), range));

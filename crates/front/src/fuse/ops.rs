@@ -29,7 +29,7 @@ pub(super) enum Outcome {
     /// The reply may be sent when the pages of what was written are dropped and it is still there.
     ReplyWritten(Again, Range),
     /// The reply is in the body; then the pages of a range are dropped, except those under a node.
-    ReplyBefore(Node, Range, u64),
+    ReplyBefore(Node, Range, Option<u64>),
 }
 
 /// Why an operation did not end.
@@ -180,7 +180,7 @@ impl Call<'_> {
     pub(super) fn wrote_page(&self, node: &Node, range: Range) -> Outcome {
         match self.session.lane.others_have_pages(node, self.header.node_id) {
             false => Outcome::Reply,
-            true => Outcome::ReplyBefore(node.clone(), range, self.header.node_id),
+            true => Outcome::ReplyBefore(node.clone(), range, Some(self.header.node_id)),
         }
     }
 

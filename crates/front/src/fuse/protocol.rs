@@ -135,6 +135,9 @@ pub const LK_FLOCK: u32 = 1 << 0;
 pub const READ_LOCKOWNER: u32 = 1 << 1;
 /// `fuse_write_in.write_flags`: pages of a mapping, written later by nobody in particular.
 pub const WRITE_CACHE: u32 = 1 << 0;
+/// `fuse_write_in.write_flags`: a process writes past the page cache. Without it, the kernel writes
+/// out of pages, of which it may keep the last one locked until the reply.
+pub const WRITE_LOCKOWNER: u32 = 1 << 1;
 /// `fuse_write_in.write_flags`: set-id bits go.
 pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// `fuse_setxattr_in.setxattr_flags`: the set-gid bit goes with the access control list.

@@ -468,7 +468,7 @@ impl Session {
                 Err(errno) => self.device.fail(reply.unique, errno),
             },
             Job::Drop { node, range, except } => {
-                self.lane.invalidate(&node, Some(except), range);
+                self.lane.invalidate(&node, except, range);
             }
         }
     }

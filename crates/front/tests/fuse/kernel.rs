@@ -65,11 +65,16 @@ impl Kernel {
     }
 
     pub fn on(lane: Arc<Lane>, incarnation: u16) -> Kernel {
+        Kernel::with(lane, incarnation, FLAGS)
+    }
+
+    /// Another one than [`on`](Self::on), by what it agreed on with the session.
+    pub fn with(lane: Arc<Lane>, incarnation: u16, flags: u64) -> Kernel {
         let (socket, device) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .expect("a socket pair");
         let stop = Stop::new().expect("an eventfd");
-        let params = Some(Params { minor: 45, flags: FLAGS });
+        let params = Some(Params { minor: 45, flags });
         let options = ServeOptions { params, incarnation, threads: 2, in_flight: None };
         let (served, stopped) = (lane.clone(), stop.clone());
         let server = thread::spawn(move || serve(device, served, options, &stopped));
