@@ -322,6 +322,26 @@ fn statfs_waits_for_who_gives_up_views() {
 }
 
 #[test]
+fn statfs_waits_for_no_large_file_to_be_freed() {
+    let scene = nameless();
+    let ((go_on, waits), (gone, _is_gone)) = (channel(), channel());
+    scene.watcher.told.lock().unwrap().let_go = Some((waits, gone));
+    std::thread::scope(|scope| {
+        scope.spawn(|| scene.vfs().tell_nameless());
+        while scene.watcher.told.lock().unwrap().let_go.is_some() {
+            std::thread::yield_now();
+        }
+        let (answer, answered) = channel();
+        let scene = &scene;
+        scope.spawn(move || answer.send(scene.vfs().statfs().is_ok()));
+        let answered = answered.recv_timeout(Duration::from_secs(5));
+        assert!(scene.vfs().tells_nameless());
+        go_on.send(()).unwrap();
+        assert_eq!(answered, Ok(true));
+    });
+}
+
+#[test]
 fn a_panic_costs_what_was_told_and_no_more() {
     let scene = nameless();
     let ((go_on, waits), (gone, is_gone)) = (channel(), channel());

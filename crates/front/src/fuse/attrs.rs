@@ -5,7 +5,7 @@ use polylane_vfs::fs::{AclKind, Attr, SetAttr, SetTime, XattrMode};
 use polylane_vfs::{Cred, Node};
 
 use super::nodes::Target;
-use super::ops::{Call, End, Outcome};
+use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::{SETXATTR_ACL_KILL_SGID, fattr};
 use super::request::SetattrIn;
 use crate::notifier::Range;
@@ -186,6 +186,9 @@ fn sized_reply(call: &mut Call<'_>, size: u32, bytes: &[u8]) -> End {
 }
 
 pub(super) fn statfs(call: &mut Call<'_>) -> End {
+    if call.session.lane.vfs.tells_nameless() && !call.deferred {
+        return Err(Exit::Defer);
+    }
     let totals = call.session.lane.vfs.statfs()?;
     call.out.statfs(&totals);
     Ok(Outcome::Reply)

@@ -101,6 +101,9 @@ impl Call<'_> {
     }
 
     pub(super) fn statfs(&mut self) -> Answer {
+        if self.vfs().tells_nameless() {
+            self.blocking()?;
+        }
         let stat = self.vfs().statfs()?;
         let mut reply = done(0);
         reply.value = [
