@@ -82,8 +82,8 @@ struct State {
     blocks: u64,
     /// The gate is open for writes to files on loan, whether or not there are leases.
     streams: bool,
-    /// Positions of entries that were refused, because somebody had met their file by then: the
-    /// client asks for each, once. The last ones of a client that does not.
+    /// Positions of the last entries that were refused, because somebody had met their file by
+    /// then. Each thread of the client asks that has a part in one.
     refused: VecDeque<u32>,
     /// The session ended.
     closed: bool,
@@ -257,11 +257,9 @@ impl Session {
         true
     }
 
-    /// Whether an entry was refused: what it was to do was not done. Forgotten by that.
-    pub(super) fn take_refused(&self, position: u32) -> bool {
-        let mut state = self.leases.state.lock();
-        let found = state.refused.iter().position(|&refused| refused == position);
-        found.is_some_and(|at| state.refused.remove(at).is_some())
+    /// Whether an entry was refused: what it was to do was not done.
+    pub(super) fn was_refused(&self, position: u32) -> bool {
+        self.leases.state.lock().refused.contains(&position)
     }
 
     /// Applies what the client wrote to a file on loan, before somebody sees it. Who applies it

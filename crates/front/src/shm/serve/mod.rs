@@ -177,8 +177,7 @@ impl<'a> Call<'a> {
     /// What was streamed is applied by now, as before every request.
     fn ping(&self, position: Option<u32>) -> Answer {
         let mut reply = done(0);
-        reply.value[0] =
-            position.is_some_and(|position| self.session.take_refused(position)).into();
+        reply.value[0] = position.is_some_and(|position| self.session.was_refused(position)).into();
         Ok(reply)
     }
 
