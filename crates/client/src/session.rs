@@ -319,6 +319,12 @@ impl Session {
         })
     }
 
+    /// Whether the calling thread could send a request now. It can until it returns, for signal
+    /// handlers give back what they take, unless the session is lost meanwhile.
+    pub(crate) fn can_ask(&'static self) -> bool {
+        self.free_mailbox([AWAITED, UNAWAITED]).is_ok()
+    }
+
     /// Posts a request that nobody waits for.
     pub(crate) fn post(&'static self, message: &Message) -> Outcome<Mark> {
         let mailbox = self.free_mailbox([UNAWAITED, AWAITED])?.ready()?;

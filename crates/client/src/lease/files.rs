@@ -52,7 +52,8 @@ pub(crate) fn write(
     }
     let start = match offset {
         Some(offset) => offset,
-        None if file.is(bit::AT_END) => file.offset.load(Relaxed),
+        // Whether an append counts has to be asked for in the end, perhaps.
+        None if file.is(bit::AT_END) && session.can_ask() => file.offset.load(Relaxed),
         None => return None,
     };
     let position = post_write(session, file, start, from)?;
