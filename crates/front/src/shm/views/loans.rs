@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use polylane_base::Time;
+use polylane_base::{Result, Time};
 use polylane_ipc::message::WireAttr;
 use polylane_ipc::view::{HAS_ATTR, HAS_DATA, NOTES_READS};
 use polylane_vfs::{Node, Part, Viewer};
 
-use super::state::{PAGE, PieceSource, State, View, address, ask_from, page_of};
+use super::state::{PAGE, Piece, PieceSource, State, View, address, ask_from, page_of};
 use crate::shm::request::Handle;
 use crate::shm::serve::kernel_has_pages;
 use crate::shm::session::Session;
@@ -183,25 +183,46 @@ impl Session {
         let Some(begun) = lent.filter(|_| !self.lane.vfs.write_may_wait(bytes)) else { return };
         let Some(piece) = state.take_passed(&self.channel, number) else { return };
         drop(state);
-        let now = self.lane.vfs.now();
-        let time = to_time(self.channel.views().written(number)).clamp(begun, now.max(begun));
-        let source = &mut PieceSource { channel: &self.channel, piece: &piece };
-        let stored = self.lane.vfs.take_in(node, (piece.offset, source), time);
-        self.stats.brought_back(piece.frames.len(), stored.is_ok());
-        let mut state = self.views.state.lock();
-        state.put_behind(&self.channel, number, &piece);
-        let Some(view) = state.get(number) else { return };
-        view.advancing = false;
-        let (pages, room) = (view.room_pages, view.room);
-        drop(state);
-        if stored != Ok(true) {
+        if self.advance((number, node), &piece, begun) != Ok(true) {
             drop(turn);
             return Viewer::end_loan(self, number, node);
         }
+        let mut state = self.views.state.lock();
+        let Some(view) = state.get(number) else { return };
+        let (pages, room) = (view.room_pages, view.room);
+        drop(state);
         let wanted = room.div_ceil(PAGE).saturating_add(pages).saturating_mul(PAGE);
         if self.lane.vfs.reserve_ahead(node, wanted).is_ok() {
             let mut state = self.views.state.lock();
             state.extend(&self.channel, &self.views.left, (number, pages));
+        }
+    }
+
+    /// Stores what was taken behind the end of a file on loan, and shows it on. False: the loan is
+    /// to end.
+    fn advance(&self, (number, node): (u32, &Node), piece: &Piece, begun: Time) -> Result<bool> {
+        let _advancing = Advancing { session: self, number };
+        let now = self.lane.vfs.now();
+        let time = to_time(self.channel.views().written(number)).clamp(begun, now.max(begun));
+        let source = &mut PieceSource { channel: &self.channel, piece };
+        let stored = self.lane.vfs.take_in(node, (piece.offset, source), time);
+        self.stats.brought_back(piece.frames.len(), stored.is_ok());
+        self.views.state.lock().put_behind(&self.channel, number, piece);
+        stored
+    }
+}
+
+/// What was taken behind the end of a view's file is being stored, as long as this lives; its pages
+/// were taken by [`State::take_passed`](super::state::State::take_passed).
+struct Advancing<'a> {
+    session: &'a Session,
+    number: u32,
+}
+
+impl Drop for Advancing<'_> {
+    fn drop(&mut self) {
+        if let Some(view) = self.session.views.state.lock().get(self.number) {
+            view.advancing = false;
         }
     }
 }
