@@ -11,7 +11,7 @@ use super::pages::{FilePages, Run, RunSource};
 use super::{PAGE, PageCache};
 use crate::core::Core;
 use crate::fs::{Attr, Late, SetAttr, SetTime};
-use crate::inode::{Inode, Node};
+use crate::inode::{Inode, LENT, Node};
 use crate::stats::Count;
 
 /// Shortest pause of the flusher: an interval of 0 must not make it spin.
@@ -387,6 +387,13 @@ impl crate::OpenFile {
     /// Bytes of the file that an fsync would have to write back; stale as soon as it returns.
     pub fn dirty_bytes(&self) -> u64 {
         self.node().pages_used().map_or(0, |pages| pages.counts().dirty * PAGE as u64)
+    }
+
+    /// Whether an fsync may have data to write back; always where the file system is not cached.
+    /// Stale as soon as it returns.
+    pub fn has_to_write(&self) -> bool {
+        let node = self.node();
+        !node.core.character.cache_data || node.has(LENT) || self.dirty_bytes() > 0
     }
 }
 

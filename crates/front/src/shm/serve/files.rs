@@ -265,7 +265,7 @@ impl Call<'_> {
         if !self.may_block {
             self.stats.waits();
         }
-        self.session.lane.syncs.of(|| file.fsync(data_only))
+        self.session.lane.syncs.of(file.has_to_write(), || file.fsync(data_only))
     }
 
     pub(super) fn sync(&mut self) -> Answer {
