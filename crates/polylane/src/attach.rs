@@ -64,6 +64,8 @@ pub(crate) struct EngineArgs {
     #[arg(long)]
     door: i32,
     #[arg(long)]
+    left: Option<i32>,
+    #[arg(long)]
     control: i32,
     #[arg(long)]
     volume: Vec<i32>,
@@ -153,6 +155,7 @@ pub(crate) fn engine(arguments: EngineArgs) -> u8 {
     engine::main(EngineFds {
         spec: arguments.spec,
         door: arguments.door,
+        left: arguments.left,
         control: arguments.control,
         volume: arguments.volume,
         volume_plain: arguments.volume_plain,

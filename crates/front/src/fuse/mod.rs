@@ -36,7 +36,7 @@ pub(crate) mod reply;
 pub(crate) mod request;
 mod session;
 mod stats;
-mod unanswered;
+pub(crate) mod unanswered;
 
 pub use init::{Params, mount_options, negotiate, negotiate_without};
 pub use progress::Progress;

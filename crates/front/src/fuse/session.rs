@@ -170,7 +170,8 @@ fn run(session: &Arc<Session>, options: &ServeOptions, stop: &Stop) -> io::Resul
         let deferred = [&session.deferred, &session.fills]
             .map(|queue| scope.spawn(|| session.run_deferred(queue)));
         if let Some(old) = &old {
-            scope.spawn(|| unanswered::end_old(&session.device, old, &session.quit));
+            let ends = || session.quit.load(Ordering::Acquire);
+            scope.spawn(move || unanswered::end_old(&session.device, old, ends));
         }
         let (wake, ended) = (&wake, &ended);
         let read = |mark| scope.spawn(|| session.read_until(mark, wake, ended));

@@ -9,7 +9,6 @@
 //! ([`InFlight`]).
 
 use polylane_base::Errno;
-use polylane_base::sync::atomic::{AtomicBool, Ordering};
 use polylane_vfs::handover::InFlight;
 
 use super::reply::Device;
@@ -28,14 +27,14 @@ const LOOK_EVERY: usize = 1 << 10;
 
 /// Old requests that may wait, for [`end_old`].
 #[derive(Debug)]
-pub(super) struct Old {
+pub(crate) struct Old {
     from: u64,
     below: u64,
 }
 
 /// Ends what was in flight a moment ago; tells what may be older. For a service that has not read
 /// anything yet.
-pub(super) fn end_recent(device: &Device, in_flight: &InFlight) -> Option<Old> {
+pub(crate) fn end_recent(device: &Device, in_flight: &InFlight) -> Option<Old> {
     let (last, oldest_wait) = in_flight.left()?;
     in_flight.waits_since(None);
     let from = even(last).saturating_sub(RECENT).max(STEP as u64);
@@ -45,10 +44,11 @@ pub(super) fn end_recent(device: &Device, in_flight: &InFlight) -> Option<Old> {
     Some(Old { from: oldest_wait.map_or(far, |oldest| even(oldest).min(far)), below: from })
 }
 
-/// Ends what may have waited for long, beside the service's work: there may be millions.
-pub(super) fn end_old(device: &Device, old: &Old, quit: &AtomicBool) {
+/// Ends what may have waited for long, beside the service's work, until that `ends`: there may be
+/// millions.
+pub(crate) fn end_old(device: &Device, old: &Old, ends: impl Fn() -> bool) {
     for (at, number) in (old.from..old.below).step_by(STEP).enumerate() {
-        if at % LOOK_EVERY == 0 && quit.load(Ordering::Acquire) {
+        if at % LOOK_EVERY == 0 && ends() {
             return;
         }
         device.fail(number, Errno::EIO);

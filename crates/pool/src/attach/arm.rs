@@ -32,6 +32,7 @@ use polylane_front::fuse::Params;
 use polylane_front::{nbd as nbd_server, ublk as ublk_server, vhost_user};
 use polylane_sys::ns::Child;
 use polylane_sys::{backing, nbd as nbd_client};
+use polylane_vfs::handover::{InFlight, Store};
 use rustix::fs::Mode;
 
 use super::engine::EngineSpec;
@@ -55,6 +56,9 @@ pub(super) struct Door {
     pub(super) socket: Option<PathBuf>,
     /// What FUSE_INIT agreed on, of a mount.
     pub(super) fuse: Option<Params>,
+    /// Where one engine tells the next what it has read, of a mount whose kernel does not send it
+    /// again.
+    pub(super) left: Option<OwnedFd>,
     /// The file that the kernel reads and writes without the engine.
     pub(super) backing: Option<u32>,
     /// The line to the kernel's NBD client.
@@ -75,8 +79,9 @@ pub(super) struct Place<'a> {
 impl Door {
     /// One of nothing but a descriptor.
     fn of(fd: OwnedFd) -> Door {
-        let (socket, fuse, backing, links, ublk, mount) = (None, None, None, None, None, None);
-        Door { fd, socket, fuse, backing, links, ublk, mount }
+        let (socket, fuse, left, backing) = (None, None, None, None);
+        let (links, ublk, mount) = (None, None, None);
+        Door { fd, socket, fuse, left, backing, links, ublk, mount }
     }
 
     /// Opens the door that `via` needs to a volume on these files.
@@ -110,8 +115,14 @@ impl Door {
                     false => None,
                 };
                 let FileMount { fuse, mount, params } = mounted;
+                let left = match params.resend() {
+                    true => None,
+                    false => Some(Store::create().map_err(|errno| {
+                        Failure::because("attachment", "make room for its engines' notes", errno)
+                    })?),
+                };
                 let (fd, fuse, mount) = (fuse, Some(params), Some(mount));
-                Ok(Door { fuse, backing, mount, ..Door::of(fd) })
+                Ok(Door { fuse, left, backing, mount, ..Door::of(fd) })
             }
         }
     }
@@ -194,7 +205,7 @@ fn is_stale(path: &Path, bound: &io::Result<UnixListener>) -> bool {
 /// In the engine: begins to serve.
 pub(super) fn serve(
     spec: &EngineSpec,
-    door: OwnedFd,
+    (door, left): (OwnedFd, Option<OwnedFd>),
     device: Arc<dyn BlockDevice>,
 ) -> Result<Box<dyn Serving>> {
     let failed = |error: io::Error| Failure::because("engine", "serve the volume", error);
@@ -215,11 +226,16 @@ pub(super) fn serve(
         }
         Via::Loop => {
             let params = spec.fuse.ok_or_else(|| Failure::failed("engine: no mount was made"))?;
+            let in_flight = left.map(InFlight::attach).transpose();
+            let in_flight = in_flight.map_err(|errno| {
+                Failure::because("engine", "read its predecessor's notes", errno)
+            })?;
             let options = FileOptions {
                 name: loopdev::file_name(&spec.id),
                 backing: spec.backing,
                 params,
                 again: spec.incarnation > 0,
+                in_flight: in_flight.map(Arc::new),
                 threads: threads(),
             };
             file::serve(door, device, options).map(boxed).map_err(failed)

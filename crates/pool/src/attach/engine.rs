@@ -83,6 +83,8 @@ pub struct EngineFds {
     pub spec: RawFd,
     /// What the front end serves: a FUSE or ublk device, a listening socket.
     pub door: RawFd,
+    /// Where engines of a FUSE device note what they have read.
+    pub left: Option<RawFd>,
     /// The line to the keeper.
     pub control: RawFd,
     /// The files of the volume, its own and those of its bases, for data.
@@ -167,7 +169,8 @@ fn start(fds: EngineFds) -> Result<(Engine, Vec<String>)> {
     let trace = fds.record.map(take).transpose()?;
     let recorder = trace.map(|trace| Recorder::new(device.clone(), trace.into()));
     let device = recorder.clone().map_or(device, |device| device as _);
-    let serving = arm::serve(&spec, door, device)?;
+    let left = fds.left.map(take).transpose()?;
+    let serving = arm::serve(&spec, (door, left), device)?;
     let engine = Engine { serving, volume, recorder, passthrough, governor, share: None };
     Ok((engine, warnings))
 }

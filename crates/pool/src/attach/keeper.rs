@@ -475,6 +475,7 @@ impl Keeper {
                 let mut fds =
                     vec![("--spec", spec.as_fd()), ("--door", door), ("--control", other.as_fd())];
                 fds.extend(self.handed.options());
+                fds.extend(self.door.left.iter().map(|left| ("--left", left.as_fd())));
                 fds.extend(self.trace.iter().map(|trace| ("--record", trace.as_fd())));
                 supervise::execute(None, "engine", &self.spec.name, &fds)
             }

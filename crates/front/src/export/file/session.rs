@@ -151,6 +151,9 @@ impl Session {
     fn serve(&mut self, count: usize) {
         let (head, rest) = (count.min(HEAD_BYTES), count.saturating_sub(HEAD_BYTES));
         let code = self.head[4..8].try_into().map_or(0, u32::from_ne_bytes);
+        if let Some(in_flight) = &self.options.in_flight {
+            in_flight.read(self.head[8..16].try_into().map_or(0, u64::from_ne_bytes));
+        }
         if code == opcode::WRITE && rest > 0 {
             return self.write(rest);
         }
