@@ -297,6 +297,7 @@ topics! {
     signals_in_calls = Topic { source: "interrupted", ..ALL };
     directories_synced = Topic { source: "synced", ..PROGRAM };
     status_flags_that_others_set = Topic { source: "status_flags", ..PROGRAM };
+    first_calls_in_a_signal_handler = Topic { source: "first_calls", ..PROGRAM };
     descriptors_that_libc_makes_itself = Topic { source: "unseen", ..PROGRAM };
     plugins_bound_deeply = Topic { source: "plugins", script: PLUGINS, ..PROGRAM };
     files_that_cannot_be_waited_for =

@@ -26,8 +26,8 @@
 //!
 //! # Invariants
 //!
-//! - No threads; no heap after the first use of the lane but in directory streams, as in libc;
-//!   nothing in the constructor that waits.
+//! - No threads; no memory of the program's allocator, and none at all after the first use of the
+//!   lane but in directory streams; nothing in the constructor that waits.
 //! - Everything on the way of a read, write, stat, open or close may run in a signal handler.
 
 // The C surface and the libc calls allow unsafe code themselves; nothing else does.
@@ -55,3 +55,8 @@ mod state;
 mod table;
 mod thread;
 mod view;
+
+/// A connection may be made in a signal handler, whichever function the signal interrupted.
+#[cfg(not(test))]
+#[global_allocator]
+static MEMORY: polylane_sys::mappings::Mappings = polylane_sys::mappings::Mappings;

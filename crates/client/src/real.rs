@@ -9,7 +9,7 @@ mod table;
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 pub(crate) use table::*;
 
@@ -370,27 +370,26 @@ pub(crate) fn handler_restarts(signal: c_int) -> bool {
     action.sa_flags & libc::SA_RESTART != 0
 }
 
-/// Has [`crate::session::release_thread`] called when this thread ends.
-pub(crate) fn call_at_thread_exit() {
-    use std::sync::atomic::AtomicU32;
+/// The key by which threads are told from others at their end, plus one; 0: there is none.
+static EXIT_KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Makes [`call_at_thread_exit`] work. Called once, from the constructor: the program has made few
+/// keys by then, and libc allocates memory for the values of later ones.
+pub(crate) fn prepare_thread_exit() {
     extern "C" fn at_exit(_: *mut c_void) {
         crate::session::release_thread();
     }
-    /// The key plus one; 0: none yet, `u32::MAX`: none to be had.
-    static KEY: AtomicU32 = AtomicU32::new(0);
-    if KEY.load(Ordering::Acquire) == 0 {
-        let mut key = 0;
-        // SAFETY: the key is written before use; the destructor touches this thread's data only.
-        let made = unsafe { libc::pthread_key_create(&mut key, Some(at_exit)) } == 0;
-        let word = if made { key + 1 } else { u32::MAX };
-        if KEY.compare_exchange(0, word, Ordering::AcqRel, Ordering::Relaxed).is_err() && made {
-            // SAFETY: the key is ours and unused; another thread made one first.
-            unsafe { libc::pthread_key_delete(key) };
-        }
+    let mut key = 0;
+    // SAFETY: the key is written before use; the destructor touches this thread's data only.
+    if unsafe { libc::pthread_key_create(&mut key, Some(at_exit)) } == 0 {
+        EXIT_KEY.store(key + 1, Ordering::Release);
     }
-    let key = KEY.load(Ordering::Acquire);
-    if key != u32::MAX {
+}
+
+/// Has [`crate::session::release_thread`] called when this thread ends.
+pub(crate) fn call_at_thread_exit() {
+    if let Some(key) = EXIT_KEY.load(Ordering::Acquire).checked_sub(1) {
         // SAFETY: the key exists; any non-null value has the destructor called.
-        unsafe { libc::pthread_setspecific(key - 1, std::ptr::dangling()) };
+        unsafe { libc::pthread_setspecific(key, std::ptr::dangling()) };
     }
 }

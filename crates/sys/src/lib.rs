@@ -19,6 +19,7 @@ pub mod futex;
 pub mod heap;
 pub mod lock;
 pub mod loopdev;
+pub mod mappings;
 pub mod nbd;
 pub mod notice;
 pub mod ns;

@@ -1,5 +1,6 @@
-//! The constructor: looks names up and reads the environment. It connects to nothing: the loader's
-//! lock is held, and most processes never touch the lane.
+//! The constructor: looks names up and reads the environment, and does what a first call in a
+//! signal handler could not. It connects to nothing: the loader's lock is held, and most processes
+//! never touch the lane.
 
 use std::ffi::{CStr, c_char};
 
@@ -20,6 +21,10 @@ extern "C" fn start() {
     real::resolve();
     // SAFETY: single-threaded still; the array and its strings are the loader's.
     unsafe { read_environment(environ) };
+    if config::mount().is_some() {
+        polylane_sys::cpu::prepare();
+        real::prepare_thread_exit();
+    }
 }
 
 /// Takes the mount path and keeps both variables for programs that this one runs.
