@@ -284,6 +284,7 @@ topics! {
     a_lock_right_after_a_close = Topic { source: "locks_closed", ..PROGRAM };
     locks_of_a_process_that_takes_many = Topic { source: "locks_many", ..PROGRAM };
     locks_of_threads_that_begin_together = Topic { source: "locks_threads", ..PROGRAM };
+    locks_of_streams_that_are_closed = Topic { source: "locks_streams", ..PROGRAM };
     leases_of_fcntl = Topic { source: "oplocks", ..PROGRAM };
     files_met_by_threads_while_they_are_made = Topic { source: "met", ..PROGRAM };
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };

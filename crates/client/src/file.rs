@@ -137,7 +137,10 @@ fn look_at(fd: RawFd) -> Outcome<Pin> {
     }
     // Another thread may have been as fast; one record stays.
     let mine = record.again().into_entry();
-    if !state.table.learn(fd, mine) {
+    let learned = state.table.learn(fd, mine);
+    // The number may have been closed since it was looked at.
+    let wrong = || real::node_cached(fd) != Ok(node) && state.table.unlearn(fd, mine);
+    if !learned || wrong() {
         drop(state.records.adopt(mine));
     }
     Ok(record)
@@ -386,6 +389,13 @@ pub(crate) fn take(fd: RawFd) -> Option<Pin> {
         return None;
     }
     state.records.adopt(state.table.swap(fd, Entry::Unknown))
+}
+
+/// As [`take`], before the number is closed: what it means is not looked at until it is, which the
+/// caller says.
+pub(crate) fn take_to_close(fd: RawFd) -> Option<Pin> {
+    let state = state::started()?;
+    state.records.adopt(state.table.closes(fd))
 }
 
 /// Has `fd` mean `file`.

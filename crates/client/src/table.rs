@@ -35,6 +35,8 @@ const UNKNOWN: u32 = 0;
 const FOREIGN: u32 = 1;
 /// Nothing known but this: the process opened it itself and nobody else has a copy.
 const FRESH: u32 = 2;
+/// Being closed by one thread: the kernel's, and nothing is learned of it.
+const CLOSING: u32 = 3;
 /// First entry value that names a record.
 const RECORD_FIRST: u32 = 16;
 
@@ -107,6 +109,24 @@ impl FdTable {
             || place.compare_exchange(FRESH, word, done, else_).is_ok()
     }
 
+    /// Takes back what was learned of `fd`, if it still means that: then the caller owns the
+    /// reference.
+    pub(crate) fn unlearn(&self, fd: RawFd, entry: Entry) -> bool {
+        self.from_to(fd, entry.to_word(), UNKNOWN)
+    }
+
+    /// `fd` is about to be closed: nothing is learned of it until [`closed`](Self::closed). Returns
+    /// what it meant, as [`swap`](Self::swap).
+    pub(crate) fn closes(&self, fd: RawFd) -> Entry {
+        let Some(place) = self.entries.get(fd as usize) else { return Entry::Unknown };
+        Entry::from_word(place.swap(CLOSING, Ordering::AcqRel))
+    }
+
+    /// `fd` was closed. It may have been given out again since, and mean something.
+    pub(crate) fn closed(&self, fd: RawFd) {
+        self.from_to(fd, CLOSING, UNKNOWN);
+    }
+
     /// Whether nothing at all is said of `fd`.
     pub(crate) fn is_blank(&self, fd: RawFd) -> bool {
         self.entries.get(fd as usize).is_none_or(|place| place.load(Ordering::Relaxed) == UNKNOWN)
@@ -130,11 +150,14 @@ impl FdTable {
 
     /// There may be a copy of `fd` from now on.
     pub(crate) fn stale(&self, fd: RawFd) {
-        if let Some(place) = self.entries.get(fd as usize) {
-            let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
-            // Whatever else is known of it is no matter of who has copies.
-            let _ = place.compare_exchange(FRESH, UNKNOWN, done, else_);
-        }
+        // Whatever else is known of it is no matter of who has copies.
+        self.from_to(fd, FRESH, UNKNOWN);
+    }
+
+    /// Has an entry say `new` if it says `old`, and whether it did.
+    fn from_to(&self, fd: RawFd, old: u32, new: u32) -> bool {
+        let Some(place) = self.entries.get(fd as usize) else { return false };
+        place.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// There may be copies of every number from now on.
@@ -522,6 +545,26 @@ mod tests {
         assert!(FDS.is_blank(4) && FDS.is_fresh(9));
         FDS.stale_all();
         assert!(FDS.is_blank(9) && FDS.is_blank(-1) && !FDS.is_fresh(-1));
+    }
+
+    #[test]
+    fn nothing_is_learned_of_a_number_while_it_is_closed() {
+        static FDS: FdTable = FdTable::new();
+        FDS.swap(5, Entry::Record(1));
+        assert_eq!(FDS.closes(5), Entry::Record(1));
+        assert!(FDS.get(5) == Entry::Foreign && !FDS.learn(5, Entry::Record(2)));
+        FDS.closed(5);
+        assert!(FDS.is_blank(5) && FDS.learn(5, Entry::Record(2)));
+        assert!(!FDS.unlearn(5, Entry::Record(3)) && FDS.unlearn(5, Entry::Record(2)));
+        // Given out again before its former close is over.
+        assert_eq!(
+            (FDS.closes(5), FDS.swap(5, Entry::Record(4))),
+            (Entry::Unknown, Entry::Foreign)
+        );
+        FDS.closed(5);
+        assert_eq!(FDS.get(5), Entry::Record(4));
+        assert_eq!(FDS.closes(-1), Entry::Unknown);
+        FDS.closed(-1);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use libc::{FILE, c_int, c_long, c_uint, off_t};
 
 use super::{answer, cancel, hooks};
+use crate::ops::fd::Closing;
 use crate::ops::lock::Range;
 use crate::ops::{fd as ops, lock, oplock};
 use crate::outcome::{Detour, Outcome, Unanswered};
@@ -18,9 +19,7 @@ pub(super) fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
     match super::attempt(|| ops::closing(fd)) {
         Ok(known) => {
             let rc = close();
-            let errno = real::errno();
-            drop(known);
-            real::set_errno(errno);
+            closed(known);
             rc
         }
         Err(Unanswered::Errno(errno)) => super::failed(errno.0),
@@ -31,6 +30,16 @@ pub(super) fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
 /// Copies `fd` with `copy`, which returns the new number.
 fn copying(fd: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     if thread::is_inside() || state::started().is_none() {
+/// Ends what a real close has ended. `errno` stays.
+pub(super) fn closed(known: Closing) {
+    let (mut known, errno) = (Some(known), real::errno());
+    let _ = super::attempt(|| {
+        drop(known.take());
+        Ok(())
+    });
+    real::set_errno(errno);
+}
+
         return copy();
     }
     let known = file::find_known(fd);

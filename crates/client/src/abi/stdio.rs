@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 
 use libc::{FILE, c_int};
 
-use super::hooks;
+use super::{fd, hooks};
 use crate::{file, ops, real};
 
 hooks! {
@@ -21,13 +21,13 @@ hooks! {
     ["freopen", "freopen64"]
     fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
         // SAFETY: an open stream, by contract.
-        let fd = unsafe { libc::fileno(stream) };
-        let known = super::attempt(|| ops::fd::closing(fd)).ok();
+        let number = unsafe { libc::fileno(stream) };
+        let known = super::attempt(|| ops::fd::closing(number)).ok();
         // SAFETY: the caller's own arguments.
         let stream = unsafe { real::freopen(path, mode, stream) };
-        let errno = real::errno();
-        drop(known);
-        real::set_errno(errno);
+        if let Some(known) = known {
+            fd::closed(known);
+        }
         stream
     }
 

@@ -19,26 +19,36 @@ use crate::state;
 use crate::table::{Pin, Record, bit};
 use crate::thread;
 
-/// What was known of a number that is about to be closed. Dropped after the real close.
+/// What was known of a number that is about to be closed. Dropped after the real close, before
+/// which libc may write what it has buffered under the locks that go with it.
 pub(crate) struct Closing {
-    _file: Option<Pin>,
+    file: Option<Pin>,
+    /// -1: it is not the library's to keep account of.
+    fd: RawFd,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            lock::give_up(file);
+        }
+        if let Some(state) = state::started() {
+            state.table.closed(self.fd);
+        }
+    }
 }
 
 /// To be called before a close, whatever closes it. `EBADF` for the library's own descriptors.
 pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
     if thread::is_inside() {
-        return Ok(Closing { _file: None });
+        return Ok(Closing { file: None, fd: -1 });
     }
     if private::contains(fd) {
         return Err(Errno::EBADF.into());
     }
     rings::settle();
     lock::find_for_close(fd);
-    let file = file::take(fd);
-    if let Some(file) = &file {
-        lock::give_up(file);
-    }
-    Ok(Closing { _file: file })
+    Ok(Closing { file: file::take_to_close(fd), fd })
 }
 
 /// What `dup2` closes: to be made before it, and told when it succeeded.
