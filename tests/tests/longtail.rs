@@ -334,6 +334,7 @@ topics! {
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };
     appends_to_new_files = Topic { source: "appending", ..PROGRAM };
     files_that_grow = Topic { source: "growing", ..PROGRAM };
+    long_appends_stay_in_one_piece = Topic { source: "appended_whole", ..PROGRAM };
     stores_beside_writes = Topic { source: "beside", ..PROGRAM };
     pages_written_here_and_there = Topic { source: "scattered", ..PROGRAM };
     numbers_of_descriptors = Topic { source: "numbers", ..PROGRAM };

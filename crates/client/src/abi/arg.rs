@@ -6,10 +6,8 @@ use libc::{c_int, iovec};
 
 use polylane_ipc::message::PATH_BYTES_MAX;
 
+use crate::ops::io::PLACES_MAX;
 use crate::outcome::{Detour, Outcome};
-
-/// Most parts of one vector call that are handled here; more go to the kernel (which allows 1024).
-pub(super) const PARTS_MAX: usize = 64;
 
 /// Whether no memory of a program can be there: near null, or in the kernel's half. Such a pointer
 /// is for the kernel to refuse with `EFAULT`; any other bad one is a fault in the caller, as in
@@ -76,7 +74,7 @@ pub(super) unsafe fn source<'a>(bytes: *const c_void, len: usize) -> Outcome<&'a
 /// `count` valid iovecs.
 unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Outcome<&'a [iovec]> {
     let count = usize::try_from(count).map_err(|_| Detour::Kernel)?;
-    if parts.is_null() || count > PARTS_MAX {
+    if parts.is_null() || count > PLACES_MAX {
         return Err(Detour::Kernel);
     }
     // SAFETY: not null; the caller vouches for the rest.
@@ -100,7 +98,7 @@ pub(super) unsafe fn with_sinks<R>(
 ) -> Outcome<R> {
     // SAFETY: the caller's contract.
     let iovecs = unsafe { parts(iovecs, count)? };
-    let mut sinks: [&mut [u8]; PARTS_MAX] = std::array::from_fn(|_| &mut [][..]);
+    let mut sinks: [&mut [u8]; PLACES_MAX] = std::array::from_fn(|_| &mut [][..]);
     for (place, part) in sinks.iter_mut().zip(iovecs) {
         // SAFETY: the caller's contract.
         *place = unsafe { sink(part.iov_base, part.iov_len)? };
@@ -120,7 +118,7 @@ pub(super) unsafe fn with_sources<R>(
 ) -> Outcome<R> {
     // SAFETY: the caller's contract.
     let iovecs = unsafe { parts(iovecs, count)? };
-    let mut sources: [&[u8]; PARTS_MAX] = [&[]; PARTS_MAX];
+    let mut sources: [&[u8]; PLACES_MAX] = [&[]; PLACES_MAX];
     for (place, part) in sources.iter_mut().zip(iovecs) {
         // SAFETY: the caller's contract.
         *place = unsafe { source(part.iov_base, part.iov_len)? };

@@ -3,19 +3,23 @@
 //! The bytes of one call lie in one or several places ([`Sinks`], [`Sources`]); what differs
 //! between the calls is only where the offset comes from.
 
-use std::os::fd::RawFd;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op, Reply};
 
-use super::{limit, offset};
+use rustix::fs::{SeekFrom, seek};
+
+use super::{limit, map, offset};
 use crate::call;
 use crate::file;
 use crate::lease;
 use crate::opened;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
+use crate::real;
 use crate::rings;
 use crate::session::Session;
 use crate::state;
@@ -25,6 +29,8 @@ use crate::view;
 /// Most bytes of one call, as the kernel's `MAX_RW_COUNT`.
 const RW_BYTES_MAX: usize = 0x7fff_f000;
 
+/// Most places of one call that is handled here; more go to the kernel (which allows 1024).
+pub(crate) const PLACES_MAX: usize = 64;
 /// Places to fill, in order.
 pub(crate) type Sinks<'a, 'b> = &'a mut [&'b mut [u8]];
 /// Places to take from, in order.
@@ -337,8 +343,26 @@ impl Open<'_> {
         match from {
             [source] if total <= room => self.write_message(at, source),
             _ if total <= room => self.write_gathered(at, from, total),
+            _ if place.is_none() => self.append_long(from),
             _ => self.write_long(at, from),
         }
+    }
+
+    /// Appends more than a request carries: by the kernel, on the file's own node, where all who do
+    /// so take turns. Nobody else's long append comes to lie in between.
+    #[cold]
+    fn append_long(&self, from: Sources<'_, '_>) -> Outcome<(usize, u64)> {
+        if file::slot(self.file).is_none() {
+            file::tell_size(real::borrow(self.fd));
+            return Err(Detour::Kernel);
+        }
+        let node = real::owned(map::open_true_node(self.file, self.fd)?);
+        // Else the end after the append would be reckoned from where it was.
+        file::tell_size(node.as_fd());
+        let mut parts = [IoSlice::new(&[]); PLACES_MAX];
+        parts.iter_mut().zip(from).for_each(|(part, source)| *part = IoSlice::new(source));
+        let count = rustix::io::writev(&node, &parts[..from.len().min(PLACES_MAX)])?;
+        Ok((count, seek(&node, SeekFrom::Current(0))?))
     }
 
     /// Under `RLIMIT_FSIZE`. Where an append will land is known to the service only; the size now
