@@ -1,6 +1,7 @@
 /* close_range, dup3 and O_CLOEXEC over exec: which numbers are left, and what they mean. */
 #include "say.h"
 #include <linux/close_range.h>
+#include <pthread.h>
 
 /* The second life: what is open of the first twenty numbers, and where it stands. */
 static int reborn(void)
@@ -14,6 +15,19 @@ static int reborn(void)
 		printf("%d: at %ld, holds %.3s\n", fd, at, count > 0 ? text : "-");
 	}
 	return 0;
+}
+
+/* Closes everything in a table of its own. */
+static void *leaver(void *argument)
+{
+	int fd = *(int *)argument;
+	char text[4] = "";
+	SAY(pread(fd, text, 1, 0));
+	SAY(close_range(3, ~0U, CLOSE_RANGE_UNSHARE));
+	SAY(pread(fd, text, 1, 0));
+	SAY(make("left", "left"));
+	SAY(pread(3, text, 4, 0));
+	return NULL;
 }
 
 static void again(char **argv)
@@ -67,6 +81,29 @@ int main(int argc, char **argv)
 		SAY(read(b, text, 1));
 		SAY(pread(13, text, 1, 0));
 		again(argv);
+	}
+	CHILD {
+		SAY(pread(a, text, 1, 0));
+		int fd = open("b", O_RDWR);
+		SAY(pread(fd, text, 1, 0));
+		SAY(close_range(a, ~0U, CLOSE_RANGE_UNSHARE));
+		SAY(pread(a, text, 1, 0));
+		SAY(pwrite(fd, "x", 1, 0));
+		SAY(fcntl(fd, F_GETFL));
+		SAY(make("new", "new") == a);
+		SAY(dup2(a, 705));
+		SAY(pread(705, text, 1, 0));
+		SAY(close(705));
+		SAY(pwrite(a, "N", 1, 0));
+		again(argv);
+	}
+	CHILD {
+		pthread_t thread;
+		MUST(pthread_create(&thread, NULL, leaver, &b) == 0);
+		MUST(pthread_join(thread, NULL) == 0);
+		SAY(pread(b, text, 1, 0));
+		SAY(close(b));
+		SAY(pread(b, text, 1, 0));
 	}
 	CHILD {
 		SAY(syscall(SYS_close_range, 3, ~0U, 0));

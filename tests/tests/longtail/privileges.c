@@ -39,6 +39,52 @@ static void *in_thread(void *unused)
 	return unused;
 }
 
+static pthread_barrier_t turn;
+
+/* Becomes somebody else, while the other threads stay who they are. */
+static void *alone(void *unused)
+{
+	struct stat st;
+	SAY(syscall(SYS_setresgid, -1, NOBODY, -1));
+	SAY(syscall(SYS_setresuid, -1, NOBODY, -1));
+	pthread_barrier_wait(&turn);
+	pthread_barrier_wait(&turn);
+	SAY(close(open("secret", O_RDONLY)));
+	SAY(access("group", R_OK));
+	SAY(close(open("by the thread", O_CREAT | O_WRONLY, 0644)));
+	if (stat("by the thread", &st) == 0)
+		printf("%d:%d\n", st.st_uid, st.st_gid);
+	SAY(unlink("by the thread"));
+	return unused;
+}
+
+/* As many calls as have the library connect. */
+static void connect_as_root(void)
+{
+	struct stat st;
+	for (int i = 0; i < 30; i++) {
+		int fd = open("secret", O_RDWR);
+		MUST(fd >= 0 && fstat(fd, &st) == 0 && close(fd) == 0);
+	}
+}
+
+static void beside_a_thread_of_another(void)
+{
+	pthread_t thread;
+	pthread_barrier_init(&turn, NULL, 2);
+	connect_as_root();
+	MUST(pthread_create(&thread, NULL, alone, NULL) == 0);
+	pthread_barrier_wait(&turn);
+	connect_as_root();
+	pthread_barrier_wait(&turn);
+	pthread_join(thread, NULL);
+	connect_as_root();
+	SAY(close(open("by root", O_CREAT | O_WRONLY, 0644)));
+	struct stat st;
+	MUST(stat("by root", &st) == 0);
+	printf("%d:%d\n", st.st_uid, st.st_gid);
+}
+
 static void without_capabilities(void)
 {
 	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
@@ -122,6 +168,9 @@ int main(int argc, char **argv)
 		SAY(prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0));
 		SAY(setuid(NOBODY));
 		SAY(close(open("secret", O_RDONLY)));
+	}
+	CHILD {
+		beside_a_thread_of_another();
 	}
 	CHILD {
 		SAY(syscall(SYS_setresuid, NOBODY, NOBODY, NOBODY));

@@ -13,6 +13,9 @@ use crate::{file, real, state, thread};
 const F_OFD_GETLK: c_int = 36;
 const F_OFD_SETLK: c_int = 37;
 const F_OFD_SETLKW: c_int = 38;
+/// Flags of `close_range`, likewise.
+const CLOSE_RANGE_UNSHARE: c_int = 2;
+const CLOSE_RANGE_CLOEXEC: c_int = 4;
 
 /// Closes with `close` after what was known of `fd` is cleared.
 pub(super) fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
@@ -27,9 +30,6 @@ pub(super) fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
     }
 }
 
-/// Copies `fd` with `copy`, which returns the new number.
-fn copying(fd: c_int, copy: impl FnOnce() -> c_int) -> c_int {
-    if thread::is_inside() || state::started().is_none() {
 /// Ends what a real close has ended. `errno` stays.
 pub(super) fn closed(known: Closing) {
     let (mut known, errno) = (Some(known), real::errno());
@@ -40,6 +40,9 @@ pub(super) fn closed(known: Closing) {
     real::set_errno(errno);
 }
 
+/// Copies `fd` with `copy`, which returns the new number.
+fn copying(fd: c_int, copy: impl FnOnce() -> c_int) -> c_int {
+    if thread::is_inside() || state::started().is_none() {
         return copy();
     }
     let known = file::find_known(fd);
@@ -150,12 +153,19 @@ hooks! {
         ending(fd, || unsafe { real::fclose(stream) })
     }
 
-    /// `close_range`: with flags nothing is closed here, or not in this process alone.
+    /// `close_range`. Whose numbers they are is settled before; what is to be closed by exec only
+    /// is the kernel's.
     ["close_range"]
     fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+        let known = flags & !(CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC) == 0;
+        let valid = known && first <= last;
+        if valid && flags & CLOSE_RANGE_UNSHARE != 0 && super::process::unshare_numbers() != 0 {
+            return -1;
+        }
+        let flags = if valid { flags & !CLOSE_RANGE_UNSHARE } else { flags };
         answer!(
             match flags {
-                0 if first <= last => ops::close_range(first, last).map(|()| 0),
+                0 if valid => ops::close_range(first, last).map(|()| 0),
                 _ => Err(Detour::Kernel),
             },
             real::close_range(first, last, flags)

@@ -28,6 +28,13 @@ fn elsewhere(call: impl FnOnce() -> c_int) -> c_int {
     rc
 }
 
+/// Has the calling thread, or the process of one thread, share its descriptors with nobody.
+pub(super) fn unshare_numbers() -> c_int {
+    // SAFETY: no memory is involved.
+    let unshare = || unsafe { real::unshare(libc::CLONE_FILES) };
+    if process::is_alone() { unshare() } else { elsewhere(unshare) }
+}
+
 /// Whether mount(2) with these flags puts something in a place, and does not only change how it is
 /// there.
 pub(super) fn moves(flags: c_ulong) -> bool {

@@ -71,7 +71,8 @@ hooks! {
 
 /// What a system call changes of this process, or of what paths mean in it.
 enum Change {
-    /// The user or groups.
+    /// The user or groups of the calling thread: libc's functions of these names, which change all
+    /// threads, do so by a call for each.
     Identity,
     /// What the user may.
     Capabilities,
@@ -135,7 +136,7 @@ unsafe fn after(number: c_long, given: (c_long, c_long, c_long), rc: c_long) -> 
     // SAFETY: by contract.
     unsafe { number::after(number, given, rc) };
     match change(number) {
-        Some(Change::Identity) => process::identity_changed(),
+        Some(Change::Identity) => process::thread_identity_changed(),
         Some(Change::Capabilities) => process::capabilities_changed(),
         Some(Change::Place) => process::estranged(),
         None => {}

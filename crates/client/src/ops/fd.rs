@@ -137,8 +137,8 @@ fn tell_flags(file: &Record, fd: RawFd, flags: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// `close_range(2)` without flags: every number on its own where something is known of it, the rest
-/// in runs between our own descriptors.
+/// `close_range(2)` of numbers that are this process's: every number on its own where something is
+/// known of it, the rest in runs between our own descriptors.
 pub(crate) fn close_range(first: u32, last: u32) -> Outcome<()> {
     let Some(state) = state::started().filter(|_| !thread::is_inside()) else {
         return Err(Detour::Kernel);

@@ -87,7 +87,7 @@ pub(crate) fn identity_changed() {
 }
 
 /// After chroot, unshare of the mount namespace and setns: paths do not mean what the service takes
-/// them for. The fast lane is off from here on.
+/// them for; or threads differ in who they are. The fast lane is off from here on.
 pub(crate) fn estranged() {
     if path::mount().is_ok() {
         file::share_all();
@@ -108,6 +108,20 @@ const FSETID: u64 = 1 << 4;
 
 /// Whether the calling thread may on files what its user may.
 pub(crate) fn is_what_it_seems() -> bool {
+/// After a change of user or group of the calling thread alone.
+pub(crate) fn thread_identity_changed() {
+    match is_alone() {
+        true => identity_changed(),
+        false => estranged(),
+    }
+}
+
+/// Whether this process has one thread. False too where that cannot be found out.
+pub(crate) fn is_alone() -> bool {
+    // Two links beside those to the threads' directories.
+    rustix::fs::stat(c"/proc/self/task").is_ok_and(|threads| threads.st_nlink == 3)
+}
+
     match (crate::real::capabilities(), rustix::process::geteuid().is_root()) {
         (Some(has), true) => has & OVER_FILES == OVER_FILES,
         (Some(has), false) => has & (OVER_FILES | DAC_READ_SEARCH) == 0,
