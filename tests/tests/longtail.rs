@@ -288,6 +288,7 @@ topics! {
     leases_of_fcntl = Topic { source: "oplocks", ..PROGRAM };
     files_met_by_threads_while_they_are_made = Topic { source: "met", ..PROGRAM };
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
+    forks_beside_opens = Topic { source: "forks_threads", ..PROGRAM };
     spawn_with_actions = Topic { source: "spawn_actions", ..PROGRAM };
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };
     descriptors_without_memory = Topic { source: "shared_tables", ..PROGRAM };
@@ -296,9 +297,9 @@ topics! {
     directory_streams = Topic { source: "listings", ..PROGRAM };
     threads_cancelled_in_calls = Topic { source: "cancelled", ..ALL };
     signals_in_calls = Topic { source: "interrupted", ..ALL };
+    first_calls_in_a_signal_handler = Topic { source: "first_calls", ..PROGRAM };
     directories_synced = Topic { source: "synced", ..PROGRAM };
     status_flags_that_others_set = Topic { source: "status_flags", ..PROGRAM };
-    first_calls_in_a_signal_handler = Topic { source: "first_calls", ..PROGRAM };
     descriptors_that_libc_makes_itself = Topic { source: "unseen", ..PROGRAM };
     plugins_bound_deeply = Topic { source: "plugins", script: PLUGINS, ..PROGRAM };
     files_that_cannot_be_waited_for =
@@ -333,8 +334,8 @@ topics! {
     access_control_lists = Topic { source: "lists", ways: LISTS, ..PROGRAM };
     chroot_and_unshare = Topic { source: "roots", ..PROGRAM };
     appends_to_new_files = Topic { source: "appending", ..PROGRAM };
-    files_that_grow = Topic { source: "growing", ..PROGRAM };
     long_appends_stay_in_one_piece = Topic { source: "appended_whole", ..PROGRAM };
+    files_that_grow = Topic { source: "growing", ..PROGRAM };
     stores_beside_writes = Topic { source: "beside", ..PROGRAM };
     pages_written_here_and_there = Topic { source: "scattered", ..PROGRAM };
     numbers_of_descriptors = Topic { source: "numbers", ..PROGRAM };

@@ -64,6 +64,8 @@ pub(crate) struct Fields {
     pub(crate) file_limit: AtomicU64,
     /// How often other processes may have got copies of descriptors.
     pub(crate) shares: AtomicU32,
+    /// How many threads are just making another process.
+    pub(crate) sharing: AtomicU32,
     /// This process took POSIX locks, which any close of the file gives up.
     pub(crate) has_locked: AtomicU32,
     /// Paths mean something else here than in the service (chroot, another mount namespace).
@@ -89,6 +91,7 @@ static STATE: State = State(Fields {
     umask: AtomicU32::new(0),
     file_limit: AtomicU64::new(0),
     shares: AtomicU32::new(0),
+    sharing: AtomicU32::new(0),
     has_locked: AtomicU32::new(0),
     estranged: AtomicU32::new(0),
 });

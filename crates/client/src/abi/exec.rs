@@ -29,7 +29,7 @@ fn own() -> Strings {
 ///
 /// `envp` is null or a null-terminated array of C strings.
 unsafe fn with_environment<R>(envp: Strings, exec: impl FnOnce(Strings) -> R) -> R {
-    process::before_sharing();
+    let _sharing = process::before_sharing();
     // SAFETY: by contract.
     let Some((count, missing)) = (unsafe { look_through(envp) }) else { return exec(envp) };
     let len = (count + missing.len() + 1) * size_of::<*const c_char>();

@@ -16,8 +16,9 @@ fn born() {
 
 /// Forks with `fork` after everything the child inherits was made fit for it.
 fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
-    process::before_sharing();
+    let sharing = process::before_sharing();
     let pid = fork();
+    drop(sharing);
     if pid == 0 {
         born();
     }
@@ -80,7 +81,7 @@ hooks! {
     /// `daemon` forks and replaces descriptors 0 to 2 past our hooks. The parent does not return.
     ["daemon"]
     fn daemon(no_chdir: c_int, no_close: c_int) -> c_int {
-        process::before_sharing();
+        let _sharing = process::before_sharing();
         // SAFETY: the caller's own arguments.
         unsafe { real::daemon(no_chdir, no_close) }
     }

@@ -230,7 +230,7 @@ hooks! {
     /// `popen`, which makes another process, too.
     ["popen"]
     fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
-        process::before_sharing();
+        let _sharing = process::before_sharing();
         // SAFETY: as above.
         made_stream(unsafe { real::popen(command, mode) })
     }

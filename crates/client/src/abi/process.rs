@@ -50,7 +50,8 @@ pub(super) fn moves(flags: c_ulong) -> bool {
 unsafe fn before_message(message: *const msghdr) {
     // SAFETY: null or valid, by contract.
     if unsafe { message.as_ref() }.is_some_and(|message| message.msg_controllen > 0) {
-        process::before_sharing();
+        // What is sent is there already.
+        drop(process::before_sharing());
     }
 }
 

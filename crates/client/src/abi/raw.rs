@@ -6,7 +6,7 @@
 use std::ffi::{c_int, c_long};
 
 use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring, stat};
-use crate::ops::process;
+use crate::ops::process::{self, Sharing};
 use crate::{mounts, real, rings};
 
 hooks! {
@@ -60,7 +60,7 @@ hooks! {
                 _ => match old(number, a, b) {
                     Some(rc) => rc,
                     None => {
-                        before(number, (a, b, c));
+                        let _sharing = before(number, (a, b, c));
                         after(number, (a, b, d), real::syscall(number, a, b, c, d, e, f))
                     }
                 },
@@ -105,15 +105,18 @@ fn change(number: c_long) -> Option<Change> {
 /// # Safety
 ///
 /// The first arguments of that system call.
-unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) {
+unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) -> Option<Sharing> {
     if change(number).is_some() {
         process::before_change();
     }
     match number {
-        libc::SYS_execve | libc::SYS_execveat => process::before_sharing(),
-        libc::SYS_clone => process::before_clone(a as c_int),
-        // SAFETY: by contract; the flags come first.
-        libc::SYS_clone3 if a != 0 => process::before_clone(unsafe { *(a as *const u64) } as c_int),
+        libc::SYS_execve | libc::SYS_execveat => return Some(process::before_sharing()),
+        libc::SYS_clone => return Some(process::before_clone(a as c_int)),
+        libc::SYS_clone3 if a != 0 => {
+            // SAFETY: by contract; the flags come first.
+            let flags = unsafe { *(a as *const u64) };
+            return Some(process::before_clone(flags as c_int));
+        }
         libc::SYS_getcwd => process::look_for_directory(),
         libc::SYS_io_uring_setup => rings::ring_begins(),
         libc::SYS_io_uring_enter => rings::settle(),
@@ -122,6 +125,7 @@ unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) {
         libc::SYS_io_submit => unsafe { ring::before_submit(b, c as _) },
         _ => {}
     }
+    None
 }
 
 /// What a call that the kernel did means for what is known here.

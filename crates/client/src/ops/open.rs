@@ -1,7 +1,7 @@
 //! open: a copy of a free slot's descriptor, and one request that finds, checks and binds the file.
 
 use std::os::fd::{IntoRawFd, RawFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
@@ -149,8 +149,13 @@ fn reopen(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<Ra
     Some(fd)
 }
 
-/// The lowest free number as a copy of the slot's descriptor.
+/// The lowest free number as a copy of the slot's descriptor. `Kernel` while another thread makes a
+/// process, which may get it and does not say so. The slot is a record's by now.
 fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
+    fence(Ordering::SeqCst);
+    if state::get().sharing.load(Ordering::Relaxed) > 0 {
+        return Err(Detour::Kernel);
+    }
     let master = real::borrow(slot.master());
     let copy = match close_on_exec {
         true => rustix::io::fcntl_dupfd_cloexec(master, 0),

@@ -1,7 +1,7 @@
 //! What a process is: its umask, its identity, where its paths start; and what must happen before
 //! another process comes into being.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::Mode;
 
@@ -56,10 +56,31 @@ fn find_umask(status: &[u8]) -> Option<u32> {
     valid.then(|| digits.iter().fold(0, |mask, digit| mask * 8 + u32::from(digit - b'0')))
 }
 
+/// Another process is coming into being. As long as this lives, other threads' opens, which it may
+/// inherit, are the kernel's.
+#[must_use]
+pub(crate) struct Sharing(());
+
+impl Drop for Sharing {
+    fn drop(&mut self) {
+        if let Some(state) = state::started() {
+            let (done, again) = (Ordering::Release, Ordering::Relaxed);
+            // A forked child finds that nobody shares anything.
+            let _ = state.sharing.fetch_update(done, again, |now| now.checked_sub(1));
+        }
+    }
+}
+
 /// Before fork, exec and spawn: everything that another process may inherit is made fit for it.
-pub(crate) fn before_sharing() {
+pub(crate) fn before_sharing() -> Sharing {
+    if let Some(state) = state::started() {
+        state.sharing.fetch_add(1, Ordering::Relaxed);
+        // Who takes a slot does so first, and then looks.
+        fence(Ordering::SeqCst);
+    }
     before_change();
     file::share_all();
+    Sharing(())
 }
 
 /// Before a change of who this process is, or of what paths mean in it: what it has open is what it
@@ -71,11 +92,12 @@ pub(crate) fn before_change() {
 }
 
 /// As [`before_sharing`], for `clone` with these flags.
-pub(crate) fn before_clone(flags: i32) {
-    before_sharing();
+pub(crate) fn before_clone(flags: i32) -> Sharing {
+    let sharing = before_sharing();
     if flags & (libc::CLONE_FILES | libc::CLONE_VM) == libc::CLONE_FILES {
         rings::numbers_are_shared();
     }
+    sharing
 }
 
 /// After a change of user or group: the service must see the new one, so a new session is made at
@@ -84,6 +106,20 @@ pub(crate) fn identity_changed() {
     if path::mount().is_ok() && state::started().is_some() {
         file::leave_session();
     }
+}
+
+/// After a change of user or group of the calling thread alone.
+pub(crate) fn thread_identity_changed() {
+    match is_alone() {
+        true => identity_changed(),
+        false => estranged(),
+    }
+}
+
+/// Whether this process has one thread. False too where that cannot be found out.
+pub(crate) fn is_alone() -> bool {
+    // Two links beside those to the threads' directories.
+    rustix::fs::stat(c"/proc/self/task").is_ok_and(|threads| threads.st_nlink == 3)
 }
 
 /// After chroot, unshare of the mount namespace and setns: paths do not mean what the service takes
@@ -108,20 +144,6 @@ const FSETID: u64 = 1 << 4;
 
 /// Whether the calling thread may on files what its user may.
 pub(crate) fn is_what_it_seems() -> bool {
-/// After a change of user or group of the calling thread alone.
-pub(crate) fn thread_identity_changed() {
-    match is_alone() {
-        true => identity_changed(),
-        false => estranged(),
-    }
-}
-
-/// Whether this process has one thread. False too where that cannot be found out.
-pub(crate) fn is_alone() -> bool {
-    // Two links beside those to the threads' directories.
-    rustix::fs::stat(c"/proc/self/task").is_ok_and(|threads| threads.st_nlink == 3)
-}
-
     match (crate::real::capabilities(), rustix::process::geteuid().is_root()) {
         (Some(has), true) => has & OVER_FILES == OVER_FILES,
         (Some(has), false) => has & (OVER_FILES | DAC_READ_SEARCH) == 0,
