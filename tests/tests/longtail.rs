@@ -286,6 +286,8 @@ topics! {
     locks_of_threads_that_begin_together = Topic { source: "locks_threads", ..PROGRAM };
     locks_of_streams_that_are_closed = Topic { source: "locks_streams", ..PROGRAM };
     leases_of_fcntl = Topic { source: "oplocks", ..PROGRAM };
+    files_made_beside_one_with_a_lease = Topic { source: "oplocks_reused", ..PROGRAM };
+    files_made_while_the_process_changes = Topic { source: "leaving", ..PROGRAM };
     files_met_by_threads_while_they_are_made = Topic { source: "met", ..PROGRAM };
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
     forks_beside_opens = Topic { source: "forks_threads", ..PROGRAM };

@@ -746,3 +746,72 @@ fn names_that_went_with_a_service_are_told_by_the_fsync_of_their_directory() {
         assert_eq!(run.end().code(), Some(0));
     }
 }
+
+/// Works by a lease, syncs its directory, and says what became of it.
+const STREAMS: &str = r#"
+import os, sys, errno
+d = "/lane/d"
+os.mkdir(d)
+root = os.open(d, os.O_RDONLY)
+def make(letter, count):
+    for n in range(count):
+        fd = os.open("%s/%s%d" % (d, letter, n), os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        os.write(fd, b"hello")
+        os.close(fd)
+def synced():
+    try:
+        os.fsync(root)
+        return "synced"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+def there(letter):
+    return [d + "/" + name for name in os.listdir(d) if name[0] == letter]
+def whole(letter):
+    return sum(os.path.getsize(path) == 5 for path in there(letter))
+def killed():
+    print("up", flush=True)
+    sys.stdin.readline()
+make("a", 60)
+assert synced() == "synced"
+make("b", 60)
+assert synced() == "synced"
+killed()
+# Its first call after the kill is one that needs no answer.
+make("c", 20)
+print(synced(), len(there("a") + there("b")), whole("c"), flush=True)
+make("d", 60)
+assert synced() == "synced"
+make("e", 5)
+killed()
+print(synced(), synced(), len(there("d")), len(there("e")), flush=True)
+make("f", 60)
+print(synced(), whole("f"), flush=True)
+"#;
+
+/// Nothing is streamed to a service that is dead. What one had not taken when it died is told by
+/// the next sync, once.
+#[test]
+fn nothing_is_streamed_to_a_dead_service() {
+    let name = "nothing_is_streamed_to_a_dead_service";
+    if unavailable(name) || no_library(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let place = tempfile::tempdir().expect("tempdir");
+    let volume = place.path().join("volume");
+    let script = format!("exec /usr/bin/python3 -c '{STREAMS}'");
+    let run = Run::new("--size 1G --volume").arg(&volume).script(&script);
+    let run = run.env("POLYLANE_PATIENCE", "0").env("POLYLANE_LEASES", "eager");
+    let (mut run, mut input) = run.start_with_input();
+    let _limit = Limit::on(&run, 60);
+    assert_eq!(run.line(), "up");
+    kill_service(&run);
+    writeln!(input, "on").expect("COMMAND listens");
+    assert_eq!(run.line(), "synced 120 20");
+    assert_eq!(run.line(), "up");
+    kill_service(&run);
+    writeln!(input, "on").expect("COMMAND listens");
+    assert_eq!(run.line(), "EIO synced 60 0");
+    assert_eq!(run.line(), "synced 60");
+    assert_eq!(run.end().code(), Some(0));
+    polylane_tests::volume::assert_clean(&volume);
+}

@@ -342,6 +342,7 @@ pub(crate) fn leave_session() {
     if let Some(state) = state::started() {
         // Free slots are of no use to the next session, and those of files at rest hold these open.
         state.slots.shed();
+        state.sessions.present().into_iter().for_each(lease::leave);
         state.sessions.leave();
         state.cwd.changed();
     }
@@ -443,12 +444,17 @@ fn close_handle(file: &Record) -> Outcome<Mark> {
     if session.number != number {
         return Err(Detour::Kernel);
     }
-    if lease::is_streamed(handle) && !file.is(bit::LOCKED) && lease::close(session, handle) {
+    let streamed = lease::is_streamed(handle);
+    if streamed && !file.is(bit::LOCKED) && lease::close(session, handle) {
         return Ok(Mark::default());
     }
     let message = Message { handle, ..Message::new(Op::Close) };
-    if file.is(bit::LOCKED) {
-        return call::plain(session, message).map(|_| Mark::default());
+    let closed = match file.is(bit::LOCKED) {
+        true => call::plain(session, message).map(|_| Mark::default()),
+        false => session.post(&message),
+    };
+    if streamed {
+        lease::closes(handle, Some(&closed));
     }
-    session.post(&message)
+    closed
 }

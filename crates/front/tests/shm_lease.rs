@@ -305,12 +305,14 @@ fn an_escaped_slot_keeps_its_file() {
     scene.holder.close(handle).unwrap();
     let file = slot.file().unwrap();
     assert_eq!(scene.house.lane.vfs.getattr(file.node()).unwrap().nlink, 0);
-    // It is never bound again: the name is made, the handle is none.
+    // It is never bound again: the name is made, the handle is none, and the next sync says so.
     let lease = lease(&scene.holder, "d").unwrap().lease;
     let scene = Scene { lease, ..scene };
     let refused = open_streamed(&scene, "second", 2);
-    assert_eq!(scene.holder.read(refused, 0, 1), Err(Errno::EBADF));
+    assert_eq!(scene.holder.read(refused, 0, 1), Err(Errno::EIO));
     assert_eq!(scene.stream_failed(), 1);
+    let sync = || scene.holder.call(&Message::new(Op::Sync)).map(drop);
+    assert_eq!((sync(), sync()), (Err(Errno::EIO), Ok(())));
     assert!(scene.other.stat("d/second").is_ok());
 }
 

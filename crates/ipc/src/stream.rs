@@ -389,6 +389,21 @@ impl<M: Memory> Stream<M> {
         self.turn(gate, gate.with_tail(gate.tail(), !gate.variant()))
     }
 
+    /// Client, where the service died: takes back the entry that was posted last, and shuts the
+    /// gate. False: the service had claimed it.
+    pub fn withdraw(&self) -> bool {
+        loop {
+            let gate = self.gate();
+            if gate.tail() == gate.claimed() {
+                return false;
+            }
+            let former = gate.with_tail(distance(gate.tail(), 1), false);
+            if self.turn(gate, Gate(former.0 | SHUT)) {
+                return true;
+            }
+        }
+    }
+
     /// Client: the last entry, if it still waits: it wrote it itself.
     #[inline]
     pub fn last(&self) -> Option<Entry> {
@@ -679,6 +694,21 @@ mod tests {
         let mut out = Vec::new();
         assert_eq!(stream.claim(0, &mut out), Ok(1));
         assert_eq!(names(&out), ["a"]);
+    }
+
+    #[test]
+    fn only_what_was_not_claimed_is_withdrawn() {
+        let stream = Plain::new();
+        stream.open(0);
+        stream.post(&make("a"));
+        let mut out = Vec::new();
+        let claimed = stream.claim(0, &mut out).unwrap();
+        assert!(!stream.withdraw());
+        stream.post(&make("b"));
+        assert!(stream.withdraw() && stream.is_shut());
+        assert!(!stream.is_all_done() && !stream.withdraw());
+        stream.finish(claimed);
+        assert!(stream.is_all_done() && !stream.is_waiting(claimed));
     }
 
     /// Whatever words lie there, claiming ends, within the bound, and gives entries or an error.

@@ -8,6 +8,7 @@ use polylane_ipc::message::{Message, Op, STREAMED};
 use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
 use polylane_ipc::view::FRAME_BYTES;
 
+use super::fate::closes;
 use super::{Inside, is_streamed};
 use crate::session::Session;
 use crate::table::{Record, bit};
@@ -24,7 +25,7 @@ const UNSTREAMED_FLAGS: i32 = libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
 /// way.
 pub(crate) fn close(session: &'static Session, handle: u64) -> bool {
     let Some(inside) = state::get().leases.enter(session) else { return false };
-    match session.channel.stream().last() {
+    let closed = match session.channel.stream().last() {
         Some(last)
             if last.change == Change::Make
                 && last.slot != 0
@@ -34,7 +35,11 @@ pub(crate) fn close(session: &'static Session, handle: u64) -> bool {
             true
         }
         _ => inside.post(&Entry { change: Change::Close, handle, ..Entry::default() }).is_ok(),
+    };
+    if closed {
+        closes(handle, None);
     }
+    closed
 }
 
 /// Writes to a file that was made under a lease and that nobody else can have met, at an offset or,

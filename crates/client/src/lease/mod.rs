@@ -17,32 +17,35 @@
 //! - A sole file had one name and no user when the lease was granted. Others come to it by the
 //!   directory alone, which ends the lease; this process might by opening something, after which
 //!   none counts as sole.
-//! - A streamed handle belongs to a slot, which is bound once at a time.
+//! - A streamed handle has a place of its own until its close was streamed or answered: see `fate`.
 //!
 //! # Locking
 //!
 //! One lock, never waited for beyond a moment: who does not get it goes the ordinary way, so a
-//! signal handler that interrupted the holder does not wait for itself.
+//! signal handler that interrupted the holder does not wait for itself. Only who leaves a session
+//! waits, and not for ever.
 
+mod fate;
 mod files;
 mod held;
 mod names;
 mod streak;
+mod stream;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use polylane_base::Errno;
 use polylane_ipc::message::{LEASED, Message, Op};
-use polylane_ipc::stream::{
-    Change, DATA_BYTES, ENTRIES, Entry, LEASES_MAX, Posted, STREAMED_HANDLE, ShortName,
-    streamed_handle,
-};
+use polylane_ipc::stream::{Change, ENTRIES, Entry, LEASES_MAX, STREAMED_HANDLE, ShortName};
 
+use self::fate::Fate;
+pub(crate) use self::fate::{closes, is_unsynced, leave, loses, syncs, take_lost};
 pub(crate) use self::files::{NewState, close, meet, set, write, write_lent};
 use self::held::Held;
 use self::names::{Known, Names};
 use self::streak::{STREAK, Streak};
+use self::stream::Ordinary;
 use crate::outcome::{Detour, Outcome};
 use crate::path::At;
 use crate::session::Session;
@@ -53,10 +56,6 @@ use crate::{call, config, slots, state};
 const LOCK_TURNS: u32 = 200;
 /// Entries that make a lease worth its while.
 const WORTH: u32 = 1024;
-/// Entries that may wait before the service is told to go on.
-const WAITING_MAX: u32 = 64;
-/// Bytes of file data after which it is told.
-const NUDGE_BYTES: u64 = DATA_BYTES as u64 / 4;
 /// How names of the mount itself begin.
 const RESERVED: &[u8] = b".polylane";
 
@@ -84,6 +83,7 @@ pub(crate) struct Leases {
     /// Bytes of the stream's ring used so far; for each entry, how many there were with it.
     head: AtomicU64,
     heads: [AtomicU64; ENTRIES as usize],
+    fate: Fate,
 }
 
 impl Leases {
@@ -102,6 +102,7 @@ impl Leases {
             data: AtomicBool::new(false),
             head: AtomicU64::new(0),
             heads: [const { AtomicU64::new(0) }; ENTRIES as usize],
+            fate: Fate::new(),
         }
     }
 
@@ -153,7 +154,7 @@ impl Leases {
         }
         if self.of_stream.load(Relaxed) != session.number {
             // The first time all of the ring is free; a thread that is late has a former session.
-            if !stream.is_all_done() || session.channel.is_dead() {
+            if !stream.is_all_done() {
                 return None;
             }
             self.of_stream.store(session.number, Relaxed);
@@ -162,7 +163,12 @@ impl Leases {
         Some(inside)
     }
 
+    /// The lock, unless the session is over.
     fn lock(&'static self, session: &'static Session) -> Option<Inside> {
+        self.hold(session).filter(|_| !self.fate.is_over(session))
+    }
+
+    fn hold(&'static self, session: &'static Session) -> Option<Inside> {
         for _ in 0..LOCK_TURNS {
             if self.locked.load(Relaxed) == 0 && self.locked.swap(1, Acquire) == 0 {
                 return Some(Inside { leases: self, session });
@@ -184,9 +190,6 @@ impl Drop for Inside {
         self.leases.locked.store(0, Release);
     }
 }
-
-/// The leases are over, or cannot say: the ordinary way.
-struct Ordinary;
 
 impl Inside {
     /// The lease and the name that a path means; `None` when no lease says anything about it.
@@ -218,72 +221,6 @@ impl Inside {
     /// The last entry, as long as the service has not taken it and it is of this lease.
     fn last(&self, lease: u8) -> Option<Entry> {
         self.session.channel.stream().last().filter(|entry| entry.lease == lease)
-    }
-
-    fn replace(&self, entry: &Entry) -> bool {
-        self.session.channel.stream().replace(entry)
-    }
-
-    /// Has the service apply what is streamed, as any request does.
-    fn drain(&self) -> Result<(), Ordinary> {
-        call::plain(self.session, Message::new(Op::Ping)).map(drop).map_err(|_| Ordinary)
-    }
-
-    fn post(&self, entry: &Entry) -> Result<(), Ordinary> {
-        let (leases, stream) = (self.leases, self.session.channel.stream());
-        let mut posted = stream.post(entry);
-        if posted == Posted::Full {
-            self.drain()?;
-            posted = stream.post(entry);
-        }
-        match posted {
-            Posted::Waiting(count) => {
-                let place = stream.next_place().wrapping_sub(1) % ENTRIES;
-                let head = leases.head.load(Relaxed);
-                leases.heads[place as usize].store(head, Relaxed);
-                if count.is_multiple_of(WAITING_MAX) {
-                    // The service may as well begin.
-                    self.session.nudge();
-                }
-                let streamed = self.leases.streamed.load(Relaxed);
-                self.leases.streamed.store(streamed.saturating_add(1), Relaxed);
-                Ok(())
-            }
-            Posted::Full => Err(Ordinary),
-            Posted::Shut => {
-                if leases.session.load(Relaxed) == self.session.number {
-                    self.ended();
-                }
-                Err(Ordinary)
-            }
-        }
-    }
-
-    /// Takes a place in the ring for so many bytes; returns where it begins.
-    fn take_bytes(&self, len: usize) -> Option<usize> {
-        let (leases, ring, len) = (self.leases, DATA_BYTES as u64, len as u64);
-        let head = leases.head.load(Relaxed);
-        // No piece goes on at the ring's beginning.
-        let start = if head % ring + len > ring { head.next_multiple_of(ring) } else { head };
-        let fits = || {
-            let done = self.session.channel.stream().done();
-            let free = leases.heads[(done.wrapping_sub(1) % ENTRIES) as usize].load(Relaxed);
-            start + len - free <= ring
-        };
-        if !fits() && (self.drain().is_err() || !fits()) {
-            return None;
-        }
-        leases.head.store(start + len, Relaxed);
-        if start / NUDGE_BYTES != (start + len) / NUDGE_BYTES {
-            self.session.nudge();
-        }
-        Some((start % ring) as usize)
-    }
-
-    /// Nothing is under way: all of the ring is free.
-    fn clear_ring(&self) {
-        let head = self.leases.head.load(Relaxed);
-        self.leases.heads.iter().for_each(|place| place.store(head, Relaxed));
     }
 
     /// Somebody ended the leases. Those that ended early make the next ones dearer.
@@ -365,9 +302,10 @@ impl Claim {
             return Err(Detour::Kernel);
         }
         let count = leases.handles.load(Relaxed).wrapping_add(1);
+        let slot = new.file.slot.load(Relaxed).saturating_sub(1);
+        let handle = leases.fate.new_handle(inside.session, slots::rank(slot), count);
+        let handle = handle.ok_or(Detour::Kernel)?;
         leases.handles.store(count, Relaxed);
-        let place = new.file.slot.load(Relaxed).saturating_sub(1);
-        let handle = streamed_handle(slots::rank(place), count);
         let entry = Entry {
             perm: new.perm as u16,
             umask: new.umask as u16,
@@ -381,6 +319,7 @@ impl Claim {
             inside.post(&entry).map_err(|Ordinary| Detour::Kernel)?;
         }
         leases.names.insert(lease, &name, Known::Own);
+        leases.fate.opens(inside.session, handle);
         if new.flags & libc::O_APPEND != 0 {
             new.file.set(bit::AT_END);
         }

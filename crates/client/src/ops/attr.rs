@@ -146,12 +146,31 @@ fn data_file(fd: RawFd) -> Outcome<Pin> {
 
 /// `fsync`, `fdatasync`.
 pub(crate) fn fsync(fd: RawFd, data_only: bool) -> Outcome<()> {
-    if file::is_synced_once(fd) {
+    well_streamed(fd, ask_fsync(fd, data_only))
+}
+
+/// A sync that fails where what was streamed before was lost with its service, once.
+fn well_streamed(fd: RawFd, synced: Outcome<()>) -> Outcome<()> {
+    let of_lane = match synced {
+        Err(Detour::Errno(_)) => false,
+        Err(_) => file::is_of_lane(fd),
+        Ok(()) => true,
+    };
+    match of_lane && lease::take_lost() {
+        true => Err(Errno::EIO.into()),
+        false => synced,
+    }
+}
+
+fn ask_fsync(fd: RawFd, data_only: bool) -> Outcome<()> {
+    // What the service refused of a stream is told by the library's way alone.
+    if !lease::is_unsynced() && file::is_synced_once(fd) {
         return Err(Detour::Kernel);
     }
     let file = file::find(fd)?;
     let (session, handle) = file::usable(&file, fd)?;
     let message = Message { handle, flags: data_only.into(), ..Message::new(Op::Fsync) };
+    lease::syncs();
     call::plain(session, message)?;
     Ok(())
 }
@@ -161,12 +180,19 @@ pub(crate) fn sync() -> Outcome<()> {
     path::mount()?;
     // The kernel's own does not reach the service.
     state::get().sessions.hurry();
-    call::plain(path::ready()?, Message::new(Op::Sync))?;
-    Ok(())
+    let synced = call::plain(path::ready()?, Message::new(Op::Sync));
+    if matches!(synced, Err(Detour::Errno(_))) {
+        lease::loses();
+    }
+    synced.map(drop)
 }
 
 /// `syncfs`, of a descriptor that the library may not have seen yet.
 pub(crate) fn syncfs(fd: RawFd) -> Outcome<()> {
+    well_streamed(fd, ask_syncfs(fd))
+}
+
+fn ask_syncfs(fd: RawFd) -> Outcome<()> {
     path::mount()?;
     state::get().sessions.hurry();
     let file = file::find(fd)?;

@@ -15,7 +15,23 @@ use crate::shm::serve::{is_virtual, kernel_has_pages};
 use crate::shm::session::{Open, Session};
 
 impl Session {
+    /// Does what an entry says.
     pub(super) fn apply(
+        &self,
+        state: &mut State,
+        cred: &Cred,
+        entry: &Entry,
+        time: i64,
+    ) -> Result<(), PathError> {
+        if entry.change.is_of_file() {
+            return self.apply_to_file(state, cred, entry, time);
+        }
+        let leased = state.dirs.get(entry.lease as usize).and_then(Option::as_ref);
+        let dir = leased.map(|leased| leased.dir().clone()).ok_or(Errno::EPERM)?;
+        self.apply_to_names(state, (cred, &dir), entry, time)
+    }
+
+    fn apply_to_names(
         &self,
         state: &mut State,
         (cred, dir): (&Cred, &Node),
@@ -60,7 +76,7 @@ impl Session {
 
     /// Changes a file that the client has open: one that it made by its stream, or, by writes, one
     /// that it has on loan.
-    pub(super) fn apply_to_file(
+    fn apply_to_file(
         &self,
         state: &mut State,
         cred: &Cred,

@@ -17,9 +17,8 @@
 //!   set aside while the gate is open: what the client was allowed to stream does not fail for want
 //!   of room. While more is dirty than may be, there are no leases: who writes must wait.
 //! - An entry is a claim: it is applied with the client's own rights, in a directory that is leased
-//!   to it, or not at all. One that fails is counted and harms nobody but its client. What fails
-//!   for a reason that is not the client's is told by its next fsync, and its file's handle is
-//!   `EIO` from then on.
+//!   to it, or not at all. One that fails is counted and harms nobody but its client. Unless the
+//!   client knows to ask for it, the next fsync tells, and its file's handle is `EIO` from then on.
 //!
 //! # Locking
 //!
@@ -38,7 +37,7 @@ use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_base::{Errno, Result, Time};
 use polylane_ipc::message::SOLE;
 use polylane_ipc::stream::{
-    DATA_BYTES, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, position_after,
+    Change, DATA_BYTES, ENTRIES, Entry, LEASES_MAX, NAME_BYTES_MAX, position_after,
 };
 use polylane_vfs::{Cred, Holder, Leased, Look, Node, PathError, handover};
 
@@ -108,20 +107,37 @@ pub(super) struct Granted {
 }
 
 impl Leases {
-    /// Keeps a failure that is not the client's doing: its program was told that all was well.
-    fn note(&self, done: &Result<(), PathError>) {
-        if let Some(errno) = failure(done) {
-            self.lost.store(true, Ordering::Release);
-            self.failure.store(errno.0, Ordering::Release);
-        }
+    /// Keeps a failure: its program was told that all was well.
+    fn note(&self, errno: Errno) {
+        self.lost.store(true, Ordering::Release);
+        self.failure.store(errno.0, Ordering::Release);
     }
 }
 
-/// Why an entry failed that was not refused: perhaps a part of it was done.
-fn failure(done: &Result<(), PathError>) -> Option<Errno> {
-    let Err(PathError::Errno(errno)) = *done else { return None };
-    let is_ours = matches!(errno, Errno::EIO | Errno::EROFS | Errno::ENOSPC | Errno(libc::EUCLEAN));
-    is_ours.then_some(errno)
+/// An entry that was not done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Undone {
+    /// Its file had been met, or was on loan no more: who posted it knows, asks for it, and has it
+    /// done by a request. Or there was nothing to do.
+    Refused,
+    /// Nobody asks: the next sync tells this.
+    Failed(Errno),
+}
+
+impl Undone {
+    /// Why a change was not made.
+    fn of(change: Change, error: PathError) -> Undone {
+        let errno = match error {
+            PathError::Errno(errno) => errno,
+            PathError::Leaves => Errno::EIO,
+        };
+        match (change, errno) {
+            (Change::Write | Change::Set, Errno::EPERM | Errno::EBUSY) => Undone::Refused,
+            (Change::Close, Errno::EPERM | Errno::EBADF) => Undone::Refused,
+            (_, Errno::EROFS | Errno::ENOSPC | Errno(libc::EUCLEAN)) => Undone::Failed(errno),
+            _ => Undone::Failed(Errno::EIO),
+        }
+    }
 }
 
 impl Session {
@@ -349,25 +365,20 @@ impl Session {
             if left > 0 && left.is_multiple_of(STRIDE) && self.make_room(state) {
                 self.channel.stream().finish(state.claimed.wrapping_sub(left as u32 + 1));
             }
-            if entry.change.is_of_file() {
-                let position = position_after(former, count - 1 - left);
-                let apply = AssertUnwindSafe(|| self.apply_to_file(state, &cred, &entry, time));
-                let done = catch_unwind(apply).unwrap_or(Err(PathError::Errno(Errno::EIO)));
-                self.leases.note(&done);
-                if done.is_err() && failure(&done).is_none() {
-                    state.refuse(position);
-                }
-                self.stats.streamed(done.is_ok());
-                continue;
+            if !entry.change.is_of_file()
+                && let Some(touched) = touched.get_mut(entry.lease as usize)
+            {
+                *touched = Some(time);
             }
-            let leased = state.dirs.get(entry.lease as usize).and_then(Option::as_ref);
-            let Some(dir) = leased.map(|leased| leased.dir().clone()) else { continue };
-            touched[entry.lease as usize] = Some(time);
             // A panic is a bug of ours; it costs this entry.
-            let apply = AssertUnwindSafe(|| self.apply(state, (&cred, &dir), &entry, time));
+            let apply = AssertUnwindSafe(|| self.apply(state, &cred, &entry, time));
             let done = catch_unwind(apply).unwrap_or(Err(PathError::Errno(Errno::EIO)));
-            self.leases.note(&done);
             self.stats.streamed(done.is_ok());
+            match done.map_err(|error| Undone::of(entry.change, error)) {
+                Ok(()) => {}
+                Err(Undone::Refused) => state.refuse(position_after(former, count - 1 - left)),
+                Err(Undone::Failed(errno)) => self.leases.note(errno),
+            }
         }
         for (leased, time) in state.dirs.iter().zip(touched) {
             if let (Some(leased), Some(time)) = (leased, time) {
@@ -446,15 +457,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_medium_refused_is_kept_and_what_the_client_made_up_is_not() {
-        let leases = Leases::default();
-        for errno in [Errno::ENOENT, Errno::EEXIST, Errno::EPERM, Errno::EBUSY] {
-            leases.note(&Err(errno.into()));
+    fn what_nobody_asks_for_is_told() {
+        use Change::{Close, Make, Rename, Set, Unlink, Write};
+        let of = |change, errno: Errno| Undone::of(change, errno.into());
+        for errno in [Errno::ENOENT, Errno::EEXIST, Errno::EPERM, Errno::EBUSY, Errno::ENOMEM] {
+            for change in [Make, Rename, Unlink] {
+                assert_eq!(of(change, errno), Undone::Failed(Errno::EIO));
+            }
         }
-        leases.note(&Ok(()));
-        assert!(!leases.lost.load(Ordering::Acquire));
-        leases.note(&Err(Errno::EIO.into()));
-        leases.note(&Err(Errno::EROFS.into()));
+        for change in [Write, Set] {
+            assert_eq!(of(change, Errno::EPERM), Undone::Refused);
+            assert_eq!(of(change, Errno::EBUSY), Undone::Refused);
+            assert_eq!(of(change, Errno::EBADF), Undone::Failed(Errno::EIO));
+            assert_eq!(of(change, Errno::ENOSPC), Undone::Failed(Errno::ENOSPC));
+        }
+        assert_eq!(of(Close, Errno::EBADF), Undone::Refused);
+        let leases = Leases::default();
+        leases.note(Errno::EROFS);
         assert!(leases.lost.load(Ordering::Acquire));
         assert_eq!(leases.failure.load(Ordering::Acquire), Errno::EROFS.0);
     }
