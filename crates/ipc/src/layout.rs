@@ -113,7 +113,7 @@ impl QueueKind {
 /// The shape of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
-    /// Mailboxes: two per application thread are used.
+    /// Mailboxes: two per application thread are used, and two that threads without any share.
     pub mailbox_count: u32,
     /// Payload bytes of each mailbox.
     pub buffer_bytes: u32,

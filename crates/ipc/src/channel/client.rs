@@ -18,8 +18,9 @@ use polylane_base::{Errno, Result};
 use polylane_sys::board::Seen;
 use polylane_sys::futex::Woken;
 use polylane_sys::pulse::Felt;
-use polylane_sys::{Region, cpu, event, sched};
+use polylane_sys::{Region, cpu, sched};
 
+use super::doorbells::Doorbells;
 use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
 use crate::budget::{self, BUDGET_MAX, CLIENT_PATIENCE, Sleep};
@@ -83,7 +84,7 @@ pub struct ClientChannel {
     layout: Layout,
     geometry: Geometry,
     plan: CopyPlan,
-    doorbells: Vec<OwnedFd>,
+    doorbells: Doorbells,
     pulse: Option<Felt>,
     marks: Option<Seen>,
     claimed: [AtomicU64; MAILBOXES_MAX as usize / 64],
@@ -128,6 +129,7 @@ impl ClientChannel {
         let budget = || Own { budget: AtomicU32::new(BUDGET_MAX), sleeps: AtomicU32::new(0) };
         let own = (0..geometry.mailbox_count).map(|_| budget()).collect();
         let claimed = std::array::from_fn(|_| AtomicU64::new(0));
+        let doorbells = Doorbells::new(doorbells);
         Ok(ClientChannel { region, layout, geometry, plan, doorbells, pulse, marks, claimed, own })
     }
 
@@ -136,9 +138,16 @@ impl ClientChannel {
         &self.geometry
     }
 
-    /// The eventfds, one per core group: numbers that the program must not close.
+    /// The eventfds, one per core group: numbers that the program must not close before
+    /// [`ClientChannel::silence`].
     pub fn doorbells(&self) -> &[OwnedFd] {
-        &self.doorbells
+        self.doorbells.all()
+    }
+
+    /// Wakes no worker from here on: the channel is given up, and what its doorbells' numbers mean
+    /// is not known any more. Whoever waits is to be told so by [`Watch::alive`].
+    pub fn silence(&self) {
+        self.doorbells.silence();
     }
 
     /// Payload bytes of a mailbox.
@@ -379,7 +388,7 @@ impl ClientChannel {
             return Err(CallError::Lost);
         }
         if bell.must_ring() {
-            event::notify(&self.doorbells[group]);
+            self.doorbells.ring(group);
             return Ok(Posted { spin: false });
         }
         Ok(Posted { spin })
@@ -470,9 +479,9 @@ impl ClientChannel {
             let (group, _) = self.choose_group(index, cpu::current());
             self.push(group, index);
         }
-        for (group, doorbell) in self.doorbells.iter().enumerate() {
+        for group in 0..self.geometry.groups as usize {
             if self.bell(group).is_asleep() {
-                event::notify(doorbell);
+                self.doorbells.ring(group);
             }
         }
     }

@@ -6,6 +6,7 @@
 
 pub mod claim;
 pub mod client;
+mod doorbells;
 pub mod mailbox;
 pub mod service;
 
