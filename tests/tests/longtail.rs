@@ -285,6 +285,8 @@ topics! {
     locks_of_a_process_that_takes_many = Topic { source: "locks_many", ..PROGRAM };
     locks_of_threads_that_begin_together = Topic { source: "locks_threads", ..PROGRAM };
     locks_of_streams_that_are_closed = Topic { source: "locks_streams", ..PROGRAM };
+    threads_without_mailboxes = Topic { source: "threads_many", ..PROGRAM };
+    sessions_that_are_left = Topic { source: "sessions_left", ..PROGRAM };
     leases_of_fcntl = Topic { source: "oplocks", ..PROGRAM };
     files_made_beside_one_with_a_lease = Topic { source: "oplocks_reused", ..PROGRAM };
     files_made_while_the_process_changes = Topic { source: "leaving", ..PROGRAM };

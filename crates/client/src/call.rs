@@ -152,7 +152,7 @@ pub(crate) fn on_handle(session: &'static Session, op: Op, handle: u64) -> Outco
 /// Sends a request without payload.
 #[inline]
 pub(crate) fn plain(session: &'static Session, message: Message) -> Outcome<Reply> {
-    let mailbox = session.mailbox()?;
+    let mailbox = session.mailbox_for(&message)?;
     let message = counted(message);
     finish(&mailbox, &message, session.channel.call(mailbox.index, &message, &Alive(session)))
 }

@@ -47,6 +47,7 @@ mod outcome;
 mod path;
 mod private;
 mod real;
+mod reserve;
 mod resting;
 mod rings;
 mod session;

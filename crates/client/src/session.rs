@@ -29,6 +29,7 @@ use polylane_sys::scm;
 
 use crate::ops::process;
 use crate::outcome::{Detour, Outcome};
+use crate::reserve::{Borrowed, Reserve, is_owed};
 use crate::thread::{self, AWAITED, BOXES, Thread, UNAWAITED};
 use crate::{config, mounts, path, private, real, state};
 
@@ -65,6 +66,7 @@ pub(crate) struct Session {
     /// The process that made it: one that was forked from it has sessions of its own.
     pid: i32,
     lost: AtomicBool,
+    reserve: Reserve,
     /// Requests posted so far, by mailbox.
     posts: Box<[AtomicU32]>,
 }
@@ -152,7 +154,8 @@ impl Sessions {
                 return true;
             }
             let used_up = MADE.load(Ordering::Relaxed) as usize >= SESSIONS_MAX;
-            if used_up || !path::is_at_home() || thread::is_inside() || seconds() >= end {
+            if used_up || !path::is_at_home() || thread::is_inside() || seconds() >= end
+            {
                 return false;
             }
             std::thread::sleep(NEXT_PAUSE);
@@ -179,9 +182,8 @@ impl Sessions {
             Ok(8) => {}
             _ => return Err(Errno::EIO),
         }
-        // One thread connects at a time.
-        self.key.store(u64::from_le_bytes(bytes).max(1), Ordering::Relaxed);
-        Ok(self.key.load(Ordering::Relaxed))
+        let (new, order) = (u64::from_le_bytes(bytes).max(1), Ordering::Relaxed);
+        Ok(self.key.compare_exchange(0, new, order, order).map_or_else(|first| first, |_| new))
     }
 
     #[cold]
@@ -225,13 +227,15 @@ impl Sessions {
         Ok(session)
     }
 
-    /// Leaves the present session for good; the service lets go of all that was not shared.
+    /// Leaves the present session for good; the service lets go of all that was not shared. No
+    /// number that a session has is used from here on.
     pub(crate) fn leave(&self) {
         if let Some(session) = self.present() {
-            session.lose();
-            private::close(session.socket);
+            session.leave();
         }
         self.current.store(0, Ordering::Release);
+        let made = SESSIONS.iter().map_while(OnceLock::get);
+        made.filter(|session| session.is_own()).for_each(|session| session.channel.silence());
     }
 }
 
@@ -278,11 +282,23 @@ impl Session {
         // The pulse is mapped and closed.
         doorbells.extend(fds);
         let channel = ClientChannel::attach(memfd, doorbells, welcome.geometry, welcome.plan)?;
+        let reserve = Reserve::of(&channel).ok_or(Errno::EPROTO)?;
         let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
         let (token, attributes, covered) = (welcome.token, welcome.attributes, welcome.covered);
         let lost = AtomicBool::new(false);
         let pid = pid_now();
-        Ok(Session { number, channel, token, attributes, covered, socket, pid, lost, posts })
+        Ok(Session {
+            number,
+            channel,
+            token,
+            attributes,
+            covered,
+            socket,
+            pid,
+            lost,
+            reserve,
+            posts,
+        })
     }
 
     /// Whether this process made it.
@@ -300,6 +316,14 @@ impl Session {
         self.lost.store(true, Ordering::Relaxed);
     }
 
+    /// Ends it, once: the first of several threads closes the socket. Whoever waits for an answer
+    /// finds out when it next looks, and must not look at the socket's number then.
+    fn leave(&self) {
+        if !self.lost.swap(true, Ordering::SeqCst) {
+            private::close(self.socket);
+        }
+    }
+
     /// A mailbox of the calling thread that no interrupted call is using, ready for a request.
     #[inline]
     pub(crate) fn mailbox(&'static self) -> Outcome<Mailbox> {
@@ -315,7 +339,7 @@ impl Session {
             let place = place.ok_or(Detour::Kernel)?;
             thread.busy[place].set(true);
             let index = MailboxIndex(thread.boxes[place].get());
-            Ok(Mailbox { session: self, index, place })
+            Ok(Mailbox { session: self, index, _holds: Holds::Own(Own(place)) })
         })
     }
 
@@ -325,9 +349,33 @@ impl Session {
         self.free_mailbox([AWAITED, UNAWAITED]).is_ok()
     }
 
+    /// As [`Session::mailbox`]; what is owed to the service is sent by a thread that has none too.
+    #[inline]
+    pub(crate) fn mailbox_for(&'static self, message: &Message) -> Outcome<Mailbox> {
+        self.own_or_borrowed([AWAITED, UNAWAITED], message)?.ready()
+    }
+
+    #[inline]
+    fn own_or_borrowed(
+        &'static self,
+        order: [usize; BOXES],
+        message: &Message,
+    ) -> Outcome<Mailbox> {
+        match self.free_mailbox(order) {
+            Err(_) if is_owed(message) => self.borrow(order),
+            own => own,
+        }
+    }
+
+    #[cold]
+    fn borrow(&'static self, order: [usize; BOXES]) -> Outcome<Mailbox> {
+        let borrowed = self.reserve.borrow(order).ok_or(Detour::Kernel)?;
+        Ok(Mailbox { session: self, index: borrowed.index, _holds: Holds::Borrowed(borrowed) })
+    }
+
     /// Posts a request that nobody waits for.
     pub(crate) fn post(&'static self, message: &Message) -> Outcome<Mark> {
-        let mailbox = self.free_mailbox([UNAWAITED, AWAITED])?.ready()?;
+        let mailbox = self.own_or_borrowed([UNAWAITED, AWAITED], message)?.ready()?;
         if self.channel.post(mailbox.index, message, &Alive(self)).is_err() {
             self.lose();
             return Err(Detour::Kernel);
@@ -433,8 +481,17 @@ impl Mark {
 pub(crate) struct Mailbox {
     pub(crate) session: &'static Session,
     pub(crate) index: MailboxIndex,
-    place: usize,
+    _holds: Holds,
 }
+
+/// Whose it is; given back when dropped.
+enum Holds {
+    Own(#[expect(dead_code, reason = "dropped")] Own),
+    Borrowed(#[expect(dead_code, reason = "dropped")] Borrowed),
+}
+
+/// The place of one of the thread's own.
+struct Own(usize);
 
 impl Mailbox {
     /// Waits until the mailbox's last request is answered, and counts one more. In this order: who
@@ -451,10 +508,10 @@ impl Mailbox {
     }
 }
 
-impl Drop for Mailbox {
+impl Drop for Own {
     #[inline]
     fn drop(&mut self) {
-        thread::with(|thread| thread.busy[self.place].set(false));
+        thread::with(|thread| thread.busy[self.0].set(false));
     }
 }
 
@@ -471,12 +528,15 @@ pub(crate) fn release_thread() {
     });
 }
 
-/// Whether the service lives: its end of the socket is open.
+/// Whether the service lives, and serves this session still: its end of the socket is open.
 pub(crate) struct Alive<'a>(pub(crate) &'a Session);
 
 impl Watch for Alive<'_> {
     fn alive(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        if self.0.is_lost() {
+            return false;
+        }
         let fd = real::borrow(self.0.socket);
         let mut watched = [PollFd::new(&fd, PollFlags::RDHUP)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -4,11 +4,13 @@
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_ipc::lent::{self, Locks};
 use polylane_ipc::message::{LOCK_FLOCK, LOCK_LEND, LOCK_OFD, LOCK_WAIT, Message, Op, Reply, SHOW};
 use polylane_ipc::{CallError, Watch};
+use rustix::thread::{NanosleepRelativeResult, Timespec, nanosleep};
 
 use super::offset;
 use crate::call;
@@ -43,7 +45,7 @@ pub(crate) struct Range {
 
 /// `F_SETLK`, `F_SETLKW` and their OFD forms.
 pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
-    by_service(set_once(fd, range, ofd, wait))
+    by_service(|| set_once(fd, range, ofd, wait))
 }
 
 fn set_once(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
@@ -97,7 +99,7 @@ fn set_lent(session: &'static Session, file: &Record, message: &Message) -> bool
 
 /// `F_GETLK` and its OFD form.
 pub(crate) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
-    by_service(get_once(fd, range, ofd))
+    by_service(|| get_once(fd, range, ofd))
 }
 
 fn get_once(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
@@ -107,31 +109,37 @@ fn get_once(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
     if !ofd && view::has_locks(session, &file) {
         return Ok(Range { kind: libc::F_UNLCK, ..range });
     }
-    let found = call::plain(session, message)?.value;
+    Ok(found(&call::plain(session, message)?, range))
+}
+
+/// The lock that is in the way of `range`, or that none is.
+fn found(reply: &Reply, range: Range) -> Range {
+    let found = reply.value;
     if found[0] as i32 == libc::F_UNLCK {
-        return Ok(Range { kind: libc::F_UNLCK, ..range });
+        return Range { kind: libc::F_UNLCK, ..range };
     }
-    Ok(Range {
+    Range {
         kind: found[0] as i32,
         whence: libc::SEEK_SET,
         start: found[1] as i64,
         len: found[2] as i64,
         pid: found[3] as i32,
-    })
+    }
 }
 
 /// `flock(2)`.
 pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
-    by_service(flock_once(fd, operation))
-}
-
-fn flock_once(fd: RawFd, operation: i32) -> Outcome<()> {
     let kind = match operation & !libc::LOCK_NB {
         libc::LOCK_SH => libc::F_RDLCK,
         libc::LOCK_EX => libc::F_WRLCK,
         libc::LOCK_UN => libc::F_UNLCK,
         _ => return Err(Detour::Kernel),
     };
+    let wait = operation & libc::LOCK_NB == 0;
+    by_service(|| flock_once(fd, kind, wait))
+}
+
+fn flock_once(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
     let file = find(fd)?;
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
@@ -140,16 +148,21 @@ fn flock_once(fd: RawFd, operation: i32) -> Outcome<()> {
     file.set(bit::LOCKED);
     let (flags, mode) = (LOCK_FLOCK, kind as u32);
     let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
-    if kind == libc::F_UNLCK || operation & libc::LOCK_NB != 0 {
+    if kind == libc::F_UNLCK || !wait {
         return call::plain(session, message).map(|_| ());
     }
-    wait_for(session, &file, Message { flags: flags | LOCK_WAIT, ..message })
+    wait_for(session, &file, message)
 }
 
-/// Locks are not taken by the kernel's way while the service is away: the next one is asked.
-fn by_service<T>(done: Outcome<T>) -> Outcome<T> {
-    match done {
-        Err(Detour::Kernel) if state::get().sessions.is_lost() => Err(Detour::Lost(0)),
+/// Locks are not taken by the kernel's way while the service is away, nor because another thread
+/// left the session meanwhile: the next one is asked.
+fn by_service<T>(part: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let sessions = &state::get().sessions;
+    let before = sessions.present();
+    match part() {
+        Err(Detour::Kernel) if sessions.is_lost() || before.is_some_and(Session::is_lost) => {
+            Err(Detour::Lost(0))
+        }
         done => done,
     }
 }
@@ -224,9 +237,25 @@ fn request(
     let base = match range.whence {
         libc::SEEK_SET => 0,
         libc::SEEK_CUR => offset::current(file, fd)?,
-        libc::SEEK_END => offset::size(file, fd)?,
+        libc::SEEK_END => offset::size(file, fd).or_else(|_| kernel_size(fd))?,
         _ => return Err(Errno::EINVAL.into()),
     };
+    Ok((session, message(handle, base, range, ofd, op)?))
+}
+
+/// The size of a file as the kernel asks for it.
+fn kernel_size(fd: RawFd) -> Outcome<i64> {
+    Ok(rustix::fs::fstat(real::borrow(fd))?.st_size)
+}
+
+/// What is asked about a range that starts at `base`.
+fn message(
+    handle: u64,
+    base: i64,
+    range: Range,
+    ofd: bool,
+    op: Op,
+) -> Result<Message, Errno> {
     let (offset, length) = absolute(base, range.start, range.len)?;
     let flags = if ofd { LOCK_OFD } else { 0 };
     let mode = range.kind as u32;
@@ -234,7 +263,7 @@ fn request(
     let pid = rustix::process::getpid().as_raw_nonzero().get();
     let mut message = Message { handle, offset, length, flags, mode, ..Message::new(op) };
     message.arg[0] = u64::from(pid.unsigned_abs());
-    Ok((session, message))
+    Ok(message)
 }
 
 /// First byte and length (0: to the end) of a range, as fcntl_locking(2) defines them.
@@ -279,9 +308,11 @@ pub(crate) fn reclaim(session: &'static Session, handle: u64, held: &Locks) {
 
 /// Waits for a lock; a signal handler that was not installed with `SA_RESTART` ends the wait.
 fn wait_for(session: &'static Session, file: &Record, message: Message) -> Outcome<()> {
+    let Ok(mailbox) = session.mailbox() else {
+        return wait_by_asking(session, || call::plain(session, message).map(drop));
+    };
     let message = Message { flags: message.flags | LOCK_WAIT, ..message };
-    let mailbox = session.mailbox()?;
-    let watch = Interruptible { alive: Alive(session), woken: Cell::new(Woken::Otherwise) };
+    let watch = Interruptible::new(session);
     match session.channel.call(mailbox.index, &message, &watch) {
         Err(CallError::Interrupted) => match cancel(&mailbox) {
             Err(Detour::Errno(Errno::EINTR)) => Err(watch.reason().into()),
@@ -292,6 +323,32 @@ fn wait_for(session: &'static Session, file: &Record, message: Message) -> Outco
             view::learn(session, file, SHOW, reply.handle);
             Ok(())
         }
+    }
+}
+
+/// Pauses between questions for a lock that cannot be waited for otherwise.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
+const LAST_PAUSE: Duration = Duration::from_millis(20);
+
+/// Waits for a lock without a mailbox of the thread's own, by asking for it until it is free. So
+/// nobody knows that this thread waits, and a deadlock is not found out.
+fn wait_by_asking(session: &Session, ask: impl Fn() -> Outcome<()>) -> Outcome<()> {
+    let watch = Interruptible::new(session);
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match ask() {
+            Err(Detour::Errno(Errno::EAGAIN)) => {}
+            done => return done,
+        }
+        if watch.interrupted() {
+            return Err(watch.reason().into());
+        }
+        let time = Timespec { tv_sec: 0, tv_nsec: i64::from(pause.subsec_nanos()) };
+        // Whether the service lives shows when it is next asked.
+        if matches!(nanosleep(&time), NanosleepRelativeResult::Ok) {
+            watch.woken.set(Woken::InTime);
+        }
+        pause = (2 * pause).min(LAST_PAUSE);
     }
 }
 
@@ -318,12 +375,16 @@ enum Woken {
 
 /// Tells a wait that a signal ended from one whose time was up: only the latter is followed by the
 /// question whether the service lives.
-struct Interruptible {
-    alive: Alive<'static>,
+struct Interruptible<'a> {
+    alive: Alive<'a>,
     woken: Cell<Woken>,
 }
 
-impl Interruptible {
+impl<'a> Interruptible<'a> {
+    fn new(session: &'a Session) -> Self {
+        Interruptible { alive: Alive(session), woken: Cell::new(Woken::Otherwise) }
+    }
+
     /// Why the wait was given up.
     fn reason(&self) -> Errno {
         match thread::has_come() {
@@ -334,7 +395,7 @@ impl Interruptible {
     }
 }
 
-impl Watch for Interruptible {
+impl Watch for Interruptible<'_> {
     fn alive(&self) -> bool {
         self.woken.set(Woken::InTime);
         self.alive.alive()
