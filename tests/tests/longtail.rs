@@ -287,6 +287,8 @@ topics! {
     locks_of_streams_that_are_closed = Topic { source: "locks_streams", ..PROGRAM };
     threads_without_mailboxes = Topic { source: "threads_many", ..PROGRAM };
     sessions_that_are_left = Topic { source: "sessions_left", ..PROGRAM };
+    sessions_that_are_used_up = Topic { source: "sessions_many", ..PROGRAM };
+    locks_kept_when_sessions_are_used_up = Topic { source: "sessions_many", ..ALL };
     leases_of_fcntl = Topic { source: "oplocks", ..PROGRAM };
     files_made_beside_one_with_a_lease = Topic { source: "oplocks_reused", ..PROGRAM };
     files_made_while_the_process_changes = Topic { source: "leaving", ..PROGRAM };

@@ -6,14 +6,15 @@
 //! - A session that was lost is never used again. The next one is tried a second later at the
 //!   earliest.
 //! - Sessions are never freed: a call may be under way in any thread. A process family that went
-//!   through [`SESSIONS_MAX`] of them (forks of forks, service restarts) stays on the kernel path.
+//!   through [`SESSIONS_MAX`] of them (forks of forks, changes of user, service restarts) stays on
+//!   the kernel path, but for its locks (see `ops::errand`).
 //!
 //! # Locking
 //!
 //! None; see `thread` for how a thread owns its mailboxes.
 
 use std::ffi::OsStr;
-use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -143,6 +144,16 @@ impl Sessions {
         self.current.load(Ordering::Relaxed) != 0 && self.present().is_none()
     }
 
+    /// Whether there is no session, nor will be one.
+    pub(crate) fn are_used_up(&self) -> bool {
+        MADE.load(Ordering::Relaxed) as usize >= SESSIONS_MAX && self.present().is_none()
+    }
+
+    /// A session beside those of the process, for one errand.
+    pub(crate) fn aside(&self) -> Result<Session> {
+        Session::connect(0, self.key()?)
+    }
+
     /// Waits until the next service has let this process in. False: it does not.
     #[cold]
     pub(crate) fn await_next(&self) -> bool {
@@ -153,8 +164,7 @@ impl Sessions {
             if path::ready().is_ok() {
                 return true;
             }
-            let used_up = MADE.load(Ordering::Relaxed) as usize >= SESSIONS_MAX;
-            if used_up || !path::is_at_home() || thread::is_inside() || seconds() >= end
+            if self.are_used_up() || !path::is_at_home() || thread::is_inside() || seconds() >= end
             {
                 return false;
             }
@@ -314,6 +324,14 @@ impl Session {
     /// No use of this session from now on.
     pub(crate) fn lose(&self) {
         self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends it and takes its numbers back, for the only one who uses it.
+    pub(crate) fn finish(self) {
+        self.leave();
+        for bell in self.channel.doorbells() {
+            private::forget(bell.as_raw_fd());
+        }
     }
 
     /// Ends it, once: the first of several threads closes the socket. Whoever waits for an answer

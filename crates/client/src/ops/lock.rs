@@ -12,7 +12,7 @@ use polylane_ipc::message::{LOCK_FLOCK, LOCK_LEND, LOCK_OFD, LOCK_WAIT, Message,
 use polylane_ipc::{CallError, Watch};
 use rustix::thread::{NanosleepRelativeResult, Timespec, nanosleep};
 
-use super::offset;
+use super::{errand, offset};
 use crate::call;
 use crate::config;
 use crate::file;
@@ -45,7 +45,10 @@ pub(crate) struct Range {
 
 /// `F_SETLK`, `F_SETLKW` and their OFD forms.
 pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
-    by_service(|| set_once(fd, range, ofd, wait))
+    match errand::is_needed(fd) {
+        true => errand::set(fd, range, ofd, wait),
+        false => by_service(|| set_once(fd, range, ofd, wait)),
+    }
 }
 
 fn set_once(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
@@ -99,7 +102,10 @@ fn set_lent(session: &'static Session, file: &Record, message: &Message) -> bool
 
 /// `F_GETLK` and its OFD form.
 pub(crate) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
-    by_service(|| get_once(fd, range, ofd))
+    match errand::is_needed(fd) {
+        true => errand::get(fd, range, ofd),
+        false => by_service(|| get_once(fd, range, ofd)),
+    }
 }
 
 fn get_once(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
@@ -113,7 +119,7 @@ fn get_once(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
 }
 
 /// The lock that is in the way of `range`, or that none is.
-fn found(reply: &Reply, range: Range) -> Range {
+pub(super) fn found(reply: &Reply, range: Range) -> Range {
     let found = reply.value;
     if found[0] as i32 == libc::F_UNLCK {
         return Range { kind: libc::F_UNLCK, ..range };
@@ -136,7 +142,10 @@ pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
         _ => return Err(Detour::Kernel),
     };
     let wait = operation & libc::LOCK_NB == 0;
-    by_service(|| flock_once(fd, kind, wait))
+    match errand::is_needed(fd) {
+        true => errand::flock(fd, kind, wait),
+        false => by_service(|| flock_once(fd, kind, wait)),
+    }
 }
 
 fn flock_once(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
@@ -191,6 +200,9 @@ pub(crate) fn find_for_close(fd: RawFd) {
     if file::is_unknown_directory(fd) {
         return;
     }
+    if errand::is_needed(fd) {
+        return errand::give_up(fd);
+    }
     // Whatever cannot be found has no locks that the service knows. What is found is attached to
     // the present one, which has the locks of a former one.
     if let Ok(file) = file::find(fd)
@@ -244,12 +256,12 @@ fn request(
 }
 
 /// The size of a file as the kernel asks for it.
-fn kernel_size(fd: RawFd) -> Outcome<i64> {
+pub(super) fn kernel_size(fd: RawFd) -> Outcome<i64> {
     Ok(rustix::fs::fstat(real::borrow(fd))?.st_size)
 }
 
 /// What is asked about a range that starts at `base`.
-fn message(
+pub(super) fn message(
     handle: u64,
     base: i64,
     range: Range,
@@ -332,7 +344,7 @@ const LAST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits for a lock without a mailbox of the thread's own, by asking for it until it is free. So
 /// nobody knows that this thread waits, and a deadlock is not found out.
-fn wait_by_asking(session: &Session, ask: impl Fn() -> Outcome<()>) -> Outcome<()> {
+pub(super) fn wait_by_asking(session: &Session, ask: impl Fn() -> Outcome<()>) -> Outcome<()> {
     let watch = Interruptible::new(session);
     let mut pause = FIRST_PAUSE;
     loop {

@@ -5,6 +5,7 @@
 
 pub(crate) mod attr;
 pub(crate) mod dir;
+mod errand;
 pub(crate) mod fd;
 pub(crate) mod flags;
 pub(crate) mod io;

@@ -1,0 +1,140 @@
+//! Locks of a process that has used up its sessions: each by a connection of its own.
+//!
+//! The service knows what such a process has locked by the process, not by the session. By the
+//! kernel's way it would be another owner: unable to unlock what it has, and in its own way.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use polylane_base::Errno;
+use polylane_ipc::MailboxIndex;
+use polylane_ipc::message::{LOCK_FLOCK, Message, Op, Reply};
+use rustix::fs::{SeekFrom, seek};
+
+use super::lock::{self, Range};
+use crate::call;
+use crate::outcome::{Detour, Outcome};
+use crate::session::{Alive, Session};
+use crate::{path, real, state, thread};
+
+/// What a lock fails with that the service cannot be told of now.
+const UNHEARD: Detour = Detour::Errno(Errno::ENOLCK);
+
+/// Whether locks of this descriptor are set so.
+pub(super) fn is_needed(fd: RawFd) -> bool {
+    path::mount().is_ok()
+        && state::get().sessions.are_used_up()
+        && path::is_at_home()
+        && path::device().is_ok_and(|device| {
+            real::kind_cached(fd).is_ok_and(|(of, kind, _)| of == device && kind == libc::S_IFREG)
+        })
+}
+
+/// As [`lock::set`].
+pub(super) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
+    if !ofd {
+        state::get().has_locked.fetch_add(1, Ordering::Relaxed);
+    }
+    run(fd, |errand| {
+        let message = errand.message(fd, range, ofd, Op::Lock)?;
+        errand.lock(message, wait && range.kind != libc::F_UNLCK)
+    })
+}
+
+/// As [`lock::get`].
+pub(super) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
+    run(fd, |errand| {
+        let message = errand.message(fd, range, ofd, Op::GetLock)?;
+        Ok(lock::found(&errand.ask(&message)?, range))
+    })
+}
+
+/// As [`lock::flock`].
+pub(super) fn flock(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
+    run(fd, |errand| {
+        let (handle, flags, mode) = (errand.handle, LOCK_FLOCK, kind as u32);
+        let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
+        errand.lock(message, wait && kind != libc::F_UNLCK)
+    })
+}
+
+/// As [`lock::give_up`].
+pub(super) fn give_up(fd: RawFd) {
+    // Without a service they are gone.
+    let _ = run(fd, |errand| {
+        let (handle, mode) = (errand.handle, libc::F_UNLCK as u32);
+        errand.ask(&Message { handle, mode, ..Message::new(Op::Lock) })
+    });
+}
+
+/// Services that one errand may lose.
+const TRIES: u32 = 3;
+
+/// Does `part` by a connection for that alone; once more when its service died, with the next.
+fn run<T>(fd: RawFd, part: impl Fn(&Errand) -> Outcome<T>) -> Outcome<T> {
+    let attempt = || Errand::to(fd).and_then(|errand| part(&errand));
+    (1..TRIES).map(|_| attempt()).find(|done| !matches!(done, Err(UNHEARD))).unwrap_or_else(attempt)
+}
+
+/// A connection about one open file.
+struct Errand {
+    /// Taken when it is over.
+    session: Option<Session>,
+    mailbox: MailboxIndex,
+    handle: u64,
+}
+
+impl Errand {
+    /// Connects and has the service find the open file of a descriptor. `ENOLCK`: it cannot be
+    /// asked.
+    fn to(fd: RawFd) -> Outcome<Errand> {
+        let errno = real::errno();
+        let ticket = real::identify(fd);
+        real::set_errno(errno);
+        let ticket = u128::from_le_bytes(ticket.ok_or(UNHEARD)?);
+        let session = thread::slow(|| state::get().sessions.aside()).map_err(|_| UNHEARD)?;
+        let mailbox = session.channel.claim();
+        let mut errand = Errand { session: Some(session), mailbox: MailboxIndex(0), handle: 0 };
+        errand.mailbox = mailbox.ok_or(UNHEARD)?;
+        let mut message = Message::new(Op::Redeem);
+        (message.arg[0], message.arg[1]) = (ticket as u64, (ticket >> 64) as u64);
+        errand.handle = errand.ask(&message).map_err(|_| UNHEARD)?.handle;
+        Ok(errand)
+    }
+
+    fn message(&self, fd: RawFd, range: Range, ofd: bool, op: Op) -> Outcome<Message> {
+        if ofd && range.pid != 0 {
+            return Err(Errno::EINVAL.into());
+        }
+        let base = match range.whence {
+            libc::SEEK_SET => 0,
+            libc::SEEK_CUR => seek(real::borrow(fd), SeekFrom::Current(0))?.cast_signed(),
+            libc::SEEK_END => lock::kernel_size(fd)?,
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        Ok(lock::message(self.handle, base, range, ofd, op)?)
+    }
+
+    fn lock(&self, message: Message, wait: bool) -> Outcome<()> {
+        let ask = || self.ask(&message).map(drop);
+        match self.session.as_ref().filter(|_| wait) {
+            Some(session) => lock::wait_by_asking(session, ask),
+            None => ask(),
+        }
+    }
+
+    /// `ENOLCK`: the service died.
+    fn ask(&self, message: &Message) -> Outcome<Reply> {
+        let session = self.session.as_ref().ok_or(UNHEARD)?;
+        let reply = session.channel.call(self.mailbox, message, &Alive(session));
+        call::accept(reply.map_err(|_| UNHEARD)?)
+    }
+}
+
+impl Drop for Errand {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            thread::slow(|| session.finish());
+        }
+    }
+}
