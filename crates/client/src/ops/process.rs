@@ -9,6 +9,7 @@ use super::dir;
 use crate::file;
 use crate::path;
 use crate::rings;
+use crate::session::Session;
 use crate::state;
 use crate::thread;
 
@@ -59,11 +60,13 @@ fn find_umask(status: &[u8]) -> Option<u32> {
 /// Another process is coming into being. As long as this lives, other threads' opens, which it may
 /// inherit, are the kernel's.
 #[must_use]
-pub(crate) struct Sharing(());
+pub(crate) struct Sharing {
+    counts: bool,
+}
 
 impl Drop for Sharing {
     fn drop(&mut self) {
-        if let Some(state) = state::started() {
+        if let Some(state) = state::started().filter(|_| self.counts) {
             let (done, again) = (Ordering::Release, Ordering::Relaxed);
             // A forked child finds that nobody shares anything.
             let _ = state.sharing.fetch_update(done, again, |now| now.checked_sub(1));
@@ -73,14 +76,16 @@ impl Drop for Sharing {
 
 /// Before fork, exec and spawn: everything that another process may inherit is made fit for it.
 pub(crate) fn before_sharing() -> Sharing {
-    if let Some(state) = state::started() {
+    // A process that has its memory in common with this one ends by exec and takes nothing back.
+    let own = |state: &&state::Fields| state.sessions.present().is_some_and(Session::is_own);
+    let counts = state::started().filter(own).map(|state| {
         state.sharing.fetch_add(1, Ordering::Relaxed);
         // Who takes a slot does so first, and then looks.
         fence(Ordering::SeqCst);
-    }
+    });
     before_change();
     file::share_all();
-    Sharing(())
+    Sharing { counts: counts.is_some() }
 }
 
 /// Before a change of who this process is, or of what paths mean in it: what it has open is what it
