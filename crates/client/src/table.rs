@@ -112,7 +112,7 @@ impl FdTable {
     /// Takes back what was learned of `fd`, if it still means that: then the caller owns the
     /// reference.
     pub(crate) fn unlearn(&self, fd: RawFd, entry: Entry) -> bool {
-        self.from_to(fd, entry.to_word(), UNKNOWN)
+        self.exchange(fd, entry.to_word(), UNKNOWN)
     }
 
     /// `fd` is about to be closed: nothing is learned of it until [`closed`](Self::closed). Returns
@@ -124,7 +124,7 @@ impl FdTable {
 
     /// `fd` was closed. It may have been given out again since, and mean something.
     pub(crate) fn closed(&self, fd: RawFd) {
-        self.from_to(fd, CLOSING, UNKNOWN);
+        self.exchange(fd, CLOSING, UNKNOWN);
     }
 
     /// Whether nothing at all is said of `fd`.
@@ -151,11 +151,11 @@ impl FdTable {
     /// There may be a copy of `fd` from now on.
     pub(crate) fn stale(&self, fd: RawFd) {
         // Whatever else is known of it is no matter of who has copies.
-        self.from_to(fd, FRESH, UNKNOWN);
+        self.exchange(fd, FRESH, UNKNOWN);
     }
 
     /// Has an entry say `new` if it says `old`, and whether it did.
-    fn from_to(&self, fd: RawFd, old: u32, new: u32) -> bool {
+    fn exchange(&self, fd: RawFd, old: u32, new: u32) -> bool {
         let Some(place) = self.entries.get(fd as usize) else { return false };
         place.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
