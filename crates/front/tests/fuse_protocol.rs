@@ -26,6 +26,7 @@ const WRITE: u32 = 16;
 const RELEASE: u32 = 18;
 const SETXATTR: u32 = 21;
 const GETXATTR: u32 = 22;
+const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 const OPENDIR: u32 = 27;
 const SETLK: u32 = 32;
@@ -397,6 +398,32 @@ fn locks_go_with_the_handle() {
     args.u64(fh).u64(0).u64(0);
     assert_eq!(kernel.ask(RELEASE, id, &args.0), Ok(vec![]));
     assert_eq!(kernel.ask(SETLK, id, &lock_args(other, 78, libc::F_WRLCK)), Ok(vec![]));
+}
+
+/// close(2) does not wait for RELEASE: who locked by the next descriptor meanwhile keeps that. A
+/// process says by FLUSH that it closes one; an open file description may lie where one of before
+/// lay, and then has its number.
+#[test]
+fn a_late_release_takes_no_lock_that_was_made_after_the_close() {
+    let mut kernel = Kernel::new();
+    let (id, other) = create(&mut kernel, ROOT, "a");
+    let ended = |fh: u64, owner: u64| [fh, 0, owner].map(u64::to_ne_bytes).concat();
+    for is_process in [true, false] {
+        let [first, second] = [(); 2].map(|()| {
+            Fields(&kernel.ask(OPEN, id, &[2u8, 0, 0, 0, 0, 0, 0, 0]).expect("opened")).u64()
+        });
+        assert_eq!(kernel.ask(SETLK, id, &lock_args(first, 77, libc::F_WRLCK)), Ok(vec![]));
+        if is_process {
+            assert_eq!(kernel.ask(FLUSH, id, &ended(first, 77)), Ok(vec![]));
+        }
+        assert_eq!(kernel.ask(SETLK, id, &lock_args(second, 77, libc::F_WRLCK)), Ok(vec![]));
+        assert_eq!(kernel.ask(RELEASE, id, &ended(first, 0)), Ok(vec![]));
+        let answer = kernel.ask(SETLK, id, &lock_args(other, 78, libc::F_WRLCK));
+        assert_eq!(answer, Err(Errno::EAGAIN), "{is_process}");
+        assert_eq!(kernel.ask(RELEASE, id, &ended(second, 0)), Ok(vec![]));
+        assert_eq!(kernel.ask(SETLK, id, &lock_args(other, 78, libc::F_WRLCK)), Ok(vec![]));
+        assert_eq!(kernel.ask(SETLK, id, &lock_args(other, 78, libc::F_UNLCK)), Ok(vec![]));
+    }
 }
 
 fn slot_name(token: Token, number: u32) -> Vec<u8> {

@@ -13,15 +13,15 @@
 //!
 //! # Locking
 //!
-//! One lock per shard, and `Handle::owners`; leaves both.
+//! One lock per shard, a leaf.
 
 use std::collections::HashMap;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Result};
+use polylane_vfs::OpenFile;
 use polylane_vfs::handover::{Kind, Store};
-use polylane_vfs::{LockOwner, OpenFile};
 
 use crate::restore::Record;
 use crate::slots::Slot;
@@ -45,9 +45,6 @@ pub struct Handle {
     pub opened: Option<Arc<OpenFile>>,
     /// The slot, when the node is one.
     pub slot: Option<Arc<Slot>>,
-    /// Who took locks through this handle: what is left of them goes with it. For POSIX locks that
-    /// is nothing (FLUSH took them), for open-file locks there is no other sign.
-    pub owners: Mutex<Vec<LockOwner>>,
     /// What the next service is to know; with the handle it goes.
     pub(crate) record: Option<Record>,
 }

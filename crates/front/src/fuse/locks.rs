@@ -24,9 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use polylane_base::sync::{Arc, Mutex};
 use polylane_base::{Errno, Result};
 use polylane_vfs::handover::InFlight;
-use polylane_vfs::{
-    LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, Node, OpenFile, Ticket,
-};
+use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpenFile, Ticket};
 
 use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::LK_FLOCK;
@@ -188,12 +186,6 @@ pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
     let lock = LockIn::read(&mut call.args)?;
     let (handle, file) = call.handle(lock.fh)?;
     let request = call.lock_request(&lock, &file)?;
-    if request.kind != LockKind::Unlock && request.family == LockFamily::Posix {
-        let mut owners = handle.owners.lock();
-        if !owners.contains(&request.owner) {
-            owners.push(request.owner);
-        }
-    }
     let whose = match request.family {
         LockFamily::Flock => Whose::Flock { fh: lock.fh },
         _ => Whose::Posix { node_id: handle.node_id, owner: lock.owner },
@@ -201,8 +193,18 @@ pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
     let LockRequest { start, end, kind, pid, .. } = request;
     let given = Given { whose, by: lock.fh, start, end, kind, pid };
     match wait && request.kind != LockKind::Unlock {
-        true => wait_for(call, file.node(), request, given),
-        false => set_now(call, file.node(), request, given),
+        true => wait_for(call, &file, request, given),
+        false => set_now(call, &file, request, given),
+    }
+}
+
+/// A lock was given. What its owner has on the file goes with the open file by which it locked
+/// last: for POSIX locks that is nothing (FLUSH took them), for those of open file descriptions
+/// there is no other sign. RELEASE may come when an owner of the same number has locked by the next
+/// open file: the process itself, or a description where the former one lay in the kernel's memory.
+fn note(file: &OpenFile, request: &LockRequest) {
+    if request.family == LockFamily::Posix && request.kind != LockKind::Unlock {
+        file.note_locker(request.owner);
     }
 }
 
@@ -210,9 +212,14 @@ impl Session {
     /// Sets a lock again that a former service gave. False: it cannot be.
     pub(super) fn lock_again(&self, given: &Given) -> bool {
         let Some((file, owner, family)) = self.holder(given) else { return false };
-        let Given { start, end, kind, pid, .. } = *given;
+        let Given { whose, start, end, kind, pid, .. } = *given;
         let request = LockRequest { owner, family, kind, start, end, pid };
-        matches!(self.lane.vfs.set_lock(file.node(), request, None), LockOutcome::Done(Ok(())))
+        let outcome = self.lane.vfs.set_lock(file.node(), request, None);
+        let given = matches!(outcome, LockOutcome::Done(Ok(())));
+        if given && matches!(whose, Whose::Posix { .. }) {
+            note(&file, &request);
+        }
+        given
     }
 
     /// The open file by which a former service gave a lock, and who has it now.
@@ -226,9 +233,8 @@ impl Session {
                 Some((file, owner, LockFamily::Flock))
             }
             Whose::Posix { owner, .. } => {
-                let (handle, owner) = (of_kernel().ok()?, posix_owner(owner));
-                handle.owners.lock().push(owner);
-                Some((handle.file().ok()?, owner, LockFamily::Posix))
+                let file = of_kernel().ok()?.file().ok()?;
+                Some((file, posix_owner(owner), LockFamily::Posix))
             }
             Whose::Process { process, .. } => {
                 let owner = kept::process_owner(process);
@@ -249,15 +255,16 @@ impl Session {
 /// A refusal is not final before the RELEASE of every descriptor that is closed already is done:
 /// the locks of flock(2) and of open file descriptions, which the kernel sends as POSIX locks of an
 /// owner of their own, end with it. The thread that may wait asks again after that.
-fn set_now(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) -> End {
+fn set_now(call: &Call<'_>, file: &OpenFile, request: LockRequest, given: Given) -> End {
     let lane = &call.session.lane;
     if call.deferred {
         lane.progress.settle_read();
     }
-    match lane.vfs.set_lock(node, request, None) {
+    match lane.vfs.set_lock(file.node(), request, None) {
         LockOutcome::Done(Err(Errno::EAGAIN)) if !call.deferred => Err(Exit::Defer),
         LockOutcome::Done(result) => {
             result?;
+            note(file, &request);
             call.session.lane.kept.set(given);
             Ok(Outcome::Reply)
         }
@@ -266,15 +273,17 @@ fn set_now(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) -> 
     }
 }
 
-fn wait_for(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) -> End {
+fn wait_for(call: &Call<'_>, file: &Arc<OpenFile>, request: LockRequest, given: Given) -> End {
     let (unique, vfs) = (call.header.unique, &call.session.lane.vfs);
     let kept = call.session.lane.kept.clone();
     let (waits, device) = (call.session.waits.clone(), call.session.device.clone());
     waits.enter(unique);
+    let by = Arc::downgrade(file);
     let granted = Box::new(move |result: Result<()>| {
         if waits.leave(unique) {
             match result {
                 Ok(()) => {
+                    by.upgrade().inspect(|file| note(file, &request));
                     kept.set(given);
                     device.reply(unique, &[]);
                 }
@@ -283,10 +292,11 @@ fn wait_for(call: &Call<'_>, node: &Node, request: LockRequest, given: Given) ->
         }
     });
     let waits = &call.session.waits;
-    match vfs.set_lock(node, request, Some(granted)) {
+    match vfs.set_lock(file.node(), request, Some(granted)) {
         LockOutcome::Done(result) => {
             waits.leave(unique);
             result?;
+            note(file, &request);
             call.session.lane.kept.set(given);
             Ok(Outcome::Reply)
         }

@@ -526,12 +526,10 @@ impl Session {
     /// The end of a handle: what was locked through it is free, and its node one handle poorer.
     pub(super) fn close(&self, handle: &Handle) {
         if let Ok(file) = handle.file() {
-            for owner in handle.owners.lock().drain(..) {
-                let (node_id, owner_number) = (handle.node_id, owner.0 as u64);
-                self.lane.kept.drop_all(Whose::Posix { node_id, owner: owner_number });
-                self.lane.vfs.drop_locks(file.node(), owner);
+            for owner in file.gone() {
+                let (node_id, owner) = (handle.node_id, owner.0 as u64);
+                self.lane.kept.drop_all(Whose::Posix { node_id, owner });
             }
-            file.gone();
         }
         match &handle.slot {
             Some(slot) if self.lane.slots.released(slot) => {

@@ -33,14 +33,16 @@ impl OpenFile {
     }
 
     /// The kernel has no descriptor of it any more: the locks that were taken by it are given up as
-    /// by close(2), whoever still refers to it.
-    pub fn gone(&self) {
+    /// by close(2), whoever still refers to it. Names who had noted POSIX locks by it.
+    pub fn gone(&self) -> Vec<LockOwner> {
         let (locks, id) = (&self.node().core.locks, self.node().id);
         self.drop_own_locks();
-        if self.by.process.load(Relaxed) {
-            let lockers = locks.take_noted(id, self.address());
-            lockers.into_iter().for_each(|owner| locks.drop_on(id, owner));
+        if !self.by.process.load(Relaxed) {
+            return Vec::new();
         }
+        let lockers = locks.take_noted(id, self.address());
+        lockers.iter().for_each(|owner| locks.drop_on(id, *owner));
+        lockers
     }
 
     /// It ends.

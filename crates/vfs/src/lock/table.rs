@@ -354,6 +354,7 @@ impl State {
         told: &mut Told,
     ) {
         let Some(file) = self.files.get_mut(&id) else { return };
+        file.by.retain(|(other, _)| *other != owner);
         let mine =
             |parked: &mut Parked| parked.request.owner == owner && ends(parked.request.family);
         for parked in file.parked.extract_if(.., mine) {
