@@ -312,7 +312,7 @@ impl Session {
             }
             None => {}
         }
-        Some(Handle { node_id, opened, slot, record: Some(record), ..Handle::default() })
+        Some(Handle { node_id, opened, slot, record: Some(record) })
     }
 
     /// A reader: until the mount is gone or everybody is to quit.
