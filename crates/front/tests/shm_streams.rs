@@ -5,6 +5,7 @@ mod shm_kit;
 
 use std::time::{Duration, Instant};
 
+use polylane_base::Errno;
 use polylane_base::rng::Rng;
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use polylane_front::lane::TAG_PAGES;
@@ -422,6 +423,9 @@ fn whoever_met_a_file_meanwhile_hears_what_became_of_a_write() {
     let entry = Entry { change, umask, handle: streamed_handle(5, 5), ..Entry::default() };
     assert!(matches!(client.channel.stream().post(&entry), Posted::Waiting(_)));
     assert!(!client.was_done(client.mailbox, client.channel.stream().last_position()));
+    // Who does not ask hears of it when he syncs, once.
+    let sync = || client.call(&Message::new(Op::Sync)).map(drop);
+    assert_eq!((sync(), sync()), (Err(Errno::EIO), Ok(())));
 }
 
 #[test]

@@ -120,7 +120,9 @@ enum Undone {
     /// Its file had been met, or was on loan no more: who posted it knows, asks for it, and has it
     /// done by a request. Or there was nothing to do.
     Refused,
-    /// Nobody asks: the next sync tells this.
+    /// Nothing was done, for there is no such file. Who does not ask is told by the next sync.
+    Nowhere,
+    /// Perhaps a part was done. Nobody asks: the next sync tells this.
     Failed(Errno),
 }
 
@@ -133,6 +135,7 @@ impl Undone {
         };
         match (change, errno) {
             (Change::Write | Change::Set, Errno::EPERM | Errno::EBUSY) => Undone::Refused,
+            (Change::Write | Change::Set, Errno::EBADF) => Undone::Nowhere,
             (Change::Close, Errno::EPERM | Errno::EBADF) => Undone::Refused,
             (_, Errno::EROFS | Errno::ENOSPC | Errno(libc::EUCLEAN)) => Undone::Failed(errno),
             _ => Undone::Failed(Errno::EIO),
@@ -377,6 +380,10 @@ impl Session {
             match done.map_err(|error| Undone::of(entry.change, error)) {
                 Ok(()) => {}
                 Err(Undone::Refused) => state.refuse(position_after(former, count - 1 - left)),
+                Err(Undone::Nowhere) => {
+                    self.leases.note(Errno::EIO);
+                    state.refuse(position_after(former, count - 1 - left));
+                }
                 Err(Undone::Failed(errno)) => self.leases.note(errno),
             }
         }
@@ -468,7 +475,7 @@ mod tests {
         for change in [Write, Set] {
             assert_eq!(of(change, Errno::EPERM), Undone::Refused);
             assert_eq!(of(change, Errno::EBUSY), Undone::Refused);
-            assert_eq!(of(change, Errno::EBADF), Undone::Failed(Errno::EIO));
+            assert_eq!(of(change, Errno::EBADF), Undone::Nowhere);
             assert_eq!(of(change, Errno::ENOSPC), Undone::Failed(Errno::ENOSPC));
         }
         assert_eq!(of(Close, Errno::EBADF), Undone::Refused);
