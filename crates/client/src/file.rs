@@ -338,11 +338,14 @@ pub(crate) fn leave_to_numbers() {
 /// Leaves the session: who we are has changed, or its descriptors are in the way. Files attach to
 /// the next one when they are used.
 pub(crate) fn leave_session() {
+    if let Some(session) = state::started().and_then(|state| state.sessions.present()) {
+        // First: nothing is made by the stream between the two.
+        lease::leave(session);
+    }
     share_all();
     if let Some(state) = state::started() {
         // Free slots are of no use to the next session, and those of files at rest hold these open.
         state.slots.shed();
-        state.sessions.present().into_iter().for_each(lease::leave);
         state.sessions.leave();
         state.cwd.changed();
     }
