@@ -291,7 +291,6 @@ topics! {
     locks_kept_when_sessions_are_used_up = Topic { source: "sessions_many", ..ALL };
     leases_of_fcntl = Topic { source: "oplocks", ..PROGRAM };
     files_made_beside_one_with_a_lease = Topic { source: "oplocks_reused", ..PROGRAM };
-    files_made_while_the_process_changes = Topic { source: "leaving", ..PROGRAM };
     files_met_by_threads_while_they_are_made = Topic { source: "met", ..PROGRAM };
     locks_across_fork = Topic { source: "locks_fork", ..PROGRAM };
     forks_beside_opens = Topic { source: "forks_threads", ..PROGRAM };
