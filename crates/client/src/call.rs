@@ -3,6 +3,7 @@
 //! The only module that talks to a mailbox. Every failure of the channel itself becomes "ask the
 //! kernel", and the session is given up; what the service answers is handed on.
 
+use polylane_base::Errno;
 use polylane_ipc::CallError;
 use polylane_ipc::message::{Message, Op, Reply, SOLE, Status, TELL_SOLE};
 use polylane_ipc::stream::NAME_BYTES_MAX;
@@ -242,7 +243,13 @@ pub(crate) fn finish(
     message: &Message,
     reply: Result<Reply, CallError>,
 ) -> Outcome<Reply> {
-    accept(reply.map_err(|_| lost(mailbox.session, message))?)
+    match accept(reply.map_err(|_| lost(mailbox.session, message))?) {
+        // Another thread left the session, and its handles went with it: nothing was done.
+        Err(Detour::Errno(Errno::EBADF)) if mailbox.session.is_lost() => {
+            Err(lost(mailbox.session, message))
+        }
+        done => done,
+    }
 }
 
 /// What the service said.

@@ -360,7 +360,10 @@ pub(crate) fn forget(fd: RawFd) {
 /// The kernel opens a file for a call of this process; returns its number as [`forget`] leaves it,
 /// and remembers that no other process has a copy. What others can do to it need not be asked for.
 pub(crate) fn opened_by(open: impl FnOnce() -> RawFd) -> RawFd {
-    let shares = || state::started().map(|state| state.shares.load(Ordering::SeqCst));
+    let now = |state: &state::Fields| {
+        (state.shares.load(Ordering::SeqCst), state.sharing.load(Ordering::SeqCst))
+    };
+    let shares = || state::started().map(now);
     let before = shares();
     let fd = open();
     if fd >= 0
@@ -369,7 +372,8 @@ pub(crate) fn opened_by(open: impl FnOnce() -> RawFd) -> RawFd {
         forget(fd);
         if path::mount().is_ok() && !rings::any() {
             state.table.set_fresh(fd);
-            if shares() != before {
+            // Another thread is making a process, which may have a copy, or did so meanwhile.
+            if shares() != before || before.is_some_and(|(_, sharing)| sharing > 0) {
                 state.table.stale(fd);
             }
         }

@@ -60,7 +60,8 @@ impl Drop for Borrowed {
 pub(crate) fn is_owed(message: &Message) -> bool {
     match message.op {
         Op::Lock => message.flags & LOCK_WAIT == 0,
-        Op::Close | Op::GetLock | Op::Cancel | Op::ShareAll => true,
+        // A ping has the stream applied.
+        Op::Close | Op::GetLock | Op::Cancel | Op::ShareAll | Op::Ping => true,
         // Without them a file would be taken for one of the kernel's.
         Op::Redeem | Op::SetFlags | Op::Oplock => true,
         _ => false,

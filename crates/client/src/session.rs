@@ -240,12 +240,16 @@ impl Sessions {
     /// Leaves the present session for good; the service lets go of all that was not shared. No
     /// number that a session has is used from here on.
     pub(crate) fn leave(&self) {
-        if let Some(session) = self.present() {
+        let number = self.current.load(Ordering::Acquire);
+        if let Some(session) = of(number).filter(|session| !session.is_lost()) {
             session.leave();
         }
-        self.current.store(0, Ordering::Release);
+        // Another thread may have connected meanwhile: that one stays.
+        let (left, as_it_was) = (Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.current.compare_exchange(number, 0, left, as_it_was);
+        let over = |session: &&Session| session.is_own() && session.is_lost();
         let made = SESSIONS.iter().map_while(OnceLock::get);
-        made.filter(|session| session.is_own()).for_each(|session| session.channel.silence());
+        made.filter(over).for_each(|session| session.channel.silence());
     }
 }
 

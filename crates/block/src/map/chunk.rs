@@ -156,12 +156,12 @@ impl Chunk {
         claimed.map(State::of)
     }
 
-    /// Ends what [`claim`](Chunk::claim) began on a chunk that was in state `from`: it is whole
-    /// now, or nothing is known about it. Only what was empty can go back unused.
-    pub(super) fn end_claim(&self, from: State, whole: bool) {
-        let state = match (whole, from) {
-            (true, State::Empty) => State::Whole.bits() | AHEAD,
-            (true, _) => State::Whole.bits(),
+    /// Ends what [`claim`](Chunk::claim) began: the chunk is `whole` now, or nothing is known
+    /// about it. `unused`: there is nothing but zeros in it, which can go back.
+    pub(super) fn end_claim(&self, whole: bool, unused: bool) {
+        let state = match (whole, unused) {
+            (true, true) => State::Whole.bits() | AHEAD,
+            (true, false) => State::Whole.bits(),
             (false, _) => 0,
         };
         self.change(|word| Some((word & !(EXCLUSIVE | STATE)).wrapping_add(GENERATION) | state));
@@ -223,7 +223,7 @@ mod tests {
         let chunk = known(State::Empty);
         assert_eq!((chunk.claim(), chunk.claim()), (Some(State::Empty), None));
         assert!(!chunk.enter(true));
-        chunk.end_claim(State::Empty, true);
+        chunk.end_claim(true, true);
         assert_eq!(chunk.state(), State::Whole);
         assert!(chunk.take_ahead() && !chunk.take_ahead());
         for state in [State::Empty, State::Partial] {
@@ -238,7 +238,7 @@ mod tests {
     fn what_held_data_is_never_given_back() {
         let chunk = known(State::Partial);
         assert_eq!(chunk.claim(), Some(State::Partial));
-        chunk.end_claim(State::Partial, true);
+        chunk.end_claim(true, false);
         assert_eq!(chunk.state(), State::Whole);
         assert!(!chunk.take_ahead());
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Condvar, Mutex, RwLock};
@@ -23,6 +23,8 @@ pub(crate) struct Lane {
     pub(crate) reserve_bytes: u64,
     pub(crate) gate: Gate,
     pub(crate) counts: Counts,
+    /// Making space is of use here, for all that is known.
+    fills: AtomicBool,
     /// Held by every job while it is at work; true once the volume is closed.
     pub(crate) closed: RwLock<bool>,
 }
@@ -59,6 +61,7 @@ impl Lane {
             reserve_bytes: reserve,
             gate: Gate::new(),
             counts: Counts::default(),
+            fills: AtomicBool::new(true),
             closed: RwLock::new(false),
         }
     }
@@ -142,17 +145,23 @@ impl Lane {
         let sectors = self.sectors(chunk);
         let bytes = (sectors.end - sectors.start) * crate::device::SECTOR_BYTES as u64;
         let wanted = self.reserve_bytes.saturating_add(bytes);
-        if sectors.is_empty() || self.medium.free_bytes().is_some_and(|free| free < wanted) {
+        let has_room = || self.medium.free_bytes().is_none_or(|free| free >= wanted);
+        if sectors.is_empty() || !self.fills.load(Ordering::Relaxed) || !has_room() {
             return;
         }
         let Some(from) = self.map.at(chunk).claim() else { return };
-        let start = Instant::now();
+        let (start, count) = (Instant::now(), sectors.end - sectors.start);
         let made = self.fill(sectors);
-        if let Ok(count @ 1..) = made {
-            self.counts.note_cost(start.elapsed(), count);
+        if made == Err(Error::Unsupported) {
+            self.fills.store(false, Ordering::Relaxed);
+        }
+        if let Ok(made @ 1..) = made {
+            self.counts.note_cost(start.elapsed(), made);
             self.counts.allocations.fetch_add(1, Ordering::Relaxed);
         }
-        self.map.at(chunk).end_claim(from, made.is_ok());
+        // Only what took no space at all can go back unused.
+        let unused = from == State::Empty && made == Ok(count);
+        self.map.at(chunk).end_claim(made.is_ok(), unused);
     }
 
     /// Writes zeros to all of an exclusive chunk that is not written; how many sectors that were.

@@ -149,6 +149,10 @@ hooks! {
             // SAFETY: the caller's own argument; a stream without a descriptor.
             return unsafe { real::fclose(stream) };
         }
+        // What is buffered is written under the locks that go with the descriptor. Where it cannot
+        // be, fclose tries again and says so.
+        // SAFETY: the caller's own argument.
+        unsafe { libc::fflush(stream) };
         // SAFETY: the caller's own argument.
         ending(fd, || unsafe { real::fclose(stream) })
     }

@@ -22,6 +22,9 @@ hooks! {
     fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
         // SAFETY: an open stream, by contract.
         let number = unsafe { libc::fileno(stream) };
+        // Under the locks that go with the number, as `fclose` does.
+        // SAFETY: as above.
+        unsafe { libc::fflush(stream) };
         let known = super::attempt(|| ops::fd::closing(number)).ok();
         // SAFETY: the caller's own arguments.
         let stream = unsafe { real::freopen(path, mode, stream) };

@@ -98,7 +98,8 @@ impl Fate {
         for (number, session) in (first..).map_while(|n| Some((n, session::of(n)?))) {
             // Others are those of the process that this one was forked from.
             if session.is_own() {
-                if !self.is_over(session) {
+                // One that is being left has its stream applied first.
+                if !session.is_lost() && !session.channel.is_dead() {
                     return;
                 }
                 if has_lost_entries(session) {

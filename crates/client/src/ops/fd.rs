@@ -19,19 +19,15 @@ use crate::state;
 use crate::table::{Pin, Record, bit};
 use crate::thread;
 
-/// What was known of a number that is about to be closed. Dropped after the real close, before
-/// which libc may write what it has buffered under the locks that go with it.
+/// What was known of a number that is about to be closed. Dropped after the real close.
 pub(crate) struct Closing {
-    file: Option<Pin>,
+    _file: Option<Pin>,
     /// -1: it is not the library's to keep account of.
     fd: RawFd,
 }
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        if let Some(file) = &self.file {
-            lock::give_up(file);
-        }
         if let Some(state) = state::started() {
             state.table.closed(self.fd);
         }
@@ -41,14 +37,18 @@ impl Drop for Closing {
 /// To be called before a close, whatever closes it. `EBADF` for the library's own descriptors.
 pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
     if thread::is_inside() {
-        return Ok(Closing { file: None, fd: -1 });
+        return Ok(Closing { _file: None, fd: -1 });
     }
     if private::contains(fd) {
         return Err(Errno::EBADF.into());
     }
     rings::settle();
     lock::find_for_close(fd);
-    Ok(Closing { file: file::take_to_close(fd), fd })
+    let file = file::take_to_close(fd);
+    if let Some(file) = &file {
+        lock::give_up(file);
+    }
+    Ok(Closing { _file: file, fd })
 }
 
 /// What `dup2` closes: to be made before it, and told when it succeeded.

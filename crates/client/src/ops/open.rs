@@ -2,6 +2,7 @@
 
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
 
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
@@ -21,10 +22,15 @@ use crate::session::Session;
 use crate::slots::Slot;
 use crate::state;
 use crate::table::{FDS_MAX, Pin, Record, bit};
+use crate::thread;
 
 /// Opens that the kernel does: results that are not regular files, and modes that only it knows.
 const KERNEL_FLAGS: i32 =
     libc::O_PATH | libc::O_DIRECTORY | libc::O_TMPFILE | libc::O_ASYNC | libc::O_DIRECT;
+
+/// Looks whether a process is made still, and the pause between them.
+const LOOKS_MAX: u32 = 10_000;
+const PAUSE: Duration = Duration::from_micros(100);
 
 /// Flags that are the open's own and not reported by `F_GETFL`.
 const CREATION_FLAGS: i32 =
@@ -153,7 +159,14 @@ fn reopen(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<Ra
 /// process, which may get it and does not say so. The slot is a record's by now.
 fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
     fence(Ordering::SeqCst);
-    if state::get().sharing.load(Ordering::Relaxed) > 0 {
+    let is_sharing = || state::get().sharing.load(Ordering::Relaxed) > 0;
+    // Who asks the next service what became of an open cannot ask the kernel, which knows no more.
+    let mut looks = if thread::with(|thread| thread.again.get()) == 0 { 0 } else { LOOKS_MAX };
+    while is_sharing() && looks > 0 {
+        std::thread::sleep(PAUSE);
+        looks -= 1;
+    }
+    if is_sharing() {
         return Err(Detour::Kernel);
     }
     let master = real::borrow(slot.master());
