@@ -38,7 +38,11 @@ pub(crate) fn question(
     let mailbox = session.mailbox()?;
     let message = put_paths(&mailbox, message, place, (place.0, b""));
     let reply = mailbox.session.channel.call(mailbox.index, &message, &Alive(session));
-    reply.map_err(|_| lost(session, &message))
+    let reply = reply.map_err(|_| lost(session, &message))?;
+    match reply.status {
+        Status::Failed(libc::EBADF) if session.is_lost() => Err(lost(session, &message)),
+        _ => Ok(reply),
+    }
 }
 
 /// Opens a file; with the reply comes the mark by which the bytes that it brought are found.

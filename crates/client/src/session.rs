@@ -13,6 +13,8 @@
 //!
 //! None; see `thread` for how a thread owns its mailboxes.
 
+mod mark;
+
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -28,6 +30,7 @@ use polylane_ipc::message::{Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex, Watch};
 use polylane_sys::scm;
 
+pub(crate) use self::mark::Mark;
 use crate::ops::process;
 use crate::outcome::{Detour, Outcome};
 use crate::reserve::{Borrowed, Reserve, is_owed};
@@ -43,6 +46,9 @@ const WELCOME_PATIENCE: Duration = Duration::from_secs(5);
 const NEXT_SECONDS: i64 = 30;
 /// Pause between looks for it.
 const NEXT_PAUSE: Duration = Duration::from_millis(5);
+/// Looks for answers that are awaited before a session is left, and the pause between them.
+const ANSWER_LOOKS: u32 = 1000;
+const ANSWER_PAUSE: Duration = Duration::from_micros(100);
 /// Pause between looks whether another thread has connected.
 const CONNECTION_PAUSE: Duration = Duration::from_micros(100);
 /// Seconds between attempts to connect.
@@ -89,6 +95,8 @@ pub(crate) struct Sessions {
     key: AtomicU64,
     /// Requests so far that must be done once.
     turns: AtomicU32,
+    /// How often a session was left.
+    leaves: AtomicU32,
 }
 
 impl Sessions {
@@ -100,6 +108,7 @@ impl Sessions {
             retry_at: AtomicI64::new(0),
             key: AtomicU64::new(0),
             turns: AtomicU32::new(0),
+            leaves: AtomicU32::new(0),
         }
     }
 
@@ -228,11 +237,18 @@ impl Sessions {
     fn make(&self) -> Outcome<&'static Session> {
         let number = MADE.load(Ordering::Relaxed);
         let cell = SESSIONS.get(number as usize).ok_or(Detour::Kernel)?;
-        let key = self.key()?;
+        let (key, leaves) = (self.key()?, self.leaves.load(Ordering::SeqCst));
         let session = Session::connect(number + 1, key).map_err(|_| Detour::Kernel)?;
         MADE.store(number + 1, Ordering::Relaxed);
         let session = cell.get_or_init(|| session);
-        self.current.store(session.number, Ordering::Release);
+        self.current.store(session.number, Ordering::SeqCst);
+        if self.leaves.load(Ordering::SeqCst) != leaves {
+            // This process may be somebody else by now.
+            let (left, as_it_was) = (Ordering::AcqRel, Ordering::Relaxed);
+            let _ = self.current.compare_exchange(session.number, 0, left, as_it_was);
+            session.leave();
+            return Err(Detour::Kernel);
+        }
         state::get().slots.drop_former(session.number);
         Ok(session)
     }
@@ -240,13 +256,16 @@ impl Sessions {
     /// Leaves the present session for good; the service lets go of all that was not shared. No
     /// number that a session has is used from here on.
     pub(crate) fn leave(&self) {
-        let number = self.current.load(Ordering::Acquire);
-        if let Some(session) = of(number).filter(|session| !session.is_lost()) {
-            session.leave();
-        }
+        // Who is connecting as what we were finds out by this, or is found here.
+        self.leaves.fetch_add(1, Ordering::SeqCst);
+        let number = self.current.load(Ordering::SeqCst);
         // Another thread may have connected meanwhile: that one stays.
         let (left, as_it_was) = (Ordering::AcqRel, Ordering::Relaxed);
         let _ = self.current.compare_exchange(number, 0, left, as_it_was);
+        if let Some(session) = of(number).filter(|session| !session.is_lost()) {
+            session.await_answers();
+            session.leave();
+        }
         let over = |session: &&Session| session.is_own() && session.is_lost();
         let made = SESSIONS.iter().map_while(OnceLock::get);
         made.filter(over).for_each(|session| session.channel.silence());
@@ -335,6 +354,21 @@ impl Session {
         self.leave();
         for bell in self.channel.doorbells() {
             private::forget(bell.as_raw_fd());
+        }
+    }
+
+    /// Waits a moment for the requests of other threads that are under way: who is not answered
+    /// asks once more, in another session, and the service does not know it for the same request.
+    /// One that waits for a lock is not waited for.
+    fn await_answers(&self) {
+        let boxes = 0..self.channel.geometry().mailbox_count;
+        let free = |index| self.channel.is_free(MailboxIndex(index));
+        let is_over = || self.channel.is_dead() || boxes.clone().all(free);
+        for _ in 0..ANSWER_LOOKS {
+            if is_over() {
+                return;
+            }
+            std::thread::sleep(ANSWER_PAUSE);
         }
     }
 
@@ -474,28 +508,6 @@ impl Session {
         }
         let settled = self.channel.settle(MailboxIndex(mailbox), &Alive(self));
         settled.map_err(|_| Detour::Kernel)
-    }
-}
-
-/// A posted request: mailbox number plus one (0: none), and how many had been posted there.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Mark {
-    mailbox: u32,
-    posts: u32,
-}
-
-impl Mark {
-    /// Of no request.
-    pub(crate) const NONE: Mark = Mark { mailbox: 0, posts: 0 };
-
-    /// As one word.
-    pub(crate) fn to_word(self) -> u64 {
-        u64::from(self.mailbox) | u64::from(self.posts) << 32
-    }
-
-    /// From one word.
-    pub(crate) fn from_word(word: u64) -> Self {
-        Mark { mailbox: word as u32, posts: (word >> 32) as u32 }
     }
 }
 

@@ -1,5 +1,6 @@
 /* What a stream has buffered is written before the locks go that its close gives up: by fclose and by
- * freopen. */
+ * freopen. One that cannot be written says so all the same, and one that was read leaves its offset, which a
+ * copy of its descriptor shares, where libc does. */
 #include "say.h"
 
 enum { TURNS = 60, BYTES = 3000 };
@@ -43,5 +44,11 @@ int main(void)
 		MUST(read(tells[0], &byte, 1) == 1);
 	}
 	reap(pid);
+	FILE *full = fopen("/dev/full", "w"), *reads = fopen("f", "r");
+	MUST(full && reads && fputs("x", full) >= 0 && fgetc(reads) == 'z');
+	int copy = dup(fileno(reads));
+	SAY(fclose(full));
+	SAY(fclose(reads));
+	SAY(lseek(copy, 0, SEEK_CUR));
 	return 0;
 }

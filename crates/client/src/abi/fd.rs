@@ -1,6 +1,9 @@
 //! Descriptor numbers: dup, close, fcntl, flock, lockf.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use libc::{FILE, c_int, c_long, c_uint, off_t};
+use polylane_base::Errno;
 
 use super::{answer, cancel, hooks};
 use crate::ops::fd::Closing;
@@ -28,6 +31,27 @@ pub(super) fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
         Err(Unanswered::Errno(errno)) => super::failed(errno.0),
         Err(Unanswered::Kernel) => close(),
     }
+}
+
+unsafe extern "C" {
+    /// Bytes that a stream has buffered to be written (stdio_ext.h).
+    fn __fpending(stream: *mut FILE) -> usize;
+}
+
+/// Before a stream is closed: what is buffered is written under the locks that go with its
+/// descriptor, in a process that takes such. What was read ahead stays: to give it back would move
+/// an offset that others may share, which libc's `fclose` does not do.
+///
+/// # Safety
+///
+/// An open stream that is the caller's to close.
+pub(super) unsafe fn flush_under_locks(stream: *mut FILE) -> Result<(), Errno> {
+    let locks = state::started().is_some_and(|state| state.has_locked.load(Relaxed) > 0);
+    // SAFETY: by contract.
+    if !locks || unsafe { __fpending(stream) == 0 || libc::fflush(stream) == 0 } {
+        return Ok(());
+    }
+    Err(Errno(real::errno()))
 }
 
 /// Ends what a real close has ended. `errno` stays.
@@ -149,12 +173,15 @@ hooks! {
             // SAFETY: the caller's own argument; a stream without a descriptor.
             return unsafe { real::fclose(stream) };
         }
-        // What is buffered is written under the locks that go with the descriptor. Where it cannot
-        // be, fclose tries again and says so.
         // SAFETY: the caller's own argument.
-        unsafe { libc::fflush(stream) };
+        let flushed = unsafe { flush_under_locks(stream) };
         // SAFETY: the caller's own argument.
-        ending(fd, || unsafe { real::fclose(stream) })
+        let rc = ending(fd, || unsafe { real::fclose(stream) });
+        // What could not be written is gone with the flush, and fclose says nothing of it.
+        match flushed {
+            Err(errno) if rc == 0 => super::failed(errno.0),
+            _ => rc,
+        }
     }
 
     /// `close_range`. Whose numbers they are is settled before; what is to be closed by exec only

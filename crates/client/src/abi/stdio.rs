@@ -22,9 +22,9 @@ hooks! {
     fn freopen(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
         // SAFETY: an open stream, by contract.
         let number = unsafe { libc::fileno(stream) };
-        // Under the locks that go with the number, as `fclose` does.
+        // That it cannot be written is nobody's to hear (POSIX).
         // SAFETY: as above.
-        unsafe { libc::fflush(stream) };
+        let _ = unsafe { fd::flush_under_locks(stream) };
         let known = super::attempt(|| ops::fd::closing(number)).ok();
         // SAFETY: the caller's own arguments.
         let stream = unsafe { real::freopen(path, mode, stream) };

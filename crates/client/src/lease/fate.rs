@@ -99,8 +99,11 @@ impl Fate {
             // Others are those of the process that this one was forked from.
             if session.is_own() {
                 // One that is being left has its stream applied first.
-                if !session.is_lost() && !session.channel.is_dead() {
-                    return;
+                if !session.is_lost() {
+                    if !session.channel.is_dead() {
+                        return;
+                    }
+                    session.lose();
                 }
                 if has_lost_entries(session) {
                     self.lost.store(true, SeqCst);

@@ -118,8 +118,10 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
         file.set_appends(transfer.flags & libc::O_APPEND != 0);
     }
     let (writer, bytes) = (call.writer(kills), data);
-    // One that has a page locked until its reply waits for nobody who may wait for that page.
-    let holds_page = !call.session.is_direct() && transfer.transfer_flags & WRITE_LOCKOWNER == 0;
+    // One that has a page locked until its reply waits for nobody who may wait for that page, to
+    // drop it for the append before.
+    let buffered = !call.session.is_direct() && transfer.transfer_flags & WRITE_LOCKOWNER == 0;
+    let holds_page = buffered && transfer.flags & libc::O_APPEND != 0;
     let failed = if holds_page { Exit::Late } else { Exit::Failed };
     let written = file.write(&writer, Some(transfer.offset), &mut data).map_err(failed)?;
     let beside = before.until_now(file.node());
