@@ -13,6 +13,7 @@
 //!
 //! None; see `thread` for how a thread owns its mailboxes.
 
+mod alive;
 mod mark;
 
 use std::ffi::OsStr;
@@ -27,9 +28,10 @@ use polylane_base::{Errno, Result};
 use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
 use polylane_ipc::layout::MAILBOXES_MAX;
 use polylane_ipc::message::{Message, Op};
-use polylane_ipc::{ClientChannel, MailboxIndex, Watch};
+use polylane_ipc::{ClientChannel, MailboxIndex};
 use polylane_sys::scm;
 
+pub(crate) use self::alive::Alive;
 pub(crate) use self::mark::Mark;
 use crate::ops::process;
 use crate::outcome::{Detour, Outcome};
@@ -244,13 +246,19 @@ impl Sessions {
         self.current.store(session.number, Ordering::SeqCst);
         if self.leaves.load(Ordering::SeqCst) != leaves {
             // This process may be somebody else by now.
-            let (left, as_it_was) = (Ordering::AcqRel, Ordering::Relaxed);
-            let _ = self.current.compare_exchange(session.number, 0, left, as_it_was);
+            self.is_not_present(session.number);
             session.leave();
             return Err(Detour::Kernel);
         }
         state::get().slots.drop_former(session.number);
         Ok(session)
+    }
+
+    /// That session is the present one no more. One by which another thread has connected meanwhile
+    /// stays.
+    fn is_not_present(&self, number: u32) {
+        let (left, as_it_was) = (Ordering::AcqRel, Ordering::Relaxed);
+        let _ = self.current.compare_exchange(number, 0, left, as_it_was);
     }
 
     /// Leaves the present session for good; the service lets go of all that was not shared. No
@@ -259,9 +267,7 @@ impl Sessions {
         // Who is connecting as what we were finds out by this, or is found here.
         self.leaves.fetch_add(1, Ordering::SeqCst);
         let number = self.current.load(Ordering::SeqCst);
-        // Another thread may have connected meanwhile: that one stays.
-        let (left, as_it_was) = (Ordering::AcqRel, Ordering::Relaxed);
-        let _ = self.current.compare_exchange(number, 0, left, as_it_was);
+        self.is_not_present(number);
         if let Some(session) = of(number).filter(|session| !session.is_lost()) {
             session.await_answers();
             session.leave();
@@ -347,6 +353,16 @@ impl Session {
     /// No use of this session from now on.
     pub(crate) fn lose(&self) {
         self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether its service is gone, or about to be: then it is lost.
+    #[inline]
+    pub(crate) fn is_dead(&self) -> bool {
+        let dead = self.channel.is_dead();
+        if dead {
+            self.lose();
+        }
+        dead
     }
 
     /// Ends it and takes its numbers back, for the only one who uses it.
@@ -560,23 +576,6 @@ pub(crate) fn release_thread() {
                 .for_each(|index| session.channel.release(MailboxIndex(index.get())));
         }
     });
-}
-
-/// Whether the service lives, and serves this session still: its end of the socket is open.
-pub(crate) struct Alive<'a>(pub(crate) &'a Session);
-
-impl Watch for Alive<'_> {
-    fn alive(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        if self.0.is_lost() {
-            return false;
-        }
-        let fd = real::borrow(self.0.socket);
-        let mut watched = [PollFd::new(&fd, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
-        poll(&mut watched, Some(&now)).is_err() || !watched[0].revents().intersects(gone)
-    }
 }
 
 /// Moves a descriptor to where the library keeps its own.

@@ -56,14 +56,7 @@ impl Fate {
     /// Whether nothing may be streamed to a session any more.
     #[inline]
     pub(super) fn is_over(&self, session: &Session) -> bool {
-        if session.number <= self.left.load(SeqCst) || session.is_lost() {
-            return true;
-        }
-        let dead = session.channel.is_dead();
-        if dead {
-            session.lose();
-        }
-        dead
+        session.number <= self.left.load(SeqCst) || session.is_lost() || session.is_dead()
     }
 
     /// Something was streamed.
@@ -99,11 +92,8 @@ impl Fate {
             // Others are those of the process that this one was forked from.
             if session.is_own() {
                 // One that is being left has its stream applied first.
-                if !session.is_lost() {
-                    if !session.channel.is_dead() {
-                        return;
-                    }
-                    session.lose();
+                if !session.is_lost() && !session.is_dead() {
+                    return;
                 }
                 if has_lost_entries(session) {
                     self.lost.store(true, SeqCst);

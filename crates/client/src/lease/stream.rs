@@ -24,15 +24,7 @@ impl Inside {
     pub(super) fn replace(&self, entry: &Entry) -> bool {
         let stream = self.session.channel.stream();
         // One that a dead service did not take is nobody's.
-        stream.replace(entry) && !(self.is_dead() && stream.last().is_some())
-    }
-
-    fn is_dead(&self) -> bool {
-        let dead = self.session.channel.is_dead();
-        if dead {
-            self.session.lose();
-        }
-        dead
+        stream.replace(entry) && !(self.session.is_dead() && stream.last().is_some())
     }
 
     /// Has the service apply what is streamed, as any request does.
@@ -49,7 +41,7 @@ impl Inside {
             posted = stream.post(entry);
         }
         match posted {
-            Posted::Waiting(_) if self.is_dead() && stream.withdraw() => Err(Ordinary),
+            Posted::Waiting(_) if self.session.is_dead() && stream.withdraw() => Err(Ordinary),
             Posted::Waiting(count) => {
                 leases.fate.streams();
                 let place = stream.next_place().wrapping_sub(1) % ENTRIES;
