@@ -18,7 +18,6 @@ use crate::alloc::Claim;
 use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::extent::{Extent, WRITTEN_BLOCKS_MAX};
-use crate::format::superblock::max_file_bytes;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
@@ -26,14 +25,18 @@ use crate::mount::DataMode;
 use crate::promised;
 use crate::volume::Volume;
 
-/// Credits of a handle that maps one extent: a path of nodes, each split, bitmaps and the inode.
-pub const MAP_CREDITS: usize = 24;
 /// Credits of a handle that stores an inode and nothing else.
 pub const INODE_CREDITS: usize = 2;
 /// New tree nodes that mapping one extent may take: one per level.
 pub const TREE_BLOCKS: u64 = 6;
 /// Most blocks moved in one request to the device.
 pub(crate) const RUN_BLOCKS_MAX: u32 = 256;
+
+/// Credits of a handle that maps one extent: what changes in the map, the blocks' bitmap and
+/// descriptor, the inode.
+pub fn map_credits(core: &Core) -> usize {
+    extents::credits(core) + 2 + INODE_CREDITS
+}
 
 /// Reads up to `len` bytes at `offset` into `sink`.
 ///
@@ -87,7 +90,7 @@ pub fn write(
     source: &mut dyn Source,
 ) -> Result<usize> {
     let end = offset.checked_add(source.len() as u64).ok_or(Errno::EFBIG)?;
-    if end > max_file_bytes(volume.geometry.block_bytes)? {
+    if end > volume.max_file_bytes(core)? {
         return Err(Errno::EFBIG.into());
     }
     let mut done = 0;
@@ -127,7 +130,7 @@ fn write_run(
     let promise = if new { Some(volume.promise(TREE_BLOCKS)?) } else { None };
     let data = assemble(volume, core, (start, count, new), (at, within, bytes), source, from)?;
     volume.keep_buffer(volume.io.write(start, data)?);
-    let handle = volume.start(if new { MAP_CREDITS } else { INODE_CREDITS })?;
+    let handle = volume.start(if new { map_credits(core) } else { INODE_CREDITS })?;
     if new {
         let end = u64::from(first.0) + u64::from(count);
         extents::mark_written(volume, &handle, cell, core, first, end)?;
@@ -150,11 +153,11 @@ fn fill_hole(
     let block_bytes = volume.io.block_bytes();
     let goal = goal(volume, cell, core, first)?;
     let promise = volume.promise(TREE_BLOCKS)?;
-    let (claim, was_promised) = claim(volume, cell, goal, first, want)?;
+    let (claim, was_promised) = claim(volume, cell, core, goal, (first, want))?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
     let begun = assemble(volume, core, place, (at, within, bytes), source, from)
-        .and_then(|data| begin(volume, claim.start, data));
+        .and_then(|data| begin(volume, claim.start, data, map_credits(core)));
     if begun.is_err() && was_promised {
         promised::renew(volume, cell, first.0, first.0 + claim.count);
     }
@@ -179,14 +182,15 @@ fn begin(
     volume: &Volume,
     start: DeviceBlock,
     data: Buffer,
+    credits: usize,
 ) -> Result<(Handle<'_>, Option<UnderWay<'_>>)> {
     match volume.data {
         DataMode::Ordered => {
             volume.keep_buffer(volume.io.write(start, data)?);
-            Ok((volume.start(MAP_CREDITS)?, None))
+            Ok((volume.start(credits)?, None))
         }
         DataMode::Writeback => {
-            let handle = volume.start(MAP_CREDITS)?;
+            let handle = volume.start(credits)?;
             Ok((handle, Some(volume.io.begin_write(start, data)?)))
         }
     }
@@ -222,20 +226,22 @@ pub fn link_claim<'a>(
 fn claim(
     volume: &Volume,
     cell: &Cell,
+    core: &Core,
     goal: DeviceBlock,
-    first: FileBlock,
-    want: u32,
+    (first, want): (FileBlock, u32),
 ) -> Result<(Claim, bool)> {
     let mut promised = cell.promised.lock();
     let run = promised.run(first.0);
     if run > 0 {
-        let claim = volume.alloc.claim(goal, want.min(run))?;
+        let claim = |goal| volume.alloc.claim(goal, want.min(run));
+        let claim = volume.claim_for(core, goal, claim)?;
         volume.alloc.unreserve(promised.remove(first.0, first.0 + claim.count));
         return Ok((claim, true));
     }
     let upto = promised.next(first.0).map_or(want, |next| want.min(next - first.0));
     drop(promised);
-    Ok((volume.with_space(|| volume.alloc.claim_data(goal, upto))?, false))
+    let claim = |goal| volume.with_space(|| volume.alloc.claim_data(goal, upto));
+    Ok((volume.claim_for(core, goal, claim)?, false))
 }
 
 /// The bytes for a run of blocks: the source's, with what the first and last block held around

@@ -12,10 +12,10 @@ use polylane_sys::buffer::Buffer;
 use polylane_vfs::fs::{Attr, Late};
 
 use crate::alloc::Claim;
-use crate::data::{self, MAP_CREDITS, RUN_BLOCKS_MAX, TREE_BLOCKS};
+use crate::data::{self, RUN_BLOCKS_MAX, TREE_BLOCKS, map_credits};
 use crate::error::Result;
 use crate::extents::{self, Mapping};
-use crate::format::inode::{EXTENTS, Stamp};
+use crate::format::inode::Stamp;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
 use crate::promised;
@@ -94,7 +94,7 @@ fn part(volume: &Volume, late: &Late<'_>) -> Result<Option<Part>> {
 }
 
 fn is_hole(volume: &Volume, part: &Part, core: &Core) -> Result<bool> {
-    let has_tree = core.raw.mode() >> 12 == 8 && core.raw.has_flag(EXTENTS);
+    let has_tree = core.raw.mode() >> 12 == 8 && extents::is_tree(core);
     Ok(has_tree
         && match extents::map(volume, &part.cell, core, FileBlock(0))? {
             Mapping::Hole(blocks) => blocks >= part.count.into(),
@@ -153,7 +153,7 @@ fn assemble(volume: &Volume, writes: &mut [Late<'_>], parts: &[Part]) -> Buffer 
 fn link(volume: &Volume, part: &Part, start: DeviceBlock, late: &Late<'_>) -> Result<Attr> {
     let mut core = part.cell.core.write();
     let ready = is_hole(volume, part, &core).and_then(|hole| match hole {
-        true => Ok((volume.promise(TREE_BLOCKS)?, volume.start(MAP_CREDITS)?)),
+        true => Ok((volume.promise(TREE_BLOCKS)?, volume.start(map_credits(&core))?)),
         false => Err(Errno::EAGAIN.into()),
     });
     let back = |_: &_| give_back(volume, start, std::slice::from_ref(part));

@@ -11,7 +11,7 @@
 //! | [`journal`], [`recovery`] | transactions, commits, checkpoints; replay |
 //! | [`alloc`] | free blocks and inodes, promises of them |
 //! | [`inode`], [`volume`] | inodes in memory; what all parts share |
-//! | [`extents`], [`blockmap`] | where a file's blocks are; ext2's and ext3's way, for reading |
+//! | [`extents`], [`blockmap`] | where a file's blocks are: ext4's way, and that of ext2 and ext3 |
 //! | [`dir`] | names, linear and hashed, with an index in memory |
 //! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
 //! | `late` | new small files that are written together |

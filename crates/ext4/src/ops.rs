@@ -15,13 +15,13 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::dirent::file_type;
 use crate::format::extent::Extent;
-use crate::format::inode::{EXTENTS, RawInode, Stamp};
+use crate::format::inode::{RawInode, Stamp};
 use crate::format::{FileBlock, extent::ROOT_BYTES};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::orphan;
 use crate::promised;
-use crate::space::{self, REMOVE_CREDITS};
+use crate::space::{self, remove_credits};
 use crate::volume::Volume;
 use crate::xattr;
 
@@ -139,8 +139,7 @@ fn fill_inode(
             core.raw.set_size(new.target.len() as u64);
         }
         Kind::File | Kind::Dir | Kind::Symlink => {
-            core.raw.set_flag(EXTENTS, true);
-            extents::init(core);
+            extents::init(volume, core);
         }
     }
     xattr::set_first(volume, handle, cell, core, new.acls)?;
@@ -163,7 +162,7 @@ fn long_symlink(
     if target.len() > volume.io.block_bytes() {
         return Err(Errno::ENAMETOOLONG.into());
     }
-    let start = volume.alloc.allocate(handle, volume.goal(cell.ino))?;
+    let start = volume.allocate(handle, core, volume.goal(cell.ino))?;
     let extent = Extent { first: FileBlock(0), count: 1, start, unwritten: false };
     extents::insert(volume, handle, cell, core, extent)?;
     core.add_blocks(1, volume.geometry.block_bytes);
@@ -182,7 +181,7 @@ pub fn readlink(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u8>> {
         return Err(Errno::EINVAL.into());
     }
     let size = core.raw.size() as usize;
-    if !core.raw.has_flag(EXTENTS) && size < ROOT_BYTES {
+    if !extents::has_map(core) {
         return Ok(core.raw.block()[..size].to_vec());
     }
     // A target is metadata: its newest version may be in the journal only.
@@ -244,24 +243,9 @@ fn can_take(volume: &Volume, parent: &Cell, above: &mut Core, name: Name<'_>) ->
     if above.raw.links() == 0 {
         return Err(Errno::ENOENT.into());
     }
-    if !above.raw.has_flag(EXTENTS) {
-        return Err(Errno::EOPNOTSUPP.into());
-    }
     match dir::lookup(volume, parent, above, name)? {
         Some(_) => Err(Errno::EEXIST.into()),
         None => Ok(()),
-    }
-}
-
-/// Refuses to take the last name of what cannot be freed: see [`crate::blockmap`].
-pub(crate) fn can_free(volume: &Volume, core: &Core) -> Result<()> {
-    let attributes = u64::from(core.raw.xattr_block() != 0);
-    let own = attributes * u64::from(volume.geometry.block_bytes / 512);
-    let mapped = core.raw.sectors(volume.geometry.block_bytes) > own;
-    let last = core.raw.mode() >> 12 == 4 || core.raw.links() <= 1;
-    match mapped && last && !core.raw.has_flag(EXTENTS) {
-        true => Err(Errno::EOPNOTSUPP.into()),
-        false => Ok(()),
     }
 }
 
@@ -289,7 +273,7 @@ fn give_up(
 
 /// A new inode that got no name is given back in the handle that made it.
 fn undo(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
-    if core.raw.has_flag(EXTENTS) {
+    if extents::has_map(core) {
         extents::remove(volume, handle, cell, core, FileBlock(0), 1 << 32)?;
     }
     xattr::release_block(volume, handle, cell, core)?;
@@ -386,7 +370,6 @@ pub fn unlink(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     if core.raw.mode() >> 12 == 4 {
         return Err(Errno::EISDIR.into());
     }
-    can_free(volume, &core)?;
     let handle = volume.start(NAME_CREDITS)?;
     dir::remove(volume, &handle, &parent, &mut above, name, found)?;
     drop_link(volume, &handle, &cell, &mut core)?;
@@ -416,9 +399,9 @@ pub fn unlink_last(
     match core.raw.mode() >> 12 {
         4 => return Err(Errno::EISDIR.into()),
         _ if core.raw.links() != 1 => return Ok(None),
-        _ => can_free(volume, &core)?,
+        _ => {}
     }
-    let handle = volume.start(NAME_CREDITS + REMOVE_CREDITS)?;
+    let handle = volume.start(NAME_CREDITS + remove_credits(&core))?;
     dir::remove(volume, &handle, &parent, &mut above, name, found)?;
     let is_freed = is_over() && free_with(volume, &handle, &cell, &mut core)?;
     if !is_freed {
@@ -434,7 +417,7 @@ pub fn unlink_last(
 fn free_with(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<bool> {
     promised::release(volume, cell, 0, u32::MAX);
     let has_blocks = core.raw.sectors(volume.geometry.block_bytes) > 0;
-    if core.raw.has_flag(EXTENTS)
+    if extents::has_map(core)
         && has_blocks
         && extents::remove(volume, handle, cell, core, FileBlock(0), 1 << 32)?.is_some()
     {
@@ -460,7 +443,6 @@ pub fn rmdir(volume: &Volume, dir: u32, name: &[u8]) -> Result<Changed> {
     if !dir::is_empty(volume, &cell, &mut core)? {
         return Err(Errno::ENOTEMPTY.into());
     }
-    can_free(volume, &core)?;
     let handle = volume.start(NAME_CREDITS)?;
     dir::remove(volume, &handle, &parent, &mut above, name, found)?;
     drop_link(volume, &handle, &cell, &mut core)?;
@@ -519,7 +501,7 @@ pub(crate) fn add_links(core: &mut Core, change: i32) {
 /// The device's, or a corrupt tree.
 pub fn free_inode(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
     let has_blocks = core.raw.sectors(volume.geometry.block_bytes) > 0;
-    if core.raw.has_flag(EXTENTS) && has_blocks {
+    if extents::has_map(core) && has_blocks {
         space::remove_blocks(volume, cell, core, FileBlock(0), 1 << 32)?;
     }
     promised::release(volume, cell, 0, u32::MAX);

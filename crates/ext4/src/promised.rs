@@ -16,7 +16,6 @@ use polylane_base::Errno;
 use crate::error::{Error, Result};
 use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
-use crate::format::superblock::max_file_bytes;
 use crate::inode::{Cell, Core};
 use crate::volume::Volume;
 
@@ -150,7 +149,8 @@ pub fn reserve_aside(
 /// The file blocks of `offset..offset + len` that are not promised.
 fn unpromised(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<Vec<Range>> {
     let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-    if end > max_file_bytes(volume.geometry.block_bytes)? {
+    // The lock only for sizes that not every file can have.
+    if end > volume.traits.map_bytes_max && end > volume.max_file_bytes(&cell.core.read())? {
         return Err(Errno::EFBIG.into());
     }
     let block_bytes = volume.io.block_bytes() as u64;

@@ -7,10 +7,10 @@ use polylane_vfs::fs::{Kind, RenameMode, Renamed};
 use crate::dir::{self, Found, Name};
 use crate::error::Result;
 use crate::format::dirent::file_type;
-use crate::format::inode::{EXTENTS, Stamp};
+use crate::format::inode::Stamp;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
-use crate::ops::{NAME_CREDITS, Room, add_links, can_count, can_free, drop_link, named};
+use crate::ops::{NAME_CREDITS, Room, add_links, can_count, drop_link, named};
 use crate::volume::Volume;
 
 /// The directories of a rename: one or two.
@@ -133,11 +133,6 @@ impl Move<'_> {
             && !dir::is_empty(volume, other, victim)?
         {
             return Err(Errno::ENOTEMPTY.into());
-        }
-        if let Some(victim) = &victim {
-            can_free(volume, victim)?;
-        } else if !dirs.to().raw.has_flag(EXTENTS) {
-            return Err(Errno::EOPNOTSUPP.into());
         }
         if is_dir && self.crosses() && victim.is_none() && !can_count(volume, dirs.to()) {
             return Err(Errno::EMLINK.into());

@@ -6,24 +6,22 @@
 use polylane_base::Errno;
 use polylane_vfs::fs::{Fallocate, Piece, SeekFor};
 
-use crate::data::{INODE_CREDITS, MAP_CREDITS, TREE_BLOCKS, goal, link_claim};
+use crate::data::{INODE_CREDITS, TREE_BLOCKS, goal, link_claim, map_credits};
 use crate::error::Result;
 use crate::extents::{self, GROUPS_PER_REMOVAL, Mapping};
 use crate::format::FileBlock;
 use crate::format::extent::{Extent, UNWRITTEN_BLOCKS_MAX};
-use crate::format::superblock::max_file_bytes;
 use crate::inode::{Cell, Core};
+use crate::journal::Handle;
 use crate::orphan;
 use crate::promised;
 use crate::volume::Volume;
 
-/// Credits of a handle that removes the blocks of a few groups: their bitmaps and descriptors, one
-/// path of tree nodes that may split, the inode.
-pub(crate) const REMOVE_CREDITS: usize = 2 * (GROUPS_PER_REMOVAL + 2) + MAP_CREDITS;
-/// Extents moved with one handle. Neighbours share leaves.
-const SHIFTS_PER_HANDLE: usize = 4;
-/// Credits of such a handle: each move takes from one leaf and adds to another.
-const SHIFT_CREDITS: usize = 2 * MAP_CREDITS;
+/// Credits of a handle that removes the blocks of a few groups: their bitmaps and descriptors, what
+/// changes in the map, the inode.
+pub(crate) fn remove_credits(core: &Core) -> usize {
+    2 * (GROUPS_PER_REMOVAL + 2) + extents::credits(core) + INODE_CREDITS
+}
 
 /// Removes the blocks of `from..to` in as many handles as it takes, and stores the inode with each.
 ///
@@ -41,7 +39,7 @@ pub fn remove_blocks(
     while let Some(at) = next {
         // Only a hole in the middle of an extent makes the tree grow.
         let promise = if to < 1 << 32 { Some(volume.promise(TREE_BLOCKS)?) } else { None };
-        let handle = volume.start(REMOVE_CREDITS)?;
+        let handle = volume.start(remove_credits(core))?;
         next = extents::remove(volume, &handle, cell, core, at, to)?;
         volume.store(&handle, cell, core, true)?;
         handle.complete();
@@ -81,7 +79,7 @@ fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) ->
 /// # Errors
 /// `EFBIG`, the device's, or a corrupt tree.
 pub fn truncate(volume: &Volume, cell: &Cell, core: &mut Core, size: u64) -> Result<()> {
-    if size > max_file_bytes(volume.geometry.block_bytes)? {
+    if size > volume.max_file_bytes(core)? {
         return Err(Errno::EFBIG.into());
     }
     let block_bytes = volume.io.block_bytes() as u64;
@@ -132,8 +130,11 @@ pub fn fallocate(
     len: u64,
 ) -> Result<()> {
     let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-    if end > max_file_bytes(volume.geometry.block_bytes)? {
+    if end > volume.max_file_bytes(core)? {
         return Err(Errno::EFBIG.into());
+    }
+    if mode != Fallocate::PunchHole && !extents::is_tree(core) {
+        return Err(Errno::EOPNOTSUPP.into());
     }
     let grow = match mode {
         Fallocate::Allocate { keep_size } => {
@@ -208,7 +209,7 @@ fn allocate_run(
     let goal = goal(volume, cell, core, first)?;
     let promise = volume.promise(TREE_BLOCKS)?;
     let claim = volume.with_space(|| volume.alloc.claim_data(goal, want))?;
-    let started = volume.start(MAP_CREDITS);
+    let started = volume.start(map_credits(core));
     let (handle, count) = link_claim(volume, cell, core, (claim, started), first, true)?;
     volume.store(&handle, cell, core, true)?;
     handle.complete();
@@ -225,10 +226,12 @@ fn collapse(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64
     }
     promised::release(volume, cell, first, u32::MAX);
     remove_blocks(volume, cell, core, FileBlock(first), u64::from(first) + u64::from(blocks))?;
-    let behind = first + blocks;
-    let moving: Vec<Extent> =
-        extents::all(volume, cell, core)?.into_iter().filter(|e| e.first.0 >= behind).collect();
-    shift_all(volume, cell, core, &moving, |extent| FileBlock(extent.first.0 - blocks))?;
+    let mut next = Some(FileBlock(first + blocks));
+    while let Some(from) = next {
+        next = step(volume, cell, core, |handle, core| {
+            extents::shift_down(volume, handle, cell, core, from, blocks)
+        })?;
+    }
     core.raw.set_size(core.raw.size() - len);
     core.touch(volume.now());
     store(volume, cell, core)
@@ -241,33 +244,43 @@ fn insert(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64) 
         return Err(Errno::EINVAL.into());
     }
     let size = core.raw.size() + len;
-    if size > max_file_bytes(volume.geometry.block_bytes)? {
+    if size > volume.max_file_bytes(core)? {
         return Err(Errno::EFBIG.into());
     }
     promised::release(volume, cell, first, u32::MAX);
-    let mut moving = Vec::new();
-    for extent in extents::all(volume, cell, core)? {
-        if extent.end() <= first.into() {
-            continue;
-        }
-        if extent.end() + u64::from(blocks) > u64::from(u32::MAX) {
-            return Err(Errno::EFBIG.into());
-        }
-        // The part of an extent that lies behind the place moves alone.
-        let skip = first.saturating_sub(extent.first.0);
-        moving.push(Extent {
-            first: FileBlock(extent.first.0 + skip),
-            count: extent.count - skip,
-            start: extent.device_block(FileBlock(extent.first.0 + skip)),
-            unwritten: extent.unwritten,
-        });
+    if extents::end(volume, cell, core)? + u64::from(blocks) > u64::from(u32::MAX) {
+        return Err(Errno::EFBIG.into());
     }
-    core.raw.set_size(size);
-    store(volume, cell, core)?;
-    moving.reverse();
-    shift_all(volume, cell, core, &moving, |extent| FileBlock(extent.first.0 + blocks))?;
+    let from = FileBlock(first);
+    step(volume, cell, core, |handle, core| {
+        extents::split_at(volume, handle, cell, core, from)?;
+        core.raw.set_size(size);
+        Ok(())
+    })?;
+    let mut next = Some(1 << 32);
+    while let Some(upto) = next {
+        next = step(volume, cell, core, |handle, core| {
+            extents::shift_up(volume, handle, cell, core, (from, upto), blocks)
+        })?;
+    }
     core.touch(volume.now());
     store(volume, cell, core)
+}
+
+/// One handle's part of a change of the file's tree.
+fn step<T>(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    change: impl FnOnce(&Handle<'_>, &mut Core) -> Result<T>,
+) -> Result<T> {
+    let promise = volume.promise(TREE_BLOCKS)?;
+    let handle = volume.start(extents::credits(core) + INODE_CREDITS)?;
+    let done = change(&handle, core)?;
+    volume.store(&handle, cell, core, true)?;
+    handle.complete();
+    drop(promise);
+    Ok(done)
 }
 
 fn aligned(volume: &Volume, offset: u64, len: u64) -> Result<(u32, u32)> {
@@ -276,27 +289,6 @@ fn aligned(volume: &Volume, offset: u64, len: u64) -> Result<(u32, u32)> {
         return Err(Errno::EINVAL.into());
     }
     Ok(((offset / block_bytes) as u32, (len / block_bytes) as u32))
-}
-
-/// Moves extents one after the other, each to a place that is free by then.
-fn shift_all(
-    volume: &Volume,
-    cell: &Cell,
-    core: &mut Core,
-    moving: &[Extent],
-    to: impl Fn(&Extent) -> FileBlock,
-) -> Result<()> {
-    for part in moving.chunks(SHIFTS_PER_HANDLE) {
-        let promise = volume.promise(2 * TREE_BLOCKS)?;
-        let handle = volume.start(SHIFT_CREDITS)?;
-        for extent in part {
-            extents::shift(volume, &handle, cell, core, *extent, to(extent))?;
-        }
-        volume.store(&handle, cell, core, true)?;
-        handle.complete();
-        drop(promise);
-    }
-    Ok(())
 }
 
 /// Finds the next data or hole at or after `offset`, which lies below the size.

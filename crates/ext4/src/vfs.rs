@@ -13,7 +13,7 @@ use polylane_vfs::fs::{
 use crate::data::{self, INODE_CREDITS};
 use crate::dir;
 use crate::error::Result;
-use crate::format::inode::{EXTENTS, RawInode, Stamp};
+use crate::format::inode::{RawInode, Stamp};
 use crate::format::superblock::max_file_bytes;
 use crate::inode::Core;
 use crate::journal::Journal;
@@ -415,15 +415,6 @@ impl FileSystem for Ext4 {
     ) -> polylane_base::Result<Attr> {
         let (name, value, mode) = (kind.name(), acl.map(Acl::to_value), XattrMode::Any);
         self.change_xattr(ino, &xattr::Change { name, value: value.as_deref(), mode, perm })
-    }
-
-    fn can_lose_name(&self, attr: &Attr) -> bool {
-        let can = || {
-            let cell = self.volume.cell(number(attr.ino)?)?;
-            let core = cell.core.read();
-            ops::can_free(&self.volume, &core)
-        };
-        attr.flags & EXTENTS != 0 || can().is_ok()
     }
 
     fn fsync(&self, ino: Ino, data_only: bool) -> polylane_base::Result<()> {

@@ -9,14 +9,18 @@ use polylane_block::Error as DeviceError;
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashSet;
 
-use crate::alloc::{Allocator, Promise};
+use crate::alloc::{Allocator, Claim, Promise};
+use crate::blockmap;
 use crate::cache::{BlockCache, MetaBlock};
 use crate::damage;
 use crate::data::RUN_BLOCKS_MAX;
 use crate::error::{Error, Result};
+use crate::extents;
 use crate::format::hash::HashVersion;
 use crate::format::inode::RawInode;
-use crate::format::superblock::{Geometry, Superblock, compat, ro_compat};
+use crate::format::superblock::{
+    Geometry, Superblock, compat, incompat, max_file_bytes, ro_compat,
+};
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
 use crate::io::BlockIo;
@@ -41,6 +45,10 @@ pub struct Traits {
     pub dir_nlink: bool,
     /// Extra bytes of new inodes.
     pub extra_isize: u16,
+    /// New files have extent trees; else block maps.
+    pub extents: bool,
+    /// Bytes of the largest file with a block map.
+    pub map_bytes_max: u64,
 }
 
 impl Traits {
@@ -51,6 +59,8 @@ impl Traits {
     pub fn new(superblock: &Superblock) -> Result<Traits> {
         let unsigned_hash = superblock.unsigned_hash();
         let version = superblock.default_hash_version();
+        let block_bytes = superblock.geometry.block_bytes as usize;
+        let huge_file = superblock.has_ro_compat(ro_compat::HUGE_FILE);
         Ok(Traits {
             hash_seed: superblock.hash_seed(),
             tree_hash: HashVersion::new(version, unsigned_hash),
@@ -59,6 +69,8 @@ impl Traits {
             dir_index: superblock.has_compat(compat::DIR_INDEX),
             dir_nlink: superblock.has_ro_compat(ro_compat::DIR_NLINK),
             extra_isize: superblock.want_extra_isize().max(32),
+            extents: superblock.has_incompat(incompat::EXTENTS),
+            map_bytes_max: blockmap::bytes_max(block_bytes, huge_file),
         })
     }
 }
@@ -226,6 +238,54 @@ impl Volume {
                 attempt()
             }
             (result, _) => result,
+        }
+    }
+
+    /// Claims blocks for a file by `claim`, which is given the place to begin at: `goal`, and the
+    /// first group where the file's map cannot name what was found there.
+    ///
+    /// # Errors
+    /// `claim`'s, or `ENOSPC`.
+    pub fn claim_for(
+        &self,
+        core: &Core,
+        goal: DeviceBlock,
+        claim: impl Fn(DeviceBlock) -> Result<Claim>,
+    ) -> Result<Claim> {
+        for goal in [goal, DeviceBlock(0)] {
+            let found = claim(goal)?;
+            if extents::is_tree(core) || blockmap::can_name(&found) {
+                return Ok(found);
+            }
+            self.alloc.unclaim(found);
+        }
+        Err(Errno::ENOSPC.into())
+    }
+
+    /// Allocates one metadata block near `goal` that the file's map is to name.
+    ///
+    /// # Errors
+    /// As [`Allocator::claim`].
+    pub fn allocate(
+        &self,
+        handle: &Handle<'_>,
+        core: &Core,
+        goal: DeviceBlock,
+    ) -> Result<DeviceBlock> {
+        let claim = self.claim_for(core, goal, |goal| self.alloc.claim(goal, 1))?;
+        let block = claim.start;
+        self.alloc.mark(handle, claim);
+        Ok(block)
+    }
+
+    /// Bytes of the largest file that the map of an inode can hold.
+    ///
+    /// # Errors
+    /// `EFBIG` for blocks that no image has.
+    pub fn max_file_bytes(&self, core: &Core) -> Result<u64> {
+        match extents::is_tree(core) {
+            true => Ok(max_file_bytes(self.geometry.block_bytes)?),
+            false => Ok(self.traits.map_bytes_max),
         }
     }
 

@@ -27,31 +27,33 @@ const SLOTS: u8 = 4;
 /// 64 pages of cache below files of up to 100: everything is evicted all the time.
 const CACHE_BYTES: u64 = 64 * 4096;
 
+/// An ext3: its files have block maps, which know no allocation without writing.
+const EXT3: &[&str] = &["-t", "ext3", "-b", "4096", "-m", "0"];
+
 /// An image, the file system on it and a VFS on that.
 struct Stack {
+    args: &'static [&'static str],
     device: Arc<RamDevice>,
     fs: Arc<Ext4>,
     subject: Option<VfsSubject>,
 }
 
 impl Stack {
-    fn new(mib: u64) -> Stack {
-        static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
-        let make = || common::image(24, common::LANE);
-        let device = match mib {
-            24 => common::load(IMAGE.get_or_init(make)),
-            mib => common::make(mib, common::LANE),
-        };
-        let mut stack = Stack::open(device);
+    fn new(args: &'static [&'static str]) -> Stack {
+        static LANE: OnceLock<Vec<u8>> = OnceLock::new();
+        static MAPS: OnceLock<Vec<u8>> = OnceLock::new();
+        let image = if args == EXT3 { &MAPS } else { &LANE };
+        let image = image.get_or_init(|| common::image(24, args));
+        let mut stack = Stack::open(common::load(image), args);
         assert_eq!(stack.root(Op::Rmdir { path: "/lost+found".into() }), Ok(Value::Done));
         stack
     }
 
-    fn open(device: Arc<RamDevice>) -> Stack {
+    fn open(device: Arc<RamDevice>, args: &'static [&'static str]) -> Stack {
         let fs = common::open(&device);
         let options = small_options(Arc::new(TestClock::default()), CACHE_BYTES);
         let subject = Some(VfsSubject::new(fs.clone(), options));
-        Stack { device, fs, subject }
+        Stack { args, device, fs, subject }
     }
 
     /// Closes the image; it is clean.
@@ -63,7 +65,8 @@ impl Stack {
     }
 
     fn reopened(self) -> Stack {
-        Stack::open(self.close())
+        let args = self.args;
+        Stack::open(self.close(), args)
     }
 
     fn root(&mut self, op: Op) -> Outcome {
@@ -102,7 +105,7 @@ fn finish(stack: Stack, reference: &mut Reference, exact: Exact) {
     }
     stack.remove_below("");
     let stack = stack.reopened();
-    let (left, unused) = (stack.fs.statfs(), Stack::new(24).fs.statfs());
+    let (left, unused) = (stack.fs.statfs(), Stack::new(stack.args).fs.statfs());
     let free = |totals: polylane_base::Result<polylane_vfs::fs::StatFs>| {
         totals.map(|totals| (totals.bfree, totals.ffree))
     };
@@ -129,7 +132,26 @@ fn ext4_is_as_the_reference() {
         name: "ext4",
         exact: Exact::ALL,
         limits: Limits::default(),
-        make: &|| Stack::new(24),
+        make: &|| Stack::new(common::LANE),
+        finish: &finish,
+    };
+    for seed in seeds() {
+        if let Err(difference) = driver::run_seed(&bench, seed, steps(STEPS)) {
+            panic!("{difference}");
+        }
+    }
+}
+
+#[test]
+fn ext3_is_as_the_reference() {
+    if !common::have_tools() {
+        return;
+    }
+    let bench = Bench {
+        name: "ext3",
+        exact: Exact::ALL,
+        limits: Limits { no_fallocate: true, ..Limits::default() },
+        make: &|| Stack::new(EXT3),
         finish: &finish,
     };
     for seed in seeds() {
@@ -147,7 +169,7 @@ fn a_tree_is_the_same_after_opening_again() {
     }
     for seed in seeds() {
         let mut reference = Reference::new(Arc::new(TestClock::default()), false);
-        let mut stack = Stack::new(24);
+        let mut stack = Stack::new(common::LANE);
         let mut generator = Generator::new(seed, Limits::default());
         for round in 0..ROUNDS {
             for number in 0..steps(STEPS_PER_ROUND) {
@@ -175,7 +197,7 @@ fn a_full_file_system_loses_no_space() {
         return;
     }
     for seed in seeds() {
-        let stack = Stack::new(24);
+        let stack = Stack::new(common::LANE);
         let root = stack.fs.root().expect("root").ino;
         // All but some 30 blocks go to one file.
         let new = polylane_testkit::fs_suite::node(Kind::File, 0o600);
@@ -193,7 +215,7 @@ fn a_full_file_system_loses_no_space() {
         let mut stack = stack.reopened();
         stack.remove_below("");
         let stack = stack.reopened();
-        let (left, unused) = (stack.fs.statfs(), Stack::new(24).fs.statfs());
+        let (left, unused) = (stack.fs.statfs(), Stack::new(common::LANE).fs.statfs());
         assert_eq!(left.map(|s| (s.bfree, s.ffree)), unused.map(|s| (s.bfree, s.ffree)));
     }
 }

@@ -559,13 +559,6 @@ pub trait FileSystem: Send + Sync {
         self.rename(dir, from, dir, to, RenameMode::Replace)
     }
 
-    /// Whether [`FileSystem::unlink`] of a name of this regular file, whose state is `attr`, fails
-    /// only when the medium does.
-    fn can_lose_name(&self, attr: &Attr) -> bool {
-        let _ = attr;
-        true
-    }
-
     /// An inode that a former service of the same files held, by its number: as if it had been
     /// looked up. `ESTALE`: it is gone, is another one than `generation` says, or cannot be found
     /// again.

@@ -454,7 +454,6 @@ impl Core {
             node.kind() == Kind::File
                 && node.nlink() == 1
                 && access::check_remove(cred, dir, node).is_ok()
-                && self.fs.can_lose_name(&node.attr())
                 // The table of names has it, we, and those who have it in hand.
                 && self.cache.holders(node) == 2
         };

@@ -84,7 +84,7 @@ impl Adding<'_, '_> {
         let volume = self.volume;
         let at = FileBlock(block_count(volume, core));
         let goal = last_block(volume, self.cell, core)?.unwrap_or(volume.goal(self.cell.ino));
-        let start = volume.alloc.allocate(self.handle, goal)?;
+        let start = volume.allocate(self.handle, core, goal)?;
         let extent = Extent { first: at, count: 1, start, unwritten: false };
         extents::insert(volume, self.handle, self.cell, core, extent)?;
         core.add_blocks(1, volume.geometry.block_bytes);

@@ -440,7 +440,7 @@ pub fn init(
     core: &mut Core,
     parent: u32,
 ) -> Result<()> {
-    let start = volume.alloc.allocate(handle, volume.goal(cell.ino))?;
+    let start = volume.allocate(handle, core, volume.goal(cell.ino))?;
     let extent = Extent { first: FileBlock(0), count: 1, start, unwritten: false };
     extents::insert(volume, handle, cell, core, extent)?;
     core.add_blocks(1, volume.geometry.block_bytes);

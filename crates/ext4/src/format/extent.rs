@@ -85,6 +85,11 @@ pub struct Node {
     pub entries: Entries,
 }
 
+/// The depth that a node's header says; the header is not checked.
+pub fn depth(bytes: &[u8]) -> u16 {
+    le16(bytes, 6)
+}
+
 /// How many entries fit into a node of `bytes` bytes, checksum tail left out.
 pub fn capacity(bytes: usize) -> usize {
     (bytes - ENTRY_BYTES) / ENTRY_BYTES

@@ -180,9 +180,6 @@ impl Superblock {
     /// What keeps the image from being written, for the message; nothing when it may be.
     pub fn read_only_reasons(&self) -> Vec<String> {
         let mut names = ro_compat::names(self.ro_compat() & !RO_COMPAT_KNOWN);
-        if !self.has_incompat(incompat::EXTENTS) {
-            names.push("no extents (ext2 or ext3)".into());
-        }
         match (self.has_compat(compat::HAS_JOURNAL), self.journal_inode()) {
             (false, _) => names.push("no journal".into()),
             (true, 0) => names.push("its journal is on another device".into()),

@@ -37,10 +37,14 @@ const FORMAT: &[&str] = &[
      hash_seed=33333333-3333-3333-3333-333333333333",
 ];
 
-/// Kinds of images that are tried: with the list of orphans, with the orphan file, and as older
-/// mke2fs make them.
-pub const FEATURES: [&str; 3] =
-    ["^orphan_file", "orphan_file,metadata_csum_seed", "^orphan_file,^metadata_csum,uninit_bg"];
+/// Kinds of images that are tried: with the list of orphans, with the orphan file, as older mke2fs
+/// make them, and with block maps in place of extents.
+pub const FEATURES: [&str; 4] = [
+    "^orphan_file",
+    "orphan_file,metadata_csum_seed",
+    "^orphan_file,^metadata_csum,uninit_bg",
+    "^orphan_file,^extent,^64bit",
+];
 
 const IMAGE_BYTES: usize = 16 << 20;
 

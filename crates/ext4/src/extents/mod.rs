@@ -1,25 +1,31 @@
 //! Extent trees: finding, adding and removing runs of a file's blocks.
 //!
 //! A change decodes the nodes on the way from the root to one leaf, edits the leaf's entries in
-//! memory, and stores what changed, splitting full nodes upwards and removing empty ones. Index
-//! keys always equal the first key below them, which e2fsck insists on. The blocks that new nodes
-//! need are claimed before anything is stored, so that a full file system changes nothing.
+//! memory, and stores what changed (`store`), which keeps the tree balanced. Index keys always
+//! equal the first key below them, which e2fsck insists on.
+//!
+//! Files with a block map ([`blockmap`]) come through the same door: [`map`], [`insert`] and
+//! [`remove`] serve both.
+
+mod store;
+#[cfg(test)]
+mod tests;
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
 
-use crate::alloc::Claim;
 use crate::blockmap;
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::extent::{
-    DEPTH_MAX, Entries, Extent, Index, Node, ROOT_BYTES, Search, capacity, checksum_ok, search,
+    DEPTH_MAX, Entries, Extent, Index, Node, ROOT_BYTES, Search, checksum_ok, depth, search,
 };
 use crate::format::inode::EXTENTS;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::volume::Volume;
+use store::{END, store};
 
 /// What lies at a block of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,10 +57,6 @@ fn corrupt(cell: &Cell, field: &'static str) -> Error {
 }
 
 impl Step {
-    fn capacity(&self, block_bytes: usize) -> usize {
-        capacity(if self.block.is_some() { block_bytes } else { ROOT_BYTES })
-    }
-
     fn extents(&mut self) -> &mut Vec<Extent> {
         match &mut self.node.entries {
             Entries::Leaf(extents) => extents,
@@ -68,18 +70,39 @@ impl Step {
             Entries::Leaf(_) => unreachable!("steps above the last are inner nodes"),
         }
     }
+}
 
-    fn first_key(&self) -> Option<FileBlock> {
-        match &self.node.entries {
-            Entries::Leaf(extents) => extents.first().map(|extent| extent.first),
-            Entries::Inner(indexes) => indexes.first().map(|index| index.first),
-        }
+/// A new, empty tree in an inode; or an empty block map, where the image has no extents.
+pub fn init(volume: &Volume, core: &mut Core) {
+    core.raw.set_flag(EXTENTS, volume.traits.extents);
+    match volume.traits.extents {
+        true => Node { depth: 0, entries: Entries::Leaf(Vec::new()) }.encode(core.raw.block_mut()),
+        false => core.raw.block_mut().fill(0),
     }
 }
 
-/// A new, empty tree in an inode.
-pub fn init(core: &mut Core) {
-    Node { depth: 0, entries: Entries::Leaf(Vec::new()) }.encode(core.raw.block_mut());
+/// Whether the inode has an extent tree; else it has a block map, or no blocks at all.
+pub fn is_tree(core: &Core) -> bool {
+    core.raw.has_flag(EXTENTS)
+}
+
+/// Whether `i_block` is a map, of either kind: not a device's number, nor a short link's target.
+pub fn has_map(core: &Core) -> bool {
+    match core.raw.mode() >> 12 {
+        4 | 8 => true,
+        10 => is_tree(core) || core.raw.size() >= ROOT_BYTES as u64,
+        _ => false,
+    }
+}
+
+/// Metadata blocks that one change of a file's map touches at most. A tree: on each level below the
+/// root a node, its neighbour, and a new node or one that goes, with bitmap and descriptor; and a
+/// new node below the root. A map: see [`blockmap::CREDITS`].
+pub fn credits(core: &Core) -> usize {
+    match is_tree(core) {
+        true => 3 + 5 * usize::from(depth(core.raw.block()).min(DEPTH_MAX)),
+        false => blockmap::CREDITS,
+    }
 }
 
 /// A node's block, checked when it comes from the device.
@@ -109,12 +132,12 @@ fn load(volume: &Volume, cell: &Cell, index: Index, depth: u16) -> Result<(Arc<M
 
 /// The way to the leaf that holds `target` or the place where it belongs.
 fn find(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<Path> {
-    if !core.raw.has_flag(EXTENTS) {
+    if !is_tree(core) {
         return Err(Errno::EOPNOTSUPP.into());
     }
     let root = Node::decode(core.raw.block(), None, volume.geometry.block_count);
     let root = root.map_err(|field| corrupt(cell, field))?;
-    let mut path = vec![Step { block: None, node: root, at: 0, limit: 1 << 32 }];
+    let mut path = vec![Step { block: None, node: root, at: 0, limit: END }];
     loop {
         let last = path.last_mut().expect("never empty");
         let limit = last.limit;
@@ -145,7 +168,7 @@ fn find(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<
 /// # Errors
 /// The device's, or a corrupt tree.
 pub fn map(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<Mapping> {
-    if !core.raw.has_flag(EXTENTS) {
+    if !is_tree(core) {
         return blockmap::map(volume, cell, core, target);
     }
     let blocks = volume.geometry.block_count;
@@ -188,6 +211,9 @@ pub fn insert(
     core: &mut Core,
     new: Extent,
 ) -> Result<()> {
+    if !is_tree(core) {
+        return blockmap::insert(volume, handle, cell, core, new);
+    }
     let mut path = find(volume, cell, core, new.first)?;
     let leaf = path.last_mut().expect("never empty");
     let at = leaf.at;
@@ -224,6 +250,9 @@ pub fn remove(
     from: FileBlock,
     to: u64,
 ) -> Result<Option<FileBlock>> {
+    if !is_tree(core) {
+        return blockmap::remove(volume, handle, cell, core, from, to);
+    }
     let mut path = find(volume, cell, core, from)?;
     let leaf = path.last_mut().expect("never empty");
     let limit = leaf.limit;
@@ -232,16 +261,31 @@ pub fn remove(
     if !freed.is_empty() {
         store(volume, handle, cell, core, path)?;
     }
-    let is_data = core.raw.mode() >> 12 == 8;
     for run in freed {
-        match is_data {
-            true => volume.alloc.free(handle, run.start, run.count)?,
-            false => volume.alloc.free_metadata(handle, run.start, run.count)?,
-        }
-        core.add_blocks(-i64::from(run.count), volume.geometry.block_bytes);
+        free(volume, handle, core, run.start, run.count)?;
     }
     let next = if upto < to { upto } else { limit };
     Ok((next < to.min(1 << 32)).then_some(FileBlock(next as u32)))
+}
+
+/// Frees blocks that the file's map does not name any more. Those of directories and links are
+/// metadata.
+///
+/// # Errors
+/// The device's, or a bitmap that says they are free already.
+pub fn free(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    core: &mut Core,
+    start: DeviceBlock,
+    count: u32,
+) -> Result<()> {
+    match core.raw.mode() >> 12 {
+        8 => volume.alloc.free(handle, start, count)?,
+        _ => volume.alloc.free_metadata(handle, start, count)?,
+    }
+    core.add_blocks(-i64::from(count), volume.geometry.block_bytes);
+    Ok(())
 }
 
 /// How far `from..to` can be removed with one handle: each group costs a bitmap.
@@ -259,23 +303,98 @@ fn within_groups(volume: &Volume, extents: &[Extent], from: FileBlock, to: u64) 
     to
 }
 
-/// Moves an extent that is in the tree to file block `to`, where there is a hole.
+/// Makes an extent that lies on both sides of `at` two.
 ///
 /// # Errors
 /// The device's, no space for a tree node, or a corrupt tree.
-pub fn shift(
+pub fn split_at(
     volume: &Volume,
     handle: &Handle<'_>,
     cell: &Cell,
     core: &mut Core,
-    extent: Extent,
-    to: FileBlock,
+    at: FileBlock,
 ) -> Result<()> {
-    let mut path = find(volume, cell, core, extent.first)?;
+    let mut path = find(volume, cell, core, at)?;
     let leaf = path.last_mut().expect("never empty");
-    cut(leaf.extents(), extent.first, extent.end());
+    let place = leaf.at;
+    let Some(whole) = leaf.extents().get(place).copied().filter(|extent| extent.first < at) else {
+        return Ok(());
+    };
+    let count = at.0 - whole.first.0;
+    let rest = Extent {
+        first: at,
+        count: whole.count - count,
+        start: whole.device_block(at),
+        unwritten: whole.unwritten,
+    };
+    leaf.extents()[place].count = count;
+    leaf.extents().insert(place + 1, rest);
+    store(volume, handle, cell, core, path)
+}
+
+/// Moves the extents of one leaf, from `from` on, `by` blocks towards the file's beginning, where
+/// there is a hole of that length. Returns where to go on, or `None` when all have moved.
+///
+/// # Errors
+/// The device's, or a corrupt tree.
+pub fn shift_down(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    from: FileBlock,
+    by: u32,
+) -> Result<Option<FileBlock>> {
+    let mut path = find(volume, cell, core, from)?;
+    let leaf = path.last_mut().expect("never empty");
+    let (limit, old) = (leaf.limit, std::mem::take(leaf.extents()));
+    for mut extent in old {
+        if extent.first >= from {
+            extent.first.0 -= by;
+        }
+        push_joined(leaf.extents(), extent);
+    }
     store(volume, handle, cell, core, path)?;
-    insert(volume, handle, cell, core, Extent { first: to, ..extent })
+    Ok((limit < END).then_some(FileBlock(limit as u32)))
+}
+
+/// Moves the extents of one leaf that begin in `from..upto` by `by` blocks towards the file's end,
+/// the last leaf's first: what lies behind them has moved. Returns the next `upto`, or `None` when
+/// all have moved.
+///
+/// # Errors
+/// The device's, or a corrupt tree.
+pub fn shift_up(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    (from, upto): (FileBlock, u64),
+    by: u32,
+) -> Result<Option<u64>> {
+    let mut path = find(volume, cell, core, FileBlock(upto.saturating_sub(1) as u32))?;
+    let extents = path.last_mut().expect("never empty").extents();
+    let is_first = extents.first().is_none_or(|first| first.first <= from);
+    let range = |extent: &&mut Extent| extent.first >= from && u64::from(extent.first.0) < upto;
+    let mut next = None;
+    for extent in extents.iter_mut().filter(range) {
+        next = next.or(Some(u64::from(extent.first.0)));
+        extent.first.0 += by;
+    }
+    if next.is_some() {
+        store(volume, handle, cell, core, path)?;
+    }
+    Ok(next.filter(|_| !is_first))
+}
+
+/// The file block behind the last one that has a block.
+///
+/// # Errors
+/// The device's, or a corrupt tree.
+pub fn end(volume: &Volume, cell: &Cell, core: &Core) -> Result<u64> {
+    let mut path = find(volume, cell, core, FileBlock(u32::MAX))?;
+    let leaf = path.last_mut().expect("never empty");
+    Ok(leaf.extents().last().map_or(0, Extent::end))
 }
 
 /// Cuts `from..to` out of a leaf's extents; returns the pieces that went.
@@ -349,222 +468,20 @@ fn convert(extents: &mut Vec<Extent>, from: u64, to: u64) -> bool {
         pieces.extend(inside.into_iter().map(|part| Extent { unwritten: false, ..part }));
     }
     pieces.sort_by_key(|extent| extent.first);
-    for piece in pieces {
-        match extents.last_mut() {
-            Some(last) if last.continues_with(&piece) => last.count += piece.count,
-            _ => extents.push(piece),
-        }
-    }
+    pieces.into_iter().for_each(|piece| push_joined(extents, piece));
     true
 }
 
-/// How many new nodes storing an edited path takes: one for each that is too full, the root
-/// included.
-fn nodes_needed(path: &Path, block_bytes: usize) -> usize {
-    let mut needed = 0;
-    for step in path.iter().rev() {
-        if step.node.len() + usize::from(needed > 0) <= step.capacity(block_bytes) {
-            break;
-        }
-        needed += 1;
+/// Adds the next extent, as a part of the one before where it continues that.
+fn push_joined(extents: &mut Vec<Extent>, next: Extent) {
+    match extents.last_mut() {
+        Some(last) if last.continues_with(&next) => last.count += next.count,
+        _ => extents.push(next),
     }
-    needed
-}
-
-/// Claims blocks for `count` new nodes, all or none.
-fn claim_nodes(volume: &Volume, cell: &Cell, count: usize) -> Result<Vec<Claim>> {
-    let mut claims = Vec::with_capacity(count);
-    for _ in 0..count {
-        match volume.alloc.claim(volume.goal(cell.ino), 1) {
-            Ok(claim) => claims.push(claim),
-            Err(error) => {
-                claims.into_iter().for_each(|claim| volume.alloc.unclaim(claim));
-                return Err(error);
-            }
-        }
-    }
-    Ok(claims)
-}
-
-/// Stores a path whose leaf was edited: from the leaf upwards, nodes that are empty go, nodes that
-/// are too full split, and keys are mended. Changes nothing when there is no space.
-fn store(
-    volume: &Volume,
-    handle: &Handle<'_>,
-    cell: &Cell,
-    core: &mut Core,
-    mut path: Path,
-) -> Result<()> {
-    let needed = nodes_needed(&path, volume.io.block_bytes());
-    let mut claims = claim_nodes(volume, cell, needed)?;
-    while let Some(step) = path.pop() {
-        let lifts = fits_root(&step, &path);
-        let Some(parent) = path.last_mut() else {
-            return store_root(volume, handle, cell, core, step, claims);
-        };
-        let Some(block) = &step.block else {
-            return Err(corrupt(cell, "root below an inner node"));
-        };
-        let (at, fits) = (parent.at, step.capacity(volume.io.block_bytes()));
-        let Some(first) = step.first_key() else {
-            parent.indexes().remove(at);
-            volume.alloc.free_metadata(handle, block.home, 1)?;
-            core.add_blocks(-1, volume.geometry.block_bytes);
-            continue;
-        };
-        let key_changed = parent.indexes()[at].first != first;
-        parent.indexes()[at].first = first;
-        if step.node.len() <= fits {
-            write_node(handle, block, &step.node);
-            if !key_changed && !lifts {
-                return Ok(());
-            }
-            continue;
-        }
-        let (left, right) = split(step.node, fits);
-        write_node(handle, block, &left);
-        let index = new_node(volume, handle, cell, core, &right, claims.pop())?;
-        parent.indexes().insert(at + 1, index);
-    }
-    Ok(())
-}
-
-fn write_node(handle: &Handle<'_>, block: &Arc<MetaBlock>, node: &Node) {
-    node.encode(&mut handle.modify(block));
-}
-
-/// Two halves of a node with one entry too many. Files grow at their end: then the left half stays
-/// full.
-fn split(node: Node, fits: usize) -> (Node, Node) {
-    let depth = node.depth;
-    let make = |entries| Node { depth, entries };
-    let at = |len: usize| if len == fits + 1 { fits } else { len / 2 };
-    match node.entries {
-        Entries::Leaf(mut left) => {
-            let right = left.split_off(at(left.len()));
-            (make(Entries::Leaf(left)), make(Entries::Leaf(right)))
-        }
-        Entries::Inner(mut left) => {
-            let right = left.split_off(at(left.len()));
-            (make(Entries::Inner(left)), make(Entries::Inner(right)))
-        }
-    }
-}
-
-fn new_node(
-    volume: &Volume,
-    handle: &Handle<'_>,
-    cell: &Cell,
-    core: &mut Core,
-    node: &Node,
-    claim: Option<Claim>,
-) -> Result<Index> {
-    let first = match &node.entries {
-        Entries::Leaf(extents) => extents[0].first,
-        Entries::Inner(indexes) => indexes[0].first,
-    };
-    let claim = claim.ok_or_else(|| corrupt(cell, "more nodes than were claimed"))?;
-    let child = claim.start;
-    volume.alloc.mark(handle, claim);
-    let seal = if volume.has_sums { Seal::Extent(cell.seed) } else { Seal::None };
-    let block = volume.cache.create(&volume.io, child, seal);
-    write_node(handle, &block, node);
-    core.add_blocks(1, volume.geometry.block_bytes);
-    Ok(Index { first, child })
-}
-
-/// Whether a node is all there is below the root, and so small that the root can hold it.
-fn fits_root(step: &Step, above: &Path) -> bool {
-    step.node.len() <= capacity(ROOT_BYTES) && above.iter().all(|step| step.node.len() == 1)
-}
-
-/// Takes the entries of a root's only child into the root, as long as they fit.
-fn lift(
-    volume: &Volume,
-    handle: &Handle<'_>,
-    cell: &Cell,
-    core: &mut Core,
-    mut node: Node,
-) -> Result<Node> {
-    while let Entries::Inner(indexes) = &node.entries
-        && let [only] = indexes[..]
-    {
-        let (block, child) = load(volume, cell, only, node.depth - 1)?;
-        if child.len() > capacity(ROOT_BYTES) {
-            break;
-        }
-        volume.alloc.free_metadata(handle, block.home, 1)?;
-        core.add_blocks(-1, volume.geometry.block_bytes);
-        node = child;
-    }
-    Ok(node)
-}
-
-/// Stores the root. One that is too full moves into a block of its own below a new root; an inner
-/// root without entries becomes an empty leaf.
-fn store_root(
-    volume: &Volume,
-    handle: &Handle<'_>,
-    cell: &Cell,
-    core: &mut Core,
-    step: Step,
-    mut claims: Vec<Claim>,
-) -> Result<()> {
-    let mut node = step.node;
-    if node.is_empty() {
-        node = Node { depth: 0, entries: Entries::Leaf(Vec::new()) };
-    }
-    if node.len() > capacity(ROOT_BYTES) {
-        if node.depth == DEPTH_MAX {
-            return Err(corrupt(cell, "tree is too deep"));
-        }
-        let depth = node.depth + 1;
-        let index = new_node(volume, handle, cell, core, &node, claims.pop())?;
-        node = Node { depth, entries: Entries::Inner(vec![index]) };
-    } else {
-        node = lift(volume, handle, cell, core, node)?;
-    }
-    node.encode(core.raw.block_mut());
-    Ok(())
-}
-
-/// All extents of a file, in order.
-///
-/// # Errors
-/// The device's, or a corrupt tree.
-pub fn all(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<Extent>> {
-    let (mut extents, mut at) = (Vec::new(), 0u64);
-    // Each has blocks of its own, so a map with more of them leads in circles.
-    let followed = |extents: &Vec<Extent>| match extents.len() as u64 > volume.geometry.block_count
-    {
-        true => Err(corrupt(cell, "more extents than blocks")),
-        false => Ok(()),
-    };
-    let end = core.raw.size().div_ceil(volume.io.block_bytes() as u64);
-    while !core.raw.has_flag(EXTENTS) && at < end {
-        match blockmap::map(volume, cell, core, FileBlock(at as u32))? {
-            Mapping::Data(extent) => {
-                extents.push(extent);
-                followed(&extents)?;
-                at = extent.end();
-            }
-            Mapping::Hole(blocks) => at = at.saturating_add(blocks),
-        }
-    }
-    while core.raw.has_flag(EXTENTS) && at < 1 << 32 {
-        let mut path = find(volume, cell, core, FileBlock(at as u32))?;
-        let leaf = path.last_mut().expect("never empty");
-        let limit = leaf.limit;
-        let start = leaf.extents().partition_point(|e| e.end() <= at);
-        extents.extend_from_slice(&leaf.extents()[start..]);
-        followed(&extents)?;
-        at = limit;
-    }
-    Ok(extents)
 }
 
 #[cfg(test)]
-mod tests {
+mod edits {
     use super::*;
 
     fn extent(first: u32, count: u32, start: u64, unwritten: bool) -> Extent {
