@@ -35,7 +35,7 @@ need_demo() {
 need_test() {
     for name in acl:getfacl attr:setfattr busybox-static:busybox btrfs-progs:mkfs.btrfs bzip2:bzip2 \
         e2fsprogs:mke2fs fio:fio gawk:awk git:git golang-go:go procps:pgrep redis-tools:redis-benchmark rsync:rsync sqlite3:sqlite3 \
-        libnbd-bin:nbdcopy nbdkit:nbdkit qemu-utils:qemu-img strace:strace util-linux:unshare xfsprogs:mkfs.xfs \
+        libnbd-bin:nbdcopy nbdkit:nbdkit qemu-utils:qemu-img strace:strace valgrind:valgrind util-linux:unshare xfsprogs:mkfs.xfs \
         xz-utils:xz; do
         need "${name%%:*}" tool "${name##*:}"
     done

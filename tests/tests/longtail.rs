@@ -81,6 +81,30 @@ for order in "$JEMALLOC ${LD_PRELOAD-}" "${LD_PRELOAD-} $JEMALLOC"; do
 done
 "#;
 
+/// Beside a preloaded library whose functions call the kernel by `syscall(2)`, in either order.
+const BESIDE_INTERPOSER: &str = r#"
+gcc -O1 -shared -fPIC -o "$BUILT/interposer.so" "$SOURCES/interposer.c"
+for order in "$BUILT/interposer.so ${LD_PRELOAD-}" "${LD_PRELOAD-} $BUILT/interposer.so"; do
+    mkdir new && cd new
+    LD_PRELOAD="$order" "$PROGRAM"
+    cd .. && rm -r new
+done
+"#;
+
+/// A program with AddressSanitizer's shared runtime, by what its environment may be.
+const SANITIZED: &str = r#"
+sanitized() { "$@" "$PROGRAM" && rm -r *; }
+sanitized env
+sanitized env ASAN_OPTIONS=detect_leaks=0
+sanitized env -i
+"#;
+
+/// Fails where the program touches memory that is not its own, too.
+const UNDER_VALGRIND: &str = r#"
+command -v valgrind > /dev/null || exit 77
+valgrind -q --error-exitcode=99 "$PROGRAM"
+"#;
+
 /// Programs and libraries that are copied into the lane.
 const LOADS: &str = r#"
 gcc -shared -fPIC -o "$BUILT/lib.so" "$SOURCES/loads_library.c"
@@ -255,8 +279,9 @@ macro_rules! topics {
                 let name = entry.file_name().to_string_lossy().into_owned();
                 let Some(name) = name.strip_suffix(".c") else { continue };
                 let alone = ["ranges", "fast_lane"].contains(&name);
-                let used = [LOADS, PLUGINS].map(|script| script.contains(&format!("/{name}.c")));
-                let part = used.contains(&true) || alone;
+                let named = format!("/{name}.c");
+                let scripts = [LOADS, PLUGINS, BESIDE_INTERPOSER];
+                let part = scripts.iter().any(|script| script.contains(&named)) || alone;
                 assert!(part || run.contains(&name), "{name} is not run");
             }
         }
@@ -346,6 +371,18 @@ topics! {
     numbers_of_descriptors = Topic { source: "numbers", ..PROGRAM };
     environments_of_exec = Topic { source: "environments", ..PROGRAM };
     plain = Topic { source: "plain", ..PROGRAM };
+    calls_without_memory = Topic { source: "memory_refused", ..PROGRAM };
+    beside_a_library_that_calls_the_kernel =
+        Topic { source: "plain", script: BESIDE_INTERPOSER, ..PROGRAM };
+    mappings_beside_such_a_library =
+        Topic { source: "mmap_shared", script: BESIDE_INTERPOSER, ..PROGRAM };
+    address_sanitizer = Topic {
+        source: "plain",
+        options: &["-fsanitize=address"],
+        script: SANITIZED,
+        ..PROGRAM
+    };
+    under_valgrind = Topic { source: "plain", script: UNDER_VALGRIND, ..PROGRAM };
     fortified = Topic { source: "streams", options: &["-D_FORTIFY_SOURCE=2"], ..PROGRAM };
     static_program = Topic { source: "plain", options: &["-static"], ..PROGRAM };
     musl_program = Topic { source: "plain", ..MUSL };

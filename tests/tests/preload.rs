@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use polylane_tests::pool::no_library;
 use polylane_tests::{Lane, Script, chosen, lacks, skip, unavailable};
 
 /// What a program exits with when this host cannot say.
@@ -152,4 +153,38 @@ fn only_names_of_libc_are_exported() {
     let known = |name: &String| libc.contains(name) || ring(name) || newer.contains(&&**name);
     let foreign: Vec<_> = ours.iter().filter(|name| !known(name)).collect();
     assert!(foreign.is_empty(), "{foreign:?}");
+}
+
+/// An image need not have more than the C library, and one of 2013 will do: the dynamic linker ends
+/// a program whose preloaded library wants a newer one.
+#[test]
+fn the_library_loads_with_any_c_library() {
+    let test = "the_library_loads_with_any_c_library";
+    if no_library(test) || lacks(test, &["readelf"]) {
+        return;
+    }
+    let library = polylane_tests::binary().with_file_name("libpolylane.so");
+    let read = |option: &str| {
+        let output = Command::new("readelf").args(["-W", option]).arg(&library).output();
+        String::from_utf8(output.expect("run readelf").stdout).expect("text")
+    };
+    let needed = read("-d");
+    let needed: Vec<&str> = needed.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    let of_the_c_library = ["[libc.so.6]", "[libdl.so.2]", "[libpthread.so.0]", "[ld-linux"];
+    assert!(!needed.is_empty(), "readelf shows nothing");
+    for line in needed {
+        assert!(of_the_c_library.iter().any(|name| line.contains(name)), "{line}");
+    }
+    let versions = read("--version-info");
+    let versions: Vec<(u32, u32)> = versions
+        .split("GLIBC_")
+        .skip(1)
+        .filter_map(|text| text.split([' ', ')', '\n']).next())
+        .map(|text| {
+            let mut parts = text.split('.').map(|part| part.parse().expect("a public version"));
+            (parts.next().expect("a version"), parts.next().unwrap_or(0))
+        })
+        .collect();
+    assert!(!versions.is_empty(), "readelf shows no versions");
+    assert!(versions.iter().all(|&version| version <= (2, 17)), "{versions:?}");
 }

@@ -8,7 +8,7 @@ use polylane_ipc::CallError;
 use polylane_ipc::message::{Message, Op, Reply, SOLE, Status, TELL_SOLE};
 use polylane_ipc::stream::NAME_BYTES_MAX;
 
-use crate::outcome::{Detour, Outcome, Unanswered};
+use crate::outcome::{Detour, Outcome, Unanswered, make_room};
 use crate::session::{Alive, Mailbox, Mark, Session};
 use crate::{state, thread};
 
@@ -80,9 +80,10 @@ pub(crate) fn list(
     place: Place<'_>,
     into: &mut Vec<u8>,
 ) -> Outcome<Reply> {
+    into.clear();
+    make_room(into, session.channel.buffer_bytes())?;
     let mailbox = session.mailbox()?;
     let message = put_paths(&mailbox, message, place, (place.0, b""));
-    into.clear();
     let reply = session.channel.call(mailbox.index, &message, &Alive(session));
     let reply = finish(&mailbox, &message, reply)?;
     into.resize(count(&reply).min(session.channel.buffer_bytes()), 0);

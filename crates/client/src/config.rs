@@ -85,11 +85,19 @@ pub(crate) const NEVER: u32 = u32::MAX;
 
 static VIEWS: AtomicU32 = AtomicU32::new(3);
 
+/// The options of AddressSanitizer's runtime.
+pub(crate) const ASAN_VARIABLE: &[u8] = b"ASAN_OPTIONS=";
+/// The one without which that runtime ends its program behind a preloaded library.
+pub(crate) const ASAN_ORDER: &[u8] = b"verify_asan_link_order";
+/// An entry that sets it.
+const ASAN_ENTRY: &CStr = c"ASAN_OPTIONS=verify_asan_link_order=0";
+
 /// The entries that every program run from here should have; `None` without a lane.
-pub(crate) fn environment() -> Option<[Option<&'static CStr>; 2]> {
+pub(crate) fn environment() -> Option<[Option<&'static CStr>; 3]> {
     mount()?;
     let [preload, mount] = &ENVIRONMENT;
-    Some([preload.get().map(CString::as_c_str), mount.get().map(CString::as_c_str)])
+    let preload = preload.get().map(CString::as_c_str);
+    Some([preload, mount.get().map(CString::as_c_str), preload.and(Some(ASAN_ENTRY))])
 }
 
 /// Takes the mount path, or leaves the library off when it is unfit: not absolute, or too long.

@@ -35,6 +35,20 @@ impl From<Unanswered> for Detour {
 /// The result of a call that the fast lane handled, or a [`Detour`].
 pub(crate) type Outcome<T> = Result<T, Detour>;
 
+/// Makes room for so many more elements; `ENOMEM` where memory cannot be had. Every list that grows
+/// by what a program does asks here first: an allocation that fails by itself ends the program.
+pub(crate) fn make_room<T>(into: &mut Vec<T>, more: usize) -> Outcome<()> {
+    into.try_reserve(more).map_err(|_| Detour::Errno(Errno::ENOMEM))
+}
+
+/// A copy of `bytes`; `ENOMEM` as in [`make_room`].
+pub(crate) fn copied(bytes: &[u8]) -> Outcome<Vec<u8>> {
+    let mut copy = Vec::new();
+    make_room(&mut copy, bytes.len())?;
+    copy.extend_from_slice(bytes);
+    Ok(copy)
+}
+
 impl From<Errno> for Detour {
     fn from(errno: Errno) -> Self {
         Detour::Errno(errno)

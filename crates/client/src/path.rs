@@ -14,7 +14,7 @@ use polylane_ipc::message::{DIR_ROOT, Message, Op, PATH_BYTES_MAX, RESERVED_DIR,
 use crate::call;
 use crate::config;
 use crate::file;
-use crate::outcome::{Detour, Outcome};
+use crate::outcome::{Detour, Outcome, make_room};
 use crate::session::Session;
 use crate::state;
 use crate::table::{Pin, bit};
@@ -79,6 +79,10 @@ pub(crate) fn two<'a>(
 pub(crate) fn from_root(path: &[u8], into: &mut Vec<u8>) -> Outcome<()> {
     let mount = mount()?;
     into.clear();
+    if path.len() > PATH_BYTES_MAX {
+        return Err(Detour::Kernel);
+    }
+    make_room(into, 2 * PATH_BYTES_MAX + 2)?;
     if path.first() == Some(&b'/') {
         into.extend(inside(mount, path).ok_or(Detour::Kernel)?);
     } else {

@@ -6,6 +6,8 @@
 #![expect(unsafe_code, reason = "UNSAFETY: looks functions up by name and calls them")]
 
 mod table;
+#[cfg(all(target_env = "gnu", target_pointer_width = "64", not(test)))]
+mod unwind;
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -17,6 +19,9 @@ pub(crate) use table::*;
 type Word = c_long;
 /// `char *const []`
 pub(crate) type Strings = *const *const c_char;
+
+/// Stands for the address of a function that this libc does not have.
+const MISSING: *mut c_void = std::ptr::without_provenance_mut(1);
 
 /// One function, by name.
 pub(crate) struct Symbol {
@@ -37,14 +42,19 @@ impl Symbol {
     #[inline]
     pub(crate) fn get(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Relaxed);
-        if known.is_null() { self.look_up() } else { known }
+        if known.addr() <= MISSING.addr() { self.look_up(known) } else { known }
     }
 
+    /// Asks the loader once: for a name that it does not find it allocates memory for an error.
     #[cold]
-    fn look_up(&self) -> *mut c_void {
+    fn look_up(&self, known: *mut c_void) -> *mut c_void {
+        if known == MISSING {
+            return std::ptr::null_mut();
+        }
         // SAFETY: the name is a C string; RTLD_NEXT is valid in a loaded object.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.address.store(found, Ordering::Relaxed);
+        let noted = if found.is_null() { MISSING } else { found };
+        self.address.store(noted, Ordering::Relaxed);
         found
     }
 }
@@ -132,7 +142,7 @@ pub(crate) fn block_signals() -> libc::sigset_t {
     unsafe {
         let (mut all, mut old) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut old);
+        libc::sigprocmask(libc::SIG_SETMASK, &all, &mut old);
         old
     }
 }
@@ -140,7 +150,7 @@ pub(crate) fn block_signals() -> libc::sigset_t {
 /// Undoes [`block_signals`].
 pub(crate) fn restore_signals(mask: &libc::sigset_t) {
     // SAFETY: a mask that block_signals returned.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
 }
 
 /// Has the kernel zero `memory` in every forked child. Its pages hold nothing else.
@@ -372,6 +382,13 @@ pub(crate) fn handler_restarts(signal: c_int) -> bool {
 
 /// The key by which threads are told from others at their end, plus one; 0: there is none.
 static EXIT_KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Makes the library's unwinder ready for threads that are cancelled. Called once, from the
+/// constructor.
+pub(crate) fn prepare_unwinder() {
+    #[cfg(all(target_env = "gnu", target_pointer_width = "64", not(test)))]
+    unwind::prepare();
+}
 
 /// Makes [`call_at_thread_exit`] work. Called once, from the constructor: the program has made few
 /// keys by then, and libc allocates memory for the values of later ones.

@@ -25,6 +25,8 @@ pub(crate) const UNAWAITED: usize = 1;
 pub(crate) struct Thread {
     /// Depth of slow paths: whatever this thread hooks meanwhile is the library's own.
     inside: Cell<u32>,
+    /// Whether this thread is in the hook of `syscall`.
+    in_syscall: Cell<bool>,
     /// Depth of calls that handlers wait for, and [`CAME`].
     held: Cell<u32>,
     /// The signal that came meanwhile; all others wait in the kernel then.
@@ -73,6 +75,7 @@ thread_local! {
     static THREAD: Thread = const {
         Thread {
             inside: Cell::new(0),
+            in_syscall: Cell::new(false),
             held: Cell::new(0),
             came: Cell::new(None),
             number: Cell::new(0),
@@ -106,6 +109,22 @@ pub(crate) fn number() -> u32 {
 #[inline]
 pub(crate) fn is_inside() -> bool {
     THREAD.with(|thread| thread.inside.get() > 0)
+}
+
+/// The calling thread's way through the hook of `syscall`, until it is dropped.
+pub(crate) struct InSyscall(());
+
+/// Enters the hook of `syscall`; `None` if the calling thread is in it already. A handler that ran
+/// meanwhile and jumped away leaves the thread in it: its later calls go to the kernel.
+#[inline]
+pub(crate) fn enter_syscall() -> Option<InSyscall> {
+    THREAD.with(|thread| (!thread.in_syscall.replace(true)).then_some(InSyscall(())))
+}
+
+impl Drop for InSyscall {
+    fn drop(&mut self) {
+        THREAD.with(|thread| thread.in_syscall.set(false));
+    }
 }
 
 /// From here to [`release`] handlers wait.

@@ -337,6 +337,7 @@ fn execute(plan: &Plan) -> ! {
         Some(_) => {
             let library = preload::for_linker(&mount.join(".polylane"));
             command.env("LD_PRELOAD", preload::list(&library));
+            command.env("ASAN_OPTIONS", preload::asan_options());
         }
         None => preload::clean(&mut command),
     }

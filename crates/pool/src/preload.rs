@@ -96,6 +96,26 @@ pub(crate) fn list(library: &Path) -> OsString {
     value
 }
 
+/// The value of `ASAN_OPTIONS`: the user's, and the option without which AddressSanitizer's runtime
+/// ends its program behind a preloaded library (its documentation: `verify_asan_link_order`).
+pub(crate) fn asan_options() -> OsString {
+    with_link_order(std::env::var_os("ASAN_OPTIONS").unwrap_or_default())
+}
+
+fn with_link_order(mut options: OsString) -> OsString {
+    const OPTION: &str = "verify_asan_link_order";
+    let given = options.as_bytes();
+    if given.windows(OPTION.len()).any(|window| window == OPTION.as_bytes()) {
+        return options;
+    }
+    if !options.is_empty() {
+        options.push(":");
+    }
+    options.push(OPTION);
+    options.push("=0");
+    options
+}
+
 /// Takes other lanes' libraries out of a command's `LD_PRELOAD`.
 pub(crate) fn clean(command: &mut std::process::Command) {
     let others = others();
@@ -126,6 +146,14 @@ mod tests {
             let path = path.to_string_lossy().replace("$LIB", folder);
             assert_eq!(path, format!("run/{folder}/{}", gnu.place));
         }
+    }
+
+    #[test]
+    fn options_of_address_sanitizer_are_kept() {
+        let with = |given: &str| with_link_order(given.into()).into_string().unwrap();
+        assert_eq!(with(""), "verify_asan_link_order=0");
+        assert_eq!(with("detect_leaks=0"), "detect_leaks=0:verify_asan_link_order=0");
+        assert_eq!(with("verify_asan_link_order=1"), "verify_asan_link_order=1");
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! A program that runs others with an environment of its own making drops `LD_PRELOAD`; its
 //! children would work, through the kernel, but slowly. Both variables are put back where they are
 //! missing. Where a program sets `LD_PRELOAD` to something else, that is respected.
+//! AddressSanitizer's runtime refuses to start behind a preloaded library unless `ASAN_OPTIONS`
+//! says otherwise: that option is added to those it holds, and left alone where it is set.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 
 use libc::{c_int, pid_t};
 
@@ -31,18 +33,28 @@ fn own() -> Strings {
 unsafe fn with_environment<R>(envp: Strings, exec: impl FnOnce(Strings) -> R) -> R {
     let _sharing = process::before_sharing();
     // SAFETY: by contract.
-    let Some((count, missing)) = (unsafe { look_through(envp) }) else { return exec(envp) };
-    let len = (count + missing.len() + 1) * size_of::<*const c_char>();
+    let Some(Changes { count, missing, asan }) = (unsafe { look_through(envp) }) else {
+        return exec(envp);
+    };
+    let entries = (count + missing.len() + 1) * size_of::<*const c_char>();
+    let text = asan.map_or(0, |(_, given)| given.len() + ASAN_MORE.len());
+    let len = entries + text;
     let Some(array) = real::scratch(len) else { return exec(envp) };
     let target: *mut *const c_char = array.cast();
-    // SAFETY: the new array has room for all old entries, two more and the null at its end; scratch
-    // memory starts out zero.
+    // SAFETY: the new array has room for all old entries, three more and the null at its end, and
+    // behind it for the text of the entry that is replaced; scratch memory starts out zero.
     unsafe {
         if count > 0 {
             target.copy_from_nonoverlapping(envp, count);
         }
         let extra = missing.iter().flatten();
         extra.enumerate().for_each(|(n, entry)| target.add(count + n).write(entry.as_ptr()));
+        if let Some((place, given)) = asan {
+            let text = array.cast::<u8>().add(entries);
+            text.copy_from_nonoverlapping(given.as_ptr(), given.len());
+            text.add(given.len()).copy_from_nonoverlapping(ASAN_MORE.as_ptr(), ASAN_MORE.len());
+            target.add(place).write(text.cast());
+        }
     }
     let result = exec(target);
     let errno = real::errno();
@@ -51,14 +63,29 @@ unsafe fn with_environment<R>(envp: Strings, exec: impl FnOnce(Strings) -> R) ->
     result
 }
 
-/// How many entries there are and which of ours are missing; `None` when there is nothing to do.
+/// What follows the options that a program gives, with the NUL.
+const ASAN_MORE: &[u8] = b":verify_asan_link_order=0\0";
+
+/// What an environment lacks.
+struct Changes<'a> {
+    /// The number of its entries.
+    count: usize,
+    /// Entries of ours that it has not.
+    missing: [Option<&'static CStr>; 3],
+    /// The entry of `ASAN_OPTIONS` that [`ASAN_MORE`] must follow: its index and bytes.
+    asan: Option<(usize, &'a [u8])>,
+}
+
+/// Looks for our entries; `None` when there is nothing to do.
 ///
 /// # Safety
 ///
-/// As [`with_environment`].
-unsafe fn look_through(envp: Strings) -> Option<(usize, [Option<&'static std::ffi::CStr>; 2])> {
+/// As [`with_environment`]; the strings stay for as long as the result is used.
+unsafe fn look_through<'a>(envp: Strings) -> Option<Changes<'a>> {
     let mut missing = config::environment()?;
     let mut count = 0;
+    let mut asan = None;
+    let is_preloaded = missing[0].is_some();
     // Linux takes none for an empty one.
     while !envp.is_null() {
         // SAFETY: the array ends with a null, which was not seen yet.
@@ -68,14 +95,23 @@ unsafe fn look_through(envp: Strings) -> Option<(usize, [Option<&'static std::ff
         }
         count += 1;
         // SAFETY: a C string, by contract.
-        let entry = unsafe { std::ffi::CStr::from_ptr(entry) }.to_bytes();
+        let entry: &'a [u8] = unsafe { CStr::from_ptr(entry) }.to_bytes();
+        let lacks_order = |options: &[u8]| !contains(options, config::ASAN_ORDER);
+        if is_preloaded && entry.strip_prefix(config::ASAN_VARIABLE).is_some_and(lacks_order) {
+            asan = Some((count - 1, entry));
+        }
         for ours in &mut missing {
             if ours.is_some_and(|ours| same_name(ours.to_bytes(), entry)) {
                 *ours = None;
             }
         }
     }
-    missing.iter().any(Option::is_some).then_some((count, missing))
+    let complete = asan.is_none() && missing.iter().all(Option::is_none);
+    (!complete).then_some(Changes { count, missing, asan })
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|window| window == part)
 }
 
 /// Whether two `NAME=value` entries have the same name.

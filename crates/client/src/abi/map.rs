@@ -16,33 +16,39 @@ hooks! {
         address: *mut c_void, len: size_t, protection: c_int, flags: c_int, fd: c_int,
         offset: off_t
     ) -> *mut c_void {
-        let node = match fd {
-            fd if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 => None,
-            fd => {
-                // MAP_SHARED_VALIDATE holds the bit too.
-                let shared = flags & libc::MAP_SHARED != 0;
-                match super::attempt(|| ops::map::true_node(fd, shared)) {
-                    Ok(node) => Some(node),
-                    Err(Unanswered::Errno(Errno::EACCES)) => {
-                        real::set_errno(libc::EACCES);
-                        return libc::MAP_FAILED;
-                    }
-                    Err(_) => {
-                        file::ready_to_map(fd);
-                        None
-                    }
-                }
-            }
-        };
-        let Some(node) = node else {
-            // SAFETY: the caller's own arguments.
-            return unsafe { real::mmap(address, len, protection, flags, fd, offset) };
-        };
-        // SAFETY: the caller's own arguments, with another descriptor of the same file.
-        let mapped = unsafe { real::mmap(address, len, protection, flags, node, offset) };
-        let errno = real::errno();
-        real::close_quietly(node);
-        real::set_errno(errno);
-        mapped
+        // SAFETY: the caller's own arguments, perhaps with another descriptor of the same file.
+        map_file(fd, flags, |fd| unsafe {
+            real::mmap(address, len, protection, flags, fd, offset)
+        })
+    }
+}
+
+/// Calls `map` with `fd`, or, if that is a slot, with a descriptor of the node of its file.
+pub(super) fn map_file(
+    fd: c_int,
+    flags: c_int,
+    map: impl FnOnce(c_int) -> *mut c_void,
+) -> *mut c_void {
+    if fd < 0 || flags & libc::MAP_ANONYMOUS != 0 {
+        return map(fd);
+    }
+    // MAP_SHARED_VALIDATE holds the bit too.
+    let shared = flags & libc::MAP_SHARED != 0;
+    match super::attempt(|| ops::map::true_node(fd, shared)) {
+        Ok(node) => {
+            let mapped = map(node);
+            let errno = real::errno();
+            real::close_quietly(node);
+            real::set_errno(errno);
+            mapped
+        }
+        Err(Unanswered::Errno(Errno::EACCES)) => {
+            real::set_errno(libc::EACCES);
+            libc::MAP_FAILED
+        }
+        Err(_) => {
+            file::ready_to_map(fd);
+            map(fd)
+        }
     }
 }

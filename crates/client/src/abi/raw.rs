@@ -2,12 +2,15 @@
 //!
 //! What touches descriptors or the process goes to the hook of that name, and statx, of whose
 //! answer the kernel's FUSE drops a part; other paths are left to the kernel.
+//!
+//! A hook ends at the next library's function of its name. That library may call the kernel by
+//! `syscall` itself (tcmalloc's `mmap` does). A call within a call therefore goes to the kernel.
 
-use std::ffi::{c_int, c_long};
+use std::ffi::{c_int, c_long, c_void};
 
 use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring, stat};
 use crate::ops::process::{self, Sharing};
-use crate::{mounts, real, rings};
+use crate::{mounts, real, rings, thread};
 
 hooks! {
     /// A table of numbers. Arguments are passed on as they came.
@@ -15,6 +18,10 @@ hooks! {
     fn syscall(
         number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long
     ) -> c_long {
+        let Some(_entered) = thread::enter_syscall() else {
+            // SAFETY: the caller's own arguments.
+            return unsafe { real::syscall(number, a, b, c, d, e, f) };
+        };
         // SAFETY: each arm passes the caller's arguments to the function of that number.
         unsafe {
             match number {
@@ -54,9 +61,9 @@ hooks! {
                 libc::SYS_umount2 | libc::SYS_move_mount => {
                     mounts::change(true, || real::syscall(number, a, b, c, d, e, f))
                 }
-                libc::SYS_mmap => {
-                    super::map::mmap(a as _, b as _, c as _, d as _, e as _, f) as c_long
-                }
+                libc::SYS_mmap => super::map::map_file(e as _, d as _, |fd| {
+                    real::syscall(number, a, b, c, d, fd.into(), f) as *mut c_void
+                }) as c_long,
                 _ => match old(number, a, b) {
                     Some(rc) => rc,
                     None => {

@@ -132,7 +132,7 @@ pub(super) fn deliver() {
         mask.as_mut_ptr().cast::<u64>().write(came.mask);
         // The handler runs before this returns, if it returns.
         real::set_errno(errno);
-        libc::pthread_sigmask(libc::SIG_SETMASK, mask.as_ptr(), std::ptr::null_mut());
+        libc::sigprocmask(libc::SIG_SETMASK, mask.as_ptr(), std::ptr::null_mut());
     }
 }
 

@@ -24,6 +24,7 @@ extern "C" fn start() {
     if config::mount().is_some() {
         polylane_sys::cpu::prepare();
         real::prepare_thread_exit();
+        real::prepare_unwinder();
     }
 }
 

@@ -27,7 +27,7 @@ use polylane_base::sync::{Mutex, MutexGuard};
 use polylane_ipc::message::{DIR_ROOT, ENTRY_HEAD_BYTES, LISTED, Message, Op, PATH_BYTES_MAX};
 use rustix::fs::{SeekFrom, seek};
 
-use crate::outcome::{Detour, Outcome};
+use crate::outcome::{Detour, Outcome, copied, make_room};
 use crate::path::{self, At};
 use crate::session::Session;
 use crate::table::bit;
@@ -328,6 +328,8 @@ impl Listing {
     /// Entries from where the kernel's position is, which is moved behind them.
     fn fill_settled(&mut self) -> Outcome<()> {
         self.position = seek(real::borrow(self.fd), SeekFrom::Current(0))?;
+        self.forget_entries();
+        make_room(&mut self.entries, BYTES)?;
         self.entries.resize(BYTES, 0);
         let taken = match take(self.fd, &mut self.entries) {
             Err(Detour::Kernel | Detour::Lost(_)) => real::list(self.fd, &mut self.entries)
@@ -410,11 +412,19 @@ impl Listing {
                 return Err(Errno::ENAMETOOLONG.into());
             }
             let above = here.parent()?;
+            make_room(&mut names, 1)?;
             names.push(above.name_of(here.ino)?);
             here = above;
         }
-        names.reverse();
-        self.path = names.join(&b'/');
+        let bytes: usize = names.iter().map(|name| name.len() + 1).sum();
+        self.path.clear();
+        make_room(&mut self.path, bytes + 1)?;
+        for name in names.iter().rev() {
+            if !self.path.is_empty() {
+                self.path.push(b'/');
+            }
+            self.path.extend_from_slice(name);
+        }
         if self.path.is_empty() {
             self.path.push(b'.');
         }
@@ -449,7 +459,7 @@ impl Step {
             let mut last = None;
             for entry in Entry::each(&entries) {
                 if entry.ino == ino && !matches!(entry.name, b"." | b"..") {
-                    return Ok(entry.name.to_vec());
+                    return copied(entry.name);
                 }
                 last = Some(entry.next as u64);
             }
