@@ -58,6 +58,7 @@ fn parts(seconds: u64) -> Vec<Part> {
     let crash = room(&format!("--test crash {alone}"));
     let corrupt = room(&format!("--test corrupt {alone}"));
     let stress = room("--test stress --test model");
+    let trees = room("--test kernel large_trees -- --ignored --nocapture");
     let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
     let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
     // One after the other: the lanes of a disk share it.
@@ -86,6 +87,7 @@ fn parts(seconds: u64) -> Vec<Part> {
             repeat_seconds: 0,
         },
         Part { name: "stress", command: stress, env: vec![], repeat_seconds: seconds },
+        Part { name: "trees", command: trees, env: vec![], repeat_seconds: 0 },
         Part { name: "attach", command: words(attach), env: vec![], repeat_seconds: 0 },
         Part {
             name: "qos",

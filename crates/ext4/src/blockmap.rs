@@ -246,6 +246,34 @@ pub fn insert(
     Ok(())
 }
 
+/// Makes the blocks of numbers that blocks of `start..end` will need, so that they can be written
+/// when nothing else is free.
+///
+/// # Errors
+/// `ENOSPC`, `EFBIG` past the end of a map, the device's, or a number out of range.
+pub fn prepare(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    (start, end): (u32, u32),
+) -> Result<()> {
+    let mut at = start;
+    while at < end {
+        let route = Route::new(at.into(), volume.io.block_bytes()).ok_or(Errno::EFBIG)?;
+        at = at.saturating_add(route.rest as u32);
+        if walk(volume, cell, core, &route)?.len() + 1 == route.places.len() {
+            continue;
+        }
+        let promise = volume.promise(LEVELS.into())?;
+        let handle = volume.start(CREDITS)?;
+        reach(volume, &handle, cell, core, &route)?;
+        volume.store(&handle, cell, core, false)?;
+        handle.complete();
+        drop(promise);
+    }
+    Ok(())
+}
+
 /// The array that a route ends in, with all blocks of numbers on the way to it made; `None` for the
 /// inode's own.
 fn reach(

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::dir::DirIndex;
 use crate::error::{Corrupt, Result, Structure};
 use crate::format::checksum::inode_seed;
-use crate::format::inode::{EA_INODE, ENCRYPT, INLINE_DATA, RawInode, Stamp, VISIBLE};
+use crate::format::inode::{EA_INODE, ENCRYPT, EXTENTS, INLINE_DATA, RawInode, Stamp, VISIBLE};
 use crate::format::superblock::Geometry;
 use crate::journal::Tid;
 use crate::promised::Promised;
@@ -26,6 +26,8 @@ pub struct Cell {
     pub ino: u32,
     /// Seed of the checksums of its blocks.
     pub seed: u32,
+    /// It is a file whose blocks a block map names; that never changes.
+    pub is_mapped: bool,
     /// Its state.
     pub core: RwLock<Core>,
     /// The last transaction that changed it; 0: none since it was read.
@@ -56,6 +58,7 @@ impl Cell {
         Arc::new(Cell {
             ino,
             seed: inode_seed(file_system_seed, ino, raw.generation()),
+            is_mapped: raw.mode() >> 12 == 8 && !raw.has_flag(EXTENTS),
             core: RwLock::new(Core { raw, index: None }),
             changed_in: AtomicU64::new(0),
             data_changed_in: AtomicU64::new(0),

@@ -15,7 +15,7 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::dirent::file_type;
 use crate::format::extent::Extent;
-use crate::format::inode::{RawInode, Stamp};
+use crate::format::inode::{EXTENTS, RawInode, Stamp};
 use crate::format::{FileBlock, extent::ROOT_BYTES};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
@@ -112,6 +112,9 @@ fn make_inode(
     raw.set_uid(new.uid.0);
     raw.set_gid(new.gid.0);
     raw.set_flags(new.flags);
+    let is_short = new.kind == Kind::Symlink && new.target.len() < ROOT_BYTES;
+    let has_blocks = matches!(new.kind, Kind::File | Kind::Dir | Kind::Symlink) && !is_short;
+    raw.set_flag(EXTENTS, has_blocks && volume.traits.extents);
     let now = volume.now();
     for stamp in [Stamp::Access, Stamp::Change, Stamp::Modify, Stamp::Birth] {
         raw.set_time(stamp, now);
@@ -139,7 +142,7 @@ fn fill_inode(
             core.raw.set_size(new.target.len() as u64);
         }
         Kind::File | Kind::Dir | Kind::Symlink => {
-            extents::init(volume, core);
+            extents::init(core);
         }
     }
     xattr::set_first(volume, handle, cell, core, new.acls)?;

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use polylane_base::Errno;
 
+use crate::blockmap;
 use crate::error::{Error, Result};
 use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
@@ -108,6 +109,9 @@ pub fn reserve(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<()
     if gaps.is_empty() {
         return Ok(());
     }
+    if cell.is_mapped {
+        return reserve_mapped(volume, cell, &gaps);
+    }
     // A write-back of this file may hold its lock for long. Then every block counts as missing:
     // what turns out to be there is given back when it is written.
     if let Some(core) = cell.core.try_read() {
@@ -120,6 +124,23 @@ pub fn reserve(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<()
         }
         result => result,
     }
+}
+
+/// The same for a file with a block map, where a single block may need others that name it: these
+/// are made at once.
+fn reserve_mapped(volume: &Volume, cell: &Cell, gaps: &[Range]) -> Result<()> {
+    let mut core = cell.core.write();
+    let holes = holes(volume, cell, &core, gaps)?;
+    promise(volume, cell, holes.clone())?;
+    let prepared = prepare(volume, cell, &mut core, &holes);
+    if prepared.is_err() {
+        holes.iter().for_each(|(start, end)| release(volume, cell, *start, *end));
+    }
+    prepared
+}
+
+fn prepare(volume: &Volume, cell: &Cell, core: &mut Core, holes: &[Range]) -> Result<()> {
+    holes.iter().try_for_each(|hole| blockmap::prepare(volume, cell, core, *hole))
 }
 
 /// The same out of `left` promised blocks that are not for any file yet; returns how many it took.
@@ -140,6 +161,9 @@ pub fn reserve_aside(
     let count = count(&missing);
     if count > left {
         return Err(Errno::ENOSPC.into());
+    }
+    if cell.is_mapped {
+        prepare(volume, cell, &mut cell.core.write(), &missing)?;
     }
     let mut promised = cell.promised.lock();
     missing.into_iter().for_each(|range| promised.insert(range));

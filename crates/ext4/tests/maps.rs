@@ -352,3 +352,32 @@ fn a_lost_and_found_of_e2fscks_is_used_and_removed() {
     fs.forget(gone);
     close(&fs, &device, "after");
 }
+
+/// What a write was promised it gets, on a disk that is full meanwhile, though each block of a
+/// sparse file may need others that name it.
+#[test]
+fn promises_count_the_blocks_of_numbers() {
+    if !common::have_tools() {
+        return;
+    }
+    let device = common::make(24, &["-t", "ext3", "-b", "1024"]);
+    let fs = common::open(&device);
+    let before = free(&fs);
+    let file = create(&fs, root(&fs), "file", Kind::File);
+    let offsets = || (1..60_000u64).map(|nth| nth * 256 * 1024);
+    let promised = offsets().take_while(|offset| fs.reserve(file, *offset, 100).is_ok()).count();
+    assert!(promised > 5000, "{promised} of {} blocks", before.0);
+    let other = create(&fs, root(&fs), "other", Kind::File);
+    assert_eq!(fs.write(other, 0, &mut &[1; 100_000][..]).err(), Some(Errno::ENOSPC));
+    for offset in offsets().take(promised).step_by(2) {
+        assert_eq!(fs.write(file, offset, &mut &[1; 100][..]), Ok(100));
+    }
+    // The others are never written: what was made for them goes with the file.
+    fs.unreserve(file, 0);
+    close(&fs, &device, "promised");
+    let fs = common::open(&device);
+    remove(&fs, root(&fs), "file");
+    remove(&fs, root(&fs), "other");
+    assert_eq!(free(&fs), before);
+    close(&fs, &device, "removed");
+}

@@ -25,7 +25,7 @@ use rustc_hash::FxHashSet;
 use crate::cache::{BlockCache, MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, descriptor_place};
-use crate::format::superblock::{Geometry, Superblock, incompat};
+use crate::format::superblock::{Geometry, Superblock};
 use crate::format::{DeviceBlock, GroupIndex, bitmap, checksum};
 use crate::io::BlockIo;
 use crate::journal::{Freed, Handle};
@@ -489,12 +489,10 @@ impl Allocator {
     }
 }
 
-/// As many as Linux keeps: 2 %, at most 4096, where files have extents.
+/// As many as Linux keeps where files have extents: 2 %, at most 4096. Here files with block maps
+/// are written later, too, and may then need blocks of numbers.
 fn pool_blocks(superblock: &Superblock) -> i64 {
-    match superblock.has_incompat(incompat::EXTENTS) {
-        true => (superblock.geometry.block_count / 50).min(4096) as i64,
-        false => 0,
-    }
+    (superblock.geometry.block_count / 50).min(4096) as i64
 }
 
 impl Group {

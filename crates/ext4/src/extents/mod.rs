@@ -72,10 +72,9 @@ impl Step {
     }
 }
 
-/// A new, empty tree in an inode; or an empty block map, where the image has no extents.
-pub fn init(volume: &Volume, core: &mut Core) {
-    core.raw.set_flag(EXTENTS, volume.traits.extents);
-    match volume.traits.extents {
+/// A new, empty tree in an inode, or an empty block map.
+pub fn init(core: &mut Core) {
+    match is_tree(core) {
         true => Node { depth: 0, entries: Entries::Leaf(Vec::new()) }.encode(core.raw.block_mut()),
         false => core.raw.block_mut().fill(0),
     }

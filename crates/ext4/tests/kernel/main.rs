@@ -8,6 +8,7 @@ mod collisions;
 mod common;
 mod flags;
 mod snapshot;
+mod trees;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
