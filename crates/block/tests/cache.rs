@@ -44,7 +44,7 @@ fn devices_on(path: &std::path::Path, way: Way) -> (Arc<FileDevice>, Arc<FileDev
     let direct = image::open(path).expect("open");
     let copy = |fd: &std::os::fd::OwnedFd| fd.try_clone().expect("dup");
     let cached =
-        Files { io: copy(&direct.plain), plain: copy(&direct.plain), lock: copy(&direct.lock) };
+        Files { io: copy(&direct.plain), plain: copy(&direct.lock), lock: copy(&direct.lock) };
     let cached = FileDevice::open(cached, way).expect("device");
     (cached, FileDevice::open(direct, way).expect("device"))
 }

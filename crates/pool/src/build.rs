@@ -10,6 +10,7 @@ use polylane_base::sync::{Arc, thread};
 use polylane_base::{Clock, Errno, Gid, SystemClock, Uid};
 use polylane_block::bypass::{Claim, PoolFiles};
 use polylane_block::file::Files;
+use polylane_block::qos::governed::Hurry;
 use polylane_front::fuse::{Door, ServeOptions, Stop};
 use polylane_front::{Handover, Lane, shm};
 use polylane_ipc::calibrate;
@@ -237,6 +238,7 @@ fn serve_fuse(
 impl Running {
     /// Closes the doors and makes everything durable; the errno if that fails.
     pub(crate) fn end(mut self) -> Option<i32> {
+        let _hurry = self.hurry();
         self.thaw();
         // The tenant is gone, but its last files may still be on their way here: they are closed
         // before the mount ends. Nothing is ever sent; waiting ends with the sender.
@@ -253,6 +255,7 @@ impl Running {
     /// the errno if that fails. Nothing that was answered is left out, and what the kernel has not
     /// sent yet waits for the next service.
     pub(crate) fn hand_over(self) -> Option<i32> {
+        let _hurry = self.hurry();
         // First those who go on through the kernel when their session ends.
         self.server.stop();
         self.fuse_stop.request();
@@ -268,6 +271,11 @@ impl Running {
             store.left_orderly();
         }
         failed
+    }
+
+    /// The end waits for the device, not for the lane's share of it.
+    fn hurry(&self) -> Option<Hurry> {
+        self.disk.as_ref().map(|disk| disk.governor.hurry())
     }
 
     fn settle(self, sync: fn(&Vfs) -> polylane_base::Result<()>) -> Option<i32> {

@@ -26,8 +26,9 @@
 //! # Invariants
 //!
 //! - A failed flush stops the device: the kernel reports a lost page once, so a second flush that
-//!   succeeds proves nothing. So does a failed durable write, whose sync may have taken that
-//!   report.
+//!   succeeds proves nothing. So does a failed durable write, unless the host had no room for it.
+//! - The kernel reports a lost page once to each open file. Durable writes go through `io` and
+//!   flushes through `plain`, so what a durable write was told the next flush is told as well.
 //! - The device does not read or write before all direct I/O that a former, killed owner left in
 //!   flight has ended ([`FileDevice::open`]).
 //!
@@ -65,12 +66,13 @@ const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 /// Alignment of direct I/O where the kernel does not say: enough for every disk.
 const DIRECT_ALIGNMENT: u64 = 4096;
 
-/// The descriptors of one file.
+/// The descriptors of one file, each an open file of its own.
 #[derive(Debug)]
 pub struct Files {
     /// For data; O_DIRECT where the host has it.
     pub io: OwnedFd,
-    /// The same file, without O_DIRECT.
+    /// The same file, for syncs and space, and for data that `io` does not take; without O_DIRECT
+    /// unless `io` takes all.
     pub plain: OwnedFd,
     /// The same file, with the lock of [`image`](crate::image).
     pub lock: OwnedFd,

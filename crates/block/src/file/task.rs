@@ -34,6 +34,8 @@ pub(super) struct Task {
     stage: Stage,
     /// Bytes of the range that are done.
     done: u64,
+    /// Some of its data went through the open file that syncs go through: it is durable after one.
+    needs_sync: bool,
 }
 
 /// What comes after an operation.
@@ -62,7 +64,7 @@ impl Task {
             Op::Discard | Op::WriteZeroes { unmap: true, .. } => Stage::Punch,
             Op::WriteZeroes { unmap: false, .. } => Stage::ZeroRange,
         };
-        Ok(Task { request, stage, done: 0 })
+        Ok(Task { request, stage, done: 0, needs_sync: false })
     }
 
     /// Ends it.
@@ -104,9 +106,13 @@ impl Task {
                 operation.skip = self.done as usize;
                 let granule = operation.buffers.iter().fold(left, |bits, b| bits | b.len() as u64);
                 operation.file = device.file_for(offset, granule);
+                // A durable write takes the report of a lost page with it, so the next flush must
+                // have another open file to learn of that from.
+                let apart = operation.file != PLAIN;
+                self.needs_sync |= self.is_durable() && !apart;
                 operation.action = match self.request.op {
                     Op::Read => Action::Read,
-                    _ => Action::Write { durable: self.is_durable() },
+                    _ => Action::Write { durable: self.is_durable() && apart },
                 };
             }
             Stage::WriteZeros => {
@@ -159,7 +165,7 @@ impl Task {
         }
         match (self.done < self.bytes(), self.stage) {
             (true, _) => Next::Go,
-            (false, Stage::Move) => Next::Over(Ok(())),
+            (false, Stage::Move) if !self.needs_sync => Next::Over(Ok(())),
             (false, _) if self.is_durable() => self.go(Stage::Sync),
             (false, _) => Next::Over(Ok(())),
         }
@@ -168,10 +174,14 @@ impl Task {
     /// What an error means to the maker of the request, and whether the device can go on.
     fn fail(&self, device: &FileDevice, errno: Errno) -> Error {
         let full = matches!(errno, Errno::ENOSPC | Errno::EDQUOT);
-        // Space is found when data is written; only data in the page cache can miss it at a sync.
-        let synced = self.stage == Stage::Sync || (self.is_durable() && self.stage == Stage::Move);
-        let harmless = full && self.stage != Stage::Sync && device.direct_alignment.is_some();
-        if synced && !harmless {
+        let synced = match self.stage {
+            Stage::Sync => true,
+            // Without room the write failed alone. If it was a page of an earlier write, the next
+            // flush learns of it, too.
+            Stage::Move => self.is_durable() && !self.needs_sync && !full,
+            _ => false,
+        };
+        if synced {
             device.stop();
         }
         if full { Error::NoSpace } else { Error::Medium(errno) }

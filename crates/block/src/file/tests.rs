@@ -151,6 +151,23 @@ fn a_failed_flush_stops_the_device() {
     }
 }
 
+/// Also those that are not aligned for direct I/O, which a sync of their own makes durable.
+#[test]
+fn durable_writes_of_any_alignment_arrive() {
+    for (way, direct) in ways() {
+        let disk = Disk::new(4 * MIB);
+        let device = disk.open(way, direct);
+        let waiter = Waiter::new(device.clone());
+        for (sector, bytes) in [(0, 512), (8, 4096), (17, 1536), (64, 1 << 20)] {
+            let data = Buffer::copy_of(&vec![sector as u8 + 1; bytes]);
+            waiter.write(Sector(sector), data, true).expect("durable");
+            let read = waiter.read(Sector(sector), bytes).expect("read");
+            assert!(read.iter().all(|byte| *byte == sector as u8 + 1), "{way:?} {direct} {sector}");
+        }
+        assert!(!device.is_stopped());
+    }
+}
+
 #[test]
 fn holes_are_told_from_data_and_a_longer_file_is_a_larger_device() {
     let disk = Disk::new(MIB);

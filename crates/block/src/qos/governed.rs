@@ -50,6 +50,19 @@ pub struct Governor {
     version: AtomicU64,
     /// What former pages counted, by word.
     carried: Mutex<Vec<u64>>,
+    /// Reasons for which nothing is held back; changes with `version`.
+    hurries: AtomicU64,
+}
+
+/// While this lives no request waits for its lane's share: see [`Governor::hurry`].
+#[derive(Debug)]
+pub struct Hurry(Arc<Governor>);
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        self.0.hurries.fetch_sub(1, Ordering::AcqRel);
+        self.0.version.fetch_add(1, Ordering::Release);
+    }
 }
 
 /// Words of a page that count for people and go on counting on the next page.
@@ -76,6 +89,21 @@ impl Governor {
         }
     }
 
+    /// Lets every request go, charged as ever, until the result is dropped: whoever makes the
+    /// volume stand still or ends its use waits for the device alone, not for a share or a limit.
+    pub fn hurry(self: &Arc<Self>) -> Hurry {
+        self.hurries.fetch_add(1, Ordering::AcqRel);
+        self.version.fetch_add(1, Ordering::Release);
+        if let Some(lane) = self.lane() {
+            lane.wake();
+        }
+        Hurry(self.clone())
+    }
+
+    fn hurries(&self) -> bool {
+        self.hurries.load(Ordering::Acquire) > 0
+    }
+
     /// What a word of the lane's page counted, on this page and those before it.
     pub fn total(&self, word: usize) -> u64 {
         let now = self.lane().map_or(0, |lane| lane.words().load(word, Ordering::Relaxed));
@@ -91,9 +119,9 @@ impl Governor {
 /// For a device that has an engine, which keeps what may not go itself.
 impl Admission for Governor {
     fn admit(&self, now: Nanos, io: &Io) -> Verdict {
-        let lane = self.lane();
-        let verdict = lane.as_ref().map_or(Verdict::Go, |lane| lane.admit(io, || now));
-        if let (Some(lane), Verdict::Go) = (lane, verdict) {
+        let Some(lane) = self.lane() else { return Verdict::Go };
+        let verdict = if self.hurries() { lane.let_go(io) } else { lane.admit(io, || now) };
+        if verdict == Verdict::Go {
             lane.note(io.kind);
         }
         verdict
@@ -124,6 +152,7 @@ impl Governed {
             governor: self.governor.clone(),
             version: u64::MAX,
             lane: None,
+            hurries: false,
             went: Vec::new(),
             free: Vec::new(),
             kept: VecDeque::new(),
@@ -190,6 +219,8 @@ struct GovernedChannel {
     governor: Arc<Governor>,
     version: u64,
     lane: Option<Arc<SharedLane>>,
+    /// Nothing is held back.
+    hurries: bool,
     /// By the number under which the inner channel knows a request.
     went: Vec<Option<Went>>,
     free: Vec<usize>,
@@ -204,13 +235,14 @@ struct GovernedChannel {
 }
 
 impl GovernedChannel {
-    /// Notices a change of the lane.
+    /// Notices a change of the lane, and whether requests are in a hurry.
     #[inline]
     fn refresh(&mut self) {
         let version = self.governor.version.load(Ordering::Acquire);
         if version != self.version {
             self.version = version;
             self.lane = self.governor.lane();
+            self.hurries = self.governor.hurries();
         }
     }
 
@@ -282,7 +314,11 @@ impl GovernedChannel {
         while let Some(mut kept) = self.kept.pop_front() {
             let now = monotonic_ns();
             if let (Some(lane), Some(_)) = (self.lane.clone(), kept.until) {
-                if let Verdict::Wait(until) = lane.admit(&kept.io, || now) {
+                let verdict = match self.hurries {
+                    true => lane.let_go(&kept.io),
+                    false => lane.admit(&kept.io, || now),
+                };
+                if let Verdict::Wait(until) = verdict {
                     kept.until = Some(until);
                     self.kept.push_front(kept);
                     return Some(until);
@@ -339,9 +375,10 @@ impl Channel for GovernedChannel {
             lane.note(io.kind);
             since = self.count.is_multiple_of(SAMPLE).then(monotonic_ns);
             // Behind those that wait, or they would starve.
-            let verdict = match self.kept.is_empty() {
-                true => lane.admit(&io, monotonic_ns),
-                false => Verdict::Wait(0),
+            let verdict = match (self.kept.is_empty(), self.hurries) {
+                (true, false) => lane.admit(&io, monotonic_ns),
+                (true, true) => lane.let_go(&io),
+                (false, _) => Verdict::Wait(0),
             };
             if let Verdict::Wait(until) = verdict {
                 let since = since.unwrap_or_else(monotonic_ns);

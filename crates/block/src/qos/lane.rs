@@ -37,6 +37,10 @@ use super::{Io, Kind, Nanos, Verdict};
 /// Time for which a lane that falls back may save up.
 const FALLBACK_BURST_NS: u64 = 5_000_000;
 
+/// A request is not held back for longer while nothing of its lane is at the device and nobody
+/// coordinates.
+const HELD_NS_MAX: Nanos = 250_000_000;
+
 /// Cost between two looks at the clock when nothing is limited.
 const OPEN_COST: u64 = 20_000_000;
 
@@ -64,8 +68,18 @@ struct Pass {
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
     terms: Terms,
-    /// The terms are stale: since when, and what had been spent.
-    fallback: Option<(Nanos, u64)>,
+    /// The terms are stale.
+    fallback: Option<FallBack>,
+}
+
+/// How a lane goes on by itself.
+#[derive(Clone, Copy, Debug)]
+struct FallBack {
+    /// Since when, and what had been spent.
+    since: Nanos,
+    base: u64,
+    /// A request has had to wait since then, and none went.
+    held_since: Option<Nanos>,
 }
 
 /// A lane. Thread-safe; there is one per page.
@@ -137,6 +151,12 @@ impl<W: Words> Lane<W> {
         self.review(io, cost, now())
     }
 
+    /// Charges a request that goes whatever it costs, and must be completed later.
+    pub fn let_go(&self, io: &Io) -> Verdict {
+        self.charge(io, self.cost(io));
+        Verdict::Go
+    }
+
     #[inline]
     fn charge(&self, io: &Io, cost: Cost) {
         self.words.add(lane::SPENT, cost, Ordering::AcqRel);
@@ -201,10 +221,7 @@ impl<W: Words> Lane<W> {
         if left > 0 || !strict && (may_start || may_owe) {
             return Verdict::Go;
         }
-        if self.words.load(lane::SHORT_IN, Ordering::Relaxed) != terms.window {
-            self.words.store(lane::SHORT_SINCE, now, Ordering::Relaxed);
-            self.words.store(lane::SHORT_IN, terms.window, Ordering::Release);
-        }
+        self.note_short(terms, now);
         self.unless_low(terms, cost, now)
     }
 
@@ -237,37 +254,55 @@ impl<W: Words> Lane<W> {
         low.max(1).saturating_sub(requests)
     }
 
-    /// The coordinator has not been heard of: the fair share of the last window, by the clock.
+    /// The coordinator has not been heard of: the fair share of the last window, by the clock; but
+    /// a request at least each [`HELD_NS_MAX`] beside none of its own at the device.
     fn fall_back(&self, known: &mut Known, now: Nanos) -> Verdict {
         let spent = self.total(lane::SPENT);
-        let (since, base) = *known.fallback.get_or_insert((now, spent));
+        let fresh = FallBack { since: now, base: spent, held_since: None };
+        let fallback = known.fallback.get_or_insert(fresh);
         let rate = u128::from(known.terms.fallback.max(1));
         let credit = |ns: u64| (u128::from(ns) * rate / 1_000_000_000) as u64;
-        let may = base.wrapping_add(credit((now - since).saturating_add(FALLBACK_BURST_NS)));
-        let left = ahead(may, spent);
+        let time = now.saturating_sub(fallback.since).saturating_add(FALLBACK_BURST_NS);
+        let left = ahead(fallback.base.wrapping_add(credit(time)), spent);
         if left as u64 > credit(2 * FALLBACK_BURST_NS) && left > 0 {
-            known.fallback = Some((now, spent));
+            *fallback = fresh;
         }
-        if left > 0 || spent == self.total(lane::DONE) && known.terms.fallback == 0 {
+        let held_since = *fallback.held_since.get_or_insert(now);
+        let long = now.saturating_sub(held_since) >= HELD_NS_MAX;
+        if left > 0 || long && inflight(spent, self.total(lane::DONE)) == 0 {
+            fallback.held_since = None;
             return Verdict::Go;
         }
         Verdict::Wait(now + FALLBACK_BURST_NS / 5)
     }
 
-    /// When to ask again, if one of the limits that a person set is reached.
+    /// When to ask again, if a limit is reached: one that a person set, or the policy's own on
+    /// either direction.
     fn over_limit(&self, terms: &Terms, now: Nanos) -> Option<Nanos> {
         let (read, written) = (self.total(lane::READ_BYTES), self.total(lane::WRITTEN_BYTES));
-        let limits = [
-            (terms.requests_max, self.total(lane::REQUESTS)),
-            (terms.bytes_max, read.wrapping_add(written)),
-            (terms.read_bytes_max, read),
-            (terms.written_bytes_max, written),
-        ];
-        let over =
-            |(max, total): &(Option<u64>, u64)| max.is_some_and(|max| ahead(max, *total) <= 0);
-        // A limit outlives its coordinator for a while only: nobody would lift it.
-        let holds = now < terms.stale_at.saturating_add(1_000_000_000);
-        (holds && limits.iter().any(over)).then(|| terms.next_slice(now))
+        let over = |max: Option<u64>, total: u64| max.is_some_and(|max| ahead(max, total) <= 0);
+        // A limit outlives its coordinator for a while only: nobody would lift it. Those of the
+        // policy do not: there are no windows any more in which they grow.
+        let person = now < terms.stale_at.saturating_add(1_000_000_000)
+            && (over(terms.requests_max, self.total(lane::REQUESTS))
+                || over(terms.bytes_max, read.wrapping_add(written)));
+        let policy = now < terms.stale_at
+            && (over(terms.read_bytes_max, read) || over(terms.written_bytes_max, written));
+        if !person && !policy {
+            return None;
+        }
+        if !person {
+            self.note_short(terms, now);
+        }
+        Some(terms.next_slice(now))
+    }
+
+    /// Tells the coordinator that a request waits for more.
+    fn note_short(&self, terms: &Terms, now: Nanos) {
+        if self.words.load(lane::SHORT_IN, Ordering::Relaxed) != terms.window {
+            self.words.store(lane::SHORT_SINCE, now, Ordering::Relaxed);
+            self.words.store(lane::SHORT_IN, terms.window, Ordering::Release);
+        }
     }
 
     fn renew(&self, terms: &Terms, spent_max: u64, inflight_max: u64) {

@@ -125,6 +125,9 @@ pub mod note {
     /// Nanoseconds of windows in which the lane waited for credit, and at whose end nothing was in
     /// flight on the device: work that was not conserved.
     pub const IDLE_NS: usize = 50;
+    /// How often the lane's requests were let go beside what its policy gives it, because nothing
+    /// went to the device while they waited.
+    pub const LET_GO: usize = 51;
 }
 
 /// Words of the counters.

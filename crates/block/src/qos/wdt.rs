@@ -17,6 +17,8 @@
 //! - *Which lanes*: all that exist; "I/O-active" is not defined.
 //! - *Residual credit*: no cap is stated, so there is none.
 //! - *TotalCredit at the start*: given; the device's nominal rate is the natural value.
+//! - *No demand*: a total of 0 would stay 0 whatever is demanded later, and no lane could ever do
+//!   anything. So the total has a least value, of which each lane has its part.
 
 use super::{Io, Nanos, Policy, Verdict};
 
@@ -28,6 +30,16 @@ pub const UPDATE_WINDOW_COUNT: u64 = 10;
 
 /// The percentile of the demand that is provided for.
 pub const PERCENTILE: f64 = 0.8;
+
+/// The total never falls below this part of what it was at the start, ...
+const TOTAL_PART_MIN: f64 = 1.0 / 128.0;
+
+/// ... nor below this many credits for each lane: a page in each window.
+const CREDITS_MIN: f64 = 8.0;
+
+/// The total is never more credits than this: far more than any device has, and a number that
+/// rounds to one.
+const TOTAL_MAX: f64 = 1e15;
 
 /// Credits in a request.
 const SECTOR_BYTES: u64 = 512;
@@ -77,6 +89,7 @@ struct Lane {
 pub struct Wdt {
     lanes: Vec<Lane>,
     total_credit: f64,
+    total_min: f64,
     probit: f64,
     window_start: Nanos,
     windows: u64,
@@ -91,9 +104,11 @@ impl Wdt {
     /// The same with another percentile of the demand, between 0 and 1.
     pub fn with_percentile(bytes_per_s: u64, percentile: f64) -> Self {
         let seconds = WINDOW_NS as f64 / 1e9;
+        let total_credit = bytes_per_s as f64 / SECTOR_BYTES as f64 * seconds;
         Wdt {
             lanes: Vec::new(),
-            total_credit: bytes_per_s as f64 / SECTOR_BYTES as f64 * seconds,
+            total_credit,
+            total_min: total_credit * TOTAL_PART_MIN,
             probit: probit(percentile),
             window_start: 0,
             windows: 0,
@@ -164,7 +179,10 @@ impl Wdt {
         let Some(heaviest) = heaviest.filter(|lane| lane.budget > 0.0) else { return };
         let cpm = heaviest.cpm.mean + heaviest.cpm.deviation() * self.probit;
         let demand = cpm.max(0.0) * (WINDOW_NS as f64 / 1e6);
-        self.total_credit *= demand / heaviest.budget;
+        let total = self.total_credit * demand / heaviest.budget;
+        let least = self.total_min.max(CREDITS_MIN * self.lanes.len() as f64);
+        // What is not a number is no demand.
+        self.total_credit = total.max(least).min(TOTAL_MAX);
         self.distribute();
     }
 }
@@ -226,6 +244,24 @@ fn normal(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_demand_leaves_a_part_that_grows_again() {
+        let mut wdt = Wdt::new(100_000_000);
+        let start = wdt.total_credit();
+        wdt.add(3);
+        let idle = Use { credits: 0.0, active_ns: WINDOW_NS };
+        (0..100).for_each(|_| wdt.close_window(&[idle]));
+        assert!(wdt.total_credit() >= start / 200.0 && wdt.budget(0) == wdt.total_credit());
+        for _ in 0..400 {
+            // Its credit is gone after a tenth of the window.
+            wdt.close_window(&[Use { credits: wdt.budget(0), active_ns: WINDOW_NS / 10 }]);
+        }
+        assert!(wdt.total_credit() > start / 2.0, "{} of {start}", wdt.total_credit());
+        wdt.close_window(&[Use { credits: f64::NAN, active_ns: 0 }]);
+        (0..20).for_each(|_| wdt.close_window(&[idle]));
+        assert!(wdt.total_credit() > 0.0 && wdt.total_credit().is_finite());
+    }
 
     #[test]
     fn probit_is_the_normal_quantile() {

@@ -11,11 +11,12 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use polylane_base::sync::Arc;
 use polylane_block::{BlockDevice, Channel, Completion, Op, Request, Sector, Submitted};
 use polylane_sys::buffer::Buffer;
-use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 /// Requests under way.
 const DEPTH: usize = 128;
@@ -186,22 +187,43 @@ impl<T> Work<T> {
         input: Option<BorrowedFd<'_>>,
         stop: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
+        let line = input.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        self.wait_for(line, stop, None)
+    }
+
+    /// The same with what a `line` is waited for left to the caller, and for `limit` at most;
+    /// longer where the device has no descriptor that tells of completions and something is under
+    /// way.
+    ///
+    /// # Errors
+    /// The host's.
+    pub(crate) fn wait_for(
+        &mut self,
+        line: Option<PollFd<'_>>,
+        stop: Option<BorrowedFd<'_>>,
+        limit: Option<Duration>,
+    ) -> io::Result<()> {
         let busy = !self.is_idle();
         let event = self.channel.event().filter(|_| busy);
         if busy && event.is_none() {
             self.channel.park();
             return Ok(());
         }
-        let watched =
-            [event, stop, input].map(|fd| fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+        let limit = limit.map(|limit| Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: limit.subsec_nanos().into(),
+        });
+        let limit = limit.as_ref();
+        let [event, stop] =
+            [event, stop].map(|fd| fd.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         // The kernel is handed those that there are, from the front.
-        let result = match watched {
-            [Some(event), Some(stop), Some(input)] => poll(&mut [event, stop, input], None),
+        let result = match [event, stop, line] {
+            [Some(event), Some(stop), Some(line)] => poll(&mut [event, stop, line], limit),
             [Some(one), Some(other), None]
             | [Some(one), None, Some(other)]
-            | [None, Some(one), Some(other)] => poll(&mut [one, other], None),
+            | [None, Some(one), Some(other)] => poll(&mut [one, other], limit),
             [Some(one), None, None] | [None, Some(one), None] | [None, None, Some(one)] => {
-                poll(&mut [one], None)
+                poll(&mut [one], limit)
             }
             [None, None, None] => Ok(0),
         };

@@ -28,11 +28,11 @@ mod request;
 mod session;
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Arc, Mutex, thread};
 use polylane_block::BlockDevice;
@@ -40,11 +40,18 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::export::{Bell, Serving};
 
-/// Connections at a time. One more is closed at once.
+/// Connections that are past the handshake. One more is closed.
 const CONNECTIONS_MAX: usize = 64;
 
-/// How long a client may take over one step of the handshake.
-const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(60);
+/// Connections in the handshake. One more ends the oldest of them, so that clients that say nothing
+/// keep no other one out.
+const HANDSHAKES_MAX: usize = 64;
+
+/// All connections, those included whose threads are about to end.
+const THREADS_MAX: usize = CONNECTIONS_MAX + 2 * HANDSHAKES_MAX;
+
+/// How long a client may take over the whole handshake.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// What is served.
 #[derive(Clone)]
@@ -73,8 +80,51 @@ struct Shared {
 
 struct Connection {
     stream: UnixStream,
-    /// `None` until it runs.
-    thread: Option<thread::JoinHandle<()>>,
+    phase: Phase,
+    thread: thread::JoinHandle<()>,
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Handshake,
+    /// Its requests are served.
+    Transmission,
+    /// It was shut down, and its thread is about to end.
+    Ending,
+}
+
+/// A stream during the handshake: reads and writes fail once its time is over.
+struct Limited<'a> {
+    stream: &'a UnixStream,
+    end: Instant,
+}
+
+impl Limited<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.end.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Limited<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for Limited<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Serves `export` to whoever connects to `listener`, a UNIX stream socket.
@@ -109,13 +159,14 @@ impl Serving for Server {
         self.shared.stop.ring();
         let _panicked = self.acceptor.join();
         let connections: Vec<_> = self.shared.connections.lock().drain().collect();
+        for (_, connection) in &connections {
+            let _ = match connection.phase {
+                Phase::Transmission => connection.stream.shutdown(Shutdown::Read),
+                Phase::Handshake | Phase::Ending => connection.stream.shutdown(Shutdown::Both),
+            };
+        }
         for (_, connection) in connections {
-            let _ = connection.stream.shutdown(Shutdown::Read);
-            // A client that takes no replies would keep its thread for ever.
-            let _ = connection.stream.set_write_timeout(Some(Duration::from_secs(5)));
-            if let Some(thread) = connection.thread {
-                let _panicked = thread.join();
-            }
+            let _panicked = connection.thread.join();
         }
     }
 }
@@ -148,15 +199,16 @@ impl Shared {
 
     fn begin(self: &Arc<Self>, number: u64, stream: UnixStream) -> io::Result<()> {
         let mut connections = self.connections.lock();
-        if connections.len() >= CONNECTIONS_MAX {
+        if connections.len() >= THREADS_MAX {
             return Ok(());
         }
+        make_room(&mut connections);
         stream.set_nonblocking(false)?;
         let kept = stream.try_clone()?;
         let shared = self.clone();
         let thread = thread::Builder::new().name(format!("nbd-{number}")).spawn(move || {
             // However it ended, the connection is over, and the client sees that.
-            let left = shared.converse(&stream).unwrap_or(false);
+            let left = shared.converse(number, &stream).unwrap_or(false);
             let _ = stream.shutdown(Shutdown::Both);
             let mut connections = shared.connections.lock();
             connections.remove(&number);
@@ -164,20 +216,54 @@ impl Shared {
                 shared.ended.ring();
             }
         })?;
-        connections.insert(number, Connection { stream: kept, thread: Some(thread) });
+        let connection = Connection { stream: kept, phase: Phase::Handshake, thread };
+        connections.insert(number, connection);
         Ok(())
     }
 
     /// Serves a client; whether it said that it leaves.
-    fn converse(&self, stream: &UnixStream) -> io::Result<bool> {
-        stream.set_read_timeout(Some(HANDSHAKE_TIME_MAX))?;
-        stream.set_write_timeout(Some(HANDSHAKE_TIME_MAX))?;
-        let Some(agreed) = handshake::negotiate(&mut &*stream, &self.export)? else {
+    fn converse(&self, number: u64, stream: &UnixStream) -> io::Result<bool> {
+        let mut limited = Limited { stream, end: Instant::now() + HANDSHAKE_TIME_MAX };
+        let Some(agreed) = handshake::negotiate(&mut limited, &self.export)? else {
             return Ok(false);
         };
-        stream.set_read_timeout(None)?;
-        stream.set_write_timeout(None)?;
+        if !self.enter(number) {
+            return Ok(false);
+        }
         session::transmit(stream, &self.export.device, agreed, &self.stop)
+    }
+
+    /// Has a connection go on from the handshake to its requests, if there is room and it was not
+    /// ended meanwhile.
+    fn enter(&self, number: u64) -> bool {
+        let mut connections = self.connections.lock();
+        let served = count(&connections, Phase::Transmission);
+        match connections.get_mut(&number) {
+            Some(connection)
+                if connection.phase == Phase::Handshake && served < CONNECTIONS_MAX =>
+            {
+                connection.phase = Phase::Transmission;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+fn count(connections: &HashMap<u64, Connection>, phase: Phase) -> usize {
+    connections.values().filter(|connection| connection.phase == phase).count()
+}
+
+/// Ends the oldest handshake, if there are as many as there may be.
+fn make_room(connections: &mut HashMap<u64, Connection>) {
+    if count(connections, Phase::Handshake) < HANDSHAKES_MAX {
+        return;
+    }
+    let in_handshake =
+        connections.iter_mut().filter(|(_, connection)| connection.phase == Phase::Handshake);
+    if let Some((_, oldest)) = in_handshake.min_by_key(|(number, _)| **number) {
+        oldest.phase = Phase::Ending;
+        let _ = oldest.stream.shutdown(Shutdown::Both);
     }
 }
 

@@ -1,8 +1,13 @@
 //! Replies: results to bytes, sent together as far as there are several.
+//!
+//! Sending never waits. What the client does not take stays here; its bytes are bounded, since the
+//! session takes no requests in while a reply waits.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use polylane_block::Error;
 use polylane_sys::buffer::Buffer;
@@ -19,7 +24,11 @@ const PIECES_MAX: usize = 64;
 /// What is still to be sent.
 #[derive(Default)]
 pub(super) struct Outbox {
-    pieces: Vec<Piece>,
+    pieces: VecDeque<Piece>,
+    /// Bytes of the first piece that are sent.
+    sent: usize,
+    /// When the client last took nothing, if it has taken nothing since.
+    stalled: Option<Instant>,
 }
 
 enum Piece {
@@ -64,7 +73,7 @@ impl Outbox {
             }
             false => self.simple(0, cookie),
         }
-        self.pieces.push(Piece::Data(data));
+        self.pieces.push_back(Piece::Data(data));
     }
 
     /// Lengths and states of a range.
@@ -98,49 +107,65 @@ impl Outbox {
 
     /// Bytes at the end, to add to.
     fn small(&mut self) -> &mut Vec<u8> {
-        if !matches!(self.pieces.last(), Some(Piece::Bytes(_))) {
-            self.pieces.push(Piece::Bytes(Vec::with_capacity(64)));
+        if !matches!(self.pieces.back(), Some(Piece::Bytes(_))) {
+            self.pieces.push_back(Piece::Bytes(Vec::with_capacity(64)));
         }
-        match self.pieces.last_mut() {
+        match self.pieces.back_mut() {
             Some(Piece::Bytes(bytes)) => bytes,
             _ => unreachable!("pushed above"),
         }
     }
 
-    /// Sends everything, and gives the buffers back. Waits as long as the client takes.
+    /// Whether replies wait for the client.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
+    /// Since when the client has taken nothing, while replies wait for it.
+    pub(super) fn stalled_since(&self) -> Option<Instant> {
+        self.stalled
+    }
+
+    /// Sends what the client takes, and gives the buffers of that back. Does not wait.
     pub(super) fn send(
         &mut self,
         stream: &UnixStream,
         mut recycle: impl FnMut(Buffer),
     ) -> io::Result<()> {
-        let (mut first, mut skip) = (0, 0);
-        while first < self.pieces.len() {
-            let pieces = self.pieces[first..].iter().take(PIECES_MAX).enumerate();
+        while !self.pieces.is_empty() {
+            let pieces = self.pieces.iter().take(PIECES_MAX).enumerate();
             let slices: Vec<IoSlice<'_>> = pieces
                 .map(|(index, piece)| {
-                    IoSlice::new(&piece.bytes()[if index == 0 { skip } else { 0 }..])
+                    IoSlice::new(&piece.bytes()[if index == 0 { self.sent } else { 0 }..])
                 })
                 .collect();
             let mut none: [MaybeUninit<u8>; 0] = [];
             let mut control = SendAncillaryBuffer::new(&mut none);
-            let sent = match sendmsg(stream, &slices, &mut control, SendFlags::NOSIGNAL) {
-                Err(rustix::io::Errno::INTR) => continue,
-                sent => sent?,
-            };
-            skip += sent;
-            while let Some(piece) = self.pieces.get(first)
-                && skip >= piece.bytes().len()
-            {
-                skip -= piece.bytes().len();
-                first += 1;
-            }
-        }
-        for piece in self.pieces.drain(..) {
-            if let Piece::Data(buffer) = piece {
-                recycle(buffer);
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(stream, &slices, &mut control, flags) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::AGAIN) => {
+                    self.stalled.get_or_insert_with(Instant::now);
+                    return Ok(());
+                }
+                taken => self.taken(taken?, &mut recycle),
             }
         }
         Ok(())
+    }
+
+    /// The client took so many bytes.
+    fn taken(&mut self, bytes: usize, recycle: &mut impl FnMut(Buffer)) {
+        self.stalled = None;
+        self.sent += bytes;
+        while let Some(piece) = self.pieces.front()
+            && self.sent >= piece.bytes().len()
+        {
+            self.sent -= piece.bytes().len();
+            if let Some(Piece::Data(buffer)) = self.pieces.pop_front() {
+                recycle(buffer);
+            }
+        }
     }
 }
 

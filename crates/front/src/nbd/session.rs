@@ -3,11 +3,13 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use polylane_base::sync::Arc;
 use polylane_block::device::SECTOR_BYTES;
 use polylane_block::{Allocation, BlockDevice, Completion, Op, Sector};
 use polylane_sys::buffer::Buffer;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{RecvFlags, recv};
 
 use super::handshake::Agreed;
@@ -22,6 +24,12 @@ const INBOX_BYTES: usize = 16 << 10;
 
 /// Extents in one answer to a question for block status.
 const EXTENTS_MAX: usize = 1024;
+
+/// How long a client may take nothing of the replies that wait for it.
+const STALLED_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// How long it may take for all of them once the server is to end.
+const LEAVING_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Who asked, and for what.
 struct Asked {
@@ -70,13 +78,16 @@ struct Session<'a> {
     due: Due,
     /// The client said that it leaves.
     left: bool,
+    /// When the connection ends at the latest, once it is to end.
+    leave_by: Option<Instant>,
 }
 
 /// Serves requests until the client leaves or `stop` rings; what was taken in is answered. Whether
 /// the client said that it leaves.
 ///
 /// # Errors
-/// The stream's; `InvalidData` when the client does not speak the protocol.
+/// The stream's; `InvalidData` when the client does not speak the protocol; `TimedOut` when it does
+/// not take its replies.
 pub(super) fn transmit(
     stream: &UnixStream,
     device: &Arc<dyn BlockDevice>,
@@ -94,31 +105,60 @@ pub(super) fn transmit(
         end: 0,
         due: Due::Header,
         left: false,
+        leave_by: None,
     };
     let mut open = true;
-    while open || !session.work.is_idle() {
-        open &= session.take_all(open)? && !stop.is_rung();
+    loop {
+        let input = if open { session.take_all()? } else { Input::Over };
+        open &= input != Input::Over && !stop.is_rung();
         session.answer();
         let work = &mut session.work;
         session.out.send(stream, |buffer| work.recycle(buffer))?;
-        let listens = open && !session.work.is_full();
-        let stop = open.then(|| stop.as_fd());
-        session.work.wait(listens.then(|| stream.as_fd()), stop)?;
+        if !open && session.work.is_idle() && !session.out.is_waiting() {
+            return Ok(session.left);
+        }
+        // Requests that were received and had no room are taken in before anything is waited for.
+        if !(open && input == Input::Taken && session.has_room()) {
+            session.wait(open, stop)?;
+        }
     }
-    Ok(session.left)
 }
 
 impl Session<'_> {
-    /// Takes in what is there, as far as there is room; whether more may come.
-    fn take_all(&mut self, open: bool) -> io::Result<bool> {
-        while open && !self.work.is_full() {
-            match self.take()? {
-                Input::Taken => {}
-                Input::Empty => return Ok(true),
-                Input::Over => return Ok(false),
+    /// Whether a request may be taken in.
+    fn has_room(&self) -> bool {
+        !self.work.is_full() && !self.out.is_waiting()
+    }
+
+    /// Takes in what is there, as far as there is room: `Taken` when it is room that ended it.
+    fn take_all(&mut self) -> io::Result<Input> {
+        while self.has_room() {
+            let input = self.take()?;
+            if input != Input::Taken {
+                return Ok(input);
             }
         }
-        Ok(open)
+        Ok(Input::Taken)
+    }
+
+    /// Sleeps until something is over, the client sends or takes something, or `stop` rings.
+    fn wait(&mut self, open: bool, stop: &Bell) -> io::Result<()> {
+        let (waiting, ending) = (self.out.is_waiting(), stop.is_rung());
+        if ending && self.leave_by.is_none() {
+            self.leave_by = Some(Instant::now() + LEAVING_TIME_MAX);
+        }
+        let stalled = self.out.stalled_since().map(|since| since + STALLED_TIME_MAX);
+        let end = [stalled, self.leave_by.filter(|_| waiting)].into_iter().flatten().min();
+        let limit = end.map(|end| end.saturating_duration_since(Instant::now()));
+        if limit.is_some_and(|limit| limit.is_zero()) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let flags = match waiting {
+            true => Some(PollFlags::OUT),
+            false => (open && self.has_room()).then_some(PollFlags::IN),
+        };
+        let line = flags.map(|flags| PollFd::from_borrowed_fd(self.stream.as_fd(), flags));
+        self.work.wait_for(line, (!ending).then(|| stop.as_fd()), limit)
     }
 
     /// Takes the next thing in.

@@ -204,3 +204,157 @@ fn the_kernels_client_gets_size_and_flags_and_ends_the_server() {
     assert!((0..500).any(|_| ended(20)), "the last one has left");
     Box::new(server).end();
 }
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Sends `requests` from a thread of its own, and counts the cookies of the simple replies.
+fn ask_all(stream: &UnixStream, requests: &[(u16, u64, u32)]) -> Vec<u64> {
+    let bytes: Vec<u8> = requests
+        .iter()
+        .enumerate()
+        .flat_map(|(cookie, (kind, offset, length))| {
+            let mut bytes = request(*kind, 0, cookie as u64, *offset, *length);
+            let payload = if *kind == cmd::WRITE { *length } else { 0 };
+            bytes.resize(bytes.len() + payload as usize, 7);
+            bytes
+        })
+        .collect();
+    let mut sender = stream.try_clone().expect("the same stream");
+    let sending = thread::spawn(move || sender.write_all(&bytes).expect("requests"));
+    let mut stream = stream.try_clone().expect("the same stream");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+    let mut answered = Vec::new();
+    while answered.len() < requests.len() {
+        let (error, cookie) = simple_reply(&mut stream);
+        assert_eq!(error, 0, "request {cookie}");
+        let (kind, _, length) = requests[cookie as usize];
+        let data = if kind == cmd::READ { length } else { 0 };
+        stream.read_exact(&mut vec![0; data as usize]).expect("data");
+        answered.push(cookie);
+    }
+    sending.join().expect("sent");
+    answered.sort_unstable();
+    answered
+}
+
+#[test]
+fn requests_beyond_the_limits_are_answered_as_there_is_room() {
+    let mut rng = Rng::new(24);
+    for round in 0..24 {
+        let device = polylane_block::freeze::Freezable::new(Arc::new(RamDevice::new(SIZE / 512)));
+        let export = Export { device: device.clone(), ..export() };
+        let (mut stream, server) = connect(export);
+        enter(&mut stream);
+        let largest = if round % 2 == 0 { 8 } else { SIZE / 512 };
+        let requests: Vec<(u16, u64, u32)> = (0..1 + rng.below(400))
+            .map(|_| {
+                let kinds = [cmd::READ, cmd::READ, cmd::WRITE, cmd::TRIM, cmd::FLUSH];
+                let kind = kinds[rng.below(5) as usize];
+                let sectors = 1 + rng.below(largest);
+                let first = rng.below(SIZE / 512 - sectors + 1);
+                (kind, first * 512, (sectors * 512) as u32)
+            })
+            .collect();
+        // In some rounds the device takes nothing at first: its channel is full before ours.
+        let frozen = (round % 3 == 0).then(|| device.freeze(PATIENCE).expect("freeze"));
+        let thaw = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(20));
+            drop(frozen);
+        });
+        let answered = ask_all(&stream, &requests);
+        thaw.join().expect("thawed");
+        assert!(answered.iter().copied().eq(0..requests.len() as u64), "round {round}");
+        stream.write_all(&request(cmd::DISC, 0, 0, 0, 0)).expect("leave");
+        server.join().expect("no panic").expect("in good order");
+    }
+}
+
+#[test]
+fn a_client_that_stops_reading_delays_neither_a_freeze_nor_the_end() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("socket");
+    let device = polylane_block::freeze::Freezable::new(Arc::new(RamDevice::new(SIZE / 512)));
+    let server = serve(listener.into(), Export { device: device.clone(), ..export() });
+    let server = server.expect("server");
+    let mut stream = UnixStream::connect(&path).expect("connect");
+    enter(&mut stream);
+    for cookie in 0..100 {
+        stream.write_all(&request(cmd::READ, 0, cookie, 0, SIZE as u32)).expect("sent");
+    }
+    // It has begun to answer, and what is left does not fit into the socket.
+    stream.read_exact(&mut [0]).expect("a first byte");
+    drop(device.freeze(PATIENCE).expect("frozen beside it"));
+    let begin = Instant::now();
+    Box::new(server).end();
+    assert!(begin.elapsed() < PATIENCE, "the end took {:?}", begin.elapsed());
+    drop(stream);
+}
+
+#[test]
+fn a_stopped_reader_is_told_apart_from_a_slow_one() {
+    let (mut stream, server) = connect(export());
+    enter(&mut stream);
+    let requests = vec![(cmd::READ, 0, 64 << 10); 300];
+    for (cookie, (kind, offset, length)) in requests.iter().enumerate() {
+        stream.write_all(&request(*kind, 0, cookie as u64, *offset, *length)).expect("sent");
+        // Slower than the server: replies wait, and all of them come.
+        if cookie % 50 == 0 {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    for _ in &requests {
+        assert_eq!(simple_reply(&mut stream).0, 0);
+        stream.read_exact(&mut [0; 64 << 10]).expect("data");
+    }
+    stream.write_all(&request(cmd::DISC, 0, 0, 0, 0)).expect("leave");
+    server.join().expect("no panic").expect("in good order");
+}
+
+#[test]
+fn clients_that_say_nothing_keep_no_other_one_out() {
+    let dir = tempfile::tempdir().expect("dir");
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).expect("socket");
+    let server = serve(listener.into(), export()).expect("server");
+    let mut served = UnixStream::connect(&path).expect("connect");
+    enter(&mut served);
+    let mut crowd: Vec<UnixStream> = Vec::new();
+    for round in 0..3 {
+        for number in 0..HANDSHAKES_MAX + 5 {
+            let mut stream = UnixStream::connect(&path).expect("connect");
+            // Some say half of what they should.
+            if number % 3 == 0 {
+                let _ = stream.write_all(&[0, 0]);
+            }
+            crowd.push(stream);
+        }
+        let mut stream = UnixStream::connect(&path).expect("connect");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        enter(&mut stream);
+        stream.write_all(&request(cmd::READ, 0, round, 0, 512)).expect("sent");
+        assert_eq!(simple_reply(&mut stream), (0, round));
+    }
+    served.write_all(&request(cmd::FLUSH, 0, 9, 0, 0)).expect("sent");
+    assert_eq!(simple_reply(&mut served), (0, 9), "who is served already stays");
+    Box::new(server).end();
+}
+
+#[test]
+fn a_handshake_has_a_limit_as_a_whole() {
+    let (mut ours, theirs) = UnixStream::pair().expect("pair");
+    let mut limited = Limited { stream: &theirs, end: Instant::now() + Duration::from_millis(300) };
+    let dripping = thread::spawn(move || {
+        // A byte in time for each wait, and never all of them.
+        while ours.write_all(&[0]).is_ok() {
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+    let begin = Instant::now();
+    let mut bytes = [0; 1 << 16];
+    assert!(limited.read_exact(&mut bytes).is_err());
+    assert!(begin.elapsed() >= Duration::from_millis(300));
+    drop(theirs);
+    dripping.join().expect("ended");
+}

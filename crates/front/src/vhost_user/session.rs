@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
 
 use polylane_base::sync::{Arc, thread};
 use polylane_sys::event;
@@ -23,6 +24,9 @@ const HEADER_BYTES: usize = 12;
 /// not heed a message of ours.
 const SILENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
+/// How long a message may take to arrive in whole, and an answer to be taken.
+const MESSAGE_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// Serves until it is told to stop.
 pub(super) fn run(listener: &UnixListener, shared: &Arc<Shared>) {
     while !shared.stop.is_rung() {
@@ -32,26 +36,35 @@ pub(super) fn run(listener: &UnixListener, shared: &Arc<Shared>) {
             return;
         }
         match listener.accept() {
-            Ok((stream, _)) => serve(&stream, shared),
+            Ok((stream, _)) => serve(&stream, listener, shared),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             // Out of descriptors, a peer that left at once: others may fare better.
-            Err(_) => thread::sleep(std::time::Duration::from_millis(10)),
+            Err(_) => thread::sleep(Duration::from_millis(10)),
         }
     }
 }
 
-/// Serves one frontend until it leaves, says something wrong, or all is to stop.
-fn serve(stream: &UnixStream, shared: &Arc<Shared>) {
+/// Serves one frontend until it leaves, says something wrong, or all is to stop. One that has said
+/// nothing at all gives way to the next one at the `listener`.
+fn serve(stream: &UnixStream, listener: &UnixListener, shared: &Arc<Shared>) {
     let (Ok(own), Ok(other)) = (stream.try_clone(), stream.try_clone()) else { return };
-    if stream.set_nonblocking(false).is_err() {
+    let limits = [
+        stream.set_nonblocking(false),
+        stream.set_read_timeout(Some(MESSAGE_TIME_MAX)),
+        stream.set_write_timeout(Some(MESSAGE_TIME_MAX)),
+    ];
+    if limits.iter().any(Result::is_err) {
         return;
     }
+    let mut heard = false;
     *shared.connected.lock() = Some(other);
     let handler = Locked::new(shared.export.clone());
     let mut messages = BackendReqHandler::from_stream(own, handler.clone());
     while !shared.stop.is_rung() {
         let (line, stop, grown) = (stream.as_fd(), shared.stop.as_fd(), shared.grown.as_fd());
-        let mut watched = [line, stop, grown].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let next = if heard { stop } else { listener.as_fd() };
+        let mut watched =
+            [line, stop, grown, next].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let silence = handler.lock().is_behind().then_some(&SILENCE);
         match poll(&mut watched, silence) {
             Err(rustix::io::Errno::INTR) => continue,
@@ -59,7 +72,7 @@ fn serve(stream: &UnixStream, shared: &Arc<Shared>) {
             Ok(0) => handler.lock().catch_up(),
             Ok(_) => {}
         }
-        let [line, _, grown] = watched.map(|fd| !fd.revents().is_empty());
+        let [line, _, grown, next] = watched.map(|fd| !fd.revents().is_empty());
         if grown {
             event::drain(&shared.grown);
             handler.lock().tell_config_change();
@@ -69,6 +82,9 @@ fn serve(stream: &UnixStream, shared: &Arc<Shared>) {
             if messages.handle_request().is_err() {
                 break;
             }
+            heard = true;
+        } else if next && !heard {
+            break;
         }
     }
     *shared.connected.lock() = None;

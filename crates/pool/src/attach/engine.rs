@@ -5,9 +5,10 @@
 //! end of the control line is the end of the keeper: flush and go.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::mpsc;
 use std::time::Duration;
 
-use polylane_base::sync::Arc;
+use polylane_base::sync::{Arc, thread};
 use polylane_block::BlockDevice;
 use polylane_block::bypass::PoolFiles;
 use polylane_block::cache::pdc::Region;
@@ -43,6 +44,9 @@ const PASSED_THROUGH: &str =
 
 /// How long an engine sleeps without a reason to wake up.
 const LOOK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// How long the front end may take to answer what it took in, at the end.
+const DOOR_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How long it may take until the keeper knows of a journal that was found.
 const TELL_AGAIN: Duration = Duration::from_secs(5);
@@ -199,6 +203,20 @@ fn harden() -> Result<()> {
     rustix::process::chdir("/").map_err(failed)
 }
 
+/// Ends a front end, whatever its other side does: what a client keeps from being answered for so
+/// long ends with this process.
+fn end_in_time(serving: Box<dyn Serving>) {
+    let (ended, answer) = mpsc::channel();
+    let begun = thread::Builder::new().name("end".to_string()).spawn(move || {
+        serving.end();
+        let _ = ended.send(());
+    });
+    // Without a thread it is dropped, unended: the end of the process ends it.
+    if begun.is_ok() && answer.recv_timeout(DOOR_TIME_MAX).is_err() {
+        say("engine: a client kept requests from being answered: they end unanswered");
+    }
+}
+
 /// Answers the keeper until it wants the end or is gone itself.
 fn serve(mut engine: Engine, control: &Link, warnings: Vec<String>) -> u8 {
     let device = engine.volume.device();
@@ -298,8 +316,10 @@ impl Engine {
 
     /// Closes the door and makes everything durable; the errno if that fails.
     fn end(mut self) -> Option<i32> {
+        // The end of its use waits for the device, not for its share of it.
+        let _hurry = self.governor.as_ref().map(Governor::hurry);
         self.volume.thaw();
-        self.serving.end();
+        end_in_time(self.serving);
         if self.recorder.is_some_and(|recorder| !recorder.finish()) {
             say("engine: not all requests could be written down");
         }

@@ -29,7 +29,7 @@ use super::bound::{Bound, Group, Number};
 use super::costs::Measuring;
 use super::profile::Profile;
 use super::{FromCoordinator, MESSAGE_BYTES_MAX, Meeting, Policy, ToCoordinator, Wanted};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, Result, say};
 use crate::keeper::wait_either;
 use crate::names::ensure_private_dir;
 
@@ -47,6 +47,9 @@ const AUDIT_NS: Nanos = 1_000_000_000;
 
 /// ... of so many lanes at most: each takes system calls.
 const AUDITS_MAX: usize = 32;
+
+/// Between two words about lanes that were let go.
+const WORDS_NS: Nanos = 60_000_000_000;
 
 /// The name of [`Epoll`]'s first three descriptors; connections count from there.
 const STOP: u64 = 0;
@@ -177,6 +180,10 @@ struct Coordinator {
     next_audit: Nanos,
     /// What requests cost is being measured.
     measuring: Option<Measuring>,
+    /// How often lanes were let go beside their policy when that was said last, and when it may be
+    /// said again.
+    let_go: u64,
+    next_word: Nanos,
 }
 
 impl Coordinator {
@@ -208,6 +215,8 @@ impl Coordinator {
             watched: VecDeque::new(),
             next_audit: 0,
             measuring,
+            let_go: 0,
+            next_word: 0,
         })
     }
 
@@ -232,9 +241,24 @@ impl Coordinator {
             if !self.board.is_empty() {
                 let depth = self.depth.as_ref().and_then(Depth::requests);
                 self.board.tick(monotonic_ns(), depth);
+                self.say_let_go(monotonic_ns());
                 self.audit(monotonic_ns());
             }
         }
+    }
+
+    /// Says, now and then, that lanes were let go beside their policy.
+    fn say_let_go(&mut self, now: Nanos) {
+        let count = self.board.let_go_count();
+        if count == self.let_go || now < self.next_word {
+            return;
+        }
+        (self.let_go, self.next_word) = (count, now + WORDS_NS);
+        let ((major, minor), rule) = (self.device, self.policy.rule().unwrap_or_default().name());
+        say(format_args!(
+            "shares: requests waited while nothing was at device {major}:{minor}, and were let go \
+             beside --qos {rule}"
+        ));
     }
 
     /// What requests cost is known: all lanes join again, to be charged by that.
@@ -252,7 +276,7 @@ impl Coordinator {
     fn renew_board(&mut self) {
         let rule = self.policy.rule().unwrap_or_default();
         self.board = Board::new(rule, self.profile.device, monotonic_ns());
-        self.lock = None;
+        (self.lock, self.let_go) = (None, 0);
     }
 
     /// Compares what lanes say with what the kernel counted, of some of them each second.

@@ -44,6 +44,7 @@ pub(crate) fn describe(governor: &Governor) -> Value {
         "held": get(counters::HELD),
         "held_ns": get(counters::HELD_NS),
         "idle_while_held_ns": get(note::IDLE_NS),
+        "let_go": get(note::LET_GO),
         "held_p99_us": time(&holding, 0.99),
         "latency_p50_us": time(&latency, 0.5),
         "latency_p99_us": time(&latency, 0.99),

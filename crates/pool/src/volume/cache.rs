@@ -74,10 +74,20 @@ impl CacheSpec {
     }
 }
 
-/// A file through the page cache, beside its device past it.
-pub(super) fn through_page_cache(files: &Files, way: Way) -> std::io::Result<Arc<FileDevice>> {
-    let (io, plain) = (files.plain.try_clone()?, files.plain.try_clone()?);
-    let files = Files { io, plain, lock: files.lock.try_clone()? };
+/// A file through the page cache, beside its device past it. Its flushes go through an open file
+/// through which no durable write goes, so that they learn of every page that was lost: where the
+/// device past it makes durable writes of its own (`pdc`), that is the one with the lock.
+pub(super) fn through_page_cache(
+    files: &Files,
+    way: Way,
+    mode: Mode,
+) -> std::io::Result<Arc<FileDevice>> {
+    let sync = if mode == Mode::Pdc { &files.lock } else { &files.io };
+    let files = Files {
+        io: files.plain.try_clone()?,
+        plain: sync.try_clone()?,
+        lock: files.lock.try_clone()?,
+    };
     Ok(FileDevice::open(files, way)?)
 }
 

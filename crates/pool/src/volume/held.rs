@@ -132,6 +132,8 @@ impl Held {
         fds: Vec<OwnedFd>,
         settle: impl FnOnce() -> Result<()>,
     ) -> Answer {
+        // A volume stands still as soon as the device lets it, not as its share does.
+        let _hurry = self.governor.as_ref().map(Governor::hurry);
         let done = match ask {
             Ask::Freeze => settle().and_then(|()| self.freeze()),
             Ask::Thaw if self.thaw() => Ok(()),

@@ -216,7 +216,7 @@ impl Stack {
         }
         let mut files = files.into_iter();
         let own = files.next().ok_or_else(|| Failure::failed("volume: no file was handed down"))?;
-        let buffered = cache.in_host().then(|| through_page_cache(&own, way));
+        let buffered = cache.in_host().then(|| through_page_cache(&own, way, cache.mode));
         let buffered = buffered.transpose().map_err(failed)?;
         let (unit, options) = unit.filter(|_| buffered.is_none()).unzip();
         let options = options.unwrap_or_default();
@@ -233,7 +233,7 @@ impl Stack {
         let mut below: Option<Arc<dyn BlockDevice>> = None;
         for files in files.rev() {
             let base = match cache.in_host() {
-                true => through_page_cache(&files, way).map_err(failed)?,
+                true => through_page_cache(&files, way, cache.mode).map_err(failed)?,
                 false => FileDevice::open(files, way).map_err(|error| failed(error.into()))?,
             };
             below = Some(match below {

@@ -10,7 +10,9 @@
 //! - Line B of a lane is written by one board at a time; a new board goes on from the page's words.
 
 mod audit;
+mod paper;
 mod told;
+mod watch;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -19,6 +21,7 @@ use super::plan::{LookBack, Memory, Planner, Share};
 use super::wdt::{self, Wdt};
 use super::{Nanos, lane as lane_side};
 pub use told::{Device, Limits, Rule, WEIGHTS};
+use watch::Watch;
 
 /// Number of a lane on a board.
 pub type SeatId = u64;
@@ -69,6 +72,7 @@ struct Seat<W> {
     achieved: u64,
     latencies: Vec<u64>,
     watched: audit::Watched,
+    watch: Watch,
 }
 
 /// A lane's totals at the last tick.
@@ -124,6 +128,9 @@ pub struct Board<W> {
     /// What lanes that left said that they did, and at some time what all did.
     told_by_gone: u64,
     told: Option<(Nanos, u64)>,
+    let_go_count: u64,
+    /// When the watch looked last.
+    looked_at: Nanos,
 }
 
 impl<W: Words> Board<W> {
@@ -146,6 +153,8 @@ impl<W: Words> Board<W> {
             room: 1.0,
             told_by_gone: 0,
             told: None,
+            let_go_count: 0,
+            looked_at: now,
         }
     }
 
@@ -186,6 +195,7 @@ impl<W: Words> Board<W> {
             achieved: 0,
             latencies: Vec::new(),
             watched: audit::Watched::default(),
+            watch: Watch::default(),
         });
         self.begin(self.seats.len() - 1, now);
         id
@@ -222,7 +232,7 @@ impl<W: Words> Board<W> {
         }
     }
 
-    /// When [`Board::tick`] is due.
+    /// When [`Board::tick`] is due: the end of the window, or a look at who waits.
     pub fn next_tick(&self) -> Nanos {
         let asleep = self.last_tick.saturating_sub(self.awake_at);
         let ticks = match self.rule == Rule::Ledger && !self.awake {
@@ -230,20 +240,22 @@ impl<W: Words> Board<W> {
             true => SLEEP_TICKS,
             false => 1,
         };
-        self.last_tick + self.tick_ns() * ticks
+        let due = self.last_tick + self.tick_ns() * ticks;
+        self.next_look().map_or(due, |look| due.min(look))
     }
 
     /// Looks back and plans the next window. `depth`: requests that the device has now, if known.
     pub fn tick(&mut self, now: Nanos, depth: Option<u64>) {
         let elapsed = now.saturating_sub(self.last_tick);
         if elapsed < self.tick_ns() {
-            return;
+            return self.watch(now, depth);
         }
         match self.rule {
             Rule::Ledger => self.tick_ledger(now, elapsed, depth),
             Rule::Wdt | Rule::WdtSharedLock => self.tick_wdt(now),
             Rule::Static => self.tick_static(now),
         }
+        self.watch(now, depth);
         self.last_tick = now;
         if now >= self.second_end {
             self.end_second(now);
@@ -273,6 +285,7 @@ impl<W: Words> Board<W> {
                 && !seat.stirs()
                 && !self.turn.wrapping_add(index as u64).is_multiple_of(parts)
             {
+                seat.watch.waits = false;
                 continue;
             }
             let look = seat.look(now, believable, tick_ns);
@@ -388,73 +401,6 @@ impl<W: Words> Board<W> {
         seat.publish(now);
     }
 
-    fn tick_wdt(&mut self, now: Nanos) {
-        let from = self.last_tick;
-        let uses = self.seats.iter_mut().map(|seat| seat.wdt_use(from, now)).collect::<Vec<_>>();
-        self.wdt.close_window(&uses);
-        (0..self.seats.len()).for_each(|index| self.publish_wdt(index, now));
-    }
-
-    fn publish_wdt(&mut self, index: usize, now: Nanos) {
-        // Rounded up: less than a credit a window would else be none for ever.
-        let grant = self.wdt.budget(index).clamp(0.0, 1e15).ceil() as u64;
-        let flags = match self.rule {
-            Rule::WdtSharedLock => flag::SECTORS | flag::SHARED_LOCK,
-            _ => flag::SECTORS,
-        };
-        let seat = &mut self.seats[index];
-        let first = seat.terms.window == 0;
-        let base = seat.terms.base.wrapping_add(if first { 0 } else { seat.terms.grant });
-        seat.limit(now, wdt::WINDOW_NS);
-        seat.terms = Terms {
-            flags,
-            // All of it at once.
-            start: now.saturating_sub(wdt::WINDOW_NS),
-            tick: wdt::WINDOW_NS,
-            slices: 1,
-            base,
-            grant,
-            overdraft: base,
-            inflight_max: u64::MAX,
-            stale_at: now + STALE_TICKS * wdt::WINDOW_NS,
-            fallback: grant.saturating_mul(SECOND / wdt::WINDOW_NS),
-            achieved: seat.achieved,
-            ..seat.terms
-        };
-        seat.publish(now);
-    }
-
-    fn tick_static(&mut self, now: Nanos) {
-        for index in 0..self.seats.len() {
-            self.seats[index].look(now, u64::MAX >> 2, wdt::WINDOW_NS);
-            self.publish_static(index, now);
-        }
-    }
-
-    fn publish_static(&mut self, index: usize, now: Nanos) {
-        let weights: u64 = self.seats.iter().map(|seat| u64::from(seat.limits.weight)).sum();
-        let cost = self.device.cost;
-        let seat = &mut self.seats[index];
-        seat.limit(now, wdt::WINDOW_NS);
-        let part = |per_s| seat.limits.part_of_window(per_s, weights);
-        seat.terms = Terms {
-            flags: flag::FREE,
-            start: now,
-            tick: wdt::WINDOW_NS,
-            slices: 1,
-            inflight_max: u64::MAX,
-            stale_at: now + STALE_TICKS * wdt::WINDOW_NS,
-            fallback: u64::MAX >> 16,
-            read_bytes_max: Some(seat.seen.read_bytes.wrapping_add(part(cost.read_bandwidth()))),
-            written_bytes_max: Some(
-                seat.seen.written_bytes.wrapping_add(part(cost.write_bandwidth())),
-            ),
-            achieved: seat.achieved,
-            ..seat.terms
-        };
-        seat.publish(now);
-    }
-
     /// Once a second: who got what, and whether latency targets are met.
     fn end_second(&mut self, now: Nanos) {
         self.second_end = now + SECOND;
@@ -497,6 +443,7 @@ impl<W: Words> Seat<W> {
             (in_window(lane::SHORT_IN), in_window(lane::CROWDED_IN));
         let wants = inflight_ns > 0 || short_of_credit || short_of_room;
         self.watched.hear(wants, tick_ns);
+        self.watch.waits = short_of_credit || short_of_room;
         if spent_ns > 0 || wants {
             self.active_until = now + IDLE_NS;
         }
