@@ -503,6 +503,10 @@ impl FileSystem for Ext4 {
         self.volume.alloc.unreserve(NAME_SHARE * u64::from(count));
     }
 
+    fn name_blocks(&self) -> u64 {
+        NAME_SHARE
+    }
+
     fn creates_reserved(&self) -> bool {
         self.volume.journal.is_some()
     }

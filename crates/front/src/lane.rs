@@ -37,7 +37,7 @@ use polylane_base::sync::{Arc, Mutex, Weak};
 use polylane_vfs::handover::{self, Record, Store, Turns};
 use polylane_vfs::{Cred, Kind, Node, OpenFile, Vfs, Written};
 
-use crate::fuse::{self, nodes::NodeTable, nodes::Target};
+use crate::fuse::{self, nodes::NodeTable, nodes::Place, nodes::Target};
 use crate::kept::{FormerProcess, Kept};
 use crate::notifier::{Level, Notifier, Range};
 use crate::pace::Syncs;
@@ -318,26 +318,48 @@ impl Lane {
         byte[0]
     }
 
-    /// To be called by the shared-memory front end after `name` in `dir` ceased to name `node`:
-    /// removed, replaced or renamed. If the kernel knows the inode, it lets go of the name. Never
-    /// waits; one atomic load when the kernel does not know the inode. Directories are left to the
-    /// kernel: somebody may work in one, whose path it would lose, and they hold no data.
+    /// To be called by the shared-memory front end after `name` in `dir` ceased to name `node`: it
+    /// was removed or replaced. If the kernel knows the inode, it lets go of the name, which would
+    /// keep the inode and its blocks. Never waits; one atomic load when the kernel does not know
+    /// the inode.
     pub fn name_gone(&self, dir: &Node, name: &[u8], node: &Node) {
-        if node.kind() != Kind::Dir
-            && self.nodes.id_of(node).is_some()
+        if self.nodes.id_of(node).is_some()
             && let Some(dir_id) = self.nodes.id_of(dir)
         {
-            self.notifier.forget_name(dir_id, name);
+            self.notifier.forget_name(dir_id, name, || self.nodes.len());
         }
     }
 
-    /// Whether a name that was gone names something again: the kernel finds that out by itself, and
-    /// must not be told to drop it, since somebody may work there by now.
-    pub(crate) fn is_back(&self, dir_id: u64, name: &[u8]) -> bool {
-        match self.nodes.get(dir_id) {
-            Ok(Target::Node(dir)) => self.vfs.knows_name(&dir, name),
-            _ => false,
+    /// As [`Lane::name_gone`], after the inode got another name instead. A directory keeps the
+    /// former one in the kernel: somebody may work there, and would lose the path. The kernel
+    /// changes it when somebody looks at the new name.
+    pub fn name_moved(&self, dir: &Node, name: &[u8], node: &Node) {
+        if node.kind() != Kind::Dir {
+            self.name_gone(dir, name, node);
         }
+    }
+
+    /// To be called after the kernel was told that `name` in `dir` is `node`: if that is over, it
+    /// lets go of the name. So whoever takes the name from an inode either finds that the kernel
+    /// knows it, or is found here.
+    pub(crate) fn name_told(&self, (dir, dir_id): (&Node, u64), name: &[u8], node: &Node) {
+        let is_other = match self.vfs.known_child(dir, name) {
+            Some(other) => !Arc::ptr_eq(&other, node),
+            // Not even that: whoever works in a directory keeps its path.
+            None => self.vfs.keeps_names() && node.kind() != Kind::Dir,
+        };
+        if is_other || self.vfs.is_unlinked(node) {
+            self.notifier.forget_name(dir_id, name, || self.nodes.len());
+        }
+    }
+
+    /// Whether a name that was gone names something else by now, and the kernel has heard so: then
+    /// it has dropped what the name meant before, and must not drop it again, since somebody may
+    /// work there.
+    pub(crate) fn is_known_anew(&self, dir_id: u64, name: &[u8]) -> bool {
+        let Ok(Target::Node(dir)) = self.nodes.get(dir_id) else { return false };
+        let node = self.vfs.known_child(&dir, name);
+        node.is_some_and(|node| self.nodes.is_known_as(&node, Place::of(dir_id, name)))
     }
 
     /// Waits, for a moment at most, for what gives room back: inodes without a name that only the

@@ -5,9 +5,10 @@
 //! that serves nothing, and whoever waits for it must not be a thread that the kernel's requests
 //! need.
 //!
-//! *Names*: `FUSE_NOTIFY_INVAL_ENTRY` blocks while the kernel holds the directory for somebody
-//! else. Nobody waits for it: a name that is gone is never believed (timeouts are 0), but until the
-//! kernel drops it, it keeps the inode, and with it the space of a removed file.
+//! *Names* are of what the fast lane removed or moved, of slots that are over, and of files that were
+//! opened to be mapped. `FUSE_NOTIFY_INVAL_ENTRY` blocks while the kernel holds the directory for
+//! somebody else. Nobody waits for it: a name that is gone is never believed (timeouts are 0), but
+//! until the kernel drops it, it keeps the inode, and with it the space of a removed file.
 //!
 //! *Slots* are notified by a thread of their own. A page that the kernel is filling is locked, and
 //! the notification waits for it; the fill of a slot's page waits for the file's own node. So there
@@ -19,11 +20,13 @@
 //! - A waiter returns after every notification it asked for was taken by the kernel or refused by
 //!   it, or after the notifier stopped.
 //! - Without a FUSE session there is nobody to notify: waiting returns at once.
-//! - At most `NAMES_MAX` names wait; what is more is left to the kernel's own memory pressure.
+//! - At most `NAMES_MAX` names wait, or as many as the kernel knows inodes; what is more is left to
+//!   the kernel's own memory pressure.
 //!
 //! # Locking
 //!
-//! The queues and `Latch::left` are leaves. Callers hold no VFS lock.
+//! `Latch::left` is a leaf, and so are the queues, but for the count of inodes that the kernel
+//! knows. Callers hold no VFS lock.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -98,10 +101,11 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds work, unless nobody would do it or `max` others wait: false then.
-    fn push(&self, work: impl Iterator<Item = T>, max: usize) -> bool {
+    /// Adds work, unless nobody would do it or `max` others wait: false then. `max` is asked for
+    /// where more than `NAMES_MAX` wait.
+    fn push(&self, work: impl Iterator<Item = T>, max: impl Fn() -> usize) -> bool {
         let mut queue = self.0.lock();
-        let taken = queue.1 && queue.0.len() < max;
+        let taken = queue.1 && (queue.0.len() < NAMES_MAX || queue.0.len() < max());
         if taken {
             queue.0.extend(work);
             drop(queue);
@@ -173,7 +177,7 @@ impl Notifier {
         for (level, node_id) in nodes {
             // A job that is not taken opens the latch when it is dropped.
             let job = Job { node_id: *node_id, action, done: latch.clone() };
-            self.pages[*level as usize].push(std::iter::once(job), usize::MAX);
+            self.pages[*level as usize].push(std::iter::once(job), || usize::MAX);
         }
         let mut left = latch.left.lock();
         while *left > 0 {
@@ -181,11 +185,12 @@ impl Notifier {
         }
     }
 
-    /// Makes the kernel drop a name, some time.
-    pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8]) {
+    /// Makes the kernel drop a name, some time. It knows `known` inodes: so many names may wait, at
+    /// least.
+    pub(crate) fn forget_name(&self, dir_id: u64, name: &[u8], known: impl Fn() -> usize) {
         self.names_given.fetch_add(1, Ordering::Relaxed);
         let name = Name { dir_id, name: name.to_vec() };
-        if !self.names.push(std::iter::once(name), NAMES_MAX) {
+        if !self.names.push(std::iter::once(name), known) {
             self.name_dropped();
         }
     }

@@ -287,7 +287,7 @@ fn crowd_from_inside(door: &Lane) {
                 door.name_gone(&dir, &name, &gone);
             }
         } else if let Ok(names) = door.vfs.take_renamed(&root, &dir, &name, &dir, &other, 0) {
-            door.name_gone(&dir, &name, &names.moved);
+            door.name_moved(&dir, &name, &names.moved);
             if let Some(replaced) = names.replaced {
                 door.name_gone(&dir, &other, &replaced);
             }
@@ -731,7 +731,7 @@ assert ctypes.get_errno() == errno.ESTALE, os.strerror(ctypes.get_errno())
     let node = vfs.lookup(&root, &vfs.root(), b"a").expect("there");
     // As the fast lane does it: the kernel lets go of the name that is gone, and knows no other.
     vfs.rename(&root, &vfs.root(), b"a", &vfs.root(), b"b", 0).expect("renamed");
-    lane.lane.name_gone(&vfs.root(), b"a", &node);
+    lane.lane.name_moved(&vfs.root(), b"a", &node);
     let forgotten = || lane.lane.nodes.id_of(&node).is_none();
     assert!((0..500).any(|_| {
         thread::sleep(Duration::from_millis(10));

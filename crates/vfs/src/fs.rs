@@ -542,6 +542,11 @@ pub trait FileSystem: Send + Sync {
         let _ = count;
     }
 
+    /// Blocks that [`FileSystem::reserve_names`] sets aside for each name, beside an inode.
+    fn name_blocks(&self) -> u64 {
+        0
+    }
+
     /// Whether there is [`FileSystem::create_reserved`], and other changes of names need no room.
     fn creates_reserved(&self) -> bool {
         false

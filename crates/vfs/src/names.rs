@@ -218,10 +218,15 @@ impl Vfs {
         self.core.look(cred, dir, || self.core.child(dir, name))
     }
 
-    /// Whether the dentry table has `name` in `dir` as something that exists. No permission is
-    /// asked for and nothing is looked up: for a front end that keeps the kernel's names in step.
-    pub fn knows_name(&self, dir: &Node, name: &[u8]) -> bool {
-        matches!(self.core.known_child(dir, name), Some(Ok(_)))
+    /// What `name` in `dir` names, as far as the dentry table has it. No permission is asked for,
+    /// and nothing is looked up: for a front end that keeps the kernel's names in step.
+    pub fn known_child(&self, dir: &Node, name: &[u8]) -> Option<Node> {
+        self.core.known_child(dir, name).and_then(Result::ok)
+    }
+
+    /// Whether the dentry table is asked at all: not where files change behind our back.
+    pub fn keeps_names(&self) -> bool {
+        !self.core.character.volatile
     }
 
     /// Creates `name` in `dir`. The owner is `cred`, the group `cred`'s or, in a set-gid directory,

@@ -133,9 +133,11 @@ impl Vfs {
         self.core.end_nameless();
         let mut totals = self.core.fs.statfs()?;
         // Whoever needs what is set aside gets it.
-        totals.ffree = totals.ffree.saturating_add(self.core.leases.room());
-        totals.bfree = totals.bfree.saturating_add(self.core.leases.blocks());
-        totals.bavail = totals.bavail.saturating_add(self.core.leases.blocks());
+        let names = self.core.leases.room();
+        let blocks = self.core.leases.blocks() + names * self.core.fs.name_blocks();
+        totals.ffree = totals.ffree.saturating_add(names);
+        totals.bfree = totals.bfree.saturating_add(blocks);
+        totals.bavail = totals.bavail.saturating_add(blocks);
         Ok(totals)
     }
 

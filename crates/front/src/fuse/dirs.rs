@@ -51,12 +51,13 @@ pub(super) fn readdirplus(call: &mut Call<'_>) -> End {
         let known = match entry.name.as_slice() {
             b"." | b".." => None,
             name => {
-                let vfs = &call.session.lane.vfs;
-                vfs.lookup(&call.cred()?, &call.node()?, name).ok()
+                let (vfs, dir) = (&call.session.lane.vfs, call.node()?);
+                let node = vfs.lookup(&call.cred()?, &dir, name).ok();
+                node.and_then(|node| call.entry_of((&dir, name), &node).ok())
             }
         };
         // What vanished since it was listed is listed all the same, and looked up when it is used.
-        if known.is_none_or(|node| call.entry(&node).is_err()) {
+        if known.is_none() {
             call.out.no_entry();
         }
         call.out.dirent(entry.ino, entry.next, entry.kind, &entry.name);

@@ -5,7 +5,7 @@ use polylane_vfs::fs::Attr;
 use polylane_vfs::{Create, Kind, Node};
 
 use super::handles::Handle;
-use super::nodes::{ROOT_ID, Target, VirtualDir};
+use super::nodes::{Place, ROOT_ID, Target, VirtualDir};
 use super::ops::{Call, End, Outcome};
 use super::protocol::fopen;
 use super::reply::decode_device;
@@ -29,12 +29,23 @@ impl Call<'_> {
         }
     }
 
-    /// Appends `fuse_entry_out` for an inode and counts the lookup.
-    pub(super) fn entry(&mut self, node: &Node) -> Result<u64> {
+    /// Appends `fuse_entry_out` for an inode, found by the name at `place` if any, and counts the
+    /// lookup.
+    pub(super) fn entry(&mut self, node: &Node, place: Place) -> Result<u64> {
         let attr = self.session.lane.vfs.getattr(node)?;
-        let id = self.session.lane.nodes.remember(node);
+        let id = self.session.lane.nodes.remember(node, place);
         self.session.lane.nodes.tell_size(id, attr.size);
         self.out.entry(id, node.generation(), &attr, 0);
+        Ok(id)
+    }
+
+    /// [`entry`](Self::entry) of what a name in the directory of the request is. The fast lane may
+    /// take the name from it while the kernel does not know the inode yet, and so without a word to
+    /// the kernel: it hears of that here.
+    pub(super) fn entry_of(&mut self, (dir, name): (&Node, &[u8]), node: &Node) -> Result<u64> {
+        let dir_id = self.header.node_id;
+        let id = self.entry(node, Place::of(dir_id, name))?;
+        self.session.lane.name_told((dir, dir_id), name, node);
         Ok(id)
     }
 
@@ -69,14 +80,17 @@ impl Call<'_> {
         let dir = self.dir()?;
         self.not_reserved(self.header.node_id, name, Errno::EEXIST)?;
         let node = self.session.lane.vfs.create(&self.cred()?, &dir, name, new)?;
-        self.entry(&node)?;
+        self.entry_of((&dir, name), &node)?;
         Ok(Outcome::Reply)
     }
 
-    /// Opens a new file, and replies with its entry and its handle.
-    fn open_new(&mut self, node: &Node, flags: i32) -> End {
+    /// Opens a new file, and replies with its entry, found by that name if any, and its handle.
+    fn open_new(&mut self, node: &Node, name: Option<(&Node, &[u8])>, flags: i32) -> End {
         let file = self.session.lane.vfs.open(&self.cred()?, node, flags)?;
-        let id = self.entry(node)?;
+        let id = match name {
+            Some(name) => self.entry_of(name, node)?,
+            None => self.entry(node, Place::NONE)?,
+        };
         self.session.opened(id);
         let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
         let fh = self.session.handles.insert(handle);
@@ -102,7 +116,7 @@ pub(super) fn lookup(call: &mut Call<'_>) -> End {
     }
     let dir = call.dir()?;
     let node = call.session.lane.vfs.lookup(&call.cred()?, &dir, name)?;
-    call.entry(&node)?;
+    call.entry_of((&dir, name), &node)?;
     Ok(Outcome::Reply)
 }
 
@@ -123,18 +137,24 @@ fn itself(call: &mut Call<'_>) -> End {
     if lane.vfs.getattr(&node)?.nlink == 0 && !open {
         return Err(Errno::ESTALE.into());
     }
-    call.entry(&node)?;
+    call.entry(&node, Place::NONE)?;
     Ok(Outcome::Reply)
 }
 
 /// `x-<ticket>` among the slots: the true node of an open file, for a client that must map it.
 /// Slots themselves are only ever created, so looking one up finds nothing.
+///
+/// The name is for one open. The kernel drops it as soon as that has it: who opened keeps the
+/// inode, and nothing else does. (The kernel holds the directory until it has the name, and whoever
+/// drops it waits for that.)
 fn exposed(call: &mut Call<'_>, name: &[u8]) -> End {
     let ticket = name.strip_prefix(b"x-").and_then(Token::from_hex);
     let redeemed = ticket.and_then(|ticket| call.session.lane.tickets.redeem(&ticket.0));
     let file = redeemed.ok_or(Errno::ENOENT)?.file;
-    let id = call.entry(file.node())?;
-    call.session.lane.nodes.expose(id);
+    let lane = &call.session.lane;
+    let id = call.entry(file.node(), Place::NONE)?;
+    lane.nodes.expose(id);
+    lane.notifier.forget_name(VirtualDir::Slots.id(), name, || lane.nodes.len());
     Ok(Outcome::Reply)
 }
 
@@ -208,7 +228,14 @@ fn rename_to(call: &mut Call<'_>, to_id: u64, flags: u32) -> End {
     let (from_dir, to_dir) = (call.dir()?, call.inode(to_id)?);
     call.not_reserved(call.header.node_id, from, Errno::EBUSY)?;
     call.not_reserved(to_id, to, Errno::EBUSY)?;
-    call.session.lane.vfs.rename(&call.cred()?, &from_dir, from, &to_dir, to, flags)?;
+    let lane = &call.session.lane;
+    lane.vfs.rename(&call.cred()?, &from_dir, from, &to_dir, to, flags)?;
+    // Both, where they were exchanged.
+    for (dir, id, name) in [(&to_dir, to_id, to), (&from_dir, call.header.node_id, from)] {
+        if let Some(node) = lane.vfs.known_child(dir, name) {
+            lane.nodes.moved(&node, Place::of(id, name));
+        }
+    }
     Ok(Outcome::Reply)
 }
 
@@ -219,7 +246,7 @@ pub(super) fn link(call: &mut Call<'_>) -> End {
     call.not_reserved(call.header.node_id, name, Errno::EEXIST)?;
     call.session.lane.vfs.link(&call.cred()?, &node, &dir, name)?;
     call.session.lane.nodes.linked(id);
-    call.entry(&node)?;
+    call.entry_of((&dir, name), &node)?;
     Ok(Outcome::Reply)
 }
 
@@ -244,7 +271,7 @@ pub(super) fn create(call: &mut Call<'_>) -> End {
     let perm = mode & 0o7777;
     let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
     match call.session.lane.vfs.create(&call.cred()?, &dir, name, &new) {
-        Ok(node) => call.open_new(&node, open_flags(flags)),
+        Ok(node) => call.open_new(&node, Some((&dir, name)), open_flags(flags)),
         // Somebody was faster. The kernel has not checked the permissions of what is there now; a
         // stale entry makes it look again, which does.
         Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => Err(Errno::ESTALE.into()),
@@ -258,7 +285,7 @@ pub(super) fn tmpfile(call: &mut Call<'_>) -> End {
     let dir = call.dir()?;
     let vfs = &call.session.lane.vfs;
     let node = vfs.create_unlinked(&call.cred()?, &dir, mode & 0o7777, umask)?;
-    call.open_new(&node, open_flags(flags))
+    call.open_new(&node, None, open_flags(flags))
 }
 
 /// Flags that mean something once the file exists.

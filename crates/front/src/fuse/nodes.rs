@@ -30,6 +30,9 @@
 //! One lock per shard; a leaf. Inodes are dropped after it is free.
 
 use std::collections::HashMap;
+use std::hash::Hasher;
+
+use rustc_hash::FxHasher;
 
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Mutex};
@@ -83,6 +86,24 @@ pub enum Target {
     Virtual(VirtualDir),
 }
 
+/// A name in a directory that the kernel knows: a hash of both, so that who tells a name from the
+/// others may be wrong once in 2^63 times.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place(u64);
+
+impl Place {
+    /// No name.
+    pub const NONE: Place = Place(0);
+
+    /// `name` in the directory of that id.
+    pub fn of(dir_id: u64, name: &[u8]) -> Place {
+        let mut hasher = FxHasher::default();
+        hasher.write_u64(dir_id);
+        hasher.write(name);
+        Place(hasher.finish() | 1)
+    }
+}
+
 struct Entry {
     /// `None`: it was lost with a former service.
     target: Option<Target>,
@@ -93,20 +114,28 @@ struct Entry {
     size: u64,
     /// The next open is for a mapping.
     exposed: bool,
+    /// The name under which the kernel heard of it last.
+    place: Place,
     /// What the next service is to know.
     record: Option<Record>,
 }
 
 impl Entry {
-    fn new(target: Target, record: Option<Record>) -> Entry {
+    fn new(target: Target, place: Place, record: Option<Record>) -> Entry {
         let target = Some(target);
-        Entry { target, lookups: 1, opens: 0, size: 0, exposed: false, record }
+        Entry { target, lookups: 1, opens: 0, size: 0, exposed: false, place, record }
     }
 
     fn node(&self) -> Option<&Node> {
         match &self.target {
             Some(Target::Node(node)) => Some(node),
             _ => None,
+        }
+    }
+
+    fn heard(&mut self, place: Place) {
+        if place != Place::NONE {
+            self.place = place;
         }
     }
 
@@ -155,7 +184,7 @@ impl NodeTable {
     /// is nobody else's until the kernel lets go of it.
     pub(crate) fn restore(&self, id: u64, target: Option<Target>, lookups: u64, record: Record) {
         let (opens, size, exposed, record) = (0, 0, false, Some(record));
-        let entry = Entry { target, lookups, opens, size, exposed, record };
+        let entry = Entry { target, lookups, opens, size, exposed, place: Place::NONE, record };
         if let Some(node) = entry.node() {
             set_counter(node, id);
         }
@@ -217,13 +246,13 @@ impl NodeTable {
         }
     }
 
-    /// The kernel is about to be told of an inode once more: its id.
-    pub fn remember(&self, node: &Node) -> u64 {
+    /// The kernel is about to be told of an inode once more, by the name at `place` if any: its id.
+    pub fn remember(&self, node: &Node, place: Place) -> u64 {
         loop {
             let id = match self.id_of(node) {
                 Some(ROOT_ID) => return ROOT_ID,
                 Some(id) => id,
-                None => match self.insert(node) {
+                None => match self.insert(node, place) {
                     Some(id) => return id,
                     None => continue,
                 },
@@ -231,6 +260,7 @@ impl NodeTable {
             let mut shard = self.shard(id).lock();
             if let Some(entry) = shard.get_mut(&id) {
                 entry.counted(entry.lookups + 1);
+                entry.heard(place);
                 return id;
             }
             // `forget` clears the tag before it frees the shard: a counter that still stands there
@@ -246,9 +276,23 @@ impl NodeTable {
         let id = self.incarnation | self.next();
         let target = Target::Slot(slot);
         let record = self.record(id, &target);
-        let entry = Entry::new(target, record);
+        let entry = Entry::new(target, Place::NONE, record);
         self.shard(id).lock().insert(id, entry);
         id
+    }
+
+    /// The kernel gave an inode the name at `place`.
+    pub fn moved(&self, node: &Node, place: Place) {
+        let Some(id) = self.id_of(node) else { return };
+        if let Some(entry) = self.shard(id).lock().get_mut(&id) {
+            entry.heard(place);
+        }
+    }
+
+    /// Whether the name at `place` is the one under which the kernel heard of an inode last.
+    pub fn is_known_as(&self, node: &Node, place: Place) -> bool {
+        let id = self.id_of(node);
+        id.is_some_and(|id| self.shard(id).lock().get(&id).is_some_and(|it| it.place == place))
     }
 
     /// The kernel gave `count` lookups back. Unknown ids are of a former incarnation.
@@ -337,7 +381,7 @@ impl NodeTable {
     }
 
     /// Gives a node its id. `None`: another thread was faster.
-    fn insert(&self, node: &Node) -> Option<u64> {
+    fn insert(&self, node: &Node, place: Place) -> Option<u64> {
         let counter = self.counter_of(node).unwrap_or_else(|| self.next());
         let id = self.incarnation | counter;
         let mut shard = self.shard(id).lock();
@@ -348,7 +392,7 @@ impl NodeTable {
         node.tag().fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim).ok()?;
         let target = Target::Node(node.clone());
         let record = self.record(id, &target);
-        shard.insert(id, Entry::new(target, record));
+        shard.insert(id, Entry::new(target, place, record));
         Some(id)
     }
 
@@ -415,13 +459,14 @@ mod tests {
         table.restore(id, None, 2, record);
         for left in [2, 1] {
             assert_eq!((table.get(id).err(), table.len()), (Some(Errno::ESTALE), 1));
-            let other = table.remember(&node);
+            let other = table.remember(&node, Place::NONE);
             assert_ne!(other, id, "{left} lookups of the lost one are left");
             assert_eq!((table.ino_of(other), store.len()), (None, 2));
             table.forget(other, 1);
             table.forget(id, 1);
         }
         assert!(table.is_empty() && store.is_empty());
-        assert_eq!((table.remember(&node), table.ino_of(id)), (id, Some(node.ino())));
+        let again = table.remember(&node, Place::NONE);
+        assert_eq!((again, table.ino_of(id)), (id, Some(node.ino())));
     }
 }

@@ -488,7 +488,7 @@ impl Session {
     fn drop_names(&self) {
         be_notifier();
         while let Some(gone) = self.lane.notifier.next_name() {
-            if !self.lane.is_back(gone.dir_id, &gone.name) {
+            if !self.lane.is_known_anew(gone.dir_id, &gone.name) {
                 self.lane.fuse.name_notice();
                 self.device.forget_name(gone.dir_id, &gone.name);
             }
@@ -533,8 +533,9 @@ impl Session {
         }
         match &handle.slot {
             Some(slot) if self.lane.slots.released(slot) => {
-                let name = name_of_slot(slot);
-                self.lane.notifier.forget_name(VirtualDir::Slots.id(), name.as_bytes());
+                let (name, slots) = (name_of_slot(slot), VirtualDir::Slots.id());
+                let known = || self.lane.nodes.len();
+                self.lane.notifier.forget_name(slots, name.as_bytes(), known);
             }
             Some(_) => {}
             None => self.lane.nodes.released(handle.node_id),

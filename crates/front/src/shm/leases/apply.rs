@@ -55,7 +55,7 @@ impl Session {
             Change::Rename => {
                 let rename = || Ok(vfs.take_renamed(cred, dir, name, dir, name2, 0)?);
                 let names = self.with_room(state, false, rename)?;
-                self.lane.name_gone(dir, name, &names.moved);
+                self.lane.name_moved(dir, name, &names.moved);
                 self.stamp_change(cred, &names.moved, time);
                 if let Some(replaced) = names.replaced {
                     self.lane.name_gone(dir, name2, &replaced);

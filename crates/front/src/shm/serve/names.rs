@@ -71,6 +71,9 @@ impl Call<'_> {
         if dir {
             let had_leases = self.session.has_leases();
             let gone = self.vfs().take_removed_dir(self.cred(), &last.dir, &last.name)?;
+            if let Some(gone) = &gone {
+                self.session.lane.name_gone(&last.dir, &last.name, gone);
+            }
             let mut reply = dirs(gone.is_some_and(|gone| self.is_known_dir(&gone)), false);
             if had_leases && !self.session.has_leases() {
                 reply.value[0] |= ENDED_LEASES;
@@ -115,7 +118,7 @@ impl Call<'_> {
         };
         let leased = leased && Arc::ptr_eq(from_dir, to_dir);
         let names = self.session.as_holder(leased.then_some(from_dir), rename)?;
-        self.session.lane.name_gone(from_dir, &from.name, &names.moved);
+        self.session.lane.name_moved(from_dir, &from.name, &names.moved);
         if let Some(replaced) = &names.replaced {
             self.session.lane.name_gone(to_dir, &to.name, replaced);
             self.vfs().lost_a_name(replaced);
