@@ -173,8 +173,7 @@ pub fn reserve_aside(
 /// The file blocks of `offset..offset + len` that are not promised.
 fn unpromised(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<Vec<Range>> {
     let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-    // The lock only for sizes that not every file can have.
-    if end > volume.traits.map_bytes_max && end > volume.max_file_bytes(&cell.core.read())? {
+    if end > volume.max_file_bytes(cell)? {
         return Err(Errno::EFBIG.into());
     }
     let block_bytes = volume.io.block_bytes() as u64;

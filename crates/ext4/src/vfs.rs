@@ -27,6 +27,9 @@ use crate::xattr;
 
 const ROOT: u32 = 2;
 
+/// The largest size that any inode can say.
+const MAX_BYTES: u64 = i64::MAX as u64;
+
 /// `EXT4_SUPER_MAGIC` of statfs(2).
 const STATFS_MAGIC: u32 = 0xef53;
 
@@ -116,8 +119,10 @@ impl FileSystem for Ext4 {
             cache_data: true,
             volatile: false,
             read_only: self.volume.journal.is_none(),
-            max_file_size: max_file_bytes(self.volume.geometry.block_bytes)
-                .unwrap_or(i64::MAX as u64),
+            max_file_size: match self.volume.traits.extents {
+                true => max_file_bytes(self.volume.geometry.block_bytes).unwrap_or(MAX_BYTES),
+                false => self.volume.traits.map_bytes_max,
+            },
             max_links: LINKS_MAX,
             acls: true,
             flags: flags::SETTABLE,

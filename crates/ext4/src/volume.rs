@@ -282,10 +282,10 @@ impl Volume {
     ///
     /// # Errors
     /// `EFBIG` for blocks that no image has.
-    pub fn max_file_bytes(&self, core: &Core) -> Result<u64> {
-        match extents::is_tree(core) {
-            true => Ok(max_file_bytes(self.geometry.block_bytes)?),
-            false => Ok(self.traits.map_bytes_max),
+    pub fn max_file_bytes(&self, cell: &Cell) -> Result<u64> {
+        match cell.is_mapped {
+            true => Ok(self.traits.map_bytes_max),
+            false => Ok(max_file_bytes(self.geometry.block_bytes)?),
         }
     }
 

@@ -353,6 +353,25 @@ fn a_lost_and_found_of_e2fscks_is_used_and_removed() {
     close(&fs, &device, "after");
 }
 
+/// A root directory that e2fsck made anew takes names, and gives them up again.
+#[test]
+fn a_root_of_e2fscks_is_used() {
+    if !common::have_tools() {
+        return;
+    }
+    let image = changed(common::image(64, common::LANE), "debugfs", &["-w", "-R", "clri <2>"]);
+    let device = common::load(&changed(image, "e2fsck", &["-fy"]));
+    let fs = common::open(&device);
+    assert!(
+        has_map(&fs, root(&fs)),
+        "e2fsck makes it otherwise by now: find another that does not"
+    );
+    let name = |nth: u32| format!("{nth}-{}", "n".repeat(200));
+    (0..300).for_each(|nth| drop(create(&fs, root(&fs), &name(nth), Kind::File)));
+    (0..300).step_by(2).for_each(|nth| remove(&fs, root(&fs), &name(nth)));
+    close(&fs, &device, "root");
+}
+
 /// What a write was promised it gets, on a disk that is full meanwhile, though each block of a
 /// sparse file may need others that name it.
 #[test]
