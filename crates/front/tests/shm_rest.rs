@@ -207,7 +207,7 @@ fn only_what_is_opened_to_be_read_may_rest() {
 fn is_locked(house: &House, path: &str) -> bool {
     let (family, kind) = (LockFamily::Posix, LockKind::Write);
     let (owner, file) = (LockOwner(99), beside(house, path));
-    let request = LockRequest { owner, family, kind, start: 0, end: u64::MAX, pid: 99 };
+    let request = LockRequest { owner, family, kind, start: 0, end: u64::MAX, pid: 99, user: None };
     let outcome = house.lane.vfs.set_lock(file.node(), request, None);
     house.lane.vfs.drop_owner(owner);
     !matches!(outcome, LockOutcome::Done(Ok(())))

@@ -49,6 +49,42 @@ fn limits_are_an_answer() {
     wait_for("room", || Client::connect(&house.socket).is_ok());
 }
 
+/// The 65th silent connection of a user is refused, and a second later there is room again.
+#[test]
+fn silent_connections_of_a_user_are_few_and_short() {
+    let house = House::new();
+    let begun = Instant::now();
+    let silent: Vec<_> = (0..64).map(|_| scm::connect(&house.socket).unwrap()).collect();
+    let one_more = Client::connect(&house.socket).err();
+    if begun.elapsed() < Duration::from_millis(800) {
+        assert!(one_more.is_some());
+    }
+    wait_for("room", || Client::connect(&house.socket).is_ok());
+    let waited = begun.elapsed();
+    assert!(waited < Duration::from_secs(4), "{waited:?}");
+    let mut bytes = [0; 100];
+    assert!(silent.iter().all(|socket| {
+        scm::receive(socket, &mut bytes).is_ok_and(|received| received.count == 0)
+    }));
+}
+
+/// However many sessions they are spread over.
+#[test]
+fn handles_of_a_user_are_bounded_together() {
+    const LIMIT: usize = 65_536;
+    let house = House::new();
+    let (a, b) = (house.client(), house.client());
+    let open = |client: &Client| client.open("f", libc::O_RDONLY).map(|(handle, _)| handle);
+    let first = a.create("f");
+    let more: Vec<u64> = (1..LIMIT).map(|n| open([&a, &b][n % 2]).unwrap()).collect();
+    assert_eq!(open(&a), Err(Errno::EMFILE));
+    assert_eq!(open(&b), Err(Errno::EMFILE));
+    assert_eq!(a.write(first, 0, b"goes on"), Ok(7));
+    drop(b);
+    wait_for("the handles of a session that ended", || open(&a).is_ok());
+    assert_eq!(more.len(), LIMIT - 1);
+}
+
 #[test]
 fn a_wrong_hello_is_refused() {
     let house = House::new();

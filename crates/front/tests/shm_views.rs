@@ -826,7 +826,7 @@ fn room_behind_the_end_leaves_what_is_shown() {
 /// Another process's lock, by the VFS.
 fn lock_beside(house: &House, file: &OpenFile, kind: LockKind, (start, end): (u64, u64)) -> bool {
     let (owner, family) = (LockOwner(99), LockFamily::Posix);
-    let request = LockRequest { owner, family, kind, start, end, pid: 99 };
+    let request = LockRequest { owner, family, kind, start, end, pid: 99, user: None };
     house.lane.vfs.set_lock(file.node(), request, None) == LockOutcome::Done(Ok(()))
 }
 

@@ -32,6 +32,7 @@ fn work(lane: &Lane) {
         start: 0,
         end: 9,
         pid: 1,
+        user: None,
     };
     assert_eq!(vfs.set_lock(file.node(), request, None), LockOutcome::Done(Ok(())));
     vfs.drop_owner(LockOwner(1));

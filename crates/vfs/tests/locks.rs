@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use polylane_base::sync::{Arc, Mutex, Weak};
-use polylane_base::{Errno, Result};
+use polylane_base::{Errno, Result, Uid};
 use polylane_vfs::{
     LockFamily, LockKind, LockLender, LockLoan, LockOutcome, LockOwner, LockRequest, LockWaiter,
     Node, Ticket, Vfs,
@@ -27,7 +27,8 @@ fn bench() -> Bench {
 }
 
 fn ask(owner: u128, family: LockFamily, kind: LockKind, start: u64, end: u64) -> LockRequest {
-    LockRequest { owner: LockOwner(owner), family, kind, start, end, pid: owner as u32 }
+    let (pid, user) = (owner as u32, Some(Uid(owner as u32)));
+    LockRequest { owner: LockOwner(owner), family, kind, start, end, pid, user }
 }
 
 fn posix(owner: u128, kind: LockKind, start: u64, end: u64) -> LockRequest {

@@ -22,7 +22,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use polylane_base::sync::{Arc, Mutex};
-use polylane_base::{Errno, Result};
+use polylane_base::{Errno, Result, Uid};
 use polylane_vfs::handover::InFlight;
 use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockOwner, LockRequest, OpenFile, Ticket};
 
@@ -157,7 +157,8 @@ impl Call<'_> {
         if lock.start > end {
             return Err(Errno::EINVAL);
         }
-        Ok(LockRequest { owner, family, kind, start: lock.start, end, pid: lock.pid })
+        let (start, user) = (lock.start, Some(Uid(self.header.uid)));
+        Ok(LockRequest { owner, family, kind, start, end, pid: lock.pid, user })
     }
 }
 
@@ -213,7 +214,8 @@ impl Session {
     pub(super) fn lock_again(&self, given: &Given) -> bool {
         let Some((file, owner, family)) = self.holder(given) else { return false };
         let Given { whose, start, end, kind, pid, .. } = *given;
-        let request = LockRequest { owner, family, kind, start, end, pid };
+        // It was within its user's limit when it was given.
+        let request = LockRequest { owner, family, kind, start, end, pid, user: None };
         let outcome = self.lane.vfs.set_lock(file.node(), request, None);
         let given = matches!(outcome, LockOutcome::Done(Ok(())));
         if given && matches!(whose, Whose::Posix { .. }) {

@@ -32,6 +32,7 @@ use super::holders::{Holders, is_readable};
 use super::marks::Marks;
 use super::session::{Parts, Process, Session};
 use super::stats::Stats;
+use super::users::Users;
 use super::views::FramesLeft;
 use super::worker::Inbox;
 use super::{Config, guarded};
@@ -41,7 +42,10 @@ use crate::restore::Record;
 use crate::slots::Token;
 
 /// How long a connection may stay silent before its Hello.
-const HELLO_TIME: Duration = Duration::from_secs(5);
+const HELLO_TIME: Duration = Duration::from_secs(1);
+
+/// Connections of one user that may be silent at a time; one more is refused.
+const SILENT_PER_USER_MAX: usize = 64;
 
 /// Pause after accept(2) failed for want of descriptors or memory: the listener stays ready
 /// meanwhile.
@@ -82,6 +86,7 @@ pub(super) struct Acceptor {
     watched: HashMap<u64, Watched>,
     processes: HashMap<u32, Arc<Process>>,
     holders: Arc<Holders>,
+    users: Users,
     next: u64,
     /// The kernel will say when we are dead.
     beats: bool,
@@ -96,10 +101,10 @@ impl Acceptor {
         epoll.add(&listener, LISTENER, Interest::Level)?;
         epoll.add(&around.stop, STOP, Interest::Level)?;
         let (watched, processes) = (HashMap::new(), HashMap::new());
-        let holders = Arc::default();
+        let (holders, users) = (Arc::default(), Users::default());
         let (next, beats) = (STOP, false);
         let mut acceptor =
-            Acceptor { around, listener, epoll, watched, processes, holders, next, beats };
+            Acceptor { around, listener, epoll, watched, processes, holders, users, next, beats };
         acceptor.go_on_for_former()?;
         Ok(acceptor)
     }
@@ -156,7 +161,12 @@ impl Acceptor {
             Err(_) => return,
         };
         let Ok(peer) = scm::peer(&socket) else { return };
-        if self.newcomers().count() >= self.around.config.sessions_max {
+        let (mut all, mut own) = (0, 0);
+        for uid in self.newcomers() {
+            all += 1;
+            own += usize::from(uid == peer.uid);
+        }
+        if all >= self.around.config.sessions_max || own >= SILENT_PER_USER_MAX {
             return refuse(&socket, Errno::EAGAIN);
         }
         let token = self.token();
@@ -166,8 +176,12 @@ impl Acceptor {
         }
     }
 
-    fn newcomers(&self) -> impl Iterator<Item = &Watched> {
-        self.watched.values().filter(|watched| matches!(watched, Watched::Newcomer { .. }))
+    /// The users of connections that are silent still.
+    fn newcomers(&self) -> impl Iterator<Item = u32> {
+        self.watched.values().filter_map(|watched| match watched {
+            Watched::Newcomer { peer, .. } => Some(peer.uid),
+            _ => None,
+        })
     }
 
     /// Limits on sessions.
@@ -245,6 +259,7 @@ impl Acceptor {
             lane: around.lane.clone(),
             stats: around.stats.clone(),
             frames_left: around.frames_left.clone(),
+            user: self.users.of(uid),
         }))
     }
 
@@ -317,7 +332,7 @@ impl Acceptor {
         }
         self.around.session_count.fetch_sub(1, Ordering::Relaxed);
         let ended = session.clone();
-        self.around.helpers.post(session.id, Box::new(move || ended.end()));
+        self.around.helpers.post(session.cred.uid, session.id, Box::new(move || ended.end()));
     }
 
     /// The process behind a pidfd is gone.
@@ -345,7 +360,8 @@ impl Acceptor {
         // later.
         let _ = self.epoll.remove(&process.pidfd);
         let (lane, turn) = (self.around.lane.clone(), self.token());
-        self.around.helpers.post(turn, Box::new(move || process.bury(&lane)));
+        // Of no user: nobody waits for it.
+        self.around.helpers.post(Uid(u32::MAX), turn, Box::new(move || process.bury(&lane)));
     }
 
     /// Drops connections that never said Hello.

@@ -64,7 +64,7 @@ pub(super) fn on_worker(
                 tell_kernel(pending, &changed, &reply);
                 drop(until_sent);
             };
-            helpers.post(session.id, Box::new(job));
+            helpers.post(session.cred.uid, session.id, Box::new(job));
         }
         next @ (Next::HandOff | Next::Again) => {
             stats.handed_off();
@@ -76,7 +76,7 @@ pub(super) fn on_worker(
                 }
                 on_helper(pending, &message, &paths);
             };
-            helpers.post(session.id, Box::new(job));
+            helpers.post(session.cred.uid, session.id, Box::new(job));
         }
         Next::Parked => {}
     }

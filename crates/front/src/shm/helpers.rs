@@ -1,8 +1,9 @@
 //! Threads that wait so that workers need not: for the device, or for the kernel to give pages
 //! back.
 //!
-//! Jobs are taken in turn from the sessions that have any, so that a client that posts nothing but
-//! fsyncs waits behind itself. The queue is bounded by its posters: one job per mailbox at most.
+//! Jobs are taken in turn from the users that have any, and of each user in turn from its sessions,
+//! so that a client that posts nothing but fsyncs waits behind itself. The queue is bounded by its
+//! posters: one job per mailbox at most.
 //!
 //! # Locking
 //!
@@ -10,8 +11,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use polylane_base::Result;
 use polylane_base::sync::{Arc, Condvar, Mutex, thread};
+use polylane_base::{Result, Uid};
 
 use super::guarded;
 use super::slices::Slices;
@@ -30,12 +31,50 @@ struct Shared {
     more: Condvar,
 }
 
-/// Jobs by session; `turns` holds each session that has jobs exactly once.
+/// Jobs by user and session.
 #[derive(Default)]
 struct Queue {
-    jobs: BTreeMap<u64, VecDeque<Job>>,
-    turns: VecDeque<u64>,
+    jobs: InTurn<Uid, InTurn<u64, VecDeque<Job>>>,
     closed: bool,
+}
+
+/// Queues by key, from which one thing is taken in turn; `turns` holds each key that has any
+/// exactly once.
+struct InTurn<K, Q> {
+    queues: BTreeMap<K, Q>,
+    turns: VecDeque<K>,
+}
+
+impl<K, Q> Default for InTurn<K, Q> {
+    fn default() -> Self {
+        InTurn { queues: BTreeMap::new(), turns: VecDeque::new() }
+    }
+}
+
+impl<K: Copy + Ord, Q: Default> InTurn<K, Q> {
+    /// The queue of a key, which is about to have something.
+    fn of(&mut self, key: K) -> &mut Q {
+        let turns = &mut self.turns;
+        self.queues.entry(key).or_insert_with(|| {
+            turns.push_back(key);
+            Q::default()
+        })
+    }
+
+    /// Takes from the queue whose turn it is; `take` says, too, whether that queue is empty then.
+    fn pop<T>(&mut self, take: impl FnOnce(&mut Q) -> (Option<T>, bool)) -> Option<T> {
+        let key = self.turns.pop_front()?;
+        let (taken, empty) = take(self.queues.get_mut(&key)?);
+        match empty {
+            true => drop(self.queues.remove(&key)),
+            false => self.turns.push_back(key),
+        }
+        taken
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
 }
 
 impl Helpers {
@@ -55,11 +94,11 @@ impl Helpers {
         Ok(())
     }
 
-    /// Queues a job of a session. After `stop` the job is dropped.
-    pub(super) fn post(&self, session: u64, job: Job) {
+    /// Queues a job of a user's session. After `stop` the job is dropped.
+    pub(super) fn post(&self, user: Uid, session: u64, job: Job) {
         let mut queue = self.shared.queue.lock();
         if !queue.closed {
-            queue.push(session, job);
+            queue.push(user, session, job);
             self.shared.more.notify_one();
         }
     }
@@ -101,24 +140,16 @@ impl Shared {
 }
 
 impl Queue {
-    fn push(&mut self, session: u64, job: Job) {
-        let jobs = self.jobs.entry(session).or_default();
-        if jobs.is_empty() {
-            self.turns.push_back(session);
-        }
-        jobs.push_back(job);
+    fn push(&mut self, user: Uid, session: u64, job: Job) {
+        self.jobs.of(user).of(session).push_back(job);
     }
 
-    /// The first job of the session whose turn it is.
+    /// The first job of the session whose turn it is, of the user whose turn it is.
     fn pop(&mut self) -> Option<Job> {
-        let session = self.turns.pop_front()?;
-        let jobs = self.jobs.get_mut(&session)?;
-        let job = jobs.pop_front();
-        match jobs.is_empty() {
-            true => drop(self.jobs.remove(&session)),
-            false => self.turns.push_back(session),
-        }
-        job
+        self.jobs.pop(|sessions| {
+            let job = sessions.pop(|jobs| (jobs.pop_front(), jobs.is_empty()));
+            (job, sessions.is_empty())
+        })
     }
 }
 
@@ -132,14 +163,14 @@ mod tests {
     fn sessions_take_turns() {
         let (sender, receiver) = mpsc::channel();
         let mut queue = Queue::default();
-        for session in [1, 1, 1, 2, 3, 3] {
+        for (user, session) in [(7, 1), (7, 1), (7, 1), (7, 2), (7, 3), (7, 3), (8, 4), (8, 4)] {
             let sender = sender.clone();
-            queue.push(session, Box::new(move || sender.send(session).unwrap()));
+            queue.push(Uid(user), session, Box::new(move || sender.send(session).unwrap()));
         }
         while let Some(job) = queue.pop() {
             job();
         }
-        assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1, 2, 3, 1, 3, 1]);
+        assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [1, 4, 2, 4, 3, 1, 3, 1]);
         assert!(queue.jobs.is_empty());
     }
 
@@ -148,13 +179,13 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         let helpers = Helpers::new();
         helpers.spawn(2).unwrap();
-        helpers.post(1, Box::new(|| panic!("a job that panics")));
+        helpers.post(Uid(0), 1, Box::new(|| panic!("a job that panics")));
         for number in 0..100 {
             let sender = sender.clone();
-            helpers.post(number % 7, Box::new(move || sender.send(number).unwrap()));
+            helpers.post(Uid(0), number % 7, Box::new(move || sender.send(number).unwrap()));
         }
         helpers.stop();
-        helpers.post(1, Box::new(|| unreachable!("posted after stop")));
+        helpers.post(Uid(0), 1, Box::new(|| unreachable!("posted after stop")));
         assert_eq!(receiver.try_iter().count(), 100);
     }
 }

@@ -34,6 +34,7 @@ mod session;
 mod slices;
 mod stats;
 mod table;
+mod users;
 mod views;
 mod worker;
 
@@ -99,7 +100,7 @@ impl Default for Config {
             geometry: Geometry::default(),
             plan: CopyPlan::default(),
             sessions_max: 1024,
-            sessions_per_uid_max: 768,
+            sessions_per_uid_max: 256,
             processes_max: 4096,
             view_bytes_max: 256 << 20,
             covered: vec![polylane_ipc::message::RESERVED_DIR.into()],

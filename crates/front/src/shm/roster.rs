@@ -8,9 +8,12 @@
 //! # Invariants
 //!
 //! - `sessions[..hot]` are hot, the rest dormant.
+//! - While sessions of several users are hot, each user has one request in a round, however many
+//!   sessions it has; which session of a user is looked at first changes from round to round.
 //! - A session becomes dormant only after its queue was seen empty while its channel said "asleep":
 //!   a request posted later rings.
 
+use polylane_base::Uid;
 use polylane_base::sync::Arc;
 use polylane_ipc::MailboxIndex;
 
@@ -31,12 +34,23 @@ pub(super) struct Roster {
     group: usize,
     sessions: Vec<Served>,
     hot: usize,
+    /// The users of the hot sessions: how many each has, and how many requests in this round.
+    users: Vec<Turns>,
+    /// The hot session that a round begins with while there are several users.
+    first: usize,
+}
+
+/// A user's part of a round.
+struct Turns {
+    user: Uid,
+    hot: usize,
+    taken: usize,
 }
 
 impl Roster {
     /// Nobody yet, for the worker of a core group.
     pub(super) fn new(group: usize) -> Roster {
-        Roster { group, sessions: Vec::new(), hot: 0 }
+        Roster { group, sessions: Vec::new(), hot: 0, users: Vec::new(), first: 0 }
     }
 
     /// Sessions looked at in every round.
@@ -79,13 +93,16 @@ impl Roster {
         }
     }
 
-    /// One round over the hot sessions, at most `batch` requests of each; returns how many there
-    /// were.
+    /// One round over the hot sessions, at most `batch` requests of each where they are all of one
+    /// user; returns how many there were.
     pub(super) fn round(
         &mut self,
         batch: usize,
         mut serve: impl FnMut(&Arc<Session>, MailboxIndex),
     ) -> usize {
+        if self.users.len() > 1 {
+            return self.round_by_user(serve);
+        }
         let mut count = 0;
         for served in &mut self.sessions[..self.hot] {
             let before = count;
@@ -95,8 +112,27 @@ impl Roster {
                 serve(&served.session, mailbox);
                 count += 1;
             }
-            let idle = served.idle_rounds.saturating_add(1);
-            served.idle_rounds = if count > before { 0 } else { idle };
+            served.noticed(count > before);
+        }
+        count
+    }
+
+    /// A round in which each user has one request.
+    fn round_by_user(&mut self, mut serve: impl FnMut(&Arc<Session>, MailboxIndex)) -> usize {
+        self.users.iter_mut().for_each(|turns| turns.taken = 0);
+        self.first = (self.first + 1) % self.hot.max(1);
+        let (behind, before) = self.sessions[..self.hot].split_at_mut(self.first);
+        let mut count = 0;
+        for served in before.iter_mut().chain(behind) {
+            let user = served.session.cred.uid;
+            let turns = self.users.iter_mut().find(|turns| turns.user == user);
+            let Some(turns) = turns.filter(|turns| turns.taken == 0) else { continue };
+            let taken = served.session.channel.take(self.group);
+            served.noticed(taken.is_some());
+            if let Some(mailbox) = taken {
+                serve(&served.session, mailbox);
+                (turns.taken, count) = (1, count + 1);
+            }
         }
         count
     }
@@ -120,7 +156,9 @@ impl Roster {
 
     /// Makes every session hot, for the last rounds.
     pub(super) fn heat_all(&mut self) {
-        self.hot = self.sessions.len();
+        while self.hot < self.sessions.len() {
+            self.heat(self.hot);
+        }
     }
 
     /// Tells the hot sessions that the worker is about to sleep, or is back.
@@ -151,6 +189,11 @@ impl Roster {
     /// Moves a dormant session to the hot ones.
     fn heat(&mut self, index: usize) {
         self.sessions[index].idle_rounds = 0;
+        let user = self.sessions[index].session.cred.uid;
+        match self.users.iter_mut().find(|turns| turns.user == user) {
+            Some(turns) => turns.hot += 1,
+            None => self.users.push(Turns { user, hot: 1, taken: 0 }),
+        }
         self.sessions.swap(index, self.hot);
         self.hot += 1;
     }
@@ -158,7 +201,19 @@ impl Roster {
     /// Moves a hot session to the dormant ones, where it is the first.
     fn cool(&mut self, index: usize) {
         self.hot -= 1;
+        let user = self.sessions[index].session.cred.uid;
+        self.users.retain_mut(|turns| {
+            turns.hot -= usize::from(turns.user == user);
+            turns.hot > 0
+        });
         self.sessions.swap(index, self.hot);
+    }
+}
+
+impl Served {
+    /// A round looked at it, and found a request or none.
+    fn noticed(&mut self, any: bool) {
+        self.idle_rounds = if any { 0 } else { self.idle_rounds.saturating_add(1) };
     }
 }
 
@@ -180,6 +235,10 @@ mod tests {
     use crate::slots::Token;
 
     fn session(lane: &Arc<Lane>, id: u64) -> (Arc<Session>, ClientChannel) {
+        session_of(lane, id, Uid(0))
+    }
+
+    fn session_of(lane: &Arc<Lane>, id: u64, uid: Uid) -> (Arc<Session>, ClientChannel) {
         let (geometry, plan) = (Geometry::default(), CopyPlan::default());
         let channel = ServiceChannel::create(geometry, plan).unwrap();
         let own = |fd: &std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
@@ -192,13 +251,14 @@ mod tests {
         let session = Session::new(Parts {
             id,
             key: id,
-            cred: Cred::root(),
+            cred: Cred { uid, ..Cred::root() },
             process: Arc::new(process),
             channel,
             slots: lane.slots.open_session(Token::random().unwrap(), Arc::new([])),
             lane: lane.clone(),
             stats: Arc::default(),
             frames_left: Arc::new(crate::shm::views::FramesLeft::new(0)),
+            user: Arc::default(),
         });
         (session, client)
     }
@@ -242,6 +302,33 @@ mod tests {
         roster.rang(2, 0);
         assert_eq!((roster.hot_count(), roster.any_dormant()), (2, false));
         assert_eq!(round(&mut roster), 1);
+    }
+
+    /// One user floods by many sessions; another's request waits for one of its, in any order of
+    /// sessions, and each of the many has its turn.
+    #[test]
+    fn users_take_turns_whatever_sessions_they_have() {
+        let (lane, mut roster) = (lane(), Roster::new(0));
+        let flood: Vec<_> = (0..6).map(|id| session_of(&lane, id, Uid(1))).collect();
+        let (quiet, quiet_client) = session_of(&lane, 9, Uid(2));
+        flood[..3].iter().for_each(|(session, _)| roster.add(session.clone(), 0));
+        roster.add(quiet, 0);
+        flood[3..].iter().for_each(|(session, _)| roster.add(session.clone(), 0));
+        (0..4).for_each(|_| flood.iter().for_each(|(_, client)| post(client)));
+        let mut served = [0; 10];
+        for _ in 0..12 {
+            post(&quiet_client);
+            let count = roster.round(8, |session, mailbox| {
+                served[session.id as usize] += 1;
+                session.channel.reply(mailbox, &Reply::new(Status::Done(0)));
+            });
+            assert_eq!(count, 2, "one of each user");
+            quiet_client.release(MailboxIndex(0));
+        }
+        assert_eq!(served[9], 12);
+        assert!(served[..6].iter().all(|&count| count > 0), "{served:?}");
+        roster.remove(9);
+        assert!(round(&mut roster) > 1, "one user: one of each session");
     }
 
     #[test]

@@ -29,12 +29,10 @@ use super::leases::Leases;
 use super::request::{Handle, Start};
 use super::stats::Stats;
 use super::table::{Chosen, Table};
+use super::users::{HANDLES_PER_USER_MAX, HandleCharge, User};
 use super::views::{FramesLeft, Views};
 use crate::lane::Lane;
 use crate::slots::SessionSlots;
-
-/// Open files and directories of one session: the highest limit of descriptors (`NR_OPEN`).
-const HANDLES_MAX: u32 = 1 << 20;
 
 /// In the first word of an origin: no request of the kernel's has it.
 const OF_CLIENT: u64 = 1 << 63;
@@ -138,6 +136,9 @@ impl Open {
     }
 }
 
+/// Something open, and its part of what its user may have open.
+type Charged = (Open, HandleCharge);
+
 /// One connection. Thread-safe.
 pub(super) struct Session {
     /// Unique in this service process.
@@ -160,9 +161,11 @@ pub(super) struct Session {
     pub(super) leases: Leases,
     /// What its client sees, and may write, unasked.
     pub(super) views: Views,
-    open: Mutex<Table<Open>>,
+    /// What all sessions of its user have open counts together.
+    user: Arc<User>,
+    open: Mutex<Table<Charged>>,
     /// Files that the client opened by its stream, under handles that it chose.
-    streamed: Mutex<Chosen<Open>>,
+    streamed: Mutex<Chosen<Charged>>,
     parked: Mutex<BTreeMap<u32, Arc<Parked>>>,
     ended: AtomicBool,
 }
@@ -178,12 +181,14 @@ pub(super) struct Parts {
     pub(super) lane: Arc<Lane>,
     pub(super) stats: Arc<Stats>,
     pub(super) frames_left: Arc<FramesLeft>,
+    pub(super) user: Arc<User>,
 }
 
 impl Session {
     /// A session with nothing open.
     pub(super) fn new(parts: Parts) -> Arc<Session> {
-        let Parts { id, key, cred, process, channel, slots, lane, stats, frames_left } = parts;
+        let Parts { id, key, cred, process, channel, slots, lane, stats, frames_left, user } =
+            parts;
         let session = Arc::new(Session {
             id,
             key,
@@ -195,7 +200,8 @@ impl Session {
             stats,
             leases: Leases::default(),
             views: Views::new(frames_left),
-            open: Mutex::new(Table::new(HANDLES_MAX)),
+            user,
+            open: Mutex::new(Table::new(HANDLES_PER_USER_MAX)),
             streamed: Mutex::default(),
             parked: Mutex::default(),
             ended: AtomicBool::new(false),
@@ -215,15 +221,17 @@ impl Session {
         handover.turns.recall(origin).map_or_else(|| Ok(Some(handover.turns.begin(origin))), Err)
     }
 
-    /// Adds an open file or directory. `EMFILE` at the limit or after the end.
+    /// Adds an open file or directory. `EMFILE` at the limit of its user, or after the end.
     pub(super) fn add(&self, open: Open) -> Result<Handle> {
-        self.open.lock().insert(open)
+        let charge = User::open_handle(&self.user)?;
+        self.open.lock().insert((open, charge))
     }
 
     /// Adds an open file under a handle that the client chose. `EBADF`: not one to choose; `EBUSY`:
-    /// in use.
+    /// in use. It counts for its user, and is refused to none: its client believes it open already.
     pub(super) fn add_streamed(&self, handle: Handle, open: Open) -> Result<()> {
-        self.streamed.lock().insert(handle, open)
+        let charge = User::opened_handle(&self.user);
+        self.streamed.lock().insert(handle, (open, charge))
     }
 
     /// The view that a handle refers to.
@@ -237,8 +245,8 @@ impl Session {
 
     /// Has a handle refer to a view. False: it refers to one already, or is closed.
     pub(super) fn set_view(&self, handle: Handle, number: u32) -> bool {
-        let set = |open: Result<&mut Open>| match open {
-            Ok(Open::File { view: view @ None, .. }) => view.replace(number).is_none(),
+        let set = |open: Result<&mut Charged>| match open {
+            Ok((Open::File { view: view @ None, .. }, _)) => view.replace(number).is_none(),
             _ => false,
         };
         match handle.index & STREAMED_HANDLE {
@@ -249,8 +257,13 @@ impl Session {
 
     fn with<T>(&self, handle: Handle, look: impl FnOnce(&Open) -> T) -> Result<T> {
         match handle.index & STREAMED_HANDLE {
-            0 => self.open.lock().get(handle).map(look),
-            _ => self.streamed.lock().get(handle).map(look).map_err(|_| self.unknown_handle()),
+            0 => self.open.lock().get(handle).map(|(open, _)| look(open)),
+            _ => self
+                .streamed
+                .lock()
+                .get(handle)
+                .map(|(open, _)| look(open))
+                .map_err(|_| self.unknown_handle()),
         }
     }
 
@@ -266,8 +279,8 @@ impl Session {
             Open::Dir { .. } => Err(Errno::EISDIR),
         };
         let (former, slot) = match handle.index & STREAMED_HANDLE {
-            0 => put(self.open.lock().get_mut(handle))?,
-            _ => put(self.streamed.lock().get_mut(handle))?,
+            0 => put(self.open.lock().get_mut(handle).map(|(open, _)| open))?,
+            _ => put(self.streamed.lock().get_mut(handle).map(|(open, _)| open))?,
         };
         drop(former);
         Ok(slot)
@@ -279,6 +292,7 @@ impl Session {
             0 => self.open.lock().remove(handle),
             _ => self.streamed.lock().remove(handle),
         }
+        .map(|(open, _)| open)
     }
 
     /// The open regular file of a handle. `EISDIR` for a directory.
@@ -296,12 +310,12 @@ impl Session {
 
     /// Whether the client has a file open that it made by its stream.
     pub(super) fn has_streamed(&self, node: &Node) -> bool {
-        self.streamed.lock().values().any(|open| open.file_of(node).is_some())
+        self.streamed.lock().values().any(|(open, _)| open.file_of(node).is_some())
     }
 
     /// The open file of an inode, if there is one and no more.
     pub(super) fn sole_file(&self, node: &Node) -> Option<Arc<OpenFile>> {
-        let file = |open: &Open| open.file_of(node).cloned();
+        let file = |(open, _): &Charged| open.file_of(node).cloned();
         let mut files: Vec<_> = self.open.lock().values().filter_map(file).collect();
         files.extend(self.streamed.lock().values().filter_map(file));
         files.pop().filter(|_| files.is_empty())
@@ -323,7 +337,7 @@ impl Session {
             Open::File { .. } => return Err(Errno::ENOTDIR),
         };
         let file = self.lane.vfs.open(&self.cred, &node, libc::O_RDONLY | libc::O_DIRECTORY)?;
-        if let Ok(Open::Dir { listing, .. }) = self.open.lock().get_mut(handle) {
+        if let Ok((Open::Dir { listing, .. }, _)) = self.open.lock().get_mut(handle) {
             *listing = Some(file.clone());
         }
         Ok(file)

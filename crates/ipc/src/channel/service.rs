@@ -26,8 +26,14 @@ use crate::queue::{Mapped, Ticket};
 use crate::stream::{DATA_AT, DATA_BYTES, Stream};
 use crate::view::Views;
 
-/// Looks at an overlapped write's progress before it is served as short: some 20 to 50 µs.
+/// Looks at an overlapped write's progress before it is served as short: some 20 to 50 µs. Half as
+/// many after each write of a client whose bytes did not come, so that one who keeps the service
+/// waiting does so for less time each time.
 const WRITE_SPINS: u32 = 1000;
+/// Looks that each page of progress buys: several times what copying it takes.
+const PAGE_SPINS: u32 = 200;
+/// From so many writes whose bytes did not come on, the service looks once.
+const SHORT_WRITES_MAX: u32 = 10;
 
 /// By how many requests a mailbox must lead all others before the worker watches it.
 const WATCH_AFTER: u32 = 8;
@@ -90,6 +96,8 @@ pub struct ServiceChannel {
     plan: CopyPlan,
     takers: Vec<Group>,
     claims: Box<[AtomicU32]>,
+    /// Writes of late whose bytes did not come in time, less those whose bytes did.
+    short_writes: AtomicU32,
 }
 
 impl ServiceChannel {
@@ -114,7 +122,18 @@ impl ServiceChannel {
         let doorbells = groups.clone().map(|_| event::eventfd()).collect::<Result<_>>()?;
         let takers = groups.map(|_| Group::default()).collect();
         let claims = (0..geometry.mailbox_count).map(|_| AtomicU32::new(0)).collect();
-        Ok(ServiceChannel { region, memfd, doorbells, layout, geometry, plan, takers, claims })
+        let short_writes = AtomicU32::new(0);
+        Ok(ServiceChannel {
+            region,
+            memfd,
+            doorbells,
+            layout,
+            geometry,
+            plan,
+            takers,
+            claims,
+            short_writes,
+        })
     }
 
     /// The memory, for the client.
@@ -292,18 +311,30 @@ impl ServiceChannel {
     pub fn write_pipe(&self, index: MailboxIndex, start: usize, len: usize) -> WritePipe<'_> {
         let mailbox = self.mailbox(index);
         let (end, mut ready) = (start + len, 0);
-        let mut left = WRITE_SPINS;
+        let short_writes = self.short_writes.load(Ordering::Relaxed);
+        let mut left = WRITE_SPINS >> short_writes;
+        let bought = PAGE_SPINS >> short_writes;
         loop {
             let now = mailbox.progress() as usize;
             if now >= end || left == 0 {
                 break;
             }
             // Progress buys time, but only while it is real: at most a page's worth of turns each.
-            left = if now >= ready + 4096 { WRITE_SPINS } else { left - 1 };
-            ready = ready.max(now);
+            if now >= ready + 4096 {
+                (left, ready) = (left + bought, now);
+            }
+            left -= 1;
             std::hint::spin_loop();
         }
-        let len = (mailbox.progress() as usize).clamp(start, end) - start;
+        let now = mailbox.progress() as usize;
+        let noted = match now >= end {
+            true => short_writes.saturating_sub(1),
+            false => (short_writes + 1).min(SHORT_WRITES_MAX),
+        };
+        if noted != short_writes {
+            self.short_writes.store(noted, Ordering::Relaxed);
+        }
+        let len = now.clamp(start, end) - start;
         WritePipe { channel: self, index, method: self.plan.method_for(len), start, len }
     }
 

@@ -17,7 +17,7 @@ pub(crate) use by::By;
 pub(crate) use table::LockTable;
 
 use polylane_base::sync::Weak;
-use polylane_base::{Errno, Result};
+use polylane_base::{Errno, Result, Uid};
 
 use crate::inode::{LOCKED, Node};
 use crate::vfs::Vfs;
@@ -29,6 +29,7 @@ pub struct LockOwner(pub u128);
 
 /// Which set of rules a lock follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum LockFamily {
     /// `fcntl(F_SETLK)`: per process; conflicts with `Ofd`; deadlocks are detected.
     Posix,
@@ -64,7 +65,12 @@ pub struct LockRequest {
     pub end: u64,
     /// Process to name in `F_GETLK`.
     pub pid: u32,
+    /// The user that it counts for, up to [`LOCKS_PER_USER_MAX`]. `None`: it counts for no user.
+    pub user: Option<Uid>,
 }
+
+/// Locks that one user may hold or await on the files of one VFS; one more is `ENOLCK`.
+pub const LOCKS_PER_USER_MAX: usize = 16_384;
 
 /// Told once how a parked request ended. Runs on the thread that made room, after all locks of the
 /// VFS were dropped; it must only post a reply.
@@ -101,7 +107,8 @@ pub enum LockOutcome {
 impl Vfs {
     /// Sets, changes or removes a lock on `node`. Somebody in the way: with `wait` the request is
     /// parked and the closure told later, without it fails with `EAGAIN`. `EDEADLK` when a parked
-    /// POSIX request would wait for itself; `EINVAL` for a range that ends before it starts.
+    /// POSIX request would wait for itself; `EINVAL` for a range that ends before it starts;
+    /// `ENOLCK` where the request would give its user more than [`LOCKS_PER_USER_MAX`] locks.
     pub fn set_lock(
         &self,
         node: &Node,

@@ -15,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use polylane_base::sync::{Mutex, Weak};
 use polylane_base::{Errno, Result};
 
-use super::held::Held;
+use super::held::{Held, UserCounts};
 use super::{LockFamily, LockKind, LockLender, LockLoan, LockOutcome, LockOwner, LockRequest};
 use super::{LockWaiter, Ticket};
 
@@ -39,7 +39,7 @@ struct File {
     parked: Vec<Parked>,
     lent: Option<Lent>,
     /// By which open file a process took POSIX locks last, while it does not keep them itself.
-    by: Vec<(LockOwner, usize)>,
+    by: FxHashMap<LockOwner, usize>,
 }
 
 #[derive(Default)]
@@ -50,6 +50,7 @@ struct State {
     tickets: FxHashMap<Ticket, u64>,
     /// Files on which an owner holds or awaits something. May name more files than that.
     owners: FxHashMap<LockOwner, FxHashSet<u64>>,
+    counts: UserCounts,
     last_ticket: u64,
     last_loan: u64,
 }
@@ -93,7 +94,7 @@ impl LockTable {
         loop {
             let state = self.0.lock();
             match state.loan_of(file, request.family) {
-                None => return state.files.get(&file)?.held.conflicts(request).next().copied(),
+                None => return state.files.get(&file)?.held.first_conflict(request).copied(),
                 Some(loan) => {
                     drop(state);
                     self.end_loan(loan);
@@ -114,9 +115,11 @@ impl LockTable {
         let mut state = self.0.lock();
         let number = state.last_loan + 1;
         let Some(place) = state.files.get_mut(&file) else { return };
-        let own = |held: &LockRequest| held.owner == owner && held.family == LockFamily::Posix;
-        let alone = place.held.ranges().iter().all(own) && place.parked.is_empty();
-        if place.lent.is_none() && alone && begin(LockLoan { file, number }, place.held.ranges()) {
+        if place.lent.is_some() || !place.parked.is_empty() {
+            return;
+        }
+        let Some(held) = place.held.only_of(owner) else { return };
+        if begin(LockLoan { file, number }, &held) {
             place.lent = Some(Lent { number, owner, lender, view });
             place.by.clear();
             state.last_loan = number;
@@ -126,7 +129,8 @@ impl LockTable {
 
     /// A loan is over: these are the locks that its owner has. Nothing if it was over before.
     pub(crate) fn take_back(&self, loan: LockLoan, locks: &[LockRequest]) {
-        let mut state = self.0.lock();
+        let mut guard = self.0.lock();
+        let state = &mut *guard;
         let Some(file) = state.files.get_mut(&loan.file) else { return };
         let Some(lent) = file.lent.take_if(|lent| lent.number == loan.number) else { return };
         let whole = LockRequest {
@@ -136,14 +140,19 @@ impl LockTable {
             start: 0,
             end: u64::MAX,
             pid: 0,
+            user: None,
         };
-        file.held.apply(&whole);
+        let mut apply = |lock: &LockRequest| {
+            // Without a limit it cannot fail: what was lent is held.
+            let _ = file.held.apply(lock, &mut state.counts, false);
+        };
+        apply(&whole);
         let own = |lock: &&LockRequest| {
             lock.owner == lent.owner && lock.family == LockFamily::Posix && lock.start <= lock.end
         };
-        locks.iter().filter(own).for_each(|lock| file.held.apply(lock));
+        locks.iter().filter(own).for_each(apply);
         state.tidy(loan.file, lent.owner);
-        drop(state);
+        drop(guard);
         drop(lent);
     }
 
@@ -188,8 +197,7 @@ impl LockTable {
     /// A process took a POSIX lock by this open file.
     pub(crate) fn note(&self, file: u64, owner: LockOwner, by: usize) {
         if let Some(file) = self.0.lock().files.get_mut(&file) {
-            file.by.retain(|(other, _)| *other != owner);
-            file.by.push((owner, by));
+            file.by.insert(owner, by);
         }
     }
 
@@ -197,7 +205,7 @@ impl LockTable {
     pub(crate) fn take_noted(&self, file: u64, by: usize) -> Vec<LockOwner> {
         let mut state = self.0.lock();
         let Some(file) = state.files.get_mut(&file) else { return Vec::new() };
-        file.by.extract_if(.., |(_, other)| *other == by).map(|(owner, _)| owner).collect()
+        file.by.extract_if(|_, other| *other == by).map(|(owner, _)| owner).collect()
     }
 
     pub(crate) fn drop_owner(&self, owner: LockOwner) {
@@ -247,8 +255,11 @@ impl State {
         told: &mut Told,
     ) -> LockOutcome {
         let file = self.files.entry(id).or_default();
-        if file.held.conflicts(&request).next().is_none() {
-            file.held.apply(&request);
+        if file.held.first_conflict(&request).is_none() {
+            if let Err(errno) = file.held.apply(&request, &mut self.counts, true) {
+                self.tidy(id, request.owner);
+                return LockOutcome::Done(Err(errno));
+            }
             if request.kind != LockKind::Unlock {
                 self.owners.entry(request.owner).or_default().insert(id);
             }
@@ -266,6 +277,9 @@ impl State {
         if request.family == LockFamily::Posix && self.waits_for_itself(id, &request) {
             return LockOutcome::Done(Err(Errno::EDEADLK));
         }
+        if let Err(errno) = self.counts.check(request.user, 1) {
+            return LockOutcome::Done(Err(errno));
+        }
         LockOutcome::Parked(self.park(id, request, waiter))
     }
 
@@ -273,7 +287,9 @@ impl State {
     /// lock: the change is not atomic, see flock(2).
     fn give_up(&mut self, id: u64, request: &LockRequest, told: &mut Told) {
         if let Some(file) = self.files.get_mut(&id) {
-            file.held.apply(&LockRequest { kind: LockKind::Unlock, ..*request });
+            let unlock = LockRequest { kind: LockKind::Unlock, ..*request };
+            // A whole lock that goes leaves nothing behind that could be one too many.
+            let _ = file.held.apply(&unlock, &mut self.counts, false);
         }
         self.wake(id, told);
     }
@@ -283,6 +299,7 @@ impl State {
         let ticket = Ticket(self.last_ticket);
         self.owners.entry(request.owner).or_default().insert(id);
         self.tickets.insert(ticket, id);
+        self.counts.add(request.user);
         self.files.entry(id).or_default().parked.push(Parked { ticket, request, tell });
         ticket
     }
@@ -322,14 +339,15 @@ impl State {
         let Some(file) = self.files.get_mut(&id) else { return };
         let mut at = 0;
         while at < file.parked.len() {
-            if file.held.conflicts(&file.parked[at].request).next().is_some() {
+            if file.held.first_conflict(&file.parked[at].request).is_some() {
                 at += 1;
                 continue;
             }
             let parked = file.parked.remove(at);
-            file.held.apply(&parked.request);
+            self.counts.remove(parked.request.user);
+            let granted = file.held.apply(&parked.request, &mut self.counts, true);
             self.tickets.remove(&parked.ticket);
-            told.push((parked.tell, Ok(())));
+            told.push((parked.tell, granted));
             // A granted lock may replace an exclusive one of its owner by a shared one.
             at = 0;
         }
@@ -340,6 +358,7 @@ impl State {
         let file = self.files.get_mut(&id)?;
         let at = file.parked.iter().position(|parked| parked.ticket == ticket)?;
         let parked = file.parked.remove(at);
+        self.counts.remove(parked.request.user);
         self.tidy(id, parked.request.owner);
         Some(parked)
     }
@@ -354,16 +373,17 @@ impl State {
         told: &mut Told,
     ) {
         let Some(file) = self.files.get_mut(&id) else { return };
-        file.by.retain(|(other, _)| *other != owner);
+        file.by.remove(&owner);
         let mine =
             |parked: &mut Parked| parked.request.owner == owner && ends(parked.request.family);
         for parked in file.parked.extract_if(.., mine) {
             self.tickets.remove(&parked.ticket);
+            self.counts.remove(parked.request.user);
             told.push((parked.tell, Err(Errno::EINTR)));
         }
         // Its own: the process is gone.
         let gone = file.lent.take_if(|lent| lent.owner == owner);
-        if file.held.drop_owner(owner) {
+        if file.held.drop_owner(owner, &mut self.counts) {
             self.wake(id, told);
         }
         self.tidy(id, owner);
@@ -378,8 +398,10 @@ impl State {
 
     fn forget(&mut self, id: u64, told: &mut Told) {
         let Some(file) = self.files.remove(&id) else { return };
+        file.held.uncount(&mut self.counts);
         for parked in file.parked {
             self.tickets.remove(&parked.ticket);
+            self.counts.remove(parked.request.user);
             told.push((parked.tell, Err(Errno::EINTR)));
         }
         self.owners.retain(|_, files| {

@@ -155,7 +155,8 @@ impl Call<'_> {
         let LockArgs { family, kind, start, end, .. } = *args;
         // Only ever shown: a process of another pid namespace has another number there.
         let pid = if args.pid == 0 { self.session.process.pid } else { args.pid };
-        LockRequest { owner, family, kind, start, end, pid }
+        let user = Some(self.session.cred.uid);
+        LockRequest { owner, family, kind, start, end, pid, user }
     }
 }
 

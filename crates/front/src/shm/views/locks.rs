@@ -100,10 +100,11 @@ impl Session {
     /// What the client claims to hold, as far as it may.
     fn requests(&self, made: &LockLoanMade, locks: &Locks) -> Vec<LockRequest> {
         let (owner, family, pid) = (self.process.owner, LockFamily::Posix, made.pid);
+        let user = Some(self.cred.uid);
         let may = |range: &Range| made.writes || !range.write;
         let request = |Range { start, end, write }| {
             let kind = if write { LockKind::Write } else { LockKind::Read };
-            LockRequest { owner, family, kind, start, end, pid }
+            LockRequest { owner, family, kind, start, end, pid, user }
         };
         let mut requests: Vec<_> = locks.ranges().filter(may).map(request).collect();
         requests.sort_unstable_by_key(|request| request.start);
@@ -146,7 +147,7 @@ mod tests {
     fn what_is_not_held_is_given_back_last() {
         let lock = |(start, end)| {
             let (owner, family, kind) = (LockOwner(1), LockFamily::Posix, LockKind::Read);
-            LockRequest { owner, family, kind, start, end, pid: 0 }
+            LockRequest { owner, family, kind, start, end, pid: 0, user: None }
         };
         let (read, unlock) = (LockKind::Read, LockKind::Unlock);
         let changes = |locks: &[(u64, u64)]| {
