@@ -66,8 +66,10 @@ fn host(what: &'static str) -> impl Fn(rustix::io::Errno) -> ImageError {
 /// # Errors
 /// See [`ImageError`].
 pub fn open(path: &Path) -> Result<Files> {
-    // Not blocking: whatever waits for a peer is no volume.
+    // Not blocking: whatever waits for a peer is no volume. No link either: which of them are
+    // followed is decided before.
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let flags = flags | OFlags::NOFOLLOW;
     let lock = rustix::fs::open(path, flags, Mode::empty()).map_err(host("open it"))?;
     let stat = rustix::fs::fstat(&lock).map_err(host("look at it"))?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -83,7 +85,8 @@ pub fn open(path: &Path) -> Result<Files> {
 /// See [`ImageError`].
 pub fn open_shared(path: &Path) -> Result<Files> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let lock = rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty());
+    let start = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW;
+    let lock = rustix::fs::open(path, start, Mode::empty());
     let lock = lock.map_err(host("open it"))?;
     let stat = rustix::fs::fstat(&lock).map_err(host("look at it"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -183,7 +186,7 @@ impl Draft {
             Ok(file) => (file, None),
             Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
                 let flags = flags | OFlags::CREATE | OFlags::EXCL;
-                let name = draft_name(path);
+                let name = draft_name(path)?;
                 let file = rustix::fs::open(&name, flags, mode).map_err(host("create it"))?;
                 (file, Some(name))
             }
@@ -231,11 +234,14 @@ impl Drop for Draft {
     }
 }
 
-/// A name for a file that is going to be `path`.
-fn draft_name(path: &Path) -> PathBuf {
+/// A name for a file that is going to be `path`, which nobody knows before.
+fn draft_name(path: &Path) -> Result<PathBuf> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(host("make a name for its draft"))?;
     let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".draft-{}", std::process::id()));
-    path.with_file_name(name)
+    name.push(format!(".draft-{:016x}", u64::from_ne_bytes(bytes)));
+    Ok(path.with_file_name(name))
 }
 
 /// Renames a file to a name that is free.
@@ -371,7 +377,7 @@ mod tests {
     fn a_draft_with_a_name_takes_nobody_s_place() {
         let dir = tempfile::tempdir().expect("dir");
         let (path, taken) = (dir.path().join("volume"), dir.path().join("taken"));
-        let draft = draft_name(&path);
+        let draft = draft_name(&path).expect("name");
         fs::write(&draft, "new").expect("write");
         fs::write(&taken, "old").expect("write");
         assert_eq!(rename_new(&draft, &taken), Err(rustix::io::Errno::EXIST));

@@ -12,7 +12,7 @@ use polylane_base::rng::Rng;
 use polylane_block::device::{BlockDevice, Error, SECTOR_BYTES, Sector};
 use polylane_block::engine::{Engine, Options};
 use polylane_block::map::{Unit, UnitOptions};
-use polylane_block::overlay::{Layout, Overlay};
+use polylane_block::overlay::{Format, Layout, Overlay};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
@@ -64,7 +64,7 @@ impl Volume {
     fn disk_bytes(&self) -> usize {
         let sectors = match self.kind {
             Kind::Raw => SECTORS,
-            Kind::Copy => Layout::new(SECTORS).expect("layout").total(),
+            Kind::Copy => Layout::new(Format::V2, SECTORS).expect("layout").total(),
         };
         sectors as usize * SECTOR_BYTES
     }
@@ -81,7 +81,7 @@ impl Volume {
         let engine = Engine::open(disk, unit, &options).expect("engine");
         match self.kind {
             Kind::Raw => engine,
-            Kind::Copy => Overlay::open(self.base.clone(), engine).expect("overlay"),
+            Kind::Copy => Overlay::open(self.base.clone(), engine, Format::V2).expect("overlay"),
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use polylane_base::rng::Rng;
-use polylane_block::device::{BlockDevice, Error, SECTOR_BYTES, Sector};
-use polylane_block::overlay::{Layout, Overlay};
+use polylane_block::device::{Error, SECTOR_BYTES, Sector};
+use polylane_block::overlay::{Format, HEAD_SECTORS, Layout, Overlay};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
@@ -13,8 +13,10 @@ use polylane_testkit::sim::{Crash, Fault, FaultOn, Image, SimDisk, SimOptions, T
 
 const SECTORS: u64 = 2048 + 3;
 
-fn layout() -> Layout {
-    Layout::new(SECTORS).expect("layout")
+const FORMATS: [Format; 2] = [Format::V1, Format::V2];
+
+fn layout(format: Format) -> Layout {
+    Layout::new(format, SECTORS).expect("layout")
 }
 
 /// A base with a number of its own in every sector.
@@ -36,25 +38,79 @@ fn base_byte(sector: u64) -> u8 {
 #[test]
 fn an_overlay_on_zeros_is_a_device_like_any_other() {
     let base = || Arc::new(RamDevice::new(SECTORS));
-    block_suite::run(&|| {
-        Overlay::open(base(), Arc::new(RamDevice::new(layout().total()))).unwrap()
-    });
-    for seed in 0..3 {
+    for format in FORMATS {
+        let total = layout(format).total();
         block_suite::run(&|| {
-            let image = Image::zeroed(layout().total() as usize * SECTOR_BYTES);
-            let options = SimOptions { delay: Some(seed), depth: 3, ..SimOptions::default() };
-            let zeros = Image::zeroed(SECTORS as usize * SECTOR_BYTES);
-            let base = SimDisk::new(zeros, options.clone());
-            Overlay::open(base, SimDisk::new(image, options)).unwrap()
+            Overlay::open(base(), Arc::new(RamDevice::new(total)), format).unwrap()
         });
+        for seed in 0..3 {
+            block_suite::run(&|| {
+                let image = Image::zeroed(total as usize * SECTOR_BYTES);
+                let options = SimOptions { delay: Some(seed), depth: 3, ..SimOptions::default() };
+                let zeros = Image::zeroed(SECTORS as usize * SECTOR_BYTES);
+                let base = SimDisk::new(zeros, options.clone());
+                Overlay::open(base, SimDisk::new(image, options), format).unwrap()
+            });
+        }
+    }
+}
+
+/// Random requests around the end of the head, against a model; the label stays as it is.
+#[test]
+fn requests_across_the_end_of_the_head_lie_behind_the_map_and_leave_the_label() {
+    const LABEL: u8 = 0xa5;
+    let layout = layout(Format::V2);
+    for seed in 0..12 {
+        let mut image = Image::zeroed(layout.total() as usize * SECTOR_BYTES);
+        for sector in 0..layout.head {
+            image.write(sector as usize * SECTOR_BYTES, &[LABEL; SECTOR_BYTES]);
+        }
+        let options = SimOptions { delay: Some(seed), depth: 2, ..SimOptions::default() };
+        let top = SimDisk::new(image, options);
+        let base = numbered(SECTORS);
+        let overlay = Overlay::open(base, top.clone(), Format::V2).expect("open");
+        let waiter = Waiter::new(overlay);
+        let mut model: Vec<u8> = (0..SECTORS).map(base_byte).collect();
+        let mut rng = Rng::new(seed);
+        for step in 0..200u8 {
+            let (start, count) = (HEAD_SECTORS - 20 + rng.below(24), rng.below(30) + 1);
+            let range = start as usize..(start + count) as usize;
+            match rng.below(4) {
+                0 => {
+                    waiter.write_zeroes(Sector(start), count, true).expect("zero");
+                    model[range].fill(0);
+                }
+                1 => {
+                    let bytes = count as usize * SECTOR_BYTES;
+                    let found = waiter.read(Sector(start), bytes).expect("read");
+                    let same = |(f, m): (&[u8], &u8)| f.iter().all(|byte| byte == m);
+                    assert!(found.chunks(SECTOR_BYTES).zip(&model[range]).all(same), "{seed}");
+                }
+                _ => {
+                    let data = Buffer::copy_of(&vec![step; count as usize * SECTOR_BYTES]);
+                    waiter.write(Sector(start), data, rng.percent(20)).expect("write");
+                    model[range].fill(step);
+                }
+            }
+        }
+        let raw = Waiter::new(top);
+        let label = raw.read(Sector(0), layout.head as usize * SECTOR_BYTES).expect("label");
+        assert!(label.iter().all(|byte| *byte == LABEL), "{seed}: the label was written to");
+        let last = HEAD_SECTORS - 1;
+        let moved = raw.read(layout.place(Sector(last)), SECTOR_BYTES).expect("head");
+        assert_eq!(moved[0], model[last as usize], "{seed}");
     }
 }
 
 #[test]
 fn what_is_not_written_is_the_base_s_and_partial_writes_keep_the_rest() {
-    let top = Arc::new(RamDevice::new(layout().total()));
+    FORMATS.into_iter().for_each(check_partial_writes);
+}
+
+fn check_partial_writes(format: Format) {
+    let top = Arc::new(RamDevice::new(layout(format).total()));
     let base = numbered(SECTORS);
-    let overlay = Overlay::open(base.clone(), top.clone()).expect("open");
+    let overlay = Overlay::open(base.clone(), top.clone(), format).expect("open");
     let waiter = Waiter::new(overlay.clone());
     for (sector, count) in [(3, 1), (15, 2), (40, 16), (100, 1), (2047, 4), (107, 9)] {
         let data = Buffer::copy_of(&vec![0xff; count * SECTOR_BYTES]);
@@ -73,7 +129,7 @@ fn what_is_not_written_is_the_base_s_and_partial_writes_keep_the_rest() {
     assert!(own.0 > 5 && own.0 < 20, "{own:?}");
     drop((waiter, overlay));
     // Opened anew, everything comes from the medium.
-    let overlay = Overlay::open(base.clone(), top).expect("open");
+    let overlay = Overlay::open(base.clone(), top, format).expect("open");
     assert_eq!(overlay.blocks(), own);
     let found =
         Waiter::new(overlay).read(Sector(0), SECTORS as usize * SECTOR_BYTES).expect("read");
@@ -86,8 +142,10 @@ fn what_is_not_written_is_the_base_s_and_partial_writes_keep_the_rest() {
 fn threads_that_change_parts_of_one_block_lose_nothing() {
     for round in 0..20 {
         let options = SimOptions { delay: Some(round), depth: 4, ..SimOptions::default() };
-        let image = Image::zeroed(layout().total() as usize * SECTOR_BYTES);
-        let overlay = Overlay::open(numbered(SECTORS), SimDisk::new(image, options)).expect("open");
+        let format = FORMATS[round as usize % 2];
+        let image = Image::zeroed(layout(format).total() as usize * SECTOR_BYTES);
+        let top = SimDisk::new(image, options);
+        let overlay = Overlay::open(numbered(SECTORS), top, format).expect("open");
         std::thread::scope(|scope| {
             for thread in 0..8u64 {
                 let waiter = Waiter::new(overlay.clone());
@@ -109,19 +167,27 @@ fn threads_that_change_parts_of_one_block_lose_nothing() {
 /// content or a later one, as the contract says.
 #[test]
 fn after_a_power_cut_nothing_durable_is_lost_and_nothing_else_appears() {
+    // With a head, across its end.
+    for (format, start) in [(Format::V1, 0), (Format::V2, HEAD_SECTORS - 32)] {
+        cut_everywhere(format, start);
+    }
+}
+
+/// Requests to the 64 sectors from `start` on, of a device that ends there.
+fn cut_everywhere(format: Format, start: u64) {
     const SMALL: u64 = 64;
-    let layout = Layout::new(SMALL).expect("layout");
+    let layout = Layout::new(format, start + SMALL).expect("layout");
     let empty = Image::zeroed(layout.total() as usize * SECTOR_BYTES);
-    for seed in 0..40 {
+    for seed in 0..if start == 0 { 40 } else { 20 } {
         let options = SimOptions { record: true, ..SimOptions::default() };
         let disk = SimDisk::new(empty.clone(), options);
-        let base = numbered(SMALL);
-        let overlay = Overlay::open(base.clone(), disk.clone()).expect("open");
+        let base = numbered(start + SMALL);
+        let overlay = Overlay::open(base.clone(), disk.clone(), format).expect("open");
         let waiter = Waiter::new(overlay);
         let mut rng = Rng::new(seed);
         // For each sector, what it held since its last durable content; and, per event count, a
         // copy of that.
-        let mut allowed: Vec<Vec<u8>> = (0..SMALL).map(|s| vec![base_byte(s)]).collect();
+        let mut allowed: Vec<Vec<u8>> = (0..SMALL).map(|s| vec![base_byte(start + s)]).collect();
         let mut history = vec![(0, allowed.clone())];
         for step in 0..14u8 {
             let (sector, count) = (rng.below(SMALL - 12), rng.below(12) + 1);
@@ -136,10 +202,12 @@ fn after_a_power_cut_nothing_durable_is_lost_and_nothing_else_appears() {
             history.push((disk.position(), allowed.clone()));
             match (flush, value) {
                 (true, _) => waiter.flush().expect("flush"),
-                (false, 0) => waiter.write_zeroes(Sector(sector), count, true).expect("zero"),
+                (false, 0) => {
+                    waiter.write_zeroes(Sector(start + sector), count, true).expect("zero");
+                }
                 (false, _) => {
                     let data = Buffer::copy_of(&vec![value; count as usize * SECTOR_BYTES]);
-                    waiter.write(Sector(sector), data, fua).map(drop).expect("write");
+                    waiter.write(Sector(start + sector), data, fua).map(drop).expect("write");
                 }
             }
             let durable = if flush { 0..SMALL as usize } else { range };
@@ -148,14 +216,14 @@ fn after_a_power_cut_nothing_durable_is_lost_and_nothing_else_appears() {
             }
             history.push((disk.position(), allowed.clone()));
         }
-        check_cuts(&empty, &disk, &base, &history, seed);
+        check_cuts((&empty, &disk), &base, (format, start), &history, seed);
     }
 }
 
 fn check_cuts(
-    empty: &Image,
-    disk: &SimDisk,
+    (empty, disk): (&Image, &SimDisk),
     base: &Arc<RamDevice>,
+    (format, start): (Format, u64),
     history: &[(usize, Vec<Vec<u8>>)],
     seed: u64,
 ) {
@@ -169,9 +237,9 @@ fn check_cuts(
         for fates in crash.choices(&mut rng, 3, 3) {
             let image = crash.image(&tear, |index| fates[index]);
             let top = SimDisk::new(image, SimOptions::default());
-            let overlay = Overlay::open(base.clone(), top).expect("open");
+            let overlay = Overlay::open(base.clone(), top, format).expect("open");
             let bytes = allowed.len() * SECTOR_BYTES;
-            let found = Waiter::new(overlay).read(Sector(0), bytes).expect("read");
+            let found = Waiter::new(overlay).read(Sector(start), bytes).expect("read");
             for (sector, content) in found.chunks(SECTOR_BYTES).enumerate() {
                 let held = &allowed[sector];
                 let byte = content[0];
@@ -192,9 +260,10 @@ fn check_cuts(
 fn a_failed_part_fails_the_request_and_changes_nothing_else() {
     for on in [FaultOn::Write, FaultOn::Flush] {
         for nth in 0..3 {
-            let image = Image::zeroed(layout().total() as usize * SECTOR_BYTES);
+            let format = FORMATS[nth as usize % 2];
+            let image = Image::zeroed(layout(format).total() as usize * SECTOR_BYTES);
             let disk = SimDisk::new(image, SimOptions::default());
-            let overlay = Overlay::open(numbered(SECTORS), disk.clone()).expect("open");
+            let overlay = Overlay::open(numbered(SECTORS), disk.clone(), format).expect("open");
             let waiter = Waiter::new(overlay);
             disk.set_fault(Some(Fault::eio(on, nth)));
             let one = |byte| Buffer::copy_of(&[byte; SECTOR_BYTES]);
@@ -212,12 +281,12 @@ fn a_failed_part_fails_the_request_and_changes_nothing_else() {
 
 #[test]
 fn devices_that_do_not_fit_are_refused() {
-    let small = Arc::new(RamDevice::new(layout().total() - 1));
-    let refused = Overlay::open(numbered(SECTORS), small).map(drop);
-    assert_eq!(refused, Err(Error::OutOfRange));
-    assert_eq!(Layout::new(u64::MAX), None);
-    let gib = Layout::new(2 << 20).expect("layout");
-    assert_eq!(gib.map_count * SECTOR_BYTES as u64, 32 << 10);
-    let top: Arc<dyn BlockDevice> = Arc::new(RamDevice::new(layout().total()));
-    top.clone().channel();
+    for format in FORMATS {
+        let small = Arc::new(RamDevice::new(layout(format).total() - 1));
+        let refused = Overlay::open(numbered(SECTORS), small, format).map(drop);
+        assert_eq!(refused, Err(Error::OutOfRange));
+        assert_eq!(Layout::new(format, u64::MAX), None);
+        let gib = Layout::new(format, 2 << 20).expect("layout");
+        assert_eq!(gib.map_count * SECTOR_BYTES as u64, 32 << 10);
+    }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use polylane_sys::buffer::Buffer;
 
+use super::head::HeadChannel;
 use super::{BLOCK_SECTORS, Overlay, page_sector};
 use crate::device::{
     BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted,
@@ -90,8 +91,12 @@ pub(super) struct OverlayChannel {
 
 impl OverlayChannel {
     pub(super) fn new(device: Arc<Overlay>) -> OverlayChannel {
+        let mut top = device.top.clone().channel();
+        if device.layout.head > 0 {
+            top = Box::new(HeadChannel::new(top, device.layout));
+        }
         OverlayChannel {
-            top: device.top.clone().channel(),
+            top,
             base: device.base.clone().channel(),
             device,
             tasks: (0..DEPTH).map(|_| None).collect(),
@@ -424,7 +429,7 @@ fn blocks(request: &Request) -> Range<u64> {
 }
 
 /// Stores `bytes` in memory that is in pieces, from byte `at` on.
-fn scatter(pieces: &mut [Buffer], mut at: usize, mut bytes: &[u8]) {
+pub(super) fn scatter(pieces: &mut [Buffer], mut at: usize, mut bytes: &[u8]) {
     for piece in pieces {
         if at >= piece.len() {
             at -= piece.len();

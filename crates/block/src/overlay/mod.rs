@@ -9,8 +9,12 @@
 //!
 //! | sectors | what |
 //! |---|---|
-//! | 0 .. size | data of the blocks that are here, each at its own place |
+//! | 0 .. [`Layout::head`] | a label: what this file is, for tools that look for a file system |
+//! | head .. size | data of the blocks that are here, each at its own place |
 //! | [`Layout::map_start`] .. | the map: a bit per block of 4096 bytes, lowest first; set: here |
+//! | [`Layout::head_start`] .. | data of the device's first [`Layout::head`] sectors |
+//!
+//! In [`Format::V1`] the head is empty: all data lies at its own place, without a label.
 //!
 //! # Invariants
 //!
@@ -29,6 +33,7 @@
 
 mod channel;
 mod claims;
+mod head;
 mod present;
 
 use std::sync::Arc;
@@ -50,11 +55,26 @@ const PAGE_BYTES: usize = 4096;
 /// Blocks whose bits lie in one page of the map.
 const PAGE_BLOCKS: u64 = PAGE_BYTES as u64 * 8;
 
+/// Sectors of the head: 128 KiB, where GPT, LVM, ext4, XFS, btrfs, swap and ISO 9660 have what they
+/// are recognized by.
+pub const HEAD_SECTORS: u64 = 256;
+
+/// How data lies on `top`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// All of it at its own place.
+    V1,
+    /// The first [`HEAD_SECTORS`] behind the map, a label at their place.
+    V2,
+}
+
 /// Where things are on `top`, in sectors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     /// Size of the device.
     pub size: u64,
+    /// Sectors at the start of the device that do not lie at their own place.
+    pub head: u64,
     /// First sector of the map.
     pub map_start: u64,
     /// Sectors of the map.
@@ -63,17 +83,35 @@ pub struct Layout {
 
 impl Layout {
     /// The layout for a device of `size` sectors; `None` for sizes beyond reason.
-    pub fn new(size: u64) -> Option<Layout> {
+    pub fn new(format: Format, size: u64) -> Option<Layout> {
         let map_start = size.checked_next_multiple_of(BLOCK_SECTORS)?;
         let pages = (map_start / BLOCK_SECTORS).div_ceil(PAGE_BLOCKS);
         let map_count = pages * (PAGE_BYTES / SECTOR_BYTES) as u64;
-        map_start.checked_add(map_count)?.checked_mul(SECTOR_BYTES as u64)?;
-        Some(Layout { size, map_start, map_count })
+        let head = match format {
+            Format::V1 => 0,
+            Format::V2 => HEAD_SECTORS.min(map_start),
+        };
+        let end = map_start.checked_add(map_count)?.checked_add(head)?;
+        end.checked_mul(SECTOR_BYTES as u64)?;
+        Some(Layout { size, head, map_start, map_count })
+    }
+
+    /// Where the data of the head is.
+    pub fn head_start(&self) -> u64 {
+        self.map_start + self.map_count
+    }
+
+    /// Where the data of a sector of the device is.
+    pub fn place(&self, sector: Sector) -> Sector {
+        match sector.0 < self.head {
+            true => Sector(self.head_start() + sector.0),
+            false => sector,
+        }
     }
 
     /// Sectors that `top` must have.
     pub fn total(&self) -> u64 {
-        self.map_start + self.map_count
+        self.head_start() + self.head
     }
 }
 
@@ -87,14 +125,18 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// Opens an overlay on `base`; a `top` of zeros is a new one. Reads the whole map: 32 KiB per
-    /// GiB.
+    /// Opens an overlay on `base`; a `top` whose map is zeros is a new one. Reads the whole map:
+    /// 32 KiB per GiB.
     ///
     /// # Errors
     /// [`Error::OutOfRange`] when `top` is smaller than its layout or `base` larger or smaller than
     /// the device; those of the medium.
-    pub fn open(base: Arc<dyn BlockDevice>, top: Arc<dyn BlockDevice>) -> Result<Arc<Self>, Error> {
-        let layout = Layout::new(base.sector_count()).ok_or(Error::OutOfRange)?;
+    pub fn open(
+        base: Arc<dyn BlockDevice>,
+        top: Arc<dyn BlockDevice>,
+        format: Format,
+    ) -> Result<Arc<Self>, Error> {
+        let layout = Layout::new(format, base.sector_count()).ok_or(Error::OutOfRange)?;
         if top.sector_count() < layout.total() {
             return Err(Error::OutOfRange);
         }
@@ -131,8 +173,12 @@ impl BlockDevice for Overlay {
         Box::new(channel::OverlayChannel::new(self))
     }
 
-    /// Blocks of its own lie at their place.
+    /// Blocks of its own lie at their place, but for the head, which is too small to be marked.
     fn mark_journal(&self, sector: Sector, count: u64) {
-        self.top.mark_journal(sector, count);
+        let first = sector.0.max(self.layout.head);
+        let count = (sector.0 + count).saturating_sub(first);
+        if count > 0 {
+            self.top.mark_journal(Sector(first), count);
+        }
     }
 }

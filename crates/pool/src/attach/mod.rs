@@ -227,7 +227,7 @@ fn front_end(options: &AttachOptions) -> Result<Via> {
 }
 
 fn make(options: &AttachOptions) -> Result<Made> {
-    let path = fs::canonicalize(&options.volume)
+    let path = fs::canonicalize(volume::resolve(&options.volume)?)
         .map_err(|error| Failure::path(&options.volume, "open it", error))?;
     let via = front_end(options)?;
     let dir = record::made_dir()?;

@@ -27,6 +27,7 @@ use super::open::{failure, refuse_full};
 use super::progress::Progress;
 use super::sidecar::{self, Making, Sidecar};
 use super::stack::{Parts, Stack, beside};
+use super::trust::{self, Author};
 use crate::failure::{Failure, Result, plain};
 
 /// Bytes of a volume's own file: text for whoever looks into it.
@@ -79,9 +80,23 @@ impl BypassRef {
     }
 
     fn pool(&self, volume: &Path) -> Result<(PathBuf, PoolFile)> {
+        refuse_others(volume)?;
         let path = beside(volume, &self.pool);
         let file = PoolFile::open(&path).map_err(|error| pool_failure(&path, &error))?;
         Ok((path, file))
+    }
+}
+
+/// Refuses a directory in which others than the caller may exchange the pool file for another, by
+/// which a lane has the host's disk.
+fn refuse_others(volume: &Path) -> Result<()> {
+    match trust::way_to(volume) {
+        Ok(way) if way.author != Author::Caller => Err(Failure::failed(format!(
+            "{}: other users may change names in its directory: bypass volumes are kept where \
+             only their owner can",
+            volume.display()
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -151,6 +166,7 @@ fn room_for(
     size: u64,
     announce: &mut dyn FnMut(&Path) -> Result<()>,
 ) -> Result<PoolFile> {
+    refuse_others(volume)?;
     let needed = size.div_ceil(Layout::POOL.chunk_bytes);
     let needed = u32::try_from(needed).ok().filter(|n| *n <= Layout::POOL.chunks_max());
     let needed = needed.ok_or_else(|| {
@@ -397,6 +413,7 @@ impl Removal {
     /// Opens what is there.
     pub(super) fn begin(path: &Path, bypass: &BypassRef) -> Result<Removal> {
         let (mut found, mut next) = (Removal(Vec::new()), Some(bypass));
+        refuse_others(path)?;
         while let Some(its) = next {
             let pool = beside(path, &its.pool);
             let id = its.id(path)?;

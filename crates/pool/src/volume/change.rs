@@ -17,15 +17,17 @@ use rustix::fs::{CWD, FallocateFlags, RenameFlags, renameat_with};
 use super::bypass;
 use super::cache::CacheSpec;
 use super::copy::{copy_data, materialize};
-use super::cow;
+use super::cow::{self, Child};
 use super::info::{self, Content, content};
+use super::known;
 use super::open::{
     BLOCK_BYTES, SIZE_DEFAULT, draft, failure, introduce, refuse_full, refuse_links, resolve,
 };
 use super::progress::Progress;
 use super::sidecar::{self, Making, Sidecar};
-use super::stack::{Stack, refuse_damage};
+use super::stack::Stack;
 use super::tools;
+use super::trailer::refuse_damage;
 use super::translation::Translation;
 use crate::attach;
 use crate::failure::{Failure, Result, say};
@@ -274,7 +276,7 @@ pub fn remove(path: &Path, force: bool) -> Result<()> {
                     path.display()
                 )));
             }
-            remove_file(path, &own)?;
+            remove_file(path, &own, force)?;
         }
     }
     remove_rest(path, &own)
@@ -296,7 +298,7 @@ fn clear_up(path: &Path) -> Result<()> {
 
 /// Removes what belonged to a volume that has gone.
 fn remove_rest(path: &Path, own: &Sidecar) -> Result<()> {
-    cow::leave(path, &own.overlays)?;
+    cow::leave(path, own)?;
     // What a change of its form left that was cut short.
     sidecar::remove_if_there(&raw_name(path))?;
     Sidecar::remove(path)?;
@@ -304,14 +306,27 @@ fn remove_rest(path: &Path, own: &Sidecar) -> Result<()> {
 }
 
 /// Removes what a volume's name stands for; its sidecar and its bases are needed until that is
-/// certain.
-fn remove_file(path: &Path, own: &Sidecar) -> Result<()> {
-    if let [child, ..] = &cow::children(own)[..] {
-        return Err(Failure::failed(format!(
-            "{}: is the base of {}",
-            path.display(),
-            child.display()
-        )));
+/// certain. `force`: also the base of volumes that cannot be found.
+fn remove_file(path: &Path, own: &Sidecar, force: bool) -> Result<()> {
+    let children = cow::children(path, own);
+    let there = children.iter().find(|child| matches!(child, Child::There(_)));
+    match there.or(children.first().filter(|_| !force)) {
+        Some(Child::There(child)) => {
+            return Err(Failure::failed(format!(
+                "{}: is the base of {}",
+                path.display(),
+                child.display()
+            )));
+        }
+        Some(Child::Missing(child)) => {
+            return Err(Failure::failed(format!(
+                "{0}: is the base of {1}, which is not there now: if that is gone for good, \
+                 'polylane volume rm --force {0}' removes its base",
+                path.display(),
+                child.display()
+            )));
+        }
+        None => known::forget_at(path),
     }
     // Whether its chunks can be removed is seen before its name goes.
     let chunks = own.bypass.as_ref().map(|its| bypass::Removal::begin(path, its)).transpose()?;
@@ -498,6 +513,7 @@ pub(super) fn open_raw(path: &Path) -> Result<Files> {
 fn put_in_place(path: &Path, draft: Draft) -> Result<Files> {
     let temporary = raw_name(path);
     let files = draft.publish().map_err(|error| failure(path, error))?;
+    known::forget_at(path);
     renameat_with(CWD, &temporary, CWD, path, RenameFlags::EXCHANGE)
         .map_err(|error| Failure::path(path, "exchange it for its raw form", error))?;
     image::sync_names(path).map_err(|error| failure(path, error))?;

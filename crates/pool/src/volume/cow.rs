@@ -15,11 +15,12 @@ use polylane_block::file::Files;
 use polylane_block::image::{self, Draft};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::info;
 use super::open::{failure, introduce, refuse_links};
 use super::sidecar::{self, OverlayRef, Sidecar};
-use super::stack::{Shape, beside, is_cut_short, make_top, reference, refuse_damage};
-use crate::failure::{Failure, Result};
+use super::stack::{Shape, beside, check_base, locate};
+use super::trailer::{is_cut_short, make_top, reference, refuse_damage};
+use super::{known, trust};
+use crate::failure::{Failure, Result, say};
 
 /// Who exchanges the two names.
 pub(super) trait Exchange {
@@ -73,9 +74,7 @@ pub(super) fn clone(from: &Path, shape: Shape, to: &Path, by: &dyn Exchange) -> 
             (absolute(&base)?, id)
         }
     };
-    let mut base_sidecar = Sidecar::load(&base)?;
-    base_sidecar.children.push(absolute(to)?);
-    base_sidecar.store(&base)?;
+    adopt(&base, None, Some(to))?;
     let reference = refer(&base, to, id)?;
     let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
     make_top(draft.file(), size, &reference.nonce)
@@ -107,9 +106,13 @@ fn freeze(
     let draft = Draft::new(base, 0).map_err(|error| failure(base, error))?;
     make_top(draft.file(), shape.size, &reference.nonce)
         .map_err(|error| Failure::path(base, "lay it out", error))?;
+    belong_alike(from, &draft)?;
+    let below = own.overlays.iter().map(|old| base_of(from, &own, old));
+    let below: Vec<PathBuf> = below.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
     let mut overlays = own.overlays.clone();
     for overlay in &mut overlays {
-        overlay.base = toward(&absolute(&beside(from, &overlay.base))?, base)?;
+        let lower = absolute(&locate(from, overlay))?;
+        (overlay.base, overlay.was_at) = (toward(&lower, base)?, Some(lower));
     }
     let frozen = Sidecar {
         bypass: None,
@@ -123,11 +126,11 @@ fn freeze(
         journals: own.journals.clone(),
         overlays,
         raw: false,
-        children: vec![absolute(from)?],
+        children: vec![toward(&absolute(from)?, base)?],
         implicit,
         awaits: Some(reference.nonce.clone()),
+        author: own.author,
     };
-    let below: Vec<_> = own.overlays.iter().map(|old| beside(from, &old.base)).collect();
     own.overlays.push(reference.clone());
     own.raw = shape.depth == 0;
     let mut published = false;
@@ -135,9 +138,8 @@ fn freeze(
         // Kept to the end: its lock is on it.
         let top = introduce(draft, base, &frozen)?;
         published = true;
-        let child = absolute(base)?;
         for below in &below {
-            adopt(below, None, Some(child.clone()))?;
+            adopt(below, None, Some(base))?;
         }
         let exchanged = by.exchange(from, base, &top);
         exchanged.or_else(|failure| if names(from, &top) { Ok(()) } else { Err(failure) })
@@ -154,10 +156,42 @@ fn freeze(
     }
     (own.overlays, own.raw) = (vec![reference], false);
     own.store(from)?;
+    known::note(base, &frozen);
     for below in &below {
-        adopt(below, Some(&absolute(from)?), None)?;
+        adopt(below, Some(from), None)?;
     }
     Ok(id)
+}
+
+/// Gives the overlay that takes a volume's place the volume's owner and mode.
+fn belong_alike(volume: &Path, draft: &Draft) -> Result<()> {
+    let stat = rustix::fs::stat(volume);
+    let stat = stat.map_err(|error| Failure::path(volume, "look at it", error))?;
+    let failed = |error| Failure::path(volume, "give its overlay the same owner", error);
+    let own = rustix::fs::fstat(draft.file()).map_err(failed)?;
+    if (own.st_uid, own.st_gid) != (stat.st_uid, stat.st_gid) {
+        let (uid, gid) =
+            (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
+        let given = rustix::fs::fchown(draft.file(), Some(uid), Some(gid));
+        // Who may write to another user's volume need not be able to give files away.
+        if given.is_err() {
+            return Ok(());
+        }
+    }
+    let mode = rustix::fs::Mode::from_raw_mode(stat.st_mode & 0o777);
+    rustix::fs::fchmod(draft.file(), mode).map_err(failed)
+}
+
+/// The base that a volume names; `None`: it is not there.
+///
+/// # Errors
+/// Others than the volume's owner may have named it.
+fn base_of(volume: &Path, sidecar: &Sidecar, overlay: &OverlayRef) -> Result<Option<PathBuf>> {
+    let base = locate(volume, overlay);
+    let Some((file, _)) = trust::open_beside(&base)? else { return Ok(None) };
+    let owner = trust::open_beside(volume).ok().flatten().map(|(_, stat)| stat.st_uid);
+    check_base((volume, sidecar, owner), &base, file)?;
+    Ok(Some(base))
 }
 
 /// Clears up what a copy, or becoming one file, left that was cut short: the sidecar of a volume
@@ -172,14 +206,14 @@ pub(super) fn tidy(volume: &Path, file: impl AsFd, sidecar: &mut Sidecar) -> Res
         return Ok(());
     }
     for overlay in &left {
-        let base = beside(volume, &overlay.base);
-        let Ok(file) = info::open(&base) else { continue };
+        let Some(base) = base_of(volume, sidecar, overlay)? else { continue };
+        let Ok(Some((file, _))) = trust::open_beside(&base) else { continue };
         let its = Sidecar::load(&base)?;
         if its.awaits.as_ref() == Some(&overlay.nonce) && is_cut_short(&file, &its) {
             erase(&base)?;
         }
     }
-    leave(volume, &left)?;
+    leave(volume, &Sidecar { overlays: left, ..sidecar.clone() })?;
     sidecar.store(volume)
 }
 
@@ -192,6 +226,7 @@ fn erase(volume: &Path) -> Result<()> {
 /// The same, with something to be done as long as the sidecar tells of it.
 fn erase_with(volume: &Path, before: impl FnOnce() -> Result<()>) -> Result<()> {
     let sync = || image::sync_names(volume).map_err(|error| failure(volume, error));
+    known::forget_at(volume);
     sidecar::remove_if_there(volume)?;
     sync()?;
     before()?;
@@ -206,14 +241,84 @@ fn names(path: &Path, file: &Files) -> bool {
     matches!((named, held), (Ok(named), Ok(held)) if numbers(named) == numbers(held))
 }
 
-/// Volumes that are still on the one with this sidecar.
-pub(super) fn children(own: &Sidecar) -> Vec<PathBuf> {
-    own.children.iter().filter(|child| is_on(child, &own.id)).cloned().collect()
+/// A volume that is on a base, or may be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Child {
+    /// It is there, and on it.
+    There(PathBuf),
+    /// It was there, and is not: removed or moved by hand, or its disk is not mounted.
+    Missing(PathBuf),
+}
+
+impl Child {
+    /// Where it is or was.
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Child::There(path) | Child::Missing(path) => path,
+        }
+    }
+}
+
+/// Volumes that are on the one with this sidecar, or may be: those that it knows, those beside it
+/// that say so, those that this user's state directory knows.
+pub(super) fn children(base: &Path, own: &Sidecar) -> Vec<Child> {
+    if own.id.is_empty() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    let mut add = |child: Option<Child>| {
+        let new = child.filter(|child| !found.iter().any(|it: &Child| it.path() == child.path()));
+        found.extend(new);
+    };
+    for child in &own.children {
+        let was = beside(base, child);
+        let moved = child.file_name().map(|name| base.with_file_name(name));
+        let there = [Some(was.clone()), moved].into_iter().flatten().find(|path| is_there(path));
+        add(match there {
+            Some(path) => is_on(&path, &own.id).then_some(Child::There(path)),
+            None => Some(Child::Missing(was)),
+        });
+    }
+    for path in beside_that_are_on(base, &own.id) {
+        add(Some(Child::There(path)));
+    }
+    for (path, has_name) in known::on_base(&own.id) {
+        match has_name {
+            true => add(is_on(&path, &own.id).then_some(Child::There(path))),
+            false => add(Some(Child::Missing(path))),
+        }
+    }
+    found
+}
+
+fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+/// The volumes in the directory of a base whose sidecars name it.
+fn beside_that_are_on(base: &Path, base_id: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(image::directory_of(base)).into_iter().flatten().flatten();
+    let volumes = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        let volume = Path::new(&name).file_stem().filter(|_| {
+            Path::new(&name).extension().is_some_and(|extension| extension == "polylane")
+        })?;
+        Some(base.with_file_name(volume))
+    });
+    let names = |volume: &PathBuf| {
+        Sidecar::load(volume)
+            .is_ok_and(|its| its.overlays.iter().any(|overlay| overlay.base_id == base_id))
+    };
+    volumes.filter(|volume| is_there(volume) && names(volume) && is_on(volume, base_id)).collect()
 }
 
 /// Whether a volume is on the base with this id. One that cannot be read may be.
 fn is_on(child: &Path, base_id: &str) -> bool {
-    let Ok(file) = info::open(child) else { return fs::symlink_metadata(child).is_ok() };
+    let file = match trust::open_beside(child) {
+        Ok(Some((file, _))) => file,
+        Ok(None) => return false,
+        Err(_) => return true,
+    };
     let Ok(sidecar) = Sidecar::load(child) else { return true };
     match reference(&file, &sidecar) {
         Some((overlay, _)) => overlay.base_id == base_id,
@@ -222,20 +327,33 @@ fn is_on(child: &Path, base_id: &str) -> bool {
     }
 }
 
-/// A volume is not on these bases any more: those that were made for it alone go too.
-pub(super) fn leave(volume: &Path, bases: &[OverlayRef]) -> Result<()> {
-    for overlay in bases {
-        let base = beside(volume, &overlay.base);
-        let own = match base.exists() {
-            true => adopt(&base, Some(&absolute(volume)?), None)?,
-            false => match half_gone(&base, overlay)? {
-                Some(own) => own,
+/// A volume is not on the bases of this sidecar any more: those that were made for it alone go too.
+/// One on which there may be others, who cannot be looked at, stays, and that is said.
+pub(super) fn leave(volume: &Path, own: &Sidecar) -> Result<()> {
+    for overlay in &own.overlays {
+        let (base, its) = match base_of(volume, own, overlay)? {
+            Some(base) => {
+                let its = adopt(&base, Some(volume), None)?;
+                (base, its)
+            }
+            None => match half_gone(&locate(volume, overlay), overlay)? {
+                Some(its) => (locate(volume, overlay), its),
                 None => continue,
             },
         };
-        if own.implicit && children(&own).is_empty() {
+        if !its.implicit {
+            continue;
+        }
+        match children(&base, &its).first() {
             // What it is on is known from its sidecar alone, and that from the volume's.
-            erase_with(&base, || leave(&base, &own.overlays))?;
+            None => erase_with(&base, || leave(&base, &its))?,
+            Some(Child::There(_)) => {}
+            Some(Child::Missing(child)) => say(format_args!(
+                "{0}: stays, since {1} was made on it and is not there: 'polylane volume rm \
+                 --force {0}' removes it",
+                base.display(),
+                child.display()
+            )),
         }
     }
     Ok(())
@@ -254,10 +372,11 @@ fn half_gone(base: &Path, overlay: &OverlayRef) -> Result<Option<Sidecar>> {
 /// Refuses a name whose file has gone, when its sidecar alone tells of what else belonged to it.
 pub(super) fn refuse_half_gone(volume: &Path) -> Result<()> {
     let Ok(own) = Sidecar::load(volume) else { return Ok(()) };
+    let is_mine = |its: &Sidecar, overlay: &OverlayRef| its.id == overlay.base_id && its.implicit;
     let alone = |overlay: &OverlayRef| {
-        let base = beside(volume, &overlay.base);
+        let base = locate(volume, overlay);
         Sidecar::load(&base)
-            .is_ok_and(|its| its.id == overlay.base_id && its.implicit && children(&its).is_empty())
+            .is_ok_and(|its| is_mine(&its, overlay) && children(&base, &its).is_empty())
     };
     match own.bypass.is_some() || own.overlays.iter().any(alone) {
         false => Ok(()),
@@ -271,16 +390,29 @@ pub(super) fn refuse_half_gone(volume: &Path) -> Result<()> {
 }
 
 /// Takes a child of a base out, and a new one in.
-fn adopt(base: &Path, old: Option<&Path>, new: Option<PathBuf>) -> Result<Sidecar> {
+fn adopt(base: &Path, old: Option<&Path>, new: Option<&Path>) -> Result<Sidecar> {
     let mut sidecar = Sidecar::load(base)?;
-    sidecar.children.retain(|child| Some(child.as_path()) != old);
-    sidecar.children.extend(new);
+    let at = absolute(base)?;
+    if let Some(old) = old {
+        let old = absolute(old)?;
+        sidecar.children.retain(|child| {
+            let was = beside(&at, child);
+            // The whole directory may have been moved since.
+            let moved = !is_there(&was) && child.file_name() == old.file_name();
+            was != old && !(moved && old.parent() == at.parent())
+        });
+    }
+    if let Some(new) = new {
+        sidecar.children.push(toward(&absolute(new)?, base)?);
+    }
     sidecar.store(base)?;
     Ok(sidecar)
 }
 
 fn refer(base: &Path, volume: &Path, base_id: String) -> Result<OverlayRef> {
-    Ok(OverlayRef { nonce: Sidecar::fresh_id()?, base: toward(&absolute(base)?, volume)?, base_id })
+    let at = absolute(base)?;
+    let (nonce, base) = (Sidecar::fresh_id()?, toward(&at, volume)?);
+    Ok(OverlayRef { nonce, base, base_id, was_at: Some(at) })
 }
 
 /// `base` as seen from the directory of `volume`: its name alone in the same directory, so that

@@ -14,7 +14,9 @@ use super::open::{failure, holder_text, resolve, volumes_dir};
 use super::sidecar::{self, Sidecar};
 use super::space::{self, Space};
 use super::stack::{self, DEPTH_MAX};
+use super::trailer;
 use super::translation::Translation;
+use super::trust;
 use crate::failure::{Failure, Result, say};
 
 /// Where ext4's superblock is, and what is read of it.
@@ -105,9 +107,9 @@ pub fn info(named: &Path) -> Result<Info> {
     };
     let holder = image::user_of(&file).map_err(|error| failure(path, error))?;
     let sidecar = Sidecar::load(path)?;
-    let below = stack::reference(&file, &sidecar);
+    let below = trailer::reference(&file, &sidecar);
     if below.is_none() {
-        stack::refuse_damage(path, &file, &sidecar)?;
+        trailer::refuse_damage(path, &file, &sidecar)?;
     }
     let space = match &bypass {
         Some(its) => bypass_space(its.size, extents.as_deref()),
@@ -133,7 +135,7 @@ pub fn info(named: &Path) -> Result<Info> {
         },
         used_by: holder.map(|holder| holder_text(path, holder.as_ref())),
         parent: sidecar.parent,
-        base: below.map(|(overlay, _)| stack::beside(path, &overlay.base)),
+        base: below.map(|(overlay, _)| stack::locate(path, &overlay)),
         pool: bypass.map(|its| stack::beside(path, &its.pool)),
         snapshot: sidecar.snapshot,
         weight: sidecar.weight,
@@ -210,14 +212,15 @@ fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
     let Ok(mut file) = file.try_clone() else { return Content::None };
     let (mut path, mut sidecar) = (path.to_path_buf(), sidecar.clone());
     for _ in 0..=DEPTH_MAX {
-        match stack::reference(&file, &sidecar) {
-            Some((overlay, size)) if !stack::has_first_block(&file, size) => {
-                path = stack::beside(&path, &overlay.base);
-                let (Ok(below), Ok(its)) = (open(&path), Sidecar::load(&path)) else { break };
-                (file, sidecar) = (below, its);
-            }
-            _ => return content(&file),
+        let Some((overlay, _)) = trailer::reference(&file, &sidecar) else { return content(&file) };
+        if let Some(start) = trailer::first_block(&file) {
+            return judge(Superblock::read(&file, start));
         }
+        let owner = trust::owner_of(&file);
+        let below = stack::open_base((&path, &sidecar, owner), &overlay);
+        let Ok((base, below)) = below else { break };
+        let Ok(its) = Sidecar::load(&base) else { break };
+        (path, file, sidecar) = (base, below, its);
     }
     Content::None
 }
@@ -225,9 +228,9 @@ fn content_below(path: &Path, file: &fs::File, sidecar: &Sidecar) -> Content {
 /// How much of a volume's start tells what is on it.
 pub(super) const START_BYTES: usize = SUPERBLOCK_OFFSET as usize + SUPERBLOCK_BYTES;
 
-/// What is on an open volume that is raw, or has its first block itself.
+/// What is on an open volume that is raw.
 pub(super) fn content(file: &fs::File) -> Content {
-    judge(Superblock::read(file))
+    judge(Superblock::read(file, 0))
 }
 
 fn judge(found: Option<Superblock>) -> Content {
@@ -241,7 +244,7 @@ fn judge(found: Option<Superblock>) -> Content {
 
 /// Whether the journal of an ext4 must be replayed, whatever else is wrong with it.
 pub(super) fn needs_replay(file: &fs::File) -> bool {
-    Superblock::read(file).is_some_and(|superblock| superblock.incompat & INCOMPAT_RECOVER != 0)
+    Superblock::read(file, 0).is_some_and(|superblock| superblock.incompat & INCOMPAT_RECOVER != 0)
 }
 
 /// What a glance at an ext4's superblock is for.
@@ -251,9 +254,10 @@ struct Superblock {
 }
 
 impl Superblock {
-    fn read(file: &fs::File) -> Option<Superblock> {
+    /// That of a disk that begins at byte `start` of the file.
+    fn read(file: &fs::File, start: u64) -> Option<Superblock> {
         let mut bytes = [0; SUPERBLOCK_BYTES];
-        file.read_exact_at(&mut bytes, SUPERBLOCK_OFFSET).ok()?;
+        file.read_exact_at(&mut bytes, start + SUPERBLOCK_OFFSET).ok()?;
         Superblock::of(&bytes)
     }
 

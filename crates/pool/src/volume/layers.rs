@@ -1,13 +1,15 @@
 //! Where a volume lies on its host, file by file: its own first, then base below base.
 
+use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use polylane_sys::extents::{self, HostExtent};
 
 use super::open::resolve;
 use super::sidecar::Sidecar;
-use super::stack::{self, DEPTH_MAX};
-use super::{bypass, info};
+use super::stack::{self, DEPTH_MAX, SECTOR_BYTES};
+use super::{bypass, info, trailer, trust};
 use crate::failure::{Failure, Result};
 
 /// One file of a volume.
@@ -40,6 +42,29 @@ impl Fragmentation {
     }
 }
 
+/// Where the file of a copy-on-write volume has bytes of the tenant's.
+fn own_extents(file: &File, size: u64) -> polylane_base::Result<Vec<HostExtent>> {
+    let Some(layout) = trailer::layout_of(file) else { return cut(file, 0..size, 0) };
+    let [head, at] = [layout.head, layout.head_start()].map(|sectors| sectors * SECTOR_BYTES);
+    let mut extents = cut(file, at..at + head.min(size), 0)?;
+    extents.append(&mut cut(file, head..size, head)?);
+    Ok(extents)
+}
+
+/// The extents of a part of a file, which is the tenant's from byte `first` on.
+fn cut(file: &File, part: Range<u64>, first: u64) -> polylane_base::Result<Vec<HostExtent>> {
+    let mut extents = extents::within(file, part.clone())?;
+    for extent in &mut extents {
+        let skipped = part.start.saturating_sub(extent.offset);
+        let end = extent.offset.saturating_add(extent.length).min(part.end);
+        extent.offset += skipped;
+        extent.physical += skipped;
+        extent.length = end.saturating_sub(extent.offset);
+        extent.offset = extent.offset - part.start + first;
+    }
+    Ok(extents)
+}
+
 /// Where a volume lies on its host.
 ///
 /// # Errors
@@ -52,22 +77,22 @@ pub fn map(path: &Path) -> Result<Vec<Layer>> {
         return Ok(vec![Layer { file: path, is_base: false, extents }]);
     }
     let mut layers = Vec::new();
+    let mut file = info::open(&path)?;
     while layers.len() <= DEPTH_MAX {
-        let file = info::open(&path)?;
-        let below = stack::reference(&file, &sidecar);
+        let below = trailer::reference(&file, &sidecar);
         if below.is_none() {
-            stack::refuse_damage(&path, &file, &sidecar)?;
+            trailer::refuse_damage(&path, &file, &sidecar)?;
         }
-        // All of a raw file is the tenant's.
-        let size = below.as_ref().map_or(u64::MAX, |(_, size)| *size);
-        let mut extents = extents::within(&file, 0..size)
-            .map_err(|errno| Failure::path(&path, "map it", errno))?;
-        for extent in &mut extents {
-            extent.length = extent.length.min(size.saturating_sub(extent.offset));
-        }
+        let extents = match &below {
+            // All of a raw file is the tenant's.
+            None => cut(&file, 0..u64::MAX, 0),
+            Some((_, size)) => own_extents(&file, *size),
+        };
+        let extents = extents.map_err(|errno| Failure::path(&path, "map it", errno))?;
         layers.push(Layer { file: path.clone(), is_base: !layers.is_empty(), extents });
         let Some((overlay, _)) = below else { return Ok(layers) };
-        path = stack::beside(&path, &overlay.base);
+        let owner = trust::owner_of(&file);
+        (path, file) = stack::open_base((&path, &sidecar, owner), &overlay)?;
         sidecar = Sidecar::load(&path)?;
     }
     Err(Failure::failed(format!("{}: too many bases", path.display())))

@@ -11,13 +11,16 @@
 //! | `cow` | copy-on-write where the host's file system has none |
 //! | `held` | in the process that serves a volume: a device that stands still for a copy |
 //! | `info` | looks at volumes |
+//! | `known` | what this user's state directory knows of volumes |
 //! | `layers` | says where a volume lies, file by file |
 //! | `live` | copies volumes that are in use |
 //! | `progress` | says on a terminal how far long work is |
 //! | `sidecar` | what a raw file cannot say |
 //! | `space` | adds up what of a volume holds data, and whose it is |
 //! | `stack` | a volume's file with the bases under it |
+//! | `trailer` | what marks the file of a copy-on-write volume |
 //! | [`translation`] | where a volume's translation works |
+//! | `trust` | who may have put there what lies beside a volume |
 //! | `tools` | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
 //! | `disk` | in the service: the file as a block device with ext4 on it |
 
@@ -30,6 +33,7 @@ mod cow;
 pub(crate) mod disk;
 pub(crate) mod held;
 mod info;
+mod known;
 mod layers;
 mod live;
 mod open;
@@ -38,7 +42,9 @@ pub(crate) mod sidecar;
 mod space;
 pub(crate) mod stack;
 pub(crate) mod tools;
+mod trailer;
 pub mod translation;
+mod trust;
 
 pub use change::{CreateOptions, MediumKind, SetOptions, make, remove, resize, set};
 pub(crate) use change::{distrust, refuse_snapshot};

@@ -11,10 +11,12 @@ use polylane_block::image::{self, Draft, Holder, ImageError};
 use super::cache::CacheSpec;
 use super::change::{MediumKind, SetOptions, make_bypass, refuse_host_cache, refuse_snapshot};
 use super::cow;
+use super::known;
 use super::sidecar::Sidecar;
 use super::stack::Stack;
 use super::tools;
 use super::translation::Translation;
+use super::trust;
 use crate::attach;
 use crate::failure::{Failure, Result, plain};
 
@@ -58,8 +60,9 @@ pub(crate) fn volumes_dir() -> Result<PathBuf> {
 /// sidecar has the file's name, and names are exchanged where the file has its own.
 ///
 /// # Errors
-/// It is a link that leads nowhere.
+/// It is a link that leads nowhere, or one of another user to a file that is not that user's.
 pub(crate) fn resolve(path: &Path) -> Result<PathBuf> {
+    trust::check_links(path)?;
     match std::fs::symlink_metadata(path) {
         Ok(stat) if stat.is_symlink() => {
             path.canonicalize().map_err(|error| Failure::path(path, "follow the link", error))
@@ -262,10 +265,14 @@ pub(super) fn introduce(draft: Draft, path: &Path, sidecar: &Sidecar) -> Result<
     }
     cow::refuse_half_gone(path)?;
     sidecar.store(path)?;
-    draft.publish().map_err(|error| {
+    let published = draft.publish().map_err(|error| {
         let _ = Sidecar::remove(path);
         failure(path, error)
-    })
+    });
+    if published.is_ok() {
+        known::note(path, sidecar);
+    }
+    published
 }
 
 fn check_size(path: &Path, size: u64, asked: Option<u64>) -> Result<()> {

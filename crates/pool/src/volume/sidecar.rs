@@ -4,21 +4,28 @@
 //! fields that this version does not know are ignored and lost when it writes the file. The file is
 //! replaced as a whole, so a reader sees the old one or the new one, also after a power cut; what
 //! was stored is durable.
+//!
+//! It is the word of whoever could have written it ([`trust`]). Where that is another user, fields
+//! by which this user is bound are taken from this user's own record of the volume ([`known`]).
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use polylane_base::Errno;
 use polylane_block::image;
 use polylane_sys::lock::lock_range;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat};
 use serde::{Deserialize, Serialize};
 
 use super::bypass::{self, BypassRef};
 use super::cache::CacheSpec;
+use super::known;
 use super::open::failure;
+use super::trailer::reference;
 use super::translation::Translation;
+use super::trust::{self, Author};
 use crate::failure::{Failure, Result};
 use crate::share::WEIGHTS;
 
@@ -64,6 +71,9 @@ pub(crate) struct Sidecar {
     /// this nonce is a copy that was cut short.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) awaits: Option<String>,
+    /// Who may have written all this.
+    #[serde(skip)]
+    pub(crate) author: Author,
 }
 
 /// A base of a copy-on-write volume.
@@ -75,6 +85,9 @@ pub(crate) struct OverlayRef {
     pub(crate) base: PathBuf,
     /// The base's id.
     pub(crate) base_id: String,
+    /// Where the base was when the volume was put on it: for a volume that was moved away from it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) was_at: Option<PathBuf>,
 }
 
 fn is_default(translation: &Translation) -> bool {
@@ -112,25 +125,36 @@ pub(super) fn remove_if_there(path: &Path) -> Result<()> {
     }
 }
 
-/// What a sidecar holds; `None`: there is none. Whoever may write beside a volume may put anything
-/// there.
-fn read(path: &Path) -> Result<Option<Vec<u8>>> {
-    let failed = |error| Failure::path(path, "read it", error);
-    let mut options = fs::OpenOptions::new();
-    let opened = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
-    let file = match opened {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(failed)?,
-    };
-    if !file.metadata().map_err(failed)?.is_file() {
-        return Err(Failure::failed(format!("{}: not a regular file", path.display())));
+/// What a sidecar holds, and who may have written it; `None`: there is none. `names`: who decides
+/// about names in its directory.
+///
+/// # Errors
+/// It is a link, not a regular file, too large, or of a user who has nothing to do with the volume.
+fn read(volume: &Path, names: Author) -> Result<Option<(Vec<u8>, Author)>> {
+    let path = &path_of(volume);
+    let Some((file, stat)) = trust::open_beside(path)? else { return Ok(None) };
+    let writer = Author::of_file(&stat);
+    let strange = owner(volume).is_some_and(|owner| owner != stat.st_uid);
+    if names == Author::Caller && writer != Author::Caller && strange {
+        return Err(Failure::failed(format!(
+            "{}: user {} may have written it, to whom the volume does not belong: remove it",
+            path.display(),
+            stat.st_uid
+        )));
     }
     let mut text = Vec::new();
-    file.take(BYTES_MAX + 1).read_to_end(&mut text).map_err(failed)?;
+    let file = fs::File::from(file);
+    let read = file.take(BYTES_MAX + 1).read_to_end(&mut text);
+    read.map_err(|error| Failure::path(path, "read it", error))?;
     match text.len() as u64 > BYTES_MAX {
         true => Err(Failure::failed(format!("{}: too large for a sidecar", path.display()))),
-        false => Ok(Some(text)),
+        false => Ok(Some((text, writer))),
     }
+}
+
+/// Who has a volume's file.
+fn owner(volume: &Path) -> Option<u32> {
+    rustix::fs::lstat(volume).ok().map(|stat| stat.st_uid)
 }
 
 impl Sidecar {
@@ -147,25 +171,58 @@ impl Sidecar {
         Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// The sidecar of a volume; the default for one without.
+    /// The sidecar of a volume; the default for one without. Of one that was moved without it, the
+    /// one that it had. What another user may have written binds nobody: weight, cache, translation
+    /// and `formatted` are then what this user's own record has.
     ///
     /// # Errors
     /// It cannot be read, or is none.
     pub(crate) fn load(volume: &Path) -> Result<Sidecar> {
-        let path = path_of(volume);
-        let Some(text) = read(&path)? else { return Ok(Sidecar::default()) };
+        let way = trust::way_to(volume).unwrap_or_default();
+        let Some((text, writer)) = read(volume, way.author)? else {
+            let known = Sidecar::left_behind(volume).unwrap_or_default();
+            return Ok(Sidecar { author: way.author, ..known });
+        };
         let parsed = serde_json::from_slice(&text).map_err(|error| error.to_string());
         let checked = parsed.and_then(|sidecar: Sidecar| match sidecar.nonsense() {
             None => Ok(sidecar),
             Some(what) => Err(what),
         });
-        checked.map_err(|why| {
+        let mut sidecar = checked.map_err(|why| {
             Failure::failed(format!(
                 "{}: not a sidecar: {why}: restore it; a volume that is no copy and no bypass \
                  volume can do without",
-                path.display()
+                path_of(volume).display()
             ))
-        })
+        })?;
+        sidecar.author = way.author.and(writer);
+        sidecar.bind(volume);
+        Ok(sidecar)
+    }
+
+    /// The sidecar of a volume that has none beside it, but had one under another name.
+    fn left_behind(volume: &Path) -> Option<Sidecar> {
+        let record = known::of(volume)?;
+        let was_moved = fs::symlink_metadata(&record.volume).is_err();
+        let (file, _) = trust::open_beside(volume).ok()??;
+        let sidecar = record.sidecar;
+        let is_whole = sidecar.overlays.is_empty() || reference(&file, &sidecar).is_some();
+        (was_moved && is_whole && sidecar.bypass.is_none()).then_some(sidecar)
+    }
+
+    /// Takes what only this user may say from this user's record.
+    fn bind(&mut self, volume: &Path) {
+        if self.author != Author::Caller {
+            let known = known::of(volume).map(|record| record.sidecar).unwrap_or_default();
+            self.weight = known.weight;
+            self.cache = known.cache;
+            self.translation = known.translation;
+            self.formatted = known.formatted;
+        }
+        // Whoever else may write to the volume's blocks may have put anything there.
+        if self.formatted.is_some() && !trust::is_caller_s(volume) {
+            self.formatted = None;
+        }
     }
 
     /// What in it nobody of us writes, by the name of its field.
@@ -202,20 +259,36 @@ impl Sidecar {
         Some(format!("'journals' has a range without bytes: {journal:?}"))
     }
 
-    /// Replaces the sidecar of a volume, durably.
+    /// Replaces the sidecar of a volume, durably. It belongs to whom the volume belongs.
     ///
     /// # Errors
     /// The host's.
     pub(crate) fn store(&self, volume: &Path) -> Result<()> {
-        let (path, draft) = (path_of(volume), draft_of(volume));
+        let path = path_of(volume);
         let failed = |error: std::io::Error| Failure::path(&path, "write it", error);
         let mut text = serde_json::to_string_pretty(self).map_err(|error| failed(error.into()))?;
         text.push('\n');
-        let mut file = fs::File::create(&draft).map_err(failed)?;
-        file.write_all(text.as_bytes()).map_err(failed)?;
-        file.sync_all().map_err(failed)?;
-        fs::rename(&draft, &path).map_err(failed)?;
-        image::sync_names(&path).map_err(|error| failure(&path, error))
+        let (file, name) = draft(volume).map_err(|error| failed(error.into()))?;
+        let stored = (|| {
+            let mut file = fs::File::from(file);
+            if let Some(owner) = owner(volume).filter(|_| rustix::process::geteuid().is_root()) {
+                std::os::unix::fs::fchown(&file, Some(owner), None)?;
+            }
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            let name = match &name {
+                Some(name) => name.clone(),
+                None => give_name(&file, draft_of(volume))?,
+            };
+            fs::rename(&name, &path)
+        })();
+        if let (Err(_), Some(name)) = (&stored, &name) {
+            let _ = fs::remove_file(name);
+        }
+        stored.map_err(failed)?;
+        image::sync_names(&path).map_err(|error| failure(&path, error))?;
+        known::note(volume, self);
+        Ok(())
     }
 
     /// Removes the sidecar of a volume, if it has one.
@@ -226,6 +299,39 @@ impl Sidecar {
         // One that was not stored whole.
         remove_if_there(&draft_of(volume))?;
         remove_if_there(&path_of(volume))
+    }
+}
+
+/// A file that is going to be a sidecar: without a name, or, where the host cannot make such, with
+/// one that nobody knows before.
+fn draft(volume: &Path) -> rustix::io::Result<(OwnedFd, Option<PathBuf>)> {
+    let mode = Mode::from_raw_mode(0o644);
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let directory = image::directory_of(volume);
+    match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
+            let mut name = draft_of(volume).into_os_string();
+            name.push(format!("-{}", Sidecar::fresh_id().unwrap_or_default()));
+            let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+            Ok((rustix::fs::open(&*name, flags, mode)?, Some(name.into())))
+        }
+        opened => Ok((opened?, None)),
+    }
+}
+
+/// Gives a whole draft its name. What has that name already was cut short, or is somebody's trap.
+fn give_name(file: &fs::File, name: PathBuf) -> std::io::Result<PathBuf> {
+    /// Others who store the same sidecar, or play with us.
+    const TRIES: u32 = 16;
+    let from = image::proc_path(file);
+    let mut tries = 0;
+    loop {
+        match linkat(CWD, &from, CWD, &name, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) => return Ok(name),
+            Err(rustix::io::Errno::EXIST) if tries < TRIES => fs::remove_file(&name)?,
+            Err(error) => return Err(error.into()),
+        }
+        tries += 1;
     }
 }
 
@@ -240,7 +346,9 @@ impl Making {
     pub(super) fn hold(volume: &Path) -> Result<Making> {
         let path = path_of(volume);
         let failed = |error: std::io::Error| Failure::path(&path, "lock it", error);
-        let file = fs::File::options().read(true).write(true).open(&path).map_err(failed)?;
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&path, flags, Mode::empty());
+        let file = fs::File::from(file.map_err(|error| failed(error.into()))?);
         match lock_range(&file, 0, 1) {
             Ok(()) => Ok(Making(file)),
             Err(Errno::EAGAIN) => Err(Failure::failed(format!(
@@ -316,9 +424,13 @@ mod tests {
             let _ = fs::remove_file(path_of(&volume));
             std::os::unix::fs::symlink(path, path_of(&volume)).expect("link");
             let line = Sidecar::load(&volume).expect_err(path).line;
-            assert!(line.contains("v.polylane: not a regular file"), "{line}");
+            assert!(line.contains("v.polylane: is a symbolic link"), "{line}");
         }
         fs::remove_file(path_of(&volume)).expect("remove");
+        fs::create_dir(path_of(&volume)).expect("mkdir");
+        let line = Sidecar::load(&volume).expect_err("a directory").line;
+        assert!(line.contains("v.polylane: not a regular file"), "{line}");
+        fs::remove_dir(path_of(&volume)).expect("remove");
         rustix::fs::mkfifoat(rustix::fs::CWD, path_of(&volume), 0o600.into()).expect("fifo");
         assert!(Sidecar::load(&volume).is_err());
     }

@@ -13,9 +13,9 @@ use polylane_sys::extents;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use super::info::open;
 use super::sidecar::Sidecar;
 use super::stack::{self, DEPTH_MAX, SECTOR_BYTES};
+use super::{trailer, trust};
 use crate::failure::{Failure, Result};
 
 /// Bytes of a map that are read at once.
@@ -41,7 +41,7 @@ pub(super) struct Space {
 /// # Errors
 /// A file of it cannot be read, or has more bases than there may be.
 pub(super) fn measure(path: &Path, file: &File, sidecar: &Sidecar) -> Result<Space> {
-    let top = stack::reference(file, sidecar);
+    let top = trailer::reference(file, sidecar);
     let size = top.as_ref().map_or_else(|| length(path, file), |(_, size)| Ok(*size))?;
     let (mut path, mut sidecar) = (path.to_path_buf(), sidecar.clone());
     let mut file = file.try_clone().map_err(|error| Failure::path(&path, "look at it", error))?;
@@ -49,15 +49,19 @@ pub(super) fn measure(path: &Path, file: &File, sidecar: &Sidecar) -> Result<Spa
     let mut absent: Ranges = vec![Range { start: 0, end: size }];
     let mut space = Space { mapped: 0, in_bases: 0, shared: Some(0) };
     for depth in 0..=DEPTH_MAX {
-        let below = stack::reference(&file, &sidecar);
+        let below = trailer::reference(&file, &sidecar);
         let own = match &below {
-            Some(_) => meet(&absent, &present(&path, &file, size)?),
+            Some(_) => meet(&absent, &present(&path, &file)?),
             None => absent.clone(),
         };
-        let data = meet(&own, &data_of(&path, &file, size)?);
+        let layout = below.as_ref().and_then(|_| trailer::layout_of(&file));
+        let length = layout.map_or(size, |layout| layout.total() * SECTOR_BYTES);
+        let data = of_device(&data_of(&path, &file, length)?, layout);
+        let data = meet(&own, &data);
         space.mapped += total(&data);
         if depth == 0 {
-            space.shared = shared_of(&file).map(|shared| total(&meet(&data, &shared)));
+            let shared = shared_of(&file).map(|shared| of_device(&shared, layout));
+            space.shared = shared.map(|shared| total(&meet(&data, &shared)));
         } else {
             space.in_bases += total(&data);
         }
@@ -66,8 +70,9 @@ pub(super) fn measure(path: &Path, file: &File, sidecar: &Sidecar) -> Result<Spa
             return Ok(space);
         };
         absent = without(&absent, &own);
-        path = stack::beside(&path, &overlay.base);
-        (file, sidecar) = (open(&path)?, Sidecar::load(&path)?);
+        let owner = trust::owner_of(&file);
+        (path, file) = stack::open_base((&path, &sidecar, owner), &overlay)?;
+        sidecar = Sidecar::load(&path)?;
     }
     Err(Failure::failed(format!("{}: too many bases", path.display())))
 }
@@ -143,11 +148,26 @@ fn shared_of(file: &File) -> Option<Ranges> {
     Some(found)
 }
 
-/// The blocks that a copy-on-write volume of this size has itself. Holes of its map are absent
-/// blocks, and not read.
-fn present(path: &Path, file: &File, size: u64) -> Result<Ranges> {
+/// Ranges of a file as ranges of the device in it.
+fn of_device(file: &[Range<u64>], layout: Option<Layout>) -> Ranges {
+    let Some(layout) = layout else { return file.to_vec() };
+    let [head, size, at] = [layout.head, layout.map_start, layout.head_start()];
+    let [head, size, at] = [head, size, at].map(|sectors| sectors * SECTOR_BYTES);
+    let mut found = Vec::new();
+    for moved in meet(file, &[Range { start: at, end: at + head }]) {
+        push(&mut found, moved.start - at..moved.end - at);
+    }
+    for range in meet(file, &[Range { start: head, end: size }]) {
+        push(&mut found, range);
+    }
+    found
+}
+
+/// The blocks that a copy-on-write volume has itself. Holes of its map are absent blocks, and not
+/// read.
+fn present(path: &Path, file: &File) -> Result<Ranges> {
     let failed = |error| Failure::path(path, "read its map", error);
-    let layout = Layout::new(size / SECTOR_BYTES).ok_or_else(|| failed(Errno::INVAL.into()))?;
+    let layout = trailer::layout_of(file).ok_or_else(|| failed(Errno::INVAL.into()))?;
     let start = layout.map_start * SECTOR_BYTES;
     let end = start + layout.map_count * SECTOR_BYTES;
     let mut found = Vec::new();
@@ -259,9 +279,10 @@ mod tests {
         below.store(base).expect("store");
         let nonce = Sidecar::fresh_id().expect("nonce");
         let file = std::os::fd::OwnedFd::from(File::create_new(volume).expect("create"));
-        stack::make_top(&file, SIZE, &nonce).expect("top");
+        trailer::make_top(&file, SIZE, &nonce).expect("top");
         let base = base.file_name().expect("a name").into();
-        let overlay = super::super::sidecar::OverlayRef { nonce, base, base_id: below.id };
+        let (base_id, was_at) = (below.id, None);
+        let overlay = super::super::sidecar::OverlayRef { nonce, base, base_id, was_at };
         let own = Sidecar { overlays: vec![overlay], ..Sidecar::new().expect("id") };
         own.store(volume).expect("store");
     }

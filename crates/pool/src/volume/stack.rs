@@ -1,20 +1,12 @@
 //! A volume with all that is under it: its own file and, for a copy-on-write volume, its bases.
 //!
-//! # A copy-on-write volume's file
-//!
-//! | bytes | what |
-//! |---|---|
-//! | 0 .. map's end | data and map, as [`polylane_block::overlay`] says |
-//! | the next 4096 | trailer: magic (16), nonce (32 hexadecimal digits), size in sectors (u64) |
-//!
 //! What is a copy-on-write volume is decided by the sidecar *and* the trailer: the sidecar names
 //! nonces with the base that belongs to each, and the file's trailer has one of them. A guest can
 //! write any bytes to the end of a raw volume, but knows no nonce; and a file can be exchanged for
 //! another atomically, with a sidecar beside it that knows both.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use polylane_base::sync::Arc;
@@ -27,19 +19,19 @@ use polylane_block::file::{FileDevice, Files, Totals, Way};
 use polylane_block::image;
 use polylane_block::map::Unit;
 use polylane_block::medium::Medium;
-use polylane_block::overlay::{Layout, Overlay};
+use polylane_block::overlay::{Format, Overlay};
 use polylane_block::qos::governed::{Governed, Governor};
 use rustix::fs::SeekFrom;
 
 use super::bypass::{self, BypassRef, Pinned};
 use super::cache::{CacheSpec, through_page_cache};
+use super::known;
 use super::open::failure;
-use super::sidecar::{self, OverlayRef, Sidecar};
+use super::sidecar::{OverlayRef, Sidecar};
+use super::trailer::{format_of, reference, refuse_damage};
+use super::trust;
 use crate::failure::{Failure, Result, say};
 
-const MAGIC: [u8; 16] = *b"polylane-overlay";
-const NONCE_BYTES: usize = 32;
-const TRAILER_BYTES: usize = 4096;
 pub(super) const SECTOR_BYTES: u64 = 512;
 
 /// Bases below bases, at most.
@@ -122,6 +114,7 @@ impl Stack {
 
     /// The rest of a stack.
     pub(super) fn from_own(path: &Path, own: Files) -> Result<Stack> {
+        trust::check_reached(path, &own.plain)?;
         let sidecar = Sidecar::load(path)?;
         let size = rustix::fs::seek(&own.plain, SeekFrom::End(0))
             .map_err(|error| Failure::path(path, "find its size", error))?;
@@ -135,13 +128,15 @@ impl Stack {
             None => refuse_damage(path, &own.plain, &stack.sidecar)?,
         }
         stack.files.push(own);
-        let mut above = path.to_path_buf();
+        let (mut above, mut its) = (path.to_path_buf(), stack.sidecar.clone());
         while let Some((next, size)) = below {
             if stack.files.len() > DEPTH_MAX {
                 return Err(Failure::failed(format!("{}: too many bases", path.display())));
             }
-            let base = beside(&above, &next.base);
+            let base = locate(&above, &next);
             let files = image::open_shared(&base).map_err(|error| failure(&base, error))?;
+            let owner = stack.files.last().and_then(|above| trust::owner_of(&above.plain));
+            check_base((&above, &its, owner), &base, &files.plain)?;
             let sidecar = Sidecar::load(&base)?;
             below = reference(&files.plain, &sidecar);
             if below.is_none() {
@@ -157,7 +152,7 @@ impl Stack {
                 )));
             }
             stack.files.push(files);
-            above = base;
+            (above, its) = (base, sidecar);
         }
         Ok(stack)
     }
@@ -211,6 +206,7 @@ impl Stack {
         let failed = |error: std::io::Error| Failure::because("volume", "use it as a disk", error);
         let refused = |error| failed(polylane_base::Errno::from(error).into());
         let Parts { files, bypass } = parts;
+        let formats: Vec<Format> = files.iter().map(|files| format_of(&files.plain)).collect();
         if let Some((claim, id)) = bypass {
             return Stack::assemble_bypass((claim, id), way, unit, cache, governor);
         }
@@ -231,19 +227,22 @@ impl Stack {
             None => engine.clone(),
         };
         let mut below: Option<Arc<dyn BlockDevice>> = None;
-        for files in files.rev() {
+        for (files, format) in files.zip(formats.iter().skip(1)).rev() {
             let base = match cache.in_host() {
                 true => through_page_cache(&files, way, cache.mode).map_err(failed)?,
                 false => FileDevice::open(files, way).map_err(|error| failed(error.into()))?,
             };
             below = Some(match below {
                 None => base,
-                Some(below) => Overlay::open(below, base).map_err(refused)?,
+                Some(below) => Overlay::open(below, base, *format).map_err(refused)?,
             });
         }
         let device: Arc<dyn BlockDevice> = match below {
             None => top,
-            Some(base) => Overlay::open(base, top).map_err(refused)?,
+            Some(base) => {
+                let format = formats.first().copied().unwrap_or(Format::V1);
+                Overlay::open(base, top, format).map_err(refused)?
+            }
         };
         let (device, over) = finish(device, cache, governor);
         let own = Own::File(file);
@@ -315,16 +314,17 @@ impl Shape {
         if let Some((_, size)) = &below {
             shape.size = *size;
         }
-        let mut above = path.to_path_buf();
+        let (mut above, mut its) = (path.to_path_buf(), shape.sidecar.clone());
+        let mut owner = trust::owner_of(file);
         while let Some((next, _)) = below {
             shape.depth += 1;
             if shape.depth > DEPTH_MAX {
                 break;
             }
-            let base = beside(&above, &next.base);
-            let file = File::open(&base).map_err(|error| Failure::path(&base, "open it", error))?;
-            below = reference(&file, &Sidecar::load(&base)?);
-            above = base;
+            let (base, file) = open_base((&above, &its, owner), &next)?;
+            its = Sidecar::load(&base)?;
+            below = reference(&file, &its);
+            (above, owner) = (base, trust::owner_of(&file));
         }
         Ok(shape)
     }
@@ -358,151 +358,67 @@ pub(crate) struct Assembled {
     pub(crate) cache: Option<Arc<Cached>>,
 }
 
-/// Which base the file is on, and the size of the device; `None` for a raw file.
-pub(super) fn reference(file: impl AsFd, sidecar: &Sidecar) -> Option<(OverlayRef, u64)> {
-    if sidecar.overlays.is_empty() {
-        return None;
-    }
-    let (nonce, sectors) = read_trailer(file)?;
-    let found = sidecar.overlays.iter().find(|overlay| overlay.nonce.as_bytes() == nonce)?;
-    Some((found.clone(), sectors.checked_mul(SECTOR_BYTES)?))
+/// What a sidecar names, seen from the directory of its volume.
+pub(super) fn beside(volume: &Path, name: &Path) -> PathBuf {
+    volume.parent().unwrap_or(Path::new("")).join(name)
 }
 
-fn read_trailer(file: impl AsFd) -> Option<([u8; NONCE_BYTES], u64)> {
-    let trailer = Trailer::read(file)?;
-    trailer.is_right().then_some((trailer.nonce, trailer.sectors))
-}
-
-/// What stands where a copy-on-write volume has its trailer.
-struct Trailer {
-    magic: [u8; MAGIC.len()],
-    nonce: [u8; NONCE_BYTES],
-    sectors: u64,
-    /// Where the file ends.
-    end: u64,
-}
-
-impl Trailer {
-    fn read(file: impl AsFd) -> Option<Trailer> {
-        let file = File::from(file.as_fd().try_clone_to_owned().ok()?);
-        let end = file.metadata().ok()?.len();
-        let mut bytes = [0; TRAILER_BYTES];
-        file.read_exact_at(&mut bytes, end.checked_sub(TRAILER_BYTES as u64)?).ok()?;
-        Some(Trailer {
-            magic: bytes[..16].try_into().ok()?,
-            nonce: bytes[16..16 + NONCE_BYTES].try_into().ok()?,
-            sectors: u64::from_le_bytes(bytes[48..56].try_into().ok()?),
-            end,
-        })
-    }
-
-    fn fits(&self) -> bool {
-        let total = Layout::new(self.sectors).map(|layout| layout.total());
-        let bytes = total.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES));
-        bytes.and_then(|bytes| bytes.checked_add(TRAILER_BYTES as u64)) == Some(self.end)
-    }
-
-    fn is_right(&self) -> bool {
-        self.magic == MAGIC && self.fits()
-    }
-
-    /// Whether two of its three parts are right: then it was one, and the file is no raw volume.
-    fn was_one(&self, sidecar: &Sidecar) -> bool {
-        let known = |overlay: &OverlayRef| overlay.nonce.as_bytes() == self.nonce;
-        let parts = [self.magic == MAGIC, self.fits(), sidecar.overlays.iter().any(known)];
-        parts.into_iter().filter(|right| *right).count() >= 2
+/// Where the base of a volume is; where it was, of one that was moved away from it.
+pub(super) fn locate(volume: &Path, overlay: &OverlayRef) -> PathBuf {
+    let base = beside(volume, &overlay.base);
+    let is_there = |path: &Path| std::fs::symlink_metadata(path).is_ok();
+    match &overlay.was_at {
+        Some(was_at) if !is_there(&base) && is_there(was_at) => was_at.clone(),
+        _ => base,
     }
 }
 
-/// Whether a file is the overlay that had the name of a copy before the copy had its content.
-pub(super) fn is_cut_short(file: impl AsFd, sidecar: &Sidecar) -> bool {
-    let Some(awaited) = &sidecar.awaits else { return false };
-    read_trailer(file).is_some_and(|(nonce, _)| awaited.as_bytes() == nonce)
-}
-
-/// Refuses a file that is a copy-on-write volume's without being whole: its trailer is damaged or
-/// cut off, its sidecar was left behind. Taken for a raw one, it would show its tenant holes in
-/// place of the base's blocks. So would a copy that was cut short.
+/// Refuses a base that others than the volume's owner may have named as such.
 ///
-/// Where the sidecar says that the volume is raw, its end is its guest's, who may write a trailer.
-pub(super) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> Result<()> {
-    if is_cut_short(&file, sidecar) {
-        let path = path.display();
-        return Err(Failure::failed(format!(
-            "{path}: its making was cut short: remove it with 'polylane volume rm {path}', and \
-             make it again"
-        )));
+/// `above`: the volume on it, with its sidecar and the owner of its file, unless that is gone.
+pub(super) fn check_base(
+    (above, sidecar, owner): (&Path, &Sidecar, Option<u32>),
+    base: &Path,
+    file: impl AsFd,
+) -> Result<()> {
+    let stat = rustix::fs::fstat(&file);
+    let stat = stat.map_err(|error| Failure::path(base, "look at it", error))?;
+    trust::check_reached(base, &file)?;
+    let author = sidecar.author.and(trust::way_to(base).unwrap_or_default().author);
+    let may = trust::may_be_base(author, owner, &stat, false);
+    if may || (trust::may_be_base(author, owner, &stat, true) && known::is_base(above, &file)) {
+        return Ok(());
     }
-    let trailer = Trailer::read(&file);
-    let Some(overlay) = sidecar.overlays.first() else {
-        return match sidecar.id.is_empty() {
-            true => refuse_lost(path, &file, trailer),
-            false => Ok(()),
-        };
-    };
-    let base = overlay.base.display();
-    if trailer.is_some_and(|trailer| trailer.was_one(sidecar)) {
-        return Err(Failure::failed(format!(
-            "{}: its trailer is damaged, or its sidecar: it was a copy on '{base}'",
-            path.display()
-        )));
-    }
-    match sidecar.raw {
-        true => Ok(()),
-        false => Err(Failure::failed(format!(
-            "{}: was cut, or replaced: it was a copy on '{base}', and its trailer is missing: \
-             restore it; if the file is a whole disk by itself, remove {}",
-            path.display(),
-            sidecar::path_of(path).display()
-        ))),
-    }
-}
-
-/// Refuses a file that is not whole without the sidecar that it has lost.
-fn refuse_lost(path: &Path, file: impl AsFd, trailer: Option<Trailer>) -> Result<()> {
-    let kind = match trailer {
-        Some(trailer) if trailer.is_right() => "copy-on-write",
-        _ if bypass::is_stub(&file) => "bypass",
-        _ => return Ok(()),
-    };
     Err(Failure::failed(format!(
-        "{}: is a {kind} volume without its sidecar: put that beside it again, as {}; a copy is \
-         made with 'polylane volume clone', not with cp",
-        path.display(),
-        sidecar::path_of(path).display()
+        "{}: is not taken for the base of {}: other users may have named it as such: keep both in \
+         a directory that only their owner may write to",
+        base.display(),
+        above.display()
     )))
 }
 
-/// Whether a copy-on-write volume of this size has its first block itself.
-pub(super) fn has_first_block(file: &File, size: u64) -> bool {
-    let mut byte = [0];
-    let map = Layout::new(size / SECTOR_BYTES).map(|layout| layout.map_start * SECTOR_BYTES);
-    map.is_some_and(|at| file.read_exact_at(&mut byte, at).is_ok()) && byte[0] & 1 == 1
-}
-
-/// Makes an empty file the top of a device of `size` bytes.
-pub(super) fn make_top(file: &OwnedFd, size: u64, nonce: &str) -> std::io::Result<()> {
-    let bad = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
-    let sectors = size / SECTOR_BYTES;
-    let end = Layout::new(sectors).ok_or_else(bad)?.total() * SECTOR_BYTES;
-    let mut trailer = [0; TRAILER_BYTES];
-    trailer[..16].copy_from_slice(&MAGIC);
-    trailer[16..16 + NONCE_BYTES].copy_from_slice(nonce.as_bytes().get(..32).ok_or_else(bad)?);
-    trailer[48..56].copy_from_slice(&sectors.to_le_bytes());
-    let file = File::from(file.try_clone()?);
-    file.set_len(end + TRAILER_BYTES as u64)?;
-    file.write_all_at(&trailer, end)
-}
-
-/// A base's path: sidecars name it from the directory of the volume that is on it.
-pub(super) fn beside(volume: &Path, base: &Path) -> PathBuf {
-    volume.parent().unwrap_or(Path::new("")).join(base)
+/// Opens the base of a volume for a look at it. See [`check_base`].
+pub(super) fn open_base(
+    above: (&Path, &Sidecar, Option<u32>),
+    overlay: &OverlayRef,
+) -> Result<(PathBuf, File)> {
+    let base = locate(above.0, overlay);
+    let opened = trust::open_beside(&base)?;
+    let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+    let (file, _) = opened.ok_or_else(|| Failure::path(&base, "open it", missing))?;
+    check_base(above, &base, &file)?;
+    Ok((base, File::from(file)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::fs::FileExt;
+
+    use super::super::trailer::{TRAILER_BYTES, make_top};
     use super::*;
     use polylane_base::rng::Rng;
+    use polylane_block::overlay::HEAD_SECTORS;
 
     const SIZE: u64 = 1 << 20;
 
@@ -515,7 +431,8 @@ mod tests {
         let nonce = Sidecar::fresh_id().expect("nonce");
         let file = OwnedFd::from(File::create_new(&volume).expect("create"));
         make_top(&file, SIZE, &nonce).expect("top");
-        let overlay = OverlayRef { nonce, base: "base".into(), base_id: below.id };
+        let (base_id, was_at) = (below.id, None);
+        let overlay = OverlayRef { nonce, base: "base".into(), base_id, was_at };
         let own = Sidecar { overlays: vec![overlay], ..Sidecar::new().expect("id") };
         own.store(&volume).expect("store");
         (base, volume)
@@ -530,7 +447,7 @@ mod tests {
         drop(stack);
         let file = File::options().read(true).write(true).open(&volume).expect("open");
         let start = file.metadata().expect("stat").len() - TRAILER_BYTES as u64;
-        let mut whole = [0; 56];
+        let mut whole = [0; 60];
         file.read_exact_at(&mut whole, start).expect("read");
         for at in 0..whole.len() {
             let mut damaged = whole;
@@ -621,9 +538,14 @@ mod tests {
             let (mut bytes, mut beside) = (original.clone(), sidecar.clone());
             let mut under = below.clone();
             let map = (SIZE as usize)..bytes.len();
+            let head = map.end - TRAILER_BYTES - (HEAD_SECTORS * SECTOR_BYTES) as usize;
+            let head = head..map.end - TRAILER_BYTES;
             for _ in 0..1 + rng.below(4) {
                 let at = map.start + rng.below(map.len() as u64) as usize;
-                bytes[at] = rng.next_u64() as u8;
+                // What is between map and trailer is data.
+                if !head.contains(&at) {
+                    bytes[at] = rng.next_u64() as u8;
+                }
             }
             if round % 3 == 0 {
                 let at = rng.below(beside.len() as u64) as usize;
@@ -663,14 +585,17 @@ mod tests {
                     continue;
                 }
             };
+            let is_raw = stack.is_raw();
             let (parts, _) = stack.parts().expect("files");
             let whole = Stack::assemble(parts, Way::Calls, None, CacheSpec::default(), None);
             let waiter = polylane_block::wait::Waiter::new(whole.expect("assemble").device);
             // One that was cut may be left with nothing at all.
             let bytes = (waiter.device().sector_count() * SECTOR_BYTES).min(SIZE) as usize;
             if bytes > 0 {
-                let read = waiter.read(polylane_block::Sector(0), bytes);
-                assert!(read.expect("read").iter().all(|byte| matches!(byte, 0 | 7)));
+                let read = waiter.read(polylane_block::Sector(0), bytes).expect("read");
+                // One of which the sidecar says that it is no copy shows its own label.
+                let label = if is_raw { bytes.min(4096) } else { 0 };
+                assert!(read[label..].iter().all(|byte| matches!(byte, 0 | 7)), "{round}");
             }
             opened += 1;
         }

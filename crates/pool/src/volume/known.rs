@@ -1,0 +1,208 @@
+//! What this user's own state directory knows of volumes, by the identity of their files.
+//!
+//! `STATE/known/INODE-BIRTH.json`: the sidecar that polylane gave a volume last, which base its
+//! file was put on, and where it was. A file keeps inode number and birth time when it is renamed,
+//! and no other file of a host has the same. So a volume that was moved without its sidecar is known
+//! all the same; in a directory of other users only what is known here is this user's word; and a
+//! base knows copies that are somewhere else by now.
+//!
+//! Records are a help: where none can be kept (no state directory, a host without birth times), a
+//! volume has its sidecar alone.
+
+use std::fs;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, StatxFlags, statx};
+use serde::{Deserialize, Serialize};
+
+use super::cow::absolute;
+#[cfg(not(test))]
+use super::open::state_dir;
+use super::sidecar::Sidecar;
+use super::stack::locate;
+use super::trailer::reference;
+use super::trust;
+
+/// Largest record in bytes.
+const BYTES_MAX: u64 = 128 << 10;
+
+/// What is known of a volume.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Record {
+    /// Where it was.
+    pub(super) volume: PathBuf,
+    /// Its sidecar; `overlays` has what its file is on, and nothing else.
+    pub(super) sidecar: Sidecar,
+    /// Identity of the file that it is on.
+    pub(super) base: Option<String>,
+    /// Its own.
+    #[serde(skip)]
+    identity: String,
+}
+
+/// What a file is told from all others by; `None`: its host has no birth times.
+fn identity(file: impl AsFd) -> Option<String> {
+    let wanted = StatxFlags::INO | StatxFlags::BTIME;
+    let stat = statx(file, "", AtFlags::EMPTY_PATH, wanted).ok()?;
+    let has = stat.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let (seconds, nanoseconds) = (stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec);
+    has.then(|| format!("{:x}-{seconds:x}.{nanoseconds:x}", stat.stx_ino))
+}
+
+fn identity_at(path: &Path) -> Option<String> {
+    trust::open_beside(path).ok()?.and_then(|(file, _)| identity(file))
+}
+
+#[cfg(not(test))]
+fn dir() -> Option<PathBuf> {
+    Some(state_dir().ok()?.join("known"))
+}
+
+/// Tests keep nothing in this user's own state directory.
+#[cfg(test)]
+fn dir() -> Option<PathBuf> {
+    tests::DIR.with_borrow(Option::clone)
+}
+
+fn path_of(identity: &str) -> Option<PathBuf> {
+    Some(dir()?.join(format!("{identity}.json")))
+}
+
+/// A record of this user's.
+fn read(path: &Path) -> Option<Record> {
+    let (file, stat) = trust::open_beside(path).ok()??;
+    let mine = stat.st_uid == rustix::process::geteuid().as_raw();
+    if !mine || stat.st_size as u64 > BYTES_MAX {
+        return None;
+    }
+    let mut record: Record = serde_json::from_reader(fs::File::from(file)).ok()?;
+    record.identity = path.file_stem()?.to_str()?.to_string();
+    Some(record)
+}
+
+/// What is known of the file that a volume has.
+pub(super) fn of(volume: &Path) -> Option<Record> {
+    read(&path_of(&identity_at(volume)?)?)
+}
+
+/// Keeps what a volume's sidecar says, by the file that has its name.
+pub(super) fn note(volume: &Path, sidecar: &Sidecar) {
+    let _ = try_note(volume, sidecar);
+}
+
+fn try_note(volume: &Path, sidecar: &Sidecar) -> Option<()> {
+    let (file, _) = trust::open_beside(volume).ok()??;
+    let identity = identity(&file)?;
+    let on = reference(&file, sidecar).map(|(overlay, _)| overlay);
+    let base = on.as_ref().and_then(|overlay| identity_at(&locate(volume, overlay)));
+    let sidecar = Sidecar { overlays: on.into_iter().collect(), raw: false, ..sidecar.clone() };
+    let volume = absolute(volume).ok()?;
+    let record = Record { volume, sidecar, base, identity };
+    let path = path_of(&record.identity)?;
+    if read(&path).as_ref() == Some(&record) {
+        return Some(());
+    }
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path.parent()?).ok()?;
+    let draft = path.with_extension(Sidecar::fresh_id().ok()?);
+    let mut options = fs::File::options();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&draft).ok()?;
+    let stored = file.write_all(&serde_json::to_vec(&record).ok()?);
+    if stored.and_then(|()| fs::rename(&draft, &path)).is_err() {
+        let _ = fs::remove_file(&draft);
+    }
+    Some(())
+}
+
+/// The file of a volume goes, or is no volume any more.
+pub(super) fn forget(file: impl AsFd) {
+    if let Some(path) = identity(file).and_then(|identity| path_of(&identity)) {
+        let _ = fs::remove_file(path);
+    }
+}
+
+/// [`forget`] by a name.
+pub(super) fn forget_at(path: &Path) {
+    if let Ok(Some((file, _))) = trust::open_beside(path) {
+        forget(file);
+    }
+}
+
+/// Whether this user's polylane put a volume on this file.
+pub(super) fn is_base(volume: &Path, base: impl AsFd) -> bool {
+    let known = of(volume).and_then(|record| record.base);
+    known.is_some() && known == identity(base)
+}
+
+/// Where the volumes were that were put on the base with this id, and whether each has the name
+/// still.
+pub(super) fn on_base(base_id: &str) -> Vec<(PathBuf, bool)> {
+    let entries = dir().and_then(|dir| fs::read_dir(dir).ok()).into_iter().flatten().flatten();
+    let records = entries.map(|entry| entry.path()).filter(|path| {
+        path.extension().is_some_and(|extension| extension == "json")
+            && fs::symlink_metadata(path).is_ok_and(|stat| stat.size() <= BYTES_MAX)
+    });
+    let on = |record: &Record| record.sidecar.overlays.iter().any(|its| its.base_id == base_id);
+    let records = records.filter_map(|path| read(&path)).filter(on);
+    records
+        .map(|record| {
+            let there = identity_at(&record.volume).as_ref() == Some(&record.identity);
+            (record.volume, there)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::super::cow::{Child, children};
+    use super::super::sidecar::{OverlayRef, path_of as sidecar_of};
+    use super::super::trailer::make_top;
+    use super::*;
+
+    thread_local! {
+        /// Where this thread's test keeps records.
+        pub(super) static DIR: RefCell<Option<PathBuf>> = const { RefCell::new(None) };
+    }
+
+    #[test]
+    fn a_volume_that_was_moved_is_known_and_its_base_knows_it() {
+        let dir = tempfile::tempdir().expect("dir");
+        DIR.set(Some(dir.path().join("known")));
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("base"), vec![7; 1 << 20]).expect("write");
+        let below = Sidecar { implicit: true, ..Sidecar::new().expect("id") };
+        below.store(&at("base")).expect("store");
+        let nonce = Sidecar::fresh_id().expect("nonce");
+        let file = fs::File::create_new(at("copy")).expect("create");
+        make_top(&file.into(), 1 << 20, &nonce).expect("top");
+        let (base_id, was_at) = (below.id.clone(), Some(at("base")));
+        let overlay = OverlayRef { nonce, base: "base".into(), base_id, was_at };
+        let own =
+            Sidecar { weight: Some(9), overlays: vec![overlay], ..Sidecar::new().expect("id") };
+        own.store(&at("copy")).expect("store");
+        let base = fs::File::open(at("base")).expect("open");
+        assert!(is_base(&at("copy"), &base) && !is_base(&at("base"), &base));
+        assert_eq!(children(&at("base"), &below), [Child::There(at("copy"))]);
+        // To another directory, without its sidecar.
+        fs::create_dir(at("else")).expect("mkdir");
+        fs::rename(at("copy"), at("else/copy")).expect("move");
+        assert_eq!(Sidecar::load(&at("else/copy")).expect("known"), own);
+        assert_eq!(locate(&at("else/copy"), &own.overlays[0]), at("base"));
+        fs::remove_file(sidecar_of(&at("copy"))).expect("remove");
+        assert_eq!(children(&at("base"), &below), [Child::Missing(at("copy"))]);
+        // Looked at once more, it is known where it is now.
+        own.store(&at("else/copy")).expect("store");
+        assert_eq!(children(&at("base"), &below), [Child::There(at("else/copy"))]);
+        forget_at(&at("else/copy"));
+        assert_eq!(children(&at("base"), &below), []);
+        // Another file of the same name is not the one that is known.
+        fs::write(at("copy"), "other").expect("write");
+        assert_eq!(Sidecar::load(&at("copy")).expect("none"), Sidecar::default());
+        DIR.set(None);
+    }
+}

@@ -1,0 +1,238 @@
+//! The file of a copy-on-write volume: what marks it.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0 .. | [`polylane_block::overlay`]: label, data, map, head |
+//! | the last 4096 | trailer |
+//!
+//! | of the trailer | field |
+//! |---|---|
+//! | 0–15 | magic |
+//! | 16–47 | nonce, 32 hexadecimal digits |
+//! | 48–55 | sectors of the device (u64, little-endian) |
+//! | 56–59 | format (u32): 0 for the first, whose head is empty and which has no label; 2 |
+//!
+//! The label, at the start of the file, is text for people and the superblock of an ext4 with a
+//! feature that does not exist. So e2fsck, mount and their like, which would go to work on blocks of
+//! the middle of a disk, refuse the file; without a superblock e2fsck looks for a copy of one, and
+//! finds it in what a guest wrote.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use polylane_block::device::Sector;
+use polylane_block::overlay::{Format, Layout};
+
+use super::sidecar::{self, OverlayRef, Sidecar};
+use super::{bypass, stack::SECTOR_BYTES};
+use crate::failure::{Failure, Result};
+
+const MAGIC: [u8; 16] = *b"polylane-overlay";
+const NONCE_BYTES: usize = 32;
+/// Bytes of the trailer.
+pub(super) const TRAILER_BYTES: usize = 4096;
+
+/// Bytes of the label.
+const LABEL_BYTES: usize = 4096;
+
+/// What it begins with.
+const LABEL_TEXT: &str = "A polylane copy-on-write volume: this file holds what was written since \
+                          a copy, and is no disk by itself.\n'polylane volume resize VOLUME SIZE' \
+                          makes it one, 'polylane volume export' a file that is one.\n";
+
+/// Which base the file is on, and the size of the device; `None` for a raw file.
+pub(super) fn reference(file: impl AsFd, sidecar: &Sidecar) -> Option<(OverlayRef, u64)> {
+    if sidecar.overlays.is_empty() {
+        return None;
+    }
+    let (nonce, sectors) = read_trailer(file)?;
+    let found = sidecar.overlays.iter().find(|overlay| overlay.nonce.as_bytes() == nonce)?;
+    Some((found.clone(), sectors.checked_mul(SECTOR_BYTES)?))
+}
+
+/// Where things are in the file of a copy-on-write volume; `None`: it is none. Of a file of which
+/// its sidecar tells nothing a guest may have written the end.
+pub(super) fn layout_of(file: impl AsFd) -> Option<Layout> {
+    Trailer::read(file).filter(Trailer::is_right)?.layout()
+}
+
+/// How its data lies.
+pub(super) fn format_of(file: impl AsFd) -> Format {
+    match layout_of(file) {
+        Some(layout) if layout.head > 0 => Format::V2,
+        _ => Format::V1,
+    }
+}
+
+fn read_trailer(file: impl AsFd) -> Option<([u8; NONCE_BYTES], u64)> {
+    let trailer = Trailer::read(file)?;
+    trailer.is_right().then_some((trailer.nonce, trailer.sectors))
+}
+
+/// What stands where a copy-on-write volume has its trailer.
+struct Trailer {
+    magic: [u8; MAGIC.len()],
+    nonce: [u8; NONCE_BYTES],
+    sectors: u64,
+    format: u32,
+    /// Where the file ends.
+    end: u64,
+}
+
+impl Trailer {
+    fn read(file: impl AsFd) -> Option<Trailer> {
+        let file = File::from(file.as_fd().try_clone_to_owned().ok()?);
+        let end = file.metadata().ok()?.len();
+        let mut bytes = [0; TRAILER_BYTES];
+        file.read_exact_at(&mut bytes, end.checked_sub(TRAILER_BYTES as u64)?).ok()?;
+        Some(Trailer {
+            magic: bytes[..16].try_into().ok()?,
+            nonce: bytes[16..16 + NONCE_BYTES].try_into().ok()?,
+            sectors: u64::from_le_bytes(bytes[48..56].try_into().ok()?),
+            format: u32::from_le_bytes(bytes[56..60].try_into().ok()?),
+            end,
+        })
+    }
+
+    /// Where things are in the file.
+    fn layout(&self) -> Option<Layout> {
+        let format = match self.format {
+            0 => Format::V1,
+            2 => Format::V2,
+            _ => return None,
+        };
+        Layout::new(format, self.sectors)
+    }
+
+    fn fits(&self) -> bool {
+        let total = self.layout().map(|layout| layout.total());
+        let bytes = total.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES));
+        bytes.and_then(|bytes| bytes.checked_add(TRAILER_BYTES as u64)) == Some(self.end)
+    }
+
+    fn is_right(&self) -> bool {
+        self.magic == MAGIC && self.fits()
+    }
+
+    /// Whether two of its three parts are right: then it was one, and the file is no raw volume.
+    fn was_one(&self, sidecar: &Sidecar) -> bool {
+        let known = |overlay: &OverlayRef| overlay.nonce.as_bytes() == self.nonce;
+        let parts = [self.magic == MAGIC, self.fits(), sidecar.overlays.iter().any(known)];
+        parts.into_iter().filter(|right| *right).count() >= 2
+    }
+}
+
+/// Whether a file is the overlay that had the name of a copy before the copy had its content.
+pub(super) fn is_cut_short(file: impl AsFd, sidecar: &Sidecar) -> bool {
+    let Some(awaited) = &sidecar.awaits else { return false };
+    read_trailer(file).is_some_and(|(nonce, _)| awaited.as_bytes() == nonce)
+}
+
+/// Refuses a file that is a copy-on-write volume's without being whole: its trailer is damaged or
+/// cut off, its sidecar was left behind. Taken for a raw one, it would show its tenant holes in
+/// place of the base's blocks. So would a copy that was cut short.
+///
+/// Where the sidecar says that the volume is raw, its end is its guest's, who may write a trailer.
+pub(super) fn refuse_damage(path: &Path, file: impl AsFd, sidecar: &Sidecar) -> Result<()> {
+    if is_cut_short(&file, sidecar) {
+        let path = path.display();
+        return Err(Failure::failed(format!(
+            "{path}: its making was cut short: remove it with 'polylane volume rm {path}', and \
+             make it again"
+        )));
+    }
+    let trailer = Trailer::read(&file);
+    let Some(overlay) = sidecar.overlays.first() else {
+        return match sidecar.id.is_empty() {
+            true => refuse_lost(path, &file, trailer),
+            false => Ok(()),
+        };
+    };
+    let base = overlay.base.display();
+    if trailer.is_some_and(|trailer| trailer.was_one(sidecar)) {
+        return Err(Failure::failed(format!(
+            "{}: its trailer is damaged, or its sidecar: it was a copy on '{base}'",
+            path.display()
+        )));
+    }
+    match sidecar.raw {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: was cut, or replaced: it was a copy on '{base}', and its trailer is missing: \
+             restore it; if the file is a whole disk by itself, remove {}",
+            path.display(),
+            sidecar::path_of(path).display()
+        ))),
+    }
+}
+
+/// Refuses a file that is not whole without the sidecar that it has lost.
+fn refuse_lost(path: &Path, file: impl AsFd, trailer: Option<Trailer>) -> Result<()> {
+    let kind = match trailer {
+        Some(trailer) if trailer.is_right() => "copy-on-write",
+        _ if bypass::is_stub(&file) => "bypass",
+        _ => return Ok(()),
+    };
+    Err(Failure::failed(format!(
+        "{}: is a {kind} volume without its sidecar: put that beside it again, as {}; a copy is \
+         made with 'polylane volume clone', not with cp",
+        path.display(),
+        sidecar::path_of(path).display()
+    )))
+}
+
+/// Whether a copy-on-write volume has its first block itself: the first byte of that in the file.
+pub(super) fn first_block(file: &File) -> Option<u64> {
+    let layout = layout_of(file)?;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, layout.map_start * SECTOR_BYTES).ok()?;
+    (byte[0] & 1 == 1).then(|| layout.place(Sector(0)).0 * SECTOR_BYTES)
+}
+
+/// Makes an empty file the top of a device of `size` bytes.
+pub(super) fn make_top(file: &OwnedFd, size: u64, nonce: &str) -> std::io::Result<()> {
+    let bad = || std::io::Error::from(std::io::ErrorKind::InvalidInput);
+    let sectors = size / SECTOR_BYTES;
+    let layout = Layout::new(Format::V2, sectors).ok_or_else(bad)?;
+    let end = layout.total() * SECTOR_BYTES;
+    let mut trailer = [0; TRAILER_BYTES];
+    trailer[..16].copy_from_slice(&MAGIC);
+    trailer[16..16 + NONCE_BYTES].copy_from_slice(nonce.as_bytes().get(..32).ok_or_else(bad)?);
+    trailer[48..56].copy_from_slice(&sectors.to_le_bytes());
+    trailer[56..60].copy_from_slice(&2u32.to_le_bytes());
+    let file = File::from(file.try_clone()?);
+    file.set_len(end + TRAILER_BYTES as u64)?;
+    let label = label();
+    let room = (layout.head * SECTOR_BYTES).min(LABEL_BYTES as u64) as usize;
+    file.write_all_at(&label[..room], 0)?;
+    file.write_all_at(&trailer, end)
+}
+
+/// Text, and at byte 1024 a superblock that nothing supports.
+fn label() -> [u8; LABEL_BYTES] {
+    /// A feature that no ext4 has, and without which one must not be touched.
+    const FEATURE_UNKNOWN: u32 = 1 << 31;
+    let mut label = [0; LABEL_BYTES];
+    label[..LABEL_TEXT.len()].copy_from_slice(LABEL_TEXT.as_bytes());
+    let mut put = |at: usize, bytes: &[u8]| {
+        label[1024 + at..1024 + at + bytes.len()].copy_from_slice(bytes);
+    };
+    // Inodes, blocks, and both in a group: enough for tools that look at these before features.
+    for at in [0x00, 0x04, 0x20, 0x24, 0x28] {
+        put(at, &8192u32.to_le_bytes());
+    }
+    // The size of a block: 4096.
+    put(0x18, &2u32.to_le_bytes());
+    put(0x1c, &2u32.to_le_bytes());
+    put(0x38, &0xef53u16.to_le_bytes());
+    put(0x3a, &1u16.to_le_bytes());
+    // Revision, first inode, size of an inode.
+    put(0x4c, &1u32.to_le_bytes());
+    put(0x54, &11u32.to_le_bytes());
+    put(0x58, &256u16.to_le_bytes());
+    put(0x60, &FEATURE_UNKNOWN.to_le_bytes());
+    put(0x78, b"polylane-copy");
+    label
+}
