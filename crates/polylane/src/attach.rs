@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use polylane_pool::attach::engine::{self, EngineFds};
 use polylane_pool::attach::{self, AttachOptions, Listed, Via};
 use polylane_pool::failure::{Failure, Result};
+use polylane_pool::path_text;
 use polylane_pool::share::{Policy, Wanted};
 
 use crate::cli::{CacheArgs, JsonArgs, policies};
@@ -130,7 +131,7 @@ pub(crate) fn attach(arguments: AttachArgs) -> Result<u8> {
     };
     let device = attach::attach(&options)?;
     match arguments.json.json {
-        true => print_json(&serde_json::json!({ "device": device }))?,
+        true => print_json(&serde_json::json!({ "device": path_text::json(&device) }))?,
         false => print(&format!("{}\n", device.display()))?,
     }
     Ok(0)

@@ -172,8 +172,8 @@ pub(crate) enum VolumeCommand {
     },
     /// Remove volumes that nobody uses
     Rm {
-        /// Also files that nothing says to be volumes (no sidecar, no name in .img), and volumes
-        /// whose sidecar cannot be read
+        /// Also files that nothing says to be volumes (no sidecar, no name in .img), volumes whose
+        /// sidecar cannot be read, and bases of volumes that cannot be found
         #[arg(long)]
         force: bool,
         /// Their files
@@ -223,15 +223,19 @@ pub(crate) enum VolumeCommand {
         #[arg(short = 'n', conflicts_with = "repair")]
         look: bool,
     },
-    /// Make a volume of a raw or qcow2 file
+    /// Make a volume of a raw file, of an image of another program (qcow2, VMDK, VDI, VHD, VHDX,
+    /// QED, Parallels), or of what the tenant of another volume sees
     Import {
-        /// The raw or qcow2 file, or another volume
+        /// The file, a pipe, or - for standard input
         from: PathBuf,
         /// The file of the new volume
         volume: PathBuf,
         /// Reserve all of its space on the host
         #[arg(long)]
         thick: bool,
+        /// What the file is [default: told by its content]
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<ImportFormat>,
         /// How it is reached: through a file of its own, or past the host's file system
         #[arg(long, value_name = "file|bypass", default_value = "file", value_parser = media())]
         medium: String,
@@ -240,7 +244,7 @@ pub(crate) enum VolumeCommand {
     Export {
         /// Its file
         volume: PathBuf,
-        /// The new file
+        /// The new file, a pipe, or - for standard output
         to: PathBuf,
         /// Format of the new file [default: qcow2 for names in .qcow2, else raw]
         #[arg(long)]
@@ -368,6 +372,12 @@ impl CacheArgs {
 pub(crate) enum FileSystemKind {
     Ext4,
     None,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum ImportFormat {
+    /// The disk, byte by byte
+    Raw,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -6,6 +6,7 @@ use std::path::Path;
 use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{FAILED, Failure, Result};
+use polylane_pool::path_text;
 use polylane_pool::share::WEIGHTS;
 use polylane_pool::volume::translation::Translation;
 use polylane_pool::volume::{
@@ -13,7 +14,7 @@ use polylane_pool::volume::{
     SetOptions,
 };
 
-use crate::cli::{ExportFormat, FileSystemKind, VolumeCommand};
+use crate::cli::{ExportFormat, FileSystemKind, ImportFormat, VolumeCommand};
 use crate::commands::{print, print_json};
 
 /// Executes a volume command; the exit status.
@@ -61,9 +62,10 @@ pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {
         }
         VolumeCommand::Clone { volume, to } => volume::duplicate(&volume, &to, Copy::Clone)?,
         VolumeCommand::Check { volume, repair, look } => check(&volume, repair, look)?,
-        VolumeCommand::Import { from, volume, thick, medium } => {
+        VolumeCommand::Import { from, volume, thick, format, medium } => {
             let medium = MediumKind::named(&medium).unwrap_or_default();
-            volume::import(&from, &volume, Form { medium, thick })?;
+            let raw = format == Some(ImportFormat::Raw);
+            volume::import(&from, &volume, Form { medium, thick, raw })?;
         }
         VolumeCommand::Export { volume, to, format } => {
             let named = to.extension().is_some_and(|extension| extension == "qcow2");
@@ -255,7 +257,7 @@ fn layer_json(layer: &Layer) -> serde_json::Value {
     });
     let its = Fragmentation::of(std::slice::from_ref(layer));
     serde_json::json!({
-        "file": layer.file,
+        "file": path_text::json(&layer.file),
         "base": layer.is_base,
         "extent_count": its.extent_count,
         "mean_extent_bytes": its.mean_extent_bytes,

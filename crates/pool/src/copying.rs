@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 use crate::build::Handed;
 use crate::failure::{Failure, Result, say};
 use crate::link::Link;
+use crate::path_text;
 use crate::volume::held::{Answer, Ask, FROZEN_TIME_MAX, files_of};
 use crate::volume::{failure, sync_both};
 
@@ -72,8 +73,10 @@ pub(crate) enum Step {
     /// names, and go on over both.
     Exchange {
         /// The volume's path.
+        #[serde(with = "path_text::one")]
         volume: PathBuf,
         /// The new file's path.
+        #[serde(with = "path_text::one")]
         base: PathBuf,
     },
 }

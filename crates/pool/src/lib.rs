@@ -21,6 +21,7 @@ mod log;
 mod mount_table;
 mod mounts;
 pub mod names;
+pub mod path_text;
 mod preload;
 mod probe;
 mod process;

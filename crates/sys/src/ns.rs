@@ -106,6 +106,20 @@ pub fn fork(namespaces: Namespaces) -> io::Result<Fork> {
     }
 }
 
+/// Has `prepare` run in the child of a command, before the program is executed; what it fails with
+/// is what starting the command fails with. It is meant to make system calls and little else: it
+/// runs in a fork of a process that may have more threads.
+pub fn before_exec(
+    command: &mut std::process::Command,
+    prepare: impl FnMut() -> io::Result<()> + Send + Sync + 'static,
+) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: the child is a fork by the C library, which leaves its allocator usable there, so
+    // that the few bytes that an error takes are no danger; `prepare` is safe code without locks
+    // of ours, and memory that it changes is a copy that ends with exec.
+    unsafe { command.pre_exec(prepare) };
+}
+
 /// Ends this process now: no destructors, no exit handlers, no flush of copied buffers. For forked
 /// children.
 pub fn exit_now(status: i32) -> ! {

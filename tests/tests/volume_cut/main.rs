@@ -38,7 +38,10 @@ fn what_was_written_before_a_copy_is_in_it() {
     let script = "printf %09000d 7 | dd of=v bs=9000 seek=300 conv=notrunc 2>/dev/null
                   exec \"$0\" volume snapshot v s";
     let mut command = std::process::Command::new("sh");
-    command.args(["-euc", script]).arg(polylane_tests::binary()).env("XDG_STATE_HOME", "/nowhere");
+    command
+        .args(["-euc", script])
+        .arg(polylane_tests::binary())
+        .env("XDG_STATE_HOME", "/proc/none");
     let (record, output) = Record::of(&place.dir, &mut command);
     assert!(output.status.success(), "{output:?}");
     let written = place.view("v").expect("whole");

@@ -38,7 +38,7 @@ impl Place {
 
     pub fn command(&self, words: &str) -> Command {
         let mut command = Command::new(binary());
-        command.current_dir(&self.dir).env("XDG_STATE_HOME", "/nowhere");
+        command.current_dir(&self.dir).env("XDG_STATE_HOME", "/proc/none");
         command.arg("volume").args(words.split_whitespace());
         command
     }

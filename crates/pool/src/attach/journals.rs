@@ -13,6 +13,7 @@ use crate::volume::{self, Sidecar};
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct JournalMap {
     /// The volume's file.
+    #[serde(with = "crate::path_text::one")]
     pub volume: PathBuf,
     /// Bytes of the volume.
     pub size_bytes: u64,

@@ -33,6 +33,7 @@ use crate::failure::{Failure, Result, say};
 use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::names::PoolName;
+use crate::path_text;
 use crate::process::Process;
 use crate::share::member::Member;
 use crate::{spec, supervise};
@@ -559,8 +560,8 @@ impl Keeper {
     /// What is known of the attachment.
     fn describe(&self, engine: serde_json::Value) -> serde_json::Value {
         serde_json::json!({
-            "volume": self.record.volume,
-            "device": self.record.device,
+            "volume": path_text::json(&self.record.volume),
+            "device": self.record.device.as_deref().map(path_text::json),
             "via": self.record.via,
             "engine_restarts": self.spec.incarnation,
             "known_journals": self.spec.journals,

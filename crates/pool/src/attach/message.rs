@@ -22,7 +22,7 @@ pub(super) struct Shape {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum ToKeeper {
     /// This is about to become the device: record it, answer `Done`.
-    Engaging(PathBuf),
+    Engaging(#[serde(with = "crate::path_text::one")] PathBuf),
     /// It is the device: go on without me, answer `Done`.
     Engaged,
     /// Answer `Stats`.

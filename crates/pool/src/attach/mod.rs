@@ -46,6 +46,7 @@ use crate::failure::{Failure, Result, say};
 use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::names::{self, PoolName};
+use crate::path_text;
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, Wanted};
 use crate::volume;
@@ -586,8 +587,8 @@ impl Listed {
         let mut engine = stats.get_mut("engine")?.take();
         let share = engine.as_object_mut()?.remove("share");
         Some(serde_json::json!({
-            "attachment": record.device.as_ref().unwrap_or(&record.volume),
-            "volume": record.volume,
+            "attachment": path_text::json(record.device.as_ref().unwrap_or(&record.volume)),
+            "volume": path_text::json(&record.volume),
             "via": record.via,
             "pid": record.pid,
             "service_restarts": stats["engine_restarts"],

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::Via;
 use crate::failure::{Failure, Result};
 use crate::names::PoolName;
+use crate::path_text;
 use crate::volume;
 use crate::volume::sidecar::Sidecar;
 
@@ -34,10 +35,12 @@ pub struct Record {
     /// Its name, and the tag of whatever it made in the kernel.
     pub id: String,
     /// The volume's file, absolute and without symbolic links.
+    #[serde(with = "path_text::one")]
     pub volume: PathBuf,
     /// The front end.
     pub via: Via,
     /// The block device, or the socket. `None` while it is being made.
+    #[serde(with = "path_text::maybe")]
     pub device: Option<PathBuf>,
     /// The keeper's process.
     pub pid: u32,

@@ -15,6 +15,7 @@
 //! All of it is inherited by threads, so it is done before there is a second one.
 
 mod calls;
+mod program;
 
 use std::os::fd::BorrowedFd;
 
@@ -27,6 +28,8 @@ use rustix::mount::MountAttrFlags;
 use rustix::process::DumpableBehavior;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::Serialize;
+
+pub(crate) use program::{keep_opening, no_reach};
 
 use crate::failure::{Failure, Result};
 use crate::mounts;

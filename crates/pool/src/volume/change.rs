@@ -368,7 +368,7 @@ pub fn resize(path: &Path, size: u64) -> Result<()> {
         Ordering::Less => shrink(path, &file, &stat, size),
         // It is one file now: all that there was to do.
         Ordering::Equal => Ok(()),
-        Ordering::Greater => grow_file(path, &file, &image::proc_path(&file), size),
+        Ordering::Greater => grow_file(path, &file, size),
     }
 }
 
@@ -378,8 +378,8 @@ fn resize_bypass(path: &Path, size: u64, now: u64) -> Result<()> {
         let file = File::options().read(true).write(true).open(copy);
         let file = file.map_err(|error| Failure::path(path, "open its copy", error))?;
         match size < now {
-            true => shrink_file(path, &file, copy, size),
-            false => grow_file(path, &file, copy, size),
+            true => shrink_file(path, &file, size),
+            false => grow_file(path, &file, size),
         }
     })
 }
@@ -397,8 +397,7 @@ fn shrink(path: &Path, file: &File, stat: &std::fs::Metadata, size: u64) -> Resu
         .map_err(|error| Failure::path(path, "copy its data", error))?;
     let copy = draft.file().try_clone().map_err(|e| Failure::path(path, "open its copy", e))?;
     let copy = File::from(copy);
-    let name = image::proc_path(draft.file());
-    shrink_file(path, &copy, &name, size)?;
+    shrink_file(path, &copy, size)?;
     let kept = copy.set_permissions(stat.permissions());
     kept.and_then(|()| std::os::unix::fs::fchown(&copy, Some(stat.uid()), Some(stat.gid())))
         .map_err(|error| Failure::path(path, "give its copy the same owner", error))?;
@@ -431,12 +430,10 @@ fn refuse_small(path: &Path, file: &File, size: u64) -> Result<()> {
 }
 
 /// Makes the ext4 in a raw file smaller, then the file.
-fn shrink_file(path: &Path, file: &File, name: &Path, size: u64) -> Result<()> {
+fn shrink_file(path: &Path, file: &File, size: u64) -> Result<()> {
     refuse_small(path, file, size)?;
-    mend(path, name)?;
-    let mut command = tools::command("resize2fs", "e2fsprogs")?;
-    command.arg(name).arg(format!("{}K", size / 1024));
-    let output = tools::run(command)?;
+    mend(path, file)?;
+    let output = tools::resize2fs(file, Some(size))?;
     if !output.status.success() {
         return Err(Failure::failed(match tools::minimum_bytes(&output, file) {
             Some(least) => format!(
@@ -459,18 +456,16 @@ fn shrink_file(path: &Path, file: &File, name: &Path, size: u64) -> Result<()> {
 }
 
 /// Makes a raw file longer, and the ext4 on it.
-fn grow_file(path: &Path, file: &File, name: &Path, size: u64) -> Result<()> {
+fn grow_file(path: &Path, file: &File, size: u64) -> Result<()> {
     // Durable at once: a file system is not to be larger than its disk after a power cut.
     let set = || file.set_len(size).and_then(|()| file.sync_all());
     let set = || set().map_err(|error| Failure::path(path, "resize it", error));
     if content(file) == Content::None {
         return set();
     }
-    mend(path, name)?;
+    mend(path, file)?;
     set()?;
-    let mut command = tools::command("resize2fs", "e2fsprogs")?;
-    command.arg(name);
-    let output = tools::run(command)?;
+    let output = tools::resize2fs(file, None)?;
     if output.status.success() {
         return file.sync_all().map_err(|error| Failure::path(path, "sync it", error));
     }
@@ -531,10 +526,9 @@ fn raw_name(path: &Path) -> PathBuf {
 }
 
 /// Brings an ext4 into the state that resize2fs insists on.
-fn mend(path: &Path, name: &Path) -> Result<()> {
-    let output = tools::fsck(path, "-fp", name)?;
+fn mend(path: &Path, file: &File) -> Result<()> {
+    let output = tools::fsck(path, "-fp", file)?;
     if let Some(why) = tools::fsck_failure(&output) {
-        let why = why.replace(&name.display().to_string(), "it");
         return Err(Failure::failed(format!("{}: e2fsck cannot check it: {why}", path.display())));
     }
     match output.status.code() {

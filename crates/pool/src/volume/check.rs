@@ -10,7 +10,7 @@ use std::path::Path;
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, SystemClock};
 use polylane_block::file::{FileDevice, Files, Way};
-use polylane_block::image::{self, Draft, ImageError};
+use polylane_block::image::{Draft, ImageError};
 use polylane_ext4::{Ext4, Options};
 
 use super::bypass;
@@ -64,12 +64,9 @@ fn judge(path: &Path, file: &File, how: Check) -> Result<String> {
     if unsettled && how != Check::Look {
         settle(path, file)?;
     }
-    let name = image::proc_path(file);
-    let output = tools::fsck(path, if how == Check::Repair { "-fy" } else { "-fn" }, &name)?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let said = said.replace(&name.display().to_string(), &path.display().to_string());
+    let output = tools::fsck(path, if how == Check::Repair { "-fy" } else { "-fn" }, file)?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let failed = tools::fsck_failure(&output);
-    let failed = failed.map(|why| why.replace(&name.display().to_string(), "it"));
     let path = path.display();
     if let Some(why) = failed {
         return Err(Failure::failed(format!("{path}: e2fsck cannot check it: {why}")));
@@ -114,7 +111,7 @@ fn subject(path: &Path, how: Check) -> Result<(File, Option<std::os::fd::OwnedFd
 
 /// A file that never gets a name: beside the volume, which has room for it as a rule; where nothing
 /// can be made there, among temporary files.
-fn nameless(path: &Path) -> Result<Draft> {
+pub(super) fn nameless(path: &Path) -> Result<Draft> {
     let name = beside_temporary(path);
     match Draft::new(&name, 0) {
         Err(ImageError::Host(_, Errno::EROFS | Errno::EACCES)) => {
@@ -131,7 +128,7 @@ fn settle(path: &Path, file: &File) -> Result<()> {
     let again = || file.try_clone().map(Into::into).map_err(failed);
     let files = Files { io: again()?, plain: again()?, lock: again()? };
     let device = FileDevice::open(files, Way::Calls).map_err(|error| failed(error.into()))?;
-    let path = path.display();
+    let (named, path) = (path, path.display());
     match Ext4::open(device, Arc::new(SystemClock), &Options::default()) {
         Ok(fs) => {
             let found = fs.recovered;
@@ -146,9 +143,7 @@ fn settle(path: &Path, file: &File) -> Result<()> {
         }
         // Damaged, or of a kind that only the kernel mounts.
         Err(why) => {
-            let mut command = tools::command("e2fsck", "e2fsprogs")?;
-            command.args(["-p", "-E", "journal_only"]).arg(image::proc_path(file));
-            tools::run(command)?;
+            tools::fsck(named, "-p -E journal_only", file)?;
             say(format_args!("{path}: cannot be mounted ({why}): only its journal is replayed"));
             Ok(())
         }

@@ -1,10 +1,8 @@
-//! Copies of volumes: snapshots and clones that share blocks where the host can, import and export.
+//! Copies of volumes: snapshots and clones that share blocks where the host can.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use polylane_block::Sector;
@@ -15,14 +13,13 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::cache::CacheSpec;
-use super::change::{MediumKind, reserve};
+use super::cow;
 use super::live::{self, Still};
-use super::open::{failure, introduce, open_to_read, refuse_full, resolve};
+use super::open::{failure, introduce, resolve};
 use super::progress::Progress;
-use super::sidecar::{self, Sidecar};
-use super::stack::{SECTOR_BYTES, Stack};
-use super::{bypass, cow, info, tools};
-use crate::failure::{Failure, Result, say};
+use super::sidecar::Sidecar;
+use super::stack::Stack;
+use crate::failure::{Failure, Result};
 
 /// Bytes per copy_file_range(2), so that a signal gets through and progress shows.
 const PIECE_BYTES: u64 = 64 << 20;
@@ -31,9 +28,6 @@ const PIECE_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: u64 = 1 << 20;
 /// ... of which pieces of this many zeros are left out.
 const HOLE_BYTES: usize = 4096;
-
-/// What qcow2 files begin with.
-const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
 
 /// What a copy is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -130,101 +124,6 @@ pub(super) fn finish_copy(draft: Draft, to: &Path, of: &Sidecar, kind: Copy) -> 
     introduce(draft, to, &copy).map(drop)
 }
 
-/// What an imported volume is to be.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Form {
-    /// How it is reached.
-    pub medium: MediumKind,
-    /// All of its space is reserved on the host.
-    pub thick: bool,
-}
-
-/// Makes a volume of a raw or qcow2 file, or of what the tenant of another volume sees.
-///
-/// # Errors
-/// The file cannot be read or is in use, the volume exists, qemu-img is not installed.
-pub fn import(from: &Path, to: &Path, form: Form) -> Result<()> {
-    let from = &resolve(from)?;
-    let source = info::open(from)?;
-    let mut magic = [0; 4];
-    let is_qcow2 = source.read_exact_at(&mut magic, 0).is_ok() && magic == QCOW2_MAGIC;
-    drop(source);
-    let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
-    let size_of = |draft: &Draft| {
-        rustix::fs::seek(draft.file(), SeekFrom::End(0))
-            .map_err(|error| Failure::path(to, "find its size", error))
-    };
-    // The guest of a volume can write such a header too, that names files of the host.
-    if is_qcow2 && !sidecar::path_of(from).exists() {
-        let source = ["-f".into(), "qcow2".into(), from.into()];
-        convert(&source, &image::proc_path(draft.file()), "raw", to)?;
-    } else {
-        let own = open_to_read(from, &Sidecar::load(from)?)?;
-        let stack = Stack::from_own(from, own)?;
-        let size = stack.size;
-        materialize(from, stack, draft.file(), to)?;
-        fill_sector(from, size, &draft, to)?;
-    }
-    let size = size_of(&draft)?;
-    match form.medium {
-        MediumKind::Bypass if size == 0 => {
-            Err(Failure::failed(format!("{}: is empty: no volume of it", from.display())))
-        }
-        MediumKind::Bypass => bypass::create(to, size, Sidecar::new()?, Some(&draft)).map(drop),
-        MediumKind::File => {
-            if form.thick && size > 0 {
-                refuse_full(to, size.saturating_sub(allocated(&draft)))?;
-                reserve(to, &draft, size)?;
-            }
-            introduce(draft, to, &Sidecar::new()?).map(drop)
-        }
-    }
-}
-
-/// Bytes that the host has set aside for it already.
-fn allocated(draft: &Draft) -> u64 {
-    rustix::fs::fstat(draft.file()).map_or(0, |stat| stat.st_blocks as u64 * 512)
-}
-
-/// Disks are whole sectors: a file that ends within one is continued with zeros.
-fn fill_sector(from: &Path, size: u64, draft: &Draft, to: &Path) -> Result<()> {
-    let whole = size.next_multiple_of(SECTOR_BYTES);
-    if whole == size {
-        return Ok(());
-    }
-    say(format_args!(
-        "{}: is {size} bytes, no whole sectors: {} bytes of zeros follow in {}",
-        from.display(),
-        whole - size,
-        to.display()
-    ));
-    rustix::fs::ftruncate(draft.file(), whole)
-        .map_err(|error| Failure::path(to, "give it its size", error))
-}
-
-/// Writes a volume that nobody has open to a new file.
-///
-/// # Errors
-/// The volume is in use, the file exists, qemu-img is not installed.
-pub fn export(from: &Path, to: &Path, qcow2: bool) -> Result<()> {
-    let from = &resolve(from)?;
-    let own = open_to_read(from, &Sidecar::load(from)?)?;
-    let stack = Stack::from_own(from, own)?;
-    let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
-    if !qcow2 {
-        materialize(from, stack, draft.file(), to)?;
-    } else if stack.is_raw() {
-        let source = held(&image::proc_path(&stack.files[0].plain));
-        convert(&source, &image::proc_path(draft.file()), "qcow2", to)?;
-    } else {
-        let raw = Draft::new(&beside_temporary(to), 0).map_err(|error| failure(to, error))?;
-        materialize(from, stack, raw.file(), to)?;
-        let source = held(&image::proc_path(raw.file()));
-        convert(&source, &image::proc_path(draft.file()), "qcow2", to)?;
-    }
-    draft.publish().map(drop).map_err(|error| failure(to, error))
-}
-
 /// A name beside `path` for a file that never gets it.
 pub(super) fn beside_temporary(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_os_string();
@@ -299,44 +198,12 @@ fn chunks(ranges: Vec<Range<u64>>) -> BTreeSet<u64> {
     ranges.into_iter().flat_map(starts).collect()
 }
 
-fn write_all(to: &OwnedFd, mut bytes: &[u8], mut at: u64) -> std::io::Result<()> {
+pub(super) fn write_all(to: &OwnedFd, mut bytes: &[u8], mut at: u64) -> std::io::Result<()> {
     while !bytes.is_empty() {
         let count = rustix::io::pwrite(to, bytes, at)?;
         (bytes, at) = (&bytes[count..], at + count as u64);
     }
     Ok(())
-}
-
-/// A raw file for qemu-img that we have open: no locks are looked for, because ours are on it.
-fn held(path: &Path) -> [OsString; 2] {
-    let mut what = OsString::from("driver=raw,file.driver=file,file.locking=off,file.filename=");
-    what.push(path);
-    ["--image-opts".into(), what]
-}
-
-/// qemu-img from `source`, options and a name, to a file.
-fn convert(source: &[OsString], to: &Path, to_format: &str, name: &Path) -> Result<()> {
-    let mut command = tools::command("qemu-img", "qemu-utils")?;
-    command.args(["convert", "-O", to_format]).args(source).arg(to);
-    let progress = Progress::of_share("converting", name);
-    if progress.is_seen() {
-        command.arg("-p");
-    }
-    let output = tools::run_watched(command, &progress, convert_share)?;
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(Failure::failed(format!(
-            "{}: cannot convert it: {}",
-            name.display(),
-            tools::last_words(&output)
-        ))),
-    }
-}
-
-/// What `qemu-img -p` says of how far it is: `    (12.34/100%)`.
-fn convert_share(line: &str) -> Option<f64> {
-    let percent: f64 = line.trim().strip_prefix('(')?.strip_suffix("/100%)")?.parse().ok()?;
-    Some(percent / 100.0)
 }
 
 /// Copies what is not a hole; the bytes copied.
@@ -364,6 +231,13 @@ pub(super) fn copy_data(
             let length = (end - at).min(PIECE_BYTES) as usize;
             let moved =
                 rustix::fs::copy_file_range(from, Some(&mut source), to, Some(&mut target), length);
+            // Not between two file systems, nor on all; then through our memory.
+            let moved = match moved {
+                Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => {
+                    copy_piece(from, to, at, length.min(CHUNK_BYTES as usize))
+                }
+                moved => moved,
+            };
             match moved? {
                 0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
                 count => {
@@ -374,4 +248,20 @@ pub(super) fn copy_data(
         }
     }
     Ok(copied)
+}
+
+/// Copies up to `length` bytes at `at` through our memory; how many.
+fn copy_piece(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    at: u64,
+    length: usize,
+) -> rustix::io::Result<usize> {
+    let mut bytes = vec![0; length];
+    let count = rustix::io::pread(from, &mut bytes, at)?;
+    let mut done = 0;
+    while done < count {
+        done += rustix::io::pwrite(to, &bytes[done..count], at + done as u64)?;
+    }
+    Ok(count)
 }

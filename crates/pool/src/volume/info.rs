@@ -18,6 +18,7 @@ use super::trailer;
 use super::translation::Translation;
 use super::trust;
 use crate::failure::{Failure, Result, say};
+use crate::path_text;
 
 /// Where ext4's superblock is, and what is read of it.
 const SUPERBLOCK_OFFSET: u64 = 1024;
@@ -46,6 +47,7 @@ pub enum Content {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Info {
     /// Its file.
+    #[serde(with = "path_text::one")]
     pub path: PathBuf,
     /// Its id; empty for a file that polylane did not make.
     pub id: String,
@@ -73,8 +75,10 @@ pub struct Info {
     /// Id of what it was copied from.
     pub parent: Option<String>,
     /// The file that a copy-on-write volume is on.
+    #[serde(with = "path_text::maybe")]
     pub base: Option<PathBuf>,
     /// The pool file that its bytes are in, of a bypass volume.
+    #[serde(with = "path_text::maybe")]
     pub pool: Option<PathBuf>,
     /// Never opened for writing.
     pub snapshot: bool,

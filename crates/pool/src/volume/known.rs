@@ -25,6 +25,7 @@ use super::sidecar::Sidecar;
 use super::stack::locate;
 use super::trailer::reference;
 use super::trust;
+use crate::path_text;
 
 /// Largest record in bytes.
 const BYTES_MAX: u64 = 128 << 10;
@@ -34,6 +35,7 @@ const BYTES_MAX: u64 = 128 << 10;
 #[serde(default)]
 pub(super) struct Record {
     /// Where it was.
+    #[serde(with = "path_text::one")]
     pub(super) volume: PathBuf,
     /// Its sidecar; `overlays` has what its file is on, and nothing else.
     pub(super) sidecar: Sidecar,

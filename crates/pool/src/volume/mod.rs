@@ -7,18 +7,21 @@
 //! | [`cache`] | how a volume is cached |
 //! | `change` | makes, grows and removes volumes |
 //! | `check` | checks the file system on a volume |
-//! | `copy` | snapshots, clones, import and export |
+//! | `copy` | snapshots and clones |
 //! | `cow` | copy-on-write where the host's file system has none |
+//! | `foreign` | images of other programs |
 //! | `held` | in the process that serves a volume: a device that stands still for a copy |
 //! | `info` | looks at volumes |
 //! | `known` | what this user's state directory knows of volumes |
 //! | `layers` | says where a volume lies, file by file |
 //! | `live` | copies volumes that are in use |
 //! | `progress` | says on a terminal how far long work is |
+//! | `sandbox` | programs that parse what others wrote |
 //! | `sidecar` | what a raw file cannot say |
 //! | `space` | adds up what of a volume holds data, and whose it is |
 //! | `stack` | a volume's file with the bases under it |
 //! | `trailer` | what marks the file of a copy-on-write volume |
+//! | `transfer` | import and export |
 //! | [`translation`] | where a volume's translation works |
 //! | `trust` | who may have put there what lies beside a volume |
 //! | `tools` | the programs of e2fsprogs: mke2fs, e2fsck, resize2fs |
@@ -31,6 +34,7 @@ mod check;
 mod copy;
 mod cow;
 pub(crate) mod disk;
+mod foreign;
 pub(crate) mod held;
 mod info;
 mod known;
@@ -38,18 +42,20 @@ mod layers;
 mod live;
 mod open;
 mod progress;
+mod sandbox;
 pub(crate) mod sidecar;
 mod space;
 pub(crate) mod stack;
 pub(crate) mod tools;
 mod trailer;
+mod transfer;
 pub mod translation;
 mod trust;
 
 pub use change::{CreateOptions, MediumKind, SetOptions, make, remove, resize, set};
 pub(crate) use change::{distrust, refuse_snapshot};
 pub use check::{Check, check};
-pub use copy::{Copy, Form, duplicate, export, import};
+pub use copy::{Copy, duplicate};
 pub(crate) use cow::sync_both;
 pub use info::{Content, Info, info, list};
 pub use layers::{Fragmentation, Layer, map};
@@ -58,3 +64,4 @@ pub(crate) use open::{
 };
 pub(crate) use sidecar::Sidecar;
 pub(crate) use space::is_blank;
+pub use transfer::{Form, export, import};

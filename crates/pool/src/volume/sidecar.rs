@@ -27,6 +27,7 @@ use super::trailer::reference;
 use super::translation::Translation;
 use super::trust::{self, Author};
 use crate::failure::{Failure, Result};
+use crate::path_text;
 use crate::share::WEIGHTS;
 
 /// Largest sidecar in bytes.
@@ -64,6 +65,7 @@ pub(crate) struct Sidecar {
     #[serde(skip_serializing_if = "is_false")]
     pub(crate) raw: bool,
     /// Volumes that are on this one.
+    #[serde(with = "path_text::many")]
     pub(crate) children: Vec<PathBuf>,
     /// Made to be a base, and to go with the last of its children.
     pub(crate) implicit: bool,
@@ -82,11 +84,12 @@ pub(crate) struct OverlayRef {
     /// In the trailer of the volume's file.
     pub(crate) nonce: String,
     /// The base's file, seen from the volume's directory.
+    #[serde(with = "path_text::one")]
     pub(crate) base: PathBuf,
     /// The base's id.
     pub(crate) base_id: String,
     /// Where the base was when the volume was put on it: for a volume that was moved away from it.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[serde(with = "path_text::maybe", skip_serializing_if = "Option::is_none", default)]
     pub(crate) was_at: Option<PathBuf>,
 }
 

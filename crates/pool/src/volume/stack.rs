@@ -460,6 +460,45 @@ mod tests {
         Stack::open(&volume).expect("whole again");
     }
 
+    /// Turns a copy's file into one of the first format, with its first block its own.
+    fn make_first_format(volume: &Path) {
+        let file = File::options().read(true).write(true).open(volume).expect("open");
+        let mut trailer = [0; TRAILER_BYTES];
+        let end = file.metadata().expect("stat").len();
+        file.read_exact_at(&mut trailer, end - TRAILER_BYTES as u64).expect("read");
+        trailer[56..60].fill(0);
+        file.set_len(0).expect("cut");
+        file.write_all_at(&[5; 4096], 0).expect("write");
+        // The map of 256 blocks, with the first one's bit.
+        file.write_all_at(&[1], SIZE).expect("write");
+        file.write_all_at(&trailer, SIZE + 4096).expect("write");
+    }
+
+    #[test]
+    fn a_copy_of_the_first_format_is_opened_as_it_is() {
+        let dir = tempfile::tempdir().expect("dir");
+        let (_, volume) = copy(dir.path());
+        make_first_format(&volume);
+        for _ in 0..2 {
+            let (parts, _) = Stack::open(&volume).and_then(Stack::parts).expect("opens");
+            let whole = Stack::assemble(parts, Way::Calls, None, CacheSpec::default(), None);
+            let waiter = polylane_block::wait::Waiter::new(whole.expect("fits").device);
+            let read = waiter.read(polylane_block::Sector(0), SIZE as usize).expect("read");
+            assert!(read[..4096].iter().all(|byte| *byte == 5), "its own block");
+            assert!(read[4096..].iter().all(|byte| *byte == 7), "the base's");
+            let data = polylane_sys::buffer::Buffer::copy_of(&[5; 512]);
+            waiter.write(polylane_block::Sector(3), data, true).expect("write");
+        }
+        assert_eq!(format_of(File::open(&volume).expect("open")), Format::V1);
+        look(&volume);
+        let looked = super::super::space::measure(
+            &volume,
+            &File::open(&volume).expect("open"),
+            &Sidecar::load(&volume).expect("sidecar"),
+        );
+        assert_eq!(looked.expect("measured").mapped, SIZE);
+    }
+
     #[test]
     fn a_volume_that_lost_its_trailer_or_its_sidecar_is_refused_by_name() {
         let dir = tempfile::tempdir().expect("dir");

@@ -10,6 +10,7 @@ use polylane_base::sync::thread;
 
 use super::open::{host_free, refuse_full};
 use super::progress::Progress;
+use super::sandbox::{Right, Sandbox};
 use crate::failure::{Failure, Result};
 
 /// e2fsck: nothing was wrong ...
@@ -42,12 +43,19 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
     dirs.map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
+/// The path of a program that is needed.
+///
+/// # Errors
+/// It is not installed.
+pub(super) fn program(name: &str, package: &str) -> Result<PathBuf> {
+    find(name).ok_or_else(|| {
+        Failure::failed(format!("{name}: not found: install {package} to make and check volumes"))
+    })
+}
+
 /// A command for a program, with messages in English and nothing to read.
 pub(crate) fn command(name: &str, package: &str) -> Result<Command> {
-    let program = find(name).ok_or_else(|| {
-        Failure::failed(format!("{name}: not found: install {package} to make and check volumes"))
-    })?;
-    let mut command = Command::new(program);
+    let mut command = Command::new(program(name, package)?);
     command.env("LC_ALL", "C").stdin(Stdio::null());
     Ok(command)
 }
@@ -96,16 +104,38 @@ pub(super) fn run_watched(
     Ok(Output { status, stdout, stderr })
 }
 
-/// e2fsck, with `options`, on a file; how far it is, is shown.
-pub(super) fn fsck(path: &Path, options: &str, file: &Path) -> Result<Output> {
-    let mut command = command("e2fsck", "e2fsprogs")?;
+/// e2fsck, with `options`, on a file, of which nothing else can be reached by what is in it; how
+/// far it is, is shown. The file is called [`IT`] in what it says.
+pub(super) fn fsck(path: &Path, options: &str, file: &File) -> Result<Output> {
+    let mut sandbox = Sandbox::new("e2fsck", "e2fsprogs")?.see_mounts();
+    let right = if options.contains('n') { Right::Read } else { Right::Write };
+    let name = sandbox.give(file, right)?;
+    let mut command = sandbox.command()?;
     let progress = Progress::of_share("checking", path);
-    command.arg(options);
+    command.args(options.split(' '));
     if progress.is_seen() {
         command.args(["-C", "1"]);
     }
-    command.arg(file);
-    run_watched(command, &progress, fsck_share)
+    command.arg(&name);
+    Ok(renamed(run_watched(command, &progress, fsck_share)?, &name))
+}
+
+/// resize2fs on a file, to `size` bytes or to the file's own. See [`fsck`].
+pub(super) fn resize2fs(file: &File, size: Option<u64>) -> Result<Output> {
+    let mut sandbox = Sandbox::new("resize2fs", "e2fsprogs")?.see_mounts();
+    let name = sandbox.give(file, Right::Write)?;
+    let mut command = sandbox.command()?;
+    command.arg(&name).args(size.map(|size| format!("{}K", size / 1024)));
+    Ok(renamed(run(command)?, &name))
+}
+
+/// What a file is called in what a program said.
+pub(super) const IT: &str = "it";
+
+fn renamed(output: Output, name: &Path) -> Output {
+    let name = name.display().to_string();
+    let change = |said: Vec<u8>| String::from_utf8_lossy(&said).replace(&name, IT).into_bytes();
+    Output { stdout: change(output.stdout), stderr: change(output.stderr), ..output }
 }
 
 /// What e2fsck says of how far it is: the pass, how much of how much in it, and the file. Passes
