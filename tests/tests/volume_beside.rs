@@ -209,7 +209,8 @@ fn a_sidecar_of_another_user_s_binds_nobody() {
     place.done("create theirs/v --size 16M --fs none --weight 30");
     assert_eq!(weight("theirs/v"), 30);
     let sidecar = theirs.join("v.polylane");
-    let text = fs::read_to_string(&sidecar).expect("sidecar").replace("30", "9000");
+    let text = fs::read_to_string(&sidecar).expect("sidecar");
+    let text = text.replace("\"weight\": 30", "\"weight\": 9000");
     fs::remove_file(&sidecar).expect("remove");
     fs::write(&sidecar, &text).expect("write");
     give(&sidecar);

@@ -147,8 +147,8 @@ fn images_that_were_cut_are_refused() {
 fn images_that_name_other_files_and_containers_are_refused() {
     let name = "images_that_name_other_files_and_containers_are_refused";
     let Some(place) = Place::new(name, &["qemu-img"]) else { return };
-    let secret = [b's'; MIB];
-    fs::write(place.at("secret"), secret).expect("write");
+    let secret = vec![b's'; MIB];
+    fs::write(place.at("secret"), &secret).expect("write");
     let backing = place.at("secret").display().to_string();
     place.qemu_img(&["create", "-q", "-f", "qcow2", "-b", &backing, "-F", "raw", "backing"]);
     place.qemu_img(&["create", "-q", "-f", "qed", "-b", &backing, "-F", "raw", "base.qed"]);
@@ -156,7 +156,7 @@ fn images_that_name_other_files_and_containers_are_refused() {
     place.qemu_img(&["create", "-q", "-f", "vmdk", "-b", "disk.vmdk", "-F", "vmdk", "child.vmdk"]);
     let data = format!("data_file={backing},data_file_raw=on");
     place.qemu_img(&["create", "-q", "-f", "qcow2", "-o", &data, "data", "1M"]);
-    fs::write(place.at("secret"), secret).expect("write");
+    fs::write(place.at("secret"), &secret).expect("write");
     let flat = ["create", "-q", "-f", "vmdk", "-o", "subformat=monolithicFlat", "flat.vmdk", "1M"];
     place.qemu_img(&flat);
     for image in ["backing", "base.qed", "child.vmdk", "data", "flat.vmdk"] {

@@ -107,8 +107,7 @@ fn freeze(
     make_top(draft.file(), shape.size, &reference.nonce)
         .map_err(|error| Failure::path(base, "lay it out", error))?;
     belong_alike(from, &draft)?;
-    let below = own.overlays.iter().map(|old| base_of(from, &own, old));
-    let below: Vec<PathBuf> = below.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+    let below = bases_of(from, &own)?;
     let mut overlays = own.overlays.clone();
     for overlay in &mut overlays {
         let lower = absolute(&locate(from, overlay))?;
@@ -192,6 +191,12 @@ fn base_of(volume: &Path, sidecar: &Sidecar, overlay: &OverlayRef) -> Result<Opt
     let owner = trust::open_beside(volume).ok().flatten().map(|(_, stat)| stat.st_uid);
     check_base((volume, sidecar, owner), &base, file)?;
     Ok(Some(base))
+}
+
+/// The bases that a volume names and that are there. See [`base_of`].
+fn bases_of(volume: &Path, sidecar: &Sidecar) -> Result<Vec<PathBuf>> {
+    let found = sidecar.overlays.iter().map(|overlay| base_of(volume, sidecar, overlay));
+    Ok(found.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
 /// Clears up what a copy, or becoming one file, left that was cut short: the sidecar of a volume

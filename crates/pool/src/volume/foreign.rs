@@ -95,8 +95,8 @@ const VDI: (usize, [u8; 4]) = (0x40, 0xbeda_107f_u32.to_le_bytes());
 
 /// What begins with this is no disk.
 const CONTAINERS: [(usize, &[u8], &str); 15] = [
-    (0, b"A polylane copy-on-write volume", "a copy-on-write volume of ours without its sidecar"),
-    (0, b"A polylane bypass volume", "a bypass volume of ours without its sidecar"),
+    (0, b"A polylane copy-on-write volume", "a copy-on-write volume without its sidecar"),
+    (0, b"A polylane bypass volume", "a bypass volume without its sidecar"),
     (0, b"# Disk DescriptorFile", "a VMDK descriptor, which names other files"),
     (0, b"\x1f\x8b\x08", "compressed by gzip"),
     (0, b"BZh", "compressed by bzip2"),
@@ -149,8 +149,8 @@ fn judge(start: &[u8; START_BYTES], end: &[u8; FOOTER_BYTES]) -> Kind {
     }
 }
 
-/// What a raw disk says that it is longer than its file: a file system or a partition table, and how
-/// many bytes that needs.
+/// What a raw disk says that it is longer than its file: a file system or a partition table, and
+/// how many bytes that needs.
 pub(super) fn promised(file: &File) -> Option<(&'static str, u64)> {
     let length = file.metadata().ok()?.len();
     let mut start = [0; START_BYTES];
@@ -434,7 +434,7 @@ mod tests {
 
     #[test]
     fn extents_of_a_map_are_read_line_by_line() {
-        let line = r#"[{ "start": 0, "length": 65536, "depth": 0, "zero": false, "data": true, "offset": 327680},"#;
+        let line = r#"[{ "start": 0, "length": 65536, "data": true, "offset": 327680},"#;
         assert_eq!(end_of_extent(line), Some(393_216));
         let hole = r#"{ "start": 65536, "length": 65536, "zero": true, "data": false}]"#;
         assert_eq!(end_of_extent(hole), None);

@@ -2,9 +2,9 @@
 //!
 //! `STATE/known/INODE-BIRTH.json`: the sidecar that polylane gave a volume last, which base its
 //! file was put on, and where it was. A file keeps inode number and birth time when it is renamed,
-//! and no other file of a host has the same. So a volume that was moved without its sidecar is known
-//! all the same; in a directory of other users only what is known here is this user's word; and a
-//! base knows copies that are somewhere else by now.
+//! and no other file of a host has the same. So a volume that was moved without its sidecar is
+//! known all the same; in a directory of other users only what is known here is this user's word;
+//! and a base knows copies that are somewhere else by now.
 //!
 //! Records are a help: where none can be kept (no state directory, a host without birth times), a
 //! volume has its sidecar alone.

@@ -563,6 +563,22 @@ mod tests {
         }
     }
 
+    fn assert_names_a_structure(line: &str) {
+        let structures = [
+            "not a sidecar",
+            "trailer is damaged",
+            "trailer is missing",
+            "is not the base",
+            "open it",
+            "too many bases",
+            "its making was cut short",
+            "cannot use it",
+            "not a regular file",
+        ];
+        let named = structures.iter().any(|structure| line.contains(structure));
+        assert!(named && line.starts_with("/"), "{line}");
+    }
+
     #[test]
     fn random_damage_is_refused_or_shows_blocks_of_the_volume_or_its_base() {
         let dir = tempfile::tempdir().expect("dir");
@@ -606,20 +622,7 @@ mod tests {
             let stack = match Stack::open(&volume) {
                 Ok(stack) => stack,
                 Err(failure) => {
-                    let line = failure.line;
-                    let structures = [
-                        "not a sidecar",
-                        "trailer is damaged",
-                        "trailer is missing",
-                        "is not the base",
-                        "open it",
-                        "too many bases",
-                        "its making was cut short",
-                        "cannot use it",
-                        "not a regular file",
-                    ];
-                    let named = structures.iter().any(|structure| line.contains(structure));
-                    assert!(named && line.starts_with("/"), "{round}: {line}");
+                    assert_names_a_structure(&failure.line);
                     refused += 1;
                     continue;
                 }

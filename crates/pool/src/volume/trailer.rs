@@ -13,9 +13,9 @@
 //! | 56–59 | format (u32): 0 for the first, whose head is empty and which has no label; 2 |
 //!
 //! The label, at the start of the file, is text for people and the superblock of an ext4 with a
-//! feature that does not exist. So e2fsck, mount and their like, which would go to work on blocks of
-//! the middle of a disk, refuse the file; without a superblock e2fsck looks for a copy of one, and
-//! finds it in what a guest wrote.
+//! feature that does not exist. So e2fsck, mount and their like, which would go to work on blocks
+//! of the middle of a disk, refuse the file; without a superblock e2fsck looks for a copy of one,
+//! and finds it in what a guest wrote.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

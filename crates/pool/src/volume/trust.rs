@@ -173,12 +173,16 @@ pub(super) fn check_links(path: &Path) -> Result<()> {
     match (way.links, statat(CWD, path, AtFlags::empty())) {
         (Author::Caller, _) | (_, Err(_)) => Ok(()),
         (links, Ok(stat)) if links.owns(stat.st_uid) => Ok(()),
-        _ => Err(Failure::failed(format!(
-            "{}: leads by a symbolic link of another user to a file that is not that user's: name \
-             the file itself",
-            path.display()
-        ))),
+        _ => Err(strange_link(path)),
     }
+}
+
+fn strange_link(path: &Path) -> Failure {
+    Failure::failed(format!(
+        "{}: leads by a symbolic link of another user to a file that is not that user's: name the \
+         file itself",
+        path.display()
+    ))
 }
 
 /// Refuses an open file that its path leads to no more, where others decide about that path: they
@@ -193,7 +197,10 @@ pub(super) fn check_reached(path: &Path, file: impl AsFd) -> Result<()> {
         return Ok(());
     }
     let stat = fstat(file).map_err(failed)?;
-    match way.end == Some(place(&stat)) && way.links.owns(stat.st_uid) {
+    if !way.links.owns(stat.st_uid) {
+        return Err(strange_link(path));
+    }
+    match way.end == Some(place(&stat)) {
         true => Ok(()),
         false => Err(Failure::failed(format!(
             "{}: was exchanged while it was opened: try again",
