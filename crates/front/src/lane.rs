@@ -62,7 +62,7 @@ const TAG_STORES: u64 = (1 << TAG_ID_SHIFT) - (1 << TAG_STORES_SHIFT);
 const WRITES_MAX: u32 = 100;
 
 /// Longest wait for names that the kernel is to drop.
-const RECLAIM_PATIENCE: Duration = Duration::from_millis(20);
+const NAMES_PATIENCE: Duration = Duration::from_millis(20);
 
 /// Everything the front ends of one mounted instance share. Thread-safe.
 pub struct Lane {
@@ -330,9 +330,9 @@ impl Lane {
         }
     }
 
-    /// As [`Lane::name_gone`], after the inode got another name instead. A directory keeps the
-    /// former one in the kernel: somebody may work there, and would lose the path. The kernel
-    /// changes it when somebody looks at the new name.
+    /// As [`Lane::name_gone`], after the inode got another name instead, or another inode the name.
+    /// A directory's is left to the kernel: somebody may work there, and would lose the path. The
+    /// kernel changes it when somebody looks at the new name, as the client does.
     pub fn name_moved(&self, dir: &Node, name: &[u8], node: &Node) {
         if node.kind() != Kind::Dir {
             self.name_gone(dir, name, node);
@@ -362,11 +362,17 @@ impl Lane {
         node.is_some_and(|node| self.nodes.is_known_as(&node, Place::of(dir_id, name)))
     }
 
+    /// Waits, for a moment at most, until the kernel has dropped the names that are gone. Call
+    /// without locks, on a thread that may wait.
+    pub(crate) fn settle_names(&self) {
+        self.notifier.settle_names(NAMES_PATIENCE);
+    }
+
     /// Waits, for a moment at most, for what gives room back: inodes without a name that only the
     /// kernel remembers, and what is set aside for clients that stream. To be called before an
     /// operation is refused for want of room; no lock may be held.
     pub(crate) fn reclaim(&self) {
-        self.notifier.settle_names(RECLAIM_PATIENCE);
+        self.settle_names();
         self.progress.settle();
         self.vfs.give_room_back();
     }

@@ -58,7 +58,7 @@ impl Session {
                 self.lane.name_moved(dir, name, &names.moved);
                 self.stamp_change(cred, &names.moved, time);
                 if let Some(replaced) = names.replaced {
-                    self.lane.name_gone(dir, name2, &replaced);
+                    self.lane.name_moved(dir, name2, &replaced);
                     self.stamp_gone(cred, &replaced, time);
                     vfs.note_nameless(replaced);
                 }

@@ -69,10 +69,17 @@ impl Call<'_> {
     pub(super) fn unlink(&mut self, at: At<'_>, dir: bool, leased: bool) -> Answer {
         let last = self.last(at)?;
         if dir {
+            let known = self.vfs().known_child(&last.dir, &last.name);
+            let is_known = known.is_some_and(|dir| self.is_known_dir(&dir));
+            if is_known {
+                self.blocking()?;
+            }
             let had_leases = self.session.has_leases();
             let gone = self.vfs().take_removed_dir(self.cred(), &last.dir, &last.name)?;
-            if let Some(gone) = &gone {
+            if let Some(gone) = gone.as_ref().filter(|_| is_known) {
                 self.session.lane.name_gone(&last.dir, &last.name, gone);
+                // Before the caller makes the name anew, and works there.
+                self.session.lane.settle_names();
             }
             let mut reply = dirs(gone.is_some_and(|gone| self.is_known_dir(&gone)), false);
             if had_leases && !self.session.has_leases() {
@@ -120,7 +127,7 @@ impl Call<'_> {
         let names = self.session.as_holder(leased.then_some(from_dir), rename)?;
         self.session.lane.name_moved(from_dir, &from.name, &names.moved);
         if let Some(replaced) = &names.replaced {
-            self.session.lane.name_gone(to_dir, &to.name, replaced);
+            self.session.lane.name_moved(to_dir, &to.name, replaced);
             self.vfs().lost_a_name(replaced);
         }
         let replaced = names.replaced.as_ref().is_some_and(|node| self.is_known_dir(node));
