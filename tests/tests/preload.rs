@@ -109,6 +109,8 @@ programs! {
     large_and_scattered_transfers = "large";
     appends_are_atomic = "append";
     another_identity = "identity";
+    children_have_no_channel_of_their_parents = "children";
+    programs_that_confine_themselves = "confine";
     streams_of_libc = "stdio";
     file_size_limit = "limits";
     names_and_attributes = "names";

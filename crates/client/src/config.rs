@@ -123,6 +123,11 @@ pub(crate) fn mount() -> Option<&'static [u8]> {
     MOUNT.get().map(|(bytes, _)| &bytes[..len])
 }
 
+/// There is no lane in this process from here on, nor in what is forked from it.
+pub(crate) fn switch_off() {
+    MOUNT_LEN.store(OFF, Ordering::SeqCst);
+}
+
 /// `path` under the mount, in `into`.
 pub(crate) fn under_mount<'a>(into: &'a mut [u8], path: &[u8]) -> Option<&'a [u8]> {
     let mount = mount()?;

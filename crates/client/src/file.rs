@@ -150,6 +150,7 @@ fn look_at(fd: RawFd) -> Outcome<Pin> {
 fn lost_bytes(file: &Record) -> bool {
     lease::is_streamed(file.handle.load(Ordering::Relaxed))
         && session::of(file.session.load(Ordering::Relaxed))
+            .filter(|former| former.is_own())
             .is_some_and(|former| !former.channel.stream().is_all_done())
 }
 

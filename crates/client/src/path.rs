@@ -6,7 +6,7 @@
 //! the lane by a detour from outside goes through the kernel, which is right too.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use polylane_base::Errno;
 use polylane_ipc::message::{DIR_ROOT, Message, Op, PATH_BYTES_MAX, RESERVED_DIR, SLOT_DIR};
@@ -134,17 +134,26 @@ fn relative(dir: RawFd, path: &[u8]) -> Outcome<(&'static Session, At<'_>)> {
     Ok((session, At { dir: handle, path, _start: Some(start) }))
 }
 
+/// Paths mean something else here than in the service (chroot, another mount namespace), or the
+/// service would take this process for more than it is. What a child inherits with memory of its
+/// own, so that it stays until the next exec.
+static ESTRANGED: AtomicBool = AtomicBool::new(false);
+
 /// Whether paths mean the same in this process as in the service.
 pub(crate) fn is_at_home() -> bool {
-    state::get().estranged.load(Ordering::Relaxed) == 0
+    !ESTRANGED.load(Ordering::SeqCst)
+}
+
+/// From now on this process, and what is forked from it, has no session.
+pub(crate) fn leave_home() {
+    ESTRANGED.store(true, Ordering::SeqCst);
 }
 
 /// The session, unless paths mean something else in this process.
 pub(crate) fn ready() -> Outcome<&'static Session> {
-    let state = state::get();
-    match state.estranged.load(Ordering::Relaxed) {
-        0 => state.sessions.get(),
-        _ => Err(Detour::Kernel),
+    match ESTRANGED.load(Ordering::Relaxed) {
+        false => state::get().sessions.get(),
+        true => Err(Detour::Kernel),
     }
 }
 

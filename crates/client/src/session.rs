@@ -72,15 +72,19 @@ pub(crate) struct Session {
     /// Directories with something else mounted on them, without leading slash.
     pub(crate) covered: Vec<Vec<u8>>,
     socket: RawFd,
-    /// The process that made it: one that was forked from it has sessions of its own.
+    /// The process that made it: one that was forked from it has sessions of its own, and not this
+    /// one's channel in its memory.
     pid: i32,
+    /// The memory that the channel is mapped in.
+    memory: u32,
     lost: AtomicBool,
     reserve: Reserve,
     /// Requests posted so far, by mailbox.
     posts: Box<[AtomicU32]>,
 }
 
-/// The session of that number, present or former.
+/// The session of that number, present or former; its channel is there if it is this process's own:
+/// see [`Session::is_own`].
 pub(crate) fn of(number: u32) -> Option<&'static Session> {
     SESSIONS.get(number.checked_sub(1)? as usize)?.get()
 }
@@ -233,14 +237,20 @@ impl Sessions {
             self.retry_at.store(seconds() + RETRY_SECONDS, Ordering::Relaxed);
         }
         self.connecting.store(false, Ordering::Release);
-        made
+        made.map_err(|error| {
+            if error == Detour::Errno(Errno::EACCES) {
+                // It is for the kernel to say what this process may do, for good.
+                process::estranged();
+            }
+            Detour::Kernel
+        })
     }
 
     fn make(&self) -> Outcome<&'static Session> {
         let number = MADE.load(Ordering::Relaxed);
         let cell = SESSIONS.get(number as usize).ok_or(Detour::Kernel)?;
         let (key, leaves) = (self.key()?, self.leaves.load(Ordering::SeqCst));
-        let session = Session::connect(number + 1, key).map_err(|_| Detour::Kernel)?;
+        let session = Session::connect(number + 1, key)?;
         MADE.store(number + 1, Ordering::Relaxed);
         let session = cell.get_or_init(|| session);
         self.current.store(session.number, Ordering::SeqCst);
@@ -325,7 +335,7 @@ impl Session {
         let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
         let (token, attributes, covered) = (welcome.token, welcome.attributes, welcome.covered);
         let lost = AtomicBool::new(false);
-        let pid = pid_now();
+        let (pid, memory) = (pid_now(), state::get().memory.load(Ordering::Relaxed));
         Ok(Session {
             number,
             channel,
@@ -334,15 +344,17 @@ impl Session {
             covered,
             socket,
             pid,
+            memory,
             lost,
             reserve,
             posts,
         })
     }
 
-    /// Whether this process made it.
+    /// Whether this process made it. The channel of another is not to be touched: it is not mapped
+    /// here. The number of a process alone does not tell: it may be an ancestor's.
     pub(crate) fn is_own(&self) -> bool {
-        self.pid == pid_now()
+        self.memory == state::get().memory.load(Ordering::Relaxed) && self.pid == pid_now()
     }
 
     #[inline]

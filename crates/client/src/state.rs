@@ -68,8 +68,8 @@ pub(crate) struct Fields {
     pub(crate) sharing: AtomicU32,
     /// This process took POSIX locks, which any close of the file gives up.
     pub(crate) has_locked: AtomicU32,
-    /// Paths mean something else here than in the service (chroot, another mount namespace).
-    pub(crate) estranged: AtomicU32,
+    /// Tells this process's memory from that of its ancestors back to the last exec.
+    pub(crate) memory: AtomicU32,
 }
 
 const WIPED: u32 = 0;
@@ -93,8 +93,11 @@ static STATE: State = State(Fields {
     shares: AtomicU32::new(0),
     sharing: AtomicU32::new(0),
     has_locked: AtomicU32::new(0),
-    estranged: AtomicU32::new(0),
+    memory: AtomicU32::new(0),
 });
+
+/// How many memories there were, from the last exec on: those of this process and its ancestors.
+static MEMORIES: AtomicU32 = AtomicU32::new(0);
 
 /// This process's state.
 #[inline]
@@ -121,6 +124,8 @@ fn start(fields: &'static Fields) {
         if fields.life.compare_exchange(WIPED, STARTING, first, then).is_ok() {
             crate::private::close_all();
             crate::real::wipe_on_fork(&STATE);
+            let memory = MEMORIES.fetch_add(1, Ordering::Relaxed) + 1;
+            fields.memory.store(memory, Ordering::Relaxed);
             fields.life.store(READY, Ordering::Release);
         }
     });

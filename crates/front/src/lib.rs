@@ -20,6 +20,7 @@ pub mod slots;
 pub mod tickets;
 pub mod ublk;
 pub mod vhost_user;
+pub mod witness;
 
 pub use kept::{FormerProcess, former_processes};
 pub use lane::{Handover, Lane};

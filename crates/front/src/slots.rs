@@ -7,7 +7,8 @@
 //! ```text
 //!   FUSE_CREATE .polylane-slots/<token>-<n>     Op::Open arg[0]=n        Op::Close
 //!        (none) ───────────────► free ───────────────► bound ───────────────► free
-//!                                                        │ share_all, a second OPEN, a mapping
+//!                                                        │ share_all, a second OPEN, a mapping,
+//!                                                        │ a request of another process
 //!                                                        ▼
 //!                                                     escaped ── last FUSE RELEASE ──► (none)
 //! ```
@@ -18,6 +19,9 @@
 //! - A slot's access mode is that of its kernel descriptor, and only opens of the same mode are
 //!   bound to it: the kernel's own mode checks stay right.
 //! - An escaped slot is never bound again. Its binding ends with its last kernel handle.
+//! - What anybody but the session's own process was told of a slot's descriptor stays true of it: a
+//!   slot escapes by the first request of a thread of another process, before that is answered. No
+//!   client need say that it gave the descriptor away, and none can know that it was taken.
 //! - A slot of which the kernel filled a page has escaped: the mapping may outlive the client's
 //!   close.
 //! - A slot whose kernel handles are all gone is out of its session's table.
@@ -53,6 +57,7 @@ use polylane_vfs::handover::{self, Kind, Store};
 use polylane_vfs::{Holder, Inode, Node, OpenFile};
 
 use crate::restore::Record;
+use crate::witness::{Looks, Numbers, Threads, Witness};
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
 /// what a hostile client can make us hold.
@@ -242,6 +247,7 @@ impl Slot {
 pub struct SessionSlots {
     token: Token,
     groups: Arc<[Gid]>,
+    process: Threads,
     /// Who applies what the client did under leases.
     holder: Arc<OnceLock<Weak<dyn Holder>>>,
     slots: Mutex<Slots>,
@@ -335,6 +341,17 @@ impl SessionSlots {
         }
     }
 
+    /// Others have the slot's descriptor, of which the client need not know.
+    fn keeps_no_more(&self, slot: &Slot) {
+        if slot.escaped() {
+            // As of all that a child inherits: the client said so itself.
+            return;
+        }
+        self.strayed.store(true, Ordering::SeqCst);
+        slot.end_leases();
+        slot.state.lock().escaped = true;
+    }
+
     fn find(&self, number: u32) -> Result<Arc<Slot>> {
         self.slots.lock().by_number.get(&number).cloned().ok_or(Errno::EBADF)
     }
@@ -375,6 +392,7 @@ impl MappedIndex {
 #[derive(Default)]
 pub struct SlotTable {
     sessions: Mutex<HashMap<Token, Weak<SessionSlots>>>,
+    witness: OnceLock<Arc<dyn Witness>>,
     pub(crate) mapped: MappedIndex,
     store: Option<Arc<Store>>,
 }
@@ -385,12 +403,34 @@ impl SlotTable {
         SlotTable { store: Some(store), ..SlotTable::default() }
     }
 
-    /// Starts a session: from now on its token makes slots. `groups` are the supplementary groups
-    /// of its process.
-    pub fn open_session(&self, token: Token, groups: Arc<[Gid]>) -> Arc<SessionSlots> {
+    /// Says who can look at processes. Once, before anybody is let in.
+    pub fn set_witness(&self, witness: Arc<dyn Witness>) {
+        // A second call would be a bug and changes nothing.
+        let _ = self.witness.set(witness);
+    }
+
+    /// What a process is that wants a session; without a witness it is what it seems. `EACCES`: the
+    /// kernel alone decides what it may do, so it has none.
+    pub(crate) fn admit(&self, pid: u32) -> Result<Numbers> {
+        let Some(witness) = self.witness.get() else { return Ok(Numbers { pid, thread: pid }) };
+        match witness.look(pid) {
+            Some(Looks { number, apart: false }) => Ok(Numbers { pid, thread: number }),
+            _ => Err(Errno::EACCES),
+        }
+    }
+
+    /// Starts a session of a process: from now on its token makes slots. `groups` are the
+    /// supplementary groups of the process.
+    pub fn open_session(
+        &self,
+        token: Token,
+        groups: Arc<[Gid]>,
+        process: Numbers,
+    ) -> Arc<SessionSlots> {
         let session = Arc::new(SessionSlots {
             token,
             groups,
+            process: Threads::of(process),
             holder: Arc::default(),
             slots: Mutex::default(),
             strayed: AtomicBool::new(false),
@@ -464,13 +504,21 @@ impl SlotTable {
         let session = if token == own { Err(Errno::EACCES) } else { self.session(token) };
         let Ok(session) = session else { return };
         let Ok(slot) = session.find(number) else { return };
+        session.keeps_no_more(&slot);
+    }
+
+    /// A request on a slot's descriptor comes from `thread`. Before it learns anything: one that is
+    /// not of the session's process has the descriptor for good, however it came by it, and what it
+    /// is told now must stay true of it. So the slot is bound to no other file from here on.
+    pub(crate) fn met(&self, slot: &Slot, thread: u32) {
         if slot.escaped() {
-            // As of all that a child inherits: the client said so itself.
             return;
         }
-        session.strayed.store(true, Ordering::SeqCst);
-        slot.end_leases();
-        slot.state.lock().escaped = true;
+        // Once its session is over nobody binds it.
+        let Ok(session) = self.session(slot.session) else { return };
+        if !session.process.has(thread, self.witness.get()) {
+            session.keeps_no_more(slot);
+        }
     }
 
     /// The kernel fills a page of a bound slot's node: a program maps it.

@@ -4,13 +4,16 @@
 #[path = "fuse/kernel.rs"]
 mod kernel;
 
-use kernel::{Answer, Bytes, Fields, Kernel, ROOT};
+use kernel::{Answer, Bytes, Fields, Kernel, PID, ROOT};
+use std::ops::Range;
+
 use polylane_base::rng::Rng;
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid};
 use polylane_front::Lane;
-use polylane_front::notifier::Range;
+use polylane_front::notifier;
 use polylane_front::slots::{Token, Unbound};
+use polylane_front::witness::{Looks, Numbers, Witness};
 use polylane_testkit::fault::{Call, Faulty};
 use polylane_vfs::{Cred, OpenFile, SetAttr};
 
@@ -24,8 +27,10 @@ const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
 const RELEASE: u32 = 18;
+const FSYNC: u32 = 20;
 const SETXATTR: u32 = 21;
 const GETXATTR: u32 = 22;
+const LISTXATTR: u32 = 23;
 const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 const OPENDIR: u32 = 27;
@@ -440,7 +445,8 @@ fn open_file(kernel: &Kernel, name: &str, flags: i32) -> Arc<OpenFile> {
 
 fn session(kernel: &Kernel) -> Arc<polylane_front::slots::SessionSlots> {
     let groups: Arc<[Gid]> = Arc::new([]);
-    kernel.lane.slots.open_session(Token::random().expect("random bytes"), groups)
+    let own = Numbers { pid: HOST_PID, thread: kernel.pid };
+    kernel.lane.slots.open_session(Token::random().expect("random bytes"), groups, own)
 }
 
 #[test]
@@ -465,6 +471,74 @@ fn a_slot_acts_on_what_is_bound() {
     assert_eq!(read(&mut kernel, slot, fh), Err(Errno::EBADF));
     session.bind(3, open_file(&kernel, "b", libc::O_RDWR | libc::O_CREAT)).expect("bound again");
     assert_eq!(read(&mut kernel, slot, fh), Ok(vec![]));
+}
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// Requests that tell something of what a slot is bound to, or change it.
+const ABOUT_A_SLOT: [fn(&mut Kernel, u64, u64); 5] = [
+    |kernel, slot, _| _ = size_of(kernel, slot),
+    |kernel, slot, fh| drop(read(kernel, slot, fh)),
+    |kernel, slot, fh| drop(write(kernel, slot, fh, b"by another")),
+    |kernel, slot, fh| drop(kernel.ask(FSYNC, slot, &words(&[fh, 0]))),
+    |kernel, slot, _| drop(kernel.ask(LISTXATTR, slot, &words(&[0]))),
+];
+
+/// The process that asks, as the service sees it.
+const HOST_PID: u32 = 70_000;
+
+/// Knows that the process has so many threads beside the first.
+struct Threads(Range<u32>);
+
+impl Witness for Threads {
+    fn look(&self, pid: u32) -> Option<Looks> {
+        (pid == HOST_PID).then_some(Looks { number: PID, apart: false })
+    }
+
+    fn has_thread(&self, pid: u32, thread: u32) -> bool {
+        pid == HOST_PID && self.0.contains(&thread)
+    }
+}
+
+#[test]
+fn what_another_process_was_told_of_a_slot_stays_true() {
+    for (n, ask) in ABOUT_A_SLOT.into_iter().enumerate() {
+        for (who, stays) in [(1, true), (0, true), (HOST_PID, true), (PID + 3, false)] {
+            for bound in [true, false] {
+                let mut kernel = Kernel::new();
+                kernel.lane.slots.set_witness(Arc::new(Threads(PID + 1..PID + 5)));
+                let session = session(&kernel);
+                let made = kernel.ask(CREATE, SLOT_DIR, &slot_name(session.token(), 0));
+                let (slot, fh) = created(made);
+                if bound {
+                    session.bind(0, open_file(&kernel, "a", libc::O_RDWR | libc::O_CREAT)).unwrap();
+                }
+                kernel.pid = who;
+                // Once more: what was known of a thread is remembered for a while.
+                (0..2).for_each(|_| ask(&mut kernel, slot, fh));
+                kernel.pid = PID;
+                if bound {
+                    let unbound = if stays { Unbound::Escaped } else { Unbound::Free };
+                    assert_eq!(session.unbind(0), Ok(unbound), "request {n} by {who}");
+                }
+                let again = open_file(&kernel, "b", libc::O_RDWR | libc::O_CREAT);
+                let expected = if stays { Err(Errno::EBUSY) } else { Ok(()) };
+                assert_eq!(session.bind(0, again), expected, "request {n} by {who}, {bound}");
+            }
+        }
+    }
+}
+
+#[test]
+fn who_makes_a_slot_for_another_process_has_it() {
+    let mut kernel = Kernel::new();
+    let session = session(&kernel);
+    kernel.pid = 1;
+    created(kernel.ask(CREATE, SLOT_DIR, &slot_name(session.token(), 0)));
+    let file = open_file(&kernel, "a", libc::O_RDWR | libc::O_CREAT);
+    assert_eq!(session.bind(0, file), Err(Errno::EBUSY));
 }
 
 #[test]
@@ -585,7 +659,7 @@ fn pages_under_other_nodes_are_dropped_before_and_after() {
     // From outside the kernel, as the fast lane does.
     let lane = kernel.lane.clone();
     let file = open_file(&kernel, "a", libc::O_RDONLY);
-    let waiter = thread::spawn(move || lane.before_io(file.node(), Range::ALL));
+    let waiter = thread::spawn(move || lane.before_io(file.node(), notifier::Range::ALL));
     let message = kernel.receive(5000).expect("a notification");
     assert_eq!((message.unique, message.error), (0, INVAL_INODE));
     waiter.join().expect("waited");

@@ -463,6 +463,8 @@ pub(crate) struct ServiceArgs {
     #[arg(long)]
     pub(crate) handover: i32,
     #[arg(long)]
+    pub(crate) witness: Option<i32>,
+    #[arg(long)]
     pub(crate) dir: Option<i32>,
     #[arg(long)]
     pub(crate) volume: Vec<i32>,

@@ -85,6 +85,7 @@ fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
         socket: arguments.socket,
         control: arguments.control,
         handover: arguments.handover,
+        witness: arguments.witness,
         dir: arguments.dir,
         volume: arguments.volume.clone(),
         volume_plain: arguments.volume_plain.clone(),

@@ -27,6 +27,7 @@ use crate::volume::bypass::{self, Pinned};
 use crate::volume::disk::Disk;
 use crate::volume::held::{Answer, Ask};
 use crate::volume::stack::Stack;
+use crate::witness::Asker;
 
 /// Part of the cache's limit that a volume's metadata may have beside it, and the most of it.
 const METADATA_PART: u64 = 8;
@@ -124,7 +125,7 @@ pub(crate) fn start(
     store: Store,
     confined: Confined,
     (handover, heart, in_flight): (Option<Handover>, Arc<Heart>, Arc<InFlight>),
-    guards_links: bool,
+    (guards_links, witness): (bool, Option<Arc<Asker>>),
 ) -> Result<Running> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let options = Options {
@@ -147,6 +148,9 @@ pub(crate) fn start(
     };
     if guards_links {
         lane.guard_links();
+    }
+    if let Some(witness) = witness {
+        lane.slots.set_witness(witness);
     }
     let (unmounted, fuse_stop) = serve_fuse(spec, fuse, lane.clone(), in_flight)?;
     let config = shm::Config {

@@ -37,5 +37,6 @@ mod supervise;
 pub mod upgrade;
 pub mod volume;
 mod watchdog;
+mod witness;
 
 pub use failure::{Failure, Result};

@@ -42,7 +42,7 @@ impl MountTable {
         self.notice.tell(now != self.first);
     }
 
-    /// Number and place of each mount at the lane or below.
+    /// Number and place of each mount at the lane or below, and whether it may be written to.
     fn now(&mut self) -> Vec<Vec<u8>> {
         let mut text = Vec::new();
         let read = self.file.rewind().and_then(|()| self.file.read_to_end(&mut text));
@@ -54,13 +54,44 @@ impl MountTable {
     }
 }
 
-/// `NUMBER PLACE` of a line of mountinfo, if it is at this path or below.
+/// `NUMBER PLACE rw|ro` of a line of mountinfo, if it is at this path or below.
 fn mount_at(line: &[u8], lane: &[u8]) -> Option<Vec<u8>> {
     let mut words = line.split(|&byte| byte == b' ');
     let (number, place) = (words.next()?, words.nth(3)?);
-    let below = place.strip_prefix(lane)?;
-    let inside = below.is_empty() || below[0] == b'/' || lane == b"/";
-    inside.then(|| [number, place].join(&b' '))
+    let how = words.next()?.split(|&byte| byte == b',').next()?;
+    below(place, lane)?;
+    Some([number, place, how].join(&b' '))
+}
+
+/// What of a path is below another; empty: it is that one.
+fn below<'a>(place: &'a [u8], lane: &[u8]) -> Option<&'a [u8]> {
+    let below = place.strip_prefix(lane.strip_suffix(b"/").unwrap_or(lane))?;
+    match below {
+        [] => Some(below),
+        [b'/', rest @ ..] => Some(rest),
+        _ => None,
+    }
+}
+
+/// Whether paths of a lane mean what they mean to its service: it is mounted once, to be written
+/// to, with nothing on it but what was `covered` from the first.
+pub(crate) fn is_plain(table: &[u8], lane: &[u8], covered: &[Vec<u8>]) -> bool {
+    let lane = escaped(lane);
+    let (mut at, mut plain) = (0, true);
+    for line in table.split(|&byte| byte == b'\n') {
+        let mut words = line.split(|&byte| byte == b' ');
+        let place = words.nth(4).and_then(|place| below(place, &lane));
+        let mut writes = || words.next().is_some_and(|how| how.starts_with(b"rw"));
+        match place {
+            None => {}
+            Some([]) => (at, plain) = (at + 1, plain && writes()),
+            Some(place) => {
+                let is = |known: &Vec<u8>| below(place, &escaped(known)).is_some();
+                plain &= covered.iter().any(is);
+            }
+        }
+    }
+    plain && at == 1
 }
 
 /// A path as mountinfo shows it.
@@ -83,13 +114,33 @@ mod tests {
 
     #[test]
     fn mounts_at_the_lane_are_found() {
-        let found = Some(b"36 /lane/a".to_vec());
+        let found = Some(b"36 /lane/a rw".to_vec());
         assert_eq!(mount_at(LINE, b"/lane"), found);
         assert_eq!(mount_at(LINE, b"/"), found);
         assert_eq!(mount_at(LINE, b"/lane/a"), found);
         assert_eq!(mount_at(LINE, b"/lan"), None);
         assert_eq!(mount_at(LINE, b"/lane/a/b"), None);
         assert_eq!(mount_at(b"", b"/"), None);
+    }
+
+    #[test]
+    fn a_lane_is_plain_as_long_as_nothing_covers_it() {
+        const LANE: &str = "20 1 0:1 / / rw - ext4 x rw\n30 20 0:2 / /my\\040lane rw - fuse l rw\n\
+                            31 30 0:3 / /my\\040lane/.polylane rw - tmpfs r rw\n";
+        let covered = [b".polylane".to_vec()];
+        let plain = |table: &str| is_plain(table.as_bytes(), b"/my lane", &covered);
+        assert!(plain(LANE));
+        assert!(!plain(&LANE.replace("040lane rw - fuse", "040lane ro - fuse")), "read-only");
+        for more in ["lane/hidden", "lane/.polylane2", "lane"] {
+            let over = format!("{LANE}40 30 0:4 / /my\\040{more} rw - tmpfs t rw\n");
+            assert!(!plain(&over), "{more}");
+        }
+        assert!(plain(&format!("{LANE}40 20 0:4 / /my\\040lanes rw - tmpfs t rw\n")));
+        assert!(!plain(""), "it is not there");
+        let root = "20 1 0:1 / / rw - fuse x rw\n21 20 0:4 / /.polylane rw - tmpfs r rw\n";
+        assert!(is_plain(root.as_bytes(), b"/", &covered));
+        let over = format!("{root}22 20 0:5 / /home rw - tmpfs t rw\n");
+        assert!(!is_plain(over.as_bytes(), b"/", &covered));
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::log;
 use crate::spec::{Backing, PoolSpec};
 use crate::volume::bypass;
 use crate::watchdog::BEAT_PERIOD;
+use crate::witness::Asker;
 
 /// Keeps the kernel's memory killer away from the service while there is anything else in its pool.
 const OOM_SCORE_ADJ: &str = "-900";
@@ -44,6 +45,8 @@ pub struct ServiceFds {
     pub control: RawFd,
     /// What outlives the service.
     pub handover: RawFd,
+    /// The line to the witness; none from a supervisor that knows of none.
+    pub witness: Option<RawFd>,
     /// The host directory under the lane, for `--dir`.
     pub dir: Option<RawFd>,
     /// The files of the volume, its own and those of its bases, for data.
@@ -103,6 +106,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
         volume.push(Files { io: take(*io)?, plain: take(*plain)?, lock: take(*lock)? });
     }
     let (fuse, socket, kept) = (take(fds.fuse)?, take(fds.socket)?, take(fds.handover)?);
+    let witness = fds.witness.map(take).transpose()?.map(Link::from_fd).map(Asker::new);
     let pool = fds
         .bypass
         .map(|(disk, pool)| Ok::<_, Failure>(PoolFiles { disk: take(disk)?, pool: take(pool)? }));
@@ -139,7 +143,8 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let handover = handover.map(|(store, records, lasting)| {
         Handover::new(store, records, former.unwrap_or_default(), lasting)
     });
-    build::start(&spec, (fuse, socket), store, confined, (handover, heart, in_flight), guards_links)
+    let beside = (handover, heart, in_flight);
+    build::start(&spec, (fuse, socket), store, confined, beside, (guards_links, witness))
 }
 
 /// What a former service left, and whether all that it had answered is there.

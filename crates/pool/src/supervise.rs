@@ -29,6 +29,7 @@ use crate::stats::Listener;
 use crate::upgrade::{Control, Wish};
 use crate::volume::held::Ask;
 use crate::watchdog::Watchdog;
+use crate::witness;
 
 /// How long COMMAND may take to end after a signal that asks it to.
 pub(crate) const TERMINATION_TIME_MAX: Duration = Duration::from_secs(5);
@@ -91,6 +92,8 @@ pub(crate) struct Supervisor {
 struct Service {
     link: Link,
     process: Process,
+    /// Looks at processes for it.
+    _witness: Process,
     /// It came up.
     ready: bool,
     /// What it speaks with the library.
@@ -417,6 +420,7 @@ impl Supervisor {
         self.watchdog.restart();
         let failed = |error: std::io::Error| Failure::because("service", "start it", error);
         let (link, other) = Link::pair().map_err(|error| failed(error.into()))?;
+        let (_witness, asker) = witness::start(self.init.pid(), &self.spec).map_err(failed)?;
         let spec = self.spec.to_fd()?;
         let mut fds = vec![
             ("--spec", spec.as_fd()),
@@ -424,13 +428,14 @@ impl Supervisor {
             ("--socket", doors.socket.as_fd()),
             ("--control", other.as_fd()),
             ("--handover", self.handover.as_fd()),
+            ("--witness", asker.as_fd()),
         ];
         fds.extend(self.handed.options());
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
             Fork::Child => execute(self.program.as_ref(), "service", &self.spec.name, &fds),
             Fork::Parent(child) => Process::new(child),
         };
-        drop(other);
+        drop((other, asker));
         self.groups.attach(process.pid(), cgroup::Leaf::Service);
         self.keeper.watch(process.as_fd());
         if !wait_for(link.as_fd(), START_TIME_MAX) {
@@ -444,11 +449,11 @@ impl Supervisor {
                 if !fds.is_empty() {
                     let _ = link.send(&ToService::Share, &fds);
                 }
-                Ok(Service { link, process, ready: true, wire })
+                Ok(Service { link, process, _witness, ready: true, wire })
             }
             Ok(Some((FromService::Failed(line), _))) => Err(Failure::failed(line)),
             // It died. That is for the loop to see, as at any later time.
-            _ => Ok(Service { link, process, ready: false, wire: 0 }),
+            _ => Ok(Service { link, process, _witness, ready: false, wire: 0 }),
         }
     }
 

@@ -156,6 +156,7 @@ fn descriptors(options: &[&str]) -> ServiceFds {
         socket: needed("--socket"),
         control: needed("--control"),
         handover: needed("--handover"),
+        witness: of("--witness"),
         dir: of("--dir"),
         volume: vec![],
         volume_plain: vec![],

@@ -52,9 +52,11 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Maps what a peer sent. `EPROTO` when it could still shrink or has fewer counts.
+    /// Maps what a peer sent, for this process and not its children. `EPROTO` when it could still
+    /// shrink or has fewer counts.
     pub fn attach(fd: impl AsFd, counts: usize) -> Result<Seen> {
-        Region::attach_to_see(fd, counts * BYTES).map(|region| Seen { region, counts })
+        let region = Region::attach_to_see(fd, counts * BYTES)?.keep_from_children()?;
+        Ok(Seen { region, counts })
     }
 
     /// A count, as it is at some moment of the call; of number `at` modulo how many there are.

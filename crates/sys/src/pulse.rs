@@ -94,9 +94,10 @@ impl Pulse {
 pub struct Felt(Region);
 
 impl Felt {
-    /// Maps what a peer sent. `EPROTO` when it could still shrink or is too small.
+    /// Maps what a peer sent, for this process and not its children. `EPROTO` when it could still
+    /// shrink or is too small.
     pub fn attach(fd: impl AsFd) -> Result<Felt> {
-        Region::attach_to_see(fd, BYTES).map(Felt)
+        Region::attach_to_see(fd, BYTES)?.keep_from_children().map(Felt)
     }
 
     /// Whether the thread lives. One load.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use polylane_base::{Errno, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::copy::{self, Method};
 
@@ -91,6 +91,17 @@ impl Region {
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) };
         let base = NonNull::new(base.map_err(errno)?.cast()).ok_or(Errno::ENOMEM)?;
         Ok(Region { base, len })
+    }
+
+    /// Has the kernel leave the mapping out of every child with memory of its own, however it is
+    /// made, and out of core dumps. Fails with what madvise(2) says.
+    pub fn keep_from_children(self) -> Result<Region> {
+        for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
+            // SAFETY: the mapping is ours; only children and dumps see an effect.
+            unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) }
+                .map_err(errno)?;
+        }
+        Ok(self)
     }
 
     /// Bytes mapped.
@@ -197,6 +208,19 @@ mod tests {
         theirs.zero(4090, 6);
         mine.copy_out(4090, &mut seen);
         assert_eq!(&seen, b"\0\0\0\0\0\0 a page");
+    }
+
+    #[test]
+    #[cfg(not(miri))]
+    fn children_and_dumps_are_without_it() {
+        let (_mine, fd) = Region::create("test-kept", 8192).unwrap();
+        let kept = Region::attach(&fd, 8192).unwrap().keep_from_children().unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let start = format!("{:x}-", kept.address(0));
+        let part = maps.split(start.as_str()).nth(1).unwrap();
+        let flags = part.lines().find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+        let has = |flag| flags.split_whitespace().any(|one| one == flag);
+        assert!(has("dc") && has("dd"), "neither fork nor dump: {flags}");
     }
 
     #[test]

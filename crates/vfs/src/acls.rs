@@ -202,6 +202,8 @@ impl Vfs {
         if node.is_dir() {
             check_alive(node)?;
         }
+        let is_file = node.kind() == Kind::File;
+        let _data = is_file.then(|| self.core.lock_shared(node));
         let mut held = node.attr();
         if acl.is_none() && node.acl(kind) == Ok(None) {
             return Ok(());

@@ -1,9 +1,9 @@
 //! Leases on directories: a front end's client answers changes of names by itself.
 //!
-//! Who holds a lease knows every name in the directory and may count on it that nobody else changes
-//! or even sees them. What its client changed meanwhile reaches the VFS later, in order, by
-//! *streamed* calls ([`Cred::streamed`]). Whoever else comes near the directory first has the
-//! holder's front end apply all of it, and mostly ends the lease:
+//! Who holds a lease may list the directory, knows every name in it and may count on it that nobody
+//! else changes or even sees them. What its client changed meanwhile reaches the VFS later, in
+//! order, by *streamed* calls ([`Cred::streamed`]). Whoever else comes near the directory first has
+//! the holder's front end apply all of it, and mostly ends the lease:
 //!
 //! | who | does | then |
 //! |---|---|---|
@@ -45,7 +45,7 @@ use polylane_base::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst
 use polylane_base::sync::{Arc, Mutex, RwLockWriteGuard, Weak};
 use polylane_base::{Errno, Result, Time};
 
-use crate::access::{self, EXEC, WRITE};
+use crate::access::{self, EXEC, READ, WRITE};
 use crate::acl::AclKind;
 use crate::core::Core;
 use crate::cred::Cred;
@@ -221,7 +221,7 @@ impl Vfs {
     /// not in memory. `EAGAIN`: paths are changing just now, or there are too many names;
     /// `EOPNOTSUPP`: the path has symbolic links or `..`, what is made there inherits access
     /// control lists, names there cannot be removed, or the file system cannot promise room;
-    /// `EACCES` and the errors of a path walk.
+    /// `EACCES` without the right to list and to change the directory; the errors of a path walk.
     pub fn lease(
         &self,
         cred: &Cred,
@@ -237,7 +237,8 @@ impl Vfs {
         let entries = core.lock_entries(cred, &dir);
         check_alive(&dir)?;
         core.writable()?;
-        access::check(cred, &dir, EXEC | WRITE)?;
+        // To know every name is to list it.
+        access::check(cred, &dir, READ | EXEC | WRITE)?;
         if dir.has(ONLY_GROWS) || dir.acl(AclKind::Default)?.is_some() {
             return Err(Errno::EOPNOTSUPP.into());
         }

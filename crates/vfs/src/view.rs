@@ -10,6 +10,7 @@
 //! | anybody | changes data or size | views lose the range before, or all of it |
 //! | anybody | changes the state in any way | views lose the state |
 //! | anybody, by a request | reads, changes, syncs, asks for the state | a loan ends |
+//! | anybody | sets an attribute, a list of access control, inode flags | a loan ends |
 //! | a program | maps the file through the kernel | a loan ends, views lose all |
 //! | anybody | removes the last name; lends the file to another | a view that nobody uses goes |
 //!
@@ -37,7 +38,7 @@ use crate::cache::ReadAhead;
 use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::{Attr, Kind, SetAttr, SetTime, Source};
-use crate::inode::{ATIME_DUE, FROZEN, Inode, LENT, Node, ONLY_GROWS, VIEWED};
+use crate::inode::{ATIME_DUE, FROZEN, Inode, LENT, NO_CAPS, Node, ONLY_GROWS, VIEWED};
 use crate::vfs::Vfs;
 
 /// A front end's session that keeps views. Its own lock is taken after any of the VFS.
@@ -121,10 +122,10 @@ impl Vfs {
             self.core.let_go_of(node);
         }
         let _data = self.core.lock_exclusive(node);
-        // Writing would take set-id bits away.
+        // Writing would take set-id bits and capabilities away.
         let plain = node.perm() & (SET_UID | SET_GID) == 0
-            && !node.has(FROZEN | ONLY_GROWS)
-            && self.core.writable().is_ok();
+            && node.has(NO_CAPS)
+            && self.core.may_take(node).is_ok();
         if !plain || !node.is_viewed_by(session) {
             return false;
         }
@@ -137,8 +138,9 @@ impl Vfs {
     }
 
     /// Lends the only view of a file whose access time the next read moves, for reading alone: the
-    /// client may read what it is shown, and notes when it did first. It writes nowhere. Otherwise
-    /// as [`Vfs::lend`], but for views of others, which stay.
+    /// client may read what it is shown, and notes when it did first. It needs no right to write,
+    /// so nothing that the client wrote is ever stored for it: [`Vfs::bring_back`] is given none.
+    /// Otherwise as [`Vfs::lend`], but for views of others, which stay.
     pub fn lend_reads(&self, node: &Node, session: u64, begin: &mut dyn FnMut() -> bool) -> bool {
         let _data = self.core.lock_exclusive(node);
         node.is_viewed_by(session) && self.core.begin_loan(node, begin)
@@ -168,8 +170,10 @@ impl Vfs {
 
     /// Stores what a client wrote on loan: offsets, and bytes of which those past the end of the
     /// file are dropped. `end`: where that is if the client made it longer, within what was
-    /// reserved for it. `written`: when it wrote last, if it did; `read`: when it read first. For
-    /// [`Viewer::end_loan`] only.
+    /// reserved for it. `written`: when it wrote last, if it did; `read`: when it read first. It
+    /// takes set-id bits and capabilities away as a write does. `EPERM`, and nothing is stored,
+    /// where the file is immutable or may be appended to only; `EROFS`. For [`Viewer::end_loan`] of
+    /// a loan to write only.
     pub fn bring_back(
         &self,
         node: &Node,
@@ -178,7 +182,7 @@ impl Vfs {
     ) -> Result<()> {
         let _data = node.lock.write();
         let size = end.unwrap_or(0).max(node.size());
-        let done = written.map_or(Ok(()), |time| self.put_parts(node, (parts, size), time));
+        let done = written.map_or(Ok(()), |time| self.put_lent(node, (parts, size), time));
         if end.is_some() {
             self.core.fs.unreserve(node.ino(), node.size());
         }
@@ -198,8 +202,17 @@ impl Vfs {
         }
         let _data = node.lock.write();
         let size = part.0.saturating_add(part.1.len() as u64);
-        self.put_parts(node, (&mut [part], size), written)?;
-        Ok(node.perm() & (SET_UID | SET_GID) == 0)
+        let special = node.perm() & (SET_UID | SET_GID) != 0;
+        self.put_lent(node, (&mut [part], size), written)?;
+        Ok(!special)
+    }
+
+    /// Stores what was written on loan, if it may still be: whatever changes that has the loan
+    /// ended before, so it is asked once more where it counts.
+    fn put_lent(&self, node: &Node, parts: (&mut [Part<'_>], u64), time: Time) -> Result<()> {
+        self.core.may_take(node)?;
+        self.core.kill_set_id(None, node)?;
+        self.put_parts(node, parts, time)
     }
 
     fn put_parts(
@@ -376,6 +389,12 @@ impl Core {
         }
         self.end_loan_on(node);
         Ok(())
+    }
+
+    /// Whether what a client writes on loan may be stored in a file. Call with its data locked.
+    fn may_take(&self, node: &Node) -> Result<()> {
+        self.writable()?;
+        if node.has(FROZEN | ONLY_GROWS) { Err(Errno::EPERM) } else { Ok(()) }
     }
 
     /// A loan begins, if `begin` says so. Call with the data locked for change.

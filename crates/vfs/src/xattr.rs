@@ -1,10 +1,12 @@
 //! Extended attributes and the rules of their name spaces (xattr(7)).
 
+use polylane_base::sync::{RwLockReadGuard, RwLockWriteGuard};
 use polylane_base::{Errno, Result};
 
 use crate::access::{self, READ, STICKY, WRITE};
 use crate::acl::AclKind;
 use crate::caps::CAPABILITY;
+use crate::core::Core;
 use crate::cred::Cred;
 use crate::fs::{Kind, XattrMode};
 use crate::handover::{self, Op};
@@ -103,7 +105,7 @@ impl Vfs {
             return self.set_acl(cred, node, kind, Some(value));
         }
         check_change(cred, node, name)?;
-        let _entries = lock_dir(node)?;
+        let _contents = self.core.lock_contents(node)?;
         let mut held = node.attr();
         let mode = self.xattr_mode(node, name, mode);
         let new = self.core.fs.setxattr(node.ino(), name, value, mode)?;
@@ -133,7 +135,7 @@ impl Vfs {
             return self.set_acl(cred, node, kind, None);
         }
         check_change(cred, node, name)?;
-        let _entries = lock_dir(node)?;
+        let _contents = self.core.lock_contents(node)?;
         let mut held = node.attr();
         if handover::counts() {
             match self.core.fs.getxattr(node.ino(), name) {
@@ -166,12 +168,19 @@ impl Vfs {
     }
 }
 
-/// A directory's state is kept under the lock of its entries.
-fn lock_dir(node: &Inode) -> Result<Option<polylane_base::sync::RwLockWriteGuard<'_, ()>>> {
-    if !node.is_dir() {
-        return Ok(None);
+/// What is locked of an inode while an attribute of it changes.
+type Contents<'a> = (Option<RwLockWriteGuard<'a, ()>>, Option<RwLockReadGuard<'a, ()>>);
+
+impl Core {
+    /// Before a change of attributes. A directory's state is kept under the lock of its entries. Of
+    /// a file nothing is on loan meanwhile: what was written before comes before, and what is
+    /// written afterwards finds the attribute. Call without locks.
+    pub(crate) fn lock_contents<'a>(&self, node: &'a Node) -> Result<Contents<'a>> {
+        if !node.is_dir() {
+            return Ok((None, (node.kind() == Kind::File).then(|| self.lock_shared(node))));
+        }
+        let guard = node.lock.write();
+        check_alive(node)?;
+        Ok((Some(guard), None))
     }
-    let guard = node.lock.write();
-    check_alive(node)?;
-    Ok(Some(guard))
 }

@@ -541,6 +541,42 @@ fn a_grant_is_refused_without_the_right_to_change_names() {
 }
 
 #[test]
+fn names_are_told_to_who_may_list_them_alone() {
+    let lane = lane();
+    let owner = SetAttr { uid: Some(Uid(1000)), gid: Some(Gid(500)), ..SetAttr::default() };
+    lane.vfs.setattr(&Cred::root(), &lane.node("d"), &owner).unwrap();
+    // Which class counts for whom, and the modes with which that one may list and change names.
+    let classes = [
+        ("owner", user(1000, 7, &[]), 0o700),
+        ("group", user(1001, 500, &[]), 0o070),
+        ("a group beside", user(1001, 7, &[8, 500]), 0o070),
+        ("anybody", user(1002, 7, &[]), 0o007),
+        ("root", Cred::root(), 0),
+    ];
+    for (who, cred, class) in classes {
+        for perm in [0o1733, 0o733, 0o333, 0o373, 0o337, 0o777, 0o1777, 0o755, 0o666, 0o700] {
+            lane.chmod("d", perm);
+            let session = Session::of(&lane.vfs, Cred { session: 9, ..cred.clone() });
+            let mut told = 0;
+            let holder: Arc<dyn Holder> = session.clone();
+            let granted = lane.vfs.lease(
+                &Cred { session: 9, ..cred.clone() },
+                (&lane.root, b"d"),
+                Arc::downgrade(&holder),
+                Look::Names,
+                &mut |_, _| {
+                    told += 1;
+                    true
+                },
+            );
+            let may = perm & class == class;
+            assert_eq!((granted.is_ok(), told > 0), (may, may), "{who}, {perm:o}");
+            granted.ok().flatten().iter().for_each(|leased| lane.vfs.end_lease(leased));
+        }
+    }
+}
+
+#[test]
 fn two_sessions_take_a_lease_from_each_other() {
     let lane = lane();
     let (a, b) = (Session::new(&lane.vfs, 1), Session::new(&lane.vfs, 2));

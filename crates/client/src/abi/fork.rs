@@ -4,12 +4,12 @@ use libc::{c_int, pid_t};
 
 use super::hooks;
 use crate::ops::process;
-use crate::{file, private, real, state};
+use crate::{config, file, private, real, state};
 
 /// In a new child: what belonged to the parent's session is closed now, not at the first call, or
 /// the parent's files would stay open as long as the child lives.
-fn born() {
-    if state::started().is_none() && private::any() {
+pub(super) fn born() {
+    if config::mount().is_some() && state::started().is_none() && private::any() {
         state::get();
     }
 }

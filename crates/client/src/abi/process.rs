@@ -39,7 +39,13 @@ pub(super) fn unshare_numbers() -> c_int {
 /// there.
 pub(super) fn moves(flags: c_ulong) -> bool {
     let how = libc::MS_SHARED | libc::MS_PRIVATE | libc::MS_SLAVE | libc::MS_UNBINDABLE;
-    flags & (libc::MS_REMOUNT | how) == 0
+    flags & how == 0
+}
+
+/// Whether prctl's way to install a filter, or the strict mode, does; programs that ask what there
+/// is give no filter.
+pub(super) fn confines(mode: c_ulong, filter: c_ulong) -> bool {
+    mode != libc::SECCOMP_MODE_FILTER.into() || filter != 0
 }
 
 /// Before a message that may carry descriptors.
@@ -223,6 +229,25 @@ hooks! {
             process::capabilities_changed();
         }
         rc
+    }
+
+    /// `prctl`
+    ["prctl"]
+    fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+        if option == libc::PR_SET_SECCOMP && confines(a, b) {
+            process::confined();
+        }
+        // SAFETY: as above.
+        unsafe { real::prctl(option, a, b, c, d) }
+    }
+
+    /// `landlock_restrict_self`, by whatever library calls it.
+    ["landlock_restrict_self"]
+    fn landlock_restrict_self(ruleset: c_int, flags: c_uint) -> c_int {
+        process::confined();
+        let number = libc::SYS_landlock_restrict_self;
+        // SAFETY: as above.
+        unsafe { real::syscall(number, ruleset.into(), flags.into(), 0, 0, 0, 0) as c_int }
     }
 
     /// `setrlimit`

@@ -64,6 +64,10 @@ hooks! {
                 libc::SYS_mmap => super::map::map_file(e as _, d as _, |fd| {
                     real::syscall(number, a, b, c, d, fd.into(), f) as *mut c_void
                 }) as c_long,
+                libc::SYS_clone if b == 0 && is_vm_alone(a) => {
+                    cloning(|| real::syscall(number, a & !VM, b, c, d, e, f))
+                }
+                libc::SYS_clone3 => clone3(a as _, b as _),
                 _ => match old(number, a, b) {
                     Some(rc) => rc,
                     None => {
@@ -73,6 +77,64 @@ hooks! {
                 },
             }
         }
+    }
+}
+
+const VM: c_long = libc::CLONE_VM as c_long;
+
+/// Whether these flags make a process, no thread, that has its memory in common with this one.
+fn is_vm_alone(flags: c_long) -> bool {
+    flags & (VM | c_long::from(libc::CLONE_THREAD)) == VM
+}
+
+/// Makes a process with memory of its own by `clone`, whatever it was to have: one that has the
+/// caller's stack as well would leave our frame before the caller does. See `fork::vfork`.
+fn cloning(clone: impl FnOnce() -> c_long) -> c_long {
+    let sharing = process::before_sharing();
+    let pid = clone();
+    drop(sharing);
+    if pid == 0 {
+        fork::born();
+    }
+    pid
+}
+
+/// `clone3`: as `clone`, which see.
+///
+/// # Safety
+///
+/// The arguments of that system call.
+unsafe fn clone3(given: *const u64, size: usize) -> c_long {
+    /// Words of its argument: flags first, the stack sixth.
+    const WORDS: usize = 16;
+    const STACK: usize = 5;
+    let mut words = [0u64; WORDS];
+    let whole = !given.is_null() && (8 * (STACK + 1)..=8 * WORDS).contains(&size);
+    if whole {
+        // SAFETY: by contract; no longer than `words`.
+        unsafe { words.as_mut_ptr().cast::<u8>().copy_from_nonoverlapping(given.cast(), size) };
+    }
+    // The flags that matter are in the lower half.
+    let flags = words[0] as u32;
+    // SAFETY: by contract.
+    let call = |at: *const u64| unsafe {
+        real::syscall(libc::SYS_clone3, at as c_long, size as c_long, 0, 0, 0, 0)
+    };
+    match whole {
+        true if words[STACK] == 0 && is_vm_alone(flags.into()) => {
+            words[0] &= !(VM as u64);
+            cloning(|| call(words.as_ptr()))
+        }
+        true => {
+            let sharing = process::before_clone(flags.cast_signed());
+            let pid = call(given);
+            drop(sharing);
+            if pid == 0 {
+                fork::born();
+            }
+            pid
+        }
+        false => call(given),
     }
 }
 
@@ -107,6 +169,15 @@ fn change(number: c_long) -> Option<Change> {
     })
 }
 
+/// Whether a call of `seccomp` puts a filter, or the strict mode, in force, and does not only ask.
+fn seccomp_confines(operation: c_long, filter: c_long) -> bool {
+    match operation as u32 {
+        libc::SECCOMP_SET_MODE_STRICT => true,
+        libc::SECCOMP_SET_MODE_FILTER => filter != 0,
+        _ => false,
+    }
+}
+
 /// What is to be done before the kernel does a call.
 ///
 /// # Safety
@@ -119,10 +190,12 @@ unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) -> Option<
     match number {
         libc::SYS_execve | libc::SYS_execveat => return Some(process::before_sharing()),
         libc::SYS_clone => return Some(process::before_clone(a as c_int)),
-        libc::SYS_clone3 if a != 0 => {
-            // SAFETY: by contract; the flags come first.
-            let flags = unsafe { *(a as *const u64) };
-            return Some(process::before_clone(flags as c_int));
+        libc::SYS_landlock_restrict_self => process::confined(),
+        libc::SYS_seccomp if seccomp_confines(a, c) => process::confined(),
+        libc::SYS_prctl if a == libc::PR_SET_SECCOMP.into() => {
+            if identity::confines(b as _, c as _) {
+                process::confined();
+            }
         }
         libc::SYS_getcwd => process::look_for_directory(),
         libc::SYS_io_uring_setup => rings::ring_begins(),
@@ -153,6 +226,7 @@ unsafe fn after(number: c_long, given: (c_long, c_long, c_long), rc: c_long) -> 
         None => {}
     }
     match number {
+        libc::SYS_clone if rc == 0 => fork::born(),
         libc::SYS_chdir | libc::SYS_fchdir => process::directory_changed(),
         libc::SYS_prlimit64 | libc::SYS_setrlimit => crate::ops::limit::changed(),
         _ => {}

@@ -36,8 +36,11 @@ pub(crate) fn mkdir(place: Place<'_>, mode: u32) -> Outcome<()> {
     Ok(())
 }
 
-/// `mknodat`.
+/// `mknodat`. Devices take a capability, of which the kernel knows.
 pub(crate) fn mknod(place: Place<'_>, mode: u32, device: u64) -> Outcome<()> {
+    if matches!(mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFBLK) {
+        return Err(Detour::Kernel);
+    }
     path::at(place.0, place.1)?;
     let mut message = Message { mode, umask: umask_now(), ..Message::new(Op::Mknod) };
     message.arg[0] = device;

@@ -6,8 +6,10 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::fs::Mode;
 
 use super::dir;
+use crate::config;
 use crate::file;
 use crate::path;
+use crate::private;
 use crate::rings;
 use crate::session::Session;
 use crate::state;
@@ -102,6 +104,10 @@ pub(crate) fn before_clone(flags: i32) -> Sharing {
     if flags & (libc::CLONE_FILES | libc::CLONE_VM) == libc::CLONE_FILES {
         rings::numbers_are_shared();
     }
+    if flags & (libc::CLONE_VM | libc::CLONE_THREAD) == libc::CLONE_VM {
+        // It would use the session as who it is by then, or connect for both.
+        estranged();
+    }
     sharing
 }
 
@@ -128,14 +134,30 @@ pub(crate) fn is_alone() -> bool {
 }
 
 /// After chroot, unshare of the mount namespace and setns: paths do not mean what the service takes
-/// them for; or threads differ in who they are. The fast lane is off from here on.
+/// them for; or threads differ in who they are. The session ends and there is none from here on.
 pub(crate) fn estranged() {
     if path::mount().is_ok() {
-        file::share_all();
-        let state = state::get();
-        state.estranged.store(1, Ordering::Relaxed);
-        state.cwd.changed();
+        // First, so that no other thread connects again.
+        path::leave_home();
+        file::leave_session();
     }
+}
+
+/// Before this process, or a thread of it, confines itself (Landlock, seccomp): what the service
+/// would do for it the kernel may refuse from here on, and system calls of the library's own may
+/// end it. The session ends with all that waits in it applied, and every hook is from here on the
+/// call that it stands for, and no other; in what is forked as well.
+pub(crate) fn confined() {
+    if path::mount().is_err() {
+        return;
+    }
+    before_change();
+    estranged();
+    // Masters of slots would be closed with the files.
+    file::leave_to_numbers();
+    // Closed in children otherwise.
+    private::close_all();
+    config::switch_off();
 }
 
 /// Capabilities that decide over files. Root has all of them, and nobody else has any: so the

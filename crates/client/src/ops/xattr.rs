@@ -7,7 +7,7 @@ use polylane_ipc::message::{Message, Op};
 
 use crate::call;
 use crate::file;
-use crate::outcome::Outcome;
+use crate::outcome::{Detour, Outcome};
 use crate::path::{self, At};
 use crate::session::Session;
 use crate::table::Pin;
@@ -55,8 +55,22 @@ impl<'a> Found<'a> {
     }
 }
 
+/// Which attributes take a capability that the service does not know of: who is root it takes for
+/// one who has all. The kernel judges.
+fn left_to_kernel(name: &[u8], spaces: &[&[u8]]) -> Outcome<()> {
+    match spaces.iter().any(|space| name.starts_with(space)) {
+        true => Err(Detour::Kernel),
+        false => Ok(()),
+    }
+}
+
+/// To be read, and to be changed.
+const TO_READ: &[&[u8]] = &[b"trusted."];
+const TO_CHANGE: &[&[u8]] = &[b"trusted.", b"security."];
+
 /// `getxattr`: bytes of the value; with no room, its size.
 pub(crate) fn get(object: Object<'_>, name: &[u8], into: &mut [u8]) -> Outcome<usize> {
+    left_to_kernel(name, TO_READ)?;
     read(object, Op::Getxattr, name, into)
 }
 
@@ -78,6 +92,7 @@ fn read(object: Object<'_>, op: Op, name: &[u8], into: &mut [u8]) -> Outcome<usi
 
 /// `setxattr`; `how`: `XATTR_CREATE`, `XATTR_REPLACE` or 0.
 pub(crate) fn set(object: Object<'_>, name: &[u8], value: &[u8], how: i32) -> Outcome<()> {
+    left_to_kernel(name, TO_CHANGE)?;
     let found = Found::new(object, Op::Setxattr)?;
     if value.len() > BYTES_MAX {
         return Err(Errno::E2BIG.into());
@@ -91,6 +106,7 @@ pub(crate) fn set(object: Object<'_>, name: &[u8], value: &[u8], how: i32) -> Ou
 
 /// `removexattr`.
 pub(crate) fn remove(object: Object<'_>, name: &[u8]) -> Outcome<()> {
+    left_to_kernel(name, TO_CHANGE)?;
     let found = Found::new(object, Op::Removexattr)?;
     let second = (found.at.dir, name);
     call::paths(found.session, found.message, found.first(), second)?;

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
-use libc::{FILE, dev_t, gid_t, mode_t, off_t, pid_t, size_t, ssize_t, uid_t};
+use libc::{FILE, c_ulong, dev_t, gid_t, mode_t, off_t, pid_t, size_t, ssize_t, uid_t};
 use libc::{iovec, msghdr, rlimit, timespec, timeval, utimbuf};
 
 use super::{Strings, Symbol, Word, missing};
@@ -202,6 +202,7 @@ real! {
     fn pthread_testcancel() -> ();
     fn io_submit(context: c_long, count: c_long, requests: *mut *mut c_void) -> c_int;
     fn capset(header: *mut c_void, data: *const c_void) -> c_int;
+    fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
     fn login_tty(fd: c_int) -> c_int;
     fn daemon(no_chdir: c_int, no_close: c_int) -> c_int;
     fn chroot(path: *const c_char) -> c_int;

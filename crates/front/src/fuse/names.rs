@@ -303,6 +303,8 @@ fn create_slot(call: &mut Call<'_>, name: &[u8], flags: i32) -> End {
     let id = call.session.lane.nodes.remember_slot(slot.clone());
     slots.name(&slot, id);
     slots.opened(&slot);
+    // Whoever makes it has it.
+    slots.met(&slot, call.header.pid);
     let attr = call.free_slot_attr(&slot)?;
     let slot = Some(slot);
     let fh = call.session.handles.insert(Handle { node_id: id, slot, ..Handle::default() });

@@ -17,6 +17,7 @@ use super::request::{Header, Reader, Request};
 use super::session::Session;
 use super::{attrs, dirs, files, ioctl, locks, names};
 use crate::notifier::Range;
+use crate::slots::Slot;
 
 /// How an operation ended, when it did not fail.
 pub(super) enum Outcome {
@@ -110,14 +111,26 @@ impl Call<'_> {
 
     /// What the request's node id stands for.
     pub(super) fn target(&self) -> Result<Target> {
-        self.session.lane.nodes.get(self.header.node_id)
+        let target = self.session.lane.nodes.get(self.header.node_id)?;
+        if let Target::Slot(slot) = &target {
+            self.met(slot);
+        }
+        Ok(target)
+    }
+
+    /// The request is about a slot: to be called before anything is told of it or done to it.
+    fn met(&self, slot: &Slot) {
+        self.session.lane.slots.met(slot, self.header.pid);
     }
 
     /// The inode behind a node id; a slot stands for the bound file.
     pub(super) fn inode(&self, id: u64) -> Result<Node> {
         match self.session.lane.nodes.get(id)? {
             Target::Node(node) => Ok(node),
-            Target::Slot(slot) => Ok(slot.file()?.node().clone()),
+            Target::Slot(slot) => {
+                self.met(&slot);
+                Ok(slot.file()?.node().clone())
+            }
             Target::Virtual(_) => Err(Errno::EPERM),
         }
     }
@@ -130,6 +143,9 @@ impl Call<'_> {
     /// An open file by number.
     pub(super) fn handle(&self, fh: u64) -> Result<(Arc<Handle>, Arc<OpenFile>)> {
         let handle = self.session.handles.get(fh)?;
+        if let Some(slot) = &handle.slot {
+            self.met(slot);
+        }
         let file = handle.file()?;
         Ok((handle, file))
     }

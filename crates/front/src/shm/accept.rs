@@ -1,9 +1,10 @@
 //! The acceptor: one thread that lets clients in and notices when they are gone.
 //!
 //! A connection says Hello within [`HELLO_TIME`] or is dropped. Who it is the kernel says. It gets
-//! a channel of its own and a secret token; then its socket is silent, and the socket's end is the
-//! session's end. The process's end, seen through a pidfd, also drops its POSIX locks, which
-//! outlive sessions because they outlive exec.
+//! a channel of its own and a secret token, if it sees the mounts that the lane's tenant sees and
+//! is not confined beyond it (`witness`): a socket can be reached where files cannot. Then its
+//! socket is silent, and the socket's end is the session's end. The process's end, seen through a
+//! pidfd, also drops its POSIX locks, which outlive sessions because they outlive exec.
 //!
 //! # Invariants
 //!
@@ -240,12 +241,17 @@ impl Acceptor {
         let around = Arc::clone(&self.around);
         let Peer { pid, uid, gid, groups, pidfd } = peer;
         let process = self.process(pid, pidfd)?;
+        let numbers = around.lane.slots.admit(pid)?;
+        if is_readable(&process.pidfd) {
+            // Another one may have been looked at.
+            return Err(Errno::ESRCH);
+        }
         let queue = hello.queue.unwrap_or(around.config.geometry.queue);
         let groups_count = around.inboxes.len() as u32;
         let geometry = Geometry { queue, groups: groups_count, ..around.config.geometry };
         let channel = ServiceChannel::create(geometry, around.config.plan)?;
         let groups: Arc<[Gid]> = groups.into_iter().map(Gid).collect();
-        let slots = around.lane.slots.open_session(Token::random()?, groups.clone());
+        let slots = around.lane.slots.open_session(Token::random()?, groups.clone(), numbers);
         let (id, key) = (self.token(), hello.key);
         let (uid, gid) = (Uid(uid), Gid(gid));
         let cred = Cred { uid, gid, groups, pid, session: id, ..Cred::root() };

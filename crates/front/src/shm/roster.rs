@@ -233,6 +233,7 @@ mod tests {
     use crate::lane::empty::lane;
     use crate::shm::session::{Parts, Process};
     use crate::slots::Token;
+    use crate::witness::Numbers;
 
     fn session(lane: &Arc<Lane>, id: u64) -> (Arc<Session>, ClientChannel) {
         session_of(lane, id, Uid(0))
@@ -254,7 +255,11 @@ mod tests {
             cred: Cred { uid, ..Cred::root() },
             process: Arc::new(process),
             channel,
-            slots: lane.slots.open_session(Token::random().unwrap(), Arc::new([])),
+            slots: lane.slots.open_session(
+                Token::random().unwrap(),
+                Arc::new([]),
+                Numbers { pid: 0, thread: 0 },
+            ),
             lane: lane.clone(),
             stats: Arc::default(),
             frames_left: Arc::new(crate::shm::views::FramesLeft::new(0)),

@@ -14,6 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 pub const ROOT: u64 = 1;
+/// Who asks, if nothing else is said.
+pub const PID: u32 = 4711;
 /// `FUSE_SETXATTR_EXT` and `FUSE_DIRECT_IO_ALLOW_MMAP`: the flags that change what is said later.
 pub const FLAGS: u64 = 1 << 29 | 1 << 36;
 
@@ -55,6 +57,8 @@ pub struct Kernel {
     server: Option<thread::JoinHandle<std::io::Result<Ended>>>,
     unique: u64,
     pub uid: u32,
+    /// The thread that asks.
+    pub pid: u32,
     /// Where messages are received.
     room: Vec<u8>,
 }
@@ -85,6 +89,7 @@ impl Kernel {
             server: Some(server),
             unique: 2,
             uid: 0,
+            pid: PID,
             room: vec![0; 2 << 20],
         }
     }
@@ -95,7 +100,7 @@ impl Kernel {
         let length = 40 + args.len() as u32;
         let mut message = Bytes::new();
         message.u32(length).u32(opcode).u64(self.unique).u64(node);
-        message.u32(self.uid).u32(self.uid).u32(4711).u32(0).raw(args);
+        message.u32(self.uid).u32(self.uid).u32(self.pid).u32(0).raw(args);
         self.send_raw(&message.0);
         self.unique
     }

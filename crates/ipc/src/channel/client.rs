@@ -98,9 +98,10 @@ struct Posted {
 }
 
 impl ClientChannel {
-    /// Maps a channel that the service made: its memfd, one eventfd per core group and perhaps the
-    /// service's pulse and its marks after them, and what the welcome said. `EPROTO`
-    /// when they do not fit each other.
+    /// Maps a channel that the service made, for the calling process: its children, but for those
+    /// that have its memory in common, are without it. Given are its memfd, one eventfd per core
+    /// group and perhaps the service's pulse and its marks after them, and what the welcome said.
+    /// `EPROTO` when they do not fit each other.
     pub fn attach(
         memfd: OwnedFd,
         mut doorbells: Vec<OwnedFd>,
@@ -112,7 +113,7 @@ impl ClientChannel {
         let pulse = more.next().map(Felt::attach).transpose()?;
         let marks = more.next().map(|fd| Seen::attach(fd, MARK_PLACES)).transpose()?;
         let layout = geometry.layout().map_err(|_| Errno::EPROTO)?;
-        let region = Region::attach(&memfd, layout.total_bytes())?;
+        let region = Region::attach(&memfd, layout.total_bytes())?.keep_from_children()?;
         let word = |offset| region.word32(offset).load(Ordering::Relaxed);
         let fits = region.word64(header::MAGIC).load(Ordering::Relaxed) == MAGIC
             && word(header::VERSION) == VERSION

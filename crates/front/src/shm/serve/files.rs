@@ -5,7 +5,7 @@ use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
 use polylane_ipc::message::{NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
-use polylane_vfs::{Holder, Kind, LockFamily, Mark, Node, OpenFile, synchronous};
+use polylane_vfs::{Holder, Kind, LockFamily, Mark, Node, OpenFile, Viewer, synchronous};
 
 use super::oplocks::left_to_kernel;
 use super::payload::{In, Out};
@@ -388,6 +388,10 @@ impl Session {
     pub(in crate::shm) fn close(&self, handle: Handle, at_rest: bool) -> Result<bool> {
         let Open::File { file, slot, view } = self.remove(handle)? else { return Ok(false) };
         if let Some(view) = view {
+            if file.flags() & libc::O_ACCMODE != libc::O_RDONLY {
+                // Other handles may be left by which nothing may be written.
+                Viewer::end_loan(self, view, file.node());
+            }
             self.leave_view(view, Some(handle));
         }
         if !at_rest {

@@ -45,7 +45,8 @@ impl Session {
         vfs.lend_reads(node, self.id, &mut || {
             let mut state = self.views.state.lock();
             let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
-            (view.lent, view.room, view.streams) = (Some(vfs.now()), 0, 0);
+            (view.lent, view.writes) = (Some(vfs.now()), false);
+            (view.room, view.streams) = (0, 0);
             state.let_read(&self.channel, number);
             true
         })
@@ -82,7 +83,7 @@ impl Session {
             state.loans += 1;
             let streams = if streams { state.loans } else { 0 };
             let Some(view) = self.to_lend(&mut state, number, node, changes) else { return false };
-            (view.lent, view.streams) = (Some(vfs.now()), streams);
+            (view.lent, view.writes, view.streams) = (Some(vfs.now()), true, streams);
             let size = view.size;
             let ends = grows && size == range.1;
             state.let_write(&self.channel, number, range);
@@ -133,9 +134,10 @@ impl Session {
             views.let_stream(number, 0);
             return Some(view.streams);
         }
-        let left = views.shut_gate(number);
-        let pieces = state.take_written(&self.channel, number);
-        let end = state.take_end(&self.channel, number);
+        let (left, writes) = (views.shut_gate(number), view.writes);
+        // On a loan to read nothing was written, whatever its client says.
+        let pieces = if writes { state.take_written(&self.channel, number) } else { Vec::new() };
+        let end = if writes { state.take_end(&self.channel, number) } else { None };
         state.put(&self.channel, number, 0, &WireAttr::default());
         drop(state);
         let now = self.lane.vfs.now();

@@ -90,6 +90,8 @@ pub(super) struct View {
     moved: bool,
     /// When the loan under way began.
     pub(super) lent: Option<Time>,
+    /// It is one to write.
+    pub(super) writes: bool,
     /// The number of the loan, if on it the client may write by the stream what it was not lent;
     /// else 0.
     pub(super) streams: u64,
@@ -216,6 +218,7 @@ impl State {
             advancing: false,
             moved: false,
             lent: None,
+            writes: false,
             streams: 0,
             applies: false,
             room: 0,
@@ -302,8 +305,16 @@ impl State {
         }
     }
 
-    /// What a view shows counts, its bytes too, but reads are to be noted.
+    /// What a view shows counts, its bytes too, but reads are to be noted. No frame is left that
+    /// its client may write.
     pub(super) fn let_read(&mut self, channel: &ServiceChannel, number: u32) {
+        let Some(view) = self.get(number) else { return };
+        for entry in std::mem::take(&mut view.writable) {
+            if self.is_mine(entry, number) {
+                self.change(entry, |frame| frame.writable = false);
+                channel.views().keep_from_writing(entry, self.frame(entry).number);
+            }
+        }
         if let Some(view) = self.get(number) {
             view.has = HAS_DATA | HAS_ATTR | NOTES_READS;
             channel.views().let_read(number, view.generation);

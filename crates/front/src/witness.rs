@@ -1,0 +1,73 @@
+//! What a client's process is, by the word of somebody who can look at it: the service itself sees
+//! no process but by its sockets.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use polylane_base::sync::{Arc, Mutex};
+
+/// How long a thread that was seen in a process is taken for one of it: too short for all numbers
+/// of threads to be used once.
+const THREAD_TIME: Duration = Duration::from_millis(100);
+
+/// A process, by its numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Numbers {
+    /// As the service sees it.
+    pub pid: u32,
+    /// Its first thread, as the kernel's FUSE requests have it: these count as the namespace of
+    /// process numbers does in which the mount was made.
+    pub thread: u32,
+}
+
+/// What is to be known of a process before it gets a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Looks {
+    /// Its number as the kernel's FUSE requests have it.
+    pub number: u32,
+    /// It sees other mounts than the lane's tenant, or is confined beyond it: what a path is to it,
+    /// and what it may do there, the kernel alone decides.
+    pub apart: bool,
+}
+
+/// Who can look at processes. Asked rarely; an answer may take a tenth of a millisecond.
+pub trait Witness: Send + Sync {
+    /// What the process `pid`, as the service sees it, is; `None` where nobody can tell.
+    fn look(&self, pid: u32) -> Option<Looks>;
+
+    /// Whether `thread`, as the kernel's FUSE requests number it, is one of the process `pid`.
+    fn has_thread(&self, pid: u32, thread: u32) -> bool;
+}
+
+/// Which threads a session's process has. Thread-safe.
+pub(crate) struct Threads {
+    process: Numbers,
+    /// Those beside the first, and when they were known for it.
+    known: Mutex<HashMap<u32, Instant>>,
+}
+
+impl Threads {
+    pub(crate) fn of(process: Numbers) -> Threads {
+        Threads { process, known: Mutex::default() }
+    }
+
+    /// Whether a thread is one of the process. What was known a moment ago still holds: no number
+    /// is used again that soon. Without a witness the first alone is known.
+    pub(crate) fn has(&self, thread: u32, witness: Option<&Arc<dyn Witness>>) -> bool {
+        if thread == self.process.thread {
+            return true;
+        }
+        let since = self.known.lock().get(&thread).copied();
+        if since.is_some_and(|since| since.elapsed() < THREAD_TIME) {
+            return true;
+        }
+        let asked = Instant::now();
+        let own = witness.is_some_and(|witness| witness.has_thread(self.process.pid, thread));
+        let mut known = self.known.lock();
+        known.retain(|_, since| since.elapsed() < THREAD_TIME);
+        if own {
+            known.insert(thread, asked);
+        }
+        own
+    }
+}

@@ -1,0 +1,315 @@
+//! The witness: a child of the supervisor that looks at processes for the service.
+//!
+//! The service is confined and sees no `/proc`. What it must know of a client's process before it
+//! lets it in (`polylane_front::witness`) this child reads there. It holds nothing else, answers
+//! from the kernel's files alone, and ends with the service, whose end of the line is the only one.
+//!
+//! Whoever took the service over can have any process of the host looked at: it learns whether that
+//! one is confined, and nothing of what it does.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use polylane_base::sync::atomic::{AtomicU64, Ordering};
+use polylane_base::sync::{Arc, Mutex};
+use polylane_front::witness::{Looks, Witness};
+use polylane_sys::ns::{self, Fork, Namespaces};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use serde::{Deserialize, Serialize};
+
+use crate::link::Link;
+use crate::mount_table::is_plain;
+use crate::process::Process;
+use crate::spec::PoolSpec;
+
+/// How long an answer may take: this process reads a few small files.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// What the service asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Question {
+    /// Names the answer.
+    number: u64,
+    /// The process, as supervisor and service see it.
+    pid: u32,
+    /// This thread, as the tenant sees it: whether it is one of the process's. `None`: what the
+    /// process is.
+    thread: Option<u32>,
+}
+
+/// What the witness answers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Answer {
+    /// The question's.
+    number: u64,
+    /// The process, as the tenant sees it; `None`: there is none.
+    seen: Option<u32>,
+    /// It is confined beyond the init, or has other mounts.
+    apart: bool,
+    /// The thread is one of it.
+    has_thread: bool,
+}
+
+/// The tenant that a witness compares processes with.
+struct Tenant {
+    /// Its first process.
+    init: u32,
+    /// Where its lane is, to it.
+    lane: Vec<u8>,
+    /// What was mounted there from the first.
+    covered: Vec<Vec<u8>>,
+    /// Its mounts, and whether the lane was plain when they were last read.
+    mounts: Option<(File, bool)>,
+}
+
+impl Tenant {
+    /// Of a pool whose first process is `init`.
+    fn new(init: u32, spec: &PoolSpec) -> Tenant {
+        let (lane, covered) = (spec.mount_path.clone(), spec.covered.clone());
+        Tenant { init, lane, covered, mounts: None }
+    }
+
+    /// Whether its lane is as it was made: see [`is_plain`]. The table is read when it has changed.
+    fn is_plain(&mut self) -> bool {
+        let changed = |file: &File| {
+            let mut fds = [PollFd::new(file, PollFlags::PRI)];
+            rustix::event::poll(&mut fds, Some(&Timespec::default())) != Ok(0)
+        };
+        let mut file = match self.mounts.take() {
+            Some((file, plain)) if !changed(&file) => {
+                self.mounts = Some((file, plain));
+                return plain;
+            }
+            Some((file, _)) => file,
+            None => match File::open(format!("/proc/{}/mountinfo", self.init)) {
+                Ok(file) => file,
+                Err(_) => return false,
+            },
+        };
+        let mut table = Vec::new();
+        let read = file.rewind().and_then(|()| file.read_to_end(&mut table));
+        let plain = read.is_ok() && is_plain(&table, &self.lane, &self.covered);
+        self.mounts = Some((file, plain));
+        plain
+    }
+}
+
+/// Starts a witness for a pool whose first process is `init`; with it comes the service's end of
+/// the line.
+pub(crate) fn start(init: u32, spec: &PoolSpec) -> std::io::Result<(Process, Link)> {
+    let (own, other) = Link::pair()?;
+    let tenant = Tenant::new(init, spec);
+    match ns::fork(Namespaces::default())? {
+        Fork::Child => {
+            let _ = rustix::thread::set_name(c"polylane-look");
+            // Out of reach of the terminal's and the user's signals.
+            let _ = rustix::process::setpgid(None, None);
+            let _ = ns::keep_only(&[own.as_fd()]);
+            attend(tenant, &own);
+            ns::exit_now(0)
+        }
+        Fork::Parent(child) => Ok((Process::new(child), other)),
+    }
+}
+
+/// Answers until the other end is closed.
+fn attend(mut tenant: Tenant, line: &Link) {
+    while let Ok(Some((question, _))) = line.receive::<Question>() {
+        if line.send(&answer(&mut tenant, question), &[]).is_err() {
+            break;
+        }
+    }
+}
+
+fn answer(tenant: &mut Tenant, question: Question) -> Answer {
+    let Question { number, pid, thread } = question;
+    let init = tenant.init;
+    let none = Answer { number, seen: None, apart: true, has_thread: false };
+    let (Some(first), Some(it)) = (Status::of(init, init), Status::of(pid, pid)) else {
+        return none;
+    };
+    // How deep the tenant's namespace of process numbers lies.
+    let depth = first.numbers.len().saturating_sub(1);
+    let Some(&seen) = it.numbers.get(depth) else { return none };
+    let has_thread = thread.is_some_and(|thread| {
+        let ids = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let ids = ids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let statuses = ids.filter_map(|id: u32| Status::of(pid, id));
+        statuses.into_iter().any(|one| one.numbers.get(depth) == Some(&thread))
+    });
+    let namespace = |pid, which| fs::read_link(format!("/proc/{pid}/ns/{which}")).ok();
+    let is_same = |which| namespace(pid, which).is_some_and(|n| namespace(init, which) == Some(n));
+    let same = is_same("mnt") && is_same("user");
+    // Asked last: it is for who is let in.
+    let apart = !same || it.is_less_than_its_user() || it.is_confined_beyond(&first);
+    let apart = apart || thread.is_none() && !tenant.is_plain();
+    Answer { number, seen: Some(seen), apart, has_thread }
+}
+
+/// What `/proc/PID/task/TID/status` says.
+#[derive(Debug, Default)]
+struct Status {
+    /// The thread's numbers, from the reader's namespace inwards.
+    numbers: Vec<u32>,
+    no_new_privileges: u32,
+    seccomp: u32,
+    filters: u32,
+    /// Effective user and capabilities.
+    user: u32,
+    capabilities: u64,
+}
+
+/// Capabilities by which root may do with files what the service takes root to may: CHOWN,
+/// DAC_OVERRIDE, FOWNER, FSETID.
+const OVER_FILES: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4;
+
+impl Status {
+    fn of(pid: u32, thread: u32) -> Option<Status> {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).ok()?;
+        Some(Status::parse(&text))
+    }
+
+    fn parse(text: &str) -> Status {
+        let field = |name: &str| {
+            let values = text.lines().find_map(|line| line.strip_prefix(name));
+            values.unwrap_or("").split_whitespace().filter_map(|word| word.parse().ok())
+        };
+        let first = |name| field(name).next().unwrap_or(0);
+        let capabilities = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        let capabilities = capabilities.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+        Status {
+            numbers: field("NSpid:").collect(),
+            no_new_privileges: first("NoNewPrivs:"),
+            seccomp: first("Seccomp:"),
+            filters: first("Seccomp_filters:"),
+            user: field("Uid:").nth(1).unwrap_or(0),
+            capabilities: capabilities.unwrap_or(0),
+        }
+    }
+
+    /// Root without what makes root root.
+    fn is_less_than_its_user(&self) -> bool {
+        self.user == 0 && self.capabilities & OVER_FILES != OVER_FILES
+    }
+
+    /// Who may gain no privileges may have given up others by Landlock, of which nothing is shown.
+    fn is_confined_beyond(&self, other: &Status) -> bool {
+        self.no_new_privileges > other.no_new_privileges
+            || self.seccomp > other.seccomp
+            || self.filters > other.filters
+    }
+}
+
+/// The service's end.
+pub(crate) struct Asker {
+    link: Mutex<Option<Link>>,
+    last: AtomicU64,
+}
+
+impl Asker {
+    /// By this end of the line.
+    pub(crate) fn new(link: Link) -> Arc<Asker> {
+        let limited = set_socket_timeout(link.as_fd(), Timeout::Recv, Some(ANSWER_TIME_MAX));
+        let link = limited.is_ok().then_some(link);
+        Arc::new(Asker { link: Mutex::new(link), last: AtomicU64::new(0) })
+    }
+
+    /// `None`: nobody answers, from now on.
+    fn ask(&self, pid: u32, thread: Option<u32>) -> Option<Answer> {
+        let number = self.last.fetch_add(1, Ordering::Relaxed);
+        let mut line = self.link.lock();
+        let link = line.as_ref()?;
+        let asked = link.send(&Question { number, pid, thread }, &[]);
+        let answer = asked.and_then(|()| link.receive::<Answer>());
+        match answer {
+            Ok(Some((answer, _))) if answer.number == number => Some(answer),
+            // A late answer would be taken for the next one's.
+            _ => {
+                *line = None;
+                None
+            }
+        }
+    }
+}
+
+impl Witness for Asker {
+    fn look(&self, pid: u32) -> Option<Looks> {
+        let answer = self.ask(pid, None)?;
+        Some(Looks { number: answer.seen?, apart: answer.apart })
+    }
+
+    fn has_thread(&self, pid: u32, thread: u32) -> bool {
+        self.ask(pid, Some(thread)).is_some_and(|answer| answer.has_thread)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What this process sees mounted below its root.
+    fn everything() -> Vec<Vec<u8>> {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let places = table.lines().filter_map(|line| line.split(' ').nth(4));
+        places.map(|place| place[1..].as_bytes().to_vec()).filter(|one| !one.is_empty()).collect()
+    }
+
+    #[test]
+    fn a_witness_tells_what_a_process_is_and_which_threads_it_has() {
+        let (own, other) = Link::pair().unwrap();
+        let me = std::process::id();
+        let (stop, line) = (own.as_fd().try_clone_to_owned().unwrap(), own);
+        // Where nothing but the root is mounted, or can be.
+        let tenant = Tenant { init: me, lane: b"/".to_vec(), covered: everything(), mounts: None };
+        let witness = std::thread::spawn(move || attend(tenant, &line));
+        let (asker, parent) = (Asker::new(other), std::os::unix::process::parent_id());
+        let is_root = rustix::process::geteuid().is_root();
+        let looks = asker.look(me).unwrap();
+        assert!(looks.number == me && (looks == Looks { number: me, apart: false } || is_root));
+        assert!(asker.has_thread(me, me));
+        let (end, wait) = std::sync::mpsc::channel::<()>();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()).unwrap();
+            let _ = wait.recv();
+        });
+        let thread = told.recv().unwrap();
+        assert!(asker.has_thread(me, thread));
+        assert!(!asker.has_thread(parent, thread) && !asker.has_thread(me, parent));
+        assert_eq!(asker.look(0), None);
+        drop(end);
+        rustix::net::shutdown(&stop, rustix::net::Shutdown::Both).unwrap();
+        witness.join().unwrap();
+        // Nobody answers: nobody is anybody's.
+        assert_eq!((asker.look(me), asker.has_thread(me, me)), (None, false));
+    }
+
+    #[test]
+    fn root_without_its_capabilities_is_less_than_its_user() {
+        let status = |uid: &str, caps: &str| {
+            Status::parse(&format!("Uid:\t5\t{uid}\t5\t5\nCapEff:\t{caps}\n"))
+        };
+        assert!(!status("0", "000001ffffffffff").is_less_than_its_user());
+        assert!(!status("0", "00000000a80425fb").is_less_than_its_user(), "as containers have");
+        assert!(status("0", "000001fffffffffd").is_less_than_its_user(), "no DAC_OVERRIDE");
+        assert!(status("0", "0000000000000000").is_less_than_its_user());
+        assert!(!status("1000", "0000000000000000").is_less_than_its_user());
+    }
+
+    #[test]
+    fn who_is_confined_beyond_the_init_is_known_by_its_status() {
+        let plain = "Name:\tx\nNSpid:\t400\t7\nNoNewPrivs:\t0\nSeccomp:\t0\nSeccomp_filters:\t0\n";
+        let first = Status::parse(plain);
+        assert_eq!(first.numbers, [400, 7]);
+        assert!(!Status::parse(plain).is_confined_beyond(&first));
+        for (field, value) in [("NoNewPrivs:\t0", "NoNewPrivs:\t1"), ("filters:\t0", "filters:\t2")]
+        {
+            let other = Status::parse(&plain.replace(field, value));
+            assert!(other.is_confined_beyond(&first), "{value}");
+            assert!(!other.is_confined_beyond(&other), "{value}: so is the init");
+        }
+    }
+}
