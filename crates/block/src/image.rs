@@ -21,6 +21,7 @@ use rustix::fs::{
     renameat_with,
 };
 
+use crate::claimed::{self, Claimed};
 use crate::file::Files;
 
 /// First locked byte: QEMU's `RAW_LOCK_PERM_BASE`.
@@ -51,6 +52,8 @@ pub enum ImageError {
     NotAFile,
     /// Somebody has it open; who, if that can be seen from here.
     InUse(Option<Holder>),
+    /// The kernel uses it itself.
+    Claimed(Claimed),
     /// The host refused to do this with it.
     Host(&'static str, Errno),
 }
@@ -61,21 +64,48 @@ fn host(what: &'static str) -> impl Fn(rustix::io::Errno) -> ImageError {
     move |error| ImageError::Host(what, Errno(error.raw_os_error()))
 }
 
-/// Opens an existing volume for reading and writing, alone.
+/// What a volume is opened with. Not blocking: whatever waits for a peer is no volume.
+const FLAGS: OFlags =
+    OFlags::RDWR.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+
+/// Opens an existing volume for reading and writing, alone: neither another process has it open,
+/// nor does the kernel use it. A device is claimed, so that the kernel does not meanwhile.
 ///
 /// # Errors
 /// See [`ImageError`].
 pub fn open(path: &Path) -> Result<Files> {
-    // Not blocking: whatever waits for a peer is no volume. No link either: which of them are
-    // followed is decided before.
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let flags = flags | OFlags::NOFOLLOW;
+    // No link: which of them are followed is decided before.
+    let flags = FLAGS | OFlags::NOFOLLOW;
     let lock = rustix::fs::open(path, flags, Mode::empty()).map_err(host("open it"))?;
     let stat = rustix::fs::fstat(&lock).map_err(host("look at it"))?;
     match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile | FileType::BlockDevice => take(lock),
+        FileType::RegularFile => {
+            let files = take(lock)?;
+            claimed::use_of_file(&files.lock, true)
+                .map_or(Ok(files), |by| Err(ImageError::Claimed(by)))
+        }
+        FileType::BlockDevice => match claimed::claim(&proc_path(&lock), FLAGS) {
+            Ok(Some(claimed)) => take(claimed),
+            // By another that opens volumes, or by the kernel.
+            Ok(None) => {
+                drop(take(lock.try_clone().map_err(|e| ImageError::Host("open it", e.into()))?)?);
+                Err(ImageError::Claimed(claimed::use_of_device(lock)))
+            }
+            Err(error) => Err(host("open it")(error)),
+        },
         _ => Err(ImageError::NotAFile),
     }
+}
+
+/// Gives up the claim on a device, for a program that claims it itself; the lock stays.
+///
+/// # Errors
+/// See [`ImageError`].
+pub fn unclaim(files: Files) -> Result<Files> {
+    let again = rustix::fs::open(proc_path(&files.plain), FLAGS, Mode::empty());
+    let again = again.map_err(host("open it once more"))?;
+    drop(files);
+    take(again)
 }
 
 /// Opens a file that is not going to change, for reading, together with others who do. Its lock
@@ -93,6 +123,9 @@ pub fn open_shared(path: &Path) -> Result<Files> {
         return Err(ImageError::NotAFile);
     }
     wait_for_the_dying(&lock, || share_range(&lock, LOCK_START, LOCK_LENGTH))?;
+    if let Some(by) = claimed::use_of_file(&lock, false) {
+        return Err(ImageError::Claimed(by));
+    }
     let again = proc_path(&lock);
     let open = |more| rustix::fs::open(&again, flags | more, Mode::empty());
     let plain = open(OFlags::empty()).map_err(host("open it a second time"))?;

@@ -23,6 +23,7 @@
 
 pub mod bypass;
 pub mod cache;
+pub mod claimed;
 pub mod device;
 pub mod engine;
 pub mod file;

@@ -13,6 +13,7 @@ use polylane_base::{Errno, Result};
 pub const TAG_BYTES_MAX: usize = 63;
 
 const LOOP_CLR_FD: u64 = 0x4c01;
+const LOOP_GET_STATUS64: u64 = 0x4c05;
 const LOOP_SET_CAPACITY: u64 = 0x4c07;
 const LOOP_CONFIGURE: u64 = 0x4c0a;
 const LOOP_CTL_GET_FREE: u64 = 0x4c82;
@@ -94,6 +95,19 @@ pub fn configure(device: impl AsFd, file: impl AsFd, tag: &str, read_only: bool)
     check(unsafe {
         libc::ioctl(device.as_fd().as_raw_fd(), LOOP_CONFIGURE as _, &raw const config)
     })
+}
+
+/// The file under a loop device: its file system's device number and its inode.
+///
+/// # Errors
+/// `ENXIO` when it has none; the kernel's others.
+pub fn backing(device: impl AsFd) -> Result<(u64, u64)> {
+    let mut info = NO_INFO;
+    // SAFETY: the kernel writes a whole `loop_info64`, which this is.
+    check(unsafe {
+        libc::ioctl(device.as_fd().as_raw_fd(), LOOP_GET_STATUS64 as _, &raw mut info)
+    })?;
+    Ok((info.device, info.inode))
 }
 
 /// Takes the file's new size over.

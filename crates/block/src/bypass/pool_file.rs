@@ -98,7 +98,7 @@ pub(super) fn failed(what: &'static str) -> impl Fn(rustix::io::Errno) -> PoolEr
 fn image_error(error: ImageError) -> PoolError {
     match error {
         ImageError::Host(what, errno) => PoolError::Host(what, errno),
-        ImageError::InUse(_) => PoolError::InUse,
+        ImageError::InUse(_) | ImageError::Claimed(_) => PoolError::InUse,
         ImageError::NotAFile => PoolError::Head,
     }
 }

@@ -92,7 +92,10 @@ fn subject(path: &Path, how: Check) -> Result<(File, Option<std::os::fd::OwnedFd
     let sidecar = Sidecar::load(path)?;
     if how == Check::Repair {
         refuse_snapshot(path)?;
-        let Files { plain, lock, .. } = open_raw(path)?;
+        // e2fsck claims a device itself.
+        let files = polylane_block::image::unclaim(open_raw(path)?)
+            .map_err(|error| failure(path, error))?;
+        let Files { plain, lock, .. } = files;
         return Ok((File::from(plain), Some(lock)));
     }
     let stack = match sidecar.snapshot || how == Check::Look {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::Errno;
 use polylane_base::size::ByteSize;
+use polylane_block::claimed::Claimed;
 use polylane_block::file::Files;
 use polylane_block::image::{self, Draft, Holder, ImageError};
 
@@ -306,8 +307,21 @@ pub(crate) fn failure(path: &Path, error: ImageError) -> Failure {
         ImageError::NotAFile => "not a regular file or block device".to_string(),
         ImageError::Host(what, errno) => format!("cannot {what}: {}", plain(&errno.into())),
         ImageError::InUse(holder) => format!("in use by {}", holder_text(path, holder.as_ref())),
+        ImageError::Claimed(claimed) => claimed_text(&claimed),
     };
     Failure::failed(format!("{}: {why}", path.display()))
+}
+
+/// How the kernel uses a volume, for a person.
+fn claimed_text(Claimed { by, at }: &Claimed) -> String {
+    let by = by.as_ref().map_or(String::new(), |by| format!(" (by {})", by.display()));
+    match at {
+        Some(at) => format!("the kernel has it mounted at {}{by}: unmount it first", at.display()),
+        None => format!(
+            "the kernel uses it{by}: it is mounted out of sight, swap, or a part of another \
+             device: end that first"
+        ),
+    }
 }
 
 /// Who has a volume open, for a person.
