@@ -90,7 +90,7 @@ pub fn write(
     source: &mut dyn Source,
 ) -> Result<usize> {
     let end = offset.checked_add(source.len() as u64).ok_or(Errno::EFBIG)?;
-    if end > volume.max_file_bytes(cell)? {
+    if end > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
     let mut done = 0;

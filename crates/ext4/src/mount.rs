@@ -14,15 +14,15 @@ use crate::changes::Changes;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::superblock::{
-    BYTES, OFFSET, STATE_ERROR, STATE_VALID, Superblock, compat, incompat,
+    BYTES, OFFSET, STATE_ERROR, STATE_VALID, Superblock, compat, incompat, ro_compat,
 };
 use crate::format::{FileBlock, journal::JournalSuperblock};
 use crate::inode::InodeTable;
 use crate::io::BlockIo;
 use crate::journal::{Journal, Tuning};
 use crate::ops;
-use crate::orphan;
-use crate::recovery::{JournalMap, Recovered, forget, recover};
+use crate::orphan::{self, OrphanFile};
+use crate::recovery::{JournalMap, Recovered, forget, fresh_sequence, recover};
 use crate::space;
 use crate::volume::{Traits, Volume};
 
@@ -120,36 +120,58 @@ impl Ext4 {
         options: &Options,
     ) -> Result<Ext4> {
         let superblock = read_superblock(&device)?;
-        let mut reasons = superblock.read_only_reasons();
-        if device.read_only() || options.read_only {
-            reasons.push("asked for".into());
-        }
-        let read_only = !reasons.is_empty();
+        let mut reasons = reasons_not_to_write(&superblock, &device, options);
         let needs_recovery = superblock.has_incompat(incompat::RECOVER);
-        if read_only && needs_recovery {
+        if !reasons.is_empty() && needs_recovery {
             return Err(Error::Unreplayed(reasons));
         }
-        let mut volume = assemble(device, clock, superblock, options)?;
-        let mut recovered = Recovered::default();
-        if !read_only {
-            recovered = replay(&mut volume, needs_recovery, options)?;
+        let mut replayed = None;
+        let mut now = superblock;
+        let has_journal = now.has_compat(compat::HAS_JOURNAL);
+        if reasons.is_empty() && has_journal {
+            replayed = Some(replay(&device, &clock, &now, options)?);
+            // What the log held may have changed anything in it.
+            now = read_superblock(&device)?;
+            reasons = reasons_not_to_write(&now, &device, options);
         }
+        check_size(&now, &device)?;
+        let mut volume = assemble(device, clock, now, options)?;
         volume.overhead_blocks += journal_blocks(&volume);
-        let volume = Arc::new(volume);
-        let (mut committer, mut nameless) = (None, Vec::new());
-        if !read_only {
-            nameless = finish_orphans(&volume, options.keep_nameless)?;
-            committer = Some(start_committer(volume.clone(), options.commit_interval));
+        let mut recovered = Recovered::default();
+        if !reasons.is_empty() {
+            return Ok(Ext4::new(Arc::new(volume), recovered, reasons));
         }
-        Ok(Ext4 {
+        // All that may be refused is looked at before anything is written.
+        let orphans = orphan::read(&volume, &volume.superblock.lock())?;
+        volume.journal = Some(match replayed {
+            Some(replayed) => {
+                recovered = replayed.recovered;
+                open_journal(&volume, replayed, options)?
+            }
+            None => {
+                mark_in_use(&volume, false)?;
+                Journal::unlogged(volume.io.clone(), options.tuning)
+            }
+        });
+        let volume = Arc::new(volume);
+        let nameless = finish_orphans(&volume, orphans, options.keep_nameless)?;
+        let committer = start_committer(volume.clone(), options.commit_interval);
+        let fs = Ext4::new(volume, recovered, reasons);
+        *fs.nameless.lock() = nameless;
+        *fs.committer.lock() = Some(committer);
+        Ok(fs)
+    }
+
+    fn new(volume: Arc<Volume>, recovered: Recovered, reasons: Vec<String>) -> Ext4 {
+        Ext4 {
             volume,
             changes: Changes::default(),
-            committer: Mutex::new(committer),
-            nameless: Mutex::new(nameless),
+            committer: Mutex::default(),
+            nameless: Mutex::default(),
             leaves_nameless: AtomicBool::new(false),
             recovered,
             read_only_reasons: reasons,
-        })
+        }
     }
 
     /// From now on files without a name stay in the image, for one who opens it next with
@@ -245,13 +267,28 @@ fn read_superblock(device: &Arc<dyn BlockDevice>) -> Result<Superblock> {
     let sector = Sector::at_byte(OFFSET).ok_or(Errno::EINVAL)?;
     let bytes = waiter.read(sector, BYTES)?;
     let bytes: &[u8; BYTES] = (&bytes[..]).try_into().map_err(|_| Errno::EIO)?;
-    let superblock = Superblock::decode(bytes)?;
+    Superblock::decode(bytes)
+}
+
+fn check_size(superblock: &Superblock, device: &Arc<dyn BlockDevice>) -> Result<()> {
     let geometry = &superblock.geometry;
     let needed = geometry.block_count.checked_mul(u64::from(geometry.block_bytes / 512));
-    if needed.is_none_or(|sectors| sectors > device.sector_count()) {
-        return Err(Corrupt::new(Structure::Superblock, 0, "larger than the device").into());
+    match needed.is_none_or(|sectors| sectors > device.sector_count()) {
+        true => Err(Corrupt::new(Structure::Superblock, 0, "larger than the device").into()),
+        false => Ok(()),
     }
-    Ok(superblock)
+}
+
+fn reasons_not_to_write(
+    superblock: &Superblock,
+    device: &Arc<dyn BlockDevice>,
+    options: &Options,
+) -> Vec<String> {
+    let mut reasons = superblock.read_only_reasons();
+    if device.read_only() || options.read_only {
+        reasons.push("asked for".into());
+    }
+    reasons
 }
 
 fn assemble(
@@ -275,53 +312,70 @@ fn assemble(
         traits: Traits::new(&superblock)?,
         discard: options.discard || superblock.wants_discard(),
         data: options.data,
-        superblock: Mutex::new(superblock),
         inodes: InodeTable::default(),
         orphans: Mutex::default(),
         generation: AtomicU32::new(clock.now().nsec ^ clock.now().sec as u32),
         clock,
         full: AtomicBool::new(false),
         full_since: Mutex::default(),
+        large_file: AtomicBool::new(superblock.has_ro_compat(ro_compat::LARGE_FILE)),
         damage_recorded: AtomicBool::new(false),
         spare: Mutex::default(),
+        superblock: Mutex::new(superblock),
     })
 }
 
-/// Replays the journal if need be, forgets what was read before, and opens the journal for writing.
-fn replay(volume: &mut Volume, needed: bool, options: &Options) -> Result<Recovered> {
-    let (map, mut journal) = find_journal(volume)?;
+/// A journal whose log is not needed any more.
+struct Replayed {
+    map: JournalMap,
+    journal: JournalSuperblock,
+    recovered: Recovered,
+}
+
+/// Finds the journal and replays it if need be.
+///
+/// The superblock may be older than the log, and with it the geometry and the descriptors of the
+/// groups: a file system grown online and cut off from power, say. So no more of it is believed
+/// than finding the journal takes; the log's blocks may lie anywhere on the device.
+fn replay(
+    device: &Arc<dyn BlockDevice>,
+    clock: &Arc<dyn Clock>,
+    superblock: &Superblock,
+    options: &Options,
+) -> Result<Replayed> {
+    let sectors_per_block = u64::from(superblock.geometry.block_bytes / 512);
+    let part = superblock.up_to_journal(device.sector_count() / sectors_per_block);
+    let volume = assemble(device.clone(), clock.clone(), part, options)?;
+    let (map, mut journal) = find_journal(&volume)?;
     let mut recovered = Recovered { next_sequence: journal.sequence(), ..Recovered::default() };
-    if needed {
+    if superblock.has_incompat(incompat::RECOVER) {
         recovered = recover(&volume.io, &map, &journal)?;
-        let (home, at) = orphan::superblock_home(volume);
-        let block = volume.io.read(home)?;
-        let bytes: &[u8; BYTES] =
-            (&block[at..at + BYTES]).try_into().map_err(|_| Error::from(Errno::EIO))?;
-        let fresh = Superblock::decode(bytes)?;
-        volume.cache = Arc::new(BlockCache::new(options.cache_blocks));
-        volume.inodes = InodeTable::default();
-        volume.alloc = Allocator::open(volume.io.clone(), volume.cache.clone(), &fresh)?;
-        *volume.superblock.get_mut() = fresh;
     } else if journal.start() != 0 {
         // Before the superblock says that the log is to be replayed, if the power goes.
         recovered.next_sequence = forget(&volume.io, &map, &mut journal)?;
     }
+    Ok(Replayed { map, journal, recovered })
+}
+
+/// Opens the journal for writing. The image says that it is in use from now on.
+fn open_journal(volume: &Volume, replayed: Replayed, options: &Options) -> Result<Journal> {
+    let Replayed { map, mut journal, recovered } = replayed;
+    let next = fresh_sequence(&volume.io, &map, &journal, recovered.next_sequence)?;
     // An error that stopped the journal's last user: replay may have undone what was written about
     // it in the superblock. Opening the journal forgets it, so the superblock says it first.
     mark_in_use(volume, journal.errno() != 0)?;
     journal.set_errno(0);
-    let (io, next) = (volume.io.clone(), recovered.next_sequence);
-    let opened = Journal::open(io, map, journal, next, options.tuning)?;
-    volume.journal = Some(opened);
-    Ok(recovered)
+    Journal::open(volume.io.clone(), map, journal, next, options.tuning)
 }
 
 /// Says in the superblock that the journal must be replayed, before the journal says that it holds
-/// anything: a log without that flag is one that others throw away. And that the orphan file may
-/// hold something. `damaged`: errors were found.
+/// anything: a log without that flag is one that others throw away. Without a journal, that the
+/// file system was not unmounted. And that the orphan file may hold something. `damaged`: errors
+/// were found.
 fn mark_in_use(volume: &Volume, damaged: bool) -> Result<()> {
     let mut superblock = volume.superblock.lock();
-    superblock.set_recover(true);
+    let has_journal = superblock.has_compat(compat::HAS_JOURNAL);
+    superblock.set_recover(has_journal);
     let damaged = if damaged { STATE_ERROR } else { 0 };
     let state = superblock.state() & STATE_ERROR | damaged;
     superblock.set_state(state);
@@ -366,9 +420,9 @@ fn find_journal(volume: &Volume) -> Result<(JournalMap, JournalSuperblock)> {
     let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
     let superblock = JournalSuperblock::decode(&bytes, block_bytes, blocks)?;
     let mut map = JournalMap::default();
-    while map.len() < superblock.end() {
+    while map.len() < superblock.total() {
         let extent = piece(map.len())?;
-        let count = extent.count.min(superblock.end() - map.len());
+        let count = extent.count.min(superblock.total() - map.len());
         volume.io.mark_journal(extent.start, count);
         map.push(extent.start, count);
     }
@@ -389,15 +443,18 @@ pub(crate) fn write_superblock(volume: &Volume, superblock: &Superblock) -> Resu
 
 /// Frees the orphans that a former life left, and truncates what it had begun to. Returns those
 /// that are kept because they may be open.
-fn finish_orphans(volume: &Arc<Volume>, keep_nameless: bool) -> Result<Vec<u32>> {
-    let superblock = volume.superblock.lock().clone();
-    let (list, file) = orphan::read(volume, &superblock)?;
+fn finish_orphans(
+    volume: &Arc<Volume>,
+    (list, file): (Vec<u32>, Option<OrphanFile>),
+    keep_nameless: bool,
+) -> Result<Vec<u32>> {
+    let had_list = !list.is_empty();
     let all = volume.orphans.lock().take_over(&list, file);
     let kept = finish_all(volume, all, keep_nameless)?;
     if let Some(journal) = &volume.journal {
         journal.commit(&**volume)?;
     }
-    if superblock.last_orphan() != 0 && kept.is_empty() {
+    if had_list && kept.is_empty() {
         let mut superblock = volume.superblock.lock();
         superblock.set_last_orphan(0);
         write_superblock(volume, &superblock)?;

@@ -15,7 +15,7 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::dirent::file_type;
 use crate::format::extent::Extent;
-use crate::format::inode::{EXTENTS, RawInode, Stamp};
+use crate::format::inode::{EXTENTS, INDEX, RawInode, Stamp};
 use crate::format::{FileBlock, extent::ROOT_BYTES};
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
@@ -28,10 +28,10 @@ use crate::xattr;
 /// Credits for adding a name: directory blocks that split up to the root, bitmaps, two inodes.
 pub const NAME_CREDITS: usize = 48;
 
-/// Blocks that adding a name may take: two leaves, two index nodes, the directory's tree nodes, and
-/// the first block of a new directory or link, and one for the access control lists that it
+/// Blocks that adding a name may take: two leaves, four index nodes, the directory's tree nodes,
+/// and the first block of a new directory or link, and one for the access control lists that it
 /// inherits.
-pub const NAME_BLOCKS: u64 = 13;
+pub const NAME_BLOCKS: u64 = 15;
 
 /// Link counts stop here; directories then count as 1 (`dir_nlink`).
 pub const LINKS_MAX: u32 = 65000;
@@ -162,9 +162,6 @@ fn long_symlink(
     core: &mut Core,
     target: &[u8],
 ) -> Result<()> {
-    if target.len() > volume.io.block_bytes() {
-        return Err(Errno::ENAMETOOLONG.into());
-    }
     let start = volume.allocate(handle, core, volume.goal(cell.ino))?;
     let extent = Extent { first: FileBlock(0), count: 1, start, unwritten: false };
     extents::insert(volume, handle, cell, core, extent)?;
@@ -210,12 +207,19 @@ pub fn create(
     new: &NewNode<'_>,
     room: Room,
 ) -> Result<Changed> {
+    // Linux counts the target's NUL in.
+    if new.target.len() >= volume.io.block_bytes() {
+        return Err(Errno::ENAMETOOLONG.into());
+    }
     let name = Name::new(volume, name);
     let parent = volume.dir(dir)?;
     let mut above = parent.core.write();
     can_take(volume, &parent, &mut above, name)?;
     if new.kind == Kind::Dir && !can_count(volume, &above) {
         return Err(Errno::EMLINK.into());
+    }
+    if takes_block(new) {
+        can_take_blocks(volume, new)?;
     }
     let _promise = volume.room_for_name(room)?;
     let handle = volume.start(NAME_CREDITS)?;
@@ -241,6 +245,25 @@ pub fn create(
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
 }
 
+/// Whether a new inode has a block of its own from the beginning.
+fn takes_block(new: &NewNode<'_>) -> bool {
+    new.kind == Kind::Dir || new.target.len() >= ROOT_BYTES
+}
+
+/// `ENOSPC` for users who are not privileged when no block is free but those kept for others.
+fn can_take_blocks(volume: &Volume, new: &NewNode<'_>) -> Result<()> {
+    let (uid, gid) = volume.traits.kept_for;
+    let privileged = new.uid.0 == 0 || new.uid == uid || gid.0 != 0 && new.gid == gid;
+    match privileged {
+        true => Ok(()),
+        false => volume.with_space(|| {
+            volume.alloc.reserve_common(1)?;
+            volume.alloc.unreserve(1);
+            Ok(())
+        }),
+    }
+}
+
 /// Whether a directory can take a new name: it is still there, and has none such.
 fn can_take(volume: &Volume, parent: &Cell, above: &mut Core, name: Name<'_>) -> Result<()> {
     if above.raw.links() == 0 {
@@ -252,10 +275,20 @@ fn can_take(volume: &Volume, parent: &Cell, above: &mut Core, name: Name<'_>) ->
     }
 }
 
-/// Whether a directory can have one more directory in it: where links cannot be counted past the
-/// limit (`dir_nlink`), it ends there.
+/// Whether a directory can have one more directory in it: links are counted past the limit only
+/// with `dir_nlink`, and only where the directory has a hash tree.
 pub(crate) fn can_count(volume: &Volume, above: &Core) -> bool {
-    volume.traits.dir_nlink || u32::from(above.raw.links()) < LINKS_MAX
+    let uncounted = volume.traits.dir_nlink && volume.traits.dir_index && above.raw.has_flag(INDEX);
+    uncounted || u32::from(above.raw.links()) < LINKS_MAX
+}
+
+/// Ends a handle in which a directory had no room for a name: it is as it was, and what else was
+/// done is undone. All other failures stop the journal.
+pub(crate) fn name_refused(handle: Handle<'_>, refused: Error) -> Error {
+    if matches!(refused, Error::Errno(_)) {
+        handle.complete();
+    }
+    refused
 }
 
 /// Ends the making of an inode that was refused. An entry that a directory cannot take leaves it as
@@ -268,14 +301,16 @@ fn give_up(
     refused: Error,
 ) -> Result<Error> {
     undo(volume, &handle, cell, core)?;
-    if matches!(refused, Error::Errno(_)) {
-        handle.complete();
-    }
-    Ok(refused)
+    Ok(name_refused(handle, refused))
 }
 
 /// A new inode that got no name is given back in the handle that made it.
-fn undo(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
+pub(crate) fn undo(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+) -> Result<()> {
     if extents::has_map(core) {
         extents::remove(volume, handle, cell, core, FileBlock(0), 1 << 32)?;
     }
@@ -319,11 +354,15 @@ pub fn create_unlinked(volume: &Volume, dir: u32, new: &NewNode<'_>) -> Result<A
     Ok(volume.attr(&cell, &core))
 }
 
-/// Makes the device 0/0 that stands for a removed name in a union, and returns its number.
-pub(crate) fn make_whiteout(volume: &Volume, handle: &Handle<'_>, parent: u32) -> Result<u32> {
+/// Makes the device 0/0 that stands for a removed name in a union.
+pub(crate) fn make_whiteout(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    parent: u32,
+) -> Result<Arc<Cell>> {
     let cell = make_inode(volume, handle, parent, &NewNode::WHITEOUT, Room::Free)?;
     volume.store(handle, &cell, &mut cell.core.write(), true)?;
-    Ok(cell.ino)
+    Ok(cell)
 }
 
 /// Gives an inode one more name.
@@ -348,7 +387,9 @@ pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed>
     let _promise = volume.promise(NAME_BLOCKS)?;
     let handle = volume.start(NAME_CREDITS)?;
     let kind = file_type(core.raw.mode());
-    dir::insert(volume, &handle, &parent, &mut above, name, ino, kind)?;
+    if let Err(refused) = dir::insert(volume, &handle, &parent, &mut above, name, ino, kind) {
+        return Err(name_refused(handle, refused));
+    }
     orphan::remove(volume, &cell, &mut core);
     let links = core.raw.links() + 1;
     core.raw.set_links(links);

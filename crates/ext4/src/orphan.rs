@@ -18,7 +18,7 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::cache::Seal;
-use crate::error::{Corrupt, Result, Structure};
+use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::checksum::crc;
 use crate::format::superblock::{BYTES, OFFSET, Superblock, compat};
@@ -36,20 +36,42 @@ const RUN_BLOCKS_MAX: usize = 256;
 /// The orphans that the image names: the list, and the orphan file if there is one.
 ///
 /// # Errors
-/// The device's, or a list that runs in a circle or out of range.
+/// The device's, or a list or file that names what cannot be an orphan: nothing is written then.
 pub fn read(volume: &Volume, superblock: &Superblock) -> Result<(Vec<u32>, Option<OrphanFile>)> {
     let (mut list, mut seen) = (Vec::new(), FxHashSet::default());
     let mut ino = superblock.last_orphan();
+    let corrupt = |ino: u32, field| Corrupt::new(Structure::Orphan, ino.into(), field);
     while ino != 0 {
-        if !in_range(&volume.geometry, ino) || !seen.insert(ino) {
-            return Err(Corrupt::new(Structure::Orphan, ino.into(), "list").into());
+        if !can_be(volume, superblock, ino) || !seen.insert(ino) {
+            return Err(corrupt(ino, "list").into());
         }
         list.push(ino);
-        ino = volume.cell(ino)?.core.read().raw.dtime();
+        let cell = match volume.cell(ino) {
+            Ok(cell) if volume.alloc.inode_in_use(ino)? => cell,
+            Ok(_) | Err(Error::Errno(_)) => return Err(corrupt(ino, "list: inode is free").into()),
+            Err(error) => return Err(error),
+        };
+        let core = cell.core.read();
+        // With a name: it was being cut. Without: it is to be freed.
+        if core.raw.links() > 0 && !matches!(core.raw.mode() >> 12, 4 | 8 | 10) {
+            return Err(corrupt(ino, "list: nothing to cut").into());
+        }
+        ino = core.raw.dtime();
     }
     let has_file = superblock.has_compat(compat::ORPHAN_FILE);
     let file = has_file.then(|| OrphanFile::read(volume, superblock.orphan_file_inode()));
-    Ok((list, file.transpose()?))
+    let file = file.transpose()?;
+    let filed = file.iter().flat_map(|file| file.slots.keys());
+    match filed.copied().find(|ino| !can_be(volume, superblock, *ino)) {
+        Some(ino) => Err(corrupt(ino, "orphan file").into()),
+        None => Ok((list, file)),
+    }
+}
+
+/// Whether `ino` may be an orphan: the format's own inodes never are.
+fn can_be(volume: &Volume, superblock: &Superblock, ino: u32) -> bool {
+    let own = superblock.has_compat(compat::ORPHAN_FILE) && ino == superblock.orphan_file_inode();
+    in_range(&volume.geometry, ino) && ino >= superblock.first_inode() && !own
 }
 
 /// The orphan file: which of its slots hold what. All numbers in it are in range.
@@ -305,6 +327,14 @@ pub fn seal(volume: &Volume, handle: &Handle<'_>) -> Result<()> {
 fn set_head(volume: &Volume, handle: &Handle<'_>, ino: u32) -> Result<()> {
     let mut superblock = volume.superblock.lock();
     superblock.set_last_orphan(ino);
+    log_superblock(volume, handle, &superblock)
+}
+
+/// Makes the superblock part of the handle's transaction.
+///
+/// # Errors
+/// The device's.
+pub fn log_superblock(volume: &Volume, handle: &Handle<'_>, superblock: &Superblock) -> Result<()> {
     let (home, at) = superblock_home(volume);
     let block = volume.cache.get(&volume.io, home, Seal::None, |_| Ok(()))?;
     handle.modify(&block)[at..at + BYTES].copy_from_slice(&superblock.encode());

@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 
 use polylane_base::Errno;
+use polylane_vfs::fs::Blocks;
 
 use crate::blockmap;
 use crate::error::{Error, Result};
@@ -104,23 +105,28 @@ impl Promised {
 ///
 /// # Errors
 /// `ENOSPC`, `EFBIG`, the device's, or a corrupt tree.
-pub fn reserve(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<()> {
+pub fn reserve(
+    volume: &Volume,
+    cell: &Cell,
+    (offset, len): (u64, u64),
+    from: Blocks,
+) -> Result<()> {
     let gaps = unpromised(volume, cell, offset, len)?;
     if gaps.is_empty() {
         return Ok(());
     }
     if cell.is_mapped {
-        return reserve_mapped(volume, cell, &gaps);
+        return reserve_mapped(volume, cell, &gaps, from);
     }
     // A write-back of this file may hold its lock for long. Then every block counts as missing:
     // what turns out to be there is given back when it is written.
     if let Some(core) = cell.core.try_read() {
-        return promise(volume, cell, holes(volume, cell, &core, &gaps)?);
+        return promise(volume, cell, holes(volume, cell, &core, &gaps)?, from);
     }
-    match promise(volume, cell, gaps.clone()) {
+    match promise(volume, cell, gaps.clone(), from) {
         Err(Error::Errno(Errno::ENOSPC)) => {
             let holes = holes(volume, cell, &cell.core.read(), &gaps)?;
-            promise(volume, cell, holes)
+            promise(volume, cell, holes, from)
         }
         result => result,
     }
@@ -128,10 +134,10 @@ pub fn reserve(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<()
 
 /// The same for a file with a block map, where a single block may need others that name it: these
 /// are made at once.
-fn reserve_mapped(volume: &Volume, cell: &Cell, gaps: &[Range]) -> Result<()> {
+fn reserve_mapped(volume: &Volume, cell: &Cell, gaps: &[Range], from: Blocks) -> Result<()> {
     let mut core = cell.core.write();
     let holes = holes(volume, cell, &core, gaps)?;
-    promise(volume, cell, holes.clone())?;
+    promise(volume, cell, holes.clone(), from)?;
     let prepared = prepare(volume, cell, &mut core, &holes);
     if prepared.is_err() {
         holes.iter().for_each(|(start, end)| release(volume, cell, *start, *end));
@@ -173,7 +179,7 @@ pub fn reserve_aside(
 /// The file blocks of `offset..offset + len` that are not promised.
 fn unpromised(volume: &Volume, cell: &Cell, offset: u64, len: u64) -> Result<Vec<Range>> {
     let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-    if end > volume.max_file_bytes(cell)? {
+    if end > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
     let block_bytes = volume.io.block_bytes() as u64;
@@ -205,12 +211,15 @@ fn holes(volume: &Volume, cell: &Cell, core: &Core, ranges: &[Range]) -> Result<
     Ok(holes)
 }
 
-fn promise(volume: &Volume, cell: &Cell, ranges: Vec<Range>) -> Result<()> {
+fn promise(volume: &Volume, cell: &Cell, ranges: Vec<Range>, from: Blocks) -> Result<()> {
     let count = count(&ranges);
     if count == 0 {
         return Ok(());
     }
-    volume.with_space(|| volume.alloc.reserve(count))?;
+    volume.with_space(|| match from {
+        Blocks::Kept => volume.alloc.reserve(count),
+        Blocks::Common => volume.alloc.reserve_common(count),
+    })?;
     let mut promised = cell.promised.lock();
     ranges.into_iter().for_each(|range| promised.insert(range));
     Ok(())

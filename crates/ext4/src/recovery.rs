@@ -5,17 +5,21 @@
 //! must not be replayed to. *Replay* writes the logged blocks home in order. Replaying twice gives
 //! the same result, so a power cut here is harmless.
 //!
-//! A journal with checksum v1 has one sum for each transaction, which the scan compares. Where
-//! commits were asynchronous, the commit block may be there and what is before it not: a wrong sum
-//! then ends the log, like a missing commit block. But if the log goes on behind it, or commits
-//! were not asynchronous, what was durable is damaged, and that is an error, as it is for Linux.
+//! What a power cut leaves of a transaction has no commit block: that is written when the rest is
+//! durable. So a wrong checksum in a transaction that has one is damage of what was durable, and an
+//! error, as it is for Linux: a log is never cut short silently. With checksums v2 and v3 each
+//! block has its own; v1 is one sum for each transaction. Where commits were asynchronous, the
+//! commit block may be there and what is before it not: a wrong sum of a transaction (v1) or commit
+//! block then ends the log, unless the log goes on behind it.
 
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashMap;
 
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::DeviceBlock;
-use crate::format::journal::{BlockType, Codec, JournalSuperblock, Tag, TransactionSum};
+use crate::format::journal::{
+    BlockType, Codec, JournalSuperblock, Tag, TransactionSum, has_fast_commit,
+};
 use crate::io::BlockIo;
 
 /// The journal's blocks on the device, in order.
@@ -126,6 +130,11 @@ pub fn recover(
         return Ok(Recovered { next_sequence, ..Recovered::default() });
     }
     let spans = reader.scan(superblock.start(), superblock.sequence())?;
+    let behind = superblock.sequence().wrapping_add(spans.len() as u32);
+    if reader.has_fast_commits(superblock, behind)? {
+        let name = "fast commits to be replayed (mount it by the kernel once, or run e2fsck)";
+        return Err(Error::Incompatible(vec![name.into()]));
+    }
     let revoked = reader.revoked(&spans)?;
     let mut done = Recovered { transactions: spans.len() as u32, ..Recovered::default() };
     for span in &spans {
@@ -155,6 +164,27 @@ pub fn forget(io: &BlockIo, map: &JournalMap, superblock: &mut JournalSuperblock
     Ok(next)
 }
 
+/// The number for the next transaction, which begins the log: `next`, or a later one where the
+/// block that it begins in bears that number already, left by a former journal. If the power goes
+/// before that block is written, what is there must not be taken for a damaged part of ours.
+///
+/// # Errors
+/// The device failed.
+pub fn fresh_sequence(
+    io: &BlockIo,
+    map: &JournalMap,
+    superblock: &JournalSuperblock,
+    next: u32,
+) -> Result<u32> {
+    let blocks = superblock.end() - superblock.first();
+    let block = io.read(map.device_block(superblock.first()))?;
+    let is_relic = |found: u32| found.wrapping_sub(next) < blocks;
+    match Codec::header(&block) {
+        Some((_, found)) if is_relic(found) => Ok(next.wrapping_add(blocks)),
+        _ => Ok(next),
+    }
+}
+
 impl Reader<'_> {
     fn read(&self, index: u32) -> Result<Buffer> {
         Ok(self.io.read(self.map.device_block(index))?)
@@ -172,37 +202,113 @@ impl Reader<'_> {
     /// The transactions that committed, oldest first. What follows the last commit is not an error:
     /// a power cut leaves such tails.
     fn scan(&self, start: u32, sequence: u32) -> Result<Vec<Span>> {
-        let (mut spans, mut at, mut walked) = (Vec::new(), start, 0);
-        let mut span = Span { sequence, blocks: Vec::new() };
-        let mut sum = TransactionSum::default();
-        // Where the first transaction ends whose checksum is wrong.
-        let mut torn = None;
-        while walked < self.end - self.first {
-            let block = self.read(at)?;
+        let mut scan = Scan::new(start, sequence);
+        while scan.walked < self.end - self.first {
+            let block = self.read(scan.at)?;
             let step = match Codec::header(&block) {
-                Some((kind, found)) if found == span.sequence => match self.step(kind, &block) {
-                    Step::Stop => break,
-                    Step::Committed => {
-                        let sum = std::mem::take(&mut sum);
-                        torn = self.check_transaction(at, &block, sum, torn)?;
-                        let next = span.sequence.wrapping_add(1);
-                        let empty = Span { sequence: next, blocks: Vec::new() };
-                        let whole = std::mem::replace(&mut span, empty);
-                        spans.extend(torn.is_none().then_some(whole));
-                        1
+                Some((kind, found)) if found == scan.span.sequence => {
+                    match self.step(kind, block, &mut scan)? {
+                        Some(step) => step,
+                        None => break,
                     }
-                    Step::Part(blocks) => {
-                        self.add_to(&mut sum, at, (&block, blocks))?;
-                        span.blocks.push((at, block));
-                        blocks
-                    }
-                },
+                }
                 _ => break,
             };
-            at = self.advance(at, step);
-            walked += step;
+            scan.at = self.advance(scan.at, step);
+            scan.walked += step;
         }
-        Ok(spans)
+        if let Some(at) = scan.doubtful {
+            self.look_behind(at, &scan)?;
+        }
+        Ok(scan.spans)
+    }
+
+    /// Takes one block of the transaction that the scan is at in. Returns how many blocks it stands
+    /// for with what it describes; `None`: the log ends before this transaction.
+    fn step(&self, kind: u32, block: Buffer, scan: &mut Scan) -> Result<Option<u32>> {
+        const DESCRIPTOR: u32 = BlockType::Descriptor as u32;
+        const COMMIT: u32 = BlockType::Commit as u32;
+        const REVOKE: u32 = BlockType::Revoke as u32;
+        match kind {
+            DESCRIPTOR | REVOKE => {
+                if !self.codec.tail_ok(&block) {
+                    scan.doubtful = scan.doubtful.or(Some(scan.at));
+                }
+                let tags = if kind == DESCRIPTOR { self.codec.tags(&block).len() } else { 0 };
+                let blocks = 1 + tags as u32;
+                self.add_to(&mut scan.sum, scan.at, (&block, blocks))?;
+                scan.span.blocks.push((scan.at, block));
+                Ok(Some(blocks))
+            }
+            COMMIT => self.end_transaction(&block, scan),
+            _ => Ok(None),
+        }
+    }
+
+    /// Judges the transaction that the commit block at the scan's place ends. What was written
+    /// before the medium was flushed is whole once there is a commit block: a wrong checksum is
+    /// damage. But a commit block from before the last one is a relic of a former journal at this
+    /// place, and what it ends was never committed in this one; so Linux has it.
+    fn end_transaction(&self, commit: &[u8], scan: &mut Scan) -> Result<Option<u32>> {
+        let sum = std::mem::take(&mut scan.sum);
+        let seconds = Codec::commit_seconds(commit);
+        let is_whole = match self.transaction_sums {
+            true => Codec::transaction_ok(commit, sum),
+            false => self.codec.commit_ok(commit),
+        };
+        let wrong = scan.doubtful.or((!is_whole).then_some(scan.at));
+        if let Some(wrong) = wrong {
+            if seconds < scan.last_seconds {
+                scan.doubtful = Some(wrong);
+                return Ok(None);
+            }
+            if scan.torn.is_none() && scan.doubtful.is_none() && self.async_commits {
+                // It did not wait for what is before it: a power cut may have left that.
+                scan.torn = Some(wrong);
+            } else {
+                return Err(Self::damaged(scan.torn.unwrap_or(wrong), self.sum_name(scan)));
+            }
+        } else if let Some(torn) = scan.torn {
+            return Err(Self::damaged(torn, self.sum_name(scan)));
+        }
+        scan.last_seconds = seconds;
+        let next = scan.span.sequence.wrapping_add(1);
+        let empty = Span { sequence: next, blocks: Vec::new() };
+        let whole = std::mem::replace(&mut scan.span, empty);
+        scan.spans.extend(scan.torn.is_none().then_some(whole));
+        Ok(Some(1))
+    }
+
+    fn sum_name(&self, scan: &Scan) -> &'static str {
+        match (self.transaction_sums, scan.doubtful) {
+            (true, _) => "checksum of a transaction",
+            (false, Some(_)) => "checksum of a descriptor or revoke block",
+            (false, None) => "checksum of a commit block",
+        }
+    }
+
+    /// The log ends in a transaction of which the block at `at` has a wrong checksum. A power cut
+    /// leaves that, but no commit block behind it, and a former journal none that is not older than
+    /// the last one: if there is one, what was durable is damaged, even where the damage hides how
+    /// to get there.
+    fn look_behind(&self, at: u32, scan: &Scan) -> Result<()> {
+        let size = self.end - self.first;
+        for step in 0..size {
+            let block = self.read(self.advance(at, step))?;
+            let is_later = match Codec::header(&block) {
+                Some((kind, sequence)) if kind == BlockType::Commit as u32 => {
+                    sequence.wrapping_sub(scan.span.sequence) < size
+                }
+                _ => false,
+            };
+            if is_later
+                && self.codec.commit_ok(&block)
+                && Codec::commit_seconds(&block) >= scan.last_seconds
+            {
+                return Err(Self::damaged(at, "checksum of a descriptor or revoke block"));
+            }
+        }
+        Ok(())
     }
 
     /// Takes a descriptor and what it describes, `blocks` in all, into the transaction's checksum,
@@ -223,41 +329,12 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Compares a transaction's checksum with its commit block, which is at `at`. Returns where the
-    /// first one ends whose checksum is wrong: `torn`, or this one.
-    fn check_transaction(
-        &self,
-        at: u32,
-        commit: &[u8],
-        sum: TransactionSum,
-        torn: Option<u32>,
-    ) -> Result<Option<u32>> {
-        const FIELD: &str = "checksum of a transaction";
-        if !self.transaction_sums {
-            return Ok(None);
-        }
-        match (torn, Codec::transaction_ok(commit, sum)) {
-            (None, true) => Ok(None),
-            (None, false) if self.async_commits => Ok(Some(at)),
-            (None, false) => Err(Self::damaged(at, FIELD)),
-            (Some(torn), _) => Err(Self::damaged(torn, FIELD)),
-        }
-    }
-
-    fn step(&self, kind: u32, block: &[u8]) -> Step {
-        const DESCRIPTOR: u32 = BlockType::Descriptor as u32;
-        const COMMIT: u32 = BlockType::Commit as u32;
-        const REVOKE: u32 = BlockType::Revoke as u32;
-        match kind {
-            // A damaged block here belongs to the transaction that was being written: a torn tail.
-            DESCRIPTOR | REVOKE if !self.codec.tail_ok(block) => Step::Stop,
-            DESCRIPTOR => Step::Part(1 + self.codec.tags(block).len() as u32),
-            REVOKE => Step::Part(1),
-            COMMIT if !self.codec.commit_ok(block) => Step::Stop,
-            // Its time says nothing: clocks are set back, and what was promised was promised.
-            COMMIT => Step::Committed,
-            _ => Step::Stop,
-        }
+    /// Whether there are fast commits behind the last transaction; `next` is the number behind it.
+    /// The first block behind the log is not used.
+    fn has_fast_commits(&self, superblock: &JournalSuperblock, next: u32) -> Result<bool> {
+        let area = superblock.end() + 1..superblock.total();
+        let blocks: Vec<Buffer> = area.map(|index| self.read(index)).collect::<Result<_>>()?;
+        Ok(has_fast_commit(&blocks, next))
     }
 
     /// For every revoked block the last transaction that revoked it.
@@ -302,11 +379,38 @@ impl Reader<'_> {
     }
 }
 
-enum Step {
-    Stop,
-    Committed,
-    /// A descriptor or revoke that takes this many blocks with what it describes.
-    Part(u32),
+/// How far a scan of the log is.
+struct Scan {
+    at: u32,
+    /// Blocks passed.
+    walked: u32,
+    /// Transactions found whole.
+    spans: Vec<Span>,
+    /// The one it is in.
+    span: Span,
+    /// That one's checksum (v1).
+    sum: TransactionSum,
+    /// Its first descriptor or revoke block whose checksum is wrong.
+    doubtful: Option<u32>,
+    /// Where the first transaction ends that an asynchronous commit did not wait for.
+    torn: Option<u32>,
+    /// When the last transaction committed.
+    last_seconds: u64,
+}
+
+impl Scan {
+    fn new(at: u32, sequence: u32) -> Scan {
+        Scan {
+            at,
+            walked: 0,
+            spans: Vec::new(),
+            span: Span { sequence, blocks: Vec::new() },
+            sum: TransactionSum::default(),
+            doubtful: None,
+            torn: None,
+            last_seconds: 0,
+        }
+    }
 }
 
 fn is(block: &[u8], kind: BlockType) -> bool {

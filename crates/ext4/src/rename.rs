@@ -5,12 +5,14 @@ use polylane_base::sync::{Arc, RwLockWriteGuard};
 use polylane_vfs::fs::{Kind, RenameMode, Renamed};
 
 use crate::dir::{self, Found, Name};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::dirent::file_type;
 use crate::format::inode::Stamp;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
-use crate::ops::{NAME_CREDITS, Room, add_links, can_count, drop_link, named};
+use crate::ops::{
+    NAME_CREDITS, Room, add_links, can_count, drop_link, make_whiteout, name_refused, named, undo,
+};
 use crate::volume::Volume;
 
 /// The directories of a rename: one or two.
@@ -139,6 +141,7 @@ impl Move<'_> {
         }
         let _promise = volume.room_for_name(self.room)?;
         let handle = volume.start(RENAME_CREDITS)?;
+        let whiteout = self.whiteout(&handle)?;
         let kind = file_type(core.raw.mode());
         match &existing {
             Some((_, place)) => {
@@ -146,11 +149,14 @@ impl Move<'_> {
                 dir::replace(volume, &handle, self.target, to, *place, cell.ino, kind)?;
             }
             None => {
-                let to = dirs.to();
-                dir::insert(volume, &handle, self.target, to, self.to, cell.ino, kind)?;
+                let (target, to) = (self.target, dirs.to());
+                let added = dir::insert(volume, &handle, target, to, self.to, cell.ino, kind);
+                if let Err(refused) = added {
+                    return Err(self.refuse(handle, whiteout, refused)?);
+                }
             }
         }
-        self.leave(&handle, &mut dirs, found)?;
+        self.leave(&handle, &mut dirs, found, whiteout)?;
         let mut other = None;
         if let (Some((old, _)), Some(victim)) = (&existing, &mut victim) {
             if victim.raw.mode() >> 12 == 4 {
@@ -170,18 +176,43 @@ impl Move<'_> {
         self.finish(handle, dirs, node, other)
     }
 
+    /// The whiteout that this rename leaves, if it leaves one. Made first: what lacks an inode for
+    /// it changes nothing.
+    fn whiteout(&self, handle: &Handle<'_>) -> Result<Option<Arc<Cell>>> {
+        let wanted = self.mode == RenameMode::Whiteout;
+        wanted.then(|| make_whiteout(self.volume, handle, self.source.ino)).transpose()
+    }
+
+    /// Ends a rename whose new name found no room: everything is as it was.
+    fn refuse(
+        &self,
+        handle: Handle<'_>,
+        whiteout: Option<Arc<Cell>>,
+        refused: Error,
+    ) -> Result<Error> {
+        if let Some(cell) = whiteout {
+            undo(self.volume, &handle, &cell, &mut cell.core.write())?;
+        }
+        Ok(name_refused(handle, refused))
+    }
+
     /// Takes the old name away, or puts a whiteout in its place. The entry may have moved since it
     /// was found: an insert into the same directory can split its block.
-    fn leave(&self, handle: &Handle<'_>, dirs: &mut Dirs<'_>, found: Found) -> Result<()> {
+    fn leave(
+        &self,
+        handle: &Handle<'_>,
+        dirs: &mut Dirs<'_>,
+        found: Found,
+        whiteout: Option<Arc<Cell>>,
+    ) -> Result<()> {
         let volume = self.volume;
         let from = dirs.from();
         let found = dir::again(volume, self.source, from, self.from, found)?;
-        if self.mode != RenameMode::Whiteout {
+        let Some(whiteout) = whiteout else {
             return dir::remove(volume, handle, self.source, from, self.from, found);
-        }
-        let whiteout = crate::ops::make_whiteout(volume, handle, self.source.ino)?;
+        };
         let kind = file_type((Kind::Char.mode_bits()) as u16);
-        dir::replace(volume, handle, self.source, from, found, whiteout, kind)
+        dir::replace(volume, handle, self.source, from, found, whiteout.ino, kind)
     }
 
     fn exchange(

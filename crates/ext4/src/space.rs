@@ -79,7 +79,7 @@ fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) ->
 /// # Errors
 /// `EFBIG`, the device's, or a corrupt tree.
 pub fn truncate(volume: &Volume, cell: &Cell, core: &mut Core, size: u64) -> Result<()> {
-    if size > volume.max_file_bytes(cell)? {
+    if size > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
     let block_bytes = volume.io.block_bytes() as u64;
@@ -130,7 +130,7 @@ pub fn fallocate(
     len: u64,
 ) -> Result<()> {
     let end = offset.checked_add(len).ok_or(Errno::EFBIG)?;
-    if end > volume.max_file_bytes(cell)? {
+    if end > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
     if mode != Fallocate::PunchHole && !extents::is_tree(core) {
@@ -244,7 +244,7 @@ fn insert(volume: &Volume, cell: &Cell, core: &mut Core, offset: u64, len: u64) 
         return Err(Errno::EINVAL.into());
     }
     let size = core.raw.size() + len;
-    if size > volume.max_file_bytes(cell)? {
+    if size > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
     promised::release(volume, cell, first, u32::MAX);

@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering;
 use polylane_base::{Errno, Ino};
 use polylane_vfs::flags;
 use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Last, Late,
-    NewNode, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source, StatFs,
-    XattrMode,
+    Acl, AclKind, Attr, Blocks, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Last,
+    Late, NewNode, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source,
+    StatFs, XattrMode,
 };
 
 use crate::data::{self, INODE_CREDITS};
 use crate::dir;
 use crate::error::Result;
-use crate::format::inode::{RawInode, Stamp};
-use crate::format::superblock::max_file_bytes;
+use crate::format::inode::{CLASSIC_BYTES, RawInode, Stamp};
+use crate::format::xattr::Attribute;
 use crate::inode::Core;
 use crate::journal::Journal;
 use crate::late;
@@ -26,9 +26,6 @@ use crate::space;
 use crate::xattr;
 
 const ROOT: u32 = 2;
-
-/// The largest size that any inode can say.
-const MAX_BYTES: u64 = i64::MAX as u64;
 
 /// `EXT4_SUPER_MAGIC` of statfs(2).
 const STATFS_MAGIC: u32 = 0xef53;
@@ -120,10 +117,13 @@ impl FileSystem for Ext4 {
             volatile: false,
             read_only: self.volume.journal.is_none(),
             max_file_size: match self.volume.traits.extents {
-                true => max_file_bytes(self.volume.geometry.block_bytes).unwrap_or(MAX_BYTES),
+                true => self.volume.geometry.file_bytes_max,
                 false => self.volume.traits.map_bytes_max,
             },
             max_links: LINKS_MAX,
+            max_dir_links: if self.volume.traits.dir_nlink { u32::MAX } else { LINKS_MAX },
+            whole_seconds: usize::from(self.volume.geometry.inode_bytes) == CLASSIC_BYTES,
+            blocks_kept_for: self.volume.traits.kept_for,
             acls: true,
             flags: flags::SETTABLE,
             attributes: flags::ATTRIBUTES | flags::COMPRESSED | flags::ENCRYPTED | flags::VERITY,
@@ -273,13 +273,13 @@ impl FileSystem for Ext4 {
         done
     }
 
-    fn reserve(&self, ino: Ino, offset: u64, len: u64) -> polylane_base::Result<()> {
+    fn reserve(&self, ino: Ino, offset: u64, len: u64, from: Blocks) -> polylane_base::Result<()> {
         self.changing(|| {
             if self.volume.is_medium_full() {
                 return Err(Errno::ENOSPC.into());
             }
             let cell = self.volume.cell(number(ino)?)?;
-            promised::reserve(&self.volume, &cell, offset, len)
+            promised::reserve(&self.volume, &cell, (offset, len), from)
         })
     }
 
@@ -304,7 +304,7 @@ impl FileSystem for Ext4 {
             if self.volume.is_medium_full() {
                 return Err(Errno::ENOSPC.into());
             }
-            self.volume.with_space(|| self.volume.alloc.reserve(count))
+            self.volume.with_space(|| self.volume.alloc.reserve_common(count))
         })
     }
 
@@ -402,7 +402,7 @@ impl FileSystem for Ext4 {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let all = xattr::all(&self.volume, &cell, &cell.core.read())?;
-            Ok(all.into_iter().map(|attribute| attribute.name).collect())
+            Ok(all.iter().filter_map(Attribute::name).collect())
         })
     }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use polylane_base::sync::{Arc, Mutex};
-use polylane_base::{Clock, Errno, Time};
+use polylane_base::{Clock, Errno, Gid, Time, Uid};
 use polylane_block::Error as DeviceError;
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashSet;
@@ -18,9 +18,7 @@ use crate::error::{Error, Result};
 use crate::extents;
 use crate::format::hash::HashVersion;
 use crate::format::inode::RawInode;
-use crate::format::superblock::{
-    Geometry, Superblock, compat, incompat, max_file_bytes, ro_compat,
-};
+use crate::format::superblock::{Geometry, Superblock, compat, incompat, ro_compat};
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
 use crate::io::BlockIo;
@@ -41,6 +39,8 @@ pub struct Traits {
     pub unsigned_hash: bool,
     /// Directories get hash trees.
     pub dir_index: bool,
+    /// Most levels of index nodes below the root of a hash tree.
+    pub tree_levels: u8,
     /// Directories may have more subdirectories than links can count.
     pub dir_nlink: bool,
     /// Extra bytes of new inodes.
@@ -49,6 +49,9 @@ pub struct Traits {
     pub extents: bool,
     /// Bytes of the largest file with a block map.
     pub map_bytes_max: u64,
+    /// The user and the group that may take the blocks kept for privileged users, beside root;
+    /// group 0: none.
+    pub kept_for: (Uid, Gid),
 }
 
 impl Traits {
@@ -67,10 +70,12 @@ impl Traits {
             listing_hash: HashVersion::new(1, unsigned_hash).ok_or(Errno::EIO)?,
             unsigned_hash,
             dir_index: superblock.has_compat(compat::DIR_INDEX),
+            tree_levels: if superblock.has_incompat(incompat::LARGE_DIR) { 2 } else { 1 },
             dir_nlink: superblock.has_ro_compat(ro_compat::DIR_NLINK),
             extra_isize: superblock.want_extra_isize().max(32),
             extents: superblock.has_incompat(incompat::EXTENTS),
             map_bytes_max: blockmap::bytes_max(block_bytes, huge_file),
+            kept_for: superblock.blocks_kept_for(),
         })
     }
 }
@@ -113,6 +118,8 @@ pub struct Volume {
     pub full: AtomicBool,
     /// See `full`.
     pub full_since: Mutex<Option<Instant>>,
+    /// The image says that it has files past 2 GiB (`large_file`).
+    pub large_file: AtomicBool,
     /// The damage that stopped the file system was written down.
     pub damage_recorded: AtomicBool,
     /// A buffer for the next large write: fresh memory costs more than what is copied into it.
@@ -121,6 +128,9 @@ pub struct Volume {
 
 /// Smallest write that takes the spare buffer: below it, fresh memory comes from a free list.
 const SPARE_BYTES_MIN: usize = 64 << 10;
+
+/// Largest file that needs no `large_file`: sizes below have 31 bits.
+const SMALL_FILE_MAX: u64 = i32::MAX as u64;
 
 /// How long writers are refused after the medium had no room.
 const FULL_PAUSE: Duration = Duration::from_secs(1);
@@ -187,6 +197,9 @@ impl Volume {
         data: bool,
     ) -> Result<()> {
         let (block, offset) = self.table_block(cell.ino)?;
+        if core.raw.size() > SMALL_FILE_MAX && !self.large_file.load(Ordering::Relaxed) {
+            self.note_large_file(handle)?;
+        }
         if let Some(next) = cell.next_orphan() {
             core.raw.set_dtime(next);
         }
@@ -196,6 +209,16 @@ impl Volume {
         block.note_stored(offset / bytes.len());
         drop(table);
         cell.note_change(handle.tid(), data);
+        Ok(())
+    }
+
+    /// Says in the superblock that there are files past 2 GiB, in the transaction that makes the
+    /// first one, as Linux does.
+    fn note_large_file(&self, handle: &Handle<'_>) -> Result<()> {
+        let mut superblock = self.superblock.lock();
+        superblock.set_large_file();
+        orphan::log_superblock(self, handle, &superblock)?;
+        self.large_file.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -279,13 +302,10 @@ impl Volume {
     }
 
     /// Bytes of the largest file that the map of an inode can hold.
-    ///
-    /// # Errors
-    /// `EFBIG` for blocks that no image has.
-    pub fn max_file_bytes(&self, cell: &Cell) -> Result<u64> {
+    pub fn max_file_bytes(&self, cell: &Cell) -> u64 {
         match cell.is_mapped {
-            true => Ok(self.traits.map_bytes_max),
-            false => Ok(max_file_bytes(self.geometry.block_bytes)?),
+            true => self.traits.map_bytes_max,
+            false => self.geometry.file_bytes_max,
         }
     }
 

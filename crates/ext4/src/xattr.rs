@@ -64,7 +64,7 @@ pub fn known(name: &[u8]) -> Result<()> {
 /// `ENODATA` when there is none, as [`known`], the device's, or corrupt attributes.
 pub fn get(volume: &Volume, cell: &Cell, core: &Core, name: &[u8]) -> Result<Vec<u8>> {
     known(name)?;
-    let found = all(volume, cell, core)?.into_iter().find(|attribute| attribute.name == name);
+    let found = all(volume, cell, core)?.into_iter().find(|attribute| attribute.is_named(name));
     let value = found.ok_or(Errno::ENODATA)?.value;
     match is_acl(name) {
         true => acl::from_disk(&value).ok_or_else(|| corrupt(cell, "access control list")),
@@ -97,7 +97,7 @@ pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -
     let name = change.name;
     known(name)?;
     let mut attributes = all(volume, cell, core)?;
-    let existing = attributes.iter().position(|attribute| attribute.name == name);
+    let existing = attributes.iter().position(|attribute| attribute.is_named(name));
     match (existing, change.mode) {
         (Some(_), XattrMode::Create) => return Err(Errno::EEXIST.into()),
         (None, XattrMode::Replace) => return Err(Errno::ENODATA.into()),
@@ -149,7 +149,7 @@ fn stored(name: &[u8], value: &[u8]) -> Result<Attribute> {
         true => acl::to_disk(value).ok_or(Errno::EINVAL)?,
         false => value.to_vec(),
     };
-    Ok(Attribute { name: name.to_vec(), value })
+    Ok(Attribute::new(name, value).ok_or(Errno::EOPNOTSUPP)?)
 }
 
 /// `ENOSPC` for more than a block holds.

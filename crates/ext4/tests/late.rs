@@ -43,7 +43,7 @@ fn name(at: usize) -> Vec<u8> {
 fn make(fs: &Ext4, at: usize) -> Ino {
     let new = NewNode::new(Kind::File, 0o644);
     let ino = fs.create(ROOT, &name(at), &new).unwrap().node.ino;
-    fs.reserve(ino, 0, content(at).len() as u64).unwrap();
+    fs.reserve(ino, 0, content(at).len() as u64, polylane_vfs::fs::Blocks::Kept).unwrap();
     ino
 }
 

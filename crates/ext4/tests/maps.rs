@@ -12,7 +12,7 @@ use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::ram::RamDevice;
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::fs_suite::node;
-use polylane_vfs::fs::{Fallocate, FileSystem, Kind, RenameMode, SetAttr};
+use polylane_vfs::fs::{Blocks, Fallocate, FileSystem, Kind, RenameMode, SetAttr};
 
 const PAGE: u64 = 1024;
 /// `EXT4_EXTENTS_FL`, as users see it.
@@ -198,7 +198,7 @@ fn what_a_map_cannot_do_is_refused() {
         assert_eq!(fs.getattr(file), Ok(before));
         assert_eq!(truncate(&fs, file, size_max + 1), Err(Errno::EFBIG));
         assert_eq!(fs.write(file, size_max, &mut &[1][..]), Err(Errno::EFBIG));
-        assert_eq!(fs.reserve(file, size_max, 1), Err(Errno::EFBIG));
+        assert_eq!(fs.reserve(file, size_max, 1, Blocks::Kept), Err(Errno::EFBIG));
         assert_eq!(fs.getattr(file), Ok(before));
         fs.write(file, size_max - 1, &mut &[1][..]).expect("the last byte");
         let mut byte = [0];
@@ -386,7 +386,8 @@ fn promises_count_the_blocks_of_numbers() {
     let before = free(&fs);
     let file = create(&fs, root(&fs), "file", Kind::File);
     let offsets = || (1..60_000u64).map(|nth| nth * 256 * 1024);
-    let promised = offsets().take_while(|offset| fs.reserve(file, *offset, 100).is_ok()).count();
+    let promised =
+        offsets().take_while(|offset| fs.reserve(file, *offset, 100, Blocks::Kept).is_ok()).count();
     assert!(promised > 5000, "{promised} of {} blocks", before.0);
     let other = create(&fs, root(&fs), "other", Kind::File);
     assert_eq!(fs.write(other, 0, &mut &[1; 100_000][..]).err(), Some(Errno::ENOSPC));

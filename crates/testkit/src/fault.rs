@@ -5,8 +5,8 @@
 
 use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::fs::{
-    Acl, AclKind, Attr, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode, RenameMode,
-    Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
+    Acl, AclKind, Attr, Blocks, Changed, Character, DirEntry, Fallocate, FileSystem, NewNode,
+    RenameMode, Renamed, SeekFor, SetAttr, Sink, Source, StatFs, XattrMode,
 };
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -263,8 +263,8 @@ impl FileSystem for Faulty {
         }
     }
 
-    fn reserve(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
-        self.inner.reserve(ino, offset, len)
+    fn reserve(&self, ino: Ino, offset: u64, len: u64, from: Blocks) -> Result<()> {
+        self.inner.reserve(ino, offset, len, from)
     }
 
     fn reserve_names(&self, count: u32) -> Result<()> {

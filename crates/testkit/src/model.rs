@@ -4,7 +4,7 @@
 //! entries in the order of their cookies. It is the reference that others are compared with, and
 //! a libservice with `cache_data: true` below a `Vfs` whose page cache is under test.
 
-use polylane_base::{Clock, Errno, Ino, Result, Time};
+use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
 use polylane_vfs::fs::{
     Attr, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, NewNode, RenameMode, Renamed,
     SeekFor, SetAttr, SetTime, Sink, Source, StatFs, XattrMode,
@@ -261,6 +261,9 @@ impl FileSystem for Model {
             read_only: false,
             max_file_size: FILE_SIZE_MAX,
             max_links: 1000,
+            max_dir_links: 1000,
+            blocks_kept_for: (Uid(0), Gid(0)),
+            whole_seconds: false,
             acls: false,
             flags: 0,
             attributes: 0,

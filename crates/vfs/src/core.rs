@@ -67,7 +67,11 @@ impl Core {
     }
 
     pub(crate) fn now(&self) -> Time {
-        self.options.clock.now()
+        let now = self.options.clock.now();
+        match self.character.whole_seconds {
+            true => Time { nsec: 0, ..now },
+            false => now,
+        }
     }
 
     pub(crate) fn count(&self, count: Count) {

@@ -282,7 +282,7 @@ impl OpenFile {
         core.kill_set_id(Some(cred), node)?;
         core.begins_to_change(node);
         node.data_changes(at, at + len as u64);
-        let count = core.put(node, at, len, source)?;
+        let count = core.put(node, (at, len), source, core.blocks_for(cred))?;
         Ok(Written { count, end: at + count as u64 })
     }
 
@@ -358,7 +358,9 @@ impl OpenFile {
             node.data_changes(0, u64::MAX);
         }
         match node.pages() {
-            Some(pages) => core.cached_fallocate(node, pages, mode, offset, len)?,
+            Some(pages) => {
+                core.cached_fallocate(node, pages, mode, (offset, len), core.blocks_for(cred))?;
+            }
             None => {
                 let mut held = node.attr();
                 let new = core.fs.fallocate(node.ino(), mode, offset, len)?;

@@ -31,6 +31,15 @@ use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 pub use crate::acl::{Acl, AclKind, Acls};
 pub use crate::bytes::{Late, Sink, Source};
 
+/// Which free blocks a change may take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Blocks {
+    /// Those that are not kept for privileged users.
+    Common,
+    /// All.
+    Kept,
+}
+
 /// What a directory entry or inode is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
@@ -344,6 +353,13 @@ pub struct Character {
     pub max_file_size: u64,
     /// Largest link count; one more fails with `EMLINK`.
     pub max_links: u32,
+    /// The same of a directory; more where the file system itself says when one is full, since its
+    /// link count does not tell of all its subdirectories.
+    pub max_dir_links: u32,
+    /// Who may take the blocks kept free, beside root: a user and a group; group 0: none.
+    pub blocks_kept_for: (Uid, Gid),
+    /// Times have no fraction of a second.
+    pub whole_seconds: bool,
     /// It keeps access control lists, as the extended attributes that [`AclKind::name`] names. They
     /// count where rights are decided.
     pub acls: bool,
@@ -443,7 +459,7 @@ pub trait FileSystem: Send + Sync {
     /// that `ENOSPC` is told to the writer and not found at write-back. What was promised before is
     /// not promised twice. A promise ends with the `write` that brings its bytes, when the range is
     /// truncated, punched or moved, and at `forget`. By default nothing is promised.
-    fn reserve(&self, _ino: Ino, _offset: u64, _len: u64) -> Result<()> {
+    fn reserve(&self, _ino: Ino, _offset: u64, _len: u64, _from: Blocks) -> Result<()> {
         Ok(())
     }
 
@@ -456,7 +472,8 @@ pub trait FileSystem: Send + Sync {
         None
     }
 
-    /// Sets blocks aside for data, at which nobody else can be faster. `ENOSPC`; `EOPNOTSUPP`.
+    /// Sets [common](Blocks::Common) blocks aside for data, at which nobody else can be faster.
+    /// `ENOSPC`; `EOPNOTSUPP`.
     fn reserve_blocks(&self, _count: u64) -> Result<()> {
         Err(polylane_base::Errno::EOPNOTSUPP)
     }

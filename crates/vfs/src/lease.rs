@@ -49,7 +49,7 @@ use crate::access::{self, EXEC, READ, WRITE};
 use crate::acl::AclKind;
 use crate::core::Core;
 use crate::cred::Cred;
-use crate::fs::{Changed, Kind, NewNode};
+use crate::fs::{Blocks, Changed, Kind, NewNode};
 use crate::inode::{Inode, LEASED, Node, ONLY_GROWS};
 use crate::marks::Moving;
 use crate::names::{check_alive, check_dir};
@@ -88,6 +88,14 @@ pub struct Aside {
     pub blocks: u64,
     /// The time that the file is to show.
     pub time: Time,
+}
+
+/// Where the blocks of a write come from.
+pub(crate) enum Room<'a> {
+    /// What is free.
+    Free(Blocks),
+    /// What was set aside.
+    Aside(&'a mut Aside),
 }
 
 /// A lease that was granted.

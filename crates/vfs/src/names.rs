@@ -261,7 +261,7 @@ impl Vfs {
             return Err(exists_or(core, dir, name, denied));
         }
         check_alive(dir)?;
-        if new.kind == Kind::Dir && dir.nlink() >= core.character.max_links {
+        if new.kind == Kind::Dir && dir.nlink() >= core.character.max_dir_links {
             return Err(exists_or(core, dir, name, Errno::EMLINK));
         }
         let inherited = Inherited::new(dir, new.kind, new_perm(new), new.umask)?;

@@ -312,7 +312,7 @@ fn check_links(
         return Ok(());
     }
     let target_is_dir = target.is_some_and(|target| target.is_dir());
-    let max = core.character.max_links;
+    let max = core.character.max_dir_links;
     let to_gains = moved.is_dir() && !target_is_dir;
     let from_gains = mode == RenameMode::Exchange && target_is_dir && !moved.is_dir();
     let full = (to_gains && to.dir.nlink() >= max) || (from_gains && from.dir.nlink() >= max);

@@ -31,14 +31,15 @@ use std::convert::Infallible;
 use std::ops::Range;
 
 use polylane_base::sync::{RwLockReadGuard, RwLockWriteGuard, Weak};
-use polylane_base::{Errno, Result, Time};
+use polylane_base::{Errno, Gid, Result, Time};
 
 use crate::access::{READ, SET_GID, SET_UID};
 use crate::cache::ReadAhead;
 use crate::core::Core;
 use crate::cred::Cred;
-use crate::fs::{Attr, Kind, SetAttr, SetTime, Source};
+use crate::fs::{Attr, Blocks, Kind, SetAttr, SetTime, Source};
 use crate::inode::{ATIME_DUE, FROZEN, Inode, LENT, NO_CAPS, Node, ONLY_GROWS, VIEWED};
+use crate::lease::Room;
 use crate::vfs::Vfs;
 
 /// A front end's session that keeps views. Its own lock is taken after any of the VFS.
@@ -165,7 +166,7 @@ impl Vfs {
         let size = node.size();
         let len = end.checked_sub(size).ok_or(Errno::EINVAL)?;
         node.pages().ok_or(Errno::EOPNOTSUPP)?;
-        self.core.fs.reserve(node.ino(), size, len)
+        self.core.fs.reserve(node.ino(), size, len, Blocks::Common)
     }
 
     /// Stores what a client wrote on loan: offsets, and bytes of which those past the end of the
@@ -225,7 +226,7 @@ impl Vfs {
         for (offset, source) in parts {
             let len = size.saturating_sub(*offset).min(source.len() as u64);
             if len > 0 {
-                let written = core.put(node, *offset, len as usize, &mut **source);
+                let written = core.put(node, (*offset, len as usize), &mut **source, Blocks::Kept);
                 let whole = |count| if count as u64 == len { Ok(()) } else { Err(Errno::ENOSPC) };
                 result = result.and(written.and_then(whole));
             }
@@ -453,16 +454,23 @@ impl Core {
         self.loans.files().iter().for_each(|node| self.end_loan_on(node));
     }
 
+    /// Which free blocks a user may take.
+    pub(crate) fn blocks_for(&self, cred: &Cred) -> Blocks {
+        let (uid, gid) = self.character.blocks_kept_for;
+        let privileged = cred.is_root() || cred.uid == uid || gid != Gid(0) && cred.in_group(gid);
+        if privileged { Blocks::Kept } else { Blocks::Common }
+    }
+
     /// Writes to the cache or the libservice. Call with the data locked for change.
     pub(crate) fn put(
         &self,
         node: &Node,
-        at: u64,
-        len: usize,
+        (at, len): (u64, usize),
         source: &mut dyn Source,
+        from: Blocks,
     ) -> Result<usize> {
         if let Some(pages) = node.pages() {
-            return self.cached_write(node, pages, at, len, source, None);
+            return self.cached_write(node, pages, (at, len), source, Room::Free(from));
         }
         let count = self.fs.write(node.ino(), at, &mut crate::file::Front { source, len })?;
         node.grew(at + count as u64);

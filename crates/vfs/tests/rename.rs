@@ -160,7 +160,9 @@ fn moving_a_directory_changes_it_so_it_must_be_writable() {
 
 #[test]
 fn too_many_subdirectories() {
-    let lane = lane_with(options(), |character| character.max_links = 4);
+    let lane = lane_with(options(), |character| {
+        (character.max_links, character.max_dir_links) = (4, 4);
+    });
     for dir in ["d", "x", "d/1", "d/2"] {
         lane.dir(dir);
     }

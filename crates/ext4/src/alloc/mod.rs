@@ -52,6 +52,8 @@ pub struct Allocator {
     /// Free blocks that only metadata may take, so that names can be removed and files cut when
     /// the file system is full.
     pool_blocks: i64,
+    /// Free blocks beside those that are kept for privileged users.
+    kept_blocks: i64,
 }
 
 /// Free blocks kept for one operation's metadata. Dropping it gives back what was not used.
@@ -115,7 +117,7 @@ impl Allocator {
         let mut groups = Vec::with_capacity(geometry.group_count as usize);
         let mut inode_tables = Vec::with_capacity(geometry.group_count as usize);
         for index in (0..geometry.group_count).map(GroupIndex) {
-            let (block, offset) = descriptor_place(&geometry, index);
+            let (block, offset) = descriptor_place(superblock, index);
             let block = cache.get(&io, block, Seal::None, |_| Ok(()))?;
             let descriptor = GroupDescriptor::decode(superblock, index, &block.read()[offset..])?;
             inode_tables.push(descriptor.inode_table());
@@ -150,6 +152,7 @@ impl Allocator {
             promised_inodes: AtomicI64::new(0),
             promised_blocks: AtomicI64::new(0),
             pool_blocks: pool_blocks(superblock),
+            kept_blocks: superblock.reserved_blocks().min(1 << 48) as i64,
             inode_tables,
         })
     }
@@ -182,6 +185,14 @@ impl Allocator {
     /// `ENOSPC`.
     pub fn reserve(&self, count: u64) -> Result<()> {
         self.promise_above(count, self.pool_blocks)
+    }
+
+    /// The same without those that are kept for privileged users.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub fn reserve_common(&self, count: u64) -> Result<()> {
+        self.promise_above(count, self.pool_blocks + self.kept_blocks)
     }
 
     /// Promises `count` blocks for metadata, from the pool if need be.
@@ -445,9 +456,7 @@ impl Allocator {
         let blocks = geometry.blocks_in(group.index);
         let first = geometry.first_block(group.index);
         bitmap::set(bits, blocks, bits.len() as u32 * 8 - blocks);
-        if self.layout.superblock.has_copy(group.index) {
-            bitmap::set(bits, 0, self.layout.superblock.copy_blocks().min(blocks));
-        }
+        bitmap::set(bits, 0, self.layout.superblock.copy_blocks(group.index).min(blocks));
         let own = [
             (group.descriptor.block_bitmap(), 1),
             (group.descriptor.inode_bitmap(), 1),

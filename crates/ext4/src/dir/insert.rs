@@ -17,6 +17,13 @@ use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::volume::Volume;
 
+/// An index node on the way to a leaf.
+struct Node {
+    place: Place,
+    block: Arc<MetaBlock>,
+    entries: Vec<IndexEntry>,
+}
+
 /// An insert under way.
 pub(super) struct Adding<'a, 'j> {
     pub(super) volume: &'a Volume,
@@ -181,10 +188,10 @@ impl Adding<'_, '_> {
             names.into_iter().map(|entry| (version.hash(&entry.2, seed).major, entry)).collect();
         names.sort_by_key(|(hash, _)| *hash);
         let middle = middle(&names).ok_or(Errno::ENOSPC)?;
-        self.can_grow_tree(core)?;
         let (first, last) = (names[middle].0, names[middle - 1].0);
         // Equal hashes on both sides: the new leaf goes on where the old one ends.
         let boundary = if first == last { first | 1 } else { first };
+        self.can_grow_tree(core, boundary)?;
         let fresh = self.grow(core, index, Seal::Directory(cell.seed))?;
         let upper: Vec<_> = names.split_off(middle).into_iter().map(|(_, entry)| entry).collect();
         let lower: Vec<_> = names.into_iter().map(|(_, entry)| entry).collect();
@@ -195,84 +202,77 @@ impl Adding<'_, '_> {
         let tree = index.tree.as_mut().ok_or_else(|| corrupt(cell, "no tree"))?;
         let entry = IndexEntry { hash: boundary, block: fresh };
         tree.leaves.insert(position + 1, entry);
-        self.store_tree(core, index, position, entry)
+        self.store_tree(core, index, entry)
     }
 
-    /// Refuses a split when the root might have no room for one more node: looked at before
-    /// anything changes.
-    fn can_grow_tree(&self, core: &Core) -> Result<()> {
-        let (volume, cell) = (self.volume, self.cell);
-        let root = block(volume, cell, core, FileBlock(0), Seal::Index(Place::Root, cell.seed))?;
-        let bytes = root.read();
-        let info = htree::root_info(&bytes);
-        let top = htree::entries(&bytes, Place::Root, volume.has_sums, block_count(volume, core));
-        match (info, top) {
-            (Ok(info), Ok(top)) => {
-                let limit = Place::Root.limit(volume.io.block_bytes(), volume.has_sums);
-                let full = info.levels > 0 && top.len() >= limit;
-                if full { Err(Errno::ENOSPC.into()) } else { Ok(()) }
-            }
-            (Err(field), _) | (_, Err(field)) => {
-                Err(Corrupt::new(Structure::HashTree, cell.ino.into(), field).into())
-            }
+    /// Refuses a split when no node from the root down to the leaf of `hash` has room for one more
+    /// entry, and there may be no more levels: looked at before anything changes.
+    fn can_grow_tree(&self, core: &Core, hash: u32) -> Result<()> {
+        let path = self.path_to(core, hash)?;
+        let may_deepen = path.len() <= usize::from(self.volume.traits.tree_levels);
+        match may_deepen || path.iter().any(|node| !self.is_full(node)) {
+            true => Ok(()),
+            false => Err(Errno::ENOSPC.into()),
         }
     }
 
-    /// Enters a new leaf into the tree on disk, behind the leaf at `position`.
-    fn store_tree(
-        &self,
-        core: &mut Core,
-        index: &mut DirIndex,
-        position: usize,
-        entry: IndexEntry,
-    ) -> Result<()> {
+    /// Whether a node has no room for one more entry.
+    fn is_full(&self, node: &Node) -> bool {
+        node.entries.len() >= node.place.limit(self.volume.io.block_bytes(), self.volume.has_sums)
+    }
+
+    /// The index nodes that lead to the leaf of `hash`, the root first.
+    fn path_to(&self, core: &Core, hash: u32) -> Result<Vec<Node>> {
         let (volume, cell) = (self.volume, self.cell);
         let broken =
             |field| -> Error { Corrupt::new(Structure::HashTree, cell.ino.into(), field).into() };
         let blocks = block_count(volume, core);
-        let root = block(volume, cell, core, FileBlock(0), Seal::Index(Place::Root, cell.seed))?;
-        let read_root = |bytes: &[u8]| {
-            let info = htree::root_info(bytes)?;
-            Ok((info, htree::entries(bytes, Place::Root, volume.has_sums, blocks)?))
+        let read = |at: FileBlock, place: Place| {
+            let block = block(volume, cell, core, at, Seal::Index(place, cell.seed))?;
+            let entries = htree::entries(&block.read(), place, volume.has_sums, blocks);
+            Ok::<_, Error>(Node { place, block, entries: entries.map_err(broken)? })
         };
-        let (mut info, mut top) = read_root(&root.read()).map_err(broken)?;
-        let (block_bytes, sums) = (volume.io.block_bytes(), volume.has_sums);
-        if info.levels == 0 {
-            top.insert(position + 1, entry);
-            if top.len() <= Place::Root.limit(block_bytes, sums) {
-                let mut bytes = self.handle.modify(&root);
-                htree::put_entries(&mut bytes, Place::Root, sums, &top);
-                return Ok(());
-            }
-            // The root is full: its entries move into two nodes below it.
-            info.levels = 1;
-            let upper = top.split_off(top.len() / 2);
-            let (low, high) = (top[0].hash, upper[0].hash);
-            let left = self.node(core, index, &top)?;
-            let right = self.node(core, index, &upper)?;
-            top = vec![
-                IndexEntry { hash: low, block: left },
-                IndexEntry { hash: high, block: right },
-            ];
-        } else {
-            let node_at = top.partition_point(|node| node.hash <= entry.hash).saturating_sub(1);
-            let seal = Seal::Index(Place::Node, cell.seed);
-            let inner = block(volume, cell, core, top[node_at].block, seal)?;
-            let below = htree::entries(&inner.read(), Place::Node, sums, blocks);
-            let mut below = below.map_err(broken)?;
-            let place = below.partition_point(|leaf| leaf.hash <= entry.hash).max(1);
-            below.insert(place, entry);
-            if below.len() > Place::Node.limit(block_bytes, sums) {
-                let upper = below.split_off(below.len() / 2);
-                let hash = upper[0].hash;
-                let right = self.node(core, index, &upper)?;
-                top.insert(node_at + 1, IndexEntry { hash, block: right });
-            }
-            htree::put_entries(&mut self.handle.modify(&inner), Place::Node, sums, &below);
+        let root = read(FileBlock(0), Place::Root)?;
+        let info = htree::root_info(&root.block.read(), volume.traits.tree_levels);
+        let mut path = vec![root];
+        for level in 0..usize::from(info.map_err(broken)?.levels) {
+            let entries = &path[level].entries;
+            let below = entries.partition_point(|node| node.hash <= hash).saturating_sub(1);
+            let at = entries[below].block;
+            path.push(read(at, Place::Node)?);
         }
-        let mut bytes = self.handle.modify(&root);
-        bytes[0x1e] = info.levels;
-        htree::put_entries(&mut bytes, Place::Root, sums, &top);
+        Ok(path)
+    }
+
+    /// Enters a new leaf into the tree on disk: into its node, which is split when it is full, and
+    /// so are those above.
+    fn store_tree(&self, core: &mut Core, index: &mut DirIndex, entry: IndexEntry) -> Result<()> {
+        let sums = self.volume.has_sums;
+        let mut path = self.path_to(core, entry.hash)?;
+        let mut rising = Some(entry);
+        while let Some(entry) = rising.take()
+            && let Some(mut node) = path.pop()
+        {
+            let full = self.is_full(&node);
+            // Never before the first, which stands for all that is less.
+            let at = node.entries.partition_point(|other| other.hash <= entry.hash).max(1);
+            node.entries.insert(at, entry);
+            if full {
+                let upper = node.entries.split_off(node.entries.len() / 2);
+                let hash = upper[0].hash;
+                let right = IndexEntry { hash, block: self.node(core, index, &upper)? };
+                if node.place == Place::Node {
+                    rising = Some(right);
+                } else {
+                    // The root's entries move into two nodes below it.
+                    let lower = self.node(core, index, &node.entries)?;
+                    node.entries = vec![IndexEntry { hash: 0, block: lower }, right];
+                    self.handle.modify(&node.block)[htree::LEVELS_AT] += 1;
+                }
+            }
+            let mut bytes = self.handle.modify(&node.block);
+            htree::put_entries(&mut bytes, node.place, sums, &node.entries);
+        }
         Ok(())
     }
 

@@ -210,23 +210,45 @@ impl Tree {
         let seal = Seal::Index(Place::Root, cell.seed);
         let root = block(volume, cell, core, FileBlock(0), seal)?;
         let bytes = root.read();
-        let info = htree::root_info(&bytes).map_err(broken)?;
+        let info = htree::root_info(&bytes, volume.traits.tree_levels).map_err(broken)?;
         let version = HashVersion::new(info.hash_version, volume.traits.unsigned_hash);
         let version = version.ok_or_else(|| broken("unknown hash version"))?;
         let top = htree::entries(&bytes, Place::Root, volume.has_sums, blocks).map_err(broken)?;
-        if info.levels == 0 {
-            return Ok((Tree { version, leaves: top }, Vec::new()));
+        let mut tree = Tree { version, leaves: Vec::new() };
+        let mut nodes = Vec::new();
+        drop(bytes);
+        tree.take(volume, cell, core, (top, info.levels), &mut nodes)?;
+        Ok((tree, nodes))
+    }
+
+    /// Takes the leaves below `entries` in, which have so many levels of nodes below them.
+    fn take(
+        &mut self,
+        volume: &Volume,
+        cell: &Cell,
+        core: &Core,
+        (entries, levels): (Vec<IndexEntry>, u8),
+        nodes: &mut Vec<FileBlock>,
+    ) -> Result<()> {
+        if levels == 0 {
+            self.leaves.extend(entries);
+            return Ok(());
         }
-        let mut leaves = Vec::new();
-        for node in &top {
-            let seal = Seal::Index(Place::Node, cell.seed);
-            let inner = block(volume, cell, core, node.block, seal)?;
+        let broken =
+            |field| -> Error { Corrupt::new(Structure::HashTree, cell.ino.into(), field).into() };
+        let blocks = block_count(volume, core);
+        for node in entries {
+            nodes.push(node.block);
+            if nodes.len() > blocks as usize {
+                return Err(broken("more nodes than blocks"));
+            }
+            let inner = block(volume, cell, core, node.block, Seal::Index(Place::Node, cell.seed))?;
             let below = htree::entries(&inner.read(), Place::Node, volume.has_sums, blocks);
             let mut below = below.map_err(broken)?;
             below[0].hash = node.hash;
-            leaves.extend(below);
+            self.take(volume, cell, core, (below, levels - 1), nodes)?;
         }
-        Ok((Tree { version, leaves }, top.into_iter().map(|node| node.block).collect()))
+        Ok(())
     }
 
     /// The position of the leaf that names of hash `major` belong to. Bit 0 marks a continued run

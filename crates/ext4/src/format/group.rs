@@ -12,9 +12,11 @@ pub const BLOCK_UNINIT: u16 = 2;
 /// Flag: the inode table is zeroed.
 pub const ITABLE_ZEROED: u16 = 4;
 
+/// Most bytes that have a meaning.
 const BYTES_MAX: usize = 64;
 
-/// A group descriptor: its bytes, with accessors. 32 or 64 bytes are in use.
+/// A group descriptor: its bytes, with accessors. 32 or 64 bytes are in use; what a longer one has
+/// behind them stays as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupDescriptor {
     raw: [u8; BYTES_MAX],
@@ -31,10 +33,12 @@ impl GroupDescriptor {
         let len = usize::from(geometry.descriptor_bytes);
         let corrupt = |field| Corrupt::new(Structure::Group, group.0.into(), field);
         let source = bytes.get(..len).ok_or(corrupt("length"))?;
+        let (source, rest) = source.split_at(len.min(BYTES_MAX));
+        let len = source.len();
         let mut raw = [0; BYTES_MAX];
         raw[..len].copy_from_slice(source);
         let mut descriptor = GroupDescriptor { raw, len };
-        if descriptor.checksum(superblock, group).is_some_and(|sum| sum != le16(&raw, 0x1e)) {
+        if descriptor.checksum(superblock, group, rest).is_some_and(|sum| sum != le16(&raw, 0x1e)) {
             return Err(corrupt("checksum").into());
         }
         descriptor.check_places(geometry).map_err(corrupt)?;
@@ -61,27 +65,31 @@ impl GroupDescriptor {
         }
     }
 
-    /// The bytes for the disk, with a fresh checksum where the image has them.
+    /// The bytes for the disk, with a fresh checksum where the image has them. `into` begins with
+    /// the descriptor as it is there.
     pub fn encode(&self, superblock: &Superblock, group: GroupIndex, into: &mut [u8]) {
+        let (own, rest) =
+            into[..superblock.geometry.descriptor_bytes.into()].split_at_mut(self.len);
         let mut copy = *self;
-        if let Some(sum) = self.checksum(superblock, group) {
+        if let Some(sum) = self.checksum(superblock, group, rest) {
             put16(&mut copy.raw, 0x1e, sum);
         }
-        into[..self.len].copy_from_slice(&copy.raw[..self.len]);
+        own.copy_from_slice(&copy.raw[..self.len]);
     }
 
-    /// The checksum that the image wants; the older kind passes over its own field, the other takes
-    /// it for zero.
-    fn checksum(&self, superblock: &Superblock, group: GroupIndex) -> Option<u16> {
+    /// The checksum that the image wants, with the `rest` of a long descriptor; the older kind
+    /// passes over its own field, the other takes it for zero.
+    fn checksum(&self, superblock: &Superblock, group: GroupIndex, rest: &[u8]) -> Option<u16> {
         let number = group.0.to_le_bytes();
         if superblock.has_checksums() {
             let mut raw = self.raw;
             put16(&mut raw, 0x1e, 0);
             let seed = crc(superblock.checksum_seed(), &number);
-            return Some(crc(seed, &raw[..self.len]) as u16);
+            return Some(crc(crc(seed, &raw[..self.len]), rest) as u16);
         }
         let seed = crc16(crc16(!0, &superblock.uuid()), &number);
-        let sum = || crc16(crc16(seed, &self.raw[..0x1e]), &self.raw[0x20..self.len]);
+        let own = || crc16(crc16(seed, &self.raw[..0x1e]), &self.raw[0x20..self.len]);
+        let sum = || crc16(own(), rest);
         superblock.has_group_checksums().then(sum)
     }
 
@@ -198,9 +206,16 @@ impl GroupDescriptor {
 }
 
 /// The block that holds the descriptor of `group` in the primary table, and the offset in it.
-pub fn descriptor_place(geometry: &Geometry, group: GroupIndex) -> (DeviceBlock, usize) {
+pub fn descriptor_place(superblock: &Superblock, group: GroupIndex) -> (DeviceBlock, usize) {
+    let geometry = &superblock.geometry;
     let per_block = geometry.descriptors_per_block();
-    let block = u64::from(geometry.first_data_block) + 1 + u64::from(group.0 / per_block);
+    let index = group.0 / per_block;
+    let block = if index < geometry.first_meta_bg {
+        u64::from(geometry.first_data_block) + 1 + u64::from(index)
+    } else {
+        let first = GroupIndex(index * per_block);
+        geometry.first_block(first) + u64::from(superblock.has_copy(first))
+    };
     let offset = (group.0 % per_block) as usize * usize::from(geometry.descriptor_bytes);
     (DeviceBlock(block), offset)
 }

@@ -18,6 +18,8 @@ use super::{FileBlock, le16, le32, put16, put32};
 pub const ROOT_AT: usize = 0x20;
 /// Offset of the entries in any other node.
 pub const NODE_AT: usize = 0x08;
+/// Offset in a root of the number of levels below it.
+pub const LEVELS_AT: usize = 0x1e;
 const ENTRY_BYTES: usize = 8;
 const TAIL_BYTES: usize = 8;
 
@@ -59,20 +61,20 @@ pub struct IndexEntry {
 pub struct RootInfo {
     /// Hash function on disk.
     pub hash_version: u8,
-    /// Index levels below the root: 0 or 1.
+    /// Index levels below the root: 0 or 1, with `large_dir` up to 2.
     pub levels: u8,
 }
 
-/// Reads the fixed part of a root.
+/// Reads the fixed part of a root that may have `levels_max` levels below it.
 ///
 /// # Errors
 /// The broken rule.
-pub fn root_info(block: &[u8]) -> Result<RootInfo, &'static str> {
+pub fn root_info(block: &[u8], levels_max: u8) -> Result<RootInfo, &'static str> {
     match () {
         () if le32(block, 0x18) != 0 => Err("dx_root reserved word"),
         () if block[0x1d] != 8 => Err("dx_root info_length"),
-        () if block[0x1e] > 1 => Err("dx_root indirect_levels"),
-        () => Ok(RootInfo { hash_version: block[0x1c], levels: block[0x1e] }),
+        () if block[LEVELS_AT] > levels_max => Err("dx_root indirect_levels"),
+        () => Ok(RootInfo { hash_version: block[0x1c], levels: block[LEVELS_AT] }),
     }
 }
 
@@ -132,7 +134,7 @@ pub fn put_root(block: &mut [u8], info: RootInfo, own: u32, parent: u32) {
     put_entry(block, 12, rest, parent, 2, b"..");
     block[0x1c] = info.hash_version;
     block[0x1d] = 8;
-    block[0x1e] = info.levels;
+    block[LEVELS_AT] = info.levels;
 }
 
 /// Writes the fixed part of an inner node.

@@ -27,7 +27,7 @@ pub const EA_INODE: u32 = 0x20_0000;
 pub const VISIBLE: u32 = 0x725b_dfff;
 
 /// Bytes of the original inode.
-const CLASSIC_BYTES: usize = 128;
+pub const CLASSIC_BYTES: usize = 128;
 /// Where `i_block` lies.
 const BLOCK_AT: usize = 0x28;
 
@@ -328,7 +328,8 @@ impl RawInode {
         Time { sec: seconds + (i64::from(extra & 3) << 32), nsec: (extra >> 2).min(999_999_999) }
     }
 
-    /// Stores a time stamp, clipped to what the inode can hold.
+    /// Stores a time stamp, clipped to what the inode can hold; the first and the last second have
+    /// no fraction, as for Linux.
     pub fn set_time(&mut self, stamp: Stamp, time: Time) {
         let (at, extra_at) = stamp.places();
         if stamp == Stamp::Birth && !self.has_extra(at + 4) {
@@ -343,7 +344,8 @@ impl RawInode {
         let seconds = time.sec.clamp(low, high);
         let epoch = (seconds - i64::from(seconds as i32)) >> 32;
         put32(&mut self.bytes, at, seconds as u32);
-        put32(&mut self.bytes, extra_at, time.nsec << 2 | (epoch as u32 & 3));
+        let nsec = if seconds == low || seconds == high { 0 } else { time.nsec };
+        put32(&mut self.bytes, extra_at, nsec << 2 | (epoch as u32 & 3));
     }
 }
 
@@ -353,13 +355,14 @@ mod tests {
 
     #[test]
     fn times_reach_from_1901_to_2446() {
+        const LAST: i64 = i32::MAX as i64 + (3 << 32);
         let mut inode = RawInode::new(256, 32);
         let ends = [i64::from(i32::MIN), -1, 0, i64::from(i32::MAX), 1 << 31, 1 << 33];
-        for sec in ends.into_iter().chain([i64::from(i32::MAX) + (3 << 32)]) {
+        for sec in ends.into_iter().chain([LAST]) {
             for stamp in [Stamp::Access, Stamp::Change, Stamp::Modify, Stamp::Birth] {
-                let time = Time { sec, nsec: 123_456_789 };
-                inode.set_time(stamp, time);
-                assert_eq!(inode.time(stamp), time, "{stamp:?}");
+                inode.set_time(stamp, Time { sec, nsec: 123_456_789 });
+                let nsec = if sec == ends[0] || sec == LAST { 0 } else { 123_456_789 };
+                assert_eq!(inode.time(stamp), Time { sec, nsec }, "{stamp:?}");
             }
         }
         let mut small = RawInode::new(128, 0);

@@ -21,12 +21,39 @@
 //! (4) at 13, and at 16 the crc32 ([`crc32_be`], from ~0) over every descriptor block and every
 //! block as logged, in the order of the log, without revokes. All three zero: it has none.
 
-use super::DeviceBlock;
 use super::checksum::{crc, crc32_be};
+use super::{DeviceBlock, le16, le32};
 use crate::error::{Corrupt, Error, Result, Structure};
 
 /// First word of every journal block that is not a logged one.
 pub const MAGIC: u32 = 0xc03b_3998;
+
+/// Tags in the area of fast commits: the one that ends a commit, and the one that begins the area.
+const FAST_TAIL: u16 = 8;
+const FAST_HEAD: u16 = 9;
+
+/// Whether one of the blocks of the area for fast commits ends a commit that follows the last
+/// transaction of the log, `next` being the number behind it.
+pub fn has_fast_commit(blocks: &[impl std::ops::Deref<Target = [u8]>], next: u32) -> bool {
+    let mut tags = blocks.iter().flat_map(|block| fast_tags(block));
+    let begins = tags
+        .next()
+        .is_some_and(|(tag, value)| tag == FAST_HEAD && value.len() >= 8 && le32(value, 4) == next);
+    begins
+        && tags.any(|(tag, value)| tag == FAST_TAIL && value.len() >= 8 && le32(value, 0) == next)
+}
+
+/// The tags of a block: kind and value.
+fn fast_tags(block: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let head = block.get(at..at + 4)?;
+        let (tag, len) = (le16(head, 0), usize::from(le16(head, 2)));
+        let value = block.get(at + 4..at + 4 + len)?;
+        at += 4 + len;
+        (tag != 0).then_some((tag, value))
+    })
+}
 
 /// What a journal block is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,11 +86,19 @@ pub const FAST_COMMIT: u32 = 0x20;
 /// Compatible feature: a checksum over the whole transaction (v1).
 pub const COMPAT_CHECKSUM: u32 = 1;
 
-const INCOMPAT_KNOWN: u32 = REVOKE | SIXTY_FOUR_BIT | ASYNC_COMMIT | CSUM_V2 | CSUM_V3;
+const INCOMPAT_KNOWN: u32 =
+    REVOKE | SIXTY_FOUR_BIT | ASYNC_COMMIT | CSUM_V2 | CSUM_V3 | FAST_COMMIT;
+
+/// Blocks for fast commits where the superblock does not say how many.
+const FAST_BLOCKS: u32 = 256;
 
 /// Bytes of a block header.
 pub const HEADER_BYTES: usize = 12;
 const TAIL_BYTES: usize = 4;
+/// Blocks of the journal that there is none of: as many as mke2fs gives a small image.
+const UNLOGGED_BLOCKS: u32 = 4096;
+/// Bytes of a commit block's fields.
+const COMMIT_BYTES: usize = 0x3c;
 const UUID_BYTES: usize = 16;
 
 /// Where the fields begin that the first version of the superblock has not.
@@ -117,20 +152,44 @@ impl JournalSuperblock {
         }
         if superblock.incompat() & !INCOMPAT_KNOWN != 0 {
             let unknown = superblock.incompat() & !INCOMPAT_KNOWN;
-            let name = if unknown == FAST_COMMIT { "fast_commit" } else { "unknown" };
-            return Err(Error::Incompatible(vec![format!("journal {name} ({unknown:#x})")]));
+            return Err(Error::Incompatible(vec![format!("journal unknown ({unknown:#x})")]));
         }
-        if superblock.has_checksums() && be32(&raw, 0xfc) != superblock.checksum() {
-            return Err(corrupt("checksum"));
-        }
+        superblock.check_sums()?;
         let (first, end) = (superblock.first(), superblock.end());
         match () {
-            () if end > blocks || end < 4 => Err(corrupt("s_maxlen")),
+            () if superblock.total() > blocks || end < 4 => Err(corrupt("s_maxlen")),
             () if first == 0 || first >= end => Err(corrupt("s_first")),
             () if superblock.start() >= end => Err(corrupt("s_start")),
             () if superblock.start() != 0 && superblock.start() < first => Err(corrupt("s_start")),
             () => Ok(superblock),
         }
+    }
+
+    /// Refuses what speaks of checksums as no writer does, and a superblock whose own is wrong.
+    fn check_sums(&self) -> Result<()> {
+        let raw = &*self.raw;
+        if be32(raw, 4) == BlockType::SuperV2 as u32 && be32(raw, 0x2c) != 0 {
+            return Err(Error::Incompatible(vec![format!(
+                "journal ro_compat ({:#x})",
+                be32(raw, 0x2c)
+            )]));
+        }
+        let both = self.incompat() & (CSUM_V2 | CSUM_V3) == CSUM_V2 | CSUM_V3;
+        match self.has_checksums() {
+            true if both => Err(corrupt("two kinds of checksums")),
+            true if raw[0x50] != CRC32C => Err(corrupt("s_checksum_type")),
+            true if be32(raw, 0xfc) != self.checksum() => Err(corrupt("checksum")),
+            _ => Ok(()),
+        }
+    }
+
+    /// What stands for the superblock of a journal that there is none of: it says how large a
+    /// transaction may be.
+    pub fn of_none(block_bytes: u32) -> Self {
+        let mut raw = Box::new([0; 1024]);
+        let fields = [(0, MAGIC), (4, 4), (0x0c, block_bytes), (0x10, UNLOGGED_BLOCKS), (0x14, 1)];
+        fields.into_iter().for_each(|(at, value)| put_be32(&mut *raw, at, value));
+        JournalSuperblock { raw }
     }
 
     /// The bytes for the disk, with a fresh checksum.
@@ -193,7 +252,21 @@ impl JournalSuperblock {
 
     /// One past the last block of the log area.
     pub fn end(&self) -> u32 {
+        self.total().saturating_sub(self.fast_blocks())
+    }
+
+    /// One past the last block of the journal.
+    pub fn total(&self) -> u32 {
         be32(&*self.raw, 0x10)
+    }
+
+    /// Blocks behind the log area that are kept for fast commits.
+    pub fn fast_blocks(&self) -> u32 {
+        match (self.incompat() & FAST_COMMIT != 0, be32(&*self.raw, 0x54)) {
+            (false, _) => 0,
+            (true, 0) => FAST_BLOCKS,
+            (true, count) => count,
+        }
     }
 
     /// Sequence of the first transaction in the log, or of the next one when the log is empty.
@@ -487,13 +560,13 @@ impl Codec {
         }
     }
 
-    /// Whether a commit block's checksum is right.
+    /// Whether a commit block's checksum is right. Behind its fields there is nothing: where only
+    /// the first sector of it was written when the power went, it counts, as for Linux.
     pub fn commit_ok(&self, block: &[u8]) -> bool {
-        let sum = || {
-            let sum = crc(crc(self.seed, &block[..0x10]), &[0; 4]);
-            crc(sum, &block[0x14..])
-        };
-        self.sums == Sums::None || be32(block, 0x10) == sum()
+        let head = crc(crc(self.seed, &block[..0x10]), &[0; 4]);
+        let (fields, rest) = block[0x14..].split_at(COMMIT_BYTES - 0x14);
+        let sum = |rest: &[u8]| crc(crc(head, fields), rest) == be32(block, 0x10);
+        self.sums == Sums::None || sum(rest) || sum(&vec![0; rest.len()])
     }
 
     /// Whether a commit block with checksum v1 ends a transaction of the blocks that `sum` is of.
@@ -566,6 +639,8 @@ mod tests {
                 (Codec::header(&block), Codec::commit_seconds(&block)),
                 (Some((2, 4)), 1 << 33)
             );
+            block[600..].fill(7);
+            assert!(codec.commit_ok(&block), "its first sector is new");
             block[0x34] ^= 1;
             assert!(codec.sums == Sums::None || !codec.commit_ok(&block));
         }

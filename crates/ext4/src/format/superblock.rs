@@ -1,8 +1,9 @@
 //! The superblock: geometry, features, counters.
 
-use polylane_base::Errno;
+use polylane_base::{Gid, Uid};
 
 use super::checksum::crc;
+pub use super::features::{compat, incompat, ro_compat};
 use super::{GroupIndex, le16, le32, le32_pair, put16, put32};
 use crate::error::{Corrupt, Error, Result, Structure};
 
@@ -21,57 +22,13 @@ pub const STATE_VALID: u16 = 1;
 /// `s_state`: errors were found.
 pub const STATE_ERROR: u16 = 2;
 
-macro_rules! features {
-    ($(#[$doc:meta])* $set:ident { $($name:ident = $bit:literal),* $(,)? }) => {
-        $(#[$doc])*
-        pub mod $set {
-            $(#[doc = concat!("Feature `", stringify!($name), "`.")] pub const $name: u32 = $bit;)*
-
-            /// The names of the bits in `set`, unknown ones by number.
-            pub fn names(set: u32) -> Vec<String> {
-                let known = [$((stringify!($name), $bit)),*];
-                let name = |bit: u32| {
-                    let found = known.iter().find(|(_, value)| *value == bit);
-                    let unknown = || format!("{} bit {:#x}", stringify!($set), bit);
-                    found.map_or_else(unknown, |(name, _)| name.to_ascii_lowercase())
-                };
-                (0..32).map(|n| 1 << n).filter(|bit| set & bit != 0).map(name).collect()
-            }
-        }
-    };
-}
-
-features! {
-    /// Features that a writer may ignore.
-    compat {
-        HAS_JOURNAL = 0x4, EXT_ATTR = 0x8, RESIZE_INODE = 0x10, DIR_INDEX = 0x20,
-        SPARSE_SUPER2 = 0x200, FAST_COMMIT = 0x400, ORPHAN_FILE = 0x1000,
-    }
-}
-features! {
-    /// Features without which an image must not be read.
-    incompat {
-        COMPRESSION = 0x1, FILETYPE = 0x2, RECOVER = 0x4, JOURNAL_DEV = 0x8, META_BG = 0x10,
-        EXTENTS = 0x40, SIXTY_FOUR_BIT = 0x80, MMP = 0x100, FLEX_BG = 0x200, EA_INODE = 0x400,
-        DIRDATA = 0x1000, CSUM_SEED = 0x2000, LARGE_DIR = 0x4000, INLINE_DATA = 0x8000,
-        ENCRYPT = 0x10000, CASEFOLD = 0x20000,
-    }
-}
-features! {
-    /// Features without which an image must not be written.
-    ro_compat {
-        SPARSE_SUPER = 0x1, LARGE_FILE = 0x2, BTREE_DIR = 0x4, HUGE_FILE = 0x8, GDT_CSUM = 0x10,
-        DIR_NLINK = 0x20, EXTRA_ISIZE = 0x40, QUOTA = 0x100, BIGALLOC = 0x200,
-        METADATA_CSUM = 0x400, READONLY = 0x1000, PROJECT = 0x2000, VERITY = 0x8000,
-        ORPHAN_PRESENT = 0x10000,
-    }
-}
-
 const INCOMPAT_KNOWN: u32 = incompat::FILETYPE
     | incompat::RECOVER
     | incompat::EXTENTS
     | incompat::SIXTY_FOUR_BIT
     | incompat::FLEX_BG
+    | incompat::META_BG
+    | incompat::LARGE_DIR
     | incompat::CSUM_SEED;
 
 const RO_COMPAT_KNOWN: u32 = ro_compat::SPARSE_SUPER
@@ -108,12 +65,17 @@ pub struct Geometry {
     pub inode_count: u32,
     /// Bytes in an inode on disk: a power of two from 128.
     pub inode_bytes: u16,
-    /// Bytes in a group descriptor: 32 or 64.
+    /// Bytes in a group descriptor: 32, or a power of two from 64 to a block's.
     pub descriptor_bytes: u16,
     /// Groups.
     pub group_count: u32,
     /// Groups in a flex group; 1 without flex_bg.
     pub flex_group_size: u32,
+    /// Largest size of a file, in bytes.
+    pub file_bytes_max: u64,
+    /// From this block of the table of descriptors on, each lies in the groups that it describes
+    /// (`meta_bg`); `u32::MAX`: none.
+    pub first_meta_bg: u32,
 }
 
 impl Geometry {
@@ -177,13 +139,28 @@ impl Superblock {
         bytes
     }
 
+    /// The same with no more groups than lead to the journal's inode, on a device of `blocks`
+    /// blocks: what finding the journal takes.
+    pub fn up_to_journal(&self, blocks: u64) -> Superblock {
+        let mut part = self.clone();
+        let last = self.journal_inode().saturating_sub(1) / self.geometry.inodes_per_group;
+        part.geometry.group_count = self.geometry.group_count.min(last + 1);
+        part.geometry.block_count = blocks;
+        part
+    }
+
     /// What keeps the image from being written, for the message; nothing when it may be.
     pub fn read_only_reasons(&self) -> Vec<String> {
         let mut names = ro_compat::names(self.ro_compat() & !RO_COMPAT_KNOWN);
+        let clean = self.state() & STATE_VALID != 0;
+        let needs_replay = self.has_incompat(incompat::RECOVER);
         match (self.has_compat(compat::HAS_JOURNAL), self.journal_inode()) {
-            (false, _) => names.push("no journal".into()),
+            (false, _) if needs_replay => names.push("no journal, and a replay is wanted".into()),
+            (false, _) if !clean => {
+                names.push("no journal, and not unmounted cleanly: run e2fsck".into());
+            }
+            (false, _) | (true, 1..) => {}
             (true, 0) => names.push("its journal is on another device".into()),
-            (true, _) => {}
         }
         names
     }
@@ -239,6 +216,11 @@ impl Superblock {
         self.set_bits(0x64, ro_compat::ORPHAN_PRESENT, present);
     }
 
+    /// Sets [`ro_compat::LARGE_FILE`]: there are files past 2 GiB.
+    pub fn set_large_file(&mut self) {
+        self.set_bits(0x64, ro_compat::LARGE_FILE, true);
+    }
+
     fn set_bits(&mut self, at: usize, bits: u32, on: bool) {
         let old = le32(&*self.raw, at);
         put32(&mut *self.raw, at, if on { old | bits } else { old & !bits });
@@ -275,6 +257,12 @@ impl Superblock {
             true => le32_pair(&*self.raw, 0x08, 0x154),
             false => u64::from(le32(&*self.raw, 0x08)),
         }
+    }
+
+    /// Who may take them beside root: `s_def_resuid` and `s_def_resgid`.
+    pub fn blocks_kept_for(&self) -> (Uid, Gid) {
+        let id = |at| u32::from(le16(&*self.raw, at));
+        (Uid(id(0x50)), Gid(id(0x52)))
     }
 
     /// Free inodes, as last written.
@@ -423,11 +411,20 @@ impl Superblock {
         power_of(3) || power_of(5) || power_of(7)
     }
 
-    /// Blocks at the start of a group that holds a copy: the superblock, the descriptors, and the
-    /// room that they may grow into.
-    pub fn copy_blocks(&self) -> u32 {
-        let descriptors = self.geometry.group_count.div_ceil(self.geometry.descriptors_per_block());
-        1 + descriptors + u32::from(self.reserved_descriptor_blocks())
+    /// Blocks at the start of `group` that are copies: of the superblock, of the descriptors, and
+    /// the room that they may grow into. With `meta_bg` a block of descriptors is in the first, the
+    /// second and the last of the groups that it describes.
+    pub fn copy_blocks(&self, group: GroupIndex) -> u32 {
+        let (geometry, has_copy) = (&self.geometry, self.has_copy(group));
+        let per_block = geometry.descriptors_per_block();
+        if group.0 / per_block >= geometry.first_meta_bg {
+            let within = group.0 % per_block;
+            let described = within <= 1 || within == per_block - 1;
+            return u32::from(has_copy) + u32::from(described);
+        }
+        let descriptors = geometry.group_count.div_ceil(per_block).min(geometry.first_meta_bg);
+        let copy = 1 + descriptors + u32::from(self.reserved_descriptor_blocks());
+        if has_copy { copy } else { 0 }
     }
 
     /// Blocks that are no file's from the beginning: copies, bitmaps, inode tables. The journal,
@@ -435,11 +432,9 @@ impl Superblock {
     pub fn overhead_blocks(&self) -> u64 {
         let geometry = &self.geometry;
         let groups = (0..geometry.group_count).map(GroupIndex);
-        let copies = groups.filter(|group| self.has_copy(*group)).count() as u64;
+        let copies: u64 = groups.map(|group| u64::from(self.copy_blocks(group))).sum();
         let own = 2 + u64::from(geometry.inode_table_blocks());
-        u64::from(geometry.first_data_block)
-            + copies * u64::from(self.copy_blocks())
-            + u64::from(geometry.group_count) * own
+        u64::from(geometry.first_data_block) + copies + u64::from(geometry.group_count) * own
     }
 }
 
@@ -537,11 +532,6 @@ fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
     {
         return Err(corrupt("s_inodes_per_group"));
     }
-    let descriptor_bytes = match (wide, le16(bytes, 0xfe)) {
-        (false, _) => 32,
-        (true, 64) => 64,
-        (true, _) => return Err(corrupt("s_desc_size")),
-    };
     let data = block_count.checked_sub(u64::from(first_data_block)).filter(|count| *count > 0);
     let groups = data.ok_or(corrupt("s_blocks_count"))?.div_ceil(u64::from(blocks_per_group));
     let group_count = u32::try_from(groups).map_err(|_| corrupt("s_blocks_count"))?;
@@ -565,10 +555,25 @@ fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
         inodes_per_group,
         inode_count,
         inode_bytes,
-        descriptor_bytes,
+        descriptor_bytes: descriptor_bytes(bytes, block_bytes, wide)?,
         group_count,
         flex_group_size,
+        file_bytes_max: file_bytes_max(block_bytes, features.1),
+        first_meta_bg: match features.0 & incompat::META_BG != 0 {
+            true => le32(bytes, 0x104),
+            false => u32::MAX,
+        },
     })
+}
+
+/// Bytes of a group descriptor: 64 or more only with `64bit`.
+fn descriptor_bytes(bytes: &[u8], block_bytes: u32, wide: bool) -> Result<u16> {
+    let size = le16(bytes, 0xfe);
+    match wide {
+        false => Ok(32),
+        true if size.is_power_of_two() && (64..=block_bytes).contains(&size.into()) => Ok(size),
+        true => Err(corrupt("s_desc_size")),
+    }
 }
 
 /// A bitmap is one block: a bit for each block, or for each cluster of them (`bigalloc`).
@@ -578,7 +583,13 @@ fn blocks_per_group_max(bytes: &[u8], block_bytes: u32, ro_compat: u32) -> u32 {
     (block_bytes * 8) << clusters
 }
 
-/// `EFBIG` for offsets past the largest file that extents can map.
-pub fn max_file_bytes(block_bytes: u32) -> Result<u64, Errno> {
-    u64::from(u32::MAX).checked_mul(u64::from(block_bytes)).ok_or(Errno::EFBIG)
+/// The largest size of a file: what an extent tree can map, and without `huge_file` what 32 bits
+/// of `i_blocks` can count, which is in units of 512 bytes then.
+fn file_bytes_max(block_bytes: u32, ro_compat: u32) -> u64 {
+    let most = u64::from(u32::MAX);
+    let blocks = match ro_compat & ro_compat::HUGE_FILE != 0 {
+        true => most,
+        false => most / u64::from(block_bytes / 512),
+    };
+    blocks * u64::from(block_bytes)
 }

@@ -29,13 +29,35 @@ const PREFIXES: [(u8, &[u8]); 6] = [
     (7, b"system."),
 ];
 
-/// An attribute: its whole name and its value.
+/// An attribute as it is stored. One whose prefix has a number that is not known here (8:
+/// `system.richacl`, 10: `gnu.`, ...) is kept as it is, and has no name for programs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attribute {
-    /// With its prefix, as programs write it.
-    pub name: Vec<u8>,
+    /// Number of its prefix.
+    pub index: u8,
+    /// The name behind the prefix, at most 255 bytes.
+    pub rest: Vec<u8>,
     /// The value.
     pub value: Vec<u8>,
+}
+
+impl Attribute {
+    /// One of this whole name. `None` for prefixes without a number.
+    pub fn new(name: &[u8], value: Vec<u8>) -> Option<Attribute> {
+        let (index, rest) = split(name)?;
+        Some(Attribute { index, rest: rest.to_vec(), value })
+    }
+
+    /// Its whole name, as programs write it; `None` where its prefix is not known here.
+    pub fn name(&self) -> Option<Vec<u8>> {
+        let (_, prefix) = PREFIXES.iter().find(|(number, _)| *number == self.index)?;
+        Some([prefix, &self.rest[..]].concat())
+    }
+
+    /// Whether programs know it by this name.
+    pub fn is_named(&self, name: &[u8]) -> bool {
+        split(name) == Some((self.index, &self.rest))
+    }
 }
 
 /// Splits a name into its prefix' number and the rest. `None` for prefixes without one.
@@ -44,15 +66,10 @@ pub fn split(name: &[u8]) -> Option<(u8, &[u8])> {
     found.map(|(index, prefix)| (*index, &name[prefix.len()..]))
 }
 
-fn join(index: u8, rest: &[u8]) -> Option<Vec<u8>> {
-    let (_, prefix) = PREFIXES.iter().find(|(number, _)| *number == index)?;
-    Some([prefix, rest].concat())
-}
-
 /// Bytes that an attribute takes, entry and value.
 pub fn cost(attribute: &Attribute) -> usize {
-    let rest = split(&attribute.name).map_or(attribute.name.len(), |(_, rest)| rest.len());
-    (ENTRY_BYTES + rest).next_multiple_of(4) + attribute.value.len().next_multiple_of(4)
+    (ENTRY_BYTES + attribute.rest.len()).next_multiple_of(4)
+        + attribute.value.len().next_multiple_of(4)
 }
 
 /// Reads the attributes in an inode's area; none when the magic number is missing.
@@ -94,8 +111,8 @@ fn decode(area: &[u8], first: usize, base: usize) -> Result<Vec<Attribute>, &'st
             0 => &[],
             _ => area.get(start..start.saturating_add(size)).ok_or("e_value_offs")?,
         };
-        let name = join(area[at + 1], &area[at + ENTRY_BYTES..end]).ok_or("e_name_index")?;
-        found.push(Attribute { name, value: value.to_vec() });
+        let rest = area[at + ENTRY_BYTES..end].to_vec();
+        found.push(Attribute { index: area[at + 1], rest, value: value.to_vec() });
         at = end.next_multiple_of(4);
     }
     Ok(found)
@@ -139,15 +156,13 @@ pub fn encode_block(block: &mut [u8], attributes: &[Attribute]) -> bool {
 
 /// Writes the entries, sorted as readers expect, and returns the hash over their hashes.
 fn encode(area: &mut [u8], first: usize, base: usize, attributes: &[Attribute]) -> u32 {
-    let key = |attribute: &&Attribute| {
-        let (index, rest) = split(&attribute.name).unwrap_or((0, &attribute.name));
-        (index, rest.len(), rest.to_vec())
-    };
+    let key =
+        |attribute: &&Attribute| (attribute.index, attribute.rest.len(), attribute.rest.clone());
     let mut sorted: Vec<&Attribute> = attributes.iter().collect();
     sorted.sort_by_key(key);
     let (mut at, mut end, mut all) = (first, area.len(), 0u32);
     for attribute in sorted {
-        let (index, rest) = split(&attribute.name).unwrap_or((0, &attribute.name));
+        let (index, rest) = (attribute.index, &attribute.rest[..]);
         end -= attribute.value.len().next_multiple_of(4);
         area[end..end + attribute.value.len()].copy_from_slice(&attribute.value);
         area[at] = rest.len() as u8;
@@ -205,20 +220,27 @@ mod tests {
     use super::*;
 
     fn attributes() -> Vec<Attribute> {
-        let make = |name: &str, value: &[u8]| Attribute {
-            name: name.as_bytes().to_vec(),
+        let make = |index, rest: &str, value: &[u8]| Attribute {
+            index,
+            rest: rest.as_bytes().to_vec(),
             value: value.to_vec(),
         };
-        vec![make("security.x", b""), make("trusted.long-name", b"abcde"), make("user.a", b"1234")]
+        vec![
+            make(1, "a", b"1234"),
+            make(4, "long-name", b"abcde"),
+            make(6, "x", b""),
+            make(8, "", b"rich"),
+            make(200, "of somebody else", b"?"),
+        ]
     }
 
     #[test]
     fn attributes_come_back() {
         let sorted = |mut list: Vec<Attribute>| {
-            list.sort_by(|a, b| a.name.cmp(&b.name));
+            list.sort_by_key(|attribute| attribute.index);
             list
         };
-        let mut area = vec![0xff; 96];
+        let mut area = vec![0xff; 160];
         assert!(encode_inode(&mut area, &attributes()));
         assert_eq!(sorted(decode_inode(&area).expect("whole")), attributes());
         let mut block = vec![0xff; 4096];
@@ -227,6 +249,11 @@ mod tests {
         assert!(checksum_ok(&block, 4, 1 << 40) && !checksum_ok(&block, 4, 1));
         assert_eq!(sorted(decode_block(&block).expect("whole")), attributes());
         assert!(!encode_inode(&mut [0; 40], &attributes()));
+        let names: Vec<_> = attributes().iter().map(Attribute::name).collect();
+        assert_eq!(names[0].as_deref(), Some(&b"user.a"[..]));
+        assert_eq!(names[3..], [None, None], "kept, and not shown");
+        assert!(attributes()[1].is_named(b"trusted.long-name"));
+        assert!(!attributes()[3].is_named(b"system.richacl"));
         put32(&mut block, BLOCK_HEADER + 8, 5000);
         assert!(decode_block(&block).is_err());
     }

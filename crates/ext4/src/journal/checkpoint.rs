@@ -127,7 +127,11 @@ impl Journal {
         self.write_superblock(&log)
     }
 
+    /// Writes the journal's superblock, where there is one.
     pub(super) fn write_superblock(&self, log: &Log) -> Result<()> {
+        if self.unlogged {
+            return Ok(());
+        }
         let home = self.map.device_block(0);
         let mut block = self.io.read(home)?;
         block[..1024].copy_from_slice(&log.superblock.encode());

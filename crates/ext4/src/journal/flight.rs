@@ -42,6 +42,9 @@ impl Journal {
         mut closed: Closed,
         again: bool,
     ) -> Result<MutexGuard<'a, Log>> {
+        if self.unlogged {
+            return self.bring_home(log, client, closed, again);
+        }
         let (tid, start) = (closed.tid, log.head);
         if let Err(why) = self.write_whole_body(&mut log, &mut closed) {
             if why.is_no_space() {
@@ -133,7 +136,7 @@ impl Journal {
     }
 
     /// Wakes those who wait for transactions on their way, if there are any.
-    fn tell(&self, progress: &Progress) {
+    pub(super) fn tell(&self, progress: &Progress) {
         if progress.watching > 0 {
             self.landed.notify_all();
         }

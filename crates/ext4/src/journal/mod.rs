@@ -38,6 +38,7 @@ mod gate;
 mod log;
 #[cfg(test)]
 mod tests;
+mod unlogged;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -159,6 +160,8 @@ struct Progress {
 pub struct Journal {
     io: Arc<BlockIo>,
     map: JournalMap,
+    /// There is no log: what a transaction changed goes home at once (`unlogged`).
+    unlogged: bool,
     gate: Gate<Changes>,
     /// Log blocks that the running transaction comes to, with what open handles were promised and
     /// slots were given ahead.
@@ -241,9 +244,22 @@ impl Journal {
         next_sequence: u32,
         tuning: Tuning,
     ) -> Result<Journal> {
+        superblock.take_over();
+        let journal = Journal::empty(io, map, superblock, next_sequence, tuning);
+        journal.write_superblock(&journal.log.lock())?;
+        Ok(journal)
+    }
+
+    /// One whose log is empty.
+    fn empty(
+        io: Arc<BlockIo>,
+        map: JournalMap,
+        mut superblock: JournalSuperblock,
+        next_sequence: u32,
+        tuning: Tuning,
+    ) -> Journal {
         let first = superblock.first();
         let tid = Tid::first(next_sequence);
-        superblock.take_over();
         superblock.set_tail(tid.sequence(), first);
         let size = superblock.end() - first;
         let log = Log::empty(superblock);
@@ -253,8 +269,9 @@ impl Journal {
         let blocks_max = (size / 4) as usize;
         // What all slots have ahead is at most an eighth of what a transaction may hold.
         let credits_ahead = (blocks_max / 8 / gate.slots().len()).min(CREDITS_AHEAD_MAX);
-        let journal = Journal {
+        Journal {
             io,
+            unlogged: map.is_empty(),
             map,
             gate,
             load: AtomicUsize::new(0),
@@ -280,9 +297,7 @@ impl Journal {
             blocks_max,
             credits_ahead,
             tuning,
-        };
-        journal.write_superblock(&journal.log.lock())?;
-        Ok(journal)
+        }
     }
 
     /// Joins the running transaction with room for `credits` block changes. Waits while the

@@ -12,6 +12,7 @@ use polylane_block::{BlockDevice, Sector};
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
 
+pub mod author;
 pub mod log;
 
 /// Bytes in a block of most images here.

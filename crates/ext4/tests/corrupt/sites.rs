@@ -76,7 +76,7 @@ impl Sites {
 
     fn group(&mut self, image: &Image, group: u32) {
         let geometry = self.superblock.geometry;
-        let (home, offset) = descriptor_place(&geometry, GroupIndex(group));
+        let (home, offset) = descriptor_place(&self.superblock, GroupIndex(group));
         let at = home.0 as usize * BLOCK + offset;
         let bytes = block(image, home.0);
         let descriptor =

@@ -74,7 +74,7 @@ impl Reference {
     ) -> Result<Ino, Errno> {
         self.may(user, dir, WRITE | EXEC)?;
         let above = self.attr(dir);
-        if new.kind == Kind::Dir && above.nlink >= self.fs.character().max_links {
+        if new.kind == Kind::Dir && above.nlink >= self.fs.character().max_dir_links {
             return Err(Errno::EMLINK);
         }
         let made = self.fs.create(dir, name, &self.inherit(user, &above, new))?.node;

@@ -6,9 +6,9 @@ use polylane_base::{Errno, Result, Time};
 use super::pages::{Edges, FilePages};
 use super::{PAGE, PageData};
 use crate::core::Core;
-use crate::fs::{Attr, Fallocate, SetAttr, Sink, Source};
+use crate::fs::{Attr, Blocks, Fallocate, SetAttr, Sink, Source};
 use crate::inode::{Inode, Node};
-use crate::lease::Aside;
+use crate::lease::Room;
 use crate::stats::Count;
 
 /// Largest read-ahead: 128 KiB, what one request of a disk moves at little more cost than a page.
@@ -149,18 +149,20 @@ impl Core {
         Ok(sink.0)
     }
 
-    /// Writes `len` bytes at `offset`, with room that was set `aside` or any; returns how far it
-    /// came. Call with the data lock held for change.
+    /// Writes `len` bytes at `offset`, with that `room`; returns how far it came. Call with the
+    /// data lock held for change.
     pub(crate) fn cached_write(
         &self,
         node: &Node,
         pages: &FilePages,
-        offset: u64,
-        len: usize,
+        (offset, len): (u64, usize),
         source: &mut dyn Source,
-        mut aside: Option<&mut Aside>,
+        mut room: Room<'_>,
     ) -> Result<usize> {
-        let now = aside.as_ref().map_or_else(|| self.now(), |aside| aside.time);
+        let now = match &room {
+            Room::Aside(aside) => aside.time,
+            Room::Free(_) => self.now(),
+        };
         let mut done = 0;
         while done < len {
             let at = offset + done as u64;
@@ -171,7 +173,7 @@ impl Core {
                 Err(errno) => return Err(errno),
             };
             if !pages.are_dirty(at, count)
-                && let Err(errno) = self.room_for(node, (at, count as u64), aside.as_deref_mut())
+                && let Err(errno) = self.room_for(node, (at, count as u64), &mut room)
             {
                 if done > 0 {
                     break;
@@ -222,15 +224,14 @@ impl Core {
         Ok(edges)
     }
 
-    fn room_for(
-        &self,
-        node: &Inode,
-        (at, count): (u64, u64),
-        aside: Option<&mut Aside>,
-    ) -> Result<()> {
-        let Some(aside) = aside else { return self.fs.reserve(node.ino(), at, count) };
-        aside.blocks -= self.fs.reserve_aside(node.ino(), at, count, aside.blocks)?;
-        Ok(())
+    fn room_for(&self, node: &Inode, (at, count): (u64, u64), room: &mut Room<'_>) -> Result<()> {
+        match room {
+            Room::Free(from) => self.fs.reserve(node.ino(), at, count, *from),
+            Room::Aside(aside) => {
+                aside.blocks -= self.fs.reserve_aside(node.ino(), at, count, aside.blocks)?;
+                Ok(())
+            }
+        }
     }
 
     /// Size and times change here first.
@@ -279,16 +280,22 @@ impl Core {
         Ok(attr)
     }
 
-    /// fallocate(2). Call with the data lock held for change.
+    /// fallocate(2) with blocks `from`. Call with the data lock held for change.
     pub(crate) fn cached_fallocate(
         &self,
         node: &Node,
         pages: &FilePages,
         mode: Fallocate,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
+        from: Blocks,
     ) -> Result<()> {
         self.write_back(node, pages)?;
+        let takes = matches!(mode, Fallocate::Allocate { .. } | Fallocate::ZeroRange { .. });
+        if takes && from == Blocks::Common {
+            // A look whether they are there.
+            self.fs.reserve(node.ino(), offset, len, from)?;
+            self.fs.unreserve(node.ino(), offset);
+        }
         let _backing = pages.backing.write();
         let mut held = node.attr();
         let new = self.fs.fallocate(node.ino(), mode, offset, len)?;

@@ -8,7 +8,7 @@ use crate::cache::PAGE;
 use crate::cred::Cred;
 use crate::fs::Source;
 use crate::inode::FROZEN;
-use crate::lease::Aside;
+use crate::lease::{Aside, Room};
 use crate::stats::Count;
 
 impl OpenFile {
@@ -38,7 +38,7 @@ impl OpenFile {
         core.kill_set_id(Some(cred), node)?;
         core.begins_to_change(node);
         node.data_changes(at, at + len as u64);
-        match core.cached_write(node, pages, at, len, source, Some(aside))? {
+        match core.cached_write(node, pages, (at, len), source, Room::Aside(aside))? {
             count if count == source.len() => Ok(()),
             _ => Err(Errno::ENOSPC),
         }
@@ -75,7 +75,7 @@ impl OpenFile {
         core.kill_set_id(Some(cred), node)?;
         core.begins_to_change(node);
         node.data_changes(at, end);
-        match core.cached_write(node, pages, at, source.len(), source, Some(aside))? {
+        match core.cached_write(node, pages, (at, source.len()), source, Room::Aside(aside))? {
             count if count == source.len() => Ok(()),
             _ => Err(Errno::ENOSPC),
         }

@@ -47,7 +47,7 @@ use crate::handover::{Record, Store};
 use descriptors::Descriptors;
 use host::{HostStat, component, errno};
 use node::{Held, Node};
-use polylane_base::{Errno, Ino, Result, Time};
+use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 use rustix::fs::{AtFlags, FallocateFlags, RenameFlags, SeekFrom, Timespec, Timestamps};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -185,6 +185,9 @@ impl FileSystem for HostDir {
             read_only: false,
             max_file_size: i64::MAX as u64,
             max_links: u32::MAX,
+            max_dir_links: u32::MAX,
+            blocks_kept_for: (Uid(0), Gid(0)),
+            whole_seconds: false,
             acls: false,
             flags: 0,
             attributes: 0,

@@ -40,7 +40,7 @@ use crate::fs::{
 use dir::Target;
 use inode::{Body, Inode};
 use pages::{Freed, PAGE_SIZE};
-use polylane_base::{Clock, Errno, Ino, Result, Time};
+use polylane_base::{Clock, Errno, Gid, Ino, Result, Time, Uid};
 use space::Space;
 use std::sync::Arc;
 use table::Table;
@@ -175,6 +175,9 @@ impl FileSystem for MemFs {
             read_only: false,
             max_file_size: inode::FILE_SIZE_MAX,
             max_links: u32::MAX / 2,
+            max_dir_links: u32::MAX / 2,
+            blocks_kept_for: (Uid(0), Gid(0)),
+            whole_seconds: false,
             acls: true,
             flags: flags::SETTABLE,
             attributes: flags::ATTRIBUTES,

@@ -1,0 +1,78 @@
+//! File systems without a journal: transactions are closed as ever, and what one changed goes home
+//! at once, in the order of places on the device, and is flushed.
+//!
+//! A power cut in between leaves half of a transaction at home: e2fsck is needed then, as it is
+//! with Linux. What fsync promised before is there.
+
+use std::sync::atomic::Ordering;
+
+use polylane_base::sync::{Arc, MutexGuard};
+use polylane_sys::buffer::Buffer;
+
+use super::log::{Closed, Log};
+use super::{Client, Journal, Tuning};
+use crate::error::Result;
+use crate::format::DeviceBlock;
+use crate::format::journal::JournalSuperblock;
+use crate::io::BlockIo;
+use crate::recovery::JournalMap;
+
+impl Journal {
+    /// The journal of a file system that has none.
+    pub fn unlogged(io: Arc<BlockIo>, tuning: Tuning) -> Journal {
+        let superblock = JournalSuperblock::of_none(io.block_bytes() as u32);
+        Journal::empty(io, JournalMap::default(), superblock, 1, tuning)
+    }
+
+    /// Brings a closed transaction home and tells that it is durable, or keeps it for another try.
+    /// Returns the log's lock. `again`: it is one that had no room before, and goes to the front.
+    pub(super) fn bring_home<'a>(
+        &'a self,
+        mut log: MutexGuard<'a, Log>,
+        client: &dyn Client,
+        mut closed: Closed,
+        again: bool,
+    ) -> Result<MutexGuard<'a, Log>> {
+        if let Err(why) = self.write_home(&mut closed) {
+            if why.is_no_space() {
+                match again {
+                    true => log.stalled.push_front(closed),
+                    false => log.stalled.push_back(closed),
+                }
+            }
+            return Err(why);
+        }
+        for block in &closed.blocks {
+            let others = block.closed_in.fetch_sub(1, Ordering::AcqRel) - 1;
+            if others == 0 && block.dirty_in.load(Ordering::Acquire) == 0 {
+                block.home_is_old.store(false, Ordering::Release);
+            }
+        }
+        client.discard(&closed.freed);
+        client.release(&closed.freed);
+        let freed: u64 = closed.freed.iter().map(|run| u64::from(run.count)).sum();
+        self.freeing.fetch_sub(freed, Ordering::AcqRel);
+        log.keep(closed.copies);
+        let mut progress = self.progress.lock();
+        progress.committed = closed.tid;
+        self.tell(&progress);
+        drop(progress);
+        Ok(log)
+    }
+
+    /// Writes what a transaction changed to its homes, durable on return.
+    fn write_home(&self, closed: &mut Closed) -> Result<()> {
+        let mut runs: Vec<(DeviceBlock, Vec<Buffer>)> = Vec::new();
+        let copies = std::mem::take(&mut closed.copies);
+        for (block, data) in closed.blocks.iter().zip(copies) {
+            match runs.last_mut() {
+                Some((start, run)) if start.0 + run.len() as u64 == block.home.0 => run.push(data),
+                _ => runs.push((block.home, vec![data])),
+            }
+        }
+        let (buffers, result) = self.io.write_all(runs);
+        closed.copies = buffers;
+        result?;
+        Ok(self.io.flush()?)
+    }
+}
