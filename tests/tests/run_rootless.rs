@@ -158,3 +158,44 @@ fn an_ordinary_user_without_the_device_is_told() {
     assert!(said.contains("/dev/fuse: cannot open it: Permission denied"), "{said}");
     assert_nothing_remains("test-no-device");
 }
+
+#[test]
+fn an_ordinary_users_service_has_nothing_of_the_users() {
+    let name = "an_ordinary_users_service_has_nothing_of_the_users";
+    let dir = tempfile::tempdir().expect("tempdir");
+    std::os::unix::fs::chown(dir.path(), Some(65534), Some(65534)).expect("chown");
+    let options = format!("--no-preload --at /srv --size 64M --volume {}/v", dir.path().display());
+    let pool = "test-rootless-apart";
+    let looker = std::thread::spawn(move || {
+        let start = std::time::Instant::now();
+        while start.elapsed() < std::time::Duration::from_secs(20) {
+            let served = polylane_tests::pool::service_of(pool);
+            let layers = served.and_then(layers_of).filter(|(_, entries)| *entries == 0);
+            if let Some((same, _)) = layers {
+                return Some(same);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        None
+    });
+    let Some(output) = as_nobody(name, pool, &options, "echo x >/srv/f; sleep 2; cat /srv/f")
+    else {
+        return;
+    };
+    assert_eq!(printed(&output), "x\n");
+    let same = looker.join().expect("looks");
+    assert_eq!(same.expect("an empty root"), Vec::<&str>::new(), "namespaces shared with the host");
+}
+
+/// Which namespaces the process shares with this one, and how many entries its root has.
+fn layers_of(pid: u32) -> Option<(Vec<&'static str>, usize)> {
+    let of = |who: &str, kind: &str| fs::read_link(format!("/proc/{who}/ns/{kind}")).ok();
+    let root = fs::read_dir(format!("/proc/{pid}/root")).ok()?.count();
+    let mut same = Vec::new();
+    for kind in ["mnt", "net", "user", "ipc", "uts"] {
+        if of(&pid.to_string(), kind)? == of("self", kind)? {
+            same.push(kind);
+        }
+    }
+    Some((same, root))
+}

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod errno;
 pub mod id;
 pub mod rng;
+pub mod shown;
 pub mod size;
 pub mod sync;
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use polylane_base::shown::Shown;
 use polylane_pool::attach::engine::{self, EngineFds};
 use polylane_pool::attach::{self, AttachOptions, Listed, Via};
 use polylane_pool::failure::{Failure, Result};
@@ -169,12 +170,13 @@ pub(crate) fn engine(arguments: EngineArgs) -> u8 {
 fn table(listed: &[Listed]) -> String {
     let mut text = format!("{:<24} {:<10} {:<5} VOLUME\n", "DEVICE", "VIA", "STATE");
     for Listed { record, alive, .. } in listed {
-        let device = record.device.as_ref().map_or("-".into(), |path| path.to_string_lossy());
+        let device = record.device.as_ref();
+        let device = device.map_or("-".to_string(), |path| Shown::new(path).to_string());
         let state = if *alive { "up" } else { "dead" };
         text += &format!(
             "{device:<24} {:<10} {state:<5} {}\n",
             record.via.to_string(),
-            record.volume.display()
+            Shown::new(&record.volume)
         );
     }
     text

@@ -134,6 +134,12 @@ pub(crate) struct RunArgs {
     /// FUSE only: no preload library
     #[arg(long)]
     pub(crate) no_preload: bool,
+    /// Let set-user-ID programs in the lane change the user, as in a root file system
+    #[arg(long)]
+    pub(crate) suid: bool,
+    /// Leave COMMAND all of the caller's rights, not only a container's
+    #[arg(long, requires = "root")]
+    pub(crate) privileged: bool,
     /// Program to run, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
@@ -391,6 +397,9 @@ pub(crate) struct StatsArgs {
     /// Only this pool
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
+    /// Print all counters, under the names that they have in JSON
+    #[arg(long, conflicts_with_all = ["prometheus", "json"])]
+    pub(crate) all: bool,
     /// Print what a Prometheus scraper reads
     #[arg(long, conflicts_with = "json")]
     pub(crate) prometheus: bool,

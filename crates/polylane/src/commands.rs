@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use clap::CommandFactory;
+use polylane_base::shown::escape_json;
 use polylane_pool::doctor::{self, Finding, State};
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::kernel_fs::{KernelFs, KernelLane};
@@ -74,6 +75,8 @@ fn run_options(arguments: RunArgs) -> Result<RunOptions> {
             .and_then(KernelFs::named)
             .map(|kind| KernelLane { kind, trust_image: arguments.trust_image }),
         preload: !arguments.no_preload,
+        suid: arguments.suid,
+        privileged: arguments.privileged,
         command: arguments.command,
     })
 }
@@ -108,7 +111,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value)
         .map_err(|error| Failure::because("result", "print it", std::io::Error::from(error)))?;
-    print(&format!("{text}\n"))
+    print(&format!("{}\n", escape_json(&text)))
 }
 
 fn print_stats(arguments: &StatsArgs) -> Result<u8> {
@@ -127,8 +130,9 @@ fn print_stats(arguments: &StatsArgs) -> Result<u8> {
     if pools.is_empty() {
         print("no pool is running, and no volume is attached\n")?;
     }
+    let lines = if arguments.all { stats::lines } else { stats::summary::lines };
     for pool in &pools {
-        print(&(stats::lines(pool).join("\n") + "\n\n"))?;
+        print(&(lines(pool).join("\n") + "\n\n"))?;
     }
     Ok(0)
 }

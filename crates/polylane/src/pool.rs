@@ -1,6 +1,7 @@
 //! `polylane pool`: running pools, and what each is to have of its device.
 
 use clap::{Args, Subcommand};
+use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
 use polylane_pool::failure::Result;
 use polylane_pool::share::{self, Wanted};
@@ -109,6 +110,7 @@ pub(crate) fn execute(command: &PoolCommand) -> Result<u8> {
 fn brief(stats: &Value) -> Value {
     json!({
         "pool": stats["pool"],
+        "state": stats["state"],
         "pid": stats["pid"],
         "lane": stats["lane"],
         "mount": stats["mount"],
@@ -123,10 +125,10 @@ fn brief(stats: &Value) -> Value {
 fn table(pools: &[Value]) -> String {
     let word = |value: &Value| match value {
         Value::Null => "-".to_string(),
-        Value::String(text) => text.clone(),
+        Value::String(text) => Shown::new(text).to_string(),
         other => other.to_string(),
     };
-    let names = ["pool", "pid", "lane", "mount", "cpus", "weight", "policy", "device"];
+    let names = ["pool", "state", "pid", "lane", "mount", "cpus", "weight", "policy", "device"];
     let head = names.map(str::to_uppercase);
     let rows = pools.iter().map(|pool| names.map(|name| word(&pool[name])));
     columns(std::iter::once(head).chain(rows).collect())
@@ -163,11 +165,15 @@ mod tests {
 
     #[test]
     fn pools_are_listed_in_columns() {
-        let stats = json!({"pool": "longer-name", "pid": 7, "lane": "memory", "mount": "/lane",
+        let stats = json!({"pool": "longer-name", "state": "stopped", "pid": 7,
+            "lane": "memory", "mount": "/lane",
             "cpus": "0-1", "weight": 100, "share": null});
         let text = table(&[brief(&stats)]);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "POOL         PID  LANE    MOUNT  CPUS  WEIGHT  POLICY  DEVICE");
-        assert_eq!(lines[1], "longer-name  7    memory  /lane  0-1   100     -       -");
+        assert_eq!(
+            lines[0],
+            "POOL         STATE    PID  LANE    MOUNT  CPUS  WEIGHT  POLICY  DEVICE"
+        );
+        assert_eq!(lines[1], "longer-name  stopped  7    memory  /lane  0-1   100     -       -");
     }
 }

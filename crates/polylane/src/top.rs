@@ -6,15 +6,18 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use polylane_base::shown::Shown;
 use polylane_pool::failure::{Failure, Result};
 use polylane_pool::stats;
 use polylane_pool::stats::rates::{Rates, rates};
+use polylane_sys::ns::SignalFd;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Modifier, Style};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Row, Table};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::Value;
 
 use crate::commands::print;
@@ -68,11 +71,18 @@ pub(crate) fn execute(arguments: &TopArgs) -> Result<u8> {
     if !std::io::stdout().is_terminal() {
         return Err(Failure::usage("top: standard output is no terminal: use --once"));
     }
+    let signals =
+        SignalFd::new(&ENDING).map_err(|error| Failure::because("signals", "watch them", error))?;
     let mut terminal = ratatui::try_init().map_err(failed)?;
-    let shown = show(&mut terminal, arguments.interval);
+    let shown = show(&mut terminal, arguments.interval, &signals);
     ratatui::restore();
-    shown.map(|()| 0)
+    shown.map(|signal| signal.map_or(0, |signal| 128 + signal as u8))
 }
+
+/// Signals that end a program, and must not leave the terminal as it is.
+const ENDING: [i32; 4] = [HANG_UP, 2, 3, 15];
+/// The signal of a terminal that is gone.
+const HANG_UP: i32 = 1;
 
 fn failed(error: std::io::Error) -> Failure {
     Failure::because("terminal", "draw on it", error)
@@ -82,22 +92,50 @@ fn text(pools: &[Rates]) -> String {
     columns(std::iter::once(HEAD.map(str::to_string)).chain(pools.iter().map(words)).collect())
 }
 
-/// Until somebody wants the end.
-fn show(terminal: &mut ratatui::DefaultTerminal, interval: Duration) -> Result<()> {
+/// Until a key or a signal wants the end; which signal it was.
+fn show(
+    terminal: &mut ratatui::DefaultTerminal,
+    interval: Duration,
+    signals: &SignalFd,
+) -> Result<Option<i32>> {
     let (mut before, mut start): (Vec<Value>, _) = (stats::all()?, Instant::now());
     let mut shown = rates(&before, &before, interval);
+    let mut dirty = true;
     loop {
-        terminal.draw(|frame| draw(frame, &shown, interval)).map_err(failed)?;
-        let left = interval.saturating_sub(start.elapsed());
-        if event::poll(left).map_err(failed)? {
+        if std::mem::take(&mut dirty) {
+            terminal.draw(|frame| draw(frame, &shown, interval)).map_err(failed)?;
+        }
+        if let Some(signal) = wait(signals, interval.saturating_sub(start.elapsed()))? {
+            return Ok(Some(signal));
+        }
+        while event::poll(Duration::ZERO).map_err(failed)? {
             match event::read().map_err(failed)? {
-                Event::Key(key) if ends(key) => return Ok(()),
-                _ => continue,
+                Event::Key(key) if ends(key) => return Ok(None),
+                _ => dirty = true,
             }
         }
-        let after = stats::all()?;
-        shown = rates(&before, &after, start.elapsed());
-        (before, start) = (after, Instant::now());
+        if start.elapsed() >= interval {
+            let after = stats::all()?;
+            shown = rates(&before, &after, start.elapsed());
+            (before, start, dirty) = (after, Instant::now(), true);
+        }
+    }
+}
+
+/// Waits for a key, a change of the terminal's size, or the end of `limit`; a signal that ends, if
+/// there is one. A terminal that is gone is its SIGHUP: crossterm would read its end for ever.
+fn wait(signals: &SignalFd, limit: Duration) -> Result<Option<i32>> {
+    let keys = rustix::stdio::stdin();
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+    let mut fds = [PollFd::new(&keys, PollFlags::IN), PollFd::new(signals, PollFlags::IN)];
+    match rustix::event::poll(&mut fds, Some(&limit)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(failed(error.into())),
+    }
+    let gone = fds[0].revents().intersects(PollFlags::HUP | PollFlags::ERR);
+    match signals.next() {
+        Ok(Some(received)) => Ok(Some(received.signal)),
+        _ => Ok(gone.then_some(HANG_UP)),
     }
 }
 
@@ -124,14 +162,9 @@ fn draw(frame: &mut Frame<'_>, pools: &[Rates], interval: Duration) {
     };
     let widths: Vec<Constraint> = (0..HEAD.len()).map(width).collect();
     let bold = Style::new().add_modifier(Modifier::BOLD);
-    // Names are the pools' own: control characters in them must not reach the terminal.
-    let shown = rows.iter().map(|row| Row::new(row.iter().map(|word| Cell::from(plain(word)))));
+    let shown = rows.iter().map(|row| Row::new(row.iter().map(|word| Cell::from(word.as_str()))));
     let table = Table::new(shown, widths).header(Row::new(HEAD).style(bold)).column_spacing(2);
     frame.render_widget(table, body);
-}
-
-fn plain(word: &str) -> String {
-    word.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// A pool's row.
@@ -140,11 +173,11 @@ fn words(pool: &Rates) -> [String; HEAD.len()] {
     let part = |part: Option<f64>| or_dash(part.map(|part| format!("{:.1} %", 100.0 * part)));
     let time = |us: Option<f64>| or_dash(us.map(|us| format!("{us:.0}")));
     [
-        pool.name.clone(),
+        Shown::new(&pool.name).to_string(),
         or_dash(pool.weight.map(|weight| weight.to_string())),
         part(pool.entitled),
         part(pool.achieved) + if pool.bound { " bound" } else { "" },
-        or_dash(pool.operations.map(short)),
+        or_dash(pool.silent.clone().or(pool.operations.map(short))),
         or_dash(pool.iops.map(short)),
         or_dash(pool.read_bytes.map(short)),
         or_dash(pool.written_bytes.map(short)),
@@ -183,6 +216,7 @@ mod tests {
         let governed = Rates {
             name: "web\u{1b}[2J".to_string(),
             attached: false,
+            silent: None,
             weight: Some(300),
             entitled: Some(0.75),
             achieved: Some(0.731),
@@ -197,7 +231,8 @@ mod tests {
             hits: Some(0.5),
             bypassed_bytes: Some(8192.0),
         };
-        let scratch = Rates { name: "scratch".to_string(), ..Rates::default() };
+        let silent = Some("stopped".to_string());
+        let scratch = Rates { name: "scratch".to_string(), silent, ..Rates::default() };
         let attached = Rates { name: "/dev/loop0".to_string(), attached: true, ..governed.clone() };
         vec![governed, scratch, attached]
     }
@@ -214,7 +249,7 @@ mod tests {
         let words: Vec<&str> = lines[2].split("  ").filter(|word| !word.is_empty()).collect();
         let words: Vec<&str> = words.iter().map(|word| word.trim()).collect();
         let expected = [
-            "web?[2J",
+            "$'web\\e[2J'",
             "300",
             "75.0 %",
             "73.1 % bound",
@@ -228,6 +263,7 @@ mod tests {
             "8.2k",
         ];
         assert_eq!(words[..12], expected);
+        assert!(lines[3].contains("stopped"), "{lines:?}");
         assert!(lines[3].starts_with("scratch") && lines[4].starts_with("/dev/loop0"));
     }
 

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
+use polylane_base::shown::{Shown, escape_control};
 use polylane_base::size::ByteSize;
 use polylane_pool::attach::JournalMap;
 use polylane_pool::failure::{FAILED, Failure, Result};
@@ -130,10 +131,14 @@ fn table(volumes: &[Info]) -> String {
             ByteSize(info.allocated_bytes).to_string(),
             ByteSize(info.mapped_bytes).to_string(),
             info.shared_bytes.map_or("-".to_string(), |bytes| ByteSize(bytes).to_string()),
-            info.path.display()
+            Shown::new(&info.path)
         );
     }
     text
+}
+
+fn shown(path: &Path) -> String {
+    Shown::new(path).to_string()
 }
 
 fn describe(info: &Info) -> String {
@@ -141,7 +146,7 @@ fn describe(info: &Info) -> String {
     let known = |bytes: Option<u64>| bytes.map(size);
     let translated = info.translation != Translation::default();
     let lines = [
-        ("volume", Some(info.path.display().to_string())),
+        ("volume", Some(shown(&info.path))),
         ("id", Some(info.id.clone()).filter(|id| !id.is_empty())),
         ("size", Some(size(info.size_bytes))),
         ("allocated", Some(size(info.allocated_bytes))),
@@ -152,10 +157,10 @@ fn describe(info: &Info) -> String {
         ("shared", known(info.shared_bytes)),
         ("extents", info.extent_count.map(|count| count.to_string())),
         ("file system", Some(content(info.content).to_string())),
-        ("in use by", info.used_by.clone()),
+        ("in use by", info.used_by.as_deref().map(escape_control)),
         ("copy of", info.parent.clone()),
-        ("base", info.base.as_ref().map(|base| base.display().to_string())),
-        ("bypass, in", info.pool.as_ref().map(|pool| pool.display().to_string())),
+        ("base", info.base.as_ref().map(|base| shown(base))),
+        ("bypass, in", info.pool.as_ref().map(|pool| shown(pool))),
         ("snapshot", info.snapshot.then(|| "yes".to_string())),
         ("cache", info.cache.map(|cache| cache.to_string())),
         ("translation", Some(info.translation.to_string()).filter(|_| translated)),
@@ -268,7 +273,7 @@ fn layer_json(layer: &Layer) -> serde_json::Value {
 fn layer_table(layer: &Layer) -> String {
     let kind = if layer.is_base { "base" } else { "own" };
     let its = pieces(Fragmentation::of(std::slice::from_ref(layer)));
-    let mut text = format!("{kind}: {}: {its}\n", layer.file.display());
+    let mut text = format!("{kind}: {}: {its}\n", Shown::new(&layer.file));
     text += &format!("{:>16} {:>16} {:>14}\n", "OFFSET", "ON THE HOST", "LENGTH");
     for extent in &layer.extents {
         let marks = [(extent.unwritten, " unwritten"), (extent.shared, " shared")];

@@ -207,6 +207,11 @@ fn flush_interval(spec: &PoolSpec) -> Duration {
     spec.write_back.flush_interval_us.map_or(FLUSH_INTERVAL, Duration::from_micros)
 }
 
+/// How many threads serve the mount.
+pub(crate) fn fuse_threads(spec: &PoolSpec) -> usize {
+    spec.cpus.as_slice().len().clamp(FUSE_THREADS_MIN, FUSE_THREADS_MAX)
+}
+
 /// Serves the mount from threads of its own. When it is gone, so is the reason for this process.
 fn serve_fuse(
     spec: &PoolSpec,
@@ -218,7 +223,7 @@ fn serve_fuse(
     let options = ServeOptions {
         params: spec.fuse,
         incarnation: spec.incarnation,
-        threads: spec.cpus.as_slice().len().clamp(FUSE_THREADS_MIN, FUSE_THREADS_MAX),
+        threads: fuse_threads(spec),
         in_flight: Some(in_flight),
     };
     // What a former service's programs have locked is theirs before anybody is let in.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::attach::{self, Via};
 use crate::volume::tools;
-use crate::{cgroup, confine, preload, probe};
+use crate::{cgroup, confine, init, preload, probe};
 
 /// What a finding means for polylane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -71,9 +71,12 @@ impl Finding {
 /// process has one thread; with more the mount is not tried.
 pub fn look() -> Vec<Finding> {
     let kernel = Kernel::running();
-    let mut findings = vec![kernel.finding(), fuse_device()];
-    findings.extend(fuse_mount(kernel));
+    let device = fuse_device();
+    let device_opens = device.state == State::Good;
+    let mut findings = vec![kernel.finding(), device];
+    findings.extend(fuse_mount(kernel, device_opens));
     findings.push(user_namespaces());
+    findings.push(service_user());
     findings.push(peer_pidfd(kernel));
     findings.push(openat2());
     findings.extend(controllers());
@@ -112,36 +115,32 @@ impl Kernel {
     }
 }
 
-fn opens(path: &str) -> std::io::Result<()> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    rustix::fs::open(path, flags, Mode::empty()).map(drop).map_err(Into::into)
-}
-
-fn openable(path: &str) -> (bool, String) {
-    match opens(path) {
-        Ok(()) => (true, format!("{path} opens")),
-        Err(error) => (false, format!("{path}: {}", crate::failure::plain(&error))),
-    }
-}
-
 fn fuse_device() -> Finding {
-    let (good, found) = openable("/dev/fuse");
-    let notes = [
-        "every lane is mounted through it",
-        "no lane without it: load the fuse module, or allow this user to read and write the device",
-    ];
-    Finding::new("fuse", good, found, notes).needed()
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let opened = rustix::fs::open(init::FUSE_DEVICE, flags, Mode::empty());
+    let (found, bad) = match &opened {
+        Ok(_) => ("opens".to_string(), ""),
+        Err(error) => {
+            (crate::failure::plain(&(*error).into()).to_string(), init::fuse_remedy(*error))
+        }
+    };
+    let found = format!("{}: {found}", init::FUSE_DEVICE);
+    Finding::new("fuse", opened.is_ok(), found, ["every lane is mounted through it", bad]).needed()
 }
 
 /// Mounts a lane's FUSE file system in namespaces of its own, as `run` does, and asks the kernel
 /// what it offers.
-fn fuse_mount(kernel: Kernel) -> Vec<Finding> {
+fn fuse_mount(kernel: Kernel, device_opens: bool) -> Vec<Finding> {
     let probed = probe::fuse_mount();
     let found = match &probed {
         Ok(params) => format!("protocol 7.{}", params.minor),
         Err(failure) => failure.to_string(),
     };
-    let notes = ["a lane can be mounted", "no lane can be mounted"];
+    let bad = match device_opens {
+        true => "no lane can be mounted: a container or a security module refuses it",
+        false => "no lane can be mounted without the device",
+    };
+    let notes = ["a lane can be mounted", bad];
     let mount = Finding::new("fuse-mount", probed.is_ok(), found, notes).needed();
     let feature = |name, there: bool, notes| {
         Finding::new(name, there, if there { "offered" } else { "not offered" }, notes)
@@ -192,6 +191,20 @@ fn user_namespaces() -> Finding {
         "only root can run lanes",
     ];
     Finding::new("user-namespaces", good, found, notes)
+}
+
+/// Who a service is. One of a `--dir` lane makes files for all users of its tenant, which takes
+/// capabilities: an id-mapped mount of the directory would have to be seen from a user namespace,
+/// where clients have no numbers.
+fn service_user() -> Finding {
+    let own = confine::own_user().is_some();
+    let found = if own { "one for each pool" } else { "the caller" };
+    let notes = [
+        "services of two pools cannot reach each other; those of --dir lanes keep capabilities to \
+         make files for others",
+        "a service is held by namespaces and its system calls, and shares its user with yours",
+    ];
+    Finding::new("service-user", own, found, notes)
 }
 
 fn peer_pidfd(kernel: Kernel) -> Finding {

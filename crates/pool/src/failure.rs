@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 pub(crate) use polylane_base::errno::plain;
+use polylane_base::shown::Shown;
 
 /// Exit status for wrong usage.
 pub const USAGE: u8 = 2;
@@ -41,7 +42,7 @@ impl Failure {
 
     /// [`because`](Self::because) for a path.
     pub fn path(path: &Path, what: &str, why: impl Into<std::io::Error>) -> Self {
-        Self::because(path.display(), what, why)
+        Self::because(Shown::new(path), what, why)
     }
 }
 

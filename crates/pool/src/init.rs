@@ -22,20 +22,22 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
-use polylane_sys::{sched, scm};
+use polylane_sys::{sched, scm, seccomp};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
-use rustix::mount::MountAttrFlags;
+use rustix::io::Errno;
+use rustix::mount::{MountAttrFlags, UnmountFlags};
 use rustix::process::{Signal, WaitOptions};
 
 use crate::failure::{FAILED, Failure, Result, say};
 use crate::kernel_fs::{self, KernelFs};
+use crate::limits::CallerLimits;
 use crate::link::{FromInit, Link, ToInit};
 use crate::mount_table::MountTable;
 use crate::mounts::Parameter;
 use crate::process::Ended;
 use crate::skeleton::{self, MountPoint};
-use crate::{mounts, preload, root};
+use crate::{confine, mounts, preload, root};
 
 /// Exit status when COMMAND exists but cannot be executed.
 const NOT_EXECUTABLE: i32 = 126;
@@ -87,6 +89,40 @@ pub(crate) struct Plan {
     pub(crate) command: Vec<OsString>,
     /// Working directory of COMMAND.
     pub(crate) directory: PathBuf,
+    /// What COMMAND may do.
+    pub(crate) rights: Rights,
+}
+
+/// What COMMAND may do.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rights {
+    /// Set-id programs of a lane at a path work.
+    pub(crate) suid: bool,
+    /// In a root file system: what an OCI runtime gives a container, and no more.
+    pub(crate) contained: bool,
+    /// The memory killer is to take it before the service, which could not ask that for itself.
+    pub(crate) killed_first: bool,
+    /// The limits of the caller's shell.
+    pub(crate) limits: CallerLimits,
+}
+
+/// `oom_score_adj` of COMMAND where its service has 0: what the service has below COMMAND
+/// elsewhere.
+const OOM_SCORE_ADJ: &str = "900";
+
+/// Requests of ioctl(2) that type: into a terminal's input (`TIOCSTI`), and by a virtual console's
+/// selection (`TIOCLINUX`). The caller's terminal is COMMAND's as well.
+const TYPING: [u32; 2] = [0x5412, 0x541c];
+
+impl Plan {
+    /// What is not let through on the lane: devices, and at a path set-id programs, which the
+    /// host's users could run there, unless that was asked for.
+    fn attributes(&self) -> MountAttrFlags {
+        let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;
+        let keeps = self.rights.suid || self.place == Place::Root;
+        attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !keeps);
+        attributes
+    }
 }
 
 /// Time slices of the tenant's threads, so that one that floods keeps nobody waiting for Linux' own
@@ -121,12 +157,14 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
     if let Some((uid, gid)) = plan.rootless {
         map_user(uid, gid)?;
     }
+    seccomp::refuse_ioctls(&TYPING)
+        .map_err(|error| Failure::because("init", "keep COMMAND from typing", error))?;
     mounts::cut_off().map_err(|error| Failure::because("mount namespace", "cut it off", error))?;
     // The device is closed here once it is mounted: the tenant is to find no copy of it.
     let device = plan.fuse.take();
     let lane = match &plan.kernel_fs {
-        Some(mounted) => mount_kernel_fs(mounted, link)?,
-        None => mount_lane(device, link)?,
+        Some(mounted) => mount_kernel_fs(mounted, plan.attributes(), link)?,
+        None => mount_lane(device, plan.attributes(), link)?,
     };
     let (lane_dir, mut table) = put_in_place(&mut plan, lane)?;
     let signals = SignalFd::new(&[libc::SIGCHLD])
@@ -170,17 +208,26 @@ pub(crate) fn open_fuse() -> Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let device = rustix::fs::open(FUSE_DEVICE, flags, Mode::empty()).map_err(|error| {
         let why = Failure::because(FUSE_DEVICE, "open it", error);
-        let hint = match error {
-            rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
-                "this user needs read and write access to it"
-            }
-            _ => "load the fuse kernel module, or give the container this device",
-        };
-        Failure::failed(format!("{why}: {hint}"))
+        Failure::failed(format!("{why}: {}", fuse_remedy(error)))
     })?;
     match rustix::fs::fstat(&device) {
         Ok(stat) if stat.st_rdev == rustix::fs::makedev(FUSE_MAJOR, FUSE_MINOR) => Ok(device),
         _ => Err(Failure::failed(format!("{FUSE_DEVICE}: not the FUSE device (character 10:229)"))),
+    }
+}
+
+/// What to do about a FUSE device that cannot be opened.
+pub(crate) fn fuse_remedy(error: Errno) -> &'static str {
+    match error {
+        Errno::NOENT => "load the fuse module, or give the container this device",
+        Errno::NXIO | Errno::NODEV => "load the fuse module",
+        // The mode of the file lets root pass; what is left is the control group of devices.
+        Errno::PERM => "let the container have this device (character 10:229)",
+        Errno::ACCESS if rustix::process::geteuid().is_root() => {
+            "allow it: a security module or the container refuses this device"
+        }
+        Errno::ACCESS => "let this user read and write it: chmod 666 /dev/fuse, or a group",
+        _ => "load the fuse module",
     }
 }
 
@@ -192,12 +239,15 @@ struct LaneMounts {
 }
 
 /// Mounts a file system of the kernel's.
-fn mount_kernel_fs(mounted: &kernel_fs::Mounted, link: &Link) -> Result<LaneMounts> {
+fn mount_kernel_fs(
+    mounted: &kernel_fs::Mounted,
+    attributes: MountAttrFlags,
+    link: &Link,
+) -> Result<LaneMounts> {
     let device = mounted.device.display().to_string();
     let mut parameters = vec![Parameter::Value("source", device.clone())];
     // Copies of a volume have its identity, and are mounted beside it.
     parameters.extend((mounted.kind == KernelFs::Xfs).then_some(Parameter::Flag("nouuid")));
-    let attributes = MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOSUID;
     let lane = mounts::create(mounted.kind.name(), &parameters, attributes).map_err(|error| {
         Failure::because(&device, &format!("mount the {} on it", mounted.kind), error)
     })?;
@@ -208,14 +258,18 @@ fn mount_kernel_fs(mounted: &kernel_fs::Mounted, link: &Link) -> Result<LaneMoun
 }
 
 /// Makes the FUSE mount and the run directory, hands their descriptors over, waits for the service.
-fn mount_lane(given: Option<OwnedFd>, link: &Link) -> Result<LaneMounts> {
+fn mount_lane(
+    given: Option<OwnedFd>,
+    attributes: MountAttrFlags,
+    link: &Link,
+) -> Result<LaneMounts> {
     let opened = given.is_none();
     let device = match given {
         Some(device) => device,
         None => open_fuse()?,
     };
     let mount_failed = |error| Failure::because("lane", "mount it through FUSE", error);
-    let fuse = mounts::fuse(&device, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(mount_failed)?;
+    let fuse = mounts::fuse(&device, attributes).map_err(mount_failed)?;
     let run_dir_failed = |error: std::io::Error| Failure::because("lane", "make its socket", error);
     let run_dir = mounts::tmpfs(0o755, "64k", MountAttrFlags::MOUNT_ATTR_NODEV)
         .map_err(|error| run_dir_failed(error.into()))?;
@@ -254,7 +308,7 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<(OwnedFd, Option<Mo
             root::attach_proc(proc, Path::new("/proc"))?;
         }
         Place::Root => {
-            root::enter(&lane.lane)?;
+            root::enter(&lane.lane, plan.rights.contained)?;
             libraries.retain(|(build, _)| build.has_linker());
             if plan.library.is_some() && libraries.is_empty() {
                 say(
@@ -276,6 +330,7 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<(OwnedFd, Option<Mo
             skeleton::make_file(run_dir, place).map_err(failed)?;
             mounts::attach(library, run_dir, place).map_err(failed)?;
         }
+        make_read_only(&plan.place.path(), &lane.lane).map_err(failed)?;
     }
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     if let Some(table) = &mut watched {
@@ -284,6 +339,16 @@ fn put_in_place(plan: &mut Plan, lane: LaneMounts) -> Result<(OwnedFd, Option<Mo
     rustix::fs::openat(&lane.lane, ".", flags, Mode::empty())
         .map(|root| (root, watched))
         .map_err(|error| Failure::because("lane", "open its root", error))
+}
+
+/// The run directory, already in the lane at `path`, as the tenant sees it: sockets and libraries
+/// to be used, nothing to be changed. This process goes on writing through the former mount.
+fn make_read_only(path: &Path, lane: &OwnedFd) -> rustix::io::Result<()> {
+    let name = Path::new(".polylane");
+    let shown = mounts::copy_of(lane, name)?;
+    mounts::make_read_only(&shown)?;
+    rustix::mount::unmount(path.join(name), UnmountFlags::DETACH)?;
+    mounts::attach(&shown, lane, name)
 }
 
 /// What there is of the library, picked up before the lane may cover it.
@@ -326,6 +391,16 @@ impl Process {
 fn execute(plan: &Plan) -> ! {
     ns::unblock_signals();
     let name = &plan.command[0];
+    if plan.rights.killed_first {
+        let _ = fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
+    }
+    plan.rights.limits.restore();
+    if plan.rights.contained
+        && let Err(error) = confine::contain()
+    {
+        say(Failure::because(name.display(), "give it a container's capabilities", error));
+        ns::exit_now(FAILED.into());
+    }
     if let Err(error) = std::env::set_current_dir(&plan.directory) {
         say(Failure::path(&plan.directory, "enter it in the lane", error));
         ns::exit_now(FAILED.into());

@@ -17,6 +17,7 @@ use std::io::Write;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use polylane_base::shown::escape_control;
 use serde_json::{Map, Value};
 
 /// The variable that asks for JSON.
@@ -42,14 +43,14 @@ pub(crate) fn event(event: &str, fields: Value) {
     }
 }
 
-/// Something that a person is told.
+/// Something that a person is told, on one line: names may hold what a terminal would obey.
 pub(crate) fn message(text: &dyn fmt::Display) {
     match is_json() {
         true => {
             let fields = serde_json::json!({ "text": text.to_string() });
             write(&line(SystemTime::now(), "message", fields));
         }
-        false => write(&format!("polylane: {text}\n")),
+        false => write(&format!("polylane: {}\n", escape_control(&text.to_string()))),
     }
 }
 

@@ -77,6 +77,15 @@ pub(crate) fn copy_of(dir: impl AsFd, path: &Path) -> Result<OwnedFd> {
     open_tree(dir.as_fd(), path, flags)
 }
 
+/// Nothing can be changed through this mount, or run with another user's rights.
+pub(crate) fn make_read_only(mount: &OwnedFd) -> Result<()> {
+    let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY
+        | MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV;
+    polylane_sys::mount::restrict(mount, attributes)
+        .map_err(|error| Errno::from_raw_os_error(error.0))
+}
+
 /// Puts a detached mount on `name` in `dir`.
 pub(crate) fn attach(mount: &OwnedFd, dir: impl AsFd, name: &Path) -> Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;

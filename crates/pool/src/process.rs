@@ -1,14 +1,17 @@
 //! A child process that is waited for, or killed when its owner gives up.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
-use polylane_sys::ns::Child;
+use polylane_sys::ns::{self, Child};
+use rustix::io::FdFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
-use crate::failure::say;
+use crate::failure::{FAILED, Failure, say};
 use crate::keeper::wait_for;
+use crate::log;
 
 /// How long a killed process may take to end. One that takes longer is stuck in the kernel, as a
 /// rule in a file system that does not answer, and waiting for it would hang its owner as well.
@@ -93,4 +96,51 @@ impl Drop for Process {
             false => say(format_args!("process {}: the kernel does not let it end", self.pid())),
         }
     }
+}
+
+/// How it ended, in words.
+pub(crate) fn how(ended: Ended) -> String {
+    match ended {
+        Ended::Exit(status) => format!("ended with status {status}"),
+        Ended::Signal(signal) => format!("was ended by signal {signal}"),
+    }
+}
+
+/// In a forked child: becomes a service, by a hidden `command` of this program or another, for what
+/// is called `name`. Its session is its own, without a terminal; of this process's descriptors it
+/// keeps the named ones, and `stderr`, or this process's own, to say things.
+pub(crate) fn execute(
+    program: Option<&OwnedFd>,
+    command: &str,
+    name: &str,
+    fds: &[(&str, BorrowedFd<'_>)],
+    stderr: Option<BorrowedFd<'_>>,
+) -> ! {
+    let hidden = command;
+    ns::unblock_signals();
+    let _ = rustix::process::setsid();
+    if let Some(stderr) = stderr {
+        let _ = rustix::stdio::dup2_stderr(stderr);
+    }
+    let path = match program {
+        Some(program) => format!("/proc/self/fd/{}", program.as_raw_fd()),
+        None => "/proc/self/exe".to_string(),
+    };
+    let mut command = std::process::Command::new(path);
+    command.arg0(format!("polylane-{hidden}[{name}]")).arg(hidden).env_clear();
+    command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
+    for variable in ["RUST_BACKTRACE", log::VARIABLE] {
+        if let Some(value) = std::env::var_os(variable) {
+            command.env(variable, value);
+        }
+    }
+    // What the caller of `polylane run` had open is COMMAND's, not the service's.
+    let _ = ns::close_all_on_exec();
+    for (option, fd) in fds {
+        let _ = rustix::io::fcntl_setfd(fd, FdFlags::empty());
+        command.arg(option).arg(fd.as_raw_fd().to_string());
+    }
+    let error = command.exec();
+    say(Failure::because(hidden, "execute it", error));
+    ns::exit_now(FAILED.into())
 }

@@ -7,23 +7,27 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+use polylane_base::shown::Shown;
 use polylane_base::size::ByteSize;
 use polylane_ipc::message::RESERVED_DIR;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_vfs::handover::{Heart, Store};
 use rustix::fs::{Mode, OFlags};
+use rustix::thread::CapabilitySet;
 
 use crate::build::Handed;
 use crate::cgroup::{self, Leaf, Limits};
 use crate::copying::Copies;
 use crate::cpus::CpuList;
 use crate::failure::{Failure, Result, say};
-use crate::init::{self, Place, Plan};
+use crate::init::{self, Place, Plan, Rights};
 use crate::keeper::{Duty, Keeper, Leftovers};
 use crate::kernel_fs::{self, Disk, KernelLane, Tenant};
+use crate::limits::CallerLimits;
 use crate::link::Link;
 use crate::names::{self, PoolName};
 use crate::process::Process;
+use crate::relay::Relay;
 use crate::share::member::Member;
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, WEIGHTS, Wanted};
@@ -34,7 +38,7 @@ use crate::volume::cache::CacheSpec;
 use crate::volume::translation::Translation;
 use crate::volume::{Kept, MediumKind, SetOptions};
 use crate::watchdog::Watchdog;
-use crate::{log, preload, root, volume};
+use crate::{confine, log, preload, root, volume};
 
 /// Least `--memory`: below this the service itself does not fit.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
@@ -97,6 +101,10 @@ pub struct RunOptions {
     pub kernel_fs: Option<KernelLane>,
     /// Use the preload library.
     pub preload: bool,
+    /// Set-id programs of the lane work, also at a path.
+    pub suid: bool,
+    /// COMMAND in a root file system keeps all rights of the caller.
+    pub privileged: bool,
     /// COMMAND and its arguments.
     pub command: Vec<OsString>,
 }
@@ -104,6 +112,10 @@ pub struct RunOptions {
 impl RunOptions {
     fn asked(&self) -> volume::Asked {
         volume::Asked { size: self.size, medium: self.medium }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits { memory: self.memory, cpus: self.cpus.clone(), weight: self.weight }
     }
 }
 
@@ -114,18 +126,24 @@ impl RunOptions {
 /// behind.
 pub fn run(options: RunOptions) -> Result<u8> {
     check(&options)?;
+    let limits = CallerLimits::lift();
     let place = match options.root {
         true => Place::Root,
         false => Place::At(MountPoint::find(&options.at)?),
     };
     let cpus = pool_cpus(options.cpus.as_ref())?;
     match options.kernel_fs {
-        Some(lane) => run_on_kernel_fs(options, lane, place, &cpus),
-        None => run_with_service(options, place, cpus),
+        Some(lane) => run_on_kernel_fs(options, lane, place, (&cpus, limits)),
+        None => run_with_service(options, place, (cpus, limits)),
     }
 }
 
-fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Result<u8> {
+fn run_with_service(
+    mut options: RunOptions,
+    place: Place,
+    (cpus, caller): (CpuList, CallerLimits),
+) -> Result<u8> {
+    let rights = rights(&options, caller);
     let library = find_library(&options, &place);
     let rootless = rootless();
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
@@ -136,18 +154,13 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
     options.weight = options.weight.or(kept.weight);
     let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
 
-    let limits =
-        Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
-    let mut groups = cgroup::plan(&name, &limits);
+    let mut groups = cgroup::plan(&name, &options.limits());
     let runtime_dir = names::runtime_dir();
     let (mut member, shares) = shares_of(&options, &handed, &name, &mut groups)?.unzip();
     let group_dirs = groups.dirs();
-    let keeper = Keeper::start(Duty {
-        dir: runtime_dir.clone(),
-        name: Some(name.clone()),
-        groups: group_dirs.clone(),
-        shares,
-    })?;
+    let (dir, groups_made) = (runtime_dir.clone(), group_dirs.clone());
+    let duty = Duty { dir, name: Some(name.clone()), groups: groups_made, shares };
+    let keeper = Keeper::start(duty)?;
     let name = PoolName::take(&runtime_dir, &name)?;
     if let Some(member) = &mut member {
         member.join()?;
@@ -166,16 +179,16 @@ fn run_with_service(mut options: RunOptions, place: Place, cpus: CpuList) -> Res
         library,
         command: options.command,
         directory: working_directory(options.root),
+        rights,
     };
     let (init, link) = start_init(plan, rootless.is_some())?;
     groups.attach(init.pid(), Leaf::Tenant);
-    for option in &groups.not_enforced {
-        say(not_enforced(option));
-    }
+    say_not_enforced(&groups);
     let (handover, watchdog) = make_handover()?;
     let mut supervisor = Supervisor {
         handover,
         watchdog,
+        relay: Relay::new().map_err(fork_failed)?,
         program: None,
         spec,
         handed,
@@ -209,16 +222,15 @@ fn run_on_kernel_fs(
     options: RunOptions,
     lane: KernelLane,
     place: Place,
-    cpus: &CpuList,
+    (cpus, caller): (&CpuList, CallerLimits),
 ) -> Result<u8> {
+    let rights = Rights { killed_first: false, ..rights(&options, caller) };
     let name = pool_name(&options);
     let path = match &options.source {
         Source::Volume(Some(path)) => path.clone(),
         _ => volume::default_path(&name)?,
     };
-    let limits =
-        Limits { memory: options.memory, cpus: options.cpus.clone(), weight: options.weight };
-    let mut groups = cgroup::plan(&name, &limits);
+    let mut groups = cgroup::plan(&name, &options.limits());
     let group_dirs = groups.dirs();
     let runtime_dir = names::runtime_dir();
     let disk = Disk::open(&path, lane, options.asked(), options.cache)?;
@@ -240,15 +252,27 @@ fn run_on_kernel_fs(
             library: None,
             command: options.command,
             directory: working_directory(options.root),
+            rights,
         };
         let (init, link) = start_init(plan, false)?;
         groups.attach(init.pid(), Leaf::Tenant);
-        for option in &groups.not_enforced {
-            say(not_enforced(option));
-        }
+        say_not_enforced(&groups);
         Tenant { init, link, signals: &signals }.run()
     };
     kernel_fs::finish(run(), disk)
+}
+
+/// What COMMAND may do.
+fn rights(options: &RunOptions, limits: CallerLimits) -> Rights {
+    let has = |capability| {
+        rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
+    };
+    Rights {
+        suid: options.suid,
+        contained: options.root && !options.privileged && rootless().is_none(),
+        killed_first: !has(CapabilitySet::SYS_RESOURCE),
+        limits,
+    }
 }
 
 /// The lane's place among those of its device, and what its keeper is to know to coordinate it.
@@ -412,18 +436,20 @@ fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept
     let path = match &options.source {
         Source::Mem => return Ok((Handed::default(), String::new(), Kept::default())),
         Source::Dir(path) => {
+            std::fs::create_dir_all(path)
+                .map_err(|error| Failure::path(path, "make the lane's directory", error))?;
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let dir = rustix::fs::open(path, flags, Mode::empty())
                 .map_err(|error| Failure::path(path, "use it as the lane's directory", error))?;
             let handed = Handed { dir: Some(dir), ..Handed::default() };
-            return Ok((handed, path.display().to_string(), Kept::default()));
+            return Ok((handed, Shown::new(path).to_string(), Kept::default()));
         }
         Source::Volume(Some(path)) => volume::resolve(path)?,
         Source::Volume(None) => volume::resolve(&volume::default_path(pool)?)?,
     };
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     let (stack, kept) = volume::open_or_create(&path, options.asked(), &options.cache, owner)?;
-    Ok((Handed::volume(stack)?, path.display().to_string(), kept))
+    Ok((Handed::volume(stack)?, Shown::new(&path).to_string(), kept))
 }
 
 /// The preload library, or a warning why the kernel path has to do.
@@ -449,7 +475,7 @@ fn find_library(options: &RunOptions, place: &Place) -> Option<PathBuf> {
 /// The user and group of a caller who may not mount in the current user namespace.
 pub(crate) fn rootless() -> Option<(u32, u32)> {
     let may_mount = rustix::thread::capabilities(None)
-        .is_ok_and(|sets| sets.effective.contains(rustix::thread::CapabilitySet::SYS_ADMIN));
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN));
     let ids = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
     (!may_mount).then_some(ids)
 }
@@ -506,6 +532,7 @@ fn specify(
         write_back: options.write_back,
         weight: options.weight.unwrap_or(WEIGHT_DEFAULT),
         owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
+        service_user: confine::own_user(),
         incarnation: 0,
         fuse: None,
     }
@@ -535,6 +562,12 @@ fn start_init(plan: Plan, user: bool) -> Result<(Process, Link)> {
             crate::failure::plain(&error)
         ))),
         Err(error) => Err(fork_failed(error)),
+    }
+}
+
+fn say_not_enforced(groups: &cgroup::Plan) {
+    for option in &groups.not_enforced {
+        say(not_enforced(option));
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
 use polylane_block::bypass::PoolFiles;
-use polylane_block::file::Files;
+use polylane_block::file::{Files, reserve_rings};
 use polylane_front::{Handover, beat, former_processes};
 use polylane_sys::{balloon, frames, heap, ns, sched, uring};
 use polylane_vfs::handover::{Heart, InFlight, Record, Store as Kept};
@@ -129,6 +129,7 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
         None => HostDir::new(dir),
     };
     let host = host.and_then(|dir| dir.map(open).transpose());
+    let volume_count = volume.len();
     let store = match host.map_err(failed)? {
         Some(host) => Store::Host(host),
         None if volume.is_empty() => Store::Memory,
@@ -137,7 +138,8 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     let former = handover.as_ref().map(|(_, records, _)| former_processes(records));
     let links = std::fs::read("/proc/sys/fs/protected_hardlinks");
     let guards_links = links.is_ok_and(|text| !text.starts_with(b"0"));
-    let confined = confine(dir.as_ref().map(AsFd::as_fd))?;
+    reserve_rings(ring_count(&spec, volume_count));
+    let confined = confine(dir.as_ref().map(AsFd::as_fd), spec.service_user)?;
     drop(dir);
     and_then();
     let handover = handover.map(|(store, records, lasting)| {
@@ -145,6 +147,19 @@ fn start(fds: ServiceFds, and_then: impl FnOnce()) -> Result<Running> {
     });
     let beside = (handover, heart, in_flight);
     build::start(&spec, (fuse, socket), store, confined, beside, (guards_links, witness))
+}
+
+/// Threads of a service that read and write its volume, besides those that have a door.
+const OTHER_THREADS: usize = 4;
+
+/// How many rings a service needs: a confined one makes none. A channel on a volume has one for
+/// each of its files, and a snapshot adds a file. Where one is missing, requests wait in calls.
+fn ring_count(spec: &PoolSpec, files: usize) -> usize {
+    let threads = spec.worker_cpus.len() + build::fuse_threads(spec) + OTHER_THREADS;
+    match files {
+        0 => 0,
+        files => threads * (files + 1),
+    }
 }
 
 /// What a former service left, and whether all that it had answered is there.

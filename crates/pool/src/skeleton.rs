@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
+use polylane_base::shown::Shown;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::{Errno, Result as SysResult};
 use rustix::mount::{MountAttrFlags, MountFlags};
@@ -21,6 +22,9 @@ use crate::mounts;
 
 /// Sticky and writable by all, as `/tmp`.
 const TEMPORARY: u32 = 0o1002;
+
+/// Directories that show the kernel and its devices.
+const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// How much of a mount path exists.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,7 +42,7 @@ impl MountPoint {
     /// One line when the path is not absolute, holds `..`, or leads to something else than a
     /// directory.
     pub(crate) fn find(path: &Path) -> Result<Self> {
-        let shown = path.display();
+        let shown = Shown::new(path);
         if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
             return Err(Failure::usage(format!(
                 "--at {shown}: write an absolute path without '..'"
@@ -68,10 +72,18 @@ impl MountPoint {
         if !real.is_dir() {
             return Err(Failure::failed(format!(
                 "{shown}: {} is not a directory: choose another --at",
-                exists.display()
+                Shown::new(exists)
             )));
         }
-        Ok(MountPoint { exists: real, missing })
+        let point = MountPoint { exists: real, missing };
+        let whole = point.path();
+        match KERNELS.iter().find(|dir| whole.starts_with(dir)) {
+            Some(dir) => Err(Failure::usage(format!(
+                "--at {}: {dir} is the kernel's, and programs need it: choose another path",
+                Shown::new(path)
+            ))),
+            None => Ok(point),
+        }
     }
 
     /// The mount path itself.
@@ -213,6 +225,12 @@ mod tests {
         assert!(file.line.contains("is not a directory"), "{file}");
         assert_eq!(find("file/below").expect_err("below a file").status, 1);
         assert_eq!(MountPoint::find(Path::new("/")).expect_err("the root").status, 2);
+        for path in ["/proc", "/sys/", "/dev/polylane/x", "/proc/self/fd", "//dev"] {
+            let refused = MountPoint::find(Path::new(path)).expect_err("the kernel's");
+            assert_eq!(refused.status, 2, "{path}: {refused}");
+        }
+        std::os::unix::fs::symlink("/proc", real.join("p")).expect("symlink");
+        assert_eq!(find("p/x").expect_err("the kernel's by a link").status, 2);
         assert_eq!(MountPoint::find(Path::new("relative")).expect_err("relative").status, 2);
         assert_eq!(MountPoint::find(Path::new("/a/../b")).expect_err("dots").status, 2);
     }

@@ -114,6 +114,8 @@ pub struct PoolSpec {
     pub weight: u32,
     /// Owner and group of the root of a lane in RAM.
     pub owner: (u32, u32),
+    /// The host's user that the service becomes; `None`: it stays who it is.
+    pub service_user: Option<u32>,
     /// Service processes of this pool before this one.
     pub incarnation: u16,
     /// What FUSE_INIT agreed on; `None` until it has.
@@ -178,6 +180,7 @@ mod tests {
             },
             weight: 100,
             owner: (1, 2),
+            service_user: Some(3),
             incarnation: 3,
             fuse: Some(Params { minor: 45, flags: 3 }),
         };

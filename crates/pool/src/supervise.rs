@@ -4,15 +4,13 @@
 //! that dies is replaced under the running tenant. It holds nothing *on* the mount: that would hang
 //! when no service answers.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use polylane_front::fuse;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::Timespec;
-use rustix::io::FdFlags;
 
 use crate::build::Handed;
 use crate::cgroup;
@@ -21,11 +19,12 @@ use crate::failure::{FAILED, Failure, Result, say};
 use crate::keeper::{Keeper, Leftovers, wait_either, wait_for};
 use crate::link::{FromInit, FromService, Link, ToInit, ToService};
 use crate::log;
-use crate::process::{Ended, Process};
+use crate::process::{self, Ended, Process};
+use crate::relay::Relay;
 use crate::share::member::Member;
 use crate::signals::pass_signals;
 use crate::spec::{Backing, PoolSpec};
-use crate::stats::Listener;
+use crate::stats::{Listener, RUNNING};
 use crate::upgrade::{Control, Wish};
 use crate::volume::held::Ask;
 use crate::watchdog::Watchdog;
@@ -81,6 +80,8 @@ pub(crate) struct Supervisor {
     /// What each service leaves to the next.
     pub(crate) handover: OwnedFd,
     pub(crate) watchdog: Watchdog,
+    /// What services say to people.
+    pub(crate) relay: Relay,
     /// The program of the services, when it is not this one.
     pub(crate) program: Option<OwnedFd>,
     pub(crate) leftovers: Leftovers,
@@ -189,6 +190,9 @@ impl Supervisor {
             {
                 deadline = self.too_late(late)?;
             }
+            if ready.said {
+                self.relay.pass();
+            }
             if ready.service {
                 self.copies.server_ended();
                 self.replace(doors, service)?;
@@ -236,7 +240,9 @@ impl Supervisor {
     /// Hears the service's answer to an earlier question.
     fn hear_service(&mut self, service: &Service, listener: &mut Listener) {
         match service.link.receive() {
-            Ok(Some((FromService::Stats(stats), _))) => listener.answer(&self.describe(stats)),
+            Ok(Some((FromService::Stats(stats), _))) => {
+                listener.answer(&self.describe(stats, service.process.pid()));
+            }
             Ok(Some((FromService::Copied(answer), _))) => {
                 let stuck = self.copies.answered(answer, &service.copier());
                 if stuck {
@@ -279,6 +285,7 @@ impl Supervisor {
         let keeper = self.keeper.end();
         let others = [share, copier, control, keeper];
         fds.extend(others.map(|fd| watched(fd.unwrap_or(self.init.as_fd()))));
+        fds.push(watched(self.relay.as_fd()));
         fds.extend(listener.fds().map(watched));
         let timeout = timeout.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
@@ -299,7 +306,8 @@ impl Supervisor {
             copier: copier.is_some() && is(&fds[6]),
             control: control.is_some() && is(&fds[7]),
             keeper: keeper.is_some() && is(&fds[8]),
-            questions: fds[9..].iter().any(is),
+            said: is(&fds[9]),
+            questions: fds[10..].iter().any(is),
         })
     }
 
@@ -345,6 +353,7 @@ impl Supervisor {
     /// Starts a service in place of one that has died.
     fn replace(&mut self, doors: &Doors, service: &mut Service) -> Result<()> {
         let ended = service.process.wait().map_err(wait_failed)?;
+        self.relay.pass();
         let now = Instant::now();
         self.restarts.retain(|at| now.duration_since(*at) < RESTARTS_WINDOW);
         self.restarts.push(now);
@@ -355,7 +364,12 @@ impl Supervisor {
                 RESTARTS_WINDOW.as_secs()
             )));
         }
-        say(format_args!("pool '{name}': its service {}: starting it again", how(ended)));
+        say(format_args!("pool '{name}': its service {}: starting it again", process::how(ended)));
+        if matches!(self.spec.backing, Backing::Mem { .. }) {
+            say(format_args!(
+                "pool '{name}': its files were in its service's memory: they are lost"
+            ));
+        }
         self.next_incarnation()?;
         *service = self.start_service(doors)?;
         Ok(())
@@ -432,7 +446,10 @@ impl Supervisor {
         ];
         fds.extend(self.handed.options());
         let process = match ns::fork(Namespaces::default()).map_err(failed)? {
-            Fork::Child => execute(self.program.as_ref(), "service", &self.spec.name, &fds),
+            Fork::Child => {
+                let said = Some(self.relay.end());
+                process::execute(self.program.as_ref(), "service", &self.spec.name, &fds, said)
+            }
             Fork::Parent(child) => Process::new(child),
         };
         drop((other, asker));
@@ -504,14 +521,16 @@ impl Supervisor {
     }
 
     /// A pool's statistics: the service's, and what the supervisor knows.
-    fn describe(&self, service: serde_json::Value) -> serde_json::Value {
+    fn describe(&self, service: serde_json::Value, service_pid: u32) -> serde_json::Value {
         serde_json::json!({
             "pool": self.spec.name,
+            "state": RUNNING,
             "mount": String::from_utf8_lossy(&self.spec.mount_path),
             "cpus": self.spec.cpus.to_string(),
             "weight": self.spec.weight,
             "lane": self.spec.backing.name(),
             "pid": std::process::id(),
+            "service_pid": service_pid,
             "service_restarts": self.spec.incarnation,
             "share": self.member.as_ref().map(Member::describe),
             "service": service,
@@ -526,6 +545,7 @@ struct Ready {
     from_service: bool,
     from_init: bool,
     signals: bool,
+    said: bool,
     questions: bool,
     control: bool,
     share: bool,
@@ -555,46 +575,4 @@ impl Late {
 
 fn wait_failed(error: std::io::Error) -> Failure {
     Failure::because("tenant", "wait for it", error)
-}
-
-pub(crate) fn how(ended: Ended) -> String {
-    match ended {
-        Ended::Exit(status) => format!("ended with status {status}"),
-        Ended::Signal(signal) => format!("was ended by signal {signal}"),
-    }
-}
-
-/// In a forked child: becomes a service, by a hidden `command` of this program or another, for what
-/// is called `name`. Its process group is its own, so that the terminal's signals do not reach it;
-/// of this process's descriptors it keeps the named ones and standard error.
-pub(crate) fn execute(
-    program: Option<&OwnedFd>,
-    command: &str,
-    name: &str,
-    fds: &[(&str, BorrowedFd<'_>)],
-) -> ! {
-    let hidden = command;
-    ns::unblock_signals();
-    let _ = rustix::process::setpgid(None, None);
-    let path = match program {
-        Some(program) => format!("/proc/self/fd/{}", program.as_raw_fd()),
-        None => "/proc/self/exe".to_string(),
-    };
-    let mut command = std::process::Command::new(path);
-    command.arg0(format!("polylane-{hidden}[{name}]")).arg(hidden).env_clear();
-    command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
-    for variable in ["RUST_BACKTRACE", log::VARIABLE] {
-        if let Some(value) = std::env::var_os(variable) {
-            command.env(variable, value);
-        }
-    }
-    // What the caller of `polylane run` had open is COMMAND's, not the service's.
-    let _ = ns::close_all_on_exec();
-    for (option, fd) in fds {
-        let _ = rustix::io::fcntl_setfd(fd, FdFlags::empty());
-        command.arg(option).arg(fd.as_raw_fd().to_string());
-    }
-    let error = command.exec();
-    say(Failure::because(hidden, "execute it", error));
-    ns::exit_now(FAILED.into())
 }

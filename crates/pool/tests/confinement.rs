@@ -38,6 +38,15 @@ const ATTACKS: &[Attack] = &[
     ("trace", subverted::trace),
     ("mount", |_| Ok(rustix::mount::unmount("/", rustix::mount::UnmountFlags::DETACH)?)),
     ("ring", |_| subverted::ring_opens(c"/etc/passwd")),
+    ("limit", subverted::limit),
+    ("idle", subverted::idle),
+    ("pin", subverted::pin),
+    ("own-signals", subverted::own_signals),
+    ("type", |_| subverted::types()),
+    ("user", |_| match rustix::process::geteuid().is_root() {
+        true => Ok(()),
+        false => Err(Error::other("is another user")),
+    }),
     ("ring-network", |port| subverted::ring_connects(port as u16)),
 ];
 
@@ -119,6 +128,8 @@ fn pool(name: &str, source: &str) -> ExitCode {
         write_back: WriteBack::default(),
         qos: Some(Policy::None),
         preload: false,
+        suid: false,
+        privileged: false,
         command: vec!["true".into()],
     };
     match run::run(options) {

@@ -20,6 +20,7 @@ pub mod heap;
 pub mod lock;
 pub mod loopdev;
 pub mod mappings;
+pub mod mount;
 pub mod nbd;
 pub mod notice;
 pub mod ns;
@@ -27,6 +28,7 @@ pub mod pulse;
 pub mod region;
 pub mod sched;
 pub mod scm;
+pub mod seccomp;
 #[cfg(feature = "subverted")]
 pub mod subverted;
 pub mod swap;

@@ -32,17 +32,31 @@ impl Namespaces {
 }
 
 /// Gives the calling process, which must have one thread, a mount table, a network, System V IPC
-/// and a host name of its own.
+/// and a host name of its own; with `user` in a user namespace of its own, where it has every
+/// capability and no user is mapped yet.
 ///
 /// # Errors
-/// `EPERM` without CAP_SYS_ADMIN, `ENOSPC` (namespace limit).
-pub fn unshare_private() -> rustix::io::Result<()> {
+/// `EPERM` without CAP_SYS_ADMIN, with `user` where ordinary users may make none; `ENOSPC`
+/// (namespace limit).
+pub fn unshare_private(user: bool) -> rustix::io::Result<()> {
     use rustix::thread::{UnshareFlags, unshare_unsafe};
-    let flags =
+    let mut flags =
         UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    flags.set(UnshareFlags::NEWUSER, user);
     // SAFETY: only unsharing the table of descriptors can break ownership rules, and it is not
     // among the flags.
     unsafe { unshare_unsafe(flags) }
+}
+
+/// Makes the control groups that the calling process is in the roots of what it sees of control
+/// groups from now on.
+///
+/// # Errors
+/// `EPERM` without CAP_SYS_ADMIN, `EINVAL` in a kernel without control groups.
+pub fn unshare_groups() -> rustix::io::Result<()> {
+    use rustix::thread::{UnshareFlags, unshare_unsafe};
+    // SAFETY: as above.
+    unsafe { unshare_unsafe(UnshareFlags::NEWCGROUP) }
 }
 
 /// Which side of a fork this is.

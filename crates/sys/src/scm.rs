@@ -59,6 +59,20 @@ pub fn connect(path: &Path) -> Result<OwnedFd> {
     Ok(socket)
 }
 
+/// [`connect`], unless that would wait: `EAGAIN` when as many wait already as the listener lets.
+pub fn connect_now(path: &Path) -> Result<OwnedFd> {
+    let socket = seqpacket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    with_address(path, |address| rustix::net::connect(&socket, address).map_err(errno))?;
+    rustix::io::ioctl_fionbio(&socket, false).map_err(errno)?;
+    Ok(socket)
+}
+
+/// The process that listens at the other end of a connection, by its number here.
+pub fn listener_pid(socket: impl AsFd) -> Result<u32> {
+    let credentials = rustix::net::sockopt::socket_peercred(socket).map_err(errno)?;
+    Ok(credentials.pid.as_raw_nonzero().get().cast_unsigned())
+}
+
 /// Two connected sockets.
 pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
     let flags = SocketFlags::CLOEXEC;

@@ -1,6 +1,6 @@
 //! What somebody does who took a service over, for the test that he gets nowhere. Only in builds
 //! with the feature `subverted`, which tests alone ask for.
-#![expect(unsafe_code, reason = "UNSAFETY: ptrace, and an io_uring without restrictions")]
+#![expect(unsafe_code, reason = "UNSAFETY: raw calls, and an io_uring without restrictions")]
 
 use std::ffi::CStr;
 use std::io::{Error, Result};
@@ -16,6 +16,70 @@ pub fn trace(pid: u32) -> Result<()> {
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: seizing a process touches no memory of this one.
     match unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid as libc::pid_t, none, none) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Lets process `pid` leave no core dump any more.
+///
+/// # Errors
+/// What prlimit(2) says.
+pub fn limit(pid: u32) -> Result<()> {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    let old = std::ptr::null_mut();
+    // SAFETY: the kernel reads `none`, and writes nothing.
+    match unsafe { libc::prlimit(pid as libc::pid_t, libc::RLIMIT_CORE, &raw const none, old) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Gives process `pid` the CPU when nobody else wants it (`SCHED_IDLE`).
+///
+/// # Errors
+/// What sched_setscheduler(2) says.
+pub fn idle(pid: u32) -> Result<()> {
+    let attributes: [u32; 12] = [48, libc::SCHED_IDLE as u32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: the kernel reads the 48 bytes that the first word says.
+    match unsafe { libc::syscall(libc::SYS_sched_setattr, pid, attributes.as_ptr(), 0) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps process `pid` to the first CPU.
+///
+/// # Errors
+/// What sched_setaffinity(2) says.
+pub fn pin(pid: u32) -> Result<()> {
+    let first = 1u64;
+    // SAFETY: the kernel reads eight bytes.
+    match unsafe { libc::syscall(libc::SYS_sched_setaffinity, pid, 8, &raw const first) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Has process `pid` get the signals of a descriptor of this one.
+///
+/// # Errors
+/// What fcntl(2) says.
+pub fn own_signals(pid: u32) -> Result<()> {
+    // SAFETY: no memory is involved.
+    match unsafe { libc::fcntl(0, libc::F_SETOWN, pid as libc::pid_t) } {
+        -1 => Err(Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// Types a letter into the terminal on standard error.
+///
+/// # Errors
+/// What ioctl(2) says.
+pub fn types() -> Result<()> {
+    // SAFETY: the kernel reads one byte.
+    match unsafe { libc::ioctl(2, libc::TIOCSTI, c"x".as_ptr()) } {
         -1 => Err(Error::last_os_error()),
         _ => Ok(()),
     }

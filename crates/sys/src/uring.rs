@@ -10,6 +10,8 @@
 //!   the submission queue holds, so the completion queue, twice as large, cannot overflow.
 //! - Dropping the ring waits for what is in flight and lets go of the files at once: the kernel
 //!   takes a closed ring apart later, and would keep their file system busy until then.
+//! - A process that is going to lose the right to make rings [reserves](reserve) them before: they
+//!   have their restrictions, and no files until they are used.
 //! - A watched descriptor is polled and never read. The kernel tells of every change of it while a
 //!   poll is armed; what [`Ring::reap`] took in of that is not slept over.
 #![expect(unsafe_code, reason = "UNSAFETY: hands addresses of owned buffers to the kernel")]
@@ -24,6 +26,7 @@ use io_uring::register::Restriction;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{IoUring, cqueue, opcode};
+use polylane_base::sync::Mutex;
 use polylane_base::{Errno, Result};
 
 use crate::buffer::Buffer;
@@ -37,6 +40,8 @@ const BYTES_MAX: usize = 1 << 30;
 /// This many operations at least are started together, unless somebody asks for it before.
 const BATCH_MIN: usize = 4;
 
+/// `IORING_REGISTER_FILES`.
+const REGISTER_FILES: u8 = 2;
 /// `IORING_UNREGISTER_FILES`.
 const UNREGISTER_FILES: u8 = 3;
 /// `IORING_REGISTER_FILES_UPDATE`.
@@ -154,9 +159,42 @@ impl Watches {
     }
 }
 
+/// Rings without files, of a process that makes no more; `None` before [`reserve`].
+static RESERVE: Mutex<Option<Vec<IoUring>>> = Mutex::new(None);
+
+/// Makes `count` rings for `depth` operations each. From now on this process makes no other:
+/// [`Ring::new`] takes one of these, and a ring that is dropped goes back. Where rings are not
+/// allowed there are none. For a process that is about to confine itself.
+pub fn reserve(count: usize, depth: u32) {
+    let rings = (0..count).map_while(|_| blank(depth).ok()).collect();
+    *RESERVE.lock() = Some(rings);
+}
+
+/// A ring that can be given files, and do with them what `OPERATIONS` says.
+fn blank(depth: u32) -> Result<IoUring> {
+    // Completions are posted when this thread enters the kernel anyway, or sees that some wait:
+    // it is not interrupted for them. Not before Linux 5.19.
+    let mut builder = IoUring::builder();
+    builder.setup_r_disabled().setup_coop_taskrun().setup_taskrun_flag();
+    let uring = match builder.build(depth) {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            IoUring::builder().setup_r_disabled().build(depth)?
+        }
+        built => built?,
+    };
+    let fixed = Flags::FIXED_FILE.bits();
+    let mut rules: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
+    rules.extend([REGISTER_FILES, UNREGISTER_FILES, UPDATE_FILES].map(Restriction::register_op));
+    rules.push(Restriction::sqe_flags_allowed(fixed));
+    rules.push(Restriction::sqe_flags_required(fixed));
+    uring.submitter().register_restrictions(&mut rules)?;
+    uring.submitter().register_enable_rings()?;
+    Ok(uring)
+}
+
 /// A ring. Belongs to one thread at a time.
 pub struct Ring {
-    uring: IoUring,
+    uring: ManuallyDrop<IoUring>,
     /// Never grows: the kernel holds addresses of `pieces`' memory.
     slots: ManuallyDrop<Vec<Slot>>,
     free: Vec<usize>,
@@ -173,35 +211,22 @@ impl Ring {
     /// A ring for at most `depth` operations at a time on `files`.
     ///
     /// # Errors
-    /// `EPERM` or `ENOSYS` where io_uring is switched off or absent; the kernel's others.
+    /// `EPERM` or `ENOSYS` where io_uring is switched off or absent, `EPERM` when all that this
+    /// process has [reserved](reserve) are in use; the kernel's others.
     pub fn new(depth: u32, files: &[BorrowedFd<'_>]) -> Result<Ring> {
-        // Completions are posted when this thread enters the kernel anyway, or sees that some wait:
-        // it is not interrupted for them. Not before Linux 5.19.
-        let mut builder = IoUring::builder();
-        builder.setup_r_disabled().setup_coop_taskrun().setup_taskrun_flag();
-        let uring = match builder.build(depth) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                IoUring::builder().setup_r_disabled().build(depth)?
-            }
-            built => built?,
+        let uring = match &mut *RESERVE.lock() {
+            Some(rings) => rings.pop().ok_or(Errno::EPERM)?,
+            None => blank(depth)?,
         };
         // Behind the files, room for what is watched: -1 is nothing.
         let raw = files.iter().map(|file| file.as_raw_fd());
         let raw: Vec<RawFd> = raw.chain([-1; WATCHED_MAX]).collect();
-        let submitter = uring.submitter();
-        submitter.register_files(&raw)?;
-        let fixed = Flags::FIXED_FILE.bits();
-        let mut rules: Vec<_> = OPERATIONS.into_iter().map(Restriction::sqe_op).collect();
-        rules.push(Restriction::register_op(UNREGISTER_FILES));
-        rules.push(Restriction::register_op(UPDATE_FILES));
-        rules.push(Restriction::sqe_flags_allowed(fixed));
-        rules.push(Restriction::sqe_flags_required(fixed));
-        submitter.register_restrictions(&mut rules)?;
-        submitter.register_enable_rings()?;
+        uring.submitter().register_files(&raw)?;
         let count = uring.params().sq_entries() as usize;
         let slots = (0..count).map(|_| Slot::default()).collect();
         let free = (0..count).rev().collect();
         let (slots, watches) = (ManuallyDrop::new(slots), Watches::default());
+        let uring = ManuallyDrop::new(uring);
         Ok(Ring { uring, slots, free, unsubmitted: 0, files: files.len(), watches })
     }
 
@@ -396,9 +421,16 @@ impl Drop for Ring {
             while self.reap().is_some() {}
         }
         self.disarm();
-        let _ = self.uring.submitter().unregister_files();
+        let released = self.uring.submitter().unregister_files();
+        // The answer to the end of a poll may lie there.
+        while self.uring.completion().next().is_some() {}
         // SAFETY: nothing is in flight, so the kernel holds no address any more; not used again.
         unsafe { ManuallyDrop::drop(&mut self.slots) }
+        // SAFETY: not used again.
+        let uring = unsafe { ManuallyDrop::take(&mut self.uring) };
+        if let (Some(rings), Ok(())) = (&mut *RESERVE.lock(), released) {
+            rings.push(uring);
+        }
     }
 }
 

@@ -60,6 +60,12 @@ pub use counters::Totals;
 /// Requests in flight per channel.
 const DEPTH: u32 = 64;
 
+/// Has a process that is about to confine itself make the rings of `count` channels; channels
+/// beyond that are [`Way::Calls`]'.
+pub fn reserve_rings(count: usize) {
+    polylane_sys::uring::reserve(count, DEPTH);
+}
+
 /// `f_type` of a file system in memory.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 

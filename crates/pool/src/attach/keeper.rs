@@ -36,7 +36,7 @@ use crate::names::PoolName;
 use crate::path_text;
 use crate::process::Process;
 use crate::share::member::Member;
-use crate::{spec, supervise};
+use crate::{process, spec};
 
 /// How long an engine may take to start, or to answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
@@ -429,7 +429,7 @@ impl Keeper {
         let ended = engine.process.wait().map_err(failed)?;
         self.copies.server_ended();
         let name = self.spec.name.clone();
-        say(format_args!("{name}: its engine {}: starting it again", supervise::how(ended)));
+        say(format_args!("{name}: its engine {}: starting it again", process::how(ended)));
         let too_often = || Failure::failed(format!("{name}: its engine died too often: giving up"));
         for _ in 0..STARTS_MAX {
             let now = Instant::now();
@@ -478,7 +478,7 @@ impl Keeper {
                 fds.extend(self.handed.options());
                 fds.extend(self.door.left.iter().map(|left| ("--left", left.as_fd())));
                 fds.extend(self.trace.iter().map(|trace| ("--record", trace.as_fd())));
-                supervise::execute(None, "engine", &self.spec.name, &fds)
+                process::execute(None, "engine", &self.spec.name, &fds, None)
             }
             Fork::Parent(child) => Process::new(child),
         };

@@ -3,7 +3,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `mod.rs` | the commands: attach, detach, list |
+//! | `mod.rs` | the commands: attach, detach |
+//! | `list.rs` | the command list, and statistics |
 //! | `arm.rs` | the table of front ends |
 //! | `ublk.rs` | a device of the ublk driver's |
 //! | `nbd.rs` | a device of the kernel's NBD client |
@@ -22,6 +23,7 @@ mod device;
 pub mod engine;
 mod journals;
 mod keeper;
+mod list;
 mod loopdev;
 mod message;
 mod nbd;
@@ -44,9 +46,9 @@ use crate::build::Handed;
 use crate::copying::{Copies, Target};
 use crate::failure::{Failure, Result, say};
 use crate::keeper::wait_for;
+use crate::limits::CallerLimits;
 use crate::link::Link;
 use crate::names::{self, PoolName};
-use crate::path_text;
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, Wanted};
 use crate::volume;
@@ -56,6 +58,8 @@ use arm::{Door, Place};
 use engine::EngineSpec;
 pub use journals::{JournalMap, journals};
 use keeper::Keeper;
+pub(crate) use list::statistics;
+pub use list::{Listed, list};
 use message::{FromKeeper, ToKeeper};
 pub use record::Record;
 use share::Share;
@@ -140,6 +144,8 @@ pub struct AttachOptions {
 /// # Errors
 /// It is in use, the host lacks what the front end needs; nothing is left behind.
 pub fn attach(options: &AttachOptions) -> Result<PathBuf> {
+    // The caller's are not the engine's.
+    CallerLimits::lift();
     let made = make(options)?;
     tell(&made.link, &ToKeeper::Engaged)?;
     Ok(made.device)
@@ -531,70 +537,6 @@ fn end(dir: &Path, record: &Record) -> Result<()> {
                 )));
             }
         }
-    }
-}
-
-/// An attachment, as a list shows it.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Listed {
-    /// What is recorded.
-    #[serde(flatten)]
-    pub record: Record,
-    /// Its keeper lives.
-    pub alive: bool,
-    /// Counters, of one that lives.
-    pub stats: Option<serde_json::Value>,
-}
-
-/// All attachments of this user, by volume.
-///
-/// # Errors
-/// The state directory cannot be used.
-pub fn list() -> Result<Vec<Listed>> {
-    listed(ANSWER_TIME_MAX)
-}
-
-/// [`list`], without the counters of those that take longer than `limit`.
-fn listed(limit: Duration) -> Result<Vec<Listed>> {
-    let dir = record::dir()?;
-    let mut listed: Vec<Listed> = record::all(&dir)
-        .into_iter()
-        .map(|record| {
-            let stats = match ask(&dir, &record.id, &ToKeeper::Stats, limit) {
-                Some(FromKeeper::Stats(stats)) => Some(stats),
-                _ => None,
-            };
-            let alive = PoolName::take_over(&dir, &record.id).is_err();
-            Listed { record, alive, stats }
-        })
-        .collect();
-    listed.sort_by(|one, other| one.record.volume.cmp(&other.record.volume));
-    Ok(listed)
-}
-
-/// What the attachments of this user did, in the form that pools say it in. One that does not
-/// answer within `limit` is left out.
-pub(crate) fn statistics(limit: Duration) -> Vec<serde_json::Value> {
-    // Without a state directory nothing is attached.
-    let listed = listed(limit).unwrap_or_default();
-    listed.into_iter().filter_map(Listed::said_as_by_pools).collect()
-}
-
-impl Listed {
-    fn said_as_by_pools(self) -> Option<serde_json::Value> {
-        let Listed { record, stats, .. } = self;
-        let mut stats = stats?;
-        let mut engine = stats.get_mut("engine")?.take();
-        let share = engine.as_object_mut()?.remove("share");
-        Some(serde_json::json!({
-            "attachment": path_text::json(record.device.as_ref().unwrap_or(&record.volume)),
-            "volume": path_text::json(&record.volume),
-            "via": record.via,
-            "pid": record.pid,
-            "service_restarts": stats["engine_restarts"],
-            "share": stats["share"],
-            "service": { "volume": engine, "share": share },
-        }))
     }
 }
 

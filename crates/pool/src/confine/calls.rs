@@ -5,14 +5,17 @@
 //! list fails with EPERM; in a debug build it kills the service with SIGSYS, so that tests find
 //! what the list lacks.
 //!
-//! A filter does not see what an io_uring does: rings are restricted when they are made
-//! (`polylane_sys::uring`), and a ring that somebody who took the service over makes for himself
-//! meets the other layers.
+//! Calls that reach other processes by an argument are allowed with arguments that name the caller:
+//! limits and scheduling of itself, no owner of a descriptor's signals. Requests of ioctl and fcntl
+//! are listed one by one.
+//!
+//! A filter does not see what an io_uring does: rings are made, with their restrictions, before the
+//! filter (`polylane_sys::uring`), and none after it.
 
 use std::collections::BTreeMap;
 
 use seccompiler::{
-    BpfProgram, Error, SeccompAction, SeccompCmpArgLen as ArgLen, SeccompCmpOp as Op,
+    BackendError, BpfProgram, Error, SeccompAction, SeccompCmpArgLen as ArgLen, SeccompCmpOp as Op,
     SeccompCondition as Condition, SeccompFilter, SeccompRule, TargetArch,
 };
 
@@ -40,16 +43,12 @@ const PROCESS: &[i64] = &[
     libc::SYS_mremap,
     libc::SYS_munmap,
     libc::SYS_nanosleep,
-    libc::SYS_prlimit64,
     libc::SYS_restart_syscall,
     libc::SYS_rseq,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
     libc::SYS_sched_getaffinity,
-    libc::SYS_sched_getattr,
-    libc::SYS_sched_setaffinity,
-    libc::SYS_sched_setattr,
     libc::SYS_sched_yield,
     libc::SYS_set_robust_list,
     libc::SYS_sigaltstack,
@@ -57,8 +56,39 @@ const PROCESS: &[i64] = &[
 
 /// What prctl may be asked: names of threads and of memory, and `PR_GET_AUXV` (the page size and
 /// such, for libraries that would otherwise read /proc).
-const PROCESS_SETTINGS: &[i32] =
-    &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA, 0x4155_5856];
+const PROCESS_SETTINGS: [i32; 4] =
+    [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA, 0x4155_5856];
+
+/// What a thread may do to itself: its first argument is 0.
+const OWN_THREAD: &[i64] =
+    &[libc::SYS_sched_getattr, libc::SYS_sched_setaffinity, libc::SYS_sched_setattr];
+
+/// What ioctl may be asked: how a file lies on its disk, and what the standard library asks of
+/// descriptors (is it a terminal, do not inherit it, do not wait for it).
+const IOCTLS: &[u32] = &[
+    0xc020_660b, // FS_IOC_FIEMAP
+    0x801c_581f, // FS_IOC_FSGETXATTR
+    0x5401,      // TCGETS
+    0x5421,      // FIONBIO
+    0x5451,      // FIOCLEX
+];
+
+/// What fcntl may be asked. `F_SETFL` is beside them: `O_ASYNC` would send signals.
+const FCNTLS: [i32; 9] = [
+    libc::F_DUPFD,
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD,
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_OFD_GETLK,
+    libc::F_OFD_SETLK,
+    libc::F_ADD_SEALS,
+    libc::F_GET_SEALS,
+];
+
+/// What a ring may be told: which files it has (`IORING_REGISTER_FILES`, `IORING_UNREGISTER_FILES`,
+/// `IORING_REGISTER_FILES_UPDATE`).
+const RING_SETTINGS: &[u32] = &[2, 3, 6];
 
 /// Descriptors that the service holds: to wait for them, to move bytes, to talk to the supervisor
 /// and to clients.
@@ -73,7 +103,6 @@ const DESCRIPTORS: &[i64] = &[
     libc::SYS_eventfd2,
     libc::SYS_fadvise64,
     libc::SYS_fallocate,
-    libc::SYS_fcntl,
     libc::SYS_fdatasync,
     libc::SYS_fstat,
     libc::SYS_fstatfs,
@@ -81,9 +110,6 @@ const DESCRIPTORS: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_getsockopt,
     libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_io_uring_setup,
-    libc::SYS_ioctl,
     libc::SYS_lseek,
     libc::SYS_memfd_create,
     libc::SYS_newfstatat,
@@ -177,30 +203,54 @@ fn apply(
     seccompiler::apply_filter(&program)
 }
 
+/// Alternatives, one of which must hold for the call to pass.
+type Rules = Vec<SeccompRule>;
+
+/// The argument `index`, of 32 bits, compares so.
+fn argument(index: u8, op: Op, value: u32) -> Result<Condition, BackendError> {
+    Condition::new(index, ArgLen::Dword, op, value.into())
+}
+
+/// One rule of conditions that must hold together.
+fn all_of(conditions: Vec<Condition>) -> Result<Rules, BackendError> {
+    Ok(vec![SeccompRule::new(conditions)?])
+}
+
+/// The argument `index` is one of these.
+fn one_of(index: u8, values: &[u32]) -> Result<Rules, BackendError> {
+    let rule = |value: &u32| SeccompRule::new(vec![argument(index, Op::Eq, *value)?]);
+    values.iter().map(rule).collect()
+}
+
 /// The calls, with conditions on arguments where a call as such would be too much.
-fn allowed(host: bool) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Error> {
+fn allowed(host: bool) -> Result<BTreeMap<i64, Rules>, BackendError> {
     let host_files = if host { HOST_FILES } else { &[] };
     let declined = DECLINED.iter().map(|(call, _)| call);
     let plain = PROCESS.iter().chain(DESCRIPTORS).chain(host_files).chain(declined);
-    let mut calls: BTreeMap<i64, Vec<SeccompRule>> = plain.map(|call| (*call, vec![])).collect();
-    let when = |argument, length, op, value: i64| -> Result<Vec<SeccompRule>, Error> {
-        let condition = Condition::new(argument, length, op, value.cast_unsigned())?;
-        Ok(vec![SeccompRule::new(vec![condition])?])
-    };
-    let executable = i64::from(libc::PROT_EXEC).cast_unsigned();
-    let never_executable = Op::MaskedEq(executable);
-    calls.insert(libc::SYS_mmap, when(2, ArgLen::Dword, never_executable.clone(), 0)?);
-    calls.insert(libc::SYS_mprotect, when(2, ArgLen::Dword, never_executable, 0)?);
-    let thread = i64::from(libc::CLONE_THREAD);
-    calls.insert(libc::SYS_clone, when(0, ArgLen::Qword, Op::MaskedEq(thread as u64), thread)?);
-    // A panic that aborts signals its own process.
-    let own = i64::from(std::process::id());
-    calls.insert(libc::SYS_tgkill, when(0, ArgLen::Dword, Op::Eq, own)?);
-    let mut settings = Vec::new();
-    for option in PROCESS_SETTINGS {
-        settings.extend(when(0, ArgLen::Dword, Op::Eq, (*option).into())?);
+    let mut calls: BTreeMap<i64, Rules> = plain.map(|call| (*call, vec![])).collect();
+    let never_executable = Op::MaskedEq(i64::from(libc::PROT_EXEC).cast_unsigned());
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        calls.insert(call, all_of(vec![argument(2, never_executable.clone(), 0)?])?);
     }
-    calls.insert(libc::SYS_prctl, settings);
+    let thread = i64::from(libc::CLONE_THREAD).cast_unsigned();
+    let of_a_thread = Condition::new(0, ArgLen::Qword, Op::MaskedEq(thread), thread)?;
+    calls.insert(libc::SYS_clone, all_of(vec![of_a_thread])?);
+    // A panic that aborts signals its own process.
+    calls.insert(libc::SYS_tgkill, one_of(0, &[std::process::id()])?);
+    for call in OWN_THREAD {
+        calls.insert(*call, one_of(0, &[0])?);
+    }
+    // The C library asks for the size of stacks; nothing is set.
+    let no_new_limit = Condition::new(2, ArgLen::Qword, Op::Eq, 0)?;
+    calls.insert(libc::SYS_prlimit64, all_of(vec![argument(0, Op::Eq, 0)?, no_new_limit])?);
+    calls.insert(libc::SYS_prctl, one_of(0, &PROCESS_SETTINGS.map(i32::cast_unsigned))?);
+    calls.insert(libc::SYS_ioctl, one_of(1, IOCTLS)?);
+    calls.insert(libc::SYS_io_uring_register, one_of(1, RING_SETTINGS)?);
+    let mut settings = one_of(1, &FCNTLS.map(i32::cast_unsigned))?;
+    let no_signals = Op::MaskedEq(i64::from(libc::O_ASYNC).cast_unsigned());
+    let set_flags = argument(1, Op::Eq, libc::F_SETFL.cast_unsigned())?;
+    settings.extend(all_of(vec![set_flags, argument(2, no_signals, 0)?])?);
+    calls.insert(libc::SYS_fcntl, settings);
     Ok(calls)
 }
 
@@ -234,9 +284,34 @@ mod tests {
             libc::SYS_setns,
             libc::SYS_bpf,
             libc::SYS_pidfd_getfd,
+            libc::SYS_pidfd_send_signal,
+            libc::SYS_setpriority,
+            libc::SYS_ioprio_set,
+            libc::SYS_sched_setscheduler,
+            libc::SYS_sched_setparam,
+            libc::SYS_io_uring_setup,
         ];
         for call in never {
             assert!(!calls.contains_key(&call), "{call}");
+        }
+    }
+
+    #[test]
+    fn what_can_reach_other_processes_by_an_argument_has_a_condition() {
+        let calls = allowed(true).expect("rules");
+        let conditional = [
+            libc::SYS_prlimit64,
+            libc::SYS_sched_setattr,
+            libc::SYS_sched_setaffinity,
+            libc::SYS_tgkill,
+            libc::SYS_fcntl,
+            libc::SYS_ioctl,
+            libc::SYS_prctl,
+            libc::SYS_clone,
+            libc::SYS_io_uring_register,
+        ];
+        for call in conditional {
+            assert!(calls.get(&call).is_some_and(|rules| !rules.is_empty()), "{call}");
         }
     }
 }

@@ -4,14 +4,17 @@
 //! it over through one of them must find nothing but the tenant's own lane. Layers, from the
 //! outside in; each holds without the others:
 //!
-//! - *namespaces*, as root: no file tree of the host (the root is an empty, read-only tmpfs), no
-//!   network, no System V IPC, no host name;
-//! - *capabilities*, as root: none; a host directory's service keeps [`KEPT_FOR_HOST`];
+//! - *namespaces*: no file tree of the host (the root is an empty, read-only tmpfs), no network, no
+//!   System V IPC, no host name; an ordinary user's in a user namespace, where there may be one;
+//! - *user*, as root: one that no other process of the host has ([`own_user`]), so that services
+//!   of two pools cannot signal, trace or limit each other;
+//! - *capabilities*: none; a host directory's service keeps [`KEPT_FOR_HOST`] as root;
 //! - *Landlock*, where the kernel has it: no path can be opened, or none outside the host
 //!   directory; no TCP, no signals to others, no abstract sockets of others;
 //! - *seccomp*: no system call that no service makes ([`calls`]).
 //!
-//! Call order matters: mounts cannot be changed under Landlock, and nothing can be opened after it.
+//! Call order matters: user namespaces are mapped while the process is dumpable, mounts cannot be
+//! changed under Landlock, nothing can be opened after it, and no ring made after the filter.
 //! All of it is inherited by threads, so it is done before there is a second one.
 
 mod calls;
@@ -24,15 +27,16 @@ use landlock::{
     RulesetCreatedAttr, RulesetStatus, Scope,
 };
 use polylane_sys::ns;
+use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
-use rustix::process::DumpableBehavior;
+use rustix::process::{DumpableBehavior, Gid, Uid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::Serialize;
 
 pub(crate) use program::{keep_opening, no_reach};
 
 use crate::failure::{Failure, Result};
-use crate::mounts;
+use crate::{init, mounts};
 
 /// The newest Landlock whose rights we know; an older kernel enforces those that it has.
 const LANDLOCK: ABI = ABI::V6;
@@ -45,13 +49,29 @@ const KEPT_FOR_HOST: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::FOWNER)
     .union(CapabilitySet::FSETID)
     .union(CapabilitySet::MKNOD)
-    .union(CapabilitySet::SETFCAP)
-    .union(CapabilitySet::SYS_RESOURCE);
+    .union(CapabilitySet::SETFCAP);
+
+/// What users without a number in a user namespace look like (`DEFAULT_OVERFLOWUID`).
+const OVERFLOW: u32 = 65534;
+
+/// First of the host's users that are services': 2^31 - 2^28, above what systemd and container
+/// runtimes give out, below what old programs take for negative.
+const USERS_FIRST: u32 = 0x7000_0000;
+/// How many there are: as many as Linux has processes.
+const USERS: u32 = 1 << 22;
+
+/// The user of the service of this supervisor's pool: by the supervisor's process number, which no
+/// other one has meanwhile. `None` for an ordinary user's service, which is the user's.
+pub(crate) fn own_user() -> Option<u32> {
+    let is_root = rustix::process::geteuid().is_root();
+    is_root.then(|| USERS_FIRST + std::process::id() % USERS)
+}
 
 /// Which layers are in force, for `polylane stats`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct Confined {
     namespaces: bool,
+    user: bool,
     capabilities: bool,
     landlock: bool,
     seccomp: bool,
@@ -59,26 +79,57 @@ pub(crate) struct Confined {
 
 /// Gives up what a service never needs: new privileges through exec, a core dump or a tracer with
 /// its tenant's data, a working directory, and all that the table above names. `host` is the host
-/// directory that it serves, if any. Call with one thread.
+/// directory that it serves, if any; `user` is the one that it becomes. Call with one thread.
 ///
 /// # Errors
 /// When a layer that this host has can't be put up.
-pub(crate) fn confine(host: Option<BorrowedFd<'_>>) -> Result<Confined> {
+pub(crate) fn confine(host: Option<BorrowedFd<'_>>, user: Option<u32>) -> Result<Confined> {
     let failed = |error| Failure::because("service", "give up privileges", error);
-    rustix::thread::set_no_new_privs(true).map_err(failed)?;
-    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)?;
-    rustix::process::chdir("/").map_err(failed)?;
     let is_root = rustix::process::geteuid().is_root();
-    if is_root {
-        leave_the_host().map_err(failed)?;
-        drop_capabilities(host.map_or(CapabilitySet::empty(), |_| KEPT_FOR_HOST))
-            .map_err(failed)?;
-    }
+    // In a user namespace the owners of a host directory's files that have no number there look
+    // like this user.
+    let ambiguous = host.is_some() && rustix::process::geteuid().as_raw() == OVERFLOW;
+    let namespaces = (is_root || !ambiguous) && leave_the_host(is_root)?;
+    rustix::thread::set_no_new_privs(true).map_err(failed)?;
+    rustix::process::chdir("/").map_err(failed)?;
+    let kept = if is_root && host.is_some() { KEPT_FOR_HOST } else { CapabilitySet::empty() };
+    let became = match is_root || namespaces {
+        true => drop_privileges(kept, user).map_err(failed)?,
+        false => false,
+    };
+    // The kernel goes back to its default at a change of user.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed)?;
     let landlock = no_paths(host)
         .map_err(|error| Failure::failed(format!("service: set up Landlock: {error}")))?;
     calls::allow_only(host.is_some())
         .map_err(|error| Failure::failed(format!("service: filter its system calls: {error}")))?;
-    Ok(Confined { namespaces: is_root, capabilities: is_root, landlock, seccomp: true })
+    let capabilities = is_root || namespaces;
+    Ok(Confined { namespaces, user: became, capabilities, landlock, seccomp: true })
+}
+
+/// What OCI runtimes let root of a container do by default.
+const CONTAINED: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::AUDIT_WRITE);
+
+/// Leaves this process, which is about to become COMMAND in a root file system, and whatever it
+/// starts, [`CONTAINED`] of its capabilities.
+///
+/// # Errors
+/// What capset(2) and prctl(2) say.
+pub(crate) fn contain() -> rustix::io::Result<()> {
+    drop_privileges(CONTAINED, None).map(drop)
 }
 
 /// Whether this kernel has Landlock, switched on.
@@ -88,8 +139,23 @@ pub(crate) fn has_landlock() -> bool {
 }
 
 /// Into namespaces with nothing in them: an empty root, no network but an unconnected loopback.
-fn leave_the_host() -> rustix::io::Result<()> {
-    ns::unshare_private()?;
+/// False: there are none.
+fn leave_the_host(is_root: bool) -> Result<bool> {
+    let failed = |error| Failure::because("service", "leave the host's namespaces", error);
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    match ns::unshare_private(!is_root) {
+        // Nor where ordinary users may make none.
+        Err(_) if !is_root => return Ok(false),
+        result => result.map_err(failed)?,
+    }
+    if !is_root {
+        init::map_user(uid.as_raw(), gid.as_raw())?;
+    }
+    empty_root().map_err(failed)?;
+    Ok(true)
+}
+
+fn empty_root() -> rustix::io::Result<()> {
     mounts::cut_off()?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
@@ -100,20 +166,37 @@ fn leave_the_host() -> rustix::io::Result<()> {
     mounts::switch_root(&root)
 }
 
-/// Keeps `kept` and nothing else, for good.
-fn drop_capabilities(kept: CapabilitySet) -> rustix::io::Result<()> {
+/// Becomes `user`, keeps these capabilities and nothing else, for good. Whether it became that
+/// user: in a user namespace it may not be mapped.
+fn drop_privileges(kept: CapabilitySet, user: Option<u32>) -> rustix::io::Result<bool> {
     for capability in CapabilitySet::all().difference(kept).iter() {
         match rustix::thread::remove_capability_from_bounding_set(capability) {
             // A capability that this kernel does not know.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+            Ok(()) | Err(Errno::INVAL) => {}
             Err(error) => return Err(error),
         }
     }
     rustix::thread::clear_ambient_capability_set()?;
     let held = rustix::thread::capabilities(None)?.permitted & kept;
+    rustix::thread::set_keep_capabilities(!held.is_empty())?;
+    let became = match user.map(become_user) {
+        Some(Ok(())) => true,
+        None | Some(Err(Errno::INVAL | Errno::PERM)) => false,
+        Some(Err(error)) => return Err(error),
+    };
     let sets =
         CapabilitySets { effective: held, permitted: held, inheritable: CapabilitySet::empty() };
-    rustix::thread::set_capabilities(None, sets)
+    rustix::thread::set_capabilities(None, sets)?;
+    rustix::thread::set_keep_capabilities(false)?;
+    Ok(became)
+}
+
+/// Takes on a user, the group of that number and no other.
+fn become_user(user: u32) -> rustix::io::Result<()> {
+    let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    rustix::thread::set_thread_res_uid(uid, uid, uid)
 }
 
 /// No path can be opened any more, but for those below `host`. Whether the kernel enforces it.

@@ -73,5 +73,5 @@ impl NoReach {
 /// # Errors
 /// The host's.
 pub(crate) fn keep_opening() -> rustix::io::Result<()> {
-    super::drop_capabilities(CapabilitySet::DAC_OVERRIDE)
+    super::drop_privileges(CapabilitySet::DAC_OVERRIDE, None).map(drop)
 }

@@ -5,12 +5,16 @@
 
 pub mod prometheus;
 pub mod rates;
+pub mod summary;
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use polylane_base::Errno;
+use polylane_base::shown::escape_control;
+use polylane_base::sync::thread;
 use polylane_sys::scm;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -22,8 +26,8 @@ use crate::keeper::wait_for;
 use crate::link::{Link, ToService};
 use crate::names;
 
-/// How long a pool may take to answer.
-const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long pools and attachments may take to answer, all together.
+pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Commands that may be connected at a time. One more is turned away.
 const CLIENTS_MAX: usize = 64;
@@ -106,18 +110,18 @@ impl Listener {
     }
 }
 
-/// The statistics of all running pools of this user, or of one.
+/// The statistics of all running pools of this user, or of one. One that is stopped, or does not
+/// answer within [`ANSWER_TIME_MAX`], has a name, a `state` and, where it is known, a `pid`.
 ///
 /// # Errors
 /// One line when the named pool does not run.
 pub fn collect(pool: Option<&str>) -> Result<Vec<Value>> {
-    if let Some(name) = pool {
-        let socket = names::runtime_dir().join(format!("{name}.sock"));
-        return ask(&socket)
-            .map(|stats| vec![stats])
-            .ok_or_else(|| Failure::failed(format!("pool '{name}': not running")));
+    let Some(name) = pool else { return Ok(ask_all(sockets())) };
+    let asked = ask_all(vec![names::runtime_dir().join(format!("{name}.sock"))]);
+    match asked.is_empty() {
+        true => Err(Failure::failed(format!("pool '{name}': not running"))),
+        false => Ok(asked),
     }
-    Ok(sockets().iter().filter_map(|socket| ask(socket)).collect())
 }
 
 /// The statistics of all running pools of this user, then those of attachments.
@@ -125,9 +129,12 @@ pub fn collect(pool: Option<&str>) -> Result<Vec<Value>> {
 /// # Errors
 /// As [`collect`].
 pub fn all() -> Result<Vec<Value>> {
-    let mut all = collect(None)?;
-    all.extend(attach::statistics(ANSWER_TIME_MAX));
-    Ok(all)
+    thread::scope(|scope| {
+        let attached = scope.spawn(|| attach::statistics(ANSWER_TIME_MAX));
+        let mut all = collect(None)?;
+        all.extend(attached.join().unwrap_or_default());
+        Ok(all)
+    })
 }
 
 /// The sockets of this user's pools, by name.
@@ -139,20 +146,70 @@ pub(crate) fn sockets() -> Vec<PathBuf> {
     sockets
 }
 
-/// One pool's answer; `None` from a pool that has ended or does not answer.
-fn ask(socket: &Path) -> Option<Value> {
-    let pool = Link::from_fd(scm::connect(socket).ok()?);
-    pool.send(&Question::Stats, &[]).ok()?;
-    if !wait_for(pool.as_fd(), ANSWER_TIME_MAX) {
-        return None;
+/// Asks pools, all at the same time; those that have ended are left out.
+fn ask_all(sockets: Vec<PathBuf>) -> Vec<Value> {
+    let asked: Vec<Asked> = sockets.iter().filter_map(|socket| Asked::new(socket)).collect();
+    let end = Instant::now() + ANSWER_TIME_MAX;
+    asked.into_iter().filter_map(|asked| asked.answer(end)).collect()
+}
+
+/// A pool that was asked.
+struct Asked {
+    name: String,
+    /// `None`: so many wait for its answer that no more are let in.
+    line: Option<Link>,
+    pid: Option<u32>,
+}
+
+impl Asked {
+    /// `None`: it has ended.
+    fn new(socket: &Path) -> Option<Asked> {
+        let name = socket.file_stem()?.to_string_lossy().into_owned();
+        let line = match scm::connect_now(socket) {
+            Ok(line) => line,
+            Err(Errno::EAGAIN) => return Some(Asked { name, line: None, pid: None }),
+            Err(_) => return None,
+        };
+        let pid = scm::listener_pid(&line).ok();
+        let line = Link::from_fd(line);
+        line.send(&Question::Stats, &[]).ok()?;
+        Some(Asked { name, line: Some(line), pid })
     }
-    Some(pool.receive().ok()??.0)
+
+    /// Its statistics, or that it gives none; `None` from one that has ended meanwhile.
+    fn answer(self, end: Instant) -> Option<Value> {
+        let stopped = self.pid.is_some_and(is_stopped);
+        let left = end.saturating_duration_since(Instant::now());
+        if let Some(line) = self.line
+            && !stopped
+            && wait_for(line.as_fd(), left)
+        {
+            return Some(line.receive().ok()??.0);
+        }
+        let state = if stopped { STOPPED } else { SILENT };
+        Some(serde_json::json!({ "pool": self.name, "pid": self.pid, "state": state }))
+    }
+}
+
+/// `state` of a pool that answers ...
+pub const RUNNING: &str = "running";
+/// ... of one whose supervisor a signal has stopped, as Ctrl-Z does ...
+pub const STOPPED: &str = "stopped";
+/// ... and of one that does not answer.
+pub const SILENT: &str = "no answer";
+
+/// Whether a signal, or a debugger, has stopped the process.
+fn is_stopped(pid: u32) -> bool {
+    // The state comes after the name in parentheses, which may hold any character.
+    let stat = fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let at = stat.iter().rposition(|byte| *byte == b')');
+    at.and_then(|at| stat.get(at + 2)).is_some_and(|state| matches!(state, b'T' | b't'))
 }
 
 /// Histograms, whose buckets say nothing to people.
 const HISTOGRAM: &str = "latency_counts";
 
-/// A pool's statistics as lines for people: nested names joined by dots.
+/// All of a pool's statistics as lines: nested names joined by dots.
 pub fn lines(stats: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     flatten("", stats, &mut lines);
@@ -167,7 +224,7 @@ fn flatten(name: &str, value: &Value, lines: &mut Vec<String>) {
                 flatten(&name, value, lines);
             }
         }
-        Value::String(text) => lines.push(format!("{name}: {text}")),
+        Value::String(text) => lines.push(format!("{name}: {}", escape_control(text))),
         other => lines.push(format!("{name}: {other}")),
     }
 }
@@ -182,5 +239,47 @@ mod tests {
         let stats = serde_json::json!({ "pool": "p", "service": { "share": share, "dir": null } });
         let expected = ["pool: p", "service.dir: null", "service.share.latency_p99_us: 7.5"];
         assert_eq!(lines(&stats), expected);
+        let stats = serde_json::json!({ "pool": "p\u{1b}[m\nq: 1" });
+        assert_eq!(lines(&stats), ["pool: p\\e[m\\nq: 1"]);
+    }
+
+    #[test]
+    fn pools_are_asked_together_and_one_that_is_silent_is_said_to_be() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = |name: &str| dir.path().join(name).with_extension("sock");
+        // Nobody listens; somebody listens and says nothing; somebody has no room.
+        drop(scm::listen(&path("dead"), 8).expect("listen"));
+        let silent: Vec<_> = ["a", "b", "c"].map(|name| scm::listen(&path(name), 8)).into();
+        let full = scm::listen(&path("full"), 0).expect("listen");
+        let mut waiting = Vec::new();
+        while let Ok(client) = scm::connect_now(&path("full")) {
+            waiting.push(client);
+        }
+        let start = Instant::now();
+        let all = ask_all(["dead", "a", "b", "c", "full", "none"].map(path).into());
+        assert!(start.elapsed() < 2 * ANSWER_TIME_MAX, "{:?}", start.elapsed());
+        let told: Vec<_> = all.iter().map(|pool| (&pool["pool"], &pool["state"])).collect();
+        let expected = ["a", "b", "c", "full"].map(Value::from);
+        let state = Value::from(SILENT);
+        assert_eq!(told, expected.iter().map(|name| (name, &state)).collect::<Vec<_>>());
+        assert_eq!(all[0]["pid"], std::process::id());
+        drop((silent, full));
+    }
+
+    #[test]
+    fn a_stopped_process_is_told_from_others() {
+        let mut child = std::process::Command::new("sleep").arg("20").spawn().expect("sleep");
+        let signal = |name: &str| {
+            let pid = child.id().to_string();
+            std::process::Command::new("kill").args([name, &pid]).status().expect("kill");
+        };
+        assert!(!is_stopped(child.id()));
+        signal("-STOP");
+        let start = Instant::now();
+        while !is_stopped(child.id()) && start.elapsed() < Duration::from_secs(5) {}
+        assert!(is_stopped(child.id()));
+        signal("-KILL");
+        child.wait().expect("ends");
+        assert!(!is_stopped(child.id()));
     }
 }

@@ -6,6 +6,7 @@
 
 use std::fmt::Write;
 
+use polylane_base::shown::escape_control;
 use polylane_block::qos::lane::bucket_end;
 use serde_json::Value;
 
@@ -223,7 +224,9 @@ fn labels(pool: &Value) -> String {
 }
 
 fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    // The format has escapes for these three alone; other control characters are told by theirs.
+    let quoted = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    escape_control(&quoted)
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::time::Duration;
 use polylane_block::qos::lane::percentile;
 use serde_json::Value;
 
+use super::RUNNING;
+
 /// A pool's or an attachment's doings in the time between two looks. What a lane does not have is
 /// `None`: one in memory has no device, one without a policy no share, an attachment no files.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -13,6 +15,8 @@ pub struct Rates {
     pub name: String,
     /// It is an attachment.
     pub attached: bool,
+    /// Why it tells nothing: it is stopped, or does not answer.
+    pub silent: Option<String>,
     /// Its weight.
     pub weight: Option<u64>,
     /// Its part of the device by weight, 0 to 1.
@@ -69,6 +73,7 @@ impl Rates {
         Rates {
             name: names(after).into_iter().flatten().next().unwrap_or_default().to_string(),
             attached,
+            silent: after["state"].as_str().filter(|state| *state != RUNNING).map(str::to_string),
             weight: after.pointer("/service/share/weight").and_then(Value::as_u64),
             entitled: number(after, "/service/share/entitled_part"),
             achieved: number(after, "/service/share/achieved_part"),

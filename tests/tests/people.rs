@@ -1,0 +1,239 @@
+//! What people at a terminal see: stopped pools, names of others' making, a terminal that is as it
+//! was, a directory that is made.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use polylane_tests::pool::{Run, signal_to};
+use polylane_tests::{binary, lacks, unavailable};
+
+fn polylane(arguments: &[&str]) -> Output {
+    Command::new(binary()).args(arguments).output().expect("polylane")
+}
+
+fn printed(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn pools_that_are_stopped_are_said_to_be_and_keep_nobody_waiting() {
+    if unavailable("pools_that_are_stopped_are_said_to_be_and_keep_nobody_waiting") {
+        return;
+    }
+    let mut running = [(); 3].map(|()| {
+        let run = Run::new("--mem --no-preload --at /srv");
+        run.script("echo up; sleep 60").start()
+    });
+    for run in &mut running {
+        assert_eq!(run.line(), "up");
+        run.signal("STOP");
+    }
+    let pool = running[0].pool.clone();
+    // More often than the stopped pool lets connections wait.
+    for _ in 0..4 {
+        for words in
+            [&["stats", "--pool", &pool][..], &["stats"], &["pool", "ls"], &["top", "--once"]]
+        {
+            let start = Instant::now();
+            let shown = printed(&polylane(words));
+            assert!(start.elapsed() < Duration::from_secs(3), "{words:?}: {:?}", start.elapsed());
+            let own: Vec<&str> = shown.lines().filter(|line| line.contains(&pool)).collect();
+            assert_eq!(own.len(), 1, "{words:?}: {shown}");
+            assert!(shown.contains("stopped") || shown.contains("no answer"), "{words:?}: {shown}");
+        }
+    }
+    let json = printed(&polylane(&["pool", "ls", "--json"]));
+    assert!(json.contains("\"state\""), "{json}");
+    for run in running {
+        run.signal("CONT");
+        run.signal("TERM");
+        run.end();
+    }
+}
+
+#[test]
+fn statistics_are_a_dozen_lines_and_all_of_them_when_asked() {
+    if unavailable("statistics_are_a_dozen_lines_and_all_of_them_when_asked") {
+        return;
+    }
+    let mut running = Run::new("--mem --no-preload --at /srv").script("echo up; sleep 60").start();
+    assert_eq!(running.line(), "up");
+    let shown = printed(&polylane(&["stats", "--pool", &running.pool]));
+    let lines = shown.trim_end().lines().count();
+    assert!((6..=13).contains(&lines), "{shown}");
+    assert!(shown.contains(&format!("service {}", running.service())), "{shown}");
+    let all = printed(&polylane(&["stats", "--all", "--pool", &running.pool]));
+    assert!(all.contains("service.fuse.requests: "), "{all}");
+    running.signal("TERM");
+    running.end();
+}
+
+/// Whether a terminal would obey something of it.
+fn is_obeyed(text: &str) -> bool {
+    text.chars().any(|c| c.is_control() && c != '\n')
+}
+
+#[test]
+fn names_of_others_making_are_shown_and_not_obeyed() {
+    if lacks("names_of_others_making_are_shown_and_not_obeyed", &["mke2fs", "python3"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let name = "ev\u{1b}]0;x\u{7}\u{1b}[31mil\nfake line \"q\" 'v.img";
+    let at = |words: &[&str]| {
+        let mut command = Command::new(binary());
+        command.current_dir(dir.path()).args(words).env("XDG_STATE_HOME", dir.path());
+        command.output().expect("polylane")
+    };
+    assert!(at(&["volume", "create", name, "--size", "64M"]).status.success());
+    for words in [&["volume", "ls", "."][..], &["volume", "info", name], &["volume", "map", name]] {
+        let shown = printed(&at(words));
+        assert!(!is_obeyed(&shown) && !shown.contains("\nfake"), "{words:?}: {shown:?}");
+        assert!(shown.contains("v.img") || words[1] == "map", "{words:?}: {shown:?}");
+    }
+    let none = format!("{name}.none");
+    let failing: [&[&str]; 5] = [
+        &["volume", "info", &none],
+        &["volume", "check", &none],
+        &["detach", &none],
+        &["run", "--mem", "--pool", &none, "--", "true"],
+        &["run", "--mem", "--at", &none, "--", "true"],
+    ];
+    for words in failing {
+        let output = at(words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success());
+        assert_eq!(said.lines().count(), 1, "{words:?}: {said:?}");
+        assert!(!is_obeyed(&said), "{words:?}: {said:?}");
+    }
+    let json = printed(&at(&["volume", "info", "--json", name]));
+    assert!(!is_obeyed(&json), "{json:?}");
+    let read = "import json, sys; sys.stdout.write(json.load(sys.stdin)['path'])";
+    let mut python = Command::new("python3")
+        .args(["-c", read])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("python3");
+    std::io::Write::write_all(&mut python.stdin.take().expect("piped"), json.as_bytes())
+        .expect("write");
+    let output = python.wait_with_output().expect("python3");
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with(name), "{output:?}");
+}
+
+fn is_top(pid: u32) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"\0top\0"))
+}
+
+#[test]
+fn a_signal_that_ends_top_leaves_the_terminal_as_it_was() {
+    let name = "a_signal_that_ends_top_leaves_the_terminal_as_it_was";
+    if lacks(name, &["script", "stty"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    for (signal, status) in [("TERM", 143), ("HUP", 129), ("INT", 130), ("", 0)] {
+        let number = dir.path().join(format!("pid{signal}"));
+        let line = format!(
+            "stty cols 100 rows 30; stty -g >{0}.was; \
+             (sh -c 'echo $$ >{0}; exec {1} top'); echo status $?; \
+             stty -g | cmp - {0}.was && echo restored",
+            number.display(),
+            binary().display()
+        );
+        let mut terminal = Command::new("script")
+            .args(["--quiet", "--command", &line, "/dev/null"])
+            .env("TERM", "xterm")
+            .env("XDG_STATE_HOME", dir.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("script(1)");
+        let mut output = terminal.stdout.take().expect("piped");
+        let (mut shown, mut buffer, mut sent) = (Vec::new(), [0; 256], false);
+        while let Ok(count @ 1..) = output.read(&mut buffer) {
+            shown.extend_from_slice(&buffer[..count]);
+            if !sent && String::from_utf8_lossy(&shown).contains("\u{1b}[?1049h") {
+                std::thread::sleep(Duration::from_millis(300));
+                let pid = fs::read_to_string(&number).expect("a number");
+                let pid = pid.trim().parse().expect("a number");
+                if signal.is_empty() {
+                    // The terminal itself goes, as when its window is closed.
+                    terminal.kill().expect("kill");
+                    let start = Instant::now();
+                    while is_top(pid) {
+                        assert!(start.elapsed() < Duration::from_secs(10), "it goes on");
+                        std::thread::sleep(Duration::from_millis(10));
+                    }
+                } else {
+                    signal_to(pid, signal);
+                }
+                sent = true;
+            }
+        }
+        terminal.wait().expect("wait");
+        if signal.is_empty() {
+            continue;
+        }
+        let shown = String::from_utf8_lossy(&shown).replace('\r', "");
+        assert!(shown.contains("\u{1b}[?1049l"), "{signal}: {shown:?}");
+        assert!(shown.contains(&format!("status {status}\nrestored\n")), "{signal}: {shown:?}");
+    }
+}
+
+#[test]
+fn a_directory_is_made_and_the_kernels_are_refused() {
+    if unavailable("a_directory_is_made_and_the_kernels_are_refused") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let lane = dir.path().join("a/new one");
+    let run = Run::new("--no-preload --at /srv --dir").arg(&lane).script("echo x >/srv/file");
+    assert!(run.output().status.success());
+    assert_eq!(fs::read_to_string(lane.join("file")).expect("kept"), "x\n");
+    for path in ["/proc", "/sys/kernel", "/dev", "/dev/x/y"] {
+        let (status, line) = Run::new("--mem --at").arg(path).script("true").refusal();
+        assert_eq!(status, 2, "{line}");
+    }
+    assert!(Path::new("/proc/self/status").exists());
+}
+
+#[test]
+fn names_that_are_polylanes_own_on_an_image_are_no_way_in() {
+    let name = "names_that_are_polylanes_own_on_an_image_are_no_way_in";
+    if unavailable(name) || lacks(name, &["mke2fs", "debugfs"]) {
+        return;
+    }
+    for kind in ["file", "directory", "link"] {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let volume = dir.path().join("v.img");
+        fs::write(dir.path().join("text"), "the image's\n").expect("write");
+        let made =
+            Command::new("mke2fs").args(["-q", "-t", "ext4"]).arg(&volume).arg("64M").status();
+        assert!(made.expect("mke2fs").success());
+        let names = [".polylane", ".polylane-slots", ".polylane-other"];
+        for name in names {
+            let request = match kind {
+                "file" => format!("write {} {name}", dir.path().join("text").display()),
+                "directory" => format!("mkdir {name}"),
+                _ => format!("symlink {name} /etc"),
+            };
+            let debugfs =
+                Command::new("debugfs").args(["-w", "-R", &request]).arg(&volume).output();
+            assert!(debugfs.expect("debugfs").status.success(), "{request}");
+        }
+        for door in ["--no-preload", ""] {
+            let script = "cd /srv && echo x >mine && cat mine && ls -A | grep -c other && \
+                          test -S .polylane/socket && test ! -e .polylane/passwd && \
+                          find . -name mine && ls -A | grep -c other";
+            let run = Run::new(&format!("--at /srv {door} --volume")).arg(&volume).script(script);
+            let shown = printed(&run.output());
+            assert_eq!(shown, "x\n1\n./mine\n1\n", "{kind} {door}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! What processes of a run may do to others on the host, seen from outside: the service, COMMAND at
+//! a path, COMMAND in a root file system, the caller's terminal.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use polylane_tests::pool::{Run, no_library};
+use polylane_tests::{lacks, skip, tool, unavailable};
+
+fn printed(output: &Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "status {:?}: {said}", output.status.code());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The value of a line of /proc/PID/status.
+fn status_of(pid: u32, name: &str) -> String {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+    line.unwrap_or_else(|| panic!("no {name}")).to_string()
+}
+
+#[test]
+fn services_of_two_pools_are_two_users_without_a_terminal() {
+    if unavailable("services_of_two_pools_are_two_users_without_a_terminal") {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let mut users = BTreeSet::new();
+    for options in ["--mem".to_string(), format!("--dir {}", dir.path().display())] {
+        let mut running = [(); 2].map(|()| {
+            Run::new(&format!("--no-preload --at /srv {options}"))
+                .script("echo up; sleep 60")
+                .start()
+        });
+        for running in &mut running {
+            assert_eq!(running.line(), "up");
+            let service = running.service();
+            let ids: BTreeSet<_> =
+                status_of(service, "Uid").split_whitespace().map(str::to_string).collect();
+            assert_eq!(ids.len(), 1, "real, effective, saved and file system's: {ids:?}");
+            assert_eq!(status_of(service, "Groups").trim(), "");
+            // CAP_KILL, CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_SYS_NICE, CAP_SYS_RESOURCE.
+            let kept = u64::from_str_radix(&status_of(service, "CapEff"), 16).expect("a number");
+            assert_eq!(kept & (1 << 5 | 1 << 19 | 1 << 21 | 1 << 23 | 1 << 24), 0, "{kept:x}");
+            let stat = fs::read_to_string(format!("/proc/{service}/stat")).expect("stat");
+            let words: Vec<&str> =
+                stat.rsplit_once(") ").expect("a name").1.split_whitespace().collect();
+            assert_eq!(words[3], service.to_string(), "its session is its own");
+            assert_eq!(words[4], "0", "no terminal");
+            let said = fs::read_link(format!("/proc/{service}/fd/2")).expect("standard error");
+            assert!(said.to_string_lossy().starts_with("pipe:"), "{said:?}");
+            users.extend(ids);
+        }
+        for running in running {
+            running.signal("TERM");
+            running.end();
+        }
+    }
+    assert_eq!(users.len(), 4, "each has its own: {users:?}");
+    assert!(!users.contains("0"), "{users:?}");
+}
+
+/// As root of the tenant: use what lies in the lane's run directory, and try to change it.
+const CHANGES: &str = "cd \"$MOUNT/.polylane\" && test -S socket && cat mounts >/dev/null && \
+     for name in *; do ! (: >>\"$name\") 2>/dev/null || test -L \"$name\" -o -d \"$name\" || \
+     test -S \"$name\" || echo \"changed $name\"; \
+     ! rm \"$name\" 2>/dev/null || echo \"gone $name\"; done; \
+     ! mkdir new 2>/dev/null || echo made; ! chmod 777 . 2>/dev/null || echo opened; echo done";
+
+#[test]
+fn the_library_and_the_socket_of_a_lane_are_the_tenants_to_use_and_not_to_change() {
+    let name = "the_library_and_the_socket_of_a_lane_are_the_tenants_to_use_and_not_to_change";
+    if unavailable(name) || no_library(name) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let library = polylane_tests::binary().with_file_name("libpolylane.so");
+    let before = fs::read(&library).expect("the library");
+    for options in ["--mem".to_string(), format!("--dir {}", dir.path().display())] {
+        let run = Run::new(&format!("--at /srv {options}")).env("MOUNT", "/srv").script(CHANGES);
+        assert_eq!(printed(&run.output()), "done\n", "{options}");
+    }
+    assert!(before == fs::read(&library).expect("the library"), "the host's file is as it was");
+}
+
+#[test]
+fn set_id_programs_work_where_that_was_asked_for() {
+    let name = "set_id_programs_work_where_that_was_asked_for";
+    if unavailable(name) || lacks(name, &["setpriv"]) {
+        return;
+    }
+    let script = "cp \"$(command -v id)\" /srv/id && chmod 4755 /srv/id && chmod 755 /srv && \
+                  env -u LD_PRELOAD \
+                  setpriv --reuid 65534 --regid 65534 --clear-groups /srv/id -u && \
+                  grep ' /srv ' /proc/self/mounts | grep -o nodev";
+    for (options, euid) in [("", "65534"), ("--suid", "0")] {
+        for door in ["--no-preload", ""] {
+            let run = Run::new(&format!("--mem --at /srv {options} {door}")).script(script);
+            assert_eq!(printed(&run.output()), format!("{euid}\nnodev\n"), "{options} {door}");
+        }
+    }
+}
+
+/// Types into a terminal of one's own; what came of it.
+const TYPES: &str = "import fcntl, os, termios\n\
+     _, end = os.openpty()\n\
+     for name, request in (('TIOCSTI', termios.TIOCSTI), ('TIOCLINUX', 0x541c)):\n\
+     \x20   try: fcntl.ioctl(end, request, b'x'); print(name, 'done')\n\
+     \x20   except OSError as error: print(name, os.strerror(error.errno))\n";
+
+#[test]
+fn nothing_in_a_run_types_into_a_terminal() {
+    let name = "nothing_in_a_run_types_into_a_terminal";
+    if unavailable(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let outside = Command::new("python3").args(["-c", TYPES]).output().expect("python3");
+    if !String::from_utf8_lossy(&outside.stdout).contains("TIOCSTI done") {
+        return skip(name, "this kernel lets nobody type (dev.tty.legacy_tiocsti)");
+    }
+    for door in ["--no-preload", ""] {
+        let run = Run::new(&format!("--mem --at /srv {door}"));
+        let output = run.arg("--").arg("python3").arg("-c").arg(TYPES).output();
+        let expected = "TIOCSTI Operation not permitted\nTIOCLINUX Operation not permitted\n";
+        assert_eq!(printed(&output), expected, "{door}");
+    }
+}
+
+/// A root file system with busybox.
+fn busybox_root(dir: &Path) {
+    fs::create_dir(dir.join("bin")).expect("mkdir");
+    let busybox = tool("busybox").expect("busybox");
+    fs::copy(busybox, dir.join("bin/busybox")).expect("copy");
+    for name in ["sh", "cat", "ls", "grep", "mount", "mkdir", "wc", "stat", "id", "touch"] {
+        std::os::unix::fs::symlink("busybox", dir.join("bin").join(name)).expect("link");
+    }
+}
+
+fn in_root(options: &str, script: &str) -> Output {
+    let dir = tempfile::tempdir().expect("tempdir");
+    busybox_root(dir.path());
+    let run = Run::new(&format!("--root --no-preload {options}")).env("PATH", "/bin");
+    run.arg("--dir").arg(dir.path()).script(script).output()
+}
+
+/// What OCI runtimes leave root of a container by default.
+const CONTAINER: u64 = 0xa804_25fb;
+
+#[test]
+fn command_in_a_root_file_system_may_do_what_a_containers_may() {
+    let name = "command_in_a_root_file_system_may_do_what_a_containers_may";
+    if unavailable(name) || lacks(name, &["busybox"]) {
+        return;
+    }
+    let own = u64::from_str_radix(&status_of(std::process::id(), "CapEff"), 16).expect("a number");
+    let may = "grep -E '^Cap(Eff|Bnd|Amb)|NoNewPrivs' /proc/self/status";
+    let told =
+        |caps: u64| format!("CapEff:\t{caps:016x}\nCapBnd:\t{caps:016x}\nCapAmb:\t{:016x}\n", 0);
+    let contained = printed(&in_root("", may));
+    assert_eq!(contained, told(own & CONTAINER) + "NoNewPrivs:\t0\n");
+    let privileged = printed(&in_root("--privileged", may));
+    assert!(privileged.starts_with(&format!("CapEff:\t{own:016x}\n")), "{privileged}");
+    let changes = "files='/proc/sys/kernel/hostname /proc/sysrq-trigger /sys/kernel/mm/ksm/run'; \
+                   for file in $files; do \
+                       ! test -e $file || ! (: >$file) 2>/dev/null || echo \"$file opens\"; \
+                   done; \
+                   for dir in /sys/fs/cgroup/made /sys/kernel/made; do \
+                       ! mkdir $dir 2>/dev/null || echo \"$dir is made\"; \
+                   done; \
+                   mkdir /m; for kind in cgroup cgroup2 proc tmpfs; do \
+                       ! mount -t $kind none /m 2>/dev/null || echo \"$kind is mounted\"; \
+                   done; \
+                   test ! -e /proc/kcore || test -c /proc/kcore || echo kcore; \
+                   for dir in /sys/firmware /proc/scsi; do \
+                       ! test -d $dir || test -z \"$(ls $dir)\" || echo \"$dir is shown\"; \
+                   done; \
+                   cat /proc/1/comm; id -u; echo x >/dev/null && echo end";
+    assert_eq!(printed(&in_root("", changes)), "polylane-init\n0\nend\n");
+}
+
+#[test]
+fn limits_of_the_callers_shell_are_commands() {
+    let name = "limits_of_the_callers_shell_are_commands";
+    if unavailable(name) || lacks(name, &["bash"]) {
+        return;
+    }
+    let pool = format!("test-limits-{}", std::process::id());
+    let shell = "ulimit -S -n 64; ulimit -S -f 8; ulimit -S -v 4000000; exec \"$@\"";
+    let command = "echo $(ulimit -S -n) $(ulimit -S -f) $(ulimit -S -v); sleep 60";
+    let mut child = Command::new("bash")
+        .args(["-c", shell, "bash"])
+        .arg(polylane_tests::binary())
+        .args(["run", "--mem", "--no-preload", "--at", "/srv", "--pool", &pool, "--"])
+        .args(["bash", "-c", command])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("bash");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    assert_eq!(lines.next().expect("a line").expect("text"), "64 8 4000000");
+    let service = polylane_tests::pool::service_of(&pool).expect("a service");
+    let limits = fs::read_to_string(format!("/proc/{service}/limits")).expect("limits");
+    let soft = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name));
+        line.expect(name).split_whitespace().next().expect("a value").to_string()
+    };
+    assert_ne!(soft("Max open files"), "64");
+    assert_ne!(soft("Max file size"), "8192");
+    assert_eq!(soft("Max address space"), "unlimited");
+    polylane_tests::pool::signal_to(child.id(), "TERM");
+    child.wait().expect("ends");
+    polylane_tests::pool::assert_nothing_remains(&pool);
+}
+
+#[test]
+fn the_memory_killer_takes_command_before_the_service() {
+    if unavailable("the_memory_killer_takes_command_before_the_service") {
+        return;
+    }
+    let mut running = Run::new("--mem --no-preload --at /srv")
+        .script("cat /proc/self/oom_score_adj; sleep 60")
+        .start();
+    let command: i32 = running.line().parse().expect("a number");
+    let of_service = fs::read_to_string(format!("/proc/{}/oom_score_adj", running.service()));
+    let service: i32 = of_service.expect("a score").trim().parse().expect("a number");
+    assert_eq!(command - service, 900, "COMMAND {command}, service {service}");
+    running.signal("TERM");
+    running.end();
+}
+
+#[test]
+fn a_lane_in_ram_that_is_lost_says_so() {
+    if unavailable("a_lane_in_ram_that_is_lost_says_so") {
+        return;
+    }
+    let script = "echo kept >/srv/file; echo up; sleep 1; ls /srv";
+    let mut child = Command::new(polylane_tests::binary())
+        .args(["run", "--mem", "--no-preload", "--at", "/srv", "--pool", "test-lost", "--"])
+        .args(["sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("start");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    assert_eq!(lines.next().expect("a line").expect("text"), "up");
+    let service = polylane_tests::pool::service_of("test-lost").expect("a service");
+    polylane_tests::pool::signal_to(service, "KILL");
+    assert!(lines.next().is_none(), "the file is gone");
+    let output = child.wait_with_output().expect("ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("its files were in its service's memory: they are lost"), "{said}");
+    polylane_tests::pool::assert_nothing_remains("test-lost");
+}
