@@ -18,7 +18,7 @@ use rustix::fs::{SeekFrom, seek};
 use crate::call;
 use crate::config;
 use crate::lease;
-use crate::ops::lock;
+use crate::ops::{lock, own};
 use crate::outcome::{Detour, Outcome};
 use crate::path;
 use crate::real;
@@ -277,44 +277,78 @@ pub(crate) fn lend_to_libc(fd: RawFd) {
     }
 }
 
-/// Readies the file that `fd` means for sendfile and splice, which the kernel does.
-pub(crate) fn publish_for_splice(fd: RawFd) {
-    if find_known(fd).is_some_and(|file| !publish(&file)) {
-        tell_size(real::borrow(fd));
-    }
+/// Who gets copies of our descriptors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Heir {
+    /// Whoever has all of them.
+    Process,
+    /// A program, which has those that no exec closes.
+    Program,
 }
 
-/// Readies the file that `fd` means to be mapped.
-pub(crate) fn ready_to_map(fd: RawFd) {
-    if find_known(fd).is_some() {
-        tell_size(real::borrow(fd));
-    }
-}
-
-/// To be called before other processes get copies of our descriptors.
+/// To be called before other processes get copies of our descriptors: what they get is of the
+/// files' own nodes. Where that cannot be done a slot is the file's for good.
 pub(crate) fn share_all() {
+    share_with(Heir::Process);
+}
+
+/// As [`share_all`], of what an heir gets.
+pub(crate) fn share_with(heir: Heir) {
     let Some(state) = state::started().filter(|_| config::mount().is_some()) else { return };
     state.shares.fetch_add(1, Ordering::SeqCst);
     state.table.stale_all();
-    let mut any = false;
+    let (mut any, mut kept) = (false, false);
     state.records.each(|file| {
         if file.slot.load(Ordering::Relaxed) == 0 {
             file.set(bit::COMMON);
-        } else if !file.is(bit::SHARED) {
-            publish(file);
-            file.set(bit::ESCAPED | bit::SHARED | bit::COMMON);
+        } else if !file.is(bit::SHARED) && (heir == Heir::Process || is_left_by_exec(file)) {
             any = true;
+            kept |= !share(file);
         }
     });
-    if any {
+    if any && let Some(session) = state.sessions.present() {
+        // The slots of files at rest are not to belong to copies.
+        resting::close_all(session);
+    }
+    if kept {
         tell_shared(state);
     }
 }
 
+/// Readies a file for others that get copies of its descriptor. False: its slot must be told to be
+/// theirs.
+fn share(file: &Pin) -> bool {
+    let settled = own::settle(file).is_ok();
+    if !settled {
+        publish(file);
+        file.set(bit::ESCAPED | bit::SHARED);
+    }
+    file.set(bit::COMMON);
+    settled
+}
+
+/// To be called before a descriptor is sent to another process.
+pub(crate) fn share_one(fd: RawFd) {
+    let Some(state) = state::started().filter(|_| config::mount().is_some()) else { return };
+    state.shares.fetch_add(1, Ordering::SeqCst);
+    state.table.stale(fd);
+    if let Some(file) = find_known(fd)
+        && !file.is(bit::SHARED)
+        && !share(&file)
+    {
+        tell_shared(state);
+    }
+}
+
+/// Whether a number that means the file outlives an exec.
+fn is_left_by_exec(file: &Pin) -> bool {
+    let mut left = false;
+    state::get().table.each_known(file.index(), |fd| left |= !real::closes_on_exec(fd));
+    left
+}
+
 fn tell_shared(state: &'static state::Fields) {
     if let Some(session) = state.sessions.present() {
-        // The slots of files at rest are not to belong to copies.
-        resting::close_all(session);
         // Without an answer the session is over, and bound slots belong to their descriptors
         // anyway.
         let _ = call::plain(session, Message::new(Op::ShareAll));

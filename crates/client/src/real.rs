@@ -126,8 +126,11 @@ pub(crate) fn owned(fd: RawFd) -> OwnedFd {
 /// `close`, whatever it says, past our own hook and libc, in which a thread could be cancelled.
 pub(crate) fn close_quietly(fd: RawFd) {
     if fd >= 0 {
-        // SAFETY: closing a number harms no memory; callers own the descriptor.
-        unsafe { rustix::io::close(fd) };
+        let errno = errno();
+        // SAFETY: closing a number harms no memory; callers own the descriptor. One that is closed
+        // already, as in a child forked just then, fails and nothing more.
+        unsafe { syscall(libc::SYS_close, fd.into(), 0, 0, 0, 0, 0) };
+        set_errno(errno);
     }
 }
 
@@ -282,6 +285,12 @@ pub(crate) fn replace(number: RawFd, fd: RawFd) -> rustix::io::Result<()> {
     // Whoever has the number keeps it.
     let mut place = std::mem::ManuallyDrop::new(owned(number));
     dup3(borrow(fd), &mut place, flags)
+}
+
+/// Whether exec closes a descriptor.
+pub(crate) fn closes_on_exec(fd: RawFd) -> bool {
+    use rustix::io::{FdFlags, fcntl_getfd};
+    fcntl_getfd(borrow(fd)).is_ok_and(|flags| flags.contains(FdFlags::CLOEXEC))
 }
 
 /// Has `to` send the signals that `from` sends (`F_SETSIG`), to whom it does (`F_SETOWN_EX`).

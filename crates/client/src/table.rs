@@ -37,6 +37,8 @@ const FOREIGN: u32 = 1;
 const FRESH: u32 = 2;
 /// Being closed by one thread: the kernel's, and nothing is learned of it.
 const CLOSING: u32 = 3;
+/// Being given another descriptor by one thread: names the same record again in a moment.
+const MOVING: u32 = 4;
 /// First entry value that names a record.
 const RECORD_FIRST: u32 = 16;
 
@@ -85,8 +87,31 @@ impl FdTable {
     #[inline]
     pub(crate) fn get(&self, fd: RawFd) -> Entry {
         match self.entries.get(fd as usize) {
-            Some(entry) => Entry::from_word(entry.load(Ordering::Acquire)),
+            Some(entry) => Entry::from_word(at_rest(entry)),
             None => Entry::Foreign,
+        }
+    }
+
+    /// Each number that means the record of that number.
+    pub(crate) fn each_known(&self, index: u32, mut with: impl FnMut(RawFd)) {
+        let word = Entry::Record(index).to_word();
+        for (fd, place) in self.entries[..self.top() as usize].iter().enumerate() {
+            if at_rest(place) == word {
+                with(fd as RawFd);
+            }
+        }
+    }
+
+    /// Each number that means the record of that number, while nobody closes it or finds what it
+    /// means. To be called with all signals blocked.
+    pub(crate) fn each_number(&self, index: u32, mut with: impl FnMut(RawFd)) {
+        let word = Entry::Record(index).to_word();
+        for (fd, place) in self.entries[..self.top() as usize].iter().enumerate() {
+            let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
+            if at_rest(place) == word && place.compare_exchange(word, MOVING, done, else_).is_ok() {
+                with(fd as RawFd);
+                place.store(word, Ordering::Release);
+            }
         }
     }
 
@@ -96,7 +121,7 @@ impl FdTable {
         if entry != Entry::Unknown && self.top.load(Ordering::Relaxed) <= fd as u32 {
             self.top.fetch_max(fd as u32 + 1, Ordering::Relaxed);
         }
-        Entry::from_word(place.swap(entry.to_word(), Ordering::AcqRel))
+        Entry::from_word(swap_at_rest(place, entry.to_word()))
     }
 
     /// Sets what `fd` means if nothing was known. False when something was.
@@ -119,7 +144,7 @@ impl FdTable {
     /// what it meant, as [`swap`](Self::swap).
     pub(crate) fn closes(&self, fd: RawFd) -> Entry {
         let Some(place) = self.entries.get(fd as usize) else { return Entry::Unknown };
-        Entry::from_word(place.swap(CLOSING, Ordering::AcqRel))
+        Entry::from_word(swap_at_rest(place, CLOSING))
     }
 
     /// `fd` was closed. It may have been given out again since, and mean something.
@@ -172,6 +197,29 @@ impl FdTable {
     }
 }
 
+/// What an entry says, once it is not moving.
+#[inline]
+fn at_rest(place: &AtomicU32) -> u32 {
+    loop {
+        match place.load(Ordering::Acquire) {
+            MOVING => std::thread::yield_now(),
+            word => return word,
+        }
+    }
+}
+
+/// Has an entry say `new`; what it said.
+#[inline]
+fn swap_at_rest(place: &AtomicU32, new: u32) -> u32 {
+    let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
+    loop {
+        let old = at_rest(place);
+        if place.compare_exchange_weak(old, new, done, else_).is_ok() {
+            return old;
+        }
+    }
+}
+
 /// Bits of [`Record::state`].
 pub(crate) mod bit {
     /// The kernel's file position counts; the private offset is without meaning.
@@ -198,6 +246,8 @@ pub(crate) mod bit {
     /// It was made under a lease, and what is streamed about it may be missed by who meets it: the
     /// service was asked to show it, or to let the kernel have pages of it, or is about to be.
     pub(crate) const MET: u32 = 512;
+    /// Its numbers are being given a descriptor of the file's own node, or were: see `ops::own`.
+    pub(crate) const MOVES: u32 = 1024;
 }
 
 /// One open file. All zero is a free place.
@@ -389,7 +439,13 @@ impl RecordPool {
         loop {
             let word = place.load(Ordering::Acquire);
             let entry = Entry::from_word(word);
-            let Entry::Record(index) = entry else { return Err(entry) };
+            let Entry::Record(index) = entry else {
+                if word == MOVING {
+                    std::thread::yield_now();
+                    continue;
+                }
+                return Err(entry);
+            };
             let Some(record) = self.records.get(index as usize) else { return Err(Entry::Foreign) };
             if !record.hold() {
                 // Freed between the two looks: the entry has changed.
@@ -466,6 +522,11 @@ impl Pin {
     pub(crate) fn into_entry(self) -> Entry {
         let pin = std::mem::ManuallyDrop::new(self);
         Entry::Record(pin.index)
+    }
+
+    /// Which record it is.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
     }
 
     /// One more reference.

@@ -14,13 +14,19 @@
 //! |-------|-------------------------------------------------------------------------------|
 //! | 0     | [`TAG_PAGES`]: the kernel filled a page of the file's own node                |
 //! | 1     | [`TAG_SLOT_PAGES`]: the kernel filled a page of a slot's node bound to it     |
-//! | 2–8   | how often the kernel began to fill a page of it: see `Moment`                 |
+//! | 2     | [`TAG_OPEN`]: the kernel has the file's own node open                         |
+//! | 3–8   | how often the kernel began to fill a page of it: see `Moment`                 |
 //! | 9–15  | how often it brought back what a program stored through a mapping             |
 //! | 16–63 | counter of the FUSE node id; 0 when the kernel does not know the inode        |
 //!
 //! A front end calls [`Lane::before_io`] before it reads or changes data and [`Lane::changed`]
 //! after a change and before the reply, holding no lock. Both cost one atomic load when no bit is
 //! set.
+//!
+//! How long the kernel takes a file to be decides what it does by itself: where sendfile, splice,
+//! copy_file_range and mappings end, and where `RWF_APPEND` writes. While it has the file's own
+//! node open it is told of each growth before the change is answered; what makes such a file
+//! shorter is done by the kernel's way, since no notification lowers a size.
 //!
 //! A page that the kernel fills between the two holds the old bytes, and where a program stores
 //! into it at once, all of it comes back with that store: over the change. So who writes looks
@@ -49,8 +55,10 @@ use crate::tickets::TicketTable;
 pub const TAG_PAGES: u64 = 1;
 /// Bit of the inode's tag: the kernel may have pages of it under the node of a slot.
 pub const TAG_SLOT_PAGES: u64 = 2;
+/// Bit of the inode's tag: the kernel has handles open on its own node.
+pub const TAG_OPEN: u64 = 4;
 /// Where the counts of fills and of stores start in the tag.
-const TAG_FILLS_SHIFT: u32 = 2;
+const TAG_FILLS_SHIFT: u32 = 3;
 const TAG_STORES_SHIFT: u32 = 9;
 /// Where the node-id counter starts in the tag.
 pub(crate) const TAG_ID_SHIFT: u32 = 16;
@@ -298,14 +306,42 @@ impl Lane {
         if twice { file.sync_written(flags) } else { Ok(()) }
     }
 
-    /// A mapping may reach as far as the kernel knows that the file does, and nothing makes the
-    /// kernel ask again. So a mapped file that grew without the kernel is reported.
+    /// To be called after a file may have grown without the kernel, and before the reply: what the
+    /// kernel does by itself ends where it knows that the file does, and nothing makes it ask again
+    /// while it has the file open. No lock may be held; not for the threads that read requests.
     pub(crate) fn tell_growth(&self, node: &Node) {
-        let (Some(id), Ok(attr)) = (self.nodes.id_of(node), self.vfs.getattr(node)) else { return };
-        let known = self.nodes.tell_size(id, attr.size);
-        if tag(node) & TAG_PAGES != 0 && known.is_some_and(|known| known < attr.size) {
-            self.notifier.grow(id, attr.size, self.byte_at(node, attr.size - 1));
+        let (open, pages) = (tag(node) & TAG_OPEN != 0, tag(node) & TAG_PAGES != 0);
+        let grown = if open { self.growth(node) } else { None };
+        let Some((id, size)) = grown else { return };
+        let last = self.byte_at(node, size - 1);
+        // The kernel takes a page's lock for this: without pages nobody has it for long.
+        if pages || !self.notifier.grow_now(id, size, last) {
+            self.notifier.grow(id, size, last);
         }
+        self.nodes.told_growth(id, size);
+    }
+
+    /// Tells the kernel how long a file is that it has open, though it was told before: it may have
+    /// taken that back by a reply that was late.
+    pub(crate) fn tell_size(&self, node: &Node) {
+        let size = self.vfs.getattr(node).map_or(0, |attr| attr.size);
+        if let Some(id) = self.nodes.id_of(node).filter(|_| size > 0) {
+            self.notifier.grow(id, size, self.byte_at(node, size - 1));
+        }
+    }
+
+    /// The node's id, and its size where the kernel takes it to be shorter.
+    pub(crate) fn growth(&self, node: &Node) -> Option<(u64, u64)> {
+        let (id, size) = (self.nodes.id_of(node)?, self.vfs.getattr(node).ok()?.size);
+        let known = self.nodes.size_of(id)?;
+        (known < size).then_some((id, size))
+    }
+
+    /// Whether a file that is about to be `size` bytes long must be cut by the kernel's way: it has
+    /// the file open and takes it to be longer.
+    pub(crate) fn is_cut_by_kernel(&self, node: &Node, size: u64) -> bool {
+        let known = || self.nodes.id_of(node).and_then(|id| self.nodes.size_of(id));
+        tag(node) & TAG_OPEN != 0 && known().is_some_and(|known| known > size)
     }
 
     /// A byte of a file; 0 when it cannot be read.
@@ -375,6 +411,13 @@ impl Lane {
         self.settle_names();
         self.progress.settle();
         self.vfs.give_room_back();
+    }
+
+    /// Whether a change that the kernel itself brought through node `door` must not be answered
+    /// before it was told of it under *other* nodes.
+    pub(crate) fn others_must_know(&self, node: &Node, door: u64) -> bool {
+        let is_own = || self.nodes.id_of(node) == Some(door);
+        self.others_have_pages(node, door) || tag(node) & TAG_OPEN != 0 && !is_own()
     }
 
     /// Whether I/O that the kernel itself brings through node `door` must not be answered before

@@ -35,6 +35,8 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::atomic::{AtomicU64, Ordering};
 use polylane_base::sync::{Arc, Condvar, Mutex, thread};
 
+use crate::fuse::reply::Device;
+
 /// A byte range of a file; `len` 0 means to the end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
@@ -153,6 +155,8 @@ pub(crate) enum Level {
 pub struct Notifier {
     pages: [Queue<Job>; 2],
     names: Queue<Name>,
+    /// For what is told without a thread in between.
+    device: Mutex<Option<Device>>,
     /// Names that were handed over, and those that were dropped.
     names_given: AtomicU64,
     names_dropped: AtomicU64,
@@ -168,6 +172,17 @@ impl Notifier {
     /// Makes the kernel know that a file has grown, and waits for it.
     pub(crate) fn grow(&self, node_id: u64, size: u64, last: u8) {
         self.wait_for(&[(Level::Own, node_id)], Action::Grow(size, last));
+    }
+
+    /// As [`Notifier::grow`], by the calling thread: for files of which the kernel has no pages.
+    /// Not for the threads that serve what the kernel asks: it may be filling one. False: there is
+    /// no session.
+    pub(crate) fn grow_now(&self, node_id: u64, size: u64, last: u8) -> bool {
+        let device = self.device.lock().clone();
+        device.is_some_and(|device| {
+            device.grow(node_id, size, last);
+            true
+        })
     }
 
     fn wait_for(&self, nodes: &[(Level, u64)], action: Action) {
@@ -210,13 +225,15 @@ impl Notifier {
     }
 
     /// The session that owns the threads is ready: work is taken from now on.
-    pub(crate) fn start(&self) {
+    pub(crate) fn start(&self, device: Device) {
+        *self.device.lock() = Some(device);
         self.pages.iter().for_each(|queue| queue.set_running(true));
         self.names.set_running(true);
     }
 
     /// Lets the threads end and every waiter go.
     pub(crate) fn stop(&self) {
+        *self.device.lock() = None;
         self.pages.iter().for_each(|queue| queue.set_running(false));
         self.names.set_running(false);
     }

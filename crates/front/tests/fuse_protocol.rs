@@ -45,6 +45,7 @@ const READDIRPLUS: u32 = 44;
 const SLOT_DIR: u64 = 3;
 const INVAL_INODE: i32 = 2;
 const INVAL_ENTRY: i32 = 3;
+const STORE: i32 = 4;
 
 /// Node id and handle of a CREATE reply.
 fn created(answer: Answer) -> (u64, u64) {
@@ -634,8 +635,14 @@ fn pages_under_other_nodes_are_dropped_before_and_after() {
     let (slot, slot_fh) = created(kernel.ask(CREATE, SLOT_DIR, &slot_name(session.token(), 0)));
     session.bind(0, open_file(&kernel, "a", libc::O_RDWR)).expect("bound");
 
-    // As long as nobody maps the file there is nothing to drop.
-    write(&mut kernel, slot, slot_fh, b"12345678").expect("written");
+    // As long as nobody maps the file there is nothing to drop; but the kernel has it open, and is
+    // told how long it is.
+    let unique = kernel.send(WRITE, slot, &write_args(slot_fh, 0, b"12345678", 0, libc::O_RDWR));
+    let messages: Vec<_> = (0..3).map(|_| kernel.receive(5000).expect("a message")).collect();
+    assert_eq!(messages.iter().map(|m| m.unique).collect::<Vec<_>>(), [0, 0, unique]);
+    let mut fields = Fields(&messages[0].body);
+    assert_eq!((messages[0].error, fields.u64(), fields.u64()), (STORE, id, 7));
+    write(&mut kernel, slot, slot_fh, b"1234567").expect("no longer than it was");
     assert_eq!(read(&mut kernel, id, fh), Ok(b"12345678".to_vec()));
     assert_eq!(read_page(&mut kernel, id, fh), Ok(b"12345678".to_vec()));
     // Now there is, of the file's own node too: the kernel dropped its pages before it asked for
@@ -736,16 +743,65 @@ fn a_ticket_stands_for_the_open_file() {
 }
 
 #[test]
-fn an_exposed_file_is_found_once_under_its_true_node() {
+fn an_open_file_gets_a_descriptor_of_its_own_node_once() {
     let mut kernel = Kernel::new();
-    let (id, _) = create(&mut kernel, ROOT, "a");
-    let file = open_file(&kernel, "a", libc::O_RDONLY);
-    let ticket = polylane_front::tickets::Ticket { file, slot: None };
+    let (id, fh) = create(&mut kernel, ROOT, "a");
+    let file = open_file(&kernel, "a", libc::O_RDWR);
+    let ticket = |kernel: &Kernel| {
+        let ticket = polylane_front::tickets::Ticket { file: file.clone(), slot: None };
+        format!("x-{}", Token(kernel.lane.tickets.issue(&ticket).expect("a ticket")))
+    };
+    let open = |name: &str, flags: i32| {
+        let mut args = Bytes::new();
+        args.u32((flags | libc::O_CREAT) as u32).u32(0o100600).u32(0).u32(0).name(name);
+        args.0
+    };
+    let name = ticket(&kernel);
+    assert_eq!(lookup(&mut kernel, SLOT_DIR, &name), Err(Errno::ENOENT), "only opened");
+    let (own, own_fh) = created(kernel.ask(CREATE, SLOT_DIR, &open(&name, libc::O_RDWR)));
+    assert_eq!((own, file.is_kernels()), (id, true));
+    assert_ne!(own_fh, fh);
+    assert_eq!(kernel.ask(CREATE, SLOT_DIR, &open(&name, libc::O_RDWR)), Err(Errno::EACCES));
+    let name = ticket(&kernel);
+    assert_eq!(kernel.ask(CREATE, SLOT_DIR, &open(&name, libc::O_RDONLY)), Err(Errno::EINVAL));
+}
+
+#[test]
+fn the_own_node_of_a_slots_file_keeps_its_locks_when_the_slot_goes() {
+    let mut kernel = Kernel::new();
+    let (id, fh) = create(&mut kernel, ROOT, "a");
+    let session = session(&kernel);
+    let (slot, slot_fh) = created(kernel.ask(CREATE, SLOT_DIR, &slot_name(session.token(), 7)));
+    let bound = open_file(&kernel, "a", libc::O_RDWR);
+    session.bind(7, bound.clone()).expect("bound");
+    let set = |fh: u64, owner: u64, kind: i32| {
+        let mut args = Bytes::new();
+        args.u64(fh).u64(owner).u64(0).u64(9).u32(kind as u32).u32(1).u32(0).u32(0);
+        args.0
+    };
+    kernel.ask(SETLK, slot, &set(slot_fh, 5, libc::F_WRLCK)).expect("locked");
+    let ticket = polylane_front::tickets::Ticket { file: bound, slot: None };
     let key = kernel.lane.tickets.issue(&ticket).expect("a ticket");
-    let name = format!("x-{}", Token(key));
-    let body = lookup(&mut kernel, SLOT_DIR, &name).expect("found");
-    assert_eq!(Fields(&body).u64(), id);
-    assert_eq!(lookup(&mut kernel, SLOT_DIR, &name), Err(Errno::ENOENT));
+    drop(ticket);
+    let mut args = Bytes::new();
+    args.u32((libc::O_RDWR | libc::O_CREAT) as u32).u32(0o100600).u32(0).u32(0);
+    args.name(&format!("x-{}", Token(key)));
+    let (_, own_fh) = created(kernel.ask(CREATE, SLOT_DIR, &args.0));
+    let release = |fh: u64| {
+        let mut args = Bytes::new();
+        args.u64(fh).u32(0).u32(0).u64(0);
+        args.0
+    };
+    let unique = kernel.send(RELEASE, slot, &release(slot_fh));
+    // The slot's name goes, too.
+    let mut messages: Vec<_> = (0..2).map(|_| kernel.receive(5000).expect("a message")).collect();
+    messages.sort_by_key(|message| message.unique);
+    let found: Vec<_> = messages.iter().map(|m| (m.unique, m.error)).collect();
+    assert_eq!(found, [(0, INVAL_ENTRY), (unique, 0)]);
+    let other = set(fh, 6, libc::F_WRLCK);
+    assert_eq!(kernel.ask(SETLK, id, &other), Err(Errno::EAGAIN), "held by the open file");
+    kernel.ask(RELEASE, id, &release(own_fh)).expect("released");
+    kernel.ask(SETLK, id, &other).expect("free");
 }
 
 #[test]

@@ -140,15 +140,14 @@ ops! {
     OpenDir = 29,
     /// A handle for an inherited descriptor: `arg[0..2]` is the ticket that `ioctl(fd, IDENTIFY)`
     /// gave. Reply: handle, attr, `value[0]` = open flags, `value[1]` = slot number or `NO_SLOT`.
-    /// With a `handle` of the same file: that means it from now on, and its slot is free.
     Redeem = 30,
     /// The slots of all handles of this client are about to be shared with other processes: from
     /// now on they belong to their kernel descriptors and live until the kernel releases them.
     ShareAll = 31,
     /// `copy_file_range` from `handle` at `offset` to handle `dir` at `arg[0]`, `length` bytes.
     CopyRange = 32,
-    /// Prepares `handle` for mmap through the kernel. Reply: `value[0..2]`: the name, under
-    /// `RESERVED_DIR`, by which the file's true node can be opened once.
+    /// Reply: `value[0..2]`: the ticket by which the own node of `handle`'s file is opened, once:
+    /// `SLOT_DIR/x-<ticket>`, `O_CREAT`, the same access mode. [`MAP_SHARED`] in `flags` only asks.
     Expose = 33,
     /// `O_APPEND` and `O_DIRECT` of `handle` become those in `flags` (`F_SETFL`).
     SetFlags = 34,
@@ -202,25 +201,26 @@ pub const MOVED_DIR: u64 = 1;
 pub const ENDED_LEASES: u64 = 4;
 /// Reply of [`Op::Rename`]: so is what was replaced, or exchanged.
 pub const REPLACED_DIR: u64 = 2;
-/// Replies of [`Op::OpenDir`] and [`Op::Readdir`]: these were the last entries.
+/// In replies of [`Op::OpenDir`], [`Op::Readdir`]: these were the last entries.
 pub const LISTED: u64 = 1;
-/// Bytes of an entry in `linux_dirent64` form before its name: inode, position, length of the
-/// entry, type.
+/// Bytes of a `linux_dirent64` entry before its name: inode, position, length, type.
 pub const ENTRY_HEAD_BYTES: usize = 19;
 
 /// `flags` of [`Op::Read`], [`Op::Write`] and [`Op::Fstat`]: show the file in a view
 /// ([`crate::view`]). The reply's `handle` is the number of the view plus one, 0 for none.
 pub const SHOW: u32 = 1;
-/// `flags` of [`Op::Write`]: what `O_APPEND` is by now is said by [`APPENDS`]; others than the
-/// client may have changed it.
+/// `flags` of [`Op::Write`]: [`APPENDS`] says what `O_APPEND` is; others may have changed it.
 pub const SAYS_APPENDS: u32 = 1 << 4;
-/// Beside [`SAYS_APPENDS`]: it is set.
+/// Beside [`SAYS_APPENDS`]: set.
 pub const APPENDS: u32 = 1 << 5;
+/// `flags` of [`Op::Write`]: at the end, or at `offset`, whatever the open file does.
+pub const AT_END: u32 = 1 << 6;
+/// As [`AT_END`]. `EPERM`: the file can be appended to only.
+pub const AT_OFFSET: u32 = 1 << 7;
 /// `flags` of [`Op::Ping`]: what became of the entry of the stream at position `arg[0]`? The
 /// reply's `value[0]` is 1, once, where it was refused and nothing of it was done.
 pub const STREAMED: u32 = 1;
-/// `flags` of [`Op::Read`]: show the state of the file if the read reached its end, so that the one
-/// that finds nothing more needs no request. The reply's `handle` as for [`SHOW`].
+/// `flags` of [`Op::Read`]: show the state if the read reached the end. `handle` as for [`SHOW`].
 pub const SHOW_END: u32 = 2;
 
 /// `flags` of [`Op::Stat`] and [`Op::Access`], beside the others: with the answer, and with

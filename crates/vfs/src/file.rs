@@ -106,7 +106,7 @@ impl OpenFile {
     }
 
     /// Whether the kernel has it: [`leave_to_kernel`](Self::leave_to_kernel).
-    pub(crate) fn is_kernels(&self) -> bool {
+    pub fn is_kernels(&self) -> bool {
         !self.counts.load(Relaxed)
     }
 
@@ -228,6 +228,20 @@ impl OpenFile {
     pub fn write(&self, cred: &Cred, at: Option<u64>, source: &mut dyn Source) -> Result<Written> {
         let at = at.filter(|_| !self.wish().contains(OFlags::APPEND));
         self.write_if(cred, at, source, check_unfrozen)
+    }
+
+    /// Writes at `at`, or at the end with `None`, whatever the open file does otherwise. `EPERM`
+    /// where nothing but appending is allowed; otherwise as [`OpenFile::write`].
+    pub fn write_placed(
+        &self,
+        cred: &Cred,
+        at: Option<u64>,
+        source: &mut dyn Source,
+    ) -> Result<Written> {
+        self.write_if(cred, at, source, |node| match at.is_some() && node.has(ONLY_GROWS) {
+            true => Err(Errno::EPERM),
+            false => check_unfrozen(node),
+        })
     }
 
     /// `EACCES` for what may be appended to only and is open for writing: not even a mapping to

@@ -12,11 +12,17 @@ use libc::{c_int, pid_t};
 
 use super::hooks;
 use crate::config;
-use crate::ops::process;
+use crate::file::Heir;
+use crate::ops::{own, process};
 use crate::real::{self, Strings};
 
 unsafe extern "C" {
     static environ: Strings;
+}
+
+/// Who is made by posix_spawn: with actions it may be given descriptors that exec closes.
+fn spawned_with(actions: *const c_void) -> Heir {
+    if actions.is_null() { Heir::Program } else { Heir::Process }
 }
 
 /// The program's own environment.
@@ -25,13 +31,13 @@ fn own() -> Strings {
     unsafe { environ }
 }
 
-/// Calls `exec` with `envp`, completed where our variables are missing.
+/// Calls `exec`, which makes `heir`, with `envp`, completed where our variables are missing.
 ///
 /// # Safety
 ///
 /// `envp` is null or a null-terminated array of C strings.
-unsafe fn with_environment<R>(envp: Strings, exec: impl FnOnce(Strings) -> R) -> R {
-    let _sharing = process::before_sharing();
+unsafe fn with_environment<R>(heir: Heir, envp: Strings, exec: impl FnOnce(Strings) -> R) -> R {
+    let _sharing = process::before_sharing_with(heir);
     // SAFETY: by contract.
     let Some(Changes { count, missing, asan }) = (unsafe { look_through(envp) }) else {
         return exec(envp);
@@ -128,35 +134,36 @@ hooks! {
     ["execve"]
     fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
         // SAFETY: the caller's own arguments; so below.
-        unsafe { with_environment(envp, |envp| real::execve(path, argv, envp)) }
+        unsafe { with_environment(Heir::Program, envp, |envp| real::execve(path, argv, envp)) }
     }
 
     /// `execv`
     ["execv"]
     fn execv(path: *const c_char, argv: Strings) -> c_int {
         // SAFETY: as above.
-        unsafe { with_environment(own(), |envp| real::execve(path, argv, envp)) }
+        unsafe { with_environment(Heir::Program, own(), |envp| real::execve(path, argv, envp)) }
     }
 
     /// `execvp`
     ["execvp"]
     fn execvp(file: *const c_char, argv: Strings) -> c_int {
         // SAFETY: as above.
-        unsafe { with_environment(own(), |envp| real::execvpe(file, argv, envp)) }
+        unsafe { with_environment(Heir::Program, own(), |envp| real::execvpe(file, argv, envp)) }
     }
 
     /// `execvpe`
     ["execvpe"]
     fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
         // SAFETY: as above.
-        unsafe { with_environment(envp, |envp| real::execvpe(file, argv, envp)) }
+        unsafe { with_environment(Heir::Program, envp, |envp| real::execvpe(file, argv, envp)) }
     }
 
     /// `fexecve`
     ["fexecve"]
     fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
+        own::settle_fd(fd);
         // SAFETY: as above.
-        unsafe { with_environment(envp, |envp| real::fexecve(fd, argv, envp)) }
+        unsafe { with_environment(Heir::Program, envp, |envp| real::fexecve(fd, argv, envp)) }
     }
 
     /// `execveat`
@@ -164,8 +171,13 @@ hooks! {
     fn execveat(
         dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int
     ) -> c_int {
+        own::settle_fd(dir);
         // SAFETY: as above.
-        unsafe { with_environment(envp, |envp| real::execveat(dir, path, argv, envp, flags)) }
+        unsafe {
+            with_environment(Heir::Program, envp, |envp| {
+                real::execveat(dir, path, argv, envp, flags)
+            })
+        }
     }
 
     /// `posix_spawn`
@@ -174,10 +186,11 @@ hooks! {
         pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         argv: Strings, envp: Strings
     ) -> c_int {
+        let heir = spawned_with(actions);
         let (actions, attributes) = (actions.cast(), attributes.cast());
         // SAFETY: as above.
         unsafe {
-            with_environment(envp, |envp| {
+            with_environment(heir, envp, |envp| {
                 real::posix_spawn(pid, path, actions, attributes, argv, envp)
             })
         }
@@ -189,10 +202,11 @@ hooks! {
         pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void,
         argv: Strings, envp: Strings
     ) -> c_int {
+        let heir = spawned_with(actions);
         let (actions, attributes) = (actions.cast(), attributes.cast());
         // SAFETY: as above.
         unsafe {
-            with_environment(envp, |envp| {
+            with_environment(heir, envp, |envp| {
                 real::posix_spawnp(pid, file, actions, attributes, argv, envp)
             })
         }
@@ -206,10 +220,11 @@ hooks! {
         process: *mut c_int, path: *const c_char, actions: *const c_void, attributes: *const c_void,
         argv: Strings, envp: Strings
     ) -> c_int {
+        let heir = spawned_with(actions);
         let (actions, attributes) = (actions.cast(), attributes.cast());
         // SAFETY: as above.
         spawned(process, unsafe {
-            with_environment(envp, |envp| {
+            with_environment(heir, envp, |envp| {
                 real::pidfd_spawn(process, path, actions, attributes, argv, envp)
             })
         })
@@ -221,10 +236,11 @@ hooks! {
         process: *mut c_int, file: *const c_char, actions: *const c_void, attributes: *const c_void,
         argv: Strings, envp: Strings
     ) -> c_int {
+        let heir = spawned_with(actions);
         let (actions, attributes) = (actions.cast(), attributes.cast());
         // SAFETY: as above.
         spawned(process, unsafe {
-            with_environment(envp, |envp| {
+            with_environment(heir, envp, |envp| {
                 real::pidfd_spawnp(process, file, actions, attributes, argv, envp)
             })
         })

@@ -75,7 +75,7 @@ fn copying(fd: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     }
     let new = copy();
     if new >= 0 && new != fd {
-        ops::copied(known, new);
+        ops::copied(known, fd, new);
     }
     new
 }

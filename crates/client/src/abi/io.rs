@@ -23,6 +23,34 @@ fn position(offset: off_t, flags: c_int) -> Outcome<Position> {
     }
 }
 
+/// `RWF_DSYNC`, `RWF_SYNC`
+const SYNCS: [c_int; 2] = [2, 4];
+/// `RWF_APPEND`, `RWF_NOAPPEND`
+const PLACES: [c_int; 2] = [0x10, 0x20];
+
+/// Whether flags of `pwritev2` say where to write, and what they say: at the end? `None`: the
+/// kernel knows.
+fn place(flags: c_int) -> Option<bool> {
+    let place = flags & !(SYNCS[0] | SYNCS[1]);
+    PLACES.contains(&place).then_some(place == PLACES[0])
+}
+
+/// Writes at the end or at an offset, whatever the open file does, and syncs as flags say.
+fn write_placed(
+    fd: c_int,
+    from: ops::io::Sources<'_, '_>,
+    offset: off_t,
+    flags: c_int,
+) -> Outcome<usize> {
+    let at_end = place(flags).ok_or(Detour::Kernel)?;
+    let position = if offset == -1 { Position::Own } else { Position::at(offset)? };
+    let count = ops::io::write_placed(fd, from, position, at_end)?;
+    if count > 0 && flags & (SYNCS[0] | SYNCS[1]) != 0 {
+        ops::attr::fsync(fd, flags & SYNCS[1] == 0)?;
+    }
+    Ok(count)
+}
+
 /// An optional offset that the kernel would read.
 ///
 /// # Safety
@@ -160,7 +188,10 @@ hooks! {
                 // SAFETY: valid iovecs, by contract.
                 count(unsafe { arg::with_sinks(parts, n, |to| ops::io::read(fd, to, position)) })
             },
-            published(fd, || real::preadv2(fd, parts, n, offset, flags))
+            {
+                settle(&[fd]);
+                real::preadv2(fd, parts, n, offset, flags)
+            }
         )
     }
 
@@ -170,13 +201,18 @@ hooks! {
         cancel::point();
         answer!(
             {
-                let position = position(offset, flags)?;
                 // SAFETY: valid iovecs, by contract.
                 count(unsafe {
-                    arg::with_sources(parts, n, |from| ops::io::write(fd, from, position))
+                    arg::with_sources(parts, n, |from| match flags {
+                        0 => ops::io::write(fd, from, position(offset, flags)?),
+                        _ => write_placed(fd, from, offset, flags),
+                    })
                 })
             },
-            published(fd, || real::pwritev2(fd, parts, n, offset, flags))
+            {
+                settle(&[fd]);
+                real::pwritev2(fd, parts, n, offset, flags)
+            }
         )
     }
 
@@ -197,8 +233,7 @@ hooks! {
         {
             return sent;
         }
-        file::publish_fd(to);
-        file::publish_for_splice(from);
+        settle(&[from, to]);
         // SAFETY: the caller's own arguments.
         unsafe { real::sendfile(to, from, offset, len) }
     }
@@ -209,8 +244,7 @@ hooks! {
         from: c_int, from_at: *mut off_t, to: c_int, to_at: *mut off_t, len: size_t,
         flags: c_uint
     ) -> ssize_t {
-        file::publish_for_splice(from);
-        file::publish_fd(to);
+        settle(&[from, to]);
         // SAFETY: the caller's own arguments.
         unsafe { real::splice(from, from_at, to, to_at, len, flags) }
     }
@@ -236,9 +270,10 @@ hooks! {
                 }
                 count(Ok(done))
             },
-            published(from, || {
-                published(to, || real::copy_file_range(from, from_at, to, to_at, len, flags))
-            })
+            {
+                settle(&[from, to]);
+                real::copy_file_range(from, from_at, to, to_at, len, flags)
+            }
         )
     }
 }
@@ -289,6 +324,11 @@ unsafe fn advance(offset: *mut off_t, by: usize) {
     if let Some(offset) = unsafe { offset.as_mut() } {
         *offset += by as off_t;
     }
+}
+
+/// Before a call that the kernel does by itself on descriptors.
+fn settle(fds: &[c_int]) {
+    fds.iter().for_each(|&fd| ops::own::settle_fd(fd));
 }
 
 /// A call that the kernel does with the offset of `fd`.

@@ -8,7 +8,7 @@ use polylane_base::Errno;
 use polylane_ipc::ioctl::{FS_IOC_FLAGS, FSXATTR_BYTES, IOCTL_FLAGS};
 
 use super::{answer, hooks};
-use crate::ops::{flags, pieces};
+use crate::ops::{flags, own, pieces};
 use crate::outcome::{Detour, Outcome};
 use crate::real;
 
@@ -130,6 +130,11 @@ unsafe fn inode_flags(fd: RawFd, request: u32, argument: c_long) -> Outcome<c_in
     }
 }
 
+/// `LOOP_SET_FD`, `LOOP_CHANGE_FD`, whose argument is a descriptor that the kernel keeps.
+const LOOP_FD: [u32; 2] = [0x4c00, 0x4c06];
+/// `LOOP_CONFIGURE`, whose argument points to one.
+const LOOP_CONFIGURE: u32 = 0x4c0a;
+
 hooks! {
     /// `ioctl(fd, request, ...)`.
     ["ioctl"]
@@ -145,8 +150,18 @@ hooks! {
                 unsafe { inode_flags(fd, request_32, argument) },
                 real::ioctl(fd, request, argument)
             ),
-            // SAFETY: the caller's own arguments.
-            _ => unsafe { real::ioctl(fd, request, argument) },
+            request_32 => {
+                match request_32 {
+                    _ if LOOP_FD.contains(&request_32) => own::settle_fd(argument as c_int),
+                    // SAFETY: it begins with a descriptor, by the contract of the request.
+                    LOOP_CONFIGURE if argument != 0 => unsafe {
+                        own::settle_fd(*(argument as *const c_int));
+                    },
+                    _ => {}
+                }
+                // SAFETY: the caller's own arguments.
+                unsafe { real::ioctl(fd, request, argument) }
+            }
         }
     }
 }

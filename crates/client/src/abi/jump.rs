@@ -3,6 +3,7 @@
 
 use std::ffi::{c_int, c_void};
 
+use crate::file::Heir;
 use crate::ops::process;
 use crate::{file, real, rings};
 
@@ -86,10 +87,15 @@ fn publish(fd: c_int, _third: c_int) {
     file::publish_fd(fd);
 }
 
-/// The function makes another process, or replaces this one.
+/// The function makes another process.
 fn share(_first: c_int, _third: c_int) {
     // Nothing here comes to know when it is made.
     drop(process::before_sharing());
+}
+
+/// The function runs a program.
+fn run(_first: c_int, _third: c_int) {
+    drop(process::before_sharing_with(Heir::Program));
 }
 
 /// The function makes another process, or a thread.
@@ -122,8 +128,8 @@ jumps! {
     "__dprintf_chk" publish __dprintf_chk;
     "clone" clone clone;
     "__clone" clone __clone;
-    "system" share system;
-    "wordexp" share wordexp;
+    "system" run system;
+    "wordexp" run wordexp;
     "forkpty" share forkpty;
     "getcwd" look getcwd;
     "__getcwd_chk" look __getcwd_chk;

@@ -8,6 +8,7 @@ use std::ffi::{c_char, c_long, c_uint, c_void};
 use libc::{FILE, c_int, mode_t, msghdr, pid_t, sigset_t, ssize_t, timespec};
 
 use super::{cancel, hooks};
+use crate::file::Heir;
 use crate::ops::process;
 use crate::{file, real};
 
@@ -51,7 +52,21 @@ fn made_stream(stream: *mut FILE) -> *mut FILE {
 ///
 /// A message that recvmsg filled in.
 unsafe fn received(message: *const msghdr) {
-    // SAFETY: by contract; the macros stay within the control bytes that the kernel wrote.
+    // SAFETY: by contract.
+    unsafe {
+        each_sent(message, |fd| {
+            made(fd);
+        });
+    }
+}
+
+/// The numbers that go, or came, with a message.
+///
+/// # Safety
+///
+/// A message that recvmsg filled in, or that sendmsg is about to send.
+pub(super) unsafe fn each_sent(message: *const msghdr, mut with: impl FnMut(c_int)) {
+    // SAFETY: by contract; the macros stay within the control bytes.
     unsafe {
         if (*message).msg_controllen == 0 {
             return;
@@ -63,7 +78,7 @@ unsafe fn received(message: *const msghdr) {
                 // Its type differs between libcs.
                 let bytes = (head.cmsg_len as u64).saturating_sub(libc::CMSG_LEN(0).into());
                 for n in 0..bytes as usize / size_of::<c_int>() {
-                    made(numbers.add(n).read_unaligned());
+                    with(numbers.add(n).read_unaligned());
                 }
             }
             header = libc::CMSG_NXTHDR(message, header);
@@ -230,7 +245,7 @@ hooks! {
     /// `popen`, which makes another process, too.
     ["popen"]
     fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
-        let _sharing = process::before_sharing();
+        let _sharing = process::before_sharing_with(Heir::Program);
         // SAFETY: as above.
         made_stream(unsafe { real::popen(command, mode) })
     }

@@ -4,9 +4,9 @@ use std::ffi::{c_char, c_uint, c_void};
 
 use libc::{c_int, c_ulong, gid_t, mode_t, msghdr, pid_t, rlimit, size_t, ssize_t, uid_t};
 
-use super::hooks;
+use super::{hooks, number};
 use crate::ops::{limit, process};
-use crate::{mounts, real};
+use crate::{file, mounts, real};
 
 /// A call that changes who this process is.
 fn identity(call: impl FnOnce() -> c_int) -> c_int {
@@ -21,6 +21,8 @@ fn identity(call: impl FnOnce() -> c_int) -> c_int {
 /// A call that changes what paths mean.
 fn elsewhere(call: impl FnOnce() -> c_int) -> c_int {
     process::before_change();
+    // From there the files' own nodes cannot be reached.
+    file::share_all();
     let rc = call();
     if rc == 0 {
         process::estranged();
@@ -54,10 +56,9 @@ pub(super) fn confines(mode: c_ulong, filter: c_ulong) -> bool {
 ///
 /// Null or valid.
 unsafe fn before_message(message: *const msghdr) {
-    // SAFETY: null or valid, by contract.
-    if unsafe { message.as_ref() }.is_some_and(|message| message.msg_controllen > 0) {
-        // What is sent is there already.
-        drop(process::before_sharing());
+    if !message.is_null() {
+        // SAFETY: valid, by contract.
+        unsafe { number::each_sent(message, file::share_one) };
     }
 }
 

@@ -9,6 +9,8 @@
 use std::ffi::{c_int, c_long, c_void};
 
 use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring, stat};
+use crate::file::Heir;
+use crate::ops::own;
 use crate::ops::process::{self, Sharing};
 use crate::{mounts, real, rings, thread};
 
@@ -31,6 +33,11 @@ hooks! {
                 libc::SYS_writev => io::writev(a as _, b as _, c as _) as c_long,
                 libc::SYS_pread64 => io::pread(a as _, b as _, c as _, d) as c_long,
                 libc::SYS_pwrite64 => io::pwrite(a as _, b as _, c as _, d) as c_long,
+                libc::SYS_preadv => io::preadv(a as _, b as _, c as _, d) as c_long,
+                libc::SYS_pwritev => io::pwritev(a as _, b as _, c as _, d) as c_long,
+                libc::SYS_preadv2 => io::preadv2(a as _, b as _, c as _, d, f as _) as c_long,
+                libc::SYS_pwritev2 => io::pwritev2(a as _, b as _, c as _, d, f as _) as c_long,
+                libc::SYS_ftruncate => attr::ftruncate(a as _, b).into(),
                 libc::SYS_lseek => io::lseek(a as _, b, c as _),
                 libc::SYS_sendfile => io::sendfile(a as _, b as _, c as _, d as _) as c_long,
                 libc::SYS_splice => {
@@ -54,6 +61,9 @@ hooks! {
                 libc::SYS_fcntl => fd::fcntl(a as _, b as _, c).into(),
                 libc::SYS_flock => fd::flock(a as _, b as _).into(),
                 libc::SYS_sendmsg => identity::sendmsg(a as _, b as _, c as _) as c_long,
+                libc::SYS_sendmmsg => {
+                    identity::sendmmsg(a as _, b as _, c as _, d as _).into()
+                }
                 libc::SYS_umask => process::umask(a as u32).into(),
                 libc::SYS_mount => mounts::change(identity::moves(d as _), || {
                     real::syscall(number, a, b, c, d, e, f)
@@ -61,8 +71,8 @@ hooks! {
                 libc::SYS_umount2 | libc::SYS_move_mount => {
                     mounts::change(true, || real::syscall(number, a, b, c, d, e, f))
                 }
-                libc::SYS_mmap => super::map::map_file(e as _, d as _, |fd| {
-                    real::syscall(number, a, b, c, d, fd.into(), f) as *mut c_void
+                libc::SYS_mmap => super::map::map_file(e as _, d as _, || {
+                    real::syscall(number, a, b, c, d, e, f) as *mut c_void
                 }) as c_long,
                 libc::SYS_clone if b == 0 && is_vm_alone(a) => {
                     cloning(|| real::syscall(number, a & !VM, b, c, d, e, f))
@@ -188,7 +198,11 @@ unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) -> Option<
         process::before_change();
     }
     match number {
-        libc::SYS_execve | libc::SYS_execveat => return Some(process::before_sharing()),
+        libc::SYS_execve => return Some(process::before_sharing_with(Heir::Program)),
+        libc::SYS_execveat => {
+            own::settle_fd(a as c_int);
+            return Some(process::before_sharing_with(Heir::Program));
+        }
         libc::SYS_clone => return Some(process::before_clone(a as c_int)),
         libc::SYS_landlock_restrict_self => process::confined(),
         libc::SYS_seccomp if seccomp_confines(a, c) => process::confined(),

@@ -6,8 +6,8 @@ use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op, set};
 use polylane_ipc::stream::set as bits;
 
-use super::limit;
 use super::name::Place;
+use super::{limit, own};
 use crate::call;
 use crate::file;
 use crate::lease::{self, NewState};
@@ -90,8 +90,16 @@ fn to_stream(what: Change) -> Option<NewState> {
     }
 }
 
-/// `ftruncate`.
+/// `ftruncate`. What the kernel takes to be longer it cuts itself, on the file's own node.
 pub(crate) fn truncate_open(fd: RawFd, size: i64) -> Outcome<()> {
+    let asked = ask_to_truncate(fd, size);
+    if asked == Err(Detour::Kernel) {
+        own::settle_fd(fd);
+    }
+    asked
+}
+
+fn ask_to_truncate(fd: RawFd, size: i64) -> Outcome<()> {
     let (session, handle) = resizable(fd, Errno::EINVAL)?;
     let message = fill(Message { handle, ..Message::new(Op::SetattrHandle) }, Change::Size(size))?;
     call::plain(session, message)?;

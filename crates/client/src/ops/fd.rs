@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use super::lock;
+use super::{lock, own};
 use crate::call;
 use crate::file;
 use crate::outcome::{Detour, Outcome};
@@ -77,15 +77,20 @@ impl Replaced {
     }
 }
 
-/// `old` was copied to `new` by the kernel.
-pub(crate) fn copied(old: Option<Pin>, new: RawFd) {
-    match old {
+/// `from`, which means `file` if anything, was copied to `new` by the kernel.
+pub(crate) fn copied(file: Option<Pin>, from: RawFd, new: RawFd) {
+    match file {
         Some(file) if new >= 0 && (new as usize) < crate::table::FDS_MAX => {
-            file::install(new, file);
+            if file.slot.load(Ordering::Relaxed) == 0 {
+                return file::install(new, file);
+            }
+            file::install(new, file.again());
+            own::follow(&file, from, new);
         }
-        Some(_) if new >= 0 => {
+        Some(file) if new >= 0 => {
             // A copy that is not in the table: nobody will see it go.
-            file::share_all();
+            file::share_one(from);
+            own::follow(&file, from, new);
         }
         _ => file::forget(new),
     }

@@ -3,27 +3,23 @@
 //! The bytes of one call lie in one or several places ([`Sinks`], [`Sources`]); what differs
 //! between the calls is only where the offset comes from.
 
-use std::io::IoSlice;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{Message, Op, Reply};
+use polylane_ipc::message::{AT_END, AT_OFFSET, Message, Op, Reply};
 
-use rustix::fs::{SeekFrom, seek};
-
-use super::{limit, map, offset};
+use super::{limit, offset, own};
 use crate::call;
 use crate::file;
 use crate::lease;
 use crate::opened;
 use crate::outcome::{Detour, Outcome};
 use crate::path;
-use crate::real;
 use crate::rings;
 use crate::session::Session;
 use crate::state;
-use crate::table::{Record, bit};
+use crate::table::{Pin, bit};
 use crate::view;
 
 /// Most bytes of one call, as the kernel's `MAX_RW_COUNT`.
@@ -54,7 +50,7 @@ impl Position {
 
 /// A file open for a request.
 struct Open<'a> {
-    file: &'a Record,
+    file: &'a Pin,
     fd: RawFd,
     session: &'static Session,
     handle: u64,
@@ -126,6 +122,41 @@ pub(crate) fn write(fd: RawFd, from: Sources<'_, '_>, position: Position) -> Out
     file::or_kernel(&file, done)
 }
 
+/// `pwritev2` with `RWF_APPEND` (`at_end`) or `RWF_NOAPPEND`. What one request cannot carry is the
+/// kernel's, on the file's own node.
+pub(crate) fn write_placed(
+    fd: RawFd,
+    from: Sources<'_, '_>,
+    position: Position,
+    at_end: bool,
+) -> Outcome<usize> {
+    let file = file::find(fd)?;
+    let done = open(&file, fd, libc::O_RDONLY).and_then(|open| {
+        let total: usize = from.iter().map(|source| source.len()).sum();
+        if total == 0 || total > open.session.channel.buffer_bytes() || limit::is_set() {
+            return Err(Detour::Kernel);
+        }
+        lease::meet(&file);
+        file.end_moves();
+        let _guard = file.offset_lock.lock();
+        let (at, flag) = match (position, at_end) {
+            (_, true) => (0, AT_END),
+            (Position::At(at), false) => (at, AT_OFFSET),
+            (Position::Own, false) => (offset::given_or_current(&file, fd, None)?, AT_OFFSET),
+        };
+        check_end(at, total)?;
+        let (count, end) = open.write_placed((at, flag), from, total)?;
+        if position == Position::Own {
+            offset::store(&file, fd, end)?;
+        }
+        Ok(count)
+    });
+    if done == Err(Detour::Kernel) {
+        own::settle_fd(fd);
+    }
+    done
+}
+
 /// Writes at an offset where it is lent, and nobody else is to be told.
 #[inline(always)]
 fn write_shown(fd: RawFd, offset: u64, from: &[u8]) -> Option<u64> {
@@ -149,7 +180,7 @@ fn check_end(at: u64, total: usize) -> Outcome<()> {
 }
 
 /// Looks whether the file can be used this way.
-fn open(file: &Record, fd: RawFd, wrong_mode: i32) -> Outcome<Open<'_>> {
+fn open(file: &Pin, fd: RawFd, wrong_mode: i32) -> Outcome<Open<'_>> {
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
@@ -343,7 +374,7 @@ impl Open<'_> {
         match from {
             [source] if total <= room => self.write_message(at, source),
             _ if total <= room => self.write_gathered(at, from, total),
-            _ if place.is_none() => self.append_long(from),
+            _ if place.is_none() => self.append_long(),
             _ => self.write_long(at, from),
         }
     }
@@ -351,18 +382,9 @@ impl Open<'_> {
     /// Appends more than a request carries: by the kernel, on the file's own node, where all who do
     /// so take turns. Nobody else's long append comes to lie in between.
     #[cold]
-    fn append_long(&self, from: Sources<'_, '_>) -> Outcome<(usize, u64)> {
-        if file::slot(self.file).is_none() {
-            file::tell_size(real::borrow(self.fd));
-            return Err(Detour::Kernel);
-        }
-        let node = real::owned(map::open_true_node(self.file, self.fd)?);
-        // Else the end after the append would be reckoned from where it was.
-        file::tell_size(node.as_fd());
-        let mut parts = [IoSlice::new(&[]); PLACES_MAX];
-        parts.iter_mut().zip(from).for_each(|(part, source)| *part = IoSlice::new(source));
-        let count = rustix::io::writev(&node, &parts[..from.len().min(PLACES_MAX)])?;
-        Ok((count, seek(&node, SeekFrom::Current(0))?))
+    fn append_long(&self) -> Outcome<(usize, u64)> {
+        own::settle(self.file)?;
+        Err(Detour::Kernel)
     }
 
     /// Under `RLIMIT_FSIZE`. Where an append will land is known to the service only; the size now
@@ -419,6 +441,23 @@ impl Open<'_> {
         let reply = self.put(|session, handle, turn| {
             let length = total as u64;
             let flags = self.status;
+            let message =
+                Message { handle, offset, length, turn, flags, ..Message::new(Op::Write) };
+            call::gather(session, &message, from)
+        })?;
+        Ok((call::count(&reply).min(total), reply.value[0]))
+    }
+
+    /// Writes at the end, or at an offset, whatever the open file does otherwise.
+    fn write_placed(
+        &self,
+        (at, flag): (u64, u32),
+        from: Sources<'_, '_>,
+        total: usize,
+    ) -> Outcome<(usize, u64)> {
+        let reply = self.put(|session, handle, turn| {
+            let (offset, length) = (at, total as u64);
+            let flags = self.status | flag;
             let message =
                 Message { handle, offset, length, turn, flags, ..Message::new(Op::Write) };
             call::gather(session, &message, from)

@@ -1,69 +1,33 @@
 //! Mappings and copies inside the kernel.
-//!
-//! A mapping must be one of the file's own node, whose pages everyone shares, not of a slot's. The
-//! service gives the node a name for one use; what is opened under it is mapped and closed.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
-use polylane_ipc::message::{MAP_SHARED, Message, Op, SLOT_DIR};
+use polylane_ipc::message::{MAP_SHARED, Message, Op};
 
-use super::{limit, offset};
+use super::{limit, offset, own};
 use crate::call;
-use crate::config;
 use crate::file;
-use crate::lease;
 use crate::outcome::{Detour, Outcome};
 use crate::real;
-use crate::table::{Record, bit};
-use crate::thread;
+use crate::table::bit;
 
-/// A descriptor of the true node of the file that `fd` means, to be mapped (`shared`) and closed.
-/// `Kernel`: map `fd` itself. `EACCES`: it may not be mapped so.
-pub(crate) fn true_node(fd: RawFd, shared: bool) -> Outcome<RawFd> {
+/// Before `fd` is mapped, `shared` or not: the mapping must be one of the file's own node, whose
+/// pages everybody shares. `EACCES`: it may not be mapped so.
+pub(crate) fn before_mapping(fd: RawFd, shared: bool) -> Outcome<()> {
     let file = file::find(fd)?;
-    if file.slot.load(Ordering::Relaxed) == 0 {
-        return Err(Detour::Kernel);
+    if file.is(bit::DIRECTORY) {
+        return Ok(());
     }
-    expose(&file, fd, shared, file.access_mode()).inspect_err(|detour| {
-        if !matches!(detour, Detour::Errno(Errno::EACCES)) {
-            // The slot's own node is mapped then: the mapping keeps it after the last close.
-            file::publish(&file);
-            file.set(bit::ESCAPED);
-            file::share_all();
-        }
-    })
-}
-
-/// The file that `fd` means, opened by the kernel with the same flags.
-pub(super) fn open_true_node(file: &Record, fd: RawFd) -> Outcome<RawFd> {
-    expose(file, fd, false, file.flags.load(Ordering::Relaxed) as i32)
-}
-
-fn expose(file: &Record, fd: RawFd, shared: bool, open_flags: i32) -> Outcome<RawFd> {
-    let (session, handle) = file::usable(file, fd)?;
-    lease::meet(file);
-    let flags = if shared { MAP_SHARED } else { 0 };
-    let asked = Message { handle, flags, ..Message::new(Op::Expose) };
-    let name = call::plain(session, asked)?.value;
-    let name = u128::from(name[0]) | u128::from(name[1]) << 64;
-    let open_flags = open_flags | libc::O_CLOEXEC;
-    thread::slow(|| open_exposed(&name.to_le_bytes(), open_flags)).map_err(|_| Detour::Kernel)
-}
-
-fn open_exposed(ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
-    let prefix = SLOT_DIR.as_bytes();
-    let mut name = [0; SLOT_DIR.len() + 3 + 32];
-    name[..prefix.len()].copy_from_slice(prefix);
-    name[prefix.len()..prefix.len() + 3].copy_from_slice(b"/x-");
-    for (two, byte) in name[prefix.len() + 3..].chunks_exact_mut(2).zip(ticket) {
-        let digit = |value: u8| b"0123456789abcdef"[usize::from(value & 15)];
-        two.copy_from_slice(&[digit(byte >> 4), digit(*byte)]);
+    if shared {
+        let (session, handle) = file::usable(&file, fd)?;
+        call::plain(session, Message { handle, flags: MAP_SHARED, ..Message::new(Op::Expose) })?;
     }
-    let mut path = [0; config::MOUNT_BYTES_MAX + 96];
-    let path = config::under_mount(&mut path, &name).ok_or(Detour::Kernel)?;
-    Ok(real::open_file(path, flags)?)
+    if own::settle(&file).is_err() {
+        // The slot's own node is mapped then: the mapping keeps it after the last close.
+        file::share_one(fd);
+    }
+    Ok(())
 }
 
 /// Whether `from` is an open file of the lane and `to` takes a stream of bytes.

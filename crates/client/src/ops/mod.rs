@@ -16,6 +16,7 @@ pub(crate) mod name;
 pub(crate) mod offset;
 pub(crate) mod open;
 pub(crate) mod oplock;
+pub(crate) mod own;
 pub(crate) mod pieces;
 pub(crate) mod process;
 pub(crate) mod stat;

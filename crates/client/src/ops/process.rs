@@ -7,7 +7,7 @@ use rustix::fs::Mode;
 
 use super::dir;
 use crate::config;
-use crate::file;
+use crate::file::{self, Heir};
 use crate::path;
 use crate::private;
 use crate::rings;
@@ -76,8 +76,13 @@ impl Drop for Sharing {
     }
 }
 
-/// Before fork, exec and spawn: everything that another process may inherit is made fit for it.
+/// Before fork and spawn: everything that another process may inherit is made fit for it.
 pub(crate) fn before_sharing() -> Sharing {
+    before_sharing_with(Heir::Process)
+}
+
+/// As [`before_sharing`], of what an heir gets.
+pub(crate) fn before_sharing_with(heir: Heir) -> Sharing {
     // A process that has its memory in common with this one ends by exec and takes nothing back.
     let own = |state: &&state::Fields| state.sessions.present().is_some_and(Session::is_own);
     let counts = state::started().filter(own).map(|state| {
@@ -86,7 +91,7 @@ pub(crate) fn before_sharing() -> Sharing {
         fence(Ordering::SeqCst);
     });
     before_change();
-    file::share_all();
+    file::share_with(heir);
     Sharing { counts: counts.is_some() }
 }
 

@@ -26,8 +26,10 @@ pub(super) fn open(call: &mut Call<'_>) -> End {
     match call.target()? {
         Target::Node(node) => {
             let file = open_node(call, &node, flags, how)?;
-            call.session.opened(call.header.node_id);
+            let door = call.header.node_id;
+            let grown = call.session.opened(door);
             let done = match flags & libc::O_TRUNC {
+                0 if grown => Outcome::ReplyAfter(node, Range { offset: 0, len: 1 }, Some(door)),
                 0 => Outcome::Reply,
                 _ => call.changed(&node, Range::ALL),
             };
@@ -117,13 +119,18 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
         // fcntl(F_SETFL) comes to us with the next write.
         file.set_appends(transfer.flags & libc::O_APPEND != 0);
     }
+    let placed = transfer.flags & libc::O_APPEND != 0 && is_placed(call, &file, transfer.offset);
     let (writer, bytes) = (call.writer(kills), data);
     // One that has a page locked until its reply waits for nobody who may wait for that page, to
     // drop it for the append before.
     let buffered = !call.session.is_direct() && transfer.transfer_flags & WRITE_LOCKOWNER == 0;
     let holds_page = buffered && transfer.flags & libc::O_APPEND != 0;
     let failed = if holds_page { Exit::Late } else { Exit::Failed };
-    let written = file.write(&writer, Some(transfer.offset), &mut data).map_err(failed)?;
+    let at = Some(transfer.offset);
+    let written = match placed {
+        true => file.write_placed(&writer, at, &mut data).map_err(failed)?,
+        false => file.write(&writer, at, &mut data).map_err(failed)?,
+    };
     let beside = before.until_now(file.node());
     let start = written.end.saturating_sub(written.count as u64);
     let range = Range { offset: start, len: range.len };
@@ -148,6 +155,14 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
     let (data, flags) = (bytes[..written.count].to_vec(), transfer.flags);
     let again = Again { file, writer, data, flags, beside };
     Ok(Outcome::ReplyWritten(again, range))
+}
+
+/// Whether a write by an open file that appends is one at its offset after all (`RWF_NOAPPEND`),
+/// of which the kernel says nothing else. It sends appends with the end as it knows it: not so an
+/// offset that is neither that nor the end, where nobody but the kernel moved the end lately.
+fn is_placed(call: &Call<'_>, file: &OpenFile, offset: u64) -> bool {
+    let nodes = &call.session.lane.nodes;
+    offset < file.size() && nodes.is_no_end(call.header.node_id, offset)
 }
 
 /// Pages of a mapping. Stores through a mapping never grow a file, so what lies past the end now

@@ -10,6 +10,7 @@
 //! | 2 | flags of open(2) |
 //! | 3 | 0: a file or directory; 1: a virtual directory; 2: a slot; 3: a second open of a slot |
 //! | 4, 5 | number and generation of the inode that is open |
+//! | 6 | tag of the open file |
 //!
 //! # Locking
 //!
@@ -31,6 +32,9 @@ pub(crate) const HANDLE_FILE: u64 = 0;
 pub(crate) const HANDLE_VIRTUAL: u64 = 1;
 pub(crate) const HANDLE_SLOT: u64 = 2;
 pub(crate) const HANDLE_SECOND: u64 = 3;
+
+/// The word of the open file's tag.
+pub(crate) const HANDLE_TAG: usize = 6;
 
 const SHARDS: usize = 16;
 const COUNTER_BITS: u32 = 48;
@@ -66,12 +70,15 @@ impl Handle {
             (None, Some(_)) => HANDLE_SLOT,
             (Some(_), Some(_)) => HANDLE_SECOND,
         };
-        let (flags, ino, generation) = match &self.opened {
-            Some(file) => (file.flags(), file.node().ino().0, file.node().generation()),
-            None => (0, 0, 0),
+        let (flags, ino, generation, tag) = match &self.opened {
+            Some(file) => {
+                let (node, tag) = (file.node(), file.tag().load(Ordering::Relaxed));
+                (file.flags(), node.ino().0, node.generation(), tag)
+            }
+            None => (0, 0, 0, 0),
         };
         let flags = u64::from(flags.cast_unsigned());
-        let words = [fh, self.node_id, flags, which, ino, generation, 0];
+        let words = [fh, self.node_id, flags, which, ino, generation, tag];
         Record::put(store, Kind::Handle, words, b"")
     }
 
@@ -113,7 +120,9 @@ impl HandleTable {
             Some(store) => {
                 let fh = store.next_handle();
                 if let Some(file) = &handle.opened {
-                    file.tag().store(fh, Ordering::Relaxed);
+                    // What took a slot's place has its tag, and its locks by that.
+                    let (done, else_) = (Ordering::Relaxed, Ordering::Relaxed);
+                    let _has_one = file.tag().compare_exchange(0, fh, done, else_);
                 }
                 handle.record = handle.to_record(store, fh);
                 fh

@@ -55,7 +55,8 @@ impl Call<'_> {
         let root = self.session.lane.vfs.getattr(&self.session.lane.vfs.root())?;
         let perm = match dir {
             VirtualDir::Reserved => 0o755,
-            VirtualDir::Slots => 0o1733,
+            // Not sticky: `fs.protected_regular` would refuse files of other owners.
+            VirtualDir::Slots => 0o733,
         };
         let ino = Ino(u64::MAX - dir.id());
         Ok(Attr { ino, perm, nlink: 2, size: 0, blocks: 0, ..root })
@@ -105,8 +106,8 @@ pub(super) fn lookup(call: &mut Call<'_>) -> End {
         return itself(call);
     }
     match call.target()? {
-        Target::Virtual(VirtualDir::Slots) => return exposed(call, name),
-        Target::Virtual(VirtualDir::Reserved) => return Err(Errno::ENOENT.into()),
+        // What is there is only ever created.
+        Target::Virtual(_) => return Err(Errno::ENOENT.into()),
         Target::Slot(_) => return Err(Errno::ENOTDIR.into()),
         Target::Node(_) => {}
     }
@@ -138,23 +139,6 @@ fn itself(call: &mut Call<'_>) -> End {
         return Err(Errno::ESTALE.into());
     }
     call.entry(&node, Place::NONE)?;
-    Ok(Outcome::Reply)
-}
-
-/// `x-<ticket>` among the slots: the true node of an open file, for a client that must map it.
-/// Slots themselves are only ever created, so looking one up finds nothing.
-///
-/// The name is for one open. The kernel drops it as soon as that has it: who opened keeps the
-/// inode, and nothing else does. (The kernel holds the directory until it has the name, and whoever
-/// drops it waits for that.)
-fn exposed(call: &mut Call<'_>, name: &[u8]) -> End {
-    let ticket = name.strip_prefix(b"x-").and_then(Token::from_hex);
-    let redeemed = ticket.and_then(|ticket| call.session.lane.tickets.redeem(&ticket.0));
-    let file = redeemed.ok_or(Errno::ENOENT)?.file;
-    let lane = &call.session.lane;
-    let id = call.entry(file.node(), Place::NONE)?;
-    lane.nodes.expose(id);
-    lane.notifier.forget_name(VirtualDir::Slots.id(), name, || lane.nodes.len());
     Ok(Outcome::Reply)
 }
 
@@ -293,8 +277,13 @@ pub(super) fn open_flags(flags: i32) -> i32 {
     flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_TMPFILE)
 }
 
-/// `<token>-<number>`: makes a slot of that session.
+/// `<token>-<number>`: makes a slot of that session. `x-<ticket>`: gives a descriptor of the own
+/// node of a ticket's open file.
 fn create_slot(call: &mut Call<'_>, name: &[u8], flags: i32) -> End {
+    if let Some(ticket) = name.strip_prefix(b"x-") {
+        let ticket = Token::from_hex(ticket).ok_or(Errno::EACCES)?;
+        return open_own(call, (name, ticket), flags);
+    }
     let (token, number) = slot_name(name).ok_or(Errno::EACCES)?;
     let access = Access::from_flags(flags).ok_or(Errno::EINVAL)?;
     let slots = &call.session.lane.slots;
@@ -310,6 +299,26 @@ fn create_slot(call: &mut Call<'_>, name: &[u8], flags: i32) -> End {
     let fh = call.session.handles.insert(Handle { node_id: id, slot, ..Handle::default() });
     call.out.entry(id, 0, &attr, 0).open(fh, fopen::DIRECT_IO | fopen::NOFLUSH);
     Ok(Outcome::Reply)
+}
+
+/// The open file of a ticket gets a descriptor of the file's own node, for a client that puts it in
+/// its slot's place. The permissions of today do not count: the file is open.
+fn open_own(call: &mut Call<'_>, (name, ticket): (&[u8], Token), flags: i32) -> End {
+    let file = call.session.lane.tickets.redeem(&ticket.0).ok_or(Errno::EACCES)?.file;
+    if (file.flags() ^ flags) & libc::O_ACCMODE != 0 {
+        return Err(Errno::EINVAL.into());
+    }
+    let (node, lane) = (file.node().clone(), call.session.lane.clone());
+    let id = call.entry(&node, Place::NONE)?;
+    // The name is for one open: who has the descriptor keeps the inode, and nothing else does.
+    lane.notifier.forget_name(VirtualDir::Slots.id(), name, || lane.nodes.len());
+    // A size that the kernel learned meanwhile is newer than the one in this reply.
+    let again = call.session.lane.nodes.is_open(id);
+    call.session.opened(id);
+    let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
+    let fh = call.session.handles.insert(handle);
+    call.out.open(fh, call.session.open_flags(flags) | fopen::NOFLUSH);
+    Ok(if again { Outcome::ReplyThenTell(node) } else { Outcome::Reply })
 }
 
 /// The name of a slot, as its maker wrote it.

@@ -23,7 +23,7 @@
 //!   the virtual directories always exist, under the same ids in every incarnation: there are
 //!   mounts on them that the kernel would detach if their ids changed.
 //! - The tag's counter is set exactly while the entry exists; both change under the shard's lock.
-//! - [`TAG_PAGES`] is set only while `opens` is not 0.
+//! - [`TAG_OPEN`] is set exactly while `opens` is not 0, [`TAG_PAGES`] only then.
 //!
 //! # Locking
 //!
@@ -31,6 +31,7 @@
 
 use std::collections::HashMap;
 use std::hash::Hasher;
+use std::time::{Duration, Instant};
 
 use rustc_hash::FxHasher;
 
@@ -40,7 +41,7 @@ use polylane_base::{Errno, Ino, Result};
 use polylane_vfs::Node;
 use polylane_vfs::handover::{Kind, Store};
 
-use crate::lane::{TAG_ID_SHIFT, TAG_PAGES, clear_tag, set_tag, tag};
+use crate::lane::{TAG_ID_SHIFT, TAG_OPEN, TAG_PAGES, clear_tag, set_tag, tag};
 use crate::restore::Record;
 use crate::slots::Slot;
 
@@ -55,6 +56,8 @@ const COUNTER_BITS: u32 = 48;
 const INO_COUNTER: u64 = 1 << (COUNTER_BITS - 1);
 /// Enough that session threads rarely meet.
 const SHARDS: usize = 16;
+/// Longer than a request that the kernel sent is on its way.
+const LATELY: Duration = Duration::from_secs(5);
 
 /// A directory that only the front end knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -112,8 +115,8 @@ struct Entry {
     opens: u32,
     /// The size of a file as the kernel was last told or has made it.
     size: u64,
-    /// The next open is for a mapping.
-    exposed: bool,
+    /// When the kernel was last told that a file has grown without it.
+    told: Option<Instant>,
     /// The name under which the kernel heard of it last.
     place: Place,
     /// What the next service is to know.
@@ -123,7 +126,7 @@ struct Entry {
 impl Entry {
     fn new(target: Target, place: Place, record: Option<Record>) -> Entry {
         let target = Some(target);
-        Entry { target, lookups: 1, opens: 0, size: 0, exposed: false, place, record }
+        Entry { target, lookups: 1, opens: 0, size: 0, told: None, place, record }
     }
 
     fn node(&self) -> Option<&Node> {
@@ -183,8 +186,9 @@ impl NodeTable {
     /// Takes in what a former service told the kernel. Without a `target` it was lost, and its id
     /// is nobody else's until the kernel lets go of it.
     pub(crate) fn restore(&self, id: u64, target: Option<Target>, lookups: u64, record: Record) {
-        let (opens, size, exposed, record) = (0, 0, false, Some(record));
-        let entry = Entry { target, lookups, opens, size, exposed, place: Place::NONE, record };
+        let (opens, size, told, place) = (0, 0, None, Place::NONE);
+        let record = Some(record);
+        let entry = Entry { target, lookups, opens, size, told, place, record };
         if let Some(node) = entry.node() {
             set_counter(node, id);
         }
@@ -306,7 +310,7 @@ impl NodeTable {
         let gone = shard.remove(&id);
         if let Some(node) = gone.as_ref().and_then(Entry::node) {
             set_counter(node, 0);
-            clear_tag(node, TAG_PAGES);
+            clear_tag(node, TAG_OPEN | TAG_PAGES);
         }
         drop(shard);
         drop(gone);
@@ -324,17 +328,13 @@ impl NodeTable {
     pub fn opened(&self, id: u64) {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
             entry.opens += 1;
-            if let (Some(node), true) = (entry.node(), entry.exposed) {
-                set_tag(node, TAG_PAGES);
-            }
+            entry.node().into_iter().for_each(|node| set_tag(node, TAG_OPEN));
         }
     }
 
-    /// The next open of the node is for a mapping: its pages count before any is filled.
-    pub fn expose(&self, id: u64) {
-        if let Some(entry) = self.shard(id).lock().get_mut(&id) {
-            entry.exposed = true;
-        }
+    /// Whether the kernel has handles open on a file's own node.
+    pub fn is_open(&self, id: u64) -> bool {
+        self.shard(id).lock().get(&id).is_some_and(|entry| entry.opens > 0)
     }
 
     /// The kernel may have pages of a file from now on, until its last handle is released.
@@ -353,10 +353,31 @@ impl NodeTable {
         }
     }
 
-    /// The kernel is told a file's size. Returns what it knew before.
-    pub fn tell_size(&self, id: u64, size: u64) -> Option<u64> {
-        let mut shard = self.shard(id).lock();
-        shard.get_mut(&id).map(|entry| std::mem::replace(&mut entry.size, size))
+    /// The kernel is told a file's size.
+    pub fn tell_size(&self, id: u64, size: u64) {
+        if let Some(entry) = self.shard(id).lock().get_mut(&id) {
+            entry.size = size;
+        }
+    }
+
+    /// The kernel was told that a file reaches `end`.
+    pub fn told_growth(&self, id: u64, end: u64) {
+        if let Some(entry) = self.shard(id).lock().get_mut(&id) {
+            entry.size = entry.size.max(end);
+            entry.told = Some(Instant::now());
+        }
+    }
+
+    /// Whether the kernel did certainly not take `offset` for the end of a file when it asked.
+    pub fn is_no_end(&self, id: u64, offset: u64) -> bool {
+        let lately = |told: Option<Instant>| told.is_some_and(|told| told.elapsed() < LATELY);
+        let shard = self.shard(id).lock();
+        shard.get(&id).is_some_and(|entry| entry.size != offset && !lately(entry.told))
+    }
+
+    /// A file's size as the kernel knows it.
+    pub fn size_of(&self, id: u64) -> Option<u64> {
+        self.shard(id).lock().get(&id).map(|entry| entry.size)
     }
 
     /// A kernel handle on a file's own node is gone.
@@ -364,8 +385,7 @@ impl NodeTable {
         if let Some(entry) = self.shard(id).lock().get_mut(&id) {
             entry.opens = entry.opens.saturating_sub(1);
             if entry.opens == 0 {
-                entry.exposed = false;
-                entry.node().into_iter().for_each(|node| clear_tag(node, TAG_PAGES));
+                entry.node().into_iter().for_each(|node| clear_tag(node, TAG_OPEN | TAG_PAGES));
             }
         }
     }
@@ -408,7 +428,7 @@ impl Drop for NodeTable {
             for entry in shard.get_mut().values() {
                 if let Some(node) = entry.node() {
                     set_counter(node, 0);
-                    clear_tag(node, TAG_PAGES);
+                    clear_tag(node, TAG_OPEN | TAG_PAGES);
                 }
             }
         }

@@ -31,6 +31,8 @@ pub(super) enum Outcome {
     ReplyWritten(Again, Range),
     /// The reply is in the body; then the pages of a range are dropped, except those under a node.
     ReplyBefore(Node, Range, Option<u64>),
+    /// The reply is in the body; then the kernel is told of the file's size once more.
+    ReplyThenTell(Node),
 }
 
 /// Why an operation did not end.
@@ -200,9 +202,10 @@ impl Call<'_> {
         }
     }
 
-    /// After data was changed: the reply waits until other nodes' pages are dropped.
+    /// After data was changed: the reply waits until other nodes' pages are dropped, and the kernel
+    /// knows under the file's own node how long it is.
     pub(super) fn changed(&self, node: &Node, range: Range) -> Outcome {
-        match self.session.lane.others_have_pages(node, self.header.node_id) {
+        match self.session.lane.others_must_know(node, self.header.node_id) {
             false => Outcome::Reply,
             true => Outcome::ReplyAfter(node.clone(), range, Some(self.header.node_id)),
         }

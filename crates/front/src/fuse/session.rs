@@ -26,12 +26,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use polylane_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use polylane_base::sync::{Arc, thread};
 use polylane_base::{Errno, Gid};
+use polylane_vfs::OpenFile;
 use polylane_vfs::handover::{self, Answered, InFlight, Kind, Origin, Store, Turn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::deferred::{Deferred, Job, Reply};
-use super::handles::{HANDLE_FILE, HANDLE_SECOND, HANDLE_SLOT, Handle, HandleTable};
+use super::handles::{HANDLE_FILE, HANDLE_SECOND, HANDLE_SLOT, HANDLE_TAG, Handle, HandleTable};
 use super::init::{self, MESSAGE_BYTES_MAX, Params};
 use super::locks::Waits;
 use super::names::name_of_slot;
@@ -161,7 +162,7 @@ fn run(session: &Arc<Session>, options: &ServeOptions, stop: &Stop) -> io::Resul
     let marks = Marks::new(options.threads.max(1));
     session.lane.progress.begin(session.device.clone(), marks.clone());
     let result = thread::scope(|scope| {
-        session.lane.notifier.start();
+        session.lane.notifier.start(session.device.clone());
         let notifiers = [
             scope.spawn(|| session.drop_pages(Level::Slots)),
             scope.spawn(|| session.drop_pages(Level::Own)),
@@ -271,7 +272,7 @@ impl Session {
             let kept = Record::adopt(&handover.store, &record);
             if let Some(handle) = self.open_again(&record, kept) {
                 if let Some(file) = &handle.opened {
-                    handover.reopen(record.words[0], file);
+                    handover.reopen(record.words[HANDLE_TAG], file);
                 }
                 self.handles.restore(record.words[0], handle);
             }
@@ -309,6 +310,9 @@ impl Session {
             None if which == HANDLE_FILE => {
                 self.lane.nodes.opened(node_id);
                 self.lane.nodes.has_pages(node_id);
+                if let Some(file) = &opened {
+                    self.lane.nodes.tell_size(node_id, file.size());
+                }
             }
             None => {}
         }
@@ -397,6 +401,11 @@ impl Session {
                 self.device.reply(header.unique, &body.0);
                 self.defer(&self.deferred, Job::Drop { node, range, except });
             }
+            Ok(Outcome::ReplyThenTell(node)) => {
+                let _until_sent = turn.map(|turn| turn.done(&body.0));
+                self.device.reply(header.unique, &body.0);
+                self.defer(&self.deferred, Job::TellSize(node));
+            }
             Err(exit @ (Exit::Defer | Exit::DeferFill)) => {
                 turn.into_iter().for_each(Turn::postpone);
                 self.lane.fuse.deferred();
@@ -471,6 +480,7 @@ impl Session {
             Job::Drop { node, range, except } => {
                 self.lane.invalidate(&node, except, range);
             }
+            Job::TellSize(node) => self.lane.tell_size(&node),
         }
     }
 
@@ -496,15 +506,17 @@ impl Session {
         }
     }
 
-    /// A handle was opened on a file's own node.
-    pub(super) fn opened(&self, node_id: u64) {
+    /// A handle was opened on a file's own node. Whether the file is longer by now than the kernel
+    /// was told.
+    pub(super) fn opened(&self, node_id: u64) -> bool {
         self.lane.nodes.opened(node_id);
         if !self.is_direct() {
             self.lane.nodes.has_pages(node_id);
         }
-        if let Ok(Target::Node(node)) = self.lane.nodes.get(node_id) {
-            self.lane.has_pages(&node);
-        }
+        let Ok(Target::Node(node)) = self.lane.nodes.get(node_id) else { return false };
+        self.lane.has_pages(&node);
+        // To ask ends a loan on which the file grows unseen; from now on there is none.
+        self.lane.growth(&node).is_some()
     }
 
     /// The kernel fills a page: from now on it may have some of the file, until the handles on the
@@ -525,7 +537,9 @@ impl Session {
 
     /// The end of a handle: what was locked through it is free, and its node one handle poorer.
     pub(super) fn close(&self, handle: &Handle) {
-        if let Ok(file) = handle.file() {
+        // What a slot was bound to goes on under the file's own node, where that took its place.
+        let over = |file: &Arc<OpenFile>| !handle.is_slot() || !file.is_kernels();
+        if let Some(file) = handle.file().ok().filter(over) {
             for owner in file.gone() {
                 let (node_id, owner) = (handle.node_id, owner.0 as u64);
                 self.lane.kept.drop_all(Whose::Posix { node_id, owner });

@@ -152,7 +152,7 @@ pub enum FileRequest<'a> {
     GetLock(LockArgs),
     Cancel { mailbox: u32 },
     OpenDir { at: At<'a>, follow: bool, list: usize },
-    Redeem { ticket: [u8; 16], into: Option<Handle> },
+    Redeem { ticket: [u8; 16] },
     ShareAll,
     CopyRange { from: Handle, offset: u64, to: Handle, at: u64, len: u64 },
     Expose { handle: Handle, shared: bool },
@@ -251,10 +251,7 @@ impl<'a> Checker<'a> {
             Op::GetLock => FileRequest::GetLock(self.lock()?),
             Op::Cancel => FileRequest::Cancel { mailbox: small(m.arg[0])? },
             Op::OpenDir => self.open_dir()?,
-            Op::Redeem => {
-                let into = (m.handle != 0).then_some(handle);
-                FileRequest::Redeem { ticket: self.ticket(), into }
-            }
+            Op::Redeem => FileRequest::Redeem { ticket: self.ticket() },
             Op::ShareAll => FileRequest::ShareAll,
             Op::CopyRange => self.copy_range()?,
             Op::Expose => {

@@ -272,20 +272,6 @@ impl Session {
         self.with(handle, Open::clone)
     }
 
-    /// Has a handle mean another open file of the same inode; the slot that went with it.
-    pub(super) fn replace(&self, handle: Handle, new: Arc<OpenFile>) -> Result<Option<u32>> {
-        let put = |open: Result<&mut Open>| match open? {
-            Open::File { file, slot, .. } => Ok((std::mem::replace(file, new), slot.take())),
-            Open::Dir { .. } => Err(Errno::EISDIR),
-        };
-        let (former, slot) = match handle.index & STREAMED_HANDLE {
-            0 => put(self.open.lock().get_mut(handle).map(|(open, _)| open))?,
-            _ => put(self.streamed.lock().get_mut(handle).map(|(open, _)| open))?,
-        };
-        drop(former);
-        Ok(slot)
-    }
-
     /// Takes an open file or directory out.
     pub(super) fn remove(&self, handle: Handle) -> Result<Open> {
         match handle.index & STREAMED_HANDLE {

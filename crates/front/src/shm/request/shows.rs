@@ -1,6 +1,6 @@
 //! What a client says with a read or a write besides where and how much.
 
-use polylane_ipc::message::{APPENDS, Message, SAYS_APPENDS, SHOW, SHOW_END};
+use polylane_ipc::message::{APPENDS, AT_END, AT_OFFSET, Message, SAYS_APPENDS, SHOW, SHOW_END};
 
 /// What a client that reads would like to see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,11 +30,15 @@ pub struct HowToWrite {
     pub show: bool,
     /// Whether the open file appends by now, where others may have changed that.
     pub appends: Option<bool>,
+    /// Whether this write appends, whatever the open file does otherwise.
+    pub at_end: Option<bool>,
 }
 
 impl HowToWrite {
     pub(super) fn of(message: &Message) -> HowToWrite {
         let is = |flag| message.flags & flag != 0;
-        HowToWrite { show: is(SHOW), appends: is(SAYS_APPENDS).then_some(is(APPENDS)) }
+        let appends = is(SAYS_APPENDS).then_some(is(APPENDS));
+        let at_end = (is(AT_END) != is(AT_OFFSET)).then_some(is(AT_END));
+        HowToWrite { show: is(SHOW), appends, at_end }
     }
 }

@@ -96,7 +96,7 @@ fn io_stays_in_range() {
     assert_eq!(check(&message, b""), Ok(want));
     for (bits, appends) in [(SAYS_APPENDS, Some(false)), (SAYS_APPENDS | APPENDS, Some(true))] {
         message.flags = SHOW | bits;
-        let how = HowToWrite { show: true, appends };
+        let how = HowToWrite { show: true, appends, at_end: None };
         let want = FileRequest::Write { handle, offset: 0, len: BUFFER, how };
         assert_eq!(check(&message, b""), Ok(want));
     }

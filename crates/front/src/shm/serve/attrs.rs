@@ -4,7 +4,7 @@ use polylane_base::{Errno, Result};
 use polylane_ipc::message::{Reply, Status};
 use polylane_vfs::{Cred, Kind, Node, PathError, SetAttr};
 
-use super::{Answer, Call, done, with_attr};
+use super::{Answer, Call, Failure, done, with_attr};
 use crate::notifier::Range;
 use crate::shm::marks;
 use crate::shm::request::{At, Handle, Object};
@@ -64,7 +64,8 @@ impl Call<'_> {
 
     pub(super) fn setattr(&mut self, object: Object<'_>, set: &SetAttr) -> Answer {
         let node = self.node(object)?;
-        if set.size.is_some() {
+        if let Some(size) = set.size {
+            self.before_cut(&node, size)?;
             self.before_io(&node, Range::ALL)?;
         }
         let by_path = set.size.is_some() && !matches!(object, Object::Handle(_));
@@ -77,6 +78,15 @@ impl Call<'_> {
             self.changed(&node, Range::ALL);
         }
         Ok(with_attr(&attr))
+    }
+
+    /// Before a file gets another size: what the kernel takes to be longer is cut by its own way,
+    /// the only one by which it learns of that.
+    pub(super) fn before_cut(&self, node: &Node, size: u64) -> Result<(), Failure> {
+        match self.session.lane.is_cut_by_kernel(node, size) {
+            true => Err(Failure::UseKernel),
+            false => Ok(()),
+        }
     }
 
     /// ftruncate(2): the descriptor's mode decides about the size, not the permission bits;

@@ -144,7 +144,10 @@ impl Call<'_> {
     fn before_truncation(&self, start: &Node, path: &[u8], flags: i32) -> Result<(), Failure> {
         let follow = flags & libc::O_NOFOLLOW == 0;
         match self.vfs().resolve(self.cred(), start, path, follow) {
-            Ok(node) => self.before_io(&node, Range::ALL),
+            Ok(node) => {
+                self.before_cut(&node, 0)?;
+                self.before_io(&node, Range::ALL)
+            }
             Err(_) => Ok(()),
         }
     }
@@ -198,7 +201,7 @@ impl Call<'_> {
         if let Some(appends) = how.appends {
             file.set_appends(appends);
         }
-        let append = file.flags() & libc::O_APPEND != 0;
+        let append = how.at_end.unwrap_or(file.flags() & libc::O_APPEND != 0);
         let range = if append { Range::ALL } else { Range { offset, len: len as u64 } };
         let before = Moment::of(file.node());
         self.before_io(file.node(), range)?;
@@ -211,7 +214,13 @@ impl Call<'_> {
         }
         let changes = if how.show { self.session.changes_of(file.node()) } else { None };
         let mut source = In(self.session.channel.write_pipe(self.mailbox, 0, len));
-        let written = file.write(self.cred(), Some(offset), &mut source)?;
+        let written = match how.at_end {
+            None => file.write(self.cred(), Some(offset), &mut source)?,
+            Some(at_end) => {
+                let at = (!at_end).then_some(offset);
+                file.write_placed(self.cred(), at, &mut source)?
+            }
+        };
         let beside = before.until_now(file.node());
         let start = written.end.saturating_sub(written.count as u64);
         let range = Range { offset: start, len: written.count as u64 };
@@ -351,11 +360,13 @@ impl Call<'_> {
         Ok(done(0))
     }
 
-    /// The name under which the kernel opens the file's own node is a ticket of its own.
+    /// The name under which the kernel opens the file's own node is a ticket of its own. `shared`:
+    /// whether the file may be mapped so is all that is asked.
     pub(super) fn expose(&mut self, handle: Handle, shared: bool) -> Answer {
         let file = self.session.file(handle)?;
         if shared {
             file.may_be_mapped_shared()?;
+            return Ok(done(0));
         }
         // Others may reach the file past the session from now on.
         Holder::revoke(&**self.session);

@@ -33,7 +33,7 @@ use self::payload::In;
 use super::request::{At, FileRequest, Object};
 use super::session::Session;
 use super::stats::Stats;
-use crate::lane::{self, Beside, TAG_PAGES, TAG_SLOT_PAGES};
+use crate::lane::{self, Beside, TAG_OPEN, TAG_PAGES, TAG_SLOT_PAGES};
 use crate::notifier::Range;
 
 /// One request being served.
@@ -150,8 +150,7 @@ pub(super) fn serve(call: &mut Call<'_>, request: &FileRequest<'_>) -> Answer {
         R::GetLock(args) => call.get_lock(&args),
         R::Cancel { mailbox } => call.cancel(mailbox),
         R::OpenDir { at, follow, list } => call.open_dir(at, follow, list),
-        R::Redeem { ticket, into: None } => call.redeem(&ticket),
-        R::Redeem { ticket, into: Some(handle) } => call.redeem_into(&ticket, handle),
+        R::Redeem { ticket } => call.redeem(&ticket),
         R::ShareAll => call.share_all(),
         R::CopyRange { from, offset, to, at, len } => {
             call.copy_range((from, offset), (to, at), len)
@@ -228,6 +227,8 @@ impl<'a> Call<'a> {
     fn changed(&mut self, node: &Node, range: Range) {
         if kernel_has_pages(node) {
             self.changed = Some(Changed { node: node.clone(), range, written: None });
+        } else if kernel_has_open(node) {
+            self.session.lane.tell_growth(node);
         }
     }
 
@@ -243,6 +244,11 @@ impl<'a> Call<'a> {
 /// Whether a program may have the file mapped through the kernel.
 pub(in crate::shm) fn kernel_has_pages(node: &Node) -> bool {
     node.tag().load(Ordering::SeqCst) & (TAG_PAGES | TAG_SLOT_PAGES) != 0
+}
+
+/// Whether the kernel has a file's own node open, and is to know how long it is.
+pub(in crate::shm) fn kernel_has_open(node: &Node) -> bool {
+    node.tag().load(Ordering::SeqCst) & TAG_OPEN != 0
 }
 
 /// A name that only the kernel's way knows: the virtual directories in the root.

@@ -16,23 +16,6 @@ impl Call<'_> {
         Ok(done(0))
     }
 
-    /// A handle means the open file of a ticket from now on, which is the same but opened by the
-    /// kernel. The slot that it had is no file's any more.
-    pub(super) fn redeem_into(&mut self, key: &[u8; 16], handle: Handle) -> Answer {
-        let file = self.session.lane.tickets.redeem(key).ok_or(Errno::ENOENT)?.file;
-        let former = self.session.file(handle)?;
-        let mode = |file: &OpenFile| file.flags() & libc::O_ACCMODE;
-        if !Arc::ptr_eq(former.node(), file.node()) || mode(&former) != mode(&file) {
-            return Err(Errno::EINVAL.into());
-        }
-        file.set_flags(former.flags())?;
-        if let Some(number) = self.session.replace(handle, file)? {
-            // The kernel may have released it already.
-            let _ = self.session.slots.unbind(number);
-        }
-        Ok(done(0))
-    }
-
     /// To be called before a file is cut by its path: what to hold until it is.
     pub(super) fn open_to_cut(&self, node: &Node) -> Result<Option<Arc<OpenFile>>, Failure> {
         let cred: &Cred = self.cred();

@@ -9,7 +9,7 @@ use polylane_vfs::{Node, Part, Viewer};
 
 use super::state::{PAGE, Piece, PieceSource, State, View, address, ask_from, page_of};
 use crate::shm::request::Handle;
-use crate::shm::serve::kernel_has_pages;
+use crate::shm::serve::{kernel_has_open, kernel_has_pages};
 use crate::shm::session::Session;
 
 /// What is lent to a client after a write.
@@ -78,7 +78,9 @@ impl Session {
         let vfs = &self.lane.vfs;
         vfs.lend(node, self.id, &mut || {
             let room = (first + room_pages) * PAGE;
-            let grows = room_pages > 0 && vfs.reserve_ahead(node, room).is_ok();
+            // What grows unseen must not be open with the kernel, which is told of growth.
+            let grows =
+                room_pages > 0 && !kernel_has_open(node) && vfs.reserve_ahead(node, room).is_ok();
             let mut state = self.views.state.lock();
             state.loans += 1;
             let streams = if streams { state.loans } else { 0 };

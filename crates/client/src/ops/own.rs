@@ -1,0 +1,128 @@
+//! The own node of an open file, in its slot's place.
+//!
+//! The kernel knows a slot as an inode of its own: its pages, its size and its end are not the
+//! file's. What the kernel does by itself (mappings, splice, sendfile, `RWF_APPEND`, rings), and
+//! what another process may do, needs a descriptor of the file's own node. Before either, each
+//! number that means the open file becomes a copy of one descriptor that the kernel opened, with
+//! the same position and flags. The service gives that the same open file: its locks and its
+//! handle stay.
+//!
+//! # Invariants
+//!
+//! - Who gives a number another descriptor says first that the file is moving, and then looks for
+//!   its numbers; who makes a copy notes the number first, and then looks whether the file moves.
+//!   So no copy of a slot is left behind.
+//! - A number is not closed, nor found to mean anything, while it gets another descriptor.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{Ordering, fence};
+
+use polylane_ipc::message::{Message, Op, SLOT_DIR};
+use rustix::fs::{SeekFrom, seek};
+
+use crate::call;
+use crate::file::{self, STATUS_FLAGS};
+use crate::lease;
+use crate::outcome::{Detour, Outcome};
+use crate::slots::Slot;
+use crate::table::{Pin, bit};
+use crate::{config, real, state, thread};
+
+/// Has every number that means `file` be of the file's own node. `Kernel`: that cannot be done now.
+pub(crate) fn settle(file: &Pin) -> Outcome<()> {
+    let Some(slot) = file::slot(file) else { return Ok(()) };
+    let (session, handle) = file::usable(file, slot.master())?;
+    // Copies that others have of the slot would stay behind; a process with this one's memory has
+    // other descriptors.
+    if file.is(bit::ESCAPED | bit::SHARED) || !session.is_own() {
+        return Err(Detour::Kernel);
+    }
+    lease::meet(file);
+    let name = call::plain(session, Message { handle, ..Message::new(Op::Expose) })?.value;
+    let ticket = u128::from(name[0]) | u128::from(name[1]) << 64;
+    thread::slow(|| take_place(file, &ticket.to_le_bytes()))
+}
+
+/// As [`settle`], of what `fd` means. Where it cannot be done, the slot's own node does what it
+/// can: position and size are the file's.
+pub(crate) fn settle_fd(fd: RawFd) {
+    let Some(file) = file::find_known(fd) else { return };
+    if settle(&file).is_err() && !file::publish(&file) {
+        file::tell_size(real::borrow(fd));
+    }
+}
+
+/// A copy of `from`, which means `file`, was noted on `new`: it must be of the file's own node if
+/// `from` is by now.
+pub(crate) fn follow(file: &Pin, from: RawFd, new: RawFd) {
+    fence(Ordering::SeqCst);
+    if file.is(bit::MOVES) {
+        thread::slow(|| {
+            let _moved = file.offset_lock.lock();
+            // What was closed meanwhile needs nothing.
+            let _ = real::replace(new, from);
+        });
+    }
+}
+
+fn take_place(file: &Pin, ticket: &[u8; 16]) -> Outcome<()> {
+    let _guard = file.offset_lock.lock();
+    let Some(slot) = file::slot(file) else { return Ok(()) };
+    let mut named = false;
+    state::get().table.each_known(file.index(), |_| named = true);
+    if !named {
+        // It is being opened: its number is not known yet.
+        return Err(Detour::Kernel);
+    }
+    let position = match file.is(bit::KERNEL_OFFSET) {
+        true => seek(real::borrow(slot.master()), SeekFrom::Current(0))?,
+        false => file.offset.load(Ordering::Relaxed),
+    };
+    let opened = open(ticket, flags(file, slot)?)?;
+    // A position that the slot had, or that was checked when it was set: the kernel takes it.
+    let _ = seek(real::borrow(opened), SeekFrom::Start(position));
+    real::copy_signals(slot.master(), opened);
+    let node = real::node_cached(opened).unwrap_or(0);
+    file.node.store(node, Ordering::Relaxed);
+    file.leaves_end();
+    file.set(bit::MOVES | bit::KERNEL_OFFSET);
+    fence(Ordering::SeqCst);
+    state::get().table.each_number(file.index(), |number| {
+        // One that was closed past the hooks needs nothing.
+        let _ = real::replace(number, opened);
+    });
+    let place = file.slot.swap(0, Ordering::AcqRel) - 1;
+    state::get().slots.release(place, None);
+    real::close_quietly(opened);
+    Ok(())
+}
+
+/// Opens the own node of a ticket's file. Where no number is free, the library's spare ones go.
+fn open(ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
+    let prefix = SLOT_DIR.as_bytes();
+    let mut name = [0; SLOT_DIR.len() + 3 + 32];
+    name[..prefix.len()].copy_from_slice(prefix);
+    name[prefix.len()..prefix.len() + 3].copy_from_slice(b"/x-");
+    for (two, byte) in name[prefix.len() + 3..].chunks_exact_mut(2).zip(ticket) {
+        let digit = |value: u8| b"0123456789abcdef"[usize::from(value & 15)];
+        two.copy_from_slice(&[digit(byte >> 4), digit(*byte)]);
+    }
+    let mut path = [0; config::MOUNT_BYTES_MAX + 96];
+    let path = config::under_mount(&mut path, &name).ok_or(Detour::Kernel)?;
+    let flags = flags | libc::O_CREAT | libc::O_CLOEXEC;
+    match real::open_file(path, flags) {
+        Err(rustix::io::Errno::MFILE) if state::get().slots.shed() => {
+            real::open_file(path, flags).map_err(|_| Detour::Kernel)
+        }
+        opened => opened.map_err(|_| Detour::Kernel),
+    }
+}
+
+/// As the kernel is to have them. Where others may have changed them it knows best.
+fn flags(file: &Pin, slot: &Slot) -> Outcome<i32> {
+    let known = file.flags.load(Ordering::Relaxed) as i32;
+    if !file.is(bit::COMMON | bit::FLAGGED) {
+        return Ok(known);
+    }
+    Ok(known & !STATUS_FLAGS | real::status_flags(slot.master())? & STATUS_FLAGS)
+}
