@@ -21,6 +21,9 @@ fn bits(flags: i32) -> OFlags {
 /// `O_TMPFILE` without the `O_DIRECTORY` that is part of it.
 const TMPFILE: OFlags = OFlags::TMPFILE.difference(OFlags::DIRECTORY);
 
+/// Times that a name may be removed behind our back while it is being opened, at most.
+const RACES_MAX: u32 = 100;
+
 /// How a new file is to be made, if there is none.
 struct Missing {
     perm: u32,
@@ -85,7 +88,7 @@ impl Vfs {
         flags: i32,
         missing: &Missing,
     ) -> Result<Arc<OpenFile>, PathError> {
-        let wish = bits(flags);
+        let (wish, mut races) = (bits(flags), RACES_MAX);
         loop {
             match walk.run(Goal::Parent)? {
                 End::Here if wish.contains(OFlags::EXCL) => return Err(Errno::EEXIST.into()),
@@ -93,7 +96,15 @@ impl Vfs {
                 End::Name { .. } if walk.is_covered(walk.last()) => return Err(PathError::Leaves),
                 End::Name { .. } => (),
             }
-            let (node, created) = self.find_or_create(cred, walk.at(), walk.last(), missing)?;
+            let found = self.find_or_create(cred, walk.at(), walk.last(), missing);
+            let (node, created) = match found {
+                // Removed behind our back since it was found: it is looked for again.
+                Err(Errno::ESTALE | Errno::ENOENT) if races > 0 => {
+                    races -= 1;
+                    continue;
+                }
+                found => found?,
+            };
             if created {
                 return Ok(OpenFile::new(node, flags));
             }
@@ -104,7 +115,10 @@ impl Vfs {
                 Kind::Symlink if wish.contains(OFlags::NOFOLLOW) => return Err(Errno::ELOOP.into()),
                 Kind::Symlink => walk.enter_link(&node)?,
                 Kind::Dir => return Err(Errno::EISDIR.into()),
-                _ => return Ok(self.open(cred, &node, flags)?),
+                _ => match self.open(cred, &node, flags) {
+                    Err(Errno::ESTALE) if races > 0 => races -= 1,
+                    opened => return Ok(opened?),
+                },
             }
         }
     }

@@ -104,6 +104,9 @@ impl Vfs {
         if let Some(kind) = AclKind::from_name(name) {
             return self.set_acl(cred, node, kind, Some(value));
         }
+        if name == CAPABILITY && !value.is_empty() && !is_capability(value) {
+            return Err(Errno::EINVAL);
+        }
         check_change(cred, node, name)?;
         let _contents = self.core.lock_contents(node)?;
         let mut held = node.attr();
@@ -183,4 +186,10 @@ impl Core {
         check_alive(node)?;
         Ok((Some(guard), None))
     }
+}
+
+/// Whether a value is one of Linux' `struct vfs_cap_data` or `vfs_ns_cap_data`: its length is that
+/// of its version.
+fn is_capability(value: &[u8]) -> bool {
+    matches!((value.len(), value.get(3)), (20, Some(2)) | (24, Some(3)))
 }

@@ -7,6 +7,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_char, c_void};
 
 use libc::{DIR, c_int, c_long, dirent64, size_t, ssize_t};
+use polylane_base::Errno;
 
 use super::{answer, arg, attempt, failed, fd, hooks, number};
 use crate::ops::dir::{self as ops, STREAMS};
@@ -346,8 +347,14 @@ hooks! {
     ["getdents64"]
     fn getdents64(fd: c_int, into: *mut c_void, count: size_t) -> ssize_t {
         answer!(
-            // SAFETY: a buffer, by contract.
-            ops::entries(fd, unsafe { arg::sink(into, count)? }).map(|count| count as ssize_t),
+            {
+                // The kernel's counter is an int; it has room for no entry then.
+                if count as u32 > c_int::MAX as u32 {
+                    return Err(Errno::EINVAL.into());
+                }
+                // SAFETY: a buffer, by contract.
+                ops::entries(fd, unsafe { arg::sink(into, count)? }).map(|count| count as ssize_t)
+            },
             {
                 let (fd, count) = (fd.into(), count.min(c_int::MAX as usize) as c_long);
                 real::syscall(libc::SYS_getdents64, fd, into as c_long, count, 0, 0, 0) as ssize_t

@@ -126,6 +126,10 @@ unsafe fn locking(fd: c_int, command: c_int, lock: *mut libc::flock) -> Outcome<
     if !matches!(command, libc::F_GETLK | F_OFD_GETLK) {
         return lock::set(fd, asked, ofd, wait).map(|()| 0);
     }
+    if !ofd && asked.kind == libc::F_UNLCK {
+        // The kernel refuses it, of whatever file.
+        return Err(Detour::Kernel);
+    }
     let found = lock::get(fd, asked, ofd)?;
     // SAFETY: `range` saw that it is not null.
     let lock = unsafe { &mut *lock };

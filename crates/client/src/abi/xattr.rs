@@ -6,7 +6,7 @@ use libc::{c_int, size_t, ssize_t};
 
 use super::{answer, arg, hooks};
 use crate::ops::xattr::{self as ops, Object};
-use crate::outcome::Outcome;
+use crate::outcome::{Detour, Outcome};
 use crate::real;
 
 /// # Safety
@@ -33,6 +33,10 @@ unsafe fn set(
     size: size_t,
     flags: c_int,
 ) -> Outcome<c_int> {
+    if flags == libc::XATTR_CREATE | libc::XATTR_REPLACE {
+        // Neither can be so: what the kernel's way says of it.
+        return Err(Detour::Kernel);
+    }
     // SAFETY: by contract.
     let (name, from) = unsafe { (arg::text(name)?, arg::source(from, size)?) };
     ops::set(object?, name, from, flags).map(|()| 0)

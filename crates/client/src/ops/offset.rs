@@ -52,7 +52,7 @@ fn seek_in(file: &Record, fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
         libc::SEEK_DATA | libc::SEEK_HOLE => Some(find(file, fd, offset, whence)?),
         _ => return Err(Detour::Kernel),
     };
-    let target = target.ok_or(Errno::EOVERFLOW)?;
+    let target = target.ok_or(Errno::EINVAL)?;
     let unsigned = u64::try_from(target).map_err(|_| Errno::EINVAL)?;
     file.leaves_end();
     match kernel {

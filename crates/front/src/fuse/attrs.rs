@@ -118,6 +118,7 @@ fn supported(call: &Call<'_>, name: &[u8]) -> Result<()> {
 pub(super) fn setxattr(call: &mut Call<'_>) -> End {
     const XATTR_CREATE: u32 = 1;
     const XATTR_REPLACE: u32 = 2;
+    const BOTH: u32 = XATTR_CREATE | XATTR_REPLACE;
     let (size, flags) = (call.args.u32()?, call.args.u32()?);
     let extra = if call.session.has_setxattr_ext() { call.args.u64()? as u32 } else { 0 };
     let name = call.args.string()?;
@@ -127,6 +128,11 @@ pub(super) fn setxattr(call: &mut Call<'_>) -> End {
         0 => XattrMode::Any,
         XATTR_CREATE => XattrMode::Create,
         XATTR_REPLACE => XattrMode::Replace,
+        // Neither can be so: the error is that of the one that fails.
+        BOTH => {
+            let there = call.session.lane.vfs.getxattr(&call.attr_cred()?, &call.node()?, name);
+            return Err(there.map_or_else(|errno| errno, |_| Errno::EEXIST).into());
+        }
         _ => return Err(Errno::EINVAL.into()),
     };
     let node = call.node()?;

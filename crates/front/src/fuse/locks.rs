@@ -40,7 +40,15 @@ const EARLY_MAX: usize = 64;
 
 /// A process's locks, as the kernel scrambled the process.
 fn posix_owner(owner: u64) -> LockOwner {
-    LockOwner(0xF05E << 112 | u128::from(owner))
+    LockOwner(KERNELS | u128::from(owner))
+}
+
+/// High bits of the owners that the kernel names.
+const KERNELS: u128 = 0xF05E << 112;
+
+/// Whether a lock came through the kernel.
+pub(crate) fn is_kernels(owner: LockOwner) -> bool {
+    owner.0 & KERNELS == KERNELS
 }
 
 enum Wait {

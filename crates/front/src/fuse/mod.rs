@@ -26,7 +26,7 @@ mod files;
 mod handles;
 pub(crate) mod init;
 mod ioctl;
-mod locks;
+pub(crate) mod locks;
 mod names;
 pub mod nodes;
 mod ops;

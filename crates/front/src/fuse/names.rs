@@ -1,15 +1,17 @@
 //! Operations on names: lookup and forget, create, remove, move, link.
 
+use polylane_base::sync::Arc;
 use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_vfs::fs::Attr;
-use polylane_vfs::{Create, Kind, Node};
+use polylane_vfs::{Create, Cred, Kind, Node, OpenFile};
 
 use super::handles::Handle;
 use super::nodes::{Place, ROOT_ID, Target, VirtualDir};
-use super::ops::{Call, End, Outcome};
+use super::ops::{Call, End, Exit, Outcome};
 use super::protocol::fopen;
 use super::reply::decode_device;
 use crate::lane::is_reserved;
+use crate::notifier::Range;
 use crate::slots::{Access, Slot, Token};
 
 /// How long the kernel may remember the virtual directories, in seconds: they never change.
@@ -88,6 +90,16 @@ impl Call<'_> {
     /// Opens a new file, and replies with its entry, found by that name if any, and its handle.
     fn open_new(&mut self, node: &Node, name: Option<(&Node, &[u8])>, flags: i32) -> End {
         let file = self.session.lane.vfs.open(&self.cred()?, node, flags)?;
+        self.reply_opened(node, name, (file, flags))?;
+        Ok(Outcome::Reply)
+    }
+
+    fn reply_opened(
+        &mut self,
+        node: &Node,
+        name: Option<(&Node, &[u8])>,
+        (file, flags): (Arc<OpenFile>, i32),
+    ) -> Result<()> {
         let id = match name {
             Some(name) => self.entry_of(name, node)?,
             None => self.entry(node, Place::NONE)?,
@@ -96,7 +108,7 @@ impl Call<'_> {
         let handle = Handle { node_id: id, opened: Some(file), ..Handle::default() };
         let fh = self.session.handles.insert(handle);
         self.out.open(fh, self.session.open_flags(flags));
-        Ok(Outcome::Reply)
+        Ok(())
     }
 }
 
@@ -254,12 +266,50 @@ pub(super) fn create(call: &mut Call<'_>) -> End {
     call.not_reserved(call.header.node_id, name, Errno::EISDIR)?;
     let perm = mode & 0o7777;
     let new = Create { kind: Kind::File, perm, umask, rdev: 0, target: b"" };
-    match call.session.lane.vfs.create(&call.cred()?, &dir, name, &new) {
-        Ok(node) => call.open_new(&node, Some((&dir, name)), open_flags(flags)),
-        // Somebody was faster. The kernel has not checked the permissions of what is there now; a
-        // stale entry makes it look again, which does.
-        Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => Err(Errno::ESTALE.into()),
-        Err(errno) => Err(errno.into()),
+    for _ in 0..RACES_MAX {
+        match call.session.lane.vfs.create(&call.cred()?, &dir, name, &new) {
+            Ok(node) => return call.open_new(&node, Some((&dir, name)), open_flags(flags)),
+            Err(Errno::EEXIST) if flags & libc::O_EXCL == 0 => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        match open_made(call, &dir, name, flags) {
+            // Gone again.
+            Err(Exit::Failed(Errno::ENOENT | Errno::ESTALE)) => {}
+            done => return done,
+        }
+    }
+    Err(Errno::ESTALE.into())
+}
+
+/// Times that others may make and remove a name while it is being opened, at most.
+const RACES_MAX: u32 = 1000;
+
+/// Somebody else was faster to make a file. The kernel checks no permissions of what it has asked
+/// to be made, and to have it look again could go on for ever beside one who makes and removes the
+/// name. So they are checked here, of what this can be known of; the rest is left to the kernel: a
+/// stale entry makes it look again.
+fn open_made(call: &mut Call<'_>, dir: &Node, name: &[u8], flags: i32) -> End {
+    let vfs = &call.session.lane.vfs;
+    let cred = call.cred()?;
+    let node = vfs.lookup(&cred, dir, name)?;
+    let attr = vfs.getattr(&node)?;
+    // Which capabilities root has the kernel alone knows.
+    if node.kind() != Kind::File || cred.is_root() && attr.uid != cred.uid {
+        return Err(Exit::Late(Errno::ESTALE));
+    }
+    if flags & libc::O_TRUNC != 0 {
+        call.settle(&node, Range::ALL)?;
+    }
+    let checked = Cred { kernel_checked: false, ..cred };
+    let opened = vfs.open(&checked, &node, open_flags(flags) | flags & libc::O_TRUNC);
+    let file = match opened {
+        Err(Errno::EACCES | Errno::EPERM) => return Err(Exit::Late(Errno::ESTALE)),
+        opened => opened?,
+    };
+    call.reply_opened(&node, Some((dir, name)), (file, open_flags(flags)))?;
+    match flags & libc::O_TRUNC {
+        0 => Ok(Outcome::Reply),
+        _ => Ok(call.changed(&node, Range::ALL)),
     }
 }
 

@@ -8,6 +8,7 @@ use polylane_ipc::message::{Reply, Status};
 use polylane_vfs::{LockFamily, LockKind, LockOutcome, LockRequest, OpenFile};
 
 use super::{Answer, Call, Failure, done};
+use crate::fuse::locks::is_kernels;
 use crate::kept::{Given, Whose};
 use crate::shm::request::{LockArgs, TO_THE_END};
 
@@ -137,7 +138,7 @@ impl Call<'_> {
         }
         match found {
             None => reply.value[0] = libc::F_UNLCK as u64,
-            Some(found) => reply.value[..4].copy_from_slice(&describe(&found)),
+            Some(found) => reply.value[..4].copy_from_slice(&describe(&found, args.family)),
         }
         Ok(reply)
     }
@@ -174,15 +175,18 @@ fn status(result: Result<()>) -> Status {
     }
 }
 
-/// Type, start, length (0: to the end) and process of a lock in the way.
-fn describe(found: &LockRequest) -> [u64; 4] {
+/// Type, start, length (0: to the end) and process of a lock in the way of one of a family.
+fn describe(found: &LockRequest, asked: LockFamily) -> [u64; 4] {
     let kind = match found.kind {
         LockKind::Read => libc::F_RDLCK,
         LockKind::Write => libc::F_WRLCK,
         LockKind::Unlock => libc::F_UNLCK,
     };
     let len = if found.end == TO_THE_END { 0 } else { found.end - found.start + 1 };
-    // An open-file-description lock belongs to no process: F_GETLK says -1.
-    let pid = if found.family == LockFamily::Ofd { u32::MAX } else { found.pid };
+    // An open-file-description lock belongs to no process: F_GETLK says -1. Those that came through
+    // the kernel cannot be told from others, and who asks for such by the kernel hears that, too.
+    let nobodys =
+        found.family == LockFamily::Ofd || asked == LockFamily::Ofd && is_kernels(found.owner);
+    let pid = if nobodys { u32::MAX } else { found.pid };
     [kind as u64, found.start, len, u64::from(pid)]
 }
