@@ -33,10 +33,9 @@ use crate::failure::{Failure, Result, say};
 use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::names::PoolName;
-use crate::path_text;
-use crate::process::Process;
+use crate::process::{self, Process};
 use crate::share::member::Member;
-use crate::{process, spec};
+use crate::{path_text, spec};
 
 /// How long an engine may take to start, or to answer.
 pub(super) const ANSWER_TIME_MAX: Duration = Duration::from_secs(30);
