@@ -49,10 +49,7 @@ hooks! {
                 libc::SYS_statx => stat::statx(a as _, b as _, c as _, d as _, e as _).into(),
                 libc::SYS_getdents64 => dir::getdents64(a as _, b as _, c as _) as c_long,
                 libc::SYS_readahead => attr::readahead(a as _, b, c as _) as c_long,
-                libc::SYS_fadvise64 => match attr::posix_fadvise(a as _, b, c, d as _) {
-                    0 => 0,
-                    errno => super::failed(errno),
-                },
+                libc::SYS_fadvise64 => fadvise(attr::posix_fadvise(a as _, b, c, d as _)),
                 libc::SYS_epoll_ctl => epoll::epoll_ctl(a as _, b as _, c as _, d as _).into(),
                 libc::SYS_close => fd::close(a as _).into(),
                 libc::SYS_close_range => fd::close_range(a as _, b as _, c as _).into(),
@@ -148,6 +145,11 @@ unsafe fn clone3(given: *const u64, size: usize) -> c_long {
     }
 }
 
+/// What `fadvise64` returns where `posix_fadvise` returns an errno.
+fn fadvise(errno: c_int) -> c_long {
+    if errno == 0 { 0 } else { super::failed(errno) }
+}
+
 /// What a system call changes of this process, or of what paths mean in it.
 enum Change {
     /// The user or groups of the calling thread: libc's functions of these names, which change all
@@ -206,10 +208,10 @@ unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) -> Option<
         libc::SYS_clone => return Some(process::before_clone(a as c_int)),
         libc::SYS_landlock_restrict_self => process::confined(),
         libc::SYS_seccomp if seccomp_confines(a, c) => process::confined(),
-        libc::SYS_prctl if a == libc::PR_SET_SECCOMP.into() => {
-            if identity::confines(b as _, c as _) {
-                process::confined();
-            }
+        libc::SYS_prctl
+            if a == libc::PR_SET_SECCOMP.into() && identity::confines(b as _, c as _) =>
+        {
+            process::confined();
         }
         libc::SYS_getcwd => process::look_for_directory(),
         libc::SYS_io_uring_setup => rings::ring_begins(),

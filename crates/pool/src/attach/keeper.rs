@@ -1,5 +1,4 @@
-//! The keeper of an attachment: a detached process that holds its door and volume, starts an engine
-//! in place of one that died, and listens to commands.
+//! The keeper of an attachment: a detached process that holds its volume and starts its engines.
 //!
 //! It holds nothing on the attached device and never touches it: it must be able to start an engine
 //! while the device waits for one.
