@@ -254,7 +254,7 @@ mod tests {
     fn everything() -> Vec<Vec<u8>> {
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
         let places = table.lines().filter_map(|line| line.split(' ').nth(4));
-        places.map(|place| place[1..].as_bytes().to_vec()).filter(|one| !one.is_empty()).collect()
+        places.map(|place| place.as_bytes()[1..].to_vec()).filter(|one| !one.is_empty()).collect()
     }
 
     #[test]
