@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use polylane_block::device::{Op, Request, SECTOR_BYTES, Sector};
+use polylane_block::device::{Allocation, Op, Request, SECTOR_BYTES, Sector};
 use polylane_block::wait::{UnderWay, Waiter};
 use polylane_block::{BlockDevice, Error as DeviceError};
 use polylane_sys::buffer::Buffer;
 
 use crate::format::DeviceBlock;
+
+/// Zeros that are written at a time.
+const BACKED_BYTES: u64 = 1 << 20;
 
 type Result<T> = std::result::Result<T, DeviceError>;
 
@@ -108,6 +111,25 @@ impl BlockIo {
     /// Makes blocks read as zeros.
     pub fn zero(&self, block: DeviceBlock, count: u64) -> Result<()> {
         self.waiter.write_zeroes(self.sector(block)?, count * self.sectors(), false)
+    }
+
+    /// Has the medium give room to blocks that take none; what takes none reads as zeros, and does
+    /// so afterwards. How many blocks from `block` on are known to take room then, at least one and
+    /// `most` at most: of `wanted` it is seen to, as far as one request goes. Nobody else may write
+    /// there meanwhile.
+    pub fn back(&self, block: DeviceBlock, wanted: u64, most: u64) -> Result<u64> {
+        let (sector, unit) = (self.sector(block)?, self.sectors());
+        let (allocation, sectors) = self.waiter.device().allocation(sector, most * unit);
+        match (allocation, (sectors / unit).min(most)) {
+            // Where the host's blocks are smaller than ours, a part of one may be missing.
+            (Allocation::Data, blocks) => Ok(blocks.max(1)),
+            (Allocation::Hole, 0) => Ok(1),
+            (Allocation::Hole, blocks) => {
+                let blocks = blocks.min(wanted).min(BACKED_BYTES / self.block_bytes as u64);
+                self.write(block, Buffer::zeroed(blocks as usize * self.block_bytes))?;
+                Ok(blocks)
+            }
+        }
     }
 
     /// Gives blocks up.

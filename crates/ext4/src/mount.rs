@@ -240,9 +240,11 @@ impl Ext4 {
         let journal = volume.journal.as_ref().ok_or(Errno::EROFS)?;
         // What was freed so far becomes free.
         journal.commit(&**volume)?;
-        volume
-            .alloc
-            .trim(blocks_min.max(1), |start, count| Ok(volume.io.discard(start, count.into())?))
+        let give = |start, count: u32| Ok(volume.io.discard(start, count.into())?);
+        let given = volume.alloc.trim(blocks_min.max(1), give)?;
+        volume.found_room(given);
+        journal.back_ahead()?;
+        Ok(given)
     }
 
     /// Why the file system was stopped, when it was.
@@ -452,7 +454,11 @@ fn finish_orphans(
     let all = volume.orphans.lock().take_over(&list, file);
     let kept = finish_all(volume, all, keep_nameless)?;
     if let Some(journal) = &volume.journal {
-        journal.commit(&**volume)?;
+        match journal.commit(&**volume) {
+            // It is in the running transaction, and tried again.
+            Err(why) if why.is_no_space() => return Ok(kept),
+            done => done?,
+        }
     }
     if had_list && kept.is_empty() {
         let mut superblock = volume.superblock.lock();

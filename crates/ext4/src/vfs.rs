@@ -47,6 +47,14 @@ impl Ext4 {
         self.changing_anyway(|| journal.admit().and_then(|()| run()))
     }
 
+    /// The same for what makes something new: that finds no room sooner than what removes.
+    fn making<T>(&self, run: impl FnOnce() -> Result<T>) -> polylane_base::Result<T> {
+        match &self.volume.journal {
+            Some(journal) if journal.is_tight() => Err(Errno::ENOSPC),
+            _ => self.changing(run),
+        }
+    }
+
     /// The same, however little room there is in the journal: it was promised, and is waited for.
     fn changing_anyway<T>(&self, run: impl FnOnce() -> Result<T>) -> polylane_base::Result<T> {
         let Some(_change) = self.changes.begin() else { return Err(Errno::EROFS) };
@@ -155,15 +163,15 @@ impl FileSystem for Ext4 {
     }
 
     fn create(&self, dir: Ino, name: &[u8], new: &NewNode<'_>) -> polylane_base::Result<Changed> {
-        self.changing(|| ops::create(&self.volume, number(dir)?, name, new, Room::Free))
+        self.making(|| ops::create(&self.volume, number(dir)?, name, new, Room::Free))
     }
 
     fn create_unlinked(&self, dir: Ino, new: &NewNode<'_>) -> polylane_base::Result<Attr> {
-        self.changing(|| ops::create_unlinked(&self.volume, number(dir)?, new))
+        self.making(|| ops::create_unlinked(&self.volume, number(dir)?, new))
     }
 
     fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
-        self.changing(|| ops::link(&self.volume, number(ino)?, number(dir)?, name))
+        self.making(|| ops::link(&self.volume, number(ino)?, number(dir)?, name))
     }
 
     fn unlink(&self, dir: Ino, name: &[u8]) -> polylane_base::Result<Changed> {
@@ -274,7 +282,7 @@ impl FileSystem for Ext4 {
     }
 
     fn reserve(&self, ino: Ino, offset: u64, len: u64, from: Blocks) -> polylane_base::Result<()> {
-        self.changing(|| {
+        self.making(|| {
             if self.volume.is_medium_full() {
                 return Err(Errno::ENOSPC.into());
             }
@@ -300,7 +308,7 @@ impl FileSystem for Ext4 {
     }
 
     fn reserve_blocks(&self, count: u64) -> polylane_base::Result<()> {
-        self.changing(|| {
+        self.making(|| {
             if self.volume.is_medium_full() {
                 return Err(Errno::ENOSPC.into());
             }
@@ -495,7 +503,7 @@ impl FileSystem for Ext4 {
     }
 
     fn reserve_names(&self, count: u32) -> polylane_base::Result<()> {
-        self.changing(|| {
+        self.making(|| {
             let alloc = &self.volume.alloc;
             alloc.reserve_inodes(count)?;
             let blocks = self.volume.with_space(|| alloc.reserve(NAME_SHARE * u64::from(count)));

@@ -368,6 +368,13 @@ impl Volume {
         self.full.store(true, Ordering::Release);
     }
 
+    /// Notes that the medium got so many blocks back.
+    pub fn found_room(&self, blocks: u64) {
+        if blocks > 0 {
+            self.note_room();
+        }
+    }
+
     /// Notes that a write found room.
     pub fn note_room(&self) {
         if self.full.load(Ordering::Relaxed) {
@@ -399,10 +406,19 @@ impl Client for Volume {
     }
 
     fn discard(&self, freed: &[Freed]) {
-        for run in freed.iter().filter(|_| self.discard) {
-            // Advice: a device that cannot, or will not, keeps the blocks.
-            let _ = self.io.discard(run.start, run.count.into());
+        // What is removed on a full medium makes room there at once.
+        let is_short = || self.journal.as_ref().is_some_and(Journal::is_short);
+        if !self.discard && !is_short() && !self.full.load(Ordering::Relaxed) {
+            return;
         }
+        let mut given = 0;
+        for run in freed {
+            // Advice: a device that cannot, or will not, keeps the blocks.
+            if self.io.discard(run.start, run.count.into()).is_ok() {
+                given += u64::from(run.count);
+            }
+        }
+        self.found_room(given);
     }
 
     fn release(&self, freed: &[Freed]) {

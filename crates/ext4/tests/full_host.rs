@@ -310,3 +310,67 @@ fn inode_at(image: &[u8], ino: usize) -> usize {
     let word = |at: usize| u32::from_le_bytes(image[at..at + 4].try_into().unwrap()) as usize;
     word(4096 + 8) * 4096 + (ino - 1) * 256
 }
+
+/// Fills a lane until its host is full; what was synced is there after a kill, though the host has
+/// no room yet, and removing makes room, for the lane and on the host.
+#[test]
+fn a_lane_on_a_full_host_is_opened_again_and_emptied() {
+    let Some(host) = Host::new(40).filter(|_| common::have_tools()) else {
+        eprintln!("skipped: this user may not mount a small file system");
+        return;
+    };
+    let volume = host.path("volume");
+    std::fs::File::create(&volume).unwrap().set_len(256 << 20).unwrap();
+    let holes = "lazy_itable_init=0,lazy_journal_init=0,assume_storage_prezeroed=1";
+    let options = ["-Fq", "-t", "ext4", "-b", "4096", "-m", "0", "-E", holes];
+    let made = Command::new("mke2fs").args(options).arg(&volume).output().unwrap();
+    if !made.status.success() {
+        eprintln!("skipped: this mke2fs makes no volumes of holes");
+        return;
+    }
+    let options = Options::default();
+    let open = || Ext4::open(device(&volume), Arc::new(SystemClock), &options).unwrap();
+    let fs = open();
+    // Synced, and without bytes: nothing but metadata, until nothing new is made.
+    let synced =
+        |fs: &Ext4, at: usize| make(fs, at).inspect_err(|errno| assert_eq!(*errno, Errno::ENOSPC));
+    let mut made = 0;
+    while synced(&fs, made).is_ok() {
+        made += 1;
+    }
+    let names = |at: usize| format!("name-{at}").into_bytes();
+    let named = |fs: &Ext4, at: usize| {
+        let ino = fs.create(ROOT, &names(at), &file())?.node.ino;
+        let synced = fs.fsync(ino, false);
+        fs.forget(ino);
+        synced
+    };
+    let known = (0..200).take_while(|at| named(&fs, *at).is_ok()).count();
+    assert!(made > 100 && !fs.is_stopped(), "{made} files, {known} names: {:?}", fs.stopped_by());
+    // Killed: nothing is written any more.
+    drop(fs);
+    let fs = open();
+    (0..made).for_each(|at| check(&fs, at));
+    assert!((0..known).all(|at| fs.lookup(ROOT, &names(at)).map(|it| fs.forget(it.ino)).is_ok()));
+    for at in 0..made {
+        let gone = fs.unlink(ROOT, &name(at)).unwrap();
+        fs.forget(gone.node.ino);
+        if at % 7 == 0 {
+            fs.sync().unwrap();
+        }
+    }
+    fs.sync().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while make(&fs, made + 1).is_err() {
+        assert!(Instant::now() < until, "what was removed made no room");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // All of it: while the host is short, what is removed goes back by itself, and no longer.
+    Ext4::trim(&fs, 1).unwrap();
+    (0..made / 2).for_each(|at| make(&fs, at).unwrap());
+    fs.close().unwrap();
+    drop(fs);
+    run("e2fsck", &["-fn"], &volume);
+    let fs = open();
+    (0..made / 2).for_each(|at| check(&fs, at));
+}

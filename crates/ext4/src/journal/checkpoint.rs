@@ -8,6 +8,7 @@ use polylane_block::Error as DeviceError;
 use polylane_sys::buffer::Buffer;
 
 use super::Journal;
+use super::backing::log_blocks;
 use super::log::{Log, Pending};
 use crate::cache::MetaBlock;
 use crate::error::Result;
@@ -40,16 +41,14 @@ impl Journal {
 
     /// Makes room for `blocks` and what goes with them into the log.
     pub(super) fn make_room(&self, log: &mut Log, blocks: usize) -> Result<()> {
-        // One descriptor for some 250 blocks, the commit block, and one more at its place.
-        let needed = blocks + blocks / 200 + 5;
-        if (log.size() - log.used()) as usize > needed {
+        if (log.size() - log.used()) as usize > log_blocks(blocks) {
             return Ok(());
         }
         self.checkpoint_locked(log)
     }
 
     /// Transactions on their way stay in the log: it begins with them then.
-    fn checkpoint_locked(&self, log: &mut Log) -> Result<()> {
+    pub(super) fn checkpoint_locked(&self, log: &mut Log) -> Result<()> {
         let blocks = self.send_home(log)?;
         self.io.flush()?;
         for block in &blocks {

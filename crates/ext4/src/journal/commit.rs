@@ -90,6 +90,7 @@ impl Journal {
     fn may_follow(&self, log: &Log) -> bool {
         log.stalled.is_empty()
             && log.flying.len() < FLYING_MAX
+            && !self.is_short()
             && self.load() >= self.tuning.overlap_blocks
     }
 

@@ -17,7 +17,7 @@ use polylane_base::sync::MutexGuard;
 use polylane_sys::buffer::Buffer;
 
 use super::log::{Closed, Flying, Log};
-use super::{Client, Journal, Progress, REVOKES_PER_BLOCK, Tid};
+use super::{Client, Journal, Progress, Tid};
 use crate::error::Result;
 use crate::format::DeviceBlock;
 
@@ -45,8 +45,10 @@ impl Journal {
         if self.unlogged {
             return self.bring_home(log, client, closed, again);
         }
-        let (tid, start) = (closed.tid, log.head);
-        if let Err(why) = self.write_whole_body(&mut log, &mut closed) {
+        let tid = closed.tid;
+        let prepared = self.prepare(&mut log, &closed);
+        let start = log.head;
+        if let Err(why) = prepared.and_then(|()| self.write_body(&mut log, &mut closed)) {
             if why.is_no_space() {
                 log.head = start;
                 match again {
@@ -86,11 +88,6 @@ impl Journal {
             }
         }
         Ok(log)
-    }
-
-    fn write_whole_body(&self, log: &mut Log, closed: &mut Closed) -> Result<()> {
-        self.make_room(log, closed.blocks.len() + closed.revoked.len() / REVOKES_PER_BLOCK + 8)?;
-        self.write_body(log, closed)
     }
 
     /// Counts this thread as one that writes without the log's lock. Call with it. How often

@@ -7,6 +7,7 @@ use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashMap;
 
+use super::backing::Homes;
 use super::{Freed, Tid};
 use crate::cache::MetaBlock;
 use crate::format::DeviceBlock;
@@ -58,6 +59,10 @@ pub(super) struct Log {
     /// Log blocks in use from which on the log is emptied without need. Rises when the medium has
     /// no room for that, so that not every commit tries again.
     pub(super) checkpoint_at: u32,
+    /// Blocks before this one take room on the medium; see [`backing`](super::backing).
+    pub(super) backed: u32,
+    /// Homes that do.
+    pub(super) homes: Homes,
     /// The log's end has been written since it was opened: all of it has room on the medium.
     pub(super) lapped: bool,
     /// Buffers of a block to copy into.
@@ -81,6 +86,8 @@ impl Log {
             flying: VecDeque::new(),
             stalled: VecDeque::new(),
             checkpoint_at: 0,
+            backed: first,
+            homes: Homes::default(),
             lapped: false,
             spare: Vec::new(),
         }
@@ -127,6 +134,7 @@ impl Log {
     /// The transaction is durable: its versions wait for their homes, and what it revoked waits no
     /// longer.
     pub(super) fn retire(&mut self, closed: Closed) {
+        self.homes.lose(&closed.revoked);
         for home in &closed.revoked {
             if let Some(pending) = self.pending.remove(home) {
                 pending.block.home_is_old.store(false, Ordering::Release);

@@ -30,6 +30,7 @@
 //! Whoever holds a handle waits for no lock that a thread without one may hold while it starts one:
 //! inodes' and directories' locks come before the handle. One thread has one handle at a time.
 
+mod backing;
 mod checkpoint;
 mod commit;
 mod copy;
@@ -182,6 +183,9 @@ pub struct Journal {
     wish: Condvar,
     /// The medium had no room for the last commit.
     starved: AtomicBool,
+    /// See [`backing`].
+    short: AtomicBool,
+    tight: AtomicBool,
     stopped: AtomicBool,
     reason: Mutex<Option<Error>>,
     /// Blocks freed by transactions that have not committed.
@@ -246,7 +250,10 @@ impl Journal {
     ) -> Result<Journal> {
         superblock.take_over();
         let journal = Journal::empty(io, map, superblock, next_sequence, tuning);
-        journal.write_superblock(&journal.log.lock())?;
+        let mut log = journal.log.lock();
+        journal.write_superblock(&log)?;
+        journal.set_aside(&mut log)?;
+        drop(log);
         Ok(journal)
     }
 
@@ -291,6 +298,8 @@ impl Journal {
             landed: Condvar::new(),
             wish: Condvar::new(),
             starved: AtomicBool::new(false),
+            short: AtomicBool::new(false),
+            tight: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             reason: Mutex::new(None),
             freeing: AtomicU64::new(0),
@@ -481,6 +490,9 @@ impl Journal {
             if ending || (refused && !self.is_starved()) {
                 return;
             }
+            if let Err(why) = self.back_ahead() {
+                return self.stop(Some(&why));
+            }
         }
     }
 
@@ -488,7 +500,8 @@ impl Journal {
     fn wait_for_wish(&self, interval: Duration) -> bool {
         let progress = self.progress.lock();
         let starved = self.is_starved();
-        let pause = if starved { interval.min(RETRY_PAUSE) } else { interval };
+        let short = starved || self.is_short();
+        let pause = if short { interval.min(RETRY_PAUSE) } else { interval };
         let idle = |p: &mut Progress| {
             let content = starved || (p.committed.reached(p.wanted) && !self.is_starved());
             content && !p.ending && !self.is_stopped()

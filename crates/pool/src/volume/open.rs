@@ -181,12 +181,6 @@ fn create(path: &Path, asked: Asked, cache: &SetOptions, owner: (u32, u32)) -> R
     }
 }
 
-/// What the host of `path` has left for this user; `None` where it does not say.
-pub(super) fn host_free(path: &Path) -> Option<u64> {
-    let host = rustix::fs::statvfs(image::directory_of(path)).ok()?;
-    Some(host.f_bavail.saturating_mul(host.f_frsize))
-}
-
 /// Refuses to reserve `bytes` beside `path` where its host has no room for them. Trying would fill
 /// the host first, for everybody on it.
 pub(super) fn refuse_full(path: &Path, bytes: u64) -> Result<()> {

@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 use polylane_base::sync::thread;
 
-use super::open::{host_free, refuse_full};
+use super::open::refuse_full;
 use super::progress::Progress;
 use super::sandbox::{Right, Sandbox};
 use crate::failure::{Failure, Result};
@@ -187,11 +187,10 @@ pub(super) fn minimum_bytes(output: &Output, file: &File) -> Option<u64> {
 /// Makes an ext4 file system in `file`, which is going to be `name`; its root directory belongs to
 /// `owner`.
 pub(crate) fn make_ext4(name: &Path, file: &Path, owner: (u32, u32)) -> Result<()> {
-    let mut sparse = sets_much_aside(name, file)?;
-    let with = |features: &str, sparse: Option<u64>| -> Result<Output> {
+    let mut holes = HOLES;
+    let with = |features: &str, holes: &str| -> Result<Output> {
         let mut command = command("mke2fs", "e2fsprogs")?;
         let (uid, gid) = owner;
-        let holes = if sparse.is_some() { HOLES } else { "" };
         command.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-m", "0"]);
         command.arg("-O").arg(features).arg("-E").arg(format!(
             "nodiscard,lazy_itable_init=0,lazy_journal_init=0,root_owner={uid}:{gid}{holes}"
@@ -199,19 +198,18 @@ pub(crate) fn make_ext4(name: &Path, file: &Path, owner: (u32, u32)) -> Result<(
         command.arg(file);
         run(command)
     };
-    let mut output = with(&format!("{FEATURES},orphan_file"), sparse)?;
-    if let Some(bytes) = sparse
-        && !output.status.success()
+    let mut output = with(&format!("{FEATURES},orphan_file"), holes)?;
+    if !output.status.success()
         && String::from_utf8_lossy(&output.stderr).contains("assume_storage_prezeroed")
     {
         // mke2fs before 1.47 does not know that either.
-        refuse_full(name, bytes)?;
-        sparse = None;
-        output = with(&format!("{FEATURES},orphan_file"), sparse)?;
+        refuse_full(name, bytes_of_tables(name, file)?)?;
+        holes = "";
+        output = with(&format!("{FEATURES},orphan_file"), holes)?;
     }
     if !output.status.success() && last_words(&output).contains("Invalid filesystem option") {
         // mke2fs before 1.47 does not know the orphan file; the orphan list does as well.
-        output = with(FEATURES, sparse)?;
+        output = with(FEATURES, holes)?;
     }
     if !output.status.success() {
         let why = last_words(&output);
@@ -220,15 +218,12 @@ pub(crate) fn make_ext4(name: &Path, file: &Path, owner: (u32, u32)) -> Result<(
     remove_lost_and_found(file)
 }
 
-/// What mke2fs would have the host set aside in `file` for tables of inodes and the journal, where
-/// that is much of what the host has left.
-fn sets_much_aside(name: &Path, file: &Path) -> Result<Option<u64>> {
+/// What mke2fs has the host set aside in `file` for tables of inodes and the journal, if it does.
+fn bytes_of_tables(name: &Path, file: &Path) -> Result<u64> {
     let stat = std::fs::metadata(file).map_err(|error| Failure::path(name, "look at it", error))?;
     // 256 bytes for each 16 KiB; the journal is no larger than that is, and has an end.
     let tables = stat.len() / 64;
-    let bytes = tables + tables.min(JOURNAL_BYTES_MAX);
-    let free = host_free(name).unwrap_or(u64::MAX);
-    Ok((bytes > free / 16).then_some(bytes))
+    Ok(tables + tables.min(JOURNAL_BYTES_MAX))
 }
 
 /// A new lane is empty: programs look at a directory before they fill it (`initdb`, `git clone` to

@@ -1,0 +1,237 @@
+//! Room on the medium for what a commit needs, before it is needed.
+//!
+//! A volume promises more than its host has. So that a lane on a full host can be emptied, the
+//! blocks of the log that a commit goes to take room already, and so do the homes of what it
+//! carries: a checkpoint and a replay then find room, whatever becomes of the host. What takes no
+//! room reads as zeros, and has zeros written to it; its content does not change.
+//!
+//! ```text
+//!  first          head                 backed                        end
+//!   │ in use, or   │ free, with room    │ may take no room            │
+//!   │ free         │                    │                             │
+//! ```
+//!
+//! - Opening sets aside what one transaction can hold, and some more (the *spare part*).
+//! - The head never passes `backed`. It moves on by itself while the medium has room; else the log
+//!   is emptied by a checkpoint and begins again at `first`.
+//! - A home for which the medium has no room gets it from the spare part, which is discarded.
+//! - After that the medium is *short*: freed blocks are given back to it at once, so that what is
+//!   removed makes room. Once half of the spare part is used up nothing new is made (`ENOSPC`).
+//!
+//! Devices that do not tell what takes room ([`BlockDevice::allocation`]) are taken to have room
+//! for all. So are those that put every write in a new place, as far as they say nothing of it.
+//!
+//! [`BlockDevice::allocation`]: polylane_block::BlockDevice::allocation
+
+use std::sync::atomic::Ordering;
+
+use rustc_hash::FxHashMap;
+
+use super::log::{Closed, Log};
+use super::{Journal, REVOKES_PER_BLOCK, Tid};
+use crate::error::Result;
+use crate::format::DeviceBlock;
+
+/// Log blocks that are given room ahead of the head at a time.
+const AHEAD: u32 = 512;
+
+/// Blocks of the spare part, at most; also an eighth of the log.
+const SPARE_MAX: u32 = 2048;
+
+/// Blocks that are taken from the spare part at a time.
+const LENT: u32 = 64;
+
+/// Homes that are known to take room: a bit each, 64 in a word.
+#[derive(Default)]
+pub(super) struct Homes(FxHashMap<u64, u64>);
+
+impl Homes {
+    fn has(&self, home: DeviceBlock) -> bool {
+        self.0.get(&(home.0 / 64)).is_some_and(|word| word & 1 << (home.0 % 64) != 0)
+    }
+
+    fn add(&mut self, home: DeviceBlock) {
+        *self.0.entry(home.0 / 64).or_default() |= 1 << (home.0 % 64);
+    }
+
+    /// They were freed, and may lose their room.
+    pub(super) fn lose(&mut self, homes: &[DeviceBlock]) {
+        for home in homes {
+            if let Some(word) = self.0.get_mut(&(home.0 / 64)) {
+                *word &= !(1 << (home.0 % 64));
+            }
+        }
+    }
+}
+
+/// Log blocks that a transaction takes: its own, a descriptor for some 250 of them, and the commit
+/// block.
+pub(super) fn log_blocks(blocks: usize) -> usize {
+    blocks + blocks / 200 + 5
+}
+
+impl Journal {
+    /// Log blocks that one transaction can take, at most.
+    fn most(&self) -> u32 {
+        log_blocks(self.blocks_max + super::RUNNING_OVERHEAD + 8) as u32
+    }
+
+    fn spare(&self, log: &Log) -> u32 {
+        SPARE_MAX.min(log.size() / 8)
+    }
+
+    /// Sets room aside when the log is opened. A medium without room for it gives what it has.
+    pub(super) fn set_aside(&self, log: &mut Log) -> Result<()> {
+        let end = log.superblock.first() + self.most() + self.spare(log);
+        self.back_log(log, end).or_else(|why| if why.is_no_space() { Ok(()) } else { Err(why) })
+    }
+
+    /// Has the log take room up to block `end`, as far as there is a log.
+    fn back_log(&self, log: &mut Log, end: u32) -> Result<()> {
+        let end = end.min(log.superblock.end());
+        while log.backed < end {
+            let side_by_side = self.map.run(log.backed, log.superblock.end() - log.backed);
+            let (wanted, most) = ((end - log.backed).min(side_by_side), side_by_side);
+            let home = self.map.device_block(log.backed);
+            let backed = self.io.back(home, wanted.into(), most.into());
+            log.backed += backed.inspect_err(|_| self.note_short(log))? as u32;
+        }
+        Ok(())
+    }
+
+    /// The medium had no room for something.
+    fn note_short(&self, log: &Log) {
+        self.short.store(true, Ordering::Release);
+        let left = log.backed - log.superblock.first();
+        let tight = left < self.most() + self.spare(log) / 2;
+        self.tight.store(tight, Ordering::Release);
+    }
+
+    /// Whether the medium has no room to speak of: freed blocks are to go back to it at once.
+    pub fn is_short(&self) -> bool {
+        self.short.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing new may be made: what room is set aside is needed to remove things.
+    pub fn is_tight(&self) -> bool {
+        self.tight.load(Ordering::Acquire)
+    }
+
+    /// Gives the log room ahead of its head, and back what was lent.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn back_ahead(&self) -> Result<()> {
+        if self.unlogged {
+            return Ok(());
+        }
+        let mut log = self.log.lock();
+        let least = log.superblock.first() + self.most() + self.spare(&log);
+        let end = least.max(log.head + 2 * AHEAD);
+        match self.back_log(&mut log, end) {
+            Err(why) if why.is_no_space() => Ok(()),
+            Ok(()) => {
+                self.short.store(false, Ordering::Release);
+                self.tight.store(false, Ordering::Release);
+                Ok(())
+            }
+            failed => failed,
+        }
+    }
+
+    /// Before a transaction is written to the log: room there, and for what it carries.
+    pub(super) fn prepare(&self, log: &mut Log, closed: &Closed) -> Result<()> {
+        let blocks = closed.blocks.len() + closed.revoked.len() / REVOKES_PER_BLOCK + 8;
+        self.make_room(log, blocks)?;
+        let needed = log_blocks(blocks) as u32;
+        if !self.reaches(log, needed) {
+            let ahead = self.back_log(log, log.head + needed + AHEAD);
+            if !self.reaches(log, needed) {
+                ahead?;
+                self.restart(log, closed.tid)?;
+            }
+        }
+        if !self.reaches(log, needed) {
+            return Err(polylane_block::Error::NoSpace.into());
+        }
+        self.back_homes(log, closed, needed)
+    }
+
+    /// Whether so many blocks from the head on take room.
+    fn reaches(&self, log: &Log, needed: u32) -> bool {
+        let end = log.superblock.end();
+        log.backed == end || log.head + needed <= log.backed
+    }
+
+    /// Has the log, emptied, begin again at its first block with transaction `tid`.
+    fn restart(&self, log: &mut Log, tid: Tid) -> Result<()> {
+        if !log.flying.is_empty() {
+            return Err(polylane_block::Error::NoSpace.into());
+        }
+        self.checkpoint_locked(log)?;
+        let first = log.superblock.first();
+        (log.head, log.tail) = (first, first);
+        log.superblock.set_tail(tid.sequence(), first);
+        self.write_superblock(log)
+    }
+
+    /// Has the homes of what a transaction carries take room, if need be that of the log behind
+    /// the `needed` blocks from its head. Where there is none either they wait in the log.
+    fn back_homes(&self, log: &mut Log, closed: &Closed, needed: u32) -> Result<()> {
+        let mut restarted = false;
+        let mut unknown = closed.blocks.iter().map(|block| block.home).peekable();
+        while let Some(home) = unknown.next() {
+            if log.homes.has(home) {
+                continue;
+            }
+            let mut count = 1;
+            while unknown.next_if(|next| next.0 == home.0 + count).is_some() {
+                count += 1;
+            }
+            let mut at = home;
+            while at.0 < home.0 + count {
+                let left = home.0 + count - at.0;
+                match self.io.back(at, left, left) {
+                    Ok(backed) => {
+                        (at.0..at.0 + backed).for_each(|home| log.homes.add(DeviceBlock(home)));
+                        at.0 += backed;
+                    }
+                    Err(polylane_block::Error::NoSpace) => {
+                        if self.lend_spare(log, needed) {
+                            continue;
+                        }
+                        if restarted {
+                            return Ok(());
+                        }
+                        restarted = true;
+                        match self.restart(log, closed.tid) {
+                            Err(why) if why.is_no_space() => return Ok(()),
+                            done => done?,
+                        }
+                    }
+                    Err(why) => return Err(why.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives some of the log's room back to the medium, for homes. False: there is none to spare.
+    fn lend_spare(&self, log: &mut Log, needed: u32) -> bool {
+        let least = (log.head + needed).max(log.superblock.first() + self.most());
+        let lent = log.backed.saturating_sub(least).min(LENT);
+        let start = log.backed - lent;
+        // Behind a head that came round lies what the log still needs.
+        let is_free = log.tail <= log.head;
+        if lent == 0 || !is_free || self.map.run(start, lent) < lent {
+            return false;
+        }
+        let given = self.io.discard(self.map.device_block(start), lent.into()).is_ok();
+        if given {
+            log.backed = start;
+            log.lapped = false;
+        }
+        self.note_short(log);
+        given
+    }
+}

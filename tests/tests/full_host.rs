@@ -1,0 +1,130 @@
+//! A host without room: `ENOSPC` to the tenant while it is full, and never a lost lane.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use polylane_tests::pool::Run;
+use polylane_tests::volume::assert_clean;
+use polylane_tests::{lacks, skip, unavailable};
+
+/// A small file system of the host, mounted while this lives.
+struct Host {
+    dir: tempfile::TempDir,
+}
+
+impl Host {
+    fn new(test: &str, kind: &str, mib: u64) -> Option<Host> {
+        if unavailable(test) || lacks(test, &["mke2fs", "e2fsck", "fstrim"]) {
+            return None;
+        }
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (image, at) = (dir.path().join("host.img"), dir.path().join("host"));
+        std::fs::create_dir(&at).expect("a directory");
+        let mut mount = Command::new("mount");
+        if kind == "tmpfs" {
+            mount.args(["-t", "tmpfs", "-o", &format!("size={mib}M"), "none"]);
+        } else {
+            let made = std::fs::File::create(&image).and_then(|file| file.set_len(mib << 20));
+            made.expect("an image");
+            let mke2fs = Command::new("mke2fs").args(["-Fq", "-t", "ext4"]).arg(&image).status();
+            assert!(mke2fs.expect("mke2fs").success());
+            mount.args(["-o", "loop"]).arg(&image);
+        }
+        if !mount.arg(&at).status().is_ok_and(|status| status.success()) {
+            skip(test, &format!("a {kind} of {mib} MiB cannot be mounted"));
+            return None;
+        }
+        Some(Host { dir })
+    }
+
+    fn volume(&self) -> PathBuf {
+        self.dir.path().join("host/volume")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let at = self.dir.path().join("host");
+        // Whatever else the test has said, the mount goes.
+        let _ = Command::new("umount").arg("-l").arg(at).status();
+    }
+}
+
+/// What a run prints; standard error is told where the run failed.
+fn run(options: &str, volume: &Path, script: &str) -> String {
+    let output = Run::new(&format!("{options} --volume")).arg(volume).script(script).output();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{options}: {:?}: {errors}", output.status.code());
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// More than the host has is written, at once or in synced pieces; then it is removed.
+const FILL: &str = r#"
+cd /lane; echo kept >kept; sync kept
+for turn in 1 2; do
+    head -c BIGM /dev/zero 2>/dev/null >big && sync big 2>/dev/null && echo "there is room"
+    i=0; while head -c 1M /dev/zero 2>/dev/null >piece$i && sync piece$i 2>/dev/null; do
+        i=$((i + 1)); test $i -lt BIG || { echo "there is room for pieces"; break; }
+    done
+    cat kept >/dev/null || echo "what was there cannot be read"
+    rm -f big piece*; sync -f . || echo "sync fails"; fstrim . || echo "fstrim fails"
+    head -c 1M /dev/zero >after && sync after || echo "nothing can be written"
+    rm after
+done
+echo more >more && sync more || echo "nothing can be written"
+"#;
+
+fn goes_on(test: &str, kind: &str, (host, size, big): (u64, &str, u64)) {
+    for door in ["", "--no-preload"] {
+        let Some(host) = Host::new(test, kind, host) else { return };
+        let volume = host.volume();
+        let options = format!("{door} --size {size}");
+        let fill = FILL.replace("BIG", &big.to_string());
+        assert_eq!(run(&options, &volume, &fill), "", "{door}");
+        assert_eq!(
+            run(door, &volume, "cat /lane/kept /lane/more; ls /lane"),
+            "kept\nmore\nkept\nmore\n"
+        );
+        assert_clean(&volume);
+    }
+}
+
+#[test]
+fn a_lane_on_a_full_ext4_goes_on() {
+    goes_on("a_lane_on_a_full_ext4_goes_on", "ext4", (160, "2G", 250));
+}
+
+#[test]
+fn a_lane_on_a_full_tmpfs_goes_on() {
+    goes_on("a_lane_on_a_full_tmpfs_goes_on", "tmpfs", (24, "1G", 60));
+}
+
+/// What a run leaves on a full host the next one opens and empties.
+#[test]
+fn a_full_host_at_the_end_of_a_run_is_no_lost_lane() {
+    let test = "a_full_host_at_the_end_of_a_run_is_no_lost_lane";
+    let Some(host) = Host::new(test, "ext4", 160) else { return };
+    let volume = host.volume();
+    let script = "cd /lane; echo kept >kept; sync kept; i=0
+        while head -c 1M /dev/zero 2>/dev/null >f$i && sync f$i 2>/dev/null; do i=$((i + 1)); done
+        rm f$i; true";
+    // It may say that not everything could be written; what was synced is there.
+    Run::new("--size 2G --volume").arg(&volume).script(script).output();
+    let script = "cd /lane; cat kept; rm f*; fstrim .; echo more >more && sync more && cat more";
+    assert_eq!(run("", &volume, script), "kept\nmore\n");
+    assert_clean(&volume);
+}
+
+#[test]
+fn a_volume_begins_small() {
+    use std::os::unix::fs::MetadataExt as _;
+    let test = "a_volume_begins_small";
+    if unavailable(test) || lacks(test, &["mke2fs", "e2fsck"]) {
+        return;
+    }
+    let dir = tempfile::tempdir().expect("tempdir");
+    let volume = dir.path().join("volume");
+    run("--size 10G", &volume, "echo x >/lane/x; sync /lane/x");
+    let bytes = std::fs::metadata(&volume).expect("there").blocks() * 512;
+    assert!(bytes <= 40 << 20, "{} MiB", bytes >> 20);
+}
