@@ -5,10 +5,10 @@
 //! that serves nothing, and whoever waits for it must not be a thread that the kernel's requests
 //! need.
 //!
-//! *Names* are of what the fast lane removed or moved, of slots that are over, and of files that
-//! were opened to be mapped. `FUSE_NOTIFY_INVAL_ENTRY` blocks while the kernel holds the directory
-//! for somebody else. Who removed a directory waits a moment for it, nobody else: a name that is
-//! gone is never believed (timeouts are 0), but until the kernel drops it, it keeps the inode, and
+//! *Names* are of what the fast lane removed or moved, of slots that are over, and of files whose
+//! own node was opened once by a ticket. `FUSE_NOTIFY_INVAL_ENTRY` blocks while the kernel holds
+//! the directory for somebody else. Nobody waits for it: a name that is gone is never believed
+//! (timeouts are 0), but until the kernel drops it, it keeps the inode, and
 //! with it the space of a removed file.
 //!
 //! *Slots* are notified by a thread of their own. A page that the kernel is filling is locked, and

@@ -336,10 +336,14 @@ fn stores_through_mappings_never_grow_a_file_nor_append() {
     let args = write_args(fh, 4, &page, WRITE_CACHE, libc::O_RDWR | libc::O_APPEND);
     assert_eq!(Fields(&kernel.ask(WRITE, id, &args).expect("taken")).u32(), 4096);
     assert_eq!(read(&mut kernel, id, fh), Ok(b"0123xxxxxx".to_vec()));
-    // F_SETFL(O_APPEND) shows in the flags of the next write.
-    let args = write_args(fh, 0, b"end", 0, libc::O_RDWR | libc::O_APPEND);
+    // F_SETFL(O_APPEND) shows in the flags of the next write, whose offset is the end then.
+    let args = write_args(fh, 10, b"end", 0, libc::O_RDWR | libc::O_APPEND);
     kernel.ask(WRITE, id, &args).expect("appended");
     assert_eq!(read(&mut kernel, id, fh), Ok(b"0123xxxxxxend".to_vec()));
+    // Another offset is meant (RWF_NOAPPEND).
+    let args = write_args(fh, 0, b"START", 0, libc::O_RDWR | libc::O_APPEND);
+    kernel.ask(WRITE, id, &args).expect("placed");
+    assert_eq!(read(&mut kernel, id, fh), Ok(b"STARTxxxxxend".to_vec()));
     let args = write_args(fh, 0, b"start", 0, libc::O_RDWR);
     kernel.ask(WRITE, id, &args).expect("placed");
     assert_eq!(read(&mut kernel, id, fh), Ok(b"startxxxxxend".to_vec()));
@@ -437,6 +441,17 @@ fn slot_name(token: Token, number: u32) -> Vec<u8> {
     args.u32((libc::O_RDWR | libc::O_CREAT) as u32).u32(0o100600).u32(0).u32(0);
     args.name(&format!("{token}-{number}"));
     args.0
+}
+
+/// What is created of a name of one use: the kernel is told to drop that.
+fn created_once(kernel: &mut Kernel, args: &[u8]) -> (u64, u64) {
+    let unique = kernel.send(CREATE, SLOT_DIR, args);
+    let messages: Vec<_> = (0..2).map(|_| kernel.receive(5000).expect("a message")).collect();
+    let is_notice = |m: &&kernel::Message| (m.unique, m.error) == (0, INVAL_ENTRY);
+    assert_eq!(messages.iter().filter(is_notice).count(), 1);
+    let reply = messages.into_iter().find(|m| m.unique == unique).expect("a reply");
+    assert_eq!(reply.error, 0);
+    created(Ok(reply.body))
 }
 
 fn open_file(kernel: &Kernel, name: &str, flags: i32) -> Arc<OpenFile> {
@@ -758,7 +773,7 @@ fn an_open_file_gets_a_descriptor_of_its_own_node_once() {
     };
     let name = ticket(&kernel);
     assert_eq!(lookup(&mut kernel, SLOT_DIR, &name), Err(Errno::ENOENT), "only opened");
-    let (own, own_fh) = created(kernel.ask(CREATE, SLOT_DIR, &open(&name, libc::O_RDWR)));
+    let (own, own_fh) = created_once(&mut kernel, &open(&name, libc::O_RDWR));
     assert_eq!((own, file.is_kernels()), (id, true));
     assert_ne!(own_fh, fh);
     assert_eq!(kernel.ask(CREATE, SLOT_DIR, &open(&name, libc::O_RDWR)), Err(Errno::EACCES));
@@ -786,7 +801,7 @@ fn the_own_node_of_a_slots_file_keeps_its_locks_when_the_slot_goes() {
     let mut args = Bytes::new();
     args.u32((libc::O_RDWR | libc::O_CREAT) as u32).u32(0o100600).u32(0).u32(0);
     args.name(&format!("x-{}", Token(key)));
-    let (_, own_fh) = created(kernel.ask(CREATE, SLOT_DIR, &args.0));
+    let (_, own_fh) = created_once(&mut kernel, &args.0);
     let release = |fh: u64| {
         let mut args = Bytes::new();
         args.u64(fh).u32(0).u32(0).u64(0);

@@ -33,7 +33,6 @@ hooks! {
                 libc::SYS_writev => io::writev(a as _, b as _, c as _) as c_long,
                 libc::SYS_pread64 => io::pread(a as _, b as _, c as _, d) as c_long,
                 libc::SYS_pwrite64 => io::pwrite(a as _, b as _, c as _, d) as c_long,
-                libc::SYS_preadv => io::preadv(a as _, b as _, c as _, d) as c_long,
                 libc::SYS_pwritev => io::pwritev(a as _, b as _, c as _, d) as c_long,
                 libc::SYS_preadv2 => io::preadv2(a as _, b as _, c as _, d, f as _) as c_long,
                 libc::SYS_pwritev2 => io::pwritev2(a as _, b as _, c as _, d, f as _) as c_long,

@@ -162,7 +162,7 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
 /// offset that is neither that nor the end, where nobody but the kernel moved the end lately.
 fn is_placed(call: &Call<'_>, file: &OpenFile, offset: u64) -> bool {
     let nodes = &call.session.lane.nodes;
-    offset < file.size() && nodes.is_no_end(call.header.node_id, offset)
+    call.session.is_direct() && offset < file.size() && nodes.is_no_end(call.header.node_id, offset)
 }
 
 /// Pages of a mapping. Stores through a mapping never grow a file, so what lies past the end now
