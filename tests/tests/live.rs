@@ -150,7 +150,7 @@ fn copies_under_a_writer(pool: &str, dir: &Path) {
         good(&polylane(&["volume", kind, &at("v"), &at(name)]));
         writing.goes_on();
     }
-    let stats = good(&polylane(&["stats", "--pool", pool]));
+    let stats = good(&polylane(&["stats", "--all", "--pool", pool]));
     assert!(stats.contains("service.volume.copies: 4"), "{stats}");
     let refused = polylane(&["volume", "snapshot", &at("v"), &at("s1")]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

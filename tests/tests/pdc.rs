@@ -211,7 +211,7 @@ fn what_an_attachment_does_shows_beside_pools() {
     let histogram = format!("polylane_share_latency_seconds_bucket{label}");
     assert!(said.contains(&histogram), "{said}");
     // People: no histograms, and a row of its own.
-    let said = place.0.polylane(&["stats"]);
+    let said = place.0.polylane(&["stats", "--all"]);
     assert!(said.contains(&format!("attachment: {socket}")), "{said}");
     assert!(said.contains("latency_p99_us") && !said.contains("latency_counts"), "{said}");
     let said = place.0.polylane(&["top", "--once", "--interval", "0.2"]);

@@ -357,7 +357,7 @@ fn statistics_show_the_volume_s_requests() {
     assert_eq!(run.line(), "up");
     let pool = run.pool.clone();
     let stats = std::process::Command::new(polylane_tests::binary())
-        .args(["stats", "--pool", &pool])
+        .args(["stats", "--all", "--pool", &pool])
         .output()
         .expect("stats");
     let stats = String::from_utf8_lossy(&stats.stdout).into_owned();

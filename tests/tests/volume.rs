@@ -115,7 +115,7 @@ fn translation_is_kept_shown_and_bound() {
     let run = Run::new("--prefetch 4M --volume").arg(&path).script("echo up; sleep 60");
     let mut user = run.start();
     assert_eq!(user.line(), "up");
-    let stats = Command::new(binary()).args(["stats", "--pool", &user.pool]).output();
+    let stats = Command::new(binary()).args(["stats", "--all", "--pool", &user.pool]).output();
     let stats = String::from_utf8(stats.expect("stats").stdout).expect("text");
     for wanted in ["translation.cpus: 0\n", "translation.prefetch_bytes: 4194304\n"] {
         assert!(stats.contains(wanted), "{wanted}: {stats}");

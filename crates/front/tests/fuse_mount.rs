@@ -880,12 +880,10 @@ fn a_slot_is_a_descriptor_of_the_bound_file() {
     let lane = Mounted::new("slots");
     let groups: Arc<[polylane_base::Gid]> = Arc::new([]);
     let token = polylane_front::slots::Token::random().expect("random bytes");
-    let own = std::process::id();
-    let session = lane.lane.slots.open_session(
-        token,
-        groups,
-        polylane_front::witness::Numbers { pid: own, thread: own },
-    );
+    // The kernel names this thread in its requests, which is not the first of the process.
+    let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+    let numbers = polylane_front::witness::Numbers { pid: std::process::id(), thread };
+    let session = lane.lane.slots.open_session(token, groups, numbers);
     let name = lane.path(&format!(".polylane-slots/{token}-5"));
     let flags = libc::O_CREAT;
     let slot = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&name);
