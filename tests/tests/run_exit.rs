@@ -87,7 +87,7 @@ fn what_the_host_refuses_is_one_line_and_status_1() {
     for (options, word) in [
         ("--mem --no-preload --at /etc/passwd -- true", "/etc/passwd"),
         ("--mem --no-preload --at /etc/passwd/below -- true", "/etc/passwd"),
-        ("--dir /no/such/dir -- true", "/no/such/dir"),
+        ("--dir /proc/no/such/dir -- true", "/proc/no/such/dir"),
         ("--dir /etc/passwd -- true", "/etc/passwd"),
     ] {
         let (status, line) = Run::new(options).refusal();

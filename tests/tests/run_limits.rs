@@ -154,7 +154,7 @@ fn a_running_pool_tells_what_it_does() {
     let script = "echo x > /lane/file; cat /lane/file; exec sleep 1000";
     let mut run = Run::new("--mem --no-preload --size 20M --weight 50").script(script).start();
     assert_eq!(run.line(), "x");
-    let (status, said) = stats(&["--pool", &run.pool]);
+    let (status, said) = stats(&["--all", "--pool", &run.pool]);
     assert_eq!(status, Some(0));
     for line in ["weight: 50", "mount: /lane", "service.files.size_bytes: 20971520"] {
         assert!(said.lines().any(|said| said == line), "{line} is missing: {said}");

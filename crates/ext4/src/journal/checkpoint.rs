@@ -27,7 +27,7 @@ impl Journal {
     /// has committed is in the log.
     pub(super) fn checkpoint_early(&self, log: &mut Log) -> Result<()> {
         let used = log.used();
-        if (used as usize) <= self.blocks_max * 2 || used < log.checkpoint_at {
+        if used <= log.size() / 2 || used < log.checkpoint_at {
             return Ok(());
         }
         match self.checkpoint_locked(log) {

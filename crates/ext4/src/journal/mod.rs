@@ -130,6 +130,10 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 /// Numbers that fit into a revoke block of 1 KiB, the smallest.
 const REVOKES_PER_BLOCK: usize = 120;
 
+/// Blocks of one transaction, at most, however large the log is: room for a transaction is taken on
+/// the host when the log is opened ([`backing`]).
+const TRANSACTION_BLOCKS_MAX: u32 = 8192;
+
 /// Log blocks that a slot is given ahead for its next handles, at most.
 const CREDITS_AHEAD_MAX: usize = 32;
 
@@ -273,7 +277,7 @@ impl Journal {
         let before = tid.before();
         polylane_sys::cpu::prepare();
         let gate = Gate::new(tuning.slots);
-        let blocks_max = (size / 4) as usize;
+        let blocks_max = (size / 4).min(TRANSACTION_BLOCKS_MAX) as usize;
         // What all slots have ahead is at most an eighth of what a transaction may hold.
         let credits_ahead = (blocks_max / 8 / gate.slots().len()).min(CREDITS_AHEAD_MAX);
         Journal {
