@@ -51,10 +51,7 @@ impl Journal {
         if let Err(why) = prepared.and_then(|()| self.write_body(&mut log, &mut closed)) {
             if why.is_no_space() {
                 log.head = start;
-                match again {
-                    true => log.stalled.push_front(closed),
-                    false => log.stalled.push_back(closed),
-                }
+                log.stall(closed, again);
             }
             return Err(why);
         }
@@ -120,16 +117,25 @@ impl Journal {
     fn land(&self, log: &mut Log, client: &dyn Client) -> Result<()> {
         let Some(Flying { closed, .. }) = log.flying.pop_front() else { return Ok(()) };
         let tid = closed.tid;
+        self.release_freed(client, &closed);
+        log.retire(closed);
+        self.tell_committed(tid);
+        self.checkpoint_early(log)
+    }
+
+    /// Lets the blocks that a committed transaction freed be used again.
+    pub(super) fn release_freed(&self, client: &dyn Client, closed: &Closed) {
         client.release(&closed.freed);
         let freed: u64 = closed.freed.iter().map(|run| u64::from(run.count)).sum();
         self.freeing.fetch_sub(freed, Ordering::AcqRel);
-        log.retire(closed);
-        // Under the log's lock: commits are told in their order.
+    }
+
+    /// Tells that a transaction has committed. Call with the log's lock: commits are told in their
+    /// order.
+    pub(super) fn tell_committed(&self, tid: Tid) {
         let mut progress = self.progress.lock();
         progress.committed = tid;
         self.tell(&progress);
-        drop(progress);
-        self.checkpoint_early(log)
     }
 
     /// Wakes those who wait for transactions on their way, if there are any.

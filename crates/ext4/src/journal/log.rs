@@ -97,6 +97,16 @@ impl Log {
         self.superblock.end() - self.superblock.first()
     }
 
+    /// Keeps a transaction for which there was no room, for another try. `again`: it had none
+    /// before, and goes to the front.
+    pub(super) fn stall(&mut self, closed: Closed, again: bool) {
+        if again {
+            self.stalled.push_front(closed);
+        } else {
+            self.stalled.push_back(closed);
+        }
+    }
+
     pub(super) fn used(&self) -> u32 {
         (self.head + self.size() - self.tail) % self.size()
     }

@@ -35,10 +35,7 @@ impl Journal {
     ) -> Result<MutexGuard<'a, Log>> {
         if let Err(why) = self.write_home(&mut closed) {
             if why.is_no_space() {
-                match again {
-                    true => log.stalled.push_front(closed),
-                    false => log.stalled.push_back(closed),
-                }
+                log.stall(closed, again);
             }
             return Err(why);
         }
@@ -49,14 +46,9 @@ impl Journal {
             }
         }
         client.discard(&closed.freed);
-        client.release(&closed.freed);
-        let freed: u64 = closed.freed.iter().map(|run| u64::from(run.count)).sum();
-        self.freeing.fetch_sub(freed, Ordering::AcqRel);
+        self.release_freed(client, &closed);
         log.keep(closed.copies);
-        let mut progress = self.progress.lock();
-        progress.committed = closed.tid;
-        self.tell(&progress);
-        drop(progress);
+        self.tell_committed(closed.tid);
         Ok(log)
     }
 
