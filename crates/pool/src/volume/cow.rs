@@ -377,11 +377,13 @@ fn half_gone(base: &Path, overlay: &OverlayRef) -> Result<Option<Sidecar>> {
 /// Refuses a name whose file has gone, when its sidecar alone tells of what else belonged to it.
 pub(super) fn refuse_half_gone(volume: &Path) -> Result<()> {
     let Ok(own) = Sidecar::load(volume) else { return Ok(()) };
+    let at = absolute(volume)?;
     let is_mine = |its: &Sidecar, overlay: &OverlayRef| its.id == overlay.base_id && its.implicit;
+    let is_this = |child: &Child| absolute(child.path()).is_ok_and(|child| child == at);
     let alone = |overlay: &OverlayRef| {
         let base = locate(volume, overlay);
         Sidecar::load(&base)
-            .is_ok_and(|its| is_mine(&its, overlay) && children(&base, &its).is_empty())
+            .is_ok_and(|its| is_mine(&its, overlay) && children(&base, &its).iter().all(is_this))
     };
     match own.bypass.is_some() || own.overlays.iter().any(alone) {
         false => Ok(()),
