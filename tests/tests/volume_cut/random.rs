@@ -197,13 +197,11 @@ impl Walk<'_> {
         while !self.known.is_empty() {
             let before = self.known.len();
             let place = self.place;
-            self.known
-                .retain(|name, _| !place.volume(&format!("rm --force {name}")).status.success());
+            self.known.retain(|name, _| !place.volume(&format!("rm {name}")).status.success());
             assert!(self.known.len() < before, "{}: nothing can be removed", self.tell());
         }
-        // The first sidecar of a volume that was not stored: the next one's takes its place. A base
-        // whose last copy was cut away while it went stays: nobody knows that it was the last.
-        let is_left = |name: &&&str| !name.ends_with(".polylane.new") && !name.contains(".base-");
+        // The first sidecar of a volume that was not stored: the next one's takes its place.
+        let is_left = |name: &&&str| !name.ends_with(".polylane.new");
         let state = State::of(&self.place.dir);
         let names = state.names();
         let left: Vec<_> = names.iter().filter(is_left).collect();

@@ -74,7 +74,7 @@ pub(super) fn clone(from: &Path, shape: Shape, to: &Path, by: &dyn Exchange) -> 
             (absolute(&base)?, id)
         }
     };
-    adopt(&base, None, Some(to))?;
+    announce(&base, to)?;
     let reference = refer(&base, to, id)?;
     let draft = Draft::new(to, 0).map_err(|error| failure(to, error))?;
     make_top(draft.file(), size, &reference.nonce)
@@ -86,7 +86,8 @@ pub(super) fn clone(from: &Path, shape: Shape, to: &Path, by: &dyn Exchange) -> 
         overlays: vec![reference],
         ..Sidecar::new()?
     };
-    introduce(draft, to, &sidecar).map(drop)
+    introduce(draft, to, &sidecar)?;
+    adopt(&base, None, Some(to)).map(drop)
 }
 
 /// Gives the file of a volume the name `base`, as it is, and puts an overlay on it in its place.
@@ -114,7 +115,6 @@ fn freeze(
         (overlay.base, overlay.was_at) = (toward(&lower, base)?, Some(lower));
     }
     let frozen = Sidecar {
-        bypass: None,
         id: id.clone(),
         parent: Some(own.id.clone()),
         formatted: own.formatted.clone(),
@@ -124,11 +124,11 @@ fn freeze(
         translation: own.translation.clone(),
         journals: own.journals.clone(),
         overlays,
-        raw: false,
         children: vec![toward(&absolute(from)?, base)?],
         implicit,
         awaits: Some(reference.nonce.clone()),
         author: own.author,
+        ..Sidecar::default()
     };
     own.overlays.push(reference.clone());
     own.raw = shape.depth == 0;
@@ -284,6 +284,10 @@ pub(super) fn children(base: &Path, own: &Sidecar) -> Vec<Child> {
             None => Some(Child::Missing(was)),
         });
     }
+    for copy in &own.making {
+        let copy = beside(base, copy);
+        add((is_there(&copy) && is_on(&copy, &own.id)).then_some(Child::There(copy)));
+    }
     for path in beside_that_are_on(base, &own.id) {
         add(Some(Child::There(path)));
     }
@@ -294,6 +298,15 @@ pub(super) fn children(base: &Path, own: &Sidecar) -> Vec<Child> {
         }
     }
     found
+}
+
+/// As [`children`], without a volume whose own removal or making was cut short: it is there no
+/// more, and yet in the base's list.
+fn children_beside(volume: &Path, base: &Path, own: &Sidecar) -> Result<Vec<Child>> {
+    let at = absolute(volume)?;
+    let mut found = children(base, own);
+    found.retain(|child| absolute(child.path()).map_or(true, |child| child != at));
+    Ok(found)
 }
 
 fn is_there(path: &Path) -> bool {
@@ -349,7 +362,7 @@ pub(super) fn leave(volume: &Path, own: &Sidecar) -> Result<()> {
         if !its.implicit {
             continue;
         }
-        match children(&base, &its).first() {
+        match children_beside(volume, &base, &its)?.first() {
             // What it is on is known from its sidecar alone, and that from the volume's.
             None => erase_with(&base, || leave(&base, &its))?,
             Some(Child::There(_)) => {}
@@ -377,13 +390,12 @@ fn half_gone(base: &Path, overlay: &OverlayRef) -> Result<Option<Sidecar>> {
 /// Refuses a name whose file has gone, when its sidecar alone tells of what else belonged to it.
 pub(super) fn refuse_half_gone(volume: &Path) -> Result<()> {
     let Ok(own) = Sidecar::load(volume) else { return Ok(()) };
-    let at = absolute(volume)?;
     let is_mine = |its: &Sidecar, overlay: &OverlayRef| its.id == overlay.base_id && its.implicit;
-    let is_this = |child: &Child| absolute(child.path()).is_ok_and(|child| child == at);
     let alone = |overlay: &OverlayRef| {
         let base = locate(volume, overlay);
-        Sidecar::load(&base)
-            .is_ok_and(|its| is_mine(&its, overlay) && children(&base, &its).iter().all(is_this))
+        let none_beside =
+            |its: &Sidecar| children_beside(volume, &base, its).is_ok_and(|it| it.is_empty());
+        Sidecar::load(&base).is_ok_and(|its| is_mine(&its, overlay) && none_beside(&its))
     };
     match own.bypass.is_some() || own.overlays.iter().any(alone) {
         false => Ok(()),
@@ -396,7 +408,8 @@ pub(super) fn refuse_half_gone(volume: &Path) -> Result<()> {
     }
 }
 
-/// Takes a child of a base out, and a new one in.
+/// Takes a child of a base out, and a new one in. Those that are there and on it no more go, too: a
+/// change that was cut short may have left them in the list.
 fn adopt(base: &Path, old: Option<&Path>, new: Option<&Path>) -> Result<Sidecar> {
     let mut sidecar = Sidecar::load(base)?;
     let at = absolute(base)?;
@@ -409,11 +422,26 @@ fn adopt(base: &Path, old: Option<&Path>, new: Option<&Path>) -> Result<Sidecar>
             was != old && !(moved && old.parent() == at.parent())
         });
     }
+    let id = sidecar.id.clone();
+    sidecar.children.retain(|child| {
+        let child = beside(&at, child);
+        !is_there(&child) || is_on(&child, &id)
+    });
     if let Some(new) = new {
-        sidecar.children.push(toward(&absolute(new)?, base)?);
+        let new = toward(&absolute(new)?, base)?;
+        sidecar.making.retain(|copy| *copy != new);
+        sidecar.children.push(new);
     }
     sidecar.store(base)?;
     Ok(sidecar)
+}
+
+/// Has a base know of a copy before that is there: the base is not removed from under it.
+fn announce(base: &Path, copy: &Path) -> Result<()> {
+    let mut sidecar = Sidecar::load(base)?;
+    sidecar.making.retain(|other| is_there(&beside(base, other)));
+    sidecar.making.push(toward(&absolute(copy)?, base)?);
+    sidecar.store(base)
 }
 
 fn refer(base: &Path, volume: &Path, base_id: String) -> Result<OverlayRef> {

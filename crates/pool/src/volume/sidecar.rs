@@ -67,6 +67,10 @@ pub(crate) struct Sidecar {
     /// Volumes that are on this one.
     #[serde(with = "path_text::many")]
     pub(crate) children: Vec<PathBuf>,
+    /// Copies of this one that are being made. One whose making was cut short never was, so it
+    /// counts only while it is there.
+    #[serde(with = "path_text::many", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) making: Vec<PathBuf>,
     /// Made to be a base, and to go with the last of its children.
     pub(crate) implicit: bool,
     /// Of a copy: the nonce of the overlay that has its name until it gets its content. A file with
