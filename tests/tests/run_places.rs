@@ -218,6 +218,78 @@ fn what_is_mounted_in_a_lane_covers_it_for_everybody() {
     }
 }
 
+/// A client of its own: says Hello at the lane's socket, and what it is told. Its argument is what
+/// it does to itself first.
+const CLIENT: &str = r#"
+import ctypes, os, socket, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def done(rc):
+    if rc < 0: sys.exit(f"cannot: {os.strerror(ctypes.get_errno())}")
+    return rc
+how = sys.argv[1]
+if how != "plain": done(libc.prctl(38, 1, 0, 0, 0))
+if how == "filter":
+    allow = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7fff0000))
+    program = struct.pack("HxxxxxxQ", 1, ctypes.addressof(allow))
+    done(libc.prctl(22, 2, ctypes.byref(ctypes.create_string_buffer(program)), 0, 0))
+if how == "landlock":
+    rules = ctypes.create_string_buffer(struct.pack("Q", 0x1fff))
+    done(libc.syscall(446, done(libc.syscall(444, rules, 8, 0)), 0))
+def hello(version):
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.connect(os.environ["POLYLANE_MOUNT"] + "/.polylane/socket")
+    client.send(struct.pack("<8sIIQ", b"plhello", version, 0xffffffff, 7))
+    data, fds, _, _ = socket.recv_fds(client, 65536, 64)
+    return struct.unpack_from("<Ii", data, 8) + (len(fds),)
+# Who speaks another version is told which one it is.
+_, status, count = hello(hello(0)[0])
+print(status, "with" if count else "without")
+"#;
+
+/// Runs the client in each kind of sandbox that there is within a lane.
+const SANDBOXES: &str = r#"
+as() { env -u LD_PRELOAD setpriv --reuid=1000 --regid=1000 --clear-groups "$@"; }
+client() { as /usr/bin/python3 -c "$CLIENT" "$@"; }
+export -f as client
+chmod 755 /lane; mkdir -m 777 /lane/hidden; export POLYLANE_MOUNT=/lane
+echo "plain: $(client plain)"
+echo "privileges: $(client privileges)"
+echo "filter: $(client filter)"
+echo "landlock: $(client landlock)"
+cover='mount -t tmpfs none /lane/hidden'
+freeze='mount --rbind /lane /lane && mount -o remount,ro,bind /lane'
+echo "covered: $(unshare -m bash -c "$cover; client plain")"
+echo "read-only: $(unshare -m bash -c "$freeze; client plain")"
+eval "$cover"
+echo "covered for all: $(client plain)"
+umount /lane/hidden
+echo "plain: $(client plain)"
+"#;
+
+#[test]
+fn nested_sandboxes_get_no_session() {
+    let name = "nested_sandboxes_get_no_session";
+    let needs = ["bash", "/usr/bin/python3", "setpriv", "unshare", "mount"];
+    if unavailable(name) || lacks(name, &needs) {
+        return;
+    }
+    if fs::metadata("/proc/self").expect("stat").uid() != 0 {
+        return polylane_tests::skip(name, "only root has users in a lane");
+    }
+    let run = Run::new("--mem").env("CLIENT", CLIENT);
+    let said = printed(&run.arg("--").arg("bash").arg("-c").arg(SANDBOXES).output());
+    for line in said.lines() {
+        let (sandbox, told) = line.split_once(": ").expect("a sandbox");
+        match sandbox {
+            "plain" => assert_eq!(told, "0 with", "{said}"),
+            // A kernel without it says so on standard error.
+            "landlock" if told.is_empty() => {}
+            _ => assert_eq!(told, format!("{} without", polylane_base::Errno::EACCES.0), "{said}"),
+        }
+    }
+    assert_eq!(said.lines().count(), 8, "{said}");
+}
+
 #[test]
 fn in_a_root_lane_command_is_looked_up_inside() {
     let name = "in_a_root_lane_command_is_looked_up_inside";
