@@ -70,7 +70,7 @@ static pid_t clone_three(uint64_t flags)
 
 static char stack[STACK] __attribute__((aligned(16)));
 
-/* Makes the child; 0 in it, or -1 where the kernel has no such call. `waits`: who makes it waits. */
+/* Makes the child; 0 in it, or -1 where the kernel has no such call. `waits`: its maker waits. */
 static pid_t made(int way, int *waits)
 {
 	const int shares = CLONE_VM | CLONE_VFORK;

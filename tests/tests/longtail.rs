@@ -322,6 +322,8 @@ topics! {
     spawn_with_actions = Topic { source: "spawn_actions", ..PROGRAM };
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };
     files_that_the_kernel_acts_on_by_itself = Topic { source: "own_nodes", ..PROGRAM };
+    descriptors_of_own_nodes =
+        Topic { source: "own_descriptors", options: &["-pthread"], ..PROGRAM };
     descriptors_without_memory = Topic { source: "shared_tables", ..PROGRAM };
     system_calls_by_number = Topic { source: "syscalls", ..PROGRAM };
     walks_and_temporary_names = Topic { source: "walks", ..PROGRAM };

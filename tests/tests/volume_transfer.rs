@@ -205,7 +205,7 @@ fn volumes_come_and_go_by_pipes_and_across_file_systems() {
     let output = command.args(["-euc", script]).arg(binary()).output().expect("run sh");
     assert!(output.status.success(), "{output:?}");
     assert!(place.read("w") == disk || place.volume(&["info", "w"]).status.success());
-    // Nobody reads.
+    // Without a reader.
     let mut command = place.command(&["export", "v", "-"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("run");

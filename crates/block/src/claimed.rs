@@ -57,7 +57,7 @@ fn is_over(device: &Path, file: &Stat) -> bool {
     let Ok(under) = fs::read_to_string(device.join("loop/backing_file")) else { return false };
     match open_node(device, OFlags::empty()).and_then(|node| loopdev::backing(&node).ok()) {
         Some(backing) => backing == (file.st_dev, file.st_ino),
-        // Whoever may not open the device goes by the path.
+        // A caller that may not open the device is judged by the path.
         None => is_file(Path::new(under.trim_end_matches('\n')), file),
     }
 }

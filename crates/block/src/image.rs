@@ -267,7 +267,7 @@ impl Drop for Draft {
     }
 }
 
-/// A name for a file that is going to be `path`, which nobody knows before.
+/// A name for a file that is going to be `path`, which no other process can guess.
 fn draft_name(path: &Path) -> Result<PathBuf> {
     let mut bytes = [0; 8];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())

@@ -277,10 +277,10 @@ pub(crate) fn lend_to_libc(fd: RawFd) {
     }
 }
 
-/// Who gets copies of our descriptors.
+/// The process that gets copies of our descriptors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Heir {
-    /// Whoever has all of them.
+    /// One that has all of them.
     Process,
     /// A program, which has those that no exec closes.
     Program,

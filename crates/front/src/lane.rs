@@ -314,7 +314,7 @@ impl Lane {
         let grown = if open { self.growth(node) } else { None };
         let Some((id, size)) = grown else { return };
         let last = self.byte_at(node, size - 1);
-        // The kernel takes a page's lock for this: without pages nobody has it for long.
+        // The kernel takes a page's lock for this: without pages no thread has it for long.
         if pages || !self.notifier.grow_now(id, size, last) {
             self.notifier.grow(id, size, last);
         }
@@ -367,7 +367,7 @@ impl Lane {
     }
 
     /// As [`Lane::name_gone`], after the inode got another name instead, or another inode the name.
-    /// A directory's is left to the kernel: somebody may work there, and would lose the path. The
+    /// A directory's is left to the kernel: a process may work there, and would lose the path. The
     /// kernel changes it when somebody looks at the new name, as the client does.
     pub fn name_moved(&self, dir: &Node, name: &[u8], node: &Node) {
         if node.kind() != Kind::Dir {
@@ -381,7 +381,7 @@ impl Lane {
     pub(crate) fn name_told(&self, (dir, dir_id): (&Node, u64), name: &[u8], node: &Node) {
         let is_other = match self.vfs.known_child(dir, name) {
             Some(other) => !Arc::ptr_eq(&other, node),
-            // Not even that: whoever works in a directory keeps its path.
+            // Not even that: a process that works in a directory keeps its path.
             None => self.vfs.keeps_names() && node.kind() != Kind::Dir,
         };
         if is_other || self.vfs.is_unlinked(node) {

@@ -403,7 +403,7 @@ impl SlotTable {
         SlotTable { store: Some(store), ..SlotTable::default() }
     }
 
-    /// Says who can look at processes. Once, before anybody is let in.
+    /// Sets the witness. Once, before the first session.
     pub fn set_witness(&self, witness: Arc<dyn Witness>) {
         // A second call would be a bug and changes nothing.
         let _ = self.witness.set(witness);
@@ -514,7 +514,7 @@ impl SlotTable {
         if slot.escaped() {
             return;
         }
-        // Once its session is over nobody binds it.
+        // Once its session is over it is not bound again.
         let Ok(session) = self.session(slot.session) else { return };
         if !session.process.has(thread, self.witness.get()) {
             session.keeps_no_more(slot);

@@ -1,5 +1,5 @@
-//! What a client's process is, by the word of somebody who can look at it: the service itself sees
-//! no process but by its sockets.
+//! What a client's process is, by the word of a witness that can look at it: the service itself
+//! sees no process but by its sockets.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -30,9 +30,9 @@ pub struct Looks {
     pub apart: bool,
 }
 
-/// Who can look at processes. Asked rarely; an answer may take a tenth of a millisecond.
+/// Looks at processes. Asked rarely; an answer may take a tenth of a millisecond.
 pub trait Witness: Send + Sync {
-    /// What the process `pid`, as the service sees it, is; `None` where nobody can tell.
+    /// What the process `pid`, as the service sees it, is; `None` where it cannot tell.
     fn look(&self, pid: u32) -> Option<Looks>;
 
     /// Whether `thread`, as the kernel's FUSE requests number it, is one of the process `pid`.

@@ -1,5 +1,5 @@
 //! A hostile client of the wire: what it was once allowed it does again after the right to it is
-//! gone. Whoever looks finds the file as its owner left it.
+//! gone. The file stays as its owner left it.
 
 #[path = "fuse/kernel.rs"]
 #[allow(dead_code, reason = "each test binary uses its part")]
@@ -114,7 +114,7 @@ fn a_loan_to_read_takes_nothing_whatever_its_client_says() {
     }
 }
 
-/// What whoever owns a file does to it so that others' writing counts no more, or says more.
+/// What the owner of a file does to it so that others' writing counts no more, or says more.
 type Change = fn(&House, &OpenFile);
 
 const CHANGES: [(&str, Change); 4] = [

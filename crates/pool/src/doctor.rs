@@ -193,9 +193,9 @@ fn user_namespaces() -> Finding {
     Finding::new("user-namespaces", good, found, notes)
 }
 
-/// Who a service is. One of a `--dir` lane makes files for all users of its tenant, which takes
-/// capabilities: an id-mapped mount of the directory would have to be seen from a user namespace,
-/// where clients have no numbers.
+/// The user that a service has. One of a `--dir` lane makes files for all users of its tenant,
+/// which takes capabilities: an id-mapped mount of the directory would have to be seen from a user
+/// namespace, where clients have no numbers.
 fn service_user() -> Finding {
     let own = confine::own_user().is_some();
     let found = if own { "one for each pool" } else { "the caller" };

@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn what_was_lifted_comes_back() {
-        // Linux holds nobody to it, so that tests beside this one do not notice.
+        // Linux does not enforce it, so that tests beside this one do not notice.
         let before = getrlimit(Resource::Rss);
         let low = Rlimit { current: Some(1 << 20), ..before };
         setrlimit(Resource::Rss, low).expect("down");

@@ -1,7 +1,7 @@
 //! What a service says on standard error, on its way to that of the supervisor.
 //!
 //! The service has a pipe for it, not the caller's terminal. Lines come out whole, with control
-//! characters escaped: whoever took the service over cannot steer the terminal.
+//! characters escaped: a service that was taken over cannot steer the terminal.
 //!
 //! # Invariants
 //!

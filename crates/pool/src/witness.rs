@@ -4,7 +4,7 @@
 //! lets it in (`polylane_front::witness`) this child reads there. It holds nothing else, answers
 //! from the kernel's files alone, and ends with the service, whose end of the line is the only one.
 //!
-//! Whoever took the service over can have any process of the host looked at: it learns whether that
+//! A service that was taken over can have any process of the host looked at: it learns whether that
 //! one is confined, and nothing of what it does.
 
 use std::fs::{self, File};
@@ -195,7 +195,8 @@ impl Status {
         self.user == 0 && self.capabilities & OVER_FILES != OVER_FILES
     }
 
-    /// Who may gain no privileges may have given up others by Landlock, of which nothing is shown.
+    /// A process that may gain no privileges may have given up others by Landlock, of which nothing
+    /// is shown.
     fn is_confined_beyond(&self, other: &Status) -> bool {
         self.no_new_privileges > other.no_new_privileges
             || self.seccomp > other.seccomp
@@ -217,7 +218,7 @@ impl Asker {
         Arc::new(Asker { link: Mutex::new(link), last: AtomicU64::new(0) })
     }
 
-    /// `None`: nobody answers, from now on.
+    /// `None`: no witness answers, from now on.
     fn ask(&self, pid: u32, thread: Option<u32>) -> Option<Answer> {
         let number = self.last.fetch_add(1, Ordering::Relaxed);
         let mut line = self.link.lock();
@@ -283,7 +284,7 @@ mod tests {
         drop(end);
         rustix::net::shutdown(&stop, rustix::net::Shutdown::Both).unwrap();
         witness.join().unwrap();
-        // Nobody answers: nobody is anybody's.
+        // Without an answer no thread is known to be of the process.
         assert_eq!((asker.look(me), asker.has_thread(me, me)), (None, false));
     }
 

@@ -36,7 +36,7 @@ fn map(layout: Layout) -> *mut u8 {
     place(unsafe { mmap_anonymous(null_mut(), layout.size(), prot, MapFlags::PRIVATE) })
 }
 
-// SAFETY: a new piece is nobody else's and starts at a page; it stays until `dealloc`, which gets
+// SAFETY: a new piece has one owner and starts at a page; it stays until `dealloc`, which gets
 // the same length. Nothing here unwinds.
 unsafe impl GlobalAlloc for Mappings {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -61,7 +61,7 @@ unsafe impl GlobalAlloc for Mappings {
         if RESERVE.holds(piece) {
             RESERVE.give_back(piece, layout.size());
         } else {
-            // SAFETY: a mapping of `alloc`'s, of that length, of no further use to anybody.
+            // SAFETY: a mapping of `alloc`'s, of that length, that is used no more.
             let _ = unsafe { munmap(piece.cast(), layout.size()) };
         }
     }

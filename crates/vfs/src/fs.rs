@@ -356,7 +356,7 @@ pub struct Character {
     /// The same of a directory; more where the file system itself says when one is full, since its
     /// link count does not tell of all its subdirectories.
     pub max_dir_links: u32,
-    /// Who may take the blocks kept free, beside root: a user and a group; group 0: none.
+    /// The user and the group that may take the blocks kept free, beside root; group 0: none.
     pub blocks_kept_for: (Uid, Gid),
     /// Times have no fraction of a second.
     pub whole_seconds: bool,

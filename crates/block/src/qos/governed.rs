@@ -89,8 +89,9 @@ impl Governor {
         }
     }
 
-    /// Lets every request go, charged as ever, until the result is dropped: whoever makes the
-    /// volume stand still or ends its use waits for the device alone, not for a share or a limit.
+    /// Lets every request go, charged as ever, until the result is dropped: the caller that makes
+    /// the volume stand still or ends its use waits for the device alone, not for a share or a
+    /// limit.
     pub fn hurry(self: &Arc<Self>) -> Hurry {
         self.hurries.fetch_add(1, Ordering::AcqRel);
         self.version.fetch_add(1, Ordering::Release);

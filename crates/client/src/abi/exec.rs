@@ -20,7 +20,7 @@ unsafe extern "C" {
     static environ: Strings;
 }
 
-/// Who is made by posix_spawn: with actions it may be given descriptors that exec closes.
+/// The program that posix_spawn starts: with actions it may be given descriptors that exec closes.
 fn spawned_with(actions: *const c_void) -> Heir {
     if actions.is_null() { Heir::Program } else { Heir::Process }
 }

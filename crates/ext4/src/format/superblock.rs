@@ -259,7 +259,7 @@ impl Superblock {
         }
     }
 
-    /// Who may take them beside root: `s_def_resuid` and `s_def_resgid`.
+    /// The user and the group that may take them beside root: `s_def_resuid` and `s_def_resgid`.
     pub fn blocks_kept_for(&self) -> (Uid, Gid) {
         let id = |at| u32::from(le16(&*self.raw, at));
         (Uid(id(0x50)), Gid(id(0x52)))

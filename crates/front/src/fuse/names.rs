@@ -284,7 +284,7 @@ pub(super) fn create(call: &mut Call<'_>) -> End {
 /// Times that others may make and remove a name while it is being opened, at most.
 const RACES_MAX: u32 = 1000;
 
-/// Somebody else was faster to make a file. The kernel checks no permissions of what it has asked
+/// Another caller was faster to make a file. The kernel checks no permissions of what it has asked
 /// to be made, and to have it look again could go on for ever beside one who makes and removes the
 /// name. So they are checked here, of what this can be known of; the rest is left to the kernel: a
 /// stale entry makes it look again.
@@ -342,7 +342,7 @@ fn create_slot(call: &mut Call<'_>, name: &[u8], flags: i32) -> End {
     let id = call.session.lane.nodes.remember_slot(slot.clone());
     slots.name(&slot, id);
     slots.opened(&slot);
-    // Whoever makes it has it.
+    // The caller that makes it has it.
     slots.met(&slot, call.header.pid);
     let attr = call.free_slot_attr(&slot)?;
     let slot = Some(slot);
@@ -360,7 +360,7 @@ fn open_own(call: &mut Call<'_>, (name, ticket): (&[u8], Token), flags: i32) -> 
     }
     let (node, lane) = (file.node().clone(), call.session.lane.clone());
     let id = call.entry(&node, Place::NONE)?;
-    // The name is for one open: who has the descriptor keeps the inode, and nothing else does.
+    // The name is for one open: its descriptor keeps the inode, and nothing else does.
     lane.notifier.forget_name(VirtualDir::Slots.id(), name, || lane.nodes.len());
     // A size that the kernel learned meanwhile is newer than the one in this reply.
     let again = call.session.lane.nodes.is_open(id);

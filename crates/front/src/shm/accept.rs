@@ -366,7 +366,7 @@ impl Acceptor {
         // later.
         let _ = self.epoll.remove(&process.pidfd);
         let (lane, turn) = (self.around.lane.clone(), self.token());
-        // Of no user: nobody waits for it.
+        // Of no user: no client waits for it.
         self.around.helpers.post(Uid(u32::MAX), turn, Box::new(move || process.bury(&lane)));
     }
 

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 pub const ROOT: u64 = 1;
-/// Who asks, if nothing else is said.
+/// The process that asks, if nothing else is said.
 pub const PID: u32 = 4711;
 /// `FUSE_SETXATTR_EXT` and `FUSE_DIRECT_IO_ALLOW_MMAP`: the flags that change what is said later.
 pub const FLAGS: u64 = 1 << 29 | 1 << 36;

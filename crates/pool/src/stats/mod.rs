@@ -247,7 +247,7 @@ mod tests {
     fn pools_are_asked_together_and_one_that_is_silent_is_said_to_be() {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = |name: &str| dir.path().join(name).with_extension("sock");
-        // Nobody listens; somebody listens and says nothing; somebody has no room.
+        // No listener; a listener that says nothing; a listener without room.
         drop(scm::listen(&path("dead"), 8).expect("listen"));
         let silent: Vec<_> = ["a", "b", "c"].map(|name| scm::listen(&path(name), 8)).into();
         let full = scm::listen(&path("full"), 0).expect("listen");

@@ -172,7 +172,7 @@ fn belong_alike(volume: &Path, draft: &Draft) -> Result<()> {
         let (uid, gid) =
             (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
         let given = rustix::fs::fchown(draft.file(), Some(uid), Some(gid));
-        // Who may write to another user's volume need not be able to give files away.
+        // A caller that may write to another user's volume need not be able to give files away.
         if given.is_err() {
             return Ok(());
         }
@@ -346,7 +346,7 @@ fn is_on(child: &Path, base_id: &str) -> bool {
 }
 
 /// A volume is not on the bases of this sidecar any more: those that were made for it alone go too.
-/// One on which there may be others, who cannot be looked at, stays, and that is said.
+/// A base on which there may be others, which cannot be looked at, stays, and that is said.
 pub(super) fn leave(volume: &Path, own: &Sidecar) -> Result<()> {
     for overlay in &own.overlays {
         let (base, its) = match base_of(volume, own, overlay)? {

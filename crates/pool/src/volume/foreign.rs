@@ -28,7 +28,7 @@ const DESCRIPTOR_BYTES: usize = 64 << 10;
 /// What a file is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
-    /// A disk, byte by byte, as far as anybody can tell.
+    /// A disk, byte by byte, as far as its content tells.
     Raw,
     /// An image that qemu-img converts.
     Image(Format),

@@ -1,7 +1,7 @@
 //! Programs that read what others wrote: e2fsck, resize2fs, qemu-img (decision 0041).
 //!
 //! A volume's content is its guest's, an image's its maker's, and these programs parse it with the
-//! rights of whoever calls polylane. So they get the files that they are to work on, by descriptor,
+//! rights of polylane's caller. So they get the files that they are to work on, by descriptor,
 //! and nothing else: an empty environment; as root no capability but the one to open these files
 //! again; by Landlock no other file but programs and libraries; by seccomp no socket, no ring, no
 //! other process.

@@ -77,7 +77,7 @@ pub(crate) struct Sidecar {
     /// this nonce is a copy that was cut short.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) awaits: Option<String>,
-    /// Who may have written all this.
+    /// The users that may have written all this.
     #[serde(skip)]
     pub(crate) author: Author,
 }
@@ -159,7 +159,7 @@ fn read(volume: &Path, names: Author) -> Result<Option<(Vec<u8>, Author)>> {
     }
 }
 
-/// Who has a volume's file.
+/// The owner of a volume's file.
 fn owner(volume: &Path) -> Option<u32> {
     rustix::fs::lstat(volume).ok().map(|stat| stat.st_uid)
 }
@@ -226,7 +226,7 @@ impl Sidecar {
             self.translation = known.translation;
             self.formatted = known.formatted;
         }
-        // Whoever else may write to the volume's blocks may have put anything there.
+        // Others that may write to the volume's blocks may have put anything there.
         if self.formatted.is_some() && !trust::is_caller_s(volume) {
             self.formatted = None;
         }
@@ -310,7 +310,7 @@ impl Sidecar {
 }
 
 /// A file that is going to be a sidecar: without a name, or, where the host cannot make such, with
-/// one that nobody knows before.
+/// one that cannot be guessed.
 fn draft(volume: &Path) -> rustix::io::Result<(OwnedFd, Option<PathBuf>)> {
     let mode = Mode::from_raw_mode(0o644);
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;

@@ -230,10 +230,10 @@ fn spool(from: &Path, stream: &mut File, to: &OwnedFd, name: &Path) -> Result<u6
     }
 }
 
-/// Writes a volume that nobody has open to a new file, to a pipe, or to standard output (`-`).
+/// Writes a volume that is not in use to a new file, to a pipe, or to standard output (`-`).
 ///
 /// # Errors
-/// The volume is in use, the file exists, nobody reads from the pipe, qemu-img is not installed.
+/// The volume is in use, the file exists, the pipe has no reader, qemu-img is not installed.
 pub fn export(from: &Path, to: &Path, qcow2: bool) -> Result<()> {
     let from = &resolve(from)?;
     let own = open_to_read(from, &Sidecar::load(from)?)?;

@@ -1,4 +1,4 @@
-//! Who may have put a file where it lies, or written what it says (decision 0040).
+//! Which users may have put a file where it lies, or written what it says (decision 0040).
 //!
 //! Root makes and serves volumes in directories of other users, who may exchange every name there:
 //! for a link, for a file of somebody else, for a sidecar of their own. So whatever is found beside
@@ -18,7 +18,7 @@ use crate::failure::{Failure, Result};
 /// Links on one path, at most: as the kernel has it.
 const LINKS_MAX: usize = 40;
 
-/// Who decides about a name, or about what a file says.
+/// The users that decide about a name, or about what a file says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Author {
     /// The user who runs this command, or root.
@@ -31,7 +31,7 @@ pub(crate) enum Author {
 }
 
 impl Author {
-    /// Who decides where both do.
+    /// The users that decide where both do.
     pub(super) fn and(self, other: Author) -> Author {
         match (self, other) {
             (Author::Caller, author) | (author, Author::Caller) => author,
@@ -48,8 +48,8 @@ impl Author {
         }
     }
 
-    /// Who may write to a file: its owner, and others where its mode lets them. A group with the
-    /// number of the owner is the owner's own.
+    /// The users that may write to a file: its owner, and others where its mode lets them. A group
+    /// with the number of the owner is the owner's own.
     pub(super) fn of_file(stat: &Stat) -> Author {
         let owner = Author::user(stat.st_uid);
         let by_group = stat.st_mode & 0o020 != 0 && stat.st_gid != 0 && stat.st_gid != stat.st_uid;
@@ -59,8 +59,8 @@ impl Author {
         }
     }
 
-    /// Who may exchange names in a directory. In a sticky one that is the owner of each, and its
-    /// own.
+    /// The users that may exchange names in a directory. In a sticky one that is the owner of each,
+    /// and its own.
     fn of_directory(stat: &Stat) -> Author {
         match stat.st_mode & libc::S_ISVTX != 0 {
             true => Author::user(stat.st_uid),
@@ -81,7 +81,7 @@ impl Author {
 /// How a path leads to what it names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Way {
-    /// Who decides what its last name stands for: the directory's, and those of links.
+    /// The users that decide what its last name stands for: the directory's, and those of links.
     pub(super) author: Author,
     /// Those of links alone.
     links: Author,
@@ -254,7 +254,7 @@ pub(super) fn owner_of(file: impl AsFd) -> Option<u32> {
     fstat(file).ok().map(|stat| stat.st_uid)
 }
 
-/// Whether nobody but the caller may write to what a path names.
+/// Whether the caller alone may write to what a path names.
 pub(super) fn is_caller_s(path: &Path) -> bool {
     statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|stat| Author::of_file(&stat) == Author::Caller)

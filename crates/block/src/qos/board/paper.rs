@@ -23,7 +23,7 @@ impl<W: Words> Board<W> {
         let seat = &mut self.seats[index];
         let base = match seat.terms.window {
             0 => seat.terms.base,
-            // Nobody owes for a time in which nothing was limited.
+            // No lane owes for a time in which nothing was limited.
             _ if seat.terms.flags & flag::FREE != 0 => seat.seen.spent,
             _ => seat.terms.base.wrapping_add(seat.terms.grant),
         };
