@@ -55,6 +55,8 @@ pub mod dir;
 pub mod error;
 pub mod extents;
 pub mod format;
+#[cfg(test)]
+mod fresh;
 pub mod inode;
 pub mod io;
 pub mod journal;

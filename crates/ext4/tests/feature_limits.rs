@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use common::{create, on, root};
 use polylane_base::{Errno, Gid, Ino, TestClock, Time, Uid};
 use polylane_block::ram::RamDevice;
 use polylane_ext4::{Error, Ext4, Options};
@@ -15,32 +16,6 @@ use polylane_vfs::fs::{
     Blocks, Fallocate, FileSystem, Kind, NewNode, RenameMode, SetAttr, SetTime, XattrMode,
 };
 use tempfile::NamedTempFile;
-
-fn root(fs: &Ext4) -> Ino {
-    fs.root().expect("root").ino
-}
-
-fn create(fs: &Ext4, dir: Ino, name: &str, kind: Kind) -> Ino {
-    fs.create(dir, name.as_bytes(), &node(kind, 0o755)).expect("room").node.ino
-}
-
-/// Runs `work` on a fresh image, which must come out clean, also where the power goes after it.
-fn on(mib: u64, args: &[&str], work: impl FnOnce(&Arc<Ext4>)) {
-    if !common::have_tools() {
-        return;
-    }
-    let device = common::make(mib, args);
-    let fs = common::open(&device);
-    work(&fs);
-    assert_eq!(fs.stopped_by(), None);
-    fs.sync().expect("syncs");
-    let cut = common::save(&device);
-    fs.close().expect("closes");
-    assert_eq!(common::complaints(&device), None, "{args:?}");
-    let again = common::load(&std::fs::read(cut.path()).expect("readable"));
-    common::open(&again).close().expect("closes");
-    assert_eq!(common::complaints(&again), None, "{args:?}, after a power cut");
-}
 
 fn debugfs(image: &Path, requests: &[&str]) -> String {
     let mut said = String::new();

@@ -7,16 +7,13 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use polylane_base::{Ino, TestClock};
+use common::root;
+use polylane_base::TestClock;
 use polylane_block::ram::RamDevice;
 use polylane_ext4::{Error, Ext4, Options};
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::fs::{FileSystem, Kind, SetAttr};
 use tempfile::NamedTempFile;
-
-fn root(fs: &Ext4) -> Ino {
-    fs.root().expect("root").ino
-}
 
 fn try_open(device: &Arc<RamDevice>) -> Result<Ext4, Error> {
     Ext4::open(device.clone(), Arc::new(TestClock::default()), &Options::default())

@@ -5,37 +5,17 @@ mod common;
 use std::io::Write as _;
 use std::sync::Arc;
 
+use common::{create, on, root};
 use polylane_base::{Errno, Ino};
 use polylane_ext4::{Ext4, Options};
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, SetAttr};
-
-fn create(fs: &Ext4, dir: Ino, name: &str, kind: Kind) -> Ino {
-    fs.create(dir, name.as_bytes(), &node(kind, 0o755)).expect("room").node.ino
-}
 
 fn remove(fs: &Ext4, dir: Ino, name: &str) {
     let gone = fs.unlink(dir, name.as_bytes()).expect("is there").node;
     if gone.nlink == 0 {
         fs.forget(gone.ino);
     }
-}
-
-fn root(fs: &Ext4) -> Ino {
-    fs.root().expect("root").ino
-}
-
-/// Runs `work` on a fresh image, which must come out clean.
-fn on(mib: u64, args: &[&str], work: impl FnOnce(&Arc<Ext4>)) {
-    if !common::have_tools() {
-        return;
-    }
-    let device = common::make(mib, args);
-    let fs = common::open(&device);
-    work(&fs);
-    assert_eq!(fs.stopped_by(), None);
-    fs.close().expect("closes");
-    assert_eq!(common::complaints(&device), None);
 }
 
 #[test]

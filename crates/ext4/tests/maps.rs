@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::sync::Arc;
 
+use common::{create, root};
 use polylane_base::rng::Rng;
 use polylane_base::{Errno, Ino, TestClock};
 use polylane_block::ram::RamDevice;
@@ -17,14 +18,6 @@ use polylane_vfs::fs::{Blocks, Fallocate, FileSystem, Kind, RenameMode, SetAttr}
 const PAGE: u64 = 1024;
 /// `EXT4_EXTENTS_FL`, as users see it.
 const EXTENTS: u32 = 0x8_0000;
-
-fn root(fs: &Ext4) -> Ino {
-    fs.root().expect("root").ino
-}
-
-fn create(fs: &Ext4, dir: Ino, name: &str, kind: Kind) -> Ino {
-    fs.create(dir, name.as_bytes(), &node(kind, 0o755)).expect("room").node.ino
-}
 
 fn find(fs: &Ext4, dir: Ino, name: &str) -> Ino {
     fs.lookup(dir, name.as_bytes()).expect("is there").ino

@@ -529,26 +529,16 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
 
     use polylane_base::TestClock;
-    use polylane_testkit::sim::{Image, SimDisk, SimOptions};
+    use polylane_testkit::sim::{SimDisk, SimOptions};
 
     use super::*;
     use crate::{Ext4, Options};
 
     /// An image of `groups` groups of 8 MiB. `None`, and said so, without mke2fs.
     fn open(groups: u64) -> Option<Ext4> {
-        let file = tempfile::NamedTempFile::new().expect("temporary file");
-        file.as_file().set_len(groups * (8 << 20)).expect("sparse file");
-        let mut mke2fs = Command::new("mke2fs");
-        mke2fs.args(["-Fq", "-t", "ext4", "-b", "4096", "-g", "2048", "-J", "size=4"]);
-        let Ok(made) = mke2fs.arg(file.path()).output() else {
-            eprintln!("skipped: mke2fs is not installed");
-            return None;
-        };
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        let image = Image::new(std::fs::read(file.path()).expect("readable"));
+        let image = crate::fresh::image(groups * (8 << 20), &["-b", "4096", "-g", "2048"])?;
         let disk = SimDisk::new(image, SimOptions::default());
         Some(Ext4::open(disk, Arc::new(TestClock::default()), &Options::default()).expect("opens"))
     }

@@ -1,12 +1,11 @@
 //! Trees beside a model of their blocks and one of Linux's tree, in every order of changes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
 
 use polylane_base::rng::Rng;
 use polylane_base::{Ino, TestClock};
 use polylane_testkit::fs_suite::node;
-use polylane_testkit::sim::{Image, SimDisk, SimOptions};
+use polylane_testkit::sim::{SimDisk, SimOptions};
 use polylane_vfs::fs::{Fallocate, FileSystem, Kind, SetAttr};
 
 use super::*;
@@ -145,16 +144,7 @@ struct Bench {
 
 /// `None`, and said so, without mke2fs.
 fn bench(mib: u64, block_bytes: usize) -> Option<Bench> {
-    let file = tempfile::NamedTempFile::new().expect("temporary file");
-    file.as_file().set_len(mib << 20).expect("sparse file");
-    let mut mke2fs = Command::new("mke2fs");
-    mke2fs.args(["-Fq", "-t", "ext4", "-J", "size=4", "-b", &block_bytes.to_string()]);
-    let Ok(made) = mke2fs.arg(file.path()).output() else {
-        eprintln!("skipped: mke2fs is not installed");
-        return None;
-    };
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let image = Image::new(std::fs::read(file.path()).expect("readable"));
+    let image = crate::fresh::image(mib << 20, &["-b", &block_bytes.to_string()])?;
     let disk = SimDisk::new(image, SimOptions::default());
     let fs = Ext4::open(disk, Arc::new(TestClock::default()), &Options::default()).expect("opens");
     let root = fs.root().expect("root").ino;

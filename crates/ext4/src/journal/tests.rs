@@ -1,6 +1,5 @@
 //! Commits that overlap, one held request after the other: what is told durable, and when.
 
-use std::process::Command;
 use std::sync::mpsc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
@@ -48,16 +47,7 @@ fn open(disk: Arc<dyn polylane_block::BlockDevice>) -> Arc<Ext4> {
 impl Bench {
     /// A new file system with files `names`, all durable. `None`, and said so, without mke2fs.
     fn with(names: &[&str]) -> Option<Bench> {
-        let file = tempfile::NamedTempFile::new().expect("temporary file");
-        file.as_file().set_len(IMAGE_BYTES as u64).expect("sparse file");
-        let mut mke2fs = Command::new("mke2fs");
-        mke2fs.args(["-Fq", "-t", "ext4", "-b", "4096", "-J", "size=4"]).arg(file.path());
-        let Ok(made) = mke2fs.output() else {
-            eprintln!("skipped: mke2fs is not installed");
-            return None;
-        };
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        let blank = Image::new(std::fs::read(file.path()).expect("readable"));
+        let blank = crate::fresh::image(IMAGE_BYTES as u64, &["-b", "4096"])?;
         let first = SimDisk::new(blank, SimOptions::default());
         let fs = open(first.clone());
         for name in names {

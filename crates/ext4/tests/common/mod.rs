@@ -5,12 +5,14 @@ use std::io::Write as _;
 use std::process::Command;
 use std::sync::Arc;
 
-use polylane_base::TestClock;
+use polylane_base::{Ino, TestClock};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_block::{BlockDevice, Sector};
 use polylane_ext4::{Ext4, Options};
 use polylane_sys::buffer::Buffer;
+use polylane_testkit::fs_suite::node;
+use polylane_vfs::fs::{FileSystem as _, Kind};
 
 pub mod author;
 pub mod log;
@@ -31,6 +33,34 @@ pub fn have_tools() -> bool {
         eprintln!("skipped: mke2fs is not installed");
     }
     found
+}
+
+/// Number of the root directory.
+pub fn root(fs: &Ext4) -> Ino {
+    fs.root().expect("root").ino
+}
+
+/// Makes a file, directory or whatever `kind` is, which must succeed.
+pub fn create(fs: &Ext4, dir: Ino, name: &str, kind: Kind) -> Ino {
+    fs.create(dir, name.as_bytes(), &node(kind, 0o755)).expect("room").node.ino
+}
+
+/// Runs `work` on a fresh image, which must come out clean, also where the power goes after it.
+pub fn on(mib: u64, args: &[&str], work: impl FnOnce(&Arc<Ext4>)) {
+    if !have_tools() {
+        return;
+    }
+    let device = make(mib, args);
+    let fs = open(&device);
+    work(&fs);
+    assert_eq!(fs.stopped_by(), None);
+    fs.sync().expect("syncs");
+    let cut = save(&device);
+    fs.close().expect("closes");
+    assert_eq!(complaints(&device), None, "{args:?}");
+    let again = load(&std::fs::read(cut.path()).expect("readable"));
+    open(&again).close().expect("closes");
+    assert_eq!(complaints(&again), None, "{args:?}, after a power cut");
 }
 
 /// A device holding what mke2fs makes of `args`, `mib` MiB large.
