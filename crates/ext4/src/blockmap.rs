@@ -216,8 +216,31 @@ fn run(
     Ok(Mapping::Data(Extent { first: target, count: count as u32, start, unwritten: false }))
 }
 
+/// Blocks of numbers that `count` blocks from `first` on lack, no more of them than one request
+/// writes: they lie below two neighbouring leaves at most.
+///
+/// # Errors
+/// The device's, or a block number out of range.
+pub fn missing(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    (first, count): (FileBlock, u32),
+) -> Result<u64> {
+    let (first, mut missing) = (u64::from(first.0), 0);
+    let mut leaves = vec![first];
+    while let Some(at) = leaves.pop() {
+        let Some(route) = Route::new(at, volume.io.block_bytes()) else { break };
+        let found = walk(volume, cell, core, &route)?.len();
+        missing += (route.places.len() - 1 - found) as u64;
+        let next = at + route.rest as u64;
+        leaves.extend((next < first + u64::from(count)).then_some(next));
+    }
+    Ok(missing)
+}
+
 /// Makes blocks the file's where it has a hole, as [`crate::extents::insert`]. They were promised
-/// with as many more as [`crate::data::TREE_BLOCKS`].
+/// with as many more as [`missing`] says.
 ///
 /// # Errors
 /// `EFBIG` past the end of a map, the device's, or a number out of range.
@@ -261,10 +284,11 @@ pub fn prepare(
     while at < end {
         let route = Route::new(at.into(), volume.io.block_bytes()).ok_or(Errno::EFBIG)?;
         at = at.saturating_add(route.rest as u32);
-        if walk(volume, cell, core, &route)?.len() + 1 == route.places.len() {
+        let missing = route.places.len() - 1 - walk(volume, cell, core, &route)?.len();
+        if missing == 0 {
             continue;
         }
-        let promise = volume.promise(LEVELS.into())?;
+        let promise = volume.promise(missing as u64)?;
         let handle = volume.start(CREDITS)?;
         reach(volume, &handle, cell, core, &route)?;
         volume.store(&handle, cell, core, false)?;

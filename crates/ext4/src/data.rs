@@ -15,6 +15,7 @@ use polylane_sys::buffer::Buffer;
 use polylane_vfs::fs::{Sink, Source};
 
 use crate::alloc::Claim;
+use crate::blockmap;
 use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::extent::{Extent, WRITTEN_BLOCKS_MAX};
@@ -36,6 +37,23 @@ pub(crate) const RUN_BLOCKS_MAX: u32 = 256;
 /// descriptor, the inode.
 pub fn map_credits(core: &Core) -> usize {
     extents::credits(core) + 2 + INODE_CREDITS
+}
+
+/// Blocks that the map may take when `count` blocks from `first` on are mapped: for a block map
+/// just what is missing, which is nothing once they are promised.
+///
+/// # Errors
+/// The device's, or a block number out of range.
+pub fn map_room(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    (first, count): (FileBlock, u32),
+) -> Result<u64> {
+    match extents::is_tree(core) {
+        true => Ok(TREE_BLOCKS),
+        false => blockmap::missing(volume, cell, core, (first, count)),
+    }
 }
 
 /// Reads up to `len` bytes at `offset` into `sink`.
@@ -152,7 +170,7 @@ fn fill_hole(
 ) -> Result<usize> {
     let block_bytes = volume.io.block_bytes();
     let goal = goal(volume, cell, core, first)?;
-    let promise = volume.promise(TREE_BLOCKS)?;
+    let promise = volume.promise(map_room(volume, cell, core, (first, want))?)?;
     let (claim, was_promised) = claim(volume, cell, core, goal, (first, want))?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);

@@ -52,11 +52,25 @@ pub enum Room {
 }
 
 impl Volume {
-    /// What a new name's blocks are promised from. Call without a handle.
-    pub(crate) fn room_for_name(&self, room: Room) -> Result<Option<Promise<'_>>> {
-        match room {
-            Room::Free => self.promise(NAME_BLOCKS).map(Some),
-            Room::SetAside => Ok(None),
+    /// What a new name's blocks are promised from. Where less is left than a name may take at most,
+    /// what it does take is looked up: `own` blocks of the inode that is made with it, and the
+    /// directory's. Call without a handle.
+    pub(crate) fn room_for_name(
+        &self,
+        room: Room,
+        (parent, above): (&Cell, &mut Core),
+        name: Name<'_>,
+        own: u64,
+    ) -> Result<Option<Promise<'_>>> {
+        if room == Room::SetAside {
+            return Ok(None);
+        }
+        match self.promise(NAME_BLOCKS) {
+            Err(Error::Errno(Errno::ENOSPC)) => {
+                let grown = dir::growth(self, parent, above, name)?;
+                self.promise(grown.unwrap_or(NAME_BLOCKS) + own).map(Some)
+            }
+            promised => promised.map(Some),
         }
     }
 
@@ -218,10 +232,12 @@ pub fn create(
     if new.kind == Kind::Dir && !can_count(volume, &above) {
         return Err(Errno::EMLINK.into());
     }
-    if takes_block(new) {
+    let own = own_blocks(new);
+    if own > 0 {
         can_take_blocks(volume, new)?;
     }
-    let _promise = volume.room_for_name(room)?;
+    let acls = u64::from(new.acls.each().next().is_some());
+    let _promise = volume.room_for_name(room, (&parent, &mut above), name, own + acls)?;
     let handle = volume.start(NAME_CREDITS)?;
     let cell = make_inode(volume, &handle, dir, new, room)?;
     let mut core = cell.core.write();
@@ -245,9 +261,9 @@ pub fn create(
     Ok(Changed { dir: volume.attr(&parent, &above), node: volume.attr(&cell, &core) })
 }
 
-/// Whether a new inode has a block of its own from the beginning.
-fn takes_block(new: &NewNode<'_>) -> bool {
-    new.kind == Kind::Dir || new.target.len() >= ROOT_BYTES
+/// Blocks that a new inode has from the beginning: a directory's, or a long target's.
+fn own_blocks(new: &NewNode<'_>) -> u64 {
+    u64::from(new.kind == Kind::Dir || new.target.len() >= ROOT_BYTES)
 }
 
 /// `ENOSPC` for users who are not privileged when no block is free but those kept for others.
@@ -384,7 +400,7 @@ pub fn link(volume: &Volume, ino: u32, dir: u32, name: &[u8]) -> Result<Changed>
     if u32::from(core.raw.links()) >= LINKS_MAX {
         return Err(Errno::EMLINK.into());
     }
-    let _promise = volume.promise(NAME_BLOCKS)?;
+    let _promise = volume.room_for_name(Room::Free, (&parent, &mut above), name, 0)?;
     let handle = volume.start(NAME_CREDITS)?;
     let kind = file_type(core.raw.mode());
     if let Err(refused) = dir::insert(volume, &handle, &parent, &mut above, name, ino, kind) {

@@ -139,7 +139,10 @@ impl Move<'_> {
         if is_dir && self.crosses() && victim.is_none() && !can_count(volume, dirs.to()) {
             return Err(Errno::EMLINK.into());
         }
-        let _promise = volume.room_for_name(self.room)?;
+        let _promise = match existing {
+            Some(_) => None,
+            None => volume.room_for_name(self.room, (self.target, dirs.to()), self.to, 0)?,
+        };
         let handle = volume.start(RENAME_CREDITS)?;
         let whiteout = self.whiteout(&handle)?;
         let kind = file_type(core.raw.mode());

@@ -38,7 +38,8 @@ pub fn remove_blocks(
     let mut next = Some(from);
     while let Some(at) = next {
         // Only a hole in the middle of an extent makes the tree grow.
-        let promise = if to < 1 << 32 { Some(volume.promise(TREE_BLOCKS)?) } else { None };
+        let may_grow = to < 1 << 32 && extents::is_tree(core);
+        let promise = if may_grow { Some(volume.promise(TREE_BLOCKS)?) } else { None };
         let handle = volume.start(remove_credits(core))?;
         next = extents::remove(volume, &handle, cell, core, at, to)?;
         volume.store(&handle, cell, core, true)?;

@@ -488,9 +488,7 @@ impl FileSystem for Ext4 {
         let freeing = self.volume.journal.as_ref().map_or(0, Journal::freeing);
         let free = self.volume.alloc.available_blocks() + freeing;
         let reserved = self.volume.superblock.lock().reserved_blocks();
-        // Linux keeps its pool where files have extents, and counts it there alone.
-        let pool = if self.volume.traits.extents { self.volume.alloc.pool_blocks() } else { 0 };
-        let reserved = reserved + pool;
+        let reserved = reserved + self.volume.alloc.pool_blocks();
         Ok(StatFs {
             bsize: geometry.block_bytes,
             // As Linux counts by default (`bsddf`): what nobody's files take is no part of it.

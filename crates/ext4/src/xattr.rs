@@ -109,7 +109,10 @@ pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -
     }
     let (inside, outside) = distribute(core.raw.xattr_area().len(), attributes);
     check_room(volume, &outside)?;
-    let _promise = volume.promise(1)?;
+    let _promise = match takes_block(volume, cell, core, &outside)? {
+        true => Some(volume.promise(1)?),
+        false => None,
+    };
     let handle = volume.start(NAME_CREDITS)?;
     write(volume, &handle, cell, core, (&inside, &outside))?;
     if let Some(perm) = change.perm {
@@ -187,6 +190,15 @@ fn distribute(room: usize, mut all: Vec<Attribute>) -> (Vec<Attribute>, Vec<Attr
     (all, outside)
 }
 
+/// Whether attributes that lie outside the inode need a block that it does not have to itself.
+fn takes_block(volume: &Volume, cell: &Cell, core: &Core, outside: &[Attribute]) -> Result<bool> {
+    match core.raw.xattr_block() {
+        _ if outside.is_empty() => Ok(false),
+        0 => Ok(true),
+        old => Ok(xattr::references(&block(volume, cell, old)?.read()) != 1),
+    }
+}
+
 fn store_outside(
     volume: &Volume,
     handle: &Handle<'_>,
@@ -198,8 +210,7 @@ fn store_outside(
     if attributes.is_empty() {
         return release_block(volume, handle, cell, core);
     }
-    let own = old != 0 && xattr::references(&block(volume, cell, old)?.read()) == 1;
-    let target = if own {
+    let target = if !takes_block(volume, cell, core, attributes)? {
         block(volume, cell, old)?
     } else {
         release_block(volume, handle, cell, core)?;

@@ -156,3 +156,43 @@ fn every_allocation_may_find_no_inode() {
         assert_eq!(common::complaints(&device), None, "after {left} inodes");
     }
 }
+
+/// Where new files have block maps no block is kept back, as with Linux: the last one goes to data,
+/// and what takes no block is done then.
+#[test]
+fn an_ext3_gives_its_last_block_and_keeps_its_names_going() {
+    if !common::have_tools() {
+        return;
+    }
+    let args = ["-t", "ext3", "-b", "1024", "-m", "0", "-J", "size=1", "-N", "64"];
+    let device = common::load(&common::image(8, &args));
+    let fs = common::open(&device);
+    let root = fs.root().expect("root").ino;
+    let file = make(&fs, root, "data", Kind::File).expect("room");
+    let (mut end, piece) = (0, vec![7; 256 << 10]);
+    loop {
+        match fs.write(file, end, &mut &piece[..]) {
+            Ok(0) | Err(Errno::ENOSPC) => break,
+            Ok(count) => end += count as u64,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    let totals = fs.statfs().expect("totals");
+    assert_eq!((totals.bfree, totals.bavail), (0, 0));
+    assert_eq!(fs.reserve(file, end, 1024, polylane_vfs::fs::Blocks::Kept), Err(Errno::ENOSPC));
+    make(&fs, root, "name", Kind::File).expect("the directory has room");
+    fs.link(file, root, b"second").expect("the directory has room");
+    let mode = RenameMode::Replace;
+    fs.rename(root, b"second", root, b"third", mode).expect("the directory has room");
+    fs.setxattr(file, b"user.small", b"1", XattrMode::Any).expect("the inode has room");
+    let outside = fs.setxattr(file, b"user.large", &[3; 700], XattrMode::Any);
+    assert_eq!(outside.map(drop), Err(Errno::ENOSPC));
+    assert_eq!(make(&fs, root, "dir", Kind::Dir), Err(Errno::ENOSPC));
+    fs.fallocate(file, Fallocate::PunchHole, 1024, 1024).expect("a hole takes no block");
+    fs.fallocate(file, Fallocate::PunchHole, 400 << 10, 1024).expect("a hole takes no block");
+    make(&fs, root, "dir", Kind::Dir).expect("one block is free");
+    assert_eq!(fs.write(file, 1024, &mut &[1; 1024][..]), Ok(1024), "so was the other");
+    assert_eq!(fs.write(file, 400 << 10, &mut &[1; 1024][..]), Err(Errno::ENOSPC));
+    fs.close().expect("closes");
+    assert_eq!(common::complaints(&device), None);
+}

@@ -25,7 +25,7 @@ use rustc_hash::FxHashSet;
 use crate::cache::{BlockCache, MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::group::{BLOCK_UNINIT, GroupDescriptor, descriptor_place};
-use crate::format::superblock::{Geometry, Superblock};
+use crate::format::superblock::{Geometry, Superblock, incompat};
 use crate::format::{DeviceBlock, GroupIndex, bitmap, checksum};
 use crate::io::BlockIo;
 use crate::journal::{Freed, Handle};
@@ -50,7 +50,7 @@ pub struct Allocator {
     /// Free blocks that somebody has been promised.
     promised_blocks: AtomicI64,
     /// Free blocks that only metadata may take, so that names can be removed and files cut when
-    /// the file system is full.
+    /// the file system is full: 0 where new files have block maps.
     pool_blocks: i64,
     /// Free blocks beside those that are kept for privileged users.
     kept_blocks: i64,
@@ -498,10 +498,13 @@ impl Allocator {
     }
 }
 
-/// As many as Linux keeps where files have extents: 2 %, at most 4096. Here files with block maps
-/// are written later, too, and may then need blocks of numbers.
+/// As many as Linux keeps (`ext4_calculate_resv_clusters`): 2 %, at most 4096, and none where new
+/// files have block maps, whose blocks of numbers are made with the promise of what they name.
 fn pool_blocks(superblock: &Superblock) -> i64 {
-    (superblock.geometry.block_count / 50).min(4096) as i64
+    match superblock.has_incompat(incompat::EXTENTS) {
+        true => (superblock.geometry.block_count / 50).min(4096) as i64,
+        false => 0,
+    }
 }
 
 impl Group {

@@ -6,6 +6,7 @@ use polylane_base::sync::Arc;
 
 use super::{DirIndex, Live, Name, Spot, Tree, block, block_count, corrupt, last_block, live};
 use crate::cache::{MetaBlock, Seal};
+use crate::data::map_room;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::FileBlock;
@@ -16,6 +17,45 @@ use crate::format::inode::INDEX;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::volume::Volume;
+
+/// Where a name may go, as far as is known without looking: the leaf of its hash, else the first of
+/// the blocks from the end on; at most four.
+fn fitting(volume: &Volume, index: &DirIndex, name: Name<'_>) -> Vec<FileBlock> {
+    let needed = dirent::record_bytes(name.bytes.len());
+    let fits = |at: &usize| usize::from(index.room[*at]) >= needed;
+    let candidates: Vec<usize> = match &index.tree {
+        Some(tree) => {
+            let leaf = tree.leaf_for(name.tree_hash(volume, tree.version));
+            vec![tree.leaves[leaf].block.0 as usize]
+        }
+        // The last block first: growing directories fill from the end.
+        None => (0..index.room.len()).rev().filter(fits).take(4).collect(),
+    };
+    candidates.into_iter().filter(fits).map(|at| FileBlock(at as u32)).collect()
+}
+
+/// See [`super::growth`].
+pub(super) fn growth(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    index: &DirIndex,
+    name: Name<'_>,
+) -> Result<Option<u64>> {
+    for at in fitting(volume, index, name) {
+        let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
+        let mut bytes = leaf.read().to_vec();
+        let put = dirent::insert(&mut bytes, volume.has_sums, 0, (1, 0, name.bytes));
+        if put.map_err(|field| corrupt(cell, field))?.is_some() {
+            return Ok(Some(0));
+        }
+    }
+    if index.tree.is_some() || volume.traits.dir_index && index.room.len() == 1 {
+        return Ok(None);
+    }
+    let end = FileBlock(block_count(volume, core));
+    Ok(Some(1 + map_room(volume, cell, core, (end, 1))?))
+}
 
 /// An index node on the way to a leaf.
 struct Node {
@@ -64,13 +104,8 @@ impl Adding<'_, '_> {
 
     /// Adds the name to a directory without a tree, which may give it one.
     pub(super) fn linear(&self, core: &mut Core, index: &mut DirIndex) -> Result<()> {
-        let needed = dirent::record_bytes(self.name.bytes.len());
-        // The last block first: growing directories fill from the end.
-        let blocks = (0..index.room.len()).rev();
-        let fitting: Vec<usize> =
-            blocks.filter(|at| usize::from(index.room[*at]) >= needed).take(4).collect();
-        for at in fitting {
-            if self.try_block(core, index, FileBlock(at as u32))? {
+        for at in fitting(self.volume, index, self.name) {
+            if self.try_block(core, index, at)? {
                 return Ok(());
             }
         }

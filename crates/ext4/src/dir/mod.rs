@@ -357,6 +357,20 @@ pub fn insert(
     })
 }
 
+/// Blocks that the directory takes for a new name, its map's among them, looked up in the blocks
+/// themselves. `None`: a hash tree grows, by as many as that may take.
+///
+/// # Errors
+/// The device's, or a corrupt directory.
+pub fn growth(
+    volume: &Volume,
+    cell: &Cell,
+    core: &mut Core,
+    name: Name<'_>,
+) -> Result<Option<u64>> {
+    with_index(volume, cell, core, |index, core| insert::growth(volume, cell, core, index, name))
+}
+
 /// Removes an entry.
 ///
 /// # Errors
