@@ -16,6 +16,7 @@
 //! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
 //! | `late` | new small files that are written together |
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
+//! | `fast` | replay of the kernel's fast commits |
 //! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
 //! | `changes` | what closing waits for |
 //! | `vfs` | the adapter: the only file that knows `FileSystem`'s calls |
@@ -54,6 +55,7 @@ pub mod data;
 pub mod dir;
 pub mod error;
 pub mod extents;
+mod fast;
 pub mod format;
 #[cfg(test)]
 mod fresh;

@@ -13,6 +13,8 @@ use crate::cache::BlockCache;
 use crate::changes::Changes;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
+use crate::fast;
+use crate::format::fast::Change;
 use crate::format::superblock::{
     BYTES, OFFSET, STATE_ERROR, STATE_VALID, Superblock, compat, incompat, ro_compat,
 };
@@ -143,9 +145,11 @@ impl Ext4 {
         }
         // All that may be refused is looked at before anything is written.
         let orphans = orphan::read(&volume, &volume.superblock.lock())?;
+        let mut fast_changes = Vec::new();
         volume.journal = Some(match replayed {
-            Some(replayed) => {
+            Some(mut replayed) => {
                 recovered = replayed.recovered;
+                fast_changes = std::mem::take(&mut replayed.fast_changes);
                 open_journal(&volume, replayed, options)?
             }
             None => {
@@ -154,7 +158,7 @@ impl Ext4 {
             }
         });
         let volume = Arc::new(volume);
-        let nameless = finish_orphans(&volume, orphans, options.keep_nameless)?;
+        let nameless = finish_orphans(&volume, orphans, fast_changes, options.keep_nameless)?;
         let committer = start_committer(volume.clone(), options.commit_interval);
         let fs = Ext4::new(volume, recovered, reasons);
         *fs.nameless.lock() = nameless;
@@ -332,6 +336,8 @@ struct Replayed {
     map: JournalMap,
     journal: JournalSuperblock,
     recovered: Recovered,
+    /// What fast commits change beside.
+    fast_changes: Vec<Change>,
 }
 
 /// Finds the journal and replays it if need be.
@@ -350,19 +356,24 @@ fn replay(
     let volume = assemble(device.clone(), clock.clone(), part, options)?;
     let (map, mut journal) = find_journal(&volume)?;
     let mut recovered = Recovered { next_sequence: journal.sequence(), ..Recovered::default() };
+    let mut fast_changes = Vec::new();
     if superblock.has_incompat(incompat::RECOVER) {
-        recovered = recover(&volume.io, &map, &journal)?;
+        (recovered, fast_changes) = recover(&volume.io, &map, &mut journal)?;
     } else if journal.start() != 0 {
         // Before the superblock says that the log is to be replayed, if the power goes.
         recovered.next_sequence = forget(&volume.io, &map, &mut journal)?;
     }
-    Ok(Replayed { map, journal, recovered })
+    Ok(Replayed { map, journal, recovered, fast_changes })
 }
 
 /// Opens the journal for writing. The image says that it is in use from now on.
 fn open_journal(volume: &Volume, replayed: Replayed, options: &Options) -> Result<Journal> {
-    let Replayed { map, mut journal, recovered } = replayed;
-    let next = fresh_sequence(&volume.io, &map, &journal, recovered.next_sequence)?;
+    let Replayed { map, mut journal, recovered, .. } = replayed;
+    // With fast commits the number is theirs.
+    let next = match recovered.fast_changes {
+        0 => fresh_sequence(&volume.io, &map, &journal, recovered.next_sequence)?,
+        _ => recovered.next_sequence,
+    };
     // An error that stopped the journal's last user: replay may have undone what was written about
     // it in the superblock. Opening the journal forgets it, so the superblock says it first.
     mark_in_use(volume, journal.errno() != 0)?;
@@ -443,15 +454,18 @@ pub(crate) fn write_superblock(volume: &Volume, superblock: &Superblock) -> Resu
     Ok(())
 }
 
-/// Frees the orphans that a former life left, and truncates what it had begun to. Returns those
-/// that are kept because they may be open.
+/// Makes the changes of fast commits, frees the orphans that a former life left, and truncates what
+/// it had begun to. Returns those that are kept because they may be open.
 fn finish_orphans(
     volume: &Arc<Volume>,
     (list, file): (Vec<u32>, Option<OrphanFile>),
+    fast_changes: Vec<Change>,
     keep_nameless: bool,
 ) -> Result<Vec<u32>> {
     let had_list = !list.is_empty();
-    let all = volume.orphans.lock().take_over(&list, file);
+    volume.orphans.lock().take_over(&list, file);
+    fast::replay(volume, &fast_changes)?;
+    let all = volume.orphans.lock().members();
     let kept = finish_all(volume, all, keep_nameless)?;
     if let Some(journal) = &volume.journal {
         match journal.commit(&**volume) {

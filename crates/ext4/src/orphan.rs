@@ -254,8 +254,8 @@ pub struct Orphans {
 }
 
 impl Orphans {
-    /// Takes over what the image names, and returns them.
-    pub fn take_over(&mut self, list: &[u32], file: Option<OrphanFile>) -> Vec<u32> {
+    /// Takes over what the image names.
+    pub fn take_over(&mut self, list: &[u32], file: Option<OrphanFile>) {
         let filed = file.iter().flat_map(|file| file.slots.keys().copied());
         self.members.extend(list.iter().copied().chain(filed));
         let nexts = list.iter().skip(1).copied().chain([0]);
@@ -263,12 +263,16 @@ impl Orphans {
         self.chain.reverse();
         self.file = file;
         self.changed = true;
-        self.members()
     }
 
     /// Forgets an inode that is free already.
     pub fn drop_stale(&mut self, ino: u32) {
         self.changed |= self.members.remove(&ino);
+    }
+
+    /// Whether `ino` is one.
+    pub fn has(&self, ino: u32) -> bool {
+        self.members.contains(&ino)
     }
 
     /// All of them.

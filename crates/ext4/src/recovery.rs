@@ -17,9 +17,8 @@ use rustc_hash::FxHashMap;
 
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::DeviceBlock;
-use crate::format::journal::{
-    BlockType, Codec, JournalSuperblock, Tag, TransactionSum, has_fast_commit,
-};
+use crate::format::fast::{self, Change};
+use crate::format::journal::{BlockType, Codec, JournalSuperblock, Tag, TransactionSum};
 use crate::io::BlockIo;
 
 /// The journal's blocks on the device, in order.
@@ -83,6 +82,8 @@ pub struct Recovered {
     pub transactions: u32,
     /// Blocks written home.
     pub blocks: u64,
+    /// Changes of fast commits.
+    pub fast_changes: u32,
     /// Sequence for the next transaction.
     pub next_sequence: u32,
 }
@@ -106,15 +107,20 @@ struct Span {
     blocks: Vec<(u32, Buffer)>,
 }
 
-/// Replays what the journal holds. The caller resets the journal's tail afterwards.
+/// Replays what the journal holds, but for fast commits: what they change is returned. The caller
+/// resets the journal's tail afterwards.
+///
+/// With fast commits the log begins behind what was replayed on return, and the number of the next
+/// transaction is the one that they are for: they count until that one commits, with their changes
+/// in it.
 ///
 /// # Errors
 /// The device failed, or the log of a committed transaction is damaged: the image needs e2fsck.
 pub fn recover(
     io: &BlockIo,
     map: &JournalMap,
-    superblock: &JournalSuperblock,
-) -> Result<Recovered> {
+    superblock: &mut JournalSuperblock,
+) -> Result<(Recovered, Vec<Change>)> {
     let (first, end) = (superblock.first(), superblock.end());
     let reader = Reader {
         io,
@@ -127,23 +133,53 @@ pub fn recover(
     };
     if superblock.start() == 0 {
         let next_sequence = superblock.sequence();
-        return Ok(Recovered { next_sequence, ..Recovered::default() });
+        return Ok((Recovered { next_sequence, ..Recovered::default() }, Vec::new()));
     }
-    let spans = reader.scan(superblock.start(), superblock.sequence())?;
-    let behind = superblock.sequence().wrapping_add(spans.len() as u32);
-    if reader.has_fast_commits(superblock, behind)? {
-        let name = "fast commits to be replayed (mount it by the kernel once, or run e2fsck)";
-        return Err(Error::Incompatible(vec![name.into()]));
-    }
+    let (spans, behind) = reader.scan(superblock.start(), superblock.sequence())?;
+    let next = superblock.sequence().wrapping_add(spans.len() as u32);
+    let changes = reader.fast_commits(superblock, next)?;
     let revoked = reader.revoked(&spans)?;
     let mut done = Recovered { transactions: spans.len() as u32, ..Recovered::default() };
     for span in &spans {
         done.blocks += reader.replay(span, &revoked)?;
     }
     io.flush()?;
+    done.fast_changes = changes.len() as u32;
     // One number is left out: the torn transaction behind the last one had it.
-    done.next_sequence = superblock.sequence().wrapping_add(done.transactions).wrapping_add(1);
-    Ok(done)
+    done.next_sequence = next.wrapping_add(1);
+    if !changes.is_empty() {
+        done.next_sequence = next;
+        superblock.set_tail(next, behind);
+        write_superblock(io, map, superblock)?;
+        drop_relic(io, map, superblock, next)?;
+    }
+    Ok((done, changes))
+}
+
+/// Clears the log's first block, where the next transaction will begin, if it bears that one's
+/// number or a later one and is not where the log begins now: left by a former journal, it would
+/// count as soon as the log begins there.
+fn drop_relic(
+    io: &BlockIo,
+    map: &JournalMap,
+    superblock: &JournalSuperblock,
+    next: u32,
+) -> Result<()> {
+    let is_kept = superblock.start() == superblock.first();
+    if !is_kept && fresh_sequence(io, map, superblock, next)? != next {
+        let zeros = Buffer::zeroed(io.block_bytes());
+        io.write_durable(map.device_block(superblock.first()), zeros)?;
+    }
+    Ok(())
+}
+
+fn write_superblock(io: &BlockIo, map: &JournalMap, superblock: &JournalSuperblock) -> Result<()> {
+    let home = map.device_block(0);
+    let mut block = io.read(home)?;
+    let bytes = superblock.encode();
+    block[..bytes.len()].copy_from_slice(&bytes);
+    io.write_durable(home, block)?;
+    Ok(())
 }
 
 /// Empties a log that is not wanted: the file system was closed after it. Returns the number for
@@ -156,11 +192,7 @@ pub fn forget(io: &BlockIo, map: &JournalMap, superblock: &mut JournalSuperblock
     let blocks = superblock.end() - superblock.first();
     let next = superblock.sequence().wrapping_add(blocks);
     superblock.set_tail(next, 0);
-    let home = map.device_block(0);
-    let mut block = io.read(home)?;
-    let bytes = superblock.encode();
-    block[..bytes.len()].copy_from_slice(&bytes);
-    io.write_durable(home, block)?;
+    write_superblock(io, map, superblock)?;
     Ok(next)
 }
 
@@ -200,8 +232,8 @@ impl Reader<'_> {
     }
 
     /// The transactions that committed, oldest first. What follows the last commit is not an error:
-    /// a power cut leaves such tails.
-    fn scan(&self, start: u32, sequence: u32) -> Result<Vec<Span>> {
+    /// a power cut leaves such tails. And where the log goes on behind it.
+    fn scan(&self, start: u32, sequence: u32) -> Result<(Vec<Span>, u32)> {
         let mut scan = Scan::new(start, sequence);
         while scan.walked < self.end - self.first {
             let block = self.read(scan.at)?;
@@ -220,7 +252,7 @@ impl Reader<'_> {
         if let Some(at) = scan.doubtful {
             self.look_behind(at, &scan)?;
         }
-        Ok(scan.spans)
+        Ok((scan.spans, scan.behind))
     }
 
     /// Takes one block of the transaction that the scan is at in. Returns how many blocks it stands
@@ -275,7 +307,10 @@ impl Reader<'_> {
         let next = scan.span.sequence.wrapping_add(1);
         let empty = Span { sequence: next, blocks: Vec::new() };
         let whole = std::mem::replace(&mut scan.span, empty);
-        scan.spans.extend(scan.torn.is_none().then_some(whole));
+        if scan.torn.is_none() {
+            scan.spans.push(whole);
+            scan.behind = self.advance(scan.at, 1);
+        }
         Ok(Some(1))
     }
 
@@ -329,12 +364,13 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Whether there are fast commits behind the last transaction; `next` is the number behind it.
+    /// What fast commits change that follow the last transaction; `next` is the number behind it.
     /// The first block behind the log is not used.
-    fn has_fast_commits(&self, superblock: &JournalSuperblock, next: u32) -> Result<bool> {
+    fn fast_commits(&self, superblock: &JournalSuperblock, next: u32) -> Result<Vec<Change>> {
         let area = superblock.end() + 1..superblock.total();
         let blocks: Vec<Buffer> = area.map(|index| self.read(index)).collect::<Result<_>>()?;
-        Ok(has_fast_commit(&blocks, next))
+        let changes = fast::changes(&blocks, next);
+        changes.map_err(|field| Self::damaged(superblock.end() + 1, field))
     }
 
     /// For every revoked block the last transaction that revoked it.
@@ -386,6 +422,8 @@ struct Scan {
     walked: u32,
     /// Transactions found whole.
     spans: Vec<Span>,
+    /// The block behind the last of them.
+    behind: u32,
     /// The one it is in.
     span: Span,
     /// That one's checksum (v1).
@@ -404,6 +442,7 @@ impl Scan {
             at,
             walked: 0,
             spans: Vec::new(),
+            behind: at,
             span: Span { sequence, blocks: Vec::new() },
             sum: TransactionSum::default(),
             doubtful: None,

@@ -66,17 +66,46 @@ impl Allocator {
             group.first_free_inode = found.map_or(limit, |bit| bit + 1);
             let Some(bit) = found else { continue };
             let ino = index.0 * limit + bit + 1;
-            self.begin_table_block(&bits.read(), ino);
-            bitmap::set(&mut handle.modify(&bits), bit, 1);
-            let descriptor = &mut group.descriptor;
-            descriptor.set_free_inodes(descriptor.free_inodes() - 1);
-            descriptor.set_directories(descriptor.directories() + u32::from(is_dir));
-            descriptor.set_unused_inodes(descriptor.unused_inodes().min(limit - bit - 1));
-            descriptor.set_flags(descriptor.flags() & !INODE_UNINIT);
-            group.touch(handle);
+            self.mark_inode(handle, &mut group, &bits, (ino, is_dir));
             return Ok(ino);
         }
         Err(Errno::ENOSPC.into())
+    }
+
+    /// Marks a free inode in use.
+    fn mark_inode(
+        &self,
+        handle: &Handle<'_>,
+        group: &mut Group,
+        bits: &Arc<MetaBlock>,
+        (ino, is_dir): (u32, bool),
+    ) {
+        let limit = self.geometry.inodes_per_group;
+        let bit = (ino - 1) % limit;
+        self.begin_table_block(&bits.read(), ino);
+        bitmap::set(&mut handle.modify(bits), bit, 1);
+        let descriptor = &mut group.descriptor;
+        descriptor.set_free_inodes(descriptor.free_inodes().saturating_sub(1));
+        descriptor.set_directories(descriptor.directories() + u32::from(is_dir));
+        descriptor.set_unused_inodes(descriptor.unused_inodes().min(limit - bit - 1));
+        descriptor.set_flags(descriptor.flags() & !INODE_UNINIT);
+        group.touch(handle);
+    }
+
+    /// Marks `ino` in use if it is free.
+    ///
+    /// # Errors
+    /// The device's, or a corrupt bitmap.
+    pub fn take_inode_number(&self, handle: &Handle<'_>, ino: u32, is_dir: bool) -> Result<()> {
+        let per_group = self.geometry.inodes_per_group;
+        let mut group = self.group(GroupIndex((ino - 1) / per_group));
+        let bits = self.load_inodes(&mut group)?;
+        let used = bitmap::get(&bits.read(), (ino - 1) % per_group);
+        if !used {
+            self.mark_inode(handle, &mut group, &bits, (ino, is_dir));
+            self.free_inodes.fetch_sub(1, Ordering::AcqRel);
+        }
+        Ok(())
     }
 
     /// Frees an inode.

@@ -336,6 +336,43 @@ impl Allocator {
         Err(Errno::ENOSPC.into())
     }
 
+    /// Sets those of `count` blocks from `start` on aside that are free, in memory only. Each claim
+    /// is of one group.
+    ///
+    /// # Errors
+    /// The device's, or a corrupt bitmap.
+    pub fn claim_free(&self, start: DeviceBlock, count: u32) -> Result<Vec<Claim>> {
+        let mut claims: Vec<Claim> = Vec::new();
+        self.each_part(start, count, |group, at, within, part| {
+            self.load_blocks(group)?;
+            let Some(blocks) = &mut group.blocks else { return Ok(()) };
+            for step in (0..part).filter(|step| blocks.free.take_exactly(within + step, 1)) {
+                self.free_blocks.fetch_sub(1, Ordering::AcqRel);
+                let start = DeviceBlock(at.0 + u64::from(step));
+                match claims.last_mut() {
+                    Some(last) if step > 0 && last.start.0 + u64::from(last.count) == start.0 => {
+                        last.count += 1;
+                    }
+                    _ => claims.push(Claim { start, count: 1 }),
+                }
+            }
+            Ok(())
+        })?;
+        Ok(claims)
+    }
+
+    /// Whether `block` is marked in use.
+    ///
+    /// # Errors
+    /// The device's, or a corrupt bitmap.
+    pub fn block_in_use(&self, block: DeviceBlock) -> Result<bool> {
+        let (index, within) = self.split(block);
+        let mut group = self.group(index);
+        self.load_blocks(&mut group)?;
+        let bits = group.blocks.as_ref().map(|blocks| blocks.bitmap.read());
+        Ok(bits.is_some_and(|bits| bitmap::get(&bits, within)))
+    }
+
     /// Marks claimed blocks in use, as part of the handle's transaction.
     pub fn mark(&self, handle: &Handle<'_>, claim: Claim) {
         let (index, start) = self.split(claim.start);

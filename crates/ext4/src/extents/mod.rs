@@ -252,19 +252,60 @@ pub fn remove(
     if !is_tree(core) {
         return blockmap::remove(volume, handle, cell, core, from, to);
     }
+    let (gone, next) = take_out(volume, handle, cell, core, from, to)?;
+    for run in gone {
+        free(volume, handle, core, run.start, run.count)?;
+    }
+    Ok(next)
+}
+
+/// Takes `from..to` out of a tree without freeing the blocks: those of one leaf, and of a few
+/// groups. Returns them, and where to go on, or `None` when all is done.
+///
+/// # Errors
+/// As [`remove`].
+pub(crate) fn take_out(
+    volume: &Volume,
+    handle: &Handle<'_>,
+    cell: &Cell,
+    core: &mut Core,
+    from: FileBlock,
+    to: u64,
+) -> Result<(Vec<Extent>, Option<FileBlock>)> {
     let mut path = find(volume, cell, core, from)?;
     let leaf = path.last_mut().expect("never empty");
     let limit = leaf.limit;
     let upto = within_groups(volume, leaf.extents(), from, to);
-    let freed = cut(leaf.extents(), from, upto);
-    if !freed.is_empty() {
+    let gone = cut(leaf.extents(), from, upto);
+    if !gone.is_empty() {
         store(volume, handle, cell, core, path)?;
     }
-    for run in freed {
-        free(volume, handle, core, run.start, run.count)?;
-    }
     let next = if upto < to { upto } else { limit };
-    Ok((next < to.min(1 << 32)).then_some(FileBlock(next as u32)))
+    Ok((gone, (next < to.min(1 << 32)).then_some(FileBlock(next as u32))))
+}
+
+/// Blocks that a tree names, and those that its nodes take.
+///
+/// # Errors
+/// The device's, or a corrupt tree.
+pub(crate) fn count(volume: &Volume, cell: &Cell, core: &Core) -> Result<u64> {
+    let root = Node::decode(core.raw.block(), None, volume.geometry.block_count);
+    let mut nodes = vec![root.map_err(|field| corrupt(cell, field))?];
+    let mut count = 0;
+    while let Some(node) = nodes.pop() {
+        match &node.entries {
+            Entries::Leaf(extents) => {
+                count += extents.iter().map(|extent| u64::from(extent.count)).sum::<u64>();
+            }
+            Entries::Inner(indexes) => {
+                for index in indexes {
+                    count += 1;
+                    nodes.push(load(volume, cell, *index, node.depth - 1)?.1);
+                }
+            }
+        }
+    }
+    Ok(count)
 }
 
 /// Frees blocks that the file's map does not name any more. Those of directories and links are

@@ -140,6 +140,8 @@ struct Bench {
     model: BTreeMap<u32, bool>,
     linux: Linux,
     keys: BTreeSet<u32>,
+    /// Nodes when the tree was last looked at.
+    nodes: u64,
 }
 
 /// `None`, and said so, without mke2fs.
@@ -150,7 +152,7 @@ fn bench(mib: u64, block_bytes: usize) -> Option<Bench> {
     let root = fs.root().expect("root").ino;
     let ino = fs.create(root, b"file", &node(Kind::File, 0o600)).expect("room").node.ino;
     let (model, keys, linux) = (BTreeMap::new(), BTreeSet::new(), Linux::default());
-    Some(Bench { fs, ino, model, linux, keys })
+    Some(Bench { fs, ino, model, linux, keys, nodes: 0 })
 }
 
 impl Bench {
@@ -166,6 +168,16 @@ impl Bench {
         let at = u64::from(block) * self.block_bytes();
         self.fs.write(self.ino, at, &mut &[block as u8; 20][..]).expect("room");
         self.model.insert(block, true);
+        self.check_changed();
+    }
+
+    /// Looks at the tree when it has more nodes or fewer than before: what a change of its shape
+    /// leaves is seen before the next change can hide it.
+    fn check_changed(&mut self) {
+        let of_file = self.fs.getattr(self.ino).expect("a state").blocks * 512 / self.block_bytes();
+        if of_file - self.model.len() as u64 != self.nodes {
+            self.check();
+        }
     }
 
     fn fallocate(&mut self, mode: Fallocate, block: u32, count: u32) {
@@ -186,6 +198,7 @@ impl Bench {
             Fallocate::InsertRange => self.shift(block, count as i32),
             Fallocate::ZeroRange { .. } => unreachable!("not used here"),
         }
+        self.check_changed();
     }
 
     /// What is known of blocks from `from` on is known of others.
@@ -211,6 +224,12 @@ impl Bench {
         let cell = self.fs.volume.cell(self.ino.0 as u32).expect("read");
         let core = cell.core.read();
         let root = Node::decode(core.raw.block(), None, u64::MAX).expect("a root");
+        if let Entries::Inner(indexes) = &root.entries
+            && let [only] = indexes[..]
+        {
+            let (_, child) = load(&self.fs.volume, &cell, only, root.depth - 1).expect("a node");
+            assert!(child.len() > capacity(ROOT_BYTES), "a child that the root can hold");
+        }
         let mut found = Found { fits, nodes: 0, extents: Vec::new() };
         found.descend(&self.fs.volume, &cell, &root, true);
         let Found { nodes, extents, .. } = found;
@@ -225,6 +244,7 @@ impl Bench {
             self.linux.insert(*key, fits);
         }
         self.keys = keys;
+        self.nodes = nodes as u64;
         nodes
     }
 
@@ -391,6 +411,24 @@ fn random_changes_keep_trees_balanced() {
         assert_eq!(bench.fs.stopped_by(), None);
         bench.fs.close().expect("closes");
     }
+}
+
+/// What is written piece by piece is one extent wherever it lies side by side on the device, and
+/// the last gap that is filled joins both sides.
+#[test]
+fn neighbours_on_the_device_are_one_extent() {
+    let Some(mut bench) = bench(48, 4096) else { return };
+    (0..50).for_each(|block| bench.write(block));
+    bench.check();
+    assert_eq!(bench.keys.len(), 1, "{:?}", bench.keys);
+    let mode = Fallocate::Allocate { keep_size: false };
+    bench.fallocate(mode, 50, 30);
+    bench.check();
+    assert_eq!(bench.keys.len(), 2, "written, and not");
+    (50..80).rev().for_each(|block| bench.write(block));
+    bench.check();
+    assert_eq!(bench.keys.len(), 1, "{:?}", bench.keys);
+    bench.fs.close().expect("closes");
 }
 
 /// So many extents that the tree is three levels deep.

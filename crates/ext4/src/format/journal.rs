@@ -21,39 +21,12 @@
 //! (4) at 13, and at 16 the crc32 ([`crc32_be`], from ~0) over every descriptor block and every
 //! block as logged, in the order of the log, without revokes. All three zero: it has none.
 
+use super::DeviceBlock;
 use super::checksum::{crc, crc32_be};
-use super::{DeviceBlock, le16, le32};
 use crate::error::{Corrupt, Error, Result, Structure};
 
 /// First word of every journal block that is not a logged one.
 pub const MAGIC: u32 = 0xc03b_3998;
-
-/// Tags in the area of fast commits: the one that ends a commit, and the one that begins the area.
-const FAST_TAIL: u16 = 8;
-const FAST_HEAD: u16 = 9;
-
-/// Whether one of the blocks of the area for fast commits ends a commit that follows the last
-/// transaction of the log, `next` being the number behind it.
-pub fn has_fast_commit(blocks: &[impl std::ops::Deref<Target = [u8]>], next: u32) -> bool {
-    let mut tags = blocks.iter().flat_map(|block| fast_tags(block));
-    let begins = tags
-        .next()
-        .is_some_and(|(tag, value)| tag == FAST_HEAD && value.len() >= 8 && le32(value, 4) == next);
-    begins
-        && tags.any(|(tag, value)| tag == FAST_TAIL && value.len() >= 8 && le32(value, 0) == next)
-}
-
-/// The tags of a block: kind and value.
-fn fast_tags(block: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let head = block.get(at..at + 4)?;
-        let (tag, len) = (le16(head, 0), usize::from(le16(head, 2)));
-        let value = block.get(at + 4..at + 4 + len)?;
-        at += 4 + len;
-        (tag != 0).then_some((tag, value))
-    })
-}
 
 /// What a journal block is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,6 +9,7 @@ pub mod bitmap;
 pub mod checksum;
 pub mod dirent;
 pub mod extent;
+pub mod fast;
 pub mod features;
 pub mod group;
 pub mod hash;

@@ -404,6 +404,14 @@ impl Journal {
         }
     }
 
+    /// Whether an empty log can hold the running transaction. Handles keep it small enough but
+    /// where one changes more than it was promised.
+    pub fn can_hold_running(&self) -> bool {
+        let (load, size) = (self.load(), self.log.lock().size() as usize);
+        // A descriptor for at least 60 blocks, the revokes, the commit block.
+        load + load / 60 + RUNNING_OVERHEAD < size
+    }
+
     /// The transaction that a change made now belongs to.
     pub fn current(&self) -> Tid {
         Tid(self.current.load(Ordering::Acquire))

@@ -6,6 +6,7 @@ mod acls;
 mod collisions;
 #[path = "../common/mod.rs"]
 mod common;
+mod fast;
 mod flags;
 mod snapshot;
 mod trees;
