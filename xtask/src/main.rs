@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 
 mod apps;
 mod campaign;
+mod floors;
 mod fuzz;
 mod guest;
 mod lexer;
@@ -29,7 +30,8 @@ const USAGE: &str = "usage: cargo xtask TASK
           (apps NAME…: only those; POLYLANE_APPS_SECONDS: how long loads run, 60 unless set)
   guest   block front ends and guests' volumes on Debian's kernels, under QEMU (guest NAME…: only
           tests with such names)
-  rooms   which crate may use which
+  rooms   which crate may use which; the floors inside of each crate, as ARCHITECTURE.md has them,
+          and circles of modules (rooms CRATE: what holds the circles of a crate together)
   tidy    sizes, headers and forbidden words of every source file; steps of docs/walks
   loom    queues and the page of shares under every interleaving (bounds are stated in the tests)
   crash   power cuts, failing media and damaged images; with --full all of docs/design/crash.md,
@@ -51,7 +53,10 @@ fn main() -> ExitCode {
     let args = args.map(|word| word.to_string_lossy().into_owned());
     let words: Vec<String> = args.collect();
     let full = task == "crash" && words == ["--full"];
-    if !words.is_empty() && !full && !matches!(task.as_str(), "apps" | "campaign" | "guest") {
+    if !words.is_empty()
+        && !full
+        && !matches!(task.as_str(), "apps" | "campaign" | "guest" | "rooms")
+    {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
     }
@@ -61,7 +66,8 @@ fn main() -> ExitCode {
         "system" => whole_system(Tally::new()),
         "apps" => apps::run(&root(), &target_dir(), &words),
         "guest" => guest::run(&root(), &target_dir(), &words),
-        "rooms" => step("rooms", || rooms::check(&root())),
+        "rooms" => floors::print(&root(), words.first().map(String::as_str))
+            .and_then(|()| step("rooms", all_rooms)),
         "tidy" => step("tidy", || tidy::check(&root()).and_then(|()| walks::check(&root()))),
         "loom" => step("loom", loom),
         "crash" => step("crash", || crash(full)),
@@ -87,7 +93,7 @@ type Step = (&'static str, fn() -> Result<()>);
 /// Cheap steps first: a wrong edge or a long line is known before anything is compiled.
 const STEPS: &[Step] = &[
     ("fmt", || cargo(&["fmt", "--all", "--check"], &[])),
-    ("rooms", || rooms::check(&root())),
+    ("rooms", all_rooms),
     ("tidy", || tidy::check(&root())),
     ("walks", || walks::check(&root())),
     ("clippy", || {
@@ -99,6 +105,12 @@ const STEPS: &[Step] = &[
         cargo(&doc, &[("RUSTDOCFLAGS", "-D warnings")])
     }),
 ];
+
+/// Arrows between crates, then the floors inside of them.
+fn all_rooms() -> Result<()> {
+    rooms::check(&root())?;
+    floors::check(&root())
+}
 
 /// The rooms' own tests. The whole-system tests need the release binary and have their own door.
 const ROOM_TESTS: &[&str] = &["--workspace", "--exclude", "polylane-tests", "--quiet"];

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::place::path;
+use crate::tools::path;
 
 /// Reads volumes, one a line, and detaches them at the end of its input. What is mounted on
 /// `NAME.img` is mounted at `NAME`; a tenant that is still at work may hold it for a while. A

@@ -10,7 +10,7 @@ use polylane_sys::buffer::Buffer;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::histogram::Histogram;
-use crate::place::command;
+use crate::tools::command;
 
 /// What is read or written.
 #[derive(Clone, Copy, Debug)]

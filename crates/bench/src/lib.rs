@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -19,6 +19,7 @@ mod plot;
 mod report;
 mod slow_disk;
 mod tenants;
+mod tools;
 pub mod worker;
 
 /// How to run figures.
@@ -107,10 +108,20 @@ pub fn run(names: &[String], options: &Options) -> Result<()> {
     for figure in chosen {
         let report = (figure.run)(options).with_context(|| format!("figure {}", figure.name))?;
         progress("");
-        let plot = report.save(&options.out)?;
+        let plot = save(&report, &options.out)?;
         print(&format!("{}\n  plot: {}\n", report.table(), plot.display()));
     }
     Ok(())
+}
+
+/// Writes `FIGURE.json`, `FIGURE.txt` and `FIGURE.svg` under `dir`; returns the plot's path.
+fn save(report: &report::Report, dir: &Path) -> Result<PathBuf> {
+    std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
+    let path = |ending: &str| dir.join(format!("{}.{ending}", report.figure));
+    std::fs::write(path("json"), serde_json::to_string_pretty(report)? + "\n")?;
+    std::fs::write(path("txt"), report.table())?;
+    plot::draw(report, &path("svg"))?;
+    Ok(path("svg"))
 }
 
 fn find(name: &str) -> Result<Vec<&'static figures::Figure>> {

@@ -13,6 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::attached::{Attached, Front};
+use crate::tools::{command, path};
 use crate::worker::{Length, Outcome};
 
 /// One way to store files.
@@ -321,28 +322,6 @@ impl Drop for Ground {
             }
         }
     }
-}
-
-/// The path as text, for command lines.
-///
-/// # Errors
-/// It is not UTF-8.
-pub fn path(path: &Path) -> Result<&str> {
-    path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
-}
-
-/// Runs a tool quietly and returns what it printed.
-///
-/// # Errors
-/// It is missing or failed; its own words are in the error.
-pub fn command(tool: &str, args: &[&str]) -> Result<String> {
-    let done = Command::new(tool).args(args).stdin(Stdio::null()).output();
-    let done = done.with_context(|| format!("run {tool}"))?;
-    if !done.status.success() {
-        let said = String::from_utf8_lossy(&done.stderr);
-        bail!("{tool} failed: {}", said.lines().next().unwrap_or("no message").trim());
-    }
-    Ok(String::from_utf8_lossy(&done.stdout).into_owned())
 }
 
 /// Has `open` open, or mount, a loop device on a file, which goes with the last who has it open.

@@ -2,12 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-
-use crate::plot;
 
 /// Which direction is good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -203,16 +199,6 @@ impl Report {
             let _ = writeln!(text, "  · {note}");
         }
         text
-    }
-
-    /// Writes `FIGURE.json`, `FIGURE.txt` and `FIGURE.svg` under `dir`; returns the plot's path.
-    pub fn save(&self, dir: &Path) -> Result<PathBuf> {
-        std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-        let path = |ending: &str| dir.join(format!("{}.{ending}", self.figure));
-        std::fs::write(path("json"), serde_json::to_string_pretty(self)? + "\n")?;
-        std::fs::write(path("txt"), self.table())?;
-        plot::draw(self, &path("svg"))?;
-        Ok(path("svg"))
     }
 }
 

@@ -390,6 +390,6 @@ pub fn scratch(dir: &Path, bytes: u64) -> Result<PathBuf> {
     let path = dir.join(format!("polylane-bench-{}", std::process::id()));
     let file = OpenOptions::new().create_new(true).write(true).open(&path);
     drop(file.with_context(|| format!("create {}", path.display()))?);
-    crate::figures::fill(&path, bytes)?;
+    crate::tools::fill(&path, bytes)?;
     Ok(path)
 }

@@ -33,6 +33,7 @@ pub mod image;
 pub mod map;
 pub mod medium;
 pub mod overlay;
+mod pieces;
 pub mod qos;
 pub mod ram;
 pub mod recorder;

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use polylane_block::device::{BlockDevice, Error, Op, Request, SECTOR_BYTES, Sector};
 use polylane_block::device::{Completion, Submitted};
-use polylane_block::engine::{Admission, Engine, Options};
+use polylane_block::engine::{Engine, Options};
 use polylane_block::file::{FileDevice, Files, Way};
 use polylane_block::image;
 use polylane_block::map::{Unit, UnitOptions};
 use polylane_block::medium::Medium;
-use polylane_block::qos::{Io, Nanos, Verdict};
+use polylane_block::qos::{Admission, Io, Nanos, Verdict};
 use polylane_block::ram::RamDevice;
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;

@@ -46,7 +46,7 @@ const SPINS: u32 = 100;
 /// Flags of open files whose writes must have reached the service.
 const AWAITED_FLAGS: u32 = (libc::O_SYNC | libc::O_DSYNC) as u32;
 
-type Views = polylane_ipc::view::Views<polylane_ipc::queue::Mapped<'static>>;
+type Views = polylane_ipc::view::Views<polylane_ipc::memory::Mapped<'static>>;
 
 /// Nanoseconds since 1970 by the coarse clock, as file times are; no system call.
 pub(crate) fn now() -> i64 {

@@ -225,7 +225,7 @@ impl Foe {
 
     fn push(&self, rng: &mut Rng, value: u32) {
         let group = rng.below(self.geometry.groups.into()) as usize;
-        let memory = polylane_ipc::queue::Mapped::new(&self.region, self.layout.queue(group));
+        let memory = polylane_ipc::memory::Mapped::new(&self.region, self.layout.queue(group));
         let count = self.geometry.mailbox_count as usize;
         use polylane_ipc::queue::RequestQueue;
         let slots = self.layout.ring_slots;

@@ -9,7 +9,7 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use crate::queue::memory::{Memory, Word64};
+use crate::memory::{Memory, Word64};
 use crate::view::{BUSY, LOCKS, SHUT, VIEW_BYTES, Views};
 
 /// Most ranges that a process can have on loan of a file.
@@ -211,7 +211,7 @@ impl<M: Memory> Views<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::queue::Mapped;
+    use crate::memory::Mapped;
     use crate::view;
     use polylane_sys::Region;
 

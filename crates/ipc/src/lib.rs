@@ -25,6 +25,7 @@ pub mod handshake;
 pub mod ioctl;
 pub mod layout;
 pub mod lent;
+pub mod memory;
 pub mod message;
 pub mod queue;
 pub mod stream;

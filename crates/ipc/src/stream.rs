@@ -32,7 +32,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use polylane_base::{Errno, Result};
 
-use crate::queue::memory::{Memory, Word32, Word64};
+use crate::memory::{Memory, Word32, Word64};
 
 /// Entries that may wait or be under way; under loom so few that they wrap.
 pub const ENTRIES: u32 = if cfg!(loom) { 2 } else { 256 };

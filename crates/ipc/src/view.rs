@@ -36,8 +36,8 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
+use crate::memory::{Memory, Word32, Word64};
 use crate::message::WireAttr;
-use crate::queue::memory::{Memory, Word32, Word64};
 
 /// Views of one channel.
 pub const VIEWS_MAX: u32 = if cfg!(loom) { 1 } else { 2048 };
@@ -556,7 +556,7 @@ impl<M: Memory> Views<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::queue::Mapped;
+    use crate::memory::Mapped;
     use polylane_sys::Region;
 
     const FRAMES: usize = 64;

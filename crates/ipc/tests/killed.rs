@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use polylane_base::rng::Rng;
 use polylane_ipc::channel::client::Trusting;
+use polylane_ipc::memory::Mapped;
 use polylane_ipc::message::{Message, Op, Reply, Status};
 use polylane_ipc::queue::lap_ring::LapRing;
-use polylane_ipc::queue::{Mapped, RequestQueue, Ticket};
+use polylane_ipc::queue::{RequestQueue, Ticket};
 use polylane_ipc::{ClientChannel, CopyPlan, Geometry, MailboxIndex, QueueKind, ServiceChannel};
 use polylane_sys::event::{Epoll, Interest};
 use polylane_sys::{Region, scm};

@@ -10,9 +10,8 @@ use polylane_pool::failure::{Failure, Result};
 use polylane_pool::path_text;
 use polylane_pool::share::{Policy, Wanted};
 
-use crate::cli::{CacheArgs, JsonArgs, policies};
-use crate::commands::{print, print_json};
-use crate::pool::LimitArgs;
+use crate::args::{CacheArgs, JsonArgs, LimitArgs, policies};
+use crate::print::{print, print_json};
 
 /// `polylane attach`.
 #[derive(Debug, Args)]

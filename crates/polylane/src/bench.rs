@@ -6,7 +6,7 @@ use polylane_bench::{Options, worker};
 use polylane_pool::failure::{Failure, Result};
 
 use crate::cli::BenchCommand;
-use crate::commands::{print, print_json};
+use crate::print::{print, print_json};
 
 /// Executes a benchmark command; the exit status.
 pub(crate) fn execute(command: BenchCommand) -> Result<u8> {

@@ -4,20 +4,16 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use polylane_base::size::{BadSize, ByteSize};
+use polylane_base::size::ByteSize;
 use polylane_bench::AddressRange;
 use polylane_bench::worker::Length;
 use polylane_pool::cpus::CpuList;
-use polylane_pool::failure::Failure;
 use polylane_pool::kernel_fs::KernelFs;
-use polylane_pool::share::Policy;
 use polylane_pool::spec::JournalMode;
-use polylane_pool::volume::cache::{Mode, StoreKind};
-use polylane_pool::volume::translation::{PREFETCH_BYTES_MIN, Translation};
-use polylane_pool::volume::{MediumKind, SetOptions};
+use polylane_pool::volume::MediumKind;
 
+use crate::args::{CacheArgs, JsonArgs, microseconds, policies};
 use crate::attach;
-use crate::pool::microseconds;
 
 /// Storage lanes for tenants: a private file system, its own service process, and a short way in.
 #[derive(Debug, Parser)]
@@ -151,10 +147,6 @@ fn kernel_file_systems() -> clap::builder::PossibleValuesParser {
 
 fn journal_modes() -> clap::builder::PossibleValuesParser {
     JournalMode::ALL.map(JournalMode::name).into()
-}
-
-pub(crate) fn policies() -> clap::builder::PossibleValuesParser {
-    Policy::ALL.map(Policy::name).into()
 }
 
 #[derive(Debug, Subcommand)]
@@ -320,60 +312,6 @@ fn media() -> clap::builder::PossibleValuesParser {
     MediumKind::ALL.map(MediumKind::name).into()
 }
 
-/// How a volume is cached and translated.
-#[derive(Clone, PartialEq, Eq, Debug, Args)]
-pub(crate) struct CacheArgs {
-    /// Cache mode: none, writeback, writethrough, directsync or pdc
-    #[arg(long = "cache", value_name = "MODE")]
-    mode: Option<Mode>,
-    /// Where cached blocks lie: in the host's page cache, or in the service's own memory
-    #[arg(long = "cache-store", value_name = "host|own")]
-    store: Option<StoreKind>,
-    /// Memory of a cache of its own [default: 64M]
-    #[arg(long, value_name = "SIZE")]
-    cache_size: Option<ByteSize>,
-    /// CPUs of the threads that find out where the volume lies on the host, as 0-3,6
-    #[arg(long, value_name = "LIST")]
-    translation_cpus: Option<CpuList>,
-    /// How much of the volume they look at in one go [default: 64M]
-    #[arg(long, value_name = "SIZE", value_parser = prefetch)]
-    prefetch: Option<ByteSize>,
-}
-
-fn prefetch(text: &str) -> Result<ByteSize, String> {
-    let size: ByteSize = text.parse().map_err(|error: BadSize| error.to_string())?;
-    match size.0 >= PREFETCH_BYTES_MIN {
-        true => Ok(size),
-        false => Err("at least 1M".to_string()),
-    }
-}
-
-impl CacheArgs {
-    /// As options of a volume.
-    ///
-    /// # Errors
-    /// One says that there is a cache, and another one that there is none.
-    pub(crate) fn options(self) -> Result<SetOptions, Failure> {
-        let of_a_cache =
-            [(self.store.is_some(), "--cache-store"), (self.cache_size.is_some(), "--cache-size")];
-        if let Some(mode) = self.mode.filter(|mode| !mode.has_cache())
-            && let Some((_, option)) = of_a_cache.into_iter().find(|(given, _)| *given)
-        {
-            return Err(Failure::usage(format!("{option}: --cache {mode} keeps nothing")));
-        }
-        Ok(SetOptions {
-            weight: None,
-            mode: self.mode,
-            store: self.store,
-            cache_bytes: self.cache_size.map(|size| size.0),
-            translation: Translation {
-                cpus: self.translation_cpus,
-                prefetch_bytes: self.prefetch.map(|size| size.0),
-            },
-        })
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum FileSystemKind {
     Ext4,
@@ -405,13 +343,6 @@ pub(crate) struct StatsArgs {
     pub(crate) prometheus: bool,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct JsonArgs {
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]

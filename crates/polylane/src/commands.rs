@@ -1,9 +1,6 @@
 //! Each command: arguments to options, results to text.
 
-use std::io::Write;
-
 use clap::CommandFactory;
-use polylane_base::shown::escape_json;
 use polylane_pool::doctor::{self, Finding, State};
 use polylane_pool::failure::{FAILED, Failure, Result};
 use polylane_pool::kernel_fs::{KernelFs, KernelLane};
@@ -14,6 +11,7 @@ use polylane_pool::spec::{JournalMode, WriteBack};
 use polylane_pool::{run, service, stats};
 
 use crate::cli::{Cli, Command, LaneMedium, RunArgs, ServiceArgs, StatsArgs};
+use crate::print::{print, print_json};
 use crate::{attach, bench, pool, top, volume};
 
 /// Executes a command; the exit status.
@@ -95,23 +93,6 @@ fn service_fds(arguments: &ServiceArgs) -> ServiceFds {
         volume_lock: arguments.volume_lock.clone(),
         bypass: arguments.bypass_disk.zip(arguments.bypass_pool),
     }
-}
-
-/// Prints to standard output. Somebody who closed it (`| head`) has seen enough.
-pub(crate) fn print(text: &str) -> Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::because("standard output", "write to it", error))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Prints a value as JSON.
-pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value)
-        .map_err(|error| Failure::because("result", "print it", std::io::Error::from(error)))?;
-    print(&format!("{}\n", escape_json(&text)))
 }
 
 fn print_stats(arguments: &StatsArgs) -> Result<u8> {

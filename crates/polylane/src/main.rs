@@ -3,12 +3,14 @@
 //! Nothing is decided here: arguments become the options of `polylane-pool` or `polylane-bench`.
 #![forbid(unsafe_code)]
 
+mod args;
 mod attach;
 mod bench;
 mod cli;
 mod commands;
 mod later;
 mod pool;
+mod print;
 mod top;
 mod volume;
 

@@ -2,14 +2,13 @@
 
 use clap::{Args, Subcommand};
 use polylane_base::shown::Shown;
-use polylane_base::size::ByteSize;
 use polylane_pool::failure::Result;
-use polylane_pool::share::{self, Wanted};
+use polylane_pool::share;
 use polylane_pool::{stats, upgrade};
 use serde_json::{Value, json};
 
-use crate::cli::JsonArgs;
-use crate::commands::{print, print_json};
+use crate::args::{JsonArgs, LimitArgs};
+use crate::print::{columns, print, print_json};
 
 /// `polylane pool …`.
 #[derive(Debug, Subcommand)]
@@ -35,55 +34,6 @@ pub(crate) struct SetArgs {
     weight: Option<u32>,
     #[command(flatten)]
     limits: LimitArgs,
-}
-
-/// Limits of a lane on its device.
-#[derive(Debug, Args)]
-pub(crate) struct LimitArgs {
-    /// Requests per second that it is to have at least, if it wants them
-    #[arg(long, value_name = "N")]
-    min_iops: Option<u64>,
-    /// Most requests per second
-    #[arg(long, value_name = "N")]
-    max_iops: Option<u64>,
-    /// Bytes per second that it is to have at least, if it wants them, such as 20M
-    #[arg(long, value_name = "SIZE")]
-    min_bandwidth: Option<ByteSize>,
-    /// Most bytes per second, such as 100M
-    #[arg(long, value_name = "SIZE")]
-    max_bandwidth: Option<ByteSize>,
-    /// Time that 99 per cent of its requests are to stay below, such as 500us or 2ms
-    #[arg(long, value_name = "TIME", value_parser = microseconds)]
-    latency: Option<u64>,
-}
-
-impl LimitArgs {
-    /// What they and a weight ask for.
-    pub(crate) fn wanted(&self, weight: Option<u32>) -> Wanted {
-        Wanted {
-            weight,
-            iops_max: self.max_iops,
-            iops_min: self.min_iops,
-            bw_max: self.max_bandwidth.map(|size| size.0),
-            bw_min: self.min_bandwidth.map(|size| size.0),
-            latency_target_us: self.latency,
-        }
-    }
-}
-
-/// A time such as `500us`, `2ms` or `1s`, or 0, in microseconds.
-pub(crate) fn microseconds(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit_us = match unit {
-        "us" => 1,
-        "ms" => 1_000,
-        "s" => 1_000_000,
-        "" if number == "0" => 1,
-        _ => return Err("write a number and us, ms or s".to_string()),
-    };
-    let number: u64 = number.parse().map_err(|_| "write a number and us, ms or s".to_string())?;
-    number.checked_mul(unit_us).ok_or_else(|| "too long".to_string())
 }
 
 /// Executes a command; the exit status.
@@ -134,34 +84,9 @@ fn table(pools: &[Value]) -> String {
     columns(std::iter::once(head).chain(rows).collect())
 }
 
-/// Rows as lines, each column as wide as its widest word.
-pub(crate) fn columns<const N: usize>(rows: Vec<[String; N]>) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
-    let line = |row: &[String; N]| {
-        let words = row.iter().zip(widths).map(|(word, width)| format!("{word:<width$}"));
-        words.collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
-    };
-    rows.iter().map(line).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn times_are_read() {
-        let read = |text| microseconds(text).ok();
-        assert_eq!(
-            [read("500us"), read("2ms"), read("1s")],
-            [Some(500), Some(2_000), Some(1_000_000)]
-        );
-        assert_eq!(read("0"), Some(0), "lifts");
-        for wrong in ["", "5", "ms", "-1ms", "1.5ms", "1h", "99999999999999999999s"] {
-            assert_eq!(read(wrong), None, "{wrong}");
-        }
-        assert_eq!(read("18446744073709551615s"), None);
-    }
 
     #[test]
     fn pools_are_listed_in_columns() {

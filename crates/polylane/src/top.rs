@@ -20,8 +20,7 @@ use ratatui::widgets::{Cell, Row, Table};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde_json::Value;
 
-use crate::commands::print;
-use crate::pool::columns;
+use crate::print::{columns, print};
 
 /// `polylane top`.
 #[derive(Debug, Args)]

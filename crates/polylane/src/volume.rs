@@ -16,7 +16,7 @@ use polylane_pool::volume::{
 };
 
 use crate::cli::{ExportFormat, FileSystemKind, ImportFormat, VolumeCommand};
-use crate::commands::{print, print_json};
+use crate::print::{print, print_json};
 
 /// Executes a volume command; the exit status.
 pub(crate) fn execute(command: VolumeCommand) -> Result<u8> {

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::engine::fill;
 use crate::attached::Front;
 use crate::drive::{self, Found, Load, Until};
-use crate::place::{Ground, Place, command, on_loop};
+use crate::place::{Ground, Place, on_loop};
 use crate::report::{Better, Report};
+use crate::tools::{command, fill};
 use crate::{Options, progress};
 
 const LOOP_DIRECT: &str = "loop, direct";

@@ -4,7 +4,6 @@
 
 use std::fs::OpenOptions;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,6 +26,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::drive::{self, Found, Load, Until};
 use crate::place::{Ground, Place};
 use crate::report::{Better, Report};
+use crate::tools::fill;
 use crate::{Options, progress};
 
 const SPAN: u64 = 1 << 30;
@@ -129,17 +129,6 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.used.end();
     }
-}
-
-/// Writes the first `span` bytes of a file, so that no request changes its map.
-pub(crate) fn fill(path: &Path, span: u64) -> Result<()> {
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path);
-    let file = file.with_context(|| format!("create {}", path.display()))?;
-    let data = vec![0x5a; 1 << 20];
-    for at in (0..span).step_by(data.len()) {
-        file.write_all_at(&data, at)?;
-    }
-    Ok(file.sync_all()?)
 }
 
 /// One system under a load.

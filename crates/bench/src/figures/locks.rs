@@ -10,8 +10,9 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::sweep::{Work, available};
-use crate::place::{Ground, Place, Tenant, command, together};
+use crate::place::{Ground, Place, Tenant, together};
 use crate::report::{Better, Report, median, number};
+use crate::tools::command;
 use crate::worker::{Length, Outcome};
 use crate::{Options, progress};
 

@@ -9,8 +9,9 @@ use anyhow::{Context, Result, bail};
 use super::multilanes::{NOTES, PLACES};
 use super::sweep::{Sweep, Work, up_to_16};
 use crate::Options;
-use crate::place::{Ground, Script, command, path};
+use crate::place::{Ground, Script};
 use crate::report::{Better, Report};
+use crate::tools::{command, path};
 use crate::worker::Outcome;
 
 const SCRIPT: Script = Script {

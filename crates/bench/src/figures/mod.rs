@@ -41,7 +41,6 @@ mod wdt_cores;
 mod wdt_disk;
 mod wdt_model;
 
-pub(crate) use engine::fill;
 pub use pdc_trace::AddressRange;
 
 /// A figure that can be run.

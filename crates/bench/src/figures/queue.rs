@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use concurrent_queue::ConcurrentQueue;
 use crossbeam_queue::ArrayQueue;
+use polylane_ipc::memory::Mapped;
 use polylane_ipc::queue::doorbell::Doorbell;
 use polylane_ipc::queue::lap_ring::LapRing;
 use polylane_ipc::queue::rcqb::Rcqb;
-use polylane_ipc::queue::{Mapped, RequestQueue, Ticket};
+use polylane_ipc::queue::{RequestQueue, Ticket};
 use polylane_sys::Region;
 
 use crate::histogram::Histogram;

@@ -12,8 +12,9 @@ use anyhow::{Context, Result, bail};
 use super::sweep::{Sweep, Work};
 use crate::Options;
 use crate::histogram::Summary;
-use crate::place::{Ground, Place, Script, command};
+use crate::place::{Ground, Place, Script};
 use crate::report::{Better, Report};
+use crate::tools::command;
 use crate::worker::Outcome;
 
 /// The first is the baseline.

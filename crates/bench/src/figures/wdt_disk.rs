@@ -20,11 +20,18 @@ use polylane_block::qos::depth::Counted;
 use polylane_block::qos::model::{Tenant, io};
 use polylane_block::qos::{Kind, scenarios};
 
-use super::wdt_model::COMBINATIONS;
 use crate::place::on_loop;
 use crate::report::{Better, Report, number};
 use crate::tenants::{self, Got, Run, SLICE, Way, jain};
 use crate::{Options, progress};
+
+/// The weights of Fig. 8's runs, of C1 to C4.
+pub(super) const COMBINATIONS: [(&str, [u32; 4]); 4] = [
+    ("10:5:2.5:1", [1000, 500, 250, 100]),
+    ("1:2.5:5:10", [100, 250, 500, 1000]),
+    ("4:3:2:1", [400, 300, 200, 100]),
+    ("1:1:1:1", [100, 100, 100, 100]),
+];
 
 /// Bytes of the file, all of them written.
 const SPAN: u64 = 1 << 30;

@@ -9,7 +9,7 @@ use polylane_block::qos::scenarios::{self, Case, Findings, PolicyName, WEIGHTS};
 use polylane_block::qos::wdt::Wdt;
 use polylane_block::qos::{Kind, Policy};
 
-use super::wdt_disk;
+use super::wdt_disk::{self, COMBINATIONS};
 use crate::report::{Better, Report};
 use crate::{Options, progress};
 
@@ -66,14 +66,6 @@ pub fn fig2(options: &Options) -> Result<Report> {
     report.notes.push("none is the paper's BASELINE, static its ST; ratios are to C4".into());
     Ok(report)
 }
-
-/// The weights of Fig. 8's runs, of C1 to C4.
-pub(super) const COMBINATIONS: [(&str, [u32; 4]); 4] = [
-    ("10:5:2.5:1", [1000, 500, 250, 100]),
-    ("1:2.5:5:10", [100, 250, 500, 1000]),
-    ("4:3:2:1", [400, 300, 200, 100]),
-    ("1:1:1:1", [100, 100, 100, 100]),
-];
 
 /// Shares of Table 1's containers by four combinations of weights.
 ///

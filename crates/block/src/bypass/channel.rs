@@ -16,7 +16,7 @@ use polylane_sys::event::{Epoll, Interest};
 
 use super::BypassVolume;
 use super::chunks::Found;
-use super::clerk::{Answer, Bell, Job, Work};
+use super::desk::{Answer, Bell, Job, Work};
 use super::volume::Shared;
 use crate::device::{
     BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted,

@@ -9,12 +9,12 @@ use polylane_sys::lock::share_range;
 use rustix::fs::{Mode, OFlags};
 
 use super::BypassVolume;
+use super::error::{PoolError, Result, failed};
 use super::extents::Extents;
 use super::format::{Id, Layout};
 use super::hold::{Hold, USE_BYTE, wait_for_lock};
 use super::pool_file::{
-    OTHERS_TIME_MAX, PoolError, PoolFiles, Result, copy, disk_device, failed, file_device, id_of,
-    map_error,
+    OTHERS_TIME_MAX, PoolFiles, copy, disk_device, file_device, id_of, map_error,
 };
 use super::volume::{Road, Shared, Teller};
 use crate::device::BlockDevice;

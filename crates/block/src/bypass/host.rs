@@ -1,72 +1,18 @@
 //! Which hosts are fit for pool files, and the disk under one.
 
-use std::fmt;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use polylane_base::Errno;
 use polylane_sys::extents as host;
 use rustix::fs::{IFlags, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
 
-use super::pool_file::{PoolError, Result, errno, failed};
+use super::error::{PoolError, Refused, Result, errno, failed};
 use crate::device::SECTOR_BYTES;
 
 /// `st_type` of the file systems that are fit.
 const EXT4: u64 = 0xef53;
 const XFS: u64 = 0x5846_5342;
-
-/// Why a host is not fit for pool files.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Refused {
-    /// The file system is neither ext4 nor XFS: its name, or its magic number.
-    FileSystem(String),
-    /// ext4 that writes data to its journal: a replay would undo what went past it.
-    JournalledData,
-    /// The file lies in the realtime section of XFS.
-    Realtime,
-    /// The file is encrypted, compressed, verified or in persistent memory.
-    Attributes,
-    /// Its file system is on no block device, or on one that cannot be found.
-    NoDevice(u32, u32),
-    /// The device's blocks are larger than a sector: bytes.
-    BlockBytes(u32),
-    /// The device cannot be opened for writing: `EBUSY` where the kernel refuses that while its
-    /// file system is mounted, others where this process may not.
-    DeviceOpen(Errno),
-    /// The kernel does not let this process make swap areas, which pin the file.
-    NoRightToPin,
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Refused::FileSystem(name) => write!(f, "{name} is neither ext4 nor XFS"),
-            Refused::JournalledData => f.write_str("its ext4 is mounted with data=journal"),
-            Refused::Realtime => f.write_str("it lies in the realtime section of its XFS"),
-            Refused::Attributes => {
-                f.write_str("files there are encrypted, compressed, verified or DAX")
-            }
-            Refused::NoDevice(major, minor) => {
-                write!(f, "no block device {major}:{minor} is found under it")
-            }
-            Refused::BlockBytes(bytes) => {
-                write!(f, "its disk has blocks of {bytes} bytes, and only 512 will do")
-            }
-            Refused::DeviceOpen(Errno::EBUSY) => f.write_str(
-                "this kernel lets nobody write to the disk of a mounted file system \
-                 (CONFIG_BLK_DEV_WRITE_MOUNTED is off)",
-            ),
-            Refused::DeviceOpen(errno) => {
-                write!(f, "its disk cannot be opened for writing ({errno})")
-            }
-            Refused::NoRightToPin => f.write_str(
-                "not allowed to pin its pool file (swapon needs CAP_SYS_ADMIN, and a free swap \
-                 area): run as root outside of a container",
-            ),
-        }
-    }
-}
 
 /// The disk under a file.
 #[derive(Debug)]
@@ -201,15 +147,5 @@ mod tests {
             assert_eq!(named(magic, ""), format!("{name} is neither ext4 nor XFS"));
         }
         assert_eq!(named(7, ""), "file system 0x7 is neither ext4 nor XFS");
-    }
-
-    #[test]
-    fn a_disk_that_cannot_be_opened_is_told_apart_from_a_kernel_that_forbids_it() {
-        let said = |errno| Refused::DeviceOpen(errno).to_string();
-        assert!(said(Errno::EBUSY).contains("CONFIG_BLK_DEV_WRITE_MOUNTED"));
-        assert_eq!(
-            said(Errno::EPERM),
-            "its disk cannot be opened for writing (Operation not permitted)"
-        );
     }
 }

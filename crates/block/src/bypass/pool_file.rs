@@ -1,6 +1,5 @@
 //! Pool files: made, grown, pinned, and opened for use.
 
-use std::fmt;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -15,10 +14,11 @@ use polylane_sys::swap;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 use super::directory::{Directory, DirectoryError, PoolBytes};
-use super::extents::{Doubt, Extents};
+use super::error::{PoolError, Refused, Result, failed};
+use super::extents::Extents;
 use super::format::{Id, Layout};
 use super::hold::{self, DIRECTORY_BYTE, FILE_BYTE, MAKER_BYTE, MapError, USE_BYTE, wait_for_lock};
-use super::host::{Disk, Refused};
+use super::host::Disk;
 use super::volume::Road;
 use crate::device::BlockDevice;
 use crate::file::{FileDevice, Files, Way};
@@ -39,61 +39,6 @@ const END_TIME_MAX: Duration = Duration::from_millis(50);
 
 /// How long somebody else may pin, grow or change a file.
 pub(super) const OTHERS_TIME_MAX: Duration = Duration::from_secs(60);
-
-/// What went wrong with a pool file.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum PoolError {
-    /// The host is not fit.
-    Refused(Refused),
-    /// The host refused to do this.
-    Host(&'static str, Errno),
-    /// Its head does not say that it is a pool file.
-    Head,
-    /// The host's map of it cannot be used.
-    Doubt(Doubt),
-    /// Its directory.
-    Directory(DirectoryError),
-    /// Somebody else uses it.
-    InUse,
-    /// A killed process' requests do not end.
-    Unfinished,
-}
-
-impl fmt::Display for PoolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            PoolError::Refused(why) => write!(f, "not fit for bypass: {why}"),
-            PoolError::Host(what, errno) => write!(f, "cannot {what}: {errno}"),
-            PoolError::Head => f.write_str("not a pool file, or its head is damaged"),
-            PoolError::Doubt(doubt) => write!(f, "not fit for bypass: {doubt}"),
-            PoolError::Directory(error) => write!(f, "{error}"),
-            PoolError::InUse => f.write_str("in use by others"),
-            PoolError::Unfinished => f.write_str("requests of a killed process do not end"),
-        }
-    }
-}
-
-impl From<DirectoryError> for PoolError {
-    fn from(error: DirectoryError) -> Self {
-        PoolError::Directory(error)
-    }
-}
-
-impl From<Refused> for PoolError {
-    fn from(why: Refused) -> Self {
-        PoolError::Refused(why)
-    }
-}
-
-pub(super) type Result<T, E = PoolError> = std::result::Result<T, E>;
-
-pub(super) fn errno(error: rustix::io::Errno) -> Errno {
-    Errno(error.raw_os_error())
-}
-
-pub(super) fn failed(what: &'static str) -> impl Fn(rustix::io::Errno) -> PoolError {
-    move |error| PoolError::Host(what, errno(error))
-}
 
 fn image_error(error: ImageError) -> PoolError {
     match error {

@@ -28,7 +28,7 @@ use polylane_base::sync::{Arc, Condvar, Mutex};
 use polylane_sys::buffer::Buffer;
 
 use super::chunks::{Chunks, Found};
-use super::clerk::Desk;
+use super::desk::Desk;
 use super::directory::{Directory, DirectoryError, PoolBytes, Volume};
 use super::extents::Extents;
 use super::format::{Id, Layout};

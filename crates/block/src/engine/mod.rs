@@ -32,16 +32,7 @@ use std::sync::atomic::Ordering;
 use crate::device::{Allocation, BlockDevice, Channel, Error, SECTOR_BYTES, Sector};
 use crate::map::{Lane, Map, Unit, Work};
 use crate::medium::Medium;
-use crate::qos::{Io, Nanos, Verdict};
-
-/// Decides when a request of this volume may go; defined here, handed in from above.
-pub trait Admission: Send + Sync {
-    /// Whether it may go now; if so it is charged, and completed later.
-    fn admit(&self, now: Nanos, io: &Io) -> Verdict;
-
-    /// A request that went is done.
-    fn complete(&self, now: Nanos, io: &Io);
-}
+use crate::qos::Admission;
 
 /// How a volume is used.
 #[derive(Clone)]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use polylane_base::sync::{Condvar, Mutex, RwLock};
 use polylane_sys::event;
 
-use super::{Job, Map, State, Unit, Work};
+use super::{Job, Map, State, Unit, Work, Worked};
 use crate::device::{Error, Sector};
 use crate::medium::{Medium, Run, Space};
 
@@ -80,31 +80,6 @@ impl Lane {
         if self.map.at(chunk).queue(awaited) {
             unit.push(Job { lane: self.clone(), work, chunk }, awaited);
         }
-    }
-
-    /// Does a job; a survey's next one.
-    pub(super) fn run(&self, work: Work, chunk: u64) -> Option<u64> {
-        let closed = self.closed.read();
-        self.map.at(chunk).dequeue();
-        if *closed {
-            return None;
-        }
-        let next = match work {
-            Work::Translate => {
-                self.translate(chunk);
-                None
-            }
-            Work::Survey => {
-                let next = self.translate(chunk)?;
-                (self.map.sectors(next).start < self.sectors_end()).then_some(next)
-            }
-            Work::Allocate => {
-                self.allocate(chunk);
-                None
-            }
-        };
-        self.gate.open();
-        next
     }
 
     /// Finds out where a chunk lies, and all others of its region: a second job for the region
@@ -191,6 +166,32 @@ impl Lane {
             waiter.discard(Sector(sectors.start), sectors.end - sectors.start)?;
         }
         Ok(())
+    }
+}
+
+impl Worked for Lane {
+    fn run(&self, work: Work, chunk: u64) -> Option<u64> {
+        let closed = self.closed.read();
+        self.map.at(chunk).dequeue();
+        if *closed {
+            return None;
+        }
+        let next = match work {
+            Work::Translate => {
+                self.translate(chunk);
+                None
+            }
+            Work::Survey => {
+                let next = self.translate(chunk)?;
+                (self.map.sectors(next).start < self.sectors_end()).then_some(next)
+            }
+            Work::Allocate => {
+                self.allocate(chunk);
+                None
+            }
+        };
+        self.gate.open();
+        next
     }
 }
 

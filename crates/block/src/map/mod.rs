@@ -25,7 +25,7 @@ use std::sync::OnceLock;
 use chunk::Chunk;
 pub use chunk::State;
 pub(crate) use lane::Lane;
-pub(crate) use unit::{Job, Work};
+pub(crate) use unit::{Job, Work, Worked};
 pub use unit::{Unit, UnitOptions};
 
 /// Chunks that are allocated together.

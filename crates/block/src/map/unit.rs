@@ -12,8 +12,6 @@ use std::sync::Arc;
 use polylane_base::sync::{Condvar, Mutex, thread};
 use polylane_sys::cpu;
 
-use super::Lane;
-
 /// How the unit works.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnitOptions {
@@ -40,9 +38,15 @@ pub(crate) enum Work {
     Allocate,
 }
 
-/// A job: some work on a chunk of a lane.
+/// A volume whose chunks are worked on.
+pub(crate) trait Worked: Send + Sync {
+    /// Does a job on a chunk; a survey's next one.
+    fn run(&self, work: Work, chunk: u64) -> Option<u64>;
+}
+
+/// A job: some work on a chunk of a volume.
 pub(crate) struct Job {
-    pub(crate) lane: Arc<Lane>,
+    pub(crate) lane: Arc<dyn Worked>,
     pub(crate) work: Work,
     pub(crate) chunk: u64,
 }

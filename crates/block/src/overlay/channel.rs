@@ -20,6 +20,7 @@ use super::{BLOCK_SECTORS, Overlay, page_sector};
 use crate::device::{
     BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted,
 };
+use crate::pieces::scatter;
 
 /// Requests under way per channel.
 const DEPTH: usize = 64;
@@ -426,20 +427,4 @@ fn is_durable(op: Op) -> bool {
 fn blocks(request: &Request) -> Range<u64> {
     let end = request.sector.0 + request.count;
     request.sector.0 / BLOCK_SECTORS..end.div_ceil(BLOCK_SECTORS)
-}
-
-/// Stores `bytes` in memory that is in pieces, from byte `at` on.
-pub(super) fn scatter(pieces: &mut [Buffer], mut at: usize, mut bytes: &[u8]) {
-    for piece in pieces {
-        if at >= piece.len() {
-            at -= piece.len();
-            continue;
-        }
-        let count = bytes.len().min(piece.len() - at);
-        piece[at..at + count].copy_from_slice(&bytes[..count]);
-        (at, bytes) = (0, &bytes[count..]);
-        if bytes.is_empty() {
-            return;
-        }
-    }
 }

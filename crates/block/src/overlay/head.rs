@@ -13,6 +13,7 @@ use polylane_sys::buffer::Buffer;
 
 use super::Layout;
 use crate::device::{Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted};
+use crate::pieces::scatter;
 
 /// Marks the tag of a part; the overlay's own tags are below it.
 const PART: u64 = 1 << 63;
@@ -104,7 +105,7 @@ impl HeadChannel {
             let second = (self.layout.head - cut.request.sector.0) as usize * SECTOR_BYTES;
             let at = if half == 0 { 0 } else { second };
             for buffer in &completion.data {
-                super::channel::scatter(&mut cut.request.data, at, buffer);
+                scatter(&mut cut.request.data, at, buffer);
             }
         }
         if cut.parts == 0

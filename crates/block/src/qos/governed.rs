@@ -20,12 +20,11 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::lane::{Cost, Lane};
 use super::page::{Mapped, SAMPLE, Words, counters};
-use super::{Io, Kind, Nanos, Verdict};
+use super::{Admission, Io, Kind, Nanos, Verdict};
 use crate::device::{
     Allocation, BlockDevice, Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector,
     Submitted,
 };
-use crate::engine::Admission;
 
 /// Requests that a channel keeps; more are refused as [`Submitted::Busy`].
 const KEPT_MAX: usize = 64;

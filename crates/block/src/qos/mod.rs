@@ -21,6 +21,7 @@
 //! Policies are pure code: time is an argument, the result is a decision; no locks, no I/O, no
 //! clock. `docs/design/qos.md` has the reasons and the measurements.
 
+mod admission;
 pub mod audit;
 pub mod board;
 pub mod calibrate;
@@ -36,6 +37,8 @@ pub mod plan;
 pub mod scenarios;
 pub mod share;
 pub mod wdt;
+
+pub use admission::Admission;
 
 /// Nanoseconds since some beginning.
 pub type Nanos = u64;

@@ -18,7 +18,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::queue::memory::Word32;
+use crate::memory::Word32;
 
 const FREE: u32 = 0;
 const SERVING: u32 = 1;

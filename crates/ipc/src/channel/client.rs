@@ -25,10 +25,10 @@ use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
 use crate::budget::{self, BUDGET_MAX, CLIENT_PATIENCE, Sleep};
 use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, MAILBOXES_MAX, QueueKind, header};
+use crate::memory::Mapped;
 use crate::message::{
     MARK_PLACES, MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, Status, VERSION, WORDS,
 };
-use crate::queue::Mapped;
 use crate::queue::bell::Bell;
 use crate::stream::{DATA_AT, DATA_BYTES, Stream};
 use crate::view::Views;

@@ -26,7 +26,7 @@ use std::time::Duration;
 use polylane_sys::futex::Woken;
 
 use crate::layout::mailbox;
-use crate::queue::memory::{Memory, Word32, Word64};
+use crate::memory::{Memory, Word32, Word64};
 
 /// Nothing was ever posted here.
 pub const IDLE: u32 = 0;

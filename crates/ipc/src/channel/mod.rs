@@ -14,10 +14,11 @@ use polylane_sys::Region;
 use polylane_sys::copy::Method;
 
 use crate::layout::{Geometry, Layout, QueueKind};
+use crate::memory::Mapped;
+use crate::queue::RequestQueue;
 use crate::queue::doorbell::Doorbell;
 use crate::queue::lap_ring::LapRing;
 use crate::queue::rcqb::Rcqb;
-use crate::queue::{Mapped, RequestQueue};
 
 /// The number of a mailbox of a channel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]

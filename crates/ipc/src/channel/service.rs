@@ -20,9 +20,10 @@ use super::claim::Claim;
 use super::mailbox::Mailbox;
 use super::{CopyPlan, MailboxIndex, with_queue};
 use crate::layout::{Geometry, Layout, MAGIC, MAILBOX_HEAD, QueueKind, header};
+use crate::memory::Mapped;
 use crate::message::{MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, VERSION, WORDS};
+use crate::queue::Ticket;
 use crate::queue::bell::{Bell, NO_CPU};
-use crate::queue::{Mapped, Ticket};
 use crate::stream::{DATA_AT, DATA_BYTES, Stream};
 use crate::view::Views;
 

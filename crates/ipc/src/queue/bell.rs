@@ -19,8 +19,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::memory::{Memory, Word32};
 use crate::layout::control;
+use crate::memory::{Memory, Word32};
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;

@@ -8,8 +8,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::memory::{Memory, Word64};
 use super::{RequestQueue, Ticket};
+use crate::memory::{Memory, Word64};
 
 /// A view of a doorbell bitmap.
 #[derive(Clone, Copy, Debug)]

@@ -18,8 +18,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::memory::{Memory, Word32, Word64};
 use super::{RequestQueue, Ticket};
+use crate::memory::{Memory, Word32, Word64};
 
 const HEAD: usize = 0;
 const TAIL: usize = 64;

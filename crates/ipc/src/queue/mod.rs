@@ -12,12 +12,9 @@
 pub mod bell;
 pub mod doorbell;
 pub mod lap_ring;
-pub mod memory;
 pub mod rcqb;
 
 use std::time::Duration;
-
-pub use memory::{Mapped, Memory};
 
 /// What a consumer keeps between two calls of [`RequestQueue::pop`]. One per consumer, starts as
 /// `Ticket::default()`; belongs to one queue.

@@ -15,6 +15,7 @@ use crate::cache::Road;
 use crate::cache::bell::{Bell, nap};
 use crate::cache::pdc::Admission;
 use crate::device::{Channel, Completion, Error, Op, Request, SECTOR_BYTES, Sector, Submitted};
+use crate::pieces::{gather, scatter};
 
 /// Requests under way per road.
 const DEPTH: usize = 64;
@@ -72,39 +73,6 @@ pub(super) struct OwnRoad {
     listens: bool,
     /// Something went down since the channel was polled.
     pushed: bool,
-}
-
-/// Copies bytes into a request's buffers, `at` bytes from their beginning.
-fn scatter(data: &mut [Buffer], mut at: usize, mut from: &[u8]) {
-    for buffer in data {
-        if at >= buffer.len() {
-            at -= buffer.len();
-            continue;
-        }
-        let count = from.len().min(buffer.len() - at);
-        buffer[at..at + count].copy_from_slice(&from[..count]);
-        (at, from) = (0, &from[count..]);
-        if from.is_empty() {
-            return;
-        }
-    }
-}
-
-/// Copies bytes out of a request's buffers.
-fn gather(data: &[Buffer], mut at: usize, mut into: &mut [u8]) {
-    for buffer in data {
-        if at >= buffer.len() {
-            at -= buffer.len();
-            continue;
-        }
-        let count = into.len().min(buffer.len() - at);
-        let (head, rest) = into.split_at_mut(count);
-        head.copy_from_slice(&buffer[at..at + count]);
-        (at, into) = (0, rest);
-        if into.is_empty() {
-            return;
-        }
-    }
 }
 
 fn range_of(request: &Request) -> Range<u64> {

@@ -1,0 +1,144 @@
+//! Arguments that several commands take.
+
+use clap::Args;
+use polylane_base::size::{BadSize, ByteSize};
+use polylane_pool::cpus::CpuList;
+use polylane_pool::failure::Failure;
+use polylane_pool::share::{Policy, Wanted};
+use polylane_pool::volume::SetOptions;
+use polylane_pool::volume::cache::{Mode, StoreKind};
+use polylane_pool::volume::translation::{PREFETCH_BYTES_MIN, Translation};
+
+#[derive(Debug, Args)]
+pub(crate) struct JsonArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The names of the policies by which a device is shared.
+pub(crate) fn policies() -> clap::builder::PossibleValuesParser {
+    Policy::ALL.map(Policy::name).into()
+}
+
+/// How a volume is cached and translated.
+#[derive(Clone, PartialEq, Eq, Debug, Args)]
+pub(crate) struct CacheArgs {
+    /// Cache mode: none, writeback, writethrough, directsync or pdc
+    #[arg(long = "cache", value_name = "MODE")]
+    mode: Option<Mode>,
+    /// Where cached blocks lie: in the host's page cache, or in the service's own memory
+    #[arg(long = "cache-store", value_name = "host|own")]
+    store: Option<StoreKind>,
+    /// Memory of a cache of its own [default: 64M]
+    #[arg(long, value_name = "SIZE")]
+    cache_size: Option<ByteSize>,
+    /// CPUs of the threads that find out where the volume lies on the host, as 0-3,6
+    #[arg(long, value_name = "LIST")]
+    translation_cpus: Option<CpuList>,
+    /// How much of the volume they look at in one go [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = prefetch)]
+    prefetch: Option<ByteSize>,
+}
+
+fn prefetch(text: &str) -> Result<ByteSize, String> {
+    let size: ByteSize = text.parse().map_err(|error: BadSize| error.to_string())?;
+    match size.0 >= PREFETCH_BYTES_MIN {
+        true => Ok(size),
+        false => Err("at least 1M".to_string()),
+    }
+}
+
+impl CacheArgs {
+    /// As options of a volume.
+    ///
+    /// # Errors
+    /// One says that there is a cache, and another one that there is none.
+    pub(crate) fn options(self) -> Result<SetOptions, Failure> {
+        let of_a_cache =
+            [(self.store.is_some(), "--cache-store"), (self.cache_size.is_some(), "--cache-size")];
+        if let Some(mode) = self.mode.filter(|mode| !mode.has_cache())
+            && let Some((_, option)) = of_a_cache.into_iter().find(|(given, _)| *given)
+        {
+            return Err(Failure::usage(format!("{option}: --cache {mode} keeps nothing")));
+        }
+        Ok(SetOptions {
+            weight: None,
+            mode: self.mode,
+            store: self.store,
+            cache_bytes: self.cache_size.map(|size| size.0),
+            translation: Translation {
+                cpus: self.translation_cpus,
+                prefetch_bytes: self.prefetch.map(|size| size.0),
+            },
+        })
+    }
+}
+
+/// Limits of a lane on its device.
+#[derive(Debug, Args)]
+pub(crate) struct LimitArgs {
+    /// Requests per second that it is to have at least, if it wants them
+    #[arg(long, value_name = "N")]
+    min_iops: Option<u64>,
+    /// Most requests per second
+    #[arg(long, value_name = "N")]
+    max_iops: Option<u64>,
+    /// Bytes per second that it is to have at least, if it wants them, such as 20M
+    #[arg(long, value_name = "SIZE")]
+    min_bandwidth: Option<ByteSize>,
+    /// Most bytes per second, such as 100M
+    #[arg(long, value_name = "SIZE")]
+    max_bandwidth: Option<ByteSize>,
+    /// Time that 99 per cent of its requests are to stay below, such as 500us or 2ms
+    #[arg(long, value_name = "TIME", value_parser = microseconds)]
+    latency: Option<u64>,
+}
+
+impl LimitArgs {
+    /// What they and a weight ask for.
+    pub(crate) fn wanted(&self, weight: Option<u32>) -> Wanted {
+        Wanted {
+            weight,
+            iops_max: self.max_iops,
+            iops_min: self.min_iops,
+            bw_max: self.max_bandwidth.map(|size| size.0),
+            bw_min: self.min_bandwidth.map(|size| size.0),
+            latency_target_us: self.latency,
+        }
+    }
+}
+
+/// A time such as `500us`, `2ms` or `1s`, or 0, in microseconds.
+pub(crate) fn microseconds(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit_us = match unit {
+        "us" => 1,
+        "ms" => 1_000,
+        "s" => 1_000_000,
+        "" if number == "0" => 1,
+        _ => return Err("write a number and us, ms or s".to_string()),
+    };
+    let number: u64 = number.parse().map_err(|_| "write a number and us, ms or s".to_string())?;
+    number.checked_mul(unit_us).ok_or_else(|| "too long".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read() {
+        let read = |text| microseconds(text).ok();
+        assert_eq!(
+            [read("500us"), read("2ms"), read("1s")],
+            [Some(500), Some(2_000), Some(1_000_000)]
+        );
+        assert_eq!(read("0"), Some(0), "lifts");
+        for wrong in ["", "5", "ms", "-1ms", "1.5ms", "1h", "99999999999999999999s"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+        assert_eq!(read("18446744073709551615s"), None);
+    }
+}

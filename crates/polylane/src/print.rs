@@ -1,0 +1,34 @@
+//! What commands print on standard output: text, JSON, columns.
+
+use std::io::Write as _;
+
+use polylane_base::shown::escape_json;
+use polylane_pool::failure::{Failure, Result};
+
+/// Prints to standard output. Somebody who closed it (`| head`) has seen enough.
+pub(crate) fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Failure::because("standard output", "write to it", error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a value as JSON.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::because("result", "print it", std::io::Error::from(error)))?;
+    print(&format!("{}\n", escape_json(&text)))
+}
+
+/// Rows as lines, each column as wide as its widest word.
+pub(crate) fn columns<const N: usize>(rows: Vec<[String; N]>) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: [usize; N] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let line = |row: &[String; N]| {
+        let words = row.iter().zip(widths).map(|(word, width)| format!("{word:<width$}"));
+        words.collect::<Vec<_>>().join("  ").trim_end().to_string() + "\n"
+    };
+    rows.iter().map(line).collect()
+}
