@@ -320,7 +320,8 @@ mod tests {
             ("lib.rs", "mod a; mod b;"),
             (
                 "a.rs",
-                "// use crate::b;\n#[cfg(test)] mod t { use crate::b; }\n#[test] fn f() { crate::b::g() }",
+                "// use crate::b;\n#[cfg(test)] mod t { use crate::b; }\n\
+                 #[test] fn f() { crate::b::g() }",
             ),
             ("b/mod.rs", "mod c; use c::C; use crate::a;"),
             ("b/c.rs", "use super::D;"),
