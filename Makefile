@@ -8,7 +8,7 @@ BIN := $(CARGO_TARGET_DIR)/release/polylane
 TOOLS := $(CARGO_TARGET_DIR)/tools
 FIGURES ?= ipc queue copy seqread fileio-ram cached-read cached-write stat open-close ocrd
 
-.PHONY: demo test test-apps test-guest bench campaign build check tools install clean
+.PHONY: demo test test-apps test-suites test-guest bench campaign build check tools install clean
 
 # Real programs in a lane, then two tenants side by side: about a minute after the build.
 demo:
@@ -27,6 +27,13 @@ test-apps:
 	@scripts/setup.sh build test apps
 	@$(MAKE) --no-print-directory build
 	@cargo xtask apps $(APPS)
+
+# Test suites of other projects, by the library and by FUSE alone, beside the host: a table, after an
+# hour. SUITES="go git": only those. tests/suites/known.txt lists the known differences.
+test-suites:
+	@scripts/setup.sh build test suites
+	@$(MAKE) --no-print-directory build
+	@cargo xtask suites $(SUITES)
 
 # Front ends on kernels that have them, and whole machines on volumes: Debian's kernels under QEMU,
 # a quarter to half an hour; GUESTS="nbd ublk": only tests with such names.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test|apps|guest …
+# Makes a Debian 12 machine ready: scripts/setup.sh build|demo|test|apps|suites|guest …
 # Asks for what is missing only; a tool that is already there, from wherever, is left alone.
 set -eu
 
@@ -55,6 +55,13 @@ need_apps() {
         sysbench:sysbench wrk:wrk; do
         need "${name%%:*}" tool "${name##*:}"
     done
+}
+
+# The sources of libuv and git come from the archive when they are built: tests/suites.
+need_suites() {
+    need cmake tool cmake
+    need dpkg-dev tool dpkg-source
+    need zlib1g-dev test -e /usr/include/zlib.h
 }
 
 # Kernels come from the archive when a kit is made: tests/guest/kit.sh.
@@ -115,9 +122,9 @@ install_rust() {
 [ $# -gt 0 ] || set -- build
 for what in "$@"; do
     case $what in
-    build | demo | test | apps | guest) "need_$what" ;;
+    build | demo | test | apps | suites | guest) "need_$what" ;;
     *)
-        echo "usage: scripts/setup.sh build|demo|test|apps|guest …" >&2
+        echo "usage: scripts/setup.sh build|demo|test|apps|suites|guest …" >&2
         exit 2
         ;;
     esac

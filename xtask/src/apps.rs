@@ -142,7 +142,8 @@ fn name_of(way: Way) -> &'static str {
     WAYS.iter().find(|(known, _)| *known == way).map_or("", |(_, name)| name)
 }
 
-fn is_there(tool: &str) -> bool {
+/// Whether there is such a program, or executable file.
+pub fn is_there(tool: &str) -> bool {
     let look = Command::new("sh").args(["-c", &format!("command -v {tool}")]).output();
     look.is_ok_and(|done| done.status.success())
 }
@@ -210,23 +211,24 @@ impl App {
 }
 
 /// How many times its limit a program may take: `POLYLANE_APPS_PATIENCE`, for hosts that are busy.
-fn patience() -> u32 {
+pub fn patience() -> u32 {
     let said = std::env::var("POLYLANE_APPS_PATIENCE").ok();
     said.and_then(|number| number.parse().ok()).unwrap_or(1)
 }
 
 /// The last line that is not empty, as it can stand in a table.
-fn last_line(text: &[u8]) -> String {
+pub fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let line = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
     line.trim().replace('|', "/").chars().take(200).collect()
 }
 
 /// A directory that goes with this value.
-struct Scratch(PathBuf);
+pub struct Scratch(pub PathBuf);
 
 impl Scratch {
-    fn new(name: &str) -> Result<Scratch> {
+    /// Makes an empty directory for `name` in the host's directory for temporary files.
+    pub fn new(name: &str) -> Result<Scratch> {
         let path = std::env::temp_dir().join(format!("polylane-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
         // Servers that are not root pass through it.

@@ -215,13 +215,15 @@ fn is_progress(line: &str) -> bool {
     line.split_once(": at ").is_some_and(|(_, rest)| rest.contains(" of "))
 }
 
-fn said(program: &str, arguments: &[&str]) -> Result<String> {
+/// What a program printed, without the space around it.
+pub fn said(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program).args(arguments).output();
     let output = output.with_context(|| format!("run {program}"))?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-fn now() -> Result<String> {
+/// The date and time, for results.
+pub fn now() -> Result<String> {
     said("date", &["-u", "+%F %T UTC"])
 }
 

@@ -12,10 +12,12 @@ mod campaign;
 mod floors;
 mod fuzz;
 mod guest;
+mod known;
 mod lexer;
 mod limit;
 mod rooms;
 mod suite;
+mod suites;
 mod tidy;
 mod walks;
 
@@ -30,6 +32,8 @@ const USAGE: &str = "usage: cargo xtask TASK
           (apps NAME…: only those; POLYLANE_APPS_SECONDS: how long loads run, 60 unless set)
   guest   block front ends and guests' volumes on Debian's kernels, under QEMU (guest NAME…: only
           tests with such names)
+  suites  test suites of other projects in lanes, by library and FUSE, beside the host: a table
+          (suites NAME…: only those; tests/suites/known.txt lists the known differences)
   rooms   which crate may use which; the floors inside of each crate, as ARCHITECTURE.md has them,
           and circles of modules (rooms CRATE: what holds the circles of a crate together)
   tidy    sizes, headers and forbidden words of every source file; steps of docs/walks
@@ -55,7 +59,7 @@ fn main() -> ExitCode {
     let full = task == "crash" && words == ["--full"];
     if !words.is_empty()
         && !full
-        && !matches!(task.as_str(), "apps" | "campaign" | "guest" | "rooms")
+        && !matches!(task.as_str(), "apps" | "campaign" | "guest" | "rooms" | "suites")
     {
         eprintln!("{USAGE}");
         return ExitCode::from(2);
@@ -66,6 +70,7 @@ fn main() -> ExitCode {
         "system" => whole_system(Tally::new()),
         "apps" => apps::run(&root(), &target_dir(), &words),
         "guest" => guest::run(&root(), &target_dir(), &words),
+        "suites" => suites::run(&root(), &target_dir(), &words),
         "rooms" => floors::print(&root(), words.first().map(String::as_str))
             .and_then(|()| step("rooms", all_rooms)),
         "tidy" => step("tidy", || tidy::check(&root()).and_then(|()| walks::check(&root()))),
