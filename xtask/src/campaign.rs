@@ -60,6 +60,7 @@ fn parts(seconds: u64) -> Vec<Part> {
     let stress = room("--test stress --test model");
     let trees = room("--test kernel large_trees -- --ignored --nocapture");
     let fsx = "cargo test -p polylane-tests --test posix fsx -- --nocapture";
+    let clients = "-p polylane-pool --test hostile_clients -- --nocapture";
     let attach = "cargo test -p polylane-tests --test attach at_length -- --ignored --nocapture";
     // One after the other: the lanes of a disk share it.
     let qos = "cargo test -p polylane-tests --test qos -- --ignored --nocapture --test-threads=1";
@@ -87,6 +88,12 @@ fn parts(seconds: u64) -> Vec<Part> {
             repeat_seconds: 0,
         },
         Part { name: "stress", command: stress, env: vec![], repeat_seconds: seconds },
+        Part {
+            name: "clients",
+            command: words(&format!("cargo test {PROFILE} {clients}")),
+            env: vec![("POLYLANE_CLIENTS_SECONDS", seconds.to_string())],
+            repeat_seconds: 0,
+        },
         Part { name: "trees", command: trees, env: vec![], repeat_seconds: 0 },
         Part { name: "attach", command: words(attach), env: vec![], repeat_seconds: 0 },
         Part {

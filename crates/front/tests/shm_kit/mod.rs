@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 pub mod file;
+pub mod hostile;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
