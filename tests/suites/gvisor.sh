@@ -1,5 +1,5 @@
 # gVisor's tests of system calls (its test/syscalls/linux): POLYLANE_GVISOR is a folder of their programs, built before
-# (docs/HACKING.md). Each test is a process of its own.
+# (docs/HACKING.md). What a program that died did not come to is run test by test.
 case $1 in
 prepare)
     [ -d "${POLYLANE_GVISOR-}" ] || { echo "no POLYLANE_GVISOR"; exit 77; }
@@ -9,24 +9,31 @@ run)
     mkdir tmp
     export TEST_TMPDIR="$here/tmp" TMPDIR="$here/tmp" GTEST_COLOR=no
     cd tmp
+    # The tests of PROGRAM that the filter lets pass, and of each that ended its outcome in $RESULTS.
+    run() { # PROGRAM FILTER SECONDS
+        timeout --kill-after=2 "$3" "$POLYLANE_GVISOR/$1" --gtest_filter="$2" >"$here/said" 2>&1 </dev/null || true
+        sed -nE "s,^\[       OK \] ([^ ]*) .*,pass $1/\1,p; s,^\[  FAILED  \] ([^ ]*) .* ms\)\$,fail $1/\1,p
+            s,^\[  SKIPPED \] ([^ ]*) .*,skip $1/\1,p" "$here/said" | sed 's/, where .*//' >"$here/outcomes"
+        cat "$here/outcomes" >>"$RESULTS"
+        sed "s,^,$1: ," "$here/said" | grep -v '\[ RUN\|\[       OK' >&2 || true
+        awk -v under="$here/" 'index($2, under) == 1 { print $2 }' /proc/mounts | xargs -r umount -l
+        rm -rf "$here/tmp"/* 2>/dev/null || true
+    }
+    : >"$here/left"
     for program in "$POLYLANE_GVISOR"/*; do
         name=${program##*/}
+        # Programs that tests start.
         case $name in *_workload | exec_check_creds) continue ;; esac
-        "$program" --gtest_list_tests 2>/dev/null | sed 's/ *#.*//' |
-            awk -v name="$name" '/^[^ ]/ { group = $1 } /^ / { print name "/" group $1 }'
-    done | grep -v '/.*DISABLED_' >"$here/names"
-    [ -z "${ONLY-}" ] || cp "$ONLY" "$here/names"
+        [ -z "${ONLY-}" ] || continue
+        run "$name" '*' 120
+        "$program" --gtest_list_tests | sed 's/ *#.*//' |
+            awk -v name="$name" '/^[^ ]/ { group = $1 } /^ / { print name "/" group $1 }' | grep -v '[./]DISABLED_' >"$here/names"
+        sed 's/^[a-z]* //' "$here/outcomes" | grep -vxFf - "$here/names" >>"$here/left" || true
+    done
+    [ -z "${ONLY-}" ] || cp "$ONLY" "$here/left"
     while read -r test; do
-        status=0
-        timeout --kill-after=2 60 "$POLYLANE_GVISOR/${test%%/*}" --gtest_filter="${test#*/}" >"$here/said" 2>&1 </dev/null ||
-            status=$?
-        if [ "$status" != 0 ]; then
-            echo "fail $test" >>"$RESULTS"
-            grep -A6 'Failure' "$here/said" | sed "s,^,$test: ," >&2 || echo "$test: status $status" >&2
-        elif ! grep -q 'SKIPPED' "$here/said"; then
-            echo "pass $test" >>"$RESULTS"
-        fi
-        rm -rf "$here/tmp"/* 2>/dev/null || true
-    done <"$here/names"
+        run "${test%%/*}" "${test#*/}" 30
+        [ -s "$here/outcomes" ] || echo "fail $test" >>"$RESULTS"
+    done <"$here/left"
     ;;
 esac
