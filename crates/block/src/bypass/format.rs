@@ -4,23 +4,85 @@
 //! a generation and a checksum, so that a page of some other file or place, an old one and a torn
 //! one are told from the one that is meant.
 
+use std::mem::offset_of;
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros as _, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 /// Bytes of a page.
 pub(super) const PAGE_BYTES: usize = 4096;
 
-const HEADER_BYTES: usize = 32;
-const BODY_BYTES: usize = PAGE_BYTES - HEADER_BYTES;
+const BODY_BYTES: usize = PAGE_BYTES - 32;
 
 const MAGIC: [u8; 8] = *b"plpool01";
 
-/// Bytes of a volume's record, and records in a page.
-const RECORD_BYTES: usize = 64;
-pub(super) const RECORDS_PER_PAGE: u32 = (BODY_BYTES / RECORD_BYTES) as u32;
+/// Records of volumes in a page, and entries of chunks.
+pub(super) const RECORDS_PER_PAGE: u32 = 63;
+pub(super) const ENTRIES_PER_PAGE: u32 = 508;
 
-/// Bytes of a chunk's entry, and entries in a page.
-const ENTRY_BYTES: usize = 8;
-pub(super) const ENTRIES_PER_PAGE: u32 = (BODY_BYTES / ENTRY_BYTES) as u32;
+/// A page on the disk.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct DiskPage {
+    magic: [u8; 8],
+    number: U32,
+    /// CRC32C of the page, with zeros here.
+    checksum: U32,
+    generation: U64,
+    /// The first half of the pool's id, which stands for it.
+    pool: [u8; 8],
+    body: [u8; BODY_BYTES],
+}
 
-const _: () = assert!(RECORDS_PER_PAGE == 63 && ENTRIES_PER_PAGE == 508);
+const _: () = assert!(size_of::<DiskPage>() == PAGE_BYTES);
+const _: () = assert!(offset_of!(DiskPage, checksum) == 12 && offset_of!(DiskPage, pool) == 24);
+
+/// The body of page 0.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct DiskGeometry {
+    chunks: U32,
+    reserved: U32,
+    chunk_bytes: U64,
+    rest: [u8; BODY_BYTES - 16],
+}
+
+/// A volume's record on the disk.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct DiskRecord {
+    life: U32,
+    chunks: U32,
+    id: Id,
+    size: U64,
+    reserved: [u8; 32],
+}
+
+const _: () = assert!(size_of::<DiskRecord>() == 64 && offset_of!(DiskRecord, size) == 24);
+
+/// The body of a page of records.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct DiskRecords {
+    records: [DiskRecord; RECORDS_PER_PAGE as usize],
+    rest: [u8; BODY_BYTES - RECORDS_PER_PAGE as usize * size_of::<DiskRecord>()],
+}
+
+/// A chunk's entry on the disk.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct DiskEntry {
+    /// The record of the volume that has it plus one; 0: none.
+    owner: U16,
+    /// Bit 0: dirty.
+    flags: U16,
+    index: U32,
+}
+
+/// The body of a page of entries.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct DiskEntries([DiskEntry; ENTRIES_PER_PAGE as usize]);
 
 /// The id of a pool file or volume.
 pub type Id = [u8; 16];
@@ -126,17 +188,10 @@ pub(super) struct Entry {
     pub(super) dirty: bool,
 }
 
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-fn long(bytes: &[u8], at: usize) -> u64 {
-    u64::from(word(bytes, at)) | u64::from(word(bytes, at + 4)) << 32
-}
-
 /// The first half of a pool's id stands for it in pages.
-fn mark(pool: &Id) -> u64 {
-    long(pool, 0)
+fn mark(pool: &Id) -> [u8; 8] {
+    let [first, _]: [[u8; 8]; 2] = zerocopy::transmute!(*pool);
+    first
 }
 
 impl Page {
@@ -145,82 +200,88 @@ impl Page {
     }
 
     pub(super) fn encode(&self, pool: &Id, number: u32) -> [u8; PAGE_BYTES] {
-        let mut bytes = [0; PAGE_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&number.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.generation.to_le_bytes());
-        bytes[24..32].copy_from_slice(&mark(pool).to_le_bytes());
-        bytes[HEADER_BYTES..].copy_from_slice(&*self.body);
-        let checksum = crc32c::crc32c(&bytes);
-        bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
-        bytes
+        let mut page = DiskPage {
+            magic: MAGIC,
+            number: number.into(),
+            checksum: 0.into(),
+            generation: self.generation.into(),
+            pool: mark(pool),
+            body: *self.body,
+        };
+        page.checksum = crc32c::crc32c(page.as_bytes()).into();
+        zerocopy::transmute!(page)
     }
 
     /// `None`: it is not that page of that pool, or is damaged.
     pub(super) fn decode(bytes: &[u8], pool: &Id, number: u32) -> Option<Page> {
-        let mut bytes: [u8; PAGE_BYTES] = bytes.try_into().ok()?;
-        let checksum = word(&bytes, 12);
-        bytes[12..16].fill(0);
-        let right = bytes[..8] == MAGIC
-            && word(&bytes, 8) == number
-            && long(&bytes, 24) == mark(pool)
-            && crc32c::crc32c(&bytes) == checksum;
-        let body = bytes[HEADER_BYTES..].try_into().ok()?;
-        right.then(|| Page { generation: long(&bytes, 16), body: Box::new(body) })
+        let mut page = DiskPage::read_from_bytes(bytes).ok()?;
+        let checksum = std::mem::take(&mut page.checksum).get();
+        let right = page.magic == MAGIC
+            && page.number.get() == number
+            && page.pool == mark(pool)
+            && crc32c::crc32c(page.as_bytes()) == checksum;
+        let generation = page.generation.get();
+        right.then(|| Page { generation, body: Box::new(page.body) })
     }
 
     /// Of page 0: how many chunks the file has, and of how many bytes each.
     pub(super) fn geometry(&self) -> (u32, u64) {
-        (word(&*self.body, 0), long(&*self.body, 8))
+        let geometry: &DiskGeometry = zerocopy::transmute_ref!(&*self.body);
+        (geometry.chunks.get(), geometry.chunk_bytes.get())
     }
 
     pub(super) fn set_geometry(&mut self, chunks: u32, chunk_bytes: u64) {
-        self.body[0..4].copy_from_slice(&chunks.to_le_bytes());
-        self.body[8..16].copy_from_slice(&chunk_bytes.to_le_bytes());
+        let geometry: &mut DiskGeometry = zerocopy::transmute_mut!(&mut *self.body);
+        geometry.chunks = chunks.into();
+        geometry.chunk_bytes = chunk_bytes.into();
     }
 
     /// `None` for a life that is none.
     pub(super) fn record(&self, number: u32) -> Option<Record> {
-        let bytes = &self.body[number as usize * RECORD_BYTES..][..RECORD_BYTES];
-        let life = match word(bytes, 0) {
+        let records: &DiskRecords = zerocopy::transmute_ref!(&*self.body);
+        let record = &records.records[number as usize];
+        let life = match record.life.get() {
             0 => Life::None,
             1 => Life::Making,
             2 => Life::Live,
             3 => Life::Ending,
             _ => return None,
         };
-        let id = bytes[8..24].try_into().ok()?;
-        Some(Record { life, id, size: long(bytes, 24), chunks: word(bytes, 4) })
+        let (size, chunks) = (record.size.get(), record.chunks.get());
+        Some(Record { life, id: record.id, size, chunks })
     }
 
     pub(super) fn set_record(&mut self, number: u32, record: &Record) {
-        let bytes = &mut self.body[number as usize * RECORD_BYTES..][..RECORD_BYTES];
-        bytes.fill(0);
+        let records: &mut DiskRecords = zerocopy::transmute_mut!(&mut *self.body);
         let life: u32 = match record.life {
-            Life::None => return,
+            Life::None => return records.records[number as usize].zero(),
             Life::Making => 1,
             Life::Live => 2,
             Life::Ending => 3,
         };
-        bytes[..4].copy_from_slice(&life.to_le_bytes());
-        bytes[4..8].copy_from_slice(&record.chunks.to_le_bytes());
-        bytes[8..24].copy_from_slice(&record.id);
-        bytes[24..32].copy_from_slice(&record.size.to_le_bytes());
+        records.records[number as usize] = DiskRecord {
+            life: life.into(),
+            chunks: record.chunks.into(),
+            id: record.id,
+            size: record.size.into(),
+            reserved: [0; 32],
+        };
     }
 
     pub(super) fn entry(&self, number: u32) -> Entry {
-        let bytes = &self.body[number as usize * ENTRY_BYTES..][..ENTRY_BYTES];
-        let (low, index) = (word(bytes, 0), word(bytes, 4));
-        let owner = (low as u16).checked_sub(1);
-        Entry { owner, index, dirty: low >> 16 & 1 == 1 }
+        let entries: &DiskEntries = zerocopy::transmute_ref!(&*self.body);
+        let entry = &entries.0[number as usize];
+        let owner = entry.owner.get().checked_sub(1);
+        Entry { owner, index: entry.index.get(), dirty: entry.flags.get() & 1 == 1 }
     }
 
     pub(super) fn set_entry(&mut self, number: u32, entry: Entry) {
-        let owner = entry.owner.map_or(0, |owner| u32::from(owner) + 1);
-        let low = owner | u32::from(entry.dirty) << 16;
-        let bytes = &mut self.body[number as usize * ENTRY_BYTES..][..ENTRY_BYTES];
-        bytes[..4].copy_from_slice(&low.to_le_bytes());
-        bytes[4..].copy_from_slice(&entry.index.to_le_bytes());
+        let entries: &mut DiskEntries = zerocopy::transmute_mut!(&mut *self.body);
+        entries.0[number as usize] = DiskEntry {
+            owner: entry.owner.map_or(0, |owner| owner + 1).into(),
+            flags: u16::from(entry.dirty).into(),
+            index: entry.index.into(),
+        };
     }
 }
 

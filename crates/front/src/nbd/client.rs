@@ -6,10 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use super::handshake::{array, invalid};
+use zerocopy::network_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::handshake::invalid;
 use super::protocol::{
-    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, info, opt,
-    rep,
+    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, Greeting, INIT_MAGIC, InfoExport, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, OptionHeader, OptionReply, info, opt, rep,
 };
 
 /// How long a server may take over one step: it may be one that is still to be started.
@@ -45,22 +48,22 @@ pub fn connect(path: &Path) -> io::Result<Connection> {
 
 /// Size and flags of the export.
 fn negotiate(stream: &mut (impl Read + Write)) -> io::Result<(u64, u16)> {
-    let greeting: [u8; 8] = array(stream)?;
-    let option: [u8; 8] = array(stream)?;
-    let flags = u16::from_be_bytes(array(stream)?);
+    let greeting = Greeting::read_from_io(&mut *stream)?;
+    let flags = greeting.flags.get();
     let known = FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES;
-    let magic =
-        u64::from_be_bytes(greeting) == INIT_MAGIC && u64::from_be_bytes(option) == OPTION_MAGIC;
+    let magic = greeting.magic == INIT_MAGIC && greeting.option_magic == OPTION_MAGIC;
     if !magic || flags & FLAG_FIXED_NEWSTYLE == 0 {
         return Err(invalid());
     }
     // No name, and no more told than has to be.
-    let mut message = u32::from(flags & known).to_be_bytes().to_vec();
-    message.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
-    message.extend_from_slice(&opt::GO.to_be_bytes());
-    message.extend_from_slice(&6u32.to_be_bytes());
-    message.extend_from_slice(&[0; 6]);
-    stream.write_all(&message)?;
+    let go = [0; 6];
+    let header = OptionHeader {
+        magic: OPTION_MAGIC.into(),
+        option: opt::GO.into(),
+        length: (go.len() as u32).into(),
+    };
+    let flags = U32::from(u32::from(flags & known));
+    stream.write_all(&[flags.as_bytes(), header.as_bytes(), &go].concat())?;
     let mut export = None;
     loop {
         let (kind, data) = reply(stream)?;
@@ -74,23 +77,19 @@ fn negotiate(stream: &mut (impl Read + Write)) -> io::Result<(u64, u16)> {
 
 /// A reply to `GO`: its kind and data.
 fn reply(stream: &mut impl Read) -> io::Result<(u32, Vec<u8>)> {
-    let magic = u64::from_be_bytes(array(stream)?);
-    let option = u32::from_be_bytes(array(stream)?);
-    let kind = u32::from_be_bytes(array(stream)?);
-    let length = u32::from_be_bytes(array(stream)?);
-    if magic != OPTION_REPLY_MAGIC || option != opt::GO || length > REPLY_BYTES_MAX {
+    let reply = OptionReply::read_from_io(&mut *stream)?;
+    let is_right = reply.magic == OPTION_REPLY_MAGIC && reply.option == opt::GO;
+    if !is_right || reply.length > REPLY_BYTES_MAX {
         return Err(invalid());
     }
-    let mut data = vec![0; length as usize];
+    let mut data = vec![0; reply.length.get() as usize];
     stream.read_exact(&mut data)?;
-    Ok((kind, data))
+    Ok((reply.kind.get(), data))
 }
 
 /// Size and flags, if that is what a reply informs of.
 fn export_of(data: &[u8]) -> Option<(u64, u16)> {
-    let (kind, rest) = data.split_first_chunk()?;
-    let (size, rest) = rest.split_first_chunk()?;
-    let flags = rest.first_chunk()?;
-    let told = (u64::from_be_bytes(*size), u16::from_be_bytes(*flags));
-    (u16::from_be_bytes(*kind) == info::EXPORT).then_some(told)
+    let (info, _) = InfoExport::read_from_prefix(data).ok()?;
+    let told = (info.exported.size.get(), info.exported.flags.get());
+    (info.kind == info::EXPORT).then_some(told)
 }

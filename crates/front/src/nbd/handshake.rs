@@ -3,12 +3,14 @@
 use std::io::{self, Read, Write};
 
 use polylane_block::device::SECTOR_BYTES;
+use zerocopy::network_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::Export;
 use super::protocol::{
-    BASE_ALLOCATION, BASE_ALLOCATION_ID, BLOCK_BYTES_PREFERRED, FLAG_FIXED_NEWSTYLE,
-    FLAG_NO_ZEROES, INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, TRANSFER_BYTES_MAX, flag, info,
-    opt, rep,
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, BLOCK_BYTES_PREFERRED, Exported, FLAG_FIXED_NEWSTYLE,
+    FLAG_NO_ZEROES, Greeting, INIT_MAGIC, InfoBlockSize, InfoExport, OPTION_MAGIC,
+    OPTION_REPLY_MAGIC, OptionHeader, OptionReply, TRANSFER_BYTES_MAX, flag, info, opt, rep,
 };
 
 /// Longest data of an option. A longer one ends the connection.
@@ -44,12 +46,13 @@ pub(super) fn negotiate(
     stream: &mut (impl Read + Write),
     export: &Export,
 ) -> io::Result<Option<Agreed>> {
-    let mut greeting = Vec::with_capacity(18);
-    greeting.extend_from_slice(&INIT_MAGIC.to_be_bytes());
-    greeting.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
-    greeting.extend_from_slice(&(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).to_be_bytes());
-    stream.write_all(&greeting)?;
-    let flags = u32::from_be_bytes(array(stream)?);
+    let greeting = Greeting {
+        magic: INIT_MAGIC.into(),
+        option_magic: OPTION_MAGIC.into(),
+        flags: (FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES).into(),
+    };
+    stream.write_all(greeting.as_bytes())?;
+    let flags = U32::read_from_io(&mut *stream)?.get();
     let known = u32::from(FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
     if flags & !known != 0 || flags & u32::from(FLAG_FIXED_NEWSTYLE) == 0 {
         return Err(invalid());
@@ -80,11 +83,11 @@ struct Talk<'a, S> {
 impl<S: Read + Write> Talk<'_, S> {
     /// Reads one option and answers it.
     fn option(&mut self) -> io::Result<After> {
-        if u64::from_be_bytes(array(self.stream)?) != OPTION_MAGIC {
+        let header = OptionHeader::read_from_io(&mut *self.stream)?;
+        if header.magic != OPTION_MAGIC {
             return Err(invalid());
         }
-        let option = u32::from_be_bytes(array(self.stream)?);
-        let length = u32::from_be_bytes(array(self.stream)?);
+        let (option, length) = (header.option.get(), header.length.get());
         if length > OPTION_BYTES_MAX {
             self.reply(option, rep::ERR_TOO_BIG, &[])?;
             return Err(invalid());
@@ -111,13 +114,13 @@ impl<S: Read + Write> Talk<'_, S> {
     }
 
     fn reply(&mut self, option: u32, kind: u32, data: &[u8]) -> io::Result<After> {
-        let mut bytes = Vec::with_capacity(20 + data.len());
-        bytes.extend_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
-        bytes.extend_from_slice(&option.to_be_bytes());
-        bytes.extend_from_slice(&kind.to_be_bytes());
-        bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
-        bytes.extend_from_slice(data);
-        self.stream.write_all(&bytes)?;
+        let reply = OptionReply {
+            magic: OPTION_REPLY_MAGIC.into(),
+            option: option.into(),
+            kind: kind.into(),
+            length: (data.len() as u32).into(),
+        };
+        self.stream.write_all(&[reply.as_bytes(), data].concat())?;
         Ok(After::Next)
     }
 
@@ -126,7 +129,7 @@ impl<S: Read + Write> Talk<'_, S> {
     }
 
     /// Size and flags, as `EXPORT_NAME` and `INFO_EXPORT` tell them.
-    fn size_and_flags(&self) -> [u8; 10] {
+    fn exported(&self) -> Exported {
         let device = &self.export.device;
         let size = device.sector_count().saturating_mul(SECTOR_BYTES as u64);
         let mut flags = flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::CAN_MULTI_CONN;
@@ -137,10 +140,7 @@ impl<S: Read + Write> Talk<'_, S> {
         if self.agreed.structured {
             flags |= flag::SEND_DF;
         }
-        let mut bytes = [0; 10];
-        bytes[..8].copy_from_slice(&size.to_be_bytes());
-        bytes[8..].copy_from_slice(&flags.to_be_bytes());
-        bytes
+        Exported { size: size.into(), flags: flags.into() }
     }
 
     /// The oldest option: it has no error reply, so a wrong name ends the connection.
@@ -148,7 +148,7 @@ impl<S: Read + Write> Talk<'_, S> {
         if !self.is_ours(name) {
             return Err(invalid());
         }
-        let mut bytes = self.size_and_flags().to_vec();
+        let mut bytes = self.exported().as_bytes().to_vec();
         if !self.no_zeroes {
             bytes.resize(bytes.len() + 124, 0);
         }
@@ -180,19 +180,20 @@ impl<S: Read + Write> Talk<'_, S> {
         if !self.is_ours(name) {
             return self.reply(option, rep::ERR_UNKNOWN, &[]);
         }
-        let mut bytes = info::EXPORT.to_be_bytes().to_vec();
-        bytes.extend_from_slice(&self.size_and_flags());
-        self.reply(option, rep::INFO, &bytes)?;
+        let export = InfoExport { kind: info::EXPORT.into(), exported: self.exported() };
+        self.reply(option, rep::INFO, export.as_bytes())?;
         if wanted.contains(&info::NAME) {
             let mut bytes = info::NAME.to_be_bytes().to_vec();
             bytes.extend_from_slice(self.export.name.as_bytes());
             self.reply(option, rep::INFO, &bytes)?;
         }
-        let mut bytes = info::BLOCK_SIZE.to_be_bytes().to_vec();
-        for size in [SECTOR_BYTES as u32, BLOCK_BYTES_PREFERRED, TRANSFER_BYTES_MAX] {
-            bytes.extend_from_slice(&size.to_be_bytes());
-        }
-        self.reply(option, rep::INFO, &bytes)?;
+        let sizes = InfoBlockSize {
+            kind: info::BLOCK_SIZE.into(),
+            least: (SECTOR_BYTES as u32).into(),
+            preferred: BLOCK_BYTES_PREFERRED.into(),
+            most: TRANSFER_BYTES_MAX.into(),
+        };
+        self.reply(option, rep::INFO, sizes.as_bytes())?;
         self.reply(option, rep::ACK, &[])?;
         Ok(if option == opt::GO { After::Go } else { After::Next })
     }
@@ -252,12 +253,6 @@ impl<'a> Data<'a> {
         self.0 = rest;
         Some(head)
     }
-}
-
-pub(super) fn array<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    stream.read_exact(&mut bytes)?;
-    Ok(bytes)
 }
 
 pub(super) fn invalid() -> io::Error {

@@ -1,6 +1,48 @@
 //! Numbers of the NBD protocol, under its names without their `NBD_` prefix. All integers on the
 //! wire are big-endian. Nothing in this file decides anything.
 
+use zerocopy::network_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Declares what is sent as it stands, and how many bytes that is.
+macro_rules! on_the_wire {
+    ($($(#[$doc:meta])* $name:ident, $bytes:literal { $($field:ident: $kind:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+        #[repr(C)]
+        pub(super) struct $name {
+            $(pub(super) $field: $kind,)*
+        }
+
+        const _: () = assert!(size_of::<$name>() == $bytes);
+    )*};
+}
+
+on_the_wire! {
+    /// The server's first words.
+    Greeting, 18 { magic: U64, option_magic: U64, flags: U16 }
+    /// What an option begins with; `length` bytes follow.
+    OptionHeader, 16 { magic: U64, option: U32, length: U32 }
+    /// What the answer to an option begins with; `length` bytes follow.
+    OptionReply, 20 { magic: U64, option: U32, kind: U32, length: U32 }
+    /// Size and transmission flags of an export.
+    Exported, 10 { size: U64, flags: U16 }
+    /// `NBD_INFO_EXPORT`.
+    InfoExport, 12 { kind: U16, exported: Exported }
+    /// `NBD_INFO_BLOCK_SIZE`.
+    InfoBlockSize, 14 { kind: U16, least: U32, preferred: U32, most: U32 }
+    /// `struct nbd_request`.
+    Request, 28 { magic: U32, flags: U16, kind: U16, cookie: U64, offset: U64, length: U32 }
+    /// A simple reply; data follow.
+    SimpleReply, 16 { magic: U32, error: U32, cookie: U64 }
+    /// A chunk of a structured reply; `length` bytes follow.
+    Chunk, 20 { magic: U32, flags: U16, kind: U16, cookie: U64, length: U32 }
+    /// The payload of an error chunk without a message.
+    ChunkError, 6 { error: U32, message_length: U16 }
+    /// A range in the payload of a status chunk.
+    Extent, 8 { length: U32, state: U32 }
+}
+
 /// The greeting's first word, `NBDMAGIC`.
 pub(super) const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// The greeting's second word, and each option's first, `IHAVEOPT`.

@@ -12,10 +12,11 @@ use std::time::Instant;
 use polylane_block::Error;
 use polylane_sys::buffer::Buffer;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use zerocopy::IntoBytes;
 
 use super::protocol::{
-    BASE_ALLOCATION_ID, REPLY_FLAG_DONE, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, error,
-    reply_type,
+    BASE_ALLOCATION_ID, Chunk, ChunkError, Extent, REPLY_FLAG_DONE, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, SimpleReply, error, reply_type,
 };
 
 /// Pieces of one message to the kernel.
@@ -59,9 +60,8 @@ impl Outbox {
         if !structured {
             return self.simple(error, cookie);
         }
-        let mut payload = [0; 6];
-        payload[..4].copy_from_slice(&error.to_be_bytes());
-        self.chunk(reply_type::ERROR, cookie, &payload, 0);
+        let payload = ChunkError { error: error.into(), message_length: 0.into() };
+        self.chunk(reply_type::ERROR, cookie, payload.as_bytes(), 0);
     }
 
     /// What was read.
@@ -80,28 +80,29 @@ impl Outbox {
     pub(super) fn status(&mut self, cookie: u64, extents: &[(u32, u32)]) {
         let mut payload = BASE_ALLOCATION_ID.to_be_bytes().to_vec();
         for (length, state) in extents {
-            payload.extend_from_slice(&length.to_be_bytes());
-            payload.extend_from_slice(&state.to_be_bytes());
+            let extent = Extent { length: (*length).into(), state: (*state).into() };
+            payload.extend_from_slice(extent.as_bytes());
         }
         self.chunk(reply_type::BLOCK_STATUS, cookie, &payload, 0);
     }
 
     fn simple(&mut self, error: u32, cookie: u64) {
-        let bytes = self.small();
-        bytes.extend_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
-        bytes.extend_from_slice(&error.to_be_bytes());
-        bytes.extend_from_slice(&cookie.to_be_bytes());
+        let magic = SIMPLE_REPLY_MAGIC.into();
+        let reply = SimpleReply { magic, error: error.into(), cookie: cookie.into() };
+        self.small().extend_from_slice(reply.as_bytes());
     }
 
     /// The only chunk of a structured reply; `more` bytes of its payload follow.
     fn chunk(&mut self, kind: u16, cookie: u64, payload: &[u8], more: usize) {
-        let length = (payload.len() + more) as u32;
+        let chunk = Chunk {
+            magic: STRUCTURED_REPLY_MAGIC.into(),
+            flags: REPLY_FLAG_DONE.into(),
+            kind: kind.into(),
+            cookie: cookie.into(),
+            length: ((payload.len() + more) as u32).into(),
+        };
         let bytes = self.small();
-        bytes.extend_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
-        bytes.extend_from_slice(&REPLY_FLAG_DONE.to_be_bytes());
-        bytes.extend_from_slice(&kind.to_be_bytes());
-        bytes.extend_from_slice(&cookie.to_be_bytes());
-        bytes.extend_from_slice(&length.to_be_bytes());
+        bytes.extend_from_slice(chunk.as_bytes());
         bytes.extend_from_slice(payload);
     }
 

@@ -3,12 +3,14 @@
 use polylane_block::BlockDevice;
 use polylane_block::device::SECTOR_BYTES;
 
-use super::protocol::{REQUEST_MAGIC, TRANSFER_BYTES_MAX, cmd, cmd_flag, error};
+use zerocopy::FromBytes;
+
+use super::protocol::{REQUEST_MAGIC, Request, TRANSFER_BYTES_MAX, cmd, cmd_flag, error};
 
 /// Bytes of a request's header.
-pub(super) const HEADER_BYTES: usize = 28;
+pub(super) const HEADER_BYTES: usize = size_of::<Request>();
 
-/// `struct nbd_request`, as it came.
+/// A request as it came, in numbers of this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     pub(super) flags: u16,
@@ -33,18 +35,13 @@ pub(super) enum Command {
 impl Header {
     /// Takes the bytes apart. `None` when they are no request: nothing after them can be trusted.
     pub(super) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Header> {
-        let (magic, rest) = bytes.split_first_chunk::<4>()?;
-        let (flags, rest) = rest.split_first_chunk::<2>()?;
-        let (kind, rest) = rest.split_first_chunk::<2>()?;
-        let (cookie, rest) = rest.split_first_chunk::<8>()?;
-        let (offset, rest) = rest.split_first_chunk::<8>()?;
-        let (length, _) = rest.split_first_chunk::<4>()?;
-        (u32::from_be_bytes(*magic) == REQUEST_MAGIC).then_some(Header {
-            flags: u16::from_be_bytes(*flags),
-            kind: u16::from_be_bytes(*kind),
-            cookie: u64::from_be_bytes(*cookie),
-            offset: u64::from_be_bytes(*offset),
-            length: u32::from_be_bytes(*length),
+        let request = Request::read_from_bytes(bytes).ok()?;
+        (request.magic == REQUEST_MAGIC).then_some(Header {
+            flags: request.flags.get(),
+            kind: request.kind.get(),
+            cookie: request.cookie.get(),
+            offset: request.offset.get(),
+            length: request.length.get(),
         })
     }
 

@@ -4,6 +4,8 @@
 //! nonsense, and cannot start at a head that was taken before a restart.
 
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::memory::Mapped;
 
@@ -30,13 +32,17 @@ pub(super) struct Chain {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Malformed;
 
-#[derive(Clone, Copy)]
+/// `struct virtq_desc`.
+#[derive(Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
 struct Descriptor {
-    address: u64,
-    len: u32,
-    flags: u16,
-    next: u16,
+    address: U64,
+    len: U32,
+    flags: U16,
+    next: U16,
 }
+
+const _: () = assert!(size_of::<Descriptor>() as u64 == DESCRIPTOR_BYTES);
 
 /// A table of descriptors: the ring's own, or an indirect one.
 #[derive(Clone, Copy)]
@@ -52,15 +58,9 @@ impl Table {
             return Err(Malformed);
         }
         let at = self.address.checked_add(u64::from(index) * DESCRIPTOR_BYTES).ok_or(Malformed)?;
-        let mut bytes = [0; DESCRIPTOR_BYTES as usize];
-        memory.read_slice(&mut bytes, at).map_err(|_| Malformed)?;
-        let [a, b, c, d, e, f, g, h, l0, l1, l2, l3, f0, f1, n0, n1] = bytes;
-        Ok(Descriptor {
-            address: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
-            len: u32::from_le_bytes([l0, l1, l2, l3]),
-            flags: u16::from_le_bytes([f0, f1]),
-            next: u16::from_le_bytes([n0, n1]),
-        })
+        let mut found = Descriptor::default();
+        memory.read_slice(found.as_mut_bytes(), at).map_err(|_| Malformed)?;
+        Ok(found)
     }
 }
 
@@ -84,8 +84,8 @@ impl Chain {
             // More descriptors than the table has: a loop.
             left = left.checked_sub(1).ok_or(Malformed)?;
             let descriptor = table.read(memory, index)?;
-            if descriptor.flags & INDIRECT != 0 {
-                if indirect || descriptor.flags & NEXT != 0 {
+            if descriptor.flags.get() & INDIRECT != 0 {
+                if indirect || descriptor.flags.get() & NEXT != 0 {
                     return Err(Malformed);
                 }
                 table = indirect_table(descriptor)?;
@@ -93,20 +93,20 @@ impl Chain {
                 continue;
             }
             chain.push(memory, descriptor)?;
-            if descriptor.flags & NEXT == 0 {
+            if descriptor.flags.get() & NEXT == 0 {
                 return Ok(chain);
             }
-            index = descriptor.next;
+            index = descriptor.next.get();
         }
     }
 
     fn push(&mut self, memory: &Mapped, descriptor: Descriptor) -> Result<(), Malformed> {
-        let address = GuestAddress(descriptor.address);
-        let len = descriptor.len;
+        let address = GuestAddress(descriptor.address.get());
+        let len = descriptor.len.get();
         if len > 0 && !GuestMemoryBackend::check_range(memory, address, len as usize) {
             return Err(Malformed);
         }
-        let writable = descriptor.flags & WRITE != 0;
+        let writable = descriptor.flags.get() & WRITE != 0;
         if !writable && !self.writable.is_empty() {
             return Err(Malformed);
         }
@@ -119,11 +119,11 @@ impl Chain {
 }
 
 fn indirect_table(descriptor: Descriptor) -> Result<Table, Malformed> {
-    let len = u64::from(descriptor.len);
+    let len = u64::from(descriptor.len.get());
     let count = len / DESCRIPTOR_BYTES;
     match u16::try_from(count) {
         Ok(count) if count > 0 && len.is_multiple_of(DESCRIPTOR_BYTES) => {
-            Ok(Table { address: GuestAddress(descriptor.address), count })
+            Ok(Table { address: GuestAddress(descriptor.address.get()), count })
         }
         _ => Err(Malformed),
     }

@@ -1,7 +1,11 @@
 //! Features and the configuration space of a virtio block device (VIRTIO 1.2, 5.2).
 
+use std::mem::offset_of;
+
 use polylane_block::BlockDevice;
 use vhost::vhost_user::VhostUserProtocolFeatures as Protocol;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{Immutable, IntoBytes};
 
 /// `VIRTIO_F_VERSION_1`.
 pub(super) const VERSION_1: u64 = 1 << 32;
@@ -37,10 +41,39 @@ pub(super) const RANGE_SECTORS_MAX: u32 = 1 << 22;
 /// The physical block is 2^3 logical ones.
 const PHYSICAL_BLOCK_EXPONENT: u8 = 3;
 
+/// `struct virtio_blk_config`, as far as it has a meaning here.
+#[derive(IntoBytes, Immutable)]
+#[repr(C)]
+struct Space {
+    /// Sectors.
+    capacity: U64,
+    size_max: U32,
+    seg_max: U32,
+    /// Cylinders, heads and sectors: none.
+    geometry: [u8; 4],
+    blk_size: U32,
+    physical_block_exp: u8,
+    alignment_offset: u8,
+    /// The smallest good and the best size of a request, in logical blocks.
+    min_io_size: U16,
+    opt_io_size: U32,
+    writeback: u8,
+    unused: u8,
+    num_queues: U16,
+    max_discard_sectors: U32,
+    max_discard_seg: U32,
+    discard_sector_alignment: U32,
+    max_write_zeroes_sectors: U32,
+    max_write_zeroes_seg: U32,
+    write_zeroes_may_unmap: u8,
+    padding: [u8; 3],
+}
+
+const _: () = assert!(size_of::<Space>() == 60 && offset_of!(Space, num_queues) == 34);
+
 /// Where the write cache's switch is in the configuration space.
-pub(super) const WRITEBACK_OFFSET: u32 = 32;
-/// Bytes of the space that have a meaning.
-const SPACE_BYTES: usize = 60;
+pub(super) const WRITEBACK_OFFSET: u32 = offset_of!(Space, writeback) as u32;
+const _: () = assert!(WRITEBACK_OFFSET == 32);
 /// Bytes that may be read: the rest is zero, whatever later versions put there.
 const SPACE_BYTES_MAX: usize = 256;
 
@@ -71,26 +104,28 @@ pub(super) fn read(
     offset: u32,
     size: u32,
 ) -> Option<Vec<u8>> {
-    let mut space = Vec::with_capacity(SPACE_BYTES_MAX);
-    space.extend(device.sector_count().to_le_bytes());
-    space.extend(SEGMENT_BYTES_MAX.to_le_bytes());
-    space.extend(SEGMENTS_MAX.to_le_bytes());
-    space.extend([0; 4]);
-    space.extend(512u32.to_le_bytes());
-    space.extend([PHYSICAL_BLOCK_EXPONENT, 0]);
-    // Smallest good and best size, in logical blocks.
-    space.extend(8u16.to_le_bytes());
-    space.extend(0u32.to_le_bytes());
-    space.extend([u8::from(writeback), 0]);
-    space.extend(queues.to_le_bytes());
-    // Discard: sectors, segments, alignment. Write zeroes: sectors, segments, may give space back.
-    space.extend(RANGE_SECTORS_MAX.to_le_bytes());
-    space.extend(1u32.to_le_bytes());
-    space.extend(8u32.to_le_bytes());
-    space.extend(RANGE_SECTORS_MAX.to_le_bytes());
-    space.extend(1u32.to_le_bytes());
-    space.extend([1, 0, 0, 0]);
-    debug_assert_eq!(space.len(), SPACE_BYTES);
+    let space = Space {
+        capacity: device.sector_count().into(),
+        size_max: SEGMENT_BYTES_MAX.into(),
+        seg_max: SEGMENTS_MAX.into(),
+        geometry: [0; 4],
+        blk_size: 512.into(),
+        physical_block_exp: PHYSICAL_BLOCK_EXPONENT,
+        alignment_offset: 0,
+        min_io_size: 8.into(),
+        opt_io_size: 0.into(),
+        writeback: writeback.into(),
+        unused: 0,
+        num_queues: queues.into(),
+        max_discard_sectors: RANGE_SECTORS_MAX.into(),
+        max_discard_seg: 1.into(),
+        discard_sector_alignment: 8.into(),
+        max_write_zeroes_sectors: RANGE_SECTORS_MAX.into(),
+        max_write_zeroes_seg: 1.into(),
+        write_zeroes_may_unmap: 1,
+        padding: [0; 3],
+    };
+    let mut space = space.as_bytes().to_vec();
     space.resize(SPACE_BYTES_MAX, 0);
     let end = (offset as usize).checked_add(size as usize)?;
     space.get(offset as usize..end).map(<[u8]>::to_vec)

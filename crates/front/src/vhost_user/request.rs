@@ -9,6 +9,8 @@
 //! | writable, the last | status |
 
 use polylane_block::{Error, Op, Sector};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::chain::{Chain, Malformed, Segment, bytes, copy_out, cut_first, cut_last};
 use super::config::{RANGE_SECTORS_MAX, REQUEST_BYTES_MAX};
@@ -21,8 +23,28 @@ pub(super) const IO_ERROR: u8 = 1;
 /// `VIRTIO_BLK_S_UNSUPP`.
 pub(super) const UNSUPPORTED: u8 = 2;
 
-const HEADER_BYTES: u64 = 16;
-const RANGE_BYTES: u64 = 16;
+/// What a request begins with, `struct virtio_blk_req`.
+#[derive(Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Header {
+    kind: U32,
+    reserved: U32,
+    sector: U64,
+}
+
+/// The range of a discard or a write of zeros, `struct virtio_blk_discard_write_zeroes`.
+#[derive(Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Range {
+    sector: U64,
+    count: U32,
+    flags: U32,
+}
+
+const HEADER_BYTES: u64 = size_of::<Header>() as u64;
+const RANGE_BYTES: u64 = size_of::<Range>() as u64;
+const _: () = assert!(HEADER_BYTES == 16 && RANGE_BYTES == 16);
+
 /// Flag of a write of zeros: the space may be given back.
 const UNMAP: u32 = 1;
 
@@ -58,16 +80,15 @@ impl Parsed {
     /// It has no header, or no place for a status.
     pub(super) fn read(memory: &Mapped, chain: Chain, durable: bool) -> Result<Parsed, Malformed> {
         let Chain { readable: mut payload, writable: mut into } = chain;
-        let mut header = [0; HEADER_BYTES as usize];
-        if !copy_out(memory, &payload, &mut header) {
+        let mut header = Header::default();
+        if !copy_out(memory, &payload, header.as_mut_bytes()) {
             return Err(Malformed);
         }
         cut_first(&mut payload, HEADER_BYTES);
         let status = cut_last(&mut into).ok_or(Malformed)?;
         let room = bytes(&into);
-        let [t0, t1, t2, t3, _, _, _, _, rest @ ..] = header;
-        let sector = Sector(u64::from_le_bytes(rest));
-        let want = match u32::from_le_bytes([t0, t1, t2, t3]) {
+        let sector = Sector(header.sector.get());
+        let want = match header.kind.get() {
             0 => moved(room, |bytes| Want::Read { sector, into, bytes }),
             1 => moved(bytes(&payload), |bytes| Want::Write { sector, from: payload, bytes }),
             4 => Want::Flush,
@@ -91,14 +112,12 @@ fn moved(bytes: u64, want: impl FnOnce(u32) -> Want) -> Want {
 
 /// A discard, or a write of zeros.
 fn range(memory: &Mapped, payload: &[Segment], zero: bool, fua: bool) -> Want {
-    let mut fields = [0; RANGE_BYTES as usize];
-    if bytes(payload) != RANGE_BYTES || !copy_out(memory, payload, &mut fields) {
+    let mut range = Range::default();
+    if bytes(payload) != RANGE_BYTES || !copy_out(memory, payload, range.as_mut_bytes()) {
         return Want::Answer(IO_ERROR);
     }
-    let [s0, s1, s2, s3, s4, s5, s6, s7, c0, c1, c2, c3, flags @ ..] = fields;
-    let sector = Sector(u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]));
-    let count = u32::from_le_bytes([c0, c1, c2, c3]);
-    let flags = u32::from_le_bytes(flags);
+    let sector = Sector(range.sector.get());
+    let (count, flags) = (range.count.get(), range.flags.get());
     let known = if zero { UNMAP } else { 0 };
     match (flags & !known, count) {
         (0, 0) => Want::Answer(OK),
