@@ -8,20 +8,52 @@
 
 use polylane_base::{Errno, Result};
 use polylane_sys::copy::Method;
+use zerocopy::little_endian::{I32, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::channel::CopyPlan;
 use crate::layout::{Geometry, QueueKind};
 use crate::message::{PATH_BYTES_MAX, VERSION};
 
-/// First word of a hello: "plhello\0".
-const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"plhello\0");
-/// First word of a welcome: "plwelcm\0".
-const WELCOME_MAGIC: u64 = u64::from_le_bytes(*b"plwelcm\0");
+/// What a hello begins with.
+const HELLO_MAGIC: [u8; 8] = *b"plhello\0";
+/// What a welcome begins with.
+const WELCOME_MAGIC: [u8; 8] = *b"plwelcm\0";
+
+/// A hello on the wire.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct WireHello {
+    magic: [u8; 8],
+    version: U32,
+    queue: U32,
+    key: U64,
+}
+
+/// A welcome on the wire, before its list of covered directories.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct WireWelcome {
+    magic: [u8; 8],
+    version: U32,
+    status: I32,
+    token: [u8; 16],
+    mailbox_count: U32,
+    buffer_bytes: U32,
+    queue: U32,
+    groups: U32,
+    copy_method: U32,
+    copy_chunk_bytes: U32,
+    covered: U32,
+    frames: U32,
+    attributes: U32,
+}
 
 /// Bytes of a hello.
-pub const HELLO_BYTES: usize = 24;
+pub const HELLO_BYTES: usize = size_of::<WireHello>();
 /// Bytes of a welcome before its list of covered directories.
-pub const WELCOME_HEAD_BYTES: usize = 68;
+pub const WELCOME_HEAD_BYTES: usize = size_of::<WireWelcome>();
+const _: () = assert!(HELLO_BYTES == 24 && WELCOME_HEAD_BYTES == 68);
 /// Longest welcome; a receive buffer of this size takes any.
 pub const WELCOME_BYTES_MAX: usize = 60 << 10;
 
@@ -41,28 +73,26 @@ pub struct Hello {
 impl Hello {
     /// The hello as bytes.
     pub fn to_bytes(&self) -> [u8; HELLO_BYTES] {
-        let mut bytes = [0; HELLO_BYTES];
-        bytes[..8].copy_from_slice(&HELLO_MAGIC.to_le_bytes());
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        let queue = self.queue.map_or(ANY_QUEUE, |kind| kind as u32);
-        bytes[12..16].copy_from_slice(&queue.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.key.to_le_bytes());
-        bytes
+        let hello = WireHello {
+            magic: HELLO_MAGIC,
+            version: VERSION.into(),
+            queue: self.queue.map_or(ANY_QUEUE, |kind| kind as u32).into(),
+            key: self.key.into(),
+        };
+        zerocopy::transmute!(hello)
     }
 
     /// Bytes as a hello: `EPROTO` for another version or no hello at all.
     pub fn from_bytes(bytes: &[u8]) -> Result<Hello> {
-        let fits = bytes.len() == HELLO_BYTES
-            && u64_at(bytes, 0) == HELLO_MAGIC
-            && u32_at(bytes, 8) == VERSION;
-        if !fits {
+        let hello = WireHello::read_from_bytes(bytes).map_err(|_| Errno::EPROTO)?;
+        if hello.magic != HELLO_MAGIC || hello.version != VERSION {
             return Err(Errno::EPROTO);
         }
-        let queue = match u32_at(bytes, 12) {
+        let queue = match hello.queue.get() {
             ANY_QUEUE => None,
             number => Some(QueueKind::from_number(number).ok_or(Errno::EPROTO)?),
         };
-        Ok(Hello { queue, key: u64_at(bytes, 16) })
+        Ok(Hello { queue, key: hello.key.get() })
     }
 }
 
@@ -100,28 +130,26 @@ impl Welcome {
 
     /// The welcome as bytes; `E2BIG` when the covered directories do not fit.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = WELCOME_MAGIC.to_le_bytes().to_vec();
         let geometry = &self.geometry;
-        for word in [VERSION, self.status as u32] {
-            bytes.extend(word.to_le_bytes());
-        }
-        bytes.extend(self.token);
-        for word in [
-            geometry.mailbox_count,
-            geometry.buffer_bytes,
-            geometry.queue as u32,
-            geometry.groups,
-            self.plan.method as u32,
-            self.plan.chunk_bytes,
-            self.covered.len() as u32,
-            geometry.frames,
-            self.attributes,
-        ] {
-            bytes.extend(word.to_le_bytes());
-        }
+        let head = WireWelcome {
+            magic: WELCOME_MAGIC,
+            version: VERSION.into(),
+            status: self.status.into(),
+            token: self.token,
+            mailbox_count: geometry.mailbox_count.into(),
+            buffer_bytes: geometry.buffer_bytes.into(),
+            queue: (geometry.queue as u32).into(),
+            groups: geometry.groups.into(),
+            copy_method: (self.plan.method as u32).into(),
+            copy_chunk_bytes: self.plan.chunk_bytes.into(),
+            covered: (self.covered.len() as u32).into(),
+            frames: geometry.frames.into(),
+            attributes: self.attributes.into(),
+        };
+        let mut bytes = head.as_bytes().to_vec();
         for path in &self.covered {
             let len = u16::try_from(path.len()).map_err(|_| Errno::E2BIG)?;
-            bytes.extend(len.to_le_bytes());
+            bytes.extend(U16::from(len).as_bytes());
             bytes.extend(path);
         }
         if bytes.len() <= WELCOME_BYTES_MAX { Ok(bytes) } else { Err(Errno::E2BIG) }
@@ -129,37 +157,39 @@ impl Welcome {
 
     /// Bytes as a welcome: `EPROTO` for another version or anything malformed.
     pub fn from_bytes(bytes: &[u8]) -> Result<Welcome> {
-        let fits = bytes.len() >= WELCOME_HEAD_BYTES
-            && u64_at(bytes, 0) == WELCOME_MAGIC
-            && u32_at(bytes, 8) == VERSION;
-        if !fits {
+        let (head, rest) = WireWelcome::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
+        if head.magic != WELCOME_MAGIC || head.version != VERSION {
             return Err(Errno::EPROTO);
         }
-        let mut token = [0; 16];
-        token.copy_from_slice(&bytes[16..32]);
         let geometry = Geometry {
-            mailbox_count: u32_at(bytes, 32),
-            buffer_bytes: u32_at(bytes, 36),
-            queue: QueueKind::from_number(u32_at(bytes, 40)).ok_or(Errno::EPROTO)?,
-            groups: u32_at(bytes, 44),
-            frames: u32_at(bytes, 60),
+            mailbox_count: head.mailbox_count.get(),
+            buffer_bytes: head.buffer_bytes.get(),
+            queue: QueueKind::from_number(head.queue.get()).ok_or(Errno::EPROTO)?,
+            groups: head.groups.get(),
+            frames: head.frames.get(),
         };
         geometry.layout().map_err(|_| Errno::EPROTO)?;
         let plan = CopyPlan {
-            method: Method::from_number(u32_at(bytes, 48)).ok_or(Errno::EPROTO)?,
-            chunk_bytes: u32_at(bytes, 52),
+            method: Method::from_number(head.copy_method.get()).ok_or(Errno::EPROTO)?,
+            chunk_bytes: head.copy_chunk_bytes.get(),
         };
-        let (status, attributes) = (u32_at(bytes, 12) as i32, u32_at(bytes, 64));
-        let covered = paths(&bytes[WELCOME_HEAD_BYTES..], u32_at(bytes, 56))?;
-        Ok(Welcome { status, token, geometry, plan, attributes, covered })
+        let covered = paths(rest, head.covered.get())?;
+        Ok(Welcome {
+            status: head.status.get(),
+            token: head.token,
+            geometry,
+            plan,
+            attributes: head.attributes.get(),
+            covered,
+        })
     }
 }
 
 fn paths(mut bytes: &[u8], count: u32) -> Result<Vec<Vec<u8>>> {
     let mut paths = Vec::new();
     for _ in 0..count {
-        let (len, rest) = bytes.split_first_chunk().ok_or(Errno::EPROTO)?;
-        let len = usize::from(u16::from_le_bytes(*len));
+        let (len, rest) = U16::read_from_prefix(bytes).map_err(|_| Errno::EPROTO)?;
+        let len = usize::from(len.get());
         if len > PATH_BYTES_MAX || len > rest.len() {
             return Err(Errno::EPROTO);
         }
@@ -168,14 +198,6 @@ fn paths(mut bytes: &[u8], count: u32) -> Result<Vec<Vec<u8>>> {
         bytes = rest;
     }
     if bytes.is_empty() { Ok(paths) } else { Err(Errno::EPROTO) }
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
 #[cfg(test)]

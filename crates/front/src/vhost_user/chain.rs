@@ -35,11 +35,11 @@ pub(super) struct Malformed;
 /// `struct virtq_desc`.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-struct Descriptor {
-    address: U64,
-    len: U32,
-    flags: U16,
-    next: U16,
+pub(super) struct Descriptor {
+    pub(super) address: U64,
+    pub(super) len: U32,
+    pub(super) flags: U16,
+    pub(super) next: U16,
 }
 
 const _: () = assert!(size_of::<Descriptor>() as u64 == DESCRIPTOR_BYTES);

@@ -24,6 +24,10 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures a
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use zerocopy::IntoBytes;
+
+use super::chain::Descriptor;
+use super::request::{Header, Range};
 
 /// `VIRTIO_F_EVENT_IDX`.
 const EVENT_IDX: u64 = 1 << 29;
@@ -351,12 +355,13 @@ impl DriverQueue {
 
     /// Writes descriptor `index`.
     pub fn set_descriptor(&mut self, index: usize, address: u64, len: u32, flags: u16, next: u16) {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&address.to_le_bytes());
-        bytes[8..12].copy_from_slice(&len.to_le_bytes());
-        bytes[12..14].copy_from_slice(&flags.to_le_bytes());
-        bytes[14..].copy_from_slice(&next.to_le_bytes());
-        self.memory.copy_in(self.base + index * 16, &bytes);
+        let descriptor = Descriptor {
+            address: address.into(),
+            len: len.into(),
+            flags: flags.into(),
+            next: next.into(),
+        };
+        self.memory.copy_in(self.base + index * 16, descriptor.as_bytes());
     }
 
     /// Builds a request of `bytes` bytes of data in a slot; of a range, `bytes` is its length and
@@ -370,19 +375,17 @@ impl DriverQueue {
             Kind::Discard => (11, false, 16),
             Kind::WriteZeroes => (13, false, 16),
         };
-        let mut header = [0; STATUS_OFFSET + 1];
-        header[..4].copy_from_slice(&code.to_le_bytes());
-        header[8..16].copy_from_slice(&sector.to_le_bytes());
-        header[STATUS_OFFSET] = 0xff;
+        let header = Header { kind: code.into(), sector: sector.into(), ..Header::default() };
         if matches!(kind, Kind::Discard | Kind::WriteZeroes) {
-            let mut range = [0; 16];
-            range[..8].copy_from_slice(&sector.to_le_bytes());
-            range[8..12].copy_from_slice(&(bytes / 512).to_le_bytes());
-            self.set_data(slot, &range);
+            let count = (bytes / 512).into();
+            let range = Range { sector: sector.into(), count, ..Range::default() };
+            self.set_data(slot, range.as_bytes());
         }
         let at = self.data_at(slot);
-        self.memory.copy_in(at - SLOT_HEADER_BYTES, &header);
-        let (head, start) = (slot * 3, (at - SLOT_HEADER_BYTES) as u64);
+        let start_at = at - SLOT_HEADER_BYTES;
+        self.memory.copy_in(start_at, header.as_bytes());
+        self.memory.copy_in(start_at + STATUS_OFFSET, &[0xff]);
+        let (head, start) = (slot * 3, start_at as u64);
         let after = if data == 0 { head + 2 } else { head + 1 };
         self.set_descriptor(head, start, STATUS_OFFSET as u32, 1, after as u16);
         let flags = if written { 1 | 2 } else { 1 };

@@ -26,19 +26,19 @@ pub(super) const UNSUPPORTED: u8 = 2;
 /// What a request begins with, `struct virtio_blk_req`.
 #[derive(Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-struct Header {
-    kind: U32,
-    reserved: U32,
-    sector: U64,
+pub(super) struct Header {
+    pub(super) kind: U32,
+    pub(super) reserved: U32,
+    pub(super) sector: U64,
 }
 
 /// The range of a discard or a write of zeros, `struct virtio_blk_discard_write_zeroes`.
 #[derive(Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
-struct Range {
-    sector: U64,
-    count: U32,
-    flags: U32,
+pub(super) struct Range {
+    pub(super) sector: U64,
+    pub(super) count: U32,
+    pub(super) flags: U32,
 }
 
 const HEADER_BYTES: u64 = size_of::<Header>() as u64;
