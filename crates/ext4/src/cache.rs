@@ -99,6 +99,11 @@ impl MetaBlock {
         })
     }
 
+    /// One that is in no cache and has no place on the device: what would be a block if it had one.
+    pub fn apart(data: Buffer) -> Arc<Self> {
+        MetaBlock::new(DeviceBlock(0), data, Seal::None)
+    }
+
     /// The bytes, for reading.
     pub fn read(&self) -> RwLockReadGuard<'_, Buffer> {
         self.data.read()

@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::extents::{self, Mapping};
 use crate::format::extent::{Extent, WRITTEN_BLOCKS_MAX};
 use crate::format::{DeviceBlock, FileBlock};
+use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::mount::DataMode;
@@ -69,6 +70,11 @@ pub fn read(
     sink: &mut dyn Sink,
 ) -> Result<usize> {
     let len = (len as u64).min(core.raw.size().saturating_sub(offset)) as usize;
+    if len > 0 && inline::is(core) {
+        let at = offset as usize;
+        sink.put(0, &inline::content(cell, core)?[at..at + len]);
+        return Ok(len);
+    }
     let block_bytes = volume.io.block_bytes();
     let mut done = 0;
     while done < len {
@@ -111,6 +117,7 @@ pub fn write(
     if end > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
+    inline::move_out(volume, cell, core)?;
     let mut done = 0;
     while done < source.len() {
         match write_run(volume, cell, core, offset + done as u64, source, done) {

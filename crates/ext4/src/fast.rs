@@ -164,10 +164,11 @@ impl Replay<'_, '_> {
         if core.raw.mode() == 0 {
             return Err(damaged("i_mode in a fast commit").into());
         }
+        let had_map = |cell: &Arc<Cell>| extents::has_map(&cell.core.read());
         match &old {
-            Some(_) if extents::has_map(&core) => core.raw.block_mut().copy_from_slice(&map),
-            None if extents::has_map(&core) => extents::init(&mut core),
-            _ => {}
+            _ if !extents::has_map(&core) => {}
+            Some(old) if had_map(old) => core.raw.block_mut().copy_from_slice(&map),
+            _ => extents::init(&mut core),
         }
         volume.alloc.take_inode_number(self.handle, ino, core.raw.mode() >> 12 == 4)?;
         let cell = Cell::new(ino, volume.seed, core.raw);

@@ -58,7 +58,7 @@ impl Cell {
         Arc::new(Cell {
             ino,
             seed: inode_seed(file_system_seed, ino, raw.generation()),
-            is_mapped: raw.mode() >> 12 == 8 && !raw.has_flag(EXTENTS),
+            is_mapped: raw.mode() >> 12 == 8 && !raw.has_flag(EXTENTS | INLINE_DATA),
             core: RwLock::new(Core { raw, index: None }),
             changed_in: AtomicU64::new(0),
             data_changed_in: AtomicU64::new(0),
@@ -101,6 +101,9 @@ impl Core {
         let raw = &self.raw;
         let kind = Kind::from_mode(raw.mode().into()).unwrap_or(Kind::File);
         let device = matches!(kind, Kind::Char | Kind::Block);
+        // As Linux: programs that copy files must not take inline data for a hole.
+        let is_inline = kind == Kind::File && raw.has_flag(INLINE_DATA);
+        let inline_sectors = if is_inline { raw.size().div_ceil(512) } else { 0 };
         Attr {
             ino: Ino(ino.into()),
             generation: raw.generation().into(),
@@ -111,7 +114,7 @@ impl Core {
             gid: Gid(raw.gid()),
             rdev: if device { raw.rdev() } else { 0 },
             size: raw.size(),
-            blocks: raw.sectors(block_bytes),
+            blocks: raw.sectors(block_bytes) + inline_sectors,
             blksize: block_bytes,
             atime: raw.time(Stamp::Access),
             mtime: raw.time(Stamp::Modify),
@@ -147,8 +150,11 @@ pub fn check(geometry: &Geometry, seed: Option<u32>, ino: u32, raw: &RawInode) -
         () if raw.mode() != 0 && Kind::from_mode(raw.mode().into()).is_none() => corrupt("i_mode"),
         () if raw.size() > i64::MAX as u64 => corrupt("i_size"),
         () if raw.xattr_block() >= geometry.block_count => corrupt("i_file_acl"),
-        () if raw.has_flag(INLINE_DATA | ENCRYPT | EA_INODE) => {
-            corrupt("i_flags: inline data, encryption or attribute inode")
+        () if raw.has_flag(INLINE_DATA) && (!geometry.inline_data || raw.has_flag(EXTENTS)) => {
+            corrupt("i_flags: inline data")
+        }
+        () if raw.flags() & (ENCRYPT | EA_INODE) != 0 => {
+            corrupt("i_flags: encryption or attribute inode")
         }
         () => Ok(()),
     }

@@ -16,6 +16,7 @@
 //! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
 //! | `late` | new small files that are written together |
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
+//! | `inline` | contents in the inode itself |
 //! | `fast` | replay of the kernel's fast commits |
 //! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
 //! | `changes` | what closing waits for |
@@ -59,6 +60,7 @@ mod fast;
 pub mod format;
 #[cfg(test)]
 mod fresh;
+mod inline;
 pub mod inode;
 pub mod io;
 pub mod journal;

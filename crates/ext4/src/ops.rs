@@ -17,6 +17,7 @@ use crate::format::dirent::file_type;
 use crate::format::extent::Extent;
 use crate::format::inode::{EXTENTS, INDEX, RawInode, Stamp};
 use crate::format::{FileBlock, extent::ROOT_BYTES};
+use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::orphan;
@@ -193,6 +194,9 @@ fn long_symlink(
 pub fn readlink(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u8>> {
     if core.raw.mode() >> 12 != 10 {
         return Err(Errno::EINVAL.into());
+    }
+    if inline::is(core) {
+        return inline::content(cell, core);
     }
     let size = core.raw.size() as usize;
     if !extents::has_map(core) {

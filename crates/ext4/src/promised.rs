@@ -18,6 +18,7 @@ use crate::blockmap;
 use crate::error::{Error, Result};
 use crate::extents::{self, Mapping};
 use crate::format::FileBlock;
+use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::volume::Volume;
 
@@ -111,6 +112,7 @@ pub fn reserve(
     (offset, len): (u64, u64),
     from: Blocks,
 ) -> Result<()> {
+    move_out(volume, cell)?;
     let gaps = unpromised(volume, cell, offset, len)?;
     if gaps.is_empty() {
         return Ok(());
@@ -159,6 +161,7 @@ pub fn reserve_aside(
     (offset, len): (u64, u64),
     left: u64,
 ) -> Result<u64> {
+    move_out(volume, cell)?;
     let gaps = unpromised(volume, cell, offset, len)?;
     let missing = match cell.core.try_read() {
         Some(core) => holes(volume, cell, &core, &gaps)?,
@@ -174,6 +177,14 @@ pub fn reserve_aside(
     let mut promised = cell.promised.lock();
     missing.into_iter().for_each(|range| promised.insert(range));
     Ok(count)
+}
+
+/// Contents of an inode move to a block before more is promised.
+fn move_out(volume: &Volume, cell: &Cell) -> Result<()> {
+    match volume.geometry.inline_data && inline::is(&cell.core.read()) {
+        true => inline::move_out(volume, cell, &mut cell.core.write()),
+        false => Ok(()),
+    }
 }
 
 /// The file blocks of `offset..offset + len` that are not promised.

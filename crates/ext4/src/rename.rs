@@ -169,7 +169,7 @@ impl Move<'_> {
             other = Some(volume.attr(old, victim));
         }
         if is_dir && self.crosses() {
-            dir::set_parent(volume, &handle, cell, &core, self.target.ino)?;
+            dir::set_parent(volume, &handle, cell, &mut core, self.target.ino)?;
             add_links(dirs.from(), -1);
             add_links(dirs.to(), 1);
         }
@@ -235,12 +235,12 @@ impl Move<'_> {
         dir::replace(volume, &handle, self.target, to, place, cell.ino, kind)?;
         if self.crosses() {
             if core.raw.mode() >> 12 == 4 {
-                dir::set_parent(volume, &handle, cell, &core, self.target.ino)?;
+                dir::set_parent(volume, &handle, cell, &mut core, self.target.ino)?;
                 add_links(dirs.from(), -1);
                 add_links(dirs.to(), 1);
             }
             if second.raw.mode() >> 12 == 4 {
-                dir::set_parent(volume, &handle, other, &second, self.source.ino)?;
+                dir::set_parent(volume, &handle, other, &mut second, self.source.ino)?;
                 add_links(dirs.to(), -1);
                 add_links(dirs.from(), 1);
             }

@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::extents::{self, GROUPS_PER_REMOVAL, Mapping};
 use crate::format::FileBlock;
 use crate::format::extent::{Extent, UNWRITTEN_BLOCKS_MAX};
+use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::orphan;
@@ -83,6 +84,7 @@ pub fn truncate(volume: &Volume, cell: &Cell, core: &mut Core, size: u64) -> Res
     if size > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
+    inline::move_out(volume, cell, core)?;
     let block_bytes = volume.io.block_bytes() as u64;
     let old = core.raw.size();
     if size < old && !size.is_multiple_of(block_bytes) {
@@ -105,6 +107,7 @@ pub fn truncate(volume: &Volume, cell: &Cell, core: &mut Core, size: u64) -> Res
 /// # Errors
 /// The device's, or a corrupt tree.
 pub fn cut_tail(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
+    inline::move_out(volume, cell, core)?;
     let first = core.raw.size().div_ceil(volume.io.block_bytes() as u64);
     remove_blocks(volume, cell, core, FileBlock(first as u32), 1 << 32)?;
     if core.raw.links() == 0 {
@@ -134,6 +137,7 @@ pub fn fallocate(
     if end > volume.max_file_bytes(cell) {
         return Err(Errno::EFBIG.into());
     }
+    inline::move_out(volume, cell, core)?;
     if mode != Fallocate::PunchHole && !extents::is_tree(core) {
         return Err(Errno::EOPNOTSUPP.into());
     }
@@ -304,6 +308,9 @@ pub fn seek(
     target: SeekFor,
 ) -> Result<u64> {
     let (block_bytes, size) = (volume.io.block_bytes() as u64, core.raw.size());
+    if inline::is(core) {
+        return Ok(if target == SeekFor::Data { offset } else { size });
+    }
     let mut at = offset / block_bytes;
     while at * block_bytes < size {
         let (is_data, blocks) = match extents::map(volume, cell, core, FileBlock(at as u32))? {

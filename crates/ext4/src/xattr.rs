@@ -10,6 +10,7 @@ use crate::format::DeviceBlock;
 use crate::format::acl;
 use crate::format::inode::Stamp;
 use crate::format::xattr::{self, Attribute, cost};
+use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::ops::NAME_CREDITS;
@@ -31,13 +32,16 @@ fn block(volume: &Volume, cell: &Cell, home: u64) -> Result<Arc<MetaBlock>> {
     })
 }
 
-/// All attributes of an inode.
+/// All attributes of an inode, without what is its inline data.
 ///
 /// # Errors
 /// The device's, or corrupt attributes.
 pub fn all(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<Attribute>> {
     let decoded = xattr::decode_inode(core.raw.xattr_area());
     let mut attributes = decoded.map_err(|field| corrupt(cell, field))?;
+    if inline::is(core) {
+        attributes.retain(|attribute| !attribute.is_inline_data());
+    }
     if core.raw.xattr_block() != 0 {
         let outside = block(volume, cell, core.raw.xattr_block())?;
         let decoded = xattr::decode_block(&outside.read());
@@ -109,6 +113,7 @@ pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -
     }
     let (inside, outside) = distribute(core.raw.xattr_area().len(), attributes);
     check_room(volume, &outside)?;
+    inline::move_out(volume, cell, core)?;
     let _promise = match takes_block(volume, cell, core, &outside)? {
         true => Some(volume.promise(1)?),
         false => None,

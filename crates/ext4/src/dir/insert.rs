@@ -14,6 +14,7 @@ use crate::format::dirent::{self, Entries, TAIL_BYTES};
 use crate::format::extent::Extent;
 use crate::format::htree::{self, IndexEntry, Place};
 use crate::format::inode::INDEX;
+use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::volume::Volume;
@@ -42,6 +43,9 @@ pub(super) fn growth(
     index: &DirIndex,
     name: Name<'_>,
 ) -> Result<Option<u64>> {
+    if inline::is(core) {
+        return Ok(None);
+    }
     for at in fitting(volume, index, name) {
         let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
         let mut bytes = leaf.read().to_vec();

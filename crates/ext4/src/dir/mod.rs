@@ -16,12 +16,13 @@ use polylane_base::sync::Arc;
 use crate::cache::{MetaBlock, Seal};
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents::{self, Mapping};
-use crate::format::dirent::{self, Entries, TAIL_BYTES};
+use crate::format::dirent::{self, DOT_DOT_AT, Entries, TAIL_BYTES};
 use crate::format::extent::Extent;
 use crate::format::hash::{HashVersion, NameHash};
 use crate::format::htree::{self, IndexEntry, Place};
 use crate::format::inode::INDEX;
 use crate::format::{DeviceBlock, FileBlock};
+use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::volume::Volume;
@@ -94,6 +95,9 @@ fn corrupt(cell: &Cell, field: &'static str) -> Error {
 
 /// Blocks of the directory.
 fn block_count(volume: &Volume, core: &Core) -> u32 {
+    if inline::is(core) {
+        return 1;
+    }
     (core.raw.size() / u64::from(volume.geometry.block_bytes)) as u32
 }
 
@@ -105,6 +109,9 @@ fn block(
     at: FileBlock,
     seal: Seal,
 ) -> Result<Arc<MetaBlock>> {
+    if inline::is(core) {
+        return inline::directory_block(volume, cell, core);
+    }
     let Mapping::Data(Extent { start, unwritten: false, .. }) =
         extents::map(volume, cell, core, at)?
     else {
@@ -335,7 +342,7 @@ pub fn is_empty(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<bool> {
     with_index(volume, cell, core, |index, _| Ok(index.is_empty()))
 }
 
-/// Adds a name that is not there.
+/// Adds a name that is not there. A directory whose entries are inline gets a block for them first.
 ///
 /// # Errors
 /// The device's, no space, or a corrupt directory.
@@ -349,6 +356,7 @@ pub fn insert(
     file_type: u8,
 ) -> Result<()> {
     with_index(volume, cell, core, |index, core| {
+        inline::move_out_directory(volume, handle, cell, core)?;
         let adding = Adding { volume, handle, cell, name, ino, file_type };
         if index.tree.is_some() {
             return adding.hashed(core, index);
@@ -383,6 +391,9 @@ pub fn remove(
     name: Name<'_>,
     found: Found,
 ) -> Result<()> {
+    if inline::is(core) {
+        return inline::remove_name(cell, core, name.bytes);
+    }
     with_index(volume, cell, core, |index, core| {
         let at = FileBlock(found.spot.block);
         let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
@@ -407,13 +418,19 @@ pub fn replace(
     volume: &Volume,
     handle: &Handle<'_>,
     cell: &Cell,
-    core: &Core,
+    core: &mut Core,
     found: Found,
     ino: u32,
     file_type: u8,
 ) -> Result<()> {
     let at = FileBlock(found.spot.block);
     let leaf = block(volume, cell, core, at, Seal::Directory(cell.seed))?;
+    if inline::is(core) {
+        let bytes = leaf.read();
+        let entry = Entries::at(&bytes, found.spot.offset.into(), volume.has_sums);
+        let name = entry.map_err(|field| corrupt(cell, field))?.name;
+        return inline::set_target(cell, core, name, (ino, file_type));
+    }
     let mut bytes = handle.modify(&leaf);
     dirent::set_target(&mut bytes, found.spot.offset.into(), ino, file_type);
     Ok(())
@@ -425,6 +442,9 @@ pub fn replace(
 /// The device's, or a corrupt directory.
 pub fn parent(volume: &Volume, cell: &Cell) -> Result<u32> {
     let core = cell.core.read();
+    if inline::is(&core) {
+        return Ok(inline::parent(&core));
+    }
     let seal = match core.raw.has_flag(INDEX) {
         true => Seal::Index(Place::Root, cell.seed),
         false => Seal::Directory(cell.seed),
@@ -444,9 +464,13 @@ pub fn set_parent(
     volume: &Volume,
     handle: &Handle<'_>,
     cell: &Cell,
-    core: &Core,
+    core: &mut Core,
     parent: u32,
 ) -> Result<()> {
+    if inline::is(core) {
+        inline::set_parent(core, parent);
+        return Ok(());
+    }
     let seal = match core.raw.has_flag(INDEX) {
         true => Seal::Index(Place::Root, cell.seed),
         false => Seal::Directory(cell.seed),
@@ -461,9 +485,6 @@ pub fn set_parent(
         _ => Err(corrupt(cell, "no '..'")),
     }
 }
-
-/// Offset of `..` in a directory's first block.
-const DOT_DOT_AT: usize = 12;
 
 /// Makes a new directory's first block, with `.` and `..`.
 ///

@@ -22,6 +22,7 @@ use crate::format::extent::{
 };
 use crate::format::inode::EXTENTS;
 use crate::format::{DeviceBlock, FileBlock};
+use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::volume::Volume;
@@ -85,9 +86,11 @@ pub fn is_tree(core: &Core) -> bool {
     core.raw.has_flag(EXTENTS)
 }
 
-/// Whether `i_block` is a map, of either kind: not a device's number, nor a short link's target.
+/// Whether `i_block` is a map, of either kind: not a device's number, a short link's target, or
+/// inline data.
 pub fn has_map(core: &Core) -> bool {
     match core.raw.mode() >> 12 {
+        _ if inline::is(core) => false,
         4 | 8 => true,
         10 => is_tree(core) || core.raw.size() >= ROOT_BYTES as u64,
         _ => false,
@@ -167,6 +170,9 @@ fn find(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<
 /// # Errors
 /// The device's, or a corrupt tree.
 pub fn map(volume: &Volume, cell: &Cell, core: &Core, target: FileBlock) -> Result<Mapping> {
+    if inline::is(core) {
+        return Ok(Mapping::Hole((1 << 32) - u64::from(target.0)));
+    }
     if !is_tree(core) {
         return blockmap::map(volume, cell, core, target);
     }
@@ -210,6 +216,9 @@ pub fn insert(
     core: &mut Core,
     new: Extent,
 ) -> Result<()> {
+    if inline::is(core) {
+        return Err(corrupt(cell, "blocks beside inline data"));
+    }
     if !is_tree(core) {
         return blockmap::insert(volume, handle, cell, core, new);
     }
@@ -249,6 +258,9 @@ pub fn remove(
     from: FileBlock,
     to: u64,
 ) -> Result<Option<FileBlock>> {
+    if inline::is(core) {
+        return Ok(None);
+    }
     if !is_tree(core) {
         return blockmap::remove(volume, handle, cell, core, from, to);
     }

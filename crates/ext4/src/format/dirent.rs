@@ -9,6 +9,8 @@
 use super::checksum::crc;
 use super::{le16, le32, put16, put32};
 
+/// Offset of `..` in a directory's first block.
+pub const DOT_DOT_AT: usize = 12;
 /// Bytes before the name.
 const HEADER_BYTES: usize = 8;
 /// Bytes of the checksum tail.

@@ -8,6 +8,7 @@ pub mod acl;
 pub mod bitmap;
 pub mod checksum;
 pub mod dirent;
+mod error_note;
 pub mod extent;
 pub mod fast;
 pub mod features;

@@ -3,6 +3,8 @@
 use polylane_base::{Gid, Uid};
 
 use super::checksum::crc;
+pub use super::error_note::ErrorNote;
+use super::error_note::ErrorPlaces;
 pub use super::features::{compat, incompat, ro_compat};
 use super::{GroupIndex, le16, le32, le32_pair, put16, put32};
 use crate::error::{Corrupt, Error, Result, Structure};
@@ -29,6 +31,7 @@ const INCOMPAT_KNOWN: u32 = incompat::FILETYPE
     | incompat::FLEX_BG
     | incompat::META_BG
     | incompat::LARGE_DIR
+    | incompat::INLINE_DATA
     | incompat::CSUM_SEED;
 
 const RO_COMPAT_KNOWN: u32 = ro_compat::SPARSE_SUPER
@@ -76,6 +79,8 @@ pub struct Geometry {
     /// From this block of the table of descriptors on, each lies in the groups that it describes
     /// (`meta_bg`); `u32::MAX`: none.
     pub first_meta_bg: u32,
+    /// Inodes may hold contents (`inline_data`).
+    pub inline_data: bool,
 }
 
 impl Geometry {
@@ -236,10 +241,14 @@ impl Superblock {
 
     /// Free blocks, as last written: a hint after an unclean stop.
     pub fn free_blocks(&self) -> u64 {
-        let high = if self.has_incompat(incompat::SIXTY_FOUR_BIT) { 0x158 } else { 0x0c };
-        match high {
-            0x158 => le32_pair(&*self.raw, 0x0c, high),
-            _ => u64::from(le32(&*self.raw, 0x0c)),
+        self.wide(0x0c, 0x158)
+    }
+
+    /// A number of blocks, the upper half of which is there with `64bit` alone.
+    fn wide(&self, low: usize, high: usize) -> u64 {
+        match self.has_incompat(incompat::SIXTY_FOUR_BIT) {
+            true => le32_pair(&*self.raw, low, high),
+            false => u64::from(le32(&*self.raw, low)),
         }
     }
 
@@ -253,10 +262,7 @@ impl Superblock {
 
     /// Blocks that only the superuser may take.
     pub fn reserved_blocks(&self) -> u64 {
-        match self.has_incompat(incompat::SIXTY_FOUR_BIT) {
-            true => le32_pair(&*self.raw, 0x08, 0x154),
-            false => u64::from(le32(&*self.raw, 0x08)),
-        }
+        self.wide(0x08, 0x154)
     }
 
     /// The user and the group that may take them beside root: `s_def_resuid` and `s_def_resgid`.
@@ -438,57 +444,16 @@ impl Superblock {
     }
 }
 
-/// What the superblock keeps of an error.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ErrorNote {
-    /// When, in seconds.
-    pub now: u64,
-    /// The inode that it was found at, 0 for none.
-    pub ino: u32,
-    /// What is wrong; the first 31 bytes are kept, where Linux keeps the name of a function.
-    pub what: &'static str,
-    /// The kind, as Linux numbers them.
-    pub code: u8,
-}
-
-/// Where the parts of an error lie.
-struct ErrorPlaces {
-    time: usize,
-    time_high: usize,
-    ino: usize,
-    block: usize,
-    function: usize,
-    line: usize,
-    code: usize,
-}
-
-impl ErrorPlaces {
-    const FIRST: ErrorPlaces = ErrorPlaces {
-        time: 0x198,
-        time_high: 0x278,
-        ino: 0x19c,
-        block: 0x1a0,
-        function: 0x1a8,
-        line: 0x1c8,
-        code: 0x27a,
-    };
-    const LAST: ErrorPlaces = ErrorPlaces {
-        time: 0x1cc,
-        time_high: 0x279,
-        ino: 0x1d0,
-        block: 0x1d8,
-        function: 0x1e0,
-        line: 0x1d4,
-        code: 0x27b,
-    };
-}
-
 /// What an image has that we cannot even read.
 fn lacking(bytes: &[u8; BYTES]) -> Vec<String> {
     let (features, log) = (le32(bytes, 0x60), le32(bytes, 0x18));
     let mut names = incompat::names(features & !INCOMPAT_KNOWN);
     if features & (incompat::FILETYPE | incompat::JOURNAL_DEV) == 0 {
         names.push("directories without file types".into());
+    }
+    // What moves out of an inode gets a tree.
+    if features & incompat::INLINE_DATA != 0 && features & incompat::EXTENTS == 0 {
+        names.push("inline_data without extents".into());
     }
     if (LOG_BLOCK_MAX + 1..=LINUX_LOG_BLOCK_MAX).contains(&log) {
         names.push(format!("blocks of {} KiB", 1 << log));
@@ -563,6 +528,7 @@ fn decode_geometry(bytes: &[u8]) -> Result<Geometry> {
             true => le32(bytes, 0x104),
             false => u32::MAX,
         },
+        inline_data: features.0 & incompat::INLINE_DATA != 0,
     })
 }
 

@@ -48,6 +48,11 @@ impl Attribute {
         Some(Attribute { index, rest: rest.to_vec(), value })
     }
 
+    /// Whether it is no attribute of programs' but holds inline data: `system.data`.
+    pub fn is_inline_data(&self) -> bool {
+        self.index == 7 && self.rest == b"data"
+    }
+
     /// Its whole name, as programs write it; `None` where its prefix is not known here.
     pub fn name(&self) -> Option<Vec<u8>> {
         let (_, prefix) = PREFIXES.iter().find(|(number, _)| *number == self.index)?;

@@ -8,6 +8,7 @@ mod collisions;
 mod common;
 mod fast;
 mod flags;
+mod inline;
 mod snapshot;
 mod trees;
 
