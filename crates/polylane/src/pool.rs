@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use polylane_base::shown::Shown;
 use polylane_pool::failure::Result;
-use polylane_pool::share;
+use polylane_pool::set;
 use polylane_pool::{stats, upgrade};
 use serde_json::{Value, json};
 
@@ -50,7 +50,7 @@ pub(crate) fn execute(command: &PoolCommand) -> Result<u8> {
             }
         }
         PoolCommand::Set(arguments) => {
-            share::set(&arguments.pool, arguments.limits.wanted(arguments.weight))?
+            set::set(&arguments.pool, arguments.limits.wanted(arguments.weight))?
         }
     }
     Ok(0)

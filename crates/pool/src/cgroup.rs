@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
 
+use crate::bound;
 use crate::cpus::CpuList;
-use crate::share::bound;
 
 /// How long a group may need to become empty after its last process ended.
 const EMPTY_WAIT_MAX: Duration = Duration::from_secs(5);

@@ -8,8 +8,9 @@ use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use crate::attach::{self, Via};
+use crate::fuse_device;
 use crate::volume::tools;
-use crate::{cgroup, confine, init, preload, probe};
+use crate::{cgroup, confine, preload, probe};
 
 /// What a finding means for polylane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -117,14 +118,14 @@ impl Kernel {
 
 fn fuse_device() -> Finding {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let opened = rustix::fs::open(init::FUSE_DEVICE, flags, Mode::empty());
+    let opened = rustix::fs::open(fuse_device::FUSE_DEVICE, flags, Mode::empty());
     let (found, bad) = match &opened {
         Ok(_) => ("opens".to_string(), ""),
         Err(error) => {
-            (crate::failure::plain(&(*error).into()).to_string(), init::fuse_remedy(*error))
+            (crate::failure::plain(&(*error).into()).to_string(), fuse_device::fuse_remedy(*error))
         }
     };
-    let found = format!("{}: {found}", init::FUSE_DEVICE);
+    let found = format!("{}: {found}", fuse_device::FUSE_DEVICE);
     Finding::new("fuse", opened.is_ok(), found, ["every lane is mounted through it", bad]).needed()
 }
 

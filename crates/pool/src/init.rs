@@ -25,11 +25,11 @@ use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
 use polylane_sys::{sched, scm, seccomp};
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use rustix::mount::{MountAttrFlags, UnmountFlags};
 use rustix::process::{Signal, WaitOptions};
 
 use crate::failure::{FAILED, Failure, Result, say};
+use crate::fuse_device::open_fuse;
 use crate::kernel_fs::{self, KernelFs};
 use crate::limits::CallerLimits;
 use crate::link::{FromInit, Link, ToInit};
@@ -46,12 +46,6 @@ const NOT_FOUND: i32 = 127;
 
 /// Waiting connections of the lane's socket: every program that starts makes one.
 const SOCKET_BACKLOG: i32 = 512;
-
-/// The FUSE device ...
-pub(crate) const FUSE_DEVICE: &str = "/dev/fuse";
-/// ... and its numbers (`MISC_MAJOR`, `FUSE_MINOR` of linux/miscdevice.h).
-const FUSE_MAJOR: u32 = 10;
-const FUSE_MINOR: u32 = 229;
 
 /// Where the lane appears.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -201,34 +195,6 @@ pub(crate) fn map_user(uid: u32, gid: u32) -> Result<()> {
         fs::write(file, line).map_err(|error| Failure::because(file, "write it", error))?;
     }
     Ok(())
-}
-
-/// Opens the FUSE device.
-pub(crate) fn open_fuse() -> Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    let device = rustix::fs::open(FUSE_DEVICE, flags, Mode::empty()).map_err(|error| {
-        let why = Failure::because(FUSE_DEVICE, "open it", error);
-        Failure::failed(format!("{why}: {}", fuse_remedy(error)))
-    })?;
-    match rustix::fs::fstat(&device) {
-        Ok(stat) if stat.st_rdev == rustix::fs::makedev(FUSE_MAJOR, FUSE_MINOR) => Ok(device),
-        _ => Err(Failure::failed(format!("{FUSE_DEVICE}: not the FUSE device (character 10:229)"))),
-    }
-}
-
-/// What to do about a FUSE device that cannot be opened.
-pub(crate) fn fuse_remedy(error: Errno) -> &'static str {
-    match error {
-        Errno::NOENT => "load the fuse module, or give the container this device",
-        Errno::NXIO | Errno::NODEV => "load the fuse module",
-        // The mode of the file lets root pass; what is left is the control group of devices.
-        Errno::PERM => "let the container have this device (character 10:229)",
-        Errno::ACCESS if rustix::process::geteuid().is_root() => {
-            "allow it: a security module or the container refuses this device"
-        }
-        Errno::ACCESS => "let this user read and write it: chmod 666 /dev/fuse, or a group",
-        _ => "load the fuse module",
-    }
 }
 
 /// The detached mounts of a lane.

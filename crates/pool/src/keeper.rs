@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 
 use polylane_base::sync::thread;
 use polylane_sys::ns::{self, Fork, Namespaces, SignalFd};
-use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{Mode, OFlags, Timespec};
+use rustix::fs::{Mode, OFlags};
 use rustix::process::{PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
@@ -29,6 +28,7 @@ use crate::process::Process;
 use crate::share::Meeting;
 use crate::share::coordinator::Candidate;
 use crate::share::profile::Profile;
+use crate::wait::{wait_either, wait_for};
 
 /// How long an orphaned service may flush.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
@@ -208,30 +208,5 @@ fn leave_surroundings() {
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);
         let _ = rustix::stdio::dup2_stderr(&null);
-    }
-}
-
-/// Waits at most `limit` for a descriptor; whether it became readable.
-pub(crate) fn wait_for(fd: BorrowedFd<'_>, limit: Duration) -> bool {
-    wait_either(fd, fd, limit).0
-}
-
-/// Waits at most `limit` for one of two descriptors; which of them are readable.
-pub(crate) fn wait_either(
-    one: BorrowedFd<'_>,
-    other: BorrowedFd<'_>,
-    limit: Duration,
-) -> (bool, bool) {
-    let start = Instant::now();
-    loop {
-        let left = limit.saturating_sub(start.elapsed());
-        let timeout =
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let mut fds = [one, other].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-        match rustix::event::poll(&mut fds, Some(&timeout)) {
-            Err(rustix::io::Errno::INTR) => {}
-            Ok(1..) => return (!fds[0].revents().is_empty(), !fds[1].revents().is_empty()),
-            _ => return (false, false),
-        }
     }
 }

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attach;
+mod bound;
 mod build;
 mod cgroup;
 mod confine;
@@ -13,6 +14,7 @@ mod copying;
 pub mod cpus;
 pub mod doctor;
 pub mod failure;
+mod fuse_device;
 mod init;
 mod keeper;
 pub mod kernel_fs;
@@ -30,6 +32,7 @@ mod relay;
 mod root;
 pub mod run;
 pub mod service;
+pub mod set;
 pub mod share;
 mod signals;
 mod skeleton;
@@ -38,6 +41,7 @@ pub mod stats;
 mod supervise;
 pub mod upgrade;
 pub mod volume;
+mod wait;
 mod watchdog;
 mod witness;
 

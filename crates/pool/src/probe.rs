@@ -5,6 +5,7 @@ use polylane_sys::ns::{self, Fork, Namespaces};
 use rustix::mount::MountAttrFlags;
 
 use crate::failure::{FAILED, Failure, Result};
+use crate::fuse_device;
 use crate::link::Link;
 use crate::process::Process;
 use crate::{init, mounts, run};
@@ -44,8 +45,8 @@ fn try_mount(rootless: Option<(u32, u32)>) -> Result<Params> {
         init::map_user(uid, gid)?;
     }
     let failed = |error| Failure::because("lane", "mount it through FUSE", error);
-    let device = init::open_fuse()?;
+    let device = fuse_device::open_fuse()?;
     let _mount = mounts::fuse(&device, MountAttrFlags::MOUNT_ATTR_NODEV).map_err(failed)?;
     fuse::negotiate(&device, INIT_TIME_MAX_MS, true)
-        .map_err(|error| Failure::because(init::FUSE_DEVICE, "agree on a protocol", error))
+        .map_err(|error| Failure::because(fuse_device::FUSE_DEVICE, "agree on a protocol", error))
 }

@@ -10,8 +10,8 @@ use rustix::io::FdFlags;
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
 use crate::failure::{FAILED, Failure, say};
-use crate::keeper::wait_for;
 use crate::log;
+use crate::wait::wait_for;
 
 /// How long a killed process may take to end. One that takes longer is stuck in the kernel, as a
 /// rule in a file system that does not answer, and waiting for it would hang its owner as well.

@@ -20,6 +20,7 @@ use crate::cgroup::{self, Leaf, Limits};
 use crate::copying::Copies;
 use crate::cpus::CpuList;
 use crate::failure::{Failure, Result, say};
+use crate::fuse_device;
 use crate::init::{self, Place, Plan, Rights};
 use crate::keeper::{Duty, Keeper, Leftovers};
 use crate::kernel_fs::{self, Disk, KernelLane, Tenant};
@@ -30,7 +31,7 @@ use crate::process::Process;
 use crate::relay::Relay;
 use crate::share::member::Member;
 use crate::share::profile::Profile;
-use crate::share::{Meeting, Policy, WEIGHTS, Wanted};
+use crate::share::{Meeting, Policy, WEIGHT_DEFAULT, WEIGHTS, Wanted};
 use crate::skeleton::MountPoint;
 use crate::spec::{Backing, PoolSpec, WriteBack};
 use crate::supervise::Supervisor;
@@ -42,9 +43,6 @@ use crate::{confine, log, preload, root, volume};
 
 /// Least `--memory`: below this the service itself does not fit.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
-
-/// Weight of a pool that was given none.
-pub const WEIGHT_DEFAULT: u32 = 100;
 
 /// Least of `--dirty-limit`, in bytes, and of `--flush-interval`, in microseconds.
 const DIRTY_BYTES_MIN: u64 = 1 << 20;
@@ -147,7 +145,7 @@ fn run_with_service(
     let library = find_library(&options, &place);
     let rootless = rootless();
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
-    let device = init::open_fuse()?;
+    let device = fuse_device::open_fuse()?;
     let name = pool_name(&options);
     // Last of what can be refused, since it may make a volume.
     let (handed, label, kept) = open_source(&options, &name)?;

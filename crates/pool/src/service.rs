@@ -21,11 +21,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::build::{self, Running, Store};
 use crate::confine::confine;
 use crate::failure::{FAILED, Failure, Result, say};
-use crate::keeper::wait_for;
 use crate::link::{FromService, Link, ToService};
 use crate::log;
 use crate::spec::{Backing, PoolSpec};
 use crate::volume::bypass;
+use crate::wait::wait_for;
 use crate::watchdog::BEAT_PERIOD;
 use crate::witness::Asker;
 

@@ -16,7 +16,7 @@ use crate::build::Handed;
 use crate::cgroup;
 use crate::copying::Copies;
 use crate::failure::{FAILED, Failure, Result, say};
-use crate::keeper::{Keeper, Leftovers, wait_either, wait_for};
+use crate::keeper::{Keeper, Leftovers};
 use crate::link::{FromInit, FromService, Link, ToInit, ToService};
 use crate::log;
 use crate::process::{self, Ended, Process};
@@ -27,6 +27,7 @@ use crate::spec::{Backing, PoolSpec};
 use crate::stats::{Listener, RUNNING};
 use crate::upgrade::{Control, Wish};
 use crate::volume::held::Ask;
+use crate::wait::{wait_either, wait_for};
 use crate::watchdog::Watchdog;
 use crate::witness;
 

@@ -14,8 +14,8 @@ use polylane_sys::scm;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
-use crate::keeper::wait_for;
 use crate::names;
+use crate::wait::wait_for;
 
 /// How long a pool may take: to write everything back, above all.
 const UPGRADE_TIME_MAX: Duration = Duration::from_secs(360);

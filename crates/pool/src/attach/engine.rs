@@ -26,7 +26,6 @@ use serde::{Deserialize, Serialize};
 use super::message::{FromEngine, Shape, ToEngine};
 use super::{Via, arm, ublk};
 use crate::failure::{FAILED, Failure, Result, say};
-use crate::keeper::wait_either;
 use crate::link::Link;
 use crate::share::{member, report};
 use crate::spec;
@@ -34,6 +33,7 @@ use crate::volume::bypass;
 use crate::volume::cache::CacheSpec;
 use crate::volume::held::Held;
 use crate::volume::translation::Translation;
+use crate::wait::wait_either;
 
 /// Without the engine the kernel cannot write to the attached device, and so cannot free memory.
 const OOM_SCORE_ADJ: &str = "-1000";

@@ -29,11 +29,11 @@ use super::share::Share;
 use crate::build::Handed;
 use crate::copying::Copies;
 use crate::failure::{Failure, Result, say};
-use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::names::PoolName;
 use crate::process::{self, Process};
 use crate::share::member::Member;
+use crate::wait::wait_for;
 use crate::{path_text, spec};
 
 /// How long an engine may take to start, or to answer.

@@ -21,7 +21,7 @@ use rustix::mount::MountAttrFlags;
 use super::device;
 use super::record::Record;
 use crate::failure::{Failure, Result};
-use crate::init;
+use crate::fuse_device;
 use crate::mounts::{self, Parameter};
 use crate::volume::cache::CacheSpec;
 
@@ -54,7 +54,7 @@ pub(super) struct FileMount {
 
 /// Makes the mount.
 pub(super) fn mount() -> Result<FileMount> {
-    let fuse = init::open_fuse()?;
+    let fuse = fuse_device::open_fuse()?;
     let owner = [rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()];
     let parameters = [
         Parameter::Value("source", "polylane".to_string()),

@@ -45,7 +45,6 @@ use serde::{Deserialize, Serialize};
 use crate::build::Handed;
 use crate::copying::{Copies, Target};
 use crate::failure::{Failure, Result, say};
-use crate::keeper::wait_for;
 use crate::limits::CallerLimits;
 use crate::link::Link;
 use crate::names::{self, PoolName};
@@ -54,6 +53,7 @@ use crate::share::{Meeting, Policy, Wanted};
 use crate::volume;
 use crate::volume::SetOptions;
 use crate::volume::stack::Stack;
+use crate::wait::wait_for;
 use arm::{Door, Place};
 use engine::EngineSpec;
 pub use journals::{JournalMap, journals};
@@ -455,7 +455,9 @@ pub(crate) fn lacks(via: Via) -> Option<String> {
     match via {
         Via::Ublk => ublk::open().err().map(|failure| failure.line),
         Via::NbdDevice => nbd::open().err().map(|failure| failure.line),
-        Via::Loop => [loopdev::CONTROL, crate::init::FUSE_DEVICE].into_iter().find_map(opens),
+        Via::Loop => {
+            [loopdev::CONTROL, crate::fuse_device::FUSE_DEVICE].into_iter().find_map(opens)
+        }
         Via::Nbd | Via::VhostUser => None,
     }
 }

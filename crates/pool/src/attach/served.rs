@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::keeper::ANSWER_TIME_MAX;
 use super::message::{FromEngine, Shape, ToEngine};
-use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::process::Process;
 use crate::volume::held::Ask;
+use crate::wait::wait_for;
 
 /// The running engine and the line to it.
 pub(super) struct Engine {

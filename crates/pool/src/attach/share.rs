@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use crate::cgroup;
 use crate::failure::Result;
-use crate::keeper::{Duty, Keeper, wait_for};
+use crate::keeper::{Duty, Keeper};
 use crate::names;
 use crate::share::member::Member;
 use crate::share::profile::Profile;
 use crate::share::{Meeting, Policy, Wanted};
+use crate::wait::wait_for;
 
 /// An attachment's part of its device.
 pub(super) enum Share {

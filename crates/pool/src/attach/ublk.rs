@@ -23,7 +23,7 @@ use super::keeper::ANSWER_TIME_MAX;
 use super::message::Shape;
 use super::record::Record;
 use crate::failure::{Failure, Result};
-use crate::keeper::wait_for;
+use crate::wait::wait_for;
 
 /// How long the driver may take to notice that an engine is gone.
 const NOTICE_TIME_MAX: Duration = Duration::from_secs(30);

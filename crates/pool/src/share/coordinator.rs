@@ -25,13 +25,13 @@ use polylane_sys::event::{self, Epoll, Interest, Ready};
 use polylane_sys::{Region, scm};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-use super::bound::{Bound, Group, Number};
 use super::costs::Measuring;
 use super::profile::Profile;
 use super::{FromCoordinator, MESSAGE_BYTES_MAX, Meeting, Policy, ToCoordinator, Wanted};
+use crate::bound::{Bound, Group, Number};
 use crate::failure::{Failure, Result, say};
-use crate::keeper::wait_either;
 use crate::names::ensure_private_dir;
+use crate::wait::wait_either;
 
 /// How long a candidate waits before it looks again for a coordinator that does not listen yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(3);
@@ -475,8 +475,8 @@ mod tests {
     use rustix::net::SendFlags;
 
     use super::*;
-    use crate::keeper::wait_for;
     use crate::share::member::{Member, ask};
+    use crate::wait::wait_for;
 
     const PATIENCE: Duration = Duration::from_secs(30);
 

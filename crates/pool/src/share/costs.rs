@@ -30,8 +30,8 @@ use polylane_block::qos::calibrate::{self, Measured};
 use polylane_block::qos::cost::CostModel;
 use polylane_sys::event;
 
-use super::bound::Number;
 use super::profile;
+use crate::bound::Number;
 
 /// A coordinator that lives no longer measures nothing.
 const BEGINS_AFTER: Duration = Duration::from_secs(5);

@@ -14,11 +14,11 @@ use polylane_block::qos::lane::Lane;
 use polylane_block::qos::page::{Mapped, PAGE_BYTES, Terms, flag};
 use polylane_sys::{Region, scm};
 
-use super::bound::{Bound, Group, Number};
 use super::{FromCoordinator, MESSAGE_BYTES_MAX, Meeting, Policy, ToCoordinator, Wanted};
+use crate::bound::{Bound, Group, Number};
 use crate::cgroup;
 use crate::failure::{Failure, Result, say};
-use crate::keeper::wait_for;
+use crate::wait::wait_for;
 
 /// How long a coordinator may take to answer.
 const ANSWER_TIME_MAX: Duration = Duration::from_millis(300);
@@ -269,7 +269,7 @@ impl Watch {
 }
 
 /// One question, one answer.
-pub(super) fn ask(socket: &Path, message: &ToCoordinator) -> Option<FromCoordinator> {
+pub(crate) fn ask(socket: &Path, message: &ToCoordinator) -> Option<FromCoordinator> {
     let link = scm::connect(socket).ok()?;
     exchange(&link, message, &[]).map(|(answer, _)| answer)
 }

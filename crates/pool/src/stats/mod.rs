@@ -22,9 +22,9 @@ use serde_json::Value;
 use crate::attach;
 use crate::copying::Target;
 use crate::failure::{Failure, Result};
-use crate::keeper::wait_for;
 use crate::link::{Link, ToService};
 use crate::names;
+use crate::wait::wait_for;
 
 /// How long pools and attachments may take to answer, all together.
 pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);

@@ -20,9 +20,9 @@ use super::stack::Shape;
 use crate::attach;
 use crate::copying::{Step, Target, Told};
 use crate::failure::{Failure, Result};
-use crate::keeper::wait_for;
 use crate::link::Link;
 use crate::stats::{self, Question};
+use crate::wait::wait_for;
 
 /// How long a holder may take to say whether it has the volume.
 const MINE_TIME_MAX: Duration = Duration::from_secs(5);

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 
 use polylane_base::Errno;
 use polylane_block::image;
+use polylane_block::qos::board::WEIGHTS;
 use polylane_sys::lock::lock_range;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat};
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,6 @@ use super::translation::Translation;
 use super::trust::{self, Author};
 use crate::failure::{Failure, Result};
 use crate::path_text;
-use crate::share::WEIGHTS;
 
 /// Largest sidecar in bytes.
 const BYTES_MAX: u64 = 64 << 10;
