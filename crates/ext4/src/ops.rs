@@ -237,9 +237,7 @@ pub fn create(
         return Err(Errno::EMLINK.into());
     }
     let own = own_blocks(new);
-    if own > 0 {
-        can_take_blocks(volume, new)?;
-    }
+    can_take_blocks(volume, (&parent, &mut above), name, new, room)?;
     let acls = u64::from(new.acls.each().next().is_some());
     let _promise = volume.room_for_name(room, (&parent, &mut above), name, own + acls)?;
     let handle = volume.start(NAME_CREDITS)?;
@@ -270,18 +268,30 @@ fn own_blocks(new: &NewNode<'_>) -> u64 {
     u64::from(new.kind == Kind::Dir || new.target.len() >= ROOT_BYTES)
 }
 
-/// `ENOSPC` for users who are not privileged when no block is free but those kept for others.
-fn can_take_blocks(volume: &Volume, new: &NewNode<'_>) -> Result<()> {
+/// `ENOSPC` for users who are not privileged when no block is free but those kept for others, and
+/// the new inode has one of its own or its directory grows.
+fn can_take_blocks(
+    volume: &Volume,
+    (parent, above): (&Cell, &mut Core),
+    name: Name<'_>,
+    new: &NewNode<'_>,
+    room: Room,
+) -> Result<()> {
     let (uid, gid) = volume.traits.kept_for;
     let privileged = new.uid.0 == 0 || new.uid == uid || gid.0 != 0 && new.gid == gid;
-    match privileged {
-        true => Ok(()),
-        false => volume.with_space(|| {
-            volume.alloc.reserve_common(1)?;
-            volume.alloc.unreserve(1);
-            Ok(())
-        }),
+    let own = own_blocks(new);
+    let may_grow = room == Room::Free && volume.alloc.keeps_blocks();
+    if privileged || own == 0 && !may_grow {
+        return Ok(());
     }
+    let alloc = &volume.alloc;
+    let has = |count| alloc.reserve_common(count).map(|()| alloc.unreserve(count));
+    // Where there is plenty nobody looks what the name takes.
+    if has(NAME_BLOCKS).is_ok() || own == 0 && dir::growth(volume, parent, above, name)? == Some(0)
+    {
+        return Ok(());
+    }
+    volume.with_space(|| has(1))
 }
 
 /// Whether a directory can take a new name: it is still there, and has none such.

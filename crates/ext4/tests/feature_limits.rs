@@ -200,7 +200,16 @@ fn kept_blocks_are_for_privileged_users() {
         assert_eq!(fs.create(root(fs), b"dir", &user).unwrap_err(), Errno::ENOSPC);
         let file = NewNode { kind: Kind::File, ..user };
         fs.create(root(fs), b"empty", &file).expect("takes no block");
+        // A name for which its directory needs no block, too; one for which it does is root's.
+        let long = |nth: usize| format!("{nth}-{}", "n".repeat(240)).into_bytes();
+        let of_user = |nth: usize| fs.create(root(fs), &long(nth), &file).map(drop);
+        let made = (0..100).take_while(|nth| of_user(*nth).is_ok()).count();
+        assert!((10..16).contains(&made), "{made} names in a block");
+        assert_eq!(of_user(made), Err(Errno::ENOSPC));
+        assert_eq!(fs.getattr(root(fs)).map(|attr| attr.size), Ok(4096));
         create(fs, root(fs), "root's", Kind::Dir);
+        fs.create(root(fs), &long(made), &node(Kind::File, 0o600)).expect("root's block");
+        assert!(fs.getattr(root(fs)).is_ok_and(|attr| attr.size > 4096));
     });
     on(32, &[&args[..], &["-E", "root_owner=0:0"]].concat(), |fs| {
         assert_eq!(fs.character().blocks_kept_for, (Uid(0), Gid(0)));

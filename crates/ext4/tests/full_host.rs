@@ -374,3 +374,82 @@ fn a_lane_on_a_full_host_is_opened_again_and_emptied() {
     let fs = open();
     (0..made / 2).for_each(|at| check(&fs, at));
 }
+
+/// The same until it is done, however often it finds no room.
+fn until_done<T>(mut attempt: impl FnMut() -> Result<T, Errno>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match attempt() {
+            Ok(done) => return done,
+            Err(errno) => assert!(errno == Errno::ENOSPC && Instant::now() < until, "{errno:?}"),
+        }
+    }
+}
+
+/// A life of a lane in which what goes to the medium is of every kind: data, log and commit blocks,
+/// homes, both superblocks, discards.
+fn live(disk: &Arc<SimDisk>) {
+    let mut options = Options { discard: true, ..Options::default() };
+    options.tuning.overlap_blocks = 0;
+    let fs = until_done(|| {
+        let opened = Ext4::open(disk.clone(), Arc::new(TestClock::default()), &options);
+        opened.map_err(|why| {
+            assert!(why.is_no_space(), "{why}");
+            Errno::ENOSPC
+        })
+    });
+    let made = |at: usize| {
+        until_done(|| {
+            if let Ok(refused) = fs.unlink(ROOT, &name(at)) {
+                fs.forget(refused.node.ino);
+            }
+            make(&fs, at)
+        });
+    };
+    (0..6).for_each(made);
+    for at in (0..6).step_by(2) {
+        let gone = until_done(|| fs.unlink(ROOT, &name(at)));
+        fs.forget(gone.node.ino);
+    }
+    until_done(|| fs.sync());
+    // Advice that the medium does not take is no failure of what was freed.
+    until_done(|| FileSystem::trim(&fs, 4096));
+    made(6);
+    assert!(!fs.is_stopped(), "{:?}", fs.stopped_by());
+    // Where closing finds no room the next opening replays what is missing.
+    if let Err(why) = fs.close() {
+        assert!(why.is_no_space(), "{why}");
+    }
+}
+
+/// Every single write and discard of that life finds no room once, and then there is room: all goes
+/// on, and nothing that was told done is lost.
+#[test]
+fn each_write_and_discard_may_find_no_room_once() {
+    if !common::have_tools() {
+        return;
+    }
+    let base = Image::new(common::image(16, &[common::LANE, &["-J", "size=4"]].concat()));
+    for (on, least) in [(FaultOn::Write, 30), (FaultOn::Zero, 2)] {
+        let mut nth = 0;
+        loop {
+            let disk = SimDisk::new(base.clone(), SimOptions::default());
+            let error = DeviceError::NoSpace;
+            disk.set_fault(Some(Fault { on, nth, error, lasting: false }));
+            live(&disk);
+            if disk.failures() == 0 {
+                break;
+            }
+            disk.set_fault(None);
+            let device = common::load(&disk.image().bytes());
+            let fs = open(device.clone());
+            [1, 3, 5, 6].into_iter().for_each(|at| check(&fs, at));
+            assert!([0, 2, 4].into_iter().all(|at| fs.lookup(ROOT, &name(at)).is_err()));
+            make(&fs, 7).unwrap();
+            fs.close().unwrap();
+            assert_eq!(common::complaints(&device), None, "{on:?} {nth}");
+            nth += 1;
+        }
+        assert!(nth >= least, "{nth} requests of {on:?}");
+    }
+}

@@ -195,6 +195,11 @@ impl Allocator {
         self.promise_above(count, self.pool_blocks + self.kept_blocks)
     }
 
+    /// Whether there are blocks that are kept for privileged users.
+    pub fn keeps_blocks(&self) -> bool {
+        self.kept_blocks > 0
+    }
+
     /// Promises `count` blocks for metadata, from the pool if need be.
     ///
     /// # Errors
