@@ -108,6 +108,7 @@ programs! {
     errno_and_umask = "errnos";
     large_and_scattered_transfers = "large";
     appends_are_atomic = "append";
+    pages_are_old_or_new_when_a_writer_is_killed = "killed";
     another_identity = "identity";
     children_have_no_channel_of_their_parents = "children";
     programs_that_confine_themselves = "confine";

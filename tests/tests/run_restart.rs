@@ -483,6 +483,115 @@ fn a_process_that_keeps_its_locks_has_them_after_a_kill() {
     assert_eq!(run.end().code(), Some(0));
 }
 
+/// Files that lost bytes with a service: nothing goes on with those, but whoever has locks of them
+/// has them still, and takes and gives up others, as with any open file.
+const LOSES: &str = r#"
+import errno, fcntl, os, struct, subprocess, sys
+d = "/lane/"
+OFD_SETLK = 37
+def make(name):
+    fd = os.open(d + name, os.O_RDWR | os.O_CREAT)
+    os.write(fd, b"old")
+    os.fsync(fd)
+    return fd
+def ofd(fd, kind):
+    fcntl.fcntl(fd, OFD_SETLK, struct.pack("hhqqii", kind, 0, 0, 0, 0, 0))
+OTHER = """
+import fcntl, sys
+f = open(sys.argv[1], "r+b")
+def free(take):
+    try:
+        take()
+    except OSError:
+        return "n"
+    return "y"
+posix = [free(lambda: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, at)) for at in (50, 100)]
+print("".join(posix) + free(lambda: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)))
+"""
+def others(name):
+    told = subprocess.run([sys.executable, "-c", OTHER, d + name], stdout=subprocess.PIPE)
+    return told.stdout.decode().strip()
+names = ["posix", "flock", "ofd", "none"]
+posix, flock, whole, none = fds = [make(name) for name in names]
+os.fsync(os.open(d, os.O_RDONLY))
+# Locks that a process takes often it may keep itself.
+for turn in range(8):
+    fcntl.lockf(posix, fcntl.LOCK_EX, 10, 100)
+    fcntl.lockf(posix, fcntl.LOCK_UN, 10, 100)
+    fcntl.lockf(posix, fcntl.LOCK_EX, 10, 100)
+fcntl.flock(flock, fcntl.LOCK_EX)
+ofd(whole, fcntl.F_WRLCK)
+for fd in fds:
+    os.pwrite(fd, b"new" * 5000, 0)
+# Unless the flusher was there in between.
+lost = None
+for turn in range(2):
+    print("up", flush=True)
+    sys.stdin.readline()
+    # Own locks are in nobody own way, before anybody else asks.
+    fcntl.lockf(posix, fcntl.LOCK_EX | fcntl.LOCK_NB, 10, 100)
+    fcntl.lockf(none, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    fcntl.lockf(none, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.lockf(none, fcntl.LOCK_UN)
+    fcntl.flock(flock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    ofd(whole, fcntl.F_WRLCK)
+    assert os.fstat(posix).st_size in (3, 15000)
+    failed = []
+    for fd in fds:
+        for use in [lambda: os.pread(fd, 3, 0), lambda: os.pwrite(fd, b"more", 0), lambda: os.fsync(fd)]:
+            try:
+                use()
+            except OSError as error:
+                assert error.errno == errno.EIO, error
+                failed.append(fd)
+    assert lost is None or lost == failed, (lost, failed)
+    lost = failed
+    told = [others(name) for name in names]
+    assert told == ["yny", "yyn", "nny", "yyy"], told
+fcntl.lockf(posix, fcntl.LOCK_UN, 5, 100)
+fcntl.lockf(posix, fcntl.LOCK_UN, 5, 105)
+ofd(whole, fcntl.F_UNLCK)
+fcntl.flock(flock, fcntl.LOCK_UN)
+assert [others(name) for name in names] == ["yyy"] * 4
+fcntl.lockf(posix, fcntl.LOCK_EX | fcntl.LOCK_NB)
+fcntl.flock(flock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+ofd(whole, fcntl.F_WRLCK)
+for fd in fds:
+    try:
+        os.close(fd)
+    except OSError as error:
+        assert error.errno == errno.EIO, error
+told = [others(name) for name in names]
+assert told == ["yyy"] * 4, told
+print("lost" if lost else "kept", flush=True)
+"#;
+
+#[test]
+fn locks_of_files_that_lost_bytes_stay_and_go() {
+    let name = "locks_of_files_that_lost_bytes_stay_and_go";
+    if unavailable(name) || no_library(name) || lacks(name, &["python3"]) {
+        return;
+    }
+    let ways = [("", "1"), ("", "eager"), ("--no-preload ", "0")];
+    let told = ways.map(|(option, views)| {
+        let place = tempfile::tempdir().expect("tempdir");
+        let script = format!("exec /usr/bin/python3 -c '{LOSES}'");
+        let run = Run::new(&format!("{option}--size 64M --volume"));
+        let run = run.arg(&place.path().join("volume")).script(&script);
+        let (mut run, mut input) = run.env("POLYLANE_VIEWS", views).start_with_input();
+        let _limit = Limit::on(&run, 60);
+        for _ in 0..2 {
+            assert_eq!(run.line(), "up", "{option}{views}");
+            kill_service(&run);
+            writeln!(input, "on").expect("COMMAND listens");
+        }
+        let told = run.line();
+        assert_eq!(run.end().code(), Some(0), "{option}{views}");
+        told
+    });
+    assert!(told.iter().any(|told| told == "lost"), "the flusher was there each time: {told:?}");
+}
+
 /// On a volume: what was synced goes on, what was not is an error and can be opened anew, locks
 /// stay, and no call is done twice. Names that were not synced may be gone.
 const GOES_ON: &str = r#"

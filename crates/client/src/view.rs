@@ -9,6 +9,8 @@
 //! - A record's view is good with the session that it names, as long as the record is held.
 //! - What was written counts only if the gate was still open after it; else it is written again, by
 //!   a request. An end that was moved counts with it: nobody saw what does not count.
+//! - Whoever comes near finds each page old or new, wherever this process was stopped: what lies
+//!   below the end is written in a spare frame, to which the page is switched over at once.
 //! - What a dead service showed counts no more: whether it is dead is looked at last.
 //!
 //! # Locking
@@ -40,6 +42,8 @@ const TRIES: u32 = 4;
 /// Requests in a row, on a file that is shown, after which every eighth asks for more: what is read
 /// at random from more than there is room for is hardly ever found.
 const MISSES: u32 = 32;
+/// Times that a page is copied that changes meanwhile, before it is asked for.
+const READ_TRIES: usize = 4;
 /// Looks at a gate while another thread is inside.
 const SPINS: u32 = 100;
 
@@ -216,12 +220,14 @@ fn copy(
         let at = offset + done as u64;
         let within = (at % FRAME_BYTES as u64) as usize;
         let part = (FRAME_BYTES - within).min(count - done);
-        let found = views.find(look, at / FRAME_BYTES as u64)?;
-        let from = views.found_offset(found) + within;
-        session.channel.frame_get(from, &mut into[done..done + part]);
-        if !views.is_whole(found) {
-            return None;
-        }
+        let copied = || {
+            let found = views.find(look, at / FRAME_BYTES as u64)?;
+            let from = views.found_offset(found) + within;
+            session.channel.frame_get(from, &mut into[done..done + part]);
+            Some(views.is_whole(found))
+        };
+        // Another thread may have written the page anew meanwhile.
+        std::iter::repeat_with(copied).take(READ_TRIES).find(|whole| *whole != Some(false))??;
         done += part;
     }
     if look.has(NOTES_READS) && count > 0 {
@@ -315,13 +321,17 @@ fn store(
     }
     let inside = views.enter(number)?;
     let (size, room) = views.end_and_room(number, &inside);
-    // What lies between the end and an offset past it would have to be made zeros.
+    // What lies between the end and an offset past it would have to be made zeros; what lies on
+    // both sides of the end would change at once only below it.
     let at = offset.unwrap_or(size);
     let end = at.checked_add(from.len() as u64).filter(|&end| {
         let moves = end > size;
-        (!moves || at <= size && end <= room) && (offset.is_some() || moves) && is_still()
+        (!moves || at == size && end <= room) && (offset.is_some() || moves) && is_still()
     });
-    let put = end.and_then(|end| put(session, &views, number, (at, from)).map(|()| end));
+    let put = end.and_then(|end| {
+        let how = if end > size { Put::Behind } else { Put::Anew };
+        put(session, &views, number, (at, from), how).map(|()| end)
+    });
     let counts = views.leave(number, inside, put.map(|_| now()), put.unwrap_or(0).max(size));
     let end = put.filter(|_| counts && !session.channel.is_dead())?;
     hit(file, from.len());
@@ -331,33 +341,77 @@ fn store(
     Some(end)
 }
 
+/// How bytes come into a frame.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Put {
+    /// Behind the end: nobody reads them before it has moved.
+    Behind,
+    /// In place of others, all of a page's at once.
+    Anew,
+}
+
 /// Stores bytes in frames, from inside the gate. All of them, or nothing that counts.
-fn put(session: &Session, views: &Views, number: u32, (offset, from): (u64, &[u8])) -> Option<()> {
+#[inline]
+fn put(
+    session: &Session,
+    views: &Views,
+    number: u32,
+    (offset, from): (u64, &[u8]),
+    how: Put,
+) -> Option<()> {
     let look = views.look(number).filter(|look| look.has(HAS_DATA))?;
     let end = offset + from.len() as u64;
     let within = (offset % FRAME_BYTES as u64) as usize;
+    let put_page = |found, within, from: &[u8]| match how {
+        Put::Behind => {
+            session.channel.frame_put(views.found_offset(found) + within, from);
+            Some(())
+        }
+        Put::Anew => renew(session, views, (number, found), (within, from)),
+    };
     if within + from.len() <= FRAME_BYTES {
-        let frame = lent(views, look, offset / FRAME_BYTES as u64)?;
-        session.channel.frame_put(views.found_offset(frame) + within, from);
-        return Some(());
+        return put_page(lent(views, look, offset / FRAME_BYTES as u64, how)?, within, from);
     }
     let mut frames = [const { None }; PAGES_MAX];
     let (first, last) = (offset / FRAME_BYTES as u64, (end - 1) / FRAME_BYTES as u64);
     for (frame, page) in frames.iter_mut().zip(first..=last) {
-        *frame = Some(lent(views, look, page)?);
+        *frame = Some(lent(views, look, page, how)?);
     }
     let mut done = 0;
     for frame in frames.into_iter().flatten() {
         let within = ((offset + done as u64) % FRAME_BYTES as u64) as usize;
         let part = (FRAME_BYTES - within).min(from.len() - done);
-        let to = views.found_offset(frame) + within;
-        session.channel.frame_put(to, &from[done..done + part]);
+        put_page(frame, within, &from[done..done + part])?;
         done += part;
     }
     (done == from.len()).then_some(())
 }
 
-/// The frame of a page that may be written, marked as written.
-fn lent(views: &Views, look: Look, page: u64) -> Option<Found> {
-    views.find(look, page).filter(|found| views.mark(*found))
+/// The frame of a page that may be written; marked as written, if that is done there.
+#[inline]
+fn lent(views: &Views, look: Look, page: u64, how: Put) -> Option<Found> {
+    views.find(look, page).filter(|found| match how {
+        Put::Behind => views.mark(*found),
+        Put::Anew => views.may_switch(*found),
+    })
+}
+
+/// Changes bytes of a page: they and what else it holds are put into the spare frame, which is the
+/// page's then.
+#[inline]
+fn renew(
+    session: &Session,
+    views: &Views,
+    (number, found): (u32, Found),
+    (within, from): (usize, &[u8]),
+) -> Option<()> {
+    let spare = views.spare(number)?;
+    let (old, new) = (views.found_offset(found), views.frame_offset(spare));
+    session.channel.frame_put(new + within, from);
+    if from.len() < FRAME_BYTES {
+        let after = within + from.len();
+        session.channel.frame_copy(old, new, within);
+        session.channel.frame_copy(old + after, new + after, FRAME_BYTES - after);
+    }
+    views.switch(number, found, spare).then_some(())
 }

@@ -55,18 +55,29 @@ impl Drop for Record {
     }
 }
 
-/// Opens a file of a former service again. `None`: it cannot be found, or lost bytes.
+/// Beside the flags of an open file in its record: it has lost bytes.
+const LOST: u64 = 1 << 33;
+
+/// The flags of an open file as its record has them.
+pub(crate) fn flags_word(file: &OpenFile) -> u64 {
+    let lost = if file.is_lost() { LOST } else { 0 };
+    u64::from(file.flags().cast_unsigned()) | lost
+}
+
+/// Opens a file of a former service again: for its locks alone, if it lost bytes. `None`: it cannot
+/// be found.
 pub(crate) fn open(
     vfs: &Vfs,
     handover: &Handover,
     flags: u64,
     (ino, generation): (u64, u64),
 ) -> Option<Arc<OpenFile>> {
-    if handover.is_lost(ino, generation) {
-        return None;
-    }
     let node = vfs.revive(Ino(ino), generation).ok()?;
-    Some(vfs.reopen(&node, (flags as u32).cast_signed()))
+    let file = vfs.reopen(&node, (flags as u32).cast_signed());
+    if flags & LOST != 0 || handover.is_lost(ino, generation) {
+        file.lose();
+    }
+    Some(file)
 }
 
 /// What the kernel knows under which node id, and the slots among it.

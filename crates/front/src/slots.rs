@@ -56,7 +56,7 @@ use polylane_base::{Errno, Gid, Result, Uid};
 use polylane_vfs::handover::{self, Kind, Store};
 use polylane_vfs::{Holder, Inode, Node, OpenFile};
 
-use crate::restore::Record;
+use crate::restore::{self, Record};
 use crate::witness::{Looks, Numbers, Threads, Witness};
 
 /// Slots one session may have at a time: above the usual hard limit of open files, and a bound on
@@ -182,7 +182,7 @@ impl State {
                 record.set(INO, file.node().ino().0);
                 record.set(GENERATION, file.node().generation());
                 record.set(TAG, file.tag().load(Ordering::Relaxed));
-                record.set(FLAGS, BOUND | u64::from(file.flags().cast_unsigned()));
+                record.set(FLAGS, BOUND | restore::flags_word(file));
             }
         }
         std::mem::replace(&mut self.file, file)
@@ -205,8 +205,11 @@ impl Slot {
         let access = Access::from_flags((number >> 32) as i32)?;
         let session = Token(from.bytes.as_slice().try_into().ok()?);
         let owner = (Uid((owner >> 32) as u32), Gid(owner as u32));
-        let record = Some(record);
         let lost = file.is_none() && Self::bound_flags(from.words[FLAGS]).is_some();
+        if let Some(file) = file.as_ref().filter(|file| file.is_lost()) {
+            record.set(FLAGS, BOUND | restore::flags_word(file));
+        }
+        let record = Some(record);
         let state = State { file, lost, escaped: true, node_id, record, ..State::default() };
         let (state, holder) = (Mutex::new(state), Arc::default());
         Some(Slot { session, number: number as u32, access, owner, state, holder })

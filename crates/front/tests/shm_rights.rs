@@ -54,7 +54,7 @@ fn scribble(client: &Client, view: u32) {
         }
     }
     for entry in 0..client.channel.geometry().frames as usize {
-        views.let_write_again(entry, 0);
+        views.let_write_again(entry);
     }
 }
 

@@ -24,8 +24,8 @@ use polylane_vfs::{
 };
 use shm_kit::file::{File, PAGE, beside, now, read_beside, write_beside};
 use shm_kit::{
-    Client, House, cached_lane, connect_raw, count, count_panics, lock_message, outcome, panics,
-    requests_of, wait_for,
+    Client, House, cached_lane, connect_raw, count, count_panics, lane, lock_message, outcome,
+    panics, requests_of, wait_for,
 };
 
 fn workers() -> Config {
@@ -696,8 +696,11 @@ fn a_client_that_never_leaves_holds_nobody_up() {
     let mut file = File::open(&stuck, "f");
     (0..2).for_each(|_| file.write(0, &[1; 2 * FRAME_BYTES]));
     assert!(file.write_lent(0, &[2; FRAME_BYTES]));
-    let inside = stuck.channel.views().unwrap().enter(file.view).unwrap();
-    file.put(PAGE, &[3; 10]).unwrap();
+    let views = stuck.channel.views().unwrap();
+    let inside = views.enter(file.view).unwrap();
+    let fill = |spare| stuck.channel.frame_put(views.frame_offset(spare), &[3; FRAME_BYTES]);
+    let spare = views.spare(file.view).unwrap();
+    fill(spare);
     let mut theirs = File::open(&other, "f");
     assert_eq!(theirs.read(0, 4), [2; 4]);
     assert_eq!(counter(&theirs.read(2 * PAGE - 8, 8)), u64::from_le_bytes([1; 8]));
@@ -707,12 +710,13 @@ fn a_client_that_never_leaves_holds_nobody_up() {
         more.write(0, &vec![9; 64 * FRAME_BYTES]);
         (0..64).for_each(|page| _ = more.read(page * PAGE, 1));
     }
-    file.put(PAGE, &[3; 10]);
+    fill(spare);
+    assert!(file.put(PAGE, &[3; 10]).is_none(), "the loan is over");
     for n in 0..200 {
         let mut more = File::open(&stuck, &format!("more{n}"));
         (0..64).for_each(|page| assert_eq!(more.read(page * PAGE, 10), [9; 10]));
     }
-    assert!(!stuck.channel.views().unwrap().leave(file.view, inside, None, 0));
+    assert!(!views.leave(file.view, inside, None, 0));
     file.write(PAGE, &[3; 10]);
     assert_eq!(theirs.read(PAGE, 11)[9..], [3, 1]);
     file.write(0, &[4; FRAME_BYTES]);
@@ -732,6 +736,82 @@ fn a_client_that_dies_leaves_what_it_wrote() {
     let direct = beside(&house, "f");
     wait_for("what was written", || read_beside(&direct, 99, 3) == [1, 2, 2]);
     assert_eq!(read_beside(&direct, 149, 2), [2, 1]);
+}
+
+/// A client is stopped before, between and after any of the steps in which it changes three pages
+/// that it has on loan. Each is old or new to whoever looks; and it goes on by a request.
+#[test]
+fn each_page_is_old_or_new_wherever_its_writer_is_stopped() {
+    const OLD: u8 = 1;
+    const NEW: u8 = 2;
+    for (round, step) in (0..2).flat_map(|round| (0..=6).map(move |step| (round, step))) {
+        let whole = step % 2 == 0;
+        let (within, len) = if whole { (0, FRAME_BYTES) } else { (700, 512) };
+        let lane = if round == 0 { lane() } else { cached_lane() };
+        let house = House::over(lane, Config::default());
+        let client = house.client();
+        let mut file = File::open(&client, "f");
+        (0..2).for_each(|_| file.write(0, &[OLD; 3 * FRAME_BYTES]));
+        assert!(file.write_lent(0, &[OLD; 3 * FRAME_BYTES]), "not on loan");
+        let views = client.channel.views().unwrap();
+        let inside = views.enter(file.view).unwrap();
+        for half in 0..step {
+            let found = file.find(half / 2).filter(|found| views.may_switch(*found)).unwrap();
+            let bytes = if half % 2 == 0 { len / 2 } else { len };
+            let spare = file.fill_spare(found, within, &vec![NEW; bytes]).unwrap();
+            assert!(half % 2 == 0 || views.switch(file.view, found, spare));
+        }
+        let mut page = vec![OLD; FRAME_BYTES];
+        page[within..within + len].fill(NEW);
+        let after = step as usize / 2;
+        let want = [page.repeat(after), vec![OLD; (3 - after) * FRAME_BYTES]].concat();
+        let direct = beside(&house, "f");
+        assert!(read_beside(&direct, 0, want.len()) == want, "stopped at {step}");
+        // It goes on, and finds that its write does not count; or its session ends.
+        if round == 0 {
+            assert!(
+                file.put(2 * PAGE, &[NEW; 9]).is_none() && !views.leave(file.view, inside, None, 0)
+            );
+            file.write(0, &[NEW; 3 * FRAME_BYTES]);
+            assert!(read_beside(&direct, 0, want.len()) == [NEW; 3 * FRAME_BYTES]);
+        } else {
+            drop(client);
+            wait_for("the session's end", || house.server.session_count() == 0);
+            assert!(read_beside(&direct, 0, want.len()) == want, "killed at {step}");
+        }
+        assert_eq!(house.server.totals().loans_failed, 0);
+    }
+}
+
+/// What a client says of its frames is bytes of its own, and upsets nothing else.
+#[test]
+fn a_client_that_names_frames_that_are_not_its_own_harms_its_file_alone() {
+    let house = House::over(cached_lane(), Config::default());
+    let client = house.client();
+    let mut other = File::open(&client, "other");
+    other.write(0, &[7; 8 * FRAME_BYTES]);
+    other.read(0, 8 * FRAME_BYTES);
+    let mut file = File::open(&client, "f");
+    (0..2).for_each(|_| file.write(0, &[1; 4 * FRAME_BYTES]));
+    let views = client.channel.views().unwrap();
+    let direct = beside(&house, "f");
+    for frame in [0, 3, 9, u32::from(u16::MAX)] {
+        assert!(file.write_lent(0, &[2; FRAME_BYTES]), "not on loan");
+        let inside = views.enter(file.view).expect("on loan");
+        let found = file.find(1).unwrap();
+        assert!(views.switch(file.view, found, frame), "the client may write what it likes");
+        assert!(views.leave(file.view, inside, None, 4 * PAGE));
+        let got = read_beside(&direct, 0, 5 * FRAME_BYTES);
+        assert!(got.len() == 4 * FRAME_BYTES && got[2 * FRAME_BYTES..] == [1; 2 * FRAME_BYTES]);
+        for value in [5, 1] {
+            (0..2).for_each(|_| file.write(0, &[value; 4 * FRAME_BYTES]));
+            assert!(file.write_lent(PAGE, &[value; FRAME_BYTES]), "no loan after frame {frame}");
+            assert!(read_beside(&direct, 0, 5 * FRAME_BYTES) == [value; 4 * FRAME_BYTES]);
+            (0..2).for_each(|_| file.write(0, &[value; 4 * FRAME_BYTES]));
+        }
+    }
+    assert_eq!(other.read(0, 9 * FRAME_BYTES), [7; 8 * FRAME_BYTES]);
+    assert_eq!(read_beside(&beside(&house, "other"), 0, 9 * FRAME_BYTES), [7; 8 * FRAME_BYTES]);
 }
 
 #[test]

@@ -21,6 +21,8 @@ macro_rules! word {
             fn fetch_add(&self, value: $int, order: Ordering) -> $int;
             /// Sets bits, returns what was there.
             fn fetch_or(&self, bits: $int, order: Ordering) -> $int;
+            /// Keeps these bits alone, returns what was there.
+            fn fetch_and(&self, bits: $int, order: Ordering) -> $int;
             /// Stores `new` if `current` is there; else returns what is.
             fn compare_exchange(
                 &self, current: $int, new: $int, success: Ordering, failure: Ordering,
@@ -47,6 +49,10 @@ macro_rules! word {
             #[inline]
             fn fetch_or(&self, bits: $int, order: Ordering) -> $int {
                 self.fetch_or(bits, order)
+            }
+            #[inline]
+            fn fetch_and(&self, bits: $int, order: Ordering) -> $int {
+                self.fetch_and(bits, order)
             }
             #[inline]
             fn compare_exchange(

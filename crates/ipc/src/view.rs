@@ -11,7 +11,8 @@
 //! ```
 //!
 //! An entry says which page lies in which frame. A page has few entries that may name it, and any
-//! frame may hold it, so that frames that are given up are used again while they are warm.
+//! frame may hold it, so that frames that are given up are used again while they are warm. A client
+//! writes anew what a page of its loan holds in a spare frame.
 //!
 //! # Invariants
 //!
@@ -22,6 +23,8 @@
 //! - The client changes a frame only while it has the gate of the frame's view: it put `BUSY` there
 //!   while the gate was open. What it wrote counts once `BUSY` is taken back from a gate that is
 //!   still open; the service shuts the gate without waiting and sees whether somebody was inside.
+//! - What a page holds below the end of the file is written anew in a spare frame, and then all of
+//!   it at once (`view/spare.rs`).
 //! - A page that the service takes back while the gate is open stays what it is once nobody was
 //!   found inside after `WRITABLE` went.
 //! - A frame that somebody may still be writing to is not used for another page.
@@ -38,6 +41,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 
 use crate::memory::{Memory, Word32, Word64};
 use crate::message::WireAttr;
+
+mod spare;
 
 /// Views of one channel.
 pub const VIEWS_MAX: u32 = if cfg!(loom) { 1 } else { 2048 };
@@ -64,10 +69,11 @@ const ENDS: usize = 160;
 const ASK: usize = 176;
 const REST: usize = 184;
 const STREAMS: usize = 192;
+const SPARE: usize = 200;
 /// Locks on loan: see [`crate::lent`].
 pub(crate) const LOCKS: usize = 256;
 
-const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE && STREAMS + 8 <= LOCKS);
+const _: () = assert!(ATTR + 8 * WireAttr::WORDS <= GATE && SPARE + 8 <= LOCKS);
 
 /// Offsets in an entry.
 const ENTRY_SEQ: usize = 0;
@@ -78,8 +84,10 @@ const TAG: usize = 8;
 const DIRTY: u32 = 1;
 /// The client may write to the frame while it is inside.
 const WRITABLE: u32 = 2;
-/// Above those bits: the number of the frame.
-const FRAME_SHIFT: u32 = 8;
+/// Above those bits: how often the client has put the page into another frame.
+const SWITCH: u32 = 4;
+/// Above that: the number of the frame.
+const FRAME_SHIFT: u32 = 16;
 
 const _: () = assert!(FRAMES_MAX <= 1 << (32 - FRAME_SHIFT));
 
@@ -161,7 +169,16 @@ impl Look {
 pub struct Found {
     entry: usize,
     seq: u32,
-    frame: u32,
+    loan: u32,
+}
+
+/// What the service finds when it takes a page back, by its client's account.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Taken {
+    /// The frame in which the page lies.
+    pub frame: u32,
+    /// The client wrote to it since it was lent.
+    pub written: bool,
 }
 
 impl<M: Memory> Views<M> {
@@ -271,23 +288,24 @@ impl<M: Memory> Views<M> {
         (set..set + WAYS).find_map(|entry| {
             let seq = self.memory.word32(self.entry(entry, ENTRY_SEQ)).load(Acquire);
             let found = self.memory.word64(self.entry(entry, TAG)).load(Acquire);
-            let frame = || self.loan(entry).load(Acquire) >> FRAME_SHIFT;
             let there = found == tag && seq.is_multiple_of(2);
-            there.then(|| Found { entry, seq, frame: frame() })
+            there.then(|| Found { entry, seq, loan: self.loan(entry).load(Acquire) })
         })
     }
 
     /// Where the bytes of a found frame lie.
     #[inline]
     pub fn found_offset(&self, found: Found) -> usize {
-        self.frame_offset(found.frame)
+        self.frame_offset(found.loan >> FRAME_SHIFT)
     }
 
     /// Whether what was copied out of a frame was its page all the time.
     #[inline]
     pub fn is_whole(&self, found: Found) -> bool {
         self.memory.fence_acquire();
-        self.memory.word32(self.entry(found.entry, ENTRY_SEQ)).load(Relaxed) == found.seq
+        let moved = self.loan(found.entry).load(Relaxed) ^ found.loan;
+        moved & !(DIRTY | WRITABLE) == 0
+            && self.memory.word32(self.entry(found.entry, ENTRY_SEQ)).load(Relaxed) == found.seq
     }
 
     /// Goes in to write: from now on the frames of the view stay what they are until
@@ -308,7 +326,8 @@ impl<M: Memory> Views<M> {
         self.memory.word64(self.view(view, GATE)).load(Relaxed) & (SHUT | BUSY) == BUSY
     }
 
-    /// The page of a found frame is about to be written. False: it must not be.
+    /// Bytes behind the end of the file are about to be written in a found frame, which nobody
+    /// reads before the end has moved. False: they must not be.
     #[inline]
     pub fn mark(&self, found: Found) -> bool {
         let loan = self.loan(found.entry);
@@ -474,20 +493,16 @@ impl<M: Memory> Views<M> {
         self.loan(entry).store(frame << FRAME_SHIFT | WRITABLE, Release);
     }
 
-    /// The client may not write to the page in an entry any more. Who is inside meanwhile may be
-    /// writing to it.
-    pub fn keep_from_writing(&self, entry: usize, frame: u32) {
-        self.loan(entry).store(frame << FRAME_SHIFT, Relaxed);
+    /// The client may not write to the page in an entry any more, nor put it into another frame.
+    /// Who is inside meanwhile may be writing behind the end of the file there.
+    pub fn take_back(&self, entry: usize) -> Taken {
+        let word = self.loan(entry).fetch_and(!(DIRTY | WRITABLE), AcqRel);
+        Taken { frame: word >> FRAME_SHIFT, written: word & DIRTY != 0 }
     }
 
-    /// Undoes [`Views::keep_from_writing`] for a page that the client wrote.
-    pub fn let_write_again(&self, entry: usize, frame: u32) {
-        self.loan(entry).store(frame << FRAME_SHIFT | WRITABLE | DIRTY, Release);
-    }
-
-    /// Whether the client wrote to the writable page in an entry since it was last taken.
-    pub fn take_dirty(&self, entry: usize, frame: u32) -> bool {
-        self.loan(entry).swap(frame << FRAME_SHIFT | WRITABLE, AcqRel) & DIRTY != 0
+    /// Undoes [`Views::take_back`] for a page that the client wrote.
+    pub fn let_write_again(&self, entry: usize) {
+        self.loan(entry).fetch_or(WRITABLE | DIRTY, AcqRel);
     }
 
     /// Lets the client in, and lets it make the file longer, from `end` up to `room` (0: not at
@@ -683,11 +698,11 @@ mod tests {
             let inside = views.enter(0).unwrap();
             let found = views.find(views.look(0).unwrap(), 0).unwrap();
             assert!(views.mark(found) && views.mark(found));
-            views.keep_from_writing(entry, 9);
+            assert_eq!(views.take_back(entry).frame, 9);
             assert!(!views.is_passed(0), "somebody is inside");
-            views.let_write_again(entry, 9);
+            views.let_write_again(entry);
             assert!(views.leave(0, inside, None, 4096));
-            views.keep_from_writing(entry, 9);
+            assert_eq!(views.take_back(entry).frame, 9);
             assert!(views.is_passed(0));
             let inside = views.enter(0).unwrap();
             assert!(!views.mark(found));

@@ -72,6 +72,18 @@ pub(crate) unsafe fn raw(method: Method, to: *mut u8, from: *const u8, len: usiz
     }
 }
 
+/// Copies `len` bytes that may overlap.
+///
+/// # Safety
+///
+/// Both ranges are mapped for `len` bytes, `to` writable. Either may be changed by another process
+/// meanwhile.
+#[inline(never)]
+pub(crate) unsafe fn raw_within(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: the caller's contract.
+    unsafe { to.copy_from(from, len) }
+}
+
 /// Stores `len` zeros.
 ///
 /// # Safety

@@ -164,6 +164,14 @@ impl Region {
         unsafe { copy::raw(method, into.as_mut_ptr(), from, into.len()) }
     }
 
+    /// Copies `len` bytes at `from` to `to`, both within the region. The ranges may overlap.
+    #[inline]
+    pub fn copy_within(&self, from: usize, to: usize, len: usize) {
+        let (from, to) = (self.at(from, len), self.at(to, len));
+        // SAFETY: both are in range; racing writers yield a mix of old and new bytes.
+        unsafe { copy::raw_within(to, from, len) }
+    }
+
     /// Stores `len` zeros at `offset`.
     pub fn zero(&self, offset: usize, len: usize) {
         let to = self.at(offset, len);

@@ -72,6 +72,7 @@ pub struct OpenFile {
     failures_seen: AtomicU64,
     tag: AtomicU64,
     attached: OnceLock<Attached>,
+    lost: AtomicBool,
 }
 
 /// What goes with an open file.
@@ -95,7 +96,35 @@ impl OpenFile {
         let (by, ahead) = (By::default(), ReadAhead::default());
         let (tag, attached) = (AtomicU64::new(0), OnceLock::new());
         let (counts, guard) = (AtomicBool::new(true), Guard::default());
-        Arc::new(OpenFile { node, flags, counts, guard, by, ahead, failures_seen, tag, attached })
+        let lost = AtomicBool::new(false);
+        Arc::new(OpenFile {
+            node,
+            flags,
+            counts,
+            guard,
+            by,
+            ahead,
+            failures_seen,
+            tag,
+            attached,
+            lost,
+        })
+    }
+
+    /// Bytes of the file were lost with a former service: whoever had it open is not to go on with
+    /// it. Its locks stay.
+    pub fn lose(&self) {
+        self.lost.store(true, Relaxed);
+    }
+
+    /// Whether it has lost bytes: good for locks and a close alone.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Relaxed)
+    }
+
+    /// For whatever reads or changes the file. `EIO`: it has lost bytes.
+    pub fn whole(self: Arc<Self>) -> Result<Arc<Self>> {
+        if self.is_lost() { Err(Errno::EIO) } else { Ok(self) }
     }
 
     /// The kernel has it from now on, and knows by itself whether it has the inode open.

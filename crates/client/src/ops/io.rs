@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
 use polylane_ipc::message::{AT_END, AT_OFFSET, Message, Op, Reply};
+use polylane_ipc::view::FRAME_BYTES;
 
 use super::{limit, offset, own};
 use crate::call;
@@ -190,6 +191,32 @@ fn open(file: &Pin, fd: RawFd, wrong_mode: i32) -> Outcome<Open<'_>> {
     }
     let status = if wrong_mode == libc::O_RDONLY { file::status_now(file, fd)? } else { 0 };
     Ok(Open { file, fd, session, handle, status })
+}
+
+/// How much of `left` bytes at `start` a request that carries `room` takes: all, or what ends with
+/// a page of the file.
+fn whole_pages(start: u64, room: usize, left: usize) -> usize {
+    let beyond = ((start + room as u64) % FRAME_BYTES as u64) as usize;
+    if room < left && beyond < room { room - beyond } else { room }
+}
+
+/// The parts of sources in which `len` bytes after the first `skip` lie; how many they are.
+fn cut<'a>(
+    from: &[&'a [u8]],
+    (mut skip, mut len): (usize, usize),
+    parts: &mut [&'a [u8]; PLACES_MAX],
+) -> usize {
+    let mut count = 0;
+    for source in from {
+        let passed = skip.min(source.len());
+        let part = &source[passed..][..len.min(source.len() - passed)];
+        (skip, len) = (skip - passed, len - part.len());
+        if let Some(place) = parts.get_mut(count).filter(|_| !part.is_empty()) {
+            *place = part;
+            count += 1;
+        }
+    }
+    count
 }
 
 impl Open<'_> {
@@ -375,7 +402,7 @@ impl Open<'_> {
             [source] if total <= room => self.write_message(at, source),
             _ if total <= room => self.write_gathered(at, from, total),
             _ if place.is_none() => self.append_long(),
-            _ => self.write_long(at, from),
+            _ => self.write_long(at, from, total),
         }
     }
 
@@ -399,33 +426,30 @@ impl Open<'_> {
         if allowed == total {
             return self.write_all(at, from, total);
         }
-        let (mut done, mut end) = (0, start);
-        for source in from {
-            let part = &source[..source.len().min(allowed - done)];
-            let (count, after) = self.write_long(start + done as u64, &[part])?;
-            (done, end) = (done + count, after);
-            if done == allowed || count < part.len() {
-                break;
-            }
-        }
-        Ok((done, end))
+        self.write_long(start, from, allowed)
     }
 
-    fn write_long(&self, at: u64, from: Sources<'_, '_>) -> Outcome<(usize, u64)> {
-        let room = self.session.channel.buffer_bytes();
+    /// The first `most` bytes, request by request, until one falls short. Each request ends where a
+    /// page of the file does: whoever is killed in between leaves no page half old and half new.
+    fn write_long(&self, at: u64, from: Sources<'_, '_>, most: usize) -> Outcome<(usize, u64)> {
+        let (room, most) = (self.session.channel.buffer_bytes(), most.min(RW_BYTES_MAX));
         let (mut done, mut end) = (0, at);
-        for piece in from.iter().flat_map(|source| source.chunks(room)) {
-            let want = piece.len().min(RW_BYTES_MAX - done);
-            if want == 0 {
-                break;
-            }
-            let (count, after) = match self.write_message(at + done as u64, &piece[..want]) {
+        while done < most {
+            let start = at + done as u64;
+            let want = whole_pages(start, room.min(most - done), most - done);
+            let mut parts = [&[][..]; PLACES_MAX];
+            let count = cut(from, (done, want), &mut parts);
+            let written = match &parts[..count] {
+                [part] => self.write_message(start, part),
+                parts => self.write_gathered(start, parts, want),
+            };
+            let (count, after) = match written {
                 Ok(written) => written,
-                Err(_) if done > 0 => return Ok((done, end)),
+                Err(_) if done > 0 => break,
                 Err(error) => return Err(error),
             };
             (done, end) = (done + count, after);
-            if count < piece.len() {
+            if count < want {
                 break;
             }
         }
@@ -519,5 +543,33 @@ impl Open<'_> {
             view::learn(self.session, self.file, flags, reply.handle);
         }
         Ok((call::count(&reply).min(from.len()), reply.value[0]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_writes_are_cut_where_pages_end_and_nothing_is_left_out() {
+        let bytes: Vec<u8> = (0..40_000_u32).map(|n| (n % 251) as u8).collect();
+        for (start, room) in [(0, 8192), (100, 8192), (4095, 16384), (12_288, 4096), (5, 100)] {
+            for places in [1, 3, 7, PLACES_MAX] {
+                let from: Vec<&[u8]> = bytes.chunks(bytes.len().div_ceil(places)).collect();
+                let (mut at, mut written) = (start, Vec::new());
+                while written.len() < bytes.len() {
+                    let left = bytes.len() - written.len();
+                    let want = whole_pages(at, room.min(left), left);
+                    let mut parts = [&[][..]; PLACES_MAX];
+                    let count = cut(&from, (written.len(), want), &mut parts);
+                    let piece = parts[..count].concat();
+                    at += piece.len() as u64;
+                    let ends = at.is_multiple_of(FRAME_BYTES as u64) || piece.len() == left;
+                    assert!(piece.len() == want && want <= room && (ends || room < FRAME_BYTES));
+                    written.extend(piece);
+                }
+                assert!(written == bytes, "{start} {room} {places}");
+            }
+        }
     }
 }

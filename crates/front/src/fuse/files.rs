@@ -188,11 +188,12 @@ fn write_pages(call: &Call<'_>, file: &OpenFile, offset: u64, data: &[u8]) -> Re
 /// close(2) of one of a file's descriptors: the process's POSIX locks on the file go.
 pub(super) fn flush(call: &mut Call<'_>) -> End {
     let (fh, _unused, owner) = (call.args.u64()?, call.args.u64()?, call.args.u64()?);
-    let (_, file) = call.handle(fh)?;
+    let (_, file) = call.lockable(fh)?;
     let whose = Whose::Posix { node_id: call.header.node_id, owner };
     call.session.lane.kept.drop_all(whose);
     let owner = call.posix_owner(owner);
     call.session.lane.vfs.drop_locks(file.node(), owner);
+    file.whole()?;
     Ok(Outcome::Reply)
 }
 

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | 0 | the handle |
 //! | 1 | id of the node it was opened on |
-//! | 2 | flags of open(2) |
+//! | 2 | flags of open(2); bit 33: it has lost bytes |
 //! | 3 | 0: a file or directory; 1: a virtual directory; 2: a slot; 3: a second open of a slot |
 //! | 4, 5 | number and generation of the inode that is open |
 //! | 6 | tag of the open file |
@@ -24,7 +24,7 @@ use polylane_base::{Errno, Result};
 use polylane_vfs::OpenFile;
 use polylane_vfs::handover::{Kind, Store};
 
-use crate::restore::Record;
+use crate::restore::{self, Record};
 use crate::slots::Slot;
 
 /// What a handle's record says that it is.
@@ -33,6 +33,8 @@ pub(crate) const HANDLE_VIRTUAL: u64 = 1;
 pub(crate) const HANDLE_SLOT: u64 = 2;
 pub(crate) const HANDLE_SECOND: u64 = 3;
 
+/// The word of the open file's flags.
+const HANDLE_FLAGS: usize = 2;
 /// The word of the open file's tag.
 pub(crate) const HANDLE_TAG: usize = 6;
 
@@ -63,6 +65,19 @@ impl Handle {
         }
     }
 
+    /// One of a former service, with its record.
+    pub(crate) fn again(
+        node_id: u64,
+        opened: Option<Arc<OpenFile>>,
+        slot: Option<Arc<Slot>>,
+        record: Record,
+    ) -> Handle {
+        if let Some(file) = &opened {
+            record.set(HANDLE_FLAGS, restore::flags_word(file));
+        }
+        Handle { node_id, opened, slot, record: Some(record) }
+    }
+
     fn to_record(&self, store: &Arc<Store>, fh: u64) -> Option<Record> {
         let which = match (&self.opened, &self.slot) {
             (Some(_), None) => HANDLE_FILE,
@@ -73,11 +88,10 @@ impl Handle {
         let (flags, ino, generation, tag) = match &self.opened {
             Some(file) => {
                 let (node, tag) = (file.node(), file.tag().load(Ordering::Relaxed));
-                (file.flags(), node.ino().0, node.generation(), tag)
+                (restore::flags_word(file), node.ino().0, node.generation(), tag)
             }
             None => (0, 0, 0, 0),
         };
-        let flags = u64::from(flags.cast_unsigned());
         let words = [fh, self.node_id, flags, which, ino, generation, tag];
         Record::put(store, Kind::Handle, words, b"")
     }

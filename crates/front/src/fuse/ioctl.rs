@@ -68,7 +68,7 @@ pub(super) fn ioctl(call: &mut Call<'_>) -> End {
 }
 
 fn identify(call: &mut Call<'_>, fh: u64) -> Result<()> {
-    let (handle, file) = call.handle(fh)?;
+    let (handle, file) = call.lockable(fh)?;
     let own_slot = handle.slot.as_ref().filter(|_| handle.is_slot());
     let slot = own_slot.map(|slot| (slot.session, slot.number));
     let key = call.session.lane.tickets.issue(&Ticket { file, slot })?;

@@ -172,7 +172,7 @@ impl Call<'_> {
 
 pub(super) fn getlk(call: &mut Call<'_>) -> End {
     let lock = LockIn::read(&mut call.args)?;
-    let (_, file) = call.handle(lock.fh)?;
+    let (_, file) = call.lockable(lock.fh)?;
     let request = call.lock_request(&lock, &file)?;
     let found = call.session.lane.vfs.get_lock(file.node(), &request);
     let (start, end, kind, pid) = match found {
@@ -193,7 +193,7 @@ fn kind_number(kind: LockKind) -> i32 {
 
 pub(super) fn setlk(call: &mut Call<'_>, wait: bool) -> End {
     let lock = LockIn::read(&mut call.args)?;
-    let (handle, file) = call.handle(lock.fh)?;
+    let (handle, file) = call.lockable(lock.fh)?;
     let request = call.lock_request(&lock, &file)?;
     let whose = match request.family {
         LockFamily::Flock => Whose::Flock { fh: lock.fh },

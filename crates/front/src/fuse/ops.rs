@@ -142,8 +142,14 @@ impl Call<'_> {
         self.inode(self.header.node_id)
     }
 
-    /// An open file by number.
+    /// An open file by number, to be read or changed. `EIO`: it has lost bytes.
     pub(super) fn handle(&self, fh: u64) -> Result<(Arc<Handle>, Arc<OpenFile>)> {
+        let (handle, file) = self.lockable(fh)?;
+        Ok((handle, file.whole()?))
+    }
+
+    /// An open file by number, to be locked, named or closed.
+    pub(super) fn lockable(&self, fh: u64) -> Result<(Arc<Handle>, Arc<OpenFile>)> {
         let handle = self.session.handles.get(fh)?;
         if let Some(slot) = &handle.slot {
             self.met(slot);

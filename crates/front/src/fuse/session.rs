@@ -316,7 +316,7 @@ impl Session {
             }
             None => {}
         }
-        Some(Handle { node_id, opened, slot, record: Some(record) })
+        Some(Handle::again(node_id, opened, slot, record))
     }
 
     /// A reader: until the mount is gone or everybody is to quit.

@@ -283,6 +283,11 @@ impl Session {
 
     /// The open regular file of a handle. `EISDIR` for a directory.
     pub(super) fn file(&self, handle: Handle) -> Result<Arc<OpenFile>> {
+        self.lockable(handle)?.whole()
+    }
+
+    /// As [`Session::file`], to be locked: whether or not it has lost bytes.
+    pub(super) fn lockable(&self, handle: Handle) -> Result<Arc<OpenFile>> {
         self.with(handle, |open| match open {
             Open::File { file, .. } => Ok(file.clone()),
             Open::Dir { .. } => Err(Errno::EISDIR),

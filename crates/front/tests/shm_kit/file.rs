@@ -83,23 +83,45 @@ impl<'a> File<'a> {
         data
     }
 
-    /// Writes what is lent, from inside the gate.
+    /// Writes what is lent, from inside the gate: behind the end in place, else anew.
     pub fn put(&self, offset: u64, data: &[u8]) -> Option<()> {
         let views = self.client.channel.views().unwrap();
-        let look = views.look(self.view).filter(|look| look.has(HAS_DATA))?;
         let end = offset + data.len() as u64;
-        let page = |page| views.find(look, page).filter(|found| views.mark(*found));
+        let behind = end > views.size(self.view)?;
+        let may =
+            |found: &Found| if behind { views.mark(*found) } else { views.may_switch(*found) };
         let pages = offset / PAGE..=(end - 1) / PAGE;
-        let frames: Vec<Found> = pages.map(page).collect::<Option<_>>()?;
+        let frames: Vec<Found> =
+            pages.map(|page| self.find(page).filter(may)).collect::<Option<_>>()?;
         let mut done = 0;
         for frame in frames {
             let within = ((offset + done as u64) % PAGE) as usize;
             let part = (FRAME_BYTES - within).min(data.len() - done);
-            let to = views.found_offset(frame) + within;
-            self.client.channel.frame_put(to, &data[done..done + part]);
+            let bytes = &data[done..done + part];
+            if behind {
+                self.client.channel.frame_put(views.found_offset(frame) + within, bytes);
+            } else {
+                let spare = self.fill_spare(frame, within, bytes)?;
+                views.switch(self.view, frame, spare).then_some(())?;
+            }
             done += part;
         }
         Some(())
+    }
+
+    pub fn find(&self, page: u64) -> Option<Found> {
+        let views = self.client.channel.views().unwrap();
+        views.find(views.look(self.view).filter(|look| look.has(HAS_DATA))?, page)
+    }
+
+    /// Puts into the spare frame what a page is to hold; that frame.
+    pub fn fill_spare(&self, found: Found, within: usize, bytes: &[u8]) -> Option<u32> {
+        let (channel, views) = (&self.client.channel, self.client.channel.views().unwrap());
+        let spare = views.spare(self.view)?;
+        let (old, new) = (views.found_offset(found), views.frame_offset(spare));
+        channel.frame_copy(old, new, FRAME_BYTES);
+        channel.frame_put(new + within, bytes);
+        Some(spare)
     }
 
     pub fn write_lent(&self, offset: u64, data: &[u8]) -> bool {
@@ -107,7 +129,7 @@ impl<'a> File<'a> {
         let Some(inside) = views.enter(self.view) else { return false };
         let (size, room) = views.end_and_room(self.view, &inside);
         let end = offset + data.len() as u64;
-        let fits = end <= size || offset <= size && end <= room;
+        let fits = end <= size || offset == size && end <= room;
         let put = if fits { self.put(offset, data) } else { None };
         let end = if put.is_some() { end.max(size) } else { size };
         let done = views.leave(self.view, inside, put.map(|()| now()), end) && put.is_some();

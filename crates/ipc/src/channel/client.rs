@@ -230,6 +230,13 @@ impl ClientChannel {
         self.region.copy_in(self.layout.views() + at, from);
     }
 
+    /// Copies bytes of a frame into another, at offsets that [`Views`] gave.
+    #[inline]
+    pub fn frame_copy(&self, from: usize, to: usize, len: usize) {
+        let views = self.layout.views();
+        self.region.copy_within(views + from, views + to, len);
+    }
+
     /// Copies bytes of a frame out.
     #[inline]
     pub fn frame_get(&self, at: usize, into: &mut [u8]) {

@@ -25,7 +25,7 @@ use crate::message::{MESSAGE_HEAD_WORDS, Message, REPLY_HEAD_WORDS, Reply, VERSI
 use crate::queue::Ticket;
 use crate::queue::bell::{Bell, NO_CPU};
 use crate::stream::{DATA_AT, DATA_BYTES, Stream};
-use crate::view::Views;
+use crate::view::{FRAME_BYTES, Views};
 
 /// Looks at an overlapped write's progress before it is served as short: some 20 to 50 µs. Half as
 /// many after each write of a client whose bytes did not come, so that one who keeps the service
@@ -468,6 +468,15 @@ impl WritePipe<'_> {
     /// Bytes that are there: all, unless the client stopped in the middle of copying them in.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Of `len` bytes that are to be written at `offset` of a file: where some are missing, those
+    /// that are there end with a page of the file.
+    pub fn end_with_page(&mut self, offset: u64, len: usize) {
+        let beyond = (offset.wrapping_add(self.len as u64) % FRAME_BYTES as u64) as usize;
+        if self.len < len && beyond < self.len {
+            self.len -= beyond;
+        }
     }
 
     /// Whether there is nothing to write.

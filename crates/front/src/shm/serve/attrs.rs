@@ -38,7 +38,9 @@ impl Call<'_> {
     pub(super) fn fstat(&mut self, handle: Handle, show: bool) -> Answer {
         let open = self.session.get(handle)?;
         let mut reply = with_attr(&self.vfs().getattr(open.node())?);
-        if let (true, Open::File { file, .. }) = (show && self.can_show(), &open) {
+        if let (true, Open::File { file, .. }) = (show && self.can_show(), &open)
+            && !file.is_lost()
+        {
             reply.handle = self.session.show_state(handle, file);
         }
         Ok(reply)

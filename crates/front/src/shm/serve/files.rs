@@ -213,7 +213,10 @@ impl Call<'_> {
             self.before_sync(&file, len as u64)?;
         }
         let changes = if how.show { self.session.changes_of(file.node()) } else { None };
-        let mut source = In(self.session.channel.write_pipe(self.mailbox, 0, len));
+        let mut pipe = self.session.channel.write_pipe(self.mailbox, 0, len);
+        // Of a client that was stopped while it copied: whole pages, as by the kernel.
+        pipe.end_with_page(offset, len);
+        let mut source = In(pipe);
         let written = match how.at_end {
             None => file.write(self.cred(), Some(offset), &mut source)?,
             Some(at_end) => {
@@ -325,7 +328,7 @@ impl Call<'_> {
     }
 
     pub(super) fn set_flags(&mut self, handle: Handle, flags: i32) -> Answer {
-        self.session.file(handle)?.set_flags(flags)?;
+        self.session.lockable(handle)?.set_flags(flags)?;
         Ok(done(0))
     }
 
@@ -385,7 +388,7 @@ impl Call<'_> {
         family: LockFamily,
         refused_mode: Option<i32>,
     ) -> Result<Arc<OpenFile>> {
-        let file = self.session.file(handle)?;
+        let file = self.session.lockable(handle)?;
         let mode = file.flags() & libc::O_ACCMODE;
         match family {
             LockFamily::Posix | LockFamily::Ofd if refused_mode == Some(mode) => Err(Errno::EBADF),

@@ -38,7 +38,8 @@ impl Call<'_> {
         if answer.is_ok() && args.family == LockFamily::Posix && args.kind != LockKind::Unlock {
             file.note_locker(self.session.process.owner);
         }
-        if let (Ok(reply), true) = (&mut answer, args.lend && self.can_show()) {
+        let lends = args.lend && self.can_show() && !file.is_lost();
+        if let (Ok(reply), true) = (&mut answer, lends) {
             reply.handle = self.session.lend_locks(args.handle, &file, (given, request.pid));
         }
         self.session.process.check_alive(&self.session.lane);

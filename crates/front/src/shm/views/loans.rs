@@ -89,6 +89,7 @@ impl Session {
             let size = view.size;
             let ends = grows && size == range.1;
             state.let_write(&self.channel, number, range);
+            state.let_switch(&self.channel, &self.views.left, number);
             let grown = (number, first, if ends { room_pages } else { 0 });
             let room = state.let_grow(&self.channel, &self.views.left, grown);
             state.put(&self.channel, number, HAS_DATA | NOTES_READS, &WireAttr::default());
@@ -138,7 +139,10 @@ impl Session {
         }
         let (left, writes) = (views.shut_gate(number), view.writes);
         // On a loan to read nothing was written, whatever its client says.
-        let pieces = if writes { state.take_written(&self.channel, number) } else { Vec::new() };
+        let (pieces, left) = match writes {
+            true => state.take_written(&self.channel, number, left),
+            false => (Vec::new(), left),
+        };
         let end = if writes { state.take_end(&self.channel, number) } else { None };
         state.put(&self.channel, number, 0, &WireAttr::default());
         drop(state);

@@ -20,6 +20,7 @@ use super::locks::LockLoanMade;
 use super::rest::Resting;
 
 mod grow;
+mod spare;
 
 pub(super) use self::grow::ask_from;
 
@@ -105,6 +106,8 @@ pub(super) struct View {
     pub(super) pause: u32,
     /// Somebody was inside when the last loan ended.
     pub(super) stuck: bool,
+    /// The frame in which the client writes anew what a page holds.
+    spare: Option<u32>,
     /// The page that a sequential reader would want next.
     pub(super) next: u64,
     /// Pages put so far.
@@ -225,6 +228,7 @@ impl State {
             room_pages: ROOM_PAGES,
             pause: 0,
             stuck: false,
+            spare: None,
             next: 0,
             shown: 0,
             locks: None,
@@ -264,6 +268,7 @@ impl State {
             _ => {
                 let gone = place.take();
                 self.unused.extend(gone.is_some().then_some(number));
+                self.free.extend(gone.as_ref().and_then(|view| view.spare));
                 gone
             }
         }
@@ -312,7 +317,7 @@ impl State {
         for entry in std::mem::take(&mut view.writable) {
             if self.is_mine(entry, number) {
                 self.change(entry, |frame| frame.writable = false);
-                channel.views().keep_from_writing(entry, self.frame(entry).number);
+                let _ = channel.views().take_back(entry);
             }
         }
         if let Some(view) = self.get(number) {
@@ -513,35 +518,17 @@ impl State {
         }
     }
 
-    /// Takes what a client wrote on loan: the pages that it says it wrote, in the order of the
-    /// file, those side by side in one piece. Their frames stay as long as the loan is not over.
-    pub(super) fn take_written(&mut self, channel: &ServiceChannel, number: u32) -> Vec<Piece> {
-        let Some(view) = self.get(number) else { return Vec::new() };
-        let first = tag(view.generation, 0).unwrap_or(0);
-        let mut entries = std::mem::take(&mut view.writable);
-        entries.retain(|&entry| self.frame(entry).writable && self.is_mine(entry, number));
-        let taken = |entry: usize| channel.views().take_dirty(entry, self.frame(entry).number);
-        let written = entries.iter().filter(|&&entry| taken(entry));
-        let mut pages: Vec<(u64, u32)> = written
-            .map(|&entry| (self.frame(entry).tag - first, self.frame(entry).number))
-            .collect();
-        pages.sort_unstable();
-        if let Some(view) = self.get(number) {
-            view.writable = entries;
-        }
-        let runs = pages.chunk_by(|one, next| one.0 + 1 == next.0);
-        let frames = |run: &[(u64, u32)]| run.iter().map(|(_, frame)| *frame).collect();
-        runs.map(|run| Piece { offset: run[0].0 * PAGE, frames: frames(run) }).collect()
-    }
-
     fn is_mine(&self, entry: usize, number: u32) -> bool {
         self.frame(entry).tag != 0 && self.frame(entry).view == number
     }
 
-    /// Somebody is inside: nothing is put where it may be writing until it has left.
+    /// Somebody may be inside: nothing is put where it may be writing until it has left.
     pub(super) fn strand(&mut self, channel: &ServiceChannel, number: u32) {
         let Some(view) = self.get(number) else { return };
         view.stuck = true;
+        let spare = view.spare.take().map(|frame| (number, frame));
+        self.stranded.extend(spare);
+        let Some(view) = self.get(number) else { return };
         for entry in std::mem::take(&mut view.writable) {
             if let Some(frame) = self.take_out(channel, entry) {
                 self.stranded.push((number, frame));

@@ -85,14 +85,15 @@ impl State {
         if entries.is_empty() {
             return None;
         }
-        let of = |entry: usize| (entry, self.frame(entry).number);
         let views = channel.views();
-        entries.iter().map(|&entry| of(entry)).for_each(|(e, f)| views.keep_from_writing(e, f));
-        if !(0..LOOKS).any(|_| views.is_passed(number)) {
-            entries.iter().map(|&entry| of(entry)).for_each(|(e, f)| views.let_write_again(e, f));
+        let frames: Vec<u32> = entries.iter().map(|&entry| views.take_back(entry).frame).collect();
+        let known = |(&entry, &frame): (&usize, &u32)| self.frame(entry).number == frame;
+        // Where pages were put into others' frames meanwhile, only the loan's end tells whose.
+        let stay = entries.iter().zip(&frames).all(known);
+        if !stay || !(0..LOOKS).any(|_| views.is_passed(number)) {
+            entries.iter().for_each(|&entry| views.let_write_again(entry));
             return None;
         }
-        let frames = entries.iter().map(|&entry| of(entry).1).collect();
         self.get(number)?.advancing = true;
         Some(Piece { offset: pages.start * PAGE, frames })
     }
