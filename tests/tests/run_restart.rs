@@ -577,7 +577,7 @@ fn locks_of_files_that_lost_bytes_stay_and_go() {
         let place = tempfile::tempdir().expect("tempdir");
         let script = format!("exec /usr/bin/python3 -c '{LOSES}'");
         let run = Run::new(&format!("{option}--size 64M --volume"));
-        let run = run.arg(&place.path().join("volume")).script(&script);
+        let run = run.arg(place.path().join("volume")).script(&script);
         let (mut run, mut input) = run.env("POLYLANE_VIEWS", views).start_with_input();
         let _limit = Limit::on(&run, 60);
         for _ in 0..2 {
