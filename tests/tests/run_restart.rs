@@ -538,7 +538,8 @@ for turn in range(2):
     assert os.fstat(posix).st_size in (3, 15000)
     failed = []
     for fd in fds:
-        for use in [lambda: os.pread(fd, 3, 0), lambda: os.pwrite(fd, b"more", 0), lambda: os.fsync(fd)]:
+        read, write = lambda: os.pread(fd, 3, 0), lambda: os.pwrite(fd, b"more", 0)
+        for use in read, write, lambda: os.fsync(fd):
             try:
                 use()
             except OSError as error:
