@@ -2,8 +2,8 @@
 //! file system, and the kernel takes no notice of locks.
 //!
 //! A block device tells by `O_EXCL` (open(2)): one opener at a time has the claim, and what the
-//! kernel uses has it all the time. A regular file tells nothing; but loop devices name the file
-//! under them, and `/proc/swaps` names swap files.
+//! kernel uses has it all the time, but for loop devices over it. A regular file tells nothing; but
+//! loop devices name what is under them, and `/proc/swaps` names swap files.
 
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -46,19 +46,57 @@ pub(crate) fn use_of_file(file: impl AsFd, any: bool) -> Option<Claimed> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return None;
     }
-    let loops = fs::read_dir("/sys/block").into_iter().flatten().flatten();
-    let loops = loops.map(|entry| entry.path());
-    let mut of_file = loops.filter(|at| is_over(at, &stat) && (any || !is_read_only(at)));
-    of_file.find_map(|at| use_of_loop(&at)).or_else(|| use_as_swap(&stat))
+    use_over(&Below::of(&stat), any, LOOPS_MAX).or_else(|| use_as_swap(&stat))
 }
 
-/// Whether the loop device at `device` in sysfs has this file under it.
-fn is_over(device: &Path, file: &Stat) -> bool {
+/// How the kernel uses a loop device over a block device, if it does: the claim of a device is
+/// nothing to those.
+pub(crate) fn use_over_device(device: impl AsFd) -> Option<Claimed> {
+    use_over(&Below::of(&fstat(device).ok()?), true, LOOPS_MAX)
+}
+
+/// Loop devices over loop devices that are followed.
+const LOOPS_MAX: u32 = 8;
+
+/// What a loop device may have under it.
+struct Below {
+    /// Device and inode number of a file, or of a device's node.
+    file: (u64, u64),
+    /// A device's number, which other nodes may have, too.
+    device: Option<u64>,
+}
+
+impl Below {
+    fn of(stat: &Stat) -> Below {
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+        Below { file: (stat.st_dev, stat.st_ino), device: is_device.then_some(stat.st_rdev) }
+    }
+}
+
+/// How the kernel uses a loop device over this, or one over that.
+fn use_over(below: &Below, any: bool, depth: u32) -> Option<Claimed> {
+    let loops = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let loops = loops.map(|entry| entry.path());
+    let mut over = loops.filter(|at| is_over(at, below) && (any || !is_read_only(at)));
+    over.find_map(|at| {
+        use_of_loop(&at).or_else(|| {
+            let node = rustix::fs::stat(node(&at)).ok().filter(|_| depth > 0)?;
+            use_over(&Below::of(&node), any, depth - 1)
+        })
+    })
+}
+
+/// Whether the loop device at `device` in sysfs has this under it.
+fn is_over(device: &Path, below: &Below) -> bool {
     let Ok(under) = fs::read_to_string(device.join("loop/backing_file")) else { return false };
+    let found = rustix::fs::stat(under.trim_end_matches('\n')).ok().map(|stat| Below::of(&stat));
+    if found.as_ref().is_some_and(|found| found.device.is_some() && found.device == below.device) {
+        return true;
+    }
     match open_node(device, OFlags::empty()).and_then(|node| loopdev::backing(&node).ok()) {
-        Some(backing) => backing == (file.st_dev, file.st_ino),
+        Some(backing) => backing == below.file,
         // A caller that may not open the device is judged by the path.
-        None => is_file(Path::new(under.trim_end_matches('\n')), file),
+        None => found.is_some_and(|found| found.file == below.file),
     }
 }
 

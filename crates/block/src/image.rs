@@ -85,7 +85,8 @@ pub fn open(path: &Path) -> Result<Files> {
                 .map_or(Ok(files), |by| Err(ImageError::Claimed(by)))
         }
         FileType::BlockDevice => match claimed::claim(&proc_path(&lock), FLAGS) {
-            Ok(Some(claimed)) => take(claimed),
+            Ok(Some(claimed)) => claimed::use_over_device(&claimed)
+                .map_or_else(|| take(claimed), |by| Err(ImageError::Claimed(by))),
             // By another that opens volumes, or by the kernel.
             Ok(None) => {
                 drop(take(lock.try_clone().map_err(|e| ImageError::Host("open it", e.into()))?)?);

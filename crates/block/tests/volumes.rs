@@ -10,7 +10,7 @@ use polylane_base::Errno;
 use polylane_block::device::{BlockDevice, Channel, Error, Op, Request, Sector, Submitted};
 use polylane_block::engine::{Engine, Options};
 use polylane_block::file::{FileDevice, Files, Way};
-use polylane_block::image;
+use polylane_block::image::{self, ImageError};
 use polylane_block::map::{Unit, UnitOptions};
 use polylane_block::wait::Waiter;
 use polylane_sys::buffer::Buffer;
@@ -192,4 +192,52 @@ fn streams_fill_a_host_and_go_on_when_there_is_room() {
     let used = std::fs::metadata(&path).expect("stat").blocks() * 512;
     // The host's own map takes some blocks, and a chunk may be begun.
     assert!(used <= written * 4096 + 2 * MIB, "{used} bytes for {written} blocks");
+}
+
+/// A loop device, which goes at the end.
+struct Loop(String);
+
+impl Loop {
+    fn over(below: &Path) -> Option<Loop> {
+        let mut losetup = Command::new("losetup");
+        let made = losetup.args(["--find", "--show"]).arg(below).output().ok()?;
+        let name = String::from_utf8_lossy(&made.stdout).trim().to_string();
+        made.status.success().then_some(Loop(name))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+/// The kernel claims a device for those that mount it, not for a loop device over it.
+#[test]
+fn what_is_mounted_over_two_loop_devices_is_nobody_elses() {
+    let image = tempfile::NamedTempFile::new().expect("file");
+    image.as_file().set_len(8 * MIB).expect("size");
+    let made = Command::new("mkfs.ext4").arg("-q").arg(image.path()).output();
+    let dir = tempfile::tempdir().expect("dir");
+    let first = Loop::over(image.path());
+    let second = first.as_ref().and_then(|first| Loop::over(Path::new(&first.0)));
+    let (Ok(_), Some(first), Some(second)) = (made, first, second) else {
+        eprintln!("skipped: this user may not have loop devices");
+        return;
+    };
+    let open = |path: &Path| image::open(path).map(drop);
+    assert_eq!(open(image.path()), Ok(()), "not mounted yet");
+    assert_eq!(open(Path::new(&first.0)), Ok(()), "not mounted yet");
+    let mounted = Command::new("mount").arg(&second.0).arg(dir.path()).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: this user may not mount");
+        return;
+    }
+    let found = [image.path(), Path::new(&first.0), Path::new(&second.0)].map(open);
+    let _ = Command::new("umount").arg(dir.path()).status();
+    for error in found {
+        let Err(ImageError::Claimed(claimed)) = error else { panic!("{error:?}") };
+        assert_eq!(claimed.at.as_deref(), Some(dir.path()));
+    }
+    assert_eq!(open(image.path()), Ok(()), "mounted no more");
 }

@@ -325,6 +325,7 @@ fn assemble(
         full: AtomicBool::new(false),
         full_since: Mutex::default(),
         large_file: AtomicBool::new(superblock.has_ro_compat(ro_compat::LARGE_FILE)),
+        ext_attr: AtomicBool::new(superblock.has_compat(compat::EXT_ATTR)),
         damage_recorded: AtomicBool::new(false),
         spare: Mutex::default(),
         superblock: Mutex::new(superblock),

@@ -52,6 +52,8 @@ pub struct Traits {
     /// The user and the group that may take the blocks kept for privileged users, beside root;
     /// group 0: none.
     pub kept_for: (Uid, Gid),
+    /// New files get their directory's group.
+    pub bsd_groups: bool,
 }
 
 impl Traits {
@@ -76,6 +78,7 @@ impl Traits {
             extents: superblock.has_incompat(incompat::EXTENTS),
             map_bytes_max: blockmap::bytes_max(block_bytes, huge_file),
             kept_for: superblock.blocks_kept_for(),
+            bsd_groups: superblock.wants_bsd_groups(),
         })
     }
 }
@@ -120,6 +123,8 @@ pub struct Volume {
     pub full_since: Mutex<Option<Instant>>,
     /// The image says that it has files past 2 GiB (`large_file`).
     pub large_file: AtomicBool,
+    /// The image says that it has extended attributes (`ext_attr`).
+    pub ext_attr: AtomicBool,
     /// The damage that stopped the file system was written down.
     pub damage_recorded: AtomicBool,
     /// A buffer for the next large write: fresh memory costs more than what is copied into it.
@@ -215,10 +220,30 @@ impl Volume {
     /// Says in the superblock that there are files past 2 GiB, in the transaction that makes the
     /// first one, as Linux does.
     fn note_large_file(&self, handle: &Handle<'_>) -> Result<()> {
+        self.note_feature(handle, &self.large_file, Superblock::set_large_file)
+    }
+
+    /// The same of extended attributes: without the feature e2fsck takes them for damage.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn note_ext_attr(&self, handle: &Handle<'_>) -> Result<()> {
+        match self.ext_attr.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => self.note_feature(handle, &self.ext_attr, Superblock::set_ext_attr),
+        }
+    }
+
+    fn note_feature(
+        &self,
+        handle: &Handle<'_>,
+        noted: &AtomicBool,
+        set: fn(&mut Superblock),
+    ) -> Result<()> {
         let mut superblock = self.superblock.lock();
-        superblock.set_large_file();
+        set(&mut superblock);
         orphan::log_superblock(self, handle, &superblock)?;
-        self.large_file.store(true, Ordering::Relaxed);
+        noted.store(true, Ordering::Relaxed);
         Ok(())
     }
 

@@ -175,6 +175,9 @@ fn write(
     core: &mut Core,
     (inside, outside): (&[Attribute], &[Attribute]),
 ) -> Result<()> {
+    if !inside.is_empty() || !outside.is_empty() {
+        volume.note_ext_attr(handle)?;
+    }
     store_outside(volume, handle, cell, core, outside)?;
     match xattr::encode_inode(core.raw.xattr_area_mut(), inside) {
         true => Ok(()),

@@ -224,7 +224,7 @@ fn attributes_of_unknown_kinds_are_kept_and_not_shown() {
     }
     let long = "l".repeat(200);
     let mut requests: Vec<String> = vec!["write /etc/hostname f".into()];
-    for name in ["user.a", "gnu.translator", "system.richacl"] {
+    for name in ["user.a", "gnu.translator", "system.richacl", "system.other"] {
         requests.push(format!("ea_set f {name} short"));
     }
     requests.push(format!("ea_set f gnu.author {long}"));
@@ -243,8 +243,57 @@ fn attributes_of_unknown_kinds_are_kept_and_not_shown() {
     fs.close().expect("closes");
     assert_eq!(common::complaints(&device), None);
     let said = debugfs(common::save(&device).path(), &["ea_list f"]);
-    for kept in ["gnu.translator (5) = \"short\"", "system.richacl (5)", "gnu.author (200)"] {
+    let others = ["system.richacl (5)", "system.other (5)", "gnu.author (200)"];
+    for kept in others.into_iter().chain(["gnu.translator (5) = \"short\""]) {
         assert!(said.contains(kept), "{kept}: {said}");
+    }
+}
+
+/// Without `ext_attr` in the superblock e2fsck takes attributes for damage, and removes them.
+#[test]
+fn the_first_attribute_sets_its_feature() {
+    if !common::have_tools() {
+        return;
+    }
+    for (args, length) in [(&["-I", "256"], 4), (&["-I", "256"], 400), (&["-I", "128"], 4)] {
+        for journal in ["-O^ext_attr", "-O^ext_attr,^has_journal"] {
+            let device = edited(&[&["-t", "ext4", journal][..], args].concat(), &[]);
+            let fs = common::open(&device);
+            let file = create(&fs, root(&fs), "file", Kind::File);
+            let features = || debugfs(common::save(&device).path(), &["features"]);
+            fs.sync().expect("syncs");
+            assert!(!features().contains("ext_attr"));
+            fs.setxattr(file, b"user.a", &vec![7; length], XattrMode::Any).expect("room");
+            fs.close().expect("closes");
+            assert!(features().contains("ext_attr"), "{args:?} {length}: {}", features());
+            assert_eq!(common::complaints(&device), None, "{args:?} {length}");
+        }
+    }
+}
+
+/// `tune2fs -o bsdgroups`, which the kernel follows without being told to at the mount.
+#[test]
+fn an_image_says_whose_group_new_files_have() {
+    if !common::have_tools() {
+        return;
+    }
+    for (option, group) in [("bsdgroups", 77), ("^bsdgroups", 5)] {
+        let image = NamedTempFile::new().expect("temporary file");
+        std::fs::write(image.path(), common::image(32, &["-t", "ext4"])).expect("written");
+        let tuned = Command::new("tune2fs").args(["-o", option]).arg(image.path()).output();
+        assert!(tuned.expect("tune2fs runs").status.success());
+        let fs = common::open(&common::load(&std::fs::read(image.path()).expect("readable")));
+        let dir = create(&fs, root(&fs), "dir", Kind::Dir);
+        let owner = SetAttr { gid: Some(Gid(77)), ..SetAttr::default() };
+        fs.setattr(dir, &owner).expect("set");
+        for kind in [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo] {
+            let new = NewNode { gid: Gid(5), target: b"to", ..node(kind, 0o755) };
+            let name = format!("{kind:?}");
+            let made = fs.create(dir, name.as_bytes(), &new).expect("room").node;
+            assert_eq!(made.gid, Gid(group), "{kind:?}");
+        }
+        let new = NewNode { gid: Gid(5), ..node(Kind::File, 0o644) };
+        assert_eq!(fs.create_unlinked(dir, &new).expect("room").gid, Gid(group));
     }
 }
 

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
-use polylane_pool::failure::{USAGE, say};
+use polylane_pool::failure::{FAILED, Failure, USAGE, say};
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
@@ -26,15 +26,46 @@ fn main() -> ExitCode {
         say(line);
         return ExitCode::from(USAGE);
     }
-    match cli::Cli::try_parse_from(arguments) {
-        Ok(cli) => match commands::execute(cli.command) {
-            Ok(status) => ExitCode::from(status),
-            Err(failure) => {
-                say(&failure);
-                ExitCode::from(failure.status)
-            }
-        },
-        Err(error) => usage(&error),
+    let cli = match parse(arguments) {
+        Ok(cli) => cli,
+        Err(status) => return status,
+    };
+    match commands::execute(cli.command) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            say(&failure);
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+/// Bytes of stack in which arguments are parsed, whatever limit the caller has set (`ulimit -s`).
+const PARSER_STACK_BYTES: usize = 1 << 20;
+
+/// The command line, or the status to end with once what is wrong with it was said. A thread parses
+/// it: the parser's frames are deep. It is gone before anything else is done, much of which only a
+/// process with one thread may do.
+fn parse(arguments: Vec<std::ffi::OsString>) -> Result<cli::Cli, ExitCode> {
+    let parser = move || cli::Cli::try_parse_from(arguments).map_err(|error| usage(&error));
+    let thread = std::thread::Builder::new().stack_size(PARSER_STACK_BYTES).spawn(parser);
+    match thread.map(std::thread::JoinHandle::join) {
+        Ok(Ok(parsed)) => {
+            await_last_thread();
+            parsed
+        }
+        Ok(Err(_)) => Err(ExitCode::from(FAILED)),
+        Err(error) => {
+            say(Failure::because("command line", "parse it", error));
+            Err(ExitCode::from(FAILED))
+        }
+    }
+}
+
+/// Waits until the kernel has taken the ended thread off its list, which joining does not.
+fn await_last_thread() {
+    let others = || std::fs::read_dir("/proc/self/task").is_ok_and(|tasks| tasks.count() > 1);
+    while others() {
+        std::thread::yield_now();
     }
 }
 

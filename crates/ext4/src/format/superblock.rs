@@ -226,6 +226,16 @@ impl Superblock {
         self.set_bits(0x64, ro_compat::LARGE_FILE, true);
     }
 
+    /// Sets [`compat::EXT_ATTR`]: there are extended attributes.
+    pub fn set_ext_attr(&mut self) {
+        self.set_bits(0x5c, compat::EXT_ATTR, true);
+    }
+
+    /// Whether a new file gets its directory's group (`s_default_mount_opts`, `bsdgroups`).
+    pub fn wants_bsd_groups(&self) -> bool {
+        le32(&*self.raw, 0x100) & 0x2 != 0
+    }
+
     fn set_bits(&mut self, at: usize, bits: u32, on: bool) {
         let old = le32(&*self.raw, at);
         put32(&mut *self.raw, at, if on { old | bits } else { old & !bits });

@@ -19,14 +19,14 @@ pub const BLOCK_HEADER: usize = 32;
 /// Bytes before the entries in an inode.
 pub const INODE_HEADER: usize = 4;
 
-/// The name prefixes that have a number.
-const PREFIXES: [(u8, &[u8]); 6] = [
+/// The name prefixes that have a number. `system.` (7) is the format's own: it has no handler in
+/// Linux either.
+const PREFIXES: [(u8, &[u8]); 5] = [
     (1, b"user."),
     (2, b"system.posix_acl_access"),
     (3, b"system.posix_acl_default"),
     (4, b"trusted."),
     (6, b"security."),
-    (7, b"system."),
 ];
 
 /// An attribute as it is stored. One whose prefix has a number that is not known here (8:
