@@ -128,3 +128,32 @@ fn a_volume_begins_small() {
     let bytes = std::fs::metadata(&volume).expect("there").blocks() * 512;
     assert!(bytes <= 40 << 20, "{} MiB", bytes >> 20);
 }
+
+/// A copy that has changed nothing yet has no room of its own: where the host has none either, it
+/// can be read, and is written again when there is room.
+#[test]
+fn a_copy_on_a_full_host_can_be_read() {
+    let test = "a_copy_on_a_full_host_can_be_read";
+    for door in ["", "--no-preload"] {
+        let Some(host) = Host::new(test, "ext4", 160) else { return };
+        let volume = host.volume();
+        run(&format!("{door} --size 256M"), &volume, "echo kept >/lane/kept");
+        let copy = volume.with_file_name("copy");
+        let made = Command::new(polylane_tests::binary())
+            .args(["volume", "clone"])
+            .args([&volume, &copy])
+            .output();
+        let made = made.expect("polylane");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let filler = volume.with_file_name("filler");
+        let fill = format!("head -c 1G /dev/zero >{} 2>/dev/null; sync", filler.display());
+        let _ = Command::new("sh").args(["-c", &fill]).status();
+        for of in [&volume, &copy] {
+            let script = "cat /lane/kept; echo new >/lane/new || echo refused";
+            assert_eq!(run(door, of, script), "kept\nrefused\n", "{door} {of:?}");
+        }
+        std::fs::remove_file(&filler).expect("removed");
+        assert_eq!(run(door, &volume, "echo new >/lane/new; cat /lane/*"), "kept\nnew\n");
+        assert_eq!(run(door, &copy, "cat /lane/*"), "kept\n");
+    }
+}

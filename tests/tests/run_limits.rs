@@ -167,3 +167,20 @@ fn a_running_pool_tells_what_it_does() {
     run.end();
     assert_eq!(stats(&["--pool", &pool]).0, Some(1), "it has ended");
 }
+
+/// Limits of the caller's shell on the stack are COMMAND's alone.
+#[test]
+fn a_small_stack_is_enough() {
+    let name = "a_small_stack_is_enough";
+    if unavailable(name) {
+        return;
+    }
+    let program = polylane_tests::binary().display().to_string();
+    let words = ["--help", "pool ls", "run --mem -- sh -c 'echo fine >/lane/f; cat /lane/f'"];
+    for (kib, words) in [64, 128].into_iter().flat_map(|kib| words.map(|words| (kib, words))) {
+        let script = format!("ulimit -Ss {kib} && exec {program} {words}");
+        let output = std::process::Command::new("sh").args(["-c", &script]).output().expect("sh");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{kib} KiB, {words}: {:?} {said}", output.status);
+    }
+}

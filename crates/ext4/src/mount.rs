@@ -60,8 +60,9 @@ impl DataMode {
 /// How to open an image.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Never write, not even to replay the journal; a journal that needs it is then an error.
-    pub read_only: bool,
+    /// Never write, not even to replay the journal, for this reason; a journal that needs it is then
+    /// an error.
+    pub read_only: Option<&'static str>,
     /// Commit at least this often.
     pub commit_interval: Duration,
     /// Metadata blocks kept in memory.
@@ -83,7 +84,7 @@ impl Default for Options {
         let commit_interval = Duration::from_secs(5);
         let tuning = Tuning::default();
         Options {
-            read_only: false,
+            read_only: None,
             commit_interval,
             cache_blocks: 8192,
             discard: false,
@@ -291,8 +292,9 @@ fn reasons_not_to_write(
     options: &Options,
 ) -> Vec<String> {
     let mut reasons = superblock.read_only_reasons();
-    if device.read_only() || options.read_only {
-        reasons.push("asked for".into());
+    reasons.extend(options.read_only.map(Into::into));
+    if device.read_only() {
+        reasons.push("its device is".into());
     }
     reasons
 }

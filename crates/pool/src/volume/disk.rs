@@ -14,6 +14,9 @@ use super::stack::Parts;
 use super::translation::Translation;
 use crate::failure::{Failure, Result, say};
 
+/// Why a volume is read only whose host had no room for its first change.
+const NO_ROOM: &str = "no space left under the volume: make room, and run again";
+
 /// An open volume.
 pub(crate) struct Disk {
     /// The file system.
@@ -35,8 +38,16 @@ impl Disk {
     ) -> Result<Disk> {
         let governor = Governor::new();
         let volume = Held::open(name, parts, cache, translation, Some(governor.clone()))?;
-        let fs = Ext4::open(volume.device(), clock, options)
-            .map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
+        let fs = match Ext4::open(volume.device(), clock.clone(), options) {
+            // A copy shares its blocks until it writes: its first change needs room.
+            Err(error) if error.is_no_space() => {
+                let options = Options { read_only: Some(NO_ROOM), ..options.clone() };
+                Ext4::open(volume.device(), clock, &options).map_err(|_| error)
+            }
+            opened => opened,
+        };
+        let fs =
+            fs.map_err(|error| Failure::failed(format!("{name}: cannot mount it: {error}")))?;
         if !fs.read_only_reasons.is_empty() {
             say(format_args!("{name}: read only: {}", fs.read_only_reasons.join(", ")));
         }
