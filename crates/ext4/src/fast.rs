@@ -28,6 +28,7 @@ use crate::journal::Handle;
 use crate::ops::add_links;
 use crate::orphan;
 use crate::volume::Volume;
+use crate::xattr;
 
 /// Where `i_block` lies in an inode, which fast commits leave out where it is a map.
 const MAP: std::ops::Range<usize> = 0x28..0x64;
@@ -310,7 +311,7 @@ impl Replay<'_, '_> {
             let mut core = cell.core.write();
             if extents::has_map(&core) && extents::is_tree(&core) {
                 let blocks = extents::count(volume, &cell, &core)?;
-                let blocks = blocks + u64::from(core.raw.xattr_block() != 0);
+                let blocks = blocks + xattr::blocks(volume, &cell, &core)?;
                 let block_bytes = volume.geometry.block_bytes;
                 core.raw.set_sectors(blocks * u64::from(block_bytes / 512), block_bytes);
             }

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::dir::DirIndex;
 use crate::error::{Corrupt, Result, Structure};
 use crate::format::checksum::inode_seed;
-use crate::format::inode::{EA_INODE, ENCRYPT, EXTENTS, INLINE_DATA, RawInode, Stamp, VISIBLE};
+use crate::format::inode::{ENCRYPT, EXTENTS, INLINE_DATA, RawInode, Stamp, VISIBLE};
 use crate::format::superblock::Geometry;
 use crate::journal::Tid;
 use crate::promised::Promised;
@@ -153,9 +153,7 @@ pub fn check(geometry: &Geometry, seed: Option<u32>, ino: u32, raw: &RawInode) -
         () if raw.has_flag(INLINE_DATA) && (!geometry.inline_data || raw.has_flag(EXTENTS)) => {
             corrupt("i_flags: inline data")
         }
-        () if raw.flags() & (ENCRYPT | EA_INODE) != 0 => {
-            corrupt("i_flags: encryption or attribute inode")
-        }
+        () if raw.has_flag(ENCRYPT) => corrupt("i_flags: encryption"),
         () => Ok(()),
     }
 }

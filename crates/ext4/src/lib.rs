@@ -17,6 +17,7 @@
 //! | `late` | new small files that are written together |
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
 //! | `inline` | contents in the inode itself |
+//! | `values` | values of attributes in inodes of their own |
 //! | `fast` | replay of the kernel's fast commits |
 //! | [`mount`], `damage` | opening and closing; telling e2fsck what was found |
 //! | `changes` | what closing waits for |
@@ -72,6 +73,7 @@ pub mod promised;
 pub mod recovery;
 pub mod rename;
 pub mod space;
+mod values;
 mod vfs;
 pub mod volume;
 pub mod xattr;

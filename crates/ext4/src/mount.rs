@@ -329,6 +329,7 @@ fn assemble(
         large_file: AtomicBool::new(superblock.has_ro_compat(ro_compat::LARGE_FILE)),
         ext_attr: AtomicBool::new(superblock.has_compat(compat::EXT_ATTR)),
         damage_recorded: AtomicBool::new(false),
+        unused_values: Mutex::default(),
         spare: Mutex::default(),
         superblock: Mutex::new(superblock),
     })
@@ -498,7 +499,7 @@ pub(crate) fn finish_all(volume: &Volume, all: Vec<u32>, keep_nameless: bool) ->
 
 /// Frees one orphan, or cuts what lies past its end. False: it has no name, and is kept.
 fn finish_orphan(volume: &Volume, ino: u32, keep_nameless: bool) -> Result<bool> {
-    let cell = match volume.cell(ino) {
+    let cell = match volume.orphan_cell(ino) {
         Ok(cell) => cell,
         // The orphan file may name inodes that were freed before it was emptied.
         Err(Error::Errno(Errno::ESTALE)) => {

@@ -23,6 +23,7 @@ use crate::journal::Handle;
 use crate::orphan;
 use crate::promised;
 use crate::space::{self, remove_credits};
+use crate::values;
 use crate::volume::Volume;
 use crate::xattr;
 
@@ -491,6 +492,9 @@ pub fn unlink_last(
     above.touch(volume.now());
     volume.store(&handle, &parent, &mut above, true)?;
     handle.complete();
+    if volume.traits.ea_inode {
+        values::free_unused(volume)?;
+    }
     Ok(Some(Last { dir: volume.attr(&parent, &above), is_freed }))
 }
 
@@ -589,12 +593,15 @@ pub fn free_inode(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
     let handle = volume.start(NAME_CREDITS)?;
     end_inode(volume, &handle, cell, core)?;
     handle.complete();
-    Ok(())
+    match volume.traits.ea_inode {
+        true => values::free_unused(volume),
+        false => Ok(()),
+    }
 }
 
 /// Frees an inode that has neither names nor blocks.
 fn end_inode(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
-    xattr::release_block(volume, handle, cell, core)?;
+    xattr::release(volume, handle, cell, core)?;
     orphan::remove(volume, cell, core);
     release_number(volume, handle, cell, core)
 }

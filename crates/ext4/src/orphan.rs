@@ -46,7 +46,7 @@ pub fn read(volume: &Volume, superblock: &Superblock) -> Result<(Vec<u32>, Optio
             return Err(corrupt(ino, "list").into());
         }
         list.push(ino);
-        let cell = match volume.cell(ino) {
+        let cell = match volume.orphan_cell(ino) {
             Ok(cell) if volume.alloc.inode_in_use(ino)? => cell,
             Ok(_) | Err(Error::Errno(_)) => return Err(corrupt(ino, "list: inode is free").into()),
             Err(error) => return Err(error),

@@ -14,10 +14,10 @@ use crate::blockmap;
 use crate::cache::{BlockCache, MetaBlock};
 use crate::damage;
 use crate::data::RUN_BLOCKS_MAX;
-use crate::error::{Error, Result};
+use crate::error::{Corrupt, Error, Result, Structure};
 use crate::extents;
 use crate::format::hash::HashVersion;
-use crate::format::inode::RawInode;
+use crate::format::inode::{EA_INODE, EXTENTS, RawInode};
 use crate::format::superblock::{Geometry, Superblock, compat, incompat, ro_compat};
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::inode::{Cell, Core, InodeTable, check, in_range};
@@ -47,6 +47,8 @@ pub struct Traits {
     pub extra_isize: u16,
     /// New files have extent trees; else block maps.
     pub extents: bool,
+    /// Inodes may hold values of attributes (`ea_inode`).
+    pub ea_inode: bool,
     /// Bytes of the largest file with a block map.
     pub map_bytes_max: u64,
     /// The user and the group that may take the blocks kept for privileged users, beside root;
@@ -76,6 +78,7 @@ impl Traits {
             dir_nlink: superblock.has_ro_compat(ro_compat::DIR_NLINK),
             extra_isize: superblock.want_extra_isize().max(32),
             extents: superblock.has_incompat(incompat::EXTENTS),
+            ea_inode: superblock.has_incompat(incompat::EA_INODE),
             map_bytes_max: blockmap::bytes_max(block_bytes, huge_file),
             kept_for: superblock.blocks_kept_for(),
             bsd_groups: superblock.wants_bsd_groups(),
@@ -127,6 +130,8 @@ pub struct Volume {
     pub ext_attr: AtomicBool,
     /// The damage that stopped the file system was written down.
     pub damage_recorded: AtomicBool,
+    /// Inodes of values of attributes that no attribute holds any more, to be freed.
+    pub unused_values: Mutex<Vec<u32>>,
     /// A buffer for the next large write: fresh memory costs more than what is copied into it.
     pub spare: Mutex<Option<Buffer>>,
 }
@@ -160,9 +165,57 @@ impl Volume {
         if let Some(cell) = self.inodes.get(ino) {
             return Ok(cell);
         }
+        self.read_cell(ino, false)
+    }
+
+    /// The same of an orphan, which may hold a value of an attribute.
+    ///
+    /// # Errors
+    /// As [`Volume::cell`].
+    pub fn orphan_cell(&self, ino: u32) -> Result<Arc<Cell>> {
+        match self.inodes.get(ino) {
+            Some(cell) => Ok(cell),
+            None => self.read_cell(ino, self.traits.ea_inode),
+        }
+    }
+
+    /// The inode that holds a value of an attribute.
+    ///
+    /// # Errors
+    /// The device's, or an inode that holds none.
+    pub fn value_inode(&self, ino: u32) -> Result<RawInode> {
+        let none = || Corrupt::new(Structure::Inode, ino.into(), "holds no value of an attribute");
+        if !in_range(&self.geometry, ino) || !self.traits.ea_inode {
+            return Err(none().into());
+        }
+        let (raw, _) = self.read_raw(ino)?;
+        match raw.mode() >> 12 == 8 && raw.has_flag(EA_INODE) && raw.has_flag(EXTENTS) {
+            true => Ok(raw),
+            false => Err(none().into()),
+        }
+    }
+
+    fn read_cell(&self, ino: u32, may_hold_value: bool) -> Result<Arc<Cell>> {
         if !in_range(&self.geometry, ino) {
             return Err(Errno::ESTALE.into());
         }
+        let (raw, block) = self.read_raw(ino)?;
+        if raw.mode() == 0 {
+            return Err(Errno::ESTALE.into());
+        }
+        if raw.has_flag(EA_INODE) && !may_hold_value {
+            return Err(Corrupt::new(Structure::Inode, ino.into(), "holds an attribute").into());
+        }
+        let cell = Cell::new(ino, self.seed, raw);
+        if let Some(journal) = &self.journal {
+            // What was changed before the inode was forgotten may not have committed yet.
+            cell.note_change(journal.latest(&block), true);
+        }
+        Ok(self.inodes.enter(cell))
+    }
+
+    /// An inode of the table, checked unless it is free, and the block that it is in.
+    fn read_raw(&self, ino: u32) -> Result<(RawInode, Arc<MetaBlock>)> {
         let (block, offset) = self.table_block(ino)?;
         let bytes = usize::from(self.geometry.inode_bytes);
         let data = block.read();
@@ -170,16 +223,10 @@ impl Volume {
         // One that was stored and not yet committed has no checksum to look at.
         let sums = self.has_sums && !block.is_stored(offset / bytes);
         drop(data);
-        if raw.mode() == 0 {
-            return Err(Errno::ESTALE.into());
+        if raw.mode() != 0 {
+            check(&self.geometry, sums.then_some(self.seed), ino, &raw)?;
         }
-        check(&self.geometry, sums.then_some(self.seed), ino, &raw)?;
-        let cell = Cell::new(ino, self.seed, raw);
-        if let Some(journal) = &self.journal {
-            // What was changed before the inode was forgotten may not have committed yet.
-            cell.note_change(journal.latest(&block), true);
-        }
-        Ok(self.inodes.enter(cell))
+        Ok((raw, block))
     }
 
     fn table_block(&self, ino: u32) -> Result<(Arc<MetaBlock>, usize)> {
@@ -253,17 +300,31 @@ impl Volume {
     /// # Errors
     /// The device's.
     pub fn set_next_orphan(&self, handle: &Handle<'_>, ino: u32, next: u32) -> Result<()> {
-        let (block, offset) = self.table_block(ino)?;
-        let bytes = usize::from(self.geometry.inode_bytes);
-        let mut data = handle.modify(&block);
-        let mut raw = RawInode::from_bytes(&data[offset..offset + bytes]);
-        raw.set_dtime(next);
-        data[offset..offset + bytes].copy_from_slice(raw.bytes());
-        block.note_stored(offset / bytes);
+        self.change_raw(handle, ino, |raw| raw.set_dtime(next))?;
         if let Some(cell) = self.inodes.get(ino) {
             cell.chain(Some(next));
         }
         Ok(())
+    }
+
+    /// Changes an inode in the table, and returns it. For inodes that nobody else changes now.
+    ///
+    /// # Errors
+    /// The device's.
+    pub(crate) fn change_raw(
+        &self,
+        handle: &Handle<'_>,
+        ino: u32,
+        change: impl FnOnce(&mut RawInode),
+    ) -> Result<RawInode> {
+        let (block, offset) = self.table_block(ino)?;
+        let bytes = usize::from(self.geometry.inode_bytes);
+        let mut data = handle.modify(&block);
+        let mut raw = RawInode::from_bytes(&data[offset..offset + bytes]);
+        change(&mut raw);
+        data[offset..offset + bytes].copy_from_slice(raw.bytes());
+        block.note_stored(offset / bytes);
+        Ok(raw)
     }
 
     /// Promises `count` free blocks to an operation's metadata. Call without a handle.

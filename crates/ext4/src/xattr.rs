@@ -5,15 +5,17 @@ use polylane_base::sync::Arc;
 use polylane_vfs::fs::{Acls, XattrMode};
 
 use crate::cache::{MetaBlock, Seal};
+use crate::data::TREE_BLOCKS;
 use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::DeviceBlock;
 use crate::format::acl;
-use crate::format::inode::Stamp;
-use crate::format::xattr::{self, Attribute, cost};
+use crate::format::inode::{EA_INODE, Stamp};
+use crate::format::xattr::{self, Attribute, Outside, cost};
 use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::ops::NAME_CREDITS;
+use crate::values;
 use crate::volume::Volume;
 
 /// Longest name, prefix included (`XATTR_NAME_MAX`).
@@ -47,6 +49,9 @@ pub fn all(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<Attribute>> 
         let decoded = xattr::decode_block(&outside.read());
         attributes.extend(decoded.map_err(|field| corrupt(cell, field))?);
     }
+    if !volume.traits.ea_inode && attributes.iter().any(|found| found.outside.is_some()) {
+        return Err(corrupt(cell, "e_value_inum"));
+    }
     Ok(attributes)
 }
 
@@ -69,7 +74,7 @@ pub fn known(name: &[u8]) -> Result<()> {
 pub fn get(volume: &Volume, cell: &Cell, core: &Core, name: &[u8]) -> Result<Vec<u8>> {
     known(name)?;
     let found = all(volume, cell, core)?.into_iter().find(|attribute| attribute.is_named(name));
-    let value = found.ok_or(Errno::ENODATA)?.value;
+    let value = values::read(volume, cell.ino, &found.ok_or(Errno::ENODATA)?)?;
     match is_acl(name) {
         true => acl::from_disk(&value).ok_or_else(|| corrupt(cell, "access control list")),
         false => Ok(value),
@@ -105,20 +110,49 @@ pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -
     match (existing, change.mode) {
         (Some(_), XattrMode::Create) => return Err(Errno::EEXIST.into()),
         (None, XattrMode::Replace) => return Err(Errno::ENODATA.into()),
-        (Some(at), _) => drop(attributes.remove(at)),
-        (None, _) => {}
+        _ => {}
     }
+    let gone = existing.and_then(|at| attributes.remove(at).outside);
     if let Some(value) = change.value {
         attributes.push(stored(name, value)?);
     }
-    let (inside, outside) = distribute(core.raw.xattr_area().len(), attributes);
-    check_room(volume, &outside)?;
+    let (mut inside, mut outside) = plan(volume, core.raw.xattr_area().len(), attributes)?;
     inline::move_out(volume, cell, core)?;
-    let _promise = match takes_block(volume, cell, core, &outside)? {
-        true => Some(volume.promise(1)?),
-        false => None,
-    };
-    let handle = volume.start(NAME_CREDITS)?;
+    let moving = |attribute: &&Attribute| attribute.outside.is_some_and(|place| place.ino == 0);
+    let moved: Vec<u64> = inside
+        .iter()
+        .chain(&outside)
+        .filter(moving)
+        .map(|attribute| values::blocks(volume, attribute.value.len()))
+        .collect();
+    let own = u64::from(takes_block(volume, cell, core, &outside)?);
+    let blocks = own + moved.iter().map(|blocks| blocks + TREE_BLOCKS).sum::<u64>();
+    let _promise = (blocks > 0).then(|| volume.promise(blocks)).transpose()?;
+    let kept = shared_values(volume, cell, core)?;
+    volume.alloc.reserve_inodes(moved.len() as u32)?;
+    let handle = volume.start(NAME_CREDITS + 2 * blocks as usize + 2 * kept.len());
+    let handle = handle.inspect_err(|_| volume.alloc.unreserve_inodes(moved.len() as u32))?;
+    for attribute in inside.iter_mut().chain(&mut outside) {
+        if attribute.outside.is_some_and(|place| place.ino == 0) {
+            let blocks = values::blocks(volume, attribute.value.len());
+            values::make(volume, &handle, (cell, core), attribute)?;
+            core.add_blocks(blocks as i64, volume.geometry.block_bytes);
+        }
+    }
+    volume.alloc.unreserve_inodes(moved.len() as u32);
+    // A block that others share keeps its values; what stays here of them is held once more.
+    for place in inside.iter().chain(&outside).filter_map(|attribute| attribute.outside) {
+        if kept.contains(&place.ino) {
+            values::refer(volume, &handle, place.ino, true)?;
+        }
+    }
+    if let Some(gone) = gone {
+        let blocks = values::blocks(volume, gone.size as usize);
+        core.add_blocks(-(blocks as i64), volume.geometry.block_bytes);
+        if !kept.contains(&gone.ino) {
+            values::refer(volume, &handle, gone.ino, false)?;
+        }
+    }
     write(volume, &handle, cell, core, (&inside, &outside))?;
     if let Some(perm) = change.perm {
         core.raw.set_perm(perm);
@@ -126,7 +160,82 @@ pub fn set(volume: &Volume, cell: &Cell, core: &mut Core, change: &Change<'_>) -
     core.raw.set_time(Stamp::Change, volume.now());
     volume.store(&handle, cell, core, true)?;
     handle.complete();
-    Ok(())
+    values::free_unused(volume)
+}
+
+/// Where attributes go: into the inode, into the block, and the largest values, where the image has
+/// that and the block is too small, into inodes of their own, which are still to be made.
+fn plan(
+    volume: &Volume,
+    room: usize,
+    mut all: Vec<Attribute>,
+) -> Result<(Vec<Attribute>, Vec<Attribute>)> {
+    loop {
+        let (inside, mut outside) = distribute(room, all);
+        if xattr::fit_block(volume.io.block_bytes(), &outside) {
+            return Ok((inside, outside));
+        }
+        let largest = outside.iter_mut().max_by_key(|attribute| match attribute.outside {
+            Some(_) => 0,
+            None => attribute.value.len(),
+        });
+        match largest.filter(|attribute| volume.traits.ea_inode && !attribute.value.is_empty()) {
+            Some(attribute) if attribute.outside.is_none() => {
+                let size = attribute.value.len() as u32;
+                attribute.outside = Some(Outside { ino: 0, size, hash: 0 });
+            }
+            _ => return Err(Errno::ENOSPC.into()),
+        }
+        all = inside.into_iter().chain(outside).collect();
+    }
+}
+
+/// Inodes that hold values for a block which others share.
+fn shared_values(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u32>> {
+    if !volume.traits.ea_inode || core.raw.xattr_block() == 0 {
+        return Ok(Vec::new());
+    }
+    let shared = block(volume, cell, core.raw.xattr_block())?;
+    let bytes = shared.read();
+    let found = xattr::decode_block(&bytes).map_err(|field| corrupt(cell, field))?;
+    match xattr::references(&bytes) > 1 {
+        true => Ok(found.iter().filter_map(|attribute| attribute.outside).map(|o| o.ino).collect()),
+        false => Ok(Vec::new()),
+    }
+}
+
+/// Blocks of all attributes that lie outside the inode, those in inodes of their own among them:
+/// each inode that has such a value counts them.
+///
+/// # Errors
+/// The device's, or corrupt attributes.
+pub fn blocks(volume: &Volume, cell: &Cell, core: &Core) -> Result<u64> {
+    let own = u64::from(core.raw.xattr_block() != 0);
+    if !volume.traits.ea_inode {
+        return Ok(own);
+    }
+    let all = all(volume, cell, core)?;
+    let outside = all.iter().filter_map(|attribute| attribute.outside);
+    Ok(own + outside.map(|place| values::blocks(volume, place.size as usize)).sum::<u64>())
+}
+
+/// Lets go of all attributes of an inode that is freed.
+///
+/// # Errors
+/// The device's, or corrupt attributes.
+pub fn release(volume: &Volume, handle: &Handle<'_>, cell: &Cell, core: &mut Core) -> Result<()> {
+    if volume.traits.ea_inode && !core.raw.has_flag(EA_INODE) {
+        let decoded = xattr::decode_inode(core.raw.xattr_area());
+        let mut held = decoded.map_err(|field| corrupt(cell, field))?;
+        let kept = shared_values(volume, cell, core)?;
+        if core.raw.xattr_block() != 0 && kept.is_empty() {
+            let own = block(volume, cell, core.raw.xattr_block())?;
+            let own = xattr::decode_block(&own.read()).map_err(|field| corrupt(cell, field))?;
+            held.extend(own);
+        }
+        values::release(volume, handle, &held)?;
+    }
+    release_block(volume, handle, cell, core)
 }
 
 /// Gives an inode that was just made its access control lists, in the handle that made it. The

@@ -24,7 +24,7 @@ fn what_cannot_be_read_is_refused_by_name() {
     if !common::have_tools() {
         return;
     }
-    for feature in ["encrypt", "casefold", "ea_inode", "mmp"] {
+    for feature in ["encrypt", "casefold", "mmp"] {
         let features = format!("{feature},^resize_inode");
         let refused = open(64, &["-t", "ext4", "-b", "4096", "-O", &features]).err();
         assert_eq!(refused, Some(Error::Incompatible(vec![feature.into()])), "{feature}");
@@ -32,6 +32,7 @@ fn what_cannot_be_read_is_refused_by_name() {
     for (name, args) in [
         ("bigalloc with blocks of 1 KiB", &["-b", "1024", "-O", "bigalloc"][..]),
         ("inline_data without extents", &["-O", "inline_data,^extents,^64bit"]),
+        ("ea_inode without extents", &["-O", "ea_inode,^extents,^64bit"]),
         ("journal_dev", &["-O", "journal_dev"]),
         ("blocks of 8 KiB", &["-b", "8192"]),
         ("blocks of 64 KiB", &["-b", "65536"]),

@@ -20,7 +20,7 @@ use crate::error::{Corrupt, Error, Result, Structure};
 use crate::format::extent::{
     DEPTH_MAX, Entries, Extent, Index, Node, ROOT_BYTES, Search, checksum_ok, depth, search,
 };
-use crate::format::inode::EXTENTS;
+use crate::format::inode::{EA_INODE, EXTENTS};
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inline;
 use crate::inode::{Cell, Core};
@@ -320,8 +320,8 @@ pub(crate) fn count(volume: &Volume, cell: &Cell, core: &Core) -> Result<u64> {
     Ok(count)
 }
 
-/// Frees blocks that the file's map does not name any more. Those of directories and links are
-/// metadata.
+/// Frees blocks that the file's map does not name any more. Those of directories, links and values
+/// of attributes are metadata.
 ///
 /// # Errors
 /// The device's, or a bitmap that says they are free already.
@@ -333,7 +333,7 @@ pub fn free(
     count: u32,
 ) -> Result<()> {
     match core.raw.mode() >> 12 {
-        8 => volume.alloc.free(handle, start, count)?,
+        8 if !core.raw.has_flag(EA_INODE) => volume.alloc.free(handle, start, count)?,
         _ => volume.alloc.free_metadata(handle, start, count)?,
     }
     core.add_blocks(-i64::from(count), volume.geometry.block_bytes);

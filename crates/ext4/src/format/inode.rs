@@ -155,6 +155,28 @@ impl RawInode {
         }
     }
 
+    /// Attributes whose value this inode holds: the low half of `i_version`, and above it
+    /// `i_ctime`.
+    pub fn value_references(&self) -> u64 {
+        u64::from(le32(&self.bytes, 0x0c)) << 32 | u64::from(le32(&self.bytes, 0x24))
+    }
+
+    /// Stores the number of them.
+    pub fn set_value_references(&mut self, count: u64) {
+        put32(&mut self.bytes, 0x24, count as u32);
+        put32(&mut self.bytes, 0x0c, (count >> 32) as u32);
+    }
+
+    /// The checksum of the value that this inode holds: `i_atime`.
+    pub fn value_sum(&self) -> u32 {
+        le32(&self.bytes, 0x08)
+    }
+
+    /// Stores it.
+    pub fn set_value_sum(&mut self, sum: u32) {
+        put32(&mut self.bytes, 0x08, sum);
+    }
+
     /// `i_mode`: kind and permission bits.
     pub fn mode(&self) -> u16 {
         le16(&self.bytes, 0x00)

@@ -32,6 +32,7 @@ const INCOMPAT_KNOWN: u32 = incompat::FILETYPE
     | incompat::META_BG
     | incompat::LARGE_DIR
     | incompat::INLINE_DATA
+    | incompat::EA_INODE
     | incompat::CSUM_SEED;
 
 const RO_COMPAT_KNOWN: u32 = ro_compat::SPARSE_SUPER
@@ -461,9 +462,11 @@ fn lacking(bytes: &[u8; BYTES]) -> Vec<String> {
     if features & (incompat::FILETYPE | incompat::JOURNAL_DEV) == 0 {
         names.push("directories without file types".into());
     }
-    // What moves out of an inode gets a tree.
-    if features & incompat::INLINE_DATA != 0 && features & incompat::EXTENTS == 0 {
-        names.push("inline_data without extents".into());
+    // What moves out of an inode, and what holds a value of an attribute, gets a tree.
+    let with_trees = features & (incompat::INLINE_DATA | incompat::EA_INODE);
+    if features & incompat::EXTENTS == 0 {
+        let without = |name: String| format!("{name} without extents");
+        names.extend(incompat::names(with_trees).into_iter().map(without));
     }
     if (LOG_BLOCK_MAX + 1..=LINUX_LOG_BLOCK_MAX).contains(&log) {
         names.push(format!("blocks of {} KiB", 1 << log));

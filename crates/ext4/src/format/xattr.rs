@@ -37,15 +37,28 @@ pub struct Attribute {
     pub index: u8,
     /// The name behind the prefix, at most 255 bytes.
     pub rest: Vec<u8>,
-    /// The value.
+    /// The value; empty where an inode of its own holds it.
     pub value: Vec<u8>,
+    /// The inode that holds the value.
+    pub outside: Option<Outside>,
+}
+
+/// The inode that holds a value (`ea_inode`), as the attribute's entry tells of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outside {
+    /// Its number; 0: it is still to be made.
+    pub ino: u32,
+    /// Bytes of the value.
+    pub size: u32,
+    /// The entry's hash, see [`outside_hash`].
+    pub hash: u32,
 }
 
 impl Attribute {
     /// One of this whole name. `None` for prefixes without a number.
     pub fn new(name: &[u8], value: Vec<u8>) -> Option<Attribute> {
         let (index, rest) = split(name)?;
-        Some(Attribute { index, rest: rest.to_vec(), value })
+        Some(Attribute { index, rest: rest.to_vec(), value, outside: None })
     }
 
     /// Whether it is no attribute of programs' but holds inline data: `system.data`.
@@ -74,7 +87,7 @@ pub fn split(name: &[u8]) -> Option<(u8, &[u8])> {
 /// Bytes that an attribute takes, entry and value.
 pub fn cost(attribute: &Attribute) -> usize {
     (ENTRY_BYTES + attribute.rest.len()).next_multiple_of(4)
-        + attribute.value.len().next_multiple_of(4)
+        + if attribute.outside.is_some() { 0 } else { attribute.value.len().next_multiple_of(4) }
 }
 
 /// Reads the attributes in an inode's area; none when the magic number is missing.
@@ -108,16 +121,18 @@ fn decode(area: &[u8], first: usize, base: usize) -> Result<Vec<Attribute>, &'st
             return Err("e_name_len");
         }
         let (offset, size) = (usize::from(le16(area, at + 2)), le32(area, at + 8) as usize);
-        if le32(area, at + 4) != 0 {
-            return Err("e_value_inum: unsupported");
-        }
+        let outside = match le32(area, at + 4) {
+            0 => None,
+            ino => Some(Outside { ino, size: size as u32, hash: le32(area, at + 12) }),
+        };
         let start = base + offset;
         let value = match size {
+            _ if outside.is_some() => &[],
             0 => &[],
             _ => area.get(start..start.saturating_add(size)).ok_or("e_value_offs")?,
         };
         let rest = area[at + ENTRY_BYTES..end].to_vec();
-        found.push(Attribute { index: area[at + 1], rest, value: value.to_vec() });
+        found.push(Attribute { index: area[at + 1], rest, value: value.to_vec(), outside });
         at = end.next_multiple_of(4);
     }
     Ok(found)
@@ -174,14 +189,28 @@ fn encode(area: &mut [u8], first: usize, base: usize, attributes: &[Attribute]) 
         area[at + 1] = index;
         let offset = if attribute.value.is_empty() { 0 } else { end - base };
         put16(area, at + 2, offset as u16);
-        put32(area, at + 8, attribute.value.len() as u32);
-        let hash = entry_hash(rest, &attribute.value);
+        let hash = match attribute.outside {
+            Some(outside) => {
+                put32(area, at + 4, outside.ino);
+                put32(area, at + 8, outside.size);
+                outside.hash
+            }
+            None => {
+                put32(area, at + 8, attribute.value.len() as u32);
+                entry_hash(rest, &attribute.value)
+            }
+        };
         put32(area, at + 12, hash);
         area[at + ENTRY_BYTES..][..rest.len()].copy_from_slice(rest);
         at = (at + ENTRY_BYTES + rest.len()).next_multiple_of(4);
         all = all.rotate_left(16) ^ hash;
     }
     all
+}
+
+/// The hash of an entry whose value an inode holds: over the name, and the value's checksum.
+pub fn outside_hash(rest: &[u8], value_sum: u32) -> u32 {
+    entry_hash(rest, &value_sum.to_le_bytes())
 }
 
 fn entry_hash(name: &[u8], value: &[u8]) -> u32 {
@@ -226,6 +255,7 @@ mod tests {
 
     fn attributes() -> Vec<Attribute> {
         let make = |index, rest: &str, value: &[u8]| Attribute {
+            outside: None,
             index,
             rest: rest.as_bytes().to_vec(),
             value: value.to_vec(),

@@ -9,6 +9,7 @@ mod common;
 mod fast;
 mod flags;
 mod inline;
+mod large_values;
 mod snapshot;
 mod trees;
 
