@@ -155,7 +155,7 @@ pub fn refer(volume: &Volume, handle: &Handle<'_>, ino: u32, one_more: bool) -> 
 /// As [`refer`].
 pub fn release(volume: &Volume, handle: &Handle<'_>, attributes: &[Attribute]) -> Result<()> {
     let outside = attributes.iter().filter_map(|attribute| attribute.outside);
-    outside.map(|outside| refer(volume, handle, outside.ino, false)).collect()
+    outside.map(|outside| outside.ino).try_for_each(|ino| refer(volume, handle, ino, false))
 }
 
 /// Frees the inodes of values that no attribute holds any more. Call without a handle.
