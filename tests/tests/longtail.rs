@@ -321,6 +321,8 @@ topics! {
     forks_beside_opens = Topic { source: "forks_threads", ..PROGRAM };
     spawn_with_actions = Topic { source: "spawn_actions", ..PROGRAM };
     vfork_and_clone = Topic { source: "clones", ..PROGRAM };
+    holders_of_locks = Topic { source: "holders", ..PROGRAM };
+    set_id_bits = Topic { source: "set_id", ways: LISTS, ..PROGRAM };
     files_that_the_kernel_acts_on_by_itself = Topic { source: "own_nodes", ..PROGRAM };
     descriptors_of_own_nodes =
         Topic { source: "own_descriptors", options: &["-pthread"], ..PROGRAM };

@@ -168,7 +168,7 @@ fn a_tree_is_the_same_after_opening_again() {
         return;
     }
     for seed in seeds() {
-        let mut reference = Reference::new(Arc::new(TestClock::default()), false);
+        let mut reference = Reference::new(Arc::new(TestClock::default()));
         let mut stack = Stack::new(common::LANE);
         let mut generator = Generator::new(seed, Limits::default());
         for round in 0..ROUNDS {

@@ -193,7 +193,7 @@ fn furnish(fs: &Ext4) {
 
 /// Random steps beside the reference, through the VFS and its page cache; all of it is written.
 fn work(fs: &Arc<Ext4>, seed: u64, limits: Limits) {
-    let mut reference = Reference::new(Arc::new(TestClock::default()), false);
+    let mut reference = Reference::new(Arc::new(TestClock::default()));
     let options = small_options(Arc::new(TestClock::default()), CACHE_BYTES);
     let mut subject = VfsSubject::new(fs.clone(), options);
     let mut generator = Generator::new(seed, limits);

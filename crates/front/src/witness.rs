@@ -25,8 +25,9 @@ pub struct Numbers {
 pub struct Looks {
     /// Its number as the kernel's FUSE requests have it.
     pub number: u32,
-    /// It sees other mounts than the lane's tenant, or is confined beyond it: what a path is to it,
-    /// and what it may do there, the kernel alone decides.
+    /// It sees other mounts or other numbers of processes than the lane's tenant, or is confined
+    /// beyond it: what a path or a process is to it, and what it may do there, the kernel alone
+    /// decides.
     pub apart: bool,
 }
 

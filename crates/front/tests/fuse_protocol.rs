@@ -40,6 +40,7 @@ const CREATE: u32 = 35;
 const INTERRUPT: u32 = 36;
 const IOCTL: u32 = 39;
 const FALLOCATE: u32 = 43;
+const COPY_FILE_RANGE: u32 = 47;
 const READDIRPLUS: u32 = 44;
 
 const SLOT_DIR: u64 = 3;
@@ -260,6 +261,48 @@ fn set_id_bits_go_when_the_kernel_says_so() {
     kernel.ask(WRITE, id, &args).expect("written");
     let body = kernel.ask(GETATTR, id, &[0; 16]).expect("attributes");
     assert_eq!(mode(&body), 0o100_755);
+}
+
+/// chown(-1, -1), and what the kernel sends before a change by a caller who is to lose set-id bits:
+/// the owner's and root's takes them, others' takes nothing and does not fail.
+#[test]
+fn a_setattr_without_a_field_takes_set_id_bits() {
+    const OWNER: u32 = 1000;
+    let mut kernel = Kernel::new();
+    let (id, fh) = create(&mut kernel, ROOT, "a");
+    let (from, from_fh) = create(&mut kernel, ROOT, "from");
+    write(&mut kernel, from, from_fh, b"some bytes").expect("written");
+    let set = |valid: u32, size: u64, mode: u32, owner: u32| {
+        let mut set = Bytes::new();
+        set.u32(valid).u32(0).u64(fh).u64(size).raw(&[0; 44]);
+        set.u32(mode).u32(0).u32(owner).u32(owner).u32(0);
+        set.0
+    };
+    let (none, owned, chmod) = (set(0, 0, 0, 0), set(6, 0, 0, OWNER), set(1, 0, 0o6777, 0));
+    let (mut reserve, mut copy) = (Bytes::new(), Bytes::new());
+    reserve.u64(fh).u64(0).u64(4096).u32(0).u32(0);
+    copy.u64(from_fh).u64(0).u64(id).u64(fh).u64(0).u64(5).u64(0);
+    // By path: the size, and with it the flag of who lacks the capability.
+    let (kept, cut) = (set(1 << 3, 3, 0, 0), set(1 << 3 | 1 << 11, 3, 0, 0));
+    for (line, opcode, args, uid, after) in [
+        (1, SETATTR, &none, OWNER, 0o777),
+        (2, SETATTR, &none, 0, 0o777),
+        (3, SETATTR, &none, 1001, 0o6777),
+        (4, FALLOCATE, &reserve.0, 0, 0o6777),
+        (5, FALLOCATE, &reserve.0, 1001, 0o777),
+        (6, COPY_FILE_RANGE, &copy.0, 0, 0o6777),
+        (7, COPY_FILE_RANGE, &copy.0, 1001, 0o777),
+        (8, SETATTR, &kept, 0, 0o6777),
+        (9, SETATTR, &cut, 0, 0o777),
+    ] {
+        kernel.uid = 0;
+        kernel.ask(SETATTR, id, &owned).expect("chown");
+        kernel.ask(SETATTR, id, &chmod).expect("chmod");
+        kernel.uid = uid;
+        kernel.ask(opcode, id, args).expect("done");
+        let body = kernel.ask(GETATTR, id, &[0; 16]).expect("attributes");
+        assert_eq!(Fields(&body[16 + 60..]).u32(), 0o100_000 | after, "line {line}");
+    }
 }
 
 /// What open_by_handle_at(2) asks for: `.` in what the kernel has forgotten, and `..`.

@@ -127,11 +127,11 @@ ops! {
     Listxattr = 24,
     /// `removexattr`.
     Removexattr = 25,
-    /// POSIX or OFD lock or unlock (`F_SETLK`) on `handle`: `flags`: `LOCK_*` bits; `mode`:
-    /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`; `offset`, `length` (0: to the end); `arg[0]`: the
-    /// caller's getpid(), for `F_GETLK` of others (0: the service's number for it).
+    /// POSIX or OFD lock or unlock (`F_SETLK`) on `handle`, for the session's process: `flags`:
+    /// `LOCK_*`; `mode`: `F_RDLCK`, `F_WRLCK`, `F_UNLCK`; `offset`, `length` (0: to the end).
     Lock = 26,
-    /// `F_GETLK`: as `Lock`. Reply: `value[0..4]` = type, start, length (0: to the end), pid.
+    /// `F_GETLK`: as `Lock`. Reply: `value[0..4]` = type, start, length (0: to the end), and
+    /// the holder's number as the tenant sees it (`u32::MAX`: no process).
     GetLock = 27,
     /// Takes back a waiting `Lock` of the mailbox number in `arg[0]`: its reply is `EINTR`.
     Cancel = 28,

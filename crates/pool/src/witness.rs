@@ -47,7 +47,7 @@ struct Answer {
     number: u64,
     /// The process, as the tenant sees it; `None`: there is none.
     seen: Option<u32>,
-    /// It is confined beyond the init, or has other mounts.
+    /// It is confined beyond the init, or has other mounts or other numbers of processes.
     apart: bool,
     /// The thread is one of it.
     has_thread: bool,
@@ -142,7 +142,8 @@ fn answer(tenant: &mut Tenant, question: Question) -> Answer {
     });
     let namespace = |pid, which| fs::read_link(format!("/proc/{pid}/ns/{which}")).ok();
     let is_same = |which| namespace(pid, which).is_some_and(|n| namespace(init, which) == Some(n));
-    let same = is_same("mnt") && is_same("user");
+    // The numbers of processes that it is told, of holders of locks, are the tenant's.
+    let same = is_same("mnt") && is_same("user") && is_same("pid");
     // Asked last: it is for who is let in.
     let apart = !same || it.is_less_than_its_user() || it.is_confined_beyond(&first);
     let apart = apart || thread.is_none() && !tenant.is_plain();

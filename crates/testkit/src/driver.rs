@@ -80,7 +80,7 @@ pub fn run_seed<S: Subject>(bench: &Bench<'_, S>, seed: u64, count: usize) -> Re
 /// Runs a list of steps; the first difference as text.
 pub fn run<S: Subject>(bench: &Bench<'_, S>, steps: &[Step]) -> Result<(), String> {
     let run = || {
-        let mut reference = Reference::new(Arc::new(TestClock::default()), !bench.exact.leaving);
+        let mut reference = Reference::new(Arc::new(TestClock::default()));
         let mut subject = (bench.make)();
         open_up(&mut reference, &mut subject);
         for (i, step) in steps.iter().enumerate() {

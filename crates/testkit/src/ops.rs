@@ -319,7 +319,7 @@ impl Generator {
             0 | 1 => Op::Chmod { path, perm: self.perm() },
             2 => {
                 let uid = self.rng.percent(60).then(|| self.rng.pick(&USERS).0);
-                let gid = (uid.is_none() || self.rng.percent(50)).then(|| self.rng.pick(&USERS).1);
+                let gid = self.rng.percent(60).then(|| self.rng.pick(&USERS).1);
                 Op::Chown { path, uid, gid, follow: self.rng.percent(70) }
             }
             3 | 4 => {

@@ -134,7 +134,7 @@ pub fn small_options(clock: Arc<dyn Clock>, cache_bytes_limit: u64) -> Options {
 fn cred(who: usize) -> Cred {
     let (uid, gid, groups) = USERS[who];
     let groups = groups.iter().copied().map(Gid).collect();
-    Cred { uid: Uid(uid), gid: Gid(gid), groups, pid: 1 + who as u32, ..Cred::root() }
+    Cred { uid: Uid(uid), gid: Gid(gid), groups, ..Cred::root() }
 }
 
 impl VfsSubject {
@@ -268,7 +268,7 @@ impl VfsSubject {
                 Ok(Value::Offset(file.seek(at, target)?))
             }
             Op::Copy { from, at, to, to_at, len } => {
-                let count = self.file(from)?.copy_range(at, self.file(to)?, to_at, len)?;
+                let count = self.file(from)?.copy_range(cred, at, (self.file(to)?, to_at), len)?;
                 Ok(Value::Offset(count))
             }
             Op::StatOpen { slot } => self.state(self.file(slot)?.node()),
@@ -317,7 +317,12 @@ impl VfsSubject {
             }
             Op::Times { path, atime, mtime } => {
                 let (atime, mtime) = (set_time(*atime), set_time(*mtime));
-                self.set(cred, path, true, &SetAttr { atime, mtime, ..none })
+                let set = SetAttr { atime, mtime, ..none };
+                // A front end asks for no change then: without a field it would be chown(-1, -1).
+                match set == none {
+                    true => self.resolve(cred, path, true).map(|_| Value::Done).map_err(Into::into),
+                    false => self.set(cred, path, true, &set),
+                }
             }
             Op::Stat { path, follow } => self.state(&self.resolve(cred, path, *follow)?),
             Op::Access { path, mask } => {

@@ -88,7 +88,7 @@ pub(crate) fn inherit(cred: &Cred, dir: &Inode, kind: Kind, perm: u32) -> (Gid, 
         return (gid, perm | SET_GID);
     }
     let program = SET_GID | GROUP_EXEC;
-    if perm & program == program && !cred.is_root() && !cred.in_group(gid) {
+    if perm & program == program && !cred.has_fsetid() && !cred.in_group(gid) {
         return (gid, perm & !SET_GID);
     }
     (gid, perm)
@@ -105,5 +105,5 @@ pub(crate) fn without_set_id(cred: Option<&Cred>, inode: &Inode, perm: u32) -> u
 
 /// Whether the set-gid bit of `inode` may stay in a mode that `cred` sets.
 pub(crate) fn keeps_set_gid(cred: &Cred, inode: &Inode) -> bool {
-    cred.is_root() || cred.in_group(inode.gid())
+    cred.has_fsetid() || cred.in_group(inode.gid())
 }

@@ -29,8 +29,9 @@ impl Vfs {
     }
 
     /// Changes the state of an inode as chmod(2), chown(2), truncate(2) and utimensat(2) may;
-    /// returns the new state. `EPERM` for other owners' inodes and where [`flags`] forbid it,
-    /// `EACCES`, `EISDIR` and `EINVAL` for the size of what is not a regular file, `EFBIG`.
+    /// returns the new state. A change without a field is chown(-1, -1): the change time moves, and
+    /// set-id bits and capabilities go. `EPERM` for other owners' inodes and where [`flags`] forbid
+    /// it, `EACCES`, `EISDIR` and `EINVAL` for the size of what is not a regular file, `EFBIG`.
     ///
     /// ftruncate(2) needs no right on the inode, only a file that is open for writing: a front end
     /// that checked that says `kernel_checked`.
@@ -61,7 +62,7 @@ impl Vfs {
                 let rights = set.perm.is_some() || set.uid.is_some() || set.gid.is_some();
                 let _announced = (node.is_dir() && rights).then(|| self.core.change_paths());
                 let _entries = node.is_dir().then(|| self.core.lock_entries(cred, node));
-                if set.uid.is_some() || set.gid.is_some() {
+                if is_chown(&set) {
                     self.core.kill_caps(node)?;
                 }
                 apply_rules(cred, node, &mut set);
@@ -92,6 +93,11 @@ fn check_sizable(node: &Inode) -> Result<()> {
     }
 }
 
+/// Whether it is a change as by chown(2), which may leave both owner and group as they are.
+fn is_chown(set: &SetAttr) -> bool {
+    set.uid.is_some() || set.gid.is_some() || *set == SetAttr::default()
+}
+
 /// Who may ask for what.
 fn check_set(cred: &Cred, node: &Inode, set: &SetAttr) -> Result<()> {
     if cred.kernel_checked || cred.is_root() {
@@ -107,7 +113,10 @@ fn check_set(cred: &Cred, node: &Inode, set: &SetAttr) -> Result<()> {
     if set.gid.is_some_and(|gid| cred.uid != node.uid() || !member(gid)) {
         return Err(Errno::EPERM);
     }
-    if set.perm.is_some() {
+    // chown(-1, -1) needs a right only where it changes the mode.
+    let perm = node.perm();
+    let loses_bits = !node.is_dir() && access::without_set_id(Some(cred), node, perm) != perm;
+    if set.perm.is_some() || *set == SetAttr::default() && loses_bits {
         access::check_owner(cred, node)?;
     }
     if set.size.is_some() {
@@ -132,12 +141,12 @@ fn apply_rules(cred: &Cred, node: &Inode, set: &mut SetAttr) {
     if let Some(perm) = set.perm.as_mut() {
         *perm &= 0o7777;
         let gid = set.gid.unwrap_or(node.gid());
-        if !cred.kernel_checked && !cred.is_root() && !cred.in_group(gid) {
+        if !cred.kernel_checked && !cred.has_fsetid() && !cred.in_group(gid) {
             *perm &= !SET_GID;
         }
     }
-    let new_owner = (set.uid.is_some() || set.gid.is_some()) && !node.is_dir();
-    let new_data = set.size.is_some() && !cred.is_root();
+    let new_owner = is_chown(set) && !node.is_dir();
+    let new_data = set.size.is_some() && !cred.has_fsetid();
     if new_owner || new_data {
         let perm = set.perm.unwrap_or(node.perm());
         let less = access::without_set_id(Some(cred), node, perm);
@@ -169,7 +178,7 @@ impl Core {
     pub(crate) fn kill_set_id(&self, cred: Option<&Cred>, node: &Inode) -> Result<()> {
         self.kill_caps(node)?;
         let perm = node.perm();
-        if perm & (SET_UID | SET_GID) == 0 || cred.is_some_and(Cred::is_root) {
+        if perm & (SET_UID | SET_GID) == 0 || cred.is_some_and(Cred::has_fsetid) {
             return Ok(());
         }
         let mut held = node.attr();

@@ -3,11 +3,25 @@
 use polylane_base::sync::Arc;
 use polylane_base::{Gid, Uid};
 
+/// Whether an identity has `CAP_FSETID`: the set-id bits of a file stay when it changes the
+/// contents, and a file of a group that it is no member of may have the set-gid bit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Fsetid {
+    /// As its user has it: root has it.
+    #[default]
+    OfUser,
+    /// It has it, whoever its user is.
+    Held,
+    /// It has not, even if its user is root.
+    Dropped,
+}
+
 /// The identity on whose behalf an operation runs. Made by a front end from what the kernel said
 /// (`SO_PEERCRED`, a FUSE header), never from a message's own claims.
 #[derive(Clone, Debug)]
 pub struct Cred {
-    /// File-system user id. 0 has `CAP_DAC_OVERRIDE`, `CAP_FOWNER`, `CAP_CHOWN`, `CAP_FSETID`.
+    /// File-system user id. 0 has `CAP_DAC_OVERRIDE`, `CAP_FOWNER`, `CAP_CHOWN`; of `CAP_FSETID`
+    /// [`fsetid`](Self::fsetid) tells.
     pub uid: Uid,
     /// File-system group id.
     pub gid: Gid,
@@ -16,8 +30,8 @@ pub struct Cred {
     /// The kernel checked the permissions of this operation already (FUSE `default_permissions`, or
     /// an operation on an open file whose access mode the front end checked); ours are skipped.
     pub kernel_checked: bool,
-    /// Process id, for `F_GETLK`.
-    pub pid: u32,
+    /// Whether it has `CAP_FSETID`.
+    pub fsetid: Fsetid,
     /// The front end's session that asks, by a number of its own; 0: none that could hold leases.
     pub session: u64,
     /// The call applies what the session's client did under a lease; see [`crate::Holder`].
@@ -32,7 +46,7 @@ impl Cred {
             gid: Gid(0),
             groups: Arc::new([]),
             kernel_checked: false,
-            pid: 0,
+            fsetid: Fsetid::OfUser,
             session: 0,
             streamed: false,
         }
@@ -41,6 +55,15 @@ impl Cred {
     /// Whether this identity overrides permission bits.
     pub fn is_root(&self) -> bool {
         self.uid == Uid(0)
+    }
+
+    /// Whether this identity has `CAP_FSETID`.
+    pub fn has_fsetid(&self) -> bool {
+        match self.fsetid {
+            Fsetid::OfUser => self.is_root(),
+            Fsetid::Held => true,
+            Fsetid::Dropped => false,
+        }
     }
 
     /// Whether `gid` is the group or one of the supplementary groups.

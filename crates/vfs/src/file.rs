@@ -461,9 +461,15 @@ impl OpenFile {
         Ok(())
     }
 
-    /// copy_file_range(2): at most `len` bytes at `from` of this file to `at` of `to`. `EINVAL`
-    /// when the two ranges of one file overlap.
-    pub fn copy_range(&self, from: u64, to: &OpenFile, at: u64, len: u64) -> Result<u64> {
+    /// copy_file_range(2) by `cred`: at most `len` bytes at `from` of this file to `at` of `to`.
+    /// `EINVAL` when the two ranges of one file overlap.
+    pub fn copy_range(
+        &self,
+        cred: &Cred,
+        from: u64,
+        (to, at): (&OpenFile, u64),
+        len: u64,
+    ) -> Result<u64> {
         if self.node.is_dir() || to.node.is_dir() {
             return Err(Errno::EISDIR);
         }
@@ -479,8 +485,6 @@ impl OpenFile {
         if source.id == target.id && from < to_end && at < from_end {
             return Err(Errno::EINVAL);
         }
-        let (uid, gid) = (polylane_base::Uid(u32::MAX), polylane_base::Gid(u32::MAX));
-        let nobody = Cred { uid, gid, ..Cred::root() };
         let mut buffer = vec![0; COPY_BYTES.min(usize::try_from(len).unwrap_or(COPY_BYTES))];
         let mut done = 0;
         while done < len {
@@ -489,7 +493,7 @@ impl OpenFile {
             if count == 0 {
                 break;
             }
-            let written = match to.write(&nobody, Some(at + done), &mut &buffer[..count]) {
+            let written = match to.write(cred, Some(at + done), &mut &buffer[..count]) {
                 Ok(written) => written.count,
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),

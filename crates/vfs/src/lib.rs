@@ -62,7 +62,7 @@ mod view;
 mod walk;
 mod xattr;
 
-pub use cred::Cred;
+pub use cred::{Cred, Fsetid};
 pub use file::{OpenFile, Written, synchronous};
 pub use fs::{Attr, FileSystem, Kind, SetAttr};
 pub use inode::{Inode, Node};

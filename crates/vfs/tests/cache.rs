@@ -456,7 +456,9 @@ fn random_operations_equal_a_vector() {
                     let to = rng.below(300 * PAGE as u64);
                     let (from, stop) = (at as u64, (at + len) as u64);
                     if to + len as u64 <= from || to >= stop {
-                        let count = file.copy_range(from, &file, to, len as u64).unwrap() as usize;
+                        let count = file
+                            .copy_range(&Cred::root(), from, (&file, to), len as u64)
+                            .unwrap() as usize;
                         let part = model.get(at..at + count).unwrap_or_default().to_vec();
                         let to = to as usize;
                         if count > 0 {

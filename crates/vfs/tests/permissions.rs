@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use polylane_base::{Errno, Gid, Result, Time, Uid};
 use polylane_vfs::fs::{SetAttr, SetTime, XattrMode};
-use polylane_vfs::{Create, Cred, Kind, Node, OpenFile};
+use polylane_vfs::{Create, Cred, Fsetid, Kind, Node, OpenFile};
 
 fn perm(lane: &Lane, node: &Node) -> u32 {
     lane.vfs.getattr(node).unwrap().perm
@@ -161,7 +161,7 @@ fn chmod_and_chown_follow_posix() {
     };
     let (root, bob) = (Cred::root(), user(2, 10, &[]));
     let alice = user(1, 10, &[11]);
-    let outside = user(1, 77, &[]);
+    let (outside, stranger) = (user(1, 77, &[]), user(3, 99, &[]));
     let eperm = Err(Errno::EPERM);
     for (line, who, bits, set, expected) in [
         (1, &alice, 0o644, chmod(0o600), Ok((1, 10, 0o600))),
@@ -179,6 +179,15 @@ fn chmod_and_chown_follow_posix() {
         (13, &root, 0o6755, chown(Some(2), Some(20)), Ok((2, 20, 0o755))),
         (14, &alice, 0o6755, chown(None, Some(11)), Ok((1, 11, 0o755))),
         (15, &root, 0o6745, chown(Some(2), None), Ok((2, 10, 0o2745))),
+        (16, &alice, 0o6777, chown(None, None), Ok((1, 10, 0o777))),
+        (17, &alice, 0o6767, chown(None, None), Ok((1, 10, 0o2767))),
+        (18, &outside, 0o2767, chown(None, None), Ok((1, 10, 0o767))),
+        (19, &root, 0o6777, chown(None, None), Ok((1, 10, 0o777))),
+        (20, &root, 0o6767, chown(None, None), Ok((1, 10, 0o2767))),
+        (21, &stranger, 0o4777, chown(None, None), eperm),
+        (22, &stranger, 0o2767, chown(None, None), eperm),
+        (23, &bob, 0o2767, chown(None, None), Ok((1, 10, 0o2767))),
+        (24, &stranger, 0o777, chown(None, None), Ok((1, 10, 0o777))),
     ] {
         assert_eq!(try_set(who, bits, set), expected, "line {line}");
     }
@@ -237,12 +246,14 @@ fn changes_of_data_or_owner_take_capabilities_away() {
         let size = SetAttr { size: Some(3), ..SetAttr::default() };
         let owner = SetAttr { uid: Some(Uid(5)), ..SetAttr::default() };
         let perm = SetAttr { perm: Some(0o755), ..SetAttr::default() };
-        let changes: [(&str, bool, &dyn Fn()); 6] = [
+        let none = SetAttr::default();
+        let changes: [(&str, bool, &dyn Fn()); 7] = [
             ("read", true, &|| drop(read(&file, 0, 3))),
             ("chmod", true, &|| _ = lane.vfs.setattr(&root, node, &perm).unwrap()),
             ("write", false, &|| write(&file, 1, b"x")),
             ("truncate", false, &|| _ = lane.vfs.setattr(&root, node, &size).unwrap()),
             ("chown", false, &|| _ = lane.vfs.setattr(&root, node, &owner).unwrap()),
+            ("chown(-1, -1)", false, &|| _ = lane.vfs.setattr(&root, node, &none).unwrap()),
             ("fallocate", false, &|| file.fallocate(&root, 0, 0, 100).unwrap()),
         ];
         for (what, kept, change) in changes {
@@ -278,6 +289,51 @@ fn changes_of_data_take_set_id_bits_away() {
             file.fallocate(&alice, 0, 0, 10).unwrap();
             assert_eq!(perm(&lane, &node), after, "fallocate of {before:o}");
         }
+    }
+}
+
+/// By each change of contents: what counts is `CAP_FSETID`, not the user's number.
+#[test]
+fn set_id_bits_stay_for_who_has_the_capability() {
+    let file_of_root = |lane: &Lane, name: &str| {
+        let node = file_of_alice(lane, name, 0o600);
+        let (uid, gid) = (Some(Uid(0)), Some(Gid(0)));
+        lane.vfs
+            .setattr(&Cred::root(), &node, &SetAttr { uid, gid, ..SetAttr::default() })
+            .unwrap();
+        let perm = Some(0o6777);
+        lane.vfs.setattr(&Cred::root(), &node, &SetAttr { perm, ..SetAttr::default() }).unwrap();
+        node
+    };
+    let (root, alice) = (Cred::root(), user(1, 10, &[]));
+    let size = SetAttr { size: Some(3), ..SetAttr::default() };
+    for (lane, fsetid) in [lane(), cached()].iter().flat_map(|lane| {
+        [Fsetid::OfUser, Fsetid::Held, Fsetid::Dropped].map(|fsetid| (lane, fsetid))
+    }) {
+        let source = lane.file("source", b"some bytes");
+        for who in [&root, &alice] {
+            let who = &Cred { fsetid, kernel_checked: true, ..who.clone() };
+            let keeps = match fsetid {
+                Fsetid::OfUser => who.uid == Uid(0),
+                Fsetid::Held => true,
+                Fsetid::Dropped => false,
+            };
+            let changes: [(&str, Change<'_>); 5] = [
+                ("write", &|file| _ = file.write(who, Some(0), &mut &b"x"[..]).unwrap()),
+                ("fallocate", &|file| file.fallocate(who, 0, 0, 10).unwrap()),
+                ("punch", &|file| file.fallocate(who, 3, 1 << 20, 4096).unwrap()),
+                ("truncate", &|file| _ = lane.vfs.setattr(who, file.node(), &size).unwrap()),
+                ("copy", &|file| _ = source.copy_range(who, 0, (file, 0), 5).unwrap()),
+            ];
+            for (what, change) in changes {
+                let node = file_of_root(lane, what);
+                change(&lane.vfs.open(&root, &node, O_RDWR).unwrap());
+                let after = if keeps { 0o6777 } else { 0o777 };
+                assert_eq!(perm(lane, &node), after, "{what} by {:?}, {fsetid:?}", who.uid);
+                lane.vfs.unlink(&root, &lane.root, what.as_bytes()).unwrap();
+            }
+        }
+        lane.vfs.unlink(&root, &lane.root, b"source").unwrap();
     }
 }
 

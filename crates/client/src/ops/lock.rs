@@ -271,11 +271,7 @@ pub(super) fn message(
     let (offset, length) = absolute(base, range.start, range.len)?;
     let flags = if ofd { LOCK_OFD } else { 0 };
     let mode = range.kind as u32;
-    // OFD locks have no process; F_GETLK shows -1 for them anyway.
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
-    let mut message = Message { handle, offset, length, flags, mode, ..Message::new(op) };
-    message.arg[0] = u64::from(pid.unsigned_abs());
-    Ok(message)
+    Ok(Message { handle, offset, length, flags, mode, ..Message::new(op) })
 }
 
 /// First byte and length (0: to the end) of a range, as fcntl_locking(2) defines them.
@@ -295,12 +291,10 @@ fn absolute(base: i64, start: i64, len: i64) -> Result<(u64, u64), Errno> {
 /// Sets what this process had of a file that was lent to it by the service of a former session,
 /// which died: the present one lets nobody else in until what is not held is given back.
 pub(crate) fn reclaim(session: &'static Session, handle: u64, held: &Locks) {
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
     let set = |kind: i32, start: u64, end: Option<u64>| {
         let length = end.map_or(0, |end| end - start + 1);
         let (offset, mode) = (start, kind as u32);
-        let mut message = Message { handle, offset, length, mode, ..Message::new(Op::Lock) };
-        message.arg[0] = u64::from(pid.unsigned_abs());
+        let message = Message { handle, offset, length, mode, ..Message::new(Op::Lock) };
         // What is held is this process's alone; should the service go too, its next one asks again.
         let _ = call::plain(session, message);
     };

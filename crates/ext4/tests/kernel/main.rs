@@ -524,7 +524,7 @@ fn turns(args: &[&str]) {
     let limits = Limits { host: true, ..Limits::default() };
     for seed in 1..4 {
         let image = Image::new(32, args);
-        let mut reference = Reference::new(Arc::new(TestClock::default()), true);
+        let mut reference = Reference::new(Arc::new(TestClock::default()));
         let mut generator = Generator::new(seed, limits);
         let open = Step { who: 0, op: Op::Chmod { path: "/".into(), perm: 0o777 } };
         {

@@ -2,7 +2,7 @@
 
 use polylane_base::{Errno, Gid, Result, Time, Uid};
 use polylane_vfs::fs::{AclKind, Attr, SetAttr, SetTime, XattrMode};
-use polylane_vfs::{Cred, Node};
+use polylane_vfs::{Cred, Fsetid, Node};
 
 use super::nodes::Target;
 use super::ops::{Call, End, Exit, Outcome};
@@ -64,7 +64,10 @@ pub(super) fn setattr(call: &mut Call<'_>) -> End {
     if set.size.is_some() {
         call.settle(&node, Range::ALL)?;
     }
-    let attr = call.session.lane.vfs.setattr(&cred, &node, &set)?;
+    let attr = match set == SetAttr::default() {
+        true => set_nothing(call, (&node, &cred), new.valid)?,
+        false => call.session.lane.vfs.setattr(&cred, &node, &set)?,
+    };
     call.session.lane.nodes.tell_size(call.header.node_id, attr.size);
     call.out.attr_out(&attr, 0);
     match set.size {
@@ -76,12 +79,35 @@ pub(super) fn setattr(call: &mut Call<'_>) -> End {
 /// The inode to change, and on whose behalf. A truncation through an open file needs no permission
 /// but the file's mode, which the kernel checked.
 fn setattr_target(call: &Call<'_>, new: &SetattrIn) -> Result<(Node, Cred)> {
+    let kills = new.valid & fattr::KILL_SUIDGID != 0;
     if new.is_ftruncate() {
         let (_, file) = call.handle(new.fh)?;
-        let kills = new.valid & fattr::KILL_SUIDGID != 0;
         return Ok((file.node().clone(), call.writer(kills)));
     }
-    Ok((call.node()?, call.attr_cred()?))
+    let cred = call.attr_cred()?;
+    // With an owner the flag says nothing of the caller: the kernel always sets it.
+    let fsetid = match (new.valid & fattr::SIZE != 0, kills) {
+        (false, _) => Fsetid::OfUser,
+        (true, false) => Fsetid::Held,
+        (true, true) => Fsetid::Dropped,
+    };
+    Ok((call.node()?, Cred { fsetid, ..cred }))
+}
+
+/// A SETATTR without a field. It is chown(-1, -1), or what the kernel sends before a change of
+/// contents that takes set-id bits away by a caller without `CAP_FSETID`: the bits go. A caller who
+/// is neither root nor the owner gets nothing done: where there are set-id bits, the former is not
+/// allowed to such a caller; the latter must not fail, and its change is judged when it comes.
+fn set_nothing(call: &Call<'_>, (node, cred): (&Node, &Cred), valid: u32) -> Result<Attr> {
+    const OF_KERNEL: u32 = fattr::FH | fattr::KILL_SUIDGID;
+    let vfs = &call.session.lane.vfs;
+    let attr = vfs.getattr(node)?;
+    let owns = cred.is_root() || cred.uid == attr.uid;
+    let has_bits = attr.perm & (libc::S_ISUID | libc::S_ISGID) != 0;
+    match valid & !OF_KERNEL == 0 && (owns || !has_bits) {
+        true => vfs.setattr(cred, node, &SetAttr::default()),
+        false => Ok(attr),
+    }
 }
 
 fn set_time(valid: u32, given: u32, now: u32, time: (u64, u32)) -> Result<Option<SetTime>> {

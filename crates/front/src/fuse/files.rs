@@ -219,9 +219,7 @@ pub(super) fn fallocate(call: &mut Call<'_>) -> End {
     let mode = call.args.u32()? as i32;
     let (_, file) = call.handle(fh)?;
     call.settle(file.node(), Range::ALL)?;
-    // Here the kernel does not say whether the caller keeps set-id bits.
-    let kills = call.header.uid != 0;
-    file.fallocate(&call.writer(kills), mode, offset, len)?;
+    file.fallocate(&call.changer(), mode, offset, len)?;
     // Collapse and insert move everything behind.
     Ok(call.changed(file.node(), Range { offset, len: 0 }))
 }
@@ -253,7 +251,7 @@ pub(super) fn copy_file_range(call: &mut Call<'_>) -> End {
     // The older form has 32 bits to say how far it came.
     let wide = call.header.opcode == opcode::COPY_FILE_RANGE_64;
     let len = if wide { len } else { len.min(u64::from(u32::MAX) & !4095) };
-    let copied = source.copy_range(from, &target, at, len)?;
+    let copied = source.copy_range(&call.changer(), from, (&target, at), len)?;
     match wide {
         true => call.out.u64(copied),
         false => call.out.count(copied as u32),

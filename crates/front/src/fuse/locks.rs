@@ -170,14 +170,22 @@ impl Call<'_> {
     }
 }
 
+/// No process has this number in any namespace.
+const NO_PROCESS: u32 = 0;
+
 pub(super) fn getlk(call: &mut Call<'_>) -> End {
     let lock = LockIn::read(&mut call.args)?;
     let (_, file) = call.lockable(lock.fh)?;
     let request = call.lock_request(&lock, &file)?;
     let found = call.session.lane.vfs.get_lock(file.node(), &request);
     let (start, end, kind, pid) = match found {
-        None => (lock.start, lock.end, libc::F_UNLCK, 0),
-        Some(other) => (other.start, other.end.min(OFFSET_MAX), kind_number(other.kind), other.pid),
+        None => (lock.start, lock.end, libc::F_UNLCK, NO_PROCESS),
+        Some(other) => {
+            // An open file's. The kernel makes of it what it makes of processes that the asker
+            // cannot see, 0: that it is an open file's, -1, cannot be said.
+            let pid = if other.family == LockFamily::Ofd { NO_PROCESS } else { other.pid };
+            (other.start, other.end.min(OFFSET_MAX), kind_number(other.kind), pid)
+        }
     };
     call.out.u64(start).u64(end).u32(kind as u32).u32(pid);
     Ok(Outcome::Reply)

@@ -6,7 +6,7 @@
 
 use polylane_base::sync::Arc;
 use polylane_base::{Errno, Gid, Result, Uid};
-use polylane_vfs::{Cred, Node, OpenFile};
+use polylane_vfs::{Cred, Fsetid, Node, OpenFile};
 
 use super::deferred::Again;
 use super::handles::Handle;
@@ -79,36 +79,36 @@ impl Call<'_> {
                 false => groups.into(),
             },
             kernel_checked: true,
-            pid: self.header.pid,
             ..Cred::root()
         })
     }
 
-    /// Who writes. All that counts in a write is whether the writer keeps set-id bits, and that is
-    /// the kernel's word, not the user's number. Of the groups of who does not, it tells one; those
-    /// of a slot's session are known as long as the slot has not escaped.
+    /// Who writes. Whether the writer keeps set-id bits is the kernel's word. Of the groups of a
+    /// user who does not, it tells one; those of a slot's session are known as long as the slot has
+    /// not escaped.
     pub(super) fn writer(&self, kills_suidgid: bool) -> Cred {
-        const NOBODY: u32 = 65534;
-        let uid = match (kills_suidgid, self.header.uid) {
-            (false, _) => 0,
-            (true, 0) => NOBODY,
-            (true, uid) => uid,
-        };
         let groups = match self.target() {
             Ok(Target::Slot(slot)) if kills_suidgid && !slot.escaped() => {
                 self.session.lane.slots.groups(&slot)
             }
             _ => self.session.no_groups.clone(),
         };
-        let gid = Gid(self.header.gid);
         Cred {
-            uid: Uid(uid),
-            gid,
+            // Who keeps them has capabilities; the kernel's own writes have no user.
+            uid: if kills_suidgid { Uid(self.header.uid) } else { Uid(0) },
+            gid: Gid(self.header.gid),
             groups,
             kernel_checked: true,
-            pid: self.header.pid,
+            fsetid: if kills_suidgid { Fsetid::Dropped } else { Fsetid::Held },
             ..Cred::root()
         }
+    }
+
+    /// Who changes a file's contents by a request that does not say whether set-id bits are kept.
+    /// Before it the kernel sends a SETATTR without a field where it takes them away, as far as it
+    /// knows of them ([`super::attrs`]); of what it does not know, root alone keeps them.
+    pub(super) fn changer(&self) -> Cred {
+        self.writer(self.header.uid != 0)
     }
 
     /// What the request's node id stands for.

@@ -116,8 +116,6 @@ pub struct LockArgs {
     pub wait: bool,
     /// Lend the POSIX locks of the file, if that can be.
     pub lend: bool,
-    /// What the caller calls itself, for those who ask who holds the lock; 0: it did not say.
-    pub pid: u32,
 }
 
 /// A request whose every argument was checked. Field meanings: [`Op`].
@@ -511,8 +509,7 @@ impl<'a> Checker<'a> {
         };
         let (handle, wait) = (Handle::from_wire(m.handle), m.flags & message::LOCK_WAIT != 0);
         let lend = m.flags & message::LOCK_LEND != 0 && family == LockFamily::Posix;
-        let pid = small(m.arg[0])?;
-        Ok(LockArgs { handle, family, kind, start, end, wait, lend, pid })
+        Ok(LockArgs { handle, family, kind, start, end, wait, lend })
     }
 
     fn open_dir(&self) -> Result<FileRequest<'a>> {

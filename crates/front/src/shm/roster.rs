@@ -254,6 +254,7 @@ mod tests {
             key: id,
             cred: Cred { uid, ..Cred::root() },
             process: Arc::new(process),
+            shown: 1,
             channel,
             slots: lane.slots.open_session(
                 Token::random().unwrap(),

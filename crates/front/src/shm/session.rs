@@ -60,7 +60,7 @@ pub(super) fn from_answer(bytes: &[u8]) -> Reply {
 /// A client process. Outlives its sessions, so that POSIX locks survive exec.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// Its number as we see it; named as the holder of a lock.
+    /// Its number as we see it.
     pub(super) pid: u32,
     /// Readable once the process is gone.
     pub(super) pidfd: OwnedFd,
@@ -149,6 +149,8 @@ pub(super) struct Session {
     pub(super) cred: Cred,
     /// Its process.
     pub(super) process: Arc<Process>,
+    /// Its process's number as the lane's tenant sees it: F_GETLK of others tells it.
+    pub(super) shown: u32,
     /// The shared memory.
     pub(super) channel: ServiceChannel,
     /// The kernel descriptors it opened ahead.
@@ -176,6 +178,7 @@ pub(super) struct Parts {
     pub(super) key: u64,
     pub(super) cred: Cred,
     pub(super) process: Arc<Process>,
+    pub(super) shown: u32,
     pub(super) channel: ServiceChannel,
     pub(super) slots: Arc<SessionSlots>,
     pub(super) lane: Arc<Lane>,
@@ -187,13 +190,14 @@ pub(super) struct Parts {
 impl Session {
     /// A session with nothing open.
     pub(super) fn new(parts: Parts) -> Arc<Session> {
-        let Parts { id, key, cred, process, channel, slots, lane, stats, frames_left, user } =
-            parts;
+        let Parts { id, key, cred, process, shown, channel, slots, lane, .. } = parts;
+        let Parts { stats, frames_left, user, .. } = parts;
         let session = Arc::new(Session {
             id,
             key,
             cred,
             process,
+            shown,
             channel,
             slots,
             lane,

@@ -163,13 +163,12 @@ impl Reference {
     }
 
     /// `file_remove_privs`: set-id bits go with a change of data.
-    pub(super) fn kill_privileges(&self, user: Option<User>, ino: Ino) {
-        let member = user.is_some_and(|user| user.in_group(self.attr(ino).gid));
-        if user.is_some_and(User::is_root) {
+    pub(super) fn kill_privileges(&self, user: User, ino: Ino) {
+        if user.is_root() {
             return;
         }
         let attr = self.attr(ino);
-        let perm = without_set_id(&attr, member);
+        let perm = without_set_id(&attr, user.in_group(attr.gid));
         if perm != attr.perm {
             let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
             self.fs.setattr(ino, &set).expect("a mode can be changed");
@@ -179,7 +178,7 @@ impl Reference {
     /// Truncation of a file that is open.
     pub(super) fn set_open_size(&self, user: User, ino: Ino, size: u64) -> Result<(), Errno> {
         self.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() })?;
-        self.kill_privileges(Some(user), ino);
+        self.kill_privileges(user, ino);
         Ok(())
     }
 
@@ -224,7 +223,7 @@ impl Reference {
         let end = self.attr(open.ino).size;
         let at = at.filter(|_| open.flags & libc::O_APPEND == 0).unwrap_or(end);
         if !bytes.is_empty() {
-            self.kill_privileges(Some(user), open.ino);
+            self.kill_privileges(user, open.ino);
             self.fs.write(open.ino, at, &mut &*bytes)?;
         }
         Ok(Value::Offset(at + bytes.len() as u64))
@@ -241,7 +240,7 @@ impl Reference {
             _ => Fallocate::InsertRange,
         };
         self.fs.fallocate(open.ino, mode, at, len)?;
-        self.kill_privileges(Some(user), open.ino);
+        self.kill_privileges(user, open.ino);
         Ok(Value::Done)
     }
 
@@ -269,7 +268,7 @@ impl Reference {
         }
         let bytes = self.bytes(source.ino, at, len as usize)?;
         if !bytes.is_empty() {
-            self.kill_privileges(Some(user).filter(|_| self.knows_caller), target.ino);
+            self.kill_privileges(user, target.ino);
             self.fs.write(target.ino, to_at, &mut bytes.as_slice())?;
         }
         Ok(Value::Offset(len))

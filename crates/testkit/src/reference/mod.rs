@@ -63,15 +63,14 @@ pub struct Reference {
     root: Ino,
     parents: BTreeMap<Ino, Ino>,
     open: BTreeMap<u8, Open>,
-    knows_caller: bool,
 }
 
 impl Reference {
-    /// An empty tree. `knows_caller`: as Linux, who knows who copies a range; `Vfs` is not told.
-    pub fn new(clock: Arc<dyn Clock>, knows_caller: bool) -> Reference {
+    /// An empty tree.
+    pub fn new(clock: Arc<dyn Clock>) -> Reference {
         let fs = Arc::new(Model::new(clock));
         let root = fs.root().map_or(Ino(1), |attr| attr.ino);
-        Reference { fs, root, parents: BTreeMap::new(), open: BTreeMap::new(), knows_caller }
+        Reference { fs, root, parents: BTreeMap::new(), open: BTreeMap::new() }
     }
 
     fn attr(&self, ino: Ino) -> Attr {

@@ -23,7 +23,7 @@ impl Reference {
                 self.may(user, ino, WRITE)?;
                 let set = SetAttr { size: Some(*size), ..SetAttr::default() };
                 self.fs.setattr(ino, &set)?;
-                self.kill_privileges(Some(user), ino);
+                self.kill_privileges(user, ino);
                 Ok(Value::Done)
             }
             Op::Chmod { path, perm } => self.chmod(user, path, *perm),
@@ -87,15 +87,17 @@ impl Reference {
         let mine = user.uid == attr.uid;
         let uid_ok = uid.is_none_or(|uid| mine && uid == attr.uid);
         let gid_ok = gid.is_none_or(|gid| mine && (gid == attr.gid || user.in_group(gid)));
-        let allowed = user.is_root() || uid_ok && gid_ok;
-        if !allowed {
-            return Err(Errno::EPERM.into());
-        }
         let member = user.is_root() || user.in_group(attr.gid);
         let perm = match attr.kind {
             Kind::Dir => None,
             _ => Some(without_set_id(&attr, member)).filter(|&perm| perm != attr.perm),
         };
+        // Also where neither changes, the bits are the owner's to lose.
+        let bits_ok = mine || perm.is_none();
+        let allowed = user.is_root() || uid_ok && gid_ok && bits_ok;
+        if !allowed {
+            return Err(Errno::EPERM.into());
+        }
         self.fs.setattr(ino, &SetAttr { uid, gid, perm, ..SetAttr::default() })?;
         Ok(Value::Done)
     }

@@ -63,7 +63,7 @@ pub struct LockRequest {
     pub start: u64,
     /// Last byte, inclusive; `u64::MAX` is "to the end, however far it grows". Ignored for `Flock`.
     pub end: u64,
-    /// Process to name in `F_GETLK`.
+    /// Process to name in `F_GETLK`, by its number in the namespace that the front ends share.
     pub pid: u32,
     /// The user that it counts for, up to [`LOCKS_PER_USER_MAX`]. `None`: it counts for no user.
     pub user: Option<Uid>,

@@ -68,7 +68,7 @@ pub fn cached() -> Lane {
 
 pub fn user(uid: u32, gid: u32, groups: &[u32]) -> Cred {
     let groups = groups.iter().map(|gid| Gid(*gid)).collect();
-    Cred { uid: Uid(uid), gid: Gid(gid), groups, pid: uid, ..Cred::root() }
+    Cred { uid: Uid(uid), gid: Gid(gid), groups, ..Cred::root() }
 }
 
 /// The errno of a failed path operation.

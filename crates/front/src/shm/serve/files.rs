@@ -322,7 +322,7 @@ impl Call<'_> {
         let len = len.min(COPY_BYTES_MAX);
         self.before_io(from.node(), Range { offset, len: 0 })?;
         self.before_io(to.node(), Range { offset: at, len: 0 })?;
-        let count = from.copy_range(offset, &to, at, len)?;
+        let count = from.copy_range(self.cred(), offset, (&to, at), len)?;
         self.changed(to.node(), Range { offset: at, len: 0 });
         Ok(done(count as usize))
     }

@@ -155,8 +155,7 @@ impl Call<'_> {
             LockFamily::Ofd | LockFamily::Flock => file.lock_owner(args.family),
         };
         let LockArgs { family, kind, start, end, .. } = *args;
-        // Only ever shown: a process of another pid namespace has another number there.
-        let pid = if args.pid == 0 { self.session.process.pid } else { args.pid };
+        let pid = self.session.shown;
         let user = Some(self.session.cred.uid);
         LockRequest { owner, family, kind, start, end, pid, user }
     }

@@ -23,7 +23,7 @@ pub(super) struct LockLoanMade {
     writes: bool,
     /// What is to be kept for the next service, but for the range.
     given: Option<Given>,
-    /// The process as the client calls itself.
+    /// The process, as the lane's tenant numbers it.
     pid: u32,
 }
 
