@@ -16,7 +16,8 @@ use polylane_vfs::fs::{Sink, Source};
 
 use crate::alloc::Claim;
 use crate::blockmap;
-use crate::error::Result;
+use crate::cache::Seal;
+use crate::error::{Corrupt, Result, Structure};
 use crate::extents::{self, Mapping};
 use crate::format::extent::{Extent, WRITTEN_BLOCKS_MAX};
 use crate::format::{DeviceBlock, FileBlock};
@@ -127,6 +128,33 @@ pub fn write(
         }
     }
     Ok(done)
+}
+
+/// The target of a symbolic link.
+///
+/// # Errors
+/// `EINVAL` when it is none, the device's, or a corrupt inode.
+pub fn readlink(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u8>> {
+    if core.raw.mode() >> 12 != 10 {
+        return Err(Errno::EINVAL.into());
+    }
+    if inline::is(core) {
+        return inline::content(cell, core);
+    }
+    let size = core.raw.size() as usize;
+    if !extents::has_map(core) {
+        return Ok(core.raw.block()[..size].to_vec());
+    }
+    // A target is metadata: its newest version may be in the journal only.
+    let corrupt = |field| Corrupt::new(Structure::Inode, cell.ino.into(), field);
+    let Mapping::Data(Extent { start, unwritten: false, .. }) =
+        extents::map(volume, cell, core, FileBlock(0))?
+    else {
+        return Err(corrupt("symbolic link without a target").into());
+    };
+    let block = volume.cache.get(&volume.io, start, Seal::None, |_| Ok(()))?;
+    let bytes = block.read();
+    Ok(bytes.get(..size).ok_or(corrupt("i_size"))?.to_vec())
 }
 
 /// Writes what one mapping covers. Returns how many bytes that was.

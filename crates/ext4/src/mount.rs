@@ -60,8 +60,8 @@ impl DataMode {
 /// How to open an image.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Never write, not even to replay the journal, for this reason; a journal that needs it is then
-    /// an error.
+    /// Never write, not even to replay the journal, for this reason; a journal that needs it is
+    /// then an error.
     pub read_only: Option<&'static str>,
     /// Commit at least this often.
     pub commit_interval: Duration,

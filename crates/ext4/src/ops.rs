@@ -11,13 +11,12 @@ use polylane_vfs::fs::{Attr, Changed, Kind, Last, NewNode};
 use crate::alloc::Promise;
 use crate::cache::Seal;
 use crate::dir::{self, Found, Name};
-use crate::error::{Corrupt, Error, Result, Structure};
-use crate::extents::{self, Mapping};
+use crate::error::{Error, Result};
+use crate::extents;
 use crate::format::dirent::file_type;
 use crate::format::extent::Extent;
 use crate::format::inode::{EXTENTS, INDEX, RawInode, Stamp};
 use crate::format::{FileBlock, extent::ROOT_BYTES};
-use crate::inline;
 use crate::inode::{Cell, Core};
 use crate::journal::Handle;
 use crate::orphan;
@@ -191,33 +190,6 @@ fn long_symlink(
     let block = volume.cache.create(&volume.io, start, Seal::None);
     handle.modify(&block)[..target.len()].copy_from_slice(target);
     Ok(())
-}
-
-/// The target of a symbolic link.
-///
-/// # Errors
-/// `EINVAL` when it is none, the device's, or a corrupt inode.
-pub fn readlink(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u8>> {
-    if core.raw.mode() >> 12 != 10 {
-        return Err(Errno::EINVAL.into());
-    }
-    if inline::is(core) {
-        return inline::content(cell, core);
-    }
-    let size = core.raw.size() as usize;
-    if !extents::has_map(core) {
-        return Ok(core.raw.block()[..size].to_vec());
-    }
-    // A target is metadata: its newest version may be in the journal only.
-    let corrupt = |field| Corrupt::new(Structure::Inode, cell.ino.into(), field);
-    let Mapping::Data(Extent { start, unwritten: false, .. }) =
-        extents::map(volume, cell, core, FileBlock(0))?
-    else {
-        return Err(corrupt("symbolic link without a target").into());
-    };
-    let block = volume.cache.get(&volume.io, start, Seal::None, |_| Ok(()))?;
-    let bytes = block.read();
-    Ok(bytes.get(..size).ok_or(corrupt("i_size"))?.to_vec())
 }
 
 /// Creates a name with a new inode.

@@ -214,7 +214,7 @@ impl FileSystem for Ext4 {
         self.guard(|| {
             let cell = self.volume.cell(number(ino)?)?;
             let core = cell.core.read();
-            ops::readlink(&self.volume, &cell, &core)
+            data::readlink(&self.volume, &cell, &core)
         })
     }
 
