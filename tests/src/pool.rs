@@ -92,6 +92,20 @@ impl Run {
         self
     }
 
+    /// Has another program start it, given it as the last of its own arguments.
+    #[must_use]
+    pub fn by(self, starter: &[&str]) -> Run {
+        let mut command = Command::new("env");
+        command.args(starter).arg(self.command.get_program()).args(self.command.get_args());
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        Run { command, ..self }
+    }
+
     /// Makes COMMAND a shell script.
     #[must_use]
     pub fn script(self, text: &str) -> Run {

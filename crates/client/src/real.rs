@@ -389,6 +389,31 @@ pub(crate) fn handler_restarts(signal: c_int) -> bool {
     action.sa_flags & libc::SA_RESTART != 0
 }
 
+/// Whether a filter answers a request to type into a terminal in the kernel's place: of a number
+/// that is no descriptor.
+pub(crate) fn refuses_to_type() -> bool {
+    let errno = errno();
+    // SAFETY: the kernel looks at the descriptor first, and there is none.
+    let rc = unsafe { ioctl(-1, libc::TIOCSTI, 0) };
+    let refused = rc == -1 && self::errno() == libc::EPERM;
+    set_errno(errno);
+    refused
+}
+
+/// Has `handler` run where a filter raises `SIGSYS` in this thread.
+pub(crate) fn catch_refused_calls(handler: extern "C" fn(c_int)) {
+    let bit = 1u64 << (libc::SIGSYS - 1);
+    let (how, mask) = (libc::SIG_UNBLOCK.into(), (&raw const bit) as Word);
+    // SAFETY: a sigaction is plain data; the kernel reads it and the mask, of 8 bytes, during the
+    // calls. What the handler does is its own affair.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        sigaction(libc::SIGSYS, &action, std::ptr::null_mut());
+        syscall(libc::SYS_rt_sigprocmask, how, mask, 0, 8, 0, 0);
+    }
+}
+
 /// The key by which threads are told from others at their end, plus one; 0: there is none.
 static EXIT_KEY: AtomicU32 = AtomicU32::new(0);
 

@@ -17,6 +17,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -141,6 +142,7 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
         .map_err(|error| Failure::because("init", "tie its life to the supervisor", error))?;
     let _ = rustix::thread::set_name(c"polylane-init");
     let _ = sched::set_slice(SLICE);
+    let types = has_terminal();
     // Of what the supervisor has open it keeps nothing else. With a copy of the FUSE device it
     // could wait for ever for an answer that nobody but itself could give.
     let kept: Vec<_> =
@@ -151,8 +153,10 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
     if let Some((uid, gid)) = plan.rootless {
         map_user(uid, gid)?;
     }
-    seccomp::refuse_ioctls(&TYPING)
-        .map_err(|error| Failure::because("init", "keep COMMAND from typing", error))?;
+    if types {
+        seccomp::refuse_ioctls(&TYPING)
+            .map_err(|error| Failure::because("init", "keep COMMAND from typing", error))?;
+    }
     mounts::cut_off().map_err(|error| Failure::because("mount namespace", "cut it off", error))?;
     // The device is closed here once it is mounted: the tenant is to find no copy of it.
     let device = plan.fuse.take();
@@ -175,6 +179,23 @@ fn run(mut plan: Plan, link: &Link) -> Result<Ended> {
         }
         _ => Ok(ended),
     }
+}
+
+/// Whether the run has a terminal: the caller's session has one, or a descriptor may be of one.
+fn has_terminal() -> bool {
+    /// Of memory (`/dev/null`) and of what is neither terminal nor disk (`/dev/fuse`).
+    const NO_TERMINALS: [u32; 2] = [1, 10];
+    let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let of_session =
+        rustix::fs::open("/dev/tty", flags, Mode::empty()).err() != Some(rustix::io::Errno::NXIO);
+    let may_be_one = |entry: fs::DirEntry| {
+        fs::metadata(entry.path()).is_ok_and(|stat| {
+            let major = rustix::fs::major(stat.rdev());
+            stat.file_type().is_char_device() && !NO_TERMINALS.contains(&major)
+        })
+    };
+    let open = fs::read_dir("/proc/self/fd");
+    of_session || open.map_or(true, |open| open.flatten().any(may_be_one))
 }
 
 /// Waits for exactly this message. The end of the line is the end of the supervisor.

@@ -320,7 +320,7 @@ impl VfsSubject {
                 let set = SetAttr { atime, mtime, ..none };
                 // A front end asks for no change then: without a field it would be chown(-1, -1).
                 match set == none {
-                    true => self.resolve(cred, path, true).map(|_| Value::Done).map_err(Into::into),
+                    true => self.resolve(cred, path, true).map(|_| Value::Done),
                     false => self.set(cred, path, true, &set),
                 }
             }

@@ -2,10 +2,12 @@
 
 use std::ffi::{c_char, c_uint, c_void};
 
-use libc::{c_int, c_ulong, gid_t, mode_t, msghdr, pid_t, rlimit, size_t, ssize_t, uid_t};
+use libc::{c_int, c_long, c_ulong, gid_t, mode_t, msghdr, pid_t, rlimit, size_t, ssize_t, uid_t};
+
+use polylane_base::Errno;
 
 use super::{hooks, number};
-use crate::ops::{limit, process};
+use crate::ops::{limit, process, strict};
 use crate::{file, mounts, real};
 
 /// A call that changes who this process is.
@@ -48,6 +50,20 @@ pub(super) fn moves(flags: c_ulong) -> bool {
 /// is give no filter.
 pub(super) fn confines(mode: c_ulong, filter: c_ulong) -> bool {
     mode != libc::SECCOMP_MODE_FILTER.into() || filter != 0
+}
+
+/// What a call answers that asked for the strict mode of seccomp, and that the kernel refused.
+pub(super) fn strict_mode(refused: c_long) -> c_long {
+    if real::errno() != libc::EINVAL {
+        return refused;
+    }
+    match strict::enter() {
+        Ok(()) => 0,
+        Err(Errno(errno)) => {
+            real::set_errno(errno);
+            refused
+        }
+    }
 }
 
 /// Before a message that may carry descriptors.
@@ -239,7 +255,13 @@ hooks! {
             process::confined();
         }
         // SAFETY: as above.
-        unsafe { real::prctl(option, a, b, c, d) }
+        let rc = unsafe { real::prctl(option, a, b, c, d) };
+        let strict = a == libc::SECCOMP_MODE_STRICT.into();
+        match option {
+            libc::PR_SET_SECCOMP if strict && rc != 0 => strict_mode(rc.into()) as c_int,
+            libc::PR_GET_SECCOMP => strict::mode_to_tell(rc),
+            _ => rc,
+        }
     }
 
     /// `landlock_restrict_self`, by whatever library calls it.

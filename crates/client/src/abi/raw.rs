@@ -12,6 +12,7 @@ use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, 
 use crate::file::Heir;
 use crate::ops::own;
 use crate::ops::process::{self, Sharing};
+use crate::ops::strict;
 use crate::{mounts, real, rings, thread};
 
 hooks! {
@@ -230,7 +231,8 @@ unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) -> Option<
 /// The arguments of that system call.
 unsafe fn after(number: c_long, given: (c_long, c_long, c_long), rc: c_long) -> c_long {
     if rc < 0 {
-        return rc;
+        let is_strict = strict::is_asked_for(number, given.0, given.1);
+        return if is_strict { identity::strict_mode(rc) } else { rc };
     }
     // SAFETY: by contract.
     unsafe { number::after(number, given, rc) };
@@ -243,6 +245,9 @@ unsafe fn after(number: c_long, given: (c_long, c_long, c_long), rc: c_long) -> 
     match number {
         libc::SYS_clone if rc == 0 => fork::born(),
         libc::SYS_chdir | libc::SYS_fchdir => process::directory_changed(),
+        libc::SYS_prctl if given.0 == libc::PR_GET_SECCOMP.into() => {
+            return strict::mode_to_tell(rc as c_int).into();
+        }
         libc::SYS_prlimit64 | libc::SYS_setrlimit => crate::ops::limit::changed(),
         _ => {}
     }

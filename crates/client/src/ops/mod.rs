@@ -20,4 +20,5 @@ pub(crate) mod own;
 pub(crate) mod pieces;
 pub(crate) mod process;
 pub(crate) mod stat;
+pub(crate) mod strict;
 pub(crate) mod xattr;
