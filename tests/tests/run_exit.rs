@@ -1,6 +1,8 @@
 //! `polylane run`: exit statuses, and bad input as one clear line with nothing left behind.
 
-use polylane_tests::pool::{Run, assert_nothing_remains};
+use std::time::{Duration, Instant};
+
+use polylane_tests::pool::{Run, assert_nothing_remains, no_library};
 use polylane_tests::unavailable;
 
 #[test]
@@ -19,6 +21,21 @@ fn the_status_is_commands_own() {
         let output = Run::new("--mem --no-preload").script(script).output();
         assert_eq!(output.status.code(), Some(status), "{script}");
     }
+}
+
+/// Nothing that looked at the tenant keeps its mounts there: the kernel would be waited for.
+#[test]
+fn a_run_ends_with_its_command_whoever_came_by_the_library() {
+    let name = "a_run_ends_with_its_command_whoever_came_by_the_library";
+    if unavailable(name) || no_library(name) {
+        return;
+    }
+    let script = ": > /lane/f; : > /lane/f; read line < /lane/f; sh -c ': > /lane/g'; exit 3";
+    let start = Instant::now();
+    let output = Run::new("--mem").env("POLYLANE_PATIENCE", "0").script(script).output();
+    assert_eq!(output.status.code(), Some(3));
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(4), "{took:?} for a few files");
 }
 
 #[test]

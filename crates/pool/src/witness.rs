@@ -18,6 +18,7 @@ use polylane_front::witness::{Looks, Witness};
 use polylane_sys::ns::{self, Fork, Namespaces};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use crate::link::Link;
@@ -115,9 +116,25 @@ pub(crate) fn start(init: u32, spec: &PoolSpec) -> std::io::Result<(Process, Lin
     }
 }
 
-/// Answers until the other end is closed.
+/// Answers until the other end is closed. The tenant's table of mounts keeps its mounts there, so
+/// it is closed with the tenant.
 fn attend(mut tenant: Tenant, line: &Link) {
-    while let Ok(Some((question, _))) = line.receive::<Question>() {
+    let init = Pid::from_raw(tenant.init.cast_signed());
+    let mut init = init.and_then(|init| pidfd_open(init, PidfdFlags::empty()).ok());
+    loop {
+        if let Some(pidfd) = &init {
+            let mut fds = [PollFd::new(line, PollFlags::IN), PollFd::new(pidfd, PollFlags::IN)];
+            // An interrupted wait says nothing of either.
+            let _ = rustix::event::poll(&mut fds, None);
+            let [asked, ended] = fds.map(|fd| !fd.revents().is_empty());
+            if ended {
+                (tenant.mounts, init) = (None, None);
+            }
+            if !asked {
+                continue;
+            }
+        }
+        let Ok(Some((question, _))) = line.receive::<Question>() else { break };
         if line.send(&answer(&mut tenant, question), &[]).is_err() {
             break;
         }
