@@ -528,6 +528,9 @@ impl<'a> Checker<'a> {
         if m.offset > OFFSET_MAX || at > OFFSET_MAX {
             return Err(Errno::EINVAL);
         }
+        if at == OFFSET_MAX {
+            return Err(Errno::EFBIG);
+        }
         let len = m.length.min(OFFSET_MAX - m.offset).min(OFFSET_MAX - at);
         let (from, to) = (Handle::from_wire(m.handle), Handle::from_wire(m.dir));
         Ok(FileRequest::CopyRange { from, offset: m.offset, to, at, len })

@@ -234,6 +234,8 @@ fn copy_range_never_overflows() {
     let Ok(FileRequest::CopyRange { len: 0, .. }) = check(&message, b"") else { panic!("len") };
     message.arg[0] = u64::MAX;
     assert_eq!(check(&message, b""), Err(Errno::EINVAL));
+    message.arg[0] = OFFSET_MAX;
+    assert_eq!(check(&message, b""), Err(Errno::EFBIG));
 }
 
 /// Random words, skewed towards edges: the check never panics, and what it lets through is in
