@@ -244,7 +244,7 @@ fn weakened_orderings_are_found_out() {
     must_fail("weak_stream_yields_a_stale_entry", "stale: ");
     must_fail("weak_frame_is_read_torn", "stale: ");
     must_fail("weak_gate_loses_a_write", "lost: ");
-    must_fail("weak_switch_shows_a_torn_page", "torn: ");
+    must_fail("weak_switch_takes_a_stale_page", "stale: ");
     must_fail("weak_rest_keeps_a_file_without_a_name", "kept: ");
 }
 
@@ -813,10 +813,14 @@ fn written_is_taken(strength: Strength) {
     let client = thread::spawn(move || {
         let inside = theirs.enter(0)?;
         let found = theirs.find(theirs.look(0)?, 0).expect("it stays while we are inside");
-        assert!(theirs.mark(found));
-        put_bytes(&frame, 2);
-        assert!(get_bytes(&frame) == [2, 2], "torn: another has the frame");
-        theirs.leave(0, inside, None, 0).then_some(())
+        let may = theirs.mark(found);
+        if may {
+            put_bytes(&frame, 2);
+            assert!(get_bytes(&frame) == [2, 2], "torn: another has the frame");
+        }
+        let counts = theirs.leave(0, inside, None, 0);
+        assert!(may || !counts, "it was taken back with the gate shut");
+        counts.then_some(())
     });
     let left = ours.shut_gate(0);
     let taken = if ours.take_back(0).written { get_bytes(&bytes) } else { [1, 1] };
@@ -888,7 +892,7 @@ fn switched_is_whole(strength: Strength) {
     let taken = ours.take_back(0);
     let got = get_bytes(&frames[taken.frame as usize]);
     assert!(got[0] == got[1] && got[0] > 0, "torn: {got:?}");
-    assert!(taken.written == (got[0] > 1));
+    assert!(taken.written == (got[0] > 1), "stale: {got:?}");
     if let Some(read) = reader.join().unwrap() {
         assert!(read[0] == read[1] && read[0] > 0, "read torn: {read:?}");
     }
@@ -904,7 +908,7 @@ fn what_is_switched_is_whole() {
 
 #[test]
 #[ignore = "must fail; run by weakened_orderings_are_found_out"]
-fn weak_switch_shows_a_torn_page() {
+fn weak_switch_takes_a_stale_page() {
     check(|| switched_is_whole(Strength::NoAcquireRelease));
 }
 
