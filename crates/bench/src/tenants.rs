@@ -223,17 +223,16 @@ impl<'a> Load<'a> {
     ) -> Result<Option<Completion>> {
         let io = self.choose();
         let bytes = io.bytes as usize;
-        let mut data = match self.spare.iter().position(|buffer| buffer.capacity() >= bytes) {
-            Some(at) => self.spare.swap_remove(at),
-            None => Buffer::zeroed(bytes),
-        };
-        data.set_len(bytes);
-        let align = bytes.next_power_of_two().min(4096) as u64 / SECTOR_BYTES as u64;
-        let room = (self.place.1 - (bytes / SECTOR_BYTES) as u64) / align;
-        let sector = Sector(self.place.0 + self.rng.below(room) * align);
-        let op = if io.kind == Kind::Write { Op::Write { fua: false } } else { Op::Read };
         self.sent[tag] = (io, now);
-        match channel.submit(Request::with_data(op, sector, vec![data], tag as u64)) {
+        let request = match io.kind {
+            Kind::Read => self.transfer(Op::Read, bytes, tag),
+            Kind::Write | Kind::Flush => self.transfer(Op::Write { fua: false }, bytes, tag),
+            Kind::Discard => {
+                let count = (bytes / SECTOR_BYTES) as u64;
+                Request::without_data(Op::Discard, self.somewhere(bytes), count, tag as u64)
+            }
+        };
+        match channel.submit(request) {
             Submitted::Done(completion) => Ok(Some(completion)),
             Submitted::Pending => Ok(None),
             Submitted::Busy(request) => {
@@ -241,6 +240,22 @@ impl<'a> Load<'a> {
                 bail!("the channel is full")
             }
         }
+    }
+
+    /// Where a request of so many bytes may be.
+    fn somewhere(&mut self, bytes: usize) -> Sector {
+        let align = bytes.next_power_of_two().min(4096) as u64 / SECTOR_BYTES as u64;
+        let room = (self.place.1 - (bytes / SECTOR_BYTES) as u64) / align;
+        Sector(self.place.0 + self.rng.below(room) * align)
+    }
+
+    fn transfer(&mut self, op: Op, bytes: usize, tag: usize) -> Request {
+        let mut data = match self.spare.iter().position(|buffer| buffer.capacity() >= bytes) {
+            Some(at) => self.spare.swap_remove(at),
+            None => Buffer::zeroed(bytes),
+        };
+        data.set_len(bytes);
+        Request::with_data(op, self.somewhere(bytes), vec![data], tag as u64)
     }
 
     fn choose(&mut self) -> Io {

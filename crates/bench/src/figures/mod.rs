@@ -32,6 +32,7 @@ mod qos_scenarios;
 mod queue;
 mod rocksdb;
 mod rocksdb_flood;
+mod shares_mixed;
 mod sqlite;
 mod stream;
 mod sweep;
@@ -81,7 +82,7 @@ pub const SWEEPS: &[&str] = &[
 pub const PDC_GUESTS: &[&str] = &["pdc-fig6", "pdc-fig7"];
 
 /// Figures that a real disk can be given to.
-pub const TAKE_A_DISK: &[&str] = &["wdt-fig8", "wdt-fig9", "joins", "bully"];
+pub const TAKE_A_DISK: &[&str] = &["wdt-fig8", "wdt-fig9", "joins", "bully", "shares-mixed"];
 
 /// Every figure.
 pub const FIGURES: &[Figure] = &[
@@ -378,6 +379,12 @@ pub const FIGURES: &[Figure] = &[
         mounts: false,
         about: "the heaviest of four is idle, then joins, by policy (simulated device)",
         run: wdt_model::joins,
+    },
+    Figure {
+        name: "shares-mixed",
+        mounts: false,
+        about: "small requests beside large ones, by size, depth, kind and weight (real disk)",
+        run: shares_mixed::run,
     },
     Figure {
         name: "bully",

@@ -43,8 +43,8 @@ const SHARES_MS: u64 = 2000;
 const BULLY_MS: u64 = 6000;
 
 /// A disk to measure on.
-struct Ground {
-    device: Arc<dyn BlockDevice>,
+pub(super) struct Ground {
+    pub(super) device: Arc<dyn BlockDevice>,
     cost: CostModel,
     /// What the kernel counts of its requests.
     depth: Option<Arc<Counted>>,
@@ -78,7 +78,7 @@ impl Peers {
 }
 
 /// A way, its name, and what it is measured on.
-type Entry = (&'static str, Way, Arc<dyn BlockDevice>);
+pub(super) type Entry = (&'static str, Way, Arc<dyn BlockDevice>);
 
 /// A loop device on the file, with direct I/O and the kernel's scheduler BFQ: the disk's own is
 /// what its owner chose. It goes with the last who has it open.
@@ -123,7 +123,7 @@ impl Ground {
     }
 
     /// The same, with the kernel's own ways beside ours.
-    fn beside_peers(dir: &Path, report: &mut Report) -> Result<Ground> {
+    pub(super) fn beside_peers(dir: &Path, report: &mut Report) -> Result<Ground> {
         Ground::with(dir, report, Peers::find)
     }
 
@@ -156,7 +156,7 @@ impl Ground {
     }
 
     /// The kernel's own ways, given what was done by nobody's rule.
-    fn peers(&self, tenants: &[Tenant], got: &[Got]) -> Vec<Entry> {
+    pub(super) fn peers(&self, tenants: &[Tenant], got: &[Got]) -> Vec<Entry> {
         let mut ways = Vec::new();
         let seconds = got[0].slices.len() as f64 * SLICE.as_secs_f64();
         let weights: f64 = tenants.iter().map(|tenant| f64::from(tenant.weight)).sum();
@@ -196,7 +196,7 @@ impl Ground {
     }
 
     /// Has tenants at the device for so many milliseconds, for half of them in a quick run.
-    fn run(
+    pub(super) fn run(
         &self,
         tenants: &[Tenant],
         (way, device): (Way, Arc<dyn BlockDevice>),

@@ -13,10 +13,15 @@
 //! # Work first
 //!
 //! A lane that would have to wait looks at how many requests the device has, where the kernel tells
-//! ([`Depth`]). With fewer than the low water of its terms it goes, as many requests at once as the
-//! device is short of: whether the device works does not depend on when the coordinator, or the
+//! ([`Depth`]). If they cost less than the low water of its terms it goes, with as much at once as
+//! the device is short of: whether the device works does not depend on when the coordinator, or the
 //! lane whose turn it would be, gets a CPU. What goes so is charged, and is debt. Whoever owes more
 //! has a lower low water, so that the lane to which most is owed goes first.
+//!
+//! Work is counted in cost: eight requests of 256 KiB are more of it than sixty of a page. And a
+//! device that has nothing at one look is not idle for that: the others' requests may be on their
+//! way, in a batch that their thread is making. A lane that owes much goes only if the device did
+//! nothing at all between two of its looks, a slice apart.
 //!
 //! # When the coordinator is gone
 //!
@@ -44,8 +49,8 @@ const HELD_NS_MAX: Nanos = 250_000_000;
 /// Cost between two looks at the clock when nothing is limited.
 const OPEN_COST: u64 = 20_000_000;
 
-/// A lane that owes so many of its grants goes before its turn only if the device has nothing to do
-/// at all; who owes less, with more there.
+/// A lane that owes so many of its grants goes before its turn only if the device does nothing for
+/// a slice; who owes less, with more there.
 const DEBT_GRANTS: u64 = 4;
 
 /// A sleeper looks again after this time at the latest.
@@ -70,6 +75,8 @@ struct Known {
     terms: Terms,
     /// The terms are stale.
     fallback: Option<FallBack>,
+    /// The device had nothing when it was looked at: since when, and what it had done.
+    idle: Option<(Nanos, u64)>,
 }
 
 /// How a lane goes on by itself.
@@ -106,7 +113,7 @@ impl<W: Words> Lane<W> {
         words.store(lane::WAITERS, 0, Ordering::SeqCst);
         words.store(lane::DONE, words.load(lane::SPENT, Ordering::Relaxed), Ordering::Release);
         let cost = CostModel::load(&words);
-        let known = Known { terms: Terms::read(&words).unwrap_or_default(), fallback: None };
+        let known = Known { terms: Terms::read(&words).unwrap_or_default(), ..Known::default() };
         let sectors = known.terms.flags & flag::SECTORS != 0;
         let (pass, known) = (Pass::default(), Mutex::new(known));
         Lane { words, shared, depth: None, cost, sectors, pass, known }
@@ -177,7 +184,7 @@ impl<W: Words> Lane<W> {
         if let Some(terms) = Terms::read(&self.words)
             && terms.window != known.terms.window
         {
-            *known = Known { terms, fallback: None };
+            *known = Known { terms, fallback: None, ..*known };
         }
         let terms = known.terms;
         if terms.window == 0 || terms.flags & flag::OPEN != 0 && now < terms.stale_at {
@@ -189,7 +196,7 @@ impl<W: Words> Lane<W> {
         let verdict = match self.over_limit(&terms, now) {
             Some(until) => Verdict::Wait(until),
             None if now >= terms.stale_at => self.fall_back(&mut known, now),
-            None => self.by_terms(&terms, cost, now),
+            None => self.by_terms(&mut known, cost, now),
         };
         if verdict == Verdict::Go {
             self.charge(io, cost);
@@ -197,12 +204,13 @@ impl<W: Words> Lane<W> {
         verdict
     }
 
-    fn by_terms(&self, terms: &Terms, cost: Cost, now: Nanos) -> Verdict {
+    fn by_terms(&self, known: &mut Known, cost: Cost, now: Nanos) -> Verdict {
+        let terms = &{ known.terms };
         let spent = self.total(lane::SPENT);
         let inflight = inflight(spent, self.total(lane::DONE));
         if inflight > 0 && inflight >= terms.inflight_max {
             self.words.store(lane::CROWDED_IN, terms.window, Ordering::Relaxed);
-            return self.unless_low(terms, cost, now);
+            return self.unless_low(known, cost, now);
         }
         let free = terms.flags & flag::FREE != 0;
         let released = if free { spent.wrapping_add(u64::MAX >> 2) } else { terms.released(now) };
@@ -222,36 +230,50 @@ impl<W: Words> Lane<W> {
             return Verdict::Go;
         }
         self.note_short(terms, now);
-        self.unless_low(terms, cost, now)
+        self.unless_low(known, cost, now)
     }
 
     /// To wait for the next slice, unless the device has little to do.
-    fn unless_low(&self, terms: &Terms, cost: Cost, now: Nanos) -> Verdict {
+    fn unless_low(&self, known: &mut Known, cost: Cost, now: Nanos) -> Verdict {
         let spent = self.total(lane::SPENT);
-        let owed = ahead(spent, terms.released(now)).max(0) as u64;
-        let short_of = self.device_short_of(terms, owed);
+        let short_of = self.device_short_of(known, cost, now);
+        let terms = &known.terms;
         if short_of == 0 {
             return Verdict::Wait(terms.next_slice(now));
         }
         // Not to look again for each of them: to look costs as much as a request.
         let room = inflight(spent, self.total(lane::DONE));
-        let all = cost.saturating_mul(short_of);
-        self.renew(terms, spent.wrapping_add(all), room.saturating_add(all));
+        self.renew(terms, spent.wrapping_add(short_of), room.saturating_add(short_of));
         Verdict::Go
     }
 
-    /// How many requests the device has less than it should, for a lane that owes this.
-    fn device_short_of(&self, terms: &Terms, owed: u64) -> u64 {
+    /// What the device has less than it should, as cost, for a lane whose request costs this; 0 for
+    /// nothing.
+    fn device_short_of(&self, known: &mut Known, cost: Cost, now: Nanos) -> Cost {
+        let terms = &known.terms;
         if terms.low_water == 0 {
             return 0;
         }
-        let Some(requests) = self.depth.as_ref().and_then(|depth| depth.requests()) else {
+        let Some(found) = self.depth.as_ref().and_then(|depth| depth.look()) else {
             return 0;
         };
+        let owed = ahead(self.total(lane::SPENT), terms.released(now)).max(0) as u64;
+        let each = if terms.request_cost == 0 { cost } else { terms.request_cost };
         let most = u128::from(terms.grant.saturating_mul(DEBT_GRANTS).max(1));
         let left = most.saturating_sub(owed.into());
         let low = (u128::from(terms.low_water) * left).div_ceil(most) as u64;
-        low.max(1).saturating_sub(requests)
+        let short_of = low.saturating_sub(found.requests).saturating_mul(each);
+        let idle = known.idle.take().filter(|(_, done)| found.requests == 0 && *done == found.done);
+        let slice_ns = terms.tick / terms.slices.max(1);
+        match idle {
+            _ if short_of > 0 => short_of,
+            Some((since, _)) if now.saturating_sub(since) >= slice_ns => cost,
+            _ if found.requests > 0 => 0,
+            _ => {
+                known.idle = idle.or(Some((now, found.done)));
+                0
+            }
+        }
     }
 
     /// The coordinator has not been heard of: the fair share of the last window, by the clock; but

@@ -13,11 +13,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+use polylane_base::sync::Mutex;
 
 use super::board::{Board, Device, Limits, Rule, SeatId};
 use super::cost::CostModel;
-use super::depth::Depth;
+use super::depth::{AtDevice, Depth};
 use super::lane::Lane;
 use super::page::Private;
 pub use super::plan::Config;
@@ -30,13 +31,13 @@ pub struct Ledger {
     depth: Arc<Told>,
 }
 
-/// What was said that the device has; `u64::MAX` before anything was.
-#[derive(Debug)]
-struct Told(AtomicU64);
+/// What was said that the device has, if anything was.
+#[derive(Debug, Default)]
+struct Told(Mutex<Option<AtDevice>>);
 
 impl Depth for Told {
-    fn requests(&self) -> Option<u64> {
-        Some(self.0.load(Ordering::Relaxed)).filter(|requests| *requests < u64::MAX)
+    fn look(&self) -> Option<AtDevice> {
+        *self.0.lock()
     }
 }
 
@@ -58,7 +59,7 @@ impl Ledger {
     /// Another rule by the same code.
     pub fn with_rule(rule: Rule, cost: CostModel, config: Config) -> Self {
         let device = Device { cost, config, capacity: None };
-        let depth = Arc::new(Told(AtomicU64::new(u64::MAX)));
+        let depth = Arc::new(Told::default());
         Ledger { board: Board::new(rule, device, 0), lanes: Vec::new(), depth }
     }
 
@@ -116,8 +117,8 @@ impl Policy for Ledger {
         }
     }
 
-    fn at_device(&mut self, requests: u64) {
-        self.depth.0.store(requests, Ordering::Relaxed);
+    fn at_device(&mut self, now: AtDevice) {
+        *self.depth.0.lock() = Some(now);
     }
 
     fn tick(&mut self, now: Nanos) {

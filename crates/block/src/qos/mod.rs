@@ -87,9 +87,9 @@ pub trait Policy {
     /// Whether `io` of `lane` may go now; if so it is charged and must be completed later.
     fn admit(&mut self, now: Nanos, lane: usize, io: &Io) -> Verdict;
 
-    /// The device has so many requests now, all lanes' together: called before each `admit` and
-    /// `tick` where that is known.
-    fn at_device(&mut self, _requests: u64) {}
+    /// What the device has now, and has done, for all lanes together: called before each `admit`
+    /// and `tick` where that is known.
+    fn at_device(&mut self, _now: depth::AtDevice) {}
 
     /// A request that went is done.
     fn complete(&mut self, now: Nanos, lane: usize, io: &Io);

@@ -12,6 +12,7 @@ use std::collections::BinaryHeap;
 use polylane_base::rng::Rng;
 
 use super::cost::CostModel;
+use super::depth::AtDevice;
 use super::{Io, Kind, Nanos, Policy, Verdict};
 
 /// A second.
@@ -31,6 +32,10 @@ pub struct Tenant {
     pub mix: Vec<(u64, Io)>,
     /// Pause between the end of a request and the next one, in nanoseconds, on average.
     pub think_ns: u64,
+    /// Time that its thread needs for a request that may go, in nanoseconds. The device gets those
+    /// of a batch together, when the thread is through with all of them; what is answered in the
+    /// meantime makes the next batch.
+    pub prepare_ns: u64,
     /// When it is active: from, until.
     pub active: Vec<(Nanos, Nanos)>,
 }
@@ -39,7 +44,8 @@ impl Tenant {
     /// Always active, without pauses, random 4 KiB reads.
     pub fn reader(weight: u32, depth: u32) -> Self {
         let io = Io { kind: Kind::Read, bytes: 4096, sequential: false };
-        Tenant { weight, depth, mix: vec![(100, io)], think_ns: 0, active: vec![(0, Nanos::MAX)] }
+        let active = vec![(0, Nanos::MAX)];
+        Tenant { weight, depth, mix: vec![(100, io)], think_ns: 0, prepare_ns: 0, active }
     }
 
     /// The same with other requests.
@@ -55,6 +61,11 @@ impl Tenant {
     /// The same with pauses.
     pub fn thinking(self, think_ns: u64) -> Self {
         Tenant { think_ns, ..self }
+    }
+
+    /// The same with time of its thread for each request.
+    pub fn preparing(self, prepare_ns: u64) -> Self {
+        Tenant { prepare_ns, ..self }
     }
 
     fn is_active(&self, now: Nanos) -> bool {
@@ -168,6 +179,8 @@ enum Event {
     Answer(usize, usize, Nanos),
     /// A tenant may ask the policy again.
     Retry(usize),
+    /// A tenant's batch goes to the device.
+    Submit(usize),
     /// The policy's tick.
     Tick,
     /// A change of weight: which.
@@ -180,6 +193,8 @@ struct State {
     /// Arrived, not gone to the device: when, which.
     waiting: std::collections::VecDeque<(Nanos, usize)>,
     outstanding: u32,
+    /// Let go by the policy, not at the device yet: when they arrived, which.
+    batch: Vec<(Nanos, usize)>,
     retry_at: Nanos,
     last_answer: Nanos,
     /// It has a CPU: from, until.
@@ -196,6 +211,8 @@ struct Run<'a, P> {
     units: BinaryHeap<Reverse<Nanos>>,
     /// When the device answers what it has.
     at_device: BinaryHeap<Reverse<Nanos>>,
+    /// Requests that it has answered.
+    done: u64,
     rng: Rng,
     outcome: Outcome,
 }
@@ -213,6 +230,7 @@ pub fn run(scenario: &Scenario, policy: impl Policy) -> Outcome {
         sequence: 0,
         units: vec![Reverse(0); scenario.device.units.max(1) as usize].into(),
         at_device: BinaryHeap::new(),
+        done: 0,
         rng: Rng::new(scenario.seed),
         outcome: Outcome {
             buckets: vec![vec![blank; count]; bucket_count],
@@ -285,6 +303,12 @@ impl<P: Policy> Run<'_, P> {
             // Another one has been scheduled since, if the times differ.
             Event::Retry(tenant) if self.states[tenant].retry_at == now => self.pump(now, tenant),
             Event::Retry(_) => {}
+            Event::Submit(tenant) => {
+                for (since, which) in std::mem::take(&mut self.states[tenant].batch) {
+                    self.serve(now, tenant, which, since);
+                }
+                self.pump(now, tenant);
+            }
             Event::Tick => {
                 self.tell(now);
                 self.policy.tick(now);
@@ -327,8 +351,10 @@ impl<P: Policy> Run<'_, P> {
     fn tell(&mut self, now: Nanos) {
         while self.at_device.peek().is_some_and(|Reverse(until)| *until <= now) {
             self.at_device.pop();
+            self.done += 1;
         }
-        self.policy.at_device(self.at_device.len() as u64);
+        let requests = self.at_device.len() as u64;
+        self.policy.at_device(AtDevice { requests, done: self.done });
     }
 
     /// Exponentially distributed around a mean.
@@ -370,13 +396,28 @@ impl<P: Policy> Run<'_, P> {
 
     /// Sends what the policy lets go.
     fn pump(&mut self, now: Nanos, tenant: usize) {
+        if !self.states[tenant].batch.is_empty() {
+            return;
+        }
+        self.admit_all(now, tenant);
+        let prepare_ns = self.scenario.tenants[tenant].prepare_ns;
+        let count = self.states[tenant].batch.len() as u64;
+        if count > 0 {
+            self.at(now + count * prepare_ns, Event::Submit(tenant));
+        }
+    }
+
+    fn admit_all(&mut self, now: Nanos, tenant: usize) {
         while let Some((since, which)) = self.states[tenant].waiting.front().copied() {
             let io = self.scenario.tenants[tenant].mix[which].1;
             self.tell(now);
             match self.policy.admit(now, tenant, &io) {
                 Verdict::Go => {
                     self.states[tenant].waiting.pop_front();
-                    self.serve(now, tenant, which, since);
+                    match self.scenario.tenants[tenant].prepare_ns {
+                        0 => self.serve(now, tenant, which, since),
+                        _ => self.states[tenant].batch.push((since, which)),
+                    }
                 }
                 Verdict::Wait(until) => {
                     let late = self.late(self.scenario.late_ns.0);

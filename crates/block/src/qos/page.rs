@@ -94,6 +94,8 @@ pub mod terms {
     pub const ENTITLED: usize = 30;
     /// The lane's part of what was done on the device, in millionths, over the last second.
     pub const ACHIEVED: usize = 31;
+    /// What a request at the device costs on average; behind the bell, since the line is full.
+    pub const REQUEST_COST: usize = 33;
 }
 
 /// Bits of [`terms::FLAGS`].
@@ -324,9 +326,11 @@ pub struct Terms {
     pub flags: u64,
     /// Parts in which the grant is released, at most 65 535.
     pub slices: u64,
-    /// With fewer requests than this at the device, a lane without credit or room may go; at most
-    /// 65 535. 0: it may not.
+    /// With fewer requests of average cost than this at the device, a lane without credit or room
+    /// may go; at most 65 535. 0: it may not.
     pub low_water: u64,
+    /// What a request at the device costs on average. 0: as much as the lane's own.
+    pub request_cost: u64,
     /// See [`terms`].
     pub base: u64,
     /// See [`terms`].
@@ -394,6 +398,7 @@ impl Terms {
             (terms::WRITTEN_BYTES_MAX, self.written_bytes_max.unwrap_or(0)),
             (terms::ENTITLED, self.entitled),
             (terms::ACHIEVED, self.achieved),
+            (terms::REQUEST_COST, self.request_cost),
         ];
         // Release, so that whoever sees one of them sees the odd sequence before it.
         fields.into_iter().for_each(|(word, value)| words.store(word, value, Ordering::Release));
@@ -419,6 +424,7 @@ impl Terms {
             flags: flags & 0xffff,
             slices: flags >> 32 & QUARTER_MAX,
             low_water: flags >> 48,
+            request_cost: get(terms::REQUEST_COST),
             base: get(terms::BASE),
             grant: get(terms::GRANT),
             overdraft: get(terms::OVERDRAFT),

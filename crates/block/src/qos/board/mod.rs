@@ -337,6 +337,7 @@ impl<W: Words> Board<W> {
         let tick_ns = self.tick_ns();
         let config = *self.planner.config();
         let (room, low_water) = (self.room, self.planner.low_water());
+        let request_cost = self.planner.request_ns();
         let per_second = self.planner.capacity() * 1e9;
         let seat = &mut self.seats[index];
         let weight = u64::from(seat.limits.weight);
@@ -358,6 +359,7 @@ impl<W: Words> Board<W> {
             tick: tick_ns,
             slices: config.slice_count,
             low_water,
+            request_cost,
             base: seat.seen.spent.wrapping_add(share.balance_ns as u64),
             grant: share.grant_ns,
             overdraft: seat.seen.spent.wrapping_add(share.debt_ns),
@@ -377,6 +379,7 @@ impl<W: Words> Board<W> {
         let tick_ns = self.tick_ns();
         let capacity = self.planner.capacity();
         let (inflight_max, low_water) = (self.planner.base_ns(), self.planner.low_water());
+        let request_cost = self.planner.request_ns();
         let seat = &mut self.seats[index];
         let weight = u64::from(seat.limits.weight);
         let part = weight as f64 / (others + weight) as f64;
@@ -388,6 +391,7 @@ impl<W: Words> Board<W> {
             tick: tick_ns,
             slices: 1,
             low_water,
+            request_cost,
             base: seat.seen.spent,
             grant: 0,
             overdraft: seat.seen.spent.wrapping_add(if others == 0 { fair } else { fair / 4 }),
@@ -439,24 +443,30 @@ impl<W: Words> Seat<W> {
         self.second_spent = self.second_spent.saturating_add(spent_ns);
         let in_window = |word| self.words.load(word, Relaxed) == self.terms.window;
         let inflight_ns = ahead(seen.spent, seen.done).max(0) as u64;
-        let (short_of_credit, short_of_room) =
-            (in_window(lane::SHORT_IN), in_window(lane::CROWDED_IN));
+        let (says_short, says_crowded) = (in_window(lane::SHORT_IN), in_window(lane::CROWDED_IN));
+        self.watch.waits = says_short || says_crowded;
+        let done_ns = gone(seen.done, last.done);
+        let (left_ns, released_ns) = self.left(now);
+        // It may have been short before the last slices were released, or its last request was
+        // answered. What is not so by its own account is a lie.
+        let short_of_credit = says_short && left_ns <= released_ns;
+        let had_ns = inflight_ns.saturating_add(done_ns);
+        let short_of_room = says_crowded && had_ns >= self.terms.inflight_max;
         let wants = inflight_ns > 0 || short_of_credit || short_of_room;
         self.watched.hear(wants, tick_ns);
-        self.watch.waits = short_of_credit || short_of_room;
         if spent_ns > 0 || wants {
             self.active_until = now + IDLE_NS;
         }
         LookBack {
             weight: self.limits.weight,
             spent_ns,
-            done_ns: gone(seen.done, last.done),
+            done_ns,
             requests,
             inflight_ns,
             stayed_ns: ahead(seen.stayed_ns, last.stayed_ns).max(0) as u64,
             stayed: gone(seen.stayed, last.stayed),
             grant_ns: self.terms.grant,
-            left_ns: self.left(now),
+            left_ns,
             short_of_credit,
             short_of_room,
             limited: self.is_limited(),
@@ -471,15 +481,16 @@ impl<W: Words> Seat<W> {
         (self.id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % slice_ns.max(1)
     }
 
-    /// What is in the account: slices only say when it may be spent. Nobody owes for a time in
-    /// which nothing was limited.
-    fn left(&self, now: Nanos) -> i64 {
+    /// What is in the account, and what of it was released since the last window: slices only say
+    /// when it may be spent. No lane owes for a time in which nothing was limited.
+    fn left(&self, now: Nanos) -> (i64, i64) {
         if self.terms.flags & (flag::OPEN | flag::FREE) != 0 {
-            return 0;
+            return (0, 0);
         }
         let elapsed = u128::from(now.saturating_sub(self.published_at));
         let part = elapsed * u128::from(self.terms.grant) / u128::from(self.terms.tick.max(1));
-        ahead(self.terms.base.wrapping_add(part as u64), self.seen.spent)
+        let left = ahead(self.terms.base.wrapping_add(part as u64), self.seen.spent);
+        (left, i64::try_from(part).unwrap_or(i64::MAX))
     }
 
     /// Device time that the lane's minima take in a window.

@@ -5,11 +5,27 @@ use crate::qos::Nanos;
 /// Over what rates and what is in flight are averaged, in windows.
 pub(super) const AVERAGE_WINDOWS: f64 = 8.0;
 
-/// A lane that seems hurt is believed for so many windows, and then on while it gets so many times
-/// more for it; else it is content, for so many windows.
-const DOUBT_WINDOWS: u32 = 16;
-const RELIEF: f64 = 1.05;
-const CONTENT_WINDOWS: u32 = 400;
+/// Whether a lane that seems hurt is: what it gets done in so many windows while it is believed,
+/// against as many while it is not. The first of them do not count.
+const TRY_WINDOWS: u32 = 32;
+const TRY_SETTLE_WINDOWS: u32 = 12;
+
+/// It is if it gets so many times more.
+const RELIEF: f64 = 1.03;
+
+/// One that was found to be, and gets so many times less, likewise: the device may have changed.
+const FALL: f64 = 1.2;
+
+/// A lane that was found not to be hurt, and gets so many times less than it did then, is looked at
+/// again.
+const SETBACK: f64 = 1.05;
+
+/// What was found holds for so many windows: that it is hurt, and that it is not, which holds twice
+/// as long each time that it is found again.
+const HURT_WINDOWS: u32 = 1600;
+const HURT_WINDOWS_MIN: u32 = 200;
+const CONTENT_WINDOWS: u32 = 800;
+const CONTENT_WINDOWS_MAX: u32 = 3200;
 
 /// A lane has so many requests in flight on average if it always wants the device.
 const BUSY: f64 = 0.7;
@@ -34,6 +50,8 @@ pub struct Memory {
     /// Device time per nanosecond that it gets done, on average.
     pub(super) done: f64,
     pub(super) hurt: Hurt,
+    /// For how long it was found not to be hurt the last time.
+    content_windows: u32,
     /// It asks for less than its weight gives it, however long its requests stay.
     pub(super) small: bool,
 }
@@ -41,14 +59,26 @@ pub struct Memory {
 /// Whether a lane that leaves credit gets more when the others get less.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) enum Hurt {
-    /// It has not been looked at.
+    /// It has not been looked at, or does not seem to be.
     #[default]
     Unknown,
-    /// It is believed to be for so many windows; before, it got this done.
-    Believed(u32, f64),
-    /// It is not, for so many windows more, unless it gets less done than it did: it has no more to
-    /// ask for.
+    /// This is being found out.
+    Tried(Try),
+    /// It is, for so many windows more; this was done then.
+    Found(u32, f64),
+    /// It is not since it has no more to ask for, for so many windows more; this was done then.
     Content(u32, f64),
+}
+
+/// One half of a comparison.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Try {
+    /// It is believed in this half.
+    believed: bool,
+    windows: u32,
+    done: f64,
+    /// What was done in the other half, if that is over.
+    other: Option<f64>,
 }
 
 /// What a lane showed in the present trial.
@@ -82,20 +112,63 @@ impl Memory {
 
     /// Goes on with the question whether it is hurt, as it seems or does not.
     pub(super) fn doubt(&mut self, seems: bool) {
+        let half = |believed, other| Hurt::Tried(Try { believed, windows: 0, done: 0.0, other });
         self.hurt = match self.hurt {
-            Hurt::Content(left, done) if left > 0 && self.done * RELIEF > done => {
+            Hurt::Unknown if seems => half(true, None),
+            Hurt::Unknown => Hurt::Unknown,
+            Hurt::Tried(mut tried) => {
+                tried.windows += 1;
+                if tried.windows > TRY_SETTLE_WINDOWS {
+                    tried.done += self.done;
+                }
+                // While it gets more and more there is nothing to compare with.
+                let each = f64::from(TRY_WINDOWS - TRY_SETTLE_WINDOWS);
+                let rises = tried.believed && self.done * each > SETBACK * tried.done;
+                match tried.other {
+                    _ if tried.windows < TRY_WINDOWS => Hurt::Tried(tried),
+                    None if rises => half(true, None),
+                    None => half(!tried.believed, Some(tried.done)),
+                    Some(other) if tried.believed => self.find(tried.done > RELIEF * other),
+                    Some(other) => self.find(other > RELIEF * tried.done),
+                }
+            }
+            Hurt::Found(left, done)
+                if left > HURT_WINDOWS - HURT_WINDOWS_MIN
+                    || left > 0 && FALL * self.done > done =>
+            {
+                Hurt::Found(left - 1, done)
+            }
+            Hurt::Content(left, done) if left > 0 && SETBACK * self.done > done => {
                 Hurt::Content(left - 1, done)
             }
-            Hurt::Unknown | Hurt::Content(..) if seems => Hurt::Believed(0, self.done),
-            Hurt::Believed(windows, before) if windows + 1 < DOUBT_WINDOWS => {
-                Hurt::Believed(windows + 1, before)
-            }
-            Hurt::Believed(_, before) if seems && self.done < RELIEF * before => {
-                Hurt::Content(CONTENT_WINDOWS, self.done)
-            }
-            Hurt::Believed(..) if seems => Hurt::Believed(0, self.done),
-            _ => Hurt::Unknown,
+            Hurt::Found(..) | Hurt::Content(..) if seems => half(true, None),
+            Hurt::Found(..) | Hurt::Content(..) => Hurt::Unknown,
         };
+    }
+
+    fn find(&mut self, hurt: bool) -> Hurt {
+        self.content_windows = match hurt {
+            true => 0,
+            false => (2 * self.content_windows).clamp(CONTENT_WINDOWS, CONTENT_WINDOWS_MAX),
+        };
+        match hurt {
+            true => Hurt::Found(HURT_WINDOWS, self.done),
+            false => Hurt::Content(self.content_windows, self.done),
+        }
+    }
+
+    /// Other lanes are there than when that was found out.
+    pub(super) fn forget_hurt(&mut self) {
+        (self.hurt, self.content_windows) = (Hurt::Unknown, 0);
+    }
+
+    /// Whether it is taken for hurt in this window, if it seems so.
+    pub(super) fn is_believed(&self) -> bool {
+        match self.hurt {
+            Hurt::Unknown | Hurt::Content(..) => false,
+            Hurt::Tried(tried) => tried.believed,
+            Hurt::Found(..) => true,
+        }
     }
 
     pub(super) fn is_busy(&self) -> bool {

@@ -41,10 +41,10 @@ mod room;
 mod water;
 
 use accounts::{deposits, settle, weights};
-use memory::{AVERAGE_WINDOWS, Hurt, Trial};
+use memory::{AVERAGE_WINDOWS, Trial};
 pub use memory::{LookBack, Memory};
 use room::Room;
-use water::LowWater;
+use water::{LowWater, Seen};
 
 use super::Nanos;
 use super::share::{Claim, max_min};
@@ -70,11 +70,24 @@ impl Default for Config {
 /// that went together with them: there is a queue.
 const QUEUED: f64 = 2.0;
 
+/// A lane whose requests stay for so many times what they take alone may be hurt.
+const SLOWED: f64 = 1.5;
+
+/// What requests take alone goes up by so much from trial to trial at most: it may have been
+/// measured beside whatever else the disk did.
+const BASE_GAIN_MAX: f64 = 1.25;
+
 /// While somebody leaves credit because of a queue, the capacity is a little less than what is
 /// done, so that the queue drains and credit counts; but not less than this part of the best of
 /// late.
 const DRAIN: f64 = 0.97;
 const DRAIN_MAX: f64 = 0.8;
+
+/// Beside lanes whose accounts are empty it does not fall below this part of the most that was done
+/// in the last one or two times so many windows: that less is done may be for want of credit alone,
+/// since a lane that says that it is hurt may lie.
+const FALL_MAX: f64 = 0.45;
+const LONG_WINDOWS: u32 = 2000;
 
 /// With a queue and nobody hurt by it, the capacity goes up by less, at most so many times the best
 /// of late. Requests may only seem to wait at the device, where it is their thread that waits for
@@ -190,12 +203,19 @@ pub struct Planner {
     /// The most that was done, in the present and in the last span of time.
     best: [f64; 2],
     best_windows: u32,
+    /// The same over more time.
+    best_long: [f64; 2],
+    long_windows: u32,
     room: Room,
     water: LowWater,
+    /// What a request of all lanes' costs on average.
+    request_ns: f64,
     /// Latency alone, on average over the lanes of the last trial.
     base_ns: f64,
     /// Windows of the present trial.
     trial: Option<u32>,
+    /// Lanes of the last plan.
+    lane_count: usize,
     since_trial_ns: Nanos,
     queued_windows: u32,
 }
@@ -212,10 +232,14 @@ impl Planner {
             probes: 0,
             best: [1.0; 2],
             best_windows: 0,
+            best_long: [1.0; 2],
+            long_windows: 0,
             room: Room::default(),
             water: LowWater::default(),
+            request_ns: 0.0,
             base_ns: config.base_ns.max(1) as f64,
             trial: None,
+            lane_count: 0,
             since_trial_ns: Nanos::MAX,
             queued_windows: 0,
         }
@@ -243,12 +267,18 @@ impl Planner {
         if self.trial.is_some() { 0 } else { self.water.requests() }
     }
 
+    /// What a request at the device costs on average, in nanoseconds of device time; 0 when that is
+    /// not known.
+    pub fn request_ns(&self) -> u64 {
+        self.request_ns as u64
+    }
+
     /// Starts from an estimate, as by an earlier coordinator of the device.
     pub fn set_capacity(&mut self, capacity: f64) {
         if capacity.is_finite() && capacity > 0.0 {
             self.capacity = capacity.clamp(1e-3, 1e6);
             self.done_mean = self.capacity;
-            self.best = [self.capacity; 2];
+            (self.best, self.best_long) = ([self.capacity; 2], [self.capacity; 2]);
         }
     }
 
@@ -275,11 +305,18 @@ impl Planner {
         self.see_depth(depth, lanes);
         self.since_trial_ns = self.since_trial_ns.saturating_add(elapsed_ns);
         self.take_back(lanes, elapsed_ns);
+        // What was found of one holds beside these others. To see first what it loses takes longer
+        // than to believe it.
+        let changed = std::mem::replace(&mut self.lane_count, lanes.len()) != lanes.len();
+        if changed {
+            lanes.iter_mut().for_each(|lane| lane.memory.forget_hurt());
+        }
         if self.trial.is_none() && !late {
             let weights = weights(lanes);
             for lane in &mut *lanes {
                 let fair = self.fair(lane, weights);
-                let seems = self.seems_hurt(lane) && lane.memory.done < DEPRIVED * fair;
+                let deprived = changed || lane.memory.done < DEPRIVED * fair;
+                let seems = self.seems_hurt(lane) && deprived;
                 lane.memory.doubt(seems);
             }
         }
@@ -313,11 +350,21 @@ impl Planner {
 
     /// Looks at how many requests the device has.
     fn see_depth(&mut self, depth: Option<u64>, lanes: &[LookBack]) {
-        let rate: f64 = lanes.iter().map(|lane| lane.memory.rate).sum();
-        let held = lanes.iter().any(LookBack::waits);
+        // Each lane's requests by Little's law, as long as those alone stay: large ones longer.
+        let (mut busy, mut busy_ns) = (0.0, 0.0);
+        for lane in lanes {
+            let count = lane.memory.rate * self.base_of(lane);
+            busy += count;
+            busy_ns += count * lane.memory.request_ns;
+        }
+        self.request_ns = if busy > 0.0 { busy_ns / busy } else { 0.0 };
         if self.trial.is_none() {
-            let small = lanes.iter().any(LookBack::is_small);
-            self.water.see(depth, rate * self.base_ns, (held, small));
+            let seen = Seen {
+                held: lanes.iter().any(LookBack::waits),
+                small: lanes.iter().any(LookBack::is_small),
+                hurt: lanes.iter().any(|lane| self.is_hurt(lane)),
+            };
+            self.water.see(depth, busy, seen);
         }
     }
 
@@ -335,7 +382,12 @@ impl Planner {
         let most = self.capacity * elapsed_ns as f64;
         let done: f64 = lanes.iter().map(|lane| lane.done_ns as f64).sum();
         let stalled = lanes.iter().any(|lane| lane.inflight_ns > 0) && done < STALL_MAX * most;
-        if !stalled || self.trial.is_some() {
+        // Where a lane spends its grant and is answered, the device does not stall, whatever another
+        // lane says that it has there.
+        let moves = |lane: &LookBack| {
+            lane.short_of_credit && lane.grant_ns > 0 && lane.done_ns >= lane.grant_ns / 2
+        };
+        if !stalled || self.trial.is_some() || lanes.iter().any(moves) {
             return;
         }
         let part = (1.0 - done / most) * elapsed_ns as f64 / self.config.tick_ns.max(1) as f64;
@@ -356,14 +408,17 @@ impl Planner {
         wants && lane.memory.stay_ns() > QUEUED * self.base_of(lane) + burst_ns
     }
 
-    /// It has credit that it does not use while its requests wait at the device.
+    /// It has credit that it does not use although it always has requests at a device that works,
+    /// where they take longer than alone.
     fn seems_hurt(&self, lane: &LookBack) -> bool {
-        lane.leaves_credit() && !lane.waits() && self.is_queued(lane)
+        let slow = lane.memory.stay_ns() > SLOWED * self.base_of(lane);
+        let wants = lane.wants_more() && lane.inflight_ns > 0;
+        lane.leaves_credit() && !lane.waits() && wants && slow && !self.water.is_idle()
     }
 
     /// It has credit that it cannot use because its requests wait at the device.
     fn is_hurt(&self, lane: &LookBack) -> bool {
-        matches!(lane.memory.hurt, Hurt::Believed(..)) && self.seems_hurt(lane)
+        lane.memory.is_believed() && self.seems_hurt(lane)
     }
 
     fn scene(&self, lanes: &[LookBack]) -> Scene {
@@ -378,7 +433,7 @@ impl Planner {
             scene.short_of_credit |= lane.short_of_credit;
             scene.roomy |= lane.short_of_room && lane.leaves_credit() && !self.water.is_below();
             scene.queued |= self.is_queued(lane);
-            scene.hurt |= self.is_hurt(lane);
+            scene.hurt |= self.is_hurt(lane) && self.is_queued(lane);
         }
         scene
     }
@@ -391,7 +446,7 @@ impl Planner {
         let measured = scene.done_ns as f64 / elapsed_ns.max(1) as f64;
         self.done_mean += (measured - self.done_mean) / AVERAGE_WINDOWS;
         self.keep_best();
-        let best = self.best();
+        let (best, before) = (self.best(), self.capacity);
         if scene.roomy {
             self.room.see(measured);
         }
@@ -416,6 +471,10 @@ impl Planner {
             false => RUNAWAY_MAX * best.max(measured),
         };
         self.capacity = self.capacity.min(most).max(1e-3);
+        if scene.short_of_credit {
+            let least = FALL_MAX * self.best_long[0].max(self.best_long[1]);
+            self.capacity = self.capacity.max(before.min(least));
+        }
     }
 
     fn best(&self) -> f64 {
@@ -429,6 +488,12 @@ impl Planner {
             self.best = [self.done_mean, self.best[0]];
         }
         self.best[0] = self.best[0].max(self.done_mean);
+        self.long_windows += 1;
+        if self.long_windows >= LONG_WINDOWS {
+            self.long_windows = 0;
+            self.best_long = [self.done_mean, self.best_long[0]];
+        }
+        self.best_long[0] = self.best_long[0].max(self.done_mean);
     }
 
     fn probe(&mut self) {
@@ -476,7 +541,9 @@ impl Planner {
         for lane in &mut *lanes {
             let Memory { trial, base_ns, .. } = &mut lane.memory;
             if trial.stayed.1 > 0 {
-                *base_ns = trial.stayed.0 as f64 / trial.stayed.1 as f64;
+                let found = trial.stayed.0 as f64 / trial.stayed.1 as f64;
+                let most = if *base_ns > 0.0 { BASE_GAIN_MAX * *base_ns } else { f64::INFINITY };
+                *base_ns = found.min(most);
                 (sum, count) = (sum + *base_ns, count + 1.0);
             }
             // Averages of a time with one request in flight say nothing about what comes.
