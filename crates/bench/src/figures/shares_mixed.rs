@@ -1,6 +1,6 @@
-//! `shares-mixed` on a real disk (`--disk DIR`): two tenants whose requests are as unlike as can be,
-//! by size, depth, kind and weight. Shown is what the heavier one has of the charged device time,
-//! over what is due to it: its part by weight, or as much as it does alone if that is less.
+//! `shares-mixed` on a real disk (`--disk DIR`): two tenants whose requests are as unlike as can
+//! be, by size, depth, kind and weight. Shown is what the heavier one has of the charged device
+//! time, over what is due to it: its part by weight, or as much as it does alone if that is less.
 
 use std::path::Path;
 
@@ -64,8 +64,8 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 const NOTES: [&str; 4] = [
-    "1 is fair; due: max-min shares by weight of what both did, a tenant wanting what it does alone",
-    "error: distance of the part from the due one, in parts of the whole; kept: of what it does alone",
+    "1 is fair; due: max-min shares by weight of what both did; each wants what it does alone",
+    "error: distance of the part from the due one, of the whole; kept: of what it does alone",
     "throughput: charged device time of both over that of the ungoverned run beside it",
     "tenants: a thread each on its half of a file, O_DIRECT, io_uring; BFQ shares reads and writes",
 ];

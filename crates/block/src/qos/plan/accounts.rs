@@ -1,6 +1,42 @@
 //! Lanes' accounts: what a window deposits, and what is carried into the next one.
 
-use super::{CARRY_IDLE, CARRY_WAITING, Claim, LookBack, Share, max_min};
+use super::{CARRY_IDLE, CARRY_WAITING, Claim, LookBack, max_min};
+
+/// What a lane may do in the next window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Share {
+    /// Device time carried over: debt if negative.
+    pub balance_ns: i64,
+    /// What its weight, or its minimum, gives it of this window.
+    pub deposit_ns: u64,
+    /// Device time granted on top of the balance: the deposit and what others donated.
+    pub grant_ns: u64,
+    /// What it may spend in this window whatever its balance.
+    pub debt_ns: u64,
+    /// Most device time in flight.
+    pub inflight_ns_max: u64,
+    /// It is not held back for credit.
+    pub free: bool,
+}
+
+/// What a window shows as a whole.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Scene {
+    pub(super) done_ns: u64,
+    pub(super) inflight: bool,
+    /// Lanes that want more than they do.
+    pub(super) greedy: usize,
+    /// One that wants little is among them.
+    pub(super) modest: bool,
+    pub(super) short_of_credit: bool,
+    /// All that want more wait for credit: nobody can be hurt.
+    pub(super) all_short: bool,
+    /// Some lane waits for room in flight, and leaves credit.
+    pub(super) roomy: bool,
+    pub(super) queued: bool,
+    /// Some lane leaves credit because of the queue.
+    pub(super) hurt: bool,
+}
 
 /// A lane that spent less than this part of its fair share goes into debt rather than wait.
 const DEBT_PART: u64 = 4;

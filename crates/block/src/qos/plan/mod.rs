@@ -40,7 +40,8 @@ mod memory;
 mod room;
 mod water;
 
-use accounts::{deposits, settle, weights};
+pub use accounts::Share;
+use accounts::{Scene, deposits, settle, weights};
 use memory::{AVERAGE_WINDOWS, Trial};
 pub use memory::{LookBack, Memory};
 use room::Room;
@@ -152,42 +153,6 @@ const STRETCH_MAX: u64 = 4;
 
 /// Totals that a lane reports beyond this part of a window's capacity are not believed.
 const BELIEF_MAX: u64 = 64;
-
-/// What a lane may do in the next window.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Share {
-    /// Device time carried over: debt if negative.
-    pub balance_ns: i64,
-    /// What its weight, or its minimum, gives it of this window.
-    pub deposit_ns: u64,
-    /// Device time granted on top of the balance: the deposit and what others donated.
-    pub grant_ns: u64,
-    /// What it may spend in this window whatever its balance.
-    pub debt_ns: u64,
-    /// Most device time in flight.
-    pub inflight_ns_max: u64,
-    /// It is not held back for credit.
-    pub free: bool,
-}
-
-/// What a window shows as a whole.
-#[derive(Clone, Copy, Default)]
-struct Scene {
-    done_ns: u64,
-    inflight: bool,
-    /// Lanes that want more than they do.
-    greedy: usize,
-    /// One that wants little is among them.
-    modest: bool,
-    short_of_credit: bool,
-    /// All that want more wait for credit: nobody can be hurt.
-    all_short: bool,
-    /// Some lane waits for room in flight, and leaves credit.
-    roomy: bool,
-    queued: bool,
-    /// Some lane leaves credit because of the queue.
-    hurt: bool,
-}
 
 /// The plan of a device.
 #[derive(Clone, Debug)]
@@ -382,8 +347,8 @@ impl Planner {
         let most = self.capacity * elapsed_ns as f64;
         let done: f64 = lanes.iter().map(|lane| lane.done_ns as f64).sum();
         let stalled = lanes.iter().any(|lane| lane.inflight_ns > 0) && done < STALL_MAX * most;
-        // Where a lane spends its grant and is answered, the device does not stall, whatever another
-        // lane says that it has there.
+        // Where a lane spends its grant and is answered, the device does not stall, whatever
+        // another lane says that it has there.
         let moves = |lane: &LookBack| {
             lane.short_of_credit && lane.grant_ns > 0 && lane.done_ns >= lane.grant_ns / 2
         };
