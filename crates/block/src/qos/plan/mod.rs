@@ -71,7 +71,8 @@ impl Default for Config {
 /// that went together with them: there is a queue.
 const QUEUED: f64 = 2.0;
 
-/// A lane whose requests stay for so many times what they take alone may be hurt.
+/// A lane whose requests stay for so many times what they take alone, and half a slice, may be
+/// hurt.
 const SLOWED: f64 = 1.5;
 
 /// What requests take alone goes up by so much from trial to trial at most: it may have been
@@ -376,7 +377,8 @@ impl Planner {
     /// It has credit that it does not use although it always has requests at a device that works,
     /// where they take longer than alone.
     fn seems_hurt(&self, lane: &LookBack) -> bool {
-        let slow = lane.memory.stay_ns() > SLOWED * self.base_of(lane);
+        let burst_ns = (self.config.tick_ns / self.config.slice_count) as f64 / 2.0;
+        let slow = lane.memory.stay_ns() > SLOWED * self.base_of(lane) + burst_ns;
         let wants = lane.wants_more() && lane.inflight_ns > 0;
         lane.leaves_credit() && !lane.waits() && wants && slow && !self.water.is_idle()
     }
