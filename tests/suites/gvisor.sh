@@ -16,7 +16,7 @@ run)
             s,^\[  SKIPPED \] ([^ ]*) .*,skip $1/\1,p" "$here/said" | sed 's/, where .*//' >"$here/outcomes"
         cat "$here/outcomes" >>"$RESULTS"
         sed "s,^,$1: ," "$here/said" | grep -v '\[ RUN\|\[       OK' >&2 || true
-        awk -v under="$here/" 'index($2, under) == 1 { print $2 }' /proc/mounts | xargs -r umount -l
+        awk -v under="$here/tmp/" 'index($2, under) == 1 { print $2 }' /proc/mounts | xargs -r umount -l
         rm -rf "$here/tmp"/* 2>/dev/null || true
     }
     : >"$here/left"

@@ -369,13 +369,13 @@ impl OpenFile {
     /// fallocate(2) with `FALLOC_FL_*` flags. `EBADF`, `EINVAL`, `EPERM`, `EFBIG`,
     /// `ENOSPC`, `EOPNOTSUPP`.
     pub fn fallocate(&self, cred: &Cred, flags: i32, offset: u64, len: u64) -> Result<()> {
-        let node = self.writable().map_err(|_| Errno::EBADF)?;
-        let core = &node.core;
-        core.count(Count::Ops);
-        let mode = fallocate_mode(flags)?;
         if len == 0 {
             return Err(Errno::EINVAL);
         }
+        let mode = fallocate_mode(flags)?;
+        let node = self.writable().map_err(|_| Errno::EBADF)?;
+        let core = &node.core;
+        core.count(Count::Ops);
         match offset.checked_add(len) {
             Some(end) if end <= core.character.max_file_size => (),
             _ => return Err(Errno::EFBIG),

@@ -24,10 +24,12 @@ enum Space {
     User,
     Trusted,
     Security,
+    /// One that Linux does not know, either: it asks for permission as for those of users.
+    Unknown,
 }
 
-/// The name space of an attribute. `EOPNOTSUPP` for those we do not have; access control lists are
-/// in none (see [`acls`](crate::acls)).
+/// The name space of an attribute. `EOPNOTSUPP` for what else the system keeps; access control
+/// lists are in none (see [`acls`](crate::acls)).
 fn space(name: &[u8]) -> Result<Space> {
     if name.is_empty() || name.len() > NAME_BYTES_MAX {
         return Err(Errno::ERANGE);
@@ -41,13 +43,14 @@ fn space(name: &[u8]) -> Result<Space> {
             None => (),
         }
     }
-    Err(Errno::EOPNOTSUPP)
+    if name.starts_with(b"system.") { Err(Errno::EOPNOTSUPP) } else { Ok(Space::Unknown) }
 }
 
 fn check_get(cred: &Cred, node: &Inode, name: &[u8]) -> Result<()> {
     match space(name)? {
         Space::User if !matches!(node.kind(), Kind::File | Kind::Dir) => Err(Errno::ENODATA),
         Space::User => access::check(cred, node, READ),
+        Space::Unknown => access::check(cred, node, READ).and(Err(Errno::EOPNOTSUPP)),
         Space::Trusted if !cred.is_root() => Err(Errno::ENODATA),
         Space::Trusted | Space::Security => Ok(()),
     }
@@ -68,6 +71,7 @@ fn check_change(cred: &Cred, node: &Inode, name: &[u8]) -> Result<()> {
             }
             access::check(cred, node, WRITE)
         }
+        Space::Unknown => access::check(cred, node, WRITE).and(Err(Errno::EOPNOTSUPP)),
         Space::Trusted if !cred.is_root() => Err(Errno::EPERM),
         Space::Security if !cred.is_root() && !cred.kernel_checked => Err(Errno::EPERM),
         Space::Trusted | Space::Security => Ok(()),

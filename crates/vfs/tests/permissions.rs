@@ -408,6 +408,11 @@ fn xattr_name_spaces() {
         assert_eq!(set(&root, &file, name), Some(Errno::EOPNOTSUPP));
         assert_eq!(get(&root, &file, name), Err(Errno::EOPNOTSUPP));
     }
+    // Linux asks for permission before it finds that nothing keeps such attributes.
+    assert_eq!(set(&bob, &file, b"other.a"), Some(Errno::EACCES));
+    assert_eq!(lane.vfs.removexattr(&bob, &file, b"other.a"), Err(Errno::EACCES));
+    assert_eq!(get(&bob, &file, b"other.a"), Err(Errno::EOPNOTSUPP));
+    assert_eq!(set(&bob, &file, b"system.a"), Some(Errno::EOPNOTSUPP));
     assert_eq!(set(&root, &file, b"user."), Some(Errno::EINVAL));
     assert_eq!(set(&root, &file, &[b'u'; 256]), Some(Errno::ERANGE));
     let big = vec![0; 65537];

@@ -115,9 +115,12 @@ pub(crate) fn fallocate(fd: RawFd, flags: i32, offset: i64, len: i64) -> Outcome
         path::mount()?;
         state::get().sessions.hurry();
     }
+    // Linux looks at the range before it asks whether the file is open for writing.
+    let range = (u64::try_from(offset), u64::try_from(len));
+    let (Ok(offset), Ok(length @ 1..)) = range else {
+        return resizable(fd, Errno::EINVAL).and(Err(Errno::EINVAL.into()));
+    };
     let (session, handle) = resizable(fd, Errno::EBADF)?;
-    let offset = u64::try_from(offset).map_err(|_| Errno::EINVAL)?;
-    let length = u64::try_from(len).ok().filter(|&len| len > 0).ok_or(Errno::EINVAL)?;
     if flags & libc::FALLOC_FL_KEEP_SIZE == 0 && limit::is_set() {
         limit::check_size(offset.saturating_add(length))?;
     }
