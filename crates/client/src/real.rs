@@ -394,7 +394,7 @@ pub(crate) fn handler_restarts(signal: c_int) -> bool {
 pub(crate) fn refuses_to_type() -> bool {
     let errno = errno();
     // SAFETY: the kernel looks at the descriptor first, and there is none.
-    let rc = unsafe { ioctl(-1, libc::TIOCSTI, 0) };
+    let rc = unsafe { ioctl(-1, libc::TIOCSTI as _, 0) };
     let refused = rc == -1 && self::errno() == libc::EPERM;
     set_errno(errno);
     refused
