@@ -16,8 +16,8 @@ mod imports;
 
 use imports::{Imports, Module};
 
-/// The circles that are known, as [`print`] prints them. The check fails when one grows or another
-/// appears, and when one has shrunk: then the list is to shrink, too.
+/// The circles that are known, as [`print()`] prints them. The check fails when one grows or
+/// another appears, and when one has shrunk: then the list is to shrink, too.
 const KNOWN: &str = "xtask/circles.txt";
 
 /// What names what among the children of one module.

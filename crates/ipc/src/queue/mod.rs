@@ -6,7 +6,7 @@
 //! | [`rcqb`] | fetch-and-add, claim, release | the same | a slot may stay claimed for ever |
 //! | [`lap_ring`] | compare-and-swap, help | the same | nothing: others finish its steps |
 //!
-//! All three are written over [`Memory`], so that the same source runs on mapped atomics and under
+//! All three are written over [`Memory`](crate::memory::Memory), so that the same source runs on mapped atomics and under
 //! loom.
 
 pub mod bell;
