@@ -6,8 +6,8 @@
 //! | [`rcqb`] | fetch-and-add, claim, release | the same | a slot may stay claimed for ever |
 //! | [`lap_ring`] | compare-and-swap, help | the same | nothing: others finish its steps |
 //!
-//! All three are written over [`Memory`](crate::memory::Memory), so that the same source runs on mapped atomics and under
-//! loom.
+//! All three are written over [`Memory`](crate::memory::Memory), so that the same source runs on
+//! mapped atomics and under loom.
 
 pub mod bell;
 pub mod doorbell;
