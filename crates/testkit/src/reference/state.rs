@@ -131,7 +131,10 @@ impl Reference {
         name: &str,
         change: bool,
     ) -> Result<(), Errno> {
-        let Some(rest) = name.strip_prefix("user.") else { return Err(Errno::EOPNOTSUPP) };
+        let mask = if change { WRITE } else { READ };
+        let Some(rest) = name.strip_prefix("user.") else {
+            return self.may(user, ino, mask).and(Err(Errno::EOPNOTSUPP));
+        };
         if rest.is_empty() {
             return Err(Errno::EINVAL);
         }
@@ -143,7 +146,7 @@ impl Reference {
         if change && sticky && !user.owns(&attr) {
             return Err(Errno::EPERM);
         }
-        self.may(user, ino, if change { WRITE } else { READ })
+        self.may(user, ino, mask)
     }
 }
 
