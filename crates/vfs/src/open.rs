@@ -24,6 +24,13 @@ const TMPFILE: OFlags = OFlags::TMPFILE.difference(OFlags::DIRECTORY);
 /// Times that a name may be removed behind our back while it is being opened, at most.
 const RACES_MAX: u32 = 100;
 
+/// What the last name of a path is, where a file may be made.
+enum Last {
+    Opened(Arc<OpenFile>),
+    /// A symbolic link that is to be followed.
+    Link(Node),
+}
+
 /// How a new file is to be made, if there is none.
 struct Missing {
     perm: u32,
@@ -88,7 +95,7 @@ impl Vfs {
         flags: i32,
         missing: &Missing,
     ) -> Result<Arc<OpenFile>, PathError> {
-        let (wish, mut races) = (bits(flags), RACES_MAX);
+        let wish = bits(flags);
         loop {
             match walk.run(Goal::Parent)? {
                 End::Here if wish.contains(OFlags::EXCL) => return Err(Errno::EEXIST.into()),
@@ -96,6 +103,23 @@ impl Vfs {
                 End::Name { .. } if walk.is_covered(walk.last()) => return Err(PathError::Leaves),
                 End::Name { .. } => (),
             }
+            match self.open_last(cred, &walk, flags, missing)? {
+                Last::Opened(file) => return Ok(file),
+                Last::Link(link) => walk.enter_link(&link)?,
+            }
+        }
+    }
+
+    /// Opens or creates what the last name of a walk means in the directory that it came to.
+    fn open_last(
+        &self,
+        cred: &Cred,
+        walk: &Walk<'_>,
+        flags: i32,
+        missing: &Missing,
+    ) -> Result<Last> {
+        let (wish, mut races) = (bits(flags), RACES_MAX);
+        loop {
             let found = self.find_or_create(cred, walk.at(), walk.last(), missing);
             let (node, created) = match found {
                 // Removed behind our back since it was found: it is looked for again.
@@ -106,18 +130,18 @@ impl Vfs {
                 found => found?,
             };
             if created {
-                return Ok(OpenFile::new(node, flags));
+                return Ok(Last::Opened(OpenFile::new(node, flags)));
             }
             if wish.contains(OFlags::EXCL) {
-                return Err(Errno::EEXIST.into());
+                return Err(Errno::EEXIST);
             }
             match node.kind() {
-                Kind::Symlink if wish.contains(OFlags::NOFOLLOW) => return Err(Errno::ELOOP.into()),
-                Kind::Symlink => walk.enter_link(&node)?,
-                Kind::Dir => return Err(Errno::EISDIR.into()),
+                Kind::Symlink if wish.contains(OFlags::NOFOLLOW) => return Err(Errno::ELOOP),
+                Kind::Symlink => return Ok(Last::Link(node)),
+                Kind::Dir => return Err(Errno::EISDIR),
                 _ => match self.open(cred, &node, flags) {
                     Err(Errno::ESTALE) if races > 0 => races -= 1,
-                    opened => return Ok(opened?),
+                    opened => return opened.map(Last::Opened),
                 },
             }
         }

@@ -217,3 +217,24 @@ fn files_without_a_name_can_get_one() {
     let exclusive = lane.open("d", O_RDWR | O_TMPFILE | O_EXCL).unwrap();
     assert_eq!(vfs.link(&cred, exclusive.node(), &lane.root, b"x"), Err(Errno::ENOENT));
 }
+
+/// The path of an open that makes a file is walked once, however often its last name is looked for.
+#[test]
+fn nothing_is_made_in_a_directory_that_was_removed() {
+    let lane = lane();
+    let dir = lane.dir("dir");
+    let open = |path: &str, more| {
+        let flags = O_RDWR | O_CREAT | more;
+        errno(lane.vfs.open_path(&Cred::root(), &dir, path.as_bytes(), flags, 0o644, 0))
+    };
+    assert_eq!(open("f", 0), None);
+    lane.link("dir/to", "g");
+    assert_eq!(open("to", 0), None);
+    ["dir/f", "dir/g", "dir/to"].iter().for_each(|path| lane.unlink(path).unwrap());
+    lane.rmdir("dir").unwrap();
+    for path in ["f", "./f", "g", "to"] {
+        for more in [0, O_EXCL] {
+            assert_eq!(open(path, more), Some(Errno::ENOENT), "{path} {more}");
+        }
+    }
+}
