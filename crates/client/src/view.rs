@@ -344,7 +344,7 @@ fn store(
 /// How bytes come into a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Put {
-    /// Behind the end: nobody reads them before it has moved.
+    /// Behind the end: no client reads them before it has moved.
     Behind,
     /// In place of others, all of a page's at once.
     Anew,

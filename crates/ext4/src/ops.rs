@@ -4,8 +4,8 @@
 //! Each is one journal handle: what it changes becomes durable together or not at all. The VFS
 //! keeps other changes of the same directory away.
 
-use polylane_base::Errno;
 use polylane_base::sync::Arc;
+use polylane_base::{Errno, Gid};
 use polylane_vfs::fs::{Attr, Changed, Kind, Last, NewNode};
 
 use crate::alloc::Promise;
@@ -108,16 +108,17 @@ fn dangling(error: Error) -> Error {
     }
 }
 
-/// The group of a new node in the directory `above`.
-fn group(volume: &Volume, above: &Core, new: &NewNode<'_>) -> u32 {
-    if volume.traits.bsd_groups { above.raw.gid() } else { new.gid.0 }
+/// A new node in the directory `above`, with the group that it has there.
+fn grouped<'n>(volume: &Volume, above: &Core, new: &NewNode<'n>) -> NewNode<'n> {
+    let gid = if volume.traits.bsd_groups { Gid(above.raw.gid()) } else { new.gid };
+    NewNode { gid, ..*new }
 }
 
 /// Makes an inode with everything but a name.
 fn make_inode(
     volume: &Volume,
     handle: &Handle<'_>,
-    (parent, group): (u32, u32),
+    parent: u32,
     new: &NewNode<'_>,
     room: Room,
 ) -> Result<Arc<Cell>> {
@@ -130,7 +131,7 @@ fn make_inode(
     let mut raw = RawInode::new(bytes, volume.traits.extra_isize);
     raw.set_mode((new.kind.mode_bits() | new.perm) as u16);
     raw.set_uid(new.uid.0);
-    raw.set_gid(group);
+    raw.set_gid(new.gid.0);
     raw.set_flags(new.flags);
     let is_short = new.kind == Kind::Symlink && new.target.len() < ROOT_BYTES;
     let has_blocks = matches!(new.kind, Kind::File | Kind::Dir | Kind::Symlink) && !is_short;
@@ -219,8 +220,7 @@ pub fn create(
     let acls = u64::from(new.acls.each().next().is_some());
     let _promise = volume.room_for_name(room, (&parent, &mut above), name, own + acls)?;
     let handle = volume.start(NAME_CREDITS)?;
-    let group = group(volume, &above, new);
-    let cell = make_inode(volume, &handle, (dir, group), new, room)?;
+    let cell = make_inode(volume, &handle, dir, &grouped(volume, &above, new), room)?;
     let mut core = cell.core.write();
     let kind = file_type(core.raw.mode());
     let added = fill_inode(volume, &handle, &cell, &mut core, dir, new)
@@ -265,7 +265,7 @@ fn can_take_blocks(
     }
     let alloc = &volume.alloc;
     let has = |count| alloc.reserve_common(count).map(|()| alloc.unreserve(count));
-    // Where there is plenty nobody looks what the name takes.
+    // Where there is plenty it is not looked up what the name takes.
     if has(NAME_BLOCKS).is_ok() || own == 0 && dir::growth(volume, parent, above, name)? == Some(0)
     {
         return Ok(());
@@ -348,10 +348,10 @@ fn release_number(
 /// # Errors
 /// `ENOSPC` or the device's.
 pub fn create_unlinked(volume: &Volume, dir: u32, new: &NewNode<'_>) -> Result<Attr> {
-    let group = group(volume, &volume.dir(dir)?.core.read(), new);
+    let new = &grouped(volume, &volume.dir(dir)?.core.read(), new);
     let _promise = new.acls.each().next().map(|_| volume.promise(1)).transpose()?;
     let handle = volume.start(NAME_CREDITS)?;
-    let cell = make_inode(volume, &handle, (dir, group), new, Room::Free)?;
+    let cell = make_inode(volume, &handle, dir, new, Room::Free)?;
     let mut core = cell.core.write();
     if let Err(error) = fill_inode(volume, &handle, &cell, &mut core, dir, new) {
         return Err(give_up(volume, handle, &cell, &mut core, error)?);
@@ -369,8 +369,7 @@ pub(crate) fn make_whiteout(
     handle: &Handle<'_>,
     parent: u32,
 ) -> Result<Arc<Cell>> {
-    let new = NewNode::WHITEOUT;
-    let cell = make_inode(volume, handle, (parent, new.gid.0), &new, Room::Free)?;
+    let cell = make_inode(volume, handle, parent, &NewNode::WHITEOUT, Room::Free)?;
     volume.store(handle, &cell, &mut cell.core.write(), true)?;
     Ok(cell)
 }

@@ -307,7 +307,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Changes an inode in the table, and returns it. For inodes that nobody else changes now.
+    /// Changes an inode in the table, and returns it. For inodes that no other handle changes now.
     ///
     /// # Errors
     /// The device's.

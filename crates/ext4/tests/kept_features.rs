@@ -189,7 +189,7 @@ fn put_fast_commit(image: &Path, tid: u32, whole: bool) {
         let len = value.len() as u16;
         [&kind.to_le_bytes()[..], &len.to_le_bytes(), &value].concat()
     };
-    // The root loses the range of a file that it is not: nothing changes that anybody sees.
+    // The root loses the range of a file that it is not: nothing changes that a program sees.
     let gone = tag(2, words(&[2, 1000, 1]));
     let mut block = [tag(9, words(&[0, tid])), gone, tag(8, words(&[tid, 0]))].concat();
     let at = block.len() - 4;

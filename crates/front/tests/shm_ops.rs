@@ -593,7 +593,7 @@ fn the_holder_of_a_lock_is_the_sessions_process() {
     let (a, b) = (house.client(), house.client());
     let (fa, fb) = (a.create("f"), b.create("f"));
     let mut message = lock_message(fa, 0, libc::F_RDLCK);
-    // Whatever a client of one's own says here, it names nobody.
+    // Whatever a client of one's own says here, it names no process.
     message.arg = [42; 4];
     a.call(&message).unwrap();
     let ask = Message { op: Op::GetLock, ..lock_message(fb, LOCK_OFD, libc::F_WRLCK) };

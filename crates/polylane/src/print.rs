@@ -5,7 +5,7 @@ use std::io::Write as _;
 use polylane_base::shown::escape_json;
 use polylane_pool::failure::{Failure, Result};
 
-/// Prints to standard output. Somebody who closed it (`| head`) has seen enough.
+/// Prints to standard output. A reader that closed it (`| head`) has seen enough.
 pub(crate) fn print(text: &str) -> Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

@@ -14,7 +14,7 @@ use crate::device::{Error, Op, Sector};
 /// How often the pin is looked at when nothing else happens.
 pub(super) const TICK: Duration = Duration::from_secs(1);
 
-/// How long somebody sleeps at a bell that makes no sound.
+/// How long a channel sleeps at a bell that makes no sound.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
 /// What is to be done.
@@ -62,7 +62,7 @@ impl Bell {
 
     pub(super) fn ring(&self, slot: usize, answer: Answer) {
         self.answers.lock().push((slot, answer));
-        // Whoever sees the word takes the event too, so it must be there.
+        // A channel that sees the word takes the event too, so it must be there.
         if let Some(event) = &self.event {
             event::notify(event);
         }

@@ -72,7 +72,7 @@ pub enum PoolError {
     Doubt(Doubt),
     /// Its directory.
     Directory(DirectoryError),
-    /// Somebody else uses it.
+    /// Another process uses it.
     InUse,
     /// A killed process' requests do not end.
     Unfinished,

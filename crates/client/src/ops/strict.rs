@@ -52,7 +52,8 @@ pub(crate) fn is_asked_for(number: c_long, a: c_long, b: c_long) -> bool {
 }
 
 /// There is one filter, and it is the one that refuses to type: of a descriptor that is none it
-/// says something else than the kernel. Before Linux 5.9 nobody knows how many there are.
+/// says something else than the kernel. Before Linux 5.9 the kernel does not tell how many filters
+/// there are.
 fn is_under_the_runs_filter_alone() -> bool {
     let mut text = [0; 4096];
     let status = real::read_file(b"/proc/thread-self/status", &mut text);

@@ -7,7 +7,7 @@ use polylane_ext4::Ext4;
 use polylane_testkit::fs_suite::node;
 use polylane_vfs::fs::{FileSystem, Kind, RenameMode};
 
-use super::{Image, can_mount, common, of_kernel, of_ours, snapshot};
+use super::{can_mount, used_in_turns};
 
 /// Directories of so many names of four bytes: in `i_block`, in the attribute too, in a block.
 const NAMES: [usize; 6] = [0, 1, 4, 5, 8, 30];
@@ -26,7 +26,6 @@ fn furnish(root: &Path) {
             }
         }
     }
-    rustix::fs::syncfs(std::fs::File::open(root).expect("opens")).expect("syncs");
 }
 
 fn change(fs: &Ext4) {
@@ -67,18 +66,8 @@ fn inline_data_of_the_kernel_is_used_in_turns() {
         return;
     }
     for features in ["inline_data", "inline_data,^metadata_csum", "inline_data,fast_commit"] {
-        let image = Image::new(32, &[common::LANE, &["-O", features]].concat());
+        let image = used_in_turns(features, furnish, change);
         let mount = image.mount();
-        furnish(mount.path());
-        drop(mount);
-        let kernels = of_kernel(image.mount().path());
-        snapshot::assert_same(&image.ours(|fs| of_ours(&**fs)), &kernels);
-        let changed = image.ours(|fs| {
-            change(fs);
-            of_ours(&**fs)
-        });
-        let mount = image.mount();
-        snapshot::assert_same(&of_kernel(mount.path()), &changed);
         // The kernel makes inline what we had.
         std::fs::write(mount.path().join("last"), b"of the kernel's").expect("room");
         drop(mount);

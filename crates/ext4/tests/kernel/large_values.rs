@@ -3,10 +3,11 @@
 
 use std::path::Path;
 
+use polylane_ext4::Ext4;
 use polylane_vfs::fs::{FileSystem, XattrMode};
 use rustix::fs::{XattrFlags, setxattr};
 
-use super::{Image, can_mount, common, of_kernel, of_ours, snapshot};
+use super::{can_mount, of_ours, used_in_turns};
 
 fn value(size: usize) -> Vec<u8> {
     (0..size).map(|at| (at / 7) as u8).collect()
@@ -25,7 +26,21 @@ fn furnish(root: &Path) {
         set("user.small", b"in the inode");
         set("user.block", &value(1000));
     }
-    rustix::fs::syncfs(std::fs::File::open(root).expect("opens")).expect("syncs");
+}
+
+fn change(fs: &Ext4) {
+    let root = fs.root().expect("root").ino;
+    let find = |nth: u32| fs.lookup(root, format!("file-{nth}").as_bytes()).expect("there").ino;
+    let set = |nth: u32, name: &[u8], bytes: &[u8]| {
+        fs.setxattr(find(nth), name, bytes, XattrMode::Any).expect("room");
+    };
+    set(1, b"user.large", &value(50_000));
+    set(2, b"user.more", &value(9000));
+    set(3, b"user.block", b"short");
+    fs.removexattr(find(4), b"user.large").expect("there");
+    let gone = fs.unlink(root, b"file-5").expect("there").node.ino;
+    fs.forget(gone);
+    set(6, b"user.large", b"short");
 }
 
 #[test]
@@ -34,30 +49,8 @@ fn large_values_are_used_in_turns() {
         return;
     }
     for features in ["ea_inode", "ea_inode,^metadata_csum"] {
-        let image = Image::new(32, &[common::LANE, &["-O", features]].concat());
+        let image = used_in_turns(features, furnish, change);
         let mount = image.mount();
-        furnish(mount.path());
-        drop(mount);
-        let kernels = of_kernel(image.mount().path());
-        snapshot::assert_same(&image.ours(|fs| of_ours(&**fs)), &kernels);
-        let changed = image.ours(|fs| {
-            let root = fs.root().expect("root").ino;
-            let find =
-                |nth: u32| fs.lookup(root, format!("file-{nth}").as_bytes()).expect("there").ino;
-            let set = |nth: u32, name: &[u8], bytes: &[u8]| {
-                fs.setxattr(find(nth), name, bytes, XattrMode::Any).expect("room");
-            };
-            set(1, b"user.large", &value(50_000));
-            set(2, b"user.more", &value(9000));
-            set(3, b"user.block", b"short");
-            fs.removexattr(find(4), b"user.large").expect("there");
-            let gone = fs.unlink(root, b"file-5").expect("there").node.ino;
-            fs.forget(gone);
-            set(6, b"user.large", b"short");
-            of_ours(&**fs)
-        });
-        let mount = image.mount();
-        snapshot::assert_same(&of_kernel(mount.path()), &changed);
         std::fs::remove_file(mount.path().join("file-1")).expect("removed");
         std::fs::remove_file(mount.path().join("file-2")).expect("removed");
         drop(mount);

@@ -103,6 +103,25 @@ impl Image {
     }
 }
 
+/// What the kernel made in an image with these features is the same to us, and what we change there
+/// is the same to the kernel. The image.
+fn used_in_turns(features: &str, furnish: fn(&Path), change: fn(&Ext4)) -> Image {
+    let image = Image::new(32, &[common::LANE, &["-O", features]].concat());
+    let mount = image.mount();
+    furnish(mount.path());
+    let root = std::fs::File::open(mount.path()).expect("opens");
+    rustix::fs::syncfs(root).expect("syncs");
+    drop(mount);
+    let kernels = of_kernel(image.mount().path());
+    snapshot::assert_same(&image.ours(|fs| of_ours(&**fs)), &kernels);
+    let changed = image.ours(|fs| {
+        change(fs);
+        of_ours(&**fs)
+    });
+    snapshot::assert_same(&of_kernel(image.mount().path()), &changed);
+    image
+}
+
 /// Whether the kernel can be asked here; says so when not.
 fn can_mount() -> bool {
     if !common::have_tools() {

@@ -29,7 +29,7 @@ pub(super) struct Scene {
     /// One that wants little is among them.
     pub(super) modest: bool,
     pub(super) short_of_credit: bool,
-    /// All that want more wait for credit: nobody can be hurt.
+    /// All that want more wait for credit: no lane can be hurt.
     pub(super) all_short: bool,
     /// Some lane waits for room in flight, and leaves credit.
     pub(super) roomy: bool,

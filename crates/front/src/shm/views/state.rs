@@ -522,7 +522,7 @@ impl State {
         self.frame(entry).tag != 0 && self.frame(entry).view == number
     }
 
-    /// Somebody may be inside: nothing is put where it may be writing until it has left.
+    /// A client may be inside: nothing is put where it may be writing until it has left.
     pub(super) fn strand(&mut self, channel: &ServiceChannel, number: u32) {
         let Some(view) = self.get(number) else { return };
         view.stuck = true;

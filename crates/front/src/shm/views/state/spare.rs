@@ -31,7 +31,7 @@ impl State {
         channel.views().put_spare(number, spare);
     }
 
-    /// The frame of a page to which nobody can be writing, and which is shown no more.
+    /// The frame of a page to which no client can be writing, and which is shown no more.
     fn give_up_frame(&mut self, channel: &ServiceChannel) -> Option<u32> {
         let (start, all) = (self.hand, self.frames.len());
         let mut entries = (0..LOOKS.min(all)).map(|n| start.wrapping_add(n) % all);
