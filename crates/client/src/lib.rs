@@ -10,19 +10,18 @@
 //! file, so anything that is not hooked, not understood or not possible just now goes to the kernel
 //! with the caller's own arguments and is slower, but right.
 //!
-//! | module | what it knows |
+//! Imports point down; each floor is a folder:
+//!
+//! | floor | what it knows |
 //! |---|---|
 //! | `abi` | the C surface: names, pointers, `errno` |
 //! | `ops` | what each call means |
-//! | `path`, `cwd`, `mounts` | whether a path is the lane's |
-//! | `table`, `file`, `slots` | descriptors, open files, kernel descriptors opened ahead |
-//! | `lease` | names that may be changed without asking |
-//! | `known`, `resting` | paths whose state is known, files that are opened again without asking |
-//! | `view` | what open files hold, to be read and written without asking |
-//! | `rings` | what changes where the kernel uses descriptors unseen |
-//! | `session`, `call`, `thread` | the channel and its mailboxes |
-//! | `state`, `private` | what a process keeps, and what a forked child finds |
-//! | `real`, `config` | libc's own functions; the environment |
+//! | `rights` | what is known, and may be done without asking the service |
+//! | `fd` | descriptors, open files, kernel descriptors opened ahead |
+//! | `session` | the channel and its mailboxes, whether a path is the lane's |
+//! | `kernel` | libc's own functions, the environment, threads |
+//!
+//! `state` is what a process keeps, and what a forked child finds.
 //!
 //! # Invariants
 //!
@@ -33,29 +32,12 @@
 // The C surface and the libc calls allow unsafe code themselves; nothing else does.
 
 mod abi;
-mod call;
-mod config;
-mod cwd;
-mod file;
-mod known;
-mod lease;
-mod lock;
-mod mounts;
-mod opened;
+mod fd;
+mod kernel;
 mod ops;
-mod outcome;
-mod path;
-mod private;
-mod real;
-mod reserve;
-mod resting;
-mod rings;
+mod rights;
 mod session;
-mod slots;
 mod state;
-mod table;
-mod thread;
-mod view;
 
 /// A connection may be made in a signal handler, whichever function the signal interrupted.
 #[cfg(not(test))]

@@ -16,13 +16,13 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::cwd::Cwd;
-use crate::known::Paths;
-use crate::lease::Leases;
-use crate::resting::Rests;
+use crate::fd::cwd::Cwd;
+use crate::fd::preopened::SlotPool;
+use crate::fd::table::{FdTable, RecordPool};
+use crate::rights::handles::Rests;
+use crate::rights::lease::Leases;
+use crate::rights::lookup::Paths;
 use crate::session::Sessions;
-use crate::slots::SlotPool;
-use crate::table::{FdTable, RecordPool};
 
 /// Alignment at which `madvise` can tell these pages from their neighbours: the largest page size
 /// of the architecture.
@@ -119,11 +119,11 @@ pub(crate) fn started() -> Option<&'static Fields> {
 #[cold]
 fn start(fields: &'static Fields) {
     // No handler may come while this thread is the one that others wait for.
-    crate::thread::slow(|| {
+    crate::kernel::thread::slow(|| {
         let (first, then) = (Ordering::Acquire, Ordering::Acquire);
         if fields.life.compare_exchange(WIPED, STARTING, first, then).is_ok() {
-            crate::private::close_all();
-            crate::real::wipe_on_fork(&STATE);
+            crate::kernel::reserved::close_all();
+            crate::kernel::real::wipe_on_fork(&STATE);
             let memory = MEMORIES.fetch_add(1, Ordering::Relaxed) + 1;
             fields.memory.store(memory, Ordering::Relaxed);
             fields.life.store(READY, Ordering::Release);

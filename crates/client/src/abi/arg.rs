@@ -6,8 +6,8 @@ use libc::{c_int, iovec};
 
 use polylane_ipc::message::PATH_BYTES_MAX;
 
+use crate::kernel::outcome::{Detour, Outcome};
 use crate::ops::io::PLACES_MAX;
-use crate::outcome::{Detour, Outcome};
 
 /// Whether no memory of a program can be there: near null, or in the kernel's half. Such a pointer
 /// is for the kernel to refuse with `EFAULT`; any other bad one is a fault in the caller, as in

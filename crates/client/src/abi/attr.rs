@@ -8,9 +8,9 @@ use libc::{
 };
 
 use super::{answer, arg, hooks};
+use crate::kernel::outcome::{Detour, Outcome, Unanswered};
+use crate::kernel::real;
 use crate::ops::attr::{self as ops, Change, Stamp};
-use crate::outcome::{Detour, Outcome, Unanswered};
-use crate::real;
 
 fn zero(done: Outcome<()>) -> Outcome<c_int> {
     done.map(|()| 0)

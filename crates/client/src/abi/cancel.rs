@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use libc::{c_int, pthread_t};
 
 use super::hooks;
-use crate::{real, thread};
+use crate::kernel::real;
+use crate::kernel::thread;
 
 /// Some thread may be cancelled at any instruction.
 static ANY_TIME: AtomicBool = AtomicBool::new(false);

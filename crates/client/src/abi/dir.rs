@@ -10,9 +10,9 @@ use libc::{DIR, c_int, c_long, dirent64, size_t, ssize_t};
 use polylane_base::Errno;
 
 use super::{answer, arg, attempt, failed, fd, hooks, number};
+use crate::kernel::outcome::{Outcome, Unanswered};
+use crate::kernel::real;
 use crate::ops::dir::{self as ops, STREAMS};
-use crate::outcome::{Outcome, Unanswered};
-use crate::real;
 
 /// The entry that a stream handed out last.
 #[repr(transparent)]

@@ -11,10 +11,10 @@ use std::ffi::{CStr, c_char, c_void};
 use libc::{c_int, pid_t};
 
 use super::hooks;
-use crate::config;
-use crate::file::Heir;
+use crate::fd::file::Heir;
+use crate::kernel::config;
+use crate::kernel::real::{self, Strings};
 use crate::ops::{own, process};
-use crate::real::{self, Strings};
 
 unsafe extern "C" {
     static environ: Strings;

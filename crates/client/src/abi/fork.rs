@@ -3,13 +3,17 @@
 use libc::{c_int, pid_t};
 
 use super::hooks;
+use crate::fd::file;
+use crate::kernel::config;
+use crate::kernel::real;
+use crate::kernel::reserved;
 use crate::ops::process;
-use crate::{config, file, private, real, state};
+use crate::state;
 
 /// In a new child: what belonged to the parent's session is closed now, not at the first call, or
 /// the parent's files would stay open as long as the child lives.
 pub(super) fn born() {
-    if config::mount().is_some() && state::started().is_none() && private::any() {
+    if config::mount().is_some() && state::started().is_none() && reserved::any() {
         state::get();
     }
 }
@@ -55,8 +59,8 @@ hooks! {
         real::close_quietly(if pid == 0 { reader } else { writer });
         if pid == 0 {
             // Its end is the signal: exec closes it, and so does exit.
-            if let Ok(high) = private::adopt(writer) {
-                private::keep(high);
+            if let Ok(high) = reserved::adopt(writer) {
+                reserved::keep(high);
             }
         } else {
             if pid > 0 {

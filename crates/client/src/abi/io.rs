@@ -5,9 +5,11 @@ use std::ffi::c_void;
 use libc::{c_int, c_uint, iovec, off_t, size_t, ssize_t};
 
 use super::{answer, arg, cancel, hooks};
+use crate::fd::file;
+use crate::kernel::outcome::{Detour, Outcome, Unanswered};
+use crate::kernel::real;
+use crate::ops;
 use crate::ops::io::Position;
-use crate::outcome::{Detour, Outcome, Unanswered};
-use crate::{file, ops, real};
 
 /// The count as C returns it. It fits: no buffer is longer than `isize::MAX`.
 fn count(done: Outcome<usize>) -> Outcome<ssize_t> {

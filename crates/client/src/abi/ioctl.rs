@@ -8,9 +8,9 @@ use polylane_base::Errno;
 use polylane_ipc::ioctl::{FS_IOC_FLAGS, FSXATTR_BYTES, IOCTL_FLAGS};
 
 use super::{answer, hooks};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
 use crate::ops::{flags, own, pieces};
-use crate::outcome::{Detour, Outcome};
-use crate::real;
 
 /// `FS_IOC_FIEMAP`, with a `struct fiemap`.
 const FIEMAP: u32 = 0xc020_660b;

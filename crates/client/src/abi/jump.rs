@@ -3,9 +3,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::file::Heir;
+use crate::fd::file;
+use crate::fd::file::Heir;
+use crate::fd::rings;
+use crate::kernel::real;
 use crate::ops::process;
-use crate::{file, real, rings};
 
 /// Stands in for a function that this libc does not have.
 extern "C" fn nowhere() -> c_int {

@@ -7,7 +7,8 @@
 
 use std::ffi::c_void;
 
-use crate::{config, real};
+use crate::kernel::config;
+use crate::kernel::real;
 
 /// A function that this libc does not have loads nothing.
 extern "C" fn nothing() -> *mut c_void {

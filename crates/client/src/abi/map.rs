@@ -6,8 +6,9 @@ use libc::{c_int, off_t, size_t};
 use polylane_base::Errno;
 
 use super::hooks;
-use crate::outcome::Unanswered;
-use crate::{ops, real};
+use crate::kernel::outcome::Unanswered;
+use crate::kernel::real;
+use crate::ops;
 
 hooks! {
     /// `mmap`: what is mapped is the file's own node.

@@ -39,9 +39,11 @@ mod xattr;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::kernel::outcome::{Outcome, Unanswered};
+use crate::kernel::real;
+use crate::kernel::thread;
 use crate::ops::lock::AGAIN;
-use crate::outcome::{Outcome, Unanswered};
-use crate::{call, real, thread};
+use crate::session::call;
 
 /// Runs the part of a hook that may be handled here. Signal handlers wait meanwhile, and so does a
 /// cancellation that may come at any time.
@@ -81,9 +83,9 @@ macro_rules! answer {
     (@given $done:expr, $real:expr) => {
         match $done {
             Ok(value) => value,
-            Err(crate::outcome::Unanswered::Errno(errno)) => crate::abi::failed(errno.0),
+            Err(crate::kernel::outcome::Unanswered::Errno(errno)) => crate::abi::failed(errno.0),
             // SAFETY: the caller's own arguments go to the function that it meant to call.
-            Err(crate::outcome::Unanswered::Kernel) => unsafe { $real },
+            Err(crate::kernel::outcome::Unanswered::Kernel) => unsafe { $real },
         }
     };
 }

@@ -5,10 +5,10 @@ use std::ffi::{c_char, c_uint};
 use libc::{AT_FDCWD, AT_REMOVEDIR, c_int, dev_t, mode_t, size_t, ssize_t};
 
 use super::{answer, arg, hooks};
+use crate::kernel::outcome::Outcome;
+use crate::kernel::real;
 use crate::ops::name as ops;
 use crate::ops::process;
-use crate::outcome::Outcome;
-use crate::real;
 
 fn zero(done: Outcome<()>) -> Outcome<c_int> {
     done.map(|()| 0)
@@ -137,7 +137,7 @@ hooks! {
                 // SAFETY: as above.
                 let place = (AT_FDCWD, unsafe { arg::text(path)? });
                 match ops::unlink(place, 0) {
-                    Err(crate::outcome::Detour::Errno(polylane_base::Errno::EISDIR)) => {
+                    Err(crate::kernel::outcome::Detour::Errno(polylane_base::Errno::EISDIR)) => {
                         zero(ops::unlink(place, AT_REMOVEDIR))
                     }
                     done => zero(done),

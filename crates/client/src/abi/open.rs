@@ -5,7 +5,9 @@ use std::ffi::{c_char, c_uint};
 use libc::{AT_FDCWD, c_int};
 
 use super::{answer, arg, cancel, hooks};
-use crate::{file, ops, real};
+use crate::fd::file;
+use crate::kernel::real;
+use crate::ops;
 
 hooks! {
     /// `open(path, flags, ...)`: the mode travels as a variadic integer does, in the third

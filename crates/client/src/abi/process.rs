@@ -7,8 +7,10 @@ use libc::{c_int, c_long, c_ulong, gid_t, mode_t, msghdr, pid_t, rlimit, size_t,
 use polylane_base::Errno;
 
 use super::{hooks, number};
+use crate::fd::file;
+use crate::kernel::real;
 use crate::ops::{limit, process, strict};
-use crate::{file, mounts, real};
+use crate::session::mounts;
 
 /// A call that changes who this process is.
 fn identity(call: impl FnOnce() -> c_int) -> c_int {

@@ -9,11 +9,14 @@
 use std::ffi::{c_int, c_long, c_void};
 
 use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring, stat};
-use crate::file::Heir;
+use crate::fd::file::Heir;
+use crate::fd::rings;
+use crate::kernel::real;
+use crate::kernel::thread;
 use crate::ops::own;
 use crate::ops::process::{self, Sharing};
 use crate::ops::strict;
-use crate::{mounts, real, rings, thread};
+use crate::session::mounts;
 
 hooks! {
     /// A table of numbers. Arguments are passed on as they came.

@@ -5,7 +5,8 @@ use std::ffi::c_void;
 use libc::{c_int, c_long};
 
 use super::hooks;
-use crate::{real, rings};
+use crate::fd::rings;
+use crate::kernel::real;
 
 /// A `struct iocb`, as the kernel has it.
 #[repr(C)]

@@ -21,8 +21,9 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use libc::{c_int, siginfo_t, sigset_t};
 
 use super::hooks;
-use crate::thread::{self, Came};
-use crate::{config, real};
+use crate::kernel::config;
+use crate::kernel::real;
+use crate::kernel::thread::{self, Came};
 
 /// Signals and one.
 const SIGNALS: usize = 65;

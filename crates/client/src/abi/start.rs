@@ -4,8 +4,8 @@
 
 use std::ffi::{CStr, c_char};
 
-use crate::config;
-use crate::real;
+use crate::kernel::config;
+use crate::kernel::real;
 
 unsafe extern "C" {
     static environ: real::Strings;

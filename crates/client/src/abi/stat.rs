@@ -5,10 +5,10 @@ use std::ffi::{c_char, c_uint};
 use libc::{AT_FDCWD, AT_SYMLINK_NOFOLLOW, c_int};
 
 use super::{answer, arg, hooks};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
 use crate::ops::stat::{self as ops, Stat};
-use crate::outcome::{Detour, Outcome};
-use crate::path;
-use crate::real;
+use crate::session::path;
 
 /// Stores what a stat call found.
 ///

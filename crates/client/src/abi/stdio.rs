@@ -6,7 +6,9 @@ use std::ffi::{c_char, c_void};
 use libc::{FILE, c_int};
 
 use super::{fd, hooks};
-use crate::{file, ops, real};
+use crate::fd::file;
+use crate::kernel::real;
+use crate::ops;
 
 hooks! {
     /// `fdopen`, which may set `O_APPEND`.

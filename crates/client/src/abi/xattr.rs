@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_void};
 use libc::{c_int, size_t, ssize_t};
 
 use super::{answer, arg, hooks};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
 use crate::ops::xattr::{self as ops, Object};
-use crate::outcome::{Detour, Outcome};
-use crate::real;
 
 /// # Safety
 ///

@@ -8,14 +8,14 @@ use polylane_ipc::stream::set as bits;
 
 use super::name::Place;
 use super::{limit, own};
-use crate::call;
-use crate::file;
-use crate::lease::{self, NewState};
-use crate::outcome::{Detour, Outcome};
-use crate::path;
+use crate::fd::file;
+use crate::fd::table::{Pin, bit};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::rights::lease::{self, NewState};
 use crate::session::Session;
+use crate::session::call;
+use crate::session::path;
 use crate::state;
-use crate::table::{Pin, bit};
 
 /// A change of one time stamp, as utimensat(2) has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

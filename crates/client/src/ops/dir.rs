@@ -27,11 +27,17 @@ use polylane_base::sync::{Mutex, MutexGuard};
 use polylane_ipc::message::{DIR_ROOT, ENTRY_HEAD_BYTES, LISTED, Message, Op, PATH_BYTES_MAX};
 use rustix::fs::{SeekFrom, seek};
 
-use crate::outcome::{Detour, Outcome, copied, make_room};
-use crate::path::{self, At};
+use crate::fd::file;
+use crate::fd::rings;
+use crate::fd::table::bit;
+use crate::kernel::config;
+use crate::kernel::outcome::{Detour, Outcome, copied, make_room};
+use crate::kernel::real;
+use crate::rights::lease;
 use crate::session::Session;
-use crate::table::bit;
-use crate::{call, config, file, lease, real, rings, state};
+use crate::session::call;
+use crate::session::path::{self, At};
+use crate::state;
 
 /// Streams at a time; more are libc's.
 pub(crate) const STREAMS: usize = 64;

@@ -9,15 +9,15 @@ use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
 use super::{lock, own};
-use crate::call;
-use crate::file;
-use crate::outcome::{Detour, Outcome};
-use crate::private;
-use crate::real;
-use crate::rings;
+use crate::fd::file;
+use crate::fd::rings;
+use crate::fd::table::{Pin, Record, bit};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::reserved;
+use crate::kernel::thread;
+use crate::session::call;
 use crate::state;
-use crate::table::{Pin, Record, bit};
-use crate::thread;
 
 /// What was known of a number that is about to be closed. Dropped after the real close.
 pub(crate) struct Closing {
@@ -39,7 +39,7 @@ pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
     if thread::is_inside() {
         return Ok(Closing { _file: None, fd: -1 });
     }
-    if private::contains(fd) {
+    if reserved::contains(fd) {
         return Err(Errno::EBADF.into());
     }
     rings::settle();
@@ -60,9 +60,9 @@ pub(crate) fn make_way(new: RawFd) -> Replaced {
     if thread::is_inside() {
         return Replaced(None);
     }
-    if private::contains(new) && !state::get().slots.move_master(new) {
+    if reserved::contains(new) && !state::get().slots.move_master(new) {
         file::leave_session();
-        private::forget(new);
+        reserved::forget(new);
     }
     lock::find_for_close(new);
     Replaced(file::find_known(new))
@@ -80,7 +80,7 @@ impl Replaced {
 /// `from`, which means `file` if anything, was copied to `new` by the kernel.
 pub(crate) fn copied(file: Option<Pin>, from: RawFd, new: RawFd) {
     match file {
-        Some(file) if new >= 0 && (new as usize) < crate::table::FDS_MAX => {
+        Some(file) if new >= 0 && (new as usize) < crate::fd::table::FDS_MAX => {
             if file.slot.load(Ordering::Relaxed) == 0 {
                 return file::install(new, file);
             }
@@ -149,7 +149,7 @@ pub(crate) fn close_range(first: u32, last: u32) -> Outcome<()> {
         return Err(Detour::Kernel);
     };
     for fd in first..last.saturating_add(1).min(state.table.top()) {
-        if private::contains(fd as RawFd) {
+        if reserved::contains(fd as RawFd) {
             continue;
         }
         lock::find_for_close(fd as RawFd);
@@ -160,7 +160,7 @@ pub(crate) fn close_range(first: u32, last: u32) -> Outcome<()> {
         }
     }
     let mut from = first;
-    while let Some(own) = private::next(from).filter(|&own| own <= last) {
+    while let Some(own) = reserved::next(from).filter(|&own| own <= last) {
         if own > from {
             real::close_run(from, own - 1)?;
         }

@@ -4,10 +4,10 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-use crate::file;
-use crate::lease;
+use crate::fd::file;
+use crate::kernel::outcome::{Detour, Outcome};
 use crate::ops::pieces;
-use crate::outcome::{Detour, Outcome};
+use crate::rights::lease;
 use crate::session;
 
 /// Before flags are asked for or set by a descriptor. `Kernel`: it is not on a lane.

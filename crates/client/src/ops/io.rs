@@ -11,17 +11,17 @@ use polylane_ipc::message::{AT_END, AT_OFFSET, Message, Op, Reply};
 use polylane_ipc::view::FRAME_BYTES;
 
 use super::{limit, offset, own};
-use crate::call;
-use crate::file;
-use crate::lease;
-use crate::opened;
-use crate::outcome::{Detour, Outcome};
-use crate::path;
-use crate::rings;
+use crate::fd::file;
+use crate::fd::rings;
+use crate::fd::table::{Pin, bit};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::rights::inline_data;
+use crate::rights::lease;
+use crate::rights::view;
 use crate::session::Session;
+use crate::session::call;
+use crate::session::path;
 use crate::state;
-use crate::table::{Pin, bit};
-use crate::view;
 
 /// Most bytes of one call, as the kernel's `MAX_RW_COUNT`.
 const RW_BYTES_MAX: usize = 0x7fff_f000;
@@ -314,7 +314,7 @@ impl Open<'_> {
         if let Some(count) = view::read(self.session, self.file, offset, into) {
             return Ok(count);
         }
-        if let Some(count) = opened::read(self.session, self.file, offset, into) {
+        if let Some(count) = inline_data::read(self.session, self.file, offset, into) {
             return Ok(count);
         }
         let (handle, length, flags) =
@@ -323,7 +323,7 @@ impl Open<'_> {
         let reply = call::read(self.session, &message, into)?;
         let count = call::count(&reply).min(into.len());
         if offset == 0 {
-            opened::missed(self.file, count);
+            inline_data::missed(self.file, count);
         }
         view::learn(self.session, self.file, flags, reply.handle);
         Ok(count)

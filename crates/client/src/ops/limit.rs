@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::outcome::Outcome;
-use crate::real;
+use crate::kernel::outcome::Outcome;
+use crate::kernel::real;
 use crate::state;
 
 /// How much of `len` bytes at `offset` may be written: at least one, or `EFBIG` and the signal.

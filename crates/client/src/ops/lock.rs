@@ -12,18 +12,18 @@ use polylane_ipc::message::{LOCK_FLOCK, LOCK_LEND, LOCK_OFD, LOCK_WAIT, Message,
 use polylane_ipc::{CallError, Watch};
 use rustix::thread::{NanosleepRelativeResult, Timespec, nanosleep};
 
-use super::{errand, offset};
-use crate::call;
-use crate::config;
-use crate::file;
-use crate::outcome::{Detour, Outcome};
-use crate::path;
-use crate::real;
+use super::{offset, one_shot};
+use crate::fd::file;
+use crate::fd::table::{Pin, Record, bit};
+use crate::kernel::config;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::thread;
+use crate::rights::view;
+use crate::session::call;
+use crate::session::path;
 use crate::session::{Alive, Mailbox, Session};
 use crate::state;
-use crate::table::{Pin, Record, bit};
-use crate::thread;
-use crate::view;
 
 /// A wait for a lock that is to begin again, after the handlers of signals ran.
 pub(crate) const AGAIN: Errno = Errno(libc::ERESTART);
@@ -45,8 +45,8 @@ pub(crate) struct Range {
 
 /// `F_SETLK`, `F_SETLKW` and their OFD forms.
 pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
-    match errand::is_needed(fd) {
-        true => errand::set(fd, range, ofd, wait),
+    match one_shot::is_needed(fd) {
+        true => one_shot::set(fd, range, ofd, wait),
         false => by_service(|| set_once(fd, range, ofd, wait)),
     }
 }
@@ -102,8 +102,8 @@ fn set_lent(session: &'static Session, file: &Record, message: &Message) -> bool
 
 /// `F_GETLK` and its OFD form.
 pub(crate) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
-    match errand::is_needed(fd) {
-        true => errand::get(fd, range, ofd),
+    match one_shot::is_needed(fd) {
+        true => one_shot::get(fd, range, ofd),
         false => by_service(|| get_once(fd, range, ofd)),
     }
 }
@@ -142,8 +142,8 @@ pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
         _ => return Err(Detour::Kernel),
     };
     let wait = operation & libc::LOCK_NB == 0;
-    match errand::is_needed(fd) {
-        true => errand::flock(fd, kind, wait),
+    match one_shot::is_needed(fd) {
+        true => one_shot::flock(fd, kind, wait),
         false => by_service(|| flock_once(fd, kind, wait)),
     }
 }
@@ -200,8 +200,8 @@ pub(crate) fn find_for_close(fd: RawFd) {
     if file::is_unknown_directory(fd) {
         return;
     }
-    if errand::is_needed(fd) {
-        return errand::give_up(fd);
+    if one_shot::is_needed(fd) {
+        return one_shot::give_up(fd);
     }
     // Whatever cannot be found has no locks that the service knows. What is found is attached to
     // the present one, which has the locks of a former one.

@@ -6,11 +6,11 @@ use polylane_base::Errno;
 use polylane_ipc::message::{MAP_SHARED, Message, Op};
 
 use super::{limit, offset, own};
-use crate::call;
-use crate::file;
-use crate::outcome::{Detour, Outcome};
-use crate::real;
-use crate::table::bit;
+use crate::fd::file;
+use crate::fd::table::bit;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::session::call;
 
 /// Before `fd` is mapped, `shared` or not: the mapping must be one of the file's own node, whose
 /// pages everybody shares. `EACCES`: it may not be mapped so.

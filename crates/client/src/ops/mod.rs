@@ -1,11 +1,10 @@
 //! What the hooked calls do, in plain Rust: no C types, no raw pointers.
 //!
 //! Each function decides whether the call is the lane's, asks the service, and returns an
-//! [`Outcome`](crate::outcome::Outcome): the result, an error, or "the kernel does it".
+//! [`Outcome`](crate::kernel::outcome::Outcome): the result, an error, or "the kernel does it".
 
 pub(crate) mod attr;
 pub(crate) mod dir;
-mod errand;
 pub(crate) mod fd;
 pub(crate) mod flags;
 pub(crate) mod io;
@@ -14,6 +13,7 @@ pub(crate) mod lock;
 pub(crate) mod map;
 pub(crate) mod name;
 pub(crate) mod offset;
+mod one_shot;
 pub(crate) mod open;
 pub(crate) mod oplock;
 pub(crate) mod own;

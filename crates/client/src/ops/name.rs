@@ -5,11 +5,11 @@ use std::os::fd::RawFd;
 use polylane_ipc::message::{ENDED_LEASES, MOVED_DIR, Message, Op, REPLACED_DIR, Reply};
 
 use super::process::umask_now;
-use crate::call;
-use crate::lease;
-use crate::outcome::{Detour, Outcome};
-use crate::path;
-use crate::real;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::rights::lease;
+use crate::session::call;
+use crate::session::path;
 use crate::state;
 
 /// A path and the directory it is relative to, as `*at` calls take them.

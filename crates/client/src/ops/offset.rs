@@ -12,12 +12,12 @@ use polylane_ipc::message::{Message, Op};
 use rustix::fs::{SeekFrom, seek};
 
 use super::stat;
-use crate::call;
-use crate::file;
-use crate::outcome::{Detour, Outcome};
-use crate::real;
-use crate::table::{Record, bit};
-use crate::view;
+use crate::fd::file;
+use crate::fd::table::{Record, bit};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::rights::view;
+use crate::session::call;
 
 /// Adds `count` to the kernel's position; returns the position before.
 pub(crate) fn advance(fd: RawFd, count: i64) -> Outcome<u64> {

@@ -8,21 +8,21 @@ use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
 use super::{process, stat};
-use crate::call;
-use crate::file;
-use crate::known::Asked;
-use crate::lease::{self, NewFile, Says};
-use crate::opened;
-use crate::outcome::{Detour, Outcome};
-use crate::path::{self, At};
-use crate::real;
-use crate::resting::{self, Rested};
-use crate::rings;
+use crate::fd::file;
+use crate::fd::preopened::Slot;
+use crate::fd::rings;
+use crate::fd::table::{FDS_MAX, Pin, Record, bit};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::thread;
+use crate::rights::handles::{self, Rested};
+use crate::rights::inline_data;
+use crate::rights::lease::{self, NewFile, Says};
+use crate::rights::lookup::Asked;
 use crate::session::Session;
-use crate::slots::Slot;
+use crate::session::call;
+use crate::session::path::{self, At};
 use crate::state;
-use crate::table::{FDS_MAX, Pin, Record, bit};
-use crate::thread;
 
 /// Opens that the kernel does: results that are not regular files, and modes that only it knows.
 const KERNEL_FLAGS: i32 =
@@ -47,7 +47,7 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
     if looks && stat::is_absent(session, &at) {
         return Err(Errno::ENOENT.into());
     }
-    let asked = resting::question(&at, flags);
+    let asked = handles::question(&at, flags);
     if let Some(fd) = asked.as_ref().and_then(|asked| reopen(session, asked, flags)) {
         return Ok(fd);
     }
@@ -74,16 +74,16 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
     }
     let mut message = Message { flags: flags as u32, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = slot.number().into();
-    message.arg[1] = opened::wish(session, flags);
-    message.arg[2] = asked.as_ref().map_or(0, resting::wish);
+    message.arg[1] = inline_data::wish(session, flags);
+    message.arg[2] = asked.as_ref().map_or(0, handles::wish);
     message.arg[3] = rested.map_or(0, Rested::into_handle);
     match call::open(session, message, (at.dir, at.path)) {
         Ok((reply, mark)) => {
             file.handle.store(reply.handle, Ordering::Relaxed);
             file.session.store(session.number, Ordering::Release);
-            opened::learn(session, &file, &reply, mark);
+            inline_data::learn(session, &file, &reply, mark);
             if let Some(asked) = &asked {
-                resting::learn(session, &file, asked, &reply);
+                handles::learn(session, &file, asked, &reply);
             }
             file::share_late(&file);
             file::install(fd, file);
@@ -147,7 +147,7 @@ fn prepare(session: &'static Session, flags: i32) -> Outcome<(Pin, Option<Rested
 /// Opens a file that rests. Where that cannot be done it rests again, and the ordinary way says
 /// why.
 fn reopen(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<RawFd> {
-    let file = resting::again(session, asked, flags)?;
+    let file = handles::again(session, asked, flags)?;
     lease::meets(session);
     let fd = copy(file::slot(&file)?, flags & libc::O_CLOEXEC != 0).ok()?;
     file::share_late(&file);

@@ -11,11 +11,11 @@ use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
 use super::own;
-use crate::call;
-use crate::file;
-use crate::outcome::{Detour, Outcome};
+use crate::fd::file;
+use crate::fd::table::bit;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::session::call;
 use crate::state;
-use crate::table::bit;
 
 /// Looks whether others still have the file open: a close that nobody waited for, or the end of a
 /// process, may be on its way.

@@ -20,13 +20,16 @@ use std::sync::atomic::{Ordering, fence};
 use polylane_ipc::message::{Message, Op, SLOT_DIR};
 use rustix::fs::{SeekFrom, seek};
 
-use crate::call;
-use crate::file::{self, STATUS_FLAGS};
-use crate::lease;
-use crate::outcome::{Detour, Outcome};
-use crate::slots::Slot;
-use crate::table::{Pin, bit};
-use crate::{config, real, state, thread};
+use crate::fd::file::{self, STATUS_FLAGS};
+use crate::fd::preopened::Slot;
+use crate::fd::table::{Pin, bit};
+use crate::kernel::config;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::thread;
+use crate::rights::lease;
+use crate::session::call;
+use crate::state;
 
 /// Has every number that means `file` be of the file's own node. `Kernel`: that cannot be done now.
 pub(crate) fn settle(file: &Pin) -> Outcome<()> {

@@ -4,9 +4,9 @@ use std::os::fd::RawFd;
 
 use polylane_ipc::ioctl::{PIECE_BYTES, PIECES_BYTES};
 
-use crate::outcome::{Detour, Outcome};
-use crate::path;
-use crate::real;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::session::path;
 
 /// One piece of a file, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -6,14 +6,14 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::fs::Mode;
 
 use super::dir;
-use crate::config;
-use crate::file::{self, Heir};
-use crate::path;
-use crate::private;
-use crate::rings;
+use crate::fd::file::{self, Heir};
+use crate::fd::rings;
+use crate::kernel::config;
+use crate::kernel::reserved;
+use crate::kernel::thread;
 use crate::session::Session;
+use crate::session::path;
 use crate::state;
-use crate::thread;
 
 /// The umask, for requests that create.
 pub(crate) fn umask_now() -> u32 {
@@ -42,7 +42,7 @@ pub(crate) fn umask(mask: u32) -> u32 {
 /// which another thread could create a file with the wrong one.
 fn umask_of_kernel() -> u32 {
     let mut text = [0; 2048];
-    let read = crate::real::read_file(b"/proc/self/status", &mut text);
+    let read = crate::kernel::real::read_file(b"/proc/self/status", &mut text);
     if let Some(mask) = read.and_then(find_umask) {
         return mask;
     }
@@ -161,7 +161,7 @@ pub(crate) fn confined() {
     // Masters of slots would be closed with the files.
     file::leave_to_numbers();
     // Closed in children otherwise.
-    private::close_all();
+    reserved::close_all();
     config::switch_off();
 }
 
@@ -176,7 +176,7 @@ const FSETID: u64 = 1 << 4;
 
 /// Whether the calling thread may on files what its user may.
 pub(crate) fn is_what_it_seems() -> bool {
-    match (crate::real::capabilities(), rustix::process::geteuid().is_root()) {
+    match (crate::kernel::real::capabilities(), rustix::process::geteuid().is_root()) {
         (Some(has), true) => has & OVER_FILES == OVER_FILES,
         (Some(has), false) => has & (OVER_FILES | DAC_READ_SEARCH) == 0,
         (None, _) => false,

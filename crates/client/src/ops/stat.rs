@@ -5,16 +5,16 @@ use std::os::fd::RawFd;
 use polylane_base::Errno;
 use polylane_ipc::message::{MARK, Message, Op, Reply, WireAttr};
 
-use crate::call;
-use crate::file;
-use crate::known::{Asked, Known, Question};
-use crate::lease;
-use crate::outcome::{Detour, Outcome};
-use crate::path::{self, At};
+use crate::fd::file;
+use crate::fd::table::Record;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::rights::lease;
+use crate::rights::lookup::{Asked, Known, Question};
+use crate::rights::view;
 use crate::session::Session;
+use crate::session::call;
+use crate::session::path::{self, At};
 use crate::state;
-use crate::table::Record;
-use crate::view;
 
 /// An inode's state and the device number that it is reported with.
 pub(crate) struct Stat {

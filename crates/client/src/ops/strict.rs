@@ -8,7 +8,7 @@ use libc::{c_int, c_long};
 use polylane_base::Errno;
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
-use crate::real;
+use crate::kernel::real;
 
 /// The process in which a thread is in the strict mode; 0: none.
 static PROCESS: AtomicI32 = AtomicI32::new(0);

@@ -3,7 +3,7 @@
 use polylane_ipc::Watch;
 
 use super::Session;
-use crate::real;
+use crate::kernel::real;
 
 /// Whether the service lives, and serves this session still: its end of the socket is open.
 pub(crate) struct Alive<'a>(pub(crate) &'a Session);

@@ -9,7 +9,7 @@ use polylane_ipc::message::{Message, Op};
 use polylane_ipc::stream::{DATA_BYTES, ENTRIES, Entry, Posted};
 
 use super::Inside;
-use crate::call;
+use crate::session::call;
 
 /// Entries that may wait before the service is told to go on.
 const WAITING_MAX: u32 = 64;
@@ -43,7 +43,7 @@ impl Inside {
         match posted {
             Posted::Waiting(_) if self.session.is_dead() && stream.withdraw() => Err(Ordinary),
             Posted::Waiting(count) => {
-                leases.fate.streams();
+                leases.deferred.streams();
                 let place = stream.next_place().wrapping_sub(1) % ENTRIES;
                 let head = leases.head.load(Relaxed);
                 leases.heads[place as usize].store(head, Relaxed);

@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering;
 use polylane_ipc::message::{Reply, SHOW_END};
 use polylane_ipc::view::NOTES_READS;
 
-use crate::call;
-use crate::config;
+use crate::fd::table::Record;
+use crate::kernel::config;
+use crate::kernel::thread;
+use crate::rights::view;
+use crate::session::call;
 use crate::session::{Mark, Session};
-use crate::table::Record;
-use crate::thread;
-use crate::view;
 
 /// Longer files are read by requests: copying them costs more than the way.
 const BYTES_MAX: usize = 64 << 10;

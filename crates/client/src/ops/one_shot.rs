@@ -12,10 +12,13 @@ use polylane_ipc::message::{LOCK_FLOCK, Message, Op, Reply};
 use rustix::fs::{SeekFrom, seek};
 
 use super::lock::{self, Range};
-use crate::call;
-use crate::outcome::{Detour, Outcome};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::thread;
+use crate::session::call;
+use crate::session::path;
 use crate::session::{Alive, Session};
-use crate::{path, real, state, thread};
+use crate::state;
 
 /// What a lock fails with that the service cannot be told of now.
 const UNHEARD: Detour = Detour::Errno(Errno::ENOLCK);
@@ -35,71 +38,72 @@ pub(super) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()>
     if !ofd {
         state::get().has_locked.fetch_add(1, Ordering::Relaxed);
     }
-    run(fd, |errand| {
-        let message = errand.message(fd, range, ofd, Op::Lock)?;
-        errand.lock(message, wait && range.kind != libc::F_UNLCK)
+    run(fd, |session| {
+        let message = session.message(fd, range, ofd, Op::Lock)?;
+        session.lock(message, wait && range.kind != libc::F_UNLCK)
     })
 }
 
 /// As [`lock::get`].
 pub(super) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
-    run(fd, |errand| {
-        let message = errand.message(fd, range, ofd, Op::GetLock)?;
-        Ok(lock::found(&errand.ask(&message)?, range))
+    run(fd, |session| {
+        let message = session.message(fd, range, ofd, Op::GetLock)?;
+        Ok(lock::found(&session.ask(&message)?, range))
     })
 }
 
 /// As [`lock::flock`].
 pub(super) fn flock(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
-    run(fd, |errand| {
-        let (handle, flags, mode) = (errand.handle, LOCK_FLOCK, kind as u32);
+    run(fd, |session| {
+        let (handle, flags, mode) = (session.handle, LOCK_FLOCK, kind as u32);
         let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
-        errand.lock(message, wait && kind != libc::F_UNLCK)
+        session.lock(message, wait && kind != libc::F_UNLCK)
     })
 }
 
 /// As [`lock::give_up`].
 pub(super) fn give_up(fd: RawFd) {
     // Without a service they are gone.
-    let _ = run(fd, |errand| {
-        let (handle, mode) = (errand.handle, libc::F_UNLCK as u32);
-        errand.ask(&Message { handle, mode, ..Message::new(Op::Lock) })
+    let _ = run(fd, |session| {
+        let (handle, mode) = (session.handle, libc::F_UNLCK as u32);
+        session.ask(&Message { handle, mode, ..Message::new(Op::Lock) })
     });
 }
 
-/// Services that one errand may lose.
+/// Services that one call may lose.
 const TRIES: u32 = 3;
 
 /// Does `part` by a connection for that alone; once more when its service died, with the next.
-fn run<T>(fd: RawFd, part: impl Fn(&Errand) -> Outcome<T>) -> Outcome<T> {
-    let attempt = || Errand::to(fd).and_then(|errand| part(&errand));
+fn run<T>(fd: RawFd, part: impl Fn(&OneShotSession) -> Outcome<T>) -> Outcome<T> {
+    let attempt = || OneShotSession::to(fd).and_then(|session| part(&session));
     (1..TRIES).map(|_| attempt()).find(|done| !matches!(done, Err(UNHEARD))).unwrap_or_else(attempt)
 }
 
 /// A connection about one open file.
-struct Errand {
+struct OneShotSession {
     /// Taken when it is over.
     session: Option<Session>,
     mailbox: MailboxIndex,
     handle: u64,
 }
 
-impl Errand {
+impl OneShotSession {
     /// Connects and has the service find the open file of a descriptor. `ENOLCK`: it cannot be
     /// asked.
-    fn to(fd: RawFd) -> Outcome<Errand> {
+    fn to(fd: RawFd) -> Outcome<OneShotSession> {
         let errno = real::errno();
         let ticket = real::identify(fd);
         real::set_errno(errno);
         let ticket = u128::from_le_bytes(ticket.ok_or(UNHEARD)?);
         let session = thread::slow(|| state::get().sessions.aside()).map_err(|_| UNHEARD)?;
         let mailbox = session.channel.claim();
-        let mut errand = Errand { session: Some(session), mailbox: MailboxIndex(0), handle: 0 };
-        errand.mailbox = mailbox.ok_or(UNHEARD)?;
+        let mut session =
+            OneShotSession { session: Some(session), mailbox: MailboxIndex(0), handle: 0 };
+        session.mailbox = mailbox.ok_or(UNHEARD)?;
         let mut message = Message::new(Op::Redeem);
         (message.arg[0], message.arg[1]) = (ticket as u64, (ticket >> 64) as u64);
-        errand.handle = errand.ask(&message).map_err(|_| UNHEARD)?.handle;
-        Ok(errand)
+        session.handle = session.ask(&message).map_err(|_| UNHEARD)?.handle;
+        Ok(session)
     }
 
     fn message(&self, fd: RawFd, range: Range, ofd: bool, op: Op) -> Outcome<Message> {
@@ -131,7 +135,7 @@ impl Errand {
     }
 }
 
-impl Drop for Errand {
+impl Drop for OneShotSession {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
             thread::slow(|| session.finish());

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use polylane_ipc::message::PATH_BYTES_MAX;
 
-use crate::outcome::{Detour, Outcome};
-use crate::path;
-use crate::real;
+use crate::fd::table::{Entry, Pin};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::thread;
+use crate::session::path;
 use crate::state;
-use crate::table::{Entry, Pin};
-use crate::thread;
 
 /// Zero is "not known".
 pub(crate) struct Cwd {

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use polylane_base::Errno;
 use polylane_ipc::message::{IS_MARK, Reply, Status, WireAttr};
 
-use crate::config;
-use crate::path::At;
+use crate::kernel::config;
 use crate::session::Session;
+use crate::session::path::At;
 
 /// Entries; each question has one place.
 const ENTRIES: usize = 1024;

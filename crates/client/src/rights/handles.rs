@@ -27,13 +27,16 @@ use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use polylane_ipc::message::{AT_REST, IS_MARK, MAY_REST, Message, Op, Reply, SHOW_END};
 
-use crate::known::{Asked, PATH_WORDS, Question, sum_now, words};
+use crate::fd::preopened::SLOTS;
+use crate::fd::rings;
+use crate::fd::table::{Pin, Record, bit};
+use crate::kernel::config;
 use crate::ops::open::LARGEFILE;
-use crate::path::At;
+use crate::rights::lookup::{Asked, PATH_WORDS, Question, sum_now, words};
+use crate::rights::view;
+use crate::session::path::At;
 use crate::session::{Mark, Session};
-use crate::slots::SLOTS;
-use crate::table::{Pin, Record, bit};
-use crate::{config, rings, state, view};
+use crate::state;
 
 /// Flags of opens that may rest, `O_RDONLY` too; those not in the question change nothing that
 /// lasts.

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use polylane_ipc::message::{LOCK_WAIT, Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex};
 
-use crate::lock::{Guard, OffsetLock};
-use crate::thread::BOXES;
+use crate::kernel::lock::{Guard, OffsetLock};
+use crate::kernel::thread::BOXES;
 
 /// The mailboxes that a session keeps apart: as many as a thread has of its own, and for the same
 /// reasons (see `thread`).

@@ -4,17 +4,17 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::config;
+use crate::kernel::config;
 
 /// Changes in one directory, one after the other, that a lease is asked for.
-pub(super) const STREAK: u32 = 8;
+pub(super) const CHANGES: u32 = 8;
 /// As many of them, after leases that were worth their while.
-const STREAK_MIN: u32 = 2;
+const CHANGES_MIN: u32 = 2;
 /// Most of them, after leases that ended early.
-const STREAK_MAX: u32 = 1 << 16;
+const CHANGES_MAX: u32 = 1 << 16;
 
 /// Changes one after the other in one directory.
-pub(super) struct Streak {
+pub(super) struct Benefit {
     dir: AtomicU64,
     path: AtomicU64,
     count: AtomicU32,
@@ -28,9 +28,9 @@ pub(super) struct Streak {
     listed: AtomicU64,
 }
 
-impl Streak {
+impl Benefit {
     pub(super) const fn new() -> Self {
-        Streak {
+        Benefit {
             dir: AtomicU64::new(0),
             path: AtomicU64::new(0),
             count: AtomicU32::new(0),
@@ -51,12 +51,12 @@ impl Streak {
             self.count.store(0, Relaxed);
         }
         let count = self.count.load(Relaxed) + 1;
-        let streak = match config::leases_eager() {
-            true => STREAK_MIN,
-            false if self.worth.load(Relaxed) != 0 => STREAK_MIN,
-            false => (STREAK << self.doublings.load(Relaxed)).min(STREAK_MAX),
+        let changes = match config::leases_eager() {
+            true => CHANGES_MIN,
+            false if self.worth.load(Relaxed) != 0 => CHANGES_MIN,
+            false => (CHANGES << self.doublings.load(Relaxed)).min(CHANGES_MAX),
         };
-        let due = count >= streak;
+        let due = count >= changes;
         self.count.store(if due { 0 } else { count }, Relaxed);
         due
     }
@@ -123,42 +123,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_streak_is_broken_by_another_directory_and_dearer_after_a_bad_lease() {
-        let streak = Streak::new();
-        let changes = |path: u64| (1..).find(|_| streak.count(1, path)).unwrap();
-        assert_eq!(changes(1), STREAK);
-        streak.count(1, 1);
-        assert_eq!(changes(2), STREAK);
-        streak.judge(false);
-        assert_eq!(changes(2), 2 * STREAK);
-        (0..40).for_each(|_| streak.judge(false));
-        assert_eq!(changes(2), STREAK_MAX);
-        streak.judge(true);
-        assert_eq!(changes(2), STREAK_MIN);
-        streak.judge(false);
-        assert_eq!(changes(2), 2 * STREAK);
+    fn a_count_is_broken_by_another_directory_and_dearer_after_a_bad_lease() {
+        let benefit = Benefit::new();
+        let changes = |path: u64| (1..).find(|_| benefit.count(1, path)).unwrap();
+        assert_eq!(changes(1), CHANGES);
+        benefit.count(1, 1);
+        assert_eq!(changes(2), CHANGES);
+        benefit.judge(false);
+        assert_eq!(changes(2), 2 * CHANGES);
+        (0..40).for_each(|_| benefit.judge(false));
+        assert_eq!(changes(2), CHANGES_MAX);
+        benefit.judge(true);
+        assert_eq!(changes(2), CHANGES_MIN);
+        benefit.judge(false);
+        assert_eq!(changes(2), 2 * CHANGES);
     }
 
     #[test]
     fn a_directory_is_entered_once_by_who_had_leases_that_were_worth_it() {
-        let streak = Streak::new();
-        streak.made(1, 2);
-        assert!(!streak.enters(1, 2));
-        streak.judge(true);
-        streak.made(1, 2);
-        assert!(!streak.enters(1, 3) && !streak.enters(2, 2));
-        assert!(streak.enters(1, 2) && !streak.enters(1, 2));
+        let benefit = Benefit::new();
+        benefit.made(1, 2);
+        assert!(!benefit.enters(1, 2));
+        benefit.judge(true);
+        benefit.made(1, 2);
+        assert!(!benefit.enters(1, 3) && !benefit.enters(2, 2));
+        assert!(benefit.enters(1, 2) && !benefit.enters(1, 2));
     }
 
     #[test]
     fn a_listed_directory_is_emptied_once_by_who_had_leases_that_were_worth_it() {
-        let streak = Streak::new();
-        streak.listed(1, 2);
-        assert!(!streak.has_listed() && !streak.empties(1, 2));
-        streak.judge(true);
-        streak.listed(1, 2);
-        assert!(streak.has_listed() && !streak.has_made() && !streak.enters(1, 2));
-        assert!(!streak.empties(1, 3) && !streak.empties(2, 2));
-        assert!(streak.empties(1, 2) && !streak.empties(1, 2));
+        let benefit = Benefit::new();
+        benefit.listed(1, 2);
+        assert!(!benefit.has_listed() && !benefit.empties(1, 2));
+        benefit.judge(true);
+        benefit.listed(1, 2);
+        assert!(benefit.has_listed() && !benefit.has_made() && !benefit.enters(1, 2));
+        assert!(!benefit.empties(1, 3) && !benefit.empties(2, 2));
+        assert!(benefit.empties(1, 2) && !benefit.empties(1, 2));
     }
 }

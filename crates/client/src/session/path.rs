@@ -11,14 +11,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use polylane_base::Errno;
 use polylane_ipc::message::{DIR_ROOT, Message, Op, PATH_BYTES_MAX, RESERVED_DIR, SLOT_DIR};
 
-use crate::call;
-use crate::config;
-use crate::file;
-use crate::outcome::{Detour, Outcome, make_room};
+use crate::fd::file;
+use crate::fd::table::{Pin, bit};
+use crate::kernel::config;
+use crate::kernel::outcome::{Detour, Outcome, make_room};
+use crate::kernel::real;
+use crate::kernel::thread;
 use crate::session::Session;
+use crate::session::call;
+use crate::session::mounts;
 use crate::state;
-use crate::table::{Pin, bit};
-use crate::{mounts, real, thread};
 
 /// A path as the service takes it.
 pub(crate) struct At<'a> {

@@ -15,10 +15,11 @@ use std::time::Duration;
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::stream::{STREAMED_HANDLE, STREAMED_PLACES, streamed_handle};
 
-use crate::outcome::{Detour, Outcome};
+use crate::fd::preopened::SLOTS;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::session::call;
 use crate::session::{self, Mark, Session};
-use crate::slots::SLOTS;
-use crate::{call, state};
+use crate::state;
 
 /// Looks for the lock before a session is left without it, and the pause between them: as long as
 /// whoever has it may have to wait for the service.
@@ -26,7 +27,7 @@ const LOOKS_MAX: u32 = 10_000;
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// Zero is "nothing was streamed".
-pub(super) struct Fate {
+pub(super) struct DeferredErrors {
     /// Sessions up to this one were left.
     left: AtomicU32,
     /// Sessions up to this one were looked at.
@@ -41,9 +42,9 @@ pub(super) struct Fate {
     closes: [AtomicU64; STREAMED_PLACES as usize],
 }
 
-impl Fate {
+impl DeferredErrors {
     pub(super) const fn new() -> Self {
-        Fate {
+        DeferredErrors {
             left: AtomicU32::new(0),
             judged: AtomicU32::new(0),
             lost: AtomicBool::new(false),
@@ -121,12 +122,12 @@ fn place_of(handle: u64) -> usize {
 
 /// The close of a streamed handle was streamed (`None`), or asked for with that result.
 pub(crate) fn closes(handle: u64, asked: Option<&Outcome<Mark>>) {
-    let (fate, place) = (&state::get().leases.fate, place_of(handle));
+    let (deferred, place) = (&state::get().leases.deferred, place_of(handle));
     match asked {
         None | Some(Ok(Mark::NONE) | Err(Detour::Errno(_))) => {
-            fate.sessions[place].store(0, Relaxed);
+            deferred.sessions[place].store(0, Relaxed);
         }
-        Some(Ok(mark)) => fate.closes[place].store(mark.to_word(), Relaxed),
+        Some(Ok(mark)) => deferred.closes[place].store(mark.to_word(), Relaxed),
         // Open as long as the session lasts, for all we know.
         Some(Err(_)) => {}
     }
@@ -134,30 +135,30 @@ pub(crate) fn closes(handle: u64, asked: Option<&Outcome<Mark>>) {
 
 /// Whether something was streamed that no sync came after yet.
 pub(crate) fn is_unsynced() -> bool {
-    state::started().is_some_and(|state| state.leases.fate.unsynced.load(Relaxed))
+    state::started().is_some_and(|state| state.leases.deferred.unsynced.load(Relaxed))
 }
 
 /// The service is about to be asked to make all durable that was streamed so far.
 pub(crate) fn syncs() {
-    state::get().leases.fate.unsynced.store(false, Relaxed);
+    state::get().leases.deferred.unsynced.store(false, Relaxed);
 }
 
 /// A sync failed that nobody hears of: the next one says so.
 pub(crate) fn loses() {
-    state::get().leases.fate.lost.store(true, SeqCst);
+    state::get().leases.deferred.lost.store(true, SeqCst);
 }
 
 /// Whether something was lost that was streamed, of which nobody was told yet: the caller tells.
 pub(crate) fn take_lost() -> bool {
-    let fate = &state::get().leases.fate;
-    fate.judge();
-    fate.lost.swap(false, SeqCst)
+    let deferred = &state::get().leases.deferred;
+    deferred.judge();
+    deferred.lost.swap(false, SeqCst)
 }
 
 /// The session is about to be left: nothing is streamed to it from now on, and what was is applied.
 pub(crate) fn leave(session: &'static Session) {
     let leases = &state::get().leases;
-    leases.fate.left.fetch_max(session.number, SeqCst);
+    leases.deferred.left.fetch_max(session.number, SeqCst);
     for _ in 0..LOOKS_MAX {
         // Who had the lock before has posted.
         if let Some(_inside) = leases.hold(session) {

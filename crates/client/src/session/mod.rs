@@ -7,14 +7,19 @@
 //!   earliest.
 //! - Sessions are never freed: a call may be under way in any thread. A process family that went
 //!   through [`SESSIONS_MAX`] of them (forks of forks, changes of user, service restarts) stays on
-//!   the kernel path, but for its locks (see `ops::errand`).
+//!   the kernel path, but for its locks (see `ops::one_shot`).
 //!
 //! # Locking
 //!
 //! None; see `thread` for how a thread owns its mailboxes.
 
 mod alive;
+pub(crate) mod call;
+pub(crate) mod emergency;
+mod mailbox;
 mod mark;
+pub(crate) mod mounts;
+pub(crate) mod path;
 
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -32,12 +37,17 @@ use polylane_ipc::{ClientChannel, MailboxIndex};
 use polylane_sys::scm;
 
 pub(crate) use self::alive::Alive;
+pub(crate) use self::mailbox::Mailbox;
+use self::mailbox::{Holds, Own};
 pub(crate) use self::mark::Mark;
+use crate::kernel::config;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::reserved;
+use crate::kernel::thread::{self, AWAITED, BOXES, Thread, UNAWAITED};
 use crate::ops::process;
-use crate::outcome::{Detour, Outcome};
-use crate::reserve::{Borrowed, Reserve, is_owed};
-use crate::thread::{self, AWAITED, BOXES, Thread, UNAWAITED};
-use crate::{config, mounts, path, private, real, state};
+use crate::session::emergency::{Reserve, is_owed};
+use crate::state;
 
 /// Sessions of one process and its ancestors back to the last exec.
 const SESSIONS_MAX: usize = 64;
@@ -164,7 +174,7 @@ impl Sessions {
         MADE.load(Ordering::Relaxed) as usize >= SESSIONS_MAX && self.present().is_none()
     }
 
-    /// A session beside those of the process, for one errand.
+    /// A session beside those of the process, for one call.
     pub(crate) fn aside(&self) -> Result<Session> {
         Session::connect(0, self.key()?)
     }
@@ -304,7 +314,7 @@ impl Session {
         let socket = high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
         let greeted = Self::greet(number, key, socket);
         if greeted.is_err() {
-            private::close(socket);
+            reserved::close(socket);
         }
         greeted
     }
@@ -381,7 +391,7 @@ impl Session {
     pub(crate) fn finish(self) {
         self.leave();
         for bell in self.channel.doorbells() {
-            private::forget(bell.as_raw_fd());
+            reserved::forget(bell.as_raw_fd());
         }
     }
 
@@ -404,7 +414,7 @@ impl Session {
     /// finds out when it next looks, and must not look at the socket's number then.
     fn leave(&self) {
         if !self.lost.swap(true, Ordering::SeqCst) {
-            private::close(self.socket);
+            reserved::close(self.socket);
         }
     }
 
@@ -539,44 +549,6 @@ impl Session {
     }
 }
 
-/// A mailbox in use by one call of this thread.
-pub(crate) struct Mailbox {
-    pub(crate) session: &'static Session,
-    pub(crate) index: MailboxIndex,
-    _holds: Holds,
-}
-
-/// Whose it is; given back when dropped.
-enum Holds {
-    Own(#[expect(dead_code, reason = "dropped")] Own),
-    Borrowed(#[expect(dead_code, reason = "dropped")] Borrowed),
-}
-
-/// The place of one of the thread's own.
-struct Own(usize);
-
-impl Mailbox {
-    /// Waits until the mailbox's last request is answered, and counts one more. In this order: who
-    /// waits for the former request takes a new count for its answer.
-    #[inline]
-    fn ready(self) -> Outcome<Mailbox> {
-        let session = self.session;
-        if session.channel.settle(self.index, &Alive(session)).is_err() {
-            session.lose();
-            return Err(Detour::Kernel);
-        }
-        session.posts[self.index.0 as usize].fetch_add(1, Ordering::Relaxed);
-        Ok(self)
-    }
-}
-
-impl Drop for Own {
-    #[inline]
-    fn drop(&mut self) {
-        thread::with(|thread| thread.busy[self.0].set(false));
-    }
-}
-
 /// Gives the calling thread's mailboxes back. Called when the thread ends.
 pub(crate) fn release_thread() {
     let Some(session) = state::started().and_then(|state| state.sessions.present()) else { return };
@@ -592,7 +564,7 @@ pub(crate) fn release_thread() {
 
 /// Moves a descriptor to where the library keeps its own.
 fn high(fd: OwnedFd) -> Result<RawFd> {
-    match private::adopt(fd.into_raw_fd()) {
+    match reserved::adopt(fd.into_raw_fd()) {
         Ok(fd) => Ok(fd),
         Err(Detour::Errno(errno)) => Err(errno),
         Err(_) => Err(Errno::EMFILE),

@@ -22,7 +22,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use crate::lock::OffsetLock;
+use crate::kernel::lock::OffsetLock;
 
 /// Numbers in the table; higher ones use the kernel path.
 pub(crate) const FDS_MAX: usize = 65536;
@@ -563,7 +563,7 @@ impl Drop for Pin {
                 Err(seen) => now = seen,
             }
         }
-        crate::file::finish(self.record);
+        crate::fd::file::finish(self.record);
         refs.store(0, Ordering::Release);
         // Whoever has a record has begun; a test that only looks at records need not.
         if let Some(state) = crate::state::started() {

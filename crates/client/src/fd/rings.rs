@@ -16,8 +16,9 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use crate::table::Pin;
-use crate::{file, real};
+use crate::fd::file;
+use crate::fd::table::Pin;
+use crate::kernel::real;
 
 /// What this process, or an ancestor back to the last exec, has made.
 static MADE: AtomicU32 = AtomicU32::new(NONE);

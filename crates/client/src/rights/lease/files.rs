@@ -8,11 +8,13 @@ use polylane_ipc::message::{Message, Op, STREAMED};
 use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
 use polylane_ipc::view::FRAME_BYTES;
 
-use super::fate::closes;
+use super::deferred_errors::closes;
 use super::{Inside, is_streamed};
+use crate::fd::table::{Record, bit};
+use crate::rights::view;
 use crate::session::Session;
-use crate::table::{Record, bit};
-use crate::{call, state, view};
+use crate::session::call;
+use crate::state;
 
 /// Writes beyond take the ordinary way, which knows what the largest file is.
 const OFFSET_MAX: u64 = 1 << 30;

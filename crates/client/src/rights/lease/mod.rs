@@ -17,7 +17,8 @@
 //! - A sole file had one name and no user when the lease was granted. Others come to it by the
 //!   directory alone, which ends the lease; this process might by opening something, after which
 //!   none counts as sole.
-//! - A streamed handle has a place of its own until its close was streamed or answered: see `fate`.
+//! - A streamed handle has a place of its own until its close was streamed or answered: see
+//!   `deferred_errors`.
 //!
 //! # Locking
 //!
@@ -25,11 +26,11 @@
 //! signal handler that interrupted the holder does not wait for itself. Only who leaves a session
 //! waits, and not for ever.
 
-mod fate;
+mod benefit;
+mod deferred_errors;
 mod files;
 mod held;
 mod names;
-mod streak;
 mod stream;
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -39,18 +40,21 @@ use polylane_base::Errno;
 use polylane_ipc::message::{LEASED, Message, Op};
 use polylane_ipc::stream::{Change, ENTRIES, Entry, LEASES_MAX, STREAMED_HANDLE, ShortName};
 
-use self::fate::Fate;
-pub(crate) use self::fate::{closes, is_unsynced, leave, loses, syncs, take_lost};
+use self::benefit::{Benefit, CHANGES};
+use self::deferred_errors::DeferredErrors;
+pub(crate) use self::deferred_errors::{closes, is_unsynced, leave, loses, syncs, take_lost};
 pub(crate) use self::files::{NewState, close, meet, set, write, write_lent};
 use self::held::Held;
 use self::names::{Known, Names};
-use self::streak::{STREAK, Streak};
 use self::stream::Ordinary;
-use crate::outcome::{Detour, Outcome};
-use crate::path::At;
+use crate::fd::preopened;
+use crate::fd::table::{Record, bit};
+use crate::kernel::config;
+use crate::kernel::outcome::{Detour, Outcome};
 use crate::session::Session;
-use crate::table::{Record, bit};
-use crate::{call, config, slots, state};
+use crate::session::call;
+use crate::session::path::At;
+use crate::state;
 
 /// Turns that a call waits for another thread's.
 const LOCK_TURNS: u32 = 200;
@@ -68,7 +72,7 @@ pub(crate) struct Leases {
     of_stream: AtomicU32,
     held: [Held; LEASES_MAX as usize],
     names: Names,
-    streak: Streak,
+    benefit: Benefit,
     /// Entries streamed under the present leases.
     streamed: AtomicU32,
     /// Streamed handles so far.
@@ -83,7 +87,7 @@ pub(crate) struct Leases {
     /// Bytes of the stream's ring used so far; for each entry, how many there were with it.
     head: AtomicU64,
     heads: [AtomicU64; ENTRIES as usize],
-    fate: Fate,
+    deferred: DeferredErrors,
 }
 
 impl Leases {
@@ -94,7 +98,7 @@ impl Leases {
             of_stream: AtomicU32::new(0),
             held: [const { Held::new() }; LEASES_MAX as usize],
             names: Names::new(),
-            streak: Streak::new(),
+            benefit: Benefit::new(),
             streamed: AtomicU32::new(0),
             handles: AtomicU32::new(0),
             alone_from: AtomicU32::new(0),
@@ -102,7 +106,7 @@ impl Leases {
             data: AtomicBool::new(false),
             head: AtomicU64::new(0),
             heads: [const { AtomicU64::new(0) }; ENTRIES as usize],
-            fate: Fate::new(),
+            deferred: DeferredErrors::new(),
         }
     }
 
@@ -165,7 +169,7 @@ impl Leases {
 
     /// The lock, unless the session is over.
     fn lock(&'static self, session: &'static Session) -> Option<Inside> {
-        self.hold(session).filter(|_| !self.fate.is_over(session))
+        self.hold(session).filter(|_| !self.deferred.is_over(session))
     }
 
     fn hold(&'static self, session: &'static Session) -> Option<Inside> {
@@ -233,7 +237,7 @@ impl Inside {
     fn over(&self, worth: u32) {
         let leases = self.leases;
         let worth = leases.streamed.swap(0, Relaxed) >= worth;
-        leases.streak.judge(worth);
+        leases.benefit.judge(worth);
         leases.held.iter().for_each(Held::clear);
         leases.names.clear();
         leases.meet();
@@ -303,7 +307,7 @@ impl Claim {
         }
         let count = leases.handles.load(Relaxed).wrapping_add(1);
         let slot = new.file.slot.load(Relaxed).saturating_sub(1);
-        let handle = leases.fate.new_handle(inside.session, slots::rank(slot), count);
+        let handle = leases.deferred.new_handle(inside.session, preopened::rank(slot), count);
         let handle = handle.ok_or(Detour::Kernel)?;
         leases.handles.store(count, Relaxed);
         let entry = Entry {
@@ -319,7 +323,7 @@ impl Claim {
             inside.post(&entry).map_err(|Ordinary| Detour::Kernel)?;
         }
         leases.names.insert(lease, &name, Known::Own);
-        leases.fate.opens(inside.session, handle);
+        leases.deferred.opens(inside.session, handle);
         if new.flags & libc::O_APPEND != 0 {
             new.file.set(bit::AT_END);
         }
@@ -415,7 +419,7 @@ pub(crate) fn rename(
 pub(crate) fn changed(session: &'static Session, at: &At<'_>, removed: bool) {
     let leases = &state::get().leases;
     let (dir, _) = split(at.path);
-    if leases.streak.count(at.dir, hash(dir)) && config::leases() {
+    if leases.benefit.count(at.dir, hash(dir)) && config::leases() {
         leases.ask_for(session, (at.dir, dir), removed);
     }
 }
@@ -426,7 +430,7 @@ pub(crate) fn gave_up(session: &'static Session) {
     let leases = &state::get().leases;
     let Some(inside) = leases.lock(session) else { return };
     if leases.session.load(Relaxed) == session.number && session.channel.stream().is_shut() {
-        inside.over(STREAK);
+        inside.over(CHANGES);
     }
 }
 
@@ -434,27 +438,27 @@ pub(crate) fn gave_up(session: &'static Session) {
 /// their while asks for the next one before the directory's first file.
 pub(crate) fn made_dir(at: &At<'_>) {
     let path = at.path.strip_suffix(b"/").unwrap_or(at.path);
-    state::get().leases.streak.made(at.dir, hash(path));
+    state::get().leases.benefit.made(at.dir, hash(path));
 }
 
 /// A directory was listed, whose handle or path `at` is. Who removes a tree empties it next: a
 /// process whose leases were worth their while asks for one before the directory's first file.
 pub(crate) fn listed_dir(at: &At<'_>) {
     let path = at.path.strip_suffix(b"/").unwrap_or(at.path);
-    state::get().leases.streak.listed(at.dir, hash(path));
+    state::get().leases.benefit.listed(at.dir, hash(path));
 }
 
 /// A file is about to be made in the directory of `at`: where that is new, under a lease if there
 /// is one to be had. Whether there is.
 pub(crate) fn enters_new(session: &'static Session, at: &At<'_>) -> bool {
     let leases = &state::get().leases;
-    leases.streak.has_made() && leases.begins(session, at, Streak::enters, false)
+    leases.benefit.has_made() && leases.begins(session, at, Benefit::enters, false)
 }
 
 /// A name in the directory of `at` is about to be removed: as above, where that was just listed.
 pub(crate) fn empties_listed(session: &'static Session, at: &At<'_>) -> bool {
     let leases = &state::get().leases;
-    leases.streak.has_listed() && leases.begins(session, at, Streak::empties, true)
+    leases.benefit.has_listed() && leases.begins(session, at, Benefit::empties, true)
 }
 
 fn hash(bytes: &[u8]) -> u64 {
@@ -469,11 +473,11 @@ impl Leases {
         &'static self,
         session: &'static Session,
         at: &At<'_>,
-        is_expected: impl FnOnce(&Streak, u64, u64) -> bool,
+        is_expected: impl FnOnce(&Benefit, u64, u64) -> bool,
         tell_sole: bool,
     ) -> bool {
         let (dir, _) = split(at.path);
-        let expected = config::leases() && is_expected(&self.streak, at.dir, hash(dir));
+        let expected = config::leases() && is_expected(&self.benefit, at.dir, hash(dir));
         if expected {
             self.ask_for(session, (at.dir, dir), tell_sole);
         }
@@ -499,7 +503,7 @@ impl Leases {
                 self.data.store(data, Relaxed);
                 // One too many: we ended the others ourselves, nobody was in the way.
                 let own = self.session.load(Relaxed) != 0;
-                own.then(|| self.streak.judge(true));
+                own.then(|| self.benefit.judge(true));
                 self.streamed.store(0, Relaxed);
                 self.held.iter().for_each(Held::clear);
                 self.names.clear();

@@ -11,7 +11,7 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::opened::Opened;
+use crate::rights::inline_data::Opened;
 use crate::session::Mark;
 
 /// Mailboxes of one thread.
@@ -219,12 +219,12 @@ impl Drop for Inside {
 /// Without the signal mask a handler could find a half-made session, or wait for a lock that its
 /// own thread holds.
 pub(crate) fn slow<R>(path: impl FnOnce() -> R) -> R {
-    let errno = crate::real::errno();
-    let mask = crate::real::block_signals();
+    let errno = crate::kernel::real::errno();
+    let mask = crate::kernel::real::block_signals();
     let inside = Inside::enter();
     let result = path();
     drop(inside);
-    crate::real::restore_signals(&mask);
-    crate::real::set_errno(errno);
+    crate::kernel::real::restore_signals(&mask);
+    crate::kernel::real::set_errno(errno);
     result
 }

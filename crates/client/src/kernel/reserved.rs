@@ -10,9 +10,9 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::outcome::Outcome;
-use crate::real;
-use crate::table::FDS_MAX;
+use crate::fd::table::FDS_MAX;
+use crate::kernel::outcome::Outcome;
+use crate::kernel::real;
 
 /// Where they start when the limit on open files allows. Above what programs use, below 1024: the
 /// kernel's table of descriptors is as large as the highest number, and each fork copies it.
@@ -64,7 +64,7 @@ pub(crate) fn copy(fd: RawFd) -> Outcome<RawFd> {
     let moved = real::dup_from(fd, floor())?;
     if place(moved).is_none() {
         real::close_quietly(moved);
-        return Err(crate::outcome::Detour::Kernel);
+        return Err(crate::kernel::outcome::Detour::Kernel);
     }
     keep(moved);
     Ok(moved)

@@ -24,11 +24,11 @@ use polylane_ipc::lent::Locks;
 use polylane_ipc::message::{Message, Op, SHOW, SHOW_END, WireAttr};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, Look, NOTES_READS};
 
-use crate::config;
-use crate::lease;
+use crate::fd::table::{Glance, Record};
+use crate::kernel::config;
+use crate::kernel::thread;
+use crate::rights::lease;
 use crate::session::{Mark, Session};
-use crate::table::{Glance, Record};
-use crate::thread;
 
 /// Of a record's view: it came with a read that reached the end, before any was asked for.
 const END_ONLY: u64 = 1 << 31;

@@ -15,20 +15,20 @@ use polylane_base::Errno;
 use polylane_ipc::message::{APPENDS, Message, Op, SAYS_APPENDS};
 use rustix::fs::{SeekFrom, seek};
 
-use crate::call;
-use crate::config;
-use crate::lease;
+use crate::fd::preopened::Slot;
+use crate::fd::rings;
+use crate::fd::table::{Entry, Glance, Pin, Record, bit};
+use crate::kernel::config;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
 use crate::ops::{lock, own};
-use crate::outcome::{Detour, Outcome};
-use crate::path;
-use crate::real;
-use crate::resting;
-use crate::rings;
+use crate::rights::handles;
+use crate::rights::lease;
+use crate::rights::view;
+use crate::session::call;
+use crate::session::path;
 use crate::session::{self, Mark, Session};
-use crate::slots::Slot;
 use crate::state;
-use crate::table::{Entry, Glance, Pin, Record, bit};
-use crate::view;
 
 /// The open file that `fd` means; an unknown number is looked at.
 #[inline]
@@ -308,7 +308,7 @@ pub(crate) fn share_with(heir: Heir) {
     });
     if any && let Some(session) = state.sessions.present() {
         // The slots of files at rest are not to belong to copies.
-        resting::close_all(session);
+        handles::close_all(session);
     }
     if kept {
         tell_shared(state);
@@ -461,7 +461,7 @@ pub(crate) fn share_late(file: &Record) {
 /// The last reference is gone: the service closes the file, and its slot is free again unless it
 /// escaped; or the file rests. Called by `Pin` only.
 pub(crate) fn finish(file: &Record) {
-    if resting::lies_down(file) {
+    if handles::lies_down(file) {
         return;
     }
     let closed = close_handle(file).ok().filter(|_| !file.is(bit::ESCAPED));

@@ -8,9 +8,10 @@ use polylane_ipc::CallError;
 use polylane_ipc::message::{Message, Op, Reply, SOLE, Status, TELL_SOLE};
 use polylane_ipc::stream::NAME_BYTES_MAX;
 
-use crate::outcome::{Detour, Outcome, Unanswered, make_room};
+use crate::kernel::outcome::{Detour, Outcome, Unanswered, make_room};
+use crate::kernel::thread;
 use crate::session::{Alive, Mailbox, Mark, Session};
-use crate::{state, thread};
+use crate::state;
 
 /// Paths start at the payload's first byte; what follows them is data.
 pub(crate) type Place<'a> = (u64, &'a [u8]);

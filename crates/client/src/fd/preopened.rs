@@ -22,10 +22,15 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use polylane_ipc::message::SLOT_DIR;
 use polylane_ipc::stream::STREAMED_PLACES;
 
-use crate::outcome::{Detour, Outcome};
-use crate::resting::Rested;
+use crate::kernel::config;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::reserved;
+use crate::kernel::thread;
+use crate::rights::handles;
+use crate::rights::handles::Rested;
 use crate::session::{Mark, Session};
-use crate::{config, private, real, resting, state, thread};
+use crate::state;
 
 /// Slots per access mode: files open at a time, and at rest, that need no kernel trip. More use the
 /// kernel path.
@@ -182,8 +187,8 @@ impl SlotPool {
         let rested = self.used(mode).iter().enumerate();
         let rested = rested.filter(|(_, slot)| slot.is(RESTING) && ours(slot));
         let first = mode * SLOTS_PER_MODE;
-        let (place, slot) = rested.min_by_key(|(place, _)| resting::since(first + place))?;
-        if resting::is_crowded()
+        let (place, slot) = rested.min_by_key(|(place, _)| handles::since(first + place))?;
+        if handles::is_crowded()
             && let Ok(taken) = self.make_now(session, mode)
         {
             return Some(taken);
@@ -191,7 +196,7 @@ impl SlotPool {
         if !slot.turn(RESTING, TAKEN) {
             return None;
         }
-        let rested = resting::evict(session, first + place);
+        let rested = handles::evict(session, first + place);
         Some(Taken { index: (first + place) as u32, slot, rested })
     }
 
@@ -282,8 +287,8 @@ impl SlotPool {
         let is_it = |slot: &&Slot| slot.is_open() && slot.master() == fd;
         let Some(slot) = self.all().map(|(_, slot)| slot).find(is_it) else { return false };
         // Where no number is left the slot loses its master: -1 is never open.
-        slot.fd.store(private::copy(fd).unwrap_or(-1), Ordering::Relaxed);
-        private::forget(fd);
+        slot.fd.store(reserved::copy(fd).unwrap_or(-1), Ordering::Relaxed);
+        reserved::forget(fd);
         true
     }
 
@@ -296,7 +301,7 @@ impl SlotPool {
             if rested || slot.turn(FREE, CHANGING) {
                 if rested && let Some(session) = slot.its_session() {
                     // Gone with the master at the latest.
-                    let _ = resting::close(session, index);
+                    let _ = handles::close(session, index);
                 }
                 slot.unmake();
                 any = true;
@@ -363,7 +368,7 @@ impl Slot {
 
     /// Closes the master of a slot that is changing.
     fn unmake(&self) {
-        private::close(self.fd.load(Ordering::Relaxed));
+        reserved::close(self.fd.load(Ordering::Relaxed));
         self.state.store(EMPTY, Ordering::Release);
     }
 
@@ -380,7 +385,7 @@ impl Slot {
     fn reclaim(&self, session: u32) -> bool {
         let old = self.session.load(Ordering::Relaxed) != session;
         if old && (self.turn(FREE, CHANGING) || self.turn(RESTING, CHANGING)) {
-            private::close(self.fd.load(Ordering::Relaxed));
+            reserved::close(self.fd.load(Ordering::Relaxed));
             return true;
         }
         false
@@ -460,7 +465,7 @@ fn open_master(session: &Session, number: u32, mode: i32) -> Outcome<RawFd> {
     let mut path = [0; config::MOUNT_BYTES_MAX + 96];
     let path = config::under_mount(&mut path, &name[..len]).ok_or(Detour::Kernel)?;
     let flags = libc::O_CREAT | libc::O_CLOEXEC | mode;
-    private::adopt(real::open_file(path, flags)?)
+    reserved::adopt(real::open_file(path, flags)?)
 }
 
 #[cfg(test)]

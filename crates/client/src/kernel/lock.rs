@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::thread;
+use crate::kernel::thread;
 
 const FREE: u32 = 0;
 /// Beside the holder's number: somebody sleeps, or did when the holder came.

@@ -12,7 +12,10 @@ use std::time::Duration;
 
 use polylane_sys::notice::Notice;
 
-use crate::{config, path, real, thread};
+use crate::kernel::config;
+use crate::kernel::real;
+use crate::kernel::thread;
+use crate::session::path;
 
 /// How often a mount or an unmount of this process looks whether it was seen, at most.
 const LOOKS_MAX: u32 = 500;
