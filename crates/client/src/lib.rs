@@ -15,13 +15,11 @@
 //! | floor | what it knows |
 //! |---|---|
 //! | `abi` | the C surface: names, pointers, `errno` |
-//! | `ops` | what each call means |
+//! | `ops` | what each call means; the state of the process, handed down from here |
 //! | `rights` | what is known, and may be done without asking the service |
 //! | `fd` | descriptors, open files, kernel descriptors opened ahead |
 //! | `session` | the channel and its mailboxes, whether a path is the lane's |
 //! | `kernel` | libc's own functions, the environment, threads |
-//!
-//! `state` is what a process keeps, and what a forked child finds.
 //!
 //! # Invariants
 //!
@@ -37,7 +35,6 @@ mod kernel;
 mod ops;
 mod rights;
 mod session;
-mod state;
 
 /// A connection may be made in a signal handler, whichever function the signal interrupted.
 #[cfg(not(test))]

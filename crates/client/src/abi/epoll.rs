@@ -4,9 +4,9 @@
 use libc::{c_int, epoll_event};
 
 use super::{answer, hooks};
-use crate::fd::file;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
+use crate::ops::file;
 
 fn refuse(fd: c_int) -> Outcome<c_int> {
     // A descriptor that is good for paths only is as none.

@@ -11,9 +11,9 @@ use std::ffi::{CStr, c_char, c_void};
 use libc::{c_int, pid_t};
 
 use super::hooks;
-use crate::fd::file::Heir;
 use crate::kernel::config;
 use crate::kernel::real::{self, Strings};
+use crate::ops::share::Heir;
 use crate::ops::{own, process};
 
 unsafe extern "C" {

@@ -6,14 +6,14 @@ use libc::{FILE, c_int, c_long, c_uint, off_t};
 use polylane_base::Errno;
 
 use super::{answer, cancel, hooks};
-use crate::fd::file;
 use crate::kernel::outcome::{Detour, Outcome, Unanswered};
 use crate::kernel::real;
 use crate::kernel::thread;
 use crate::ops::fd::Closing;
-use crate::ops::lock::Range;
+use crate::ops::file;
+use crate::ops::lock_range::Range;
+use crate::ops::state;
 use crate::ops::{fd as ops, lock, oplock};
-use crate::state;
 
 /// `fcntl` commands of Linux that the libc crate does not name on every target.
 const F_OFD_GETLK: c_int = 36;

@@ -3,12 +3,12 @@
 use libc::{c_int, pid_t};
 
 use super::hooks;
-use crate::fd::file;
 use crate::kernel::config;
 use crate::kernel::real;
 use crate::kernel::reserved;
+use crate::ops::file;
 use crate::ops::process;
-use crate::state;
+use crate::ops::state;
 
 /// In a new child: what belonged to the parent's session is closed now, not at the first call, or
 /// the parent's files would stay open as long as the child lives.

@@ -5,10 +5,10 @@ use std::ffi::c_void;
 use libc::{c_int, c_uint, iovec, off_t, size_t, ssize_t};
 
 use super::{answer, arg, cancel, hooks};
-use crate::fd::file;
 use crate::kernel::outcome::{Detour, Outcome, Unanswered};
 use crate::kernel::real;
 use crate::ops;
+use crate::ops::file;
 use crate::ops::io::Position;
 
 /// The count as C returns it. It fits: no buffer is longer than `isize::MAX`.

@@ -3,11 +3,12 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::fd::file;
-use crate::fd::file::Heir;
 use crate::fd::rings;
 use crate::kernel::real;
+use crate::ops::file;
 use crate::ops::process;
+use crate::ops::ring;
+use crate::ops::share::Heir;
 
 /// Stands in for a function that this libc does not have.
 extern "C" fn nowhere() -> c_int {
@@ -112,12 +113,12 @@ fn look(_first: c_int, _third: c_int) {
 
 /// libaio makes a context.
 fn aio(_first: c_int, _third: c_int) {
-    rings::aio_begins();
+    ring::aio_begins();
 }
 
 /// liburing makes a ring.
 fn ring(_first: c_int, _third: c_int) {
-    rings::ring_begins();
+    ring::ring_begins();
 }
 
 /// liburing has the kernel begin.

@@ -42,8 +42,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::kernel::outcome::{Outcome, Unanswered};
 use crate::kernel::real;
 use crate::kernel::thread;
-use crate::ops::lock::AGAIN;
-use crate::session::call;
+use crate::ops::lock_wait::AGAIN;
+use crate::ops::retry;
 
 /// Runs the part of a hook that may be handled here. Signal handlers wait meanwhile, and so does a
 /// cancellation that may come at any time.
@@ -51,7 +51,7 @@ use crate::session::call;
 fn attempt<T>(mut part: impl FnMut() -> Outcome<T>) -> Result<T, Unanswered> {
     let cancellable = cancel::defer();
     thread::hold();
-    let whole = AssertUnwindSafe(|| call::once(&mut part));
+    let whole = AssertUnwindSafe(|| retry::once(&mut part));
     let done = catch_unwind(whole).unwrap_or(Err(Unanswered::Kernel));
     if thread::release() {
         signal::deliver();

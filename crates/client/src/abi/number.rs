@@ -8,10 +8,10 @@ use std::ffi::{c_char, c_long, c_uint, c_void};
 use libc::{FILE, c_int, mode_t, msghdr, pid_t, sigset_t, ssize_t, timespec};
 
 use super::{cancel, hooks};
-use crate::fd::file;
-use crate::fd::file::Heir;
 use crate::kernel::real;
+use crate::ops::file;
 use crate::ops::process;
+use crate::ops::share::Heir;
 
 /// A number that the kernel gave out.
 #[inline]

@@ -5,9 +5,9 @@ use std::ffi::{c_char, c_uint};
 use libc::{AT_FDCWD, c_int};
 
 use super::{answer, arg, cancel, hooks};
-use crate::fd::file;
 use crate::kernel::real;
 use crate::ops;
+use crate::ops::file;
 
 hooks! {
     /// `open(path, flags, ...)`: the mode travels as a variadic integer does, in the third

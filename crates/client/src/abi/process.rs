@@ -7,8 +7,8 @@ use libc::{c_int, c_long, c_ulong, gid_t, mode_t, msghdr, pid_t, rlimit, size_t,
 use polylane_base::Errno;
 
 use super::{hooks, number};
-use crate::fd::file;
 use crate::kernel::real;
+use crate::ops::share;
 use crate::ops::{limit, process, strict};
 use crate::session::mounts;
 
@@ -26,7 +26,7 @@ fn identity(call: impl FnOnce() -> c_int) -> c_int {
 fn elsewhere(call: impl FnOnce() -> c_int) -> c_int {
     process::before_change();
     // From there the files' own nodes cannot be reached.
-    file::share_all();
+    share::share_all();
     let rc = call();
     if rc == 0 {
         process::estranged();
@@ -76,7 +76,7 @@ pub(super) fn strict_mode(refused: c_long) -> c_long {
 unsafe fn before_message(message: *const msghdr) {
     if !message.is_null() {
         // SAFETY: valid, by contract.
-        unsafe { number::each_sent(message, file::share_one) };
+        unsafe { number::each_sent(message, share::share_one) };
     }
 }
 

@@ -9,12 +9,12 @@
 use std::ffi::{c_int, c_long, c_void};
 
 use super::{attr, dir, epoll, fd, fork, hooks, io, number, process as identity, ring, stat};
-use crate::fd::file::Heir;
 use crate::fd::rings;
 use crate::kernel::real;
 use crate::kernel::thread;
 use crate::ops::own;
 use crate::ops::process::{self, Sharing};
+use crate::ops::share::Heir;
 use crate::ops::strict;
 use crate::session::mounts;
 
@@ -217,9 +217,9 @@ unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) -> Option<
             process::confined();
         }
         libc::SYS_getcwd => process::look_for_directory(),
-        libc::SYS_io_uring_setup => rings::ring_begins(),
+        libc::SYS_io_uring_setup => crate::ops::ring::ring_begins(),
         libc::SYS_io_uring_enter => rings::settle(),
-        libc::SYS_io_setup => rings::aio_begins(),
+        libc::SYS_io_setup => crate::ops::ring::aio_begins(),
         // SAFETY: by contract.
         libc::SYS_io_submit => unsafe { ring::before_submit(b, c as _) },
         _ => {}

@@ -5,8 +5,8 @@ use std::ffi::c_void;
 use libc::{c_int, c_long};
 
 use super::hooks;
-use crate::fd::rings;
 use crate::kernel::real;
+use crate::ops::ring;
 
 /// A `struct iocb`, as the kernel has it.
 #[repr(C)]
@@ -39,7 +39,7 @@ pub(super) unsafe fn before_submit(count: c_long, requests: *const *const c_void
             // Of a vector the length is the number of its parts, and it may end anywhere.
             let len = if request.kind == READS[0] { request.len } else { u64::MAX };
             let end = request.offset.max(0).cast_unsigned().saturating_add(len);
-            rings::before_read(request.fd, end);
+            ring::before_read(request.fd, end);
         }
     }
 }

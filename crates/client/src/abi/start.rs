@@ -2,10 +2,11 @@
 //! signal handler could not. It connects to nothing: the loader's lock is held, and most processes
 //! never touch the lane.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_void};
 
 use crate::kernel::config;
 use crate::kernel::real;
+use crate::ops::state;
 
 unsafe extern "C" {
     static environ: real::Strings;
@@ -23,8 +24,15 @@ extern "C" fn start() {
     unsafe { read_environment(environ) };
     if config::mount().is_some() {
         polylane_sys::cpu::prepare();
-        real::prepare_thread_exit();
+        real::prepare_thread_exit(at_thread_exit);
         real::prepare_unwinder();
+    }
+}
+
+/// The calling thread ends: its mailboxes are for others.
+extern "C" fn at_thread_exit(_: *mut c_void) {
+    if let Some(state) = state::started() {
+        state.sessions.release_thread();
     }
 }
 

@@ -8,7 +8,7 @@ use super::{answer, arg, hooks};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::ops::stat::{self as ops, Stat};
-use crate::session::path;
+use crate::ops::state;
 
 /// Stores what a stat call found.
 ///
@@ -202,7 +202,7 @@ hooks! {
                 // SAFETY: a C string, by contract.
                 let found = ops::stat(dir, unsafe { arg::text(path)? }, flags)?;
                 // What belongs to the mount, the kernel knows.
-                if mask & KERNELS != 0 || found.attr.ino == path::root_ino()? {
+                if mask & KERNELS != 0 || found.attr.ino == state::get().mount.root_ino()? {
                     here = Some((ops::attributes()?, found));
                     return Err(Detour::Kernel);
                 }

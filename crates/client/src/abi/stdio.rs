@@ -6,9 +6,9 @@ use std::ffi::{c_char, c_void};
 use libc::{FILE, c_int};
 
 use super::{fd, hooks};
-use crate::fd::file;
 use crate::kernel::real;
 use crate::ops;
+use crate::ops::file;
 
 hooks! {
     /// `fdopen`, which may set `O_APPEND`.

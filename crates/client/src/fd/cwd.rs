@@ -14,12 +14,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use polylane_ipc::message::PATH_BYTES_MAX;
 
-use crate::fd::table::{Entry, Pin};
+use crate::fd::table::{Entry, Pin, Records};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::thread;
-use crate::session::path;
-use crate::state;
 
 /// Zero is "not known".
 pub(crate) struct Cwd {
@@ -40,21 +38,26 @@ impl Cwd {
         }
     }
 
-    /// The directory's record; `Kernel` when it is outside the lane.
+    /// The directory's record; `Kernel` when it is outside the lane. `open` finds out which it is:
+    /// an errno says that it cannot be opened now.
     #[inline]
-    pub(crate) fn get(&self) -> Outcome<Pin> {
-        match state::get().records.find_word(&self.entry) {
+    pub(crate) fn get(
+        &self,
+        records: &'static Records,
+        open: impl FnOnce() -> Outcome<Pin>,
+    ) -> Outcome<Pin> {
+        match records.find_word(&self.entry) {
             Ok(pin) => Ok(pin),
-            Err(Entry::Unknown) => self.find_out(),
+            Err(Entry::Unknown) => self.find_out(records, open),
             Err(_) => Err(Detour::Kernel),
         }
     }
 
     /// To be called after every change of the directory.
-    pub(crate) fn changed(&self) {
+    pub(crate) fn changed(&self, records: &'static Records) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         let old = Entry::from_word(self.entry.swap(Entry::Unknown.to_word(), Ordering::AcqRel));
-        drop(state::get().records.adopt(old));
+        drop(records.adopt(old));
     }
 
     /// To be called after a directory was removed that the kernel knows.
@@ -73,9 +76,13 @@ impl Cwd {
     }
 
     #[cold]
-    fn find_out(&self) -> Outcome<Pin> {
+    fn find_out(
+        &self,
+        records: &'static Records,
+        open: impl FnOnce() -> Outcome<Pin>,
+    ) -> Outcome<Pin> {
         let changes = self.changes.load(Ordering::Acquire);
-        let found = path::open_cwd();
+        let found = open();
         let entry = match &found {
             Ok(pin) => pin.again().into_entry(),
             Err(Detour::Errno(_)) => return Err(Detour::Kernel),
@@ -85,12 +92,12 @@ impl Cwd {
         let (done, else_) = (Ordering::AcqRel, Ordering::Relaxed);
         let stored = self.entry.compare_exchange(unknown, entry.to_word(), done, else_).is_ok();
         if !stored {
-            drop(state::get().records.adopt(entry));
+            drop(records.adopt(entry));
         }
         if self.changes.load(Ordering::Acquire) != changes {
             // Another thread changed the directory meanwhile; what was stored may be the former
             // one.
-            self.changed();
+            self.changed(records);
             return Err(Detour::Kernel);
         }
         found

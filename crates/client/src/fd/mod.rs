@@ -2,14 +2,20 @@
 //!
 //! | module | what it knows |
 //! |---|---|
+//! | `abandon` | what becomes of open files when there is no session any more |
+//! | `at` | where a path starts |
 //! | `cwd` | the working directory |
-//! | `file` | the life of an open file |
+//! | `file` | the position and the status flags of an open file |
 //! | `preopened` | kernel descriptors opened ahead, called slots |
-//! | `rings` | what changes where the kernel uses descriptors unseen |
-//! | `table` | numbers, and the records of open files |
+//! | `record` | one open file |
+//! | `rings` | whether the kernel uses descriptors unseen |
+//! | `table` | what every number means |
 
+pub(crate) mod abandon;
+pub(crate) mod at;
 pub(crate) mod cwd;
 pub(crate) mod file;
 pub(crate) mod preopened;
+pub(crate) mod record;
 pub(crate) mod rings;
 pub(crate) mod table;

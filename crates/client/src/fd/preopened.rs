@@ -27,10 +27,7 @@ use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::reserved;
 use crate::kernel::thread;
-use crate::rights::handles;
-use crate::rights::handles::Rested;
-use crate::session::{Mark, Session};
-use crate::state;
+use crate::session::{Mark, Session, boxes};
 
 /// Slots per access mode: files open at a time, and at rest, that need no kernel trip. More use the
 /// kernel path.
@@ -41,6 +38,12 @@ const MODES: usize = 3;
 pub(crate) const SLOTS: usize = SLOTS_PER_MODE * MODES;
 
 const _: () = assert!(SLOTS <= STREAMED_PLACES as usize);
+
+/// The access mode of opens with these flags. `Kernel`: slots have no such.
+pub(crate) fn mode(flags: i32) -> Outcome<usize> {
+    let mode = usize::try_from(flags & libc::O_ACCMODE).ok().filter(|&mode| mode < MODES);
+    mode.ok_or(Detour::Kernel)
+}
 
 /// The place of a slot in an order in which those of all modes take turns: small where few of each
 /// are made.
@@ -53,7 +56,7 @@ const FREE: u32 = 1;
 const TAKEN: u32 = 2;
 /// Being made or unmade by one thread.
 const CHANGING: u32 = 3;
-/// Bound to a file at rest: see `resting`.
+/// Bound to a file at rest: see `rights::handles`.
 const RESTING: u32 = 4;
 
 /// One place. Zero is empty.
@@ -104,7 +107,7 @@ impl Price {
             self.misses.store(0, Ordering::Relaxed);
         }
         // A request that is asked again must not be the kernel's, which would do it twice.
-        paid || config::patience() == 0 || thread::with(|thread| thread.again.get() != 0)
+        paid || config::patience() == 0 || boxes::is_asked_again()
     }
 
     /// A slot is gone after so many uses.
@@ -150,54 +153,49 @@ impl SlotPool {
         }
     }
 
-    /// A slot for an open with these flags; made when none is free. `Kernel` when there are enough.
-    pub(crate) fn take(&'static self, session: &'static Session, flags: i32) -> Outcome<Taken> {
-        let mode = usize::try_from(flags & libc::O_ACCMODE).ok().filter(|&mode| mode < MODES);
-        let mode = mode.ok_or(Detour::Kernel)?;
+    /// A free slot for opens of a mode, or a new one where opens have waited for closes often.
+    /// `None`: none is free.
+    pub(crate) fn take_free(
+        &'static self,
+        session: &'static Session,
+        mode: usize,
+    ) -> Outcome<Option<Taken>> {
         // One whose former file is closed for certain; else the first, once it is.
         let ready = |slot: &Slot| session.is_answered(slot.closing());
         if let Some(taken) = self.find(session, mode, ready) {
             // Another thread may have used it since.
             session.wait_for(taken.slot.closing())?;
-            return Ok(taken);
+            return Ok(Some(taken));
         }
         let spare = self.waits[mode].fetch_add(1, Ordering::Relaxed) < SPARES * WAITS_PER_SPARE;
         if spare
             && self.waits[mode].load(Ordering::Relaxed).is_multiple_of(WAITS_PER_SPARE)
             && let Ok(taken) = self.make(session, mode)
         {
-            return Ok(taken);
+            return Ok(Some(taken));
         }
-        match self.find(session, mode, |_| true) {
-            Some(taken) => {
-                session.wait_for(taken.slot.closing())?;
-                Ok(taken)
-            }
-            None => match self.take_resting(session, mode) {
-                Some(taken) => Ok(taken),
-                None => self.make(session, mode),
-            },
+        let taken = self.find(session, mode, |_| true);
+        if let Some(taken) = &taken {
+            session.wait_for(taken.slot.closing())?;
         }
+        Ok(taken)
     }
 
-    /// The slot of the file that has rested longest, which is closed; now and then a new one, so
-    /// that more files may rest.
-    fn take_resting(&'static self, session: &'static Session, mode: usize) -> Option<Taken> {
+    /// The places of a session's files at rest, of a mode.
+    pub(crate) fn rested(
+        &'static self,
+        session: &'static Session,
+        mode: usize,
+    ) -> impl Iterator<Item = usize> {
         let ours = |slot: &Slot| slot.session.load(Ordering::Relaxed) == session.number;
-        let rested = self.used(mode).iter().enumerate();
-        let rested = rested.filter(|(_, slot)| slot.is(RESTING) && ours(slot));
-        let first = mode * SLOTS_PER_MODE;
-        let (place, slot) = rested.min_by_key(|(place, _)| handles::since(first + place))?;
-        if handles::is_crowded()
-            && let Ok(taken) = self.make_now(session, mode)
-        {
-            return Some(taken);
-        }
-        if !slot.turn(RESTING, TAKEN) {
-            return None;
-        }
-        let rested = handles::evict(session, first + place);
-        Some(Taken { index: (first + place) as u32, slot, rested })
+        let places = (mode * SLOTS_PER_MODE..).zip(self.used(mode));
+        places.filter(move |(_, slot)| slot.is(RESTING) && ours(slot)).map(|(place, _)| place)
+    }
+
+    /// Takes the slot at a place, where a file rests, from it.
+    pub(crate) fn take_rested(&'static self, place: usize) -> Option<Taken> {
+        let slot = self.get(place as u32)?;
+        slot.turn(RESTING, TAKEN).then(|| Taken::new(place as u32, slot))
     }
 
     /// Waits until every close that was posted is answered.
@@ -240,16 +238,18 @@ impl SlotPool {
         })
     }
 
+    /// A new slot, where that is worth it. `Kernel`: it is not, or there are enough.
     #[cold]
-    fn make(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
+    pub(crate) fn make(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
         if !self.prices[mode].is_paid() {
             return Err(Detour::Kernel);
         }
         self.make_now(session, mode)
     }
 
+    /// A new slot, whatever it is worth.
     #[cold]
-    fn make_now(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
+    pub(crate) fn make_now(&'static self, session: &Session, mode: usize) -> Outcome<Taken> {
         if self.all().filter(|(_, slot)| slot.is_open()).count() >= masters_max() {
             return Err(Detour::Kernel);
         }
@@ -293,15 +293,15 @@ impl SlotPool {
     }
 
     /// Closes the masters of all free slots, and of files at rest: the program ran out of
-    /// descriptors.
-    pub(crate) fn shed(&'static self) -> bool {
+    /// descriptors. `close` has the file at rest at a place closed, which is of the session of that
+    /// number. Whether there were any.
+    pub(crate) fn shed(&'static self, close: impl Fn(usize, u32)) -> bool {
         let mut any = false;
         for (index, slot) in self.all() {
             let rested = slot.turn(RESTING, CHANGING);
             if rested || slot.turn(FREE, CHANGING) {
-                if rested && let Some(session) = slot.its_session() {
-                    // Gone with the master at the latest.
-                    let _ = handles::close(session, index);
+                if rested {
+                    close(index, slot.session.load(Ordering::Relaxed));
                 }
                 slot.unmake();
                 any = true;
@@ -360,12 +360,6 @@ impl Slot {
         self.state.load(Ordering::Relaxed) == state
     }
 
-    /// The session that it belongs to, if that is the present one.
-    fn its_session(&self) -> Option<&'static Session> {
-        let session = state::started()?.sessions.present()?;
-        (self.session.load(Ordering::Relaxed) == session.number).then_some(session)
-    }
-
     /// Closes the master of a slot that is changing.
     fn unmake(&self) {
         reserved::close(self.fd.load(Ordering::Relaxed));
@@ -418,25 +412,21 @@ impl Slot {
 pub(crate) struct Taken {
     index: u32,
     slot: &'static Slot,
-    /// The file that rested with it, still to be closed.
-    rested: Option<Rested>,
 }
 
 impl Taken {
     fn new(index: u32, slot: &'static Slot) -> Taken {
-        Taken { index, slot, rested: None }
+        Taken { index, slot }
     }
 
-    /// The slot stays taken; its place in the pool, and what is to be closed before it is bound.
-    pub(crate) fn keep(mut self) -> (u32, Option<Rested>) {
-        let rested = self.rested.take();
-        (std::mem::ManuallyDrop::new(self).index, rested)
+    /// The slot stays taken; its place in the pool.
+    pub(crate) fn keep(self) -> u32 {
+        std::mem::ManuallyDrop::new(self).index
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        drop(self.rested.take());
         self.slot.state.store(FREE, Ordering::Release);
     }
 }

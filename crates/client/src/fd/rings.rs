@@ -17,6 +17,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use crate::fd::file;
+use crate::fd::preopened::SlotPool;
 use crate::fd::table::Pin;
 use crate::kernel::real;
 
@@ -30,29 +31,13 @@ const AIO: u32 = 1;
 const RINGS: u32 = 2;
 
 /// Linux AIO is about to be used.
-pub(crate) fn aio_begins() {
-    begin(AIO);
+pub(crate) fn note_aio() {
+    MADE.fetch_max(AIO, Ordering::SeqCst);
 }
 
-/// A ring is about to be made.
-pub(crate) fn ring_begins() {
-    begin(RINGS);
-}
-
-/// Another process is about to have this one's descriptors, and not its memory.
-pub(crate) fn numbers_are_shared() {
-    begin(RINGS);
-    // It would take the session's descriptors for copies, and close them.
-    file::leave_session();
-}
-
-fn begin(kind: u32) {
-    MADE.fetch_max(kind, Ordering::SeqCst);
-    // The slots of files that are open now are theirs for good.
-    file::share_all();
-    if kind == RINGS {
-        file::leave_to_numbers();
-    }
+/// A ring is about to be made, or a process that has the same descriptors.
+pub(crate) fn note_rings() {
+    MADE.fetch_max(RINGS, Ordering::SeqCst);
 }
 
 /// Whether descriptors may be used where nobody sees it.
@@ -69,20 +54,12 @@ pub(crate) fn close_unseen() -> bool {
 
 /// Whether `fd` still means `file`, by the kernel's inode number.
 #[cold]
-pub(crate) fn is_still(fd: RawFd, file: &Pin) -> bool {
+pub(crate) fn is_still(fd: RawFd, file: &Pin, slots: &'static SlotPool) -> bool {
     let expected = match file.node.load(Ordering::Relaxed) {
-        0 => file::slot(file).and_then(|slot| real::node_cached(slot.master()).ok()),
+        0 => file::slot(slots, file).and_then(|slot| real::node_cached(slot.master()).ok()),
         node => Some(node),
     };
     expected.is_some() && real::node_cached(fd).ok() == expected
-}
-
-/// Before the kernel reads `fd` up to `end` at a time that only it knows.
-#[cold]
-pub(crate) fn before_read(fd: RawFd, end: u64) {
-    if file::find(fd).is_ok() && real::size_cached(fd).is_ok_and(|size| size < end) {
-        file::tell_size(real::borrow(fd));
-    }
 }
 
 /// Files whose end the kernel has not heard of; each a descriptor plus one.

@@ -20,12 +20,11 @@
 //! of one file's offset.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::kernel::lock::OffsetLock;
+use crate::fd::record::{CLAIMED, Record};
+use crate::kernel::FDS_MAX;
 
-/// Numbers in the table; higher ones use the kernel path.
-pub(crate) const FDS_MAX: usize = 65536;
 /// Open files at a time; further ones use the kernel path.
 pub(crate) const RECORDS_MAX: usize = 16384;
 
@@ -220,158 +219,6 @@ fn swap_at_rest(place: &AtomicU32, new: u32) -> u32 {
     }
 }
 
-/// Bits of [`Record::state`].
-pub(crate) mod bit {
-    /// The kernel's file position counts; the private offset is without meaning.
-    pub(crate) const KERNEL_OFFSET: u32 = 1;
-    /// A directory: good for `*at` calls only.
-    pub(crate) const DIRECTORY: u32 = 2;
-    /// The slot must not be used again.
-    pub(crate) const ESCAPED: u32 = 4;
-    /// The service was told, or is about to be, that other processes have copies.
-    pub(crate) const SHARED: u32 = 8;
-    /// The kernel's descriptor has status flags, which its slot must not keep.
-    pub(crate) const FLAGGED: u32 = 32;
-    /// It took locks that belong to the open file: its close is waited for.
-    pub(crate) const LOCKED: u32 = 16;
-    /// It may rest after its close: see `resting`.
-    pub(crate) const RESTS: u32 = 64;
-    /// Others may change its status flags, or take entries of the directory: the kernel is asked
-    /// for them. So it is with whatever was inherited or received, and with what was shared since
-    /// it was opened.
-    pub(crate) const COMMON: u32 = 128;
-    /// The private offset is where the file ends: it was made under a lease, and nothing but
-    /// appends that were streamed has changed either since.
-    pub(crate) const AT_END: u32 = 256;
-    /// It was made under a lease, and what is streamed about it may be missed by who meets it: the
-    /// service was asked to show it, or to let the kernel have pages of it, or is about to be.
-    pub(crate) const MET: u32 = 512;
-    /// Its numbers are being given a descriptor of the file's own node, or were: see `ops::own`.
-    pub(crate) const MOVES: u32 = 1024;
-}
-
-/// One open file. All zero is a free place.
-#[repr(align(64))]
-pub(crate) struct Record {
-    /// Entries that name it and calls that use it; 0: free.
-    refs: AtomicU32,
-    /// Bits of [`bit`].
-    state: AtomicU32,
-    /// Orders uses of the offset.
-    pub(crate) offset_lock: OffsetLock,
-    /// The service's handle.
-    pub(crate) handle: AtomicU64,
-    /// The private offset.
-    pub(crate) offset: AtomicU64,
-    /// Number of the session that `handle` belongs to.
-    pub(crate) session: AtomicU32,
-    /// The slot it is bound to plus one; 0: none.
-    pub(crate) slot: AtomicU32,
-    /// Flags as `F_GETFL` reports them.
-    pub(crate) flags: AtomicU32,
-    /// Requests that could have shown it; once it is shown, those since something was found there.
-    pub(crate) asked: AtomicU32,
-    /// Where the service shows it: see `view`.
-    pub(crate) view: AtomicU64,
-    /// The kernel's inode number of descriptors that the kernel opened; 0: they are copies of the
-    /// slot's.
-    pub(crate) node: AtomicU64,
-    /// Open files that the place has stood for: see [`Glance`].
-    generation: AtomicU32,
-}
-
-const _: () = assert!(size_of::<Record>() == 64);
-
-impl Record {
-    const fn new() -> Self {
-        Record {
-            refs: AtomicU32::new(0),
-            state: AtomicU32::new(0),
-            offset_lock: OffsetLock::new(),
-            handle: AtomicU64::new(0),
-            offset: AtomicU64::new(0),
-            session: AtomicU32::new(0),
-            slot: AtomicU32::new(0),
-            flags: AtomicU32::new(0),
-            asked: AtomicU32::new(0),
-            view: AtomicU64::new(0),
-            node: AtomicU64::new(0),
-            generation: AtomicU32::new(0),
-        }
-    }
-
-    /// Whether any bit of `bits` is set.
-    #[inline]
-    pub(crate) fn is(&self, bits: u32) -> bool {
-        self.state.load(Ordering::Acquire) & bits != 0
-    }
-
-    /// Sets bits; returns whether all were set before.
-    pub(crate) fn set(&self, bits: u32) -> bool {
-        self.state.fetch_or(bits, Ordering::AcqRel) & bits == bits
-    }
-
-    /// The offset moves by another way than a streamed append, or is private no longer. Call with
-    /// the offset locked.
-    #[inline]
-    pub(crate) fn leaves_end(&self) {
-        if self.is(bit::AT_END) {
-            self.state.fetch_and(!bit::AT_END, Ordering::AcqRel);
-        }
-    }
-
-    /// The file is about to end elsewhere, by another way than a streamed append. Call without the
-    /// lock of the offset.
-    #[inline]
-    pub(crate) fn end_moves(&self) {
-        if self.is(bit::AT_END) {
-            let _guard = self.offset_lock.lock();
-            self.leaves_end();
-        }
-    }
-
-    /// Whether it was opened with `O_APPEND`.
-    #[inline]
-    pub(crate) fn appends(&self) -> bool {
-        self.flags.load(Ordering::Relaxed) & libc::O_APPEND as u32 != 0
-    }
-
-    /// Access mode: `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
-    #[inline]
-    pub(crate) fn access_mode(&self) -> i32 {
-        self.flags.load(Ordering::Relaxed) as i32 & libc::O_ACCMODE
-    }
-
-    fn reset(&self) {
-        // First: who reads anything of the new file finds that it is another.
-        self.generation.fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        self.state.store(0, Ordering::Relaxed);
-        self.offset.store(0, Ordering::Relaxed);
-        self.slot.store(0, Ordering::Relaxed);
-        self.flags.store(0, Ordering::Relaxed);
-        self.handle.store(0, Ordering::Relaxed);
-        self.session.store(0, Ordering::Relaxed);
-        self.asked.store(0, Ordering::Relaxed);
-        self.view.store(0, Ordering::Relaxed);
-        self.node.store(0, Ordering::Relaxed);
-    }
-
-    /// One more reference, unless the place is free, being filled or being emptied.
-    #[inline]
-    fn hold(&self) -> bool {
-        let mut refs = self.refs.load(Ordering::Relaxed);
-        while refs != 0 && refs < CLAIMED {
-            let (done, again) = (Ordering::Acquire, Ordering::Relaxed);
-            match self.refs.compare_exchange_weak(refs, refs + 1, done, again) {
-                Ok(_) => return true,
-                Err(now) => refs = now,
-            }
-        }
-        false
-    }
-}
-
 /// All records. Zero is "all free".
 pub(crate) struct RecordPool {
     records: [Record; RECORDS_MAX],
@@ -389,13 +236,28 @@ impl RecordPool {
             top: AtomicU32::new(0),
         }
     }
+}
+
+/// The open files of this process, and what becomes of one whose last reference is gone. That is
+/// handed in as a function because any thread drops the last reference anywhere, and what then
+/// happens to the file (a request, or none) is decided above.
+pub(crate) struct Records {
+    pool: &'static RecordPool,
+    finish: fn(&Record),
+}
+
+impl Records {
+    /// The files of a pool; `finish` is called with each whose last reference is gone.
+    pub(crate) const fn new(pool: &'static RecordPool, finish: fn(&Record)) -> Self {
+        Records { pool, finish }
+    }
 
     /// A blank record with one reference, the caller's; `None` when all are in use.
     pub(crate) fn allocate(&'static self) -> Option<Pin> {
-        let hint = self.hint.load(Ordering::Relaxed) as usize;
+        let hint = self.pool.hint.load(Ordering::Relaxed) as usize;
         for step in 0..RECORDS_MAX {
             let index = (hint + step) % RECORDS_MAX;
-            let record = &self.records[index];
+            let record = &self.pool.records[index];
             if record.refs.load(Ordering::Relaxed) != 0 {
                 continue;
             }
@@ -403,9 +265,9 @@ impl RecordPool {
             if record.refs.compare_exchange(0, CLAIMED, done, else_).is_ok() {
                 record.reset();
                 record.refs.store(1, Ordering::Release);
-                self.hint.store(index as u32, Ordering::Relaxed);
-                self.top.fetch_max(index as u32 + 1, Ordering::Relaxed);
-                return Some(Pin { index: index as u32, record });
+                self.pool.hint.store(index as u32, Ordering::Relaxed);
+                self.pool.top.fetch_max(index as u32 + 1, Ordering::Relaxed);
+                return Some(Pin { index: index as u32, record, records: self });
             }
         }
         None
@@ -426,7 +288,7 @@ impl RecordPool {
         let place = table.entries.get(fd as usize)?;
         let word = place.load(Ordering::Acquire);
         let Entry::Record(index) = Entry::from_word(word) else { return None };
-        let record = self.records.get(index as usize)?;
+        let record = self.pool.records.get(index as usize)?;
         let generation = record.generation.load(Ordering::Acquire);
         let glance = Glance { record, place, word, generation };
         // Else it may be a later file that the number meant only before.
@@ -446,13 +308,15 @@ impl RecordPool {
                 }
                 return Err(entry);
             };
-            let Some(record) = self.records.get(index as usize) else { return Err(Entry::Foreign) };
+            let Some(record) = self.pool.records.get(index as usize) else {
+                return Err(Entry::Foreign);
+            };
             if !record.hold() {
                 // Freed between the two looks: the entry has changed.
                 std::hint::spin_loop();
                 continue;
             }
-            let pin = Pin { index, record };
+            let pin = Pin { index, record, records: self };
             // Holding it proves nothing about the entry: the place may have been used again.
             if place.load(Ordering::Acquire) == word {
                 return Ok(pin);
@@ -463,15 +327,15 @@ impl RecordPool {
     /// Takes over the reference that an entry held.
     pub(crate) fn adopt(&'static self, entry: Entry) -> Option<Pin> {
         let Entry::Record(index) = entry else { return None };
-        self.records.get(index as usize).map(|record| Pin { index, record })
+        self.pool.records.get(index as usize).map(|record| Pin { index, record, records: self })
     }
 
     /// Every record in use, held one at a time.
     pub(crate) fn each(&'static self, mut with: impl FnMut(&Pin)) {
-        let top = self.top.load(Ordering::Relaxed) as usize;
-        for (index, record) in self.records.iter().enumerate().take(top) {
+        let top = self.pool.top.load(Ordering::Relaxed) as usize;
+        for (index, record) in self.pool.records.iter().enumerate().take(top) {
             if record.hold() {
-                with(&Pin { index: index as u32, record });
+                with(&Pin { index: index as u32, record, records: self });
             }
         }
     }
@@ -508,13 +372,11 @@ impl std::ops::Deref for Glance {
     }
 }
 
-/// Being filled or emptied by one thread: neither free nor to be held.
-const CLAIMED: u32 = 1 << 30;
-
 /// A reference to a record; the last one to go closes the file.
 pub(crate) struct Pin {
     index: u32,
     record: &'static Record,
+    records: &'static Records,
 }
 
 impl Pin {
@@ -532,7 +394,7 @@ impl Pin {
     /// One more reference.
     pub(crate) fn again(&self) -> Pin {
         self.record.refs.fetch_add(1, Ordering::Relaxed);
-        Pin { index: self.index, record: self.record }
+        Pin { index: self.index, record: self.record, records: self.records }
     }
 }
 
@@ -563,12 +425,9 @@ impl Drop for Pin {
                 Err(seen) => now = seen,
             }
         }
-        crate::fd::file::finish(self.record);
+        (self.records.finish)(self.record);
         refs.store(0, Ordering::Release);
-        // Whoever has a record has begun; a test that only looks at records need not.
-        if let Some(state) = crate::state::started() {
-            state.records.hint.store(self.index, Ordering::Relaxed);
-        }
+        self.records.pool.hint.store(self.index, Ordering::Relaxed);
     }
 }
 
@@ -577,7 +436,8 @@ mod tests {
     use super::*;
 
     static TABLE: FdTable = FdTable::new();
-    static RECORDS: RecordPool = RecordPool::new();
+    static POOL: RecordPool = RecordPool::new();
+    static RECORDS: Records = Records::new(&POOL, |_| {});
 
     fn open(fd: RawFd) -> u32 {
         let pin = RECORDS.allocate().unwrap();
@@ -640,7 +500,7 @@ mod tests {
         close(7);
         assert!(!glance.is_still());
         // The same number, and the same place for another file.
-        RECORDS.hint.store(place, Ordering::Relaxed);
+        POOL.hint.store(place, Ordering::Relaxed);
         assert_eq!(open(7), place);
         assert!(!glance.is_still());
         assert!(RECORDS.glance(&TABLE, 7).unwrap().is_still());

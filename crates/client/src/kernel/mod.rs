@@ -15,3 +15,6 @@ pub(crate) mod outcome;
 pub(crate) mod real;
 pub(crate) mod reserved;
 pub(crate) mod thread;
+
+/// Numbers of descriptors that the library keeps account of; higher ones are the kernel's.
+pub(crate) const FDS_MAX: usize = 65536;

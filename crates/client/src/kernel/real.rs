@@ -425,19 +425,17 @@ pub(crate) fn prepare_unwinder() {
 }
 
 /// Makes [`call_at_thread_exit`] work. Called once, from the constructor: the program has made few
-/// keys by then, and libc allocates memory for the values of later ones.
-pub(crate) fn prepare_thread_exit() {
-    extern "C" fn at_exit(_: *mut c_void) {
-        crate::session::release_thread();
-    }
+/// keys by then, and libc allocates memory for the values of later ones. `at_exit` is handed in
+/// because libc calls upward: it gives back what the ending thread has of a session.
+pub(crate) fn prepare_thread_exit(at_exit: extern "C" fn(*mut c_void)) {
     let mut key = 0;
-    // SAFETY: the key is written before use; the destructor touches this thread's data only.
+    // SAFETY: the key is written before use; the destructor has the type that libc wants.
     if unsafe { libc::pthread_key_create(&mut key, Some(at_exit)) } == 0 {
         EXIT_KEY.store(key + 1, Ordering::Release);
     }
 }
 
-/// Has [`crate::session::release_thread`] called when this thread ends.
+/// Has the function that [`prepare_thread_exit`] was given called when this thread ends.
 pub(crate) fn call_at_thread_exit() {
     if let Some(key) = EXIT_KEY.load(Ordering::Acquire).checked_sub(1) {
         // SAFETY: the key exists; any non-null value has the destructor called.

@@ -10,7 +10,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::fd::table::FDS_MAX;
+use crate::kernel::FDS_MAX;
 use crate::kernel::outcome::Outcome;
 use crate::kernel::real;
 

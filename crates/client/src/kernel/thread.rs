@@ -1,4 +1,5 @@
-//! What each thread keeps: whether it is inside the library, and its mailboxes.
+//! What each thread keeps: whether it is inside the library, and which signal waits until it is
+//! not.
 //!
 //! Constant-initialised and without destructor, so that touching it neither allocates nor registers
 //! anything: safe in signal handlers and in a child after fork.
@@ -6,23 +7,13 @@
 //! A signal handler that the program installed through libc waits until the library's part of a
 //! call is over (see `abi::signal`), so it may leave the call for good. One that was installed past
 //! our hooks may interrupt a call at any instruction and make calls of its own. It finds the
-//! interrupted call's mailbox busy and takes the other one; a third level goes through the kernel.
+//! interrupted call's mailbox busy and takes the other one (see `session::boxes`).
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use crate::rights::inline_data::Opened;
-use crate::session::Mark;
-
-/// Mailboxes of one thread.
-pub(crate) const BOXES: usize = 2;
-/// The one for calls. The worker that serves a busy thread looks at it without being told to.
-pub(crate) const AWAITED: usize = 0;
-/// The one for requests that nobody waits for, so that they do not delay the next call.
-pub(crate) const UNAWAITED: usize = 1;
-
 /// The calling thread's part. Only the thread itself, or a signal handler on it, comes here.
-pub(crate) struct Thread {
+struct Thread {
     /// Depth of slow paths: whatever this thread hooks meanwhile is the library's own.
     inside: Cell<u32>,
     /// Whether this thread is in the hook of `syscall`.
@@ -33,20 +24,6 @@ pub(crate) struct Thread {
     came: Cell<Option<Came>>,
     /// See [`number`]; 0: none yet.
     number: Cell<u32>,
-    /// The session that `boxes` belong to; 0: none were claimed.
-    pub(crate) session: Cell<u32>,
-    /// The number of a request that is asked again, for the next one that has a number; 0: none.
-    pub(crate) again: Cell<u32>,
-    /// Mailbox numbers.
-    pub(crate) boxes: [Cell<u32>; BOXES],
-    /// Whether a call of this thread is using the mailbox.
-    pub(crate) busy: [Cell<bool>; BOXES],
-    /// What came with the last open.
-    pub(crate) opened: Cell<Opened>,
-    /// Files in a row that were read from their begin after they were opened.
-    pub(crate) first_reads: Cell<u32>,
-    /// The view that this thread asked more room for, and by which request.
-    pub(crate) extended: Cell<(u64, Mark)>,
 }
 
 /// A signal whose handler waits.
@@ -79,21 +56,8 @@ thread_local! {
             held: Cell::new(0),
             came: Cell::new(None),
             number: Cell::new(0),
-            session: Cell::new(0),
-            again: Cell::new(0),
-            boxes: [const { Cell::new(0) }; BOXES],
-            busy: [const { Cell::new(false) }; BOXES],
-            opened: Cell::new(Opened::NOTHING),
-            first_reads: Cell::new(0),
-            extended: Cell::new((0, Mark::NONE)),
         }
     };
-}
-
-/// Calls `with` with the calling thread's part.
-#[inline]
-pub(crate) fn with<R>(with: impl FnOnce(&Thread) -> R) -> R {
-    THREAD.with(with)
 }
 
 /// A number that tells running threads of this process apart: not 0, and below 2^31.

@@ -7,15 +7,14 @@ use polylane_ipc::message::{Message, Op, set};
 use polylane_ipc::stream::set as bits;
 
 use super::name::Place;
-use super::{limit, own};
-use crate::fd::file;
-use crate::fd::table::{Pin, bit};
+use super::{file, limit, own, path, state};
+use crate::fd::record::bit;
+use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
-use crate::rights::lease::{self, NewState};
+use crate::rights::lease::NewState;
 use crate::session::Session;
 use crate::session::call;
-use crate::session::path;
-use crate::state;
+use crate::session::namespace;
 
 /// A change of one time stamp, as utimensat(2) has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +46,7 @@ pub(crate) fn change(place: Place<'_>, what: Change, follow: bool) -> Outcome<()
     let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW as u32 };
     let message = fill(Message { flags, ..Message::new(Op::SetattrPath) }, what)?;
     if matches!(what, Change::Size(_)) {
-        lease::meets(session);
+        state::get().leases.meets(session);
     }
     call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
     Ok(())
@@ -57,7 +56,7 @@ pub(crate) fn change(place: Place<'_>, what: Change, follow: bool) -> Outcome<()
 pub(crate) fn change_open(fd: RawFd, what: Change) -> Outcome<()> {
     let file = file::find(fd)?;
     let (session, handle) = file::usable(&file, fd)?;
-    if to_stream(what).is_some_and(|state| lease::set(session, &file, &state)) {
+    if to_stream(what).is_some_and(|state| state::get().leases.set(session, &file, &state)) {
         return Ok(());
     }
     let message = fill(Message { handle, ..Message::new(Op::SetattrHandle) }, what)?;
@@ -112,7 +111,7 @@ const NOT_BY_KERNEL: i32 = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSE
 /// `fallocate`.
 pub(crate) fn fallocate(fd: RawFd, flags: i32, offset: i64, len: i64) -> Outcome<()> {
     if flags & NOT_BY_KERNEL != 0 {
-        path::mount()?;
+        namespace::mount()?;
         state::get().sessions.hurry();
     }
     // Linux looks at the range before it asks whether the file is open for writing.
@@ -167,33 +166,44 @@ fn well_streamed(fd: RawFd, synced: Outcome<()>) -> Outcome<()> {
         Err(_) => file::is_of_lane(fd),
         Ok(()) => true,
     };
-    match of_lane && lease::take_lost() {
+    match of_lane && take_lost() {
         true => Err(Errno::EIO.into()),
         false => synced,
     }
 }
 
+/// Whether something was streamed that was lost, of which no call has told yet.
+fn take_lost() -> bool {
+    let state = state::get();
+    state.leases.take_lost(&state.sessions, || _ = state.await_next())
+}
+
+/// Whether something was streamed that no sync came after yet.
+fn is_unsynced() -> bool {
+    state::started().is_some_and(|state| state.leases.is_unsynced())
+}
+
 fn ask_fsync(fd: RawFd, data_only: bool) -> Outcome<()> {
     // What the service refused of a stream is told by the library's way alone.
-    if !lease::is_unsynced() && file::is_synced_once(fd) {
+    if !is_unsynced() && file::is_synced_once(fd) {
         return Err(Detour::Kernel);
     }
     let file = file::find(fd)?;
     let (session, handle) = file::usable(&file, fd)?;
     let message = Message { handle, flags: data_only.into(), ..Message::new(Op::Fsync) };
-    lease::syncs();
+    state::get().leases.syncs();
     call::plain(session, message)?;
     Ok(())
 }
 
 /// `sync`, of the lane.
 pub(crate) fn sync() -> Outcome<()> {
-    path::mount()?;
+    namespace::mount()?;
     // The kernel's own does not reach the service.
     state::get().sessions.hurry();
-    let synced = call::plain(path::ready()?, Message::new(Op::Sync));
+    let synced = call::plain(state::get().ready()?, Message::new(Op::Sync));
     if matches!(synced, Err(Detour::Errno(_))) {
-        lease::loses();
+        state::get().leases.loses();
     }
     synced.map(drop)
 }
@@ -204,7 +214,7 @@ pub(crate) fn syncfs(fd: RawFd) -> Outcome<()> {
 }
 
 fn ask_syncfs(fd: RawFd) -> Outcome<()> {
-    path::mount()?;
+    namespace::mount()?;
     state::get().sessions.hurry();
     let file = file::find(fd)?;
     let (session, _) = file::usable(&file, fd)?;

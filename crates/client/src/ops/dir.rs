@@ -27,17 +27,16 @@ use polylane_base::sync::{Mutex, MutexGuard};
 use polylane_ipc::message::{DIR_ROOT, ENTRY_HEAD_BYTES, LISTED, Message, Op, PATH_BYTES_MAX};
 use rustix::fs::{SeekFrom, seek};
 
-use crate::fd::file;
+use super::{file, path, state};
+use crate::fd::at::At;
+use crate::fd::record::bit;
 use crate::fd::rings;
-use crate::fd::table::bit;
 use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome, copied, make_room};
 use crate::kernel::real;
-use crate::rights::lease;
+use crate::session;
 use crate::session::Session;
 use crate::session::call;
-use crate::session::path::{self, At};
-use crate::state;
 
 /// Streams at a time; more are libc's.
 pub(crate) const STREAMS: usize = 64;
@@ -237,7 +236,7 @@ fn take(fd: RawFd, into: &mut [u8]) -> Outcome<(usize, bool)> {
     let _guard = directory.offset_lock.lock();
     let position = seek(real::borrow(fd), SeekFrom::Current(0))?;
     if position == 0 {
-        lease::listed_dir(&At::below(handle));
+        state::get().leases.listed_dir(&At::below(handle));
     }
     let room = into.len().min(BYTES);
     let message = from(handle, position, room);
@@ -288,14 +287,14 @@ impl Listing {
         self.begin(-1, 0);
         // Below another directory it is found when it is wanted.
         if dir == libc::AT_FDCWD || path.starts_with(b"/") {
-            path::from_root(path, &mut self.path)?;
+            session::path::from_root(path, &mut self.path)?;
         }
         let message = Message { length: BYTES as u64, ..Message::new(Op::OpenDir) };
         let reply = call::list(session, message, (at.dir, at.path), &mut self.entries)?;
         self.ino = reply.attr.map_or(0, |attr| attr.ino);
         (self.session, self.handle) = (session.number, reply.handle);
         self.ended = reply.value[0] == LISTED;
-        lease::listed_dir(at);
+        state::get().leases.listed_dir(at);
         Ok(())
     }
 
@@ -397,7 +396,7 @@ impl Listing {
         if fd < 0 {
             return opened;
         }
-        match (real::kind_cached(fd), path::device()) {
+        match (real::kind_cached(fd), state::get().mount.device()) {
             (Ok((device, _, ino)), Ok(mount)) if device == mount && ino == self.ino => Ok(fd),
             _ => {
                 file::forget(fd);
@@ -410,7 +409,7 @@ impl Listing {
     /// Finds out where the directory is by now, from itself upwards.
     fn look_for_path(&mut self) -> Outcome<()> {
         let session = self.own_session()?;
-        let root = path::root_ino()?;
+        let root = state::get().mount.root_ino()?;
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut here = Step { session, handle: self.handle, ino: self.ino, is_own: false };
         while here.ino != root {

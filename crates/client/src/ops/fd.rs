@@ -8,16 +8,15 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use super::{lock, own};
-use crate::fd::file;
+use super::{file, lock, own, share, state};
+use crate::fd::record::{Record, bit};
 use crate::fd::rings;
-use crate::fd::table::{Pin, Record, bit};
+use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::reserved;
 use crate::kernel::thread;
 use crate::session::call;
-use crate::state;
 
 /// What was known of a number that is about to be closed. Dropped after the real close.
 pub(crate) struct Closing {
@@ -61,7 +60,7 @@ pub(crate) fn make_way(new: RawFd) -> Replaced {
         return Replaced(None);
     }
     if reserved::contains(new) && !state::get().slots.move_master(new) {
-        file::leave_session();
+        share::leave_session();
         reserved::forget(new);
     }
     lock::find_for_close(new);
@@ -80,7 +79,7 @@ impl Replaced {
 /// `from`, which means `file` if anything, was copied to `new` by the kernel.
 pub(crate) fn copied(file: Option<Pin>, from: RawFd, new: RawFd) {
     match file {
-        Some(file) if new >= 0 && (new as usize) < crate::fd::table::FDS_MAX => {
+        Some(file) if new >= 0 && (new as usize) < crate::kernel::FDS_MAX => {
             if file.slot.load(Ordering::Relaxed) == 0 {
                 return file::install(new, file);
             }
@@ -89,7 +88,7 @@ pub(crate) fn copied(file: Option<Pin>, from: RawFd, new: RawFd) {
         }
         Some(file) if new >= 0 => {
             // A copy that is not in the table: nobody will see it go.
-            file::share_one(from);
+            share::share_one(from);
             own::follow(&file, from, new);
         }
         _ => file::forget(new),

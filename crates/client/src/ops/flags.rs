@@ -4,10 +4,8 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-use crate::fd::file;
+use super::{file, pieces, state};
 use crate::kernel::outcome::{Detour, Outcome};
-use crate::ops::pieces;
-use crate::rights::lease;
 use crate::session;
 
 /// Before flags are asked for or set by a descriptor. `Kernel`: it is not on a lane.
@@ -18,7 +16,7 @@ pub(crate) fn announce(fd: RawFd) -> Outcome<()> {
     // What was made under a lease is from now on written as everything else is.
     let number = file::find(fd).map(|file| file.session.load(Ordering::Relaxed));
     if let Some(session) = number.ok().and_then(session::of) {
-        lease::meets(session);
+        state::get().leases.meets(session);
     }
     Ok(())
 }

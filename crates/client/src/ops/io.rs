@@ -10,18 +10,16 @@ use polylane_base::Errno;
 use polylane_ipc::message::{AT_END, AT_OFFSET, Message, Op, Reply};
 use polylane_ipc::view::FRAME_BYTES;
 
-use super::{limit, offset, own};
-use crate::fd::file;
+use super::{file, limit, offset, own, retry, state};
+use crate::fd;
+use crate::fd::record::bit;
 use crate::fd::rings;
-use crate::fd::table::{Pin, bit};
+use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::rights::inline_data;
-use crate::rights::lease;
 use crate::rights::view;
 use crate::session::Session;
 use crate::session::call;
-use crate::session::path;
-use crate::state;
 
 /// Most bytes of one call, as the kernel's `MAX_RW_COUNT`.
 const RW_BYTES_MAX: usize = 0x7fff_f000;
@@ -86,7 +84,7 @@ fn read_shown(fd: RawFd, offset: u64, into: &mut [u8]) -> Option<usize> {
     check_end(offset, into.len()).ok()?;
     let file = file::glance(fd)?;
     let readable = file.access_mode() != libc::O_WRONLY;
-    view::read_glanced(path::ready().ok().filter(|_| readable)?, &file, offset, into)
+    view::read_glanced(state::get().ready().ok().filter(|_| readable)?, &file, offset, into)
 }
 
 /// `pwrite`, as [`read_one`].
@@ -137,7 +135,7 @@ pub(crate) fn write_placed(
         if total == 0 || total > open.session.channel.buffer_bytes() || limit::is_set() {
             return Err(Detour::Kernel);
         }
-        lease::meet(&file);
+        file.meet();
         file.end_moves();
         let _guard = file.offset_lock.lock();
         let (at, flag) = match (position, at_end) {
@@ -165,10 +163,10 @@ fn write_shown(fd: RawFd, offset: u64, from: &[u8]) -> Option<u64> {
     let fits = file.access_mode() != libc::O_RDONLY
         && !file.appends()
         && !file.is(bit::COMMON)
-        && !lease::is_streamed(file.handle.load(Ordering::Relaxed))
+        && !file.is_streamed()
         && !limit::is_set()
         && !rings::any();
-    view::write_glanced(path::ready().ok().filter(|_| fits)?, &file, offset, from)
+    view::write_glanced(state::get().ready().ok().filter(|_| fits)?, &file, offset, from)
 }
 
 /// No call reaches past the last offset that there can be, however little there is to be read.
@@ -189,7 +187,7 @@ fn open(file: &Pin, fd: RawFd, wrong_mode: i32) -> Outcome<Open<'_>> {
     if file.access_mode() == wrong_mode {
         return Err(Errno::EBADF.into());
     }
-    let status = if wrong_mode == libc::O_RDONLY { file::status_now(file, fd)? } else { 0 };
+    let status = if wrong_mode == libc::O_RDONLY { fd::file::status_now(file, fd)? } else { 0 };
     Ok(Open { file, fd, session, handle, status })
 }
 
@@ -380,7 +378,7 @@ impl Open<'_> {
         let room = self.session.channel.buffer_bytes();
         let place = if self.file.appends() { None } else { Some(at) };
         if let [source] = from
-            && let Some(end) = lease::write(self.session, self.file, place, source)
+            && let Some(end) = state::get().leases.write(self.session, self.file, place, source)
         {
             return Ok((total, end));
         }
@@ -393,7 +391,7 @@ impl Open<'_> {
             return Ok((total, end));
         }
         if let ([source], Some(at)) = (from, place)
-            && lease::write_lent(self.session, self.file, at, source)
+            && state::get().leases.write_lent(self.session, self.file, at, source)
         {
             view::hit(self.file, total);
             return Ok((total, at + total as u64));
@@ -500,7 +498,7 @@ impl Open<'_> {
             return send(self.session, self.handle, 0);
         }
         let mut first = true;
-        Ok(call::once(&mut || {
+        Ok(retry::once(&mut || {
             let (session, handle) = match std::mem::take(&mut first) {
                 true => (self.session, self.handle),
                 false => file::usable(self.file, self.fd)?,

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use rustix::process::{Resource, getrlimit};
 
+use super::state;
 use crate::kernel::outcome::Outcome;
 use crate::kernel::real;
-use crate::state;
 
 /// How much of `len` bytes at `offset` may be written: at least one, or `EFBIG` and the signal.
 #[inline]

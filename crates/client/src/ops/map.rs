@@ -5,9 +5,8 @@ use std::os::fd::RawFd;
 use polylane_base::Errno;
 use polylane_ipc::message::{MAP_SHARED, Message, Op};
 
-use super::{limit, offset, own};
-use crate::fd::file;
-use crate::fd::table::bit;
+use super::{file, limit, offset, own, share};
+use crate::fd::record::bit;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::session::call;
@@ -25,7 +24,7 @@ pub(crate) fn before_mapping(fd: RawFd, shared: bool) -> Outcome<()> {
     }
     if own::settle(&file).is_err() {
         // The slot's own node is mapped then: the mapping keeps it after the last close.
-        file::share_one(fd);
+        share::share_one(fd);
     }
     Ok(())
 }

@@ -5,12 +5,10 @@ use std::os::fd::RawFd;
 use polylane_ipc::message::{ENDED_LEASES, MOVED_DIR, Message, Op, REPLACED_DIR, Reply};
 
 use super::process::umask_now;
+use super::{path, state};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
-use crate::rights::lease;
 use crate::session::call;
-use crate::session::path;
-use crate::state;
 
 /// A path and the directory it is relative to, as `*at` calls take them.
 pub(crate) type Place<'a> = (RawFd, &'a [u8]);
@@ -32,7 +30,7 @@ pub(crate) fn mkdir(place: Place<'_>, mode: u32) -> Outcome<()> {
     let (session, at) = path::at(place.0, place.1)?;
     let message = Message { mode, umask: umask_now(), ..Message::new(Op::Mkdir) };
     call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
-    lease::made_dir(&at);
+    state::get().leases.made_dir(&at);
     Ok(())
 }
 
@@ -51,8 +49,9 @@ pub(crate) fn mknod(place: Place<'_>, mode: u32, device: u64) -> Outcome<()> {
 pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
     let (session, at) = path::at(place.0, place.1)?;
     if flags == 0 {
-        let unlink = || lease::unlink(session, &at);
-        let again = || if lease::empties_listed(session, &at) { unlink() } else { None };
+        let unlink = || state::get().leases.unlink(session, &at);
+        let again =
+            || if state::get().leases.empties_listed(session, &at) { unlink() } else { None };
         if let Some(done) = unlink().or_else(again) {
             return done;
         }
@@ -60,9 +59,9 @@ pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
     let message = Message { flags: flags as u32, ..Message::new(Op::Unlink) };
     let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
     if reply.value[0] & ENDED_LEASES != 0 {
-        lease::gave_up(session);
+        state::get().leases.gave_up(session);
     }
-    lease::changed(session, &at, flags == 0);
+    state::get().leases.changed(session, &at, flags == 0);
     if reply.value[0] & MOVED_DIR != 0 {
         state::get().cwd.may_be_removed();
     }
@@ -73,7 +72,7 @@ pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
 pub(crate) fn rename(from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> {
     let (session, old, new) = path::two(from, to)?;
     let leased = match flags & !libc::RENAME_NOREPLACE {
-        0 => lease::rename(session, &old, &new, flags == 0),
+        0 => state::get().leases.rename(session, &old, &new, flags == 0),
         _ => None,
     };
     let dirs = match leased {
@@ -81,7 +80,7 @@ pub(crate) fn rename(from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> 
         None => {
             let message = Message { flags, ..Message::new(Op::Rename) };
             let reply = call::paths(session, message, (old.dir, old.path), (new.dir, new.path))?;
-            lease::changed(session, &new, false);
+            state::get().leases.changed(session, &new, false);
             reply.value[0]
         }
     };

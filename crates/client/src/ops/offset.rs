@@ -11,9 +11,8 @@ use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 use rustix::fs::{SeekFrom, seek};
 
-use super::stat;
-use crate::fd::file;
-use crate::fd::table::{Record, bit};
+use super::{file, stat};
+use crate::fd::record::{Record, bit};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::rights::view;

@@ -11,29 +11,27 @@ use polylane_ipc::MailboxIndex;
 use polylane_ipc::message::{LOCK_FLOCK, Message, Op, Reply};
 use rustix::fs::{SeekFrom, seek};
 
-use super::lock::{self, Range};
+use super::lock_range::{self, Range};
+use super::{lock_wait, state};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::thread;
-use crate::session::call;
-use crate::session::path;
-use crate::session::{Alive, Session};
-use crate::state;
+use crate::session::{Alive, Session, call, namespace};
 
 /// What a lock fails with that the service cannot be told of now.
 const UNHEARD: Detour = Detour::Errno(Errno::ENOLCK);
 
 /// Whether locks of this descriptor are set so.
 pub(super) fn is_needed(fd: RawFd) -> bool {
-    path::mount().is_ok()
+    namespace::mount().is_ok()
         && state::get().sessions.are_used_up()
-        && path::is_at_home()
-        && path::device().is_ok_and(|device| {
+        && namespace::is_at_home()
+        && state::get().mount.device().is_ok_and(|device| {
             real::kind_cached(fd).is_ok_and(|(of, kind, _)| of == device && kind == libc::S_IFREG)
         })
 }
 
-/// As [`lock::set`].
+/// As `lock::set`.
 pub(super) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
     if !ofd {
         state::get().has_locked.fetch_add(1, Ordering::Relaxed);
@@ -44,15 +42,15 @@ pub(super) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()>
     })
 }
 
-/// As [`lock::get`].
+/// As `lock::get`.
 pub(super) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
     run(fd, |session| {
         let message = session.message(fd, range, ofd, Op::GetLock)?;
-        Ok(lock::found(&session.ask(&message)?, range))
+        Ok(lock_range::found(&session.ask(&message)?, range))
     })
 }
 
-/// As [`lock::flock`].
+/// As `lock::flock`.
 pub(super) fn flock(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
     run(fd, |session| {
         let (handle, flags, mode) = (session.handle, LOCK_FLOCK, kind as u32);
@@ -61,7 +59,7 @@ pub(super) fn flock(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
     })
 }
 
-/// As [`lock::give_up`].
+/// As `lock::give_up`.
 pub(super) fn give_up(fd: RawFd) {
     // Without a service they are gone.
     let _ = run(fd, |session| {
@@ -113,16 +111,16 @@ impl OneShotSession {
         let base = match range.whence {
             libc::SEEK_SET => 0,
             libc::SEEK_CUR => seek(real::borrow(fd), SeekFrom::Current(0))?.cast_signed(),
-            libc::SEEK_END => lock::kernel_size(fd)?,
+            libc::SEEK_END => lock_range::kernel_size(fd)?,
             _ => return Err(Errno::EINVAL.into()),
         };
-        Ok(lock::message(self.handle, base, range, ofd, op)?)
+        Ok(lock_range::message(self.handle, base, range, ofd, op)?)
     }
 
     fn lock(&self, message: Message, wait: bool) -> Outcome<()> {
         let ask = || self.ask(&message).map(drop);
         match self.session.as_ref().filter(|_| wait) {
-            Some(session) => lock::wait_by_asking(session, ask),
+            Some(session) => lock_wait::wait_by_asking(session, ask),
             None => ask(),
         }
     }

@@ -7,22 +7,21 @@ use std::time::Duration;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use super::{process, stat};
-use crate::fd::file;
+use super::{file, path, process, share, stat, state};
+use crate::fd::at::At;
 use crate::fd::preopened::Slot;
+use crate::fd::record::{Record, bit};
 use crate::fd::rings;
-use crate::fd::table::{FDS_MAX, Pin, Record, bit};
+use crate::fd::table::Pin;
+use crate::kernel::FDS_MAX;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
-use crate::kernel::thread;
 use crate::rights::handles::{self, Rested};
 use crate::rights::inline_data;
-use crate::rights::lease::{self, NewFile, Says};
+use crate::rights::lease::{NewFile, Says};
 use crate::rights::lookup::Asked;
-use crate::session::Session;
 use crate::session::call;
-use crate::session::path::{self, At};
-use crate::state;
+use crate::session::{Session, boxes};
 
 /// Opens that the kernel does: results that are not regular files, and modes that only it knows.
 const KERNEL_FLAGS: i32 =
@@ -60,7 +59,7 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
     let new = NewFile { flags, perm: mode & 0o7777, umask, file: &file, slot: slot.number() };
     match make_leased(session, &at, &new) {
         Some(Ok(())) => {
-            file::share_late(&file);
+            share::share_late(&file);
             file::install(fd, file);
             return Ok(fd);
         }
@@ -70,12 +69,14 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
         }
         // A directory is no file that anybody could stream anything about.
         None if flags & libc::O_DIRECTORY != 0 => {}
-        None => lease::meets(session),
+        None => state::get().leases.meets(session),
     }
+    let state = state::get();
+    let (handles, locks) = (state.handles(), state.has_locked.load(Ordering::Relaxed) != 0);
     let mut message = Message { flags: flags as u32, mode, umask, ..Message::new(Op::Open) };
     message.arg[0] = slot.number().into();
     message.arg[1] = inline_data::wish(session, flags);
-    message.arg[2] = asked.as_ref().map_or(0, handles::wish);
+    message.arg[2] = asked.as_ref().map_or(0, |asked| handles.wish(asked, locks));
     message.arg[3] = rested.map_or(0, Rested::into_handle);
     match call::open(session, message, (at.dir, at.path)) {
         Ok((reply, mark)) => {
@@ -83,12 +84,12 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
             file.session.store(session.number, Ordering::Release);
             inline_data::learn(session, &file, &reply, mark);
             if let Some(asked) = &asked {
-                handles::learn(session, &file, asked, &reply);
+                handles.learn(session, &file, asked, &reply);
             }
-            file::share_late(&file);
+            share::share_late(&file);
             file::install(fd, file);
             if flags & libc::O_CREAT != 0 {
-                lease::changed(session, &at, false);
+                state::get().leases.changed(session, &at, false);
             }
             Ok(fd)
         }
@@ -117,8 +118,10 @@ fn make_leased(session: &'static Session, at: &At<'_>, new: &NewFile<'_>) -> Opt
     if new.flags & !LEASED_FLAGS != 0 {
         return None;
     }
-    let said = match lease::ask(session, at) {
-        Says::Nothing if create && lease::enters_new(session, at) => lease::ask(session, at),
+    let said = match state::get().leases.ask(session, at) {
+        Says::Nothing if create && state::get().leases.enters_new(session, at) => {
+            state::get().leases.ask(session, at)
+        }
         said => said,
     };
     match said {
@@ -136,8 +139,8 @@ fn make_leased(session: &'static Session, at: &At<'_>, new: &NewFile<'_>) -> Opt
 /// complete before the request is sent, so that a fork in another thread finds it.
 fn prepare(session: &'static Session, flags: i32) -> Outcome<(Pin, Option<Rested>)> {
     let state = state::get();
-    let slot = state.slots.take(session, flags)?;
-    let file = state.records.allocate().ok_or(Detour::Kernel)?;
+    let slot = state.handles().take_slot(session, flags)?;
+    let file = state.records().allocate().ok_or(Detour::Kernel)?;
     file.flags.store((flags & !CREATION_FLAGS) as u32 | LARGEFILE, Ordering::Relaxed);
     let (index, rested) = slot.keep();
     file.slot.store(index + 1, Ordering::Release);
@@ -147,10 +150,10 @@ fn prepare(session: &'static Session, flags: i32) -> Outcome<(Pin, Option<Rested
 /// Opens a file that rests. Where that cannot be done it rests again, and the ordinary way says
 /// why.
 fn reopen(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<RawFd> {
-    let file = handles::again(session, asked, flags)?;
-    lease::meets(session);
+    let file = state::get().handles().again(session, asked, flags)?;
+    state::get().leases.meets(session);
     let fd = copy(file::slot(&file)?, flags & libc::O_CLOEXEC != 0).ok()?;
-    file::share_late(&file);
+    share::share_late(&file);
     file::install(fd, file);
     Some(fd)
 }
@@ -161,7 +164,7 @@ fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
     fence(Ordering::SeqCst);
     let is_sharing = || state::get().sharing.load(Ordering::Relaxed) > 0;
     // Who asks the next service what became of an open cannot ask the kernel, which knows no more.
-    let mut looks = if thread::with(|thread| thread.again.get()) == 0 { 0 } else { LOOKS_MAX };
+    let mut looks = if boxes::is_asked_again() { LOOKS_MAX } else { 0 };
     while is_sharing() && looks > 0 {
         std::thread::sleep(PAUSE);
         looks -= 1;
@@ -181,7 +184,11 @@ fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
             Err(Detour::Kernel)
         }
         // Our own spare descriptors are the first to go.
-        Err(rustix::io::Errno::MFILE) if state::get().slots.shed() => Err(Detour::Kernel),
+        Err(rustix::io::Errno::MFILE)
+            if state::get().handles().shed(state::get().sessions.present()) =>
+        {
+            Err(Detour::Kernel)
+        }
         Err(error) => Err(error.into()),
     }
 }

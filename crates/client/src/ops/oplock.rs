@@ -10,12 +10,10 @@ use std::time::Duration;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use super::own;
-use crate::fd::file;
-use crate::fd::table::bit;
+use super::{file, own, state};
+use crate::fd::record::bit;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::session::call;
-use crate::state;
 
 /// Looks whether others still have the file open: a close that nobody waited for, or the end of a
 /// process, may be on its way.

@@ -20,16 +20,17 @@ use std::sync::atomic::{Ordering, fence};
 use polylane_ipc::message::{Message, Op, SLOT_DIR};
 use rustix::fs::{SeekFrom, seek};
 
-use crate::fd::file::{self, STATUS_FLAGS};
+use super::{file, state};
+use crate::fd;
+use crate::fd::file::STATUS_FLAGS;
 use crate::fd::preopened::Slot;
-use crate::fd::table::{Pin, bit};
+use crate::fd::record::bit;
+use crate::fd::table::Pin;
 use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::thread;
-use crate::rights::lease;
 use crate::session::call;
-use crate::state;
 
 /// Has every number that means `file` be of the file's own node. `Kernel`: that cannot be done now.
 pub(crate) fn settle(file: &Pin) -> Outcome<()> {
@@ -40,7 +41,7 @@ pub(crate) fn settle(file: &Pin) -> Outcome<()> {
     if file.is(bit::ESCAPED | bit::SHARED) || !session.is_own() {
         return Err(Detour::Kernel);
     }
-    lease::meet(file);
+    file.meet();
     let name = call::plain(session, Message { handle, ..Message::new(Op::Expose) })?.value;
     let ticket = u128::from(name[0]) | u128::from(name[1]) << 64;
     thread::slow(|| take_place(file, &ticket.to_le_bytes()))
@@ -51,7 +52,7 @@ pub(crate) fn settle(file: &Pin) -> Outcome<()> {
 pub(crate) fn settle_fd(fd: RawFd) {
     let Some(file) = file::find_known(fd) else { return };
     if settle(&file).is_err() && !file::publish(&file) {
-        file::tell_size(real::borrow(fd));
+        fd::file::tell_size(real::borrow(fd));
     }
 }
 
@@ -114,7 +115,9 @@ fn open(ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
     let path = config::under_mount(&mut path, &name).ok_or(Detour::Kernel)?;
     let flags = flags | libc::O_CREAT | libc::O_CLOEXEC;
     match real::open_file(path, flags) {
-        Err(rustix::io::Errno::MFILE) if state::get().slots.shed() => {
+        Err(rustix::io::Errno::MFILE)
+            if state::get().handles().shed(state::get().sessions.present()) =>
+        {
             real::open_file(path, flags).map_err(|_| Detour::Kernel)
         }
         opened => opened.map_err(|_| Detour::Kernel),

@@ -6,7 +6,7 @@ use polylane_ipc::ioctl::{PIECE_BYTES, PIECES_BYTES};
 
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
-use crate::session::path;
+use crate::session::namespace;
 
 /// One piece of a file, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +71,7 @@ pub(crate) fn each(
 pub(crate) fn on_fuse(fd: RawFd) -> bool {
     const FUSE_SUPER_MAGIC: u32 = 0x6573_5546;
     let kind = || rustix::fs::fstatfs(real::borrow(fd)).map(|totals| totals.f_type as u32);
-    path::mount().is_ok() && kind() == Ok(FUSE_SUPER_MAGIC)
+    namespace::mount().is_ok() && kind() == Ok(FUSE_SUPER_MAGIC)
 }
 
 fn half(bytes: &[u8], at: usize) -> u32 {

@@ -5,15 +5,13 @@ use std::sync::atomic::{Ordering, fence};
 
 use rustix::fs::Mode;
 
-use super::dir;
-use crate::fd::file::{self, Heir};
-use crate::fd::rings;
+use super::share::Heir;
+use super::{dir, ring, share, state};
 use crate::kernel::config;
 use crate::kernel::reserved;
 use crate::kernel::thread;
-use crate::session::Session;
-use crate::session::path;
-use crate::state;
+use crate::session::namespace;
+use crate::session::{Session, identity};
 
 /// The umask, for requests that create.
 pub(crate) fn umask_now() -> u32 {
@@ -91,14 +89,14 @@ pub(crate) fn before_sharing_with(heir: Heir) -> Sharing {
         fence(Ordering::SeqCst);
     });
     before_change();
-    file::share_with(heir);
+    share::share_with(heir);
     Sharing { counts: counts.is_some() }
 }
 
 /// Before a change of who this process is, or of what paths mean in it: what it has open is what it
 /// was allowed to open.
 pub(crate) fn before_change() {
-    if path::mount().is_ok() && state::started().is_some() {
+    if namespace::mount().is_ok() && state::started().is_some() {
         dir::settle_all();
     }
 }
@@ -107,7 +105,7 @@ pub(crate) fn before_change() {
 pub(crate) fn before_clone(flags: i32) -> Sharing {
     let sharing = before_sharing();
     if flags & (libc::CLONE_FILES | libc::CLONE_VM) == libc::CLONE_FILES {
-        rings::numbers_are_shared();
+        ring::numbers_are_shared();
     }
     if flags & (libc::CLONE_VM | libc::CLONE_THREAD) == libc::CLONE_VM {
         // It would use the session as who it is by then, or connect for both.
@@ -119,8 +117,8 @@ pub(crate) fn before_clone(flags: i32) -> Sharing {
 /// After a change of user or group: the service must see the new one, so a new session is made at
 /// the next call.
 pub(crate) fn identity_changed() {
-    if path::mount().is_ok() && state::started().is_some() {
-        file::leave_session();
+    if namespace::mount().is_ok() && state::started().is_some() {
+        share::leave_session();
     }
 }
 
@@ -141,10 +139,10 @@ pub(crate) fn is_alone() -> bool {
 /// After chroot, unshare of the mount namespace and setns: paths do not mean what the service takes
 /// them for; or threads differ in who they are. The session ends and there is none from here on.
 pub(crate) fn estranged() {
-    if path::mount().is_ok() {
+    if namespace::mount().is_ok() {
         // First, so that no other thread connects again.
-        path::leave_home();
-        file::leave_session();
+        namespace::leave_home();
+        share::leave_session();
     }
 }
 
@@ -153,47 +151,29 @@ pub(crate) fn estranged() {
 /// end it. The session ends with all that waits in it applied, and every hook is from here on the
 /// call that it stands for, and no other; in what is forked as well.
 pub(crate) fn confined() {
-    if path::mount().is_err() {
+    if namespace::mount().is_err() {
         return;
     }
     before_change();
     estranged();
     // Masters of slots would be closed with the files.
-    file::leave_to_numbers();
+    share::leave_to_numbers();
     // Closed in children otherwise.
     reserved::close_all();
     config::switch_off();
 }
 
-/// Capabilities that decide over files. Root has all of them, and nobody else has any: so the
-/// service takes it, which knows users and groups alone.
-const OVER_FILES: u64 = CHOWN | DAC_OVERRIDE | FOWNER | FSETID;
-const CHOWN: u64 = 1;
-const DAC_OVERRIDE: u64 = 1 << 1;
-const DAC_READ_SEARCH: u64 = 1 << 2;
-const FOWNER: u64 = 1 << 3;
-const FSETID: u64 = 1 << 4;
-
-/// Whether the calling thread may on files what its user may.
-pub(crate) fn is_what_it_seems() -> bool {
-    match (crate::kernel::real::capabilities(), rustix::process::geteuid().is_root()) {
-        (Some(has), true) => has & OVER_FILES == OVER_FILES,
-        (Some(has), false) => has & (OVER_FILES | DAC_READ_SEARCH) == 0,
-        (None, _) => false,
-    }
-}
-
 /// Capabilities were changed, of one thread. Where they differ from those of the user, the kernel
 /// judges from here on.
 pub(crate) fn capabilities_changed() {
-    if !is_what_it_seems() {
+    if !identity::is_what_it_seems() {
         estranged();
     }
 }
 
 /// The kernel is about to be asked for the path of the working directory.
 pub(crate) fn look_for_directory() {
-    if path::mount().is_ok()
+    if namespace::mount().is_ok()
         && let Some(state) = state::started()
     {
         state.cwd.look_again();
@@ -203,7 +183,7 @@ pub(crate) fn look_for_directory() {
 /// The working directory was changed.
 pub(crate) fn directory_changed() {
     if let Some(state) = state::started() {
-        state.cwd.changed();
+        state.cwd.changed(state.records());
     }
 }
 

@@ -5,16 +5,14 @@ use std::os::fd::RawFd;
 use polylane_base::Errno;
 use polylane_ipc::message::{MARK, Message, Op, Reply, WireAttr};
 
-use crate::fd::file;
-use crate::fd::table::Record;
+use super::{file, path, state};
+use crate::fd::at::At;
+use crate::fd::record::Record;
 use crate::kernel::outcome::{Detour, Outcome};
-use crate::rights::lease;
 use crate::rights::lookup::{Asked, Known, Question};
 use crate::rights::view;
 use crate::session::Session;
 use crate::session::call;
-use crate::session::path::{self, At};
-use crate::state;
 
 /// An inode's state and the device number that it is reported with.
 pub(crate) struct Stat {
@@ -49,7 +47,7 @@ pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
     match known(session, asked.as_ref()) {
         Some(Known::Attr(attr)) => with_device(Some(attr)),
         Some(Known::Absent) => Err(Errno::ENOENT.into()),
-        _ if lease::is_absent(session, &at) => Err(Errno::ENOENT.into()),
+        _ if state::get().leases.is_absent(session, &at) => Err(Errno::ENOENT.into()),
         _ => {
             let message = Message { flags, ..Message::new(Op::Stat) };
             with_device(question(session, &at, message, asked.as_ref())?.attr)
@@ -114,8 +112,8 @@ pub(crate) fn fstat(fd: RawFd) -> Outcome<Stat> {
 #[inline(always)]
 fn shown(fd: RawFd) -> Option<Stat> {
     let file = file::glance(fd)?;
-    let device = path::device().ok()?;
-    let attr = view::attr(path::ready().ok()?, &file)?;
+    let device = state::get().mount.device().ok()?;
+    let attr = view::attr(state::get().ready().ok()?, &file)?;
     file.is_still().then_some(Stat { attr, device })
 }
 
@@ -142,12 +140,12 @@ pub(super) fn ask(
 }
 
 fn with_device(attr: Option<WireAttr>) -> Outcome<Stat> {
-    Ok(Stat { attr: attr.ok_or(Detour::Kernel)?, device: path::device()? })
+    Ok(Stat { attr: attr.ok_or(Detour::Kernel)?, device: state::get().mount.device()? })
 }
 
 /// Attributes of statx that are known of every file.
 pub(crate) fn attributes() -> Outcome<u32> {
-    path::ready().map(|session| session.attributes)
+    state::get().ready().map(|session| session.attributes)
 }
 
 /// `access`, `eaccess`, `faccessat`. The service knows the effective identity; where the real one
@@ -166,7 +164,7 @@ pub(crate) fn access(dir: RawFd, path: &[u8], mode: i32, flags: i32) -> Outcome<
     match known(session, asked.as_ref()) {
         Some(Known::Done) => return Ok(()),
         Some(Known::Absent) => return Err(Errno::ENOENT.into()),
-        _ if asked.is_some() && lease::is_absent(session, &at) => {
+        _ if asked.is_some() && state::get().leases.is_absent(session, &at) => {
             return Err(Errno::ENOENT.into());
         }
         _ => {}

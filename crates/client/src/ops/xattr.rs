@@ -5,12 +5,12 @@ use std::os::fd::RawFd;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use crate::fd::file;
+use super::{file, path};
+use crate::fd::at::At;
 use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::session::Session;
 use crate::session::call;
-use crate::session::path::{self, At};
 
 /// Largest value and largest list (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
 const BYTES_MAX: usize = 65536;

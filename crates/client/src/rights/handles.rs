@@ -7,10 +7,10 @@
 //! ```
 //!
 //! A file at rest keeps its handle, its slot and its view. It is opened again by a path as long as
-//! the mark that came with its open holds (`known`): the path leads to the same file in the same
-//! state, and this session may read it. The service takes a file at rest back when it lost its last
-//! name; a word in its view says whose it is. One that has to make room is closed by the open that
-//! takes its slot. `docs/design/client-cache.md`.
+//! the mark that came with its open holds (`rights::lookup`): the path leads to the same file in
+//! the same state, and this session may read it. The service takes a file at rest back when it lost
+//! its last name; a word in its view says whose it is. One that has to make room is closed by the
+//! open that takes its slot. `docs/design/client-cache.md`.
 //!
 //! # Invariants
 //!
@@ -21,22 +21,22 @@
 //!
 //! # Locking
 //!
-//! None: see `slots`.
+//! None: see `fd::preopened`.
 
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use polylane_ipc::message::{AT_REST, IS_MARK, MAY_REST, Message, Op, Reply, SHOW_END};
 
-use crate::fd::preopened::SLOTS;
-use crate::fd::rings;
-use crate::fd::table::{Pin, Record, bit};
+use crate::fd::at::At;
+use crate::fd::file::LARGEFILE;
+use crate::fd::preopened::{self, SLOTS, SlotPool, Taken};
+use crate::fd::record::{Record, bit};
+use crate::fd::table::{Pin, Records};
 use crate::kernel::config;
-use crate::ops::open::LARGEFILE;
+use crate::kernel::outcome::Outcome;
 use crate::rights::lookup::{Asked, PATH_WORDS, Question, sum_now, words};
 use crate::rights::view;
-use crate::session::path::At;
 use crate::session::{Mark, Session};
-use crate::state;
 
 /// Flags of opens that may rest, `O_RDONLY` too; those not in the question change nothing that
 /// lasts.
@@ -90,7 +90,7 @@ struct Rest {
 }
 
 /// All of them, by the places of their slots. Zero is "none".
-pub(crate) struct Rests {
+pub(crate) struct CachedHandles {
     rests: [Rest; SLOTS],
     /// Hashes of what was asked for them, side by side.
     hashes: [AtomicU64; SLOTS],
@@ -108,9 +108,9 @@ pub(crate) struct Rests {
     count: AtomicU64,
 }
 
-impl Rests {
+impl CachedHandles {
     pub(crate) const fn new() -> Self {
-        Rests {
+        CachedHandles {
             rests: [const { Rest::new() }; SLOTS],
             hashes: [const { AtomicU64::new(0) }; SLOTS],
             since: [const { AtomicU64::new(0) }; SLOTS],
@@ -158,7 +158,8 @@ impl Rests {
         }
     }
 
-    /// As [`is_crowded`].
+    /// Whether so many files had to make room for others that one more slot is worth it. The file
+    /// whose room is asked for is one of them.
     fn is_crowded(&self) -> bool {
         let gone = self.gone.fetch_add(1, Ordering::Relaxed);
         gone % CROWD == CROWD - 1 && self.worth.load(Ordering::Relaxed) > -WORTH_MAX
@@ -239,135 +240,6 @@ pub(crate) fn question<'a>(at: &At<'a>, flags: i32) -> Option<Asked<'a>> {
     Asked::new(at, Question::Open { flags })
 }
 
-/// `arg[2]` of an open: whether the file may rest, which is worth it from the second open on.
-pub(crate) fn wish(asked: &Asked<'_>) -> u64 {
-    let state = state::get();
-    let locks = state.has_locked.load(Ordering::Relaxed) != 0;
-    match !locks && state.rests.came_before(asked.hash) {
-        true => MAY_REST,
-        false => 0,
-    }
-}
-
-/// The answer to such an open.
-pub(crate) fn learn(session: &Session, file: &Record, asked: &Asked<'_>, reply: &Reply) {
-    let [_, _, places, sum, number, view, ..] = reply.value;
-    let Some(shown) = (view as u32).checked_sub(1) else { return };
-    let (rests, place) = (&state::get().rests, file.slot.load(Ordering::Relaxed).wrapping_sub(1));
-    let rest = rests.rests.get(place as usize);
-    let Some(rest) = rest.filter(|_| number != 0 && places & IS_MARK != 0) else { return };
-    rests.hashes[place as usize].store(asked.hash, Ordering::Relaxed);
-    rest.head.store(asked.head(0), Ordering::Relaxed);
-    rest.dir.store(asked.dir, Ordering::Relaxed);
-    rest.places.store(places, Ordering::Relaxed);
-    rest.sum.store(sum, Ordering::Relaxed);
-    rest.handle.store(reply.handle, Ordering::Relaxed);
-    rest.number.store(number, Ordering::Relaxed);
-    rest.view.store(shown, Ordering::Relaxed);
-    rest.session.store(session.number, Ordering::Relaxed);
-    rest.flags.store(file.flags.load(Ordering::Relaxed), Ordering::Relaxed);
-    rest.opened_at.store(seconds(), Ordering::Relaxed);
-    words(asked.path).zip(&rest.path).for_each(|(a, b)| b.store(a, Ordering::Relaxed));
-    view::learn(session, file, SHOW_END, view);
-    file.set(bit::RESTS);
-}
-
-/// The file that rests and that an open of a path gives, in use again.
-#[inline]
-pub(crate) fn again(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<Pin> {
-    let state = state::get();
-    let places = state.slots.places((flags & libc::O_ACCMODE) as usize);
-    let hashes = places.clone().zip(&state.rests.hashes[places]);
-    let is_it = |hash: &AtomicU64| hash.load(Ordering::Relaxed) == asked.hash;
-    let mut places = hashes.filter(|(_, hash)| is_it(hash)).map(|(place, _)| place);
-    let found = places.find_map(|place| get_up(session, place, asked));
-    if found.is_none() {
-        state.rests.count_missed(asked.hash);
-    }
-    found
-}
-
-fn get_up(session: &'static Session, place: usize, asked: &Asked<'_>) -> Option<Pin> {
-    let state = state::get();
-    let rest = &state.rests.rests[place];
-    if !state.slots.get_up(session, place) {
-        return None;
-    }
-    if !rest.is(asked) {
-        state.slots.lie_down(place);
-        return None;
-    }
-    if !rest.get_up(session) {
-        // The service took it back, and the slot with it.
-        rest.clear();
-        state.slots.free_rested(place, Some(Mark::NONE));
-        return None;
-    }
-    if !rest.holds(session) {
-        state.slots.free_rested(place, post_close(session, rest));
-        return None;
-    }
-    let Some(file) = state.records.allocate() else {
-        state.slots.free_rested(place, post_close(session, rest));
-        return None;
-    };
-    state.rests.count_hit();
-    file.flags.store(rest.flags.load(Ordering::Relaxed), Ordering::Relaxed);
-    file.handle.store(rest.handle.load(Ordering::Relaxed), Ordering::Relaxed);
-    file.view.store(rest.shown.load(Ordering::Relaxed), Ordering::Relaxed);
-    // Who opens it again reads it again: what it asks for is to be shown.
-    file.asked.store(config::views(), Ordering::Relaxed);
-    file.session.store(session.number, Ordering::Relaxed);
-    file.set(bit::RESTS);
-    file.slot.store(place as u32 + 1, Ordering::Release);
-    Some(file)
-}
-
-/// The last reference to an open file is gone. True: it rests, or was taken back meanwhile; false:
-/// it is to be closed.
-pub(crate) fn lies_down(file: &Record) -> bool {
-    file.is(bit::RESTS) && !file.is(BARRED) && lie_down(file)
-}
-
-fn lie_down(file: &Record) -> bool {
-    let state = state::get();
-    let place = file.slot.load(Ordering::Relaxed).wrapping_sub(1) as usize;
-    let Some(rest) = state.rests.rests.get(place) else { return false };
-    let session = state.sessions.present();
-    let number = file.session.load(Ordering::Relaxed);
-    let Some(session) = session.filter(|session| session.number == number) else { return false };
-    let same = file.flags.load(Ordering::Relaxed) == rest.flags.load(Ordering::Relaxed);
-    let locks = state.has_locked.load(Ordering::Relaxed) != 0;
-    if !same || locks || rings::any() || !rest.lie_down(session) {
-        return false;
-    }
-    if !rest.holds(session) {
-        if rest.get_up(session) {
-            return false;
-        }
-        // Its last name is gone, and it was taken back.
-        rest.clear();
-        state.slots.free_rested(place, Some(Mark::NONE));
-        return true;
-    }
-    rest.shown.store(file.view.load(Ordering::Relaxed), Ordering::Relaxed);
-    let count = state.rests.count.fetch_add(1, Ordering::Relaxed);
-    state.rests.since[place].store(count, Ordering::Relaxed);
-    state.slots.lie_down(place);
-    true
-}
-
-/// When the file at a place lay down: smaller is earlier.
-pub(crate) fn since(place: usize) -> u64 {
-    state::get().rests.since[place].load(Ordering::Relaxed)
-}
-
-/// Whether so many files had to make room for others that one more slot is worth it. The file whose
-/// room is asked for is one of them.
-pub(crate) fn is_crowded() -> bool {
-    state::get().rests.is_crowded()
-}
-
 /// A file that rested and has to be closed. Dropped, it is closed by a request of its own, and
 /// waited for.
 pub(crate) struct Rested {
@@ -389,30 +261,222 @@ impl Drop for Rested {
     }
 }
 
-/// Has the file that rests at a place whose slot the caller has make room. `None`: the service took
-/// it back.
-pub(crate) fn evict(session: &'static Session, place: usize) -> Option<Rested> {
-    let rests = &state::get().rests;
-    rests.makes_room(rests.hashes[place].load(Ordering::Relaxed));
-    let rest = &rests.rests[place];
-    let handle = rest.handle.load(Ordering::Relaxed);
-    let ours = rest.get_up(session);
-    rest.clear();
-    ours.then_some(Rested { session, handle })
+/// A slot taken for an open that is under way. Dropped, it is free again.
+pub(crate) struct TakenSlot {
+    /// The file that rested with it, still to be closed. Dropped first.
+    rested: Option<Rested>,
+    taken: Taken,
 }
 
-/// Closes the file that rests at a place whose slot the caller has: the close, under way. `None`:
-/// the session is over.
-pub(crate) fn close(session: &'static Session, place: usize) -> Option<Mark> {
-    let rests = &state::get().rests;
-    rests.count_miss();
-    let rest = &rests.rests[place];
-    if rest.get_up(session) {
-        return post_close(session, rest);
+impl TakenSlot {
+    /// The slot stays taken; its place in the pool, and what is to be closed before it is bound.
+    pub(crate) fn keep(self) -> (u32, Option<Rested>) {
+        (self.taken.keep(), self.rested)
     }
-    // The service took it back, and the slot with it.
-    rest.clear();
-    Some(Mark::NONE)
+}
+
+/// The cached handles of a process, with what else a file at rest takes up.
+#[derive(Clone, Copy)]
+pub(crate) struct HandleCache {
+    pub(crate) cached: &'static CachedHandles,
+    pub(crate) slots: &'static SlotPool,
+    pub(crate) records: &'static Records,
+}
+
+impl HandleCache {
+    /// `arg[2]` of an open: whether the file may rest, which is worth it from the second open on.
+    /// Not in a process that `locks`.
+    pub(crate) fn wish(self, asked: &Asked<'_>, locks: bool) -> u64 {
+        if !locks && self.cached.came_before(asked.hash) { MAY_REST } else { 0 }
+    }
+
+    /// The answer to such an open.
+    pub(crate) fn learn(self, session: &Session, file: &Record, asked: &Asked<'_>, reply: &Reply) {
+        let [_, _, places, sum, number, view, ..] = reply.value;
+        let Some(shown) = (view as u32).checked_sub(1) else { return };
+        let place = file.slot.load(Ordering::Relaxed).wrapping_sub(1);
+        let rest = self.cached.rests.get(place as usize);
+        let Some(rest) = rest.filter(|_| number != 0 && places & IS_MARK != 0) else { return };
+        self.cached.hashes[place as usize].store(asked.hash, Ordering::Relaxed);
+        rest.head.store(asked.head(0), Ordering::Relaxed);
+        rest.dir.store(asked.dir, Ordering::Relaxed);
+        rest.places.store(places, Ordering::Relaxed);
+        rest.sum.store(sum, Ordering::Relaxed);
+        rest.handle.store(reply.handle, Ordering::Relaxed);
+        rest.number.store(number, Ordering::Relaxed);
+        rest.view.store(shown, Ordering::Relaxed);
+        rest.session.store(session.number, Ordering::Relaxed);
+        rest.flags.store(file.flags.load(Ordering::Relaxed), Ordering::Relaxed);
+        rest.opened_at.store(seconds(), Ordering::Relaxed);
+        words(asked.path).zip(&rest.path).for_each(|(a, b)| b.store(a, Ordering::Relaxed));
+        view::learn(session, file, SHOW_END, view);
+        file.set(bit::RESTS);
+    }
+
+    /// The file that rests and that an open of a path gives, in use again.
+    #[inline]
+    pub(crate) fn again(
+        self,
+        session: &'static Session,
+        asked: &Asked<'_>,
+        flags: i32,
+    ) -> Option<Pin> {
+        let places = self.slots.places((flags & libc::O_ACCMODE) as usize);
+        let hashes = places.clone().zip(&self.cached.hashes[places]);
+        let is_it = |hash: &AtomicU64| hash.load(Ordering::Relaxed) == asked.hash;
+        let mut places = hashes.filter(|(_, hash)| is_it(hash)).map(|(place, _)| place);
+        let found = places.find_map(|place| self.get_up(session, place, asked));
+        if found.is_none() {
+            self.cached.count_missed(asked.hash);
+        }
+        found
+    }
+
+    fn get_up(self, session: &'static Session, place: usize, asked: &Asked<'_>) -> Option<Pin> {
+        let rest = &self.cached.rests[place];
+        if !self.slots.get_up(session, place) {
+            return None;
+        }
+        if !rest.is(asked) {
+            self.slots.lie_down(place);
+            return None;
+        }
+        if !rest.get_up(session) {
+            // The service took it back, and the slot with it.
+            rest.clear();
+            self.slots.free_rested(place, Some(Mark::NONE));
+            return None;
+        }
+        if !rest.holds(session) {
+            self.slots.free_rested(place, post_close(session, rest));
+            return None;
+        }
+        let Some(file) = self.records.allocate() else {
+            self.slots.free_rested(place, post_close(session, rest));
+            return None;
+        };
+        self.cached.count_hit();
+        file.flags.store(rest.flags.load(Ordering::Relaxed), Ordering::Relaxed);
+        file.handle.store(rest.handle.load(Ordering::Relaxed), Ordering::Relaxed);
+        file.view.store(rest.shown.load(Ordering::Relaxed), Ordering::Relaxed);
+        // Who opens it again reads it again: what it asks for is to be shown.
+        file.asked.store(config::views(), Ordering::Relaxed);
+        file.session.store(session.number, Ordering::Relaxed);
+        file.set(bit::RESTS);
+        file.slot.store(place as u32 + 1, Ordering::Release);
+        Some(file)
+    }
+
+    /// The last reference to an open file is gone. True: it rests, or was taken back meanwhile;
+    /// false: it is to be closed. `present`: the session. Not for a process that takes POSIX locks,
+    /// nor for one whose descriptors are used unseen.
+    pub(crate) fn lies_down(self, present: Option<&'static Session>, file: &Record) -> bool {
+        let may = file.is(bit::RESTS) && !file.is(BARRED);
+        may && present.is_some_and(|session| self.lie_down(session, file))
+    }
+
+    fn lie_down(self, session: &'static Session, file: &Record) -> bool {
+        let place = file.slot.load(Ordering::Relaxed).wrapping_sub(1) as usize;
+        let Some(rest) = self.cached.rests.get(place) else { return false };
+        if file.session.load(Ordering::Relaxed) != session.number {
+            return false;
+        }
+        let same = file.flags.load(Ordering::Relaxed) == rest.flags.load(Ordering::Relaxed);
+        if !same || !rest.lie_down(session) {
+            return false;
+        }
+        if !rest.holds(session) {
+            if rest.get_up(session) {
+                return false;
+            }
+            // Its last name is gone, and it was taken back.
+            rest.clear();
+            self.slots.free_rested(place, Some(Mark::NONE));
+            return true;
+        }
+        rest.shown.store(file.view.load(Ordering::Relaxed), Ordering::Relaxed);
+        let count = self.cached.count.fetch_add(1, Ordering::Relaxed);
+        self.cached.since[place].store(count, Ordering::Relaxed);
+        self.slots.lie_down(place);
+        true
+    }
+
+    /// A slot for an open with these flags; made when none is free. `Kernel` when there are enough.
+    pub(crate) fn take_slot(self, session: &'static Session, flags: i32) -> Outcome<TakenSlot> {
+        let mode = preopened::mode(flags)?;
+        if let Some(taken) = self.slots.take_free(session, mode)? {
+            return Ok(TakenSlot { rested: None, taken });
+        }
+        match self.take_rested(session, mode) {
+            Some(taken) => Ok(taken),
+            None => Ok(TakenSlot { rested: None, taken: self.slots.make(session, mode)? }),
+        }
+    }
+
+    /// The slot of the file that has rested longest, which is closed; now and then a new one, so
+    /// that more files may rest.
+    fn take_rested(self, session: &'static Session, mode: usize) -> Option<TakenSlot> {
+        // When a file lay down: smaller is earlier.
+        let since = |place: &usize| self.cached.since[*place].load(Ordering::Relaxed);
+        let place = self.slots.rested(session, mode).min_by_key(since)?;
+        if self.cached.is_crowded()
+            && let Ok(taken) = self.slots.make_now(session, mode)
+        {
+            return Some(TakenSlot { rested: None, taken });
+        }
+        let taken = self.slots.take_rested(place)?;
+        Some(TakenSlot { rested: self.evict(session, place), taken })
+    }
+
+    /// Has the file that rests at a place whose slot the caller has make room. `None`: the service
+    /// took it back.
+    fn evict(self, session: &'static Session, place: usize) -> Option<Rested> {
+        self.cached.makes_room(self.cached.hashes[place].load(Ordering::Relaxed));
+        let rest = &self.cached.rests[place];
+        let handle = rest.handle.load(Ordering::Relaxed);
+        let ours = rest.get_up(session);
+        rest.clear();
+        ours.then_some(Rested { session, handle })
+    }
+
+    /// Closes the file that rests at a place whose slot the caller has: the close, under way.
+    /// `None`: the session is over.
+    fn close(self, session: &'static Session, place: usize) -> Option<Mark> {
+        self.cached.count_miss();
+        let rest = &self.cached.rests[place];
+        if rest.get_up(session) {
+            return post_close(session, rest);
+        }
+        // The service took it back, and the slot with it.
+        rest.clear();
+        Some(Mark::NONE)
+    }
+
+    /// Closes all files that rest, and waits until they are: their slots must not be bound.
+    pub(crate) fn close_all(self, session: &'static Session) {
+        let mut any = false;
+        for (place, _) in self.slots.all() {
+            if self.slots.get_up(session, place) {
+                self.slots.free_rested(place, self.close(session, place));
+                any = true;
+            }
+        }
+        if any {
+            // Without an answer the session is over.
+            let _ = self.slots.settle(session);
+        }
+    }
+
+    /// Closes the library's descriptors of all free slots, and of files at rest, which are closed:
+    /// the program ran out of descriptors. Whether there were any. `present`: the session.
+    pub(crate) fn shed(self, present: Option<&'static Session>) -> bool {
+        self.slots.shed(|place, number| {
+            if let Some(session) = present.filter(|session| session.number == number) {
+                // Gone with the descriptor at the latest.
+                let _ = self.close(session, place);
+            }
+        })
+    }
 }
 
 fn post_close(session: &'static Session, rest: &Rest) -> Option<Mark> {
@@ -425,29 +489,13 @@ fn post(session: &'static Session, handle: u64) -> Option<Mark> {
     session.post(&Message { handle, flags: AT_REST, ..Message::new(Op::Close) }).ok()
 }
 
-/// Closes all files that rest, and waits until they are: their slots must not be bound.
-pub(crate) fn close_all(session: &'static Session) {
-    let state = state::get();
-    let mut any = false;
-    for (place, _) in state.slots.all() {
-        if state.slots.get_up(session, place) {
-            state.slots.free_rested(place, close(session, place));
-            any = true;
-        }
-    }
-    if any {
-        // Without an answer the session is over.
-        let _ = state.slots.settle(session);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn slots_are_made_while_files_are_opened_again() {
-        let rests = Rests::new();
+        let rests = CachedHandles::new();
         let made = || (0..64).filter(|_| rests.is_crowded()).count();
         assert_eq!(made(), 64 / CROWD as usize);
         (0..WORTH_MAX).for_each(|_| rests.count_miss());
@@ -458,7 +506,7 @@ mod tests {
 
     #[test]
     fn two_opens_that_share_a_place_are_both_seen() {
-        let rests = Rests::new();
+        let rests = CachedHandles::new();
         let hashes = [1 << 40, 2 << 40];
         assert!(!hashes.iter().any(|hash| rests.came_before(*hash)));
         (0..3).for_each(|_| assert!(hashes.iter().all(|hash| rests.came_before(*hash))));
@@ -467,7 +515,7 @@ mod tests {
 
     #[test]
     fn slots_are_made_while_files_that_made_room_are_missed() {
-        let rests = Rests::new();
+        let rests = CachedHandles::new();
         let hash = |file: u64| file.wrapping_mul(0x9E37_79B9_7F4A_7C15);
         (0..WORTH_MAX).for_each(|_| rests.count_miss());
         // More files than may rest, one after the other and again: each made room just before.

@@ -5,14 +5,14 @@
 //! the file's as long as its view shows the same state and the mailbox is not used again.
 //! `docs/design/client-cache.md`.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use polylane_ipc::message::{Reply, SHOW_END};
 use polylane_ipc::view::NOTES_READS;
 
-use crate::fd::table::Record;
+use crate::fd::record::Record;
 use crate::kernel::config;
-use crate::kernel::thread;
 use crate::rights::view;
 use crate::session::call;
 use crate::session::{Mark, Session};
@@ -52,6 +52,13 @@ impl Opened {
     };
 }
 
+thread_local! {
+    /// What came with the calling thread's last open.
+    static OPENED: Cell<Opened> = const { Cell::new(Opened::NOTHING) };
+    /// Files in a row that the calling thread read from their begin after it opened them.
+    static FIRST_READS: Cell<u32> = const { Cell::new(0) };
+}
+
 /// How many bytes the next open should bring at most: whether it is worth it is told by what became
 /// of those before.
 pub(crate) fn wish(session: &Session, flags: i32) -> u64 {
@@ -59,14 +66,11 @@ pub(crate) fn wish(session: &Session, flags: i32) -> u64 {
     if !reads || config::views() == config::NEVER {
         return 0;
     }
-    let reads = thread::with(|thread| {
-        let last = thread.opened.replace(Opened::NOTHING);
-        if last.count > 0 && !last.was_read {
-            thread.first_reads.set(0);
-        }
-        thread.first_reads.get()
-    });
-    let worth = reads >= PATIENCE || config::views() == 0;
+    let last = OPENED.replace(Opened::NOTHING);
+    if last.count > 0 && !last.was_read {
+        FIRST_READS.set(0);
+    }
+    let worth = FIRST_READS.get() >= PATIENCE || config::views() == 0;
     if worth { BYTES_MAX.min(session.channel.buffer_bytes()) as u64 } else { 0 }
 }
 
@@ -78,7 +82,7 @@ pub(crate) fn learn(session: &Session, file: &Record, reply: &Reply, mark: Mark)
     let (count, sequence) = (call::count(reply).min(BYTES_MAX), sequence as u32);
     let (session, handle) = (session.number, reply.handle);
     let opened = Opened { session, handle, mark, view, sequence, count, was_read: false };
-    thread::with(|thread| thread.opened.set(opened));
+    OPENED.set(opened);
 }
 
 /// Reads what came with the open of a file; `None`: to be asked for.
@@ -89,7 +93,7 @@ pub(crate) fn read(
     offset: u64,
     into: &mut [u8],
 ) -> Option<usize> {
-    let opened = thread::with(|thread| thread.opened.get());
+    let opened = OPENED.get();
     let handle = file.handle.load(Ordering::Relaxed);
     if opened.count == 0 || opened.handle != handle || opened.session != session.number {
         return None;
@@ -107,7 +111,7 @@ pub(crate) fn read(
         return None;
     }
     if !opened.was_read {
-        thread::with(|thread| thread.opened.set(Opened { was_read: true, ..opened }));
+        OPENED.set(Opened { was_read: true, ..opened });
     }
     Some(len)
 }
@@ -116,8 +120,6 @@ pub(crate) fn read(
 #[inline]
 pub(crate) fn missed(file: &Record, count: usize) {
     if file.view.load(Ordering::Relaxed) == 0 && count <= BYTES_MAX {
-        thread::with(|thread| {
-            thread.first_reads.set(thread.first_reads.get().saturating_add(1));
-        });
+        FIRST_READS.set(FIRST_READS.get().saturating_add(1));
     }
 }

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use polylane_base::Errno;
 use polylane_ipc::message::{IS_MARK, Reply, Status, WireAttr};
 
+use crate::fd::at::At;
 use crate::kernel::config;
 use crate::session::Session;
-use crate::session::path::At;
 
 /// Entries; each question has one place.
 const ENTRIES: usize = 1024;
@@ -32,7 +32,7 @@ pub(crate) enum Question {
     Stat { follow: bool },
     /// Whether it may be used so: the mask of access(2).
     Access { follow: bool, mask: u32 },
-    /// Which file an open with these flags gives, as far as `resting` lets them differ.
+    /// Which file an open with these flags gives, as far as `handles` lets them differ.
     Open { flags: i32 },
 }
 

@@ -18,16 +18,16 @@
 //! The gate of a view keeps the threads of this process apart that write to it. Nobody waits for it
 //! for long: a handler may have interrupted the thread that is inside.
 
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use polylane_ipc::lent::Locks;
 use polylane_ipc::message::{Message, Op, SHOW, SHOW_END, WireAttr};
 use polylane_ipc::view::{FRAME_BYTES, Found, HAS_DATA, Look, NOTES_READS};
 
-use crate::fd::table::{Glance, Record};
+use crate::fd::record::Record;
+use crate::fd::table::Glance;
 use crate::kernel::config;
-use crate::kernel::thread;
-use crate::rights::lease;
 use crate::session::{Mark, Session};
 
 /// Of a record's view: it came with a read that reached the end, before any was asked for.
@@ -89,7 +89,7 @@ pub(crate) fn wish(file: &Record, len: usize) -> u32 {
     if !worth {
         return 0;
     }
-    lease::meet(file);
+    file.meet();
     SHOW
 }
 
@@ -97,9 +97,8 @@ pub(crate) fn wish(file: &Record, len: usize) -> u32 {
 /// whose writes may be streamed stays out of view.
 #[inline]
 pub(crate) fn wish_to_read(file: &Record, len: usize) -> u32 {
-    let streamed = lease::is_streamed(file.handle.load(Ordering::Relaxed));
     match wish(file, len) {
-        0 if !streamed && config::views() != config::NEVER => SHOW_END,
+        0 if !file.is_streamed() && config::views() != config::NEVER => SHOW_END,
         flags => flags,
     }
 }
@@ -270,19 +269,24 @@ pub(crate) fn stream_for(
     if there { loan } else { 0 }
 }
 
+thread_local! {
+    /// The view that the calling thread asked more room for, and by which request.
+    static EXTENDED: Cell<(u64, Mark)> = const { Cell::new((0, Mark::NONE)) };
+}
+
 /// Asks for more room behind the end, and goes on.
 #[cold]
 fn ask(session: &'static Session, file: &Record) {
     let (handle, view) = (file.handle.load(Ordering::Relaxed), file.view.load(Ordering::Relaxed));
     if let Some(mark) = session.post_if_free(&Message { handle, ..Message::new(Op::Extend) }) {
-        thread::with(|thread| thread.extended.set((view, mark)));
+        EXTENDED.set((view, mark));
     }
 }
 
 /// Waits for the room that this thread asked for, for this file; false: it did not ask.
 #[cold]
 fn extended(session: &'static Session, file: &Record) -> bool {
-    let (view, mark) = thread::with(|thread| thread.extended.replace((0, Mark::NONE)));
+    let (view, mark) = EXTENDED.replace((0, Mark::NONE));
     view != 0 && view == file.view.load(Ordering::Relaxed) && session.wait_for(mark).is_ok()
 }
 

@@ -8,10 +8,8 @@ use polylane_ipc::CallError;
 use polylane_ipc::message::{Message, Op, Reply, SOLE, Status, TELL_SOLE};
 use polylane_ipc::stream::NAME_BYTES_MAX;
 
-use crate::kernel::outcome::{Detour, Outcome, Unanswered, make_room};
-use crate::kernel::thread;
+use crate::kernel::outcome::{Detour, Outcome, make_room};
 use crate::session::{Alive, Mailbox, Mark, Session};
-use crate::state;
 
 /// Paths start at the payload's first byte; what follows them is data.
 pub(crate) type Place<'a> = (u64, &'a [u8]);
@@ -24,7 +22,7 @@ pub(crate) fn paths(
     second: Place<'_>,
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    let message = counted(put_paths(&mailbox, message, first, second));
+    let message = counted(session, put_paths(&mailbox, message, first, second));
     let reply = mailbox.session.channel.call(mailbox.index, &message, &Alive(session));
     finish(&mailbox, &message, reply)
 }
@@ -53,7 +51,7 @@ pub(crate) fn open(
     at: Place<'_>,
 ) -> Outcome<(Reply, Mark)> {
     let mailbox = session.mailbox()?;
-    let message = counted(put_paths(&mailbox, message, at, (at.0, b"")));
+    let message = counted(session, put_paths(&mailbox, message, at, (at.0, b"")));
     let reply = session.channel.call(mailbox.index, &message, &Alive(session));
     Ok((finish(&mailbox, &message, reply)?, session.mark(mailbox.index)))
 }
@@ -140,7 +138,7 @@ pub(crate) fn paths_write(
     data: &[u8],
 ) -> Outcome<Reply> {
     let mailbox = session.mailbox()?;
-    let message = counted(put_paths(&mailbox, message, first, second));
+    let message = counted(session, put_paths(&mailbox, message, first, second));
     let at = first.1.len() + second.1.len();
     if data.len() > session.channel.buffer_bytes() - at {
         return Err(Detour::Kernel);
@@ -160,7 +158,7 @@ pub(crate) fn on_handle(session: &'static Session, op: Op, handle: u64) -> Outco
 #[inline]
 pub(crate) fn plain(session: &'static Session, message: Message) -> Outcome<Reply> {
     let mailbox = session.mailbox_for(&message)?;
-    let message = counted(message);
+    let message = counted(session, message);
     finish(&mailbox, &message, session.channel.call(mailbox.index, &message, &Alive(session)))
 }
 
@@ -282,7 +280,7 @@ fn lost(session: &Session, message: &Message) -> Detour {
 
 /// A number for a request that must be done once, by which the next service knows it should this
 /// one die.
-fn counted(message: Message) -> Message {
+fn counted(session: &Session, message: Message) -> Message {
     let flags = message.flags.cast_signed();
     let once = match message.op {
         Op::Mkdir | Op::Mknod | Op::Symlink | Op::Link | Op::Unlink | Op::Rename => true,
@@ -295,45 +293,9 @@ fn counted(message: Message) -> Message {
         _ => false,
     };
     match once && message.turn == 0 {
-        true => Message { turn: state::get().sessions.turn(), ..message },
+        true => Message { turn: session.sessions().turn(), ..message },
         false => message,
     }
-}
-
-/// Does `part`; and once more whenever it lost its service on the way, as soon as there is the
-/// next, which finds out what had been done. Without one the kernel is asked.
-#[inline]
-pub(crate) fn once<T>(part: &mut impl FnMut() -> Outcome<T>) -> Result<T, Unanswered> {
-    match part() {
-        Ok(done) => Ok(done),
-        Err(Detour::Errno(errno)) => Err(Unanswered::Errno(errno)),
-        Err(Detour::Kernel) => Err(Unanswered::Kernel),
-        Err(Detour::Lost(turn)) => again(part, turn),
-    }
-}
-
-/// Services that one call may lose.
-const AGAIN_MAX: u32 = 16;
-
-#[cold]
-fn again<T>(part: &mut impl FnMut() -> Outcome<T>, mut turn: u32) -> Result<T, Unanswered> {
-    for _ in 0..AGAIN_MAX {
-        if !state::get().sessions.await_next() {
-            break;
-        }
-        thread::with(|thread| thread.again.set(turn));
-        let done = part();
-        let asked = thread::with(|thread| thread.again.replace(0)) == 0;
-        match done {
-            Ok(done) => return Ok(done),
-            Err(Detour::Errno(errno)) => return Err(Unanswered::Errno(errno)),
-            Err(Detour::Kernel) if asked => break,
-            // The next service is gone as well, or not ready: nobody was asked.
-            Err(Detour::Kernel) => {}
-            Err(Detour::Lost(next)) => turn = next,
-        }
-    }
-    Err(Unanswered::Kernel)
 }
 
 /// The count of a reply that [`finish`] let through.

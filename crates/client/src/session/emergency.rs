@@ -14,10 +14,10 @@ use polylane_ipc::message::{LOCK_WAIT, Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex};
 
 use crate::kernel::lock::{Guard, OffsetLock};
-use crate::kernel::thread::BOXES;
+use crate::session::boxes::BOXES;
 
 /// The mailboxes that a session keeps apart: as many as a thread has of its own, and for the same
-/// reasons (see `thread`).
+/// reasons (see `boxes`).
 pub(crate) struct Reserve {
     boxes: [MailboxIndex; BOXES],
     /// Written by the holder of `turn` only.

@@ -4,9 +4,8 @@ use std::sync::atomic::Ordering;
 
 use polylane_ipc::MailboxIndex;
 
-use super::{Alive, Session};
+use super::{Alive, Session, boxes};
 use crate::kernel::outcome::{Detour, Outcome};
-use crate::kernel::thread;
 use crate::session::emergency::Borrowed;
 
 /// A mailbox in use by one call of this thread.
@@ -43,6 +42,6 @@ impl Mailbox {
 impl Drop for Own {
     #[inline]
     fn drop(&mut self) {
-        thread::with(|thread| thread.busy[self.0].set(false));
+        boxes::with(|own| own.busy[self.0].set(false));
     }
 }

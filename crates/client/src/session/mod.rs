@@ -11,18 +11,23 @@
 //!
 //! # Locking
 //!
-//! None; see `thread` for how a thread owns its mailboxes.
+//! None; see `boxes` for how a thread owns its mailboxes.
 
 mod alive;
+pub(crate) mod boxes;
 pub(crate) mod call;
 pub(crate) mod emergency;
+mod handshake;
+pub(crate) mod identity;
 mod mailbox;
 mod mark;
 pub(crate) mod mounts;
+pub(crate) mod namespace;
 pub(crate) mod path;
 
+use std::cell::Cell;
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -30,7 +35,6 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering, c
 use std::time::Duration;
 
 use polylane_base::{Errno, Result};
-use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
 use polylane_ipc::layout::MAILBOXES_MAX;
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::{ClientChannel, MailboxIndex};
@@ -44,15 +48,13 @@ use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::reserved;
-use crate::kernel::thread::{self, AWAITED, BOXES, Thread, UNAWAITED};
-use crate::ops::process;
+use crate::kernel::thread;
+use crate::session::boxes::{AWAITED, BOXES, Boxes, UNAWAITED};
 use crate::session::emergency::{Reserve, is_owed};
-use crate::state;
+use crate::session::handshake::Welcomed;
 
 /// Sessions of one process and its ancestors back to the last exec.
 const SESSIONS_MAX: usize = 64;
-/// How long a service may take to welcome us before the kernel path is taken.
-const WELCOME_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the next service may take to come up after one that died, in seconds: as long as a
 /// volume's journal may take to be replayed.
 const NEXT_SECONDS: i64 = 30;
@@ -82,6 +84,8 @@ pub(crate) struct Session {
     /// Directories with something else mounted on them, without leading slash.
     pub(crate) covered: Vec<Vec<u8>>,
     socket: RawFd,
+    /// Those of the process that made it.
+    sessions: &'static Sessions,
     /// The process that made it: one that was forked from it has sessions of its own, and not this
     /// one's channel in its memory.
     pid: i32,
@@ -113,6 +117,18 @@ pub(crate) struct Sessions {
     turns: AtomicU32,
     /// How often a session was left.
     leaves: AtomicU32,
+    /// Tells this process's memory from that of its ancestors back to the last exec.
+    memory: AtomicU32,
+}
+
+/// Why there is no session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NoSession {
+    /// There may be one later.
+    Later,
+    /// This process has just found out that it gets none any more: see
+    /// [`leave_home`](namespace::leave_home).
+    Never,
 }
 
 impl Sessions {
@@ -125,6 +141,7 @@ impl Sessions {
             key: AtomicU64::new(0),
             turns: AtomicU32::new(0),
             leaves: AtomicU32::new(0),
+            memory: AtomicU32::new(0),
         }
     }
 
@@ -135,19 +152,18 @@ impl Sessions {
         SESSIONS.get(number as usize)?.get().filter(|session| !session.is_lost())
     }
 
-    /// The session; connects when there is none.
-    #[inline]
-    pub(crate) fn get(&self) -> Outcome<&'static Session> {
-        match self.present() {
-            Some(session) => Ok(session),
-            None => self.connect(),
-        }
+    /// This process begins, in a memory of that number.
+    pub(crate) fn begin(&self, memory: u32) {
+        self.memory.store(memory, Ordering::Relaxed);
     }
 
-    /// As [`get`](Self::get), but where another thread is connecting that is waited for.
-    pub(crate) fn get_together(&self) -> Outcome<&'static Session> {
+    /// Calls `get` until it gives a session, as long as another thread is connecting.
+    pub(crate) fn get_together(
+        &self,
+        get: impl Fn() -> Outcome<&'static Session>,
+    ) -> Outcome<&'static Session> {
         loop {
-            let done = self.get();
+            let done = get();
             let meanwhile = self.connecting.load(Ordering::Acquire) || self.present().is_some();
             if done.is_ok() || !meanwhile || thread::is_inside() {
                 return done;
@@ -175,22 +191,23 @@ impl Sessions {
     }
 
     /// A session beside those of the process, for one call.
-    pub(crate) fn aside(&self) -> Result<Session> {
-        Session::connect(0, self.key()?)
+    pub(crate) fn aside(&'static self) -> Result<Session> {
+        Session::connect(self, 0, self.key()?)
     }
 
-    /// Waits until the next service has let this process in. False: it does not.
+    /// Waits until the next service has let this process in, as `is_ready` says. False: it does
+    /// not.
     #[cold]
-    pub(crate) fn await_next(&self) -> bool {
+    pub(crate) fn await_next(&self, is_ready: impl Fn() -> bool) -> bool {
         let end = seconds() + NEXT_SECONDS;
         loop {
             self.hurry();
             self.retry_at.store(0, Ordering::Relaxed);
-            if path::ready().is_ok() {
+            if is_ready() {
                 return true;
             }
-            if self.are_used_up() || !path::is_at_home() || thread::is_inside() || seconds() >= end
-            {
+            let ends = self.are_used_up() || !namespace::is_at_home();
+            if ends || thread::is_inside() || seconds() >= end {
                 return false;
             }
             std::thread::sleep(NEXT_PAUSE);
@@ -200,7 +217,7 @@ impl Sessions {
     /// A number for a request that must be done once: a new one, or that of the request that this
     /// thread asks again.
     pub(crate) fn turn(&self) -> u32 {
-        match thread::with(|thread| thread.again.take()) {
+        match boxes::take_again() {
             0 => (self.turns.fetch_add(1, Ordering::Relaxed) % (u32::MAX - 1)) + 1,
             again => again,
         }
@@ -221,46 +238,58 @@ impl Sessions {
         Ok(self.key.compare_exchange(0, new, order, order).map_or_else(|first| first, |_| new))
     }
 
+    /// Makes a session, where it is time for one.
+    ///
+    /// # Errors
+    ///
+    /// [`NoSession::Never`]: for good. Then paths are the kernel's from here on, and the caller
+    /// readies what is open for that.
     #[cold]
-    fn connect(&self) -> Outcome<&'static Session> {
+    pub(crate) fn connect(&'static self) -> std::result::Result<&'static Session, NoSession> {
         if self.wanted.fetch_add(1, Ordering::Relaxed) < config::patience() {
-            return Err(Detour::Kernel);
+            return Err(NoSession::Later);
         }
         if thread::is_inside() || seconds() < self.retry_at.load(Ordering::Relaxed) {
-            return Err(Detour::Kernel);
+            return Err(NoSession::Later);
         }
-        if !process::is_what_it_seems() {
+        if !identity::is_what_it_seems() {
             // For good: whoever makes a thread less than its user hardly makes it more again.
-            process::estranged();
-            return Err(Detour::Kernel);
+            namespace::leave_home();
+            return Err(NoSession::Never);
         }
         if self.connecting.swap(true, Ordering::Acquire) {
-            return Err(Detour::Kernel);
+            return Err(NoSession::Later);
         }
+        let made = self.make_at_home();
+        if matches!(made, Err(NoSession::Never)) {
+            // First, so that no other thread connects again.
+            namespace::leave_home();
+        }
+        self.connecting.store(false, Ordering::Release);
+        made
+    }
+
+    /// As [`connect`](Self::connect), for the one thread that may.
+    fn make_at_home(&'static self) -> std::result::Result<&'static Session, NoSession> {
         if !thread::slow(mounts::find) {
-            process::estranged();
-            self.connecting.store(false, Ordering::Release);
-            return Err(Detour::Kernel);
+            return Err(NoSession::Never);
         }
         let made = thread::slow(|| self.make());
         if made.is_err() {
             self.retry_at.store(seconds() + RETRY_SECONDS, Ordering::Relaxed);
         }
-        self.connecting.store(false, Ordering::Release);
-        made.map_err(|error| {
-            if error == Detour::Errno(Errno::EACCES) {
-                // It is for the kernel to say what this process may do, for good.
-                process::estranged();
-            }
-            Detour::Kernel
+        made.map_err(|error| match error {
+            // It is for the kernel to say what this process may do, for good.
+            Detour::Errno(Errno::EACCES) => NoSession::Never,
+            _ => NoSession::Later,
         })
     }
 
-    fn make(&self) -> Outcome<&'static Session> {
+    fn make(&'static self) -> Outcome<&'static Session> {
         let number = MADE.load(Ordering::Relaxed);
         let cell = SESSIONS.get(number as usize).ok_or(Detour::Kernel)?;
         let (key, leaves) = (self.key()?, self.leaves.load(Ordering::SeqCst));
-        let session = Session::connect(number + 1, key)?;
+        let session = Session::connect(self, number + 1, key)?;
         MADE.store(number + 1, Ordering::Relaxed);
         let session = cell.get_or_init(|| session);
         self.current.store(session.number, Ordering::SeqCst);
@@ -270,8 +299,20 @@ impl Sessions {
             session.leave();
             return Err(Detour::Kernel);
         }
-        state::get().slots.drop_former(session.number);
         Ok(session)
+    }
+
+    /// Gives the calling thread's mailboxes back. To be called when the thread ends.
+    pub(crate) fn release_thread(&self) {
+        let Some(session) = self.present() else { return };
+        boxes::with(|own| {
+            if own.session.replace(0) == session.number {
+                let release = |number: &Cell<u32>| {
+                    session.channel.release(MailboxIndex(number.get()));
+                };
+                own.numbers.iter().for_each(release);
+            }
+        });
     }
 
     /// That session is the present one no more. One by which another thread has connected meanwhile
@@ -308,44 +349,29 @@ fn seconds() -> i64 {
 }
 
 impl Session {
-    fn connect(number: u32, key: u64) -> Result<Session> {
+    fn connect(sessions: &'static Sessions, number: u32, key: u64) -> Result<Session> {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
         let path = config::under_mount(&mut path, b".polylane/socket").ok_or(Errno::ENOENT)?;
-        let socket = high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
-        let greeted = Self::greet(number, key, socket);
-        if greeted.is_err() {
+        let socket = handshake::high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
+        let made = handshake::greet(key, socket)
+            .and_then(|welcomed| Self::welcomed(sessions, number, socket, welcomed));
+        if made.is_err() {
             reserved::close(socket);
         }
-        greeted
+        made
     }
 
-    fn greet(number: u32, key: u64, socket: RawFd) -> Result<Session> {
-        let fd = real::borrow(socket);
-        let timeout = rustix::net::sockopt::Timeout::Recv;
-        rustix::net::sockopt::set_socket_timeout(fd, timeout, Some(WELCOME_PATIENCE))
-            .map_err(|error| Errno(error.raw_os_error()))?;
-        scm::send(fd, &Hello { queue: None, key }.to_bytes(), &[])?;
-        let mut bytes = vec![0; WELCOME_BYTES_MAX];
-        let received = scm::receive(fd, &mut bytes)?;
-        let welcome = Welcome::from_bytes(&bytes[..received.count])?;
-        if welcome.status != 0 {
-            return Err(Errno(welcome.status));
-        }
-        let mut fds = received.fds.into_iter();
-        let memfd = fds.next().ok_or(Errno::EPROTO)?;
-        let groups = welcome.geometry.groups as usize;
-        let mut doorbells = Vec::new();
-        for fd in fds.by_ref().take(groups) {
-            doorbells.push(real::owned(high(fd)?));
-        }
-        // The pulse is mapped and closed.
-        doorbells.extend(fds);
-        let channel = ClientChannel::attach(memfd, doorbells, welcome.geometry, welcome.plan)?;
+    fn welcomed(
+        sessions: &'static Sessions,
+        number: u32,
+        socket: RawFd,
+        welcomed: Welcomed,
+    ) -> Result<Session> {
+        let Welcomed { channel, token, attributes, covered } = welcomed;
         let reserve = Reserve::of(&channel).ok_or(Errno::EPROTO)?;
         let posts = (0..MAILBOXES_MAX).map(|_| AtomicU32::new(0)).collect();
-        let (token, attributes, covered) = (welcome.token, welcome.attributes, welcome.covered);
         let lost = AtomicBool::new(false);
-        let (pid, memory) = (pid_now(), state::get().memory.load(Ordering::Relaxed));
+        let (pid, memory) = (pid_now(), sessions.memory.load(Ordering::Relaxed));
         Ok(Session {
             number,
             channel,
@@ -353,6 +379,7 @@ impl Session {
             attributes,
             covered,
             socket,
+            sessions,
             pid,
             memory,
             lost,
@@ -364,7 +391,12 @@ impl Session {
     /// Whether this process made it. The channel of another is not to be touched: it is not mapped
     /// here. The number of a process alone does not tell: it may be an ancestor's.
     pub(crate) fn is_own(&self) -> bool {
-        self.memory == state::get().memory.load(Ordering::Relaxed) && self.pid == pid_now()
+        self.memory == self.sessions.memory.load(Ordering::Relaxed) && self.pid == pid_now()
+    }
+
+    /// Those of the process that made it.
+    pub(crate) fn sessions(&self) -> &'static Sessions {
+        self.sessions
     }
 
     #[inline]
@@ -425,14 +457,14 @@ impl Session {
     }
 
     fn free_mailbox(&'static self, order: [usize; BOXES]) -> Outcome<Mailbox> {
-        thread::with(|thread| {
-            if thread.session.get() != self.number {
-                self.claim(thread)?;
+        boxes::with(|own| {
+            if own.session.get() != self.number {
+                self.claim(own)?;
             }
-            let place = order.into_iter().find(|&n| !thread.busy[n].get());
+            let place = order.into_iter().find(|&n| !own.busy[n].get());
             let place = place.ok_or(Detour::Kernel)?;
-            thread.busy[place].set(true);
-            let index = MailboxIndex(thread.boxes[place].get());
+            own.busy[place].set(true);
+            let index = MailboxIndex(own.numbers[place].get());
             Ok(Mailbox { session: self, index, _holds: Holds::Own(Own(place)) })
         })
     }
@@ -495,16 +527,16 @@ impl Session {
 
     /// Claims the thread's mailboxes in this session; those of a former one are of no use.
     #[cold]
-    fn claim(&self, thread: &Thread) -> Outcome<()> {
+    fn claim(&self, own: &Boxes) -> Outcome<()> {
         let first = self.channel.claim().ok_or(Detour::Kernel)?;
         let Some(second) = self.channel.claim() else {
             self.channel.release(first);
             return Err(Detour::Kernel);
         };
-        thread.boxes[0].set(first.0);
-        thread.boxes[1].set(second.0);
-        thread.busy.iter().for_each(|busy| busy.set(false));
-        thread.session.set(self.number);
+        own.numbers[0].set(first.0);
+        own.numbers[1].set(second.0);
+        own.busy.iter().for_each(|busy| busy.set(false));
+        own.session.set(self.number);
         real::call_at_thread_exit();
         Ok(())
     }
@@ -546,27 +578,5 @@ impl Session {
         }
         let settled = self.channel.settle(MailboxIndex(mailbox), &Alive(self));
         settled.map_err(|_| Detour::Kernel)
-    }
-}
-
-/// Gives the calling thread's mailboxes back. Called when the thread ends.
-pub(crate) fn release_thread() {
-    let Some(session) = state::started().and_then(|state| state.sessions.present()) else { return };
-    thread::with(|thread| {
-        if thread.session.replace(0) == session.number {
-            thread
-                .boxes
-                .iter()
-                .for_each(|index| session.channel.release(MailboxIndex(index.get())));
-        }
-    });
-}
-
-/// Moves a descriptor to where the library keeps its own.
-fn high(fd: OwnedFd) -> Result<RawFd> {
-    match reserved::adopt(fd.into_raw_fd()) {
-        Ok(fd) => Ok(fd),
-        Err(Detour::Errno(errno)) => Err(errno),
-        Err(_) => Err(Errno::EMFILE),
     }
 }

@@ -15,7 +15,7 @@ use polylane_sys::notice::Notice;
 use crate::kernel::config;
 use crate::kernel::real;
 use crate::kernel::thread;
-use crate::session::path;
+use crate::session::namespace;
 
 /// How often a mount or an unmount of this process looks whether it was seen, at most.
 const LOOKS_MAX: u32 = 500;
@@ -50,7 +50,8 @@ pub(crate) fn changed() -> bool {
 ///
 /// A look that was under way for another reason may end the wait a moment too early.
 pub(crate) fn change<T: PartialEq + From<i8>>(seen: bool, call: impl FnOnce() -> T) -> T {
-    let watched = seen && path::mount().is_ok() && path::is_at_home() && thread::slow(find);
+    let watched =
+        seen && namespace::mount().is_ok() && namespace::is_at_home() && thread::slow(find);
     let notice = NOTICE.get().filter(|_| watched);
     let before = notice.map(Notice::looks);
     let done = call();

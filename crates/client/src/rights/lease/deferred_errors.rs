@@ -15,11 +15,12 @@ use std::time::Duration;
 use polylane_ipc::message::{Message, Op};
 use polylane_ipc::stream::{STREAMED_HANDLE, STREAMED_PLACES, streamed_handle};
 
+use super::Leases;
 use crate::fd::preopened::SLOTS;
+use crate::fd::record::Record;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::session::call;
-use crate::session::{self, Mark, Session};
-use crate::state;
+use crate::session::{self, Mark, Session, Sessions};
 
 /// Looks for the lock before a session is left without it, and the pause between them: as long as
 /// whoever has it may have to wait for the service.
@@ -87,7 +88,7 @@ impl DeferredErrors {
     }
 
     /// Looks what became of the streams of sessions that are over.
-    fn judge(&self) {
+    fn judge(&self, sessions: &Sessions, await_next: impl Fn()) {
         let first = self.judged.load(Relaxed) + 1;
         for (number, session) in (first..).map_while(|n| Some((n, session::of(n)?))) {
             // Others are those of the process that this one was forked from.
@@ -96,7 +97,7 @@ impl DeferredErrors {
                 if !session.is_lost() && !session.is_dead() {
                     return;
                 }
-                if has_lost_entries(session) {
+                if has_lost_entries(session, sessions, &await_next) {
                     self.lost.store(true, SeqCst);
                 }
             }
@@ -107,11 +108,10 @@ impl DeferredErrors {
 
 /// Whether a session that is over had entries that nobody will apply. A service that was asked to
 /// end applies them before the next one lets anybody in.
-fn has_lost_entries(session: &Session) -> bool {
-    let sessions = &state::get().sessions;
+fn has_lost_entries(session: &Session, sessions: &Sessions, await_next: &impl Fn()) -> bool {
     let stream = session.channel.stream();
     if !stream.is_all_done() && sessions.present().is_none() {
-        sessions.await_next();
+        await_next();
     }
     !stream.is_all_done()
 }
@@ -120,52 +120,62 @@ fn place_of(handle: u64) -> usize {
     (handle as u32 & !STREAMED_HANDLE) as usize % STREAMED_PLACES as usize
 }
 
-/// The close of a streamed handle was streamed (`None`), or asked for with that result.
-pub(crate) fn closes(handle: u64, asked: Option<&Outcome<Mark>>) {
-    let (deferred, place) = (&state::get().leases.deferred, place_of(handle));
-    match asked {
-        None | Some(Ok(Mark::NONE) | Err(Detour::Errno(_))) => {
-            deferred.sessions[place].store(0, Relaxed);
+impl Leases {
+    /// The close of a streamed handle was streamed (`None`), or asked for with that result.
+    pub(crate) fn note_close(&self, handle: u64, asked: Option<&Outcome<Mark>>) {
+        let place = place_of(handle);
+        match asked {
+            None | Some(Ok(Mark::NONE) | Err(Detour::Errno(_))) => {
+                self.deferred.sessions[place].store(0, Relaxed);
+            }
+            Some(Ok(mark)) => self.deferred.closes[place].store(mark.to_word(), Relaxed),
+            // Open as long as the session lasts, for all we know.
+            Some(Err(_)) => {}
         }
-        Some(Ok(mark)) => deferred.closes[place].store(mark.to_word(), Relaxed),
-        // Open as long as the session lasts, for all we know.
-        Some(Err(_)) => {}
+    }
+
+    /// Whether something was streamed that no sync came after yet.
+    pub(crate) fn is_unsynced(&self) -> bool {
+        self.deferred.unsynced.load(Relaxed)
+    }
+
+    /// The service is about to be asked to make all durable that was streamed so far.
+    pub(crate) fn syncs(&self) {
+        self.deferred.unsynced.store(false, Relaxed);
+    }
+
+    /// A sync failed whose caller cannot be told: the next one reports it.
+    pub(crate) fn loses(&self) {
+        self.deferred.lost.store(true, SeqCst);
+    }
+
+    /// Whether something was lost that was streamed, which no call has reported yet: the caller
+    /// reports it. `await_next` waits for the next service.
+    pub(crate) fn take_lost(&self, sessions: &Sessions, await_next: impl Fn()) -> bool {
+        self.deferred.judge(sessions, await_next);
+        self.deferred.lost.swap(false, SeqCst)
+    }
+
+    /// The session is about to be left: nothing is streamed to it from now on, and what was is
+    /// applied.
+    pub(crate) fn leave(&'static self, session: &'static Session) {
+        self.deferred.left.fetch_max(session.number, SeqCst);
+        for _ in 0..LOOKS_MAX {
+            // Who had the lock before has posted.
+            if let Some(_inside) = self.hold(session) {
+                // Where there is no answer, the session's end does it.
+                let _ = call::plain(session, Message::new(Op::Ping));
+                return;
+            }
+            std::thread::sleep(PAUSE);
+        }
     }
 }
 
-/// Whether something was streamed that no sync came after yet.
-pub(crate) fn is_unsynced() -> bool {
-    state::started().is_some_and(|state| state.leases.deferred.unsynced.load(Relaxed))
-}
-
-/// The service is about to be asked to make all durable that was streamed so far.
-pub(crate) fn syncs() {
-    state::get().leases.deferred.unsynced.store(false, Relaxed);
-}
-
-/// A sync failed that nobody hears of: the next one says so.
-pub(crate) fn loses() {
-    state::get().leases.deferred.lost.store(true, SeqCst);
-}
-
-/// Whether something was lost that was streamed, of which nobody was told yet: the caller tells.
-pub(crate) fn take_lost() -> bool {
-    let deferred = &state::get().leases.deferred;
-    deferred.judge();
-    deferred.lost.swap(false, SeqCst)
-}
-
-/// The session is about to be left: nothing is streamed to it from now on, and what was is applied.
-pub(crate) fn leave(session: &'static Session) {
-    let leases = &state::get().leases;
-    leases.deferred.left.fetch_max(session.number, SeqCst);
-    for _ in 0..LOOKS_MAX {
-        // Who had the lock before has posted.
-        if let Some(_inside) = leases.hold(session) {
-            // Where there is no answer, the session's end does it.
-            let _ = call::plain(session, Message::new(Op::Ping));
-            return;
-        }
-        std::thread::sleep(PAUSE);
-    }
+/// Whether changes of the file may have been in the stream of a service that died: they are lost.
+pub(crate) fn has_lost_bytes(file: &Record) -> bool {
+    file.is_streamed()
+        && session::of(file.session.load(Relaxed))
+            .filter(|former| former.is_own())
+            .is_some_and(|former| !former.channel.stream().is_all_done())
 }

@@ -8,13 +8,11 @@ use polylane_ipc::message::{Message, Op, STREAMED};
 use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
 use polylane_ipc::view::FRAME_BYTES;
 
-use super::deferred_errors::closes;
-use super::{Inside, is_streamed};
-use crate::fd::table::{Record, bit};
+use super::{Inside, Leases};
+use crate::fd::record::{Record, bit};
 use crate::rights::view;
 use crate::session::Session;
 use crate::session::call;
-use crate::state;
 
 /// Writes beyond take the ordinary way, which knows what the largest file is.
 const OFFSET_MAX: u64 = 1 << 30;
@@ -23,87 +21,144 @@ const LENT_OFFSET_MAX: u64 = 1 << 36;
 /// Flags of open files whose writes are not to wait.
 const UNSTREAMED_FLAGS: i32 = libc::O_SYNC | libc::O_DSYNC | libc::O_DIRECT;
 
-/// Closes a file that was made under a lease: true then, and its slot is free. False: the ordinary
-/// way.
-pub(crate) fn close(session: &'static Session, handle: u64) -> bool {
-    let Some(inside) = state::get().leases.enter(session) else { return false };
-    let closed = match session.channel.stream().last() {
-        Some(last)
-            if last.change == Change::Make
-                && last.slot != 0
-                && last.handle == handle
-                && inside.replace(&Entry { slot: 0, flags: 0, handle: 0, ..last }) =>
-        {
-            true
+impl Leases {
+    /// Closes a file that was made under a lease: true then, and its slot is free. False: the
+    /// ordinary way.
+    pub(crate) fn close(&'static self, session: &'static Session, handle: u64) -> bool {
+        let Some(inside) = self.enter(session) else { return false };
+        let closed = match session.channel.stream().last() {
+            Some(last)
+                if last.change == Change::Make
+                    && last.slot != 0
+                    && last.handle == handle
+                    && inside.replace(&Entry { slot: 0, flags: 0, handle: 0, ..last }) =>
+            {
+                true
+            }
+            _ => inside.post(&Entry { change: Change::Close, handle, ..Entry::default() }).is_ok(),
+        };
+        if closed {
+            self.note_close(handle, None);
         }
-        _ => inside.post(&Entry { change: Change::Close, handle, ..Entry::default() }).is_ok(),
-    };
-    if closed {
-        closes(handle, None);
+        closed
     }
-    closed
-}
 
-/// Writes to a file that was made under a lease and that nobody else can have met, at an offset or,
-/// without one, at its end, with the file's own offset locked. Returns the offset after it; `None`:
-/// the ordinary way.
-#[inline]
-pub(crate) fn write(
-    session: &'static Session,
-    file: &Record,
-    offset: Option<u64>,
-    from: &[u8],
-) -> Option<u64> {
-    if !is_streamed(file.handle.load(Relaxed)) {
-        return None;
+    /// Writes to a file that was made under a lease and that nobody else can have met, at an offset
+    /// or, without one, at its end, with the file's own offset locked. Returns the offset after it;
+    /// `None`: the ordinary way.
+    #[inline]
+    pub(crate) fn write(
+        &'static self,
+        session: &'static Session,
+        file: &Record,
+        offset: Option<u64>,
+        from: &[u8],
+    ) -> Option<u64> {
+        if !file.is_streamed() {
+            return None;
+        }
+        let start = match offset {
+            Some(offset) => offset,
+            // Whether an append counts has to be asked for in the end, perhaps.
+            None if file.is(bit::AT_END) && session.can_ask() => file.offset.load(Relaxed),
+            None => return None,
+        };
+        let position = self.post_write(session, file, start, from)?;
+        // An append is not done twice. Where its service is gone, so is what it had in memory
+        // alone.
+        let counts = self.counts(session, file, position).unwrap_or(offset.is_none());
+        counts.then_some(start + from.len() as u64)
     }
-    let start = match offset {
-        Some(offset) => offset,
-        // Whether an append counts has to be asked for in the end, perhaps.
-        None if file.is(bit::AT_END) && session.can_ask() => file.offset.load(Relaxed),
-        None => return None,
-    };
-    let position = post_write(session, file, start, from)?;
-    // An append is not done twice. Where its service is gone, so is what it had in memory alone.
-    let counts = counts(session, file, position).unwrap_or(offset.is_none());
-    counts.then_some(start + from.len() as u64)
-}
 
-/// The position of the entry.
-fn post_write(session: &'static Session, file: &Record, offset: u64, from: &[u8]) -> Option<u32> {
-    let leases = &state::get().leases;
-    let flags = file.flags.load(Relaxed).cast_signed();
-    let fits = from.len() <= WRITE_BYTES_MAX && offset <= OFFSET_MAX;
-    if !fits || flags & UNSTREAMED_FLAGS != 0 || !leases.is_alone_with(file) {
-        return None;
+    /// The position of the entry.
+    fn post_write(
+        &'static self,
+        session: &'static Session,
+        file: &Record,
+        offset: u64,
+        from: &[u8],
+    ) -> Option<u32> {
+        let flags = file.flags.load(Relaxed).cast_signed();
+        let fits = from.len() <= WRITE_BYTES_MAX && offset <= OFFSET_MAX;
+        if !fits || flags & UNSTREAMED_FLAGS != 0 || !self.is_alone_with(file) {
+            return None;
+        }
+        let may = || self.is_alone_with(file) && self.data.load(Relaxed);
+        let inside = self.enter(session).filter(|_| may())?;
+        inside.post_write(file.handle.load(Relaxed), offset, from, 0)
     }
-    let may = || leases.is_alone_with(file) && leases.data.load(Relaxed);
-    let inside = leases.enter(session).filter(|_| may())?;
-    inside.post_write(file.handle.load(Relaxed), offset, from, 0)
-}
 
-/// Writes whole pages of a file on loan that were not lent: they need no answer, since whoever else
-/// comes near the file first has them applied. False: the ordinary way.
-pub(crate) fn write_lent(
-    session: &'static Session,
-    file: &Record,
-    offset: u64,
-    from: &[u8],
-) -> bool {
-    let (page, end) = (FRAME_BYTES as u64, offset.saturating_add(from.len() as u64));
-    let flags = file.flags.load(Relaxed).cast_signed();
-    let fits = from.len() <= WRITE_BYTES_MAX && flags & UNSTREAMED_FLAGS == 0;
-    let whole = offset.is_multiple_of(page) && end.is_multiple_of(page) && end <= LENT_OFFSET_MAX;
-    let stream = || view::stream_for(session, file, (offset, end));
-    let loan = if fits && whole { stream() } else { 0 };
-    let post =
-        |inside: Inside| inside.post_write(file.handle.load(Relaxed), offset, from, stream::LENT);
-    let inside = if loan == 0 { None } else { state::get().leases.enter_stream(session) };
-    inside.and_then(post).is_some_and(|position| {
-        // Who ends the loan says so first, and then looks at the stream.
+    /// Writes whole pages of a file on loan that were not lent: they need no answer, since whoever
+    /// else comes near the file first has them applied. False: the ordinary way.
+    pub(crate) fn write_lent(
+        &'static self,
+        session: &'static Session,
+        file: &Record,
+        offset: u64,
+        from: &[u8],
+    ) -> bool {
+        let (page, end) = (FRAME_BYTES as u64, offset.saturating_add(from.len() as u64));
+        let flags = file.flags.load(Relaxed).cast_signed();
+        let fits = from.len() <= WRITE_BYTES_MAX && flags & UNSTREAMED_FLAGS == 0;
+        let whole =
+            offset.is_multiple_of(page) && end.is_multiple_of(page) && end <= LENT_OFFSET_MAX;
+        let stream = || view::stream_for(session, file, (offset, end));
+        let loan = if fits && whole { stream() } else { 0 };
+        let post = |inside: Inside| {
+            inside.post_write(file.handle.load(Relaxed), offset, from, stream::LENT)
+        };
+        let inside = if loan == 0 { None } else { self.enter_stream(session) };
+        inside.and_then(post).is_some_and(|position| {
+            // Who ends the loan says so first, and then looks at the stream.
+            fence(SeqCst);
+            stream() == loan || was_done(session, position) == Some(true)
+        })
+    }
+
+    /// Whether an entry counts that was posted while nobody could have met the file. Who met it
+    /// meanwhile did so before the entry was there, or is seen here: then the service says what
+    /// became of it, before anybody hears of it. `None`: the service is gone.
+    fn counts(
+        &'static self,
+        session: &'static Session,
+        file: &Record,
+        position: u32,
+    ) -> Option<bool> {
         fence(SeqCst);
-        stream() == loan || was_done(session, position) == Some(true)
-    })
+        match self.is_alone_with(file) {
+            true => Some(true),
+            false => was_done(session, position),
+        }
+    }
+
+    /// Sets rights or times of a file that was made under a lease and that nobody else can have
+    /// met: true. False: the ordinary way.
+    pub(crate) fn set(
+        &'static self,
+        session: &'static Session,
+        file: &Record,
+        what: &NewState,
+    ) -> bool {
+        let handle = file.handle.load(Relaxed);
+        if !self.is_alone_with(file) {
+            return false;
+        }
+        let inside = self.enter(session).filter(|_| self.is_alone_with(file));
+        let Some(inside) = inside else { return false };
+        let mut entry = inside.stamped(Change::Set, 0, ShortName::default());
+        entry.handle = handle;
+        let former = session.channel.stream().last();
+        let former = former.filter(|last| last.change == Change::Set && last.handle == handle);
+        let merged = former.map(|last| what.on(Entry { time: entry.time, ..last }));
+        if !merged.is_some_and(|merged| inside.replace(&merged))
+            && inside.post(&what.on(entry)).is_err()
+        {
+            return false;
+        }
+        let position = session.channel.stream().last_position();
+        drop(inside);
+        self.counts(session, file, position) == Some(true)
+    }
 }
 
 impl Inside {
@@ -122,17 +177,6 @@ impl Inside {
     }
 }
 
-/// Whether an entry counts that was posted while nobody could have met the file. Who met it
-/// meanwhile did so before the entry was there, or is seen here: then the service says what became
-/// of it, before anybody hears of it. `None`: the service is gone.
-fn counts(session: &'static Session, file: &Record, position: u32) -> Option<bool> {
-    fence(SeqCst);
-    match state::get().leases.is_alone_with(file) {
-        true => Some(true),
-        false => was_done(session, position),
-    }
-}
-
 /// Whether the entry at a position was applied, not refused.
 #[cold]
 fn was_done(session: &'static Session, position: u32) -> Option<bool> {
@@ -141,42 +185,7 @@ fn was_done(session: &'static Session, position: u32) -> Option<bool> {
     call::plain(session, asked).ok().map(|reply| reply.value[0] == 0)
 }
 
-/// The file of a record is about to be shown, or the kernel to get pages of it: what is streamed
-/// about it from now on would be missed.
-#[inline]
-pub(crate) fn meet(file: &Record) {
-    if is_streamed(file.handle.load(Relaxed)) && !file.is(bit::MET) {
-        file.set(bit::MET);
-        // Who streams posts first, and then looks.
-        fence(SeqCst);
-    }
-}
-
-/// Sets rights or times of a file that was made under a lease and that nobody else can have met:
-/// true. False: the ordinary way.
-pub(crate) fn set(session: &'static Session, file: &Record, what: &NewState) -> bool {
-    let (leases, handle) = (&state::get().leases, file.handle.load(Relaxed));
-    if !leases.is_alone_with(file) {
-        return false;
-    }
-    let inside = leases.enter(session).filter(|_| leases.is_alone_with(file));
-    let Some(inside) = inside else { return false };
-    let mut entry = inside.stamped(Change::Set, 0, ShortName::default());
-    entry.handle = handle;
-    let former = session.channel.stream().last();
-    let former = former.filter(|last| last.change == Change::Set && last.handle == handle);
-    let merged = former.map(|last| what.on(Entry { time: entry.time, ..last }));
-    if !merged.is_some_and(|merged| inside.replace(&merged))
-        && inside.post(&what.on(entry)).is_err()
-    {
-        return false;
-    }
-    let position = session.channel.stream().last_position();
-    drop(inside);
-    counts(session, file, position) == Some(true)
-}
-
-/// What [`set`] sets.
+/// What [`Leases::set`] sets.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct NewState {
     /// Bits of [`stream::set`].

@@ -27,7 +27,7 @@
 //! waits, and not for ever.
 
 mod benefit;
-mod deferred_errors;
+pub(crate) mod deferred_errors;
 mod files;
 mod held;
 mod names;
@@ -38,23 +38,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use polylane_base::Errno;
 use polylane_ipc::message::{LEASED, Message, Op};
-use polylane_ipc::stream::{Change, ENTRIES, Entry, LEASES_MAX, STREAMED_HANDLE, ShortName};
+use polylane_ipc::stream::{Change, ENTRIES, Entry, LEASES_MAX, ShortName};
 
 use self::benefit::{Benefit, CHANGES};
 use self::deferred_errors::DeferredErrors;
-pub(crate) use self::deferred_errors::{closes, is_unsynced, leave, loses, syncs, take_lost};
-pub(crate) use self::files::{NewState, close, meet, set, write, write_lent};
+pub(crate) use self::files::NewState;
 use self::held::Held;
 use self::names::{Known, Names};
 use self::stream::Ordinary;
+use crate::fd::at::At;
 use crate::fd::preopened;
-use crate::fd::table::{Record, bit};
+use crate::fd::record::{Record, bit, is_streamed};
 use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::session::Session;
 use crate::session::call;
-use crate::session::path::At;
-use crate::state;
 
 /// Turns that a call waits for another thread's.
 const LOCK_TURNS: u32 = 200;
@@ -281,22 +279,6 @@ pub(crate) struct Claim {
     name: ShortName,
 }
 
-/// What is known about a name.
-pub(crate) fn ask(session: &'static Session, at: &At<'_>) -> Says {
-    let Some(inside) = state::get().leases.enter(session) else { return Says::Nothing };
-    let Some((lease, name)) = inside.find(at) else { return Says::Nothing };
-    match inside.leases.names.get(lease, &name) {
-        None => Says::Absent(Claim { inside, lease, name }),
-        Some(_) => Says::Exists,
-    }
-}
-
-/// Whether a lease says that a path leads to nothing.
-#[inline]
-pub(crate) fn is_absent(session: &'static Session, at: &At<'_>) -> bool {
-    matches!(ask(session, at), Says::Absent(_))
-}
-
 impl Claim {
     /// Makes and opens the file. `Kernel`: it must be done the ordinary way; nothing was done.
     pub(crate) fn make(self, new: &NewFile<'_>) -> Outcome<()> {
@@ -333,134 +315,6 @@ impl Claim {
     }
 }
 
-/// Whether a handle is one that this module gave.
-pub(crate) fn is_streamed(handle: u64) -> bool {
-    handle as u32 & STREAMED_HANDLE != 0
-}
-
-/// A file is about to be opened or made longer or shorter by its path: it may be one that was made
-/// under a lease, and what the service shows of it would miss what is streamed about it.
-#[inline]
-pub(crate) fn meets(session: &'static Session) {
-    let leases = &state::get().leases;
-    if leases.session.load(Relaxed) == session.number {
-        leases.meet();
-    }
-}
-
-/// `unlink`. `None`: the ordinary way.
-pub(crate) fn unlink(session: &'static Session, at: &At<'_>) -> Option<Outcome<()>> {
-    let inside = state::get().leases.enter(session)?;
-    let (lease, name) = inside.find(at)?;
-    match inside.known(lease, &name) {
-        None => return Some(Err(Errno::ENOENT.into())),
-        Some(Known::Other) => {
-            let message = Message { flags: LEASED, ..Message::new(Op::Unlink) };
-            let done = call::paths(session, message, (at.dir, at.path), (at.dir, b""));
-            return Some(done.map(|_| inside.leases.names.remove(lease, &name)));
-        }
-        Some(Known::Own | Known::Sole) => {}
-    }
-    let made = |last: &Entry| last.change == Change::Make && last.slot == 0 && last.name == name;
-    let vain = inside.last(lease).filter(made);
-    let touch = inside.stamped(Change::Touch, lease, ShortName::default());
-    if vain.is_none() || !inside.replace(&touch) {
-        inside.post(&Entry { change: Change::Unlink, name, ..touch }).ok()?;
-    }
-    inside.leases.names.remove(lease, &name);
-    Some(Ok(()))
-}
-
-/// `rename` with `RENAME_NOREPLACE` or no flags: what the reply says of directories. `None`: the
-/// ordinary way.
-pub(crate) fn rename(
-    session: &'static Session,
-    from: &At<'_>,
-    to: &At<'_>,
-    replace: bool,
-) -> Option<Outcome<u64>> {
-    let inside = state::get().leases.enter(session)?;
-    let ((lease, name), (lease2, name2)) = (inside.find(from)?, inside.find(to)?);
-    if lease != lease2 || name == name2 {
-        return None;
-    }
-    let names = &inside.leases.names;
-    let target = inside.known(lease, &name2);
-    match (inside.known(lease, &name), target) {
-        (None, _) => return Some(Err(Errno::ENOENT.into())),
-        (Some(_), Some(_)) if !replace => return Some(Err(Errno::EEXIST.into())),
-        // Perhaps names of one file: then nothing happens.
-        (Some(Known::Other), Some(Known::Other)) => return None,
-        (known, target) if known.into_iter().chain(target).any(|known| known == Known::Other) => {
-            let flags = LEASED | if replace { 0 } else { libc::RENAME_NOREPLACE };
-            let message = Message { flags, ..Message::new(Op::Rename) };
-            let done = call::paths(session, message, (from.dir, from.path), (to.dir, to.path));
-            return Some(done.map(|reply| {
-                names.rename(lease, &name, &name2);
-                reply.value[0]
-            }));
-        }
-        (Some(_), _) => {}
-    }
-    let made = |last: &Entry| last.change == Change::Make && last.name == name;
-    let fresh = inside.last(lease).filter(|last| target.is_none() && made(last));
-    let moved = Entry { name2, ..inside.stamped(Change::Rename, lease, name) };
-    let renamed = |last: Entry| inside.replace(&Entry { name: name2, time: moved.time, ..last });
-    if !fresh.is_some_and(renamed) {
-        inside.post(&moved).ok()?;
-    }
-    names.rename(lease, &name, &name2);
-    Some(Ok(0))
-}
-
-/// A name in the directory of `at` was changed the ordinary way. A process that keeps doing so asks
-/// for a lease; where the name was `removed`, others may be next.
-#[inline]
-pub(crate) fn changed(session: &'static Session, at: &At<'_>, removed: bool) {
-    let leases = &state::get().leases;
-    let (dir, _) = split(at.path);
-    if leases.benefit.count(at.dir, hash(dir)) && config::leases() {
-        leases.ask_for(session, (at.dir, dir), removed);
-    }
-}
-
-/// A call of this process ended the leases: it removed a leased directory. They were worth their
-/// while if more was streamed than it takes to ask for one.
-pub(crate) fn gave_up(session: &'static Session) {
-    let leases = &state::get().leases;
-    let Some(inside) = leases.lock(session) else { return };
-    if leases.session.load(Relaxed) == session.number && session.channel.stream().is_shut() {
-        inside.over(CHANGES);
-    }
-}
-
-/// A directory was made. Who unpacks a tree fills it at once: a process whose leases were worth
-/// their while asks for the next one before the directory's first file.
-pub(crate) fn made_dir(at: &At<'_>) {
-    let path = at.path.strip_suffix(b"/").unwrap_or(at.path);
-    state::get().leases.benefit.made(at.dir, hash(path));
-}
-
-/// A directory was listed, whose handle or path `at` is. Who removes a tree empties it next: a
-/// process whose leases were worth their while asks for one before the directory's first file.
-pub(crate) fn listed_dir(at: &At<'_>) {
-    let path = at.path.strip_suffix(b"/").unwrap_or(at.path);
-    state::get().leases.benefit.listed(at.dir, hash(path));
-}
-
-/// A file is about to be made in the directory of `at`: where that is new, under a lease if there
-/// is one to be had. Whether there is.
-pub(crate) fn enters_new(session: &'static Session, at: &At<'_>) -> bool {
-    let leases = &state::get().leases;
-    leases.benefit.has_made() && leases.begins(session, at, Benefit::enters, false)
-}
-
-/// A name in the directory of `at` is about to be removed: as above, where that was just listed.
-pub(crate) fn empties_listed(session: &'static Session, at: &At<'_>) -> bool {
-    let leases = &state::get().leases;
-    leases.benefit.has_listed() && leases.begins(session, at, Benefit::empties, true)
-}
-
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -468,6 +322,150 @@ fn hash(bytes: &[u8]) -> u64 {
 }
 
 impl Leases {
+    /// What is known about a name.
+    pub(crate) fn ask(&'static self, session: &'static Session, at: &At<'_>) -> Says {
+        let Some(inside) = self.enter(session) else { return Says::Nothing };
+        let Some((lease, name)) = inside.find(at) else { return Says::Nothing };
+        match inside.leases.names.get(lease, &name) {
+            None => Says::Absent(Claim { inside, lease, name }),
+            Some(_) => Says::Exists,
+        }
+    }
+
+    /// Whether a lease says that a path leads to nothing.
+    #[inline]
+    pub(crate) fn is_absent(&'static self, session: &'static Session, at: &At<'_>) -> bool {
+        matches!(self.ask(session, at), Says::Absent(_))
+    }
+
+    /// A file is about to be opened or made longer or shorter by its path: it may be one that was
+    /// made under a lease, and what the service shows of it would miss what is streamed about it.
+    #[inline]
+    pub(crate) fn meets(&'static self, session: &'static Session) {
+        if self.session.load(Relaxed) == session.number {
+            self.meet();
+        }
+    }
+
+    /// `unlink`. `None`: the ordinary way.
+    pub(crate) fn unlink(
+        &'static self,
+        session: &'static Session,
+        at: &At<'_>,
+    ) -> Option<Outcome<()>> {
+        let inside = self.enter(session)?;
+        let (lease, name) = inside.find(at)?;
+        match inside.known(lease, &name) {
+            None => return Some(Err(Errno::ENOENT.into())),
+            Some(Known::Other) => {
+                let message = Message { flags: LEASED, ..Message::new(Op::Unlink) };
+                let done = call::paths(session, message, (at.dir, at.path), (at.dir, b""));
+                return Some(done.map(|_| inside.leases.names.remove(lease, &name)));
+            }
+            Some(Known::Own | Known::Sole) => {}
+        }
+        let made =
+            |last: &Entry| last.change == Change::Make && last.slot == 0 && last.name == name;
+        let vain = inside.last(lease).filter(made);
+        let touch = inside.stamped(Change::Touch, lease, ShortName::default());
+        if vain.is_none() || !inside.replace(&touch) {
+            inside.post(&Entry { change: Change::Unlink, name, ..touch }).ok()?;
+        }
+        inside.leases.names.remove(lease, &name);
+        Some(Ok(()))
+    }
+
+    /// `rename` with `RENAME_NOREPLACE` or no flags: what the reply says of directories. `None`:
+    /// the ordinary way.
+    pub(crate) fn rename(
+        &'static self,
+        session: &'static Session,
+        from: &At<'_>,
+        to: &At<'_>,
+        replace: bool,
+    ) -> Option<Outcome<u64>> {
+        let inside = self.enter(session)?;
+        let ((lease, name), (lease2, name2)) = (inside.find(from)?, inside.find(to)?);
+        if lease != lease2 || name == name2 {
+            return None;
+        }
+        let names = &inside.leases.names;
+        let target = inside.known(lease, &name2);
+        match (inside.known(lease, &name), target) {
+            (None, _) => return Some(Err(Errno::ENOENT.into())),
+            (Some(_), Some(_)) if !replace => return Some(Err(Errno::EEXIST.into())),
+            // Perhaps names of one file: then nothing happens.
+            (Some(Known::Other), Some(Known::Other)) => return None,
+            (known, target)
+                if known.into_iter().chain(target).any(|known| known == Known::Other) =>
+            {
+                let flags = LEASED | if replace { 0 } else { libc::RENAME_NOREPLACE };
+                let message = Message { flags, ..Message::new(Op::Rename) };
+                let done = call::paths(session, message, (from.dir, from.path), (to.dir, to.path));
+                return Some(done.map(|reply| {
+                    names.rename(lease, &name, &name2);
+                    reply.value[0]
+                }));
+            }
+            (Some(_), _) => {}
+        }
+        let made = |last: &Entry| last.change == Change::Make && last.name == name;
+        let fresh = inside.last(lease).filter(|last| target.is_none() && made(last));
+        let moved = Entry { name2, ..inside.stamped(Change::Rename, lease, name) };
+        let renamed =
+            |last: Entry| inside.replace(&Entry { name: name2, time: moved.time, ..last });
+        if !fresh.is_some_and(renamed) {
+            inside.post(&moved).ok()?;
+        }
+        names.rename(lease, &name, &name2);
+        Some(Ok(0))
+    }
+
+    /// A name in the directory of `at` was changed the ordinary way. A process that keeps doing so
+    /// asks for a lease; where the name was `removed`, others may be next.
+    #[inline]
+    pub(crate) fn changed(&'static self, session: &'static Session, at: &At<'_>, removed: bool) {
+        let (dir, _) = split(at.path);
+        if self.benefit.count(at.dir, hash(dir)) && config::leases() {
+            self.ask_for(session, (at.dir, dir), removed);
+        }
+    }
+
+    /// A call of this process ended the leases: it removed a leased directory. They were worth
+    /// their while if more was streamed than it takes to ask for one.
+    pub(crate) fn gave_up(&'static self, session: &'static Session) {
+        let Some(inside) = self.lock(session) else { return };
+        if self.session.load(Relaxed) == session.number && session.channel.stream().is_shut() {
+            inside.over(CHANGES);
+        }
+    }
+
+    /// A directory was made. Who unpacks a tree fills it at once: a process whose leases were worth
+    /// their while asks for the next one before the directory's first file.
+    pub(crate) fn made_dir(&self, at: &At<'_>) {
+        let path = at.path.strip_suffix(b"/").unwrap_or(at.path);
+        self.benefit.made(at.dir, hash(path));
+    }
+
+    /// A directory was listed, whose handle or path `at` is. Who removes a tree empties it next: a
+    /// process whose leases were worth their while asks for one before the directory's first file.
+    pub(crate) fn listed_dir(&self, at: &At<'_>) {
+        let path = at.path.strip_suffix(b"/").unwrap_or(at.path);
+        self.benefit.listed(at.dir, hash(path));
+    }
+
+    /// A file is about to be made in the directory of `at`: where that is new, under a lease if
+    /// there is one to be had. Whether there is.
+    pub(crate) fn enters_new(&'static self, session: &'static Session, at: &At<'_>) -> bool {
+        self.benefit.has_made() && self.begins(session, at, Benefit::enters, false)
+    }
+
+    /// A name in the directory of `at` is about to be removed: as above, where that was just
+    /// listed.
+    pub(crate) fn empties_listed(&'static self, session: &'static Session, at: &At<'_>) -> bool {
+        self.benefit.has_listed() && self.begins(session, at, Benefit::empties, true)
+    }
+
     /// Asks for a lease on the directory of `at` if that was expected; whether there is one.
     fn begins(
         &'static self,

@@ -8,7 +8,8 @@
 //! # Invariants
 //!
 //! - `life` is [`READY`] before any other field is used; see [`get`].
-//! - What must outlive the wipe (which descriptors are the library's own) is in `private`.
+//! - What must outlive the wipe (which descriptors are the library's own) is in `kernel::reserved`.
+//! - No floor below this one comes here: what it needs of the state is handed to it.
 //!
 //! # Locking
 //!
@@ -18,11 +19,17 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::fd::cwd::Cwd;
 use crate::fd::preopened::SlotPool;
-use crate::fd::table::{FdTable, RecordPool};
-use crate::rights::handles::Rests;
+use crate::fd::record::Record;
+use crate::fd::table::{FdTable, RecordPool, Records};
+use crate::fd::{abandon, rings};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::{real, reserved, thread};
+use crate::rights::closing;
+use crate::rights::handles::{CachedHandles, HandleCache};
 use crate::rights::lease::Leases;
 use crate::rights::lookup::Paths;
-use crate::session::Sessions;
+use crate::session::namespace::{self, Mount};
+use crate::session::{NoSession, Session, Sessions};
 
 /// Alignment at which `madvise` can tell these pages from their neighbours: the largest page size
 /// of the architecture.
@@ -40,8 +47,8 @@ pub(crate) struct Fields {
     life: AtomicU32,
     /// Descriptors.
     pub(crate) table: FdTable,
-    /// What they mean.
-    pub(crate) records: RecordPool,
+    /// What they mean: see [`Fields::records`].
+    pool: RecordPool,
     /// Kernel descriptors opened ahead.
     pub(crate) slots: SlotPool,
     /// The channel to the service.
@@ -51,13 +58,11 @@ pub(crate) struct Fields {
     /// What is known of paths.
     pub(crate) paths: Paths,
     /// Files that were closed and may be opened again without a request.
-    pub(crate) rests: Rests,
+    handles: CachedHandles,
     /// The working directory.
     pub(crate) cwd: Cwd,
-    /// `st_dev` of the mount plus one; 0: not known yet.
-    pub(crate) device: AtomicU64,
-    /// Inode number of the mount's root; 0: not known yet.
-    pub(crate) root_ino: AtomicU64,
+    /// The mount.
+    pub(crate) mount: Mount,
     /// The umask plus one; 0: not known yet.
     pub(crate) umask: AtomicU32,
     /// `RLIMIT_FSIZE` plus one; 0: not known yet.
@@ -68,8 +73,6 @@ pub(crate) struct Fields {
     pub(crate) sharing: AtomicU32,
     /// This process took POSIX locks, which any close of the file gives up.
     pub(crate) has_locked: AtomicU32,
-    /// Tells this process's memory from that of its ancestors back to the last exec.
-    pub(crate) memory: AtomicU32,
 }
 
 const WIPED: u32 = 0;
@@ -79,22 +82,23 @@ const READY: u32 = 2;
 static STATE: State = State(Fields {
     life: AtomicU32::new(WIPED),
     table: FdTable::new(),
-    records: RecordPool::new(),
+    pool: RecordPool::new(),
     slots: SlotPool::new(),
     sessions: Sessions::new(),
     leases: Leases::new(),
     paths: Paths::new(),
-    rests: Rests::new(),
+    handles: CachedHandles::new(),
     cwd: Cwd::new(),
-    device: AtomicU64::new(0),
-    root_ino: AtomicU64::new(0),
+    mount: Mount::new(),
     umask: AtomicU32::new(0),
     file_limit: AtomicU64::new(0),
     shares: AtomicU32::new(0),
     sharing: AtomicU32::new(0),
     has_locked: AtomicU32::new(0),
-    memory: AtomicU32::new(0),
 });
+
+/// The open files, and what becomes of one that is closed.
+static RECORDS: Records = Records::new(&STATE.0.pool, finish);
 
 /// How many memories there were, from the last exec on: those of this process and its ancestors.
 static MEMORIES: AtomicU32 = AtomicU32::new(0);
@@ -119,17 +123,86 @@ pub(crate) fn started() -> Option<&'static Fields> {
 #[cold]
 fn start(fields: &'static Fields) {
     // No handler may come while this thread is the one that others wait for.
-    crate::kernel::thread::slow(|| {
+    thread::slow(|| {
         let (first, then) = (Ordering::Acquire, Ordering::Acquire);
         if fields.life.compare_exchange(WIPED, STARTING, first, then).is_ok() {
-            crate::kernel::reserved::close_all();
-            crate::kernel::real::wipe_on_fork(&STATE);
+            reserved::close_all();
+            real::wipe_on_fork(&STATE);
             let memory = MEMORIES.fetch_add(1, Ordering::Relaxed) + 1;
-            fields.memory.store(memory, Ordering::Relaxed);
+            fields.sessions.begin(memory);
             fields.life.store(READY, Ordering::Release);
         }
     });
     while fields.life.load(Ordering::Acquire) != READY {
         std::hint::spin_loop();
+    }
+}
+
+/// The last reference to an open file is gone.
+fn finish(file: &Record) {
+    let state = get();
+    let locks = state.has_locked.load(Ordering::Relaxed) != 0;
+    let rests = !locks && !rings::any() && state.handles().lies_down(present(state), file);
+    if !rests {
+        closing::finish(&state.leases, present(state), &state.slots, file);
+    }
+}
+
+fn present(state: &'static Fields) -> Option<&'static Session> {
+    state.sessions.present()
+}
+
+impl Fields {
+    /// The open files.
+    #[inline]
+    pub(crate) fn records(&self) -> &'static Records {
+        &RECORDS
+    }
+
+    /// Files that were closed and may be opened again without a request.
+    #[inline]
+    pub(crate) fn handles(&'static self) -> HandleCache {
+        HandleCache { cached: &self.handles, slots: &self.slots, records: &RECORDS }
+    }
+
+    /// The session, unless paths mean something else in this process; connects when there is none.
+    #[inline]
+    pub(crate) fn ready(&'static self) -> Outcome<&'static Session> {
+        if !namespace::is_at_home() {
+            return Err(Detour::Kernel);
+        }
+        match self.sessions.present() {
+            Some(session) => Ok(session),
+            None => self.connect(),
+        }
+    }
+
+    /// As [`ready`](Self::ready), but where another thread is connecting that is waited for.
+    pub(crate) fn ready_together(&'static self) -> Outcome<&'static Session> {
+        self.sessions.get_together(|| self.ready())
+    }
+
+    /// Waits until the next service has let this process in. False: it does not.
+    #[cold]
+    pub(crate) fn await_next(&'static self) -> bool {
+        self.sessions.await_next(|| self.ready().is_ok())
+    }
+
+    #[cold]
+    fn connect(&'static self) -> Outcome<&'static Session> {
+        match self.sessions.connect() {
+            Ok(session) => {
+                thread::slow(|| self.slots.drop_former(session.number));
+                Ok(session)
+            }
+            Err(NoSession::Later) => Err(Detour::Kernel),
+            Err(NoSession::Never) => {
+                self.shares.fetch_add(1, Ordering::SeqCst);
+                abandon::leave_all_to_kernel(&self.table, &RECORDS, &self.slots);
+                self.sessions.leave();
+                self.cwd.changed(&RECORDS);
+                Err(Detour::Kernel)
+            }
+        }
     }
 }

@@ -1,0 +1,184 @@
+//! One open file, as the library keeps account of it.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use polylane_ipc::stream::STREAMED_HANDLE;
+
+use crate::kernel::lock::OffsetLock;
+
+/// Being filled or emptied by one thread: neither free nor to be held.
+pub(super) const CLAIMED: u32 = 1 << 30;
+
+/// Whether a handle is one that the stream made (`rights::lease`), not the service.
+pub(crate) fn is_streamed(handle: u64) -> bool {
+    handle as u32 & STREAMED_HANDLE != 0
+}
+
+/// Bits of [`Record::state`].
+pub(crate) mod bit {
+    /// The kernel's file position counts; the private offset is without meaning.
+    pub(crate) const KERNEL_OFFSET: u32 = 1;
+    /// A directory: good for `*at` calls only.
+    pub(crate) const DIRECTORY: u32 = 2;
+    /// The slot must not be used again.
+    pub(crate) const ESCAPED: u32 = 4;
+    /// The service was told, or is about to be, that other processes have copies.
+    pub(crate) const SHARED: u32 = 8;
+    /// The kernel's descriptor has status flags, which its slot must not keep.
+    pub(crate) const FLAGGED: u32 = 32;
+    /// It took locks that belong to the open file: its close is waited for.
+    pub(crate) const LOCKED: u32 = 16;
+    /// It may rest after its close: see `rights::handles`.
+    pub(crate) const RESTS: u32 = 64;
+    /// Others may change its status flags, or take entries of the directory: the kernel is asked
+    /// for them. So it is with whatever was inherited or received, and with what was shared since
+    /// it was opened.
+    pub(crate) const COMMON: u32 = 128;
+    /// The private offset is where the file ends: it was made under a lease, and nothing but
+    /// appends that were streamed has changed either since.
+    pub(crate) const AT_END: u32 = 256;
+    /// It was made under a lease, and what is streamed about it may be missed by who meets it: the
+    /// service was asked to show it, or to let the kernel have pages of it, or is about to be.
+    pub(crate) const MET: u32 = 512;
+    /// Its numbers are being given a descriptor of the file's own node, or were: see `ops::own`.
+    pub(crate) const MOVES: u32 = 1024;
+}
+
+/// One open file. All zero is a free place.
+#[repr(align(64))]
+pub(crate) struct Record {
+    /// Entries that name it and calls that use it; 0: free.
+    pub(super) refs: AtomicU32,
+    /// Bits of [`bit`].
+    state: AtomicU32,
+    /// Orders uses of the offset.
+    pub(crate) offset_lock: OffsetLock,
+    /// The service's handle.
+    pub(crate) handle: AtomicU64,
+    /// The private offset.
+    pub(crate) offset: AtomicU64,
+    /// Number of the session that `handle` belongs to.
+    pub(crate) session: AtomicU32,
+    /// The slot it is bound to plus one; 0: none.
+    pub(crate) slot: AtomicU32,
+    /// Flags as `F_GETFL` reports them.
+    pub(crate) flags: AtomicU32,
+    /// Requests that could have shown it; once it is shown, those since something was found there.
+    pub(crate) asked: AtomicU32,
+    /// Where the service shows it: see `view`.
+    pub(crate) view: AtomicU64,
+    /// The kernel's inode number of descriptors that the kernel opened; 0: they are copies of the
+    /// slot's.
+    pub(crate) node: AtomicU64,
+    /// Open files that the place has stood for: see `table::Glance`.
+    pub(super) generation: AtomicU32,
+}
+
+const _: () = assert!(size_of::<Record>() == 64);
+
+impl Record {
+    pub(super) const fn new() -> Self {
+        Record {
+            refs: AtomicU32::new(0),
+            state: AtomicU32::new(0),
+            offset_lock: OffsetLock::new(),
+            handle: AtomicU64::new(0),
+            offset: AtomicU64::new(0),
+            session: AtomicU32::new(0),
+            slot: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            asked: AtomicU32::new(0),
+            view: AtomicU64::new(0),
+            node: AtomicU64::new(0),
+            generation: AtomicU32::new(0),
+        }
+    }
+
+    /// Whether any bit of `bits` is set.
+    #[inline]
+    pub(crate) fn is(&self, bits: u32) -> bool {
+        self.state.load(Ordering::Acquire) & bits != 0
+    }
+
+    /// Sets bits; returns whether all were set before.
+    pub(crate) fn set(&self, bits: u32) -> bool {
+        self.state.fetch_or(bits, Ordering::AcqRel) & bits == bits
+    }
+
+    /// The offset moves by another way than a streamed append, or is private no longer. Call with
+    /// the offset locked.
+    #[inline]
+    pub(crate) fn leaves_end(&self) {
+        if self.is(bit::AT_END) {
+            self.state.fetch_and(!bit::AT_END, Ordering::AcqRel);
+        }
+    }
+
+    /// The file is about to end elsewhere, by another way than a streamed append. Call without the
+    /// lock of the offset.
+    #[inline]
+    pub(crate) fn end_moves(&self) {
+        if self.is(bit::AT_END) {
+            let _guard = self.offset_lock.lock();
+            self.leaves_end();
+        }
+    }
+
+    /// Whether it was opened with `O_APPEND`.
+    #[inline]
+    pub(crate) fn appends(&self) -> bool {
+        self.flags.load(Ordering::Relaxed) & libc::O_APPEND as u32 != 0
+    }
+
+    /// Whether the handle is one that the stream made.
+    #[inline]
+    pub(crate) fn is_streamed(&self) -> bool {
+        is_streamed(self.handle.load(Ordering::Relaxed))
+    }
+
+    /// The file is about to be shown, or the kernel to get pages of it: what is streamed about it
+    /// from now on would be missed.
+    #[inline]
+    pub(crate) fn meet(&self) {
+        if self.is_streamed() && !self.is(bit::MET) {
+            self.set(bit::MET);
+            // Who streams posts first, and then looks.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Access mode: `O_RDONLY`, `O_WRONLY` or `O_RDWR`.
+    #[inline]
+    pub(crate) fn access_mode(&self) -> i32 {
+        self.flags.load(Ordering::Relaxed) as i32 & libc::O_ACCMODE
+    }
+
+    pub(super) fn reset(&self) {
+        // First: who reads anything of the new file finds that it is another.
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.state.store(0, Ordering::Relaxed);
+        self.offset.store(0, Ordering::Relaxed);
+        self.slot.store(0, Ordering::Relaxed);
+        self.flags.store(0, Ordering::Relaxed);
+        self.handle.store(0, Ordering::Relaxed);
+        self.session.store(0, Ordering::Relaxed);
+        self.asked.store(0, Ordering::Relaxed);
+        self.view.store(0, Ordering::Relaxed);
+        self.node.store(0, Ordering::Relaxed);
+    }
+
+    /// One more reference, unless the place is free, being filled or being emptied.
+    #[inline]
+    pub(super) fn hold(&self) -> bool {
+        let mut refs = self.refs.load(Ordering::Relaxed);
+        while refs != 0 && refs < CLAIMED {
+            let (done, again) = (Ordering::Acquire, Ordering::Relaxed);
+            match self.refs.compare_exchange_weak(refs, refs + 1, done, again) {
+                Ok(_) => return true,
+                Err(now) => refs = now,
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,281 @@
+//! What a number means: the open file behind it, found and attached to the present session.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use polylane_base::Errno;
+use polylane_ipc::message::{Message, Op};
+
+use super::state;
+use crate::fd::file::STATUS_FLAGS;
+use crate::fd::preopened::Slot;
+use crate::fd::record::{Record, bit};
+use crate::fd::table::{Entry, Glance, Pin};
+use crate::fd::{file, rings};
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::rights::lease::deferred_errors;
+use crate::rights::{locks, view};
+use crate::session::{self, Session, call, namespace};
+
+/// The open file that `fd` means; an unknown number is looked at.
+#[inline]
+pub(crate) fn find(fd: RawFd) -> Outcome<Pin> {
+    namespace::mount()?;
+    let state = state::get();
+    match state.records().find(&state.table, fd) {
+        Ok(pin) if !rings::close_unseen() || rings::is_still(fd, &pin, &state.slots) => Ok(pin),
+        Ok(_) => {
+            forget(fd);
+            look_at(fd)
+        }
+        Err(Entry::Unknown) if fd >= 0 => look_at(fd),
+        Err(_) => Err(Detour::Kernel),
+    }
+}
+
+/// A look at the open file that `fd` is known to mean, for what is read of its view.
+#[inline]
+pub(crate) fn glance(fd: RawFd) -> Option<Glance> {
+    namespace::mount().ok()?;
+    let state = state::started().filter(|_| !rings::close_unseen())?;
+    state.records().glance(&state.table, fd)
+}
+
+/// The open file that `fd` is known to mean.
+#[inline]
+pub(crate) fn find_known(fd: RawFd) -> Option<Pin> {
+    namespace::mount().ok()?;
+    let state = state::started()?;
+    state.records().find(&state.table, fd).ok()
+}
+
+/// A file ready for a request: its session and handle.
+#[inline]
+pub(crate) fn usable(file: &Record, fd: RawFd) -> Outcome<(&'static Session, u64)> {
+    let session = state::get().ready()?;
+    if file.session.load(Ordering::Acquire) != session.number {
+        attach(file, fd, session)?;
+    }
+    Ok((session, file.handle.load(Ordering::Relaxed)))
+}
+
+/// Whether `fd` is a regular file or a directory of the lane; no session is needed.
+pub(crate) fn is_of_lane(fd: RawFd) -> bool {
+    let Ok(device) = namespace::mount().and_then(|_| state::get().mount.device()) else {
+        return false;
+    };
+    match state::get().table.get(fd) {
+        Entry::Record(_) if !rings::close_unseen() => return true,
+        Entry::Foreign => return false,
+        _ => {}
+    }
+    real::kind_cached(fd)
+        .is_ok_and(|(of, kind, _)| of == device && matches!(kind, libc::S_IFREG | libc::S_IFDIR))
+}
+
+/// Whether `fd` is a directory that is not known here.
+pub(crate) fn is_unknown_directory(fd: RawFd) -> bool {
+    let is_directory = |(_, kind, _)| kind == libc::S_IFDIR;
+    let unknown = |state: &state::Fields| state.table.get(fd) == Entry::Unknown;
+    state::started().is_some_and(unknown) && real::kind_cached(fd).is_ok_and(is_directory)
+}
+
+/// Whether the kernel is to sync `fd`: a directory that this process opened, and did not sync yet.
+/// Programs open one to sync what they did in it and close it again: to learn of it would cost as
+/// many trips as the kernel's way, and two requests more.
+pub(crate) fn is_synced_once(fd: RawFd) -> bool {
+    let fresh = state::started().is_some_and(|state| state.table.is_fresh(fd));
+    let once = fresh && namespace::mount().is_ok() && is_unknown_directory(fd);
+    if once {
+        is_copied(fd);
+    }
+    once
+}
+
+/// A descriptor that came from another process: if it is one of the lane, the service learns at
+/// once that it has, whatever the patience.
+pub(crate) fn take_over(fd: RawFd) -> Outcome<()> {
+    if is_of_lane(fd) {
+        state::get().sessions.hurry();
+        find(fd)?;
+    }
+    Ok(())
+}
+
+/// The first look at a descriptor: is it a file or directory of the lane?
+#[cold]
+fn look_at(fd: RawFd) -> Outcome<Pin> {
+    let state = state::get();
+    let (device, kind, node) = real::kind_cached(fd).map_err(|_| Detour::Kernel)?;
+    let (file, directory) = (kind == libc::S_IFREG, kind == libc::S_IFDIR);
+    if !(file || directory) || device != state.mount.device()? {
+        state.table.learn(fd, Entry::Foreign);
+        return Err(Detour::Kernel);
+    }
+    let session = state.ready()?;
+    let record = state.records().allocate().ok_or(Detour::Kernel)?;
+    record.node.store(node, Ordering::Relaxed);
+    record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { 0 });
+    if !state.table.is_fresh(fd) {
+        record.set(bit::COMMON);
+    }
+    if attach(&record, fd, session).is_err() {
+        // Such as an O_PATH descriptor, which cannot be asked for a ticket.
+        state.table.learn(fd, Entry::Foreign);
+        return Err(Detour::Kernel);
+    }
+    // Another thread may have been as fast; one record stays.
+    let mine = record.again().into_entry();
+    let learned = state.table.learn(fd, mine);
+    // The number may have been closed since it was looked at.
+    let wrong = || real::node_cached(fd) != Ok(node) && state.table.unlearn(fd, mine);
+    if !learned || wrong() {
+        drop(state.records().adopt(mine));
+    }
+    Ok(record)
+}
+
+/// Gives a record a handle of this session, by the ticket of its descriptor.
+#[cold]
+fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
+    let _guard = file.offset_lock.lock();
+    if file.session.load(Ordering::Acquire) == session.number {
+        return Ok(());
+    }
+    if deferred_errors::has_lost_bytes(file) {
+        return Err(Errno::EIO.into());
+    }
+    // Who hears of F_SETFL last is the service.
+    let status = match file.is(bit::KERNEL_OFFSET) {
+        true => real::status_flags(fd)?,
+        false => file.flags.load(Ordering::Relaxed) as i32,
+    };
+    let errno = real::errno();
+    let ticket = real::identify(fd);
+    real::set_errno(errno);
+    let ticket = u128::from_le_bytes(ticket.ok_or(Detour::Kernel)?);
+    let mut message = Message::new(Op::Redeem);
+    message.arg[0] = ticket as u64;
+    message.arg[1] = (ticket >> 64) as u64;
+    let reply = call::plain(session, message).map_err(|_| Detour::Kernel)?;
+    let former = session::of(file.session.load(Ordering::Relaxed)).filter(|one| one.is_own());
+    if let Some(held) = former.and_then(|former| view::keep_locks(former, file)) {
+        locks::reclaim(session, reply.handle, &held);
+    }
+    let told = reply.value[0] as i32;
+    let flags = told & !STATUS_FLAGS | status & STATUS_FLAGS;
+    if (flags ^ told) & libc::O_APPEND != 0 && !file.is(bit::DIRECTORY) {
+        let (handle, flags) = (reply.handle, flags as u32);
+        call::plain(session, Message { handle, flags, ..Message::new(Op::SetFlags) })?;
+    }
+    file.flags.store(flags as u32, Ordering::Relaxed);
+    file.handle.store(reply.handle, Ordering::Relaxed);
+    file.view.store(0, Ordering::Relaxed);
+    file.asked.store(0, Ordering::Relaxed);
+    file.session.store(session.number, Ordering::Release);
+    Ok(())
+}
+
+/// The slot of a file.
+pub(crate) fn slot(file: &Record) -> Option<&'static Slot> {
+    file::slot(&state::get().slots, file)
+}
+
+/// Makes the kernel's file position count, as [`file::publish`].
+pub(crate) fn publish(file: &Record) -> bool {
+    file::publish(&state::get().slots, file)
+}
+
+/// Passes a result on; what the kernel is to do after all needs the offset in the kernel.
+#[inline]
+pub(crate) fn or_kernel<T>(file: &Record, done: Outcome<T>) -> Outcome<T> {
+    if done.as_ref().is_err_and(|error| *error == Detour::Kernel) {
+        publish(file);
+    }
+    done
+}
+
+/// Publishes the offset of the file that `fd` means, for a call that the kernel or libc will do on
+/// it.
+pub(crate) fn publish_fd(fd: RawFd) {
+    if let Some(file) = find_known(fd) {
+        publish(&file);
+    }
+}
+
+/// As [`publish_fd`], for a stream of libc's, which may change the status flags as well.
+pub(crate) fn lend_to_libc(fd: RawFd) {
+    match find_known(fd) {
+        Some(file) => {
+            publish(&file);
+            file.set(bit::COMMON | bit::FLAGGED);
+        }
+        None => is_copied(fd),
+    }
+}
+
+/// A number was given out by a call that the kernel did: what was known about it is stale.
+#[inline]
+pub(crate) fn forget(fd: RawFd) {
+    drop(take(fd));
+}
+
+/// The kernel opens a file for a call of this process; returns its number as [`forget`] leaves it,
+/// and remembers that no other process has a copy. What others can do to it need not be asked for.
+pub(crate) fn opened_by(open: impl FnOnce() -> RawFd) -> RawFd {
+    let now = |state: &state::Fields| {
+        (state.shares.load(Ordering::SeqCst), state.sharing.load(Ordering::SeqCst))
+    };
+    let shares = || state::started().map(now);
+    let before = shares();
+    let fd = open();
+    if fd >= 0
+        && let Some(state) = state::started()
+    {
+        forget(fd);
+        if namespace::mount().is_ok() && !rings::any() {
+            state.table.set_fresh(fd);
+            // Another thread is making a process, which may have a copy, or did so meanwhile.
+            if shares() != before || before.is_some_and(|(_, sharing)| sharing > 0) {
+                state.table.stale(fd);
+            }
+        }
+    }
+    fd
+}
+
+/// `fd`, of which nothing is known, is about to be copied or lent to libc: what is done to its open
+/// file by another way will not be seen.
+pub(crate) fn is_copied(fd: RawFd) {
+    if let Some(state) = state::started() {
+        state.table.stale(fd);
+    }
+}
+
+/// Clears the entry of a number; its reference is the caller's, to be dropped after the real close.
+#[inline]
+pub(crate) fn take(fd: RawFd) -> Option<Pin> {
+    let state = state::started()?;
+    if state.table.is_blank(fd) {
+        return None;
+    }
+    state.records().adopt(state.table.swap(fd, Entry::Unknown))
+}
+
+/// As [`take`], before the number is closed: what it means is not looked at until it is, which the
+/// caller says.
+pub(crate) fn take_to_close(fd: RawFd) -> Option<Pin> {
+    let state = state::started()?;
+    state.records().adopt(state.table.closes(fd))
+}
+
+/// Has `fd` mean `file`.
+pub(crate) fn install(fd: RawFd, file: Pin) {
+    let state = state::get();
+    if fd <= libc::STDERR_FILENO {
+        publish(&file);
+    }
+    let old = state.table.swap(fd, file.into_entry());
+    drop(state.records().adopt(old));
+}

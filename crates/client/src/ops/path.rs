@@ -1,0 +1,111 @@
+//! Is this path ours, and where does it start?
+//!
+//! A path belongs to the lane when it is absolute and starts with the mount path, component by
+//! component, or is relative to a directory of the lane. Nothing else is looked at: `..`, symbolic
+//! links and mounts in the way are the service's to notice (`UseKernel`), and a path that reaches
+//! the lane by a detour from outside goes through the kernel, which is right too.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+
+use polylane_base::Errno;
+use polylane_ipc::message::{DIR_ROOT, Message, Op, PATH_BYTES_MAX};
+
+use super::{file, state};
+use crate::fd::at::At;
+use crate::fd::record::bit;
+use crate::fd::table::Pin;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::thread;
+use crate::session::Session;
+use crate::session::call;
+use crate::session::mounts;
+use crate::session::namespace;
+use crate::session::path::{inside, is_covered};
+
+/// `path` as seen from `dir`, or `Kernel` when it is not the lane's.
+#[inline]
+pub(crate) fn at<'a>(dir: RawFd, path: &'a [u8]) -> Outcome<(&'static Session, At<'a>)> {
+    let mount = namespace::mount()?;
+    if path.first() == Some(&b'/') {
+        return absolute(mount, path);
+    }
+    relative(dir, path)
+}
+
+/// Two paths of one call; both are the lane's, or the kernel does it.
+pub(crate) fn two<'a>(
+    first: (RawFd, &'a [u8]),
+    second: (RawFd, &'a [u8]),
+) -> Outcome<(&'static Session, At<'a>, At<'a>)> {
+    let (session, one) = at(first.0, first.1)?;
+    let (again, two) = at(second.0, second.1)?;
+    // A session that ended between the two has taken its handles along.
+    if session.number != again.number {
+        return Err(Detour::Kernel);
+    }
+    Ok((session, one, two))
+}
+
+fn absolute<'a>(mount: &[u8], path: &'a [u8]) -> Outcome<(&'static Session, At<'a>)> {
+    let rest = inside(mount, path).ok_or(Detour::Kernel)?;
+    let session = state::get().ready()?;
+    if mounts::changed() || is_covered(session, rest) || rest.len() > PATH_BYTES_MAX {
+        return Err(Detour::Kernel);
+    }
+    Ok((session, At::from_root(rest)))
+}
+
+#[cold]
+fn relative(dir: RawFd, path: &[u8]) -> Outcome<(&'static Session, At<'_>)> {
+    if path.is_empty() || path.len() > PATH_BYTES_MAX {
+        return Err(Detour::Kernel);
+    }
+    let state = state::get();
+    let start = match dir {
+        libc::AT_FDCWD => state.cwd.get(state.records(), || open_cwd(state))?,
+        fd => file::find(fd)?,
+    };
+    if !start.is(bit::DIRECTORY) {
+        return Err(Detour::Kernel);
+    }
+    let session = state.ready()?;
+    if mounts::changed() {
+        return Err(Detour::Kernel);
+    }
+    if start.session.load(Ordering::Relaxed) != session.number {
+        if dir == libc::AT_FDCWD {
+            state.cwd.changed(state.records());
+        }
+        return Err(Detour::Kernel);
+    }
+    Ok((session, At::from_directory(start, path)))
+}
+
+/// Opens the kernel's working directory at the service. `Kernel`: it is not the lane's; an errno:
+/// it cannot be opened now.
+#[cold]
+fn open_cwd(state: &'static state::Fields) -> Outcome<Pin> {
+    let mount = namespace::mount()?;
+    let mut path = [0; PATH_BYTES_MAX + 1];
+    let path = thread::slow(|| real::working_directory(&mut path)).ok_or(Detour::Kernel)?;
+    let rest = inside(mount, path).ok_or(Detour::Kernel)?;
+    // There may be a session later.
+    let session = state.ready().map_err(|_| Errno::EAGAIN)?;
+    let (device, ino) = real::stat_cached(b".")?;
+    if is_covered(session, rest) || device != state.mount.device()? {
+        return Err(Detour::Kernel);
+    }
+    let record = state.records().allocate().ok_or(Detour::Kernel)?;
+    let reply = call::paths(session, Message::new(Op::OpenDir), (DIR_ROOT, rest), (DIR_ROOT, b""))?;
+    record.handle.store(reply.handle, Ordering::Relaxed);
+    record.session.store(session.number, Ordering::Relaxed);
+    record.set(bit::DIRECTORY | bit::KERNEL_OFFSET);
+    // From here on dropping the record closes the handle.
+    let attr = call::on_handle(session, Op::Fstat, reply.handle)?.attr.ok_or(Detour::Kernel)?;
+    if attr.ino != ino {
+        return Err(Detour::Kernel);
+    }
+    Ok(record)
+}

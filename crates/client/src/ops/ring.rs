@@ -1,0 +1,36 @@
+//! Before the kernel uses descriptors without a call that we see: see `fd::rings`.
+
+use std::os::fd::RawFd;
+
+use super::{file, share};
+use crate::fd::{self, rings};
+use crate::kernel::real;
+
+/// Linux AIO is about to be used.
+pub(crate) fn aio_begins() {
+    rings::note_aio();
+    // The slots of files that are open now are theirs for good.
+    share::share_all();
+}
+
+/// A ring is about to be made.
+pub(crate) fn ring_begins() {
+    rings::note_rings();
+    share::share_all();
+    share::leave_to_numbers();
+}
+
+/// Another process is about to have this one's descriptors, and not its memory.
+pub(crate) fn numbers_are_shared() {
+    ring_begins();
+    // It would take the session's descriptors for copies, and close them.
+    share::leave_session();
+}
+
+/// Before the kernel reads `fd` up to `end` at a time that only it knows.
+#[cold]
+pub(crate) fn before_read(fd: RawFd, end: u64) {
+    if file::find(fd).is_ok() && real::size_cached(fd).is_ok_and(|size| size < end) {
+        fd::file::tell_size(real::borrow(fd));
+    }
+}

@@ -1,0 +1,58 @@
+//! The mailboxes of each thread, and the number of a request that it asks again.
+//!
+//! Constant-initialised and without destructor, as `kernel::thread`. A call that interrupts another
+//! of its thread finds that one's mailbox busy and takes the other one; a third level goes through
+//! the kernel.
+
+use std::cell::Cell;
+
+/// Mailboxes of one thread.
+pub(crate) const BOXES: usize = 2;
+/// The one for calls. The worker that serves a busy thread looks at it without being told to.
+pub(crate) const AWAITED: usize = 0;
+/// The one for requests that nobody waits for, so that they do not delay the next call.
+pub(crate) const UNAWAITED: usize = 1;
+
+/// The calling thread's part. Only the thread itself, or a signal handler on it, comes here.
+pub(super) struct Boxes {
+    /// The session that `numbers` belong to; 0: none were claimed.
+    pub(super) session: Cell<u32>,
+    /// Mailbox numbers.
+    pub(super) numbers: [Cell<u32>; BOXES],
+    /// Whether a call of this thread is using the mailbox.
+    pub(super) busy: [Cell<bool>; BOXES],
+    /// The number of a request that is asked again, for the next one that has a number; 0: none.
+    again: Cell<u32>,
+}
+
+thread_local! {
+    static OWN: Boxes = const {
+        Boxes {
+            session: Cell::new(0),
+            numbers: [const { Cell::new(0) }; BOXES],
+            busy: [const { Cell::new(false) }; BOXES],
+            again: Cell::new(0),
+        }
+    };
+}
+
+/// Calls `with` with the calling thread's part.
+#[inline]
+pub(super) fn with<R>(with: impl FnOnce(&Boxes) -> R) -> R {
+    OWN.with(with)
+}
+
+/// The calling thread is about to ask once more what it asked under this number; 0: what has none.
+pub(crate) fn ask_again(turn: u32) {
+    OWN.with(|own| own.again.set(turn));
+}
+
+/// Whether the calling thread is to ask once more what had a number, and has not yet.
+pub(crate) fn is_asked_again() -> bool {
+    OWN.with(|own| own.again.get() != 0)
+}
+
+/// The number given to [`ask_again`], once; 0: none, or it was taken.
+pub(crate) fn take_again() -> u32 {
+    OWN.with(|own| own.again.replace(0))
+}

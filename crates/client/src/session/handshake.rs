@@ -1,0 +1,60 @@
+//! The handshake with a service: what is said, and what comes with the answer.
+
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use polylane_base::{Errno, Result};
+use polylane_ipc::ClientChannel;
+use polylane_ipc::handshake::{Hello, WELCOME_BYTES_MAX, Welcome};
+use polylane_sys::scm;
+
+use crate::kernel::outcome::Detour;
+use crate::kernel::real;
+use crate::kernel::reserved;
+
+/// How long a service may take to welcome us before the kernel path is taken.
+const WELCOME_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What comes with the welcome.
+pub(super) struct Welcomed {
+    pub(super) channel: ClientChannel,
+    pub(super) token: [u8; 16],
+    pub(super) attributes: u32,
+    pub(super) covered: Vec<Vec<u8>>,
+}
+
+/// Says who this process is, by its secret, and takes over what the service sends.
+pub(super) fn greet(key: u64, socket: RawFd) -> Result<Welcomed> {
+    let fd = real::borrow(socket);
+    let timeout = rustix::net::sockopt::Timeout::Recv;
+    rustix::net::sockopt::set_socket_timeout(fd, timeout, Some(WELCOME_PATIENCE))
+        .map_err(|error| Errno(error.raw_os_error()))?;
+    scm::send(fd, &Hello { queue: None, key }.to_bytes(), &[])?;
+    let mut bytes = vec![0; WELCOME_BYTES_MAX];
+    let received = scm::receive(fd, &mut bytes)?;
+    let welcome = Welcome::from_bytes(&bytes[..received.count])?;
+    if welcome.status != 0 {
+        return Err(Errno(welcome.status));
+    }
+    let mut fds = received.fds.into_iter();
+    let memfd = fds.next().ok_or(Errno::EPROTO)?;
+    let groups = welcome.geometry.groups as usize;
+    let mut doorbells = Vec::new();
+    for fd in fds.by_ref().take(groups) {
+        doorbells.push(real::owned(high(fd)?));
+    }
+    // The pulse is mapped and closed.
+    doorbells.extend(fds);
+    let channel = ClientChannel::attach(memfd, doorbells, welcome.geometry, welcome.plan)?;
+    let (token, attributes, covered) = (welcome.token, welcome.attributes, welcome.covered);
+    Ok(Welcomed { channel, token, attributes, covered })
+}
+
+/// Moves a descriptor to where the library keeps its own.
+pub(super) fn high(fd: OwnedFd) -> Result<RawFd> {
+    match reserved::adopt(fd.into_raw_fd()) {
+        Ok(fd) => Ok(fd),
+        Err(Detour::Errno(errno)) => Err(errno),
+        Err(_) => Err(Errno::EMFILE),
+    }
+}

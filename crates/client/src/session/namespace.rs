@@ -1,0 +1,75 @@
+//! What paths mean in this process: whether there is a lane, and where.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::kernel::config;
+use crate::kernel::outcome::{Detour, Outcome};
+use crate::kernel::real;
+use crate::kernel::thread;
+
+/// Whether this library has anything to do with calls of this thread just now.
+#[inline]
+pub(crate) fn mount() -> Outcome<&'static [u8]> {
+    match config::mount() {
+        Some(mount) if !thread::is_inside() => Ok(mount),
+        _ => Err(Detour::Kernel),
+    }
+}
+
+/// Paths mean something else here than in the service (chroot, another mount namespace), or the
+/// service would take this process for more than it is. What a child inherits with memory of its
+/// own, so that it stays until the next exec.
+static ESTRANGED: AtomicBool = AtomicBool::new(false);
+
+/// Whether paths mean the same in this process as in the service.
+pub(crate) fn is_at_home() -> bool {
+    !ESTRANGED.load(Ordering::SeqCst)
+}
+
+/// From now on this process, and what is forked from it, has no session.
+pub(crate) fn leave_home() {
+    ESTRANGED.store(true, Ordering::SeqCst);
+}
+
+/// The mount as the kernel knows it. Zero is "not known yet".
+pub(crate) struct Mount {
+    /// `st_dev` plus one.
+    device: AtomicU64,
+    /// Inode number of the root.
+    root_ino: AtomicU64,
+}
+
+impl Mount {
+    pub(crate) const fn new() -> Self {
+        Mount { device: AtomicU64::new(0), root_ino: AtomicU64::new(0) }
+    }
+
+    /// `st_dev` of the mount.
+    #[inline]
+    pub(crate) fn device(&self) -> Outcome<u64> {
+        match self.device.load(Ordering::Relaxed).checked_sub(1) {
+            Some(device) => Ok(device),
+            None => self.find().map(|(device, _)| device),
+        }
+    }
+
+    /// The inode number of the mount's root.
+    pub(crate) fn root_ino(&self) -> Outcome<u64> {
+        match self.root_ino.load(Ordering::Relaxed) {
+            0 => self.find().map(|(_, root)| root),
+            root => Ok(root),
+        }
+    }
+
+    /// Device and inode number of the mount's root.
+    #[cold]
+    fn find(&self) -> Outcome<(u64, u64)> {
+        let mut path = [0; config::MOUNT_BYTES_MAX + 1];
+        let path = config::under_mount(&mut path, b"").ok_or(Detour::Kernel)?;
+        // After chroot there may be nothing of that name.
+        let (device, root) = real::stat_cached(path).map_err(|_| Detour::Kernel)?;
+        self.root_ino.store(root, Ordering::Relaxed);
+        self.device.store(device + 1, Ordering::Relaxed);
+        Ok((device, root))
+    }
+}
