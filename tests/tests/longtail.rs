@@ -60,6 +60,9 @@ const MUSL: Topic = Topic { compiler: "musl-gcc", ..PROGRAM };
 /// Where the library differs (docs/semantics.md says how).
 const FUSE: &[Lane] = &[Lane::Fuse];
 
+/// Where FUSE differs.
+const PRELOAD: &[Lane] = &[Lane::Preload, Lane::PreloadVolume];
+
 /// The kernel's ext4 on a loop device is the judge.
 const EXT4: &str = r#"
 truncate -s 64M ../disk && mke2fs -q -t ext4 ../disk
@@ -338,10 +341,15 @@ topics! {
     descriptors_that_libc_makes_itself = Topic { source: "unseen", ..PROGRAM };
     plugins_bound_deeply = Topic { source: "plugins", script: PLUGINS, ..PROGRAM };
     files_that_cannot_be_waited_for =
-        Topic { source: "epoll", ways: &[Lane::Preload, Lane::PreloadVolume], ..PROGRAM };
+        Topic { source: "epoll", ways: PRELOAD, ..PROGRAM };
     working_directories_that_move = Topic { source: "directories_moved", ..PROGRAM };
     hard_links_to_files_of_others = Topic { source: "links", ..PROGRAM };
     arguments_at_the_edge = Topic { source: "edges", ..PROGRAM };
+    buffers_that_are_no_memory = Topic { source: "bad_places", ..PROGRAM };
+    buffers_that_are_no_memory_at_the_end = Topic { source: "bad_places", ways: PRELOAD, ..ALL };
+    limits_that_others_set = Topic { source: "limits_outside", ..PROGRAM };
+    times_of_access = Topic { source: "access_times", judge: EXT4, ..PROGRAM };
+    descriptors_that_others_take = Topic { source: "taken", ..PROGRAM };
     handles_of_files_without_a_name = Topic { source: "handles", ..PROGRAM };
     inode_flags = Topic { source: "flags", script: FLAGS, ways: LISTS, judge: EXT4, ..PROGRAM };
     inode_flags_asked_for = Topic {

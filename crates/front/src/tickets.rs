@@ -36,15 +36,26 @@ pub const CAPACITY: usize = 4096;
 pub struct Ticket {
     /// The open file.
     pub file: Arc<OpenFile>,
-    /// The slot the descriptor is, if it is one: the session that made it, and its number.
-    pub slot: Option<(Token, u32)>,
+    /// The slot the descriptor is, if it is one.
+    pub slot: Option<TicketSlot>,
+}
+
+/// The slot of a ticket's descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TicketSlot {
+    /// The session that made it.
+    pub session: Token,
+    /// Its number there.
+    pub number: u32,
+    /// Whether the kernel's descriptor has the file's status flags.
+    pub has_flags: bool,
 }
 
 struct Entry {
     key: [u8; 16],
     issued: Instant,
     file: Weak<OpenFile>,
-    slot: Option<(Token, u32)>,
+    slot: Option<TicketSlot>,
 }
 
 /// The tickets of one lane. Thread-safe.

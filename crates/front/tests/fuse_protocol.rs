@@ -795,7 +795,11 @@ fn a_ticket_stands_for_the_open_file() {
     assert_eq!((redeemed.slot, redeemed.file.node().kind() as u8), (None, 8));
     assert!(tickets.redeem(&plain).is_none(), "good once");
     let redeemed = tickets.redeem(&slots).expect("good");
-    assert_eq!(redeemed.slot, Some((session.token(), 7)));
+    let (session, number) = (session.token(), 7);
+    assert_eq!(
+        redeemed.slot,
+        Some(polylane_front::tickets::TicketSlot { session, number, has_flags: false })
+    );
     assert!(Arc::ptr_eq(&redeemed.file, &bound));
     assert!(tickets.redeem(&[0; 16]).is_none());
 }

@@ -4,6 +4,10 @@
 /// for [`Op::Redeem`](crate::message::Op::Redeem). `_IOR('P', 1, [u8; 16])`.
 pub const IOCTL_IDENTIFY: u32 = 0x8010_5001;
 
+/// Beside the open(2) flags that a ticket's reply tells: the descriptor is a slot that its client
+/// has not shared, so the kernel was not told of the file's status flags.
+pub const UNFLAGGED: u64 = 1 << 32;
+
 /// `ioctl(2)` request on a descriptor of the lane's FUSE mount: where its file lies on the medium.
 /// In: offset and length, words of 64 bits. Out: how many pieces follow and whether there are more
 /// (two words of 32 bits), then [`PIECE_BYTES`] for each: offset, place, length, whether it is

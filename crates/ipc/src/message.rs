@@ -138,8 +138,8 @@ ops! {
     /// A handle on the directory `path` below `dir`, good as `dir` and for `Readdir`. `length`: as
     /// of that, from the begin; 0: none. `flags`: `O_NOFOLLOW`. Reply: handle, attr, the entries.
     OpenDir = 29,
-    /// A handle for an inherited descriptor: `arg[0..2]` is the ticket that `ioctl(fd, IDENTIFY)`
-    /// gave. Reply: handle, attr, `value[0]` = open flags, `value[1]` = slot number or `NO_SLOT`.
+    /// A handle for an inherited descriptor by its ticket, `arg[0..2]`. Reply: handle, attr,
+    /// `value[0]`: open flags, [`crate::ioctl::UNFLAGGED`]; `value[1]`: slot number or `NO_SLOT`.
     Redeem = 30,
     /// The slots of all handles of this client are about to be shared with other processes: from
     /// now on they belong to their kernel descriptors and live until the kernel releases them.

@@ -17,6 +17,12 @@ fn is_nowhere<T>(pointer: *const T) -> bool {
     (pointer.addr() as isize) < 4096
 }
 
+/// Whether a pointer is in the kernel's half, where it refuses even a buffer of no bytes.
+#[inline]
+fn is_kernels<T>(pointer: *const T) -> bool {
+    (pointer.addr() as isize) < 0
+}
+
 /// A path or name.
 ///
 /// # Safety
@@ -45,7 +51,7 @@ pub(super) unsafe fn text<'a>(text: *const c_char) -> Outcome<&'a [u8]> {
 #[inline]
 pub(super) unsafe fn sink<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut [u8]> {
     match is_nowhere(bytes) || len > isize::MAX as usize {
-        true if len == 0 => Ok(&mut []),
+        true if len == 0 && !is_kernels(bytes) => Ok(&mut []),
         true => Err(Detour::Kernel),
         // SAFETY: not null; the caller vouches for the rest.
         false => Ok(unsafe { std::slice::from_raw_parts_mut(bytes.cast(), len) }),
@@ -60,14 +66,15 @@ pub(super) unsafe fn sink<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut
 #[inline]
 pub(super) unsafe fn source<'a>(bytes: *const c_void, len: usize) -> Outcome<&'a [u8]> {
     match is_nowhere(bytes) || len > isize::MAX as usize {
-        true if len == 0 => Ok(&[]),
+        true if len == 0 && !is_kernels(bytes) => Ok(&[]),
         true => Err(Detour::Kernel),
         // SAFETY: as above.
         false => Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), len) }),
     }
 }
 
-/// The parts of a vector call.
+/// The parts of a vector call: all, or those before the first that can be nowhere, where they have
+/// bytes. As by the kernel, what came before counts.
 ///
 /// # Safety
 ///
@@ -79,10 +86,20 @@ unsafe fn parts<'a>(parts: *const iovec, count: c_int) -> Outcome<&'a [iovec]> {
     }
     // SAFETY: not null; the caller vouches for the rest.
     let parts = unsafe { std::slice::from_raw_parts(parts, count) };
-    let total = parts.iter().try_fold(0usize, |sum, part| sum.checked_add(part.iov_len));
-    match total {
-        Some(total) if total <= isize::MAX as usize => Ok(parts),
-        _ => Err(Detour::Kernel),
+    let (mut total, mut usable) = (0usize, None);
+    for (n, part) in parts.iter().enumerate() {
+        if is_kernels(part.iov_base) {
+            return Err(Detour::Kernel);
+        }
+        if usable.is_none() && part.iov_len > 0 && is_nowhere(part.iov_base) {
+            usable = Some(n).filter(|_| total > 0);
+            usable.ok_or(Detour::Kernel)?;
+        }
+        total = total.checked_add(part.iov_len).ok_or(Detour::Kernel)?;
+    }
+    match total <= isize::MAX as usize {
+        true => Ok(&parts[..usable.unwrap_or(count)]),
+        false => Err(Detour::Kernel),
     }
 }
 

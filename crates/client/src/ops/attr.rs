@@ -120,7 +120,7 @@ pub(crate) fn fallocate(fd: RawFd, flags: i32, offset: i64, len: i64) -> Outcome
         return resizable(fd, Errno::EINVAL).and(Err(Errno::EINVAL.into()));
     };
     let (session, handle) = resizable(fd, Errno::EBADF)?;
-    if flags & libc::FALLOC_FL_KEEP_SIZE == 0 && limit::is_set() {
+    if flags & libc::FALLOC_FL_KEEP_SIZE == 0 {
         limit::check_size(offset.saturating_add(length))?;
     }
     let flags = flags as u32;
@@ -253,9 +253,7 @@ fn fill(mut message: Message, what: Change) -> Outcome<Message> {
         Change::Size(size) => {
             message.arg[0] = set::SIZE;
             message.length = u64::try_from(size).map_err(|_| Errno::EINVAL)?;
-            if limit::is_set() {
-                limit::check_size(message.length)?;
-            }
+            limit::check_size(message.length)?;
         }
         Change::Times(atime, mtime) => {
             let bits = [(set::ATIME, set::ATIME_NOW), (set::MTIME, set::MTIME_NOW)];

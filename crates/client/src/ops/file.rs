@@ -4,6 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
 use polylane_base::Errno;
+use polylane_ipc::ioctl::UNFLAGGED;
 use polylane_ipc::message::{Message, Op};
 
 use super::state;
@@ -164,6 +165,11 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
         locks::reclaim(session, reply.handle, &held);
     }
     let told = reply.value[0] as i32;
+    let status = match reply.value[0] & UNFLAGGED != 0 && file.session.load(Ordering::Relaxed) == 0
+    {
+        true => share_flags(fd, told),
+        false => status,
+    };
     let flags = told & !STATUS_FLAGS | status & STATUS_FLAGS;
     if (flags ^ told) & libc::O_APPEND != 0 && !file.is(bit::DIRECTORY) {
         let (handle, flags) = (reply.handle, flags as u32);
@@ -175,6 +181,15 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
     file.asked.store(0, Ordering::Relaxed);
     file.session.store(session.number, Ordering::Release);
     Ok(())
+}
+
+/// A descriptor that was taken from another process, which was not asked: it is a slot, whose open
+/// file has flags that the kernel is told only now. Returns them.
+fn share_flags(fd: RawFd, told: i32) -> i32 {
+    let flags = rustix::fs::OFlags::from_bits_retain((told & STATUS_FLAGS) as u32);
+    // Where the kernel does not take them, the service knows them still.
+    let _ = rustix::fs::fcntl_setfl(real::borrow(fd), flags);
+    told
 }
 
 /// The slot of a file.

@@ -132,7 +132,7 @@ pub(crate) fn write_placed(
     let file = file::find(fd)?;
     let done = open(&file, fd, libc::O_RDONLY).and_then(|open| {
         let total: usize = from.iter().map(|source| source.len()).sum();
-        if total == 0 || total > open.session.channel.buffer_bytes() || limit::is_set() {
+        if total == 0 || total > open.session.channel.buffer_bytes() || limit::is_set_for(total) {
             return Err(Detour::Kernel);
         }
         file.meet();
@@ -368,7 +368,7 @@ impl Open<'_> {
             return Ok((0, at));
         }
         check_end(at, total)?;
-        if limit::is_set() {
+        if limit::is_set_for(total) {
             return self.write_limited(at, from, total);
         }
         self.write_all(at, from, total)

@@ -47,7 +47,7 @@ pub(crate) fn copy_range(
     len: usize,
 ) -> Outcome<usize> {
     let (source, target) = (file::find(from)?, file::find(to)?);
-    if source.is(bit::DIRECTORY) || target.is(bit::DIRECTORY) || limit::is_set() {
+    if source.is(bit::DIRECTORY) || target.is(bit::DIRECTORY) || limit::is_set_for(len) {
         return Err(Detour::Kernel);
     }
     if let Some(given) = [from_at, to_at].into_iter().flatten().find(|&given| given < 0) {

@@ -119,7 +119,10 @@ pub(super) fn write(call: &mut Call<'_>) -> End {
         // fcntl(F_SETFL) comes to us with the next write.
         file.set_appends(transfer.flags & libc::O_APPEND != 0);
     }
-    let placed = transfer.flags & libc::O_APPEND != 0 && is_placed(call, &file, transfer.offset);
+    // Of a slot the kernel knows no end: one that another process opened to append begins at 0.
+    let placed = transfer.flags & libc::O_APPEND != 0
+        && !handle.is_slot()
+        && is_placed(call, &file, transfer.offset);
     let (writer, bytes) = (call.writer(kills), data);
     // One that has a page locked until its reply waits for nobody who may wait for that page, to
     // drop it for the append before.

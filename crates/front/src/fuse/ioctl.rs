@@ -21,7 +21,7 @@ use polylane_vfs::{Node, flags};
 
 use super::nodes::Target;
 use super::ops::{Call, End, Outcome};
-use crate::tickets::Ticket;
+use crate::tickets::{Ticket, TicketSlot};
 
 /// `FITRIM`, with a `struct fstrim_range`: start, length, shortest run.
 const FITRIM: u32 = 0xc018_5879;
@@ -70,7 +70,9 @@ pub(super) fn ioctl(call: &mut Call<'_>) -> End {
 fn identify(call: &mut Call<'_>, fh: u64) -> Result<()> {
     let (handle, file) = call.lockable(fh)?;
     let own_slot = handle.slot.as_ref().filter(|_| handle.is_slot());
-    let slot = own_slot.map(|slot| (slot.session, slot.number));
+    let has_flags = handle.has_kernel_flags();
+    let slot =
+        own_slot.map(|slot| TicketSlot { session: slot.session, number: slot.number, has_flags });
     let key = call.session.lane.tickets.issue(&Ticket { file, slot })?;
     call.out.zeros(HEAD_BYTES).0.extend_from_slice(&key);
     Ok(())

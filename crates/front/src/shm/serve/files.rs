@@ -3,6 +3,7 @@
 use polylane_base::sync::Arc;
 use polylane_base::sync::atomic::Ordering;
 use polylane_base::{Errno, Result};
+use polylane_ipc::ioctl::UNFLAGGED;
 use polylane_ipc::message::{NO_SLOT, Reply};
 use polylane_vfs::fs::SeekFor;
 use polylane_vfs::{Holder, Kind, LockFamily, Mark, Node, OpenFile, Viewer, synchronous};
@@ -18,7 +19,7 @@ use crate::shm::request::{At, Brings, Handle, HowToWrite, ShowRead};
 use crate::shm::session::{Open, Session};
 use crate::shm::views::Wish;
 use crate::slots::Unbound;
-use crate::tickets::Ticket;
+use crate::tickets::{Ticket, TicketSlot};
 
 /// Most bytes copied by one request, so that a helper comes back to others; the caller goes on.
 const COPY_BYTES_MAX: u64 = 64 << 20;
@@ -335,16 +336,17 @@ impl Call<'_> {
     pub(super) fn redeem(&mut self, key: &[u8; 16]) -> Answer {
         let ticket = self.session.lane.tickets.redeem(key).ok_or(Errno::ENOENT)?;
         let Ticket { file, slot } = ticket;
-        if let Some((token, number)) = slot {
+        if let Some(TicketSlot { session, number, .. }) = slot {
             // Where it is another session's, a copy of its descriptor is in our process's hands,
             // and that session need not know: pidfd_getfd asks nobody.
-            self.session.lane.slots.stray(token, number, self.session.slots.token());
+            self.session.lane.slots.stray(session, number, self.session.slots.token());
         }
         let attr = self.vfs().getattr(file.node())?;
         // Whether or not the slot is one of ours, this handle does not own it: the slot's file ends
         // with its kernel descriptor, or with the handle that bound it.
-        let own = slot.filter(|(token, _)| *token == self.session.slots.token());
-        let flags = file.flags();
+        let own = slot.filter(|slot| slot.session == self.session.slots.token());
+        let unheard = if slot.is_some_and(|slot| !slot.has_flags) { UNFLAGGED } else { 0 };
+        let flags = u64::from(file.flags() as u32) | unheard;
         let open = match file.node().kind() {
             Kind::File => Open::File { file, slot: None, view: None },
             Kind::Dir => Open::Dir { node: file.node().clone(), listing: Some(file) },
@@ -353,8 +355,8 @@ impl Call<'_> {
         let handle = self.session.add(open)?;
         let mut reply = with_attr(&attr);
         reply.handle = handle.to_wire();
-        reply.value[0] = u64::from(flags as u32);
-        reply.value[1] = own.map_or(NO_SLOT, |(_, number)| u64::from(number));
+        reply.value[0] = flags;
+        reply.value[1] = own.map_or(NO_SLOT, |slot| u64::from(slot.number));
         Ok(reply)
     }
 
