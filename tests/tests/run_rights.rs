@@ -87,21 +87,37 @@ fn the_library_and_the_socket_of_a_lane_are_the_tenants_to_use_and_not_to_change
     assert!(before == fs::read(&library).expect("the library"), "the host's file is as it was");
 }
 
+/// Makes a set-user-id program of root's, if there is none; runs it as somebody else.
+const RUNS_SET_ID: &str = "test -e /srv/id || cp \"$(command -v id)\" /srv/id && \
+     chmod 4755 /srv/id && chmod 755 /srv && env -u LD_PRELOAD \
+     setpriv --reuid 65534 --regid 65534 --clear-groups /srv/id -u && \
+     grep ' /srv ' /proc/self/mounts | grep -o nodev";
+
+/// What lies in a lane that began empty COMMAND made itself; what was there before, others may have
+/// put there.
 #[test]
-fn set_id_programs_work_where_that_was_asked_for() {
-    let name = "set_id_programs_work_where_that_was_asked_for";
+fn set_id_programs_work_in_lanes_that_began_empty_and_where_that_was_asked_for() {
+    let name = "set_id_programs_work_in_lanes_that_began_empty_and_where_that_was_asked_for";
     if unavailable(name) || lacks(name, &["setpriv"]) {
         return;
     }
-    let script = "cp \"$(command -v id)\" /srv/id && chmod 4755 /srv/id && chmod 755 /srv && \
-                  env -u LD_PRELOAD \
-                  setpriv --reuid 65534 --regid 65534 --clear-groups /srv/id -u && \
-                  grep ' /srv ' /proc/self/mounts | grep -o nodev";
-    for (options, euid) in [("", "65534"), ("--suid", "0")] {
-        for door in ["--no-preload", ""] {
-            let run = Run::new(&format!("--mem --at /srv {options} {door}")).script(script);
-            assert_eq!(printed(&run.output()), format!("{euid}\nnodev\n"), "{options} {door}");
+    let dir = tempfile::tempdir().expect("tempdir");
+    let (volume, copy) = (dir.path().join("volume"), dir.path().join("copy"));
+    let source = |path: &Path| format!("--volume {} --size 64M", path.display());
+    let runs = |options: &str, euid: &str| {
+        let run = Run::new(&format!("--at /srv {options}")).script(RUNS_SET_ID);
+        assert_eq!(printed(&run.output()), format!("{euid}\nnodev\n"), "{options}");
+    };
+    for door in ["--no-preload", ""] {
+        runs(&format!("--mem {door}"), "0");
+        runs(&format!("{} {door}", source(&volume)), "0");
+        fs::copy(&volume, &copy).expect("copied");
+        for there in [&volume, &copy] {
+            runs(&format!("{} {door}", source(there)), "65534");
+            runs(&format!("{} {door} --suid", source(there)), "0");
         }
+        runs(&format!("--dir {} {door}", dir.path().join("dir").display()), "65534");
+        fs::remove_file(&volume).expect("removed");
     }
 }
 

@@ -130,7 +130,7 @@ pub(crate) struct RunArgs {
     /// FUSE only: no preload library
     #[arg(long)]
     pub(crate) no_preload: bool,
-    /// Let set-user-ID programs in the lane change the user, as in a root file system
+    /// Let set-user-ID programs change the user also where the lane did not begin empty
     #[arg(long)]
     pub(crate) suid: bool,
     /// Leave COMMAND all of the caller's rights, not only a container's

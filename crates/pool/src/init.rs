@@ -110,8 +110,8 @@ const OOM_SCORE_ADJ: &str = "900";
 const TYPING: [u32; 2] = [0x5412, 0x541c];
 
 impl Plan {
-    /// What is not let through on the lane: devices, and at a path set-id programs, which the
-    /// host's users could run there, unless that was asked for.
+    /// What is not let through on the lane: devices, and at a path set-id programs, unless that was
+    /// asked for or the lane began empty (decision 0055).
     fn attributes(&self) -> MountAttrFlags {
         let mut attributes = MountAttrFlags::MOUNT_ATTR_NODEV;
         let keeps = self.rights.suid || self.place == Place::Root;

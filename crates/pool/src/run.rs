@@ -141,7 +141,7 @@ fn run_with_service(
     place: Place,
     (cpus, caller): (CpuList, CallerLimits),
 ) -> Result<u8> {
-    let rights = rights(&options, caller);
+    let mut rights = rights(&options, caller);
     let library = find_library(&options, &place);
     let rootless = rootless();
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
@@ -150,6 +150,8 @@ fn run_with_service(
     // Last of what can be refused, since it may make a volume.
     let (handed, label, kept) = open_source(&options, &name)?;
     options.weight = options.weight.or(kept.weight);
+    // What others put there gives no rights; what COMMAND makes has those that it gave.
+    rights.suid |= kept.is_new;
     let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
 
     let mut groups = cgroup::plan(&name, &options.limits());
@@ -432,7 +434,10 @@ fn pool_name(options: &RunOptions) -> String {
 /// use.
 fn open_source(options: &RunOptions, pool: &str) -> Result<(Handed, String, Kept)> {
     let path = match &options.source {
-        Source::Mem => return Ok((Handed::default(), String::new(), Kept::default())),
+        Source::Mem => {
+            let kept = Kept { is_new: true, ..Kept::default() };
+            return Ok((Handed::default(), String::new(), kept));
+        }
         Source::Dir(path) => {
             std::fs::create_dir_all(path)
                 .map_err(|error| Failure::path(path, "make the lane's directory", error))?;

@@ -114,7 +114,7 @@ pub(crate) fn default_path(pool: &str) -> Result<PathBuf> {
     Ok(dir.join(format!("{pool}.img")))
 }
 
-/// What a volume's sidecar says of its use.
+/// What is known of a lane's source: by its volume's sidecar, of its use.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Kept {
     /// Share of a pool on it.
@@ -125,6 +125,8 @@ pub(crate) struct Kept {
     pub(crate) translation: Translation,
     /// Its id in its pool file, of a bypass volume.
     pub(crate) bypass: Option<String>,
+    /// It was made just now, and is empty: all that will be in it is made by COMMAND.
+    pub(crate) is_new: bool,
 }
 
 /// What a volume is to be: a new one is made so, an existing one must be so already.
@@ -149,7 +151,7 @@ pub(crate) fn open_or_create(
             let files = create(path, asked, cache, owner)?;
             let stack = Stack::from_own(path, files)?;
             let bypass = stack.sidecar.bypass.as_ref().map(|bypass| bypass.id.clone());
-            Ok((stack, Kept { bypass, ..Kept::default() }))
+            Ok((stack, Kept { bypass, is_new: true, ..Kept::default() }))
         }
         opened => {
             let files = opened.map_err(|error| failure(path, error))?;
@@ -164,7 +166,7 @@ pub(crate) fn open_or_create(
             if bypass.is_some() {
                 refuse_host_cache(path, cache.change(kept))?;
             }
-            Ok((stack, Kept { weight, cache: kept, translation, bypass }))
+            Ok((stack, Kept { weight, cache: kept, translation, bypass, is_new: false }))
         }
     }
 }
