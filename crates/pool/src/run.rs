@@ -141,7 +141,6 @@ fn run_with_service(
     place: Place,
     (cpus, caller): (CpuList, CallerLimits),
 ) -> Result<u8> {
-    let mut rights = rights(&options, caller);
     let library = find_library(&options, &place);
     let rootless = rootless();
     // Opened again in the user namespace when rootless: a FUSE mount belongs to its opener's.
@@ -150,8 +149,7 @@ fn run_with_service(
     // Last of what can be refused, since it may make a volume.
     let (handed, label, kept) = open_source(&options, &name)?;
     options.weight = options.weight.or(kept.weight);
-    // What others put there gives no rights; what COMMAND makes has those that it gave.
-    rights.suid |= kept.is_new;
+    let rights = rights(&options, kept.is_new, caller);
     let uses = (options.cache.change(kept.cache), options.cache.translation.over(kept.translation));
 
     let mut groups = cgroup::plan(&name, &options.limits());
@@ -224,7 +222,7 @@ fn run_on_kernel_fs(
     place: Place,
     (cpus, caller): (&CpuList, CallerLimits),
 ) -> Result<u8> {
-    let rights = Rights { killed_first: false, ..rights(&options, caller) };
+    let rights = Rights { killed_first: false, ..rights(&options, false, caller) };
     let name = pool_name(&options);
     let path = match &options.source {
         Source::Volume(Some(path)) => path.clone(),
@@ -262,13 +260,14 @@ fn run_on_kernel_fs(
     kernel_fs::finish(run(), disk)
 }
 
-/// What COMMAND may do.
-fn rights(options: &RunOptions, limits: CallerLimits) -> Rights {
+/// What COMMAND may do. In a lane that `is_new` its set-id programs are all its own making; what
+/// others put into a lane gives no rights.
+fn rights(options: &RunOptions, is_new: bool, limits: CallerLimits) -> Rights {
     let has = |capability| {
         rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
     };
     Rights {
-        suid: options.suid,
+        suid: options.suid || is_new,
         contained: options.root && !options.privileged && rootless().is_none(),
         killed_first: !has(CapabilitySet::SYS_RESOURCE),
         limits,
