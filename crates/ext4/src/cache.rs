@@ -104,6 +104,16 @@ impl MetaBlock {
         MetaBlock::new(DeviceBlock(0), data, Seal::None)
     }
 
+    /// A block of a file, which only the journal's log has beside its home.
+    pub(crate) fn of_data(home: DeviceBlock, data: Buffer) -> Arc<Self> {
+        MetaBlock::new(home, data, Seal::None)
+    }
+
+    /// Whether the journal holds a version of it that its home may not have.
+    pub(crate) fn is_live(&self) -> bool {
+        !self.is_clean()
+    }
+
     /// The bytes, for reading.
     pub fn read(&self) -> RwLockReadGuard<'_, Buffer> {
         self.data.read()

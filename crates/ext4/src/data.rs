@@ -8,9 +8,12 @@
 //! *Writeback mode* differs where a hole is filled: the handle does its work while the data is on
 //! its way, and a commit that closes it then does not wait for them. What fsync promises is the
 //! same: the write has ended before it begins.
+//!
+//! *Logged data.* Which bytes go to the log instead, and which are durable at once, is
+//! `synced`'s to decide. The newest version of a block may then be in the log
+//! alone: all reading of contents is `read_blocks`'.
 
 use polylane_base::Errno;
-use polylane_block::wait::UnderWay;
 use polylane_sys::buffer::Buffer;
 use polylane_vfs::fs::{Sink, Source};
 
@@ -23,6 +26,7 @@ use crate::format::extent::{Extent, WRITTEN_BLOCKS_MAX};
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inline;
 use crate::inode::{Cell, Core};
+use crate::io::Sent;
 use crate::journal::Handle;
 use crate::mount::DataMode;
 use crate::promised;
@@ -34,6 +38,17 @@ pub const INODE_CREDITS: usize = 2;
 pub const TREE_BLOCKS: u64 = 6;
 /// Most blocks moved in one request to the device.
 pub(crate) const RUN_BLOCKS_MAX: u32 = 256;
+
+/// Where the bytes of a write go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// To their blocks.
+    Place,
+    /// To their blocks, durable when the write has ended.
+    PlaceDurably,
+    /// To the log, with the transaction that shows them.
+    Log,
+}
 
 /// Credits of a handle that maps one extent: what changes in the map, the blocks' bitmap and
 /// descriptor, the inode.
@@ -55,6 +70,15 @@ pub fn map_room(
     match extents::is_tree(core) {
         true => Ok(TREE_BLOCKS),
         false => blockmap::missing(volume, cell, core, (first, count)),
+    }
+}
+
+/// Refuses what has no contents.
+pub(crate) fn regular(core: &Core) -> Result<()> {
+    match core.raw.mode() >> 12 {
+        8 => Ok(()),
+        4 => Err(Errno::EISDIR.into()),
+        _ => Err(Errno::EINVAL.into()),
     }
 }
 
@@ -94,7 +118,7 @@ pub fn read(
             None => sink.zero(done, part),
             Some(start) => {
                 let count = (within + part).div_ceil(block_bytes);
-                let data = volume.io.read_run(start, count)?;
+                let data = read_blocks(volume, start, count)?;
                 sink.put(done, &data[within..within + part]);
             }
         }
@@ -103,7 +127,40 @@ pub fn read(
     Ok(len)
 }
 
-/// Writes all of `source` at `offset`.
+/// Reads `count` adjacent blocks of a file, as they were last written.
+///
+/// # Errors
+/// The device's.
+pub(crate) fn read_blocks(volume: &Volume, start: DeviceBlock, count: usize) -> Result<Buffer> {
+    let newer = match &volume.journal {
+        // Found before the rest is read: a checkpoint may make them what is at their homes.
+        Some(journal) => journal.logged.find(start, count as u32),
+        None => Vec::new(),
+    };
+    let mut data = volume.io.read_run(start, count)?;
+    let block_bytes = volume.io.block_bytes();
+    for block in newer {
+        let at = (block.home.0 - start.0) as usize * block_bytes;
+        data[at..at + block_bytes].copy_from_slice(&block.read());
+    }
+    Ok(data)
+}
+
+/// Writes a block of a file that has it already, outside of [`write()`].
+///
+/// # Errors
+/// The device's.
+pub(crate) fn write_block(volume: &Volume, start: DeviceBlock, data: Buffer) -> Result<()> {
+    let way = if volume.data == DataMode::Data { Way::Log } else { Way::Place };
+    if way_of_run(volume, (start, 1), way).0 == Way::Log {
+        start_logging(volume, start, &data, 0)?.complete();
+        return Ok(());
+    }
+    volume.io.write(start, data)?;
+    Ok(())
+}
+
+/// Writes all of `source` at `offset`, the way that was decided for it.
 ///
 /// # Errors
 /// `ENOSPC` when not even the first byte fits, `EFBIG`, the device's, or a corrupt tree.
@@ -113,6 +170,7 @@ pub fn write(
     core: &mut Core,
     offset: u64,
     source: &mut dyn Source,
+    way: Way,
 ) -> Result<usize> {
     let end = offset.checked_add(source.len() as u64).ok_or(Errno::EFBIG)?;
     if end > volume.max_file_bytes(cell) {
@@ -121,7 +179,7 @@ pub fn write(
     inline::move_out(volume, cell, core)?;
     let mut done = 0;
     while done < source.len() {
-        match write_run(volume, cell, core, offset + done as u64, source, done) {
+        match write_run(volume, cell, core, offset + done as u64, (source, done), way) {
             Ok(count) => done += count,
             Err(crate::Error::Errno(Errno::ENOSPC)) if done > 0 => break,
             Err(error) => return Err(error),
@@ -157,14 +215,15 @@ pub fn readlink(volume: &Volume, cell: &Cell, core: &Core) -> Result<Vec<u8>> {
     Ok(bytes.get(..size).ok_or(corrupt("i_size"))?.to_vec())
 }
 
-/// Writes what one mapping covers. Returns how many bytes that was.
+/// Writes what one mapping covers, or a part of it that goes one way. Returns how many bytes that
+/// was.
 fn write_run(
     volume: &Volume,
     cell: &Cell,
     core: &mut Core,
     at: u64,
-    source: &mut dyn Source,
-    from: usize,
+    (source, from): (&mut dyn Source, usize),
+    way: Way,
 ) -> Result<usize> {
     let block_bytes = volume.io.block_bytes();
     let within = (at % block_bytes as u64) as usize;
@@ -176,22 +235,61 @@ fn write_run(
         Mapping::Data(extent) => (extent.start, extent.count.min(wanted), extent.unwritten),
         Mapping::Hole(blocks) => {
             let want = (blocks.min(u64::from(wanted))) as u32;
-            return fill_hole(volume, cell, core, (first, want), (at, within), source, from);
+            return fill_hole(volume, cell, core, (first, want), (at, within), (source, from), way);
         }
     };
+    let (way, count) = way_of_run(volume, (start, count), way);
     let bytes = (count as usize * block_bytes - within).min(left);
     let promise = if new { Some(volume.promise(TREE_BLOCKS)?) } else { None };
     let data = assemble(volume, core, (start, count, new), (at, within, bytes), source, from)?;
-    volume.keep_buffer(volume.io.write(start, data)?);
-    let handle = volume.start(if new { map_credits(core) } else { INODE_CREDITS })?;
+    let credits = if new { map_credits(core) } else { INODE_CREDITS };
+    let handle = match way {
+        Way::Log => start_logging(volume, start, &data, credits)?,
+        Way::Place => {
+            volume.keep_buffer(volume.io.write(start, data)?);
+            volume.start(credits)?
+        }
+        Way::PlaceDurably => {
+            volume.keep_buffer(volume.io.write_durable(start, data)?);
+            volume.start(credits)?
+        }
+    };
     if new {
         let end = u64::from(first.0) + u64::from(count);
         extents::mark_written(volume, &handle, cell, core, first, end)?;
     }
-    finish(volume, handle, cell, core, at + bytes as u64, new)?;
+    // What is logged is saved by a commit alone.
+    finish(volume, handle, cell, core, at + bytes as u64, new || way == Way::Log)?;
     drop(promise);
     promised::release(volume, cell, first.0, first.0 + count);
     Ok(bytes)
+}
+
+/// How the first of `count` written blocks from `start` on are written, and how many: what is in
+/// the log is logged again.
+fn way_of_run(volume: &Volume, (start, count): (DeviceBlock, u32), way: Way) -> (Way, u32) {
+    let Some(journal) = &volume.journal else { return (way, count) };
+    let most = journal.data_blocks_max().min(RUN_BLOCKS_MAX as usize) as u32;
+    match (way, journal.logged.run(start, count)) {
+        (Way::Log, _) => (Way::Log, count.min(most)),
+        (_, (true, live)) => (Way::Log, live.min(most)),
+        (way, (false, others)) => (way, others),
+    }
+}
+
+/// A handle with `credits`, in whose transaction the log has `data` as the blocks from `start` on.
+fn start_logging<'a>(
+    volume: &'a Volume,
+    start: DeviceBlock,
+    data: &[u8],
+    credits: usize,
+) -> Result<Handle<'a>> {
+    let block_bytes = volume.io.block_bytes();
+    let handle = volume.start(credits + data.len() / block_bytes)?;
+    for (index, block) in data.chunks(block_bytes).enumerate() {
+        handle.log_data(DeviceBlock(start.0 + index as u64), block);
+    }
+    Ok(handle)
 }
 
 fn fill_hole(
@@ -200,17 +298,21 @@ fn fill_hole(
     core: &mut Core,
     (first, want): (FileBlock, u32),
     (at, within): (u64, usize),
-    source: &mut dyn Source,
-    from: usize,
+    (source, from): (&mut dyn Source, usize),
+    way: Way,
 ) -> Result<usize> {
     let block_bytes = volume.io.block_bytes();
     let goal = goal(volume, cell, core, first)?;
+    let want = match (way, &volume.journal) {
+        (Way::Log, Some(journal)) => want.min(journal.data_blocks_max() as u32),
+        _ => want,
+    };
     let promise = volume.promise(map_room(volume, cell, core, (first, want))?)?;
     let (claim, was_promised) = claim(volume, cell, core, goal, (first, want))?;
     let bytes = (claim.count as usize * block_bytes - within).min(source.len() - from);
     let place = (claim.start, claim.count, true);
     let begun = assemble(volume, core, place, (at, within, bytes), source, from)
-        .and_then(|data| begin(volume, claim.start, data, map_credits(core)));
+        .and_then(|data| begin(volume, claim.start, data, map_credits(core), way));
     if begun.is_err() && was_promised {
         promised::renew(volume, cell, first.0, first.0 + claim.count);
     }
@@ -228,23 +330,25 @@ fn fill_hole(
     Ok(bytes)
 }
 
-/// A handle for mapping new blocks, to which `data` goes. Ordered: it is there when the handle
-/// begins. Else it is on its way, and the caller waits for that when the handle has ended: not
-/// before, and soon, since who copies the device waits for what is under way.
+/// A handle for mapping new blocks, to which `data` goes, or with which it is logged. Ordered: it
+/// is there when the handle begins. Else it is on its way, and the caller waits for that when the
+/// handle has ended: not before, and soon, since who copies the device waits for what is under way.
 fn begin(
     volume: &Volume,
     start: DeviceBlock,
     data: Buffer,
     credits: usize,
-) -> Result<(Handle<'_>, Option<UnderWay<'_>>)> {
-    match volume.data {
-        DataMode::Ordered => {
-            volume.keep_buffer(volume.io.write(start, data)?);
-            Ok((volume.start(credits)?, None))
-        }
-        DataMode::Writeback => {
+    way: Way,
+) -> Result<(Handle<'_>, Option<Sent<'_>>)> {
+    match (way, volume.data) {
+        (Way::Log, _) => Ok((start_logging(volume, start, &data, credits)?, None)),
+        (_, DataMode::Writeback) => {
             let handle = volume.start(credits)?;
             Ok((handle, Some(volume.io.begin_write(start, data)?)))
+        }
+        (_, DataMode::Ordered | DataMode::Data) => {
+            volume.keep_buffer(volume.io.write(start, data)?);
+            Ok((volume.start(credits)?, None))
         }
     }
 }
@@ -316,10 +420,10 @@ fn assemble(
     let last = (within + bytes) / block_bytes;
     let ends_inside = tail != 0 && at + (bytes as u64) < core.raw.size();
     if !new && within != 0 {
-        data[..block_bytes].copy_from_slice(&volume.io.read(start)?);
+        data[..block_bytes].copy_from_slice(&read_blocks(volume, start, 1)?);
     }
     if !new && ends_inside && (last > 0 || within == 0) {
-        let block = volume.io.read(DeviceBlock(start.0 + last as u64))?;
+        let block = read_blocks(volume, DeviceBlock(start.0 + last as u64), 1)?;
         data[last * block_bytes..][..block_bytes].copy_from_slice(&block);
     }
     source.get(from, &mut data[within..within + bytes]);
@@ -327,7 +431,7 @@ fn assemble(
 }
 
 /// Ends a write that reached `end`. fdatasync must save it when blocks were `mapped` or the file
-/// grew.
+/// grew or went to the log.
 fn finish(
     volume: &Volume,
     handle: Handle<'_>,

@@ -1,6 +1,7 @@
 //! File-system blocks on a block device: the only module that knows sectors.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use polylane_block::device::{Allocation, Op, Request, SECTOR_BYTES, Sector};
 use polylane_block::wait::{UnderWay, Waiter};
@@ -19,6 +20,34 @@ pub struct BlockIo {
     waiter: Waiter,
     block_bytes: usize,
     block_count: u64,
+    /// Writes in place that have ended: they are durable after a flush that begins later.
+    written: AtomicU64,
+    /// How many of them are known to be durable.
+    flushed: AtomicU64,
+}
+
+/// A write in place that was sent. Dropping it waits, too.
+#[must_use]
+pub struct Sent<'a> {
+    io: &'a BlockIo,
+    under_way: Option<UnderWay<'a>>,
+}
+
+impl Sent<'_> {
+    /// Waits for the write and gives its buffer back.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn wait(mut self) -> Result<Buffer> {
+        self.under_way.take().ok_or(DeviceError::Stopped)?.wait()
+    }
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        drop(self.under_way.take());
+        self.io.note_written();
+    }
 }
 
 impl BlockIo {
@@ -31,7 +60,9 @@ impl BlockIo {
 
     /// `device` in blocks of `block_bytes` bytes, `block_count` of them.
     pub fn new(device: Arc<dyn BlockDevice>, block_bytes: u32, block_count: u64) -> Self {
-        BlockIo { waiter: Waiter::new(device), block_bytes: block_bytes as usize, block_count }
+        let waiter = Waiter::new(device);
+        let (written, flushed) = (AtomicU64::new(0), AtomicU64::new(0));
+        BlockIo { waiter, block_bytes: block_bytes as usize, block_count, written, flushed }
     }
 
     /// Bytes in a block.
@@ -63,14 +94,29 @@ impl BlockIo {
         self.waiter.read(self.sector(block)?, count * self.block_bytes)
     }
 
+    /// Notes that a write in place has ended.
+    fn note_written(&self) {
+        self.written.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether every write in place that has ended is durable.
+    pub fn is_flushed(&self) -> bool {
+        // What is flushed was written: read in this order, equal counts were equal once.
+        let flushed = self.flushed.load(Ordering::Acquire);
+        flushed == self.written.load(Ordering::Acquire)
+    }
+
     /// Writes whole blocks from `block` on; not durable before a flush.
     pub fn write(&self, block: DeviceBlock, data: Buffer) -> Result<Buffer> {
-        self.waiter.write(self.sector(block)?, data, false)
+        let written = self.waiter.write(self.sector(block)?, data, false);
+        self.note_written();
+        written
     }
 
     /// Sends whole blocks from `block` on, without waiting.
-    pub fn begin_write(&self, block: DeviceBlock, data: Buffer) -> Result<UnderWay<'_>> {
-        Ok(self.waiter.begin_write(self.sector(block)?, data))
+    pub fn begin_write(&self, block: DeviceBlock, data: Buffer) -> Result<Sent<'_>> {
+        let under_way = Some(self.waiter.begin_write(self.sector(block)?, data));
+        Ok(Sent { io: self, under_way })
     }
 
     /// Writes whole blocks, durable on return.
@@ -78,16 +124,37 @@ impl BlockIo {
         self.waiter.write(self.sector(block)?, data, true)
     }
 
-    /// Writes many runs together and waits for all of them. Gives all buffers back, in order, also
-    /// when a request failed: a medium without room may have some later. Of several failures the
-    /// worst is told.
+    /// Writes many runs together and waits for all of them; for what the caller flushes himself.
+    /// Gives all buffers back, in order, also when a request failed: a medium without room may have
+    /// some later. Of several failures the worst is told.
     pub fn write_all(&self, runs: Vec<(DeviceBlock, Vec<Buffer>)>) -> (Vec<Buffer>, Result<()>) {
+        self.write_runs(runs, false)
+    }
+
+    /// The same, durable on return: of several runs none is before all are.
+    pub fn write_all_durable(
+        &self,
+        runs: Vec<(DeviceBlock, Vec<Buffer>)>,
+    ) -> (Vec<Buffer>, Result<()>) {
+        let alone = runs.len() == 1;
+        let (buffers, written) = self.write_runs(runs, alone);
+        match written {
+            Ok(()) if !alone => (buffers, self.flush()),
+            result => (buffers, result),
+        }
+    }
+
+    fn write_runs(
+        &self,
+        runs: Vec<(DeviceBlock, Vec<Buffer>)>,
+        fua: bool,
+    ) -> (Vec<Buffer>, Result<()>) {
         let mut requests = Vec::with_capacity(runs.len());
         for (block, data) in runs {
             // Out of range for the device, where it is for us.
             let sector = self.sector(block).unwrap_or(Sector(u64::MAX));
             let tag = requests.len() as u64;
-            requests.push(Request::with_data(Op::Write { fua: false }, sector, data, tag));
+            requests.push(Request::with_data(Op::Write { fua }, sector, data, tag));
         }
         let mut done = self.waiter.all(requests);
         done.sort_by_key(|completion| completion.tag);
@@ -105,12 +172,15 @@ impl BlockIo {
 
     /// Makes completed writes durable.
     pub fn flush(&self) -> Result<()> {
-        self.waiter.flush()
+        let ended = self.written.load(Ordering::Acquire);
+        self.waiter.flush()?;
+        self.flushed.fetch_max(ended, Ordering::AcqRel);
+        Ok(())
     }
 
-    /// Makes blocks read as zeros.
-    pub fn zero(&self, block: DeviceBlock, count: u64) -> Result<()> {
-        self.waiter.write_zeroes(self.sector(block)?, count * self.sectors(), false)
+    /// Makes writes in place durable, where any that has ended may not be.
+    pub fn flush_written(&self) -> Result<()> {
+        if self.is_flushed() { Ok(()) } else { self.flush() }
     }
 
     /// Has the medium give room to blocks that take none; what takes none reads as zeros, and does
@@ -126,7 +196,9 @@ impl BlockIo {
             (Allocation::Hole, 0) => Ok(1),
             (Allocation::Hole, blocks) => {
                 let blocks = blocks.min(wanted).min(BACKED_BYTES / self.block_bytes as u64);
-                self.write(block, Buffer::zeroed(blocks as usize * self.block_bytes))?;
+                let zeros = Buffer::zeroed(blocks as usize * self.block_bytes);
+                // What is there does not change, so nothing waits for it to be durable.
+                self.waiter.write(self.sector(block)?, zeros, false)?;
                 Ok(blocks)
             }
         }

@@ -4,7 +4,7 @@
 //! blocks by one write to the device; after it each file has a handle of its own, which marks its
 //! part of the run in use, maps it, and stores size and times. That is ordered mode, as for a file
 //! by itself ([`data`]): until its handle nothing refers to a file's blocks. It is the same in
-//! writeback mode: one wait serves them all.
+//! writeback mode: one wait serves them all. Where all data is logged, no file is stored so.
 
 use polylane_base::Errno;
 use polylane_base::sync::Arc;
@@ -18,6 +18,7 @@ use crate::extents::{self, Mapping};
 use crate::format::inode::Stamp;
 use crate::format::{DeviceBlock, FileBlock};
 use crate::inode::{Cell, Core};
+use crate::mount::DataMode;
 use crate::promised;
 use crate::vfs::number;
 use crate::volume::Volume;
@@ -34,6 +35,9 @@ struct Part {
 /// # Errors
 /// The device's, or a corrupt tree, when not even the first was stored.
 pub fn write(volume: &Volume, writes: &mut [Late<'_>]) -> Result<Vec<Attr>> {
+    if volume.data == DataMode::Data {
+        return Ok(Vec::new());
+    }
     let mut parts = gather(volume, writes)?;
     let Some(first) = parts.first() else { return Ok(Vec::new()) };
     let start = claim(volume, volume.goal(first.cell.ino), &mut parts)?;

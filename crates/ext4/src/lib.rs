@@ -14,6 +14,7 @@
 //! | [`extents`], [`blockmap`] | where a file's blocks are: ext4's way, and that of ext2 and ext3 |
 //! | [`dir`] | names, linear and hashed, with an index in memory |
 //! | [`data`], [`space`], [`promised`] | contents; truncating and allocating; delayed allocation |
+//! | `synced` | where the bytes of a write go: to their blocks or to the log |
 //! | `late` | new small files that are written together |
 //! | [`ops`], [`rename`], [`xattr`], [`orphan`] | operations on names and inodes |
 //! | `inline` | contents in the inode itself |
@@ -73,6 +74,7 @@ pub mod promised;
 pub mod recovery;
 pub mod rename;
 pub mod space;
+mod synced;
 mod values;
 mod vfs;
 pub mod volume;

@@ -37,17 +37,21 @@ pub enum DataMode {
     /// It is on its way. After a power cut the file may show what the block held before, wherever
     /// nobody waited for an fsync.
     Writeback,
+    /// It is in the journal: a write is there whole or not at all, as far as one transaction holds
+    /// it. Everything is written twice.
+    Data,
 }
 
 impl DataMode {
     /// All of them.
-    pub const ALL: [DataMode; 2] = [DataMode::Ordered, DataMode::Writeback];
+    pub const ALL: [DataMode; 3] = [DataMode::Ordered, DataMode::Writeback, DataMode::Data];
 
     /// What Linux's `data=` calls it.
     pub fn name(self) -> &'static str {
         match self {
             DataMode::Ordered => "ordered",
             DataMode::Writeback => "writeback",
+            DataMode::Data => "data",
         }
     }
 

@@ -6,7 +6,9 @@
 use polylane_base::Errno;
 use polylane_vfs::fs::{Fallocate, Piece, SeekFor};
 
-use crate::data::{INODE_CREDITS, TREE_BLOCKS, goal, link_claim, map_credits};
+use crate::data::{
+    INODE_CREDITS, TREE_BLOCKS, goal, link_claim, map_credits, read_blocks, write_block,
+};
 use crate::error::Result;
 use crate::extents::{self, GROUPS_PER_REMOVAL, Mapping};
 use crate::format::FileBlock;
@@ -58,7 +60,7 @@ fn store(volume: &Volume, cell: &Cell, core: &mut Core) -> Result<()> {
     Ok(())
 }
 
-/// Makes bytes `from..to` of a block that is mapped and written read as zeros, in place.
+/// Makes bytes `from..to` of a block that is mapped and written read as zeros.
 fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) -> Result<()> {
     let block_bytes = volume.io.block_bytes() as u64;
     let at = FileBlock((from / block_bytes) as u32);
@@ -67,11 +69,10 @@ fn zero_within(volume: &Volume, cell: &Cell, core: &Core, from: u64, to: u64) ->
     else {
         return Ok(());
     };
-    let mut data = volume.io.read(start)?;
+    let mut data = read_blocks(volume, start, 1)?;
     let base = from - from % block_bytes;
     data[(from - base) as usize..(to - base) as usize].fill(0);
-    volume.io.write(start, data)?;
-    Ok(())
+    write_block(volume, start, data)
 }
 
 /// Changes the size. What lies past a size that is no larger than before is given back, blocks that

@@ -7,10 +7,10 @@ use polylane_vfs::flags;
 use polylane_vfs::fs::{
     Acl, AclKind, Attr, Blocks, Changed, Character, DirEntry, Fallocate, FileSystem, Kind, Last,
     Late, NewNode, Piece, RenameMode, Renamed, Revived, SeekFor, SetAttr, SetTime, Sink, Source,
-    StatFs, XattrMode,
+    StatFs, Syncing, XattrMode,
 };
 
-use crate::data::{self, INODE_CREDITS};
+use crate::data::{self, INODE_CREDITS, regular};
 use crate::dir;
 use crate::error::Result;
 use crate::format::inode::{CLASSIC_BYTES, RawInode, Stamp};
@@ -23,6 +23,7 @@ use crate::ops::{self, LINKS_MAX, NAME_SHARE, Room};
 use crate::promised;
 use crate::rename::rename;
 use crate::space;
+use crate::synced;
 use crate::xattr;
 
 const ROOT: u32 = 2;
@@ -82,15 +83,6 @@ impl Ext4 {
         self.volume.store(&handle, &cell, &mut core, false)?;
         handle.complete();
         Ok(self.volume.attr(&cell, &core))
-    }
-}
-
-/// Refuses what has no contents.
-fn regular(core: &Core) -> Result<()> {
-    match core.raw.mode() >> 12 {
-        8 => Ok(()),
-        4 => Err(Errno::EISDIR.into()),
-        _ => Err(Errno::EINVAL.into()),
     }
 }
 
@@ -260,13 +252,17 @@ impl FileSystem for Ext4 {
         offset: u64,
         source: &mut dyn Source,
     ) -> polylane_base::Result<usize> {
-        self.changing(|| {
-            let cell = self.volume.cell(number(ino)?)?;
-            let mut core = cell.core.write();
-            regular(&core)?;
-            let written = data::write(&self.volume, &cell, &mut core, offset, source);
-            written.inspect(|_| self.volume.note_room())
-        })
+        self.changing(|| synced::write(&self.volume, number(ino)?, offset, source, None))
+    }
+
+    fn write_synced(
+        &self,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+        syncing: Syncing,
+    ) -> polylane_base::Result<usize> {
+        self.changing(|| synced::write(&self.volume, number(ino)?, offset, source, Some(syncing)))
     }
 
     fn write_late(&self, writes: &mut [Late<'_>]) -> Vec<polylane_base::Result<Attr>> {
@@ -369,6 +365,11 @@ impl FileSystem for Ext4 {
         each: &mut dyn FnMut(Piece) -> bool,
     ) -> polylane_base::Result<()> {
         self.guard(|| {
+            // What is in the log is to be where it is said to be.
+            if let Some(journal) = self.volume.journal.as_ref().filter(|it| !it.logged.is_empty()) {
+                journal.commit(&*self.volume)?;
+                journal.checkpoint()?;
+            }
             let cell = self.volume.cell(number(ino)?)?;
             let core = cell.core.read();
             regular(&core)?;
@@ -439,9 +440,9 @@ impl FileSystem for Ext4 {
                     // place, which fdatasync does not count as a change.
                     let covered = !data_only || journal.current() == tid;
                     journal.commit_up_to(tid, &*self.volume)?;
-                    if covered { Ok(()) } else { Ok(self.volume.io.flush()?) }
+                    if covered { Ok(()) } else { Ok(self.volume.io.flush_written()?) }
                 }
-                _ => Ok(self.volume.io.flush()?),
+                _ => Ok(self.volume.io.flush_written()?),
             }
         })
     }
@@ -450,7 +451,7 @@ impl FileSystem for Ext4 {
         self.guard(|| match &self.volume.journal {
             Some(journal) => {
                 journal.commit(&*self.volume)?;
-                Ok(self.volume.io.flush()?)
+                Ok(self.volume.io.flush_written()?)
             }
             None => Ok(()),
         })

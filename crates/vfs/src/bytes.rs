@@ -29,6 +29,28 @@ pub trait Source {
     fn get(&mut self, at: usize, into: &mut [u8]);
 }
 
+/// One piece of a file that lies together on the medium, as FIEMAP tells of it. Bytes throughout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// Where it is in the file.
+    pub offset: u64,
+    /// Where it is on the medium.
+    pub place: u64,
+    /// How long it is.
+    pub len: u64,
+    /// Allocated, and reads as zeros.
+    pub unwritten: bool,
+}
+
+/// The sync of a file that a write is a part of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Syncing {
+    /// Bytes that it saves with all its writes, in whole pages; stale as soon as it is told.
+    pub bytes: u64,
+    /// It saves the data, and of the state what finding the data takes.
+    pub data_only: bool,
+}
+
 /// Bytes of a file that were kept elsewhere since they were written, and when that was.
 pub struct Late<'a> {
     /// The file.

@@ -357,7 +357,7 @@ impl OpenFile {
                 false => Ok(()),
             };
         };
-        let written = core.write_back(&self.node, pages);
+        let written = core.write_synced(&self.node, pages, data_only);
         let synced = core.fs.fsync(self.node.ino(), data_only);
         if written.is_ok() && synced.is_ok() {
             core.end_sync(begun);

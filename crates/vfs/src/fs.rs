@@ -29,7 +29,7 @@
 use polylane_base::{Errno, Gid, Ino, Result, Time, Uid};
 
 pub use crate::acl::{Acl, AclKind, Acls};
-pub use crate::bytes::{Late, Sink, Source};
+pub use crate::bytes::{Late, Piece, Sink, Source, Syncing};
 
 /// Which free blocks a change may take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -293,19 +293,6 @@ pub enum SeekFor {
     Hole,
 }
 
-/// One piece of a file that lies together on the medium, as FIEMAP tells of it. Bytes throughout.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Piece {
-    /// Where it is in the file.
-    pub offset: u64,
-    /// Where it is on the medium.
-    pub place: u64,
-    /// How long it is.
-    pub len: u64,
-    /// Allocated, and reads as zeros.
-    pub unwritten: bool,
-}
-
 /// How `setxattr(2)` treats an existing attribute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XattrMode {
@@ -448,6 +435,18 @@ pub trait FileSystem: Send + Sync {
     /// Writes all of `source` at `offset`, growing the file; returns bytes written, fewer only when
     /// space ran out after the first ones. Moves `mtime` and `ctime`.
     fn write(&self, ino: Ino, offset: u64, source: &mut dyn Source) -> Result<usize>;
+
+    /// The same for bytes that a sync of the file follows at once: they may go where that takes
+    /// them soonest.
+    fn write_synced(
+        &self,
+        ino: Ino,
+        offset: u64,
+        source: &mut dyn Source,
+        _syncing: Syncing,
+    ) -> Result<usize> {
+        self.write(ino, offset, source)
+    }
 
     /// Stores what was kept of several files, each as [`Late::store`] does, and answers each. A
     /// file system may store many small files at the price of one.

@@ -203,7 +203,8 @@ impl JournalSuperblock {
     }
 
     /// Makes the journal, whose log is empty, one that we write: of the second version, with
-    /// checksums v3. No reader takes a journal that has those of another version, too.
+    /// checksums v1 and asynchronous commits. No reader takes a journal that has the checksums of
+    /// another version, too.
     pub fn take_over(&mut self) {
         let raw = &mut *self.raw;
         if be32(raw, 4) == BlockType::SuperV1 as u32 {
@@ -211,11 +212,13 @@ impl JournalSuperblock {
             raw[V2_FIELDS..].fill(0);
             put_be32(raw, 0x40, 1);
         }
-        let compat = be32(raw, 0x24) & !COMPAT_CHECKSUM;
-        put_be32(raw, 0x24, compat);
-        let incompat = be32(raw, 0x28) & !(ASYNC_COMMIT | CSUM_V2);
-        put_be32(raw, 0x28, incompat | SIXTY_FOUR_BIT | CSUM_V3 | REVOKE);
-        raw[0x50] = CRC32C;
+        let compat = be32(raw, 0x24);
+        put_be32(raw, 0x24, compat | COMPAT_CHECKSUM);
+        let incompat = be32(raw, 0x28) & !(CSUM_V2 | CSUM_V3);
+        put_be32(raw, 0x28, incompat | SIXTY_FOUR_BIT | ASYNC_COMMIT | REVOKE);
+        // The kind of the checksums that there are no more, and the superblock's own.
+        raw[0x50] = 0;
+        put_be32(raw, 0xfc, 0);
     }
 
     /// First block of the log area, counted from the journal's start.
@@ -283,6 +286,7 @@ impl JournalSuperblock {
             sums: match () {
                 () if incompat & CSUM_V3 != 0 => Sums::V3,
                 () if incompat & CSUM_V2 != 0 => Sums::V2,
+                () if self.has_transaction_checksums() => Sums::V1,
                 () => Sums::None,
             },
         }
@@ -292,8 +296,17 @@ impl JournalSuperblock {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sums {
     None,
+    /// One for each transaction, in its commit block.
+    V1,
     V2,
     V3,
+}
+
+impl Sums {
+    /// Whether descriptors, revoke blocks and logged blocks have one each.
+    fn of_blocks(self) -> bool {
+        matches!(self, Sums::V2 | Sums::V3)
+    }
 }
 
 /// How one journal shapes its blocks.
@@ -339,12 +352,12 @@ impl Codec {
             Sums::V3 => 16,
             // jbd2 counts the checksum once more than it stores it.
             Sums::V2 => numbers + 2,
-            Sums::None => numbers,
+            Sums::None | Sums::V1 => numbers,
         }
     }
 
     fn tail(&self) -> usize {
-        if self.sums == Sums::None { 0 } else { TAIL_BYTES }
+        if self.sums.of_blocks() { TAIL_BYTES } else { 0 }
     }
 
     /// Most tags in a descriptor block.
@@ -378,7 +391,7 @@ impl Codec {
     }
 
     fn put_tail(&self, block: &mut [u8]) {
-        if self.sums != Sums::None {
+        if self.sums.of_blocks() {
             let sum = self.tail_sum(block);
             let at = block.len() - TAIL_BYTES;
             put_be32(block, at, sum);
@@ -387,7 +400,7 @@ impl Codec {
 
     /// Whether the checksum at the end of a descriptor or revoke block is right.
     pub fn tail_ok(&self, block: &[u8]) -> bool {
-        self.sums == Sums::None || be32(block, block.len() - TAIL_BYTES) == self.tail_sum(block)
+        !self.sums.of_blocks() || be32(block, block.len() - TAIL_BYTES) == self.tail_sum(block)
     }
 
     fn data_sum(&self, sequence: u32, logged: &[u8]) -> u32 {
@@ -401,7 +414,7 @@ impl Codec {
             put_be32(block, 0, 0);
         }
         let checksum = match self.sums {
-            Sums::None => 0,
+            Sums::None | Sums::V1 => 0,
             Sums::V2 => self.data_sum(sequence, block) & 0xffff,
             Sums::V3 => self.data_sum(sequence, block),
         };
@@ -411,7 +424,7 @@ impl Codec {
     /// Whether a block read from the log is the one that was tagged.
     pub fn logged_ok(&self, tag: &Tag, sequence: u32, logged: &[u8]) -> bool {
         match self.sums {
-            Sums::None => true,
+            Sums::None | Sums::V1 => true,
             Sums::V2 => self.data_sum(sequence, logged) & 0xffff == tag.checksum,
             Sums::V3 => self.data_sum(sequence, logged) == tag.checksum,
         }
@@ -521,25 +534,40 @@ impl Codec {
         Ok(entries.map(|entry| DeviceBlock(number(entry))).collect())
     }
 
-    /// Writes a commit block.
-    pub fn put_commit(&self, block: &mut [u8], sequence: u32, sec: u64, nsec: u32) {
+    /// Writes the commit block of a transaction of the blocks that `total` is of; that counts for
+    /// nothing unless the journal has checksums v1.
+    pub fn put_commit(
+        &self,
+        block: &mut [u8],
+        sequence: u32,
+        (sec, nsec): (u64, u32),
+        total: TransactionSum,
+    ) {
         block.fill(0);
         Self::put_header(block, BlockType::Commit, sequence);
         put_be64(block, 0x30, sec);
         put_be32(block, 0x38, nsec);
-        if self.sums != Sums::None {
-            let sum = crc(self.seed, block);
-            put_be32(block, 0x10, sum);
+        match self.sums {
+            Sums::None => {}
+            Sums::V1 => {
+                block[12..14].copy_from_slice(&CRC32);
+                put_be32(block, 0x10, total.0);
+            }
+            Sums::V2 | Sums::V3 => {
+                let sum = crc(self.seed, block);
+                put_be32(block, 0x10, sum);
+            }
         }
     }
 
-    /// Whether a commit block's checksum is right. Behind its fields there is nothing: where only
-    /// the first sector of it was written when the power went, it counts, as for Linux.
+    /// Whether the checksum that a commit block has of itself (v2, v3) is right. Behind its fields
+    /// there is nothing: where only the first sector of it was written when the power went, it
+    /// counts, as for Linux.
     pub fn commit_ok(&self, block: &[u8]) -> bool {
         let head = crc(crc(self.seed, &block[..0x10]), &[0; 4]);
         let (fields, rest) = block[0x14..].split_at(COMMIT_BYTES - 0x14);
         let sum = |rest: &[u8]| crc(crc(head, fields), rest) == be32(block, 0x10);
-        self.sums == Sums::None || sum(rest) || sum(&vec![0; rest.len()])
+        !self.sums.of_blocks() || sum(rest) || sum(&vec![0; rest.len()])
     }
 
     /// Whether a commit block with checksum v1 ends a transaction of the blocks that `sum` is of.
@@ -559,7 +587,7 @@ mod tests {
     use super::*;
 
     fn codecs() -> Vec<Codec> {
-        let sums = [Sums::None, Sums::V2, Sums::V3];
+        let sums = [Sums::None, Sums::V1, Sums::V2, Sums::V3];
         let codec = |sums, wide| Codec { seed: 77, uuid: [9; 16], wide, sums };
         sums.into_iter().flat_map(|sums| [codec(sums, false), codec(sums, true)]).collect()
     }
@@ -606,7 +634,12 @@ mod tests {
             codec.put_revoke(&mut block, 4, &homes);
             assert!(codec.tail_ok(&block));
             assert_eq!(codec.revoked(&block).expect("whole"), homes);
-            codec.put_commit(&mut block, 4, 1 << 33, 5);
+            let mut total = TransactionSum::default();
+            total.add(b"a descriptor and what follows it");
+            codec.put_commit(&mut block, 4, (1 << 33, 5), total);
+            let of_total = codec.sums == Sums::V1;
+            assert_eq!(Codec::transaction_ok(&block, total), of_total || codec.sums == Sums::None);
+            assert!(!of_total || !Codec::transaction_ok(&block, TransactionSum::default()));
             assert!(codec.commit_ok(&block));
             assert_eq!(
                 (Codec::header(&block), Codec::commit_seconds(&block)),
@@ -615,7 +648,7 @@ mod tests {
             block[600..].fill(7);
             assert!(codec.commit_ok(&block), "its first sector is new");
             block[0x34] ^= 1;
-            assert!(codec.sums == Sums::None || !codec.commit_ok(&block));
+            assert!(!codec.sums.of_blocks() || !codec.commit_ok(&block));
         }
     }
 }

@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 use rustc_hash::FxHashMap;
 
 use super::log::{Closed, Log};
-use super::{Journal, REVOKES_PER_BLOCK, Tid};
+use super::{Freed, Journal, REVOKES_PER_BLOCK, Tid};
 use crate::error::Result;
 use crate::format::DeviceBlock;
 
@@ -55,10 +55,24 @@ impl Homes {
     }
 
     /// They were freed, and may lose their room.
-    pub(super) fn lose(&mut self, homes: &[DeviceBlock]) {
-        for home in homes {
-            if let Some(word) = self.0.get_mut(&(home.0 / 64)) {
-                *word &= !(1 << (home.0 % 64));
+    pub(super) fn lose(&mut self, run: Freed) {
+        let (start, end) = (run.start.0, run.start.0 + u64::from(run.count));
+        let (first, last) = (start / 64, end.div_ceil(64));
+        // The bits of a word that stand for none of them.
+        let kept = |at: u64| {
+            let (from, to) = (start.max(at * 64) - at * 64, end.min(at * 64 + 64) - at * 64);
+            !(u64::MAX >> (64 - (to - from)) << from)
+        };
+        if last - first > self.0.len() as u64 {
+            self.0.retain(|at, word| {
+                *word &= if (first..last).contains(at) { kept(*at) } else { u64::MAX };
+                *word != 0
+            });
+            return;
+        }
+        for at in first..last {
+            if let Some(word) = self.0.get_mut(&at) {
+                *word &= kept(at);
             }
         }
     }
@@ -233,5 +247,39 @@ impl Journal {
         }
         self.note_short(log);
         given
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use polylane_base::rng::Rng;
+
+    use super::*;
+
+    #[test]
+    fn homes_agree_with_a_set() {
+        const BLOCKS: u64 = 700;
+        let mut rng = Rng::new(34);
+        let (mut homes, mut model) = (Homes::default(), BTreeSet::new());
+        for _ in 0..if cfg!(miri) { 40 } else { 4000 } {
+            let start = rng.below(BLOCKS);
+            let most = if rng.percent(20) { BLOCKS } else { 70 };
+            let count = 1 + rng.below(most);
+            match rng.percent(60) {
+                true => {
+                    homes.add(DeviceBlock(start));
+                    model.insert(start);
+                }
+                false => {
+                    homes.lose(Freed { start: DeviceBlock(start), count: count as u32 });
+                    model.retain(|home| !(start..start + count).contains(home));
+                }
+            }
+            let at = rng.below(BLOCKS);
+            assert_eq!(homes.has(DeviceBlock(at)), model.contains(&at));
+        }
+        assert!((0..BLOCKS).all(|at| homes.has(DeviceBlock(at)) == model.contains(&at)));
     }
 }

@@ -10,6 +10,7 @@ use polylane_sys::buffer::Buffer;
 use super::Journal;
 use super::backing::log_blocks;
 use super::log::{Log, Pending};
+use super::logged::LOGGED_MAX;
 use crate::cache::MetaBlock;
 use crate::error::Result;
 use crate::format::DeviceBlock;
@@ -23,11 +24,12 @@ impl Journal {
         self.checkpoint_locked(&mut *self.landed_log()?)
     }
 
-    /// Empties a log that is half full. A medium without room for that only puts it off: what
-    /// has committed is in the log.
+    /// Empties a log that is half full, or holds much of files. A medium without room for that only
+    /// puts it off: what has committed is in the log.
     pub(super) fn checkpoint_early(&self, log: &mut Log) -> Result<()> {
         let used = log.used();
-        if used <= log.size() / 2 || used < log.checkpoint_at {
+        let is_due = used > log.size() / 2 || self.logged.len() > LOGGED_MAX;
+        if !is_due || used < log.checkpoint_at {
             return Ok(());
         }
         match self.checkpoint_locked(log) {
@@ -51,12 +53,6 @@ impl Journal {
     pub(super) fn checkpoint_locked(&self, log: &mut Log) -> Result<()> {
         let blocks = self.send_home(log)?;
         self.io.flush()?;
-        for block in &blocks {
-            let is_dirty = block.dirty_in.load(Ordering::Acquire) != 0;
-            if !is_dirty && block.closed_in.load(Ordering::Acquire) == 0 {
-                block.home_is_old.store(false, Ordering::Release);
-            }
-        }
         log.tail = log.flying.front().map_or(log.head, |flying| flying.start);
         log.checkpoint_at = 0;
         if let Some(last) = log.last.take() {
@@ -64,6 +60,16 @@ impl Journal {
             log.superblock.set_tail(next, tail);
             self.write_superblock(log)?;
         }
+        // Not before a replay brings none of their versions back: what is not in the log may be
+        // written in place.
+        for block in &blocks {
+            let is_dirty = block.dirty_in.load(Ordering::Acquire) != 0;
+            if !is_dirty && block.closed_in.load(Ordering::Acquire) == 0 {
+                block.home_is_old.store(false, Ordering::Release);
+            }
+        }
+        drop(blocks);
+        self.logged.sweep();
         Ok(())
     }
 

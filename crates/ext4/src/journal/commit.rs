@@ -17,6 +17,8 @@ use super::log::{Closed, Log};
 use super::{Changes, Client, Handle, Journal, RUNNING_OVERHEAD, Tid, copy};
 use crate::cache::MetaBlock;
 use crate::error::Result;
+use crate::format::DeviceBlock;
+use crate::format::journal::{Codec, Tag, TransactionSum};
 
 /// Transactions that may be on their way to the log at a time: with the running one's share they
 /// leave a quarter of it free.
@@ -90,6 +92,7 @@ impl Journal {
     fn may_follow(&self, log: &Log) -> bool {
         log.stalled.is_empty()
             && log.flying.len() < FLYING_MAX
+            && !log.flying.back().is_some_and(|last| last.alone)
             && !self.is_short()
             && self.load() >= self.tuning.overlap_blocks
     }
@@ -151,62 +154,92 @@ impl Journal {
         all
     }
 
-    /// Writes descriptors, revokes and copies. In the log's first lap also the commit block's
-    /// place, so that no room can be missing for what must not fail.
-    pub(super) fn write_body(&self, log: &mut Log, closed: &mut Closed) -> Result<()> {
+    /// What a transaction's body is in the log: revokes, descriptors, and its copies, which it no
+    /// longer has then.
+    pub(super) fn lay_out(&self, log: &Log, closed: &mut Closed) -> Body {
         let block_bytes = self.io.block_bytes();
-        let sequence = closed.tid.sequence();
-        let mut body: Vec<Buffer> = Vec::with_capacity(closed.blocks.len() + 8);
-        for part in closed.revoked.chunks(log.codec.revokes_per_block(block_bytes)) {
+        let (codec, sequence) = (log.codec, closed.tid.sequence());
+        let mut blocks: Vec<Buffer> = Vec::with_capacity(closed.blocks.len() + 8);
+        for part in closed.revoked.chunks(codec.revokes_per_block(block_bytes)) {
             let mut block = Buffer::zeroed(block_bytes);
-            log.codec.put_revoke(&mut block, sequence, part);
-            body.push(block);
+            codec.put_revoke(&mut block, sequence, part);
+            blocks.push(block);
         }
-        let revokes = body.len();
-        let per_descriptor = log.codec.tags_per_block(block_bytes);
+        let revokes = blocks.len();
+        let per_descriptor = codec.tags_per_block(block_bytes);
         let mut copies = std::mem::take(&mut closed.copies);
-        let codec = log.codec;
         let tag = |block: &Arc<MetaBlock>, data: &mut Buffer| codec.log(block.home, sequence, data);
-        let all_tags = copy::tags(&closed.blocks, &mut copies, self.tuning.copiers, &tag);
+        let tags = copy::tags(&closed.blocks, &mut copies, self.tuning.copiers, &tag);
         let mut copies = copies.into_iter();
-        for tags in all_tags.chunks(per_descriptor) {
+        for tags in tags.chunks(per_descriptor) {
             let mut descriptor = Buffer::zeroed(block_bytes);
             codec.put_descriptor(&mut descriptor, sequence, tags);
-            body.push(descriptor);
-            body.extend(copies.by_ref().take(tags.len()));
+            blocks.push(descriptor);
+            blocks.extend(copies.by_ref().take(tags.len()));
         }
-        let room_for_commit = !log.lapped;
-        if room_for_commit {
-            body.push(Buffer::zeroed(block_bytes));
-        }
-        let (mut written, result) = self.append(log, body);
-        if room_for_commit {
-            written.pop();
-            log.head = log.before(log.head);
-        }
-        // The copies come back, as they are to go home: without the log's escapes.
-        let written = written.into_iter().skip(revokes);
-        let is_copy = |(index, _): &(usize, Buffer)| index % (per_descriptor + 1) != 0;
-        closed.copies = written.enumerate().filter(is_copy).map(|(_, data)| data).collect();
-        for (tag, data) in all_tags.iter().zip(&mut closed.copies) {
-            log.codec.restore(tag, data);
-        }
-        result
+        let mut sum = TransactionSum::default();
+        blocks[revokes..].iter().for_each(|block| sum.add(block));
+        Body { codec, blocks, revokes, tags, sum }
     }
 
-    /// Writes blocks at the head of the log, in as few requests as the journal's layout allows.
-    /// Gives them back in order, written or not.
-    fn append(&self, log: &mut Log, mut body: Vec<Buffer>) -> (Vec<Buffer>, Result<()>) {
-        let mut runs = Vec::new();
-        while !body.is_empty() {
-            let room = (log.superblock.end() - log.head).min(body.len() as u32);
-            let count = self.map.run(log.head, room);
-            let rest = body.split_off(count as usize);
-            runs.push((self.map.device_block(log.head), body));
-            log.advance(count);
-            body = rest;
+    /// Writes a body to the log. In the log's first lap also the commit block's place, so that no
+    /// room can be missing for what must not fail.
+    pub(super) fn write_body(&self, log: &mut Log, body: &mut Body) -> Result<()> {
+        let room_for_commit = !log.lapped;
+        if room_for_commit {
+            body.blocks.push(Buffer::zeroed(self.io.block_bytes()));
         }
+        let runs = self.place(log, std::mem::take(&mut body.blocks));
         let (blocks, result) = self.io.write_all(runs);
-        (blocks, result.map_err(Into::into))
+        body.blocks = blocks;
+        if room_for_commit {
+            body.blocks.pop();
+            log.head = log.before(log.head);
+        }
+        Ok(result?)
+    }
+
+    /// Gives blocks their places from the head of the log on, in as few runs as the journal's
+    /// layout allows.
+    pub(super) fn place(
+        &self,
+        log: &mut Log,
+        mut blocks: Vec<Buffer>,
+    ) -> Vec<(DeviceBlock, Vec<Buffer>)> {
+        let mut runs = Vec::new();
+        while !blocks.is_empty() {
+            let room = (log.superblock.end() - log.head).min(blocks.len() as u32);
+            let count = self.map.run(log.head, room);
+            let rest = blocks.split_off(count as usize);
+            runs.push((self.map.device_block(log.head), blocks));
+            log.advance(count);
+            blocks = rest;
+        }
+        runs
+    }
+}
+
+/// A transaction's blocks as they go to the log.
+pub(super) struct Body {
+    codec: Codec,
+    pub(super) blocks: Vec<Buffer>,
+    /// How many of them, the first ones, are revoke blocks.
+    revokes: usize,
+    tags: Vec<Tag>,
+    /// Of descriptors and logged blocks.
+    pub(super) sum: TransactionSum,
+}
+
+impl Body {
+    /// The copies, as they are to go home: without the log's escapes.
+    pub(super) fn into_copies(self, block_bytes: usize) -> Vec<Buffer> {
+        let part = self.codec.tags_per_block(block_bytes) + 1;
+        let logged = self.blocks.into_iter().skip(self.revokes).enumerate();
+        let copies = logged.filter(|(index, _)| index % part != 0).map(|(_, data)| data);
+        let restored = copies.zip(&self.tags).map(|(mut data, tag)| {
+            self.codec.restore(tag, &mut data);
+            data
+        });
+        restored.collect()
     }
 }

@@ -6,20 +6,25 @@
 //!  body ──► log,          flush; the transaction before is durable;    versions wait for their
 //!  place of the commit    commit block, FUA; freed blocks are          homes, freed blocks are
 //!  block                  discarded, where that is wanted              free; all are told
+//!
+//!  place of both          body and commit block, FUA                   the same
 //! ```
 //!
-//! While one transaction is in the middle column, the next may be in the first. One that the medium
-//! has no room for is *grounded*, with all behind it: they are written anew, in their order.
+//! While one transaction is in the middle column by two writes (`form`), the next may be in the
+//! first. One that the medium has no room for is *grounded*, with all behind it: they are written
+//! anew, in their order.
 
 use std::sync::atomic::Ordering;
 
 use polylane_base::sync::MutexGuard;
 use polylane_sys::buffer::Buffer;
 
+use super::form::Form;
 use super::log::{Closed, Flying, Log};
-use super::{Client, Journal, Progress, Tid};
-use crate::error::Result;
+use super::{Client, Freed, Journal, Progress, Tid};
+use crate::error::{Error, Result};
 use crate::format::DeviceBlock;
+use crate::format::journal::TransactionSum;
 
 /// Counts a thread that is about to write without the log's lock.
 struct Writer<'a>(&'a Journal);
@@ -39,36 +44,113 @@ impl Journal {
         &'a self,
         mut log: MutexGuard<'a, Log>,
         client: &dyn Client,
-        mut closed: Closed,
+        closed: Closed,
         again: bool,
     ) -> Result<MutexGuard<'a, Log>> {
         if self.unlogged {
             return self.bring_home(log, client, closed, again);
         }
-        let tid = closed.tid;
-        let prepared = self.prepare(&mut log, &closed);
-        let start = log.head;
-        if let Err(why) = prepared.and_then(|()| self.write_body(&mut log, &mut closed)) {
+        if let Err(why) = self.prepare(&mut log, &closed) {
+            if why.is_no_space() {
+                log.stall(closed, again);
+            }
+            return Err(why);
+        }
+        let form = self.form(&log, &closed);
+        self.forms.count(form);
+        match form {
+            Form::OneWrite => self.write_at_once(log, client, closed),
+            _ => self.write_in_order(log, client, closed, again),
+        }
+    }
+
+    /// Writes a transaction and its commit block together.
+    fn write_at_once<'a>(
+        &'a self,
+        mut log: MutexGuard<'a, Log>,
+        client: &dyn Client,
+        mut closed: Closed,
+    ) -> Result<MutexGuard<'a, Log>> {
+        let (tid, start, freed) = (closed.tid, log.head, closed.freed.clone());
+        let mut body = self.lay_out(&log, &mut closed);
+        let commit = self.commit_block(&mut log, client, tid, body.sum);
+        body.blocks.push(commit);
+        let runs = self.place(&mut log, std::mem::take(&mut body.blocks));
+        log.flying.push_back(Flying { closed, start, alone: true });
+        self.board();
+        drop(log);
+        let writer = Writer(self);
+        let (blocks, written) = match self.is_stopped() {
+            true => (Vec::new(), Err(Error::Stopped)),
+            false => {
+                let (blocks, written) = self.io.write_all_durable(runs);
+                (blocks, written.map_err(Error::from))
+            }
+        };
+        drop(writer);
+        body.blocks = blocks;
+        let copies = body.into_copies(self.io.block_bytes());
+        self.end_flight(client, tid, &freed, (written, Some(copies)))
+    }
+
+    /// Writes a transaction's body, and, when it is durable, its commit block.
+    fn write_in_order<'a>(
+        &'a self,
+        mut log: MutexGuard<'a, Log>,
+        client: &dyn Client,
+        mut closed: Closed,
+        again: bool,
+    ) -> Result<MutexGuard<'a, Log>> {
+        let (tid, start, freed) = (closed.tid, log.head, closed.freed.clone());
+        let mut body = self.lay_out(&log, &mut closed);
+        let (sum, written) = (body.sum, self.write_body(&mut log, &mut body));
+        closed.copies = body.into_copies(self.io.block_bytes());
+        if let Err(why) = written {
             if why.is_no_space() {
                 log.head = start;
                 log.stall(closed, again);
             }
             return Err(why);
         }
-        let mut block = Buffer::zeroed(self.io.block_bytes());
-        let now = client.now();
-        log.codec.put_commit(&mut block, tid.sequence(), now.sec.max(0) as u64, now.nsec);
+        let block = self.commit_block(&mut log, client, tid, sum);
         let place = self.map.device_block(log.head);
         log.advance(1);
-        let (before, freed) = (log.last_flying(), closed.freed.clone());
-        log.flying.push_back(Flying { closed, start });
+        let before = log.last_flying();
+        log.flying.push_back(Flying { closed, start, alone: false });
         let grounded = self.board();
         drop(log);
         let written = self.write_commit(before, grounded, place, block);
+        self.end_flight(client, tid, &freed, (written, None))
+    }
+
+    /// The block that ends transaction `tid`, of which `sum` is the checksum.
+    fn commit_block(
+        &self,
+        log: &mut Log,
+        client: &dyn Client,
+        tid: Tid,
+        sum: TransactionSum,
+    ) -> Buffer {
+        let mut block = Buffer::zeroed(self.io.block_bytes());
+        let time = log.commit_time(client.now());
+        log.codec.put_commit(&mut block, tid.sequence(), time, sum);
+        block
+    }
+
+    /// A transaction's commit block was `written`, or was not; `copies`: its own, where they were
+    /// written with it. Returns the log.
+    fn end_flight<'a>(
+        &'a self,
+        client: &dyn Client,
+        tid: Tid,
+        freed: &[Freed],
+        (written, copies): (Result<()>, Option<Vec<Buffer>>),
+    ) -> Result<MutexGuard<'a, Log>> {
         if written.is_ok() && !self.is_stopped() {
-            client.discard(&freed);
+            client.discard(freed);
         }
         let mut log = self.log.lock();
+        copies.into_iter().for_each(|copies| log.give_back(copies));
         match written {
             Ok(()) => {
                 // Nothing goes home once the journal has stopped; replay finds what was written.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
+use polylane_base::Time;
 use polylane_base::sync::Arc;
 use polylane_sys::buffer::Buffer;
 use rustc_hash::FxHashMap;
@@ -29,11 +30,13 @@ impl Closed {
     }
 }
 
-/// A transaction whose body is in the log, and whose commit block is not.
+/// A transaction that goes to the log, and is not told durable yet.
 pub(super) struct Flying {
     pub(super) closed: Closed,
     /// Where its body begins.
     pub(super) start: u32,
+    /// Nothing may be written behind it before it is durable.
+    pub(super) alone: bool,
 }
 
 /// A committed version that its home does not have yet.
@@ -67,6 +70,8 @@ pub(super) struct Log {
     pub(super) lapped: bool,
     /// Buffers of a block to copy into.
     pub(super) spare: Vec<Buffer>,
+    /// The latest time that a commit block bears: recovery takes an earlier one for a relic.
+    newest: (u64, u32),
 }
 
 /// Spare buffers that are kept: what a busy lane copies between two checkpoints.
@@ -90,6 +95,7 @@ impl Log {
             homes: Homes::default(),
             lapped: false,
             spare: Vec::new(),
+            newest: (0, 0),
         }
     }
 
@@ -135,6 +141,20 @@ impl Log {
         self.head = first + (self.head - first + count) % size;
     }
 
+    /// The time for the next commit block: `now`, or that of the one before where the clock was set
+    /// back.
+    pub(super) fn commit_time(&mut self, now: Time) -> (u64, u32) {
+        self.newest = self.newest.max((now.sec.max(0) as u64, now.nsec));
+        self.newest
+    }
+
+    /// Gives the transaction that goes to the log alone its copies back.
+    pub(super) fn give_back(&mut self, copies: Vec<Buffer>) {
+        if let Some(flying) = self.flying.back_mut().filter(|flying| flying.alone) {
+            flying.closed.copies = copies;
+        }
+    }
+
     /// The block before `index`.
     pub(super) fn before(&self, index: u32) -> u32 {
         let (first, size) = (self.superblock.first(), self.size());
@@ -144,7 +164,7 @@ impl Log {
     /// The transaction is durable: its versions wait for their homes, and what it revoked waits no
     /// longer.
     pub(super) fn retire(&mut self, closed: Closed) {
-        self.homes.lose(&closed.revoked);
+        closed.freed.iter().for_each(|run| self.homes.lose(*run));
         for home in &closed.revoked {
             if let Some(pending) = self.pending.remove(home) {
                 pending.block.home_is_old.store(false, Ordering::Release);

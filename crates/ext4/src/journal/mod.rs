@@ -10,8 +10,9 @@
 //! # Invariants
 //!
 //! - A metadata block changes only under a handle, and a handle belongs to one transaction.
-//! - A commit block is written only after a flush made its log body durable; the same flush covers
-//!   file data written before (ordered mode: data is written before the extents that show it).
+//! - A commit block is written only after a flush made its log body durable, or together with it
+//!   (`form`); that flush covers file data written before (ordered mode: data is written before the
+//!   extents that show it), and where there is none such data is durable already.
 //! - Commit blocks are written in the order of their transactions, each after the one before is
 //!   durable; the body of the next one may be in the log by then, and counts for nothing yet.
 //! - Log space is used again only after the homes of all that it held were written and flushed, and
@@ -35,8 +36,11 @@ mod checkpoint;
 mod commit;
 mod copy;
 mod flight;
+mod form;
 mod gate;
+mod handle;
 mod log;
+mod logged;
 #[cfg(test)]
 mod tests;
 mod unlogged;
@@ -46,18 +50,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use polylane_base::Time;
-use polylane_base::sync::{Arc, Condvar, Mutex, RwLockWriteGuard};
-use polylane_sys::buffer::Buffer;
+use polylane_base::sync::{Arc, Condvar, Mutex};
 use rustc_hash::FxHashSet;
 
-use crate::cache::{BlockCache, MetaBlock};
+use crate::cache::MetaBlock;
 use crate::error::{Error, Result};
 use crate::format::journal::JournalSuperblock;
 use crate::format::{DeviceBlock, GroupIndex};
 use crate::io::BlockIo;
 use crate::recovery::JournalMap;
-use gate::{Gate, Pass, Slot};
+pub use form::Form;
+use form::Forms;
+use gate::{Gate, Slot};
+pub use handle::Handle;
 use log::Log;
+use logged::Logged;
 
 /// The number of a transaction: its lower half is the one in the log, which wraps to 0 and goes on.
 /// The upper half is what keeps numbers apart in memory: they grow, and none is 0.
@@ -196,6 +203,10 @@ pub struct Journal {
     freeing: AtomicU64,
     blocks_max: usize,
     credits_ahead: usize,
+    /// Commits by their form.
+    forms: Forms,
+    /// Blocks of files that are in the log.
+    pub logged: Logged,
     /// See [`Tuning`].
     tuning: Tuning,
 }
@@ -206,6 +217,8 @@ pub struct Tuning {
     /// A running transaction that comes to so many blocks is closed, and its body written, while
     /// the one before is being flushed. A smaller one waits, so that more who want to sync join it.
     pub overlap_blocks: usize,
+    /// Largest body that goes to the log in one write with its commit block.
+    pub one_write_bytes: usize,
     /// Most threads that copy a transaction's blocks and make their checksums.
     pub copiers: usize,
     /// Slots by which handles join a transaction: cores that do so at a time without meeting.
@@ -215,6 +228,10 @@ pub struct Tuning {
 /// 256 KiB: from here on writing the body takes longer than a wake-up.
 const OVERLAP_BLOCKS: usize = 64;
 
+/// The data of a small sync and what goes with it. From there on the time of the transfer counts,
+/// and the next commit had better overlap it.
+const ONE_WRITE_BYTES: usize = 256 << 10;
+
 /// More threads than that wait for memory, not for a CPU.
 const COPIERS_MAX: usize = 4;
 
@@ -222,22 +239,13 @@ impl Default for Tuning {
     fn default() -> Self {
         let cpus = polylane_sys::cpu::allowed().map_or(1, |cpus| cpus.len());
         let copiers = cpus.clamp(1, COPIERS_MAX);
-        Tuning { overlap_blocks: OVERLAP_BLOCKS, copiers, slots: cpus }
+        Tuning {
+            overlap_blocks: OVERLAP_BLOCKS,
+            one_write_bytes: ONE_WRITE_BYTES,
+            copiers,
+            slots: cpus,
+        }
     }
-}
-
-/// The right to change metadata, as part of the running transaction. Must not be held across a wait
-/// for anything but device reads of metadata.
-pub struct Handle<'a> {
-    journal: &'a Journal,
-    slot: &'a Slot<Changes>,
-    /// `None` for the one that seals a transaction: there the gate is shut.
-    _pass: Option<Pass<'a, Changes>>,
-    tid: Tid,
-    /// Blocks that it may still change of those it was promised.
-    credits: Cell<usize>,
-    /// Changed something and not complete yet.
-    open: Cell<bool>,
 }
 
 impl Journal {
@@ -309,6 +317,8 @@ impl Journal {
             freeing: AtomicU64::new(0),
             blocks_max,
             credits_ahead,
+            forms: Forms::default(),
+            logged: Logged::default(),
             tuning,
         }
     }
@@ -480,6 +490,11 @@ impl Journal {
         self.reason.lock().clone()
     }
 
+    /// Most blocks of data that a handle may log, beside what else it changes; 0: there is no log.
+    pub fn data_blocks_max(&self) -> usize {
+        if self.unlogged { 0 } else { self.blocks_max / 4 }
+    }
+
     /// Whether `tid` has committed.
     pub fn has_committed(&self, tid: Tid) -> bool {
         self.progress.lock().committed.reached(tid)
@@ -525,66 +540,5 @@ impl Journal {
     pub fn close(&self) {
         self.progress.lock().ending = true;
         self.wish.notify_all();
-    }
-}
-
-impl Handle<'_> {
-    /// The transaction this handle is part of.
-    pub fn tid(&self) -> Tid {
-        self.tid
-    }
-
-    /// Ends the handle: the change is whole.
-    pub fn complete(self) {
-        self.open.set(false);
-    }
-
-    /// Opens a block for change.
-    pub fn modify<'b>(&self, block: &'b Arc<MetaBlock>) -> RwLockWriteGuard<'b, Buffer> {
-        self.open.set(true);
-        if block.dirty_in.load(Ordering::Acquire) != self.tid.0
-            && block.dirty_in.swap(self.tid.0, Ordering::AcqRel) != self.tid.0
-        {
-            match self.credits.get().checked_sub(1) {
-                Some(left) => self.credits.set(left),
-                None => self.journal.grow(1),
-            }
-            self.slot.changes.lock().blocks.push(block.clone());
-        }
-        block.data.write()
-    }
-
-    /// Notes that bitmaps or counters of `group` changed, once in a transaction.
-    pub fn touch_group(&self, group: GroupIndex) {
-        self.slot.changes.lock().groups.push(group);
-        self.journal.grow(1);
-    }
-
-    /// Frees data blocks: the allocator gets them back when the transaction has committed.
-    pub fn free(&self, start: DeviceBlock, count: u32) {
-        self.journal.freeing.fetch_add(count.into(), Ordering::AcqRel);
-        self.slot.changes.lock().freed.push(Freed { start, count });
-    }
-
-    /// Frees metadata blocks: older versions of them in the log must not be replayed any more.
-    pub fn free_metadata(&self, cache: &BlockCache, start: DeviceBlock, count: u32) {
-        let homes = (start.0..start.0 + u64::from(count)).map(DeviceBlock);
-        let mut changes = self.slot.changes.lock();
-        let before = changes.revoked.len() / REVOKES_PER_BLOCK;
-        changes.revoked.extend(homes.clone());
-        let more = changes.revoked.len() / REVOKES_PER_BLOCK - before;
-        drop(changes);
-        self.journal.grow(more);
-        self.free(start, count);
-        homes.for_each(|home| cache.forget(home));
-    }
-}
-
-impl Drop for Handle<'_> {
-    fn drop(&mut self) {
-        if self.open.get() {
-            self.journal.stop(None);
-        }
-        self.journal.return_credits(self.slot, self.credits.get());
     }
 }

@@ -37,8 +37,9 @@ impl Drop for Bench {
 type Answer = Receiver<polylane_base::Result<()>>;
 
 fn open(disk: Arc<dyn polylane_block::BlockDevice>) -> Arc<Ext4> {
-    // Every commit begins before the one before has ended, and none by the clock.
-    let tuning = Tuning { overlap_blocks: 0, ..Tuning::default() };
+    // Every commit takes two writes and begins before the one before has ended, and none by the
+    // clock.
+    let tuning = Tuning { overlap_blocks: 0, one_write_bytes: 0, ..Tuning::default() };
     let commit_interval = Duration::from_secs(3600);
     let options = Options { commit_interval, tuning, discard: true, ..Options::default() };
     Arc::new(Ext4::open(disk, Arc::new(TestClock::default()), &options).expect("opens"))

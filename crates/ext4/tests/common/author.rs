@@ -5,7 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use polylane_ext4::format::DeviceBlock;
-use polylane_ext4::format::journal::{FAST_COMMIT, JournalSuperblock, REVOKE, SIXTY_FOUR_BIT};
+use polylane_ext4::format::journal::{
+    FAST_COMMIT, JournalSuperblock, REVOKE, SIXTY_FOUR_BIT, TransactionSum,
+};
 
 use super::BLOCK;
 
@@ -106,7 +108,7 @@ fn write_with(image: &Path, features: u32, transactions: &[Transaction]) -> Vec<
             parts.push(Part { kind, transaction: index, home: journal.put(at, bytes) });
             at += 1;
         };
-        let mut block = vec![0; BLOCK];
+        let (mut block, mut total) = (vec![0; BLOCK], TransactionSum::default());
         if !transaction.revoked.is_empty() {
             let revoked: Vec<_> = transaction.revoked.iter().copied().map(DeviceBlock).collect();
             codec.put_revoke(&mut block, sequence, &revoked);
@@ -122,8 +124,9 @@ fn write_with(image: &Path, features: u32, transactions: &[Transaction]) -> Vec<
             codec.put_descriptor(&mut block, sequence, &tags);
             add(Kind::Descriptor, &block);
             data.iter().for_each(|bytes| add(Kind::Data, bytes));
+            std::iter::once(&block).chain(&data).for_each(|bytes| total.add(bytes));
         }
-        codec.put_commit(&mut block, sequence, transaction.seconds, 0);
+        codec.put_commit(&mut block, sequence, (transaction.seconds, 0), total);
         add(Kind::Commit, &block);
     }
     superblock.set_tail(first, superblock.first());

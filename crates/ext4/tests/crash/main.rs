@@ -21,6 +21,7 @@ mod random;
 mod script;
 mod states;
 mod together;
+mod torn;
 mod tree;
 
 use std::sync::Mutex;
@@ -209,7 +210,11 @@ fn report(name: &str, took: Duration, totals: &Totals) {
 /// Variants take turns: cold and warm inodes, a prompt and a lazy disk, both modes of data.
 fn varied(ops: Vec<Op>, at: usize) -> Workload {
     let delay = (at / 2 % 3 == 2).then_some(at as u64);
-    let data = if at % 7 == 3 { DataMode::Writeback } else { DataMode::Ordered };
+    let data = match at % 7 {
+        3 => DataMode::Writeback,
+        5 => DataMode::Data,
+        _ => DataMode::Ordered,
+    };
     Workload { ops, delay, warm: at / 2 % 2 == 1, backwards: at % 5 == 4, data }
 }
 
@@ -293,7 +298,7 @@ fn a_growing_directory_survives_cuts() {
     if have_tools() {
         let count = if is_full() { 20 } else { 1 };
         let next = |at: usize| varied(random::directory(5 + at as u64, 150), at);
-        let effort = Effort { cut_every: 2, fsck_every: 20, ..effort() };
+        let effort = Effort { cut_every: 1, fsck_every: 20, ..effort() };
         explore_all("directory", effort, &Limit::list(count), &next);
     }
 }

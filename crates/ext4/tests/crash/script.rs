@@ -6,7 +6,7 @@ use polylane_base::{Errno, Gid, Ino, Result, Uid};
 use polylane_testkit::acl::{NOBODY, value};
 use polylane_vfs::fs::{
     Acl, AclKind, Acls, Attr, Fallocate, FileSystem, Kind, Last, NewNode, RenameMode, SetAttr,
-    SetTime, XattrMode,
+    SetTime, Syncing, XattrMode,
 };
 
 /// The byte that free blocks are filled with before a run: no file may ever show it.
@@ -164,7 +164,13 @@ impl<'a> Runner<'a> {
         let data = pattern(self.serial, offset, len);
         let mut at = 0;
         while at < len {
-            let count = self.fs.write(ino, offset + at as u64, &mut &data[at..])?;
+            let (offset, mut rest) = (offset + at as u64, &data[at..]);
+            // As the page cache does before a sync, by turns.
+            let syncing = Syncing { bytes: rest.len() as u64, data_only: self.serial % 3 == 2 };
+            let count = match self.serial % 3 {
+                0 => self.fs.write(ino, offset, &mut rest)?,
+                _ => self.fs.write_synced(ino, offset, &mut rest, syncing)?,
+            };
             if count == 0 {
                 return Err(Errno::ENOSPC);
             }

@@ -415,7 +415,7 @@ fn still_works(fs: &Ext4) -> polylane_base::Result<()> {
 }
 
 /// The kernel's recovery must show the same names, modes, sizes and bytes as ours.
-fn agree(found: &Tree, seen: &judge::Seen) -> Result<(), String> {
+pub fn agree(found: &Tree, seen: &judge::Seen) -> Result<(), String> {
     let ours: Vec<&String> = found.nodes.keys().collect();
     let theirs: Vec<&String> = seen.keys().collect();
     if ours != theirs {

@@ -44,6 +44,25 @@ pub enum Fate {
     Lost,
     /// Some of its units are; the seed decides which.
     Torn(u64),
+    /// Its first units are, so many.
+    Begun(usize),
+    /// All of its units are but one, counted from 0.
+    Without(usize),
+    /// Those of its units are whose bit is set; no more than 64 units are.
+    Parts(u64),
+}
+
+impl Fate {
+    /// Whether a unit, counted from 0, of a write with a part that is told exactly is there.
+    fn keeps(self, unit: usize) -> bool {
+        match self {
+            Fate::Begun(count) => unit < count,
+            Fate::Without(missing) => unit != missing,
+            Fate::Parts(bits) => unit < 64 && bits >> unit & 1 == 1,
+            Fate::Kept | Fate::Torn(_) => true,
+            Fate::Lost => false,
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -138,6 +157,11 @@ impl<'a> Crash<'a> {
                 Fate::Torn(seed) => {
                     let mut rng = Rng::new(seed);
                     apply(&mut image, pending.event, |_| rng.percent(50), Some(tear));
+                }
+                Fate::Begun(_) | Fate::Without(_) | Fate::Parts(_) => {
+                    let mut unit = 0..;
+                    let keep = |_| unit.next().is_some_and(|unit| decided.keeps(unit));
+                    apply(&mut image, pending.event, keep, Some(tear));
                 }
             }
         }

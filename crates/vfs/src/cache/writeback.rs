@@ -10,7 +10,7 @@ use polylane_base::{Errno, Result};
 use super::pages::{FilePages, Run, RunSource};
 use super::{PAGE, PageCache};
 use crate::core::Core;
-use crate::fs::{Attr, Late, SetAttr, SetTime};
+use crate::fs::{Attr, Late, SetAttr, SetTime, Syncing};
 use crate::inode::{Inode, LENT, Node};
 use crate::stats::Count;
 
@@ -344,6 +344,29 @@ impl Core {
     /// Writes the dirty pages of a file back, then its size and times. Pages that become dirty
     /// meanwhile behind the point that was reached wait for the next time.
     pub(crate) fn write_back(&self, node: &Inode, pages: &FilePages) -> Result<()> {
+        self.write_back_by(node, pages, |offset, source| self.fs.write(node.ino(), offset, source))
+    }
+
+    /// The same as part of a sync.
+    pub(crate) fn write_synced(
+        &self,
+        node: &Inode,
+        pages: &FilePages,
+        data_only: bool,
+    ) -> Result<()> {
+        let bytes = pages.counts().dirty * PAGE as u64;
+        let syncing = Syncing { bytes, data_only };
+        self.write_back_by(node, pages, |offset, source| {
+            self.fs.write_synced(node.ino(), offset, source, syncing)
+        })
+    }
+
+    fn write_back_by(
+        &self,
+        node: &Inode,
+        pages: &FilePages,
+        write: impl Fn(u64, &mut RunSource<'_>) -> Result<usize>,
+    ) -> Result<()> {
         if pages.is_clean() && !pages.is_delayed() {
             return Ok(());
         }
@@ -351,7 +374,7 @@ impl Core {
         let mut next = 0;
         while let Some(run) = pages.take_run(next, || node.size()) {
             next = run.end();
-            match self.fs.write(node.ino(), run.offset(), &mut RunSource { pages, run }) {
+            match write(run.offset(), &mut RunSource { pages, run }) {
                 Ok(count) if count == run.len => {
                     self.cache.removed(pages.written(run));
                     self.counters.add(Count::WrittenBack, run.len as u64);

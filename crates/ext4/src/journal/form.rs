@@ -1,0 +1,89 @@
+//! Which form a commit takes.
+//!
+//! | form | requests, each awaited |
+//! |---|---|
+//! | one write | descriptor, blocks and commit block together, durable |
+//! | two writes | body; flush; commit block, durable |
+//!
+//! Small transactions take one write if all that they show is in them, or durable.
+//!
+//! In one write nothing says which of its sectors get there first: the commit block may be there
+//! and what is before it not. The transaction's checksum tells, and recovery then ends before it
+//! (`JBD2_FEATURE_INCOMPAT_ASYNC_COMMIT`). Three things follow.
+//!
+//! - The sum is of descriptors and logged blocks, not of revoke blocks: a transaction that revokes
+//!   takes two writes.
+//! - Data that was written in place, for a file that the transaction shows it in, must be durable
+//!   before the commit block may be: so must what was written to the device and not flushed.
+//! - A torn transaction with another behind it is damage, for every reader. The next transaction's
+//!   first block is written after this one is durable.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Journal;
+use super::log::{Closed, Log};
+
+/// How a transaction gets into the log, and for two writes why.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// In one write.
+    OneWrite,
+    /// Another transaction is on its way.
+    Behind,
+    /// It revokes blocks.
+    Revokes,
+    /// It is large.
+    Large,
+    /// What was written to the device in place is not durable.
+    Unflushed,
+}
+
+impl Form {
+    /// All of them.
+    pub const ALL: [Form; 5] =
+        [Form::OneWrite, Form::Behind, Form::Revokes, Form::Large, Form::Unflushed];
+
+    /// What statistics call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::OneWrite => "one_write",
+            Form::Behind => "behind",
+            Form::Revokes => "revokes",
+            Form::Large => "large",
+            Form::Unflushed => "unflushed",
+        }
+    }
+}
+
+/// How many commits took each form. Thread-safe.
+#[derive(Default)]
+pub(super) struct Forms([AtomicU64; Form::ALL.len()]);
+
+impl Forms {
+    pub(super) fn count(&self, form: Form) {
+        self.0[form as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self, form: Form) -> u64 {
+        self.0[form as usize].load(Ordering::Relaxed)
+    }
+}
+
+impl Journal {
+    /// The form that the commit of a closed transaction takes. Whoever asks holds the log.
+    pub(super) fn form(&self, log: &Log, closed: &Closed) -> Form {
+        let bytes = closed.blocks.len() * self.io.block_bytes();
+        match () {
+            () if !log.flying.is_empty() => Form::Behind,
+            () if !closed.revoked.is_empty() => Form::Revokes,
+            () if bytes > self.tuning.one_write_bytes => Form::Large,
+            () if !self.io.is_flushed() => Form::Unflushed,
+            () => Form::OneWrite,
+        }
+    }
+
+    /// How many commits took `form` so far.
+    pub fn commits(&self, form: Form) -> u64 {
+        self.forms.get(form)
+    }
+}

@@ -1,0 +1,94 @@
+//! Where the bytes of a write go: the one place that decides.
+//!
+//! | way | the bytes | a sync then takes |
+//! |---|---|---|
+//! | in place | to their blocks | a flush, and two writes if it commits |
+//! | in place, durable | to their blocks, durable at once | nothing more |
+//! | logged | with the transaction that shows them | one write, which commits |
+//!
+//! Few bytes that a sync follows are logged; where they go over a file's written blocks and nothing
+//! else is to be saved, they are written in place, durable. Whatever is chosen, a block whose
+//! newest version is in the log is logged again (`journal/logged.rs`).
+
+use polylane_vfs::fs::{Source, Syncing};
+
+use crate::data::{self, RUN_BLOCKS_MAX, Way, regular};
+use crate::error::Result;
+use crate::extents::{self, Mapping};
+use crate::format::FileBlock;
+use crate::inode::{Cell, Core};
+use crate::mount::DataMode;
+use crate::volume::Volume;
+
+/// Most bytes of a sync that are logged: more take longer to write twice than to wait twice.
+const LOGGED_BYTES_MAX: u64 = 64 << 10;
+
+/// Writes all of `source` to a regular file; `syncing`: the sync that follows, if one does.
+///
+/// # Errors
+/// Those of [`data::write()`].
+pub fn write(
+    volume: &Volume,
+    ino: u32,
+    offset: u64,
+    source: &mut dyn Source,
+    syncing: Option<Syncing>,
+) -> Result<usize> {
+    let cell = volume.cell(ino)?;
+    let mut core = cell.core.write();
+    regular(&core)?;
+    let way = way(volume, &cell, &core, (offset, source.len()), syncing)?;
+    let written = data::write(volume, &cell, &mut core, offset, source, way);
+    written.inspect(|_| volume.note_room())
+}
+
+/// Decides for `len` bytes at `offset` of a file; `syncing`: the sync that follows, if one does.
+///
+/// # Errors
+/// The device's, or a corrupt tree.
+fn way(
+    volume: &Volume,
+    cell: &Cell,
+    core: &Core,
+    (offset, len): (u64, usize),
+    syncing: Option<Syncing>,
+) -> Result<Way> {
+    let Some(journal) = &volume.journal else { return Ok(Way::Place) };
+    let log_max = journal.data_blocks_max().min(RUN_BLOCKS_MAX as usize);
+    if log_max == 0 {
+        return Ok(Way::Place);
+    }
+    if volume.data == DataMode::Data {
+        return Ok(Way::Log);
+    }
+    let Some(Syncing { bytes, data_only }) = syncing.filter(|it| it.bytes <= LOGGED_BYTES_MAX)
+    else {
+        return Ok(Way::Place);
+    };
+    let block_bytes = volume.io.block_bytes() as u64;
+    // Each of several pieces may take a block more.
+    if (2 * bytes / block_bytes + 2) as usize > log_max {
+        return Ok(Way::Place);
+    }
+    let pending = cell.changed_in(true).is_some_and(|tid| !journal.has_committed(tid));
+    if data_only && !pending && is_all(len, bytes) {
+        let first = FileBlock((offset / block_bytes) as u32);
+        let blocks = (offset % block_bytes + len as u64).div_ceil(block_bytes);
+        let inside = offset + len as u64 <= core.raw.size();
+        if let Mapping::Data(extent) = extents::map(volume, cell, core, first)?
+            && inside
+            && !extent.unwritten
+            && u64::from(extent.count) >= blocks
+            && journal.logged.run(extent.start, blocks as u32) == (false, blocks as u32)
+        {
+            return Ok(Way::PlaceDurably);
+        }
+    }
+    Ok(Way::Log)
+}
+
+/// Whether a write of `len` bytes is all that the sync saves, which counts in whole pages.
+fn is_all(len: usize, bytes: u64) -> bool {
+    const PAGE: u64 = 4096;
+    len as u64 + PAGE > bytes
+}

@@ -1,0 +1,229 @@
+//! Small syncs: how many requests they take, and that what the log holds of files and what is
+//! written in place never get in each other's way.
+
+mod common;
+
+use std::sync::Arc;
+
+use polylane_base::{Ino, TestClock};
+use polylane_ext4::{DataMode, Ext4, Options};
+use polylane_testkit::sim::{Event, Image, SimDisk, SimOptions};
+use polylane_vfs::fs::{FileSystem, Kind, NewNode, Syncing};
+
+struct Bench {
+    disk: Arc<SimDisk>,
+    fs: Ext4,
+}
+
+fn open(image: Image, data: DataMode) -> Bench {
+    let disk = SimDisk::new(image, SimOptions { record: true, ..SimOptions::default() });
+    let commit_interval = std::time::Duration::from_secs(3600);
+    let options = Options { commit_interval, data, ..Options::default() };
+    let fs = Ext4::open(disk.clone(), Arc::new(TestClock::default()), &options).expect("opens");
+    Bench { disk, fs }
+}
+
+fn bench(data: DataMode) -> Option<Bench> {
+    if !common::have_tools() {
+        return None;
+    }
+    let blank = Image::new(common::image(16, common::LANE));
+    Some(open(blank, data))
+}
+
+impl Bench {
+    fn create(&self, name: &str) -> Ino {
+        let new = NewNode::new(Kind::File, 0o600);
+        let root = self.fs.root().expect("root").ino;
+        self.fs.create(root, name.as_bytes(), &new).expect("room").node.ino
+    }
+
+    /// As the page cache writes before a sync, and that sync.
+    fn synced(&self, ino: Ino, offset: u64, bytes: &[u8], data_only: bool) {
+        let syncing = Syncing { bytes: bytes.len() as u64, data_only };
+        let written = self.fs.write_synced(ino, offset, &mut &bytes[..], syncing);
+        assert_eq!(written, Ok(bytes.len()));
+        self.fs.fsync(ino, data_only).expect("durable");
+    }
+
+    /// Writes in place and makes it durable.
+    fn placed(&self, ino: Ino, offset: u64, bytes: &[u8]) {
+        assert_eq!(self.fs.write(ino, offset, &mut &bytes[..]), Ok(bytes.len()));
+        self.fs.fsync(ino, true).expect("durable");
+    }
+
+    fn read(&self, name: &str) -> Vec<u8> {
+        let root = self.fs.root().expect("root").ino;
+        let attr = self.fs.lookup(root, name.as_bytes()).expect("is there");
+        let mut bytes = vec![0; attr.size as usize];
+        self.fs.read(attr.ino, 0, bytes.len(), &mut &mut bytes[..]).expect("reads");
+        bytes
+    }
+
+    fn remove(&self, name: &str) {
+        let root = self.fs.root().expect("root").ino;
+        let gone = self.fs.unlink(root, name.as_bytes()).expect("is there").node;
+        self.fs.forget(gone.ino);
+    }
+
+    /// The requests that `run` takes: durable writes, others, and flushes.
+    fn requests(&self, run: impl FnOnce()) -> [usize; 3] {
+        let before = self.disk.events().len();
+        run();
+        let events = self.disk.events();
+        let count = |is: &dyn Fn(&Event) -> bool| events[before..].iter().filter(|e| is(e)).count();
+        [
+            count(&|event| matches!(event, Event::Write { fua: true, .. })),
+            count(&|event| matches!(event, Event::Write { fua: false, .. })),
+            count(&|event| matches!(event, Event::Flush { .. })),
+        ]
+    }
+
+    /// The same disk after a power cut that loses nothing of what it was sent.
+    fn cut(self) -> Bench {
+        let image = self.disk.image();
+        drop(self);
+        open(image.rebased(), DataMode::Ordered)
+    }
+}
+
+#[test]
+fn a_small_sync_is_one_durable_write() {
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    let log = bench.create("log");
+    bench.synced(log, 0, &[1; 5000], false);
+    let mut broken = 0;
+    for at in 0..20 {
+        let end = 5000 + at * 1000;
+        match bench.requests(|| bench.synced(log, end, &[at as u8; 1000], at % 2 == 0)) {
+            [1, 0, 0] => {}
+            // The journal's blocks do not lie side by side there.
+            [0, 2, 1] => broken += 1,
+            taken => panic!("append {at}: {taken:?}"),
+        }
+    }
+    assert!(broken < 3, "{broken} of 20");
+    let made = bench.requests(|| bench.synced(bench.create("new"), 0, &[7; 4096], false));
+    assert_eq!(made, [1, 0, 0], "a new file with its data and its name");
+    let placed = bench.create("placed");
+    bench.placed(placed, 0, &[2; 20_000]);
+    let over = bench.requests(|| bench.synced(placed, 4096, &[3; 8192], true));
+    assert_eq!(over, [1, 0, 0], "over written blocks");
+    assert_eq!(bench.requests(|| bench.fs.fsync(placed, true).expect("durable")), [0, 0, 0]);
+    let whole = bench.requests(|| bench.synced(placed, 4096, &[4; 8192], false));
+    assert_eq!(whole, [1, 0, 0], "the same with the file's times");
+    let bench = bench.cut();
+    let bytes = bench.read("placed");
+    assert!(bytes[4096..12288] == [4; 8192] && bytes[..4096] == [2; 4096]);
+    assert_eq!(bench.read("log").len(), 25_000);
+    assert_eq!(bench.read("new"), [7; 4096]);
+}
+
+/// What a file shows for the first time is durable before the commit block is.
+#[test]
+fn a_commit_that_shows_what_is_not_durable_flushes_first() {
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    let (shown, synced) = (bench.create("shown"), bench.create("synced"));
+    bench.fs.sync().expect("durable");
+    bench.fs.write(shown, 0, &mut &[5; 4096][..]).expect("in place");
+    let [durable, _, flushes] = bench.requests(|| bench.synced(synced, 0, &[6; 100], false));
+    assert_eq!((durable, flushes), (1, 1), "body, flush, commit block");
+}
+
+/// A replay brings back what the log holds: not where it was overwritten in place since.
+#[test]
+fn what_is_written_over_logged_data_stays() {
+    for again in [false, true] {
+        let Some(bench) = bench(DataMode::Ordered) else { return };
+        let file = bench.create("file");
+        bench.synced(file, 0, &[1; 12_000], false);
+        if again {
+            bench.synced(file, 4096, &[2; 4096], false);
+        }
+        bench.placed(file, 0, &[3; 9000]);
+        bench.placed(file, 8000, &[4; 500]);
+        let bytes = bench.read("file");
+        let bench = bench.cut();
+        assert!(bench.read("file") == bytes, "{again}");
+        assert!(bytes[..8000].iter().all(|byte| *byte == 3) && bytes[8400] == 4);
+        assert!(bytes[8500..9000].iter().all(|byte| *byte == 3) && bytes[11_999] == 1);
+    }
+}
+
+/// Once a checkpoint wrote it home, what is written in place is what is read.
+#[test]
+fn what_is_written_over_checkpointed_data_is_read() {
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    let file = bench.create("file");
+    for value in 1..8 {
+        bench.synced(file, 0, &[value; 9000], false);
+        // Whoever asks where it lies has it written there.
+        bench.fs.pieces(file, 0, 9000, &mut |_| true).expect("told");
+        bench.placed(file, 4096, &[value + 100; 4096]);
+        let bytes = bench.read("file");
+        assert!(bytes[4096..8192] == [value + 100; 4096] && bytes[..4096] == [value; 4096]);
+    }
+}
+
+/// Blocks of logged data that were freed are another file's: a replay leaves that alone.
+#[test]
+fn freed_blocks_of_logged_data_belong_to_whoever_has_them_next() {
+    for checkpointed in [false, true] {
+        let Some(bench) = bench(DataMode::Ordered) else { return };
+        let file = bench.create("file");
+        bench.synced(file, 0, &[1; 40_960], false);
+        if checkpointed {
+            let mut seen = 0;
+            let told = bench.fs.pieces(file, 0, 40_960, &mut |_| {
+                seen += 1;
+                true
+            });
+            assert!(told.is_ok() && seen > 0, "where it is said to be");
+        }
+        bench.remove("file");
+        bench.fs.sync().expect("durable");
+        let mut others = Vec::new();
+        for at in 0..60 {
+            let name = format!("other{at}");
+            bench.placed(bench.create(&name), 0, &[at + 2; 40_960]);
+            others.push(name);
+        }
+        bench.fs.sync().expect("durable");
+        let bench = bench.cut();
+        for (name, at) in others.iter().zip(2..) {
+            assert!(bench.read(name).iter().all(|byte| *byte == at), "{name}, {checkpointed}");
+        }
+    }
+}
+
+/// With all data in the journal nothing is written in place before a checkpoint.
+#[test]
+fn all_data_can_go_to_the_log() {
+    let Some(bench) = bench(DataMode::Data) else { return };
+    let file = bench.create("file");
+    let bytes: Vec<u8> = (0..300_000u32).map(|at| (at / 7) as u8).collect();
+    let written = bench.requests(|| {
+        assert_eq!(bench.fs.write(file, 100, &mut &bytes[..]), Ok(bytes.len()));
+    });
+    assert_eq!(written, [0, 0, 0]);
+    bench.fs.fsync(file, false).expect("durable");
+    let bench = bench.cut();
+    assert!(bench.read("file")[100..] == bytes);
+    bench.fs.close().expect("closes");
+}
+
+/// Bytes that begin as the journal's own blocks do are the file's all the same.
+#[test]
+fn data_that_looks_like_a_journal_is_data() {
+    let Some(bench) = bench(DataMode::Ordered) else { return };
+    let mut bytes = vec![9; 12_288];
+    for at in [0, 4096, 8192] {
+        // A commit block of the next transactions, as far as it can be guessed.
+        bytes[at..at + 12].copy_from_slice(&[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2, 0, 0, 0, 3]);
+    }
+    let file = bench.create("file");
+    bench.synced(file, 0, &bytes, false);
+    assert!(bench.read("file") == bytes);
+    let bench = bench.cut();
+    assert!(bench.read("file") == bytes);
+}
