@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use polylane_tests::step::no_loop;
 use polylane_tests::{binary, lacks, skip, tool};
 
 const MIB: usize = 1 << 20;
@@ -286,4 +287,54 @@ fn a_closed_image_of_another_user_s_is_imported_by_root() {
     let mut magic = [0; 4];
     file.read_exact_at(&mut magic, 0).expect("read");
     assert_eq!(magic, *b"QFI\xfb");
+}
+
+/// A loop device over a file, until it is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn over(file: &Path, options: &[&str]) -> Loop {
+        let mut losetup = Command::new("losetup");
+        let made = losetup.args(["-f", "--show"]).args(options).arg(file).output().expect("run");
+        assert!(made.status.success(), "{made:?}");
+        Loop(String::from_utf8_lossy(&made.stdout).trim().to_string())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+        let _ = fs::remove_file(format!("{}.polylane", self.0));
+    }
+}
+
+/// A device's name is not given to an overlay; what is on it is checked and written to a file.
+#[test]
+fn block_devices_are_checked_and_exported_and_keep_their_names() {
+    let name = "block_devices_are_checked_and_exported_and_keep_their_names";
+    if no_loop(name) {
+        return;
+    }
+    let Some(place) = Place::new(name, &["losetup", "mke2fs", "e2fsck"]) else { return };
+    place.done(&["create", "image", "--size", "16M"]);
+    let bytes = fs::read(place.at("image")).expect("the image");
+    for options in [&["-r"][..], &[]] {
+        let device = Loop::over(&place.at("image"), options);
+        place.done(&["check", "-n", &device.0]);
+        place.done(&["export", &device.0, "copy"]);
+        assert!(fs::read(place.at("copy")).expect("the copy") == bytes, "{options:?}");
+        if options.is_empty() {
+            for words in [["clone", &device.0, "new"], ["snapshot", &device.0, "new"]] {
+                let said = place.refused(&words);
+                assert!(said.contains("block device has no snapshots or clones"), "{said}");
+            }
+        } else {
+            let said = place.refused(&["check", &device.0]);
+            assert!(said.contains("Read-only file system"), "{said}");
+        }
+        let still = fs::metadata(&device.0).expect("its node").file_type();
+        assert!(std::os::unix::fs::FileTypeExt::is_block_device(&still), "{options:?}");
+        assert!(!place.at("new").exists());
+        fs::remove_file(place.at("copy")).expect("removed");
+    }
 }

@@ -100,6 +100,11 @@ fn is_over(device: &Path, below: &Below) -> bool {
     }
 }
 
+/// Whether a device takes no writes, whoever opens it (`BLKROGET`).
+pub(crate) fn is_read_only_device(stat: &Stat) -> bool {
+    is_read_only(&Path::new("/sys/dev/block").join(number_text(stat.st_rdev)))
+}
+
 fn is_read_only(device: &Path) -> bool {
     fs::read_to_string(device.join("ro")).is_ok_and(|text| text.trim() == "1")
 }

@@ -84,6 +84,10 @@ pub fn open(path: &Path) -> Result<Files> {
             claimed::use_of_file(&files.lock, true)
                 .map_or(Ok(files), |by| Err(ImageError::Claimed(by)))
         }
+        // It can be opened to write all the same, and then takes none.
+        FileType::BlockDevice if claimed::is_read_only_device(&stat) => {
+            Err(ImageError::Host("open it to write", Errno::EROFS))
+        }
         FileType::BlockDevice => match claimed::claim(&proc_path(&lock), FLAGS) {
             Ok(Some(claimed)) => claimed::use_over_device(&claimed)
                 .map_or_else(|| take(claimed), |by| Err(ImageError::Claimed(by))),
@@ -110,7 +114,7 @@ pub fn unclaim(files: Files) -> Result<Files> {
 }
 
 /// Opens a file that is not going to change, for reading, together with others who do. Its lock
-/// keeps everybody out who wants the file alone.
+/// keeps everybody out who wants the file alone. A device that takes no writes is opened alone.
 ///
 /// # Errors
 /// See [`ImageError`].
@@ -120,9 +124,14 @@ pub fn open_shared(path: &Path) -> Result<Files> {
     let lock = rustix::fs::open(path, start, Mode::empty());
     let lock = lock.map_err(host("open it"))?;
     let stat = rustix::fs::fstat(&lock).map_err(host("look at it"))?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(ImageError::NotAFile);
-    }
+    let lock = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => lock,
+        FileType::BlockDevice if claimed::is_read_only_device(&stat) => {
+            let claimed = claimed::claim(&proc_path(&lock), flags).map_err(host("open it"))?;
+            claimed.ok_or_else(|| ImageError::Claimed(claimed::use_of_device(lock)))?
+        }
+        _ => return Err(ImageError::NotAFile),
+    };
     wait_for_the_dying(&lock, || share_range(&lock, LOCK_START, LOCK_LENGTH))?;
     if let Some(by) = claimed::use_of_file(&lock, false) {
         return Err(ImageError::Claimed(by));

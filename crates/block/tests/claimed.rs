@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use polylane_base::Errno;
 use polylane_block::claimed::Claimed;
 use polylane_block::image::{self, ImageError};
 use rustix::fs::{Mode, OFlags};
@@ -68,4 +69,25 @@ fn a_base_may_be_looked_at_by_the_kernel() {
     let _mounted = device.claim().expect("free");
     drop(image::open_shared(&file).expect("nobody writes"));
     assert!(matches!(image::open(&file), Err(ImageError::Claimed(_))));
+}
+
+#[test]
+fn a_device_that_takes_no_writes_is_opened_to_read_alone() {
+    let dir = tempfile::tempdir().expect("dir");
+    let file = dir.path().join("volume");
+    std::fs::write(&file, vec![7; 1 << 20]).expect("written");
+    let Some(device) = Loop::over(&file, &["-r"]) else { return };
+    let refused = image::open(&device.0).err();
+    assert!(matches!(refused, Some(ImageError::Host(_, Errno::EROFS))), "{refused:?}");
+    let volume = image::open_shared(&device.0).expect("to read");
+    let mut bytes = [0; 16];
+    rustix::io::pread(&volume.plain, &mut bytes, 1 << 19).expect("read");
+    assert_eq!(bytes, [7; 16]);
+    assert_eq!(device.claim().err(), Some(rustix::io::Errno::BUSY), "as long as it is open");
+    drop(volume);
+    let mounted = device.claim().expect("free again");
+    assert!(matches!(image::open_shared(&device.0), Err(ImageError::Claimed(_))));
+    drop(mounted);
+    let Some(writable) = Loop::over(&file, &[]) else { return };
+    assert_eq!(image::open_shared(&writable.0).err(), Some(ImageError::NotAFile), "it may change");
 }

@@ -218,12 +218,13 @@ pub(super) fn copy_data(
     // Space that was only reserved counts as data where zeros of it are in the page cache.
     let _ = rustix::fs::fadvise(from, 0, None, rustix::fs::Advice::DontNeed);
     while at < size {
-        let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
-            Ok(start) => start,
+        let (start, end) = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+            Ok(start) => (start, rustix::fs::seek(from, SeekFrom::Hole(start))?.min(size)),
             Err(Errno::NXIO) => break,
+            // A device, all of which is data.
+            Err(Errno::INVAL) => (at, size),
             Err(error) => return Err(error.into()),
         };
-        let end = rustix::fs::seek(from, SeekFrom::Hole(start))?.min(size);
         progress.add(start.saturating_sub(at));
         at = start;
         while at < end {

@@ -90,6 +90,19 @@ pub(super) fn clone(from: &Path, shape: Shape, to: &Path, by: &dyn Exchange) -> 
     adopt(&base, None, Some(to)).map(drop)
 }
 
+/// Refuses a block device, whose name is not ours to give to an overlay.
+fn refuse_device(path: &Path) -> Result<()> {
+    let is_file = fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+    match is_file {
+        true => Ok(()),
+        false => Err(Failure::failed(format!(
+            "{}: a block device has no snapshots or clones here: write it to a file first, with \
+             'polylane volume export'",
+            path.display()
+        ))),
+    }
+}
+
 /// Gives the file of a volume the name `base`, as it is, and puts an overlay on it in its place.
 /// The id of the base.
 fn freeze(
@@ -100,6 +113,7 @@ fn freeze(
     by: &dyn Exchange,
 ) -> Result<String> {
     shape.refuse_depth(from)?;
+    refuse_device(from)?;
     refuse_links(from)?;
     let mut own = shape.sidecar.clone();
     let id = Sidecar::fresh_id()?;
