@@ -60,6 +60,11 @@ pub(super) unsafe fn sink<'a>(bytes: *mut c_void, len: usize) -> Outcome<&'a mut
 
 /// A buffer to be read.
 ///
+/// Other threads of the program may write to it meanwhile, as C lets them during a write(2). Rust
+/// has no such slice: formally that is a race. What is read is copied once into memory that the
+/// service shares and looked at only there, so that a race has no other effect than in the kernel:
+/// the bytes are some mixture of old and new ones.
+///
 /// # Safety
 ///
 /// Null, or `len` bytes that live through the call.

@@ -18,8 +18,10 @@ use crate::ops::dir::{self as ops, STREAMS};
 #[repr(transparent)]
 struct Current(UnsafeCell<dirent64>);
 
-// SAFETY: who reads a stream writes its entry with the stream locked, and as in libc the program
-// sees to it that nobody reads on while it still looks at one.
+// SAFETY: here the entry is written by `store` alone, with its stream's lock held, so no two
+// threads of ours write at once; `scan` reads it while no other thread can know the stream. A
+// program that looks at an entry in one thread while another reads the stream on races by C's own
+// rule (readdir(3)), as it does with libc.
 unsafe impl Sync for Current {}
 
 impl Current {
@@ -30,6 +32,12 @@ impl Current {
 }
 
 static CURRENT: [Current; STREAMS] = [const { Current::new() }; STREAMS];
+
+/// Bytes of the longest name that an entry holds, without its NUL.
+const NAME_BYTES_MAX: usize = 255;
+
+const _: () =
+    assert!(size_of::<dirent64>() - std::mem::offset_of!(dirent64, d_name) > NAME_BYTES_MAX);
 
 /// Which of our streams it is; `None`: libc's.
 fn ours(dir: *mut DIR) -> Option<usize> {
@@ -48,13 +56,17 @@ fn pointer(stream: usize) -> *mut DIR {
 ///
 /// Valid for a write.
 unsafe fn store(entry: &ops::Entry<'_>, into: *mut dirent64) {
-    // SAFETY: by contract; all of it is plain data.
-    let into = unsafe { &mut *into };
-    (into.d_ino, into.d_off) = (entry.ino, entry.next);
-    (into.d_reclen, into.d_type) = (entry.len, entry.kind);
-    let name = &entry.name[..entry.name.len().min(into.d_name.len() - 1)];
-    for (place, byte) in into.d_name.iter_mut().zip(name.iter().chain(&[0])) {
-        *place = *byte as c_char;
+    // SAFETY: valid for writes by contract, of plain data. What is there may be uninitialised, so
+    // no reference is made: places are written one by one, the name's within its array.
+    unsafe {
+        (&raw mut (*into).d_ino).write(entry.ino);
+        (&raw mut (*into).d_off).write(entry.next);
+        (&raw mut (*into).d_reclen).write(entry.len);
+        (&raw mut (*into).d_type).write(entry.kind);
+        let place = (&raw mut (*into).d_name).cast::<c_char>();
+        let len = entry.name.len().min(NAME_BYTES_MAX);
+        place.copy_from_nonoverlapping(entry.name.as_ptr().cast(), len);
+        place.add(len).write(0);
     }
 }
 

@@ -12,7 +12,7 @@ use libc::{c_int, pid_t};
 
 use super::hooks;
 use crate::kernel::config;
-use crate::kernel::real::{self, Strings};
+use crate::kernel::real::{self, Scratch, Strings};
 use crate::ops::share::Heir;
 use crate::ops::{own, process};
 
@@ -45,8 +45,8 @@ unsafe fn with_environment<R>(heir: Heir, envp: Strings, exec: impl FnOnce(Strin
     let entries = (count + missing.len() + 1) * size_of::<*const c_char>();
     let text = asan.map_or(0, |(_, given)| given.len() + ASAN_MORE.len());
     let len = entries + text;
-    let Some(array) = real::scratch(len) else { return exec(envp) };
-    let target: *mut *const c_char = array.cast();
+    let Some(array) = Scratch::new(len) else { return exec(envp) };
+    let target: *mut *const c_char = array.start().cast();
     // SAFETY: the new array has room for all old entries, three more and the null at its end, and
     // behind it for the text of the entry that is replaced; scratch memory starts out zero.
     unsafe {
@@ -56,17 +56,13 @@ unsafe fn with_environment<R>(heir: Heir, envp: Strings, exec: impl FnOnce(Strin
         let extra = missing.iter().flatten();
         extra.enumerate().for_each(|(n, entry)| target.add(count + n).write(entry.as_ptr()));
         if let Some((place, given)) = asan {
-            let text = array.cast::<u8>().add(entries);
+            let text = array.start().cast::<u8>().add(entries);
             text.copy_from_nonoverlapping(given.as_ptr(), given.len());
             text.add(given.len()).copy_from_nonoverlapping(ASAN_MORE.as_ptr(), ASAN_MORE.len());
             target.add(place).write(text.cast());
         }
     }
-    let result = exec(target);
-    let errno = real::errno();
-    real::free_scratch(array, len);
-    real::set_errno(errno);
-    result
+    exec(target)
 }
 
 /// What follows the options that a program gives, with the NUL.
@@ -304,15 +300,11 @@ impl List {
         // SAFETY: by contract.
         let count = unsafe { self.count() };
         let len = (count + 1) * size_of::<*const c_char>();
-        let Some(array) = real::scratch(len) else { return super::failed(libc::ENOMEM) };
-        let target: *mut *const c_char = array.cast();
+        let Some(array) = Scratch::new(len) else { return super::failed(libc::ENOMEM) };
+        let target: *mut *const c_char = array.start().cast();
         // SAFETY: room for all of them; the null at the end is there, since scratch memory is zero.
         (0..count).for_each(|n| unsafe { target.add(n).write(self.get(n)) });
-        let rc = exec(target);
-        let errno = real::errno();
-        real::free_scratch(array, len);
-        real::set_errno(errno);
-        rc
+        exec(target)
     }
 }
 

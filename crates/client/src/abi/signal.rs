@@ -105,7 +105,11 @@ fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
         return;
     }
-    // SAFETY: the program said that it is a handler. One of a single argument ignores the others.
+    // SAFETY: the number is what the program gave to sigaction or signal as a handler, and neither
+    // of the two that stand for none: the address of a function that takes one argument, or three
+    // with SA_SIGINFO. By C's calling conventions on Linux callers clear arguments away, so that a
+    // function of one argument may be given three. An address that is no function is a fault when
+    // the signal comes, as without us.
     unsafe {
         let handler: extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void) =
             std::mem::transmute(handler);

@@ -3,6 +3,19 @@
 //! Each is looked up with `dlsym(RTLD_NEXT)` in the constructor, or at its first call when a hook
 //! runs before that. Nothing else in this library calls a libc function that it also hooks: system
 //! calls of our own go through rustix, which does not pass libc.
+//!
+//! # Numbers of descriptors
+//!
+//! C passes numbers about, not owners: a program may close any number in any thread at any time, so
+//! no type here can say that one is open. Two rules stand in place of ownership:
+//!
+//! - A number is closed or replaced ([`close_quietly`], [`close_run`], [`replace`]) only if the
+//!   program has just asked for that by a hooked call, if it is in the list of `reserved`, or if
+//!   the caller has just made it and told nobody. What the program closes past our hooks is its own
+//!   affair, as with libc.
+//! - A number that is used otherwise ([`borrow`]) is given to one system call, which fails with
+//!   `EBADF` on a closed one, and does to another file what C's own function would do. No memory is
+//!   read or written on the strength of a number being open.
 #![expect(unsafe_code, reason = "UNSAFETY: looks functions up by name and calls them")]
 
 mod table;
@@ -11,6 +24,7 @@ mod unwind;
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_void};
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 pub(crate) use table::*;
@@ -110,25 +124,21 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// A descriptor number as rustix takes it. That it is open is checked by the kernel at each call.
+/// A descriptor number as rustix takes it, for one system call. That it is open is checked by the
+/// kernel at each.
 pub(crate) fn borrow(fd: RawFd) -> BorrowedFd<'static> {
-    // SAFETY: the number is only passed to system calls, which fail on a closed one; -1 is the one
-    // value that the type forbids, and a number that is never open stands for it.
+    // SAFETY: the second rule of this module's head: whether the number stays open matters to no
+    // memory. -1 is the one value that the type forbids; a number that is never open stands for it.
     unsafe { BorrowedFd::borrow_raw(if fd < 0 { RawFd::MAX } else { fd }) }
 }
 
-/// Takes over a descriptor that the caller owns.
-pub(crate) fn owned(fd: RawFd) -> OwnedFd {
-    // SAFETY: callers pass descriptors that they just made and use no other way.
-    unsafe { OwnedFd::from_raw_fd(fd) }
-}
-
-/// `close`, whatever it says, past our own hook and libc, in which a thread could be cancelled.
+/// `close` of a number that the first rule of this module's head allows, whatever it says, past our
+/// own hook and libc, in which a thread could be cancelled.
 pub(crate) fn close_quietly(fd: RawFd) {
     if fd >= 0 {
         let errno = errno();
-        // SAFETY: closing a number harms no memory; callers own the descriptor. One that is closed
-        // already, as in a child forked just then, fails and nothing more.
+        // SAFETY: closing a number harms no memory. One that is closed already, as in a child
+        // forked just then, fails and nothing more.
         unsafe { syscall(libc::SYS_close, fd.into(), 0, 0, 0, 0, 0) };
         set_errno(errno);
     }
@@ -282,8 +292,8 @@ pub(crate) fn replace(number: RawFd, fd: RawFd) -> rustix::io::Result<()> {
     use rustix::io::{DupFlags, FdFlags, dup3, fcntl_getfd};
     let closes = fcntl_getfd(borrow(number))?.contains(FdFlags::CLOEXEC);
     let flags = if closes { DupFlags::CLOEXEC } else { DupFlags::empty() };
-    // Whoever has the number keeps it.
-    let mut place = std::mem::ManuallyDrop::new(owned(number));
+    // SAFETY: whoever has the number keeps it: it is open before and after, and never closed here.
+    let mut place = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
     dup3(borrow(fd), &mut place, flags)
 }
 
@@ -337,18 +347,35 @@ pub(crate) fn wait_for_end(reader: RawFd) {
     while let Err(rustix::io::Errno::INTR) = rustix::io::read(borrow(reader), &mut [0; 1]) {}
 }
 
-/// Zeroed memory that belongs to nobody's allocator: exec may be called in a signal handler.
-pub(crate) fn scratch(len: usize) -> Option<*mut c_void> {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
-    unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, MapFlags::PRIVATE) }.ok()
+/// Zeroed memory of no allocator: exec may be called in a signal handler. Dropped, it is given
+/// back; a call that replaces the program never comes to that.
+pub(crate) struct Scratch {
+    memory: NonNull<c_void>,
+    len: usize,
 }
 
-/// Gives [`scratch`] memory back.
-pub(crate) fn free_scratch(memory: *mut c_void, len: usize) {
-    // SAFETY: callers pass what `scratch` gave them and use it no more.
-    let _ = unsafe { rustix::mm::munmap(memory, len) };
+impl Scratch {
+    /// So many bytes, in whole pages; `None`: there is no memory, or nothing is asked for.
+    pub(crate) fn new(len: usize) -> Option<Scratch> {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let memory =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, prot, MapFlags::PRIVATE) }.ok()?;
+        NonNull::new(memory).map(|memory| Scratch { memory, len })
+    }
+
+    /// Where it starts, at a page.
+    pub(crate) fn start(&self) -> *mut c_void {
+        self.memory.as_ptr()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and goes with it.
+        let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr(), self.len) };
+    }
 }
 
 /// Sends a signal to the calling thread.

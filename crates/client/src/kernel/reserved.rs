@@ -7,11 +7,11 @@
 //! This list survives fork, unlike `state`: a child has to close its copies, or files and sessions
 //! of its parent would stay open as long as the child lives.
 
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::kernel::FDS_MAX;
-use crate::kernel::outcome::Outcome;
+use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 
 /// Where they start when the limit on open files allows. Above what programs use, below 1024: the
@@ -59,12 +59,26 @@ pub(crate) fn adopt(fd: RawFd) -> Outcome<RawFd> {
     moved
 }
 
+/// As [`adopt`], of a descriptor that is owned, and is then.
+pub(crate) fn adopt_owned(fd: OwnedFd) -> Outcome<OwnedFd> {
+    let moved = rustix::io::fcntl_dupfd_cloexec(&fd, floor());
+    // Not by its own drop: that would pass libc, and our hook.
+    real::close_quietly(fd.into_raw_fd());
+    let moved = moved?;
+    if place(moved.as_raw_fd()).is_none() {
+        real::close_quietly(moved.into_raw_fd());
+        return Err(Detour::Kernel);
+    }
+    keep(moved.as_raw_fd());
+    Ok(moved)
+}
+
 /// A private copy of `fd`.
 pub(crate) fn copy(fd: RawFd) -> Outcome<RawFd> {
     let moved = real::dup_from(fd, floor())?;
     if place(moved).is_none() {
         real::close_quietly(moved);
-        return Err(crate::kernel::outcome::Detour::Kernel);
+        return Err(Detour::Kernel);
     }
     keep(moved);
     Ok(moved)

@@ -1,6 +1,6 @@
 //! The handshake with a service: what is said, and what comes with the answer.
 
-use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 use std::time::Duration;
 
 use polylane_base::{Errno, Result};
@@ -41,7 +41,7 @@ pub(super) fn greet(key: u64, socket: RawFd) -> Result<Welcomed> {
     let groups = welcome.geometry.groups as usize;
     let mut doorbells = Vec::new();
     for fd in fds.by_ref().take(groups) {
-        doorbells.push(real::owned(high(fd)?));
+        doorbells.push(high(fd)?);
     }
     // The pulse is mapped and closed.
     doorbells.extend(fds);
@@ -51,8 +51,8 @@ pub(super) fn greet(key: u64, socket: RawFd) -> Result<Welcomed> {
 }
 
 /// Moves a descriptor to where the library keeps its own.
-pub(super) fn high(fd: OwnedFd) -> Result<RawFd> {
-    match reserved::adopt(fd.into_raw_fd()) {
+pub(super) fn high(fd: OwnedFd) -> Result<OwnedFd> {
+    match reserved::adopt_owned(fd) {
         Ok(fd) => Ok(fd),
         Err(Detour::Errno(errno)) => Err(errno),
         Err(_) => Err(Errno::EMFILE),

@@ -27,7 +27,7 @@ pub(crate) mod path;
 
 use std::cell::Cell;
 use std::ffi::OsStr;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -353,6 +353,7 @@ impl Session {
         let mut path = [0; config::MOUNT_BYTES_MAX + 32];
         let path = config::under_mount(&mut path, b".polylane/socket").ok_or(Errno::ENOENT)?;
         let socket = handshake::high(scm::connect(Path::new(OsStr::from_bytes(path)))?)?;
+        let socket = socket.into_raw_fd();
         let made = handshake::greet(key, socket)
             .and_then(|welcomed| Self::welcomed(sessions, number, socket, welcomed));
         if made.is_err() {
