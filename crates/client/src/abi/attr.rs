@@ -11,6 +11,7 @@ use super::{answer, arg, hooks};
 use crate::kernel::outcome::{Detour, Outcome, Unanswered};
 use crate::kernel::real;
 use crate::ops::attr::{self as ops, Change, Stamp};
+use crate::ops::state::STATE;
 
 fn zero(done: Outcome<()>) -> Outcome<c_int> {
     done.map(|()| 0)
@@ -23,7 +24,7 @@ fn zero(done: Outcome<()>) -> Outcome<c_int> {
 /// A C string.
 unsafe fn change(dir: c_int, path: *const c_char, what: Change, follow: bool) -> Outcome<c_int> {
     // SAFETY: by contract.
-    zero(ops::change((dir, unsafe { arg::text(path)? }), what, follow))
+    zero(ops::change(&STATE, (dir, unsafe { arg::text(path)? }), what, follow))
 }
 
 /// Two time stamps as utimensat(2) takes them; none given means now.
@@ -82,7 +83,7 @@ hooks! {
     /// `fchmod`
     ["fchmod"]
     fn fchmod(fd: c_int, mode: mode_t) -> c_int {
-        answer!(zero(ops::change_open(fd, Change::Mode(mode))), real::fchmod(fd, mode))
+        answer!(zero(ops::change_open(&STATE, fd, Change::Mode(mode))), real::fchmod(fd, mode))
     }
 
     /// `fchmodat`: with flags, the kernel's business.
@@ -122,7 +123,7 @@ hooks! {
     ["fchown"]
     fn fchown(fd: c_int, user: uid_t, group: gid_t) -> c_int {
         answer!(
-            zero(ops::change_open(fd, Change::Owner(user, group))),
+            zero(ops::change_open(&STATE, fd, Change::Owner(user, group))),
             real::fchown(fd, user, group)
         )
     }
@@ -157,19 +158,22 @@ hooks! {
     /// `ftruncate`
     ["ftruncate", "ftruncate64"]
     fn ftruncate(fd: c_int, len: off_t) -> c_int {
-        answer!(zero(ops::truncate_open(fd, len)), real::ftruncate(fd, len))
+        answer!(zero(ops::truncate_open(&STATE, fd, len)), real::ftruncate(fd, len))
     }
 
     /// `fallocate`
     ["fallocate", "fallocate64"]
     fn fallocate(fd: c_int, mode: c_int, offset: off_t, len: off_t) -> c_int {
-        answer!(zero(ops::fallocate(fd, mode, offset, len)), real::fallocate(fd, mode, offset, len))
+        answer!(
+            zero(ops::fallocate(&STATE, fd, mode, offset, len)),
+            real::fallocate(fd, mode, offset, len)
+        )
     }
 
     /// `posix_fallocate`: returns the error instead of setting `errno`.
     ["posix_fallocate", "posix_fallocate64"]
     fn posix_fallocate(fd: c_int, offset: off_t, len: off_t) -> c_int {
-        match super::attempt(|| ops::fallocate(fd, 0, offset, len)) {
+        match super::attempt(|| ops::fallocate(&STATE, fd, 0, offset, len)) {
             Ok(()) => 0,
             Err(Unanswered::Errno(errno)) if errno != polylane_base::Errno::EOPNOTSUPP => errno.0,
             // SAFETY: the caller's own arguments.
@@ -180,7 +184,7 @@ hooks! {
     /// `posix_fadvise`: as `posix_fallocate`.
     ["posix_fadvise", "posix_fadvise64"]
     fn posix_fadvise(fd: c_int, offset: off_t, len: off_t, advice: c_int) -> c_int {
-        match super::attempt(|| ops::advise(fd, len, advice)) {
+        match super::attempt(|| ops::advise(&STATE, fd, len, advice)) {
             Ok(()) => 0,
             Err(Unanswered::Errno(errno)) => errno.0,
             // SAFETY: the caller's own arguments.
@@ -193,25 +197,25 @@ hooks! {
     /// `readahead`
     ["readahead"]
     fn readahead(fd: c_int, offset: off_t, count: size_t) -> ssize_t {
-        answer!(ops::read_ahead(fd).map(|()| 0), real::readahead(fd, offset, count))
+        answer!(ops::read_ahead(&STATE, fd).map(|()| 0), real::readahead(fd, offset, count))
     }
 
     /// `fsync`
     ["fsync"]
     fn fsync(fd: c_int) -> c_int {
-        answer!(zero(ops::fsync(fd, false)), real::fsync(fd))
+        answer!(zero(ops::fsync(&STATE, fd, false)), real::fsync(fd))
     }
 
     /// `fdatasync`
     ["fdatasync"]
     fn fdatasync(fd: c_int) -> c_int {
-        answer!(zero(ops::fsync(fd, true)), real::fdatasync(fd))
+        answer!(zero(ops::fsync(&STATE, fd, true)), real::fdatasync(fd))
     }
 
     /// `syncfs`
     ["syncfs"]
     fn syncfs(fd: c_int) -> c_int {
-        answer!(zero(ops::syncfs(fd)), real::syncfs(fd))
+        answer!(zero(ops::syncfs(&STATE, fd)), real::syncfs(fd))
     }
 
     /// `sync`: the lane's part alone. Other tenants' data is none of this one's business, and the
@@ -219,7 +223,7 @@ hooks! {
     ["sync"]
     fn sync() -> () {
         // `sync` cannot fail: an error of the lane is told by the next fsync.
-        if super::attempt(ops::sync).is_err_and(|error| error == Unanswered::Kernel) {
+        if super::attempt(|| ops::sync(&STATE)).is_err_and(|error| error == Unanswered::Kernel) {
             rustix::fs::sync();
         }
     }
@@ -246,7 +250,7 @@ hooks! {
     fn futimens(fd: c_int, times: *const timespec) -> c_int {
         answer!(
             // SAFETY: null or two timespecs, by contract.
-            zero(ops::change_open(fd, unsafe { stamps(times)? })),
+            zero(ops::change_open(&STATE, fd, unsafe { stamps(times)? })),
             real::futimens(fd, times)
         )
     }
@@ -276,7 +280,7 @@ hooks! {
     fn futimes(fd: c_int, times: *const timeval) -> c_int {
         answer!(
             // SAFETY: null or two timevals, by contract.
-            zero(ops::change_open(fd, unsafe { stamps_us(times)? })),
+            zero(ops::change_open(&STATE, fd, unsafe { stamps_us(times)? })),
             real::futimes(fd, times)
         )
     }

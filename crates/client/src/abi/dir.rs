@@ -13,6 +13,7 @@ use super::{answer, arg, attempt, failed, fd, hooks, number};
 use crate::kernel::outcome::{Outcome, Unanswered};
 use crate::kernel::real;
 use crate::ops::dir::{self as ops, STREAMS};
+use crate::ops::state::STATE;
 
 /// The entry that a stream handed out last.
 #[repr(transparent)]
@@ -77,7 +78,7 @@ unsafe fn store(entry: &ops::Entry<'_>, into: *mut dirent64) {
 /// Valid for a write.
 unsafe fn read(stream: usize, into: *mut dirent64) -> Result<bool, c_int> {
     // SAFETY: by contract.
-    let next = || ops::next(stream, |entry| unsafe { store(entry, into) });
+    let next = || ops::next(&STATE, stream, |entry| unsafe { store(entry, into) });
     match attempt(next) {
         Ok(more) => Ok(more),
         Err(Unanswered::Errno(errno)) => Err(errno.0),
@@ -160,7 +161,7 @@ unsafe fn scanned(
     libc: impl FnOnce() -> c_int,
 ) -> c_int {
     // SAFETY: by contract.
-    match attempt(|| ops::open(dir, unsafe { arg::text(path)? })) {
+    match attempt(|| ops::open(&STATE, dir, unsafe { arg::text(path)? })) {
         // SAFETY: by contract.
         Ok(stream) => unsafe { scan(stream, list, chosen) },
         Err(Unanswered::Errno(errno)) => failed(errno.0),
@@ -217,7 +218,7 @@ hooks! {
     ["opendir"]
     fn opendir(path: *const c_char) -> *mut DIR {
         // SAFETY: a C string, by contract.
-        let ours = || ops::open(libc::AT_FDCWD, unsafe { arg::text(path)? });
+        let ours = || ops::open(&STATE, libc::AT_FDCWD, unsafe { arg::text(path)? });
         opened(ours, || {
             // SAFETY: the caller's own argument.
             let dir = unsafe { real::opendir(path) };
@@ -233,7 +234,7 @@ hooks! {
     ["fdopendir"]
     fn fdopendir(fd: c_int) -> *mut DIR {
         // SAFETY: the caller's own argument.
-        opened(|| ops::open_fd(fd), || unsafe { real::fdopendir(fd) })
+        opened(|| ops::open_fd(&STATE, fd), || unsafe { real::fdopendir(fd) })
     }
 
     /// `closedir` closes past our hook.
@@ -249,7 +250,7 @@ hooks! {
             // SAFETY: the caller's own argument.
             return fd::ending(number, || unsafe { real::closedir(dir) });
         };
-        match attempt(|| Ok(ops::close(stream))) {
+        match attempt(|| Ok(ops::close(&STATE, stream))) {
             // SAFETY: the stream's own descriptor.
             Ok(Some(number)) => fd::ending(number, || unsafe { real::close(number) }),
             _ => 0,
@@ -324,7 +325,7 @@ hooks! {
             // SAFETY: the caller's own argument.
             return unsafe { real::dirfd(dir) };
         };
-        match attempt(|| ops::descriptor(stream)) {
+        match attempt(|| ops::descriptor(&STATE, stream)) {
             Ok(fd) => fd,
             Err(Unanswered::Errno(errno)) => failed(errno.0),
             Err(Unanswered::Kernel) => failed(libc::EINVAL),
@@ -365,7 +366,8 @@ hooks! {
                     return Err(Errno::EINVAL.into());
                 }
                 // SAFETY: a buffer, by contract.
-                ops::entries(fd, unsafe { arg::sink(into, count)? }).map(|count| count as ssize_t)
+                let into = unsafe { arg::sink(into, count)? };
+                ops::entries(&STATE, fd, into).map(|count| count as ssize_t)
             },
             {
                 let (fd, count) = (fd.into(), count.min(c_int::MAX as usize) as c_long);

@@ -7,11 +7,12 @@ use super::{answer, hooks};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::ops::file;
+use crate::ops::state::STATE;
 
 fn refuse(fd: c_int) -> Outcome<c_int> {
     // A descriptor that is good for paths only is as none.
     let usable = |flags| flags & libc::O_PATH == 0;
-    match file::is_of_lane(fd) && real::status_flags(fd).is_ok_and(usable) {
+    match file::is_of_lane(&STATE, fd) && real::status_flags(fd).is_ok_and(usable) {
         true => Err(polylane_base::Errno::EPERM.into()),
         false => Err(Detour::Kernel),
     }

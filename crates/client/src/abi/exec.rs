@@ -14,6 +14,7 @@ use super::hooks;
 use crate::kernel::config;
 use crate::kernel::real::{self, Scratch, Strings};
 use crate::ops::share::Heir;
+use crate::ops::state::STATE;
 use crate::ops::{own, process};
 
 unsafe extern "C" {
@@ -37,7 +38,7 @@ fn own() -> Strings {
 ///
 /// `envp` is null or a null-terminated array of C strings.
 unsafe fn with_environment<R>(heir: Heir, envp: Strings, exec: impl FnOnce(Strings) -> R) -> R {
-    let _sharing = process::before_sharing_with(heir);
+    let _sharing = process::before_sharing_with(&STATE, heir);
     // SAFETY: by contract.
     let Some(Changes { count, missing, asan }) = (unsafe { look_through(envp) }) else {
         return exec(envp);
@@ -157,7 +158,7 @@ hooks! {
     /// `fexecve`
     ["fexecve"]
     fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
-        own::settle_fd(fd);
+        own::settle_fd(&STATE, fd);
         // SAFETY: as above.
         unsafe { with_environment(Heir::Program, envp, |envp| real::fexecve(fd, argv, envp)) }
     }
@@ -167,7 +168,7 @@ hooks! {
     fn execveat(
         dir: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int
     ) -> c_int {
-        own::settle_fd(dir);
+        own::settle_fd(&STATE, dir);
         // SAFETY: as above.
         unsafe {
             with_environment(Heir::Program, envp, |envp| {

@@ -12,7 +12,7 @@ use crate::kernel::thread;
 use crate::ops::fd::Closing;
 use crate::ops::file;
 use crate::ops::lock_range::Range;
-use crate::ops::state;
+use crate::ops::state::STATE;
 use crate::ops::{fd as ops, lock, oplock};
 
 /// `fcntl` commands of Linux that the libc crate does not name on every target.
@@ -25,7 +25,7 @@ const CLOSE_RANGE_CLOEXEC: c_int = 4;
 
 /// Closes with `close` after what was known of `fd` is cleared.
 pub(super) fn ending(fd: c_int, close: impl FnOnce() -> c_int) -> c_int {
-    match super::attempt(|| ops::closing(fd)) {
+    match super::attempt(|| ops::closing(&STATE, fd)) {
         Ok(known) => {
             let rc = close();
             closed(known);
@@ -49,7 +49,7 @@ unsafe extern "C" {
 ///
 /// An open stream that is the caller's to close.
 pub(super) unsafe fn flush_under_locks(stream: *mut FILE) -> Result<(), Errno> {
-    let locks = state::started().is_some_and(|state| state.has_locked.load(Relaxed) > 0);
+    let locks = STATE.started().is_some_and(|state| state.has_locked.load(Relaxed) > 0);
     // SAFETY: by contract.
     if !locks || unsafe { __fpending(stream) == 0 || libc::fflush(stream) == 0 } {
         return Ok(());
@@ -69,16 +69,16 @@ pub(super) fn closed(known: Closing) {
 
 /// Copies `fd` with `copy`, which returns the new number.
 fn copying(fd: c_int, copy: impl FnOnce() -> c_int) -> c_int {
-    if thread::is_inside() || state::started().is_none() {
+    if thread::is_inside() || STATE.started().is_none() {
         return copy();
     }
-    let known = file::find_known(fd);
+    let known = file::find_known(&STATE, fd);
     if known.is_none() {
-        file::is_copied(fd);
+        file::is_copied(&STATE, fd);
     }
     let new = copy();
     if new >= 0 && new != fd {
-        ops::copied(known, fd, new);
+        ops::copied(&STATE, known, fd, new);
     }
     new
 }
@@ -88,10 +88,10 @@ fn replacing(fd: c_int, new: c_int, copy: impl FnOnce() -> c_int) -> c_int {
     if fd == new {
         return copy();
     }
-    let replaced = ops::make_way(new);
+    let replaced = ops::make_way(&STATE, new);
     let rc = copying(fd, copy);
     if rc >= 0 {
-        replaced.closed();
+        replaced.closed(&STATE);
     }
     rc
 }
@@ -127,13 +127,13 @@ unsafe fn locking(fd: c_int, command: c_int, lock: *mut libc::flock) -> Outcome<
         return Err(Detour::Kernel);
     }
     if !matches!(command, libc::F_GETLK | F_OFD_GETLK) {
-        return lock::set(fd, asked, ofd, wait).map(|()| 0);
+        return lock::set(&STATE, fd, asked, ofd, wait).map(|()| 0);
     }
     if !ofd && asked.kind == libc::F_UNLCK {
         // The kernel refuses it, of whatever file.
         return Err(Detour::Kernel);
     }
-    let found = lock::get(fd, asked, ofd)?;
+    let found = lock::get(&STATE, fd, asked, ofd)?;
     // SAFETY: `range` saw that it is not null.
     let lock = unsafe { &mut *lock };
     lock.l_type = found.kind as _;
@@ -148,11 +148,11 @@ unsafe fn locking(fd: c_int, command: c_int, lock: *mut libc::flock) -> Outcome<
 fn lockf_section(fd: c_int, command: c_int, len: off_t) -> Outcome<c_int> {
     let section = |kind| Range { kind, whence: libc::SEEK_CUR, start: 0, len, pid: 0 };
     match command {
-        libc::F_LOCK => lock::set(fd, section(libc::F_WRLCK), false, true)?,
-        libc::F_TLOCK => lock::set(fd, section(libc::F_WRLCK), false, false)?,
-        libc::F_ULOCK => lock::set(fd, section(libc::F_UNLCK), false, false)?,
+        libc::F_LOCK => lock::set(&STATE, fd, section(libc::F_WRLCK), false, true)?,
+        libc::F_TLOCK => lock::set(&STATE, fd, section(libc::F_WRLCK), false, false)?,
+        libc::F_ULOCK => lock::set(&STATE, fd, section(libc::F_UNLCK), false, false)?,
         libc::F_TEST => {
-            let found = lock::get(fd, section(libc::F_WRLCK), false)?;
+            let found = lock::get(&STATE, fd, section(libc::F_WRLCK), false)?;
             if found.kind != libc::F_UNLCK {
                 return Err(polylane_base::Errno::EACCES.into());
             }
@@ -203,7 +203,7 @@ hooks! {
         let flags = if valid { flags & !CLOSE_RANGE_UNSHARE } else { flags };
         answer!(
             match flags {
-                0 if valid => ops::close_range(first, last).map(|()| 0),
+                0 if valid => ops::close_range(&STATE, first, last).map(|()| 0),
                 _ => Err(Detour::Kernel),
             },
             real::close_range(first, last, flags)
@@ -249,9 +249,9 @@ hooks! {
                 // SAFETY: the caller's own arguments.
                 copying(fd, || unsafe { real::fcntl(fd, command, argument) })
             }
-            libc::F_GETFL => answer!(ops::flags(fd), real::fcntl(fd, command, argument)),
+            libc::F_GETFL => answer!(ops::flags(&STATE, fd), real::fcntl(fd, command, argument)),
             libc::F_SETFL => answer!(
-                ops::set_flags(fd, argument as c_int),
+                ops::set_flags(&STATE, fd, argument as c_int),
                 real::fcntl(fd, command, argument)
             ),
             libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW | F_OFD_GETLK | F_OFD_SETLK
@@ -263,7 +263,7 @@ hooks! {
             ),
             libc::F_SETLEASE if argument as c_int != libc::F_UNLCK => answer!(
                 // What is ready for a lease gets it from the kernel.
-                oplock::begins(fd, argument as c_int).and(Err(Detour::Kernel)),
+                oplock::begins(&STATE, fd, argument as c_int).and(Err(Detour::Kernel)),
                 real::fcntl(fd, command, argument)
             ),
             // SAFETY: the caller's own arguments.
@@ -274,7 +274,7 @@ hooks! {
     /// `flock`
     ["flock"]
     fn flock(fd: c_int, operation: c_int) -> c_int {
-        answer!(waiting lock::flock(fd, operation).map(|()| 0), real::flock(fd, operation))
+        answer!(waiting lock::flock(&STATE, fd, operation).map(|()| 0), real::flock(fd, operation))
     }
 
     /// `lockf`

@@ -8,19 +8,19 @@ use crate::kernel::real;
 use crate::kernel::reserved;
 use crate::ops::file;
 use crate::ops::process;
-use crate::ops::state;
+use crate::ops::state::STATE;
 
 /// In a new child: what belonged to the parent's session is closed now, not at the first call, or
 /// the parent's files would stay open as long as the child lives.
 pub(super) fn born() {
-    if config::mount().is_some() && state::started().is_none() && reserved::any() {
-        state::get();
+    if config::mount().is_some() && STATE.started().is_none() && reserved::any() {
+        STATE.get();
     }
 }
 
 /// Forks with `fork` after everything the child inherits was made fit for it.
 fn forking(fork: impl FnOnce() -> pid_t) -> pid_t {
-    let sharing = process::before_sharing();
+    let sharing = process::before_sharing(&STATE);
     let pid = fork();
     drop(sharing);
     if pid == 0 {
@@ -76,7 +76,7 @@ hooks! {
     ["login_tty"]
     fn login_tty(fd: c_int) -> c_int {
         for number in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO, fd] {
-            file::forget(number);
+            file::forget(&STATE, number);
         }
         // SAFETY: the caller's own argument.
         unsafe { real::login_tty(fd) }
@@ -85,7 +85,7 @@ hooks! {
     /// `daemon` forks and replaces descriptors 0 to 2 past our hooks. The parent does not return.
     ["daemon"]
     fn daemon(no_chdir: c_int, no_close: c_int) -> c_int {
-        let _sharing = process::before_sharing();
+        let _sharing = process::before_sharing(&STATE);
         // SAFETY: the caller's own arguments.
         unsafe { real::daemon(no_chdir, no_close) }
     }

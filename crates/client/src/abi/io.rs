@@ -10,6 +10,7 @@ use crate::kernel::real;
 use crate::ops;
 use crate::ops::file;
 use crate::ops::io::Position;
+use crate::ops::state::STATE;
 
 /// The count as C returns it. It fits: no buffer is longer than `isize::MAX`.
 fn count(done: Outcome<usize>) -> Outcome<ssize_t> {
@@ -46,9 +47,9 @@ fn write_placed(
 ) -> Outcome<usize> {
     let at_end = place(flags).ok_or(Detour::Kernel)?;
     let position = if offset == -1 { Position::Own } else { Position::at(offset)? };
-    let count = ops::io::write_placed(fd, from, position, at_end)?;
+    let count = ops::io::write_placed(&STATE, fd, from, position, at_end)?;
     if count > 0 && flags & (SYNCS[0] | SYNCS[1]) != 0 {
-        ops::attr::fsync(fd, flags & SYNCS[1] == 0)?;
+        ops::attr::fsync(&STATE, fd, flags & SYNCS[1] == 0)?;
     }
     Ok(count)
 }
@@ -69,8 +70,11 @@ hooks! {
     fn read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
         cancel::point();
         answer!(
-            // SAFETY: `len` bytes to write, by contract.
-            count(ops::io::read(fd, &mut [unsafe { arg::sink(into, len)? }], Position::Own)),
+            count({
+                // SAFETY: `len` bytes to write, by contract.
+                let into = unsafe { arg::sink(into, len)? };
+                ops::io::read(&STATE, fd, &mut [into], Position::Own)
+            }),
             real::read(fd, into, len)
         )
     }
@@ -89,7 +93,7 @@ hooks! {
         cancel::point();
         answer!(
             // SAFETY: `len` bytes to read, by contract.
-            count(ops::io::write(fd, &[unsafe { arg::source(from, len)? }], Position::Own)),
+            count(ops::io::write(&STATE, fd, &[unsafe { arg::source(from, len)? }], Position::Own)),
             real::write(fd, from, len)
         )
     }
@@ -100,7 +104,7 @@ hooks! {
         cancel::point();
         answer!(
             // SAFETY: `len` bytes to write, by contract.
-            count(ops::io::read_one(fd, unsafe { arg::sink(into, len)? }, offset)),
+            count(ops::io::read_one(&STATE, fd, unsafe { arg::sink(into, len)? }, offset)),
             real::pread(fd, into, len, offset)
         )
     }
@@ -121,7 +125,7 @@ hooks! {
         cancel::point();
         answer!(
             // SAFETY: `len` bytes to read, by contract.
-            count(ops::io::write_one(fd, unsafe { arg::source(from, len)? }, offset)),
+            count(ops::io::write_one(&STATE, fd, unsafe { arg::source(from, len)? }, offset)),
             real::pwrite(fd, from, len, offset)
         )
     }
@@ -132,7 +136,9 @@ hooks! {
         cancel::point();
         answer!(
             // SAFETY: valid iovecs, by contract.
-            count(unsafe { arg::with_sinks(parts, n, |to| ops::io::read(fd, to, Position::Own)) }),
+            count(unsafe {
+                arg::with_sinks(parts, n, |to| ops::io::read(&STATE, fd, to, Position::Own))
+            }),
             published(fd, || real::readv(fd, parts, n))
         )
     }
@@ -144,7 +150,7 @@ hooks! {
         answer!(
             // SAFETY: valid iovecs, by contract.
             count(unsafe {
-                arg::with_sources(parts, n, |from| ops::io::write(fd, from, Position::Own))
+                arg::with_sources(parts, n, |from| ops::io::write(&STATE, fd, from, Position::Own))
             }),
             published(fd, || real::writev(fd, parts, n))
         )
@@ -158,7 +164,9 @@ hooks! {
             {
                 let position = Position::at(offset)?;
                 // SAFETY: valid iovecs, by contract.
-                count(unsafe { arg::with_sinks(parts, n, |to| ops::io::read(fd, to, position)) })
+                count(unsafe {
+                    arg::with_sinks(parts, n, |to| ops::io::read(&STATE, fd, to, position))
+                })
             },
             real::preadv(fd, parts, n, offset)
         )
@@ -173,7 +181,7 @@ hooks! {
                 let position = Position::at(offset)?;
                 // SAFETY: valid iovecs, by contract.
                 count(unsafe {
-                    arg::with_sources(parts, n, |from| ops::io::write(fd, from, position))
+                    arg::with_sources(parts, n, |from| ops::io::write(&STATE, fd, from, position))
                 })
             },
             real::pwritev(fd, parts, n, offset)
@@ -188,7 +196,9 @@ hooks! {
             {
                 let position = position(offset, flags)?;
                 // SAFETY: valid iovecs, by contract.
-                count(unsafe { arg::with_sinks(parts, n, |to| ops::io::read(fd, to, position)) })
+                count(unsafe {
+                    arg::with_sinks(parts, n, |to| ops::io::read(&STATE, fd, to, position))
+                })
             },
             {
                 settle(&[fd]);
@@ -206,7 +216,7 @@ hooks! {
                 // SAFETY: valid iovecs, by contract.
                 count(unsafe {
                     arg::with_sources(parts, n, |from| match flags {
-                        0 => ops::io::write(fd, from, position(offset, flags)?),
+                        0 => ops::io::write(&STATE, fd, from, position(offset, flags)?),
                         _ => write_placed(fd, from, offset, flags),
                     })
                 })
@@ -221,7 +231,7 @@ hooks! {
     /// `lseek`
     ["lseek", "lseek64", "__lseek"]
     fn lseek(fd: c_int, offset: off_t, whence: c_int) -> off_t {
-        answer!(ops::offset::lseek(fd, offset, whence), real::lseek(fd, offset, whence))
+        answer!(ops::offset::lseek(&STATE, fd, offset, whence), real::lseek(fd, offset, whence))
     }
 
     /// `sendfile` at a given offset to a socket or a pipe is a read and a write: two trips fewer
@@ -264,7 +274,7 @@ hooks! {
                 }
                 // SAFETY: null or valid, by contract.
                 let (source, target) = unsafe { (given(from_at), given(to_at)) };
-                let done = ops::map::copy_range((from, source), (to, target), len)?;
+                let done = ops::map::copy_range(&STATE, (from, source), (to, target), len)?;
                 // SAFETY: as above.
                 unsafe {
                     advance(from_at, done);
@@ -285,12 +295,13 @@ const SEND_BYTES: usize = 32 << 10;
 
 /// Sends from a file of the lane to a socket or a pipe; `None`: not ours, nothing was done.
 fn send(to: c_int, from: c_int, at: &mut off_t, len: size_t) -> Option<ssize_t> {
-    super::attempt(|| ops::map::can_send(to, from)).ok()?;
+    super::attempt(|| ops::map::can_send(&STATE, to, from)).ok()?;
     let errno = real::errno();
     let (mut bytes, mut sent) = ([0; SEND_BYTES], 0);
     while sent < len {
         let part = &mut bytes[..SEND_BYTES.min(len - sent)];
-        let read = super::attempt(|| ops::io::read(from, &mut [&mut *part], Position::at(*at)?));
+        let read =
+            super::attempt(|| ops::io::read(&STATE, from, &mut [&mut *part], Position::at(*at)?));
         let count = match read {
             Ok(0) => break,
             Ok(count) => count,
@@ -330,12 +341,12 @@ unsafe fn advance(offset: *mut off_t, by: usize) {
 
 /// Before a call that the kernel does by itself on descriptors.
 fn settle(fds: &[c_int]) {
-    fds.iter().for_each(|&fd| ops::own::settle_fd(fd));
+    fds.iter().for_each(|&fd| ops::own::settle_fd(&STATE, fd));
 }
 
 /// A call that the kernel does with the offset of `fd`.
 fn published<T>(fd: c_int, call: impl FnOnce() -> T) -> T {
-    file::publish_fd(fd);
+    file::publish_fd(&STATE, fd);
     call()
 }
 

@@ -10,6 +10,7 @@ use polylane_ipc::ioctl::{FS_IOC_FLAGS, FSXATTR_BYTES, IOCTL_FLAGS};
 use super::{answer, hooks};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
+use crate::ops::state::STATE;
 use crate::ops::{flags, own, pieces};
 
 /// `FS_IOC_FIEMAP`, with a `struct fiemap`.
@@ -114,7 +115,7 @@ unsafe fn is_beyond(fd: RawFd, request: u32, argument: c_long) -> bool {
 ///
 /// `argument` is as the request wants it.
 unsafe fn inode_flags(fd: RawFd, request: u32, argument: c_long) -> Outcome<c_int> {
-    flags::announce(fd)?;
+    flags::announce(&STATE, fd)?;
     let ours = FS_IOC_FLAGS.iter().zip(IOCTL_FLAGS).find(|(theirs, _)| **theirs == request);
     let (_, ours) = ours.ok_or(Detour::Kernel)?;
     // SAFETY: by contract.
@@ -152,10 +153,10 @@ hooks! {
             ),
             request_32 => {
                 match request_32 {
-                    _ if LOOP_FD.contains(&request_32) => own::settle_fd(argument as c_int),
+                    _ if LOOP_FD.contains(&request_32) => own::settle_fd(&STATE, argument as c_int),
                     // SAFETY: it begins with a descriptor, by the contract of the request.
                     LOOP_CONFIGURE if argument != 0 => unsafe {
-                        own::settle_fd(*(argument as *const c_int));
+                        own::settle_fd(&STATE, *(argument as *const c_int));
                     },
                     _ => {}
                 }

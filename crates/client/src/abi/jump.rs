@@ -9,6 +9,7 @@ use crate::ops::file;
 use crate::ops::process;
 use crate::ops::ring;
 use crate::ops::share::Heir;
+use crate::ops::state::STATE;
 
 /// Stands in for a function that this libc does not have.
 extern "C" fn nowhere() -> c_int {
@@ -87,38 +88,38 @@ macro_rules! jumps {
 
 /// The function writes to the descriptor past our hooks.
 fn publish(fd: c_int, _third: c_int) {
-    file::publish_fd(fd);
+    file::publish_fd(&STATE, fd);
 }
 
 /// The function makes another process.
 fn share(_first: c_int, _third: c_int) {
     // Nothing here comes to know when it is made.
-    drop(process::before_sharing());
+    drop(process::before_sharing(&STATE));
 }
 
 /// The function runs a program.
 fn run(_first: c_int, _third: c_int) {
-    drop(process::before_sharing_with(Heir::Program));
+    drop(process::before_sharing_with(&STATE, Heir::Program));
 }
 
 /// The function makes another process, or a thread.
 fn clone(_first: c_int, flags: c_int) {
-    drop(process::before_clone(flags));
+    drop(process::before_clone(&STATE, flags));
 }
 
 /// The function asks the kernel for the working directory's path.
 fn look(_first: c_int, _third: c_int) {
-    process::look_for_directory();
+    process::look_for_directory(&STATE);
 }
 
 /// libaio makes a context.
 fn aio(_first: c_int, _third: c_int) {
-    ring::aio_begins();
+    ring::aio_begins(&STATE);
 }
 
 /// liburing makes a ring.
 fn ring(_first: c_int, _third: c_int) {
-    ring::ring_begins();
+    ring::ring_begins(&STATE);
 }
 
 /// liburing has the kernel begin.

@@ -9,6 +9,7 @@ use super::hooks;
 use crate::kernel::outcome::Unanswered;
 use crate::kernel::real;
 use crate::ops;
+use crate::ops::state::STATE;
 
 hooks! {
     /// `mmap`: what is mapped is the file's own node.
@@ -27,7 +28,7 @@ pub(super) fn map_file(fd: c_int, flags: c_int, map: impl FnOnce() -> *mut c_voi
     if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 {
         // MAP_SHARED_VALIDATE holds the bit too.
         let shared = flags & libc::MAP_SHARED != 0;
-        let ready = super::attempt(|| ops::map::before_mapping(fd, shared));
+        let ready = super::attempt(|| ops::map::before_mapping(&STATE, fd, shared));
         if matches!(ready, Err(Unanswered::Errno(Errno::EACCES))) {
             real::set_errno(libc::EACCES);
             return libc::MAP_FAILED;

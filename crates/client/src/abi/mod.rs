@@ -44,6 +44,7 @@ use crate::kernel::real;
 use crate::kernel::thread;
 use crate::ops::lock_wait::AGAIN;
 use crate::ops::retry;
+use crate::ops::state::STATE;
 
 /// Runs the part of a hook that may be handled here. Signal handlers wait meanwhile, and so does a
 /// cancellation that may come at any time.
@@ -51,7 +52,7 @@ use crate::ops::retry;
 fn attempt<T>(mut part: impl FnMut() -> Outcome<T>) -> Result<T, Unanswered> {
     let cancellable = cancel::defer();
     thread::hold();
-    let whole = AssertUnwindSafe(|| retry::once(&mut part));
+    let whole = AssertUnwindSafe(|| retry::once(&STATE, &mut part));
     let done = catch_unwind(whole).unwrap_or(Err(Unanswered::Kernel));
     if thread::release() {
         signal::deliver();

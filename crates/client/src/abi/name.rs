@@ -9,6 +9,7 @@ use crate::kernel::outcome::Outcome;
 use crate::kernel::real;
 use crate::ops::name as ops;
 use crate::ops::process;
+use crate::ops::state::STATE;
 
 fn zero(done: Outcome<()>) -> Outcome<c_int> {
     done.map(|()| 0)
@@ -20,7 +21,7 @@ hooks! {
     fn mkdir(path: *const c_char, mode: mode_t) -> c_int {
         answer!(
             // SAFETY: a C string, by contract; so below.
-            zero(ops::mkdir((AT_FDCWD, unsafe { arg::text(path)? }), mode)),
+            zero(ops::mkdir(&STATE, (AT_FDCWD, unsafe { arg::text(path)? }), mode)),
             real::mkdir(path, mode)
         )
     }
@@ -30,7 +31,7 @@ hooks! {
     fn mkdirat(dir: c_int, path: *const c_char, mode: mode_t) -> c_int {
         answer!(
             // SAFETY: as above.
-            zero(ops::mkdir((dir, unsafe { arg::text(path)? }), mode)),
+            zero(ops::mkdir(&STATE, (dir, unsafe { arg::text(path)? }), mode)),
             real::mkdirat(dir, path, mode)
         )
     }
@@ -40,7 +41,7 @@ hooks! {
     fn mknod(path: *const c_char, mode: mode_t, device: dev_t) -> c_int {
         answer!(
             // SAFETY: as above.
-            zero(ops::mknod((AT_FDCWD, unsafe { arg::text(path)? }), mode, device)),
+            zero(ops::mknod(&STATE, (AT_FDCWD, unsafe { arg::text(path)? }), mode, device)),
             real::mknod(path, mode, device)
         )
     }
@@ -50,7 +51,7 @@ hooks! {
     fn mknodat(dir: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c_int {
         answer!(
             // SAFETY: as above.
-            zero(ops::mknod((dir, unsafe { arg::text(path)? }), mode, device)),
+            zero(ops::mknod(&STATE, (dir, unsafe { arg::text(path)? }), mode, device)),
             real::mknodat(dir, path, mode, device)
         )
     }
@@ -60,7 +61,9 @@ hooks! {
     fn xmknod(version: c_int, path: *const c_char, mode: mode_t, device: *mut dev_t) -> c_int {
         answer!(
             // SAFETY: a C string and a number, by contract.
-            zero(ops::mknod((AT_FDCWD, unsafe { arg::text(path)? }), mode, unsafe { *device })),
+            zero(unsafe {
+                ops::mknod(&STATE, (AT_FDCWD, arg::text(path)?), mode, *device)
+            }),
             real::__xmknod(version, path, mode, device)
         )
     }
@@ -72,7 +75,7 @@ hooks! {
     ) -> c_int {
         answer!(
             // SAFETY: a C string and a number, by contract.
-            zero(ops::mknod((dir, unsafe { arg::text(path)? }), mode, unsafe { *device })),
+            zero(ops::mknod(&STATE, (dir, unsafe { arg::text(path)? }), mode, unsafe { *device })),
             real::__xmknodat(version, dir, path, mode, device)
         )
     }
@@ -83,7 +86,7 @@ hooks! {
         let kind = mode & 0o7777 | libc::S_IFIFO;
         answer!(
             // SAFETY: as above.
-            zero(ops::mknod((AT_FDCWD, unsafe { arg::text(path)? }), kind, 0)),
+            zero(ops::mknod(&STATE, (AT_FDCWD, unsafe { arg::text(path)? }), kind, 0)),
             real::mkfifo(path, mode)
         )
     }
@@ -94,7 +97,7 @@ hooks! {
         let kind = mode & 0o7777 | libc::S_IFIFO;
         answer!(
             // SAFETY: as above.
-            zero(ops::mknod((dir, unsafe { arg::text(path)? }), kind, 0)),
+            zero(ops::mknod(&STATE, (dir, unsafe { arg::text(path)? }), kind, 0)),
             real::mkfifoat(dir, path, mode)
         )
     }
@@ -104,7 +107,7 @@ hooks! {
     fn rmdir(path: *const c_char) -> c_int {
         answer!(
             // SAFETY: as above.
-            zero(ops::unlink((AT_FDCWD, unsafe { arg::text(path)? }), AT_REMOVEDIR)),
+            zero(ops::unlink(&STATE, (AT_FDCWD, unsafe { arg::text(path)? }), AT_REMOVEDIR)),
             real::rmdir(path)
         )
     }
@@ -114,7 +117,7 @@ hooks! {
     fn unlink(path: *const c_char) -> c_int {
         answer!(
             // SAFETY: as above.
-            zero(ops::unlink((AT_FDCWD, unsafe { arg::text(path)? }), 0)),
+            zero(ops::unlink(&STATE, (AT_FDCWD, unsafe { arg::text(path)? }), 0)),
             real::unlink(path)
         )
     }
@@ -124,7 +127,7 @@ hooks! {
     fn unlinkat(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
         answer!(
             // SAFETY: as above.
-            zero(ops::unlink((dir, unsafe { arg::text(path)? }), flags)),
+            zero(ops::unlink(&STATE, (dir, unsafe { arg::text(path)? }), flags)),
             real::unlinkat(dir, path, flags)
         )
     }
@@ -136,9 +139,9 @@ hooks! {
             {
                 // SAFETY: as above.
                 let place = (AT_FDCWD, unsafe { arg::text(path)? });
-                match ops::unlink(place, 0) {
+                match ops::unlink(&STATE, place, 0) {
                     Err(crate::kernel::outcome::Detour::Errno(polylane_base::Errno::EISDIR)) => {
-                        zero(ops::unlink(place, AT_REMOVEDIR))
+                        zero(ops::unlink(&STATE, place, AT_REMOVEDIR))
                     }
                     done => zero(done),
                 }
@@ -154,7 +157,7 @@ hooks! {
             {
                 // SAFETY: as above.
                 let (from, to) = unsafe { (arg::text(from)?, arg::text(to)?) };
-                zero(ops::rename((AT_FDCWD, from), (AT_FDCWD, to), 0))
+                zero(ops::rename(&STATE, (AT_FDCWD, from), (AT_FDCWD, to), 0))
             },
             real::rename(from, to)
         )
@@ -169,7 +172,7 @@ hooks! {
             {
                 // SAFETY: as above.
                 let (from, to) = unsafe { (arg::text(from)?, arg::text(to)?) };
-                zero(ops::rename((from_dir, from), (to_dir, to), 0))
+                zero(ops::rename(&STATE, (from_dir, from), (to_dir, to), 0))
             },
             real::renameat(from_dir, from, to_dir, to)
         )
@@ -184,7 +187,7 @@ hooks! {
             {
                 // SAFETY: as above.
                 let (from, to) = unsafe { (arg::text(from)?, arg::text(to)?) };
-                zero(ops::rename((from_dir, from), (to_dir, to), flags))
+                zero(ops::rename(&STATE, (from_dir, from), (to_dir, to), flags))
             },
             real::renameat2(from_dir, from, to_dir, to, flags)
         )
@@ -197,7 +200,7 @@ hooks! {
             {
                 // SAFETY: as above.
                 let (from, to) = unsafe { (arg::text(from)?, arg::text(to)?) };
-                zero(ops::link((AT_FDCWD, from), (AT_FDCWD, to), 0))
+                zero(ops::link(&STATE, (AT_FDCWD, from), (AT_FDCWD, to), 0))
             },
             real::link(from, to)
         )
@@ -212,7 +215,7 @@ hooks! {
             {
                 // SAFETY: as above.
                 let (from, to) = unsafe { (arg::text(from)?, arg::text(to)?) };
-                zero(ops::link((from_dir, from), (to_dir, to), flags))
+                zero(ops::link(&STATE, (from_dir, from), (to_dir, to), flags))
             },
             real::linkat(from_dir, from, to_dir, to, flags)
         )
@@ -225,7 +228,7 @@ hooks! {
             {
                 // SAFETY: as above.
                 let (target, path) = unsafe { (arg::text(target)?, arg::text(path)?) };
-                zero(ops::symlink(target, (AT_FDCWD, path)))
+                zero(ops::symlink(&STATE, target, (AT_FDCWD, path)))
             },
             real::symlink(target, path)
         )
@@ -238,7 +241,7 @@ hooks! {
             {
                 // SAFETY: as above.
                 let (target, path) = unsafe { (arg::text(target)?, arg::text(path)?) };
-                zero(ops::symlink(target, (dir, path)))
+                zero(ops::symlink(&STATE, target, (dir, path)))
             },
             real::symlinkat(target, dir, path)
         )
@@ -251,7 +254,7 @@ hooks! {
             {
                 // SAFETY: a C string and `size` bytes, by contract.
                 let (path, into) = unsafe { (arg::text(path)?, arg::sink(into.cast(), size)?) };
-                ops::readlink((AT_FDCWD, path), into).map(|count| count as ssize_t)
+                ops::readlink(&STATE, (AT_FDCWD, path), into).map(|count| count as ssize_t)
             },
             real::readlink(path, into, size)
         )
@@ -264,7 +267,7 @@ hooks! {
             {
                 // SAFETY: a C string and `size` bytes, by contract.
                 let (path, into) = unsafe { (arg::text(path)?, arg::sink(into.cast(), size)?) };
-                ops::readlink((dir, path), into).map(|count| count as ssize_t)
+                ops::readlink(&STATE, (dir, path), into).map(|count| count as ssize_t)
             },
             real::readlinkat(dir, path, into, size)
         )
@@ -297,7 +300,7 @@ hooks! {
     fn chdir(path: *const c_char) -> c_int {
         // SAFETY: the caller's own arguments.
         let rc = unsafe { real::chdir(path) };
-        process::directory_changed();
+        process::directory_changed(&STATE);
         rc
     }
 
@@ -306,7 +309,7 @@ hooks! {
     fn fchdir(fd: c_int) -> c_int {
         // SAFETY: the caller's own arguments.
         let rc = unsafe { real::fchdir(fd) };
-        process::directory_changed();
+        process::directory_changed(&STATE);
         rc
     }
 }

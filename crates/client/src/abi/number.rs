@@ -12,12 +12,13 @@ use crate::kernel::real;
 use crate::ops::file;
 use crate::ops::process;
 use crate::ops::share::Heir;
+use crate::ops::state::STATE;
 
 /// A number that the kernel gave out.
 #[inline]
 pub(super) fn made(fd: c_int) -> c_int {
     if fd >= 0 {
-        file::forget(fd);
+        file::forget(&STATE, fd);
     }
     fd
 }
@@ -93,7 +94,7 @@ fn taken(fd: c_int) -> c_int {
     if made(fd) >= 0 {
         let errno = real::errno();
         // Where there is no session to be had, it is as with programs without the library.
-        let _ = super::attempt(|| file::take_over(fd));
+        let _ = super::attempt(|| file::take_over(&STATE, fd));
         real::set_errno(errno);
     }
     fd
@@ -246,7 +247,7 @@ hooks! {
     /// `popen`, which makes another process, too.
     ["popen"]
     fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE {
-        let _sharing = process::before_sharing_with(Heir::Program);
+        let _sharing = process::before_sharing_with(&STATE, Heir::Program);
         // SAFETY: as above.
         made_stream(unsafe { real::popen(command, mode) })
     }

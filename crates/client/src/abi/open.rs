@@ -8,6 +8,7 @@ use super::{answer, arg, cancel, hooks};
 use crate::kernel::real;
 use crate::ops;
 use crate::ops::file;
+use crate::ops::state::STATE;
 
 hooks! {
     /// `open(path, flags, ...)`: the mode travels as a variadic integer does, in the third
@@ -17,8 +18,8 @@ hooks! {
         cancel::point();
         answer!(
             // SAFETY: a C string, by contract.
-            ops::open::open(AT_FDCWD, unsafe { arg::text(path)? }, flags, mode),
-            file::opened_by(|| real::open(path, flags, mode))
+            ops::open::open(&STATE, AT_FDCWD, unsafe { arg::text(path)? }, flags, mode),
+            file::opened_by(&STATE, || real::open(path, flags, mode))
         )
     }
 
@@ -28,8 +29,8 @@ hooks! {
         cancel::point();
         answer!(
             // SAFETY: a C string, by contract.
-            ops::open::open(dir, unsafe { arg::text(path)? }, flags, mode),
-            file::opened_by(|| real::openat(dir, path, flags, mode))
+            ops::open::open(&STATE, dir, unsafe { arg::text(path)? }, flags, mode),
+            file::opened_by(&STATE, || real::openat(dir, path, flags, mode))
         )
     }
 

@@ -9,27 +9,28 @@ use polylane_base::Errno;
 use super::{hooks, number};
 use crate::kernel::real;
 use crate::ops::share;
+use crate::ops::state::STATE;
 use crate::ops::{limit, process, strict};
 use crate::session::mounts;
 
 /// A call that changes who this process is.
 fn identity(call: impl FnOnce() -> c_int) -> c_int {
-    process::before_change();
+    process::before_change(&STATE);
     let rc = call();
     if rc == 0 {
-        process::identity_changed();
+        process::identity_changed(&STATE);
     }
     rc
 }
 
 /// A call that changes what paths mean.
 fn elsewhere(call: impl FnOnce() -> c_int) -> c_int {
-    process::before_change();
+    process::before_change(&STATE);
     // From there the files' own nodes cannot be reached.
-    share::share_all();
+    share::share_all(&STATE);
     let rc = call();
     if rc == 0 {
-        process::estranged();
+        process::estranged(&STATE);
     }
     rc
 }
@@ -76,7 +77,7 @@ pub(super) fn strict_mode(refused: c_long) -> c_long {
 unsafe fn before_message(message: *const msghdr) {
     if !message.is_null() {
         // SAFETY: valid, by contract.
-        unsafe { number::each_sent(message, share::share_one) };
+        unsafe { number::each_sent(message, |fd| share::share_one(&STATE, fd)) };
     }
 }
 
@@ -84,7 +85,7 @@ hooks! {
     /// `umask`
     ["umask"]
     fn umask(mask: mode_t) -> mode_t {
-        process::umask(mask)
+        process::umask(&STATE, mask)
     }
 
     /// `setuid`
@@ -162,8 +163,8 @@ hooks! {
     /// taken.
     ["setfsuid"]
     fn setfsuid(user: uid_t) -> c_int {
-        process::before_change();
-        process::estranged();
+        process::before_change(&STATE);
+        process::estranged(&STATE);
         // SAFETY: as above.
         unsafe { real::setfsuid(user) }
     }
@@ -171,8 +172,8 @@ hooks! {
     /// `setfsgid`
     ["setfsgid"]
     fn setfsgid(group: gid_t) -> c_int {
-        process::before_change();
-        process::estranged();
+        process::before_change(&STATE);
+        process::estranged(&STATE);
         // SAFETY: as above.
         unsafe { real::setfsgid(group) }
     }
@@ -241,11 +242,11 @@ hooks! {
     /// `capset`
     ["capset"]
     fn capset(header: *mut c_void, data: *const c_void) -> c_int {
-        process::before_change();
+        process::before_change(&STATE);
         // SAFETY: as above.
         let rc = unsafe { real::capset(header, data) };
         if rc == 0 {
-            process::capabilities_changed();
+            process::capabilities_changed(&STATE);
         }
         rc
     }
@@ -254,7 +255,7 @@ hooks! {
     ["prctl"]
     fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
         if option == libc::PR_SET_SECCOMP && confines(a, b) {
-            process::confined();
+            process::confined(&STATE);
         }
         // SAFETY: as above.
         let rc = unsafe { real::prctl(option, a, b, c, d) };
@@ -269,7 +270,7 @@ hooks! {
     /// `landlock_restrict_self`, by whatever library calls it.
     ["landlock_restrict_self"]
     fn landlock_restrict_self(ruleset: c_int, flags: c_uint) -> c_int {
-        process::confined();
+        process::confined(&STATE);
         let number = libc::SYS_landlock_restrict_self;
         // SAFETY: as above.
         unsafe { real::syscall(number, ruleset.into(), flags.into(), 0, 0, 0, 0) as c_int }
@@ -280,7 +281,7 @@ hooks! {
     fn setrlimit(resource: c_uint, new: *const rlimit) -> c_int {
         // SAFETY: as above.
         let rc = unsafe { real::setrlimit(resource as c_int, new) };
-        limit::changed();
+        limit::changed(&STATE);
         rc
     }
 
@@ -289,7 +290,7 @@ hooks! {
     fn prlimit(pid: pid_t, resource: c_uint, new: *const rlimit, old: *mut rlimit) -> c_int {
         // SAFETY: as above.
         let rc = unsafe { real::prlimit(pid, resource as c_int, new, old) };
-        limit::changed();
+        limit::changed(&STATE);
         rc
     }
 

@@ -15,6 +15,7 @@ use crate::kernel::thread;
 use crate::ops::own;
 use crate::ops::process::{self, Sharing};
 use crate::ops::share::Heir;
+use crate::ops::state::STATE;
 use crate::ops::strict;
 use crate::session::mounts;
 
@@ -64,7 +65,7 @@ hooks! {
                 libc::SYS_sendmmsg => {
                     identity::sendmmsg(a as _, b as _, c as _, d as _).into()
                 }
-                libc::SYS_umask => process::umask(a as u32).into(),
+                libc::SYS_umask => process::umask(&STATE, a as u32).into(),
                 libc::SYS_mount => mounts::change(identity::moves(d as _), || {
                     real::syscall(number, a, b, c, d, e, f)
                 }),
@@ -100,7 +101,7 @@ fn is_vm_alone(flags: c_long) -> bool {
 /// Makes a process with memory of its own by `clone`, whatever it was to have: one that has the
 /// caller's stack as well would leave our frame before the caller does. See `fork::vfork`.
 fn cloning(clone: impl FnOnce() -> c_long) -> c_long {
-    let sharing = process::before_sharing();
+    let sharing = process::before_sharing(&STATE);
     let pid = clone();
     drop(sharing);
     if pid == 0 {
@@ -136,7 +137,7 @@ unsafe fn clone3(given: *const u64, size: usize) -> c_long {
             cloning(|| call(words.as_ptr()))
         }
         true => {
-            let sharing = process::before_clone(flags.cast_signed());
+            let sharing = process::before_clone(&STATE, flags.cast_signed());
             let pid = call(given);
             drop(sharing);
             if pid == 0 {
@@ -200,26 +201,26 @@ fn seccomp_confines(operation: c_long, filter: c_long) -> bool {
 /// The first arguments of that system call.
 unsafe fn before(number: c_long, (a, b, c): (c_long, c_long, c_long)) -> Option<Sharing> {
     if change(number).is_some() {
-        process::before_change();
+        process::before_change(&STATE);
     }
     match number {
-        libc::SYS_execve => return Some(process::before_sharing_with(Heir::Program)),
+        libc::SYS_execve => return Some(process::before_sharing_with(&STATE, Heir::Program)),
         libc::SYS_execveat => {
-            own::settle_fd(a as c_int);
-            return Some(process::before_sharing_with(Heir::Program));
+            own::settle_fd(&STATE, a as c_int);
+            return Some(process::before_sharing_with(&STATE, Heir::Program));
         }
-        libc::SYS_clone => return Some(process::before_clone(a as c_int)),
-        libc::SYS_landlock_restrict_self => process::confined(),
-        libc::SYS_seccomp if seccomp_confines(a, c) => process::confined(),
+        libc::SYS_clone => return Some(process::before_clone(&STATE, a as c_int)),
+        libc::SYS_landlock_restrict_self => process::confined(&STATE),
+        libc::SYS_seccomp if seccomp_confines(a, c) => process::confined(&STATE),
         libc::SYS_prctl
             if a == libc::PR_SET_SECCOMP.into() && identity::confines(b as _, c as _) =>
         {
-            process::confined();
+            process::confined(&STATE);
         }
-        libc::SYS_getcwd => process::look_for_directory(),
-        libc::SYS_io_uring_setup => crate::ops::ring::ring_begins(),
+        libc::SYS_getcwd => process::look_for_directory(&STATE),
+        libc::SYS_io_uring_setup => crate::ops::ring::ring_begins(&STATE),
         libc::SYS_io_uring_enter => rings::settle(),
-        libc::SYS_io_setup => crate::ops::ring::aio_begins(),
+        libc::SYS_io_setup => crate::ops::ring::aio_begins(&STATE),
         // SAFETY: by contract.
         libc::SYS_io_submit => unsafe { ring::before_submit(b, c as _) },
         _ => {}
@@ -240,18 +241,18 @@ unsafe fn after(number: c_long, given: (c_long, c_long, c_long), rc: c_long) -> 
     // SAFETY: by contract.
     unsafe { number::after(number, given, rc) };
     match change(number) {
-        Some(Change::Identity) => process::thread_identity_changed(),
-        Some(Change::Capabilities) => process::capabilities_changed(),
-        Some(Change::Place) => process::estranged(),
+        Some(Change::Identity) => process::thread_identity_changed(&STATE),
+        Some(Change::Capabilities) => process::capabilities_changed(&STATE),
+        Some(Change::Place) => process::estranged(&STATE),
         None => {}
     }
     match number {
         libc::SYS_clone if rc == 0 => fork::born(),
-        libc::SYS_chdir | libc::SYS_fchdir => process::directory_changed(),
+        libc::SYS_chdir | libc::SYS_fchdir => process::directory_changed(&STATE),
         libc::SYS_prctl if given.0 == libc::PR_GET_SECCOMP.into() => {
             return strict::mode_to_tell(rc as c_int).into();
         }
-        libc::SYS_prlimit64 | libc::SYS_setrlimit => crate::ops::limit::changed(),
+        libc::SYS_prlimit64 | libc::SYS_setrlimit => crate::ops::limit::changed(&STATE),
         _ => {}
     }
     rc

@@ -7,6 +7,7 @@ use libc::{c_int, c_long};
 use super::hooks;
 use crate::kernel::real;
 use crate::ops::ring;
+use crate::ops::state::STATE;
 
 /// A `struct iocb`, as the kernel has it.
 #[repr(C)]
@@ -39,7 +40,7 @@ pub(super) unsafe fn before_submit(count: c_long, requests: *const *const c_void
             // Of a vector the length is the number of its parts, and it may end anywhere.
             let len = if request.kind == READS[0] { request.len } else { u64::MAX };
             let end = request.offset.max(0).cast_unsigned().saturating_add(len);
-            ring::before_read(request.fd, end);
+            ring::before_read(&STATE, request.fd, end);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::{CStr, c_char, c_void};
 
 use crate::kernel::config;
 use crate::kernel::real;
-use crate::ops::state;
+use crate::ops::state::STATE;
 
 unsafe extern "C" {
     static environ: real::Strings;
@@ -31,7 +31,7 @@ extern "C" fn start() {
 
 /// The calling thread ends: its mailboxes are for others.
 extern "C" fn at_thread_exit(_: *mut c_void) {
-    if let Some(state) = state::started() {
+    if let Some(state) = STATE.started() {
         state.sessions.release_thread();
     }
 }

@@ -8,7 +8,7 @@ use super::{answer, arg, hooks};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::ops::stat::{self as ops, Stat};
-use crate::ops::state;
+use crate::ops::state::STATE;
 
 /// Stores what a stat call found.
 ///
@@ -68,7 +68,7 @@ unsafe fn store_x(found: &Stat, mask: c_uint, into: *mut libc::statx) -> Outcome
     if into.is_null() {
         return Err(Detour::Kernel);
     }
-    let known = ops::attributes()?;
+    let known = ops::attributes(&STATE)?;
     let stamp = |n: usize| {
         // SAFETY: plain data.
         let mut stamp: libc::statx_timestamp = unsafe { std::mem::zeroed() };
@@ -106,7 +106,7 @@ hooks! {
     fn stat(path: *const c_char, into: *mut libc::stat) -> c_int {
         answer!(
             // SAFETY: a C string and a buffer, by contract.
-            unsafe { store(ops::stat(AT_FDCWD, arg::text(path)?, 0), into) },
+            unsafe { store(ops::stat(&STATE, AT_FDCWD, arg::text(path)?, 0), into) },
             real::stat(path, into)
         )
     }
@@ -116,7 +116,10 @@ hooks! {
     fn lstat(path: *const c_char, into: *mut libc::stat) -> c_int {
         answer!(
             // SAFETY: a C string and a buffer, by contract.
-            unsafe { store(ops::stat(AT_FDCWD, arg::text(path)?, AT_SYMLINK_NOFOLLOW), into) },
+            unsafe {
+                let path = arg::text(path)?;
+                store(ops::stat(&STATE, AT_FDCWD, path, AT_SYMLINK_NOFOLLOW), into)
+            },
             real::lstat(path, into)
         )
     }
@@ -125,7 +128,7 @@ hooks! {
     ["fstat", "fstat64", "__fstat64"]
     fn fstat(fd: c_int, into: *mut libc::stat) -> c_int {
         // SAFETY: a buffer, by contract.
-        answer!(unsafe { store(ops::fstat(fd), into) }, real::fstat(fd, into))
+        answer!(unsafe { store(ops::fstat(&STATE, fd), into) }, real::fstat(fd, into))
     }
 
     /// `fstatat`
@@ -133,7 +136,7 @@ hooks! {
     fn fstatat(dir: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int) -> c_int {
         answer!(
             // SAFETY: a C string and a buffer, by contract.
-            unsafe { store(ops::stat(dir, arg::text(path)?, flags), into) },
+            unsafe { store(ops::stat(&STATE, dir, arg::text(path)?, flags), into) },
             real::fstatat(dir, path, into, flags)
         )
     }
@@ -143,7 +146,7 @@ hooks! {
     fn xstat(version: c_int, path: *const c_char, into: *mut libc::stat) -> c_int {
         answer!(
             // SAFETY: a C string and a buffer, by contract.
-            unsafe { store(ops::stat(AT_FDCWD, arg::text(path)?, known(version)?), into) },
+            unsafe { store(ops::stat(&STATE, AT_FDCWD, arg::text(path)?, known(version)?), into) },
             real::__xstat(version, path, into)
         )
     }
@@ -155,7 +158,7 @@ hooks! {
             {
                 let flags = AT_SYMLINK_NOFOLLOW | known(version)?;
                 // SAFETY: a C string and a buffer, by contract.
-                unsafe { store(ops::stat(AT_FDCWD, arg::text(path)?, flags), into) }
+                unsafe { store(ops::stat(&STATE, AT_FDCWD, arg::text(path)?, flags), into) }
             },
             real::__lxstat(version, path, into)
         )
@@ -168,7 +171,7 @@ hooks! {
             {
                 known(version)?;
                 // SAFETY: a buffer, by contract.
-                unsafe { store(ops::fstat(fd), into) }
+                unsafe { store(ops::fstat(&STATE, fd), into) }
             },
             real::__fxstat(version, fd, into)
         )
@@ -181,7 +184,10 @@ hooks! {
     ) -> c_int {
         answer!(
             // SAFETY: a C string and a buffer, by contract.
-            unsafe { store(ops::stat(dir, arg::text(path)?, flags | known(version)?), into) },
+            unsafe {
+                let path = arg::text(path)?;
+                store(ops::stat(&STATE, dir, path, flags | known(version)?), into)
+            },
             real::__fxstatat(version, dir, path, into, flags)
         )
     }
@@ -200,10 +206,10 @@ hooks! {
                     return Err(Detour::Kernel);
                 }
                 // SAFETY: a C string, by contract.
-                let found = ops::stat(dir, unsafe { arg::text(path)? }, flags)?;
+                let found = ops::stat(&STATE, dir, unsafe { arg::text(path)? }, flags)?;
                 // What belongs to the mount, the kernel knows.
-                if mask & KERNELS != 0 || found.attr.ino == state::get().mount.root_ino()? {
-                    here = Some((ops::attributes()?, found));
+                if mask & KERNELS != 0 || found.attr.ino == STATE.get().mount.root_ino()? {
+                    here = Some((ops::attributes(&STATE)?, found));
                     return Err(Detour::Kernel);
                 }
                 // SAFETY: a buffer, by contract.
@@ -224,7 +230,7 @@ hooks! {
     fn access(path: *const c_char, mode: c_int) -> c_int {
         answer!(
             // SAFETY: a C string, by contract.
-            ops::access(AT_FDCWD, unsafe { arg::text(path)? }, mode, 0).map(|()| 0),
+            ops::access(&STATE, AT_FDCWD, unsafe { arg::text(path)? }, mode, 0).map(|()| 0),
             real::access(path, mode)
         )
     }
@@ -234,7 +240,8 @@ hooks! {
     fn eaccess(path: *const c_char, mode: c_int) -> c_int {
         answer!(
             // SAFETY: a C string, by contract.
-            ops::access(AT_FDCWD, unsafe { arg::text(path)? }, mode, libc::AT_EACCESS).map(|()| 0),
+            ops::access(&STATE, AT_FDCWD, unsafe { arg::text(path)? }, mode, libc::AT_EACCESS)
+                .map(|()| 0),
             real::eaccess(path, mode)
         )
     }
@@ -244,7 +251,7 @@ hooks! {
     fn faccessat(dir: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
         answer!(
             // SAFETY: a C string, by contract.
-            ops::access(dir, unsafe { arg::text(path)? }, mode, flags).map(|()| 0),
+            ops::access(&STATE, dir, unsafe { arg::text(path)? }, mode, flags).map(|()| 0),
             real::faccessat(dir, path, mode, flags)
         )
     }

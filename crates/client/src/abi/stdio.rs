@@ -9,12 +9,13 @@ use super::{fd, hooks};
 use crate::kernel::real;
 use crate::ops;
 use crate::ops::file;
+use crate::ops::state::STATE;
 
 hooks! {
     /// `fdopen`, which may set `O_APPEND`.
     ["fdopen"]
     fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
-        file::lend_to_libc(fd);
+        file::lend_to_libc(&STATE, fd);
         // SAFETY: the caller's own arguments.
         unsafe { real::fdopen(fd, mode) }
     }
@@ -27,7 +28,7 @@ hooks! {
         // That it cannot be written is nobody's to hear (POSIX).
         // SAFETY: as above.
         let _ = unsafe { fd::flush_under_locks(stream) };
-        let known = super::attempt(|| ops::fd::closing(number)).ok();
+        let known = super::attempt(|| ops::fd::closing(&STATE, number)).ok();
         // SAFETY: the caller's own arguments.
         let stream = unsafe { real::freopen(path, mode, stream) };
         if let Some(known) = known {
@@ -39,7 +40,7 @@ hooks! {
     /// `vdprintf`
     ["vdprintf"]
     fn vdprintf(fd: c_int, format: *const c_char, args: *mut c_void) -> c_int {
-        file::publish_fd(fd);
+        file::publish_fd(&STATE, fd);
         // SAFETY: the caller's own arguments; a va_list is passed as a pointer.
         unsafe { real::vdprintf(fd, format, args) }
     }
@@ -47,7 +48,7 @@ hooks! {
     /// `vdprintf` under `_FORTIFY_SOURCE`.
     ["__vdprintf_chk"]
     fn vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, args: *mut c_void) -> c_int {
-        file::publish_fd(fd);
+        file::publish_fd(&STATE, fd);
         // SAFETY: as above.
         unsafe { real::__vdprintf_chk(fd, flag, format, args) }
     }

@@ -7,6 +7,7 @@ use libc::{c_int, size_t, ssize_t};
 use super::{answer, arg, hooks};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
+use crate::ops::state::STATE;
 use crate::ops::xattr::{self as ops, Object};
 
 /// # Safety
@@ -20,7 +21,7 @@ unsafe fn get(
 ) -> Outcome<ssize_t> {
     // SAFETY: by contract.
     let (name, into) = unsafe { (arg::text(name)?, arg::sink(into, size)?) };
-    ops::get(object?, name, into).map(|count| count as ssize_t)
+    ops::get(&STATE, object?, name, into).map(|count| count as ssize_t)
 }
 
 /// # Safety
@@ -39,7 +40,7 @@ unsafe fn set(
     }
     // SAFETY: by contract.
     let (name, from) = unsafe { (arg::text(name)?, arg::source(from, size)?) };
-    ops::set(object?, name, from, flags).map(|()| 0)
+    ops::set(&STATE, object?, name, from, flags).map(|()| 0)
 }
 
 /// # Safety
@@ -48,7 +49,7 @@ unsafe fn set(
 unsafe fn list(object: Outcome<Object<'_>>, into: *mut c_char, size: size_t) -> Outcome<ssize_t> {
     // SAFETY: by contract.
     let into = unsafe { arg::sink(into.cast(), size)? };
-    ops::list(object?, into).map(|count| count as ssize_t)
+    ops::list(&STATE, object?, into).map(|count| count as ssize_t)
 }
 
 /// # Safety
@@ -56,7 +57,7 @@ unsafe fn list(object: Outcome<Object<'_>>, into: *mut c_char, size: size_t) -> 
 /// A C string.
 unsafe fn remove(object: Outcome<Object<'_>>, name: *const c_char) -> Outcome<c_int> {
     // SAFETY: by contract.
-    ops::remove(object?, unsafe { arg::text(name)? }).map(|()| 0)
+    ops::remove(&STATE, object?, unsafe { arg::text(name)? }).map(|()| 0)
 }
 
 /// # Safety

@@ -7,7 +7,8 @@ use polylane_ipc::message::{Message, Op, set};
 use polylane_ipc::stream::set as bits;
 
 use super::name::Place;
-use super::{file, limit, own, path, state};
+use super::state::State;
+use super::{file, limit, own, path};
 use crate::fd::record::bit;
 use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
@@ -41,25 +42,30 @@ pub(crate) enum Change {
 }
 
 /// `chmod`, `chown`, `truncate`, `utimensat` by path.
-pub(crate) fn change(place: Place<'_>, what: Change, follow: bool) -> Outcome<()> {
-    let (session, at) = path::at(place.0, place.1)?;
+pub(crate) fn change(
+    state: &'static State,
+    place: Place<'_>,
+    what: Change,
+    follow: bool,
+) -> Outcome<()> {
+    let (session, at) = path::at(state, place.0, place.1)?;
     let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW as u32 };
-    let message = fill(Message { flags, ..Message::new(Op::SetattrPath) }, what)?;
+    let message = fill(state, Message { flags, ..Message::new(Op::SetattrPath) }, what)?;
     if matches!(what, Change::Size(_)) {
-        state::get().leases.meets(session);
+        state.get().leases.meets(session);
     }
     call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
     Ok(())
 }
 
 /// `fchmod`, `fchown`, `futimens`.
-pub(crate) fn change_open(fd: RawFd, what: Change) -> Outcome<()> {
-    let file = file::find(fd)?;
-    let (session, handle) = file::usable(&file, fd)?;
-    if to_stream(what).is_some_and(|state| state::get().leases.set(session, &file, &state)) {
+pub(crate) fn change_open(state: &'static State, fd: RawFd, what: Change) -> Outcome<()> {
+    let file = file::find(state, fd)?;
+    let (session, handle) = file::usable(state, &file, fd)?;
+    if to_stream(what).is_some_and(|fields| state.get().leases.set(session, &file, &fields)) {
         return Ok(());
     }
-    let message = fill(Message { handle, ..Message::new(Op::SetattrHandle) }, what)?;
+    let message = fill(state, Message { handle, ..Message::new(Op::SetattrHandle) }, what)?;
     call::plain(session, message)?;
     Ok(())
 }
@@ -90,17 +96,18 @@ fn to_stream(what: Change) -> Option<NewState> {
 }
 
 /// `ftruncate`. What the kernel takes to be longer it cuts itself, on the file's own node.
-pub(crate) fn truncate_open(fd: RawFd, size: i64) -> Outcome<()> {
-    let asked = ask_to_truncate(fd, size);
+pub(crate) fn truncate_open(state: &'static State, fd: RawFd, size: i64) -> Outcome<()> {
+    let asked = ask_to_truncate(state, fd, size);
     if asked == Err(Detour::Kernel) {
-        own::settle_fd(fd);
+        own::settle_fd(state, fd);
     }
     asked
 }
 
-fn ask_to_truncate(fd: RawFd, size: i64) -> Outcome<()> {
-    let (session, handle) = resizable(fd, Errno::EINVAL)?;
-    let message = fill(Message { handle, ..Message::new(Op::SetattrHandle) }, Change::Size(size))?;
+fn ask_to_truncate(state: &'static State, fd: RawFd, size: i64) -> Outcome<()> {
+    let (session, handle) = resizable(state, fd, Errno::EINVAL)?;
+    let message =
+        fill(state, Message { handle, ..Message::new(Op::SetattrHandle) }, Change::Size(size))?;
     call::plain(session, message)?;
     Ok(())
 }
@@ -109,19 +116,25 @@ fn ask_to_truncate(fd: RawFd, size: i64) -> Outcome<()> {
 const NOT_BY_KERNEL: i32 = libc::FALLOC_FL_COLLAPSE_RANGE | libc::FALLOC_FL_INSERT_RANGE;
 
 /// `fallocate`.
-pub(crate) fn fallocate(fd: RawFd, flags: i32, offset: i64, len: i64) -> Outcome<()> {
+pub(crate) fn fallocate(
+    state: &'static State,
+    fd: RawFd,
+    flags: i32,
+    offset: i64,
+    len: i64,
+) -> Outcome<()> {
     if flags & NOT_BY_KERNEL != 0 {
         namespace::mount()?;
-        state::get().sessions.hurry();
+        state.get().sessions.hurry();
     }
     // Linux looks at the range before it asks whether the file is open for writing.
     let range = (u64::try_from(offset), u64::try_from(len));
     let (Ok(offset), Ok(length @ 1..)) = range else {
-        return resizable(fd, Errno::EINVAL).and(Err(Errno::EINVAL.into()));
+        return resizable(state, fd, Errno::EINVAL).and(Err(Errno::EINVAL.into()));
     };
-    let (session, handle) = resizable(fd, Errno::EBADF)?;
+    let (session, handle) = resizable(state, fd, Errno::EBADF)?;
     if flags & libc::FALLOC_FL_KEEP_SIZE == 0 {
-        limit::check_size(offset.saturating_add(length))?;
+        limit::check_size(state, offset.saturating_add(length))?;
     }
     let flags = flags as u32;
     call::plain(session, Message { handle, flags, offset, length, ..Message::new(Op::Fallocate) })?;
@@ -130,105 +143,109 @@ pub(crate) fn fallocate(fd: RawFd, flags: i32, offset: i64, len: i64) -> Outcome
 
 /// `posix_fadvise`: the service caches by what is read, and the kernel must not fill pages of its
 /// own, of which it would have to be told whenever the file is read or written.
-pub(crate) fn advise(fd: RawFd, len: i64, advice: i32) -> Outcome<()> {
-    data_file(fd)?;
+pub(crate) fn advise(state: &'static State, fd: RawFd, len: i64, advice: i32) -> Outcome<()> {
+    data_file(state, fd)?;
     let known = (libc::POSIX_FADV_NORMAL..=libc::POSIX_FADV_NOREUSE).contains(&advice);
     if known && len >= 0 { Ok(()) } else { Err(Errno::EINVAL.into()) }
 }
 
 /// `readahead`: as [`advise`].
-pub(crate) fn read_ahead(fd: RawFd) -> Outcome<()> {
-    match data_file(fd)?.access_mode() {
+pub(crate) fn read_ahead(state: &'static State, fd: RawFd) -> Outcome<()> {
+    match data_file(state, fd)?.access_mode() {
         libc::O_WRONLY => Err(Errno::EBADF.into()),
         _ => Ok(()),
     }
 }
 
 /// The regular file of the lane that `fd` means, attached: its flags are known.
-fn data_file(fd: RawFd) -> Outcome<Pin> {
-    let file = file::find(fd)?;
+fn data_file(state: &'static State, fd: RawFd) -> Outcome<Pin> {
+    let file = file::find(state, fd)?;
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    file::usable(&file, fd)?;
+    file::usable(state, &file, fd)?;
     Ok(file)
 }
 
 /// `fsync`, `fdatasync`.
-pub(crate) fn fsync(fd: RawFd, data_only: bool) -> Outcome<()> {
-    well_streamed(fd, ask_fsync(fd, data_only))
+pub(crate) fn fsync(state: &'static State, fd: RawFd, data_only: bool) -> Outcome<()> {
+    well_streamed(state, fd, ask_fsync(state, fd, data_only))
 }
 
 /// A sync that fails where what was streamed before was lost with its service, once.
-fn well_streamed(fd: RawFd, synced: Outcome<()>) -> Outcome<()> {
+fn well_streamed(state: &'static State, fd: RawFd, synced: Outcome<()>) -> Outcome<()> {
     let of_lane = match synced {
         Err(Detour::Errno(_)) => false,
-        Err(_) => file::is_of_lane(fd),
+        Err(_) => file::is_of_lane(state, fd),
         Ok(()) => true,
     };
-    match of_lane && take_lost() {
+    match of_lane && take_lost(state) {
         true => Err(Errno::EIO.into()),
         false => synced,
     }
 }
 
 /// Whether something was streamed that was lost, of which no call has told yet.
-fn take_lost() -> bool {
-    let state = state::get();
-    state.leases.take_lost(&state.sessions, || _ = state.await_next())
+fn take_lost(state: &'static State) -> bool {
+    let fields = state.get();
+    fields.leases.take_lost(&fields.sessions, || _ = fields.await_next())
 }
 
 /// Whether something was streamed that no sync came after yet.
-fn is_unsynced() -> bool {
-    state::started().is_some_and(|state| state.leases.is_unsynced())
+fn is_unsynced(state: &'static State) -> bool {
+    state.started().is_some_and(|fields| fields.leases.is_unsynced())
 }
 
-fn ask_fsync(fd: RawFd, data_only: bool) -> Outcome<()> {
+fn ask_fsync(state: &'static State, fd: RawFd, data_only: bool) -> Outcome<()> {
     // What the service refused of a stream is told by the library's way alone.
-    if !is_unsynced() && file::is_synced_once(fd) {
+    if !is_unsynced(state) && file::is_synced_once(state, fd) {
         return Err(Detour::Kernel);
     }
-    let file = file::find(fd)?;
-    let (session, handle) = file::usable(&file, fd)?;
+    let file = file::find(state, fd)?;
+    let (session, handle) = file::usable(state, &file, fd)?;
     let message = Message { handle, flags: data_only.into(), ..Message::new(Op::Fsync) };
-    state::get().leases.syncs();
+    state.get().leases.syncs();
     call::plain(session, message)?;
     Ok(())
 }
 
 /// `sync`, of the lane.
-pub(crate) fn sync() -> Outcome<()> {
+pub(crate) fn sync(state: &'static State) -> Outcome<()> {
     namespace::mount()?;
     // The kernel's own does not reach the service.
-    state::get().sessions.hurry();
-    let synced = call::plain(state::get().ready()?, Message::new(Op::Sync));
+    state.get().sessions.hurry();
+    let synced = call::plain(state.get().ready()?, Message::new(Op::Sync));
     if matches!(synced, Err(Detour::Errno(_))) {
-        state::get().leases.loses();
+        state.get().leases.loses();
     }
     synced.map(drop)
 }
 
 /// `syncfs`, of a descriptor that the library may not have seen yet.
-pub(crate) fn syncfs(fd: RawFd) -> Outcome<()> {
-    well_streamed(fd, ask_syncfs(fd))
+pub(crate) fn syncfs(state: &'static State, fd: RawFd) -> Outcome<()> {
+    well_streamed(state, fd, ask_syncfs(state, fd))
 }
 
-fn ask_syncfs(fd: RawFd) -> Outcome<()> {
+fn ask_syncfs(state: &'static State, fd: RawFd) -> Outcome<()> {
     namespace::mount()?;
-    state::get().sessions.hurry();
-    let file = file::find(fd)?;
-    let (session, _) = file::usable(&file, fd)?;
+    state.get().sessions.hurry();
+    let file = file::find(state, fd)?;
+    let (session, _) = file::usable(state, &file, fd)?;
     call::plain(session, Message::new(Op::Sync))?;
     Ok(())
 }
 
 /// A regular file that is open for writing, and about to end elsewhere.
-fn resizable(fd: RawFd, otherwise: Errno) -> Outcome<(&'static Session, u64)> {
-    let file = file::find(fd)?;
+fn resizable(
+    state: &'static State,
+    fd: RawFd,
+    otherwise: Errno,
+) -> Outcome<(&'static Session, u64)> {
+    let file = file::find(state, fd)?;
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    let usable = file::usable(&file, fd)?;
+    let usable = file::usable(state, &file, fd)?;
     if file.access_mode() == libc::O_RDONLY {
         return Err(otherwise.into());
     }
@@ -236,7 +253,7 @@ fn resizable(fd: RawFd, otherwise: Errno) -> Outcome<(&'static Session, u64)> {
     Ok(usable)
 }
 
-fn fill(mut message: Message, what: Change) -> Outcome<Message> {
+fn fill(state: &'static State, mut message: Message, what: Change) -> Outcome<Message> {
     match what {
         Change::Mode(mode) => {
             message.arg[0] = set::PERM;
@@ -253,7 +270,7 @@ fn fill(mut message: Message, what: Change) -> Outcome<Message> {
         Change::Size(size) => {
             message.arg[0] = set::SIZE;
             message.length = u64::try_from(size).map_err(|_| Errno::EINVAL)?;
-            limit::check_size(message.length)?;
+            limit::check_size(state, message.length)?;
         }
         Change::Times(atime, mtime) => {
             let bits = [(set::ATIME, set::ATIME_NOW), (set::MTIME, set::MTIME_NOW)];

@@ -27,7 +27,8 @@ use polylane_base::sync::{Mutex, MutexGuard};
 use polylane_ipc::message::{DIR_ROOT, ENTRY_HEAD_BYTES, LISTED, Message, Op, PATH_BYTES_MAX};
 use rustix::fs::{SeekFrom, seek};
 
-use super::{file, path, state};
+use super::state::State;
+use super::{file, path};
 use crate::fd::at::At;
 use crate::fd::record::bit;
 use crate::fd::rings;
@@ -130,19 +131,19 @@ impl Drop for New {
 }
 
 /// `opendir`, as seen from the directory `dir`: the stream's number.
-pub(crate) fn open(dir: RawFd, path: &[u8]) -> Outcome<usize> {
-    let (session, at) = path::at(dir, path)?;
+pub(crate) fn open(state: &'static State, dir: RawFd, path: &[u8]) -> Outcome<usize> {
+    let (session, at) = path::at(state, dir, path)?;
     if rings::any() {
         return Err(Detour::Kernel);
     }
     let new = New::claim()?;
-    LISTINGS[new.0].lock().open(session, &at, (dir, path))?;
+    LISTINGS[new.0].lock().open(state, session, &at, (dir, path))?;
     Ok(new.keep())
 }
 
 /// `fdopendir`
-pub(crate) fn open_fd(fd: RawFd) -> Outcome<usize> {
-    let directory = file::find(fd)?;
+pub(crate) fn open_fd(state: &'static State, fd: RawFd) -> Outcome<usize> {
+    let directory = file::find(state, fd)?;
     if !directory.is(bit::DIRECTORY) || rings::any() {
         return Err(Detour::Kernel);
     }
@@ -153,9 +154,13 @@ pub(crate) fn open_fd(fd: RawFd) -> Outcome<usize> {
 }
 
 /// `readdir`: `put` is given the next entry. False: there are no more.
-pub(crate) fn next(stream: usize, mut put: impl FnMut(&Entry<'_>)) -> Outcome<bool> {
+pub(crate) fn next(
+    state: &'static State,
+    stream: usize,
+    mut put: impl FnMut(&Entry<'_>),
+) -> Outcome<bool> {
     let mut listing = LISTINGS[stream].lock();
-    if listing.at == listing.entries.len() && (listing.ended || !listing.fill()?) {
+    if listing.at == listing.entries.len() && (listing.ended || !listing.fill(state)?) {
         return Ok(false);
     }
     let Listing { entries, at, position, .. } = &mut *listing;
@@ -166,8 +171,8 @@ pub(crate) fn next(stream: usize, mut put: impl FnMut(&Entry<'_>)) -> Outcome<bo
 }
 
 /// `getdents64`: as many entries of a directory as fit.
-pub(crate) fn entries(fd: RawFd, into: &mut [u8]) -> Outcome<usize> {
-    take(fd, into).map(|(count, _)| count)
+pub(crate) fn entries(state: &'static State, fd: RawFd, into: &mut [u8]) -> Outcome<usize> {
+    take(state, fd, into).map(|(count, _)| count)
 }
 
 /// `telldir`
@@ -188,16 +193,16 @@ pub(crate) fn go_to(stream: usize, position: i64) -> Outcome<()> {
 }
 
 /// `dirfd`
-pub(crate) fn descriptor(stream: usize) -> Outcome<RawFd> {
+pub(crate) fn descriptor(state: &'static State, stream: usize) -> Outcome<RawFd> {
     let mut listing = LISTINGS[stream].lock();
-    listing.settle()?;
+    listing.settle(state)?;
     Ok(listing.fd)
 }
 
 /// `closedir`: the descriptor that is to be closed, if it has one.
-pub(crate) fn close(stream: usize) -> Option<RawFd> {
+pub(crate) fn close(state: &'static State, stream: usize) -> Option<RawFd> {
     let mut listing = LISTINGS[stream].lock();
-    listing.let_go();
+    listing.let_go(state);
     let fd = listing.fd;
     drop(listing);
     drop(New(stream));
@@ -205,7 +210,7 @@ pub(crate) fn close(stream: usize) -> Option<RawFd> {
 }
 
 /// Before another process, or this one as somebody else, may go on with the streams of this one.
-pub(crate) fn settle_all() {
+pub(crate) fn settle_all(state: &'static State) {
     for (taken, listing) in TAKEN.iter().zip(&LISTINGS) {
         if !taken.load(Ordering::Acquire) {
             continue;
@@ -214,7 +219,7 @@ pub(crate) fn settle_all() {
         let listing = turns.find_map(|_| listing.try_lock().or_else(give_way));
         if let Some(mut listing) = listing.filter(|listing| listing.session != 0) {
             // What cannot be opened by the kernel now is told to who reads on.
-            let _ = listing.settle();
+            let _ = listing.settle(state);
         }
     }
 }
@@ -226,17 +231,17 @@ fn from(handle: u64, offset: u64, len: usize) -> Message {
 
 /// Takes entries of the directory that `fd` means from where the kernel's position is, which is
 /// moved behind them; whether they were the last ones.
-fn take(fd: RawFd, into: &mut [u8]) -> Outcome<(usize, bool)> {
-    let directory = file::find(fd)?;
+fn take(state: &'static State, fd: RawFd, into: &mut [u8]) -> Outcome<(usize, bool)> {
+    let directory = file::find(state, fd)?;
     // Who shares the position may be about to do the same: the kernel gives each entry out once.
     if !directory.is(bit::DIRECTORY) || directory.is(bit::COMMON) {
         return Err(Detour::Kernel);
     }
-    let (session, handle) = file::usable(&directory, fd)?;
+    let (session, handle) = file::usable(state, &directory, fd)?;
     let _guard = directory.offset_lock.lock();
     let position = seek(real::borrow(fd), SeekFrom::Current(0))?;
     if position == 0 {
-        state::get().leases.listed_dir(&At::below(handle));
+        state.get().leases.listed_dir(&At::below(handle));
     }
     let room = into.len().min(BYTES);
     let message = from(handle, position, room);
@@ -280,6 +285,7 @@ impl Listing {
 
     fn open(
         &mut self,
+        state: &'static State,
         session: &'static Session,
         at: &At<'_>,
         (dir, path): (RawFd, &[u8]),
@@ -294,21 +300,21 @@ impl Listing {
         self.ino = reply.attr.map_or(0, |attr| attr.ino);
         (self.session, self.handle) = (session.number, reply.handle);
         self.ended = reply.value[0] == LISTED;
-        state::get().leases.listed_dir(at);
+        state.get().leases.listed_dir(at);
         Ok(())
     }
 
     /// Asks for more entries; false when there are none.
-    fn fill(&mut self) -> Outcome<bool> {
+    fn fill(&mut self, state: &'static State) -> Outcome<bool> {
         self.forget_entries();
         let filled = match self.fd {
-            -1 => self.ask(),
+            -1 => self.ask(state),
             _ => Err(Detour::Kernel),
         };
         let filled = match filled {
             Err(Detour::Kernel | Detour::Lost(_)) => {
-                self.settle()?;
-                self.fill_settled()
+                self.settle(state)?;
+                self.fill_settled(state)
             }
             filled => filled,
         };
@@ -322,8 +328,8 @@ impl Listing {
     }
 
     /// Entries by the service, from the position on.
-    fn ask(&mut self) -> Outcome<()> {
-        let session = self.own_session()?;
+    fn ask(&mut self, state: &'static State) -> Outcome<()> {
+        let session = self.own_session(state)?;
         let message = from(self.handle, self.position, BYTES);
         let reply = call::list(session, message, (DIR_ROOT, b""), &mut self.entries)?;
         self.ended = reply.value[0] == LISTED;
@@ -331,12 +337,12 @@ impl Listing {
     }
 
     /// Entries from where the kernel's position is, which is moved behind them.
-    fn fill_settled(&mut self) -> Outcome<()> {
+    fn fill_settled(&mut self, state: &'static State) -> Outcome<()> {
         self.position = seek(real::borrow(self.fd), SeekFrom::Current(0))?;
         self.forget_entries();
         make_room(&mut self.entries, BYTES)?;
         self.entries.resize(BYTES, 0);
-        let taken = match take(self.fd, &mut self.entries) {
+        let taken = match take(state, self.fd, &mut self.entries) {
             Err(Detour::Kernel | Detour::Lost(_)) => real::list(self.fd, &mut self.entries)
                 .map(|count| (count, false))
                 .map_err(Into::into),
@@ -348,45 +354,45 @@ impl Listing {
     }
 
     /// The session that keeps the directory open, if it is still the present one.
-    fn own_session(&self) -> Outcome<&'static Session> {
-        let session = state::get().sessions.present();
+    fn own_session(&self, state: &'static State) -> Outcome<&'static Session> {
+        let session = state.get().sessions.present();
         session.filter(|session| session.number == self.session).ok_or(Detour::Kernel)
     }
 
     /// Gives the handle back.
-    fn let_go(&mut self) {
-        if let Ok(session) = self.own_session() {
+    fn let_go(&mut self, state: &'static State) {
+        if let Ok(session) = self.own_session(state) {
             give_back(session, self.handle);
         }
         self.session = 0;
     }
 
     /// Has the kernel open the directory, if it has not.
-    fn settle(&mut self) -> Outcome<()> {
+    fn settle(&mut self, state: &'static State) -> Outcome<()> {
         if self.fd >= 0 {
             return Ok(());
         }
-        let mut opened = self.open_by_kernel();
+        let mut opened = self.open_by_kernel(state);
         for _ in 0..LOOKS_MAX {
-            if opened.is_ok() || self.look_for_path().is_err() {
+            if opened.is_ok() || self.look_for_path(state).is_err() {
                 break;
             }
-            opened = self.open_by_kernel();
+            opened = self.open_by_kernel(state);
         }
         self.fd = opened?;
         let _ = seek(real::borrow(self.fd), SeekFrom::Start(self.position));
         // What is buffered comes again, so that the kernel's position is that after it.
         self.forget_entries();
-        self.let_go();
+        self.let_go(state);
         Ok(())
     }
 
-    fn open_by_kernel(&self) -> Outcome<RawFd> {
+    fn open_by_kernel(&self, state: &'static State) -> Outcome<RawFd> {
         let mut path = [0; PATH_BYTES_MAX + 1];
         let path = config::under_mount(&mut path, &self.path).ok_or(Detour::Errno(Errno::EIO))?;
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC | libc::O_NONBLOCK;
         let mut opened = Err(Errno::EIO.into());
-        let fd = file::opened_by(|| match real::open_file(path, flags) {
+        let fd = file::opened_by(state, || match real::open_file(path, flags) {
             Ok(fd) => fd,
             Err(error) => {
                 opened = Err(Detour::from(error));
@@ -396,10 +402,10 @@ impl Listing {
         if fd < 0 {
             return opened;
         }
-        match (real::kind_cached(fd), state::get().mount.device()) {
+        match (real::kind_cached(fd), state.get().mount.device()) {
             (Ok((device, _, ino)), Ok(mount)) if device == mount && ino == self.ino => Ok(fd),
             _ => {
-                file::forget(fd);
+                file::forget(state, fd);
                 real::close_quietly(fd);
                 Err(Errno::ENOENT.into())
             }
@@ -407,9 +413,9 @@ impl Listing {
     }
 
     /// Finds out where the directory is by now, from itself upwards.
-    fn look_for_path(&mut self) -> Outcome<()> {
-        let session = self.own_session()?;
-        let root = state::get().mount.root_ino()?;
+    fn look_for_path(&mut self, state: &'static State) -> Outcome<()> {
+        let session = self.own_session(state)?;
+        let root = state.get().mount.root_ino()?;
         let mut names: Vec<Vec<u8>> = Vec::new();
         let mut here = Step { session, handle: self.handle, ino: self.ino, is_own: false };
         while here.ino != root {

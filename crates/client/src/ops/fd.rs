@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use super::{file, lock, own, share, state};
+use super::state::State;
+use super::{file, lock, own, share};
 use crate::fd::record::{Record, bit};
 use crate::fd::rings;
 use crate::fd::table::Pin;
@@ -20,6 +21,7 @@ use crate::session::call;
 
 /// What was known of a number that is about to be closed. Dropped after the real close.
 pub(crate) struct Closing {
+    state: &'static State,
     _file: Option<Pin>,
     /// -1: it is not the library's to keep account of.
     fd: RawFd,
@@ -27,27 +29,27 @@ pub(crate) struct Closing {
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        if let Some(state) = state::started() {
-            state.table.closed(self.fd);
+        if let Some(fields) = self.state.started() {
+            fields.table.closed(self.fd);
         }
     }
 }
 
 /// To be called before a close, whatever closes it. `EBADF` for the library's own descriptors.
-pub(crate) fn closing(fd: RawFd) -> Outcome<Closing> {
+pub(crate) fn closing(state: &'static State, fd: RawFd) -> Outcome<Closing> {
     if thread::is_inside() {
-        return Ok(Closing { _file: None, fd: -1 });
+        return Ok(Closing { state, _file: None, fd: -1 });
     }
     if reserved::contains(fd) {
         return Err(Errno::EBADF.into());
     }
     rings::settle();
-    lock::find_for_close(fd);
-    let file = file::take_to_close(fd);
+    lock::find_for_close(state, fd);
+    let file = file::take_to_close(state, fd);
     if let Some(file) = &file {
-        lock::give_up(file);
+        lock::give_up(state, file);
     }
-    Ok(Closing { _file: file, fd })
+    Ok(Closing { state, _file: file, fd })
 }
 
 /// What `dup2` closes: to be made before it, and told when it succeeded.
@@ -55,49 +57,49 @@ pub(crate) struct Replaced(Option<Pin>);
 
 /// To be called before `dup2`: our own descriptor on that number moves out of the way, or, if it is
 /// the channel's, the session is left. What is known of the number goes when the copy is installed.
-pub(crate) fn make_way(new: RawFd) -> Replaced {
+pub(crate) fn make_way(state: &'static State, new: RawFd) -> Replaced {
     if thread::is_inside() {
         return Replaced(None);
     }
-    if reserved::contains(new) && !state::get().slots.move_master(new) {
-        share::leave_session();
+    if reserved::contains(new) && !state.get().slots.move_master(new) {
+        share::leave_session(state);
         reserved::forget(new);
     }
-    lock::find_for_close(new);
-    Replaced(file::find_known(new))
+    lock::find_for_close(state, new);
+    Replaced(file::find_known(state, new))
 }
 
 impl Replaced {
     /// The number was closed.
-    pub(crate) fn closed(self) {
+    pub(crate) fn closed(self, state: &'static State) {
         if let Some(file) = self.0 {
-            lock::give_up(&file);
+            lock::give_up(state, &file);
         }
     }
 }
 
 /// `from`, which means `file` if anything, was copied to `new` by the kernel.
-pub(crate) fn copied(file: Option<Pin>, from: RawFd, new: RawFd) {
+pub(crate) fn copied(state: &'static State, file: Option<Pin>, from: RawFd, new: RawFd) {
     match file {
         Some(file) if new >= 0 && (new as usize) < crate::kernel::FDS_MAX => {
             if file.slot.load(Ordering::Relaxed) == 0 {
-                return file::install(new, file);
+                return file::install(state, new, file);
             }
-            file::install(new, file.again());
+            file::install(state, new, file.again());
             own::follow(&file, from, new);
         }
         Some(file) if new >= 0 => {
             // A copy that is not in the table: nobody will see it go.
-            share::share_one(from);
+            share::share_one(state, from);
             own::follow(&file, from, new);
         }
-        _ => file::forget(new),
+        _ => file::forget(state, new),
     }
 }
 
 /// `F_GETFL`. Where the kernel's flags may be changed by others, the kernel knows best.
-pub(crate) fn flags(fd: RawFd) -> Outcome<i32> {
-    let file = file::find_known(fd).ok_or(Detour::Kernel)?;
+pub(crate) fn flags(state: &'static State, fd: RawFd) -> Outcome<i32> {
+    let file = file::find_known(state, fd).ok_or(Detour::Kernel)?;
     if file.is(bit::KERNEL_OFFSET | bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
@@ -109,14 +111,14 @@ const SETTABLE: i32 =
     libc::O_APPEND | libc::O_NONBLOCK | libc::O_DIRECT | libc::O_NOATIME | libc::O_ASYNC;
 
 /// `F_SETFL`: told to the service, and to the kernel where its flags count.
-pub(crate) fn set_flags(fd: RawFd, flags: i32) -> Outcome<i32> {
-    let file = file::find(fd)?;
+pub(crate) fn set_flags(state: &'static State, fd: RawFd, flags: i32) -> Outcome<i32> {
+    let file = file::find(state, fd)?;
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    if let Err(error) = tell_flags(&file, fd, flags) {
+    if let Err(error) = tell_flags(state, &file, fd, flags) {
         // What the kernel makes of it, it alone will know.
-        file::publish(&file);
+        file::publish(state, &file);
         file.set(bit::COMMON | bit::FLAGGED);
         return Err(error);
     }
@@ -129,8 +131,8 @@ pub(crate) fn set_flags(fd: RawFd, flags: i32) -> Outcome<i32> {
     }
 }
 
-fn tell_flags(file: &Record, fd: RawFd, flags: i32) -> Outcome<()> {
-    let (session, handle) = file::usable(file, fd)?;
+fn tell_flags(state: &'static State, file: &Record, fd: RawFd, flags: i32) -> Outcome<()> {
+    let (session, handle) = file::usable(state, file, fd)?;
     let old = file.flags.load(Ordering::Relaxed) as i32;
     let new = old & !SETTABLE | flags & SETTABLE;
     if (old ^ new) & (libc::O_APPEND | libc::O_DIRECT) != 0 {
@@ -143,18 +145,18 @@ fn tell_flags(file: &Record, fd: RawFd, flags: i32) -> Outcome<()> {
 
 /// `close_range(2)` of numbers that are this process's: every number on its own where something is
 /// known of it, the rest in runs between our own descriptors.
-pub(crate) fn close_range(first: u32, last: u32) -> Outcome<()> {
-    let Some(state) = state::started().filter(|_| !thread::is_inside()) else {
+pub(crate) fn close_range(state: &'static State, first: u32, last: u32) -> Outcome<()> {
+    let Some(fields) = state.started().filter(|_| !thread::is_inside()) else {
         return Err(Detour::Kernel);
     };
-    for fd in first..last.saturating_add(1).min(state.table.top()) {
+    for fd in first..last.saturating_add(1).min(fields.table.top()) {
         if reserved::contains(fd as RawFd) {
             continue;
         }
-        lock::find_for_close(fd as RawFd);
-        let known = file::take(fd as RawFd);
+        lock::find_for_close(state, fd as RawFd);
+        let known = file::take(state, fd as RawFd);
         if let Some(file) = known {
-            lock::give_up(&file);
+            lock::give_up(state, &file);
             real::close_quietly(fd as RawFd);
         }
     }

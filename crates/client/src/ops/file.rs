@@ -7,7 +7,7 @@ use polylane_base::Errno;
 use polylane_ipc::ioctl::UNFLAGGED;
 use polylane_ipc::message::{Message, Op};
 
-use super::state;
+use super::state::{self, State};
 use crate::fd::file::STATUS_FLAGS;
 use crate::fd::preopened::Slot;
 use crate::fd::record::{Record, bit};
@@ -21,40 +21,44 @@ use crate::session::{self, Session, call, namespace};
 
 /// The open file that `fd` means; an unknown number is looked at.
 #[inline]
-pub(crate) fn find(fd: RawFd) -> Outcome<Pin> {
+pub(crate) fn find(state: &'static State, fd: RawFd) -> Outcome<Pin> {
     namespace::mount()?;
-    let state = state::get();
-    match state.records().find(&state.table, fd) {
-        Ok(pin) if !rings::close_unseen() || rings::is_still(fd, &pin, &state.slots) => Ok(pin),
+    let fields = state.get();
+    match fields.records().find(&fields.table, fd) {
+        Ok(pin) if !rings::close_unseen() || rings::is_still(fd, &pin, &fields.slots) => Ok(pin),
         Ok(_) => {
-            forget(fd);
-            look_at(fd)
+            forget(state, fd);
+            look_at(state, fd)
         }
-        Err(Entry::Unknown) if fd >= 0 => look_at(fd),
+        Err(Entry::Unknown) if fd >= 0 => look_at(state, fd),
         Err(_) => Err(Detour::Kernel),
     }
 }
 
 /// A look at the open file that `fd` is known to mean, for what is read of its view.
 #[inline]
-pub(crate) fn glance(fd: RawFd) -> Option<Glance> {
+pub(crate) fn glance(state: &'static State, fd: RawFd) -> Option<Glance> {
     namespace::mount().ok()?;
-    let state = state::started().filter(|_| !rings::close_unseen())?;
-    state.records().glance(&state.table, fd)
+    let fields = state.started().filter(|_| !rings::close_unseen())?;
+    fields.records().glance(&fields.table, fd)
 }
 
 /// The open file that `fd` is known to mean.
 #[inline]
-pub(crate) fn find_known(fd: RawFd) -> Option<Pin> {
+pub(crate) fn find_known(state: &'static State, fd: RawFd) -> Option<Pin> {
     namespace::mount().ok()?;
-    let state = state::started()?;
-    state.records().find(&state.table, fd).ok()
+    let fields = state.started()?;
+    fields.records().find(&fields.table, fd).ok()
 }
 
 /// A file ready for a request: its session and handle.
 #[inline]
-pub(crate) fn usable(file: &Record, fd: RawFd) -> Outcome<(&'static Session, u64)> {
-    let session = state::get().ready()?;
+pub(crate) fn usable(
+    state: &'static State,
+    file: &Record,
+    fd: RawFd,
+) -> Outcome<(&'static Session, u64)> {
+    let session = state.get().ready()?;
     if file.session.load(Ordering::Acquire) != session.number {
         attach(file, fd, session)?;
     }
@@ -62,11 +66,11 @@ pub(crate) fn usable(file: &Record, fd: RawFd) -> Outcome<(&'static Session, u64
 }
 
 /// Whether `fd` is a regular file or a directory of the lane; no session is needed.
-pub(crate) fn is_of_lane(fd: RawFd) -> bool {
-    let Ok(device) = namespace::mount().and_then(|_| state::get().mount.device()) else {
+pub(crate) fn is_of_lane(state: &'static State, fd: RawFd) -> bool {
+    let Ok(device) = namespace::mount().and_then(|_| state.get().mount.device()) else {
         return false;
     };
-    match state::get().table.get(fd) {
+    match state.get().table.get(fd) {
         Entry::Record(_) if !rings::close_unseen() => return true,
         Entry::Foreign => return false,
         _ => {}
@@ -76,63 +80,63 @@ pub(crate) fn is_of_lane(fd: RawFd) -> bool {
 }
 
 /// Whether `fd` is a directory that is not known here.
-pub(crate) fn is_unknown_directory(fd: RawFd) -> bool {
+pub(crate) fn is_unknown_directory(state: &'static State, fd: RawFd) -> bool {
     let is_directory = |(_, kind, _)| kind == libc::S_IFDIR;
-    let unknown = |state: &state::Fields| state.table.get(fd) == Entry::Unknown;
-    state::started().is_some_and(unknown) && real::kind_cached(fd).is_ok_and(is_directory)
+    let unknown = |fields: &state::Fields| fields.table.get(fd) == Entry::Unknown;
+    state.started().is_some_and(unknown) && real::kind_cached(fd).is_ok_and(is_directory)
 }
 
 /// Whether the kernel is to sync `fd`: a directory that this process opened, and did not sync yet.
 /// Programs open one to sync what they did in it and close it again: to learn of it would cost as
 /// many trips as the kernel's way, and two requests more.
-pub(crate) fn is_synced_once(fd: RawFd) -> bool {
-    let fresh = state::started().is_some_and(|state| state.table.is_fresh(fd));
-    let once = fresh && namespace::mount().is_ok() && is_unknown_directory(fd);
+pub(crate) fn is_synced_once(state: &'static State, fd: RawFd) -> bool {
+    let fresh = state.started().is_some_and(|fields| fields.table.is_fresh(fd));
+    let once = fresh && namespace::mount().is_ok() && is_unknown_directory(state, fd);
     if once {
-        is_copied(fd);
+        is_copied(state, fd);
     }
     once
 }
 
 /// A descriptor that came from another process: if it is one of the lane, the service learns at
 /// once that it has, whatever the patience.
-pub(crate) fn take_over(fd: RawFd) -> Outcome<()> {
-    if is_of_lane(fd) {
-        state::get().sessions.hurry();
-        find(fd)?;
+pub(crate) fn take_over(state: &'static State, fd: RawFd) -> Outcome<()> {
+    if is_of_lane(state, fd) {
+        state.get().sessions.hurry();
+        find(state, fd)?;
     }
     Ok(())
 }
 
 /// The first look at a descriptor: is it a file or directory of the lane?
 #[cold]
-fn look_at(fd: RawFd) -> Outcome<Pin> {
-    let state = state::get();
+fn look_at(state: &'static State, fd: RawFd) -> Outcome<Pin> {
+    let fields = state.get();
     let (device, kind, node) = real::kind_cached(fd).map_err(|_| Detour::Kernel)?;
     let (file, directory) = (kind == libc::S_IFREG, kind == libc::S_IFDIR);
-    if !(file || directory) || device != state.mount.device()? {
-        state.table.learn(fd, Entry::Foreign);
+    if !(file || directory) || device != fields.mount.device()? {
+        fields.table.learn(fd, Entry::Foreign);
         return Err(Detour::Kernel);
     }
-    let session = state.ready()?;
-    let record = state.records().allocate().ok_or(Detour::Kernel)?;
+    let session = fields.ready()?;
+    let record = fields.records().allocate().ok_or(Detour::Kernel)?;
     record.node.store(node, Ordering::Relaxed);
     record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { 0 });
-    if !state.table.is_fresh(fd) {
+    if !fields.table.is_fresh(fd) {
         record.set(bit::COMMON);
     }
     if attach(&record, fd, session).is_err() {
         // Such as an O_PATH descriptor, which cannot be asked for a ticket.
-        state.table.learn(fd, Entry::Foreign);
+        fields.table.learn(fd, Entry::Foreign);
         return Err(Detour::Kernel);
     }
     // Another thread may have been as fast; one record stays.
     let mine = record.again().into_entry();
-    let learned = state.table.learn(fd, mine);
+    let learned = fields.table.learn(fd, mine);
     // The number may have been closed since it was looked at.
-    let wrong = || real::node_cached(fd) != Ok(node) && state.table.unlearn(fd, mine);
+    let wrong = || real::node_cached(fd) != Ok(node) && fields.table.unlearn(fd, mine);
     if !learned || wrong() {
-        drop(state.records().adopt(mine));
+        drop(fields.records().adopt(mine));
     }
     Ok(record)
 }
@@ -193,67 +197,67 @@ fn share_flags(fd: RawFd, told: i32) -> i32 {
 }
 
 /// The slot of a file.
-pub(crate) fn slot(file: &Record) -> Option<&'static Slot> {
-    file::slot(&state::get().slots, file)
+pub(crate) fn slot(state: &'static State, file: &Record) -> Option<&'static Slot> {
+    file::slot(&state.get().slots, file)
 }
 
 /// Makes the kernel's file position count, as [`file::publish`].
-pub(crate) fn publish(file: &Record) -> bool {
-    file::publish(&state::get().slots, file)
+pub(crate) fn publish(state: &'static State, file: &Record) -> bool {
+    file::publish(&state.get().slots, file)
 }
 
 /// Passes a result on; what the kernel is to do after all needs the offset in the kernel.
 #[inline]
-pub(crate) fn or_kernel<T>(file: &Record, done: Outcome<T>) -> Outcome<T> {
+pub(crate) fn or_kernel<T>(state: &'static State, file: &Record, done: Outcome<T>) -> Outcome<T> {
     if done.as_ref().is_err_and(|error| *error == Detour::Kernel) {
-        publish(file);
+        publish(state, file);
     }
     done
 }
 
 /// Publishes the offset of the file that `fd` means, for a call that the kernel or libc will do on
 /// it.
-pub(crate) fn publish_fd(fd: RawFd) {
-    if let Some(file) = find_known(fd) {
-        publish(&file);
+pub(crate) fn publish_fd(state: &'static State, fd: RawFd) {
+    if let Some(file) = find_known(state, fd) {
+        publish(state, &file);
     }
 }
 
 /// As [`publish_fd`], for a stream of libc's, which may change the status flags as well.
-pub(crate) fn lend_to_libc(fd: RawFd) {
-    match find_known(fd) {
+pub(crate) fn lend_to_libc(state: &'static State, fd: RawFd) {
+    match find_known(state, fd) {
         Some(file) => {
-            publish(&file);
+            publish(state, &file);
             file.set(bit::COMMON | bit::FLAGGED);
         }
-        None => is_copied(fd),
+        None => is_copied(state, fd),
     }
 }
 
 /// A number was given out by a call that the kernel did: what was known about it is stale.
 #[inline]
-pub(crate) fn forget(fd: RawFd) {
-    drop(take(fd));
+pub(crate) fn forget(state: &'static State, fd: RawFd) {
+    drop(take(state, fd));
 }
 
 /// The kernel opens a file for a call of this process; returns its number as [`forget`] leaves it,
 /// and remembers that no other process has a copy. What others can do to it need not be asked for.
-pub(crate) fn opened_by(open: impl FnOnce() -> RawFd) -> RawFd {
-    let now = |state: &state::Fields| {
-        (state.shares.load(Ordering::SeqCst), state.sharing.load(Ordering::SeqCst))
+pub(crate) fn opened_by(state: &'static State, open: impl FnOnce() -> RawFd) -> RawFd {
+    let now = |fields: &state::Fields| {
+        (fields.shares.load(Ordering::SeqCst), fields.sharing.load(Ordering::SeqCst))
     };
-    let shares = || state::started().map(now);
+    let shares = || state.started().map(now);
     let before = shares();
     let fd = open();
     if fd >= 0
-        && let Some(state) = state::started()
+        && let Some(fields) = state.started()
     {
-        forget(fd);
+        forget(state, fd);
         if namespace::mount().is_ok() && !rings::any() {
-            state.table.set_fresh(fd);
+            fields.table.set_fresh(fd);
             // Another thread is making a process, which may have a copy, or did so meanwhile.
             if shares() != before || before.is_some_and(|(_, sharing)| sharing > 0) {
-                state.table.stale(fd);
+                fields.table.stale(fd);
             }
         }
     }
@@ -262,35 +266,35 @@ pub(crate) fn opened_by(open: impl FnOnce() -> RawFd) -> RawFd {
 
 /// `fd`, of which nothing is known, is about to be copied or lent to libc: what is done to its open
 /// file by another way will not be seen.
-pub(crate) fn is_copied(fd: RawFd) {
-    if let Some(state) = state::started() {
-        state.table.stale(fd);
+pub(crate) fn is_copied(state: &'static State, fd: RawFd) {
+    if let Some(fields) = state.started() {
+        fields.table.stale(fd);
     }
 }
 
 /// Clears the entry of a number; its reference is the caller's, to be dropped after the real close.
 #[inline]
-pub(crate) fn take(fd: RawFd) -> Option<Pin> {
-    let state = state::started()?;
-    if state.table.is_blank(fd) {
+pub(crate) fn take(state: &'static State, fd: RawFd) -> Option<Pin> {
+    let fields = state.started()?;
+    if fields.table.is_blank(fd) {
         return None;
     }
-    state.records().adopt(state.table.swap(fd, Entry::Unknown))
+    fields.records().adopt(fields.table.swap(fd, Entry::Unknown))
 }
 
 /// As [`take`], before the number is closed: what it means is not looked at until it is, which the
 /// caller says.
-pub(crate) fn take_to_close(fd: RawFd) -> Option<Pin> {
-    let state = state::started()?;
-    state.records().adopt(state.table.closes(fd))
+pub(crate) fn take_to_close(state: &'static State, fd: RawFd) -> Option<Pin> {
+    let fields = state.started()?;
+    fields.records().adopt(fields.table.closes(fd))
 }
 
 /// Has `fd` mean `file`.
-pub(crate) fn install(fd: RawFd, file: Pin) {
-    let state = state::get();
+pub(crate) fn install(state: &'static State, fd: RawFd, file: Pin) {
+    let fields = state.get();
     if fd <= libc::STDERR_FILENO {
-        publish(&file);
+        publish(state, &file);
     }
-    let old = state.table.swap(fd, file.into_entry());
-    drop(state.records().adopt(old));
+    let old = fields.table.swap(fd, file.into_entry());
+    drop(fields.records().adopt(old));
 }

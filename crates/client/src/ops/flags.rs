@@ -4,19 +4,20 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-use super::{file, pieces, state};
+use super::state::State;
+use super::{file, pieces};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::session;
 
 /// Before flags are asked for or set by a descriptor. `Kernel`: it is not on a lane.
-pub(crate) fn announce(fd: RawFd) -> Outcome<()> {
+pub(crate) fn announce(state: &'static State, fd: RawFd) -> Outcome<()> {
     if !pieces::on_fuse(fd) {
         return Err(Detour::Kernel);
     }
     // What was made under a lease is from now on written as everything else is.
-    let number = file::find(fd).map(|file| file.session.load(Ordering::Relaxed));
+    let number = file::find(state, fd).map(|file| file.session.load(Ordering::Relaxed));
     if let Some(session) = number.ok().and_then(session::of) {
-        state::get().leases.meets(session);
+        state.get().leases.meets(session);
     }
     Ok(())
 }

@@ -10,7 +10,8 @@ use polylane_base::Errno;
 use polylane_ipc::message::{AT_END, AT_OFFSET, Message, Op, Reply};
 use polylane_ipc::view::FRAME_BYTES;
 
-use super::{file, limit, offset, own, retry, state};
+use super::state::State;
+use super::{file, limit, offset, own, retry};
 use crate::fd;
 use crate::fd::record::bit;
 use crate::fd::rings;
@@ -49,6 +50,7 @@ impl Position {
 
 /// A file open for a request.
 struct Open<'a> {
+    state: &'static State,
     file: &'a Pin,
     fd: RawFd,
     session: &'static Session,
@@ -60,47 +62,67 @@ struct Open<'a> {
 /// `pread`. What is shown is read in the hook itself: calls and saved registers would cost as much
 /// as the look-up.
 #[inline(always)]
-pub(crate) fn read_one(fd: RawFd, into: &mut [u8], offset: i64) -> Outcome<usize> {
-    match u64::try_from(offset).ok().and_then(|offset| read_shown(fd, offset, into)) {
+pub(crate) fn read_one(
+    state: &'static State,
+    fd: RawFd,
+    into: &mut [u8],
+    offset: i64,
+) -> Outcome<usize> {
+    match u64::try_from(offset).ok().and_then(|offset| read_shown(state, fd, offset, into)) {
         Some(count) => Ok(count),
-        None => read(fd, &mut [into], Position::at(offset)?),
+        None => read(state, fd, &mut [into], Position::at(offset)?),
     }
 }
 
 /// `read`, `readv`, `preadv`.
 #[inline(never)]
-pub(crate) fn read(fd: RawFd, into: Sinks<'_, '_>, position: Position) -> Outcome<usize> {
-    let file = file::find(fd)?;
-    let done = open(&file, fd, libc::O_WRONLY).and_then(|open| match position {
+pub(crate) fn read(
+    state: &'static State,
+    fd: RawFd,
+    into: Sinks<'_, '_>,
+    position: Position,
+) -> Outcome<usize> {
+    let file = file::find(state, fd)?;
+    let done = open(state, &file, fd, libc::O_WRONLY).and_then(|open| match position {
         Position::At(offset) => open.read_at(offset, into),
         Position::Own => open.read(into),
     });
-    file::or_kernel(&file, done)
+    file::or_kernel(state, &file, done)
 }
 
 /// Reads at an offset what is shown.
 #[inline(always)]
-fn read_shown(fd: RawFd, offset: u64, into: &mut [u8]) -> Option<usize> {
+fn read_shown(state: &'static State, fd: RawFd, offset: u64, into: &mut [u8]) -> Option<usize> {
     check_end(offset, into.len()).ok()?;
-    let file = file::glance(fd)?;
+    let file = file::glance(state, fd)?;
     let readable = file.access_mode() != libc::O_WRONLY;
-    view::read_glanced(state::get().ready().ok().filter(|_| readable)?, &file, offset, into)
+    view::read_glanced(state.get().ready().ok().filter(|_| readable)?, &file, offset, into)
 }
 
 /// `pwrite`, as [`read_one`].
 #[inline(always)]
-pub(crate) fn write_one(fd: RawFd, from: &[u8], offset: i64) -> Outcome<usize> {
-    match u64::try_from(offset).ok().and_then(|offset| write_shown(fd, offset, from)) {
+pub(crate) fn write_one(
+    state: &'static State,
+    fd: RawFd,
+    from: &[u8],
+    offset: i64,
+) -> Outcome<usize> {
+    match u64::try_from(offset).ok().and_then(|offset| write_shown(state, fd, offset, from)) {
         Some(_) => Ok(from.len()),
-        None => write(fd, &[from], Position::at(offset)?),
+        None => write(state, fd, &[from], Position::at(offset)?),
     }
 }
 
 /// `write`, `writev`, `pwritev`.
 #[inline(never)]
-pub(crate) fn write(fd: RawFd, from: Sources<'_, '_>, position: Position) -> Outcome<usize> {
-    let file = file::find(fd)?;
-    let done = open(&file, fd, libc::O_RDONLY).and_then(|open| match position {
+pub(crate) fn write(
+    state: &'static State,
+    fd: RawFd,
+    from: Sources<'_, '_>,
+    position: Position,
+) -> Outcome<usize> {
+    let file = file::find(state, fd)?;
+    let done = open(state, &file, fd, libc::O_RDONLY).and_then(|open| match position {
         Position::At(offset) => {
             file.end_moves();
             open.write_at(offset, from).map(|(count, end)| {
@@ -118,21 +140,25 @@ pub(crate) fn write(fd: RawFd, from: Sources<'_, '_>, position: Position) -> Out
             }
         }),
     });
-    file::or_kernel(&file, done)
+    file::or_kernel(state, &file, done)
 }
 
 /// `pwritev2` with `RWF_APPEND` (`at_end`) or `RWF_NOAPPEND`. What one request cannot carry is the
 /// kernel's, on the file's own node.
 pub(crate) fn write_placed(
+    state: &'static State,
     fd: RawFd,
     from: Sources<'_, '_>,
     position: Position,
     at_end: bool,
 ) -> Outcome<usize> {
-    let file = file::find(fd)?;
-    let done = open(&file, fd, libc::O_RDONLY).and_then(|open| {
+    let file = file::find(state, fd)?;
+    let done = open(state, &file, fd, libc::O_RDONLY).and_then(|open| {
         let total: usize = from.iter().map(|source| source.len()).sum();
-        if total == 0 || total > open.session.channel.buffer_bytes() || limit::is_set_for(total) {
+        if total == 0
+            || total > open.session.channel.buffer_bytes()
+            || limit::is_set_for(state, total)
+        {
             return Err(Detour::Kernel);
         }
         file.meet();
@@ -151,22 +177,22 @@ pub(crate) fn write_placed(
         Ok(count)
     });
     if done == Err(Detour::Kernel) {
-        own::settle_fd(fd);
+        own::settle_fd(state, fd);
     }
     done
 }
 
 /// Writes at an offset where it is lent, and nobody else is to be told.
 #[inline(always)]
-fn write_shown(fd: RawFd, offset: u64, from: &[u8]) -> Option<u64> {
-    let file = file::glance(fd)?;
+fn write_shown(state: &'static State, fd: RawFd, offset: u64, from: &[u8]) -> Option<u64> {
+    let file = file::glance(state, fd)?;
     let fits = file.access_mode() != libc::O_RDONLY
         && !file.appends()
         && !file.is(bit::COMMON)
         && !file.is_streamed()
-        && !limit::is_set()
+        && !limit::is_set(state)
         && !rings::any();
-    view::write_glanced(state::get().ready().ok().filter(|_| fits)?, &file, offset, from)
+    view::write_glanced(state.get().ready().ok().filter(|_| fits)?, &file, offset, from)
 }
 
 /// No call reaches past the last offset that there can be, however little there is to be read.
@@ -179,16 +205,16 @@ fn check_end(at: u64, total: usize) -> Outcome<()> {
 }
 
 /// Looks whether the file can be used this way.
-fn open(file: &Pin, fd: RawFd, wrong_mode: i32) -> Outcome<Open<'_>> {
+fn open<'a>(state: &'static State, file: &'a Pin, fd: RawFd, wrong_mode: i32) -> Outcome<Open<'a>> {
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    let (session, handle) = file::usable(file, fd)?;
+    let (session, handle) = file::usable(state, file, fd)?;
     if file.access_mode() == wrong_mode {
         return Err(Errno::EBADF.into());
     }
     let status = if wrong_mode == libc::O_RDONLY { fd::file::status_now(file, fd)? } else { 0 };
-    Ok(Open { file, fd, session, handle, status })
+    Ok(Open { state, file, fd, session, handle, status })
 }
 
 /// How much of `left` bytes at `start` a request that carries `room` takes: all, or what ends with
@@ -368,7 +394,7 @@ impl Open<'_> {
             return Ok((0, at));
         }
         check_end(at, total)?;
-        if limit::is_set_for(total) {
+        if limit::is_set_for(self.state, total) {
             return self.write_limited(at, from, total);
         }
         self.write_all(at, from, total)
@@ -378,7 +404,7 @@ impl Open<'_> {
         let room = self.session.channel.buffer_bytes();
         let place = if self.file.appends() { None } else { Some(at) };
         if let [source] = from
-            && let Some(end) = state::get().leases.write(self.session, self.file, place, source)
+            && let Some(end) = self.state.get().leases.write(self.session, self.file, place, source)
         {
             return Ok((total, end));
         }
@@ -391,7 +417,7 @@ impl Open<'_> {
             return Ok((total, end));
         }
         if let ([source], Some(at)) = (from, place)
-            && state::get().leases.write_lent(self.session, self.file, at, source)
+            && self.state.get().leases.write_lent(self.session, self.file, at, source)
         {
             view::hit(self.file, total);
             return Ok((total, at + total as u64));
@@ -408,7 +434,7 @@ impl Open<'_> {
     /// so take turns. Nobody else's long append comes to lie in between.
     #[cold]
     fn append_long(&self) -> Outcome<(usize, u64)> {
-        own::settle(self.file)?;
+        own::settle(self.state, self.file)?;
         Err(Detour::Kernel)
     }
 
@@ -417,10 +443,10 @@ impl Open<'_> {
     #[cold]
     fn write_limited(&self, at: u64, from: Sources<'_, '_>, total: usize) -> Outcome<(usize, u64)> {
         let start = match self.file.appends() {
-            true => offset::size(self.file, self.fd)? as u64,
+            true => offset::size(self.state, self.file, self.fd)? as u64,
             false => at,
         };
-        let allowed = limit::cap(start, total)?;
+        let allowed = limit::cap(self.state, start, total)?;
         if allowed == total {
             return self.write_all(at, from, total);
         }
@@ -498,12 +524,12 @@ impl Open<'_> {
             return send(self.session, self.handle, 0);
         }
         let mut first = true;
-        Ok(retry::once(&mut || {
+        Ok(retry::once(self.state, &mut || {
             let (session, handle) = match std::mem::take(&mut first) {
                 true => (self.session, self.handle),
-                false => file::usable(self.file, self.fd)?,
+                false => file::usable(self.state, self.file, self.fd)?,
             };
-            send(session, handle, state::get().sessions.turn())
+            send(session, handle, self.state.get().sessions.turn())
         })?)
     }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use super::state;
+use super::state::State;
 use crate::kernel::outcome::Outcome;
 use crate::kernel::real;
 
@@ -20,12 +20,12 @@ thread_local! {
 
 /// How much of `len` bytes at `offset` may be written: at least one, or `EFBIG` and the signal.
 #[inline]
-pub(crate) fn cap(offset: u64, len: usize) -> Outcome<usize> {
+pub(crate) fn cap(state: &'static State, offset: u64, len: usize) -> Outcome<usize> {
     let fits = |limit| limit == u64::MAX || offset.saturating_add(len as u64) <= limit;
-    if len == 0 || fits(get()) {
+    if len == 0 || fits(get(state)) {
         return Ok(len);
     }
-    match look() {
+    match look(state) {
         limit if fits(limit) => Ok(len),
         limit => match limit.checked_sub(offset) {
             None | Some(0) => Err(exceeded().into()),
@@ -36,34 +36,34 @@ pub(crate) fn cap(offset: u64, len: usize) -> Outcome<usize> {
 
 /// Whether a limit is set at all.
 #[inline]
-pub(crate) fn is_set() -> bool {
-    get() != u64::MAX
+pub(crate) fn is_set(state: &'static State) -> bool {
+    get(state) != u64::MAX
 }
 
 /// As [`is_set`], before a write of `len` bytes: now and then the kernel is asked.
 #[inline]
-pub(crate) fn is_set_for(len: usize) -> bool {
+pub(crate) fn is_set_for(state: &'static State, len: usize) -> bool {
     let unseen = UNSEEN_BYTES.get().saturating_add(len).saturating_add(WRITE_BYTES);
     UNSEEN_BYTES.set(if unseen < UNSEEN_BYTES_MAX { unseen } else { 0 });
-    if unseen < UNSEEN_BYTES_MAX { is_set() } else { look() != u64::MAX }
+    if unseen < UNSEEN_BYTES_MAX { is_set(state) } else { look(state) != u64::MAX }
 }
 
 /// A size that a file may be given, by the limit that the kernel has now.
-pub(crate) fn check_size(size: u64) -> Outcome<()> {
-    if size > look() { Err(exceeded().into()) } else { Ok(()) }
+pub(crate) fn check_size(state: &'static State, size: u64) -> Outcome<()> {
+    if size > look(state) { Err(exceeded().into()) } else { Ok(()) }
 }
 
 /// The limit may have changed.
-pub(crate) fn changed() {
-    if let Some(state) = state::started() {
-        state.file_limit.store(0, Ordering::Relaxed);
+pub(crate) fn changed(state: &'static State) {
+    if let Some(fields) = state.started() {
+        fields.file_limit.store(0, Ordering::Relaxed);
     }
 }
 
 #[inline]
-fn get() -> u64 {
-    match state::get().file_limit.load(Ordering::Relaxed) {
-        0 => look(),
+fn get(state: &'static State) -> u64 {
+    match state.get().file_limit.load(Ordering::Relaxed) {
+        0 => look(state),
         NONE => u64::MAX,
         limit => limit - 1,
     }
@@ -78,9 +78,9 @@ const WRITE_BYTES: usize = 1 << 10;
 const NONE: u64 = u64::MAX;
 
 #[cold]
-fn look() -> u64 {
+fn look(state: &'static State) -> u64 {
     let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
-    state::get().file_limit.store(limit.saturating_add(1), Ordering::Relaxed);
+    state.get().file_limit.store(limit.saturating_add(1), Ordering::Relaxed);
     limit
 }
 

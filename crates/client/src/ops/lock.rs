@@ -11,7 +11,8 @@ use polylane_ipc::message::{LOCK_FLOCK, LOCK_LEND, LOCK_WAIT, Message, Op, Reply
 
 use super::lock_range::{Range, found, kernel_size, message};
 use super::lock_wait::{Interruptible, wait_by_asking};
-use super::{file, offset, one_shot, state};
+use super::state::State;
+use super::{file, offset, one_shot};
 use crate::fd::record::{Record, bit};
 use crate::fd::table::Pin;
 use crate::kernel::config;
@@ -20,26 +21,32 @@ use crate::rights::view;
 use crate::session::{Alive, Mailbox, Session, call, namespace};
 
 /// `F_SETLK`, `F_SETLKW` and their OFD forms.
-pub(crate) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
-    match one_shot::is_needed(fd) {
-        true => one_shot::set(fd, range, ofd, wait),
-        false => by_service(|| set_once(fd, range, ofd, wait)),
+pub(crate) fn set(
+    state: &'static State,
+    fd: RawFd,
+    range: Range,
+    ofd: bool,
+    wait: bool,
+) -> Outcome<()> {
+    match one_shot::is_needed(state, fd) {
+        true => one_shot::set(state, fd, range, ofd, wait),
+        false => by_service(state, || set_once(state, fd, range, ofd, wait)),
     }
 }
 
-fn set_once(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
-    let file = find(fd)?;
-    let asked = request(&file, fd, range, ofd, Op::Lock);
-    let (session, mut message) = file::or_kernel(&file, asked)?;
+fn set_once(state: &'static State, fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
+    let file = find(state, fd)?;
+    let asked = request(state, &file, fd, range, ofd, Op::Lock);
+    let (session, mut message) = file::or_kernel(state, &file, asked)?;
     if !ofd && range.kind != libc::F_UNLCK {
         // Each close takes the process's locks of its file away: one that is still on its way must
         // not take this one.
-        state::get().slots.settle(session)?;
+        state.get().slots.settle(session)?;
     }
     match ofd {
         true => _ = file.set(bit::LOCKED),
         false => {
-            let asked = state::get().has_locked.fetch_add(1, Ordering::Relaxed);
+            let asked = state.get().has_locked.fetch_add(1, Ordering::Relaxed);
             if set_lent(session, &file, &message) {
                 return Ok(());
             }
@@ -77,17 +84,17 @@ fn set_lent(session: &'static Session, file: &Record, message: &Message) -> bool
 }
 
 /// `F_GETLK` and its OFD form.
-pub(crate) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
-    match one_shot::is_needed(fd) {
-        true => one_shot::get(fd, range, ofd),
-        false => by_service(|| get_once(fd, range, ofd)),
+pub(crate) fn get(state: &'static State, fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
+    match one_shot::is_needed(state, fd) {
+        true => one_shot::get(state, fd, range, ofd),
+        false => by_service(state, || get_once(state, fd, range, ofd)),
     }
 }
 
-fn get_once(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
-    let file = find(fd)?;
-    let asked = request(&file, fd, range, ofd, Op::GetLock);
-    let (session, message) = file::or_kernel(&file, asked)?;
+fn get_once(state: &'static State, fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
+    let file = find(state, fd)?;
+    let asked = request(state, &file, fd, range, ofd, Op::GetLock);
+    let (session, message) = file::or_kernel(state, &file, asked)?;
     if !ofd && view::has_locks(session, &file) {
         return Ok(Range { kind: libc::F_UNLCK, ..range });
     }
@@ -95,7 +102,7 @@ fn get_once(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
 }
 
 /// `flock(2)`.
-pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
+pub(crate) fn flock(state: &'static State, fd: RawFd, operation: i32) -> Outcome<()> {
     let kind = match operation & !libc::LOCK_NB {
         libc::LOCK_SH => libc::F_RDLCK,
         libc::LOCK_EX => libc::F_WRLCK,
@@ -103,18 +110,18 @@ pub(crate) fn flock(fd: RawFd, operation: i32) -> Outcome<()> {
         _ => return Err(Detour::Kernel),
     };
     let wait = operation & libc::LOCK_NB == 0;
-    match one_shot::is_needed(fd) {
-        true => one_shot::flock(fd, kind, wait),
-        false => by_service(|| flock_once(fd, kind, wait)),
+    match one_shot::is_needed(state, fd) {
+        true => one_shot::flock(state, fd, kind, wait),
+        false => by_service(state, || flock_once(state, fd, kind, wait)),
     }
 }
 
-fn flock_once(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
-    let file = find(fd)?;
+fn flock_once(state: &'static State, fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
+    let file = find(state, fd)?;
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    let (session, handle) = file::usable(&file, fd)?;
+    let (session, handle) = file::usable(state, &file, fd)?;
     file.set(bit::LOCKED);
     let (flags, mode) = (LOCK_FLOCK, kind as u32);
     let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
@@ -126,8 +133,8 @@ fn flock_once(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
 
 /// Locks are not taken by the kernel's way while the service is away, nor because another thread
 /// left the session meanwhile: the next one is asked.
-fn by_service<T>(part: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
-    let sessions = &state::get().sessions;
+fn by_service<T>(state: &'static State, part: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    let sessions = &state.get().sessions;
     let before = sessions.present();
     match part() {
         Err(Detour::Kernel) if sessions.is_lost() || before.is_some_and(Session::is_lost) => {
@@ -140,48 +147,48 @@ fn by_service<T>(part: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
 /// The file to lock. A process must take all its locks on one road: the kernel's FUSE and the
 /// service know it by different names, and its own lock would be in its way. So no thread takes the
 /// kernel's because another one is connecting.
-fn find(fd: RawFd) -> Outcome<Pin> {
+fn find(state: &'static State, fd: RawFd) -> Outcome<Pin> {
     namespace::mount()?;
-    let state = state::get();
-    state.sessions.hurry();
+    let fields = state.get();
+    fields.sessions.hurry();
     if namespace::is_at_home() {
-        state.ready_together()?;
+        fields.ready_together()?;
     }
-    file::find(fd)
+    file::find(state, fd)
 }
 
 /// A descriptor that the kernel opened may be one of a file with locks: it is looked at before it
 /// is closed, in a process that takes locks.
-pub(crate) fn find_for_close(fd: RawFd) {
-    let Some(state) = state::started() else { return };
-    if state.has_locked.load(Ordering::Relaxed) == 0 {
+pub(crate) fn find_for_close(state: &'static State, fd: RawFd) {
+    let Some(fields) = state.started() else { return };
+    if fields.has_locked.load(Ordering::Relaxed) == 0 {
         return;
     }
     // None has locks.
-    if file::is_unknown_directory(fd) {
+    if file::is_unknown_directory(state, fd) {
         return;
     }
-    if one_shot::is_needed(fd) {
-        return one_shot::give_up(fd);
+    if one_shot::is_needed(state, fd) {
+        return one_shot::give_up(state, fd);
     }
     // Whatever cannot be found has no locks that the service knows. What is found is attached to
     // the present one, which has the locks of a former one.
-    if let Ok(file) = file::find(fd)
+    if let Ok(file) = file::find(state, fd)
         && !file.is(bit::DIRECTORY)
-        && (!state.sessions.is_lost() || state.await_next())
+        && (!fields.sessions.is_lost() || fields.await_next())
     {
-        let _ = file::usable(&file, fd);
+        let _ = file::usable(state, &file, fd);
     }
 }
 
 /// Any close of a file gives up the process's POSIX locks on it. Answered before the close returns:
 /// another process may count on it.
-pub(crate) fn give_up(file: &Record) {
-    let Some(state) = state::started() else { return };
-    if state.has_locked.load(Ordering::Relaxed) == 0 || file.is(bit::DIRECTORY) {
+pub(crate) fn give_up(state: &'static State, file: &Record) {
+    let Some(fields) = state.started() else { return };
+    if fields.has_locked.load(Ordering::Relaxed) == 0 || file.is(bit::DIRECTORY) {
         return;
     }
-    let Some(session) = state.sessions.present() else { return };
+    let Some(session) = fields.sessions.present() else { return };
     if file.session.load(Ordering::Relaxed) == session.number {
         let (handle, mode) = (file.handle.load(Ordering::Relaxed), libc::F_UNLCK as u32);
         let message = Message { handle, mode, ..Message::new(Op::Lock) };
@@ -194,6 +201,7 @@ pub(crate) fn give_up(file: &Record) {
 }
 
 fn request(
+    state: &'static State,
     file: &Record,
     fd: RawFd,
     range: Range,
@@ -206,11 +214,11 @@ fn request(
     if ofd && range.pid != 0 {
         return Err(Errno::EINVAL.into());
     }
-    let (session, handle) = file::usable(file, fd)?;
+    let (session, handle) = file::usable(state, file, fd)?;
     let base = match range.whence {
         libc::SEEK_SET => 0,
         libc::SEEK_CUR => offset::current(file, fd)?,
-        libc::SEEK_END => offset::size(file, fd).or_else(|_| kernel_size(fd))?,
+        libc::SEEK_END => offset::size(state, file, fd).or_else(|_| kernel_size(fd))?,
         _ => return Err(Errno::EINVAL.into()),
     };
     Ok((session, message(handle, base, range, ofd, op)?))

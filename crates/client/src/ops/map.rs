@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use polylane_base::Errno;
 use polylane_ipc::message::{MAP_SHARED, Message, Op};
 
+use super::state::State;
 use super::{file, limit, offset, own, share};
 use crate::fd::record::bit;
 use crate::kernel::outcome::{Detour, Outcome};
@@ -13,25 +14,25 @@ use crate::session::call;
 
 /// Before `fd` is mapped, `shared` or not: the mapping must be one of the file's own node, whose
 /// pages everybody shares. `EACCES`: it may not be mapped so.
-pub(crate) fn before_mapping(fd: RawFd, shared: bool) -> Outcome<()> {
-    let file = file::find(fd)?;
+pub(crate) fn before_mapping(state: &'static State, fd: RawFd, shared: bool) -> Outcome<()> {
+    let file = file::find(state, fd)?;
     if file.is(bit::DIRECTORY) {
         return Ok(());
     }
     if shared {
-        let (session, handle) = file::usable(&file, fd)?;
+        let (session, handle) = file::usable(state, &file, fd)?;
         call::plain(session, Message { handle, flags: MAP_SHARED, ..Message::new(Op::Expose) })?;
     }
-    if own::settle(&file).is_err() {
+    if own::settle(state, &file).is_err() {
         // The slot's own node is mapped then: the mapping keeps it after the last close.
-        share::share_one(fd);
+        share::share_one(state, fd);
     }
     Ok(())
 }
 
 /// Whether `from` is an open file of the lane and `to` takes a stream of bytes.
-pub(crate) fn can_send(to: RawFd, from: RawFd) -> Outcome<()> {
-    if file::find(from)?.is(bit::DIRECTORY) {
+pub(crate) fn can_send(state: &'static State, to: RawFd, from: RawFd) -> Outcome<()> {
+    if file::find(state, from)?.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     match real::kind_cached(to)?.1 {
@@ -42,12 +43,13 @@ pub(crate) fn can_send(to: RawFd, from: RawFd) -> Outcome<()> {
 
 /// `copy_file_range` between two files of the lane. Offsets that are given are moved by the caller.
 pub(crate) fn copy_range(
+    state: &'static State,
     (from, from_at): (RawFd, Option<i64>),
     (to, to_at): (RawFd, Option<i64>),
     len: usize,
 ) -> Outcome<usize> {
-    let (source, target) = (file::find(from)?, file::find(to)?);
-    if source.is(bit::DIRECTORY) || target.is(bit::DIRECTORY) || limit::is_set_for(len) {
+    let (source, target) = (file::find(state, from)?, file::find(state, to)?);
+    if source.is(bit::DIRECTORY) || target.is(bit::DIRECTORY) || limit::is_set_for(state, len) {
         return Err(Detour::Kernel);
     }
     if let Some(given) = [from_at, to_at].into_iter().flatten().find(|&given| given < 0) {
@@ -55,8 +57,8 @@ pub(crate) fn copy_range(
         let ends = given.cast_unsigned().checked_add(len as u64);
         return Err(if ends.is_none() { Errno::EOVERFLOW } else { Errno::EINVAL }.into());
     }
-    let (session, handle) = file::usable(&source, from)?;
-    let (again, dir) = file::usable(&target, to)?;
+    let (session, handle) = file::usable(state, &source, from)?;
+    let (again, dir) = file::usable(state, &target, to)?;
     if session.number != again.number || from_at.is_none() && to_at.is_none() && from == to {
         return Err(Detour::Kernel);
     }

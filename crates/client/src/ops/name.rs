@@ -4,8 +4,9 @@ use std::os::fd::RawFd;
 
 use polylane_ipc::message::{ENDED_LEASES, MOVED_DIR, Message, Op, REPLACED_DIR, Reply};
 
+use super::path;
 use super::process::umask_now;
-use super::{path, state};
+use super::state::State;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::session::call;
@@ -13,45 +14,50 @@ use crate::session::call;
 /// A path and the directory it is relative to, as `*at` calls take them.
 pub(crate) type Place<'a> = (RawFd, &'a [u8]);
 
-fn one(place: Place<'_>, message: Message) -> Outcome<()> {
-    let (session, at) = path::at(place.0, place.1)?;
+fn one(state: &'static State, place: Place<'_>, message: Message) -> Outcome<()> {
+    let (session, at) = path::at(state, place.0, place.1)?;
     call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
     Ok(())
 }
 
-fn two(from: Place<'_>, to: Place<'_>, message: Message) -> Outcome<()> {
-    let (session, from, to) = path::two(from, to)?;
+fn two(state: &'static State, from: Place<'_>, to: Place<'_>, message: Message) -> Outcome<()> {
+    let (session, from, to) = path::two(state, from, to)?;
     call::paths(session, message, (from.dir, from.path), (to.dir, to.path))?;
     Ok(())
 }
 
 /// `mkdirat`.
-pub(crate) fn mkdir(place: Place<'_>, mode: u32) -> Outcome<()> {
-    let (session, at) = path::at(place.0, place.1)?;
-    let message = Message { mode, umask: umask_now(), ..Message::new(Op::Mkdir) };
+pub(crate) fn mkdir(state: &'static State, place: Place<'_>, mode: u32) -> Outcome<()> {
+    let (session, at) = path::at(state, place.0, place.1)?;
+    let message = Message { mode, umask: umask_now(state), ..Message::new(Op::Mkdir) };
     call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
-    state::get().leases.made_dir(&at);
+    state.get().leases.made_dir(&at);
     Ok(())
 }
 
 /// `mknodat`. Devices take a capability, of which the kernel knows.
-pub(crate) fn mknod(place: Place<'_>, mode: u32, device: u64) -> Outcome<()> {
+pub(crate) fn mknod(
+    state: &'static State,
+    place: Place<'_>,
+    mode: u32,
+    device: u64,
+) -> Outcome<()> {
     if matches!(mode & libc::S_IFMT, libc::S_IFCHR | libc::S_IFBLK) {
         return Err(Detour::Kernel);
     }
-    path::at(place.0, place.1)?;
-    let mut message = Message { mode, umask: umask_now(), ..Message::new(Op::Mknod) };
+    path::at(state, place.0, place.1)?;
+    let mut message = Message { mode, umask: umask_now(state), ..Message::new(Op::Mknod) };
     message.arg[0] = device;
-    one(place, message)
+    one(state, place, message)
 }
 
 /// `unlinkat`.
-pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
-    let (session, at) = path::at(place.0, place.1)?;
+pub(crate) fn unlink(state: &'static State, place: Place<'_>, flags: i32) -> Outcome<()> {
+    let (session, at) = path::at(state, place.0, place.1)?;
     if flags == 0 {
-        let unlink = || state::get().leases.unlink(session, &at);
+        let unlink = || state.get().leases.unlink(session, &at);
         let again =
-            || if state::get().leases.empties_listed(session, &at) { unlink() } else { None };
+            || if state.get().leases.empties_listed(session, &at) { unlink() } else { None };
         if let Some(done) = unlink().or_else(again) {
             return done;
         }
@@ -59,20 +65,25 @@ pub(crate) fn unlink(place: Place<'_>, flags: i32) -> Outcome<()> {
     let message = Message { flags: flags as u32, ..Message::new(Op::Unlink) };
     let reply = call::paths(session, message, (at.dir, at.path), (at.dir, b""))?;
     if reply.value[0] & ENDED_LEASES != 0 {
-        state::get().leases.gave_up(session);
+        state.get().leases.gave_up(session);
     }
-    state::get().leases.changed(session, &at, flags == 0);
+    state.get().leases.changed(session, &at, flags == 0);
     if reply.value[0] & MOVED_DIR != 0 {
-        state::get().cwd.may_be_removed();
+        state.get().cwd.may_be_removed();
     }
     Ok(())
 }
 
 /// `renameat2`.
-pub(crate) fn rename(from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> {
-    let (session, old, new) = path::two(from, to)?;
+pub(crate) fn rename(
+    state: &'static State,
+    from: Place<'_>,
+    to: Place<'_>,
+    flags: u32,
+) -> Outcome<()> {
+    let (session, old, new) = path::two(state, from, to)?;
     let leased = match flags & !libc::RENAME_NOREPLACE {
-        0 => state::get().leases.rename(session, &old, &new, flags == 0),
+        0 => state.get().leases.rename(session, &old, &new, flags == 0),
         _ => None,
     };
     let dirs = match leased {
@@ -80,7 +91,7 @@ pub(crate) fn rename(from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> 
         None => {
             let message = Message { flags, ..Message::new(Op::Rename) };
             let reply = call::paths(session, message, (old.dir, old.path), (new.dir, new.path))?;
-            state::get().leases.changed(session, &new, false);
+            state.get().leases.changed(session, &new, false);
             reply.value[0]
         }
     };
@@ -96,16 +107,21 @@ pub(crate) fn rename(from: Place<'_>, to: Place<'_>, flags: u32) -> Outcome<()> 
 }
 
 /// `linkat`.
-pub(crate) fn link(from: Place<'_>, to: Place<'_>, flags: i32) -> Outcome<()> {
+pub(crate) fn link(
+    state: &'static State,
+    from: Place<'_>,
+    to: Place<'_>,
+    flags: i32,
+) -> Outcome<()> {
     if flags & !libc::AT_SYMLINK_FOLLOW != 0 {
         return Err(Detour::Kernel);
     }
-    two(from, to, Message { flags: flags as u32, ..Message::new(Op::Link) })
+    two(state, from, to, Message { flags: flags as u32, ..Message::new(Op::Link) })
 }
 
 /// `symlinkat`. The target is any text and may lead anywhere.
-pub(crate) fn symlink(target: &[u8], place: Place<'_>) -> Outcome<()> {
-    let (session, at) = path::at(place.0, place.1)?;
+pub(crate) fn symlink(state: &'static State, target: &[u8], place: Place<'_>) -> Outcome<()> {
+    let (session, at) = path::at(state, place.0, place.1)?;
     if target.is_empty() || target.len() > polylane_ipc::message::PATH_BYTES_MAX {
         return Err(Detour::Kernel);
     }
@@ -115,11 +131,11 @@ pub(crate) fn symlink(target: &[u8], place: Place<'_>) -> Outcome<()> {
 }
 
 /// `readlinkat`: bytes of the target that fit.
-pub(crate) fn readlink(place: Place<'_>, into: &mut [u8]) -> Outcome<usize> {
+pub(crate) fn readlink(state: &'static State, place: Place<'_>, into: &mut [u8]) -> Outcome<usize> {
     if into.is_empty() {
         return Err(Detour::Kernel);
     }
-    let (session, at) = path::at(place.0, place.1)?;
+    let (session, at) = path::at(state, place.0, place.1)?;
     let message = Message { length: into.len() as u64, ..Message::new(Op::Readlink) };
     let first = (at.dir, at.path);
     let reply: Reply = call::paths_read(session, message, first, (at.dir, b""), into)?;

@@ -11,6 +11,7 @@ use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 use rustix::fs::{SeekFrom, seek};
 
+use super::state::State;
 use super::{file, stat};
 use crate::fd::record::{Record, bit};
 use crate::kernel::outcome::{Detour, Outcome};
@@ -31,24 +32,30 @@ pub(crate) fn set(fd: RawFd, offset: u64) -> Outcome<()> {
 }
 
 /// `lseek(2)`.
-pub(crate) fn lseek(fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
-    let file = file::find(fd)?;
+pub(crate) fn lseek(state: &'static State, fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
+    let file = file::find(state, fd)?;
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    let done = seek_in(&file, fd, offset, whence);
-    file::or_kernel(&file, done)
+    let done = seek_in(state, &file, fd, offset, whence);
+    file::or_kernel(state, &file, done)
 }
 
-fn seek_in(file: &Record, fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
+fn seek_in(
+    state: &'static State,
+    file: &Record,
+    fd: RawFd,
+    offset: i64,
+    whence: i32,
+) -> Outcome<i64> {
     let _guard = file.offset_lock.lock();
     let kernel = file.is(bit::KERNEL_OFFSET);
     let target = match whence {
         libc::SEEK_SET | libc::SEEK_CUR if kernel => return Err(Detour::Kernel),
         libc::SEEK_SET => Some(offset),
         libc::SEEK_CUR => (file.offset.load(Ordering::Relaxed) as i64).checked_add(offset),
-        libc::SEEK_END => size(file, fd)?.checked_add(offset),
-        libc::SEEK_DATA | libc::SEEK_HOLE => Some(find(file, fd, offset, whence)?),
+        libc::SEEK_END => size(state, file, fd)?.checked_add(offset),
+        libc::SEEK_DATA | libc::SEEK_HOLE => Some(find(state, file, fd, offset, whence)?),
         _ => return Err(Detour::Kernel),
     };
     let target = target.ok_or(Errno::EINVAL)?;
@@ -62,8 +69,8 @@ fn seek_in(file: &Record, fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
 }
 
 /// Size of a file.
-pub(crate) fn size(file: &Record, fd: RawFd) -> Outcome<i64> {
-    let (session, handle) = file::usable(file, fd)?;
+pub(crate) fn size(state: &'static State, file: &Record, fd: RawFd) -> Outcome<i64> {
+    let (session, handle) = file::usable(state, file, fd)?;
     let attr = match view::attr(session, file) {
         Some(attr) => attr,
         None => stat::ask(session, file, handle)?.ok_or(Detour::Kernel)?,
@@ -72,8 +79,8 @@ pub(crate) fn size(file: &Record, fd: RawFd) -> Outcome<i64> {
 }
 
 /// The next data or hole.
-fn find(file: &Record, fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
-    let (session, handle) = file::usable(file, fd)?;
+fn find(state: &'static State, file: &Record, fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
+    let (session, handle) = file::usable(state, file, fd)?;
     let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
     let message = Message { handle, offset, flags: whence as u32, ..Message::new(Op::Seek) };
     let reply = call::plain(session, message)?;

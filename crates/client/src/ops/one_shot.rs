@@ -12,7 +12,8 @@ use polylane_ipc::message::{LOCK_FLOCK, Message, Op, Reply};
 use rustix::fs::{SeekFrom, seek};
 
 use super::lock_range::{self, Range};
-use super::{lock_wait, state};
+use super::lock_wait;
+use super::state::State;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::kernel::thread;
@@ -22,37 +23,43 @@ use crate::session::{Alive, Session, call, namespace};
 const UNHEARD: Detour = Detour::Errno(Errno::ENOLCK);
 
 /// Whether locks of this descriptor are set so.
-pub(super) fn is_needed(fd: RawFd) -> bool {
+pub(super) fn is_needed(state: &'static State, fd: RawFd) -> bool {
     namespace::mount().is_ok()
-        && state::get().sessions.are_used_up()
+        && state.get().sessions.are_used_up()
         && namespace::is_at_home()
-        && state::get().mount.device().is_ok_and(|device| {
+        && state.get().mount.device().is_ok_and(|device| {
             real::kind_cached(fd).is_ok_and(|(of, kind, _)| of == device && kind == libc::S_IFREG)
         })
 }
 
 /// As `lock::set`.
-pub(super) fn set(fd: RawFd, range: Range, ofd: bool, wait: bool) -> Outcome<()> {
+pub(super) fn set(
+    state: &'static State,
+    fd: RawFd,
+    range: Range,
+    ofd: bool,
+    wait: bool,
+) -> Outcome<()> {
     if !ofd {
-        state::get().has_locked.fetch_add(1, Ordering::Relaxed);
+        state.get().has_locked.fetch_add(1, Ordering::Relaxed);
     }
-    run(fd, |session| {
+    run(state, fd, |session| {
         let message = session.message(fd, range, ofd, Op::Lock)?;
         session.lock(message, wait && range.kind != libc::F_UNLCK)
     })
 }
 
 /// As `lock::get`.
-pub(super) fn get(fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
-    run(fd, |session| {
+pub(super) fn get(state: &'static State, fd: RawFd, range: Range, ofd: bool) -> Outcome<Range> {
+    run(state, fd, |session| {
         let message = session.message(fd, range, ofd, Op::GetLock)?;
         Ok(lock_range::found(&session.ask(&message)?, range))
     })
 }
 
 /// As `lock::flock`.
-pub(super) fn flock(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
-    run(fd, |session| {
+pub(super) fn flock(state: &'static State, fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
+    run(state, fd, |session| {
         let (handle, flags, mode) = (session.handle, LOCK_FLOCK, kind as u32);
         let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
         session.lock(message, wait && kind != libc::F_UNLCK)
@@ -60,9 +67,9 @@ pub(super) fn flock(fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
 }
 
 /// As `lock::give_up`.
-pub(super) fn give_up(fd: RawFd) {
+pub(super) fn give_up(state: &'static State, fd: RawFd) {
     // Without a service they are gone.
-    let _ = run(fd, |session| {
+    let _ = run(state, fd, |session| {
         let (handle, mode) = (session.handle, libc::F_UNLCK as u32);
         session.ask(&Message { handle, mode, ..Message::new(Op::Lock) })
     });
@@ -72,8 +79,12 @@ pub(super) fn give_up(fd: RawFd) {
 const TRIES: u32 = 3;
 
 /// Does `part` by a connection for that alone; once more when its service died, with the next.
-fn run<T>(fd: RawFd, part: impl Fn(&OneShotSession) -> Outcome<T>) -> Outcome<T> {
-    let attempt = || OneShotSession::to(fd).and_then(|session| part(&session));
+fn run<T>(
+    state: &'static State,
+    fd: RawFd,
+    part: impl Fn(&OneShotSession) -> Outcome<T>,
+) -> Outcome<T> {
+    let attempt = || OneShotSession::to(state, fd).and_then(|session| part(&session));
     (1..TRIES).map(|_| attempt()).find(|done| !matches!(done, Err(UNHEARD))).unwrap_or_else(attempt)
 }
 
@@ -88,12 +99,12 @@ struct OneShotSession {
 impl OneShotSession {
     /// Connects and has the service find the open file of a descriptor. `ENOLCK`: it cannot be
     /// asked.
-    fn to(fd: RawFd) -> Outcome<OneShotSession> {
+    fn to(state: &'static State, fd: RawFd) -> Outcome<OneShotSession> {
         let errno = real::errno();
         let ticket = real::identify(fd);
         real::set_errno(errno);
         let ticket = u128::from_le_bytes(ticket.ok_or(UNHEARD)?);
-        let session = thread::slow(|| state::get().sessions.aside()).map_err(|_| UNHEARD)?;
+        let session = thread::slow(|| state.get().sessions.aside()).map_err(|_| UNHEARD)?;
         let mailbox = session.channel.claim();
         let mut session =
             OneShotSession { session: Some(session), mailbox: MailboxIndex(0), handle: 0 };

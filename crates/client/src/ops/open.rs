@@ -7,7 +7,8 @@ use std::time::Duration;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use super::{file, path, process, share, stat, state};
+use super::state::State;
+use super::{file, path, process, share, stat};
 use crate::fd::at::At;
 use crate::fd::preopened::Slot;
 use crate::fd::record::{Record, bit};
@@ -36,31 +37,38 @@ const CREATION_FLAGS: i32 =
     libc::O_CREAT | libc::O_EXCL | libc::O_NOCTTY | libc::O_TRUNC | libc::O_CLOEXEC;
 
 /// `openat(2)`.
-pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<RawFd> {
-    let (session, at) = path::at(dir, path)?;
+pub(crate) fn open(
+    state: &'static State,
+    dir: RawFd,
+    path: &[u8],
+    flags: i32,
+    mode: u32,
+) -> Outcome<RawFd> {
+    let (session, at) = path::at(state, dir, path)?;
     if flags & KERNEL_FLAGS != 0 || rings::any() {
         return Err(Detour::Kernel);
     }
     // Nothing is there to be followed, and nothing is to be made.
     let looks = flags & (libc::O_CREAT | libc::O_NOFOLLOW) == 0;
-    if looks && stat::is_absent(session, &at) {
+    if looks && stat::is_absent(state, session, &at) {
         return Err(Errno::ENOENT.into());
     }
     let asked = handles::question(&at, flags);
-    if let Some(fd) = asked.as_ref().and_then(|asked| reopen(session, asked, flags)) {
+    if let Some(fd) = asked.as_ref().and_then(|asked| reopen(state, session, asked, flags)) {
         return Ok(fd);
     }
-    let (file, rested) = prepare(session, flags)?;
+    let (file, rested) = prepare(state, session, flags)?;
     // What the stream binds to the slot needs it free.
     let rested = rested.filter(|_| flags & libc::O_CREAT == 0);
-    let slot = file::slot(&file).ok_or(Detour::Kernel)?;
-    let fd = copy(slot, flags & libc::O_CLOEXEC != 0).map_err(|error| refused(&file, error))?;
-    let umask = if flags & libc::O_CREAT != 0 { process::umask_now() } else { 0 };
+    let slot = file::slot(state, &file).ok_or(Detour::Kernel)?;
+    let fd =
+        copy(state, slot, flags & libc::O_CLOEXEC != 0).map_err(|error| refused(&file, error))?;
+    let umask = if flags & libc::O_CREAT != 0 { process::umask_now(state) } else { 0 };
     let new = NewFile { flags, perm: mode & 0o7777, umask, file: &file, slot: slot.number() };
-    match make_leased(session, &at, &new) {
+    match make_leased(state, session, &at, &new) {
         Some(Ok(())) => {
-            share::share_late(&file);
-            file::install(fd, file);
+            share::share_late(state, &file);
+            file::install(state, fd, file);
             return Ok(fd);
         }
         Some(Err(error)) => {
@@ -69,27 +77,14 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
         }
         // A directory is no file that anybody could stream anything about.
         None if flags & libc::O_DIRECTORY != 0 => {}
-        None => state::get().leases.meets(session),
+        None => state.get().leases.meets(session),
     }
-    let state = state::get();
-    let (handles, locks) = (state.handles(), state.has_locked.load(Ordering::Relaxed) != 0);
-    let mut message = Message { flags: flags as u32, mode, umask, ..Message::new(Op::Open) };
-    message.arg[0] = slot.number().into();
-    message.arg[1] = inline_data::wish(session, flags);
-    message.arg[2] = asked.as_ref().map_or(0, |asked| handles.wish(asked, locks));
-    message.arg[3] = rested.map_or(0, Rested::into_handle);
-    match call::open(session, message, (at.dir, at.path)) {
-        Ok((reply, mark)) => {
-            file.handle.store(reply.handle, Ordering::Relaxed);
-            file.session.store(session.number, Ordering::Release);
-            inline_data::learn(session, &file, &reply, mark);
-            if let Some(asked) = &asked {
-                handles.learn(session, &file, asked, &reply);
-            }
-            share::share_late(&file);
-            file::install(fd, file);
+    match request(state, session, &at, &new, mode, asked.as_ref(), rested) {
+        Ok(()) => {
+            share::share_late(state, &file);
+            file::install(state, fd, file);
             if flags & libc::O_CREAT != 0 {
-                state::get().leases.changed(session, &at, false);
+                state.get().leases.changed(session, &at, false);
             }
             Ok(fd)
         }
@@ -97,11 +92,39 @@ pub(crate) fn open(dir: RawFd, path: &[u8], flags: i32, mode: u32) -> Outcome<Ra
             real::close_quietly(fd);
             let error = refused(&file, error);
             if looks && error == Errno::ENOENT.into() {
-                stat::note_absent(session, &at);
+                stat::note_absent(state, session, &at);
             }
             Err(error)
         }
     }
+}
+
+/// Has the service open a file and bind it to its slot. `rested`: what is to be closed before.
+fn request(
+    state: &'static State,
+    session: &'static Session,
+    at: &At<'_>,
+    new: &NewFile<'_>,
+    mode: u32,
+    asked: Option<&Asked<'_>>,
+    rested: Option<Rested>,
+) -> Outcome<()> {
+    let (fields, file) = (state.get(), new.file);
+    let (handles, locks) = (fields.handles(), fields.has_locked.load(Ordering::Relaxed) != 0);
+    let (flags, umask) = (new.flags as u32, new.umask);
+    let mut message = Message { flags, mode, umask, ..Message::new(Op::Open) };
+    message.arg[0] = new.slot.into();
+    message.arg[1] = inline_data::wish(session, new.flags);
+    message.arg[2] = asked.map_or(0, |asked| handles.wish(asked, locks));
+    message.arg[3] = rested.map_or(0, Rested::into_handle);
+    let (reply, mark) = call::open(session, message, (at.dir, at.path))?;
+    file.handle.store(reply.handle, Ordering::Relaxed);
+    file.session.store(session.number, Ordering::Release);
+    inline_data::learn(session, file, &reply, mark);
+    if let Some(asked) = asked {
+        handles.learn(session, file, asked, &reply);
+    }
+    Ok(())
 }
 
 /// Flags of opens that a lease can answer.
@@ -113,14 +136,19 @@ const LEASED_FLAGS: i32 = libc::O_ACCMODE
     | LARGEFILE as i32;
 
 /// Makes the file under a lease, or says that it does not exist. `None`: the ordinary way.
-fn make_leased(session: &'static Session, at: &At<'_>, new: &NewFile<'_>) -> Option<Outcome<()>> {
+fn make_leased(
+    state: &'static State,
+    session: &'static Session,
+    at: &At<'_>,
+    new: &NewFile<'_>,
+) -> Option<Outcome<()>> {
     let create = new.flags & libc::O_CREAT != 0;
     if new.flags & !LEASED_FLAGS != 0 {
         return None;
     }
-    let said = match state::get().leases.ask(session, at) {
-        Says::Nothing if create && state::get().leases.enters_new(session, at) => {
-            state::get().leases.ask(session, at)
+    let said = match state.get().leases.ask(session, at) {
+        Says::Nothing if create && state.get().leases.enters_new(session, at) => {
+            state.get().leases.ask(session, at)
         }
         said => said,
     };
@@ -137,10 +165,14 @@ fn make_leased(session: &'static Session, at: &At<'_>, new: &NewFile<'_>) -> Opt
 
 /// A record that owns a slot, and the file that rested there and is to be closed before. It is
 /// complete before the request is sent, so that a fork in another thread finds it.
-fn prepare(session: &'static Session, flags: i32) -> Outcome<(Pin, Option<Rested>)> {
-    let state = state::get();
-    let slot = state.handles().take_slot(session, flags)?;
-    let file = state.records().allocate().ok_or(Detour::Kernel)?;
+fn prepare(
+    state: &'static State,
+    session: &'static Session,
+    flags: i32,
+) -> Outcome<(Pin, Option<Rested>)> {
+    let fields = state.get();
+    let slot = fields.handles().take_slot(session, flags)?;
+    let file = fields.records().allocate().ok_or(Detour::Kernel)?;
     file.flags.store((flags & !CREATION_FLAGS) as u32 | LARGEFILE, Ordering::Relaxed);
     let (index, rested) = slot.keep();
     file.slot.store(index + 1, Ordering::Release);
@@ -149,20 +181,25 @@ fn prepare(session: &'static Session, flags: i32) -> Outcome<(Pin, Option<Rested
 
 /// Opens a file that rests. Where that cannot be done it rests again, and the ordinary way says
 /// why.
-fn reopen(session: &'static Session, asked: &Asked<'_>, flags: i32) -> Option<RawFd> {
-    let file = state::get().handles().again(session, asked, flags)?;
-    state::get().leases.meets(session);
-    let fd = copy(file::slot(&file)?, flags & libc::O_CLOEXEC != 0).ok()?;
-    share::share_late(&file);
-    file::install(fd, file);
+fn reopen(
+    state: &'static State,
+    session: &'static Session,
+    asked: &Asked<'_>,
+    flags: i32,
+) -> Option<RawFd> {
+    let file = state.get().handles().again(session, asked, flags)?;
+    state.get().leases.meets(session);
+    let fd = copy(state, file::slot(state, &file)?, flags & libc::O_CLOEXEC != 0).ok()?;
+    share::share_late(state, &file);
+    file::install(state, fd, file);
     Some(fd)
 }
 
 /// The lowest free number as a copy of the slot's descriptor. `Kernel` while another thread makes a
 /// process, which may get it and does not say so. The slot is a record's by now.
-fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
+fn copy(state: &'static State, slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
     fence(Ordering::SeqCst);
-    let is_sharing = || state::get().sharing.load(Ordering::Relaxed) > 0;
+    let is_sharing = || state.get().sharing.load(Ordering::Relaxed) > 0;
     // Who asks the next service what became of an open cannot ask the kernel, which knows no more.
     let mut looks = if boxes::is_asked_again() { LOOKS_MAX } else { 0 };
     while is_sharing() && looks > 0 {
@@ -185,7 +222,7 @@ fn copy(slot: &Slot, close_on_exec: bool) -> Outcome<RawFd> {
         }
         // Our own spare descriptors are the first to go.
         Err(rustix::io::Errno::MFILE)
-            if state::get().handles().shed(state::get().sessions.present()) =>
+            if state.get().handles().shed(state.get().sessions.present()) =>
         {
             Err(Detour::Kernel)
         }

@@ -10,7 +10,8 @@ use std::time::Duration;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
-use super::{file, own, state};
+use super::state::State;
+use super::{file, own};
 use crate::fd::record::bit;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::session::call;
@@ -25,18 +26,18 @@ const REFUSED: Detour = Detour::Errno(Errno::EAGAIN);
 
 /// Before the kernel is asked for a lease of this kind, `F_RDLCK` or `F_WRLCK`. `EAGAIN`: others
 /// have the file open, or it cannot be moved.
-pub(crate) fn begins(fd: RawFd, kind: i32) -> Outcome<()> {
-    if !file::is_of_lane(fd) {
+pub(crate) fn begins(state: &'static State, fd: RawFd, kind: i32) -> Outcome<()> {
+    if !file::is_of_lane(state, fd) {
         return Err(Detour::Kernel);
     }
-    state::get().sessions.hurry();
-    let file = file::find(fd)?;
+    state.get().sessions.hurry();
+    let file = file::find(state, fd)?;
     if file.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    own::settle(&file).map_err(|_| REFUSED)?;
+    own::settle(state, &file).map_err(|_| REFUSED)?;
     for _ in 0..LOOKS_MAX {
-        let (session, handle) = file::usable(&file, fd)?;
+        let (session, handle) = file::usable(state, &file, fd)?;
         let asked = Message { handle, mode: kind as u32, ..Message::new(Op::Oplock) };
         match call::plain(session, asked) {
             Err(REFUSED) => std::thread::sleep(PAUSE),

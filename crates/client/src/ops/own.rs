@@ -20,7 +20,8 @@ use std::sync::atomic::{Ordering, fence};
 use polylane_ipc::message::{Message, Op, SLOT_DIR};
 use rustix::fs::{SeekFrom, seek};
 
-use super::{file, state};
+use super::file;
+use super::state::State;
 use crate::fd;
 use crate::fd::file::STATUS_FLAGS;
 use crate::fd::preopened::Slot;
@@ -33,9 +34,9 @@ use crate::kernel::thread;
 use crate::session::call;
 
 /// Has every number that means `file` be of the file's own node. `Kernel`: that cannot be done now.
-pub(crate) fn settle(file: &Pin) -> Outcome<()> {
-    let Some(slot) = file::slot(file) else { return Ok(()) };
-    let (session, handle) = file::usable(file, slot.master())?;
+pub(crate) fn settle(state: &'static State, file: &Pin) -> Outcome<()> {
+    let Some(slot) = file::slot(state, file) else { return Ok(()) };
+    let (session, handle) = file::usable(state, file, slot.master())?;
     // Copies that others have of the slot would stay behind; a process with this one's memory has
     // other descriptors.
     if file.is(bit::ESCAPED | bit::SHARED) || !session.is_own() {
@@ -44,14 +45,14 @@ pub(crate) fn settle(file: &Pin) -> Outcome<()> {
     file.meet();
     let name = call::plain(session, Message { handle, ..Message::new(Op::Expose) })?.value;
     let ticket = u128::from(name[0]) | u128::from(name[1]) << 64;
-    thread::slow(|| take_place(file, &ticket.to_le_bytes()))
+    thread::slow(|| take_place(state, file, &ticket.to_le_bytes()))
 }
 
 /// As [`settle`], of what `fd` means. Where it cannot be done, the slot's own node does what it
 /// can: position and size are the file's.
-pub(crate) fn settle_fd(fd: RawFd) {
-    let Some(file) = file::find_known(fd) else { return };
-    if settle(&file).is_err() && !file::publish(&file) {
+pub(crate) fn settle_fd(state: &'static State, fd: RawFd) {
+    let Some(file) = file::find_known(state, fd) else { return };
+    if settle(state, &file).is_err() && !file::publish(state, &file) {
         fd::file::tell_size(real::borrow(fd));
     }
 }
@@ -69,11 +70,11 @@ pub(crate) fn follow(file: &Pin, from: RawFd, new: RawFd) {
     }
 }
 
-fn take_place(file: &Pin, ticket: &[u8; 16]) -> Outcome<()> {
+fn take_place(state: &'static State, file: &Pin, ticket: &[u8; 16]) -> Outcome<()> {
     let _guard = file.offset_lock.lock();
-    let Some(slot) = file::slot(file) else { return Ok(()) };
+    let Some(slot) = file::slot(state, file) else { return Ok(()) };
     let mut named = false;
-    state::get().table.each_known(file.index(), |_| named = true);
+    state.get().table.each_known(file.index(), |_| named = true);
     if !named {
         // It is being opened: its number is not known yet.
         return Err(Detour::Kernel);
@@ -82,7 +83,7 @@ fn take_place(file: &Pin, ticket: &[u8; 16]) -> Outcome<()> {
         true => seek(real::borrow(slot.master()), SeekFrom::Current(0))?,
         false => file.offset.load(Ordering::Relaxed),
     };
-    let opened = open(ticket, flags(file, slot)?)?;
+    let opened = open(state, ticket, flags(file, slot)?)?;
     // A position that the slot had, or that was checked when it was set: the kernel takes it.
     let _ = seek(real::borrow(opened), SeekFrom::Start(position));
     real::copy_signals(slot.master(), opened);
@@ -91,18 +92,18 @@ fn take_place(file: &Pin, ticket: &[u8; 16]) -> Outcome<()> {
     file.leaves_end();
     file.set(bit::MOVES | bit::KERNEL_OFFSET);
     fence(Ordering::SeqCst);
-    state::get().table.each_number(file.index(), |number| {
+    state.get().table.each_number(file.index(), |number| {
         // One that was closed past the hooks needs nothing.
         let _ = real::replace(number, opened);
     });
     let place = file.slot.swap(0, Ordering::AcqRel) - 1;
-    state::get().slots.release(place, None);
+    state.get().slots.release(place, None);
     real::close_quietly(opened);
     Ok(())
 }
 
 /// Opens the own node of a ticket's file. Where no number is free, the library's spare ones go.
-fn open(ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
+fn open(state: &'static State, ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
     let prefix = SLOT_DIR.as_bytes();
     let mut name = [0; SLOT_DIR.len() + 3 + 32];
     name[..prefix.len()].copy_from_slice(prefix);
@@ -116,7 +117,7 @@ fn open(ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> {
     let flags = flags | libc::O_CREAT | libc::O_CLOEXEC;
     match real::open_file(path, flags) {
         Err(rustix::io::Errno::MFILE)
-            if state::get().handles().shed(state::get().sessions.present()) =>
+            if state.get().handles().shed(state.get().sessions.present()) =>
         {
             real::open_file(path, flags).map_err(|_| Detour::Kernel)
         }

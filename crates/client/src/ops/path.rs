@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering;
 use polylane_base::Errno;
 use polylane_ipc::message::{DIR_ROOT, Message, Op, PATH_BYTES_MAX};
 
-use super::{file, state};
+use super::file;
+use super::state::{self, State};
 use crate::fd::at::At;
 use crate::fd::record::bit;
 use crate::fd::table::Pin;
@@ -26,21 +27,26 @@ use crate::session::path::{inside, is_covered};
 
 /// `path` as seen from `dir`, or `Kernel` when it is not the lane's.
 #[inline]
-pub(crate) fn at<'a>(dir: RawFd, path: &'a [u8]) -> Outcome<(&'static Session, At<'a>)> {
+pub(crate) fn at<'a>(
+    state: &'static State,
+    dir: RawFd,
+    path: &'a [u8],
+) -> Outcome<(&'static Session, At<'a>)> {
     let mount = namespace::mount()?;
     if path.first() == Some(&b'/') {
-        return absolute(mount, path);
+        return absolute(state, mount, path);
     }
-    relative(dir, path)
+    relative(state, dir, path)
 }
 
 /// Two paths of one call; both are the lane's, or the kernel does it.
 pub(crate) fn two<'a>(
+    state: &'static State,
     first: (RawFd, &'a [u8]),
     second: (RawFd, &'a [u8]),
 ) -> Outcome<(&'static Session, At<'a>, At<'a>)> {
-    let (session, one) = at(first.0, first.1)?;
-    let (again, two) = at(second.0, second.1)?;
+    let (session, one) = at(state, first.0, first.1)?;
+    let (again, two) = at(state, second.0, second.1)?;
     // A session that ended between the two has taken its handles along.
     if session.number != again.number {
         return Err(Detour::Kernel);
@@ -48,9 +54,13 @@ pub(crate) fn two<'a>(
     Ok((session, one, two))
 }
 
-fn absolute<'a>(mount: &[u8], path: &'a [u8]) -> Outcome<(&'static Session, At<'a>)> {
+fn absolute<'a>(
+    state: &'static State,
+    mount: &[u8],
+    path: &'a [u8],
+) -> Outcome<(&'static Session, At<'a>)> {
     let rest = inside(mount, path).ok_or(Detour::Kernel)?;
-    let session = state::get().ready()?;
+    let session = state.get().ready()?;
     if mounts::changed() || is_covered(session, rest) || rest.len() > PATH_BYTES_MAX {
         return Err(Detour::Kernel);
     }
@@ -58,25 +68,29 @@ fn absolute<'a>(mount: &[u8], path: &'a [u8]) -> Outcome<(&'static Session, At<'
 }
 
 #[cold]
-fn relative(dir: RawFd, path: &[u8]) -> Outcome<(&'static Session, At<'_>)> {
+fn relative<'a>(
+    state: &'static State,
+    dir: RawFd,
+    path: &'a [u8],
+) -> Outcome<(&'static Session, At<'a>)> {
     if path.is_empty() || path.len() > PATH_BYTES_MAX {
         return Err(Detour::Kernel);
     }
-    let state = state::get();
+    let fields = state.get();
     let start = match dir {
-        libc::AT_FDCWD => state.cwd.get(state.records(), || open_cwd(state))?,
-        fd => file::find(fd)?,
+        libc::AT_FDCWD => fields.cwd.get(fields.records(), || open_cwd(fields))?,
+        fd => file::find(state, fd)?,
     };
     if !start.is(bit::DIRECTORY) {
         return Err(Detour::Kernel);
     }
-    let session = state.ready()?;
+    let session = fields.ready()?;
     if mounts::changed() {
         return Err(Detour::Kernel);
     }
     if start.session.load(Ordering::Relaxed) != session.number {
         if dir == libc::AT_FDCWD {
-            state.cwd.changed(state.records());
+            fields.cwd.changed(fields.records());
         }
         return Err(Detour::Kernel);
     }

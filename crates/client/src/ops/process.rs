@@ -6,7 +6,8 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::fs::Mode;
 
 use super::share::Heir;
-use super::{dir, ring, share, state};
+use super::state::{self, State};
+use super::{dir, ring, share};
 use crate::kernel::config;
 use crate::kernel::reserved;
 use crate::kernel::thread;
@@ -14,8 +15,8 @@ use crate::session::namespace;
 use crate::session::{Session, identity};
 
 /// The umask, for requests that create.
-pub(crate) fn umask_now() -> u32 {
-    let known = &state::get().umask;
+pub(crate) fn umask_now(state: &'static State) -> u32 {
+    let known = &state.get().umask;
     match known.load(Ordering::Relaxed).checked_sub(1) {
         Some(mask) => mask,
         None => {
@@ -27,11 +28,11 @@ pub(crate) fn umask_now() -> u32 {
 }
 
 /// `umask(2)`.
-pub(crate) fn umask(mask: u32) -> u32 {
+pub(crate) fn umask(state: &'static State, mask: u32) -> u32 {
     let mask = mask & 0o777;
     let old = rustix::process::umask(Mode::from_bits_retain(mask)).as_raw_mode();
-    if let Some(state) = state::started() {
-        state.umask.store(mask + 1, Ordering::Relaxed);
+    if let Some(fields) = state.started() {
+        fields.umask.store(mask + 1, Ordering::Relaxed);
     }
     old
 }
@@ -61,72 +62,73 @@ fn find_umask(status: &[u8]) -> Option<u32> {
 /// inherit, are the kernel's.
 #[must_use]
 pub(crate) struct Sharing {
-    counts: bool,
+    /// Of the process that shares; `None`: it does not count.
+    counts: Option<&'static State>,
 }
 
 impl Drop for Sharing {
     fn drop(&mut self) {
-        if let Some(state) = state::started().filter(|_| self.counts) {
+        if let Some(fields) = self.counts.and_then(State::started) {
             let (done, again) = (Ordering::Release, Ordering::Relaxed);
             // A forked child finds that nobody shares anything.
-            let _ = state.sharing.fetch_update(done, again, |now| now.checked_sub(1));
+            let _ = fields.sharing.fetch_update(done, again, |now| now.checked_sub(1));
         }
     }
 }
 
 /// Before fork and spawn: everything that another process may inherit is made fit for it.
-pub(crate) fn before_sharing() -> Sharing {
-    before_sharing_with(Heir::Process)
+pub(crate) fn before_sharing(state: &'static State) -> Sharing {
+    before_sharing_with(state, Heir::Process)
 }
 
 /// As [`before_sharing`], of what an heir gets.
-pub(crate) fn before_sharing_with(heir: Heir) -> Sharing {
+pub(crate) fn before_sharing_with(state: &'static State, heir: Heir) -> Sharing {
     // A process that has its memory in common with this one ends by exec and takes nothing back.
-    let own = |state: &&state::Fields| state.sessions.present().is_some_and(Session::is_own);
-    let counts = state::started().filter(own).map(|state| {
-        state.sharing.fetch_add(1, Ordering::Relaxed);
+    let own = |fields: &&state::Fields| fields.sessions.present().is_some_and(Session::is_own);
+    let counts = state.started().filter(own).map(|fields| {
+        fields.sharing.fetch_add(1, Ordering::Relaxed);
         // Who takes a slot does so first, and then looks.
         fence(Ordering::SeqCst);
     });
-    before_change();
-    share::share_with(heir);
-    Sharing { counts: counts.is_some() }
+    before_change(state);
+    share::share_with(state, heir);
+    Sharing { counts: counts.map(|()| state) }
 }
 
 /// Before a change of who this process is, or of what paths mean in it: what it has open is what it
 /// was allowed to open.
-pub(crate) fn before_change() {
-    if namespace::mount().is_ok() && state::started().is_some() {
-        dir::settle_all();
+pub(crate) fn before_change(state: &'static State) {
+    if namespace::mount().is_ok() && state.started().is_some() {
+        dir::settle_all(state);
     }
 }
 
 /// As [`before_sharing`], for `clone` with these flags.
-pub(crate) fn before_clone(flags: i32) -> Sharing {
-    let sharing = before_sharing();
+pub(crate) fn before_clone(state: &'static State, flags: i32) -> Sharing {
+    let sharing = before_sharing(state);
     if flags & (libc::CLONE_FILES | libc::CLONE_VM) == libc::CLONE_FILES {
-        ring::numbers_are_shared();
+        ring::numbers_are_shared(state);
     }
     if flags & (libc::CLONE_VM | libc::CLONE_THREAD) == libc::CLONE_VM {
         // It would use the session as who it is by then, or connect for both.
-        estranged();
+        estranged(state);
     }
     sharing
 }
 
 /// After a change of user or group: the service must see the new one, so a new session is made at
 /// the next call.
-pub(crate) fn identity_changed() {
-    if namespace::mount().is_ok() && state::started().is_some() {
-        share::leave_session();
+pub(crate) fn identity_changed(state: &'static State) {
+    if namespace::mount().is_ok() && state.started().is_some() {
+        share::leave_session(state);
     }
 }
 
 /// After a change of user or group of the calling thread alone.
-pub(crate) fn thread_identity_changed() {
+pub(crate) fn thread_identity_changed(state: &'static State) {
     match is_alone() {
-        true => identity_changed(),
-        false => estranged(),
+        true => identity_changed(state),
+        false => estranged(state),
     }
 }
 
@@ -138,11 +140,11 @@ pub(crate) fn is_alone() -> bool {
 
 /// After chroot, unshare of the mount namespace and setns: paths do not mean what the service takes
 /// them for; or threads differ in who they are. The session ends and there is none from here on.
-pub(crate) fn estranged() {
+pub(crate) fn estranged(state: &'static State) {
     if namespace::mount().is_ok() {
         // First, so that no other thread connects again.
         namespace::leave_home();
-        share::leave_session();
+        share::leave_session(state);
     }
 }
 
@@ -150,14 +152,14 @@ pub(crate) fn estranged() {
 /// would do for it the kernel may refuse from here on, and system calls of the library's own may
 /// end it. The session ends with all that waits in it applied, and every hook is from here on the
 /// call that it stands for, and no other; in what is forked as well.
-pub(crate) fn confined() {
+pub(crate) fn confined(state: &'static State) {
     if namespace::mount().is_err() {
         return;
     }
-    before_change();
-    estranged();
+    before_change(state);
+    estranged(state);
     // Masters of slots would be closed with the files.
-    share::leave_to_numbers();
+    share::leave_to_numbers(state);
     // Closed in children otherwise.
     reserved::close_all();
     config::switch_off();
@@ -165,25 +167,25 @@ pub(crate) fn confined() {
 
 /// Capabilities were changed, of one thread. Where they differ from those of the user, the kernel
 /// judges from here on.
-pub(crate) fn capabilities_changed() {
+pub(crate) fn capabilities_changed(state: &'static State) {
     if !identity::is_what_it_seems() {
-        estranged();
+        estranged(state);
     }
 }
 
 /// The kernel is about to be asked for the path of the working directory.
-pub(crate) fn look_for_directory() {
+pub(crate) fn look_for_directory(state: &'static State) {
     if namespace::mount().is_ok()
-        && let Some(state) = state::started()
+        && let Some(fields) = state.started()
     {
-        state.cwd.look_again();
+        fields.cwd.look_again();
     }
 }
 
 /// The working directory was changed.
-pub(crate) fn directory_changed() {
-    if let Some(state) = state::started() {
-        state.cwd.changed(state.records());
+pub(crate) fn directory_changed(state: &'static State) {
+    if let Some(fields) = state.started() {
+        fields.cwd.changed(fields.records());
     }
 }
 

@@ -1,18 +1,21 @@
 //! A call whose service died before it answered is asked of the next one.
 
-use super::state;
+use super::state::State;
 use crate::kernel::outcome::{Detour, Outcome, Unanswered};
 use crate::session::boxes;
 
 /// Does `part`; and once more whenever it lost its service on the way, as soon as there is the
 /// next, which finds out what had been done. Without one the kernel is asked.
 #[inline]
-pub(crate) fn once<T>(part: &mut impl FnMut() -> Outcome<T>) -> Result<T, Unanswered> {
+pub(crate) fn once<T>(
+    state: &'static State,
+    part: &mut impl FnMut() -> Outcome<T>,
+) -> Result<T, Unanswered> {
     match part() {
         Ok(done) => Ok(done),
         Err(Detour::Errno(errno)) => Err(Unanswered::Errno(errno)),
         Err(Detour::Kernel) => Err(Unanswered::Kernel),
-        Err(Detour::Lost(turn)) => again(part, turn),
+        Err(Detour::Lost(turn)) => again(state, part, turn),
     }
 }
 
@@ -20,9 +23,13 @@ pub(crate) fn once<T>(part: &mut impl FnMut() -> Outcome<T>) -> Result<T, Unansw
 const AGAIN_MAX: u32 = 16;
 
 #[cold]
-fn again<T>(part: &mut impl FnMut() -> Outcome<T>, mut turn: u32) -> Result<T, Unanswered> {
+fn again<T>(
+    state: &'static State,
+    part: &mut impl FnMut() -> Outcome<T>,
+    mut turn: u32,
+) -> Result<T, Unanswered> {
     for _ in 0..AGAIN_MAX {
-        if !state::get().await_next() {
+        if !state.get().await_next() {
             break;
         }
         boxes::ask_again(turn);

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 
 use polylane_ipc::message::{Message, Op};
 
-use super::{file, own, state};
+use super::state::{self, State};
+use super::{file, own};
 use crate::fd::record::{Record, bit};
 use crate::fd::table::Pin;
 use crate::kernel::config;
@@ -24,39 +25,39 @@ pub(crate) enum Heir {
 
 /// To be called before other processes get copies of our descriptors: what they get is of the
 /// files' own nodes. Where that cannot be done a slot is the file's for good.
-pub(crate) fn share_all() {
-    share_with(Heir::Process);
+pub(crate) fn share_all(state: &'static State) {
+    share_with(state, Heir::Process);
 }
 
 /// As [`share_all`], of what an heir gets.
-pub(crate) fn share_with(heir: Heir) {
-    let Some(state) = state::started().filter(|_| config::mount().is_some()) else { return };
-    state.shares.fetch_add(1, Ordering::SeqCst);
-    state.table.stale_all();
+pub(crate) fn share_with(state: &'static State, heir: Heir) {
+    let Some(fields) = state.started().filter(|_| config::mount().is_some()) else { return };
+    fields.shares.fetch_add(1, Ordering::SeqCst);
+    fields.table.stale_all();
     let (mut any, mut kept) = (false, false);
-    state.records().each(|file| {
+    fields.records().each(|file| {
         if file.slot.load(Ordering::Relaxed) == 0 {
             file.set(bit::COMMON);
-        } else if !file.is(bit::SHARED) && (heir == Heir::Process || is_left_by_exec(file)) {
+        } else if !file.is(bit::SHARED) && (heir == Heir::Process || is_left_by_exec(state, file)) {
             any = true;
-            kept |= !share(file);
+            kept |= !share(state, file);
         }
     });
-    if any && let Some(session) = state.sessions.present() {
+    if any && let Some(session) = fields.sessions.present() {
         // The slots of files at rest are not to belong to copies.
-        state.handles().close_all(session);
+        fields.handles().close_all(session);
     }
     if kept {
-        tell_shared(state);
+        tell_shared(fields);
     }
 }
 
 /// Readies a file for others that get copies of its descriptor. False: its slot must be told to be
 /// theirs.
-fn share(file: &Pin) -> bool {
-    let settled = own::settle(file).is_ok();
+fn share(state: &'static State, file: &Pin) -> bool {
+    let settled = own::settle(state, file).is_ok();
     if !settled {
-        file::publish(file);
+        file::publish(state, file);
         file.set(bit::ESCAPED | bit::SHARED);
     }
     file.set(bit::COMMON);
@@ -64,22 +65,22 @@ fn share(file: &Pin) -> bool {
 }
 
 /// To be called before a descriptor is sent to another process.
-pub(crate) fn share_one(fd: RawFd) {
-    let Some(state) = state::started().filter(|_| config::mount().is_some()) else { return };
-    state.shares.fetch_add(1, Ordering::SeqCst);
-    state.table.stale(fd);
-    if let Some(file) = file::find_known(fd)
+pub(crate) fn share_one(state: &'static State, fd: RawFd) {
+    let Some(fields) = state.started().filter(|_| config::mount().is_some()) else { return };
+    fields.shares.fetch_add(1, Ordering::SeqCst);
+    fields.table.stale(fd);
+    if let Some(file) = file::find_known(state, fd)
         && !file.is(bit::SHARED)
-        && !share(&file)
+        && !share(state, &file)
     {
-        tell_shared(state);
+        tell_shared(fields);
     }
 }
 
 /// Whether a number that means the file outlives an exec.
-fn is_left_by_exec(file: &Pin) -> bool {
+fn is_left_by_exec(state: &'static State, file: &Pin) -> bool {
     let mut left = false;
-    state::get().table.each_known(file.index(), |fd| left |= !real::closes_on_exec(fd));
+    state.get().table.each_known(file.index(), |fd| left |= !real::closes_on_exec(fd));
     left
 }
 
@@ -93,38 +94,38 @@ fn tell_shared(state: &'static state::Fields) {
 
 /// Numbers may be closed where nobody sees it: what is open is kept open by them alone. To be
 /// called when all is shared.
-pub(crate) fn leave_to_numbers() {
-    let Some(state) = state::started() else { return };
-    state.records().each(|file| {
+pub(crate) fn leave_to_numbers(state: &'static State) {
+    let Some(fields) = state.started() else { return };
+    fields.records().each(|file| {
         let _guard = file.offset_lock.lock();
-        let node = file::slot(file).and_then(|slot| real::node_cached(slot.master()).ok());
+        let node = file::slot(state, file).and_then(|slot| real::node_cached(slot.master()).ok());
         if let Some(node) = node {
             file.node.store(node, Ordering::Relaxed);
             let place = file.slot.swap(0, Ordering::AcqRel) - 1;
-            state.slots.release(place, None);
+            fields.slots.release(place, None);
         }
     });
 }
 
 /// Leaves the session: who we are has changed, or its descriptors are in the way. Files attach to
 /// the next one when they are used.
-pub(crate) fn leave_session() {
-    if let Some(session) = state::started().and_then(|state| state.sessions.present()) {
+pub(crate) fn leave_session(state: &'static State) {
+    if let Some(session) = state.started().and_then(|fields| fields.sessions.present()) {
         // First: nothing is made by the stream between the two.
-        state::get().leases.leave(session);
+        state.get().leases.leave(session);
     }
-    share_all();
-    if let Some(state) = state::started() {
+    share_all(state);
+    if let Some(fields) = state.started() {
         // Free slots are of no use to the next session, and those of files at rest hold these open.
-        state.handles().shed(state.sessions.present());
-        state.sessions.leave();
-        state.cwd.changed(state.records());
+        fields.handles().shed(fields.sessions.present());
+        fields.sessions.leave();
+        fields.cwd.changed(fields.records());
     }
 }
 
 /// A file was shared while it was being opened, before it was bound: say it again.
-pub(crate) fn share_late(file: &Record) {
+pub(crate) fn share_late(state: &'static State, file: &Record) {
     if file.is(bit::SHARED) {
-        tell_shared(state::get());
+        tell_shared(state.get());
     }
 }

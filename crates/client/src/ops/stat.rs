@@ -5,7 +5,8 @@ use std::os::fd::RawFd;
 use polylane_base::Errno;
 use polylane_ipc::message::{MARK, Message, Op, Reply, WireAttr};
 
-use super::{file, path, state};
+use super::state::State;
+use super::{file, path};
 use crate::fd::at::At;
 use crate::fd::record::Record;
 use crate::kernel::outcome::{Detour, Outcome};
@@ -30,7 +31,7 @@ const STAT_FLAGS: i32 = libc::AT_SYMLINK_NOFOLLOW
 
 /// `stat`, `lstat`, `fstatat`, `statx`.
 #[inline]
-pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
+pub(crate) fn stat(state: &'static State, dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
     let contradicts = flags & libc::AT_STATX_SYNC_TYPE == libc::AT_STATX_SYNC_TYPE;
     if flags & !STAT_FLAGS != 0 || contradicts {
         return Err(Detour::Kernel);
@@ -38,57 +39,62 @@ pub(crate) fn stat(dir: RawFd, path: &[u8], flags: i32) -> Outcome<Stat> {
     if path.is_empty() {
         return match flags & libc::AT_EMPTY_PATH {
             0 => Err(Detour::Kernel),
-            _ => fstat(dir),
+            _ => fstat(state, dir),
         };
     }
-    let (session, at) = path::at(dir, path)?;
+    let (session, at) = path::at(state, dir, path)?;
     let flags = (flags & libc::AT_SYMLINK_NOFOLLOW) as u32;
     let asked = Asked::new(&at, Question::Stat { follow: flags == 0 });
-    match known(session, asked.as_ref()) {
-        Some(Known::Attr(attr)) => with_device(Some(attr)),
+    match known(state, session, asked.as_ref()) {
+        Some(Known::Attr(attr)) => with_device(state, Some(attr)),
         Some(Known::Absent) => Err(Errno::ENOENT.into()),
-        _ if state::get().leases.is_absent(session, &at) => Err(Errno::ENOENT.into()),
+        _ if state.get().leases.is_absent(session, &at) => Err(Errno::ENOENT.into()),
         _ => {
             let message = Message { flags, ..Message::new(Op::Stat) };
-            with_device(question(session, &at, message, asked.as_ref())?.attr)
+            with_device(state, question(state, session, &at, message, asked.as_ref())?.attr)
         }
     }
 }
 
 /// Whether a path is known to lead to nothing, in a process whose opens ever did.
 #[inline]
-pub(crate) fn is_absent(session: &'static Session, at: &At<'_>) -> bool {
+pub(crate) fn is_absent(state: &'static State, session: &'static Session, at: &At<'_>) -> bool {
     let asked = || Asked::new(at, Question::Stat { follow: true });
-    state::get().paths.has_missed() && known(session, asked().as_ref()) == Some(Known::Absent)
+    state.get().paths.has_missed() && known(state, session, asked().as_ref()) == Some(Known::Absent)
 }
 
 /// An open found nothing at a path: the third is to know.
 #[cold]
-pub(crate) fn note_absent(session: &'static Session, at: &At<'_>) {
-    let paths = &state::get().paths;
+pub(crate) fn note_absent(state: &'static State, session: &'static Session, at: &At<'_>) {
+    let paths = &state.get().paths;
     paths.miss();
     if let Some(asked) = Asked::new(at, Question::Stat { follow: true })
         && paths.came_before(&asked)
     {
         // Whatever comes of it: the open was answered.
-        let _ = question(session, at, Message::new(Op::Stat), Some(&asked));
+        let _ = question(state, session, at, Message::new(Op::Stat), Some(&asked));
     }
 }
 
 /// What is known of a path.
 #[inline(always)]
-fn known(session: &'static Session, asked: Option<&Asked<'_>>) -> Option<Known> {
-    state::get().paths.find(session, asked?)
+fn known(
+    state: &'static State,
+    session: &'static Session,
+    asked: Option<&Asked<'_>>,
+) -> Option<Known> {
+    state.get().paths.find(session, asked?)
 }
 
 /// Asks, and keeps the answer where the question has come before.
 fn question(
+    state: &'static State,
     session: &'static Session,
     at: &At<'_>,
     message: Message,
     asked: Option<&Asked<'_>>,
 ) -> Outcome<Reply> {
-    let paths = &state::get().paths;
+    let paths = &state.get().paths;
     let Some(asked) = asked.filter(|asked| paths.came_before(asked)) else {
         return call::paths(session, message, (at.dir, at.path), (at.dir, b""));
     };
@@ -100,30 +106,30 @@ fn question(
 
 /// `fstat`.
 #[inline(always)]
-pub(crate) fn fstat(fd: RawFd) -> Outcome<Stat> {
-    match shown(fd) {
+pub(crate) fn fstat(state: &'static State, fd: RawFd) -> Outcome<Stat> {
+    match shown(state, fd) {
         Some(stat) => Ok(stat),
-        None => asked(fd),
+        None => asked(state, fd),
     }
 }
 
 /// The state of an open file, where it is shown. Inlined, so that each field goes from the view to
 /// where the caller wants it.
 #[inline(always)]
-fn shown(fd: RawFd) -> Option<Stat> {
-    let file = file::glance(fd)?;
-    let device = state::get().mount.device().ok()?;
-    let attr = view::attr(state::get().ready().ok()?, &file)?;
+fn shown(state: &'static State, fd: RawFd) -> Option<Stat> {
+    let file = file::glance(state, fd)?;
+    let device = state.get().mount.device().ok()?;
+    let attr = view::attr(state.get().ready().ok()?, &file)?;
     file.is_still().then_some(Stat { attr, device })
 }
 
 #[inline(never)]
-fn asked(fd: RawFd) -> Outcome<Stat> {
-    let file = file::find(fd)?;
-    let (session, handle) = file::usable(&file, fd)?;
+fn asked(state: &'static State, fd: RawFd) -> Outcome<Stat> {
+    let file = file::find(state, fd)?;
+    let (session, handle) = file::usable(state, &file, fd)?;
     match view::attr(session, &file) {
-        Some(attr) => with_device(Some(attr)),
-        None => with_device(ask(session, &file, handle)?),
+        Some(attr) => with_device(state, Some(attr)),
+        None => with_device(state, ask(session, &file, handle)?),
     }
 }
 
@@ -139,32 +145,38 @@ pub(super) fn ask(
     Ok(reply.attr)
 }
 
-fn with_device(attr: Option<WireAttr>) -> Outcome<Stat> {
-    Ok(Stat { attr: attr.ok_or(Detour::Kernel)?, device: state::get().mount.device()? })
+fn with_device(state: &'static State, attr: Option<WireAttr>) -> Outcome<Stat> {
+    Ok(Stat { attr: attr.ok_or(Detour::Kernel)?, device: state.get().mount.device()? })
 }
 
 /// Attributes of statx that are known of every file.
-pub(crate) fn attributes() -> Outcome<u32> {
-    state::get().ready().map(|session| session.attributes)
+pub(crate) fn attributes(state: &'static State) -> Outcome<u32> {
+    state.get().ready().map(|session| session.attributes)
 }
 
 /// `access`, `eaccess`, `faccessat`. The service knows the effective identity; where the real one
 /// is asked for and differs, the kernel answers.
-pub(crate) fn access(dir: RawFd, path: &[u8], mode: i32, flags: i32) -> Outcome<()> {
+pub(crate) fn access(
+    state: &'static State,
+    dir: RawFd,
+    path: &[u8],
+    mode: i32,
+    flags: i32,
+) -> Outcome<()> {
     use rustix::process::{getegid, geteuid, getgid, getuid};
     if mode & !7 != 0 || flags & !(libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW) != 0 {
         return Err(Detour::Kernel);
     }
-    let (session, at) = path::at(dir, path)?;
+    let (session, at) = path::at(state, dir, path)?;
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     let asked = Asked::new(&at, Question::Access { follow, mask: mode as u32 });
     // Found in this session with the real identity that the effective one still is: a change of
     // either ends the session.
     let asked = asked.filter(|_| flags & libc::AT_EACCESS == 0);
-    match known(session, asked.as_ref()) {
+    match known(state, session, asked.as_ref()) {
         Some(Known::Done) => return Ok(()),
         Some(Known::Absent) => return Err(Errno::ENOENT.into()),
-        _ if asked.is_some() && state::get().leases.is_absent(session, &at) => {
+        _ if asked.is_some() && state.get().leases.is_absent(session, &at) => {
             return Err(Errno::ENOENT.into());
         }
         _ => {}
@@ -174,5 +186,5 @@ pub(crate) fn access(dir: RawFd, path: &[u8], mode: i32, flags: i32) -> Outcome<
     }
     let flags = (flags & libc::AT_SYMLINK_NOFOLLOW) as u32;
     let message = Message { mode: mode as u32, flags, ..Message::new(Op::Access) };
-    question(session, &at, message, asked.as_ref()).map(|_| ())
+    question(state, session, &at, message, asked.as_ref()).map(|_| ())
 }

@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //!
-//! - `life` is [`READY`] before any other field is used; see [`get`].
+//! - `life` is [`READY`] before any other field is used; see [`State::get`].
 //! - What must outlive the wipe (which descriptors are the library's own) is in `kernel::reserved`.
 //! - No floor below this one comes here: what it needs of the state is handed to it.
 //!
@@ -79,7 +79,9 @@ const WIPED: u32 = 0;
 const STARTING: u32 = 1;
 const READY: u32 = 2;
 
-static STATE: State = State(Fields {
+/// This process's state. The C surface hands it to every call; nothing else reaches for it but
+/// what libc and [`Records`] call back.
+pub(crate) static STATE: State = State(Fields {
     life: AtomicU32::new(WIPED),
     table: FdTable::new(),
     pool: RecordPool::new(),
@@ -103,31 +105,34 @@ static RECORDS: Records = Records::new(&STATE.0.pool, finish);
 /// How many memories there were, from the last exec on: those of this process and its ancestors.
 static MEMORIES: AtomicU32 = AtomicU32::new(0);
 
-/// This process's state.
-#[inline]
-pub(crate) fn get() -> &'static Fields {
-    let fields = &STATE.0;
-    if fields.life.load(Ordering::Acquire) != READY {
-        start(fields);
+impl State {
+    /// The parts, from the first use on.
+    #[inline]
+    pub(crate) fn get(&'static self) -> &'static Fields {
+        let fields = &self.0;
+        if fields.life.load(Ordering::Acquire) != READY {
+            start(self);
+        }
+        fields
     }
-    fields
-}
 
-/// The state, if this process used it already.
-#[inline]
-pub(crate) fn started() -> Option<&'static Fields> {
-    (STATE.0.life.load(Ordering::Acquire) == READY).then_some(&STATE.0)
+    /// The parts, if this process used them already.
+    #[inline]
+    pub(crate) fn started(&'static self) -> Option<&'static Fields> {
+        (self.0.life.load(Ordering::Acquire) == READY).then_some(&self.0)
+    }
 }
 
 /// The first use in a process: closes what belonged to the parent.
 #[cold]
-fn start(fields: &'static Fields) {
+fn start(state: &'static State) {
+    let fields = &state.0;
     // No handler may come while this thread is the one that others wait for.
     thread::slow(|| {
         let (first, then) = (Ordering::Acquire, Ordering::Acquire);
         if fields.life.compare_exchange(WIPED, STARTING, first, then).is_ok() {
             reserved::close_all();
-            real::wipe_on_fork(&STATE);
+            real::wipe_on_fork(state);
             let memory = MEMORIES.fetch_add(1, Ordering::Relaxed) + 1;
             fields.sessions.begin(memory);
             fields.life.store(READY, Ordering::Release);
@@ -140,7 +145,7 @@ fn start(fields: &'static Fields) {
 
 /// The last reference to an open file is gone.
 fn finish(file: &Record) {
-    let state = get();
+    let state = STATE.get();
     let locks = state.has_locked.load(Ordering::Relaxed) != 0;
     let rests = !locks && !rings::any() && state.handles().lies_down(present(state), file);
     if !rests {

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use polylane_base::Errno;
 use polylane_ipc::message::{Message, Op};
 
+use super::state::State;
 use super::{file, path};
 use crate::fd::at::At;
 use crate::fd::table::Pin;
@@ -33,17 +34,17 @@ struct Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    fn new(object: Object<'a>, op: Op) -> Outcome<Found<'a>> {
+    fn new(state: &'static State, object: Object<'a>, op: Op) -> Outcome<Found<'a>> {
         match object {
             Object::Path(path, follow) => {
-                let (session, at) = path::at(libc::AT_FDCWD, path)?;
+                let (session, at) = path::at(state, libc::AT_FDCWD, path)?;
                 let flags = if follow { 0 } else { libc::AT_SYMLINK_NOFOLLOW as u32 };
                 let message = Message { flags, ..Message::new(op) };
                 Ok(Found { session, message, at, _file: None })
             }
             Object::Open(fd) => {
-                let file = file::find(fd)?;
-                let (session, handle) = file::usable(&file, fd)?;
+                let file = file::find(state, fd)?;
+                let (session, handle) = file::usable(state, &file, fd)?;
                 let message = Message { handle, ..Message::new(op) };
                 Ok(Found { session, message, at: At::nowhere(), _file: Some(file) })
             }
@@ -69,18 +70,29 @@ const TO_READ: &[&[u8]] = &[b"trusted."];
 const TO_CHANGE: &[&[u8]] = &[b"trusted.", b"security."];
 
 /// `getxattr`: bytes of the value; with no room, its size.
-pub(crate) fn get(object: Object<'_>, name: &[u8], into: &mut [u8]) -> Outcome<usize> {
+pub(crate) fn get(
+    state: &'static State,
+    object: Object<'_>,
+    name: &[u8],
+    into: &mut [u8],
+) -> Outcome<usize> {
     left_to_kernel(name, TO_READ)?;
-    read(object, Op::Getxattr, name, into)
+    read(state, object, Op::Getxattr, name, into)
 }
 
 /// `listxattr`: bytes of all names with their NULs; with no room, their size.
-pub(crate) fn list(object: Object<'_>, into: &mut [u8]) -> Outcome<usize> {
-    read(object, Op::Listxattr, b"", into)
+pub(crate) fn list(state: &'static State, object: Object<'_>, into: &mut [u8]) -> Outcome<usize> {
+    read(state, object, Op::Listxattr, b"", into)
 }
 
-fn read(object: Object<'_>, op: Op, name: &[u8], into: &mut [u8]) -> Outcome<usize> {
-    let found = Found::new(object, op)?;
+fn read(
+    state: &'static State,
+    object: Object<'_>,
+    op: Op,
+    name: &[u8],
+    into: &mut [u8],
+) -> Outcome<usize> {
+    let found = Found::new(state, object, op)?;
     let room = into.len().min(BYTES_MAX);
     let into = &mut into[..room];
     let message = Message { length: room as u64, ..found.message };
@@ -91,9 +103,15 @@ fn read(object: Object<'_>, op: Op, name: &[u8], into: &mut [u8]) -> Outcome<usi
 }
 
 /// `setxattr`; `how`: `XATTR_CREATE`, `XATTR_REPLACE` or 0.
-pub(crate) fn set(object: Object<'_>, name: &[u8], value: &[u8], how: i32) -> Outcome<()> {
+pub(crate) fn set(
+    state: &'static State,
+    object: Object<'_>,
+    name: &[u8],
+    value: &[u8],
+    how: i32,
+) -> Outcome<()> {
     left_to_kernel(name, TO_CHANGE)?;
-    let found = Found::new(object, Op::Setxattr)?;
+    let found = Found::new(state, object, Op::Setxattr)?;
     if value.len() > BYTES_MAX {
         return Err(Errno::E2BIG.into());
     }
@@ -105,9 +123,9 @@ pub(crate) fn set(object: Object<'_>, name: &[u8], value: &[u8], how: i32) -> Ou
 }
 
 /// `removexattr`.
-pub(crate) fn remove(object: Object<'_>, name: &[u8]) -> Outcome<()> {
+pub(crate) fn remove(state: &'static State, object: Object<'_>, name: &[u8]) -> Outcome<()> {
     left_to_kernel(name, TO_CHANGE)?;
-    let found = Found::new(object, Op::Removexattr)?;
+    let found = Found::new(state, object, Op::Removexattr)?;
     let second = (found.at.dir, name);
     call::paths(found.session, found.message, found.first(), second)?;
     Ok(())
