@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::fd::file;
 use crate::fd::preopened::SlotPool;
-use crate::fd::record::bit;
+use crate::fd::record::FileBits;
 use crate::fd::table::{FdTable, Records};
 
 /// Every open file is the kernel's from here on: its position counts there, and its slot is its
@@ -16,11 +16,11 @@ pub(crate) fn leave_all_to_kernel(
 ) {
     table.stale_all();
     records.each(|file| {
-        if file.slot.load(Ordering::Relaxed) != 0 && !file.is(bit::SHARED) {
+        if file.slot.load(Ordering::Relaxed) != 0 && !file.is(FileBits::SHARED) {
             file::publish(slots, file);
-            file.set(bit::ESCAPED | bit::SHARED);
+            file.set(FileBits::ESCAPED | FileBits::SHARED);
         }
-        file.set(bit::COMMON);
+        file.set(FileBits::COMMON);
     });
     // Free slots are of no use any more, and those of files at rest hold these open.
     slots.shed(|_, _| {});

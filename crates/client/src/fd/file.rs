@@ -15,7 +15,7 @@ use polylane_ipc::message::{APPENDS, SAYS_APPENDS};
 use rustix::fs::{SeekFrom, seek};
 
 use crate::fd::preopened::{Slot, SlotPool};
-use crate::fd::record::{Record, bit};
+use crate::fd::record::{FileBits, Record};
 use crate::kernel::outcome::Outcome;
 use crate::kernel::real;
 
@@ -32,7 +32,7 @@ pub(crate) fn slot(slots: &'static SlotPool, file: &Record) -> Option<&'static S
 /// What the service is to be told of them with the write.
 #[inline]
 pub(crate) fn status_now(file: &Record, fd: RawFd) -> Outcome<u32> {
-    if file.is(bit::COMMON) { take_status(file, fd) } else { Ok(0) }
+    if file.is(FileBits::COMMON) { take_status(file, fd) } else { Ok(0) }
 }
 
 fn take_status(file: &Record, fd: RawFd) -> Outcome<u32> {
@@ -48,11 +48,11 @@ fn take_status(file: &Record, fd: RawFd) -> Outcome<u32> {
 /// Makes the kernel's file position count. Whether it did not before: then the kernel has heard of
 /// the file's size just now.
 pub(crate) fn publish(slots: &'static SlotPool, file: &Record) -> bool {
-    if file.is(bit::KERNEL_OFFSET) {
+    if file.is(FileBits::KERNEL_OFFSET) {
         return false;
     }
     let _guard = file.offset_lock.lock();
-    let Some(slot) = slot(slots, file).filter(|_| !file.is(bit::KERNEL_OFFSET)) else {
+    let Some(slot) = slot(slots, file).filter(|_| !file.is(FileBits::KERNEL_OFFSET)) else {
         return false;
     };
     let fd = real::borrow(slot.master());
@@ -61,11 +61,11 @@ pub(crate) fn publish(slots: &'static SlotPool, file: &Record) -> bool {
     let flags = file.flags.load(Ordering::Relaxed) as i32 & STATUS_FLAGS;
     if flags != 0 {
         let _ = rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::from_bits_retain(flags as u32));
-        file.set(bit::FLAGGED);
+        file.set(FileBits::FLAGGED);
     }
     tell_size(fd);
     file.leaves_end();
-    file.set(bit::KERNEL_OFFSET);
+    file.set(FileBits::KERNEL_OFFSET);
     true
 }
 

@@ -14,34 +14,37 @@ pub(crate) fn is_streamed(handle: u64) -> bool {
     handle as u32 & STREAMED_HANDLE != 0
 }
 
-/// Bits of [`Record::state`].
-pub(crate) mod bit {
-    /// The kernel's file position counts; the private offset is without meaning.
-    pub(crate) const KERNEL_OFFSET: u32 = 1;
-    /// A directory: good for `*at` calls only.
-    pub(crate) const DIRECTORY: u32 = 2;
-    /// The slot must not be used again.
-    pub(crate) const ESCAPED: u32 = 4;
-    /// The service was told, or is about to be, that other processes have copies.
-    pub(crate) const SHARED: u32 = 8;
-    /// The kernel's descriptor has status flags, which its slot must not keep.
-    pub(crate) const FLAGGED: u32 = 32;
-    /// It took locks that belong to the open file: its close is waited for.
-    pub(crate) const LOCKED: u32 = 16;
-    /// It may rest after its close: see `rights::handles`.
-    pub(crate) const RESTS: u32 = 64;
-    /// Others may change its status flags, or take entries of the directory: the kernel is asked
-    /// for them. So it is with whatever was inherited or received, and with what was shared since
-    /// it was opened.
-    pub(crate) const COMMON: u32 = 128;
-    /// The private offset is where the file ends: it was made under a lease, and nothing but
-    /// appends that were streamed has changed either since.
-    pub(crate) const AT_END: u32 = 256;
-    /// It was made under a lease, and what is streamed about it may be missed by who meets it: the
-    /// service was asked to show it, or to let the kernel have pages of it, or is about to be.
-    pub(crate) const MET: u32 = 512;
-    /// Its numbers are being given a descriptor of the file's own node, or were: see `ops::own`.
-    pub(crate) const MOVES: u32 = 1024;
+bitflags::bitflags! {
+    /// What holds of an open file: bits of [`Record::state`].
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub(crate) struct FileBits: u32 {
+        /// The kernel's file position counts; the private offset is without meaning.
+        const KERNEL_OFFSET = 1;
+        /// A directory: good for `*at` calls only.
+        const DIRECTORY = 2;
+        /// The slot must not be used again.
+        const ESCAPED = 4;
+        /// The service was told, or is about to be, that other processes have copies.
+        const SHARED = 8;
+        /// The kernel's descriptor has status flags, which its slot must not keep.
+        const FLAGGED = 32;
+        /// It took locks that belong to the open file: its close is waited for.
+        const LOCKED = 16;
+        /// It may rest after its close: see `rights::handles`.
+        const RESTS = 64;
+        /// Others may change its status flags, or take entries of the directory: the kernel is asked
+        /// for them. So it is with whatever was inherited or received, and with what was shared since
+        /// it was opened.
+        const COMMON = 128;
+        /// The private offset is where the file ends: it was made under a lease, and nothing but
+        /// appends that were streamed has changed either since.
+        const AT_END = 256;
+        /// It was made under a lease, and what is streamed about it may be missed by who meets it: the
+        /// service was asked to show it, or to let the kernel have pages of it, or is about to be.
+        const MET = 512;
+        /// Its numbers are being given a descriptor of the file's own node, or were: see `ops::own`.
+        const MOVES = 1024;
+    }
 }
 
 /// One open file. All zero is a free place.
@@ -49,7 +52,7 @@ pub(crate) mod bit {
 pub(crate) struct Record {
     /// Entries that name it and calls that use it; 0: free.
     pub(super) refs: AtomicU32,
-    /// Bits of [`bit`].
+    /// See [`FileBits`].
     state: AtomicU32,
     /// Orders uses of the offset.
     pub(crate) offset_lock: OffsetLock,
@@ -96,12 +99,13 @@ impl Record {
 
     /// Whether any bit of `bits` is set.
     #[inline]
-    pub(crate) fn is(&self, bits: u32) -> bool {
-        self.state.load(Ordering::Acquire) & bits != 0
+    pub(crate) fn is(&self, bits: FileBits) -> bool {
+        self.state.load(Ordering::Acquire) & bits.bits() != 0
     }
 
     /// Sets bits; returns whether all were set before.
-    pub(crate) fn set(&self, bits: u32) -> bool {
+    pub(crate) fn set(&self, bits: FileBits) -> bool {
+        let bits = bits.bits();
         self.state.fetch_or(bits, Ordering::AcqRel) & bits == bits
     }
 
@@ -109,8 +113,8 @@ impl Record {
     /// the offset locked.
     #[inline]
     pub(crate) fn leaves_end(&self) {
-        if self.is(bit::AT_END) {
-            self.state.fetch_and(!bit::AT_END, Ordering::AcqRel);
+        if self.is(FileBits::AT_END) {
+            self.state.fetch_and(!FileBits::AT_END.bits(), Ordering::AcqRel);
         }
     }
 
@@ -118,7 +122,7 @@ impl Record {
     /// lock of the offset.
     #[inline]
     pub(crate) fn end_moves(&self) {
-        if self.is(bit::AT_END) {
+        if self.is(FileBits::AT_END) {
             let _guard = self.offset_lock.lock();
             self.leaves_end();
         }
@@ -140,8 +144,8 @@ impl Record {
     /// from now on would be missed.
     #[inline]
     pub(crate) fn meet(&self) {
-        if self.is_streamed() && !self.is(bit::MET) {
-            self.set(bit::MET);
+        if self.is_streamed() && !self.is(FileBits::MET) {
+            self.set(FileBits::MET);
             // Who streams posts first, and then looks.
             fence(Ordering::SeqCst);
         }

@@ -9,7 +9,7 @@ use polylane_ipc::stream::set as bits;
 use super::name::Place;
 use super::state::State;
 use super::{file, limit, own, path};
-use crate::fd::record::bit;
+use crate::fd::record::FileBits;
 use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::rights::lease::NewState;
@@ -160,7 +160,7 @@ pub(crate) fn read_ahead(state: &'static State, fd: RawFd) -> Outcome<()> {
 /// The regular file of the lane that `fd` means, attached: its flags are known.
 fn data_file(state: &'static State, fd: RawFd) -> Outcome<Pin> {
     let file = file::find(state, fd)?;
-    if file.is(bit::DIRECTORY) {
+    if file.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     file::usable(state, &file, fd)?;
@@ -242,7 +242,7 @@ fn resizable(
     otherwise: Errno,
 ) -> Outcome<(&'static Session, u64)> {
     let file = file::find(state, fd)?;
-    if file.is(bit::DIRECTORY) {
+    if file.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     let usable = file::usable(state, &file, fd)?;

@@ -30,7 +30,7 @@ use rustix::fs::{SeekFrom, seek};
 use super::state::State;
 use super::{file, path};
 use crate::fd::at::At;
-use crate::fd::record::bit;
+use crate::fd::record::FileBits;
 use crate::fd::rings;
 use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome, copied, make_room};
@@ -144,7 +144,7 @@ pub(crate) fn open(state: &'static State, dir: RawFd, path: &[u8]) -> Outcome<us
 /// `fdopendir`
 pub(crate) fn open_fd(state: &'static State, fd: RawFd) -> Outcome<usize> {
     let directory = file::find(state, fd)?;
-    if !directory.is(bit::DIRECTORY) || rings::any() {
+    if !directory.is(FileBits::DIRECTORY) || rings::any() {
         return Err(Detour::Kernel);
     }
     let new = New::claim()?;
@@ -234,7 +234,7 @@ fn from(handle: u64, offset: u64, len: usize) -> Message {
 fn take(state: &'static State, fd: RawFd, into: &mut [u8]) -> Outcome<(usize, bool)> {
     let directory = file::find(state, fd)?;
     // Who shares the position may be about to do the same: the kernel gives each entry out once.
-    if !directory.is(bit::DIRECTORY) || directory.is(bit::COMMON) {
+    if !directory.is(FileBits::DIRECTORY) || directory.is(FileBits::COMMON) {
         return Err(Detour::Kernel);
     }
     let (session, handle) = file::usable(state, &directory, fd)?;

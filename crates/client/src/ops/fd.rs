@@ -10,7 +10,7 @@ use polylane_ipc::message::{Message, Op};
 
 use super::state::State;
 use super::{file, lock, own, share};
-use crate::fd::record::{Record, bit};
+use crate::fd::record::{FileBits, Record};
 use crate::fd::rings;
 use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
@@ -100,7 +100,7 @@ pub(crate) fn copied(state: &'static State, file: Option<Pin>, from: RawFd, new:
 /// `F_GETFL`. Where the kernel's flags may be changed by others, the kernel knows best.
 pub(crate) fn flags(state: &'static State, fd: RawFd) -> Outcome<i32> {
     let file = file::find_known(state, fd).ok_or(Detour::Kernel)?;
-    if file.is(bit::KERNEL_OFFSET | bit::DIRECTORY) {
+    if file.is(FileBits::KERNEL_OFFSET | FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     Ok(file.flags.load(Ordering::Relaxed) as i32)
@@ -113,18 +113,18 @@ const SETTABLE: i32 =
 /// `F_SETFL`: told to the service, and to the kernel where its flags count.
 pub(crate) fn set_flags(state: &'static State, fd: RawFd, flags: i32) -> Outcome<i32> {
     let file = file::find(state, fd)?;
-    if file.is(bit::DIRECTORY) {
+    if file.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     if let Err(error) = tell_flags(state, &file, fd, flags) {
         // What the kernel makes of it, it alone will know.
         file::publish(state, &file);
-        file.set(bit::COMMON | bit::FLAGGED);
+        file.set(FileBits::COMMON | FileBits::FLAGGED);
         return Err(error);
     }
-    match file.is(bit::KERNEL_OFFSET) {
+    match file.is(FileBits::KERNEL_OFFSET) {
         true => {
-            file.set(bit::FLAGGED);
+            file.set(FileBits::FLAGGED);
             Err(Detour::Kernel)
         }
         false => Ok(0),

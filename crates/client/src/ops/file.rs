@@ -10,7 +10,7 @@ use polylane_ipc::message::{Message, Op};
 use super::state::{self, State};
 use crate::fd::file::STATUS_FLAGS;
 use crate::fd::preopened::Slot;
-use crate::fd::record::{Record, bit};
+use crate::fd::record::{FileBits, Record};
 use crate::fd::table::{Entry, Glance, Pin};
 use crate::fd::{file, rings};
 use crate::kernel::outcome::{Detour, Outcome};
@@ -121,9 +121,11 @@ fn look_at(state: &'static State, fd: RawFd) -> Outcome<Pin> {
     let session = fields.ready()?;
     let record = fields.records().allocate().ok_or(Detour::Kernel)?;
     record.node.store(node, Ordering::Relaxed);
-    record.set(bit::KERNEL_OFFSET | if directory { bit::DIRECTORY } else { 0 });
+    record.set(
+        FileBits::KERNEL_OFFSET | if directory { FileBits::DIRECTORY } else { FileBits::empty() },
+    );
     if !fields.table.is_fresh(fd) {
-        record.set(bit::COMMON);
+        record.set(FileBits::COMMON);
     }
     if attach(&record, fd, session).is_err() {
         // Such as an O_PATH descriptor, which cannot be asked for a ticket.
@@ -152,7 +154,7 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
         return Err(Errno::EIO.into());
     }
     // Who hears of F_SETFL last is the service.
-    let status = match file.is(bit::KERNEL_OFFSET) {
+    let status = match file.is(FileBits::KERNEL_OFFSET) {
         true => real::status_flags(fd)?,
         false => file.flags.load(Ordering::Relaxed) as i32,
     };
@@ -175,7 +177,7 @@ fn attach(file: &Record, fd: RawFd, session: &'static Session) -> Outcome<()> {
         false => status,
     };
     let flags = told & !STATUS_FLAGS | status & STATUS_FLAGS;
-    if (flags ^ told) & libc::O_APPEND != 0 && !file.is(bit::DIRECTORY) {
+    if (flags ^ told) & libc::O_APPEND != 0 && !file.is(FileBits::DIRECTORY) {
         let (handle, flags) = (reply.handle, flags as u32);
         call::plain(session, Message { handle, flags, ..Message::new(Op::SetFlags) })?;
     }
@@ -228,7 +230,7 @@ pub(crate) fn lend_to_libc(state: &'static State, fd: RawFd) {
     match find_known(state, fd) {
         Some(file) => {
             publish(state, &file);
-            file.set(bit::COMMON | bit::FLAGGED);
+            file.set(FileBits::COMMON | FileBits::FLAGGED);
         }
         None => is_copied(state, fd),
     }

@@ -13,7 +13,7 @@ use polylane_ipc::view::FRAME_BYTES;
 use super::state::State;
 use super::{file, limit, offset, own, retry};
 use crate::fd;
-use crate::fd::record::bit;
+use crate::fd::record::FileBits;
 use crate::fd::rings;
 use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
@@ -188,7 +188,7 @@ fn write_shown(state: &'static State, fd: RawFd, offset: u64, from: &[u8]) -> Op
     let file = file::glance(state, fd)?;
     let fits = file.access_mode() != libc::O_RDONLY
         && !file.appends()
-        && !file.is(bit::COMMON)
+        && !file.is(FileBits::COMMON)
         && !file.is_streamed()
         && !limit::is_set(state)
         && !rings::any();
@@ -206,7 +206,7 @@ fn check_end(at: u64, total: usize) -> Outcome<()> {
 
 /// Looks whether the file can be used this way.
 fn open<'a>(state: &'static State, file: &'a Pin, fd: RawFd, wrong_mode: i32) -> Outcome<Open<'a>> {
-    if file.is(bit::DIRECTORY) {
+    if file.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     let (session, handle) = file::usable(state, file, fd)?;
@@ -246,7 +246,7 @@ fn cut<'a>(
 impl Open<'_> {
     fn read(&self, into: Sinks<'_, '_>) -> Outcome<usize> {
         let _guard = self.file.offset_lock.lock();
-        if self.file.is(bit::KERNEL_OFFSET) {
+        if self.file.is(FileBits::KERNEL_OFFSET) {
             return self.read_shared(into);
         }
         let at = self.file.offset.load(Ordering::Relaxed);
@@ -355,7 +355,7 @@ impl Open<'_> {
 
     fn write(&self, from: Sources<'_, '_>) -> Outcome<usize> {
         let _guard = self.file.offset_lock.lock();
-        let kernel = self.file.is(bit::KERNEL_OFFSET);
+        let kernel = self.file.is(FileBits::KERNEL_OFFSET);
         if self.file.appends() {
             let (count, end) = self.write_at(0, from)?;
             match kernel {

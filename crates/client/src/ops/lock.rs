@@ -13,7 +13,7 @@ use super::lock_range::{Range, found, kernel_size, message};
 use super::lock_wait::{Interruptible, wait_by_asking};
 use super::state::State;
 use super::{file, offset, one_shot};
-use crate::fd::record::{Record, bit};
+use crate::fd::record::{FileBits, Record};
 use crate::fd::table::Pin;
 use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome};
@@ -44,7 +44,7 @@ fn set_once(state: &'static State, fd: RawFd, range: Range, ofd: bool, wait: boo
         state.get().slots.settle(session)?;
     }
     match ofd {
-        true => _ = file.set(bit::LOCKED),
+        true => _ = file.set(FileBits::LOCKED),
         false => {
             let asked = state.get().has_locked.fetch_add(1, Ordering::Relaxed);
             if set_lent(session, &file, &message) {
@@ -118,11 +118,11 @@ pub(crate) fn flock(state: &'static State, fd: RawFd, operation: i32) -> Outcome
 
 fn flock_once(state: &'static State, fd: RawFd, kind: i32, wait: bool) -> Outcome<()> {
     let file = find(state, fd)?;
-    if file.is(bit::DIRECTORY) {
+    if file.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     let (session, handle) = file::usable(state, &file, fd)?;
-    file.set(bit::LOCKED);
+    file.set(FileBits::LOCKED);
     let (flags, mode) = (LOCK_FLOCK, kind as u32);
     let message = Message { handle, flags, mode, ..Message::new(Op::Lock) };
     if kind == libc::F_UNLCK || !wait {
@@ -174,7 +174,7 @@ pub(crate) fn find_for_close(state: &'static State, fd: RawFd) {
     // Whatever cannot be found has no locks that the service knows. What is found is attached to
     // the present one, which has the locks of a former one.
     if let Ok(file) = file::find(state, fd)
-        && !file.is(bit::DIRECTORY)
+        && !file.is(FileBits::DIRECTORY)
         && (!fields.sessions.is_lost() || fields.await_next())
     {
         let _ = file::usable(state, &file, fd);
@@ -185,7 +185,7 @@ pub(crate) fn find_for_close(state: &'static State, fd: RawFd) {
 /// another process may count on it.
 pub(crate) fn give_up(state: &'static State, file: &Record) {
     let Some(fields) = state.started() else { return };
-    if fields.has_locked.load(Ordering::Relaxed) == 0 || file.is(bit::DIRECTORY) {
+    if fields.has_locked.load(Ordering::Relaxed) == 0 || file.is(FileBits::DIRECTORY) {
         return;
     }
     let Some(session) = fields.sessions.present() else { return };
@@ -208,7 +208,7 @@ fn request(
     ofd: bool,
     op: Op,
 ) -> Outcome<(&'static Session, Message)> {
-    if file.is(bit::DIRECTORY) {
+    if file.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     if ofd && range.pid != 0 {

@@ -7,7 +7,7 @@ use polylane_ipc::message::{MAP_SHARED, Message, Op};
 
 use super::state::State;
 use super::{file, limit, offset, own, share};
-use crate::fd::record::bit;
+use crate::fd::record::FileBits;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::session::call;
@@ -16,7 +16,7 @@ use crate::session::call;
 /// pages everybody shares. `EACCES`: it may not be mapped so.
 pub(crate) fn before_mapping(state: &'static State, fd: RawFd, shared: bool) -> Outcome<()> {
     let file = file::find(state, fd)?;
-    if file.is(bit::DIRECTORY) {
+    if file.is(FileBits::DIRECTORY) {
         return Ok(());
     }
     if shared {
@@ -32,7 +32,7 @@ pub(crate) fn before_mapping(state: &'static State, fd: RawFd, shared: bool) -> 
 
 /// Whether `from` is an open file of the lane and `to` takes a stream of bytes.
 pub(crate) fn can_send(state: &'static State, to: RawFd, from: RawFd) -> Outcome<()> {
-    if file::find(state, from)?.is(bit::DIRECTORY) {
+    if file::find(state, from)?.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     match real::kind_cached(to)?.1 {
@@ -49,7 +49,10 @@ pub(crate) fn copy_range(
     len: usize,
 ) -> Outcome<usize> {
     let (source, target) = (file::find(state, from)?, file::find(state, to)?);
-    if source.is(bit::DIRECTORY) || target.is(bit::DIRECTORY) || limit::is_set_for(state, len) {
+    if source.is(FileBits::DIRECTORY)
+        || target.is(FileBits::DIRECTORY)
+        || limit::is_set_for(state, len)
+    {
         return Err(Detour::Kernel);
     }
     if let Some(given) = [from_at, to_at].into_iter().flatten().find(|&given| given < 0) {

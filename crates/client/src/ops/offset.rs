@@ -13,7 +13,7 @@ use rustix::fs::{SeekFrom, seek};
 
 use super::state::State;
 use super::{file, stat};
-use crate::fd::record::{Record, bit};
+use crate::fd::record::{FileBits, Record};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::rights::view;
@@ -34,7 +34,7 @@ pub(crate) fn set(fd: RawFd, offset: u64) -> Outcome<()> {
 /// `lseek(2)`.
 pub(crate) fn lseek(state: &'static State, fd: RawFd, offset: i64, whence: i32) -> Outcome<i64> {
     let file = file::find(state, fd)?;
-    if file.is(bit::DIRECTORY) {
+    if file.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     let done = seek_in(state, &file, fd, offset, whence);
@@ -49,7 +49,7 @@ fn seek_in(
     whence: i32,
 ) -> Outcome<i64> {
     let _guard = file.offset_lock.lock();
-    let kernel = file.is(bit::KERNEL_OFFSET);
+    let kernel = file.is(FileBits::KERNEL_OFFSET);
     let target = match whence {
         libc::SEEK_SET | libc::SEEK_CUR if kernel => return Err(Detour::Kernel),
         libc::SEEK_SET => Some(offset),
@@ -90,7 +90,7 @@ fn find(state: &'static State, file: &Record, fd: RawFd, offset: i64, whence: i3
 /// Where the file's own offset is now.
 pub(crate) fn current(file: &Record, fd: RawFd) -> Outcome<i64> {
     let _guard = file.offset_lock.lock();
-    let offset = match file.is(bit::KERNEL_OFFSET) {
+    let offset = match file.is(FileBits::KERNEL_OFFSET) {
         true => advance(fd, 0)?,
         false => file.offset.load(Ordering::Relaxed),
     };
@@ -110,7 +110,7 @@ pub(crate) fn given_or_current(file: &Record, fd: RawFd, given: Option<i64>) -> 
 pub(crate) fn store(file: &Record, fd: RawFd, offset: u64) -> Outcome<()> {
     let _guard = file.offset_lock.lock();
     file.leaves_end();
-    match file.is(bit::KERNEL_OFFSET) {
+    match file.is(FileBits::KERNEL_OFFSET) {
         true => set(fd, offset),
         false => {
             file.offset.store(offset, Ordering::Relaxed);

@@ -11,7 +11,7 @@ use super::state::State;
 use super::{file, path, process, share, stat};
 use crate::fd::at::At;
 use crate::fd::preopened::Slot;
-use crate::fd::record::{Record, bit};
+use crate::fd::record::{FileBits, Record};
 use crate::fd::rings;
 use crate::fd::table::Pin;
 use crate::kernel::FDS_MAX;
@@ -237,7 +237,7 @@ pub(crate) const LARGEFILE: u32 = 0o100000;
 /// copy); one without a master was closed past our hooks. Neither can be used again.
 fn refused(file: &Record, error: Detour) -> Detour {
     if matches!(error, Detour::Errno(Errno::EBUSY | Errno::EBADF)) {
-        file.set(bit::ESCAPED);
+        file.set(FileBits::ESCAPED);
         return Detour::Kernel;
     }
     error

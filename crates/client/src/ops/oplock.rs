@@ -12,7 +12,7 @@ use polylane_ipc::message::{Message, Op};
 
 use super::state::State;
 use super::{file, own};
-use crate::fd::record::bit;
+use crate::fd::record::FileBits;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::session::call;
 
@@ -32,7 +32,7 @@ pub(crate) fn begins(state: &'static State, fd: RawFd, kind: i32) -> Outcome<()>
     }
     state.get().sessions.hurry();
     let file = file::find(state, fd)?;
-    if file.is(bit::DIRECTORY) {
+    if file.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     own::settle(state, &file).map_err(|_| REFUSED)?;

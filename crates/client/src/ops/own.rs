@@ -25,7 +25,7 @@ use super::state::State;
 use crate::fd;
 use crate::fd::file::STATUS_FLAGS;
 use crate::fd::preopened::Slot;
-use crate::fd::record::bit;
+use crate::fd::record::FileBits;
 use crate::fd::table::Pin;
 use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome};
@@ -39,7 +39,7 @@ pub(crate) fn settle(state: &'static State, file: &Pin) -> Outcome<()> {
     let (session, handle) = file::usable(state, file, slot.master())?;
     // Copies that others have of the slot would stay behind; a process with this one's memory has
     // other descriptors.
-    if file.is(bit::ESCAPED | bit::SHARED) || !session.is_own() {
+    if file.is(FileBits::ESCAPED | FileBits::SHARED) || !session.is_own() {
         return Err(Detour::Kernel);
     }
     file.meet();
@@ -61,7 +61,7 @@ pub(crate) fn settle_fd(state: &'static State, fd: RawFd) {
 /// `from` is by now.
 pub(crate) fn follow(file: &Pin, from: RawFd, new: RawFd) {
     fence(Ordering::SeqCst);
-    if file.is(bit::MOVES) {
+    if file.is(FileBits::MOVES) {
         thread::slow(|| {
             let _moved = file.offset_lock.lock();
             // What was closed meanwhile needs nothing.
@@ -79,7 +79,7 @@ fn take_place(state: &'static State, file: &Pin, ticket: &[u8; 16]) -> Outcome<(
         // It is being opened: its number is not known yet.
         return Err(Detour::Kernel);
     }
-    let position = match file.is(bit::KERNEL_OFFSET) {
+    let position = match file.is(FileBits::KERNEL_OFFSET) {
         true => seek(real::borrow(slot.master()), SeekFrom::Current(0))?,
         false => file.offset.load(Ordering::Relaxed),
     };
@@ -90,7 +90,7 @@ fn take_place(state: &'static State, file: &Pin, ticket: &[u8; 16]) -> Outcome<(
     let node = real::node_cached(opened).unwrap_or(0);
     file.node.store(node, Ordering::Relaxed);
     file.leaves_end();
-    file.set(bit::MOVES | bit::KERNEL_OFFSET);
+    file.set(FileBits::MOVES | FileBits::KERNEL_OFFSET);
     fence(Ordering::SeqCst);
     state.get().table.each_number(file.index(), |number| {
         // One that was closed past the hooks needs nothing.
@@ -128,7 +128,7 @@ fn open(state: &'static State, ticket: &[u8; 16], flags: i32) -> Outcome<RawFd> 
 /// As the kernel is to have them. Where others may have changed them it knows best.
 fn flags(file: &Pin, slot: &Slot) -> Outcome<i32> {
     let known = file.flags.load(Ordering::Relaxed) as i32;
-    if !file.is(bit::COMMON | bit::FLAGGED) {
+    if !file.is(FileBits::COMMON | FileBits::FLAGGED) {
         return Ok(known);
     }
     Ok(known & !STATUS_FLAGS | real::status_flags(slot.master())? & STATUS_FLAGS)

@@ -14,7 +14,7 @@ use polylane_ipc::message::{DIR_ROOT, Message, Op, PATH_BYTES_MAX};
 use super::file;
 use super::state::{self, State};
 use crate::fd::at::At;
-use crate::fd::record::bit;
+use crate::fd::record::FileBits;
 use crate::fd::table::Pin;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
@@ -81,7 +81,7 @@ fn relative<'a>(
         libc::AT_FDCWD => fields.cwd.get(fields.records(), || open_cwd(fields))?,
         fd => file::find(state, fd)?,
     };
-    if !start.is(bit::DIRECTORY) {
+    if !start.is(FileBits::DIRECTORY) {
         return Err(Detour::Kernel);
     }
     let session = fields.ready()?;
@@ -115,7 +115,7 @@ fn open_cwd(state: &'static state::Fields) -> Outcome<Pin> {
     let reply = call::paths(session, Message::new(Op::OpenDir), (DIR_ROOT, rest), (DIR_ROOT, b""))?;
     record.handle.store(reply.handle, Ordering::Relaxed);
     record.session.store(session.number, Ordering::Relaxed);
-    record.set(bit::DIRECTORY | bit::KERNEL_OFFSET);
+    record.set(FileBits::DIRECTORY | FileBits::KERNEL_OFFSET);
     // From here on dropping the record closes the handle.
     let attr = call::on_handle(session, Op::Fstat, reply.handle)?.attr.ok_or(Detour::Kernel)?;
     if attr.ino != ino {

@@ -8,7 +8,7 @@ use polylane_ipc::message::{Message, Op};
 
 use super::state::{self, State};
 use super::{file, own};
-use crate::fd::record::{Record, bit};
+use crate::fd::record::{FileBits, Record};
 use crate::fd::table::Pin;
 use crate::kernel::config;
 use crate::kernel::real;
@@ -37,8 +37,10 @@ pub(crate) fn share_with(state: &'static State, heir: Heir) {
     let (mut any, mut kept) = (false, false);
     fields.records().each(|file| {
         if file.slot.load(Ordering::Relaxed) == 0 {
-            file.set(bit::COMMON);
-        } else if !file.is(bit::SHARED) && (heir == Heir::Process || is_left_by_exec(state, file)) {
+            file.set(FileBits::COMMON);
+        } else if !file.is(FileBits::SHARED)
+            && (heir == Heir::Process || is_left_by_exec(state, file))
+        {
             any = true;
             kept |= !share(state, file);
         }
@@ -58,9 +60,9 @@ fn share(state: &'static State, file: &Pin) -> bool {
     let settled = own::settle(state, file).is_ok();
     if !settled {
         file::publish(state, file);
-        file.set(bit::ESCAPED | bit::SHARED);
+        file.set(FileBits::ESCAPED | FileBits::SHARED);
     }
-    file.set(bit::COMMON);
+    file.set(FileBits::COMMON);
     settled
 }
 
@@ -70,7 +72,7 @@ pub(crate) fn share_one(state: &'static State, fd: RawFd) {
     fields.shares.fetch_add(1, Ordering::SeqCst);
     fields.table.stale(fd);
     if let Some(file) = file::find_known(state, fd)
-        && !file.is(bit::SHARED)
+        && !file.is(FileBits::SHARED)
         && !share(state, &file)
     {
         tell_shared(fields);
@@ -125,7 +127,7 @@ pub(crate) fn leave_session(state: &'static State) {
 
 /// A file was shared while it was being opened, before it was bound: say it again.
 pub(crate) fn share_late(state: &'static State, file: &Record) {
-    if file.is(bit::SHARED) {
+    if file.is(FileBits::SHARED) {
         tell_shared(state.get());
     }
 }

@@ -6,7 +6,7 @@ use polylane_ipc::message::{Message, Op};
 
 use crate::fd::file::slot;
 use crate::fd::preopened::SlotPool;
-use crate::fd::record::{Record, bit, is_streamed};
+use crate::fd::record::{FileBits, Record, is_streamed};
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::kernel::real;
 use crate::rights::lease::Leases;
@@ -20,9 +20,10 @@ pub(crate) fn finish(
     slots: &'static SlotPool,
     file: &Record,
 ) {
-    let closed = close_handle(leases, present, file).ok().filter(|_| !file.is(bit::ESCAPED));
+    let closed = close_handle(leases, present, file).ok().filter(|_| !file.is(FileBits::ESCAPED));
     if let Some(index) = file.slot.load(Ordering::Relaxed).checked_sub(1) {
-        if let Some(slot) = slot(slots, file).filter(|_| closed.is_some() && file.is(bit::FLAGGED))
+        if let Some(slot) =
+            slot(slots, file).filter(|_| closed.is_some() && file.is(FileBits::FLAGGED))
         {
             let master = real::borrow(slot.master());
             let _ = rustix::fs::fcntl_setfl(master, rustix::fs::OFlags::empty());
@@ -45,11 +46,11 @@ fn close_handle(
     }
     let session = present.filter(|session| session.number == number).ok_or(Detour::Kernel)?;
     let streamed = is_streamed(handle);
-    if streamed && !file.is(bit::LOCKED) && leases.close(session, handle) {
+    if streamed && !file.is(FileBits::LOCKED) && leases.close(session, handle) {
         return Ok(Mark::default());
     }
     let message = Message { handle, ..Message::new(Op::Close) };
-    let closed = match file.is(bit::LOCKED) {
+    let closed = match file.is(FileBits::LOCKED) {
         true => call::plain(session, message).map(|_| Mark::default()),
         false => session.post(&message),
     };

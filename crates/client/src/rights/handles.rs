@@ -30,7 +30,7 @@ use polylane_ipc::message::{AT_REST, IS_MARK, MAY_REST, Message, Op, Reply, SHOW
 use crate::fd::at::At;
 use crate::fd::file::LARGEFILE;
 use crate::fd::preopened::{self, SLOTS, SlotPool, Taken};
-use crate::fd::record::{Record, bit};
+use crate::fd::record::{FileBits, Record};
 use crate::fd::table::{Pin, Records};
 use crate::kernel::config;
 use crate::kernel::outcome::Outcome;
@@ -48,7 +48,11 @@ const FLAGS: i32 = libc::O_RDWR
     | libc::O_NOCTTY
     | LARGEFILE as i32;
 /// What an open file has that does not rest.
-const BARRED: u32 = bit::ESCAPED | bit::SHARED | bit::LOCKED | bit::FLAGGED | bit::DIRECTORY;
+const BARRED: FileBits = FileBits::ESCAPED
+    .union(FileBits::SHARED)
+    .union(FileBits::LOCKED)
+    .union(FileBits::FLAGGED)
+    .union(FileBits::DIRECTORY);
 /// Seconds since it was really opened, after which it is opened anew: an open looks whether the
 /// access time is due.
 const AGE_MAX: i64 = 60;
@@ -310,7 +314,7 @@ impl HandleCache {
         rest.opened_at.store(seconds(), Ordering::Relaxed);
         words(asked.path).zip(&rest.path).for_each(|(a, b)| b.store(a, Ordering::Relaxed));
         view::learn(session, file, SHOW_END, view);
-        file.set(bit::RESTS);
+        file.set(FileBits::RESTS);
     }
 
     /// The file that rests and that an open of a path gives, in use again.
@@ -362,7 +366,7 @@ impl HandleCache {
         // Who opens it again reads it again: what it asks for is to be shown.
         file.asked.store(config::views(), Ordering::Relaxed);
         file.session.store(session.number, Ordering::Relaxed);
-        file.set(bit::RESTS);
+        file.set(FileBits::RESTS);
         file.slot.store(place as u32 + 1, Ordering::Release);
         Some(file)
     }
@@ -371,7 +375,7 @@ impl HandleCache {
     /// false: it is to be closed. `present`: the session. Not for a process that takes POSIX locks,
     /// nor for one whose descriptors are used unseen.
     pub(crate) fn lies_down(self, present: Option<&'static Session>, file: &Record) -> bool {
-        let may = file.is(bit::RESTS) && !file.is(BARRED);
+        let may = file.is(FileBits::RESTS) && !file.is(BARRED);
         may && present.is_some_and(|session| self.lie_down(session, file))
     }
 

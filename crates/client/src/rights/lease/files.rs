@@ -9,7 +9,7 @@ use polylane_ipc::stream::{self, Change, Entry, ShortName, WRITE_BYTES_MAX};
 use polylane_ipc::view::FRAME_BYTES;
 
 use super::{Inside, Leases};
-use crate::fd::record::{Record, bit};
+use crate::fd::record::{FileBits, Record};
 use crate::rights::view;
 use crate::session::Session;
 use crate::session::call;
@@ -60,7 +60,7 @@ impl Leases {
         let start = match offset {
             Some(offset) => offset,
             // Whether an append counts has to be asked for in the end, perhaps.
-            None if file.is(bit::AT_END) && session.can_ask() => file.offset.load(Relaxed),
+            None if file.is(FileBits::AT_END) && session.can_ask() => file.offset.load(Relaxed),
             None => return None,
         };
         let position = self.post_write(session, file, start, from)?;

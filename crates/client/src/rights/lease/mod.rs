@@ -48,7 +48,7 @@ use self::names::{Known, Names};
 use self::stream::Ordinary;
 use crate::fd::at::At;
 use crate::fd::preopened;
-use crate::fd::record::{Record, bit, is_streamed};
+use crate::fd::record::{FileBits, Record, is_streamed};
 use crate::kernel::config;
 use crate::kernel::outcome::{Detour, Outcome};
 use crate::session::Session;
@@ -127,7 +127,7 @@ impl Leases {
     fn is_alone_with(&self, file: &Record) -> bool {
         self.is_alone(file.handle.load(Relaxed))
             && file.view.load(Relaxed) == 0
-            && !file.is(bit::SHARED | bit::ESCAPED | bit::MET)
+            && !file.is(FileBits::SHARED | FileBits::ESCAPED | FileBits::MET)
     }
 
     /// The leases of this session, if there are any.
@@ -307,7 +307,7 @@ impl Claim {
         leases.names.insert(lease, &name, Known::Own);
         leases.deferred.opens(inside.session, handle);
         if new.flags & libc::O_APPEND != 0 {
-            new.file.set(bit::AT_END);
+            new.file.set(FileBits::AT_END);
         }
         new.file.handle.store(handle, Relaxed);
         new.file.session.store(inside.session.number, Release);
